@@ -1,0 +1,285 @@
+//! The CUDA driver: finding it, its version, its devices.
+//!
+//! cudarc loads the driver library when its first function is called, and panics when the library or a function is missing.
+//! [`Driver::load`] therefore opens the library itself first, and looks up by name the few functions that not every driver
+//! or not every version of cudarc's bindings has; after that, only functions that every driver since CUDA 11 exports are
+//! called through cudarc.
+
+use std::env;
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr;
+
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent, CUresult};
+use libloading::Library;
+
+use crate::CudaError;
+use crate::library::open_first;
+
+/// `CUresult` as the integer it is: a newer driver may return a code that cudarc's enum does not list.
+type Status = u32;
+
+/// Functions looked up by name.
+#[derive(Clone, Copy)]
+struct Symbols {
+    ctx_record_event: unsafe extern "C" fn(CUcontext, CUevent) -> Status,
+    ctx_wait_event: unsafe extern "C" fn(CUcontext, CUevent) -> Status,
+    event_elapsed_time: unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> Status,
+    error_name: unsafe extern "C" fn(Status, *mut *const c_char) -> Status,
+    error_string: unsafe extern "C" fn(Status, *mut *const c_char) -> Status,
+}
+
+/// The loaded and initialised CUDA driver. Having one is the proof that driver calls will not panic.
+#[derive(Clone, Copy)]
+pub struct Driver {
+    version: u32,
+    symbols: Symbols,
+}
+
+/// One CUDA device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Its number in this process: `CUDA_VISIBLE_DEVICES` renumbers devices.
+    pub ordinal: usize,
+    /// Marketing name, such as `NVIDIA H100 80GB HBM3`.
+    pub name: String,
+    /// `(9, 0)` for Hopper.
+    pub compute_capability: (u32, u32),
+    /// Memory of the device in bytes, free or not.
+    pub total_memory_bytes: u64,
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+}
+
+impl Driver {
+    /// The oldest CUDA version that will do, `1000 * major + 10 * minor`: 12.5 brought `cuCtxRecordEvent`, on which
+    /// [`crate::HandOver`] rests.
+    pub const MINIMUM_VERSION: u32 = 12_050;
+
+    /// Finds, loads and initialises the driver. Never panics, whatever the machine has.
+    ///
+    /// # Errors
+    /// No driver library, one too old or damaged, no device, or what `cuInit` says.
+    pub fn load() -> Result<Self, CudaError> {
+        let files: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
+        Self::load_from(files)
+    }
+
+    fn load_from(files: &[&str]) -> Result<Self, CudaError> {
+        let searched: Vec<String> = files.iter().map(ToString::to_string).collect();
+        let Some((library, file)) = open_first(&searched) else {
+            return Err(CudaError::DriverNotFound { searched, where_looked: where_the_loader_looks() });
+        };
+        let version = read_version(&library, &file)?;
+        if version < Self::MINIMUM_VERSION {
+            return Err(CudaError::DriverTooOld { found: version, needed: Self::MINIMUM_VERSION });
+        }
+        let driver = Self { version, symbols: Symbols::look_up(&library, &file)? };
+        // Function pointers into it are kept, and cudarc opens the same file for itself: it must never be unloaded.
+        std::mem::forget(library);
+
+        match result::init() {
+            Ok(()) => Ok(driver),
+            Err(DriverError(CUresult::CUDA_ERROR_NO_DEVICE)) => Err(CudaError::NoDevice {
+                visible: env::var("CUDA_VISIBLE_DEVICES").map_or("not set".to_string(), |value| format!("{value:?}")),
+            }),
+            Err(error) => Err(driver.error("cuInit", error)),
+        }
+    }
+
+    /// The newest CUDA version that this driver supports, `(major, minor)`.
+    pub fn version(&self) -> (u32, u32) {
+        (self.version / 1000, self.version % 1000 / 10)
+    }
+
+    /// How many devices CUDA sees.
+    ///
+    /// # Errors
+    /// What `cuDeviceGetCount` says.
+    pub fn device_count(&self) -> Result<usize, CudaError> {
+        let count = self.checked("cuDeviceGetCount", result::device::get_count())?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
+    /// All devices, in CUDA's order.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn devices(&self) -> Result<Vec<DeviceInfo>, CudaError> {
+        (0..self.device_count()?).map(|ordinal| self.device(ordinal)).collect()
+    }
+
+    /// One device.
+    ///
+    /// # Errors
+    /// [`CudaError::NoSuchDevice`], or what the driver says.
+    pub fn device(&self, ordinal: usize) -> Result<DeviceInfo, CudaError> {
+        let device = self.handle(ordinal)?;
+        let attribute = |attribute| {
+            // SAFETY: `device` came from cuDeviceGet.
+            let value = unsafe { result::device::get_attribute(device, attribute) };
+            Ok(u32::try_from(self.checked("cuDeviceGetAttribute", value)?).unwrap_or(0))
+        };
+        // SAFETY: `device` came from cuDeviceGet.
+        let total_memory = unsafe { result::device::total_mem(device) };
+        Ok(DeviceInfo {
+            ordinal,
+            name: self.checked("cuDeviceGetName", result::device::get_name(device))?,
+            compute_capability: (
+                attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            total_memory_bytes: self.checked("cuDeviceTotalMem", total_memory)? as u64,
+            multiprocessors: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        })
+    }
+
+    /// The driver's handle of a device.
+    pub(crate) fn handle(&self, ordinal: usize) -> Result<CUdevice, CudaError> {
+        let count = self.device_count()?;
+        let number = c_int::try_from(ordinal).ok().filter(|_| ordinal < count);
+        let number = number.ok_or(CudaError::NoSuchDevice { ordinal, count })?;
+        self.checked("cuDeviceGet", result::device::get(number))
+    }
+
+    /// Makes all work submitted to `context` so far, on any stream, part of `event`.
+    ///
+    /// # Safety
+    /// Both handles are alive and `event` was made in `context`.
+    pub(crate) unsafe fn record_context(&self, context: CUcontext, event: CUevent) -> Result<(), CudaError> {
+        // SAFETY: handed on to the caller.
+        self.status("cuCtxRecordEvent", unsafe { (self.symbols.ctx_record_event)(context, event) })
+    }
+
+    /// Makes all work submitted to `context` from now on, to any stream, wait for `event`.
+    ///
+    /// # Safety
+    /// Both handles are alive and `event` was made in `context`.
+    pub(crate) unsafe fn make_context_wait(&self, context: CUcontext, event: CUevent) -> Result<(), CudaError> {
+        // SAFETY: handed on to the caller.
+        self.status("cuCtxWaitEvent", unsafe { (self.symbols.ctx_wait_event)(context, event) })
+    }
+
+    /// Milliseconds between two recorded events.
+    ///
+    /// # Safety
+    /// Both handles are alive and were made in one context.
+    pub(crate) unsafe fn elapsed_ms(&self, start: CUevent, end: CUevent) -> Result<f32, CudaError> {
+        let mut milliseconds = 0.0;
+        // SAFETY: the handles are the caller's promise; the pointer is valid for a write.
+        let status = unsafe { (self.symbols.event_elapsed_time)(&mut milliseconds, start, end) };
+        self.status("cuEventElapsedTime", status).map(|()| milliseconds)
+    }
+
+    /// Turns cudarc's result into ours, naming the call.
+    pub(crate) fn checked<T>(&self, call: &'static str, result: Result<T, DriverError>) -> Result<T, CudaError> {
+        result.map_err(|error| self.error(call, error))
+    }
+
+    fn error(&self, call: &'static str, error: DriverError) -> CudaError {
+        self.error_of(call, error.0 as Status)
+    }
+
+    fn status(&self, call: &'static str, status: Status) -> Result<(), CudaError> {
+        if status == 0 { Ok(()) } else { Err(self.error_of(call, status)) }
+    }
+
+    fn error_of(&self, call: &'static str, code: Status) -> CudaError {
+        let text = |function: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
+            let mut text = ptr::null();
+            // SAFETY: the pointer is valid for a write; for a code that it does not know, the driver writes null.
+            let status = unsafe { function(code, &mut text) };
+            if status != 0 || text.is_null() {
+                return "unknown to this driver".to_string();
+            }
+            // SAFETY: on success the driver hands out a constant string that ends in a zero and lives as long as itself.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+        };
+        let (name, description) = (text(self.symbols.error_name), text(self.symbols.error_string));
+        CudaError::Call { call, code, name, description }
+    }
+}
+
+impl Symbols {
+    fn look_up(library: &Library, file: &str) -> Result<Self, CudaError> {
+        // SAFETY: the fields' types are the declarations of cuda.h, with CUresult as the 32-bit integer that it is in C.
+        unsafe {
+            Ok(Self {
+                ctx_record_event: symbol(library, file, "cuCtxRecordEvent")?,
+                ctx_wait_event: symbol(library, file, "cuCtxWaitEvent")?,
+                event_elapsed_time: symbol(library, file, "cuEventElapsedTime")?,
+                error_name: symbol(library, file, "cuGetErrorName")?,
+                error_string: symbol(library, file, "cuGetErrorString")?,
+            })
+        }
+    }
+}
+
+/// A function of the driver library.
+///
+/// # Safety
+/// `F` is the type of the function that cuda.h declares under this name, and is not used after the library is unloaded.
+unsafe fn symbol<F: Copy>(library: &Library, file: &str, name: &'static str) -> Result<F, CudaError> {
+    // SAFETY: handed on to the caller.
+    let found = unsafe { library.get::<F>(name.as_bytes()) };
+    found.map(|function| *function).map_err(|_| CudaError::BrokenDriver { library: file.to_string(), symbol: name })
+}
+
+/// The CUDA version of a driver library, asked before anything else is looked up in it: an old driver lacks functions.
+fn read_version(library: &Library, file: &str) -> Result<u32, CudaError> {
+    const NAME: &str = "cuDriverGetVersion";
+    let mut version: c_int = 0;
+    // SAFETY: `CUresult cuDriverGetVersion(int *driverVersion)` in cuda.h; the pointer is valid for a write, and this is
+    // the call that is allowed before cuInit.
+    let status = unsafe { symbol::<unsafe extern "C" fn(*mut c_int) -> Status>(library, file, NAME)?(&mut version) };
+    match u32::try_from(version) {
+        Ok(version) if status == 0 && version > 0 => Ok(version),
+        _ => Err(CudaError::BrokenDriver { library: file.to_string(), symbol: NAME }),
+    }
+}
+
+fn where_the_loader_looks() -> String {
+    if cfg!(windows) {
+        return "looked in the system folder and along PATH".to_string();
+    }
+    match env::var("LD_LIBRARY_PATH") {
+        Ok(path) if !path.is_empty() => format!("looked in the system's library folders and LD_LIBRARY_PATH={path}"),
+        _ => "looked in the system's library folders; LD_LIBRARY_PATH is not set".to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_driver_says_what_was_looked_for_what_to_install_and_what_to_use_instead() {
+        let error = Driver::load_from(&["libcuda_that_is_not_there.so.1"]).err().expect("there is no such file");
+        let message = error.to_string();
+        for part in ["libcuda_that_is_not_there.so.1", "library folders", "nvidia-driver", "backend = \"flex\""] {
+            assert!(message.contains(part), "{part} is missing in: {message}");
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_library_that_is_no_driver_is_refused_by_the_missing_function() {
+        let error = Driver::load_from(&["libc.so.6"]).err().expect("libc is no CUDA driver");
+        assert_eq!(error, CudaError::BrokenDriver { library: "libc.so.6".to_string(), symbol: "cuDriverGetVersion" });
+    }
+
+    #[test]
+    fn loading_gives_devices_or_an_error_with_a_way_out() {
+        match Driver::load() {
+            Ok(driver) => {
+                let devices = driver.devices().expect("a loaded driver lists its devices");
+                let beyond = driver.device(devices.len()).expect_err("one past the last device");
+                assert_eq!(beyond, CudaError::NoSuchDevice { ordinal: devices.len(), count: devices.len() });
+                for device in devices {
+                    assert!(device.total_memory_bytes > 0 && device.multiprocessors > 0, "{device:?}");
+                }
+            }
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! One micro-batch on the host: what the loader hands to the training step, which copies it to the device in one go.
+//!
+//! Gives up lengths per row: every row of a batch has the same length, the rest is padding.
+
+/// The target that no loss is computed for, as in PyTorch's cross entropy.
+pub const IGNORE_INDEX: i64 = -100;
+
+/// `rows` rows of `row_len` tokens, flattened row after row. All four token arrays have `rows * row_len` entries.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    /// Number of rows.
+    pub rows: usize,
+    /// Tokens of a row, padding included.
+    pub row_len: usize,
+    /// Token ids; the pad id (or 0) in the padding at a row's end.
+    pub input_ids: Vec<u32>,
+    /// The next token of the same document where it is trained, else [`IGNORE_INDEX`].
+    pub targets: Vec<i64>,
+    /// Place in the document, from 0 in each; padding counts from 0 too.
+    pub positions: Vec<u32>,
+    /// Where documents begin in the flattened tokens, and the end: `0, ..., rows * row_len`, strictly rising. The
+    /// padding at a row's end is a document of its own; no document crosses a row.
+    pub cu_seqlens: Vec<u32>,
+    /// How many of the tokens are padding.
+    pub padding: usize,
+}
+
+impl Batch {
+    /// A batch without rows yet, with room for `rows` of them.
+    pub(crate) fn with_capacity(rows: usize, row_len: usize) -> Self {
+        let tokens = rows * row_len;
+        Self {
+            rows: 0,
+            row_len,
+            input_ids: Vec::with_capacity(tokens),
+            targets: Vec::with_capacity(tokens),
+            positions: Vec::with_capacity(tokens),
+            cu_seqlens: vec![0],
+            padding: 0,
+        }
+    }
+
+    /// Adds a document behind what is there. The caller closes the row with [`Batch::pad_row`].
+    pub(crate) fn push_document(&mut self, tokens: &[u32], trained: &[bool]) {
+        self.input_ids.extend_from_slice(tokens);
+        let next = tokens.iter().zip(trained).skip(1);
+        self.targets.extend(next.map(|(&token, &is_trained)| if is_trained { i64::from(token) } else { IGNORE_INDEX }));
+        self.targets.push(IGNORE_INDEX);
+        self.close_document(tokens.len());
+    }
+
+    /// Fills the row up with `pad_token_id`.
+    pub(crate) fn pad_row(&mut self, pad_token_id: u32) {
+        self.rows += 1;
+        let missing = self.rows * self.row_len - self.input_ids.len();
+        if missing > 0 {
+            self.input_ids.resize(self.input_ids.len() + missing, pad_token_id);
+            self.targets.resize(self.targets.len() + missing, IGNORE_INDEX);
+            self.close_document(missing);
+            self.padding += missing;
+        }
+    }
+
+    /// Positions and boundary of a document of `len` tokens that was just added.
+    fn close_document(&mut self, len: usize) {
+        self.positions.extend(0..len as u32);
+        self.cu_seqlens.push(self.input_ids.len() as u32);
+    }
+
+    /// Tokens that the loss counts.
+    pub fn trained_tokens(&self) -> usize {
+        self.targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
+    }
+
+    /// Tokens without padding.
+    pub fn tokens(&self) -> usize {
+        self.input_ids.len() - self.padding
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_token_of_a_document_is_never_a_target_of_the_one_before() {
+        let mut batch = Batch::with_capacity(1, 6);
+        batch.push_document(&[1, 2, 3], &[false, true, true]);
+        batch.push_document(&[4, 5], &[true, true]);
+        batch.pad_row(9);
+        assert_eq!(batch.targets, [2, 3, IGNORE_INDEX, 5, IGNORE_INDEX, IGNORE_INDEX]);
+        assert_eq!(batch.positions, [0, 1, 2, 0, 1, 0]);
+        assert_eq!(batch.cu_seqlens, [0, 3, 5, 6]);
+        assert_eq!(batch.input_ids, [1, 2, 3, 4, 5, 9]);
+        assert_eq!((batch.tokens(), batch.padding, batch.trained_tokens()), (5, 1, 3));
+    }
+}

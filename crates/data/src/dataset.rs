@@ -1,0 +1,206 @@
+//! Tokenised examples, what was lost on the way, and a split that never changes.
+//!
+//! Gives up streaming: all tokens of a file are held in memory (five bytes each).
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::{Display, Formatter, Result as FormatResult};
+
+use crate::error::DataError;
+use crate::stable_hash::StableHash;
+
+/// One document: its tokens, and for each whether it counts as a target of the loss (the first never does).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Example {
+    /// Token ids.
+    pub tokens: Vec<u32>,
+    /// As long as `tokens`.
+    pub trained: Vec<bool>,
+}
+
+impl Example {
+    /// How many tokens are targets.
+    pub fn trained_tokens(&self) -> usize {
+        self.trained.iter().filter(|&&trained| trained).count()
+    }
+}
+
+/// What reading a file found and what it cost. After a split: the examples and tokens are those of the half, the rest
+/// is about the whole file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ReadReport {
+    /// Rows of the file; blank lines are none.
+    pub rows_read: usize,
+    /// Examples that came of them.
+    pub examples: usize,
+    /// Rows longer than `max_seq_len`, cut there.
+    pub rows_truncated: usize,
+    /// Tokens that the cuts took away.
+    pub tokens_cut: usize,
+    /// Rows dropped because they hold no text or no messages.
+    pub dropped_empty: usize,
+    /// Rows dropped because the cut left no trained token.
+    pub dropped_by_truncation: usize,
+    /// Keys of messages that are not used here (not `role`, not `content`), with how often each was met.
+    pub ignored_message_keys: BTreeMap<String, usize>,
+    /// Tokens of all examples.
+    pub tokens: usize,
+    /// Tokens that are targets.
+    pub trained_tokens: usize,
+    /// Tokens of the longest example.
+    pub longest: usize,
+}
+
+impl ReadReport {
+    /// Counts an example.
+    pub(crate) fn add_example(&mut self, example: &Example) {
+        self.examples += 1;
+        self.tokens += example.tokens.len();
+        self.trained_tokens += example.trained_tokens();
+        self.longest = self.longest.max(example.tokens.len());
+    }
+
+    /// The report of some of the examples.
+    fn of_half(&self, examples: &[Example]) -> Self {
+        let mut report = Self { examples: 0, tokens: 0, trained_tokens: 0, longest: 0, ..self.clone() };
+        examples.iter().for_each(|example| report.add_example(example));
+        report
+    }
+}
+
+impl Display for ReadReport {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> FormatResult {
+        write!(
+            formatter,
+            "{} rows read, {} examples, {} tokens ({} trained), longest {}; {} rows cut at max_seq_len ({} tokens \
+             lost), {} dropped as empty, {} dropped because the cut left no trained token",
+            self.rows_read,
+            self.examples,
+            self.tokens,
+            self.trained_tokens,
+            self.longest,
+            self.rows_truncated,
+            self.tokens_cut,
+            self.dropped_empty,
+            self.dropped_by_truncation
+        )?;
+        for (key, count) in &self.ignored_message_keys {
+            write!(formatter, "; message key {key:?} ignored {count} times")?;
+        }
+        Ok(())
+    }
+}
+
+/// How much of a dataset to hold out for evaluation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Holdout {
+    /// This share of the examples, between 0 and 1; at least one example.
+    Fraction(f64),
+    /// This many examples.
+    Count(usize),
+}
+
+/// The examples of a file, in the file's order.
+#[derive(Debug, Clone)]
+pub struct Dataset {
+    /// The examples.
+    pub examples: Vec<Example>,
+    /// What was read, cut and dropped.
+    pub report: ReadReport,
+}
+
+impl Dataset {
+    /// Splits into what is trained on and what is held out, both in the file's order.
+    ///
+    /// The examples with the smallest hash of content are held out: the choice depends on no seed and no order, hardly
+    /// changes when rows are added, and equal examples are never on both sides (so slightly more may be held out than
+    /// asked for). Error: a side would be empty.
+    pub fn split(self, holdout: Holdout) -> Result<(Self, Self), DataError> {
+        let hashes: Vec<u64> = self.examples.iter().map(hash_of).collect();
+        let mut copies = HashMap::new();
+        hashes.iter().for_each(|&hash| *copies.entry(hash).or_insert(0_usize) += 1);
+        let mut distinct: Vec<(u64, usize)> = copies.into_iter().collect();
+        distinct.sort_unstable();
+
+        let examples = self.examples.len();
+        let wanted = match holdout {
+            Holdout::Fraction(share) if share > 0.0 && share < 1.0 => {
+                (share * examples as f64).round().max(1.0) as usize
+            }
+            Holdout::Count(count) if count > 0 => count,
+            Holdout::Fraction(_) | Holdout::Count(_) => examples,
+        };
+        let mut held = 0;
+        let reaches = |&(_, count): &(u64, usize)| {
+            held += count;
+            held >= wanted
+        };
+        let last = distinct.iter().position(reaches).filter(|&last| last + 1 < distinct.len());
+        let Some(last) = last else {
+            let asked = match holdout {
+                Holdout::Fraction(share) => format!("a share of {share}"),
+                Holdout::Count(count) => count.to_string(),
+            };
+            return Err(DataError::BadSplit { asked, examples, distinct: distinct.len() });
+        };
+        let limit = distinct[last].0;
+        let (mut train, mut eval) = (Vec::new(), Vec::new());
+        for (example, hash) in self.examples.into_iter().zip(hashes) {
+            if hash <= limit { &mut eval } else { &mut train }.push(example);
+        }
+        let half = |examples: Vec<Example>| Self { report: self.report.of_half(&examples), examples };
+        Ok((half(train), half(eval)))
+    }
+}
+
+fn hash_of(example: &Example) -> u64 {
+    let mut hash = StableHash::new();
+    hash.add_document(&example.tokens, &example.trained);
+    hash.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dataset(contents: impl IntoIterator<Item = u32>) -> Dataset {
+        let example = |content| Example { tokens: vec![content, content + 1, 7], trained: vec![false, true, true] };
+        let examples: Vec<Example> = contents.into_iter().map(example).collect();
+        Dataset { report: ReadReport::default().of_half(&examples), examples }
+    }
+
+    fn contents(dataset: &Dataset) -> Vec<u32> {
+        dataset.examples.iter().map(|example| example.tokens[0]).collect()
+    }
+
+    #[test]
+    fn split_keeps_every_example_once_and_counts_each_half() {
+        let (train, eval) = dataset(0..1000).split(Holdout::Fraction(0.1)).unwrap();
+        let mut all = [contents(&train), contents(&eval)].concat();
+        assert_eq!(eval.examples.len(), 100);
+        assert_eq!((eval.report.tokens, eval.report.trained_tokens, train.report.examples), (300, 200, 900));
+        assert!(contents(&eval).is_sorted() && contents(&train).is_sorted());
+        all.sort_unstable();
+        assert!(all.into_iter().eq(0..1000));
+    }
+
+    #[test]
+    fn split_does_not_depend_on_the_order_of_the_file() {
+        let (_, forward) = dataset(0..50).split(Holdout::Count(5)).unwrap();
+        let (_, backward) = dataset((0..50).rev()).split(Holdout::Count(5)).unwrap();
+        assert!(contents(&forward).iter().eq(contents(&backward).iter().rev()));
+    }
+
+    #[test]
+    fn equal_examples_are_never_on_both_sides() {
+        let (train, eval) = dataset((0..60).map(|index| index % 6)).split(Holdout::Count(3)).unwrap();
+        assert_eq!((train.examples.len(), eval.examples.len()), (50, 10));
+    }
+
+    #[test]
+    fn split_that_empties_a_side_is_refused() {
+        for holdout in [Holdout::Count(0), Holdout::Count(9), Holdout::Fraction(1.0), Holdout::Fraction(f64::NAN)] {
+            assert!(matches!(dataset(0..9).split(holdout), Err(DataError::BadSplit { .. })));
+        }
+        assert!(dataset([1, 1, 1]).split(Holdout::Count(1)).is_err());
+    }
+}

@@ -1,0 +1,230 @@
+//! Everything that can be wrong with a tokenizer folder or a data file, said so that its owner can mend it.
+//!
+//! Gives up error chaining: each message is whole by itself, causes are part of the text (`reason`), so a caller that
+//! prints the chain prints nothing twice.
+
+use std::fmt::{Display, Formatter, Result as FormatResult};
+use std::io::Error as IoError;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// A line of a data file, shown as `path:line`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The data file.
+    pub path: PathBuf,
+    /// Line number, the first line is 1.
+    pub line: usize,
+}
+
+impl Display for Place {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> FormatResult {
+        write!(formatter, "{}:{}", self.path.display(), self.line)
+    }
+}
+
+/// What went wrong while turning text into batches.
+#[derive(Debug, Error)]
+pub enum DataError {
+    /// The operating system refused to open or read a file.
+    #[error("cannot read {}: {reason}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        reason: IoError,
+    },
+    /// A tokenizer folder without `tokenizer.json`.
+    #[error(
+        "no tokenizer.json in {}: {hint}", folder.display()
+    )]
+    NoTokenizer {
+        /// The folder that was looked into.
+        folder: PathBuf,
+        /// What to do, from what else lies in the folder.
+        hint: String,
+    },
+    /// A file of the tokenizer folder that cannot be understood.
+    #[error("cannot use {}: {reason}", path.display())]
+    BadTokenizerFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong in it.
+        reason: String,
+    },
+    /// Chat rows need a template and the tokenizer has none.
+    #[error(
+        "the tokenizer has no chat template; looked for {looked_for}. Use the folder of an instruction-tuned model of \
+         the same family, or write a template into chat_template.jinja of the tokenizer folder, or train on rows like \
+         {{\"text\": ...}}, which need no template"
+    )]
+    NoChatTemplate {
+        /// The files and keys that were looked at.
+        looked_for: String,
+    },
+    /// The chat template does not parse.
+    #[error("the chat template in {} does not parse: {reason}", path.display())]
+    BadChatTemplate {
+        /// Where the template came from.
+        path: PathBuf,
+        /// The parser's message, with the template's line.
+        reason: String,
+    },
+    /// The chat template refused the messages or failed on them.
+    #[error(
+        "the chat template cannot render these messages (roles: {roles}): {reason}. Change the roles or their order to \
+         what the template accepts, or change the template"
+    )]
+    TemplateFailed {
+        /// The roles in order.
+        roles: String,
+        /// What the template or its engine said.
+        reason: String,
+    },
+    /// Rendering fewer messages does not give the beginning of rendering all: the assistant's text cannot be located.
+    #[error(
+        "cannot tell which text is the assistant's in message {message}: the template renders the messages {prefix} to \
+         a text that is not the beginning of the whole conversation (they part at byte {byte}: {found:?} against \
+         {expected:?}). Put {{% generation %}} and {{% endgeneration %}} around the assistant's text in the chat \
+         template, or set train_on = \"all\""
+    )]
+    NotAPrefix {
+        /// The assistant's message, the first is 1.
+        message: usize,
+        /// Which rendering was compared: "before it" or "up to it".
+        prefix: &'static str,
+        /// Where the two texts part.
+        byte: usize,
+        /// A few characters of the shorter rendering from there.
+        found: String,
+        /// A few characters of the whole conversation from there.
+        expected: String,
+    },
+    /// The tokenizer failed on a text.
+    #[error("the tokenizer failed: {reason}")]
+    Tokenize {
+        /// What the tokenizer said.
+        reason: String,
+    },
+    /// Two beginning-of-text tokens in front.
+    #[error(
+        "the conversation begins with the beginning-of-text token {token:?} twice: the chat template writes it once \
+         already. Remove it from the text of the first message, or from the template"
+    )]
+    DoubledBos {
+        /// The token as text.
+        token: String,
+    },
+    /// Text rows are closed by an end-of-text token and the tokenizer names none.
+    #[error(
+        "the tokenizer names no eos_token, which closes every {{\"text\": ...}} row; looked for {looked_for}. Add \
+         \"eos_token\" to tokenizer_config.json"
+    )]
+    NoEosToken {
+        /// The files and keys that were looked at.
+        looked_for: String,
+    },
+    /// A line that is not JSON.
+    #[error("{place}:{column}: not valid JSON: {reason}. Each line must be one whole JSON object")]
+    BadJson {
+        /// File and line.
+        place: Place,
+        /// Byte in the line, the first is 1.
+        column: usize,
+        /// What the JSON parser said.
+        reason: String,
+    },
+    /// A line that is not UTF-8.
+    #[error("{place}:{column}: not valid UTF-8. Convert the file, for example with `iconv -t UTF-8`")]
+    NotUtf8 {
+        /// File and line.
+        place: Place,
+        /// First bad byte in the line, the first is 1.
+        column: usize,
+    },
+    /// A NUL character, which no text has: a binary or damaged file.
+    #[error("{place}: a NUL character {within}: the file is damaged or not text")]
+    NulCharacter {
+        /// File and line.
+        place: Place,
+        /// Where in the line.
+        within: String,
+    },
+    /// Neither key of a known format is in the row, or not the one that the format needs.
+    #[error("{place}: expected the key {expected}, found {found}. {hint}")]
+    MissingKey {
+        /// File and line.
+        place: Place,
+        /// The key or keys that would do.
+        expected: String,
+        /// The keys that are there.
+        found: String,
+        /// What to do.
+        hint: String,
+    },
+    /// A value of the wrong JSON type.
+    #[error("{place}: {key} must be {expected}, found {found}")]
+    WrongType {
+        /// File and line.
+        place: Place,
+        /// Path of the value inside the row.
+        key: String,
+        /// The type that is needed.
+        expected: &'static str,
+        /// What is there.
+        found: String,
+    },
+    /// A row that teaches nothing, and not because it was cut.
+    #[error("{place}: no token of this row would be trained: {why}. Remove the row, or set train_on = \"all\"")]
+    NothingTrainedInRow {
+        /// File and line.
+        place: Place,
+        /// What the row lacks.
+        why: String,
+    },
+    /// A failure of the template or of the tokenizer, with the row that caused it.
+    #[error("{place}: {reason}")]
+    InRow {
+        /// File and line.
+        place: Place,
+        /// The failure.
+        reason: Box<DataError>,
+    },
+    /// A file without rows.
+    #[error("{} has no rows: every line is blank, or the file is empty", path.display())]
+    EmptyDataset {
+        /// The data file.
+        path: PathBuf,
+    },
+    /// Every row was dropped.
+    #[error(
+        "{} has nothing to train on: {report}. Raise max_seq_len if rows were cut before the first trained token",
+        path.display()
+    )]
+    NothingToTrain {
+        /// The data file.
+        path: PathBuf,
+        /// What was read and why it was dropped.
+        report: String,
+    },
+    /// `max_seq_len` leaves no room for a token and its target.
+    #[error("max_seq_len = {max_seq_len} is too short: a row needs at least 2 tokens, one to read and one to predict")]
+    SequenceTooShort {
+        /// What was asked for.
+        max_seq_len: usize,
+    },
+    /// A split that would leave one side empty.
+    #[error(
+        "cannot hold out {asked} of {examples} examples ({distinct} distinct) for evaluation: both sides need at least \
+         one, and equal examples stay together. Give a smaller share, more data, or a separate evaluation file"
+    )]
+    BadSplit {
+        /// What was asked for.
+        asked: String,
+        /// Examples there are.
+        examples: usize,
+        /// Examples that differ.
+        distinct: usize,
+    },
+}

@@ -1,0 +1,79 @@
+//! Questions whose answers can be counted: the prompts and reference answers that held-out conversations hold.
+//!
+//! Gives up conversations of which everything is trained (nothing tells the answer from the question) and those that
+//! were cut before the answer ended.
+
+use crate::dataset::{Dataset, Example};
+use crate::error::DataError;
+use crate::tokenizer::Tokenizer;
+
+/// A prompt and the answer that is right.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Question {
+    /// Everything before the last answer, the assistant's header included: generation goes on from here.
+    pub prompt: Vec<u32>,
+    /// The last answer as text, without special tokens.
+    pub answer: String,
+}
+
+impl Question {
+    /// The question of an example: its last run of trained tokens is the answer. `None` if there is no prompt (the
+    /// first token alone is none) or no special token closes the answer.
+    pub fn from_example(example: &Example, tokenizer: &Tokenizer) -> Result<Option<Self>, DataError> {
+        let Some(last) = example.trained.iter().rposition(|&trained| trained) else { return Ok(None) };
+        let start = example.trained[..last].iter().rposition(|&trained| !trained).map_or(0, |before| before + 1);
+        if start < 2 || !tokenizer.is_special(example.tokens[last]) {
+            return Ok(None);
+        }
+        let answer = tokenizer.decode(&example.tokens[start..last], true)?;
+        Ok(Some(Self { prompt: example.tokens[..start].to_vec(), answer }))
+    }
+}
+
+impl Dataset {
+    /// The first `limit` questions, in the order of the examples.
+    pub fn questions(&self, tokenizer: &Tokenizer, limit: usize) -> Result<Vec<Question>, DataError> {
+        let question = |example| Question::from_example(example, tokenizer).transpose();
+        self.examples.iter().filter_map(question).take(limit).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chat_template::Message;
+    use crate::conversation::encode_conversation;
+    use crate::dataset::ReadReport;
+    use crate::read::TrainOn;
+    use crate::test_tokenizer::TestTokenizer;
+
+    fn conversation() -> Vec<Message> {
+        let turns = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four é")];
+        turns.map(|(role, content)| Message { role: role.to_owned(), content: content.to_owned() }).to_vec()
+    }
+
+    #[test]
+    fn prompt_is_what_generation_begins_with_and_answer_what_was_said() {
+        let tokenizer = TestTokenizer::default().load();
+        let example = encode_conversation(&tokenizer, &conversation(), TrainOn::Assistant).unwrap();
+        let prompt = tokenizer.chat_template().unwrap().render(&conversation()[..3], true).unwrap();
+        let question = Question::from_example(&example, &tokenizer).unwrap().unwrap();
+        assert_eq!(question.prompt, tokenizer.encode(&prompt, false).unwrap());
+        assert_eq!(question.answer, "four é");
+    }
+
+    #[test]
+    fn cut_answers_and_fully_trained_examples_are_no_questions() {
+        let tokenizer = TestTokenizer::default().load();
+        let whole = encode_conversation(&tokenizer, &conversation(), TrainOn::Assistant).unwrap();
+        let mut cut = whole.clone();
+        let end = cut.trained.iter().rposition(|&trained| trained).unwrap();
+        cut.tokens.truncate(end);
+        cut.trained.truncate(end);
+        let all = encode_conversation(&tokenizer, &conversation(), TrainOn::All).unwrap();
+        let examples = vec![cut, whole.clone(), all, whole];
+        let dataset = Dataset { examples, report: ReadReport::default() };
+        assert_eq!(dataset.questions(&tokenizer, 9).unwrap().len(), 2);
+        assert_eq!(dataset.questions(&tokenizer, 1).unwrap().len(), 1);
+    }
+}

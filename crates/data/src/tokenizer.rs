@@ -1,0 +1,323 @@
+//! A Hugging Face tokenizer folder: `tokenizer.json`, the special tokens, the chat template.
+//!
+//! `tokenizer.json` decides what tokens a text has, as in transformers; truncation and padding stored in it are ignored
+//! (rows are cut and padded here). Gives up slow tokenizers: a folder with only `tokenizer.model` is refused.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs::{read, read_to_string};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value as Json};
+use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, Tokenizer as Inner};
+
+use crate::chat_template::ChatTemplate;
+use crate::error::DataError;
+
+const TOKENIZER: &str = "tokenizer.json";
+const CONFIG: &str = "tokenizer_config.json";
+const SPECIAL_TOKENS: &str = "special_tokens_map.json";
+const TEMPLATE: &str = "chat_template.jinja";
+const TEMPLATE_JSON: &str = "chat_template.json";
+/// The special tokens that templates may name.
+const SPECIAL_TOKEN_KEYS: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// Text to token ids and back, with the special tokens and the chat template of a model.
+#[derive(Debug)]
+pub struct Tokenizer {
+    /// Without its post-processor, which may trim the offsets of tokens; we need to know where every character went.
+    inner: Inner,
+    post_processor: Option<PostProcessorWrapper>,
+    folder: PathBuf,
+    special_tokens: BTreeMap<String, String>,
+    special_ids: HashSet<u32>,
+    add_bos_token: bool,
+    vocab_size: usize,
+    chat_template: Option<ChatTemplate>,
+}
+
+impl Tokenizer {
+    /// Reads a tokenizer from a model's folder.
+    ///
+    /// Errors: no `tokenizer.json`, or a file that cannot be understood. A missing chat template is not an error here,
+    /// but in [`Tokenizer::chat_template`].
+    pub fn from_folder(dir: &Path) -> Result<Self, DataError> {
+        let mut inner = read_tokenizer_json(dir)?;
+        let bad = |reason: tokenizers::Error| bad_file(&dir.join(TOKENIZER), reason);
+        inner.with_truncation(None).map_err(bad)?;
+        inner.with_padding(None);
+        let post_processor = inner.get_post_processor().cloned();
+        inner.with_post_processor(None::<PostProcessorWrapper>);
+
+        let config = read_json(&dir.join(CONFIG))?.unwrap_or_default();
+        let special_tokens = special_tokens(&config, &read_json(&dir.join(SPECIAL_TOKENS))?.unwrap_or_default());
+        for (key, token) in &special_tokens {
+            if inner.token_to_id(token).is_none() && matches!(key.as_str(), "bos_token" | "eos_token" | "pad_token") {
+                let reason = format!("{key} is {token:?}, which is not in the vocabulary of {TOKENIZER}");
+                return Err(bad_file(&dir.join(CONFIG), reason));
+            }
+        }
+        let special = inner.get_added_tokens_decoder().into_iter().filter(|(_, token)| token.special);
+        let special_ids = special.map(|(id, _)| id).collect();
+        let chat_template = read_chat_template(dir, &config)?
+            .map(|(source, path)| ChatTemplate::new(&source, &path, special_tokens.clone()))
+            .transpose()?;
+        Ok(Self {
+            vocab_size: inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1),
+            add_bos_token: config.get("add_bos_token").and_then(Json::as_bool).unwrap_or(false),
+            folder: dir.to_owned(),
+            inner,
+            post_processor,
+            special_tokens,
+            special_ids,
+            chat_template,
+        })
+    }
+
+    /// Token ids of a text. `add_special_tokens` adds what the model expects around a text of its own (often a
+    /// beginning-of-text token); leave it off for text that a chat template rendered. Never doubles a beginning-of-text
+    /// token that the text holds already.
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, DataError> {
+        let mut encoding = self.encode_with_offsets(text)?;
+        if !add_special_tokens {
+            return Ok(encoding.get_ids().to_vec());
+        }
+        if let Some(post_processor) = &self.post_processor {
+            encoding = post_processor.process(encoding, None, true).map_err(tokenize_error)?;
+        }
+        let mut ids = encoding.get_ids().to_vec();
+        if let Some(bos) = self.bos_token_id() {
+            if self.add_bos_token && ids.first() != Some(&bos) {
+                ids.insert(0, bos);
+            }
+            if ids.starts_with(&[bos, bos]) {
+                ids.remove(0);
+            }
+        }
+        Ok(ids)
+    }
+
+    /// Token ids with the byte range of the text that each came from, without special tokens around.
+    pub(crate) fn encode_with_offsets(&self, text: &str) -> Result<Encoding, DataError> {
+        self.inner.encode(text, false).map_err(tokenize_error)
+    }
+
+    /// Text of token ids. Bytes that are not UTF-8 show as U+FFFD.
+    pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, DataError> {
+        self.inner.decode(ids, skip_special_tokens).map_err(tokenize_error)
+    }
+
+    /// The beginning-of-text token.
+    pub fn bos_token_id(&self) -> Option<u32> {
+        self.special_token_id("bos_token")
+    }
+
+    /// The end-of-text token.
+    pub fn eos_token_id(&self) -> Option<u32> {
+        self.special_token_id("eos_token")
+    }
+
+    /// The padding token.
+    pub fn pad_token_id(&self) -> Option<u32> {
+        self.special_token_id("pad_token")
+    }
+
+    /// Every token id is below this; added tokens count.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// The chat template. Error: the folder has none; says where it was looked for and what to do.
+    pub fn chat_template(&self) -> Result<&ChatTemplate, DataError> {
+        self.chat_template.as_ref().ok_or_else(|| DataError::NoChatTemplate {
+            looked_for: format!(
+                "{TEMPLATE}, the key \"chat_template\" of {CONFIG}, and {TEMPLATE_JSON} in {}",
+                self.folder.display()
+            ),
+        })
+    }
+
+    /// Fixes the date that the chat template sees; see [`ChatTemplate::set_date`].
+    pub fn set_date(&mut self, unix_seconds: i64) {
+        if let Some(template) = &mut self.chat_template {
+            template.set_date(unix_seconds);
+        }
+    }
+
+    /// Whether the id is a token that is never part of ordinary text.
+    pub(crate) fn is_special(&self, id: u32) -> bool {
+        self.special_ids.contains(&id)
+    }
+
+    /// The beginning-of-text token as text.
+    pub(crate) fn bos_token(&self) -> Option<&str> {
+        self.special_tokens.get("bos_token").map(String::as_str)
+    }
+
+    /// The end-of-text token, or an error that says where it was looked for.
+    pub(crate) fn require_eos_token_id(&self) -> Result<u32, DataError> {
+        let looked_for = || format!("it in {CONFIG} and {SPECIAL_TOKENS} in {}", self.folder.display());
+        self.eos_token_id().ok_or_else(|| DataError::NoEosToken { looked_for: looked_for() })
+    }
+
+    fn special_token_id(&self, key: &str) -> Option<u32> {
+        self.special_tokens.get(key).and_then(|token| self.inner.token_to_id(token))
+    }
+}
+
+fn tokenize_error(reason: tokenizers::Error) -> DataError {
+    DataError::Tokenize { reason: reason.to_string() }
+}
+
+fn bad_file(path: &Path, reason: impl ToString) -> DataError {
+    DataError::BadTokenizerFile { path: path.to_owned(), reason: reason.to_string() }
+}
+
+fn read_tokenizer_json(dir: &Path) -> Result<Inner, DataError> {
+    let path = dir.join(TOKENIZER);
+    let bytes = match read(&path) {
+        Ok(bytes) => bytes,
+        Err(reason) if reason.kind() == ErrorKind::NotFound => {
+            let hint = if !dir.is_dir() {
+                "the folder does not exist"
+            } else if dir.join("tokenizer.model").is_file() {
+                "only tokenizer.model is there; convert it once with \
+                 `AutoTokenizer.from_pretrained(folder).save_pretrained(folder)` of transformers"
+            } else {
+                "copy it from the model on the Hugging Face Hub"
+            };
+            return Err(DataError::NoTokenizer { folder: dir.to_owned(), hint: hint.to_owned() });
+        }
+        Err(reason) => return Err(DataError::Io { path, reason }),
+    };
+    Inner::from_bytes(bytes).map_err(|reason| bad_file(&path, reason))
+}
+
+/// A JSON object from a file that may be absent.
+fn read_json(path: &Path) -> Result<Option<Map<String, Json>>, DataError> {
+    match read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|reason| bad_file(path, reason)),
+        Err(reason) if reason.kind() == ErrorKind::NotFound => Ok(None),
+        Err(reason) => Err(DataError::Io { path: path.to_owned(), reason }),
+    }
+}
+
+/// Special tokens by their key, from `tokenizer_config.json` first. A token is a string or an object with `content`.
+fn special_tokens(config: &Map<String, Json>, map: &Map<String, Json>) -> BTreeMap<String, String> {
+    let text = |token: &Json| token.get("content").unwrap_or(token).as_str().map(str::to_owned);
+    let find = |key: &str| config.get(key).and_then(text).or_else(|| map.get(key).and_then(text));
+    SPECIAL_TOKEN_KEYS.iter().filter_map(|&key| Some((key.to_owned(), find(key)?))).collect()
+}
+
+/// The template's source and the file it came from. `chat_template.jinja` wins, as in transformers.
+fn read_chat_template(dir: &Path, config: &Map<String, Json>) -> Result<Option<(String, PathBuf)>, DataError> {
+    let path = dir.join(TEMPLATE);
+    match read_to_string(&path) {
+        Ok(source) => return Ok(Some((source, path))),
+        Err(reason) if reason.kind() == ErrorKind::NotFound => {}
+        Err(reason) => return Err(DataError::Io { path, reason }),
+    }
+    let in_config = config.get("chat_template").and_then(default_template);
+    if let Some(source) = in_config {
+        return Ok(Some((source, dir.join(CONFIG))));
+    }
+    let path = dir.join(TEMPLATE_JSON);
+    let file = read_json(&path)?.unwrap_or_default();
+    Ok(file.get("chat_template").and_then(default_template).map(|source| (source, path)))
+}
+
+/// A template is a string, or a list of named ones of which "default" is meant.
+fn default_template(value: &Json) -> Option<String> {
+    let named_default = |entry: &&Json| entry.get("name").and_then(Json::as_str) == Some("default");
+    let source = match value {
+        Json::Array(entries) => entries.iter().find(named_default)?.get("template")?,
+        other => other,
+    };
+    source.as_str().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{remove_file, write};
+
+    use serde_json::json;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::chat_template::Message;
+    use crate::test_tokenizer::{BOS, EOS, PAD, TestTokenizer};
+
+    fn hello() -> Vec<Message> {
+        vec![Message { role: "user".to_owned(), content: "hello".to_owned() }]
+    }
+
+    #[test]
+    fn decode_is_the_inverse_of_encode() {
+        let tokenizer = TestTokenizer::default().load();
+        let text = "  Ünïcode 😀\n\ttabs, 数字 and 'quotes' of more than eight tokens ";
+        assert_eq!(tokenizer.decode(&tokenizer.encode(text, true).unwrap(), true).unwrap(), text);
+        assert_eq!(tokenizer.encode("a<s>", false).unwrap(), [97, BOS]);
+        assert_eq!(tokenizer.decode(&[97, BOS], false).unwrap(), "a<s>");
+    }
+
+    #[test]
+    fn special_tokens_come_from_either_file() {
+        let test =
+            TestTokenizer { config: json!({ "bos_token": "<s>", "pad_token": null }), ..TestTokenizer::default() };
+        let folder = test.write();
+        let map = json!({ "eos_token": { "content": "</s>" }, "pad_token": "<pad>" });
+        write(folder.path().join("special_tokens_map.json"), map.to_string()).unwrap();
+        let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+        assert_eq!(tokenizer.bos_token_id(), Some(BOS));
+        assert_eq!(tokenizer.eos_token_id(), Some(EOS));
+        assert_eq!(tokenizer.pad_token_id(), Some(PAD));
+        assert_eq!(tokenizer.vocab_size(), 262);
+    }
+
+    #[test]
+    fn template_is_found_in_each_of_its_places() {
+        let mut test = TestTokenizer { template: None, ..TestTokenizer::default() };
+        test.config["chat_template"] = json!([
+            { "name": "tool_use", "template": "tools" },
+            { "name": "default", "template": "config {{ messages[0].content }}" }
+        ]);
+        let folder = test.write();
+        let render =
+            || Tokenizer::from_folder(folder.path()).unwrap().chat_template().unwrap().render(&hello(), false).unwrap();
+        assert_eq!(render(), "config hello");
+        write(folder.path().join(TEMPLATE), "file {{ messages[0].content }}").unwrap();
+        assert_eq!(render(), "file hello");
+        remove_file(folder.path().join(TEMPLATE)).unwrap();
+        write(folder.path().join(CONFIG), "{}").unwrap();
+        write(folder.path().join(TEMPLATE_JSON), json!({ "chat_template": "json" }).to_string()).unwrap();
+        assert_eq!(render(), "json");
+    }
+
+    #[test]
+    fn folder_without_tokenizer_says_what_to_do() {
+        let folder = TempDir::new().unwrap();
+        let error = |dir: &Path| Tokenizer::from_folder(dir).unwrap_err().to_string();
+        assert!(error(folder.path()).contains("copy it from the model"));
+        write(folder.path().join("tokenizer.model"), "").unwrap();
+        assert!(error(folder.path()).contains("save_pretrained"));
+        assert!(error(&folder.path().join("absent")).contains("does not exist"));
+    }
+
+    #[test]
+    fn damaged_files_are_named() {
+        for name in [TOKENIZER, CONFIG, SPECIAL_TOKENS] {
+            let folder = TestTokenizer::default().write();
+            write(folder.path().join(name), "{").unwrap();
+            let error = Tokenizer::from_folder(folder.path()).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn special_token_outside_the_vocabulary_is_refused() {
+        let folder = TestTokenizer { config: json!({ "eos_token": "<|end|>" }), ..TestTokenizer::default() }.write();
+        let error = Tokenizer::from_folder(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("eos_token") && error.contains("<|end|>"), "{error}");
+    }
+}

@@ -1,0 +1,273 @@
+//! The operations of a transformer training step, forward and backward, as one trait over every Burn backend.
+//!
+//! Each default body is ordinary Burn tensor ops ([`crate::oracle`]), so a backend works on the day it compiles; a backend
+//! overrides what it can do faster, and is tested against the default. Forward and backward are separate functions on plain
+//! tensors, not nodes of an autodiff graph: the model's block decides what is kept between them (docs/decisions.md).
+//!
+//! Suffixes: `n` tokens (all rows of the micro-batch, flattened), `d` model width, `i`/`o` input and output width of a linear
+//! layer, `r` LoRA rank, `h` query heads, `g` key/value heads, `k` head width, `v` vocabulary.
+
+use burn_tensor::{Int, Tensor, backend::Backend};
+use firebrick_precision::nf4::Nf4Quantized;
+
+use crate::portable::{attention, cross_entropy, embedding, linear, nf4, norm, optimizer, rotary, swiglu};
+use crate::{Documents, LoraPair, Nf4Weight, RotaryTables, Weight};
+
+/// Result of [`Kernels::lora_linear`].
+pub struct LinearOutput<B: Backend> {
+    /// `[n, o]`.
+    pub y_no: Tensor<B, 2>,
+    /// `x Aᵀ`, `[n, r]`, present with LoRA: what the gradient of B needs, r values a token.
+    pub xa_nr: Option<Tensor<B, 2>>,
+}
+
+/// Result of [`Kernels::linear_backward`].
+pub struct LinearGradients<B: Backend> {
+    /// Gradient of the input, `[n, i]`.
+    pub dx_ni: Tensor<B, 2>,
+    /// Gradients of LoRA's A `[r, i]` and B `[o, r]`.
+    pub lora: Option<(Tensor<B, 2>, Tensor<B, 2>)>,
+    /// Gradient of the weight `[o, i]`, where it was asked for.
+    pub weight_oi: Option<Tensor<B, 2>>,
+}
+
+/// Result of [`Kernels::packed_attention`].
+pub struct AttentionOutput<B: Backend> {
+    /// `[n, h, k]`.
+    pub o_nhk: Tensor<B, 3>,
+    /// Log of the sum of exponentials of each query's scaled scores, `[h, n]` f32.
+    pub log_sum_exp_hn: Tensor<B, 2>,
+}
+
+/// The tokens of a micro-batch that count in the loss.
+#[derive(Clone, Debug)]
+pub struct TrainedPositions<B: Backend> {
+    /// Which of the `n` tokens predict a trained target, `[m]`, rising.
+    pub positions_m: Tensor<B, 1, Int>,
+    /// Their targets, `[m]`.
+    pub targets_m: Tensor<B, 1, Int>,
+    /// `m`.
+    pub count: usize,
+}
+
+/// What [`Kernels::linear_cross_entropy`] computes beside the loss.
+#[derive(Clone, Copy, Debug)]
+pub struct CrossEntropyOptions {
+    /// Rows of logits that exist at a time.
+    pub chunk_tokens: usize,
+    /// Factor of the gradients: one over the trained tokens of the whole step. `None`: loss only.
+    pub gradient_scale: Option<f64>,
+    /// Whether the head trains.
+    pub weight_gradient: bool,
+}
+
+/// Result of [`Kernels::linear_cross_entropy`].
+pub struct CrossEntropy<B: Backend> {
+    /// Sum over the trained positions of `-log softmax(logits)[target]`, `[1]` f32, not scaled.
+    pub loss_sum: Tensor<B, 1>,
+    /// Gradient of the hidden states `[n, d]`, scaled; zero rows where nothing is trained.
+    pub d_hidden_nd: Option<Tensor<B, 2>>,
+    /// Gradient of the head `[v, d]`, scaled.
+    pub d_weight_vd: Option<Tensor<B, 2>>,
+}
+
+/// The numbers of one AdamW step (Loshchilov and Hutter, Decoupled weight decay regularization, 2019).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Learning rate of this step.
+    pub learning_rate: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Which step this is, from 1.
+    pub step: u64,
+}
+
+/// Both moments of a parameter in 8 bits a value, in blocks of 256 (Dettmers et al., 8-bit optimizers, 2022).
+#[derive(Clone, Debug)]
+pub struct EightBitMoments<B: Backend> {
+    /// First moment, codes of the signed dynamic map, `[blocks * 256]`.
+    pub first_codes: Tensor<B, 1, Int>,
+    /// `[blocks]` f32.
+    pub first_absmax: Tensor<B, 1>,
+    /// Second moment, codes of the unsigned dynamic map, `[blocks * 256]`.
+    pub second_codes: Tensor<B, 1, Int>,
+    /// `[blocks]` f32.
+    pub second_absmax: Tensor<B, 1>,
+}
+
+/// Every operation that the training step is made of.
+///
+/// Inputs may be f32 or a half format; reductions, norms and exponentials are computed in f32 and results come back in the
+/// dtype of the first input unless said otherwise. CubeCL does not check dtypes, so mixed operands are cast here.
+pub trait Kernels: Backend {
+    /// The integer dtype in which codes of at most 8 bits are stored: a byte, where the backend has bytes.
+    fn code_dtype() -> burn_tensor::IntDType {
+        burn_tensor::IntDType::U8
+    }
+
+    /// Uploads a packed weight.
+    fn nf4_upload(quantized: &Nf4Quantized, device: &Self::Device) -> Nf4Weight<Self> {
+        nf4::upload(quantized, device)
+    }
+
+    /// The values of an NF4 weight, `[o, i]` f32.
+    fn nf4_dequantize(weight: &Nf4Weight<Self>) -> Tensor<Self, 2> {
+        nf4::dequantize(weight)
+    }
+
+    /// `y = x Wᵀ + scale (x Aᵀ) Bᵀ`.
+    fn lora_linear(x_ni: Tensor<Self, 2>, weight: &Weight<Self>, lora: Option<&LoraPair<Self>>) -> LinearOutput<Self> {
+        linear::forward(x_ni, weight, lora)
+    }
+
+    /// Backward of [`Kernels::lora_linear`]; `dx_so_far` is added to the input's gradient (projections that share an input).
+    fn lora_linear_backward(
+        x_ni: Tensor<Self, 2>,
+        weight: &Weight<Self>,
+        lora: Option<(&LoraPair<Self>, Tensor<Self, 2>)>,
+        dy_no: Tensor<Self, 2>,
+        dx_so_far: Option<Tensor<Self, 2>>,
+        weight_gradient: bool,
+    ) -> LinearGradients<Self> {
+        linear::backward(x_ni, weight, lora, dy_no, dx_so_far, weight_gradient)
+    }
+
+    /// Rows `ids` of the table, `[n, d]`.
+    fn embed(table_vd: Tensor<Self, 2>, ids_n: Tensor<Self, 1, Int>) -> Tensor<Self, 2> {
+        embedding::forward(table_vd, ids_n)
+    }
+
+    /// Gradient of the table `[v, d]` f32: rows of `dy` summed by id.
+    fn embed_backward(ids_n: Tensor<Self, 1, Int>, dy_nd: Tensor<Self, 2>, vocab_size: usize) -> Tensor<Self, 2> {
+        embedding::backward(ids_n, dy_nd, vocab_size)
+    }
+
+    /// `x / sqrt(mean(x²) + eps) * w`, computed in f32 (Zhang and Sennrich, Root mean square layer normalization, 2019).
+    fn rms_norm(x_nd: Tensor<Self, 2>, weight_d: Tensor<Self, 1>, epsilon: f64) -> Tensor<Self, 2> {
+        norm::forward(x_nd, weight_d, epsilon)
+    }
+
+    /// `h = x + residual` and `rms_norm(h)`: `(h, normed)`.
+    fn add_rms_norm(
+        x_nd: Tensor<Self, 2>,
+        residual_nd: Tensor<Self, 2>,
+        weight_d: Tensor<Self, 1>,
+        epsilon: f64,
+    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        let h_nd = x_nd.add(residual_nd);
+        (h_nd.clone(), Self::rms_norm(h_nd, weight_d, epsilon))
+    }
+
+    /// Backward of [`Kernels::rms_norm`] at input `x`: `(dx, d_weight)`. `dx_residual` is added to `dx`: what flows past
+    /// the norm on the residual path.
+    fn rms_norm_backward(
+        x_nd: Tensor<Self, 2>,
+        weight_d: Tensor<Self, 1>,
+        epsilon: f64,
+        dy_nd: Tensor<Self, 2>,
+        dx_residual: Option<Tensor<Self, 2>>,
+        weight_gradient: bool,
+    ) -> (Tensor<Self, 2>, Option<Tensor<Self, 1>>) {
+        norm::backward(x_nd, weight_d, epsilon, dy_nd, dx_residual, weight_gradient)
+    }
+
+    /// Rotary position embedding in the rotate-half form that Hugging Face checkpoints are stored for
+    /// (Su et al., RoFormer, 2021). `x` is `[n, heads, k]`.
+    fn rotary(x_nhk: Tensor<Self, 3>, tables: &RotaryTables<Self>) -> Tensor<Self, 3> {
+        rotary::forward(x_nhk, tables)
+    }
+
+    /// Backward of [`Kernels::rotary`]: the rotation the other way round.
+    fn rotary_backward(dy_nhk: Tensor<Self, 3>, tables: &RotaryTables<Self>) -> Tensor<Self, 3> {
+        rotary::backward(dy_nhk, tables)
+    }
+
+    /// Causal grouped-query attention inside each document, scores scaled by `1 / sqrt(k)`.
+    fn packed_attention(
+        q_nhk: Tensor<Self, 3>,
+        k_ngk: Tensor<Self, 3>,
+        v_ngk: Tensor<Self, 3>,
+        documents: &Documents<Self>,
+    ) -> AttentionOutput<Self> {
+        attention::forward(q_nhk, k_ngk, v_ngk, documents)
+    }
+
+    /// Backward of [`Kernels::packed_attention`]: `(dq, dk, dv)`.
+    fn packed_attention_backward(
+        q_nhk: Tensor<Self, 3>,
+        k_ngk: Tensor<Self, 3>,
+        v_ngk: Tensor<Self, 3>,
+        output: &AttentionOutput<Self>,
+        do_nhk: Tensor<Self, 3>,
+        documents: &Documents<Self>,
+    ) -> (Tensor<Self, 3>, Tensor<Self, 3>, Tensor<Self, 3>) {
+        attention::backward(q_nhk, k_ngk, v_ngk, output, do_nhk, documents)
+    }
+
+    /// Attention of the newest `n` tokens of one sequence over all its `t` tokens so far (a KV cache), `[n, h, k]`.
+    fn attention_with_past(
+        q_nhk: Tensor<Self, 3>,
+        k_tgk: Tensor<Self, 3>,
+        v_tgk: Tensor<Self, 3>,
+    ) -> Tensor<Self, 3> {
+        attention::one_sequence(q_nhk, k_tgk, v_tgk).0
+    }
+
+    /// `silu(gate) * up` (Shazeer, GLU variants improve transformer, 2020).
+    fn swiglu(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        swiglu::forward(gate_nf, up_nf)
+    }
+
+    /// Backward of [`Kernels::swiglu`]: `(d_gate, d_up)`.
+    fn swiglu_backward(
+        gate_nf: Tensor<Self, 2>,
+        up_nf: Tensor<Self, 2>,
+        dy_nf: Tensor<Self, 2>,
+    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        swiglu::backward(gate_nf, up_nf, dy_nf)
+    }
+
+    /// Output projection and cross entropy over the trained positions only, in chunks: the full logits never exist.
+    fn linear_cross_entropy(
+        hidden_nd: Tensor<Self, 2>,
+        head: &Weight<Self>,
+        trained: &TrainedPositions<Self>,
+        options: CrossEntropyOptions,
+    ) -> CrossEntropy<Self> {
+        cross_entropy::forward(hidden_nd, head, trained, options)
+    }
+
+    /// Sum of the squares of all elements of all tensors, `[1]` f32: the square of the global norm.
+    fn squared_norm(tensors: &[Tensor<Self, 1>]) -> Tensor<Self, 1> {
+        optimizer::squared_norm(tensors)
+    }
+
+    /// One AdamW step with f32 moments: new `(parameter, first moment, second moment)`. The gradient is first multiplied by
+    /// `gradient_scale` `[1]`, which stays on the device (clipping).
+    fn adamw(
+        parameter: Tensor<Self, 1>,
+        gradient: Tensor<Self, 1>,
+        moments: (Tensor<Self, 1>, Tensor<Self, 1>),
+        gradient_scale: Tensor<Self, 1>,
+        hyper: &AdamW,
+    ) -> (Tensor<Self, 1>, (Tensor<Self, 1>, Tensor<Self, 1>)) {
+        optimizer::adamw(parameter, gradient, moments, gradient_scale, hyper)
+    }
+
+    /// One AdamW step with moments in 8 bits, as bitsandbytes' block-wise kernel does it: `(parameter, moments)`.
+    fn adamw_8bit(
+        parameter: Tensor<Self, 1>,
+        gradient: Tensor<Self, 1>,
+        moments: EightBitMoments<Self>,
+        gradient_scale: Tensor<Self, 1>,
+        hyper: &AdamW,
+    ) -> (Tensor<Self, 1>, EightBitMoments<Self>) {
+        optimizer::adamw_8bit(parameter, gradient, moments, gradient_scale, hyper)
+    }
+}

@@ -1,0 +1,101 @@
+//! NF4 on the device without bit operations: a byte selects its two values from a table of 256 pairs.
+//!
+//! Some backends (candle) have no integer bit operations, so the portable body looks values up instead of unpacking nibbles.
+
+use burn_tensor::{Int, IntDType, Tensor, TensorData, backend::Backend};
+use firebrick_precision::nf4::{Absmax, LEVELS, Nf4Quantized};
+use firebrick_precision::DynamicMap;
+
+use crate::{Kernels, Nf4Absmax, Nf4Weight};
+
+/// Blocks of scales that share one nested scale.
+const NESTED_BLOCK: usize = 256;
+
+/// See [`Kernels::nf4_upload`].
+pub fn upload<B: Kernels>(quantized: &Nf4Quantized, device: &B::Device) -> Nf4Weight<B> {
+    let mut packed = quantized.packed.clone();
+    packed.resize(padded(quantized) / 2, ZERO_PAIR);
+    Nf4Weight {
+        codes: codes(packed, device),
+        absmax: upload_absmax(&quantized.absmax, device),
+        pair_table: Tensor::<B, 1>::from_floats(pair_table().as_slice(), device).reshape([256, 2]),
+        shape: matrix_shape(quantized),
+        block_size: quantized.block_size,
+    }
+}
+
+/// See [`Kernels::nf4_dequantize`].
+pub fn dequantize<B: Backend>(weight: &Nf4Weight<B>) -> Tensor<B, 2> {
+    let [rows, columns] = weight.shape;
+    let (blocks, elements) = (weight.blocks(), rows * columns);
+    let values = weight.pair_table.clone().select(0, index(weight.codes.clone()));
+    let scaled = values.reshape([blocks, weight.block_size]).mul(absmax(weight).reshape([blocks, 1]));
+    let flat = scaled.reshape([blocks * weight.block_size]);
+    flat.narrow(0, 0, elements).reshape([rows, columns])
+}
+
+/// Block scales in f32, `[blocks]`.
+pub fn absmax<B: Backend>(weight: &Nf4Weight<B>) -> Tensor<B, 1> {
+    match &weight.absmax {
+        Nf4Absmax::Float(absmax) => absmax.clone(),
+        Nf4Absmax::Nested { codes, absmax, map, offset, blocks } => {
+            let nested = absmax.dims()[0];
+            let values = map.clone().select(0, index(codes.clone())).reshape([nested, NESTED_BLOCK]);
+            let scaled = values.mul(absmax.clone().reshape([nested, 1])).add_scalar(*offset);
+            scaled.reshape([nested * NESTED_BLOCK]).narrow(0, 0, *blocks)
+        }
+    }
+}
+
+/// A byte of two codes for the value 0.
+pub(crate) const ZERO_PAIR: u8 = 0x77;
+
+/// The rows and columns of a quantised matrix.
+///
+/// # Panics
+/// If it is not a matrix: only linear layers are quantised.
+pub(crate) fn matrix_shape(quantized: &Nf4Quantized) -> [usize; 2] {
+    let shape: Result<[usize; 2], _> = quantized.shape.as_slice().try_into();
+    shape.unwrap_or_else(|_| panic!("an NF4 weight must be a matrix, got shape {:?}", quantized.shape))
+}
+
+/// Elements after padding to whole blocks.
+pub(crate) fn padded(quantized: &Nf4Quantized) -> usize {
+    let elements: usize = quantized.shape.iter().product();
+    elements.next_multiple_of(quantized.block_size)
+}
+
+/// Uploads the block scales with their codes padded to whole nested blocks.
+pub(crate) fn upload_absmax<B: Kernels>(absmax: &Absmax, device: &B::Device) -> Nf4Absmax<B> {
+    match absmax {
+        Absmax::Float(values) => Nf4Absmax::Float(Tensor::from_floats(values.as_slice(), device)),
+        Absmax::Nested { codes: nested_codes, absmax, offset } => {
+            let blocks = nested_codes.len();
+            let mut padded_codes = nested_codes.clone();
+            padded_codes.resize(blocks.next_multiple_of(NESTED_BLOCK), 0);
+            Nf4Absmax::Nested {
+                codes: codes(padded_codes, device),
+                absmax: Tensor::from_floats(absmax.as_slice(), device),
+                map: Tensor::from_floats(DynamicMap::signed().values().as_slice(), device),
+                offset: *offset,
+                blocks,
+            }
+        }
+    }
+}
+
+/// Codes of at most 8 bits as the backend stores them.
+pub(crate) fn codes<B: Kernels>(values: Vec<u8>, device: &B::Device) -> Tensor<B, 1, Int> {
+    let length = values.len();
+    let data = TensorData::new(values, [length]);
+    Tensor::from_data(data.convert_dtype(B::code_dtype().into()), (device, B::code_dtype().into()))
+}
+
+/// Codes as indices of a look-up.
+pub(crate) fn index<B: Backend>(codes: Tensor<B, 1, Int>) -> Tensor<B, 1, Int> {
+    if codes.dtype() == burn_tensor::DType::U8 { codes.cast(IntDType::I32) } else { codes }
+}
+
+fn pair_table() -> Vec<f32> {
+    (0..=255u8).flat_map(|byte| [LEVELS[(byte >> 4) as usize], LEVELS[(byte & 15) as usize]]).collect()
+}

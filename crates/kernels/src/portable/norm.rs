@@ -1,0 +1,78 @@
+//! RMSNorm: `y = x * rstd * w` with `rstd = 1 / sqrt(mean(x²) + eps)`, in f32 whatever the input.
+//!
+//! Backward, with `x̂ = x * rstd` and `g = dy * w`: `dx = rstd * (g - x̂ * mean(g * x̂))`, `dw = Σ dy * x̂`. Nothing but the
+//! input is kept: `rstd` is one reduction away.
+
+use burn_tensor::{Tensor, backend::Backend};
+
+use super::{to_dtype, to_f32};
+
+fn reciprocal_deviation<B: Backend>(x_nd: &Tensor<B, 2>, epsilon: f64) -> Tensor<B, 2> {
+    x_nd.clone().square().mean_dim(1).add_scalar(epsilon).sqrt().recip()
+}
+
+/// See [`crate::Kernels::rms_norm`].
+pub fn forward<B: Backend>(x_nd: Tensor<B, 2>, weight_d: Tensor<B, 1>, epsilon: f64) -> Tensor<B, 2> {
+    let dtype = x_nd.dtype();
+    let x_nd = to_f32(x_nd);
+    let rstd_n1 = reciprocal_deviation(&x_nd, epsilon);
+    to_dtype(x_nd.mul(rstd_n1).mul(to_f32(weight_d).unsqueeze()), dtype)
+}
+
+/// See [`crate::Kernels::rms_norm_backward`].
+pub fn backward<B: Backend>(
+    x_nd: Tensor<B, 2>,
+    weight_d: Tensor<B, 1>,
+    epsilon: f64,
+    dy_nd: Tensor<B, 2>,
+    dx_residual: Option<Tensor<B, 2>>,
+    weight_gradient: bool,
+) -> (Tensor<B, 2>, Option<Tensor<B, 1>>) {
+    let dtype = x_nd.dtype();
+    let (x_nd, dy_nd) = (to_f32(x_nd), to_f32(dy_nd));
+    let rstd_n1 = reciprocal_deviation(&x_nd, epsilon);
+    let normed_nd = x_nd.mul(rstd_n1.clone());
+    let d_weight = weight_gradient.then(|| dy_nd.clone().mul(normed_nd.clone()).sum_dim(0).squeeze_dim(0));
+    let g_nd = dy_nd.mul(to_f32(weight_d).unsqueeze());
+    let projection_n1 = g_nd.clone().mul(normed_nd.clone()).mean_dim(1);
+    let mut dx_nd = g_nd.sub(normed_nd.mul(projection_n1)).mul(rstd_n1);
+    if let Some(residual) = dx_residual {
+        dx_nd = dx_nd.add(to_f32(residual));
+    }
+    (to_dtype(dx_nd, dtype), d_weight)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{Plain, assert_close, backward as recorded_backward, leaf, random};
+    use super::*;
+    use crate::Kernels;
+
+    #[test]
+    fn rms_norm_backward_equals_autodiff() {
+        let (x, weight, dy) = (random::<Plain, 2>(1, [7, 33]), random::<Plain, 1>(2, [33]), random(3, [7, 33]));
+        let (rx, rw) = (leaf(&x), leaf(&weight));
+        let expected = recorded_backward(forward(rx.clone(), rw.clone(), 1e-5), &dy);
+        let residual = random::<Plain, 2>(4, [7, 33]);
+        let (dx, dw) = backward(x, weight, 1e-5, dy, Some(residual.clone()), true);
+        assert_close(dx, rx.grad(&expected).unwrap().add(residual), 1e-5);
+        assert_close(dw.unwrap(), rw.grad(&expected).unwrap(), 1e-5);
+    }
+
+    #[test]
+    fn rms_norm_of_a_constant_row_is_its_sign_times_the_weight() {
+        let x = Tensor::<Plain, 2>::full([2, 8], -3.0, &Default::default());
+        let weight = random::<Plain, 1>(5, [8]);
+        let y = forward(x, weight.clone(), 0.0);
+        assert_close(y, weight.neg().unsqueeze::<2>().expand([2, 8]), 1e-6);
+    }
+
+    #[test]
+    fn add_rms_norm_is_the_sum_and_its_norm() {
+        let (x, residual) = (random::<Plain, 2>(1, [4, 16]), random::<Plain, 2>(2, [4, 16]));
+        let weight = random::<Plain, 1>(3, [16]);
+        let (sum, normed) = Plain::add_rms_norm(x.clone(), residual.clone(), weight.clone(), 1e-6);
+        assert_close(sum, x.clone().add(residual.clone()), 1e-6);
+        assert_close(normed, forward(x.add(residual), weight, 1e-6), 1e-6);
+    }
+}

@@ -1,0 +1,78 @@
+//! The adapter of a model on the device, to and from PEFT's folder format.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use firebrick_kernels::{Kernels, Parameter};
+
+use crate::error::ModelError;
+use crate::linear::Lora;
+use crate::llama::Llama;
+use crate::peft::{self, LoraConfig, TensorF32};
+
+impl<B: Kernels> Llama<B> {
+    /// Replaces the values of the model's LoRA pairs by those of a PEFT adapter folder.
+    ///
+    /// # Errors
+    /// A folder that is not a readable adapter, or one whose modules or ranks are not the ones this model was built with.
+    pub fn load_adapter(&mut self, dir: &Path) -> Result<(), ModelError> {
+        let (config, mut tensors) = peft::read_adapter(dir)?;
+        let device = self.device.clone();
+        for lora in self.loras_mut() {
+            lora.scale = config.scaling();
+            for parameter in [&mut lora.a, &mut lora.b] {
+                let found = tensors.remove(parameter.name.as_ref());
+                *parameter = replaced(dir, parameter, found, &device)?;
+            }
+        }
+        match tensors.into_keys().next() {
+            Some(name) => Err(adapter_problem(dir, &name, "belongs to a module that this run does not adapt")),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes the model's LoRA pairs as a PEFT adapter folder, replacing an earlier one only once the new one is on disk.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn save_adapter(&mut self, dir: &Path, config: &LoraConfig) -> Result<(), ModelError> {
+        let tensors: BTreeMap<String, TensorF32> =
+            self.loras_mut().into_iter().flat_map(|lora| [&lora.a, &lora.b]).map(host_tensor).collect();
+        peft::write_adapter(dir, config, &tensors)
+    }
+
+    fn loras_mut(&mut self) -> Vec<&mut Lora<B>> {
+        self.blocks.iter_mut().flat_map(|block| block.linears_mut()).filter_map(|linear| linear.lora.as_mut()).collect()
+    }
+}
+
+fn host_tensor<B: Kernels>(parameter: &Parameter<B>) -> (String, TensorF32) {
+    let values = parameter.value.to_data().to_vec::<f32>().expect("parameters are f32");
+    (parameter.name.to_string(), TensorF32 { shape: parameter.shape.clone(), values })
+}
+
+fn replaced<B: Kernels>(
+    dir: &Path,
+    parameter: &Parameter<B>,
+    found: Option<TensorF32>,
+    device: &B::Device,
+) -> Result<Parameter<B>, ModelError> {
+    match found {
+        Some(tensor) if tensor.shape == parameter.shape => {
+            Ok(Parameter::from_host(parameter.name.clone(), &tensor.shape, &tensor.values, device))
+        }
+        Some(tensor) => {
+            let problem = format!("has shape {:?}, expected {:?}", tensor.shape, parameter.shape);
+            Err(adapter_problem(dir, &parameter.name, &problem))
+        }
+        None => Err(adapter_problem(dir, &parameter.name, "is missing")),
+    }
+}
+
+fn adapter_problem(dir: &Path, name: &str, problem: &str) -> ModelError {
+    ModelError::AdapterTensor {
+        path: dir.join(peft::ADAPTER_WEIGHTS_FILE),
+        name: name.to_owned(),
+        problem: problem.to_owned(),
+    }
+}

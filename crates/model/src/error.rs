@@ -1,0 +1,339 @@
+//! Everything that can be wrong with a model folder, an adapter folder or a sampling setting, in one enum.
+//!
+//! Each message says what was expected, what was found, in which file, and what to do next. Messages that wrap another
+//! error leave its text to the error chain (`source`), so a report that prints the chain says nothing twice.
+
+use std::io::{Error as IoError, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use serde_json::Error as JsonError;
+use thiserror::Error;
+
+/// What can go wrong while a model or an adapter is read, checked, written or sampled from.
+#[derive(Debug, Error)]
+pub enum ModelError {
+    /// The operating system refused a read or a write.
+    #[error("cannot {action} `{}`{}", path.display(), io_advice(source))]
+    Io {
+        /// The verb of the sentence "cannot ... `path`".
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// What the operating system said.
+        source: IoError,
+    },
+
+    /// A folder that should hold a model or an adapter lacks the file that makes it one.
+    #[error("`{}` has no {missing}. {advice}", dir.display())]
+    NotThere {
+        /// The folder that was given.
+        dir: PathBuf,
+        /// The file or files that were looked for.
+        missing: &'static str,
+        /// What to do next.
+        advice: &'static str,
+    },
+
+    /// A file that should hold a JSON object does not.
+    #[error("`{}` is not a valid JSON object; fetch the file again from where the model came from", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Line and column of the mistake.
+        source: JsonError,
+    },
+
+    /// A JSON file lacks a key that has no default.
+    #[error("`{}` has no key `{key}` (expected {expected}); fetch the file again or add the key", path.display())]
+    MissingKey {
+        /// The file.
+        path: PathBuf,
+        /// The key, dotted where nested.
+        key: String,
+        /// The type that belongs there.
+        expected: &'static str,
+    },
+
+    /// A JSON value has the wrong type.
+    #[error("`{}`: key `{key}` must be {expected}, got {got}", path.display())]
+    WrongType {
+        /// The file.
+        path: PathBuf,
+        /// The key, dotted where nested.
+        key: String,
+        /// The type that belongs there.
+        expected: &'static str,
+        /// The value that was found.
+        got: String,
+    },
+
+    /// A value has the right type but cannot be used, alone or beside the others.
+    #[error("`{}`: key `{key}` is {got}, but {expected}", path.display())]
+    BadValue {
+        /// The file.
+        path: PathBuf,
+        /// The key, dotted where nested.
+        key: String,
+        /// The value that was found.
+        got: String,
+        /// The rule that it breaks, as a clause.
+        expected: String,
+    },
+
+    /// The model is not a Llama.
+    #[error(
+        "`{}` describes a model with {found}; supported: `architectures` holding \"LlamaForCausalLM\" and `model_type` \
+         \"llama\" (Llama 2, 3.x and models of the same shape). Choose such a model",
+        path.display()
+    )]
+    UnsupportedArchitecture {
+        /// The config.json.
+        path: PathBuf,
+        /// The key and value that were found.
+        found: String,
+    },
+
+    /// A setting asks for arithmetic that this crate does not have.
+    #[error("`{}`: `{key}` is {got}, which is not supported. {advice}", path.display())]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// The key, dotted where nested.
+        key: String,
+        /// The value that was found.
+        got: String,
+        /// What is supported, or what to do next.
+        advice: String,
+    },
+
+    /// Shards that the index names are not in the folder.
+    #[error(
+        "`{}` lacks {} that its model.safetensors.index.json names: {}. Download the missing files again into this \
+         folder",
+        dir.display(), counted(shards.len(), "shard"), first_few(shards)
+    )]
+    MissingShards {
+        /// The model folder.
+        dir: PathBuf,
+        /// One line for each missing shard: its name and the tensors that need it.
+        shards: Vec<String>,
+    },
+
+    /// A safetensors file is shorter or longer than its own header says.
+    #[error(
+        "`{}` should be {expected} bytes by its own header but is {got} bytes: the download or copy did not finish, \
+         or the file is damaged. Delete it and download it again",
+        path.display()
+    )]
+    WrongLength {
+        /// The safetensors file.
+        path: PathBuf,
+        /// Bytes that the header accounts for.
+        expected: u64,
+        /// Bytes in the file.
+        got: u64,
+    },
+
+    /// A file does not begin with a valid safetensors header.
+    #[error("`{}` is not a safetensors file: {reason}. Delete it and download it again", path.display())]
+    BadHeader {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with the header.
+        reason: String,
+    },
+
+    /// The index places tensors in a shard that does not hold them.
+    #[error(
+        "`{}` does not hold {} that model.safetensors.index.json places in it: {}. The index and the shards come from \
+         different versions of the model: download the folder again",
+        path.display(), counted(tensors.len(), "tensor"), first_few(tensors)
+    )]
+    NotInShard {
+        /// The shard.
+        path: PathBuf,
+        /// The tensors it lacks.
+        tensors: Vec<String>,
+    },
+
+    /// A tensor was asked for that no file holds.
+    #[error("no file in `{}` holds a tensor named `{name}`", dir.display())]
+    MissingTensor {
+        /// The model folder.
+        dir: PathBuf,
+        /// The tensor.
+        name: String,
+    },
+
+    /// A tensor's shape is not what config.json asks for.
+    #[error(
+        "`{name}` in `{}` has shape {got:?}, but {keys} in config.json ask for {expected:?}. The weights and \
+         config.json do not belong together: download both again from one place",
+        path.display()
+    )]
+    WrongShape {
+        /// The tensor.
+        name: String,
+        /// The file that holds it.
+        path: PathBuf,
+        /// The shape by config.json.
+        expected: Vec<usize>,
+        /// The shape in the file.
+        got: Vec<usize>,
+        /// The keys of config.json that decide the shape.
+        keys: &'static str,
+    },
+
+    /// A tensor is stored in a number format that cannot be read as weights.
+    #[error(
+        "`{name}` in `{}` is stored as {got}; supported: F32, BF16, F16. Use a checkpoint saved in one of these",
+        path.display()
+    )]
+    UnsupportedDtype {
+        /// The tensor.
+        name: String,
+        /// The file that holds it.
+        path: PathBuf,
+        /// The format in the file, as safetensors names it.
+        got: String,
+    },
+
+    /// The weights and config.json disagree in one or more tensors.
+    #[error(
+        "the weights in `{}` do not fit its config.json, {} at fault: {}. Download the weights and config.json \
+         again from one place",
+        dir.display(), counted(problems.len(), "tensor"), first_few(problems)
+    )]
+    DoesNotFit {
+        /// The model folder.
+        dir: PathBuf,
+        /// One line for each tensor.
+        problems: Vec<String>,
+    },
+
+    /// A folder to be written is already there and not empty.
+    #[error("`{}` already exists and is not empty: choose another folder, or delete this one first", dir.display())]
+    AlreadyExists {
+        /// The folder.
+        dir: PathBuf,
+    },
+
+    /// An adapter file holds a tensor that does not belong in a LoRA adapter for Llama, or lacks one that does.
+    #[error("`{}`: tensor `{name}` {problem}", path.display())]
+    AdapterTensor {
+        /// The adapter file.
+        path: PathBuf,
+        /// The tensor, as named in the file.
+        name: String,
+        /// The rest of the sentence.
+        problem: String,
+    },
+
+    /// `target_modules` names a module that cannot carry LoRA here.
+    #[error(
+        "LoRA target `{name}` is not a projection of a Llama layer; choose \"all-linear\" or from q_proj, k_proj, \
+         v_proj, o_proj, gate_proj, up_proj, down_proj"
+    )]
+    UnknownTarget {
+        /// The name that was given.
+        name: String,
+    },
+
+    /// A weight cannot be packed into 4 bits.
+    #[error("`{name}` cannot be stored in 4 bits: the weights are damaged, or train without [bnb_4bit]")]
+    Quantize {
+        /// The tensor.
+        name: String,
+        /// What is wrong with its values.
+        source: firebrick_precision::Error,
+    },
+
+    /// A setting of the sampler is out of its range.
+    #[error("`{key}` is {got}, but must be {expected}")]
+    Sampling {
+        /// `temperature` or `top_p`.
+        key: &'static str,
+        /// The value that was given.
+        got: f32,
+        /// The range.
+        expected: &'static str,
+    },
+
+    /// A prompt is empty or leaves no room for the text to be written.
+    #[error(
+        "a prompt has {got} tokens, but must have from 1 to {room}: shorten it, ask for fewer new tokens, or raise the \
+         longest row of the run"
+    )]
+    PromptLength {
+        /// Tokens of the prompt.
+        got: usize,
+        /// The most that fit.
+        room: usize,
+    },
+
+    /// The model gave logits that no token can be chosen from.
+    #[error("logit {index} is {value}: the model's output is not finite. Lower the learning rate or check the weights")]
+    NotFinite {
+        /// The token id of the first bad logit.
+        index: usize,
+        /// Its value.
+        value: f32,
+    },
+}
+
+impl ModelError {
+    /// "cannot `action` `path`": for use in `map_err`.
+    pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(IoError) -> Self {
+        move |source| Self::Io { action, path: path.to_path_buf(), source }
+    }
+}
+
+/// How many entries of a long list a message shows.
+const SHOWN: usize = 5;
+
+/// The first entries of a list, and how many more there are.
+pub(crate) fn first_few(items: &[String]) -> String {
+    let shown = items.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join("; ");
+    match items.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown}; and {more} more"),
+    }
+}
+
+/// "1 shard", "2 shards".
+pub(crate) fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// What to do about the kinds of I/O error that a user can mend.
+fn io_advice(error: &IoError) -> &'static str {
+    match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; free space on that disk or write somewhere else",
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+            "; check the permissions or choose another place"
+        }
+        ErrorKind::NotFound => "; check the path",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_list_shows_five_and_counts_the_rest() {
+        let items = (0..7).map(|i| format!("t{i}")).collect::<Vec<_>>();
+        assert_eq!(first_few(&items), "t0; t1; t2; t3; t4; and 2 more");
+        assert_eq!(first_few(&items[..5]), "t0; t1; t2; t3; t4");
+    }
+
+    #[test]
+    fn a_full_disk_says_what_to_do() {
+        let error = ModelError::io("write", Path::new("out.safetensors"))(ErrorKind::StorageFull.into());
+        assert_eq!(
+            error.to_string(),
+            "cannot write `out.safetensors`; free space on that disk or write somewhere else"
+        );
+    }
+}

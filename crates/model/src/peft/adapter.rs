@@ -1,0 +1,294 @@
+//! The matrices of a LoRA adapter, and the adapter folder as a whole.
+//!
+//! Each adapted module has `base_model.model.{path}.lora_A.weight` `[r, in]` and `.lora_B.weight` `[out, r]`, and those
+//! are the names of its tensors everywhere. PyTorch `.bin` adapters are not read.
+
+use std::collections::BTreeMap;
+use std::fs::create_dir_all;
+use std::path::Path;
+
+use super::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, LoraConfig, TargetModules, parse_config};
+use crate::config::PROJECTIONS;
+use crate::error::ModelError;
+use crate::json::read_text;
+use crate::weights::{TensorF32, read_safetensors_f32, safetensors_names, write_safetensors_f32, write_text};
+
+/// What PEFT puts before a module's path.
+const PREFIX: &str = "base_model.model.";
+const A_SUFFIX: &str = ".lora_A.weight";
+const B_SUFFIX: &str = ".lora_B.weight";
+
+/// The names of the A and the B matrix of a module such as `model.layers.0.self_attn.q_proj`.
+pub fn tensor_names(module_path: &str) -> (String, String) {
+    (format!("{PREFIX}{module_path}{A_SUFFIX}"), format!("{PREFIX}{module_path}{B_SUFFIX}"))
+}
+
+/// Reads the settings of an adapter folder. Where PEFT would find the targets by a regular expression or by layer
+/// number, the adapter's tensors say what was found.
+///
+/// # Errors
+/// Missing or damaged files, settings that plain LoRA does not cover, tensors that are not LoRA matrices of a Llama
+/// projection, and targets that do not agree with the tensors.
+pub fn read_adapter_config(dir: &Path) -> Result<LoraConfig, ModelError> {
+    let (config_path, weights_path) = (dir.join(ADAPTER_CONFIG_FILE), dir.join(ADAPTER_WEIGHTS_FILE));
+    let not_there = |missing, advice| ModelError::NotThere { dir: dir.to_path_buf(), missing, advice };
+    if !config_path.is_file() {
+        return Err(not_there(ADAPTER_CONFIG_FILE, "Give a LoRA adapter folder in PEFT's format"));
+    }
+    if !weights_path.is_file() {
+        let advice =
+            "Copy it here; an old adapter_model.bin becomes one by loading it with PEFT and calling save_pretrained";
+        return Err(not_there(ADAPTER_WEIGHTS_FILE, advice));
+    }
+    let modules = module_paths(&weights_path, &safetensors_names(&weights_path)?)?;
+    let config = parse_config(&read_text(&config_path)?, &config_path, &modules)?;
+    check_targets(&config.target_modules, &modules, &config_path, &weights_path)?;
+    Ok(config)
+}
+
+/// Reads an adapter folder that PEFT or [`write_adapter`] wrote: its settings, and its matrices by their names in the
+/// file.
+///
+/// # Errors
+/// Those of [`read_adapter_config`], a matrix without its partner, and a rank other than `r`.
+pub fn read_adapter(dir: &Path) -> Result<(LoraConfig, BTreeMap<String, TensorF32>), ModelError> {
+    let config = read_adapter_config(dir)?;
+    let path = dir.join(ADAPTER_WEIGHTS_FILE);
+    let tensors = read_safetensors_f32(&path)?;
+    for module in module_paths(&path, &tensors.keys().cloned().collect::<Vec<_>>())? {
+        let (a, b) = tensor_names(&module);
+        check_rank(&path, &tensors, a, 0, config.r)?;
+        check_rank(&path, &tensors, b, 1, config.r)?;
+    }
+    Ok((config, tensors))
+}
+
+/// Writes an adapter folder that PEFT loads: matrices by the names of [`tensor_names`], settings and a short model
+/// card, each file atomically. Files of an older adapter in the folder are replaced.
+///
+/// # Errors
+/// A folder or file that cannot be written.
+pub fn write_adapter(dir: &Path, config: &LoraConfig, tensors: &BTreeMap<String, TensorF32>) -> Result<(), ModelError> {
+    create_dir_all(dir).map_err(ModelError::io("create", dir))?;
+    write_safetensors_f32(&dir.join(ADAPTER_WEIGHTS_FILE), tensors, &BTreeMap::new())?;
+    write_text(&dir.join(ADAPTER_CONFIG_FILE), &config.to_json())?;
+    write_text(&dir.join("README.md"), &model_card(config))
+}
+
+/// The modules that the file has matrices for, after checking that it holds nothing else.
+fn module_paths(path: &Path, names: &[String]) -> Result<Vec<String>, ModelError> {
+    let mut modules = Vec::new();
+    for name in names {
+        let stem = name.strip_suffix(A_SUFFIX).or(name.strip_suffix(B_SUFFIX));
+        let module = stem.and_then(|stem| stem.strip_prefix(PREFIX)).filter(|module| is_layer_projection(module));
+        let Some(module) = module else {
+            let problem = "is not a LoRA matrix of a Llama projection \
+                           (base_model.model.model.layers.N.*_proj.lora_A.weight or lora_B.weight). Merge this \
+                           adapter into its base with PEFT and give the merged folder as the model";
+            return Err(ModelError::AdapterTensor {
+                path: path.to_path_buf(),
+                name: name.clone(),
+                problem: problem.to_owned(),
+            });
+        };
+        modules.push(module.to_owned());
+    }
+    modules.sort();
+    modules.dedup();
+    Ok(modules)
+}
+
+fn is_layer_projection(module: &str) -> bool {
+    let parts = module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+    parts.is_some_and(|(layer, projection)| layer.parse::<usize>().is_ok() && PROJECTIONS.contains(&projection))
+}
+
+/// Settings and matrices must name the same modules.
+fn check_targets(
+    targets: &TargetModules,
+    modules: &[String],
+    config_path: &Path,
+    weights_path: &Path,
+) -> Result<(), ModelError> {
+    if let Some(module) = modules.iter().find(|module| !targets.matches(module)) {
+        let (path, name) = (weights_path.to_path_buf(), tensor_names(module).0);
+        let problem =
+            "is not among target_modules of adapter_config.json: the two files do not belong together".to_owned();
+        return Err(ModelError::AdapterTensor { path, name, problem });
+    }
+    let unused = targets.names().into_iter().find(|name| {
+        let one = TargetModules::Named(vec![name.clone()]);
+        !modules.iter().any(|module| one.matches(module))
+    });
+    match unused {
+        Some(got) => Err(ModelError::BadValue {
+            path: config_path.to_path_buf(),
+            key: "target_modules".to_owned(),
+            got: format!("\"{got}\""),
+            expected: format!("{ADAPTER_WEIGHTS_FILE} has no matrix for it: the two files do not belong together"),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Checks that a matrix is there and has rank `r` along `rank_axis`.
+fn check_rank(
+    path: &Path,
+    tensors: &BTreeMap<String, TensorF32>,
+    name: String,
+    rank_axis: usize,
+    r: usize,
+) -> Result<(), ModelError> {
+    let problem = match tensors.get(&name) {
+        None => "is missing, though its partner is there: save the adapter again".to_owned(),
+        Some(matrix) if matrix.shape.len() == 2 && matrix.shape[rank_axis] == r => return Ok(()),
+        Some(matrix) => format!("has shape {:?}, but r in {ADAPTER_CONFIG_FILE} is {r}", matrix.shape),
+    };
+    Err(ModelError::AdapterTensor { path: path.to_path_buf(), name, problem })
+}
+
+/// A README.md with the front matter that model hubs read.
+fn model_card(config: &LoraConfig) -> String {
+    let base = config.base_model_name_or_path.as_deref().unwrap_or("its base model");
+    // A hub takes only an id such as `owner/name` here, not a folder.
+    let is_id = base.split('/').count() == 2 && !base.starts_with(['.', '/', '~']) && !base.contains(['\\', ' ']);
+    let base_line = if is_id { format!("base_model: {base}\n") } else { String::new() };
+    let targets = match &config.target_modules {
+        TargetModules::AllLinear => "all linear projections".to_owned(),
+        TargetModules::Named(names) => names.join(", "),
+    };
+    let (r, alpha, kind) = (config.r, config.lora_alpha, if config.use_rslora { "rsLoRA" } else { "LoRA" });
+    format!(
+        "---\n{base_line}library_name: peft\npipeline_tag: text-generation\ntags:\n- lora\n---\n\n\
+         # {kind} adapter\n\nFor `{base}`: rank {r}, alpha {alpha}, on {targets}.\n\n\
+         ```python\nfrom peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n\
+         model = AutoModelForCausalLM.from_pretrained(\"{base}\")\n\
+         model = PeftModel.from_pretrained(model, \"path/to/this/folder\")\n```\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{File, read, read_dir, read_to_string, remove_file, write};
+
+    use tempfile::{TempDir, tempdir};
+
+    use super::*;
+    use crate::config::LlamaConfig;
+    use crate::config::tests::tiny;
+
+    fn matrix(shape: [usize; 2], start: f32) -> TensorF32 {
+        let values = (0..shape[0] * shape[1]).map(|i| start + i as f32).collect();
+        TensorF32 { shape: shape.to_vec(), values }
+    }
+
+    fn lora(names: &[&str]) -> LoraConfig {
+        LoraConfig {
+            r: 2,
+            lora_alpha: 4.0,
+            use_rslora: false,
+            target_modules: TargetModules::from_names(names.iter().map(|&name| name.to_owned()).collect()).unwrap(),
+            base_model_name_or_path: Some("owner/tiny".to_owned()),
+        }
+    }
+
+    fn matrices(lora: &LoraConfig, config: &LlamaConfig) -> BTreeMap<String, TensorF32> {
+        let one = |module: String| {
+            let projection = PROJECTIONS.into_iter().find(|projection| module.ends_with(projection)).unwrap();
+            let ([outs, ins], (a, b)) = (config.projection_shape(projection), tensor_names(&module));
+            [(a, matrix([lora.r, ins], 0.5)), (b, matrix([outs, lora.r], -3.0))]
+        };
+        lora.target_modules.module_paths(config).into_iter().flat_map(one).collect()
+    }
+
+    fn written(names: &[&str]) -> (TempDir, LoraConfig, BTreeMap<String, TensorF32>) {
+        let (dir, lora) = (tempdir().unwrap(), lora(names));
+        let tensors = matrices(&lora, &tiny(&[]).unwrap());
+        write_adapter(dir.path(), &lora, &tensors).unwrap();
+        (dir, lora, tensors)
+    }
+
+    fn rewrite_tensors(dir: &Path, change: impl FnOnce(&mut BTreeMap<String, TensorF32>)) -> String {
+        let path = dir.join(ADAPTER_WEIGHTS_FILE);
+        let mut tensors = read_safetensors_f32(&path).unwrap();
+        change(&mut tensors);
+        write_safetensors_f32(&path, &tensors, &BTreeMap::new()).unwrap();
+        read_adapter(dir).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn an_adapter_reads_back_as_written() {
+        for names in [&["all-linear"][..], &["q_proj", "v_proj"], &["model.layers.1.mlp.down_proj"]] {
+            let (dir, lora, tensors) = written(names);
+            assert_eq!(read_adapter_config(dir.path()).unwrap(), lora);
+            assert_eq!(read_adapter(dir.path()).unwrap(), (lora, tensors));
+        }
+    }
+
+    #[test]
+    fn writing_again_replaces_with_equal_bytes_and_leaves_no_other_file() {
+        let (dir, lora, tensors) = written(&["all-linear"]);
+        let before = read(dir.path().join(ADAPTER_WEIGHTS_FILE)).unwrap();
+        write_adapter(dir.path(), &lora, &tensors).unwrap();
+        assert_eq!(read(dir.path().join(ADAPTER_WEIGHTS_FILE)).unwrap(), before);
+        assert_eq!(read_dir(dir.path()).unwrap().count(), 3);
+        assert!(read_to_string(dir.path().join("README.md")).unwrap().contains("base_model: owner/tiny\n"));
+    }
+
+    #[test]
+    fn missing_files_and_bin_adapters_say_what_to_do() {
+        let (dir, ..) = written(&["q_proj"]);
+        remove_file(dir.path().join(ADAPTER_WEIGHTS_FILE)).unwrap();
+        File::create(dir.path().join("adapter_model.bin")).unwrap();
+        assert!(read_adapter(dir.path()).unwrap_err().to_string().contains("adapter_model.bin becomes one"));
+        remove_file(dir.path().join(ADAPTER_CONFIG_FILE)).unwrap();
+        assert!(read_adapter(dir.path()).unwrap_err().to_string().contains("no adapter_config.json"));
+    }
+
+    #[test]
+    fn tensors_that_are_not_lora_matrices_are_refused_by_name() {
+        let names = [
+            "base_model.model.model.embed_tokens.lora_embedding_A",
+            "base_model.model.lm_head.lora_A.weight",
+            "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector",
+            "model.layers.0.self_attn.q_proj.lora_A.weight",
+            "base_model.model.model.layers.x.self_attn.q_proj.lora_A.weight",
+        ];
+        for name in names {
+            let (dir, ..) = written(&["q_proj"]);
+            let message = rewrite_tensors(dir.path(), |tensors| {
+                tensors.insert(name.to_owned(), matrix([2, 8], 0.0));
+            });
+            assert!(message.contains(name) && message.contains("not a LoRA matrix"), "{message}");
+        }
+    }
+
+    #[test]
+    fn ranks_and_partners_are_checked() {
+        let key = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight";
+        let (dir, ..) = written(&["q_proj"]);
+        let message = rewrite_tensors(dir.path(), |tensors| tensors.get_mut(key).unwrap().shape.reverse());
+        assert!(message.contains(key) && message.contains("r in adapter_config.json is 2"), "{message}");
+        let message = rewrite_tensors(dir.path(), |tensors| drop(tensors.remove(key)));
+        assert!(message.contains(key) && message.contains("is missing"), "{message}");
+    }
+
+    #[test]
+    fn targets_and_matrices_must_agree() {
+        let (dir, ..) = written(&["q_proj"]);
+        for (names, part) in [(&["k_proj"][..], "not among target_modules"), (&["q_proj", "k_proj"], "\"k_proj\"")] {
+            write(dir.path().join(ADAPTER_CONFIG_FILE), lora(names).to_json()).unwrap();
+            let message = read_adapter(dir.path()).unwrap_err().to_string();
+            assert!(message.contains(part) && message.contains("do not belong together"), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_base_folder_is_not_written_as_a_hub_id() {
+        let card = |base: &str| {
+            model_card(&LoraConfig { base_model_name_or_path: Some(base.to_owned()), ..lora(&["q_proj"]) })
+        };
+        assert!(card("owner/name").contains("base_model:"));
+        assert!(!card("/models/tiny").contains("base_model:") && !card("./tiny").contains("base_model:"));
+    }
+}

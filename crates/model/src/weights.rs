@@ -1,0 +1,392 @@
+//! Weights in a Hugging Face folder: `model.safetensors`, or shards with `model.safetensors.index.json`.
+//!
+//! Opening a folder reads every shard's header and compares the file's length with it, so that a download that did not
+//! finish is found before any weight is read. Tensors are then read one at a time with plain positioned reads: at most
+//! one tensor is in host memory, and no `unsafe` memory map is needed. PyTorch `.bin` files are not read.
+
+mod expected;
+mod shard;
+mod write;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+use serde_json::Value;
+
+use self::expected::deciding_keys;
+pub use self::expected::{expected_tensors, parameter_count};
+use self::shard::Shard;
+pub(crate) use self::write::write_text;
+pub use self::write::{SavedDtype, write_hf_folder, write_safetensors, write_safetensors_f32};
+use crate::error::{ModelError, counted, first_few};
+use crate::json::{JsonObject, parse_object, read_text};
+
+/// The file of a model that is not split.
+pub const WEIGHTS_FILE: &str = "model.safetensors";
+/// The file that says which shard holds which tensor.
+pub const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// How a tensor is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Number format of the elements.
+    pub dtype: Dtype,
+    /// Rows first, as in PyTorch.
+    pub shape: Vec<usize>,
+}
+
+impl TensorInfo {
+    /// Bytes that the tensor takes in a file.
+    pub fn byte_len(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8
+    }
+}
+
+/// A tensor as stored: little-endian bytes, row by row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorBytes {
+    /// Number format of the elements.
+    pub dtype: Dtype,
+    /// Rows first, as in PyTorch.
+    pub shape: Vec<usize>,
+    /// The elements.
+    pub bytes: Vec<u8>,
+}
+
+/// A tensor in f32 on the host, row by row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorF32 {
+    /// Rows first, as in PyTorch.
+    pub shape: Vec<usize>,
+    /// The elements; as many as the product of `shape`.
+    pub values: Vec<f32>,
+}
+
+/// The weights of a model folder, checked but not read.
+#[derive(Debug)]
+pub struct HfFolder {
+    dir: PathBuf,
+    shards: Vec<Shard>,
+    /// The shard that holds each tensor.
+    holder: BTreeMap<String, usize>,
+}
+
+impl HfFolder {
+    /// Opens a model folder. `model.safetensors` wins over an index, as in transformers.
+    ///
+    /// # Errors
+    /// No weights; shards that are missing, cut short or damaged; an index that does not fit its shards.
+    pub fn open(dir: &Path) -> Result<Self, ModelError> {
+        let dir = dir.to_path_buf();
+        if dir.join(WEIGHTS_FILE).is_file() {
+            let shard = Shard::open(&dir.join(WEIGHTS_FILE))?;
+            let holder = shard.names().map(|name| (name, 0)).collect();
+            return Ok(Self { dir, shards: vec![shard], holder });
+        }
+        if !dir.join(INDEX_FILE).is_file() {
+            let missing = "model.safetensors and no model.safetensors.index.json";
+            let advice = "Give a folder with safetensors weights; convert pytorch_model.bin by loading it with \
+                          transformers and calling save_pretrained";
+            return Err(ModelError::NotThere { dir, missing, advice });
+        }
+        Self::open_sharded(dir)
+    }
+
+    fn open_sharded(dir: PathBuf) -> Result<Self, ModelError> {
+        let by_shard = read_index(&dir.join(INDEX_FILE))?;
+        let missing = by_shard.iter().filter(|(file, _)| !dir.join(file).is_file());
+        let missing = missing.map(|(file, names)| {
+            let names = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>();
+            format!("{file} (needed by {}: {})", counted(names.len(), "tensor"), first_few(&names).replace(';', ","))
+        });
+        let missing = missing.collect::<Vec<_>>();
+        if !missing.is_empty() {
+            return Err(ModelError::MissingShards { dir, shards: missing });
+        }
+        let (mut shards, mut holder) = (Vec::new(), BTreeMap::new());
+        for (file, names) in by_shard {
+            let shard = Shard::open(&dir.join(file))?;
+            let absent = names.iter().filter(|name| shard.info(name).is_none()).cloned().collect::<Vec<_>>();
+            if !absent.is_empty() {
+                return Err(ModelError::NotInShard { path: shard.path().to_path_buf(), tensors: absent });
+            }
+            holder.extend(names.into_iter().map(|name| (name, shards.len())));
+            shards.push(shard);
+        }
+        Ok(Self { dir, shards, holder })
+    }
+
+    /// The folder that was opened.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// All tensor names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.holder.keys().map(String::as_str)
+    }
+
+    /// Whether a tensor of this name is there.
+    pub fn contains(&self, name: &str) -> bool {
+        self.holder.contains_key(name)
+    }
+
+    /// How a tensor is stored.
+    ///
+    /// # Errors
+    /// No tensor of this name.
+    pub fn info(&self, name: &str) -> Result<TensorInfo, ModelError> {
+        let (_, info) = self.locate(name)?;
+        Ok(TensorInfo { dtype: info.dtype, shape: info.shape.clone() })
+    }
+
+    /// The file that holds a tensor.
+    ///
+    /// # Errors
+    /// No tensor of this name.
+    pub fn file_of(&self, name: &str) -> Result<&Path, ModelError> {
+        self.locate(name).map(|(shard, _)| shard.path())
+    }
+
+    /// Reads one tensor as stored.
+    ///
+    /// # Errors
+    /// No tensor of this name, or a failed read.
+    pub fn read(&self, name: &str) -> Result<TensorBytes, ModelError> {
+        self.locate(name)?.0.read(name)
+    }
+
+    /// Reads one tensor stored as F32, BF16 or F16 into f32. Besides the result, one block of 1 MiB is held.
+    ///
+    /// # Errors
+    /// No tensor of this name, a shape other than `expected_shape` (which config.json decides), another number format,
+    /// or a failed read.
+    pub fn read_f32(&self, name: &str, expected_shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        let (shard, info) = self.locate(name)?;
+        if info.shape != expected_shape {
+            return Err(ModelError::WrongShape {
+                name: name.to_owned(),
+                path: shard.path().to_path_buf(),
+                expected: expected_shape.to_vec(),
+                got: info.shape.clone(),
+                keys: deciding_keys(name),
+            });
+        }
+        shard.read_f32(name)
+    }
+
+    fn locate(&self, name: &str) -> Result<(&Shard, &safetensors::tensor::TensorInfo), ModelError> {
+        let found =
+            self.holder.get(name).and_then(|&shard| Some((&self.shards[shard], self.shards[shard].info(name)?)));
+        found.ok_or_else(|| ModelError::MissingTensor { dir: self.dir.clone(), name: name.to_owned() })
+    }
+}
+
+/// The names in one safetensors file, by its header alone.
+pub(crate) fn safetensors_names(path: &Path) -> Result<Vec<String>, ModelError> {
+    Ok(Shard::open(path)?.names().collect())
+}
+
+/// Reads every tensor of one safetensors file into f32; meant for small files such as adapters.
+///
+/// # Errors
+/// A file that cannot be read, is cut short or damaged, or holds another number format than F32, BF16, F16.
+pub fn read_safetensors_f32(path: &Path) -> Result<BTreeMap<String, TensorF32>, ModelError> {
+    let shard = Shard::open(path)?;
+    let read = |name: String| {
+        let tensor = TensorF32 { shape: shard.known(&name).shape.clone(), values: shard.read_f32(&name)? };
+        Ok((name, tensor))
+    };
+    shard.names().map(read).collect()
+}
+
+/// The tensors that the index places in each shard.
+fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>, ModelError> {
+    let map = parse_object(&read_text(path)?, path)?;
+    let json = JsonObject::new(path, &map);
+    let weight_map = json.get("weight_map");
+    let weight_map = json.required("weight_map", weight_map, "an object of tensor names and shard files")?;
+    let wrong = || json.wrong_type("weight_map", "an object of tensor names and shard files", weight_map);
+    let mut by_shard = BTreeMap::<String, Vec<String>>::new();
+    for (name, file) in weight_map.as_object().ok_or_else(wrong)? {
+        let Value::String(file) = file else { return Err(wrong()) };
+        by_shard.entry(file.clone()).or_default().push(name.clone());
+    }
+    Ok(by_shard)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{File, OpenOptions, copy, read, remove_file, write};
+
+    use serde_json::json;
+    use tempfile::{TempDir, tempdir};
+
+    use super::*;
+    use crate::config::LlamaConfig;
+    use crate::config::tests::tiny;
+
+    fn values(name: &str, len: usize) -> Vec<f32> {
+        let start = name.bytes().map(u32::from).sum::<u32>() as f32;
+        (0..len).map(|i| start + i as f32 * 0.25).collect()
+    }
+
+    /// The tiny model of the config tests, in three shards.
+    fn sharded() -> (TempDir, PathBuf, LlamaConfig) {
+        let (temp, config) = (tempdir().unwrap(), tiny(&[]).unwrap());
+        let dir = temp.path().join("model");
+        let shapes = expected_tensors(&config).into_iter().collect::<BTreeMap<_, _>>();
+        let fetch = |name: &str| Ok(values(name, shapes[name].iter().product()));
+        write::write_sharded(&dir, &config, SavedDtype::F32, None, 2_000, fetch).unwrap();
+        assert!(dir.join("model-00001-of-00003.safetensors").is_file());
+        (temp, dir, config)
+    }
+
+    #[test]
+    fn every_tensor_of_a_sharded_folder_reads_back() {
+        let (_temp, dir, config) = sharded();
+        let folder = HfFolder::open(&dir).unwrap();
+        folder.check_complete(&config).unwrap();
+        for (name, shape) in expected_tensors(&config) {
+            assert_eq!(folder.read_f32(&name, &shape).unwrap(), values(&name, shape.iter().product()), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_missing_shard_is_named_with_the_tensors_that_need_it() {
+        let (_temp, dir, _) = sharded();
+        remove_file(dir.join("model-00002-of-00003.safetensors")).unwrap();
+        let message = HfFolder::open(&dir).unwrap_err().to_string();
+        for part in ["lacks 1 shard", "model-00002-of-00003.safetensors (needed by", "`model.layers.", "Download"] {
+            assert!(message.contains(part), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_truncated_shard_is_found_at_open() {
+        let (_temp, dir, _) = sharded();
+        let path = dir.join("model-00003-of-00003.safetensors");
+        let full = path.metadata().unwrap().len();
+        for length in [full - 1, 40, 3, 0] {
+            OpenOptions::new().write(true).open(&path).unwrap().set_len(length).unwrap();
+            let error = HfFolder::open(&dir).unwrap_err();
+            match error {
+                ModelError::WrongLength { expected, got, .. } => {
+                    assert!(got == length && (expected == full || length == 40))
+                }
+                ModelError::BadHeader { .. } => assert!(length < 8),
+                other => panic!("{other}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_damaged_header_is_refused() {
+        let temp = tempdir().unwrap();
+        let path = temp.path().join(WEIGHTS_FILE);
+        let header = |json: &str| [&(json.len() as u64).to_le_bytes(), json.as_bytes()].concat();
+        let cases = [
+            (header(r#"{"a":{"dtype":"F99","shape":[1],"data_offsets":[0,0]}}"#), "F99"),
+            (header(r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#), "header"),
+            (u64::MAX.to_le_bytes().to_vec(), "header"),
+            (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n".to_vec(), "git lfs pull"),
+            (b"<html><body>Access to this model is restricted</body></html>".to_vec(), "header"),
+        ];
+        for (bytes, part) in cases {
+            write(&path, bytes).unwrap();
+            let error = HfFolder::open(temp.path()).unwrap_err();
+            assert!(matches!(error, ModelError::BadHeader { .. }), "{error}");
+            assert!(error.to_string().contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_index_that_does_not_fit_its_shards_is_refused() {
+        let (_temp, dir, _) = sharded();
+        let first = dir.join("model-00001-of-00003.safetensors");
+        copy(&first, dir.join("model-00002-of-00003.safetensors")).unwrap();
+        let error = HfFolder::open(&dir).unwrap_err();
+        assert!(matches!(error, ModelError::NotInShard { .. }), "{error}");
+        write(dir.join(INDEX_FILE), r#"{"weight_map": ["a"]}"#).unwrap();
+        assert!(matches!(HfFolder::open(&dir).unwrap_err(), ModelError::WrongType { .. }));
+    }
+
+    #[test]
+    fn a_folder_without_safetensors_says_how_to_convert() {
+        let temp = tempdir().unwrap();
+        File::create(temp.path().join("pytorch_model.bin")).unwrap();
+        assert!(HfFolder::open(temp.path()).unwrap_err().to_string().contains("save_pretrained"));
+    }
+
+    #[test]
+    fn a_shape_that_disagrees_with_the_config_names_the_keys() {
+        let (_temp, dir, _) = sharded();
+        let folder = HfFolder::open(&dir).unwrap();
+        let message = folder.read_f32("model.layers.0.self_attn.k_proj.weight", &[8, 8]).unwrap_err().to_string();
+        for part in ["[4, 8]", "[8, 8]", "num_key_value_heads", "model-00001-of-00003"] {
+            assert!(message.contains(part), "{message}");
+        }
+    }
+
+    #[test]
+    fn all_wrong_and_missing_tensors_come_in_one_error() {
+        let (_temp, dir, _) = sharded();
+        let folder = HfFolder::open(&dir).unwrap();
+        let wider = tiny(&[("intermediate_size", json!(16)), ("num_hidden_layers", json!(3))]).unwrap();
+        let message = folder.check_complete(&wider).unwrap_err().to_string();
+        // Three projections in each of two layers, and nine tensors of a third layer.
+        for part in ["15 tensors", "[12, 8]", "[16, 8]", "intermediate_size", "and 10 more"] {
+            assert!(message.contains(part), "{message}");
+        }
+        let narrower = tiny(&[("num_hidden_layers", json!(1))]).unwrap();
+        assert!(folder.check_complete(&narrower).unwrap_err().to_string().contains("no place for it"));
+    }
+
+    #[test]
+    fn an_untied_model_needs_its_head_and_a_tied_one_does_not() {
+        let (temp, config) = (tempdir().unwrap(), tiny(&[("tie_word_embeddings", json!(true))]).unwrap());
+        let dir = temp.path().join("tied");
+        let shapes = expected_tensors(&config).into_iter().collect::<BTreeMap<_, _>>();
+        write_hf_folder(&dir, &config, SavedDtype::F32, None, |name| Ok(vec![0.0; shapes[name].iter().product()]))
+            .unwrap();
+        let folder = HfFolder::open(&dir).unwrap();
+        assert!(!folder.contains("lm_head.weight"));
+        folder.check_complete(&config).unwrap();
+        let message = folder.check_complete(&tiny(&[]).unwrap()).unwrap_err().to_string();
+        assert!(message.contains("lm_head.weight") && message.contains("tie_word_embeddings"), "{message}");
+    }
+
+    #[test]
+    fn half_formats_read_into_f32_and_others_are_refused() {
+        let temp = tempdir().unwrap();
+        let path = temp.path().join(WEIGHTS_FILE);
+        let stored = [("b", Dtype::BF16), ("h", Dtype::F16), ("i", Dtype::I64)];
+        let infos = stored.map(|(name, dtype)| (name.to_owned(), TensorInfo { dtype, shape: vec![2] }));
+        let bytes = |name: &str| {
+            Ok(match name {
+                "b" => [half::bf16::from_f32(1.5), half::bf16::from_f32(-3e38)].map(|x| x.to_le_bytes()).concat(),
+                "h" => [half::f16::from_f32(0.25), half::f16::from_f32(-65504.0)].map(|x| x.to_le_bytes()).concat(),
+                _ => vec![0; 16],
+            })
+        };
+        write_safetensors(&path, &BTreeMap::from(infos), &BTreeMap::new(), bytes).unwrap();
+        let folder = HfFolder::open(temp.path()).unwrap();
+        assert_eq!(folder.read_f32("b", &[2]).unwrap(), [1.5, half::bf16::from_f32(-3e38).to_f32()]);
+        assert_eq!(folder.read_f32("h", &[2]).unwrap(), [0.25, -65504.0]);
+        assert_eq!(folder.read("i").unwrap(), TensorBytes { dtype: Dtype::I64, shape: vec![2], bytes: vec![0; 16] });
+        assert!(folder.read_f32("i", &[2]).unwrap_err().to_string().contains("stored as I64"));
+        assert!(matches!(folder.read("absent"), Err(ModelError::MissingTensor { .. })));
+    }
+
+    #[test]
+    fn a_tensor_larger_than_one_read_block_reads_whole() {
+        let temp = tempdir().unwrap();
+        let large = TensorF32 { shape: vec![700_001], values: values("large", 700_001) };
+        let path = temp.path().join(WEIGHTS_FILE);
+        write_safetensors_f32(&path, &BTreeMap::from([("large".to_owned(), large.clone())]), &BTreeMap::new()).unwrap();
+        assert_eq!(HfFolder::open(temp.path()).unwrap().read_f32("large", &[700_001]).unwrap(), large.values);
+        assert_eq!(read_safetensors_f32(&path).unwrap()["large"], large);
+        assert_eq!(read(&path).unwrap().len() % 4, 0);
+    }
+}

@@ -1,0 +1,352 @@
+//! Writing safetensors files and whole model folders, one tensor in memory at a time.
+//!
+//! A file appears under its name only when it is complete and on the disk; so does a folder. Equal tensors give equal
+//! bytes, in the layout of the reference writer: widest element type first, then by name.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::fs::{File, copy, create_dir_all, read_dir, remove_dir, remove_dir_all, remove_file, rename};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use half::bf16;
+use safetensors::Dtype;
+use serde_json::{Map, Value, json, to_string_pretty, to_vec};
+
+use super::{INDEX_FILE, TensorF32, TensorInfo, WEIGHTS_FILE, expected_tensors};
+use crate::config::{CONFIG_FILE, GENERATION_CONFIG_FILE, LlamaConfig};
+use crate::error::ModelError;
+
+/// The largest shard of a saved model, in bytes.
+const MAX_SHARD_BYTES: usize = 5_000_000_000;
+
+/// What belongs to a model beside its weights and sizes, copied when it is saved.
+const COMPANION_FILES: [&str; 9] = [
+    GENERATION_CONFIG_FILE,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+];
+
+/// The number format of a saved model's weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SavedDtype {
+    /// As held in memory.
+    F32,
+    /// Rounded to nearest, ties to even.
+    Bf16,
+}
+
+impl SavedDtype {
+    /// As safetensors names it.
+    fn stored(self) -> Dtype {
+        match self {
+            Self::F32 => Dtype::F32,
+            Self::Bf16 => Dtype::BF16,
+        }
+    }
+
+    /// As config.json names it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::Bf16 => "bfloat16",
+        }
+    }
+
+    fn bytes(self, values: &[f32]) -> Vec<u8> {
+        match self {
+            Self::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            Self::Bf16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
+        }
+    }
+}
+
+/// Writes a safetensors file atomically. `bytes_of` is asked for one tensor at a time, little-endian; `metadata` gains
+/// `format: pt`, which transformers asks for.
+///
+/// # Errors
+/// A failed write, or an error of `bytes_of`; what stood at `path` before is then still there.
+///
+/// # Panics
+/// If `bytes_of` gives another number of bytes than the tensor's info asks for.
+pub fn write_safetensors(
+    path: &Path,
+    tensors: &BTreeMap<String, TensorInfo>,
+    metadata: &BTreeMap<String, String>,
+    mut bytes_of: impl FnMut(&str) -> Result<Vec<u8>, ModelError>,
+) -> Result<(), ModelError> {
+    let mut order = tensors.iter().collect::<Vec<_>>();
+    // The sort is stable, so names stay in order within an element type.
+    order.sort_by_key(|(_, info)| Reverse(info.dtype));
+    let header = header(&order, metadata);
+    write_atomically(path, |file| {
+        let mut put = |bytes: &[u8]| file.write_all(bytes).map_err(ModelError::io("write", path));
+        put(&(header.len() as u64).to_le_bytes())?;
+        put(&header)?;
+        for (name, info) in &order {
+            let bytes = bytes_of(name)?;
+            assert_eq!(bytes.len(), info.byte_len(), "bytes of `{name}`");
+            put(&bytes)?;
+        }
+        Ok(())
+    })
+}
+
+/// Writes f32 tensors held in memory as one safetensors file; see [`write_safetensors`].
+///
+/// # Errors
+/// A failed write; what stood at `path` before is then still there.
+pub fn write_safetensors_f32(
+    path: &Path,
+    tensors: &BTreeMap<String, TensorF32>,
+    metadata: &BTreeMap<String, String>,
+) -> Result<(), ModelError> {
+    let info = |tensor: &TensorF32| TensorInfo { dtype: Dtype::F32, shape: tensor.shape.clone() };
+    let infos = tensors.iter().map(|(name, tensor)| (name.clone(), info(tensor))).collect();
+    write_safetensors(path, &infos, metadata, |name| Ok(SavedDtype::F32.bytes(&tensors[name].values)))
+}
+
+/// Writes a model as a Hugging Face folder: config.json, weights in shards of at most 5 GB, and the tokenizer and
+/// generation files of `companions_from`. `fetch` is asked once for each of [`expected_tensors`]. The folder appears
+/// under its name only when it is complete.
+///
+/// # Errors
+/// A folder that already holds something, a failed write, or an error of `fetch`; nothing is then left behind.
+///
+/// # Panics
+/// If `fetch` gives another number of values than the tensor's shape asks for.
+pub fn write_hf_folder(
+    dir: &Path,
+    config: &LlamaConfig,
+    dtype: SavedDtype,
+    companions_from: Option<&Path>,
+    fetch: impl FnMut(&str) -> Result<Vec<f32>, ModelError>,
+) -> Result<(), ModelError> {
+    write_sharded(dir, config, dtype, companions_from, MAX_SHARD_BYTES, fetch)
+}
+
+/// [`write_hf_folder`] with another shard size.
+pub(super) fn write_sharded(
+    dir: &Path,
+    config: &LlamaConfig,
+    dtype: SavedDtype,
+    companions_from: Option<&Path>,
+    max_shard_bytes: usize,
+    mut fetch: impl FnMut(&str) -> Result<Vec<f32>, ModelError>,
+) -> Result<(), ModelError> {
+    if read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
+        return Err(ModelError::AlreadyExists { dir: dir.to_path_buf() });
+    }
+    let partial = partial_path(dir);
+    // Left by a run that was killed; ours by its name.
+    remove_dir_all(&partial).ok();
+    create_dir_all(&partial).map_err(ModelError::io("create", dir))?;
+    let mut write_all = || {
+        write_shards(&partial, &plan_shards(config, dtype, max_shard_bytes), dtype, &mut fetch)?;
+        if let Some(from) = companions_from {
+            copy_companions(from, &partial)?;
+        }
+        write_text(&partial.join(CONFIG_FILE), &config.text_with_dtype(dtype.name()))?;
+        // An empty folder in the way would stop the rename on some systems.
+        remove_dir(dir).ok();
+        rename(&partial, dir).map_err(ModelError::io("create", dir))?;
+        sync_parent(dir)
+    };
+    let result = write_all();
+    if result.is_err() {
+        remove_dir_all(&partial).ok();
+    }
+    result
+}
+
+/// Writes a small text file atomically.
+pub(crate) fn write_text(path: &Path, text: &str) -> Result<(), ModelError> {
+    write_atomically(path, |file| file.write_all(text.as_bytes()).map_err(ModelError::io("write", path)))
+}
+
+/// Lets `fill` write to a neighbouring file, brings that to the disk, and only then gives it its name.
+fn write_atomically(
+    path: &Path,
+    fill: impl FnOnce(&mut BufWriter<File>) -> Result<(), ModelError>,
+) -> Result<(), ModelError> {
+    let partial = partial_path(path);
+    let mut file = BufWriter::new(File::create(&partial).map_err(ModelError::io("create", path))?);
+    let result = fill(&mut file)
+        .and_then(|()| file.flush().map_err(ModelError::io("write", path)))
+        .and_then(|()| file.get_ref().sync_all().map_err(ModelError::io("write", path)))
+        .and_then(|()| rename(&partial, path).map_err(ModelError::io("write", path)))
+        .and_then(|()| sync_parent(path));
+    if result.is_err() {
+        remove_file(&partial).ok();
+    }
+    result
+}
+
+fn partial_path(path: &Path) -> PathBuf {
+    path.with_file_name(format!("{}.partial", path.file_name().unwrap_or_default().to_string_lossy()))
+}
+
+/// A rename lasts through a power cut once the folder itself is on the disk; only Unix can ask for that.
+fn sync_parent(path: &Path) -> Result<(), ModelError> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if cfg!(unix) {
+        File::open(parent).and_then(|dir| dir.sync_all()).map_err(ModelError::io("write", parent))?;
+    }
+    Ok(())
+}
+
+/// The JSON header, padded with spaces so that the data begins at a multiple of 8 bytes.
+fn header(order: &[(&String, &TensorInfo)], metadata: &BTreeMap<String, String>) -> Vec<u8> {
+    let mut metadata = metadata.clone();
+    metadata.entry("format".to_owned()).or_insert_with(|| "pt".to_owned());
+    let mut entries = Map::from_iter([("__metadata__".to_owned(), json!(metadata))]);
+    let mut start = 0;
+    for (name, info) in order {
+        let end = start + info.byte_len();
+        let entry = json!({"dtype": info.dtype, "shape": info.shape, "data_offsets": [start, end]});
+        entries.insert((*name).clone(), entry);
+        start = end;
+    }
+    let mut header = to_vec(&Value::Object(entries)).expect("a JSON value prints");
+    header.resize(header.len().next_multiple_of(8), b' ');
+    header
+}
+
+/// Fills shards in the model's order, each up to `max_bytes`; a tensor is never split.
+fn plan_shards(config: &LlamaConfig, dtype: SavedDtype, max_bytes: usize) -> Vec<BTreeMap<String, TensorInfo>> {
+    let mut shards = vec![BTreeMap::new()];
+    let mut filled = 0;
+    for (name, shape) in expected_tensors(config) {
+        let info = TensorInfo { dtype: dtype.stored(), shape };
+        if filled > 0 && filled + info.byte_len() > max_bytes {
+            shards.push(BTreeMap::new());
+            filled = 0;
+        }
+        filled += info.byte_len();
+        shards.last_mut().expect("there is always one shard").insert(name, info);
+    }
+    shards
+}
+
+fn write_shards(
+    dir: &Path,
+    shards: &[BTreeMap<String, TensorInfo>],
+    dtype: SavedDtype,
+    fetch: &mut impl FnMut(&str) -> Result<Vec<f32>, ModelError>,
+) -> Result<(), ModelError> {
+    let mut weight_map = BTreeMap::new();
+    for (index, tensors) in shards.iter().enumerate() {
+        let file = match shards.len() {
+            1 => WEIGHTS_FILE.to_owned(),
+            count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+        };
+        write_safetensors(&dir.join(&file), tensors, &BTreeMap::new(), |name| Ok(dtype.bytes(&fetch(name)?)))?;
+        weight_map.extend(tensors.keys().map(|name| (name.clone(), file.clone())));
+    }
+    if shards.len() == 1 {
+        return Ok(());
+    }
+    let total_size = shards.iter().flat_map(BTreeMap::values).map(TensorInfo::byte_len).sum::<usize>();
+    let index = json!({"metadata": {"total_size": total_size}, "weight_map": weight_map});
+    let text = to_string_pretty(&index).expect("a JSON value prints") + "\n";
+    write_text(&dir.join(INDEX_FILE), &text)
+}
+
+fn copy_companions(from: &Path, to: &Path) -> Result<(), ModelError> {
+    for file in COMPANION_FILES.iter().filter(|file| from.join(file).is_file()) {
+        let target = to.join(file);
+        copy(from.join(file), &target).map_err(ModelError::io("write", &target))?;
+        File::open(&target).and_then(|copied| copied.sync_all()).map_err(ModelError::io("write", &target))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{create_dir, read, read_to_string, write};
+
+    use safetensors::tensor::{TensorView, serialize};
+    use tempfile::tempdir;
+
+    use super::*;
+    use crate::config::tests::tiny;
+    use crate::weights::HfFolder;
+
+    fn one(name: &str, value: f32) -> BTreeMap<String, TensorF32> {
+        BTreeMap::from([(name.to_owned(), TensorF32 { shape: vec![1], values: vec![value] })])
+    }
+
+    #[test]
+    fn the_layout_is_the_reference_writers() {
+        let temp = tempdir().unwrap();
+        let path = temp.path().join("a.safetensors");
+        let stored = [("a", Dtype::U8), ("b", Dtype::F32), ("c", Dtype::F32)];
+        let tensors = stored.map(|(name, dtype)| (name.to_owned(), TensorInfo { dtype, shape: vec![2] }));
+        let data = |name: &str| if name == "a" { vec![1, 2] } else { vec![name.as_bytes()[0]; 8] };
+        write_safetensors(&path, &BTreeMap::from(tensors), &BTreeMap::new(), |name| Ok(data(name))).unwrap();
+
+        let bytes = stored.map(|(name, dtype)| (name, dtype, data(name)));
+        let views = bytes.iter().map(|(name, dtype, data)| (*name, TensorView::new(*dtype, vec![2], data).unwrap()));
+        let metadata = [("format".to_owned(), "pt".to_owned())].into_iter().collect();
+        assert_eq!(read(&path).unwrap(), serialize(views, Some(metadata)).unwrap());
+    }
+
+    #[test]
+    fn a_failed_write_keeps_the_old_file_and_leaves_no_other() {
+        let temp = tempdir().unwrap();
+        let path = temp.path().join("a.safetensors");
+        write_safetensors_f32(&path, &one("x", 1.0), &BTreeMap::new()).unwrap();
+        let before = read(&path).unwrap();
+        let tensors = BTreeMap::from([("x".to_owned(), TensorInfo { dtype: Dtype::F32, shape: vec![1] })]);
+        let fail = |name: &str| Err(ModelError::MissingTensor { dir: PathBuf::new(), name: name.to_owned() });
+        write_safetensors(&path, &tensors, &BTreeMap::new(), fail).unwrap_err();
+        assert_eq!(read(&path).unwrap(), before);
+        assert_eq!(read_dir(temp.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn an_unwritable_place_is_named() {
+        let temp = tempdir().unwrap();
+        let file = temp.path().join("file");
+        write(&file, "").unwrap();
+        let error = write_safetensors_f32(&file.join("a.safetensors"), &one("x", 1.0), &BTreeMap::new()).unwrap_err();
+        assert!(error.to_string().starts_with("cannot create `"), "{error}");
+        assert!(error.to_string().contains("a.safetensors"), "{error}");
+    }
+
+    #[test]
+    fn a_saved_folder_holds_config_tokenizer_and_rounded_weights() {
+        let temp = tempdir().unwrap();
+        let (from, dir) = (temp.path().join("from"), temp.path().join("to"));
+        create_dir(&from).unwrap();
+        write(from.join("tokenizer.json"), "{}").unwrap();
+        write(from.join("optimizer.pt"), "not ours").unwrap();
+        let config = tiny(&[]).unwrap();
+        let shapes = expected_tensors(&config).into_iter().collect::<BTreeMap<_, _>>();
+        // Half way between two bf16 values: ties go to the even one.
+        let fetch = |name: &str| Ok(vec![1.0 + 1.0 / 256.0; shapes[name].iter().product()]);
+        write_hf_folder(&dir, &config, SavedDtype::Bf16, Some(&from), fetch).unwrap();
+        let mut files = read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
+        files.sort();
+        assert_eq!(files, [CONFIG_FILE, WEIGHTS_FILE, "tokenizer.json"]);
+        assert!(read_to_string(dir.join(CONFIG_FILE)).unwrap().contains("\"torch_dtype\": \"bfloat16\""));
+        let folder = HfFolder::open(&dir).unwrap();
+        assert_eq!(folder.read_f32("model.norm.weight", &[8]).unwrap(), [1.0; 8]);
+        let again = write_hf_folder(&dir, &config, SavedDtype::F32, None, fetch).unwrap_err();
+        assert!(matches!(again, ModelError::AlreadyExists { .. }));
+    }
+
+    #[test]
+    fn a_folder_that_fails_half_way_leaves_nothing() {
+        let temp = tempdir().unwrap();
+        let fail = |name: &str| Err(ModelError::MissingTensor { dir: PathBuf::new(), name: name.to_owned() });
+        write_hf_folder(&temp.path().join("to"), &tiny(&[]).unwrap(), SavedDtype::F32, None, fail).unwrap_err();
+        assert_eq!(read_dir(temp.path()).unwrap().count(), 0);
+    }
+}

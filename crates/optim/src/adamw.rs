@@ -1,0 +1,239 @@
+//! AdamW over named parameters, with moments in f32 or in 8 bits, global-norm clipping, and state that can be saved.
+//!
+//! The clip coefficient is computed and used on the device: nothing is read back in a step. As in bitsandbytes, parameters of
+//! fewer than 4,096 elements keep f32 moments in the 8-bit optimizer too: they cost nothing and quantise worst.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use burn_tensor::{DType, Int, IntDType, Tensor, TensorData};
+use firebrick_kernels::{AdamW, EightBitMoments, GradientMap, Kernels, Parameter};
+use firebrick_precision::DynamicMap;
+
+use crate::error::OptimError;
+use crate::state::{HostTensor, StateData};
+
+/// Parameters below this many elements keep f32 moments (bitsandbytes' `min_8bit_size`).
+pub const SMALLEST_EIGHT_BIT: usize = 4096;
+const BLOCK: usize = 256;
+
+/// How the moments are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MomentFormat {
+    /// 8 bytes a parameter.
+    Float32,
+    /// About 2 bytes a parameter, in blocks of 256.
+    EightBit,
+}
+
+/// The constants of a run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamWConfig {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled weight decay; not applied to vectors (norm weights).
+    pub weight_decay: f64,
+    /// Largest global norm of the gradients; larger ones are scaled down to it.
+    pub max_grad_norm: Option<f64>,
+    /// How the moments are stored.
+    pub moments: MomentFormat,
+}
+
+/// What a step leaves for the log, still on the device.
+pub struct StepReport<B: Kernels> {
+    /// Global norm of the gradients before clipping, `[1]`.
+    pub grad_norm: Tensor<B, 1>,
+}
+
+enum Moments<B: Kernels> {
+    Float32(Tensor<B, 1>, Tensor<B, 1>),
+    EightBit(EightBitMoments<B>),
+}
+
+/// AdamW over named parameters.
+pub struct Optimizer<B: Kernels> {
+    config: AdamWConfig,
+    step: u64,
+    moments: BTreeMap<Arc<str>, Moments<B>>,
+}
+
+impl<B: Kernels> Optimizer<B> {
+    /// An optimizer that has taken no step.
+    pub fn new(config: AdamWConfig) -> Self {
+        Self { config, step: 0, moments: BTreeMap::new() }
+    }
+
+    /// Steps taken so far.
+    pub fn steps(&self) -> u64 {
+        self.step
+    }
+
+    /// Updates every parameter from its gradient.
+    ///
+    /// # Panics
+    /// If a parameter has no gradient, or there is a gradient without a parameter: the model made both.
+    pub fn step(
+        &mut self,
+        parameters: Vec<&mut Parameter<B>>,
+        mut gradients: GradientMap<B>,
+        learning_rate: f64,
+    ) -> StepReport<B> {
+        assert_eq!(parameters.len(), gradients.len(), "every trained parameter needs a gradient, and only those have one");
+        self.step += 1;
+        let all: Vec<_> = gradients.iter().map(|(_, gradient)| gradient.clone()).collect();
+        let grad_norm = B::squared_norm(&all).sqrt();
+        let scale = self.clip_coefficient(&grad_norm);
+        for parameter in parameters {
+            let gradient = gradients.remove(&parameter.name);
+            let gradient = gradient.unwrap_or_else(|| panic!("parameter {} has no gradient", parameter.name));
+            self.update(parameter, gradient, scale.clone(), learning_rate);
+        }
+        StepReport { grad_norm }
+    }
+
+    /// `min(1, max / (norm + 1e-6))`, as torch's `clip_grad_norm_` has it.
+    fn clip_coefficient(&self, grad_norm: &Tensor<B, 1>) -> Tensor<B, 1> {
+        match self.config.max_grad_norm {
+            Some(max) => grad_norm.clone().add_scalar(1e-6).recip().mul_scalar(max).clamp_max(1.0),
+            None => Tensor::ones([1], &grad_norm.device()),
+        }
+    }
+
+    fn update(&mut self, parameter: &mut Parameter<B>, gradient: Tensor<B, 1>, scale: Tensor<B, 1>, learning_rate: f64) {
+        let hyper = AdamW {
+            learning_rate,
+            beta1: self.config.beta1,
+            beta2: self.config.beta2,
+            epsilon: self.config.epsilon,
+            weight_decay: if parameter.shape.len() < 2 { 0.0 } else { self.config.weight_decay },
+            step: self.step,
+        };
+        let moments = self.moments.remove(&parameter.name).unwrap_or_else(|| self.zero_moments(parameter));
+        let value = parameter.value.clone();
+        let (value, moments) = match moments {
+            Moments::Float32(first, second) => {
+                let (value, (first, second)) = B::adamw(value, gradient, (first, second), scale, &hyper);
+                (value, Moments::Float32(first, second))
+            }
+            Moments::EightBit(moments) => {
+                let (value, moments) = B::adamw_8bit(value, gradient, moments, scale, &hyper);
+                (value, Moments::EightBit(moments))
+            }
+        };
+        parameter.value = value;
+        self.moments.insert(parameter.name.clone(), moments);
+    }
+
+    fn is_eight_bit(&self, parameter: &Parameter<B>) -> bool {
+        self.config.moments == MomentFormat::EightBit && parameter.elements() >= SMALLEST_EIGHT_BIT
+    }
+
+    fn zero_moments(&self, parameter: &Parameter<B>) -> Moments<B> {
+        let (device, elements) = (parameter.value.device(), parameter.elements());
+        if !self.is_eight_bit(parameter) {
+            let zeros = Tensor::zeros([elements], &device);
+            return Moments::Float32(zeros.clone(), zeros);
+        }
+        let blocks = elements.div_ceil(BLOCK);
+        let codes = |map: &DynamicMap| upload_codes::<B>(&vec![map.nearest(0.0); blocks * BLOCK], &device);
+        Moments::EightBit(EightBitMoments {
+            first_codes: codes(DynamicMap::signed()),
+            first_absmax: Tensor::zeros([blocks], &device),
+            second_codes: codes(DynamicMap::unsigned()),
+            second_absmax: Tensor::zeros([blocks], &device),
+        })
+    }
+
+    /// The state by name, for a checkpoint. Reads the device.
+    pub fn save(&self) -> HostTensor {
+        let mut state = HostTensor::new();
+        for (name, moments) in &self.moments {
+            let mut put = |part: &str, data| state.insert(format!("{name}.{part}"), data);
+            match moments {
+                Moments::Float32(first, second) => {
+                    put("exp_avg", read_f32(first));
+                    put("exp_avg_sq", read_f32(second));
+                }
+                Moments::EightBit(moments) => {
+                    put("exp_avg.codes", read_codes(&moments.first_codes));
+                    put("exp_avg.absmax", read_f32(&moments.first_absmax));
+                    put("exp_avg_sq.codes", read_codes(&moments.second_codes));
+                    put("exp_avg_sq.absmax", read_f32(&moments.second_absmax));
+                }
+            }
+        }
+        state
+    }
+
+    /// Takes a saved state for the given parameters, after `steps` steps.
+    ///
+    /// # Errors
+    /// A state that lacks a tensor or holds one of another size or format.
+    pub fn load(
+        &mut self,
+        parameters: &[&mut Parameter<B>],
+        mut state: HostTensor,
+        steps: u64,
+    ) -> Result<(), OptimError> {
+        self.step = steps;
+        for parameter in parameters {
+            let (device, elements) = (parameter.value.device(), parameter.elements());
+            let mut floats = |part: &str, length| {
+                take_f32(&mut state, format!("{}.{part}", parameter.name), length)
+                    .map(|values| Tensor::<B, 1>::from_floats(values.as_slice(), &device))
+            };
+            let moments = if self.is_eight_bit(parameter) {
+                let blocks = elements.div_ceil(BLOCK);
+                let (first_absmax, second_absmax) = (floats("exp_avg.absmax", blocks)?, floats("exp_avg_sq.absmax", blocks)?);
+                let mut codes = |part: &str| {
+                    take_u8(&mut state, format!("{}.{part}", parameter.name), blocks * BLOCK)
+                        .map(|values| upload_codes::<B>(&values, &device))
+                };
+                let (first_codes, second_codes) = (codes("exp_avg.codes")?, codes("exp_avg_sq.codes")?);
+                Moments::EightBit(EightBitMoments { first_codes, first_absmax, second_codes, second_absmax })
+            } else {
+                Moments::Float32(floats("exp_avg", elements)?, floats("exp_avg_sq", elements)?)
+            };
+            self.moments.insert(parameter.name.clone(), moments);
+        }
+        Ok(())
+    }
+}
+
+fn upload_codes<B: Kernels>(codes: &[u8], device: &B::Device) -> Tensor<B, 1, Int> {
+    let dtype: DType = B::code_dtype().into();
+    Tensor::from_data(TensorData::new(codes.to_vec(), [codes.len()]).convert_dtype(dtype), (device, dtype))
+}
+
+fn read_f32<B: Kernels>(tensor: &Tensor<B, 1>) -> StateData {
+    StateData::F32(tensor.to_data().to_vec::<f32>().expect("moments are f32"))
+}
+
+fn read_codes<B: Kernels>(tensor: &Tensor<B, 1, Int>) -> StateData {
+    let data = tensor.clone().cast(IntDType::I32).into_data().convert::<u8>();
+    StateData::U8(data.to_vec::<u8>().expect("codes were just converted to bytes"))
+}
+
+fn take_f32(state: &mut HostTensor, name: String, length: usize) -> Result<Vec<f32>, OptimError> {
+    match state.remove(&name) {
+        Some(StateData::F32(values)) if values.len() == length => Ok(values),
+        Some(other) => Err(mismatch(name, format!("{length} f32 values"), &other)),
+        None => Err(OptimError::Missing { name }),
+    }
+}
+
+fn take_u8(state: &mut HostTensor, name: String, length: usize) -> Result<Vec<u8>, OptimError> {
+    match state.remove(&name) {
+        Some(StateData::U8(values)) if values.len() == length => Ok(values),
+        Some(other) => Err(mismatch(name, format!("{length} bytes"), &other)),
+        None => Err(OptimError::Missing { name }),
+    }
+}
+
+fn mismatch(name: String, expected: String, got: &StateData) -> OptimError {
+    OptimError::Mismatch { name, expected, got: got.describe() }
+}

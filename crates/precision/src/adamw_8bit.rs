@@ -1,0 +1,323 @@
+//! One step of AdamW with block-wise 8-bit moments, on the host: the oracle of every device version.
+//!
+//! Follows `kOptimizerStatic8bit2StateBlockwise` (ADAM) of bitsandbytes' csrc/kernels.cu. Per value, with gradient g
+//! scaled by `gradient_scale`, moments m and v dequantised with their block's scale, and t the step:
+//!
+//! ```text
+//! v ← v·β₂ + (1 − β₂)·g²
+//! m ← m·β₁ + (1 − β₁)·g
+//! c₁ = 1 − β₁ᵗ,  c₂ = √(1 − β₂ᵗ)
+//! p ← p − (lr·c₂/c₁) · m / (√v + c₂·ε)        which is p − lr·m̂ / (√v̂ + ε) with m̂ = m/c₁, v̂ = v/c₂²
+//! p ← p · (1 − lr·decay)                      decoupled, after the update, only where decay > 0
+//! ```
+//!
+//! Then m is quantised with the signed map and v with the unsigned one, each divided by the new largest magnitude of
+//! its block of 256. A code of m whose value has the other sign bit than m moves one towards it, so no direction is
+//! ever turned round by rounding; zero counts as positive. A value whose gradient is NaN or infinite keeps its
+//! parameter and loses both moments. A block of zeros gets code 255 in m (0, moved one down, wraps round) and code 0
+//! in v, and zero scales.
+//!
+//! The kernel computes with approximate powers, divisions and fused multiply-adds; here all is plain f32, the powers
+//! f64, so the two agree to rounding, not to the bit. (bitsandbytes' CPU version decays before the update, has no sign
+//! rule and quantises through a coarser table; it is not the model here.)
+//!
+//! Gives up speed: it is read beside a kernel, and run in tests and on small states.
+
+use crate::blockwise::{BLOCK_SIZE, BlockwiseQuantized, largest_magnitude};
+use crate::dynamic_map::DynamicMap;
+use crate::error::{Error, Result};
+
+/// Hyperparameters of one step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamW8bit {
+    /// Step size.
+    pub learning_rate: f32,
+    /// Decay of the first moment.
+    pub beta1: f32,
+    /// Decay of the second moment.
+    pub beta2: f32,
+    /// Added to the root of the bias-corrected second moment.
+    pub eps: f32,
+    /// Decoupled weight decay: a share `learning_rate * weight_decay` of each parameter goes.
+    pub weight_decay: f32,
+    /// Multiplies every gradient first: global-norm clipping.
+    pub gradient_scale: f32,
+}
+
+impl Default for AdamW8bit {
+    /// bitsandbytes' defaults for `AdamW8bit`.
+    fn default() -> Self {
+        Self { learning_rate: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 1e-2, gradient_scale: 1.0 }
+    }
+}
+
+/// The two moments of one parameter tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AdamW8bitState {
+    /// Running mean of the gradients, under [`DynamicMap::signed`].
+    pub first: BlockwiseQuantized,
+    /// Running mean of their squares, under [`DynamicMap::unsigned`].
+    pub second: BlockwiseQuantized,
+}
+
+impl AdamW8bitState {
+    /// Zero moments for `count` values.
+    pub fn zeros(count: usize) -> Self {
+        let absmax = vec![0.0; count.div_ceil(BLOCK_SIZE)];
+        let zeros = BlockwiseQuantized { codes: vec![0; count], absmax, block_size: BLOCK_SIZE };
+        Self { first: zeros.clone(), second: zeros }
+    }
+
+    fn check(&self, count: usize) -> Result<()> {
+        let blocks = count.div_ceil(BLOCK_SIZE);
+        let lengths = [
+            ("the first moment's codes", count, self.first.codes.len()),
+            ("the second moment's codes", count, self.second.codes.len()),
+            ("the first moment's scales", blocks, self.first.absmax.len()),
+            ("the second moment's scales", blocks, self.second.absmax.len()),
+            ("a block of the first moment", BLOCK_SIZE, self.first.block_size),
+            ("a block of the second moment", BLOCK_SIZE, self.second.block_size),
+        ];
+        match lengths.into_iter().find(|(_, expected, got)| expected != got) {
+            Some((what, expected, got)) => Err(Error::LengthMismatch { what, expected, got }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Updates `parameters` and `state` in place with `gradients`; `step` counts from 1.
+///
+/// # Errors
+/// [`Error::LengthMismatch`] when the buffers belong to tensors of different sizes, [`Error::StepZero`]; nothing is
+/// changed.
+pub fn adamw_8bit_reference(
+    parameters: &mut [f32],
+    gradients: &[f32],
+    state: &mut AdamW8bitState,
+    step: u32,
+    config: &AdamW8bit,
+) -> Result<()> {
+    if step == 0 {
+        return Err(Error::StepZero);
+    }
+    if gradients.len() != parameters.len() {
+        return Err(Error::LengthMismatch { what: "the gradient", expected: parameters.len(), got: gradients.len() });
+    }
+    state.check(parameters.len())?;
+    let rates = Rates::new(step, config);
+    let blocks = parameters.chunks_mut(BLOCK_SIZE).zip(gradients.chunks(BLOCK_SIZE)).enumerate();
+    for (block, (parameters, gradients)) in blocks {
+        let start = block * BLOCK_SIZE;
+        let span = start..start + parameters.len();
+        let first = MomentBlock {
+            map: DynamicMap::signed(),
+            codes: &mut state.first.codes[span.clone()],
+            absmax: &mut state.first.absmax[block],
+        };
+        let second = MomentBlock {
+            map: DynamicMap::unsigned(),
+            codes: &mut state.second.codes[span],
+            absmax: &mut state.second.absmax[block],
+        };
+        step_block(parameters, gradients, first, second, &rates);
+    }
+    Ok(())
+}
+
+/// What a step multiplies with, the same for every value.
+struct Rates {
+    config: AdamW8bit,
+    /// −lr·c₂/c₁
+    step_size: f32,
+    /// c₂·ε
+    eps: f32,
+}
+
+impl Rates {
+    fn new(step: u32, config: &AdamW8bit) -> Self {
+        // In f64: 1 − 0.999 in f32 would already have lost half of its digits.
+        let correction = |beta: f32| 1.0 - f64::from(beta).powf(f64::from(step));
+        let (correction1, correction2) = (correction(config.beta1), correction(config.beta2).sqrt());
+        Self {
+            config: *config,
+            step_size: (-f64::from(config.learning_rate) * correction2 / correction1) as f32,
+            eps: (correction2 * f64::from(config.eps)) as f32,
+        }
+    }
+}
+
+/// One block of one moment.
+struct MomentBlock<'a> {
+    map: &'static DynamicMap,
+    codes: &'a mut [u8],
+    absmax: &'a mut f32,
+}
+
+impl MomentBlock<'_> {
+    fn value(&self, index: usize) -> f32 {
+        self.map.values()[usize::from(self.codes[index])] * *self.absmax
+    }
+}
+
+fn step_block(
+    parameters: &mut [f32],
+    gradients: &[f32],
+    first: MomentBlock<'_>,
+    second: MomentBlock<'_>,
+    rates: &Rates,
+) {
+    let config = &rates.config;
+    let (mut means, mut squares) = ([0.0_f32; BLOCK_SIZE], [0.0_f32; BLOCK_SIZE]);
+    for (index, (parameter, &gradient)) in parameters.iter_mut().zip(gradients).enumerate() {
+        if !gradient.is_finite() {
+            continue;
+        }
+        let gradient = gradient * config.gradient_scale;
+        let square = second.value(index) * config.beta2 + (1.0 - config.beta2) * gradient * gradient;
+        let mean = first.value(index) * config.beta1 + (1.0 - config.beta1) * gradient;
+        (means[index], squares[index]) = (mean, square);
+        *parameter += rates.step_size * (mean / (square.sqrt() + rates.eps));
+        if config.weight_decay > 0.0 {
+            *parameter *= 1.0 - config.learning_rate * config.weight_decay;
+        }
+    }
+    let count = parameters.len();
+    store_block(first, &means[..count], keep_sign);
+    store_block(second, &squares[..count], |_, code, _| code);
+}
+
+/// Quantises one moment's new values, with `adjust(map, code, value)` as the last word.
+fn store_block(block: MomentBlock<'_>, values: &[f32], adjust: impl Fn(&DynamicMap, u8, f32) -> u8) {
+    *block.absmax = largest_magnitude(values);
+    for (code, &value) in block.codes.iter_mut().zip(values) {
+        // 0 / 0 in a block of zeros is a NaN, whose code is 0.
+        *code = adjust(block.map, block.map.nearest(value / *block.absmax), value);
+    }
+}
+
+/// Moves a code whose value has the other sign bit than `value` by one towards it.
+fn keep_sign(map: &DynamicMap, code: u8, value: f32) -> u8 {
+    if map.values()[usize::from(code)].is_sign_negative() == value.is_sign_negative() {
+        code
+    } else if value > 0.0 {
+        code.wrapping_add(1)
+    } else {
+        code.wrapping_sub(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_values::Draws;
+
+    /// AdamW as its paper has it, in f64 with exact moments.
+    fn adamw_f64(parameters: &mut [f64], moments: &mut [(f64, f64)], gradients: &[f32], step: i32, config: &AdamW8bit) {
+        let [lr, beta1, beta2, eps, decay] =
+            [config.learning_rate, config.beta1, config.beta2, config.eps, config.weight_decay].map(f64::from);
+        for ((parameter, moment), &gradient) in parameters.iter_mut().zip(moments).zip(gradients) {
+            let gradient = f64::from(gradient * config.gradient_scale);
+            moment.0 = beta1 * moment.0 + (1.0 - beta1) * gradient;
+            moment.1 = beta2 * moment.1 + (1.0 - beta2) * gradient * gradient;
+            let (mean, square) = (moment.0 / (1.0 - beta1.powi(step)), moment.1 / (1.0 - beta2.powi(step)));
+            *parameter = (*parameter - lr * mean / (square.sqrt() + eps)) * (1.0 - lr * decay);
+        }
+    }
+
+    #[test]
+    fn first_step_is_plain_adamw_to_rounding() {
+        let mut draws = Draws(7);
+        for config in
+            [AdamW8bit::default(), AdamW8bit { weight_decay: 0.0, gradient_scale: 0.25, ..Default::default() }]
+        {
+            let mut parameters = draws.vector(700, 1.0);
+            let gradients = draws.vector(700, 0.1);
+            let mut exact: Vec<f64> = parameters.iter().map(|&value| f64::from(value)).collect();
+            let mut state = AdamW8bitState::zeros(700);
+            adamw_8bit_reference(&mut parameters, &gradients, &mut state, 1, &config).unwrap();
+            adamw_f64(&mut exact, &mut vec![(0.0, 0.0); 700], &gradients, 1, &config);
+            for (got, expected) in parameters.iter().zip(&exact) {
+                assert!((f64::from(*got) - expected).abs() < 3e-7, "{got} against {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn many_steps_stay_near_exact_adamw() {
+        let mut draws = Draws(8);
+        let config = AdamW8bit { learning_rate: 1e-2, ..Default::default() };
+        let target = draws.vector(512, 1.0);
+        let mut parameters = vec![0.0_f32; 512];
+        let (mut exact, mut moments) = (vec![0.0_f64; 512], vec![(0.0, 0.0); 512]);
+        let mut state = AdamW8bitState::zeros(512);
+        for step in 1..=300 {
+            let gradients: Vec<f32> = parameters.iter().zip(&target).map(|(p, t)| p - t).collect();
+            adamw_8bit_reference(&mut parameters, &gradients, &mut state, step, &config).unwrap();
+            let gradients: Vec<f32> = exact.iter().zip(&target).map(|(p, t)| *p as f32 - t).collect();
+            adamw_f64(&mut exact, &mut moments, &gradients, step as i32, &config);
+        }
+        let error = |values: &mut dyn Iterator<Item = f64>| {
+            values.zip(&target).map(|(value, &t)| (value - f64::from(t)).powi(2)).sum::<f64>() / 512.0
+        };
+        let start = error(&mut std::iter::repeat_n(0.0, 512));
+        let with_8_bits = error(&mut parameters.iter().map(|&value| f64::from(value)));
+        let with_64_bits = error(&mut exact.iter().copied());
+        assert!(with_8_bits < start / 50.0, "started at {start}, ended at {with_8_bits}");
+        assert!(with_8_bits < with_64_bits + start / 100.0, "8 bits {with_8_bits}, 64 bits {with_64_bits}");
+    }
+
+    #[test]
+    fn rounding_never_turns_the_first_moment_round() {
+        let mut draws = Draws(9);
+        let mut gradients = draws.vector(1000, 1.0);
+        for (index, gradient) in gradients.iter_mut().enumerate() {
+            *gradient *= 10_f32.powi(-(index as i32 % 12));
+        }
+        let mut state = AdamW8bitState::zeros(1000);
+        adamw_8bit_reference(&mut vec![0.0; 1000], &gradients, &mut state, 1, &AdamW8bit::default()).unwrap();
+        for (back, gradient) in state.first.dequantize(DynamicMap::signed()).iter().zip(&gradients) {
+            assert!(*back == 0.0 && *gradient >= 0.0 || back.signum() == gradient.signum(), "{gradient} became {back}");
+        }
+    }
+
+    #[test]
+    fn a_gradient_that_is_not_finite_leaves_its_parameter_and_its_neighbours_alone() {
+        let gradients = Draws(10).vector(300, 1.0);
+        let (mut clean, mut hit) = (vec![1.0; 300], vec![1.0; 300]);
+        let (mut clean_state, mut hit_state) = (AdamW8bitState::zeros(300), AdamW8bitState::zeros(300));
+        let mut damaged = gradients.clone();
+        (damaged[7], damaged[8]) = (f32::NAN, f32::INFINITY);
+        let config = AdamW8bit::default();
+        adamw_8bit_reference(&mut clean, &gradients, &mut clean_state, 1, &config).unwrap();
+        adamw_8bit_reference(&mut hit, &damaged, &mut hit_state, 1, &config).unwrap();
+        assert_eq!(hit[7..9], [1.0, 1.0]);
+        assert_eq!((&hit[..7], &hit[9..]), (&clean[..7], &clean[9..]));
+        assert_eq!(hit_state.second.codes[7..9], [0, 0]);
+    }
+
+    #[test]
+    fn zero_gradients_leave_zero_moments() {
+        let mut state = AdamW8bitState::zeros(10);
+        let mut parameters = vec![2.0; 10];
+        let config = AdamW8bit { weight_decay: 0.0, ..Default::default() };
+        for step in 1..4 {
+            adamw_8bit_reference(&mut parameters, &[0.0; 10], &mut state, step, &config).unwrap();
+        }
+        assert_eq!(parameters, [2.0; 10]);
+        assert_eq!((state.first.absmax[0], state.second.absmax[0]), (0.0, 0.0));
+        assert_eq!((state.first.codes[0], state.second.codes[0]), (255, 0));
+    }
+
+    #[test]
+    fn buffers_of_different_tensors_are_refused() {
+        let config = AdamW8bit::default();
+        let mut state = AdamW8bitState::zeros(3);
+        let step = |count, state: &mut AdamW8bitState, step| {
+            adamw_8bit_reference(&mut vec![1.0; count], &vec![1.0; count], state, step, &config).unwrap_err()
+        };
+        assert!(matches!(step(4, &mut state, 1), Error::LengthMismatch { expected: 4, got: 3, .. }));
+        assert_eq!(step(3, &mut state, 0), Error::StepZero);
+        let error = adamw_8bit_reference(&mut [1.0; 3], &[1.0; 2], &mut state, 1, &config).unwrap_err();
+        assert!(matches!(error, Error::LengthMismatch { what: "the gradient", .. }));
+    }
+}

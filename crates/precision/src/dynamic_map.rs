@@ -1,0 +1,163 @@
+//! bitsandbytes' 8-bit dynamic maps: 256 sorted values in [-1, 1] (signed) or [0, 1] (unsigned), finer towards zero.
+//!
+//! The map of `create_dynamic_map` in bitsandbytes/functional.py. For each decade from 1e-6 to 1 the range from 0.1 to
+//! 1 is cut into equal parts, twice as many in each decade as in the one below; the middles of the parts, times the
+//! decade, are the values, with both signs where the map is signed, and 0 and 1 are added. The values equal those of
+//! PyTorch 2.15 bit for bit (AVX2 and AVX-512: its `linspace` rounds once per value, with a fused multiply-add).
+//! PyTorch without AVX2 rounds twice and differs in the last bit of some.
+//!
+//! Gives up other bit widths than 8: nothing here uses them.
+
+use std::sync::LazyLock;
+
+/// Decades of the map: 1e-6 up to 1.
+const DECADES: usize = 7;
+
+/// A sorted table of 256 values, with what is needed to find the nearest one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DynamicMap {
+    values: [f32; 256],
+    midpoints: [f32; 255],
+}
+
+static SIGNED: LazyLock<DynamicMap> = LazyLock::new(|| DynamicMap::new(true));
+static UNSIGNED: LazyLock<DynamicMap> = LazyLock::new(|| DynamicMap::new(false));
+
+impl DynamicMap {
+    /// The map of signed quantities: the first moment, and the block scales of NF4.
+    pub fn signed() -> &'static Self {
+        &SIGNED
+    }
+
+    /// The map of quantities that are never negative: the second moment.
+    pub fn unsigned() -> &'static Self {
+        &UNSIGNED
+    }
+
+    fn new(signed: bool) -> Self {
+        let mut values = vec![0.0, 1.0];
+        for decade in 0..DECADES {
+            // The signed map spends half of its codes on the sign.
+            let parts = 1 << if signed { decade } else { decade + 1 };
+            let scale = 10_f64.powi(decade as i32 - (DECADES as i32 - 1)) as f32;
+            for part in 0..parts {
+                let value = scale * ((boundary(part, parts) + boundary(part + 1, parts)) / 2.0);
+                values.push(value);
+                if signed {
+                    values.push(-value);
+                }
+            }
+        }
+        values.sort_by(f32::total_cmp);
+        let values: [f32; 256] = values.try_into().expect("the parts of all decades, 0 and 1 make 256");
+        Self { midpoints: midpoints(&values), values }
+    }
+
+    /// The 256 values, ascending.
+    pub fn values(&self) -> &[f32; 256] {
+        &self.values
+    }
+
+    /// The 255 decision points between neighbours, ascending, each rounded to f32.
+    pub fn midpoints(&self) -> &[f32; 255] {
+        &self.midpoints
+    }
+
+    /// Code of the value nearest to `x`. A tie goes to the even code, as in bitsandbytes' CUDA kernels (whose search
+    /// ends on an even code and leaves it only for a strictly nearer neighbour). Beyond the ends: the end; NaN: code
+    /// 0.
+    pub fn nearest(&self, x: f32) -> u8 {
+        // Branch-free search for the number of decision points below x.
+        let mut below = 0;
+        for step in [128, 64, 32, 16, 8, 4, 2, 1] {
+            below += if self.midpoints[below + step - 1] < x { step } else { 0 };
+        }
+        let odd_tie = below % 2 == 1 && below < 255 && self.midpoints[below] == x;
+        (below + usize::from(odd_tie)) as u8
+    }
+}
+
+/// Boundary `index` of the range from 0.1 to 1 cut into `parts`: counted from the nearer end, rounded once.
+fn boundary(index: usize, parts: usize) -> f32 {
+    let (start, end) = (0.1_f32, 1.0_f32);
+    let step = (end - start) / parts as f32;
+    if index < parts.div_ceil(2) {
+        step.mul_add(index as f32, start)
+    } else {
+        (-step).mul_add((parts - index) as f32, end)
+    }
+}
+
+/// Middles between neighbours of a sorted table: sum rounded to f32, then halved.
+pub const fn midpoints<const VALUES: usize, const MIDPOINTS: usize>(values: &[f32; VALUES]) -> [f32; MIDPOINTS] {
+    const { assert!(MIDPOINTS + 1 == VALUES, "one midpoint between each two neighbours") };
+    let mut midpoints = [0.0; MIDPOINTS];
+    let mut index = 0;
+    while index < MIDPOINTS {
+        midpoints[index] = (values[index] + values[index + 1]) / 2.0;
+        index += 1;
+    }
+    midpoints
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_values::Draws;
+
+    /// Nearest code by looking at all 256: fewest assumptions, slow.
+    fn nearest_by_midpoints(map: &DynamicMap, x: f32) -> u8 {
+        let below = map.midpoints().iter().filter(|&&midpoint| midpoint < x).count();
+        let at = map.midpoints().iter().position(|&midpoint| midpoint == x);
+        at.map_or(below as u8, |tie| (tie + tie % 2) as u8)
+    }
+
+    #[test]
+    fn maps_are_strictly_ascending_and_hold_zero_and_one() {
+        for (map, zero) in [(DynamicMap::signed(), 127), (DynamicMap::unsigned(), 0)] {
+            assert!(map.values().windows(2).all(|pair| pair[0] < pair[1]));
+            assert_eq!(map.values()[zero].to_bits(), 0);
+            assert_eq!(map.values()[255], 1.0);
+        }
+    }
+
+    #[test]
+    fn signed_map_is_symmetric_but_for_the_one() {
+        let values = DynamicMap::signed().values();
+        for distance in 1..=127 {
+            assert_eq!(values[127 - distance], -values[127 + distance]);
+        }
+    }
+
+    #[test]
+    fn every_value_is_its_own_nearest() {
+        for map in [DynamicMap::signed(), DynamicMap::unsigned()] {
+            for (code, &value) in map.values().iter().enumerate() {
+                assert_eq!(usize::from(map.nearest(value)), code);
+            }
+        }
+    }
+
+    #[test]
+    fn search_equals_counting_all_midpoints() {
+        let mut draws = Draws(3);
+        for map in [DynamicMap::signed(), DynamicMap::unsigned()] {
+            for _ in 0..20_000 {
+                let x = draws.uniform() * 10_f32.powi(-(draws.below(8) as i32)) * 1.1;
+                assert_eq!(map.nearest(x), nearest_by_midpoints(map, x), "{x:e}");
+            }
+            for &midpoint in map.midpoints() {
+                for x in [midpoint.next_down(), midpoint, midpoint.next_up()] {
+                    assert_eq!(map.nearest(x), nearest_by_midpoints(map, x), "{x:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn out_of_range_takes_the_end_and_nan_takes_code_zero() {
+        let map = DynamicMap::signed();
+        let codes = [f32::INFINITY, 2.0, f32::NEG_INFINITY, -2.0, f32::NAN].map(|x| map.nearest(x));
+        assert_eq!(codes, [255, 255, 0, 0, 0]);
+    }
+}

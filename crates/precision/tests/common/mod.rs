@@ -1,0 +1,44 @@
+//! Inputs of the golden files, made again from integers: the twin of the generator in `golden/make_goldens.py`.
+
+/// SplitMix64 (Steele, Lea and Flood, 2014) of the counters after `seed`, as integers in [-2^23, 2^23).
+fn uniform_integers(seed: u64, count: usize) -> impl Iterator<Item = i64> {
+    (1..=count as u64).map(move |counter| {
+        let mut z = seed.wrapping_add(counter.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) >> 40) as i64 - (1 << 23)
+    })
+}
+
+/// Uniform in [-1, 1).
+pub(crate) fn uniform(seed: u64, count: usize) -> Vec<f32> {
+    uniform_integers(seed, count).map(|draw| draw as f32 / (1 << 23) as f32).collect()
+}
+
+/// Near normal: the sum of four uniform draws, halved.
+pub(crate) fn bell(seed: u64, count: usize) -> Vec<f32> {
+    let mut totals = vec![0_i64; count];
+    for part in 0..4 {
+        totals.iter_mut().zip(uniform_integers(seed + 1000 * part, count)).for_each(|(total, draw)| *total += draw);
+    }
+    totals.into_iter().map(|total| (total as f64 / f64::from(1 << 24)) as f32).collect()
+}
+
+/// `values` times `scale`, in f32.
+pub(crate) fn scaled(values: Vec<f32>, scale: f32) -> Vec<f32> {
+    values.into_iter().map(|value| value * scale).collect()
+}
+
+/// Each point and its two neighbouring floats, then 1, then zeros up to `length`.
+pub(crate) fn around(points: &[f32], length: usize) -> Vec<f32> {
+    let mut values: Vec<f32> = points.iter().flat_map(|point| [*point, point.next_down(), point.next_up()]).collect();
+    values.push(1.0);
+    values.resize(length, 0.0);
+    values
+}
+
+/// Sum of the bit patterns, modulo 2^63.
+pub(crate) fn checksum(values: &[f32]) -> i64 {
+    let sum: u64 = values.iter().map(|value| u64::from(value.to_bits())).sum();
+    (sum & (u64::MAX >> 1)) as i64
+}

@@ -1,0 +1,201 @@
+//! What can be wrong with a recipe, and where: every message names the place, the key, and the way out.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// Where something was typed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// Somewhere in a file, for what is missing rather than wrong.
+    File(PathBuf),
+    /// A line of a file, counted from 1.
+    Line(PathBuf, usize),
+    /// An override on the command line, as typed after `--set`.
+    Set(String),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::File(file) => write!(f, "{}", file.display()),
+            Place::Line(file, line) => write!(f, "{}:{line}", file.display()),
+            Place::Set(text) => write!(f, "--set {text}"),
+        }
+    }
+}
+
+/// Why a recipe is refused. Keys are written as in `--set`: `train.learning_rate`.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("cannot read the recipe {}: {source}; {help}", path.display())]
+    Read {
+        /// The path as given.
+        path: PathBuf,
+        /// What to give instead.
+        help: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file, or an override, is not TOML.
+    #[error("{place}: this is not TOML: {message}")]
+    Syntax {
+        /// Where.
+        place: Place,
+        /// What the parser expected.
+        message: String,
+    },
+    /// An override without `=`, or one that goes through a key that is no section.
+    #[error("{place}: {message}")]
+    Override {
+        /// The override.
+        place: Place,
+        /// What is wrong and how to write it.
+        message: String,
+    },
+    /// A key that does not exist.
+    #[error("{place}: unknown key '{key}' {section}; {hint}")]
+    UnknownKey {
+        /// Where.
+        place: Place,
+        /// The key as typed, without its section.
+        key: String,
+        /// "in `[train]`" or "at the top of the file".
+        section: String,
+        /// The nearest known key, or where it belongs.
+        hint: String,
+    },
+    /// A value of the wrong type.
+    #[error("{place}: {key}: expected {expected}, got {got}")]
+    WrongType {
+        /// Where.
+        place: Place,
+        /// The key.
+        key: String,
+        /// What the key takes.
+        expected: String,
+        /// What was typed.
+        got: String,
+    },
+    /// A word that is not among the allowed ones.
+    #[error("{place}: {key}: '{got}' is not one of {allowed}")]
+    UnknownValue {
+        /// Where.
+        place: Place,
+        /// The key.
+        key: String,
+        /// What was typed.
+        got: String,
+        /// The allowed words, and the nearest one or what to do.
+        allowed: String,
+    },
+    /// A key without a default is not there.
+    #[error("{place}: {key} is missing; {help}")]
+    Missing {
+        /// The file, or the line of its section.
+        place: Place,
+        /// The key.
+        key: String,
+        /// The line to add.
+        help: String,
+    },
+    /// A value out of range, or keys that cannot be together.
+    #[error("{place}: {key}: {problem}; {help}")]
+    Impossible {
+        /// Where.
+        place: Place,
+        /// The key.
+        key: String,
+        /// Why it cannot work.
+        problem: String,
+        /// What to write instead.
+        help: String,
+    },
+    /// A value that was not understood in some other way.
+    #[error("{place}: {key}: {message}")]
+    Invalid {
+        /// Where.
+        place: Place,
+        /// The key.
+        key: String,
+        /// What the reader said.
+        message: String,
+    },
+    /// The model folder does not exist.
+    #[error("model '{model}' is not a folder on this machine; {help}")]
+    NoModel {
+        /// `model` as typed.
+        model: String,
+        /// How to get it.
+        help: String,
+    },
+}
+
+/// Turns a message of the TOML reader about the value of `key` into one of ours.
+pub(super) fn from_reader(place: Place, key: String, message: &str) -> ConfigError {
+    if let Some((got, expected)) = message
+        .strip_prefix("invalid type: ")
+        .or_else(|| message.strip_prefix("invalid value: "))
+        .and_then(|rest| rest.split_once(", expected "))
+    {
+        return ConfigError::WrongType { place, key, expected: plain_type(expected), got: plain_value(got) };
+    }
+    if message.starts_with("unknown variant ") {
+        return unknown_value(place, key, message);
+    }
+    if let Some(field) = message.strip_prefix("missing field `").and_then(|rest| rest.strip_suffix('`')) {
+        let key = if key.is_empty() { field.to_string() } else { format!("{key}.{field}") };
+        let help = match key.as_str() {
+            "model" => "add `model = \"folder\"`: the folder with config.json, the safetensors and tokenizer.json",
+            "data" => "add `[data]` and below it `path = \"train.jsonl\"`",
+            _ => "add `path = \"train.jsonl\"`: the file, glob or folder to train on",
+        };
+        return ConfigError::Missing { place, key, help: help.to_string() };
+    }
+    ConfigError::Invalid { place, key, message: message.to_string() }
+}
+
+/// The reader's "unknown variant `x`, expected one of `a`, `b`": the words between backticks are what counts.
+fn unknown_value(place: Place, key: String, message: &str) -> ConfigError {
+    let mut words = message.split('`').skip(1).step_by(2).map(str::to_string);
+    let got = words.next().unwrap_or_default();
+    let allowed: Vec<String> = words.collect();
+    let hint = if key == "train.recompute" && got == "selective" {
+        "recomputing a part of each block is not there yet: write 'full' or 'none'".to_string()
+    } else if let Some(nearest) = nearest(&got, allowed.iter().map(String::as_str)) {
+        format!("did you mean '{nearest}'?")
+    } else {
+        "write one of them".to_string()
+    };
+    let allowed = allowed.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(", ");
+    ConfigError::UnknownValue { place, key, got, allowed: format!("{allowed}; {hint}") }
+}
+
+/// Rust's name of a type in words for people who write recipes.
+fn plain_type(expected: &str) -> String {
+    match expected {
+        "f64" => "a number",
+        "u64" | "usize" => "a whole number, 0 or more",
+        "a boolean" => "true or false",
+        "a sequence" => "a list",
+        other => other,
+    }
+    .to_string()
+}
+
+/// A value as the reader shows it, without Rust's name of an oversized integer's type.
+fn plain_value(got: &str) -> String {
+    got.trim_end_matches(" as i128").trim_end_matches(" as u128").to_string()
+}
+
+/// The candidate most like `typed`, where one is like it at all.
+pub(super) fn nearest<'a>(typed: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    /// Below this Jaro-Winkler similarity two names have little in common.
+    const ALIKE: f64 = 0.82;
+    candidates
+        .map(|candidate| (strsim::jaro_winkler(typed, candidate), candidate))
+        .filter(|(likeness, _)| *likeness >= ALIKE)
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .map(|(_, candidate)| candidate)
+}

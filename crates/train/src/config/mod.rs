@@ -1,0 +1,396 @@
+//! The recipe: what a person typed, read from a TOML file and `--set` overrides into [`RunConfig`].
+//!
+//! Everything that can be refused without looking at the machine is refused here, with the file and line, the key, and
+//! what to do. What depends on the machine (does it fit, is the backend there) belongs to the plan. Gives up: one problem
+//! is reported at a time, the first one found.
+
+mod check;
+mod error;
+mod keys;
+mod resolve;
+mod schema;
+mod source;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+pub use error::{ConfigError, Place};
+pub use keys::{
+    BackendChoice, BnbConfig, CheckpointConfig, ComputeDtype, DataConfig, DataFormat, EvalConfig, Init, LoraConfig,
+    LoraTarget, OptimizerKind, QuantType, Recompute, RunConfig, ScheduleKind, TrainConfig, TrainOn,
+};
+pub use resolve::{RunLength, Warmup};
+pub use schema::json_schema;
+use source::Source;
+
+/// The folder in which a bare recipe name is looked up.
+const RECIPE_FOLDER: &str = "configs";
+
+impl RunConfig {
+    /// Reads a recipe file, lays the `--set a.b=c` overrides over it, and refuses what cannot work.
+    ///
+    /// A bare file name that is not in the current folder is looked up in `configs/`. An override's value is read as TOML,
+    /// and as a plain string where it is not TOML; `a.b=` with nothing after it removes the key. Overriding one of two
+    /// keys that exclude each other (`train.steps` and `train.epochs`, …) removes the other one of the file.
+    ///
+    /// # Errors
+    /// [`ConfigError`] names the place, the key and the way out.
+    pub fn load(path: &Path, overrides: &[String]) -> Result<RunConfig, ConfigError> {
+        let file = find_recipe(path);
+        let text = fs::read_to_string(&file).map_err(|source| ConfigError::Read {
+            path: path.to_path_buf(),
+            help: known_recipes(),
+            source,
+        })?;
+        RunConfig::from_toml(&text, &file, overrides)
+    }
+
+    /// As [`RunConfig::load`], from text that is already in memory; `file` is what error messages call it.
+    ///
+    /// # Errors
+    /// As [`RunConfig::load`].
+    pub fn from_toml(text: &str, file: &Path, overrides: &[String]) -> Result<RunConfig, ConfigError> {
+        let source = Source::parse(text, file, overrides)?;
+        schema::refuse_unknown_keys(&source)?;
+        let mut config = source.read_config()?;
+        if config.name.is_empty() {
+            config.name = file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+        }
+        check::refuse_impossible(&config, &source)?;
+        Ok(config.resolved())
+    }
+
+    /// The whole recipe as TOML with every default written out: what the run folder keeps as `config.toml`.
+    /// Reading it back gives the same `RunConfig`.
+    #[must_use]
+    pub fn to_toml(&self) -> String {
+        // Invariant: a RunConfig is plain strings, numbers, lists and tables, and TOML can hold all of them.
+        toml::to_string(&self.resolved()).expect("a RunConfig is always expressible as TOML")
+    }
+
+    /// The model folder that `model` names.
+    ///
+    /// # Errors
+    /// [`ConfigError::NoModel`] with the download command where there is no such folder.
+    pub fn model_folder(&self) -> Result<PathBuf, ConfigError> {
+        let folder = PathBuf::from(&self.model);
+        if folder.is_dir() {
+            return Ok(folder);
+        }
+        let short = self.model.rsplit('/').find(|part| !part.is_empty()).unwrap_or("model");
+        let looks_like_hub_id = self.model.split('/').count() == 2 && !self.model.starts_with(['.', '/', '~']);
+        let help = if looks_like_hub_id {
+            format!(
+                "download it first with `hf download {} --local-dir models/{short}` (pip install huggingface_hub), then \
+                 write model = \"models/{short}\"; relative paths start at the folder you run from",
+                self.model
+            )
+        } else {
+            "write the folder that holds config.json, the safetensors and tokenizer.json; relative paths start at the \
+             folder you run from"
+                .to_string()
+        };
+        Err(ConfigError::NoModel { model: self.model.clone(), help })
+    }
+}
+
+/// `path` itself where it exists or names a folder, otherwise the recipe of that name in `configs/`.
+fn find_recipe(path: &Path) -> PathBuf {
+    let is_bare = path.parent().is_none_or(|parent| parent.as_os_str().is_empty());
+    if is_bare && !path.exists() {
+        let mut name = path.to_path_buf();
+        if name.extension().is_none() {
+            name.set_extension("toml");
+        }
+        let shipped = Path::new(RECIPE_FOLDER).join(name);
+        if shipped.exists() {
+            return shipped;
+        }
+    }
+    path.to_path_buf()
+}
+
+/// One sentence that lists the shipped recipes, for the message about a file that cannot be read.
+fn known_recipes() -> String {
+    let mut names: Vec<String> = fs::read_dir(RECIPE_FOLDER)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| name.ends_with(".toml"))
+        .collect();
+    names.sort();
+    if names.is_empty() {
+        "give the path of a .toml recipe".to_string()
+    } else {
+        format!("recipes in {RECIPE_FOLDER}/: {}", names.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The smallest recipe there is: every other key has a default.
+    const SMALLEST: &str = "model = \"m\"\n[data]\npath = \"d.jsonl\"\n";
+
+    fn read(text: &str, overrides: &[&str]) -> Result<RunConfig, ConfigError> {
+        let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
+        RunConfig::from_toml(text, Path::new("configs/x.toml"), &overrides)
+    }
+
+    fn refusal(text: &str, overrides: &[&str]) -> String {
+        read(text, overrides).expect_err("the recipe should be refused").to_string()
+    }
+
+    #[test]
+    fn model_and_data_are_enough() {
+        let config = read(SMALLEST, &[]).unwrap();
+        assert_eq!(config.name, "x");
+        assert_eq!(config.length(), RunLength::Epochs(1.0));
+        assert_eq!(config.recompute(), Recompute::Full);
+        assert_eq!(config.compute_dtype(), ComputeDtype::Bfloat16);
+        assert!(config.lora.is_none() && config.bnb_4bit.is_none());
+    }
+
+    #[test]
+    fn adr_004_keys_are_accepted_as_it_writes_them() {
+        let text = "model = 'm'\npack = true\nmax_seq_len = 4096\n[bnb_4bit]\ncompute_dtype = 'bfloat16'\n[lora]\n\
+                    [data]\npath = 'd'\n[train]\ngrad_checkpointing = true\noptimizer = 'paged_adamw_8bit'\n\
+                    bf16 = true\nmicro_batch_size = 8\ngradient_accumulation = 6\n";
+        let config = read(text, &[]).unwrap();
+        assert_eq!(config.train.optimizer, OptimizerKind::PagedAdamw8bit);
+        assert_eq!(config.rows_per_step(), 48);
+    }
+
+    #[test]
+    fn written_out_recipe_reads_back_the_same() {
+        let shapes: [(&str, &[&str]); 4] = [
+            (SMALLEST, &[]),
+            (
+                "model='m'\n[lora]\ntarget=['q_proj']\n[bnb_4bit]\n[data]\npath='d'\n[train]\nsteps=3\nwarmup_steps=1\n",
+                &[],
+            ),
+            (SMALLEST, &["train.recompute=none", "data.format=text"]),
+            (SMALLEST, &["eval.prompts=['a \"b\"', 'c\\d']", "data.eval_fraction=0.1", "train.learning_rate=1e-5"]),
+        ];
+        for (text, overrides) in shapes {
+            let config = read(text, overrides).unwrap();
+            assert_eq!(read(&config.to_toml(), &[]).unwrap(), config, "{}", config.to_toml());
+        }
+    }
+
+    #[test]
+    fn unknown_key_names_file_line_section_and_nearest_key() {
+        let text = format!("{SMALLEST}\n[train]\nlearning_rat = 1e-4\n");
+        assert_eq!(
+            refusal(&text, &[]),
+            "configs/x.toml:6: unknown key 'learning_rat' in [train]; did you mean 'learning_rate'?"
+        );
+    }
+
+    #[test]
+    fn unknown_key_of_an_override_names_the_override() {
+        assert_eq!(
+            refusal(SMALLEST, &["train.lr=1e-4"]),
+            "--set train.lr=1e-4: unknown key 'lr' in [train]; did you mean 'learning_rate'?"
+        );
+    }
+
+    #[test]
+    fn key_in_the_wrong_section_is_told_its_section() {
+        let text = format!("learning_rate = 1e-4\n{SMALLEST}");
+        assert_eq!(
+            refusal(&text, &[]),
+            "configs/x.toml:1: unknown key 'learning_rate' at the top of the file; it belongs in [train]"
+        );
+        assert!(refusal(SMALLEST, &["trian.steps=3"]).contains("did you mean 'train'?"));
+    }
+
+    #[test]
+    fn unknown_key_with_no_near_one_lists_the_known_ones() {
+        let message = refusal(SMALLEST, &["checkpoint.zzz=1"]);
+        assert!(message.contains("known keys are every_steps, keep"), "{message}");
+    }
+
+    #[test]
+    fn wrong_type_says_expected_and_got_with_the_line() {
+        let text = format!("{SMALLEST}[train]\n\nlearning_rate = \"2e-4\"\n");
+        assert_eq!(
+            refusal(&text, &[]),
+            "configs/x.toml:6: train.learning_rate: expected a number, got string \"2e-4\""
+        );
+        assert_eq!(
+            refusal(SMALLEST, &["train.micro_batch_size=-1"]),
+            "--set train.micro_batch_size=-1: train.micro_batch_size: expected a whole number, 0 or more, got integer `-1`"
+        );
+        assert!(refusal(SMALLEST, &["pack=3"]).contains("pack: expected true or false, got integer `3`"));
+        assert!(refusal(SMALLEST, &["lora=true"]).contains("lora: expected a table of keys"));
+        assert!(refusal(SMALLEST, &["lora={r=8, alpha=[1]}"]).contains("lora.alpha: expected a number, got"));
+        assert_eq!(
+            refusal(SMALLEST, &["eval.prompts=['a', 1]"]),
+            "--set eval.prompts=['a', 1]: eval.prompts: expected a string, got integer `1`"
+        );
+        assert!(
+            refusal("model='m'\n[data]\npath=[\n'a']\n", &[])
+                .starts_with("configs/x.toml:3: data.path: expected a string")
+        );
+    }
+
+    #[test]
+    fn unknown_value_lists_the_allowed_ones_and_the_nearest() {
+        assert_eq!(
+            refusal(SMALLEST, &["train.optimizer=adamw_8bits"]),
+            "--set train.optimizer=adamw_8bits: train.optimizer: 'adamw_8bits' is not one of 'adamw', 'adamw_8bit', \
+             'paged_adamw_8bit'; did you mean 'adamw_8bit'?"
+        );
+        assert!(refusal(SMALLEST, &["lora.target=q_proj"]).contains("\"all-linear\" or a list of module names"));
+    }
+
+    #[test]
+    fn selective_recompute_is_refused_as_not_there_yet() {
+        let message = refusal(SMALLEST, &["train.recompute=selective"]);
+        assert!(message.contains("not there yet") && message.contains("'full' or 'none'"), "{message}");
+    }
+
+    #[test]
+    fn missing_model_or_data_is_said_with_an_example() {
+        assert!(refusal("[data]\npath='d'\n", &[]).contains("configs/x.toml: model is missing; add `model = "));
+        assert!(refusal("model='m'\n", &[]).contains("configs/x.toml: data is missing; add `[data]`"));
+        assert!(refusal("model='m'\n\n[data]\n", &[]).contains("configs/x.toml:3: data.path is missing; add `path = "));
+    }
+
+    #[test]
+    fn broken_toml_is_refused_with_its_line() {
+        let message = refusal("model = 'm'\n[data\npath = 'd'\n", &[]);
+        assert!(message.starts_with("configs/x.toml:2: this is not TOML: "), "{message}");
+    }
+
+    #[test]
+    fn malformed_override_is_refused() {
+        assert!(refusal(SMALLEST, &["train.steps"]).starts_with("--set train.steps: expected key=value"));
+        assert!(refusal(SMALLEST, &["model.x=3"]).contains("'model' is not a section"));
+    }
+
+    #[test]
+    fn override_value_is_toml_or_else_a_string_and_empty_removes_the_key() {
+        let config =
+            read(SMALLEST, &["model=meta-llama/Llama-3.1-8B", "train.learning_rate=3e-5", "lora.r=8"]).unwrap();
+        assert_eq!(config.model, "meta-llama/Llama-3.1-8B");
+        assert_eq!(config.train.learning_rate, 3e-5);
+        assert_eq!(config.lora.as_ref().map(|lora| lora.r), Some(8));
+        let config = read("model='m'\n[lora]\nr=4\n[data]\npath='d'\n", &["lora="]).unwrap();
+        assert!(config.lora.is_none());
+    }
+
+    #[test]
+    fn override_of_one_exclusive_key_replaces_the_other_of_the_file() {
+        let text = format!("{SMALLEST}[train]\nepochs = 2\ngrad_checkpointing = true\n");
+        let config = read(&text, &["train.steps=3", "train.recompute=none"]).unwrap();
+        assert_eq!(config.length(), RunLength::Steps(3));
+        assert_eq!(config.recompute(), Recompute::None);
+        assert!(refusal(&text, &["train.steps=3", "train.epochs=1"]).contains("say the same thing twice"));
+    }
+
+    /// Each impossible combination, as overrides of the smallest recipe, and a piece of what it must be told.
+    #[test]
+    fn impossible_combinations_are_refused_with_the_way_out() {
+        let cases: &[(&[&str], &str)] = &[
+            (&["train.steps=3", "train.epochs=1"], "train.steps: train.epochs"),
+            (&["train.warmup_steps=3", "train.warmup_ratio=0.1"], "keep one"),
+            (&["data.eval_path=e", "data.eval_fraction=0.1"], "keep one"),
+            (
+                &["train.grad_checkpointing=false", "train.recompute=full"],
+                "contradicts train.grad_checkpointing = false",
+            ),
+            (&["train.grad_checkpointing=true", "train.recompute=none"], "contradicts train.grad_checkpointing = true"),
+            (&["bnb_4bit.quant_type=nf4"], "add a [lora] section"),
+            (&["lora.r=0"], "lora.r: must be at least 1"),
+            (&["lora.alpha=0"], "lora.alpha: must be above 0"),
+            (&["lora.target=[]"], "lora.target: names no module"),
+            (&["init=random", "lora.r=8"], "init = \"random\""),
+            (&["init=random", "bnb_4bit={}", "lora={}"], "init = \"random\""),
+            (&["train.bf16=false", "bnb_4bit.compute_dtype=bfloat16", "lora={}"], "contradicts train.bf16 = false"),
+            (&["train.bf16=true", "bnb_4bit.compute_dtype=float32", "lora={}"], "contradicts train.bf16 = true"),
+            (&["data.format=text", "data.train_on=assistant"], "plain text has no assistant turns"),
+            (&["eval.every_steps=10"], "nothing to evaluate on"),
+            (&["eval.exact_match_prompts=10"], "nothing to evaluate on"),
+            (&["eval.exact_match_prompts=1", "data.format=text", "data.eval_fraction=0.1"], "chat rows"),
+            (&["data.eval_fraction=1.5"], "above 0 and below 1"),
+            (&["train.steps=0"], "train.steps: must be at least 1"),
+            (&["train.epochs=0"], "train.epochs: must be above 0"),
+            (&["train.steps=5", "train.warmup_steps=6"], "longer than the run"),
+            (&["train.warmup_ratio=1"], "0 or more and below 1"),
+            (&["train.schedule=constant", "train.learning_rate=nan"], "train.learning_rate: must be above 0"),
+            (&["train.adam_beta2=1"], "train.adam_beta2: must be 0 or more and below 1"),
+            (&["train.adam_epsilon=0"], "train.adam_epsilon: must be above 0"),
+            (&["train.weight_decay=-1"], "train.weight_decay: must be 0 or more"),
+            (&["train.max_grad_norm=-1"], "train.max_grad_norm: must be 0 or more"),
+            (&["train.micro_batch_size=0"], "train.micro_batch_size: must be at least 1"),
+            (&["train.gradient_accumulation=0"], "train.gradient_accumulation: must be at least 1"),
+            (&["train.log_every=0"], "train.log_every: must be at least 1"),
+            (&["train.loss_chunk_tokens=0"], "train.loss_chunk_tokens: must be at least 1"),
+            (&["max_seq_len=1"], "max_seq_len: must be at least 2"),
+            (&["checkpoint.keep=0"], "checkpoint.keep: must be at least 1"),
+            (&["eval.max_new_tokens=0"], "eval.max_new_tokens: must be at least 1"),
+            (&["eval.micro_batch_size=0"], "eval.micro_batch_size: must be at least 1"),
+            (&["name=a/b"], "name: must be usable as a folder name"),
+            (&["model=''"], "model: is empty"),
+            (&["data.path=''"], "data.path: is empty"),
+        ];
+        for (overrides, piece) in cases {
+            let message = refusal(SMALLEST, overrides);
+            assert!(message.contains(piece), "{overrides:?} gave: {message}");
+            assert!(message.starts_with("--set ") || message.starts_with("configs/x.toml"), "{message}");
+        }
+    }
+
+    #[test]
+    fn refusal_of_typed_keys_carries_their_line() {
+        let text = format!("{SMALLEST}[train]\nsteps = 3\nepochs = 1\n");
+        assert!(refusal(&text, &[]).starts_with("configs/x.toml:5: train.steps: "), "{}", refusal(&text, &[]));
+    }
+
+    #[test]
+    fn unreadable_recipe_is_named() {
+        let message = RunConfig::load(Path::new("no/such.toml"), &[]).unwrap_err().to_string();
+        assert!(message.contains("cannot read the recipe no/such.toml"), "{message}");
+    }
+
+    #[test]
+    fn missing_model_folder_says_how_to_download() {
+        let config = read(SMALLEST, &["model=meta-llama/Llama-3.1-8B"]).unwrap();
+        let message = config.model_folder().unwrap_err().to_string();
+        assert!(message.contains("hf download meta-llama/Llama-3.1-8B --local-dir models/Llama-3.1-8B"), "{message}");
+        let message = read(SMALLEST, &["model=./nowhere"]).unwrap().model_folder().unwrap_err().to_string();
+        assert!(message.contains("config.json"), "{message}");
+    }
+
+    #[test]
+    fn every_shipped_recipe_loads_and_is_written_out_the_same() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");
+        let mut seen = 0;
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "toml") {
+                let config = RunConfig::load(&path, &[]).unwrap_or_else(|error| panic!("{error}"));
+                assert_eq!(RunConfig::from_toml(&config.to_toml(), &path, &[]).unwrap(), config);
+                seen += 1;
+            }
+        }
+        assert!(seen >= 4, "only {seen} recipes in {}", folder.display());
+    }
+
+    #[test]
+    fn h100_recipe_holds_the_values_of_adr_004() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/h100.toml");
+        let config = RunConfig::load(&path, &[]).unwrap();
+        let train = &config.train;
+        assert_eq!((train.micro_batch_size, train.gradient_accumulation, config.rows_per_step()), (8, 6, 48));
+        assert_eq!((config.pack, config.max_seq_len), (true, 4096));
+        assert_eq!(train.optimizer, OptimizerKind::PagedAdamw8bit);
+        assert_eq!(config.recompute(), Recompute::Full);
+        assert_eq!(config.bnb_4bit.as_ref().unwrap().compute_dtype, Some(ComputeDtype::Bfloat16));
+        assert_eq!(train.bf16, Some(true));
+    }
+}

@@ -1,0 +1,115 @@
+//! What the keys mean together: pairs of keys that say one thing, and keys whose default hangs on another key.
+
+use crate::config::keys::{ComputeDtype, DataFormat, Recompute, RunConfig, TrainOn};
+
+/// The part of a run that warms up where the recipe says nothing.
+const DEFAULT_WARMUP_RATIO: f64 = 0.03;
+
+/// How long a run is: `train.steps` or `train.epochs`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum RunLength {
+    /// Optimizer steps.
+    Steps(u64),
+    /// Passes over the data.
+    Epochs(f64),
+}
+
+/// How long the learning rate rises: `train.warmup_steps` or `train.warmup_ratio`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Warmup {
+    /// Optimizer steps.
+    Steps(u64),
+    /// A part of the run.
+    Ratio(f64),
+}
+
+impl RunConfig {
+    /// How long the run is.
+    #[must_use]
+    pub fn length(&self) -> RunLength {
+        match self.train.steps {
+            Some(steps) => RunLength::Steps(steps),
+            None => RunLength::Epochs(self.train.epochs.unwrap_or(1.0)),
+        }
+    }
+
+    /// How long the learning rate rises.
+    #[must_use]
+    pub fn warmup(&self) -> Warmup {
+        match self.train.warmup_steps {
+            Some(steps) => Warmup::Steps(steps),
+            None => Warmup::Ratio(self.train.warmup_ratio.unwrap_or(DEFAULT_WARMUP_RATIO)),
+        }
+    }
+
+    /// What of a block the backward pass computes again.
+    #[must_use]
+    pub fn recompute(&self) -> Recompute {
+        match (self.train.recompute, self.train.grad_checkpointing) {
+            (Some(recompute), _) => recompute,
+            (None, Some(false)) => Recompute::None,
+            (None, _) => Recompute::Full,
+        }
+    }
+
+    /// The number format that the recipe asks matrices to be multiplied in.
+    #[must_use]
+    pub fn compute_dtype(&self) -> ComputeDtype {
+        match (self.bnb_4bit.as_ref().and_then(|bnb| bnb.compute_dtype), self.train.bf16) {
+            (Some(dtype), _) => dtype,
+            (None, Some(false)) => ComputeDtype::Float32,
+            (None, _) => ComputeDtype::Bfloat16,
+        }
+    }
+
+    /// Which tokens count in the loss.
+    #[must_use]
+    pub fn train_on(&self) -> TrainOn {
+        match (self.data.train_on, self.data.format) {
+            (Some(train_on), _) => train_on,
+            (None, DataFormat::Text) => TrainOn::All,
+            (None, _) => TrainOn::Assistant,
+        }
+    }
+
+    /// Rows of one evaluation forward pass.
+    #[must_use]
+    pub fn eval_micro_batch_size(&self) -> usize {
+        self.eval.micro_batch_size.unwrap_or(self.train.micro_batch_size)
+    }
+
+    /// Rows of one step on one rank: the effective batch.
+    #[must_use]
+    pub fn rows_per_step(&self) -> usize {
+        self.train.micro_batch_size * self.train.gradient_accumulation
+    }
+
+    /// Whether there is anything to evaluate on.
+    #[must_use]
+    pub fn has_eval_data(&self) -> bool {
+        self.data.eval_path.is_some() || self.data.eval_fraction.is_some()
+    }
+
+    /// The same recipe with every default that hangs on another key written out.
+    #[must_use]
+    pub(super) fn resolved(&self) -> RunConfig {
+        let mut config = self.clone();
+        match self.length() {
+            RunLength::Steps(steps) => config.train.steps = Some(steps),
+            RunLength::Epochs(epochs) => config.train.epochs = Some(epochs),
+        }
+        match self.warmup() {
+            Warmup::Steps(steps) => config.train.warmup_steps = Some(steps),
+            Warmup::Ratio(ratio) => config.train.warmup_ratio = Some(ratio),
+        }
+        config.train.recompute = Some(self.recompute());
+        config.train.grad_checkpointing = Some(self.recompute() == Recompute::Full);
+        config.train.bf16 = Some(self.compute_dtype() == ComputeDtype::Bfloat16);
+        if let Some(bnb) = &mut config.bnb_4bit {
+            bnb.compute_dtype = Some(self.compute_dtype());
+        }
+        config.data.train_on = Some(self.train_on());
+        config.eval.micro_batch_size = Some(self.eval_micro_batch_size());
+        config
+    }
+}

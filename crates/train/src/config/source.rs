@@ -1,0 +1,250 @@
+//! The recipe as typed: the file's TOML tree with the overrides laid over it, every value still knowing its place.
+//!
+//! The TOML parser gives each key and value its byte range in the file. Values from `--set` get made-up positions behind
+//! the file's end, one each, so that one number says where anything was typed.
+
+use std::mem;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, Deserializer};
+
+use crate::config::error::{ConfigError, Place, from_reader};
+use crate::config::keys::RunConfig;
+
+/// Two keys that exclude each other: an override of one takes the place of the other in the file.
+pub(super) const EXCLUSIVE: [(&str, &str); 4] = [
+    ("train.steps", "train.epochs"),
+    ("train.warmup_steps", "train.warmup_ratio"),
+    ("data.eval_path", "data.eval_fraction"),
+    ("train.recompute", "train.grad_checkpointing"),
+];
+
+/// One key of the tree.
+#[derive(Debug)]
+pub(super) struct Entry {
+    /// `train.learning_rate`.
+    pub(super) path: String,
+    /// Where the key was typed.
+    pub(super) key_span: Range<usize>,
+    /// Where the value was typed.
+    value_span: Range<usize>,
+    /// Whether the value is a table.
+    pub(super) is_table: bool,
+    /// The value's type in a word, for messages.
+    pub(super) type_name: &'static str,
+}
+
+/// The tree and the places in it.
+#[derive(Debug)]
+pub(super) struct Source<'i> {
+    file: PathBuf,
+    text: &'i str,
+    overrides: &'i [String],
+    /// The override that made-up position `text.len() + 1 + i` stands for.
+    made_up: Vec<usize>,
+    tree: Spanned<DeTable<'i>>,
+    entries: Vec<Entry>,
+}
+
+impl<'i> Source<'i> {
+    /// Parses the file's text and lays the overrides over it.
+    pub(super) fn parse(text: &'i str, file: &Path, overrides: &'i [String]) -> Result<Source<'i>, ConfigError> {
+        let tree = DeTable::parse(text).map_err(|error| ConfigError::Syntax {
+            place: Place::Line(file.to_path_buf(), line_of(text, error.span().map_or(0, |span| span.start))),
+            message: error.message().to_string(),
+        })?;
+        let file = file.to_path_buf();
+        let mut source = Source { file, text, overrides, made_up: Vec::new(), tree, entries: Vec::new() };
+        source.drop_overridden_rivals();
+        for index in 0..overrides.len() {
+            source.apply_override(index)?;
+        }
+        list_entries(source.tree.get_ref(), "", &mut source.entries);
+        Ok(source)
+    }
+
+    /// Reads the tree as a [`RunConfig`].
+    pub(super) fn read_config(&self) -> Result<RunConfig, ConfigError> {
+        RunConfig::deserialize(Deserializer::from(self.tree.clone())).map_err(|error| {
+            // The whole file's span means that the top of the file lacks a key.
+            let span = error.span().filter(|span| *span != self.tree.span());
+            let (place, key) = match span.and_then(|span| self.entry_at(&span)) {
+                Some(entry) => (self.place_of(&entry.key_span), entry.path.clone()),
+                None => (Place::File(self.file.clone()), String::new()),
+            };
+            from_reader(place, key, error.message())
+        })
+    }
+
+    /// Every key that was typed.
+    pub(super) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// Whether a key was typed, rather than left at its default.
+    pub(super) fn is_typed(&self, path: &str) -> bool {
+        self.entries.iter().any(|entry| entry.path == path)
+    }
+
+    /// Where a key was typed; the file alone where it was not.
+    pub(super) fn place(&self, path: &str) -> Place {
+        match self.entries.iter().find(|entry| entry.path == path) {
+            Some(entry) => self.place_of(&entry.key_span),
+            None => Place::File(self.file.clone()),
+        }
+    }
+
+    /// The place that a byte range stands for.
+    pub(super) fn place_of(&self, span: &Range<usize>) -> Place {
+        match span.start.checked_sub(self.text.len() + 1).and_then(|index| self.made_up.get(index)) {
+            Some(&index) => Place::Set(self.overrides[index].clone()),
+            None => Place::Line(self.file.clone(), line_of(self.text, span.start)),
+        }
+    }
+
+    /// The innermost key whose name or value holds a byte range.
+    fn entry_at(&self, span: &Range<usize>) -> Option<&Entry> {
+        let holds = |outer: &Range<usize>| outer.start <= span.start && span.end <= outer.end;
+        self.entries
+            .iter()
+            .filter(|entry| holds(&entry.value_span) || holds(&entry.key_span))
+            .max_by_key(|entry| entry.path.split('.').count())
+    }
+
+    /// Removes from the file's tree each key whose rival is overridden.
+    fn drop_overridden_rivals(&mut self) {
+        let keys: Vec<&str> = self.overrides.iter().map(|text| key_of(text)).collect();
+        for (one, other) in EXCLUSIVE {
+            for (overridden, rival) in [(one, other), (other, one)] {
+                if keys.contains(&overridden) {
+                    remove(self.tree.get_mut(), rival);
+                }
+            }
+        }
+    }
+
+    /// Lays one `a.b=c` over the tree.
+    fn apply_override(&mut self, index: usize) -> Result<(), ConfigError> {
+        let text: &'i str = &self.overrides[index];
+        let refuse = |message: String| ConfigError::Override { place: Place::Set(text.to_string()), message };
+        let Some((key, value)) = text.split_once('=') else {
+            return Err(refuse("expected key=value, as in `--set train.steps=100`".to_string()));
+        };
+        let (key, value) = (key.trim(), value.trim());
+        if key.split('.').any(str::is_empty) {
+            return Err(refuse("expected a key before `=`, as in `--set train.steps=100`".to_string()));
+        }
+        if value.is_empty() {
+            remove(self.tree.get_mut(), key);
+            return Ok(());
+        }
+        let value = match DeValue::parse(value) {
+            Ok(parsed) => parsed.into_inner(),
+            Err(_) => DeValue::String(value.into()),
+        };
+        let value = self.at_made_up_position(value, index);
+        let key_spans: Vec<_> = key.split('.').map(|part| (part, self.made_up_position(index))).collect();
+        insert(self.tree.get_mut(), &key_spans, value).map_err(|part| {
+            refuse(format!("'{part}' is not a section, so nothing can be set below it; write `--set {part}=value`"))
+        })
+    }
+
+    /// A position of its own, behind the file's end, that stands for override `index`.
+    fn made_up_position(&mut self, index: usize) -> Range<usize> {
+        self.made_up.push(index);
+        let position = self.text.len() + self.made_up.len();
+        position..position
+    }
+
+    /// Gives a value, and everything in it, made-up positions.
+    fn at_made_up_position(&mut self, value: DeValue<'i>, index: usize) -> Spanned<DeValue<'i>> {
+        let start = self.made_up_position(index).start;
+        let value = match value {
+            DeValue::Table(table) => {
+                let mut moved = DeTable::new();
+                for (key, inner) in table {
+                    let key = Spanned::new(self.made_up_position(index), key.into_inner());
+                    moved.insert(key, self.at_made_up_position(inner.into_inner(), index));
+                }
+                DeValue::Table(moved)
+            }
+            DeValue::Array(mut list) => {
+                for element in list.iter_mut() {
+                    let value = mem::replace(element.get_mut(), DeValue::Boolean(false));
+                    *element = self.at_made_up_position(value, index);
+                }
+                DeValue::Array(list)
+            }
+            other => other,
+        };
+        // The positions given out since then are those of what is inside.
+        Spanned::new(start..self.text.len() + self.made_up.len(), value)
+    }
+}
+
+/// The key of an `a.b=c` override.
+fn key_of(text: &str) -> &str {
+    text.split_once('=').map_or(text, |(key, _)| key).trim()
+}
+
+/// The line, counted from 1, of a byte of `text`.
+fn line_of(text: &str, byte: usize) -> usize {
+    1 + text.bytes().take(byte).filter(|&byte| byte == b'\n').count()
+}
+
+/// Lists every key below `table`, outer ones first.
+fn list_entries(table: &DeTable<'_>, prefix: &str, entries: &mut Vec<Entry>) {
+    for (key, value) in table {
+        let path =
+            if prefix.is_empty() { key.get_ref().to_string() } else { format!("{prefix}.{}", key.get_ref().as_ref()) };
+        entries.push(Entry {
+            path: path.clone(),
+            key_span: key.span(),
+            value_span: value.span(),
+            is_table: value.get_ref().is_table(),
+            type_name: value.get_ref().type_str(),
+        });
+        if let DeValue::Table(inner) = value.get_ref() {
+            list_entries(inner, &path, entries);
+        }
+    }
+}
+
+/// Removes the key at a dotted path, where there is one.
+fn remove(table: &mut DeTable<'_>, path: &str) {
+    match path.split_once('.') {
+        None => {
+            table.remove(path);
+        }
+        Some((first, rest)) => {
+            if let Some(DeValue::Table(inner)) = table.get_mut(first).map(Spanned::get_mut) {
+                remove(inner, rest);
+            }
+        }
+    }
+}
+
+/// Sets the value at a path, making the tables on the way. `Err` is the path of a key on the way that is no table.
+fn insert<'i>(
+    table: &mut DeTable<'i>,
+    path: &[(&'i str, Range<usize>)],
+    value: Spanned<DeValue<'i>>,
+) -> Result<(), String> {
+    // Invariant: a key has at least one part, because an empty key was refused.
+    let ((name, span), rest) = path.split_first().expect("a key has at least one part");
+    let key = Spanned::new(span.clone(), (*name).into());
+    if rest.is_empty() {
+        // Removed first, so that the key's place becomes the override's.
+        table.remove(*name);
+        table.insert(key, value);
+        return Ok(());
+    }
+    let inner = table.entry(key).or_insert_with(|| Spanned::new(span.clone(), DeValue::Table(DeTable::new())));
+    match inner.get_mut() {
+        DeValue::Table(inner) => insert(inner, rest, value).map_err(|part| format!("{name}.{part}")),
+        _ => Err(name.to_string()),
+    }
+}

@@ -1,0 +1,124 @@
+//! Everything that can end a run early, in one enum: what, expected, got, where, and what to do next.
+//!
+//! Errors of the crates below pass through unchanged; `main` prints the chain once.
+
+use std::path::PathBuf;
+
+use crate::backend::BackendKind;
+
+/// Why a command could not do its work.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The recipe.
+    #[error(transparent)]
+    Config(#[from] crate::config::ConfigError),
+    /// The data or the tokenizer.
+    #[error(transparent)]
+    Data(#[from] firebrick_data::DataError),
+    /// The model folder or an adapter.
+    #[error(transparent)]
+    Model(#[from] firebrick_model::ModelError),
+    /// A saved optimizer state.
+    #[error(transparent)]
+    Optimizer(#[from] firebrick_optim::OptimError),
+    /// The other ranks.
+    #[error(transparent)]
+    Parallel(#[from] firebrick_parallel::ParallelError),
+    /// The run folder or a checkpoint folder.
+    #[error(transparent)]
+    Storage(#[from] crate::storage::StorageError),
+    /// The backend is known, but this binary was built without it.
+    #[error(
+        "backend `{wanted}` is not in this binary, which holds {compiled}. `cargo xtask train` builds what the recipe asks for; \
+         by hand: cargo build -p firebrick-train --features {wanted}"
+    )]
+    NotCompiled {
+        /// What the recipe asks for.
+        wanted: BackendKind,
+        /// What there is.
+        compiled: String,
+    },
+    /// The backend is in the binary, but the machine has no device for it.
+    #[error("backend `{wanted}` finds no device here: {looked_for}. {install}. Or train on the CPU with --set backend=flex")]
+    NoDevice {
+        /// What the recipe asks for.
+        wanted: BackendKind,
+        /// What was looked for, and the library's own words.
+        looked_for: String,
+        /// What would make it work.
+        install: String,
+    },
+    /// The plan needs more memory than there is.
+    #[error("this run needs {needed} of memory, and {available} are free{breakdown}\n{advice}")]
+    DoesNotFit {
+        /// Bytes, for people.
+        needed: String,
+        /// Bytes, for people.
+        available: String,
+        /// The memory table, one line each.
+        breakdown: String,
+        /// The nearest change that fits.
+        advice: String,
+    },
+    /// The loss or the gradient is not a number.
+    #[error(
+        "step {step}: loss is {loss}, gradient norm is {grad_norm}: training has diverged and was stopped. The last checkpoint \
+         is untouched. Lower train.learning_rate, raise train.warmup_steps, or look at the rows of this step"
+    )]
+    NotFinite {
+        /// The step, from 1.
+        step: u64,
+        /// Mean loss.
+        loss: f32,
+        /// Global norm.
+        grad_norm: f32,
+    },
+    /// A checkpoint's own description cannot be read.
+    #[error("`{}` {problem}; resume from an earlier checkpoint by deleting this folder", path.display())]
+    BadCheckpoint {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The recipe asks for a different run than the one that is resumed.
+    #[error(
+        "the checkpoint was made with {key} = {saved}, the recipe now says {now}: a resumed run must be the same run. Undo the \
+         change, or start a new run under another name"
+    )]
+    Changed {
+        /// The recipe's key.
+        key: String,
+        /// What the checkpoint holds.
+        saved: String,
+        /// What the recipe says.
+        now: String,
+    },
+    /// The tokenizer makes ids that the model has no rows for.
+    #[error(
+        "the tokenizer has {tokenizer} tokens, the model's embedding only {model} rows: they do not belong together. Take both \
+         from the same folder"
+    )]
+    VocabularyTooSmall {
+        /// Tokens.
+        tokenizer: usize,
+        /// Rows.
+        model: usize,
+    },
+    /// A golden file lacks something or does not fit the model.
+    #[error("`{}`: {problem}", path.display())]
+    Golden {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// `verify` found a difference.
+    #[error("logits differ by up to {largest:e}, above the tolerance of {tolerance:e}")]
+    VerifyFailed {
+        /// Largest absolute difference.
+        largest: f32,
+        /// What was allowed.
+        tolerance: f32,
+    },
+}

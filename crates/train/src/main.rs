@@ -1,0 +1,225 @@
+//! The command line of `train`: parse, call, report one clear error.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "this is the edge of the program")]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, Parser, Subcommand};
+use firebrick_hwprofile::HardwareProfile;
+use firebrick_model::{BaseStorage, Sampler};
+use firebrick_train::backend;
+use firebrick_train::config::{BackendChoice, RunConfig, json_schema};
+use firebrick_train::generate::{WriteOptions, generate};
+use firebrick_train::interrupt::Interrupt;
+use firebrick_train::prepare::prepare;
+use firebrick_train::report::{Outcome, Voice};
+use firebrick_train::run::{RunOptions, run};
+use firebrick_train::verify::{VerifyOptions, verify};
+use firebrick_train::{RunError, with_backend};
+
+/// Train, try and check language models from one TOML recipe.
+#[derive(Parser)]
+#[command(name = "train", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a recipe: plan, evaluate, train, save.
+    Train {
+        #[command(flatten)]
+        recipe: Recipe,
+        /// Continue the run of this name from its newest checkpoint.
+        #[arg(long)]
+        resume: bool,
+    },
+    /// Read a recipe and its data, and print what a run would do and why; no weight is read.
+    Plan {
+        #[command(flatten)]
+        recipe: Recipe,
+    },
+    /// Continue prompts with a model.
+    Generate(Generate),
+    /// Compare a model's logits with a golden file.
+    Verify(Verify),
+    /// Print the JSON schema of recipes.
+    Schema,
+}
+
+#[derive(Args)]
+struct Recipe {
+    /// The recipe: a path, or the name of a file in configs/.
+    #[arg(long)]
+    config: PathBuf,
+    /// Override a key, e.g. --set train.learning_rate=1e-4. May be given several times.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+}
+
+#[derive(Args)]
+struct Weights {
+    /// Model folder: config.json, safetensors, tokenizer files.
+    #[arg(long)]
+    model: PathBuf,
+    /// PEFT adapter folder.
+    #[arg(long)]
+    adapter: Option<PathBuf>,
+    /// Keep the base's projections in 4 bits (NF4, double quantisation), as in QLoRA training.
+    #[arg(long)]
+    nf4: bool,
+    /// auto, flex, candle, wgpu or cuda.
+    #[arg(long, default_value = "auto", value_parser = backend_choice)]
+    backend: BackendChoice,
+}
+
+#[derive(Args)]
+struct Generate {
+    #[command(flatten)]
+    weights: Weights,
+    /// Text to answer or continue. May be given several times.
+    #[arg(long, required = true)]
+    prompt: Vec<String>,
+    /// Treat prompts as a user's turn, rendered by the tokenizer's chat template.
+    #[arg(long)]
+    chat: bool,
+    /// Most new tokens a prompt.
+    #[arg(long, default_value_t = 64)]
+    max_new_tokens: usize,
+    /// 0 is greedy.
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f32,
+    /// Keep the most probable tokens up to this sum of probabilities.
+    #[arg(long, default_value_t = 1.0)]
+    top_p: f32,
+    /// Seed of the sampler.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+#[derive(Args)]
+struct Verify {
+    #[command(flatten)]
+    weights: Weights,
+    /// Safetensors file with input_ids [B, T] i64, logits [B, T, V] f32 and optionally loss [1] f32.
+    #[arg(long)]
+    golden: PathBuf,
+    /// Largest absolute difference of a logit that passes.
+    #[arg(long, default_value_t = 2e-4)]
+    tol: f32,
+}
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()))
+        .with_writer(std::io::stderr)
+        .init();
+    match execute(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn execute(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Train { recipe, resume } => train(&recipe, resume),
+        Command::Plan { recipe } => plan(&recipe),
+        Command::Generate(arguments) => write_text(arguments),
+        Command::Verify(arguments) => compare(arguments),
+        Command::Schema => {
+            print!("{}", json_schema());
+            Ok(())
+        }
+    }
+}
+
+fn train(recipe: &Recipe, resume: bool) -> anyhow::Result<()> {
+    let config = RunConfig::load(&recipe.config, &recipe.overrides)?;
+    let interrupt = Interrupt::install().context("cannot listen for Ctrl-C")?;
+    match run(RunOptions { config, resume, voice: Voice::Aloud, interrupt })? {
+        Outcome::Finished(_) => {}
+        Outcome::Interrupted { step, name } => {
+            let overrides: String = recipe.overrides.iter().map(|set| format!(" --set {set}")).collect();
+            println!(
+                "stopped after step {step}; everything is saved. Go on with\n  cargo xtask train --config {}{overrides} --set \
+                 name={name} --resume",
+                recipe.config.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+fn plan(recipe: &Recipe) -> anyhow::Result<()> {
+    let prepared = prepare(RunConfig::load(&recipe.config, &recipe.overrides)?)?;
+    for note in &prepared.data_notes {
+        println!("{note}");
+    }
+    Voice::Aloud.plan(&prepared.config.name, &prepared.plan);
+    Ok(())
+}
+
+fn write_text(arguments: Generate) -> anyhow::Result<()> {
+    let kind = choose(&arguments.weights)?;
+    let options = WriteOptions {
+        sampler: Sampler::new(arguments.temperature, arguments.top_p, arguments.seed)?,
+        storage: storage(&arguments.weights),
+        model: arguments.weights.model,
+        adapter: arguments.weights.adapter,
+        prompts: arguments.prompt,
+        chat: arguments.chat,
+        max_new_tokens: arguments.max_new_tokens,
+    };
+    let texts = with_backend!(kind, B => generate::<B>(&options, &Default::default()))?;
+    for (prompt, text) in options.prompts.iter().zip(texts) {
+        println!("{prompt}\n{text}\n");
+    }
+    Ok(())
+}
+
+fn compare(arguments: Verify) -> anyhow::Result<()> {
+    let kind = choose(&arguments.weights)?;
+    let options = VerifyOptions {
+        storage: storage(&arguments.weights),
+        model: arguments.weights.model,
+        adapter: arguments.weights.adapter,
+        golden: arguments.golden,
+        tolerance: arguments.tol,
+    };
+    let found = with_backend!(kind, B => verify::<B>(&options, &Default::default()))?;
+    println!("largest difference  {:e}", found.largest);
+    println!("mean difference     {:e}", found.mean);
+    println!("top-1 agreement     {:.2} %", 100.0 * found.top1_agreement);
+    if let Some(loss) = found.loss {
+        println!("loss difference     {loss:e}");
+    }
+    if found.largest > options.tolerance {
+        return Err(RunError::VerifyFailed { largest: found.largest, tolerance: options.tolerance }.into());
+    }
+    println!("within {:e}", options.tolerance);
+    Ok(())
+}
+
+fn choose(weights: &Weights) -> Result<backend::BackendKind, RunError> {
+    Ok(backend::choose(weights.backend, &HardwareProfile::detect())?.value)
+}
+
+fn storage(weights: &Weights) -> BaseStorage {
+    if weights.nf4 { BaseStorage::Nf4 { double_quant: true } } else { BaseStorage::Frozen }
+}
+
+fn backend_choice(name: &str) -> Result<BackendChoice, String> {
+    match name {
+        "auto" => Ok(BackendChoice::Auto),
+        "flex" => Ok(BackendChoice::Flex),
+        "candle" => Ok(BackendChoice::Candle),
+        "wgpu" => Ok(BackendChoice::Wgpu),
+        "cuda" => Ok(BackendChoice::Cuda),
+        other => Err(format!("unknown backend `{other}`: choose auto, flex, candle, wgpu or cuda")),
+    }
+}

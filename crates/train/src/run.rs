@@ -1,0 +1,431 @@
+//! The run loop: evaluate, step, log, evaluate, save, until the plan's last step or a signal.
+//!
+//! Numbers of a step are read from the device one step late, so that the device never waits for the log. Everything that a
+//! resumed run needs is in the checkpoint; the loop itself keeps nothing else.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use burn_tensor::DType;
+use firebrick_data::{Batch, Cursor, Loader, LoaderConfig};
+use firebrick_hwprofile::measure::process_peak_resident_bytes;
+use firebrick_kernels::Kernels;
+use firebrick_model::peft::TargetModules;
+use firebrick_model::{BaseStorage, BuildOptions, HfFolder, Llama, LoraConfig, Recompute, Sampler, SavedDtype};
+use firebrick_optim::{AdamWConfig, MomentFormat, Optimizer, Schedule, ScheduleKind};
+use firebrick_parallel::SingleRank;
+
+use crate::checkpoint::{self, RunState, Saved};
+use crate::config::{self, ComputeDtype, Init, LoraTarget, RunConfig};
+use crate::error::RunError;
+use crate::evaluate::Evaluation;
+use crate::generate::{continue_prompts, encode_prompt};
+use crate::interrupt::Interrupt;
+use crate::metrics::{EvalMetrics, JsonLines, MetricSink, MetricSinks, StepMetrics};
+use crate::plan::{BasePlan, MomentPlan};
+use crate::prepare::{Prepared, prepare};
+use crate::progress::Progress;
+use crate::report::{Outcome, Summary, Voice};
+use crate::run_folder::RunFolder;
+use crate::step::{StepOutcome, Trainer, scalar};
+use crate::tensorboard::EventWriter;
+use crate::with_backend;
+
+/// Batches made ahead of the step.
+const PREFETCH: usize = 4;
+
+/// How to run a recipe.
+#[derive(Clone, Debug)]
+pub struct RunOptions {
+    /// The recipe.
+    pub config: RunConfig,
+    /// Continue the run of this name from its newest checkpoint.
+    pub resume: bool,
+    /// Whether to print.
+    pub voice: Voice,
+    /// How the run is told to end early.
+    pub interrupt: Interrupt,
+}
+
+/// Runs a recipe from start, or from its newest checkpoint, to its end or to a signal.
+///
+/// # Errors
+/// Whatever stops it; everything that was saved stays.
+pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
+    let started = Instant::now();
+    let prepared = prepare(options.config.clone())?;
+    for note in &prepared.data_notes {
+        options.voice.say(note);
+    }
+    options.voice.plan(&prepared.config.name, &prepared.plan);
+    let folder = RunFolder::create(Path::new(&prepared.config.output_dir), &prepared.config.name, options.resume)?;
+    if let Some(notice) = folder.notice() {
+        options.voice.say(notice);
+    }
+    with_backend!(prepared.plan.backend.value, B => Run::<B>::begin(prepared, folder, &options, started)?.go())
+}
+
+struct Run<B: Kernels> {
+    prepared: Prepared,
+    folder: RunFolder,
+    voice: Voice,
+    interrupt: Interrupt,
+    trainer: Trainer<B>,
+    saved: Saved,
+    loader: Loader,
+    sinks: MetricSinks,
+    state: RunState,
+    started: Instant,
+    wall_before: f64,
+    /// Seconds spent in steps by this process, and the tokens they took.
+    step_s: f64,
+    step_tokens: u64,
+    last_losses: Vec<f64>,
+    pending: Option<Pending<B>>,
+}
+
+/// A step whose numbers are still on the device.
+struct Pending<B: Kernels> {
+    outcome: StepOutcome<B>,
+    tokens: u64,
+    seconds: f64,
+}
+
+impl<B: Kernels> Run<B> {
+    fn begin(prepared: Prepared, folder: RunFolder, options: &RunOptions, started: Instant) -> Result<Self, RunError> {
+        let config = &prepared.config;
+        folder.write(&folder.config_toml(), &config.to_toml())?;
+        folder.write(&folder.plan_toml(), &plan_toml(&prepared))?;
+        let device = B::Device::default();
+        let saved = saved(&prepared)?;
+        let mut trainer = trainer::<B>(&prepared, &saved, &device)?;
+        let latest = if options.resume { folder.latest_checkpoint()? } else { None };
+        let state = match &latest {
+            Some((step, path)) => {
+                let state = checkpoint::read_state(path, config, prepared.train.fingerprint())?;
+                checkpoint::restore(path, &mut trainer, &saved, *step)?;
+                options.voice.say(&format!("resumed after step {step} from {}", path.display()));
+                state
+            }
+            None => first_state(&prepared, &trainer, options.voice)?,
+        };
+        let resumed = latest.as_ref().map(|(step, _)| *step);
+        let mut sinks = MetricSinks(vec![
+            Box::new(JsonLines::open(&folder.metrics_jsonl(), resumed)?),
+            Box::new(EventWriter::create(&folder.tensorboard(), resumed)?),
+        ]);
+        if resumed.is_none() {
+            report_evaluation(&mut sinks, 0, &state.before)?;
+        }
+        if options.voice == Voice::Aloud {
+            sinks.0.push(Box::new(Progress::start(prepared.plan.steps.value, state.step)));
+        }
+        Ok(Self {
+            loader: Loader::new(prepared.train.clone(), loader_config(&prepared), state.cursor),
+            voice: options.voice,
+            interrupt: options.interrupt.clone(),
+            wall_before: state.wall_s,
+            prepared,
+            folder,
+            trainer,
+            saved,
+            sinks,
+            state,
+            started,
+            step_s: 0.0,
+            step_tokens: 0,
+            last_losses: Vec::new(),
+            pending: None,
+        })
+    }
+
+    fn go(mut self) -> Result<Outcome, RunError> {
+        let total = self.prepared.plan.steps.value;
+        while self.state.step < total {
+            self.step()?;
+            let step = self.state.step;
+            let is_due = |every: u64| every > 0 && step.is_multiple_of(every) && step < total;
+            if is_due(self.prepared.config.eval.every_steps) {
+                self.flush()?;
+                let evaluation = self.prepared.evaluation.evaluate(&self.trainer.model, &self.prepared.tokenizer)?;
+                report_evaluation(&mut self.sinks, step, &evaluation)?;
+            }
+            if self.interrupt.is_requested() && step < total {
+                self.save()?;
+                self.sinks.0.clear();
+                return Ok(Outcome::Interrupted { step, name: self.folder.name().to_owned() });
+            }
+            if is_due(self.prepared.config.checkpoint.every_steps) {
+                self.save()?;
+            }
+        }
+        self.save()?;
+        self.finish()
+    }
+
+    fn step(&mut self) -> Result<(), RunError> {
+        let started = Instant::now();
+        let (micro_batches, cursor) = self.next_micro_batches();
+        let outcome = self.trainer.step(&micro_batches)?;
+        self.state.step = outcome.step;
+        self.state.cursor = cursor;
+        self.state.trained_tokens += outcome.trained_tokens;
+        let tokens = micro_batches.iter().map(|batch| batch.tokens() as u64).sum();
+        let previous = self.pending.take();
+        // The previous step's numbers are ready by now; reading them here keeps at most one step in flight.
+        if let Some(previous) = previous {
+            self.log(previous)?;
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        self.step_s += seconds;
+        self.step_tokens += tokens;
+        self.pending = Some(Pending { outcome, tokens, seconds });
+        Ok(())
+    }
+
+    fn next_micro_batches(&mut self) -> (Vec<Batch>, Cursor) {
+        let count = self.prepared.plan.gradient_accumulation.value;
+        let mut cursor = self.state.cursor;
+        let batches = (0..count)
+            .map(|_| {
+                let (batch, after) = self.loader.next_batch().expect("the loader repeats its epochs without end");
+                cursor = after;
+                batch
+            })
+            .collect();
+        (batches, cursor)
+    }
+
+    /// Reads the numbers of the step in flight.
+    fn flush(&mut self) -> Result<(), RunError> {
+        match self.pending.take() {
+            Some(pending) => self.log(pending),
+            None => Ok(()),
+        }
+    }
+
+    fn log(&mut self, pending: Pending<B>) -> Result<(), RunError> {
+        let Pending { outcome, tokens, seconds } = pending;
+        let loss = scalar(outcome.loss_sum) / outcome.trained_tokens as f32;
+        let grad_norm = scalar(outcome.grad_norm);
+        if !loss.is_finite() || !grad_norm.is_finite() {
+            return Err(RunError::NotFinite { step: outcome.step, loss, grad_norm });
+        }
+        let kept = (self.prepared.plan.steps.value as usize / 10).max(1);
+        self.last_losses.push(f64::from(loss));
+        if self.last_losses.len() > kept {
+            self.last_losses.remove(0);
+        }
+        if outcome.step.is_multiple_of(self.prepared.config.train.log_every) {
+            self.sinks.step(&StepMetrics {
+                step: outcome.step,
+                loss: f64::from(loss),
+                learning_rate: outcome.learning_rate,
+                grad_norm: f64::from(grad_norm),
+                trained_tokens: outcome.trained_tokens,
+                tokens_per_s: tokens as f64 / seconds,
+                ms: 1e3 * seconds,
+                memory_bytes: process_peak_resident_bytes().unwrap_or(0),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn save(&mut self) -> Result<(), RunError> {
+        // A step that is not finite must be found before it replaces a good checkpoint.
+        self.flush()?;
+        self.sinks.flush()?;
+        self.state.wall_s = self.wall_s();
+        let texts =
+            [("config.toml", self.prepared.config.to_toml()), ("plan.toml", plan_toml(&self.prepared))];
+        let keep = self.prepared.config.checkpoint.keep;
+        checkpoint::save(self.folder.path(), &mut self.trainer, &self.saved, &self.state, &texts, keep)?;
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Outcome, RunError> {
+        let after = self.prepared.evaluation.evaluate(&self.trainer.model, &self.prepared.tokenizer)?;
+        report_evaluation(&mut self.sinks, self.state.step, &after)?;
+        self.sinks.flush()?;
+        self.sinks.0.clear();
+        let prompts = self.prepared.config.eval.prompts.clone();
+        let samples = sample(&self.prepared, &self.trainer.model)?;
+        self.voice.samples("before", &prompts, &self.state.samples_before);
+        self.voice.samples("after ", &prompts, &samples);
+
+        let weights = self.write_final()?;
+        let summary = Summary {
+            steps: self.state.step,
+            train_loss: mean(&self.last_losses),
+            eval_loss_before: self.state.before.loss,
+            eval_loss_after: after.loss,
+            exact_match_before: self.state.before.exact_match,
+            exact_match_after: after.exact_match,
+            trained_tokens: self.state.trained_tokens,
+            tokens_per_s: if self.step_s > 0.0 { self.step_tokens as f64 / self.step_s } else { 0.0 },
+            wall_s: self.wall_s(),
+            backend: self.prepared.plan.backend.value.to_string(),
+            adapter: weights.display().to_string(),
+        };
+        let text = serde_json::to_string_pretty(&summary).expect("a summary of plain fields prints as JSON");
+        self.folder.write(&self.folder.summary_json(), &(text + "\n"))?;
+        let is_adapter = matches!(self.saved, Saved::Adapter(_));
+        self.voice.summary(&summary, &self.prepared.config.model, prompts.first().map(String::as_str), is_adapter);
+        Ok(Outcome::Finished(summary))
+    }
+
+    /// The trained weights where a user looks for them. A whole model takes the number format of the one it came from.
+    fn write_final(&mut self) -> Result<PathBuf, RunError> {
+        let dtype = match self.prepared.model.dtype.as_deref() {
+            Some("bfloat16") => SavedDtype::Bf16,
+            _ => SavedDtype::F32,
+        };
+        // The last checkpoint holds the same weights, so an earlier copy from a resumed run may go.
+        let earlier = self.folder.path().join("model");
+        if earlier.exists() {
+            std::fs::remove_dir_all(&earlier)
+                .map_err(|error| crate::storage::StorageError::io("replace", &earlier, error))?;
+        }
+        self.saved.write(&mut self.trainer, self.folder.path(), dtype)
+    }
+
+    fn wall_s(&self) -> f64 {
+        self.wall_before + self.started.elapsed().as_secs_f64()
+    }
+}
+
+fn plan_toml(prepared: &Prepared) -> String {
+    toml::to_string(&prepared.plan).expect("a plan of plain fields prints as TOML")
+}
+
+fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+fn loader_config(prepared: &Prepared) -> LoaderConfig {
+    LoaderConfig {
+        rows_per_batch: prepared.plan.micro_batch_size.value,
+        seed: prepared.config.seed,
+        shuffle: true,
+        epochs: None,
+        rank: 0,
+        world_size: 1,
+        prefetch: PREFETCH,
+    }
+}
+
+fn saved(prepared: &Prepared) -> Result<Saved, RunError> {
+    let Some(lora) = &prepared.config.lora else {
+        return Ok(Saved::Model(prepared.config.model_folder()?));
+    };
+    let target_modules = match &lora.target {
+        LoraTarget::AllLinear => TargetModules::AllLinear,
+        LoraTarget::Modules(names) => TargetModules::from_names(names.clone())?,
+    };
+    Ok(Saved::Adapter(LoraConfig {
+        r: lora.r,
+        lora_alpha: lora.alpha,
+        use_rslora: lora.use_rslora,
+        target_modules,
+        base_model_name_or_path: Some(prepared.config.model.clone()),
+    }))
+}
+
+fn trainer<B: Kernels>(prepared: &Prepared, saved: &Saved, device: &B::Device) -> Result<Trainer<B>, RunError> {
+    let (config, plan) = (&prepared.config, &prepared.plan);
+    let longest_row = plan.row_len.value.max(config.max_seq_len);
+    let build = BuildOptions {
+        storage: match plan.base.value {
+            BasePlan::Trained => BaseStorage::Trained,
+            BasePlan::Frozen => BaseStorage::Frozen,
+            BasePlan::Nf4 => BaseStorage::Nf4 { double_quant: false },
+            BasePlan::Nf4DoubleQuant => BaseStorage::Nf4 { double_quant: true },
+        },
+        lora: match saved {
+            Saved::Adapter(lora) => Some(lora.clone()),
+            Saved::Model(_) => None,
+        },
+        seed: config.seed,
+        compute_dtype: match plan.compute_dtype.value {
+            ComputeDtype::Bfloat16 => DType::BF16,
+            ComputeDtype::Float16 => DType::F16,
+            ComputeDtype::Float32 => DType::F32,
+        },
+        max_positions: longest_row + config.eval.max_new_tokens,
+    };
+    let model = match config.init {
+        Init::Random => Llama::random(prepared.model.clone(), &build, device)?,
+        Init::Pretrained => {
+            let folder = HfFolder::open(&config.model_folder()?)?;
+            Llama::load(&folder, prepared.model.clone(), &build, device, &mut |_| ())?
+        }
+    };
+    Ok(Trainer {
+        model,
+        optimizer: Optimizer::new(optimizer_config(config, plan.optimizer.value)),
+        schedule: Schedule {
+            kind: match plan.schedule.value {
+                config::ScheduleKind::Constant => ScheduleKind::Constant,
+                config::ScheduleKind::Linear => ScheduleKind::Linear,
+                config::ScheduleKind::Cosine => ScheduleKind::Cosine,
+            },
+            peak: config.train.learning_rate,
+            warmup_steps: plan.warmup_steps.value,
+            total_steps: plan.steps.value,
+        },
+        collective: Box::new(SingleRank),
+        recompute: match plan.recompute.value {
+            config::Recompute::Full => Recompute::Full,
+            config::Recompute::None => Recompute::None,
+        },
+        loss_chunk_tokens: plan.loss_chunk_tokens.value,
+    })
+}
+
+fn optimizer_config(config: &RunConfig, moments: MomentPlan) -> AdamWConfig {
+    AdamWConfig {
+        beta1: config.train.adam_beta1,
+        beta2: config.train.adam_beta2,
+        epsilon: config.train.adam_epsilon,
+        weight_decay: config.train.weight_decay,
+        max_grad_norm: (config.train.max_grad_norm > 0.0).then_some(config.train.max_grad_norm),
+        moments: match moments {
+            MomentPlan::Float32 => MomentFormat::Float32,
+            MomentPlan::EightBit => MomentFormat::EightBit,
+        },
+    }
+}
+
+/// The state before the first step: evaluated and sampled.
+fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, voice: Voice) -> Result<RunState, RunError> {
+    let before = prepared.evaluation.evaluate(&trainer.model, &prepared.tokenizer)?;
+    voice.evaluation("before training", &before);
+    let samples_before = sample(prepared, &trainer.model)?;
+    voice.samples("before", &prepared.config.eval.prompts, &samples_before);
+    Ok(RunState {
+        step: 0,
+        cursor: Cursor::default(),
+        trained_tokens: 0,
+        wall_s: 0.0,
+        before,
+        samples_before,
+        data_fingerprint: prepared.train.fingerprint(),
+        settings: checkpoint::settings(&prepared.config),
+    })
+}
+
+/// Greedy answers to the recipe's sample prompts.
+fn sample<B: Kernels>(prepared: &Prepared, model: &Llama<B>) -> Result<Vec<String>, RunError> {
+    let chat = prepared.tokenizer.chat_template().is_ok() && prepared.config.train_on() == config::TrainOn::Assistant;
+    let prompts = &prepared.config.eval.prompts;
+    let encoded: Vec<Vec<u32>> =
+        prompts.iter().map(|text| encode_prompt(&prepared.tokenizer, text, chat)).collect::<Result<_, _>>()?;
+    continue_prompts(model, &prepared.tokenizer, &encoded, prepared.config.eval.max_new_tokens, Sampler::greedy())
+}
+
+fn report_evaluation(sinks: &mut MetricSinks, step: u64, evaluation: &Evaluation) -> Result<(), RunError> {
+    if let Some(loss) = evaluation.loss {
+        sinks.eval(&EvalMetrics::new(step, loss, evaluation.exact_match))?;
+    }
+    Ok(())
+}

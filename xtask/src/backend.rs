@@ -1,0 +1,174 @@
+//! Which backend a run needs, and why: from the command line, the recipe, or what this machine has. This decides only
+//! what is compiled in; the `train` binary decides again, and finally, which of the compiled backends it uses.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+
+/// A compute backend; its name is also the name of the cargo feature.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Backend {
+    /// Burn's own CPU backend: the default, and always built in.
+    Flex,
+    /// CPU through candle's kernels.
+    Candle,
+    /// Vulkan, Metal, DirectX.
+    Wgpu,
+    /// NVIDIA.
+    Cuda,
+}
+
+impl Backend {
+    /// Every backend, in the order in which features are written.
+    pub(crate) const ALL: [Self; 4] = [Self::Flex, Self::Candle, Self::Wgpu, Self::Cuda];
+
+    /// Name in recipes, on the command line, and as cargo feature.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Flex => "flex",
+            Self::Candle => "candle",
+            Self::Wgpu => "wgpu",
+            Self::Cuda => "cuda",
+        }
+    }
+
+    /// The backend called `name`; `None` for `auto`; fails on any other word, naming `origin`.
+    pub(crate) fn parse(name: &str, origin: &str) -> Result<Option<Self>> {
+        match Self::ALL.into_iter().find(|backend| backend.name() == name) {
+            Some(backend) => Ok(Some(backend)),
+            None if name == "auto" => Ok(None),
+            None => bail!("unknown backend `{name}` in {origin}: use auto, flex, candle, wgpu or cuda"),
+        }
+    }
+
+    /// Cargo features of the `train` package: this backend, with `flex` always beside it.
+    pub(crate) fn features(self) -> String {
+        match self {
+            Self::Flex => self.name().to_owned(),
+            other => format!("{},{}", Self::Flex.name(), other.name()),
+        }
+    }
+}
+
+/// What `auto` looks at.
+pub(crate) struct Machine {
+    /// Where an NVIDIA driver was found.
+    pub(crate) nvidia_driver: Option<PathBuf>,
+    /// Apple's systems have Metal, which wgpu drives.
+    pub(crate) macos: bool,
+}
+
+impl Machine {
+    /// Looks for the driver where loaders look for it; opens nothing, starts nothing.
+    pub(crate) fn detect() -> Self {
+        Self { nvidia_driver: candidates().into_iter().find(|path| path.exists()), macos: cfg!(target_os = "macos") }
+    }
+}
+
+/// Places of the NVIDIA driver library, then of `nvidia-smi`.
+fn candidates() -> Vec<PathBuf> {
+    let split =
+        |name: &str| env::var_os(name).map(|list| env::split_paths(&list).collect::<Vec<_>>()).unwrap_or_default();
+    let (library, tool) = if cfg!(windows) { ("nvcuda.dll", "nvidia-smi.exe") } else { ("libcuda.so.1", "nvidia-smi") };
+    let usual = [
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib",
+        "/usr/lib/wsl/lib",
+        "/usr/local/nvidia/lib64",
+        "C:\\Windows\\System32",
+    ];
+    let libraries =
+        split("LD_LIBRARY_PATH").into_iter().chain(usual.map(PathBuf::from)).map(|folder| folder.join(library));
+    let tools = split("PATH").into_iter().map(|folder| folder.join(tool));
+    libraries.chain(tools).collect()
+}
+
+/// A backend to build, with the reason in words.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Choice {
+    /// What to build.
+    pub(crate) backend: Backend,
+    /// Completes "building with these features because ...".
+    pub(crate) reason: String,
+}
+
+/// Decides from what was `wished`, a backend's name and where that was said; `None` is as good as `auto`.
+pub(crate) fn choose(wished: Option<(&str, &str)>, machine: &Machine) -> Result<Choice> {
+    let (prefix, named) = match wished {
+        Some((name, origin)) => (format!("{origin} says {name}"), Backend::parse(name, origin)?),
+        None => ("no backend was named".to_owned(), None),
+    };
+    if let Some(backend) = named {
+        return Ok(Choice { backend, reason: prefix });
+    }
+    let (backend, found) = match &machine.nvidia_driver {
+        _ if machine.macos => (Backend::Wgpu, "this is macOS, where wgpu drives Metal".to_owned()),
+        Some(path) => (Backend::Cuda, format!("an NVIDIA driver is here ({})", path.display())),
+        None => (Backend::Flex, "no NVIDIA driver is here".to_owned()),
+    };
+    Ok(Choice { backend, reason: format!("{prefix} and {found}") })
+}
+
+/// The `backend` key of a recipe; `None` if it has none. Fails, with line and column, on a text that is not TOML: the
+/// `train` binary would refuse it too, but only after the build.
+pub(crate) fn backend_key(recipe: &str, path: &Path) -> Result<Option<String>> {
+    let table: toml::Table = match recipe.parse() {
+        Ok(table) => table,
+        Err(error) => bail!("{} is not well-formed TOML:\n{error}", path.display()),
+    };
+    match table.get("backend") {
+        None => Ok(None),
+        Some(toml::Value::String(name)) => Ok(Some(name.clone())),
+        Some(other) => bail!("`backend = {other}` in {}: expected a name in quotes, such as \"auto\"", path.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BARE: Machine = Machine { nvidia_driver: None, macos: false };
+
+    fn with_driver() -> Machine {
+        Machine { nvidia_driver: Some(PathBuf::from("/usr/lib/libcuda.so.1")), macos: false }
+    }
+
+    #[test]
+    fn flex_is_always_built_in() {
+        assert_eq!(Backend::Flex.features(), "flex");
+        assert_eq!(Backend::Cuda.features(), "flex,cuda");
+    }
+
+    #[test]
+    fn auto_follows_the_machine_and_a_name_does_not() {
+        assert_eq!(choose(None, &BARE).unwrap().backend, Backend::Flex);
+        assert_eq!(choose(Some(("auto", "a.toml")), &with_driver()).unwrap().backend, Backend::Cuda);
+        assert_eq!(choose(None, &Machine { nvidia_driver: None, macos: true }).unwrap().backend, Backend::Wgpu);
+        assert_eq!(choose(Some(("candle", "--backend")), &with_driver()).unwrap().backend, Backend::Candle);
+    }
+
+    #[test]
+    fn a_choice_says_why() {
+        assert_eq!(choose(Some(("wgpu", "--backend")), &BARE).unwrap().reason, "--backend says wgpu");
+        let reason = choose(Some(("auto", "a.toml")), &with_driver()).unwrap().reason;
+        assert!(reason.contains("a.toml says auto") && reason.contains("libcuda.so.1"), "{reason}");
+    }
+
+    #[test]
+    fn an_unknown_backend_is_refused_with_the_known_ones() {
+        let message = choose(Some(("vulkan", "a.toml")), &BARE).unwrap_err().to_string();
+        assert!(message.contains("`vulkan` in a.toml") && message.contains("wgpu"), "{message}");
+    }
+
+    #[test]
+    fn the_key_is_read_from_the_top_level_only() {
+        let path = Path::new("a.toml");
+        assert_eq!(backend_key("backend = \"cuda\" # H100", path).unwrap().as_deref(), Some("cuda"));
+        assert_eq!(backend_key("[data]\nbackend = \"cuda\"", path).unwrap(), None);
+        assert!(backend_key("backend = 3", path).unwrap_err().to_string().contains("expected a name"));
+        assert!(backend_key("a = ", path).unwrap_err().to_string().contains("a.toml is not well-formed"));
+    }
+}

@@ -1,0 +1,178 @@
+//! `cargo xtask quickstart-data`: writes the quickstart's data, tokenizer and pretraining text; all of it invented here.
+//! The output is a function of this code alone. What it gives up: natural language; a model this small could not learn it.
+
+mod exercises;
+mod language;
+mod tokenizer;
+
+use std::env;
+use std::fs;
+use std::io::{Write, stdout};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use exercises::{ASKED, HeldOut, document};
+use language::Random;
+use tokenizer::{CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG, json_string, tokenizer_json};
+
+/// Fine-tuning chats; about 50 tokens each.
+const TRAIN_CHATS: usize = 4000;
+/// Held-out chats, each about a word of its own.
+const EVAL_CHATS: usize = 100;
+/// Tokens (bytes, and a beginning and an end for each document) of the pretraining text.
+const PRETRAIN_TOKENS: usize = 4_000_000;
+const PRETRAIN_EVAL_TOKENS: usize = 25_000;
+const PRETRAIN_SEED: u64 = 21;
+const PRETRAIN_EVAL_SEED: u64 = 22;
+const CHAT_SEED: u64 = 13;
+
+/// One question and its answer.
+struct Chat {
+    question: String,
+    answer: String,
+}
+
+impl Chat {
+    fn json_line(&self) -> String {
+        format!(
+            "{{\"messages\":[{{\"role\":\"user\",\"content\":{}}},{{\"role\":\"assistant\",\"content\":{}}}]}}\n",
+            json_string(&self.question),
+            json_string(&self.answer)
+        )
+    }
+}
+
+/// Writes `assets/quickstart` (shipped) and `target/quickstart` (pretraining text, not shipped) below the repository root.
+///
+/// # Errors
+/// An argument that is not `--root DIR`, or a folder that cannot be written.
+pub(crate) fn run(args: &[String]) -> Result<()> {
+    let root = match args {
+        [] => {
+            env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from("."), |xtask| Path::new(&xtask).join(".."))
+        }
+        [flag, root] if flag == "--root" => PathBuf::from(root),
+        _ => {
+            bail!("quickstart-data takes no argument but `--root DIR` (the repository root), got `{}`", args.join(" "))
+        }
+    };
+    let mut files = shipped_files();
+    files.extend(pretraining_files());
+    for (path, text) in files {
+        let path = root.join(path);
+        let folder = path.parent().expect("every file lies in a folder");
+        fs::create_dir_all(folder).with_context(|| format!("cannot create the folder {}", folder.display()))?;
+        fs::write(&path, &text).with_context(|| format!("cannot write {}", path.display()))?;
+        writeln!(stdout(), "{:>9} bytes  {}", text.len(), path.display())?;
+    }
+    Ok(())
+}
+
+/// What lies in the repository: path below its root, and content.
+fn shipped_files() -> Vec<(&'static str, String)> {
+    let (train, eval) = chats();
+    let json_lines = |chats: &[Chat]| chats.iter().map(Chat::json_line).collect::<String>();
+    vec![
+        ("assets/quickstart/train.jsonl", json_lines(&train)),
+        ("assets/quickstart/eval.jsonl", json_lines(&eval)),
+        ("assets/quickstart/base/config.json", CONFIG.to_owned()),
+        ("assets/quickstart/base/generation_config.json", GENERATION_CONFIG.to_owned()),
+        ("assets/quickstart/base/tokenizer.json", tokenizer_json()),
+        ("assets/quickstart/base/tokenizer_config.json", TOKENIZER_CONFIG.to_owned()),
+    ]
+}
+
+fn pretraining_files() -> Vec<(&'static str, String)> {
+    let json_lines = |documents: Vec<String>| {
+        documents.iter().map(|text| format!("{{\"text\":{}}}\n", json_string(text))).collect::<String>()
+    };
+    vec![
+        ("target/quickstart/pretrain.jsonl", json_lines(documents(PRETRAIN_SEED, PRETRAIN_TOKENS))),
+        ("target/quickstart/pretrain-eval.jsonl", json_lines(documents(PRETRAIN_EVAL_SEED, PRETRAIN_EVAL_TOKENS))),
+    ]
+}
+
+/// Pretraining documents of at least `tokens` tokens together, drawn from the stream `seed`.
+fn documents(seed: u64, tokens: usize) -> Vec<String> {
+    let held_out = HeldOut::new(EVAL_CHATS);
+    let mut random = Random::new(seed);
+    let mut documents = Vec::new();
+    let mut written = 0;
+    while written < tokens {
+        let document = document(&held_out.free_word(&mut random), &mut random);
+        written += document.len() + 2;
+        documents.push(document);
+    }
+    documents
+}
+
+/// The fine-tuning chats and the held-out ones.
+fn chats() -> (Vec<Chat>, Vec<Chat>) {
+    let held_out = HeldOut::new(EVAL_CHATS);
+    let mut random = Random::new(CHAT_SEED);
+    let in_turn = ASKED.iter().cycle();
+    let mut train: Vec<Chat> = in_turn
+        .clone()
+        .take(TRAIN_CHATS)
+        .map(|exercise| exercise.chat(&held_out.free_word(&mut random), &mut random))
+        .collect();
+    random.shuffle(&mut train);
+    let eval = in_turn.zip(&held_out.words).map(|(exercise, word)| exercise.chat(word, &mut random)).collect();
+    (train, eval)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    const REPOSITORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    /// `max_seq_len` of both recipes: a longer document would be cut.
+    const ROW: usize = 256;
+
+    fn words(text: &str) -> impl Iterator<Item = &str> {
+        text.split(|character: char| !character.is_ascii_alphabetic())
+    }
+
+    #[test]
+    fn shipped_files_are_what_the_generator_writes() {
+        for (path, text) in shipped_files() {
+            let shipped = fs::read_to_string(Path::new(REPOSITORY).join(path)).expect("a file of the repository");
+            assert!(shipped == text, "{path} differs: run `cargo xtask quickstart-data`");
+        }
+    }
+
+    #[test]
+    fn every_run_writes_the_same_text() {
+        assert!(pretraining_files() == pretraining_files());
+    }
+
+    #[test]
+    fn held_out_words_occur_nowhere_else() {
+        let held_out: HashSet<String> = HeldOut::new(EVAL_CHATS).words.into_iter().collect();
+        assert_eq!(held_out.len(), EVAL_CHATS);
+        let (train, eval) = chats();
+        let is_held_out = |text: &str| words(text).any(|word| held_out.contains(word));
+        assert!(eval.iter().all(|chat| is_held_out(&chat.question)));
+        assert!(!train.iter().any(|chat| is_held_out(&chat.question)));
+        for (seed, tokens) in [(PRETRAIN_SEED, PRETRAIN_TOKENS), (PRETRAIN_EVAL_SEED, PRETRAIN_EVAL_TOKENS)] {
+            assert!(!documents(seed, tokens).iter().any(|document| is_held_out(document)));
+        }
+    }
+
+    #[test]
+    fn every_document_fits_a_row() {
+        let (train, eval) = chats();
+        // Five special tokens: begin, user, end, assistant, end.
+        assert!(train.iter().chain(&eval).all(|chat| chat.question.len() + chat.answer.len() + 5 <= ROW));
+        assert!(documents(PRETRAIN_SEED, PRETRAIN_TOKENS).iter().all(|document| document.len() + 2 <= ROW));
+    }
+
+    #[test]
+    fn unknown_arguments_are_refused() {
+        let error = run(&["--fast".to_owned()]).expect_err("an unknown argument").to_string();
+        assert!(error.contains("--root DIR") && error.contains("--fast"), "{error}");
+    }
+}

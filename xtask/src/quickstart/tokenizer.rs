@@ -1,0 +1,148 @@
+//! The base folder without its weights: shape, tokenizer, chat template.
+//! One token per byte, so every text can be written and spelling is visible to so small a model; longer rows are the price.
+
+use std::fmt::Write;
+
+/// Special tokens, with ids from 256 on: the ids below are the bytes themselves.
+/// `<|end|>` ends a document of the pretraining text and a turn of a chat, so the base knows it before it sees a chat.
+const SPECIAL_TOKENS: [&str; 8] =
+    ["<|begin|>", "<|end|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|reserved_0|>", "<|reserved_1|>"];
+
+/// A Llama of 1.6 million parameters. `vocab_size` is the tokenizer's: 256 bytes and 8 special tokens.
+pub(super) const CONFIG: &str = r#"{
+  "architectures": ["LlamaForCausalLM"],
+  "model_type": "llama",
+  "vocab_size": 264,
+  "hidden_size": 192,
+  "intermediate_size": 512,
+  "num_hidden_layers": 4,
+  "num_attention_heads": 6,
+  "num_key_value_heads": 2,
+  "head_dim": 32,
+  "hidden_act": "silu",
+  "max_position_embeddings": 512,
+  "rms_norm_eps": 1e-05,
+  "rope_theta": 10000.0,
+  "attention_bias": false,
+  "attention_dropout": 0.0,
+  "mlp_bias": false,
+  "initializer_range": 0.02,
+  "tie_word_embeddings": true,
+  "bos_token_id": 256,
+  "eos_token_id": 257,
+  "pad_token_id": 258,
+  "torch_dtype": "bfloat16",
+  "use_cache": true
+}
+"#;
+
+/// Greedy: the answers are facts.
+pub(super) const GENERATION_CONFIG: &str = r#"{
+  "bos_token_id": 256,
+  "eos_token_id": 257,
+  "pad_token_id": 258,
+  "do_sample": false
+}
+"#;
+
+/// The chat template stands here, where transformers looks for it.
+pub(super) const TOKENIZER_CONFIG: &str = r#"{
+  "tokenizer_class": "PreTrainedTokenizerFast",
+  "bos_token": "<|begin|>",
+  "eos_token": "<|end|>",
+  "pad_token": "<|pad|>",
+  "model_max_length": 512,
+  "clean_up_tokenization_spaces": false,
+  "chat_template": "{{ bos_token }}{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+}
+"#;
+
+/// The printable character that stands for a byte in a byte-level vocabulary: printable Latin-1 stands for itself, the
+/// other 68 bytes take U+0100 onwards in order (the convention of GPT-2's vocabulary, which `tokenizers` implements).
+fn printable(byte: u8) -> char {
+    let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    if is_printable(byte) {
+        return char::from(byte);
+    }
+    let before = (0..byte).filter(|&other| !is_printable(other)).count() as u32;
+    char::from_u32(0x100 + before).expect("U+0100 to U+0143 are characters")
+}
+
+/// A JSON string literal. The text holds no control characters: the data is plain ASCII, the vocabulary is printable.
+pub(super) fn json_string(text: &str) -> String {
+    assert!(!text.chars().any(char::is_control), "a control character would need an escape that is not written here");
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
+}
+
+/// `tokenizer.json`: byte-level BPE without merges; `<|begin|>` is put before a text when special tokens are asked for.
+pub(super) fn tokenizer_json() -> String {
+    let mut added = String::new();
+    for (token, id) in SPECIAL_TOKENS.iter().zip(256..) {
+        let separator = if added.is_empty() { "" } else { "," };
+        write!(
+            added,
+            "{separator}\n    {{\"id\": {id}, \"content\": \"{token}\", \"single_word\": false, \"lstrip\": false, \
+             \"rstrip\": false, \"normalized\": false, \"special\": true}}"
+        )
+        .expect("writing to a String cannot fail");
+    }
+    let vocabulary: Vec<String> =
+        (0..=u8::MAX).map(|byte| format!("{}: {byte}", json_string(&printable(byte).to_string()))).collect();
+    let level = r#"{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}"#;
+    format!(
+        r#"{{
+  "version": "1.0",
+  "truncation": null,
+  "padding": null,
+  "added_tokens": [{added}
+  ],
+  "normalizer": null,
+  "pre_tokenizer": {level},
+  "post_processor": {{
+    "type": "TemplateProcessing",
+    "single": [{{"SpecialToken": {{"id": "<|begin|>", "type_id": 0}}}}, {{"Sequence": {{"id": "A", "type_id": 0}}}}],
+    "pair": [{{"SpecialToken": {{"id": "<|begin|>", "type_id": 0}}}}, {{"Sequence": {{"id": "A", "type_id": 0}}}}, {{"Sequence": {{"id": "B", "type_id": 1}}}}],
+    "special_tokens": {{"<|begin|>": {{"id": "<|begin|>", "ids": [256], "tokens": ["<|begin|>"]}}}}
+  }},
+  "decoder": {level},
+  "model": {{
+    "type": "BPE",
+    "dropout": null,
+    "unk_token": null,
+    "continuing_subword_prefix": null,
+    "end_of_word_suffix": null,
+    "fuse_unk": false,
+    "byte_fallback": false,
+    "ignore_merges": false,
+    "vocab": {{{vocabulary}}},
+    "merges": []
+  }}
+}}
+"#,
+        vocabulary = vocabulary.join(", "),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_byte_has_a_character_of_its_own() {
+        let characters: HashSet<char> = (0..=u8::MAX).map(printable).collect();
+        assert_eq!(characters.len(), 256);
+        assert_eq!((printable(b'a'), printable(b' '), printable(b'\n')), ('a', 'Ġ', 'Ċ'));
+    }
+
+    #[test]
+    fn special_tokens_fill_the_vocabulary_that_the_shape_declares() {
+        assert!(CONFIG.contains(&format!("\"vocab_size\": {},", 256 + SPECIAL_TOKENS.len())));
+        for (key, token) in [("bos", "<|begin|>"), ("eos", "<|end|>"), ("pad", "<|pad|>")] {
+            let id = 256 + SPECIAL_TOKENS.iter().position(|special| *special == token).expect("a special token");
+            assert!(CONFIG.contains(&format!("\"{key}_token_id\": {id},")));
+            assert!(TOKENIZER_CONFIG.contains(&format!("\"{key}_token\": \"{token}\",")));
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! `cargo xtask train`, `plan`, `generate`, `verify` and the rest: find out which backend is needed, build, run.
+//! The options belong to the `train` binary; only those that decide the build are read here, and they are handed on.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+
+use crate::backend::{Choice, Machine, backend_key, choose};
+use crate::build::build_train;
+use crate::workspace::{Workspace, forget_cargo_run, shown};
+
+/// What the command line says about the build, and the arguments for the `train` binary.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Request {
+    /// Value of `--config`, and where it stands in `args`.
+    config: Option<(usize, String)>,
+    /// Value of `--resume`.
+    resume: Option<String>,
+    /// A backend's name, and the option that gave it.
+    backend: Option<(String, &'static str)>,
+    /// Arguments for the binary, the subcommand first.
+    args: Vec<String>,
+}
+
+impl Request {
+    /// Reads `rest`, the arguments after `subcommand`. `--backend X` becomes `--set backend=X` where a recipe is read,
+    /// so that the binary follows the same wish; the last of several wishes wins, as it does there.
+    fn parse(subcommand: &str, rest: &[String]) -> Result<Self> {
+        let reads_recipe = matches!(subcommand, "train" | "plan");
+        let mut request = Self { args: vec![subcommand.to_owned()], ..Self::default() };
+        let mut words = rest.iter();
+        while let Some(word) = words.next() {
+            if word == "--" {
+                request.args.push(word.clone());
+                request.args.extend(words.cloned());
+                break;
+            }
+            let (name, inline) = match word.split_once('=') {
+                Some((name, value)) if name.starts_with("--") => (name, Some(value)),
+                _ => (word.as_str(), None),
+            };
+            if !matches!(name, "--config" | "--resume" | "--backend" | "--set") {
+                request.args.push(word.clone());
+                continue;
+            }
+            let value = match (name, inline, words.as_slice().first()) {
+                (_, Some(value), _) => value.to_owned(),
+                // `--resume` alone means "the run of this recipe".
+                ("--resume", None, next) if next.is_none_or(|next| next.starts_with("--")) => {
+                    request.args.push(word.clone());
+                    continue;
+                }
+                (_, None, Some(_)) => words.next().cloned().unwrap_or_default(),
+                (_, None, None) => bail!("{name} needs a value: `cargo xtask help {subcommand}` shows the options"),
+            };
+            let typed = if inline.is_some() { vec![word.clone()] } else { vec![word.clone(), value.clone()] };
+            request.take(name, value, typed, reads_recipe);
+        }
+        Ok(request)
+    }
+
+    /// Notes one of the options that decide the build, and hands it on to the binary, as it was `typed` where possible.
+    fn take(&mut self, name: &str, value: String, typed: Vec<String>, reads_recipe: bool) {
+        self.args.extend(match name {
+            "--backend" if reads_recipe => vec!["--set".to_owned(), format!("backend={value}")],
+            // On its own, so that the file's full path can take its place.
+            "--config" => vec![name.to_owned(), value.clone()],
+            _ => typed,
+        });
+        match name {
+            "--config" => self.config = Some((self.args.len() - 1, value)),
+            "--resume" => self.resume = Some(value),
+            "--backend" => self.backend = Some((value, "--backend")),
+            _ => {
+                if let Some(("backend", wish)) = value.split_once('=').map(|(key, wish)| (key.trim(), wish)) {
+                    let quotes: &[char] = &['"', '\'', ' '];
+                    self.backend = Some((wish.trim_matches(quotes).to_owned(), "--set backend"));
+                }
+            }
+        }
+    }
+}
+
+/// Builds `train` for what `rest` asks and becomes it. On Unix this process is replaced, so Ctrl-C, SIGTERM and the
+/// exit code are the binary's own affair; elsewhere it is waited for.
+pub(crate) fn run(workspace: &Workspace, subcommand: &str, rest: &[String]) -> Result<ExitCode> {
+    let mut request = Request::parse(subcommand, rest)?;
+    let here = env::current_dir().context("the current folder is gone")?;
+    if let Some((place, name)) = &request.config {
+        let path = find_config(name, &here, workspace.root())?;
+        request.args[*place] = path.to_string_lossy().into_owned();
+    }
+    let choice = choose_backend(&request, &Machine::detect())?;
+    let binary = build_train(workspace, "fast", &choice)?;
+    let mut command = Command::new(binary);
+    command.args(&request.args);
+    forget_cargo_run(&mut command);
+    become_child(command)
+}
+
+/// The backend that `request` needs: from the command line, else from its recipe, else from the run it resumes.
+fn choose_backend(request: &Request, machine: &Machine) -> Result<Choice> {
+    if let Some((name, origin)) = &request.backend {
+        return choose(Some((name, origin)), machine);
+    }
+    let recipe = match (&request.config, &request.resume) {
+        (Some((place, _)), _) => Some(PathBuf::from(&request.args[*place])),
+        (None, Some(resumed)) => config_of_run(Path::new(resumed)),
+        (None, None) => None,
+    };
+    let Some(path) = recipe else { return choose(None, machine) };
+    let text = fs::read_to_string(&path).with_context(|| format!("could not read {}", path.display()))?;
+    let key = backend_key(&text, &path)?;
+    let origin = path.display().to_string();
+    choose(key.as_deref().map(|name| (name, origin.as_str())), machine)
+}
+
+/// The file that `--config name` means: a path as it stands, or a bare name in the workspace's `configs/`.
+fn find_config(name: &str, here: &Path, root: &Path) -> Result<PathBuf> {
+    if here.join(name).is_file() {
+        return Ok(PathBuf::from(name));
+    }
+    let bare = Path::new(name).components().count() == 1;
+    let folder = root.join("configs");
+    let shipped = [folder.join(name), folder.join(format!("{name}.toml"))];
+    match shipped.into_iter().find(|path| bare && path.is_file()) {
+        Some(path) => Ok(path),
+        None if bare => {
+            bail!("no recipe `{name}`, neither in {} nor in configs/, which has: {}", here.display(), list(&folder))
+        }
+        None => bail!("no recipe at {name} (looked from {}). configs/ has: {}", here.display(), list(&folder)),
+    }
+}
+
+/// Names of the recipes in `folder`, for a message.
+fn list(folder: &Path) -> String {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.retain(|name| name.ends_with(".toml"));
+    names.sort();
+    if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }
+}
+
+/// The `config.toml` of the run folder that `resumed`, the folder itself or a checkpoint in it, belongs to.
+fn config_of_run(resumed: &Path) -> Option<PathBuf> {
+    resumed.ancestors().take(3).map(|folder| folder.join("config.toml")).find(|path| path.is_file())
+}
+
+#[cfg(unix)]
+fn become_child(mut command: Command) -> Result<ExitCode> {
+    use std::os::unix::process::CommandExt;
+    // Returns only if it failed.
+    let error = command.exec();
+    Err(error).with_context(|| format!("could not start {}", shown(&command)))
+}
+
+#[cfg(not(unix))]
+fn become_child(mut command: Command) -> Result<ExitCode> {
+    let status = command.status().with_context(|| format!("could not start {}", shown(&command)))?;
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Backend;
+
+    const BARE: Machine = Machine { nvidia_driver: None, macos: false };
+
+    fn words(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn options_of_the_binary_pass_through_unchanged() {
+        let request = Request::parse("verify", &words("--model m --tol=1e-3 -- --config x")).unwrap();
+        assert_eq!(request.args, words("verify --model m --tol=1e-3 -- --config x"));
+        assert_eq!(request.config, None);
+    }
+
+    #[test]
+    fn set_reaches_the_binary_and_decides_the_build() {
+        let request =
+            Request::parse("train", &words("--config a.toml --set train.lr=1 --set=backend=\"wgpu\"")).unwrap();
+        assert_eq!(request.args, words("train --config a.toml --set train.lr=1 --set=backend=\"wgpu\""));
+        assert_eq!(request.config, Some((2, "a.toml".to_owned())));
+        assert_eq!(choose_backend(&request, &BARE).unwrap().backend, Backend::Wgpu);
+    }
+
+    #[test]
+    fn backend_becomes_a_set_where_a_recipe_is_read() {
+        let train = Request::parse("train", &words("--set backend=cuda --backend candle")).unwrap();
+        assert_eq!(train.args, words("train --set backend=cuda --set backend=candle"));
+        assert_eq!(choose_backend(&train, &BARE).unwrap().backend, Backend::Candle);
+        let verify = Request::parse("verify", &words("--backend candle")).unwrap();
+        assert_eq!(verify.args, words("verify --backend candle"));
+    }
+
+    #[test]
+    fn an_option_without_its_value_is_refused() {
+        assert!(
+            Request::parse("train", &words("--config")).unwrap_err().to_string().contains("--config needs a value")
+        );
+    }
+
+    #[test]
+    fn resume_takes_a_folder_or_nothing() {
+        let alone = Request::parse("train", &words("--resume --config a.toml")).unwrap();
+        assert_eq!((alone.resume, alone.config), (None, Some((3, "a.toml".to_owned()))));
+        let folder = Request::parse("train", &words("--resume runs/a")).unwrap();
+        assert_eq!(folder.resume.as_deref(), Some("runs/a"));
+        assert_eq!(folder.args, words("train --resume runs/a"));
+        assert_eq!(Request::parse("train", &words("--resume")).unwrap().args, words("train --resume"));
+    }
+
+    #[test]
+    fn a_bare_name_is_looked_up_in_configs_and_a_path_is_not() {
+        let root = tempfile::tempdir().unwrap();
+        let configs = root.path().join("configs");
+        fs::create_dir(&configs).unwrap();
+        fs::write(configs.join("small.toml"), "backend = \"candle\"").unwrap();
+        let here = tempfile::tempdir().unwrap();
+        assert_eq!(find_config("small.toml", here.path(), root.path()).unwrap(), configs.join("small.toml"));
+        assert_eq!(find_config("small", here.path(), root.path()).unwrap(), configs.join("small.toml"));
+        assert!(find_config("sub/small.toml", here.path(), root.path()).is_err());
+        let message = find_config("other.toml", here.path(), root.path()).unwrap_err().to_string();
+        assert!(message.contains("small.toml"), "{message}");
+        fs::write(here.path().join("small.toml"), "").unwrap();
+        assert_eq!(find_config("small.toml", here.path(), root.path()).unwrap(), PathBuf::from("small.toml"));
+    }
+
+    #[test]
+    fn a_resumed_run_is_built_for_its_own_recipe() {
+        let run = tempfile::tempdir().unwrap();
+        let checkpoint = run.path().join("checkpoints/step-3");
+        fs::create_dir_all(&checkpoint).unwrap();
+        fs::write(run.path().join("config.toml"), "backend = \"cuda\"").unwrap();
+        let resume = vec!["--resume".to_owned(), checkpoint.to_string_lossy().into_owned()];
+        let request = Request::parse("train", &resume).unwrap();
+        assert_eq!(choose_backend(&request, &BARE).unwrap().backend, Backend::Cuda);
+    }
+}

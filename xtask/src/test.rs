@@ -1,0 +1,140 @@
+//! `cargo xtask test`, and the one set of cargo features that test, clippy and rustdoc share: with identical features
+//! cargo reuses the compiled backends from one to the next, and on two cores that is the difference between one long
+//! build and several.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+use crate::backend::Backend;
+use crate::workspace::{Workspace, exit_code, is_installed, shown, succeeds};
+
+/// Package whose features switch the backends on for the whole workspace.
+const SWITCH: &str = "firebrick-tests";
+
+/// The backends that can be compiled here, all in one build. Apple's systems have no CUDA driver to bind to.
+pub(crate) fn compiled_backends() -> Vec<Backend> {
+    Backend::ALL.into_iter().filter(|backend| !(cfg!(target_os = "macos") && *backend == Backend::Cuda)).collect()
+}
+
+/// Cargo arguments that select the whole workspace with `backends`.
+pub(crate) fn selection(backends: &[Backend]) -> Vec<String> {
+    let features: Vec<String> = backends.iter().map(|backend| format!("{SWITCH}/{}", backend.name())).collect();
+    ["--workspace", "--features", &features.join(",")].map(str::to_owned).to_vec()
+}
+
+/// What was asked for.
+#[derive(Debug, PartialEq, Eq)]
+struct Request {
+    backends: Vec<Backend>,
+    nextest: bool,
+    /// Options and filters for the test runner.
+    rest: Vec<String>,
+}
+
+impl Request {
+    fn parse(args: &[String]) -> Result<Self> {
+        let mut request = Self { backends: compiled_backends(), nextest: true, rest: Vec::new() };
+        let mut words = args.iter();
+        while let Some(word) = words.next() {
+            match word.as_str() {
+                "--no-nextest" => request.nextest = false,
+                "--backends" => match words.next() {
+                    Some(list) => request.backends = parse_list(list)?,
+                    None => bail!("--backends needs a list, such as flex,candle"),
+                },
+                "--" => {
+                    request.rest.push(word.clone());
+                    request.rest.extend(words.by_ref().cloned());
+                }
+                other => match other.strip_prefix("--backends=") {
+                    Some(list) => request.backends = parse_list(list)?,
+                    None => request.rest.push(word.clone()),
+                },
+            }
+        }
+        Ok(request)
+    }
+
+    /// The cargo calls that answer the request, in order. nextest has no doc tests, so they follow on their own,
+    /// unless a filter or option meant for nextest was given.
+    fn calls(&self) -> Vec<Vec<String>> {
+        let with = |verb: &[&str], rest: &[String]| {
+            let verb = verb.iter().map(|word| (*word).to_owned());
+            verb.chain(selection(&self.backends)).chain(rest.iter().cloned()).collect::<Vec<String>>()
+        };
+        if !self.nextest {
+            return vec![with(&["test"], &self.rest)];
+        }
+        let mut calls = vec![with(&["nextest", "run"], &self.rest)];
+        if self.rest.is_empty() {
+            calls.push(with(&["test", "--doc"], &[]));
+        }
+        calls
+    }
+}
+
+/// Backends from a comma-separated list.
+fn parse_list(list: &str) -> Result<Vec<Backend>> {
+    let mut backends = Vec::new();
+    for name in list.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+        match Backend::parse(name, "--backends")? {
+            Some(backend) => backends.push(backend),
+            None => bail!("--backends has no `auto`: name some of flex,candle,wgpu,cuda"),
+        }
+    }
+    if backends.is_empty() {
+        bail!("--backends is empty: name some of flex,candle,wgpu,cuda");
+    }
+    Ok(backends)
+}
+
+/// Runs the tests; success only if every call succeeded.
+pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode> {
+    let mut request = Request::parse(args)?;
+    request.nextest = request.nextest && is_installed("cargo-nextest", &["nextest", "--version"]);
+    let mut passed = true;
+    for call in request.calls() {
+        let mut command = workspace.cargo(&call);
+        eprintln!("xtask: {}", shown(&command));
+        passed &= succeeds(&mut command)?;
+    }
+    Ok(exit_code(passed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn all_backends_go_into_one_build() {
+        let typed = selection(&Backend::ALL).join(" ");
+        assert_eq!(
+            typed,
+            "--workspace --features firebrick-tests/flex,firebrick-tests/candle,firebrick-tests/wgpu,firebrick-tests/cuda"
+        );
+    }
+
+    #[test]
+    fn backends_can_be_restricted() {
+        let request = Request::parse(&words("--backends flex,wgpu resume")).unwrap();
+        assert_eq!(request.backends, [Backend::Flex, Backend::Wgpu]);
+        assert_eq!(request.rest, ["resume"]);
+        assert!(Request::parse(&words("--backends=auto")).is_err());
+        assert!(Request::parse(&words("--backends")).is_err());
+    }
+
+    #[test]
+    fn doc_tests_follow_nextest_and_are_part_of_cargo_test() {
+        let all = Request::parse(&words("--backends flex")).unwrap().calls();
+        assert_eq!(all[0].join(" "), "nextest run --workspace --features firebrick-tests/flex");
+        assert_eq!(all[1].join(" "), "test --doc --workspace --features firebrick-tests/flex");
+        let plain = Request::parse(&words("--backends flex --no-nextest -- --nocapture")).unwrap().calls();
+        assert_eq!(plain.len(), 1);
+        assert_eq!(plain[0].join(" "), "test --workspace --features firebrick-tests/flex -- --nocapture");
+    }
+}

@@ -1,0 +1,111 @@
+//! Rules about any text file: no paths of one machine, and a reason beside every dependency of the workspace.
+
+use super::Finding;
+
+/// Top folders whose paths mean something on one machine only. Spelt in halves, or this file would break its own rule.
+const MACHINE_FOLDERS: [&str; 4] =
+    [concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/wo", "rk/"), concat!("/Us", "ers/")];
+
+/// Dependencies that need no reason of their own: ours, and the Burn group, which has one for all above it.
+const EXEMPT: [&str; 2] = ["firebrick-", "burn-"];
+
+/// What is wrong with the text file at `path`.
+pub(crate) fn check(path: &str, text: &str) -> Vec<Finding> {
+    let lines = text.lines().enumerate().filter_map(|(index, line)| Some((index + 1, machine_path(line)?)));
+    let mut findings: Vec<Finding> = lines
+        .map(|(line, folder)| {
+            let message = format!("a path under {folder} exists on one machine: make it relative, or an argument");
+            Finding::new(path, line, message)
+        })
+        .collect();
+    if path == "Cargo.toml" {
+        findings.extend(unexplained(text).into_iter().map(|(line, name)| {
+            let message = format!("`{name}` has no reason beside it: end the line with `# what it is for`");
+            Finding::new(path, line, message)
+        }));
+    }
+    findings
+}
+
+/// The machine folder that an absolute path in `line` lies in. A folder of that name further down a path or an address
+/// is none.
+fn machine_path(line: &str) -> Option<&'static str> {
+    MACHINE_FOLDERS.into_iter().find(|folder| {
+        line.match_indices(folder).any(|(at, _)| {
+            let before = line[..at].chars().next_back();
+            !before.is_some_and(|c| c.is_alphanumeric() || "._-~}*/".contains(c))
+        })
+    })
+}
+
+/// Names and lines of workspace dependencies that carry no comment, neither behind them nor on the line above.
+fn unexplained(manifest: &str) -> Vec<(usize, String)> {
+    let (mut found, mut inside, mut explained_above) = (Vec::new(), false, false);
+    for (index, line) in manifest.lines().enumerate() {
+        let line = line.trim();
+        if line.starts_with('[') {
+            inside = line == "[workspace.dependencies]";
+        } else if inside && !line.is_empty() && !line.starts_with('#') {
+            let name = line.split(['=', '.', ' ']).next().unwrap_or_default();
+            let exempt = EXEMPT.iter().any(|prefix| name.starts_with(prefix));
+            if !exempt && !explained_above && !has_comment(line) {
+                found.push((index + 1, name.to_owned()));
+            }
+        }
+        explained_above = line.starts_with('#');
+    }
+    found
+}
+
+/// Whether a line of TOML ends in a comment with words in it.
+fn has_comment(line: &str) -> bool {
+    let mut quoted = false;
+    let start = line.find(|c| {
+        quoted ^= c == '"';
+        c == '#' && !quoted
+    });
+    start.is_some_and(|start| line[start + 1..].contains(char::is_alphabetic))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_of_one_machine_is_found() {
+        for folder in MACHINE_FOLDERS {
+            for line in [format!("path = \"{folder}a/b\""), format!("{folder}a"), format!("see `{folder}a`")] {
+                assert_eq!(machine_path(&line), Some(folder), "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_folder_further_down_is_not_a_machine_path() {
+        for folder in MACHINE_FOLDERS {
+            for line in [
+                format!("https://example.org{folder}a"),
+                format!("..{folder}a"),
+                format!("~{folder}a"),
+                format!("a{folder}b"),
+            ] {
+                assert_eq!(machine_path(&line), None, "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_dependency_has_its_reason() {
+        let manifest = "[workspace]\na = 1\n[workspace.dependencies]\nfirebrick-data = { path = \"x\" }\nburn-flex = \"1\"\n\
+                        good = \"1\" # reads recipes\n# reads weights\nalso = \"1\"\nbad = { version = \"1\", git = \"a#b\" }\n\
+                        empty = \"1\" #\n\n[profile.dev]\nopt-level = 1\n";
+        assert_eq!(unexplained(manifest), [(9, "bad".to_owned()), (10, "empty".to_owned())]);
+    }
+
+    #[test]
+    fn only_the_root_manifest_is_asked_for_reasons() {
+        let text = "[workspace.dependencies]\nbad = \"1\"\n";
+        assert_eq!(check("Cargo.toml", text).len(), 1);
+        assert!(check("crates/data/Cargo.toml", text).is_empty());
+    }
+}

@@ -1,0 +1,252 @@
+//! Rules about who depends on whom. An arrow may only go down a floor; a few lower floors are kept free of Burn, of
+//! CubeCL, or of recipe parsing altogether. Declared dependencies are read, of every kind and every feature, so a rule
+//! cannot be switched off by a feature that happens to be off.
+
+use std::collections::BTreeSet;
+
+use anyhow::Result;
+
+use super::Finding;
+use crate::workspace::Workspace;
+
+/// The crates and their floors. docs/architecture.md draws the same.
+const FLOORS: [(&str, u8); 9] = [
+    ("train", 4),
+    ("model", 3),
+    ("optim", 3),
+    ("kernels", 2),
+    ("parallel", 2),
+    ("cuda", 1),
+    ("hwprofile", 1),
+    ("precision", 0),
+    ("data", 0),
+];
+
+/// Our packages are named `firebrick-<folder>`.
+const PREFIX: &str = "firebrick-";
+
+/// Crates that stay free of Burn, directly and through our other crates.
+const WITHOUT_BURN: [&str; 4] = ["precision", "data", "hwprofile", "cuda"];
+
+/// Arrows that would go down and still are not wanted.
+const FORBIDDEN: [(&str, &str, &str); 1] =
+    [("model", "data", "a model is handed token ids and never knows where they come from")];
+
+/// A package of the workspace, as far as the rules look at it.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Member {
+    /// Package name.
+    name: String,
+    /// Folder from the workspace root, with `/`.
+    folder: String,
+    /// Names of declared dependencies of every kind: normal, build, dev.
+    all: BTreeSet<String>,
+    /// The same without dev-dependencies: what whoever depends on this crate depends on too.
+    passed_on: BTreeSet<String>,
+    /// Whether README.md is there.
+    readme: bool,
+}
+
+impl Member {
+    /// Folder name of a crate in `crates/`; `None` for tests, benches and xtask.
+    fn crate_name(&self) -> Option<&str> {
+        self.folder.strip_prefix("crates/")
+    }
+
+    fn finding(&self, message: impl Into<String>) -> Finding {
+        Finding::new(&format!("{}/Cargo.toml", self.folder), 0, message)
+    }
+}
+
+/// The workspace's packages, from `cargo metadata`.
+pub(crate) fn members(workspace: &Workspace) -> Result<Vec<Member>> {
+    let metadata = workspace.members()?;
+    let convert = |package: &cargo_metadata::Package| {
+        let folder = package.manifest_path.parent().map(|folder| folder.as_std_path()).unwrap_or(workspace.root());
+        let relative = folder.strip_prefix(workspace.root()).unwrap_or(folder);
+        let development = cargo_metadata::DependencyKind::Development;
+        let names = |keep_development: bool| {
+            let kept = package.dependencies.iter().filter(move |d| keep_development || d.kind != development);
+            kept.map(|dependency| dependency.name.clone()).collect()
+        };
+        Member {
+            name: package.name.to_string(),
+            folder: relative.to_string_lossy().replace('\\', "/"),
+            all: names(true),
+            passed_on: names(false),
+            readme: folder.join("README.md").is_file(),
+        }
+    };
+    Ok(metadata.workspace_packages().into_iter().map(convert).collect())
+}
+
+/// What is wrong with the graph.
+pub(crate) fn check(members: &[Member]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for member in members {
+        findings.extend(layout(member));
+        findings.extend(floors(member));
+        findings.extend(burn(member, members));
+        findings.extend(reserved(member));
+    }
+    findings
+}
+
+fn floor(crate_name: &str) -> Option<u8> {
+    FLOORS.iter().find(|(name, _)| *name == crate_name).map(|(_, floor)| *floor)
+}
+
+fn layout(member: &Member) -> Vec<Finding> {
+    let Some(folder) = member.crate_name() else { return Vec::new() };
+    let mut findings = Vec::new();
+    if member.name != format!("{PREFIX}{folder}") {
+        findings
+            .push(member.finding(format!("package `{}`: name it `{PREFIX}{folder}`, after its folder", member.name)));
+    }
+    if floor(folder).is_none() {
+        let message = "has no floor: add it to FLOORS in xtask/src/tidy/graph.rs and to docs/architecture.md";
+        findings.push(member.finding(format!("`{folder}` {message}")));
+    }
+    if !member.readme {
+        findings.push(member.finding("no README.md: say what the crate is, what it is not, and its invariants"));
+    }
+    findings
+}
+
+fn floors(member: &Member) -> Vec<Finding> {
+    let Some((from, height)) = member.crate_name().and_then(|from| Some((from, floor(from)?))) else {
+        return Vec::new();
+    };
+    let mut findings = Vec::new();
+    for to in member.all.iter().filter_map(|name| name.strip_prefix(PREFIX)) {
+        if floor(to).is_none_or(|lower| lower >= height) {
+            let message = format!(
+                "`{from}` may not depend on `{to}`: arrows only go down a floor. Move what both need \
+                                   below them, or hand it in from `train`"
+            );
+            findings.push(member.finding(message));
+        }
+        let forbidden = FORBIDDEN.iter().filter(|(a, b, _)| (*a, *b) == (from, to));
+        findings
+            .extend(forbidden.map(|(_, _, why)| member.finding(format!("`{from}` may not depend on `{to}`: {why}"))));
+    }
+    findings
+}
+
+fn burn(member: &Member, members: &[Member]) -> Option<Finding> {
+    let name = member.crate_name().filter(|name| WITHOUT_BURN.contains(name))?;
+    let way = way_to_burn(&member.all, members, &mut BTreeSet::new())?;
+    let message = format!(
+        "`{name}` may not depend on Burn, but: {name} -> {}. Take numbers and slices, not tensors",
+        way.join(" -> ")
+    );
+    Some(member.finding(message))
+}
+
+/// A chain of dependencies that ends at a crate of Burn, through `members` only.
+fn way_to_burn<'a>(
+    dependencies: &'a BTreeSet<String>,
+    members: &'a [Member],
+    seen: &mut BTreeSet<&'a str>,
+) -> Option<Vec<&'a str>> {
+    if let Some(burn) = dependencies.iter().find(|name| *name == "burn" || name.starts_with("burn-")) {
+        return Some(vec![burn]);
+    }
+    for next in members.iter().filter(|member| dependencies.contains(&member.name)) {
+        if !seen.insert(&next.name) {
+            continue;
+        }
+        if let Some(mut way) = way_to_burn(&next.passed_on, members, seen) {
+            way.insert(0, &next.name);
+            return Some(way);
+        }
+    }
+    None
+}
+
+/// Dependencies that belong to one crate: CubeCL to `kernels`, TOML to `train` (recipes and run folders).
+fn reserved(member: &Member) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for name in &member.all {
+        if (name.starts_with("cubecl") || name == "burn-cubecl") && member.folder != "crates/kernels" {
+            findings
+                .push(member.finding(format!("`{name}` belongs to `kernels` alone: add the op that is missing there")));
+        }
+        let library = member.crate_name().is_some_and(|name| name != "train");
+        if name == "toml" && library {
+            findings.push(
+                member.finding("`toml` belongs to `train` alone, which reads recipes: take the values as arguments"),
+            );
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A crate that depends on `all`, and passes all of it on.
+    fn of(folder: &str, all: &[&str]) -> Member {
+        let all: BTreeSet<String> = all.iter().map(|name| (*name).to_owned()).collect();
+        let name = format!("{PREFIX}{}", folder.trim_start_matches("crates/"));
+        Member { name, folder: folder.to_owned(), passed_on: all.clone(), all, readme: true }
+    }
+
+    fn messages(members: &[Member]) -> Vec<String> {
+        check(members).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn arrows_that_go_down_are_fine() {
+        let train =
+            of("crates/train", &["firebrick-model", "firebrick-data", "firebrick-parallel", "toml", "burn-tensor"]);
+        let model = of("crates/model", &["firebrick-kernels", "firebrick-precision", "burn-tensor"]);
+        let kernels = of("crates/kernels", &["firebrick-cuda", "cubecl", "burn-cubecl"]);
+        let cuda = of("crates/cuda", &["firebrick-precision", "cudarc"]);
+        assert_eq!(messages(&[train, model, kernels, cuda, of("tests", &["firebrick-train", "toml"])]), [""; 0]);
+    }
+
+    #[test]
+    fn siblings_never_touch_and_no_arrow_goes_up() {
+        for (from, to) in
+            [("model", "optim"), ("optim", "model"), ("precision", "data"), ("kernels", "model"), ("data", "train")]
+        {
+            let found = messages(&[of(&format!("crates/{from}"), &[&format!("{PREFIX}{to}")])]);
+            assert_eq!(found.len(), 1, "{found:?}");
+            assert!(found[0].contains(&format!("`{from}` may not depend on `{to}`")), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_model_never_sees_the_data() {
+        let found = messages(&[of("crates/model", &["firebrick-data"])]);
+        assert!(found.len() == 1 && found[0].contains("token ids"), "{found:?}");
+    }
+
+    #[test]
+    fn burn_is_found_through_other_crates_but_not_through_their_tests() {
+        let hwprofile = of("crates/hwprofile", &["firebrick-precision"]);
+        let precision = of("crates/precision", &["burn-tensor"]);
+        let found = messages(&[hwprofile.clone(), precision.clone()]);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found[0].contains("hwprofile -> firebrick-precision -> burn-tensor"), "{found:?}");
+        let only_its_tests = Member { passed_on: BTreeSet::new(), ..precision };
+        assert_eq!(messages(&[hwprofile, only_its_tests]).len(), 1);
+    }
+
+    #[test]
+    fn toml_and_cubecl_have_one_owner_each() {
+        let found =
+            messages(&[of("crates/train", &["cubecl"]), of("benches", &["burn-cubecl"]), of("crates/data", &["toml"])]);
+        assert_eq!(found.len(), 3, "{found:?}");
+    }
+
+    #[test]
+    fn a_crate_is_named_placed_and_described() {
+        let stray = Member { name: "utils".to_owned(), readme: false, ..of("crates/utils", &[]) };
+        let found = messages(&[stray]);
+        assert_eq!(found.len(), 3, "{found:?}");
+        assert!(found.iter().any(|message| message.contains("FLOORS")));
+    }
+}

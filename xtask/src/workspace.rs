@@ -1,0 +1,135 @@
+//! Where the workspace is, and how commands are started inside it. Child processes see the environment of the user's
+//! shell, not the one that `cargo run` made for xtask.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result};
+use cargo_metadata::{Metadata, MetadataCommand};
+
+/// Variables that `cargo run` sets for the package it runs; they describe xtask and must not reach its children.
+const OF_CARGO_RUN: [&str; 4] = ["CARGO_MANIFEST_DIR", "CARGO_MANIFEST_PATH", "CARGO_BIN_NAME", "CARGO_CRATE_NAME"];
+
+/// The checked-out workspace that this xtask belongs to.
+pub(crate) struct Workspace {
+    root: PathBuf,
+}
+
+impl Workspace {
+    /// The workspace whose `xtask` folder is running; fails if the folder above does not hold a `Cargo.toml`.
+    pub(crate) fn find() -> Result<Self> {
+        // The run-time variable is right even if the checkout was moved together with its target folder.
+        let xtask = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| OsString::from(env!("CARGO_MANIFEST_DIR")));
+        let root = Path::new(&xtask).parent().map(Path::to_path_buf).unwrap_or_default();
+        anyhow::ensure!(
+            root.join("Cargo.toml").is_file(),
+            "no Cargo.toml in {}: run `cargo xtask` inside a checkout of the project",
+            root.display()
+        );
+        Ok(Self { root })
+    }
+
+    /// The folder that holds the workspace's `Cargo.toml`.
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// `program`, to be started in the workspace root. The project's target folder is cargo's own choice there:
+    /// `CARGO_TARGET_DIR` as the user gave it, else `target/`. xtask's `--target-dir` is not inherited.
+    pub(crate) fn command(&self, program: impl Into<OsString>) -> Command {
+        let mut command = Command::new(program.into());
+        command.current_dir(&self.root);
+        forget_cargo_run(&mut command);
+        // A relative folder means one relative to the user's folder, as in cargo itself.
+        if let Some(folder) = env::var_os("CARGO_TARGET_DIR").filter(|folder| !folder.is_empty()) {
+            command.env("CARGO_TARGET_DIR", std::path::absolute(&folder).unwrap_or_else(|_| PathBuf::from(&folder)));
+        }
+        command
+    }
+
+    /// `cargo` with `args`, to be started in the workspace root.
+    pub(crate) fn cargo<S: AsRef<str>>(&self, args: &[S]) -> Command {
+        let mut command = self.command(cargo_path());
+        command.args(args.iter().map(AsRef::as_ref));
+        command
+    }
+
+    /// The workspace's own packages, without resolving what they depend on: needs neither network nor a build.
+    pub(crate) fn members(&self) -> Result<Metadata> {
+        MetadataCommand::new()
+            .cargo_path(cargo_path())
+            .manifest_path(self.root.join("Cargo.toml"))
+            .no_deps()
+            .exec()
+            .context("`cargo metadata` failed: is every Cargo.toml of the workspace well-formed?")
+    }
+}
+
+/// The cargo that started xtask, so that the pinned toolchain is used throughout.
+fn cargo_path() -> PathBuf {
+    env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
+}
+
+/// Removes from `command`'s environment what `cargo run` added to ours.
+pub(crate) fn forget_cargo_run(command: &mut Command) {
+    for (name, _) in env::vars_os() {
+        let own = name.to_str().is_some_and(|name| OF_CARGO_RUN.contains(&name) || name.starts_with("CARGO_PKG_"));
+        if own {
+            command.env_remove(&name);
+        }
+    }
+}
+
+/// Runs `command` to its end with our terminal; true if it succeeded. Fails only if it cannot be started.
+pub(crate) fn succeeds(command: &mut Command) -> Result<bool> {
+    let status = command.status().with_context(|| format!("could not start {}", shown(command)))?;
+    Ok(status.success())
+}
+
+/// Whether `program args` can be started and succeeds, with its output thrown away: "is this tool installed?".
+pub(crate) fn is_installed(program: &str, args: &[&str]) -> bool {
+    let status =
+        Command::new(program).args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
+
+/// The command as one would type it.
+pub(crate) fn shown(command: &Command) -> String {
+    let program = Path::new(command.get_program()).file_stem().unwrap_or(command.get_program());
+    let mut text = program.to_string_lossy().into_owned();
+    for arg in command.get_args() {
+        text.push(' ');
+        text.push_str(&arg.to_string_lossy());
+    }
+    text
+}
+
+/// Success or failure as an exit code.
+pub(crate) fn exit_code(success: bool) -> ExitCode {
+    if success { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_does_not_see_the_package_that_cargo_runs() {
+        // `cargo test` sets the same variables for us as `cargo run` does.
+        let mut command = Command::new("cargo");
+        forget_cargo_run(&mut command);
+        let removed: Vec<_> = command.get_envs().filter(|(_, value)| value.is_none()).map(|(name, _)| name).collect();
+        assert!(removed.contains(&"CARGO_MANIFEST_DIR".as_ref()));
+        assert!(removed.contains(&"CARGO_PKG_NAME".as_ref()));
+        assert!(!removed.contains(&"PATH".as_ref()));
+    }
+
+    #[test]
+    fn a_command_is_shown_as_typed() {
+        let mut command = Command::new("/opt/toolchain/bin/cargo");
+        command.args(["fmt", "--all"]);
+        assert_eq!(shown(&command), "cargo fmt --all");
+    }
+}
