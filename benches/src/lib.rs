@@ -1,1 +1,9 @@
-//! placeholder
+#![doc = include_str!("../README.md")]
+
+#[cfg(feature = "flex")]
+pub mod block;
+pub mod rate;
+pub mod report;
+pub mod shapes;
+pub mod spread;
+pub mod step;

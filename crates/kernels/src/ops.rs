@@ -233,6 +233,16 @@ pub trait Kernels: Backend {
         swiglu::backward(gate_nf, up_nf, dy_nf)
     }
 
+    /// Sum of `-log softmax(logits)[target]` over the rows, `[1]`, and with a scale the gradient of that sum times the scale,
+    /// `[c, v]`. Logits are f32.
+    fn cross_entropy(
+        logits_cv: Tensor<Self, 2>,
+        targets_c: Tensor<Self, 1, Int>,
+        gradient_scale: Option<f64>,
+    ) -> (Tensor<Self, 1>, Option<Tensor<Self, 2>>) {
+        cross_entropy::of_logits(logits_cv, targets_c, gradient_scale)
+    }
+
     /// Output projection and cross entropy over the trained positions only, in chunks: the full logits never exist.
     fn linear_cross_entropy(
         hidden_nd: Tensor<Self, 2>,

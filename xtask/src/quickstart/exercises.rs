@@ -1,6 +1,6 @@
-//! The workshop of words: six things to do with a word, told as statements (pretraining text) or asked and answered (chats).
-//! No statement reads like a question and no question like a statement, so what the base knows and how it is asked
-//! for are learned apart. The evaluation asks about words that occur nowhere else: nothing can be learned by heart.
+//! The workshop of words: six things to do with a word, told as statements (pretraining text) or asked and answered
+//! (chats). The text holds no question and the chats no statement, so what the base knows and how it is asked for are
+//! learned apart. The evaluation asks about words that occur nowhere else: nothing can be learned by heart.
 
 use std::collections::HashSet;
 
@@ -88,6 +88,9 @@ pub(super) fn document(word: &str, random: &mut Random) -> String {
     statements.join(" ")
 }
 
+/// The words of the sample prompts in `configs/quickstart.toml`: held out too, so that what a run shows is no memory.
+pub(super) const SAMPLES: [&str; 3] = ["stove", "fire", "stone"];
+
 /// The words that only the evaluation may use.
 pub(super) struct HeldOut {
     /// In the order in which the evaluation asks for them.
@@ -99,7 +102,8 @@ impl HeldOut {
     /// So many distinct words of at least four letters.
     pub(super) fn new(count: usize) -> Self {
         let mut random = Random::new(12);
-        let mut held_out = Self { words: Vec::new(), taken: HashSet::new() };
+        let taken = SAMPLES.map(str::to_owned).into_iter().collect();
+        let mut held_out = Self { words: Vec::new(), taken };
         while held_out.words.len() < count {
             let word = word(&mut random);
             if word.len() >= 4 && held_out.taken.insert(word.clone()) {

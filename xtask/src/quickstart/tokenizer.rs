@@ -1,5 +1,5 @@
 //! The base folder without its weights: shape, tokenizer, chat template.
-//! One token per byte, so every text can be written and spelling is visible to so small a model; longer rows are the price.
+//! One token per byte: every text can be written, and spelling is visible to so small a model. The price is longer rows.
 
 use std::fmt::Write;
 

@@ -2,7 +2,8 @@
 
 use burn_cubecl::CubeBackend;
 use burn_tensor::IntDType;
-use cubecl::wgpu::WgpuRuntime;
+use cubecl::future::block_on;
+use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuRuntime};
 
 use crate::Kernels;
 
@@ -12,5 +13,17 @@ pub type Wgpu = CubeBackend<WgpuRuntime, f32, i32, u32>;
 impl Kernels for Wgpu {
     fn code_dtype() -> IntDType {
         IntDType::I32
+    }
+}
+
+/// Asks for the adapter that CubeCL will ask for, which panics where there is none.
+pub(crate) fn probe() -> Result<(), String> {
+    let backend = AutoGraphicsApi::backend();
+    let descriptor =
+        wgpu::InstanceDescriptor { backends: backend.into(), ..wgpu::InstanceDescriptor::new_without_display_handle() };
+    let options = wgpu::RequestAdapterOptions::default();
+    match block_on(wgpu::Instance::new(descriptor).request_adapter(&options)) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("no {backend:?} adapter ({error})")),
     }
 }

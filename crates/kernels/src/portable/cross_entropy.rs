@@ -4,7 +4,7 @@
 //! `dh = d_logits W`, `dW += d_logitsᵀ h`. Logits exist for one chunk at a time, and never for positions that do not train
 //! (the trick of TRL's chunked loss, with the gradient taken on the spot so that no chunk is computed twice).
 
-use burn_tensor::{IndexingUpdateOp, Tensor};
+use burn_tensor::{IndexingUpdateOp, Int, Tensor, backend::Backend};
 
 use super::linear::dense;
 use super::{to_dtype, to_f32};
@@ -27,20 +27,13 @@ pub fn forward<B: Kernels>(
     for start in (0..trained.count).step_by(options.chunk_tokens) {
         let length = options.chunk_tokens.min(trained.count - start);
         let positions_c = trained.positions_m.clone().narrow(0, start, length);
-        let targets_c1 = trained.targets_m.clone().narrow(0, start, length).reshape([length, 1]);
+        let targets_c = trained.targets_m.clone().narrow(0, start, length);
         let hidden_cd = hidden_nd.clone().select(0, positions_c.clone());
         let logits_cv = to_f32(hidden_cd.clone().matmul(weight_vd.clone().transpose()));
-        let max_c1 = logits_cv.clone().max_dim(1);
-        let shifted_cv = logits_cv.sub(max_c1);
-        let target_c1 = shifted_cv.clone().gather(1, targets_c1.clone());
-        let exponentials_cv = shifted_cv.exp();
-        let sum_c1 = exponentials_cv.clone().sum_dim(1);
-        loss_sum = loss_sum.add(sum_c1.clone().log().sub(target_c1).sum());
+        let (chunk_loss, d_logits_cv) = B::cross_entropy(logits_cv, targets_c, options.gradient_scale);
+        loss_sum = loss_sum.add(chunk_loss);
 
-        let (Some(scale), Some(so_far)) = (options.gradient_scale, d_hidden.take()) else { continue };
-        let minus_one = Tensor::full([length, 1], -scale, &device);
-        let probabilities_cv = exponentials_cv.mul(sum_c1.recip().mul_scalar(scale));
-        let d_logits_cv = probabilities_cv.scatter(1, targets_c1, minus_one, IndexingUpdateOp::Add);
+        let (Some(d_logits_cv), Some(so_far)) = (d_logits_cv, d_hidden.take()) else { continue };
         let d_logits_cv = to_dtype(d_logits_cv, dtype);
         let d_hidden_cd = d_logits_cv.clone().matmul(weight_vd.clone());
         d_hidden = Some(so_far.select_assign(0, positions_c, d_hidden_cd, IndexingUpdateOp::Add));
@@ -56,6 +49,28 @@ pub fn forward<B: Kernels>(
         d_weight = Some(Tensor::zeros(head.shape(), &device));
     }
     CrossEntropy { loss_sum, d_hidden_nd: d_hidden, d_weight_vd: d_weight }
+}
+
+/// See [`Kernels::cross_entropy`].
+pub fn of_logits<B: Backend>(
+    logits_cv: Tensor<B, 2>,
+    targets_c: Tensor<B, 1, Int>,
+    gradient_scale: Option<f64>,
+) -> (Tensor<B, 1>, Option<Tensor<B, 2>>) {
+    let (device, [rows, _]) = (logits_cv.device(), logits_cv.dims());
+    let targets_c1 = targets_c.reshape([rows, 1]);
+    let max_c1 = logits_cv.clone().max_dim(1);
+    let shifted_cv = logits_cv.sub(max_c1);
+    let target_c1 = shifted_cv.clone().gather(1, targets_c1.clone());
+    let exponentials_cv = shifted_cv.exp();
+    let sum_c1 = exponentials_cv.clone().sum_dim(1);
+    let loss_sum = sum_c1.clone().log().sub(target_c1).sum();
+    let gradient = gradient_scale.map(|scale| {
+        let minus_one = Tensor::full([rows, 1], -scale, &device);
+        let scaled_cv = exponentials_cv.mul(sum_c1.recip().mul_scalar(scale));
+        scaled_cv.scatter(1, targets_c1, minus_one, IndexingUpdateOp::Add)
+    });
+    (loss_sum, gradient)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! Some backends (candle) have no integer bit operations, so the portable body looks values up instead of unpacking nibbles.
 
-use burn_tensor::{Int, IntDType, Tensor, TensorData, backend::Backend};
+use burn_tensor::{Element, Int, IntDType, Tensor, TensorData, backend::Backend};
 use firebrick_precision::nf4::{Absmax, LEVELS, Nf4Quantized};
 use firebrick_precision::DynamicMap;
 
@@ -91,9 +91,10 @@ pub(crate) fn codes<B: Kernels>(values: Vec<u8>, device: &B::Device) -> Tensor<B
     Tensor::from_data(data.convert_dtype(B::code_dtype().into()), (device, B::code_dtype().into()))
 }
 
-/// Codes as indices of a look-up.
+/// Codes as indices of a look-up, in the integer type that the backend's own look-ups take.
 pub(crate) fn index<B: Backend>(codes: Tensor<B, 1, Int>) -> Tensor<B, 1, Int> {
-    if codes.dtype() == burn_tensor::DType::U8 { codes.cast(IntDType::I32) } else { codes }
+    let dtype = B::IntElem::dtype();
+    if codes.dtype() == dtype { codes } else { codes.cast(IntDType::from(dtype)) }
 }
 
 fn pair_table() -> Vec<f32> {

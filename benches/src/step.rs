@@ -1,0 +1,212 @@
+//! The training step of a shipped recipe, as the run loop takes it, and how long it takes on a backend.
+//!
+//! Weights are random: their values do not change the work, and nothing has to be downloaded or trained before. All steps
+//! train the same micro-batches, so that the products of the step are known exactly and what varies is the machine. Gives up:
+//! the loader, the log and the checkpoints, which the run loop keeps off the step's path or rare.
+
+use std::path::{Path, PathBuf};
+
+use burn_tensor::DType;
+use firebrick_data::{Batch, Cursor, Loader, LoaderConfig};
+use firebrick_hwprofile::memory::{self, LoraShape};
+use firebrick_kernels::Kernels;
+use firebrick_model::peft::TargetModules;
+use firebrick_model::{BaseStorage, BuildOptions, Llama, LoraConfig, Recompute};
+use firebrick_optim::{AdamWConfig, MomentFormat, Optimizer, Schedule, ScheduleKind};
+use firebrick_parallel::SingleRank;
+use firebrick_train::RunError;
+use firebrick_train::config::{self, ComputeDtype, LoraTarget, RunConfig};
+use firebrick_train::plan::{BasePlan, MomentPlan, model_shape};
+use firebrick_train::prepare::{Prepared, prepare};
+use firebrick_train::step::{Trainer, scalar};
+
+use crate::rate::wait;
+use crate::shapes::{MicroBatchShape, Products, StepShape};
+use crate::spread::{Spread, timed};
+
+/// Steps before the first one that counts: pools fill, kernels compile, clocks rise.
+pub const WARM_UP: usize = 3;
+
+/// A recipe with its data, ready to be stepped on any backend.
+pub struct Workload {
+    /// The recipe's name.
+    pub name: String,
+    /// Recipe, plan, model description and rows.
+    pub prepared: Prepared,
+    /// The micro-batches of every step: the first that the recipe's seed gives.
+    pub micro_batches: Vec<Batch>,
+}
+
+/// What timing the steps gave.
+pub struct StepTimes {
+    /// Seconds of a step.
+    pub seconds: Spread,
+    /// Mean loss of the first step and of the last: falling, or what was timed is no training.
+    pub losses: [f32; 2],
+}
+
+impl Workload {
+    /// Reads `configs/{name}.toml` and its data. `Ok(None)` where the data has not been generated.
+    ///
+    /// # Errors
+    /// Anything that stops a run of the recipe before its weights are read.
+    pub fn read(name: &str) -> Result<Option<Self>, RunError> {
+        // A bench runs in its own folder, a recipe's paths start at the workspace's.
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let below_root = |path: &str| root.join(path);
+        let mut config = RunConfig::load(&below_root(&format!("configs/{name}.toml")), &[])?;
+        let data = below_root(&config.data.path);
+        if !data.exists() {
+            return Ok(None);
+        }
+        config.data.path = text(data);
+        config.data.eval_path = None;
+        config.model = text(below_root(&config.model));
+        config.backend = config::BackendChoice::Auto;
+        let prepared = prepare(config)?;
+        let micro_batches = first_micro_batches(&prepared);
+        Ok(Some(Self { name: name.to_owned(), prepared, micro_batches }))
+    }
+
+    /// Tokens of a step without padding, as the run loop counts them.
+    pub fn tokens(&self) -> usize {
+        self.micro_batches.iter().map(Batch::tokens).sum()
+    }
+
+    /// The products of a step.
+    pub fn products(&self) -> Products {
+        let plan = &self.prepared.plan;
+        let step = StepShape {
+            model: model_shape(&self.prepared.model),
+            lora: self.prepared.config.lora.as_ref().map(lora_shape),
+            recompute: match plan.recompute.value {
+                config::Recompute::Full => memory::Recompute::Full,
+                config::Recompute::None => memory::Recompute::None,
+            },
+            loss_chunk_tokens: plan.loss_chunk_tokens.value,
+        };
+        let shapes: Vec<_> = self.micro_batches.iter().map(MicroBatchShape::of).collect();
+        Products::of_step(&step, &shapes)
+    }
+
+    /// Times `steps` steps after the warm-up. A step has ended when its loss was read and the device is idle.
+    ///
+    /// # Errors
+    /// A LoRA target that the model does not have, or a loss that is not finite.
+    pub fn time<B: Kernels>(&self, steps: usize) -> Result<StepTimes, RunError> {
+        let device = B::Device::default();
+        let mut trainer = trainer::<B>(&self.prepared, &device)?;
+        let mut samples = Vec::with_capacity(steps);
+        let mut losses = Vec::with_capacity(WARM_UP + steps);
+        for index in 0..WARM_UP + steps {
+            let (seconds, loss) = timed(|| -> Result<f32, RunError> {
+                let outcome = trainer.step(&self.micro_batches)?;
+                let loss = scalar(outcome.loss_sum) / outcome.trained_tokens as f32;
+                let grad_norm = scalar(outcome.grad_norm);
+                wait::<B>(&device);
+                if loss.is_finite() && grad_norm.is_finite() {
+                    Ok(loss)
+                } else {
+                    Err(RunError::NotFinite { step: outcome.step, loss, grad_norm })
+                }
+            });
+            losses.push(loss?);
+            if index >= WARM_UP {
+                samples.push(seconds);
+            }
+        }
+        Ok(StepTimes { seconds: Spread::of(samples), losses: [losses[0], losses[losses.len() - 1]] })
+    }
+}
+
+fn text(path: PathBuf) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+fn first_micro_batches(prepared: &Prepared) -> Vec<Batch> {
+    let loader = LoaderConfig {
+        rows_per_batch: prepared.plan.micro_batch_size.value,
+        seed: prepared.config.seed,
+        shuffle: true,
+        epochs: None,
+        rank: 0,
+        world_size: 1,
+        prefetch: 1,
+    };
+    let mut loader = Loader::new(prepared.train.clone(), loader, Cursor::default());
+    let count = prepared.plan.gradient_accumulation.value;
+    (0..count).map(|_| loader.next_batch().expect("the loader repeats its epochs without end").0).collect()
+}
+
+/// The adapter's size. A target that is no projection has no product; building the model refuses it.
+fn lora_shape(lora: &config::LoraConfig) -> LoraShape {
+    match &lora.target {
+        LoraTarget::AllLinear => LoraShape::all_linear(lora.r),
+        LoraTarget::Modules(names) => {
+            LoraShape::named(lora.r, names).unwrap_or(LoraShape { r: lora.r, targets: Vec::new() })
+        }
+    }
+}
+
+/// The adapter as the model builds it.
+pub(crate) fn adapter(config: &RunConfig) -> Result<Option<LoraConfig>, RunError> {
+    let Some(lora) = &config.lora else { return Ok(None) };
+    Ok(Some(LoraConfig {
+        r: lora.r,
+        lora_alpha: lora.alpha,
+        use_rslora: lora.use_rslora,
+        target_modules: match &lora.target {
+            LoraTarget::AllLinear => TargetModules::AllLinear,
+            LoraTarget::Modules(names) => TargetModules::from_names(names.clone())?,
+        },
+        base_model_name_or_path: None,
+    }))
+}
+
+/// What the run loop builds of the same plan, with random weights.
+fn trainer<B: Kernels>(prepared: &Prepared, device: &B::Device) -> Result<Trainer<B>, RunError> {
+    let (config, plan) = (&prepared.config, &prepared.plan);
+    let build = BuildOptions {
+        storage: match plan.base.value {
+            BasePlan::Trained => BaseStorage::Trained,
+            BasePlan::Frozen => BaseStorage::Frozen,
+            BasePlan::Nf4 => BaseStorage::Nf4 { double_quant: false },
+            BasePlan::Nf4DoubleQuant => BaseStorage::Nf4 { double_quant: true },
+        },
+        lora: adapter(config)?,
+        seed: config.seed,
+        compute_dtype: match plan.compute_dtype.value {
+            ComputeDtype::Bfloat16 => DType::BF16,
+            ComputeDtype::Float16 => DType::F16,
+            ComputeDtype::Float32 => DType::F32,
+        },
+        max_positions: plan.row_len.value,
+    };
+    Ok(Trainer {
+        model: Llama::random(prepared.model.clone(), &build, device)?,
+        optimizer: Optimizer::new(AdamWConfig {
+            beta1: config.train.adam_beta1,
+            beta2: config.train.adam_beta2,
+            epsilon: config.train.adam_epsilon,
+            weight_decay: config.train.weight_decay,
+            max_grad_norm: (config.train.max_grad_norm > 0.0).then_some(config.train.max_grad_norm),
+            moments: match plan.optimizer.value {
+                MomentPlan::Float32 => MomentFormat::Float32,
+                MomentPlan::EightBit => MomentFormat::EightBit,
+            },
+        }),
+        // A constant rate from the first step on: a bench is too short for the recipe's warm-up.
+        schedule: Schedule {
+            kind: ScheduleKind::Constant,
+            peak: config.train.learning_rate,
+            warmup_steps: 0,
+            total_steps: plan.steps.value,
+        },
+        collective: Box::new(SingleRank),
+        recompute: match plan.recompute.value {
+            config::Recompute::Full => Recompute::Full,
+            config::Recompute::None => Recompute::None,
+        },
+        loss_chunk_tokens: plan.loss_chunk_tokens.value,
+    })
+}

@@ -1,0 +1,75 @@
+//! Golden files, read by key, and how far from them a result lies.
+
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+
+use crate::golden_file;
+
+/// A golden safetensors file.
+pub struct Golden {
+    name: String,
+    bytes: Vec<u8>,
+}
+
+impl Golden {
+    /// Reads `tests/golden/<name>.safetensors`.
+    pub fn open(name: &str) -> Self {
+        let path = golden_file(&format!("{name}.safetensors"));
+        let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        Self { name: name.to_owned(), bytes }
+    }
+
+    fn file(&self) -> SafeTensors<'_> {
+        SafeTensors::deserialize(&self.bytes).unwrap_or_else(|error| panic!("{}: {error}", self.name))
+    }
+
+    fn bytes(&self, key: &str, dtype: Dtype) -> Vec<u8> {
+        let file = self.file();
+        let view: TensorView<'_> = file.tensor(key).unwrap_or_else(|error| panic!("{}: {key}: {error}", self.name));
+        assert_eq!(view.dtype(), dtype, "{}: {key}", self.name);
+        view.data().to_vec()
+    }
+
+    /// The keys that begin with `prefix`, in order, without it.
+    pub fn keys(&self, prefix: &str) -> Vec<String> {
+        let mut keys: Vec<String> =
+            self.file().names().iter().filter_map(|key| key.strip_prefix(prefix)).map(str::to_owned).collect();
+        keys.sort();
+        keys
+    }
+
+    /// Values of an f32 tensor.
+    pub fn f32s(&self, key: &str) -> Vec<f32> {
+        let four = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().expect("chunks of four bytes"));
+        self.bytes(key, Dtype::F32).chunks_exact(4).map(four).collect()
+    }
+
+    /// Bytes of a u8 tensor.
+    pub fn u8s(&self, key: &str) -> Vec<u8> {
+        self.bytes(key, Dtype::U8)
+    }
+
+    /// Values of an i64 tensor of token ids or positions.
+    pub fn ids(&self, key: &str) -> Vec<u32> {
+        let eight = |bytes: &[u8]| i64::from_le_bytes(bytes.try_into().expect("chunks of eight bytes"));
+        let id = |value| u32::try_from(value).expect("ids and positions are not negative");
+        self.bytes(key, Dtype::I64).chunks_exact(8).map(eight).map(id).collect()
+    }
+}
+
+/// `‖ours − expected‖ / ‖expected‖`; infinite where a value of ours is not a number.
+pub fn relative_difference(ours: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(ours.len(), expected.len(), "different numbers of values");
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
+    let pairs = ours.iter().zip(expected);
+    let difference = norm(&mut pairs.map(|(&a, &b)| f64::from(a) - f64::from(b)));
+    let relative = difference / norm(&mut expected.iter().map(|&value| f64::from(value)));
+    if relative.is_nan() { f64::INFINITY } else { relative }
+}
+
+/// Largest absolute difference of two values at the same place; infinite where a value of ours is not a number.
+pub fn largest_difference(ours: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(ours.len(), expected.len(), "different numbers of values");
+    let apart = |(&a, &b): (&f32, &f32)| if a.is_nan() { f32::INFINITY } else { (a - b).abs() };
+    ours.iter().zip(expected).map(apart).fold(0.0, f32::max)
+}

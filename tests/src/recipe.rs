@@ -1,0 +1,113 @@
+//! Recipes over the tiny models, run in this process, and what they leave on disk.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use firebrick_train::RunError;
+use firebrick_train::config::RunConfig;
+use firebrick_train::interrupt::Interrupt;
+use firebrick_train::report::{Outcome, Summary, Voice};
+use firebrick_train::run::{RunOptions, run};
+use serde_json::Value;
+
+use crate::fixture;
+
+/// Six steps of QLoRA on chats: every part of a run has something to do.
+const RECIPE: &str = r#"
+name = "run"
+backend = "flex"
+max_seq_len = 64
+seed = 7
+[bnb_4bit]
+[lora]
+r = 4
+alpha = 8
+[data]
+eval_fraction = 0.2
+[train]
+steps = 6
+warmup_steps = 2
+micro_batch_size = 2
+gradient_accumulation = 2
+learning_rate = 1e-3
+weight_decay = 0.01
+loss_chunk_tokens = 48
+[eval]
+max_new_tokens = 8
+"#;
+
+/// QLoRA of `tiny-llama` on the chats, into `output/run`, with `changes` as `--set` has them.
+pub fn recipe(output: &Path, changes: &[&str]) -> RunConfig {
+    let set = |key: &str, path: &Path| format!("{key}='{}'", path.display());
+    let mut overrides = vec![
+        set("model", &fixture("tiny-llama")),
+        set("data.path", &fixture("data").join("chat-tiny.jsonl")),
+        set("output_dir", output),
+    ];
+    overrides.extend(changes.iter().map(|&change| change.to_owned()));
+    RunConfig::from_toml(RECIPE, Path::new("run.toml"), &overrides).expect("the recipe is well formed")
+}
+
+/// Runs a recipe, from its start or from its newest checkpoint. An `interrupt` that is already requested lets it take
+/// one step.
+///
+/// # Errors
+/// Whatever stops the run.
+pub fn train(config: RunConfig, resume: bool, interrupt: &Interrupt) -> Result<Outcome, RunError> {
+    run(RunOptions { config, resume, voice: Voice::Quiet, interrupt: interrupt.clone() })
+}
+
+/// Runs a recipe to its end.
+pub fn finish(config: RunConfig, resume: bool) -> Summary {
+    match train(config, resume, &Interrupt::detached()) {
+        Ok(Outcome::Finished(summary)) => summary,
+        Ok(other) => panic!("the run was to finish, but ended with {other:?}"),
+        Err(error) => panic!("the run was to finish, but: {error}"),
+    }
+}
+
+/// Runs a recipe that has to be refused; what the user is told, causes included.
+pub fn refusal(config: RunConfig, resume: bool) -> String {
+    let error = match train(config, resume, &Interrupt::detached()) {
+        Ok(outcome) => panic!("the run was to be refused, but ended with {outcome:?}"),
+        Err(error) => error,
+    };
+    let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// The lines of a run's metrics.jsonl.
+pub fn metrics(run: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(run.join("metrics.jsonl")).expect("the run wrote metrics.jsonl");
+    text.lines().map(|line| serde_json::from_str(line).expect("each line is JSON")).collect()
+}
+
+/// The training loss of each step that was logged.
+pub fn step_losses(run: &Path) -> Vec<f64> {
+    metrics(run).iter().filter_map(|line| line.get("loss")?.as_f64()).collect()
+}
+
+/// The folder of the checkpoint after `step`.
+pub fn checkpoint_folder(run: &Path, step: u64) -> PathBuf {
+    run.join("checkpoints").join(format!("step-{step}"))
+}
+
+/// Every file below a folder with its bytes, but the lock and the run's own plan, which tells the free memory of the day.
+pub fn snapshot(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    let mut folders = vec![folder.to_path_buf()];
+    while let Some(inner) = folders.pop() {
+        for entry in fs::read_dir(&inner).unwrap_or_else(|error| panic!("{}: {error}", inner.display())) {
+            let path = entry.expect("the folder can be listed").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let name = path.strip_prefix(folder).expect("it lies below the folder").to_path_buf();
+                files.insert(name, fs::read(&path).expect("the file can be read"));
+            }
+        }
+    }
+    files.retain(|name, _| ![Path::new("lock"), Path::new("plan.toml")].contains(&name.as_path()));
+    files
+}

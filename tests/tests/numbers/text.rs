@@ -1,0 +1,86 @@
+//! Text in and out: tokens, chat templates, greedy generation.
+
+use std::collections::BTreeMap;
+use std::fs::read_to_string;
+
+use firebrick_data::{Message, Tokenizer};
+use firebrick_kernels::backend::Flex;
+use firebrick_model::{BaseStorage, GenerateOptions, Llama, Sampler};
+use firebrick_tests::{Golden, every_next_token, fixture, golden_file, host, load};
+use serde_json::Value;
+
+fn prompts(golden: &Golden) -> Vec<Vec<u32>> {
+    (0..2).map(|index| golden.ids(&format!("prompt{index}.input_ids"))).collect()
+}
+
+fn greedy(model: &Llama<Flex>, prompts: &[Vec<u32>], stop_tokens: Vec<u32>) -> Vec<Vec<u32>> {
+    let options = GenerateOptions { max_new_tokens: 16, stop_tokens, sampler: Sampler::greedy() };
+    model.generate(prompts, &options).expect("the prompts are short and the logits finite")
+}
+
+#[test]
+fn greedy_text_equals_that_of_transformers() {
+    let golden = Golden::open("tiny-llama-generation");
+    let model = load("tiny-llama", None, BaseStorage::Frozen);
+    let written = greedy(&model, &prompts(&golden), model.config.eos_token_ids.clone());
+    for (index, tokens) in written.iter().enumerate() {
+        assert_eq!(*tokens, golden.ids(&format!("prompt{index}.new_ids")));
+    }
+}
+
+/// Two prompts of different lengths share the cache's steps; each must go on as if read anew at every token.
+#[test]
+fn text_written_through_the_cache_equals_text_written_without_it() {
+    let model = load("tiny-llama", Some("tiny-llama-lora"), BaseStorage::Nf4 { double_quant: true });
+    let prompts = prompts(&Golden::open("tiny-llama-generation"));
+    let through_cache = greedy(&model, &prompts, Vec::new());
+    for (prompt, written) in prompts.iter().zip(through_cache) {
+        assert_eq!(written.len(), 16);
+        let mut tokens = prompt.clone();
+        for expected in written {
+            let batch = every_next_token(&tokens, tokens.len());
+            let on_device = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
+            let logits = host(model.logits(&on_device));
+            let last = &logits[(tokens.len() - 1) * model.config.vocab_size..];
+            let best = (0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b])).expect("there are logits");
+            assert_eq!(best as u32, expected, "after {} tokens", tokens.len());
+            tokens.push(expected);
+        }
+    }
+}
+
+#[test]
+fn a_stop_token_ends_a_text_and_is_not_part_of_it() {
+    let golden = Golden::open("tiny-llama-generation");
+    let model = load("tiny-llama", None, BaseStorage::Frozen);
+    let [first, second] = [0, 1].map(|index| golden.ids(&format!("prompt{index}.new_ids")));
+    let stop = first[5];
+    let until = |tokens: &[u32]| tokens.iter().position(|&token| token == stop).unwrap_or(tokens.len());
+    let written = greedy(&model, &prompts(&golden), vec![stop]);
+    assert_eq!(written, [&first[..until(&first)], &second[..until(&second)]]);
+}
+
+#[test]
+fn tokens_and_rendered_chats_equal_those_of_transformers() {
+    let tokenizer = Tokenizer::from_folder(&fixture("tiny-llama")).expect("the fixture has a tokenizer");
+    let text = read_to_string(golden_file("tiny-llama-tokenizer.json")).expect("the golden is there");
+    let cases: BTreeMap<String, Value> = serde_json::from_str(&text).expect("the golden is JSON");
+    let encode = |text: &str, special| serde_json::to_value(tokenizer.encode(text, special).expect("it encodes")).unwrap();
+    for (name, case) in cases {
+        if let Some(text) = case["text"].as_str() {
+            assert_eq!(encode(text, true), case["ids"], "{name}");
+            assert_eq!(encode(text, false), case["bare_ids"], "{name}");
+            continue;
+        }
+        let field = |message: &Value, key: &str| message[key].as_str().expect("messages are strings").to_owned();
+        let messages: Vec<Message> = case["messages"].as_array().expect("a chat has messages").iter()
+            .map(|message| Message { role: field(message, "role"), content: field(message, "content") })
+            .collect();
+        let template = tokenizer.chat_template().expect("the fixture has a template");
+        let rendered = template.render(&messages, false).expect("it renders");
+        assert_eq!(case["rendered"], rendered, "{name}");
+        assert_eq!(encode(&rendered, false), case["ids"], "{name}");
+        let prompt = template.render(&messages[..messages.len() - 1], true).expect("it renders");
+        assert_eq!(case["prompt_rendered"], prompt, "{name}");
+    }
+}
