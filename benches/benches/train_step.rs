@@ -61,7 +61,9 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<(), String> {
     let optimised = !cfg!(debug_assertions);
     if args.save && !optimised {
-        return Err("an unoptimised build's times are not worth keeping: leave --save out, or use `cargo bench`".to_owned());
+        return Err(
+            "an unoptimised build's times are not worth keeping: leave --save out, or use `cargo bench`".to_owned()
+        );
     }
     let mut notes = Vec::new();
     if !optimised {
@@ -71,7 +73,8 @@ fn run(args: &Args) -> Result<(), String> {
     let report = measure(args, &backends, notes).map_err(|error| error.to_string())?;
     println!("\n{report}");
     if args.save {
-        save(&report, &backends).map_err(|error| format!("the results cannot be written to benches/results: {error}"))?;
+        save(&report, &backends)
+            .map_err(|error| format!("the results cannot be written to benches/results: {error}"))?;
     }
     Ok(())
 }
@@ -97,7 +100,9 @@ fn backends(asked: &[String], notes: &mut Vec<String>) -> Result<Vec<BackendKind
     }
     let cpu_backends = [BackendKind::Flex, BackendKind::Candle];
     if usable.is_empty() || !cpu_backends.into_iter().any(BackendKind::is_compiled) {
-        return Err("no backend to time, or no CPU backend to measure the roof with: add --features flex,candle".to_owned());
+        return Err(
+            "no backend to time, or no CPU backend to measure the roof with: add --features flex,candle".to_owned()
+        );
     }
     Ok(usable)
 }

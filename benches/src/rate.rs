@@ -105,9 +105,8 @@ fn best_layout<B: Backend, const D: usize>(
     left_transposed: [usize; D],
 ) -> f64 {
     let device = B::Device::default();
-    let random = |shape: [usize; D]| {
-        Tensor::<B, D>::random(Shape::from(shape), Distribution::Uniform(-1.0, 1.0), &device)
-    };
+    let random =
+        |shape: [usize; D]| Tensor::<B, D>::random(Shape::from(shape), Distribution::Uniform(-1.0, 1.0), &device);
     let (left, right) = (random(left), random(right));
     let layouts = [
         (left.clone(), right.clone()),

@@ -195,10 +195,14 @@ impl fmt::Display for RecipeReport {
             out,
             "## {recipe}\n\n{tokens} tokens in {documents} documents ({trained_tokens} trained) and {padding} of padding a step.\n"
         )?;
-        writeln!(out, "| backend | tokens/s | step ms, median (min, max) | roof ms | step / roof | roof's share | loss |")?;
+        writeln!(
+            out,
+            "| backend | tokens/s | step ms, median (min, max) | roof ms | step / roof | roof's share | loss |"
+        )?;
         writeln!(out, "|---|---:|---:|---:|---:|---:|---:|")?;
         for row in &self.backends {
-            let (BackendReport { backend, tokens_per_s, step_ms, step_over_roof, .. }, [first, last]) = (row, row.losses);
+            let (BackendReport { backend, tokens_per_s, step_ms, step_over_roof, .. }, [first, last]) =
+                (row, row.losses);
             let share = 100.0 / step_over_roof;
             writeln!(
                 out,

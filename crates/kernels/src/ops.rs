@@ -211,11 +211,7 @@ pub trait Kernels: Backend {
     }
 
     /// Attention of the newest `n` tokens of one sequence over all its `t` tokens so far (a KV cache), `[n, h, k]`.
-    fn attention_with_past(
-        q_nhk: Tensor<Self, 3>,
-        k_tgk: Tensor<Self, 3>,
-        v_tgk: Tensor<Self, 3>,
-    ) -> Tensor<Self, 3> {
+    fn attention_with_past(q_nhk: Tensor<Self, 3>, k_tgk: Tensor<Self, 3>, v_tgk: Tensor<Self, 3>) -> Tensor<Self, 3> {
         attention::one_sequence(q_nhk, k_tgk, v_tgk).0
     }
 

@@ -25,7 +25,10 @@ fn assert_close<const D: usize>(got: &Tensor<Flex, D>, expected: &Tensor<Flex, D
 fn norms_equal_the_portable_body() {
     for shape in [[1, 8], [5, 33], [700, 64]] {
         let (x, weight, dy, residual) = (random(shape), random([shape[1]]), random(shape), random(shape));
-        assert_close(&Flex::rms_norm(x.clone(), weight.clone(), 1e-5), &oracle::norm::forward(x.clone(), weight.clone(), 1e-5));
+        assert_close(
+            &Flex::rms_norm(x.clone(), weight.clone(), 1e-5),
+            &oracle::norm::forward(x.clone(), weight.clone(), 1e-5),
+        );
         for residual in [None, Some(residual)] {
             let arguments = (x.clone(), weight.clone(), dy.clone(), residual);
             let (x, w, dy, r) = arguments.clone();

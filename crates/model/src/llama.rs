@@ -63,7 +63,8 @@ impl<B: Kernels> Llama<B> {
             targets.len(),
             positions.len()
         );
-        let trained: Vec<(i32, i32)> = (0..).zip(targets).filter(|&(_, &t)| t >= 0).map(|(i, &t)| (i, t as i32)).collect();
+        let trained: Vec<(i32, i32)> =
+            (0..).zip(targets).filter(|&(_, &t)| t >= 0).map(|(i, &t)| (i, t as i32)).collect();
         let (rows, wanted): (Vec<i32>, Vec<i32>) = trained.into_iter().unzip();
         let documents = Documents::new(cu_seqlens, &self.device);
         assert_eq!(documents.tokens(), input_ids.len(), "cu_seqlens must end at the number of tokens");

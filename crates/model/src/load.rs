@@ -78,7 +78,11 @@ impl<B: Kernels> Llama<B> {
         let (deviation, seed) = (config.initializer_range as f32, options.seed);
         let mut read = |name: &str, shape: &[usize]| {
             let elements = shape.iter().product();
-            Ok(if shape.len() == 1 { vec![1.0; elements] } else { normal(elements, deviation, &mut stream(seed, name)) })
+            Ok(if shape.len() == 1 {
+                vec![1.0; elements]
+            } else {
+                normal(elements, deviation, &mut stream(seed, name))
+            })
         };
         Builder { config: &config, options, device, read: &mut read }.build()
     }
@@ -194,9 +198,9 @@ impl<B: Kernels> Builder<'_, B> {
 
 /// A random stream of its own for each seed and name (FNV-1a of the name, so that it is the same on every machine).
 fn stream(seed: u64, name: &str) -> ChaCha8Rng {
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
+    let hash = name
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
     ChaCha8Rng::seed_from_u64(seed ^ hash)
 }
 

@@ -24,10 +24,14 @@ impl<B: Kernels> Llama<B> {
         companions_from: Option<&Path>,
     ) -> Result<(), ModelError> {
         let config = self.config.clone();
-        let parameters: BTreeMap<_, _> =
-            self.parameters_mut().into_iter().map(|parameter| (parameter.name.clone(), parameter.value.clone())).collect();
+        let parameters: BTreeMap<_, _> = self
+            .parameters_mut()
+            .into_iter()
+            .map(|parameter| (parameter.name.clone(), parameter.value.clone()))
+            .collect();
         write_hf_folder(dir, &config, dtype, companions_from, |name| {
-            let value = parameters.get(name).unwrap_or_else(|| panic!("{name} is frozen, so the model is not saved whole"));
+            let value =
+                parameters.get(name).unwrap_or_else(|| panic!("{name} is frozen, so the model is not saved whole"));
             Ok(value.to_data().to_vec::<f32>().expect("parameters are f32"))
         })
     }

@@ -82,7 +82,11 @@ impl<B: Kernels> Optimizer<B> {
         mut gradients: GradientMap<B>,
         learning_rate: f64,
     ) -> StepReport<B> {
-        assert_eq!(parameters.len(), gradients.len(), "every trained parameter needs a gradient, and only those have one");
+        assert_eq!(
+            parameters.len(),
+            gradients.len(),
+            "every trained parameter needs a gradient, and only those have one"
+        );
         self.step += 1;
         let all: Vec<_> = gradients.iter().map(|(_, gradient)| gradient.clone()).collect();
         let grad_norm = B::squared_norm(&all).sqrt();
@@ -103,7 +107,13 @@ impl<B: Kernels> Optimizer<B> {
         }
     }
 
-    fn update(&mut self, parameter: &mut Parameter<B>, gradient: Tensor<B, 1>, scale: Tensor<B, 1>, learning_rate: f64) {
+    fn update(
+        &mut self,
+        parameter: &mut Parameter<B>,
+        gradient: Tensor<B, 1>,
+        scale: Tensor<B, 1>,
+        learning_rate: f64,
+    ) {
         let hyper = AdamW {
             learning_rate,
             beta1: self.config.beta1,
@@ -188,7 +198,8 @@ impl<B: Kernels> Optimizer<B> {
             };
             let moments = if self.is_eight_bit(parameter) {
                 let blocks = elements.div_ceil(BLOCK);
-                let (first_absmax, second_absmax) = (floats("exp_avg.absmax", blocks)?, floats("exp_avg_sq.absmax", blocks)?);
+                let (first_absmax, second_absmax) =
+                    (floats("exp_avg.absmax", blocks)?, floats("exp_avg_sq.absmax", blocks)?);
                 let mut codes = |part: &str| {
                     take_u8(&mut state, format!("{}.{part}", parameter.name), blocks * BLOCK)
                         .map(|values| upload_codes::<B>(&values, &device))
@@ -236,4 +247,124 @@ fn take_u8(state: &mut HostTensor, name: String, length: usize) -> Result<Vec<u8
 
 fn mismatch(name: String, expected: String, got: &StateData) -> OptimError {
     OptimError::Mismatch { name, expected, got: got.describe() }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_flex::Flex;
+
+    use super::*;
+
+    fn config(moments: MomentFormat, max_grad_norm: Option<f64>) -> AdamWConfig {
+        AdamWConfig { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm, moments }
+    }
+
+    /// A large matrix, a small one and a vector.
+    fn parameters() -> Vec<Parameter<Flex>> {
+        [("large", vec![80, 64]), ("small", vec![4, 4]), ("vector", vec![64])]
+            .into_iter()
+            .map(|(name, shape)| {
+                let values: Vec<f32> = (0..shape.iter().product()).map(|index| (index as f32 * 0.37).sin()).collect();
+                Parameter::from_host(name, &shape, &values, &Default::default())
+            })
+            .collect()
+    }
+
+    fn gradients(parameters: &[Parameter<Flex>], step: u64) -> GradientMap<Flex> {
+        let mut gradients = GradientMap::default();
+        for parameter in parameters {
+            let values: Vec<f32> =
+                (0..parameter.elements()).map(|index| (index as f32 * 0.11 + step as f32).cos()).collect();
+            gradients.add(parameter, Tensor::<Flex, 1>::from_floats(values.as_slice(), &Default::default()));
+        }
+        gradients
+    }
+
+    fn take_steps(optimizer: &mut Optimizer<Flex>, parameters: &mut [Parameter<Flex>], steps: std::ops::Range<u64>) {
+        for step in steps {
+            let gradients = gradients(parameters, step);
+            optimizer.step(parameters.iter_mut().collect(), gradients, 1e-2);
+        }
+    }
+
+    fn values(parameters: &[Parameter<Flex>]) -> Vec<Vec<f32>> {
+        parameters.iter().map(|parameter| parameter.value.to_data().to_vec().unwrap()).collect()
+    }
+
+    #[test]
+    fn saved_and_loaded_optimizer_continues_bit_for_bit() {
+        for moments in [MomentFormat::Float32, MomentFormat::EightBit] {
+            let (mut straight, mut straight_parameters) = (Optimizer::new(config(moments, Some(1.0))), parameters());
+            take_steps(&mut straight, &mut straight_parameters, 0..6);
+
+            let (mut first, mut resumed_parameters) = (Optimizer::new(config(moments, Some(1.0))), parameters());
+            take_steps(&mut first, &mut resumed_parameters, 0..3);
+            let (state, steps) = (first.save(), first.steps());
+            let mut second = Optimizer::new(config(moments, Some(1.0)));
+            second.load(&resumed_parameters.iter_mut().collect::<Vec<_>>(), state, steps).unwrap();
+            take_steps(&mut second, &mut resumed_parameters, 3..6);
+            assert_eq!(values(&straight_parameters), values(&resumed_parameters));
+            assert_eq!(straight.save(), second.save());
+        }
+    }
+
+    #[test]
+    fn small_parameters_keep_float_moments_in_the_8_bit_optimizer() {
+        let (mut optimizer, mut parameters) = (Optimizer::new(config(MomentFormat::EightBit, None)), parameters());
+        take_steps(&mut optimizer, &mut parameters, 0..1);
+        let state = optimizer.save();
+        assert!(matches!(state["large.exp_avg.codes"], StateData::U8(ref codes) if codes.len() == 80 * 64));
+        assert!(matches!(state["small.exp_avg"], StateData::F32(ref values) if values.len() == 16));
+    }
+
+    #[test]
+    fn clipping_scales_the_gradient_to_the_largest_norm() {
+        // Without decay, the first step depends on the gradient's scale only through epsilon: compare first moments.
+        let moments_of = |max_grad_norm| {
+            let (mut optimizer, mut parameters) =
+                (Optimizer::new(config(MomentFormat::Float32, max_grad_norm)), parameters());
+            let gradients = gradients(&parameters, 0);
+            let report = optimizer.step(parameters.iter_mut().collect(), gradients, 1e-2);
+            let norm: f32 = report.grad_norm.into_scalar();
+            let StateData::F32(values) = optimizer.save().remove("large.exp_avg").unwrap() else {
+                panic!("float moments")
+            };
+            (norm, values[0])
+        };
+        let ((norm, free), (same_norm, clipped)) = (moments_of(None), moments_of(Some(2.0)));
+        assert_eq!(norm, same_norm, "the reported norm is that before clipping");
+        assert!((clipped / free - 2.0 / norm).abs() < 1e-5 && norm > 2.0);
+        let (_, unclipped) = moments_of(Some(1e6));
+        assert_eq!(unclipped, free, "a small norm is left alone");
+    }
+
+    #[test]
+    fn weight_decay_spares_vectors() {
+        let mut parameters = parameters();
+        let before = values(&parameters);
+        let mut gradients = GradientMap::default();
+        for parameter in &parameters {
+            gradients.add(parameter, Tensor::<Flex, 1>::zeros([parameter.elements()], &Default::default()));
+        }
+        let mut optimizer = Optimizer::new(config(MomentFormat::Float32, None));
+        optimizer.step(parameters.iter_mut().collect(), gradients, 1e-2);
+        let after = values(&parameters);
+        assert_eq!(after[2], before[2]);
+        assert!((after[0][1] / before[0][1] - (1.0 - 1e-2 * 0.1)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_state_of_another_recipe_is_refused_by_name() {
+        let mut parameters = parameters();
+        let mut float = Optimizer::new(config(MomentFormat::Float32, None));
+        take_steps(&mut float, &mut parameters, 0..1);
+        let mut eight_bit = Optimizer::new(config(MomentFormat::EightBit, None));
+        let state = float.save();
+        let error = eight_bit.load(&parameters.iter_mut().collect::<Vec<_>>(), state, 1).unwrap_err().to_string();
+        assert!(error.contains("large.exp_avg.absmax"), "{error}");
+        let mut short = float.save();
+        short.insert("small.exp_avg".into(), StateData::F32(vec![0.0; 3]));
+        let error = float.load(&parameters.iter_mut().collect::<Vec<_>>(), short, 1).unwrap_err().to_string();
+        assert!(error.contains("small.exp_avg") && error.contains("16 f32 values"), "{error}");
+    }
 }

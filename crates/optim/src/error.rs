@@ -4,7 +4,9 @@
 #[derive(Debug, thiserror::Error)]
 pub enum OptimError {
     /// A tensor of the state is not there.
-    #[error("the optimizer state lacks `{name}`: the checkpoint was written by another recipe (LoRA targets or optimizer)")]
+    #[error(
+        "the optimizer state lacks `{name}`: the checkpoint was written by another recipe (LoRA targets or optimizer)"
+    )]
     Missing {
         /// Name inside the state file.
         name: String,

@@ -33,7 +33,11 @@ impl World {
     /// # Errors
     /// A rank that is not below the world size.
     pub fn new(rank: usize, world_size: usize) -> Result<Self, ParallelError> {
-        if rank < world_size { Ok(Self { rank, world_size }) } else { Err(ParallelError::RankOutOfRange { rank, world_size }) }
+        if rank < world_size {
+            Ok(Self { rank, world_size })
+        } else {
+            Err(ParallelError::RankOutOfRange { rank, world_size })
+        }
     }
 
     /// This process, from 0.

@@ -52,7 +52,8 @@ impl BackendKind {
 
     fn compiled() -> String {
         let all = [Self::Flex, Self::Candle, Self::Wgpu, Self::Cuda];
-        let names: Vec<String> = all.into_iter().filter(|kind| kind.is_compiled()).map(|kind| kind.to_string()).collect();
+        let names: Vec<String> =
+            all.into_iter().filter(|kind| kind.is_compiled()).map(|kind| kind.to_string()).collect();
         if names.is_empty() { "none".to_owned() } else { names.join(", ") }
     }
 
@@ -67,8 +68,9 @@ impl BackendKind {
             Self::Wgpu => firebrick_kernels::probe::wgpu().map_err(|looked_for| RunError::NoDevice {
                 wanted: self,
                 looked_for,
-                install: "Install a Vulkan driver (on Debian: mesa-vulkan-drivers for Intel, AMD and software rendering)"
-                    .to_owned(),
+                install:
+                    "Install a Vulkan driver (on Debian: mesa-vulkan-drivers for Intel, AMD and software rendering)"
+                        .to_owned(),
             }),
             #[cfg(feature = "cuda")]
             Self::Cuda => firebrick_kernels::probe::cuda().map_err(|looked_for| RunError::NoDevice {
@@ -109,7 +111,9 @@ fn choose_automatically(profile: &HardwareProfile) -> Result<Chosen<BackendKind>
     }
     let cpu = if BackendKind::Flex.is_compiled() { BackendKind::Flex } else { BackendKind::Candle };
     let why = match profile.gpus.first() {
-        Some(card) if !BackendKind::Cuda.is_compiled() => format!("{} is there, but this binary has no cuda", card.name),
+        Some(card) if !BackendKind::Cuda.is_compiled() => {
+            format!("{} is there, but this binary has no cuda", card.name)
+        }
         Some(card) => format!("{} is there, but CUDA cannot be used (--set backend=cuda says why)", card.name),
         None => "no NVIDIA card found; flex is the fastest CPU backend (benches/results)".to_owned(),
     };

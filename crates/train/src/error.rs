@@ -39,7 +39,9 @@ pub enum RunError {
         compiled: String,
     },
     /// The backend is in the binary, but the machine has no device for it.
-    #[error("backend `{wanted}` finds no device here: {looked_for}. {install}. Or train on the CPU with --set backend=flex")]
+    #[error(
+        "backend `{wanted}` finds no device here: {looked_for}. {install}. Or train on the CPU with --set backend=flex"
+    )]
     NoDevice {
         /// What the recipe asks for.
         wanted: BackendKind,

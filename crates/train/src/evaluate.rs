@@ -53,8 +53,7 @@ impl EvaluationSet {
     /// Logits that are not finite while answering.
     pub fn evaluate<B: Kernels>(&self, model: &Llama<B>, tokenizer: &Tokenizer) -> Result<Evaluation, RunError> {
         let loss = (!self.batches.is_empty()).then(|| self.loss(model));
-        let exact_match =
-            if self.questions.is_empty() { None } else { Some(self.exact_match(model, tokenizer)?) };
+        let exact_match = if self.questions.is_empty() { None } else { Some(self.exact_match(model, tokenizer)?) };
         Ok(Evaluation { loss, exact_match })
     }
 
@@ -73,7 +72,11 @@ impl EvaluationSet {
         for questions in self.questions.chunks(ANSWERS_AT_ONCE) {
             let prompts: Vec<Vec<u32>> = questions.iter().map(|question| question.prompt.clone()).collect();
             let answers = continue_prompts(model, tokenizer, &prompts, self.max_new_tokens, Sampler::greedy())?;
-            right += questions.iter().zip(&answers).filter(|(question, answer)| question.answer.trim() == answer.trim()).count();
+            right += questions
+                .iter()
+                .zip(&answers)
+                .filter(|(question, answer)| question.answer.trim() == answer.trim())
+                .count();
         }
         Ok(right as f64 / self.questions.len() as f64)
     }

@@ -188,9 +188,10 @@ fn optimizer(config: &RunConfig, backend: BackendKind) -> Chosen<MomentPlan> {
         OptimizerKind::PagedAdamw8bit if backend.is_cpu() => {
             Chosen::new(MomentPlan::EightBit, format!("moments in 8 bits; host memory needs no paging; {small}"))
         }
-        OptimizerKind::PagedAdamw8bit => {
-            Chosen::new(MomentPlan::EightBit, format!("moments in 8 bits; they fit on the device, so none is paged; {small}"))
-        }
+        OptimizerKind::PagedAdamw8bit => Chosen::new(
+            MomentPlan::EightBit,
+            format!("moments in 8 bits; they fit on the device, so none is paged; {small}"),
+        ),
     }
 }
 

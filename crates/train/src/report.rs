@@ -104,7 +104,11 @@ impl Voice {
             self.say(&format!("  exact match    {exact}"));
         }
         self.say(&format!("  saved          {}", summary.adapter));
-        let weights = if is_adapter { format!("--model {model} --adapter {}", summary.adapter) } else { format!("--model {}", summary.adapter) };
+        let weights = if is_adapter {
+            format!("--model {model} --adapter {}", summary.adapter)
+        } else {
+            format!("--model {}", summary.adapter)
+        };
         let prompt = prompt.unwrap_or("Hello");
         let chat = if is_adapter { " --chat" } else { "" };
         self.say(&format!("\nnext:\n  cargo xtask generate {weights}{chat} --prompt {prompt:?}"));

@@ -236,8 +236,7 @@ impl<B: Kernels> Run<B> {
         self.flush()?;
         self.sinks.flush()?;
         self.state.wall_s = self.wall_s();
-        let texts =
-            [("config.toml", self.prepared.config.to_toml()), ("plan.toml", plan_toml(&self.prepared))];
+        let texts = [("config.toml", self.prepared.config.to_toml()), ("plan.toml", plan_toml(&self.prepared))];
         let keep = self.prepared.config.checkpoint.keep;
         checkpoint::save(self.folder.path(), &mut self.trainer, &self.saved, &self.state, &texts, keep)?;
         Ok(())

@@ -77,13 +77,8 @@ pub fn verify<B: Kernels>(options: &VerifyOptions, device: &B::Device) -> Result
 
 fn load<B: Kernels>(options: &VerifyOptions, tokens: usize, device: &B::Device) -> Result<Llama<B>, RunError> {
     let lora = options.adapter.as_deref().map(read_adapter_config).transpose()?;
-    let build = BuildOptions {
-        storage: options.storage,
-        lora,
-        seed: 0,
-        compute_dtype: DType::F32,
-        max_positions: tokens,
-    };
+    let build =
+        BuildOptions { storage: options.storage, lora, seed: 0, compute_dtype: DType::F32, max_positions: tokens };
     let config = LlamaConfig::read(&options.model)?;
     let mut model = Llama::load(&HfFolder::open(&options.model)?, config, &build, device, &mut |_| ())?;
     if let Some(adapter) = &options.adapter {
@@ -123,7 +118,8 @@ fn argmax(values: &[f32]) -> usize {
 fn read_golden(path: &Path) -> Result<Golden, RunError> {
     let wrong = |problem: String| RunError::Golden { path: path.to_owned(), problem };
     let bytes = std::fs::read(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
-    let file = SafeTensors::deserialize(&bytes).map_err(|error| wrong(format!("is not a safetensors file: {error}")))?;
+    let file =
+        SafeTensors::deserialize(&bytes).map_err(|error| wrong(format!("is not a safetensors file: {error}")))?;
     let tensor = |name: &str, dtype: Dtype| {
         let view = file.tensor(name).map_err(|_| wrong(format!("has no tensor `{name}`")))?;
         if view.dtype() != dtype {
@@ -133,7 +129,11 @@ fn read_golden(path: &Path) -> Result<Golden, RunError> {
     };
     let (ids, logits) = (tensor("input_ids", Dtype::I64)?, tensor("logits", Dtype::F32)?);
     let (&[rows, tokens], &[logit_rows, logit_tokens, vocabulary]) = (ids.shape(), logits.shape()) else {
-        return Err(wrong(format!("expected input_ids [B, T] and logits [B, T, V], got {:?} and {:?}", ids.shape(), logits.shape())));
+        return Err(wrong(format!(
+            "expected input_ids [B, T] and logits [B, T, V], got {:?} and {:?}",
+            ids.shape(),
+            logits.shape()
+        )));
     };
     if (rows, tokens) != (logit_rows, logit_tokens) || tokens < 2 {
         return Err(wrong(format!("input_ids {:?} and logits {:?} do not fit", ids.shape(), logits.shape())));

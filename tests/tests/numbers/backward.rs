@@ -38,8 +38,11 @@ fn assert_gradients_agree(golden: &str, model: &Llama<Flex>) {
 
 #[test]
 fn lora_gradients_equal_those_of_peft() {
-    let cases =
-        [("tiny-llama-lora", "tiny-llama"), ("tiny-llama-rslora", "tiny-llama"), ("tiny-llama-tied-lora", "tiny-llama-tied")];
+    let cases = [
+        ("tiny-llama-lora", "tiny-llama"),
+        ("tiny-llama-rslora", "tiny-llama"),
+        ("tiny-llama-tied-lora", "tiny-llama-tied"),
+    ];
     for (adapter, model) in cases {
         assert_gradients_agree(adapter, &load(model, Some(adapter), BaseStorage::Frozen));
     }

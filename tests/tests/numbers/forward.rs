@@ -39,8 +39,11 @@ fn logits_equal_those_of_transformers() {
 
 #[test]
 fn logits_with_an_adapter_equal_those_of_peft() {
-    let cases =
-        [("tiny-llama-lora", "tiny-llama"), ("tiny-llama-rslora", "tiny-llama"), ("tiny-llama-tied-lora", "tiny-llama-tied")];
+    let cases = [
+        ("tiny-llama-lora", "tiny-llama"),
+        ("tiny-llama-rslora", "tiny-llama"),
+        ("tiny-llama-tied-lora", "tiny-llama-tied"),
+    ];
     for (adapter, model) in cases {
         assert_within_2e_4(adapter, model, Some(adapter));
     }

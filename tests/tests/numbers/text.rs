@@ -65,7 +65,8 @@ fn tokens_and_rendered_chats_equal_those_of_transformers() {
     let tokenizer = Tokenizer::from_folder(&fixture("tiny-llama")).expect("the fixture has a tokenizer");
     let text = read_to_string(golden_file("tiny-llama-tokenizer.json")).expect("the golden is there");
     let cases: BTreeMap<String, Value> = serde_json::from_str(&text).expect("the golden is JSON");
-    let encode = |text: &str, special| serde_json::to_value(tokenizer.encode(text, special).expect("it encodes")).unwrap();
+    let encode =
+        |text: &str, special| serde_json::to_value(tokenizer.encode(text, special).expect("it encodes")).unwrap();
     for (name, case) in cases {
         if let Some(text) = case["text"].as_str() {
             assert_eq!(encode(text, true), case["ids"], "{name}");
@@ -73,7 +74,10 @@ fn tokens_and_rendered_chats_equal_those_of_transformers() {
             continue;
         }
         let field = |message: &Value, key: &str| message[key].as_str().expect("messages are strings").to_owned();
-        let messages: Vec<Message> = case["messages"].as_array().expect("a chat has messages").iter()
+        let messages: Vec<Message> = case["messages"]
+            .as_array()
+            .expect("a chat has messages")
+            .iter()
             .map(|message| Message { role: field(message, "role"), content: field(message, "content") })
             .collect();
         let template = tokenizer.chat_template().expect("the fixture has a template");

@@ -10,14 +10,14 @@ use firebrick_parallel::SingleRank;
 use firebrick_tests::{Golden, batch, every_next_token, host, load, relative_difference};
 use firebrick_train::step::{Trainer, scalar};
 
-/// The golden files' optimizer over the adapter they start from.
-fn trainer(storage: BaseStorage) -> Trainer<Flex> {
+/// The golden files' optimizer over the adapter they start from; theirs has an `epsilon` of 1e-8.
+fn trainer(storage: BaseStorage, epsilon: f64) -> Trainer<Flex> {
     Trainer {
         model: load("tiny-llama", Some("tiny-llama-lora"), storage),
         optimizer: Optimizer::new(AdamWConfig {
             beta1: 0.9,
             beta2: 0.999,
-            epsilon: 1e-8,
+            epsilon,
             weight_decay: 0.01,
             max_grad_norm: Some(1.0),
             moments: MomentFormat::Float32,
@@ -46,13 +46,15 @@ struct Tolerance {
 fn assert_three_steps_agree(golden: &str, storage: BaseStorage, tolerance: &Tolerance) {
     let golden = Golden::open(golden);
     let batch = [every_next_token(&golden.ids("input_ids"), 48)];
-    let mut trainer = trainer(storage);
+    let mut trainer = trainer(storage, 1e-8);
     let start = adapter(&mut trainer);
     for (loss, grad_norm) in golden.f32s("losses").into_iter().zip(golden.f32s("grad_norms")) {
         let outcome = trainer.step(&batch).expect("one rank reaches itself");
         let ours = scalar(outcome.loss_sum) / outcome.trained_tokens as f32;
+        eprintln!("DEBUG loss {:e}", (ours - loss).abs());
         assert!((ours - loss).abs() < tolerance.loss, "step {}: loss {ours} {loss}", outcome.step);
         let ours = scalar(outcome.grad_norm);
+        eprintln!("DEBUG norm {:e}", (ours / grad_norm - 1.0).abs());
         assert!((ours / grad_norm - 1.0).abs() < tolerance.grad_norm, "step {}: norm {ours} {grad_norm}", outcome.step);
     }
     let end = adapter(&mut trainer);
@@ -60,6 +62,7 @@ fn assert_three_steps_agree(golden: &str, storage: BaseStorage, tolerance: &Tole
     for (name, ours) in &end {
         let change = |end: &[f32]| end.iter().zip(&start[name]).map(|(end, start)| end - start).collect::<Vec<_>>();
         let apart = relative_difference(&change(ours), &change(&golden.f32s(&format!("adapter.{name}"))));
+        eprintln!("DEBUG {name}: {apart:e}");
         assert!(apart < tolerance.change, "{name}: {apart:e}");
     }
 }
@@ -94,7 +97,8 @@ fn micro_batches(rows_each: usize) -> Vec<Batch> {
 fn eight_rows_at_once_and_one_by_one_give_the_same_update() {
     for storage in [BaseStorage::Frozen, BaseStorage::Nf4 { double_quant: true }] {
         let step = |rows_each: usize| {
-            let mut trainer = trainer(storage);
+            // Where a gradient is nothing but rounding, AdamW's first step is its sign; a larger epsilon keeps it small.
+            let mut trainer = trainer(storage, 1e-5);
             let outcome = trainer.step(&micro_batches(rows_each)).expect("one rank reaches itself");
             assert_eq!(outcome.trained_tokens, (0..8).map(|row| 1 + 3 * row).sum::<u64>());
             let norm = scalar(outcome.grad_norm);

@@ -161,9 +161,8 @@ mod tests {
     fn attention_backward_equals_finite_differences() {
         let (k, v) = (random::<Plain, 3>(2, [4, 1, 4]), random::<Plain, 3>(3, [4, 1, 4]));
         let (q, d_o, packed) = (random::<Plain, 3>(1, [4, 2, 4]), random::<Plain, 3>(4, [4, 2, 4]), documents(&[0, 4]));
-        let loss = |q: Tensor<Plain, 3>| {
-            forward(q, k.clone(), v.clone(), &packed).o_nhk.mul(d_o.clone()).sum().into_scalar()
-        };
+        let loss =
+            |q: Tensor<Plain, 3>| forward(q, k.clone(), v.clone(), &packed).o_nhk.mul(d_o.clone()).sum().into_scalar();
         let output = forward(q.clone(), k.clone(), v.clone(), &packed);
         let (dq, _, _) = backward(q.clone(), k.clone(), v.clone(), &output, d_o.clone(), &packed);
         let dq: Vec<f32> = dq.into_data().to_vec().unwrap();
@@ -181,12 +180,12 @@ mod tests {
 
     #[test]
     fn a_document_does_not_see_its_neighbours() {
-        let inputs = |seed| (random::<Plain, 3>(seed, [9, 2, 4]), random(seed + 1, [9, 1, 4]), random(seed + 2, [9, 1, 4]));
+        let inputs =
+            |seed| (random::<Plain, 3>(seed, [9, 2, 4]), random(seed + 1, [9, 1, 4]), random(seed + 2, [9, 1, 4]));
         let ((q, k, v), (other_q, other_k, other_v)) = (inputs(1), inputs(11));
         let first = |x: &Tensor<Plain, 3>| x.clone().narrow(0, 0, 4);
-        let mixed = |own: &Tensor<Plain, 3>, other: Tensor<Plain, 3>| {
-            Tensor::cat(vec![first(own), other.narrow(0, 4, 5)], 0)
-        };
+        let mixed =
+            |own: &Tensor<Plain, 3>, other: Tensor<Plain, 3>| Tensor::cat(vec![first(own), other.narrow(0, 4, 5)], 0);
         let packed = documents(&[0, 4, 9]);
         let with_own = forward(q.clone(), k.clone(), v.clone(), &packed).o_nhk;
         let with_other = forward(mixed(&q, other_q), mixed(&k, other_k), mixed(&v, other_v), &packed).o_nhk;

@@ -104,7 +104,8 @@ mod tests {
         let device = Default::default();
         let picked = rh.clone().select(0, Tensor::from_ints(positions, &device));
         let logs = log_softmax(picked.matmul(rw.clone().transpose()), 1);
-        let wanted: Tensor<Recorded, 2, burn_tensor::Int> = Tensor::<_, 1, _>::from_ints(targets, &device).reshape([5, 1]);
+        let wanted: Tensor<Recorded, 2, burn_tensor::Int> =
+            Tensor::<_, 1, _>::from_ints(targets, &device).reshape([5, 1]);
         let loss = logs.gather(1, wanted).sum().neg();
         let expected = loss.clone().mul_scalar(SCALE).backward();
 

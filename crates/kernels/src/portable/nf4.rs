@@ -3,8 +3,8 @@
 //! Some backends (candle) have no integer bit operations, so the portable body looks values up instead of unpacking nibbles.
 
 use burn_tensor::{Element, Int, IntDType, Tensor, TensorData, backend::Backend};
-use firebrick_precision::nf4::{Absmax, LEVELS, Nf4Quantized};
 use firebrick_precision::DynamicMap;
+use firebrick_precision::nf4::{Absmax, LEVELS, Nf4Quantized};
 
 use crate::{Kernels, Nf4Absmax, Nf4Weight};
 

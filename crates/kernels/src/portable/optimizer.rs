@@ -164,7 +164,8 @@ mod tests {
             for (index, g) in host(&gradient).into_iter().map(|g| f64::from(g) * 0.5).enumerate() {
                 m[index] = 0.9 * m[index] + 0.1 * g;
                 v[index] = 0.999 * v[index] + 0.001 * g * g;
-                let (m_hat, v_hat) = (m[index] / (1.0 - 0.9f64.powi(step as i32)), v[index] / (1.0 - 0.999f64.powi(step as i32)));
+                let (m_hat, v_hat) =
+                    (m[index] / (1.0 - 0.9f64.powi(step as i32)), v[index] / (1.0 - 0.999f64.powi(step as i32)));
                 expected[index] = expected[index] * (1.0 - 1e-3) - 1e-2 * m_hat / (v_hat.sqrt() + 1e-8);
             }
         }
@@ -182,7 +183,8 @@ mod tests {
             let decoded = host(&decode(&device_map, codes, absmax.clone(), 600));
             for (index, (&value, decoded)) in host(&values).iter().zip(decoded).enumerate() {
                 let scale = host(&absmax)[index / MOMENT_BLOCK];
-                let nearest = map.values().iter().map(|code| (code * scale - value).abs()).fold(f32::INFINITY, f32::min);
+                let nearest =
+                    map.values().iter().map(|code| (code * scale - value).abs()).fold(f32::INFINITY, f32::min);
                 assert!((decoded - value).abs() <= nearest + 1e-6 || value.signum() == decoded.signum());
                 assert!(!keep_sign || value * decoded >= 0.0, "sign of {value} became {decoded}");
             }

@@ -28,9 +28,14 @@ pub(super) fn check(inputs: &PlanInputs<'_>, backend: BackendKind) -> Result<Mem
             let needed = human_bytes(self::estimate(inputs, &config, backend).total_bytes());
             format!("The nearest change that fits needs {needed}: {settings}")
         }
-        None => "No smaller micro-batch fits either: shorten max_seq_len, or take a smaller model or a larger device".into(),
+        None => {
+            "No smaller micro-batch fits either: shorten max_seq_len, or take a smaller model or a larger device".into()
+        }
     };
-    let lines = estimate.lines.iter().map(|line| format!("\n  {:<34} {:>10}  {}", line.what, human_bytes(line.bytes), line.why));
+    let lines = estimate
+        .lines
+        .iter()
+        .map(|line| format!("\n  {:<34} {:>10}  {}", line.what, human_bytes(line.bytes), line.why));
     Err(RunError::DoesNotFit {
         needed: human_bytes(estimate.total_bytes()),
         available: format!("{} {place}", human_bytes(free)),

@@ -7,8 +7,8 @@
 
 mod attention;
 mod host;
-mod launch_gemm;
 mod lanes;
+mod launch_gemm;
 mod optimizer;
 mod rows;
 

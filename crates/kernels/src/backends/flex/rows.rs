@@ -109,7 +109,9 @@ pub(super) fn rotary(x_nhk: Tensor<Flex, 3>, tables: &RotaryTables<Flex>, direct
     let inputs = x.values().par_chunks(task).zip(cos.values().par_chunks(table_task));
     y.par_chunks_mut(task).zip(inputs).zip(sin.values().par_chunks(table_task)).for_each(|((y, (x, cos)), sin)| {
         Arch::new().dispatch(|| {
-            for (token, (y, x)) in y.chunks_exact_mut(heads * head_dim).zip(x.chunks_exact(heads * head_dim)).enumerate() {
+            for (token, (y, x)) in
+                y.chunks_exact_mut(heads * head_dim).zip(x.chunks_exact(heads * head_dim)).enumerate()
+            {
                 let (cos, sin) = (&cos[token * half..][..half], &sin[token * half..][..half]);
                 for (y, x) in y.chunks_exact_mut(head_dim).zip(x.chunks_exact(head_dim)) {
                     let ((y_first, y_second), (first, second)) = (y.split_at_mut(half), x.split_at(half));

@@ -1,0 +1,124 @@
+//! What a run leaves behind, and that others can use it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use firebrick_kernels::backend::Flex;
+use firebrick_model::peft::{read_adapter, tensor_names};
+use firebrick_model::{BaseStorage, LlamaConfig};
+use firebrick_tests::{checkpoint_folder, finish, fixture, load, metrics, recipe};
+use firebrick_train::prepare::prepare;
+use serde_json::Value;
+use tempfile::tempdir;
+
+fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().expect("an object").keys().map(String::as_str).collect()
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+#[test]
+fn run_folder_holds_all_its_files() {
+    let output = tempdir().unwrap();
+    let changes =
+        ["train.steps=5", "checkpoint.every_steps=2", "checkpoint.keep=2", "eval.exact_match_prompts=3", "eval.prompts=['2+2?']"];
+    let summary = finish(recipe(output.path(), &changes), false);
+    let run = output.path().join("run");
+    for file in ["config.toml", "plan.toml", "metrics.jsonl", "summary.json", "adapter/adapter_config.json"] {
+        assert!(run.join(file).is_file(), "{file}");
+    }
+    let checkpoints = fs::read_dir(run.join("checkpoints")).unwrap().count();
+    assert_eq!(checkpoints, 2, "the newest two, and no leftovers");
+    let parts = ["DONE", "state.json", "config.toml", "plan.toml", "optimizer.safetensors", "adapter/adapter_model.safetensors"];
+    for step in [4, 5] {
+        for file in parts {
+            assert!(checkpoint_folder(&run, step).join(file).is_file(), "step {step}: {file}");
+        }
+    }
+    let events: Vec<_> = fs::read_dir(run.join("tensorboard")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(events.len(), 1);
+    assert!(events[0].to_string_lossy().contains("tfevents") && events[0].metadata().unwrap().len() > 500);
+    assert_eq!(summary.adapter, run.join("adapter").display().to_string());
+}
+
+#[test]
+fn summary_and_metrics_hold_the_promised_keys() {
+    let output = tempdir().unwrap();
+    let changes = ["train.steps=3", "eval.every_steps=2", "eval.exact_match_prompts=3"];
+    let summary = finish(recipe(output.path(), &changes), false);
+    let run = output.path().join("run");
+    let on_disk = json(&run.join("summary.json"));
+    assert_eq!(
+        keys(&on_disk),
+        [
+            "steps", "train_loss", "eval_loss_before", "eval_loss_after", "exact_match_before", "exact_match_after",
+            "trained_tokens", "tokens_per_s", "wall_s", "backend", "adapter"
+        ]
+    );
+    assert_eq!((on_disk["steps"].as_u64(), on_disk["backend"].as_str()), (Some(3), Some("flex")));
+    assert!(on_disk.as_object().unwrap().values().all(|value| !value.is_null()), "{on_disk}");
+    assert_eq!(on_disk["eval_loss_after"].as_f64(), summary.eval_loss_after);
+
+    let lines = metrics(&run);
+    let steps_of = |key: &str| -> Vec<u64> {
+        lines.iter().filter(|line| line.get(key).is_some()).map(|line| line["step"].as_u64().unwrap()).collect()
+    };
+    assert_eq!(steps_of("loss"), [1, 2, 3]);
+    assert_eq!(steps_of("eval_loss"), [0, 2, 3]);
+    for line in &lines {
+        let expected: &[&str] = if line.get("loss").is_some() {
+            &["step", "loss", "lr", "grad_norm", "trained_tokens", "tokens_per_s", "ms", "memory"]
+        } else {
+            &["step", "eval_loss", "perplexity", "exact_match"]
+        };
+        assert_eq!(keys(line), expected);
+        assert!(line.as_object().unwrap().values().all(Value::is_number), "{line}");
+    }
+    let last = lines.iter().rfind(|line| line.get("loss").is_some()).unwrap();
+    assert_eq!(last["trained_tokens"].as_u64(), Some(summary.trained_tokens));
+}
+
+#[test]
+fn adapter_has_the_names_and_settings_of_peft() {
+    let output = tempdir().unwrap();
+    finish(recipe(output.path(), &["train.steps=1", "lora.use_rslora=true"]), false);
+    let folder = output.path().join("run/adapter");
+    let (config, tensors) = read_adapter(&folder).unwrap();
+    let model = LlamaConfig::read(&fixture("tiny-llama")).unwrap();
+    let names = config.target_modules.module_paths(&model).into_iter().flat_map(|path| <[_; 2]>::from(tensor_names(&path)));
+    let expected: BTreeMap<String, ()> = names.map(|name| (name, ())).collect();
+    assert_eq!(expected.len(), 28);
+    assert!(tensors.keys().eq(expected.keys()));
+
+    let settings = json(&folder.join("adapter_config.json"));
+    assert_eq!((settings["peft_type"].as_str(), settings["task_type"].as_str()), (Some("LORA"), Some("CAUSAL_LM")));
+    assert_eq!((settings["r"].as_u64(), settings["lora_alpha"].as_f64()), (Some(4), Some(8.0)));
+    assert_eq!(settings["use_rslora"].as_bool(), Some(true));
+}
+
+#[test]
+fn saved_adapter_loads_back_to_the_model_that_was_trained() {
+    let output = tempdir().unwrap();
+    let config = recipe(output.path(), &[]);
+    let summary = finish(config.clone(), false);
+    let prepared = prepare(config).unwrap();
+    let adapter = output.path().join("run/adapter");
+    let storage = BaseStorage::Nf4 { double_quant: true };
+    let model = load::<Flex>("tiny-llama", Some(adapter.to_str().unwrap()), storage);
+    let again = prepared.evaluation.evaluate(&model, &prepared.tokenizer).unwrap();
+    assert_eq!(again.loss, summary.eval_loss_after);
+    assert_ne!(again.loss, summary.eval_loss_before);
+}
+
+#[test]
+fn second_run_of_the_same_name_leaves_the_first_alone() {
+    let output = tempdir().unwrap();
+    finish(recipe(output.path(), &["train.steps=1"]), false);
+    let before = firebrick_tests::snapshot(&output.path().join("run"));
+    let second = finish(recipe(output.path(), &["train.steps=2"]), false);
+    assert!(firebrick_tests::snapshot(&output.path().join("run")) == before);
+    assert_eq!(second.adapter, output.path().join("run-2/adapter").display().to_string());
+}

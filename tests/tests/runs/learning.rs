@@ -1,0 +1,77 @@
+//! Every kind of training learns, whichever way a step is cut, and a whole model reads back as it was saved.
+
+use firebrick_kernels::backend::Flex;
+use firebrick_model::peft::read_adapter;
+use firebrick_model::{BaseStorage, HfFolder, LlamaConfig};
+use firebrick_tests::{finish, fixture, load, recipe, relative_difference, step_losses};
+use firebrick_train::prepare::prepare;
+use tempfile::tempdir;
+
+/// Training and held-out data are the same here: the loss must fall, not generalise.
+fn eval_on_the_training_data(file: &str) -> [String; 3] {
+    let path = fixture("data").join(file);
+    let set = |key: &str| format!("{key}='{}'", path.display());
+    [set("data.path"), set("data.eval_path"), "data.eval_fraction=".to_owned()]
+}
+
+const TEN_QUICK_STEPS: [&str; 4] =
+    ["train.steps=10", "train.warmup_steps=1", "train.learning_rate=1e-2", "train.gradient_accumulation=1"];
+
+#[test]
+fn qlora_lora_full_and_pretraining_runs_lower_the_loss() {
+    let kinds: [(&str, &[&str]); 4] = [
+        ("chat-tiny.jsonl", &[]),
+        ("chat-tiny.jsonl", &["bnb_4bit="]),
+        ("chat-tiny.jsonl", &["bnb_4bit=", "lora="]),
+        ("text-tiny.jsonl", &["bnb_4bit=", "lora=", "init=random"]),
+    ];
+    for (file, kind) in kinds {
+        let output = tempdir().unwrap();
+        let data = eval_on_the_training_data(file);
+        let data: Vec<&str> = data.iter().map(String::as_str).collect();
+        let summary = finish(recipe(output.path(), &[&TEN_QUICK_STEPS, kind, &data].concat()), false);
+        let (before, after) = (summary.eval_loss_before.unwrap(), summary.eval_loss_after.unwrap());
+        assert!(after < 0.9 * before, "{kind:?}: {before} -> {after}");
+    }
+}
+
+#[test]
+fn trained_model_folder_loads_back_to_the_model_that_was_trained() {
+    for start in ["init=random", "init=pretrained"] {
+        let output = tempdir().unwrap();
+        let data = format!("data.path='{}'", fixture("data/text-tiny.jsonl").display());
+        let config = recipe(output.path(), &["bnb_4bit=", "lora=", start, &data]);
+        let summary = finish(config.clone(), false);
+        let folder = output.path().join("run/model");
+        assert_eq!(summary.adapter, folder.display().to_string());
+        HfFolder::open(&folder).unwrap().check_complete(&LlamaConfig::read(&folder).unwrap()).unwrap();
+
+        // The folder is a model like any other: it has its tokenizer, and can be the next run's `model`.
+        let mut next = config;
+        next.model = folder.display().to_string();
+        let prepared = prepare(next).unwrap();
+        let model = load::<Flex>(folder.to_str().unwrap(), None, BaseStorage::Frozen);
+        let again = prepared.evaluation.evaluate(&model, &prepared.tokenizer).unwrap();
+        assert_eq!(again.loss, summary.eval_loss_after, "{start}");
+    }
+}
+
+/// Rows of one chat each, so that micro-batches differ in their trained tokens.
+#[test]
+fn micro_batch_of_8_and_8_micro_batches_of_1_train_the_same_adapter() {
+    let adapter_of = |cut: [&str; 2]| {
+        let output = tempdir().unwrap();
+        let changes = ["pack=false", "train.steps=1", "train.warmup_steps=1"];
+        finish(recipe(output.path(), &[&changes[..], &cut].concat()), false);
+        let run = output.path().join("run");
+        (step_losses(&run), read_adapter(&run.join("adapter")).unwrap().1)
+    };
+    let (loss, at_once) = adapter_of(["train.micro_batch_size=8", "train.gradient_accumulation=1"]);
+    let (other_loss, one_by_one) = adapter_of(["train.micro_batch_size=1", "train.gradient_accumulation=8"]);
+    assert!((loss[0] - other_loss[0]).abs() < 1e-5 && loss.len() == 1, "{loss:?} {other_loss:?}");
+    for (name, tensor) in &at_once {
+        // B begins at zero, where the first step of AdamW is the sign of a gradient; A has a gradient only after it.
+        let apart = relative_difference(&one_by_one[name].values, &tensor.values);
+        assert!(apart < 1e-5, "{name}: {apart:e}");
+    }
+}

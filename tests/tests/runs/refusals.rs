@@ -1,0 +1,168 @@
+//! Bad input is one clear error, and costs nothing that was saved before.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use firebrick_tests::{checkpoint_folder, finish, fixture, recipe, refusal, snapshot, step_losses, train};
+use firebrick_train::interrupt::Interrupt;
+use tempfile::{TempDir, tempdir};
+
+/// What a recipe with these changes is told, after checking that a run saved earlier under its name is as it was.
+fn refused(changes: &[&str]) -> String {
+    let output = tempdir().unwrap();
+    finish(recipe(output.path(), &["train.steps=1"]), false);
+    let run = output.path().join("run");
+    let before = snapshot(&run);
+    let message = refusal(recipe(output.path(), changes), false);
+    assert!(snapshot(&run) == before, "the earlier run was touched");
+    message
+}
+
+fn assert_says(message: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(message.contains(part), "`{part}` is not in: {message}");
+    }
+}
+
+fn data(name: &str) -> String {
+    format!("data.path='{}'", fixture("data").join(name).display())
+}
+
+/// A model fixture that may be broken.
+fn copy_of(model: &str) -> TempDir {
+    let copy = tempdir().unwrap();
+    for entry in fs::read_dir(fixture(model)).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
+    }
+    copy
+}
+
+/// What a run over plain texts is told about this model folder.
+fn refused_model(folder: &Path) -> String {
+    refused(&[&format!("model='{}'", folder.display()), &data("text-tiny.jsonl")])
+}
+
+fn rewrite(path: PathBuf, change: impl FnOnce(String) -> String) {
+    let text = fs::read_to_string(&path).unwrap();
+    let changed = change(text.clone());
+    assert_ne!(changed, text);
+    fs::write(path, changed).unwrap();
+}
+
+#[test]
+fn missing_shard_is_named() {
+    let model = copy_of("tiny-llama-sharded");
+    fs::remove_file(model.path().join("model-00002-of-00004.safetensors")).unwrap();
+    assert_says(&refused_model(model.path()), &["lacks 1 shard", "model-00002-of-00004.safetensors", "Download"]);
+}
+
+#[test]
+fn truncated_shard_is_named_with_both_sizes() {
+    let model = copy_of("tiny-llama-sharded");
+    let path = model.path().join("model-00003-of-00004.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..bytes.len() - 100]).unwrap();
+    let sizes = [bytes.len(), bytes.len() - 100].map(|size| size.to_string());
+    assert_says(&refused_model(model.path()), &["model-00003-of-00004.safetensors", &sizes[0], &sizes[1], "did not finish"]);
+}
+
+#[test]
+fn weights_of_another_shape_than_the_config_says_are_listed() {
+    let model = copy_of("tiny-llama");
+    rewrite(model.path().join("config.json"), |text| text.replace("\"intermediate_size\": 96", "\"intermediate_size\": 128"));
+    assert_says(&refused_model(model.path()), &["config.json", "6 tensors", "gate_proj.weight", "[96, 64]", "[128, 64]"]);
+}
+
+#[test]
+fn another_architecture_is_refused_by_name() {
+    let model = copy_of("tiny-llama");
+    rewrite(model.path().join("config.json"), |text| text.replace("LlamaForCausalLM", "MambaForCausalLM"));
+    assert_says(&refused_model(model.path()), &["config.json", "MambaForCausalLM", "LlamaForCausalLM"]);
+}
+
+#[test]
+fn corrupt_row_is_told_by_file_and_line() {
+    assert_says(&refused(&[&data("corrupt.jsonl")]), &["corrupt.jsonl:3:", "not valid JSON"]);
+}
+
+#[test]
+fn empty_dataset_is_refused() {
+    assert_says(&refused(&[&data("empty.jsonl")]), &["empty.jsonl", "has no rows"]);
+}
+
+#[test]
+fn fully_masked_row_is_told_by_file_and_line() {
+    assert_says(&refused(&[&data("masked.jsonl")]), &["masked.jsonl:1", "no token of this row would be trained", "train_on"]);
+}
+
+#[test]
+fn missing_dataset_is_named() {
+    assert_says(&refused(&[&data("absent.jsonl")]), &["absent.jsonl"]);
+}
+
+#[test]
+fn chats_need_a_chat_template() {
+    let model = format!("model='{}'", fixture("tiny-llama-sharded").display());
+    assert_says(&refused(&[&model]), &["no chat template", "tokenizer_config.json", "instruction-tuned"]);
+}
+
+#[test]
+fn missing_model_folder_is_told_with_the_way_to_get_it() {
+    assert_says(&refused(&["model=someone/some-model"]), &["someone/some-model", "hf download"]);
+}
+
+/// A file in the way, because a test that runs as root may write everywhere.
+#[test]
+fn run_folder_that_cannot_be_made_is_one_clear_error() {
+    let output = tempdir().unwrap();
+    let file = output.path().join("file");
+    fs::write(&file, "kept").unwrap();
+    assert_says(&refusal(recipe(&file, &[]), false), &["cannot write the run folder", "output_dir"]);
+    assert_eq!(fs::read(&file).unwrap(), b"kept");
+}
+
+#[test]
+fn backend_that_is_not_there_is_refused_with_what_would_make_it_work() {
+    if !cfg!(feature = "cuda") {
+        assert_says(&refused(&["backend=cuda"]), &["`cuda` is not in this binary", "--features cuda"]);
+    }
+    #[cfg(feature = "cuda")]
+    if firebrick_kernels::probe::cuda().is_err() {
+        assert_says(&refused(&["backend=cuda"]), &["`cuda` finds no device", "NVIDIA driver", "--set backend=flex"]);
+    }
+    if !cfg!(feature = "wgpu") {
+        assert_says(&refused(&["backend=wgpu"]), &["`wgpu` is not in this binary", "--features wgpu"]);
+    }
+    #[cfg(feature = "wgpu")]
+    if firebrick_kernels::probe::wgpu().is_err() {
+        assert_says(&refused(&["backend=wgpu"]), &["`wgpu` finds no device", "Vulkan driver", "--set backend=flex"]);
+    }
+}
+
+#[test]
+fn loss_that_is_not_finite_stops_the_run_and_leaves_the_last_checkpoint() {
+    let output = tempdir().unwrap();
+    let run = output.path().join("run");
+    let changes = ["train.learning_rate=1e30", "train.warmup_steps=0", "checkpoint.every_steps=1"];
+    assert_says(&refusal(recipe(output.path(), &changes), false), &["step 2", "diverged", "train.learning_rate"]);
+    assert_eq!(step_losses(&run).len(), 1);
+    assert!(checkpoint_folder(&run, 1).join("DONE").is_file() && !checkpoint_folder(&run, 2).exists());
+}
+
+#[test]
+fn model_that_broke_meanwhile_costs_nothing_and_the_run_goes_on_once_it_is_whole() {
+    let (output, model) = (tempdir().unwrap(), copy_of("tiny-llama-sharded"));
+    let changes = [format!("model='{}'", model.path().display()), data("text-tiny.jsonl")];
+    let config = || recipe(output.path(), &[changes[0].as_str(), &changes[1]]);
+    let interrupt = Interrupt::detached();
+    interrupt.request();
+    train(config(), false, &interrupt).unwrap();
+    let before = snapshot(output.path());
+    let shard = model.path().join("model-00004-of-00004.safetensors");
+    fs::rename(&shard, model.path().join("elsewhere")).unwrap();
+    assert_says(&refusal(config(), true), &["model-00004-of-00004.safetensors"]);
+    assert!(snapshot(output.path()).into_iter().all(|(path, bytes)| before.get(&path).is_none_or(|old| *old == bytes)));
+    fs::rename(model.path().join("elsewhere"), &shard).unwrap();
+    assert_eq!(finish(config(), true).steps, 6);
+}

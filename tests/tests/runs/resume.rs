@@ -1,0 +1,165 @@
+//! A run that was stopped, in whatever way, goes on to the end that it would have reached.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use firebrick_tests::{checkpoint_folder, finish, metrics, recipe, refusal, snapshot, train};
+use firebrick_train::config::RunConfig;
+use firebrick_train::interrupt::Interrupt;
+use firebrick_train::report::Outcome;
+use serde_json::Value;
+use tempfile::tempdir;
+
+/// What of the recipe makes a different kind of state to save. Rank 64 gives matrices of 4,096 elements, the fewest
+/// that get 8-bit moments.
+const KINDS: [&[&str]; 4] = [
+    &[],
+    &["lora.r=64", "train.optimizer=adamw_8bit"],
+    &["bnb_4bit=", "lora="],
+    &["bnb_4bit=", "lora=", "train.optimizer=adamw_8bit"],
+];
+
+/// Evaluations in between must not disturb the training either.
+fn evaluated(output: &Path, kind: &[&str]) -> RunConfig {
+    recipe(output, &[kind, &["eval.every_steps=2"]].concat())
+}
+
+/// Weights, optimizer state and the final weights: all that must not differ by a bit.
+fn tensors(run: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut files = snapshot(run);
+    files.retain(|path, _| path.extension().is_some_and(|extension| extension == "safetensors"));
+    files
+}
+
+/// The metrics without the clock and the memory.
+fn numbers(run: &Path) -> Vec<Value> {
+    let mut lines = metrics(run);
+    for line in &mut lines {
+        let line = line.as_object_mut().expect("each line is an object");
+        line.retain(|key, _| !["tokens_per_s", "ms", "memory"].contains(&key.as_str()));
+    }
+    lines
+}
+
+/// Takes one step, then ends as after a signal.
+fn one_step(config: RunConfig, resume: bool) -> u64 {
+    let interrupt = Interrupt::detached();
+    interrupt.request();
+    match train(config, resume, &interrupt) {
+        Ok(Outcome::Interrupted { step, name }) => {
+            assert_eq!(name, "run");
+            step
+        }
+        other => panic!("the run was to be interrupted, but: {other:?}"),
+    }
+}
+
+#[test]
+fn run_interrupted_twice_equals_uninterrupted_run() {
+    for kind in KINDS {
+        let (whole, parts) = (tempdir().unwrap(), tempdir().unwrap());
+        let whole_summary = finish(evaluated(whole.path(), kind), false);
+        let config = evaluated(parts.path(), kind);
+        assert_eq!([one_step(config.clone(), false), one_step(config.clone(), true)], [1, 2]);
+        let summary = finish(config, true);
+
+        let (whole, parts) = (whole.path().join("run"), parts.path().join("run"));
+        let expected = tensors(&whole);
+        assert!(expected.keys().any(|path| path.ends_with("step-6/optimizer.safetensors")), "{kind:?}");
+        for (path, bytes) in expected {
+            assert!(fs::read(parts.join(&path)).unwrap() == bytes, "{kind:?}: {} differs", path.display());
+        }
+        assert_eq!(numbers(&parts), numbers(&whole), "{kind:?}");
+        assert_eq!(summary.eval_loss_before, whole_summary.eval_loss_before);
+        assert_eq!(summary.eval_loss_after, whole_summary.eval_loss_after);
+        assert_eq!(summary.trained_tokens, whole_summary.trained_tokens);
+    }
+}
+
+#[test]
+fn eight_bit_moments_are_saved_in_eight_bits() {
+    let output = tempdir().unwrap();
+    finish(recipe(output.path(), &[KINDS[1], &["train.steps=1"]].concat()), false);
+    let bytes = fs::read(checkpoint_folder(&output.path().join("run"), 1).join("optimizer.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let is_byte = |name: &&str| file.tensor(name).unwrap().dtype() == safetensors::Dtype::U8;
+    // A and B of 14 projections; the smaller B of k_proj and v_proj (32 wide) stay below 4,096 elements.
+    assert_eq!(file.names().into_iter().filter(|name| name.ends_with("exp_avg.codes")).filter(is_byte).count(), 24);
+}
+
+/// A process that is killed leaves metrics, and maybe half a checkpoint, behind its newest whole one.
+#[test]
+fn killed_run_goes_on_from_its_newest_whole_checkpoint() {
+    let output = tempdir().unwrap();
+    let run = output.path().join("run");
+    let config = recipe(output.path(), &["checkpoint.every_steps=2", "checkpoint.keep=9"]);
+    finish(config.clone(), false);
+    let (expected, expected_numbers) = (tensors(&run), numbers(&run));
+
+    fs::remove_file(checkpoint_folder(&run, 4).join("DONE")).unwrap();
+    fs::rename(checkpoint_folder(&run, 6), run.join("checkpoints/step-6.tmp")).unwrap();
+    fs::remove_dir_all(run.join("adapter")).unwrap();
+    fs::remove_file(run.join("summary.json")).unwrap();
+    finish(config, true);
+    assert!(tensors(&run) == expected);
+    assert_eq!(numbers(&run), expected_numbers);
+    assert!(run.join("summary.json").is_file());
+}
+
+#[test]
+fn resuming_a_finished_run_changes_nothing() {
+    let output = tempdir().unwrap();
+    let run = output.path().join("run");
+    let first = finish(recipe(output.path(), &[]), false);
+    let before = tensors(&run);
+    let second = finish(recipe(output.path(), &[]), true);
+    assert!(tensors(&run) == before);
+    assert_eq!((second.steps, second.eval_loss_after), (first.steps, first.eval_loss_after));
+}
+
+#[test]
+fn resuming_another_recipe_is_refused_by_key_and_loses_nothing() {
+    let output = tempdir().unwrap();
+    one_step(recipe(output.path(), &[]), false);
+    let before = snapshot(output.path());
+    let other_data = format!("data.path='{}'", firebrick_tests::fixture("data/text-tiny.jsonl").display());
+    let changes = [
+        ("train.learning_rate=2e-3", "train.learning_rate"),
+        ("train.optimizer=adamw_8bit", "train.optimizer"),
+        ("train.steps=9", "train.steps"),
+        ("train.adam_beta2=0.99", "train.adam_beta2"),
+        ("lora.r=8", "lora"),
+        ("bnb_4bit=", "bnb_4bit"),
+        ("seed=8", "seed"),
+        ("max_seq_len=48", "max_seq_len"),
+        (other_data.as_str(), "data"),
+    ];
+    for (change, key) in changes {
+        let message = refusal(recipe(output.path(), &[change]), true);
+        assert!(message.contains(&format!("was made with {key}")), "{change}: {message}");
+        assert!(message.contains("a resumed run must be the same run"), "{change}: {message}");
+        assert!(snapshot(output.path()) == before, "{change} touched the run folder");
+    }
+    finish(recipe(output.path(), &[]), true);
+}
+
+#[test]
+fn damaged_checkpoint_is_named_and_an_earlier_one_still_works() {
+    let output = tempdir().unwrap();
+    let run = output.path().join("run");
+    let config = recipe(output.path(), &["checkpoint.every_steps=3"]);
+    finish(config.clone(), false);
+    let expected = tensors(&run);
+    for file in ["optimizer.safetensors", "state.json", "adapter/adapter_model.safetensors"] {
+        let path = checkpoint_folder(&run, 6).join(file);
+        let whole = fs::read(&path).unwrap();
+        fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+        let message = refusal(config.clone(), true);
+        assert!(message.contains(&path.display().to_string()), "{file}: {message}");
+        fs::write(&path, whole).unwrap();
+    }
+    fs::remove_dir_all(checkpoint_folder(&run, 6)).unwrap();
+    finish(config, true);
+    assert!(tensors(&run) == expected);
+}
