@@ -1,5 +1,5 @@
-//! One block's forward and backward in two ways: through the hand-written backward, and recorded by Burn's autodiff from the
-//! decomposed ops.
+//! One block's forward and backward in two ways: as the step does it (the hand-written backward over flex's own ops), and
+//! recorded by Burn's autodiff from the decomposed ops.
 //!
 //! Both compute in f32 on flex, over a dense frozen base (so that neither decodes 4 bits) with the recipe's adapter, and must
 //! agree on the gradient of the input before a time is reported. Gives up: memory, which is where the hand-written backward

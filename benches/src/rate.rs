@@ -22,7 +22,7 @@ const SMALLEST_TIMED: f64 = 2e6;
 const LARGE: Gemm = Gemm { batch: 1, m: 1024, n: 1024, k: 1024 };
 /// Repetitions of a product: at least so many, and for at least so long.
 const REPETITIONS: usize = 5;
-const SECONDS: f64 = 0.01;
+const SECONDS: f64 = 0.03;
 
 /// The least seconds in which each product ran, and on which backend.
 #[derive(Clone, Debug, Default)]

@@ -27,7 +27,7 @@ alpha = 8
 eval_fraction = 0.2
 [train]
 steps = 6
-warmup_steps = 2
+warmup_steps = 1
 micro_batch_size = 2
 gradient_accumulation = 2
 learning_rate = 1e-3

@@ -35,13 +35,14 @@ impl<B: Backend> Weight<B> {
 /// An NF4 weight on the device (Dettmers et al., QLoRA, 2023; layout of bitsandbytes, block size 64).
 #[derive(Clone, Debug)]
 pub struct Nf4Weight<B: Backend> {
-    /// Codes, high nibble first, padded to whole blocks with the code of zero. `[bytes]` u8, or `[words]` where the
-    /// backend has no bytes (its own kernels know).
+    /// Codes, high nibble first, padded to whole blocks with the code of zero. `[bytes]` u8, or `[words]` i32
+    /// of eight codes each where the backend has no bytes.
     pub codes: Tensor<B, 1, Int>,
     /// Block scales.
     pub absmax: Nf4Absmax<B>,
-    /// The two values of each byte, `[256, 2]` f32: portable dequantisation is a table look-up.
-    pub pair_table: Tensor<B, 2>,
+    /// What codes are looked up in: the two values of each byte, `[256, 2]` f32, or the 16 levels `[16, 1]` where words are
+    /// unpacked by an own kernel.
+    pub table: Tensor<B, 2>,
     /// `[out, in]`.
     pub shape: [usize; 2],
     /// Values per block.

@@ -55,6 +55,7 @@ pub fn settings(config: &RunConfig) -> BTreeMap<String, String> {
     let text = |value: &dyn std::fmt::Debug| format!("{value:?}");
     [
         ("model", text(&config.model)),
+        ("init", text(&config.init)),
         ("seed", text(&config.seed)),
         ("pack", text(&config.pack)),
         ("max_seq_len", text(&config.max_seq_len)),
@@ -66,6 +67,9 @@ pub fn settings(config: &RunConfig) -> BTreeMap<String, String> {
         ("train.learning_rate", text(&config.train.learning_rate)),
         ("train.schedule", text(&config.train.schedule)),
         ("train.weight_decay", text(&config.train.weight_decay)),
+        ("train.adam_beta1", text(&config.train.adam_beta1)),
+        ("train.adam_beta2", text(&config.train.adam_beta2)),
+        ("train.adam_epsilon", text(&config.train.adam_epsilon)),
         ("train.max_grad_norm", text(&config.train.max_grad_norm)),
         ("train.steps or train.epochs", text(&config.length())),
         ("train.warmup_steps or train.warmup_ratio", text(&config.warmup())),

@@ -27,7 +27,7 @@ pub struct StepMetrics {
     pub grad_norm: f64,
     /// Trained tokens of the run so far.
     pub trained_tokens: u64,
-    /// Trained tokens per second, since the last line.
+    /// Input tokens of the step per second, padding left out.
     pub tokens_per_s: f64,
     /// Milliseconds of the step.
     pub ms: f64,

@@ -87,6 +87,8 @@ struct Run<B: Kernels> {
 /// A step whose numbers are still on the device.
 struct Pending<B: Kernels> {
     outcome: StepOutcome<B>,
+    /// Of the run up to this step.
+    trained_tokens: u64,
     tokens: u64,
     seconds: f64,
 }
@@ -94,19 +96,23 @@ struct Pending<B: Kernels> {
 impl<B: Kernels> Run<B> {
     fn begin(prepared: Prepared, folder: RunFolder, options: &RunOptions, started: Instant) -> Result<Self, RunError> {
         let config = &prepared.config;
+        let latest = if options.resume { folder.latest_checkpoint()? } else { None };
+        // Another run than the saved one is refused before anything is written or read.
+        let earlier = match &latest {
+            Some((_, path)) => Some(checkpoint::read_state(path, config, prepared.train.fingerprint())?),
+            None => None,
+        };
         folder.write(&folder.config_toml(), &config.to_toml())?;
         folder.write(&folder.plan_toml(), &plan_toml(&prepared))?;
         let device = B::Device::default();
         let saved = saved(&prepared)?;
         let mut trainer = trainer::<B>(&prepared, &saved, &device)?;
-        let latest = if options.resume { folder.latest_checkpoint()? } else { None };
-        let state = match &latest {
-            Some((step, path)) => {
-                let state = checkpoint::read_state(path, config, prepared.train.fingerprint())?;
-                checkpoint::restore(path, &mut trainer, &saved, *step)?;
-                options.voice.say(&format!("resumed after step {step} from {}", path.display()));
-                state
-            }
+        if let Some((step, path)) = &latest {
+            checkpoint::restore(path, &mut trainer, &saved, *step)?;
+            options.voice.say(&format!("resumed after step {step} from {}", path.display()));
+        }
+        let state = match earlier {
+            Some(state) => state,
             None => first_state(&prepared, &trainer, options.voice)?,
         };
         let resumed = latest.as_ref().map(|(step, _)| *step);
@@ -179,7 +185,7 @@ impl<B: Kernels> Run<B> {
         let seconds = started.elapsed().as_secs_f64();
         self.step_s += seconds;
         self.step_tokens += tokens;
-        self.pending = Some(Pending { outcome, tokens, seconds });
+        self.pending = Some(Pending { outcome, trained_tokens: self.state.trained_tokens, tokens, seconds });
         Ok(())
     }
 
@@ -205,7 +211,7 @@ impl<B: Kernels> Run<B> {
     }
 
     fn log(&mut self, pending: Pending<B>) -> Result<(), RunError> {
-        let Pending { outcome, tokens, seconds } = pending;
+        let Pending { outcome, trained_tokens, tokens, seconds } = pending;
         let loss = scalar(outcome.loss_sum) / outcome.trained_tokens as f32;
         let grad_norm = scalar(outcome.grad_norm);
         if !loss.is_finite() || !grad_norm.is_finite() {
@@ -222,7 +228,7 @@ impl<B: Kernels> Run<B> {
                 loss: f64::from(loss),
                 learning_rate: outcome.learning_rate,
                 grad_norm: f64::from(grad_norm),
-                trained_tokens: outcome.trained_tokens,
+                trained_tokens,
                 tokens_per_s: tokens as f64 / seconds,
                 ms: 1e3 * seconds,
                 memory_bytes: process_peak_resident_bytes().unwrap_or(0),

@@ -51,10 +51,8 @@ fn assert_three_steps_agree(golden: &str, storage: BaseStorage, tolerance: &Tole
     for (loss, grad_norm) in golden.f32s("losses").into_iter().zip(golden.f32s("grad_norms")) {
         let outcome = trainer.step(&batch).expect("one rank reaches itself");
         let ours = scalar(outcome.loss_sum) / outcome.trained_tokens as f32;
-        eprintln!("DEBUG loss {:e}", (ours - loss).abs());
         assert!((ours - loss).abs() < tolerance.loss, "step {}: loss {ours} {loss}", outcome.step);
         let ours = scalar(outcome.grad_norm);
-        eprintln!("DEBUG norm {:e}", (ours / grad_norm - 1.0).abs());
         assert!((ours / grad_norm - 1.0).abs() < tolerance.grad_norm, "step {}: norm {ours} {grad_norm}", outcome.step);
     }
     let end = adapter(&mut trainer);
@@ -62,21 +60,20 @@ fn assert_three_steps_agree(golden: &str, storage: BaseStorage, tolerance: &Tole
     for (name, ours) in &end {
         let change = |end: &[f32]| end.iter().zip(&start[name]).map(|(end, start)| end - start).collect::<Vec<_>>();
         let apart = relative_difference(&change(ours), &change(&golden.f32s(&format!("adapter.{name}"))));
-        eprintln!("DEBUG {name}: {apart:e}");
         assert!(apart < tolerance.change, "{name}: {apart:e}");
     }
 }
 
 #[test]
 fn three_steps_of_lora_equal_those_of_peft_and_torch() {
-    let tolerance = Tolerance { loss: 1e-4, grad_norm: 1e-4, change: 1e-2 };
+    let tolerance = Tolerance { loss: 1e-5, grad_norm: 1e-5, change: 1e-4 };
     assert_three_steps_agree("tiny-llama-lora-train", BaseStorage::Frozen, &tolerance);
 }
 
 /// The golden's base carries the coarser block scales of bitsandbytes' CPU path (`nf4.rs`), which alone move logits by 8e-4.
 #[test]
 fn three_steps_of_qlora_equal_those_of_bitsandbytes_peft_and_torch() {
-    let tolerance = Tolerance { loss: 1e-3, grad_norm: 1e-2, change: 1e-1 };
+    let tolerance = Tolerance { loss: 1e-4, grad_norm: 1e-4, change: 1e-2 };
     assert_three_steps_agree("tiny-llama-qlora-train", BaseStorage::Nf4 { double_quant: true }, &tolerance);
 }
 

@@ -23,8 +23,13 @@ fn json(path: &Path) -> Value {
 #[test]
 fn run_folder_holds_all_its_files() {
     let output = tempdir().unwrap();
-    let changes =
-        ["train.steps=5", "checkpoint.every_steps=2", "checkpoint.keep=2", "eval.exact_match_prompts=3", "eval.prompts=['2+2?']"];
+    let changes = [
+        "train.steps=5",
+        "checkpoint.every_steps=2",
+        "checkpoint.keep=2",
+        "eval.exact_match_prompts=3",
+        "eval.prompts=['2+2?']",
+    ];
     let summary = finish(recipe(output.path(), &changes), false);
     let run = output.path().join("run");
     for file in ["config.toml", "plan.toml", "metrics.jsonl", "summary.json", "adapter/adapter_config.json"] {
@@ -32,7 +37,14 @@ fn run_folder_holds_all_its_files() {
     }
     let checkpoints = fs::read_dir(run.join("checkpoints")).unwrap().count();
     assert_eq!(checkpoints, 2, "the newest two, and no leftovers");
-    let parts = ["DONE", "state.json", "config.toml", "plan.toml", "optimizer.safetensors", "adapter/adapter_model.safetensors"];
+    let parts = [
+        "DONE",
+        "state.json",
+        "config.toml",
+        "plan.toml",
+        "optimizer.safetensors",
+        "adapter/adapter_model.safetensors",
+    ];
     for step in [4, 5] {
         for file in parts {
             assert!(checkpoint_folder(&run, step).join(file).is_file(), "step {step}: {file}");
@@ -54,8 +66,17 @@ fn summary_and_metrics_hold_the_promised_keys() {
     assert_eq!(
         keys(&on_disk),
         [
-            "steps", "train_loss", "eval_loss_before", "eval_loss_after", "exact_match_before", "exact_match_after",
-            "trained_tokens", "tokens_per_s", "wall_s", "backend", "adapter"
+            "steps",
+            "train_loss",
+            "eval_loss_before",
+            "eval_loss_after",
+            "exact_match_before",
+            "exact_match_after",
+            "trained_tokens",
+            "tokens_per_s",
+            "wall_s",
+            "backend",
+            "adapter"
         ]
     );
     assert_eq!((on_disk["steps"].as_u64(), on_disk["backend"].as_str()), (Some(3), Some("flex")));
@@ -88,7 +109,8 @@ fn adapter_has_the_names_and_settings_of_peft() {
     let folder = output.path().join("run/adapter");
     let (config, tensors) = read_adapter(&folder).unwrap();
     let model = LlamaConfig::read(&fixture("tiny-llama")).unwrap();
-    let names = config.target_modules.module_paths(&model).into_iter().flat_map(|path| <[_; 2]>::from(tensor_names(&path)));
+    let names =
+        config.target_modules.module_paths(&model).into_iter().flat_map(|path| <[_; 2]>::from(tensor_names(&path)));
     let expected: BTreeMap<String, ()> = names.map(|name| (name, ())).collect();
     assert_eq!(expected.len(), 28);
     assert!(tensors.keys().eq(expected.keys()));

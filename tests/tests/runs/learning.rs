@@ -14,8 +14,7 @@ fn eval_on_the_training_data(file: &str) -> [String; 3] {
     [set("data.path"), set("data.eval_path"), "data.eval_fraction=".to_owned()]
 }
 
-const TEN_QUICK_STEPS: [&str; 4] =
-    ["train.steps=10", "train.warmup_steps=1", "train.learning_rate=1e-2", "train.gradient_accumulation=1"];
+const TEN_QUICK_STEPS: [&str; 3] = ["train.steps=10", "train.learning_rate=1e-2", "train.gradient_accumulation=1"];
 
 #[test]
 fn qlora_lora_full_and_pretraining_runs_lower_the_loss() {
@@ -61,7 +60,7 @@ fn trained_model_folder_loads_back_to_the_model_that_was_trained() {
 fn micro_batch_of_8_and_8_micro_batches_of_1_train_the_same_adapter() {
     let adapter_of = |cut: [&str; 2]| {
         let output = tempdir().unwrap();
-        let changes = ["pack=false", "train.steps=1", "train.warmup_steps=1"];
+        let changes = ["pack=false", "train.steps=1"];
         finish(recipe(output.path(), &[&changes[..], &cut].concat()), false);
         let run = output.path().join("run");
         (step_losses(&run), read_adapter(&run.join("adapter")).unwrap().1)

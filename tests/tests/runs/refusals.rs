@@ -64,14 +64,22 @@ fn truncated_shard_is_named_with_both_sizes() {
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, &bytes[..bytes.len() - 100]).unwrap();
     let sizes = [bytes.len(), bytes.len() - 100].map(|size| size.to_string());
-    assert_says(&refused_model(model.path()), &["model-00003-of-00004.safetensors", &sizes[0], &sizes[1], "did not finish"]);
+    assert_says(
+        &refused_model(model.path()),
+        &["model-00003-of-00004.safetensors", &sizes[0], &sizes[1], "did not finish"],
+    );
 }
 
 #[test]
 fn weights_of_another_shape_than_the_config_says_are_listed() {
     let model = copy_of("tiny-llama");
-    rewrite(model.path().join("config.json"), |text| text.replace("\"intermediate_size\": 96", "\"intermediate_size\": 128"));
-    assert_says(&refused_model(model.path()), &["config.json", "6 tensors", "gate_proj.weight", "[96, 64]", "[128, 64]"]);
+    rewrite(model.path().join("config.json"), |text| {
+        text.replace("\"intermediate_size\": 96", "\"intermediate_size\": 128")
+    });
+    assert_says(
+        &refused_model(model.path()),
+        &["config.json", "6 tensors", "gate_proj.weight", "[96, 64]", "[128, 64]"],
+    );
 }
 
 #[test]
@@ -93,7 +101,10 @@ fn empty_dataset_is_refused() {
 
 #[test]
 fn fully_masked_row_is_told_by_file_and_line() {
-    assert_says(&refused(&[&data("masked.jsonl")]), &["masked.jsonl:1", "no token of this row would be trained", "train_on"]);
+    assert_says(
+        &refused(&[&data("masked.jsonl")]),
+        &["masked.jsonl:1", "no token of this row would be trained", "train_on"],
+    );
 }
 
 #[test]

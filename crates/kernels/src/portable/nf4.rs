@@ -13,12 +13,10 @@ const NESTED_BLOCK: usize = 256;
 
 /// See [`Kernels::nf4_upload`].
 pub fn upload<B: Kernels>(quantized: &Nf4Quantized, device: &B::Device) -> Nf4Weight<B> {
-    let mut packed = quantized.packed.clone();
-    packed.resize(padded(quantized) / 2, ZERO_PAIR);
     Nf4Weight {
-        codes: codes(packed, device),
+        codes: codes(padded_codes(quantized), device),
         absmax: upload_absmax(&quantized.absmax, device),
-        pair_table: Tensor::<B, 1>::from_floats(pair_table().as_slice(), device).reshape([256, 2]),
+        table: Tensor::<B, 1>::from_floats(pair_table().as_slice(), device).reshape([256, 2]),
         shape: matrix_shape(quantized),
         block_size: quantized.block_size,
     }
@@ -28,7 +26,7 @@ pub fn upload<B: Kernels>(quantized: &Nf4Quantized, device: &B::Device) -> Nf4We
 pub fn dequantize<B: Backend>(weight: &Nf4Weight<B>) -> Tensor<B, 2> {
     let [rows, columns] = weight.shape;
     let (blocks, elements) = (weight.blocks(), rows * columns);
-    let values = weight.pair_table.clone().select(0, index(weight.codes.clone()));
+    let values = weight.table.clone().select(0, index(weight.codes.clone()));
     let scaled = values.reshape([blocks, weight.block_size]).mul(absmax(weight).reshape([blocks, 1]));
     let flat = scaled.reshape([blocks * weight.block_size]);
     flat.narrow(0, 0, elements).reshape([rows, columns])
@@ -47,9 +45,6 @@ pub fn absmax<B: Backend>(weight: &Nf4Weight<B>) -> Tensor<B, 1> {
     }
 }
 
-/// A byte of two codes for the value 0.
-pub(crate) const ZERO_PAIR: u8 = 0x77;
-
 /// The rows and columns of a quantised matrix.
 ///
 /// # Panics
@@ -59,10 +54,14 @@ pub(crate) fn matrix_shape(quantized: &Nf4Quantized) -> [usize; 2] {
     shape.unwrap_or_else(|_| panic!("an NF4 weight must be a matrix, got shape {:?}", quantized.shape))
 }
 
-/// Elements after padding to whole blocks.
-pub(crate) fn padded(quantized: &Nf4Quantized) -> usize {
+/// The packed bytes, the last block filled up with the code of zero.
+pub(crate) fn padded_codes(quantized: &Nf4Quantized) -> Vec<u8> {
+    /// Two codes for the value 0.
+    const ZERO_PAIR: u8 = 0x77;
     let elements: usize = quantized.shape.iter().product();
-    elements.next_multiple_of(quantized.block_size)
+    let mut packed = quantized.packed.clone();
+    packed.resize(elements.next_multiple_of(quantized.block_size) / 2, ZERO_PAIR);
+    packed
 }
 
 /// Uploads the block scales with their codes padded to whole nested blocks.
