@@ -17,7 +17,7 @@ fn backends() -> Vec<&'static str> {
         Ok(()) => found.push("wgpu"),
         Err(reason) => {
             // Where tests decide over a change, a missing software Vulkan driver must not pass unseen.
-            assert!(std::env::var("CI").as_deref() != Ok("true"), "wgpu finds no adapter: {reason}");
+            assert!(std::env::var_os("CI").is_none(), "wgpu finds no adapter: {reason}");
             skip(&reason);
         }
     }

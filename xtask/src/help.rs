@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 pub(crate) const OWN_COMMANDS: [&str; 5] = ["test", "lint", "tidy", "dist", "quickstart-data"];
 
 /// Commands of the `train` binary that are worth guarding against misspelling.
-const TRAIN_COMMANDS: [&str; 6] = ["train", "plan", "generate", "verify", "schema", "bench"];
+const TRAIN_COMMANDS: [&str; 5] = ["train", "plan", "generate", "verify", "schema"];
 
 /// The first page.
 pub(crate) const OVERVIEW: &str = "\

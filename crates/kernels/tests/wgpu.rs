@@ -19,7 +19,10 @@ fn nf4_unpacked_on_the_device_equals_the_host_codec() {
             let weight = Wgpu::nf4_upload(&packed, &Default::default());
             let found: Vec<f32> = Wgpu::nf4_dequantize(&weight).into_data().to_vec().unwrap();
             for (index, (found, expected)) in found.iter().zip(packed.dequantize()).enumerate() {
-                assert!((found - expected).abs() <= 1e-6, "{shape:?} element {index}: got {found}, expected {expected}");
+                assert!(
+                    (found - expected).abs() <= 1e-6,
+                    "{shape:?} element {index}: got {found}, expected {expected}"
+                );
             }
             let bits = weight.codes.shape().num_elements() * 32;
             assert!(bits <= (shape[0] * shape[1]).next_multiple_of(64) * 4, "four bits a code");

@@ -58,6 +58,7 @@ pub fn settings(config: &RunConfig) -> BTreeMap<String, String> {
         ("init", text(&config.init)),
         ("seed", text(&config.seed)),
         ("pack", text(&config.pack)),
+        ("train.bf16 or bnb_4bit.compute_dtype", text(&config.compute_dtype())),
         ("max_seq_len", text(&config.max_seq_len)),
         ("bnb_4bit", text(&config.bnb_4bit)),
         ("lora", text(&config.lora)),

@@ -103,7 +103,7 @@ struct Generate {
 struct Verify {
     #[command(flatten)]
     weights: Weights,
-    /// Safetensors file with input_ids [B, T] i64, logits [B, T, V] f32 and optionally loss [1] f32.
+    /// Safetensors file with input_ids (i64, B x T), logits (f32, B x T x V) and optionally loss (one f32).
     #[arg(long)]
     golden: PathBuf,
     /// Largest absolute difference of a logit that passes.

@@ -31,7 +31,7 @@ pub struct StepMetrics {
     pub tokens_per_s: f64,
     /// Milliseconds of the step.
     pub ms: f64,
-    /// Peak bytes in use on the device, or of the process on a CPU.
+    /// Peak resident bytes of the process: on a CPU backend, all that training holds.
     #[serde(rename = "memory")]
     pub memory_bytes: u64,
 }

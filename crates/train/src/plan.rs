@@ -190,7 +190,7 @@ fn optimizer(config: &RunConfig, backend: BackendKind) -> Chosen<MomentPlan> {
         }
         OptimizerKind::PagedAdamw8bit => Chosen::new(
             MomentPlan::EightBit,
-            format!("moments in 8 bits; they fit on the device, so none is paged; {small}"),
+            format!("moments in 8 bits, on the device: nothing is paged to the host yet; {small}"),
         ),
     }
 }

@@ -1,6 +1,6 @@
 //! `verify`: does this model, on this backend, give the logits that another implementation gave?
 //!
-//! The golden file is a safetensors file with `input_ids` [B, T] (i64), `logits` [B, T, V] (f32) and optionally `loss` [1], made
+//! The golden file is a safetensors file with `input_ids` `[B, T]` (i64), `logits` `[B, T, V]` (f32) and optionally `loss` `[1]`, made
 //! for instance with transformers (tests/golden/make_llama_goldens.py shows how). Rows run one at a time.
 
 use std::path::{Path, PathBuf};

@@ -1,5 +1,7 @@
 //! Documents of a packed row do not see each other, forward or backward.
 
+use std::collections::BTreeMap;
+
 use firebrick_data::{Batch, IGNORE_INDEX};
 use firebrick_kernels::GradientMap;
 use firebrick_kernels::backend::Flex;
@@ -53,15 +55,21 @@ fn packed_documents_have_the_logits_and_losses_they_have_alone() {
     }
 }
 
-/// Loss of the documents that are trained, gradients by name, and the logits of both documents.
-fn everything(model: &Llama<Flex>, batch: &Batch) -> (Vec<f32>, Vec<(String, Vec<f32>)>, [Vec<f32>; 2]) {
+/// What a batch gives: the loss of the trained document, its gradients by name, the logits of both documents.
+struct Seen {
+    loss: Vec<f32>,
+    gradients: BTreeMap<String, Vec<f32>>,
+    logits: [Vec<f32>; 2],
+}
+
+fn everything(model: &Llama<Flex>, batch: &Batch) -> Seen {
     let on_device = upload(model, batch);
     let mut gradients = GradientMap::default();
     let loss = host(model.loss_and_gradients(&on_device, Recompute::Full, 0.1, 16, &mut gradients));
     let gradients = gradients.iter().map(|(name, values)| (name.to_string(), host(values.clone()))).collect();
     let mut first = host(model.logits(&on_device));
     let second = first.split_off(SECOND * model.config.vocab_size);
-    (loss, gradients, [first, second])
+    Seen { loss, gradients, logits: [first, second] }
 }
 
 #[test]
@@ -80,9 +88,9 @@ fn a_document_changes_no_bit_of_its_neighbour() {
         let before = everything(&model, &batch_of(&ids));
         let after = everything(&model, &batch_of(&other));
         let kept = 1 - changed;
-        assert_eq!(before.2[kept], after.2[kept], "logits of document {kept}");
-        assert_ne!(before.2[changed], after.2[changed], "the change must show in the document itself");
-        assert_eq!(before.0, after.0, "loss of document {kept}");
-        assert_eq!(before.1, after.1, "gradients of the loss of document {kept}");
+        assert_eq!(before.logits[kept], after.logits[kept], "logits of document {kept}");
+        assert_ne!(before.logits[changed], after.logits[changed], "the change must show in the document itself");
+        assert_eq!(before.loss, after.loss, "loss of document {kept}");
+        assert_eq!(before.gradients, after.gradients, "gradients of the loss of document {kept}");
     }
 }

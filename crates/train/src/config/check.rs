@@ -42,7 +42,7 @@ fn names(config: &RunConfig) -> Vec<Rule> {
     vec![
         (is_folder_name, "name", "must be usable as a folder name".into(), "write a word such as \"llama-8b-qlora\""),
         (!config.model.is_empty(), "model", "is empty".into(), "write the folder of the model"),
-        (!config.data.path.is_empty(), "data.path", "is empty".into(), "write the file, glob or folder to train on"),
+        (!config.data.path.is_empty(), "data.path", "is empty".into(), "write the JSONL file to train on"),
         (!config.output_dir.is_empty(), "output_dir", "is empty".into(), "write a folder such as \"runs\""),
         (
             config.data.eval_path.as_deref() != Some(""),

@@ -149,7 +149,7 @@ pub(super) fn from_reader(place: Place, key: String, message: &str) -> ConfigErr
         let help = match key.as_str() {
             "model" => "add `model = \"folder\"`: the folder with config.json, the safetensors and tokenizer.json",
             "data" => "add `[data]` and below it `path = \"train.jsonl\"`",
-            _ => "add `path = \"train.jsonl\"`: the file, glob or folder to train on",
+            _ => "add `path = \"train.jsonl\"`: the JSONL file to train on",
         };
         return ConfigError::Missing { place, key, help: help.to_string() };
     }

@@ -16,7 +16,8 @@ pub struct RunConfig {
     /// Where tensors live and ops run. Default "auto": CUDA where there is an NVIDIA card, else the fastest of the others.
     #[serde(default)]
     pub backend: BackendChoice,
-    /// Folder of the model (config.json, safetensors, tokenizer.json), relative to the folder you run from, or a Hub id.
+    /// Folder of the model (config.json, safetensors, tokenizer.json), relative to the folder you run from.
+    /// A Hub id is told from a folder and answered with the command that downloads it.
     pub model: String,
     /// Where the weights come from: "pretrained" reads them from the model folder, "random" needs only config.json and
     /// tokenizer.json there. Default "pretrained".
@@ -208,15 +209,15 @@ impl JsonSchema for LoraTarget {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// File, glob or folder to train on, relative to the folder you run from.
+    /// JSONL file to train on, relative to the folder you run from.
     pub path: String,
-    /// File, glob or folder to evaluate on. Default: absent.
+    /// JSONL file to evaluate on. Default: absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_path: Option<String>,
     /// Part of `path` that is held out to evaluate on, between 0 and 1. Default: absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_fraction: Option<f64>,
-    /// What the rows are: "chat" (`messages`), "text" (`text`, or plain text files), or "auto": told from the first row.
+    /// What the rows are: "chat" (`messages`), "text" (`text`), or "auto": told from the first row.
     /// Default "auto".
     #[serde(default)]
     pub format: DataFormat,
@@ -234,7 +235,7 @@ pub enum DataFormat {
     Auto,
     /// JSONL with `messages`.
     Chat,
-    /// JSONL with `text`, or plain text.
+    /// JSONL with `text`.
     Text,
 }
 
@@ -264,8 +265,8 @@ pub struct TrainConfig {
     /// `grad_checkpointing` said finely: "full" (true) or "none" (false). Default: what `grad_checkpointing` says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Recompute>,
-    /// "adamw" (32-bit state), "adamw_8bit" (block-wise 8-bit state) or "paged_adamw_8bit" (the same, in host memory when
-    /// the device is full). Default "adamw".
+    /// "adamw" (32-bit state), "adamw_8bit" (block-wise 8-bit state) or "paged_adamw_8bit" (the same state; paging
+    /// it to the host when the device is full is not there yet). Default "adamw".
     pub optimizer: OptimizerKind,
     /// Rows of one forward and backward pass. Default 1.
     pub micro_batch_size: usize,

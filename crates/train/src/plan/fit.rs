@@ -67,7 +67,7 @@ fn training_shape(config: &RunConfig, backend: BackendKind, row_len: usize) -> T
     TrainingShape {
         base,
         lora: lora_shape(config),
-        optimizer_bytes_per_parameter: if config.train.optimizer == OptimizerKind::Adamw { 8.0 } else { 2.03 },
+        optimizer_bytes_per_parameter: moment_bytes(config.train.optimizer, backend),
         micro_batch_size: config.train.micro_batch_size,
         row_len,
         recompute: match config.recompute() {
@@ -79,6 +79,18 @@ fn training_shape(config: &RunConfig, backend: BackendKind, row_len: usize) -> T
         loss_chunk_tokens: config.train.loss_chunk_tokens,
         // The portable attention holds the scores of one document at a time, at most a row.
         score_tokens: row_len,
+    }
+}
+
+/// Bytes of both moments of a parameter.
+fn moment_bytes(optimizer: OptimizerKind, backend: BackendKind) -> f64 {
+    /// One f32 scale in 256 values, for each moment.
+    const SCALES: f64 = 2.0 * 4.0 / 256.0;
+    match (optimizer, backend) {
+        (OptimizerKind::Adamw, _) => 8.0,
+        // WebGPU stores no bytes, so each code takes a word there.
+        (_, BackendKind::Wgpu) => 8.0 + SCALES,
+        _ => 2.0 + SCALES,
     }
 }
 

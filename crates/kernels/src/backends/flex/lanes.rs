@@ -98,7 +98,7 @@ mod tests {
             let values: Vec<f32> = (0..length).map(|index| (index * 7 % 13) as f32 - 5.0).collect();
             let expected: f32 = values.iter().sum();
             assert_eq!(sum(&values), expected);
-            assert_eq!(dot(&values, &values), values.iter().map(|value| value * value).sum());
+            assert_eq!(dot(&values, &values), values.iter().map(|value| value * value).sum::<f32>());
             assert_eq!(max(&values), values.iter().copied().fold(f32::NEG_INFINITY, f32::max));
         }
     }
