@@ -12,10 +12,10 @@ use firebrick_kernels::{Documents, GradientMap, RotaryTables, Weight, oracle};
 use firebrick_model::block::{Block, Context, Norm};
 use firebrick_model::linear::Linear;
 use firebrick_model::{BaseStorage, BuildOptions, Llama, rope};
-use firebrick_train::RunError;
+use firebrick_train::{RunError, assemble};
 
 use crate::spread::{Spread, timed};
-use crate::step::{WARM_UP, Workload, adapter};
+use crate::step::{WARM_UP, Workload};
 
 type Recorded = Autodiff<Flex>;
 
@@ -70,7 +70,7 @@ impl Case {
         config.num_hidden_layers = 1;
         let build = BuildOptions {
             storage: BaseStorage::Frozen,
-            lora: adapter(&workload.prepared.config)?,
+            lora: assemble::adapter(&workload.prepared.config)?,
             seed: workload.prepared.config.seed,
             compute_dtype: DType::F32,
             max_positions: batch.row_len,

@@ -6,19 +6,16 @@
 
 use std::path::{Path, PathBuf};
 
-use burn_tensor::DType;
-use firebrick_data::{Batch, Cursor, Loader, LoaderConfig};
+use firebrick_data::{Batch, Cursor};
 use firebrick_hwprofile::memory::{self, LoraShape};
 use firebrick_kernels::Kernels;
-use firebrick_model::peft::TargetModules;
-use firebrick_model::{BaseStorage, BuildOptions, Llama, LoraConfig, Recompute};
-use firebrick_optim::{AdamWConfig, MomentFormat, Optimizer, Schedule, ScheduleKind};
-use firebrick_parallel::SingleRank;
+use firebrick_optim::{Schedule, ScheduleKind};
 use firebrick_train::RunError;
-use firebrick_train::config::{self, ComputeDtype, LoraTarget, RunConfig};
-use firebrick_train::plan::{BasePlan, MomentPlan, model_shape};
+use firebrick_train::assemble;
+use firebrick_train::config::{self, Init, LoraTarget, RunConfig};
+use firebrick_train::plan::model_shape;
 use firebrick_train::prepare::{Prepared, prepare};
-use firebrick_train::step::{Trainer, scalar};
+use firebrick_train::step::scalar;
 
 use crate::rate::wait;
 use crate::shapes::{MicroBatchShape, Products, StepShape};
@@ -95,7 +92,9 @@ impl Workload {
     /// A LoRA target that the model does not have, or a loss that is not finite.
     pub fn time<B: Kernels>(&self, steps: usize) -> Result<StepTimes, RunError> {
         let device = B::Device::default();
-        let mut trainer = trainer::<B>(&self.prepared, &device)?;
+        let mut trainer = assemble::trainer::<B>(&self.prepared, Init::Random, &device)?;
+        // Full rate from the first step on: a bench is too short for the recipe's warm-up.
+        trainer.schedule = Schedule { kind: ScheduleKind::Constant, warmup_steps: 0, ..trainer.schedule };
         let mut samples = Vec::with_capacity(steps);
         let mut losses = Vec::with_capacity(WARM_UP + steps);
         for index in 0..WARM_UP + steps {
@@ -124,16 +123,7 @@ fn text(path: PathBuf) -> String {
 }
 
 fn first_micro_batches(prepared: &Prepared) -> Vec<Batch> {
-    let loader = LoaderConfig {
-        rows_per_batch: prepared.plan.micro_batch_size.value,
-        seed: prepared.config.seed,
-        shuffle: true,
-        epochs: None,
-        rank: 0,
-        world_size: 1,
-        prefetch: 1,
-    };
-    let mut loader = Loader::new(prepared.train.clone(), loader, Cursor::default());
+    let mut loader = assemble::loader(prepared, Cursor::default());
     let count = prepared.plan.gradient_accumulation.value;
     (0..count).map(|_| loader.next_batch().expect("the loader repeats its epochs without end").0).collect()
 }
@@ -146,67 +136,4 @@ fn lora_shape(lora: &config::LoraConfig) -> LoraShape {
             LoraShape::named(lora.r, names).unwrap_or(LoraShape { r: lora.r, targets: Vec::new() })
         }
     }
-}
-
-/// The adapter as the model builds it.
-pub(crate) fn adapter(config: &RunConfig) -> Result<Option<LoraConfig>, RunError> {
-    let Some(lora) = &config.lora else { return Ok(None) };
-    Ok(Some(LoraConfig {
-        r: lora.r,
-        lora_alpha: lora.alpha,
-        use_rslora: lora.use_rslora,
-        target_modules: match &lora.target {
-            LoraTarget::AllLinear => TargetModules::AllLinear,
-            LoraTarget::Modules(names) => TargetModules::from_names(names.clone())?,
-        },
-        base_model_name_or_path: None,
-    }))
-}
-
-/// What the run loop builds of the same plan, with random weights.
-fn trainer<B: Kernels>(prepared: &Prepared, device: &B::Device) -> Result<Trainer<B>, RunError> {
-    let (config, plan) = (&prepared.config, &prepared.plan);
-    let build = BuildOptions {
-        storage: match plan.base.value {
-            BasePlan::Trained => BaseStorage::Trained,
-            BasePlan::Frozen => BaseStorage::Frozen,
-            BasePlan::Nf4 => BaseStorage::Nf4 { double_quant: false },
-            BasePlan::Nf4DoubleQuant => BaseStorage::Nf4 { double_quant: true },
-        },
-        lora: adapter(config)?,
-        seed: config.seed,
-        compute_dtype: match plan.compute_dtype.value {
-            ComputeDtype::Bfloat16 => DType::BF16,
-            ComputeDtype::Float16 => DType::F16,
-            ComputeDtype::Float32 => DType::F32,
-        },
-        max_positions: plan.row_len.value,
-    };
-    Ok(Trainer {
-        model: Llama::random(prepared.model.clone(), &build, device)?,
-        optimizer: Optimizer::new(AdamWConfig {
-            beta1: config.train.adam_beta1,
-            beta2: config.train.adam_beta2,
-            epsilon: config.train.adam_epsilon,
-            weight_decay: config.train.weight_decay,
-            max_grad_norm: (config.train.max_grad_norm > 0.0).then_some(config.train.max_grad_norm),
-            moments: match plan.optimizer.value {
-                MomentPlan::Float32 => MomentFormat::Float32,
-                MomentPlan::EightBit => MomentFormat::EightBit,
-            },
-        }),
-        // A constant rate from the first step on: a bench is too short for the recipe's warm-up.
-        schedule: Schedule {
-            kind: ScheduleKind::Constant,
-            peak: config.train.learning_rate,
-            warmup_steps: 0,
-            total_steps: plan.steps.value,
-        },
-        collective: Box::new(SingleRank),
-        recompute: match plan.recompute.value {
-            config::Recompute::Full => Recompute::Full,
-            config::Recompute::None => Recompute::None,
-        },
-        loss_chunk_tokens: plan.loss_chunk_tokens.value,
-    })
 }

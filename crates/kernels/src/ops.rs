@@ -21,7 +21,7 @@ pub struct LinearOutput<B: Backend> {
     pub xa_nr: Option<Tensor<B, 2>>,
 }
 
-/// Result of [`Kernels::linear_backward`].
+/// Result of [`Kernels::lora_linear_backward`].
 pub struct LinearGradients<B: Backend> {
     /// Gradient of the input, `[n, i]`.
     pub dx_ni: Tensor<B, 2>,

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 
+pub mod assemble;
 pub mod backend;
 pub mod checkpoint;
 pub mod checkpoint_files;

@@ -6,23 +6,19 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use burn_tensor::DType;
-use firebrick_data::{Batch, Cursor, Loader, LoaderConfig};
+use firebrick_data::{Batch, Cursor, Loader};
 use firebrick_hwprofile::measure::process_peak_resident_bytes;
 use firebrick_kernels::Kernels;
-use firebrick_model::peft::TargetModules;
-use firebrick_model::{BaseStorage, BuildOptions, HfFolder, Llama, LoraConfig, Recompute, Sampler, SavedDtype};
-use firebrick_optim::{AdamWConfig, MomentFormat, Optimizer, Schedule, ScheduleKind};
-use firebrick_parallel::SingleRank;
+use firebrick_model::{Llama, Sampler, SavedDtype};
 
+use crate::assemble;
 use crate::checkpoint::{self, RunState, Saved};
-use crate::config::{self, ComputeDtype, Init, LoraTarget, RunConfig};
+use crate::config::{self, RunConfig};
 use crate::error::RunError;
 use crate::evaluate::Evaluation;
 use crate::generate::{continue_prompts, encode_prompt};
 use crate::interrupt::Interrupt;
 use crate::metrics::{EvalMetrics, JsonLines, MetricSink, MetricSinks, StepMetrics};
-use crate::plan::{BasePlan, MomentPlan};
 use crate::prepare::{Prepared, prepare};
 use crate::progress::Progress;
 use crate::report::{Outcome, Summary, Voice};
@@ -30,9 +26,6 @@ use crate::run_folder::RunFolder;
 use crate::step::{StepOutcome, Trainer, scalar};
 use crate::tensorboard::EventWriter;
 use crate::with_backend;
-
-/// Batches made ahead of the step.
-const PREFETCH: usize = 4;
 
 /// How to run a recipe.
 #[derive(Clone, Debug)]
@@ -106,7 +99,7 @@ impl<B: Kernels> Run<B> {
         folder.write(&folder.plan_toml(), &plan_toml(&prepared))?;
         let device = B::Device::default();
         let saved = saved(&prepared)?;
-        let mut trainer = trainer::<B>(&prepared, &saved, &device)?;
+        let mut trainer = assemble::trainer::<B>(&prepared, config.init, &device)?;
         if let Some((step, path)) = &latest {
             checkpoint::restore(path, &mut trainer, &saved, *step)?;
             options.voice.say(&format!("resumed after step {step} from {}", path.display()));
@@ -127,7 +120,7 @@ impl<B: Kernels> Run<B> {
             sinks.0.push(Box::new(Progress::start(prepared.plan.steps.value, state.step)));
         }
         Ok(Self {
-            loader: Loader::new(prepared.train.clone(), loader_config(&prepared), state.cursor),
+            loader: assemble::loader(&prepared, state.cursor),
             voice: options.voice,
             interrupt: options.interrupt.clone(),
             wall_before: state.wall_s,
@@ -307,98 +300,11 @@ fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-fn loader_config(prepared: &Prepared) -> LoaderConfig {
-    LoaderConfig {
-        rows_per_batch: prepared.plan.micro_batch_size.value,
-        seed: prepared.config.seed,
-        shuffle: true,
-        epochs: None,
-        rank: 0,
-        world_size: 1,
-        prefetch: PREFETCH,
-    }
-}
-
 fn saved(prepared: &Prepared) -> Result<Saved, RunError> {
-    let Some(lora) = &prepared.config.lora else {
-        return Ok(Saved::Model(prepared.config.model_folder()?));
-    };
-    let target_modules = match &lora.target {
-        LoraTarget::AllLinear => TargetModules::AllLinear,
-        LoraTarget::Modules(names) => TargetModules::from_names(names.clone())?,
-    };
-    Ok(Saved::Adapter(LoraConfig {
-        r: lora.r,
-        lora_alpha: lora.alpha,
-        use_rslora: lora.use_rslora,
-        target_modules,
-        base_model_name_or_path: Some(prepared.config.model.clone()),
-    }))
-}
-
-fn trainer<B: Kernels>(prepared: &Prepared, saved: &Saved, device: &B::Device) -> Result<Trainer<B>, RunError> {
-    let (config, plan) = (&prepared.config, &prepared.plan);
-    let longest_row = plan.row_len.value.max(config.max_seq_len);
-    let build = BuildOptions {
-        storage: match plan.base.value {
-            BasePlan::Trained => BaseStorage::Trained,
-            BasePlan::Frozen => BaseStorage::Frozen,
-            BasePlan::Nf4 => BaseStorage::Nf4 { double_quant: false },
-            BasePlan::Nf4DoubleQuant => BaseStorage::Nf4 { double_quant: true },
-        },
-        lora: match saved {
-            Saved::Adapter(lora) => Some(lora.clone()),
-            Saved::Model(_) => None,
-        },
-        seed: config.seed,
-        compute_dtype: match plan.compute_dtype.value {
-            ComputeDtype::Bfloat16 => DType::BF16,
-            ComputeDtype::Float16 => DType::F16,
-            ComputeDtype::Float32 => DType::F32,
-        },
-        max_positions: longest_row + config.eval.max_new_tokens,
-    };
-    let model = match config.init {
-        Init::Random => Llama::random(prepared.model.clone(), &build, device)?,
-        Init::Pretrained => {
-            let folder = HfFolder::open(&config.model_folder()?)?;
-            Llama::load(&folder, prepared.model.clone(), &build, device, &mut |_| ())?
-        }
-    };
-    Ok(Trainer {
-        model,
-        optimizer: Optimizer::new(optimizer_config(config, plan.optimizer.value)),
-        schedule: Schedule {
-            kind: match plan.schedule.value {
-                config::ScheduleKind::Constant => ScheduleKind::Constant,
-                config::ScheduleKind::Linear => ScheduleKind::Linear,
-                config::ScheduleKind::Cosine => ScheduleKind::Cosine,
-            },
-            peak: config.train.learning_rate,
-            warmup_steps: plan.warmup_steps.value,
-            total_steps: plan.steps.value,
-        },
-        collective: Box::new(SingleRank),
-        recompute: match plan.recompute.value {
-            config::Recompute::Full => Recompute::Full,
-            config::Recompute::None => Recompute::None,
-        },
-        loss_chunk_tokens: plan.loss_chunk_tokens.value,
+    Ok(match assemble::adapter(&prepared.config)? {
+        Some(lora) => Saved::Adapter(lora),
+        None => Saved::Model(prepared.config.model_folder()?),
     })
-}
-
-fn optimizer_config(config: &RunConfig, moments: MomentPlan) -> AdamWConfig {
-    AdamWConfig {
-        beta1: config.train.adam_beta1,
-        beta2: config.train.adam_beta2,
-        epsilon: config.train.adam_epsilon,
-        weight_decay: config.train.weight_decay,
-        max_grad_norm: (config.train.max_grad_norm > 0.0).then_some(config.train.max_grad_norm),
-        moments: match moments {
-            MomentPlan::Float32 => MomentFormat::Float32,
-            MomentPlan::EightBit => MomentFormat::EightBit,
-        },
-    }
 }
 
 /// The state before the first step: evaluated and sampled.
