@@ -16,6 +16,10 @@ use firebrick_train::backend::{self, BackendKind};
 use firebrick_train::config::BackendChoice;
 use firebrick_train::{RunError, with_backend};
 
+/// The allocator of the `train` binary: what is timed is what runs.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// The recipes whose step is timed: QLoRA, and every weight trained.
 const RECIPES: [&str; 2] = ["quickstart", "quickstart-pretrain"];
 /// The backends that can be asked for.

@@ -18,6 +18,11 @@ use firebrick_train::run::{RunOptions, run};
 use firebrick_train::verify::{VerifyOptions, verify};
 use firebrick_train::{RunError, with_backend};
 
+/// glibc returns an operation's megabytes to the system and faults them in again for the next one; that took a quarter of a
+/// CPU step (docs/decisions.md).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Train, try and check language models from one TOML recipe.
 #[derive(Parser)]
 #[command(name = "train", version)]
