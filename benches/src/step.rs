@@ -7,13 +7,13 @@
 use std::path::{Path, PathBuf};
 
 use firebrick_data::{Batch, Cursor};
-use firebrick_hwprofile::memory::{self, LoraShape};
+use firebrick_hwprofile::memory;
 use firebrick_kernels::Kernels;
 use firebrick_optim::{Schedule, ScheduleKind};
 use firebrick_train::RunError;
 use firebrick_train::assemble;
-use firebrick_train::config::{self, Init, LoraTarget, RunConfig};
-use firebrick_train::plan::model_shape;
+use firebrick_train::config::{self, Init, RunConfig};
+use firebrick_train::plan::{lora_shape, model_shape};
 use firebrick_train::prepare::{Prepared, prepare};
 use firebrick_train::step::scalar;
 
@@ -75,7 +75,7 @@ impl Workload {
         let plan = &self.prepared.plan;
         let step = StepShape {
             model: model_shape(&self.prepared.model),
-            lora: self.prepared.config.lora.as_ref().map(lora_shape),
+            lora: lora_shape(&self.prepared.config),
             recompute: match plan.recompute.value {
                 config::Recompute::Full => memory::Recompute::Full,
                 config::Recompute::None => memory::Recompute::None,
@@ -126,14 +126,4 @@ fn first_micro_batches(prepared: &Prepared) -> Vec<Batch> {
     let mut loader = assemble::loader(prepared, Cursor::default());
     let count = prepared.plan.gradient_accumulation.value;
     (0..count).map(|_| loader.next_batch().expect("the loader repeats its epochs without end").0).collect()
-}
-
-/// The adapter's size. A target that is no projection has no product; building the model refuses it.
-fn lora_shape(lora: &config::LoraConfig) -> LoraShape {
-    match &lora.target {
-        LoraTarget::AllLinear => LoraShape::all_linear(lora.r),
-        LoraTarget::Modules(names) => {
-            LoraShape::named(lora.r, names).unwrap_or(LoraShape { r: lora.r, targets: Vec::new() })
-        }
-    }
 }

@@ -248,7 +248,7 @@ pub fn model_shape(config: &LlamaConfig) -> ModelShape {
 }
 
 /// The adapter's size, if there is one. A target that is no projection counts for nothing here: the model refuses it.
-fn lora_shape(config: &RunConfig) -> Option<LoraShape> {
+pub fn lora_shape(config: &RunConfig) -> Option<LoraShape> {
     use crate::config::LoraTarget;
     let lora = config.lora.as_ref()?;
     Some(match &lora.target {
