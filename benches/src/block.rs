@@ -11,7 +11,7 @@ use firebrick_kernels::backend::Flex;
 use firebrick_kernels::{Documents, GradientMap, RotaryTables, Weight, oracle};
 use firebrick_model::block::{Block, Context, Norm};
 use firebrick_model::linear::Linear;
-use firebrick_model::{BaseStorage, BuildOptions, Llama, rope};
+use firebrick_model::{BaseStorage, BuildOptions, Llama, Recompute, rope};
 use firebrick_train::{RunError, assemble};
 
 use crate::spread::{Spread, timed};
@@ -99,7 +99,7 @@ impl Case {
     /// Gradient of the input; those of the adapter are made and dropped.
     fn hand_written(&self) -> Tensor<Flex, 2> {
         let mut gradients = GradientMap::default();
-        let (_, kept) = self.block.forward(self.x_nd.clone(), &self.context);
+        let (_, kept) = self.block.forward(self.x_nd.clone(), &self.context, Recompute::None);
         self.block.backward(kept, &self.context, self.dy_nd.clone(), &mut gradients)
     }
 

@@ -239,6 +239,7 @@ mod tests {
             activation_bytes: 4,
             trainable_bytes: 4,
             loss_chunk_tokens: step.loss_chunk_tokens,
+            offload: false,
             score_tokens: DOCUMENT,
         }
     }

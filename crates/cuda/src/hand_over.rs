@@ -15,11 +15,13 @@
 //! CubeCL submits from its own queue thread: what must come before has to be submitted, not only asked for, when the section
 //! is entered (taking a buffer's address from CubeCL waits for that thread).
 
+use std::sync::Arc;
+
 use crate::{CudaError, Event, Stream};
 
 /// A stream of ours with the two events that tie it to the rest of its context.
 pub struct HandOver {
-    stream: Stream,
+    stream: Arc<Stream>,
     entered: Event,
     left: Event,
 }
@@ -33,11 +35,12 @@ pub struct Section<'a> {
 }
 
 impl HandOver {
-    /// Takes the stream over, and makes the two events in its context.
+    /// Ties a stream to the rest of its context, and makes the two events for it.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn new(stream: Stream) -> Result<Self, CudaError> {
+    pub fn new(stream: impl Into<Arc<Stream>>) -> Result<Self, CudaError> {
+        let stream = stream.into();
         let (entered, left) = (Event::new(stream.context())?, Event::new(stream.context())?);
         Ok(Self { stream, entered, left })
     }

@@ -121,7 +121,7 @@ pub fn step_work(model: &ModelShape, training: &TrainingShape, micro_batches: us
     let tokens = training.tokens() as f64 * micro_batches as f64;
     let forwards = match training.recompute {
         Recompute::Full => 2.0,
-        Recompute::None => 1.0,
+        Recompute::Selective | Recompute::None => 1.0,
     };
     let weight_gradient = if training.lora.is_some() { 0.0 } else { 1.0 };
     let head = model.embedding_parameters() as f64;
@@ -205,6 +205,7 @@ mod tests {
             micro_batch_size,
             row_len: 4096,
             recompute,
+            offload: false,
             activation_bytes: 2,
             trainable_bytes: 4,
             loss_chunk_tokens: 4096,

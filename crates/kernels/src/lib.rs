@@ -2,6 +2,7 @@
 
 mod backends;
 mod documents;
+mod offload;
 mod ops;
 mod parameter;
 mod portable;
@@ -9,9 +10,10 @@ pub mod probe;
 mod weight;
 
 pub use documents::Documents;
+pub use offload::Offloaded;
 pub use ops::{
-    AdamW, AttentionOutput, CrossEntropy, CrossEntropyOptions, EightBitMoments, Kernels, LinearGradients, LinearOutput,
-    TrainedPositions,
+    AdamW, AttentionOutput, CrossEntropy, CrossEntropyOptions, EightBitMoments, Heads, Kernels, Projection,
+    ProjectionGradients, SwigluProjectGradients, TrainedPositions,
 };
 pub use parameter::{GradientMap, Parameter};
 pub use portable::rotary::RotaryTables;

@@ -7,35 +7,63 @@
 //! Suffixes: `n` tokens (all rows of the micro-batch, flattened), `d` model width, `i`/`o` input and output width of a linear
 //! layer, `r` LoRA rank, `h` query heads, `g` key/value heads, `k` head width, `v` vocabulary.
 
-use burn_tensor::{Int, Tensor, backend::Backend};
+use std::convert::Infallible;
+
+use burn_tensor::{DType, Int, Tensor, backend::Backend};
 use firebrick_precision::nf4::Nf4Quantized;
 
-use crate::portable::{attention, cross_entropy, embedding, linear, nf4, norm, optimizer, rotary, swiglu};
-use crate::{Documents, LoraPair, Nf4Weight, RotaryTables, Weight};
+use crate::portable::{attention, cross_entropy, embedding, linear, nf4, norm, optimizer, rotary, swiglu, to_dtype};
+use crate::{Documents, LoraPair, Nf4Weight, Offloaded, RotaryTables, Weight};
 
-/// Result of [`Kernels::lora_linear`].
-pub struct LinearOutput<B: Backend> {
-    /// `[n, o]`.
-    pub y_no: Tensor<B, 2>,
-    /// `x Aᵀ`, `[n, r]`, present with LoRA: what the gradient of B needs, r values a token.
-    pub xa_nr: Option<Tensor<B, 2>>,
+/// One linear layer as the ops below take it: what it multiplies with, and which of its gradients are wanted.
+#[derive(Clone, Debug)]
+pub struct Projection<B: Backend> {
+    /// The base weight `[o, i]`.
+    pub weight: Weight<B>,
+    /// The LoRA pair beside it; its gradients are always wanted.
+    pub lora: Option<LoraPair<B>>,
+    /// Whether the base trains.
+    pub weight_gradient: bool,
 }
 
-/// Result of [`Kernels::lora_linear_backward`].
-pub struct LinearGradients<B: Backend> {
-    /// Gradient of the input, `[n, i]`.
-    pub dx_ni: Tensor<B, 2>,
+/// Gradients of one [`Projection`], f32.
+#[derive(Clone, Debug)]
+pub struct ProjectionGradients<B: Backend> {
     /// Gradients of LoRA's A `[r, i]` and B `[o, r]`.
     pub lora: Option<(Tensor<B, 2>, Tensor<B, 2>)>,
     /// Gradient of the weight `[o, i]`, where it was asked for.
     pub weight_oi: Option<Tensor<B, 2>>,
 }
 
+/// Queries, keys and values of a layer, the first two rotated.
+#[derive(Clone, Debug)]
+pub struct Heads<B: Backend> {
+    /// `[n, h, k]`.
+    pub q_nhk: Tensor<B, 3>,
+    /// `[n, g, k]`.
+    pub k_ngk: Tensor<B, 3>,
+    /// `[n, g, k]`.
+    pub v_ngk: Tensor<B, 3>,
+}
+
+/// What [`Kernels::swiglu_project_backward`] returns.
+#[derive(Clone, Debug)]
+pub struct SwigluProjectGradients<B: Backend> {
+    /// Gradient of the gate, `[n, f]`.
+    pub d_gate_nf: Tensor<B, 2>,
+    /// Gradient of the up projection's output, `[n, f]`.
+    pub d_up_nf: Tensor<B, 2>,
+    /// Gradients of the projection.
+    pub projection: ProjectionGradients<B>,
+}
+
 /// Result of [`Kernels::packed_attention`].
+#[derive(Clone, Debug)]
 pub struct AttentionOutput<B: Backend> {
     /// `[n, h, k]`.
     pub o_nhk: Tensor<B, 3>,
-    /// Log of the sum of exponentials of each query's scaled scores, `[h, n]` f32.
+    /// Log of the sum of exponentials of each query's scaled scores, `[h, n]` f32; in an order of the backend's own where
+    /// a library keeps it (only its own backward reads it).
     pub log_sum_exp_hn: Tensor<B, 2>,
 }
 
@@ -121,26 +149,109 @@ pub trait Kernels: Backend {
         nf4::dequantize(weight)
     }
 
-    /// `y = x Wᵀ + scale (x Aᵀ) Bᵀ`.
-    fn lora_linear(x_ni: Tensor<Self, 2>, weight: &Weight<Self>, lora: Option<&LoraPair<Self>>) -> LinearOutput<Self> {
-        linear::forward(x_ni, weight, lora)
+    /// Runs a stretch of work in which nothing but operations of this trait touches the device.
+    ///
+    /// A backend with a queue of its own meets the rest of the device's work only at the edges of the stretch, instead of
+    /// around each operation. Stretches may nest; the outermost counts.
+    fn section<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
+        let _ = device;
+        work()
     }
 
-    /// Backward of [`Kernels::lora_linear`]; `dx_so_far` is added to the input's gradient (projections that share an input).
-    fn lora_linear_backward(
+    /// Projections of one input, `[n, o]` each: `y = x Wᵀ + scale (x Aᵀ) Bᵀ`.
+    fn project(x_ni: Tensor<Self, 2>, projections: &[Projection<Self>]) -> Vec<Tensor<Self, 2>> {
+        projections.iter().map(|projection| linear::forward(x_ni.clone(), projection)).collect()
+    }
+
+    /// `residual + project(x)` of one projection.
+    fn project_add(
         x_ni: Tensor<Self, 2>,
-        weight: &Weight<Self>,
-        lora: Option<(&LoraPair<Self>, Tensor<Self, 2>)>,
-        dy_no: Tensor<Self, 2>,
-        dx_so_far: Option<Tensor<Self, 2>>,
-        weight_gradient: bool,
-    ) -> LinearGradients<Self> {
-        linear::backward(x_ni, weight, lora, dy_no, dx_so_far, weight_gradient)
+        projection: &Projection<Self>,
+        residual_no: Tensor<Self, 2>,
+    ) -> Tensor<Self, 2> {
+        linear::forward(x_ni, projection).add(residual_no)
     }
 
-    /// Rows `ids` of the table, `[n, d]`.
-    fn embed(table_vd: Tensor<Self, 2>, ids_n: Tensor<Self, 1, Int>) -> Tensor<Self, 2> {
-        embedding::forward(table_vd, ids_n)
+    /// Backward of [`Kernels::project`]: the gradient of the shared input, and those of each projection.
+    fn project_backward(
+        x_ni: Tensor<Self, 2>,
+        projections: &[Projection<Self>],
+        dys_no: Vec<Tensor<Self, 2>>,
+    ) -> (Tensor<Self, 2>, Vec<ProjectionGradients<Self>>) {
+        linear::backward(x_ni, projections, dys_no)
+    }
+
+    /// Queries, keys and values of one input, the first two rotated: three [`Kernels::project`] and two [`Kernels::rotary`].
+    fn project_heads(
+        x_nd: Tensor<Self, 2>,
+        projections: &[Projection<Self>; 3],
+        tables: &RotaryTables<Self>,
+        head_dim: usize,
+    ) -> Heads<Self> {
+        linear::heads(x_nd, projections, tables, head_dim)
+    }
+
+    /// Backward of [`Kernels::project_heads`], from the gradients of rotated queries and keys.
+    fn project_heads_backward(
+        x_nd: Tensor<Self, 2>,
+        projections: &[Projection<Self>; 3],
+        tables: &RotaryTables<Self>,
+        d_heads: Heads<Self>,
+    ) -> (Tensor<Self, 2>, Vec<ProjectionGradients<Self>>) {
+        linear::heads_backward(x_nd, projections, tables, d_heads)
+    }
+
+    /// `residual + project(swiglu(gate, up))`: the end of a feed-forward part. With `keep`, the product of gate and up too.
+    fn swiglu_project_add(
+        gate_nf: Tensor<Self, 2>,
+        up_nf: Tensor<Self, 2>,
+        projection: &Projection<Self>,
+        residual_nd: Tensor<Self, 2>,
+        keep: bool,
+    ) -> (Tensor<Self, 2>, Option<Tensor<Self, 2>>) {
+        let activated_nf = Self::swiglu(gate_nf, up_nf);
+        let kept = keep.then(|| activated_nf.clone());
+        (Self::project_add(activated_nf, projection, residual_nd), kept)
+    }
+
+    /// Backward of [`Kernels::swiglu_project_add`]; `activated` is computed again where it was not kept. The residual's
+    /// gradient is `dy` itself.
+    fn swiglu_project_backward(
+        gate_nf: Tensor<Self, 2>,
+        up_nf: Tensor<Self, 2>,
+        activated_nf: Option<Tensor<Self, 2>>,
+        projection: &Projection<Self>,
+        dy_nd: Tensor<Self, 2>,
+    ) -> SwigluProjectGradients<Self> {
+        linear::swiglu_backward(gate_nf, up_nf, activated_nf, projection, dy_nd)
+    }
+
+    /// Puts a tensor away until its backward; where the backend can, in host memory, copied beside its work.
+    fn offload(x_nd: Tensor<Self, 2>) -> Offloaded<Self> {
+        Offloaded::on_device(x_nd)
+    }
+
+    /// Begins to bring a tensor back, so that [`Kernels::restore`] need not wait.
+    fn prefetch(offloaded: &mut Offloaded<Self>) {
+        let _ = offloaded;
+    }
+
+    /// The tensor that was put away, bit for bit.
+    fn restore(offloaded: Offloaded<Self>) -> Tensor<Self, 2> {
+        match offloaded.into_parts::<Infallible>() {
+            Ok(x_nd) => x_nd,
+            Err(never) => match never {},
+        }
+    }
+
+    /// Adds a gradient to what earlier micro-batches left, both f32.
+    fn accumulate(sum: Tensor<Self, 1>, gradient: Tensor<Self, 1>) -> Tensor<Self, 1> {
+        sum.add(gradient)
+    }
+
+    /// Rows `ids` of the table in the given dtype, `[n, d]`.
+    fn embed(table_vd: Tensor<Self, 2>, ids_n: Tensor<Self, 1, Int>, dtype: DType) -> Tensor<Self, 2> {
+        to_dtype(embedding::forward(table_vd, ids_n), dtype)
     }
 
     /// Gradient of the table `[v, d]` f32: rows of `dy` summed by id.
@@ -151,17 +262,6 @@ pub trait Kernels: Backend {
     /// `x / sqrt(mean(x²) + eps) * w`, computed in f32 (Zhang and Sennrich, Root mean square layer normalization, 2019).
     fn rms_norm(x_nd: Tensor<Self, 2>, weight_d: Tensor<Self, 1>, epsilon: f64) -> Tensor<Self, 2> {
         norm::forward(x_nd, weight_d, epsilon)
-    }
-
-    /// `h = x + residual` and `rms_norm(h)`: `(h, normed)`.
-    fn add_rms_norm(
-        x_nd: Tensor<Self, 2>,
-        residual_nd: Tensor<Self, 2>,
-        weight_d: Tensor<Self, 1>,
-        epsilon: f64,
-    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
-        let h_nd = x_nd.add(residual_nd);
-        (h_nd.clone(), Self::rms_norm(h_nd, weight_d, epsilon))
     }
 
     /// Backward of [`Kernels::rms_norm`] at input `x`: `(dx, d_weight)`. `dx_residual` is added to `dx`: what flows past

@@ -5,7 +5,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use burn_tensor::{Tensor, backend::Backend};
+use burn_tensor::{DType, Tensor, backend::Backend};
+
+use crate::Kernels;
 
 /// A trainable tensor: a flat f32 value, its shape, and the Hugging Face (or PEFT) name it is saved under.
 #[derive(Clone, Debug)]
@@ -57,17 +59,18 @@ impl<B: Backend> Default for GradientMap<B> {
     }
 }
 
-impl<B: Backend> GradientMap<B> {
-    /// Adds a gradient of any rank to what is there for `parameter`.
+impl<B: Kernels> GradientMap<B> {
+    /// Adds an f32 gradient of any rank to what is there for `parameter`.
     ///
     /// # Panics
-    /// If the gradient does not have the parameter's number of elements.
+    /// If the gradient is not f32, or does not have the parameter's number of elements.
     pub fn add<const D: usize>(&mut self, parameter: &Parameter<B>, gradient: Tensor<B, D>) {
         let elements = gradient.shape().num_elements();
         assert_eq!(elements, parameter.elements(), "gradient of {} has {elements} elements", parameter.name);
-        let gradient = crate::portable::to_f32(gradient.reshape([elements]));
+        assert_eq!(gradient.dtype(), DType::F32, "gradient of {}", parameter.name);
+        let gradient = gradient.reshape([elements]);
         let sum = match self.by_name.remove(&parameter.name) {
-            Some(earlier) => earlier.add(gradient),
+            Some(earlier) => B::accumulate(earlier, gradient),
             None => gradient,
         };
         self.by_name.insert(parameter.name.clone(), sum);

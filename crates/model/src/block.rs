@@ -1,11 +1,15 @@
 //! One transformer layer: forward, what it keeps, and backward, side by side in the same order.
 //!
 //! The backward is written out, not recorded: every line of `backward` undoes the line of `forward` with the same name.
-//! What lives between them is [`Activations`], and nothing else; whether it lives at all is the caller's policy.
+//! What lives between them is [`Activations`], and nothing else; how much of it lives at all is the policy, [`Recompute`].
+//! Between the first line of a pass and its last only operations of `Kernels` touch the device, so that a backend with a
+//! queue of its own runs a whole pass without meeting Burn's (`Kernels::section`).
 //! Suffixes as in `firebrick_kernels::Kernels`.
 
 use burn_tensor::Tensor;
-use firebrick_kernels::{AttentionOutput, Documents, GradientMap, Kernels, Parameter, RotaryTables};
+use firebrick_kernels::{
+    AttentionOutput, Documents, GradientMap, Heads, Kernels, Parameter, Projection, ProjectionGradients, RotaryTables,
+};
 
 use crate::linear::Linear;
 
@@ -75,92 +79,91 @@ pub struct Block<B: Kernels> {
     pub head_dim: usize,
 }
 
+/// What the forward pass keeps of each block for its backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recompute {
+    /// Only the block's input; the block runs forward a second time, its last projection left out.
+    Full,
+    /// Outputs of matrix products and of attention; norms and activation functions are computed again.
+    Selective,
+    /// Everything the backward reads.
+    None,
+}
+
 /// What one layer's backward needs of its forward.
+#[derive(Clone, Debug)]
 pub struct Activations<B: Kernels> {
-    /// The layer's input: all that `recompute = "full"` keeps.
+    /// The layer's input: all that [`Recompute::Full`] keeps.
     pub x_nd: Tensor<B, 2>,
-    attention_input_nd: Tensor<B, 2>,
-    q_nhk: Tensor<B, 3>,
-    k_ngk: Tensor<B, 3>,
-    v_ngk: Tensor<B, 3>,
+    attention_input_nd: Option<Tensor<B, 2>>,
+    heads: Heads<B>,
     attention: AttentionOutput<B>,
     h_nd: Tensor<B, 2>,
-    mlp_input_nd: Tensor<B, 2>,
+    mlp_input_nd: Option<Tensor<B, 2>>,
     gate_nf: Tensor<B, 2>,
     up_nf: Tensor<B, 2>,
-    activated_nf: Tensor<B, 2>,
-    low_rank: LowRank<B>,
+    activated_nf: Option<Tensor<B, 2>>,
 }
 
-/// `x Aᵀ` of each adapted projection, r values a token.
-struct LowRank<B: Kernels> {
-    q: Option<Tensor<B, 2>>,
-    k: Option<Tensor<B, 2>>,
-    v: Option<Tensor<B, 2>>,
-    o: Option<Tensor<B, 2>>,
-    gate: Option<Tensor<B, 2>>,
-    up: Option<Tensor<B, 2>>,
-    down: Option<Tensor<B, 2>>,
-}
-
-/// The last axis split into heads.
-fn split_heads<B: Kernels>(x: Tensor<B, 2>, head_dim: usize) -> Tensor<B, 3> {
-    let [tokens, width] = x.dims();
-    x.reshape([tokens, width / head_dim, head_dim])
-}
-
-/// The heads joined again.
+/// The heads of each token side by side.
 fn join_heads<B: Kernels>(x: Tensor<B, 3>) -> Tensor<B, 2> {
     let [tokens, heads, head_dim] = x.dims();
     x.reshape([tokens, heads * head_dim])
 }
 
+/// The one element of a group of one.
+fn only<T>(group: Vec<T>) -> T {
+    let [one] = group.try_into().unwrap_or_else(|group: Vec<T>| panic!("a group of one came back as {}", group.len()));
+    one
+}
+
 impl<B: Kernels> Block<B> {
-    /// The layer's output and what its backward needs.
-    pub fn forward(&self, x_nd: Tensor<B, 2>, context: &Context<B>) -> (Tensor<B, 2>, Activations<B>) {
+    /// The layer's output and what its backward needs under the policy. Under [`Recompute::Full`] that is the input alone,
+    /// which [`Block::recompute`] begins from.
+    pub fn forward(
+        &self,
+        x_nd: Tensor<B, 2>,
+        context: &Context<B>,
+        recompute: Recompute,
+    ) -> (Tensor<B, 2>, Activations<B>) {
+        let mut kept = self.forward_to_activation(x_nd, context, recompute);
+        let down = self.down_proj.projection();
+        let (gate, up, h) = (kept.gate_nf.clone(), kept.up_nf.clone(), kept.h_nd.clone());
+        let (y_nd, activated_nf) = B::swiglu_project_add(gate, up, &down, h, recompute == Recompute::None);
+        kept.activated_nf = activated_nf;
+        (y_nd, kept)
+    }
+
+    /// What the backward needs, from the input alone. The layer's output is not made: nobody reads it a second time.
+    pub fn recompute(&self, x_nd: Tensor<B, 2>, context: &Context<B>) -> Activations<B> {
+        self.forward_to_activation(x_nd, context, Recompute::Full)
+    }
+
+    /// Forward up to gate and up projection.
+    fn forward_to_activation(&self, x_nd: Tensor<B, 2>, context: &Context<B>, recompute: Recompute) -> Activations<B> {
+        let keep = |input: Tensor<B, 2>| (recompute == Recompute::None).then_some(input);
         let attention_input_nd = self.input_layernorm.forward(x_nd.clone());
-        let q = self.q_proj.forward(attention_input_nd.clone());
-        let k = self.k_proj.forward(attention_input_nd.clone());
-        let v = self.v_proj.forward(attention_input_nd.clone());
-        let q_nhk = B::rotary(split_heads(q.y_no, self.head_dim), &context.rotary);
-        let k_ngk = B::rotary(split_heads(k.y_no, self.head_dim), &context.rotary);
-        let v_ngk = split_heads(v.y_no, self.head_dim);
-        let attention = B::packed_attention(q_nhk.clone(), k_ngk.clone(), v_ngk.clone(), &context.documents);
-        let o = self.o_proj.forward(join_heads(attention.o_nhk.clone()));
+        let heads =
+            B::project_heads(attention_input_nd.clone(), &self.head_projections(), &context.rotary, self.head_dim);
+        let Heads { q_nhk, k_ngk, v_ngk } = heads.clone();
+        let attention = B::packed_attention(q_nhk, k_ngk, v_ngk, &context.documents);
+        let o_input = join_heads(attention.o_nhk.clone());
+        let h_nd = B::project_add(o_input, &self.o_proj.projection(), x_nd.clone());
 
-        let norm = &self.post_attention_layernorm;
-        let (h_nd, mlp_input_nd) = B::add_rms_norm(o.y_no, x_nd.clone(), norm.weight.value.clone(), norm.epsilon);
-        let gate = self.gate_proj.forward(mlp_input_nd.clone());
-        let up = self.up_proj.forward(mlp_input_nd.clone());
-        let activated_nf = B::swiglu(gate.y_no.clone(), up.y_no.clone());
-        let down = self.down_proj.forward(activated_nf.clone());
-        let y_nd = down.y_no.add(h_nd.clone());
-
-        let low_rank = LowRank {
-            q: q.xa_nr,
-            k: k.xa_nr,
-            v: v.xa_nr,
-            o: o.xa_nr,
-            gate: gate.xa_nr,
-            up: up.xa_nr,
-            down: down.xa_nr,
-        };
-        let (gate_nf, up_nf) = (gate.y_no, up.y_no);
-        let kept = Activations {
+        let mlp_input_nd = self.post_attention_layernorm.forward(h_nd.clone());
+        let outputs = B::project(mlp_input_nd.clone(), &self.mlp_projections());
+        let [gate_nf, up_nf]: [_; 2] = outputs.try_into().expect("two projections have two outputs");
+        Activations {
             x_nd,
-            attention_input_nd,
-            q_nhk,
-            k_ngk,
-            v_ngk,
+            attention_input_nd: keep(attention_input_nd),
+            heads,
             attention,
             h_nd,
-            mlp_input_nd,
+            mlp_input_nd: keep(mlp_input_nd),
             gate_nf,
             up_nf,
-            activated_nf,
-            low_rank,
-        };
-        (y_nd, kept)
+            activated_nf: None,
+        }
     }
 
     /// From the gradient of the output to the gradient of the input; parameter gradients are added to `gradients`.
@@ -171,25 +174,49 @@ impl<B: Kernels> Block<B> {
         dy_nd: Tensor<B, 2>,
         gradients: &mut GradientMap<B>,
     ) -> Tensor<B, 2> {
-        let low_rank = kept.low_rank;
-        let d_activated = self.down_proj.backward(kept.activated_nf, low_rank.down, dy_nd.clone(), None, gradients);
-        let (d_gate, d_up) = B::swiglu_backward(kept.gate_nf, kept.up_nf, d_activated);
-        let d_input = self.up_proj.backward(kept.mlp_input_nd.clone(), low_rank.up, d_up, None, gradients);
-        let d_input = self.gate_proj.backward(kept.mlp_input_nd, low_rank.gate, d_gate, Some(d_input), gradients);
-        let dh_nd = self.post_attention_layernorm.backward(kept.h_nd, d_input, Some(dy_nd), gradients);
+        let Activations { x_nd, heads, attention, h_nd, gate_nf, up_nf, .. } = kept;
+        let down = self.down_proj.projection();
+        let found = B::swiglu_project_backward(gate_nf, up_nf, kept.activated_nf, &down, dy_nd.clone());
+        self.down_proj.add_gradients(found.projection, gradients);
 
-        let o_input = join_heads(kept.attention.o_nhk.clone());
-        let d_o = self.o_proj.backward(o_input, low_rank.o, dh_nd.clone(), None, gradients);
-        let d_o = split_heads(d_o, self.head_dim);
-        let (dq, dk, dv) =
-            B::packed_attention_backward(kept.q_nhk, kept.k_ngk, kept.v_ngk, &kept.attention, d_o, &context.documents);
-        let dq = join_heads(B::rotary_backward(dq, &context.rotary));
-        let dk = join_heads(B::rotary_backward(dk, &context.rotary));
-        let x = kept.attention_input_nd;
-        let d_input = self.v_proj.backward(x.clone(), low_rank.v, join_heads(dv), None, gradients);
-        let d_input = self.k_proj.backward(x.clone(), low_rank.k, dk, Some(d_input), gradients);
-        let d_input = self.q_proj.backward(x, low_rank.q, dq, Some(d_input), gradients);
-        self.input_layernorm.backward(kept.x_nd, d_input, Some(dh_nd), gradients)
+        let norm = &self.post_attention_layernorm;
+        let mlp_input_nd = kept.mlp_input_nd.unwrap_or_else(|| norm.forward(h_nd.clone()));
+        let d_outputs = vec![found.d_gate_nf, found.d_up_nf];
+        let (d_input, found) = B::project_backward(mlp_input_nd, &self.mlp_projections(), d_outputs);
+        Self::add_gradients([&self.gate_proj, &self.up_proj], found, gradients);
+        let dh_nd = norm.backward(h_nd, d_input, Some(dy_nd), gradients);
+
+        let o_input = join_heads(attention.o_nhk.clone());
+        let (d_o, found) = B::project_backward(o_input, &[self.o_proj.projection()], vec![dh_nd.clone()]);
+        self.o_proj.add_gradients(only(found), gradients);
+        let d_o = d_o.reshape(attention.o_nhk.dims());
+        let Heads { q_nhk, k_ngk, v_ngk } = heads;
+        let (q_nhk, k_ngk, v_ngk) =
+            B::packed_attention_backward(q_nhk, k_ngk, v_ngk, &attention, d_o, &context.documents);
+        let d_heads = Heads { q_nhk, k_ngk, v_ngk };
+
+        let norm = &self.input_layernorm;
+        let attention_input_nd = kept.attention_input_nd.unwrap_or_else(|| norm.forward(x_nd.clone()));
+        let (d_input, found) =
+            B::project_heads_backward(attention_input_nd, &self.head_projections(), &context.rotary, d_heads);
+        Self::add_gradients([&self.q_proj, &self.k_proj, &self.v_proj], found, gradients);
+        norm.backward(x_nd, d_input, Some(dh_nd), gradients)
+    }
+
+    fn add_gradients<const N: usize>(
+        linears: [&Linear<B>; N],
+        found: Vec<ProjectionGradients<B>>,
+        gradients: &mut GradientMap<B>,
+    ) {
+        linears.into_iter().zip(found).for_each(|(linear, found)| linear.add_gradients(found, gradients));
+    }
+
+    fn head_projections(&self) -> [Projection<B>; 3] {
+        [self.q_proj.projection(), self.k_proj.projection(), self.v_proj.projection()]
+    }
+
+    fn mlp_projections(&self) -> [Projection<B>; 2] {
+        [self.gate_proj.projection(), self.up_proj.projection()]
     }
 
     /// The layer's output for the newest tokens of several sequences, each with its own cache.
@@ -203,9 +230,7 @@ impl<B: Kernels> Block<B> {
         caches: &mut [LayerCache<B>],
     ) -> Tensor<B, 2> {
         let input = self.input_layernorm.forward(x_nd.clone());
-        let q_nhk = B::rotary(split_heads(self.q_proj.forward(input.clone()).y_no, self.head_dim), rotary);
-        let k_ngk = B::rotary(split_heads(self.k_proj.forward(input.clone()).y_no, self.head_dim), rotary);
-        let v_ngk = split_heads(self.v_proj.forward(input).y_no, self.head_dim);
+        let Heads { q_nhk, k_ngk, v_ngk } = B::project_heads(input, &self.head_projections(), rotary, self.head_dim);
         let mut outputs = Vec::with_capacity(tokens.len());
         let mut start = 0;
         for (&length, cache) in tokens.iter().zip(caches) {
@@ -214,11 +239,11 @@ impl<B: Kernels> Block<B> {
             outputs.push(B::attention_with_past(part(&q_nhk), k_tgk, v_tgk));
             start += length;
         }
-        let h_nd = self.o_proj.forward(join_heads(Tensor::cat(outputs, 0))).y_no.add(x_nd);
+        let h_nd = B::project_add(join_heads(Tensor::cat(outputs, 0)), &self.o_proj.projection(), x_nd);
         let input = self.post_attention_layernorm.forward(h_nd.clone());
-        let gate = self.gate_proj.forward(input.clone()).y_no;
-        let activated = B::swiglu(gate, self.up_proj.forward(input).y_no);
-        self.down_proj.forward(activated).y_no.add(h_nd)
+        let outputs = B::project(input, &self.mlp_projections());
+        let [gate, up]: [_; 2] = outputs.try_into().expect("two projections have two outputs");
+        B::swiglu_project_add(gate, up, &self.down_proj.projection(), h_nd, false).0
     }
 
     /// The seven projections, in the order of the forward pass.

@@ -15,10 +15,11 @@ pub mod sampling;
 mod save;
 pub mod weights;
 
+pub use block::Recompute;
 pub use config::LlamaConfig;
 pub use error::ModelError;
 pub use generate::GenerateOptions;
-pub use llama::{Llama, MicroBatch, Recompute};
+pub use llama::{Llama, MicroBatch, PassOptions};
 pub use load::{BaseStorage, BuildOptions};
 pub use peft::LoraConfig;
 pub use sampling::Sampler;

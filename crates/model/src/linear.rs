@@ -1,7 +1,6 @@
 //! A linear layer: a base weight, frozen (dense or NF4) or trained, with an optional LoRA pair beside it.
 
-use burn_tensor::Tensor;
-use firebrick_kernels::{GradientMap, Kernels, LinearOutput, LoraPair, Parameter, Weight};
+use firebrick_kernels::{GradientMap, Kernels, LoraPair, Parameter, Projection, ProjectionGradients, Weight};
 
 /// A weight matrix and whether it trains.
 #[derive(Clone, Debug)]
@@ -60,36 +59,25 @@ pub struct Linear<B: Kernels> {
 }
 
 impl<B: Kernels> Linear<B> {
-    pub(crate) fn forward(&self, x_ni: Tensor<B, 2>) -> LinearOutput<B> {
-        B::lora_linear(x_ni, &self.base.weight(), self.pair().as_ref())
+    /// The layer as an op takes it; handles, not copies.
+    pub(crate) fn projection(&self) -> Projection<B> {
+        let pair = |lora: &Lora<B>| LoraPair { a: lora.a.matrix(), b: lora.b.matrix(), scale: lora.scale };
+        Projection {
+            weight: self.base.weight(),
+            lora: self.lora.as_ref().map(pair),
+            weight_gradient: self.base.trained().is_some(),
+        }
     }
 
-    /// Adds this layer's gradients to `gradients` and returns the gradient of the input, plus `dx_so_far`.
-    pub(crate) fn backward(
-        &self,
-        x_ni: Tensor<B, 2>,
-        xa_nr: Option<Tensor<B, 2>>,
-        dy_no: Tensor<B, 2>,
-        dx_so_far: Option<Tensor<B, 2>>,
-        gradients: &mut GradientMap<B>,
-    ) -> Tensor<B, 2> {
-        let pair = self.pair();
-        let lora = pair.as_ref().zip(xa_nr);
-        let trained = self.base.trained();
-        let found = B::lora_linear_backward(x_ni, &self.base.weight(), lora, dy_no, dx_so_far, trained.is_some());
-        if let (Some(parameter), Some(weight)) = (trained, found.weight_oi) {
+    /// Adds what the backward of [`Linear::projection`] found to `gradients`.
+    pub(crate) fn add_gradients(&self, found: ProjectionGradients<B>, gradients: &mut GradientMap<B>) {
+        if let (Some(parameter), Some(weight)) = (self.base.trained(), found.weight_oi) {
             gradients.add(parameter, weight);
         }
         if let (Some(lora), Some((a, b))) = (&self.lora, found.lora) {
             gradients.add(&lora.a, a);
             gradients.add(&lora.b, b);
         }
-        found.dx_ni
-    }
-
-    fn pair(&self) -> Option<LoraPair<B>> {
-        let lora = self.lora.as_ref()?;
-        Some(LoraPair { a: lora.a.matrix(), b: lora.b.matrix(), scale: lora.scale })
     }
 
     pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<B>> {

@@ -5,20 +5,26 @@
 
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_kernels::{
-    CrossEntropyOptions, Documents, GradientMap, Kernels, Parameter, RotaryTables, TrainedPositions, Weight,
+    CrossEntropyOptions, Documents, GradientMap, Kernels, Offloaded, Parameter, Projection, RotaryTables,
+    TrainedPositions, Weight,
 };
 
-use crate::block::{Activations, Block, Context, Norm};
+use crate::block::{Activations, Block, Context, Norm, Recompute};
 use crate::config::LlamaConfig;
 use crate::linear::Base;
 
-/// What the forward pass keeps of each block for its backward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recompute {
-    /// Only the block's input; the block runs forward a second time.
-    Full,
-    /// Everything the backward needs.
-    None,
+/// How [`Llama::loss_and_gradients`] goes about it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PassOptions {
+    /// What the forward pass keeps of each block.
+    pub recompute: Recompute,
+    /// Under [`Recompute::Full`]: whether block inputs wait for the backward in host memory, where the backend can copy them
+    /// there and back beside its work.
+    pub offload: bool,
+    /// One over the trained tokens of the whole step, so that micro-batches add up to the mean.
+    pub gradient_scale: f64,
+    /// Rows of logits that exist at a time.
+    pub chunk_tokens: usize,
 }
 
 /// One micro-batch on the device.
@@ -44,9 +50,10 @@ pub struct Llama<B: Kernels> {
     pub(crate) device: B::Device,
 }
 
+/// What is kept of one block.
 enum Kept<B: Kernels> {
-    Input(Tensor<B, 2>),
-    All(Box<Activations<B>>),
+    Input(Offloaded<B>),
+    Activations(Box<Activations<B>>),
 }
 
 impl<B: Kernels> Llama<B> {
@@ -79,32 +86,52 @@ impl<B: Kernels> Llama<B> {
         }
     }
 
-    /// Sum of the cross entropies of the micro-batch's trained tokens, `[1]`; gradients of that sum times `gradient_scale`
+    /// Sum of the cross entropies of the micro-batch's trained tokens, `[1]`; gradients of that sum times the gradient scale
     /// are added to `gradients`.
-    ///
-    /// `gradient_scale` is one over the trained tokens of the whole step, so that micro-batches add up to the mean.
     pub fn loss_and_gradients(
         &self,
         batch: &MicroBatch<B>,
-        recompute: Recompute,
-        gradient_scale: f64,
-        chunk_tokens: usize,
+        options: PassOptions,
         gradients: &mut GradientMap<B>,
     ) -> Tensor<B, 1> {
+        B::section(&self.device, || {
+            let (x_nd, kept) = self.forward_blocks(batch, options);
+            let (loss_sum, dx_nd) = self.loss_backward(x_nd, batch, options, gradients);
+            let dx_nd = self.backward_blocks(kept, batch, dx_nd, gradients);
+            if let Some(table) = self.embed_tokens.trained() {
+                gradients.add(table, B::embed_backward(batch.ids_n.clone(), dx_nd, self.config.vocab_size));
+            }
+            loss_sum
+        })
+    }
+
+    /// The last block's output, and what each block's backward needs.
+    fn forward_blocks(&self, batch: &MicroBatch<B>, options: PassOptions) -> (Tensor<B, 2>, Vec<Kept<B>>) {
         let mut x_nd = self.embed(batch.ids_n.clone());
-        let mut kept_by_block = Vec::with_capacity(self.blocks.len());
+        let mut kept = Vec::with_capacity(self.blocks.len());
         for block in &self.blocks {
-            let (y_nd, activations) = block.forward(x_nd, &batch.context);
-            kept_by_block.push(match recompute {
-                Recompute::Full => Kept::Input(activations.x_nd),
-                Recompute::None => Kept::All(Box::new(activations)),
+            let (y_nd, activations) = block.forward(x_nd, &batch.context, options.recompute);
+            kept.push(match options.recompute {
+                Recompute::Full if options.offload => Kept::Input(B::offload(activations.x_nd)),
+                Recompute::Full => Kept::Input(Offloaded::on_device(activations.x_nd)),
+                Recompute::Selective | Recompute::None => Kept::Activations(Box::new(activations)),
             });
             x_nd = y_nd;
         }
+        (x_nd, kept)
+    }
 
+    /// Final norm, head and loss, and their backward: the sum of the losses, and the gradient of the last block's output.
+    fn loss_backward(
+        &self,
+        x_nd: Tensor<B, 2>,
+        batch: &MicroBatch<B>,
+        options: PassOptions,
+        gradients: &mut GradientMap<B>,
+    ) -> (Tensor<B, 1>, Tensor<B, 2>) {
         let options = CrossEntropyOptions {
-            chunk_tokens,
-            gradient_scale: Some(gradient_scale),
+            chunk_tokens: options.chunk_tokens,
+            gradient_scale: Some(options.gradient_scale),
             weight_gradient: self.head_parameter().is_some(),
         };
         let loss = B::linear_cross_entropy(self.norm.forward(x_nd.clone()), &self.head(), &batch.trained, options);
@@ -112,25 +139,40 @@ impl<B: Kernels> Llama<B> {
             gradients.add(head, d_weight);
         }
         let d_hidden = loss.d_hidden_nd.expect("a gradient scale was given, so the loss returns a gradient");
-        let mut dx_nd = self.norm.backward(x_nd, d_hidden, None, gradients);
+        (loss.loss_sum, self.norm.backward(x_nd, d_hidden, None, gradients))
+    }
 
-        for (block, kept) in self.blocks.iter().zip(kept_by_block).rev() {
-            let activations = match kept {
-                Kept::Input(input) => block.forward(input, &batch.context).1,
-                Kept::All(activations) => *activations,
+    /// From the gradient of the last block's output to that of the first one's input.
+    fn backward_blocks(
+        &self,
+        mut kept: Vec<Kept<B>>,
+        batch: &MicroBatch<B>,
+        mut dx_nd: Tensor<B, 2>,
+        gradients: &mut GradientMap<B>,
+    ) -> Tensor<B, 2> {
+        for block in self.blocks.iter().rev() {
+            let own = kept.pop().expect("each block kept something");
+            let activations = match own {
+                Kept::Input(input) => {
+                    let x_nd = B::restore(input);
+                    if let Some(Kept::Input(next)) = kept.last_mut() {
+                        B::prefetch(next);
+                    }
+                    block.recompute(x_nd, &batch.context)
+                }
+                Kept::Activations(activations) => *activations,
             };
             dx_nd = block.backward(activations, &batch.context, dx_nd, gradients);
         }
-        if let Some(table) = self.embed_tokens.trained() {
-            gradients.add(table, B::embed_backward(batch.ids_n.clone(), dx_nd, self.config.vocab_size));
-        }
-        loss.loss_sum
+        dx_nd
     }
 
     /// Sum of the cross entropies of the trained tokens, `[1]`, without gradients.
     pub fn loss(&self, batch: &MicroBatch<B>, chunk_tokens: usize) -> Tensor<B, 1> {
         let options = CrossEntropyOptions { chunk_tokens, gradient_scale: None, weight_gradient: false };
-        B::linear_cross_entropy(self.hidden(batch), &self.head(), &batch.trained, options).loss_sum
+        B::section(&self.device, || {
+            B::linear_cross_entropy(self.hidden(batch), &self.head(), &batch.trained, options).loss_sum
+        })
     }
 
     /// Logits of every token, `[n, v]` f32: for verification of small inputs, not for training.
@@ -141,7 +183,9 @@ impl<B: Kernels> Llama<B> {
     /// Normed hidden states `[n, d]`.
     fn hidden(&self, batch: &MicroBatch<B>) -> Tensor<B, 2> {
         let embedded = self.embed(batch.ids_n.clone());
-        let last = self.blocks.iter().fold(embedded, |x_nd, block| block.forward(x_nd, &batch.context).0);
+        let last = self.blocks.iter().fold(embedded, |x_nd, block| {
+            block.forward(x_nd, &batch.context, Recompute::Full).0
+        });
         self.norm.forward(last)
     }
 
@@ -149,12 +193,13 @@ impl<B: Kernels> Llama<B> {
         let Weight::Dense(table_vd) = self.embed_tokens.weight() else {
             unreachable!("the embedding is never quantised")
         };
-        let x_nd = B::embed(table_vd, ids_n);
-        if x_nd.dtype() == self.compute_dtype { x_nd } else { x_nd.cast(self.compute_dtype) }
+        B::embed(table_vd, ids_n, self.compute_dtype)
     }
 
     pub(crate) fn project(&self, hidden_nd: Tensor<B, 2>) -> Tensor<B, 2> {
-        B::lora_linear(hidden_nd, &self.head(), None).y_no.cast(DType::F32)
+        let head = Projection { weight: self.head(), lora: None, weight_gradient: false };
+        let logits = B::project(hidden_nd, &[head]).pop().expect("one projection has one output");
+        if logits.dtype() == DType::F32 { logits } else { logits.cast(DType::F32) }
     }
 
     fn head(&self) -> Weight<B> {

@@ -60,8 +60,10 @@ pub fn trainer<B: Kernels>(prepared: &Prepared, init: Init, device: &B::Device) 
         collective: Box::new(SingleRank),
         recompute: match plan.recompute.value {
             config::Recompute::Full => Recompute::Full,
+            config::Recompute::Selective => Recompute::Selective,
             config::Recompute::None => Recompute::None,
         },
+        offload: plan.offload.value,
         loss_chunk_tokens: plan.loss_chunk_tokens.value,
     })
 }

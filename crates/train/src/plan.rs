@@ -70,6 +70,8 @@ pub struct Plan {
     pub trained_parameters: Chosen<u64>,
     /// What blocks keep for their backward.
     pub recompute: Chosen<Recompute>,
+    /// Whether what blocks keep waits in host memory.
+    pub offload: Chosen<bool>,
     /// How optimizer moments are stored.
     pub optimizer: Chosen<MomentPlan>,
     /// Tokens of a row.
@@ -120,6 +122,7 @@ impl Plan {
             base: base(config),
             trained_parameters: trained_parameters(&inputs),
             recompute: recompute(config.recompute()),
+            offload: offload(config, backend.value),
             optimizer: optimizer(config, backend.value),
             row_len: row_len(config, inputs.data),
             micro_batch_size: Chosen::new(config.train.micro_batch_size, "the recipe"),
@@ -175,9 +178,22 @@ fn trained_parameters(inputs: &PlanInputs<'_>) -> Chosen<u64> {
 fn recompute(recompute: Recompute) -> Chosen<Recompute> {
     let why = match recompute {
         Recompute::Full => "blocks keep their input and run forward twice: least memory",
-        Recompute::None => "blocks keep what their backward reads: fastest",
+        Recompute::Selective => "blocks keep products and attention; norms and activations are computed again",
+        Recompute::None => "blocks keep what their backward reads",
     };
     Chosen::new(recompute, why)
+}
+
+/// Whether block inputs wait in host memory.
+pub(crate) fn offload(config: &RunConfig, backend: BackendKind) -> Chosen<bool> {
+    match (backend, config.recompute(), config.train.offload) {
+        (BackendKind::Cuda, Recompute::Full, None | Some(true)) => {
+            Chosen::new(true, "block inputs wait in pinned host memory, copied beside the work")
+        }
+        (BackendKind::Cuda, Recompute::Full, Some(false)) => Chosen::new(false, "the recipe"),
+        (BackendKind::Cuda, ..) => Chosen::new(false, "only block inputs are offloaded: recompute = \"full\""),
+        (backend, ..) => Chosen::new(false, format!("{backend} leaves them where they are")),
+    }
 }
 
 fn optimizer(config: &RunConfig, backend: BackendKind) -> Chosen<MomentPlan> {
@@ -277,6 +293,7 @@ impl fmt::Display for Plan {
             line("base", word(&self.base.value), &self.base.reason),
             line("trained parameters", self.trained_parameters.value.to_string(), &self.trained_parameters.reason),
             line("recompute", word(&self.recompute.value), &self.recompute.reason),
+            line("offload", self.offload.value.to_string(), &self.offload.reason),
             line("optimizer state", word(&self.optimizer.value), &self.optimizer.reason),
             line("row length", self.row_len.value.to_string(), &self.row_len.reason),
             line("micro batch", self.micro_batch_size.value.to_string(), &self.micro_batch_size.reason),

@@ -7,7 +7,7 @@
 use burn_tensor::Tensor;
 use firebrick_data::Batch;
 use firebrick_kernels::{GradientMap, Kernels};
-use firebrick_model::{Llama, Recompute};
+use firebrick_model::{Llama, PassOptions, Recompute};
 use firebrick_optim::{Optimizer, Schedule};
 use firebrick_parallel::Collective;
 
@@ -25,6 +25,8 @@ pub struct Trainer<B: Kernels> {
     pub collective: Box<dyn Collective<B>>,
     /// What the forward pass keeps.
     pub recompute: Recompute,
+    /// Whether what it keeps waits in host memory.
+    pub offload: bool,
     /// Rows of logits at a time.
     pub loss_chunk_tokens: usize,
 }
@@ -61,13 +63,13 @@ impl<B: Kernels> Trainer<B> {
         let mut loss_sum = Tensor::<B, 1>::zeros([1], self.model.device());
         for batch in micro_batches {
             let on_device = self.model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
-            loss_sum = loss_sum.add(self.model.loss_and_gradients(
-                &on_device,
-                self.recompute,
+            let options = PassOptions {
+                recompute: self.recompute,
+                offload: self.offload,
                 gradient_scale,
-                self.loss_chunk_tokens,
-                &mut gradients,
-            ));
+                chunk_tokens: self.loss_chunk_tokens,
+            };
+            loss_sum = loss_sum.add(self.model.loss_and_gradients(&on_device, options, &mut gradients));
         }
         gradients.try_map(|own| self.collective.all_reduce_sum(own))?;
 

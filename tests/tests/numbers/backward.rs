@@ -2,7 +2,7 @@
 
 use firebrick_kernels::GradientMap;
 use firebrick_kernels::backend::Flex;
-use firebrick_model::{BaseStorage, Llama, Recompute};
+use firebrick_model::{BaseStorage, Llama, PassOptions, Recompute};
 use firebrick_tests::{Golden, every_next_token, host, load, relative_difference};
 
 const TOKENS: usize = 48;
@@ -15,7 +15,8 @@ fn loss_and_gradients(model: &Llama<Flex>, golden: &Golden, recompute: Recompute
     let scale = 1.0 / batch.trained_tokens() as f64;
     let on_device = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
     let mut gradients = GradientMap::default();
-    let loss = host(model.loss_and_gradients(&on_device, recompute, scale, CHUNK, &mut gradients))[0];
+    let options = PassOptions { recompute, offload: true, gradient_scale: scale, chunk_tokens: CHUNK };
+    let loss = host(model.loss_and_gradients(&on_device, options, &mut gradients))[0];
     (loss * scale as f32, gradients)
 }
 
@@ -65,11 +66,13 @@ fn recomputing_blocks_changes_no_bit() {
     ] {
         let model = load("tiny-llama", adapter, storage);
         let (kept_loss, kept) = loss_and_gradients(&model, &golden, Recompute::None);
-        let (loss, recomputed) = loss_and_gradients(&model, &golden, Recompute::Full);
-        assert_eq!(loss, kept_loss);
-        assert_eq!(kept.len(), recomputed.len());
-        for (name, _) in kept.iter() {
-            assert_eq!(gradient(&recomputed, name), gradient(&kept, name), "{name}");
+        for policy in [Recompute::Full, Recompute::Selective] {
+            let (loss, recomputed) = loss_and_gradients(&model, &golden, policy);
+            assert_eq!(loss, kept_loss);
+            assert_eq!(kept.len(), recomputed.len());
+            for (name, _) in kept.iter() {
+                assert_eq!(gradient(&recomputed, name), gradient(&kept, name), "{policy:?}: {name}");
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use firebrick_data::{Batch, IGNORE_INDEX};
 use firebrick_kernels::GradientMap;
 use firebrick_kernels::backend::Flex;
-use firebrick_model::{BaseStorage, Llama, MicroBatch, Recompute};
+use firebrick_model::{BaseStorage, Llama, MicroBatch, PassOptions, Recompute};
 use firebrick_tests::{Golden, every_next_token, host, largest_difference, load};
 
 /// Where the second document of the golden row begins.
@@ -65,7 +65,8 @@ struct Seen {
 fn everything(model: &Llama<Flex>, batch: &Batch) -> Seen {
     let on_device = upload(model, batch);
     let mut gradients = GradientMap::default();
-    let loss = host(model.loss_and_gradients(&on_device, Recompute::Full, 0.1, 16, &mut gradients));
+    let options = PassOptions { recompute: Recompute::Full, offload: false, gradient_scale: 0.1, chunk_tokens: 16 };
+    let loss = host(model.loss_and_gradients(&on_device, options, &mut gradients));
     let gradients = gradients.iter().map(|(name, values)| (name.to_string(), host(values.clone()))).collect();
     let mut first = host(model.logits(&on_device));
     let second = first.split_off(SECOND * model.config.vocab_size);

@@ -25,6 +25,7 @@ fn trainer(storage: BaseStorage, epsilon: f64) -> Trainer<Flex> {
         schedule: Schedule { kind: ScheduleKind::Constant, peak: 1e-3, warmup_steps: 0, total_steps: 3 },
         collective: Box::new(SingleRank),
         recompute: Recompute::Full,
+        offload: false,
         loss_chunk_tokens: 20,
     }
 }

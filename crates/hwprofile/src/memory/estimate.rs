@@ -92,6 +92,7 @@ fn stored_activations(model: &ModelShape, training: &TrainingShape) -> MemoryLin
     let stored = training.stored_bytes_per_token(model);
     let what_is_stored = match training.recompute {
         Recompute::Full => "the input",
+        Recompute::Selective => "products and attention",
         Recompute::None => "all that the backward reads",
     };
     let why = format!("{what_is_stored} of {blocks} blocks, {stored} bytes a token, {tokens} tokens");
@@ -164,6 +165,7 @@ mod tests {
             micro_batch_size,
             row_len: 4096,
             recompute,
+            offload: false,
             activation_bytes: 2,
             trainable_bytes: 4,
             loss_chunk_tokens: 1024,
@@ -208,6 +210,20 @@ mod tests {
         assert_eq!(input + bytes_of(&with, "recomputed block"), per_block);
         assert!(with.total_bytes() < without.total_bytes());
         assert_eq!(without.largest().map(|line| line.what), Some("stored activations"));
+    }
+
+    #[test]
+    fn selective_recomputation_keeps_less_than_100_kb_a_token_and_layer_of_the_8b_shape() {
+        let per_token = qlora(1, Recompute::Selective).stored_bytes_per_token(&llama_3_1_8b());
+        assert_eq!(per_token, 94_336);
+    }
+
+    #[test]
+    fn offloaded_block_inputs_take_no_device_memory() {
+        let offloaded = TrainingShape { offload: true, ..qlora(8, Recompute::Full) };
+        let (with, without) = (estimate(&llama_3_1_8b(), &offloaded), estimate(&llama_3_1_8b(), &qlora(8, Recompute::Full)));
+        assert_eq!(bytes_of(&with, "stored activations"), 0);
+        assert!(with.total_bytes() < without.total_bytes());
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub enum BaseStorage {
 pub enum Recompute {
     /// Its input only; its forward runs again in the backward.
     Full,
+    /// What matrix products and attention made.
+    Selective,
     /// Everything that its backward reads.
     None,
 }
@@ -45,6 +47,8 @@ pub struct TrainingShape {
     pub row_len: usize,
     /// What blocks keep.
     pub recompute: Recompute,
+    /// Whether, under [`Recompute::Full`], block inputs wait in host memory.
+    pub offload: bool,
     /// Bytes of an activation: 4 for f32, 2 for bf16.
     pub activation_bytes: usize,
     /// Bytes of a trained parameter, and of its accumulated gradient: 4, as both are f32.
@@ -117,23 +121,29 @@ impl TrainingShape {
         block * model.num_hidden_layers as u64 + others * self.base.other_bytes(self.activation_bytes)
     }
 
-    /// Bytes per token of everything that the backward of one block reads: input, normed input, queries, keys, values,
-    /// attention output with one f32 log-sum-exp a head, the sum after attention, its norm, gate, up, their product, and the
-    /// rank-wide intermediates of LoRA.
+    /// Bytes per token of everything that the backward of one block reads: what [`Recompute::Selective`] keeps, both normed
+    /// inputs, and the product of gate and up.
     pub fn block_bytes_per_token(&self, model: &ModelShape) -> u64 {
-        let rank_wide = self.lora.as_ref().map_or(0, |lora| lora.r * lora.targets.len());
-        let values = 4 * model.hidden_size
+        let elementwise = 2 * model.hidden_size + model.intermediate_size;
+        self.selective_bytes_per_token(model) + (elementwise * self.activation_bytes) as u64
+    }
+
+    /// Bytes per token of what matrix products and attention made in one block: input, queries, keys, values, attention
+    /// output with one f32 log-sum-exp a head, the sum after attention, gate and up.
+    pub fn selective_bytes_per_token(&self, model: &ModelShape) -> u64 {
+        let products = 2 * model.hidden_size
             + 2 * model.query_width()
             + 2 * model.key_value_width()
-            + 3 * model.intermediate_size
-            + rank_wide;
-        (values * self.activation_bytes + 4 * model.num_attention_heads) as u64
+            + 2 * model.intermediate_size;
+        (products * self.activation_bytes + 4 * model.num_attention_heads) as u64
     }
 
     /// Bytes per token that the forward stores for one block until its backward.
     pub fn stored_bytes_per_token(&self, model: &ModelShape) -> u64 {
         match self.recompute {
+            Recompute::Full if self.offload => 0,
             Recompute::Full => (model.hidden_size * self.activation_bytes) as u64,
+            Recompute::Selective => self.selective_bytes_per_token(model),
             Recompute::None => self.block_bytes_per_token(model),
         }
     }

@@ -1,13 +1,13 @@
 //! Linear layer over a frozen or trained weight, with LoRA beside it.
 //!
 //! Forward: `y = x Wᵀ + s (x Aᵀ) Bᵀ`. Backward, with `u = x Aᵀ` and `t = dy B`:
-//! `dx = dy W + s t A`, `dA = s tᵀ x`, `dB = s dyᵀ u`, `dW = dyᵀ x`.
-//! A frozen weight needs neither `x` nor a copy of itself in backward beyond its stored form.
+//! `dx = dy W + s t A`, `dA = s tᵀ x`, `dB = s dyᵀ u`, `dW = dyᵀ x`. `u` is computed again from the input: its r values a
+//! token cost less than keeping them. A frozen weight needs no copy of itself in backward beyond its stored form.
 
 use burn_tensor::{DType, Tensor};
 
 use super::{to_dtype, to_f32};
-use crate::{Kernels, LinearGradients, LinearOutput, LoraPair, Weight};
+use crate::{Heads, Kernels, LoraPair, Projection, ProjectionGradients, RotaryTables, SwigluProjectGradients, Weight};
 
 /// The weight as a dense matrix in `dtype`, `[o, i]`.
 pub(crate) fn dense<B: Kernels>(weight: &Weight<B>, dtype: DType) -> Tensor<B, 2> {
@@ -17,40 +17,107 @@ pub(crate) fn dense<B: Kernels>(weight: &Weight<B>, dtype: DType) -> Tensor<B, 2
     }
 }
 
-/// See [`Kernels::lora_linear`].
-pub fn forward<B: Kernels>(x_ni: Tensor<B, 2>, weight: &Weight<B>, lora: Option<&LoraPair<B>>) -> LinearOutput<B> {
+/// One of the outputs of [`Kernels::project`].
+pub fn forward<B: Kernels>(x_ni: Tensor<B, 2>, projection: &Projection<B>) -> Tensor<B, 2> {
     let dtype = x_ni.dtype();
-    let y_no = x_ni.clone().matmul(dense(weight, dtype).transpose());
-    let Some(lora) = lora else { return LinearOutput { y_no, xa_nr: None } };
-    let xa_nr = x_ni.matmul(to_dtype(lora.a.clone(), dtype).transpose());
-    // The scale goes onto B, the smallest of the matrices.
-    let scaled_b = to_dtype(lora.b.clone().mul_scalar(lora.scale), dtype);
-    let y_no = y_no.add(xa_nr.clone().matmul(scaled_b.transpose()));
-    LinearOutput { y_no, xa_nr: Some(xa_nr) }
+    let y_no = x_ni.clone().matmul(dense(&projection.weight, dtype).transpose());
+    let Some(lora) = &projection.lora else { return y_no };
+    y_no.add(low_rank(x_ni, lora).matmul(scaled_b(lora, dtype).transpose()))
 }
 
-/// See [`Kernels::lora_linear_backward`].
+/// `x Aᵀ`, `[n, r]`.
+fn low_rank<B: Kernels>(x_ni: Tensor<B, 2>, lora: &LoraPair<B>) -> Tensor<B, 2> {
+    let dtype = x_ni.dtype();
+    x_ni.matmul(to_dtype(lora.a.clone(), dtype).transpose())
+}
+
+/// The scale goes onto B, the smallest of the matrices.
+fn scaled_b<B: Kernels>(lora: &LoraPair<B>, dtype: DType) -> Tensor<B, 2> {
+    to_dtype(lora.b.clone().mul_scalar(lora.scale), dtype)
+}
+
+/// See [`Kernels::project_backward`].
 pub fn backward<B: Kernels>(
     x_ni: Tensor<B, 2>,
-    weight: &Weight<B>,
-    lora: Option<(&LoraPair<B>, Tensor<B, 2>)>,
-    dy_no: Tensor<B, 2>,
-    dx_so_far: Option<Tensor<B, 2>>,
-    weight_gradient: bool,
-) -> LinearGradients<B> {
-    let dtype = dy_no.dtype();
-    let mut dx_ni = dy_no.clone().matmul(dense(weight, dtype));
-    if let Some(earlier) = dx_so_far {
-        dx_ni = dx_ni.add(earlier);
+    projections: &[Projection<B>],
+    dys_no: Vec<Tensor<B, 2>>,
+) -> (Tensor<B, 2>, Vec<ProjectionGradients<B>>) {
+    assert_eq!(projections.len(), dys_no.len(), "each projection has one output, and each output one gradient");
+    let mut dx_so_far: Option<Tensor<B, 2>> = None;
+    let mut gradients = Vec::with_capacity(projections.len());
+    for (projection, dy_no) in projections.iter().zip(dys_no) {
+        let (dx_ni, gradient) = backward_of_one(x_ni.clone(), projection, dy_no);
+        dx_so_far = Some(match dx_so_far {
+            Some(earlier) => earlier.add(dx_ni),
+            None => dx_ni,
+        });
+        gradients.push(gradient);
     }
-    let weight_oi = weight_gradient.then(|| to_f32(dy_no.clone().transpose().matmul(x_ni.clone())));
-    let Some((pair, xa_nr)) = lora else { return LinearGradients { dx_ni, lora: None, weight_oi } };
-    let scaled_b = to_dtype(pair.b.clone().mul_scalar(pair.scale), dtype);
-    let dxa_nr = dy_no.clone().matmul(scaled_b);
+    (dx_so_far.expect("a group of projections has at least one"), gradients)
+}
+
+fn backward_of_one<B: Kernels>(
+    x_ni: Tensor<B, 2>,
+    projection: &Projection<B>,
+    dy_no: Tensor<B, 2>,
+) -> (Tensor<B, 2>, ProjectionGradients<B>) {
+    let dtype = dy_no.dtype();
+    let dx_ni = dy_no.clone().matmul(dense(&projection.weight, dtype));
+    let weight_oi = projection.weight_gradient.then(|| to_f32(dy_no.clone().transpose().matmul(x_ni.clone())));
+    let Some(pair) = &projection.lora else { return (dx_ni, ProjectionGradients { lora: None, weight_oi }) };
+    let dxa_nr = dy_no.clone().matmul(scaled_b(pair, dtype));
     let dx_ni = dx_ni.add(dxa_nr.clone().matmul(to_dtype(pair.a.clone(), dtype)));
+    let xa_nr = low_rank(x_ni.clone(), pair);
     let da_ri = to_f32(dxa_nr.transpose().matmul(x_ni));
     let db_or = to_f32(dy_no.transpose().matmul(xa_nr)).mul_scalar(pair.scale);
-    LinearGradients { dx_ni, lora: Some((da_ri, db_or)), weight_oi }
+    (dx_ni, ProjectionGradients { lora: Some((da_ri, db_or)), weight_oi })
+}
+
+/// See [`Kernels::project_heads`].
+pub fn heads<B: Kernels>(
+    x_nd: Tensor<B, 2>,
+    projections: &[Projection<B>; 3],
+    tables: &RotaryTables<B>,
+    head_dim: usize,
+) -> Heads<B> {
+    let outputs = B::project(x_nd, projections);
+    let [q, k, v]: [Tensor<B, 2>; 3] = outputs.try_into().expect("three projections have three outputs");
+    let split = |x: Tensor<B, 2>| {
+        let [tokens, width] = x.dims();
+        x.reshape([tokens, width / head_dim, head_dim])
+    };
+    Heads { q_nhk: B::rotary(split(q), tables), k_ngk: B::rotary(split(k), tables), v_ngk: split(v) }
+}
+
+/// See [`Kernels::project_heads_backward`].
+pub fn heads_backward<B: Kernels>(
+    x_nd: Tensor<B, 2>,
+    projections: &[Projection<B>; 3],
+    tables: &RotaryTables<B>,
+    d_heads: Heads<B>,
+) -> (Tensor<B, 2>, Vec<ProjectionGradients<B>>) {
+    let join = |x: Tensor<B, 3>| {
+        let [tokens, heads, head_dim] = x.dims();
+        x.reshape([tokens, heads * head_dim])
+    };
+    let dq = B::rotary_backward(d_heads.q_nhk, tables);
+    let dk = B::rotary_backward(d_heads.k_ngk, tables);
+    B::project_backward(x_nd, projections, vec![join(dq), join(dk), join(d_heads.v_ngk)])
+}
+
+/// See [`Kernels::swiglu_project_backward`].
+pub fn swiglu_backward<B: Kernels>(
+    gate_nf: Tensor<B, 2>,
+    up_nf: Tensor<B, 2>,
+    activated_nf: Option<Tensor<B, 2>>,
+    projection: &Projection<B>,
+    dy_nd: Tensor<B, 2>,
+) -> SwigluProjectGradients<B> {
+    let activated_nf = activated_nf.unwrap_or_else(|| B::swiglu(gate_nf.clone(), up_nf.clone()));
+    let (d_activated, gradients) = B::project_backward(activated_nf, std::slice::from_ref(projection), vec![dy_nd]);
+    let (d_gate_nf, d_up_nf) = B::swiglu_backward(gate_nf, up_nf, d_activated);
+    let projection = gradients.into_iter().next().expect("one projection has one set of gradients");
+    SwigluProjectGradients { d_gate_nf, d_up_nf, projection }
 }
 
 #[cfg(test)]
@@ -66,36 +133,42 @@ mod tests {
         LoraPair { a: random(3, [rank, 24]), b: random(4, [40, rank]), scale: SCALE }
     }
 
+    fn projection<B: Kernels>(weight: Weight<B>, lora: Option<LoraPair<B>>) -> Projection<B> {
+        Projection { weight, lora, weight_gradient: false }
+    }
+
     #[test]
     fn linear_backward_equals_autodiff_with_and_without_lora() {
         let (x, weight, dy) = (random::<Plain, 2>(1, [9, 24]), random(2, [40, 24]), random(5, [9, 40]));
         let pair = pair(4);
         let (rx, rw, ra, rb) = (leaf(&x), leaf(&weight), leaf(&pair.a), leaf(&pair.b));
         let recorded_pair = LoraPair::<Recorded> { a: ra.clone(), b: rb.clone(), scale: SCALE };
-        let y = forward(rx.clone(), &Weight::Dense(rw.clone()), Some(&recorded_pair)).y_no;
-        let expected = recorded_backward(y, &dy);
+        let recorded = projection(Weight::Dense(rw.clone()), Some(recorded_pair));
+        let expected = recorded_backward(forward(rx.clone(), &recorded), &dy);
 
         let base = Weight::Dense(weight);
-        let xa = forward(x.clone(), &base, Some(&pair)).xa_nr.unwrap();
-        let found = backward(x.clone(), &base, Some((&pair, xa)), dy.clone(), None, true);
-        assert_close(found.dx_ni, rx.grad(&expected).unwrap(), 1e-5);
+        let trained = Projection { weight_gradient: true, ..projection(base.clone(), Some(pair)) };
+        let (dx, found) = backward_of_one(x.clone(), &trained, dy.clone());
+        assert_close(dx, rx.grad(&expected).unwrap(), 1e-5);
         let (da, db) = found.lora.unwrap();
         assert_close(da, ra.grad(&expected).unwrap(), 1e-5);
         assert_close(db, rb.grad(&expected).unwrap(), 1e-5);
         assert_close(found.weight_oi.unwrap(), rw.grad(&expected).unwrap(), 1e-5);
 
-        let plain = backward(x, &base, None, dy.clone(), None, false);
+        let (dx, plain) = backward_of_one(x, &projection(base.clone(), None), dy.clone());
         assert!(plain.lora.is_none() && plain.weight_oi.is_none());
-        assert_close(plain.dx_ni, dy.matmul(dense(&base, DType::F32)), 1e-5);
+        assert_close(dx, dy.matmul(dense(&base, DType::F32)), 1e-5);
     }
 
     #[test]
     fn input_gradients_of_layers_that_share_an_input_add_up() {
-        let (x, dy, earlier) = (random::<Plain, 2>(1, [5, 24]), random(2, [5, 40]), random::<Plain, 2>(3, [5, 24]));
-        let base = Weight::Dense(random(4, [40, 24]));
-        let alone = backward(x.clone(), &base, None, dy.clone(), None, false).dx_ni;
-        let added = backward(x, &base, None, dy, Some(earlier.clone()), false).dx_ni;
-        assert_close(added, alone.add(earlier), 1e-6);
+        let (x, first, second) = (random::<Plain, 2>(1, [5, 24]), random(2, [5, 40]), random(3, [5, 16]));
+        let group = [projection(Weight::Dense(random(4, [40, 24])), None), projection(Weight::Dense(random(5, [16, 24])), None)];
+        let alone = |index: usize, dy: &Tensor<Plain, 2>| backward_of_one(x.clone(), &group[index], dy.clone()).0;
+        let expected = alone(0, &first).add(alone(1, &second));
+        let (together, gradients) = backward(x.clone(), &group, vec![first, second]);
+        assert_eq!(gradients.len(), 2);
+        assert_close(together, expected, 1e-6);
     }
 
     #[test]
@@ -108,11 +181,11 @@ mod tests {
             let base = Weight::Nf4(Plain::nf4_upload(&packed, &device));
             assert_close(dense(&base, DType::F32), host.clone(), 1e-6);
             let (x, dy) = (random::<Plain, 2>(8, [6, 24]), random(9, [6, 40]));
-            let from_packed = backward(x.clone(), &base, None, dy.clone(), None, false).dx_ni;
-            let from_dense = backward(x.clone(), &Weight::Dense(host.clone()), None, dy, None, false).dx_ni;
+            let (packed, dense) = (projection(base, None), projection(Weight::Dense(host), None));
+            let from_packed = backward_of_one(x.clone(), &packed, dy.clone()).0;
+            let from_dense = backward_of_one(x.clone(), &dense, dy).0;
             assert_close(from_packed, from_dense, 1e-5);
-            let y = forward(x.clone(), &base, None).y_no;
-            assert_close(y, forward(x, &Weight::Dense(host), None).y_no, 1e-5);
+            assert_close(forward(x.clone(), &packed), forward(x, &dense), 1e-5);
         }
     }
 

@@ -135,7 +135,7 @@ fn agreements(config: &RunConfig) -> Vec<Rule> {
             recompute_agrees,
             "train.recompute",
             format!("contradicts train.grad_checkpointing = {}", checkpointing.unwrap_or(true)),
-            "remove one of the two keys: true is \"full\", false is \"none\"",
+            "remove one of the two keys: true is \"full\", false is \"selective\" or \"none\"",
         ),
         (
             config.data.format != DataFormat::Text || config.data.train_on != Some(TrainOn::Assistant),

@@ -161,9 +161,7 @@ fn unknown_value(place: Place, key: String, message: &str) -> ConfigError {
     let mut words = message.split('`').skip(1).step_by(2).map(str::to_string);
     let got = words.next().unwrap_or_default();
     let allowed: Vec<String> = words.collect();
-    let hint = if key == "train.recompute" && got == "selective" {
-        "recomputing a part of each block is not there yet: write 'full' or 'none'".to_string()
-    } else if let Some(nearest) = nearest(&got, allowed.iter().map(String::as_str)) {
+    let hint = if let Some(nearest) = nearest(&got, allowed.iter().map(String::as_str)) {
         format!("did you mean '{nearest}'?")
     } else {
         "write one of them".to_string()

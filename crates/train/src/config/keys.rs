@@ -262,9 +262,15 @@ pub struct TrainConfig {
     /// Default true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grad_checkpointing: Option<bool>,
-    /// `grad_checkpointing` said finely: "full" (true) or "none" (false). Default: what `grad_checkpointing` says.
+    /// `grad_checkpointing` said finely: "full" (true), "none" (false), or "selective" (false too): keep what matrix
+    /// products and attention made, compute norms and activation functions again. Default: what `grad_checkpointing`
+    /// says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Recompute>,
+    /// With `recompute = "full"`: keep block inputs in host memory, copied there and back beside the work. Default true
+    /// on CUDA; the other backends leave them where they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload: Option<bool>,
     /// "adamw" (32-bit state), "adamw_8bit" (block-wise 8-bit state) or "paged_adamw_8bit" (the same state; paging
     /// it to the host when the device is full is not there yet). Default "adamw".
     pub optimizer: OptimizerKind,
@@ -310,6 +316,7 @@ impl Default for TrainConfig {
             bf16: None,
             grad_checkpointing: None,
             recompute: None,
+            offload: None,
             optimizer: OptimizerKind::Adamw,
             micro_batch_size: 1,
             gradient_accumulation: 1,
@@ -336,6 +343,8 @@ impl Default for TrainConfig {
 pub enum Recompute {
     /// Everything: only the block's input is kept.
     Full,
+    /// What an elementwise pass or a norm makes: outputs of matrix products and of attention are kept.
+    Selective,
     /// Nothing: all that the backward pass needs is kept.
     None,
 }

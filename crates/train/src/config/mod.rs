@@ -248,9 +248,10 @@ mod tests {
     }
 
     #[test]
-    fn selective_recompute_is_refused_as_not_there_yet() {
-        let message = refusal(SMALLEST, &["train.recompute=selective"]);
-        assert!(message.contains("not there yet") && message.contains("'full' or 'none'"), "{message}");
+    fn selective_recompute_agrees_with_no_gradient_checkpointing() {
+        assert_eq!(read(SMALLEST, &["train.recompute=selective"]).unwrap().recompute(), Recompute::Selective);
+        let both = ["train.recompute=selective", "train.grad_checkpointing=false"];
+        assert_eq!(read(SMALLEST, &both).unwrap().recompute(), Recompute::Selective);
     }
 
     #[test]

@@ -72,8 +72,10 @@ fn training_shape(config: &RunConfig, backend: BackendKind, row_len: usize) -> T
         row_len,
         recompute: match config.recompute() {
             Recompute::Full => memory::Recompute::Full,
+            Recompute::Selective => memory::Recompute::Selective,
             Recompute::None => memory::Recompute::None,
         },
+        offload: super::offload(config, backend).value,
         activation_bytes: if wide { 4 } else { 2 },
         trainable_bytes: 4,
         loss_chunk_tokens: config.train.loss_chunk_tokens,
