@@ -116,7 +116,7 @@ impl Products {
 
     /// One linear layer in all blocks: `y = x Wᵀ + (x Aᵀ) Bᵀ` and its backward, over `n` tokens.
     fn linear(&mut self, step: &StepShape, layer: LinearLayer, n: usize) {
-        let (blocks, forwards) = (step.model.num_hidden_layers, step.forwards());
+        let (blocks, forwards) = (step.model.num_hidden_layers, step.forwards_of(layer));
         let [o, i] = step.model.linear_shape(layer);
         self.add(Part::Projections, Gemm::new(n, o, i), blocks * forwards);
         self.add(Part::Projections, Gemm::new(n, i, o), blocks);
@@ -188,11 +188,17 @@ impl Products {
 }
 
 impl StepShape {
+    /// How often attention runs forward.
     fn forwards(&self) -> usize {
         match self.recompute {
             Recompute::Full => 2,
-            Recompute::None => 1,
+            Recompute::Selective | Recompute::None => 1,
         }
+    }
+
+    /// How often a linear layer runs forward: a recomputed block stops before its last one.
+    fn forwards_of(&self, layer: LinearLayer) -> usize {
+        if layer == LinearLayer::DownProj { 1 } else { self.forwards() }
     }
 }
 
@@ -240,6 +246,7 @@ mod tests {
             trainable_bytes: 4,
             loss_chunk_tokens: step.loss_chunk_tokens,
             offload: false,
+            fused: false,
             score_tokens: DOCUMENT,
         }
     }
@@ -248,7 +255,7 @@ mod tests {
     fn enumerated_products_have_the_operations_that_the_roofline_formula_counts() {
         let some_layers = LoraShape::named(8, &["q_proj", "down_proj"]).expect("both exist");
         for lora in [None, Some(LoraShape::all_linear(16)), Some(some_layers)] {
-            for recompute in [Recompute::None, Recompute::Full] {
+            for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
                 let step = step(lora.clone(), recompute);
                 let products = Products::of_step(&step, &[equal_documents(), equal_documents()]);
                 let expected = step_work(&step.model, &training(&step), 2, DOCUMENT as f64);

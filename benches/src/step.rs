@@ -78,6 +78,7 @@ impl Workload {
             lora: lora_shape(&self.prepared.config),
             recompute: match plan.recompute.value {
                 config::Recompute::Full => memory::Recompute::Full,
+                config::Recompute::Selective => memory::Recompute::Selective,
                 config::Recompute::None => memory::Recompute::None,
             },
             loss_chunk_tokens: plan.loss_chunk_tokens.value,
@@ -92,7 +93,8 @@ impl Workload {
     /// A LoRA target that the model does not have, or a loss that is not finite.
     pub fn time<B: Kernels>(&self, steps: usize) -> Result<StepTimes, RunError> {
         let device = B::Device::default();
-        let mut trainer = assemble::trainer::<B>(&self.prepared, Init::Random, &device)?;
+        let Prepared { config, plan, model, .. } = &self.prepared;
+        let mut trainer = assemble::trainer::<B>(config, plan, model, Init::Random, &device)?;
         // Full rate from the first step on: a bench is too short for the recipe's warm-up.
         trainer.schedule = Schedule { kind: ScheduleKind::Constant, warmup_steps: 0, ..trainer.schedule };
         let mut samples = Vec::with_capacity(steps);

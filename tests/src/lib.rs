@@ -14,9 +14,10 @@ pub use golden::{Golden, largest_difference, relative_difference};
 pub use model::{POSITIONS, batch, every_next_token, host, load};
 pub use recipe::{checkpoint_folder, finish, metrics, recipe, refusal, snapshot, step_losses, train};
 
-/// A path in this package.
+/// A path in this package, or in the folder that `FIREBRICK_TESTS` names: where the GPU suite was unpacked.
 fn here(parts: &[&str]) -> PathBuf {
-    let mut path = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let package = || PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let mut path = std::env::var_os("FIREBRICK_TESTS").map_or_else(package, PathBuf::from);
     path.extend(parts);
     path
 }

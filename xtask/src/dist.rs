@@ -25,6 +25,9 @@ const ASSETS: &str = "assets";
 
 /// Builds, copies, packs, and prints where it all is and how large.
 pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode> {
+    if args == ["--tests"] {
+        return run_tests(workspace);
+    }
     let choice = parse(args)?;
     let binary = build_train(workspace, "dist", &choice)?;
     let name = format!("firebrick-{}-{}", version(workspace)?, target(workspace)?);
@@ -38,6 +41,18 @@ pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The GPU suite instead of the trainer.
+fn run_tests(workspace: &Workspace) -> Result<ExitCode> {
+    let name = format!("firebrick-gpu-tests-{}-{}", version(workspace)?, target(workspace)?);
+    let out = workspace.root().join("dist");
+    let (folder, archive) = (out.join(&name), out.join(format!("{name}.tar.gz")));
+    crate::dist_tests::assemble(workspace, &folder)?;
+    pack(&folder, &name, &archive)?;
+    println!("dist/{name}/run.sh runs the suite");
+    println!("dist/{name}.tar.gz  {}", mebibytes(fs::metadata(&archive)?.len()));
+    Ok(ExitCode::SUCCESS)
+}
+
 /// The backend to build in beside flex.
 fn parse(args: &[String]) -> Result<Choice> {
     let words: Vec<&str> = args.iter().flat_map(|arg| arg.splitn(2, '=')).collect();
@@ -47,7 +62,7 @@ fn parse(args: &[String]) -> Result<Choice> {
             Some(backend) => Ok(Choice { backend, reason: format!("--backend says {name}") }),
             None => bail!("`auto` looks at this machine, and the archive is for another: name a backend"),
         },
-        _ => bail!("expected nothing or `--backend NAME`, got `{}`", args.join(" ")),
+        _ => bail!("expected nothing, `--backend NAME` or `--tests`, got `{}`", args.join(" ")),
     }
 }
 
@@ -87,7 +102,7 @@ fn assemble(root: &Path, binary: &Path, folder: &Path) -> Result<()> {
 }
 
 /// Copies a file, or a folder with all that is below it.
-fn copy(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
     if from.is_dir() {
         fs::create_dir_all(to)?;
         for entry in fs::read_dir(from)? {
@@ -144,9 +159,11 @@ fn flush(mut writer: BufWriter<File>) -> io::Result<()> {
     writer.flush()
 }
 
-/// Whether a path inside the archive is the one program there.
+/// Whether a path inside the archive is a program: the trainer, or one of the GPU suite.
 fn is_program(path: &Path) -> bool {
-    path.parent() == Some(Path::new("")) && path.file_stem() == Some("train".as_ref())
+    let at_the_top = path.parent() == Some(Path::new(""));
+    at_the_top && (path.file_stem() == Some("train".as_ref()) || path.extension() == Some("sh".as_ref()))
+        || path.parent() == Some(Path::new("bin"))
 }
 
 fn mebibytes(bytes: u64) -> String {

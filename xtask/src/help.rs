@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 pub(crate) const OWN_COMMANDS: [&str; 5] = ["test", "lint", "tidy", "dist", "quickstart-data"];
 
 /// Commands of the `train` binary that are worth guarding against misspelling.
-const TRAIN_COMMANDS: [&str; 5] = ["train", "plan", "generate", "verify", "schema"];
+const TRAIN_COMMANDS: [&str; 7] = ["train", "plan", "inspect", "bench", "generate", "verify", "schema"];
 
 /// The first page.
 pub(crate) const OVERVIEW: &str = "\
@@ -16,6 +16,8 @@ cargo xtask <command> [options]
 Run (builds the `train` binary with the backends that the recipe needs, then starts it):
   train      --config FILE [--set a.b=c]...   train, and write a run folder
   plan       --config FILE [--set a.b=c]...   print what a run would do, and why
+  inspect    --config FILE [--set a.b=c]...   show the data: counts, lengths, packing, sample rows with their masks
+  bench      --model DIR ...                  time training steps on made-up tokens
   generate   ...                              sample from a model, with or without an adapter
   verify     ...                              compare a model's logits with golden ones
   <other>    ...                              any other command of the `train` binary
@@ -35,7 +37,7 @@ Make again:
 ";
 
 const TRAIN: &str = "\
-cargo xtask <train | plan | generate | verify | ...> [options of that command]
+cargo xtask <train | plan | inspect | bench | generate | verify | ...> [options of that command]
 
 Builds `train` (cargo profile `fast`) with the cargo features that the backend needs, and runs it with the same options
 in the folder you are in. Its exit code is the exit code. `cargo xtask train --help` asks the binary itself, which is
@@ -49,6 +51,12 @@ Options read here:
 Which backend is built: --backend or --set, else the recipe's `backend` key, else the one of the run named by --resume,
 else auto. `auto` is cuda where an NVIDIA driver is installed, wgpu on macOS, else flex. `flex` is always built in
 beside, so that `auto` can fall back at run time without another build.
+
+inspect --config FILE [--rows N] [--html FILE] shows what will be trained: what was read, dropped and cut with reasons,
+lengths, how full rows are, and sample rows with the trained tokens marked; --html writes one page with the same.
+bench --model DIR times QLoRA steps of that model on made-up tokens: tokens a second, seconds to load and to the end of the
+first step, peak memory, utilisation; --trace adds the time of each operation beside its roof, --json prints one object.
+The build is optimised, but not as `cargo xtask dist` ships it: time the latter for numbers worth keeping.
 ";
 
 const TEST: &str = "\
@@ -85,12 +93,13 @@ Each finding says where it is and what to do. Needs cargo and git, no network, n
 ";
 
 const DIST: &str = "\
-cargo xtask dist [--backend NAME]
+cargo xtask dist [--backend NAME | --tests]
 
 Builds `train` with cargo profile `dist` and packs it with configs/, assets/, README.md, CHANGELOG.md and the licences
 into dist/firebrick-<version>-<target>/ and one .tar.gz beside it. The same inputs give the same archive.
 
   --backend NAME     flex (default) | candle | wgpu | cuda: built in beside flex
+  --tests            the GPU suite instead: test programs, their data and run.sh, for a machine with a GPU and no Rust
 ";
 
 const QUICKSTART_DATA: &str = "\

@@ -6,6 +6,7 @@
 mod backend;
 mod build;
 mod dist;
+mod dist_tests;
 mod help;
 mod lint;
 mod quickstart;

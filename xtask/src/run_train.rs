@@ -1,4 +1,4 @@
-//! `cargo xtask train`, `plan`, `generate`, `verify` and the rest: find out which backend is needed, build, run.
+//! `cargo xtask train`, `plan`, `inspect`, `bench` and the rest: find out which backend is needed, build, run.
 //! The options belong to the `train` binary; only those that decide the build are read here, and they are handed on.
 
 use std::env;
@@ -29,7 +29,7 @@ impl Request {
     /// Reads `rest`, the arguments after `subcommand`. `--backend X` becomes `--set backend=X` where a recipe is read,
     /// so that the binary follows the same wish; the last of several wishes wins, as it does there.
     fn parse(subcommand: &str, rest: &[String]) -> Result<Self> {
-        let reads_recipe = matches!(subcommand, "train" | "plan");
+        let reads_recipe = matches!(subcommand, "train" | "plan" | "inspect");
         let mut request = Self { args: vec![subcommand.to_owned()], ..Self::default() };
         let mut words = rest.iter();
         while let Some(word) = words.next() {
@@ -196,8 +196,11 @@ mod tests {
         let train = Request::parse("train", &words("--set backend=cuda --backend candle")).unwrap();
         assert_eq!(train.args, words("train --set backend=cuda --set backend=candle"));
         assert_eq!(choose_backend(&train, &BARE).unwrap().backend, Backend::Candle);
-        let verify = Request::parse("verify", &words("--backend candle")).unwrap();
-        assert_eq!(verify.args, words("verify --backend candle"));
+        for command in ["verify", "bench"] {
+            let request = Request::parse(command, &words("--backend candle")).unwrap();
+            assert_eq!(request.args, words(&format!("{command} --backend candle")));
+            assert_eq!(choose_backend(&request, &BARE).unwrap().backend, Backend::Candle);
+        }
     }
 
     #[test]

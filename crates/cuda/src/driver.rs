@@ -10,7 +10,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::ptr;
 
 use cudarc::driver::result::{self, DriverError};
-use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent, CUresult};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent, CUfunction, CUresult};
 use libloading::Library;
 
 use crate::CudaError;
@@ -25,6 +25,8 @@ struct Symbols {
     ctx_record_event: unsafe extern "C" fn(CUcontext, CUevent) -> Status,
     ctx_wait_event: unsafe extern "C" fn(CUcontext, CUevent) -> Status,
     event_elapsed_time: unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> Status,
+    /// Since CUDA 12.4; only a check rests on it.
+    func_get_param_info: Option<unsafe extern "C" fn(CUfunction, usize, *mut usize, *mut usize) -> Status>,
     error_name: unsafe extern "C" fn(Status, *mut *const c_char) -> Status,
     error_string: unsafe extern "C" fn(Status, *mut *const c_char) -> Status,
 }
@@ -49,6 +51,10 @@ pub struct DeviceInfo {
     pub total_memory_bytes: u64,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
+    /// Most shared memory that a block can have in bytes, when its kernel asks for more than 48 KiB.
+    pub shared_memory_per_block_bytes: u32,
+    /// Level 2 cache in bytes.
+    pub l2_bytes: u32,
 }
 
 impl Driver {
@@ -131,6 +137,10 @@ impl Driver {
             ),
             total_memory_bytes: self.checked("cuDeviceTotalMem", total_memory)? as u64,
             multiprocessors: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            shared_memory_per_block_bytes: attribute(
+                CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+            )?,
+            l2_bytes: attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
         })
     }
 
@@ -171,6 +181,25 @@ impl Driver {
         self.status("cuEventElapsedTime", status).map(|()| milliseconds)
     }
 
+    /// Bytes of each parameter of a kernel, or `None` where the driver cannot tell.
+    ///
+    /// # Safety
+    /// The function is of a loaded module, whose context is current.
+    pub(crate) unsafe fn parameters(&self, function: CUfunction) -> Option<Vec<usize>> {
+        let ask = self.symbols.func_get_param_info?;
+        let mut sizes = Vec::new();
+        loop {
+            let (mut offset, mut bytes) = (0, 0);
+            // SAFETY: the function is the caller's promise; both pointers are valid for a write.
+            match unsafe { ask(function, sizes.len(), &mut offset, &mut bytes) } {
+                0 => sizes.push(bytes),
+                // One past the last.
+                status if status == CUresult::CUDA_ERROR_INVALID_VALUE as Status => return Some(sizes),
+                _ => return None,
+            }
+        }
+    }
+
     /// Turns cudarc's result into ours, naming the call.
     pub(crate) fn checked<T>(&self, call: &'static str, result: Result<T, DriverError>) -> Result<T, CudaError> {
         result.map_err(|error| self.error(call, error))
@@ -208,6 +237,7 @@ impl Symbols {
                 ctx_record_event: symbol(library, file, "cuCtxRecordEvent")?,
                 ctx_wait_event: symbol(library, file, "cuCtxWaitEvent")?,
                 event_elapsed_time: symbol(library, file, "cuEventElapsedTime")?,
+                func_get_param_info: symbol(library, file, "cuFuncGetParamInfo").ok(),
                 error_name: symbol(library, file, "cuGetErrorName")?,
                 error_string: symbol(library, file, "cuGetErrorString")?,
             })

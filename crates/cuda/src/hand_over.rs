@@ -50,14 +50,26 @@ impl HandOver {
     /// # Errors
     /// What the driver says.
     pub fn enter(&mut self) -> Result<Section<'_>, CudaError> {
-        let context = self.stream.context();
-        // SAFETY: the context is retained by the stream, and the event was made in it.
-        unsafe { context.driver().record_context(context.handle(), self.entered.handle())? };
-        self.stream.wait_for(&self.entered)?;
+        self.begin()?;
         Ok(Section { hand_over: self, open: true })
     }
 
-    fn leave(&self) -> Result<(), CudaError> {
+    /// What [`HandOver::enter`] does, without a guard: for a caller that keeps its own account of what is open.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn begin(&self) -> Result<(), CudaError> {
+        let context = self.stream.context();
+        // SAFETY: the context is retained by the stream, and the event was made in it.
+        unsafe { context.driver().record_context(context.handle(), self.entered.handle())? };
+        self.stream.wait_for(&self.entered)
+    }
+
+    /// Ends what [`HandOver::begin`] began: everything that the context is given from now on comes after our work so far.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn end(&self) -> Result<(), CudaError> {
         self.stream.record(&self.left)?;
         let context = self.stream.context();
         // SAFETY: the context is retained by the stream, and the event was made in it.
@@ -77,7 +89,7 @@ impl Section<'_> {
     /// What the driver says; the section is over either way.
     pub fn leave(mut self) -> Result<(), CudaError> {
         self.open = false;
-        self.hand_over.leave()
+        self.hand_over.end()
     }
 }
 
@@ -86,7 +98,7 @@ impl Drop for Section<'_> {
     fn drop(&mut self) {
         if self.open {
             // A failure here means that the context is lost: the error that is already on its way says so better.
-            let _ = self.hand_over.leave();
+            let _ = self.hand_over.end();
         }
     }
 }

@@ -107,6 +107,19 @@ pub(crate) fn open_first(files: &[String]) -> Option<(SharedLibrary, String)> {
     })
 }
 
+/// Opens the library of this name in [`libraries`], trying only the files that `usable` lets through: a driver cannot run a
+/// library of a newer CUDA. Where none opens: the files that were tried, and the package to install.
+pub(crate) fn open_known(
+    name: &str,
+    usable: impl Fn(&str) -> bool,
+) -> Result<(SharedLibrary, String), (Vec<String>, &'static str)> {
+    let known = KNOWN.iter().find(|known| known.name == name).expect("a name of the table above");
+    let files = if cfg!(windows) { known.windows_files } else { known.unix_files };
+    let usable: Vec<&str> = files.iter().copied().filter(|file| usable(file)).collect();
+    let searched = candidates(&usable);
+    open_first(&searched).ok_or((searched, known.package))
+}
+
 /// The bare names, for the loader's own search path, then the same below the CUDA toolkit's folder.
 fn candidates(files: &[&str]) -> Vec<String> {
     let folders = toolkit_folders();

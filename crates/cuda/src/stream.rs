@@ -44,6 +44,11 @@ impl Stream {
         &self.context
     }
 
+    /// Alive as long as `self`.
+    pub(crate) fn handle(&self) -> CUstream {
+        self.handle
+    }
+
     /// Marks the work submitted so far. An event that was recorded before is moved here; who waits already keeps waiting
     /// for the old mark.
     ///
@@ -146,7 +151,7 @@ impl Event {
 }
 
 /// Refuses handles of two devices, which the driver would only call invalid.
-fn same_device(call: &'static str, first: &Context, second: &Context) -> Result<(), CudaError> {
+pub(crate) fn same_device(call: &'static str, first: &Context, second: &Context) -> Result<(), CudaError> {
     let (first, second) = (first.ordinal(), second.ordinal());
     if first == second { Ok(()) } else { Err(CudaError::DifferentDevices { call, first, second }) }
 }

@@ -1,6 +1,9 @@
 //! One micro-batch on the host: what the loader hands to the training step, which copies it to the device in one go.
+//! Documents are copied once, from the store (a mapped file) into the batch.
 //!
 //! Gives up lengths per row: every row of a batch has the same length, the rest is padding.
+
+use crate::cache::Document;
 
 /// The target that no loss is computed for, as in PyTorch's cross entropy.
 pub const IGNORE_INDEX: i64 = -100;
@@ -41,12 +44,11 @@ impl Batch {
     }
 
     /// Adds a document behind what is there. The caller closes the row with [`Batch::pad_row`].
-    pub(crate) fn push_document(&mut self, tokens: &[u32], trained: &[bool]) {
-        self.input_ids.extend_from_slice(tokens);
-        let next = tokens.iter().zip(trained).skip(1);
-        self.targets.extend(next.map(|(&token, &is_trained)| if is_trained { i64::from(token) } else { IGNORE_INDEX }));
-        self.targets.push(IGNORE_INDEX);
-        self.close_document(tokens.len());
+    pub(crate) fn push_document(&mut self, document: &Document<'_>) {
+        let start = self.input_ids.len();
+        document.append_tokens(&mut self.input_ids);
+        append_targets(&self.input_ids[start..], document.mask(), &mut self.targets);
+        self.close_document(document.len());
     }
 
     /// Fills the row up with `pad_token_id`.
@@ -78,20 +80,62 @@ impl Batch {
     }
 }
 
+/// For each token the next one where that is trained; the last predicts nothing. `mask` has a bit for each token.
+fn append_targets(tokens: &[u32], mask: &[u32], targets: &mut Vec<i64>) {
+    for (word, (chunk, &bits)) in tokens.chunks(32).zip(mask).enumerate() {
+        // The document's first token is the target of none before it.
+        let skipped = usize::from(word == 0);
+        let chunk = &chunk[skipped..];
+        match bits {
+            0 => targets.resize(targets.len() + chunk.len(), IGNORE_INDEX),
+            u32::MAX => targets.extend(chunk.iter().map(|&token| i64::from(token))),
+            _ => targets.extend(chunk.iter().enumerate().map(|(index, &token)| {
+                let is_trained = bits >> (index + skipped) & 1 == 1;
+                if is_trained { i64::from(token) } else { IGNORE_INDEX }
+            })),
+        }
+    }
+    targets.push(IGNORE_INDEX);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::TokenStore;
+    use crate::dataset::Example;
 
     #[test]
     fn first_token_of_a_document_is_never_a_target_of_the_one_before() {
+        let first = Example { tokens: vec![1, 2, 3], trained: vec![false, true, true] };
+        let second = Example { tokens: vec![4, 5], trained: vec![true, true] };
+        let store = TokenStore::of_examples(&[first, second]);
         let mut batch = Batch::with_capacity(1, 6);
-        batch.push_document(&[1, 2, 3], &[false, true, true]);
-        batch.push_document(&[4, 5], &[true, true]);
+        batch.push_document(&store.document(0));
+        batch.push_document(&store.document(1));
         batch.pad_row(9);
         assert_eq!(batch.targets, [2, 3, IGNORE_INDEX, 5, IGNORE_INDEX, IGNORE_INDEX]);
         assert_eq!(batch.positions, [0, 1, 2, 0, 1, 0]);
         assert_eq!(batch.cu_seqlens, [0, 3, 5, 6]);
         assert_eq!(batch.input_ids, [1, 2, 3, 4, 5, 9]);
         assert_eq!((batch.tokens(), batch.padding, batch.trained_tokens()), (5, 1, 3));
+    }
+
+    #[test]
+    fn targets_are_the_trained_next_tokens_at_every_length_and_mask() {
+        for len in [1, 2, 31, 32, 33, 64, 65, 100] {
+            for is_trained in
+                [|_| true, |_| false, |index| index % 3 == 0, |index| index >= 40] as [fn(usize) -> bool; 4]
+            {
+                let trained: Vec<bool> = (0..len).map(is_trained).collect();
+                let store =
+                    TokenStore::of_examples(&[Example { tokens: (0..len as u32).collect(), trained: trained.clone() }]);
+                let mut batch = Batch::with_capacity(1, len);
+                batch.push_document(&store.document(0));
+                let next = |index| if trained[index] { index as i64 } else { IGNORE_INDEX };
+                let expected: Vec<i64> = (1..len).map(next).chain([IGNORE_INDEX]).collect();
+                assert_eq!(batch.targets, expected);
+                assert_eq!(batch.trained_tokens(), store.document_trained_tokens(0));
+            }
+        }
     }
 }

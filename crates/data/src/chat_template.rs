@@ -1,26 +1,36 @@
 //! The tokenizer's own chat template: messages in, the exact text that the model was trained on out.
 //!
-//! Runs Jinja templates as transformers runs them (block trimming, loop controls, `raise_exception`, `strftime_now`,
-//! Python's string methods and `tojson`). Gives up tools, documents and messages with parts: `tools` and `documents`
-//! are `none` in the template, a message has a role and a text.
+//! Runs Jinja templates as transformers 5 runs them: block trimming, loop controls, `{% generation %}` blocks, tools,
+//! documents, `raise_exception`, `strftime_now`, Python's methods and `tojson`; keys of a message that are null are left
+//! out, and reasoning is given under each of its names. Gives up messages with images or sound.
+
+pub(crate) mod engine;
+mod find;
+mod generation;
+mod methods;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use minijinja::value::Kwargs;
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value, context};
-use minijinja_contrib::pycompat::unknown_method_callback;
+use minijinja::{Environment, Error, Value};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value as Json};
 
 use crate::error::DataError;
-use crate::python::{strftime, tojson};
+use crate::python::strftime;
+use generation::{BLOCK_END, BLOCK_START};
+
+pub use find::TemplateChoice;
+pub(crate) use find::TemplateSet;
+pub(crate) use methods::is_space;
 
 const NAME: &str = "chat_template";
-/// Marks around a `{% generation %}` block while rendering: two code points that Unicode promises never to assign.
-const BLOCK_START: char = '\u{FDD0}';
-const BLOCK_END: char = '\u{FDD1}';
+/// The largest template file. The largest that is published has some 30 KiB.
+const MAX_SOURCE_BYTES: usize = 1 << 20;
+/// The names of a message's reasoning; a template reads one of them.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,10 +41,26 @@ pub struct Message {
     pub content: String,
 }
 
+/// Everything that a template sees beside the messages.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TemplateInput<'a> {
+    /// JSON schemas of tools.
+    pub tools: Option<&'a [Json]>,
+    /// Texts to answer from.
+    pub documents: Option<&'a [Json]>,
+    /// More variables, `enable_thinking` for example; they win over the special tokens.
+    pub arguments: Option<&'a Map<String, Json>>,
+    /// Append what comes before an assistant's answer.
+    pub add_generation_prompt: bool,
+    /// Leave the last message open, so that the model goes on with it.
+    pub continue_final_message: bool,
+}
+
 /// A chat template, compiled.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    source: String,
     special_tokens: BTreeMap<String, String>,
     marks_generation: bool,
     uses_date: bool,
@@ -43,20 +69,16 @@ pub struct ChatTemplate {
 impl ChatTemplate {
     /// Compiles `source`, which came from `path`; `special_tokens` are variables of the template (`bos_token`, ...).
     pub(crate) fn new(source: &str, path: &Path, special_tokens: BTreeMap<String, String>) -> Result<Self, DataError> {
-        let mut environment = Environment::new();
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
-        environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment.set_unknown_method_callback(unknown_method_callback);
-        environment.add_filter("tojson", tojson);
-        environment.add_function("raise_exception", raise_exception);
-        environment.add_function("firebrick_generation", generation);
-        let (source, marks_generation) = replace_generation_tags(source);
+        let bad = |reason: String| DataError::BadChatTemplate { path: path.to_owned(), reason };
+        if source.len() > MAX_SOURCE_BYTES {
+            return Err(bad(format!("it has {} bytes; the most is {MAX_SOURCE_BYTES}", source.len())));
+        }
+        let mut environment = engine::environment();
+        let (rewritten, marks_generation) = generation::rewrite(source);
+        environment.add_template_owned(NAME, rewritten).map_err(|reason| bad(full_reason(&reason)))?;
         let uses_date = source.contains("strftime_now");
-        environment
-            .add_template_owned(NAME, source)
-            .map_err(|reason| DataError::BadChatTemplate { path: path.to_owned(), reason: full_reason(&reason) })?;
-        let mut template = Self { environment, special_tokens, marks_generation, uses_date };
+        let source = source.to_owned();
+        let mut template = Self { environment, source, special_tokens, marks_generation, uses_date };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64);
         template.set_date(now);
         Ok(template)
@@ -66,7 +88,42 @@ impl ChatTemplate {
     ///
     /// Errors: the template refuses the messages (an unknown role, two users in a row, ...).
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, DataError> {
-        Ok(self.render_marked(messages, add_generation_prompt)?.0)
+        let object = |message: &Message| {
+            let fields = [("role", &message.role), ("content", &message.content)];
+            fields.map(|(key, text)| (key.to_owned(), Json::from(text.as_str()))).into_iter().collect()
+        };
+        let messages: Vec<Map<String, Json>> = messages.iter().map(object).collect();
+        self.render_chat(&messages, TemplateInput { add_generation_prompt, ..TemplateInput::default() })
+    }
+
+    /// Renders messages with all that a conversation may have, as `apply_chat_template(..., tokenize=False)` of
+    /// transformers does.
+    ///
+    /// Errors: the template refuses the messages, takes too long or writes too much; `continue_final_message` and the
+    /// template does not write the last message as it is.
+    pub fn render_chat(&self, messages: &[Map<String, Json>], input: TemplateInput<'_>) -> Result<String, DataError> {
+        if !input.continue_final_message {
+            return Ok(self
+                .render_marked(&to_values(messages), &Variables::new(input), input.add_generation_prompt)?
+                .0);
+        }
+        let failed = |reason: &str| DataError::TemplateFailed { roles: roles(messages), reason: reason.to_owned() };
+        if input.add_generation_prompt {
+            return Err(failed("continue_final_message and add_generation_prompt exclude each other"));
+        }
+        let mut messages = messages.to_vec();
+        let content = messages.last_mut().and_then(|message| message.get_mut("content"));
+        let Some(Json::String(content)) = content else {
+            return Err(failed("continue_final_message needs a last message with a text"));
+        };
+        // With a space behind it, as transformers does it: a template that takes the space away takes that of the message.
+        content.push(OPEN_END);
+        content.push(' ');
+        let (text, _) = self.render_marked(&to_values(&messages), &Variables::new(input), false)?;
+        let end = text.rfind(OPEN_END).ok_or_else(|| failed("the template does not write the whole last message"))?;
+        let (before, behind) = text.split_at(end);
+        let kept = behind[OPEN_END.len_utf8()..].starts_with(' ');
+        Ok(if kept { before } else { before.trim_end_matches(is_space) }.to_owned())
     }
 
     /// Fixes what `strftime_now` returns, in seconds since 1970 UTC; until then it is the moment of loading. A run
@@ -80,6 +137,11 @@ impl ChatTemplate {
         self.uses_date
     }
 
+    /// The template's text, as it was read.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
     /// Whether the template says itself which text is the assistant's, with `{% generation %}` blocks.
     pub(crate) fn marks_generation(&self) -> bool {
         self.marks_generation
@@ -88,36 +150,91 @@ impl ChatTemplate {
     /// Renders, and gives the byte ranges that came from `{% generation %}` blocks.
     pub(crate) fn render_marked(
         &self,
-        messages: &[Message],
+        messages: &[Value],
+        variables: &Variables<'_>,
         add_generation_prompt: bool,
     ) -> Result<(String, Vec<Range<usize>>), DataError> {
-        let failed = |reason: String| DataError::TemplateFailed { roles: roles(messages), reason };
-        if messages.iter().any(|message| message.content.contains([BLOCK_START, BLOCK_END])) {
-            return Err(failed("a message holds U+FDD0 or U+FDD1, which are not characters".to_owned()));
-        }
-        let special_tokens = Value::from_serialize(&self.special_tokens);
-        let variables = context! {
-            messages => messages,
-            tools => Value::from(()),
-            documents => Value::from(()),
-            add_generation_prompt => add_generation_prompt,
-            ..special_tokens
-        };
-        let rendered = self
-            .environment
-            .get_template(NAME)
-            .and_then(|template| template.render(variables))
-            .map_err(|reason| failed(full_reason(&reason)))?;
-        Ok(take_marks(&rendered))
+        let tokens =
+            self.special_tokens.iter().map(|(name, token)| (Value::from(name.as_str()), token.as_str().into()));
+        let arguments = variables.arguments.iter().flat_map(|arguments| arguments.iter());
+        let arguments = arguments.map(|(name, value)| (Value::from(name.as_str()), Value::from_serialize(value)));
+        let own = [
+            ("messages", Value::from(messages.to_vec())),
+            ("tools", variables.tools.clone()),
+            ("documents", variables.documents.clone()),
+            ("add_generation_prompt", add_generation_prompt.into()),
+        ];
+        let own = own.into_iter().map(|(name, value)| (Value::from(name), value));
+        let context: Value = tokens.chain(arguments).chain(own).collect::<BTreeMap<_, _>>().into();
+        let rendered = engine::render(&self.environment, NAME, context).map_err(|reason| {
+            let roles = messages.iter().map(|message| crate::python::to_str(&role_of(message))).collect::<Vec<_>>();
+            let roles = if roles.is_empty() { NO_MESSAGE.to_owned() } else { roles.join(", ") };
+            DataError::TemplateFailed { roles, reason: full_reason(&reason) }
+        })?;
+        Ok(take_blocks(&rendered))
     }
 }
 
-/// Roles in order, for error messages.
-fn roles(messages: &[Message]) -> String {
-    if messages.is_empty() {
-        return "no message at all".to_owned();
+/// Stands behind the last message while it is left open. A code point that Unicode promises never to assign.
+const OPEN_END: char = '\u{FDD4}';
+const NO_MESSAGE: &str = "no message at all";
+
+/// What a template sees beside the messages, as the engine's values: made once for all renders of a conversation.
+pub(crate) struct Variables<'a> {
+    tools: Value,
+    documents: Value,
+    arguments: Option<&'a Map<String, Json>>,
+}
+
+impl<'a> Variables<'a> {
+    pub(crate) fn new(input: TemplateInput<'a>) -> Self {
+        let list = |items: Option<&[Json]>| items.map_or(Value::from(()), Value::from_serialize);
+        Self { tools: list(input.tools), documents: list(input.documents), arguments: input.arguments }
     }
-    messages.iter().map(|message| message.role.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+/// Messages as the engine's values, as transformers prepares them: without nulls, reasoning under each of its names.
+fn to_values(messages: &[Map<String, Json>]) -> Vec<Value> {
+    messages.iter().map(|message| to_value(message, None)).collect()
+}
+
+/// A message as the engine's value, with another content if one is given.
+pub(crate) fn to_value(message: &Map<String, Json>, content: Option<&str>) -> Value {
+    let mut pairs: Vec<(Value, Value)> = Vec::with_capacity(message.len() + 2);
+    let reasoning = REASONING.iter().find_map(|key| message.get(*key).filter(|value| !value.is_null()));
+    if let Some(reasoning) = reasoning
+        && message.get("thinking").is_none_or(Json::is_null)
+    {
+        pairs.push((Value::from("thinking"), Value::from_serialize(reasoning)));
+    }
+    let kept = message.iter().filter(|(_, value)| !value.is_null());
+    let value = |value: &Json| value.as_str().map_or_else(|| Value::from_serialize(value), Value::from);
+    pairs.extend(kept.map(|(key, item)| match content.filter(|_| key == "content") {
+        Some(content) => (Value::from(key.as_str()), Value::from(content)),
+        None => (Value::from(key.as_str()), value(item)),
+    }));
+    if let Some(reasoning) = reasoning
+        && !message.contains_key("reasoning_content")
+    {
+        pairs.push((Value::from("reasoning_content"), Value::from_serialize(reasoning)));
+    }
+    Value::from_iter(pairs)
+}
+
+fn role_of(message: &Value) -> Value {
+    message.get_attr("role").unwrap_or_default()
+}
+
+/// Roles in order, for error messages.
+fn roles(messages: &[Map<String, Json>]) -> String {
+    if messages.is_empty() {
+        return NO_MESSAGE.to_owned();
+    }
+    messages
+        .iter()
+        .map(|message| message.get("role").and_then(Json::as_str).unwrap_or("?"))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// The engine's error with its causes and the template's line.
@@ -129,54 +246,36 @@ fn full_reason(error: &Error) -> String {
     reason
 }
 
-fn raise_exception(message: String) -> Result<Value, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, message))
-}
-
-/// What a `{% generation %}` block became: its body between marks.
-fn generation(state: &State, arguments: Kwargs) -> Result<String, Error> {
-    let body = arguments.get::<Value>("caller")?.call(state, &[])?;
-    Ok(format!("{BLOCK_START}{body}{BLOCK_END}"))
-}
-
-/// `{% generation %}` is an extension of transformers that the engine does not know: it becomes a call block, which has
-/// the same white-space rules. Says whether there was any.
-fn replace_generation_tags(source: &str) -> (String, bool) {
-    let mut replaced = String::with_capacity(source.len());
-    let mut rest = source;
-    let mut found = false;
-    while let Some((before, after)) = rest.split_once("{%") {
-        let (tag, behind) = after.split_once("%}").unwrap_or((after, ""));
-        let closed = tag.len() < after.len();
-        replaced.push_str(before);
-        replaced.push_str("{%");
-        match tag.trim_matches(['-', '+']).trim() {
-            "generation" => {
-                replaced.push_str(&tag.replace("generation", "call firebrick_generation()"));
-                found = true;
-            }
-            "endgeneration" => replaced.push_str(&tag.replace("endgeneration", "endcall")),
-            _ => replaced.push_str(tag),
+/// Where the first of some marks stands in a text. They are code points from U+FDD0 on, which begin with one byte that is
+/// rare, so this is a search for a byte.
+pub(crate) fn find_mark(text: &str, marks: &[char]) -> Option<usize> {
+    const LEAD: u8 = 0xef;
+    let mut from = 0;
+    while let Some(at) = text.as_bytes()[from..].iter().position(|&byte| byte == LEAD) {
+        from += at;
+        if text[from..].starts_with(marks) {
+            return Some(from);
         }
-        replaced.push_str(if closed { "%}" } else { "" });
-        rest = behind;
+        from += 1;
     }
-    replaced.push_str(rest);
-    (replaced, found)
+    None
 }
 
-/// Removes the marks and gives the byte ranges between them.
-fn take_marks(rendered: &str) -> (String, Vec<Range<usize>>) {
+/// Removes the marks of blocks and gives the byte ranges between them.
+fn take_blocks(rendered: &str) -> (String, Vec<Range<usize>>) {
     let mut text = String::with_capacity(rendered.len());
     let mut ranges = Vec::new();
-    let mut start = 0;
-    for character in rendered.chars() {
-        match character {
-            BLOCK_START => start = text.len(),
-            BLOCK_END => ranges.push(start..text.len()),
-            _ => text.push(character),
+    let (mut start, mut rest) = (0, rendered);
+    while let Some(at) = find_mark(rest, &[BLOCK_START, BLOCK_END]) {
+        text.push_str(&rest[..at]);
+        if rest[at..].starts_with(BLOCK_START) {
+            start = text.len();
+        } else {
+            ranges.push(start..text.len());
         }
+        rest = &rest[at + BLOCK_START.len_utf8()..];
     }
+    text.push_str(rest);
     (text, ranges)
 }
 
@@ -203,7 +302,10 @@ mod tests {
              {% endif %}\n\
              {% endfor %}",
         );
-        let (text, ranges) = template.render_marked(&[message("user", "q"), message("assistant", "é")], false).unwrap();
+        let messages =
+            [("user", "q"), ("assistant", "é")].map(|(role, content)| crate::shape::Turn::new(role, content).message);
+        let variables = Variables::new(TemplateInput::default());
+        let (text, ranges) = template.render_marked(&to_values(&messages), &variables, false).unwrap();
         assert_eq!(text, "21é.x");
         assert_eq!(ranges, [1..5, 5..6]);
         assert!(template.marks_generation());
@@ -239,6 +341,30 @@ mod tests {
             template.render(&messages, false).unwrap(),
             "2|THERE|True|x|{\"role\": \"user\", \"content\": \" hello there \"}|True|False|a2|NoneTrue"
         );
+    }
+
+    #[test]
+    fn final_message_can_be_left_open() {
+        let open = |source: &str, content: &str| {
+            let messages = [crate::shape::Turn::new("assistant", content).message];
+            let input = TemplateInput { continue_final_message: true, ..TemplateInput::default() };
+            template(source).render_chat(&messages, input)
+        };
+        let plain = "{% for m in messages %}[{{ m.content }}]</s>{% endfor %}";
+        assert_eq!(open(plain, "so ").unwrap(), "[so ");
+        // A template that trims takes the space behind the text too, as in transformers.
+        assert_eq!(open(&plain.replace("m.content", "m.content | trim"), "so ").unwrap(), "[so");
+        assert!(open("nothing of it", "so").is_err());
+    }
+
+    #[test]
+    fn documents_and_arguments_reach_the_template_and_arguments_win_over_special_tokens() {
+        let template = template("{{ documents[0].title }}|{{ enable_thinking is false }}|{{ bos_token }}");
+        let documents = [serde_json::json!({ "title": "t" })];
+        let arguments = serde_json::json!({ "enable_thinking": false, "bos_token": "x" });
+        let input =
+            TemplateInput { documents: Some(&documents), arguments: arguments.as_object(), ..TemplateInput::default() };
+        assert_eq!(template.render_chat(&[], input).unwrap(), "t|True|x");
     }
 
     #[test]

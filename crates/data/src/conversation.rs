@@ -1,125 +1,66 @@
-//! Messages to tokens, and which of them the assistant wrote: the loss mask of a chat row.
+//! Messages to tokens, and which of them are trained.
 //!
-//! The conversation is rendered and tokenised whole, as the model will meet it; characters of the assistant are found
-//! in the text and mapped to tokens through the tokenizer's offsets. A template with `{% generation %}` blocks says
-//! itself which text is the assistant's. For others, message `i` is what rendering up to and with it adds to rendering
-//! up to it with the generation prompt, and that is checked, not assumed.
-//!
-//! Gives up templates without such blocks that rewrite earlier turns (dropping earlier reasoning, say): they are
-//! refused.
+//! The conversation is rendered and tokenised whole, as the model will meet it; the characters of trained messages are
+//! found in the text (`locate.rs`) and mapped to tokens through the tokenizer's offsets. Gives up telling text that
+//! spells a special token from the token, as transformers does by default.
 
-use std::ops::Range;
-
-use crate::chat_template::{ChatTemplate, Message};
 use crate::dataset::Example;
 use crate::error::DataError;
-use crate::read::TrainOn;
+use crate::locate::locate;
+use crate::mask::{Selection, Tokens, TrainOn};
+use crate::shape::Chat;
 use crate::tokenizer::Tokenizer;
 
-/// The role whose text is trained with [`TrainOn::Assistant`].
-const ASSISTANT: &str = "assistant";
+/// A conversation in tokens.
+#[derive(Debug)]
+pub(crate) struct ChatTokens {
+    pub(crate) example: Example,
+    /// The tokens that close a trained turn, trained or not.
+    pub(crate) closings: Vec<usize>,
+    /// The template did not write a system message that the conversation has.
+    pub(crate) system_ignored: bool,
+}
 
 /// Renders and tokenises a conversation and marks its trained tokens; the first token never is.
 ///
-/// Errors: no chat template, a template that refuses the messages or whose assistant text cannot be located, a doubled
+/// Errors: no chat template, a template that refuses the messages or whose trained text cannot be located, a doubled
 /// beginning-of-text token.
-pub(crate) fn encode_conversation(
+pub(crate) fn encode_chat(
     tokenizer: &Tokenizer,
-    messages: &[Message],
+    chat: &Chat,
     train_on: TrainOn,
-) -> Result<Example, DataError> {
-    let template = tokenizer.chat_template()?;
-    let (text, spans) = match train_on {
-        TrainOn::All => (template.render(messages, false)?, Vec::new()),
-        TrainOn::Assistant => assistant_spans(template, messages)?,
+    train_end_of_turn: bool,
+) -> Result<ChatTokens, DataError> {
+    let template = tokenizer.chat_template_for(chat.tools.is_some())?;
+    let selection = Selection::new(chat, train_on);
+    let located = locate(template, chat, &selection)?;
+    let (tokens, trained, closings) = if located.spans.is_empty() {
+        let tokens = tokenizer.encode_plain(&located.text)?;
+        let trained = (0..tokens.len()).map(|index| selection.inverted && index > 0).collect();
+        (tokens, trained, Vec::new())
+    } else {
+        let encoding = tokenizer.encode_with_offsets(&located.text)?;
+        let (ids, offsets) = (encoding.get_ids(), encoding.get_offsets());
+        let tokens = Tokens { tokenizer, text: &located.text, ids, offsets };
+        let (trained, closings) = tokens.mask(&located.spans, selection.inverted, train_end_of_turn);
+        (ids.to_vec(), trained, closings)
     };
-    let encoding = tokenizer.encode_with_offsets(&text)?;
-    let tokens = encoding.get_ids().to_vec();
     if let (Some(bos), Some(token)) = (tokenizer.bos_token_id(), tokenizer.bos_token())
         && tokens.starts_with(&[bos, bos])
     {
         return Err(DataError::DoubledBos { token: token.to_owned() });
     }
-    let mut trained = vec![train_on == TrainOn::All; tokens.len()];
-    for span in spans {
-        let range = trained_range(tokenizer, &text, &tokens, encoding.get_offsets(), span);
-        trained[range].fill(true);
-    }
-    if let Some(first) = trained.first_mut() {
-        *first = false;
-    }
-    Ok(Example { tokens, trained })
-}
-
-/// The rendered conversation and the byte ranges that the assistant wrote, in order.
-fn assistant_spans(template: &ChatTemplate, messages: &[Message]) -> Result<(String, Vec<Range<usize>>), DataError> {
-    let (text, blocks) = template.render_marked(messages, false)?;
-    if template.marks_generation() {
-        return Ok((text, blocks));
-    }
-    let mut spans = Vec::new();
-    for (index, _) in messages.iter().enumerate().filter(|(_, message)| message.role == ASSISTANT) {
-        let before = template.render(&messages[..index], true)?;
-        check_prefix(&before, &text, index, "before it")?;
-        let end = if index + 1 == messages.len() {
-            text.len()
-        } else {
-            let with = template.render(&messages[..=index], false)?;
-            check_prefix(&with, &text, index, "up to it")?;
-            check_prefix(&before, &with, index, "before it")?;
-            with.len()
-        };
-        spans.push(before.len()..end);
-    }
-    Ok((text, spans))
-}
-
-fn check_prefix(prefix: &str, whole: &str, index: usize, name: &'static str) -> Result<(), DataError> {
-    if whole.starts_with(prefix) {
-        return Ok(());
-    }
-    let same = prefix.chars().zip(whole.chars()).take_while(|(left, right)| left == right);
-    let byte = same.map(|(character, _)| character.len_utf8()).sum();
-    let excerpt = |text: &str| text[byte..].chars().take(24).collect();
-    Err(DataError::NotAPrefix {
-        message: index + 1,
-        prefix: name,
-        byte,
-        found: excerpt(prefix),
-        expected: excerpt(whole),
-    })
-}
-
-/// The tokens of an assistant's span. A token that crosses the edge of the span belongs to it. The span ends with the
-/// special token that closes the turn: white space behind it is the template's, nobody has to write it, and a closing
-/// token right behind the span is the assistant's to write even where the template's block leaves it out.
-fn trained_range(
-    tokenizer: &Tokenizer,
-    text: &str,
-    tokens: &[u32],
-    offsets: &[(usize, usize)],
-    span: Range<usize>,
-) -> Range<usize> {
-    let first = offsets.partition_point(|&(_, end)| end <= span.start);
-    let last = offsets.partition_point(|&(start, _)| start < span.end).max(first);
-    let is_special = |&index: &usize| tokenizer.is_special(tokens[index]);
-    let closing = (first..last).rev().find(is_special);
-    if let Some(closing) = closing
-        && text.get(offsets[closing].1..span.end).is_none_or(|behind| behind.trim().is_empty())
-    {
-        return first..closing + 1;
-    }
-    let closes_behind = last < tokens.len() && is_special(&last);
-    first..if closes_behind { last + 1 } else { last }
+    Ok(ChatTokens { example: Example { tokens, trained }, closings, system_ignored: located.system_ignored })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shape::Turn;
     use crate::test_tokenizer::{TEMPLATE, TestTokenizer};
 
-    fn messages(turns: &[(&str, &str)]) -> Vec<Message> {
-        turns.iter().map(|&(role, content)| Message { role: role.to_owned(), content: content.to_owned() }).collect()
+    fn chat(turns: &[(&str, &str)]) -> Chat {
+        Chat { turns: turns.iter().map(|&(role, content)| Turn::new(role, content)).collect(), ..Chat::default() }
     }
 
     /// The text of the trained tokens, runs separated by `|`.
@@ -133,14 +74,23 @@ mod tests {
         text.collect::<Vec<_>>().join("|")
     }
 
-    fn trained_by(template: &str, turns: &[(&str, &str)]) -> Result<String, DataError> {
+    fn trained_with(template: &str, chat: &Chat, train_on: TrainOn, end_of_turn: bool) -> Result<String, DataError> {
         let tokenizer = TestTokenizer { template: Some(template), ..TestTokenizer::default() }.load();
-        let example = encode_conversation(&tokenizer, &messages(turns), TrainOn::Assistant)?;
-        Ok(trained_text(&tokenizer, &example))
+        let encoded = encode_chat(&tokenizer, chat, train_on, end_of_turn)?;
+        Ok(trained_text(&tokenizer, &encoded.example))
+    }
+
+    fn trained_by(template: &str, turns: &[(&str, &str)]) -> Result<String, DataError> {
+        trained_with(template, &chat(turns), TrainOn::Assistant, true)
     }
 
     const TWO_TURNS: [(&str, &str); 5] =
         [("system", "s"), ("user", "q1"), ("assistant", "é1 "), ("user", "q2"), ("assistant", "a2")];
+    /// The assistant's text in blocks, its header not.
+    const BLOCKS: &str = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>\n\
+        {% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}\n\
+        {% else %}{{ m.content }}{{ eos_token }}\n{% endif %}\
+        {% endfor %}";
 
     #[test]
     fn assistant_text_and_its_closing_token_are_trained_and_nothing_else() {
@@ -148,31 +98,90 @@ mod tests {
     }
 
     #[test]
-    fn generation_blocks_give_the_same_mask_as_prefixes() {
-        let template = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>\n\
-            {% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}\n\
-            {% else %}{{ m.content }}{{ eos_token }}\n{% endif %}\
-            {% endfor %}";
-        assert_eq!(trained_by(template, &TWO_TURNS).unwrap(), "é1 </s>|a2</s>");
-        let open = template.replace("{{ eos_token }}{% endgeneration %}", "{% endgeneration %}{{ eos_token }}");
+    fn generation_blocks_give_the_same_mask_as_marks() {
+        assert_eq!(trained_by(BLOCKS, &TWO_TURNS).unwrap(), "é1 </s>|a2</s>");
+        let open = BLOCKS.replace("{{ eos_token }}{% endgeneration %}", "{% endgeneration %}{{ eos_token }}");
         assert_eq!(trained_by(&open, &TWO_TURNS).unwrap(), "é1 </s>|a2</s>");
     }
 
     #[test]
     fn train_on_all_trains_everything_but_the_first_token() {
         let tokenizer = TestTokenizer::default().load();
-        let example = encode_conversation(&tokenizer, &messages(&TWO_TURNS), TrainOn::All).unwrap();
+        let example = encode_chat(&tokenizer, &chat(&TWO_TURNS), TrainOn::All, true).unwrap().example;
         assert!(!example.trained[0] && example.trained[1..].iter().all(|&trained| trained));
     }
 
     #[test]
-    fn template_that_rewrites_earlier_turns_is_refused() {
+    fn last_turn_and_flags_choose_messages_with_and_without_blocks() {
+        for template in [TEMPLATE, BLOCKS] {
+            let mut chat = chat(&TWO_TURNS);
+            assert_eq!(trained_with(template, &chat, TrainOn::LastTurn, true).unwrap(), "a2</s>");
+            assert_eq!(trained_with(template, &chat, TrainOn::LastTurn, false).unwrap(), "a2");
+            chat.turns[4].trained = Some(false);
+            assert_eq!(trained_with(template, &chat, TrainOn::Assistant, true).unwrap(), "é1 </s>");
+            chat.turns[3].trained = Some(true);
+            assert_eq!(trained_with(template, &chat, TrainOn::Assistant, true).unwrap(), "é1 </s>|q2</s>");
+            let all = trained_with(template, &chat, TrainOn::All, true).unwrap();
+            assert!(all.contains("q2</s>") && all.contains("<|user|>") && !all.contains("a2"), "{all}");
+        }
+    }
+
+    #[test]
+    fn template_that_rewrites_earlier_turns_is_understood() {
+        // The header differs for the last turn, and reasoning is dropped from earlier ones.
+        let template = "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' and loop.last %}<think>\n\n\
+            </think>{% endif %}{{ m.content.split('</think>')[-1] }}{{ eos_token }}{% endfor %}\
+            {% if add_generation_prompt %}<|assistant|>{% endif %}";
+        let turns = [("user", "q1"), ("assistant", "t</think>a1"), ("user", "q2"), ("assistant", "a2")];
+        assert_eq!(trained_by(template, &turns).unwrap(), "a1</s>|<think>\n\n</think>a2</s>");
+    }
+
+    #[test]
+    fn template_that_looks_into_contents_and_rewrites_turns_is_refused() {
         let template = "{% for m in messages %}<|{{ m.role }}|>{% if loop.last %}[last]{% endif %}\
-            {{ m.content }}{% endfor %}\
+            {{ m.content[1:] }}{% endfor %}\
             {% if add_generation_prompt %}<|assistant|>{% endif %}";
         let error = trained_by(template, &TWO_TURNS).unwrap_err();
         assert!(matches!(error, DataError::NotAPrefix { message: 3, prefix: "before it", .. }), "{error}");
         assert!(error.to_string().contains("{% generation %}"), "{error}");
+    }
+
+    #[test]
+    fn calls_of_tools_are_trained_to_the_end_of_the_turn() {
+        let template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\
+            {% for call in m.tool_calls or [] %}[{{ call.function.name }}{{ call.function.arguments | tojson }}]{% endfor %}\
+            {{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
+        let mut chat = chat(&[("user", "q"), ("assistant", ""), ("tool", "18"), ("assistant", "It is 18.")]);
+        let call = serde_json::json!([{ "function": { "name": "f", "arguments": { "x": 1 } } }]);
+        chat.turns[1].message.insert("tool_calls".to_owned(), call);
+        let trained = || trained_with(template, &chat, TrainOn::Assistant, true).unwrap();
+        assert_eq!(trained(), "[f{\"x\": 1}]</s>|It is 18.</s>");
+        chat.turns[1].message.remove("content");
+        assert_eq!(trained_with(template, &chat, TrainOn::LastTurn, true).unwrap(), "[f{\"x\": 1}]</s>|It is 18.</s>");
+    }
+
+    #[test]
+    fn system_message_that_the_template_leaves_out_is_noticed() {
+        let template = TEMPLATE.replace(
+            "<|{{ message.role }}|>",
+            "{% if message.role == 'system' %}{% continue %}\
+            {% endif %}<|{{ message.role }}|>",
+        );
+        let ignored = |template: &str| {
+            let tokenizer = TestTokenizer { template: Some(template), ..TestTokenizer::default() }.load();
+            encode_chat(&tokenizer, &chat(&TWO_TURNS), TrainOn::Assistant, true).unwrap().system_ignored
+        };
+        assert!(ignored(&template) && !ignored(TEMPLATE));
+    }
+
+    #[test]
+    fn end_token_that_is_also_the_padding_is_trained() {
+        let mut test = TestTokenizer::default();
+        test.config["pad_token"] = "</s>".into();
+        let tokenizer = test.load();
+        assert_eq!(tokenizer.pad_token_id(), tokenizer.eos_token_id());
+        let encoded = encode_chat(&tokenizer, &chat(&TWO_TURNS), TrainOn::Assistant, true).unwrap();
+        assert_eq!(trained_text(&tokenizer, &encoded.example), "é1 </s>|a2</s>");
     }
 
     #[test]
@@ -185,7 +194,7 @@ mod tests {
     #[test]
     fn tokenizer_without_template_says_where_it_looked_and_what_to_do() {
         let tokenizer = TestTokenizer { template: None, ..TestTokenizer::default() }.load();
-        let error = encode_conversation(&tokenizer, &messages(&TWO_TURNS), TrainOn::All).unwrap_err().to_string();
+        let error = encode_chat(&tokenizer, &chat(&TWO_TURNS), TrainOn::All, true).unwrap_err().to_string();
         for word in ["chat_template.jinja", "tokenizer_config.json", "chat_template.json", "instruction-tuned"] {
             assert!(error.contains(word), "{error}");
         }

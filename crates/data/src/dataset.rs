@@ -2,7 +2,7 @@
 //!
 //! Gives up streaming: all tokens of a file are held in memory (five bytes each).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter, Result as FormatResult};
 
 use crate::error::DataError;
@@ -116,33 +116,7 @@ impl Dataset {
     /// asked for). Error: a side would be empty.
     pub fn split(self, holdout: Holdout) -> Result<(Self, Self), DataError> {
         let hashes: Vec<u64> = self.examples.iter().map(hash_of).collect();
-        let mut copies = HashMap::new();
-        hashes.iter().for_each(|&hash| *copies.entry(hash).or_insert(0_usize) += 1);
-        let mut distinct: Vec<(u64, usize)> = copies.into_iter().collect();
-        distinct.sort_unstable();
-
-        let examples = self.examples.len();
-        let wanted = match holdout {
-            Holdout::Fraction(share) if share > 0.0 && share < 1.0 => {
-                (share * examples as f64).round().max(1.0) as usize
-            }
-            Holdout::Count(count) if count > 0 => count,
-            Holdout::Fraction(_) | Holdout::Count(_) => examples,
-        };
-        let mut held = 0;
-        let reaches = |&(_, count): &(u64, usize)| {
-            held += count;
-            held >= wanted
-        };
-        let last = distinct.iter().position(reaches).filter(|&last| last + 1 < distinct.len());
-        let Some(last) = last else {
-            let asked = match holdout {
-                Holdout::Fraction(share) => format!("a share of {share}"),
-                Holdout::Count(count) => count.to_string(),
-            };
-            return Err(DataError::BadSplit { asked, examples, distinct: distinct.len() });
-        };
-        let limit = distinct[last].0;
+        let limit = largest_held_out_hash(hashes.clone(), holdout)?;
         let (mut train, mut eval) = (Vec::new(), Vec::new());
         for (example, hash) in self.examples.into_iter().zip(hashes) {
             if hash <= limit { &mut eval } else { &mut train }.push(example);
@@ -150,6 +124,28 @@ impl Dataset {
         let half = |examples: Vec<Example>| Self { report: self.report.of_half(&examples), examples };
         Ok((half(train), half(eval)))
     }
+}
+
+/// Decides a split: documents with this hash or a smaller one are held out. Error: a side would be empty.
+pub(crate) fn largest_held_out_hash(mut hashes: Vec<u64>, holdout: Holdout) -> Result<u64, DataError> {
+    hashes.sort_unstable();
+    let examples = hashes.len();
+    let wanted = match holdout {
+        Holdout::Fraction(share) if share > 0.0 && share < 1.0 => (share * examples as f64).round().max(1.0) as usize,
+        Holdout::Count(count) if count > 0 => count,
+        Holdout::Fraction(_) | Holdout::Count(_) => examples,
+    };
+    let limit = hashes.get(wanted.wrapping_sub(1)).copied();
+    // Equal examples stay together, so more than wanted may be held out.
+    if let Some(limit) = limit.filter(|limit| hashes.last() > Some(limit)) {
+        return Ok(limit);
+    }
+    let asked = match holdout {
+        Holdout::Fraction(share) => format!("a share of {share}"),
+        Holdout::Count(count) => count.to_string(),
+    };
+    hashes.dedup();
+    Err(DataError::BadSplit { asked, examples, distinct: hashes.len() })
 }
 
 fn hash_of(example: &Example) -> u64 {

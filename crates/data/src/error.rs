@@ -9,12 +9,16 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// A line of a data file, shown as `path:line`.
+use crate::cache::CacheError;
+use crate::shape::ShapeError;
+use crate::source::SourceError;
+
+/// A line of a data file, shown as `path:line`. Parquet and Arrow files have no lines: there it is the row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// The data file.
     pub path: PathBuf,
-    /// Line number, the first line is 1.
+    /// Line number (or row number), the first is 1.
     pub line: usize,
 }
 
@@ -27,6 +31,15 @@ impl Display for Place {
 /// What went wrong while turning text into batches.
 #[derive(Debug, Error)]
 pub enum DataError {
+    /// The data cannot be found or read.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// A record is not what its shape asks for, or too many records teach nothing.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// The cache of tokenised data cannot be used.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
     /// The operating system refused to open or read a file.
     #[error("cannot read {}: {reason}", path.display())]
     Io {
@@ -62,6 +75,14 @@ pub enum DataError {
     NoChatTemplate {
         /// The files and keys that were looked at.
         looked_for: String,
+    },
+    /// A chat template was asked for by a name that the tokenizer does not have.
+    #[error("the tokenizer has no chat template named {name:?}; those it has: {names}")]
+    NoSuchTemplate {
+        /// What was asked for.
+        name: String,
+        /// The names there are.
+        names: String,
     },
     /// The chat template does not parse.
     #[error("the chat template in {} does not parse: {reason}", path.display())]
@@ -101,6 +122,17 @@ pub enum DataError {
         /// A few characters of the whole conversation from there.
         expected: String,
     },
+    /// The text of a message that is to be trained stands nowhere in the rendered conversation, or more than once.
+    #[error(
+        "cannot tell which text is that of message {message} ({role}): the chat template changes it, leaves it out, or \
+         writes it twice. Take the training flag from the message, or set train_on = \"all\""
+    )]
+    MessageNotFound {
+        /// The message, the first is 1.
+        message: usize,
+        /// Who speaks in it.
+        role: String,
+    },
     /// The tokenizer failed on a text.
     #[error("the tokenizer failed: {reason}")]
     Tokenize {
@@ -115,6 +147,17 @@ pub enum DataError {
     DoubledBos {
         /// The token as text.
         token: String,
+    },
+    /// A pretokenized row that was made with another tokenizer.
+    #[error(
+        "the row has the token {token}, but the tokenizer has only {vocab_size}: it was made with another tokenizer. \
+         Tokenise it again, or use that tokenizer"
+    )]
+    ForeignToken {
+        /// The token id.
+        token: u32,
+        /// Tokens that the tokenizer has.
+        vocab_size: usize,
     },
     /// Text rows are closed by an end-of-text token and the tokenizer names none.
     #[error(
@@ -151,30 +194,6 @@ pub enum DataError {
         /// Where in the line.
         within: String,
     },
-    /// Neither key of a known format is in the row, or not the one that the format needs.
-    #[error("{place}: expected the key {expected}, found {found}. {hint}")]
-    MissingKey {
-        /// File and line.
-        place: Place,
-        /// The key or keys that would do.
-        expected: String,
-        /// The keys that are there.
-        found: String,
-        /// What to do.
-        hint: String,
-    },
-    /// A value of the wrong JSON type.
-    #[error("{place}: {key} must be {expected}, found {found}")]
-    WrongType {
-        /// File and line.
-        place: Place,
-        /// Path of the value inside the row.
-        key: String,
-        /// The type that is needed.
-        expected: &'static str,
-        /// What is there.
-        found: String,
-    },
     /// A row that teaches nothing, and not because it was cut.
     #[error("{place}: no token of this row would be trained: {why}. Remove the row, or set train_on = \"all\"")]
     NothingTrainedInRow {
@@ -182,6 +201,14 @@ pub enum DataError {
         place: Place,
         /// What the row lacks.
         why: String,
+    },
+    /// A row that cannot be trained on.
+    #[error("{place}: {reason}")]
+    BadRow {
+        /// File and line.
+        place: Place,
+        /// What is wrong, with what to do.
+        reason: String,
     },
     /// A failure of the template or of the tokenizer, with the row that caused it.
     #[error("{place}: {reason}")]

@@ -2,16 +2,24 @@
 #![doc = include_str!("../README.md")]
 
 mod batch;
+mod cache;
 mod chat_template;
 mod conversation;
 mod dataset;
+mod diagnose;
+mod encoder;
 mod error;
 mod loader;
+mod locate;
+mod mask;
 mod pack;
+mod pipeline;
 mod python;
 mod question;
 mod read;
 mod row;
+mod shape;
+mod source;
 mod stable_hash;
 mod tokenizer;
 
@@ -19,11 +27,21 @@ mod tokenizer;
 mod test_tokenizer;
 
 pub use batch::{Batch, IGNORE_INDEX};
-pub use chat_template::{ChatTemplate, Message};
+pub use cache::{CacheError, CacheKey, Cached, Document, DocumentSet, StoreWriter, TokenCache, TokenStore};
+pub use chat_template::{ChatTemplate, Message, TemplateChoice, TemplateInput};
 pub use dataset::{Dataset, Example, Holdout, ReadReport};
+pub use diagnose::{Diagnosis, Finding, FindingKind, Seen};
+pub use encoder::{EncodeOptions, Encoded, Encoder, Overflow};
 pub use error::{DataError, Place};
-pub use loader::{Cursor, Loader, LoaderConfig};
-pub use pack::{PackReport, PackedDataset};
+pub use loader::{Cursor, Loader, LoaderConfig, LoaderRate};
+pub use mask::TrainOn;
+pub use pack::{LengthHistogram, LengthStep, PackOptions, PackReport, PackedDataset};
+pub use pipeline::Pipeline;
 pub use question::Question;
-pub use read::{DatasetFormat, ReadOptions, TrainOn};
+pub use read::{DatasetFormat, ReadOptions};
+pub use shape::{Chat, Fields, Percent, Row, Shape, ShapeError, Turn};
+pub use source::{
+    Compression, ContentKeys, Download, Exhausted, Format, Hub, HubSettings, MAX_RECORD_BYTES, MixOrder, MixedRecords,
+    Mixture, Record, Records, Source, SourceError, SourceSpec, TextUnit,
+};
 pub use tokenizer::Tokenizer;

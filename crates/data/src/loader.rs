@@ -1,24 +1,31 @@
-//! Batches in a fixed, resumable order, made ahead of time on a thread of their own.
+//! Batches in a fixed, resumable order, made ahead of time on threads of their own.
 //!
 //! All ranks walk one sequence of rows, epoch after epoch. A micro-batch takes the next `rows_per_batch * world_size`
 //! of them, rank 0 the first `rows_per_batch`, rank 1 the next, and so on. It runs over the end of an epoch into the
 //! next, so every micro-batch has the same number of rows but the very last, which has what is left, dealt out evenly;
 //! a rank that gets none of it receives one row of padding, so that all ranks see equally many micro-batches.
 //!
-//! The order of an epoch is a permutation drawn from seed and epoch alone, so a cursor (epoch, row) is all that
-//! resuming needs. Gives up reordering within memory limits: rows are all in memory.
+//! The order of an epoch follows from seed and epoch alone (`order.rs`), so a cursor (epoch, row) is all that resuming
+//! needs, with any number of rows, ranks or workers. Micro-batch `n` is made by worker `n % workers` and taken from it:
+//! what comes never depends on timing. Gives up ranks of equal work where rows have different lengths.
 
+use std::any::Any;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
 
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{RngCore, SeedableRng};
 use serde::{Deserialize, Serialize};
 
 use crate::batch::Batch;
 use crate::pack::PackedDataset;
+
+mod order;
+mod walk;
+
+use order::Orders;
+use walk::Walk;
 
 /// The place of the next row in the sequence that all ranks share. Saved in checkpoints.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,53 +66,79 @@ impl LoaderConfig {
     }
 }
 
-/// Hands out batches; the thread that makes them ends when this is dropped.
+/// Hands out batches; the threads that make them end when this is dropped.
 #[derive(Debug)]
 pub struct Loader {
     rows: u64,
     config: LoaderConfig,
-    /// Always there, but while dropping.
-    receiver: Option<Receiver<(Batch, Cursor)>>,
-    worker: Option<JoinHandle<()>>,
+    /// Whom the next batch comes from.
+    next: usize,
+    /// Empty once the epochs are over.
+    workers: Vec<Worker>,
+}
+
+#[derive(Debug)]
+struct Worker {
+    batches: Receiver<(Batch, Cursor)>,
+    thread: JoinHandle<()>,
 }
 
 impl Loader {
-    /// Starts at `start`, `Cursor::default()` for a fresh run.
+    /// Starts at `start`, `Cursor::default()` for a fresh run; one thread makes the batches.
     ///
     /// # Panics
-    /// If the configuration has no rows, a rank that does not exist, or the cursor lies outside the epoch: compare
-    /// [`PackedDataset::fingerprint`] before resuming.
+    /// As [`Loader::with_workers`].
     pub fn new(dataset: Arc<PackedDataset>, config: LoaderConfig, start: Cursor) -> Self {
+        Self::with_workers(dataset, config, start, 1)
+    }
+
+    /// Starts at `start`; `workers` threads make the batches. Their number changes nothing in what comes.
+    ///
+    /// # Panics
+    /// If the configuration has no rows or no workers, a rank that does not exist, or the cursor lies outside the epoch:
+    /// compare [`PackedDataset::fingerprint`] before resuming.
+    pub fn with_workers(dataset: Arc<PackedDataset>, config: LoaderConfig, start: Cursor, workers: usize) -> Self {
         let rows = dataset.rows() as u64;
         assert!(config.rows_per_batch > 0, "rows_per_batch must be at least 1");
         assert!(config.rank < config.world_size, "rank {} of {} ranks", config.rank, config.world_size);
         assert!(start.row < rows, "the cursor is at row {}, an epoch has {rows}: another dataset", start.row);
-        let mut walk = Walk {
-            position: start.epoch * rows + start.row,
+        assert!(workers > 0, "a loader needs a worker");
+        let orders = Arc::new(Orders::new(dataset, config.seed, config.shuffle));
+        let depth = config.prefetch.div_ceil(workers).max(1);
+        let start = start.epoch * rows + start.row;
+        let walk = |worker: usize| Walk {
+            position: start + worker as u64 * config.rows_of_all_ranks(),
+            stride: workers as u64,
             end: config.epochs.map(|epochs| epochs * rows),
-            order: Vec::new(),
-            order_epoch: None,
-            dataset,
+            order: None,
+            orders: orders.clone(),
             config: config.clone(),
         };
-        let (sender, receiver) = sync_channel(config.prefetch.max(1));
-        let make = move || {
-            while let Some(made) = walk.next_batch()
-                && sender.send(made).is_ok()
-            {}
-        };
-        // Only a machine out of threads refuses one; nothing could be loaded there.
-        let worker = Builder::new().name("data-loader".to_owned()).spawn(make).expect("the system refused a thread");
-        Self { rows, config, receiver: Some(receiver), worker: Some(worker) }
+        let workers = (0..workers).map(|worker| Worker::spawn(walk(worker), depth)).collect();
+        Self { rows, config, next: 0, workers }
     }
 
     /// The next micro-batch of this rank, and the cursor behind it. `None` when the epochs are over.
     pub fn next_batch(&mut self) -> Option<(Batch, Cursor)> {
-        let made = self.receiver.as_ref().and_then(|receiver| receiver.recv().ok());
-        if made.is_none() {
+        let made = self.workers.get(self.next)?.batches.recv();
+        self.next = (self.next + 1) % self.workers.len();
+        if made.is_err() {
             self.join();
         }
-        made
+        made.ok()
+    }
+
+    /// Takes batches and drops them for `duration`: what the loader delivers when nobody keeps it waiting.
+    pub fn measure(&mut self, duration: Duration) -> LoaderRate {
+        let started = Instant::now();
+        let mut rate = LoaderRate { tokens: 0, seconds: 0.0 };
+        while started.elapsed() < duration
+            && let Some((batch, _)) = self.next_batch()
+        {
+            rate.tokens += batch.tokens() as u64;
+        }
+        rate.seconds = started.elapsed().as_secs_f64();
+        rate
     }
 
     /// Rows of an epoch, over all ranks.
@@ -123,9 +156,9 @@ impl Loader {
         self.config.epochs.map(|epochs| self.config.micro_batches(self.rows, epochs))
     }
 
-    /// Waits for the thread; its panic, a bug of ours, becomes the caller's.
+    /// Ends the threads; the panic of one, a bug of ours, becomes the caller's.
     fn join(&mut self) {
-        if let Some(Err(panic)) = self.worker.take().map(JoinHandle::join) {
+        if let Some(panic) = end(&mut self.workers).pop() {
             resume_unwind(panic);
         }
     }
@@ -133,70 +166,45 @@ impl Loader {
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        // Without a receiver the thread's next send fails and it ends.
-        self.receiver = None;
-        if let Some(worker) = self.worker.take() {
-            // A panic of the thread is not repeated while dropping: that would end the process.
-            drop(worker.join());
-        }
+        // A panic of a thread is not repeated while dropping: that would end the process.
+        drop(end(&mut self.workers));
     }
 }
 
-/// The sequence of micro-batches of one rank.
-struct Walk {
-    dataset: Arc<PackedDataset>,
-    config: LoaderConfig,
-    /// Rows behind, over all epochs and ranks.
-    position: u64,
-    end: Option<u64>,
-    /// The rows of `order_epoch` in the order in which they are shown.
-    order: Vec<u32>,
-    order_epoch: Option<u64>,
+/// Ends threads, and gives the panics that ended some before. Without a receiver a thread's next send fails and it ends.
+fn end(workers: &mut Vec<Worker>) -> Vec<Box<dyn Any + Send>> {
+    let threads: Vec<_> = workers.drain(..).map(|worker| worker.thread).collect();
+    threads.into_iter().filter_map(|thread| thread.join().err()).collect()
 }
 
-impl Walk {
-    fn next_batch(&mut self) -> Option<(Batch, Cursor)> {
-        let full = self.config.rows_of_all_ranks();
-        let left = self.end.map_or(full, |end| end.saturating_sub(self.position));
-        if left == 0 {
-            return None;
-        }
-        let taken = left.min(full);
-        let (rank, ranks) = (self.config.rank as u64, self.config.world_size as u64);
-        let mine = self.position + taken * rank / ranks..self.position + taken * (rank + 1) / ranks;
-        let rows: Vec<usize> = mine.map(|position| self.row_at(position)).collect();
-        self.position += taken;
-        let rows_per_epoch = self.dataset.rows() as u64;
-        let cursor = Cursor { epoch: self.position / rows_per_epoch, row: self.position % rows_per_epoch };
-        Some((self.dataset.batch(&rows), cursor))
-    }
+/// What a loader delivered.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LoaderRate {
+    /// Tokens without padding.
+    pub tokens: u64,
+    /// How long it took.
+    pub seconds: f64,
+}
 
-    fn row_at(&mut self, position: u64) -> usize {
-        let rows = self.dataset.rows();
-        let epoch = position / rows as u64;
-        if self.order_epoch != Some(epoch) {
-            self.order =
-                if self.config.shuffle { shuffled(rows, self.config.seed, epoch) } else { (0..rows as u32).collect() };
-            self.order_epoch = Some(epoch);
-        }
-        self.order[(position % rows as u64) as usize] as usize
+impl LoaderRate {
+    /// Tokens of a second.
+    pub fn tokens_per_second(&self) -> f64 {
+        self.tokens as f64 / self.seconds
     }
 }
 
-/// A permutation of `0..rows` from seed and epoch. Written out, because a library's shuffle may change with its version
-/// and a run must resume after an update.
-fn shuffled(rows: usize, seed: u64, epoch: u64) -> Vec<u32> {
-    let mut key = [0; 32];
-    key[..8].copy_from_slice(&seed.to_le_bytes());
-    let mut random = ChaCha8Rng::from_seed(key);
-    random.set_stream(epoch);
-    let mut order: Vec<u32> = (0..rows as u32).collect();
-    for last in (1..rows).rev() {
-        // The high half of the product is uniform in 0..=last, but for 1 part in 2^32.
-        let pick = (u128::from(random.next_u64()) * (last as u128 + 1)) >> 64;
-        order.swap(last, pick as usize);
+impl Worker {
+    fn spawn(mut walk: Walk, depth: usize) -> Self {
+        let (sender, batches) = sync_channel(depth);
+        let make = move || {
+            while let Some(made) = walk.next_batch()
+                && sender.send(made).is_ok()
+            {}
+        };
+        // Only a machine out of threads refuses one; nothing could be loaded there.
+        let thread = Builder::new().name("data-loader".to_owned()).spawn(make).expect("the system refused a thread");
+        Self { batches, thread }
     }
-    order
 }
 
 #[cfg(test)]
@@ -254,6 +262,75 @@ mod tests {
         let first = all(10, config(), Cursor::default());
         assert!(first == all(10, LoaderConfig { prefetch: 9, ..config() }, Cursor::default()));
         assert!(first != all(10, LoaderConfig { seed: 8, ..config() }, Cursor::default()));
+    }
+
+    /// Documents of many lengths, each of one token repeated: its number, from 1.
+    fn of_many_lengths(pack: bool) -> Arc<PackedDataset> {
+        let example = |number: u32| {
+            let len = 1 + number as usize * 37 % 90;
+            Example { tokens: vec![number; len], trained: (0..len).map(|index| index % 2 == 1).collect() }
+        };
+        let dataset = Dataset { examples: (1..=500).map(example).collect(), report: ReadReport::default() };
+        Arc::new(PackedDataset::pack(&dataset, 96, pack, None))
+    }
+
+    #[test]
+    fn workers_ranks_and_lengths_change_nothing_in_what_resuming_gives() {
+        for (pack, world_size, rows_per_batch) in [(true, 1, 4), (true, 3, 5), (false, 1, 4), (false, 2, 8)] {
+            for rank in 0..world_size {
+                let config = LoaderConfig { rows_per_batch, rank, world_size, ..config() };
+                let all = |workers, start| {
+                    let mut loader = Loader::with_workers(of_many_lengths(pack), config.clone(), start, workers);
+                    std::iter::from_fn(move || loader.next_batch()).collect::<Vec<_>>()
+                };
+                let whole = all(1, Cursor::default());
+                for workers in 1..=4 {
+                    assert!(all(workers, Cursor::default()) == whole, "{workers} workers");
+                    for step in [0, 1, whole.len() / 2, whole.len() - 1] {
+                        assert!(all(workers, whole[step].1) == whole[step + 1..], "{workers} workers, step {step}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn unpacked_epochs_show_each_document_once_with_little_padding() {
+        let mut loader = Loader::new(
+            of_many_lengths(false),
+            LoaderConfig { rows_per_batch: 8, epochs: Some(1), ..config() },
+            Cursor::default(),
+        );
+        let batches: Vec<Batch> = std::iter::from_fn(|| loader.next_batch()).map(|(batch, _)| batch).collect();
+        let first_of = |batch: &Batch| batch.input_ids.chunks(batch.row_len).map(|row| row[0]).collect::<Vec<_>>();
+        let mut shown: Vec<u32> = batches.iter().flat_map(first_of).collect();
+        shown.sort_unstable();
+        assert!(shown.into_iter().eq(1..=500));
+        let (tokens, padding) =
+            batches.iter().fold((0, 0), |(tokens, padding), batch| (tokens + batch.tokens(), padding + batch.padding));
+        // Rows are rounded up to 16 tokens, 45 on average.
+        assert!(padding * 4 < tokens, "{padding} of {tokens}");
+    }
+
+    #[test]
+    fn a_cursor_means_the_same_place_for_other_batches() {
+        let all = |rows_per_batch, start| {
+            let config = LoaderConfig { rows_per_batch, ..config() };
+            let mut loader = Loader::new(of_many_lengths(false), config, start);
+            let batches: Vec<_> = std::iter::from_fn(|| loader.next_batch()).collect();
+            let rows = |(batch, _): &(Batch, Cursor)| {
+                batch.input_ids.chunks(batch.row_len).map(|row| row[0]).collect::<Vec<_>>()
+            };
+            (batches.iter().flat_map(rows).collect::<Vec<_>>(), batches[9].1)
+        };
+        let (by_four, cursor) = all(4, Cursor::default());
+        assert_eq!(by_four[40..], all(7, cursor).0);
+    }
+
+    #[test]
+    #[should_panic(expected = "another dataset")]
+    fn cursor_outside_the_epoch_is_refused() {
+        Loader::new(dataset(3), config(), Cursor { epoch: 0, row: 3 });
     }
 
     #[test]
@@ -320,17 +397,12 @@ mod tests {
     }
 
     #[test]
-    fn dropping_the_loader_ends_its_thread() {
+    fn dropping_the_loader_ends_its_threads() {
         let rows = dataset(10);
-        let mut loader = Loader::new(rows.clone(), LoaderConfig { epochs: None, ..config() }, Cursor::default());
+        let config = LoaderConfig { epochs: None, ..config() };
+        let mut loader = Loader::with_workers(rows.clone(), config, Cursor::default(), 3);
         assert!(loader.next_batch().is_some() && loader.total_micro_batches().is_none());
         drop(loader);
-        assert_eq!(Arc::strong_count(&rows), 1, "the thread held the other reference");
-    }
-
-    #[test]
-    fn order_of_an_epoch_never_changes() {
-        // Computed from the definition of ChaCha8 in another language.
-        assert_eq!(shuffled(8, 42, 3), [7, 2, 1, 0, 6, 5, 4, 3]);
+        assert_eq!(Arc::strong_count(&rows), 1, "the threads held the others");
     }
 }

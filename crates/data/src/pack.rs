@@ -1,102 +1,95 @@
-//! Documents into rows, so that few tokens are padding, and rows into batches.
+//! Rows from documents, so that few tokens are padding, and batches from rows.
 //!
-//! Packing is best-fit decreasing: the longest document first, each into the row with the least room that still holds
-//! it. It works on windows of the file (at least 4096 documents and 256 rows' worth of tokens), so that rows keep the
-//! file's order roughly and the cost stays linear. Documents are never cut and never cross a row.
-//!
-//! Without packing each document is a row, padded to the longest of its batch (rounded up to 16, at most
-//! `max_seq_len`): shapes differ from batch to batch. Gives up laziness: all tokens are in memory.
-
-use std::cmp::Reverse;
-use std::collections::BTreeSet;
-use std::fmt::{Display, Formatter, Result as FormatResult};
+//! Packed rows hold several documents and all have one length. Without packing each document is a row, padded to the
+//! longest of its batch: shapes differ from batch to batch, and the loader brings rows of like length together. Both
+//! are decided from the index alone; tokens are read when a batch is made. Documents are never cut and never cross a
+//! row: too long ones are the encoder's matter. Gives up moving documents between windows of some thousands.
 
 use crate::batch::Batch;
+use crate::cache::DocumentSet;
 use crate::dataset::Dataset;
 use crate::stable_hash::StableHash;
 
-const WINDOW_DOCUMENTS: usize = 4096;
-const WINDOW_ROWS: usize = 256;
+mod best_fit;
+mod report;
+
+use best_fit::RowTable;
+pub use report::{LengthHistogram, LengthStep, PackReport};
+
 /// Unpacked rows have a multiple of this many tokens, which suits matrix units.
 const ROW_MULTIPLE: usize = 16;
+/// Rows that are shown together where rows have different lengths: several micro-batches of common sizes.
+const LENGTH_GROUP: usize = 64;
 
-/// How well documents fill rows.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PackReport {
-    /// Documents, all of them.
-    pub documents: usize,
-    /// Rows they went into.
-    pub rows: usize,
-    /// Tokens of the documents.
-    pub tokens: usize,
-    /// Tokens that are targets.
-    pub trained_tokens: usize,
-    /// Tokens over the places in the rows, 0 to 1. Without packing a lower bound: every row counted as long as the
-    /// longest.
-    pub efficiency: f64,
+/// How documents become rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PackOptions {
+    /// The most tokens of a document, and of a packed row.
+    pub max_seq_len: usize,
+    /// Whether a row holds several documents.
+    pub pack: bool,
+    /// What fills rows up, 0 if absent: no loss and no other document sees it.
+    pub pad_token_id: Option<u32>,
+    /// Rows have a multiple of this many tokens, even if that is more than `max_seq_len`; a packed row then holds so many
+    /// tokens of documents. Otherwise packed rows have `max_seq_len`, unpacked ones a multiple of 16 up to it.
+    pub pad_to_multiple_of: Option<usize>,
+    /// How many unpacked rows of like length a shuffled loader shows one after another (see `Loader`); none to shuffle
+    /// rows singly. At least the rows of a micro-batch, better several times that.
+    pub length_group: Option<usize>,
 }
 
-impl Display for PackReport {
-    fn fmt(&self, formatter: &mut Formatter<'_>) -> FormatResult {
-        let percent = 100.0 * self.efficiency;
-        let Self { documents, rows, tokens, trained_tokens, .. } = self;
-        write!(
-            formatter,
-            "{documents} documents in {rows} rows, {tokens} tokens ({trained_tokens} trained), {percent:.1} % full"
-        )
+impl PackOptions {
+    /// Packed, padded with 0, rows of exactly `max_seq_len`; were it unpacked, in groups of 64.
+    pub fn new(max_seq_len: usize) -> Self {
+        let length_group = Some(LENGTH_GROUP);
+        Self { max_seq_len, pack: true, pad_token_id: None, pad_to_multiple_of: None, length_group }
     }
 }
 
-/// All rows of a dataset; which documents are in each is decided once.
+/// All rows of a set of documents; which documents are in each is decided once.
 #[derive(Debug)]
 pub struct PackedDataset {
+    documents: DocumentSet,
+    options: PackOptions,
     row_len: usize,
-    packed: bool,
-    pad_token_id: u32,
-    tokens: Vec<u32>,
-    trained: Vec<bool>,
-    /// Where each document begins in `tokens`, and the end.
-    document_starts: Vec<usize>,
-    /// Documents of each row, rising.
-    rows: Vec<Vec<u32>>,
+    /// None where each document is a row.
+    table: Option<RowTable>,
 }
 
 impl PackedDataset {
-    /// Puts documents into rows of `max_seq_len` tokens (`pack`), or each into a row of its own.
-    ///
-    /// Padding has `pad_token_id`, or 0 without one: no loss and no other document sees it.
+    /// Puts documents into rows.
     ///
     /// # Panics
-    /// If an example is longer than `max_seq_len` (read the dataset with the same number) or there is none.
-    pub fn pack(dataset: &Dataset, max_seq_len: usize, pack: bool, pad_token_id: Option<u32>) -> Self {
-        let lengths: Vec<usize> = dataset.examples.iter().map(|example| example.tokens.len()).collect();
-        let longest = lengths.iter().copied().max().unwrap_or(0);
-        assert!(longest > 0, "packing needs at least one example");
+    /// If a document is longer than `max_seq_len` (encode with the same number), there is none, or an option is 0.
+    pub fn new(documents: DocumentSet, options: PackOptions) -> Self {
+        let lengths = || (0..documents.len()).map(|document| documents.document_tokens(document));
+        let longest = lengths().max().expect("packing needs at least one example");
+        let max_seq_len = options.max_seq_len;
         assert!(
             longest <= max_seq_len,
             "an example has {longest} tokens, a row {max_seq_len}: read with the same max_seq_len"
         );
+        assert!(options.pad_to_multiple_of != Some(0), "rows cannot have a multiple of 0 tokens");
+        assert!(options.length_group != Some(0), "a group of no rows");
+        let row_len = row_len(if options.pack { max_seq_len } else { longest }, &options);
+        let table = options
+            .pack
+            .then(|| RowTable::pack(documents.len(), |document| documents.document_tokens(document), row_len));
+        Self { documents, options, row_len, table }
+    }
 
-        let total: usize = lengths.iter().sum();
-        let (mut tokens, mut trained) = (Vec::with_capacity(total), Vec::with_capacity(total));
-        let mut document_starts = vec![0];
-        for example in &dataset.examples {
-            tokens.extend_from_slice(&example.tokens);
-            trained.extend_from_slice(&example.trained);
-            document_starts.push(tokens.len());
-        }
-        let rows = if pack {
-            pack_rows(&lengths, max_seq_len)
-        } else {
-            (0..lengths.len() as u32).map(|one| vec![one]).collect()
-        };
-        let row_len = if pack { max_seq_len } else { longest.next_multiple_of(ROW_MULTIPLE).min(max_seq_len) };
-        Self { row_len, packed: pack, pad_token_id: pad_token_id.unwrap_or(0), tokens, trained, document_starts, rows }
+    /// Puts the examples of a dataset into rows of `max_seq_len` tokens (`pack`), or each into a row of its own.
+    ///
+    /// # Panics
+    /// As [`PackedDataset::new`].
+    pub fn pack(dataset: &Dataset, max_seq_len: usize, pack: bool, pad_token_id: Option<u32>) -> Self {
+        let options = PackOptions { pack, pad_token_id, ..PackOptions::new(max_seq_len) };
+        Self::new(DocumentSet::of_dataset(dataset), options)
     }
 
     /// Number of rows; an epoch shows each once.
     pub fn rows(&self) -> usize {
-        self.rows.len()
+        self.table.as_ref().map_or(self.documents.len(), RowTable::rows)
     }
 
     /// Tokens of a row with its padding; without packing, of the longest.
@@ -104,29 +97,83 @@ impl PackedDataset {
         self.row_len
     }
 
-    /// How well the rows are filled.
+    /// Tokens of a row without its padding.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn row_tokens(&self, row: usize) -> usize {
+        self.row_documents(row).map(|document| self.documents.document_tokens(document)).sum()
+    }
+
+    /// The documents in a row, as numbers in [`PackedDataset::documents`].
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn row_documents(&self, row: usize) -> impl Iterator<Item = usize> + '_ {
+        let (packed, single) = match &self.table {
+            Some(table) => (table.row(row), None),
+            None => (&[][..], Some(row)),
+        };
+        packed.iter().map(|&document| document as usize).chain(single)
+    }
+
+    /// The documents that are in the rows.
+    pub fn documents(&self) -> &DocumentSet {
+        &self.documents
+    }
+
+    /// How many rows of like length are shown together; none where all rows have one length.
+    pub(crate) fn length_group(&self) -> Option<usize> {
+        self.options.length_group.filter(|_| self.table.is_none())
+    }
+
+    /// How well the rows are filled. Reads the index, not the tokens.
     pub fn report(&self) -> PackReport {
+        let mut lengths = LengthHistogram::default();
+        let (mut tokens, mut trained_tokens) = (0, 0);
+        for document in 0..self.documents.len() {
+            let len = self.documents.document_tokens(document);
+            lengths.add(len);
+            tokens += len;
+            trained_tokens += self.documents.document_trained_tokens(document);
+        }
         PackReport {
-            documents: self.document_starts.len() - 1,
-            rows: self.rows.len(),
-            tokens: self.tokens.len(),
-            trained_tokens: self.trained.iter().filter(|&&trained| trained).count(),
-            efficiency: self.tokens.len() as f64 / (self.rows.len() * self.row_len) as f64,
+            documents: self.documents.len(),
+            rows: self.rows(),
+            tokens,
+            trained_tokens,
+            efficiency: tokens as f64 / self.places() as f64,
+            lengths,
         }
     }
 
-    /// A number that is equal exactly when rows, tokens and masks are (up to chance): a cursor means the same place
-    /// only in a dataset with the same fingerprint. Same on every machine.
+    /// Places for tokens in all rows; an estimate where that depends on the batches.
+    fn places(&self) -> usize {
+        let Some(group) = self.length_group() else { return self.rows() * self.row_len };
+        let mut places = 0;
+        let rows: Vec<usize> = (0..self.rows()).collect();
+        for window in rows.chunks(LENGTH_GROUP * group) {
+            let mut lengths: Vec<usize> = window.iter().map(|&row| self.row_tokens(row)).collect();
+            lengths.sort_unstable();
+            let longest = |group: &[usize]| group.len() * row_len(group[group.len() - 1], &self.options);
+            places += lengths.chunks(group).map(longest).sum::<usize>();
+        }
+        places
+    }
+
+    /// A number that is equal exactly when rows, tokens, masks and the order of epochs are (up to chance): a cursor means
+    /// the same place only in a dataset with the same fingerprint. Same on every machine. Reads the index, not the tokens.
     pub fn fingerprint(&self) -> u64 {
         let mut hash = StableHash::new();
         hash.add(self.row_len as u64);
-        hash.add(u64::from(self.packed));
-        for row in &self.rows {
-            hash.add(row.len() as u64);
-            for &document in row {
-                let (tokens, trained) = self.document(document);
-                hash.add_document(tokens, trained);
+        hash.add(u64::from(self.options.pack));
+        hash.add(self.length_group().unwrap_or(0) as u64);
+        for row in 0..self.rows() {
+            for document in self.row_documents(row) {
+                hash.add(self.documents.document_hash(document));
             }
+            // No document hashes to its row's end but by chance.
+            hash.add(u64::MAX);
         }
         hash.finish()
     }
@@ -137,84 +184,63 @@ impl PackedDataset {
     /// # Panics
     /// If a row does not exist.
     pub fn batch(&self, rows: &[usize]) -> Batch {
-        let row_len = if self.packed { self.row_len } else { self.longest_of(rows) };
+        let row_len = match self.table {
+            Some(_) => self.row_len,
+            None => row_len(rows.iter().map(|&row| self.row_tokens(row)).max().unwrap_or(1), &self.options),
+        };
+        let pad_token_id = self.options.pad_token_id.unwrap_or(0);
         let mut batch = Batch::with_capacity(rows.len().max(1), row_len);
         for &row in rows {
-            for &document in &self.rows[row] {
-                let (tokens, trained) = self.document(document);
-                batch.push_document(tokens, trained);
+            for document in self.row_documents(row) {
+                batch.push_document(&self.documents.document(document));
             }
-            batch.pad_row(self.pad_token_id);
+            batch.pad_row(pad_token_id);
         }
         if rows.is_empty() {
-            batch.pad_row(self.pad_token_id);
+            batch.pad_row(pad_token_id);
         }
         batch
     }
-
-    /// Row length of an unpacked batch.
-    fn longest_of(&self, rows: &[usize]) -> usize {
-        let lengths = rows.iter().flat_map(|&row| &self.rows[row]).map(|&document| self.document(document).0.len());
-        lengths.max().unwrap_or(1).next_multiple_of(ROW_MULTIPLE).min(self.row_len)
-    }
-
-    fn document(&self, index: u32) -> (&[u32], &[bool]) {
-        let range = self.document_starts[index as usize]..self.document_starts[index as usize + 1];
-        (&self.tokens[range.clone()], &self.trained[range])
-    }
 }
 
-/// The documents of each row, window by window.
-fn pack_rows(lengths: &[usize], row_len: usize) -> Vec<Vec<u32>> {
-    let mut rows = Vec::new();
-    let (mut start, mut tokens) = (0, 0);
-    for (index, &len) in lengths.iter().enumerate() {
-        tokens += len;
-        let is_full = index + 1 - start >= WINDOW_DOCUMENTS && tokens >= WINDOW_ROWS * row_len;
-        if is_full || index + 1 == lengths.len() {
-            rows.extend(pack_window(lengths, start, index + 1, row_len));
-            (start, tokens) = (index + 1, 0);
-        }
+/// Tokens of rows that hold `tokens`.
+fn row_len(tokens: usize, options: &PackOptions) -> usize {
+    match options.pad_to_multiple_of {
+        Some(multiple) => tokens.next_multiple_of(multiple),
+        None => tokens.next_multiple_of(ROW_MULTIPLE).min(options.max_seq_len),
     }
-    rows
-}
-
-/// Best-fit decreasing over the documents `start..end`; rows in the order of their first document.
-fn pack_window(lengths: &[usize], start: usize, end: usize, row_len: usize) -> Vec<Vec<u32>> {
-    let mut order: Vec<usize> = (start..end).collect();
-    order.sort_unstable_by_key(|&document| (Reverse(lengths[document]), document));
-    let mut rows: Vec<Vec<u32>> = Vec::new();
-    // Room that is left and the row that has it.
-    let mut open = BTreeSet::new();
-    for document in order {
-        let len = lengths[document];
-        let tightest = open.range((len, 0)..).next().copied();
-        let (room, row) = tightest.unwrap_or_else(|| {
-            rows.push(Vec::new());
-            (row_len, rows.len() - 1)
-        });
-        open.remove(&(room, row));
-        open.insert((room - len, row));
-        rows[row].push(document as u32);
-    }
-    rows.iter_mut().for_each(|row| row.sort_unstable());
-    rows.sort_unstable_by_key(|row| row[0]);
-    rows
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::batch::IGNORE_INDEX;
     use crate::dataset::{Example, ReadReport};
 
+    /// Numbers that look random and are the same on every machine, below 2^31.
+    fn random() -> impl Iterator<Item = usize> {
+        let step = |state: &u64| Some(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+        std::iter::successors(Some(12_345_u64), step).skip(1).map(|state| (state >> 33) as usize)
+    }
+
+    pub(crate) fn lengths_up_to(longest: usize, count: usize) -> Vec<usize> {
+        random().map(|number| 1 + number % longest).take(count).collect()
+    }
+
+    /// Lengths as conversations have them: their logarithms are normally distributed (by Box and Muller's method).
+    pub(crate) fn log_normal(median: f64, sigma: f64) -> impl Iterator<Item = usize> {
+        let mut uniform = random().map(|number| (number as f64 + 0.5) / f64::from(1_u32 << 31));
+        std::iter::from_fn(move || {
+            let (radius, angle) = (uniform.next()?, uniform.next()?);
+            let normal = (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos();
+            Some((median * (sigma * normal).exp()).ceil().max(1.0) as usize)
+        })
+    }
+
     /// Documents of pseudo-random lengths from 1 to `longest`, each with tokens of its own.
     fn dataset(documents: usize, longest: usize) -> Dataset {
-        let mut state = 12_345_u64;
-        let mut next = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 33) as usize
-        };
+        let mut random = random();
+        let mut next = || random.next().unwrap();
         let example = |document: usize| {
             let len = 1 + next() % longest;
             let tokens = (0..len).map(|index| (1000 * document + index) as u32).collect();
@@ -281,14 +307,6 @@ mod tests {
     }
 
     #[test]
-    fn windows_keep_the_order_of_the_file_roughly() {
-        let dataset = dataset(20_000, 15);
-        let packed = PackedDataset::pack(&dataset, 16, true, None);
-        let distance = packed.rows.iter().map(|row| row[row.len() - 1] - row[0]).max().unwrap();
-        assert!((distance as usize) < WINDOW_DOCUMENTS, "{distance}");
-    }
-
-    #[test]
     fn unpacked_rows_are_padded_to_the_longest_of_the_batch() {
         let example = |len: u32| Example { tokens: (0..len).collect(), trained: vec![false; len as usize] };
         let dataset = Dataset { examples: [3, 17, 40].map(example).into(), report: ReadReport::default() };
@@ -296,6 +314,32 @@ mod tests {
         let row_lens = [&[0][..], &[0, 1], &[0, 1, 2], &[]].map(|rows| packed.batch(rows).row_len);
         assert_eq!(row_lens, [16, 32, 44, 16]);
         assert_eq!(packed.row_len(), 44);
+    }
+
+    #[test]
+    fn rows_have_the_multiple_that_was_asked_for() {
+        for (pack, row_lens) in [(true, [128, 128]), (false, [128, 64])] {
+            let options =
+                PackOptions { pack, pad_to_multiple_of: Some(64), pad_token_id: Some(PAD), ..PackOptions::new(100) };
+            let packed = PackedDataset::new(DocumentSet::of_dataset(&dataset(500, 100)), options);
+            let longest = (0..packed.rows()).max_by_key(|&row| packed.row_tokens(row)).unwrap();
+            let shortest = (0..packed.rows()).min_by_key(|&row| packed.row_tokens(row)).unwrap();
+            let batches = [longest, shortest].map(|row| packed.batch(&[row]));
+            assert_eq!(batches.each_ref().map(|batch| batch.row_len), row_lens);
+            assert_eq!(packed.row_len(), 128);
+            batches.iter().for_each(|batch| assert!(!documents_of(batch).is_empty()));
+        }
+    }
+
+    #[test]
+    fn report_counts_lengths_and_targets_as_batches_have_them() {
+        let packed = PackedDataset::pack(&dataset(900, 70), 128, true, Some(PAD));
+        let report = packed.report();
+        let batch = packed.batch(&(0..packed.rows()).collect::<Vec<_>>());
+        assert_eq!((report.tokens, report.trained_tokens), (batch.tokens(), batch.trained_tokens()));
+        assert_eq!(report.lengths.steps.iter().map(|step| step.documents).sum::<usize>(), 900);
+        assert_eq!(report.efficiency, batch.tokens() as f64 / batch.input_ids.len() as f64);
+        assert!((0.45..0.55).contains(&report.trained_share()), "{}", report.trained_share());
     }
 
     #[test]
@@ -316,7 +360,12 @@ mod tests {
         mask.examples[7].trained[0] ^= true;
         let first = fingerprint(&original, 16);
         assert_eq!(first, fingerprint(&dataset(50, 9), 16));
-        for changed in [fingerprint(&token, 16), fingerprint(&mask, 16), fingerprint(&original, 32)] {
+        for changed in [
+            fingerprint(&token, 16),
+            fingerprint(&mask, 16),
+            fingerprint(&original, 32),
+            fingerprint(&dataset(49, 9), 16),
+        ] {
             assert_ne!(first, changed);
         }
     }

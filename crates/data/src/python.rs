@@ -1,11 +1,16 @@
-//! The two functions that chat templates expect from Python: `json.dumps` and `datetime.now().strftime`.
+//! What chat templates expect from Python: `json.dumps`, `datetime.now().strftime`, `str` and `repr`.
 //!
-//! Gives up the local time zone (dates are UTC, so that two machines render the same prompt) and the locale (English).
+//! Gives up the local time zone (dates are UTC, so that two machines render the same prompt), the locale (English), and
+//! integers beyond 64 bits.
 
-use minijinja::value::Kwargs;
+use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 use serde_json::Value as Json;
 
+use crate::chat_template::engine::{MAX_ITEMS, MAX_TEXT_BYTES, too_large};
+
+/// Depth to which a value is written.
+const MAX_DEPTH: usize = 256;
 const MONTHS: [&str; 12] = [
     "January",
     "February",
@@ -24,35 +29,140 @@ const WEEKDAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Frid
 
 /// The template filter `tojson`: Python's `json.dumps` with `ensure_ascii=False`, not the HTML-safe filter of Jinja.
 pub(crate) fn tojson(value: &Value, arguments: Kwargs) -> Result<Value, Error> {
+    let failed = |message: String| Error::new(ErrorKind::InvalidOperation, format!("tojson: {message}"));
     let ensure_ascii = arguments.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     let sort_keys = arguments.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     let indent = arguments.get::<Option<Value>>("indent")?.filter(|value| !value.is_none());
-    let separators = arguments.get::<Option<Vec<String>>>("separators")?;
+    let separators = arguments.get::<Option<Value>>("separators")?.filter(|value| !value.is_none());
     arguments.assert_all_used()?;
+    if value.is_undefined() {
+        return Err(failed("the value is undefined".to_owned()));
+    }
+    if value.len().is_some_and(|items| items > MAX_ITEMS) {
+        return Err(too_large());
+    }
 
     let indent = match indent {
         None => None,
         Some(indent) => match indent.as_str() {
             Some(text) => Some(text.to_owned()),
-            None => Some(" ".repeat(usize::try_from(indent)?)),
+            None => Some(" ".repeat(i64::try_from(indent)?.clamp(0, 64) as usize)),
         },
     };
-    let (item_separator, key_separator) = match separators.as_deref() {
+    let strings = |pair: Value| Ok::<Vec<String>, Error>(pair.try_iter()?.map(|item| to_str(&item)).collect());
+    let separators = separators.map(strings);
+    let (item_separator, key_separator) = match separators.transpose()?.as_deref() {
         Some([item, key]) => (item.clone(), key.clone()),
-        Some(other) => {
-            let message = format!("tojson: separators needs 2 strings, found {}", other.len());
-            return Err(Error::new(ErrorKind::InvalidOperation, message));
-        }
+        Some(other) => return Err(failed(format!("separators needs 2 strings, found {}", other.len()))),
         None => (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()),
     };
-    let mut json = serde_json::to_value(value)
-        .map_err(|reason| Error::new(ErrorKind::InvalidOperation, format!("tojson: {reason}")))?;
+    let mut json = serde_json::to_value(value).map_err(|reason| failed(reason.to_string()))?;
     if sort_keys {
         json.sort_all_objects();
     }
     let mut writer = JsonWriter { indent, item_separator, key_separator, ensure_ascii, text: String::new() };
     writer.value(&json, 0);
     Ok(Value::from(writer.text))
+}
+
+/// Python's `str` of a value: a text as it is, everything else as [`to_repr`]. Undefined is nothing, as in Jinja.
+pub(crate) fn to_str(value: &Value) -> String {
+    bounded_str(value).unwrap_or_default()
+}
+
+/// [`to_str`], or an error where the text would be too large.
+pub(crate) fn bounded_str(value: &Value) -> Result<String, Error> {
+    if let Some(text) = value.as_str() {
+        return Ok(text.to_owned());
+    }
+    let mut text = String::new();
+    if !value.is_undefined() {
+        to_repr(value, &mut text, 0)?;
+    }
+    Ok(text)
+}
+
+/// Python's `repr` of a value, appended.
+fn to_repr(value: &Value, text: &mut String, depth: usize) -> Result<(), Error> {
+    if depth > MAX_DEPTH || text.len() > MAX_TEXT_BYTES {
+        return Err(too_large());
+    }
+    match value.kind() {
+        ValueKind::String => repr_string(value.as_str().unwrap_or_default(), text),
+        ValueKind::Number if !value.is_integer() => text.push_str(&repr_float(f64::try_from(value.clone())?)),
+        ValueKind::Seq | ValueKind::Iterable => {
+            text.push('[');
+            for (index, item) in value.try_iter()?.enumerate() {
+                text.push_str(if index > 0 { ", " } else { "" });
+                to_repr(&item, text, depth + 1)?;
+            }
+            text.push(']');
+        }
+        ValueKind::Map => {
+            text.push('{');
+            for (index, key) in value.try_iter()?.enumerate() {
+                text.push_str(if index > 0 { ", " } else { "" });
+                to_repr(&key, text, depth + 1)?;
+                text.push_str(": ");
+                to_repr(&value.get_item(&key)?, text, depth + 1)?;
+            }
+            text.push('}');
+        }
+        ValueKind::Undefined => text.push_str("Undefined"),
+        // The engine writes None, True, False and whole numbers as Python does.
+        _ => text.push_str(&value.to_string()),
+    }
+    Ok(())
+}
+
+fn repr_string(said: &str, text: &mut String) {
+    let quote = if said.contains('\'') && !said.contains('"') { '"' } else { '\'' };
+    text.push(quote);
+    for character in said.chars() {
+        match character {
+            '\n' => text.push_str("\\n"),
+            '\r' => text.push_str("\\r"),
+            '\t' => text.push_str("\\t"),
+            '\\' => text.push_str("\\\\"),
+            character if character == quote => text.extend(['\\', character]),
+            character if is_printable(character) => text.push(character),
+            character => match character as u32 {
+                code @ 0..=0xff => text.push_str(&format!("\\x{code:02x}")),
+                code @ 0..=0xffff => text.push_str(&format!("\\u{code:04x}")),
+                code => text.push_str(&format!("\\U{code:08x}")),
+            },
+        }
+    }
+    text.push(quote);
+}
+
+/// Python's `str.isprintable`, but for code points that are not assigned.
+fn is_printable(character: char) -> bool {
+    let hidden = character.is_control()
+        || (character.is_whitespace() && character != ' ')
+        || matches!(character, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
+        || matches!(character, '\u{feff}' | '\u{e000}'..='\u{f8ff}' | '\u{fdd0}'..='\u{fdef}' | '\u{f0000}'..);
+    !hidden
+}
+
+/// Python's `repr` of a float: the fewest digits that read back, exponents of at least two digits from 1e16 and below
+/// 1e-4.
+fn repr_float(value: f64) -> String {
+    if value.is_nan() {
+        return "nan".to_owned();
+    }
+    if value.is_infinite() {
+        return if value > 0.0 { "inf" } else { "-inf" }.to_owned();
+    }
+    let scientific = format!("{value:e}");
+    let (digits, exponent) = scientific.split_once('e').expect("`{:e}` writes an exponent");
+    let exponent: i32 = exponent.parse().expect("`{:e}` writes a whole exponent");
+    if value == 0.0 || (-4..16).contains(&exponent) {
+        let plain = value.to_string();
+        return if plain.contains('.') { plain } else { format!("{plain}.0") };
+    }
+    let sign = if exponent < 0 { '-' } else { '+' };
+    format!("{digits}e{sign}{:02}", exponent.abs())
 }
 
 /// Writes JSON with the spaces and escapes of `json.dumps`.
@@ -72,6 +182,9 @@ impl JsonWriter {
                 self.container('{', '}', map.iter().map(|(key, item)| (Some(key.as_str()), item)), depth);
             }
             Json::String(text) => self.string(text),
+            Json::Number(number) if number.is_f64() => {
+                self.text.push_str(&repr_float(number.as_f64().expect("checked: the number is a float")));
+            }
             scalar => self.text.push_str(&scalar.to_string()),
         }
     }
@@ -265,6 +378,18 @@ mod tests {
             r#"["\u00e9","\ud83d\ude00"]"#
         );
         assert_eq!(render(r#"{{ [[1], 2] | tojson(indent=1) }}"#), "[\n [\n  1\n ],\n 2\n]");
+    }
+
+    #[test]
+    fn str_and_floats_are_written_as_python_writes_them() {
+        let value = Value::from_serialize(serde_json::json!({ "a": ["it's", "\n\u{a0}", null, true], "b": 1e-7 }));
+        assert_eq!(to_str(&value), r#"{'a': ["it's", '\n\xa0', None, True], 'b': 1e-07}"#);
+        let floats = [1e16, 1.5e300, 0.0001, 0.00001, 123456789.125, -2.0, 1e15, 0.0];
+        let shown = floats.map(repr_float);
+        assert_eq!(
+            shown,
+            ["1e+16", "1.5e+300", "0.0001", "1e-05", "123456789.125", "-2.0", "1000000000000000.0", "0.0"]
+        );
     }
 
     #[test]

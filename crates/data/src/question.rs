@@ -42,10 +42,16 @@ impl Dataset {
 mod tests {
     use super::*;
     use crate::chat_template::Message;
-    use crate::conversation::encode_conversation;
+    use crate::conversation::encode_chat;
     use crate::dataset::ReadReport;
-    use crate::read::TrainOn;
+    use crate::mask::TrainOn;
+    use crate::shape::{Chat, Turn};
     use crate::test_tokenizer::TestTokenizer;
+
+    fn encode(tokenizer: &Tokenizer, messages: &[Message], train_on: TrainOn) -> Example {
+        let turns = messages.iter().map(|message| Turn::new(&message.role, &message.content)).collect();
+        encode_chat(tokenizer, &Chat { turns, ..Chat::default() }, train_on, true).unwrap().example
+    }
 
     fn conversation() -> Vec<Message> {
         let turns = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four é")];
@@ -55,7 +61,7 @@ mod tests {
     #[test]
     fn prompt_is_what_generation_begins_with_and_answer_what_was_said() {
         let tokenizer = TestTokenizer::default().load();
-        let example = encode_conversation(&tokenizer, &conversation(), TrainOn::Assistant).unwrap();
+        let example = encode(&tokenizer, &conversation(), TrainOn::Assistant);
         let prompt = tokenizer.chat_template().unwrap().render(&conversation()[..3], true).unwrap();
         let question = Question::from_example(&example, &tokenizer).unwrap().unwrap();
         assert_eq!(question.prompt, tokenizer.encode(&prompt, false).unwrap());
@@ -65,12 +71,12 @@ mod tests {
     #[test]
     fn cut_answers_and_fully_trained_examples_are_no_questions() {
         let tokenizer = TestTokenizer::default().load();
-        let whole = encode_conversation(&tokenizer, &conversation(), TrainOn::Assistant).unwrap();
+        let whole = encode(&tokenizer, &conversation(), TrainOn::Assistant);
         let mut cut = whole.clone();
         let end = cut.trained.iter().rposition(|&trained| trained).unwrap();
         cut.tokens.truncate(end);
         cut.trained.truncate(end);
-        let all = encode_conversation(&tokenizer, &conversation(), TrainOn::All).unwrap();
+        let all = encode(&tokenizer, &conversation(), TrainOn::All);
         let examples = vec![cut, whole.clone(), all, whole];
         let dataset = Dataset { examples, report: ReadReport::default() };
         assert_eq!(dataset.questions(&tokenizer, 9).unwrap().len(), 2);

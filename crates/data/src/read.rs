@@ -10,10 +10,13 @@ use std::thread::{available_parallelism, scope};
 
 use serde::{Deserialize, Serialize};
 
-use crate::conversation::encode_conversation;
-use crate::dataset::{Dataset, Example, ReadReport};
+use crate::dataset::{Dataset, ReadReport};
+use crate::diagnose::FindingKind;
+use crate::encoder::{EncodeOptions, Encoded, Encoder};
 use crate::error::{DataError, Place};
-use crate::row::{Row, detect_format, parse_object, parse_row};
+use crate::mask::TrainOn;
+use crate::row::parse_object;
+use crate::shape::Shape;
 use crate::tokenizer::Tokenizer;
 
 /// Bytes that are read before they are tokenised together.
@@ -31,17 +34,6 @@ pub enum DatasetFormat {
     Chat,
     /// `{"text": ...}`, closed by the end-of-text token.
     Text,
-}
-
-/// Which tokens of a conversation are trained. Of a text, all are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TrainOn {
-    /// What the assistant says, and the token that closes its turn.
-    #[default]
-    Assistant,
-    /// Everything but the first token.
-    All,
 }
 
 /// How to read a file.
@@ -70,13 +62,18 @@ impl ReadOptions {
             messages_field: "messages".to_owned(),
         }
     }
-}
 
-/// What became of a row.
-enum Outcome {
-    Kept { example: Example, tokens_cut: usize },
-    Empty,
-    CutToNothing { tokens_cut: usize },
+    fn encode_options(&self) -> EncodeOptions {
+        let mut options = EncodeOptions { train_on: self.train_on, ..EncodeOptions::new(self.max_seq_len) };
+        options.shape = match self.format {
+            DatasetFormat::Auto => Shape::Auto,
+            DatasetFormat::Chat => Shape::Messages,
+            DatasetFormat::Text => Shape::Text,
+        };
+        options.fields.text.clone_from(&self.text_field);
+        options.fields.messages = (self.messages_field != "messages").then(|| self.messages_field.clone());
+        options
+    }
 }
 
 /// A line that is not blank.
@@ -98,19 +95,19 @@ impl Dataset {
         let io = |reason| DataError::Io { path: path.to_owned(), reason };
         let mut lines = Lines { reader: BufReader::new(File::open(path).map_err(io)?), number: 0 };
         let mut dataset = Self { examples: Vec::new(), report: ReadReport::default() };
-        let mut format = None;
+        let mut encoder = None;
         loop {
             let block = lines.next_block().map_err(io)?;
             let Some(first) = block.first() else { break };
-            let format = match format {
-                Some(format) => format,
+            let encoder = match &encoder {
+                Some(encoder) => encoder,
                 None => {
                     let place = Place { path: path.to_owned(), line: first.number };
-                    *format.insert(detect_format(&parse_object(&first.bytes, &place)?, options, &place)?)
+                    let fields = parse_object(&first.bytes, &place)?;
+                    &*encoder.insert(Encoder::new(tokenizer, options.encode_options(), &fields, &place)?)
                 }
             };
-            let reader = RowReader { path, tokenizer, options, format };
-            for outcome in reader.read_block(&block) {
+            for outcome in (RowReader { path, encoder }).read_block(&block) {
                 dataset.add(outcome?);
             }
         }
@@ -123,29 +120,19 @@ impl Dataset {
         Ok(dataset)
     }
 
-    fn add(&mut self, (outcome, ignored_keys): (Outcome, Vec<String>)) {
+    fn add(&mut self, encoded: Encoded) {
         let report = &mut self.report;
         report.rows_read += 1;
-        for key in ignored_keys {
-            *report.ignored_message_keys.entry(key).or_insert(0) += 1;
+        for finding in &encoded.findings {
+            report.dropped_empty += usize::from(finding.kind == FindingKind::Empty);
+            report.dropped_by_truncation += usize::from(finding.kind == FindingKind::CutToNothing);
         }
-        let tokens_cut = match outcome {
-            Outcome::Empty => {
-                report.dropped_empty += 1;
-                0
-            }
-            Outcome::CutToNothing { tokens_cut } => {
-                report.dropped_by_truncation += 1;
-                tokens_cut
-            }
-            Outcome::Kept { example, tokens_cut } => {
-                report.add_example(&example);
-                self.examples.push(example);
-                tokens_cut
-            }
-        };
-        report.rows_truncated += usize::from(tokens_cut > 0);
-        report.tokens_cut += tokens_cut;
+        report.rows_truncated += usize::from(encoded.tokens_cut > 0);
+        report.tokens_cut += encoded.tokens_cut;
+        for example in encoded.examples {
+            report.add_example(&example);
+            self.examples.push(example);
+        }
     }
 }
 
@@ -182,14 +169,12 @@ impl<R: BufRead> Lines<R> {
 /// What every line of a file is read with.
 struct RowReader<'a> {
     path: &'a Path,
-    tokenizer: &'a Tokenizer,
-    options: &'a ReadOptions,
-    format: DatasetFormat,
+    encoder: &'a Encoder<'a>,
 }
 
 impl RowReader<'_> {
     /// Reads the lines on all cores; results in order. A core stops at its first error.
-    fn read_block(&self, block: &[Line]) -> Vec<Result<(Outcome, Vec<String>), DataError>> {
+    fn read_block(&self, block: &[Line]) -> Vec<Result<Encoded, DataError>> {
         let workers = available_parallelism().map_or(1, usize::from);
         let share = block.len().div_ceil(workers).max(1);
         scope(|scope| {
@@ -212,62 +197,20 @@ impl RowReader<'_> {
         })
     }
 
-    fn read_line(&self, line: &Line) -> Result<(Outcome, Vec<String>), DataError> {
+    /// A row that teaches nothing is an error here, unless it is empty or was cut.
+    fn read_line(&self, line: &Line) -> Result<Encoded, DataError> {
         let place = Place { path: self.path.to_owned(), line: line.number };
         let object = parse_object(&line.bytes, &place)?;
-        let (row, ignored_keys) = parse_row(&object, self.format, self.options, &place)?;
-        let is_empty = match &row {
-            Row::Text(text) => text.trim().is_empty(),
-            Row::Chat(messages) => messages.is_empty(),
-        };
-        if is_empty {
-            return Ok((Outcome::Empty, ignored_keys));
-        }
-        let encoded = self.encode(&row);
-        let example = encoded.map_err(|reason| DataError::InRow { place: place.clone(), reason: Box::new(reason) })?;
-        if example.trained_tokens() == 0 {
-            return Err(DataError::NothingTrainedInRow { place, why: why_nothing_is_trained(&row) });
-        }
-        Ok((self.cut(example), ignored_keys))
-    }
-
-    fn encode(&self, row: &Row) -> Result<Example, DataError> {
-        match row {
-            Row::Text(text) => encode_text(self.tokenizer, text),
-            Row::Chat(messages) => encode_conversation(self.tokenizer, messages, self.options.train_on),
-        }
-    }
-
-    fn cut(&self, mut example: Example) -> Outcome {
-        let tokens_cut = example.tokens.len().saturating_sub(self.options.max_seq_len);
-        example.tokens.truncate(self.options.max_seq_len);
-        example.trained.truncate(self.options.max_seq_len);
-        if example.trained_tokens() == 0 {
-            Outcome::CutToNothing { tokens_cut }
-        } else {
-            Outcome::Kept { example, tokens_cut }
-        }
-    }
-}
-
-/// A text with the beginning-of-text token if the tokenizer puts one, and one end-of-text token; all trained but the
-/// first.
-fn encode_text(tokenizer: &Tokenizer, text: &str) -> Result<Example, DataError> {
-    let eos = tokenizer.require_eos_token_id()?;
-    let mut tokens = tokenizer.encode(text, true)?;
-    if tokens.last() != Some(&eos) {
-        tokens.push(eos);
-    }
-    let trained = (0..tokens.len()).map(|index| index > 0).collect();
-    Ok(Example { tokens, trained })
-}
-
-fn why_nothing_is_trained(row: &Row) -> String {
-    match row {
-        Row::Text(_) => "the text is a single token, which has nothing before it to be predicted from".to_owned(),
-        Row::Chat(messages) => {
-            let roles = messages.iter().map(|message| message.role.as_str()).collect::<Vec<_>>().join(", ");
-            format!("no message has the role \"assistant\" (roles: {roles}), or the template writes nothing for it")
+        let encoded = self.encoder.encode_fields(&object, &place)?;
+        let excused = |kind| matches!(kind, FindingKind::Empty | FindingKind::CutToNothing);
+        match encoded.findings.iter().find(|finding| finding.kind.is_bad() && !excused(finding.kind)) {
+            Some(finding) if encoded.examples.is_empty() => match finding.kind {
+                FindingKind::NothingToTrain => {
+                    Err(DataError::NothingTrainedInRow { place, why: finding.detail.clone() })
+                }
+                _ => Err(DataError::BadRow { place, reason: finding.detail.clone() }),
+            },
+            _ => Ok(encoded),
         }
     }
 }
@@ -280,6 +223,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::dataset::Example;
     use crate::test_tokenizer::{BOS, EOS, TestTokenizer};
 
     fn read_with(
@@ -398,17 +342,14 @@ mod tests {
 
     #[test]
     fn missing_keys_are_refused_with_those_expected_and_those_found() {
-        refuses(
-            r#"{"conversations":[],"id":1}"#,
-            &["rows.jsonl:1:", "\"messages\"", "\"text\"", "\"conversations\", \"id\""],
-        );
+        refuses(r#"{"talks":[],"id":1}"#, &["rows.jsonl:1:", "\"messages\"", "\"text\"", "\"talks\", \"id\""]);
         refuses(
             format!("{CHAT}\n{{\"text\":\"a\"}}"),
             &["rows.jsonl:2:", "expected the key \"messages\", found \"text\""],
         );
         refuses(
-            r#"{"messages":[{"from":"user","content":"q"}]}"#,
-            &["\"role\" in messages[0]", "found \"from\", \"content\""],
+            r#"{"messages":[{"who":"user","content":"q"}]}"#,
+            &["\"role\" in messages[0]", "found \"who\", \"content\""],
         );
         refuses("{}", &["found no key"]);
     }
@@ -422,13 +363,6 @@ mod tests {
             &["messages[0].content must be a string, found null"],
         );
         refuses(r#"{"messages":["hi"]}"#, &["messages[0] must be an object"]);
-    }
-
-    #[test]
-    fn unused_message_keys_are_reported() {
-        let dataset =
-            read(CHAT.replace("\"role\":\"user\"", "\"role\":\"user\",\"name\":\"x\",\"tool_calls\":null")).unwrap();
-        assert_eq!(dataset.report.ignored_message_keys.into_iter().collect::<Vec<_>>(), [("name".to_owned(), 1)]);
     }
 
     #[test]

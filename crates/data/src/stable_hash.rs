@@ -3,6 +3,8 @@
 //! FNV-1a over bytes, then a mixing step, because FNV alone leaves the high bits of short inputs poor and splits order
 //! by them. Gives up speed and any resistance against crafted collisions.
 
+const PRIME: u64 = 0x0000_0100_0000_01b3;
+
 /// 64-bit FNV-1a with a final mix.
 pub(crate) struct StableHash(u64);
 
@@ -14,8 +16,19 @@ impl StableHash {
 
     /// Adds an integer, little end first.
     pub(crate) fn add(&mut self, value: u64) {
-        for byte in value.to_le_bytes() {
-            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        let bytes = value.to_le_bytes();
+        // A zero byte only multiplies, and token ids have five or more of them.
+        if value < 1 << 24 {
+            self.add_bytes(&bytes[..3]);
+            self.0 = self.0.wrapping_mul(const { PRIME.wrapping_pow(5) });
+        } else {
+            self.add_bytes(&bytes);
+        }
+    }
+
+    fn add_bytes(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(PRIME);
         }
     }
 
@@ -50,5 +63,15 @@ mod tests {
         let mut hash = StableHash::new();
         hash.add_document(&[1, 2, 3], &[false, true, true]);
         assert_eq!(hash.finish(), FROZEN);
+    }
+
+    #[test]
+    fn small_and_large_integers_are_hashed_alike() {
+        for value in [0, 1, 255, 1 << 16, (1 << 24) - 1, 1 << 24, u64::MAX] {
+            let (mut added, mut by_bytes) = (StableHash::new(), StableHash::new());
+            added.add(value);
+            by_bytes.add_bytes(&value.to_le_bytes());
+            assert_eq!(added.finish(), by_bytes.finish());
+        }
     }
 }

@@ -4,21 +4,20 @@
 //! (rows are cut and padded here). Gives up slow tokenizers: a folder with only `tokenizer.model` is refused.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs::{read, read_to_string};
+use std::fs::read;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json};
 use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, Tokenizer as Inner};
+use xxhash_rust::xxh3::xxh3_128;
 
-use crate::chat_template::ChatTemplate;
+use crate::chat_template::{ChatTemplate, TemplateChoice, TemplateSet};
 use crate::error::DataError;
 
 const TOKENIZER: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS: &str = "special_tokens_map.json";
-const TEMPLATE: &str = "chat_template.jinja";
-const TEMPLATE_JSON: &str = "chat_template.json";
 /// The special tokens that templates may name.
 const SPECIAL_TOKEN_KEYS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
@@ -34,7 +33,9 @@ pub struct Tokenizer {
     special_ids: HashSet<u32>,
     add_bos_token: bool,
     vocab_size: usize,
-    chat_template: Option<ChatTemplate>,
+    templates: TemplateSet,
+    /// Hash of `tokenizer.json`.
+    content_key: u128,
 }
 
 impl Tokenizer {
@@ -43,7 +44,7 @@ impl Tokenizer {
     /// Errors: no `tokenizer.json`, or a file that cannot be understood. A missing chat template is not an error here,
     /// but in [`Tokenizer::chat_template`].
     pub fn from_folder(dir: &Path) -> Result<Self, DataError> {
-        let mut inner = read_tokenizer_json(dir)?;
+        let (mut inner, content_key) = read_tokenizer_json(dir)?;
         let bad = |reason: tokenizers::Error| bad_file(&dir.join(TOKENIZER), reason);
         inner.with_truncation(None).map_err(bad)?;
         inner.with_padding(None);
@@ -60,9 +61,7 @@ impl Tokenizer {
         }
         let special = inner.get_added_tokens_decoder().into_iter().filter(|(_, token)| token.special);
         let special_ids = special.map(|(id, _)| id).collect();
-        let chat_template = read_chat_template(dir, &config)?
-            .map(|(source, path)| ChatTemplate::new(&source, &path, special_tokens.clone()))
-            .transpose()?;
+        let templates = TemplateSet::read(dir, &config, special_tokens.clone(), read_json)?;
         Ok(Self {
             vocab_size: inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1),
             add_bos_token: config.get("add_bos_token").and_then(Json::as_bool).unwrap_or(false),
@@ -71,7 +70,8 @@ impl Tokenizer {
             post_processor,
             special_tokens,
             special_ids,
-            chat_template,
+            templates,
+            content_key,
         })
     }
 
@@ -79,10 +79,10 @@ impl Tokenizer {
     /// beginning-of-text token); leave it off for text that a chat template rendered. Never doubles a beginning-of-text
     /// token that the text holds already.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, DataError> {
-        let mut encoding = self.encode_with_offsets(text)?;
         if !add_special_tokens {
-            return Ok(encoding.get_ids().to_vec());
+            return self.encode_plain(text);
         }
+        let mut encoding = self.inner.encode_fast(text, false).map_err(tokenize_error)?;
         if let Some(post_processor) = &self.post_processor {
             encoding = post_processor.process(encoding, None, true).map_err(tokenize_error)?;
         }
@@ -96,6 +96,17 @@ impl Tokenizer {
             }
         }
         Ok(ids)
+    }
+
+    /// The token that is put before every text, if there is one.
+    pub(crate) fn token_before_text(&self) -> Result<Option<u32>, DataError> {
+        let (framed, plain) = (self.encode("a", true)?, self.encode_plain("a")?);
+        Ok(framed.first().copied().filter(|first| plain.first() != Some(first)))
+    }
+
+    /// Token ids without special tokens around; faster than [`Tokenizer::encode_with_offsets`].
+    pub(crate) fn encode_plain(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        Ok(self.inner.encode_fast(text, false).map_err(tokenize_error)?.get_ids().to_vec())
     }
 
     /// Token ids with the byte range of the text that each came from, without special tokens around.
@@ -130,19 +141,40 @@ impl Tokenizer {
 
     /// The chat template. Error: the folder has none; says where it was looked for and what to do.
     pub fn chat_template(&self) -> Result<&ChatTemplate, DataError> {
-        self.chat_template.as_ref().ok_or_else(|| DataError::NoChatTemplate {
+        self.chat_template_for(false)
+    }
+
+    /// The chat template of a conversation with or without tools: the one named "tool_use" where there are tools and it
+    /// exists, as transformers chooses. Error: as [`Tokenizer::chat_template`].
+    pub fn chat_template_for(&self, has_tools: bool) -> Result<&ChatTemplate, DataError> {
+        self.templates.get(has_tools).ok_or_else(|| DataError::NoChatTemplate {
             looked_for: format!(
-                "{TEMPLATE}, the key \"chat_template\" of {CONFIG}, and {TEMPLATE_JSON} in {}",
+                "chat_template.jinja, a template named \"default\" (there are: {}), the key \"chat_template\" of \
+                 {CONFIG}, and chat_template.json in {}",
+                self.templates.names(),
                 self.folder.display()
             ),
         })
     }
 
-    /// Fixes the date that the chat template sees; see [`ChatTemplate::set_date`].
+    /// Uses one template for every conversation from now on, instead of those of the folder.
+    ///
+    /// Errors: no template of that name, a file that cannot be read, a template that does not parse.
+    pub fn choose_template(&mut self, choice: &TemplateChoice) -> Result<(), DataError> {
+        self.templates.choose(choice)
+    }
+
+    /// Fixes the date that the chat templates see; see [`ChatTemplate::set_date`].
     pub fn set_date(&mut self, unix_seconds: i64) {
-        if let Some(template) = &mut self.chat_template {
-            template.set_date(unix_seconds);
-        }
+        self.templates.set_date(unix_seconds);
+    }
+
+    /// What tokenising depends on, as bytes: `tokenizer.json`, the special tokens, the chat templates. Equal bytes mean
+    /// equal tokens (but for the date, where a template asks for it).
+    pub fn fingerprint(&self) -> Vec<u8> {
+        let templates = [false, true].map(|tools| self.templates.get(tools).map(ChatTemplate::source));
+        let rest = serde_json::json!([self.special_tokens, self.add_bos_token, templates]);
+        [&self.content_key.to_le_bytes(), rest.to_string().as_bytes()].concat()
     }
 
     /// Whether the id is a token that is never part of ordinary text.
@@ -174,7 +206,8 @@ fn bad_file(path: &Path, reason: impl ToString) -> DataError {
     DataError::BadTokenizerFile { path: path.to_owned(), reason: reason.to_string() }
 }
 
-fn read_tokenizer_json(dir: &Path) -> Result<Inner, DataError> {
+/// `tokenizer.json`, and the hash of its bytes.
+fn read_tokenizer_json(dir: &Path) -> Result<(Inner, u128), DataError> {
     let path = dir.join(TOKENIZER);
     let bytes = match read(&path) {
         Ok(bytes) => bytes,
@@ -191,7 +224,8 @@ fn read_tokenizer_json(dir: &Path) -> Result<Inner, DataError> {
         }
         Err(reason) => return Err(DataError::Io { path, reason }),
     };
-    Inner::from_bytes(bytes).map_err(|reason| bad_file(&path, reason))
+    let content_key = xxh3_128(&bytes);
+    Ok((Inner::from_bytes(bytes).map_err(|reason| bad_file(&path, reason))?, content_key))
 }
 
 /// A JSON object from a file that may be absent.
@@ -207,39 +241,15 @@ fn read_json(path: &Path) -> Result<Option<Map<String, Json>>, DataError> {
 fn special_tokens(config: &Map<String, Json>, map: &Map<String, Json>) -> BTreeMap<String, String> {
     let text = |token: &Json| token.get("content").unwrap_or(token).as_str().map(str::to_owned);
     let find = |key: &str| config.get(key).and_then(text).or_else(|| map.get(key).and_then(text));
-    SPECIAL_TOKEN_KEYS.iter().filter_map(|&key| Some((key.to_owned(), find(key)?))).collect()
-}
-
-/// The template's source and the file it came from. `chat_template.jinja` wins, as in transformers.
-fn read_chat_template(dir: &Path, config: &Map<String, Json>) -> Result<Option<(String, PathBuf)>, DataError> {
-    let path = dir.join(TEMPLATE);
-    match read_to_string(&path) {
-        Ok(source) => return Ok(Some((source, path))),
-        Err(reason) if reason.kind() == ErrorKind::NotFound => {}
-        Err(reason) => return Err(DataError::Io { path, reason }),
-    }
-    let in_config = config.get("chat_template").and_then(default_template);
-    if let Some(source) = in_config {
-        return Ok(Some((source, dir.join(CONFIG))));
-    }
-    let path = dir.join(TEMPLATE_JSON);
-    let file = read_json(&path)?.unwrap_or_default();
-    Ok(file.get("chat_template").and_then(default_template).map(|source| (source, path)))
-}
-
-/// A template is a string, or a list of named ones of which "default" is meant.
-fn default_template(value: &Json) -> Option<String> {
-    let named_default = |entry: &&Json| entry.get("name").and_then(Json::as_str) == Some("default");
-    let source = match value {
-        Json::Array(entries) => entries.iter().find(named_default)?.get("template")?,
-        other => other,
-    };
-    source.as_str().map(str::to_owned)
+    let usual = SPECIAL_TOKEN_KEYS.iter().filter_map(|&key| Some((key.to_owned(), find(key)?)));
+    // A model's own special tokens, by name (`image_token` and the like).
+    let own = config.get("extra_special_tokens").and_then(Json::as_object).into_iter().flatten();
+    own.filter_map(|(key, token)| Some((key.clone(), text(token)?))).chain(usual).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{remove_file, write};
+    use std::fs::{create_dir, remove_file, write};
 
     use serde_json::json;
     use tempfile::TempDir;
@@ -286,12 +296,35 @@ mod tests {
         let render =
             || Tokenizer::from_folder(folder.path()).unwrap().chat_template().unwrap().render(&hello(), false).unwrap();
         assert_eq!(render(), "config hello");
-        write(folder.path().join(TEMPLATE), "file {{ messages[0].content }}").unwrap();
+        let jinja = folder.path().join("chat_template.jinja");
+        write(&jinja, "file {{ messages[0].content }}").unwrap();
         assert_eq!(render(), "file hello");
-        remove_file(folder.path().join(TEMPLATE)).unwrap();
+        remove_file(&jinja).unwrap();
         write(folder.path().join(CONFIG), "{}").unwrap();
-        write(folder.path().join(TEMPLATE_JSON), json!({ "chat_template": "json" }).to_string()).unwrap();
+        write(folder.path().join("chat_template.json"), json!({ "chat_template": "json" }).to_string()).unwrap();
         assert_eq!(render(), "json");
+    }
+
+    #[test]
+    fn named_template_is_chosen_by_tools_or_by_name() {
+        let folder = TestTokenizer { template: Some("default"), ..TestTokenizer::default() }.write();
+        let more = folder.path().join("additional_chat_templates");
+        create_dir(&more).unwrap();
+        write(more.join("tool_use.jinja"), "tools").unwrap();
+        write(more.join("rag.jinja"), "documents").unwrap();
+        let mut tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+        let render =
+            |tokenizer: &Tokenizer, tools| tokenizer.chat_template_for(tools).unwrap().render(&hello(), false).unwrap();
+        assert_eq!(render(&tokenizer, false), "default");
+        assert_eq!(render(&tokenizer, true), "tools");
+        let before = tokenizer.fingerprint();
+        tokenizer.choose_template(&TemplateChoice::Named("rag".to_owned())).unwrap();
+        assert_eq!((render(&tokenizer, false), render(&tokenizer, true)), ("documents".into(), "documents".into()));
+        assert_ne!(tokenizer.fingerprint(), before);
+        tokenizer.choose_template(&TemplateChoice::Text("text".to_owned())).unwrap();
+        assert_eq!(render(&tokenizer, true), "text");
+        let error = tokenizer.choose_template(&TemplateChoice::Named("x".to_owned())).unwrap_err().to_string();
+        assert!(error.contains("\"default\", \"rag\", \"tool_use\""), "{error}");
     }
 
     #[test]

@@ -1,6 +1,49 @@
-//! How much memory this process holds, now and at its peak.
+//! How much memory this process holds, now and at its peak, and how long it has been running.
 //!
-//! Linux counts pages per processor and adds up lazily, so a figure may be some hundred KiB off.
+//! Linux counts pages per processor and adds up lazily, so a figure may be some hundred KiB off. Gives up: the time before
+//! `main` on other systems, which do not say when a process began without further libraries.
+
+use std::time::{Duration, Instant};
+
+/// Counts from the start of the process, dynamic linking included, where the system says when that was; else from its own
+/// creation.
+#[derive(Clone, Copy, Debug)]
+pub struct ProcessClock {
+    created: Instant,
+    before: Duration,
+}
+
+impl ProcessClock {
+    /// To be called first in `main`.
+    pub fn start() -> Self {
+        // A container may be shown another machine's clock: a process that old is not at the start of its `main`.
+        const OLDEST: Duration = Duration::from_secs(60);
+        let before = process_age().filter(|&age| age < OLDEST).unwrap_or_default();
+        Self { created: Instant::now(), before }
+    }
+
+    /// Time since the process began, to a hundredth of a second.
+    pub fn elapsed(&self) -> Duration {
+        self.before + self.created.elapsed()
+    }
+}
+
+/// Time since the system started this process: `/proc/uptime` less field 22 of `/proc/self/stat` (proc_pid_stat(5)).
+#[cfg(target_os = "linux")]
+fn process_age() -> Option<Duration> {
+    /// `USER_HZ`, which is 100 on every architecture that Rust's standard library is built for.
+    const TICKS_PER_SECOND: f64 = 100.0;
+    let uptime: f64 = std::fs::read_to_string("/proc/uptime").ok()?.split_whitespace().next()?.parse().ok()?;
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // Field 2 is the command in brackets and may hold spaces: fields are counted from behind it, where field 3 is first.
+    let started: f64 = stat.rsplit_once(')')?.1.split_whitespace().nth(22 - 3)?.parse().ok()?;
+    Duration::try_from_secs_f64(uptime - started / TICKS_PER_SECOND).ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn process_age() -> Option<Duration> {
+    None
+}
 
 /// Bytes of this process in physical memory now. `None` where the system does not say.
 pub fn process_resident_bytes() -> Option<u64> {
@@ -50,6 +93,17 @@ fn peak() -> Option<u64> {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_is_older_than_its_clock_and_not_by_much() {
+        let age = process_age().expect("Linux says");
+        assert!(age < Duration::from_secs(3600), "{age:?}");
+        let clock = ProcessClock::start();
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(clock.elapsed() >= Duration::from_millis(20));
+        let later = process_age().expect("Linux says");
+        assert!((later.as_secs_f64() - age.as_secs_f64() - 0.02).abs() < 0.5, "{age:?} then {later:?}");
+    }
 
     #[test]
     fn the_peak_keeps_what_was_given_back() {

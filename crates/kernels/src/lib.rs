@@ -1,7 +1,10 @@
 #![doc = include_str!("../README.md")]
 
 mod backends;
+#[cfg(feature = "flex")]
+pub mod check;
 mod documents;
+mod host_buffer;
 mod offload;
 mod ops;
 mod parameter;
@@ -10,10 +13,11 @@ pub mod probe;
 mod weight;
 
 pub use documents::Documents;
+pub use host_buffer::HostBuffer;
 pub use offload::Offloaded;
 pub use ops::{
-    AdamW, AttentionOutput, CrossEntropy, CrossEntropyOptions, EightBitMoments, Heads, Kernels, Projection,
-    ProjectionGradients, SwigluProjectGradients, TrainedPositions,
+    AdamW, AttentionOutput, CrossEntropy, CrossEntropyOptions, EightBitMoments, EightBitUpdate, Heads, Kernels,
+    Projection, ProjectionGradients, SwigluProjectGradients, TracedOperation, TrainedPositions,
 };
 pub use parameter::{GradientMap, Parameter};
 pub use portable::rotary::RotaryTables;
@@ -29,7 +33,7 @@ pub mod backend {
     #[cfg(feature = "candle")]
     pub use crate::backends::candle::Candle;
     #[cfg(feature = "cuda")]
-    pub use crate::backends::cuda::Cuda;
+    pub use crate::backends::cuda::{Cuda, DeviceFailure, use_own_attention};
     #[cfg(feature = "flex")]
     pub use crate::backends::flex::Flex;
     #[cfg(feature = "wgpu")]

@@ -15,6 +15,7 @@ pub struct Offloaded<B: Backend> {
 
 enum Place<B: Backend> {
     Device(Tensor<B, 2>),
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only CUDA keeps tensors elsewhere"))]
     Elsewhere(Box<dyn Any + Send>),
 }
 
@@ -25,6 +26,7 @@ impl<B: Backend> Offloaded<B> {
     }
 
     /// What a backend keeps instead of the tensor.
+    #[cfg(feature = "cuda")]
     pub(crate) fn elsewhere(kept: impl Any + Send) -> Self {
         Self { place: Place::Elsewhere(Box::new(kept)) }
     }
@@ -40,6 +42,7 @@ impl<B: Backend> Offloaded<B> {
     }
 
     /// What the backend kept, to begin bringing it back.
+    #[cfg(feature = "cuda")]
     pub(crate) fn elsewhere_mut<T: Any>(&mut self) -> Option<&mut T> {
         match &mut self.place {
             Place::Device(_) => None,

@@ -9,11 +9,11 @@
 
 use std::convert::Infallible;
 
-use burn_tensor::{DType, Int, Tensor, backend::Backend};
+use burn_tensor::{DType, Int, Tensor, TensorData, backend::Backend};
 use firebrick_precision::nf4::Nf4Quantized;
 
 use crate::portable::{attention, cross_entropy, embedding, linear, nf4, norm, optimizer, rotary, swiglu, to_dtype};
-use crate::{Documents, LoraPair, Nf4Weight, Offloaded, RotaryTables, Weight};
+use crate::{Documents, HostBuffer, LoraPair, Nf4Weight, Offloaded, RotaryTables, Weight};
 
 /// One linear layer as the ops below take it: what it multiplies with, and which of its gradients are wanted.
 #[derive(Clone, Debug)]
@@ -99,6 +99,21 @@ pub struct CrossEntropy<B: Backend> {
     pub d_weight_vd: Option<Tensor<B, 2>>,
 }
 
+/// Device time of one launch, and the work it could not avoid.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TracedOperation {
+    /// What was launched.
+    pub name: &'static str,
+    /// Device time.
+    pub milliseconds: f64,
+    /// Operations of matrix units; 0 for what only moves memory.
+    pub flops: f64,
+    /// Bytes read and written, each once.
+    pub bytes: f64,
+    /// `m`, `n` and `k` of a matrix product.
+    pub product: Option<[usize; 3]>,
+}
+
 /// The numbers of one AdamW step (Loshchilov and Hutter, Decoupled weight decay regularization, 2019).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
@@ -129,6 +144,17 @@ pub struct EightBitMoments<B: Backend> {
     pub second_absmax: Tensor<B, 1>,
 }
 
+/// What [`Kernels::adamw_8bit_many`] updates.
+#[derive(Clone, Debug)]
+pub struct EightBitUpdate<B: Backend> {
+    /// The parameter, f32.
+    pub parameter: Tensor<B, 1>,
+    /// Its gradient, f32.
+    pub gradient: Tensor<B, 1>,
+    /// Its moments.
+    pub moments: EightBitMoments<B>,
+}
+
 /// Every operation that the training step is made of.
 ///
 /// Inputs may be f32 or a half format; reductions, norms and exponentials are computed in f32 and results come back in the
@@ -144,9 +170,58 @@ pub trait Kernels: Backend {
         nf4::upload(quantized, device)
     }
 
+    /// Host memory to fill with a tensor's bytes for [`Kernels::upload`]; from any thread.
+    fn host_buffer(device: &Self::Device, bytes: usize) -> HostBuffer {
+        let _ = device;
+        HostBuffer::new(vec![0; bytes])
+    }
+
+    /// A tensor of the bytes of a buffer, row-major and in the machine's byte order.
+    ///
+    /// # Panics
+    /// If the buffer does not have the bytes of the shape.
+    fn upload(buffer: HostBuffer, shape: [usize; 2], dtype: DType, device: &Self::Device) -> Tensor<Self, 2> {
+        let bytes: Vec<u8> = buffer.into_memory().expect("the default buffer is a Vec");
+        let data = TensorData::from_bytes_vec(bytes, shape, dtype);
+        Tensor::from_data(data, (device, dtype))
+    }
+
+    /// Whether [`Kernels::nf4_quantize`] runs on the device, so that weights are best uploaded as they are stored.
+    fn packs_on_device() -> bool {
+        false
+    }
+
+    /// Allocates, beside other work, what [`Kernels::offload`] will put `count` tensors of `bytes` bytes into.
+    fn reserve_offload(device: &Self::Device, count: usize, bytes: usize) {
+        let _ = (device, count, bytes);
+    }
+
+    /// Packs a matrix of finite values where it is; the same bytes as packing on the host.
+    fn nf4_quantize(values_oi: Tensor<Self, 2>, double_quant: bool) -> Nf4Weight<Self> {
+        nf4::quantize(values_oi, double_quant)
+    }
+
     /// The values of an NF4 weight, `[o, i]` f32.
     fn nf4_dequantize(weight: &Nf4Weight<Self>) -> Tensor<Self, 2> {
         nf4::dequantize(weight)
+    }
+
+    /// Runs every operation that training in this format uses once on small random input, against the portable body. `Err`
+    /// names the operation that is wrong: a broken driver must not train on zeros.
+    fn self_test(device: &Self::Device, dtype: DType, head_dim: usize) -> Result<(), String> {
+        let _ = (device, dtype, head_dim);
+        Ok(())
+    }
+
+    /// Runs work and measures the device time of each operation in it; empty where the backend cannot.
+    fn trace<R>(device: &Self::Device, work: impl FnOnce() -> R) -> (R, Vec<TracedOperation>) {
+        let _ = device;
+        (work(), Vec::new())
+    }
+
+    /// Gives memory that is kept for reuse back to the driver: after loading, or when the sizes of tensors change.
+    fn release_memory(device: &Self::Device) {
+        Self::memory_cleanup(device);
     }
 
     /// Runs a stretch of work in which nothing but operations of this trait touches the device.
@@ -232,12 +307,13 @@ pub trait Kernels: Backend {
     }
 
     /// Begins to bring a tensor back, so that [`Kernels::restore`] need not wait.
-    fn prefetch(offloaded: &mut Offloaded<Self>) {
-        let _ = offloaded;
+    fn prefetch(offloaded: &mut Offloaded<Self>, device: &Self::Device) {
+        let _ = (offloaded, device);
     }
 
     /// The tensor that was put away, bit for bit.
-    fn restore(offloaded: Offloaded<Self>) -> Tensor<Self, 2> {
+    fn restore(offloaded: Offloaded<Self>, device: &Self::Device) -> Tensor<Self, 2> {
+        let _ = device;
         match offloaded.into_parts::<Infallible>() {
             Ok(x_nd) => x_nd,
             Err(never) => match never {},
@@ -364,6 +440,19 @@ pub trait Kernels: Backend {
         hyper: &AdamW,
     ) -> (Tensor<Self, 1>, (Tensor<Self, 1>, Tensor<Self, 1>)) {
         optimizer::adamw(parameter, gradient, moments, gradient_scale, hyper)
+    }
+
+    /// [`Kernels::adamw_8bit`] of many parameters, which a backend may take in few launches: an adapter is hundreds of small
+    /// tensors.
+    fn adamw_8bit_many(
+        updates: Vec<EightBitUpdate<Self>>,
+        gradient_scale: Tensor<Self, 1>,
+        hyper: &AdamW,
+    ) -> Vec<(Tensor<Self, 1>, EightBitMoments<Self>)> {
+        let one = |update: EightBitUpdate<Self>| {
+            Self::adamw_8bit(update.parameter, update.gradient, update.moments, gradient_scale.clone(), hyper)
+        };
+        updates.into_iter().map(one).collect()
     }
 
     /// One AdamW step with moments in 8 bits, as bitsandbytes' block-wise kernel does it: `(parameter, moments)`.

@@ -62,8 +62,8 @@ pub enum Nf4Absmax<B: Backend> {
         absmax: Tensor<B, 1>,
         /// The dynamic map, `[256]` f32.
         map: Tensor<B, 1>,
-        /// Added to every decoded scale.
-        offset: f32,
+        /// Added to every decoded scale, `[1]` f32.
+        offset: Tensor<B, 1>,
         /// Number of blocks (the codes are padded to whole nested blocks).
         blocks: usize,
     },

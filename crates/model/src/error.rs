@@ -198,6 +198,39 @@ pub enum ModelError {
         got: String,
     },
 
+    /// The operating system refused to read a tensor of a file that was whole when it was opened.
+    #[error(
+        "cannot read `{name}` from `{}`{}; if the file has been changed or cut short, download it again",
+        path.display(), io_advice(source)
+    )]
+    ReadTensor {
+        /// The tensor.
+        name: String,
+        /// The file that holds it.
+        path: PathBuf,
+        /// What the operating system said.
+        source: IoError,
+    },
+
+    /// A weight is NaN or infinite, or too large for the number format that it is to have on the device.
+    #[error(
+        "value {index} of `{name}` in `{}` is {value:e}, which is no finite number in {format}: the weights are damaged or \
+         come from a run that diverged. Download the file again, or go back to an earlier checkpoint",
+        path.display()
+    )]
+    NotFiniteWeight {
+        /// The tensor.
+        name: String,
+        /// The file that holds it.
+        path: PathBuf,
+        /// Flat, row-major index of the first such value.
+        index: usize,
+        /// The value in the file.
+        value: f32,
+        /// The number format on the device.
+        format: String,
+    },
+
     /// The weights and config.json disagree in one or more tensors.
     #[error(
         "the weights in `{}` do not fit its config.json, {} at fault: {}. Download the weights and config.json \

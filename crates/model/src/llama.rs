@@ -109,10 +109,12 @@ impl<B: Kernels> Llama<B> {
     fn forward_blocks(&self, batch: &MicroBatch<B>, options: PassOptions) -> (Tensor<B, 2>, Vec<Kept<B>>) {
         let mut x_nd = self.embed(batch.ids_n.clone());
         let mut kept = Vec::with_capacity(self.blocks.len());
-        for block in &self.blocks {
+        for (layer, block) in self.blocks.iter().enumerate() {
             let (y_nd, activations) = block.forward(x_nd, &batch.context, options.recompute);
+            // The last block's backward comes next: its input would only go there and back.
+            let offload = options.offload && layer + 1 < self.blocks.len();
             kept.push(match options.recompute {
-                Recompute::Full if options.offload => Kept::Input(B::offload(activations.x_nd)),
+                Recompute::Full if offload => Kept::Input(B::offload(activations.x_nd)),
                 Recompute::Full => Kept::Input(Offloaded::on_device(activations.x_nd)),
                 Recompute::Selective | Recompute::None => Kept::Activations(Box::new(activations)),
             });
@@ -154,9 +156,9 @@ impl<B: Kernels> Llama<B> {
             let own = kept.pop().expect("each block kept something");
             let activations = match own {
                 Kept::Input(input) => {
-                    let x_nd = B::restore(input);
+                    let x_nd = B::restore(input, &self.device);
                     if let Some(Kept::Input(next)) = kept.last_mut() {
-                        B::prefetch(next);
+                        B::prefetch(next, &self.device);
                     }
                     block.recompute(x_nd, &batch.context)
                 }
@@ -183,9 +185,8 @@ impl<B: Kernels> Llama<B> {
     /// Normed hidden states `[n, d]`.
     fn hidden(&self, batch: &MicroBatch<B>) -> Tensor<B, 2> {
         let embedded = self.embed(batch.ids_n.clone());
-        let last = self.blocks.iter().fold(embedded, |x_nd, block| {
-            block.forward(x_nd, &batch.context, Recompute::Full).0
-        });
+        let last =
+            self.blocks.iter().fold(embedded, |x_nd, block| block.forward(x_nd, &batch.context, Recompute::Full).0);
         self.norm.forward(last)
     }
 

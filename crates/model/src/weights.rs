@@ -1,10 +1,13 @@
 //! Weights in a Hugging Face folder: `model.safetensors`, or shards with `model.safetensors.index.json`.
 //!
 //! Opening a folder reads every shard's header and compares the file's length with it, so that a download that did not
-//! finish is found before any weight is read. Tensors are then read one at a time with plain positioned reads: at most
-//! one tensor is in host memory, and no `unsafe` memory map is needed. PyTorch `.bin` files are not read.
+//! finish is found before any weight is read. Tensors are then read with plain positioned reads, one at a time or by threads
+//! that read ahead within a bound ([`read_ahead`]): no `unsafe` memory map is needed, and host memory is a choice. PyTorch
+//! `.bin` files are not read.
 
+mod convert;
 mod expected;
+mod read_ahead;
 mod shard;
 mod write;
 
@@ -16,6 +19,7 @@ use serde_json::Value;
 
 use self::expected::deciding_keys;
 pub use self::expected::{expected_tensors, parameter_count};
+pub(crate) use self::read_ahead::{Limits, Request, Values, read_ahead};
 use self::shard::Shard;
 pub(crate) use self::write::write_text;
 pub use self::write::{SavedDtype, write_hf_folder, write_safetensors, write_safetensors_f32};
@@ -163,17 +167,26 @@ impl HfFolder {
     /// No tensor of this name, a shape other than `expected_shape` (which config.json decides), another number format,
     /// or a failed read.
     pub fn read_f32(&self, name: &str, expected_shape: &[usize]) -> Result<Vec<f32>, ModelError> {
+        self.locate_shaped(name, expected_shape)?.0.read_f32(name)
+    }
+
+    /// The shard and header entry of a tensor whose shape is what config.json decides.
+    fn locate_shaped(
+        &self,
+        name: &str,
+        expected_shape: &[usize],
+    ) -> Result<(&Shard, &safetensors::tensor::TensorInfo), ModelError> {
         let (shard, info) = self.locate(name)?;
-        if info.shape != expected_shape {
-            return Err(ModelError::WrongShape {
-                name: name.to_owned(),
-                path: shard.path().to_path_buf(),
-                expected: expected_shape.to_vec(),
-                got: info.shape.clone(),
-                keys: deciding_keys(name),
-            });
+        if info.shape == expected_shape {
+            return Ok((shard, info));
         }
-        shard.read_f32(name)
+        Err(ModelError::WrongShape {
+            name: name.to_owned(),
+            path: shard.path().to_path_buf(),
+            expected: expected_shape.to_vec(),
+            got: info.shape.clone(),
+            keys: deciding_keys(name),
+        })
     }
 
     fn locate(&self, name: &str) -> Result<(&Shard, &safetensors::tensor::TensorInfo), ModelError> {
@@ -220,6 +233,8 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>, ModelError> 
 mod tests {
     use std::fs::{File, OpenOptions, copy, read, remove_file, write};
 
+    use burn_flex::Flex;
+    use firebrick_kernels::Kernels;
     use serde_json::json;
     use tempfile::{TempDir, tempdir};
 
@@ -251,6 +266,24 @@ mod tests {
         for (name, shape) in expected_tensors(&config) {
             assert_eq!(folder.read_f32(&name, &shape).unwrap(), values(&name, shape.iter().product()), "{name}");
         }
+    }
+
+    #[test]
+    fn a_sharded_folder_is_read_ahead_across_its_files() {
+        let (_temp, dir, config) = sharded();
+        let folder = HfFolder::open(&dir).unwrap();
+        let requests = expected_tensors(&config).into_iter().map(|(name, shape)| Request { name, shape, dtype: None });
+        let requests: Vec<_> = requests.collect();
+        let allocate = |bytes| Flex::host_buffer(&Default::default(), bytes);
+        let limits = Limits { readers: 4, bytes: 1_000 };
+        read_ahead(&folder, &requests, limits, &allocate, |ahead| {
+            for Request { name, shape, .. } in &requests {
+                let stored: Vec<u8> =
+                    values(name, shape.iter().product()).iter().flat_map(|value| value.to_le_bytes()).collect();
+                assert_eq!(ahead.take(name).unwrap().buffer[..], stored, "{name}");
+            }
+        })
+        .unwrap();
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn_tensor::{DType, Int, IntDType, Tensor, TensorData};
-use firebrick_kernels::{AdamW, EightBitMoments, GradientMap, Kernels, Parameter};
+use firebrick_kernels::{AdamW, EightBitMoments, EightBitUpdate, GradientMap, Kernels, Parameter};
 use firebrick_precision::DynamicMap;
 
 use crate::error::OptimError;
@@ -91,12 +91,50 @@ impl<B: Kernels> Optimizer<B> {
         let all: Vec<_> = gradients.iter().map(|(_, gradient)| gradient.clone()).collect();
         let grad_norm = B::squared_norm(&all).sqrt();
         let scale = self.clip_coefficient(&grad_norm);
+        drop(all);
+        let mut in_8_bits = Vec::new();
         for parameter in parameters {
             let gradient = gradients.remove(&parameter.name);
             let gradient = gradient.unwrap_or_else(|| panic!("parameter {} has no gradient", parameter.name));
-            self.update(parameter, gradient, scale.clone(), learning_rate);
+            match self.moments.remove(&parameter.name).unwrap_or_else(|| self.zero_moments(parameter)) {
+                Moments::Float32(first, second) => {
+                    let hyper = self.hyper(parameter, learning_rate);
+                    let value = take_value(parameter, &gradient);
+                    let (value, (first, second)) = B::adamw(value, gradient, (first, second), scale.clone(), &hyper);
+                    parameter.value = value;
+                    self.moments.insert(parameter.name.clone(), Moments::Float32(first, second));
+                }
+                Moments::EightBit(moments) => in_8_bits.push((parameter, gradient, moments)),
+            }
         }
+        self.update_in_8_bits(in_8_bits, scale, learning_rate);
         StepReport { grad_norm }
+    }
+
+    /// All parameters of one decay are one operation: an adapter is hundreds of small ones.
+    fn update_in_8_bits(
+        &mut self,
+        parameters: Vec<(&mut Parameter<B>, Tensor<B, 1>, EightBitMoments<B>)>,
+        scale: Tensor<B, 1>,
+        learning_rate: f64,
+    ) {
+        let (matrices, vectors): (Vec<_>, Vec<_>) =
+            parameters.into_iter().partition(|(parameter, ..)| parameter.shape.len() >= 2);
+        for group in [matrices, vectors].into_iter().filter(|group| !group.is_empty()) {
+            let hyper = self.hyper(group[0].0, learning_rate);
+            let (owners, updates): (Vec<_>, Vec<_>) = group
+                .into_iter()
+                .map(|(owner, gradient, moments)| {
+                    let parameter = take_value(owner, &gradient);
+                    (owner, EightBitUpdate { parameter, gradient, moments })
+                })
+                .unzip();
+            let updated = B::adamw_8bit_many(updates, scale.clone(), &hyper);
+            for (parameter, (value, moments)) in owners.into_iter().zip(updated) {
+                parameter.value = value;
+                self.moments.insert(parameter.name.clone(), Moments::EightBit(moments));
+            }
+        }
     }
 
     /// `min(1, max / (norm + 1e-6))`, as torch's `clip_grad_norm_` has it.
@@ -107,35 +145,16 @@ impl<B: Kernels> Optimizer<B> {
         }
     }
 
-    fn update(
-        &mut self,
-        parameter: &mut Parameter<B>,
-        gradient: Tensor<B, 1>,
-        scale: Tensor<B, 1>,
-        learning_rate: f64,
-    ) {
-        let hyper = AdamW {
+    /// The numbers of this step for a parameter: vectors (norm weights) do not decay.
+    fn hyper(&self, parameter: &Parameter<B>, learning_rate: f64) -> AdamW {
+        AdamW {
             learning_rate,
             beta1: self.config.beta1,
             beta2: self.config.beta2,
             epsilon: self.config.epsilon,
             weight_decay: if parameter.shape.len() < 2 { 0.0 } else { self.config.weight_decay },
             step: self.step,
-        };
-        let moments = self.moments.remove(&parameter.name).unwrap_or_else(|| self.zero_moments(parameter));
-        let value = parameter.value.clone();
-        let (value, moments) = match moments {
-            Moments::Float32(first, second) => {
-                let (value, (first, second)) = B::adamw(value, gradient, (first, second), scale, &hyper);
-                (value, Moments::Float32(first, second))
-            }
-            Moments::EightBit(moments) => {
-                let (value, moments) = B::adamw_8bit(value, gradient, moments, scale, &hyper);
-                (value, Moments::EightBit(moments))
-            }
-        };
-        parameter.value = value;
-        self.moments.insert(parameter.name.clone(), moments);
+        }
     }
 
     fn is_eight_bit(&self, parameter: &Parameter<B>) -> bool {
@@ -213,6 +232,11 @@ impl<B: Kernels> Optimizer<B> {
         }
         Ok(())
     }
+}
+
+/// The value, leaving the gradient's handle in its place: the update then holds the only handle, and may write in place.
+fn take_value<B: Kernels>(parameter: &mut Parameter<B>, gradient: &Tensor<B, 1>) -> Tensor<B, 1> {
+    std::mem::replace(&mut parameter.value, gradient.clone())
 }
 
 fn upload_codes<B: Kernels>(codes: &[u8], device: &B::Device) -> Tensor<B, 1, Int> {

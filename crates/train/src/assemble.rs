@@ -7,13 +7,13 @@ use burn_tensor::DType;
 use firebrick_data::{Cursor, Loader, LoaderConfig};
 use firebrick_kernels::Kernels;
 use firebrick_model::peft::TargetModules;
-use firebrick_model::{BaseStorage, BuildOptions, HfFolder, Llama, LoraConfig, Recompute};
+use firebrick_model::{BaseStorage, BuildOptions, HfFolder, Llama, LlamaConfig, LoraConfig, Recompute};
 use firebrick_optim::{AdamWConfig, MomentFormat, Optimizer, Schedule, ScheduleKind};
 use firebrick_parallel::SingleRank;
 
 use crate::config::{self, ComputeDtype, Init, LoraTarget, RunConfig};
 use crate::error::RunError;
-use crate::plan::{BasePlan, MomentPlan, Plan};
+use crate::plan::{BasePlan, MomentPlan, Plan, model_shape};
 use crate::prepare::Prepared;
 use crate::step::Trainer;
 
@@ -39,18 +39,30 @@ pub fn adapter(config: &RunConfig) -> Result<Option<LoraConfig>, RunError> {
     }))
 }
 
-/// Builds what the plan says, with weights from `init`.
+/// Builds what the plan says of a model of this description, with weights from `init`.
 ///
 /// # Errors
 /// A model folder that cannot be read, or a LoRA target that the model does not have.
-pub fn trainer<B: Kernels>(prepared: &Prepared, init: Init, device: &B::Device) -> Result<Trainer<B>, RunError> {
-    let (config, plan) = (&prepared.config, &prepared.plan);
+pub fn trainer<B: Kernels>(
+    config: &RunConfig,
+    plan: &Plan,
+    model: &LlamaConfig,
+    init: Init,
+    device: &B::Device,
+) -> Result<Trainer<B>, RunError> {
     let build = build_options(config, plan)?;
+    if plan.offload.value && config.pack {
+        // Before weights are read: locking pages takes seconds, which pass beside the reading. Unpacked micro-batches differ in
+        // size, and each size takes buffers of its own.
+        let input_bytes =
+            plan.training_shape.tokens() * plan.training_shape.stored_bytes_per_token(&model_shape(model));
+        B::reserve_offload(device, model.num_hidden_layers.saturating_sub(1), input_bytes as usize);
+    }
     let model = match init {
-        Init::Random => Llama::random(prepared.model.clone(), &build, device)?,
+        Init::Random => Llama::random(model.clone(), &build, device)?,
         Init::Pretrained => {
             let folder = HfFolder::open(&config.model_folder()?)?;
-            Llama::load(&folder, prepared.model.clone(), &build, device, &mut |_| ())?
+            Llama::load(&folder, model.clone(), &build, device, &mut |_| ())?
         }
     };
     Ok(Trainer {
@@ -79,7 +91,16 @@ pub fn loader(prepared: &Prepared, start: Cursor) -> Loader {
         world_size: 1,
         prefetch: PREFETCH,
     };
-    Loader::new(prepared.train.clone(), config, start)
+    Loader::with_workers(prepared.train.clone(), config, start, prepared.config.data.workers.unwrap_or(1))
+}
+
+/// Format of activations and matrix products.
+pub fn compute_dtype(plan: &Plan) -> DType {
+    match plan.compute_dtype.value {
+        ComputeDtype::Bfloat16 => DType::BF16,
+        ComputeDtype::Float16 => DType::F16,
+        ComputeDtype::Float32 => DType::F32,
+    }
 }
 
 fn build_options(config: &RunConfig, plan: &Plan) -> Result<BuildOptions, RunError> {
@@ -93,11 +114,7 @@ fn build_options(config: &RunConfig, plan: &Plan) -> Result<BuildOptions, RunErr
         },
         lora: adapter(config)?,
         seed: config.seed,
-        compute_dtype: match plan.compute_dtype.value {
-            ComputeDtype::Bfloat16 => DType::BF16,
-            ComputeDtype::Float16 => DType::F16,
-            ComputeDtype::Float32 => DType::F32,
-        },
+        compute_dtype: compute_dtype(plan),
         max_positions: longest_row + config.eval.max_new_tokens,
     })
 }

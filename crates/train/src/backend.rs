@@ -1,8 +1,11 @@
 //! Which backend a run uses, and the one place where concrete backends are named.
 
 use std::fmt;
+use std::time::Instant;
 
+use burn_tensor::DType;
 use firebrick_hwprofile::HardwareProfile;
+use firebrick_kernels::Kernels;
 use serde::Serialize;
 
 use crate::config::BackendChoice;
@@ -119,6 +122,87 @@ fn choose_automatically(profile: &HardwareProfile) -> Result<Chosen<BackendKind>
     };
     cpu.check()?;
     Ok(Chosen::new(cpu, why))
+}
+
+/// Tries every operation of a run on small input before it trusts the device with it. The seconds that took; `None` where the
+/// backend has nothing to try.
+///
+/// # Errors
+/// [`RunError::SelfTestFailed`] names the operation.
+pub fn self_test<B: Kernels>(
+    backend: BackendKind,
+    device: &B::Device,
+    dtype: DType,
+    head_dim: usize,
+) -> Result<Option<f64>, RunError> {
+    let started = Instant::now();
+    B::self_test(device, dtype, head_dim).map_err(|problem| RunError::SelfTestFailed { backend, problem })?;
+    // Only CUDA has operations that a driver can break in silence; the others inherit the empty test.
+    Ok((backend == BackendKind::Cuda).then(|| started.elapsed().as_secs_f64()))
+}
+
+/// Returns once everything queued on the device is done.
+///
+/// # Errors
+/// [`RunError::DeviceFailed`] where some of it failed.
+pub fn wait<B: Kernels>(device: &B::Device) -> Result<(), RunError> {
+    B::sync(device).map_err(|error| RunError::DeviceFailed {
+        operation: "waiting for the device".to_owned(),
+        message: error.to_string(),
+        advice: "Start it again.".to_owned(),
+    })
+}
+
+/// What ended a piece of device work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The operation.
+    pub operation: String,
+    /// Whether memory ran out: a smaller run may work.
+    pub out_of_memory: bool,
+    /// The library's own message.
+    pub message: String,
+}
+
+/// Runs device work. A device that could not do an operation unwinds from it; that ends here, as a [`Failure`]. Other panics go
+/// on: they are bugs.
+///
+/// # Errors
+/// What the device said.
+pub fn catch_failure<T>(work: impl FnOnce() -> T) -> Result<T, Failure> {
+    #[cfg(feature = "cuda")]
+    {
+        use std::sync::Once;
+
+        use firebrick_kernels::backend::DeviceFailure;
+
+        static QUIET: Once = Once::new();
+        QUIET.call_once(DeviceFailure::quiet_hook);
+        DeviceFailure::catch(work).map_err(|failure| Failure {
+            operation: failure.operation.to_owned(),
+            out_of_memory: failure.out_of_memory,
+            message: failure.message,
+        })
+    }
+    #[cfg(not(feature = "cuda"))]
+    {
+        Ok(work())
+    }
+}
+
+/// As [`catch_failure`], for work that saves nothing and has no plan to fall back on.
+///
+/// # Errors
+/// What `work` returns, or [`RunError::DeviceFailed`].
+pub fn device_work<T>(work: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunError> {
+    catch_failure(work).unwrap_or_else(|Failure { operation, out_of_memory, message }| {
+        let advice = if out_of_memory {
+            "Give it less to do at once, take --nf4, or free memory of the device."
+        } else {
+            "Start it again."
+        };
+        Err(RunError::DeviceFailed { operation, message, advice: advice.to_owned() })
+    })
 }
 
 /// Runs `$body` with `$B` standing for the backend's type. A kind that is not compiled in was refused when it was chosen.

@@ -62,6 +62,57 @@ pub enum RunError {
         /// The nearest change that fits.
         advice: String,
     },
+    /// A bench of documents that have nothing to predict.
+    #[error(
+        "{documents} documents do not fit into a row of {row_len} tokens: each needs at least two tokens, one to predict the \
+         other. Lower --documents or raise --seq"
+    )]
+    BenchDocuments {
+        /// Documents a row.
+        documents: usize,
+        /// Tokens a row.
+        row_len: usize,
+    },
+    /// An operation of the backend does not compute what it should.
+    #[error(
+        "the self-test of backend `{backend}` failed: {problem}. Numbers of this device cannot be trusted, so nothing was \
+         trained. Reinstall the driver and the CUDA libraries in versions that belong together, and report it with this line; \
+         or train on the CPU with backend = \"flex\""
+    )]
+    SelfTestFailed {
+        /// Where.
+        backend: BackendKind,
+        /// The operation, and how far it is off.
+        problem: String,
+    },
+    /// The device ran out of memory although the plan expected the run to fit.
+    #[error(
+        "the device ran out of memory in {operation}: {message}. The plan expected this to fit; it may be that another process \
+         takes memory too. Expected was{table}\n{advice}"
+    )]
+    OutOfDeviceMemory {
+        /// The operation that asked for it.
+        operation: String,
+        /// The library's own words.
+        message: String,
+        /// The plan's memory table.
+        table: String,
+        /// The next smaller run, and how to go on.
+        advice: String,
+    },
+    /// The device failed for another reason.
+    #[error(
+        "the device failed in {operation}: {message}. {advice} If it fails again, look at the driver's log (`dmesg`, \
+         `nvidia-smi -q`), reinstall the driver, or train on the CPU with backend = \"flex\""
+    )]
+    DeviceFailed {
+        /// The operation.
+        operation: String,
+        /// The library's own words.
+        message: String,
+        /// What is saved and how to go on.
+        advice: String,
+    },
     /// The loss or the gradient is not a number.
     #[error(
         "step {step}: loss is {loss}, gradient norm is {grad_norm}: training has diverged and was stopped. The last checkpoint \

@@ -2,13 +2,19 @@
 
 pub mod assemble;
 pub mod backend;
+pub mod bench;
 pub mod checkpoint;
 pub mod checkpoint_files;
 pub mod config;
+pub mod data_report;
+pub mod data_sets;
 pub mod error;
 pub mod evaluate;
+pub mod failure;
 pub mod generate;
+pub mod inspect;
 pub mod interrupt;
+pub mod memory_meter;
 pub mod metrics;
 pub mod plan;
 pub mod prepare;

@@ -1,16 +1,20 @@
 //! The command line of `train`: parse, call, report one clear error.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "this is the edge of the program")]
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use firebrick_hwprofile::HardwareProfile;
+use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_model::{BaseStorage, Sampler};
-use firebrick_train::backend;
+use firebrick_train::backend::{self, device_work};
+use firebrick_train::bench::{BenchOptions, bench};
 use firebrick_train::config::{BackendChoice, RunConfig, json_schema};
 use firebrick_train::generate::{WriteOptions, generate};
+use firebrick_train::inspect::{Style, inspect};
 use firebrick_train::interrupt::Interrupt;
 use firebrick_train::prepare::prepare;
 use firebrick_train::report::{Outcome, Voice};
@@ -46,6 +50,10 @@ enum Command {
         #[command(flatten)]
         recipe: Recipe,
     },
+    /// Show what a recipe trains on: counts, lengths, packing, dropped rows, and sample rows with trained tokens marked.
+    Inspect(Inspect),
+    /// Time training steps of a model on made-up tokens: speed, memory, and where the time goes.
+    Bench(Bench),
     /// Continue prompts with a model.
     Generate(Generate),
     /// Compare a model's logits with a golden file.
@@ -65,6 +73,18 @@ struct Recipe {
 }
 
 #[derive(Args)]
+struct Inspect {
+    #[command(flatten)]
+    recipe: Recipe,
+    /// Sample rows of each set, spread evenly.
+    #[arg(long, default_value_t = 3)]
+    rows: usize,
+    /// Write the same, with whole rows, as one HTML page too.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+#[derive(Args)]
 struct Weights {
     /// Model folder: config.json, safetensors, tokenizer files.
     #[arg(long)]
@@ -75,9 +95,18 @@ struct Weights {
     /// Keep the base's projections in 4 bits (NF4, double quantisation), as in QLoRA training.
     #[arg(long)]
     nf4: bool,
-    /// auto, flex, candle, wgpu or cuda.
-    #[arg(long, default_value = "auto", value_parser = backend_choice)]
+    /// Where tensors live.
+    #[arg(long, value_enum, default_value = "auto")]
     backend: BackendChoice,
+}
+
+#[derive(Args)]
+struct Bench {
+    #[command(flatten)]
+    options: BenchOptions,
+    /// Print one JSON object as the last line, and all else to standard error.
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Args)]
@@ -117,11 +146,12 @@ struct Verify {
 }
 
 fn main() -> ExitCode {
+    let clock = ProcessClock::start();
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()))
         .with_writer(std::io::stderr)
         .init();
-    match execute(Cli::parse().command) {
+    match execute(Cli::parse().command, clock) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -130,10 +160,12 @@ fn main() -> ExitCode {
     }
 }
 
-fn execute(command: Command) -> anyhow::Result<()> {
+fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<()> {
     match command {
         Command::Train { recipe, resume } => train(&recipe, resume),
         Command::Plan { recipe } => plan(&recipe),
+        Command::Inspect(arguments) => show_data(&arguments),
+        Command::Bench(arguments) => time_steps(&arguments, clock),
         Command::Generate(arguments) => write_text(arguments),
         Command::Verify(arguments) => compare(arguments),
         Command::Schema => {
@@ -169,6 +201,30 @@ fn plan(recipe: &Recipe) -> anyhow::Result<()> {
     Ok(())
 }
 
+fn show_data(arguments: &Inspect) -> anyhow::Result<()> {
+    let config = RunConfig::load(&arguments.recipe.config, &arguments.recipe.overrides)?;
+    let inspection = inspect(&config, arguments.rows)?;
+    let no_colours = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let style = if std::io::stdout().is_terminal() && !no_colours { Style::Colours } else { Style::Markers };
+    print!("{}", inspection.text(style));
+    if let Some(path) = &arguments.html {
+        std::fs::write(path, inspection.page()).with_context(|| format!("cannot write {}", path.display()))?;
+        println!("\nwritten to {}", path.display());
+    }
+    Ok(())
+}
+
+fn time_steps(arguments: &Bench, clock: ProcessClock) -> anyhow::Result<()> {
+    let report = bench(&arguments.options, clock, &|note| eprintln!("{note}"))?;
+    if arguments.json {
+        eprintln!("{report}");
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        println!("{report}");
+    }
+    Ok(())
+}
+
 fn write_text(arguments: Generate) -> anyhow::Result<()> {
     let kind = choose(&arguments.weights)?;
     let options = WriteOptions {
@@ -180,7 +236,7 @@ fn write_text(arguments: Generate) -> anyhow::Result<()> {
         chat: arguments.chat,
         max_new_tokens: arguments.max_new_tokens,
     };
-    let texts = with_backend!(kind, B => generate::<B>(&options, &Default::default()))?;
+    let texts = with_backend!(kind, B => device_work(|| generate::<B>(&options, &Default::default())))?;
     for (prompt, text) in options.prompts.iter().zip(texts) {
         println!("{prompt}\n{text}\n");
     }
@@ -196,7 +252,7 @@ fn compare(arguments: Verify) -> anyhow::Result<()> {
         golden: arguments.golden,
         tolerance: arguments.tol,
     };
-    let found = with_backend!(kind, B => verify::<B>(&options, &Default::default()))?;
+    let found = with_backend!(kind, B => device_work(|| verify::<B>(&options, &Default::default())))?;
     println!("largest difference  {:e}", found.largest);
     println!("mean difference     {:e}", found.mean);
     println!("top-1 agreement     {:.2} %", 100.0 * found.top1_agreement);
@@ -216,15 +272,4 @@ fn choose(weights: &Weights) -> Result<backend::BackendKind, RunError> {
 
 fn storage(weights: &Weights) -> BaseStorage {
     if weights.nf4 { BaseStorage::Nf4 { double_quant: true } } else { BaseStorage::Frozen }
-}
-
-fn backend_choice(name: &str) -> Result<BackendChoice, String> {
-    match name {
-        "auto" => Ok(BackendChoice::Auto),
-        "flex" => Ok(BackendChoice::Flex),
-        "candle" => Ok(BackendChoice::Candle),
-        "wgpu" => Ok(BackendChoice::Wgpu),
-        "cuda" => Ok(BackendChoice::Cuda),
-        other => Err(format!("unknown backend `{other}`: choose auto, flex, candle, wgpu or cuda")),
-    }
 }

@@ -31,7 +31,7 @@ pub struct StepMetrics {
     pub tokens_per_s: f64,
     /// Milliseconds of the step.
     pub ms: f64,
-    /// Peak resident bytes of the process: on a CPU backend, all that training holds.
+    /// Most bytes in use where tensors live: of the card as its driver counts, of this process on other backends.
     #[serde(rename = "memory")]
     pub memory_bytes: u64,
 }

@@ -8,7 +8,7 @@ mod fit;
 use std::fmt;
 
 use firebrick_data::PackedDataset;
-use firebrick_hwprofile::memory::{self, MemoryEstimate, MemoryLine, ModelShape, human_bytes};
+use firebrick_hwprofile::memory::{self, MemoryEstimate, MemoryLine, ModelShape, TrainingShape, human_bytes};
 use firebrick_hwprofile::{HardwareProfile, memory::LoraShape};
 use firebrick_model::LlamaConfig;
 use serde::Serialize;
@@ -16,6 +16,8 @@ use serde::Serialize;
 use crate::backend::BackendKind;
 use crate::config::{ComputeDtype, OptimizerKind, Recompute, RunConfig, RunLength, ScheduleKind, Warmup};
 use crate::error::RunError;
+
+pub use fit::{SmallerRun, next_smaller};
 
 /// A decision and why it was taken.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -92,6 +94,28 @@ pub struct Plan {
     pub memory_bytes: Chosen<u64>,
     /// What they are made of.
     pub memory: Vec<MemoryLine>,
+    /// Bytes of host memory that a run on a device needs beside them.
+    pub host_memory_bytes: Chosen<u64>,
+    /// What the blocks' memory and work were computed from.
+    #[serde(skip)]
+    pub training_shape: TrainingShape,
+}
+
+/// The rows that a run trains on, as far as a plan depends on them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataShape {
+    /// Rows of an epoch.
+    pub rows: usize,
+    /// Tokens of a row, padding included.
+    pub row_len: usize,
+    /// How well documents fill them, in a sentence.
+    pub report: String,
+}
+
+impl From<&PackedDataset> for DataShape {
+    fn from(data: &PackedDataset) -> Self {
+        Self { rows: data.rows(), row_len: data.row_len(), report: data.report().to_string() }
+    }
 }
 
 /// What a plan is made from.
@@ -104,7 +128,7 @@ pub struct PlanInputs<'a> {
     /// The model's description.
     pub model: &'a LlamaConfig,
     /// The rows to train on.
-    pub data: &'a PackedDataset,
+    pub data: &'a DataShape,
 }
 
 impl Plan {
@@ -116,12 +140,16 @@ impl Plan {
         let backend = crate::backend::choose(inputs.config.backend, inputs.profile)?;
         let estimate = fit::check(&inputs, backend.value)?;
         let config = inputs.config;
+        let training_shape = fit::training_shape(config, backend.value, inputs.data.row_len);
         let steps = steps(config, inputs.data);
         Ok(Self {
             compute_dtype: compute_dtype(config, backend.value),
             base: base(config),
             trained_parameters: trained_parameters(&inputs),
-            recompute: recompute(config.recompute()),
+            recompute: recompute(
+                config.recompute(),
+                training_shape.selective_bytes_per_token(&model_shape(inputs.model)),
+            ),
             offload: offload(config, backend.value),
             optimizer: optimizer(config, backend.value),
             row_len: row_len(config, inputs.data),
@@ -137,7 +165,9 @@ impl Plan {
                 format!("logits of {} tokens never exist for more positions at once", inputs.model.vocab_size),
             ),
             memory_bytes: memory_budget(&inputs, backend.value, &estimate),
+            host_memory_bytes: host_memory(&inputs, &estimate),
             memory: estimate.lines,
+            training_shape,
             backend,
             steps,
         })
@@ -175,11 +205,16 @@ fn trained_parameters(inputs: &PlanInputs<'_>) -> Chosen<u64> {
     }
 }
 
-fn recompute(recompute: Recompute) -> Chosen<Recompute> {
+fn recompute(recompute: Recompute, selective_bytes: u64) -> Chosen<Recompute> {
     let why = match recompute {
-        Recompute::Full => "blocks keep their input and run forward twice: least memory",
-        Recompute::Selective => "blocks keep products and attention; norms and activations are computed again",
-        Recompute::None => "blocks keep what their backward reads",
+        Recompute::Full => {
+            "blocks keep their input and run forward twice, but for their last product: least memory".to_owned()
+        }
+        Recompute::Selective => format!(
+            "blocks keep what products and attention made, {selective_bytes} bytes a token and block; norms and activation \
+             functions are computed again, which costs little"
+        ),
+        Recompute::None => "blocks keep all that their backward reads: most memory, least work".to_owned(),
     };
     Chosen::new(recompute, why)
 }
@@ -192,7 +227,10 @@ pub(crate) fn offload(config: &RunConfig, backend: BackendKind) -> Chosen<bool> 
         }
         (BackendKind::Cuda, Recompute::Full, Some(false)) => Chosen::new(false, "the recipe"),
         (BackendKind::Cuda, ..) => Chosen::new(false, "only block inputs are offloaded: recompute = \"full\""),
-        (backend, ..) => Chosen::new(false, format!("{backend} leaves them where they are")),
+        (backend, _, Some(true)) => {
+            Chosen::new(false, format!("{backend} leaves block inputs where they are, whatever the recipe says"))
+        }
+        (backend, ..) => Chosen::new(false, format!("{backend} leaves block inputs where they are")),
     }
 }
 
@@ -201,24 +239,23 @@ fn optimizer(config: &RunConfig, backend: BackendKind) -> Chosen<MomentPlan> {
     match config.train.optimizer {
         OptimizerKind::Adamw => Chosen::new(MomentPlan::Float32, "AdamW, moments in f32"),
         OptimizerKind::Adamw8bit => Chosen::new(MomentPlan::EightBit, format!("AdamW, moments in 8 bits; {small}")),
-        OptimizerKind::PagedAdamw8bit if backend.is_cpu() => {
-            Chosen::new(MomentPlan::EightBit, format!("moments in 8 bits; host memory needs no paging; {small}"))
+        OptimizerKind::PagedAdamw8bit => {
+            let place = if backend.is_cpu() { "in host memory as all else" } else { "on the device" };
+            Chosen::new(
+                MomentPlan::EightBit,
+                format!("the same as adamw_8bit: moments in 8 bits stay {place}, nothing is paged; {small}"),
+            )
         }
-        OptimizerKind::PagedAdamw8bit => Chosen::new(
-            MomentPlan::EightBit,
-            format!("moments in 8 bits, on the device: nothing is paged to the host yet; {small}"),
-        ),
     }
 }
 
-fn row_len(config: &RunConfig, data: &PackedDataset) -> Chosen<usize> {
-    let report = data.report();
+fn row_len(config: &RunConfig, data: &DataShape) -> Chosen<usize> {
     let how = if config.pack { "packed" } else { "one document a row" };
-    Chosen::new(data.row_len(), format!("max_seq_len; {how}: {report}"))
+    Chosen::new(data.row_len, format!("max_seq_len; {how}: {}", data.report))
 }
 
-fn steps(config: &RunConfig, data: &PackedDataset) -> Chosen<u64> {
-    let (rows, per_step) = (data.rows(), config.rows_per_step());
+fn steps(config: &RunConfig, data: &DataShape) -> Chosen<u64> {
+    let (rows, per_step) = (data.rows, config.rows_per_step());
     match config.length() {
         RunLength::Steps(steps) => {
             let epochs = (steps * per_step as u64) as f64 / rows as f64;
@@ -249,6 +286,17 @@ fn memory_budget(inputs: &PlanInputs<'_>, backend: BackendKind, estimate: &Memor
     Chosen::new(estimate.total_bytes(), format!("of {} free {place}, at the peak of a step", human_bytes(free)))
 }
 
+fn host_memory(inputs: &PlanInputs<'_>, estimate: &MemoryEstimate) -> Chosen<u64> {
+    let why = match estimate.host_lines.first() {
+        Some(line) => {
+            let free = human_bytes(inputs.profile.memory.available_bytes);
+            format!("{}: {}; of {free} free", line.what, line.why)
+        }
+        None => "nothing waits there for the device".to_owned(),
+    };
+    Chosen::new(estimate.host_bytes(), why)
+}
+
 /// The sizes that memory and work hang on.
 pub fn model_shape(config: &LlamaConfig) -> ModelShape {
     ModelShape {
@@ -276,7 +324,7 @@ pub fn lora_shape(config: &RunConfig) -> Option<LoraShape> {
 }
 
 /// The snake-case name that serde gives a unit variant.
-fn word(value: &impl Serialize) -> String {
+pub(crate) fn word(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,
         Ok(other) => other.to_string(),
@@ -307,6 +355,10 @@ impl fmt::Display for Plan {
         writeln!(formatter, "{}", lines.join("\n"))?;
         for part in &self.memory {
             writeln!(formatter, "    {:<34} {:>10}  {}", part.what, human_bytes(part.bytes), part.why)?;
+        }
+        if self.host_memory_bytes.value > 0 {
+            let bytes = human_bytes(self.host_memory_bytes.value);
+            writeln!(formatter, "{}", line("host memory", bytes, &self.host_memory_bytes.reason))?;
         }
         Ok(())
     }

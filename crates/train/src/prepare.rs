@@ -1,18 +1,16 @@
 //! Everything before the first weight is read: tokenizer, data, model description, plan.
 
-use std::path::Path;
 use std::sync::Arc;
 
-use firebrick_data::{
-    Dataset, DatasetFormat, Holdout, Loader, LoaderConfig, PackedDataset, ReadOptions, Tokenizer, TrainOn,
-};
+use firebrick_data::{DataError, DocumentSet, Loader, LoaderConfig, PackOptions, PackedDataset, Question, Tokenizer};
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_model::LlamaConfig;
 
-use crate::config::{self, RunConfig};
+use crate::config::RunConfig;
+use crate::data_sets;
 use crate::error::RunError;
 use crate::evaluate::EvaluationSet;
-use crate::plan::{Plan, PlanInputs};
+use crate::plan::{DataShape, Plan, PlanInputs};
 
 /// A run that is ready to load its model.
 pub struct Prepared {
@@ -41,58 +39,42 @@ pub struct Prepared {
 pub fn prepare(config: RunConfig) -> Result<Prepared, RunError> {
     let folder = config.model_folder()?;
     let model = LlamaConfig::read(&folder)?;
-    let tokenizer = Tokenizer::from_folder(&folder)?;
+    let tokenizer = data_sets::tokenizer(&config, &folder)?;
     if tokenizer.vocab_size() > model.vocab_size {
         return Err(RunError::VocabularyTooSmall { tokenizer: tokenizer.vocab_size(), model: model.vocab_size });
     }
-    let (train, held_out) = read_data(&config, &tokenizer)?;
-    let data_notes = notes(&train, held_out.as_ref());
-    let pack = |set: &Dataset| PackedDataset::pack(set, config.max_seq_len, config.pack, tokenizer.pad_token_id());
-    let packed = Arc::new(pack(&train));
-    let evaluation = match held_out {
-        Some(set) => evaluation_set(&config, &set, pack(&set), &tokenizer)?,
+    let data = data_sets::read(&config, &tokenizer)?;
+    let data_notes = data.notes();
+    let options = pack_options(&config, &tokenizer);
+    let packed = Arc::new(PackedDataset::new(data.train.documents, options.clone()));
+    let evaluation = match data.held_out {
+        Some(documents) => evaluation_set(&config, documents, options, &tokenizer)?,
         None => EvaluationSet::default(),
     };
     let profile = HardwareProfile::detect();
-    let plan = Plan::resolve(PlanInputs { config: &config, profile: &profile, model: &model, data: &packed })?;
+    let data = DataShape::from(&*packed);
+    let plan = Plan::resolve(PlanInputs { config: &config, profile: &profile, model: &model, data: &data })?;
     Ok(Prepared { config, profile, plan, model, tokenizer, train: packed, evaluation, data_notes })
 }
 
-fn read_data(config: &RunConfig, tokenizer: &Tokenizer) -> Result<(Dataset, Option<Dataset>), RunError> {
-    let mut options = ReadOptions::new(config.max_seq_len);
-    options.format = match config.data.format {
-        config::DataFormat::Auto => DatasetFormat::Auto,
-        config::DataFormat::Chat => DatasetFormat::Chat,
-        config::DataFormat::Text => DatasetFormat::Text,
-    };
-    options.train_on = match config.train_on() {
-        config::TrainOn::Assistant => TrainOn::Assistant,
-        config::TrainOn::All => TrainOn::All,
-    };
-    let train = Dataset::read_jsonl(Path::new(&config.data.path), tokenizer, &options)?;
-    if let Some(path) = &config.data.eval_path {
-        let held_out = Dataset::read_jsonl(Path::new(path), tokenizer, &options)?;
-        return Ok((train, Some(held_out)));
+/// How the recipe has documents put into rows.
+pub fn pack_options(config: &RunConfig, tokenizer: &Tokenizer) -> PackOptions {
+    let defaults = PackOptions::new(config.max_seq_len);
+    // Groups of several micro-batches, so that which rows meet in one still depends on chance.
+    let length_group = defaults.length_group.map(|rows| rows.max(4 * config.train.micro_batch_size));
+    PackOptions {
+        pack: config.pack,
+        pad_token_id: tokenizer.pad_token_id(),
+        pad_to_multiple_of: config.data.pad_to_multiple_of,
+        length_group,
+        ..defaults
     }
-    match config.data.eval_fraction {
-        Some(fraction) => {
-            let (train, held_out) = train.split(Holdout::Fraction(fraction))?;
-            Ok((train, Some(held_out)))
-        }
-        None => Ok((train, None)),
-    }
-}
-
-fn notes(train: &Dataset, held_out: Option<&Dataset>) -> Vec<String> {
-    let mut notes = vec![format!("training data: {}", train.report)];
-    notes.extend(held_out.map(|set| format!("held-out data: {}", set.report)));
-    notes
 }
 
 fn evaluation_set(
     config: &RunConfig,
-    set: &Dataset,
-    packed: PackedDataset,
+    documents: DocumentSet,
+    options: PackOptions,
     tokenizer: &Tokenizer,
 ) -> Result<EvaluationSet, RunError> {
     let loader = LoaderConfig {
@@ -104,13 +86,20 @@ fn evaluation_set(
         world_size: 1,
         prefetch: 1,
     };
-    let mut loader = Loader::new(Arc::new(packed), loader, Default::default());
+    let questions = questions(&documents, tokenizer, config.eval.exact_match_prompts)?;
+    let mut loader = Loader::new(Arc::new(PackedDataset::new(documents, options)), loader, Default::default());
     let limit = if config.eval.max_batches == 0 { usize::MAX } else { config.eval.max_batches };
     let batches = std::iter::from_fn(|| loader.next_batch().map(|(batch, _)| batch)).take(limit).collect();
     Ok(EvaluationSet {
         batches,
-        questions: set.questions(tokenizer, config.eval.exact_match_prompts)?,
+        questions,
         max_new_tokens: config.eval.max_new_tokens,
         loss_chunk_tokens: config.train.loss_chunk_tokens,
     })
+}
+
+/// The first `limit` questions, in the order of the data.
+fn questions(documents: &DocumentSet, tokenizer: &Tokenizer, limit: usize) -> Result<Vec<Question>, DataError> {
+    let question = |example| Question::from_example(&example, tokenizer).transpose();
+    documents.examples().filter_map(question).take(limit).collect()
 }

@@ -7,18 +7,21 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use firebrick_data::{Batch, Cursor, Loader};
-use firebrick_hwprofile::measure::process_peak_resident_bytes;
 use firebrick_kernels::Kernels;
 use firebrick_model::{Llama, Sampler, SavedDtype};
 
 use crate::assemble;
+use crate::backend::{catch_failure, self_test};
 use crate::checkpoint::{self, RunState, Saved};
 use crate::config::{self, RunConfig};
 use crate::error::RunError;
 use crate::evaluate::Evaluation;
+use crate::failure::FailureReport;
 use crate::generate::{continue_prompts, encode_prompt};
 use crate::interrupt::Interrupt;
+use crate::memory_meter::MemoryMeter;
 use crate::metrics::{EvalMetrics, JsonLines, MetricSink, MetricSinks, StepMetrics};
+use crate::plan::{DataShape, PlanInputs};
 use crate::prepare::{Prepared, prepare};
 use crate::progress::Progress;
 use crate::report::{Outcome, Summary, Voice};
@@ -55,7 +58,18 @@ pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
     if let Some(notice) = folder.notice() {
         options.voice.say(notice);
     }
-    with_backend!(prepared.plan.backend.value, B => Run::<B>::begin(prepared, folder, &options, started)?.go())
+    let report = failure_report(&prepared, &folder);
+    with_backend!(prepared.plan.backend.value, B => {
+        catch_failure(|| Run::<B>::begin(prepared, folder, &options, started)?.go())
+    })
+    .unwrap_or_else(|failure| Err(report.error(failure)))
+}
+
+fn failure_report(prepared: &Prepared, folder: &RunFolder) -> FailureReport {
+    let Prepared { config, profile, model, plan, train, .. } = prepared;
+    let inputs = PlanInputs { config, profile, model, data: &DataShape::from(&**train) };
+    let saved = (folder.path().to_path_buf(), folder.name().to_owned());
+    FailureReport::new(&inputs, plan.backend.value, Some(saved))
 }
 
 struct Run<B: Kernels> {
@@ -67,6 +81,7 @@ struct Run<B: Kernels> {
     saved: Saved,
     loader: Loader,
     sinks: MetricSinks,
+    meter: MemoryMeter,
     state: RunState,
     started: Instant,
     wall_before: f64,
@@ -99,7 +114,12 @@ impl<B: Kernels> Run<B> {
         folder.write(&folder.plan_toml(), &plan_toml(&prepared))?;
         let device = B::Device::default();
         let saved = saved(&prepared)?;
-        let mut trainer = assemble::trainer::<B>(&prepared, config.init, &device)?;
+        let Prepared { plan, model, .. } = &prepared;
+        let dtype = assemble::compute_dtype(plan);
+        if let Some(seconds) = self_test::<B>(plan.backend.value, &device, dtype, model.head_dim)? {
+            options.voice.say(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
+        }
+        let mut trainer = assemble::trainer::<B>(config, plan, model, config.init, &device)?;
         if let Some((step, path)) = &latest {
             checkpoint::restore(path, &mut trainer, &saved, *step)?;
             options.voice.say(&format!("resumed after step {step} from {}", path.display()));
@@ -124,6 +144,7 @@ impl<B: Kernels> Run<B> {
             voice: options.voice,
             interrupt: options.interrupt.clone(),
             wall_before: state.wall_s,
+            meter: MemoryMeter::new(prepared.plan.backend.value),
             prepared,
             folder,
             trainer,
@@ -224,7 +245,7 @@ impl<B: Kernels> Run<B> {
                 trained_tokens,
                 tokens_per_s: tokens as f64 / seconds,
                 ms: 1e3 * seconds,
-                memory_bytes: process_peak_resident_bytes().unwrap_or(0),
+                memory_bytes: self.meter.sample(),
             })?;
         }
         Ok(())
@@ -327,7 +348,7 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, voice: Voi
 
 /// Greedy answers to the recipe's sample prompts.
 fn sample<B: Kernels>(prepared: &Prepared, model: &Llama<B>) -> Result<Vec<String>, RunError> {
-    let chat = prepared.tokenizer.chat_template().is_ok() && prepared.config.train_on() == config::TrainOn::Assistant;
+    let chat = prepared.tokenizer.chat_template().is_ok() && prepared.config.train_on() != config::TrainOn::All;
     let prompts = &prepared.config.eval.prompts;
     let encoded: Vec<Vec<u32>> =
         prompts.iter().map(|text| encode_prompt(&prepared.tokenizer, text, chat)).collect::<Result<_, _>>()?;

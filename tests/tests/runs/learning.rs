@@ -55,6 +55,24 @@ fn trained_model_folder_loads_back_to_the_model_that_was_trained() {
     }
 }
 
+#[test]
+fn what_blocks_compute_again_does_not_change_what_is_learnt() {
+    let run = |recompute: &str| {
+        let output = tempdir().unwrap();
+        let changes = ["train.steps=3", &format!("train.recompute={recompute}")];
+        finish(recipe(output.path(), &changes), false);
+        let run = output.path().join("run");
+        let adapter = read_adapter(&run.join("adapter")).unwrap().1;
+        let values: Vec<_> = adapter.into_iter().map(|(name, tensor)| (name, tensor.values)).collect();
+        (step_losses(&run), values)
+    };
+    let none = run("none");
+    assert_eq!(none.0.len(), 3);
+    for recompute in ["selective", "full"] {
+        assert!(run(recompute) == none, "{recompute} gives other weights, though it computes the same sums");
+    }
+}
+
 /// Rows of one chat each, so that micro-batches differ in their trained tokens.
 #[test]
 fn micro_batch_of_8_and_8_micro_batches_of_1_train_the_same_adapter() {

@@ -103,8 +103,16 @@ fn empty_dataset_is_refused() {
 fn fully_masked_row_is_told_by_file_and_line() {
     assert_says(
         &refused(&[&data("masked.jsonl")]),
-        &["masked.jsonl:1", "no token of this row would be trained", "train_on"],
+        &["1 of 1 rows", "masked.jsonl:1", "nothing to train", "the role \"assistant\"", "max_bad_share"],
     );
+}
+
+#[test]
+fn wrong_recomputation_is_told_the_allowed_ones() {
+    let output = tempdir().unwrap();
+    let overrides = ["model=m", "data.path=d", "train.recompute=some"].map(str::to_owned);
+    let error = firebrick_train::config::RunConfig::from_toml("", output.path(), &overrides).unwrap_err().to_string();
+    assert_says(&error, &["train.recompute", "'some'", "'full', 'selective', 'none'"]);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::fused;
 use super::shape::elements;
 use super::{BaseStorage, ModelShape, Recompute, TrainingShape};
 
@@ -19,8 +20,10 @@ pub struct MemoryLine {
 /// What a run needs at its peak.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryEstimate {
-    /// Parts that exist at the same time, none of them empty.
+    /// Parts that exist at the same time where the tensors live, none of them empty.
     pub lines: Vec<MemoryLine>,
+    /// Parts in host memory beside them, none of them empty.
+    pub host_lines: Vec<MemoryLine>,
 }
 
 /// Logits, their exponentials and their gradient live together, in f32.
@@ -30,9 +33,14 @@ const LOGIT_COPIES: u64 = 3;
 const SCORE_COPIES: u64 = 3;
 
 impl MemoryEstimate {
-    /// All lines together.
+    /// All lines together, those in host memory left out.
     pub fn total_bytes(&self) -> u64 {
-        self.lines.iter().map(|line| line.bytes).sum()
+        sum(&self.lines)
+    }
+
+    /// What host memory holds beside the device.
+    pub fn host_bytes(&self) -> u64 {
+        sum(&self.host_lines)
     }
 
     /// The line to shrink first.
@@ -46,11 +54,25 @@ impl MemoryEstimate {
 pub fn estimate(model: &ModelShape, training: &TrainingShape) -> MemoryEstimate {
     let mut lines = Vec::from(parameter_lines(model, training));
     lines.push(stored_activations(model, training));
-    let (block, loss) = (block_lines(model, training), loss_lines(model, training));
-    let bytes = |lines: &[MemoryLine]| lines.iter().map(|line| line.bytes).sum::<u64>();
-    lines.extend(if bytes(&block) >= bytes(&loss) { block } else { loss });
-    lines.retain(|line| line.bytes > 0);
-    MemoryEstimate { lines }
+    if training.fused {
+        lines.extend(fused::lines(model, training));
+    } else {
+        let (block, loss) = (block_lines(model, training), loss_lines(model, training));
+        lines.extend(if sum(&block) >= sum(&loss) { block } else { loss });
+    }
+    let mut host_lines = vec![line(
+        "offloaded activations",
+        training.offloaded_bytes(model),
+        format!("the input of each block but the last, {} tokens, pinned", training.tokens()),
+    )];
+    for lines in [&mut lines, &mut host_lines] {
+        lines.retain(|line| line.bytes > 0);
+    }
+    MemoryEstimate { lines, host_lines }
+}
+
+fn sum(lines: &[MemoryLine]) -> u64 {
+    lines.iter().map(|line| line.bytes).sum()
 }
 
 fn parameter_lines(model: &ModelShape, training: &TrainingShape) -> [MemoryLine; 4] {
@@ -88,14 +110,14 @@ fn parameter_lines(model: &ModelShape, training: &TrainingShape) -> [MemoryLine;
 }
 
 fn stored_activations(model: &ModelShape, training: &TrainingShape) -> MemoryLine {
-    let (tokens, blocks) = (training.tokens(), model.num_hidden_layers as u64);
+    let (tokens, blocks) = (training.tokens(), training.stored_blocks(model));
     let stored = training.stored_bytes_per_token(model);
     let what_is_stored = match training.recompute {
         Recompute::Full => "the input",
         Recompute::Selective => "products and attention",
         Recompute::None => "all that the backward reads",
     };
-    let why = format!("{what_is_stored} of {blocks} blocks, {stored} bytes a token, {tokens} tokens");
+    let why = format!("{what_is_stored} of {blocks} blocks at a time, {stored} bytes a token, {tokens} tokens");
     line("stored activations", tokens * stored * blocks, why)
 }
 
@@ -146,7 +168,7 @@ fn loss_lines(model: &ModelShape, training: &TrainingShape) -> Vec<MemoryLine> {
     ]
 }
 
-fn line(what: &'static str, bytes: u64, why: String) -> MemoryLine {
+pub(super) fn line(what: &'static str, bytes: u64, why: String) -> MemoryLine {
     MemoryLine { what, bytes, why }
 }
 
@@ -166,6 +188,7 @@ mod tests {
             row_len: 4096,
             recompute,
             offload: false,
+            fused: false,
             activation_bytes: 2,
             trainable_bytes: 4,
             loss_chunk_tokens: 1024,
@@ -219,11 +242,16 @@ mod tests {
     }
 
     #[test]
-    fn offloaded_block_inputs_take_no_device_memory() {
-        let offloaded = TrainingShape { offload: true, ..qlora(8, Recompute::Full) };
-        let (with, without) = (estimate(&llama_3_1_8b(), &offloaded), estimate(&llama_3_1_8b(), &qlora(8, Recompute::Full)));
-        assert_eq!(bytes_of(&with, "stored activations"), 0);
-        assert!(with.total_bytes() < without.total_bytes());
+    fn offloaded_block_inputs_are_in_host_memory_but_for_three() {
+        let model = llama_3_1_8b();
+        let without = estimate(&model, &qlora(8, Recompute::Full));
+        let with = estimate(&model, &TrainingShape { offload: true, ..qlora(8, Recompute::Full) });
+        let input = 8 * 4096 * 4096 * 2;
+        assert_eq!((without.host_bytes(), with.host_bytes()), (0, 31 * input));
+        assert_eq!(bytes_of(&with, "stored activations"), 3 * input);
+        assert_eq!(without.total_bytes() - with.total_bytes(), 29 * input);
+        let kept = estimate(&model, &TrainingShape { offload: true, ..qlora(1, Recompute::Selective) });
+        assert_eq!(kept, estimate(&model, &qlora(1, Recompute::Selective)), "only block inputs are offloaded");
     }
 
     #[test]
@@ -257,7 +285,8 @@ mod tests {
 
     #[test]
     fn no_line_is_empty() {
-        for training in [qlora(1, Recompute::None), full(4)] {
+        let fused = TrainingShape { fused: true, offload: true, ..qlora(1, Recompute::Full) };
+        for training in [qlora(1, Recompute::None), full(4), fused] {
             let estimate = estimate(&llama_3_1_8b(), &training);
             assert!(estimate.lines.iter().all(|line| line.bytes > 0 && !line.why.is_empty()), "{estimate:#?}");
         }

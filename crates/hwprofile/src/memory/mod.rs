@@ -3,10 +3,12 @@
 //! [`estimate`] counts what the step of this project keeps (docs/architecture.md): weights, gradients, optimizer state,
 //! what each block stores for the backward, and the working set of the loss or of the one block that is being
 //! differentiated, whichever is larger.
-//! Gives up: what depends on the machine and not on the run. The device's context and libraries, an allocator's rounding
-//! and the optimizer's temporaries come on top: leave a tenth of the memory free.
+//! Two engines are known: the portable bodies, and CUDA's own (`fused`), which holds less and in other places.
+//! Gives up: what depends on the machine and not on the run. An allocator's rounding, the optimizer's temporaries and, for the
+//! portable bodies, the device's context and libraries come on top: leave a tenth of the memory free.
 
 mod estimate;
+mod fused;
 mod lora;
 mod shape;
 mod training;

@@ -49,6 +49,10 @@ pub struct TrainingShape {
     pub recompute: Recompute,
     /// Whether, under [`Recompute::Full`], block inputs wait in host memory.
     pub offload: bool,
+    /// Whose accounting applies: `true` for the CUDA engine in a half format (groups of projections converted into scratch
+    /// memory with their adapters merged in, gradients in place of activations, no attention scores), `false` for the
+    /// portable bodies.
+    pub fused: bool,
     /// Bytes of an activation: 4 for f32, 2 for bf16.
     pub activation_bytes: usize,
     /// Bytes of a trained parameter, and of its accumulated gradient: 4, as both are f32.
@@ -56,13 +60,16 @@ pub struct TrainingShape {
     /// Rows of logits that exist at a time.
     pub loss_chunk_tokens: usize,
     /// Tokens of the longest document where attention holds its scores (the portable body); 0 where it does not (cuDNN and
-    /// flash kernels).
+    /// flash kernels). Without effect where `fused`.
     pub score_tokens: usize,
 }
 
 /// Values in a block of NF4, and blocks under one scale of scales: bitsandbytes' sizes, which its files are made with.
 const NF4_BLOCK: u64 = 64;
 const NF4_NESTED_BLOCK: u64 = 256;
+
+/// Offloaded block inputs that are on the device at the same time: the one in use, and two on their way out or back.
+const INPUTS_ON_DEVICE: u64 = 3;
 
 impl BaseStorage {
     /// Bytes of one weight matrix of `parameters` values: 4.127 bits a value for NF4 with double quantisation, 4.5 without.
@@ -110,10 +117,10 @@ impl TrainingShape {
     }
 
     /// Bytes of the frozen base, or of the copy in compute precision that full training multiplies with (none where the
-    /// trained weights already have that precision).
+    /// trained weights already have that precision, or are converted as they are needed).
     pub fn base_bytes(&self, model: &ModelShape) -> u64 {
         if self.lora.is_none() {
-            let copied = self.activation_bytes < self.trainable_bytes;
+            let copied = self.activation_bytes < self.trainable_bytes && !self.fused;
             return if copied { model.total_parameters() * self.activation_bytes as u64 } else { 0 };
         }
         let block: u64 = model.linear_parameters().map(|parameters| self.base.matrix_bytes(parameters)).sum();
@@ -131,17 +138,30 @@ impl TrainingShape {
     /// Bytes per token of what matrix products and attention made in one block: input, queries, keys, values, attention
     /// output with one f32 log-sum-exp a head, the sum after attention, gate and up.
     pub fn selective_bytes_per_token(&self, model: &ModelShape) -> u64 {
-        let products = 2 * model.hidden_size
-            + 2 * model.query_width()
-            + 2 * model.key_value_width()
-            + 2 * model.intermediate_size;
+        let products =
+            2 * model.hidden_size + 2 * model.query_width() + 2 * model.key_value_width() + 2 * model.intermediate_size;
         (products * self.activation_bytes + 4 * model.num_attention_heads) as u64
     }
 
-    /// Bytes per token that the forward stores for one block until its backward.
+    /// Blocks whose stored activations are on the device at the same time.
+    pub fn stored_blocks(&self, model: &ModelShape) -> u64 {
+        let blocks = model.num_hidden_layers as u64;
+        if self.is_offloaded() { blocks.min(INPUTS_ON_DEVICE) } else { blocks }
+    }
+
+    /// Bytes of block inputs that wait in host memory: all but the last block's, which is needed at once.
+    pub fn offloaded_bytes(&self, model: &ModelShape) -> u64 {
+        let blocks = (model.num_hidden_layers as u64).saturating_sub(1);
+        if self.is_offloaded() { blocks * self.tokens() * self.stored_bytes_per_token(model) } else { 0 }
+    }
+
+    fn is_offloaded(&self) -> bool {
+        self.offload && self.recompute == Recompute::Full
+    }
+
+    /// Bytes per token that the forward stores for one block until its backward, on the device or in host memory.
     pub fn stored_bytes_per_token(&self, model: &ModelShape) -> u64 {
         match self.recompute {
-            Recompute::Full if self.offload => 0,
             Recompute::Full => (model.hidden_size * self.activation_bytes) as u64,
             Recompute::Selective => self.selective_bytes_per_token(model),
             Recompute::None => self.block_bytes_per_token(model),

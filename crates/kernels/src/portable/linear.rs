@@ -163,7 +163,10 @@ mod tests {
     #[test]
     fn input_gradients_of_layers_that_share_an_input_add_up() {
         let (x, first, second) = (random::<Plain, 2>(1, [5, 24]), random(2, [5, 40]), random(3, [5, 16]));
-        let group = [projection(Weight::Dense(random(4, [40, 24])), None), projection(Weight::Dense(random(5, [16, 24])), None)];
+        let group = [
+            projection(Weight::Dense(random(4, [40, 24])), None),
+            projection(Weight::Dense(random(5, [16, 24])), None),
+        ];
         let alone = |index: usize, dy: &Tensor<Plain, 2>| backward_of_one(x.clone(), &group[index], dy.clone()).0;
         let expected = alone(0, &first).add(alone(1, &second));
         let (together, gradients) = backward(x.clone(), &group, vec![first, second]);

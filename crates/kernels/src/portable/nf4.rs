@@ -4,7 +4,7 @@
 
 use burn_tensor::{Element, Int, IntDType, Tensor, TensorData, backend::Backend};
 use firebrick_precision::DynamicMap;
-use firebrick_precision::nf4::{Absmax, LEVELS, Nf4Quantized};
+use firebrick_precision::nf4::{self, Absmax, LEVELS, Nf4Quantized};
 
 use crate::{Kernels, Nf4Absmax, Nf4Weight};
 
@@ -39,7 +39,7 @@ pub fn absmax<B: Backend>(weight: &Nf4Weight<B>) -> Tensor<B, 1> {
         Nf4Absmax::Nested { codes, absmax, map, offset, blocks } => {
             let nested = absmax.dims()[0];
             let values = map.clone().select(0, index(codes.clone())).reshape([nested, NESTED_BLOCK]);
-            let scaled = values.mul(absmax.clone().reshape([nested, 1])).add_scalar(*offset);
+            let scaled = values.mul(absmax.clone().reshape([nested, 1])).add(offset.clone().reshape([1, 1]));
             scaled.reshape([nested * NESTED_BLOCK]).narrow(0, 0, *blocks)
         }
     }
@@ -76,11 +76,22 @@ pub(crate) fn upload_absmax<B: Kernels>(absmax: &Absmax, device: &B::Device) -> 
                 codes: codes(padded_codes, device),
                 absmax: Tensor::from_floats(absmax.as_slice(), device),
                 map: Tensor::from_floats(DynamicMap::signed().values().as_slice(), device),
-                offset: *offset,
+                offset: Tensor::from_floats([*offset], device),
                 blocks,
             }
         }
     }
+}
+
+/// See [`Kernels::nf4_quantize`].
+///
+/// # Panics
+/// If a value is not finite: whoever read the weight has looked at it.
+pub fn quantize<B: Kernels>(values: Tensor<B, 2>, double_quant: bool) -> Nf4Weight<B> {
+    let (shape, device) = (values.dims(), values.device());
+    let host = values.into_data().convert::<f32>().to_vec::<f32>().expect("values were just converted to f32");
+    let packed = nf4::quantize(&host, &shape, double_quant.into()).unwrap_or_else(|error| panic!("{error}"));
+    B::nf4_upload(&packed, &device)
 }
 
 /// Codes of at most 8 bits as the backend stores them.

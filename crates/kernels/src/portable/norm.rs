@@ -46,7 +46,6 @@ pub fn backward<B: Backend>(
 mod tests {
     use super::super::testing::{Plain, assert_close, backward as recorded_backward, leaf, random};
     use super::*;
-    use crate::Kernels;
 
     #[test]
     fn rms_norm_backward_equals_autodiff() {

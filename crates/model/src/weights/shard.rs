@@ -7,12 +7,13 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use burn_tensor::DType;
 use half::f16;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::from_slice;
 
-use super::TensorBytes;
+use super::{TensorBytes, convert};
 use crate::error::ModelError;
 
 /// Bytes before the header: its length as a little-endian u64.
@@ -114,6 +115,45 @@ impl Shard {
             left -= part.len();
         }
         Ok(values)
+    }
+
+    /// Elements of a tensor from `first` on, as many as `out` holds in the number format `wanted`, all finite. The caller
+    /// has checked that they are here, in a format that is read as weights.
+    pub(super) fn read_elements(
+        &self,
+        name: &str,
+        first: usize,
+        wanted: DType,
+        out: &mut [u8],
+    ) -> Result<(), ModelError> {
+        let info = self.known(name);
+        let stored = convert::device_dtype(info.dtype).expect("callers have checked the format");
+        let failed = |source| ModelError::ReadTensor { name: name.to_owned(), path: self.path.clone(), source };
+        let mut file = File::open(&self.path).map_err(failed)?;
+        let position = self.start + (info.data_offsets.0 + first * stored.size()) as u64;
+        file.seek(SeekFrom::Start(position)).map_err(failed)?;
+        let block_elements = BLOCK_BYTES / stored.size();
+        let mut scratch = vec![0; if stored == wanted { 0 } else { BLOCK_BYTES }];
+        for (block, out) in out.chunks_mut(block_elements * wanted.size()).enumerate() {
+            let elements = out.len() / wanted.size();
+            if stored == wanted {
+                file.read_exact(out).map_err(failed)?;
+            } else {
+                let scratch = &mut scratch[..elements * stored.size()];
+                file.read_exact(scratch).map_err(failed)?;
+                convert::convert(stored, scratch, wanted, out);
+            }
+            if let Some(index) = convert::first_not_finite(out, wanted) {
+                return Err(ModelError::NotFiniteWeight {
+                    name: name.to_owned(),
+                    path: self.path.clone(),
+                    index: first + block * block_elements + index,
+                    value: convert::element(if stored == wanted { out } else { &scratch }, stored, index),
+                    format: format!("{wanted:?}"),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// How a tensor is stored that the caller knows to be here.

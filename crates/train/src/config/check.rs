@@ -1,16 +1,26 @@
 //! What a recipe may not say: values out of range, and keys that cannot be together.
 
+use crate::config::check_data;
+use crate::config::data_keys::DataFormat;
 use crate::config::error::ConfigError;
-use crate::config::keys::{ComputeDtype, DataFormat, Init, LoraTarget, Recompute, RunConfig, TrainOn};
+use crate::config::keys::{ComputeDtype, Init, LoraTarget, Recompute, RunConfig};
 use crate::config::source::{EXCLUSIVE, Source};
 
 /// A rule: whether it holds, the key that breaks it, what is wrong, and what to write instead.
-type Rule = (bool, &'static str, String, &'static str);
+pub(super) type Rule = (bool, &'static str, String, &'static str);
 
 /// Refuses the first thing that cannot work, at the place where it was typed.
 pub(super) fn refuse_impossible(config: &RunConfig, source: &Source<'_>) -> Result<(), ConfigError> {
     refuse_rivals(source)?;
-    let rules = [names(config), ranges(config), weights(config, source), agreements(config), evaluation(config)];
+    check_data::refuse_missing(config, source)?;
+    let rules = [
+        names(config),
+        ranges(config),
+        weights(config, source),
+        agreements(config),
+        check_data::rules(config),
+        evaluation(config),
+    ];
     for (holds, key, problem, help) in rules.into_iter().flatten() {
         if !holds {
             let key = key.to_string();
@@ -42,14 +52,7 @@ fn names(config: &RunConfig) -> Vec<Rule> {
     vec![
         (is_folder_name, "name", "must be usable as a folder name".into(), "write a word such as \"llama-8b-qlora\""),
         (!config.model.is_empty(), "model", "is empty".into(), "write the folder of the model"),
-        (!config.data.path.is_empty(), "data.path", "is empty".into(), "write the JSONL file to train on"),
         (!config.output_dir.is_empty(), "output_dir", "is empty".into(), "write a folder such as \"runs\""),
-        (
-            config.data.eval_path.as_deref() != Some(""),
-            "data.eval_path",
-            "is empty".into(),
-            "write the file to evaluate on, or leave the key out",
-        ),
     ]
 }
 
@@ -79,10 +82,6 @@ fn ranges(config: &RunConfig) -> Vec<Rule> {
     if let Some(lora) = &config.lora {
         rules.push(at_least_one("lora.r", lora.r as u64));
         rules.push(above_zero("lora.alpha", lora.alpha));
-    }
-    if let Some(fraction) = config.data.eval_fraction {
-        let holds = fraction > 0.0 && fraction < 1.0;
-        rules.push((holds, "data.eval_fraction", "must be above 0 and below 1".into(), "write for example 0.05"));
     }
     if let (Some(warmup), Some(steps)) = (train.warmup_steps, train.steps) {
         let problem = format!("{warmup} steps of warm-up are longer than the run of {steps}");
@@ -138,10 +137,10 @@ fn agreements(config: &RunConfig) -> Vec<Rule> {
             "remove one of the two keys: true is \"full\", false is \"selective\" or \"none\"",
         ),
         (
-            config.data.format != DataFormat::Text || config.data.train_on != Some(TrainOn::Assistant),
-            "data.train_on",
-            "plain text has no assistant turns to train on".into(),
-            "write \"all\", or format = \"chat\"",
+            config.train.offload != Some(true) || config.recompute() == Recompute::Full,
+            "train.offload",
+            "there are no block inputs to move: blocks keep more than their input".into(),
+            "write train.recompute = \"full\", or remove this key",
         ),
     ]
 }
@@ -163,7 +162,7 @@ fn evaluation(config: &RunConfig) -> Vec<Rule> {
     ]
 }
 
-fn at_least(key: &'static str, value: u64, least: u64) -> Rule {
+pub(super) fn at_least(key: &'static str, value: u64, least: u64) -> Rule {
     (value >= least, key, format!("must be at least {least}, got {value}"), "write a larger number")
 }
 

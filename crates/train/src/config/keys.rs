@@ -2,9 +2,12 @@
 
 use std::fmt;
 
+use clap::ValueEnum;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error as DeError, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::config::data_keys::DataConfig;
 
 /// A whole recipe. Every key has a default but `model` and `data`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -55,7 +58,7 @@ pub struct RunConfig {
 }
 
 /// `backend`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum BackendChoice {
     /// Chosen by the plan.
@@ -205,50 +208,6 @@ impl JsonSchema for LoraTarget {
     }
 }
 
-/// `[data]`: what to train and evaluate on.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct DataConfig {
-    /// JSONL file to train on, relative to the folder you run from.
-    pub path: String,
-    /// JSONL file to evaluate on. Default: absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub eval_path: Option<String>,
-    /// Part of `path` that is held out to evaluate on, between 0 and 1. Default: absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub eval_fraction: Option<f64>,
-    /// What the rows are: "chat" (`messages`), "text" (`text`), or "auto": told from the first row.
-    /// Default "auto".
-    #[serde(default)]
-    pub format: DataFormat,
-    /// Which tokens count in the loss: "assistant" turns or "all". Default: "assistant", and "all" for plain text.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub train_on: Option<TrainOn>,
-}
-
-/// `data.format`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum DataFormat {
-    /// Told from the first row.
-    #[default]
-    Auto,
-    /// JSONL with `messages`.
-    Chat,
-    /// JSONL with `text`.
-    Text,
-}
-
-/// `data.train_on`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum TrainOn {
-    /// Only what the assistant says counts in the loss.
-    Assistant,
-    /// Every token counts in the loss.
-    All,
-}
-
 /// `[train]`: the training step and how many of them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -267,12 +226,12 @@ pub struct TrainConfig {
     /// says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Recompute>,
-    /// With `recompute = "full"`: keep block inputs in host memory, copied there and back beside the work. Default true
-    /// on CUDA; the other backends leave them where they are.
+    /// With `recompute = "full"`: keep block inputs in host memory (pinned: tokens x width x 2 bytes for each block),
+    /// copied there and back beside the work. Default true on CUDA; the other backends leave them where they are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offload: Option<bool>,
-    /// "adamw" (32-bit state), "adamw_8bit" (block-wise 8-bit state) or "paged_adamw_8bit" (the same state; paging
-    /// it to the host when the device is full is not there yet). Default "adamw".
+    /// "adamw" (32-bit state), "adamw_8bit" (block-wise 8-bit state) or "paged_adamw_8bit" (the same as "adamw_8bit":
+    /// its state stays on the device, nothing is paged to the host). Default "adamw".
     pub optimizer: OptimizerKind,
     /// Rows of one forward and backward pass. Default 1.
     pub micro_batch_size: usize,
@@ -338,10 +297,10 @@ impl Default for TrainConfig {
 }
 
 /// `train.recompute`: what of a block the backward pass computes again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
-    /// Everything: only the block's input is kept.
+    /// Everything but the last product: only the block's input is kept.
     Full,
     /// What an elementwise pass or a norm makes: outputs of matrix products and of attention are kept.
     Selective,
@@ -350,16 +309,19 @@ pub enum Recompute {
 }
 
 /// `train.optimizer`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema, ValueEnum)]
 pub enum OptimizerKind {
     /// AdamW with 32-bit moments.
     #[serde(rename = "adamw")]
+    #[value(name = "adamw")]
     Adamw,
     /// AdamW with block-wise 8-bit moments.
     #[serde(rename = "adamw_8bit")]
+    #[value(name = "adamw_8bit")]
     Adamw8bit,
-    /// The same, with moments that move to host memory when the device is full.
+    /// The same, under the name that recipes for bitsandbytes give it; nothing is paged.
     #[serde(rename = "paged_adamw_8bit")]
+    #[value(name = "paged_adamw_8bit")]
     PagedAdamw8bit,
 }
 

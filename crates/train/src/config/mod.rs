@@ -5,6 +5,8 @@
 //! is reported at a time, the first one found.
 
 mod check;
+mod check_data;
+mod data_keys;
 mod error;
 mod keys;
 mod resolve;
@@ -14,10 +16,13 @@ mod source;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+pub use data_keys::{
+    DataConfig, DataFormat, FileFormat, Mix, MixUntil, OverflowPolicy, SourceConfig, TextDocument, TrainOn,
+};
 pub use error::{ConfigError, Place};
 pub use keys::{
-    BackendChoice, BnbConfig, CheckpointConfig, ComputeDtype, DataConfig, DataFormat, EvalConfig, Init, LoraConfig,
-    LoraTarget, OptimizerKind, QuantType, Recompute, RunConfig, ScheduleKind, TrainConfig, TrainOn,
+    BackendChoice, BnbConfig, CheckpointConfig, ComputeDtype, EvalConfig, Init, LoraConfig, LoraTarget, OptimizerKind,
+    QuantType, Recompute, RunConfig, ScheduleKind, TrainConfig,
 };
 pub use resolve::{RunLength, Warmup};
 pub use schema::json_schema;
@@ -133,6 +138,10 @@ mod tests {
 
     /// The smallest recipe there is: every other key has a default.
     const SMALLEST: &str = "model = \"m\"\n[data]\npath = \"d.jsonl\"\n";
+    /// Two sources with everything that a source may say about itself.
+    const SEVERAL: &str = "model = 'm'\n[data]\nmix = 'weight'\nmix_until = 'never'\n[[data.sources]]\npath = 'a/*.csv'\n\
+                           format = 'csv'\nshape = 'chat'\nlimit = 9\nweight = 2\nfields = { messages = 'turns' }\n\
+                           roles = { bot = 'assistant' }\n[[data.sources]]\npath = 'owner/name'\nsplit = 'train_sft'\n";
 
     fn read(text: &str, overrides: &[&str]) -> Result<RunConfig, ConfigError> {
         let overrides: Vec<String> = overrides.iter().map(ToString::to_string).collect();
@@ -165,13 +174,14 @@ mod tests {
 
     #[test]
     fn written_out_recipe_reads_back_the_same() {
-        let shapes: [(&str, &[&str]); 4] = [
+        let shapes: [(&str, &[&str]); 5] = [
             (SMALLEST, &[]),
             (
                 "model='m'\n[lora]\ntarget=['q_proj']\n[bnb_4bit]\n[data]\npath='d'\n[train]\nsteps=3\nwarmup_steps=1\n",
                 &[],
             ),
             (SMALLEST, &["train.recompute=none", "data.format=text"]),
+            (SEVERAL, &["data.eval_sources=[{path='e', split='test'}]", "data.overflow=split", "data.train_on=last"]),
             (SMALLEST, &["eval.prompts=['a \"b\"', 'c\\d']", "data.eval_fraction=0.1", "train.learning_rate=1e-5"]),
         ];
         for (text, overrides) in shapes {
@@ -305,6 +315,7 @@ mod tests {
                 "contradicts train.grad_checkpointing = false",
             ),
             (&["train.grad_checkpointing=true", "train.recompute=none"], "contradicts train.grad_checkpointing = true"),
+            (&["train.offload=true", "train.recompute=selective"], "train.offload: there are no block inputs to move"),
             (&["bnb_4bit.quant_type=nf4"], "add a [lora] section"),
             (&["lora.r=0"], "lora.r: must be at least 1"),
             (&["lora.alpha=0"], "lora.alpha: must be above 0"),
@@ -318,6 +329,23 @@ mod tests {
             (&["eval.exact_match_prompts=10"], "nothing to evaluate on"),
             (&["eval.exact_match_prompts=1", "data.format=text", "data.eval_fraction=0.1"], "chat rows"),
             (&["data.eval_fraction=1.5"], "above 0 and below 1"),
+            (&["data.eval_fraction=0.1", "data.eval_sources=[{path='e'}]"], "keep one"),
+            (&["data.path=a", "data.sources=[{path='e'}]"], "keep one"),
+            (&["data.sources=[{path=''}]"], "data.sources: source 1: path is empty"),
+            (&["data.sources=[{path='a'},{path='b', limit=0}]"], "data.sources: source 2: limit is 0"),
+            (&["data.sources=[{path='a', fields={txt='b'}}]"], "source 1: fields: unknown field `txt`"),
+            (&["data.sources=[{path='a', weight=2.0}]"], "data.mix = \"weight\""),
+            (&["data.sources=[{path='a', weight=0.0},{path='b'}]", "data.mix=weight"], "weight must be above 0"),
+            (&["data.sources=[{path='a'}]", "data.format=chat"], "write `shape` into each source"),
+            (&["data.mix=size"], "no several data.sources"),
+            (&["data.mix_until=all"], "only a mixture by weight"),
+            (&["data.max_bad_share=1.1"], "data.max_bad_share: must be from 0 to 1"),
+            (&["data.pad_to_multiple_of=0"], "data.pad_to_multiple_of: must be at least 1"),
+            (&["data.train_on=all", "data.train_end_of_turn=false"], "the ends of turns too"),
+            (&["data.workers=0"], "data.workers: must be at least 1"),
+            (&["data.chat_template=''"], "data.chat_template: is empty"),
+            (&["data.cache=''"], "data.cache: is empty"),
+            (&["data.format=text", "data.train_on=last"], "plain text has no assistant turns"),
             (&["train.steps=0"], "train.steps: must be at least 1"),
             (&["train.epochs=0"], "train.epochs: must be above 0"),
             (&["train.steps=5", "train.warmup_steps=6"], "longer than the run"),
@@ -344,6 +372,19 @@ mod tests {
             assert!(message.contains(piece), "{overrides:?} gave: {message}");
             assert!(message.starts_with("--set ") || message.starts_with("configs/x.toml"), "{message}");
         }
+    }
+
+    #[test]
+    fn sources_are_read_as_tables_and_a_path_from_the_command_line_replaces_them() {
+        let config = read(SEVERAL, &[]).unwrap();
+        let first = &config.data.sources[0];
+        assert_eq!((config.data.sources.len(), first.weight, first.limit), (2, Some(2.0), Some(9)));
+        let names = first.field_names().unwrap();
+        assert_eq!((names.messages.as_deref(), names.roles["bot"].as_str()), (Some("turns"), "assistant"));
+        assert_eq!(first.spec().weight, Some(2.0));
+        let config = read(SEVERAL, &["data.path=one.jsonl", "data.mix=", "data.mix_until="]).unwrap();
+        assert!(config.data.sources.is_empty() && config.data.training_sources()[0].path == "one.jsonl");
+        assert!(refusal(SEVERAL, &["data.sources=[{path='a', shap='chat'}]"]).contains("unknown field `shap`"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What the keys mean together: pairs of keys that say one thing, and keys whose default hangs on another key.
 
-use crate::config::keys::{ComputeDtype, DataFormat, Recompute, RunConfig, TrainOn};
+use crate::config::data_keys::{DataFormat, TrainOn};
+use crate::config::keys::{ComputeDtype, Recompute, RunConfig};
 
 /// The part of a run that warms up where the recipe says nothing.
 const DEFAULT_WARMUP_RATIO: f64 = 0.03;
@@ -87,7 +88,8 @@ impl RunConfig {
     /// Whether there is anything to evaluate on.
     #[must_use]
     pub fn has_eval_data(&self) -> bool {
-        self.data.eval_path.is_some() || self.data.eval_fraction.is_some()
+        let data = &self.data;
+        data.eval_path.is_some() || data.eval_fraction.is_some() || !data.eval_sources.is_empty()
     }
 
     /// The same recipe with every default that hangs on another key written out.

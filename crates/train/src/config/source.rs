@@ -15,10 +15,13 @@ use crate::config::error::{ConfigError, Place, from_reader};
 use crate::config::keys::RunConfig;
 
 /// Two keys that exclude each other: an override of one takes the place of the other in the file.
-pub(super) const EXCLUSIVE: [(&str, &str); 4] = [
+pub(super) const EXCLUSIVE: [(&str, &str); 7] = [
     ("train.steps", "train.epochs"),
     ("train.warmup_steps", "train.warmup_ratio"),
+    ("data.path", "data.sources"),
     ("data.eval_path", "data.eval_fraction"),
+    ("data.eval_path", "data.eval_sources"),
+    ("data.eval_fraction", "data.eval_sources"),
     ("train.recompute", "train.grad_checkpointing"),
 ];
 

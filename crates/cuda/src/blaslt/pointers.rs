@@ -1,0 +1,118 @@
+//! The addresses of one call: which are needed, and how they are aligned.
+
+use super::matmul::{Epilogue, Matmul, Scaling};
+use crate::CudaError;
+
+/// Addresses in device memory of what one call works on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pointers {
+    /// A, as stored.
+    pub a: u64,
+    /// B, as stored.
+    pub b: u64,
+    /// C: may be D itself. Not read when beta is 0, and may then be 0 too.
+    pub c: u64,
+    /// D.
+    pub d: u64,
+    /// Read or written as [`Epilogue`] says; 0 without one.
+    pub bias: u64,
+    /// Factors of A, in f32, as [`Scaling`] says; 0 without.
+    pub a_scale: u64,
+    /// Factors of B, likewise.
+    pub b_scale: u64,
+}
+
+impl Pointers {
+    /// The four matrices, without bias and scales.
+    pub const fn new(a: u64, b: u64, c: u64, d: u64) -> Self {
+        Self { a, b, c, d, bias: 0, a_scale: 0, b_scale: 0 }
+    }
+
+    /// With C set to D where C is not read: the library looks at the pointer even then.
+    pub(super) fn completed(mut self, beta: f32) -> Self {
+        if beta == 0.0 {
+            self.c = self.d;
+        }
+        self
+    }
+
+    /// Refuses null and misaligned addresses, which would be a fault on the device or in the library.
+    pub(super) fn check(&self, matmul: &Matmul) -> Result<(), CudaError> {
+        let output = matmul.output.bytes();
+        let with_bias = matmul.epilogue != Epilogue::None;
+        let scaled = matmul.scaling != Scaling::None;
+        let all = [
+            ("A", self.a, matmul.a.element.bytes(), true),
+            ("B", self.b, matmul.b.element.bytes(), true),
+            ("C", self.c, output, true),
+            ("D", self.d, output, true),
+            ("the bias", self.bias, output, with_bias),
+            ("the scale of A", self.a_scale, 4, scaled),
+            ("the scale of B", self.b_scale, 4, scaled),
+        ];
+        let wrong = |&(_, address, bytes, used): &(_, u64, usize, bool)| {
+            used && (address == 0 || !address.is_multiple_of(bytes as u64))
+        };
+        match all.into_iter().find(wrong) {
+            None => Ok(()),
+            Some((name, address, bytes, _)) => Err(CudaError::InvalidMatmul {
+                asked: matmul.to_string(),
+                reason: format!("{name} is at address {address:#x}, which is null or no multiple of {bytes} bytes"),
+            }),
+        }
+    }
+}
+
+/// What is known about the addresses of a call: the largest power of two, up to 256, that divides each. Kernels with wide
+/// loads need 16 bytes; cuBLASLt assumes 256 unless told, and fails or faults on less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Alignment {
+    /// Of A, in bytes.
+    pub a: u16,
+    /// Of B, in bytes.
+    pub b: u16,
+    /// Of C, in bytes.
+    pub c: u16,
+    /// Of D, in bytes.
+    pub d: u16,
+    /// Of the bias, in bytes; 256 without one.
+    pub bias: u16,
+}
+
+impl Alignment {
+    /// What fresh allocations have.
+    pub const BEST: Self = Self { a: 256, b: 256, c: 256, d: 256, bias: 256 };
+
+    /// Of these addresses.
+    pub fn of(pointers: &Pointers) -> Self {
+        // Of 0, which stands for none, this is 256.
+        let of = |address: u64| 1 << address.trailing_zeros().min(8);
+        Self { a: of(pointers.a), b: of(pointers.b), c: of(pointers.c), d: of(pointers.d), bias: of(pointers.bias) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blaslt::matmul::ElementType::{Bf16, F32};
+
+    #[test]
+    fn alignment_is_the_power_of_two_in_the_address_up_to_256() {
+        let pointers = Pointers::new(0x7000_0000_0100, 0x7000_0000_0010, 0x7000_0000_0006, 1 << 40);
+        assert_eq!(Alignment::of(&pointers), Alignment { b: 16, c: 2, ..Alignment::BEST });
+    }
+
+    #[test]
+    fn null_and_misaligned_addresses_are_refused_only_where_they_are_used() {
+        let matmul = Matmul::dense([4, 6, 8], Bf16, [false, false], F32);
+        let good = Pointers::new(256, 258, 0, 512).completed(0.0);
+        assert_eq!(good.c, 512);
+        assert_eq!(good.check(&matmul), Ok(()));
+        assert!(Pointers::new(256, 258, 0, 512).completed(1.0).check(&matmul).is_err(), "C is read when beta is 1");
+        assert!(Pointers { a: 257, ..good }.check(&matmul).is_err());
+        assert!(Pointers { d: 514, ..good }.check(&matmul).is_err(), "f32 at an odd multiple of two");
+        let with_bias = Matmul { epilogue: Epilogue::Bias, ..matmul };
+        assert!(good.check(&with_bias).is_err());
+        assert_eq!(Pointers { bias: 1024, ..good }.check(&with_bias), Ok(()));
+    }
+}

@@ -1,0 +1,166 @@
+//! What the graphs of both passes share: the call's tensors and the masks.
+//!
+//! cuDNN finds its attention kernels by matching a whole graph of elementary operations, so every step here has the order and
+//! the types that cudnn-frontend 1.23 gives it (`attn_score_modifiers.h`, `diagonal_band_mask.h`), in the spelling that all
+//! versions since 9.1 know: a graph that computes the same in another way is not recognised.
+
+use super::graph::{Form, Four, Graph, Node, Overrides, Source};
+use super::shape::{AttentionShape, Element, Layout};
+use super::sys::{Data, Pointwise, Symbols};
+use super::version::{Version, Workarounds};
+use crate::CudaError;
+
+/// A graph in the making together with the sizes and the tensors that its steps need.
+pub(super) struct Attention {
+    pub(super) graph: Graph,
+    pub(super) shape: AttentionShape,
+    pub(super) version: Version,
+    pub(super) workarounds: Workarounds,
+    /// Lengths of the documents, where they are not all the full length: of queries and of keys.
+    lengths: Option<(Node, Node)>,
+    masked: Node,
+    scale: Node,
+}
+
+/// Documents, query heads, tokens, width of a head: as cuDNN counts.
+pub(super) struct Sizes {
+    pub(super) documents: i64,
+    pub(super) query_heads: i64,
+    pub(super) key_value_heads: i64,
+    pub(super) length: i64,
+    pub(super) width: i64,
+}
+
+impl Attention {
+    /// `lengths` says where the documents' lengths come from, if there are any.
+    pub(super) fn new(
+        symbols: Symbols,
+        version: Version,
+        workarounds: Workarounds,
+        shape: AttentionShape,
+        lengths: Option<Source>,
+    ) -> Result<Self, CudaError> {
+        let mut graph = Graph::new(symbols);
+        let masked = graph.scalar("masked", Source::Masked)?;
+        let scale = graph.scalar("scale", Source::Scale)?;
+        let form = Form::new(Data::Int32, [shape.documents() as i64, 1, 1, 1], [1; 4]);
+        let lengths = match lengths {
+            None => None,
+            Some(source) => {
+                Some((graph.device("query lengths", form, source)?, graph.device("key lengths", form, source)?))
+            }
+        };
+        Ok(Self { graph, shape, version, workarounds, lengths, masked, scale })
+    }
+
+    pub(super) fn sizes(&self) -> Sizes {
+        Sizes {
+            documents: self.shape.documents() as i64,
+            query_heads: self.shape.query_heads as i64,
+            key_value_heads: self.shape.key_value_heads as i64,
+            length: self.shape.longest() as i64,
+            width: self.shape.head_dim as i64,
+        }
+    }
+
+    pub(super) fn element(&self) -> Data {
+        match self.shape.element {
+            Element::Bf16 => Data::Bfloat16,
+            Element::F16 => Data::Half,
+        }
+    }
+
+    /// The form of one of the call's buffers: `heads` heads side by side in rows `row_stride` elements apart.
+    pub(super) fn rows(&mut self, name: &str, heads: i64, row_stride: usize) -> Result<Form, CudaError> {
+        let Sizes { documents, length, width, .. } = self.sizes();
+        let strides = [length * row_stride as i64, width, row_stride as i64, 1];
+        let form = Form::new(self.element(), [documents, heads, length, width], strides);
+        Ok(form.ragged(self.offsets(name, row_stride)?))
+    }
+
+    /// The form of the softmax statistics.
+    pub(super) fn statistics(&mut self) -> Result<Form, CudaError> {
+        let Sizes { documents, query_heads: heads, length, .. } = self.sizes();
+        let strides = match self.shape.layout {
+            Layout::Uniform { .. } => [heads * length, length, 1, 1],
+            Layout::Packed { .. } => [heads * length, 1, heads, 1],
+        };
+        let form = Form::new(Data::Float, [documents, heads, length, 1], strides);
+        Ok(form.ragged(self.offsets("statistics", self.shape.query_heads)?))
+    }
+
+    fn offsets(&mut self, of: &str, row_stride: usize) -> Result<Option<Node>, CudaError> {
+        if !self.shape.is_packed() {
+            return Ok(None);
+        }
+        let (element, words) = if self.workarounds.wide_offsets { (Data::Int64, 2) } else { (Data::Int32, 1) };
+        let form = Form::new(element, [self.shape.documents() as i64 + 1, 1, 1, 1], [1; 4]);
+        let source = Source::Index(self.shape.offsets_at(row_stride, words));
+        self.graph.device(&format!("offsets of {of}"), form, source).map(Some)
+    }
+
+    /// A form of the sizes of the scores, `[document, query head, query, key]`.
+    pub(super) fn scores_form(&self, element: Data) -> Form {
+        let Sizes { documents, query_heads, length, .. } = self.sizes();
+        let row: Four = [query_heads * length * length, length * length, length, 1];
+        Form::new(element, [documents, query_heads, length, length], row)
+    }
+
+    /// A form with one number for each row of the scores.
+    pub(super) fn row_form(&self) -> Form {
+        let Sizes { documents, query_heads, length, .. } = self.sizes();
+        Form::new(Data::Float, [documents, query_heads, length, 1], [query_heads * length, length, 1, 1])
+    }
+
+    /// Which sizes of a product the documents' lengths replace; `None` for those that they do not.
+    pub(super) fn overrides(&self, rows: Side, columns: Side, inner: Side) -> Overrides {
+        let pick = |side| match (side, self.lengths) {
+            (Side::Query, Some((query, _))) => Some(query),
+            (Side::Key, Some((_, key))) => Some(key),
+            _ => None,
+        };
+        Overrides { rows: pick(rows), columns: pick(columns), inner: pick(inner) }
+    }
+
+    /// `scale * query . key`, with rows and columns past a document's end masked. `key` is transposed.
+    pub(super) fn scaled_scores(&mut self, query: Node, key: Node) -> Result<Node, CudaError> {
+        let scores = self.graph.inner("scores", self.scores_form(Data::Float))?;
+        let overrides = self.overrides(Side::Query, Side::Key, Side::Width);
+        self.graph.matmul("query . key", query, key, scores, overrides)?;
+        let scaled = self.scaled("scaled scores", scores)?;
+        self.mask_padding("padding", scaled)
+    }
+
+    /// `scale * x`
+    pub(super) fn scaled(&mut self, name: &str, x: Node) -> Result<Node, CudaError> {
+        self.graph.binary(name, Pointwise::Multiply, x, self.scale)
+    }
+
+    /// Masks rows and columns past a document's end, where there are any.
+    pub(super) fn mask_padding(&mut self, name: &str, scores: Node) -> Result<Node, CudaError> {
+        let Some((queries, keys)) = self.lengths else { return Ok(scores) };
+        let graph = &mut self.graph;
+        let row = graph.position(&format!("{name} row"), scores, 2, Data::Int32)?;
+        let column = graph.position(&format!("{name} column"), scores, 3, Data::Int32)?;
+        let row = graph.compare(&format!("{name} row inside"), Pointwise::Less, row, queries)?;
+        let column = graph.compare(&format!("{name} column inside"), Pointwise::Less, column, keys)?;
+        let inside = graph.compare(&format!("{name} inside"), Pointwise::And, row, column)?;
+        graph.select(&format!("{name} masked"), scores, self.masked, inside)
+    }
+
+    /// Masks keys after the query, counted from each document's first token.
+    pub(super) fn mask_future(&mut self, scores: Node) -> Result<Node, CudaError> {
+        let row = self.graph.position("causal row", scores, 2, Data::Float)?;
+        let column = self.graph.position("causal column", scores, 3, Data::Float)?;
+        let past = self.graph.compare("past or present", Pointwise::GreaterOrEqual, row, column)?;
+        self.graph.select("causal scores", scores, self.masked, past)
+    }
+}
+
+/// What an extent of a matrix product counts.
+#[derive(Clone, Copy)]
+pub(super) enum Side {
+    Query,
+    Key,
+    Width,
+}

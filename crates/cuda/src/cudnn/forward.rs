@@ -1,0 +1,56 @@
+//! The graph of the forward pass: scores, masks, softmax, values (FlashAttention-2, <https://arxiv.org/abs/2307.08691>).
+
+use super::attention::{Attention, Side};
+use super::graph::{Graph, Node, Source};
+use super::shape::AttentionShape;
+use super::sys::{Data, Pointwise, Reduction, Symbols};
+use super::version::{Version, Workarounds};
+use crate::CudaError;
+
+/// Output and statistics of `shape`.
+pub(super) fn graph(
+    symbols: Symbols,
+    version: Version,
+    workarounds: Workarounds,
+    shape: AttentionShape,
+) -> Result<Graph, CudaError> {
+    let lengths = shape.is_packed().then_some(Source::Index(0));
+    let mut attention = Attention::new(symbols, version, workarounds, shape, lengths)?;
+    let sizes = attention.sizes();
+    let strides = shape.strides;
+
+    let form = attention.rows("query", sizes.query_heads, strides.query)?;
+    let query = attention.graph.device("query", form, Source::Query)?;
+    let form = attention.rows("key", sizes.key_value_heads, strides.key)?.transposed();
+    let key = attention.graph.device("key", form, Source::Key)?;
+    let form = attention.rows("value", sizes.key_value_heads, strides.value)?;
+    let value = attention.graph.device("value", form, Source::Value)?;
+    let form = attention.rows("output", sizes.query_heads, strides.output)?;
+    let output = attention.graph.device("output", form, Source::Output)?;
+
+    let scores = attention.scaled_scores(query, key)?;
+    let scores = attention.mask_future(scores)?;
+    let probabilities = softmax(&mut attention, scores)?;
+    let overrides = attention.overrides(Side::Query, Side::Width, Side::Key);
+    attention.graph.matmul("probabilities . value", probabilities, value, output, overrides)?;
+    Ok(attention.graph)
+}
+
+/// Softmax of each row of scores, in the element type, with the logarithm of its denominator as statistics.
+fn softmax(attention: &mut Attention, scores: Node) -> Result<Node, CudaError> {
+    let (row, statistics) = (attention.row_form(), attention.statistics()?);
+    let probabilities = attention.scores_form(attention.element());
+    let graph = &mut attention.graph;
+    let statistics = graph.device("statistics", statistics, Source::Statistics)?;
+    let maximum = graph.inner("maximum", row)?;
+    graph.reduce("row maximum", Reduction::Maximum, scores, maximum)?;
+    let shifted = graph.binary("scores less maximum", Pointwise::Subtract, scores, maximum)?;
+    let exponentials = graph.unary("exponentials", Pointwise::Exponential, shifted)?;
+    let sum = graph.inner("sum", row)?;
+    graph.reduce("row sum", Reduction::Add, exponentials, sum)?;
+    let logarithm = graph.unary("logarithm", Pointwise::Logarithm, sum)?;
+    graph.pointwise("log sum exp", Pointwise::Add, Data::Float, &[maximum, logarithm], statistics)?;
+    let probabilities = graph.inner("probabilities", probabilities)?;
+    graph.pointwise("normalise", Pointwise::Divide, Data::Float, &[exponentials, sum], probabilities)?;
+    Ok(probabilities)
+}

@@ -1,0 +1,260 @@
+//! Products of cuBLASLt on a GPU against products counted on the host; without a driver or without cuBLASLt every test returns
+//! at once. With FIREBRICK_BENCH set, `speed` also prints TFLOP/s of training shapes:
+//! `FIREBRICK_BENCH=1 cargo test --release -p firebrick-cuda --test blaslt_gpu speed -- --nocapture`.
+//!
+//! Inputs are small whole numbers, so that every order of summation gives the same bits and results are compared exactly.
+
+#![allow(unsafe_code, reason = "products take addresses of device memory")]
+
+#[path = "blaslt_gpu/machine.rs"]
+mod machine;
+#[path = "blaslt_gpu/speed.rs"]
+mod speed;
+
+use firebrick_cuda::ElementType::{Bf16, E4m3, E5m2, F16, F32};
+use firebrick_cuda::{CudaError, Epilogue, Matmul, Operand, Pointers, Scaling};
+use machine::{Machine, decode, encode, ternary};
+
+/// What lies between rows, and must be left alone.
+const GAP: f32 = 77.0;
+
+/// A product with its inputs on the host: `a` and `b` as stored, `c` row-major, all with gaps.
+struct Case {
+    matmul: Matmul,
+    a: Vec<f32>,
+    b: Vec<f32>,
+    c: Vec<f32>,
+}
+
+impl Case {
+    fn new(matmul: Matmul) -> Self {
+        let (m, n, k) = (matmul.m, matmul.n, matmul.k);
+        let stored = |operand: Operand, rows, columns, seed| {
+            let [rows, columns] = if operand.transposed { [columns, rows] } else { [rows, columns] };
+            with_gaps(rows, columns, operand.leading, seed)
+        };
+        let (a, b) = (stored(matmul.a, m, k, 1), stored(matmul.b, k, n, 2));
+        Self { matmul, a, b, c: with_gaps(m, n, matmul.c_leading, 3) }
+    }
+
+    fn a_at(&self, row: usize, inner: usize) -> f32 {
+        let a = self.matmul.a;
+        if a.transposed { self.a[inner * a.leading + row] } else { self.a[row * a.leading + inner] }
+    }
+
+    fn b_at(&self, inner: usize, column: usize) -> f32 {
+        let b = self.matmul.b;
+        if b.transposed { self.b[column * b.leading + inner] } else { self.b[inner * b.leading + column] }
+    }
+
+    fn product_at(&self, row: usize, column: usize) -> f32 {
+        (0..self.matmul.k).map(|inner| self.a_at(row, inner) * self.b_at(inner, column)).sum()
+    }
+
+    /// `before` with `value(row, column)` at every place of D, and its gaps as they were.
+    fn expected(&self, before: &[f32], value: impl Fn(usize, usize) -> f32) -> Vec<f32> {
+        let mut expected = before.to_vec();
+        for row in 0..self.matmul.m {
+            for column in 0..self.matmul.n {
+                expected[row * self.matmul.c_leading + column] = value(row, column);
+            }
+        }
+        expected
+    }
+
+    /// The product on the device, into a D that held `before`. `c`: where C is, D itself for `None`.
+    fn run(&self, machine: &Machine, alpha: f32, beta: f32, before: &[f32], c: Option<&[f32]>) -> Vec<f32> {
+        let d = machine.upload(&encode(self.matmul.output, before));
+        let c = c.map(|c| machine.upload(&encode(self.matmul.output, c)));
+        let a = machine.upload(&encode(self.matmul.a.element, &self.a));
+        let b = machine.upload(&encode(self.matmul.b.element, &self.b));
+        let c_address = c.as_ref().map_or(d.address, |c| c.address);
+        let pointers = Pointers::new(a.address, b.address, c_address, d.address);
+        machine.run(&self.matmul, alpha, beta, pointers).unwrap_or_else(|error| panic!("{error}"));
+        decode(self.matmul.output, &machine.download(&d))
+    }
+}
+
+fn with_gaps(rows: usize, columns: usize, leading: usize, seed: u32) -> Vec<f32> {
+    let mut numbers = ternary(rows * leading, seed);
+    for row in numbers.chunks_mut(leading) {
+        row[columns..].fill(GAP);
+    }
+    numbers
+}
+
+/// Equal bit by bit in meaning: NaN equals NaN.
+fn assert_same(found: &[f32], expected: &[f32], what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    let differing = found.iter().zip(expected).position(|(f, e)| f != e && !(f.is_nan() && e.is_nan()));
+    if let Some(at) = differing {
+        panic!("{what}: element {at} is {} and should be {}", found[at], expected[at]);
+    }
+}
+
+#[test]
+fn products_equal_the_hosts_for_all_types_transposes_and_gaps() {
+    let Some(machine) = Machine::find() else { return };
+    for (inputs, output) in [(Bf16, Bf16), (Bf16, F32), (F16, F16), (F16, F32), (F32, F32)] {
+        for transposes in [[false, false], [false, true], [true, false], [true, true]] {
+            for (shape, gap) in [([33, 50, 67], 0), ([33, 50, 67], 5), ([64, 48, 128], 8), ([1, 16, 40], 0)] {
+                let mut matmul = Matmul::dense(shape, inputs, transposes, output);
+                for leading in [&mut matmul.a.leading, &mut matmul.b.leading, &mut matmul.c_leading] {
+                    *leading += gap;
+                }
+                let case = Case::new(matmul);
+                let old = vec![f32::NAN; case.c.len()];
+                let found = case.run(&machine, 1.0, 0.0, &old, None);
+                assert_same(&found, &case.expected(&old, |i, j| case.product_at(i, j)), &format!("beta 0, {matmul}"));
+
+                let half_and_old = |i: usize, j: usize| 0.5 * case.product_at(i, j) + case.c[i * matmul.c_leading + j];
+                let found = case.run(&machine, 0.5, 1.0, &case.c, None);
+                assert_same(&found, &case.expected(&case.c, half_and_old), &format!("in place, {matmul}"));
+                let found = case.run(&machine, 0.5, 1.0, &old, Some(&case.c));
+                assert_same(&found, &case.expected(&old, half_and_old), &format!("from C, {matmul}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn addresses_that_are_only_aligned_to_an_element_give_the_same_product() {
+    let Some(machine) = Machine::find() else { return };
+    let case = Case::new(Matmul::dense([64, 96, 128], Bf16, [false, true], Bf16));
+    let shifted = |numbers: &[f32]| {
+        let mut one_before = vec![GAP];
+        one_before.extend_from_slice(numbers);
+        machine.upload(&encode(Bf16, &one_before))
+    };
+    let old = vec![f32::NAN; case.c.len()];
+    let (a, b, d) = (shifted(&case.a), shifted(&case.b), shifted(&old));
+    let pointers = Pointers::new(a.address + 2, b.address + 2, 0, d.address + 2);
+    machine.run(&case.matmul, 1.0, 0.0, pointers).expect("a product of misaligned views");
+    let found = decode(Bf16, &machine.download(&d));
+    assert_eq!(found[0], GAP);
+    assert_same(&found[1..], &case.expected(&old, |i, j| case.product_at(i, j)), "misaligned");
+}
+
+#[test]
+fn f32_keeps_all_its_bits_unless_tf32_is_allowed() {
+    let Some(machine) = Machine::find() else { return };
+    let mut case = Case::new(Matmul::dense([64, 64, 256], F32, [false, true], F32));
+    // TF32 keeps 10 bits of mantissa and would drop the small part.
+    case.a.iter_mut().for_each(|x| *x += *x / 4096.0);
+    let old = vec![f32::NAN; case.c.len()];
+    let exact = case.expected(&old, |i, j| case.product_at(i, j));
+    let worst = |found: &[f32]| found.iter().zip(&exact).map(|(f, e)| (f - e).abs()).fold(0.0, f32::max);
+    let full = worst(&case.run(&machine, 1.0, 0.0, &old, None));
+    assert!(full < 1e-5, "off by {full}");
+    case.matmul.allow_tf32 = true;
+    let rounded = worst(&case.run(&machine, 1.0, 0.0, &old, None));
+    assert!(rounded < 0.1, "off by {rounded}");
+}
+
+#[test]
+fn adapter_gradients_accumulate_over_long_reductions_exactly() {
+    let Some(machine) = Machine::find() else { return };
+    for (shape, transposes) in [([48, 512, 4096], [true, false]), ([512, 16, 4096], [true, false])] {
+        let case = Case::new(Matmul::dense(shape, Bf16, transposes, F32));
+        let zero = vec![0.0; case.c.len()];
+        let once = case.run(&machine, 1.0, 1.0, &zero, None);
+        assert_same(&once, &case.expected(&zero, |i, j| case.product_at(i, j)), "from zero");
+        let twice = case.run(&machine, 1.0, 1.0, &once, None);
+        assert_same(&twice, &case.expected(&zero, |i, j| 2.0 * case.product_at(i, j)), "twice");
+    }
+}
+
+#[test]
+fn a_bias_is_added_to_every_row_and_its_gradient_is_the_sum_over_rows() {
+    let Some(machine) = Machine::find() else { return };
+    let mut case = Case::new(Matmul::dense([64, 48, 128], Bf16, [false, true], Bf16));
+    case.matmul.epilogue = Epilogue::Bias;
+    let bias = ternary(48, 9);
+    let run = |case: &Case, bias: &[f32]| {
+        let vector = machine.upload(&encode(Bf16, bias));
+        let (a, b) = (machine.upload(&encode(Bf16, &case.a)), machine.upload(&encode(Bf16, &case.b)));
+        let d = machine.upload(&encode(Bf16, &case.c));
+        let pointers = Pointers { bias: vector.address, ..Pointers::new(a.address, b.address, 0, d.address) };
+        machine.run(&case.matmul, 1.0, 0.0, pointers)?;
+        let read = |memory| decode(Bf16, &machine.download(memory));
+        Ok::<_, CudaError>((read(&d), read(&vector)))
+    };
+    let (found, _) = run(&case, &bias).expect("bias");
+    assert_same(&found, &case.expected(&case.c, |i, j| case.product_at(i, j) + bias[j]), "bias");
+
+    let mut case = Case::new(Matmul::dense([64, 48, 128], Bf16, [true, false], Bf16));
+    case.matmul.epilogue = Epilogue::BiasGradient;
+    let (found, sums) = run(&case, &vec![f32::NAN; 64]).expect("gradient of a bias");
+    assert_same(&found, &case.expected(&case.c, |i, j| case.product_at(i, j)), "product beside the gradient");
+    let expected: Vec<f32> = (0..64).map(|i| (0..128).map(|k| case.a_at(i, k)).sum()).collect();
+    assert_same(&sums, &expected, "gradient of a bias");
+}
+
+#[test]
+fn eight_bit_inputs_are_scaled_by_tensor_and_by_row_and_column() {
+    let Some(machine) = Machine::find() else { return };
+    let capability = machine.compute_capability();
+    for (inputs, scaling, needs) in [
+        ([E4m3, E4m3], Scaling::None, (8, 9)),
+        ([E4m3, E4m3], Scaling::Tensor, (8, 9)),
+        ([E5m2, E4m3], Scaling::Tensor, (8, 9)),
+        ([E4m3, E4m3], Scaling::OuterVector, (9, 0)),
+    ] {
+        // Vectors of scales came with cuBLASLt 12.9.
+        if capability < needs || (scaling == Scaling::OuterVector && machine.cublas_version() < (12, 9)) {
+            continue;
+        }
+        let mut matmul = Matmul { scaling, ..Matmul::dense([64, 48, 128], E4m3, [false, true], Bf16) };
+        (matmul.a.element, matmul.b.element) = (inputs[0], inputs[1]);
+        let case = Case::new(matmul);
+        // Powers of two, so that bf16 outputs stay exact.
+        let powers = |count: usize| (0..count).map(|i| [0.5, 2.0, 1.0, 4.0][i % 4]).collect::<Vec<f32>>();
+        let (of_a, of_b) = if scaling == Scaling::OuterVector { (64, 48) } else { (1, 1) };
+        let (a_scale, b_scale) = (powers(of_a), powers(of_b));
+        let memory = [
+            machine.upload(&encode(inputs[0], &case.a)),
+            machine.upload(&encode(inputs[1], &case.b)),
+            machine.upload(&encode(Bf16, &case.c)),
+            machine.upload(&encode(F32, &a_scale)),
+            machine.upload(&encode(F32, &b_scale)),
+        ];
+        let mut pointers = Pointers::new(memory[0].address, memory[1].address, 0, memory[2].address);
+        (pointers.a_scale, pointers.b_scale) = (memory[3].address, memory[4].address);
+        machine.run(&matmul, 1.0, 0.0, pointers).unwrap_or_else(|error| panic!("{error}"));
+        let factor = |i: usize, j: usize| match scaling {
+            Scaling::None => 1.0,
+            _ => a_scale[i % of_a] * b_scale[j % of_b],
+        };
+        let expected = case.expected(&case.c, |i, j| factor(i, j) * case.product_at(i, j));
+        assert_same(&decode(Bf16, &machine.download(&memory[2])), &expected, &matmul.to_string());
+    }
+}
+
+#[test]
+fn tuning_changes_the_algorithm_at_most_and_is_done_once() {
+    let Some(machine) = Machine::find() else { return };
+    let case = Case::new(Matmul::dense([256, 128, 512], Bf16, [false, true], F32));
+    let (a, b) = (machine.upload(&encode(Bf16, &case.a)), machine.upload(&encode(Bf16, &case.b)));
+    let d = machine.upload(&encode(F32, &case.c));
+    let pointers = Pointers::new(a.address, b.address, d.address, d.address);
+    let tuning = machine.tune(&case.matmul, pointers).expect("tune");
+    assert!(tuning.chosen < tuning.candidates && tuning.chosen_milliseconds > 0.0, "{tuning:?}");
+    assert!(tuning.chosen_milliseconds <= tuning.first_milliseconds, "{tuning:?}");
+    assert_eq!(machine.tune(&case.matmul, pointers).expect("again"), tuning);
+
+    let expected = case.expected(&case.c, |i, j| case.product_at(i, j));
+    assert_same(&decode(F32, &machine.download(&d)), &expected, "left by tuning");
+    machine.run(&case.matmul, 1.0, 1.0, pointers).expect("with the tuned algorithm");
+    let twice: Vec<f32> = expected.iter().map(|x| 2.0 * x).collect();
+    assert_same(&decode(F32, &machine.download(&d)), &twice, "tuned and accumulated");
+}
+
+#[test]
+fn an_empty_product_does_nothing_and_an_empty_sum_is_an_error() {
+    let Some(machine) = Machine::find() else { return };
+    let nothing = Pointers::new(0, 0, 0, 0);
+    assert_eq!(machine.run(&Matmul::dense([0, 16, 32], Bf16, [false, false], Bf16), 1.0, 0.0, nothing), Ok(()));
+    let somewhere = Pointers::new(256, 256, 256, 256);
+    let error = machine.run(&Matmul::dense([16, 16, 0], Bf16, [false, false], Bf16), 1.0, 0.0, somewhere);
+    assert!(matches!(error, Err(CudaError::InvalidMatmul { .. })), "{error:?}");
+}

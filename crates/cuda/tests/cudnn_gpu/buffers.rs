@@ -1,0 +1,91 @@
+//! Device buffers of an attention call, filled with a problem.
+
+use firebrick_cuda::CudaError;
+use firebrick_cuda::cudnn::{AttentionShape, BackwardPointers, ForwardPointers};
+
+use crate::device::{Buffer, Gpu};
+use crate::reference::Problem;
+
+/// Device buffers of one case. Joined columns share a buffer; addresses say where each begins.
+pub(crate) struct Buffers {
+    pub(crate) pointers: BackwardPointers,
+    _shared: Vec<Buffer>,
+    _gradients: Vec<Buffer>,
+    pub(crate) workspace: Buffer,
+    pub(crate) output: Buffer,
+    pub(crate) statistics: Buffer,
+}
+
+impl Buffers {
+    /// With an index of 64-bit offsets if they are `wide`.
+    pub(crate) fn new(
+        gpu: &Gpu,
+        shape: &AttentionShape,
+        problem: &Problem,
+        workspace: usize,
+        wide: bool,
+    ) -> Result<Self, CudaError> {
+        let tokens = shape.tokens();
+        let (query, key) = (shape.query_heads * shape.head_dim, shape.key_value_heads * shape.head_dim);
+        let widths = [query, key, key];
+        let strides = [shape.strides.query, shape.strides.key, shape.strides.value];
+        let (inputs, input_at) = columns(gpu, tokens, widths, strides)?;
+        for (part, (rows, width)) in [&problem.query, &problem.key, &problem.value].iter().zip(widths).enumerate() {
+            let bits: Vec<u16> = rows.iter().map(|&value| problem.half.to_bits(value)).collect();
+            gpu.upload_rows(input_at[part], strides[part], width, &bits)?;
+        }
+        let strides = [shape.strides.query_gradient, shape.strides.key_gradient, shape.strides.value_gradient];
+        let (gradients, gradient_at) = columns(gpu, tokens, widths, strides)?;
+        let output = gpu.buffer(tokens * shape.strides.output * 2)?;
+        let output_gradient = gpu.buffer(tokens * shape.strides.output_gradient * 2)?;
+        let bits: Vec<u16> = problem.output_gradient.iter().map(|&value| problem.half.to_bits(value)).collect();
+        gpu.upload_rows(output_gradient.address, shape.strides.output_gradient, query, &bits)?;
+        let statistics = gpu.buffer(shape.statistics_len() * 4)?;
+        let contents = match (shape.is_packed(), wide) {
+            (false, _) => vec![0],
+            (true, false) => shape.packed_index(&problem.lengths)?,
+            (true, true) => shape.wide_packed_index(&problem.lengths)?,
+        };
+        let index = gpu.buffer(contents.len() * size_of::<i32>())?;
+        gpu.upload(index.address, &contents)?;
+        let workspace = gpu.buffer(workspace.max(256))?;
+        let forward = ForwardPointers {
+            query: input_at[0],
+            key: input_at[1],
+            value: input_at[2],
+            output: output.address,
+            statistics: statistics.address,
+            index: index.address,
+            workspace: workspace.address,
+            scale: problem.scale,
+        };
+        let pointers = BackwardPointers {
+            forward,
+            output_gradient: output_gradient.address,
+            query_gradient: gradient_at[0],
+            key_gradient: gradient_at[1],
+            value_gradient: gradient_at[2],
+        };
+        let mut shared = inputs;
+        shared.extend([output_gradient, index]);
+        Ok(Self { pointers, _shared: shared, _gradients: gradients, workspace, output, statistics })
+    }
+}
+
+/// One buffer for three column ranges if they share a row stride wide enough for all, else three buffers.
+fn columns(
+    gpu: &Gpu,
+    tokens: usize,
+    widths: [usize; 3],
+    strides: [usize; 3],
+) -> Result<(Vec<Buffer>, [u64; 3]), CudaError> {
+    if strides.iter().all(|&stride| stride == widths.iter().sum::<usize>()) {
+        let buffer = gpu.buffer(tokens * strides[0] * 2)?;
+        let at = |width: usize| buffer.address + 2 * width as u64;
+        let addresses = [at(0), at(widths[0]), at(widths[0] + widths[1])];
+        return Ok((vec![buffer], addresses));
+    }
+    let buffers = strides.iter().map(|stride| gpu.buffer(tokens * stride * 2)).collect::<Result<Vec<_>, _>>()?;
+    let addresses = [buffers[0].address, buffers[1].address, buffers[2].address];
+    Ok((buffers, addresses))
+}

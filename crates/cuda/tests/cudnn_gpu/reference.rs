@@ -1,0 +1,230 @@
+//! Attention and its gradients from their definitions, in 64-bit floats, one row of scores after another.
+
+use std::fmt;
+
+use firebrick_cuda::cudnn::AttentionShape;
+
+/// A 16-bit float type.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Half {
+    Bf16,
+    F16,
+}
+
+impl Half {
+    /// Rounds to nearest, ties to even; halves below the normal range become 0.
+    pub(crate) fn to_bits(self, value: f32) -> u16 {
+        let bits = value.to_bits();
+        let (dropped, bias) = if self == Self::Bf16 { (16, 0) } else { (13, (127 - 15) << 10) };
+        if self == Self::F16 && value.abs() < 6.2e-5 {
+            return 0;
+        }
+        let sign = bits >> 31 << 15;
+        let magnitude = bits & 0x7FFF_FFFF;
+        let rounded = (magnitude + (1 << (dropped - 1)) - 1 + (magnitude >> dropped & 1)) >> dropped;
+        (sign | (rounded - bias)) as u16
+    }
+
+    pub(crate) fn value_of(self, bits: u16) -> f32 {
+        let (sign, magnitude) = (u32::from(bits >> 15) << 31, u32::from(bits & 0x7FFF));
+        if self == Self::Bf16 {
+            return f32::from_bits(sign | magnitude << 16);
+        }
+        let exponent = magnitude >> 10;
+        let value = match exponent {
+            0 => magnitude as f32 * 2.0_f32.powi(-24),
+            31 => f32::NAN,
+            _ => f32::from_bits((magnitude << 13) + ((127 - 15) << 23)),
+        };
+        if sign == 0 { value } else { -value }
+    }
+}
+
+/// A small generator (splitmix64), seeded by a name so that each case is the same every time.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(name: &str) -> Self {
+        Self(name.bytes().fold(0x9E37_79B9, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte))))
+    }
+
+    /// Uniform in -1.5 to 1.5.
+    fn value(&mut self) -> f32 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((mixed >> 40) as f32 / (1 << 24) as f32 - 0.5) * 3.0
+    }
+}
+
+/// Inputs as `[token, head, width]`, with values that the 16-bit type has.
+pub(crate) struct Problem {
+    pub(crate) half: Half,
+    pub(crate) lengths: Vec<usize>,
+    pub(crate) scale: f32,
+    heads: (usize, usize),
+    width: usize,
+    pub(crate) query: Vec<f32>,
+    pub(crate) key: Vec<f32>,
+    pub(crate) value: Vec<f32>,
+    pub(crate) output_gradient: Vec<f32>,
+}
+
+/// Results in the same layout; statistics are `[token, head]`.
+pub(crate) struct Results {
+    pub(crate) output: Vec<f32>,
+    pub(crate) statistics: Vec<f32>,
+    pub(crate) query_gradient: Vec<f32>,
+    pub(crate) key_gradient: Vec<f32>,
+    pub(crate) value_gradient: Vec<f32>,
+}
+
+impl Problem {
+    pub(crate) fn random(random: &mut Random, half: Half, shape: &AttentionShape, lengths: &[usize]) -> Self {
+        let tokens: usize = lengths.iter().sum();
+        let (heads, width) = ((shape.query_heads, shape.key_value_heads), shape.head_dim);
+        let mut fill = |heads: usize| -> Vec<f32> {
+            (0..tokens * heads * width).map(|_| half.value_of(half.to_bits(random.value()))).collect()
+        };
+        let (query, key, value, output_gradient) = (fill(heads.0), fill(heads.1), fill(heads.1), fill(heads.0));
+        let scale = 1.0 / (width as f32).sqrt();
+        Self { half, lengths: lengths.to_vec(), scale, heads, width, query, key, value, output_gradient }
+    }
+
+    pub(crate) fn tokens(&self) -> usize {
+        self.lengths.iter().sum()
+    }
+
+    pub(crate) fn solve(&self) -> Results {
+        let (tokens, width) = (self.tokens(), self.width);
+        let (queries, keys) = (tokens * self.heads.0 * width, tokens * self.heads.1 * width);
+        let mut sums = Sums {
+            output: vec![0.0; queries],
+            statistics: vec![0.0; tokens * self.heads.0],
+            query_gradient: vec![0.0; queries],
+            key_gradient: vec![0.0; keys],
+            value_gradient: vec![0.0; keys],
+        };
+        let mut first = 0;
+        for &length in &self.lengths {
+            for row in first..first + length {
+                for head in 0..self.heads.0 {
+                    self.row(&mut sums, first, row, head);
+                }
+            }
+            first += length;
+        }
+        let narrow = |wide: Vec<f64>| wide.into_iter().map(|value| value as f32).collect();
+        Results {
+            output: narrow(sums.output),
+            statistics: narrow(sums.statistics),
+            query_gradient: narrow(sums.query_gradient),
+            key_gradient: narrow(sums.key_gradient),
+            value_gradient: narrow(sums.value_gradient),
+        }
+    }
+
+    /// One query of one head against the keys from `first` to itself.
+    fn row(&self, sums: &mut Sums, first: usize, row: usize, head: usize) {
+        let (width, scale) = (self.width, f64::from(self.scale));
+        let at = |token: usize, heads: usize, head: usize| {
+            let start = (token * heads + head) * width;
+            start..start + width
+        };
+        let query_at = at(row, self.heads.0, head);
+        let key_head = head / (self.heads.0 / self.heads.1);
+        let key_at = |token: usize| at(token, self.heads.1, key_head);
+        let (query, gradient) = (&self.query[query_at.clone()], &self.output_gradient[query_at.clone()]);
+
+        let scores: Vec<f64> = (first..=row).map(|token| scale * dot(query, &self.key[key_at(token)])).collect();
+        let maximum = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = scores.iter().map(|score| (score - maximum).exp()).sum();
+        let statistic = maximum + sum.ln();
+        sums.statistics[row * self.heads.0 + head] = statistic;
+        let probabilities: Vec<f64> = scores.iter().map(|score| (score - statistic).exp()).collect();
+
+        let products: Vec<f64> = (first..=row).map(|token| dot(gradient, &self.value[key_at(token)])).collect();
+        let mean: f64 = probabilities.iter().zip(&products).map(|(p, product)| p * product).sum();
+        for (offset, (&probability, product)) in probabilities.iter().zip(products).enumerate() {
+            let key_at = key_at(first + offset);
+            let score = scale * probability * (product - mean);
+            add(&mut sums.output[query_at.clone()], probability, &self.value[key_at.clone()]);
+            add(&mut sums.value_gradient[key_at.clone()], probability, gradient);
+            add(&mut sums.query_gradient[query_at.clone()], score, &self.key[key_at.clone()]);
+            add(&mut sums.key_gradient[key_at], score, query);
+        }
+    }
+}
+
+struct Sums {
+    output: Vec<f64>,
+    statistics: Vec<f64>,
+    query_gradient: Vec<f64>,
+    key_gradient: Vec<f64>,
+    value_gradient: Vec<f64>,
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(a * b)).sum()
+}
+
+fn add(into: &mut [f64], factor: f64, values: &[f32]) {
+    for (into, value) in into.iter_mut().zip(values) {
+        *into += factor * f64::from(*value);
+    }
+}
+
+/// How far apart two lists are.
+pub(crate) struct Difference {
+    /// Length of the difference over the length of what is expected.
+    pub(crate) relative: f64,
+    /// The largest difference over the largest of what is expected.
+    pub(crate) worst: f64,
+    at: usize,
+}
+
+impl Difference {
+    pub(crate) fn of(expected: &[f32], found: &[f32]) -> Self {
+        assert_eq!(expected.len(), found.len(), "lists of different lengths");
+        let (mut squares, mut total, mut largest, mut worst, mut at) = (0.0, 0.0, 0.0_f64, 0.0_f64, 0);
+        for (index, (&expected, &found)) in expected.iter().zip(found).enumerate() {
+            let difference = f64::from(expected - found).abs();
+            squares += difference * difference;
+            total += f64::from(expected).powi(2);
+            largest = largest.max(f64::from(expected).abs());
+            // The first NaN is the worst and stays it.
+            if difference > worst || (difference.is_nan() && !worst.is_nan()) {
+                (worst, at) = (difference, index);
+            }
+        }
+        // All zero, as the gradients of a document of one token: rounding is measured against 1 instead.
+        let floor = |value: f64| if value < 1e-6 { 1.0 } else { value };
+        let length = (expected.len() as f64).sqrt();
+        let relative = squares.sqrt() / (floor((total.sqrt()) / length) * length);
+        Self { relative, worst: worst / floor(largest), at }
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:.1e} (worst {:.1e} at {})", self.relative, self.worst, self.at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sixteen_bit_floats_survive_the_way_there_and_back() {
+        for half in [Half::Bf16, Half::F16] {
+            for value in [0.0_f32, 1.0, -1.0, 0.5, 1.5, -0.078_125, 2.0] {
+                assert_eq!(half.value_of(half.to_bits(value)), value);
+            }
+        }
+        assert_eq!(Half::F16.to_bits(1.0), 0x3C00);
+        assert_eq!(Half::Bf16.to_bits(1.0), 0x3F80);
+        assert!(Half::F16.value_of(0xFFFF).is_nan() && Half::Bf16.value_of(0xFFFF).is_nan());
+    }
+}

@@ -1,0 +1,345 @@
+//! The folder of token files, one for each key.
+//!
+//! Two processes that miss the same file both build it, each under a name of its own; the second to finish replaces the
+//! first's file with an equal one, which those who have mapped the first do not notice. Gives up sparing the second
+//! build (waiting for a process that may hang is worse) and forgetting: files of old keys stay until the folder is
+//! deleted.
+
+use std::env;
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::error::CacheError;
+use super::key::CacheKey;
+use super::store::TokenStore;
+use super::writer::{PARTIAL, StoreWriter};
+
+/// A build locks its file right after making it, so a lock that is free only counts on files a little older.
+const SWEPT_UNLOCKED: Duration = Duration::from_secs(600);
+/// Where files cannot be locked, a build that wrote nothing for so long is taken for dead.
+const SWEPT_WITHOUT_LOCKS: Duration = Duration::from_secs(3 * 24 * 3600);
+
+/// Finds tokenised data, or has it built.
+#[derive(Debug, Clone)]
+pub struct TokenCache {
+    folder: PathBuf,
+}
+
+/// Tokenised data and where it came from.
+#[derive(Debug)]
+pub struct Cached {
+    /// The documents.
+    pub store: TokenStore,
+    /// They were built now; otherwise they were there.
+    pub is_new: bool,
+    /// A sentence for the log: a damaged file was found and replaced.
+    pub note: Option<String>,
+}
+
+impl TokenCache {
+    /// A cache in a folder, which is made when something is built.
+    pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into() }
+    }
+
+    /// The cache in [`TokenCache::default_folder`].
+    ///
+    /// # Errors
+    /// The environment names neither folder nor home.
+    pub fn in_default_folder() -> Result<Self, CacheError> {
+        Self::default_folder().map(Self::in_folder).ok_or(CacheError::NoFolder)
+    }
+
+    /// `$FIREBRICK_CACHE`, else `firebrick/data` in the user's cache folder: `$XDG_CACHE_HOME` or `~/.cache`,
+    /// `~/Library/Caches` on macOS, `%LOCALAPPDATA%` on Windows.
+    pub fn default_folder() -> Option<PathBuf> {
+        folder_from(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from), env::home_dir())
+    }
+
+    /// Where the files are.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The documents of a key and a vocabulary, if they were built before.
+    ///
+    /// # Errors
+    /// The file is damaged or cannot be read.
+    pub fn open(&self, key: CacheKey, vocab_size: usize) -> Result<Option<TokenStore>, CacheError> {
+        let key = key.with_vocabulary(vocab_size);
+        TokenStore::open(&self.path_of(key), key)
+    }
+
+    /// The documents of a key; where there are none, or the file is damaged, `build` writes them, and returns what is to
+    /// be kept as metadata. Tokens are below `vocab_size`.
+    ///
+    /// # Errors
+    /// What `build` returns; a folder that cannot be written; a token outside the vocabulary.
+    pub fn get_or_build<E: From<CacheError>>(
+        &self,
+        key: CacheKey,
+        vocab_size: usize,
+        build: impl FnOnce(&mut StoreWriter) -> Result<Vec<u8>, E>,
+    ) -> Result<Cached, E> {
+        let note = match self.open(key, vocab_size) {
+            Ok(Some(store)) => return Ok(Cached { store, is_new: false, note: None }),
+            Ok(None) => None,
+            Err(CacheError::Damaged { path, what }) => {
+                Some(format!("{} was damaged ({what}); the data is tokenised anew", path.display()))
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let making = |reason| CacheError::Io { doing: "make the folder", path: self.folder.clone(), reason };
+        fs::create_dir_all(&self.folder).map_err(making)?;
+        self.sweep(SWEPT_UNLOCKED);
+        let of_file = key.with_vocabulary(vocab_size);
+        let path = self.path_of(of_file);
+        let mut writer = StoreWriter::in_folder(&self.folder, of_file, vocab_size)?;
+        let metadata = build(&mut writer)?;
+        writer.publish(of_file, &path, &metadata)?;
+        let store = self
+            .open(key, vocab_size)?
+            .ok_or_else(|| CacheError::Damaged { path, what: "it was deleted right after it was built".to_owned() })?;
+        Ok(Cached { store, is_new: true, note })
+    }
+
+    fn path_of(&self, key: CacheKey) -> PathBuf {
+        self.folder.join(format!("{key}.tokens"))
+    }
+
+    /// Removes what dead builds left: files that are old enough and that nobody has locked. What cannot be looked at or
+    /// removed stays, which costs room and nothing else.
+    fn sweep(&self, unlocked_age: Duration) {
+        let Ok(entries) = fs::read_dir(&self.folder) else { return };
+        let paths = entries.flatten().map(|entry| entry.path());
+        for path in paths.filter(|path| path.extension().is_some_and(|ending| ending == PARTIAL)) {
+            // Locking needs a handle that can write on some systems; nothing is written.
+            let Ok(file) = File::options().append(true).open(&path) else { continue };
+            let modified = file.metadata().and_then(|metadata| metadata.modified());
+            let age = modified.ok().and_then(|time| time.elapsed().ok());
+            let least = match file.try_lock() {
+                Ok(()) => unlocked_age,
+                Err(TryLockError::WouldBlock) => continue,
+                Err(TryLockError::Error(_)) => SWEPT_WITHOUT_LOCKS,
+            };
+            if age.is_some_and(|age| age >= least) {
+                let _ = fs::remove_file(&path);
+            }
+        }
+    }
+}
+
+fn folder_from(variable: impl Fn(&str) -> Option<PathBuf>, home: Option<PathBuf>) -> Option<PathBuf> {
+    if let Some(folder) = variable("FIREBRICK_CACHE") {
+        return Some(folder);
+    }
+    let of_user = if cfg!(windows) {
+        variable("LOCALAPPDATA").or_else(|| home.map(|home| home.join("AppData").join("Local")))
+    } else if cfg!(target_os = "macos") {
+        home.map(|home| home.join("Library").join("Caches"))
+    } else {
+        variable("XDG_CACHE_HOME").or_else(|| home.map(|home| home.join(".cache")))
+    };
+    of_user.map(|folder| folder.join("firebrick").join("data"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+    use std::process::Command;
+    use std::sync::Barrier;
+    use std::thread::{scope, sleep};
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::dataset::Example;
+
+    const VOCABULARY: usize = 70_000;
+
+    fn examples() -> Vec<Example> {
+        let example = |number: u32| Example {
+            tokens: (0..=number).map(|index| 100 * index + number).collect(),
+            trained: (0..=number).map(|index| index > 0 && index % 3 != 0).collect(),
+        };
+        (0..200).map(example).collect()
+    }
+
+    fn key(data: &[u8]) -> CacheKey {
+        CacheKey::of([("data", data)])
+    }
+
+    fn build(cache: &TokenCache, data: &[u8]) -> Cached {
+        let write = |writer: &mut StoreWriter| -> Result<Vec<u8>, CacheError> {
+            examples().iter().try_for_each(|example| writer.push(example, 3))?;
+            Ok(data.to_vec())
+        };
+        cache.get_or_build(key(data), VOCABULARY, write).unwrap()
+    }
+
+    fn never(_: &mut StoreWriter) -> Result<Vec<u8>, CacheError> {
+        panic!("built although it was there")
+    }
+
+    fn assert_holds_examples(store: &TokenStore) {
+        assert_eq!(store.documents(), 200);
+        for (index, example) in examples().iter().enumerate() {
+            assert_eq!(store.document(index).to_example(), *example);
+            assert_eq!(store.document_tokens(index), example.tokens.len());
+            assert_eq!(store.document_trained_tokens(index), example.trained_tokens());
+            assert_eq!(store.document_source(index), 3);
+        }
+        assert_eq!(store.tokens(), 200 * 201 / 2);
+        assert_eq!(
+            store.trained_tokens(),
+            examples().iter().map(|example| example.trained_tokens() as u64).sum::<u64>()
+        );
+        store.verify().unwrap();
+    }
+
+    fn files(folder: &TempDir) -> Vec<PathBuf> {
+        fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect()
+    }
+
+    #[test]
+    fn what_was_built_is_found_again_and_equals_what_memory_holds() {
+        let folder = TempDir::new().unwrap();
+        let cache = TokenCache::in_folder(folder.path().join("made/when/needed"));
+        let built = build(&cache, b"a");
+        assert!(built.is_new && built.note.is_none());
+        let found = cache.get_or_build(key(b"a"), VOCABULARY, never).unwrap();
+        assert!(!found.is_new);
+        let memory = TokenStore::of_examples(&examples());
+        for store in [&built.store, &found.store] {
+            assert_holds_examples(store);
+            assert_eq!(store.metadata(), b"a");
+            assert!((0..200).all(|index| store.document_hash(index) == memory.document_hash(index)));
+        }
+    }
+
+    #[test]
+    fn changed_input_never_meets_a_stale_cache() {
+        let folder = TempDir::new().unwrap();
+        let cache = TokenCache::in_folder(folder.path());
+        build(&cache, b"a");
+        assert!(cache.open(key(b"b"), VOCABULARY).unwrap().is_none());
+        assert!(cache.open(key(b"a"), VOCABULARY - 1).unwrap().is_none(), "another vocabulary");
+        assert!(build(&cache, b"b").is_new);
+        // Even a file under the wrong name is not taken.
+        let of_b = cache.path_of(key(b"b").with_vocabulary(VOCABULARY));
+        fs::copy(cache.path_of(key(b"a").with_vocabulary(VOCABULARY)), &of_b).unwrap();
+        let error = cache.open(key(b"b"), VOCABULARY).unwrap_err().to_string();
+        assert!(error.contains("key"), "{error}");
+    }
+
+    #[test]
+    fn every_damage_is_seen_and_mended() {
+        let folder = TempDir::new().unwrap();
+        let cache = TokenCache::in_folder(folder.path());
+        build(&cache, b"a");
+        let path = cache.path_of(key(b"a").with_vocabulary(VOCABULARY));
+        let whole = fs::read(&path).unwrap();
+        let lengths = [0, 1, 127, 128, 4000, whole.len() - 1].map(|len| whole[..len].to_vec());
+        let longer = [whole.as_slice(), b"x"].concat();
+        let flipped = (0..whole.len()).step_by(97).filter(|&at| !(104..128).contains(&at)).map(|at| {
+            let mut changed = whole.clone();
+            changed[at] ^= 4;
+            changed
+        });
+        let zeros = vec![0; whole.len()];
+        for bytes in lengths.into_iter().chain([longer, zeros]).chain(flipped) {
+            fs::write(&path, &bytes).unwrap();
+            assert!(matches!(cache.open(key(b"a"), VOCABULARY), Err(CacheError::Damaged { .. })));
+        }
+        let mended = build(&cache, b"a");
+        assert!(mended.is_new && mended.note.unwrap().contains("tokenised anew"));
+        assert_holds_examples(&mended.store);
+        assert_eq!(fs::read(&path).unwrap(), whole, "equal inputs make equal files");
+    }
+
+    #[test]
+    fn failed_build_leaves_nothing() {
+        let folder = TempDir::new().unwrap();
+        let cache = TokenCache::in_folder(folder.path());
+        let fail = |writer: &mut StoreWriter| -> Result<Vec<u8>, CacheError> {
+            writer.push(&examples()[9], 0)?;
+            writer.push(&Example { tokens: vec![VOCABULARY as u32], trained: vec![false] }, 0)?;
+            Ok(Vec::new())
+        };
+        let error = cache.get_or_build(key(b"a"), VOCABULARY, fail).unwrap_err();
+        assert!(matches!(error, CacheError::TokenOutOfRange { document: 2, .. }), "{error}");
+        assert!(files(&folder).is_empty());
+    }
+
+    #[test]
+    fn builders_at_once_all_succeed_and_none_reads_a_half_file() {
+        let folder = TempDir::new().unwrap();
+        let cache = TokenCache::in_folder(folder.path());
+        let barrier = Barrier::new(4);
+        scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for round in 0..40_u8 {
+                        barrier.wait();
+                        let built = build(&cache, &[round]);
+                        assert_holds_examples(&built.store);
+                        // While the slower ones replace what the faster ones have mapped.
+                        assert_holds_examples(&cache.open(key(&[round]), VOCABULARY).unwrap().unwrap());
+                    }
+                });
+            }
+        });
+        assert_eq!(files(&folder).len(), 40);
+    }
+
+    const CHILD: &str = "FIREBRICK_TEST_KILLED_BUILD";
+
+    /// Builds until the process is killed.
+    fn build_without_end(folder: OsString) -> ! {
+        let endless = |writer: &mut StoreWriter| -> Result<Vec<u8>, CacheError> {
+            loop {
+                writer.push(&examples()[199], 0)?;
+            }
+        };
+        let ended = TokenCache::in_folder(folder).get_or_build(key(b"a"), VOCABULARY, endless);
+        panic!("the build ended: {ended:?}")
+    }
+
+    #[test]
+    fn killed_build_leaves_nothing_that_is_used_and_is_swept_when_it_is_dead() {
+        if let Some(folder) = env::var_os(CHILD) {
+            build_without_end(folder);
+        }
+        let folder = TempDir::new().unwrap();
+        let cache = TokenCache::in_folder(folder.path());
+        let name = "cache::folder::tests::killed_build_leaves_nothing_that_is_used_and_is_swept_when_it_is_dead";
+        let mut child = Command::new(env::current_exe().unwrap());
+        let mut child = child.args(["--exact", name]).env(CHILD, folder.path()).spawn().unwrap();
+        let has_written =
+            || files(&folder).iter().any(|path| fs::metadata(path).is_ok_and(|file| file.len() > 4 << 20));
+        while !has_written() {
+            assert!(child.try_wait().unwrap().is_none(), "the child ended by itself");
+            sleep(Duration::from_millis(5));
+        }
+        cache.sweep(Duration::ZERO);
+        assert_eq!(files(&folder).len(), 1, "a living build is not swept");
+        child.kill().unwrap();
+        child.wait().unwrap();
+
+        assert!(cache.open(key(b"a"), VOCABULARY).unwrap().is_none());
+        assert_holds_examples(&build(&cache, b"a").store);
+        assert_eq!(files(&folder).len(), 2, "too young to be swept by the build");
+        cache.sweep(Duration::ZERO);
+        assert_eq!(files(&folder), [cache.path_of(key(b"a").with_vocabulary(VOCABULARY))]);
+    }
+
+    #[test]
+    fn folder_is_the_variables_or_the_users() {
+        let home = Some(PathBuf::from("/users/one"));
+        let set = |name: &str| (name == "FIREBRICK_CACHE").then(|| PathBuf::from("/big/disk"));
+        assert_eq!(folder_from(set, home.clone()), Some("/big/disk".into()));
+        assert_eq!(folder_from(|_| None, None), None);
+        assert!(folder_from(|_| None, home).unwrap().ends_with("firebrick/data"));
+    }
+}

@@ -1,0 +1,186 @@
+//! How a token file lies on disk. All numbers are little-endian.
+//!
+//! ```text
+//! header    128 bytes, written last: a file without it is not finished
+//! data      words of 4 bytes, document after document: its tokens (4 bytes each, or 2 where the vocabulary has at
+//!           most 65,536 tokens; an odd one leaves 2 bytes), then one bit a token that says whether it is trained
+//! index     28 bytes a document: first word, tokens, trained tokens, content hash, source
+//! metadata  bytes of the caller: what building counted
+//! ```
+//!
+//! Gives up compression: entropy coding would halve the file and cost the loader its rate.
+
+use super::key::{CacheKey, FORMAT_VERSION};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Bytes before the data.
+pub(super) const HEADER_BYTES: usize = 128;
+/// Words of an index entry.
+pub(super) const ENTRY_WORDS: usize = 7;
+const MAGIC: &[u8; 8] = b"FBTOKENS";
+const CHECKED_BYTES: usize = 96;
+
+/// How many bytes a token takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TokenWidth {
+    Two,
+    Four,
+}
+
+impl TokenWidth {
+    pub(super) fn of_vocabulary(vocab_size: usize) -> Self {
+        if vocab_size <= 1 << 16 { Self::Two } else { Self::Four }
+    }
+
+    /// Words that the tokens of a document take.
+    pub(super) fn token_words(self, tokens: usize) -> usize {
+        match self {
+            Self::Two => tokens.div_ceil(2),
+            Self::Four => tokens,
+        }
+    }
+
+    /// Words that a document takes: tokens and mask.
+    pub(super) fn document_words(self, tokens: usize) -> usize {
+        self.token_words(tokens) + tokens.div_ceil(32)
+    }
+}
+
+/// What the index holds of a document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// First word in the data.
+    pub(super) offset: u64,
+    pub(super) tokens: u32,
+    pub(super) trained: u32,
+    pub(super) hash: u64,
+    pub(super) source: u32,
+}
+
+impl Entry {
+    pub(super) fn to_words(self) -> [u32; ENTRY_WORDS] {
+        let Self { offset, tokens, trained, hash, source } = self;
+        [offset as u32, (offset >> 32) as u32, tokens, trained, hash as u32, (hash >> 32) as u32, source]
+    }
+
+    /// # Panics
+    /// If there are fewer words than an entry has.
+    pub(super) fn from_words(words: &[u32]) -> Self {
+        let wide = |low: usize| u64::from(words[low]) | u64::from(words[low + 1]) << 32;
+        Self { offset: wide(0), tokens: words[2], trained: words[3], hash: wide(4), source: words[6] }
+    }
+}
+
+/// What stands at the beginning of a finished file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) key: CacheKey,
+    pub(super) width: TokenWidth,
+    pub(super) documents: u64,
+    pub(super) data_words: u64,
+    pub(super) tokens: u64,
+    pub(super) trained: u64,
+    pub(super) metadata_bytes: u64,
+    /// XXH3 of the data.
+    pub(super) data_hash: u64,
+    /// XXH3 of index and metadata.
+    pub(super) tail_hash: u64,
+}
+
+impl Header {
+    pub(super) fn to_bytes(&self) -> [u8; HEADER_BYTES] {
+        let width: u32 = match self.width {
+            TokenWidth::Two => 2,
+            TokenWidth::Four => 4,
+        };
+        let mut bytes = Vec::with_capacity(HEADER_BYTES);
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
+        bytes.extend_from_slice(&width.to_le_bytes());
+        bytes.extend_from_slice(&self.key.0.to_le_bytes());
+        for number in [
+            self.documents,
+            self.data_words,
+            self.tokens,
+            self.trained,
+            self.metadata_bytes,
+            self.data_hash,
+            self.tail_hash,
+        ] {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        bytes.resize(CHECKED_BYTES, 0);
+        bytes.extend_from_slice(&xxh3_64(&bytes).to_le_bytes());
+        bytes.resize(HEADER_BYTES, 0);
+        bytes.try_into().expect("exactly the bytes of a header")
+    }
+
+    /// Reads the beginning of a file. Error: what is wrong with it, as a sentence's end.
+    pub(super) fn from_bytes(file: &[u8]) -> Result<Self, String> {
+        let Some(bytes) = file.get(..HEADER_BYTES) else {
+            return Err(format!("a header has {HEADER_BYTES} bytes, the whole file {}", file.len()));
+        };
+        if bytes[..CHECKED_BYTES].iter().all(|&byte| byte == 0) {
+            return Err("it was never finished".to_owned());
+        }
+        let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        if &bytes[..8] != MAGIC || xxh3_64(&bytes[..CHECKED_BYTES]) != number(CHECKED_BYTES) {
+            return Err("its header is not what was written".to_owned());
+        }
+        let [version, width] = [number(8) as u32, (number(8) >> 32) as u32];
+        let width = match (version, width) {
+            (FORMAT_VERSION, 2) => TokenWidth::Two,
+            (FORMAT_VERSION, 4) => TokenWidth::Four,
+            _ => return Err(format!("it has format {version}, this build reads {FORMAT_VERSION}")),
+        };
+        let key = CacheKey(u128::from_le_bytes(bytes[16..32].try_into().expect("sixteen bytes")));
+        let [documents, data_words, tokens, trained, metadata_bytes, data_hash, tail_hash] =
+            [32, 40, 48, 56, 64, 72, 80].map(number);
+        Ok(Self { key, width, documents, data_words, tokens, trained, metadata_bytes, data_hash, tail_hash })
+    }
+
+    /// Bytes that a whole file has; `None` if no file can be so long.
+    pub(super) fn file_bytes(&self) -> Option<u64> {
+        let data = self.data_words.checked_mul(4)?;
+        let index = self.documents.checked_mul(4 * ENTRY_WORDS as u64)?;
+        data.checked_add(index)?.checked_add(self.metadata_bytes)?.checked_add(HEADER_BYTES as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header() -> Header {
+        Header {
+            key: CacheKey(u128::MAX - 5),
+            width: TokenWidth::Two,
+            documents: 1,
+            data_words: 2,
+            tokens: 3,
+            trained: 4,
+            metadata_bytes: 5,
+            data_hash: 6,
+            tail_hash: 7,
+        }
+    }
+
+    #[test]
+    fn header_reads_back_and_any_changed_bit_is_seen() {
+        let bytes = header().to_bytes();
+        assert_eq!(Header::from_bytes(&bytes), Ok(header()));
+        for bit in 0..8 * (CHECKED_BYTES + 8) {
+            let mut changed = bytes;
+            changed[bit / 8] ^= 1 << (bit % 8);
+            assert!(Header::from_bytes(&changed).is_err(), "bit {bit}");
+        }
+        assert!(Header::from_bytes(&bytes[..HEADER_BYTES - 1]).is_err());
+        assert_eq!(Header::from_bytes(&[0; HEADER_BYTES]), Err("it was never finished".to_owned()));
+    }
+
+    #[test]
+    fn entry_reads_back() {
+        let entry = Entry { offset: 1 << 40 | 3, tokens: 5, trained: 4, hash: u64::MAX - 9, source: 8 };
+        assert_eq!(Entry::from_words(&entry.to_words()), entry);
+    }
+}

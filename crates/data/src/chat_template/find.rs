@@ -1,0 +1,149 @@
+//! Where a tokenizer's chat templates lie, and which of several is meant, as transformers decides it.
+//!
+//! `chat_template.jinja` and `additional_chat_templates/*.jinja` win over the key in `tokenizer_config.json`, which wins
+//! over `chat_template.json`. Gives up templates that belong to a processor of images.
+
+use std::collections::BTreeMap;
+use std::fs::{read_dir, read_to_string};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value as Json};
+
+use crate::chat_template::ChatTemplate;
+use crate::error::DataError;
+
+const TEMPLATE: &str = "chat_template.jinja";
+const ADDITIONAL: &str = "additional_chat_templates";
+const TEMPLATE_JSON: &str = "chat_template.json";
+const DEFAULT: &str = "default";
+/// The template that is meant when there are tools, if there is one of this name.
+const TOOL_USE: &str = "tool_use";
+
+/// A chat template to use instead of the tokenizer's default.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TemplateChoice {
+    /// One of the tokenizer's named templates.
+    Named(String),
+    /// This text.
+    Text(String),
+    /// The text of this file.
+    File(PathBuf),
+}
+
+/// The templates of a tokenizer, by name, and what was compiled of them.
+#[derive(Debug, Default)]
+pub(crate) struct TemplateSet {
+    sources: BTreeMap<String, (String, PathBuf)>,
+    special_tokens: BTreeMap<String, String>,
+    default: Option<ChatTemplate>,
+    tool_use: Option<ChatTemplate>,
+}
+
+impl TemplateSet {
+    /// Reads the templates of a folder whose `tokenizer_config.json` says `config`.
+    pub(crate) fn read(
+        dir: &Path,
+        config: &Map<String, Json>,
+        special_tokens: BTreeMap<String, String>,
+        read_json: impl Fn(&Path) -> Result<Option<Map<String, Json>>, DataError>,
+    ) -> Result<Self, DataError> {
+        let mut sources = files(dir)?;
+        if sources.is_empty() {
+            sources = named(config.get("chat_template"), &dir.join("tokenizer_config.json"));
+        }
+        if sources.is_empty() {
+            let path = dir.join(TEMPLATE_JSON);
+            sources = named(read_json(&path)?.unwrap_or_default().get("chat_template"), &path);
+        }
+        let mut set = Self { sources, special_tokens, ..Self::default() };
+        set.default = set.compile(DEFAULT)?;
+        set.tool_use = set.compile(TOOL_USE)?;
+        Ok(set)
+    }
+
+    /// The template for a conversation with or without tools.
+    pub(crate) fn get(&self, has_tools: bool) -> Option<&ChatTemplate> {
+        self.tool_use.as_ref().filter(|_| has_tools).or(self.default.as_ref())
+    }
+
+    /// Puts one template in the place of all.
+    pub(crate) fn choose(&mut self, choice: &TemplateChoice) -> Result<(), DataError> {
+        let template = match choice {
+            TemplateChoice::Named(name) => self
+                .compile(name)?
+                .ok_or_else(|| DataError::NoSuchTemplate { name: name.clone(), names: self.names() })?,
+            TemplateChoice::Text(source) => {
+                ChatTemplate::new(source, Path::new("the recipe"), self.special_tokens.clone())?
+            }
+            TemplateChoice::File(path) => {
+                let source = read_to_string(path).map_err(|reason| DataError::Io { path: path.clone(), reason })?;
+                ChatTemplate::new(&source, path, self.special_tokens.clone())?
+            }
+        };
+        self.default = Some(template);
+        self.tool_use = None;
+        Ok(())
+    }
+
+    /// Fixes the date that templates see.
+    pub(crate) fn set_date(&mut self, unix_seconds: i64) {
+        for template in self.default.iter_mut().chain(&mut self.tool_use) {
+            template.set_date(unix_seconds);
+        }
+    }
+
+    /// Names of the templates there are, for messages.
+    pub(crate) fn names(&self) -> String {
+        if self.sources.is_empty() {
+            return "none".to_owned();
+        }
+        self.sources.keys().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
+    }
+
+    fn compile(&self, name: &str) -> Result<Option<ChatTemplate>, DataError> {
+        let compile = |(source, path): &(String, PathBuf)| ChatTemplate::new(source, path, self.special_tokens.clone());
+        self.sources.get(name).map(compile).transpose()
+    }
+}
+
+/// Templates in files of their own.
+fn files(dir: &Path) -> Result<BTreeMap<String, (String, PathBuf)>, DataError> {
+    let mut sources = BTreeMap::new();
+    let path = dir.join(TEMPLATE);
+    match read_to_string(&path) {
+        Ok(source) => {
+            sources.insert(DEFAULT.to_owned(), (source, path));
+        }
+        Err(reason) if reason.kind() == ErrorKind::NotFound => {}
+        Err(reason) => return Err(DataError::Io { path, reason }),
+    }
+    let folder = dir.join(ADDITIONAL);
+    let entries = match read_dir(&folder) {
+        Ok(entries) => entries,
+        Err(_) => return Ok(sources),
+    };
+    for entry in entries {
+        let path = entry.map_err(|reason| DataError::Io { path: folder.clone(), reason })?.path();
+        if path.extension().is_none_or(|extension| extension != "jinja") {
+            continue;
+        }
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let source = read_to_string(&path).map_err(|reason| DataError::Io { path: path.clone(), reason })?;
+        sources.insert(name, (source, path));
+    }
+    Ok(sources)
+}
+
+/// A template is a string, or a list of named ones.
+fn named(value: Option<&Json>, path: &Path) -> BTreeMap<String, (String, PathBuf)> {
+    let entry = |name: &str, source: &Json| Some((name.to_owned(), (source.as_str()?.to_owned(), path.to_owned())));
+    match value {
+        Some(Json::Array(entries)) => {
+            let entries = entries.iter().filter_map(|item| entry(item.get("name")?.as_str()?, item.get("template")?));
+            entries.collect()
+        }
+        Some(source) => entry(DEFAULT, source).into_iter().collect(),
+        None => BTreeMap::new(),
+    }
+}

@@ -1,0 +1,253 @@
+//! Arrow IPC, both forms: a stream of messages, and the file form, which is that stream between two marks and an index.
+//!
+//! Read as a stream always, so it may be packed and needs no seeking. Messages are cut out here and checked for the
+//! sizes they claim before the decoder sees them, so that a damaged file cannot ask for more memory than it has bytes.
+//! Gives up files whose messages do not stand in order (the format allows them, no known writer makes them).
+//! Source: Arrow columnar format, "Serialization and Interprocess Communication".
+
+use std::collections::VecDeque;
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow_array::RecordBatch;
+use arrow_buffer::Buffer;
+use arrow_ipc::reader::StreamDecoder;
+use arrow_ipc::{Message, MessageHeader, root_as_message};
+
+use super::Record;
+use super::column::{BatchRows, wanted_columns};
+use super::error::SourceError;
+use super::open::{Bytes, read_failed};
+
+const FILE_MAGIC: &[u8; 8] = b"ARROW1\0\0";
+const CONTINUATION: [u8; 4] = [0xff; 4];
+const MAX_PADDING_BYTES: usize = 512;
+/// The most bytes of a message's description: schemas of thousands of columns stay far below.
+const MAX_METADATA_BYTES: usize = 64 << 20;
+/// The most bytes of one batch, packed and unpacked.
+const MAX_BODY_BYTES: u64 = 2 << 30;
+
+/// The records of an Arrow file.
+pub(super) struct ArrowRecords {
+    bytes: Bytes,
+    path: Arc<Path>,
+    decoder: StreamDecoder,
+    columns: Option<Vec<String>>,
+    /// Which columns are read; known once the schema is.
+    indices: Option<Vec<usize>>,
+    is_file: bool,
+    batches: VecDeque<RecordBatch>,
+    rows: Option<BatchRows>,
+    row: usize,
+    has_ended: bool,
+    has_failed: bool,
+}
+
+impl ArrowRecords {
+    /// Tells the two forms apart by the first bytes.
+    pub(super) fn new(mut bytes: Bytes, path: &Path, columns: Option<Vec<String>>) -> Result<Self, SourceError> {
+        let failed = |reason| read_failed(path, 1, &reason);
+        let mut start = Vec::new();
+        (&mut bytes).take(8).read_to_end(&mut start).map_err(failed)?;
+        let is_file = start == FILE_MAGIC;
+        if !is_file && !start.starts_with(&CONTINUATION) {
+            let found = super::format::magic(&start);
+            let (found, hint) = found.unwrap_or(("neither an Arrow file nor a stream", "Name its format"));
+            let expected = "arrow".to_owned();
+            return Err(SourceError::WrongFormat {
+                path: path.to_owned(),
+                expected,
+                found: found.to_owned(),
+                hint: hint.to_owned(),
+            });
+        }
+        if is_file {
+            start = after_padding(&mut bytes).map_err(failed)?;
+        }
+        let bytes: Bytes = Box::new(std::io::Cursor::new(start).chain(bytes));
+        Ok(Self {
+            bytes,
+            path: path.into(),
+            decoder: StreamDecoder::new(),
+            columns,
+            indices: None,
+            is_file,
+            batches: VecDeque::new(),
+            rows: None,
+            row: 0,
+            has_ended: false,
+            has_failed: false,
+        })
+    }
+
+    fn bad(&self, reason: impl Into<String>) -> SourceError {
+        let path = self.path.to_path_buf();
+        SourceError::BadColumns { path, format: "Arrow", row: self.row + 1, reason: reason.into() }
+    }
+
+    /// Reads exactly `size` bytes; memory grows with what is there, not with what is claimed.
+    fn exactly(&mut self, size: u64) -> Result<Vec<u8>, SourceError> {
+        let mut buffer = Vec::new();
+        let read = (&mut self.bytes).take(size).read_to_end(&mut buffer);
+        read.map_err(|reason| read_failed(&self.path, self.row + 1, &reason))?;
+        if (buffer.len() as u64) < size {
+            return Err(self.bad("the file ends inside a message: it was cut short"));
+        }
+        Ok(buffer)
+    }
+
+    /// Reads the next message and hands it to the decoder; what that yields is in `self.batches`.
+    fn read_message(&mut self) -> Result<(), SourceError> {
+        let mut mark = Vec::new();
+        let read = (&mut self.bytes).take(4).read_to_end(&mut mark);
+        read.map_err(|reason| read_failed(&self.path, self.row + 1, &reason))?;
+        if mark.is_empty() && !self.is_file {
+            return self.end();
+        }
+        if mark.len() < 4 {
+            return Err(self.bad("the end mark is missing: the file was cut short"));
+        }
+        if mark == CONTINUATION {
+            mark = self.exactly(4)?;
+        }
+        let size = u32::from_le_bytes([mark[0], mark[1], mark[2], mark[3]]) as usize;
+        if size == 0 {
+            return self.end();
+        }
+        if size > MAX_METADATA_BYTES {
+            return Err(self.bad(format!("a message claims {size} bytes of description")));
+        }
+        let metadata = self.exactly(size as u64)?;
+        let message = root_as_message(&metadata).map_err(|reason| self.bad(format!("damaged message: {reason}")))?;
+        let is_data = matches!(message.header_type(), MessageHeader::RecordBatch | MessageHeader::DictionaryBatch);
+        let body_size = u64::try_from(message.bodyLength()).ok().filter(|&size| size <= MAX_BODY_BYTES);
+        let Some(body_size) = body_size else {
+            let claimed = message.bodyLength();
+            return Err(self.bad(format!("a batch claims {claimed} bytes; write batches of at most 2 GiB")));
+        };
+        let body = self.exactly(body_size)?;
+        check_claims(&message, &body).map_err(|reason| self.bad(reason))?;
+        self.decode(mark)?;
+        if is_data {
+            self.check_schema()?;
+        }
+        self.decode(metadata)?;
+        self.decode(body)
+    }
+
+    /// The end of the stream; the decoder gives out what it still holds.
+    fn end(&mut self) -> Result<(), SourceError> {
+        self.has_ended = true;
+        self.decode(vec![0; 4])?;
+        self.decoder.finish().map_err(|reason| self.bad(reason.to_string()))?;
+        self.check_schema()
+    }
+
+    /// Once the schema is known: which columns to read.
+    fn check_schema(&mut self) -> Result<(), SourceError> {
+        if self.indices.is_none() {
+            let schema = self.decoder.schema().ok_or_else(|| self.bad("there is no schema before the data"))?;
+            self.indices = Some(wanted_columns(&schema, self.columns.as_deref(), &self.path)?);
+        }
+        Ok(())
+    }
+
+    fn decode(&mut self, bytes: Vec<u8>) -> Result<(), SourceError> {
+        let mut buffer = Buffer::from_vec(bytes);
+        while !buffer.is_empty() {
+            let decoder = &mut self.decoder;
+            let decoded = super::parquet::guarded(|| decoder.decode(&mut buffer).map_err(|error| error.to_string()));
+            if let Some(batch) = decoded.map_err(|reason| self.bad(reason))? {
+                self.batches.push_back(batch);
+            }
+        }
+        Ok(())
+    }
+
+    fn next_batch(&mut self) -> Result<Option<BatchRows>, SourceError> {
+        loop {
+            if let Some(batch) = self.batches.pop_front() {
+                self.check_schema()?;
+                let indices = self.indices.as_deref().expect("set by check_schema");
+                let batch = batch.project(indices).map_err(|reason| self.bad(reason.to_string()))?;
+                return Ok(Some(BatchRows::new(batch)));
+            }
+            if self.has_ended {
+                return Ok(None);
+            }
+            self.read_message()?;
+        }
+    }
+
+    fn record(&mut self) -> Result<Option<Record>, SourceError> {
+        loop {
+            if let Some(rows) = &mut self.rows {
+                if let Some(record) = rows.next_record(&self.path, self.row + 1) {
+                    self.row += 1;
+                    return record.map(Some);
+                }
+                self.rows = None;
+            }
+            self.rows = self.next_batch()?;
+            if self.rows.is_none() {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+impl Iterator for ArrowRecords {
+    type Item = Result<Record, SourceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.has_failed {
+            return None;
+        }
+        let record = self.record().transpose();
+        self.has_failed = !matches!(record, Some(Ok(_)));
+        record
+    }
+}
+
+/// The first word after the mark of a file that is not zero: writers fill up to 8 or 64 bytes.
+fn after_padding(bytes: &mut Bytes) -> std::io::Result<Vec<u8>> {
+    let mut word = Vec::new();
+    for _ in 0..MAX_PADDING_BYTES / 4 {
+        word.clear();
+        if bytes.take(4).read_to_end(&mut word)? < 4 || word != [0; 4] {
+            break;
+        }
+    }
+    Ok(word)
+}
+
+/// Checks what a batch claims about itself against the bytes it has: unpacked sizes, and the number of rows.
+fn check_claims(message: &Message<'_>, body: &[u8]) -> Result<(), String> {
+    let batch = match message.header_type() {
+        MessageHeader::RecordBatch => message.header_as_record_batch(),
+        MessageHeader::DictionaryBatch => message.header_as_dictionary_batch().and_then(|batch| batch.data()),
+        _ => return Ok(()),
+    };
+    let batch = batch.ok_or("a batch without a description")?;
+    let mut bytes = body.len() as u64;
+    if batch.compression().is_some() {
+        for buffer in batch.buffers().iter().flatten() {
+            // Each packed buffer begins with its unpacked size, or -1 if it is stored as it is.
+            let at = usize::try_from(buffer.offset()).unwrap_or(usize::MAX);
+            let size = body.get(at..).and_then(|rest| rest.first_chunk::<8>()).map(|size| i64::from_le_bytes(*size));
+            let size = if buffer.length() < 8 { None } else { size };
+            bytes = bytes.saturating_add(size.and_then(|size| u64::try_from(size).ok()).unwrap_or(0));
+        }
+    }
+    if bytes > MAX_BODY_BYTES {
+        return Err(format!("a batch claims to unpack to {bytes} bytes; write batches of at most 2 GiB"));
+    }
+    // A row takes at least a bit, but for columns of nothing but nulls, which nobody reads by the billion.
+    let most = i64::try_from(bytes * 8).unwrap_or(i64::MAX).max(1 << 20);
+    let claimed = batch.nodes().iter().flatten().map(|node| node.length()).chain([batch.length()]).max().unwrap_or(0);
+    if claimed > most {
+        return Err(format!("a batch of {bytes} bytes claims {claimed} values"));
+    }
+    Ok(())
+}

@@ -1,0 +1,196 @@
+//! Comma- or tab-separated values with a header row (RFC 4180: quotes doubled inside quotes, line ends inside quotes).
+//!
+//! All values are strings and an empty one is the empty string: guessing types would change texts like "007" or "NA".
+
+use std::collections::HashSet;
+use std::io::{Error as IoError, Read, Result as IoResult};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use csv::{ByteRecord, Error as CsvError, ErrorKind, Reader, ReaderBuilder, Terminator};
+use serde_json::{Map, Value as Json};
+
+use super::column::no_column;
+use super::error::SourceError;
+use super::open::{Bytes, checked_text, read_failed};
+use super::{MAX_RECORD_BYTES, Record};
+use crate::error::Place;
+
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// Stops reading when one row has taken too many bytes: a quote that is never closed would swallow the whole file.
+struct Fused {
+    bytes: Bytes,
+    left: Arc<AtomicUsize>,
+    last: u8,
+    /// Whether the file has ended, without an end of its last line.
+    is_open_ended: Arc<AtomicBool>,
+}
+
+impl Read for Fused {
+    fn read(&mut self, buffer: &mut [u8]) -> IoResult<usize> {
+        let left = self.left.load(Ordering::Relaxed);
+        if left == 0 {
+            return Err(IoError::other("row too large"));
+        }
+        let size = buffer.len().min(left);
+        let read = self.bytes.read(&mut buffer[..size])?;
+        self.left.store(left - read, Ordering::Relaxed);
+        match buffer[..read].last() {
+            Some(&last) => self.last = last,
+            None => self.is_open_ended.store(self.last != b'\n', Ordering::Relaxed),
+        }
+        Ok(read)
+    }
+}
+
+/// The records of a CSV file.
+pub(super) struct CsvRecords {
+    reader: Reader<Fused>,
+    left: Arc<AtomicUsize>,
+    is_open_ended: Arc<AtomicBool>,
+    path: PathBuf,
+    names: Vec<String>,
+    row: ByteRecord,
+    /// Where the row begins, from 1.
+    line: usize,
+    ended: bool,
+}
+
+impl CsvRecords {
+    /// Reads the header. Errors: it is damaged, names a column twice, or lacks one of `columns`.
+    pub(super) fn new(
+        bytes: Bytes,
+        path: &Path,
+        delimiter: u8,
+        columns: Option<&[String]>,
+    ) -> Result<Self, SourceError> {
+        let left = Arc::new(AtomicUsize::new(0));
+        let is_open_ended = Arc::new(AtomicBool::new(false));
+        let input = Fused { bytes, left: Arc::clone(&left), last: b'\n', is_open_ended: Arc::clone(&is_open_ended) };
+        let reader = ReaderBuilder::new()
+            .delimiter(delimiter)
+            .has_headers(false)
+            .flexible(true)
+            .terminator(Terminator::Any(b'\n'))
+            .buffer_capacity(BUFFER_BYTES)
+            .from_reader(input);
+        let path = path.to_owned();
+        let mut records = Self {
+            reader,
+            left,
+            is_open_ended,
+            path,
+            names: Vec::new(),
+            row: ByteRecord::new(),
+            line: 1,
+            ended: false,
+        };
+        if !records.advance()? {
+            return Ok(records);
+        }
+        records.names = records.header()?;
+        let all: Vec<&String> = records.names.iter().collect();
+        match columns.into_iter().flatten().find(|name| !all.contains(name)) {
+            Some(missing) => Err(no_column(&records.path, missing, &all)),
+            None => Ok(records),
+        }
+    }
+
+    fn header(&self) -> Result<Vec<String>, SourceError> {
+        let place = self.place();
+        let mut seen = HashSet::new();
+        let name = |cell: &[u8]| {
+            let name = checked_text(cell.to_vec(), &place)?;
+            if !seen.insert(name.clone()) {
+                let reason = format!("the header names the column {name:?} twice");
+                return Err(SourceError::BadCsv { place: place.clone(), reason });
+            }
+            Ok(name)
+        };
+        self.cells().map(name).collect()
+    }
+
+    fn place(&self) -> Place {
+        Place { path: self.path.clone(), line: self.line }
+    }
+
+    /// The values of the row; ends of lines may be `\r\n`.
+    fn cells(&self) -> impl Iterator<Item = &[u8]> {
+        let last = self.row.len().saturating_sub(1);
+        let cells = self.row.iter().enumerate();
+        cells.map(move |(index, cell)| if index == last { cell.strip_suffix(b"\r").unwrap_or(cell) } else { cell })
+    }
+
+    fn is_blank(&self) -> bool {
+        self.row.len() == 1 && matches!(self.row.get(0), Some(b"" | b"\r"))
+    }
+
+    /// The next row is then in `self.row`; false at the end.
+    fn advance(&mut self) -> Result<bool, SourceError> {
+        loop {
+            self.left.store(MAX_RECORD_BYTES + BUFFER_BYTES, Ordering::Relaxed);
+            self.line = self.lines_passed() + 1;
+            if !self.reader.read_byte_record(&mut self.row).map_err(|error| self.failed(&error))? {
+                return Ok(false);
+            }
+            // The reader's own position is before the blank lines that it skips. At the end of the file the last line
+            // may have no end.
+            let inside = self.row.as_slice().iter().filter(|&&byte| byte == b'\n').count();
+            self.line = self.lines_passed() + usize::from(self.is_open_ended.load(Ordering::Relaxed)) - inside;
+            if !self.is_blank() {
+                return Ok(true);
+            }
+        }
+    }
+
+    fn lines_passed(&self) -> usize {
+        usize::try_from(self.reader.position().line() - 1).unwrap_or(usize::MAX)
+    }
+
+    fn failed(&self, error: &CsvError) -> SourceError {
+        match error.kind() {
+            ErrorKind::Io(_) if self.left.load(Ordering::Relaxed) == 0 => {
+                let hint = "A quote that is opened and never closed takes in all that follows";
+                SourceError::RecordTooLarge { place: self.place(), hint }
+            }
+            ErrorKind::Io(reason) => read_failed(&self.path, self.line, reason),
+            _ => SourceError::BadCsv { place: self.place(), reason: error.to_string() },
+        }
+    }
+
+    fn record(&self) -> Result<Record, SourceError> {
+        let place = self.place();
+        if self.row.len() != self.names.len() {
+            let reason = format!(
+                "{} values, but the header names {} columns. Quote values that hold the separator or a line end",
+                self.row.len(),
+                self.names.len()
+            );
+            return Err(SourceError::BadCsv { place, reason });
+        }
+        let mut fields = Map::with_capacity(self.names.len());
+        for (name, cell) in self.names.iter().zip(self.cells()) {
+            fields.insert(name.clone(), Json::String(checked_text(cell.to_vec(), &place)?));
+        }
+        Ok(Record::new(fields, place))
+    }
+}
+
+impl Iterator for CsvRecords {
+    type Item = Result<Record, SourceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let record = match self.advance() {
+            Ok(true) => Some(self.record()),
+            Ok(false) => None,
+            Err(error) => Some(Err(error)),
+        };
+        self.ended = !matches!(record, Some(Ok(_)));
+        record
+    }
+}

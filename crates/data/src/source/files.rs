@@ -1,0 +1,266 @@
+//! From a path to the files behind it, in the order in which they are read.
+//!
+//! Gives up order by content: files are sorted by name, so the same folder gives the same rows everywhere.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value as Json;
+
+use super::error::SourceError;
+use super::format::{Compression, Format};
+use super::hub::{Hub, HubId};
+use super::records::SourceFile;
+use super::spec::SourceSpec;
+use super::splits;
+
+/// Folders deeper than this are not entered: a link that leads back up would never end.
+const MAX_DEPTH: usize = 32;
+/// What lies beside data files and is none.
+const NOT_DATA: [&str; 5] =
+    ["state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "metadata.json"];
+
+/// Finds the files of a source and their common format.
+pub(super) fn resolve_files(spec: &SourceSpec, hub: &Hub) -> Result<(Vec<SourceFile>, Format), SourceError> {
+    if spec.path.starts_with("hf://") {
+        return on_hub(spec, hub);
+    }
+    let path = Path::new(&spec.path);
+    let is_there = path.exists();
+    if !is_there && let Some(files) = matches_of(&spec.path)? {
+        refuse_keys(spec, true)?;
+        return local(spec, files, false);
+    }
+    if !is_there && !looks_local(path) && HubId::parse(&spec.path, None).is_some() {
+        return on_hub(spec, hub);
+    }
+    if !is_there {
+        let hint = format!("{}. A Hub dataset is named owner/name", beside(path));
+        return Err(SourceError::NotFound { path: spec.path.clone(), hint });
+    }
+    refuse_keys(spec, path.is_file())?;
+    if path.is_file() {
+        return local(spec, vec![path.to_owned()], false);
+    }
+    local(spec, files_of_folder(spec, path)?, true)
+}
+
+fn refuse_keys(spec: &SourceSpec, is_file: bool) -> Result<(), SourceError> {
+    let bad = |key| {
+        let kind = if is_file { "file or a pattern" } else { "folder" };
+        let reason = format!("means nothing for {:?}, which is a local {kind}; remove it", spec.path);
+        Err(SourceError::BadSpec { key, reason })
+    };
+    match spec {
+        SourceSpec { revision: Some(_), .. } => bad("revision"),
+        SourceSpec { split: Some(_), .. } if is_file => bad("split"),
+        SourceSpec { config: Some(_), .. } if is_file => bad("config"),
+        _ => Ok(()),
+    }
+}
+
+fn on_hub(spec: &SourceSpec, hub: &Hub) -> Result<(Vec<SourceFile>, Format), SourceError> {
+    let Some(id) = HubId::parse(&spec.path, spec.revision.as_deref()) else {
+        let hint = "a Hub dataset is named owner/name, owner/name@revision or hf://datasets/owner/name".to_owned();
+        return Err(SourceError::NotFound { path: spec.path.clone(), hint });
+    };
+    let listing = hub.listing(&id)?;
+    let paths = listing.choose(spec, &id)?;
+    let format = common_format(paths.iter().map(Path::new), spec.format, &id.to_string())?;
+    hub.check_cached(&id, &listing, &paths, spec.limit.is_some())?;
+    Ok((listing.files(&id, &paths).map(SourceFile::Hub).collect(), format))
+}
+
+/// Whether a path that is not there was meant as one: its name ends like a data file's, or its folder is there.
+fn looks_local(path: &Path) -> bool {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    Format::of_name(path).is_some()
+        || Compression::of_name(path) != Compression::None
+        || path.is_absolute()
+        || path.starts_with(".")
+        || path.starts_with("..")
+        || parent.is_some_and(Path::is_dir)
+}
+
+fn local(spec: &SourceSpec, files: Vec<PathBuf>, is_folder: bool) -> Result<(Vec<SourceFile>, Format), SourceError> {
+    let known = if is_folder { None } else { spec.format };
+    let format = match common_format(files.iter().map(PathBuf::as_path), known, &spec.path) {
+        // A folder's files are those of the named format already, or show none.
+        Err(SourceError::UnknownFormat { .. }) if spec.format.is_some() => spec.format.expect("just seen"),
+        format => spec.format.map_or(format, Ok)?,
+    };
+    let with_size = |path: PathBuf| {
+        let size = fs::metadata(&path).map_err(|reason| SourceError::Open { path: path.clone(), reason })?.len();
+        Ok(SourceFile::Local { path, size })
+    };
+    Ok((files.into_iter().map(with_size).collect::<Result<_, _>>()?, format))
+}
+
+/// The one format of all files. Errors: a name shows none; names show several.
+pub(super) fn common_format<'a>(
+    files: impl Iterator<Item = &'a Path>,
+    named: Option<Format>,
+    place: &str,
+) -> Result<Format, SourceError> {
+    if let Some(format) = named {
+        return Ok(format);
+    }
+    let mut counts: BTreeMap<Format, usize> = BTreeMap::new();
+    for path in files {
+        let format = Format::of_name(path).ok_or_else(|| SourceError::UnknownFormat { path: path.to_owned() })?;
+        *counts.entry(format).or_default() += 1;
+    }
+    match counts.len() {
+        1 => Ok(*counts.keys().next().expect("one key")),
+        _ => {
+            let formats: Vec<String> = counts.iter().map(|(format, count)| format!("{format}: {count}")).collect();
+            let place = place.trim_end_matches('/').to_owned();
+            Err(SourceError::MixedFormats { place, formats: formats.join(", ") })
+        }
+    }
+}
+
+/// The files that a pattern matches, if the path is one. Error: nothing matches.
+fn matches_of(pattern: &str) -> Result<Option<Vec<PathBuf>>, SourceError> {
+    if !pattern.contains(['*', '?', '[']) {
+        return Ok(None);
+    }
+    let no_match = |hint| SourceError::NoMatch { pattern: pattern.to_owned(), hint };
+    let found = glob::glob(pattern).map_err(|reason| no_match(format!("it is not a pattern: {reason}")))?;
+    let mut files = Vec::new();
+    for path in found {
+        let path = path.map_err(|error| {
+            let path = error.path().to_owned();
+            SourceError::Open { path, reason: error.into() }
+        })?;
+        if path.is_file() {
+            files.push(path);
+        }
+    }
+    if files.is_empty() {
+        // The longest beginning that is no pattern and is there.
+        let plain = pattern.split(['*', '?', '[']).next().unwrap_or_default();
+        return Err(no_match(beside(&Path::new(plain).join("*"))));
+    }
+    files.sort();
+    Ok(Some(files))
+}
+
+/// What lies in the folder of a path that is not there, for messages.
+fn beside(path: &Path) -> String {
+    const SHOWN: usize = 8;
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let Ok(entries) = fs::read_dir(folder) else {
+        return format!("there is no folder {}", folder.display());
+    };
+    let mut names: Vec<String> = entries
+        .take(10_000)
+        .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+        .filter(|name| !name.starts_with('.'))
+        .collect();
+    names.sort();
+    let more = names.len().saturating_sub(SHOWN);
+    names.truncate(SHOWN);
+    match (names.is_empty(), more) {
+        (true, _) => format!("the folder {} is empty", folder.display()),
+        (false, 0) => format!("the folder {} holds {}", folder.display(), names.join(", ")),
+        (false, more) => format!("the folder {} holds {} and {more} more", folder.display(), names.join(", ")),
+    }
+}
+
+/// The data files of a folder: those that `datasets.save_to_disk` lists, or all inside, by name and split.
+fn files_of_folder(spec: &SourceSpec, folder: &Path) -> Result<Vec<PathBuf>, SourceError> {
+    let place = spec.path.trim_end_matches('/').to_owned();
+    if let Some(saved) = saved_splits(folder)? {
+        let asked = spec.split.clone().unwrap_or_else(|| "train".to_owned());
+        if !saved.contains(&asked) {
+            let hint = format!("it has {}; name one with split = \"...\"", saved.join(", "));
+            return Err(SourceError::NoSuchPart { place, what: "split", asked, hint });
+        }
+        return saved_files(&folder.join(asked))?.ok_or_else(|| no_data(&place, folder));
+    }
+    if let Some(files) = saved_files(folder)? {
+        return Ok(files);
+    }
+    let mut found = Vec::new();
+    walk(folder, String::new(), 0, &mut found)?;
+    found.sort();
+    let formatted = |path: &String| Format::of_name(Path::new(path));
+    found = match spec.format {
+        Some(format) if found.iter().any(|path| formatted(path) == Some(format)) => {
+            found.into_iter().filter(|path| formatted(path) == Some(format)).collect()
+        }
+        Some(_) => found,
+        None => found.into_iter().filter(|path| formatted(path).is_some()).collect(),
+    };
+    found = splits::of_config(found, spec.config.as_deref(), &place)?;
+    if found.is_empty() {
+        return Err(no_data(&place, folder));
+    }
+    let known = splits::splits_of(found.iter().map(String::as_str));
+    if spec.split.is_some() {
+        found = splits::of_split(found, spec.split.as_deref(), &place)?;
+    } else if known.len() > 1 {
+        // Reading all would train on what is kept for testing.
+        let (asked, hint) = (String::new(), format!("choose one of {} with split = \"...\"", known.join(", ")));
+        return Err(SourceError::NoSuchPart { place, what: "single split", asked, hint });
+    }
+    Ok(found.into_iter().map(|path| folder.join(path)).collect())
+}
+
+fn no_data(place: &str, folder: &Path) -> SourceError {
+    SourceError::NoDataFiles { place: place.to_owned(), hint: beside(&folder.join("*")) }
+}
+
+/// All files below a folder as paths with `/`, but hidden ones and those that describe data.
+fn walk(folder: &Path, prefix: String, depth: usize, found: &mut Vec<String>) -> Result<(), SourceError> {
+    if depth > MAX_DEPTH {
+        return Ok(());
+    }
+    let refused = |reason| SourceError::Open { path: folder.to_owned(), reason };
+    for entry in fs::read_dir(folder).map_err(refused)? {
+        let entry = entry.map_err(refused)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with('.') || NOT_DATA.contains(&name.as_str()) || name.to_ascii_uppercase().contains("README") {
+            continue;
+        }
+        let path = entry.path();
+        if path.is_dir() {
+            walk(&path, format!("{prefix}{name}/"), depth + 1, found)?;
+        } else if path.is_file() {
+            found.push(format!("{prefix}{name}"));
+        }
+    }
+    Ok(())
+}
+
+fn json_in(folder: &Path, name: &str) -> Result<Option<Json>, SourceError> {
+    let path = folder.join(name);
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let text = fs::read(&path).map_err(|reason| SourceError::Open { path, reason })?;
+    Ok(serde_json::from_slice(&text).ok())
+}
+
+/// The splits of a saved `DatasetDict`.
+fn saved_splits(folder: &Path) -> Result<Option<Vec<String>>, SourceError> {
+    let Some(json) = json_in(folder, "dataset_dict.json")? else { return Ok(None) };
+    let names = json["splits"].as_array().map(|names| names.iter().filter_map(Json::as_str).map(str::to_owned));
+    // The names become folders: none may lead elsewhere.
+    Ok(names.map(|names| names.filter(|name| !name.contains(['/', '\\']) && name != "..").collect()))
+}
+
+/// The files of a saved `Dataset`, in the order of its rows.
+fn saved_files(folder: &Path) -> Result<Option<Vec<PathBuf>>, SourceError> {
+    let Some(json) = json_in(folder, "state.json")? else { return Ok(None) };
+    let Some(files) = json["_data_files"].as_array() else { return Ok(None) };
+    let names = files.iter().filter_map(|file| file["filename"].as_str());
+    let names = names.filter(|name| !name.contains(['/', '\\']) && *name != "..");
+    let files: Vec<PathBuf> = names.map(|name| folder.join(name)).collect();
+    Ok((!files.is_empty()).then_some(files))
+}

@@ -1,0 +1,164 @@
+//! The formats of data files, and what the name of a file says about its format.
+//!
+//! Gives up guessing from content: the first bytes only catch a wrong name, they never choose a format.
+
+use std::fmt::{Display, Formatter, Result as FormatResult};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+/// How the rows stand in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Format {
+    /// Apache Parquet, one row a record.
+    Parquet,
+    /// Apache Arrow IPC, file or stream (also Feather version 2, and what `datasets.save_to_disk` writes).
+    Arrow,
+    /// A JSON object a line. Blank lines are skipped.
+    Jsonl,
+    /// A JSON list of objects, or an object with one such list (`field` names it), or lines as in [`Format::Jsonl`],
+    /// which many files called `.json` hold.
+    Json,
+    /// Comma-separated values with a header row; every value is a string.
+    Csv,
+    /// As [`Format::Csv`], separated by tabs.
+    Tsv,
+    /// Plain text: records `{"text": ...}`, cut as [`TextUnit`] says.
+    Text,
+}
+
+/// How a file is packed as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compression {
+    /// Not at all.
+    None,
+    /// gzip (RFC 1952), one member or several.
+    Gzip,
+    /// Zstandard (RFC 8878), one frame or several, windows up to 128 MiB.
+    Zstandard,
+}
+
+/// What is one document of a text file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TextUnit {
+    /// The whole file.
+    #[default]
+    File,
+    /// Each line that is not blank.
+    Line,
+}
+
+const ENDINGS: [(&str, Format); 13] = [
+    ("parquet", Format::Parquet),
+    ("pq", Format::Parquet),
+    ("arrow", Format::Arrow),
+    ("feather", Format::Arrow),
+    ("ipc", Format::Arrow),
+    ("jsonl", Format::Jsonl),
+    ("ndjson", Format::Jsonl),
+    ("json", Format::Json),
+    ("csv", Format::Csv),
+    ("tsv", Format::Tsv),
+    ("txt", Format::Text),
+    ("text", Format::Text),
+    ("md", Format::Text),
+];
+const PACKED_ENDINGS: [(&str, Compression); 4] = [
+    ("gz", Compression::Gzip),
+    ("gzip", Compression::Gzip),
+    ("zst", Compression::Zstandard),
+    ("zstd", Compression::Zstandard),
+];
+
+/// The endings that name a format, for messages.
+pub(super) fn known_endings() -> String {
+    let list = |endings: Vec<&str>| endings.iter().map(|end| format!(".{end}")).collect::<Vec<_>>().join(", ");
+    let packed = list(PACKED_ENDINGS.iter().map(|(end, _)| *end).collect());
+    format!("{} (then also {packed})", list(ENDINGS.iter().map(|(end, _)| *end).collect()))
+}
+
+/// The name without the ending of its compression, and the compression.
+fn unpacked_name(path: &Path) -> (String, Compression) {
+    let name = path.file_name().map(|name| name.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
+    for (end, compression) in PACKED_ENDINGS {
+        if let Some(rest) = name.strip_suffix(end).and_then(|rest| rest.strip_suffix('.')) {
+            return (rest.to_owned(), compression);
+        }
+    }
+    (name, Compression::None)
+}
+
+impl Compression {
+    /// What the name of a file says.
+    pub fn of_name(path: &Path) -> Self {
+        unpacked_name(path).1
+    }
+}
+
+impl Format {
+    /// What the name of a file says, with or without an ending of its compression.
+    pub fn of_name(path: &Path) -> Option<Self> {
+        let (name, _) = unpacked_name(path);
+        let (_, end) = name.rsplit_once('.')?;
+        ENDINGS.iter().find(|(known, _)| *known == end).map(|(_, format)| *format)
+    }
+
+    /// The name as recipes write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Parquet => "parquet",
+            Self::Arrow => "arrow",
+            Self::Jsonl => "jsonl",
+            Self::Json => "json",
+            Self::Csv => "csv",
+            Self::Tsv => "tsv",
+            Self::Text => "text",
+        }
+    }
+}
+
+impl Display for Format {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> FormatResult {
+        formatter.write_str(self.name())
+    }
+}
+
+/// What a file is that begins with these bytes, if that is no text; and what to do about it.
+pub(super) fn magic(start: &[u8]) -> Option<(&'static str, &'static str)> {
+    const NAME_PARQUET: &str = "Name it with format = \"parquet\"";
+    const NAME_ARROW: &str = "Name it with format = \"arrow\"";
+    const GIVE_ENDING: &str = "Give the file's name the ending of its compression, like .jsonl.gz or .jsonl.zst";
+    const UNPACK: &str = "Unpack it first, or pack it as .gz or .zst";
+    const LFS: &str = "Get the file itself with `git lfs pull`";
+    const SIGNATURES: [(&[u8], &str, &str); 9] = [
+        (b"PAR1", "a Parquet file", NAME_PARQUET),
+        (b"ARROW1", "an Arrow file", NAME_ARROW),
+        (b"\xff\xff\xff\xff", "an Arrow stream", NAME_ARROW),
+        (b"\x1f\x8b", "packed with gzip", GIVE_ENDING),
+        (b"\x28\xb5\x2f\xfd", "packed with Zstandard", GIVE_ENDING),
+        (b"PK\x03\x04", "a ZIP archive", UNPACK),
+        (b"\xfd7zXZ", "packed with xz", UNPACK),
+        (b"BZh91AY&SY", "packed with bzip2", UNPACK),
+        (b"version https://git-lfs", "a Git LFS pointer, not the data", LFS),
+    ];
+    SIGNATURES.iter().find(|(bytes, _, _)| start.starts_with(bytes)).map(|(_, found, hint)| (*found, *hint))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_show_format_and_compression() {
+        let shown = |name: &str| (Format::of_name(Path::new(name)), Compression::of_name(Path::new(name)));
+        assert_eq!(shown("a/b.JSONL"), (Some(Format::Jsonl), Compression::None));
+        assert_eq!(shown("b.json.gz"), (Some(Format::Json), Compression::Gzip));
+        assert_eq!(shown("train-00000-of-00002.parquet"), (Some(Format::Parquet), Compression::None));
+        assert_eq!(shown("x.csv.zst"), (Some(Format::Csv), Compression::Zstandard));
+        assert_eq!(shown("jsonl"), (None, Compression::None));
+        assert_eq!(shown("rows.gz"), (None, Compression::Gzip));
+        assert_eq!(shown("model.safetensors"), (None, Compression::None));
+    }
+}

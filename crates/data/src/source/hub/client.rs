@@ -1,0 +1,200 @@
+//! The few requests to the Hub: a dataset's listing, and a file's content.
+//!
+//! Redirects are followed here, because the token may go to the Hub only and the content's name (its ETag) stands in
+//! the Hub's own answer, not in that of the storage it sends us to. Gives up parallel downloads of one file.
+
+use std::io::Read;
+use std::sync::{Arc, LazyLock};
+use std::thread::sleep;
+use std::time::Duration;
+
+use serde_json::Value as Json;
+use ureq::http::Response;
+use ureq::tls::{RootCerts, TlsConfig};
+use ureq::{Agent, Body};
+
+use super::super::error::SourceError;
+use super::{HubId, HubSettings};
+
+const MAX_LISTING_BYTES: u64 = 256 << 20;
+const MAX_REDIRECTS: usize = 10;
+const ATTEMPTS: u32 = 5;
+const RETRY: &str = "Try again, or work from the cache with HF_HUB_OFFLINE=1";
+
+/// One pool of connections for all.
+static AGENT: LazyLock<Agent> = LazyLock::new(|| {
+    let tls = TlsConfig::builder()
+        .root_certs(RootCerts::PlatformVerifier)
+        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .build();
+    Agent::config_builder()
+        .tls_config(tls)
+        .max_redirects(0)
+        .http_status_as_error(false)
+        .timeout_connect(Some(Duration::from_secs(20)))
+        .timeout_per_read(Some(Duration::from_secs(60)))
+        .user_agent(concat!("firebrick/", env!("CARGO_PKG_VERSION")))
+        .build()
+        .new_agent()
+});
+
+/// What the Hub says about a file before it is fetched, and the open connection.
+pub(super) struct Content {
+    /// Name of the content.
+    pub(super) etag: String,
+    /// Size of the whole file, if it was said.
+    pub(super) size: Option<u64>,
+    /// Where the bytes begin that come now: 0, or where it was asked to go on.
+    pub(super) begins_at: u64,
+    /// The bytes.
+    pub(super) body: Box<dyn Read + Send>,
+}
+
+/// Asks for the listing of a dataset.
+pub(super) fn listing(settings: &HubSettings, id: &HubId) -> Result<Json, SourceError> {
+    let revision = encode(&id.revision, false);
+    let url = format!("{}/api/datasets/{}/revision/{revision}?blobs=true", settings.endpoint, id.name);
+    let mut response = get(settings, &url, 0, &id.to_string())?.0;
+    let failed = |reason: String| failed(&url, reason);
+    let mut text = Vec::new();
+    let read = response.body_mut().as_reader().take(MAX_LISTING_BYTES + 1).read_to_end(&mut text);
+    read.map_err(|error| failed(error.to_string()))?;
+    if text.len() as u64 > MAX_LISTING_BYTES {
+        return Err(failed("the listing is larger than 256 MiB".to_owned()));
+    }
+    serde_json::from_slice(&text).map_err(|error| failed(format!("the answer is not JSON: {error}")))
+}
+
+/// Asks for a file's content from byte `begin` on.
+pub(super) fn content(
+    settings: &HubSettings,
+    name: &str,
+    commit: &str,
+    path: &str,
+    begin: u64,
+) -> Result<Content, SourceError> {
+    let url = format!("{}/datasets/{name}/resolve/{commit}/{}", settings.endpoint, encode(path, true));
+    let (response, etag) = get(settings, &url, begin, name)?;
+    let etag = etag.filter(|etag| is_name(etag)).ok_or_else(|| failed(&url, "the answer has no ETag".to_owned()))?;
+    let header = |name: &str| response.headers().get(name)?.to_str().ok();
+    let begins_at = if response.status().as_u16() == 206 { begin } else { 0 };
+    // "bytes 100-199/200"
+    let whole = header("content-range").and_then(|range| range.rsplit_once('/')?.1.parse().ok());
+    let length: Option<u64> = header("content-length").and_then(|length| length.parse().ok());
+    let size = whole.or_else(|| length.map(|length| length + begins_at));
+    Ok(Content { etag, size, begins_at, body: Box::new(response.into_body().into_reader()) })
+}
+
+/// A GET with the token, repeated where it may help, redirects followed; also the ETag that the Hub itself said.
+fn get(
+    settings: &HubSettings,
+    url: &str,
+    begin: u64,
+    what: &str,
+) -> Result<(Response<Body>, Option<String>), SourceError> {
+    let mut attempt = 1;
+    loop {
+        let error = match follow(settings, url, begin) {
+            Ok((response, etag)) => match response.status().as_u16() {
+                200 | 206 => return Ok((response, etag)),
+                status @ (429 | 500..=599) => failed(url, format!("the server answered {status}")),
+                _ => return Err(refused(settings, url, &response, what)),
+            },
+            Err(reason) => failed(url, reason),
+        };
+        if attempt == ATTEMPTS {
+            return Err(error);
+        }
+        // 0.2, 0.4, 0.8, 1.6 seconds.
+        sleep(Duration::from_millis(100 << attempt));
+        attempt += 1;
+    }
+}
+
+fn follow(settings: &HubSettings, url: &str, begin: u64) -> Result<(Response<Body>, Option<String>), String> {
+    let (mut url, mut etag) = (url.to_owned(), None);
+    for _ in 0..=MAX_REDIRECTS {
+        let is_hub = origin(&url) == origin(&settings.endpoint);
+        let mut request = AGENT.get(&url).header("accept-encoding", "identity");
+        if let (Some(token), true) = (&settings.token, is_hub) {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        if begin > 0 {
+            request = request.header("range", format!("bytes={begin}-"));
+        }
+        let response = request.call().map_err(|error| error.to_string())?;
+        let header = |name: &str| response.headers().get(name)?.to_str().ok().map(str::to_owned);
+        if is_hub {
+            let said = header("x-linked-etag").or_else(|| header("etag"));
+            etag = said.map(|said| said.trim_start_matches("W/").trim_matches('"').to_owned()).or(etag);
+        }
+        if !response.status().is_redirection() {
+            return Ok((response, etag));
+        }
+        let target = header("location").ok_or("a redirect without a target")?;
+        url = if target.starts_with('/') { format!("{}{target}", origin(&url)) } else { target };
+        if !url.starts_with("https://") && !url.starts_with(origin(&settings.endpoint)) {
+            return Err(format!("redirected to {url}, which is not encrypted"));
+        }
+    }
+    Err("too many redirects".to_owned())
+}
+
+/// Scheme, host and port.
+fn origin(url: &str) -> &str {
+    let start = url.find("://").map_or(0, |at| at + 3);
+    url[start..].find(['/', '?', '#']).map_or(url, |end| &url[..start + end])
+}
+
+fn refused(settings: &HubSettings, url: &str, response: &Response<Body>, what: &str) -> SourceError {
+    let code = response.headers().get("x-error-code").and_then(|code| code.to_str().ok()).unwrap_or_default();
+    let has_token = settings.token.is_some();
+    let page = format!("{}/datasets/{}", settings.endpoint, what.split('@').next().unwrap_or(what));
+    let hint = match (response.status().as_u16(), code) {
+        (_, "GatedRepo") if has_token => {
+            format!("it is gated: ask for access at {page} with the account of your token")
+        }
+        (_, "GatedRepo") => {
+            format!(
+                "it is gated: ask for access at {page}, then put a token into HF_TOKEN or log in with `hf auth login`"
+            )
+        }
+        (_, "RevisionNotFound") => "there is no such branch, tag or commit; leave the revision out for main".to_owned(),
+        (_, "EntryNotFound") => "the file is gone from that commit".to_owned(),
+        (401 | 403 | 404, _) if has_token => {
+            "the name is misspelt (and no local path), or it is private and your token \
+                                              may not read it"
+                .to_owned()
+        }
+        (401 | 403 | 404, _) => {
+            "the name is misspelt (and no local path), or it is private: put a token that may read \
+                                 it into HF_TOKEN, or log in with `hf auth login`"
+                .to_owned()
+        }
+        (status, code) => return failed(url, format!("the server answered {status} {code}")),
+    };
+    SourceError::HubRefused { endpoint: settings.endpoint.clone(), id: what.to_owned(), hint }
+}
+
+/// The error of a request that did not get through.
+pub(super) fn failed(url: &str, reason: String) -> SourceError {
+    SourceError::HubFailed { url: url.to_owned(), reason, hint: RETRY.to_owned() }
+}
+
+/// Whether an ETag can be the name of a file.
+fn is_name(etag: &str) -> bool {
+    (1..=128).contains(&etag.len()) && etag.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+}
+
+/// Percent-encodes a part of an address; slashes too unless it is a path.
+fn encode(text: &str, is_path: bool) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for &byte in text.as_bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => encoded.push(char::from(byte)),
+            b'/' if is_path => encoded.push('/'),
+            _ => encoded.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    encoded
+}

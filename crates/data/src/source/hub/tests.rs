@@ -1,0 +1,410 @@
+//! The Hub, imitated on this machine: only the answers that are used, as huggingface.co gives them.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value as Json, json};
+use tempfile::TempDir;
+
+use super::super::{ContentKeys, Record, SourceError, SourceSpec};
+use super::*;
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// What was asked: the target, and the lines of the head in small letters.
+struct Asked {
+    target: String,
+    head: String,
+}
+
+struct Answer {
+    status: u16,
+    head: Vec<(&'static str, String)>,
+    body: Vec<u8>,
+    /// So many bytes of the body are sent, then the connection ends.
+    sent: usize,
+}
+
+impl Answer {
+    fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
+        let body = body.into();
+        Self { status, head: Vec::new(), sent: body.len(), body }
+    }
+
+    fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.head.push((name, value.into()));
+        self
+    }
+}
+
+/// A server that answers with a function, and what it was asked.
+struct Server {
+    address: String,
+    log: Arc<Mutex<Vec<Asked>>>,
+}
+
+impl Server {
+    fn new(answer: impl Fn(&Asked) -> Answer + Send + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let written = Arc::clone(&log);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                // A client that goes away early is none of the server's business.
+                let _ = serve(stream, &answer, &written);
+            }
+        });
+        Self { address, log }
+    }
+
+    fn targets(&self) -> Vec<String> {
+        self.log.lock().unwrap().iter().map(|asked| asked.target.clone()).collect()
+    }
+}
+
+fn serve(mut stream: TcpStream, answer: &impl Fn(&Asked) -> Answer, log: &Mutex<Vec<Asked>>) -> std::io::Result<()> {
+    let mut head = String::new();
+    let mut reader = BufReader::new(stream.try_clone()?);
+    while !head.ends_with("\r\n\r\n") {
+        if reader.read_line(&mut head)? == 0 {
+            return Ok(());
+        }
+    }
+    let target = head.split(' ').nth(1).unwrap().to_owned();
+    let asked = Asked { target, head: head.to_ascii_lowercase() };
+    let answer = answer(&asked);
+    log.lock().unwrap().push(asked);
+    write!(stream, "HTTP/1.1 {} X\r\ncontent-length: {}\r\nconnection: close\r\n", answer.status, answer.body.len())?;
+    for (name, value) in answer.head {
+        write!(stream, "{name}: {value}\r\n")?;
+    }
+    stream.write_all(b"\r\n")?;
+    stream.write_all(&answer.body[..answer.sent])
+}
+
+/// A dataset of these files, with these configurations on its card.
+fn dataset(files: &[(&str, &str)], configs: Json) -> impl Fn(&Asked) -> Answer + Send + use<> {
+    let files: Vec<(String, String)> = files.iter().map(|&(path, text)| (path.to_owned(), text.to_owned())).collect();
+    move |asked| {
+        if asked.target.starts_with("/api/datasets/owner/name/revision/") {
+            let sibling = |(path, text): &(String, String)| json!({ "rfilename": path, "size": text.len() });
+            let siblings: Vec<Json> = files.iter().map(sibling).collect();
+            let card = json!({ "configs": configs });
+            let listing = json!({ "id": "owner/name", "sha": COMMIT, "siblings": siblings, "cardData": card });
+            return Answer::new(200, listing.to_string());
+        }
+        let path = asked.target.strip_prefix(&format!("/datasets/owner/name/resolve/{COMMIT}/"));
+        match files.iter().find(|(known, _)| Some(known.as_str()) == path) {
+            Some((path, text)) => ranged(asked, text).with("etag", format!("\"{}\"", etag(path))),
+            None => Answer::new(404, "").with("x-error-code", "RepoNotFound"),
+        }
+    }
+}
+
+/// The text from where it is asked on.
+fn ranged(asked: &Asked, text: &str) -> Answer {
+    let begin =
+        asked.head.split("range: bytes=").nth(1).and_then(|range| range.split('-').next()?.parse::<usize>().ok());
+    match begin {
+        None => Answer::new(200, text),
+        Some(begin) => {
+            let range = format!("bytes {begin}-{}/{}", text.len() - 1, text.len());
+            Answer::new(206, &text[begin..]).with("content-range", range)
+        }
+    }
+}
+
+fn etag(path: &str) -> String {
+    format!("{:064x}", xxhash_rust::xxh3::xxh3_128(path.as_bytes()))
+}
+
+struct Client {
+    cache: TempDir,
+    settings: HubSettings,
+}
+
+impl Client {
+    fn new(server: &Server) -> Self {
+        let cache = tempfile::tempdir().unwrap();
+        let (endpoint, path) = (server.address.clone(), cache.path().to_owned());
+        Self { cache, settings: HubSettings { endpoint, cache: path, token: None, is_offline: false } }
+    }
+
+    fn offline(mut self) -> Self {
+        self.settings.is_offline = true;
+        self
+    }
+
+    fn hub(&self) -> Hub {
+        Hub::new(self.settings.clone())
+    }
+
+    fn read(&self, spec: &SourceSpec) -> Result<Vec<Record>, SourceError> {
+        spec.resolve(&self.hub())?.records().collect()
+    }
+
+    fn texts(&self, spec: &SourceSpec) -> Vec<String> {
+        let records = self.read(spec).unwrap_or_else(|error| panic!("{error}"));
+        records.iter().map(|record| record.fields["text"].as_str().unwrap().to_owned()).collect()
+    }
+
+    fn error(&self, spec: &SourceSpec) -> String {
+        self.read(spec).expect_err("must be refused").to_string()
+    }
+
+    fn repository(&self) -> std::path::PathBuf {
+        self.cache.path().join("datasets--owner--name")
+    }
+}
+
+fn spec() -> SourceSpec {
+    SourceSpec::new("owner/name")
+}
+
+fn split(name: &str) -> SourceSpec {
+    SourceSpec { split: Some(name.to_owned()), ..spec() }
+}
+
+fn row(text: &str) -> String {
+    format!("{{\"text\":\"{text}\"}}\n")
+}
+
+fn two_splits() -> Vec<(&'static str, &'static str)> {
+    vec![
+        ("README.md", "---\n"),
+        ("data/train-00001-of-00002.jsonl", "{\"text\":\"b\"}\n"),
+        ("data/train-00000-of-00002.jsonl", "{\"text\":\"a\"}\n"),
+        ("data/test-00000-of-00001.jsonl", "{\"text\":\"c\"}\n"),
+        ("train.csv", "text\nnot this\n"),
+    ]
+}
+
+#[test]
+fn a_dataset_is_fetched_by_split_into_the_layout_of_huggingface_hub() {
+    let server = Server::new(dataset(&two_splits(), Json::Null));
+    let client = Client::new(&server);
+    assert_eq!(client.texts(&spec()), ["a", "b"]);
+    assert_eq!(client.texts(&split("test")), ["c"]);
+    let error = client.error(&split("validation"));
+    assert!(error.contains("owner/name") && error.contains("test, train"), "{error}");
+
+    let repository = client.repository();
+    assert_eq!(fs::read_to_string(repository.join("refs/main")).unwrap(), COMMIT);
+    let file = repository.join("snapshots").join(COMMIT).join("data/train-00000-of-00002.jsonl");
+    assert_eq!(fs::read_to_string(&file).unwrap(), row("a"));
+    let blob = repository.join("blobs").join(etag("data/train-00000-of-00002.jsonl"));
+    assert_eq!(fs::read_to_string(&blob).unwrap(), row("a"));
+    if cfg!(unix) {
+        assert_eq!(fs::canonicalize(&file).unwrap(), fs::canonicalize(&blob).unwrap());
+        assert!(fs::read_link(&file).unwrap().starts_with("../../../blobs"));
+    }
+    // What is there is not fetched again; only the listing is asked for.
+    let before = server.targets().len();
+    client.texts(&spec());
+    assert_eq!(server.targets().len(), before + 1);
+}
+
+#[test]
+fn offline_reads_what_was_fetched_and_says_what_was_not() {
+    let server = Server::new(dataset(&two_splits(), Json::Null));
+    let client = Client::new(&server);
+    client.texts(&spec());
+    let client = client.offline();
+    let before = server.targets().len();
+    assert_eq!(client.texts(&spec()), ["a", "b"]);
+    assert_eq!(client.texts(&SourceSpec { revision: Some(COMMIT.to_owned()), ..spec() }), ["a", "b"]);
+    let error = client.error(&split("test"));
+    assert!(error.contains("not in the cache") && error.contains("HF_HUB_OFFLINE"), "{error}");
+    assert!(client.error(&SourceSpec::new("owner/other")).contains("owner/other is not in the cache"));
+    assert!(client.error(&SourceSpec::new("owner/name@dev")).contains("owner/name@dev is not in the cache"));
+    assert_eq!(server.targets().len(), before);
+}
+
+#[test]
+fn offline_reads_a_cache_that_python_filled() {
+    let server = Server::new(|_| panic!("offline must not ask"));
+    let client = Client::new(&server).offline();
+    let snapshot = client.repository().join("snapshots").join(COMMIT);
+    fs::create_dir_all(snapshot.join("data")).unwrap();
+    fs::create_dir_all(client.repository().join("refs")).unwrap();
+    fs::write(client.repository().join("refs/main"), COMMIT).unwrap();
+    fs::write(snapshot.join("data/train-00000-of-00001.jsonl"), row("a")).unwrap();
+    fs::write(snapshot.join("README.md"), "---").unwrap();
+    assert_eq!(client.texts(&spec()), ["a"]);
+}
+
+#[test]
+fn the_configurations_of_the_card_decide() {
+    let configs = json!([
+        { "config_name": "en", "data_files": [
+            { "split": "train", "path": ["x/*.jsonl"] }, { "split": "held_out", "path": "y/1.jsonl" },
+        ] },
+        { "config_name": "de", "data_files": "z/**" },
+    ]);
+    let rows = ["a", "b", "c", "d"].map(row);
+    let files =
+        [("x/1.jsonl", &rows[0]), ("x/deep/2.jsonl", &rows[1]), ("y/1.jsonl", &rows[2]), ("z/q/1.jsonl", &rows[3])];
+    let server = Server::new(dataset(&files.map(|(path, text)| (path, text.as_str())), configs));
+    let client = Client::new(&server);
+    let of = |config: &str, split: Option<&str>| SourceSpec {
+        config: Some(config.to_owned()),
+        split: split.map(str::to_owned),
+        ..spec()
+    };
+    assert_eq!(client.texts(&of("en", None)), ["a"]);
+    assert_eq!(client.texts(&of("en", Some("held_out"))), ["c"]);
+    assert_eq!(client.texts(&of("de", None)), ["d"]);
+    for (bad, said) in [(spec(), "en, de"), (of("fr", None), "en, de"), (of("en", Some("test")), "held_out, train")] {
+        let error = client.error(&bad);
+        assert!(error.contains(said), "{error}");
+    }
+    // Offline the same configurations hold.
+    assert_eq!(client.offline().texts(&of("en", Some("held_out"))), ["c"]);
+}
+
+#[test]
+fn a_private_dataset_needs_a_token_which_goes_to_the_hub_alone() {
+    let storage = Server::new(|asked| {
+        assert!(!asked.head.contains("authorization"), "the token went to the storage");
+        Answer::new(200, row("a")).with("etag", "\"of-the-storage\"")
+    });
+    let target = format!("{}/storage?signed=1", storage.address);
+    let open = dataset(&[("train.jsonl", "")], Json::Null);
+    let server = Server::new(move |asked| {
+        if !asked.head.contains("authorization: bearer secret") {
+            return Answer::new(401, "").with("x-error-code", "RepoNotFound");
+        }
+        if asked.target.starts_with("/api") {
+            return open(asked);
+        }
+        Answer::new(302, "").with("location", target.clone()).with("x-linked-etag", format!("\"{}\"", etag("linked")))
+    });
+    let mut client = Client::new(&server);
+    let error = client.error(&spec());
+    assert!(error.contains("HF_TOKEN") && error.contains("private"), "{error}");
+    client.settings.token = Some("secret".to_owned());
+    // The storage of the test is another port, which is another origin, and not encrypted: refused as such ...
+    let error = client.error(&spec());
+    assert!(error.contains("not encrypted"), "{error}");
+    assert!(storage.targets().is_empty());
+}
+
+#[test]
+fn a_redirect_inside_the_hub_is_followed_with_the_token_and_keeps_its_name() {
+    let open = dataset(&[("train.jsonl", "{\"text\":\"a\"}\n")], Json::Null);
+    let server = Server::new(move |asked| {
+        assert!(asked.head.contains("authorization: bearer secret"));
+        if asked.target.contains("/resolve/") {
+            let linked = format!("\"{}\"", etag("linked"));
+            return Answer::new(302, "").with("location", "/elsewhere").with("x-linked-etag", linked);
+        }
+        if asked.target == "/elsewhere" { Answer::new(200, row("a")) } else { open(asked) }
+    });
+    let mut client = Client::new(&server);
+    client.settings.token = Some("secret".to_owned());
+    assert_eq!(client.texts(&spec()), ["a"]);
+    assert!(client.repository().join("blobs").join(etag("linked")).is_file());
+}
+
+#[test]
+fn errors_of_the_hub_say_what_to_do() {
+    let answers = [
+        (404, "RepoNotFound", "misspelt"),
+        (404, "RevisionNotFound", "no such branch"),
+        (403, "GatedRepo", "ask for access at"),
+    ];
+    for (status, code, said) in answers {
+        let server = Server::new(move |_| Answer::new(status, "").with("x-error-code", code));
+        let error = Client::new(&server).error(&SourceSpec::new("owner/name@dev"));
+        assert!(error.contains(said) && error.contains("owner/name@dev"), "{error}");
+    }
+    let server = Server::new(dataset(&[("name.py", ""), ("x.bin", "")], Json::Null));
+    let error = Client::new(&server).error(&spec());
+    assert!(error.contains("name.py") && error.contains("refs/convert/parquet"), "{error}");
+}
+
+#[test]
+fn a_server_that_fails_is_asked_again_and_a_broken_download_goes_on_where_it_broke() {
+    let text: String = (0..2000).map(|index| row(&format!("row {index}"))).collect();
+    let whole = dataset(&[("train.jsonl", &text)], Json::Null);
+    let count = Mutex::new(0);
+    let server = Server::new(move |asked| {
+        let mut count = count.lock().unwrap();
+        *count += 1;
+        let mut answer = whole(asked);
+        match *count {
+            1 => return Answer::new(503, ""),
+            // The file breaks off twice.
+            3 => answer.sent = 10_000,
+            4 => answer.sent = 100,
+            _ => {}
+        }
+        answer
+    });
+    let client = Client::new(&server);
+    assert_eq!(client.texts(&spec()).len(), 2000);
+    let file = client.repository().join("snapshots").join(COMMIT).join("train.jsonl");
+    assert_eq!(fs::read_to_string(file).unwrap(), text);
+    let ranges: Vec<bool> =
+        server.log.lock().unwrap().iter().map(|asked| asked.head.contains("range: bytes=")).collect();
+    assert_eq!(ranges, [false, false, false, true, true]);
+    assert!(blobs_of(&client.repository()).iter().all(|name| !name.ends_with("incomplete")));
+}
+
+fn blobs_of(repository: &Path) -> Vec<String> {
+    let entries = fs::read_dir(repository.join("blobs")).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn a_limit_fetches_only_the_files_it_needs() {
+    let server = Server::new(dataset(&two_splits(), Json::Null));
+    let client = Client::new(&server);
+    assert_eq!(client.texts(&SourceSpec { limit: Some(1), ..spec() }), ["a"]);
+    assert_eq!(server.targets().len(), 2);
+    assert_eq!(client.offline().texts(&SourceSpec { limit: Some(1), ..spec() }), ["a"]);
+}
+
+#[test]
+fn two_that_fetch_at_once_both_succeed() {
+    let text: String = (0..20_000).map(|index| row(&index.to_string())).collect();
+    let server = Server::new(dataset(&[("train.jsonl", &text)], Json::Null));
+    let client = Client::new(&server);
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..4).map(|_| scope.spawn(|| client.texts(&spec()).len())).collect();
+        readers.into_iter().for_each(|reader| assert_eq!(reader.join().unwrap(), 20_000));
+    });
+    assert_eq!(blobs_of(&client.repository()), [etag("train.jsonl")]);
+}
+
+#[test]
+fn paths_that_lead_out_of_the_cache_are_not_fetched() {
+    let files = [("../../evil-train.jsonl", "x"), ("/etc/train.jsonl", "x"), ("data/../../train.jsonl", "x")];
+    let server = Server::new(dataset(&files, Json::Null));
+    let client = Client::new(&server);
+    assert!(client.error(&spec()).contains("no data files"));
+    assert!(HubId::parse("../name", None).is_none() && HubId::parse("owner/name@../x", None).is_none());
+    assert!(HubId::parse("a/b/c", None).is_none() && HubId::parse("data", None).is_none());
+    assert_eq!(HubId::parse("hf://datasets/o/n@v1", None).unwrap().to_string(), "o/n@v1");
+}
+
+#[test]
+fn the_content_key_of_a_dataset_follows_its_commit_and_needs_no_download() {
+    let key = |commit: &'static str| {
+        let server = Server::new(move |_| {
+            let siblings = json!([{ "rfilename": "train.jsonl", "size": 3 }]);
+            Answer::new(200, json!({ "sha": commit, "siblings": siblings }).to_string())
+        });
+        let client = Client::new(&server);
+        let key = spec().resolve(&client.hub()).unwrap().content_key(&ContentKeys::forgetful()).unwrap();
+        assert_eq!(server.targets().len(), 1);
+        key
+    };
+    let other = "76543210fedcba9876543210fedcba9876543210";
+    assert_eq!(key(COMMIT), key(COMMIT));
+    assert_ne!(key(COMMIT), key(other));
+}

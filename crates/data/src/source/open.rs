@@ -1,0 +1,125 @@
+//! Opens a file as a stream of plain bytes, whatever it is packed with, and counts what was read of it.
+//!
+//! Memory stays at a few buffers and the decompressor's window, so a file that unpacks to terabytes costs time only.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Result as IoResult};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use flate2::bufread::MultiGzDecoder;
+
+use super::error::SourceError;
+use super::format::{Compression, Format, magic};
+use crate::error::Place;
+
+const BUFFER_BYTES: usize = 256 << 10;
+const UNPACKED_BYTES: usize = 64 << 10;
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// Plain bytes.
+pub(super) type Bytes = Box<dyn BufRead + Send>;
+
+/// How many bytes of a source's files were read so far, packed as they are.
+pub(super) type Progress = Arc<AtomicU64>;
+
+/// A file's bytes, counted as they are used rather than as they are read ahead: mixing by size steps row by row.
+struct Counted {
+    reader: BufReader<File>,
+    progress: Progress,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> IoResult<usize> {
+        let read = self.reader.read(buffer)?;
+        self.progress.fetch_add(read as u64, Ordering::Relaxed);
+        Ok(read)
+    }
+}
+
+impl BufRead for Counted {
+    fn fill_buf(&mut self) -> IoResult<&[u8]> {
+        self.reader.fill_buf()
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.reader.consume(count);
+        self.progress.fetch_add(count as u64, Ordering::Relaxed);
+    }
+}
+
+/// Opens and unpacks. Error: the operating system refuses.
+pub(super) fn open_bytes(path: &Path, progress: &Progress) -> Result<Bytes, SourceError> {
+    let refused = |reason| SourceError::Open { path: path.to_owned(), reason };
+    let file = File::open(path).map_err(refused)?;
+    let reader = BufReader::with_capacity(BUFFER_BYTES, file);
+    let reader = Counted { reader, progress: Arc::clone(progress) };
+    Ok(match Compression::of_name(path) {
+        Compression::None => Box::new(reader),
+        Compression::Gzip => Box::new(BufReader::with_capacity(UNPACKED_BYTES, MultiGzDecoder::new(reader))),
+        Compression::Zstandard => {
+            let decoder = zstd::stream::read::Decoder::with_buffer(reader).map_err(refused)?;
+            Box::new(BufReader::with_capacity(UNPACKED_BYTES, decoder))
+        }
+    })
+}
+
+/// As [`open_bytes`] for a format of text: a byte order mark is skipped, and what begins like a binary file is refused.
+pub(super) fn open_text(path: &Path, format: Format, progress: &Progress) -> Result<Bytes, SourceError> {
+    let mut bytes = open_bytes(path, progress)?;
+    let start = bytes.fill_buf().map_err(|reason| read_failed(path, 1, &reason))?;
+    if let Some((found, hint)) = magic(start) {
+        let (expected, found) = (format.to_string(), found.to_owned());
+        return Err(SourceError::WrongFormat { path: path.to_owned(), expected, found, hint: hint.to_owned() });
+    }
+    if start.starts_with(BYTE_ORDER_MARK) {
+        bytes.consume(BYTE_ORDER_MARK.len());
+    }
+    Ok(bytes)
+}
+
+/// The error of a read that broke off.
+pub(super) fn read_failed(path: &Path, line: usize, reason: &std::io::Error) -> SourceError {
+    let mut reason = reason.to_string();
+    if Compression::of_name(path) != Compression::None {
+        reason.push_str(" (the compressed file is damaged or was cut short)");
+    }
+    SourceError::Read { place: Place { path: path.to_owned(), line }, reason }
+}
+
+/// Checks that text is UTF-8 without NUL. `place` is that of its first line; the error names the line inside it.
+pub(super) fn checked_text(bytes: Vec<u8>, place: &Place) -> Result<String, SourceError> {
+    let position = |at: usize, bytes: &[u8]| {
+        let before = &bytes[..at];
+        let line = place.line + before.iter().filter(|&&byte| byte == b'\n').count();
+        let column = at - before.iter().rposition(|&byte| byte == b'\n').map_or(0, |newline| newline + 1) + 1;
+        (Place { path: place.path.clone(), line }, column)
+    };
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let (place, column) = position(error.utf8_error().valid_up_to(), error.as_bytes());
+        SourceError::NotUtf8 { place, column }
+    })?;
+    if let Some(at) = text.find('\0') {
+        let (place, column) = position(at, text.as_bytes());
+        return Err(SourceError::NulCharacter { place, column });
+    }
+    Ok(text)
+}
+
+/// Reads the next line into `line`, without its end; false at the end of the file. A line of more than `limit` bytes
+/// is left half read, and `line` is longer than `limit`.
+pub(super) fn read_line(bytes: &mut dyn BufRead, line: &mut Vec<u8>, limit: usize) -> IoResult<bool> {
+    line.clear();
+    // The end of the line may be two bytes more.
+    if bytes.take(limit as u64 + 2).read_until(b'\n', line)? == 0 {
+        return Ok(false);
+    }
+    if line.last() == Some(&b'\n') {
+        line.pop();
+        if line.last() == Some(&b'\r') {
+            line.pop();
+        }
+    }
+    Ok(true)
+}

@@ -1,0 +1,191 @@
+//! A source whose files are known, and the stream of its records.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::Record;
+use super::arrow::ArrowRecords;
+use super::content::ContentKeys;
+use super::csv::CsvRecords;
+use super::error::SourceError;
+use super::format::Format;
+use super::hub::{Hub, HubFile};
+use super::json::open_json;
+use super::jsonl::JsonLines;
+use super::open::{Progress, open_bytes, open_text};
+use super::parquet::ParquetRecords;
+use super::spec::SourceSpec;
+use super::text::TextRecords;
+
+/// The records of one file.
+type FileRecords = Box<dyn Iterator<Item = Result<Record, SourceError>> + Send>;
+
+/// One file of a source.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum SourceFile {
+    /// On this machine.
+    Local {
+        /// Where.
+        path: PathBuf,
+        /// Its size in bytes.
+        size: u64,
+    },
+    /// On the Hub or in its cache; fetched when it is read.
+    Hub(HubFile),
+}
+
+/// A source whose files are known: what [`SourceSpec::resolve`] gives.
+#[derive(Debug, Clone)]
+pub struct Source {
+    spec: Arc<SourceSpec>,
+    files: Arc<[SourceFile]>,
+    format: Format,
+    hub: Hub,
+}
+
+impl Source {
+    pub(super) fn new(spec: SourceSpec, files: Vec<SourceFile>, format: Format, hub: Hub) -> Self {
+        Self { spec: Arc::new(spec), files: files.into(), format, hub }
+    }
+
+    /// What the recipe says.
+    pub fn spec(&self) -> &SourceSpec {
+        &self.spec
+    }
+
+    /// The format of all its files.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// The names of its files in the order in which they are read: paths, or `owner/name@commit/path` on the Hub.
+    pub fn file_names(&self) -> Vec<String> {
+        let name = |file: &SourceFile| match file {
+            SourceFile::Local { path, .. } => path.display().to_string(),
+            SourceFile::Hub(file) => file.to_string(),
+        };
+        self.files.iter().map(name).collect()
+    }
+
+    /// Bytes of all its files, packed as they are.
+    pub fn bytes(&self) -> u64 {
+        let size = |file: &SourceFile| match file {
+            SourceFile::Local { size, .. } => *size,
+            SourceFile::Hub(file) => file.size,
+        };
+        self.files.iter().map(size).sum()
+    }
+
+    /// A 128-bit hash of everything that decides the records: the content of the files in order, and how they are
+    /// read. Names and places of local files do not count; a Hub file counts by dataset, commit and path, which never
+    /// change their content. `weight` does not count (a mixture's key has it).
+    ///
+    /// Errors: a file cannot be read.
+    pub fn content_key(&self, keys: &ContentKeys) -> Result<u128, SourceError> {
+        keys.of_source(&self.spec, self.format, &self.files)
+    }
+
+    /// The records from the first on.
+    pub fn records(&self) -> Records {
+        let left = self.spec.limit.unwrap_or(u64::MAX);
+        Records {
+            source: self.clone(),
+            next_file: 0,
+            current: None,
+            left,
+            progress: Progress::default(),
+            failed: false,
+        }
+    }
+
+    fn open(&self, file: &SourceFile, progress: &Progress) -> Result<FileRecords, SourceError> {
+        match file {
+            SourceFile::Local { path, .. } => self.open_path(path, progress),
+            SourceFile::Hub(file) => self.open_path(&self.hub.fetch(file)?, progress),
+        }
+    }
+
+    fn open_path(&self, path: &Path, progress: &Progress) -> Result<FileRecords, SourceError> {
+        let columns = self.spec.columns.as_deref();
+        let text = || open_text(path, self.format, progress);
+        Ok(match self.format {
+            Format::Parquet => Box::new(ParquetRecords::new(path, columns, progress)?),
+            Format::Arrow => Box::new(ArrowRecords::new(open_bytes(path, progress)?, path, self.spec.columns.clone())?),
+            Format::Jsonl => Box::new(JsonLines::new(text()?, path.to_owned())),
+            Format::Json => open_json(text()?, path, self.spec.field.as_deref())?,
+            Format::Csv | Format::Tsv => {
+                let delimiter = if self.format == Format::Csv { b',' } else { b'\t' };
+                Box::new(CsvRecords::new(text()?, path, delimiter, columns)?)
+            }
+            Format::Text => Box::new(TextRecords::new(text()?, path.to_owned(), self.spec.text_unit)),
+        })
+    }
+}
+
+/// The records of a source, file after file.
+///
+/// An error says which file and line. After a bad JSON line the next call goes on with the line after it; after any
+/// other error the stream ends.
+pub struct Records {
+    source: Source,
+    next_file: usize,
+    current: Option<FileRecords>,
+    left: u64,
+    progress: Progress,
+    failed: bool,
+}
+
+impl Records {
+    /// How many bytes of the source's files were read so far, of [`Source::bytes`].
+    pub fn bytes_read(&self) -> u64 {
+        self.progress.load(Ordering::Relaxed)
+    }
+
+    /// An error was met after which nothing more can be read.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed
+    }
+
+    fn next_record(&mut self) -> Option<Result<Record, SourceError>> {
+        loop {
+            if let Some(records) = &mut self.current {
+                match records.next() {
+                    Some(Ok(record)) => return Some(Ok(record)),
+                    Some(Err(error)) => {
+                        self.failed = !matches!(error, SourceError::BadJson { .. } | SourceError::NotAnObject { .. });
+                        return Some(Err(error));
+                    }
+                    None => self.current = None,
+                }
+            }
+            let file = self.source.files.get(self.next_file)?;
+            self.next_file += 1;
+            match self.source.open(file, &self.progress) {
+                Ok(records) => self.current = Some(records),
+                Err(error) => {
+                    self.failed = true;
+                    return Some(Err(error));
+                }
+            }
+        }
+    }
+}
+
+impl Iterator for Records {
+    type Item = Result<Record, SourceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.left == 0 || self.failed {
+            return None;
+        }
+        let mut record = self.next_record()?;
+        if let Ok(record) = &mut record {
+            self.left -= 1;
+            if let Some(columns) = &self.source.spec.columns {
+                record.fields.retain(|name, _| columns.contains(name));
+            }
+        }
+        Some(record)
+    }
+}

@@ -1,0 +1,131 @@
+//! Which files of a folder or dataset belong to a split, by their names, as the `datasets` library tells them.
+//!
+//! `train-00000-of-00003.parquet` names its split exactly; else a word in the file's name or a folder's (train, test,
+//! validation and their usual other spellings) does; files without any are the split "train". Gives up custom patterns
+//! beyond those that the dataset's card writes.
+
+use super::error::SourceError;
+
+const TRAIN: &str = "train";
+
+/// The split that a path (with `/`) shows.
+pub(super) fn split_of(path: &str) -> Option<String> {
+    let mut parts = path.rsplit('/');
+    let stem = parts.next().and_then(|name| name.split('.').next()).unwrap_or_default();
+    if let Some(split) = sharded(stem) {
+        return Some(split.to_owned());
+    }
+    std::iter::once(stem).chain(parts).find_map(|part| {
+        part.split(|character: char| !character.is_ascii_alphabetic()).find_map(keyword).map(str::to_owned)
+    })
+}
+
+/// `NAME` of `NAME-00000-of-00003`.
+fn sharded(stem: &str) -> Option<&str> {
+    let digits = |text: &str| text.len() >= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let (rest, count) = stem.rsplit_once("-of-")?;
+    let (name, index) = rest.rsplit_once('-')?;
+    (digits(count) && digits(index) && !name.is_empty()).then_some(name)
+}
+
+/// The usual spellings of the three usual splits.
+fn keyword(word: &str) -> Option<&'static str> {
+    match word.to_ascii_lowercase().as_str() {
+        "train" | "training" => Some(TRAIN),
+        "validation" | "valid" | "val" | "dev" => Some("validation"),
+        "test" | "testing" | "eval" | "evaluation" => Some("test"),
+        _ => None,
+    }
+}
+
+fn same_split(found: &str, wanted: &str) -> bool {
+    found == wanted || keyword(wanted).is_some_and(|usual| found == usual)
+}
+
+/// The splits that the paths show, each once, in order.
+pub(super) fn splits_of<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    let mut splits: Vec<String> = paths.into_iter().filter_map(split_of).collect();
+    splits.sort();
+    splits.dedup();
+    splits
+}
+
+/// The paths of a configuration: those below a folder of its name. Error: there is no such folder.
+pub(super) fn of_config(paths: Vec<String>, config: Option<&str>, place: &str) -> Result<Vec<String>, SourceError> {
+    let Some(config) = config else { return Ok(paths) };
+    let folders = |path: &String| -> Vec<String> {
+        let mut parts: Vec<String> = path.split('/').map(str::to_owned).collect();
+        parts.pop();
+        parts
+    };
+    let (inside, outside): (Vec<String>, Vec<String>) =
+        paths.into_iter().partition(|path| folders(path).iter().any(|folder| folder == config));
+    if inside.is_empty() {
+        let mut known: Vec<String> = outside.iter().flat_map(folders).collect();
+        known.sort();
+        known.dedup();
+        let hint = if known.is_empty() {
+            "it has a single configuration: leave config out".to_owned()
+        } else {
+            format!("its folders are {}", known.join(", "))
+        };
+        let asked = config.to_owned();
+        return Err(SourceError::NoSuchPart { place: place.to_owned(), what: "config", asked, hint });
+    }
+    Ok(inside)
+}
+
+/// The paths of a split, "train" if none is named. Error: no path shows it.
+pub(super) fn of_split(paths: Vec<String>, split: Option<&str>, place: &str) -> Result<Vec<String>, SourceError> {
+    let wanted = split.unwrap_or(TRAIN);
+    let known = splits_of(paths.iter().map(String::as_str));
+    if known.is_empty() && wanted == TRAIN {
+        return Ok(paths);
+    }
+    let is_wanted = |path: &String| split_of(path).is_some_and(|found| same_split(&found, wanted));
+    let chosen: Vec<String> = paths.into_iter().filter(is_wanted).collect();
+    if chosen.is_empty() {
+        let hint = if known.is_empty() {
+            "no file name shows a split, so all of it is \"train\"".to_owned()
+        } else {
+            format!("it has {}; name one with split = \"...\"", known.join(", "))
+        };
+        let asked = wanted.to_owned();
+        return Err(SourceError::NoSuchPart { place: place.to_owned(), what: "split", asked, hint });
+    }
+    Ok(chosen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_show_splits_as_datasets_reads_them() {
+        let cases = [
+            ("data/train-00000-of-00003.parquet", Some("train")),
+            ("data/train_sft-00000-of-00003-a1b2.parquet", Some("train")),
+            ("data/train_sft-00000-of-00003.parquet", Some("train_sft")),
+            ("plain_text/test-00000-of-00001.parquet", Some("test")),
+            ("default/train/0000.parquet", Some("train")),
+            ("my_dev.jsonl", Some("validation")),
+            ("Train.jsonl.gz", Some("train")),
+            ("training-set.csv", Some("train")),
+            ("constraints.jsonl", None),
+            ("alpaca_data.json", None),
+            ("validation/test_1.json", Some("test")),
+        ];
+        for (path, split) in cases {
+            assert_eq!(split_of(path).as_deref(), split, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_missing_split_lists_those_there_are() {
+        let paths = || vec!["train.jsonl".to_owned(), "val.jsonl".to_owned()];
+        assert_eq!(of_split(paths(), Some("valid"), "d").unwrap(), ["val.jsonl"]);
+        assert_eq!(of_split(paths(), None, "d").unwrap(), ["train.jsonl"]);
+        let error = of_split(paths(), Some("test"), "d").unwrap_err().to_string();
+        assert!(error.contains("train, validation"), "{error}");
+    }
+}

@@ -1,0 +1,182 @@
+//! Whatever the bytes are: no panic, bounded memory, an error that names the file and the line.
+
+use std::io::Read;
+
+use super::super::{Format, MAX_RECORD_BYTES};
+use super::*;
+
+/// The error must name the file and say `said`.
+fn refused(folder: &Folder, name: &str, bytes: impl AsRef<[u8]>, said: &str) {
+    folder.write(name, bytes);
+    let error = error_of(&folder.spec(name));
+    assert!(error.contains(name) && error.contains(said), "{name}: expected {said:?} in {error}");
+}
+
+#[test]
+fn every_damaged_text_names_file_line_and_column() {
+    let folder = Folder::new();
+    refused(&folder, "a.jsonl", "{\"text\":\"x\"}\n{\"text\" \"y\"}\n", "a.jsonl:2:9: not valid JSON");
+    refused(&folder, "b.jsonl", b"\n{\"text\":\"\xff\"}\n", "b.jsonl:2:10: not valid UTF-8");
+    refused(&folder, "c.jsonl", "{\"text\":\"\0\"}", "c.jsonl:1:10: a NUL");
+    refused(&folder, "d.jsonl", "[{\"text\":\"x\"}]\n", "format = \"json\"");
+    refused(&folder, "e.jsonl", "\"text\"\n", "e.jsonl:1: a row must be a JSON object");
+    refused(&folder, "f.jsonl", "[".repeat(100_000), "f.jsonl:1:");
+    refused(&folder, "g.jsonl", "{\"text\":\"x", "g.jsonl:1:");
+    refused(&folder, "a.json", "[{\"text\":\"x\"},\n{\"text\":}]", "a.json:2:9: not valid JSON");
+    refused(
+        &folder,
+        "b.json",
+        "[{\"text\":\"x\"}\n{\"text\":\"y\"}]",
+        "b.json:2:1: not valid JSON: expected ',' or ']'",
+    );
+    refused(&folder, "c.json", "[{\"text\":\"x\"},\n", "c.json:2:1: not valid JSON: the file ends");
+    refused(&folder, "d.json", "[{\"text\":\"x\"}]\n]", "d.json:2:1: not valid JSON: expected the end");
+    refused(&folder, "e.json", b"[\n{\"text\":\"\xff\"}]", "e.json:2:10: not valid UTF-8");
+    refused(&folder, "f.json", "[".repeat(100_000), "f.json:1");
+    refused(&folder, "g.json", "[\n1]", "g.json:2: a row must be a JSON object");
+    refused(&folder, "h.json", "{\"a\":\n", "h.json:2");
+    refused(&folder, "i.json", "hello", "i.json:1:1: not valid JSON");
+    refused(&folder, "a.csv", "text,label\nx\n", "a.csv:2: not a valid CSV row: 1 values");
+    refused(&folder, "b.csv", b"text\nx\n\xff\n", "b.csv:3:1: not valid UTF-8");
+    refused(&folder, "c.csv", "text,text\nx,y\n", "twice");
+    refused(&folder, "d.csv", "text\na\0b\n", "d.csv:2:2: a NUL");
+    refused(&folder, "a.txt", b"one\ntwo \xff", "a.txt:2:5: not valid UTF-8");
+}
+
+#[test]
+fn lines_after_a_bad_one_can_still_be_read() {
+    let folder = Folder::new();
+    folder.write("a.jsonl", "{\"text\":\"x\"}\nnope\n[]\n{\"text\":\"y\"}\n");
+    let records: Vec<_> = folder.spec("a.jsonl").resolve(&no_hub()).unwrap().records().collect();
+    let good: Vec<bool> = records.iter().map(Result::is_ok).collect();
+    assert_eq!(good, [true, false, false, true]);
+}
+
+#[test]
+fn a_wrong_name_is_recognised_by_the_first_bytes() {
+    let (folder, rows) = (Folder::new(), rows());
+    refused(&folder, "a.jsonl", parquet_bytes(&rows), "format = \"parquet\"");
+    refused(&folder, "b.json", arrow_bytes(&rows, true), "format = \"arrow\"");
+    refused(&folder, "c.jsonl", gzip(b"{}"), ".jsonl.gz");
+    refused(&folder, "d.csv", zstandard(b"a,b"), "Zstandard");
+    refused(&folder, "e.jsonl", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull");
+    refused(&folder, "f.parquet", "{}", "PAR1");
+    refused(&folder, "g.arrow", parquet_bytes(&rows), "format = \"parquet\"");
+    refused(&folder, "h.arrow", "{\"text\":\"x\"}", "neither");
+    refused(&folder, "i.parquet.gz", gzip(b"x"), "Unpack it");
+    refused(&folder, "j.jsonl.gz", "{\"text\":\"x\"}", "j.jsonl.gz:1");
+}
+
+#[test]
+fn packed_files_cut_short_are_refused_with_the_line() {
+    let folder = Folder::new();
+    let mut text = String::new();
+    for index in 0..50_000_u64 {
+        text.push_str(&format!("{{\"text\":\"{:x}\"}}\n", index.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+    }
+    for (name, packed) in [("a.jsonl.gz", gzip(text.as_bytes())), ("a.jsonl.zst", zstandard(text.as_bytes()))] {
+        folder.write(name, &packed[..packed.len() / 2]);
+        let results: Vec<_> = folder.spec(name).resolve(&no_hub()).unwrap().records().collect();
+        let (last, rest) = results.split_last().unwrap();
+        assert!(rest.len() > 1000 && rest.iter().all(Result::is_ok));
+        let error = last.as_ref().unwrap_err().to_string();
+        assert!(error.contains(&format!("{name}:{}", results.len())) && error.contains("cut short"), "{error}");
+    }
+}
+
+/// A file that unpacks to more than any record may have.
+fn bomb(name: &str, byte: u8, start: &[u8]) -> Folder {
+    let folder = Folder::new();
+    let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();
+    encoder.write_all(start).unwrap();
+    std::io::copy(&mut std::io::repeat(byte).take(3 * MAX_RECORD_BYTES as u64), &mut encoder).unwrap();
+    folder.write(name, encoder.finish().unwrap());
+    folder
+}
+
+#[test]
+fn a_record_that_never_ends_is_refused_before_it_fills_the_memory() {
+    let cases: [(&str, u8, &[u8]); 6] = [
+        ("a.jsonl.zst", b'x', b"{\"text\":\"a\"}\n\""),
+        ("b.json.zst", b'x', b"[\n{\"text\":\""),
+        ("c.json.zst", b'[', b"[\n"),
+        ("d.csv.zst", b'x', b"text\n\""),
+        ("e.txt.zst", b'x', b"\n"),
+        ("f.json.zst", b'x', b"{\n\""),
+    ];
+    for (name, byte, start) in cases {
+        let folder = bomb(name, byte, start);
+        let error = error_of(&folder.spec(name));
+        assert!(error.contains("larger than 64 MiB") && error.contains(name), "{name}: {error}");
+    }
+}
+
+#[test]
+fn blank_bytes_without_end_are_no_record_and_take_no_memory() {
+    for name in ["a.jsonl.zst", "b.json.zst"] {
+        let folder = bomb(name, b'\n', b"");
+        assert!(fields(&folder.spec(name)).is_empty(), "{name}");
+    }
+}
+
+/// Every byte changed in turn, and every length: an answer of any kind, soon.
+fn survives(bytes: &[u8], name: &str, step: usize) {
+    let folder = Folder::new();
+    let mut refused = 0;
+    let mut attempt = |bytes: &[u8]| {
+        folder.write(name, bytes);
+        let Ok(source) = folder.spec(name).resolve(&no_hub()) else { return };
+        refused += usize::from(source.records().take(10_000).any(|record| record.is_err()));
+    };
+    for at in (0..bytes.len()).step_by(step) {
+        for change in [0xff, 0x01, 0x80] {
+            let mut damaged = bytes.to_vec();
+            damaged[at] ^= change;
+            attempt(&damaged);
+        }
+        attempt(&bytes[..at]);
+    }
+    assert!(refused > bytes.len() / step, "{name}: only {refused} of the damaged files were refused");
+}
+
+#[test]
+fn a_damaged_parquet_file_is_answered_without_a_panic() {
+    survives(&parquet_bytes(&rows()), "a.parquet", 3);
+}
+
+#[test]
+fn a_damaged_arrow_file_is_answered_without_a_panic() {
+    survives(&arrow_bytes(&rows(), true), "a.arrow", 3);
+    survives(&arrow_bytes(&rows(), false), "b.arrow", 5);
+}
+
+#[test]
+fn an_arrow_file_cut_short_is_never_read_as_whole() {
+    let (folder, rows) = (Folder::new(), rows());
+    let bytes = arrow_bytes(&rows, true);
+    let end = bytes.windows(8).rposition(|window| window == [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0]).unwrap();
+    for at in (8..end).step_by(8) {
+        folder.write("a.arrow", &bytes[..at]);
+        assert!(read(&folder.spec("a.arrow")).is_err(), "cut at {at} of {}", bytes.len());
+    }
+}
+
+#[test]
+fn a_batch_that_claims_more_than_its_bytes_is_refused() {
+    let folder = Folder::new();
+    let nulls: ArrayRef = Arc::new(arrow_array::NullArray::new(1 << 40));
+    let batch = RecordBatch::try_from_iter([("nothing", nulls)]).unwrap();
+    let mut writer = arrow_ipc::writer::StreamWriter::try_new(Vec::new(), &batch.schema()).unwrap();
+    writer.write(&batch).unwrap();
+    refused(&folder, "a.arrow", writer.into_inner().unwrap(), "claims");
+}
+
+#[test]
+fn a_missing_file_is_named_with_what_lies_beside_it() {
+    let folder = Folder::new();
+    folder.write("train.jsonl", "");
+    let error = error_of(&folder.spec("trian.jsonl"));
+    assert!(error.contains("trian.jsonl") && error.contains("holds train.jsonl"), "{error}");
+    let spec = SourceSpec { format: Some(Format::Jsonl), ..folder.spec("no/such") };
+    assert!(error_of(&spec).contains("no folder"));
+}

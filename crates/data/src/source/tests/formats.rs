@@ -1,0 +1,182 @@
+//! Every format of the same rows yields the same records.
+
+use super::super::{Format, TextUnit};
+use super::*;
+
+#[test]
+fn every_format_of_the_same_rows_yields_the_same_records() {
+    let (folder, rows) = (Folder::new(), rows());
+    let list = serde_json::to_string_pretty(&rows).unwrap();
+    folder.write("a.jsonl", lines(&rows));
+    folder.write("b.json", &list);
+    folder.write("c.json", serde_json::to_string(&rows).unwrap());
+    folder.write("d.json", lines(&rows));
+    folder.write("e.json", format!("{{\"version\": [1, \"[\"], \"data\": {list}, \"end\": {{\"x\": [[]]}}}}"));
+    folder.write("f.parquet", parquet_bytes(&rows));
+    folder.write("g.arrow", arrow_bytes(&rows, false));
+    folder.write("h.arrow", arrow_bytes(&rows, true));
+    folder.write("i.jsonl", format!("\u{feff}{}", lines(&rows).replace('\n', "\r\n\r\n")));
+    for name in ["a.jsonl", "b.json", "c.json", "d.json", "e.json", "f.parquet", "g.arrow", "h.arrow", "i.jsonl"] {
+        assert_eq!(fields(&folder.spec(name)), rows, "{name}");
+    }
+}
+
+#[test]
+fn packed_files_equal_plain_ones_also_in_several_parts() {
+    let (folder, rows) = (Folder::new(), rows());
+    let plain = lines(&rows);
+    let (first, second) = plain.as_bytes().split_at(plain.len() / 2);
+    folder.write("a.jsonl.gz", gzip(plain.as_bytes()));
+    folder.write("b.jsonl.gz", [gzip(first), gzip(second)].concat());
+    folder.write("c.jsonl.zst", zstandard(plain.as_bytes()));
+    folder.write("d.jsonl.zst", [zstandard(first), zstandard(second)].concat());
+    folder.write("e.json.gz", gzip(serde_json::to_string(&rows).unwrap().as_bytes()));
+    folder.write("f.arrow.zst", zstandard(&arrow_bytes(&rows, true)));
+    for name in ["a.jsonl.gz", "b.jsonl.gz", "c.jsonl.zst", "d.jsonl.zst", "e.json.gz", "f.arrow.zst"] {
+        assert_eq!(fields(&folder.spec(name)), rows, "{name}");
+    }
+}
+
+#[test]
+fn csv_values_are_strings_with_quotes_line_ends_and_lines_of_the_file() {
+    let folder = Folder::new();
+    folder.write("a.csv", "\u{feff}text,label\r\n\r\n\"one, \"\"two\"\"\nthree\",007\r\n,NA\r\n");
+    folder.write("b.tsv", "text\tlabel\none, \"two\tx\n");
+    let expected = [json!({"text": "one, \"two\"\nthree", "label": "007"}), json!({"text": "", "label": "NA"})];
+    assert_eq!(fields(&folder.spec("a.csv")), expected);
+    let places: Vec<usize> = read(&folder.spec("a.csv")).unwrap().iter().map(|record| record.place.line).collect();
+    assert_eq!(places, [3, 5]);
+    folder.write("c.csv", "\ntext\n\n\nx\ny");
+    let places: Vec<usize> = read(&folder.spec("c.csv")).unwrap().iter().map(|record| record.place.line).collect();
+    assert_eq!(places, [5, 6]);
+    assert_eq!(fields(&folder.spec("b.tsv")), [json!({"text": "one, \"two", "label": "x"})]);
+    folder.write("empty.csv", "");
+    assert!(fields(&folder.spec("empty.csv")).is_empty());
+}
+
+#[test]
+fn text_is_a_document_a_file_or_a_line() {
+    let folder = Folder::new();
+    folder.write("a.txt", "one\r\n\n  \ntwo\n");
+    assert_eq!(fields(&folder.spec("a.txt")), [json!({"text": "one\r\n\n  \ntwo\n"})]);
+    let by_line = SourceSpec { text_unit: TextUnit::Line, ..folder.spec("a.txt") };
+    assert_eq!(texts(&read(&by_line).unwrap()), ["one", "two"]);
+    assert_eq!(read(&by_line).unwrap()[1].place.line, 4);
+}
+
+#[test]
+fn places_name_the_line_of_each_record() {
+    let folder = Folder::new();
+    let path = folder.write("a.jsonl", "\n{\"text\":\"x\"}\n\n{\"text\":\"y\"}");
+    let records = read(&folder.spec("a.jsonl")).unwrap();
+    assert_eq!(records[1].place.to_string(), format!("{}:4", path.display()));
+    folder.write("b.json", "[\n {\"text\":\n\"x\"},\n\n {\"text\":\"y\"}]");
+    let lines: Vec<usize> = read(&folder.spec("b.json")).unwrap().iter().map(|record| record.place.line).collect();
+    assert_eq!(lines, [2, 5]);
+    folder.write("c.parquet", parquet_bytes(&rows()));
+    let lines: Vec<usize> = read(&folder.spec("c.parquet")).unwrap().iter().map(|record| record.place.line).collect();
+    assert_eq!(lines, [1, 2, 3, 4, 5, 6, 7]);
+}
+
+#[test]
+fn a_named_field_chooses_among_lists_and_an_unnamed_choice_is_refused() {
+    let folder = Folder::new();
+    folder.write("a.json", r#"{"train": [{"text": "x"}], "test": [{"text": "y"}], "tags": ["a"]}"#);
+    let field = |name: &str| SourceSpec { field: Some(name.to_owned()), ..folder.spec("a.json") };
+    assert_eq!(fields(&field("train")), [json!({"text": "x"})]);
+    assert_eq!(fields(&field("test")), [json!({"text": "y"})]);
+    for (spec, said) in
+        [(folder.spec("a.json"), "several keys"), (field("tags"), "not of objects"), (field("no"), "no key")]
+    {
+        let error = error_of(&spec);
+        assert!(error.contains(said) && error.contains("field = "), "{error}");
+    }
+}
+
+#[test]
+fn one_object_without_a_list_of_objects_is_one_record() {
+    let folder = Folder::new();
+    folder.write("a.json", r#"{"text": "x", "tags": ["a"]}"#);
+    assert_eq!(fields(&folder.spec("a.json")), [json!({"text": "x", "tags": ["a"]})]);
+}
+
+#[test]
+fn named_columns_are_read_alone_and_missing_ones_are_refused() {
+    let (folder, rows) = (Folder::new(), rows());
+    folder.write("a.parquet", parquet_bytes(&rows));
+    folder.write("b.arrow", arrow_bytes(&rows, false));
+    folder.write("c.jsonl", lines(&rows));
+    let named = |name: &str, columns: &[&str]| {
+        let columns = Some(columns.iter().map(|&name| name.to_owned()).collect());
+        SourceSpec { columns, ..folder.spec(name) }
+    };
+    for name in ["a.parquet", "b.arrow", "c.jsonl"] {
+        let expected: Vec<Json> = rows.iter().map(|row| json!({"text": row["text"], "note": row["note"]})).collect();
+        assert_eq!(fields(&named(name, &["note", "text"])), expected, "{name}");
+    }
+    for name in ["a.parquet", "b.arrow"] {
+        let error = error_of(&named(name, &["txt"]));
+        assert!(error.contains("\"txt\"") && error.contains("\"messages\""), "{error}");
+    }
+}
+
+#[test]
+fn a_column_without_a_json_form_is_refused_by_name_unless_it_is_left_out() {
+    let folder = Folder::new();
+    let columns: [(&str, ArrayRef); 2] = [
+        ("text", Arc::new(StringArray::from(vec!["x"]))),
+        ("image", Arc::new(arrow_array::BinaryArray::from(vec![b"\xff".as_slice()]))),
+    ];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let mut writer = parquet::arrow::ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    folder.write("a.parquet", writer.into_inner().unwrap());
+    let error = error_of(&folder.spec("a.parquet"));
+    assert!(error.contains("\"image\"") && error.contains("Binary") && error.contains("columns ="), "{error}");
+    let spec = SourceSpec { columns: Some(vec!["text".to_owned()]), ..folder.spec("a.parquet") };
+    assert_eq!(fields(&spec), [json!({"text": "x"})]);
+}
+
+#[test]
+fn limit_takes_the_first_rows_over_all_files() {
+    let folder = Folder::new();
+    folder.write("d/b.jsonl", text_rows("b", 3));
+    folder.write("d/a.jsonl", text_rows("a", 3));
+    let limited = |limit| SourceSpec { limit: Some(limit), ..folder.spec("d") };
+    assert_eq!(texts(&read(&limited(4)).unwrap()), ["a0", "a1", "a2", "b0"]);
+    assert_eq!(read(&limited(99)).unwrap().len(), 6);
+    assert!(read(&limited(0)).is_err());
+}
+
+#[test]
+fn a_named_format_wins_over_the_name_of_the_file() {
+    let folder = Folder::new();
+    folder.write("rows.data", text_rows("a", 2));
+    let error = error_of(&folder.spec("rows.data"));
+    assert!(error.contains(".jsonl") && error.contains("format = "), "{error}");
+    let spec = SourceSpec { format: Some(Format::Jsonl), ..folder.spec("rows.data") };
+    assert_eq!(texts(&read(&spec).unwrap()), ["a0", "a1"]);
+}
+
+#[test]
+fn content_key_follows_content_and_reading_but_not_place() {
+    let folder = Folder::new();
+    let keys = super::super::ContentKeys::forgetful();
+    let key = |spec: &SourceSpec| spec.resolve(&no_hub()).unwrap().content_key(&keys).unwrap();
+    folder.write("a.jsonl", text_rows("a", 2));
+    folder.write("elsewhere/b.jsonl", text_rows("a", 2));
+    folder.write("c.jsonl", text_rows("c", 2));
+    let one = key(&folder.spec("a.jsonl"));
+    assert_eq!(one, key(&folder.spec("elsewhere/b.jsonl")));
+    assert_ne!(one, key(&folder.spec("c.jsonl")));
+    assert_ne!(one, key(&SourceSpec { limit: Some(1), ..folder.spec("a.jsonl") }));
+    assert_ne!(one, key(&SourceSpec { columns: Some(vec!["text".into()]), ..folder.spec("a.jsonl") }));
+}
+
+#[test]
+fn records_compare_whole() {
+    let folder = Folder::new();
+    let path = folder.write("a.jsonl", text_rows("a", 1));
+    let place = crate::Place { path, line: 1 };
+    assert_eq!(read(&folder.spec("a.jsonl")).unwrap(), [Record::new(text_record("a0"), place)]);
+}

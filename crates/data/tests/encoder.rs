@@ -1,0 +1,264 @@
+//! Records to examples: masks, lengths, what is dropped and why, and templates that mean harm.
+
+use std::fs::{copy, write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use firebrick_data::{
+    DataError, Diagnosis, EncodeOptions, Encoded, Encoder, FindingKind, Overflow, Place, ShapeError, TemplateChoice,
+    Tokenizer, TrainOn,
+};
+use serde_json::{Value as Json, json};
+use tempfile::TempDir;
+
+const TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}\
+    {{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}";
+
+fn tokenizer(template: Option<&str>) -> Tokenizer {
+    let folder = TempDir::new().unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/byte_level/tokenizer.json");
+    copy(golden, folder.path().join("tokenizer.json")).unwrap();
+    let config = json!({ "bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "add_bos_token": true });
+    write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    if let Some(template) = template {
+        write(folder.path().join("chat_template.jinja"), template).unwrap();
+    }
+    Tokenizer::from_folder(folder.path()).unwrap()
+}
+
+fn place(line: usize) -> Place {
+    Place { path: "rows.jsonl".into(), line }
+}
+
+fn encode(tokenizer: &Tokenizer, options: &EncodeOptions, record: &Json) -> Result<Encoded, DataError> {
+    let fields = record.as_object().unwrap();
+    Encoder::new(tokenizer, options.clone(), fields, &place(1))?.encode_fields(fields, &place(1))
+}
+
+/// The text of the trained tokens of each example, untrained ones as a dot for each run.
+fn trained(tokenizer: &Tokenizer, encoded: &Encoded) -> Vec<String> {
+    let shown = |example: &firebrick_data::Example| {
+        let pairs: Vec<_> = example.tokens.iter().zip(&example.trained).collect();
+        let runs = pairs.chunk_by(|left, right| left.1 == right.1).map(|run| {
+            let ids: Vec<u32> = run.iter().map(|(id, _)| **id).collect();
+            if *run[0].1 { tokenizer.decode(&ids, false).unwrap() } else { ".".to_owned() }
+        });
+        runs.collect()
+    };
+    encoded.examples.iter().map(shown).collect()
+}
+
+fn chat(turns: &[(&str, &str)]) -> Json {
+    let turn = |&(role, content): &(&str, &str)| json!({ "role": role, "content": content });
+    json!({ "messages": turns.iter().map(turn).collect::<Vec<_>>() })
+}
+
+fn kinds(encoded: &Encoded) -> Vec<FindingKind> {
+    encoded.findings.iter().map(|finding| finding.kind).collect()
+}
+
+#[test]
+fn completion_is_trained_and_its_prompt_is_not() {
+    let tokenizer = tokenizer(None);
+    let mut options = EncodeOptions::new(100);
+    let record = json!({ "prompt": "What is the capital?", "completion": " Paris" });
+    assert_eq!(trained(&tokenizer, &encode(&tokenizer, &options, &record).unwrap()), [". Paris</s>"]);
+    options.train_on = TrainOn::All;
+    assert_eq!(
+        trained(&tokenizer, &encode(&tokenizer, &options, &record).unwrap())[0],
+        ".What is the capital? Paris</s>"
+    );
+}
+
+#[test]
+fn messages_of_a_prompt_are_not_trained() {
+    let tokenizer = tokenizer(Some(TEMPLATE));
+    let record = json!({
+        "prompt": [{ "role": "user", "content": "q" }, { "role": "assistant", "content": "a1" }, { "role": "user", "content": "r" }],
+        "completion": [{ "role": "assistant", "content": "a2" }],
+    });
+    let encoded = encode(&tokenizer, &EncodeOptions::new(100), &record).unwrap();
+    assert_eq!(trained(&tokenizer, &encoded), [".a2</s>."]);
+}
+
+#[test]
+fn alpaca_needs_no_template() {
+    let record = json!({ "instruction": "Add.", "input": "1 2", "output": "3" });
+    let options = EncodeOptions::new(100);
+    for template in [None, Some(TEMPLATE)] {
+        let tokenizer = tokenizer(template);
+        let encoded = encode(&tokenizer, &options, &record).unwrap();
+        assert!(trained(&tokenizer, &encoded)[0].starts_with(".3</s>"));
+        let text = tokenizer.decode(&encoded.examples[0].tokens, false).unwrap();
+        assert_eq!(text.contains("### Response:"), template.is_none(), "{text}");
+        assert!(text.starts_with("<s>") && !text.starts_with("<s><s>"), "{text}");
+    }
+}
+
+#[test]
+fn pretokenized_rows_are_used_as_they_are_and_checked_against_the_vocabulary() {
+    let tokenizer = tokenizer(None);
+    let options = EncodeOptions::new(100);
+    let encoded = encode(&tokenizer, &options, &json!({ "input_ids": [7, 8, 9], "labels": [7, -100, 9] })).unwrap();
+    assert_eq!(
+        (encoded.examples[0].tokens.as_slice(), encoded.examples[0].trained.as_slice()),
+        ([7, 8, 9].as_slice(), [false, false, true].as_slice())
+    );
+    let error = encode(&tokenizer, &options, &json!({ "input_ids": [7, 99_999] })).unwrap_err().to_string();
+    assert!(
+        error.contains("rows.jsonl:1") && error.contains("99999") && error.contains("another tokenizer"),
+        "{error}"
+    );
+    let nothing = encode(&tokenizer, &options, &json!({ "input_ids": [7, 8], "labels": [7, -100] })).unwrap();
+    assert_eq!((nothing.examples.len(), kinds(&nothing)), (0, vec![FindingKind::NothingToTrain]));
+}
+
+#[test]
+fn overflow_is_split_cut_or_dropped_by_choice_and_counted() {
+    let tokenizer = tokenizer(Some(TEMPLATE));
+    let record = json!({ "text": "the quick brown fox jumps over the lazy dog" });
+    let whole = encode(&tokenizer, &EncodeOptions::new(1000), &record).unwrap();
+    let tokens = &whole.examples[0].tokens;
+    let with = |overflow| {
+        let options = EncodeOptions { overflow, ..EncodeOptions::new(5) };
+        encode(&tokenizer, &options, &record).unwrap()
+    };
+    let cut = with(Overflow::Truncate);
+    assert_eq!((cut.examples[0].tokens.as_slice(), cut.tokens_cut), (&tokens[..5], tokens.len() - 5));
+    assert_eq!(kinds(&cut), [FindingKind::Truncated]);
+    let dropped = with(Overflow::Drop);
+    assert_eq!((dropped.examples.len(), dropped.tokens_cut), (0, tokens.len()));
+    let split = with(Overflow::Split);
+    // Every token but the first of the document is a target exactly once.
+    let targets: Vec<u32> = split.examples.iter().flat_map(|piece| piece.tokens[1..].to_vec()).collect();
+    assert_eq!(targets, tokens[1..]);
+    assert!(split.examples.iter().all(|piece| piece.tokens.len() <= 5 && piece.trained[1..].iter().all(|&on| on)));
+    assert_eq!((split.tokens_cut, kinds(&split)), (0, vec![FindingKind::Split]));
+}
+
+#[test]
+fn each_fault_is_found_by_its_name() {
+    let tokenizer = tokenizer(Some(TEMPLATE));
+    let options = EncodeOptions::new(40);
+    let found = |record: &Json| kinds(&encode(&tokenizer, &options, record).unwrap());
+    let long = "x".repeat(99);
+    assert_eq!(found(&chat(&[])), [FindingKind::Empty]);
+    assert_eq!(found(&chat(&[("user", "q")])), [FindingKind::NothingToTrain]);
+    assert_eq!(found(&chat(&[("user", &long), ("assistant", "a")])), [FindingKind::CutToNothing]);
+    assert_eq!(found(&chat(&[("user", "q"), ("assistant", &long)])), [FindingKind::Truncated]);
+    assert_eq!(found(&chat(&[("user", "q"), ("assistant", "a")])), []);
+    let with = |template: &str| {
+        let tokenizer = self::tokenizer(Some(template));
+        let record = chat(&[("system", "Be kind."), ("user", "q"), ("assistant", "a")]);
+        let encoded = encode(&tokenizer, &EncodeOptions::new(99), &record).unwrap();
+        (kinds(&encoded), encoded.examples.len())
+    };
+    let doubled = TEMPLATE.replace("{{ bos_token }}", "{{ bos_token * 2 }}");
+    assert_eq!(with(&doubled), (vec![FindingKind::DoubledBos], 0));
+    let silent =
+        TEMPLATE.replace("{% for message in messages %}", "{% for message in messages if message.role != 'system' %}");
+    assert_eq!(with(&silent), (vec![FindingKind::SystemIgnored], 1));
+    assert_eq!(with("{{ raise_exception('no') }}"), (vec![FindingKind::TemplateRefused], 0));
+    let all = "{% generation %}{% for message in messages %}{{ message.content }}{% endfor %}{{ eos_token }}{% endgeneration %}";
+    assert_eq!(with(all), (vec![FindingKind::AllTrained], 1));
+}
+
+#[test]
+fn diagnosis_is_the_same_however_rows_are_shared_out() {
+    let tokenizer = tokenizer(Some(TEMPLATE));
+    let rows: Vec<Json> = (0..40)
+        .map(|row| if row % 4 == 0 { chat(&[("user", "q")]) } else { chat(&[("user", "q"), ("assistant", "a")]) })
+        .collect();
+    let encoded: Vec<Encoded> =
+        rows.iter().map(|row| encode(&tokenizer, &EncodeOptions::new(40), row).unwrap()).collect();
+    let diagnose = |step: usize| {
+        let mut whole = Diagnosis::default();
+        for worker in (0..step).rev() {
+            let mut part = Diagnosis::default();
+            for line in (worker..encoded.len()).step_by(step) {
+                part.add(&encoded[line], &place(line + 1));
+            }
+            whole.merge(part);
+        }
+        whole
+    };
+    let one = diagnose(1);
+    assert_eq!((one.rows, one.rows_kept, one.bad_rows, one.chats_ended), (40, 30, 10, 30));
+    assert!((2..7).all(|workers| diagnose(workers) == one));
+    assert!(one.to_string().contains("10 rows dropped, nothing to train; first rows.jsonl:1: "), "{one}");
+    assert!(one.to_string().contains("(then at 5, 9, 13, 17)"), "{one}");
+}
+
+#[test]
+fn too_many_bad_rows_and_ends_that_are_never_trained_are_refused() {
+    let judge = |template: &str, bad: usize| {
+        let tokenizer = tokenizer(Some(template));
+        let mut diagnosis = Diagnosis::default();
+        for row in 0..100 {
+            let turns: &[(&str, &str)] =
+                if row < bad { &[("user", "q")] } else { &[("user", "q"), ("assistant", "a")] };
+            let encoded = encode(&tokenizer, &EncodeOptions::new(40), &chat(turns)).unwrap();
+            diagnosis.add(&encoded, &place(row + 1));
+        }
+        diagnosis.check(0.1, true)
+    };
+    assert_eq!(judge(TEMPLATE, 10), Ok(()));
+    let error = judge(TEMPLATE, 11).unwrap_err();
+    assert!(matches!(error, ShapeError::TooManyBadRows { bad: 11, rows: 100, .. }), "{error}");
+    assert!(error.to_string().contains("11.0 %") && error.to_string().contains("roles: user"), "{error}");
+    let endless = TEMPLATE.replace("{{ eos_token }}", "");
+    let error = judge(&endless, 0).unwrap_err();
+    assert!(matches!(error, ShapeError::EndNeverTrained { chats: 100, .. }), "{error}");
+}
+
+#[test]
+fn fingerprint_sees_tokenizer_template_and_options() {
+    let record = json!({ "text": "a" });
+    let fingerprint = |tokenizer: &Tokenizer, options: EncodeOptions| {
+        Encoder::new(tokenizer, options, record.as_object().unwrap(), &place(1)).unwrap().fingerprint()
+    };
+    let same = fingerprint(&tokenizer(None), EncodeOptions::new(9));
+    assert_eq!(same, fingerprint(&tokenizer(None), EncodeOptions::new(9)));
+    assert_ne!(same, fingerprint(&tokenizer(None), EncodeOptions::new(8)));
+    assert_ne!(same, fingerprint(&tokenizer(Some("x")), EncodeOptions::new(9)));
+    let all = EncodeOptions { train_on: TrainOn::All, ..EncodeOptions::new(9) };
+    assert_ne!(same, fingerprint(&tokenizer(None), all));
+}
+
+#[test]
+fn templates_that_never_end_or_grow_without_bound_are_errors_in_bounded_time() {
+    let nested = "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = a %}{% endfor %}{% endfor %}";
+    let doubled = "{% set ns = namespace(x='x') %}{% for a in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}";
+    let listed = "{% set ns = namespace(x=[1]) %}{% for a in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x|list|length }}";
+    let bombs = [
+        nested,
+        doubled,
+        listed,
+        "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+        "{% for a in range(99999999) %}{% endfor %}",
+        "{% for a in range(99999) %}{{ 'x' * 99999 }}{% endfor %}",
+        "{{ 'x' * 9999999999 }}",
+        "{{ ('x' * 90000000).replace('x', 'x' * 90000) }}",
+        "{{ 'x'.ljust(99999999999) }}",
+        "{{ '{:>99999999999}'.format(1) }}",
+        "{{ 'a\\n' | indent(9999999999) }}",
+        "{{ ([1] * 99999999999) | join }}",
+        "{{ ([1] * 99999999999) | tojson }}",
+    ];
+    let mut tokenizer = tokenizer(None);
+    for bomb in bombs {
+        let start = Instant::now();
+        let rendered = tokenizer
+            .choose_template(&TemplateChoice::Text(bomb.to_owned()))
+            .and_then(|()| tokenizer.chat_template()?.render(&[], false));
+        assert!(rendered.is_err(), "{bomb}: {} bytes", rendered.unwrap().len());
+        assert!(start.elapsed() < Duration::from_secs(60), "{bomb}: {:?}", start.elapsed());
+    }
+    let brackets = "{{ ".to_owned() + &"(".repeat(20_000);
+    for source in
+        ["{{", "{% set", "{% generation %}", "{% endgeneration %}", "{% call %}", "{# ", "{{ 'a", brackets.as_str()]
+    {
+        assert!(tokenizer.choose_template(&TemplateChoice::Text(source.to_owned())).is_err(), "{source:.20}");
+    }
+    assert!(tokenizer.choose_template(&TemplateChoice::Text("x".repeat(2 << 20))).is_err());
+}

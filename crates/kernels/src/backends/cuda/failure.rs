@@ -1,0 +1,84 @@
+//! What an operation does when the device fails it: operations return tensors, so a failure travels as a panic.
+//!
+//! The payload is [`DeviceFailure`]; whoever runs a training step catches it at the edge ([`DeviceFailure::catch`]) and reports
+//! one clear error. CubeCL itself only logs an allocation that failed and hands out a dead handle; the first operation that
+//! asks for the address notices, here.
+
+use std::panic::{self, AssertUnwindSafe};
+
+use firebrick_cuda::CudaError;
+
+/// A device could not do what an operation asked of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceFailure {
+    /// The operation.
+    pub operation: &'static str,
+    /// Whether memory ran out: a smaller run may work.
+    pub out_of_memory: bool,
+    /// The library's own message.
+    pub message: String,
+}
+
+impl std::fmt::Display for DeviceFailure {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{}: {}", self.operation, self.message)
+    }
+}
+
+impl std::error::Error for DeviceFailure {}
+
+impl DeviceFailure {
+    /// Ends the operation.
+    pub(crate) fn raise(self) -> ! {
+        panic::panic_any(self)
+    }
+
+    /// Runs `work` and returns the failure that ended it, if one did. Other panics go on.
+    ///
+    /// # Errors
+    /// The failure.
+    pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T, Self> {
+        panic::catch_unwind(AssertUnwindSafe(work)).map_err(|payload| match payload.downcast::<Self>() {
+            Ok(failure) => *failure,
+            Err(other) => panic::resume_unwind(other),
+        })
+    }
+
+    /// Keeps the panic hook from printing a failure that [`DeviceFailure::catch`] will report better, and what CubeCL's queue
+    /// threads say about an allocation that failed.
+    pub fn quiet_hook() {
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        ONCE.call_once(|| {
+            let earlier = panic::take_hook();
+            panic::set_hook(Box::new(move |info| {
+                let of_cubecl = std::thread::current().name().is_some_and(|name| name.starts_with("DSD-"))
+                    || info.location().is_some_and(|place| place.file().contains("cubecl-runtime"));
+                if !info.payload().is::<Self>() && !of_cubecl {
+                    earlier(info);
+                }
+            }));
+        });
+    }
+}
+
+/// The value, or the end of `operation`.
+pub(crate) fn check<T>(operation: &'static str, result: Result<T, CudaError>) -> T {
+    result.unwrap_or_else(|error| {
+        let out_of_memory = error.is_out_of_memory();
+        DeviceFailure { operation, out_of_memory, message: error.to_string() }.raise()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_caught_and_another_panic_is_not() {
+        let failure = DeviceFailure { operation: "embed", out_of_memory: true, message: "no memory".to_owned() };
+        let raised = failure.clone();
+        assert_eq!(DeviceFailure::catch(move || raised.raise()), Err::<(), _>(failure));
+        assert_eq!(DeviceFailure::catch(|| 3), Ok(3));
+        assert!(panic::catch_unwind(|| DeviceFailure::catch(|| panic!("a bug"))).is_err());
+    }
+}

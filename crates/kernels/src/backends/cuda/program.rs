@@ -1,0 +1,172 @@
+//! The CUDA C++ sources of this backend, compiled when the first launch asks for them.
+//!
+//! Each source is compiled once a format of activations (and a head width, for attention). NVRTC takes about a second for all
+//! that a run needs; the images are kept on disk by `firebrick_cuda::Compiler`.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use burn_tensor::DType;
+use firebrick_cuda::{Compiler, Context, CudaError, Kernel, Module, Program};
+
+use super::failure::check;
+
+const PRELUDE: &str = include_str!("source/prelude.cu");
+
+/// A file of `source/`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Source {
+    Copy,
+    CrossEntropy,
+    Elementwise,
+    Embedding,
+    /// Head width.
+    FlashForward(usize),
+    /// Head width.
+    FlashBackward(usize),
+    /// Head width.
+    FlashF32(usize),
+    Nf4,
+    Norm,
+    Optimizer,
+    Rotary,
+    Swiglu,
+}
+
+impl Source {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Copy => "copy.cu",
+            Self::CrossEntropy => "cross_entropy.cu",
+            Self::Elementwise => "elementwise.cu",
+            Self::Embedding => "embedding.cu",
+            Self::FlashForward(_) => "flash_forward.cu",
+            Self::FlashBackward(_) => "flash_backward.cu",
+            Self::FlashF32(_) => "flash_f32.cu",
+            Self::Nf4 => "nf4.cu",
+            Self::Norm => "norm.cu",
+            Self::Optimizer => "optimizer.cu",
+            Self::Rotary => "rotary.cu",
+            Self::Swiglu => "swiglu.cu",
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::Copy => include_str!("source/copy.cu"),
+            Self::CrossEntropy => include_str!("source/cross_entropy.cu"),
+            Self::Elementwise => include_str!("source/elementwise.cu"),
+            Self::Embedding => include_str!("source/embedding.cu"),
+            Self::FlashForward(_) => {
+                concat!(include_str!("source/flash.cu"), include_str!("source/flash_forward.cu"))
+            }
+            Self::FlashBackward(_) => {
+                concat!(include_str!("source/flash.cu"), include_str!("source/flash_backward.cu"))
+            }
+            Self::FlashF32(_) => include_str!("source/flash_f32.cu"),
+            Self::Nf4 => include_str!("source/nf4.cu"),
+            Self::Norm => include_str!("source/norm.cu"),
+            Self::Optimizer => include_str!("source/optimizer.cu"),
+            Self::Rotary => include_str!("source/rotary.cu"),
+            Self::Swiglu => include_str!("source/swiglu.cu"),
+        }
+    }
+
+    fn program(self, dtype: DType) -> Program {
+        let format = match dtype {
+            DType::BF16 => "T_IS_BF16",
+            DType::F16 => "T_IS_F16",
+            DType::F32 => "T_IS_F32",
+            other => unreachable!("activations are f32, f16 or bf16, not {other:?}"),
+        };
+        let head_dim = match self {
+            Self::FlashForward(width) | Self::FlashBackward(width) | Self::FlashF32(width) => {
+                format!("#define HEAD_DIM {width}\n")
+            }
+            _ => String::new(),
+        };
+        let source = format!("#define {format} 1\n{head_dim}{PRELUDE}\n{}", self.text());
+        Program { name: self.name().to_owned(), source, options: Vec::new() }
+    }
+}
+
+/// See the head of this file.
+pub(super) struct Programs {
+    context: Context,
+    compiler: Compiler,
+    compute_capability: (u32, u32),
+    modules: RefCell<HashMap<(Source, DType), Module>>,
+    kernels: RefCell<HashMap<(Source, DType, &'static str), Kernel>>,
+}
+
+impl Programs {
+    pub(super) fn new(context: &Context) -> Result<Self, CudaError> {
+        let device = context.driver().device(context.ordinal())?;
+        Ok(Self {
+            context: context.clone(),
+            compiler: Compiler::load()?,
+            compute_capability: device.compute_capability,
+            modules: RefCell::default(),
+            kernels: RefCell::default(),
+        })
+    }
+
+    /// Compiles, on all cores, what a run in this format and with this head width launches. A source that fails is left to
+    /// the launch that asks for it, which reports it.
+    pub(super) fn prepare(&self, dtype: DType, head_dim: usize, own_attention: bool) {
+        let mut wanted = vec![
+            (Source::Copy, DType::F32),
+            (Source::CrossEntropy, dtype),
+            (Source::Elementwise, dtype),
+            (Source::Embedding, dtype),
+            (Source::Nf4, dtype),
+            (Source::Norm, dtype),
+            (Source::Rotary, dtype),
+            (Source::Swiglu, dtype),
+        ];
+        let plain = [Source::CrossEntropy, Source::Elementwise, Source::Nf4, Source::Norm, Source::Optimizer];
+        wanted.extend(plain.map(|source| (source, DType::F32)));
+        if own_attention && dtype == DType::F32 {
+            wanted.push((Source::FlashF32(head_dim), dtype));
+        } else if own_attention {
+            wanted.extend([(Source::FlashForward(head_dim), dtype), (Source::FlashBackward(head_dim), dtype)]);
+        }
+        wanted.dedup();
+        // Only the compiler goes to the threads: modules belong to this one.
+        let (compiler, capability) = (&self.compiler, self.compute_capability);
+        let compile = |&(source, dtype): &(Source, DType)| compiler.compile(&source.program(dtype), capability).ok();
+        let images: Vec<_> = std::thread::scope(|scope| {
+            let compile = &compile;
+            let workers: Vec<_> = wanted.iter().map(|program| scope.spawn(move || compile(program))).collect();
+            workers.into_iter().map(|worker| worker.join().ok().flatten()).collect()
+        });
+        let mut modules = self.modules.borrow_mut();
+        for (program, image) in wanted.into_iter().zip(images) {
+            if let Some(module) = image.and_then(|image| Module::load(&self.context, &image).ok()) {
+                modules.entry(program).or_insert(module);
+            }
+        }
+    }
+
+    /// The kernel of this name.
+    pub(super) fn kernel(&self, source: Source, dtype: DType, name: &'static str) -> Kernel {
+        if let Some(kernel) = self.kernels.borrow().get(&(source, dtype, name)) {
+            return kernel.clone();
+        }
+        let kernel = check("compiling a kernel", self.load(source, dtype, name));
+        self.kernels.borrow_mut().insert((source, dtype, name), kernel.clone());
+        kernel
+    }
+
+    fn load(&self, source: Source, dtype: DType, name: &'static str) -> Result<Kernel, CudaError> {
+        let mut modules = self.modules.borrow_mut();
+        let module = match modules.entry((source, dtype)) {
+            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                let image = self.compiler.compile(&source.program(dtype), self.compute_capability)?;
+                entry.insert(Module::load(&self.context, &image)?)
+            }
+        };
+        module.kernel(name)
+    }
+}

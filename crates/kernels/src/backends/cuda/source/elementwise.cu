@@ -1,0 +1,175 @@
+// Sums, casts, row moves and fills: what is left when everything that can be fused is.
+//
+// Flat kernels walk the array in a grid-stride loop, two vectors of eight a thread and step; any grid is right, and
+// ceil(n / 4096) blocks of 256 threads is fast. An element whose index is beyond the last whole vector, and every
+// element where a pointer is off the 16-byte grid, goes one at a time. Outputs may be inputs unless said otherwise.
+
+static constexpr int AT_ONCE = 2;
+
+DEVICE long long flat_thread() { return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; }
+DEVICE long long flat_threads() { return static_cast<long long>(gridDim.x) * blockDim.x; }
+
+// y[i] = function(a[i], b[i]) over n elements; b may be null, and the function then gets zeros.
+template <int V, class Y, class A, class B, class F>
+DEVICE void map_range(Y *y, const A *a, const B *b, long long begin, long long end, F function) {
+    const long long step = flat_threads() * V;
+    for (long long base = begin + flat_thread() * V; base < end; base += AT_ONCE * step) {
+        Pack<A, V> left[AT_ONCE];
+        Pack<B, V> right[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) {
+            const long long i = base + k * step;
+            if (i < end) {
+                left[k] = Pack<A, V>::load_streaming(a + i);
+                if (b != nullptr) right[k] = Pack<B, V>::load_streaming(b + i);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) {
+            const long long i = base + k * step;
+            if (i >= end) break;
+            float first[V], second[V];
+            left[k].unpack(first);
+            if (b != nullptr) right[k].unpack(second);
+#pragma unroll
+            for (int j = 0; j < V; ++j) first[j] = function(first[j], b != nullptr ? second[j] : 0.0f);
+            Pack<Y, V>::pack(first).store(y + i);
+        }
+    }
+}
+
+template <class Y, class A, class B, class F> DEVICE void map(Y *y, const A *a, const B *b, long long n, F function) {
+    const long long whole = aligned16(y, a, b) ? n / 8 * 8 : 0;
+    map_range<8>(y, a, b, 0, whole, function);
+    map_range<1>(y, a, b, whole, n, function);
+}
+
+// y [n] = a + b.   grid any, ceil(n / 4096) is fast; block (256).
+KERNEL __launch_bounds__(256) add(T *y, const T *a, const T *b, long long n) {
+    map(y, a, b, n, [](float left, float right) { return left + right; });
+}
+
+// y [n] += x.   grid any, ceil(n / 4096) is fast; block (256).
+KERNEL __launch_bounds__(256) accumulate_f32(float *y, const float *x, long long n) {
+    map(y, y, x, n, [](float left, float right) { return left + right; });
+}
+
+// y [n] = T(x * scale).   grid any, ceil(n / 4096) is fast; block (256). y must not be x unless T is f32.
+KERNEL __launch_bounds__(256) cast_f32_to_t(T *y, const float *x, float scale, long long n) {
+    map(y, x, static_cast<const float *>(nullptr), n, [scale](float value, float) { return value * scale; });
+}
+
+// y [n] = f32(x).   grid any, ceil(n / 4096) is fast; block (256). y must not be x unless T is f32.
+KERNEL __launch_bounds__(256) cast_t_to_f32(float *y, const T *x, long long n) {
+    map(y, x, static_cast<const T *>(nullptr), n, [](float value, float) { return value; });
+}
+
+// ------------------------------------------------------------------------------------------------------------ rows
+
+// Moves one row by a block; a null source means zeros.
+template <int V> DEVICE void move_row(T *y, const T *x, int d) {
+    for (int c = threadIdx.x; c < d / V; c += blockDim.x) {
+        if (x != nullptr) {
+            Pack<T, V>::load_streaming(x + c * V).store(y + c * V);
+        } else {
+            const float zero[V] = {};
+            Pack<T, V>::pack(zero).store(y + c * V);
+        }
+    }
+}
+
+// y [m, d] = rows `rows` of x [n, d]. y must not overlap x. Rows are trusted to lie inside x.
+// grid (m), block (clamp(ceil(d / 8) rounded up to 32, 32, 256)).
+KERNEL __launch_bounds__(256) gather_rows(T *y, const T *x, const int *rows, int m, int d) {
+    const bool vectors = d % 8 == 0 && aligned16(y, x);
+    for (long long row = blockIdx.x; row < m; row += gridDim.x) {
+        const T *source = x + static_cast<long long>(rows[row]) * d;
+        if (vectors) move_row<8>(y + row * d, source, d);
+        else move_row<1>(y + row * d, source, d);
+    }
+}
+
+// Index of `row` in the strictly rising `rows`, or -1. A warp searches together: 32 probes a step.
+DEVICE int find_row(const int *rows, int m, long long row) {
+    const int lane = threadIdx.x % 32;
+    int low = 0, high = m;      // the first entry that is not below `row` lies in low..=high
+    while (low < high) {
+        const int width = (high - low + 31) / 32;
+        const int probe = low + lane * width;
+        const unsigned below = __ballot_sync(0xffffffffu, probe < high && rows[probe] < row);
+        const int count = __popc(below);      // the set lanes are the lowest ones, since rows rise
+        if (count == 0) {
+            high = low;
+        } else {
+            const int last = low + (count - 1) * width;
+            high = min(high, last + width);
+            low = last + 1;
+        }
+    }
+    return low < m && rows[low] == row ? low : -1;
+}
+
+// y [n, d]: row rows[i] is row i of x [m, d], every other row zero; rows rise strictly. y must not overlap x.
+// grid (n), block (clamp(ceil(d / 8) rounded up to 32, 32, 256)).
+KERNEL __launch_bounds__(256) scatter_rows(T *y, const T *x, const int *rows, int m, long long n, int d) {
+    const bool vectors = d % 8 == 0 && aligned16(y, x);
+    for (long long row = blockIdx.x; row < n; row += gridDim.x) {
+        const int index = find_row(rows, m, row);
+        const T *source = index < 0 ? nullptr : x + static_cast<long long>(index) * d;
+        if (vectors) move_row<8>(y + row * d, source, d);
+        else move_row<1>(y + row * d, source, d);
+    }
+}
+
+// --------------------------------------------------------------------------------------------------- copies, fills
+
+template <class E>
+DEVICE void copy_elements(void *target, const void *source, const long long (&size)[4], const long long (&stride)[4]) {
+    E *y = static_cast<E *>(target);
+    const E *x = static_cast<const E *>(source);
+    const long long n = size[0] * size[1] * size[2] * size[3];
+    for (long long i = flat_thread(); i < n; i += flat_threads()) {
+        long long rest = i, offset = 0;
+#pragma unroll
+        for (int axis = 3; axis >= 0; --axis) {
+            offset += rest % size[axis] * stride[axis];
+            rest /= size[axis];
+        }
+        y[i] = x[offset];
+    }
+}
+
+// y, contiguous, = the view of x with four axes of the given sizes and strides (elements; axis 0 is the outermost;
+// unused axes have size 1). element_bytes is 1, 2, 4, 8 or 16, and both pointers are aligned to it. Not tuned.
+// grid any, ceil(n / 1024) is fine; block (256).
+KERNEL __launch_bounds__(256)
+copy_strided(void *y, const void *x, int element_bytes, long long size0, long long size1, long long size2,
+             long long size3, long long stride0, long long stride1, long long stride2, long long stride3) {
+    const long long size[4] = {size0, size1, size2, size3}, stride[4] = {stride0, stride1, stride2, stride3};
+    switch (element_bytes) {
+    case 1: return copy_elements<unsigned char>(y, x, size, stride);
+    case 2: return copy_elements<unsigned short>(y, x, size, stride);
+    case 4: return copy_elements<unsigned>(y, x, size, stride);
+    case 8: return copy_elements<uint2>(y, x, size, stride);
+    case 16: return copy_elements<uint4>(y, x, size, stride);
+    default: __trap();
+    }
+}
+
+// Fills n bytes whose first 16-byte boundary is found here; `word` repeats every 4 bytes.
+DEVICE void fill_words(unsigned char *y, unsigned word, long long n) {
+    const long long head = min(n, static_cast<long long>(-reinterpret_cast<long long>(y) & 15));
+    const long long vectors = (n - head) / 16, tail = head + vectors * 16;
+    uint4 *middle = reinterpret_cast<uint4 *>(y + head);
+    for (long long i = flat_thread(); i < vectors; i += flat_threads()) middle[i] = make_uint4(word, word, word, word);
+    for (long long i = flat_thread(); i < head; i += flat_threads()) y[i] = word >> (8 * (i % 4));
+    for (long long i = tail + flat_thread(); i < n; i += flat_threads()) y[i] = word >> (8 * ((i - head) % 4));
+}
+
+// n bytes of zero.   grid any, ceil(n / 16384) is fast; block (256).
+KERNEL __launch_bounds__(256) fill_zero(unsigned char *y, long long n) { fill_words(y, 0, n); }
+
+// y [n] = value; y is aligned to 4 bytes.   grid any, ceil(n / 4096) is fast; block (256).
+KERNEL __launch_bounds__(256) fill_f32(float *y, float value, long long n) {
+    fill_words(reinterpret_cast<unsigned char *>(y), __float_as_uint(value), n * 4);
+}

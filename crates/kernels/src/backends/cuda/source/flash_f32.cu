@@ -1,0 +1,154 @@
+// Attention for T = float: the kernels of flash_forward.cu and flash_backward.cu by the same names and arguments, in plain
+// FMA. Compiled behind prelude.cu alone. See flash.cu for the layout of the tensors and the rules of documents.
+//
+// One warp a row, lanes across the head width, one key (or query) at a time: O(tokens) memory, exact to f32 rounding, no
+// tiling. It gives up speed: f32 attention exists to test models, not to train them. Same bits every time.
+//
+// Macro of the host: HEAD_DIM, a multiple of 32 (default 128).
+
+#ifndef HEAD_DIM
+#define HEAD_DIM 128
+#endif
+
+namespace flash_f32 {
+
+typedef long long Long;
+constexpr int EACH = HEAD_DIM / 32;   // values of a row a lane holds: lane, lane + 32, ..
+static_assert(EACH * 32 == HEAD_DIM, "HEAD_DIM must be a multiple of 32");
+
+struct Row {
+    float value[EACH];
+
+    DEVICE static Row zero() {
+        Row row;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) row.value[i] = 0.0f;
+        return row;
+    }
+
+    DEVICE static Row load(const float *tensor, Long stride, int token, int head) {
+        const float *from = tensor + token * stride + static_cast<Long>(head) * HEAD_DIM + threadIdx.x % 32;
+        Row row;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) row.value[i] = from[i * 32];
+        return row;
+    }
+
+    DEVICE void store(float *tensor, Long stride, int token, int head, float factor) const {
+        float *to = tensor + token * stride + static_cast<Long>(head) * HEAD_DIM + threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) to[i * 32] = value[i] * factor;
+    }
+
+    DEVICE void add(float factor, const Row &other) {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) value[i] += factor * other.value[i];
+    }
+
+    DEVICE void scale(float factor) {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) value[i] *= factor;
+    }
+};
+
+DEVICE float dot(const Row &a, const Row &b) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) sum += a.value[i] * b.value[i];
+    return warp_sum(sum);
+}
+
+// The last document that begins at or before the token; `documents` itself for the rows behind all of them.
+DEVICE int document_of(const int *cu_seqlens, int documents, int token) {
+    int low = 0, high = documents + 1;
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (cu_seqlens[middle] <= token) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+DEVICE int row_of_warp() { return blockIdx.y * 4 + threadIdx.x / 32; }
+
+}   // namespace flash_f32
+
+// Launch: grid (query_heads, ceil(tokens / 4)), block 128.
+KERNEL __launch_bounds__(128)
+flash_forward(float *o, float *lse, const float *q, const float *k, const float *v, long long q_stride,
+              long long k_stride, long long v_stride, long long o_stride, const int *cu_seqlens, int documents, int tokens,
+              int query_heads, int kv_heads, float scale) {
+    using namespace flash_f32;
+    const int head = blockIdx.x, kv_head = head / (query_heads / kv_heads), row = row_of_warp();
+    if (row >= tokens) return;
+    const Row query = Row::load(q, q_stride, row, head);
+    Row out = Row::zero();
+    float maximum = __int_as_float(0xff800000), sum = 0.0f;
+    for (int key = cu_seqlens[document_of(cu_seqlens, documents, row)]; key <= row; ++key) {
+        const float score = dot(query, Row::load(k, k_stride, key, kv_head)) * scale;
+        const float highest = fmaxf(maximum, score), shrink = expf(maximum - highest), p = expf(score - highest);
+        maximum = highest;
+        sum = sum * shrink + p;
+        out.scale(shrink);
+        out.add(p, Row::load(v, v_stride, key, kv_head));
+    }
+    out.store(o, o_stride, row, head, 1.0f / sum);
+    if (threadIdx.x % 32 == 0) lse[static_cast<Long>(head) * tokens + row] = maximum + logf(sum);
+}
+
+// Launch: grid (query_heads, ceil(tokens / 4)), block 128.
+KERNEL __launch_bounds__(128)
+flash_backward_dot(float *delta, const float *o, const float *d_o, long long o_stride, long long do_stride, int tokens) {
+    using namespace flash_f32;
+    const int row = row_of_warp();
+    if (row >= tokens) return;
+    const float sum = dot(Row::load(o, o_stride, row, blockIdx.x), Row::load(d_o, do_stride, row, blockIdx.x));
+    if (threadIdx.x % 32 == 0) delta[static_cast<Long>(blockIdx.x) * tokens + row] = sum;
+}
+
+// Launch: grid (kv_heads, ceil(tokens / 4)), block 128.
+KERNEL __launch_bounds__(128)
+flash_backward_keys(float *dk, float *dv, const float *q, const float *k, const float *v, const float *d_o,
+                    const float *lse, const float *delta, long long dk_stride, long long dv_stride, long long q_stride,
+                    long long k_stride, long long v_stride, long long do_stride, const int *cu_seqlens, int documents,
+                    int tokens, int query_heads, int kv_heads, float scale) {
+    using namespace flash_f32;
+    const int kv_head = blockIdx.x, group = query_heads / kv_heads, row = row_of_warp();
+    if (row >= tokens) return;
+    const int document = document_of(cu_seqlens, documents, row);
+    const int end = document < documents ? cu_seqlens[document + 1] : tokens;
+    const Row key = Row::load(k, k_stride, row, kv_head), value = Row::load(v, v_stride, row, kv_head);
+    Row d_key = Row::zero(), d_value = Row::zero();
+    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+        const Long at = static_cast<Long>(head) * tokens;
+        for (int token = row; token < end; ++token) {
+            const Row query = Row::load(q, q_stride, token, head), d_out = Row::load(d_o, do_stride, token, head);
+            const float p = expf(dot(query, key) * scale - lse[at + token]);
+            d_value.add(p, d_out);
+            d_key.add(p * (dot(d_out, value) - delta[at + token]), query);
+        }
+    }
+    d_key.store(dk, dk_stride, row, kv_head, scale);
+    d_value.store(dv, dv_stride, row, kv_head, 1.0f);
+}
+
+// Launch: grid (query_heads, ceil(tokens / 4)), block 128.
+KERNEL __launch_bounds__(128)
+flash_backward_queries(float *dq, const float *q, const float *k, const float *v, const float *d_o, const float *lse,
+                       const float *delta, long long dq_stride, long long q_stride, long long k_stride,
+                       long long v_stride, long long do_stride, const int *cu_seqlens, int documents, int tokens,
+                       int query_heads, int kv_heads, float scale) {
+    using namespace flash_f32;
+    const int head = blockIdx.x, kv_head = head / (query_heads / kv_heads), row = row_of_warp();
+    if (row >= tokens) return;
+    const Long at = static_cast<Long>(head) * tokens + row;
+    const Row query = Row::load(q, q_stride, row, head), d_out = Row::load(d_o, do_stride, row, head);
+    Row d_query = Row::zero();
+    for (int token = cu_seqlens[document_of(cu_seqlens, documents, row)]; token <= row; ++token) {
+        const Row key = Row::load(k, k_stride, token, kv_head);
+        const float p = expf(dot(query, key) * scale - lse[at]);
+        const float dp = dot(d_out, Row::load(v, v_stride, token, kv_head));
+        d_query.add(p * (dp - delta[at]), key);
+    }
+    d_query.store(dq, dq_stride, row, head, scale);
+}

@@ -1,0 +1,279 @@
+// RMSNorm, forward and backward, and the sum over rows that ends a weight gradient.
+//
+// One block owns a row and keeps the first KEEP vectors of each thread in registers (two of a 16-bit type, one of f32),
+// so a row of up to KEEP * 8 * blockDim.x values is read from memory once; what is wider is read again, from cache. A
+// width that is no multiple of 8, or a pointer off the 16-byte grid, takes the same body one value at a time. Gives up:
+// rows split over several blocks, so a few very wide rows do not fill the device.
+//
+// Block for a row of d values: threads_for(d, most) = clamp(ceil(d / 16) rounded up to a multiple of 32, 32, most). Any
+// multiple of 32 up to `most` gives the same results up to rounding.
+
+static constexpr int KEEP = 4 / sizeof(T);
+
+// Four neighbouring weights at most an instruction; weights stay in the first-level cache for the next row.
+template <int V> DEVICE void load_weight(const float *weight, float (&value)[V]) {
+    Pack<float, V>::load(weight).unpack(value);
+}
+
+template <int V> DEVICE float sum_of_squares(const Pack<T, V> &pack) {
+    float value[V], sum = 0.0f;
+    pack.unpack(value);
+#pragma unroll
+    for (int i = 0; i < V; ++i) sum += value[i] * value[i];
+    return sum;
+}
+
+template <int V> DEVICE void store_normed(T *y, const Pack<T, V> &x, const float *weight, float rstd) {
+    float value[V], scale[V];
+    x.unpack(value);
+    load_weight<V>(weight, scale);
+#pragma unroll
+    for (int i = 0; i < V; ++i) value[i] = value[i] * rstd * scale[i];
+    Pack<T, V>::pack(value).store(y);
+}
+
+template <int V> DEVICE void rms_norm_row(T *y, const T *x, const float *weight, int d, float eps) {
+    const int count = d / V, stride = blockDim.x;
+    Pack<T, V> kept[KEEP];
+    float sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < KEEP; ++k) {
+        const int c = threadIdx.x + k * stride;
+        if (c < count) kept[k] = Pack<T, V>::load_streaming(x + c * V);
+    }
+#pragma unroll
+    for (int k = 0; k < KEEP; ++k)
+        if (static_cast<int>(threadIdx.x) + k * stride < count) sum += sum_of_squares<V>(kept[k]);
+#pragma unroll 1
+    for (int c = threadIdx.x + KEEP * stride; c < count; c += stride)
+        sum += sum_of_squares<V>(Pack<T, V>::load(x + c * V));
+
+    const float rstd = 1.0f / sqrtf(block_sum(sum) / d + eps);
+#pragma unroll
+    for (int k = 0; k < KEEP; ++k) {
+        const int c = threadIdx.x + k * stride;
+        if (c < count) store_normed<V>(y + c * V, kept[k], weight + c * V, rstd);
+    }
+#pragma unroll 1
+    for (int c = threadIdx.x + KEEP * stride; c < count; c += stride)
+        store_normed<V>(y + c * V, Pack<T, V>::load(x + c * V), weight + c * V, rstd);
+}
+
+// y [n, d] = x / sqrt(mean(x^2) + eps) * w. y may be x.
+// grid (n), block threads_for(d, 512), no dynamic shared memory.
+KERNEL __launch_bounds__(512) rms_norm(T *y, const T *x, const float *w, int d, float eps) {
+    const long long offset = static_cast<long long>(blockIdx.x) * d;
+    if (d % 8 == 0 && aligned16(y, x, w)) rms_norm_row<8>(y + offset, x + offset, w, d, eps);
+    else rms_norm_row<1>(y + offset, x + offset, w, d, eps);
+}
+
+template <int V> DEVICE Pack<T, V> add_packs(const Pack<T, V> &a, const Pack<T, V> &b) {
+    float left[V], right[V];
+    a.unpack(left), b.unpack(right);
+#pragma unroll
+    for (int i = 0; i < V; ++i) left[i] += right[i];
+    return Pack<T, V>::pack(left);
+}
+
+template <int V>
+DEVICE void add_rms_norm_row(T *y, T *h, const T *x, const T *residual, const float *weight, int d, float eps) {
+    const int count = d / V, stride = blockDim.x;
+    Pack<T, V> kept[KEEP], other[KEEP];
+    float sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < KEEP; ++k) {
+        const int c = threadIdx.x + k * stride;
+        if (c < count) {
+            kept[k] = Pack<T, V>::load_streaming(x + c * V);
+            other[k] = Pack<T, V>::load_streaming(residual + c * V);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < KEEP; ++k) {
+        const int c = threadIdx.x + k * stride;
+        if (c < count) {
+            kept[k] = add_packs<V>(kept[k], other[k]);
+            kept[k].store(h + c * V);
+            sum += sum_of_squares<V>(kept[k]);
+        }
+    }
+#pragma unroll 1
+    for (int c = threadIdx.x + KEEP * stride; c < count; c += stride) {
+        const Pack<T, V> added = add_packs<V>(Pack<T, V>::load(x + c * V), Pack<T, V>::load(residual + c * V));
+        added.store(h + c * V);
+        sum += sum_of_squares<V>(added);
+    }
+
+    const float rstd = 1.0f / sqrtf(block_sum(sum) / d + eps);
+#pragma unroll
+    for (int k = 0; k < KEEP; ++k) {
+        const int c = threadIdx.x + k * stride;
+        if (c < count) store_normed<V>(y + c * V, kept[k], weight + c * V, rstd);
+    }
+    // Each thread reads back what it wrote itself.
+#pragma unroll 1
+    for (int c = threadIdx.x + KEEP * stride; c < count; c += stride)
+        store_normed<V>(y + c * V, Pack<T, V>::load(h + c * V), weight + c * V, rstd);
+}
+
+// h = x + residual, rounded to T; y = rms_norm(h) of the rounded values. h may be x or residual; y must be neither h
+// nor an input.
+// grid (n), block threads_for(d, 512), no dynamic shared memory.
+KERNEL __launch_bounds__(512)
+add_rms_norm(T *y, T *h, const T *x, const T *residual, const float *w, int d, float eps) {
+    const long long offset = static_cast<long long>(blockIdx.x) * d;
+    y += offset, h += offset, x += offset, residual += offset;
+    if (d % 8 == 0 && aligned16(y, h, x, residual, w)) add_rms_norm_row<8>(y, h, x, residual, w, d, eps);
+    else add_rms_norm_row<1>(y, h, x, residual, w, d, eps);
+}
+
+// ------------------------------------------------------------------------------------------------------------ backward
+
+// Most threads of a block of rms_norm_backward.
+static constexpr int BACKWARD_THREADS = 256;
+
+// Adds x^2 and x * (dy * w) of one vector to the two sums of the row.
+template <int V>
+DEVICE void add_row_sums(const Pack<T, V> &x, const Pack<T, V> &dy, const float *weight, float &squares,
+                         float &products) {
+    float xs[V], dys[V], scale[V];
+    x.unpack(xs), dy.unpack(dys);
+    load_weight<V>(weight, scale);
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+        squares += xs[i] * xs[i];
+        products += xs[i] * (dys[i] * scale[i]);
+    }
+}
+
+// dx = rstd * (g - x * along) + dx_residual with g = dy * w; adds dy * x * rstd to dw, whose values lie DW_STRIDE
+// apart.
+template <int V, int DW_STRIDE>
+DEVICE void store_gradient(T *dx, const Pack<T, V> &x, const Pack<T, V> &dy, const float *weight, const T *dx_residual,
+                           float rstd, float along, float *dw) {
+    float xs[V], dys[V], scale[V];
+    x.unpack(xs), dy.unpack(dys);
+    if constexpr (DW_STRIDE > 0) {
+#pragma unroll
+        for (int i = 0; i < V; ++i) dw[i * DW_STRIDE] += dys[i] * (xs[i] * rstd);
+    }
+    load_weight<V>(weight, scale);
+#pragma unroll
+    for (int i = 0; i < V; ++i) xs[i] = rstd * (dys[i] * scale[i] - xs[i] * along);
+    if (dx_residual != nullptr) {
+        Pack<T, V>::load_streaming(dx_residual).unpack(dys);
+#pragma unroll
+        for (int i = 0; i < V; ++i) xs[i] += dys[i];
+    }
+    Pack<T, V>::pack(xs).store(dx);
+}
+
+template <int V, bool WEIGHT_GRADIENT>
+DEVICE void rms_norm_backward_rows(T *dx_nd, const T *x_nd, const float *weight, const T *dy_nd, const T *residual_nd,
+                                   float *dw_partial, long long n, int d, float eps) {
+    const int count = d / V, stride = blockDim.x;
+    float *dw_row = WEIGHT_GRADIENT ? dw_partial + static_cast<long long>(blockIdx.x) * d : nullptr;
+    // Each thread's own sums; in shared memory because registers decide how many rows are in flight.
+    __shared__ float sums_of_block[WEIGHT_GRADIENT ? KEEP * V : 1][BACKWARD_THREADS];
+    float *dw = &sums_of_block[0][threadIdx.x];
+    if constexpr (WEIGHT_GRADIENT) {
+#pragma unroll
+        for (int i = 0; i < KEEP * V; ++i) dw[i * BACKWARD_THREADS] = 0.0f;
+    }
+
+    for (long long row = blockIdx.x; row < n; row += gridDim.x) {
+        const T *x = x_nd + row * d, *dy = dy_nd + row * d;
+        const T *residual = residual_nd != nullptr ? residual_nd + row * d : nullptr;
+        T *dx = dx_nd + row * d;
+        Pack<T, V> xs[KEEP], dys[KEEP];
+        float squares = 0.0f, products = 0.0f;
+#pragma unroll
+        for (int k = 0; k < KEEP; ++k) {
+            const int c = threadIdx.x + k * stride;
+            if (c < count) {
+                xs[k] = Pack<T, V>::load_streaming(x + c * V);
+                dys[k] = Pack<T, V>::load_streaming(dy + c * V);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < KEEP; ++k) {
+            const int c = threadIdx.x + k * stride;
+            if (c < count) add_row_sums<V>(xs[k], dys[k], weight + c * V, squares, products);
+        }
+#pragma unroll 1
+        for (int c = threadIdx.x + KEEP * stride; c < count; c += stride)
+            add_row_sums<V>(Pack<T, V>::load(x + c * V), Pack<T, V>::load(dy + c * V), weight + c * V, squares,
+                            products);
+
+        const float2 sums = block_sum2(squares, products);
+        const float rstd = 1.0f / sqrtf(sums.x / d + eps);
+        const float along = rstd * rstd * (sums.y / d);
+#pragma unroll
+        for (int k = 0; k < KEEP; ++k) {
+            const int c = threadIdx.x + k * stride;
+            if (c < count)
+                store_gradient<V, WEIGHT_GRADIENT ? BACKWARD_THREADS : 0>(
+                    dx + c * V, xs[k], dys[k], weight + c * V, residual ? residual + c * V : nullptr, rstd, along,
+                    dw + k * V * BACKWARD_THREADS);
+        }
+#pragma unroll 1
+        for (int c = threadIdx.x + KEEP * stride; c < count; c += stride) {
+            // The first row of the block starts the sum, so nothing need be cleared before the launch.
+            if constexpr (WEIGHT_GRADIENT) {
+#pragma unroll
+                for (int i = 0; i < V; ++i)
+                    if (row == blockIdx.x) dw_row[c * V + i] = 0.0f;
+            }
+            store_gradient<V, WEIGHT_GRADIENT ? 1 : 0>(
+                dx + c * V, Pack<T, V>::load(x + c * V), Pack<T, V>::load(dy + c * V), weight + c * V,
+                residual ? residual + c * V : nullptr, rstd, along, dw_row + c * V);
+        }
+    }
+    if constexpr (WEIGHT_GRADIENT) {
+#pragma unroll
+        for (int k = 0; k < KEEP; ++k) {
+            const int c = threadIdx.x + k * stride;
+            if (c >= count) break;
+            float sum[V];
+#pragma unroll
+            for (int i = 0; i < V; ++i) sum[i] = dw[(k * V + i) * BACKWARD_THREADS];
+            Pack<float, V>::pack(sum).store(dw_row + c * V);
+        }
+    }
+}
+
+// dx [n, d]; dx_residual may be null; dx may be x, dy or dx_residual. dw_partial [gridDim.x, d] may be null: one row of
+// sums a block, overwritten, to be added up by sum_columns. Every element of dw_partial is written only if gridDim.x <=
+// n. grid: without dw_partial (n); with it (min(n, blocks that fit the device at once: 4 a multiprocessor)).
+// block threads_for(d, 256), no dynamic shared memory.
+KERNEL __launch_bounds__(BACKWARD_THREADS, 4)
+rms_norm_backward(T *dx, const T *x, const float *w, const T *dy, const T *dx_residual, float *dw_partial, long long n,
+                  int d, float eps) {
+    const bool vectors = d % 8 == 0 && aligned16(dx, x, w, dy, dx_residual, dw_partial);
+    if (dw_partial != nullptr) {
+        if (vectors) rms_norm_backward_rows<8, true>(dx, x, w, dy, dx_residual, dw_partial, n, d, eps);
+        else rms_norm_backward_rows<1, true>(dx, x, w, dy, dx_residual, dw_partial, n, d, eps);
+    } else {
+        if (vectors) rms_norm_backward_rows<8, false>(dx, x, w, dy, dx_residual, nullptr, n, d, eps);
+        else rms_norm_backward_rows<1, false>(dx, x, w, dy, dx_residual, nullptr, n, d, eps);
+    }
+}
+
+// out [d] = (accumulate ? out : 0) + sum over the rows of partial [rows, d], in an order that only `rows` decides.
+// grid (ceil(d / 32)), block (256), no dynamic shared memory.
+KERNEL __launch_bounds__(256) sum_columns(float *out, const float *partial, int rows, int d, int accumulate) {
+    __shared__ float sums[8][32];
+    const int column = blockIdx.x * 32 + threadIdx.x % 32, lane = threadIdx.x / 32;
+    float sum = 0.0f;
+    if (column < d) {
+#pragma unroll 8
+        for (int row = lane; row < rows; row += 8) sum += partial[static_cast<long long>(row) * d + column];
+    }
+    sums[lane][threadIdx.x % 32] = sum;
+    __syncthreads();
+    if (lane != 0 || column >= d) return;
+    float total = accumulate ? out[column] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) total += sums[i][threadIdx.x];
+    out[column] = total;
+}

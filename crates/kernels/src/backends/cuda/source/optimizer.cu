@@ -1,0 +1,383 @@
+// The optimizer on f32 parameters: global norm, AdamW, and AdamW with moments in 8 bits (bitsandbytes' block-wise
+// kernel).
+//
+// The kernels named _many take up to 64 tensors by value, since adapters are hundreds of small tensors: a list of
+// pointers and sizes, and where each tensor's pieces begin among those of the launch. The numbers of a step come as
+// `Rates`, which the host computes in f64 and rounds once. Arithmetic is that of the host reference, operation by
+// operation and without fusing (portable/optimizer.rs for AdamW, crates/precision adamw_8bit.rs for 8 bits), so
+// results equal it to the bit.
+//
+// In place. Tensors are read and written as 16 bytes where all pointers of one are aligned to that, else value by
+// value.
+
+constexpr int MANY = 64;
+
+// Which tensor piece `piece` of a launch belongs to: the last whose first piece is not behind it.
+DEVICE int tensor_of(const int *first_piece, int tensors, int piece) {
+    int low = 0;
+#pragma unroll
+    for (int step = MANY / 2; step > 0; step /= 2)
+        if (low + step < tensors && first_piece[low + step] <= piece) low += step;
+    return low;
+}
+
+// The numbers of one step t, for AdamW and for its 8-bit form.
+struct Rates {
+    float beta1, rest1; // rest1 = 1 - beta1
+    float beta2, rest2;
+    float step_size;       // lr / c1, c1 = 1 - beta1^t; in 8 bits lr c2 / c1
+    float kept;            // 1 - lr * weight decay
+    float epsilon;         // in 8 bits c2 * epsilon
+    float root_correction; // c2 = sqrt(1 - beta2^t); not used in 8 bits
+};
+
+// ---------------------------------------------------------------------------------------------------------------- norm
+
+struct NormTable {
+    const float *x[MANY];
+    long long n[MANY];
+    int first_piece[MANY]; // pieces of 16384 values: the sum of ceil(n / 16384) of the tensors before
+    int tensors;
+};
+
+// partial[first_partial + piece] = sum of the squares of a piece of 16384 values. Launch: block 256; grid = all pieces.
+KERNEL __launch_bounds__(256) squared_norm_partial(float *partial, int first_partial,
+                                                   const __grid_constant__ NormTable table) {
+    constexpr int PIECE = 16384, ROUND = 256 * 4;
+    const int tensor = tensor_of(table.first_piece, table.tensors, blockIdx.x);
+    const long long start = static_cast<long long>(blockIdx.x - table.first_piece[tensor]) * PIECE;
+    const float *x = table.x[tensor] + start;
+    const long long left = table.n[tensor] - start;
+    float sum[4] = {};
+    if (left >= PIECE && aligned16(x)) {
+#pragma unroll 8
+        for (int round = 0; round < PIECE / ROUND; ++round) {
+            float value[4];
+            Pack<float, 4>::load(x + round * ROUND + threadIdx.x * 4).unpack(value);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) sum[k] = fmaf(value[k], value[k], sum[k]);
+        }
+    } else {
+        const int count = left < PIECE ? static_cast<int>(left) : PIECE;
+#pragma unroll 4
+        for (int round = 0; round < PIECE / ROUND; ++round)
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const int at = round * ROUND + threadIdx.x * 4 + k;
+                const float value = at < count ? x[at] : 0.0f;
+                sum[k] = fmaf(value, value, sum[k]);
+            }
+    }
+    const float total = block_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
+    if (threadIdx.x == 0) partial[first_partial + blockIdx.x] = total;
+}
+
+// out[1] = sum of partial[count], added in f64 in a fixed order. Launch: grid 1, block 1024.
+KERNEL __launch_bounds__(1024) sum_partials(float *out, const float *partial, int count) {
+    __shared__ double sums[1024];
+    double sum = 0.0;
+    for (long long at = threadIdx.x; at < count; at += 1024) sum += partial[at];
+    sums[threadIdx.x] = sum;
+    for (int step = 512; step > 0; step /= 2) {
+        __syncthreads();
+        if (threadIdx.x < step) sums[threadIdx.x] += sums[threadIdx.x + step];
+    }
+    if (threadIdx.x == 0) *out = static_cast<float>(sums[0]);
+}
+
+// norm[1] = sqrt(squared), scale[1] = min(1, max_norm / (norm + 1e-6)), as torch's clip_grad_norm_ (NaN stays NaN);
+// scale 1 where max_norm <= 0. Launch: grid 1, block 1.
+KERNEL clip_coefficient(float *scale, float *norm, const float *squared, float max_norm) {
+    const float root = sqrtf(*squared), ratio = max_norm / (root + 1e-6f);
+    *norm = root;
+    *scale = max_norm <= 0.0f || ratio > 1.0f ? 1.0f : ratio;
+}
+
+// --------------------------------------------------------------------------------------------------------------- AdamW
+
+// p (1 - lr wd) - lr m^ / (sqrt(v^) + eps): decay first, as torch does it.
+DEVICE void adamw_value(float &p, float g, float &m, float &v, float scale, const Rates &rates) {
+    g = __fmul_rn(g, scale);
+    m = __fadd_rn(__fmul_rn(m, rates.beta1), __fmul_rn(g, rates.rest1));
+    v = __fadd_rn(__fmul_rn(v, rates.beta2), __fmul_rn(__fmul_rn(g, g), rates.rest2));
+    const float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(v), rates.root_correction), rates.epsilon);
+    p = __fsub_rn(__fmul_rn(p, rates.kept), __fmul_rn(__fdiv_rn(m, denominator), rates.step_size));
+}
+
+// V values a thread, UNROLL of them in flight, from `start` on.
+template <int V>
+DEVICE void adamw_piece(float *p, const float *g, float *m, float *v, float scale, const Rates &rates, long long start,
+                        long long n) {
+    constexpr int UNROLL = 8 / V;
+    typedef Pack<float, V> Values;
+    Values packs[UNROLL][4];
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+        const long long at = start + (u * 256 + threadIdx.x) * V;
+        if (at >= n) continue;
+        packs[u][0] = Values::load(p + at), packs[u][1] = Values::load_streaming(g + at);
+        packs[u][2] = Values::load_streaming(m + at), packs[u][3] = Values::load_streaming(v + at);
+    }
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+        const long long at = start + (u * 256 + threadIdx.x) * V;
+        if (at >= n) continue;
+        float value[4][V];
+#pragma unroll
+        for (int which = 0; which < 4; ++which) packs[u][which].unpack(value[which]);
+#pragma unroll
+        for (int k = 0; k < V; ++k) adamw_value(value[0][k], value[1][k], value[2][k], value[3][k], scale, rates);
+        Values::pack(value[0]).store(p + at);
+        Values::pack(value[2]).store_streaming(m + at);
+        Values::pack(value[3]).store_streaming(v + at);
+    }
+}
+
+// Values of a piece.
+constexpr int ADAMW_PIECE = 2048;
+
+DEVICE void adamw_tensor(float *p, const float *g, float *m, float *v, float scale, const Rates &rates, long long piece,
+                         long long n) {
+    const long long start = piece * ADAMW_PIECE;
+    if (n % 4 == 0 && aligned16(p, g, m, v)) adamw_piece<4>(p, g, m, v, scale, rates, start, n);
+    else adamw_piece<1>(p, g, m, v, scale, rates, start, n);
+}
+
+// One step on one tensor of n values; scale [1] multiplies the gradient. Launch: block 256; grid ceil(n / 2048).
+KERNEL __launch_bounds__(256) adamw(float *p, const float *g, float *m, float *v, const float *scale, Rates rates,
+                                    long long n) {
+    adamw_tensor(p, g, m, v, *scale, rates, blockIdx.x, n);
+}
+
+struct AdamWTable {
+    float *p[MANY];
+    const float *g[MANY];
+    float *m[MANY];
+    float *v[MANY];
+    long long n[MANY];
+    int first_piece[MANY]; // pieces of 2048 values
+    int tensors;
+};
+
+// One step on up to 64 tensors. Launch: block 256; grid = all pieces.
+KERNEL __launch_bounds__(256) adamw_many(const __grid_constant__ AdamWTable table, const float *scale, Rates rates) {
+    const int tensor = tensor_of(table.first_piece, table.tensors, blockIdx.x);
+    adamw_tensor(table.p[tensor], table.g[tensor], table.m[tensor], table.v[tensor], *scale, rates,
+                 blockIdx.x - table.first_piece[tensor], table.n[tensor]);
+}
+
+// ----------------------------------------------------------------------------------------------------- AdamW in 8 bits
+
+constexpr int MOMENT_BLOCK = 256;
+
+// Nearest values of a rising table by the bits of the float: the top bits name a cell, each cell holds at most one
+// decision point (checked for both dynamic maps with these sizes), so a code is two look-ups instead of a search of
+// eight. BITS of the mantissa name a cell, down to 2^-OCTAVES; below that lies no decision point.
+template <int VALUES, int BITS, int OCTAVES> struct Encoder {
+    static constexpr int CELLS = (OCTAVES << BITS) + 1;
+    static constexpr int LOWEST = (127 - OCTAVES) << BITS;
+    float midpoint[VALUES];      // the last is one that no value exceeds
+    unsigned char below[CELLS];  // decision points in lower cells
+
+    static DEVICE int cell(float x) {
+        const int cell = (__float_as_int(x) >> (23 - BITS)) - LOWEST;
+        return min(max(cell, 0), CELLS - 1);
+    }
+
+    // From `map` of VALUES rising values, all threads of the block together; a barrier must follow.
+    DEVICE void build(const float *map) {
+        for (int k = threadIdx.x; k < VALUES; k += blockDim.x) {
+            const bool last = k == VALUES - 1;
+            const float mine = last ? __int_as_float(0x7f800000) : __fadd_rn(map[k], map[k + 1]) * 0.5f;
+            midpoint[k] = mine;
+            const int from = k == 0 ? 0 : cell(__fadd_rn(map[k - 1], map[k]) * 0.5f) + 1;
+            const int to = last ? CELLS - 1 : cell(mine);
+            for (int at = from; at <= to; ++at) below[at] = k;
+        }
+    }
+
+    // How many decision points lie below x >= 0; on one, the count that is odd where ODD_TIES, else even.
+    template <bool ODD_TIES> DEVICE int count(float x) const {
+        const int lower = below[cell(x)];
+        const float decision = midpoint[lower];
+        const bool tie = x == decision && (lower % 2 == 1) != ODD_TIES;
+        return lower + (x > decision || tie ? 1 : 0);
+    }
+};
+
+// Two moments' tables.
+struct Codebook {
+    float signed_map[256];
+    float unsigned_map[256];
+    // The signed map is 0 in the middle (code 127) and otherwise its own mirror image, with 1 added: codes count from
+    // there.
+    Encoder<129, 6, 22> signed_codes;
+    Encoder<256, 7, 23> unsigned_codes;
+
+    DEVICE void build(const float *from_signed, const float *from_unsigned) {
+        for (int k = threadIdx.x; k < 256; k += blockDim.x) {
+            signed_map[k] = from_signed[k];
+            unsigned_map[k] = from_unsigned[k];
+        }
+        signed_codes.build(from_signed + 127);
+        unsigned_codes.build(from_unsigned);
+        __syncthreads();
+    }
+
+    // `scaled` is value over the block's largest magnitude, NaN in a block of zeros, whose codes are then
+    // bitsandbytes'. A code never turns a sign round; zero counts as positive.
+    DEVICE unsigned first_code(float scaled, float value) const {
+        const int steps = signed_codes.count<true>(fabsf(scaled));
+        const bool negative = __float_as_int(value) < 0;
+        const int code = negative ? 127 - min(max(steps, 1), 127) : 127 + steps;
+        return scaled == scaled ? code : negative ? 0 : value > 0.0f ? 1 : 255;
+    }
+
+    DEVICE unsigned second_code(float scaled) const {
+        const int code = unsigned_codes.count<false>(scaled);
+        return scaled == scaled ? code : 0;
+    }
+};
+
+// value / divisor, |value| <= divisor, correctly rounded: the reciprocal's quotient and one correction, for one
+// division a block. Small divisors are scaled up so that the correction does not underflow. 0 / 0 is NaN.
+struct Divisor {
+    float factor, divisor, inverse;
+
+    DEVICE explicit Divisor(float by)
+        : factor(by < 1e-25f ? 0x1p64f : 1.0f), divisor(by * factor), inverse(__frcp_rn(divisor)) {}
+
+    DEVICE float divide(float value) const {
+        value *= factor;
+        const float quotient = value * inverse;
+        return fmaf(fmaf(-quotient, divisor, value), inverse, quotient);
+    }
+};
+
+// One value; a gradient that is not finite keeps the parameter and loses both moments.
+DEVICE void adamw_8bit_value(float &p, float g, float &m, float &v, float scale, const Rates &rates) {
+    if ((__float_as_int(g) & 0x7f800000) == 0x7f800000) {
+        m = v = 0.0f;
+        return;
+    }
+    g = __fmul_rn(g, scale);
+    v = __fadd_rn(__fmul_rn(v, rates.beta2), __fmul_rn(__fmul_rn(rates.rest2, g), g));
+    m = __fadd_rn(__fmul_rn(m, rates.beta1), __fmul_rn(rates.rest1, g));
+    const float ratio = __fdiv_rn(m, __fadd_rn(__fsqrt_rn(v), rates.epsilon));
+    p = __fmul_rn(__fsub_rn(p, __fmul_rn(rates.step_size, ratio)), rates.kept);
+}
+
+struct EightBit {
+    float *p;
+    const float *g;
+    unsigned char *m_codes;
+    float *m_absmax;
+    unsigned char *v_codes;
+    float *v_absmax;
+    long long n;
+
+    // A block of 256 values by one warp: a lane takes four values twice, 128 apart. Codes are whole blocks, values
+    // may end.
+    DEVICE void step_block(const Codebook &book, float scale, const Rates &rates, long long block) const {
+        const int lane = threadIdx.x % 32;
+        const long long start = block * MOMENT_BLOCK + lane * 4;
+        const bool wide = (block + 1) * MOMENT_BLOCK <= n && aligned16(p, g);
+        unsigned *m_words = reinterpret_cast<unsigned *>(m_codes + start);
+        unsigned *v_words = reinterpret_cast<unsigned *>(v_codes + start);
+        const unsigned m_word[2] = {m_words[0], m_words[32]}, v_word[2] = {v_words[0], v_words[32]};
+        const float m_scale = m_absmax[block], v_scale = v_absmax[block];
+        float value[2][4], gradient[2][4], m[2][4], v[2][4];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            load(value[half], p, start + half * 128, wide);
+            load(gradient[half], g, start + half * 128, wide);
+        }
+        float m_largest = 0.0f, v_largest = 0.0f;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                float &mean = m[half][k], &square = v[half][k];
+                mean = __fmul_rn(book.signed_map[m_word[half] >> 8 * k & 255], m_scale);
+                square = __fmul_rn(book.unsigned_map[v_word[half] >> 8 * k & 255], v_scale);
+                adamw_8bit_value(value[half][k], gradient[half][k], mean, square, scale, rates);
+                if (!wide && start + half * 128 + k >= n) mean = square = 0.0f; // filled up with zeros
+                m_largest = fmaxf(m_largest, fabsf(mean)), v_largest = fmaxf(v_largest, fabsf(square));
+            }
+            store(value[half], start + half * 128, wide);
+        }
+        m_largest = warp_max(m_largest), v_largest = warp_max(v_largest);
+        const Divisor m_by(m_largest), v_by(v_largest);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            unsigned m_new = 0, v_new = 0;
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                m_new |= book.first_code(m_by.divide(m[half][k]), m[half][k]) << 8 * k;
+                v_new |= book.second_code(v_by.divide(v[half][k])) << 8 * k;
+            }
+            m_words[32 * half] = m_new, v_words[32 * half] = v_new;
+        }
+        if (lane == 0) m_absmax[block] = m_largest, v_absmax[block] = v_largest;
+    }
+
+    DEVICE void load(float (&to)[4], const float *from, long long start, bool wide) const {
+        if (wide) {
+            Pack<float, 4>::load(from + start).unpack(to);
+            return;
+        }
+#pragma unroll
+        for (int k = 0; k < 4; ++k) to[k] = start + k < n ? from[start + k] : 0.0f;
+    }
+
+    DEVICE void store(const float (&from)[4], long long start, bool wide) const {
+        if (wide) {
+            Pack<float, 4>::pack(from).store(p + start);
+            return;
+        }
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+            if (start + k < n) p[start + k] = from[k];
+    }
+};
+
+// One step on one tensor of n values. Codes are [ceil(n / 256) * 256] aligned to 4 bytes, what lies beyond n is
+// written as zeros' codes; maps are the signed and unsigned dynamic maps [256]. Launch: block 512; grid min(ceil(n /
+// 4096), 2 * multiprocessors).
+KERNEL __launch_bounds__(512, 2) adamw_8bit(float *p, const float *g, unsigned char *m_codes, float *m_absmax,
+                                            unsigned char *v_codes, float *v_absmax, const float *map_signed,
+                                            const float *map_unsigned, const float *scale, Rates rates, long long n) {
+    __shared__ Codebook book;
+    book.build(map_signed, map_unsigned);
+    const EightBit tensor = {p, g, m_codes, m_absmax, v_codes, v_absmax, n};
+    const float by = *scale;
+    const long long blocks = (n + MOMENT_BLOCK - 1) / MOMENT_BLOCK, step = static_cast<long long>(gridDim.x) * 16;
+    for (long long block = static_cast<long long>(blockIdx.x) * 16 + threadIdx.x / 32; block < blocks; block += step)
+        tensor.step_block(book, by, rates, block);
+}
+
+struct EightBitTable {
+    float *p[MANY];
+    const float *g[MANY];
+    unsigned char *m_codes[MANY];
+    float *m_absmax[MANY];
+    unsigned char *v_codes[MANY];
+    float *v_absmax[MANY];
+    int n[MANY];           // larger tensors take adamw_8bit
+    int first_block[MANY]; // blocks of 256 values
+    int tensors, blocks;   // blocks of all tensors
+};
+
+// One step on up to 64 tensors. Launch: block 512; grid min(ceil(blocks / 16), 2 * multiprocessors).
+KERNEL __launch_bounds__(512, 2) adamw_8bit_many(const __grid_constant__ EightBitTable table, const float *map_signed,
+                                                 const float *map_unsigned, const float *scale, Rates rates) {
+    __shared__ Codebook book;
+    book.build(map_signed, map_unsigned);
+    const float by = *scale;
+    for (int block = blockIdx.x * 16 + threadIdx.x / 32; block < table.blocks; block += gridDim.x * 16) {
+        const int at = tensor_of(table.first_block, table.tensors, block);
+        const EightBit tensor = {table.p[at],       table.g[at],        table.m_codes[at], table.m_absmax[at],
+                                 table.v_codes[at], table.v_absmax[at], table.n[at]};
+        tensor.step_block(book, by, rates, block - table.first_block[at]);
+    }
+}

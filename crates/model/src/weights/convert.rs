@@ -1,0 +1,140 @@
+//! Elements of a safetensors file in the number format that a device takes, and the check that they are finite.
+//!
+//! Works on blocks that stay in the cache between the read, the conversion and the check, so that each costs little beside
+//! the read itself. Gives up big-endian machines: safetensors stores little-endian elements, and most are handed over as
+//! they are.
+
+use burn_tensor::DType;
+use half::{bf16, f16};
+use safetensors::Dtype;
+
+const _: () =
+    assert!(cfg!(target_endian = "little"), "stored elements are uploaded without turning their bytes around");
+
+/// The device's name of a stored format; `None` for what is not read as weights.
+pub(super) fn device_dtype(stored: Dtype) -> Option<DType> {
+    match stored {
+        Dtype::F32 => Some(DType::F32),
+        Dtype::BF16 => Some(DType::BF16),
+        Dtype::F16 => Some(DType::F16),
+        _ => None,
+    }
+}
+
+/// Converts elements, rounded to nearest with ties to even; what is too large becomes infinite.
+///
+/// # Panics
+/// For formats other than F32, BF16, F16, or the same on both sides: callers read those without conversion.
+pub(super) fn convert(stored: DType, bytes: &[u8], wanted: DType, out: &mut [u8]) {
+    match (stored, wanted) {
+        (DType::F32, DType::BF16) => each(bytes, out, |word| bf16::from_f32(f32::from_le_bytes(word)).to_le_bytes()),
+        (DType::F32, DType::F16) => each(bytes, out, |word| f16::from_f32(f32::from_le_bytes(word)).to_le_bytes()),
+        (DType::BF16, DType::F32) => each(bytes, out, |word| widen(word).to_le_bytes()),
+        (DType::BF16, DType::F16) => each(bytes, out, |word| f16::from_f32(widen(word)).to_le_bytes()),
+        (DType::F16, DType::F32) => each(bytes, out, |word| f16::from_le_bytes(word).to_f32().to_le_bytes()),
+        (DType::F16, DType::BF16) => {
+            each(bytes, out, |word| bf16::from_f32(f16::from_le_bytes(word).to_f32()).to_le_bytes());
+        }
+        _ => panic!("no conversion from {stored:?} to {wanted:?}"),
+    }
+}
+
+fn each<const N: usize, const M: usize>(bytes: &[u8], out: &mut [u8], to: impl Fn([u8; N]) -> [u8; M]) {
+    let (from, into) = (bytes.as_chunks::<N>().0, out.as_chunks_mut::<M>().0);
+    assert_eq!(from.len(), into.len(), "a block is converted element by element");
+    for (out, &word) in into.iter_mut().zip(from) {
+        *out = to(word);
+    }
+}
+
+/// A bf16 is the upper half of an f32.
+fn widen(word: [u8; 2]) -> f32 {
+    f32::from_bits(u32::from(u16::from_le_bytes(word)) << 16)
+}
+
+/// Index of the first NaN or infinity.
+pub(super) fn first_not_finite(bytes: &[u8], dtype: DType) -> Option<usize> {
+    // Without their sign, the bits of floats are ordered as the floats are, with infinity and NaN on top: one maximum over
+    // signed integers, which every vector extension has, decides over a block.
+    match dtype {
+        DType::F32 => {
+            let bits = |word: &[u8; 4]| i32::from_le_bytes(*word) & 0x7FFF_FFFF;
+            let words = bytes.as_chunks().0;
+            let largest = words.iter().fold(0, |largest, word| bits(word).max(largest));
+            const INFINITY: i32 = 0x7F80_0000;
+            (largest >= INFINITY).then(|| words.iter().position(|word| bits(word) >= INFINITY)).flatten()
+        }
+        _ => {
+            let infinity = if dtype == DType::BF16 { 0x7F80 } else { 0x7C00 };
+            let bits = |word: &[u8; 2]| i16::from_le_bytes(*word) & 0x7FFF;
+            let words = bytes.as_chunks().0;
+            let largest = words.iter().fold(0, |largest, word| bits(word).max(largest));
+            (largest >= infinity).then(|| words.iter().position(|word| bits(word) >= infinity)).flatten()
+        }
+    }
+}
+
+/// One element as a number.
+pub(super) fn element(bytes: &[u8], dtype: DType, index: usize) -> f32 {
+    match dtype {
+        DType::F32 => f32::from_le_bytes(bytes.as_chunks().0[index]),
+        DType::BF16 => widen(bytes.as_chunks().0[index]),
+        _ => f16::from_le_bytes(bytes.as_chunks().0[index]).to_f32(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
+
+    fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
+        let f32s: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        if dtype == DType::F32 {
+            return f32s;
+        }
+        let mut out = vec![0; values.len() * 2];
+        convert(DType::F32, &f32s, dtype, &mut out);
+        out
+    }
+
+    #[test]
+    fn numbers_that_both_formats_hold_convert_exactly() {
+        let values = [0.0, -0.0, 1.5, -0.15625, 448.0, -2.0_f32.powi(-14)];
+        for stored in ALL {
+            for wanted in ALL.into_iter().filter(|&wanted| wanted != stored) {
+                let mut out = vec![0; values.len() * wanted.size()];
+                convert(stored, &encode(&values, stored), wanted, &mut out);
+                assert_eq!(out, encode(&values, wanted), "{stored:?} to {wanted:?}");
+                let read: Vec<u32> = (0..values.len()).map(|i| element(&out, wanted, i).to_bits()).collect();
+                assert_eq!(read, values.map(f32::to_bits), "{stored:?} to {wanted:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_nan_or_infinity_is_found_at_every_place_and_the_largest_number_is_not() {
+        for dtype in ALL {
+            let largest = if dtype == DType::F16 { 65504.0 } else { half::bf16::MAX.to_f32() };
+            let mut values = vec![-largest; 100];
+            assert_eq!(first_not_finite(&encode(&values, dtype), dtype), None);
+            for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                for place in [0, 1, 63, 99] {
+                    values[place] = bad;
+                    values[99] = bad;
+                    assert_eq!(first_not_finite(&encode(&values, dtype), dtype), Some(place), "{dtype:?} {bad}");
+                    values[place] = largest;
+                    values[99] = largest;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_too_large_for_a_format_becomes_infinite_there() {
+        for (value, dtype) in [(65520.0, DType::F16), (3.4e38, DType::BF16)] {
+            assert_eq!(first_not_finite(&encode(&[1.0, value], dtype), dtype), Some(1), "{value} in {dtype:?}");
+        }
+    }
+}

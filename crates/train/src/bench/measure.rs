@@ -1,0 +1,152 @@
+//! The timed part of a bench, on one backend.
+
+use std::time::Instant;
+
+use firebrick_data::Batch;
+use firebrick_hwprofile::measure::ProcessClock;
+use firebrick_kernels::{Kernels, TracedOperation};
+use firebrick_model::LlamaConfig;
+
+use super::options::BenchOptions;
+use super::report::Spread;
+use super::roofs::Roofs;
+use super::synthetic::Synthetic;
+use super::trace::StepTrace;
+use crate::assemble;
+use crate::backend::{self_test, wait};
+use crate::config::{Init, RunConfig};
+use crate::error::RunError;
+use crate::memory_meter::{MemoryMeter, MemorySource};
+use crate::plan::Plan;
+use crate::step::{Trainer, scalar};
+
+/// What is measured, and who is told.
+pub(super) struct Case<'a> {
+    pub(super) options: &'a BenchOptions,
+    pub(super) config: &'a RunConfig,
+    pub(super) plan: &'a Plan,
+    pub(super) model: &'a LlamaConfig,
+    pub(super) clock: ProcessClock,
+    pub(super) say: &'a dyn Fn(&str),
+}
+
+/// What was found.
+pub(super) struct Measured {
+    pub(super) step_s: Spread,
+    pub(super) load_s: f64,
+    pub(super) first_step_s: f64,
+    pub(super) self_test_s: Option<f64>,
+    pub(super) peak_bytes: u64,
+    pub(super) peak_source: MemorySource,
+    pub(super) loss_first: f32,
+    pub(super) loss_last: f32,
+    pub(super) roofs: Roofs,
+    pub(super) trace: Option<StepTrace>,
+}
+
+/// Loads, steps, and measures what the steps are held against.
+///
+/// # Errors
+/// As [`super::bench`].
+pub(super) fn measure<B: Kernels>(case: &Case<'_>) -> Result<Measured, RunError> {
+    let Case { options, plan, say, .. } = case;
+    let device = B::Device::default();
+    let dtype = assemble::compute_dtype(plan);
+    let self_test_s = self_test::<B>(plan.backend.value, &device, dtype, case.model.head_dim)?;
+    if let Some(seconds) = self_test_s {
+        say(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
+    }
+    let mut meter = MemoryMeter::new(plan.backend.value);
+    let started = Instant::now();
+    let mut trainer = assemble::trainer::<B>(case.config, plan, case.model, Init::Pretrained, &device)?;
+    wait::<B>(&device)?;
+    let load_s = started.elapsed().as_secs_f64();
+    meter.sample();
+    say(&format!("loaded in {load_s:.2} s"));
+
+    let mut batches = batches(case);
+    let steps = timed_steps(case, &mut trainer, &mut batches, &mut meter)?;
+    let traced = options.trace.then(|| traced_step(&mut trainer, &batches.next_batch(), &device)).transpose()?;
+    let (peak_bytes, peak_source) = (meter.sample(), meter.source());
+    // What the roofs are measured with must not be added to what training holds.
+    drop(trainer);
+    B::release_memory(&device);
+    let roofs = Roofs::measure::<B>(&device, dtype, plan.backend.value.is_cpu())?;
+    let step_s = Spread::of(steps.seconds);
+    Ok(Measured {
+        step_s,
+        load_s,
+        first_step_s: steps.first_step_s,
+        self_test_s,
+        peak_bytes,
+        peak_source,
+        loss_first: steps.losses[0],
+        loss_last: steps.losses[steps.losses.len() - 1],
+        trace: traced.map(|operations| StepTrace::new(&operations, step_s.median, &roofs)),
+        roofs,
+    })
+}
+
+fn batches(case: &Case<'_>) -> Synthetic {
+    Synthetic {
+        rows: case.options.micro_batch,
+        row_len: case.options.seq,
+        documents: case.options.documents,
+        vocab_size: case.model.vocab_size,
+        seed: case.config.seed,
+    }
+}
+
+struct Steps {
+    /// Of the steps after the warm-up.
+    seconds: Vec<f64>,
+    /// Mean loss of every step.
+    losses: Vec<f32>,
+    first_step_s: f64,
+}
+
+fn timed_steps<B: Kernels>(
+    case: &Case<'_>,
+    trainer: &mut Trainer<B>,
+    batches: &mut Synthetic,
+    meter: &mut MemoryMeter,
+) -> Result<Steps, RunError> {
+    let mut steps = Steps { seconds: Vec::new(), losses: Vec::new(), first_step_s: 0.0 };
+    for index in 0..case.options.warmup + case.options.steps {
+        let batch = batches.next_batch();
+        let started = Instant::now();
+        let loss = step(trainer, &batch)?;
+        let seconds = started.elapsed().as_secs_f64();
+        if index == 0 {
+            steps.first_step_s = case.clock.elapsed().as_secs_f64();
+        }
+        if index >= case.options.warmup {
+            steps.seconds.push(seconds);
+        }
+        steps.losses.push(loss);
+        meter.sample();
+        (case.say)(&format!("step {}: {seconds:.3} s, loss {loss:.4}", index + 1));
+    }
+    Ok(steps)
+}
+
+/// One step to its end: the mean loss, read back.
+fn step<B: Kernels>(trainer: &mut Trainer<B>, batch: &Batch) -> Result<f32, RunError> {
+    let outcome = trainer.step(std::slice::from_ref(batch))?;
+    let loss = scalar(outcome.loss_sum) / outcome.trained_tokens as f32;
+    let grad_norm = scalar(outcome.grad_norm);
+    if loss.is_finite() && grad_norm.is_finite() {
+        Ok(loss)
+    } else {
+        Err(RunError::NotFinite { step: outcome.step, loss, grad_norm })
+    }
+}
+
+fn traced_step<B: Kernels>(
+    trainer: &mut Trainer<B>,
+    batch: &Batch,
+    device: &B::Device,
+) -> Result<Vec<TracedOperation>, RunError> {
+    let (loss, operations) = B::trace(device, || step(trainer, batch));
+    loss.map(|_| operations)
+}

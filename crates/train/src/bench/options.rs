@@ -1,0 +1,189 @@
+//! What a bench is asked for on the command line, and the recipe that it stands for.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use toml::Value;
+
+use crate::config::{BackendChoice, ComputeDtype, OptimizerKind, Recompute, RunConfig};
+use crate::error::RunError;
+use crate::plan::word;
+
+/// What the options do not say: QLoRA on all seven projections, at one learning rate, over data that is never opened.
+const RECIPE: &str = r#"
+name = "bench"
+seed = 0
+[bnb_4bit]
+[lora]
+[data]
+path = "made-up tokens"
+format = "text"
+[train]
+schedule = "constant"
+warmup_steps = 0
+[eval]
+max_new_tokens = 1
+"#;
+
+/// The options of `train bench`.
+#[derive(Args, Clone, Debug)]
+pub struct BenchOptions {
+    /// Model folder: config.json and safetensors; no tokenizer is needed.
+    #[arg(long)]
+    pub model: PathBuf,
+    /// Tokens of a row.
+    #[arg(long, default_value = "4096", value_parser = count)]
+    pub seq: usize,
+    /// Rows of a step.
+    #[arg(long, default_value = "8", value_parser = count)]
+    pub micro_batch: usize,
+    /// What blocks compute again in their backward.
+    #[arg(long, value_enum, default_value = "full")]
+    pub recompute: Recompute,
+    /// Format of activations and matrix products, where the backend has it.
+    #[arg(long, value_enum, default_value = "bf16")]
+    pub compute: ComputeFormat,
+    /// Steps that are timed.
+    #[arg(long, default_value = "5", value_parser = count)]
+    pub steps: usize,
+    /// Steps before them: pools fill, kernels compile, clocks rise.
+    #[arg(long, default_value_t = 3)]
+    pub warmup: usize,
+    /// Whether block inputs wait in host memory; left out: as the plan has it.
+    #[arg(long)]
+    pub offload: Option<bool>,
+    /// Rank of the adapters.
+    #[arg(long, default_value = "16", value_parser = count)]
+    pub rank: usize,
+    /// Numerator of the adapters' scale.
+    #[arg(long, default_value_t = 32.0)]
+    pub alpha: f64,
+    /// Optimizer.
+    #[arg(long, value_enum, default_value = "paged_adamw_8bit")]
+    pub optimizer: OptimizerKind,
+    /// Tokens whose logits are held at once.
+    #[arg(long, default_value = "1024", value_parser = count)]
+    pub loss_chunk: usize,
+    /// Documents of a row, of one length.
+    #[arg(long, default_value = "1", value_parser = count)]
+    pub documents: usize,
+    /// Where tensors live.
+    #[arg(long, value_enum, default_value = "auto")]
+    pub backend: BackendChoice,
+    /// Take one step more and say how long each operation of it took, beside roofs measured on the same device.
+    #[arg(long)]
+    pub trace: bool,
+}
+
+/// `--compute`, in the words that kernels are known by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ComputeFormat {
+    /// bfloat16.
+    Bf16,
+    /// Half precision.
+    Fp16,
+    /// Single precision.
+    Fp32,
+}
+
+impl From<ComputeFormat> for ComputeDtype {
+    fn from(format: ComputeFormat) -> Self {
+        match format {
+            ComputeFormat::Bf16 => Self::Bfloat16,
+            ComputeFormat::Fp16 => Self::Float16,
+            ComputeFormat::Fp32 => Self::Float32,
+        }
+    }
+}
+
+impl BenchOptions {
+    /// The recipe that a run would be given for the same work.
+    ///
+    /// # Errors
+    /// Options that cannot be together.
+    pub fn recipe(&self) -> Result<RunConfig, RunError> {
+        if 2 * self.documents > self.seq {
+            return Err(RunError::BenchDocuments { documents: self.documents, row_len: self.seq });
+        }
+        let steps = self.warmup + self.steps + usize::from(self.trace);
+        let mut overrides = vec![
+            format!("model={}", Value::String(self.model.display().to_string())),
+            format!("backend={}", word(&self.backend)),
+            format!("max_seq_len={}", self.seq),
+            format!("bnb_4bit.compute_dtype={}", word(&ComputeDtype::from(self.compute))),
+            format!("lora.r={}", self.rank),
+            format!("lora.alpha={}", self.alpha),
+            format!("train.recompute={}", word(&self.recompute)),
+            format!("train.optimizer={}", word(&self.optimizer)),
+            format!("train.micro_batch_size={}", self.micro_batch),
+            format!("train.loss_chunk_tokens={}", self.loss_chunk),
+            format!("train.steps={steps}"),
+        ];
+        overrides.extend(self.offload.map(|offload| format!("train.offload={offload}")));
+        Ok(RunConfig::from_toml(RECIPE, Path::new("train bench"), &overrides)?)
+    }
+}
+
+/// A whole number from 1 on.
+fn count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".to_owned()),
+        Ok(number) => Ok(number),
+        Err(_) => Err("expected a whole number, 1 or more".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: BenchOptions,
+    }
+
+    fn parse(words: &str) -> Result<BenchOptions, String> {
+        let words = ["bench", "--model", "m"].into_iter().chain(words.split_whitespace());
+        Cli::try_parse_from(words).map(|cli| cli.options).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn options_become_the_recipe_of_the_same_work() {
+        let words = "--seq 512 --micro-batch 3 --recompute selective --compute fp32 --rank 8 --optimizer adamw --trace";
+        let config = parse(words).unwrap().recipe().unwrap();
+        assert_eq!((config.max_seq_len, config.train.micro_batch_size), (512, 3));
+        assert_eq!((config.recompute(), config.compute_dtype()), (Recompute::Selective, ComputeDtype::Float32));
+        assert_eq!((config.lora.as_ref().unwrap().r, config.train.optimizer), (8, OptimizerKind::Adamw));
+        assert_eq!(config.train.steps, Some(3 + 5 + 1));
+        assert_eq!(config.train.offload, None);
+        assert!(config.bnb_4bit.unwrap().double_quant);
+    }
+
+    #[test]
+    fn wrong_words_are_told_the_allowed_ones() {
+        let message = parse("--recompute some").unwrap_err();
+        assert!(message.contains("'some'") && message.contains("full, selective, none"), "{message}");
+        let message = parse("--compute bfloat16").unwrap_err();
+        assert!(message.contains("bf16, fp16, fp32"), "{message}");
+        let message = parse("--optimizer sgd").unwrap_err();
+        assert!(message.contains("adamw, adamw_8bit, paged_adamw_8bit"), "{message}");
+        assert!(parse("--micro-batch 0").unwrap_err().contains("at least 1"));
+        assert!(parse("--backend tpu").unwrap_err().contains("flex"));
+    }
+
+    #[test]
+    fn documents_need_two_tokens_and_offloading_full_recomputation() {
+        let refusal = |words| parse(words).unwrap().recipe().unwrap_err().to_string();
+        assert!(refusal("--seq 8 --documents 5").contains("at least two tokens"));
+        assert!(refusal("--recompute none --offload true").contains("train.offload"));
+    }
+
+    #[test]
+    fn a_path_with_a_quote_is_one_path() {
+        let options = BenchOptions { model: "a'b\"c".into(), ..parse("").unwrap() };
+        assert_eq!(options.recipe().unwrap().model, "a'b\"c");
+    }
+}

@@ -1,0 +1,137 @@
+//! Where the time of a step goes, operation by operation, and how near each is to its roof.
+
+use std::collections::BTreeMap;
+
+use firebrick_kernels::TracedOperation;
+use serde::Serialize;
+
+use super::roofs::Roofs;
+
+/// What an operation is held against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// The rate of matrix products.
+    Math,
+    /// The rate of a copy.
+    Memory,
+}
+
+/// Name, and size of a product.
+type Key = (&'static str, Option<[usize; 3]>);
+
+/// All launches of one name, and for matrix products of one size.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct OperationTime {
+    /// What was launched.
+    pub name: &'static str,
+    /// `m`, `n` and `k` of a matrix product.
+    pub product: Option<[usize; 3]>,
+    /// How often.
+    pub calls: usize,
+    /// Device time of all of them.
+    pub ms: f64,
+    /// Part of the untraced step's time.
+    pub share: f64,
+    /// 1e12 operations a second; 0 for what only moves memory.
+    pub tflops: f64,
+    /// 1e9 bytes a second, each byte counted once.
+    pub gb_s: f64,
+    /// Which roof is nearer.
+    pub bound: Bound,
+    /// Part of that roof that was reached: the time at the roof over the time taken.
+    pub roof_share: f64,
+}
+
+/// One step, taken apart.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepTrace {
+    /// Longest first; empty where the backend cannot trace.
+    pub operations: Vec<OperationTime>,
+    /// Part of the untraced step's time in which none of them ran; `None` where the backend cannot trace. Slightly low, even
+    /// below 0, since launches take a little longer while they are traced.
+    pub idle: Option<f64>,
+}
+
+impl StepTrace {
+    /// Adds up the launches of one step whose untraced median is `step_s`.
+    pub(super) fn new(launches: &[TracedOperation], step_s: f64, roofs: &Roofs) -> Self {
+        let mut sums: BTreeMap<Key, (usize, TracedOperation)> = BTreeMap::new();
+        for launch in launches {
+            let none = TracedOperation { milliseconds: 0.0, flops: 0.0, bytes: 0.0, ..*launch };
+            let (calls, sum) = sums.entry((launch.name, launch.product)).or_insert((0, none));
+            *calls += 1;
+            sum.milliseconds += launch.milliseconds;
+            sum.flops += launch.flops;
+            sum.bytes += launch.bytes;
+        }
+        let mut operations: Vec<_> =
+            sums.into_values().map(|(calls, sum)| OperationTime::new(calls, &sum, step_s, roofs)).collect();
+        operations.sort_by(|a, b| b.ms.total_cmp(&a.ms));
+        let busy: f64 = operations.iter().map(|operation| operation.share).sum();
+        Self { idle: (!operations.is_empty()).then_some(1.0 - busy), operations }
+    }
+}
+
+impl OperationTime {
+    fn new(calls: usize, sum: &TracedOperation, step_s: f64, roofs: &Roofs) -> Self {
+        let seconds = sum.milliseconds / 1e3;
+        // Too short for the device's clock: nothing can be said about its rate.
+        let per_second = |amount: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
+        let (math_s, memory_s) = (sum.flops / (roofs.product_tflops * 1e12), sum.bytes / (roofs.copy_tb_s * 1e12));
+        Self {
+            name: sum.name,
+            product: sum.product,
+            calls,
+            ms: sum.milliseconds,
+            share: seconds / step_s,
+            tflops: per_second(sum.flops) / 1e12,
+            gb_s: per_second(sum.bytes) / 1e9,
+            bound: if math_s >= memory_s { Bound::Math } else { Bound::Memory },
+            roof_share: per_second(math_s.max(memory_s)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOFS: Roofs = Roofs { product_tflops: 1.0, product_size: 8, copy_tb_s: 0.1 };
+
+    fn launch(name: &'static str, milliseconds: f64, flops: f64, bytes: f64) -> TracedOperation {
+        TracedOperation { name, milliseconds, flops, bytes, product: None }
+    }
+
+    #[test]
+    fn launches_of_a_name_add_up_and_are_held_against_the_nearer_roof() {
+        let launches =
+            [launch("linear", 2.0, 1e9, 1e6), launch("norm", 1.0, 0.0, 5e7), launch("linear", 2.0, 1e9, 1e6)];
+        let trace = StepTrace::new(&launches, 0.01, &ROOFS);
+        let [linear, norm] = &trace.operations[..] else { panic!("two names: {trace:?}") };
+        assert_eq!((linear.name, linear.calls, linear.ms, linear.bound), ("linear", 2, 4.0, Bound::Math));
+        assert!((linear.roof_share - 0.5).abs() < 1e-12 && (linear.tflops - 0.5).abs() < 1e-12);
+        assert_eq!((norm.bound, norm.tflops), (Bound::Memory, 0.0));
+        assert!((norm.roof_share - 0.5).abs() < 1e-12 && (norm.gb_s - 50.0).abs() < 1e-9);
+        assert!((trace.idle.unwrap() - 0.5).abs() < 1e-12);
+    }
+
+    #[test]
+    fn products_of_different_sizes_are_told_apart() {
+        let product = |m| TracedOperation { product: Some([m, 8, 8]), ..launch("linear", 1.0, 1e9, 1e6) };
+        let trace = StepTrace::new(&[product(64), product(128), product(64)], 0.01, &ROOFS);
+        let found: Vec<_> = trace.operations.iter().map(|operation| (operation.product, operation.calls)).collect();
+        assert_eq!(found, [(Some([64, 8, 8]), 2), (Some([128, 8, 8]), 1)]);
+    }
+
+    #[test]
+    fn a_backend_that_cannot_trace_has_no_idle_time_to_tell() {
+        assert_eq!(StepTrace::new(&[], 1.0, &ROOFS), StepTrace { operations: Vec::new(), idle: None });
+    }
+
+    #[test]
+    fn an_operation_shorter_than_the_clock_has_no_rate() {
+        let trace = StepTrace::new(&[launch("fill", 0.0, 0.0, 4.0)], 1.0, &ROOFS);
+        assert_eq!((trace.operations[0].gb_s, trace.operations[0].roof_share), (0.0, 0.0));
+    }
+}

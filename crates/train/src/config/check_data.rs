@@ -1,0 +1,138 @@
+//! What `[data]` may not say.
+//!
+//! Gives up looking at the files: whether they are there, and what they hold, is found when they are read.
+
+use crate::config::check::{Rule, at_least};
+use crate::config::data_keys::{DataFormat, Mix, MixUntil, SourceConfig, TrainOn};
+use crate::config::error::ConfigError;
+use crate::config::keys::RunConfig;
+use crate::config::source::Source;
+
+/// Refuses a recipe that names no data at all.
+pub(super) fn refuse_missing(config: &RunConfig, source: &Source<'_>) -> Result<(), ConfigError> {
+    if !config.data.path.is_empty() || !config.data.sources.is_empty() || source.is_typed("data.path") {
+        return Ok(());
+    }
+    let help = "add `path = \"train.jsonl\"`: the file, folder or Hub dataset to train on, or [[data.sources]] tables";
+    Err(ConfigError::Missing { place: source.place("data"), key: "data.path".to_owned(), help: help.to_owned() })
+}
+
+/// The rules of `[data]`.
+pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
+    let data = &config.data;
+    let mut rules = vec![
+        (
+            !data.path.is_empty() || !data.sources.is_empty(),
+            "data.path",
+            "is empty".into(),
+            "write the file, folder or Hub dataset to train on",
+        ),
+        (
+            data.eval_path.as_deref() != Some(""),
+            "data.eval_path",
+            "is empty".into(),
+            "write what to evaluate on, or leave the key out",
+        ),
+        at_least("data.workers", data.workers.unwrap_or(1) as u64, 1),
+        at_least("data.pad_to_multiple_of", data.pad_to_multiple_of.unwrap_or(1) as u64, 1),
+        (
+            (0.0..=1.0).contains(&data.max_bad_share),
+            "data.max_bad_share",
+            format!("must be from 0 to 1, got {}", data.max_bad_share),
+            "write for example 0.1",
+        ),
+        (
+            data.eval_fraction.is_none_or(|fraction| fraction > 0.0 && fraction < 1.0),
+            "data.eval_fraction",
+            "must be above 0 and below 1".into(),
+            "write for example 0.05",
+        ),
+        (
+            data.chat_template.as_deref() != Some(""),
+            "data.chat_template",
+            "is empty".into(),
+            "write a file, or the name of one of the tokenizer's templates, or leave the key out",
+        ),
+        (data.cache.as_deref() != Some(""), "data.cache", "is empty".into(), "write a folder, or leave the key out"),
+    ];
+    rules.extend(agreements(config));
+    for (key, sources) in [("data.sources", &data.sources), ("data.eval_sources", &data.eval_sources)] {
+        let mix = if key == "data.sources" { data.mix } else { Mix::Concatenate };
+        rules.extend(sources.iter().enumerate().flat_map(|(index, source)| of_source(key, index, source, mix)));
+    }
+    rules
+}
+
+/// Keys that only mean something beside others.
+fn agreements(config: &RunConfig) -> Vec<Rule> {
+    let data = &config.data;
+    let plain_text =
+        data.format == DataFormat::Text && matches!(data.train_on, Some(TrainOn::Assistant | TrainOn::Last));
+    let one_path = data.sources.is_empty() || data.eval_path.is_some();
+    vec![
+        (
+            !plain_text,
+            "data.train_on",
+            "plain text has no assistant turns to train on".into(),
+            "write \"all\", or format = \"chat\"",
+        ),
+        (
+            data.train_end_of_turn || config.train_on() != TrainOn::All,
+            "data.train_end_of_turn",
+            "every token is trained, the ends of turns too".into(),
+            "remove it, or write train_on = \"assistant\"",
+        ),
+        (
+            data.format == DataFormat::Auto || one_path,
+            "data.format",
+            "says what the rows of data.path are, and there are data.sources instead".into(),
+            "write `shape` into each source",
+        ),
+        (
+            data.mix == Mix::Concatenate || data.sources.len() > 1,
+            "data.mix",
+            "there are no several data.sources to mix".into(),
+            "remove it, or name the sources as [[data.sources]] tables",
+        ),
+        (
+            data.mix_until == MixUntil::First || data.mix == Mix::Weight,
+            "data.mix_until",
+            "only a mixture by weight ends before every row came once".into(),
+            "remove it, or write mix = \"weight\"",
+        ),
+    ]
+}
+
+/// The rules of one source, which is named by its number in the list.
+fn of_source(key: &'static str, index: usize, source: &SourceConfig, mix: Mix) -> Vec<Rule> {
+    let number = index + 1;
+    let names = source.field_names();
+    let weight = source.weight.unwrap_or(1.0);
+    vec![
+        (
+            !source.path.trim().is_empty(),
+            key,
+            format!("source {number}: path is empty"),
+            "write a file, a pattern, a folder or a Hub dataset",
+        ),
+        (
+            names.is_ok(),
+            key,
+            format!("source {number}: fields: {}", names.err().unwrap_or_default()),
+            "write our name first and the source's behind it, as in fields = { text = \"body\" }",
+        ),
+        (source.limit != Some(0), key, format!("source {number}: limit is 0"), "leave the source out, or the limit"),
+        (
+            weight.is_finite() && weight > 0.0,
+            key,
+            format!("source {number}: weight must be above 0, got {weight}"),
+            "leave the source out instead",
+        ),
+        (
+            source.weight.is_none() || mix == Mix::Weight,
+            key,
+            format!("source {number}: weight has an effect only where training sources are mixed by weight"),
+            "remove it, or write data.mix = \"weight\"",
+        ),
+    ]
+}

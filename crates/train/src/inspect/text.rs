@@ -1,0 +1,130 @@
+//! The inspection as text: colours on a terminal, markers elsewhere.
+//!
+//! Gives up showing long rows whole: the page does.
+
+use std::fmt::Write;
+
+use super::{Inspection, SampleRow, SetView};
+
+/// How trained text is told from untrained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    /// Green and dim, by ANSI escapes.
+    Colours,
+    /// Between ⟦ and ⟧.
+    Markers,
+}
+
+/// Characters of a row that are shown.
+const SHOWN_CHARACTERS: usize = 4000;
+/// Characters of the longest bar.
+const BAR: usize = 40;
+
+pub(super) fn render(inspection: &Inspection, style: Style) -> String {
+    let mut out = format!("{}\n", inspection.name);
+    for set in &inspection.sets {
+        describe(&mut out, set);
+        if !set.samples.is_empty() {
+            let legend = match style {
+                Style::Colours => "\x1b[32mtrained\x1b[0m and \x1b[2mnot trained\x1b[0m",
+                Style::Markers => "⟦trained⟧ and not trained",
+            };
+            line(&mut out, format_args!("\n  sample rows: {legend}"));
+        }
+        for row in &set.samples {
+            sample(&mut out, row, set.row_len, style);
+        }
+    }
+    out
+}
+
+fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
+    writeln!(out, "{text}").expect("a string takes any text");
+}
+
+fn describe(out: &mut String, set: &SetView) {
+    line(out, format_args!("\n{}: {}", set.title, set.kept));
+    for source in &set.sources {
+        line(out, format_args!("  {}", visible(&source.to_string()).replace('\n', "\n  ")));
+    }
+    for (name, value) in set.measures() {
+        line(out, format_args!("  {name:<18} {value}"));
+    }
+    line(out, format_args!("\n  tokens          documents"));
+    let histogram = set.histogram();
+    let most = histogram.iter().map(|&(_, _, documents)| documents).max().unwrap_or(1).max(1);
+    for (from, to, documents) in histogram {
+        let bar = "#".repeat((documents * BAR).div_ceil(most));
+        line(out, format_args!("  {:<15} {documents:>9} {bar}", format!("{from} to {to}")));
+    }
+}
+
+fn sample(out: &mut String, row: &SampleRow, row_len: usize, style: Style) {
+    line(
+        out,
+        format_args!("\n  row {}: {} of {row_len} tokens, {} documents", row.number, row.tokens(), row.documents.len()),
+    );
+    let mut left = SHOWN_CHARACTERS;
+    for (index, document) in row.documents.iter().enumerate() {
+        if left == 0 {
+            line(out, format_args!("  … and {} documents more", row.documents.len() - index));
+            return;
+        }
+        line(
+            out,
+            format_args!("  document {}: {} tokens, {} trained", index + 1, document.tokens, document.trained_tokens),
+        );
+        for piece in &document.pieces {
+            let shown: String = piece.text.chars().take(left).collect();
+            left -= shown.chars().count();
+            let cut = if shown.len() < piece.text.len() { "…" } else { "" };
+            let shown = visible(&shown);
+            out.push_str(&match (style, piece.trained) {
+                (Style::Colours, true) => format!("\x1b[32m{shown}{cut}\x1b[0m"),
+                (Style::Colours, false) => format!("\x1b[2m{shown}{cut}\x1b[0m"),
+                (Style::Markers, true) => format!("⟦{shown}{cut}⟧"),
+                (Style::Markers, false) => format!("{shown}{cut}"),
+            });
+        }
+        out.push('\n');
+    }
+}
+
+/// Text that a terminal shows and does not obey.
+fn visible(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '\n' | '\t' => out.push(character),
+            _ if character.is_control() => out.extend(character.escape_default()),
+            _ => out.push(character),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inspect::page::tests::inspection;
+
+    #[test]
+    fn markers_surround_exactly_what_is_trained() {
+        let text = inspection("<b>&\u{1b}[31m").text(Style::Markers);
+        assert!(text.contains("<b>&\\u{1b}[31m⟦answer⟧"), "{text}");
+        assert!(!text.contains('\u{1b}'), "no escape may reach the terminal");
+        for part in ["12 rows", "2 documents", "(75.0 %)", "50.0 %", "3 to 3", "4 to 4"] {
+            assert!(text.contains(part), "{part:?} is not in {text}");
+        }
+    }
+
+    #[test]
+    fn colours_surround_what_is_trained_and_long_rows_are_cut() {
+        let text = inspection(&"x".repeat(9000)).text(Style::Colours);
+        assert!(
+            text.contains("\u{1b}[2mxxx") && text.contains("x…\u{1b}[0m") && text.contains("1 documents more"),
+            "{text}"
+        );
+        assert!(inspection("q").text(Style::Colours).contains("\u{1b}[32manswer\u{1b}[0m"));
+    }
+}

@@ -1,0 +1,205 @@
+//! What a recipe says about data is what is trained on, whatever form the data has.
+
+use std::fs;
+use std::path::Path;
+
+use firebrick_tests::{finish, fixture, recipe, refusal, step_losses};
+use firebrick_train::config::RunConfig;
+use firebrick_train::data_sets::{DataSets, read, tokenizer};
+use firebrick_train::inspect::{Style, inspect};
+use serde_json::{Value, json};
+use tempfile::tempdir;
+
+fn chats() -> String {
+    fs::read_to_string(fixture("data/chat-tiny.jsonl")).unwrap()
+}
+
+fn read_data(config: &RunConfig) -> DataSets {
+    read(config, &tokenizer(config, &config.model_folder().unwrap()).unwrap()).unwrap()
+}
+
+fn data_of(changes: &[&str]) -> DataSets {
+    read_data(&recipe(Path::new("unused"), changes))
+}
+
+/// The recipe's data with these tables instead of its path.
+fn sources(tables: &[String]) -> String {
+    format!("data.sources=[{}]", tables.join(", "))
+}
+
+fn table(path: &Path, more: &str) -> String {
+    format!("{{path='{}'{more}}}", path.display())
+}
+
+/// The recipe's file comes first, so that naming sources takes its place.
+fn with_sources(tables: &[String], changes: &[&str]) -> DataSets {
+    let sources = sources(tables);
+    data_of(&[&["data.path=", sources.as_str()], changes].concat())
+}
+
+#[test]
+fn every_format_of_the_same_chats_trains_the_same_rows() {
+    let folder = tempdir().unwrap();
+    let rows: Vec<Value> = chats().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let sharegpt = rows.iter().map(|row| {
+        let turn = |message: &Value| json!({ "from": message["role"], "value": message["content"] });
+        let turns: Vec<Value> = row["messages"].as_array().unwrap().iter().map(turn).collect();
+        json!({ "talk": turns }).to_string() + "\n"
+    });
+    let expected: Vec<_> = data_of(&["data.eval_fraction="]).train.documents.examples().collect();
+    let files = [
+        ("list.json", Value::from(rows.clone()).to_string(), ""),
+        ("in_object.json", json!({ "version": 1, "rows": rows }).to_string(), ", field='rows'"),
+        ("lines.data", chats(), ", format='jsonl'"),
+        ("sharegpt.jsonl", sharegpt.collect(), ", shape='sharegpt', fields={messages='talk'}"),
+    ];
+    for (name, content, more) in files {
+        let path = folder.path().join(name);
+        fs::write(&path, content).unwrap();
+        let found = with_sources(&[table(&path, more)], &["data.eval_fraction="]);
+        assert!(found.train.documents.examples().eq(expected.iter().cloned()), "{name}");
+    }
+}
+
+#[test]
+fn a_folder_and_a_pattern_hold_what_their_files_hold() {
+    let folder = tempdir().unwrap();
+    let text = chats();
+    let (first, second) = text.split_at(text.find('\n').unwrap() + 1);
+    fs::write(folder.path().join("a.jsonl"), first).unwrap();
+    fs::write(folder.path().join("b.jsonl"), second).unwrap();
+    let expected: Vec<_> = data_of(&["data.eval_fraction="]).train.documents.examples().collect();
+    for path in [folder.path().to_path_buf(), folder.path().join("*.jsonl")] {
+        let found = data_of(&[&format!("data.path='{}'", path.display()), "data.eval_fraction="]);
+        assert!(found.train.documents.examples().eq(expected.iter().cloned()), "{}", path.display());
+    }
+}
+
+#[test]
+fn sources_are_limited_mixed_and_reported_one_by_one() {
+    let (chats, texts) = (fixture("data/chat-tiny.jsonl"), fixture("data/text-tiny.jsonl"));
+    let tables = [table(&chats, ", limit=5"), table(&texts, ", limit=3, shape='text'")];
+    for mix in ["data.mix=concatenate", "data.mix=size"] {
+        let data = with_sources(&tables, &[mix, "data.eval_fraction="]);
+        let rows: Vec<u64> = data.train.sources.iter().map(|source| source.diagnosis.rows).collect();
+        assert_eq!((rows, data.train.documents.len()), (vec![5, 3], 8), "{mix}");
+        let notes = data.notes().join("\n");
+        assert!(notes.contains("chat-tiny.jsonl (jsonl, chat): 5 rows"), "{notes}");
+        assert!(notes.contains("text-tiny.jsonl (jsonl, text): 3 rows"), "{notes}");
+    }
+    let weighted = [table(&chats, ", weight=3.0"), table(&texts, ", weight=1.0")];
+    let changes = ["data.mix=weight", "data.mix_until=never", "data.eval_fraction="];
+    let all = chats_and_texts();
+    assert_eq!(with_sources(&weighted, &changes).train.documents.len(), all);
+}
+
+fn chats_and_texts() -> usize {
+    let lines = |name| fs::read_to_string(fixture(name)).unwrap().lines().count();
+    lines("data/chat-tiny.jsonl") + lines("data/text-tiny.jsonl")
+}
+
+#[test]
+fn cached_tokens_are_found_again_and_a_changed_recipe_or_file_never_meets_them() {
+    let folder = tempdir().unwrap();
+    let file = folder.path().join("rows.jsonl");
+    fs::write(&file, chats()).unwrap();
+    let (path, cache) =
+        (format!("data.path='{}'", file.display()), format!("data.cache='{}'", folder.path().join("cache").display()));
+    let read = |changes: &[&str]| data_of(&[&[path.as_str(), cache.as_str()], changes].concat());
+    let first = read(&[]);
+    assert!(first.train.kept.contains("tokenised now"), "{}", first.train.kept);
+    let second = read(&[]);
+    assert!(second.train.kept.contains("found in"), "{}", second.train.kept);
+    assert!(first.train.documents.examples().eq(second.train.documents.examples()));
+    assert_eq!(first.train.sources, second.train.sources);
+    assert!(first.train.documents.examples().eq(data_of(&[]).train.documents.examples()), "as without a cache");
+    for change in ["max_seq_len=32", "data.train_on=last", "data.overflow=split", "data.train_end_of_turn=false"] {
+        assert!(read(&[change]).train.kept.contains("tokenised now"), "{change}");
+    }
+    fs::write(&file, chats() + chats().lines().next().unwrap()).unwrap();
+    let changed = read(&[]);
+    assert!(changed.train.kept.contains("tokenised now"), "{}", changed.train.kept);
+    assert_eq!(changed.train.sources[0].diagnosis.rows, first.train.sources[0].diagnosis.rows + 1);
+}
+
+#[test]
+fn cache_that_cannot_be_written_costs_a_note_and_nothing_else() {
+    let folder = tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "in the way").unwrap();
+    let data = data_of(&[&format!("data.cache='{}'", file.join("cache").display())]);
+    assert!(data.train.kept.contains("kept in memory for this run: cannot"), "{}", data.train.kept);
+    assert!(data.train.documents.examples().eq(data_of(&[]).train.documents.examples()));
+}
+
+#[test]
+fn keys_of_masks_and_lengths_do_what_they_say() {
+    let trained = |changes: &[&str]| data_of(&[&["data.eval_fraction="], changes].concat()).train.sources[0].clone();
+    let plain = trained(&[]).diagnosis;
+    assert!(trained(&["data.train_end_of_turn=false"]).diagnosis.trained_tokens < plain.trained_tokens);
+    assert!(trained(&["data.train_on=all"]).diagnosis.trained_tokens > plain.trained_tokens);
+    assert!(trained(&["data.train_on=last"]).diagnosis.trained_tokens <= plain.trained_tokens);
+    let short = |overflow| trained(&["max_seq_len=24", "data.train_on=all", overflow]).diagnosis;
+    let (cut, split, dropped) =
+        (short("data.overflow=truncate"), short("data.overflow=split"), short("data.overflow=drop"));
+    assert!(cut.tokens_cut > 0 && cut.longest == 24, "{cut}");
+    assert!(split.tokens_cut == 0 && split.examples > cut.examples, "{split}");
+    assert!(dropped.examples < cut.examples && dropped.to_string().contains("longer than max_seq_len"), "{dropped}");
+}
+
+#[test]
+fn rows_that_teach_nothing_are_counted_up_to_the_share_that_is_allowed() {
+    let output = tempdir().unwrap();
+    let file = output.path().join("rows.jsonl");
+    fs::write(&file, chats() + &fs::read_to_string(fixture("data/masked.jsonl")).unwrap()).unwrap();
+    let path = format!("data.path='{}'", file.display());
+    let notes = data_of(&[&path]).notes().join("\n");
+    assert!(notes.contains("1 rows dropped, nothing to train; first") && notes.contains("rows.jsonl:"), "{notes}");
+    let message = refusal(recipe(output.path(), &[&path, "data.max_bad_share=0.0"]), false);
+    assert!(message.contains("cannot be trained on; at most 0.0 % may (max_bad_share)"), "{message}");
+}
+
+#[test]
+fn chat_template_of_the_recipe_takes_the_place_of_the_models() {
+    let output = tempdir().unwrap();
+    let template = output.path().join("mine.jinja");
+    let text = "{% for message in messages %}{{ message.role }}: {{ message.content }}{{ eos_token }}{% endfor %}";
+    fs::write(&template, text).unwrap();
+    let named = format!("data.chat_template='{}'", template.display());
+    let changed = data_of(&[&named]);
+    assert_ne!(changed.train.documents.example(0), data_of(&[]).train.documents.example(0));
+    let message = refusal(recipe(output.path(), &["data.chat_template=nobody"]), false);
+    assert!(message.contains("no template named") || message.contains("no chat template named"), "{message}");
+}
+
+#[test]
+fn workers_and_held_out_sources_change_no_loss() {
+    let output = tempdir().unwrap();
+    let losses = |name: &str, changes: &[&str]| {
+        let folder = output.path().join(name);
+        finish(recipe(&folder, &[&["train.steps=3"], changes].concat()), false);
+        step_losses(&folder.join("run"))
+    };
+    let held_out = format!("data.eval_sources=[{}]", table(&fixture("data/chat-tiny.jsonl"), ", limit=4"));
+    let expected = losses("one", &["data.eval_fraction="]);
+    assert_eq!(losses("three", &["data.eval_fraction=", "data.workers=3"]), expected);
+    assert_eq!(losses("held", &[held_out.as_str()]), expected);
+}
+
+#[test]
+fn inspection_shows_the_rows_that_a_run_trains() {
+    let config = recipe(Path::new("unused"), &[]);
+    let seen = inspect(&config, 2).unwrap();
+    let data = read_data(&config);
+    assert_eq!(seen.sets.len(), 2);
+    assert_eq!(seen.sets[0].packing.documents, data.train.documents.len());
+    assert_eq!(seen.sets[1].packing.documents, data.held_out.unwrap().len());
+    let row = &seen.sets[0].samples[0];
+    assert!(row.tokens() <= seen.sets[0].row_len && row.documents[0].trained_tokens > 0);
+    let text = seen.text(Style::Markers);
+    let page = seen.page();
+    let piece = row.documents[0].pieces.iter().find(|piece| piece.trained).unwrap();
+    assert!(chats().contains(piece.text.split('<').next().unwrap().trim()), "{piece:?}");
+    assert!(text.contains('⟦') && text.contains("held-out data"), "{text}");
+    assert!(page.contains("class=\"trained\"") && !page.contains("http"), "{page}");
+}
