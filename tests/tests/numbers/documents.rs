@@ -1,7 +1,7 @@
 //! Documents of a packed row do not see each other, forward or backward.
 //!
 //! Nothing leaks on any backend of this binary that finds a device, to the bit; numbers are compared with the reference on
-//! flex. CUDA has its own test on cards.
+//! flex. CUDA is left out here: its attention adds in no fixed order.
 
 use std::collections::BTreeMap;
 

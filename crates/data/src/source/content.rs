@@ -16,6 +16,7 @@ use super::error::SourceError;
 use super::format::Format;
 use super::records::SourceFile;
 use super::spec::SourceSpec;
+use super::unfinished;
 
 const BUFFER_BYTES: usize = 1 << 20;
 /// File systems may keep times of change only to two seconds.
@@ -99,7 +100,7 @@ impl ContentKeys {
     fn remember(&self, path: &Path, stamp: &Json, hash: u128) {
         let Some(memo) = self.memo(path) else { return };
         let text = json!({ "stamp": stamp, "hash": format!("{hash:032x}") }).to_string();
-        let half = memo.with_extension(format!("{}.half", std::process::id()));
+        let half = memo.with_extension(unfinished());
         // A memory that cannot be written costs time, no correctness.
         let folder = memo.parent().expect("a file inside the folder");
         let written = fs::create_dir_all(folder).and_then(|()| fs::write(&half, text));

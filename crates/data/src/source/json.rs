@@ -4,8 +4,10 @@
 //! objects; and objects one a line, which many files called `.json` hold. Nesting inside a row is bounded by the
 //! parser (128), outside of rows nothing recurses.
 
+mod scanner;
+
 use std::io::{BufRead, Cursor, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::Value as Json;
 
@@ -14,10 +16,9 @@ use super::jsonl::{JsonLines, parse_object};
 use super::open::{Bytes, read_failed};
 use super::{MAX_RECORD_BYTES, Record};
 use crate::error::Place;
+use scanner::{Scanner, show};
 
 const HINT: &str = "The file must be one JSON list of objects, or an object with such a list";
-const TOO_LARGE: &str =
-    "Cut it into several; if the list of rows is deeper in the document, write one JSON object a line";
 
 /// The records of a file with the format `json`.
 pub(super) fn open_json(
@@ -91,133 +92,6 @@ fn skip_blank(bytes: &mut Bytes, start: &mut Vec<u8>) -> std::io::Result<bool> {
 fn has_rows(object: &Json) -> bool {
     let is_rows = |value: &Json| value.as_array().and_then(|items| items.first()).is_some_and(Json::is_object);
     object.as_object().is_some_and(|fields| fields.values().any(is_rows))
-}
-
-/// Cuts a document into the texts of its values.
-struct Scanner {
-    bytes: Bytes,
-    path: PathBuf,
-    line: usize,
-    column: usize,
-}
-
-impl Scanner {
-    fn place(&self) -> Place {
-        Place { path: self.path.clone(), line: self.line }
-    }
-
-    fn bad(&self, reason: impl Into<String>) -> SourceError {
-        SourceError::BadJson { place: self.place(), column: self.column, reason: reason.into(), hint: HINT }
-    }
-
-    fn fill(&mut self) -> Result<&[u8], SourceError> {
-        let line = self.line;
-        self.bytes.fill_buf().map_err(|reason| read_failed(&self.path, line, &reason))
-    }
-
-    fn consume(&mut self, count: usize, newlines: usize, after_newline: usize) {
-        self.bytes.consume(count);
-        self.line += newlines;
-        self.column = if newlines > 0 { after_newline + 1 } else { self.column + count };
-    }
-
-    /// The next byte that is not blank, not consumed; none at the end.
-    fn peek(&mut self) -> Result<Option<u8>, SourceError> {
-        loop {
-            let buffer = self.fill()?;
-            let Some(&first) = buffer.first() else { return Ok(None) };
-            if !first.is_ascii_whitespace() {
-                return Ok(Some(first));
-            }
-            self.consume(1, usize::from(first == b'\n'), 0);
-        }
-    }
-
-    /// Consumes the byte that [`Scanner::peek`] showed.
-    fn skip(&mut self) {
-        self.consume(1, 0, 0);
-    }
-
-    fn expect(&mut self, wanted: u8) -> Result<(), SourceError> {
-        match self.peek()? {
-            Some(byte) if byte == wanted => {
-                self.skip();
-                Ok(())
-            }
-            found => Err(self.bad(format!("expected {:?}, found {}", char::from(wanted), show(found)))),
-        }
-    }
-
-    /// Passes the next value, of which `depth` brackets are open already, and keeps its text if asked to. Nothing but
-    /// its extent is checked.
-    fn value(&mut self, depth: usize, mut text: Option<&mut Vec<u8>>) -> Result<(), SourceError> {
-        self.peek()?;
-        let place = self.place();
-        let mut state = Extent { depth, in_string: false, escaped: false };
-        let mut size: u64 = 0;
-        loop {
-            let buffer = self.bytes.fill_buf().map_err(|reason| read_failed(&self.path, self.line, &reason))?;
-            if buffer.is_empty() {
-                let is_scalar = state.depth == 0 && !state.in_string && size > 0;
-                return if is_scalar { Ok(()) } else { Err(self.bad("the file ends inside a value")) };
-            }
-            let (taken, done) = state.pass(buffer);
-            let part = &buffer[..taken];
-            let newlines = part.iter().filter(|&&byte| byte == b'\n').count();
-            let after = taken - part.iter().rposition(|&byte| byte == b'\n').map_or(0, |newline| newline + 1);
-            if let Some(text) = text.as_deref_mut() {
-                text.extend_from_slice(part);
-                if text.len() > MAX_RECORD_BYTES {
-                    return Err(SourceError::RecordTooLarge { place, hint: TOO_LARGE });
-                }
-            }
-            size += taken as u64;
-            self.consume(taken, newlines, after);
-            if done {
-                return if size == 0 { Err(self.bad("expected a value")) } else { Ok(()) };
-            }
-        }
-    }
-}
-
-/// Finds the end of a value, byte by byte.
-struct Extent {
-    depth: usize,
-    in_string: bool,
-    escaped: bool,
-}
-
-impl Extent {
-    /// How many of the bytes belong to the value, and whether it ends there.
-    fn pass(&mut self, bytes: &[u8]) -> (usize, bool) {
-        for (index, &byte) in bytes.iter().enumerate() {
-            if self.in_string {
-                (self.in_string, self.escaped) = (self.escaped || byte != b'"', !self.escaped && byte == b'\\');
-                if !self.in_string && self.depth == 0 {
-                    return (index + 1, true);
-                }
-                continue;
-            }
-            let is_outside = self.depth == 0;
-            match byte {
-                b',' | b']' | b'}' | b':' | b' ' | b'\t' | b'\n' | b'\r' if is_outside => return (index, true),
-                b'"' => self.in_string = true,
-                b'{' | b'[' => self.depth += 1,
-                b'}' | b']' => {
-                    self.depth -= 1;
-                    if self.depth == 0 {
-                        return (index + 1, true);
-                    }
-                }
-                _ => {}
-            }
-        }
-        (bytes.len(), false)
-    }
-}
-
-fn show(byte: Option<u8>) -> String {
-    byte.map_or("the end of the file".to_owned(), |byte| format!("{:?}", char::from(byte)))
 }
 
 /// Where the reader stands in the document.

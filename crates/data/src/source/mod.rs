@@ -1,4 +1,5 @@
-//! Where rows come from: files, globs, folders and Hub datasets, in every format people have, as a stream of [`Record`]s.
+//! Where rows come from: files, globs, folders and Hub datasets, in every format people have, as a stream of
+//! [`Record`]s.
 //!
 //! ```text
 //! SourceSpec --resolve--> Source (files in order, one format) --records--> Records: Iterator<Record>
@@ -27,6 +28,8 @@ mod splits;
 #[cfg(test)]
 mod tests;
 mod text;
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Map, Value as Json};
 
@@ -59,4 +62,10 @@ impl Record {
     pub fn new(fields: Map<String, Json>, place: Place) -> Self {
         Self { fields, place, source: 0 }
     }
+}
+
+/// An ending for a file that is not finished, which no other thread or process gives at the same time.
+fn unfinished() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    format!("{}-{}.half", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }

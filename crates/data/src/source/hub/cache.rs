@@ -14,6 +14,7 @@ use std::io::Error as IoError;
 use std::path::{Path, PathBuf};
 
 use super::super::error::SourceError;
+use super::super::unfinished;
 
 /// The part of the cache that belongs to one dataset.
 pub(super) struct DatasetCache {
@@ -94,7 +95,7 @@ impl DatasetCache {
         fs::create_dir_all(place.parent().expect("inside the snapshot")).map_err(failed)?;
         // The link stays right when the cache is moved: it climbs from its folder to the dataset's.
         let up = "../".repeat(path.split('/').count() + 1);
-        let half = place.with_extension(format!("{}.half", std::process::id()));
+        let half = place.with_extension(unfinished());
         symlink(Path::new(&format!("{up}blobs/{etag}")), &half)
             .or_else(|_| fs::copy(&blob, &half).map(|_| ()))
             .map_err(failed)?;
@@ -113,8 +114,8 @@ fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), SourceError> {
     let failed = |reason: IoError| failed(path, &reason);
     let folder = path.parent().expect("inside the cache");
     fs::create_dir_all(folder).map_err(failed)?;
-    // Not in its own folder: a stray name below `refs` would look like a revision.
-    let half = folder.join(format!(".{}.half", std::process::id()));
+    // Hidden: a stray name below `refs` would look like a revision.
+    let half = folder.join(format!(".{}", unfinished()));
     fs::write(&half, bytes).map_err(failed)?;
     fs::rename(&half, path).map_err(failed)
 }

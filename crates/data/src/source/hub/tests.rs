@@ -1,90 +1,19 @@
 //! The Hub, imitated on this machine: only the answers that are used, as huggingface.co gives them.
 
+mod server;
+
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
 use super::super::{ContentKeys, Record, SourceError, SourceSpec};
 use super::*;
+use server::{Answer, Asked, Server};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
-
-/// What was asked: the target, and the lines of the head in small letters.
-struct Asked {
-    target: String,
-    head: String,
-}
-
-struct Answer {
-    status: u16,
-    head: Vec<(&'static str, String)>,
-    body: Vec<u8>,
-    /// So many bytes of the body are sent, then the connection ends.
-    sent: usize,
-}
-
-impl Answer {
-    fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
-        let body = body.into();
-        Self { status, head: Vec::new(), sent: body.len(), body }
-    }
-
-    fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
-        self.head.push((name, value.into()));
-        self
-    }
-}
-
-/// A server that answers with a function, and what it was asked.
-struct Server {
-    address: String,
-    log: Arc<Mutex<Vec<Asked>>>,
-}
-
-impl Server {
-    fn new(answer: impl Fn(&Asked) -> Answer + Send + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
-        let log = Arc::new(Mutex::new(Vec::new()));
-        let written = Arc::clone(&log);
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                // A client that goes away early is none of the server's business.
-                let _ = serve(stream, &answer, &written);
-            }
-        });
-        Self { address, log }
-    }
-
-    fn targets(&self) -> Vec<String> {
-        self.log.lock().unwrap().iter().map(|asked| asked.target.clone()).collect()
-    }
-}
-
-fn serve(mut stream: TcpStream, answer: &impl Fn(&Asked) -> Answer, log: &Mutex<Vec<Asked>>) -> std::io::Result<()> {
-    let mut head = String::new();
-    let mut reader = BufReader::new(stream.try_clone()?);
-    while !head.ends_with("\r\n\r\n") {
-        if reader.read_line(&mut head)? == 0 {
-            return Ok(());
-        }
-    }
-    let target = head.split(' ').nth(1).unwrap().to_owned();
-    let asked = Asked { target, head: head.to_ascii_lowercase() };
-    let answer = answer(&asked);
-    log.lock().unwrap().push(asked);
-    write!(stream, "HTTP/1.1 {} X\r\ncontent-length: {}\r\nconnection: close\r\n", answer.status, answer.body.len())?;
-    for (name, value) in answer.head {
-        write!(stream, "{name}: {value}\r\n")?;
-    }
-    stream.write_all(b"\r\n")?;
-    stream.write_all(&answer.body[..answer.sent])
-}
 
 /// A dataset of these files, with these configurations on its card.
 fn dataset(files: &[(&str, &str)], configs: Json) -> impl Fn(&Asked) -> Answer + Send + use<> {

@@ -1,4 +1,5 @@
-//! Files that `datasets` and `pyarrow` wrote (tests/golden/sources, with its script) give the rows they were written of.
+//! Files that `datasets` and `pyarrow` wrote (tests/golden/sources, with its script) give the rows they were written
+//! of.
 
 use super::*;
 

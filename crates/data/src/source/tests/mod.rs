@@ -69,9 +69,11 @@ fn texts(records: &[Record]) -> Vec<&str> {
 /// Rows with values of all kinds.
 fn rows() -> Vec<Json> {
     let row = |index: i64| {
-        let messages: Vec<Json> = (0..index % 3)
-            .map(|turn| json!({ "role": if turn == 0 { "user" } else { "assistant" }, "content": format!("{index}-{turn} \"ü\n") }))
-            .collect();
+        let message = |turn: i64| {
+            let role = if turn == 0 { "user" } else { "assistant" };
+            json!({ "role": role, "content": format!("{index}-{turn} \"ü\n") })
+        };
+        let messages: Vec<Json> = (0..index % 3).map(message).collect();
         json!({
             "text": format!("row {index}, with a comma"),
             "count": index - 2,
