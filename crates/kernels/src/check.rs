@@ -255,7 +255,7 @@ mod tests {
     fn a_value_that_is_not_finite_is_never_close() {
         assert_eq!(relative_error(&[1.0, f32::NAN], &[1.0, 2.0]), f64::INFINITY);
         assert_eq!(relative_error(&[1.0, 2.0], &[1.0, 2.0]), 0.0);
-        assert!(relative_error(&[1e-3, 0.0], &[0.0, 0.0]) > 1.0);
+        assert!(relative_error(&[1e-3, 0.0], &[0.0, 0.0]) > 0.5);
         assert_eq!(relative_error(&[], &[]), 0.0);
     }
 }

@@ -112,7 +112,6 @@ fn a_document_changes_no_bit_of_its_neighbour_on_candle() {
 
 #[cfg(feature = "wgpu")]
 #[test]
-#[expect(clippy::print_stderr, reason = "a test that is not run must be seen")]
 fn a_document_changes_no_bit_of_its_neighbour_on_wgpu() {
     match firebrick_kernels::probe::wgpu() {
         Ok(()) => assert_no_leak::<firebrick_kernels::backend::Wgpu>(),

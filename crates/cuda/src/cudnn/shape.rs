@@ -426,7 +426,8 @@ mod tests {
 
     #[test]
     fn known_limits_are_reported_as_unsupported_so_that_the_caller_can_fall_back() {
-        let shape = packed(2, 8, 10);
+        let mut shape = packed(2, 8, 10);
+        shape.strides = RowStrides::contiguous(shape.query_heads, shape.key_value_heads, shape.head_dim);
         let unsupported = |version, major| {
             let error = shape.check_known_limits(Pass::Backward, version, major);
             matches!(error, Err(CudaError::CudnnUnsupported { .. }))

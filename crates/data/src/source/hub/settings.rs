@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// How to reach the Hub.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HubSettings {
-    /// Address, without a slash at its end: `HF_ENDPOINT`, or "https://huggingface.co".
+    /// Address, without a slash at its end: `HF_ENDPOINT`, or `https://huggingface.co`.
     pub endpoint: String,
     /// Folder of the cache: `HF_HUB_CACHE`, `HF_HOME/hub`, or `huggingface/hub` in the user's cache folder.
     pub cache: PathBuf,
