@@ -2,7 +2,6 @@
 //!
 //! Gives up streaming: all tokens of a file are held in memory (five bytes each).
 
-use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter, Result as FormatResult};
 
 use crate::error::DataError;
@@ -40,8 +39,6 @@ pub struct ReadReport {
     pub dropped_empty: usize,
     /// Rows dropped because the cut left no trained token.
     pub dropped_by_truncation: usize,
-    /// Keys of messages that are not used here (not `role`, not `content`), with how often each was met.
-    pub ignored_message_keys: BTreeMap<String, usize>,
     /// Tokens of all examples.
     pub tokens: usize,
     /// Tokens that are targets.
@@ -82,11 +79,7 @@ impl Display for ReadReport {
             self.tokens_cut,
             self.dropped_empty,
             self.dropped_by_truncation
-        )?;
-        for (key, count) in &self.ignored_message_keys {
-            write!(formatter, "; message key {key:?} ignored {count} times")?;
-        }
-        Ok(())
+        )
     }
 }
 
