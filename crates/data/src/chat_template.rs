@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
 use crate::error::DataError;
+use crate::locate::Skeletons;
 use crate::python::strftime;
 use generation::{BLOCK_END, BLOCK_START};
 
@@ -57,13 +58,14 @@ pub struct TemplateInput<'a> {
 }
 
 /// A chat template, compiled.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
     source: String,
     special_tokens: BTreeMap<String, String>,
     marks_generation: bool,
     uses_date: bool,
+    skeletons: Skeletons,
 }
 
 impl ChatTemplate {
@@ -78,7 +80,8 @@ impl ChatTemplate {
         environment.add_template_owned(NAME, rewritten).map_err(|reason| bad(full_reason(&reason)))?;
         let uses_date = source.contains("strftime_now");
         let source = source.to_owned();
-        let mut template = Self { environment, source, special_tokens, marks_generation, uses_date };
+        let skeletons = Skeletons::default();
+        let mut template = Self { environment, source, special_tokens, marks_generation, uses_date, skeletons };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64);
         template.set_date(now);
         Ok(template)
@@ -130,6 +133,7 @@ impl ChatTemplate {
     /// that is resumed on another day must set the day it began, or its prompts change.
     pub fn set_date(&mut self, unix_seconds: i64) {
         self.environment.add_function("strftime_now", move |format: &str| strftime(format, unix_seconds));
+        self.skeletons.clear();
     }
 
     /// Whether the template asks for the date, so that [`ChatTemplate::set_date`] matters.
@@ -140,6 +144,11 @@ impl ChatTemplate {
     /// The template's text, as it was read.
     pub fn source(&self) -> &str {
         &self.source
+    }
+
+    /// What the template writes between the contents of messages, as far as that is known.
+    pub(crate) fn skeletons(&self) -> &Skeletons {
+        &self.skeletons
     }
 
     /// Whether the template says itself which text is the assistant's, with `{% generation %}` blocks.

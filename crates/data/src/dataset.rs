@@ -1,8 +1,7 @@
-//! Tokenised examples, what was lost on the way, and a split that never changes.
+//! Examples held in memory, and a split that never changes.
 //!
-//! Gives up streaming: all tokens of a file are held in memory (five bytes each).
-
-use std::fmt::{Display, Formatter, Result as FormatResult};
+//! For examples that are made by hand or by other code; files are read by [`Corpus`](crate::Corpus), whose documents lie
+//! in a store. Gives up size: five bytes a token.
 
 use crate::error::DataError;
 use crate::stable_hash::StableHash;
@@ -23,22 +22,11 @@ impl Example {
     }
 }
 
-/// What reading a file found and what it cost. After a split: the examples and tokens are those of the half, the rest
-/// is about the whole file.
+/// How much some examples hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReadReport {
-    /// Rows of the file; blank lines are none.
-    pub rows_read: usize,
-    /// Examples that came of them.
+    /// How many there are.
     pub examples: usize,
-    /// Rows longer than `max_seq_len`, cut there.
-    pub rows_truncated: usize,
-    /// Tokens that the cuts took away.
-    pub tokens_cut: usize,
-    /// Rows dropped because they hold no text or no messages.
-    pub dropped_empty: usize,
-    /// Rows dropped because the cut left no trained token.
-    pub dropped_by_truncation: usize,
     /// Tokens of all examples.
     pub tokens: usize,
     /// Tokens that are targets.
@@ -48,38 +36,14 @@ pub struct ReadReport {
 }
 
 impl ReadReport {
-    /// Counts an example.
-    pub(crate) fn add_example(&mut self, example: &Example) {
-        self.examples += 1;
-        self.tokens += example.tokens.len();
-        self.trained_tokens += example.trained_tokens();
-        self.longest = self.longest.max(example.tokens.len());
-    }
-
-    /// The report of some of the examples.
-    fn of_half(&self, examples: &[Example]) -> Self {
-        let mut report = Self { examples: 0, tokens: 0, trained_tokens: 0, longest: 0, ..self.clone() };
-        examples.iter().for_each(|example| report.add_example(example));
-        report
-    }
-}
-
-impl Display for ReadReport {
-    fn fmt(&self, formatter: &mut Formatter<'_>) -> FormatResult {
-        write!(
-            formatter,
-            "{} rows read, {} examples, {} tokens ({} trained), longest {}; {} rows cut at max_seq_len ({} tokens \
-             lost), {} dropped as empty, {} dropped because the cut left no trained token",
-            self.rows_read,
-            self.examples,
-            self.tokens,
-            self.trained_tokens,
-            self.longest,
-            self.rows_truncated,
-            self.tokens_cut,
-            self.dropped_empty,
-            self.dropped_by_truncation
-        )
+    fn of(examples: &[Example]) -> Self {
+        let tokens = |example: &Example| example.tokens.len();
+        Self {
+            examples: examples.len(),
+            tokens: examples.iter().map(tokens).sum(),
+            trained_tokens: examples.iter().map(Example::trained_tokens).sum(),
+            longest: examples.iter().map(tokens).max().unwrap_or(0),
+        }
     }
 }
 
@@ -92,17 +56,17 @@ pub enum Holdout {
     Count(usize),
 }
 
-/// The examples of a file, in the file's order.
+/// Examples in an order.
 #[derive(Debug, Clone)]
 pub struct Dataset {
     /// The examples.
     pub examples: Vec<Example>,
-    /// What was read, cut and dropped.
+    /// How much they hold.
     pub report: ReadReport,
 }
 
 impl Dataset {
-    /// Splits into what is trained on and what is held out, both in the file's order.
+    /// Splits into what is trained on and what is held out, both in the same order.
     ///
     /// The examples with the smallest hash of content are held out: the choice depends on no seed and no order, hardly
     /// changes when rows are added, and equal examples are never on both sides (so slightly more may be held out than
@@ -114,7 +78,7 @@ impl Dataset {
         for (example, hash) in self.examples.into_iter().zip(hashes) {
             if hash <= limit { &mut eval } else { &mut train }.push(example);
         }
-        let half = |examples: Vec<Example>| Self { report: self.report.of_half(&examples), examples };
+        let half = |examples: Vec<Example>| Self { report: ReadReport::of(&examples), examples };
         Ok((half(train), half(eval)))
     }
 }
@@ -154,7 +118,7 @@ mod tests {
     fn dataset(contents: impl IntoIterator<Item = u32>) -> Dataset {
         let example = |content| Example { tokens: vec![content, content + 1, 7], trained: vec![false, true, true] };
         let examples: Vec<Example> = contents.into_iter().map(example).collect();
-        Dataset { report: ReadReport::default().of_half(&examples), examples }
+        Dataset { report: ReadReport::of(&examples), examples }
     }
 
     fn contents(dataset: &Dataset) -> Vec<u32> {
@@ -173,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn split_does_not_depend_on_the_order_of_the_file() {
+    fn split_does_not_depend_on_the_order_of_the_examples() {
         let (_, forward) = dataset(0..50).split(Holdout::Count(5)).unwrap();
         let (_, backward) = dataset((0..50).rev()).split(Holdout::Count(5)).unwrap();
         assert!(contents(&forward).iter().eq(contents(&backward).iter().rev()));

@@ -5,11 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter, Result as FormatResult};
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::encoder::Encoded;
-use crate::error::Place;
+use crate::error::{DataError, Place};
 use crate::shape::{Percent, ShapeError};
 
 /// Places that are kept of each kind of finding.
@@ -25,6 +26,8 @@ pub enum FindingKind {
     Empty,
     /// Dropped: no token would be trained.
     NothingToTrain,
+    /// Dropped: only flagged messages are to be trained, and none has a flag.
+    NoFlags,
     /// Dropped: every trained token is behind `max_seq_len`.
     CutToNothing,
     /// Dropped: the chat template refuses the messages.
@@ -55,6 +58,7 @@ impl FindingKind {
         match self {
             Self::Empty => "dropped, empty",
             Self::NothingToTrain => "dropped, nothing to train",
+            Self::NoFlags => "dropped, no message says itself whether it is trained (train_on = \"flags\")",
             Self::CutToNothing => {
                 "dropped, every trained token is behind max_seq_len (raise it, or set overflow = \"split\")"
             }
@@ -80,7 +84,7 @@ pub struct Finding {
 }
 
 /// Findings of one kind.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Seen {
     /// Records that have it.
     pub count: u64,
@@ -89,7 +93,7 @@ pub struct Seen {
 }
 
 /// What was found in the records of a set.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Diagnosis {
     /// Records.
     pub rows: u64,
@@ -163,19 +167,25 @@ impl Diagnosis {
         self.findings.get(&kind).map_or(0, |seen| seen.count)
     }
 
-    /// Judges a whole set: refused if more than `max_bad_share` (a share, 0 to 1) of its records are bad, or if
-    /// conversations are trained but never the token that ends a turn. `train_end_of_turn` is what the options say.
-    pub fn check(&self, max_bad_share: f64, train_end_of_turn: bool) -> Result<(), ShapeError> {
-        if self.bad_rows as f64 > max_bad_share * self.rows as f64 {
-            let percent = |share: f64| Percent(100.0 * share);
-            return Err(ShapeError::TooManyBadRows {
-                bad: self.bad_rows,
-                rows: self.rows,
-                percent: percent(self.bad_rows as f64 / self.rows as f64),
-                allowed: percent(max_bad_share),
-                report: self.to_string(),
-            });
+    /// The same with other paths.
+    pub(crate) fn with_paths(mut self, path: impl Fn(&Path) -> PathBuf) -> Self {
+        for (place, _) in self.findings.values_mut().flat_map(|seen| &mut seen.first) {
+            place.path = path(&place.path);
         }
+        self
+    }
+
+    /// Judges a whole set: refused if no record has a flag where only flagged messages are to be trained; if more than
+    /// `max_bad_share` (a share, 0 to 1) of its records are bad; or if conversations are trained but never the token that
+    /// ends a turn. `train_end_of_turn` is what the options say.
+    ///
+    /// # Errors
+    /// [`DataError::NoFlags`], [`ShapeError::TooManyBadRows`], [`ShapeError::EndNeverTrained`].
+    pub fn check(&self, max_bad_share: f64, train_end_of_turn: bool) -> Result<(), DataError> {
+        if self.has_no_flags() {
+            return Err(DataError::NoFlags { rows: self.rows });
+        }
+        self.check_share(max_bad_share)?;
         if train_end_of_turn && self.chats > 0 && self.chats_ended == 0 {
             let why = if self.count(FindingKind::Truncated) >= self.chats {
                 "every one is cut before it. Raise max_seq_len"
@@ -184,15 +194,42 @@ impl Diagnosis {
                  {% generation %} blocks and not right behind them. Change the template, or set \
                  train_end_of_turn = false if that is meant"
             };
-            return Err(ShapeError::EndNeverTrained { chats: self.chats, why: why.to_owned() });
+            return Err(ShapeError::EndNeverTrained { chats: self.chats, why: why.to_owned() }.into());
         }
         Ok(())
     }
 
     /// As [`Diagnosis::check`], in the middle of a set: says nothing before enough rows were seen, so that a set of which
     /// everything is wrong is refused at once.
-    pub fn check_early(&self, max_bad_share: f64) -> Result<(), ShapeError> {
-        if self.rows < EARLY_ROWS { Ok(()) } else { self.check(max_bad_share.max(0.5), false) }
+    ///
+    /// # Errors
+    /// As [`Diagnosis::check`].
+    pub fn check_early(&self, max_bad_share: f64) -> Result<(), DataError> {
+        if self.rows < EARLY_ROWS { Ok(()) } else { self.check_share(max_bad_share.max(0.5)) }
+    }
+
+    /// No record has a flag, and some should.
+    fn has_no_flags(&self) -> bool {
+        let without = self.count(FindingKind::NoFlags);
+        without > 0 && without + self.count(FindingKind::Empty) == self.rows
+    }
+
+    fn check_share(&self, max_bad_share: f64) -> Result<(), DataError> {
+        if self.bad_rows as f64 > max_bad_share * self.rows as f64 {
+            if self.has_no_flags() {
+                return Err(DataError::NoFlags { rows: self.rows });
+            }
+            let percent = |share: f64| Percent(100.0 * share);
+            let too_many = ShapeError::TooManyBadRows {
+                bad: self.bad_rows,
+                rows: self.rows,
+                percent: percent(self.bad_rows as f64 / self.rows as f64),
+                allowed: percent(max_bad_share),
+                report: self.to_string(),
+            };
+            return Err(too_many.into());
+        }
+        Ok(())
     }
 }
 

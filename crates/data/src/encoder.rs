@@ -4,6 +4,8 @@
 //! [`Diagnosis`](crate::Diagnosis) adds those up; only what no threshold can excuse is an error. Gives up encoding a
 //! text of many megabytes in pieces: the tokenizer needs some hundred bytes for each of its tokens at once.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
@@ -16,8 +18,11 @@ use crate::shape::{Chat, Fields, Row, Shape, headed_text};
 use crate::source::Record;
 use crate::tokenizer::Tokenizer;
 
-/// Raised whenever equal inputs may give other tokens or masks than before, so that caches are made anew.
+/// The meaning of tokens and masks. Raised whenever the same records, tokenizer and options come to give other examples:
+/// a change of how records are understood, rendered, tokenised, masked or cut. It is part of [`Encoder::fingerprint`], and
+/// so of a cache's key; the layout of token files has a version of its own.
 const CODE_VERSION: u32 = 1;
+const SECONDS_PER_DAY: i64 = 86_400;
 
 /// What becomes of a document that is longer than `max_seq_len`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -125,7 +130,7 @@ impl From<DataError> for Failure {
 #[derive(Debug)]
 pub struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
-    options: EncodeOptions,
+    options: Arc<EncodeOptions>,
 }
 
 impl<'a> Encoder<'a> {
@@ -142,7 +147,12 @@ impl<'a> Encoder<'a> {
             return Err(DataError::SequenceTooShort { max_seq_len: options.max_seq_len });
         }
         options.shape = options.shape.resolve(first, &options.fields, place)?;
-        Ok(Self { tokenizer, options })
+        Ok(Self { tokenizer, options: Arc::new(options) })
+    }
+
+    /// The same encoder with another copy of its tokenizer, for a thread of its own: see [`Tokenizer`].
+    pub fn with_tokenizer<'b>(&self, tokenizer: &'b Tokenizer) -> Encoder<'b> {
+        Encoder { tokenizer, options: self.options.clone() }
     }
 
     /// The shape that records have.
@@ -150,10 +160,24 @@ impl<'a> Encoder<'a> {
         self.options.shape
     }
 
+    /// How records become examples; the shape is never [`Shape::Auto`].
+    pub fn options(&self) -> &EncodeOptions {
+        &self.options
+    }
+
+    /// The tokenizer that it was made with.
+    pub(crate) fn tokenizer(&self) -> &'a Tokenizer {
+        self.tokenizer
+    }
+
     /// What tokens and masks depend on beside the records, as bytes for a cache's key: the tokenizer with its templates,
-    /// the options, the version of this code.
+    /// the options, the version of this code; and the day that chat templates see (see [`Tokenizer::set_date`]), where
+    /// records are rendered and a template asks for it. A template that writes the time of day too is told apart by the
+    /// day only: set the date to the beginning of a day where that matters.
     pub fn fingerprint(&self) -> Vec<u8> {
-        let options = serde_json::to_vec(&self.options).expect("options are plain data");
+        let is_rendered = !matches!(self.options.shape, Shape::Text | Shape::Pretokenized);
+        let day = self.tokenizer.date().filter(|_| is_rendered).map(|seconds| seconds.div_euclid(SECONDS_PER_DAY));
+        let options = serde_json::to_vec(&(&*self.options, day)).expect("options are plain data");
         [self.tokenizer.fingerprint(), options, CODE_VERSION.to_le_bytes().to_vec()].concat()
     }
 
@@ -206,6 +230,10 @@ impl<'a> Encoder<'a> {
         if chat.turns.is_empty() {
             return Err(empty("there are no messages"));
         }
+        if self.options.train_on == TrainOn::Flags && chat.turns.iter().all(|turn| turn.trained.is_none()) {
+            let detail = "no message says itself whether it is trained, with \"train\": true or the like";
+            return Err(Failure::Finding(FindingKind::NoFlags, detail.to_owned()));
+        }
         if self.options.shape == Shape::Alpaca
             && self.tokenizer.chat_template_for(chat.tools.is_some()).is_err()
             && let Some((prompt, completion)) = headed_text(&chat)
@@ -219,6 +247,9 @@ impl<'a> Encoder<'a> {
         let encoded = encode_chat(self.tokenizer, &chat, options.train_on, options.train_end_of_turn)?;
         let mut whole = Whole { closings: encoded.closings, is_chat: true, ..Whole::new(Vec::new(), Vec::new()) };
         whole.example = encoded.example;
+        if options.train_on == TrainOn::All {
+            whole.closings = self.ends_of_whole(&whole.example);
+        }
         if encoded.system_ignored {
             let detail = "the chat template writes nothing of the system message; put it into the first user message";
             whole.findings.push(Finding { kind: FindingKind::SystemIgnored, detail: detail.to_owned() });
@@ -230,14 +261,28 @@ impl<'a> Encoder<'a> {
             whole.findings.push(Finding { kind: FindingKind::AllTrained, detail: detail.to_owned() });
         }
         if whole.example.trained_tokens() == 0 {
-            let roles = chat.turns.iter().map(|turn| turn.role()).collect::<Vec<_>>().join(", ");
-            let detail = format!(
-                "no message that is to be trained has the role \"assistant\" (roles: {roles}), or the template writes \
-                 nothing for it"
-            );
-            return Err(Failure::Finding(FindingKind::NothingToTrain, detail));
+            return Err(Failure::Finding(FindingKind::NothingToTrain, self.nothing_trained(&chat)));
         }
         Ok(whole)
+    }
+
+    /// The tokens that end turns where everything is trained and nobody looked for them: the special tokens that are
+    /// trained, of which a header may be one; without any, whatever comes last.
+    fn ends_of_whole(&self, example: &Example) -> Vec<usize> {
+        let is_trained = |index: &usize| example.trained[*index];
+        let is_special = |index: &usize| self.tokenizer.is_special(example.tokens[*index]);
+        let ends: Vec<usize> = (0..example.tokens.len()).filter(is_trained).filter(is_special).collect();
+        if ends.is_empty() { example.tokens.len().checked_sub(1).into_iter().collect() } else { ends }
+    }
+
+    /// Why nothing of a conversation is trained.
+    fn nothing_trained(&self, chat: &Chat) -> String {
+        let roles = chat.turns.iter().map(|turn| turn.role()).collect::<Vec<_>>().join(", ");
+        let which = match self.options.train_on {
+            TrainOn::Flags => "no message has a flag that says yes",
+            _ => "no message that is to be trained has the role \"assistant\"",
+        };
+        format!("{which} (roles: {roles}), or the template writes nothing for it")
     }
 
     /// A prompt and its completion, joined and tokenised as one; a token across the joint belongs to the completion.

@@ -7,6 +7,7 @@ use std::fmt::{Display, Formatter, Result as FormatResult};
 use std::io::Error as IoError;
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::cache::CacheError;
@@ -14,7 +15,7 @@ use crate::shape::ShapeError;
 use crate::source::SourceError;
 
 /// A line of a data file, shown as `path:line`. Parquet and Arrow files have no lines: there it is the row.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// The data file.
     pub path: PathBuf,
@@ -168,48 +169,6 @@ pub enum DataError {
         /// The files and keys that were looked at.
         looked_for: String,
     },
-    /// A line that is not JSON.
-    #[error("{place}:{column}: not valid JSON: {reason}. Each line must be one whole JSON object")]
-    BadJson {
-        /// File and line.
-        place: Place,
-        /// Byte in the line, the first is 1.
-        column: usize,
-        /// What the JSON parser said.
-        reason: String,
-    },
-    /// A line that is not UTF-8.
-    #[error("{place}:{column}: not valid UTF-8. Convert the file, for example with `iconv -t UTF-8`")]
-    NotUtf8 {
-        /// File and line.
-        place: Place,
-        /// First bad byte in the line, the first is 1.
-        column: usize,
-    },
-    /// A NUL character, which no text has: a binary or damaged file.
-    #[error("{place}: a NUL character {within}: the file is damaged or not text")]
-    NulCharacter {
-        /// File and line.
-        place: Place,
-        /// Where in the line.
-        within: String,
-    },
-    /// A row that teaches nothing, and not because it was cut.
-    #[error("{place}: no token of this row would be trained: {why}. Remove the row, or set train_on = \"all\"")]
-    NothingTrainedInRow {
-        /// File and line.
-        place: Place,
-        /// What the row lacks.
-        why: String,
-    },
-    /// A row that cannot be trained on.
-    #[error("{place}: {reason}")]
-    BadRow {
-        /// File and line.
-        place: Place,
-        /// What is wrong, with what to do.
-        reason: String,
-    },
     /// A failure of the template or of the tokenizer, with the row that caused it.
     #[error("{place}: {reason}")]
     InRow {
@@ -218,11 +177,21 @@ pub enum DataError {
         /// The failure.
         reason: Box<DataError>,
     },
-    /// A file without rows.
-    #[error("{} has no rows: every line is blank, or the file is empty", path.display())]
+    /// A source without rows.
+    #[error("{} has no rows: every line is blank, or its files are empty", path.display())]
     EmptyDataset {
-        /// The data file.
+        /// The source, as it was named.
         path: PathBuf,
+    },
+    /// Only flagged messages are to be trained, and no message has a flag.
+    #[error(
+        "none of the {rows} rows has a message that says itself whether it is trained, and train_on = \"flags\" trains \
+         only those that say yes. Write \"train\": true into the messages to train (\"training\", \"trained\", and \
+         \"weight\": 1 mean the same), or set train_on = \"assistant\""
+    )]
+    NoFlags {
+        /// Rows read.
+        rows: u64,
     },
     /// Every row was dropped.
     #[error(
@@ -230,7 +199,7 @@ pub enum DataError {
         path.display()
     )]
     NothingToTrain {
-        /// The data file.
+        /// The first source, as it was named.
         path: PathBuf,
         /// What was read and why it was dropped.
         report: String,

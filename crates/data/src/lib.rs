@@ -1,10 +1,11 @@
-//! From JSONL to packed rows: chat templates, tokens, masks, packing, loading.
+//! From data files to packed rows: records, chat templates, tokens, masks, a cache, packing, loading.
 #![doc = include_str!("../README.md")]
 
 mod batch;
 mod cache;
 mod chat_template;
 mod conversation;
+mod corpus;
 mod dataset;
 mod diagnose;
 mod encoder;
@@ -16,8 +17,6 @@ mod pack;
 mod pipeline;
 mod python;
 mod question;
-mod read;
-mod row;
 mod shape;
 mod source;
 mod stable_hash;
@@ -29,6 +28,7 @@ mod test_tokenizer;
 pub use batch::{Batch, IGNORE_INDEX};
 pub use cache::{CacheError, CacheKey, Cached, Document, DocumentSet, StoreWriter, TokenCache, TokenStore};
 pub use chat_template::{ChatTemplate, Message, TemplateChoice, TemplateInput};
+pub use corpus::{Corpus, Tokenised};
 pub use dataset::{Dataset, Example, Holdout, ReadReport};
 pub use diagnose::{Diagnosis, Finding, FindingKind, Seen};
 pub use encoder::{EncodeOptions, Encoded, Encoder, Overflow};
@@ -38,7 +38,6 @@ pub use mask::TrainOn;
 pub use pack::{LengthHistogram, LengthStep, PackOptions, PackReport, PackedDataset};
 pub use pipeline::Pipeline;
 pub use question::Question;
-pub use read::{DatasetFormat, ReadOptions};
 pub use shape::{Chat, Fields, Percent, Row, Shape, ShapeError, Turn};
 pub use source::{
     Compression, ContentKeys, Download, Exhausted, Format, Hub, HubSettings, MAX_RECORD_BYTES, MixOrder, MixedRecords,

@@ -53,6 +53,8 @@ pub struct LoaderConfig {
     pub world_size: usize,
     /// Batches made ahead, at least 1.
     pub prefetch: usize,
+    /// Threads that make batches, at least 1. Their number changes nothing in what comes.
+    pub workers: usize,
 }
 
 impl LoaderConfig {
@@ -84,24 +86,17 @@ struct Worker {
 }
 
 impl Loader {
-    /// Starts at `start`, `Cursor::default()` for a fresh run; one thread makes the batches.
-    ///
-    /// # Panics
-    /// As [`Loader::with_workers`].
-    pub fn new(dataset: Arc<PackedDataset>, config: LoaderConfig, start: Cursor) -> Self {
-        Self::with_workers(dataset, config, start, 1)
-    }
-
-    /// Starts at `start`; `workers` threads make the batches. Their number changes nothing in what comes.
+    /// Starts at `start`, `Cursor::default()` for a fresh run.
     ///
     /// # Panics
     /// If the configuration has no rows or no workers, a rank that does not exist, or the cursor lies outside the epoch:
     /// compare [`PackedDataset::fingerprint`] before resuming.
-    pub fn with_workers(dataset: Arc<PackedDataset>, config: LoaderConfig, start: Cursor, workers: usize) -> Self {
+    pub fn new(dataset: Arc<PackedDataset>, config: LoaderConfig, start: Cursor) -> Self {
         let rows = dataset.rows() as u64;
         assert!(config.rows_per_batch > 0, "rows_per_batch must be at least 1");
         assert!(config.rank < config.world_size, "rank {} of {} ranks", config.rank, config.world_size);
         assert!(start.row < rows, "the cursor is at row {}, an epoch has {rows}: another dataset", start.row);
+        let workers = config.workers;
         assert!(workers > 0, "a loader needs a worker");
         let orders = Arc::new(Orders::new(dataset, config.seed, config.shuffle));
         let depth = config.prefetch.div_ceil(workers).max(1);
@@ -222,7 +217,16 @@ mod tests {
     }
 
     fn config() -> LoaderConfig {
-        LoaderConfig { rows_per_batch: 3, seed: 7, shuffle: true, epochs: Some(2), rank: 0, world_size: 1, prefetch: 2 }
+        LoaderConfig {
+            rows_per_batch: 3,
+            seed: 7,
+            shuffle: true,
+            epochs: Some(2),
+            rank: 0,
+            world_size: 1,
+            prefetch: 2,
+            workers: 1,
+        }
     }
 
     fn all(rows: u32, config: LoaderConfig, start: Cursor) -> Vec<(Batch, Cursor)> {
@@ -280,7 +284,8 @@ mod tests {
             for rank in 0..world_size {
                 let config = LoaderConfig { rows_per_batch, rank, world_size, ..config() };
                 let all = |workers, start| {
-                    let mut loader = Loader::with_workers(of_many_lengths(pack), config.clone(), start, workers);
+                    let config = LoaderConfig { workers, ..config.clone() };
+                    let mut loader = Loader::new(of_many_lengths(pack), config, start);
                     std::iter::from_fn(move || loader.next_batch()).collect::<Vec<_>>()
                 };
                 let whole = all(1, Cursor::default());
@@ -399,8 +404,8 @@ mod tests {
     #[test]
     fn dropping_the_loader_ends_its_threads() {
         let rows = dataset(10);
-        let config = LoaderConfig { epochs: None, ..config() };
-        let mut loader = Loader::with_workers(rows.clone(), config, Cursor::default(), 3);
+        let config = LoaderConfig { epochs: None, workers: 3, ..config() };
+        let mut loader = Loader::new(rows.clone(), config, Cursor::default());
         assert!(loader.next_batch().is_some() && loader.total_micro_batches().is_none());
         drop(loader);
         assert_eq!(Arc::strong_count(&rows), 1, "the threads held the others");

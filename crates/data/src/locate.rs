@@ -1,13 +1,16 @@
 //! Which characters of a rendered conversation come from which message.
 //!
-//! A template with `{% generation %}` blocks says itself what is the assistant's. For others the conversation is rendered a
-//! second time with marks around every content, which must give the same text but for the marks. An assistant's span
+//! A template with `{% generation %}` blocks says itself what is the assistant's. For others the text is compared with what
+//! the template is known to write between contents (`skeleton.rs`). Where it differs, the conversation is rendered a second
+//! time with marks around every content, which must give the same text but for the marks. An assistant's span
 //! then begins where the text that a generation prompt puts behind the message before it ends, and goes to where the
 //! conversation cut behind it would end. So a template may rewrite earlier turns (dropping their reasoning, say) and is
 //! still understood, because only the text between two messages is compared. Where marks change what a template does,
 //! whole beginnings are compared instead, and that is checked, not assumed.
 //!
 //! Gives up templates that do both: look into contents and rewrite earlier turns. They are refused, with advice.
+
+mod skeleton;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -20,6 +23,8 @@ use crate::chat_template::{ChatTemplate, TemplateInput, Variables, find_mark, is
 use crate::error::DataError;
 use crate::mask::{ASSISTANT, Selection, Span};
 use crate::shape::{Chat, Turn};
+
+pub(crate) use skeleton::Skeletons;
 
 /// Marks around a content: a kind, the message's number, an end. Code points that Unicode promises never to assign.
 const CONTENT_START: char = '\u{FDD2}';
@@ -52,9 +57,37 @@ pub(crate) fn locate(template: &ChatTemplate, chat: &Chat, selection: &Selection
     }
     if template.marks_generation() && selection.is_every_assistant(chat) {
         let spans = blocks.into_iter().map(Span::from).collect();
-        return Ok(Located { text, spans, system_ignored: false });
+        let skeleton = template.skeletons().of(&scene);
+        let system_ignored = skeleton.is_some_and(|skeleton| skeleton.leaves_out_system(chat));
+        return Ok(Located { text, spans, system_ignored });
     }
-    let finder = Finder::new(&scene, &text);
+    if !template.marks_generation()
+        && let Some(located) = by_comparing(&scene, &text, selection)
+    {
+        return Ok(Located { text, ..located });
+    }
+    let (spans, system_ignored) = by_marks(&scene, &text, &blocks, selection)?;
+    Ok(Located { text, spans, system_ignored })
+}
+
+/// By what the template is known to write between contents. The text is left empty.
+fn by_comparing(scene: &Scene<'_>, text: &str, selection: &Selection) -> Option<Located> {
+    let skeleton = scene.template.skeletons().of(scene)?;
+    let fitted = skeleton.fit(scene.chat, text)?;
+    let selected = (0..scene.chat.turns.len()).filter(|&index| selection.turns[index]);
+    let spans = selected.map(|index| fitted.span(index, scene.chat)).collect::<Option<_>>()?;
+    Some(Located { text: String::new(), spans, system_ignored: skeleton.leaves_out_system(scene.chat) })
+}
+
+/// By rendering the conversation again, with marks around its contents.
+fn by_marks(
+    scene: &Scene<'_>,
+    text: &str,
+    blocks: &[Range<usize>],
+    selection: &Selection,
+) -> Result<(Vec<Span>, bool), DataError> {
+    let (template, chat) = (scene.template, scene.chat);
+    let finder = Finder::new(scene, text);
     let assistants: Vec<usize> = (0..chat.turns.len()).filter(|&index| chat.turns[index].role() == ASSISTANT).collect();
     let mut spans = Vec::new();
     for index in (0..chat.turns.len()).filter(|&index| selection.turns[index]) {
@@ -64,11 +97,10 @@ pub(crate) fn locate(template: &ChatTemplate, chat: &Chat, selection: &Selection
                 spans.push(Span { range: finder.assistant(index)?, content_end: finder.content_end(index) });
             }
             Ok(number) if blocks.len() == assistants.len() => spans.push(blocks[number].clone().into()),
-            Ok(_) => spans.extend(finder.blocks_of(index, &blocks)?.into_iter().map(Span::from)),
+            Ok(_) => spans.extend(finder.blocks_of(index, blocks)?.into_iter().map(Span::from)),
         }
     }
-    let system_ignored = finder.system_ignored();
-    Ok(Located { text, spans, system_ignored })
+    Ok((spans, finder.system_ignored()))
 }
 
 /// A conversation as the engine's values.

@@ -14,7 +14,7 @@ use crate::tokenizer::Tokenizer;
 pub(crate) const ASSISTANT: &str = "assistant";
 
 /// Which tokens of a conversation, or of a prompt with its completion, are trained. Of a text, all are. A message that
-/// says itself whether it is trained is believed.
+/// says itself whether it is trained (`train`, `training`, `trained`, or a `weight` of 0 or 1) is believed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TrainOn {
@@ -25,6 +25,8 @@ pub enum TrainOn {
     LastTurn,
     /// Everything but the first token.
     All,
+    /// What stands in messages that say themselves that they are trained, whoever speaks; nothing else.
+    Flags,
 }
 
 /// The messages of a conversation that are trained, or with `inverted` the only ones that are not.
@@ -42,6 +44,9 @@ impl Selection {
         let turns = chat.turns.iter();
         if train_on == TrainOn::All {
             return Self { turns: turns.map(|turn| turn.trained == Some(false)).collect(), inverted: true };
+        }
+        if train_on == TrainOn::Flags {
+            return Self { turns: turns.map(|turn| turn.trained == Some(true)).collect(), inverted: false };
         }
         let last_user = chat.turns.iter().rposition(|turn| turn.role() == "user").map_or(0, |user| user + 1);
         let first = if train_on == TrainOn::LastTurn { last_user.max(chat.prompt_turns) } else { chat.prompt_turns };

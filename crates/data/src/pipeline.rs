@@ -1,6 +1,7 @@
 //! Records in, results out, in order: encoded on worker threads that live as long as the stream.
 //!
-//! The calling thread reads records and takes results, so neither the iterator nor the sink crosses threads. Records
+//! Each worker makes its own encoding function, which may keep what is better not shared between threads. The calling
+//! thread reads records and takes results, so neither the iterator nor the sink crosses threads. Records
 //! travel in blocks, block `n` to worker `n % workers` and back, so order needs no sorting and no worker's timing shows.
 //! At most [`BLOCKS_PER_WORKER`] blocks a worker are on their way: memory is flat however long the stream is. Gives up
 //! moving work between workers: a block that takes long holds up the stream once those of the others are used up.
@@ -37,20 +38,20 @@ impl Pipeline {
     /// Encodes all records and hands the results to `sink` in the records' order.
     ///
     /// `weigh` gives about the bytes of a record; what is in flight is bounded by some blocks of 128 KiB, or of one
-    /// record where it alone is larger, for each worker. `encode` runs on the workers, `records` and `sink` on the
-    /// calling thread.
+    /// record where it alone is larger, for each worker. `encoder` runs once on each worker and gives what encodes there;
+    /// `records` and `sink` run on the calling thread.
     ///
     /// # Errors
     /// The first error in the order of the records, whether reading, encoding or the sink makes it; the sink has then
     /// had all results before it, and nothing behind it.
     ///
     /// # Panics
-    /// If `encode` does.
-    pub fn run<R, T, S, E>(
+    /// If `encoder` or what it gives does.
+    pub fn run<R, T, S, E, F>(
         &self,
         records: impl IntoIterator<Item = Result<R, S>>,
         weigh: impl Fn(&R) -> usize,
-        encode: impl Fn(R) -> Result<T, E> + Sync,
+        encoder: impl Fn() -> F + Sync,
         mut sink: impl FnMut(T) -> Result<(), E>,
     ) -> Result<(), E>
     where
@@ -58,10 +59,11 @@ impl Pipeline {
         T: Send,
         S: Send,
         E: From<S> + Send,
+        F: FnMut(R) -> Result<T, E>,
     {
         let is_over = AtomicBool::new(false);
         scope(|scope| {
-            let mut workers = Workers::spawn(scope, self.workers.get(), &encode, &is_over);
+            let mut workers = Workers::spawn(scope, self.workers.get(), &encoder, &is_over);
             // Ends the workers whichever way this closure is left.
             let _guard = SetOnDrop(&is_over);
             let mut blocks = Blocks { records: records.into_iter(), weigh, is_over: false };
@@ -137,18 +139,20 @@ where
     S: Send + 'scope,
     E: From<S> + Send + 'scope,
 {
-    fn spawn<'env>(
+    fn spawn<'env, F: FnMut(R) -> Result<T, E>>(
         scope: &'scope Scope<'scope, 'env>,
         count: usize,
-        encode: &'scope (impl Fn(R) -> Result<T, E> + Sync),
+        encoder: &'scope (impl Fn() -> F + Sync),
         is_over: &'scope AtomicBool,
     ) -> Self {
         let lane = |_| {
             let (blocks, incoming) = channel::<Vec<Result<R, S>>>();
             let (outgoing, results) = channel();
             let work = move || {
+                let mut encode = encoder();
                 for block in incoming {
-                    if is_over.load(Ordering::Relaxed) || outgoing.send(encode_block(block, encode, is_over)).is_err() {
+                    let is_unwanted = is_over.load(Ordering::Relaxed);
+                    if is_unwanted || outgoing.send(encode_block(block, &mut encode, is_over)).is_err() {
                         return;
                     }
                 }
@@ -183,7 +187,7 @@ where
 /// Encodes up to the first error, which is the last result.
 fn encode_block<R, T, S, E: From<S>>(
     block: Vec<Result<R, S>>,
-    encode: impl Fn(R) -> Result<T, E>,
+    mut encode: impl FnMut(R) -> Result<T, E>,
     is_over: &AtomicBool,
 ) -> Vec<Result<T, E>> {
     let mut results = Vec::with_capacity(block.len());
@@ -192,7 +196,7 @@ fn encode_block<R, T, S, E: From<S>>(
         if is_over.load(Ordering::Relaxed) {
             break;
         }
-        let result = record.map_err(E::from).and_then(&encode);
+        let result = record.map_err(E::from).and_then(&mut encode);
         let is_error = result.is_err();
         results.push(result);
         if is_error {
@@ -231,7 +235,7 @@ mod tests {
                 results.push(result);
                 Ok(())
             };
-            pipeline(workers).run(records, |number| number % 9000, encode, keep).unwrap();
+            pipeline(workers).run(records, |number| number % 9000, || encode, keep).unwrap();
             assert!(results.into_iter().eq((0..5000).map(|number| 2 * number)));
         }
     }
@@ -255,7 +259,7 @@ mod tests {
                 last = Some(number);
                 Ok(())
             };
-            (pipeline(3).run(records, |_| 1000, encode, sink).unwrap_err(), last)
+            (pipeline(3).run(records, |_| 1000, || encode, sink).unwrap_err(), last)
         };
         const NEVER: usize = usize::MAX;
         assert_eq!(run(2000, NEVER, NEVER), ("read".to_owned(), Some(1999)));
@@ -278,10 +282,31 @@ mod tests {
                 taken.set(taken.get() + 1);
                 Ok(())
             };
-            pipeline(2).run(records, |_| weight, Ok::<_, String>, sink).unwrap();
+            pipeline(2).run(records, |_| weight, || Ok::<_, String>, sink).unwrap();
             assert_eq!(taken.get(), 20_000);
             assert!(most.get() <= 2 * BLOCKS_PER_WORKER * records_per_block + records_per_block, "{}", most.get());
         }
+    }
+
+    #[test]
+    fn each_worker_has_an_encoder_of_its_own() {
+        let (made, ids) = (AtomicUsize::new(0), 0..9000_usize);
+        let encoder = || {
+            made.fetch_add(1, Ordering::Relaxed);
+            let mut encoded = 0;
+            move |_| {
+                encoded += 1;
+                Ok::<usize, String>(encoded)
+            }
+        };
+        let mut most = 0;
+        let keep = |encoded: usize| {
+            most = most.max(encoded);
+            Ok(())
+        };
+        pipeline(3).run(ids.map(Ok::<_, String>), |_| 1, encoder, keep).unwrap();
+        assert_eq!(made.into_inner(), 3);
+        assert!(most < 9000 / 2, "one of three workers encoded {most}");
     }
 
     #[test]
@@ -296,7 +321,7 @@ mod tests {
             shared.set(shared.get() + number);
             Ok(())
         };
-        pipeline(2).run(records, |_| 1, Ok::<_, String>, sink).unwrap();
+        pipeline(2).run(records, |_| 1, || Ok::<_, String>, sink).unwrap();
         assert_eq!(shared.get(), 10 + 45);
     }
 
@@ -308,7 +333,7 @@ mod tests {
             if number == 0 { Err("stop".to_owned()) } else { Ok(number) }
         };
         let endless = (0..).map(Ok::<usize, String>);
-        assert_eq!(pipeline(2).run(endless, |_| 1, encode, |_| Ok(())), Err("stop".to_owned()));
+        assert_eq!(pipeline(2).run(endless, |_| 1, || &encode, |_| Ok(())), Err("stop".to_owned()));
         assert!(encoded.into_inner() <= 2 * BLOCKS_PER_WORKER * BLOCK_RECORDS);
     }
 
@@ -319,6 +344,6 @@ mod tests {
             assert_ne!(number, 1500, "a bug in record 1500");
             Ok::<_, String>(number)
         };
-        let _ = pipeline(2).run((0..9000).map(Ok::<usize, String>), |_| 1, encode, |_| Ok(()));
+        let _ = pipeline(2).run((0..9000).map(Ok::<usize, String>), |_| 1, || encode, |_| Ok(()));
     }
 }

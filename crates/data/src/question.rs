@@ -3,7 +3,8 @@
 //! Gives up conversations of which everything is trained (nothing tells the answer from the question) and those that
 //! were cut before the answer ended.
 
-use crate::dataset::{Dataset, Example};
+use crate::cache::DocumentSet;
+use crate::dataset::Example;
 use crate::error::DataError;
 use crate::tokenizer::Tokenizer;
 
@@ -28,13 +29,13 @@ impl Question {
         let answer = tokenizer.decode(&example.tokens[start..last], true)?;
         Ok(Some(Self { prompt: example.tokens[..start].to_vec(), answer }))
     }
-}
 
-impl Dataset {
-    /// The first `limit` questions, in the order of the examples.
-    pub fn questions(&self, tokenizer: &Tokenizer, limit: usize) -> Result<Vec<Question>, DataError> {
-        let question = |example| Question::from_example(example, tokenizer).transpose();
-        self.examples.iter().filter_map(question).take(limit).collect()
+    /// The first `limit` questions of some documents, in their order.
+    ///
+    /// Error: the tokenizer cannot turn tokens to text.
+    pub fn of_documents(documents: &DocumentSet, tokenizer: &Tokenizer, limit: usize) -> Result<Vec<Self>, DataError> {
+        let question = |example| Self::from_example(&example, tokenizer).transpose();
+        documents.examples().filter_map(question).take(limit).collect()
     }
 }
 
@@ -43,7 +44,7 @@ mod tests {
     use super::*;
     use crate::chat_template::Message;
     use crate::conversation::encode_chat;
-    use crate::dataset::ReadReport;
+    use crate::dataset::{Dataset, ReadReport};
     use crate::mask::TrainOn;
     use crate::shape::{Chat, Turn};
     use crate::test_tokenizer::TestTokenizer;
@@ -78,8 +79,8 @@ mod tests {
         cut.trained.truncate(end);
         let all = encode(&tokenizer, &conversation(), TrainOn::All);
         let examples = vec![cut, whole.clone(), all, whole];
-        let dataset = Dataset { examples, report: ReadReport::default() };
-        assert_eq!(dataset.questions(&tokenizer, 9).unwrap().len(), 2);
-        assert_eq!(dataset.questions(&tokenizer, 1).unwrap().len(), 1);
+        let documents = DocumentSet::of_dataset(&Dataset { examples, report: ReadReport::default() });
+        let questions = |limit| Question::of_documents(&documents, &tokenizer, limit).unwrap().len();
+        assert_eq!((questions(9), questions(1)), (2, 1));
     }
 }

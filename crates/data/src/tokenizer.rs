@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs::read;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value as Json};
 use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, Tokenizer as Inner};
@@ -23,7 +24,10 @@ const SPECIAL_TOKEN_KEYS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// Text to token ids and back, with the special tokens and the chat template of a model.
-#[derive(Debug)]
+///
+/// May be shared by threads, but is faster with a copy for each: regular expressions keep what they work with for the
+/// first thread that used them and make others queue. A copy takes some 30 MB for a vocabulary of 128,000.
+#[derive(Debug, Clone)]
 pub struct Tokenizer {
     /// Without its post-processor, which may trim the offsets of tokens; we need to know where every character went.
     inner: Inner,
@@ -34,6 +38,8 @@ pub struct Tokenizer {
     add_bos_token: bool,
     vocab_size: usize,
     templates: TemplateSet,
+    /// What the templates see, in seconds since 1970 UTC.
+    date: i64,
     /// Hash of `tokenizer.json`.
     content_key: u128,
 }
@@ -61,7 +67,9 @@ impl Tokenizer {
         }
         let special = inner.get_added_tokens_decoder().into_iter().filter(|(_, token)| token.special);
         let special_ids = special.map(|(id, _)| id).collect();
-        let templates = TemplateSet::read(dir, &config, special_tokens.clone(), read_json)?;
+        let mut templates = TemplateSet::read(dir, &config, special_tokens.clone(), read_json)?;
+        let date = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64);
+        templates.set_date(date);
         Ok(Self {
             vocab_size: inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1),
             add_bos_token: config.get("add_bos_token").and_then(Json::as_bool).unwrap_or(false),
@@ -71,6 +79,7 @@ impl Tokenizer {
             special_tokens,
             special_ids,
             templates,
+            date,
             content_key,
         })
     }
@@ -161,12 +170,21 @@ impl Tokenizer {
     ///
     /// Errors: no template of that name, a file that cannot be read, a template that does not parse.
     pub fn choose_template(&mut self, choice: &TemplateChoice) -> Result<(), DataError> {
-        self.templates.choose(choice)
+        self.templates.choose(choice)?;
+        self.templates.set_date(self.date);
+        Ok(())
     }
 
     /// Fixes the date that the chat templates see; see [`ChatTemplate::set_date`].
     pub fn set_date(&mut self, unix_seconds: i64) {
+        self.date = unix_seconds;
         self.templates.set_date(unix_seconds);
+    }
+
+    /// The date that the chat templates see, in seconds since 1970 UTC; `None` if none of them asks for it.
+    pub fn date(&self) -> Option<i64> {
+        let asks = |tools| self.templates.get(tools).is_some_and(ChatTemplate::uses_date);
+        (asks(false) || asks(true)).then_some(self.date)
     }
 
     /// What tokenising depends on, as bytes: `tokenizer.json`, the special tokens, the chat templates. Equal bytes mean

@@ -202,13 +202,13 @@ fn too_many_bad_rows_and_ends_that_are_never_trained_are_refused() {
         }
         diagnosis.check(0.1, true)
     };
-    assert_eq!(judge(TEMPLATE, 10), Ok(()));
+    assert!(judge(TEMPLATE, 10).is_ok());
     let error = judge(TEMPLATE, 11).unwrap_err();
-    assert!(matches!(error, ShapeError::TooManyBadRows { bad: 11, rows: 100, .. }), "{error}");
+    assert!(matches!(error, DataError::Shape(ShapeError::TooManyBadRows { bad: 11, rows: 100, .. })), "{error}");
     assert!(error.to_string().contains("11.0 %") && error.to_string().contains("roles: user"), "{error}");
     let endless = TEMPLATE.replace("{{ eos_token }}", "");
     let error = judge(&endless, 0).unwrap_err();
-    assert!(matches!(error, ShapeError::EndNeverTrained { chats: 100, .. }), "{error}");
+    assert!(matches!(error, DataError::Shape(ShapeError::EndNeverTrained { chats: 100, .. })), "{error}");
 }
 
 #[test]
@@ -223,6 +223,105 @@ fn fingerprint_sees_tokenizer_template_and_options() {
     assert_ne!(same, fingerprint(&tokenizer(Some("x")), EncodeOptions::new(9)));
     let all = EncodeOptions { train_on: TrainOn::All, ..EncodeOptions::new(9) };
     assert_ne!(same, fingerprint(&tokenizer(None), all));
+}
+
+#[test]
+fn fingerprint_sees_the_day_where_records_are_rendered_with_a_template_that_asks_for_it() {
+    const DAY: i64 = 86_400;
+    let dated = TEMPLATE.replace("{{ bos_token }}", "{{ bos_token }}{{ strftime_now('%d %b %Y') }}");
+    let chat = chat(&[("user", "q"), ("assistant", "a")]);
+    let text = json!({ "text": "a" });
+    let fingerprint = |template: &str, record: &Json, date: i64| {
+        let mut tokenizer = tokenizer(Some(template));
+        tokenizer.set_date(date);
+        let encoder = Encoder::new(&tokenizer, EncodeOptions::new(99), record.as_object().unwrap(), &place(1)).unwrap();
+        (encoder.fingerprint(), encoder.encode_fields(record.as_object().unwrap(), &place(1)).unwrap())
+    };
+    let first = fingerprint(&dated, &chat, 20_000 * DAY);
+    assert_eq!(first, fingerprint(&dated, &chat, 20_001 * DAY - 1));
+    let next = fingerprint(&dated, &chat, 20_001 * DAY);
+    assert!(first.0 != next.0 && first.1 != next.1);
+    for (template, record) in [(TEMPLATE, &chat), (dated.as_str(), &text)] {
+        assert_eq!(fingerprint(template, record, 20_000 * DAY), fingerprint(template, record, 20_001 * DAY));
+    }
+}
+
+#[test]
+fn chosen_template_sees_the_date_that_was_set() {
+    let mut tokenizer = tokenizer(Some(TEMPLATE));
+    assert_eq!(tokenizer.date(), None);
+    tokenizer.set_date(0);
+    tokenizer.choose_template(&TemplateChoice::Text("{{ strftime_now('%Y') }}".to_owned())).unwrap();
+    assert_eq!(tokenizer.date(), Some(0));
+    assert_eq!(tokenizer.chat_template().unwrap().render(&[], false).unwrap(), "1970");
+}
+
+#[test]
+fn flags_train_only_messages_that_say_yes_whoever_speaks() {
+    let tokenizer = tokenizer(Some(TEMPLATE));
+    let options = EncodeOptions { train_on: TrainOn::Flags, ..EncodeOptions::new(200) };
+    let record = |flags: [Json; 4]| {
+        let turns = [("user", "q1"), ("assistant", "a1"), ("user", "q2"), ("assistant", "a2")];
+        let turn = |((role, content), flag): ((&str, &str), Json)| {
+            let mut message = json!({ "role": role, "content": content });
+            message.as_object_mut().unwrap().extend(flag.as_object().unwrap().clone());
+            message
+        };
+        json!({ "messages": turns.into_iter().zip(flags).map(turn).collect::<Vec<_>>() })
+    };
+    let none = || json!({});
+    let of = |flags: [Json; 4]| encode(&tokenizer, &options, &record(flags)).unwrap();
+    for yes in [json!({ "train": true }), json!({ "training": true }), json!({ "trained": 1 }), json!({ "weight": 1 })]
+    {
+        assert_eq!(trained(&tokenizer, &of([none(), none(), none(), yes.clone()])), [".a2</s>."], "{yes}");
+        assert_eq!(trained(&tokenizer, &of([none(), none(), yes, json!({ "weight": 0 })])), [".q2</s>."]);
+    }
+    assert_eq!(kinds(&of([none(), none(), none(), none()])), [FindingKind::NoFlags]);
+    assert_eq!(kinds(&of([none(), json!({ "train": false }), none(), none()])), [FindingKind::NothingToTrain]);
+    let alpaca = json!({ "instruction": "Add.", "output": "3" });
+    assert_eq!(kinds(&encode(&tokenizer, &options, &alpaca).unwrap()), [FindingKind::NoFlags]);
+}
+
+#[test]
+fn set_without_any_flag_is_refused_with_the_keys_of_flags() {
+    let tokenizer = tokenizer(Some(TEMPLATE));
+    let options = EncodeOptions { train_on: TrainOn::Flags, ..EncodeOptions::new(200) };
+    let rows = |flagged: usize| {
+        let mut diagnosis = Diagnosis::default();
+        for row in 0..20 {
+            let mut record = chat(&[("user", "q"), ("assistant", "a")]);
+            if row < flagged {
+                record["messages"][1]["train"] = true.into();
+            }
+            diagnosis.add(&encode(&tokenizer, &options, &record).unwrap(), &place(row + 1));
+        }
+        diagnosis
+    };
+    for allowed in [0.1, 1.0] {
+        let error = rows(0).check(allowed, true).unwrap_err();
+        assert!(matches!(error, DataError::NoFlags { rows: 20 }), "{error}");
+        for key in ["\"train\"", "\"training\"", "\"trained\"", "\"weight\"", "\"assistant\""] {
+            assert!(error.to_string().contains(key), "{error}");
+        }
+    }
+    assert!(rows(1).check(1.0, true).is_ok());
+    let error = rows(1).check(0.5, true).unwrap_err();
+    assert!(matches!(error, DataError::Shape(ShapeError::TooManyBadRows { bad: 19, .. })), "{error}");
+}
+
+#[test]
+fn where_all_is_trained_the_end_is_trained_as_far_as_it_is_kept() {
+    let record = chat(&[("user", "q"), ("assistant", "a")]);
+    let ended = |template: &str, max_seq_len| {
+        let tokenizer = tokenizer(Some(template));
+        let options = EncodeOptions { train_on: TrainOn::All, ..EncodeOptions::new(max_seq_len) };
+        let mut diagnosis = Diagnosis::default();
+        diagnosis.add(&encode(&tokenizer, &options, &record).unwrap(), &place(1));
+        diagnosis.check(0.1, true).is_ok()
+    };
+    let plain = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}";
+    assert!(ended(TEMPLATE, 99) && ended(plain, 99));
+    assert!(!ended(plain, 4), "cut before any end");
 }
 
 #[test]

@@ -90,8 +90,9 @@ pub fn loader(prepared: &Prepared, start: Cursor) -> Loader {
         rank: 0,
         world_size: 1,
         prefetch: PREFETCH,
+        workers: prepared.plan.loader_workers.value,
     };
-    Loader::with_workers(prepared.train.clone(), config, start, prepared.config.data.workers.unwrap_or(1))
+    Loader::new(prepared.train.clone(), config, start)
 }
 
 /// Format of activations and matrix products.

@@ -38,6 +38,10 @@ pub struct RunState {
     pub cursor: Cursor,
     /// Trained tokens so far.
     pub trained_tokens: u64,
+    /// When the run began, in seconds since 1970: the date that chat templates see, also after resuming on another day.
+    /// Absent in checkpoints from before it was kept.
+    #[serde(default)]
+    pub date: Option<i64>,
     /// Seconds of training so far, over all resumed parts.
     pub wall_s: f64,
     /// The evaluation before the first step.
@@ -141,30 +145,47 @@ pub fn save<B: Kernels>(
     Ok(writer.commit(keep)?)
 }
 
-/// Reads a checkpoint's state and compares it with the run that wants to continue.
+/// Reads a checkpoint's state.
 ///
 /// # Errors
-/// A state that cannot be read, or that belongs to another run.
-pub fn read_state(folder: &Path, config: &RunConfig, data_fingerprint: u64) -> Result<RunState, RunError> {
+/// A state that cannot be read.
+pub fn read_state(folder: &Path) -> Result<RunState, RunError> {
     let path = folder.join(STATE);
     let bad = |problem: String| RunError::BadCheckpoint { path: path.clone(), problem };
     let text = fs::read_to_string(&path).map_err(|error| bad(format!("cannot be read: {error}")))?;
-    let state: RunState = serde_json::from_str(&text).map_err(|error| bad(format!("is damaged: {error}")))?;
-    for (key, now) in settings(config) {
-        match state.settings.get(&key) {
-            Some(saved) if *saved == now => {}
-            saved => {
-                let saved = saved.cloned().unwrap_or_else(|| "nothing".to_owned());
-                return Err(RunError::Changed { key, saved, now });
+    serde_json::from_str(&text).map_err(|error| bad(format!("is damaged: {error}")))
+}
+
+impl RunState {
+    /// Compares the recipe of a run that wants to continue with the one that was saved.
+    ///
+    /// # Errors
+    /// [`RunError::Changed`] with the first key that differs.
+    pub fn check_settings(&self, config: &RunConfig) -> Result<(), RunError> {
+        for (key, now) in settings(config) {
+            match self.settings.get(&key) {
+                Some(saved) if *saved == now => {}
+                saved => {
+                    let saved = saved.cloned().unwrap_or_else(|| "nothing".to_owned());
+                    return Err(RunError::Changed { key, saved, now });
+                }
             }
         }
+        Ok(())
     }
-    if state.data_fingerprint != data_fingerprint {
+
+    /// Compares the packed rows of a run that wants to continue with those that were saved.
+    ///
+    /// # Errors
+    /// [`RunError::Changed`] if they are others.
+    pub fn check_data(&self, fingerprint: u64) -> Result<(), RunError> {
+        if self.data_fingerprint == fingerprint {
+            return Ok(());
+        }
         let hex = |fingerprint| format!("rows {fingerprint:016x}");
-        let (saved, now) = (hex(state.data_fingerprint), hex(data_fingerprint));
-        return Err(RunError::Changed { key: "data".to_owned(), saved, now });
+        let (saved, now) = (hex(self.data_fingerprint), hex(fingerprint));
+        Err(RunError::Changed { key: "data".to_owned(), saved, now })
     }
-    Ok(state)
 }
 
 /// Gives the trainer the tensors of a checkpoint.

@@ -4,6 +4,7 @@
 //! of the data. It makes no Option: a run does what its plan says.
 
 mod fit;
+mod workers;
 
 use std::fmt;
 
@@ -18,6 +19,7 @@ use crate::config::{ComputeDtype, OptimizerKind, Recompute, RunConfig, RunLength
 use crate::error::RunError;
 
 pub use fit::{SmallerRun, next_smaller};
+pub use workers::tokenising;
 
 /// A decision and why it was taken.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -90,6 +92,10 @@ pub struct Plan {
     pub schedule: Chosen<ScheduleKind>,
     /// Rows of logits at a time.
     pub loss_chunk_tokens: Chosen<usize>,
+    /// Threads that tokenise, before anything is on the device.
+    pub tokenise_workers: Chosen<usize>,
+    /// Threads that make batches while the device trains.
+    pub loader_workers: Chosen<usize>,
     /// Bytes at the peak of a step.
     pub memory_bytes: Chosen<u64>,
     /// What they are made of.
@@ -164,6 +170,8 @@ impl Plan {
                 config.train.loss_chunk_tokens,
                 format!("logits of {} tokens never exist for more positions at once", inputs.model.vocab_size),
             ),
+            tokenise_workers: workers::to_tokenise(config, inputs.profile),
+            loader_workers: workers::to_load(config, inputs.profile, backend.value),
             memory_bytes: memory_budget(&inputs, backend.value, &estimate),
             host_memory_bytes: host_memory(&inputs, &estimate),
             memory: estimate.lines,
@@ -350,6 +358,8 @@ impl fmt::Display for Plan {
             line("warm-up steps", self.warmup_steps.value.to_string(), &self.warmup_steps.reason),
             line("schedule", word(&self.schedule.value), &self.schedule.reason),
             line("loss chunk", self.loss_chunk_tokens.value.to_string(), &self.loss_chunk_tokens.reason),
+            line("tokenising threads", self.tokenise_workers.value.to_string(), &self.tokenise_workers.reason),
+            line("loader threads", self.loader_workers.value.to_string(), &self.loader_workers.reason),
             line("memory", human_bytes(self.memory_bytes.value), &self.memory_bytes.reason),
         ];
         writeln!(formatter, "{}", lines.join("\n"))?;

@@ -22,11 +22,12 @@ use crate::interrupt::Interrupt;
 use crate::memory_meter::MemoryMeter;
 use crate::metrics::{EvalMetrics, JsonLines, MetricSink, MetricSinks, StepMetrics};
 use crate::plan::{DataShape, PlanInputs};
-use crate::prepare::{Prepared, prepare};
+use crate::prepare::{Prepared, now, prepare_on};
 use crate::progress::Progress;
 use crate::report::{Outcome, Summary, Voice};
 use crate::run_folder::RunFolder;
 use crate::step::{StepOutcome, Trainer, scalar};
+use crate::storage::StorageError;
 use crate::tensorboard::EventWriter;
 use crate::with_backend;
 
@@ -49,20 +50,50 @@ pub struct RunOptions {
 /// Whatever stops it; everything that was saved stays.
 pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
     let started = Instant::now();
-    let prepared = prepare(options.config.clone())?;
+    let earlier = if options.resume { Some(Earlier::open(&options.config)?) } else { None };
+    let date = earlier.as_ref().and_then(|earlier| earlier.state.date).unwrap_or_else(now);
+    let prepared = prepare_on(options.config.clone(), date)?;
+    if let Some(earlier) = &earlier {
+        // Other rows than those that it was trained on are refused before anything is written.
+        earlier.state.check_data(prepared.train.fingerprint())?;
+    }
     for note in &prepared.data_notes {
         options.voice.say(note);
     }
     options.voice.plan(&prepared.config.name, &prepared.plan);
-    let folder = RunFolder::create(Path::new(&prepared.config.output_dir), &prepared.config.name, options.resume)?;
+    let (folder, earlier) = match earlier {
+        Some(Earlier { folder, checkpoint, state }) => (folder, Some((checkpoint, state))),
+        None => (RunFolder::create(Path::new(&prepared.config.output_dir), &prepared.config.name, false)?, None),
+    };
     if let Some(notice) = folder.notice() {
         options.voice.say(notice);
     }
     let report = failure_report(&prepared, &folder);
     with_backend!(prepared.plan.backend.value, B => {
-        catch_failure(|| Run::<B>::begin(prepared, folder, &options, started)?.go())
+        catch_failure(|| Run::<B>::begin(prepared, folder, earlier, &options, started)?.go())
     })
     .unwrap_or_else(|failure| Err(report.error(failure)))
+}
+
+/// A run that is to be resumed: its folder, its newest checkpoint, and where it stood there.
+struct Earlier {
+    folder: RunFolder,
+    checkpoint: PathBuf,
+    state: RunState,
+}
+
+impl Earlier {
+    /// Refuses another recipe than the saved one before its data is read.
+    fn open(config: &RunConfig) -> Result<Self, RunError> {
+        let folder = RunFolder::create(Path::new(&config.output_dir), &config.name, true)?;
+        let Some((_, checkpoint)) = folder.latest_checkpoint()? else {
+            let (path, found) = (folder.path().to_path_buf(), "its checkpoints were removed a moment ago");
+            return Err(StorageError::NothingToResume { path, found }.into());
+        };
+        let state = checkpoint::read_state(&checkpoint)?;
+        state.check_settings(config)?;
+        Ok(Self { folder, checkpoint, state })
+    }
 }
 
 fn failure_report(prepared: &Prepared, folder: &RunFolder) -> FailureReport {
@@ -102,14 +133,15 @@ struct Pending<B: Kernels> {
 }
 
 impl<B: Kernels> Run<B> {
-    fn begin(prepared: Prepared, folder: RunFolder, options: &RunOptions, started: Instant) -> Result<Self, RunError> {
+    /// `earlier` is the checkpoint to go on from, and its state.
+    fn begin(
+        prepared: Prepared,
+        folder: RunFolder,
+        earlier: Option<(PathBuf, RunState)>,
+        options: &RunOptions,
+        started: Instant,
+    ) -> Result<Self, RunError> {
         let config = &prepared.config;
-        let latest = if options.resume { folder.latest_checkpoint()? } else { None };
-        // Another run than the saved one is refused before anything is written or read.
-        let earlier = match &latest {
-            Some((_, path)) => Some(checkpoint::read_state(path, config, prepared.train.fingerprint())?),
-            None => None,
-        };
         folder.write(&folder.config_toml(), &config.to_toml())?;
         folder.write(&folder.plan_toml(), &plan_toml(&prepared))?;
         let device = B::Device::default();
@@ -120,15 +152,15 @@ impl<B: Kernels> Run<B> {
             options.voice.say(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
         }
         let mut trainer = assemble::trainer::<B>(config, plan, model, config.init, &device)?;
-        if let Some((step, path)) = &latest {
-            checkpoint::restore(path, &mut trainer, &saved, *step)?;
-            options.voice.say(&format!("resumed after step {step} from {}", path.display()));
-        }
+        let resumed = earlier.as_ref().map(|(_, state)| state.step);
         let state = match earlier {
-            Some(state) => state,
+            Some((path, state)) => {
+                checkpoint::restore(&path, &mut trainer, &saved, state.step)?;
+                options.voice.say(&format!("resumed after step {} from {}", state.step, path.display()));
+                state
+            }
             None => first_state(&prepared, &trainer, options.voice)?,
         };
-        let resumed = latest.as_ref().map(|(step, _)| *step);
         let mut sinks = MetricSinks(vec![
             Box::new(JsonLines::open(&folder.metrics_jsonl(), resumed)?),
             Box::new(EventWriter::create(&folder.tensorboard(), resumed)?),
@@ -338,6 +370,7 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, voice: Voi
         step: 0,
         cursor: Cursor::default(),
         trained_tokens: 0,
+        date: Some(prepared.date),
         wall_s: 0.0,
         before,
         samples_before,

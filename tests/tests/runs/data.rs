@@ -3,10 +3,14 @@
 use std::fs;
 use std::path::Path;
 
-use firebrick_tests::{finish, fixture, recipe, refusal, step_losses};
+use firebrick_data::Pipeline;
+use firebrick_tests::{checkpoint_folder, finish, fixture, recipe, refusal, step_losses, train};
 use firebrick_train::config::RunConfig;
 use firebrick_train::data_sets::{DataSets, read, tokenizer};
 use firebrick_train::inspect::{Style, inspect};
+use firebrick_train::interrupt::Interrupt;
+use firebrick_train::prepare::prepare_on;
+use firebrick_train::report::Outcome;
 use serde_json::{Value, json};
 use tempfile::tempdir;
 
@@ -15,7 +19,8 @@ fn chats() -> String {
 }
 
 fn read_data(config: &RunConfig) -> DataSets {
-    read(config, &tokenizer(config, &config.model_folder().unwrap()).unwrap()).unwrap()
+    let tokenizer = tokenizer(config, &config.model_folder().unwrap(), 0).unwrap();
+    read(config, &tokenizer, Pipeline::default()).unwrap()
 }
 
 fn data_of(changes: &[&str]) -> DataSets {
@@ -116,6 +121,11 @@ fn cached_tokens_are_found_again_and_a_changed_recipe_or_file_never_meets_them()
     for change in ["max_seq_len=32", "data.train_on=last", "data.overflow=split", "data.train_end_of_turn=false"] {
         assert!(read(&[change]).train.kept.contains("tokenised now"), "{change}");
     }
+    let moved = folder.path().join("moved.jsonl");
+    fs::rename(&file, &moved).unwrap();
+    let elsewhere = read(&[&format!("data.path='{}'", moved.display())]);
+    assert!(elsewhere.train.kept.contains("found in"), "{}", elsewhere.train.kept);
+    assert_eq!(elsewhere.train.sources[0].name, moved.display().to_string());
     fs::write(&file, chats() + chats().lines().next().unwrap()).unwrap();
     let changed = read(&[]);
     assert!(changed.train.kept.contains("tokenised now"), "{}", changed.train.kept);
@@ -145,6 +155,26 @@ fn keys_of_masks_and_lengths_do_what_they_say() {
     assert!(cut.tokens_cut > 0 && cut.longest == 24, "{cut}");
     assert!(split.tokens_cut == 0 && split.examples > cut.examples, "{split}");
     assert!(dropped.examples < cut.examples && dropped.to_string().contains("longer than max_seq_len"), "{dropped}");
+}
+
+#[test]
+fn flags_train_flagged_messages_only_and_a_set_without_flags_is_refused() {
+    let output = tempdir().unwrap();
+    let message = refusal(recipe(output.path(), &["data.train_on=flags"]), false);
+    assert!(message.contains("train_on = \"flags\"") && message.contains("\"weight\": 1"), "{message}");
+    let file = output.path().join("flagged.jsonl");
+    let flag = |line: &str| {
+        let mut row: Value = serde_json::from_str(line).unwrap();
+        for message in row["messages"].as_array_mut().unwrap() {
+            let is_answer = message["role"] == "assistant";
+            message["weight"] = i32::from(is_answer).into();
+        }
+        row.to_string() + "\n"
+    };
+    fs::write(&file, chats().lines().map(flag).collect::<String>()).unwrap();
+    let path = format!("data.path='{}'", file.display());
+    let flagged = data_of(&[&path, "data.train_on=flags"]);
+    assert!(flagged.train.documents.examples().eq(data_of(&[]).train.documents.examples()), "as the assistant's");
 }
 
 #[test]
@@ -184,6 +214,39 @@ fn workers_and_held_out_sources_change_no_loss() {
     let expected = losses("one", &["data.eval_fraction="]);
     assert_eq!(losses("three", &["data.eval_fraction=", "data.workers=3"]), expected);
     assert_eq!(losses("held", &[held_out.as_str()]), expected);
+}
+
+/// A template that writes the date; a run that began yesterday, as far as its checkpoint knows, is resumed today.
+#[test]
+fn resumed_run_sees_the_date_of_its_start() {
+    let output = tempdir().unwrap();
+    let template = output.path().join("dated.jinja");
+    let text = "{{ strftime_now('%d %B %Y') }}{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\
+                {{ eos_token }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
+    fs::write(&template, text).unwrap();
+    let named = format!("data.chat_template='{}'", template.display());
+    let cache = format!("data.cache='{}'", output.path().join("cache").display());
+    let config = recipe(output.path(), &["train.steps=2", &named, &cache]);
+    let interrupt = Interrupt::detached();
+    interrupt.request();
+    assert!(matches!(train(config.clone(), false, &interrupt), Ok(Outcome::Interrupted { step: 1, .. })));
+
+    let path = checkpoint_folder(&output.path().join("run"), 1).join("state.json");
+    let mut state: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    let today = state["date"].as_i64().unwrap();
+    let rows = |date| prepare_on(config.clone(), date).unwrap().train.fingerprint();
+    let (yesterday, of_today) = (today - 86_400, state["data_fingerprint"].as_u64().unwrap());
+    assert_eq!(of_today, rows(today));
+    assert_ne!(of_today, rows(yesterday), "the template writes the date");
+    assert_eq!(rows(yesterday), rows(yesterday - yesterday.rem_euclid(86_400)), "the day is what counts");
+
+    state["date"] = yesterday.into();
+    fs::write(&path, state.to_string()).unwrap();
+    let message = refusal(config.clone(), true);
+    assert!(message.contains("was made with data"), "rows of another day than the run's: {message}");
+    state["data_fingerprint"] = rows(yesterday).into();
+    fs::write(&path, state.to_string()).unwrap();
+    assert_eq!(finish(config, true).steps, 2);
 }
 
 #[test]

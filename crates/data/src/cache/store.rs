@@ -78,7 +78,8 @@ impl TokenStore {
         let header = Header::from_bytes(map.bytes()).map_err(damaged)?;
         let found = map.bytes().len();
         if header.file_bytes() != Some(found as u64) {
-            return Err(damaged(format!("its header speaks of {:?} bytes, it has {found}", header.file_bytes())));
+            let said = header.file_bytes().map_or("more than any file has".to_owned(), |bytes| bytes.to_string());
+            return Err(damaged(format!("by its header it has {said} bytes, but it has {found}")));
         }
         if header.key != key {
             return Err(damaged(format!("it holds the data of key {}, not of {key}", header.key)));
@@ -204,7 +205,10 @@ impl MappedFile {
             trained += u64::from(entry.trained);
         }
         if (tokens, trained) != (self.header.tokens, self.header.trained) {
-            return Err(format!("its header counts {} tokens, its index {tokens}", self.header.tokens));
+            let Header { tokens: said, trained: said_trained, .. } = self.header;
+            return Err(format!(
+                "its header counts {said} tokens, {said_trained} of them trained, its index {tokens} and {trained}"
+            ));
         }
         Ok(())
     }

@@ -4,8 +4,8 @@
 //! over `chat_template.json`. Gives up templates that belong to a processor of images.
 
 use std::collections::BTreeMap;
-use std::fs::{read_dir, read_to_string};
-use std::io::ErrorKind;
+use std::fs::{read, read_dir};
+use std::io::{Error, ErrorKind, Result as IoResult};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json};
@@ -32,7 +32,7 @@ pub enum TemplateChoice {
 }
 
 /// The templates of a tokenizer, by name, and what was compiled of them.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct TemplateSet {
     sources: BTreeMap<String, (String, PathBuf)>,
     special_tokens: BTreeMap<String, String>,
@@ -77,7 +77,7 @@ impl TemplateSet {
                 ChatTemplate::new(source, Path::new("the recipe"), self.special_tokens.clone())?
             }
             TemplateChoice::File(path) => {
-                let source = read_to_string(path).map_err(|reason| DataError::Io { path: path.clone(), reason })?;
+                let source = read_text(path).map_err(|reason| DataError::Io { path: path.clone(), reason })?;
                 ChatTemplate::new(&source, path, self.special_tokens.clone())?
             }
         };
@@ -107,11 +107,20 @@ impl TemplateSet {
     }
 }
 
+/// The text of a file; the error says which line is none.
+fn read_text(path: &Path) -> IoResult<String> {
+    String::from_utf8(read(path)?).map_err(|error| {
+        let line =
+            error.as_bytes()[..error.utf8_error().valid_up_to()].iter().filter(|&&byte| byte == b'\n').count() + 1;
+        Error::new(ErrorKind::InvalidData, format!("line {line} is not valid UTF-8"))
+    })
+}
+
 /// Templates in files of their own.
 fn files(dir: &Path) -> Result<BTreeMap<String, (String, PathBuf)>, DataError> {
     let mut sources = BTreeMap::new();
     let path = dir.join(TEMPLATE);
-    match read_to_string(&path) {
+    match read_text(&path) {
         Ok(source) => {
             sources.insert(DEFAULT.to_owned(), (source, path));
         }
@@ -129,7 +138,7 @@ fn files(dir: &Path) -> Result<BTreeMap<String, (String, PathBuf)>, DataError> {
             continue;
         }
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let source = read_to_string(&path).map_err(|reason| DataError::Io { path: path.clone(), reason })?;
+        let source = read_text(&path).map_err(|reason| DataError::Io { path: path.clone(), reason })?;
         sources.insert(name, (source, path));
     }
     Ok(sources)

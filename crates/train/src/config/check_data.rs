@@ -66,14 +66,13 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
 /// Keys that only mean something beside others.
 fn agreements(config: &RunConfig) -> Vec<Rule> {
     let data = &config.data;
-    let plain_text =
-        data.format == DataFormat::Text && matches!(data.train_on, Some(TrainOn::Assistant | TrainOn::Last));
+    let plain_text = data.format == DataFormat::Text && data.train_on.is_some_and(|train_on| train_on != TrainOn::All);
     let one_path = data.sources.is_empty() || data.eval_path.is_some();
     vec![
         (
             !plain_text,
             "data.train_on",
-            "plain text has no assistant turns to train on".into(),
+            "plain text has no messages to choose from".into(),
             "write \"all\", or format = \"chat\"",
         ),
         (

@@ -30,8 +30,9 @@ pub struct DataConfig {
     /// "prompt_completion", "pretokenized", or "auto": told from the first row. Default "auto".
     #[serde(default)]
     pub format: DataFormat,
-    /// Which tokens count in the loss: what the "assistant" says, only its "last" answer, or "all". Messages that carry a
-    /// flag of their own (`train`, `weight`) are believed. Default: "assistant", and "all" for plain text.
+    /// Which tokens count in the loss: what the "assistant" says, only its "last" answer, or "all", where messages that
+    /// carry a flag of their own (`train`, `training`, `trained`, or a `weight` of 0 or 1) are believed; or "flags": only
+    /// messages whose flag says yes. Default: "assistant", and "all" for plain text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train_on: Option<TrainOn>,
     /// Train the token that ends the assistant's turn, so that the model learns to stop. Default true.
@@ -53,7 +54,8 @@ pub struct DataConfig {
     /// multiple of 16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad_to_multiple_of: Option<usize>,
-    /// Threads that tokenise, and that make batches. Default: absent, one for each core and one.
+    /// Threads that tokenise, and that make batches. Default: absent, the plan decides both from the machine's cores and the
+    /// backend.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workers: Option<usize>,
     /// Folder that keeps tokenised data. Default: absent, data of up to 8 MB is tokenised anew, larger data kept in
@@ -152,6 +154,8 @@ pub enum TrainOn {
     Last,
     /// Every token counts in the loss.
     All,
+    /// Only messages whose own flag says yes count in the loss.
+    Flags,
 }
 
 /// `data.overflow`.
@@ -315,6 +319,7 @@ impl From<TrainOn> for firebrick_data::TrainOn {
             TrainOn::Assistant => Self::Assistant,
             TrainOn::Last => Self::LastTurn,
             TrainOn::All => Self::All,
+            TrainOn::Flags => Self::Flags,
         }
     }
 }

@@ -9,6 +9,7 @@ mod sample;
 mod text;
 
 use firebrick_data::{DocumentSet, PackReport, PackedDataset, Tokenizer};
+use firebrick_hwprofile::HardwareProfile;
 
 pub use sample::{Piece, SampleDocument, SampleRow};
 pub use text::Style;
@@ -17,7 +18,8 @@ use crate::config::RunConfig;
 use crate::data_report::SourceReport;
 use crate::data_sets;
 use crate::error::RunError;
-use crate::prepare::pack_options;
+use crate::plan;
+use crate::prepare::{self, pack_options};
 
 /// Everything that is shown of a recipe's data.
 #[derive(Debug)]
@@ -50,8 +52,8 @@ pub struct SetView {
 /// # Errors
 /// As a run: the recipe's data, its tokenizer, or the model folder cannot be used.
 pub fn inspect(config: &RunConfig, rows: usize) -> Result<Inspection, RunError> {
-    let tokenizer = data_sets::tokenizer(config, &config.model_folder()?)?;
-    let data = data_sets::read(config, &tokenizer)?;
+    let tokenizer = data_sets::tokenizer(config, &config.model_folder()?, prepare::now())?;
+    let data = data_sets::read(config, &tokenizer, plan::tokenising(config, &HardwareProfile::detect()))?;
     let view = |title, kept, sources, documents: DocumentSet| -> Result<SetView, RunError> {
         set_view(config, &tokenizer, rows, documents).map(|view| SetView { title, kept, sources, ..view })
     };

@@ -1,0 +1,74 @@
+//! How much of the bare tokenizer's rate is left once records are read, rendered, masked, checked, stored and packed; how
+//! fast packed rows come; and what a set that is larger than memory needs of it.
+//!
+//! `cargo bench -p firebrick-data` measures rates, `... -- --gigabytes 5` memory. Both sides of a ratio run in the same
+//! process, on the same texts and threads, by turns, and the best of several turns counts. Gives up real conversations
+//! unless `--rows` and `--tokenizer` name some: text and vocabulary come from the files of this repository.
+
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+mod chats;
+mod memory;
+mod stages;
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use mimalloc::MiMalloc;
+
+// As the trainer's.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
+
+/// What is asked for on the command line.
+struct Options {
+    workers: NonZeroUsize,
+    turns: usize,
+    rows: Option<PathBuf>,
+    tokenizer: Option<PathBuf>,
+    gigabytes: Option<f64>,
+    only: Option<String>,
+}
+
+const USAGE: &str = "[--workers N] [--turns N] [--rows CHATS.jsonl] [--tokenizer FOLDER] [--only TEMPLATE] \
+                     [--gigabytes SIZE]";
+
+fn main() {
+    let options = match Options::read(std::env::args().skip(1)) {
+        Ok(options) => options,
+        Err(problem) => {
+            eprintln!("{problem}\nusage: cargo bench -p firebrick-data -- {USAGE}");
+            std::process::exit(2);
+        }
+    };
+    let chats = chats::Chats::new(options.rows.as_deref(), options.tokenizer.as_deref());
+    match options.gigabytes {
+        Some(gigabytes) => memory::measure(&chats, gigabytes, options.workers),
+        None => stages::measure(&chats, options.workers, options.turns, options.only.as_deref()),
+    }
+}
+
+impl Options {
+    fn read(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
+        let workers = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        let mut options = Self { workers, turns: 5, rows: None, tokenizer: None, gigabytes: None, only: None };
+        while let Some(name) = arguments.next() {
+            // Cargo's own.
+            if name == "--bench" {
+                continue;
+            }
+            let value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
+            let bad = || format!("{name} {value} makes no sense");
+            match name.as_str() {
+                "--workers" => options.workers = value.parse().map_err(|_| bad())?,
+                "--turns" => options.turns = value.parse().map_err(|_| bad())?,
+                "--rows" => options.rows = Some(value.into()),
+                "--tokenizer" => options.tokenizer = Some(value.into()),
+                "--gigabytes" => options.gigabytes = Some(value.parse().map_err(|_| bad())?),
+                "--only" => options.only = Some(value),
+                _ => return Err(format!("there is no {name}")),
+            }
+        }
+        Ok(options)
+    }
+}

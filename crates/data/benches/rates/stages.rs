@@ -1,0 +1,174 @@
+//! Rates of the whole way and of the bare tokenizer, by template.
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use firebrick_data::{
+    Corpus, Cursor, Diagnosis, DocumentSet, EncodeOptions, Exhausted, Hub, Loader, LoaderConfig, MixOrder, Mixture,
+    PackOptions, PackedDataset, Pipeline, SourceSpec, TemplateChoice, TemplateInput, Tokenizer, TrainOn,
+};
+use serde_json::Value;
+
+use crate::chats::Chats;
+
+pub(crate) const MAX_SEQ_LEN: usize = 4096;
+pub(crate) const CHATML: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}\
+                      {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+/// Templates of other projects, as the goldens of the templates have them; blocks are taken out for the second column.
+const PUBLISHED: [&str; 2] = ["llama3", "qwen3"];
+
+/// Prints a table.
+pub(crate) fn measure(chats: &Chats, workers: NonZeroUsize, turns: usize, only: Option<&str>) {
+    let published = PUBLISHED.map(|name| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/templates/{name}.jinja"));
+        (name, std::fs::read_to_string(path).expect("a template beside the goldens"))
+    });
+    let open = |(name, source): &(&'static str, String)| {
+        let source = source.replace("{%- generation %}", "").replace("{%- endgeneration %}", "");
+        (*name, source.replace("{% generation %}", "").replace("{% endgeneration %}", ""))
+    };
+    let cases = [("chatml", CHATML.to_owned())].into_iter().chain(published.iter().map(open));
+    println!("{workers} threads; M tokens/s, best of {turns}; in brackets by CPU time");
+    println!(
+        "{:<10} {:>11} {:>8} {:>8} {:>20} {:>20} {:>9}",
+        "template", "encode_fast", "encode", "whole", "of encode_fast", "of encode", "packed"
+    );
+    let mut last = None;
+    for (name, source) in cases.filter(|(name, _)| only.is_none_or(|only| only == *name)) {
+        last = Some(case(chats, name, source, workers, turns));
+    }
+    if let Some(packed) = last {
+        loader(packed);
+    }
+}
+
+fn case(chats: &Chats, name: &str, template: String, workers: NonZeroUsize, turns: usize) -> PackedDataset {
+    let mut tokenizer = Tokenizer::from_folder(&chats.tokenizer).expect("a tokenizer's folder");
+    tokenizer.choose_template(&TemplateChoice::Text(template)).expect("a template that parses");
+    let bare = tokenizers::Tokenizer::from_file(chats.tokenizer.join("tokenizer.json")).expect("a tokenizer");
+    let texts = rendered(chats, &tokenizer);
+    let mut best = [Spent::WORST; 3];
+    let mut made = None;
+    for _ in 0..turns {
+        best[0].keep(|| on_threads(&texts, workers, |text| bare.encode_fast(text, false)));
+        best[1].keep(|| on_threads(&texts, workers, |text| bare.encode(text, false)));
+        made = Some(best[2].keep(|| whole(chats, &tokenizer, workers)));
+    }
+    let (packed, diagnosis) = made.expect("at least one turn");
+    let tokens = packed.documents().store().tokens() + diagnosis.tokens_cut;
+    assert_eq!(on_threads(&texts, workers, |text| bare.encode_fast(text, false)) as u64, tokens, "{diagnosis}");
+    let rates = best.map(|spent| tokens as f64 / spent.seconds / 1e6);
+    let percent =
+        |bare: Spent| (100.0 * bare.seconds / best[2].seconds, 100.0 * bare.cpu_seconds / best[2].cpu_seconds);
+    let (fast, full) = (percent(best[0]), percent(best[1]));
+    println!(
+        "{name:<10} {:>11.2} {:>8.2} {:>8.2} {:>8.1} % ({:>5.1} %) {:>8.1} % ({:>5.1} %) {:>7.2} %",
+        rates[0],
+        rates[1],
+        rates[2],
+        fast.0,
+        fast.1,
+        full.0,
+        full.1,
+        100.0 * packed.report().efficiency
+    );
+    packed
+}
+
+/// What some work took.
+#[derive(Clone, Copy)]
+struct Spent {
+    seconds: f64,
+    /// Of all threads; 0 where the system does not tell.
+    cpu_seconds: f64,
+}
+
+impl Spent {
+    const WORST: Self = Self { seconds: f64::INFINITY, cpu_seconds: f64::INFINITY };
+
+    /// Keeps the least of both.
+    fn keep<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        let (started, cpu) = (Instant::now(), cpu_seconds());
+        let result = work();
+        self.seconds = self.seconds.min(started.elapsed().as_secs_f64());
+        self.cpu_seconds = self.cpu_seconds.min(cpu_seconds() - cpu);
+        result
+    }
+}
+
+/// CPU time of this process, as Linux counts it: in hundredths of a second.
+fn cpu_seconds() -> f64 {
+    let line = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let behind_name = line.rsplit(')').next().unwrap_or_default();
+    let ticks = behind_name.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok());
+    ticks.sum::<f64>() / 100.0
+}
+
+/// The texts that are tokenised, rendered beforehand.
+fn rendered(chats: &Chats, tokenizer: &Tokenizer) -> Vec<String> {
+    let template = tokenizer.chat_template().expect("a template was chosen");
+    let text = std::fs::read_to_string(&chats.rows).expect("the rows can be read");
+    let render = |line: &str| {
+        let row: Value = serde_json::from_str(line).expect("a row is JSON");
+        let messages = row["messages"].as_array().expect("a row has messages").iter();
+        let messages: Vec<_> = messages.map(|message| message.as_object().expect("an object").clone()).collect();
+        template.render_chat(&messages, TemplateInput::default()).expect("the template takes all rows")
+    };
+    text.lines().map(render).collect()
+}
+
+/// Tokens of all texts, each thread taking the next ones as it gets free.
+fn on_threads(
+    texts: &[String],
+    workers: NonZeroUsize,
+    encode: impl Fn(&str) -> tokenizers::Result<tokenizers::Encoding> + Sync,
+) -> usize {
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let count = || {
+        let mut tokens = 0;
+        while let Some(text) = texts.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+            tokens += encode(text).expect("a text").len();
+        }
+        tokens
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..workers.get()).map(|_| scope.spawn(count)).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).sum()
+    })
+}
+
+/// From the file to packed rows.
+fn whole(chats: &Chats, tokenizer: &Tokenizer, workers: NonZeroUsize) -> (PackedDataset, Diagnosis) {
+    let mut tokenised = corpus(&chats.rows, tokenizer, workers).in_memory().expect("rows that can be trained on");
+    let documents = DocumentSet::all(Arc::new(tokenised.store));
+    (PackedDataset::new(documents, PackOptions::new(MAX_SEQ_LEN)), tokenised.diagnoses.remove(0))
+}
+
+/// The conversations of a file, of which the assistant's answers are trained.
+pub(crate) fn corpus<'a>(rows: &Path, tokenizer: &'a Tokenizer, workers: NonZeroUsize) -> Corpus<'a> {
+    let path = rows.to_str().expect("a plain path");
+    let source = SourceSpec::new(path).resolve(&Hub::from_environment()).expect("the rows are there");
+    let mixture = Mixture::new(vec![source], MixOrder::default(), Exhausted::default(), 0).expect("one source");
+    let options = EncodeOptions { train_on: TrainOn::Assistant, ..EncodeOptions::new(MAX_SEQ_LEN) };
+    let mut corpus = Corpus::new(tokenizer, mixture, vec![options]).expect("rows of a known shape");
+    corpus.pipeline = Pipeline { workers };
+    corpus
+}
+
+/// What packed rows come at, from one thread.
+fn loader(packed: PackedDataset) {
+    let config = LoaderConfig {
+        rows_per_batch: 8,
+        seed: 0,
+        shuffle: true,
+        epochs: None,
+        rank: 0,
+        world_size: 1,
+        prefetch: 2,
+        workers: 1,
+    };
+    let rate = Loader::new(Arc::new(packed), config, Cursor::default()).measure(Duration::from_secs(2));
+    println!("loader, one thread: {:.0} M tokens/s", rate.tokens_per_second() / 1e6);
+}

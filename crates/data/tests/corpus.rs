@@ -1,0 +1,225 @@
+//! Files to documents: order, what is counted, what is refused and where, and the cache.
+
+use std::fs::{copy, rename, write};
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use firebrick_data::{
+    Corpus, DataError, DocumentSet, EncodeOptions, Example, Exhausted, Hub, MixOrder, Mixture, Pipeline, ShapeError,
+    SourceError, SourceSpec, TokenCache, Tokenised, Tokenizer, TrainOn,
+};
+use serde_json::{Value as Json, json};
+use tempfile::TempDir;
+
+const TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}\
+    {{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}";
+const CHAT: &str = r#"{"messages":[{"role":"user","content":"q"},{"role":"assistant","content":"a"}]}"#;
+const NO_ASSISTANT: &str = r#"{"messages":[{"role":"user","content":"q"}]}"#;
+
+fn tokenizer_with(template: Option<&str>, config: &Json) -> Tokenizer {
+    let folder = TempDir::new().unwrap();
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/byte_level/tokenizer.json");
+    copy(golden, folder.path().join("tokenizer.json")).unwrap();
+    write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    if let Some(template) = template {
+        write(folder.path().join("chat_template.jinja"), template).unwrap();
+    }
+    Tokenizer::from_folder(folder.path()).unwrap()
+}
+
+fn tokenizer() -> Tokenizer {
+    let config = json!({ "bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "add_bos_token": true });
+    tokenizer_with(Some(TEMPLATE), &config)
+}
+
+fn file(folder: &TempDir, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+    let path = folder.path().join(name);
+    write(&path, content).unwrap();
+    path
+}
+
+fn corpus<'a>(tokenizer: &'a Tokenizer, paths: &[&Path], options: &EncodeOptions) -> Result<Corpus<'a>, DataError> {
+    let source = |path: &&Path| SourceSpec::new(path.display().to_string()).resolve(&Hub::from_environment());
+    let sources: Vec<_> = paths.iter().map(source).collect::<Result<_, _>>()?;
+    let mixture = Mixture::new(sources, MixOrder::Concatenate, Exhausted::First, 0)?;
+    Corpus::new(tokenizer, mixture, vec![options.clone(); paths.len()])
+}
+
+fn read_with(
+    content: impl AsRef<[u8]>,
+    tokenizer: &Tokenizer,
+    change: impl Fn(&mut EncodeOptions),
+) -> Result<Tokenised, DataError> {
+    let folder = TempDir::new().unwrap();
+    let mut options = EncodeOptions::new(64);
+    change(&mut options);
+    corpus(tokenizer, &[&file(&folder, "rows.jsonl", content)], &options)?.in_memory()
+}
+
+fn read(content: impl AsRef<[u8]>) -> Result<Tokenised, DataError> {
+    read_with(content, &tokenizer(), |_| {})
+}
+
+fn examples(tokenised: Tokenised) -> Vec<Example> {
+    DocumentSet::all(tokenised.store.into()).examples().collect()
+}
+
+/// The error of a file, which must hold all the words.
+fn refuses(content: impl AsRef<[u8]>, words: &[&str]) -> DataError {
+    let error = read(content).unwrap_err();
+    let message = error.to_string();
+    assert!(words.iter().all(|word| message.contains(word)), "{message}");
+    error
+}
+
+#[test]
+fn text_has_one_bos_and_one_trained_eos() {
+    let tokenizer = tokenizer();
+    for text in ["ab", "<s>ab", "ab</s>", "<s>ab</s>"] {
+        let found = examples(read_with(json!({ "text": text }).to_string(), &tokenizer, |_| {}).unwrap());
+        assert_eq!(found.len(), 1);
+        assert_eq!(tokenizer.decode(&found[0].tokens, false).unwrap(), "<s>ab</s>", "{text}");
+        assert!(!found[0].trained[0] && found[0].trained[1..].iter().all(|&trained| trained));
+    }
+}
+
+#[test]
+fn bos_is_added_only_where_the_tokenizer_says_so() {
+    for (says, expected) in [(false, "ab</s>"), (true, "<s>ab</s>")] {
+        let config = json!({ "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": says });
+        let tokenizer = tokenizer_with(None, &config);
+        let found = examples(read_with(r#"{"text":"ab"}"#, &tokenizer, |_| {}).unwrap());
+        assert_eq!(tokenizer.decode(&found[0].tokens, false).unwrap(), expected);
+    }
+}
+
+#[test]
+fn documents_come_in_the_order_of_files_and_rows_whatever_the_number_of_threads() {
+    let folder = TempDir::new().unwrap();
+    let rows = |numbers: std::ops::Range<usize>| numbers.map(|number| format!("{{\"text\":\"{number}\"}}\r\n\n"));
+    let first = file(&folder, "b.jsonl", format!("\u{feff}{}", rows(0..700).collect::<String>()));
+    let second = file(&folder, "a.jsonl", rows(700..1000).collect::<String>());
+    let tokenizer = tokenizer();
+    let mut corpus = corpus(&tokenizer, &[&first, &second], &EncodeOptions::new(64)).unwrap();
+    for workers in 1..=3 {
+        corpus.pipeline = Pipeline { workers: NonZeroUsize::new(workers).unwrap() };
+        let found = corpus.in_memory().unwrap();
+        let counts: Vec<_> =
+            found.diagnoses.iter().map(|found| (found.rows, found.rows_kept, found.bad_rows)).collect();
+        assert_eq!(counts, [(700, 700, 0), (300, 300, 0)]);
+        assert_eq!((found.store.document_source(699), found.store.document_source(700)), (0, 1));
+        for (number, example) in examples(found).iter().enumerate() {
+            assert_eq!(tokenizer.decode(&example.tokens, true).unwrap(), number.to_string());
+        }
+    }
+}
+
+#[test]
+fn what_is_cut_empty_or_untrained_is_counted_and_the_rest_is_kept() {
+    let late = CHAT.replace("\"q\"", &format!("{:?}", "x".repeat(100)));
+    let long = CHAT.replace("\"a\"", &format!("{:?}", "x".repeat(100)));
+    let plain = format!("{CHAT}\n").repeat(20);
+    let found = &read(format!("{plain}{late}\n{long}\n{{\"messages\":[]}}\n{NO_ASSISTANT}\n")).unwrap().diagnoses[0];
+    assert_eq!((found.rows, found.rows_kept, found.bad_rows, found.longest), (24, 21, 2, 64));
+    let report = found.to_string();
+    for line in [
+        "1 rows dropped, empty; first ",
+        "1 rows dropped, every trained token is behind max_seq_len",
+        "1 rows cut at max_seq_len",
+        "rows.jsonl:24: no message that is to be trained has the role \"assistant\" (roles: user)",
+    ] {
+        assert!(report.contains(line), "{line:?} is not in {report}");
+    }
+}
+
+#[test]
+fn set_of_which_nothing_or_too_little_can_be_trained_is_refused_with_the_reasons() {
+    let refused =
+        refuses(format!("{CHAT}\n\n{NO_ASSISTANT}\n"), &["1 of 2 rows (50.0 %)", "rows.jsonl:3:", "roles: user"]);
+    assert!(matches!(refused, DataError::Shape(ShapeError::TooManyBadRows { .. })));
+    let all = |options: &mut EncodeOptions| options.train_on = TrainOn::All;
+    assert!(read_with(NO_ASSISTANT, &tokenizer(), all).is_ok());
+    let nothing = refuses(r#"{"text":" "}"#, &["nothing to train on", "1 rows dropped, empty", "max_seq_len"]);
+    assert!(matches!(nothing, DataError::NothingToTrain { .. }));
+    let flags = |options: &mut EncodeOptions| options.train_on = TrainOn::Flags;
+    let unflagged = read_with(format!("{CHAT}\n").repeat(2000), &tokenizer(), flags).unwrap_err();
+    assert!(matches!(unflagged, DataError::NoFlags { rows: 1000 }), "{unflagged}");
+}
+
+#[test]
+fn source_without_rows_is_refused() {
+    for content in ["", "\n \r\n"] {
+        assert!(matches!(refuses(content, &["rows.jsonl has no rows"]), DataError::EmptyDataset { .. }));
+    }
+}
+
+#[test]
+fn first_of_several_bad_lines_is_named_and_ends_the_reading() {
+    let rows = |bad: &str| -> String {
+        (1..=3000).map(|line| format!("{}\n", if line > 1100 { bad } else { r#"{"text":"a"}"# })).collect()
+    };
+    let corrupt = refuses(rows("{"), &["rows.jsonl:1101:"]);
+    assert!(matches!(corrupt, DataError::Source(SourceError::BadJson { .. })));
+    refuses(rows(r#"{"talks":[],"id":1}"#), &["rows.jsonl:1101:", "the key \"text\"", "found \"talks\", \"id\""]);
+    refuses(rows(r#"{"text":3}"#), &["rows.jsonl:1101:", "text must be a string, found the number 3"]);
+    refuses(rows(r#"{"text":"a\u0000"}"#), &["rows.jsonl:1101:", "NUL"]);
+}
+
+#[test]
+fn what_a_tokenizer_lacks_is_told_with_the_row_that_needs_it() {
+    let bare = tokenizer_with(None, &json!({}));
+    let error = |content: &str| read_with(content, &bare, |_| {}).unwrap_err().to_string();
+    let chat = error(CHAT);
+    assert!(chat.contains("rows.jsonl:1:") && chat.contains("no chat template"), "{chat}");
+    let text = error(r#"{"text":"a"}"#);
+    assert!(text.contains("rows.jsonl:1:") && text.contains("no eos_token"), "{text}");
+}
+
+#[test]
+fn one_token_is_too_short() {
+    let one = |options: &mut EncodeOptions| options.max_seq_len = 1;
+    assert!(matches!(read_with(CHAT, &tokenizer(), one).unwrap_err(), DataError::SequenceTooShort { max_seq_len: 1 }));
+}
+
+#[test]
+fn cached_documents_are_those_of_memory_and_their_report_names_files_where_they_are_now() {
+    let folder = TempDir::new().unwrap();
+    let rows = format!("{CHAT}\n").repeat(20) + NO_ASSISTANT;
+    let old = file(&folder, "old.jsonl", rows);
+    let cache = TokenCache::in_folder(folder.path().join("cache"));
+    let tokenizer = tokenizer();
+    let options = EncodeOptions::new(64);
+    let built = corpus(&tokenizer, &[&old], &options).unwrap().cached(&cache).unwrap();
+    assert!(built.is_new && built.diagnoses[0].to_string().contains("old.jsonl:21: "), "{}", built.diagnoses[0]);
+    let new = folder.path().join("new.jsonl");
+    rename(&old, &new).unwrap();
+    let moved = corpus(&tokenizer, &[&new], &options).unwrap();
+    let found = moved.cached(&cache).unwrap();
+    assert!(!found.is_new && found.diagnoses[0].to_string().contains("new.jsonl:21: "), "{}", found.diagnoses[0]);
+    let memory = moved.in_memory().unwrap();
+    assert_eq!(found.diagnoses, memory.diagnoses);
+    assert_eq!(examples(found), examples(memory));
+    let mut strict = moved;
+    strict.max_bad_share = 0.0;
+    assert!(strict.cached(&cache).is_err(), "what is found is judged as what is built");
+}
+
+#[test]
+fn every_option_and_the_content_of_a_file_change_the_key() {
+    let folder = TempDir::new().unwrap();
+    let path = file(&folder, "rows.jsonl", CHAT);
+    let (one, other) =
+        (tokenizer(), tokenizer_with(Some(&TEMPLATE.replace('\n', "")), &json!({ "eos_token": "</s>" })));
+    let key = |tokenizer: &Tokenizer, options: &EncodeOptions| {
+        let keys = firebrick_data::ContentKeys::forgetful();
+        corpus(tokenizer, &[&path], options).unwrap().key(&keys).unwrap()
+    };
+    let options = EncodeOptions::new(64);
+    let same = key(&one, &options);
+    assert_eq!(same, key(&one, &options));
+    assert_ne!(same, key(&other, &options));
+    assert_ne!(same, key(&one, &EncodeOptions { train_on: TrainOn::Flags, ..options.clone() }));
+    assert_ne!(same, key(&one, &EncodeOptions { train_end_of_turn: false, ..options.clone() }));
+    write(&path, CHAT.replace("\"a\"", "\"b\"")).unwrap();
+    assert_ne!(same, key(&one, &options));
+}
