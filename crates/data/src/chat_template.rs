@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
 use crate::error::DataError;
+use crate::guarded::guarded;
 use crate::locate::Skeletons;
 use crate::python::strftime;
 use generation::{BLOCK_END, BLOCK_START};
@@ -76,8 +77,9 @@ impl ChatTemplate {
             return Err(bad(format!("it has {} bytes; the most is {MAX_SOURCE_BYTES}", source.len())));
         }
         let mut environment = engine::environment();
-        let (rewritten, marks_generation) = generation::rewrite(source);
-        environment.add_template_owned(NAME, rewritten).map_err(|reason| bad(full_reason(&reason)))?;
+        let (rewritten, marks_generation) = generation::rewrite(source).map_err(bad)?;
+        let compile = || environment.add_template_owned(NAME, rewritten).map_err(|reason| full_reason(&reason));
+        guarded("the template engine", compile).map_err(bad)?;
         let uses_date = source.contains("strftime_now");
         let source = source.to_owned();
         let skeletons = Skeletons::default();

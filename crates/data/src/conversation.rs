@@ -39,11 +39,10 @@ pub(crate) fn encode_chat(
         let trained = (0..tokens.len()).map(|index| selection.inverted && index > 0).collect();
         (tokens, trained, Vec::new())
     } else {
-        let encoding = tokenizer.encode_with_offsets(&located.text)?;
-        let (ids, offsets) = (encoding.get_ids(), encoding.get_offsets());
-        let tokens = Tokens { tokenizer, text: &located.text, ids, offsets };
+        let placed = tokenizer.encode_with_offsets(&located.text)?;
+        let tokens = Tokens { tokenizer, text: &located.text, ids: &placed.ids, offsets: &placed.offsets };
         let (trained, closings) = tokens.mask(&located.spans, selection.inverted, train_end_of_turn);
-        (ids.to_vec(), trained, closings)
+        (placed.ids, trained, closings)
     };
     if let (Some(bos), Some(token)) = (tokenizer.bos_token_id(), tokenizer.bos_token())
         && tokens.starts_with(&[bos, bos])

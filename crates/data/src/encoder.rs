@@ -293,8 +293,8 @@ impl<'a> Encoder<'a> {
         let tokenizer = self.tokenizer;
         let eos = tokenizer.require_eos_token_id()?;
         let text = format!("{prompt}{completion}");
-        let encoding = tokenizer.encode_with_offsets(&text)?;
-        let (ids, offsets) = (encoding.get_ids(), encoding.get_offsets());
+        let placed = tokenizer.encode_with_offsets(&text)?;
+        let (ids, offsets) = (&placed.ids, &placed.offsets);
         let tokens = Tokens { tokenizer, text: &text, ids, offsets };
         let start = tokens.of_span(&(prompt.len()..text.len()).into()).0.start;
         let all = self.options.train_on == TrainOn::All;

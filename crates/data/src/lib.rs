@@ -10,6 +10,7 @@ mod dataset;
 mod diagnose;
 mod encoder;
 mod error;
+mod guarded;
 mod loader;
 mod locate;
 mod mask;
@@ -20,6 +21,7 @@ mod question;
 mod shape;
 mod source;
 mod stable_hash;
+mod token_bytes;
 mod tokenizer;
 
 #[cfg(test)]

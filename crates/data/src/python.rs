@@ -5,12 +5,15 @@
 
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
-use serde_json::Value as Json;
 
-use crate::chat_template::engine::{MAX_ITEMS, MAX_TEXT_BYTES, too_large};
+use crate::chat_template::engine::{MAX_TEXT_BYTES, spend, spend_text, too_large};
 
 /// Depth to which a value is written.
 const MAX_DEPTH: usize = 256;
+/// What a value costs to write as JSON, beside its text.
+const JSON_BYTES: usize = 64;
+/// The most bytes of what stands between two values of JSON.
+const MAX_SPACE_BYTES: usize = 1000;
 const MONTHS: [&str; 12] = [
     "January",
     "February",
@@ -38,10 +41,6 @@ pub(crate) fn tojson(value: &Value, arguments: Kwargs) -> Result<Value, Error> {
     if value.is_undefined() {
         return Err(failed("the value is undefined".to_owned()));
     }
-    if value.len().is_some_and(|items| items > MAX_ITEMS) {
-        return Err(too_large());
-    }
-
     let indent = match indent {
         None => None,
         Some(indent) => match indent.as_str() {
@@ -56,13 +55,17 @@ pub(crate) fn tojson(value: &Value, arguments: Kwargs) -> Result<Value, Error> {
         Some(other) => return Err(failed(format!("separators needs 2 strings, found {}", other.len()))),
         None => (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()),
     };
-    let mut json = serde_json::to_value(value).map_err(|reason| failed(reason.to_string()))?;
-    if sort_keys {
-        json.sort_all_objects();
+    if [indent.as_deref(), Some(&item_separator), Some(&key_separator)].into_iter().flatten().any(is_long) {
+        return Err(failed(format!("an indent or a separator of more than {MAX_SPACE_BYTES} bytes")));
     }
-    let mut writer = JsonWriter { indent, item_separator, key_separator, ensure_ascii, text: String::new() };
-    writer.value(&json, 0);
+    let mut writer = JsonWriter { indent, item_separator, key_separator, ensure_ascii, sort_keys, text: String::new() };
+    writer.value(value, 0)?;
+    spend_text(writer.text.len())?;
     Ok(Value::from(writer.text))
+}
+
+fn is_long(space: &str) -> bool {
+    space.len() > MAX_SPACE_BYTES
 }
 
 /// Python's `str` of a value: a text as it is, everything else as [`to_repr`]. Undefined is nothing, as in Jinja.
@@ -73,11 +76,13 @@ pub(crate) fn to_str(value: &Value) -> String {
 /// [`to_str`], or an error where the text would be too large.
 pub(crate) fn bounded_str(value: &Value) -> Result<String, Error> {
     if let Some(text) = value.as_str() {
+        spend(text.len())?;
         return Ok(text.to_owned());
     }
     let mut text = String::new();
     if !value.is_undefined() {
         to_repr(value, &mut text, 0)?;
+        spend_text(text.len())?;
     }
     Ok(text)
 }
@@ -171,66 +176,111 @@ struct JsonWriter {
     item_separator: String,
     key_separator: String,
     ensure_ascii: bool,
+    sort_keys: bool,
     text: String,
 }
 
 impl JsonWriter {
-    fn value(&mut self, json: &Json, depth: usize) {
-        match json {
-            Json::Array(items) => self.container('[', ']', items.iter().map(|item| (None, item)), depth),
-            Json::Object(map) => {
-                self.container('{', '}', map.iter().map(|(key, item)| (Some(key.as_str()), item)), depth);
-            }
-            Json::String(text) => self.string(text),
-            Json::Number(number) if number.is_f64() => {
-                self.text.push_str(&repr_float(number.as_f64().expect("checked: the number is a float")));
-            }
-            scalar => self.text.push_str(&scalar.to_string()),
+    /// Errors: too deep, too much, a key that JSON cannot have.
+    fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        if depth > MAX_DEPTH || self.text.len() > MAX_TEXT_BYTES {
+            return Err(too_large());
         }
+        if let Some(text) = value.as_str() {
+            self.string(text);
+            return Ok(());
+        }
+        match value.kind() {
+            ValueKind::None | ValueKind::Undefined => self.text.push_str("null"),
+            ValueKind::Bool => self.text.push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number if value.is_integer() => self.text.push_str(&value.to_string()),
+            ValueKind::Number => {
+                let number = f64::try_from(value.clone())?;
+                self.text.push_str(&if number.is_finite() { repr_float(number) } else { "null".to_owned() });
+            }
+            ValueKind::Seq | ValueKind::Iterable => {
+                self.open('[')?;
+                for (index, item) in value.try_iter()?.enumerate() {
+                    self.before(index, depth + 1)?;
+                    self.value(&item, depth + 1)?;
+                }
+                self.close(']', depth);
+            }
+            ValueKind::Map => self.map(value, depth)?,
+            _ => self.string(&value.to_string()),
+        }
+        Ok(())
     }
 
-    fn container<'a>(
-        &mut self,
-        open: char,
-        close: char,
-        items: impl ExactSizeIterator<Item = (Option<&'a str>, &'a Json)>,
-        depth: usize,
-    ) {
-        self.text.push(open);
-        let has_items = items.len() > 0;
-        for (index, (key, item)) in items.enumerate() {
-            if index > 0 {
-                self.text.push_str(&self.item_separator);
-            }
-            self.new_line(depth + 1);
-            if let Some(key) = key {
-                self.string(key);
-                self.text.push_str(&self.key_separator);
-            }
-            self.value(item, depth + 1);
+    fn map(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        self.open('{')?;
+        let mut keys: Vec<Value> = value.try_iter()?.collect();
+        if self.sort_keys {
+            keys.sort();
         }
-        if has_items {
+        for (index, key) in keys.iter().enumerate() {
+            self.before(index, depth + 1)?;
+            match (key.as_str(), key.kind()) {
+                (Some(text), _) => self.string(text),
+                (None, ValueKind::Number) => self.string(&to_str(key)),
+                (None, ValueKind::Bool) => self.string(if key.is_true() { "true" } else { "false" }),
+                (None, ValueKind::None) => self.string("null"),
+                _ => {
+                    let message = format!("tojson: a {} cannot be the key of an object", key.kind());
+                    return Err(Error::new(ErrorKind::InvalidOperation, message));
+                }
+            }
+            self.text.push_str(&self.key_separator);
+            self.value(&value.get_item(key)?, depth + 1)?;
+        }
+        self.close('}', depth);
+        Ok(())
+    }
+
+    fn open(&mut self, bracket: char) -> Result<(), Error> {
+        self.text.push(bracket);
+        spend(JSON_BYTES)
+    }
+
+    /// What stands before an item.
+    fn before(&mut self, index: usize, depth: usize) -> Result<(), Error> {
+        if index > 0 {
+            self.text.push_str(&self.item_separator);
+        }
+        self.new_line(depth);
+        spend(JSON_BYTES)
+    }
+
+    /// On a line of its own, unless there is nothing inside.
+    fn close(&mut self, bracket: char, depth: usize) {
+        if !self.text.ends_with(['[', '{']) {
             self.new_line(depth);
         }
-        self.text.push(close);
+        self.text.push(bracket);
     }
 
     fn new_line(&mut self, depth: usize) {
         if let Some(indent) = &self.indent {
             self.text.push('\n');
-            self.text.push_str(&indent.repeat(depth));
+            for _ in 0..depth {
+                self.text.push_str(indent);
+            }
         }
     }
 
     fn string(&mut self, text: &str) {
         // serde_json escapes exactly what Python does, but for characters outside ASCII.
-        for character in Json::from(text).to_string().chars() {
-            if self.ensure_ascii && !character.is_ascii() {
+        let escaped = serde_json::to_string(text).expect("a text is always JSON");
+        if !self.ensure_ascii {
+            return self.text.push_str(&escaped);
+        }
+        for character in escaped.chars() {
+            if character.is_ascii() {
+                self.text.push(character);
+            } else {
                 for unit in character.encode_utf16(&mut [0; 2]) {
                     self.text.push_str(&format!("\\u{unit:04x}"));
                 }
-            } else {
-                self.text.push(character);
             }
         }
     }

@@ -15,6 +15,8 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::chat_template::{ChatTemplate, TemplateChoice, TemplateSet};
 use crate::error::DataError;
+use crate::guarded::guarded;
+use crate::token_bytes::{Located, TokenBytes};
 
 const TOKENIZER: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
@@ -37,6 +39,8 @@ pub struct Tokenizer {
     special_ids: HashSet<u32>,
     add_bos_token: bool,
     vocab_size: usize,
+    /// How many bytes of text each token is, where that is fixed.
+    token_bytes: Option<TokenBytes>,
     templates: TemplateSet,
     /// What the templates see, in seconds since 1970 UTC.
     date: i64,
@@ -70,8 +74,10 @@ impl Tokenizer {
         let mut templates = TemplateSet::read(dir, &config, special_tokens.clone(), read_json)?;
         let date = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64);
         templates.set_date(date);
+        let vocabulary = inner.get_vocab(true);
         Ok(Self {
-            vocab_size: inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1),
+            vocab_size: vocabulary.values().max().map_or(0, |&id| id as usize + 1),
+            token_bytes: TokenBytes::of(&inner, &vocabulary),
             add_bos_token: config.get("add_bos_token").and_then(Json::as_bool).unwrap_or(false),
             folder: dir.to_owned(),
             inner,
@@ -91,9 +97,9 @@ impl Tokenizer {
         if !add_special_tokens {
             return self.encode_plain(text);
         }
-        let mut encoding = self.inner.encode_fast(text, false).map_err(tokenize_error)?;
+        let mut encoding = self.encode_fast(text)?;
         if let Some(post_processor) = &self.post_processor {
-            encoding = post_processor.process(encoding, None, true).map_err(tokenize_error)?;
+            encoding = guarded_library(|| post_processor.process(encoding, None, true))?;
         }
         let mut ids = encoding.get_ids().to_vec();
         if let Some(bos) = self.bos_token_id() {
@@ -113,19 +119,29 @@ impl Tokenizer {
         Ok(framed.first().copied().filter(|first| plain.first() != Some(first)))
     }
 
-    /// Token ids without special tokens around; faster than [`Tokenizer::encode_with_offsets`].
+    fn encode_fast(&self, text: &str) -> Result<Encoding, DataError> {
+        guarded_library(|| self.inner.encode_fast(text, false))
+    }
+
+    /// Token ids without special tokens around.
     pub(crate) fn encode_plain(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        Ok(self.inner.encode_fast(text, false).map_err(tokenize_error)?.get_ids().to_vec())
+        Ok(self.encode_fast(text)?.get_ids().to_vec())
     }
 
     /// Token ids with the byte range of the text that each came from, without special tokens around.
-    pub(crate) fn encode_with_offsets(&self, text: &str) -> Result<Encoding, DataError> {
-        self.inner.encode(text, false).map_err(tokenize_error)
+    pub(crate) fn encode_with_offsets(&self, text: &str) -> Result<Located, DataError> {
+        if let Some(token_bytes) = &self.token_bytes
+            && let Ok(located) = token_bytes.locate(text, self.encode_plain(text)?)
+        {
+            return Ok(located);
+        }
+        let encoding = guarded_library(|| self.inner.encode(text, false))?;
+        Ok(Located { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() })
     }
 
     /// Text of token ids. Bytes that are not UTF-8 show as U+FFFD.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, DataError> {
-        self.inner.decode(ids, skip_special_tokens).map_err(tokenize_error)
+        guarded_library(|| self.inner.decode(ids, skip_special_tokens))
     }
 
     /// The beginning-of-text token.
@@ -216,8 +232,10 @@ impl Tokenizer {
     }
 }
 
-fn tokenize_error(reason: tokenizers::Error) -> DataError {
-    DataError::Tokenize { reason: reason.to_string() }
+/// The library panics on some damaged files and on texts that meet them.
+fn guarded_library<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, DataError> {
+    let result = guarded("the tokenizer", || work().map_err(|reason| reason.to_string()));
+    result.map_err(|reason| DataError::Tokenize { reason })
 }
 
 fn bad_file(path: &Path, reason: impl ToString) -> DataError {
@@ -243,7 +261,8 @@ fn read_tokenizer_json(dir: &Path) -> Result<(Inner, u128), DataError> {
         Err(reason) => return Err(DataError::Io { path, reason }),
     };
     let content_key = xxh3_128(&bytes);
-    Ok((Inner::from_bytes(bytes).map_err(|reason| bad_file(&path, reason))?, content_key))
+    let inner = guarded("the tokenizer", || Inner::from_bytes(bytes).map_err(|reason| reason.to_string()));
+    Ok((inner.map_err(|reason| bad_file(&path, reason))?, content_key))
 }
 
 /// A JSON object from a file that may be absent.

@@ -3,13 +3,14 @@
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use firebrick_data::{
-    Corpus, Cursor, Diagnosis, DocumentSet, EncodeOptions, Exhausted, Hub, Loader, LoaderConfig, MixOrder, Mixture,
-    PackOptions, PackedDataset, Pipeline, SourceSpec, TemplateChoice, TemplateInput, Tokenizer, TrainOn,
+    ContentKeys, Corpus, Cursor, Diagnosis, DocumentSet, EncodeOptions, Exhausted, Hub, Loader, LoaderConfig, MixOrder,
+    Mixture, PackOptions, PackedDataset, Pipeline, SourceSpec, TemplateChoice, TemplateInput, Tokenizer, TrainOn,
 };
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::chats::Chats;
 
@@ -30,48 +31,84 @@ pub(crate) fn measure(chats: &Chats, workers: NonZeroUsize, turns: usize, only: 
         (*name, source.replace("{% generation %}", "").replace("{% endgeneration %}", ""))
     };
     let cases = [("chatml", CHATML.to_owned())].into_iter().chain(published.iter().map(open));
-    println!("{workers} threads; M tokens/s, best of {turns}; in brackets by CPU time");
     println!(
-        "{:<10} {:>11} {:>8} {:>8} {:>20} {:>20} {:>9}",
-        "template", "encode_fast", "encode", "whole", "of encode_fast", "of encode", "packed"
+        "{workers} threads; M tokens/s, best of {turns}; in brackets by CPU time\n\
+         copies: encode_fast with a tokenizer for each thread; render: CPU time of one render, of that of encode_fast"
+    );
+    println!(
+        "{:<9} {:>11} {:>7} {:>7} {:>7} {:>20} {:>9} {:>9} {:>8} {:>8}",
+        "template",
+        "encode_fast",
+        "encode",
+        "copies",
+        "whole",
+        "of encode_fast",
+        "of encode",
+        "of copies",
+        "render",
+        "packed"
     );
     let mut last = None;
     for (name, source) in cases.filter(|(name, _)| only.is_none_or(|only| only == *name)) {
         last = Some(case(chats, name, source, workers, turns));
     }
+    reading(&chats.rows, turns);
     if let Some(packed) = last {
         loader(packed);
     }
+}
+
+/// How fast the one thread that reads parses rows, and how fast their content is hashed for the cache's key.
+fn reading(rows: &Path, turns: usize) {
+    let path = rows.to_str().expect("a plain path");
+    let source = SourceSpec::new(path).resolve(&Hub::from_environment()).expect("the rows are there");
+    let mut best = [Spent::WORST; 2];
+    for _ in 0..turns {
+        best[0].keep(|| source.records().map(|record| record.expect("a good row").fields.len()).sum::<usize>());
+        best[1].keep(|| source.content_key(&ContentKeys::forgetful()).expect("a file that can be read"));
+    }
+    let [records, hash] = best.map(|spent| source.bytes() as f64 / spent.seconds / 1e6);
+    println!("one thread: {records:.0} MB/s of JSONL read and parsed, {hash:.0} MB/s hashed");
 }
 
 fn case(chats: &Chats, name: &str, template: String, workers: NonZeroUsize, turns: usize) -> PackedDataset {
     let mut tokenizer = Tokenizer::from_folder(&chats.tokenizer).expect("a tokenizer's folder");
     tokenizer.choose_template(&TemplateChoice::Text(template)).expect("a template that parses");
     let bare = tokenizers::Tokenizer::from_file(chats.tokenizer.join("tokenizer.json")).expect("a tokenizer");
-    let texts = rendered(chats, &tokenizer);
-    let mut best = [Spent::WORST; 3];
+    let conversations = conversations(chats);
+    let texts = rendered(&conversations, &tokenizer);
+    let mut best = [Spent::WORST; 5];
     let mut made = None;
     for _ in 0..turns {
-        best[0].keep(|| on_threads(&texts, workers, |text| bare.encode_fast(text, false)));
-        best[1].keep(|| on_threads(&texts, workers, |text| bare.encode(text, false)));
+        best[0].keep(|| on_threads(&texts, workers, || |text| bare.encode_fast(text, false)));
+        best[1].keep(|| on_threads(&texts, workers, || |text| bare.encode(text, false)));
         made = Some(best[2].keep(|| whole(chats, &tokenizer, workers)));
+        best[3].keep(|| {
+            on_threads(&texts, workers, || {
+                let own = bare.clone();
+                move |text| own.encode_fast(text, false)
+            })
+        });
+        best[4].keep(|| rendered(&conversations, &tokenizer));
     }
     let (packed, diagnosis) = made.expect("at least one turn");
     let tokens = packed.documents().store().tokens() + diagnosis.tokens_cut;
-    assert_eq!(on_threads(&texts, workers, |text| bare.encode_fast(text, false)) as u64, tokens, "{diagnosis}");
-    let rates = best.map(|spent| tokens as f64 / spent.seconds / 1e6);
-    let percent =
-        |bare: Spent| (100.0 * bare.seconds / best[2].seconds, 100.0 * bare.cpu_seconds / best[2].cpu_seconds);
-    let (fast, full) = (percent(best[0]), percent(best[1]));
+    assert_eq!(on_threads(&texts, workers, || |text| bare.encode_fast(text, false)) as u64, tokens, "{diagnosis}");
+    let rate = |spent: Spent| tokens as f64 / spent.seconds / 1e6;
+    let percent = |bare: Spent| 100.0 * bare.seconds / best[2].seconds;
+    let cpu_percent = |bare: Spent| 100.0 * bare.cpu_seconds / best[2].cpu_seconds;
     println!(
-        "{name:<10} {:>11.2} {:>8.2} {:>8.2} {:>8.1} % ({:>5.1} %) {:>8.1} % ({:>5.1} %) {:>7.2} %",
-        rates[0],
-        rates[1],
-        rates[2],
-        fast.0,
-        fast.1,
-        full.0,
-        full.1,
+        "{name:<9} {:>11.2} {:>7.2} {:>7.2} {:>7.2} {:>8.1} % ({:>5.1} %) {:>7.1} % {:>7.1} % {:>6.1} % {:>6.2} %",
+        rate(best[0]),
+        rate(best[1]),
+        rate(best[3]),
+        rate(best[2]),
+        percent(best[0]),
+        cpu_percent(best[0]),
+        percent(best[1]),
+        percent(best[3]),
+        // Rendering is on one thread here.
+        100.0 * best[4].cpu_seconds / best[0].cpu_seconds,
         100.0 * packed.report().efficiency
     );
     packed
@@ -106,29 +143,37 @@ fn cpu_seconds() -> f64 {
     ticks.sum::<f64>() / 100.0
 }
 
-/// The texts that are tokenised, rendered beforehand.
-fn rendered(chats: &Chats, tokenizer: &Tokenizer) -> Vec<String> {
-    let template = tokenizer.chat_template().expect("a template was chosen");
+/// The messages of all rows.
+fn conversations(chats: &Chats) -> Vec<Vec<Map<String, Value>>> {
     let text = std::fs::read_to_string(&chats.rows).expect("the rows can be read");
-    let render = |line: &str| {
+    let messages = |line: &str| {
         let row: Value = serde_json::from_str(line).expect("a row is JSON");
         let messages = row["messages"].as_array().expect("a row has messages").iter();
-        let messages: Vec<_> = messages.map(|message| message.as_object().expect("an object").clone()).collect();
-        template.render_chat(&messages, TemplateInput::default()).expect("the template takes all rows")
+        messages.map(|message| message.as_object().expect("an object").clone()).collect()
     };
-    text.lines().map(render).collect()
+    text.lines().map(messages).collect()
 }
 
-/// Tokens of all texts, each thread taking the next ones as it gets free.
-fn on_threads(
+/// The texts that are tokenised.
+fn rendered(conversations: &[Vec<Map<String, Value>>], tokenizer: &Tokenizer) -> Vec<String> {
+    let template = tokenizer.chat_template().expect("a template was chosen");
+    let render = |messages: &Vec<_>| {
+        template.render_chat(messages, TemplateInput::default()).expect("the template takes all rows")
+    };
+    conversations.iter().map(render).collect()
+}
+
+/// Tokens of all texts, each thread taking the next ones as it gets free, with an encoding function of its own.
+fn on_threads<F: Fn(&str) -> tokenizers::Result<tokenizers::Encoding>>(
     texts: &[String],
     workers: NonZeroUsize,
-    encode: impl Fn(&str) -> tokenizers::Result<tokenizers::Encoding> + Sync,
+    encoder: impl Fn() -> F + Sync,
 ) -> usize {
-    let next = std::sync::atomic::AtomicUsize::new(0);
+    let next = AtomicUsize::new(0);
     let count = || {
+        let encode = encoder();
         let mut tokens = 0;
-        while let Some(text) = texts.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+        while let Some(text) = texts.get(next.fetch_add(1, Ordering::Relaxed)) {
             tokens += encode(text).expect("a text").len();
         }
         tokens

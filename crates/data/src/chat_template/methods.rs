@@ -4,11 +4,16 @@
 //! where Python counts characters and lacks half of the methods. Gives up methods that change a value, which the
 //! sandbox of transformers forbids too, and locale.
 
+use std::collections::HashSet;
+
 use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, FormatStyle, State, Value, format_filter};
 
-use crate::chat_template::engine::{MAX_TEXT_BYTES, too_large};
+use crate::chat_template::engine::{check_format, spend, spend_text};
 use crate::python::to_str;
+
+/// What a text in a list is counted as beside its length.
+const PART_BYTES: usize = 64;
 
 /// Whether Python's `str.isspace` holds: Unicode's white space, and the four separators of ASCII.
 pub(crate) fn is_space(character: char) -> bool {
@@ -18,7 +23,10 @@ pub(crate) fn is_space(character: char) -> bool {
 /// Calls a method of Python that the engine itself does not know.
 pub(crate) fn call(_: &State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     match (value.kind(), value.as_str()) {
-        (_, Some(text)) => string_method(text, method, args),
+        (_, Some(text)) => {
+            spend(text.len())?;
+            string_method(text, method, args)
+        }
         (ValueKind::Map, _) => dict_method(value, method, args),
         (ValueKind::Seq | ValueKind::Iterable, _) => list_method(value, method, args),
         _ => Err(unknown()),
@@ -65,6 +73,7 @@ fn list_method(value: &Value, method: &str, args: &[Value]) -> Result<Value, Err
     match method {
         "count" => {
             let (what,): (&Value,) = from_args(args)?;
+            spend(value.len().unwrap_or(0) * PART_BYTES)?;
             Ok(value.try_iter()?.filter(|item| item == what).count().into())
         }
         "index" => {
@@ -107,10 +116,7 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Value, Erro
         }
         "ljust" | "rjust" | "center" | "zfill" => pad(text, method, args),
         "format" => {
-            // A width of many digits would be padded to before any limit is met.
-            if text.as_bytes().windows(7).any(|window| window.iter().all(u8::is_ascii_digit)) {
-                return Err(too_large());
-            }
+            check_format(text, args)?;
             format_filter(FormatStyle::StrFormat, text, args).map(Value::from)
         }
         _ => {
@@ -182,7 +188,13 @@ fn swap_case(text: &str) -> String {
 /// `strip` and its halves, of white space or of a set of characters.
 fn strip(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let (set,): (Option<&str>,) = from_args(args)?;
-    let goes = |character: char| set.map_or_else(|| is_space(character), |set| set.contains(character));
+    // Of a long set each character would be looked for all through it.
+    let large: Option<HashSet<char>> = set.filter(|set| set.len() > 32).map(|set| set.chars().collect());
+    let goes = |character: char| match (set, &large) {
+        (None, _) => is_space(character),
+        (_, Some(large)) => large.contains(&character),
+        (Some(set), None) => set.contains(character),
+    };
     Ok(match method {
         "lstrip" => text.trim_start_matches(goes),
         "rstrip" => text.trim_end_matches(goes),
@@ -206,15 +218,16 @@ fn split(text: &str, args: &[Value], from_right: bool) -> Result<Value, Error> {
             }
             match (most, from_right) {
                 (None, _) => text.split(separator).collect(),
-                (Some(most), false) => text.splitn(most + 1, separator).collect(),
+                (Some(most), false) => text.splitn(most.saturating_add(1), separator).collect(),
                 (Some(most), true) => {
-                    let mut parts: Vec<&str> = text.rsplitn(most + 1, separator).collect();
+                    let mut parts: Vec<&str> = text.rsplitn(most.saturating_add(1), separator).collect();
                     parts.reverse();
                     parts
                 }
             }
         }
     };
+    spend(parts.len() * PART_BYTES)?;
     Ok(parts.into_iter().map(Value::from).collect::<Vec<_>>().into())
 }
 
@@ -268,6 +281,7 @@ fn split_lines(text: &str, args: &[Value]) -> Result<Value, Error> {
         lines.push(Value::from(&rest[..if keep { end + width } else { end }]));
         rest = &rest[end + width..];
     }
+    spend(lines.len() * PART_BYTES)?;
     Ok(lines.into())
 }
 
@@ -280,9 +294,7 @@ fn replace(text: &str, args: &[Value]) -> Result<Value, Error> {
 pub(crate) fn replaced(text: &str, old: &str, new: &str, count: Option<usize>) -> Result<String, Error> {
     let found = if old.is_empty() { text.chars().count() + 1 } else { text.matches(old).count() };
     let changed = found.min(count.unwrap_or(usize::MAX));
-    if changed.saturating_mul(new.len()).saturating_add(text.len()) > MAX_TEXT_BYTES {
-        return Err(too_large());
-    }
+    spend_text(changed.saturating_mul(new.len()).saturating_add(text.len()))?;
     Ok(text.replacen(old, new, changed))
 }
 
@@ -297,10 +309,9 @@ fn join(separator: &str, args: &[Value]) -> Result<Value, Error> {
             text.push_str(separator);
         }
         text.push_str(item);
-        if text.len() > MAX_TEXT_BYTES {
-            return Err(too_large());
-        }
+        spend(item.len() + separator.len())?;
     }
+    spend_text(text.len())?;
     Ok(text.into())
 }
 
@@ -347,9 +358,7 @@ fn pad(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let (width, fill): (usize, Option<&str>) = from_args(args)?;
     let missing = width.saturating_sub(text.chars().count());
     let fill = fill.unwrap_or(if method == "zfill" { "0" } else { " " });
-    if missing.saturating_mul(fill.len()) > MAX_TEXT_BYTES {
-        return Err(too_large());
-    }
+    spend_text(missing.saturating_mul(fill.len()).saturating_add(text.len()))?;
     let sign = text.starts_with(['+', '-']) && method == "zfill";
     let (sign, text) = text.split_at(usize::from(sign));
     let before = match method {

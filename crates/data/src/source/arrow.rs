@@ -19,19 +19,20 @@ use super::Record;
 use super::column::{BatchRows, wanted_columns};
 use super::error::SourceError;
 use super::open::{Bytes, read_failed};
+use super::parquet::may_unpack_to;
 
 const FILE_MAGIC: &[u8; 8] = b"ARROW1\0\0";
 const CONTINUATION: [u8; 4] = [0xff; 4];
 const MAX_PADDING_BYTES: usize = 512;
 /// The most bytes of a message's description: schemas of thousands of columns stay far below.
 const MAX_METADATA_BYTES: usize = 64 << 20;
-/// The most bytes of one batch, packed and unpacked.
-const MAX_BODY_BYTES: u64 = 2 << 30;
 
 /// The records of an Arrow file.
 pub(super) struct ArrowRecords {
     bytes: Bytes,
     path: Arc<Path>,
+    /// The most bytes that one batch may have, packed and unpacked.
+    most: u64,
     decoder: StreamDecoder,
     columns: Option<Vec<String>>,
     /// Which columns are read; known once the schema is.
@@ -69,6 +70,7 @@ impl ArrowRecords {
         Ok(Self {
             bytes,
             path: path.into(),
+            most: may_unpack_to(std::fs::metadata(path).map_or(0, |file| file.len())),
             decoder: StreamDecoder::new(),
             columns,
             indices: None,
@@ -121,13 +123,15 @@ impl ArrowRecords {
         let metadata = self.exactly(size as u64)?;
         let message = root_as_message(&metadata).map_err(|reason| self.bad(format!("damaged message: {reason}")))?;
         let is_data = matches!(message.header_type(), MessageHeader::RecordBatch | MessageHeader::DictionaryBatch);
-        let body_size = u64::try_from(message.bodyLength()).ok().filter(|&size| size <= MAX_BODY_BYTES);
+        let body_size = u64::try_from(message.bodyLength()).ok().filter(|&size| size <= self.most);
         let Some(body_size) = body_size else {
             let claimed = message.bodyLength();
-            return Err(self.bad(format!("a batch claims {claimed} bytes; write batches of at most 2 GiB")));
+            return Err(
+                self.bad(format!("a batch claims {claimed} bytes, the most is {}; write smaller batches", self.most))
+            );
         };
         let body = self.exactly(body_size)?;
-        check_claims(&message, &body).map_err(|reason| self.bad(reason))?;
+        check_claims(&message, &body, self.most).map_err(|reason| self.bad(reason))?;
         self.decode(mark)?;
         if is_data {
             self.check_schema()?;
@@ -157,7 +161,9 @@ impl ArrowRecords {
         let mut buffer = Buffer::from_vec(bytes);
         while !buffer.is_empty() {
             let decoder = &mut self.decoder;
-            let decoded = super::parquet::guarded(|| decoder.decode(&mut buffer).map_err(|error| error.to_string()));
+            let decoded = crate::guarded::guarded("the decoder", || {
+                decoder.decode(&mut buffer).map_err(|error| error.to_string())
+            });
             if let Some(batch) = decoded.map_err(|reason| self.bad(reason))? {
                 self.batches.push_back(batch);
             }
@@ -223,7 +229,7 @@ fn after_padding(bytes: &mut Bytes) -> std::io::Result<Vec<u8>> {
 }
 
 /// Checks what a batch claims about itself against the bytes it has: unpacked sizes, and the number of rows.
-fn check_claims(message: &Message<'_>, body: &[u8]) -> Result<(), String> {
+fn check_claims(message: &Message<'_>, body: &[u8], most: u64) -> Result<(), String> {
     let batch = match message.header_type() {
         MessageHeader::RecordBatch => message.header_as_record_batch(),
         MessageHeader::DictionaryBatch => message.header_as_dictionary_batch().and_then(|batch| batch.data()),
@@ -240,8 +246,8 @@ fn check_claims(message: &Message<'_>, body: &[u8]) -> Result<(), String> {
             bytes = bytes.saturating_add(size.and_then(|size| u64::try_from(size).ok()).unwrap_or(0));
         }
     }
-    if bytes > MAX_BODY_BYTES {
-        return Err(format!("a batch claims to unpack to {bytes} bytes; write batches of at most 2 GiB"));
+    if bytes > most {
+        return Err(format!("a batch claims to unpack to {bytes} bytes, the most is {most}; write smaller batches"));
     }
     // A row takes at least a bit, but for columns of nothing but nulls, which nobody reads by the billion.
     let most = i64::try_from(bytes * 8).unwrap_or(i64::MAX).max(1 << 20);

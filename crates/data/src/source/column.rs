@@ -16,11 +16,11 @@ use arrow_schema::{DataType, Schema};
 use serde_json::{Map, Number, Value as Json};
 
 use super::error::SourceError;
-use super::{MAX_RECORD_BYTES, Record};
+use super::{MAX_RECORD_BYTES, MAX_RECORD_VALUES, Record};
 use crate::error::Place;
 
 /// What a JSON value is counted as at least, so that lists of nulls have a size too.
-const VALUE_BYTES: usize = 8;
+const VALUE_BYTES: usize = MAX_RECORD_BYTES / MAX_RECORD_VALUES;
 
 /// A record grew beyond [`MAX_RECORD_BYTES`].
 pub(super) struct TooLarge;

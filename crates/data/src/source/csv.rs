@@ -18,14 +18,15 @@ use super::{MAX_RECORD_BYTES, Record};
 use crate::error::Place;
 
 const BUFFER_BYTES: usize = 256 << 10;
+/// Each row repeats the names of all columns.
+const MAX_COLUMNS: usize = 100_000;
 
 /// Stops reading when one row has taken too many bytes: a quote that is never closed would swallow the whole file.
 struct Fused {
     bytes: Bytes,
     left: Arc<AtomicUsize>,
-    last: u8,
-    /// Whether the file has ended, without an end of its last line.
-    is_open_ended: Arc<AtomicBool>,
+    /// Whether the end of the file was met; a row that meets it has no end of its own.
+    has_ended: Arc<AtomicBool>,
 }
 
 impl Read for Fused {
@@ -37,10 +38,8 @@ impl Read for Fused {
         let size = buffer.len().min(left);
         let read = self.bytes.read(&mut buffer[..size])?;
         self.left.store(left - read, Ordering::Relaxed);
-        match buffer[..read].last() {
-            Some(&last) => self.last = last,
-            None => self.is_open_ended.store(self.last != b'\n', Ordering::Relaxed),
-        }
+        // The reader asks for more only inside a row, or for the next one.
+        self.has_ended.fetch_or(read == 0 && !buffer.is_empty(), Ordering::Relaxed);
         Ok(read)
     }
 }
@@ -49,7 +48,7 @@ impl Read for Fused {
 pub(super) struct CsvRecords {
     reader: Reader<Fused>,
     left: Arc<AtomicUsize>,
-    is_open_ended: Arc<AtomicBool>,
+    has_ended: Arc<AtomicBool>,
     path: PathBuf,
     names: Vec<String>,
     row: ByteRecord,
@@ -67,8 +66,8 @@ impl CsvRecords {
         columns: Option<&[String]>,
     ) -> Result<Self, SourceError> {
         let left = Arc::new(AtomicUsize::new(0));
-        let is_open_ended = Arc::new(AtomicBool::new(false));
-        let input = Fused { bytes, left: Arc::clone(&left), last: b'\n', is_open_ended: Arc::clone(&is_open_ended) };
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let input = Fused { bytes, left: Arc::clone(&left), has_ended: Arc::clone(&has_ended) };
         let reader = ReaderBuilder::new()
             .delimiter(delimiter)
             .has_headers(false)
@@ -77,16 +76,8 @@ impl CsvRecords {
             .buffer_capacity(BUFFER_BYTES)
             .from_reader(input);
         let path = path.to_owned();
-        let mut records = Self {
-            reader,
-            left,
-            is_open_ended,
-            path,
-            names: Vec::new(),
-            row: ByteRecord::new(),
-            line: 1,
-            ended: false,
-        };
+        let mut records =
+            Self { reader, left, has_ended, path, names: Vec::new(), row: ByteRecord::new(), line: 1, ended: false };
         if !records.advance()? {
             return Ok(records);
         }
@@ -100,6 +91,10 @@ impl CsvRecords {
 
     fn header(&self) -> Result<Vec<String>, SourceError> {
         let place = self.place();
+        if self.row.len() > MAX_COLUMNS {
+            let reason = format!("the header names {} columns, the most is {MAX_COLUMNS}", self.row.len());
+            return Err(SourceError::BadCsv { place, reason });
+        }
         let mut seen = HashSet::new();
         let name = |cell: &[u8]| {
             let name = checked_text(cell.to_vec(), &place)?;
@@ -135,10 +130,10 @@ impl CsvRecords {
             if !self.reader.read_byte_record(&mut self.row).map_err(|error| self.failed(&error))? {
                 return Ok(false);
             }
-            // The reader's own position is before the blank lines that it skips. At the end of the file the last line
-            // may have no end.
+            // The reader's own position is before the blank lines that it skips. At the end of the file the last row
+            // may have no end, or one that a quote took in.
             let inside = self.row.as_slice().iter().filter(|&&byte| byte == b'\n').count();
-            self.line = self.lines_passed() + usize::from(self.is_open_ended.load(Ordering::Relaxed)) - inside;
+            self.line = self.lines_passed() + usize::from(self.has_ended.load(Ordering::Relaxed)) - inside;
             if !self.is_blank() {
                 return Ok(true);
             }

@@ -107,6 +107,15 @@ pub enum SourceError {
         /// What to do.
         hint: &'static str,
     },
+    /// A record of so many values that they would need far more memory than the file.
+    #[error(
+        "{place}: one record holds more than {} million values. Cut it into several",
+        super::MAX_RECORD_VALUES / 1_000_000
+    )]
+    TooManyValues {
+        /// File and line where it begins.
+        place: Place,
+    },
     /// Text that is not JSON.
     #[error("{place}:{column}: not valid JSON: {reason}. {hint}")]
     BadJson {

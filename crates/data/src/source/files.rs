@@ -252,7 +252,8 @@ fn saved_splits(folder: &Path) -> Result<Option<Vec<String>>, SourceError> {
     let Some(json) = json_in(folder, "dataset_dict.json")? else { return Ok(None) };
     let names = json["splits"].as_array().map(|names| names.iter().filter_map(Json::as_str).map(str::to_owned));
     // The names become folders: none may lead elsewhere.
-    Ok(names.map(|names| names.filter(|name| !name.contains(['/', '\\']) && name != "..").collect()))
+    let is_inside = |name: &String| !name.contains(['/', '\\']) && !["", ".", ".."].contains(&name.as_str());
+    Ok(names.map(|names| names.filter(is_inside).collect()))
 }
 
 /// The files of a saved `Dataset`, in the order of its rows.
@@ -260,7 +261,7 @@ fn saved_files(folder: &Path) -> Result<Option<Vec<PathBuf>>, SourceError> {
     let Some(json) = json_in(folder, "state.json")? else { return Ok(None) };
     let Some(files) = json["_data_files"].as_array() else { return Ok(None) };
     let names = files.iter().filter_map(|file| file["filename"].as_str());
-    let names = names.filter(|name| !name.contains(['/', '\\']) && *name != "..");
+    let names = names.filter(|name| !name.contains(['/', '\\']) && !["", ".", ".."].contains(name));
     let files: Vec<PathBuf> = names.map(|name| folder.join(name)).collect();
     Ok((!files.is_empty()).then_some(files))
 }

@@ -186,7 +186,11 @@ impl JsonDocument {
         }
         let mut key = Vec::new();
         self.scanner.value(0, Some(&mut key))?;
-        serde_json::from_slice(&key).map_err(|reason| self.scanner.bad(reason.to_string()))
+        serde_json::from_slice(&key).map_err(|reason| {
+            let whole = reason.to_string();
+            // The place it names is inside the key.
+            self.scanner.bad(whole.split(" at line ").next().unwrap_or(&whole))
+        })
     }
 
     /// After the list of rows: what follows must end the document.

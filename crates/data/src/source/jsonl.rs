@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json};
 
 use super::error::SourceError;
 use super::open::{Bytes, checked_text, read_failed, read_line};
-use super::{MAX_RECORD_BYTES, Record};
+use super::{MAX_RECORD_BYTES, MAX_RECORD_VALUES, Record};
 use crate::error::Place;
 
 /// The records of a JSONL file.
@@ -82,6 +82,10 @@ impl Iterator for JsonLines {
 
 /// Parses the text of one record. `place` is that of its first line, `hint` what the format expects.
 pub(super) fn parse_object(bytes: &[u8], place: &Place, hint: &'static str) -> Result<Map<String, Json>, SourceError> {
+    // Two bytes a value at least.
+    if bytes.len() > 2 * MAX_RECORD_VALUES && values(bytes) > MAX_RECORD_VALUES {
+        return Err(SourceError::TooManyValues { place: place.clone() });
+    }
     match serde_json::from_slice(bytes) {
         // The parser has checked the UTF-8 of all strings, and bytes outside of strings are ASCII.
         Ok(Json::Object(fields)) => Ok(fields),
@@ -96,6 +100,21 @@ pub(super) fn parse_object(bytes: &[u8], place: &Place, hint: &'static str) -> R
             Err(SourceError::BadJson { place, column: reason.column(), reason: said, hint })
         }
     }
+}
+
+/// About how many values a JSON text has: commas and brackets outside of strings.
+fn values(bytes: &[u8]) -> usize {
+    let (mut count, mut in_string, mut escaped) = (0, false, false);
+    for &byte in bytes {
+        if in_string {
+            (in_string, escaped) = (escaped || byte != b'"', !escaped && byte == b'\\');
+        } else if byte == b'"' {
+            in_string = true;
+        } else {
+            count += usize::from(matches!(byte, b',' | b'[' | b'{'));
+        }
+    }
+    count
 }
 
 fn describe(value: &Json) -> String {

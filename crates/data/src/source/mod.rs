@@ -46,6 +46,10 @@ pub use spec::SourceSpec;
 /// The most bytes that one record may have: a line, an element of a JSON list, a CSV row, a text document.
 pub const MAX_RECORD_BYTES: usize = 64 << 20;
 
+/// The most values (numbers, texts, lists, objects) that one record may have: each takes far more room in memory than in
+/// the file.
+pub(crate) const MAX_RECORD_VALUES: usize = 4_000_000;
+
 /// One row of a data file, not yet understood.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {

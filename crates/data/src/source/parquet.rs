@@ -1,16 +1,22 @@
 //! Parquet, a batch of rows at a time.
 //!
-//! The batch is made small where rows are large. Gives up brotli (rare, and a decoder more) and files that are packed
+//! The batch is made small where rows are large, texts stay in their pages until a record is made of them, and what
+//! pages claim to unpack to is checked before any is unpacked. Gives up brotli (rare, and a decoder more) and files that are packed
 //! as a whole, as reading begins at the end.
 
+mod pages;
+
 use std::fs::File;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use arrow_schema::{DataType, Field, FieldRef, Fields, Schema};
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
+};
+use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 
 use super::Record;
@@ -18,7 +24,10 @@ use super::column::{BatchRows, wanted_columns};
 use super::error::SourceError;
 use super::format::{Compression, magic};
 use super::open::{Progress, open_bytes};
+use crate::guarded::guarded;
 
+/// Who fails, in words.
+const DECODER: &str = "the decoder";
 /// About how many bytes one batch may unpack to.
 const BATCH_BYTES: u64 = 16 << 20;
 const MAX_BATCH_ROWS: u64 = 1024;
@@ -42,15 +51,16 @@ impl ParquetRecords {
         let bad = |reason| bad(path, 0, reason);
         refuse_others(path)?;
         let refused = |reason| SourceError::Open { path: path.to_owned(), reason };
-        let file = File::open(path).map_err(refused)?;
+        let mut file = File::open(path).map_err(refused)?;
         let size = file.metadata().map_err(refused)?.len();
-        let builder = guarded(|| ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| error.to_string()));
-        let builder = builder.map_err(bad)?;
+        let metadata = guarded(DECODER, || described(&file).map_err(|error| error.to_string())).map_err(bad)?;
+        let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file.try_clone().map_err(refused)?, metadata);
         let indices = wanted_columns(builder.schema(), columns, path)?;
         let mask = ProjectionMask::roots(builder.parquet_schema(), indices);
+        pages::check(&mut file, builder.metadata(), &mask, may_unpack_to(size)).map_err(bad)?;
         let rows = batch_rows(builder.metadata());
         let total = u64::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or(0);
-        let reader = guarded(|| {
+        let reader = guarded(DECODER, || {
             let builder = builder.with_projection(mask).with_batch_size(rows);
             builder.build().map_err(|error| error.to_string())
         });
@@ -77,7 +87,7 @@ impl ParquetRecords {
                 self.rows = None;
             }
             let reader = &mut self.reader;
-            let batch = guarded(|| reader.next().transpose().map_err(|error| error.to_string()));
+            let batch = guarded(DECODER, || reader.next().transpose().map_err(|error| error.to_string()));
             match batch.map_err(|reason| bad(&self.path, self.row, reason))? {
                 Some(batch) => self.rows = Some(BatchRows::new(batch)),
                 None => return Ok(None),
@@ -107,14 +117,36 @@ impl Iterator for ParquetRecords {
     }
 }
 
-/// Runs a decoder on bytes that anybody may have written: where it panics instead of refusing them, that is an error of
-/// the file to us. The decoder is not used again.
-pub(super) fn guarded<T>(decode: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(|panic| {
-        let said = panic.downcast_ref::<String>().map(String::as_str);
-        let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-        Err(format!("the decoder gave up on damaged data: {said}"))
-    })
+/// The description of a file, with texts as views: a dictionary of one long text for a million rows is then read as
+/// that, and not as a million long texts.
+fn described(file: &File) -> Result<ArrowReaderMetadata, ParquetError> {
+    let metadata = ArrowReaderMetadata::load(file, ArrowReaderOptions::new())?;
+    let schema = Schema::new_with_metadata(as_views(metadata.schema().fields()), metadata.schema().metadata().clone());
+    let options = ArrowReaderOptions::new().with_schema(Arc::new(schema));
+    ArrowReaderMetadata::try_new(Arc::clone(metadata.metadata()), options)
+}
+
+fn as_views(fields: &Fields) -> Fields {
+    fields.iter().map(as_view).collect()
+}
+
+fn as_view(field: &FieldRef) -> FieldRef {
+    let data_type = match field.data_type() {
+        DataType::Utf8 | DataType::LargeUtf8 => DataType::Utf8View,
+        DataType::List(item) => DataType::List(as_view(item)),
+        DataType::LargeList(item) => DataType::LargeList(as_view(item)),
+        DataType::Struct(members) => DataType::Struct(as_views(members)),
+        _ => return Arc::clone(field),
+    };
+    Arc::new(Field::clone(field).with_data_type(data_type))
+}
+
+/// What a file of so many bytes may unpack to at once: any small amount, or a hundred times its size.
+pub(super) fn may_unpack_to(size: u64) -> u64 {
+    const SMALL: u64 = 256 << 20;
+    const RATIO: u64 = 100;
+    const MOST: u64 = 2 << 30;
+    size.saturating_mul(RATIO).clamp(SMALL, MOST)
 }
 
 fn bad(path: &Path, row: usize, reason: String) -> SourceError {
@@ -143,5 +175,5 @@ fn batch_rows(metadata: &ParquetMetaData) -> usize {
     let mean = |rows: i64, bytes: i64| u64::try_from(bytes).unwrap_or(0) / u64::try_from(rows).unwrap_or(0).max(1);
     let groups = metadata.row_groups().iter();
     let largest = groups.map(|group| mean(group.num_rows(), group.total_byte_size())).max().unwrap_or(1);
-    usize::try_from((BATCH_BYTES / largest.max(1)).clamp(8, MAX_BATCH_ROWS)).expect("at most 1024")
+    usize::try_from((BATCH_BYTES / largest.max(1)).clamp(1, MAX_BATCH_ROWS)).expect("at most 1024")
 }

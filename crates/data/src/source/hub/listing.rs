@@ -195,7 +195,12 @@ impl Config {
             let mut known: Vec<&str> = self.files.iter().map(|(split, _)| split.as_str()).collect();
             known.sort_unstable();
             known.dedup();
-            let hint = format!("it has {}; name one with split = \"...\"", known.join(", "));
+            let hint = if known.contains(&wanted) {
+                "the files that the dataset's card names for it are not there; name another with split = \"...\""
+                    .to_owned()
+            } else {
+                format!("it has {}; name one with split = \"...\"", known.join(", "))
+            };
             let (place, asked) = (place.to_owned(), wanted.to_owned());
             return Err(SourceError::NoSuchPart { place, what: "split", asked, hint });
         }

@@ -1,0 +1,76 @@
+//! Token files: any bytes, and files of ours with changes whose checksums agree, so that the checks behind them are met.
+
+use std::fs;
+
+use firebrick_data::{CacheError, CacheKey, Example, StoreWriter, TokenCache};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{Folder, Outcome};
+
+const HEADER_BYTES: usize = 128;
+const VOCABULARY: usize = 1000;
+
+/// The first byte: the rest is the file if it is 0; else the rest are changes to a good file, 4 bytes each (where, in
+/// 2 bytes, what is added to the byte there, what is added to the one behind), and if it is even the checksums are
+/// mended.
+pub(crate) fn token_store(bytes: &[u8]) -> Outcome {
+    let (&first, rest) = bytes.split_first().unwrap_or((&0, &[]));
+    let folder = Folder::new("store");
+    let cache = TokenCache::in_folder(folder.path());
+    let key = CacheKey::of([("data", &b"fuzz"[..])]);
+    let built = cache.get_or_build(key, VOCABULARY, |writer: &mut StoreWriter| -> Result<Vec<u8>, CacheError> {
+        for length in [1_u32, 7, 64, 33] {
+            let example = Example {
+                tokens: (0..length).map(|index| index * 7 % VOCABULARY as u32).collect(),
+                trained: (0..length).map(|index| index % 3 == 1).collect(),
+            };
+            writer.push(&example, length)?;
+        }
+        Ok(b"what the builder counted".to_vec())
+    });
+    drop(built.expect("a store of our own"));
+    let entry = fs::read_dir(folder.path()).expect("our folder").next().expect("the file that was built");
+    let path = entry.expect("an entry").path();
+    let mut file = fs::read(&path).expect("the file that was built");
+    if first == 0 {
+        file = rest.to_vec();
+    } else {
+        for change in rest.chunks_exact(4) {
+            let at = usize::from(u16::from_le_bytes([change[0], change[1]])) % (file.len() - 1);
+            file[at] = file[at].wrapping_add(change[2]);
+            file[at + 1] = file[at + 1].wrapping_add(change[3]);
+        }
+        if first.is_multiple_of(2) {
+            mend(&mut file);
+        }
+    }
+    fs::write(&path, file).expect("the file can be written again");
+    let mut outcome = Outcome::default();
+    if let Some(Some(store)) = outcome.note(cache.open(key, VOCABULARY)) {
+        for index in 0..store.documents() {
+            let example = store.document(index).to_example();
+            assert_eq!(example.tokens.len(), store.document_tokens(index));
+            outcome.read += 1;
+        }
+        outcome.note(store.verify());
+        outcome.read += store.metadata().len();
+    }
+    for said in &outcome.said {
+        assert!(said.contains(".tokens"), "an error that does not name the file: {said}");
+    }
+    outcome
+}
+
+/// Makes the three checksums agree with what the header says where things are.
+fn mend(file: &mut [u8]) {
+    let number = |file: &[u8], at: usize| {
+        usize::try_from(u64::from_le_bytes(file[at..at + 8].try_into().expect("eight bytes"))).unwrap_or(usize::MAX)
+    };
+    let end = number(file, 40).saturating_mul(4).saturating_add(HEADER_BYTES).min(file.len());
+    let (data, tail) = (xxh3_64(&file[HEADER_BYTES..end]), xxh3_64(&file[end..]));
+    file[72..80].copy_from_slice(&data.to_le_bytes());
+    file[80..88].copy_from_slice(&tail.to_le_bytes());
+    // The header's own covers those two.
+    let header = xxh3_64(&file[..96]);
+    file[96..104].copy_from_slice(&header.to_le_bytes());
+}

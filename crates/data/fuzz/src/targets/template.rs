@@ -1,0 +1,109 @@
+//! Chat templates: any template with a conversation of ours, and templates of known models with any conversation.
+
+use std::path::PathBuf;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+
+use firebrick_data::{EncodeOptions, Encoder, Place, Shape, TemplateChoice, TemplateInput, Tokenizer};
+use serde_json::{Map, Value as Json, json};
+
+use super::{Outcome, encode, tokenizer};
+
+static TOKENIZER: LazyLock<Mutex<Tokenizer>> = LazyLock::new(|| Mutex::new(tokenizer::small()));
+/// Tokenizers with one template each: compiled once.
+static KNOWN: LazyLock<Vec<Tokenizer>> = LazyLock::new(|| {
+    let with = |source: &&str| {
+        let mut tokenizer = tokenizer::small();
+        let chosen = tokenizer.choose_template(&TemplateChoice::Text((*source).to_owned()));
+        chosen.expect("a template that the goldens render");
+        tokenizer.set_date(0);
+        tokenizer
+    };
+    TEMPLATES.iter().map(with).collect()
+});
+const TEMPLATES: [&str; 8] = [
+    include_str!("../../../tests/golden/templates/chatml.jinja"),
+    include_str!("../../../tests/golden/templates/command_r.jinja"),
+    include_str!("../../../tests/golden/templates/deepseek.jinja"),
+    include_str!("../../../tests/golden/templates/gemma.jinja"),
+    include_str!("../../../tests/golden/templates/llama3_tools.jinja"),
+    include_str!("../../../tests/golden/templates/mistral_tools.jinja"),
+    include_str!("../../../tests/golden/templates/qwen3.jinja"),
+    include_str!("../../../tests/golden/templates/reasoning.jinja"),
+];
+
+/// The source of a template.
+pub(crate) fn template(bytes: &[u8]) -> Outcome {
+    let mut outcome = Outcome::default();
+    let mut tokenizer: MutexGuard<'_, Tokenizer> = TOKENIZER.lock().unwrap_or_else(PoisonError::into_inner);
+    let choice = TemplateChoice::Text(String::from_utf8_lossy(bytes).into_owned());
+    if outcome.note(tokenizer.choose_template(&choice)).is_none() {
+        return outcome;
+    }
+    outcome.read = 0;
+    tokenizer.set_date(0);
+    let fields = conversation();
+    let messages: Vec<Map<String, Json>> = fields["messages"]
+        .as_array()
+        .map_or_else(Vec::new, |messages| messages.iter().filter_map(|message| message.as_object().cloned()).collect());
+    let tools = fields["tools"].as_array().cloned();
+    for add_generation_prompt in [false, true] {
+        let input = TemplateInput { tools: tools.as_deref(), add_generation_prompt, ..TemplateInput::default() };
+        if let Some(template) = outcome.note(tokenizer.chat_template()) {
+            outcome.read -= 1;
+            outcome.note(template.render_chat(&messages, input));
+        }
+    }
+    encode_fields(&tokenizer, &fields, &mut outcome);
+    outcome
+}
+
+/// A row with messages and what stands beside them; the first byte chooses the template.
+pub(crate) fn messages(bytes: &[u8]) -> Outcome {
+    let (&first, rest) = bytes.split_first().unwrap_or((&0, &[]));
+    let mut outcome = Outcome::default();
+    let fields = serde_json::from_slice(rest).unwrap_or_else(|_| lines(rest));
+    encode_fields(&KNOWN[usize::from(first) % KNOWN.len()], &fields, &mut outcome);
+    outcome
+}
+
+fn encode_fields(tokenizer: &Tokenizer, fields: &Map<String, Json>, outcome: &mut Outcome) {
+    let place = Place { path: PathBuf::from("rows.jsonl"), line: 1 };
+    let options = EncodeOptions { shape: Shape::Messages, ..EncodeOptions::new(1 << 20) };
+    let (limit, vocab_size) = (options.max_seq_len, tokenizer.vocab_size());
+    let Ok(encoder) = Encoder::new(tokenizer, options, fields, &place) else { return };
+    if let Some(encoded) = outcome.note(encoder.encode_fields(fields, &place)) {
+        encode::check(&encoded, limit, vocab_size);
+        outcome.said.extend(encoded.findings.into_iter().map(|finding| finding.detail));
+    }
+}
+
+/// A conversation out of text that is no JSON: a line a message, the roles in turn.
+fn lines(bytes: &[u8]) -> Map<String, Json> {
+    let text = String::from_utf8_lossy(bytes);
+    let role = |index: usize| ["system", "user", "assistant", "tool"][index % 4];
+    let messages = text.split('\n').enumerate();
+    let messages: Vec<Json> =
+        messages.map(|(index, content)| json!({ "role": role(index), "content": content })).collect();
+    Map::from_iter([("messages".to_owned(), Json::Array(messages))])
+}
+
+/// Roles, reasoning, a call of a tool with its answer, and a tool.
+fn conversation() -> Map<String, Json> {
+    let call = json!({ "type": "function", "id": "abcdefghi", "function": {
+        "name": "weather", "arguments": { "city": "Paris", "days": 2 }
+    } });
+    let parameters = json!({ "type": "object", "properties": { "city": { "type": "string" } } });
+    let fields = json!({
+        "messages": [
+            { "role": "system", "content": "Be brief." },
+            { "role": "user", "content": "How is the weather in \u{e9}? " },
+            { "role": "assistant", "content": "", "reasoning_content": "ask", "tool_calls": [call] },
+            { "role": "tool", "content": "12.5 'C' <b>", "tool_call_id": "abcdefghi" },
+            { "role": "assistant", "content": "Mild." }
+        ],
+        "tools": [{ "type": "function", "function": {
+            "name": "weather", "description": "now", "parameters": parameters
+        } }]
+    });
+    fields.as_object().cloned().expect("an object")
+}

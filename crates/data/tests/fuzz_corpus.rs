@@ -1,0 +1,196 @@
+//! Every input of the fuzz corpus, and inputs too large to keep, through the target that it was made for: no panic, an
+//! answer soon, bounded memory, errors that name the file and the line.
+//!
+//! The inputs of a target run in a process of their own, so that its peak of memory is theirs and a crash is seen as
+//! one. Gives up measuring memory where there is no `/proc`. `fuzz/README.md` says how inputs are found.
+
+#[path = "../fuzz/src/hostile/mod.rs"]
+mod hostile;
+#[path = "../fuzz/src/targets/mod.rs"]
+mod targets;
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use hostile::Hostile;
+use targets::{Outcome, TARGETS, Target};
+
+/// For one input. Builds for tests are several times slower than those that fuzz, which are held to one second.
+const MAX_SECONDS: f64 = 20.0;
+/// For all inputs of a target together: no process may hang.
+const MAX_PROCESS: Duration = Duration::from_secs(400);
+/// Peak of a process over the small inputs of the corpus.
+const MAX_CORPUS_BYTES: u64 = 700 << 20;
+/// Peak where one record takes all the room that a record may have.
+const MAX_HOSTILE_BYTES: u64 = 1 << 30;
+const CHILD: &str = "FIREBRICK_FUZZ_CHILD";
+
+/// The largest resident size that this process ever had, in bytes.
+fn peak_bytes() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+fn corpus() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus")
+}
+
+/// Files of a target's corpus, by name.
+fn inputs(target: &str) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(corpus().join(target)).unwrap();
+    let read = |path: PathBuf| (path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read(path).unwrap());
+    entries.map(|entry| read(entry.unwrap().path())).collect()
+}
+
+fn target(name: &str) -> Target {
+    TARGETS.iter().find(|(known, _)| *known == name).unwrap().1
+}
+
+/// Runs one input, within the limits.
+fn run(target: Target, name: &str, bytes: &[u8], max_bytes: u64, log: &mut File) -> Outcome {
+    write!(log, "{name}: ").unwrap();
+    let start = Instant::now();
+    let outcome = target(bytes);
+    let seconds = start.elapsed().as_secs_f64();
+    let peak = peak_bytes();
+    let words = outcome.said.first().map_or("", String::as_str);
+    let shown = words.char_indices().nth(300).map_or(words, |(end, _)| &words[..end]);
+    writeln!(log, "{seconds:.2} s, {} MiB, {}: {shown}", peak.unwrap_or(0) >> 20, outcome.read).unwrap();
+    assert!(seconds < MAX_SECONDS, "{name} took {seconds:.1} s");
+    assert!(peak.is_none_or(|peak| peak < max_bytes), "{name}: the process grew to {:?} bytes", peak);
+    assert!(outcome.said.iter().all(|said| !said.is_empty()), "{name}: an error without words");
+    outcome
+}
+
+/// Runs the test of this name again, as a process of its own that does the work of `job`.
+fn in_process(test: &str, job: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).env(CHILD, job).env("RUST_BACKTRACE", "0");
+    let output = File::create(folder.path().join("output")).unwrap();
+    command.stdout(output.try_clone().unwrap()).stderr(output).env("FIREBRICK_FUZZ_LOG", &log);
+    let mut child = command.spawn().unwrap();
+    let start = Instant::now();
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break Some(status),
+            None if start.elapsed() > MAX_PROCESS => {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                break None;
+            }
+            None => sleep(Duration::from_millis(20)),
+        }
+    };
+    let said = fs::read_to_string(&log).unwrap_or_default();
+    let output = fs::read(folder.path().join("output")).unwrap();
+    let output = String::from_utf8_lossy(&output);
+    let end = output.char_indices().rev().nth(2000).map_or(0, |(at, _)| at);
+    assert!(
+        status.is_some_and(|status| status.success()),
+        "{job}: {status:?} at {:?}\n{}",
+        said.lines().last().unwrap_or_default(),
+        &output[end..]
+    );
+}
+
+/// The log of a process that does work, and its job.
+fn job() -> Option<(String, File)> {
+    let job = env::var(CHILD).ok()?;
+    let log = File::create(env::var_os("FIREBRICK_FUZZ_LOG").unwrap()).unwrap();
+    Some((job, log))
+}
+
+#[test]
+fn every_input_of_the_corpus_is_answered_in_bounded_time_and_memory() {
+    if let Some((job, mut log)) = job() {
+        for (name, bytes) in inputs(&job) {
+            run(target(&job), &name, &bytes, MAX_CORPUS_BYTES, &mut log);
+        }
+        return;
+    }
+    for (name, _) in TARGETS {
+        in_process("every_input_of_the_corpus_is_answered_in_bounded_time_and_memory", name);
+    }
+}
+
+#[test]
+fn hostile_inputs_are_refused_by_file_and_line_in_bounded_time_and_memory() {
+    if let Some((job, mut log)) = job() {
+        for Hostile { name, make, says, .. } in hostile::all().into_iter().filter(|hostile| hostile.target == job) {
+            let outcome = run(target(&job), name, &make(), MAX_HOSTILE_BYTES, &mut log);
+            let all = outcome.said.join("\n");
+            assert!(says.iter().all(|words| all.contains(words)), "{name}: {says:?} is not in {all:.2000}");
+        }
+        return;
+    }
+    for (name, _) in TARGETS {
+        if hostile::all().iter().any(|hostile| hostile.target == name) {
+            in_process("hostile_inputs_are_refused_by_file_and_line_in_bounded_time_and_memory", name);
+        }
+    }
+}
+
+/// What some inputs of the corpus must say.
+#[test]
+fn errors_name_the_file_and_the_line_and_what_is_wrong() {
+    let cases = [
+        ("jsonl", "not_utf8", "rows.jsonl:2:10: not valid UTF-8"),
+        ("jsonl", "nul", "rows.jsonl:1:10: a NUL character"),
+        ("jsonl", "nul_outside_of_a_string", "rows.jsonl:1:13: a NUL character"),
+        ("jsonl", "bad_lines_between_good", "rows.jsonl:2:2: not valid JSON"),
+        ("jsonl", "deep", "rows.jsonl:1:128: not valid JSON: recursion limit exceeded"),
+        ("json", "deep", "rows.json:1"),
+        ("json", "quote_never_closed", "rows.json:1"),
+        ("json", "two_lists", "several keys hold lists"),
+        ("csv", "too_few_values", "rows.csv:2: not a valid CSV row: 1 values"),
+        ("csv", "not_utf8", "rows.csv:3:1: not valid UTF-8"),
+        ("csv", "nul", "rows.csv:2:2: a NUL character"),
+        ("csv", "header_twice", "rows.csv:1: not a valid CSV row: the header names the column \"a\" twice"),
+        ("text", "not_utf8", "rows.txt:2:5: not valid UTF-8"),
+        ("text", "cut_character", "rows.txt:1:4: not valid UTF-8"),
+        ("packed", "gz_cut_short", "cut short"),
+        ("packed", "no_gz", "rows.jsonl.gz:1"),
+        ("packed", "zst_window_of_terabytes", "rows.jsonl.zst:1"),
+        ("packed", "parquet_gz", "Unpack it"),
+        ("parquet", "no_end", "rows.parquet"),
+        ("parquet", "footer_of_gigabytes", "rows.parquet"),
+        ("arrow", "metadata_of_gigabytes", "rows.arrow: cannot decode this Arrow file at row 1: a message claims"),
+        ("arrow", "cut", "cut short"),
+        ("token_store", "rubbish", "its header is not what was written"),
+        ("token_store", "checksums_differ", "checksum"),
+        ("tokenizer_config", "bad_template", "line 2"),
+        ("tokenizer_config", "not_utf8_template", "chat_template.jinja"),
+        ("tokenizer_config", "unknown_token", "<nowhere>"),
+        ("tokenizer_config", "deep", "tokenizer_config.json"),
+        ("tokenizer_json", "not_json", "tokenizer.json"),
+        ("template", "raise", "no"),
+        ("template", "times_list", "the template makes a text or a list of more than a chat can need"),
+    ];
+    for (name, input, words) in cases {
+        let bytes = fs::read(corpus().join(name).join(input)).unwrap();
+        let said = target(name)(&bytes).said.join("\n");
+        assert!(said.contains(words), "{name}/{input}: expected {words:?} in {said}");
+    }
+}
+
+#[test]
+fn the_corpus_is_small_and_every_target_has_one() {
+    let (mut files, mut bytes) = (0, 0);
+    for (name, _) in TARGETS {
+        let inputs = inputs(name);
+        assert!(!inputs.is_empty(), "{name}");
+        files += inputs.len();
+        bytes += inputs.values().map(Vec::len).sum::<usize>();
+    }
+    assert!(files < 330 && bytes < 1 << 20, "{files} files, {bytes} bytes: generate large inputs in code");
+    assert_eq!(fs::read_dir(corpus()).unwrap().count(), TARGETS.len(), "a corpus without a target");
+}
