@@ -39,10 +39,11 @@ pub(crate) fn encode_chat(
         let trained = (0..tokens.len()).map(|index| selection.inverted && index > 0).collect();
         (tokens, trained, Vec::new())
     } else {
-        let placed = tokenizer.encode_with_offsets(&located.text)?;
-        let tokens = Tokens { tokenizer, text: &located.text, ids: &placed.ids, offsets: &placed.offsets };
+        let encoding = tokenizer.encode_with_offsets(&located.text)?;
+        let (ids, offsets) = (encoding.get_ids(), encoding.get_offsets());
+        let tokens = Tokens { tokenizer, text: &located.text, ids, offsets };
         let (trained, closings) = tokens.mask(&located.spans, selection.inverted, train_end_of_turn);
-        (placed.ids, trained, closings)
+        (ids.to_vec(), trained, closings)
     };
     if let (Some(bos), Some(token)) = (tokenizer.bos_token_id(), tokenizer.bos_token())
         && tokens.starts_with(&[bos, bos])
@@ -171,6 +172,19 @@ mod tests {
             encode_chat(&tokenizer, &chat(&TWO_TURNS), TrainOn::Assistant, true).unwrap().system_ignored
         };
         assert!(ignored(&template) && !ignored(TEMPLATE));
+        // With blocks, and beside what no skeleton knows.
+        let blocks =
+            BLOCKS.replace("<|{{ m.role }}|>", "{% if m.role == 'system' %}{% continue %}{% endif %}<|{{ m.role }}|>");
+        assert!(ignored(&blocks) && !ignored(BLOCKS));
+        for (template, expected) in [(&*template, true), (TEMPLATE, false), (&*blocks, true), (BLOCKS, false)] {
+            let tokenizer = TestTokenizer { template: Some(template), ..TestTokenizer::default() }.load();
+            let mut chat = chat(&TWO_TURNS);
+            chat.turns[1].message.insert("name".to_owned(), "n".into());
+            for train_on in [TrainOn::Assistant, TrainOn::All] {
+                let encoded = encode_chat(&tokenizer, &chat, train_on, true).unwrap();
+                assert_eq!(encoded.system_ignored, expected, "{train_on:?}\n{template}");
+            }
+        }
     }
 
     #[test]
@@ -181,6 +195,21 @@ mod tests {
         assert_eq!(tokenizer.pad_token_id(), tokenizer.eos_token_id());
         let encoded = encode_chat(&tokenizer, &chat(&TWO_TURNS), TrainOn::Assistant, true).unwrap();
         assert_eq!(trained_text(&tokenizer, &encoded.example), "é1 </s>|a2</s>");
+    }
+
+    #[test]
+    fn header_token_that_takes_the_answers_white_space_is_not_trained() {
+        let folder = TestTokenizer { template: Some(TEMPLATE), ..TestTokenizer::default() }.write();
+        let path = folder.path().join("tokenizer.json");
+        let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        for token in json["added_tokens"].as_array_mut().unwrap() {
+            token["rstrip"] = true.into();
+        }
+        std::fs::write(&path, json.to_string()).unwrap();
+        let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+        let chat = chat(&[("user", "q"), ("assistant", "\n Sure")]);
+        let encoded = encode_chat(&tokenizer, &chat, TrainOn::Assistant, true).unwrap();
+        assert_eq!(trained_text(&tokenizer, &encoded.example), "Sure</s>");
     }
 
     #[test]

@@ -203,6 +203,9 @@ impl<'a> Encoder<'a> {
     }
 
     fn whole(&self, row: Row) -> Result<Whole, Failure> {
+        if self.options.train_on == TrainOn::Flags && matches!(row, Row::Text(_) | Row::PromptCompletion { .. }) {
+            return Err(Failure::Finding(FindingKind::NoFlags, "the row has no messages that could say it".to_owned()));
+        }
         match row {
             Row::Text(text) => self.text(&text),
             Row::Chat(chat) => self.chat(chat),
@@ -293,8 +296,8 @@ impl<'a> Encoder<'a> {
         let tokenizer = self.tokenizer;
         let eos = tokenizer.require_eos_token_id()?;
         let text = format!("{prompt}{completion}");
-        let placed = tokenizer.encode_with_offsets(&text)?;
-        let (ids, offsets) = (&placed.ids, &placed.offsets);
+        let encoding = tokenizer.encode_with_offsets(&text)?;
+        let (ids, offsets) = (encoding.get_ids(), encoding.get_offsets());
         let tokens = Tokens { tokenizer, text: &text, ids, offsets };
         let start = tokens.of_span(&(prompt.len()..text.len()).into()).0.start;
         let all = self.options.train_on == TrainOn::All;

@@ -3,12 +3,12 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs `work`; its panic becomes an error that says that `who` gave up. What it worked on is not to be used again.
+/// Runs `work`; its panic becomes an error that says that `who` failed. What it worked on is not to be used again.
 pub(crate) fn guarded<T>(who: &str, work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let said = panic.downcast_ref::<String>().map(String::as_str);
         let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-        Err(format!("{who} gave up on damaged data: {said}"))
+        Err(format!("{who} failed inside its library: {said}"))
     })
 }
 
@@ -21,6 +21,6 @@ mod tests {
         assert_eq!(guarded("it", || Ok(1)), Ok(1));
         assert_eq!(guarded("it", || Err::<(), _>("no".to_owned())), Err("no".to_owned()));
         let failed = guarded("it", || -> Result<(), String> { panic!("index {}", 5) });
-        assert_eq!(failed, Err("it gave up on damaged data: index 5".to_owned()));
+        assert_eq!(failed, Err("it failed inside its library: index 5".to_owned()));
     }
 }

@@ -21,7 +21,6 @@ mod question;
 mod shape;
 mod source;
 mod stable_hash;
-mod token_bytes;
 mod tokenizer;
 
 #[cfg(test)]

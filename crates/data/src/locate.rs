@@ -53,12 +53,12 @@ pub(crate) fn locate(template: &ChatTemplate, chat: &Chat, selection: &Selection
     let scene = Scene::new(template, chat);
     let (text, blocks) = scene.render(&scene.plain, false)?;
     if !selection.turns.contains(&true) {
-        return Ok(Located { text, ..Located::default() });
+        let system_ignored = system_ignored(&scene, &text);
+        return Ok(Located { text, spans: Vec::new(), system_ignored });
     }
     if template.marks_generation() && selection.is_every_assistant(chat) {
         let spans = blocks.into_iter().map(Span::from).collect();
-        let skeleton = template.skeletons().of(&scene);
-        let system_ignored = skeleton.is_some_and(|skeleton| skeleton.leaves_out_system(chat));
+        let system_ignored = system_ignored(&scene, &text);
         return Ok(Located { text, spans, system_ignored });
     }
     if !template.marks_generation()
@@ -68,6 +68,15 @@ pub(crate) fn locate(template: &ChatTemplate, chat: &Chat, selection: &Selection
     }
     let (spans, system_ignored) = by_marks(&scene, &text, &blocks, selection)?;
     Ok(Located { text, spans, system_ignored })
+}
+
+/// Whether the conversation has a system message of which the template writes nothing, where nothing else is looked for.
+fn system_ignored(scene: &Scene<'_>, text: &str) -> bool {
+    scene.chat.turns.iter().any(|turn| turn.role() == "system")
+        && match scene.template.skeletons().of(scene) {
+            Some(skeleton) => skeleton.leaves_out_system(scene.chat),
+            None => Finder::new(scene, text).system_ignored(),
+        }
 }
 
 /// By what the template is known to write between contents. The text is left empty.

@@ -93,9 +93,13 @@ impl Tokens<'_> {
     /// is the assistant's to write even where the template's block leaves it out.
     pub(crate) fn of_span(&self, span: &Span) -> (Range<usize>, Option<usize>) {
         let range = &span.range;
-        let first = self.offsets.partition_point(|&(_, end)| end <= range.start);
-        let last = self.offsets.partition_point(|&(start, _)| start < range.end).max(first);
         let is_special = |&index: &usize| self.tokenizer.is_special(self.ids[index]);
+        let mut first = self.offsets.partition_point(|&(_, end)| end <= range.start);
+        let last = self.offsets.partition_point(|&(start, _)| start < range.end).max(first);
+        // A header's token may take the white space that an answer begins with; it is the header's all the same.
+        while first < last && self.offsets[first].0 < range.start && is_special(&first) {
+            first += 1;
+        }
         let is_blank = |from: usize, to: usize| self.text.get(from..to).is_none_or(|text| text.trim().is_empty());
         if let Some(end) = span.content_end {
             let behind = self.offsets.partition_point(|&(start, _)| start < end).max(first);

@@ -38,7 +38,7 @@ impl Pipeline {
     /// Encodes all records and hands the results to `sink` in the records' order.
     ///
     /// `weigh` gives about the bytes of a record; what is in flight is bounded by some blocks of 128 KiB, or of one
-    /// record where it alone is larger, for each worker. `encoder` runs once on each worker and gives what encodes there;
+    /// record where it alone is larger, for each worker. `encoder` runs once on each worker that gets a record and gives what encodes there;
     /// `records` and `sink` run on the calling thread.
     ///
     /// # Errors
@@ -149,10 +149,12 @@ where
             let (blocks, incoming) = channel::<Vec<Result<R, S>>>();
             let (outgoing, results) = channel();
             let work = move || {
-                let mut encode = encoder();
+                // Made for the first block: with few records most workers get none.
+                let mut encode = None;
                 for block in incoming {
                     let is_unwanted = is_over.load(Ordering::Relaxed);
-                    if is_unwanted || outgoing.send(encode_block(block, &mut encode, is_over)).is_err() {
+                    let encode = encode.get_or_insert_with(encoder);
+                    if is_unwanted || outgoing.send(encode_block(block, encode, is_over)).is_err() {
                         return;
                     }
                 }

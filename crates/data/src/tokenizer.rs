@@ -16,7 +16,6 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::chat_template::{ChatTemplate, TemplateChoice, TemplateSet};
 use crate::error::DataError;
 use crate::guarded::guarded;
-use crate::token_bytes::{Located, TokenBytes};
 
 const TOKENIZER: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
@@ -39,8 +38,6 @@ pub struct Tokenizer {
     special_ids: HashSet<u32>,
     add_bos_token: bool,
     vocab_size: usize,
-    /// How many bytes of text each token is, where that is fixed.
-    token_bytes: Option<TokenBytes>,
     templates: TemplateSet,
     /// What the templates see, in seconds since 1970 UTC.
     date: i64,
@@ -74,10 +71,8 @@ impl Tokenizer {
         let mut templates = TemplateSet::read(dir, &config, special_tokens.clone(), read_json)?;
         let date = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64);
         templates.set_date(date);
-        let vocabulary = inner.get_vocab(true);
         Ok(Self {
-            vocab_size: vocabulary.values().max().map_or(0, |&id| id as usize + 1),
-            token_bytes: TokenBytes::of(&inner, &vocabulary),
+            vocab_size: inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1),
             add_bos_token: config.get("add_bos_token").and_then(Json::as_bool).unwrap_or(false),
             folder: dir.to_owned(),
             inner,
@@ -129,14 +124,8 @@ impl Tokenizer {
     }
 
     /// Token ids with the byte range of the text that each came from, without special tokens around.
-    pub(crate) fn encode_with_offsets(&self, text: &str) -> Result<Located, DataError> {
-        if let Some(token_bytes) = &self.token_bytes
-            && let Ok(located) = token_bytes.locate(text, self.encode_plain(text)?)
-        {
-            return Ok(located);
-        }
-        let encoding = guarded_library(|| self.inner.encode(text, false))?;
-        Ok(Located { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() })
+    pub(crate) fn encode_with_offsets(&self, text: &str) -> Result<Encoding, DataError> {
+        guarded_library(|| self.inner.encode(text, false))
     }
 
     /// Text of token ids. Bytes that are not UTF-8 show as U+FFFD.

@@ -278,8 +278,11 @@ fn flags_train_only_messages_that_say_yes_whoever_speaks() {
     }
     assert_eq!(kinds(&of([none(), none(), none(), none()])), [FindingKind::NoFlags]);
     assert_eq!(kinds(&of([none(), json!({ "train": false }), none(), none()])), [FindingKind::NothingToTrain]);
+    // Rows that could not even have a flag.
     let alpaca = json!({ "instruction": "Add.", "output": "3" });
-    assert_eq!(kinds(&encode(&tokenizer, &options, &alpaca).unwrap()), [FindingKind::NoFlags]);
+    for row in [alpaca, json!({ "text": "a" }), json!({ "prompt": "a", "completion": "b" })] {
+        assert_eq!(kinds(&encode(&tokenizer, &options, &row).unwrap()), [FindingKind::NoFlags], "{row}");
+    }
 }
 
 #[test]

@@ -50,12 +50,14 @@ pub struct RunOptions {
 /// Whatever stops it; everything that was saved stays.
 pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
     let started = Instant::now();
-    let earlier = if options.resume { Some(Earlier::open(&options.config)?) } else { None };
+    let mut earlier = if options.resume { Some(Earlier::open(&options.config)?) } else { None };
     let date = earlier.as_ref().and_then(|earlier| earlier.state.date).unwrap_or_else(now);
     let prepared = prepare_on(options.config.clone(), date)?;
-    if let Some(earlier) = &earlier {
+    if let Some(earlier) = &mut earlier {
         // Other rows than those that it was trained on are refused before anything is written.
         earlier.state.check_data(prepared.train.fingerprint())?;
+        // A checkpoint from before dates were kept has one from now on.
+        earlier.state.date.get_or_insert(prepared.date);
     }
     for note in &prepared.data_notes {
         options.voice.say(note);

@@ -4,19 +4,21 @@
 //! where in them an answer begins and ends, are found once, by marks on a conversation of our own with the same roles. A
 //! conversation of which the rendered text is exactly those texts with its contents between them is then located by
 //! comparing, not by rendering it again. Whatever differs by a byte, and every message that is more than a role and a
-//! text, is left to the marks. Gives up learning from more than [`MOST`] sequences of roles.
+//! text, is left to the marks. Gives up learning more than [`MOST`] sequences of roles, and
+//! long ones.
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use super::{Finder, Scene, THOUGHT_END, core};
+use super::{Finder, Scene, THOUGHT_END, common_prefix, core};
 use crate::chat_template::is_space;
 use crate::mask::{ASSISTANT, Span};
 use crate::shape::{Chat, Turn};
 
-/// Sequences of roles that are remembered, some hundred bytes each.
-const MOST: usize = 4096;
+/// Sequences of roles that are remembered, of so many messages at most: some hundred bytes for each message.
+const MOST: usize = 1024;
+const MOST_MESSAGES: usize = 64;
 
 /// The skeletons of a template, shared by threads.
 #[derive(Debug, Default)]
@@ -52,7 +54,8 @@ impl Skeletons {
     /// The skeleton of a conversation; none if its messages are more than texts, or the template is of another kind.
     pub(super) fn of(&self, scene: &Scene<'_>) -> Option<Arc<Skeleton>> {
         let chat = scene.chat;
-        if chat.tools.is_some() || chat.documents.is_some() || !chat.turns.iter().all(is_text) {
+        let is_short = chat.turns.len() <= MOST_MESSAGES;
+        if !is_short || chat.tools.is_some() || chat.documents.is_some() || !chat.turns.iter().all(is_text) {
             return None;
         }
         let key = key_of(chat);
@@ -79,8 +82,10 @@ impl Skeletons {
 fn key_of(chat: &Chat) -> String {
     let mut key = String::with_capacity(16 * chat.turns.len());
     for turn in &chat.turns {
+        // With its length: no role can pass for two.
+        key.push_str(&turn.role().len().to_string());
+        key.push(':');
         key.push_str(turn.role());
-        key.push('\n');
     }
     if !chat.arguments.is_empty() {
         key.extend(serde_json::to_string(&chat.arguments));
@@ -171,8 +176,9 @@ impl Skeleton {
 /// nowhere, or if there are several such places.
 fn behind_space(text: &str, at: usize, space: &str, wanted: &str) -> Option<usize> {
     let rest = &text[at..];
-    let ends = space.char_indices().map(|(end, _)| end).chain([space.len()]);
-    let mut places = ends.filter(|&end| rest.strip_prefix(&space[..end]).is_some_and(|rest| rest.starts_with(wanted)));
+    let kept = common_prefix(space, rest);
+    let ends = space[..kept].char_indices().map(|(end, _)| end).chain([kept]);
+    let mut places = ends.filter(|&end| rest[end..].starts_with(wanted));
     let first = places.next()?;
     places.next().is_none().then_some(at + first)
 }
@@ -195,7 +201,9 @@ impl Fitted<'_> {
         }
         let place = |edge: Edge| self.starts[edge.text] + edge.offset;
         let answer = self.skeleton.answers[index].as_ref()?;
-        Some(Span { range: place(answer.start)..place(answer.end), content_end: Some(content.end) })
+        // Before an answer that comes first there is no prompt: it begins with its content, as it does by marks.
+        let start = if index == 0 { content.start } else { place(answer.start) };
+        Some(Span { range: start..place(answer.end), content_end: Some(content.end) })
     }
 }
 
@@ -239,7 +247,7 @@ mod tests {
             </think>\n\n{% endif %}{{ m.content }}</s>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}";
         for source in [TEMPLATE, &trimmed, last] {
             let template = template(source);
-            for turns in [&TURNS[..], &TURNS[1..], &TURNS[1..3], &TURNS[3..]] {
+            for turns in [&TURNS[..], &TURNS[1..], &TURNS[1..3], &TURNS[3..], &TURNS[2..]] {
                 let (compared, marked) = both(&template, &chat(turns));
                 assert_eq!(compared, Some(marked), "{turns:?}\n{source}");
             }
@@ -299,6 +307,24 @@ mod tests {
             change(&mut chat);
             assert!(!has_one(&chat));
         }
+    }
+
+    #[test]
+    fn roles_with_a_line_end_are_not_taken_for_others() {
+        let template = template(TEMPLATE);
+        let roles = |roles: &[&str]| chat(&roles.iter().map(|&role| (role, "t")).collect::<Vec<_>>());
+        for chat in [roles(&["assistant", "user\nsystem"]), roles(&["assistant", "user", "system"])] {
+            let (compared, marked) = both(&template, &chat);
+            assert_eq!(compared, Some(marked));
+        }
+    }
+
+    #[test]
+    fn white_space_behind_a_content_costs_no_more_than_its_length() {
+        let space = " ".repeat(4 << 20);
+        let text = format!("{space}</s>");
+        assert_eq!(behind_space(&text, 0, &space, "</s>"), Some(space.len()));
+        assert_eq!(behind_space(&text, 0, &space, " "), None);
     }
 
     #[test]
