@@ -171,7 +171,10 @@ fn refused(settings: &HubSettings, url: &str, response: &Response<Body>, what: &
                                  it into HF_TOKEN, or log in with `hf auth login`"
                 .to_owned()
         }
-        (status, code) => return failed(url, format!("the server answered {status} {code}")),
+        (status, code) => {
+            let answer = format!("the server answered {status} {code}");
+            return failed(url, answer.trim_end().to_owned());
+        }
     };
     SourceError::HubRefused { endpoint: settings.endpoint.clone(), id: what.to_owned(), hint }
 }
