@@ -2,7 +2,7 @@
 //!
 //! An [`Encoder`] is shared by worker threads. What it drops, cuts or doubts it says in [`Encoded::findings`], and
 //! [`Diagnosis`](crate::Diagnosis) adds those up; only what no threshold can excuse is an error. Gives up encoding a
-//! text of many megabytes in pieces: the tokenizer needs some hundred bytes for each of its tokens at once.
+//! conversation of many megabytes in pieces, as texts are: its mask needs the place of every token.
 
 use std::sync::Arc;
 

@@ -13,6 +13,7 @@ mod error;
 mod guarded;
 mod loader;
 mod locate;
+mod long_text;
 mod mask;
 mod pack;
 mod pipeline;

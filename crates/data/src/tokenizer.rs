@@ -16,6 +16,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::chat_template::{ChatTemplate, TemplateChoice, TemplateSet};
 use crate::error::DataError;
 use crate::guarded::guarded;
+use crate::long_text::{PIECE_BYTES, encode_in_pieces};
 
 const TOKENIZER: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
@@ -92,11 +93,7 @@ impl Tokenizer {
         if !add_special_tokens {
             return self.encode_plain(text);
         }
-        let mut encoding = self.encode_fast(text)?;
-        if let Some(post_processor) = &self.post_processor {
-            encoding = guarded_library(|| post_processor.process(encoding, None, true))?;
-        }
-        let mut ids = encoding.get_ids().to_vec();
+        let mut ids = self.framed(text)?;
         if let Some(bos) = self.bos_token_id() {
             if self.add_bos_token && ids.first() != Some(&bos) {
                 ids.insert(0, bos);
@@ -106,6 +103,24 @@ impl Tokenizer {
             }
         }
         Ok(ids)
+    }
+
+    /// As the post-processor frames a text. What it does not need whole: a long text gets the frame of a short one.
+    fn framed(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        let Some(post_processor) = &self.post_processor else { return self.encode_plain(text) };
+        let framed = |text: &str| {
+            let plain = self.encode_fast(text)?;
+            let ids = plain.get_ids().to_vec();
+            let framed = guarded_library(|| post_processor.process(plain, None, true))?;
+            Ok::<_, DataError>((framed.get_ids().to_vec(), ids))
+        };
+        if text.len() <= 2 * PIECE_BYTES {
+            return Ok(framed(text)?.0);
+        }
+        let (frame, inside) = framed("a")?;
+        let at = frame.windows(inside.len().max(1)).position(|part| part == inside).unwrap_or(0);
+        let (before, behind) = (&frame[..at], &frame[(at + inside.len()).min(frame.len())..]);
+        Ok([before, &self.encode_plain(text)?, behind].concat())
     }
 
     /// The token that is put before every text, if there is one.
@@ -120,7 +135,7 @@ impl Tokenizer {
 
     /// Token ids without special tokens around.
     pub(crate) fn encode_plain(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        Ok(self.encode_fast(text)?.get_ids().to_vec())
+        encode_in_pieces(text, PIECE_BYTES, |piece| Ok(self.encode_fast(piece)?.get_ids().to_vec()))
     }
 
     /// Token ids with the byte range of the text that each came from, without special tokens around.
