@@ -4,7 +4,7 @@
 //! that it writes and by what it makes on the way (`budget`; `generation` sends every value that a template makes through
 //! it), so a template that never ends or that doubles a string is an error, not a hang. Gives up the rest of Jinja that
 //! templates from strings cannot use (includes, inheritance), and a tight bound on time: a template that compares or
-//! searches long texts until its fuel is spent ends, but may take minutes.
+//! searches long texts until its fuel is spent ends, but may take a minute or two.
 
 mod budget;
 mod filters;
@@ -23,7 +23,7 @@ use crate::chat_template::methods;
 use crate::python::bounded_str;
 
 /// Instructions of one render. A template of today's kind needs about a hundred for a message.
-const FUEL: u64 = 10_000_000;
+const FUEL: u64 = 3_000_000;
 /// Depth of macros that call themselves.
 const RECURSION: usize = 100;
 /// The most bytes that a render may write, or that a text inside a template may have.

@@ -13,7 +13,7 @@ use minijinja::{Error, ErrorKind, Value};
 use super::{MAX_ITEMS, MAX_TEXT_BYTES};
 
 /// A text that a template makes out of little.
-const TEXT_BYTES: usize = 256 << 10;
+const TEXT_BYTES: usize = 64 << 10;
 /// How much longer than the conversation a text that a template makes may be.
 const TEXT_FACTOR: usize = 8;
 /// Bytes that a render may make of little.
