@@ -15,8 +15,8 @@ use arrow_buffer::Buffer;
 use arrow_ipc::reader::StreamDecoder;
 use arrow_ipc::{Message, MessageHeader, root_as_message};
 
-use super::Record;
-use super::column::{BatchRows, wanted_columns};
+use super::batches::Batches;
+use super::column::wanted_columns;
 use super::error::SourceError;
 use super::open::{Bytes, read_failed};
 use super::parquet::may_unpack_to;
@@ -27,8 +27,8 @@ const MAX_PADDING_BYTES: usize = 512;
 /// The most bytes of a message's description: schemas of thousands of columns stay far below.
 const MAX_METADATA_BYTES: usize = 64 << 20;
 
-/// The records of an Arrow file.
-pub(super) struct ArrowRecords {
+/// The batches of an Arrow file.
+pub(super) struct ArrowBatches {
     bytes: Bytes,
     path: Arc<Path>,
     /// The most bytes that one batch may have, packed and unpacked.
@@ -39,13 +39,12 @@ pub(super) struct ArrowRecords {
     indices: Option<Vec<usize>>,
     is_file: bool,
     batches: VecDeque<RecordBatch>,
-    rows: Option<BatchRows>,
+    /// The first row of what is read now, for errors.
     row: usize,
     has_ended: bool,
-    has_failed: bool,
 }
 
-impl ArrowRecords {
+impl ArrowBatches {
     /// Tells the two forms apart by the first bytes.
     pub(super) fn new(mut bytes: Bytes, path: &Path, columns: Option<Vec<String>>) -> Result<Self, SourceError> {
         let failed = |reason| read_failed(path, 1, &reason);
@@ -76,10 +75,8 @@ impl ArrowRecords {
             indices: None,
             is_file,
             batches: VecDeque::new(),
-            rows: None,
             row: 0,
             has_ended: false,
-            has_failed: false,
         })
     }
 
@@ -170,49 +167,22 @@ impl ArrowRecords {
         }
         Ok(())
     }
+}
 
-    fn next_batch(&mut self) -> Result<Option<BatchRows>, SourceError> {
+impl Batches for ArrowBatches {
+    fn next_batch(&mut self, row: usize) -> Result<Option<RecordBatch>, SourceError> {
+        self.row = row;
         loop {
             if let Some(batch) = self.batches.pop_front() {
                 self.check_schema()?;
                 let indices = self.indices.as_deref().expect("set by check_schema");
-                let batch = batch.project(indices).map_err(|reason| self.bad(reason.to_string()))?;
-                return Ok(Some(BatchRows::new(batch)));
+                return batch.project(indices).map(Some).map_err(|reason| self.bad(reason.to_string()));
             }
             if self.has_ended {
                 return Ok(None);
             }
             self.read_message()?;
         }
-    }
-
-    fn record(&mut self) -> Result<Option<Record>, SourceError> {
-        loop {
-            if let Some(rows) = &mut self.rows {
-                if let Some(record) = rows.next_record(&self.path, self.row + 1) {
-                    self.row += 1;
-                    return record.map(Some);
-                }
-                self.rows = None;
-            }
-            self.rows = self.next_batch()?;
-            if self.rows.is_none() {
-                return Ok(None);
-            }
-        }
-    }
-}
-
-impl Iterator for ArrowRecords {
-    type Item = Result<Record, SourceError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.has_failed {
-            return None;
-        }
-        let record = self.record().transpose();
-        self.has_failed = !matches!(record, Some(Ok(_)));
-        record
     }
 }
 

@@ -10,6 +10,7 @@
 //! two formats as one source (name them as two) and guessing the types of CSV values (all are strings).
 
 mod arrow;
+mod batches;
 mod column;
 mod content;
 mod csv;

@@ -7,10 +7,11 @@
 mod pages;
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use arrow_array::RecordBatch;
 use arrow_schema::{DataType, Field, FieldRef, Fields, Schema};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
@@ -19,8 +20,8 @@ use parquet::arrow::arrow_reader::{
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 
-use super::Record;
-use super::column::{BatchRows, wanted_columns};
+use super::batches::Batches;
+use super::column::wanted_columns;
 use super::error::SourceError;
 use super::format::{Compression, magic};
 use super::open::{Progress, open_bytes};
@@ -32,19 +33,16 @@ const DECODER: &str = "the decoder";
 const BATCH_BYTES: u64 = 16 << 20;
 const MAX_BATCH_ROWS: u64 = 1024;
 
-/// The records of a Parquet file.
-pub(super) struct ParquetRecords {
+/// The batches of a Parquet file.
+pub(super) struct ParquetBatches {
     reader: ParquetRecordBatchReader,
-    path: Arc<Path>,
-    rows: Option<BatchRows>,
-    row: usize,
-    has_failed: bool,
+    path: PathBuf,
     progress: Progress,
     bytes_per_row: f64,
     counted: f64,
 }
 
-impl ParquetRecords {
+impl ParquetBatches {
     /// Reads the description at the end of the file. Errors: it is no Parquet file or damaged; a column has no JSON
     /// form or is missing.
     pub(super) fn new(path: &Path, columns: Option<&[String]>, progress: &Progress) -> Result<Self, SourceError> {
@@ -66,33 +64,19 @@ impl ParquetRecords {
         });
         Ok(Self {
             reader: reader.map_err(bad)?,
-            path: path.into(),
-            rows: None,
-            row: 0,
-            has_failed: false,
+            path: path.to_owned(),
             progress: Arc::clone(progress),
             bytes_per_row: size as f64 / total.max(1) as f64,
             counted: 0.0,
         })
     }
+}
 
-    fn record(&mut self) -> Result<Option<Record>, SourceError> {
-        loop {
-            if let Some(rows) = &mut self.rows {
-                if let Some(record) = rows.next_record(&self.path, self.row + 1) {
-                    self.row += 1;
-                    self.count_row();
-                    return record.map(Some);
-                }
-                self.rows = None;
-            }
-            let reader = &mut self.reader;
-            let batch = guarded(DECODER, || reader.next().transpose().map_err(|error| error.to_string()));
-            match batch.map_err(|reason| bad(&self.path, self.row, reason))? {
-                Some(batch) => self.rows = Some(BatchRows::new(batch)),
-                None => return Ok(None),
-            }
-        }
+impl Batches for ParquetBatches {
+    fn next_batch(&mut self, row: usize) -> Result<Option<RecordBatch>, SourceError> {
+        let reader = &mut self.reader;
+        let batch = guarded(DECODER, || reader.next().transpose().map_err(|error| error.to_string()));
+        batch.map_err(|reason| bad(&self.path, row, reason))
     }
 
     /// The file is read in pieces here and there, so progress is counted in rows of average size.
@@ -101,19 +85,6 @@ impl ParquetRecords {
         let whole = self.counted as u64;
         self.progress.fetch_add(whole, Ordering::Relaxed);
         self.counted -= whole as f64;
-    }
-}
-
-impl Iterator for ParquetRecords {
-    type Item = Result<Record, SourceError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.has_failed {
-            return None;
-        }
-        let record = self.record().transpose();
-        self.has_failed = !matches!(record, Some(Ok(_)));
-        record
     }
 }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Record;
-use super::arrow::ArrowRecords;
+use super::arrow::ArrowBatches;
+use super::batches::BatchRecords;
 use super::content::ContentKeys;
 use super::csv::CsvRecords;
 use super::error::SourceError;
@@ -14,7 +15,7 @@ use super::hub::{Hub, HubFile};
 use super::json::open_json;
 use super::jsonl::JsonLines;
 use super::open::{Progress, open_bytes, open_text};
-use super::parquet::ParquetRecords;
+use super::parquet::ParquetBatches;
 use super::spec::SourceSpec;
 use super::text::TextRecords;
 
@@ -110,8 +111,11 @@ impl Source {
         let columns = self.spec.columns.as_deref();
         let text = || open_text(path, self.format, progress);
         Ok(match self.format {
-            Format::Parquet => Box::new(ParquetRecords::new(path, columns, progress)?),
-            Format::Arrow => Box::new(ArrowRecords::new(open_bytes(path, progress)?, path, self.spec.columns.clone())?),
+            Format::Parquet => Box::new(BatchRecords::new(ParquetBatches::new(path, columns, progress)?, path)),
+            Format::Arrow => {
+                let batches = ArrowBatches::new(open_bytes(path, progress)?, path, self.spec.columns.clone())?;
+                Box::new(BatchRecords::new(batches, path))
+            }
             Format::Jsonl => Box::new(JsonLines::new(text()?, path.to_owned())),
             Format::Json => open_json(text()?, path, self.spec.field.as_deref())?,
             Format::Csv | Format::Tsv => {
