@@ -12,7 +12,6 @@ mod methods;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::{Environment, Error, Value};
 use serde::{Deserialize, Serialize};
@@ -70,7 +69,8 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles `source`, which came from `path`; `special_tokens` are variables of the template (`bos_token`, ...).
+    /// Compiles `source`, which came from `path`; `special_tokens` are variables of the template (`bos_token`, ...). The
+    /// tokenizer that reads it sets the date.
     pub(crate) fn new(source: &str, path: &Path, special_tokens: BTreeMap<String, String>) -> Result<Self, DataError> {
         let bad = |reason: String| DataError::BadChatTemplate { path: path.to_owned(), reason };
         if source.len() > MAX_SOURCE_BYTES {
@@ -83,10 +83,7 @@ impl ChatTemplate {
         let uses_date = source.contains("strftime_now");
         let source = source.to_owned();
         let skeletons = Skeletons::default();
-        let mut template = Self { environment, source, special_tokens, marks_generation, uses_date, skeletons };
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64);
-        template.set_date(now);
-        Ok(template)
+        Ok(Self { environment, source, special_tokens, marks_generation, uses_date, skeletons })
     }
 
     /// Renders the messages. `add_generation_prompt` appends what comes before an assistant's answer.

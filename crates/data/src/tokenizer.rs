@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs::read;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value as Json};
@@ -38,6 +39,8 @@ pub struct Tokenizer {
     special_tokens: BTreeMap<String, String>,
     special_ids: HashSet<u32>,
     add_bos_token: bool,
+    /// What [`Tokenizer::token_before_text`] found.
+    before_text: OnceLock<Option<u32>>,
     vocab_size: usize,
     templates: TemplateSet,
     /// What the templates see, in seconds since 1970 UTC.
@@ -75,6 +78,7 @@ impl Tokenizer {
         Ok(Self {
             vocab_size: inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1),
             add_bos_token: config.get("add_bos_token").and_then(Json::as_bool).unwrap_or(false),
+            before_text: OnceLock::new(),
             folder: dir.to_owned(),
             inner,
             post_processor,
@@ -123,10 +127,14 @@ impl Tokenizer {
         Ok([before, &self.encode_plain(text)?, behind].concat())
     }
 
-    /// The token that is put before every text, if there is one.
+    /// The token that is put before every text, if there is one; found out once.
     pub(crate) fn token_before_text(&self) -> Result<Option<u32>, DataError> {
+        if let Some(&before) = self.before_text.get() {
+            return Ok(before);
+        }
         let (framed, plain) = (self.encode("a", true)?, self.encode_plain("a")?);
-        Ok(framed.first().copied().filter(|first| plain.first() != Some(first)))
+        let before = framed.first().copied().filter(|first| plain.first() != Some(first));
+        Ok(*self.before_text.get_or_init(|| before))
     }
 
     fn encode_fast(&self, text: &str) -> Result<Encoding, DataError> {
