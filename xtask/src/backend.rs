@@ -1,5 +1,7 @@
-//! Which backend a run needs, and why: from the command line, the recipe, or what this machine has. This decides only
-//! what is compiled in; the `train` binary decides again, and finally, which of the compiled backends it uses.
+//! Which backend a run needs, and why: from the command line, the recipe, or what this machine has.
+//!
+//! Trade-off: this decides only what is compiled in, from the presence of a driver. The `train` binary decides again, and
+//! finally, which of the compiled backends it uses.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -42,7 +44,7 @@ impl Backend {
         }
     }
 
-    /// Cargo features of the `train` package: this backend, with `flex` always beside it.
+    /// Cargo features of the `train` package: this backend, and always `flex`.
     pub(crate) fn features(self) -> String {
         match self {
             Self::Flex => self.name().to_owned(),
@@ -51,7 +53,7 @@ impl Backend {
     }
 }
 
-/// What `auto` looks at.
+/// What `auto` depends on.
 pub(crate) struct Machine {
     /// Where an NVIDIA driver was found.
     pub(crate) nvidia_driver: Option<PathBuf>,
@@ -95,9 +97,9 @@ pub(crate) struct Choice {
     pub(crate) reason: String,
 }
 
-/// Decides from what was `wished`, a backend's name and where that was said; `None` is as good as `auto`.
-pub(crate) fn choose(wished: Option<(&str, &str)>, machine: &Machine) -> Result<Choice> {
-    let (prefix, named) = match wished {
+/// Decides from what was `requested`, a backend's name and where it was named; `None` means `auto`.
+pub(crate) fn choose(requested: Option<(&str, &str)>, machine: &Machine) -> Result<Choice> {
+    let (prefix, named) = match requested {
         Some((name, origin)) => (format!("{origin} says {name}"), Backend::parse(name, origin)?),
         None => ("no backend was named".to_owned(), None),
     };

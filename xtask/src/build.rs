@@ -1,9 +1,11 @@
-//! Builds the `train` binary and says where it lies. Cargo itself is asked for the place, so target folders, profiles
-//! and platforms need no rules of ours.
+//! Builds programs with cargo and finds them. Cargo's own build messages name the place, so target folders, profiles and
+//! platforms need no rules here.
+//!
+//! Trade-off: cargo is started as a child process; its messages are the interface, not its library.
 
 use std::io::BufReader;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use cargo_metadata::Message;
@@ -11,7 +13,7 @@ use cargo_metadata::Message;
 use crate::backend::Choice;
 use crate::workspace::{Workspace, shown};
 
-/// Package and binary that all of `train`, `plan`, `generate`, ... live in.
+/// Package and binary that contain all of `train`, `plan`, `generate`, ...
 const PACKAGE: &str = "firebrick-train";
 const BINARY: &str = "train";
 
@@ -27,24 +29,43 @@ pub(crate) fn build_args(profile: &str, choice: &Choice) -> Vec<String> {
 pub(crate) fn build_train(workspace: &Workspace, profile: &str, choice: &Choice) -> Result<PathBuf> {
     let features = choice.backend.features();
     eprintln!("xtask: building `{BINARY}` (profile {profile}, features {features}): {}", choice.reason);
-    let mut command = workspace.cargo(&build_args(profile, choice));
+    let built = build_programs(workspace.cargo(&build_args(profile, choice)), BINARY)?;
+    let train = built.into_iter().rfind(|program| program.target == BINARY && program.is_bin);
+    match train {
+        Some(program) => Ok(program.path),
+        None => bail!("cargo built {PACKAGE} but named no binary `{BINARY}`: is there a [[bin]] of that name?"),
+    }
+}
+
+/// A program that cargo built.
+pub(crate) struct BuiltProgram {
+    /// Name of the cargo target.
+    pub(crate) target: String,
+    /// Whether it is a binary, not a test program.
+    pub(crate) is_bin: bool,
+    /// Where it is.
+    pub(crate) path: PathBuf,
+}
+
+/// Runs a cargo `command` that prints build messages as JSON, and returns the programs it built. `what` names them in the
+/// error message.
+pub(crate) fn build_programs(mut command: Command, what: &str) -> Result<Vec<BuiltProgram>> {
     let mut child =
         command.stdout(Stdio::piped()).spawn().with_context(|| format!("could not start {}", shown(&command)))?;
     let output = child.stdout.take().context("cargo's output was not piped")?;
-    let mut executable = None;
+    let mut built = Vec::new();
     for message in Message::parse_stream(BufReader::new(output)) {
-        if let Message::CompilerArtifact(artifact) = message.context("could not read cargo's build messages")? {
-            let is_train = artifact.target.name == BINARY && artifact.target.is_bin();
-            executable = artifact.executable.filter(|_| is_train).or(executable);
+        if let Message::CompilerArtifact(artifact) = message.context("could not read cargo's build messages")?
+            && let Some(path) = artifact.executable
+        {
+            let is_bin = artifact.target.is_bin();
+            built.push(BuiltProgram { target: artifact.target.name, is_bin, path: path.into_std_path_buf() });
         }
     }
     if !child.wait().context("waiting for cargo")?.success() {
-        bail!("`{BINARY}` did not build; the compiler's messages are above");
+        bail!("`{what}` did not build; the compiler's messages are above");
     }
-    match executable {
-        Some(path) => Ok(path.into_std_path_buf()),
-        None => bail!("cargo built {PACKAGE} but named no binary `{BINARY}`: is there a [[bin]] of that name?"),
-    }
+    Ok(built)
 }
 
 #[cfg(test)]
@@ -53,7 +74,7 @@ mod tests {
     use crate::backend::Backend;
 
     #[test]
-    fn only_the_wanted_backend_and_flex_are_built() {
+    fn only_the_chosen_backend_and_flex_are_built() {
         let choice = Choice { backend: Backend::Wgpu, reason: String::new() };
         let typed = build_args("fast", &choice).join(" ");
         assert_eq!(

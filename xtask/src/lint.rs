@@ -1,19 +1,50 @@
-//! `cargo xtask lint`: everything that judges the source without running it, cheap stages first. CI calls the same
-//! stages by name. A stage whose tool is not installed says so and counts as passed: CI and desks may differ in that.
+//! `cargo xtask lint`: everything that checks the source without running it, cheap stages first. CI calls the same stages
+//! by name.
+//!
+//! Trade-off: a stage whose tool is not installed says so and counts as passed, so CI may find what a local run skipped.
 
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
+use clap::ValueEnum;
 
 use crate::test::{compiled_backends, selection};
 use crate::tidy;
 use crate::workspace::{Workspace, exit_code, is_installed, shown, succeeds};
 
 /// The stages, in the order in which they run.
-const STAGES: [&str; 6] = ["fmt", "tidy", "typos", "deny", "clippy", "doc"];
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Stage {
+    /// cargo fmt --all --check
+    Fmt,
+    /// The project rules, as `cargo xtask tidy`
+    Tidy,
+    /// Spelling, if the `typos` tool is installed
+    Typos,
+    /// Licenses, bans and sources, if cargo-deny is installed
+    Deny,
+    /// cargo clippy over every target with all backends compiled in; warnings are errors
+    Clippy,
+    /// rustdoc over the workspace; broken links are errors
+    Doc,
+}
 
-/// What a stage came to.
+impl Stage {
+    /// Name on the command line.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Fmt => "fmt",
+            Self::Tidy => "tidy",
+            Self::Typos => "typos",
+            Self::Deny => "deny",
+            Self::Clippy => "clippy",
+            Self::Doc => "doc",
+        }
+    }
+}
+
+/// How a stage ended.
 enum Outcome {
     Passed,
     Failed,
@@ -21,19 +52,19 @@ enum Outcome {
     Skipped(&'static str),
 }
 
-/// Runs the stages named in `args`, or all; success only if none failed.
-pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode> {
+/// Runs the `named` stages, or all; success only if none failed.
+pub(crate) fn run(workspace: &Workspace, named: &[Stage]) -> Result<ExitCode> {
     let mut failed = Vec::new();
-    for stage in wanted(args)? {
-        let start = Instant::now();
+    for stage in selected(named) {
+        let (name, start) = (stage.name(), Instant::now());
         let outcome = run_stage(workspace, stage)?;
         let seconds = start.elapsed().as_secs_f32();
         match outcome {
-            Outcome::Passed => eprintln!("lint {stage}: passed ({seconds:.1} s)"),
-            Outcome::Skipped(install) => eprintln!("lint {stage}: skipped, not installed ({install})"),
+            Outcome::Passed => eprintln!("lint {name}: passed ({seconds:.1} s)"),
+            Outcome::Skipped(install) => eprintln!("lint {name}: skipped, not installed ({install})"),
             Outcome::Failed => {
-                eprintln!("lint {stage}: FAILED ({seconds:.1} s)");
-                failed.push(stage);
+                eprintln!("lint {name}: FAILED ({seconds:.1} s)");
+                failed.push(name);
             }
         }
     }
@@ -43,49 +74,45 @@ pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode> {
     Ok(exit_code(failed.is_empty()))
 }
 
-/// The stages to run, in their own order whatever the order asked for.
-fn wanted(args: &[String]) -> Result<Vec<&'static str>> {
-    if let Some(unknown) = args.iter().find(|arg| !STAGES.contains(&arg.as_str())) {
-        bail!("no lint stage `{unknown}`: use {}", STAGES.join(", "));
-    }
-    Ok(STAGES.into_iter().filter(|stage| args.is_empty() || args.iter().any(|arg| arg == stage)).collect())
+/// The stages to run, in their own order whatever the order on the command line.
+fn selected(named: &[Stage]) -> Vec<Stage> {
+    Stage::value_variants().iter().copied().filter(|stage| named.is_empty() || named.contains(stage)).collect()
 }
 
-fn run_stage(workspace: &Workspace, stage: &str) -> Result<Outcome> {
-    if stage == "tidy" {
-        return Ok(if tidy::report(workspace)? { Outcome::Passed } else { Outcome::Failed });
-    }
-    if stage == "typos" && !is_installed("typos", &["--version"]) {
-        return Ok(Outcome::Skipped("cargo install typos-cli"));
-    }
-    if stage == "deny" && !is_installed("cargo-deny", &["--version"]) {
-        return Ok(Outcome::Skipped("cargo install cargo-deny"));
-    }
+fn run_stage(workspace: &Workspace, stage: Stage) -> Result<Outcome> {
+    let outcome = |passed| if passed { Outcome::Passed } else { Outcome::Failed };
     let mut command = match stage {
-        "typos" => workspace.command("typos"),
-        _ => workspace.cargo(&stage_args(stage)),
+        Stage::Tidy => return tidy::run(workspace, false).map(outcome),
+        Stage::Typos if !is_installed("typos", &["--version"]) => {
+            return Ok(Outcome::Skipped("cargo install typos-cli"));
+        }
+        Stage::Deny if !is_installed("cargo-deny", &["--version"]) => {
+            return Ok(Outcome::Skipped("cargo install cargo-deny"));
+        }
+        Stage::Typos => workspace.command("typos"),
+        Stage::Fmt | Stage::Deny | Stage::Clippy | Stage::Doc => workspace.cargo(&stage_args(stage)),
     };
-    if stage == "doc" {
+    if stage == Stage::Doc {
         command.env("RUSTDOCFLAGS", "-D warnings -D rustdoc::broken_intra_doc_links");
     }
-    eprintln!("lint {stage}: {}", shown(&command));
-    Ok(if succeeds(&mut command)? { Outcome::Passed } else { Outcome::Failed })
+    eprintln!("lint {}: {}", stage.name(), shown(&command));
+    succeeds(&mut command).map(outcome)
 }
 
-/// Arguments for cargo in those stages that are cargo calls.
-fn stage_args(stage: &str) -> Vec<String> {
+/// Arguments for cargo in the stages that are cargo calls.
+fn stage_args(stage: Stage) -> Vec<String> {
     let workspace = selection(&compiled_backends());
     let (before, selection, after): (&[&str], &[String], &[&str]) = match stage {
-        "fmt" => (&["fmt", "--all", "--check"], &[], &[]),
-        // Advisories need the network and change under a finished commit: they are for people to ask for.
-        "deny" => (&["deny", "check", "bans", "licenses", "sources"], &[], &[]),
-        "clippy" => (&["clippy", "--all-targets"], &workspace, &["--", "-D", "warnings"]),
+        Stage::Fmt => (&["fmt", "--all", "--check"], &[], &[]),
+        // Advisories need the network and change after a commit is finished: run that check by hand.
+        Stage::Deny => (&["deny", "check", "bans", "licenses", "sources"], &[], &[]),
+        Stage::Clippy => (&["clippy", "--all-targets"], &workspace, &["--", "-D", "warnings"]),
         // `--examples` makes cargo count dev-dependencies into the features, as clippy and test do: without it rustdoc
         // would check Burn once more.
         _ => (&["doc", "--no-deps", "--lib", "--bins", "--examples"], &workspace, &[]),
     };
-    let own = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
-    [own(before), selection.to_vec(), own(after)].concat()
+    let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+    [owned(before), selection.to_vec(), owned(after)].concat()
 }
 
 #[cfg(test)]
@@ -94,21 +121,23 @@ mod tests {
 
     #[test]
     fn all_stages_run_unless_some_are_named() {
-        assert_eq!(wanted(&[]).unwrap(), STAGES);
-        assert_eq!(wanted(&["doc".to_owned(), "fmt".to_owned()]).unwrap(), ["fmt", "doc"]);
-        assert!(wanted(&["format".to_owned()]).unwrap_err().to_string().contains("clippy"));
+        assert_eq!(selected(&[]), Stage::value_variants());
+        assert_eq!(selected(&[Stage::Doc, Stage::Fmt]), [Stage::Fmt, Stage::Doc]);
+        for stage in Stage::value_variants() {
+            assert_eq!(stage.to_possible_value().unwrap().get_name(), stage.name());
+        }
     }
 
     #[test]
     fn clippy_and_doc_select_exactly_what_test_selects() {
         let shared = selection(&compiled_backends()).join(" ");
-        for stage in ["clippy", "doc"] {
-            assert!(stage_args(stage).join(" ").contains(&shared), "{stage}");
+        for stage in [Stage::Clippy, Stage::Doc] {
+            assert!(stage_args(stage).join(" ").contains(&shared), "{stage:?}");
         }
     }
 
     #[test]
     fn warnings_are_errors_in_clippy() {
-        assert!(stage_args("clippy").join(" ").ends_with("-- -D warnings"));
+        assert!(stage_args(Stage::Clippy).join(" ").ends_with("-- -D warnings"));
     }
 }

@@ -1,13 +1,13 @@
-//! `cargo xtask <command>`: the project's own commands. It builds and starts things and checks the house rules; it
-//! knows nothing of training. Few dependencies and plain argument handling keep its cold build at seconds: the price
-//! is that options are matched by hand here, and that the `train` binary's own options are explained only by itself.
+//! `cargo xtask COMMAND`: the project's own commands. It builds and starts programs and checks the project rules; it knows
+//! nothing about training.
+//!
+//! Trade-off: the options of the `train` binary are explained only by itself, so asking for them may build it first.
 #![allow(clippy::print_stdout, clippy::print_stderr)] // a command-line tool talks to its terminal
 
 mod backend;
 mod build;
+mod cli;
 mod dist;
-mod dist_tests;
-mod help;
 mod lint;
 mod quickstart;
 mod run_train;
@@ -16,15 +16,18 @@ mod tidy;
 mod workspace;
 
 use std::env;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use clap::Parser;
 
-use crate::workspace::Workspace;
+use crate::cli::{Cli, Command};
+use crate::workspace::{Workspace, exit_code};
 
 fn main() -> ExitCode {
-    let args: Vec<String> = env::args().skip(1).collect();
-    match dispatch(&args) {
+    let cli = Cli::parse_from(cli::with_leading_dashes(env::args().collect()));
+    match dispatch(cli.command) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -33,32 +36,29 @@ fn main() -> ExitCode {
     }
 }
 
-/// Starts the command that `args` names. What xtask does not know itself goes to the `train` binary, so a new
-/// subcommand there works here on the same day; a near misspelling of a known command is refused before any build.
-fn dispatch(args: &[String]) -> Result<ExitCode> {
-    let Some((command, rest)) = args.split_first() else {
-        print!("{}", help::OVERVIEW);
-        return Ok(ExitCode::SUCCESS);
+/// Starts `command`. A command that xtask does not know goes to the `train` binary, so a new subcommand there works here
+/// on the same day; a near misspelling of a known command is refused before any build.
+fn dispatch(command: Option<Command>) -> Result<ExitCode> {
+    let Some(command) = command else {
+        return cli::print_overview();
     };
-    let asks_for_help = rest.iter().take_while(|arg| *arg != "--").any(|arg| arg == "--help" || arg == "-h");
-    if matches!(command.as_str(), "help" | "--help" | "-h") {
-        print!("{}", rest.first().map_or(help::OVERVIEW, |about| help::of(about)));
-        return Ok(ExitCode::SUCCESS);
-    }
-    if asks_for_help && help::OWN_COMMANDS.contains(&command.as_str()) {
-        print!("{}", help::of(command));
-        return Ok(ExitCode::SUCCESS);
-    }
-    let workspace = Workspace::find()?;
-    match command.as_str() {
-        "test" => test::run(&workspace, rest),
-        "lint" => lint::run(&workspace, rest),
-        "tidy" => tidy::run(&workspace, rest),
-        "dist" => dist::run(&workspace, rest),
-        "quickstart-data" => quickstart::run(rest).map(|()| ExitCode::SUCCESS),
-        other => {
-            help::refuse_misspelling(other)?;
-            run_train::run(&workspace, other, rest)
+    match command {
+        Command::Test(request) => test::run(&Workspace::find()?, &request.args),
+        Command::Lint { stages } => lint::run(&Workspace::find()?, &stages),
+        Command::Tidy { all, root } => tidy::run(&workspace_at(root.as_deref())?, all).map(exit_code),
+        Command::Dist { tests: true, .. } => dist::run_gpu_suite(&Workspace::find()?),
+        Command::Dist { backend, .. } => dist::run(&Workspace::find()?, backend.as_deref()),
+        Command::QuickstartData { root } => {
+            quickstart::run(workspace_at(root.as_deref())?.root()).map(|()| ExitCode::SUCCESS)
+        }
+        train => {
+            let (subcommand, args) = train.into_train_call()?;
+            run_train::run(&Workspace::find()?, &subcommand, &args)
         }
     }
+}
+
+/// The workspace in `root`, or the one that this xtask belongs to.
+fn workspace_at(root: Option<&Path>) -> Result<Workspace> {
+    root.map_or_else(Workspace::find, Workspace::at)
 }

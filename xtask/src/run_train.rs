@@ -1,5 +1,7 @@
 //! `cargo xtask train`, `plan`, `inspect`, `bench` and the rest: find out which backend is needed, build, run.
-//! The options belong to the `train` binary; only those that decide the build are read here, and they are handed on.
+//!
+//! Trade-off: the options belong to the `train` binary. Only those that decide the build are read here, and they are passed
+//! on; a mistake in any other option is reported by the binary, after the build.
 
 use std::env;
 use std::fs;
@@ -26,8 +28,8 @@ struct Request {
 }
 
 impl Request {
-    /// Reads `rest`, the arguments after `subcommand`. `--backend X` becomes `--set backend=X` where a recipe is read,
-    /// so that the binary follows the same wish; the last of several wishes wins, as it does there.
+    /// Reads `rest`, the arguments after `subcommand`. `--backend X` becomes `--set backend=X` where a recipe is read, so
+    /// that the binary uses the same backend; the last of several requests wins, as it does there.
     fn parse(subcommand: &str, rest: &[String]) -> Result<Self> {
         let reads_recipe = matches!(subcommand, "train" | "plan" | "inspect");
         let mut request = Self { args: vec![subcommand.to_owned()], ..Self::default() };
@@ -62,11 +64,11 @@ impl Request {
         Ok(request)
     }
 
-    /// Notes one of the options that decide the build, and hands it on to the binary, as it was `typed` where possible.
+    /// Notes one of the options that decide the build, and passes it on to the binary, as it was `typed` where possible.
     fn take(&mut self, name: &str, value: String, typed: Vec<String>, reads_recipe: bool) {
         self.args.extend(match name {
             "--backend" if reads_recipe => vec!["--set".to_owned(), format!("backend={value}")],
-            // On its own, so that the file's full path can take its place.
+            // As a word of its own, so that the file's full path can replace it.
             "--config" => vec![name.to_owned(), value.clone()],
             _ => typed,
         });
@@ -75,20 +77,20 @@ impl Request {
             "--resume" => self.resume = Some(value),
             "--backend" => self.backend = Some((value, "--backend")),
             _ => {
-                if let Some(("backend", wish)) = value.split_once('=').map(|(key, wish)| (key.trim(), wish)) {
+                if let Some(("backend", name)) = value.split_once('=').map(|(key, name)| (key.trim(), name)) {
                     let quotes: &[char] = &['"', '\'', ' '];
-                    self.backend = Some((wish.trim_matches(quotes).to_owned(), "--set backend"));
+                    self.backend = Some((name.trim_matches(quotes).to_owned(), "--set backend"));
                 }
             }
         }
     }
 }
 
-/// Builds `train` for what `rest` asks and becomes it. On Unix this process is replaced, so Ctrl-C, SIGTERM and the
-/// exit code are the binary's own affair; elsewhere it is waited for.
+/// Builds `train` for what `rest` requests and runs it. On Unix it replaces this process, so Ctrl-C, SIGTERM and the exit
+/// code go directly to and from the binary; elsewhere this process waits for it.
 pub(crate) fn run(workspace: &Workspace, subcommand: &str, rest: &[String]) -> Result<ExitCode> {
     let mut request = Request::parse(subcommand, rest)?;
-    let here = env::current_dir().context("the current folder is gone")?;
+    let here = env::current_dir().context("the current folder does not exist any more")?;
     if let Some((place, name)) = &request.config {
         let path = find_config(name, &here, workspace.root())?;
         request.args[*place] = path.to_string_lossy().into_owned();
@@ -118,7 +120,7 @@ fn choose_backend(request: &Request, machine: &Machine) -> Result<Choice> {
     choose(key.as_deref().map(|name| (name, origin.as_str())), machine)
 }
 
-/// The file that `--config name` means: a path as it stands, or a bare name in the workspace's `configs/`.
+/// The file that `--config name` means: a path as it is, or a bare name in the workspace's `configs/`.
 fn find_config(name: &str, here: &Path, root: &Path) -> Result<PathBuf> {
     if here.join(name).is_file() {
         return Ok(PathBuf::from(name));

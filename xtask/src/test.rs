@@ -1,6 +1,9 @@
 //! `cargo xtask test`, and the one set of cargo features that test, clippy and rustdoc share: with identical features
 //! cargo reuses the compiled backends from one to the next, and on two cores that is the difference between one long
 //! build and several.
+//!
+//! Trade-off: options of the test runner are not known here, so `--backends` and `--no-nextest` are found by name, before
+//! or after filters, and everything else is passed on.
 
 use std::process::ExitCode;
 
@@ -23,7 +26,7 @@ pub(crate) fn selection(backends: &[Backend]) -> Vec<String> {
     ["--workspace", "--features", &features.join(",")].map(str::to_owned).to_vec()
 }
 
-/// What was asked for.
+/// What the command line requests.
 #[derive(Debug, PartialEq, Eq)]
 struct Request {
     backends: Vec<Backend>,

@@ -1,5 +1,7 @@
 //! Where the workspace is, and how commands are started inside it. Child processes see the environment of the user's
-//! shell, not the one that `cargo run` made for xtask.
+//! shell, not the one that `cargo run` created for xtask.
+//!
+//! Not supported: another workspace layout than `xtask/` directly below the root.
 
 use std::env;
 use std::ffi::OsString;
@@ -22,12 +24,18 @@ impl Workspace {
     pub(crate) fn find() -> Result<Self> {
         // The run-time variable is right even if the checkout was moved together with its target folder.
         let xtask = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| OsString::from(env!("CARGO_MANIFEST_DIR")));
-        let root = Path::new(&xtask).parent().map(Path::to_path_buf).unwrap_or_default();
+        Self::at(Path::new(&xtask).parent().unwrap_or(Path::new("")))
+    }
+
+    /// The workspace in `root`; fails if that folder does not hold a `Cargo.toml`.
+    pub(crate) fn at(root: &Path) -> Result<Self> {
         anyhow::ensure!(
             root.join("Cargo.toml").is_file(),
-            "no Cargo.toml in {}: run `cargo xtask` inside a checkout of the project",
+            "no Cargo.toml in {}: name, or run `cargo xtask` inside, a checkout of the project",
             root.display()
         );
+        // Commands are started in the root, where a relative path would mean another folder.
+        let root = std::path::absolute(root).with_context(|| format!("no such folder: {}", root.display()))?;
         Ok(Self { root })
     }
 
@@ -75,8 +83,8 @@ fn cargo_path() -> PathBuf {
 /// Removes from `command`'s environment what `cargo run` added to ours.
 pub(crate) fn forget_cargo_run(command: &mut Command) {
     for (name, _) in env::vars_os() {
-        let own = name.to_str().is_some_and(|name| OF_CARGO_RUN.contains(&name) || name.starts_with("CARGO_PKG_"));
-        if own {
+        let of_cargo = name.to_str().is_some_and(|name| OF_CARGO_RUN.contains(&name) || name.starts_with("CARGO_PKG_"));
+        if of_cargo {
             command.env_remove(&name);
         }
     }
@@ -88,14 +96,14 @@ pub(crate) fn succeeds(command: &mut Command) -> Result<bool> {
     Ok(status.success())
 }
 
-/// Whether `program args` can be started and succeeds, with its output thrown away: "is this tool installed?".
+/// Whether `program args` can be started and succeeds, with its output discarded: "is this tool installed?".
 pub(crate) fn is_installed(program: &str, args: &[&str]) -> bool {
     let status =
         Command::new(program).args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
     status.is_ok_and(|status| status.success())
 }
 
-/// The command as one would type it.
+/// The command as it would be typed.
 pub(crate) fn shown(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_stem().unwrap_or(command.get_program());
     let mut text = program.to_string_lossy().into_owned();

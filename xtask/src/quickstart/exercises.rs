@@ -1,13 +1,15 @@
-//! The workshop of words: six things to do with a word, told as statements (pretraining text) or asked and answered
-//! (chats). The text holds no question and the chats no statement, so what the base knows and how it is asked for are
-//! learned apart. The evaluation asks about words that occur nowhere else: nothing can be learned by heart.
+//! The exercises of the quickstart: six tasks about a word, written as statements (pretraining text) or as a question and an
+//! answer (chats). The text holds no question and the chats no statement, so the knowledge and the way it is asked for
+//! are learned separately. The evaluation asks about words that occur nowhere else: no answer can be memorized.
+//!
+//! Trade-off: two phrasings per task, enough to see that a run learned something.
 
 use std::collections::HashSet;
 
-use super::Chat;
+use super::chat::Chat;
 use super::language::{Random, word};
 
-/// What can be done with a word.
+/// A task about a word.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Exercise {
     Backwards,
@@ -22,12 +24,12 @@ use Exercise::{Backwards, Capitals, Count, First, Last, Vowels};
 
 /// All of them, once.
 const ALL: [Exercise; 6] = [Backwards, Capitals, Vowels, Count, First, Last];
-/// What the chats ask, in turn: the longer answers, where an accident cannot be right, more often.
+/// What the chats ask, in turn: the longer answers, which cannot be right by accident, more often.
 pub(super) const ASKED: [Exercise; 10] =
     [Backwards, Capitals, Backwards, Vowels, Count, Backwards, Capitals, First, Vowels, Last];
 
 impl Exercise {
-    /// What is right for this word.
+    /// The correct answer for this word.
     fn answer(self, word: &str) -> String {
         match self {
             Backwards => word.chars().rev().collect(),
@@ -88,7 +90,7 @@ pub(super) fn document(word: &str, random: &mut Random) -> String {
     statements.join(" ")
 }
 
-/// The words of the sample prompts in `configs/quickstart.toml`: held out too, so that what a run shows is no memory.
+/// The words of the sample prompts in `configs/quickstart.toml`: held out too, so that a run cannot have memorized them.
 pub(super) const SAMPLES: [&str; 3] = ["stove", "fire", "stone"];
 
 /// The words that only the evaluation may use.
@@ -99,7 +101,7 @@ pub(super) struct HeldOut {
 }
 
 impl HeldOut {
-    /// So many distinct words of at least four letters.
+    /// `count` distinct words of at least four letters.
     pub(super) fn new(count: usize) -> Self {
         let mut random = Random::new(12);
         let taken = SAMPLES.map(str::to_owned).into_iter().collect();

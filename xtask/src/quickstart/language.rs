@@ -1,14 +1,15 @@
-//! What the quickstart's invented language is made of: a small random generator, and words.
-//! Own generator, so that the shipped data is the same on every machine and with every version of every dependency;
-//! statistical quality beyond that of SplitMix64 is given up.
+//! The quickstart's invented language: a small random generator, and words.
+//!
+//! Trade-off: a generator written here, so that the shipped data is the same on every machine and with every version of
+//! every dependency. Its statistical quality is that of SplitMix64.
 
-/// SplitMix64 (Steele, Lea, Flood 2014): 64 bits of state, one addition and a finaliser per draw.
+/// SplitMix64 (Steele, Lea, Flood 2014): 64 bits of state, one addition and a finalizer per draw.
 pub(super) struct Random {
     state: u64,
 }
 
 impl Random {
-    /// A stream of its own for every seed.
+    /// A separate stream for every seed.
     pub(super) fn new(seed: u64) -> Self {
         Self { state: seed }
     }
@@ -57,7 +58,7 @@ fn syllables(random: &mut Random, count: usize) -> String {
     word
 }
 
-/// A pronounceable word of 3 to 6 letters, lower case: what all the text is about.
+/// A pronounceable word of 3 to 6 letters, lower case: the subject of all the text.
 pub(super) fn word(random: &mut Random) -> String {
     loop {
         let count = 1 + random.below(3);

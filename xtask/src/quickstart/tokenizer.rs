@@ -1,5 +1,7 @@
-//! The base folder without its weights: shape, tokenizer, chat template.
-//! One token per byte: every text can be written, and spelling is visible to so small a model. The price is longer rows.
+//! The base folder without its weights: shape, tokenizer, chat template. One token per byte: every text can be written, and
+//! a small model can see the spelling.
+//!
+//! Trade-off: longer sequences than with a learned vocabulary.
 
 use std::fmt::Write;
 
@@ -8,7 +10,7 @@ use std::fmt::Write;
 const SPECIAL_TOKENS: [&str; 8] =
     ["<|begin|>", "<|end|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|reserved_0|>", "<|reserved_1|>"];
 
-/// A Llama of 1.6 million parameters. `vocab_size` is the tokenizer's: 256 bytes and 8 special tokens.
+/// A Llama model of 1.6 million parameters. `vocab_size` is the tokenizer's: 256 bytes and 8 special tokens.
 pub(super) const CONFIG: &str = r#"{
   "architectures": ["LlamaForCausalLM"],
   "model_type": "llama",
@@ -45,7 +47,7 @@ pub(super) const GENERATION_CONFIG: &str = r#"{
 }
 "#;
 
-/// The chat template stands here, where transformers looks for it.
+/// The chat template is here, where transformers looks for it.
 pub(super) const TOKENIZER_CONFIG: &str = r#"{
   "tokenizer_class": "PreTrainedTokenizerFast",
   "bos_token": "<|begin|>",
@@ -130,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_has_a_character_of_its_own() {
+    fn every_byte_has_a_different_character() {
         let characters: HashSet<char> = (0..=u8::MAX).map(printable).collect();
         assert_eq!(characters.len(), 256);
         assert_eq!((printable(b'a'), printable(b' '), printable(b'\n')), ('a', 'Ġ', 'Ċ'));

@@ -1,8 +1,14 @@
-//! Rules about any text file: no paths of one machine, and a reason beside every dependency of the workspace.
+//! Rules `machine-path` and `dependency`, about any text file: no paths of one machine, and a reason next to every
+//! dependency of the workspace.
+//!
+//! Rationale: a path of one machine works for one developer only and tells others about that machine. A dependency costs
+//! every build; the reason next to it is what a later reader needs to drop or replace it.
+//!
+//! Trade-off: the manifest is read line by line, so a dependency must be written on one line.
 
-use super::Finding;
+use super::finding::Finding;
 
-/// Top folders whose paths mean something on one machine only. Spelt in halves, or this file would break its own rule.
+/// Top folders whose paths mean something on one machine only. Written in halves, or this file would break its own rule.
 const MACHINE_FOLDERS: [&str; 4] =
     [concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/wo", "rk/"), concat!("/Us", "ers/")];
 
@@ -10,24 +16,24 @@ const MACHINE_FOLDERS: [&str; 4] =
 const EXEMPT: [&str; 2] = ["firebrick-", "burn-"];
 
 /// What is wrong with the text file at `path`.
-pub(crate) fn check(path: &str, text: &str) -> Vec<Finding> {
+pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
     let lines = text.lines().enumerate().filter_map(|(index, line)| Some((index + 1, machine_path(line)?)));
     let mut findings: Vec<Finding> = lines
         .map(|(line, folder)| {
             let message = format!("a path under {folder} exists on one machine: make it relative, or an argument");
-            Finding::new(path, line, message)
+            Finding::new("machine-path", path, line, message)
         })
         .collect();
     if path == "Cargo.toml" {
         findings.extend(unexplained(text).into_iter().map(|(line, name)| {
-            let message = format!("`{name}` has no reason beside it: end the line with `# what it is for`");
-            Finding::new(path, line, message)
+            let message = format!("`{name}` has no reason next to it: end the line with `# what it is for`");
+            Finding::new("dependency", path, line, message)
         }));
     }
     findings
 }
 
-/// The machine folder that an absolute path in `line` lies in. A folder of that name further down a path or an address
+/// The machine folder that an absolute path in `line` is in. A folder of that name further down a path or an address
 /// is none.
 fn machine_path(line: &str) -> Option<&'static str> {
     MACHINE_FOLDERS.into_iter().find(|folder| {
@@ -38,7 +44,7 @@ fn machine_path(line: &str) -> Option<&'static str> {
     })
 }
 
-/// Names and lines of workspace dependencies that carry no comment, neither behind them nor on the line above.
+/// Names and lines of workspace dependencies without a comment, neither at the end of the line nor on the line above.
 fn unexplained(manifest: &str) -> Vec<(usize, String)> {
     let (mut found, mut inside, mut explained_above) = (Vec::new(), false, false);
     for (index, line) in manifest.lines().enumerate() {

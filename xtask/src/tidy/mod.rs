@@ -1,78 +1,116 @@
-//! `cargo xtask tidy`: the house rules that no compiler checks. `graph` holds the floors, `source` what a `.rs` file
-//! may say, `files` what any file may say, `code` the scanner that tells code from comments and strings. The rules
-//! read text, not syntax trees: that keeps xtask small, and a determined author could fool them.
+//! `cargo xtask tidy`: the project rules that no compiler checks. Each file here holds one rule or a few related ones and
+//! says in its header why the rule exists; `lexer` tells code from comments and strings for all of them.
+//!
+//! Trade-off: the rules read text, not syntax trees. That keeps xtask small and the check under three seconds, and someone
+//! determined could fool it.
 
-mod code;
+mod circles;
 mod files;
-mod graph;
+mod finding;
+mod launches;
+mod layers;
+mod lexer;
+mod modules;
+mod paths;
+mod readme;
 mod source;
+mod unsafe_code;
+mod words;
 
-use std::fmt;
+use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
-use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
-use crate::workspace::{Workspace, exit_code, shown};
+use self::finding::Finding;
+use self::launches::Launches;
+use self::lexer::Source;
+use self::words::Words;
+use crate::workspace::{Workspace, shown};
 
-/// A broken rule: where, what, and what to do.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Finding {
-    /// Path from the workspace root, with `/`.
-    path: String,
-    /// Line from 1; 0 where the whole file is meant.
-    line: usize,
-    /// What is wrong and what to do, in one sentence or two.
-    message: String,
+/// Everything that the rules have to say about a workspace.
+#[derive(Default)]
+struct Report {
+    /// Broken rules.
+    findings: Vec<Finding>,
+    /// What should change and does not fail yet.
+    warnings: Vec<Finding>,
+    /// Long files, with their lines.
+    long: Vec<(usize, String)>,
+    /// Number of files that were read.
+    files: usize,
 }
 
-impl Finding {
-    fn new(path: &str, line: usize, message: impl Into<String>) -> Self {
-        Self { path: path.to_owned(), line, message: message.into() }
-    }
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.line {
-            0 => write!(f, "{}: {}", self.path, self.message),
-            line => write!(f, "{}:{line}: {}", self.path, self.message),
-        }
-    }
-}
-
-/// Checks everything; success only without findings.
-pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<ExitCode> {
-    if let Some(unknown) = args.first() {
-        bail!("`cargo xtask tidy` takes no options, got `{unknown}`");
-    }
-    Ok(exit_code(report(workspace)?))
-}
-
-/// Checks everything and prints what was found; true without findings.
-pub(crate) fn report(workspace: &Workspace) -> Result<bool> {
-    let (mut findings, mut long) = (graph::check(&graph::members(workspace)?), Vec::new());
-    let paths = versioned_files(workspace)?;
-    for path in &paths {
-        // What is gone from disk but not yet from the index, and what is not text, has nothing to say.
-        let Ok(bytes) = fs::read(workspace.root().join(path)) else { continue };
-        let Some(text) = as_text(&bytes) else { continue };
-        findings.extend(files::check(path, text));
-        if Path::new(path).extension().is_some_and(|extension| extension == "rs") {
-            findings.extend(source::check(path, text));
-            long.extend(source::is_long(text).map(|lines| (lines, path)));
-        }
-    }
-    findings.sort();
-    long.sort_by(|a, b| b.cmp(a));
-    if !long.is_empty() {
+/// Checks everything and prints the findings; true without findings. `with_warnings` prints the warnings too, which
+/// never fail.
+pub(crate) fn run(workspace: &Workspace, with_warnings: bool) -> Result<bool> {
+    let report = check(workspace)?;
+    if !report.long.is_empty() {
         println!("over {} lines (not an error; is it still one subject?):", source::USUAL_LINES);
-        long.iter().for_each(|(lines, path)| println!("  {lines:4} {path}"));
+        report.long.iter().for_each(|(lines, path)| println!("  {lines:4} {path}"));
     }
-    findings.iter().for_each(|finding| println!("{finding}"));
-    println!("tidy: {} files, {} findings", paths.len(), findings.len());
-    Ok(findings.is_empty())
+    if with_warnings {
+        report.warnings.iter().for_each(|warning| println!("warning: {warning}"));
+    }
+    report.findings.iter().for_each(|finding| println!("{finding}"));
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    report.findings.iter().for_each(|finding| *counts.entry(finding.rule()).or_default() += 1);
+    let counts: Vec<String> = counts.iter().map(|(rule, count)| format!("{rule} {count}")).collect();
+    let by_rule = if counts.is_empty() { String::new() } else { format!(" ({})", counts.join(", ")) };
+    let hint = if with_warnings { "" } else { " (`--all` prints them)" };
+    let Report { findings, warnings, files, .. } = &report;
+    println!("tidy: {files} files, {} findings{by_rule}, {} warnings{hint}", findings.len(), warnings.len());
+    Ok(report.findings.is_empty())
+}
+
+/// Runs every rule.
+fn check(workspace: &Workspace) -> Result<Report> {
+    let mut report = Report { findings: layers::check(&layers::members(workspace)?), ..Report::default() };
+    let words = Words::new()?;
+    let mut launches = Launches::default();
+    let mut code: BTreeMap<String, String> = BTreeMap::new();
+    let paths = versioned_files(workspace)?;
+    report.files = paths.len();
+    for path in paths {
+        // A file that is deleted but still in the index, or that is not text, is not checked.
+        let Ok(bytes) = fs::read(workspace.root().join(&path)) else { continue };
+        let Some(text) = as_text(&bytes) else { continue };
+        let is_rust = path.ends_with(".rs");
+        let source = (is_rust || path.ends_with(".cu") || path.ends_with(".cuh")).then(|| Source::read(text));
+        report.findings.extend(files::check(&path, text));
+        report.findings.extend(readme::check(&path, text));
+        report.findings.extend(words.check(&path, text, source.as_ref()));
+        let Some(source) = source else { continue };
+        launches.add(&path, text, &source);
+        if is_rust {
+            report.findings.extend(source::check(&path, text, &source.code));
+            report.findings.extend(unsafe_code::check(&path, text, &source.code));
+            report.warnings.extend(source::limits_not_stated(&path, text));
+            report.long.extend(source::is_long(text).map(|lines| (lines, path.clone())));
+            code.insert(path, source.code);
+        }
+    }
+    report.findings.extend(launches.check());
+    report.findings.extend(circles_of_all(&code));
+    report.findings.sort();
+    report.warnings.sort();
+    report.long.sort_by(|a, b| b.cmp(a));
+    Ok(report)
+}
+
+/// Circles in every crate, from the code of all files by path.
+fn circles_of_all(code: &BTreeMap<String, String>) -> Vec<Finding> {
+    let folders = code.keys().filter_map(|path| {
+        let in_crate = path.starts_with("xtask/src/") || path.starts_with("crates/");
+        in_crate.then(|| path.find("/src/").map(|end| &path[..end + 4])).flatten()
+    });
+    let mut by_folder: BTreeMap<&str, Vec<(&str, &str)>> = folders.map(|folder| (folder, Vec::new())).collect();
+    for (folder, files) in &mut by_folder {
+        let inside =
+            code.iter().filter(|(path, _)| path.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/')));
+        files.extend(inside.map(|(path, text)| (path.as_str(), text.as_str())));
+    }
+    by_folder.into_iter().flat_map(|(folder, files)| circles::check(folder, files.into_iter())).collect()
 }
 
 /// Files under version control and new ones that are not ignored, as sorted paths with `/`.
@@ -100,15 +138,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_finding_names_its_place() {
-        assert_eq!(Finding::new("a.rs", 3, "x").to_string(), "a.rs:3: x");
-        assert_eq!(Finding::new("a.rs", 0, "x").to_string(), "a.rs: x");
-    }
-
-    #[test]
     fn weights_are_not_text() {
         assert_eq!(as_text(b"a\0b"), None);
         assert_eq!(as_text(&[0xff, 0xfe]), None);
         assert_eq!(as_text(b"abc"), Some("abc"));
+    }
+
+    #[test]
+    fn circles_are_looked_for_in_every_crate_on_its_own() {
+        let file = |path: &str, code: &str| (path.to_owned(), code.to_owned());
+        let code = BTreeMap::from([
+            file("crates/a/src/lib.rs", "mod x; mod y;"),
+            file("crates/a/src/x.rs", "use crate::y::Y; pub struct X;"),
+            file("crates/a/src/y.rs", "use crate::x::X; pub struct Y;"),
+            file("crates/b/src/lib.rs", "mod x; mod y;"),
+            file("crates/b/src/x.rs", "use crate::y::Y; pub struct X;"),
+            file("crates/b/src/y.rs", "pub struct Y;"),
+            file("crates/b/tests/x.rs", "use crate::y::Y;"),
+        ]);
+        let found = circles_of_all(&code);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].to_string().starts_with("crates/a/src: [circles]"));
     }
 }

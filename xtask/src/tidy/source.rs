@@ -1,77 +1,102 @@
-//! Rules about one `.rs` file: its header and length, where `unsafe`, CubeCL and world sizes may stand, and what must
-//! not be left behind.
+//! Rules about one `.rs` file: its header and length, where CubeCL, world sizes and sockets may be named, and what must not
+//! be left in.
+//!
+//! Rationale: a header tells the reader what a file is for and what it does not do, before the first line of code. CubeCL,
+//! ranks and the network each have one owner among the crates, so that a change of them stays there. Unfinished code and
+//! ignored tests look like progress and guard nothing.
+//!
+//! Trade-off: lines of code are searched for words, so a renamed import is not noticed.
 
-use super::Finding;
-use super::code::{code_only, has_word, words};
+use super::finding::Finding;
+use super::lexer::{has_word, words};
 
 /// No file is this long or longer.
 const MAX_LINES: usize = 800;
 
 /// Longer files are listed, so that they are noticed before they reach the limit.
-pub(crate) const USUAL_LINES: usize = 300;
+pub(super) const USUAL_LINES: usize = 300;
+
+/// Library files longer than this say in their header what they trade away or do not support.
+const SHORT_LINES: usize = 60;
 
 /// Macros that mark unfinished or half-debugged code.
 const LEFTOVERS: [&str; 3] = ["todo", "unimplemented", "dbg"];
 
-/// What is wrong with the Rust file `text` at `path`.
-pub(crate) fn check(path: &str, text: &str) -> Vec<Finding> {
+/// Types of the standard library that open connections.
+const SOCKETS: [&str; 5] = ["TcpStream", "TcpListener", "UdpSocket", "UnixStream", "UnixListener"];
+
+/// What is wrong with the Rust file `text` at `path`, whose code without comments and literals is `code`.
+pub(super) fn check(path: &str, text: &str, code: &str) -> Vec<Finding> {
     let mut findings: Vec<Finding> = header(path, text).into_iter().chain(length(path, text)).collect();
-    for (index, line) in code_only(text).lines().enumerate() {
-        let messages =
-            [unsafe_code(path, line), names_cubecl(path, line), world_size(path, line), leftover(line), ignored(line)];
-        findings.extend(messages.into_iter().flatten().map(|message| Finding::new(path, index + 1, message)));
+    for (index, line) in code.lines().enumerate() {
+        let messages = [
+            ("cubecl", names_cubecl(path, line)),
+            ("world-size", world_size(path, line)),
+            ("sockets", socket(path, line)),
+            ("unfinished", leftover(line)),
+            ("unfinished", ignored(line)),
+        ];
+        let found = messages.into_iter().filter_map(|(rule, message)| Some((rule, message?)));
+        findings.extend(found.map(|(rule, message)| Finding::new(rule, path, index + 1, message)));
     }
     findings
 }
 
 /// The number of lines, if it is more than usual.
-pub(crate) fn is_long(text: &str) -> Option<usize> {
+pub(super) fn is_long(text: &str) -> Option<usize> {
     Some(text.lines().count()).filter(|lines| *lines > USUAL_LINES)
 }
 
 fn header(path: &str, text: &str) -> Option<Finding> {
     let first = text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or_default();
     let good = first.starts_with("//!") || first.starts_with("#![doc = include_str!(");
-    let message = "no `//!` header: begin with a sentence or two on what the file is for and what it gives up";
-    (!good).then(|| Finding::new(path, 1, message))
+    let message = "no `//!` header: begin with a sentence or two on what the file is for, and a line `Trade-off: ...`";
+    (!good).then(|| Finding::new("header", path, 1, message))
+}
+
+/// A warning for a library file of some length whose header says nothing about its limits.
+pub(super) fn limits_not_stated(path: &str, text: &str) -> Option<Finding> {
+    let in_library = path.strip_prefix("crates/").is_some_and(|rest| rest.contains("/src/"));
+    let header = || text.lines().take_while(|line| line.starts_with("//!") || line.trim().is_empty());
+    let states = header().any(|line| line.contains("Trade-off:") || line.contains("Not supported:"));
+    let included = text.starts_with("#![doc = include_str!(");
+    let message = "the header has no line `Trade-off: ...` or `Not supported: ...`";
+    (in_library && text.lines().count() > SHORT_LINES && !states && !included)
+        .then(|| Finding::new("limits", path, 1, message))
 }
 
 fn length(path: &str, text: &str) -> Option<Finding> {
     let lines = text.lines().count();
     let message = format!("{lines} lines; the limit is {MAX_LINES}: divide it by subject");
-    (lines >= MAX_LINES).then(|| Finding::new(path, 0, message))
-}
-
-/// Whether `path` may hold unsafe code: the FFI crate, the files of `kernels` that launch GPU kernels, and the one file of
-/// `data` that maps its cache into memory.
-fn may_be_unsafe(path: &str) -> bool {
-    let name = path.rsplit('/').next().unwrap_or(path);
-    path.starts_with("crates/cuda/")
-        || (path.starts_with("crates/kernels/src/") && name.starts_with("launch"))
-        || path == "crates/data/src/cache/map.rs"
-}
-
-fn unsafe_code(path: &str, line: &str) -> Option<String> {
-    let waived = has_word(line, "unsafe_code") && (has_word(line, "allow") || has_word(line, "expect"));
-    let found = has_word(line, "unsafe") || waived;
-    let message = "`unsafe` outside crates/cuda and crates/kernels/src/**/launch*.rs: use a safe API, or put a safe \
-                   wrapper there";
-    (found && !may_be_unsafe(path)).then(|| message.to_owned())
+    (lines >= MAX_LINES).then(|| Finding::new("size", path, 0, message))
 }
 
 fn names_cubecl(path: &str, line: &str) -> Option<String> {
     let found = words(line).any(|(word, _)| word.starts_with("cubecl") || word == "burn_cubecl");
-    let message = "CubeCL is named outside crates/kernels: add what is missing to the ops of `kernels`";
+    let message = "CubeCL is named outside crates/kernels: add what is missing to the operations of `kernels`";
     (found && !path.starts_with("crates/kernels/")).then(|| message.to_owned())
 }
 
-/// `parallel` owns the world size; `train` passes it on, and `data` is handed it as a number.
+/// The crate that the file at `path` belongs to; `None` for tests, benches and xtask.
+fn crate_of(path: &str) -> Option<&str> {
+    path.strip_prefix("crates/").and_then(|rest| rest.split('/').next())
+}
+
+/// `parallel` owns the world size; `train` passes it on, and `data` takes it as a number.
 fn world_size(path: &str, line: &str) -> Option<String> {
-    let inside = path.strip_prefix("crates/").and_then(|rest| rest.split('/').next());
-    let may_know = inside.is_none_or(|name| matches!(name, "parallel" | "train" | "data"));
+    let may_know = crate_of(path).is_none_or(|name| matches!(name, "parallel" | "train" | "data"));
     let message = "`world_size` outside parallel, train and data: take the number that is needed (a denominator, a \
                    shard's length) as an argument";
     (!may_know && has_word(line, "world_size")).then(|| message.to_owned())
+}
+
+/// `data` has the client of the Hub, `parallel` connects ranks; no other code opens a connection.
+fn socket(path: &str, line: &str) -> Option<String> {
+    let may_connect = crate_of(path).is_some_and(|name| matches!(name, "data" | "parallel"));
+    let names_net = has_word(line, "std") && words(line).any(|(word, rest)| word == "net" && !rest.starts_with('('));
+    let found = names_net || words(line).any(|(word, _)| SOCKETS.contains(&word));
+    let message = "a socket outside crates/data (client of the Hub) and crates/parallel: ask one of them";
+    (found && !may_connect).then(|| message.to_owned())
 }
 
 fn leftover(line: &str) -> Option<String> {
@@ -87,41 +112,44 @@ fn ignored(line: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::lexer::code_only;
     use super::*;
 
-    /// Messages for `text` at `path`, each behind its line number.
+    /// Messages for `text` at `path`, each after its line number.
     fn messages(path: &str, text: &str) -> Vec<String> {
-        check(path, text).iter().map(|finding| format!("{} {}", finding.line, finding.message)).collect()
+        check(path, text, &code_only(text)).iter().map(ToString::to_string).collect()
     }
 
     fn clean(path: &str, code: &str) -> bool {
-        check(path, &format!("//! Header.\n{code}\n")).is_empty()
+        messages(path, &format!("//! Header.\n{code}\n")).is_empty()
     }
 
     #[test]
     fn every_file_begins_with_its_purpose() {
-        assert!(messages("a.rs", "use x;\n//! late")[0].starts_with("1 no `//!` header"));
+        assert!(messages("a.rs", "use x;\n//! late")[0].starts_with("a.rs:1: [header] no `//!` header"));
         assert!(messages("a.rs", "").len() == 1);
         assert!(messages("a.rs", "\n//! What for.\n").is_empty());
         assert!(messages("crates/data/src/lib.rs", "#![doc = include_str!(\"../README.md\")]\n").is_empty());
     }
 
     #[test]
-    fn a_file_stays_under_the_limit() {
-        let of = |lines: usize| format!("//! Header.\n{}", "x\n".repeat(lines - 1));
-        assert!(check("a.rs", &of(799)).is_empty());
-        assert!(messages("a.rs", &of(800))[0].contains("800 lines"));
-        assert_eq!((is_long(&of(300)), is_long(&of(301))), (None, Some(301)));
+    fn a_long_library_file_states_its_limits_in_the_header() {
+        let of = |header: &str, lines: usize| format!("//! Header.\n//! {header}\n\n{}", "x\n".repeat(lines));
+        let path = "crates/data/src/a.rs";
+        assert!(limits_not_stated(path, &of("More.", 60)).is_some());
+        assert!(limits_not_stated(path, &of("More.", 57)).is_none());
+        assert!(limits_not_stated(path, &of("Trade-off: speed.", 60)).is_none());
+        assert!(limits_not_stated(path, &of("Not supported: sparse rows.", 60)).is_none());
+        assert!(limits_not_stated("crates/data/tests/a.rs", &of("More.", 60)).is_none());
+        assert!(limits_not_stated(path, &of("More.", 60).replace("x\nx", "// Trade-off: late\nx")).is_some());
     }
 
     #[test]
-    fn unsafe_stays_in_its_two_places() {
-        assert!(!clean("crates/model/src/read.rs", "let m = unsafe { map(f) };"));
-        assert!(!clean("crates/model/src/read.rs", "#![allow(unsafe_code)]"));
-        assert!(!clean("crates/kernels/src/attention.rs", "unsafe fn f() {}"));
-        assert!(clean("crates/kernels/src/cuda/launch_attention.rs", "unsafe fn f() {}"));
-        assert!(clean("crates/cuda/src/driver.rs", "unsafe { f() }"));
-        assert!(clean("crates/model/src/read.rs", "#![deny(unsafe_code)] // unsafe"));
+    fn a_file_stays_under_the_limit() {
+        let of = |lines: usize| format!("//! Header.\n{}", "x\n".repeat(lines - 1));
+        assert!(messages("a.rs", &of(799)).is_empty());
+        assert!(messages("a.rs", &of(800))[0].contains("800 lines"));
+        assert_eq!((is_long(&of(300)), is_long(&of(301))), (None, Some(301)));
     }
 
     #[test]
@@ -133,12 +161,22 @@ mod tests {
     }
 
     #[test]
-    fn only_parallel_and_its_customers_know_the_world_size() {
+    fn only_parallel_train_and_data_know_the_world_size() {
         assert!(!clean("crates/model/src/block.rs", "fn f(world_size: usize) {}"));
         for path in ["crates/parallel/src/lib.rs", "crates/train/src/step.rs", "crates/data/src/a.rs", "tests/a.rs"] {
             assert!(clean(path, "fn f(world_size: usize) {}"), "{path}");
         }
         assert!(clean("crates/model/src/block.rs", "fn f(new_world_sizes: usize) {}"));
+    }
+
+    #[test]
+    fn only_data_and_parallel_open_sockets() {
+        for code in ["use std::net::TcpStream;", "use std :: net;", "let s = UnixListener::bind(p);"] {
+            assert!(!clean("crates/train/src/a.rs", code), "{code}");
+            assert!(!clean("xtask/src/a.rs", code), "{code}");
+            assert!(clean("crates/parallel/src/a.rs", code) && clean("crates/data/src/hub.rs", code), "{code}");
+        }
+        assert!(clean("crates/train/src/a.rs", "use std::network; // std::net"));
     }
 
     #[test]
@@ -159,6 +197,9 @@ mod tests {
 
     #[test]
     fn a_finding_points_at_its_line() {
-        assert!(messages("a.rs", "//! Header.\n\nfn f() {\n    todo!()\n}\n")[0].starts_with("4 `todo!`"));
+        assert!(
+            messages("a.rs", "//! Header.\n\nfn f() {\n    todo!()\n}\n")[0]
+                .starts_with("a.rs:4: [unfinished] `todo!`")
+        );
     }
 }

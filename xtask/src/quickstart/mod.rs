@@ -1,24 +1,27 @@
 //! `cargo xtask quickstart-data`: writes the quickstart's data, tokenizer and pretraining text, all of it invented here.
-//! The output is a function of this code alone. It gives up natural language: a model this small could not learn it.
+//! The output is a function of this code alone.
+//!
+//! Trade-off: no natural language; a model this small could not learn it.
 
+mod chat;
 mod exercises;
 mod language;
 mod tokenizer;
 
-use std::env;
 use std::fs;
 use std::io::{Write, stdout};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
-use exercises::{ASKED, HeldOut, document};
-use language::Random;
-use tokenizer::{CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG, json_string, tokenizer_json};
+use self::chat::Chat;
+use self::exercises::{ASKED, HeldOut, document};
+use self::language::Random;
+use self::tokenizer::{CONFIG, GENERATION_CONFIG, TOKENIZER_CONFIG, json_string, tokenizer_json};
 
 /// Fine-tuning chats; about 32 tokens each.
 const TRAIN_CHATS: usize = 4000;
-/// Held-out chats, each about a word of its own.
+/// Held-out chats, each about a different word.
 const EVAL_CHATS: usize = 100;
 /// Tokens (bytes, and a beginning and an end for each document) of the pretraining text.
 const PRETRAIN_TOKENS: usize = 3_100_000;
@@ -27,41 +30,16 @@ const PRETRAIN_SEED: u64 = 21;
 const PRETRAIN_EVAL_SEED: u64 = 22;
 const CHAT_SEED: u64 = 13;
 
-/// One question and its answer.
-struct Chat {
-    question: String,
-    answer: String,
-}
-
-impl Chat {
-    fn json_line(&self) -> String {
-        format!(
-            "{{\"messages\":[{{\"role\":\"user\",\"content\":{}}},{{\"role\":\"assistant\",\"content\":{}}}]}}\n",
-            json_string(&self.question),
-            json_string(&self.answer)
-        )
-    }
-}
-
-/// Writes `assets/quickstart` (shipped) and `target/quickstart` (pretraining text, not shipped) below the root.
+/// Writes `assets/quickstart` (shipped) and `target/quickstart` (pretraining text, not shipped) below `root`.
 ///
 /// # Errors
-/// An argument that is not `--root DIR`, or a folder that cannot be written.
-pub(crate) fn run(args: &[String]) -> Result<()> {
-    let root = match args {
-        [] => {
-            env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from("."), |xtask| Path::new(&xtask).join(".."))
-        }
-        [flag, root] if flag == "--root" => PathBuf::from(root),
-        _ => {
-            bail!("quickstart-data takes no argument but `--root DIR` (the repository root), got `{}`", args.join(" "))
-        }
-    };
+/// A folder or a file that cannot be written.
+pub(crate) fn run(root: &Path) -> Result<()> {
     let mut files = shipped_files();
     files.extend(pretraining_files());
     for (path, text) in files {
         let path = root.join(path);
-        let folder = path.parent().expect("every file lies in a folder");
+        let folder = path.parent().expect("every file is in a folder");
         fs::create_dir_all(folder).with_context(|| format!("cannot create the folder {}", folder.display()))?;
         fs::write(&path, &text).with_context(|| format!("cannot write {}", path.display()))?;
         writeln!(stdout(), "{:>9} bytes  {}", text.len(), path.display())?;
@@ -69,7 +47,7 @@ pub(crate) fn run(args: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// What lies in the repository: path below its root, and content.
+/// What is in the repository: path below its root, and content.
 fn shipped_files() -> Vec<(&'static str, String)> {
     let (train, eval) = chats();
     let json_lines = |chats: &[Chat]| chats.iter().map(Chat::json_line).collect::<String>();
@@ -93,7 +71,7 @@ fn pretraining_files() -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Pretraining documents of at least `tokens` tokens together, drawn from the stream `seed`.
+/// Pretraining documents of at least `tokens` tokens in total, drawn with `seed`.
 fn documents(seed: u64, tokens: usize) -> Vec<String> {
     let held_out = HeldOut::new(EVAL_CHATS);
     let mut random = Random::new(seed);
@@ -170,11 +148,5 @@ mod tests {
         // Five special tokens: begin, user, end, assistant, end.
         assert!(train.iter().chain(&eval).all(|chat| chat.question.len() + chat.answer.len() + 5 <= ROW));
         assert!(documents(PRETRAIN_SEED, PRETRAIN_TOKENS).iter().all(|document| document.len() + 2 <= ROW));
-    }
-
-    #[test]
-    fn unknown_arguments_are_refused() {
-        let error = run(&["--fast".to_owned()]).expect_err("an unknown argument").to_string();
-        assert!(error.contains("--root DIR") && error.contains("--fast"), "{error}");
     }
 }

@@ -1,16 +1,17 @@
 //! `cargo xtask dist --tests`: the GPU suite as programs, for a machine that has a GPU and no Rust.
 //!
-//! CI has no GPU, so these tests return early there; the bundle is how they are run for real. `run.sh` in it runs every
-//! program and ends with one line a program. What it gives up: Windows, where the script does not run (the programs do).
+//! CI has no GPU, so these tests return early there; the bundle is how they are run for real. Its `run.sh` runs every
+//! program and prints one line per program.
+//!
+//! Not supported: Windows, where the script does not run (the programs do).
 
 use std::fs;
-use std::io::BufReader;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
-use cargo_metadata::Message;
 
+use super::archive::{copy, make_empty};
+use crate::build::build_programs;
 use crate::workspace::{Workspace, shown};
 
 /// Packages with tests that need a GPU: their features, and the test programs.
@@ -20,10 +21,10 @@ const SUITES: [(&str, &str, &[&str]); 3] = [
     ("firebrick-tests", "cuda", &["gpu"]),
 ];
 
-/// Data that the programs read, relative to the bundle and to the project alike.
+/// Data that the programs read, at the same relative path in the bundle and in the project.
 const DATA: [&str; 2] = ["tests/fixtures", "tests/golden"];
 
-/// Runs every program of the bundle and reports; fails if one did.
+/// Runs every program of the bundle and reports; fails if one of them failed.
 const SCRIPT: &str = "\
 #!/bin/sh
 # Runs the GPU suite. Needs the NVIDIA driver, and cuBLASLt, NVRTC and (for attention) cuDNN where the loader finds them.
@@ -38,21 +39,28 @@ exit $failed
 ";
 
 /// Builds the suite into `folder`.
-pub(crate) fn assemble(workspace: &Workspace, folder: &Path) -> Result<()> {
-    if folder.exists() {
-        fs::remove_dir_all(folder).with_context(|| format!("could not clear {}", folder.display()))?;
-    }
+pub(super) fn assemble(workspace: &Workspace, folder: &Path) -> Result<()> {
+    make_empty(folder)?;
     let programs = folder.join("bin");
-    fs::create_dir_all(&programs).with_context(|| format!("could not make {}", programs.display()))?;
+    make_empty(&programs)?;
     for (package, features, tests) in SUITES {
         for (name, built) in build(workspace, package, features, tests)? {
-            crate::dist::copy(&built, &programs.join(format!("{package}-{name}")))?;
+            copy(&built, &programs.join(format!("{package}-{name}")))?;
         }
     }
     for data in DATA {
-        crate::dist::copy(&workspace.root().join(data), &folder.join(data))?;
+        copy(&workspace.root().join(data), &folder.join(data))?;
     }
-    fs::write(folder.join("run.sh"), SCRIPT).context("could not write run.sh")
+    write_script(&folder.join("run.sh"))
+}
+
+/// Writes the script, executable where files have such a permission.
+fn write_script(path: &Path) -> Result<()> {
+    fs::write(path, SCRIPT).with_context(|| format!("could not write {}", path.display()))?;
+    #[cfg(unix)]
+    fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .with_context(|| format!("could not make {} executable", path.display()))?;
+    Ok(())
 }
 
 /// Arguments of the cargo call that builds the test programs of a package.
@@ -65,25 +73,13 @@ fn build_args(package: &str, features: &str, tests: &[&str]) -> Vec<String> {
     args.into_iter().map(str::to_owned).collect()
 }
 
-/// Builds test programs; each by its name.
+/// Builds test programs; each with its name.
 fn build(workspace: &Workspace, package: &str, features: &str, tests: &[&str]) -> Result<Vec<(String, PathBuf)>> {
-    let mut command = workspace.cargo(&build_args(package, features, tests));
+    let command = workspace.cargo(&build_args(package, features, tests));
     eprintln!("xtask: {}", shown(&command));
-    let mut child =
-        command.stdout(Stdio::piped()).spawn().with_context(|| format!("could not start {}", shown(&command)))?;
-    let output = child.stdout.take().context("cargo's output was not piped")?;
-    let mut built = Vec::new();
-    for message in Message::parse_stream(BufReader::new(output)) {
-        if let Message::CompilerArtifact(artifact) = message.context("could not read cargo's build messages")?
-            && let Some(program) = artifact.executable
-            && tests.contains(&artifact.target.name.as_str())
-        {
-            built.push((artifact.target.name, program.into_std_path_buf()));
-        }
-    }
-    if !child.wait().context("waiting for cargo")?.success() {
-        bail!("the tests of {package} did not build; the compiler's messages are above");
-    }
+    let programs = build_programs(command, &format!("tests of {package}"))?;
+    let named = programs.into_iter().filter(|program| tests.contains(&program.target.as_str()));
+    let built: Vec<(String, PathBuf)> = named.map(|program| (program.target, program.path)).collect();
     if built.len() != tests.len() {
         bail!("cargo built {} of the {} test programs of {package}", built.len(), tests.len());
     }
@@ -101,6 +97,17 @@ mod tests {
             "test --no-run --package firebrick-kernels --message-format=json-render-diagnostics --features cuda";
         assert_eq!(typed, format!("{expected} --test cuda"));
         assert!(!build_args("firebrick-cuda", "", &["gpu"]).contains(&"--features".to_owned()));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn the_script_is_executable() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("run.sh");
+        write_script(&script).unwrap();
+        assert_eq!(fs::metadata(&script).unwrap().permissions().mode() & 0o777, 0o755);
+        assert!(super::super::archive::is_program(Path::new("run.sh")));
     }
 
     #[test]

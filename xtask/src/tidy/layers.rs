@@ -1,23 +1,29 @@
-//! Rules about who depends on whom. An arrow may only go down a floor; a few lower floors are kept free of Burn, of
-//! CubeCL, or of recipe parsing altogether. Declared dependencies are read, of every kind and every feature, so a rule
-//! cannot be switched off by a feature that happens to be off.
+//! Rule `layers`: which crate may depend on which.
+//!
+//! Rationale: a dependency may only go to a lower layer, so every crate can be read, built and tested with what is below it
+//! and nothing else, and a change never travels sideways. A few crates stay free of Burn, of CubeCL, or of recipe parsing
+//! altogether. Declared dependencies of every kind and every feature are read, so a rule cannot be switched off by a
+//! feature that happens to be off.
+//!
+//! Trade-off: the table below has to be kept by hand, and docs/architecture.md repeats it as a drawing.
 
 use std::collections::BTreeSet;
 
 use anyhow::Result;
 
-use super::Finding;
+use super::finding::Finding;
 use crate::workspace::Workspace;
 
-/// The crates and their floors. docs/architecture.md draws the same.
-const FLOORS: [(&str, u8); 9] = [
+/// The crates and their layers. docs/architecture.md draws the same.
+const LAYERS: [(&str, u8); 10] = [
     ("train", 4),
     ("model", 3),
     ("optim", 3),
+    ("parallel", 3),
     ("kernels", 2),
-    ("parallel", 2),
     ("cuda", 1),
     ("hwprofile", 1),
+    ("arch", 0),
     ("precision", 0),
     ("data", 0),
 ];
@@ -26,11 +32,15 @@ const FLOORS: [(&str, u8); 9] = [
 const PREFIX: &str = "firebrick-";
 
 /// Crates that stay free of Burn, directly and through our other crates.
-const WITHOUT_BURN: [&str; 4] = ["precision", "data", "hwprofile", "cuda"];
+const WITHOUT_BURN: [&str; 5] = ["arch", "precision", "data", "hwprofile", "cuda"];
 
-/// Arrows that would go down and still are not wanted.
-const FORBIDDEN: [(&str, &str, &str); 1] =
-    [("model", "data", "a model is handed token ids and never knows where they come from")];
+/// Dependencies on a lower layer that are refused all the same.
+const FORBIDDEN: [(&str, &str, &str); 4] = [
+    ("model", "data", "a model takes token ids and never knows where they come from"),
+    ("kernels", "data", "operations take tensors; `train` brings batches to the device"),
+    ("hwprofile", "data", "a profile describes the machine; sizes of the data are arguments"),
+    ("cuda", "data", "the bindings take pointers and sizes"),
+];
 
 /// A package of the workspace, as far as the rules look at it.
 #[derive(Debug, Default, Clone)]
@@ -41,7 +51,7 @@ pub(crate) struct Member {
     folder: String,
     /// Names of declared dependencies of every kind: normal, build, dev.
     all: BTreeSet<String>,
-    /// The same without dev-dependencies: what whoever depends on this crate depends on too.
+    /// The same without dev-dependencies: what a user of this crate depends on too.
     passed_on: BTreeSet<String>,
     /// Whether README.md is there.
     readme: bool,
@@ -54,7 +64,7 @@ impl Member {
     }
 
     fn finding(&self, message: impl Into<String>) -> Finding {
-        Finding::new(&format!("{}/Cargo.toml", self.folder), 0, message)
+        Finding::new("layers", &format!("{}/Cargo.toml", self.folder), 0, message)
     }
 }
 
@@ -85,15 +95,15 @@ pub(crate) fn check(members: &[Member]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for member in members {
         findings.extend(layout(member));
-        findings.extend(floors(member));
+        findings.extend(downward(member));
         findings.extend(burn(member, members));
         findings.extend(reserved(member));
     }
     findings
 }
 
-fn floor(crate_name: &str) -> Option<u8> {
-    FLOORS.iter().find(|(name, _)| *name == crate_name).map(|(_, floor)| *floor)
+fn layer(crate_name: &str) -> Option<u8> {
+    LAYERS.iter().find(|(name, _)| *name == crate_name).map(|(_, layer)| *layer)
 }
 
 fn layout(member: &Member) -> Vec<Finding> {
@@ -103,8 +113,8 @@ fn layout(member: &Member) -> Vec<Finding> {
         findings
             .push(member.finding(format!("package `{}`: name it `{PREFIX}{folder}`, after its folder", member.name)));
     }
-    if floor(folder).is_none() {
-        let message = "has no floor: add it to FLOORS in xtask/src/tidy/graph.rs and to docs/architecture.md";
+    if layer(folder).is_none() {
+        let message = "has no layer: add it to LAYERS in xtask/src/tidy/layers.rs and to docs/architecture.md";
         findings.push(member.finding(format!("`{folder}` {message}")));
     }
     if !member.readme {
@@ -113,16 +123,16 @@ fn layout(member: &Member) -> Vec<Finding> {
     findings
 }
 
-fn floors(member: &Member) -> Vec<Finding> {
-    let Some((from, height)) = member.crate_name().and_then(|from| Some((from, floor(from)?))) else {
+fn downward(member: &Member) -> Vec<Finding> {
+    let Some((from, height)) = member.crate_name().and_then(|from| Some((from, layer(from)?))) else {
         return Vec::new();
     };
     let mut findings = Vec::new();
     for to in member.all.iter().filter_map(|name| name.strip_prefix(PREFIX)) {
-        if floor(to).is_none_or(|lower| lower >= height) {
+        if layer(to).is_none_or(|lower| lower >= height) {
             let message = format!(
-                "`{from}` may not depend on `{to}`: arrows only go down a floor. Move what both need \
-                                   below them, or hand it in from `train`"
+                "`{from}` may not depend on `{to}`: a dependency goes to a lower layer only. Move what both need \
+                 below them, or pass it in from `train`"
             );
             findings.push(member.finding(message));
         }
@@ -169,8 +179,9 @@ fn reserved(member: &Member) -> Vec<Finding> {
     let mut findings = Vec::new();
     for name in &member.all {
         if (name.starts_with("cubecl") || name == "burn-cubecl") && member.folder != "crates/kernels" {
-            findings
-                .push(member.finding(format!("`{name}` belongs to `kernels` alone: add the op that is missing there")));
+            findings.push(
+                member.finding(format!("`{name}` belongs to `kernels` alone: add the operation that is missing there")),
+            );
         }
         let library = member.crate_name().is_some_and(|name| name != "train");
         if name == "toml" && library {
@@ -186,7 +197,7 @@ fn reserved(member: &Member) -> Vec<Finding> {
 mod tests {
     use super::*;
 
-    /// A crate that depends on `all`, and passes all of it on.
+    /// A crate whose dependencies, none of them for development only, are `all`.
     fn of(folder: &str, all: &[&str]) -> Member {
         let all: BTreeSet<String> = all.iter().map(|name| (*name).to_owned()).collect();
         let name = format!("{PREFIX}{}", folder.trim_start_matches("crates/"));
@@ -198,20 +209,35 @@ mod tests {
     }
 
     #[test]
-    fn arrows_that_go_down_are_fine() {
+    fn dependencies_on_lower_layers_are_fine() {
         let train =
             of("crates/train", &["firebrick-model", "firebrick-data", "firebrick-parallel", "toml", "burn-tensor"]);
-        let model = of("crates/model", &["firebrick-kernels", "firebrick-precision", "burn-tensor"]);
-        let kernels = of("crates/kernels", &["firebrick-cuda", "cubecl", "burn-cubecl"]);
+        let model = of("crates/model", &["firebrick-kernels", "firebrick-arch", "firebrick-precision", "burn-tensor"]);
+        let parallel = of("crates/parallel", &["firebrick-kernels"]);
+        let lower = ["arch", "precision", "cuda", "hwprofile"].map(|name| format!("{PREFIX}{name}"));
+        let mut kernels: Vec<&str> = lower.iter().map(String::as_str).collect();
+        kernels.extend(["cubecl", "burn-cubecl"]);
+        let kernels = of("crates/kernels", &kernels);
+        let hwprofile = of("crates/hwprofile", &["firebrick-arch", "firebrick-precision"]);
         let cuda = of("crates/cuda", &["firebrick-precision", "cudarc"]);
-        assert_eq!(messages(&[train, model, kernels, cuda, of("tests", &["firebrick-train", "toml"])]), [""; 0]);
+        assert_eq!(
+            messages(&[train, model, parallel, kernels, hwprofile, cuda, of("tests", &["firebrick-train", "toml"])]),
+            [""; 0]
+        );
     }
 
     #[test]
-    fn siblings_never_touch_and_no_arrow_goes_up() {
-        for (from, to) in
-            [("model", "optim"), ("optim", "model"), ("precision", "data"), ("kernels", "model"), ("data", "train")]
-        {
+    fn no_dependency_goes_sideways_or_up() {
+        for (from, to) in [
+            ("model", "optim"),
+            ("optim", "model"),
+            ("precision", "data"),
+            ("kernels", "model"),
+            ("data", "train"),
+            ("kernels", "parallel"),
+            ("hwprofile", "cuda"),
+            ("precision", "arch"),
+        ] {
             let found = messages(&[of(&format!("crates/{from}"), &[&format!("{PREFIX}{to}")])]);
             assert_eq!(found.len(), 1, "{found:?}");
             assert!(found[0].contains(&format!("`{from}` may not depend on `{to}`")), "{found:?}");
@@ -222,6 +248,8 @@ mod tests {
     fn a_model_never_sees_the_data() {
         let found = messages(&[of("crates/model", &["firebrick-data"])]);
         assert!(found.len() == 1 && found[0].contains("token ids"), "{found:?}");
+        assert_eq!(messages(&[of("crates/kernels", &["firebrick-data"])]).len(), 1);
+        assert_eq!(messages(&[of("crates/hwprofile", &["firebrick-data"])]).len(), 1);
     }
 
     #[test]
@@ -247,6 +275,6 @@ mod tests {
         let stray = Member { name: "utils".to_owned(), readme: false, ..of("crates/utils", &[]) };
         let found = messages(&[stray]);
         assert_eq!(found.len(), 3, "{found:?}");
-        assert!(found.iter().any(|message| message.contains("FLOORS")));
+        assert!(found.iter().any(|message| message.contains("LAYERS")));
     }
 }

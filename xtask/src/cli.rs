@@ -1,0 +1,274 @@
+//! The command line of xtask: the commands, their options and their help, and the guard against misspelled commands.
+//!
+//! Trade-off: commands that start another program (`train`, `plan`, ..., `test`) take their arguments as they are and read
+//! the few options they need themselves, so those options are described in prose here.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::{Args, CommandFactory, Parser, Subcommand};
+
+use crate::lint::Stage;
+
+/// What the commands of the `train` binary have in common.
+const TRAIN_HELP: &str = "\
+Builds `train` (cargo profile `fast`) with the cargo features that the backend needs, and runs it with the same
+arguments in the current folder. Its exit code is the exit code. `cargo xtask train --help` asks the binary itself, which
+is built first if necessary.
+
+Options that xtask reads and passes on:
+  --config FILE      a bare file name that is not in the current folder is looked up in configs/; `.toml` may be omitted
+  --backend NAME     auto | flex | candle | wgpu | cuda: overrides the recipe's `backend`
+  --set backend=NAME the same
+
+The backend comes from --backend or --set, else from the recipe's `backend` key, else from the run that --resume names,
+else it is `auto`: cuda if an NVIDIA driver is installed, wgpu on macOS, otherwise flex. `flex` is always compiled in as
+well, so that `auto` can fall back at run time without another build.";
+
+const TEST_HELP: &str = "\
+Runs the tests of the whole workspace in one build: every backend is compiled into one set of crates, because Burn built
+once per backend would take four times as long. Uses cargo-nextest if it is installed, then runs the doc tests.
+
+  --backends LIST    a comma-separated part of flex,candle,wgpu,cuda (flex is always included); default: all of them.
+                     Lists differ in their cargo features, so another list builds Burn again: keep to one
+  --no-nextest       use `cargo test` even if cargo-nextest is installed
+
+Other arguments are options and filters for the test runner. The Vulkan tests use any driver; without a GPU install
+Mesa's lavapipe (Debian: apt-get install mesa-vulkan-drivers).";
+
+const TIDY_HELP: &str = "\
+Checks the project rules that no compiler checks: layers between crates, circles between files, where `unsafe`, CubeCL,
+sockets and world sizes may be named, headers and sizes of files, words that are not plain English, CUDA kernels that
+nothing launches, README examples that are not compiled, unfinished code, reasons for dependencies, machine paths.
+Each finding says where it is and what to do. Needs cargo and git, no network, no build.";
+
+/// `cargo xtask COMMAND`.
+#[derive(Debug, Parser)]
+#[command(name = "xtask", bin_name = "cargo xtask", about = "The project's own commands")]
+#[command(after_help = "`cargo xtask help COMMAND` says more. Any other command is passed on to the `train` binary.")]
+pub(crate) struct Cli {
+    /// What to do; `None` prints the overview.
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+}
+
+/// Arguments for another program, as they were typed.
+#[derive(Debug, Args)]
+pub(crate) struct PassThrough {
+    /// Arguments, passed on as they are.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
+    pub(crate) args: Vec<String>,
+}
+
+/// The commands; those down to `Schema` belong to the `train` binary.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Train a recipe and write a run folder: --config FILE [--set a.b=c]...
+    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
+    Train(PassThrough),
+    /// Print what a run would do, and why: --config FILE [--set a.b=c]...
+    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
+    Plan(PassThrough),
+    /// Show the data: counts, lengths, packing, sample rows with their masks: --config FILE
+    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
+    Inspect(PassThrough),
+    /// Time training steps on synthetic tokens: --model DIR
+    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
+    Bench(PassThrough),
+    /// Sample from a model, with or without an adapter
+    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
+    Generate(PassThrough),
+    /// Compare a model's logits with golden ones
+    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
+    Verify(PassThrough),
+    /// Print the JSON schema of recipes
+    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
+    Schema(PassThrough),
+    /// Run the tests of the whole workspace: [--backends LIST] [FILTER]
+    #[command(long_about = TEST_HELP)]
+    Test(PassThrough),
+    /// Check the source: fmt, tidy, typos, deny, clippy, doc
+    #[command(
+        after_help = "Every stage runs, even after one has failed. A stage whose tool is not installed is skipped."
+    )]
+    Lint {
+        /// Stages to run; all of them if none is named.
+        stages: Vec<Stage>,
+    },
+    /// Check the project rules: layers, circles, unsafe, headers, sizes, words
+    #[command(long_about = TIDY_HELP)]
+    Tidy {
+        /// Print the warnings too; they never fail.
+        #[arg(long)]
+        all: bool,
+        /// Check the checkout in this folder instead of the one that xtask belongs to.
+        #[arg(long, value_name = "PATH")]
+        root: Option<PathBuf>,
+    },
+    /// Pack the trainer into one compressed folder for a machine without Rust
+    ///
+    /// Builds `train` with cargo profile `dist` and packs it with configs/, assets/, README.md, CHANGELOG.md and the
+    /// licenses into dist/firebrick-VERSION-TARGET/ and one .tar.gz next to it. The same inputs give the same archive.
+    Dist {
+        /// Backend to compile in together with flex: flex (default), candle, wgpu or cuda.
+        #[arg(long, value_name = "NAME", conflicts_with = "tests")]
+        backend: Option<String>,
+        /// Pack the GPU suite instead: test programs, their data and run.sh, for a machine with a GPU and no Rust.
+        #[arg(long)]
+        tests: bool,
+    },
+    /// Write the quickstart's data, tokenizer and pretraining text again
+    ///
+    /// Writes the data and tokenizer to assets/quickstart/, as they are shipped, and the text that the base model is
+    /// pretrained on to target/quickstart/. All of it follows from the code: the same bytes each time.
+    QuickstartData {
+        /// The checkout to write to, instead of the one that xtask belongs to.
+        #[arg(long, value_name = "DIR")]
+        root: Option<PathBuf>,
+    },
+    /// A command that only the `train` binary knows, with its arguments.
+    #[command(external_subcommand)]
+    Other(Vec<String>),
+}
+
+impl Command {
+    /// Name and arguments of a command of the `train` binary.
+    ///
+    /// # Errors
+    /// A command that xtask does not know and that is nearly the name of one it knows.
+    ///
+    /// # Panics
+    /// For a command that xtask carries out itself: `main` handles those.
+    pub(crate) fn into_train_call(self) -> Result<(String, Vec<String>)> {
+        let (name, rest) = match self {
+            Self::Train(rest) => ("train", rest),
+            Self::Plan(rest) => ("plan", rest),
+            Self::Inspect(rest) => ("inspect", rest),
+            Self::Bench(rest) => ("bench", rest),
+            Self::Generate(rest) => ("generate", rest),
+            Self::Verify(rest) => ("verify", rest),
+            Self::Schema(rest) => ("schema", rest),
+            Self::Other(mut words) => {
+                let name = words.remove(0);
+                refuse_misspelling(&name)?;
+                return Ok((name, words));
+            }
+            Self::Test(_) | Self::Lint { .. } | Self::Tidy { .. } | Self::Dist { .. } | Self::QuickstartData { .. } => {
+                unreachable!("a command that xtask carries out itself")
+            }
+        };
+        Ok((name.to_owned(), rest.args))
+    }
+}
+
+/// Prints the list of commands.
+pub(crate) fn print_overview() -> Result<ExitCode> {
+    Cli::command().print_help()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The words of the command line, with a `--` that directly follows a known command doubled: clap takes the first one for
+/// itself, and the commands that start another program pass the second one on.
+pub(crate) fn with_leading_dashes(mut words: Vec<String>) -> Vec<String> {
+    let is_known = words.get(1).is_some_and(|command| Cli::command().find_subcommand(command).is_some());
+    if is_known && words.get(2).is_some_and(|word| word == "--") {
+        words.insert(2, "--".to_owned());
+    }
+    words
+}
+
+/// Fails if `command` is one or two letters away from a known command: building the `train` binary only to learn that
+/// would cost minutes.
+fn refuse_misspelling(command: &str) -> Result<()> {
+    let cli = Cli::command();
+    let known = cli.get_subcommands().map(clap::Command::get_name).chain(["help"]);
+    // Short words are all near each other: two edits count only from five letters on.
+    let allowed = if command.chars().count() >= 5 { 2 } else { 1 };
+    match known.map(|name| (strsim::levenshtein(name, command), name)).min() {
+        Some((distance, nearest)) if distance <= allowed => {
+            bail!("no command `{command}`: did you mean `{nearest}`? `cargo xtask help` lists the commands")
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Command, clap::Error> {
+        let words = std::iter::once("xtask").chain(line.split_whitespace()).map(str::to_owned).collect();
+        Cli::try_parse_from(with_leading_dashes(words)).map(|cli| cli.command.expect("a command"))
+    }
+
+    /// Name and arguments that reach the `train` binary.
+    fn train_call(line: &str) -> String {
+        let (name, args) = parse(line).unwrap().into_train_call().unwrap();
+        std::iter::once(name).chain(args).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn arguments_of_the_train_binary_pass_through_unchanged() {
+        for line in [
+            "train --config a.toml --set a.b=c",
+            "train --help",
+            "plan a --config b -h -- --set c",
+            "bench -- --config x",
+            "verify --model m -- --config x",
+            "schema",
+            "profile --help --json",
+            "profile -- -x",
+        ] {
+            assert_eq!(train_call(line), line);
+        }
+    }
+
+    #[test]
+    fn arguments_of_the_test_runner_pass_through_unchanged() {
+        for line in ["--backends flex resume", "resume --backends flex", "-- --nocapture", "-j2 x -- --nocapture"] {
+            let Command::Test(request) = parse(&format!("test {line}")).unwrap() else { panic!("{line}") };
+            assert_eq!(request.args.join(" "), line);
+        }
+    }
+
+    #[test]
+    fn a_misspelled_command_names_the_nearest_and_a_new_one_passes() {
+        let message = parse("trian --config a").unwrap().into_train_call().unwrap_err().to_string();
+        assert!(message.contains("`train`"), "{message}");
+        for command in ["profile", "bench-matrix"] {
+            parse(command).unwrap().into_train_call().unwrap();
+        }
+        assert!(parse("--config a.toml").is_err());
+    }
+
+    #[test]
+    fn every_command_has_its_own_page() {
+        let names: Vec<String> =
+            Cli::command().get_subcommands().map(|command| command.get_name().to_owned()).collect();
+        for name in ["train", "test", "lint", "tidy", "dist", "quickstart-data"] {
+            assert!(names.iter().any(|known| known == name), "{name}");
+            let page = parse(&format!("help {name}")).unwrap_err();
+            assert_eq!(page.kind(), clap::error::ErrorKind::DisplayHelp);
+            assert!(page.to_string().contains(&format!("Usage: cargo xtask {name}")), "{page}");
+        }
+        assert!(parse("test --help").unwrap_err().to_string().contains("--backends LIST"));
+    }
+
+    #[test]
+    fn options_that_do_not_exist_are_refused() {
+        for line in ["quickstart-data --fast", "dist cuda", "dist --tests --backend cuda", "tidy --fix", "lint format"]
+        {
+            assert!(parse(line).is_err(), "{line}");
+        }
+        assert!(parse("lint format").unwrap_err().to_string().contains("clippy"));
+        assert!(
+            matches!(parse("dist --backend=cuda").unwrap(), Command::Dist { backend: Some(name), .. } if name == "cuda")
+        );
+    }
+}

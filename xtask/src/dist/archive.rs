@@ -1,0 +1,145 @@
+//! Folders and archives: copying, and a gzipped tar whose bytes depend on the content only. Order, owners, times and mode
+//! bits are fixed, so equal inputs give equal bytes.
+//!
+//! Not supported: links and empty folders, which an archive here never has.
+
+use std::fs::{self, File};
+use std::io::{self, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use tar::{Builder, EntryType, Header};
+
+/// Creates `folder`; what was in it is removed.
+pub(super) fn make_empty(folder: &Path) -> Result<()> {
+    if folder.exists() {
+        fs::remove_dir_all(folder).with_context(|| format!("could not clear {}", folder.display()))?;
+    }
+    fs::create_dir_all(folder).with_context(|| format!("could not create {}", folder.display()))
+}
+
+/// Copies a file, or a folder with everything in it.
+pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
+    if from.is_dir() {
+        fs::create_dir_all(to)?;
+        for entry in fs::read_dir(from)? {
+            let entry = entry?;
+            copy(&entry.path(), &to.join(entry.file_name()))?;
+        }
+        return Ok(());
+    }
+    fs::copy(from, to).with_context(|| format!("could not copy {} to {}", from.display(), to.display()))?;
+    Ok(())
+}
+
+/// Files below `folder`, as sorted relative paths with their sizes in bytes.
+fn files_below(folder: &Path) -> Result<Vec<(PathBuf, u64)>> {
+    let mut found = Vec::new();
+    let mut open = vec![PathBuf::new()];
+    while let Some(relative) = open.pop() {
+        for entry in fs::read_dir(folder.join(&relative))? {
+            let entry = entry?;
+            let path = relative.join(entry.file_name());
+            let metadata = fs::metadata(entry.path())?;
+            if metadata.is_dir() {
+                open.push(path);
+            } else {
+                found.push((path, metadata.len()));
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Bytes of all files below `folder`.
+pub(super) fn folder_size(folder: &Path) -> Result<u64> {
+    Ok(files_below(folder)?.iter().map(|(_, size)| size).sum())
+}
+
+/// Writes `folder` as `name/...` into the gzipped tar `archive`, which appears when it is complete.
+pub(super) fn pack(folder: &Path, name: &str, archive: &Path) -> Result<()> {
+    let out = archive.parent().context("the archive has no folder")?;
+    let file = unfinished_file(out).with_context(|| format!("could not write to {}", out.display()))?;
+    let mut tar = Builder::new(GzEncoder::new(BufWriter::new(file), Compression::best()));
+    for (path, size) in files_below(folder)? {
+        let mut header = Header::new_gnu();
+        header.set_entry_type(EntryType::Regular);
+        header.set_size(size);
+        header.set_mode(if is_program(&path) { 0o755 } else { 0o644 });
+        header.set_mtime(0);
+        header.set_uid(0);
+        header.set_gid(0);
+        let content = BufReader::new(File::open(folder.join(&path))?);
+        tar.append_data(&mut header, Path::new(name).join(&path), content)?;
+    }
+    let file = tar.into_inner().and_then(GzEncoder::finish).and_then(flush).context("could not finish the archive")?;
+    file.persist(archive).with_context(|| format!("could not write {}", archive.display()))?;
+    Ok(())
+}
+
+/// A temporary file in `folder` with the permissions of an ordinary new file.
+fn unfinished_file(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666)); // less the user's umask
+    builder.prefix("dist-").suffix(".tmp").tempfile_in(folder)
+}
+
+fn flush(mut writer: BufWriter<tempfile::NamedTempFile>) -> io::Result<tempfile::NamedTempFile> {
+    writer.flush()?;
+    writer.into_inner().map_err(io::IntoInnerError::into_error)
+}
+
+/// Whether a path inside the archive is a program: the trainer, the script that runs the GPU suite, or one of the suite.
+pub(super) fn is_program(path: &Path) -> bool {
+    let at_the_top = path.parent() == Some(Path::new(""));
+    at_the_top && (path.file_stem() == Some("train".as_ref()) || path.extension() == Some("sh".as_ref()))
+        || path.parent() == Some(Path::new("bin"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_and_scripts_are_executable_in_the_archive_and_data_is_not() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("suite");
+        for file in ["run.sh", "bin/firebrick-cuda-gpu", "tests/golden/make.sh", "tests/golden/a.json"] {
+            let path = folder.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, file).unwrap();
+        }
+        let path = root.path().join("suite.tar.gz");
+        pack(&folder, "suite", &path).unwrap();
+        let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(File::open(&path).unwrap()));
+        let modes: Vec<(PathBuf, u32)> = archive
+            .entries()
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .map(|entry| (entry.path().unwrap().into_owned(), entry.header().mode().unwrap()))
+            .collect();
+        let expected = [
+            ("suite/bin/firebrick-cuda-gpu", 0o755),
+            ("suite/run.sh", 0o755),
+            ("suite/tests/golden/a.json", 0o644),
+            ("suite/tests/golden/make.sh", 0o644),
+        ];
+        assert_eq!(modes, expected.map(|(path, mode)| (PathBuf::from(path), mode)));
+        let left: Vec<_> = fs::read_dir(root.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left.len(), 2, "no temporary file is left: {left:?}");
+    }
+
+    #[test]
+    fn an_archive_that_cannot_be_finished_leaves_the_old_one() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("suite.tar.gz");
+        fs::write(&path, "old").unwrap();
+        assert!(pack(&root.path().join("missing"), "suite", &path).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 1);
+    }
+}

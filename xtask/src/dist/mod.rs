@@ -1,0 +1,169 @@
+//! `cargo xtask dist`: the release binary with its recipes and licenses in one compressed folder, for a machine without
+//! Rust; with `--tests` the GPU suite instead.
+//!
+//! Not supported: cross-compilation beyond what cargo does with `CARGO_BUILD_TARGET`; installers.
+
+mod archive;
+mod gpu_suite;
+
+use std::env;
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+use self::archive::{copy, folder_size, make_empty, pack};
+use crate::backend::{Backend, Choice};
+use crate::build::build_train;
+use crate::workspace::Workspace;
+
+/// Files that are packed with the binary. Without one of the first four no archive is written.
+const FILES: [&str; 5] = ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "configs", "CHANGELOG.md"];
+const REQUIRED: usize = 4;
+
+/// Data of the quickstart: packed if it exists.
+const ASSETS: &str = "assets";
+
+/// Builds, copies, packs, and prints where the result is and how large.
+pub(crate) fn run(workspace: &Workspace, backend: Option<&str>) -> Result<ExitCode> {
+    let choice = choose(backend)?;
+    let binary = build_train(workspace, "dist", &choice)?;
+    let name = format!("firebrick-{}-{}", version(workspace)?, target(workspace)?);
+    let out = workspace.root().join("dist");
+    let folder = out.join(&name);
+    assemble(workspace.root(), &binary, &folder)?;
+    let archive = out.join(format!("{name}.tar.gz"));
+    pack(&folder, &name, &archive)?;
+    println!("dist/{name}/  {}", mebibytes(folder_size(&folder)?));
+    println!("dist/{name}.tar.gz  {}", mebibytes(fs::metadata(&archive)?.len()));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The GPU suite instead of the trainer.
+pub(crate) fn run_gpu_suite(workspace: &Workspace) -> Result<ExitCode> {
+    let name = format!("firebrick-gpu-tests-{}-{}", version(workspace)?, target(workspace)?);
+    let out = workspace.root().join("dist");
+    let (folder, archive) = (out.join(&name), out.join(format!("{name}.tar.gz")));
+    gpu_suite::assemble(workspace, &folder)?;
+    pack(&folder, &name, &archive)?;
+    println!("dist/{name}/run.sh runs the suite");
+    println!("dist/{name}.tar.gz  {}", mebibytes(fs::metadata(&archive)?.len()));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The backend to compile in together with flex.
+fn choose(backend: Option<&str>) -> Result<Choice> {
+    let Some(name) = backend else {
+        return Ok(Choice { backend: Backend::Flex, reason: "the CPU backend runs everywhere".to_owned() });
+    };
+    match Backend::parse(name, "--backend")? {
+        Some(backend) => Ok(Choice { backend, reason: format!("--backend says {name}") }),
+        None => bail!("`auto` depends on this machine, and the archive is for another: name a backend"),
+    }
+}
+
+/// Version of the `train` package.
+fn version(workspace: &Workspace) -> Result<String> {
+    let members = workspace.members()?;
+    let train = members.packages.iter().find(|package| package.name.as_str() == "firebrick-train");
+    Ok(train.context("no package firebrick-train in the workspace")?.version.to_string())
+}
+
+/// The target triple that cargo builds for: the requested one, else this machine's.
+fn target(workspace: &Workspace) -> Result<String> {
+    if let Ok(requested) = env::var("CARGO_BUILD_TARGET") {
+        return Ok(requested);
+    }
+    let output = workspace.command("rustc").arg("-vV").output().context("could not start rustc")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let host = text.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.context("`rustc -vV` names no host")?.trim().to_owned())
+}
+
+/// Creates `folder`, empty before, with the binary and the project's files.
+fn assemble(root: &Path, binary: &Path, folder: &Path) -> Result<()> {
+    for required in &FILES[..REQUIRED] {
+        anyhow::ensure!(root.join(required).exists(), "{required} is missing: an archive is incomplete without it");
+    }
+    make_empty(folder)?;
+    let name = binary.file_name().context("the binary has no name")?;
+    copy(binary, &folder.join(name))?;
+    for entry in FILES.into_iter().chain([ASSETS]).filter(|entry| root.join(entry).exists()) {
+        copy(&root.join(entry), &folder.join(entry))?;
+    }
+    Ok(())
+}
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / (1024.0 * 1024.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flate2::read::GzDecoder;
+    use tar::Archive;
+
+    /// A project with everything that is required, and a binary.
+    fn project() -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("configs/sub")).unwrap();
+        for file in ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "configs/b.toml", "configs/sub/a.toml", "train"] {
+            fs::write(root.path().join(file), file).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn equal_inputs_give_equal_bytes() {
+        let archives: Vec<Vec<u8>> = (0..2)
+            .map(|_| {
+                let root = project();
+                let folder = root.path().join("dist/fb");
+                assemble(root.path(), &root.path().join("train"), &folder).unwrap();
+                pack(&folder, "fb", &root.path().join("fb.tar.gz")).unwrap();
+                fs::read(root.path().join("fb.tar.gz")).unwrap()
+            })
+            .collect();
+        assert!(archives[0] == archives[1]);
+        let mut archive = Archive::new(GzDecoder::new(&archives[0][..]));
+        let entries: Vec<(String, u32)> = archive
+            .entries()
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .map(|entry| (entry.path().unwrap().display().to_string(), entry.header().mode().unwrap()))
+            .collect();
+        let expected =
+            [("LICENSE-APACHE", 0o644), ("LICENSE-MIT", 0o644), ("README.md", 0o644), ("configs/b.toml", 0o644)];
+        let expected = expected.into_iter().chain([("configs/sub/a.toml", 0o644), ("train", 0o755)]);
+        assert_eq!(entries, expected.map(|(path, mode)| (format!("fb/{path}"), mode)).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn nothing_is_shipped_without_its_license() {
+        let root = project();
+        fs::remove_file(root.path().join("LICENSE-MIT")).unwrap();
+        let error = assemble(root.path(), &root.path().join("train"), &root.path().join("out")).unwrap_err();
+        assert!(error.to_string().contains("LICENSE-MIT"));
+        assert!(!root.path().join("out").exists());
+    }
+
+    #[test]
+    fn a_stale_file_does_not_survive() {
+        let root = project();
+        let folder = root.path().join("out");
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("stale"), "").unwrap();
+        assemble(root.path(), &root.path().join("train"), &folder).unwrap();
+        assert!(!folder.join("stale").exists());
+    }
+
+    #[test]
+    fn the_backend_is_named_not_guessed() {
+        assert_eq!(choose(None).unwrap().backend, Backend::Flex);
+        assert_eq!(choose(Some("cuda")).unwrap().backend, Backend::Cuda);
+        assert!(choose(Some("auto")).is_err());
+        assert!(choose(Some("vulkan")).is_err());
+    }
+}

@@ -1,0 +1,294 @@
+//! The module graph of one crate: which file uses items of which other file.
+//!
+//! An edge goes to the file that defines the item. A path that ends at a re-export is followed to the definition, and a
+//! module file that re-exports items of its own descendants gets no edge for that, so an index file such as `lib.rs` or
+//! `mod.rs` is not part of a circle only because others import through it. Naming a module (`use super::other;`) is no
+//! edge either; the items reached through it are. Test code does not count.
+//!
+//! Trade-off: files are found by their place (`a.rs`, `a/mod.rs`); `#[path]` is not supported. An item that cannot be
+//! found, such as one that a macro defines, counts as defined in the module that the path names.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::lexer::without_tests;
+use super::paths::{FileNames, Import};
+
+/// How many re-exports are followed before a path counts as unknown.
+const MAX_REEXPORTS: usize = 12;
+
+struct File {
+    /// Path from the workspace root.
+    path: String,
+    /// Module path from the crate root, empty for the root itself.
+    module: Vec<String>,
+    names: FileNames,
+}
+
+/// The files of one crate and what they use from each other.
+pub(super) struct ModuleGraph {
+    files: Vec<File>,
+    by_module: HashMap<Vec<String>, usize>,
+    macros: HashMap<String, usize>,
+}
+
+/// What a path leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Target {
+    /// The module of this file.
+    Module(usize),
+    /// An item that this file defines.
+    Item(usize),
+}
+
+impl ModuleGraph {
+    /// The graph of the crate whose `src` folder is `source_folder`, from its files as (path, code without comments).
+    pub(super) fn new<'a>(source_folder: &str, files: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
+        let relative =
+            |path: &str| path.strip_prefix(source_folder).map(|rest| rest.trim_start_matches('/').to_owned());
+        let mut found: BTreeMap<Vec<String>, (String, &str)> = BTreeMap::new();
+        for (path, code) in files {
+            let Some(module) = relative(path).as_deref().and_then(module_of) else { continue };
+            // A library beside a program: the program names the library from outside.
+            if !(path.ends_with("/main.rs") && found.contains_key(&module)) {
+                found.insert(module, (path.to_owned(), code));
+            }
+        }
+        let tests: HashSet<Vec<String>> =
+            found.iter().flat_map(|(module, (_, code))| test_modules(module, code)).collect();
+        let is_test = |module: &[String]| (0..=module.len()).any(|end| tests.contains(&module[..end]));
+        let files: Vec<File> = found
+            .into_iter()
+            .filter(|(module, _)| !is_test(module))
+            .map(|(module, (path, code))| File { path, module, names: FileNames::read(&without_tests(code)) })
+            .collect();
+        let by_module = files.iter().enumerate().map(|(index, file)| (file.module.clone(), index)).collect();
+        let exported = |(index, file): (usize, &File)| {
+            file.names.exported_macros.iter().map(|name| (name.clone(), index)).collect::<Vec<_>>()
+        };
+        let macros = files.iter().enumerate().flat_map(exported).collect();
+        Self { files, by_module, macros }
+    }
+
+    /// Number of files.
+    pub(super) fn len(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Path of a file from the workspace root.
+    pub(super) fn path(&self, file: usize) -> &str {
+        &self.files[file].path
+    }
+
+    /// Whether `child` is a module directly inside `parent`.
+    pub(super) fn is_direct_child(&self, child: usize, parent: usize) -> bool {
+        self.is_inside(child, parent) && self.files[child].module.len() == self.files[parent].module.len() + 1
+    }
+
+    /// Whether `inner` is a module anywhere below `outer`.
+    pub(super) fn is_inside(&self, inner: usize, outer: usize) -> bool {
+        let (inner, outer) = (&self.files[inner].module, &self.files[outer].module);
+        inner.len() > outer.len() && inner.starts_with(outer)
+    }
+
+    /// For every file, the files that it uses, each with the line of the first use.
+    pub(super) fn edges(&self) -> Vec<BTreeMap<usize, usize>> {
+        (0..self.files.len()).map(|file| self.edges_of(file)).collect()
+    }
+
+    fn edges_of(&self, file: usize) -> BTreeMap<usize, usize> {
+        let names = &self.files[file].names;
+        let mut found: Vec<(usize, usize)> = Vec::new();
+        for import in &names.imports {
+            found.extend(self.used_by(file, import).into_iter().map(|target| (target, import.line)));
+        }
+        for (path, line) in &names.paths {
+            if let Some(Target::Item(target)) = self.resolve(file, path, 0) {
+                found.push((target, *line));
+            }
+        }
+        let mut edges = BTreeMap::new();
+        for (target, line) in found.into_iter().filter(|(target, _)| *target != file) {
+            let first = edges.entry(target).or_insert(line);
+            *first = line.min(*first);
+        }
+        edges
+    }
+
+    /// The files whose items `file` gets to use through `import`.
+    fn used_by(&self, file: usize, import: &Import) -> Vec<usize> {
+        let names = &self.files[file].names;
+        let target = self.resolve(file, &import.path, 0);
+        if import.name != "*" {
+            let Some(Target::Item(target)) = target else { return Vec::new() };
+            let only_passed_on = import.is_reexport
+                && self.is_inside(target, file)
+                && names.words.get(&import.name).is_none_or(|count| *count < 2);
+            return if only_passed_on { Vec::new() } else { vec![target] };
+        }
+        match target {
+            Some(Target::Item(target)) => vec![target],
+            Some(Target::Module(module)) if !(import.is_reexport && self.is_inside(module, file)) => {
+                let used = names.words.keys().filter(|word| !names.items.contains(*word));
+                let items = used.filter_map(|word| match self.lookup(module, word, 0) {
+                    Some(Target::Item(target)) => Some(target),
+                    _ => None,
+                });
+                items.collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// What `path` means in the module of `file`; `None` if it leads out of the crate.
+    fn resolve(&self, file: usize, path: &[String], followed: usize) -> Option<Target> {
+        let (first, mut rest) = path.split_first()?;
+        let mut target = match first.as_str() {
+            "crate" => Target::Module(*self.by_module.get(&Vec::new())?),
+            "self" => Target::Module(file),
+            "super" => Target::Module(self.parent(file)?),
+            name => self.lookup(file, name, followed)?,
+        };
+        while let (Target::Module(module), Some((name, after))) = (target, rest.split_first()) {
+            rest = after;
+            target = match name.as_str() {
+                "super" => Target::Module(self.parent(module)?),
+                name => self.lookup(module, name, followed).unwrap_or_else(|| self.unknown(module, name)),
+            };
+        }
+        Some(target)
+    }
+
+    /// A name that no file visibly defines: an exported macro, else something that a macro made in `module`.
+    fn unknown(&self, module: usize, name: &str) -> Target {
+        let exported = self.files[module].module.is_empty().then(|| self.macros.get(name)).flatten();
+        Target::Item(exported.copied().unwrap_or(module))
+    }
+
+    fn parent(&self, file: usize) -> Option<usize> {
+        let module = &self.files[file].module;
+        self.by_module.get(&module[..module.len().checked_sub(1)?]).copied()
+    }
+
+    /// What `name` is in the module of `file`.
+    fn lookup(&self, file: usize, name: &str, followed: usize) -> Option<Target> {
+        if followed > MAX_REEXPORTS {
+            return None;
+        }
+        let File { module, names, .. } = &self.files[file];
+        let child: Vec<String> = module.iter().cloned().chain([name.to_owned()]).collect();
+        if let Some(child) = self.by_module.get(&child) {
+            return Some(Target::Module(*child));
+        }
+        if names.items.contains(name) {
+            return Some(Target::Item(file));
+        }
+        if let Some(import) = names.imports.iter().find(|import| import.name == name) {
+            // `use name::...` without another meaning of `name` here is a crate, not this import itself.
+            let is_itself = import.path.first().is_some_and(|first| first == name);
+            return if is_itself { None } else { self.resolve(file, &import.path, followed + 1) };
+        }
+        let globs = names.imports.iter().filter(|import| import.name == "*");
+        globs.into_iter().find_map(|import| {
+            let is_itself = import.path.first().is_some_and(|first| first == name);
+            match (!is_itself).then(|| self.resolve(file, &import.path, followed + 4)).flatten()? {
+                Target::Module(module) if module != file => self.lookup(module, name, followed + 4),
+                _ => None,
+            }
+        })
+    }
+}
+
+/// The module path of the file at `relative` below `src`; `None` for what is not a module of the crate.
+fn module_of(relative: &str) -> Option<Vec<String>> {
+    let mut parts: Vec<String> = relative.strip_suffix(".rs")?.split('/').map(str::to_owned).collect();
+    if matches!(relative, "lib.rs" | "main.rs") || parts.last().is_some_and(|last| last == "mod") {
+        parts.pop();
+    }
+    (parts.first().is_none_or(|first| first != "bin")).then_some(parts)
+}
+
+/// The modules that `code` declares for tests only.
+fn test_modules(module: &[String], code: &str) -> Vec<Vec<String>> {
+    let declared = |text: &str| -> HashSet<String> {
+        let modules = text.split(';').filter_map(|item| item.rsplit_once("mod "));
+        modules.map(|(_, name)| name.trim().to_owned()).filter(|name| !name.contains(char::is_whitespace)).collect()
+    };
+    let with_code = declared(&without_tests(code));
+    let in_tests_only = declared(code).into_iter().filter(|name| !with_code.contains(name));
+    in_tests_only.map(|name| module.iter().cloned().chain([name]).collect()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Edges as `from -> to`, from files (path below `src`, code).
+    fn edges(files: &[(&str, &str)]) -> Vec<String> {
+        let files: Vec<_> = files.iter().map(|(path, code)| (format!("c/src/{path}"), *code)).collect();
+        let graph = ModuleGraph::new("c/src", files.iter().map(|(path, code)| (path.as_str(), *code)));
+        let short = |file: usize| graph.path(file).trim_start_matches("c/src/").to_owned();
+        let edges = graph.edges();
+        let pairs = edges.iter().enumerate().flat_map(|(from, to)| to.keys().map(move |to| (from, *to)));
+        pairs.map(|(from, to)| format!("{} -> {}", short(from), short(to))).collect()
+    }
+
+    #[test]
+    fn an_import_through_a_reexport_leads_to_the_definition() {
+        let found = edges(&[
+            ("lib.rs", "mod a; mod b; pub use a::A; pub use b::*;"),
+            ("a.rs", "use crate::B; pub struct A;"),
+            ("b/mod.rs", "mod deep; pub use deep::B;"),
+            ("b/deep.rs", "pub struct B;"),
+        ]);
+        assert_eq!(found, ["a.rs -> b/deep.rs"]);
+    }
+
+    #[test]
+    fn a_parent_that_uses_what_it_reexports_has_an_edge() {
+        let found = edges(&[("lib.rs", "mod a; pub use a::A; fn f() -> A { A }"), ("a.rs", "pub struct A;")]);
+        assert_eq!(found, ["lib.rs -> a.rs"]);
+    }
+
+    #[test]
+    fn inline_paths_and_items_behind_a_module_name_are_edges() {
+        let found = edges(&[
+            ("main.rs", "mod a; mod b; mod c; fn main() { a::run() }"),
+            ("a.rs", "use super::c; pub fn run() { crate::b::go(); c::stop() }"),
+            ("b.rs", "use crate::c; pub fn go() {}"),
+            ("c.rs", "pub fn stop() {}"),
+        ]);
+        assert_eq!(found, ["main.rs -> a.rs", "a.rs -> b.rs", "a.rs -> c.rs"]);
+    }
+
+    #[test]
+    fn a_glob_counts_for_the_names_that_are_used() {
+        let found = edges(&[
+            ("lib.rs", "mod a; mod b; mod c;"),
+            ("a.rs", "use super::b::*; fn f() -> B { B }"),
+            ("b.rs", "pub use super::c::C; pub struct B;"),
+            ("c.rs", "pub struct C;"),
+        ]);
+        assert_eq!(found, ["a.rs -> b.rs", "b.rs -> c.rs"]);
+    }
+
+    #[test]
+    fn test_code_and_test_files_do_not_count() {
+        let found = edges(&[
+            ("lib.rs", "mod a; #[cfg(test)] mod check; mod b;"),
+            ("a.rs", "pub fn f() {} #[cfg(test)] mod tests { use crate::b::g; }"),
+            ("b.rs", "pub fn g() { crate::a::f() }"),
+            ("check.rs", "use crate::b::g; pub fn h() {}"),
+        ]);
+        assert_eq!(found, ["b.rs -> a.rs"]);
+    }
+
+    #[test]
+    fn an_exported_macro_belongs_to_the_file_that_defines_it() {
+        let found = edges(&[
+            ("lib.rs", "mod a; mod b;"),
+            ("a.rs", "#[macro_export] macro_rules! each { }"),
+            ("b.rs", "fn f() { crate::each!() }"),
+        ]);
+        assert_eq!(found, ["b.rs -> a.rs"]);
+    }
+}
