@@ -1,5 +1,5 @@
 //! The exercises of the quickstart: six tasks about a word, written as statements (pretraining text) or as a question and an
-//! answer (chats). The text holds no question and the chats no statement, so the knowledge and the way it is asked for
+//! answer (chats). The text holds no question and the chats no statement, so the knowledge and the form of a question
 //! are learned separately. The evaluation asks about words that occur nowhere else: no answer can be memorized.
 //!
 //! Trade-off: two phrasings per task, enough to see that a run learned something.

@@ -76,7 +76,7 @@ pub(super) fn json_string(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// `tokenizer.json`: byte-level BPE without merges; `<|begin|>` is put before a text when special tokens are asked for.
+/// `tokenizer.json`: byte-level BPE without merges; `<|begin|>` is put before a text if special tokens are requested.
 pub(super) fn tokenizer_json() -> String {
     let mut added = String::new();
     for (token, id) in SPECIAL_TOKENS.iter().zip(256..) {

@@ -9,6 +9,7 @@
 //! Trade-off: a circle is reported as one of its shortest rings, with the other files of the same strongly connected
 //! component; when that ring is cut, the next one is reported.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::finding::Finding;
@@ -91,8 +92,8 @@ fn shortest_ring(edges: &Edges, circle: &BTreeSet<usize>, keep: impl Fn(usize, u
                     ring.reverse();
                     return Some(ring);
                 }
-                if !before.contains_key(&to) {
-                    before.insert(to, file);
+                if let Entry::Vacant(unseen) = before.entry(to) {
+                    unseen.insert(file);
                     open.push_back(to);
                 }
             }

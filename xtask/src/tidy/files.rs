@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_root_manifest_is_asked_for_reasons() {
+    fn only_the_root_manifest_needs_reasons() {
         let text = "[workspace.dependencies]\nbad = \"1\"\n";
         assert_eq!(check("Cargo.toml", text).len(), 1);
         assert!(check("crates/data/Cargo.toml", text).is_empty());

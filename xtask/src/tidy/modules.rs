@@ -48,7 +48,7 @@ impl ModuleGraph {
         let mut found: BTreeMap<Vec<String>, (String, &str)> = BTreeMap::new();
         for (path, code) in files {
             let Some(module) = relative(path).as_deref().and_then(module_of) else { continue };
-            // A library beside a program: the program names the library from outside.
+            // A library and a program in one crate: the program names the library from outside.
             if !(path.ends_with("/main.rs") && found.contains_key(&module)) {
                 found.insert(module, (path.to_owned(), code));
             }
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn inline_paths_and_items_behind_a_module_name_are_edges() {
+    fn inline_paths_and_items_reached_through_a_module_name_are_edges() {
         let found = edges(&[
             ("main.rs", "mod a; mod b; mod c; fn main() { a::run() }"),
             ("a.rs", "use super::c; pub fn run() { crate::b::go(); c::stop() }"),

@@ -138,7 +138,7 @@ impl Reader<'_> {
         }
         let continues = at > 0 && matches!(self.text(at - 1), "::" | ".");
         if segments.len() > 1 && !continues {
-            self.names.paths.extend(self.from_file(segments).map(|path| (path, line)));
+            self.names.paths.extend(self.seen_from_file(segments).map(|path| (path, line)));
         }
         end
     }
@@ -155,7 +155,7 @@ impl Reader<'_> {
         let end = self.use_tree(at + 1, &mut Vec::new(), &mut found);
         for (name, path) in found {
             *self.names.words.entry(name.clone()).or_default() += 1;
-            if let Some(path) = self.from_file(path) {
+            if let Some(path) = self.seen_from_file(path) {
                 self.names.imports.push(Import { name, path, is_reexport, line });
             }
         }
@@ -182,7 +182,7 @@ impl Reader<'_> {
                     at += 1;
                 }
                 name => {
-                    if !(name == "self" && !prefix.is_empty()) {
+                    if name != "self" || prefix.is_empty() {
                         prefix.push(name.to_owned());
                     }
                     at += 1;
@@ -200,7 +200,7 @@ impl Reader<'_> {
     }
 
     /// `path` as it reads from the file's own module; `None` if it stays inside an inline module.
-    fn from_file(&self, path: Vec<String>) -> Option<Vec<String>> {
+    fn seen_from_file(&self, path: Vec<String>) -> Option<Vec<String>> {
         let inside = self.modules.len();
         if inside == 0 {
             return Some(path);

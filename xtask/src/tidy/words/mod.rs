@@ -199,7 +199,7 @@ mod tests {
             assert_eq!(found("a.md", text).len(), 1, "{text}");
         }
         for text in
-            ["optimistic", "precise", "otherwise", "a specialist", "raised", "license", "LICENSE-MIT", "normal is"]
+            ["optimistic", "precise", "otherwise", "a specialist", "raised", "license", "LICENSE-MIT", "normal is", "behavior"]
         {
             assert_eq!(found("a.md", text), [""; 0], "{text}");
         }

@@ -8,7 +8,10 @@
 /// Phrases in comments, string literals, Markdown, and names of functions that read as a sentence.
 pub(super) const PHRASES: &[(&str, &str)] = &[
     // Units. `UNIT` and `PER` are the lists below.
-    ("(UNIT|one [a-z]+) an? (PER)", "`... per ...`: bytes per token, one tokenizer per thread"),
+    (
+        "(UNIT|one [a-np-z][a-z]*|one o[a-eg-z][a-z]*) an? (PER)",
+        "`... per ...`: bytes per token, one tokenizer per thread",
+    ),
     // Idioms.
     ("(gives?|giving|gave|given) up", "`Trade-off: ...` or `Not supported: ...`"),
     ("laws?", "invariant, property or guarantee"),
@@ -42,13 +45,15 @@ pub(super) const PHRASES: &[(&str, &str)] = &[
     ("hand-overs?", "handoff, or stream synchronization"),
     ("people", "users"),
     ("a person", "the user"),
-    ("what is kept", "what is saved for backward"),
+    ("what is kept", "what is saved (for backward)"),
     ("(is|are|was|were|be|if|as|than|not) wanted", "requested, needed or expected"),
     ("beside", "alongside, next to, or in addition to"),
     (
-        "behind (it|them|that|this|its|each|every|a|the) ?(line|name|word|number|text|last|first|comma|dot|colon|tokens?|headers?|rows?|messages?|turns?|values?|keys?|quote|end|prompt|answer)?",
-        "after (in an order), or: through, inside (an interface)",
+        "behind (it|them|that|this|its|each|every|the|a (message|text|token|copy|span|name|value|word|turn))",
+        "after (in an order), or: inside, through",
     ),
+    ("asked for", "requested"),
+    ("(is|are|be|was|were) told", "receives, or is given"),
     ("by heart", "memorized"),
     ("at the desk|desks?", "locally, or on a developer's machine"),
     ("is good for naught|for naught", "useless"),
@@ -60,7 +65,7 @@ pub(super) const PHRASES: &[(&str, &str)] = &[
         "American spelling: -ize",
     ),
     ("optimis(e|es|ed|er|ers|ing|ation|ations)", "American spelling: optimize"),
-    ("(mis)?behaviou?rs?(al)?", "American spelling: behavior"),
+    ("(mis)?behaviour(s|al)?", "American spelling: behavior"),
     ("(colour|favour|honour|neighbour|flavour|labour)(s|ed|ing|able|ite|hood)?", "American spelling: -or"),
     ("licen[c]es?", "American spelling: license"),
     ("(centre|metre|litre|fibre)s?", "American spelling: -er"),
@@ -79,8 +84,8 @@ pub(super) const PHRASES: &[(&str, &str)] = &[
 ];
 
 /// What a rate can be of: `UNIT` above.
-pub(super) const UNIT: &str = "[0-9][0-9.,_]* ?(k|m|g|b|ki|mi|gi)?b?|bytes?|bits|tokens|rows|tokenizers?|values|floats|threads|\
-                               sequences|tensors|kernels|layers|lines|launches|GiB|MiB|KiB|GB|MB|ms|us|FLOPs?|TFLOP/s|seconds";
+pub(super) const UNIT: &str = "[0-9]+([.,_][0-9]+)* ?(k|m|g|b|ki|mi|gi)?b?|bytes?|bits|tokens|rows|tokenizers?|values|floats|threads|\
+                               sequences|tensors|kernels|layers|lines|launches|GiB|MiB|KiB|GB|MB|ms|FLOPs?|TFLOP/s|seconds";
 
 /// What a rate can be per: `PER` above.
 pub(super) const PER: &str = "token|step|second|thread|row|value|weight|parameter|layer|block|tensor|file|rank|card|line|batch|\
