@@ -64,16 +64,16 @@ pub(crate) struct PassThrough {
 /// The commands; those down to `Schema` belong to the `train` binary.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Train a recipe and write a run folder: --config FILE [--set a.b=c]...
+    /// Train a recipe and write a run folder: `--config FILE`, `--set a.b=c`
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Train(PassThrough),
-    /// Print what a run would do, and why: --config FILE [--set a.b=c]...
+    /// Print what a run would do, and why: `--config FILE`, `--set a.b=c`
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Plan(PassThrough),
-    /// Show the data: counts, lengths, packing, sample rows with their masks: --config FILE
+    /// Show the data: counts, lengths, packing, sample rows with their masks: `--config FILE`
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Inspect(PassThrough),
-    /// Time training steps on synthetic tokens: --model DIR
+    /// Time training steps on synthetic tokens: `--model DIR`
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Bench(PassThrough),
     /// Sample from a model, with or without an adapter
@@ -85,7 +85,7 @@ pub(crate) enum Command {
     /// Print the JSON schema of recipes
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Schema(PassThrough),
-    /// Run the tests of the whole workspace: [--backends LIST] [FILTER]
+    /// Run the tests of the whole workspace: `--backends LIST`, filters
     #[command(long_about = TEST_HELP)]
     Test(PassThrough),
     /// Check the source: fmt, tidy, typos, deny, clippy, doc
@@ -123,7 +123,7 @@ pub(crate) enum Command {
     /// Writes the data and tokenizer to assets/quickstart/, as they are shipped, and the text that the base model is
     /// pretrained on to target/quickstart/. All of it follows from the code: the same bytes each time.
     QuickstartData {
-        /// The checkout to write to, instead of the one that xtask belongs to.
+        /// The folder to write to, instead of the checkout that xtask belongs to.
         #[arg(long, value_name = "DIR")]
         root: Option<PathBuf>,
     },

@@ -16,7 +16,6 @@ mod tidy;
 mod workspace;
 
 use std::env;
-use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -45,20 +44,19 @@ fn dispatch(command: Option<Command>) -> Result<ExitCode> {
     match command {
         Command::Test(request) => test::run(&Workspace::find()?, &request.args),
         Command::Lint { stages } => lint::run(&Workspace::find()?, &stages),
-        Command::Tidy { all, root } => tidy::run(&workspace_at(root.as_deref())?, all).map(exit_code),
+        Command::Tidy { all, root } => {
+            let workspace = root.as_deref().map_or_else(Workspace::find, Workspace::at)?;
+            tidy::run(&workspace, all).map(exit_code)
+        }
         Command::Dist { tests: true, .. } => dist::run_gpu_suite(&Workspace::find()?),
         Command::Dist { backend, .. } => dist::run(&Workspace::find()?, backend.as_deref()),
-        Command::QuickstartData { root } => {
-            quickstart::run(workspace_at(root.as_deref())?.root()).map(|()| ExitCode::SUCCESS)
+        Command::QuickstartData { root: Some(folder) } => quickstart::run(&folder).map(|()| ExitCode::SUCCESS),
+        Command::QuickstartData { root: None } => {
+            quickstart::run(Workspace::find()?.root()).map(|()| ExitCode::SUCCESS)
         }
         train => {
             let (subcommand, args) = train.into_train_call()?;
             run_train::run(&Workspace::find()?, &subcommand, &args)
         }
     }
-}
-
-/// The workspace in `root`, or the one that this xtask belongs to.
-fn workspace_at(root: Option<&Path>) -> Result<Workspace> {
-    root.map_or_else(Workspace::find, Workspace::at)
 }

@@ -14,10 +14,10 @@ use crate::backend::{Choice, Machine, backend_key, choose};
 use crate::build::build_train;
 use crate::workspace::{Workspace, forget_cargo_run, shown};
 
-/// What the command line says about the build, and the arguments for the `train` binary.
+/// What the command line requests for the build, and the arguments for the `train` binary.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Request {
-    /// Value of `--config`, and where it stands in `args`.
+    /// Value of `--config`, and its index in `args`.
     config: Option<(usize, String)>,
     /// Value of `--resume`.
     resume: Option<String>,

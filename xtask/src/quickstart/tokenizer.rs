@@ -59,7 +59,7 @@ pub(super) const TOKENIZER_CONFIG: &str = r#"{
 }
 "#;
 
-/// The printable character that stands for a byte in a byte-level vocabulary: printable Latin-1 stands for itself, the
+/// The printable character that represents a byte in a byte-level vocabulary: printable Latin-1 represents itself, the
 /// other 68 bytes take U+0100 onwards in order (the convention of GPT-2's vocabulary, which `tokenizers` implements).
 fn printable(byte: u8) -> char {
     let is_printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);

@@ -4,7 +4,7 @@
 //! Trade-off: a scanner of the lexical structure of Rust and of CUDA C++, not a parser. It knows raw strings, nested
 //! comments, and lifetimes from characters; it does not expand macros.
 
-/// Stands in [`Source::prose`] for every character of code: no phrase can reach across it.
+/// Replaces every character of code in [`Source::prose`]: no phrase can reach across it.
 pub(super) const CODE: char = '\u{1}';
 
 /// One source text, split. `code` and `prose` have the line breaks of the text, so line numbers stay the same.

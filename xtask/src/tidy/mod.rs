@@ -1,5 +1,5 @@
 //! `cargo xtask tidy`: the project rules that no compiler checks. Each file here holds one rule or a few related ones and
-//! says in its header why the rule exists; `lexer` tells code from comments and strings for all of them.
+//! says in its header why the rule exists; `lexer` separates code from comments and strings for all of them.
 //!
 //! Trade-off: the rules read text, not syntax trees. That keeps xtask small and the check under three seconds, and someone
 //! determined could fool it.

@@ -21,7 +21,7 @@ pub(super) struct Import {
     pub(super) line: usize,
 }
 
-/// What one file says about names.
+/// The names in one file.
 #[derive(Debug, Default)]
 pub(super) struct FileNames {
     /// Items that are defined here, of any visibility.

@@ -82,11 +82,13 @@ fn crate_of(path: &str) -> Option<&str> {
     path.strip_prefix("crates/").and_then(|rest| rest.split('/').next())
 }
 
-/// `parallel` owns the world size; `train` passes it on, and `data` takes it as a number.
+/// `parallel` owns the world size; the communicators of `kernels` are built for one, `train` passes it on, and `data` takes
+/// it as a number.
 fn world_size(path: &str, line: &str) -> Option<String> {
-    let may_know = crate_of(path).is_none_or(|name| matches!(name, "parallel" | "train" | "data"));
-    let message = "`world_size` outside parallel, train and data: take the number that is needed (a denominator, a \
-                   shard's length) as an argument";
+    let is_communicator = path.starts_with("crates/kernels/src/comm");
+    let may_know = is_communicator || crate_of(path).is_none_or(|name| matches!(name, "parallel" | "train" | "data"));
+    let message = "`world_size` outside parallel, train, data and the communicators of kernels: take the number that is \
+                   needed (a denominator, a shard's length) as an argument";
     (!may_know && has_word(line, "world_size")).then(|| message.to_owned())
 }
 
@@ -163,7 +165,13 @@ mod tests {
     #[test]
     fn only_parallel_train_and_data_know_the_world_size() {
         assert!(!clean("crates/model/src/block.rs", "fn f(world_size: usize) {}"));
-        for path in ["crates/parallel/src/lib.rs", "crates/train/src/step.rs", "crates/data/src/a.rs", "tests/a.rs"] {
+        for path in [
+            "crates/parallel/src/lib.rs",
+            "crates/train/src/step.rs",
+            "crates/data/src/a.rs",
+            "crates/kernels/src/comm/local.rs",
+            "tests/a.rs",
+        ] {
             assert!(clean(path, "fn f(world_size: usize) {}"), "{path}");
         }
         assert!(clean("crates/model/src/block.rs", "fn f(new_world_sizes: usize) {}"));

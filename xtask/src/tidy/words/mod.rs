@@ -198,9 +198,17 @@ mod tests {
         for text in ["quantised", "dequantisation", "tokenise", "Behaviour", "licences", "labelled", "optimiser"] {
             assert_eq!(found("a.md", text).len(), 1, "{text}");
         }
-        for text in
-            ["optimistic", "precise", "otherwise", "a specialist", "raised", "license", "LICENSE-MIT", "normal is", "behavior"]
-        {
+        for text in [
+            "optimistic",
+            "precise",
+            "otherwise",
+            "a specialist",
+            "raised",
+            "license",
+            "LICENSE-MIT",
+            "normal is",
+            "behavior",
+        ] {
             assert_eq!(found("a.md", text), [""; 0], "{text}");
         }
     }
