@@ -1,6 +1,7 @@
-//! Tokens per second of the shipped recipes' training step on each backend, beside the roof of the same machine in the same run.
+//! Tokens per second of the shipped recipes' training step on each backend, with the roofline of the same machine in the same run.
 //!
-//! `cargo bench -p firebrick-benches --features candle -- --help` tells the arguments; README.md what is measured.
+//! `cargo bench -p firebrick-benches --features candle -- --help` lists the arguments; README.md describes what is measured.
+//! Trade-off: an unoptimized build is timed with a note, and never saved.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "this is the edge of the program")]
 
 use std::path::Path;
@@ -12,8 +13,9 @@ use firebrick_benches::rate::Rates;
 use firebrick_benches::report::{BlockReport, RecipeReport, Report, machine, milliseconds};
 use firebrick_benches::step::{StepTimes, Workload};
 use firebrick_hwprofile::HardwareProfile;
-use firebrick_train::backend::{self, BackendKind};
+use firebrick_kernels::backends::BackendKind;
 use firebrick_train::config::BackendChoice;
+use firebrick_train::plan::choose_backend;
 use firebrick_train::{RunError, with_backend};
 
 /// The allocator of the `train` binary: what is timed is what runs.
@@ -22,14 +24,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// The recipes whose step is timed: QLoRA, and every weight trained.
 const RECIPES: [&str; 2] = ["quickstart", "quickstart-pretrain"];
-/// The backends that can be asked for.
-const BACKENDS: [(BackendKind, BackendChoice); 3] = [
-    (BackendKind::Flex, BackendChoice::Flex),
-    (BackendKind::Candle, BackendChoice::Candle),
-    (BackendKind::Wgpu, BackendChoice::Wgpu),
-];
+/// The backends that can be requested.
+const BACKENDS: [BackendKind; 3] = [BackendKind::Flex, BackendKind::Candle, BackendKind::Wgpu];
 
-/// Times training steps beside the time that their matrix products alone need.
+/// Times training steps, and the GEMMs that they consist of.
 #[derive(Parser)]
 #[command(name = "train_step")]
 struct Args {
@@ -42,7 +40,7 @@ struct Args {
     /// Write benches/results/train-step-<backends>.md and .json.
     #[arg(long)]
     save: bool,
-    /// What `cargo bench` adds; `cargo test --benches` does not, and then nothing is timed.
+    /// `cargo bench` adds this; `cargo test --benches` does not, and then nothing is timed.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -63,15 +61,15 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), String> {
-    let optimised = !cfg!(debug_assertions);
-    if args.save && !optimised {
+    let optimized = !cfg!(debug_assertions);
+    if args.save && !optimized {
         return Err(
-            "an unoptimised build's times are not worth keeping: leave --save out, or use `cargo bench`".to_owned()
+            "an unoptimized build's times are not worth saving: leave --save out, or use `cargo bench`".to_owned()
         );
     }
     let mut notes = Vec::new();
-    if !optimised {
-        notes.push("This build is not optimised: the times mean nothing.".to_owned());
+    if !optimized {
+        notes.push("This build is not optimized: the times mean nothing.".to_owned());
     }
     let backends = backends(&args.backends, &mut notes)?;
     let report = measure(args, &backends, notes).map_err(|error| error.to_string())?;
@@ -83,29 +81,29 @@ fn run(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
-/// The backends to time: those asked for, or all, as far as they are compiled in and find a device.
-fn backends(asked: &[String], notes: &mut Vec<String>) -> Result<Vec<BackendKind>, String> {
+/// The backends to time: those requested, or all, as far as they are compiled in and find a device.
+fn backends(requested: &[String], notes: &mut Vec<String>) -> Result<Vec<BackendKind>, String> {
     let profile = HardwareProfile::detect();
-    let known = BACKENDS.map(|(kind, _)| kind.to_string());
-    if let Some(unknown) = asked.iter().find(|name| !known.contains(name)) {
+    let known = BACKENDS.map(|kind| kind.to_string());
+    if let Some(unknown) = requested.iter().find(|name| !known.contains(name)) {
         return Err(format!("there is no backend {unknown:?} here: name some of {}", known.join(",")));
     }
     let mut usable = Vec::new();
-    for (kind, choice) in BACKENDS {
-        let is_asked = asked.contains(&kind.to_string());
-        if !is_asked && (!asked.is_empty() || !kind.is_compiled()) {
+    for kind in BACKENDS {
+        let is_requested = requested.contains(&kind.to_string());
+        if !is_requested && (!requested.is_empty() || !kind.is_compiled()) {
             continue;
         }
-        match backend::choose(choice, &profile) {
+        match choose_backend(BackendChoice::Named(kind), &profile) {
             Ok(_) => usable.push(kind),
-            Err(error) if is_asked => return Err(error.to_string()),
+            Err(error) if is_requested => return Err(error.to_string()),
             Err(error) => notes.push(format!("{kind} was left out: {error}")),
         }
     }
     let cpu_backends = [BackendKind::Flex, BackendKind::Candle];
     if usable.is_empty() || !cpu_backends.into_iter().any(BackendKind::is_compiled) {
         return Err(
-            "no backend to time, or no CPU backend to measure the roof with: add --features flex,candle".to_owned()
+            "no backend to time, or no CPU backend to measure the roofline with: add --features flex,candle".to_owned()
         );
     }
     Ok(usable)
@@ -128,25 +126,25 @@ fn measure(args: &Args, backends: &[BackendKind], mut notes: Vec<String>) -> Res
 }
 
 fn time_recipe(workload: &Workload, backends: &[BackendKind], steps: usize) -> Result<RecipeReport, RunError> {
-    // The roof is the machine's: both CPU backends may raise it, even if only one of them is timed.
-    let roof_backends: Vec<_> =
+    // The roofline is the machine's: both CPU backends may raise it, even if only one of them is timed.
+    let roofline_backends: Vec<_> =
         [BackendKind::Flex, BackendKind::Candle].into_iter().filter(|kind| kind.is_compiled()).collect();
     let (products, mut rates, mut times) = (workload.products(), Rates::default(), Vec::new());
-    eprintln!("{}: rates of its products", workload.name);
-    rates.measure(&products, &roof_backends);
+    eprintln!("{}: rates of its GEMMs", workload.name);
+    rates.measure(&products, &roofline_backends);
     for &kind in backends {
         eprintln!("{}: steps on {kind}", workload.name);
         let found: StepTimes = with_backend!(kind, B => workload.time::<B>(steps))?;
         times.push((kind, found));
     }
-    // Once more: if the machine was slow for a while, the roof must not be lower for it.
-    rates.measure(&products, &roof_backends);
+    // Once more: if the machine was slow for a while, that must not lower the roofline.
+    rates.measure(&products, &roofline_backends);
     Ok(RecipeReport::new(workload, &rates, &times))
 }
 
 #[cfg(feature = "flex")]
 fn time_block(workload: &Workload, steps: usize) -> Result<Option<BlockReport>, RunError> {
-    eprintln!("{}: one block", workload.name);
+    eprintln!("{}: one layer", workload.name);
     let times = firebrick_benches::block::time_block(workload, steps)?;
     Ok(Some(BlockReport {
         recipe: workload.name.clone(),

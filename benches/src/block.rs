@@ -1,18 +1,23 @@
-//! One block's forward and backward in two ways: as the step does it (the hand-written backward over flex's own ops), and
-//! recorded by Burn's autodiff from the decomposed ops.
+//! Forward and backward of a model of one layer in two ways: as the step does it (the hand-written backward over flex's own
+//! operations), and recorded by Burn's autodiff from the reference bodies.
 //!
-//! Both compute in f32 on flex, over a dense frozen base (so that neither decodes 4 bits) with the recipe's adapter, and must
-//! agree on the gradient of the input before a time is reported. Gives up: memory, which is where the hand-written backward
-//! was made to win; only time is measured here.
+//! Both compute in f32 on flex, over a dense frozen base (so that neither dequantizes) with the recipe's adapter, and must agree on a
+//! gradient before a time is reported.
+//! Trade-off: memory, which the hand-written backward exists for, is not measured; only time is.
 
 use burn_autodiff::Autodiff;
 use burn_tensor::{DType, Distribution, Tensor};
-use firebrick_kernels::backend::Flex;
-use firebrick_kernels::{Documents, GradientMap, RotaryTables, Weight, oracle};
-use firebrick_model::block::{Block, Context, Norm};
+use firebrick_arch::{EMBEDDING, MlpSpec, rope};
+use firebrick_kernels::backends::Flex;
+use firebrick_kernels::{
+    Documents, GradientMap, GradientSink, MemoryOps, NormWeight, Qkv, RotaryTables, Weight, attention, linear, norm,
+};
+use firebrick_model::layer::Layer;
 use firebrick_model::linear::Linear;
-use firebrick_model::{BaseStorage, BuildOptions, Llama, Recompute, rope};
-use firebrick_train::{RunError, assemble};
+use firebrick_model::norm::Norm;
+use firebrick_model::{BaseStorage, BuildOptions, Decoder, MicroBatch, ModelConfig, PassOptions, Recompute};
+use firebrick_precision::Format;
+use firebrick_train::RunError;
 
 use crate::spread::{Spread, timed};
 use crate::step::{WARM_UP, Workload};
@@ -22,21 +27,21 @@ type Recorded = Autodiff<Flex>;
 /// Largest difference of the two gradients that counts as rounding, relative to the largest gradient.
 const TOLERANCE: f32 = 1e-3;
 
-/// Seconds of one block, forward and backward.
+/// Seconds of one layer, forward and backward.
 pub struct BlockTimes {
-    /// Through `Block::forward` and `Block::backward`.
+    /// Through `Decoder::forward` and `Decoder::backward`.
     pub hand_written: Spread,
     /// Through a graph recorded by burn-autodiff.
     pub autodiff: Spread,
 }
 
-/// Times both ways, `repetitions` times each, one after the other in turn.
+/// Times both ways, `repetitions` times each, in turn.
 ///
 /// # Errors
 /// A LoRA target that the model does not have.
 ///
 /// # Panics
-/// If the two gradients of the input disagree: one of the backwards is wrong.
+/// If the two gradients disagree: one of the backwards is wrong.
 pub fn time_block(workload: &Workload, repetitions: usize) -> Result<BlockTimes, RunError> {
     let case = Case::new(workload)?;
     let (mut hand_written, mut autodiff) = (Vec::new(), Vec::new());
@@ -54,95 +59,128 @@ pub fn time_block(workload: &Workload, repetitions: usize) -> Result<BlockTimes,
     Ok(BlockTimes { hand_written: Spread::of(hand_written), autodiff: Spread::of(autodiff) })
 }
 
-/// The first block of the model on the first micro-batch, with a random input and a random gradient of its output.
+/// A model of one layer on the first micro-batch, with a random gradient of its output.
 struct Case {
-    block: Block<Flex>,
-    context: Context<Flex>,
-    recorded_context: (Documents<Recorded>, RotaryTables<Recorded>),
-    x_nd: Tensor<Flex, 2>,
-    dy_nd: Tensor<Flex, 2>,
+    model: Decoder<Flex>,
+    batch: MicroBatch<Flex>,
+    /// What the layer reads.
+    embedded_nd: Tensor<Flex, 2>,
+    documents: Documents<Recorded>,
+    rotary: RotaryTables<Recorded>,
+    d_hidden_nd: Tensor<Flex, 2>,
 }
 
 impl Case {
     fn new(workload: &Workload) -> Result<Self, RunError> {
         let (device, batch) = (Default::default(), &workload.micro_batches[0]);
-        let mut config = workload.prepared.model.clone();
-        config.num_hidden_layers = 1;
+        let mut config: ModelConfig = workload.prepared.model_config.clone();
+        config.spec.layers.truncate(1);
+        let plan = &workload.prepared.plan;
         let build = BuildOptions {
-            storage: BaseStorage::Frozen,
-            lora: assemble::adapter(&workload.prepared.config)?,
-            seed: workload.prepared.config.seed,
+            storage: BaseStorage::Frozen(Format::F32),
+            lora: plan.lora.value.clone(),
+            seed: plan.seed.value,
             compute_dtype: DType::F32,
             max_positions: batch.row_len,
         };
-        let model = Llama::<Flex>::random(config, &build, &device)?;
+        // The same seed draws the same embedding for a model that trains, whose weights can be read.
+        let trains = BuildOptions { storage: BaseStorage::Trained, lora: None, ..build.clone() };
+        let readable = Decoder::<Flex>::random(config.clone(), &trains, &device)?;
+        let table = readable.parameters().into_iter().find(|parameter| parameter.name.as_ref() == EMBEDDING);
+        let table = table.expect("a model that trains has its embedding among its parameters").matrix();
+        let model = Decoder::<Flex>::random(config, &build, &device)?;
+        let on_device = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
 
-        let (frequencies, scaling) = rope::inverse_frequencies(&model.config);
+        let (frequencies, scaling) = model.config.spec.ropes[0].inverse_frequencies();
         let (cos, sin) = rope::tables(&batch.positions, &frequencies, scaling);
         let shape = [batch.positions.len(), frequencies.len()];
-        let table = |values: Vec<f32>| Tensor::<Flex, 1>::from_floats(values.as_slice(), &device).reshape(shape);
-        let rotary = RotaryTables { cos: table(cos), sin: table(sin) };
-        let recorded_rotary =
-            RotaryTables { cos: Tensor::from_inner(rotary.cos.clone()), sin: Tensor::from_inner(rotary.sin.clone()) };
-
-        let width = [batch.positions.len(), model.config.hidden_size];
-        let random = || Tensor::random(width, Distribution::Normal(0.0, 1.0), &device);
+        let table_of = |values: Vec<f32>| Tensor::<Recorded, 1>::from_floats(values.as_slice(), &device).reshape(shape);
+        let width = [batch.positions.len(), model.config.spec.hidden_size];
         Ok(Self {
-            block: model.blocks()[0].clone(),
-            recorded_context: (Documents::new(&batch.cu_seqlens, &device), recorded_rotary),
-            context: Context { documents: Documents::new(&batch.cu_seqlens, &device), rotary },
-            x_nd: random(),
-            dy_nd: random(),
+            embedded_nd: table.select(0, on_device.ids_n.clone()),
+            batch: on_device,
+            documents: Documents::new(&batch.cu_seqlens, &device),
+            rotary: RotaryTables { cos: table_of(cos), sin: table_of(sin) },
+            d_hidden_nd: Tensor::random(width, Distribution::Normal(0.0, 1.0), &device),
+            model,
         })
     }
 
-    /// Gradient of the input; those of the adapter are made and dropped.
+    fn layer(&self) -> &Layer<Flex> {
+        &self.model.layers()[0]
+    }
+
+    /// Gradient of the first module's B; those of the others are computed and dropped.
     fn hand_written(&self) -> Tensor<Flex, 2> {
         let mut gradients = GradientMap::default();
-        let (_, kept) = self.block.forward(self.x_nd.clone(), &self.context, Recompute::None);
-        self.block.backward(kept, &self.context, self.dy_nd.clone(), &mut gradients)
+        gradients.begin_micro_batch(true);
+        let pass = PassOptions { recompute: Recompute::None, ..PassOptions::default() };
+        Flex::section(self.model.device(), || {
+            let (_, tape) = self.model.forward(&self.batch, pass);
+            self.model.backward(tape, self.d_hidden_nd.clone(), &mut gradients);
+        });
+        let b = &self.layer().qkv.modules[0].lora.as_ref().expect("the recipe adapts every module").b;
+        let gradient = gradients.remove(&b.name).expect("an adapter has a gradient");
+        gradient.reshape([b.shape[0], b.shape[1]])
     }
 
     /// The same by autodiff.
     fn recorded(&self) -> Tensor<Flex, 2> {
-        let x_nd = Tensor::from_inner(self.x_nd.clone()).require_grad();
-        let y_nd = self.recorded_forward(x_nd.clone());
-        let gradients = y_nd.mul(Tensor::from_inner(self.dy_nd.clone())).sum().backward();
-        x_nd.grad(&gradients).expect("the input requires a gradient")
+        let mut first_b = None;
+        let embedded_nd = Tensor::from_inner(self.embedded_nd.clone()).require_grad();
+        let mut see = |b_or| {
+            first_b.get_or_insert(b_or);
+        };
+        let hidden_nd = self.recorded_forward(embedded_nd, &mut see);
+        let gradients = hidden_nd.mul(Tensor::from_inner(self.d_hidden_nd.clone())).sum().backward();
+        let first_b: Tensor<Recorded, 2> = first_b.expect("the recipe adapts every module");
+        first_b.grad(&gradients).expect("B requires a gradient")
     }
 
-    /// `Block::forward` in ops that autodiff can record.
-    fn recorded_forward(&self, x_nd: Tensor<Recorded, 2>) -> Tensor<Recorded, 2> {
-        let (block, (documents, rotary)) = (&self.block, &self.recorded_context);
-        let heads = |x: Tensor<Recorded, 2>| {
-            let [tokens, width] = x.dims();
-            x.reshape([tokens, width / block.head_dim, block.head_dim])
-        };
-        let input_nd = norm(&block.input_layernorm, x_nd.clone());
-        let q_nhk = oracle::rotary::forward(heads(linear(&block.q_proj, input_nd.clone())), rotary);
-        let k_ngk = oracle::rotary::forward(heads(linear(&block.k_proj, input_nd.clone())), rotary);
-        let v_ngk = heads(linear(&block.v_proj, input_nd));
-        let o_nhk = oracle::attention::forward(q_nhk, k_ngk, v_ngk, documents).o_nhk;
-        let [tokens, head_count, width] = o_nhk.dims();
-        let h_nd = linear(&block.o_proj, o_nhk.reshape([tokens, head_count * width])).add(x_nd);
+    /// The layer and the final norm in operations that autodiff can record. `see` gets the B of each module.
+    fn recorded_forward(
+        &self,
+        x_nd: Tensor<Recorded, 2>,
+        see: &mut dyn FnMut(Tensor<Recorded, 2>),
+    ) -> Tensor<Recorded, 2> {
+        let layer = self.layer();
+        let spec = &layer.spec.attention;
+        let MlpSpec::Gated { activation, .. } = layer.spec.mlp;
+        let input_nd = rms_norm(&layer.input_layernorm, x_nd.clone());
+        let [q, k, v] = [0, 1, 2].map(|index| project(&layer.qkv.modules[index], input_nd.clone(), see));
+        let rotate = |x| linear::reference::rotary(x, &self.rotary, spec.head_dim);
+        let qkv = Qkv { q: rotate(q), k: rotate(k), v };
+        let o = attention::reference::forward(&qkv, spec, &self.documents).o;
+        let h_nd = project(&layer.attention_output.modules[0], o, see).add(x_nd);
 
-        let input_nd = norm(&block.post_attention_layernorm, h_nd.clone());
-        let (gate_nf, up_nf) = (linear(&block.gate_proj, input_nd.clone()), linear(&block.up_proj, input_nd));
-        linear(&block.down_proj, oracle::swiglu::forward(gate_nf, up_nf)).add(h_nd)
+        let input_nd = rms_norm(&layer.post_attention_layernorm, h_nd.clone());
+        let [gate_nf, up_nf] = [0, 1].map(|index| project(&layer.gate_up.modules[index], input_nd.clone(), see));
+        let gated_nf = linear::reference::gated(gate_nf, up_nf, activation);
+        let y_nd = project(&layer.down.modules[0], gated_nf, see).add(h_nd);
+        // The weights of the final norm of a random model are ones.
+        let ones = Tensor::ones([self.model.config.spec.hidden_size], self.model.device());
+        let epsilon = self.model.config.spec.rms_norm_eps;
+        norm::reference::forward(y_nd, &NormWeight { weight: ones, epsilon, trains: false })
     }
 }
 
-fn norm(norm: &Norm<Flex>, x_nd: Tensor<Recorded, 2>) -> Tensor<Recorded, 2> {
-    oracle::norm::forward(x_nd, Tensor::from_inner(norm.weight.value.clone()), norm.epsilon)
+fn rms_norm(norm: &Norm<Flex>, x_nd: Tensor<Recorded, 2>) -> Tensor<Recorded, 2> {
+    let weight = Tensor::from_inner(norm.weight.value.clone());
+    norm::reference::forward(x_nd, &NormWeight { weight, epsilon: norm.epsilon, trains: false })
 }
 
 /// `x Wᵀ + s (x Aᵀ) Bᵀ` with W frozen, A and B recorded.
-fn linear(linear: &Linear<Flex>, x_ni: Tensor<Recorded, 2>) -> Tensor<Recorded, 2> {
+fn project(
+    linear: &Linear<Flex>,
+    x_ni: Tensor<Recorded, 2>,
+    see: &mut dyn FnMut(Tensor<Recorded, 2>),
+) -> Tensor<Recorded, 2> {
     let Weight::Dense(weight_oi) = linear.base.weight() else { unreachable!("the case is built with a dense base") };
     let y_no = x_ni.clone().matmul(Tensor::from_inner(weight_oi).transpose());
     let Some(lora) = &linear.lora else { return y_no };
     let a_ri = Tensor::<Recorded, 2>::from_inner(lora.a.matrix()).require_grad();
     let b_or = Tensor::<Recorded, 2>::from_inner(lora.b.matrix()).require_grad();
+    see(b_or.clone());
     y_no.add(x_ni.matmul(a_ri.transpose()).matmul(b_or.mul_scalar(lora.scale).transpose()))
 }
 
@@ -151,6 +189,6 @@ fn assert_close(by_hand: Tensor<Flex, 2>, recorded: Tensor<Flex, 2>) {
     let difference = by_hand.sub(recorded).abs().max().into_scalar();
     assert!(
         difference <= TOLERANCE * largest,
-        "the backwards of one block differ by {difference}, the largest gradient is {largest}"
+        "the backwards of one layer differ by {difference}, the largest gradient is {largest}"
     );
 }

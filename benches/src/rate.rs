@@ -1,30 +1,30 @@
-//! How fast this machine multiplies f32 matrices of given sizes, through the backends' own matmul: the roof of a step.
+//! How fast this machine multiplies f32 matrices of given sizes, through the backends' own matmul: the roofline of a step.
 //!
-//! Each size is timed with its operands as they lie and with either one transposed, and the fastest counts, whichever backend
-//! reached it: a layout or a library that the step does not use is no excuse for the step. Products too small to be timed
-//! apart from the call around them take the best rate of all. Gives up: keeping operands out of the cache between repetitions,
-//! which makes the roof higher than a step can have it.
+//! Each size is timed with its operands as stored and with either one transposed, and the fastest counts, whichever backend reached it: a
+//! layout or a library that the step does not use does not excuse the step. GEMMs too small to be timed separately from the call around
+//! them take the best rate of all.
+//! Trade-off: operands stay in the cache between repetitions, which makes the roofline higher than a step can reach.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use burn_tensor::backend::Backend;
 use burn_tensor::{Distribution, Shape, Tensor};
-use firebrick_train::backend::BackendKind;
+use firebrick_kernels::backends::BackendKind;
 use firebrick_train::with_backend;
 
 use crate::shapes::{Gemm, Part, Products};
 use crate::spread::timed;
 
-/// Products of fewer operations are not timed: at 100 GFLOP/s this is 20 µs, of which the call is a visible part.
+/// GEMMs of fewer operations are not timed: at 100 GFLOP/s this is 20 µs, of which the call is a visible part.
 const SMALLEST_TIMED: f64 = 2e6;
 /// Large enough that any library is at its best.
 const LARGE: Gemm = Gemm { batch: 1, m: 1024, n: 1024, k: 1024 };
-/// Repetitions of a product: at least so many, and for at least so long.
+/// Minimum repetitions of a GEMM, and minimum seconds.
 const REPETITIONS: usize = 5;
 const SECONDS: f64 = 0.03;
 
-/// The least seconds in which each product ran, and on which backend.
+/// The minimum seconds of each GEMM, and the backend that reached them.
 #[derive(Clone, Debug, Default)]
 pub struct Rates {
     best: BTreeMap<Gemm, (f64, BackendKind)>,
@@ -32,7 +32,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Times the products on `backends`; may be called again, a faster time replaces a slower one.
+    /// Times the GEMMs on `backends`. May be called again: a faster time replaces a slower one.
     pub fn measure(&mut self, products: &Products, backends: &[BackendKind]) {
         let mut gemms: Vec<Gemm> = products.iter().map(|(_, gemm, _)| gemm).collect();
         gemms.retain(|gemm| gemm.flops() >= SMALLEST_TIMED);
@@ -54,27 +54,27 @@ impl Rates {
         }
     }
 
-    /// Operations per second of the large square product, by backend.
+    /// Operations per second of the large square GEMM, by backend.
     pub fn large(&self) -> impl Iterator<Item = (&str, f64)> + '_ {
         self.large.iter().map(|(backend, &seconds)| (backend.as_str(), LARGE.flops() / seconds))
     }
 
-    /// The highest rate of any product, operations per second.
+    /// The highest rate of any GEMM, operations per second.
     ///
     /// # Panics
-    /// Before anything was measured.
+    /// If nothing was measured yet.
     pub fn peak(&self) -> f64 {
         let rates = self.best.iter().map(|(gemm, &(seconds, _))| gemm.flops() / seconds);
-        rates.max_by(f64::total_cmp).expect("rates are measured before they are asked for")
+        rates.max_by(f64::total_cmp).expect("rates are measured before they are read")
     }
 
-    /// Least seconds of a product, and the backend that needed them; `None` for one that was too small to be timed.
+    /// Minimum seconds of a GEMM, and the backend that reached them; `None` for one that was too small to be timed.
     pub fn best(&self, gemm: Gemm) -> Option<(f64, BackendKind)> {
         self.best.get(&gemm).copied()
     }
 
-    /// Seconds that a part's products need at the rate of each.
-    pub fn roof_of(&self, products: &Products, wanted: Part) -> f64 {
+    /// Seconds that a part's GEMMs need at the rate of each.
+    pub fn roofline_of(&self, products: &Products, wanted: Part) -> f64 {
         let peak = self.peak();
         let of_part = products.iter().filter(|&(part, ..)| part == wanted);
         of_part
@@ -82,13 +82,13 @@ impl Rates {
             .sum()
     }
 
-    /// Seconds that all products need at the rate of each: the roof of the step.
-    pub fn roof(&self, products: &Products) -> f64 {
-        Part::ALL.into_iter().map(|part| self.roof_of(products, part)).sum()
+    /// Seconds that all GEMMs need at the rate of each: the roofline of the step.
+    pub fn roofline(&self, products: &Products) -> f64 {
+        Part::ALL.into_iter().map(|part| self.roofline_of(products, part)).sum()
     }
 }
 
-/// Least seconds of a product over its three layouts.
+/// Minimum seconds of a GEMM over its three layouts.
 fn best_seconds<B: Backend>(gemm: Gemm) -> f64 {
     let Gemm { batch, m, n, k } = gemm;
     if batch == 1 {

@@ -1,9 +1,11 @@
-//! What the bench found, as plain data for JSON and as the Markdown that is printed.
+//! The results of the bench, as plain data for JSON and as the Markdown that is printed.
+//!
+//! Trade-off: saved reports have these field names, so a renamed field must be renamed in `results/` too.
 
 use std::fmt;
 
 use firebrick_hwprofile::HardwareProfile;
-use firebrick_train::backend::BackendKind;
+use firebrick_kernels::backends::BackendKind;
 use serde::Serialize;
 
 use crate::rate::Rates;
@@ -20,50 +22,50 @@ pub struct Report {
     pub steps: usize,
     /// By recipe.
     pub recipes: Vec<RecipeReport>,
-    /// One block in two ways, where it was measured.
+    /// One layer in two ways, where it was measured.
     pub block: Option<BlockReport>,
     /// What was left out, and why.
     pub notes: Vec<String>,
 }
 
-/// The steps of one recipe beside their roof.
+/// The steps of one recipe with their roofline.
 #[derive(Debug, Serialize)]
 pub struct RecipeReport {
     /// The recipe's name.
     pub recipe: String,
     /// Tokens of a step, without padding.
     pub tokens: usize,
-    /// Padding tokens, computed but not counted.
+    /// Padding tokens, computed but not counted in the rate.
     pub padding: usize,
     /// Tokens that count in the loss.
-    pub trained_tokens: usize,
+    pub loss_tokens: usize,
     /// Documents, paddings included.
     pub documents: usize,
-    /// Milliseconds that the step's products need at the measured rate of each.
-    pub roof_ms: f64,
+    /// Milliseconds that the step's GEMMs need at the measured rate of each.
+    pub roofline_ms: f64,
     /// Milliseconds that they would need at the highest rate of all.
-    pub peak_roof_ms: f64,
-    /// 1e9 operations per second of a 1024³ product, by backend.
+    pub peak_roofline_ms: f64,
+    /// 1e9 operations per second of a 1024³ GEMM, by backend.
     pub large_gflops_per_s: Vec<(String, f64)>,
-    /// What the roof is made of.
+    /// The parts of the roofline.
     pub parts: Vec<PartReport>,
     /// Steps on each backend.
     pub backends: Vec<BackendReport>,
-    /// Every product of the step.
+    /// Every GEMM of the step.
     pub products: Vec<ProductReport>,
 }
 
-/// One part of the roof.
+/// One part of the roofline.
 #[derive(Debug, Serialize)]
 pub struct PartReport {
     /// Which one.
     pub part: Part,
-    /// Products in a step.
+    /// GEMMs in a step.
     pub products: usize,
     /// 1e9 operations in a step.
     pub gflop: f64,
     /// Milliseconds at the measured rates.
-    pub roof_ms: f64,
+    pub roofline_ms: f64,
 }
 
 /// Steps on one backend.
@@ -71,17 +73,17 @@ pub struct PartReport {
 pub struct BackendReport {
     /// Which one.
     pub backend: BackendKind,
-    /// Tokens without padding, trained or not, per second of the median step.
+    /// Tokens without padding, in the loss or not, per second of the median step.
     pub tokens_per_s: f64,
     /// Milliseconds of a step.
     pub step_ms: Spread,
-    /// Median step over roof: 1 would be products and nothing else.
-    pub step_over_roof: f64,
+    /// Median step over roofline: 1 would be GEMMs and nothing else.
+    pub step_over_roofline: f64,
     /// Mean loss of the first step and the last.
     pub losses: [f32; 2],
 }
 
-/// One product of the step.
+/// One GEMM of the step.
 #[derive(Debug, Serialize)]
 pub struct ProductReport {
     /// What it belongs to.
@@ -96,38 +98,38 @@ pub struct ProductReport {
     pub backend: Option<BackendKind>,
 }
 
-/// One block, forward and backward.
+/// One layer, forward and backward.
 #[derive(Debug, Serialize)]
 pub struct BlockReport {
     /// The recipe it was taken from.
     pub recipe: String,
     /// Milliseconds through the hand-written backward.
     pub hand_written_ms: Spread,
-    /// Milliseconds through burn-autodiff over the decomposed ops.
+    /// Milliseconds through burn-autodiff over the reference bodies.
     pub autodiff_ms: Spread,
 }
 
 impl RecipeReport {
-    /// Puts timings beside the roof.
+    /// Combines timings with the roofline.
     pub fn new(workload: &Workload, rates: &Rates, times: &[(BackendKind, StepTimes)]) -> Self {
         let products = workload.products();
-        let roof = rates.roof(&products);
+        let roofline = rates.roofline(&products);
         let sum = |count: fn(&firebrick_data::Batch) -> usize| workload.micro_batches.iter().map(count).sum();
         let backend = |(backend, found): &(BackendKind, StepTimes)| BackendReport {
             backend: *backend,
             tokens_per_s: workload.tokens() as f64 / found.seconds.median,
             step_ms: milliseconds(found.seconds),
-            step_over_roof: found.seconds.median / roof,
+            step_over_roofline: found.seconds.median / roofline,
             losses: found.losses,
         };
         Self {
             recipe: workload.name.clone(),
             tokens: workload.tokens(),
             padding: sum(|batch| batch.padding),
-            trained_tokens: sum(|batch| batch.trained_tokens()),
+            loss_tokens: sum(|batch| batch.loss_tokens()),
             documents: sum(|batch| batch.cu_seqlens.len() - 1),
-            roof_ms: 1e3 * roof,
-            peak_roof_ms: 1e3 * products.flops() / rates.peak(),
+            roofline_ms: 1e3 * roofline,
+            peak_roofline_ms: 1e3 * products.flops() / rates.peak(),
             large_gflops_per_s: rates.large().map(|(name, rate)| (name.to_owned(), rate / 1e9)).collect(),
             parts: Part::ALL.into_iter().map(|part| PartReport::new(part, &products, rates)).collect(),
             backends: times.iter().map(backend).collect(),
@@ -142,7 +144,7 @@ impl PartReport {
             part,
             products: products.iter().filter(|&(of, ..)| of == part).map(|(.., count)| count).sum(),
             gflop: products.flops_of(part) / 1e9,
-            roof_ms: 1e3 * rates.roof_of(products, part),
+            roofline_ms: 1e3 * rates.roofline_of(products, part),
         }
     }
 }
@@ -174,7 +176,7 @@ pub fn machine() -> String {
 
 impl fmt::Display for Report {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(out, "# Training step beside its roof\n\n{}; {} steps a backend.", self.machine, self.steps)?;
+        writeln!(out, "# Training step and its roofline\n\n{}; {} steps per backend.", self.machine, self.steps)?;
         for recipe in &self.recipes {
             write!(out, "\n{recipe}")?;
         }
@@ -190,36 +192,36 @@ impl fmt::Display for Report {
 
 impl fmt::Display for RecipeReport {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { recipe, tokens, padding, trained_tokens, documents, roof_ms, peak_roof_ms, .. } = self;
+        let Self { recipe, tokens, padding, loss_tokens, documents, roofline_ms, peak_roofline_ms, .. } = self;
         writeln!(
             out,
-            "## {recipe}\n\n{tokens} tokens ({trained_tokens} trained) and {padding} of padding a step, in {documents} documents.\n"
+            "## {recipe}\n\n{tokens} tokens ({loss_tokens} in the loss) and {padding} of padding per step, in {documents} documents.\n"
         )?;
         writeln!(
             out,
-            "| backend | tokens/s | step ms, median (min, max) | roof ms | step / roof | roof's share | loss |"
+            "| backend | tokens/s | step ms, median (min, max) | roofline ms | step / roofline | share of the roofline | loss |"
         )?;
         writeln!(out, "|---|---:|---:|---:|---:|---:|---:|")?;
         for row in &self.backends {
-            let (BackendReport { backend, tokens_per_s, step_ms, step_over_roof, .. }, [first, last]) =
+            let (BackendReport { backend, tokens_per_s, step_ms, step_over_roofline, .. }, [first, last]) =
                 (row, row.losses);
-            let share = 100.0 / step_over_roof;
+            let share = 100.0 / step_over_roofline;
             writeln!(
                 out,
-                "| {backend} | {tokens_per_s:.0} | {step_ms} | {roof_ms:.1} | {step_over_roof:.2} | {share:.0} % \
+                "| {backend} | {tokens_per_s:.0} | {step_ms} | {roofline_ms:.1} | {step_over_roofline:.2} | {share:.0} % \
                  | {first:.3} to {last:.3} |"
             )?;
         }
-        writeln!(out, "\n| part of the roof | products | GFLOP | roof ms | GFLOP/s |\n|---|---:|---:|---:|---:|")?;
-        for PartReport { part, products, gflop, roof_ms } in self.parts.iter().filter(|part| part.products > 0) {
-            let (name, rate) = (format!("{part:?}").to_lowercase(), 1e3 * gflop / roof_ms);
-            writeln!(out, "| {name} | {products} | {gflop:.2} | {roof_ms:.2} | {rate:.0} |")?;
+        writeln!(out, "\n| part of the roofline | GEMMs | GFLOP | roofline ms | GFLOP/s |\n|---|---:|---:|---:|---:|")?;
+        for PartReport { part, products, gflop, roofline_ms } in self.parts.iter().filter(|part| part.products > 0) {
+            let (name, rate) = (format!("{part:?}").to_lowercase(), 1e3 * gflop / roofline_ms);
+            writeln!(out, "| {name} | {products} | {gflop:.2} | {roofline_ms:.2} | {rate:.0} |")?;
         }
         let large = self.large_gflops_per_s.iter().map(|(backend, rate)| format!("{backend} {rate:.0}"));
         let large = large.collect::<Vec<_>>().join(", ");
         writeln!(
             out,
-            "\nA 1024³ product, GFLOP/s: {large}. At the highest rate of any product the roof would be {peak_roof_ms:.1} ms."
+            "\nA 1024³ GEMM, GFLOP/s: {large}. At the highest rate of any GEMM the roofline would be {peak_roofline_ms:.1} ms."
         )
     }
 }
@@ -228,10 +230,10 @@ impl fmt::Display for BlockReport {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { recipe, hand_written_ms, autodiff_ms } = self;
         let ratio = autodiff_ms.median / hand_written_ms.median;
-        writeln!(out, "## One block of {recipe}, forward and backward, flex, dense frozen base with the adapter\n")?;
-        writeln!(out, "| backward | ms, median (min, max) | against hand-written |\n|---|---:|---:|")?;
-        writeln!(out, "| hand-written, flex's own ops | {hand_written_ms} | 1.00 |")?;
-        writeln!(out, "| burn-autodiff over decomposed ops | {autodiff_ms} | {ratio:.2} |")
+        writeln!(out, "## One layer of {recipe}, forward and backward, flex, dense frozen base with the adapter\n")?;
+        writeln!(out, "| backward | ms, median (min, max) | relative to hand-written |\n|---|---:|---:|")?;
+        writeln!(out, "| hand-written, flex's own operations | {hand_written_ms} | 1.00 |")?;
+        writeln!(out, "| burn-autodiff over reference bodies | {autodiff_ms} | {ratio:.2} |")
     }
 }
 

@@ -1,29 +1,30 @@
-//! Every matrix product of a training step, with its sizes and how often it runs.
+//! Every GEMM of a training step, with its sizes and how often it runs. The modules of a layer come from `ModelSpec::groups`.
 //!
-//! Counted as the backend does it that does least: projections, adapter and head (trained positions only) as the portable
-//! bodies of `firebrick_kernels`, attention as flex's own, in blocks of queries that meet no key behind their last one. Gives
-//! up: the portable attention, which multiplies the whole square of a document, and so is held against less than it does.
+//! Counted as the backend does it that does least: projections, adapter and head (positions with a target only) as the reference bodies of
+//! `firebrick_kernels`, attention as flex does it, in blocks of queries that meet no later key and none outside the window.
+//! Trade-off: reference attention, which multiplies the whole square of a document, is held against less than it does.
 
 use std::collections::BTreeMap;
 
+use firebrick_arch::{AttentionSpec, GroupKind, LoraConfig, ModelSpec, ModuleSpec};
 use firebrick_data::Batch;
-use firebrick_hwprofile::memory::{LinearLayer, LoraShape, ModelShape, Recompute};
+use firebrick_kernels::Recompute;
 use serde::Serialize;
 
 /// Queries that meet the same keys, as in flex's attention: the smaller, the closer to the causal half of the square.
 const QUERY_BLOCK: usize = 64;
 
-/// What a product belongs to.
+/// What a GEMM belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
-    /// The seven linear layers of the blocks.
+    /// The linear modules of the layers.
     Projections,
-    /// LoRA's A and B beside them.
+    /// Their LoRA pairs.
     Adapter,
     /// Scores and values of attention.
     Attention,
-    /// Logits of the trained positions.
+    /// Logits of the positions with a target.
     Head,
 }
 
@@ -32,10 +33,10 @@ impl Part {
     pub const ALL: [Self; 4] = [Self::Projections, Self::Adapter, Self::Attention, Self::Head];
 }
 
-/// `batch` products of `[m, k]` with `[k, n]`.
+/// `batch` matrix products of `[m, k]` with `[k, n]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Gemm {
-    /// Products in one call.
+    /// Matrix products in one call.
     pub batch: usize,
     /// Rows of the result.
     pub m: usize,
@@ -46,7 +47,7 @@ pub struct Gemm {
 }
 
 impl Gemm {
-    /// One product.
+    /// A GEMM that is not batched.
     pub fn new(m: usize, n: usize, k: usize) -> Self {
         Self { batch: 1, m, n, k }
     }
@@ -57,33 +58,33 @@ impl Gemm {
     }
 }
 
-/// How a step is computed, as far as its products depend on it.
+/// How a step is computed, as far as its GEMMs depend on it.
 #[derive(Clone, Debug)]
 pub struct StepShape {
-    /// Sizes of the model.
-    pub model: ModelShape,
+    /// The model.
+    pub model: ModelSpec,
     /// The adapter; `None`: every weight trains.
-    pub lora: Option<LoraShape>,
-    /// Whether blocks run forward twice.
+    pub lora: Option<LoraConfig>,
+    /// Whether layers run forward twice.
     pub recompute: Recompute,
     /// Rows of logits at a time.
     pub loss_chunk_tokens: usize,
 }
 
-/// What a micro-batch adds: where its documents end, and how many of its tokens train.
+/// What a micro-batch adds: where its documents end, and how many of its tokens count in the loss.
 #[derive(Clone, Debug)]
 pub struct MicroBatchShape {
-    /// Tokens of each document; padding at a row's end is a document too, since the step computes it.
+    /// Tokens of each document; the padding at the end of a sequence is a document too, since the step computes it.
     pub documents: Vec<usize>,
-    /// Tokens that count in the loss.
-    pub trained: usize,
+    /// Targets that count in the loss.
+    pub loss_tokens: usize,
 }
 
 impl MicroBatchShape {
     /// The sizes of a packed batch.
     pub fn of(batch: &Batch) -> Self {
         let documents = batch.cu_seqlens.windows(2).map(|pair| (pair[1] - pair[0]) as usize).collect();
-        Self { documents, trained: batch.trained_tokens() }
+        Self { documents, loss_tokens: batch.loss_tokens() }
     }
 
     /// Tokens, padding included.
@@ -92,7 +93,7 @@ impl MicroBatchShape {
     }
 }
 
-/// Products and how often each runs.
+/// GEMMs and how often each runs.
 #[derive(Clone, Debug, Default)]
 pub struct Products {
     counts: BTreeMap<(Part, Gemm), usize>,
@@ -103,62 +104,67 @@ impl Products {
     pub fn of_step(step: &StepShape, micro_batches: &[MicroBatchShape]) -> Self {
         let mut products = Self::default();
         for micro_batch in micro_batches {
-            for layer in LinearLayer::ALL {
-                products.linear(step, layer, micro_batch.tokens());
+            for (index, layer) in step.model.layers.iter().enumerate() {
+                for group in step.model.groups(index) {
+                    for module in &group.modules {
+                        products.linear(step, group.kind, module, group.in_features, micro_batch.tokens());
+                    }
+                }
+                for &tokens in &micro_batch.documents {
+                    products.attention(step, &layer.attention, tokens);
+                }
             }
-            for &tokens in &micro_batch.documents {
-                products.attention(step, tokens);
-            }
-            products.head(step, micro_batch.trained);
+            products.head(step, micro_batch.loss_tokens);
         }
         products
     }
 
-    /// One linear layer in all blocks: `y = x Wᵀ + (x Aᵀ) Bᵀ` and its backward, over `n` tokens.
-    fn linear(&mut self, step: &StepShape, layer: LinearLayer, n: usize) {
-        let (blocks, forwards) = (step.model.num_hidden_layers, step.forwards_of(layer));
-        let [o, i] = step.model.linear_shape(layer);
-        self.add(Part::Projections, Gemm::new(n, o, i), blocks * forwards);
-        self.add(Part::Projections, Gemm::new(n, i, o), blocks);
+    /// One linear module: `y = x Wᵀ + (x Aᵀ) Bᵀ` and its backward, over `n` tokens.
+    fn linear(&mut self, step: &StepShape, kind: GroupKind, module: &ModuleSpec, i: usize, n: usize) {
+        // A recomputed layer stops before its down projection.
+        let forwards = if kind == GroupKind::Down { 1 } else { step.forwards() };
+        let o = module.out_features();
+        self.add(Part::Projections, Gemm::new(n, o, i), forwards);
+        self.add(Part::Projections, Gemm::new(n, i, o), 1);
         let Some(lora) = &step.lora else {
-            self.add(Part::Projections, Gemm::new(o, i, n), blocks);
+            self.add(Part::Projections, Gemm::new(o, i, n), 1);
             return;
         };
-        if !lora.targets.contains(&layer) {
+        if !lora.target_modules.matches(&module.path) {
             return;
         }
         let r = lora.r;
-        self.add(Part::Adapter, Gemm::new(n, r, i), blocks * forwards);
-        self.add(Part::Adapter, Gemm::new(n, o, r), blocks * forwards);
-        // In this order: dy B, its product with A into dx, dA, dB.
+        self.add(Part::Adapter, Gemm::new(n, r, i), forwards);
+        self.add(Part::Adapter, Gemm::new(n, o, r), forwards);
+        // In this order: dy B, its GEMM with A into dx, dA, dB.
         for gemm in [Gemm::new(n, r, o), Gemm::new(n, i, r), Gemm::new(r, i, n), Gemm::new(o, r, n)] {
-            self.add(Part::Adapter, gemm, blocks);
+            self.add(Part::Adapter, gemm, 1);
         }
     }
 
-    /// One document of `t` tokens in all blocks. Query heads of a group are stacked, so groups are the batch.
-    fn attention(&mut self, step: &StepShape, t: usize) {
-        let model = &step.model;
-        let (batch, k) = (model.num_key_value_heads, model.head_dim);
-        let (blocks, forwards) = (model.num_hidden_layers, step.forwards());
+    /// One document of `t` tokens in one layer. Query heads of a group are stacked, so key/value heads are the batch.
+    fn attention(&mut self, step: &StepShape, attention: &AttentionSpec, t: usize) {
+        let (batch, k, forwards) = (attention.kv_heads, attention.head_dim, step.forwards());
         for start in (0..t).step_by(QUERY_BLOCK) {
-            let seen = t.min(start + QUERY_BLOCK);
-            let rows = model.num_attention_heads / batch * (seen - start);
-            let onto_keys = Gemm { batch, m: rows, n: seen, k };
-            let onto_heads = Gemm { batch, m: rows, n: k, k: seen };
-            let onto_tokens = Gemm { batch, m: seen, n: k, k: rows };
+            let end = t.min(start + QUERY_BLOCK);
+            let first_key = attention.window.map_or(0, |window| (start + 1).saturating_sub(window));
+            let keys = end - first_key;
+            let rows = attention.heads / batch * (end - start);
+            let onto_keys = Gemm { batch, m: rows, n: keys, k };
+            let onto_heads = Gemm { batch, m: rows, n: k, k: keys };
+            let onto_tokens = Gemm { batch, m: keys, n: k, k: rows };
             // Forward: scores and values. Backward: scores again and dp, then dq, then dk and dv.
-            self.add(Part::Attention, onto_keys, blocks * (forwards + 2));
-            self.add(Part::Attention, onto_heads, blocks * (forwards + 1));
-            self.add(Part::Attention, onto_tokens, blocks * 2);
+            self.add(Part::Attention, onto_keys, forwards + 2);
+            self.add(Part::Attention, onto_heads, forwards + 1);
+            self.add(Part::Attention, onto_tokens, 2);
         }
     }
 
-    /// Logits of the trained positions, chunk by chunk, and their gradients.
-    fn head(&mut self, step: &StepShape, trained: usize) {
+    /// Logits of the positions with a target, chunk by chunk, and their gradients.
+    fn head(&mut self, step: &StepShape, loss_tokens: usize) {
         let (v, d, chunk) = (step.model.vocab_size, step.model.hidden_size, step.loss_chunk_tokens);
-        for start in (0..trained).step_by(chunk) {
-            let c = chunk.min(trained - start);
+        for start in (0..loss_tokens).step_by(chunk) {
+            let c = chunk.min(loss_tokens - start);
             self.add(Part::Head, Gemm::new(c, v, d), 1);
             self.add(Part::Head, Gemm::new(c, d, v), 1);
             if step.lora.is_none() {
@@ -171,7 +177,7 @@ impl Products {
         *self.counts.entry((part, gemm)).or_default() += count;
     }
 
-    /// Each product of each part, once, with how often it runs.
+    /// Each GEMM of each part, once, with how often it runs.
     pub fn iter(&self) -> impl Iterator<Item = (Part, Gemm, usize)> + '_ {
         self.counts.iter().map(|(&(part, gemm), &count)| (part, gemm, count))
     }
@@ -188,89 +194,85 @@ impl Products {
 }
 
 impl StepShape {
-    /// How often attention runs forward.
+    /// How often a layer runs forward.
     fn forwards(&self) -> usize {
-        match self.recompute {
-            Recompute::Full => 2,
-            Recompute::Selective | Recompute::None => 1,
-        }
-    }
-
-    /// How often a linear layer runs forward: a recomputed block stops before its last one.
-    fn forwards_of(&self, layer: LinearLayer) -> usize {
-        if layer == LinearLayer::DownProj { 1 } else { self.forwards() }
+        if self.recompute == Recompute::Full { 2 } else { 1 }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use firebrick_hwprofile::memory::{BaseStorage, TrainingShape};
-    use firebrick_hwprofile::roofline::step_work;
+    use std::path::Path;
+
+    use firebrick_arch::shapes::{llama_3_2_1b, mistral_7b, qwen3_8b};
+    use firebrick_arch::{ModelConfig, TargetModules};
+    use firebrick_kernels::backends::BackendKind;
+    use firebrick_kernels::{BaseStorage, TrainingShape, step_work};
+    use firebrick_precision::Format;
 
     use super::*;
 
     const DOCUMENT: usize = QUERY_BLOCK;
-    const ROWS: usize = 4;
+    const SEQUENCES: usize = 4;
 
-    fn quickstart() -> ModelShape {
-        ModelShape {
-            vocab_size: 264,
-            hidden_size: 192,
-            intermediate_size: 512,
-            num_hidden_layers: 4,
-            num_attention_heads: 6,
-            num_key_value_heads: 2,
-            head_dim: 32,
-            tie_word_embeddings: true,
-        }
+    fn quickstart() -> ModelSpec {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/quickstart/base");
+        ModelConfig::read(&folder).expect("the quickstart has a model").spec
     }
 
-    fn step(lora: Option<LoraShape>, recompute: Recompute) -> StepShape {
-        StepShape { model: quickstart(), lora, recompute, loss_chunk_tokens: 100 }
+    fn lora(r: usize, target_modules: TargetModules) -> LoraConfig {
+        LoraConfig { r, lora_alpha: 16.0, use_rslora: false, target_modules, base_model_name_or_path: None }
     }
 
-    /// Rows of equal documents, every token trained: what hwprofile's formula is about.
+    fn step(model: ModelSpec, lora: Option<LoraConfig>, recompute: Recompute) -> StepShape {
+        StepShape { model, lora, recompute, loss_chunk_tokens: 100 }
+    }
+
+    /// Equal documents, every token with a target: what the formula of `step_work` is about.
     fn equal_documents() -> MicroBatchShape {
-        MicroBatchShape { documents: vec![DOCUMENT; 4 * ROWS], trained: 4 * ROWS * DOCUMENT }
+        MicroBatchShape { documents: vec![DOCUMENT; 4 * SEQUENCES], loss_tokens: 4 * SEQUENCES * DOCUMENT }
     }
 
     fn training(step: &StepShape) -> TrainingShape {
         TrainingShape {
-            base: BaseStorage::F32,
+            base: if step.lora.is_some() { BaseStorage::Frozen(Format::F32) } else { BaseStorage::Trained },
             lora: step.lora.clone(),
-            optimizer_bytes_per_parameter: 8.0,
-            micro_batch_size: ROWS,
+            compute: Format::F32,
+            optimizer_bytes: 0,
+            micro_batch_size: SEQUENCES,
             row_len: 4 * DOCUMENT,
+            longest_document: DOCUMENT,
+            documents: 4 * SEQUENCES,
             recompute: step.recompute,
-            activation_bytes: 4,
-            trainable_bytes: 4,
-            loss_chunk_tokens: step.loss_chunk_tokens,
             offload: false,
-            fused: false,
-            score_tokens: DOCUMENT,
+            loss_chunk_tokens: step.loss_chunk_tokens,
         }
     }
 
     #[test]
-    fn enumerated_products_have_the_operations_that_the_roofline_formula_counts() {
-        let some_layers = LoraShape::named(8, &["q_proj", "down_proj"]).expect("both exist");
-        for lora in [None, Some(LoraShape::all_linear(16)), Some(some_layers)] {
-            for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
-                let step = step(lora.clone(), recompute);
-                let products = Products::of_step(&step, &[equal_documents(), equal_documents()]);
-                let expected = step_work(&step.model, &training(&step), 2, DOCUMENT as f64);
-                let attention = products.flops_of(Part::Attention);
-                assert_eq!(products.flops() - attention, expected.matmul_flops, "{lora:?} {recompute:?}");
-                // The formula counts the causal half of each square; a document of one block of queries is all square.
-                assert_eq!(attention, 2.0 * expected.attention_flops, "{lora:?} {recompute:?}");
+    fn enumerated_gemms_have_the_operations_that_the_roofline_formula_counts() {
+        let some = TargetModules::from_names(vec!["q_proj".to_owned(), "down_proj".to_owned()]);
+        let adapters = [None, Some(lora(16, TargetModules::AllLinear)), Some(lora(8, some))];
+        for model in [quickstart(), llama_3_2_1b(), mistral_7b(), qwen3_8b()] {
+            for lora in &adapters {
+                for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+                    let step = step(model.clone(), lora.clone(), recompute);
+                    let products = Products::of_step(&step, &[equal_documents(), equal_documents()]);
+                    let expected = step_work(BackendKind::Flex, &model, &training(&step), 2, DOCUMENT as f64);
+                    let attention = products.flops_of(Part::Attention);
+                    let is_same = |ours: f64, expected: f64| (ours / expected - 1.0).abs() < 1e-12;
+                    assert!(is_same(products.flops() - attention, expected.matmul_flops), "{lora:?} {recompute:?}");
+                    // The formula counts the causal half of each square; a document of one block of queries is all square.
+                    assert!(is_same(attention, 2.0 * expected.attention_flops), "{lora:?} {recompute:?}");
+                }
             }
         }
     }
 
     #[test]
-    fn only_trained_positions_reach_the_head() {
-        let step = step(Some(LoraShape::all_linear(16)), Recompute::None);
-        let micro_batch = MicroBatchShape { documents: vec![256; 4], trained: 130 };
+    fn only_positions_with_a_target_reach_the_head() {
+        let step = step(quickstart(), Some(lora(16, TargetModules::AllLinear)), Recompute::None);
+        let micro_batch = MicroBatchShape { documents: vec![256; 4], loss_tokens: 130 };
         let products = Products::of_step(&step, &[micro_batch]);
         let head: Vec<_> = products.iter().filter(|&(part, ..)| part == Part::Head).collect();
         assert_eq!(head.len(), 4, "logits and their gradient, in chunks of 100 and 30: {head:?}");
@@ -279,15 +281,19 @@ mod tests {
 
     #[test]
     fn attention_of_long_documents_is_between_the_causal_half_and_the_square() {
-        let step = step(None, Recompute::None);
-        let attention = |documents: Vec<usize>| {
-            let trained = 1;
-            Products::of_step(&step, &[MicroBatchShape { documents, trained }]).flops_of(Part::Attention)
+        let attention_within = |window: Option<usize>, documents: Vec<usize>| {
+            let mut model = quickstart();
+            model.layers.iter_mut().for_each(|layer| layer.attention.window = window);
+            let micro_batch = MicroBatchShape { documents, loss_tokens: 1 };
+            Products::of_step(&step(model, None, Recompute::None), &[micro_batch]).flops_of(Part::Attention)
         };
+        let attention = |documents| attention_within(None, documents);
         // Four blocks of queries that meet one to four blocks of keys: 10 of the square's 16.
         assert_eq!(attention(vec![4 * QUERY_BLOCK]), 10.0 * attention(vec![QUERY_BLOCK]));
         assert_eq!(attention(vec![QUERY_BLOCK; 4]), 4.0 * attention(vec![QUERY_BLOCK]));
         assert!(attention(vec![100]) < (100.0f64 / QUERY_BLOCK as f64).powi(2) * attention(vec![QUERY_BLOCK]));
+        // With a window of one key each block of queries meets its own keys only.
+        assert_eq!(attention_within(Some(1), vec![4 * QUERY_BLOCK]), attention(vec![QUERY_BLOCK; 4]));
     }
 
     #[test]
@@ -302,6 +308,6 @@ mod tests {
             padding: 1,
         };
         let shape = MicroBatchShape::of(&batch);
-        assert_eq!((shape.documents.as_slice(), shape.trained, shape.tokens()), ([2, 3, 1].as_slice(), 3, 6));
+        assert_eq!((shape.documents.as_slice(), shape.loss_tokens, shape.tokens()), ([2, 3, 1].as_slice(), 3, 6));
     }
 }

@@ -1,17 +1,19 @@
-//! Repeated timings of the same work, and how far they lie apart.
+//! Repeated timings of the same work, and how much they differ.
+//!
+//! Trade-off: three numbers, no distribution.
 
 use std::time::Instant;
 
 use serde::Serialize;
 
-/// Seconds of repeated work. The median is what is reported; the least says what the machine can do undisturbed.
+/// Seconds of repeated work. The median is what is reported; the minimum shows what the machine can do undisturbed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
     /// The middle one; of an even number, the mean of the two in the middle.
     pub median: f64,
-    /// The least.
+    /// The minimum.
     pub min: f64,
-    /// The most.
+    /// The maximum.
     pub max: f64,
 }
 

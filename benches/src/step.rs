@@ -1,21 +1,20 @@
 //! The training step of a shipped recipe, as the run loop takes it, and how long it takes on a backend.
 //!
-//! Weights are random: their values do not change the work, and nothing has to be downloaded or trained before. All steps
-//! train the same micro-batches, so that the products of the step are known exactly and what varies is the machine. Gives up:
-//! the loader, the log and the checkpoints, which the run loop keeps off the step's path or rare.
+//! Weights are random: their values do not change the work, and nothing has to be downloaded or trained first. All steps train the same
+//! micro-batches, so that the GEMMs of the step are known exactly and what varies is the machine.
+//! Trade-off: the loader, the log and the checkpoints are left out; the run loop keeps them off the step's path, or they are rare.
 
 use std::path::{Path, PathBuf};
 
 use firebrick_data::{Batch, Cursor};
-use firebrick_hwprofile::memory;
 use firebrick_kernels::Kernels;
 use firebrick_optim::{Schedule, ScheduleKind};
+use firebrick_parallel::Ranks;
 use firebrick_train::RunError;
-use firebrick_train::assemble;
-use firebrick_train::config::{self, Init, RunConfig};
-use firebrick_train::plan::{lora_shape, model_shape};
-use firebrick_train::prepare::{Prepared, prepare};
-use firebrick_train::step::scalar;
+use firebrick_train::config::{BackendChoice, Init, RunConfig};
+use firebrick_train::run::assemble;
+use firebrick_train::run::prepare::{Prepared, prepare};
+use firebrick_train::run::step::scalar;
 
 use crate::rate::wait;
 use crate::shapes::{MicroBatchShape, Products, StepShape};
@@ -28,7 +27,7 @@ pub const WARM_UP: usize = 3;
 pub struct Workload {
     /// The recipe's name.
     pub name: String,
-    /// Recipe, plan, model description and rows.
+    /// Recipe, plan, model description and packed sequences.
     pub prepared: Prepared,
     /// The micro-batches of every step: the first that the recipe's seed gives.
     pub micro_batches: Vec<Batch>,
@@ -59,7 +58,7 @@ impl Workload {
         config.data.path = text(data);
         config.data.eval_path = None;
         config.model = text(below_root(&config.model));
-        config.backend = config::BackendChoice::Auto;
+        config.backend = BackendChoice::Auto;
         let prepared = prepare(config)?;
         let micro_batches = first_micro_batches(&prepared);
         Ok(Some(Self { name: name.to_owned(), prepared, micro_batches }))
@@ -70,17 +69,13 @@ impl Workload {
         self.micro_batches.iter().map(Batch::tokens).sum()
     }
 
-    /// The products of a step.
+    /// The GEMMs of a step.
     pub fn products(&self) -> Products {
         let plan = &self.prepared.plan;
         let step = StepShape {
-            model: model_shape(&self.prepared.model),
-            lora: lora_shape(&self.prepared.config),
-            recompute: match plan.recompute.value {
-                config::Recompute::Full => memory::Recompute::Full,
-                config::Recompute::Selective => memory::Recompute::Selective,
-                config::Recompute::None => memory::Recompute::None,
-            },
+            model: self.prepared.model_config.spec.clone(),
+            lora: plan.lora.value.clone(),
+            recompute: plan.recompute.value,
             loss_chunk_tokens: plan.loss_chunk_tokens.value,
         };
         let shapes: Vec<_> = self.micro_batches.iter().map(MicroBatchShape::of).collect();
@@ -93,8 +88,8 @@ impl Workload {
     /// A LoRA target that the model does not have, or a loss that is not finite.
     pub fn time<B: Kernels>(&self, steps: usize) -> Result<StepTimes, RunError> {
         let device = B::Device::default();
-        let Prepared { config, plan, model, .. } = &self.prepared;
-        let mut trainer = assemble::trainer::<B>(config, plan, model, Init::Random, &device)?;
+        let Prepared { plan, model_config, .. } = &self.prepared;
+        let mut trainer = assemble::trainer::<B>(plan, model_config, Init::Random, Ranks::single(), &device)?;
         // Full rate from the first step on: a bench is too short for the recipe's warm-up.
         trainer.schedule = Schedule { kind: ScheduleKind::Constant, warmup_steps: 0, ..trainer.schedule };
         let mut samples = Vec::with_capacity(steps);
@@ -102,7 +97,7 @@ impl Workload {
         for index in 0..WARM_UP + steps {
             let (seconds, loss) = timed(|| -> Result<f32, RunError> {
                 let outcome = trainer.step(&self.micro_batches)?;
-                let loss = scalar(outcome.loss_sum) / outcome.trained_tokens as f32;
+                let loss = scalar(outcome.loss_sum) / outcome.loss_tokens as f32;
                 let grad_norm = scalar(outcome.grad_norm);
                 wait::<B>(&device);
                 if loss.is_finite() && grad_norm.is_finite() {
@@ -125,7 +120,8 @@ fn text(path: PathBuf) -> String {
 }
 
 fn first_micro_batches(prepared: &Prepared) -> Vec<Batch> {
-    let mut loader = assemble::loader(prepared, Cursor::default());
-    let count = prepared.plan.gradient_accumulation.value;
+    let (plan, rows) = (&prepared.plan, prepared.train.clone());
+    let mut loader = assemble::loader(plan, rows, &Ranks::single(), Cursor::default());
+    let count = plan.gradient_accumulation.value;
     (0..count).map(|_| loader.next_batch().expect("the loader repeats its epochs without end").0).collect()
 }

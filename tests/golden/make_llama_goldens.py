@@ -1,8 +1,9 @@
-"""Make the golden files of the whole-system tests: what transformers, PEFT, torch and bitsandbytes compute.
+"""Compute the golden files of the whole-system tests: what transformers, PEFT, torch and bitsandbytes compute.
 
     python make_llama_goldens.py [--out DIR] [--fixtures DIR]     (defaults: this folder, ../fixtures)
 
-Everything is f32 on one CPU thread with eager attention. README.md says what each file proves.
+make_family_goldens.py computes those of the other model families with the helpers of this script.
+Everything is f32 on one CPU thread with eager attention. README.md describes each file.
 """
 
 import argparse
@@ -69,14 +70,14 @@ ROPE_CASES = {
 
 
 class Maker:
-    def __init__(self, fixtures, out):
-        self.fixtures, self.out = fixtures, out
+    def __init__(self, script, fixtures, out):
+        self.script, self.fixtures, self.out = script, fixtures, out
 
     def save(self, name, tensors):
         """One metadata key, because the order of several is not fixed in the file."""
         libraries = [torch, transformers, peft, bitsandbytes, tokenizers, safetensors, numpy]
         versions = [f"{library.__name__} {library.__version__.split('+')[0]}" for library in libraries]
-        made_with = ", ".join(["make_llama_goldens.py", f"python {platform.python_version()}", *versions])
+        made_with = ", ".join([self.script, f"python {platform.python_version()}", *versions])
         path = self.out / f"{name}.safetensors"
         tensors = {key: value.detach().contiguous().clone() for key, value in sorted(tensors.items())}
         save_file(tensors, path, metadata={"made_with": made_with})
@@ -128,6 +129,12 @@ def make_logits(maker):
         maker.save(name, forward_tensors(model, random_ids(seed, min(262, model.config.vocab_size))))
 
 
+def make_lora(maker, name, base, seed):
+    model, input_ids = maker.adapted(name, maker.base(base)), random_ids(seed)
+    loss_of(model, input_ids)[1].backward()
+    maker.save(name, {**forward_tensors(model, input_ids), **adapter_gradients(model)})
+
+
 def make_lora_gradients(maker):
     adapters = [
         ("tiny-llama-lora", "tiny-llama"),
@@ -135,23 +142,23 @@ def make_lora_gradients(maker):
         ("tiny-llama-tied-lora", "tiny-llama-tied"),
     ]
     for seed, (name, base) in enumerate(adapters, start=311):
-        model, input_ids = maker.adapted(name, maker.base(base)), random_ids(seed)
-        loss_of(model, input_ids)[1].backward()
-        maker.save(name, {**forward_tensors(model, input_ids), **adapter_gradients(model)})
+        make_lora(maker, name, base, seed)
 
 
-def make_full_gradients(maker):
-    model, input_ids = maker.base("tiny-llama"), random_ids(301)
+def make_full_gradients(maker, name, seed):
+    model, input_ids = maker.base(name), random_ids(seed)
     loss = loss_of(model, input_ids)[1]
     loss.backward()
     gradients = {f"grad.{name}": parameter.grad for name, parameter in model.named_parameters()}
-    maker.save("tiny-llama-full-gradients", dict(input_ids=input_ids, loss=loss.reshape(1), **gradients))
+    maker.save(f"{name}-full-gradients", dict(input_ids=input_ids, loss=loss.reshape(1), **gradients))
 
 
 @torch.no_grad()
-def make_packed(maker):
-    """Two documents on their own. Packed into one row they must give the same logits, and their mean loss by token."""
-    model, ids = maker.base("tiny-llama"), random_ids(321)[0]
+def make_packed(maker, name, seed):
+    """Two documents, each alone. Packed into one sequence they must give the same logits.
+
+    The packed loss is the mean over the loss tokens of both."""
+    model, ids = maker.base(name), random_ids(seed)[0]
     documents, tensors, loss_sum, count = [ids[:19], ids[19:]], {}, 0.0, 0
     for index, document in enumerate(documents):
         for key, value in forward_tensors(model, document[None]).items():
@@ -162,7 +169,7 @@ def make_packed(maker):
     tensors["packed.position_ids"] = torch.cat([torch.arange(len(document)) for document in documents])[None]
     tensors["packed.cu_seqlens"] = torch.tensor([0, 19, TOKENS])
     tensors["packed.loss"] = loss_sum / count
-    maker.save("tiny-llama-packed", tensors)
+    maker.save(f"{name}-packed", tensors)
 
 
 def train_three_steps(model, input_ids):
@@ -182,8 +189,8 @@ def train_three_steps(model, input_ids):
 
 
 @torch.no_grad()
-def quantise_and_restore(model):
-    """Replace the seven projections by what NF4 with double quantisation leaves of them; returns a sample of the bytes.
+def quantize_and_restore(model):
+    """Replace the seven projections by what NF4 with double quantization leaves of them; returns a sample of the bytes.
 
     The matrix is handed over flat. Blocks run through the flat tensor (on CUDA too), but the CPU kernel of bitsandbytes
     0.50.2 looks up the wrong scales for a 2-D tensor whose rows are no multiple of the block: down_proj here, 96 wide.
@@ -219,32 +226,54 @@ def make_training(maker):
     maker.save("tiny-llama-lora-train", train_three_steps(model, input_ids))
 
     base = maker.base("tiny-llama")
-    quantise_and_restore(base)
+    quantize_and_restore(base)
     maker.save("tiny-llama-qlora-train", train_three_steps(maker.adapted("tiny-llama-lora", base), input_ids))
 
 
 def make_nf4(maker):
     model = maker.base("tiny-llama")
-    sample = quantise_and_restore(model)
+    sample = quantize_and_restore(model)
     maker.save("tiny-llama-nf4", {**forward_tensors(model, random_ids(301)), **sample})
 
 
 @torch.no_grad()
-def make_generation(maker):
-    model, tokenizer = maker.base("tiny-llama"), AutoTokenizer.from_pretrained(maker.fixtures / "tiny-llama")
-    prompts = ["Clay and ash", "<|user|>3+4?<|end|><|assistant|>"]
-    tensors = {}
-    for index, prompt in enumerate(prompts):
-        input_ids = tokenizer(prompt, return_tensors="pt").input_ids
+def make_generation(maker, name, prompts):
+    """Greedy generation from `prompts`, each of ids [1, T]."""
+    model, tensors = maker.base(name), {}
+    for index, input_ids in enumerate(prompts):
         mask = torch.ones_like(input_ids)
         output = model.generate(input_ids, attention_mask=mask, do_sample=False, max_new_tokens=16)
         new_ids = output[:, input_ids.shape[1] :]
         # A near tie would make the golden a test of rounding; a stop token would make it shorter than it says.
-        best, second = model(output).logits[0, input_ids.shape[1] - 1 : -1].topk(2).values.unbind(-1)
-        assert (best - second).min() > 0.02 and new_ids.shape == (1, 16), (index, (best - second).min(), new_ids)
+        values, ids = model(output).logits[0, input_ids.shape[1] - 1 : -1].topk(2)
+        gap = (values[:, 0] - values[:, 1]).min()
+        assert gap > 0.02 and new_ids.shape == (1, 16), (name, index, gap, new_ids)
+        assert torch.equal(ids[:, 0], new_ids[0]), (name, index, "the pass without a cache disagrees")
         tensors[f"prompt{index}.input_ids"] = input_ids
         tensors[f"prompt{index}.new_ids"] = new_ids
-    maker.save("tiny-llama-generation", tensors)
+    maker.save(f"{name}-generation", tensors)
+
+
+def make_text_generation(maker):
+    tokenizer = AutoTokenizer.from_pretrained(maker.fixtures / "tiny-llama")
+    prompts = ["Clay and ash", "<|user|>3+4?<|end|><|assistant|>"]
+    make_generation(maker, "tiny-llama", [tokenizer(prompt, return_tensors="pt").input_ids for prompt in prompts])
+
+
+def make_loss_weights(maker):
+    """Cross entropy with a weight per token, in pieces. Targets of -100 do not count, whatever their weight."""
+    generator = torch.Generator().manual_seed(331)
+    hidden = torch.randn(12, 8, generator=generator).requires_grad_()
+    head = (0.5 * torch.randn(20, 8, generator=generator)).requires_grad_()
+    targets = torch.randint(0, 20, (12,), generator=generator)
+    weights = 0.25 + 1.5 * torch.rand(12, generator=generator)
+    targets[[3, 11]], weights[6] = -100, 0.0
+    losses = torch.nn.functional.cross_entropy(hidden @ head.T, targets, reduction="none")
+    loss = (weights * losses).sum()
+    loss.backward()
+    tensors = dict(hidden=hidden, head=head, targets=targets, weights=weights, target_log_probs=-losses)
+    gradients = {"grad.hidden": hidden.grad, "grad.head": head.grad}
+    maker.save("loss-weights", {**tensors, "loss": loss.reshape(1), **gradients})
 
 
 def make_rope_tables(maker):
@@ -278,9 +307,9 @@ def make_tokenizer(maker):
     maker.save_json("tiny-llama-tokenizer", cases)
 
 
-def main():
+def maker_from_arguments(script, documentation):
     here = pathlib.Path(__file__).resolve().parent
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=documentation.splitlines()[0])
     parser.add_argument("--out", type=pathlib.Path, default=here)
     parser.add_argument("--fixtures", type=pathlib.Path, default=here.parent / "fixtures")
     arguments = parser.parse_args()
@@ -288,14 +317,19 @@ def main():
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    maker = Maker(arguments.fixtures, arguments.out)
+    return Maker(script, arguments.fixtures, arguments.out)
+
+
+def main():
+    maker = maker_from_arguments("make_llama_goldens.py", __doc__)
     make_logits(maker)
     make_lora_gradients(maker)
-    make_full_gradients(maker)
-    make_packed(maker)
+    make_full_gradients(maker, "tiny-llama", 301)
+    make_packed(maker, "tiny-llama", 321)
     make_training(maker)
     make_nf4(maker)
-    make_generation(maker)
+    make_text_generation(maker)
+    make_loss_weights(maker)
     make_rope_tables(maker)
     make_tokenizer(maker)
 

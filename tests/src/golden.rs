@@ -1,4 +1,6 @@
-//! Golden files, read by key, and how far from them a result lies.
+//! Golden files, read by key, and measures of how far a result is from them.
+//!
+//! Trade-off: each access parses the file's header again; the files are small.
 
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -40,8 +42,8 @@ impl Golden {
 
     /// Values of an f32 tensor.
     pub fn f32s(&self, key: &str) -> Vec<f32> {
-        let four = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().expect("chunks of four bytes"));
-        self.bytes(key, Dtype::F32).chunks_exact(4).map(four).collect()
+        let value = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().expect("chunks of four bytes"));
+        self.bytes(key, Dtype::F32).chunks_exact(4).map(value).collect()
     }
 
     /// Bytes of a u8 tensor.
@@ -49,15 +51,20 @@ impl Golden {
         self.bytes(key, Dtype::U8)
     }
 
+    /// Values of an i64 tensor, such as targets, which are negative where nothing counts in the loss.
+    pub fn i64s(&self, key: &str) -> Vec<i64> {
+        let value = |bytes: &[u8]| i64::from_le_bytes(bytes.try_into().expect("chunks of eight bytes"));
+        self.bytes(key, Dtype::I64).chunks_exact(8).map(value).collect()
+    }
+
     /// Values of an i64 tensor of token ids or positions.
     pub fn ids(&self, key: &str) -> Vec<u32> {
-        let eight = |bytes: &[u8]| i64::from_le_bytes(bytes.try_into().expect("chunks of eight bytes"));
         let id = |value| u32::try_from(value).expect("ids and positions are not negative");
-        self.bytes(key, Dtype::I64).chunks_exact(8).map(eight).map(id).collect()
+        self.i64s(key).into_iter().map(id).collect()
     }
 }
 
-/// `‖ours − expected‖ / ‖expected‖`; infinite where a value of ours is not a number.
+/// `‖ours − expected‖ / ‖expected‖`; infinite where one of our values is not a number.
 pub fn relative_difference(ours: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(ours.len(), expected.len(), "different numbers of values");
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
@@ -67,9 +74,9 @@ pub fn relative_difference(ours: &[f32], expected: &[f32]) -> f64 {
     if relative.is_nan() { f64::INFINITY } else { relative }
 }
 
-/// Largest absolute difference of two values at the same place; infinite where a value of ours is not a number.
+/// Largest absolute difference of two values at the same place; infinite where one of our values is not a number.
 pub fn largest_difference(ours: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(ours.len(), expected.len(), "different numbers of values");
-    let apart = |(&a, &b): (&f32, &f32)| if a.is_nan() { f32::INFINITY } else { (a - b).abs() };
-    ours.iter().zip(expected).map(apart).fold(0.0, f32::max)
+    let difference = |(&a, &b): (&f32, &f32)| if a.is_nan() { f32::INFINITY } else { (a - b).abs() };
+    ours.iter().zip(expected).map(difference).fold(0.0, f32::max)
 }

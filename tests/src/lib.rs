@@ -1,18 +1,39 @@
-//! What the whole-system tests share: golden files, fixture models, and recipes that are run from start to end.
+//! What the whole-system tests share: golden files, fixture models, and recipes that run from start to end.
 //!
-//! The laws stand in `tests/`, few binaries because each links every backend: `numbers` (our numbers are the reference
-//! implementations'), `runs` (what a run leaves behind, how it goes on, what it refuses), `backends` (all backends train
-//! alike). Everything here panics with a sentence where a test cannot go on.
+//! The tests are in `tests/`, in few binaries because each links every backend: `numbers` (our numbers equal those of the reference
+//! implementations, on every backend), `runs` (what a run leaves on disk, how it resumes, what it refuses), `backends` (all backends
+//! train alike) and `gpu` (the same on a card).
+//! Trade-off: everything here panics with a sentence where a test cannot go on.
 
+mod backends;
+mod custom_loss;
 mod golden;
 mod model;
 mod recipe;
 
 use std::path::PathBuf;
 
+#[cfg(feature = "wgpu")]
+pub use backends::has_wgpu;
+pub use custom_loss::preference_loss;
 pub use golden::{Golden, largest_difference, relative_difference};
-pub use model::{POSITIONS, batch, every_next_token, host, load};
-pub use recipe::{checkpoint_folder, finish, metrics, recipe, refusal, snapshot, step_losses, train};
+pub use model::{
+    FROZEN, NF4, POSITIONS, TRAINED, batch, every_next_token, host, host_gradients, load, loss_and_gradients,
+    loss_options, packed, upload,
+};
+pub use recipe::{
+    NEW, NEWEST, checkpoint_folder, finish, metrics, one_step, recipe, refusal, snapshot, step_losses, train,
+};
+
+/// One checkpoint per family. Each has an adapter `<name>-lora` on all projections, and the golden files `<name>`, `<name>-lora`,
+/// `<name>-full-gradients`, `<name>-packed` and `<name>-generation`. A new family is one more line here.
+pub const FAMILIES: [&str; 5] = [
+    "tiny-llama",
+    "tiny-llama-bias", // biases on all projections
+    "tiny-mistral",    // sliding window, head_dim 24
+    "tiny-qwen2",      // biases on q, k and v; tied head
+    "tiny-qwen3",      // norms of q and k; head_dim 32
+];
 
 /// A path in this package, or in the folder that `FIREBRICK_TESTS` names: where the GPU suite was unpacked.
 fn here(parts: &[&str]) -> PathBuf {

@@ -1,18 +1,32 @@
-//! Fixture models on a device, and batches made by hand.
+//! Fixture models on a device, batches built by hand, and what a batch gives.
+//!
+//! Trade-off: every model computes in f32, so that its numbers compare with the golden files.
+
+use std::collections::BTreeMap;
 
 use burn_tensor::{DType, Tensor};
 use firebrick_data::{Batch, IGNORE_INDEX};
-use firebrick_kernels::Kernels;
+use firebrick_kernels::{GradientMap, GradientSink, Kernels};
 use firebrick_model::peft::read_adapter_config;
-use firebrick_model::{BaseStorage, BuildOptions, HfFolder, Llama, LlamaConfig};
+use firebrick_model::{
+    BaseStorage, BuildOptions, Decoder, HfFolder, LossOptions, MicroBatch, ModelConfig, PassOptions,
+};
+use firebrick_precision::{Format, QuantFormat};
 
 use crate::fixture;
 
 /// Positions that the models loaded here have rotary angles for.
 pub const POSITIONS: usize = 128;
 
+/// The base as it is stored, frozen.
+pub const FROZEN: BaseStorage = BaseStorage::Frozen(Format::F32);
+/// The base in NF4 with double quantization, frozen.
+pub const NF4: BaseStorage = BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: true }));
+/// Every weight trains.
+pub const TRAINED: BaseStorage = BaseStorage::Trained;
+
 /// Loads a fixture model in f32, with a fixture adapter on it. An absolute path works as a name too.
-pub fn load<B: Kernels>(model: &str, adapter: Option<&str>, storage: BaseStorage) -> Llama<B> {
+pub fn load<B: Kernels>(model: &str, adapter: Option<&str>, storage: BaseStorage) -> Decoder<B> {
     let (folder, adapter) = (fixture(model), adapter.map(fixture));
     let options = BuildOptions {
         storage,
@@ -21,13 +35,18 @@ pub fn load<B: Kernels>(model: &str, adapter: Option<&str>, storage: BaseStorage
         compute_dtype: DType::F32,
         max_positions: POSITIONS,
     };
-    let config = LlamaConfig::read(&folder).expect("the model has a readable config");
+    let config = ModelConfig::read(&folder).expect("the model has a readable config");
     let weights = HfFolder::open(&folder).expect("the model has weights");
-    let mut loaded = Llama::load(&weights, config, &options, &B::Device::default(), &mut |_| ()).expect("it loads");
+    let mut loaded = Decoder::load(&weights, config, &options, &B::Device::default(), &mut |_| ()).expect("it loads");
     if let Some(dir) = adapter {
         loaded.load_adapter(&dir).expect("the adapter fits the model");
     }
     loaded
+}
+
+/// Uploads a batch.
+pub fn upload<B: Kernels>(model: &Decoder<B>, batch: &Batch) -> MicroBatch<B> {
+    model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens)
 }
 
 /// Values of a tensor on the host.
@@ -35,14 +54,38 @@ pub fn host<B: Kernels, const D: usize>(tensor: Tensor<B, D>) -> Vec<f32> {
     tensor.into_data().convert::<f32>().to_vec().expect("values were just converted to f32")
 }
 
-/// Rows of equal length, each one document. `is_trained(row, index)` says whether the token at `index` counts in the loss.
-pub fn batch(rows: &[Vec<u32>], is_trained: impl Fn(usize, usize) -> bool) -> Batch {
+/// Gradients on the host, by name.
+pub fn host_gradients<B: Kernels>(gradients: &GradientMap<B>) -> BTreeMap<String, Vec<f32>> {
+    gradients.iter().map(|(name, values)| (name.to_string(), host(values.clone()))).collect()
+}
+
+/// Loss options of most tests. The chunk does not divide the tokens of the golden batches, so that the last chunk of the loss is a
+/// short one.
+pub fn loss_options(gradient_scale: f64) -> LossOptions {
+    LossOptions { chunk_tokens: 20, gradient_scale: Some(gradient_scale), log_probs: false }
+}
+
+/// Sum of the losses of a batch, and the gradients of the mean loss by name.
+pub fn loss_and_gradients<B: Kernels>(
+    model: &Decoder<B>,
+    batch: &Batch,
+    pass: PassOptions,
+) -> (f32, BTreeMap<String, Vec<f32>>) {
+    let mut gradients = GradientMap::default();
+    gradients.begin_micro_batch(true);
+    let options = loss_options(1.0 / batch.loss_tokens() as f64);
+    let loss = host(model.loss_and_gradients(&upload(model, batch), pass, options, &mut gradients))[0];
+    (loss, host_gradients(&gradients))
+}
+
+/// Sequences of equal length, each one document. `counts(sequence, index)` tells whether the token at `index` counts in the loss.
+pub fn batch(rows: &[Vec<u32>], counts: impl Fn(usize, usize) -> bool) -> Batch {
     let row_len = rows[0].len();
-    assert!(rows.iter().all(|row| row.len() == row_len), "rows of one batch have one length");
+    assert!(rows.iter().all(|row| row.len() == row_len), "sequences of one batch have one length");
     let mut targets = Vec::new();
     for (number, row) in rows.iter().enumerate() {
         let next = |index: usize| match row.get(index) {
-            Some(&id) if is_trained(number, index) => i64::from(id),
+            Some(&id) if counts(number, index) => i64::from(id),
             _ => IGNORE_INDEX,
         };
         targets.extend((1..=row_len).map(next));
@@ -58,8 +101,29 @@ pub fn batch(rows: &[Vec<u32>], is_trained: impl Fn(usize, usize) -> bool) -> Ba
     }
 }
 
-/// The golden files' batch: `row_len` tokens a row, every next token trained.
+/// The golden files' batch: `row_len` tokens per sequence, every next token counts in the loss.
 pub fn every_next_token(input_ids: &[u32], row_len: usize) -> Batch {
     let rows: Vec<Vec<u32>> = input_ids.chunks(row_len).map(<[u32]>::to_vec).collect();
     batch(&rows, |_, _| true)
+}
+
+/// Documents one after the other in one packed sequence; every next token inside a document counts in the loss.
+pub fn packed(documents: &[&[u32]]) -> Batch {
+    let tokens = documents.iter().map(|document| document.len()).sum();
+    let mut batch = Batch {
+        rows: 1,
+        row_len: tokens,
+        input_ids: documents.concat(),
+        targets: Vec::new(),
+        positions: Vec::new(),
+        cu_seqlens: vec![0],
+        padding: 0,
+    };
+    for document in documents {
+        let alone = every_next_token(document, document.len());
+        batch.targets.extend(alone.targets);
+        batch.positions.extend(alone.positions);
+        batch.cu_seqlens.push(batch.positions.len() as u32);
+    }
+    batch
 }

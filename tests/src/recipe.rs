@@ -1,4 +1,6 @@
 //! Recipes over the tiny models, run in this process, and what they leave on disk.
+//!
+//! Trade-off: a run's console is off, so notes are tested where they are computed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,12 +8,18 @@ use std::path::{Path, PathBuf};
 
 use firebrick_train::RunError;
 use firebrick_train::config::RunConfig;
-use firebrick_train::interrupt::Interrupt;
-use firebrick_train::report::{Outcome, Summary, Voice};
+use firebrick_train::console::{Console, Outcome, Summary};
+use firebrick_train::run::interrupt::Interrupt;
 use firebrick_train::run::{RunOptions, run};
+use firebrick_train::state::resume_point::ResumeFrom;
 use serde_json::Value;
 
 use crate::fixture;
+
+/// Starts a new run.
+pub const NEW: Option<ResumeFrom> = None;
+/// Continues the newest run of the recipe's name from its newest checkpoint.
+pub const NEWEST: Option<ResumeFrom> = Some(ResumeFrom::Newest);
 
 /// Six steps of QLoRA on chats: every part of a run has something to do.
 const RECIPE: &str = r#"
@@ -49,17 +57,27 @@ pub fn recipe(output: &Path, changes: &[&str]) -> RunConfig {
     RunConfig::from_toml(RECIPE, Path::new("run.toml"), &overrides).expect("the recipe is well formed")
 }
 
-/// Runs a recipe, from its start or from its newest checkpoint. An `interrupt` that is already requested lets it take
-/// one step.
+/// Runs a recipe, from its start or from a checkpoint. An `interrupt` that is already requested lets it take one step.
 ///
 /// # Errors
 /// Whatever stops the run.
-pub fn train(config: RunConfig, resume: bool, interrupt: &Interrupt) -> Result<Outcome, RunError> {
-    run(RunOptions { config, resume, voice: Voice::Quiet, interrupt: interrupt.clone() })
+pub fn train(config: RunConfig, resume: Option<ResumeFrom>, interrupt: &Interrupt) -> Result<Outcome, RunError> {
+    run(RunOptions { config, resume, console: Console::QUIET, interrupt: interrupt.clone() })
+}
+
+/// Takes one step, then ends as after a signal; the number of steps taken so far.
+pub fn one_step(config: RunConfig, resume: Option<ResumeFrom>) -> u64 {
+    let interrupt = Interrupt::detached();
+    interrupt.request();
+    match train(config, resume, &interrupt) {
+        Ok(Outcome::Interrupted { step, .. }) => step,
+        Ok(other) => panic!("the run was to be interrupted, but ended with {other:?}"),
+        Err(error) => panic!("the run was to be interrupted, but: {error}"),
+    }
 }
 
 /// Runs a recipe to its end.
-pub fn finish(config: RunConfig, resume: bool) -> Summary {
+pub fn finish(config: RunConfig, resume: Option<ResumeFrom>) -> Summary {
     match train(config, resume, &Interrupt::detached()) {
         Ok(Outcome::Finished(summary)) => summary,
         Ok(other) => panic!("the run was to finish, but ended with {other:?}"),
@@ -67,8 +85,8 @@ pub fn finish(config: RunConfig, resume: bool) -> Summary {
     }
 }
 
-/// Runs a recipe that has to be refused; what the user is told, causes included.
-pub fn refusal(config: RunConfig, resume: bool) -> String {
+/// Runs a recipe that has to be refused; the error message, causes included.
+pub fn refusal(config: RunConfig, resume: Option<ResumeFrom>) -> String {
     let error = match train(config, resume, &Interrupt::detached()) {
         Ok(outcome) => panic!("the run was to be refused, but ended with {outcome:?}"),
         Err(error) => error,
@@ -93,7 +111,7 @@ pub fn checkpoint_folder(run: &Path, step: u64) -> PathBuf {
     run.join("checkpoints").join(format!("step-{step}"))
 }
 
-/// Every file below a folder with its bytes, but the lock and the run's own plan, which tells the free memory of the day.
+/// Every file below a folder with its bytes, except the lock and the run's own plan, which names the memory that was free.
 pub fn snapshot(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut files = BTreeMap::new();
     let mut folders = vec![folder.to_path_buf()];
@@ -103,7 +121,7 @@ pub fn snapshot(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
             if path.is_dir() {
                 folders.push(path);
             } else {
-                let name = path.strip_prefix(folder).expect("it lies below the folder").to_path_buf();
+                let name = path.strip_prefix(folder).expect("it is below the folder").to_path_buf();
                 files.insert(name, fs::read(&path).expect("the file can be read"));
             }
         }

@@ -1,9 +1,9 @@
-//! One law over all backends: the same recipe gives the same losses.
+//! The same recipe gives the same losses on every backend.
 //!
-//! A binary of its own, because the settings of a backend belong to the whole process. CUDA is left out: it computes in
-//! bfloat16 by default and needs a card.
+//! A binary of its own, because the settings of a backend belong to the whole process.
+//! Trade-off: CUDA is left out. It computes in bfloat16 by default and needs a card: `gpu.rs`.
 
-use firebrick_tests::{finish, recipe, step_losses};
+use firebrick_tests::{FAMILIES, NEW, finish, fixture, recipe, step_losses};
 use tempfile::tempdir;
 
 /// The backends of this binary that find a device, flex first.
@@ -13,21 +13,10 @@ fn backends() -> Vec<&'static str> {
         found.push("candle");
     }
     #[cfg(feature = "wgpu")]
-    match firebrick_kernels::probe::wgpu() {
-        Ok(()) => found.push("wgpu"),
-        Err(reason) => {
-            // Where tests decide over a change, a missing software Vulkan driver must not pass unseen.
-            assert!(std::env::var_os("CI").is_none(), "wgpu finds no adapter: {reason}");
-            skip(&reason);
-        }
+    if firebrick_tests::has_wgpu() {
+        found.push("wgpu");
     }
     found
-}
-
-#[cfg(feature = "wgpu")]
-#[expect(clippy::print_stderr, reason = "a test that is not run must be seen")]
-fn skip(reason: &str) {
-    eprintln!("SKIPPED on wgpu: {reason}");
 }
 
 fn losses(backend: &str, changes: &[&str]) -> Vec<f64> {
@@ -36,7 +25,7 @@ fn losses(backend: &str, changes: &[&str]) -> Vec<f64> {
     // A rate at which a wrong gradient shows in the next loss.
     let three_steps =
         [backend.as_str(), "train.steps=3", "train.warmup_steps=0", "train.learning_rate=1e-2", "data.eval_fraction="];
-    let summary = finish(recipe(output.path(), &[&three_steps, changes].concat()), false);
+    let summary = finish(recipe(output.path(), &[&three_steps, changes].concat()), NEW);
     assert_eq!(summary.steps, 3);
     step_losses(&output.path().join("run"))
 }
@@ -46,8 +35,8 @@ fn assert_all_agree(changes: &[&str]) {
     assert_eq!(expected.len(), 3);
     for backend in backends() {
         let ours = losses(backend, changes);
-        let apart = ours.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-        assert!(ours.len() == 3 && apart < 1e-4, "{backend} {changes:?}: {ours:?}, flex {expected:?}");
+        let difference = ours.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+        assert!(ours.len() == 3 && difference < 1e-4, "{backend} {changes:?}: {ours:?}, flex {expected:?}");
     }
 }
 
@@ -60,4 +49,11 @@ fn three_steps_of_qlora_have_the_same_losses_on_every_backend() {
 #[test]
 fn three_steps_with_8_bit_moments_have_the_same_losses_on_every_backend() {
     assert_all_agree(&["lora.r=64", "train.optimizer=adamw_8bit"]);
+}
+
+#[test]
+fn three_steps_of_every_family_have_the_same_losses_on_every_backend() {
+    for family in FAMILIES {
+        assert_all_agree(&[&format!("model='{}'", fixture(family).display())]);
+    }
 }

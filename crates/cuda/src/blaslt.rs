@@ -1,109 +1,72 @@
-//! Matrix products by cuBLASLt.
+//! GEMMs by cuBLASLt.
 //!
-//! Callers speak row-major; `column_major.rs` turns a product into what the library computes fastest. A product is described and
-//! its algorithm chosen once, and the plan is kept under its shape, its types and the alignment of its addresses, so that a call
-//! costs a look-up and a launch. What it gives up: batches (one product a call), and fused activations.
+//! Callers use row-major matrices; `descriptors.rs` maps a GEMM to the library's column-major one. A GEMM is described and its
+//! algorithm chosen once. The plan is cached under its shape, its types and the alignment of its addresses, so that a call
+//! costs a lookup and a launch.
+//!
+//! Not supported: batches (one GEMM per call), fused activations, and choosing algorithms by measurement (the library's
+//! first choice is used, so runs repeat bit by bit).
 
-mod column_major;
 mod descriptors;
 mod matmul;
 mod plan;
 mod pointers;
 mod symbols;
-mod tune;
-mod workspace;
 
 use std::collections::HashMap;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub use matmul::{ElementType, Epilogue, Matmul, Operand, Scaling};
-pub use plan::Plan;
-pub use pointers::{Alignment, Pointers};
-pub use tune::Tuning;
+pub use pointers::Pointers;
 
-use crate::{Context, CudaError, Stream};
-use column_major::Key;
-use plan::{Call, Scratch};
+use crate::context::Context;
+use crate::error::CudaError;
+use crate::memory::DeviceBuffer;
+use crate::stream::{Stream, same_device};
+use descriptors::{Key, Workspace};
+use plan::{Call, Plan};
+use pointers::Alignment;
 use symbols::{Opaque, Symbols};
-use workspace::Workspace;
 
 /// cuBLASLt on one device, with a workspace and the plans made so far.
 ///
-/// All threads may use it. The workspace is one, so all products must go to one stream, or to streams ordered by events: that is
-/// part of [`BlasLt::run`]'s contract. Streams that run at the same time need a `BlasLt` each.
+/// It can be used from all threads. There is one workspace, so all GEMMs must go to one stream, or to streams ordered by
+/// events: that is part of the contract of [`BlasLt::run`]. Streams that run concurrently need a `BlasLt` each.
 pub struct BlasLt {
-    // Destroyed in this order: the plans know the handle, the handle may know the workspace.
+    // Dropped in this order: the plans know the handle, and the handle may know the workspace.
     plans: Mutex<HashMap<Key, Arc<Plan>>>,
     handle: Handle,
-    workspace: Workspace,
+    workspace: DeviceBuffer,
 }
 
 impl BlasLt {
-    /// Opens the library and makes a handle, with 64 MiB of workspace from Hopper on and 16 MiB before.
+    /// Opens the library and creates a handle, with 64 MiB of workspace from Hopper on and 16 MiB before.
     ///
     /// # Errors
-    /// [`CudaError::BlasLtNotFound`], [`CudaError::BrokenBlasLt`], or what driver and library say.
+    /// [`CudaError::BlasLtNotFound`], [`CudaError::BrokenBlasLt`], or errors of the driver or the library.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
         let (major, _) = context.driver().device(context.ordinal())?.compute_capability;
-        // More splits of a long reduction, and stream-K kernels on Hopper, need more than cuBLAS' own default of 32 MiB.
-        Self::with_workspace(context, if major >= 9 { 64 << 20 } else { 16 << 20 })
-    }
-
-    /// As [`BlasLt::new`], with a workspace of so many bytes.
-    ///
-    /// # Errors
-    /// As [`BlasLt::new`].
-    pub fn with_workspace(context: &Context, bytes: usize) -> Result<Self, CudaError> {
+        // More splits of a long reduction, and stream-K kernels on Hopper, need more than the 32 MiB that cuBLAS defaults to.
+        let workspace_bytes = if major >= 9 { 64 << 20 } else { 16 << 20 };
         let symbols = Symbols::load(context.driver())?;
         let handle = Handle::new(symbols, context)?;
-        Ok(Self { plans: Mutex::default(), handle, workspace: Workspace::new(context, bytes)? })
+        Ok(Self { plans: Mutex::default(), handle, workspace: DeviceBuffer::new(context, workspace_bytes)? })
     }
 
-    /// The context that it works in.
-    pub fn context(&self) -> &Context {
-        &self.handle.context
-    }
-
-    /// Bytes of its workspace.
-    pub fn workspace_bytes(&self) -> usize {
-        self.workspace.bytes()
-    }
-
-    /// The plan for a product whose addresses are so aligned: from the cache, or made and kept. The algorithm is the library's
-    /// first choice until [`BlasLt::tune`] finds a better one.
-    ///
-    /// # Errors
-    /// [`CudaError::InvalidMatmul`]; [`CudaError::BlasLt`], above all where no algorithm fits.
-    pub fn plan(&self, matmul: &Matmul, alignment: Alignment) -> Result<Arc<Plan>, CudaError> {
-        let key = Key { matmul: *matmul, alignment };
-        // Held while a plan is made, so that two threads do not make it twice. A panic leaves the map whole.
-        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(plan) = plans.get(&key) {
-            return Ok(plan.clone());
-        }
-        matmul.check()?;
-        let make = || {
-            // SAFETY: the handle lives as long as `self`, and `with_current` makes its context current.
-            unsafe { Plan::new(self.handle.symbols, self.handle.handle, &key, self.scratch()) }
-        };
-        let plan = Arc::new(self.context().with_current(make)?);
-        plans.insert(key, plan.clone());
-        Ok(plan)
-    }
-
-    /// Submits the product to the stream; the host does not wait. With no elements in D there is nothing to do.
+    /// Submits `D = alpha * op(A) op(B) + beta * C` (plus the bias, with [`Epilogue::Bias`]) to the stream; the host does not
+    /// wait. If D has no elements, this does nothing.
     ///
     /// # Safety
-    /// - The addresses point to device memory of this context that is as large as `matmul` says (rows times `leading`, but for
-    ///   the gap after the last row) and stays so until the stream has done the work.
-    /// - Work that writes the inputs or touches D is ordered before this on the stream, and later uses are ordered after it.
-    /// - D overlaps neither A nor B; C is D itself or does not overlap it.
-    /// - Earlier products of this `BlasLt` were submitted to the same stream, or are ordered before this one by an event: they
+    /// - The addresses point to device memory of this context that is as large as `matmul` says (rows times `leading`, except
+    ///   for the gap after the last row) and stays allocated until the stream has done the work.
+    /// - Work that writes the inputs or uses D is ordered before this on the stream, and later uses are ordered after it.
+    /// - D overlaps neither A nor B. C is D itself or does not overlap it.
+    /// - Earlier GEMMs of this `BlasLt` were submitted to the same stream, or are ordered before this one by an event: they
     ///   share the workspace.
     ///
     /// # Errors
-    /// [`CudaError::InvalidMatmul`], [`CudaError::DifferentDevices`], or what the library says.
+    /// [`CudaError::InvalidMatmul`], [`CudaError::DifferentDevices`], or errors of the library.
     pub unsafe fn run(
         &self,
         stream: &Stream,
@@ -115,57 +78,37 @@ impl BlasLt {
         if matmul.m == 0 || matmul.n == 0 {
             return Ok(());
         }
+        same_device("cublasLtMatmul", &self.handle.context, stream.context())?;
         let pointers = pointers.completed(beta);
-        let plan = self.plan_for(stream, matmul, &pointers)?;
-        let call = self.call(stream, alpha, beta, pointers);
-        // SAFETY: handed on to the caller; handle, stream and workspace are borrowed, and their context is made current.
-        self.context().with_current(|| unsafe { plan.submit(plan.chosen(), &call) })
-    }
-
-    /// Times the algorithms that the library proposes for this product, with alpha 1 and beta 0, and uses the fastest from now
-    /// on. D is overwritten, and so is a bias gradient; the host waits. A product that was tuned before, in this or another
-    /// `BlasLt::tune`, is not timed again: its first result is returned.
-    ///
-    /// Which one wins may differ from run to run, and with it the last bits of results.
-    ///
-    /// # Safety
-    /// As [`BlasLt::run`].
-    ///
-    /// # Errors
-    /// As [`BlasLt::run`].
-    pub unsafe fn tune(&self, stream: &Stream, matmul: &Matmul, pointers: Pointers) -> Result<Tuning, CudaError> {
-        if matmul.m == 0 || matmul.n == 0 {
-            return Ok(Tuning::NONE);
-        }
-        // The alignment is that of the real addresses, C's included, so that the plan is the one that `run` will use.
-        let beta = if pointers.c == 0 { 0.0 } else { 1.0 };
-        let plan = self.plan_for(stream, matmul, &pointers.completed(beta))?;
-        if let Some(tuning) = plan.tuning() {
-            return Ok(tuning);
-        }
-        let call = self.call(stream, 1.0, 0.0, pointers.completed(0.0));
-        // SAFETY: as in `run`.
-        let tuning = self.context().with_current(|| unsafe { tune::measure(&plan, stream, &call) })?;
-        plan.choose(tuning.chosen);
-        Ok(*plan.tuning.get_or_init(|| tuning))
-    }
-
-    fn plan_for(&self, stream: &Stream, matmul: &Matmul, pointers: &Pointers) -> Result<Arc<Plan>, CudaError> {
-        let (first, second) = (self.context().ordinal(), stream.context().ordinal());
-        if first != second {
-            return Err(CudaError::DifferentDevices { call: "cublasLtMatmul", first, second });
-        }
         pointers.check(matmul)?;
-        self.plan(matmul, Alignment::of(pointers))
+        let plan = self.plan(matmul, Alignment::of(&pointers))?;
+        let (handle, workspace) = (self.handle.handle, self.workspace());
+        let call = Call { handle, stream: stream.handle().cast(), workspace, alpha, beta, pointers };
+        // SAFETY: the addresses are the caller's promise. Handle, stream and workspace are borrowed, so they are alive, and
+        // their context is made current.
+        self.handle.context.with_current(|| unsafe { plan.submit(&call) })
     }
 
-    fn call(&self, stream: &Stream, alpha: f32, beta: f32, pointers: Pointers) -> Call {
-        let (handle, stream) = (self.handle.handle, stream.handle().cast());
-        Call { handle, stream, scratch: self.scratch(), alpha, beta, pointers }
+    /// The plan for a GEMM with this alignment of its addresses, cached or new.
+    fn plan(&self, matmul: &Matmul, alignment: Alignment) -> Result<Arc<Plan>, CudaError> {
+        let key = Key { matmul: *matmul, alignment };
+        // Locked while a plan is made, so that two threads do not make it twice. A panic leaves the map intact.
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(plan) = plans.get(&key) {
+            return Ok(plan.clone());
+        }
+        matmul.check()?;
+        let make = || {
+            // SAFETY: the handle lives as long as `self`, and `with_current` makes its context current.
+            unsafe { Plan::new(self.handle.symbols, self.handle.handle, &key, self.workspace()) }
+        };
+        let plan = Arc::new(self.handle.context.with_current(make)?);
+        plans.insert(key, plan.clone());
+        Ok(plan)
     }
 
-    fn scratch(&self) -> Scratch {
-        Scratch { address: self.workspace.address(), bytes: self.workspace.bytes() }
+    fn workspace(&self) -> Workspace {
+        Workspace { address: self.workspace.pointer::<u8>().address(), bytes: self.workspace.len_bytes() }
     }
 }
 
@@ -195,9 +138,9 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // Nothing can be done about an error: the driver may be gone already when the process ends.
+        // An error cannot be handled here: the driver may already be gone when the process ends.
         let _ = self.context.with_current(|| {
-            // SAFETY: made by cublasLtCreate in this context and destroyed once.
+            // SAFETY: created by cublasLtCreate in this context and destroyed once.
             let _ = unsafe { (self.symbols.destroy)(self.handle) };
             Ok(())
         });

@@ -1,15 +1,18 @@
-//! A device's primary context: the one that CubeCL, and so Burn, works in.
+//! The primary context of a device, in which CubeCL, and so Burn, works.
+//!
+//! Not supported: contexts other than the primary one. Their memory could not be shared with Burn.
 
 use std::sync::Arc;
 
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUcontext, CUdevice};
 
-use crate::{CudaError, Driver};
+use crate::driver::Driver;
+use crate::error::CudaError;
 
-/// The primary context of one device, kept alive for as long as any clone lives.
+/// The primary context of one device, kept alive as long as any clone lives.
 ///
-/// CubeCL retains the same context, so device memory of a Burn tensor is valid in it and events order work of both.
+/// CubeCL retains the same context, so the device memory of Burn tensors is valid in it, and events order the work of both.
 #[derive(Clone)]
 pub struct Context {
     primary: Arc<Primary>,
@@ -22,26 +25,26 @@ struct Primary {
     handle: CUcontext,
 }
 
-// SAFETY: a CUcontext is an opaque handle; the driver API takes it from any thread and does its own locking.
+// SAFETY: a CUcontext is an opaque handle; the driver API accepts it from any thread and does its own locking.
 unsafe impl Send for Primary {}
 // SAFETY: as above; no field changes after construction.
 unsafe impl Sync for Primary {}
 
-/// Memory of a device as the driver sees it now, all processes together.
+/// The memory of a device at this moment, counting all processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// Bytes that an allocation could still get.
+    /// Bytes that are free.
     pub free_bytes: u64,
     /// Bytes that the device has.
     pub total_bytes: u64,
 }
 
 impl Context {
-    /// Retains the primary context of device `ordinal`, creating it where this process has none yet (some hundred MiB of
+    /// Retains the primary context of device `ordinal`, creating it if this process has none yet (a few hundred MiB of
     /// device memory).
     ///
     /// # Errors
-    /// [`CudaError::NoSuchDevice`], or what the driver says.
+    /// [`CudaError::NoSuchDevice`], or errors of the driver.
     pub fn retain(driver: &Driver, ordinal: usize) -> Result<Self, CudaError> {
         let device = driver.handle(ordinal)?;
         // SAFETY: `device` came from cuDeviceGet.
@@ -54,7 +57,7 @@ impl Context {
         self.primary.ordinal
     }
 
-    /// The driver that the context was retained from.
+    /// The driver.
     pub fn driver(&self) -> &Driver {
         &self.primary.driver
     }
@@ -62,32 +65,32 @@ impl Context {
     /// Free and total memory of the device.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Errors of the driver.
     pub fn memory(&self) -> Result<DeviceMemory, CudaError> {
         let info = self.with_current(|| self.driver().checked("cuMemGetInfo", result::mem_get_info()))?;
         Ok(DeviceMemory { free_bytes: info.0 as u64, total_bytes: info.1 as u64 })
     }
 
-    /// Waits until the device has done all that was submitted to this context, CubeCL's work included.
+    /// Waits until the device has done everything that was submitted to this context, including the work of CubeCL.
     ///
     /// # Errors
-    /// What the driver says; an error of an earlier kernel can surface here.
+    /// Errors of the driver, including those of earlier kernels.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.with_current(|| self.driver().checked("cuCtxSynchronize", result::ctx::synchronize()))
     }
 
-    /// Runs `work` with this context current on the calling thread, and leaves the thread as it was, also on a panic:
-    /// CubeCL's threads have their own idea of what is current.
+    /// Runs `work` with this context current on the calling thread, and restores the previous context afterwards, also after a
+    /// panic: CubeCL manages the current context of its threads itself.
     ///
     /// # Errors
-    /// What `work` returns, or what the driver says.
+    /// Errors of `work`, or errors of the driver.
     pub fn with_current<T>(&self, work: impl FnOnce() -> Result<T, CudaError>) -> Result<T, CudaError> {
         struct Pop;
         impl Drop for Pop {
             fn drop(&mut self) {
                 let mut popped = std::ptr::null_mut();
-                // SAFETY: the pointer is valid for a write. The status is dropped: popping what was just pushed fails
-                // only when the process is ending, where nothing can be done about it.
+                // SAFETY: the pointer is valid for a write. The status is ignored: popping what was just pushed
+                // fails only when the process is ending, and then nothing can be done about it.
                 let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
             }
         }
@@ -107,7 +110,7 @@ impl Context {
 impl Drop for Primary {
     fn drop(&mut self) {
         // SAFETY: `device` came from cuDeviceGet and its primary context was retained once by this value. The status is
-        // dropped: it is an error only when the driver is already shutting down with the process.
+        // ignored: it is an error only if the driver is already shutting down with the process.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }

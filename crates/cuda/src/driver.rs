@@ -1,9 +1,11 @@
-//! The CUDA driver: finding it, its version, its devices.
+//! The CUDA driver: its library, its version and its devices.
 //!
-//! cudarc loads the driver library when its first function is called, and panics when the library or a function is missing.
-//! [`Driver::load`] therefore opens the library itself first, and looks up by name the few functions that not every driver
-//! or not every version of cudarc's bindings has; after that, only functions that every driver since CUDA 11 exports are
-//! called through cudarc.
+//! cudarc loads the driver library when its first function is called, and panics if the library or a function is missing.
+//! [`Driver::load`] therefore opens the library itself first, and looks up by name the few functions that some drivers or some
+//! versions of cudarc's bindings lack. After that, only functions that every driver since CUDA 11 exports are called through
+//! cudarc.
+//!
+//! Trade-off: drivers before CUDA 12.5 are refused, since they cannot order a stream against a whole context.
 
 use std::env;
 use std::ffi::{CStr, c_char, c_int};
@@ -13,10 +15,10 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_attribute, CUevent, CUfunction, CUresult};
 use libloading::Library;
 
-use crate::CudaError;
+use crate::error::CudaError;
 use crate::library::open_first;
 
-/// `CUresult` as the integer it is: a newer driver may return a code that cudarc's enum does not list.
+/// `CUresult` as an integer: a newer driver may return a code that cudarc's enum does not list.
 type Status = u32;
 
 /// Functions looked up by name.
@@ -25,13 +27,13 @@ struct Symbols {
     ctx_record_event: unsafe extern "C" fn(CUcontext, CUevent) -> Status,
     ctx_wait_event: unsafe extern "C" fn(CUcontext, CUevent) -> Status,
     event_elapsed_time: unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> Status,
-    /// Since CUDA 12.4; only a check rests on it.
+    /// Since CUDA 12.4; only a check uses it.
     func_get_param_info: Option<unsafe extern "C" fn(CUfunction, usize, *mut usize, *mut usize) -> Status>,
     error_name: unsafe extern "C" fn(Status, *mut *const c_char) -> Status,
     error_string: unsafe extern "C" fn(Status, *mut *const c_char) -> Status,
 }
 
-/// The loaded and initialised CUDA driver. Having one is the proof that driver calls will not panic.
+/// The loaded and initialized CUDA driver. Its existence proves that driver calls do not panic.
 #[derive(Clone, Copy)]
 pub struct Driver {
     version: u32,
@@ -41,7 +43,7 @@ pub struct Driver {
 /// One CUDA device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Its number in this process: `CUDA_VISIBLE_DEVICES` renumbers devices.
+    /// Its number in this process; `CUDA_VISIBLE_DEVICES` renumbers devices.
     pub ordinal: usize,
     /// Marketing name, such as `NVIDIA H100 80GB HBM3`.
     pub name: String,
@@ -51,21 +53,22 @@ pub struct DeviceInfo {
     pub total_memory_bytes: u64,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Most shared memory that a block can have in bytes, when its kernel asks for more than 48 KiB.
+    /// Maximum shared memory of a block in bytes, for kernels that request more than 48 KiB.
     pub shared_memory_per_block_bytes: u32,
     /// Level 2 cache in bytes.
     pub l2_bytes: u32,
 }
 
 impl Driver {
-    /// The oldest CUDA version that will do, `1000 * major + 10 * minor`: 12.5 brought `cuCtxRecordEvent`, on which
-    /// [`crate::HandOver`] rests.
+    /// The minimum CUDA version, `1000 * major + 10 * minor`: 12.5 introduced `cuCtxRecordEvent`, which
+    /// [`crate::StreamHandoff`] needs.
     pub const MINIMUM_VERSION: u32 = 12_050;
 
-    /// Finds, loads and initialises the driver. Never panics, whatever the machine has.
+    /// Finds, loads and initializes the driver. Never panics.
     ///
     /// # Errors
-    /// No driver library, one too old or damaged, no device, or what `cuInit` says.
+    /// [`CudaError::DriverNotFound`], [`CudaError::DriverTooOld`], [`CudaError::BrokenDriver`], [`CudaError::NoDevice`], or
+    /// errors of `cuInit`.
     pub fn load() -> Result<Self, CudaError> {
         let files: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
         Self::load_from(files)
@@ -81,7 +84,7 @@ impl Driver {
             return Err(CudaError::DriverTooOld { found: version, needed: Self::MINIMUM_VERSION });
         }
         let driver = Self { version, symbols: Symbols::look_up(&library, &file)? };
-        // Function pointers into it are kept, and cudarc opens the same file for itself: it must never be unloaded.
+        // Function pointers into the library are kept, and cudarc opens the same file, so it must never be unloaded.
         std::mem::forget(library);
 
         match result::init() {
@@ -98,11 +101,8 @@ impl Driver {
         (self.version / 1000, self.version % 1000 / 10)
     }
 
-    /// How many devices CUDA sees.
-    ///
-    /// # Errors
-    /// What `cuDeviceGetCount` says.
-    pub fn device_count(&self) -> Result<usize, CudaError> {
+    /// The number of devices that CUDA sees.
+    fn device_count(&self) -> Result<usize, CudaError> {
         let count = self.checked("cuDeviceGetCount", result::device::get_count())?;
         Ok(usize::try_from(count).unwrap_or(0))
     }
@@ -110,7 +110,7 @@ impl Driver {
     /// All devices, in CUDA's order.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Errors of the driver.
     pub fn devices(&self) -> Result<Vec<DeviceInfo>, CudaError> {
         (0..self.device_count()?).map(|ordinal| self.device(ordinal)).collect()
     }
@@ -118,7 +118,7 @@ impl Driver {
     /// One device.
     ///
     /// # Errors
-    /// [`CudaError::NoSuchDevice`], or what the driver says.
+    /// [`CudaError::NoSuchDevice`], or errors of the driver.
     pub fn device(&self, ordinal: usize) -> Result<DeviceInfo, CudaError> {
         let device = self.handle(ordinal)?;
         let attribute = |attribute| {
@@ -152,28 +152,28 @@ impl Driver {
         self.checked("cuDeviceGet", result::device::get(number))
     }
 
-    /// Makes all work submitted to `context` so far, on any stream, part of `event`.
+    /// Records `event` after all work submitted to `context` so far, on any stream.
     ///
     /// # Safety
-    /// Both handles are alive and `event` was made in `context`.
+    /// Both handles are alive and `event` was created in `context`.
     pub(crate) unsafe fn record_context(&self, context: CUcontext, event: CUevent) -> Result<(), CudaError> {
-        // SAFETY: handed on to the caller.
+        // SAFETY: the caller's promise.
         self.status("cuCtxRecordEvent", unsafe { (self.symbols.ctx_record_event)(context, event) })
     }
 
     /// Makes all work submitted to `context` from now on, to any stream, wait for `event`.
     ///
     /// # Safety
-    /// Both handles are alive and `event` was made in `context`.
+    /// Both handles are alive and `event` was created in `context`.
     pub(crate) unsafe fn make_context_wait(&self, context: CUcontext, event: CUevent) -> Result<(), CudaError> {
-        // SAFETY: handed on to the caller.
+        // SAFETY: the caller's promise.
         self.status("cuCtxWaitEvent", unsafe { (self.symbols.ctx_wait_event)(context, event) })
     }
 
     /// Milliseconds between two recorded events.
     ///
     /// # Safety
-    /// Both handles are alive and were made in one context.
+    /// Both handles are alive and were created in one context.
     pub(crate) unsafe fn elapsed_ms(&self, start: CUevent, end: CUevent) -> Result<f32, CudaError> {
         let mut milliseconds = 0.0;
         // SAFETY: the handles are the caller's promise; the pointer is valid for a write.
@@ -181,26 +181,26 @@ impl Driver {
         self.status("cuEventElapsedTime", status).map(|()| milliseconds)
     }
 
-    /// Bytes of each parameter of a kernel, or `None` where the driver cannot tell.
+    /// Bytes of each parameter of a kernel, or `None` if the driver cannot tell.
     ///
     /// # Safety
-    /// The function is of a loaded module, whose context is current.
+    /// The function belongs to a loaded module whose context is current.
     pub(crate) unsafe fn parameters(&self, function: CUfunction) -> Option<Vec<usize>> {
-        let ask = self.symbols.func_get_param_info?;
+        let parameter_info = self.symbols.func_get_param_info?;
         let mut sizes = Vec::new();
         loop {
             let (mut offset, mut bytes) = (0, 0);
             // SAFETY: the function is the caller's promise; both pointers are valid for a write.
-            match unsafe { ask(function, sizes.len(), &mut offset, &mut bytes) } {
+            match unsafe { parameter_info(function, sizes.len(), &mut offset, &mut bytes) } {
                 0 => sizes.push(bytes),
-                // One past the last.
+                // One past the last parameter.
                 status if status == CUresult::CUDA_ERROR_INVALID_VALUE as Status => return Some(sizes),
                 _ => return None,
             }
         }
     }
 
-    /// Turns cudarc's result into ours, naming the call.
+    /// Converts cudarc's result to ours, with the name of the call.
     pub(crate) fn checked<T>(&self, call: &'static str, result: Result<T, DriverError>) -> Result<T, CudaError> {
         result.map_err(|error| self.error(call, error))
     }
@@ -216,12 +216,12 @@ impl Driver {
     fn error_of(&self, call: &'static str, code: Status) -> CudaError {
         let text = |function: unsafe extern "C" fn(Status, *mut *const c_char) -> Status| {
             let mut text = ptr::null();
-            // SAFETY: the pointer is valid for a write; for a code that it does not know, the driver writes null.
+            // SAFETY: the pointer is valid for a write; for an unknown code, the driver writes null.
             let status = unsafe { function(code, &mut text) };
             if status != 0 || text.is_null() {
                 return "unknown to this driver".to_string();
             }
-            // SAFETY: on success the driver hands out a constant string that ends in a zero and lives as long as itself.
+            // SAFETY: on success the driver returns a constant string that ends in a zero and lives as long as itself.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         };
         let (name, description) = (text(self.symbols.error_name), text(self.symbols.error_string));
@@ -250,17 +250,17 @@ impl Symbols {
 /// # Safety
 /// `F` is the type of the function that cuda.h declares under this name, and is not used after the library is unloaded.
 unsafe fn symbol<F: Copy>(library: &Library, file: &str, name: &'static str) -> Result<F, CudaError> {
-    // SAFETY: handed on to the caller.
+    // SAFETY: the caller's promise.
     let found = unsafe { library.get::<F>(name.as_bytes()) };
     found.map(|function| *function).map_err(|_| CudaError::BrokenDriver { library: file.to_string(), symbol: name })
 }
 
-/// The CUDA version of a driver library, asked before anything else is looked up in it: an old driver lacks functions.
+/// The CUDA version of a driver library, read before anything else is looked up in it: an old driver lacks functions.
 fn read_version(library: &Library, file: &str) -> Result<u32, CudaError> {
     const NAME: &str = "cuDriverGetVersion";
     let mut version: c_int = 0;
-    // SAFETY: `CUresult cuDriverGetVersion(int *driverVersion)` in cuda.h; the pointer is valid for a write, and this is
-    // the call that is allowed before cuInit.
+    // SAFETY: `CUresult cuDriverGetVersion(int *driverVersion)` in cuda.h; the pointer is valid for a write, and this call
+    // is allowed before cuInit.
     let status = unsafe { symbol::<unsafe extern "C" fn(*mut c_int) -> Status>(library, file, NAME)?(&mut version) };
     match u32::try_from(version) {
         Ok(version) if status == 0 && version > 0 => Ok(version),
@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_driver_says_what_was_looked_for_what_to_install_and_what_to_use_instead() {
+    fn the_error_of_a_missing_driver_names_the_files_the_package_and_an_alternative() {
         let error = Driver::load_from(&["libcuda_that_is_not_there.so.1"]).err().expect("there is no such file");
         let message = error.to_string();
         for part in ["libcuda_that_is_not_there.so.1", "library folders", "nvidia-driver", "backend = \"flex\""] {
@@ -293,13 +293,13 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_library_that_is_no_driver_is_refused_by_the_missing_function() {
+    fn a_library_that_is_not_a_driver_is_refused_with_the_missing_function() {
         let error = Driver::load_from(&["libc.so.6"]).err().expect("libc is no CUDA driver");
         assert_eq!(error, CudaError::BrokenDriver { library: "libc.so.6".to_string(), symbol: "cuDriverGetVersion" });
     }
 
     #[test]
-    fn loading_gives_devices_or_an_error_with_a_way_out() {
+    fn loading_gives_devices_or_an_error() {
         match Driver::load() {
             Ok(driver) => {
                 let devices = driver.devices().expect("a loaded driver lists its devices");

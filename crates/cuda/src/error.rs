@@ -1,6 +1,8 @@
-//! What can go wrong with CUDA, each with what to do next.
+//! The errors of CUDA and its libraries. Messages tell the user what to do next.
+//!
+//! Trade-off: one enum for the whole crate, since a caller treats errors of all libraries alike.
 
-/// An error of the CUDA driver or of looking for it.
+/// An error of CUDA.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CudaError {
     /// No file of the driver library could be opened.
@@ -10,28 +12,28 @@ pub enum CudaError {
         .searched.join(", "), .where_looked
     )]
     DriverNotFound {
-        /// File names that were tried.
+        /// The file names that were tried.
         searched: Vec<String>,
-        /// The directories in which the loader looks, in words.
+        /// The folders that the loader searches, in words.
         where_looked: String,
     },
 
-    /// The driver is there but too old for stream ordering with CubeCL.
+    /// The driver is too old for stream ordering with CubeCL.
     #[error(
-        "the NVIDIA driver supports CUDA {}, and CUDA {} or newer is needed: update the driver to 555 or newer, or \
+        "the NVIDIA driver supports CUDA {}, but CUDA {} or newer is needed: update the driver to 555 or newer, or \
          train on the CPU with backend = \"flex\"",
         dotted(*.found), dotted(*.needed)
     )]
     DriverTooOld {
         /// CUDA version that the driver supports, `1000 * major + 10 * minor`.
         found: u32,
-        /// The oldest that will do, in the same form.
+        /// The minimum, in the same form.
         needed: u32,
     },
 
-    /// A function that every driver has is missing in the library, or does not answer.
+    /// A function that every driver has is missing in the library, or fails.
     #[error(
-        "{library} is not a working NVIDIA driver: its function {symbol} is missing or does not answer. Remove CUDA's \
+        "{library} is not a working NVIDIA driver: its function {symbol} is missing or fails. Remove CUDA's \
          `stubs` folder from the library path, or reinstall the driver"
     )]
     BrokenDriver {
@@ -41,7 +43,7 @@ pub enum CudaError {
         symbol: &'static str,
     },
 
-    /// The driver is there, a device is not.
+    /// There is a driver but no device.
     #[error(
         "the NVIDIA driver found no GPU (CUDA_VISIBLE_DEVICES is {visible}): check with nvidia-smi, start a container with \
          --gpus all, or train on the CPU with backend = \"flex\""
@@ -51,17 +53,17 @@ pub enum CudaError {
         visible: String,
     },
 
-    /// A device number past the last one.
-    #[error("there is no GPU {ordinal}: this machine has {count}, numbered from 0")]
+    /// A device number that is too high.
+    #[error("there is no GPU {ordinal}: this machine has {count} GPUs, numbered from 0")]
     NoSuchDevice {
-        /// Number asked for.
+        /// The requested number.
         ordinal: usize,
-        /// Devices that CUDA sees.
+        /// The number of devices.
         count: usize,
     },
 
-    /// Two handles that must belong to one device do not.
-    #[error("{call} was given handles of different devices (GPU {first} and GPU {second})")]
+    /// Two handles belong to different devices.
+    #[error("{call} was called with handles of different devices (GPU {first} and GPU {second})")]
     DifferentDevices {
         /// The driver function.
         call: &'static str,
@@ -73,18 +75,18 @@ pub enum CudaError {
 
     /// No file of cuDNN could be opened.
     #[error(
-        "cuDNN was not found: none of {} could be opened. Install {package}, or let attention be computed without it",
+        "cuDNN was not found: none of {} could be opened. Install {package}, or attention uses slower kernels",
         .searched.join(", ")
     )]
     CudnnNotFound {
-        /// File names that were tried.
+        /// The file names that were tried.
         searched: Vec<String>,
         /// What to install.
         package: &'static str,
     },
 
     /// A function that every cuDNN 9 has is missing.
-    #[error("{file} is not a working cuDNN 9: its function {symbol} is missing. Remove it, or install cuDNN 9 anew")]
+    #[error("{file} is not a working cuDNN 9: its function {symbol} is missing. Remove it, or reinstall cuDNN 9")]
     BrokenCudnn {
         /// File that was opened.
         file: String,
@@ -93,9 +95,9 @@ pub enum CudaError {
     },
 
     /// cuDNN returned an error code.
-    #[error("cuDNN failed when {step}: {name} ({status}): {message}. CUDNN_LOGLEVEL_DBG=3 makes cuDNN say more")]
+    #[error("cuDNN failed while {step}: {name} ({status}): {message}. CUDNN_LOGLEVEL_DBG=3 makes cuDNN print more")]
     Cudnn {
-        /// What was being done, with the descriptor and the attribute.
+        /// The step that failed, with the descriptor and the attribute.
         step: String,
         /// `cudnnStatus_t`.
         status: i32,
@@ -105,31 +107,31 @@ pub enum CudaError {
         message: String,
     },
 
-    /// cuDNN does not do this attention call: it has to be computed another way.
-    #[error("cuDNN does not do this attention: {case}: {reason}")]
+    /// cuDNN does not support this attention call: it has to be computed another way.
+    #[error("cuDNN does not support this attention call: {case}: {reason}")]
     CudnnUnsupported {
         /// The call in words.
         case: String,
-        /// Why, in cuDNN's words or ours.
+        /// The reason, from cuDNN or from our own rules.
         reason: String,
     },
 
-    /// An attention call that means nothing, whatever computes it.
-    #[error("this attention call cannot be: {reason}")]
+    /// An attention call that is invalid for any implementation.
+    #[error("this attention call is invalid: {reason}")]
     AttentionShape {
-        /// What is wrong with it, with what was found and what is needed.
+        /// What is wrong, with the expected and the actual value.
         reason: String,
     },
 
     /// No file of cuBLASLt could be opened.
     #[error(
-        "cuBLASLt was not found: none of {} could be opened by a driver of CUDA {cuda_major}. Install {package}",
+        "cuBLASLt was not found: none of {} that a driver of CUDA {cuda_major} supports could be opened. Install {package}",
         .searched.join(", ")
     )]
     BlasLtNotFound {
-        /// File names that were tried.
+        /// The file names that were tried.
         searched: Vec<String>,
-        /// Newest major version of CUDA that the driver can run.
+        /// The newest major version of CUDA that the driver supports.
         cuda_major: u32,
         /// What to install.
         package: &'static str,
@@ -137,7 +139,7 @@ pub enum CudaError {
 
     /// A function that every cuBLASLt since CUDA 12 has is missing.
     #[error(
-        "{file} is not a working cuBLASLt: its function {symbol} is missing. Remove it, or install cuBLAS 12 or 13 anew"
+        "{file} is not a working cuBLASLt: its function {symbol} is missing. Remove it, or reinstall cuBLAS 12 or 13"
     )]
     BrokenBlasLt {
         /// File that was opened.
@@ -148,7 +150,7 @@ pub enum CudaError {
 
     /// cuBLASLt returned an error code.
     #[error(
-        "cuBLASLt call {call} failed with {name} ({code}) for {asked}. CUBLASLT_LOG_LEVEL=5 makes cuBLASLt say more"
+        "cuBLASLt call {call} failed with {name} ({code}) for {requested}. CUBLASLT_LOG_LEVEL=5 makes cuBLASLt print more"
     )]
     BlasLt {
         /// The library's function.
@@ -157,30 +159,30 @@ pub enum CudaError {
         code: u32,
         /// Name of the code, such as `CUBLAS_STATUS_NOT_SUPPORTED`.
         name: String,
-        /// The product in words.
-        asked: String,
+        /// The GEMM in words.
+        requested: String,
     },
 
-    /// A matrix product that means nothing, or that no library can do.
-    #[error("this matrix product cannot be: {reason}. Asked for: {asked}")]
+    /// A GEMM that is invalid, or that no version of the library supports.
+    #[error("this GEMM is invalid: {reason}. Requested: {requested}")]
     InvalidMatmul {
-        /// The product in words.
-        asked: String,
-        /// What is wrong with it.
+        /// The GEMM in words.
+        requested: String,
+        /// What is wrong.
         reason: String,
     },
 
     /// No file of NVRTC could be opened.
     #[error("NVRTC was not found: none of {} could be opened. Install {package}", .searched.join(", "))]
     NvrtcNotFound {
-        /// File names that were tried.
+        /// The file names that were tried.
         searched: Vec<String>,
         /// What to install.
         package: &'static str,
     },
 
     /// A function that every NVRTC since CUDA 11.1 has is missing.
-    #[error("{file} is not a working NVRTC: its function {symbol} is missing. Remove it, or install NVRTC anew")]
+    #[error("{file} is not a working NVRTC: its function {symbol} is missing. Remove it, or reinstall NVRTC")]
     BrokenNvrtc {
         /// File that was opened.
         file: String,
@@ -193,38 +195,38 @@ pub enum CudaError {
     Compilation {
         /// The program.
         program: String,
-        /// The compiler's own messages.
+        /// The messages of the compiler.
         log: String,
     },
 
-    /// A module has no kernel of this name.
+    /// A module has no kernel with this name.
     #[error("{program} has no kernel named {kernel}")]
     NoSuchKernel {
-        /// The name that was looked up.
+        /// The requested name.
         kernel: String,
-        /// The module's program.
+        /// The program of the module.
         program: String,
     },
 
-    /// A launch whose arguments are not the kernel's parameters.
-    #[error("kernel {kernel} takes parameters of {declared:?} bytes and was given {given:?}")]
+    /// The arguments of a launch do not match the parameters of the kernel.
+    #[error("kernel {kernel} expects parameters of {declared:?} bytes, got {given:?}")]
     WrongArguments {
         /// The kernel.
         kernel: String,
-        /// Bytes of each parameter that it declares.
+        /// Bytes of each declared parameter.
         declared: Vec<usize>,
         /// Bytes of each argument.
         given: Vec<usize>,
     },
 
-    /// An allocation that the device has no room for.
-    #[error("the GPU is full: {asked_bytes} bytes were asked for, {free_bytes} of {total_bytes} are free")]
+    /// The device has too little free memory for an allocation.
+    #[error("the GPU is out of memory: {requested_bytes} bytes were requested, {free_bytes} of {total_bytes} are free")]
     OutOfMemory {
-        /// Bytes that were asked for.
-        asked_bytes: u64,
-        /// Bytes that are free now.
+        /// The requested bytes.
+        requested_bytes: u64,
+        /// Free bytes at this moment.
         free_bytes: u64,
-        /// Bytes that the device has.
+        /// Bytes of the device.
         total_bytes: u64,
     },
 
@@ -237,13 +239,13 @@ pub enum CudaError {
         code: u32,
         /// Name of the code, such as `CUDA_ERROR_OUT_OF_MEMORY`.
         name: String,
-        /// The driver's own sentence about it.
+        /// The description of the driver.
         description: String,
     },
 }
 
 impl CudaError {
-    /// Whether memory ran out, on the device or for pinned pages of the host: a smaller run may work.
+    /// Whether memory ran out, either on the device or for pinned pages of the host. A smaller run may work then.
     pub fn is_out_of_memory(&self) -> bool {
         const OUT_OF_MEMORY: u32 = 2;
         matches!(self, Self::OutOfMemory { .. } | Self::Call { code: OUT_OF_MEMORY, .. })
@@ -260,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_read_as_people_write_them() {
+    fn versions_are_printed_with_a_dot() {
         assert_eq!([dotted(12050), dotted(13000), dotted(11080)], ["12.5", "13.0", "11.8"]);
     }
 }

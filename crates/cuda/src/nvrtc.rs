@@ -1,7 +1,8 @@
-//! Compiling CUDA C++ at run time, with the images kept on disk.
+//! Compiles CUDA C++ at run time, and caches the images on disk.
 //!
-//! NVRTC is opened when a [`Compiler`] is made and needs no GPU and no CUDA headers; sources that include nothing compile
-//! wherever the library is. What it gives up: files to include, and linking of several sources.
+//! NVRTC is opened when a [`Compiler`] is created. It needs neither a GPU nor CUDA headers.
+//!
+//! Not supported: includes, and linking of several sources.
 
 mod cache;
 
@@ -9,9 +10,10 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use crate::library::open_known;
-use crate::{CudaError, Driver};
-use cache::Cache;
+use crate::driver::Driver;
+use crate::error::CudaError;
+use crate::library::{NVRTC, NotFound};
+use cache::{Cache, Key};
 
 type Status = c_int;
 type Raw = *mut c_void;
@@ -19,7 +21,6 @@ type Raw = *mut c_void;
 /// Functions of the library, looked up by name (nvrtc.h).
 #[derive(Clone, Copy)]
 struct Symbols {
-    version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status,
     create: unsafe extern "C" fn(
         *mut Raw,
         *const c_char,
@@ -31,6 +32,8 @@ struct Symbols {
     compile: unsafe extern "C" fn(Raw, c_int, *const *const c_char) -> Status,
     log_size: unsafe extern "C" fn(Raw, *mut usize) -> Status,
     log: unsafe extern "C" fn(Raw, *mut c_char) -> Status,
+    ptx_size: unsafe extern "C" fn(Raw, *mut usize) -> Status,
+    ptx: unsafe extern "C" fn(Raw, *mut c_char) -> Status,
     cubin_size: unsafe extern "C" fn(Raw, *mut usize) -> Status,
     cubin: unsafe extern "C" fn(Raw, *mut c_char) -> Status,
     destroy: unsafe extern "C" fn(*mut Raw) -> Status,
@@ -40,107 +43,85 @@ struct Symbols {
 /// A source and how to compile it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Program {
-    /// What messages call it.
+    /// The name that messages use.
     pub name: String,
     /// CUDA C++.
     pub source: String,
-    /// Further options of NVRTC, such as `--use_fast_math`.
+    /// Additional options of NVRTC, such as `--use_fast_math`.
     pub options: Vec<String>,
 }
 
 /// Machine code for one architecture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// The program it was made from.
-    pub(crate) name: String,
+    /// The name of the program.
+    name: String,
     /// A cubin.
-    pub(crate) bytes: Arc<[u8]>,
+    bytes: Arc<[u8]>,
 }
 
 impl Image {
-    /// Its machine code, a cubin.
+    /// The name of its program.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The machine code, a cubin.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-/// NVRTC, and what it compiled before.
+/// NVRTC, with a cache of what it compiled before.
 #[derive(Clone)]
 pub struct Compiler {
     symbols: Symbols,
-    version: (i32, i32),
+    /// Identifies the build of the library.
+    build: String,
     cache: Cache,
 }
 
 impl Compiler {
-    /// Finds and loads NVRTC. Images are kept in `FIREBRICK_CACHE`, or in the user's cache folder.
+    /// Finds and loads NVRTC. Images are cached in the folder `kernels` of `FIREBRICK_CACHE`, or of `firebrick` in the user's
+    /// cache folder. If that folder belongs to another user or cannot be written, nothing is cached, with a warning.
     ///
     /// # Errors
-    /// [`CudaError::NvrtcNotFound`], or [`CudaError::BrokenNvrtc`].
+    /// [`CudaError::NvrtcNotFound`], [`CudaError::BrokenNvrtc`], or [`CudaError::Compilation`] if it cannot compile anything.
     pub fn load() -> Result<Self, CudaError> {
         Self::with_cache(Cache::default_folder())
     }
 
     fn with_cache(cache: Cache) -> Result<Self, CudaError> {
-        let (library, file) = open_known("NVRTC", usable)
-            .map_err(|(searched, package)| CudaError::NvrtcNotFound { searched, package })?;
+        let not_found = |NotFound { searched, package }| CudaError::NvrtcNotFound { searched, package };
+        let (library, file) = NVRTC.open(usable).map_err(not_found)?;
         let symbols = Symbols::look_up(&library, &file)?;
-        // Function pointers into it are kept: it must never be unloaded.
+        // Function pointers into the library are kept, so it must never be unloaded.
         std::mem::forget(library);
-        let (mut major, mut minor) = (0, 0);
-        // SAFETY: both pointers are valid for a write.
-        let status = unsafe { (symbols.version)(&mut major, &mut minor) };
-        symbols.check(status, || "its version".to_owned())?;
-        Ok(Self { symbols, version: (major, minor), cache })
-    }
-
-    /// Version of the library.
-    pub fn version(&self) -> (i32, i32) {
-        self.version
+        let build = build(&symbols)?;
+        Ok(Self { symbols, build, cache })
     }
 
     /// The machine code of a program for a compute capability such as `(9, 0)`: from disk, or compiled now.
     ///
     /// # Errors
-    /// [`CudaError::Compilation`] with the compiler's own log.
+    /// [`CudaError::Compilation`] with the log of the compiler.
     pub fn compile(&self, program: &Program, compute_capability: (u32, u32)) -> Result<Image, CudaError> {
         let options = options(program, compute_capability);
-        let key = self.cache.key(program, &options, self.version);
+        let texts = [&self.build, &program.name, &program.source];
+        let key = Key::of(texts.into_iter().chain(&options).map(String::as_str));
         let bytes = match self.cache.read(&key) {
             Some(bytes) => bytes,
             None => {
-                let bytes = self.compile_now(program, &options)?;
+                let bytes = Compilation::new(&self.symbols, program, &options)?.cubin()?;
                 self.cache.write(&key, &bytes);
                 bytes
             }
         };
         Ok(Image { name: program.name.clone(), bytes: bytes.into() })
     }
-
-    fn compile_now(&self, program: &Program, options: &[String]) -> Result<Vec<u8>, CudaError> {
-        let text = |text: &str| {
-            let nul = || CudaError::Compilation { program: program.name.clone(), log: "it holds a NUL".to_owned() };
-            CString::new(text).map_err(|_| nul())
-        };
-        let (source, name) = (text(&program.source)?, text(&program.name)?);
-        let options = options.iter().map(|option| text(option)).collect::<Result<Vec<_>, _>>()?;
-        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        let symbols = &self.symbols;
-        let mut raw = ptr::null_mut();
-        // SAFETY: all strings end with NUL and outlive the call; there are no headers.
-        let status = unsafe { (symbols.create)(&mut raw, source.as_ptr(), name.as_ptr(), 0, ptr::null(), ptr::null()) };
-        symbols.check(status, || format!("creating {}", program.name))?;
-        let raw = Owned { raw, symbols };
-        // SAFETY: the program is alive, and so are the options.
-        let status = unsafe { (symbols.compile)(raw.raw, options.len() as c_int, options.as_ptr()) };
-        if status != 0 {
-            return Err(CudaError::Compilation { program: program.name.clone(), log: raw.log() });
-        }
-        raw.cubin(&program.name)
-    }
 }
 
-/// A driver cannot run the code of a newer major version of CUDA. Without a driver any version will do.
+/// A driver cannot run the code of a newer major version of CUDA. Without a driver, any version is usable.
 fn usable(file: &str) -> bool {
     let newest = Driver::load().map_or(u32::MAX, |driver| driver.version().0);
     !["12", "13", "14"]
@@ -148,12 +129,12 @@ fn usable(file: &str) -> bool {
         .any(|major| file.contains(&format!(".so.{major}")) && major.parse::<u32>().is_ok_and(|major| major > newest))
 }
 
-/// All options: the architecture (its own variant from Hopper on, without which a chip's own instructions are missing), the
-/// language, and the program's.
+/// All options: the architecture, the language, and those of the program. From Hopper on, the architecture-specific variant
+/// (`sm_90a`) is used; without it, instructions such as wgmma are not available.
 fn options(program: &Program, (major, minor): (u32, u32)) -> Vec<String> {
-    let own = if major >= 9 { "a" } else { "" };
+    let variant = if major >= 9 { "a" } else { "" };
     let mut options = vec![
-        format!("--gpu-architecture=sm_{major}{minor}{own}"),
+        format!("--gpu-architecture=sm_{major}{minor}{variant}"),
         "--std=c++17".to_owned(),
         "-default-device".to_owned(),
     ];
@@ -161,60 +142,98 @@ fn options(program: &Program, (major, minor): (u32, u32)) -> Vec<String> {
     options
 }
 
-/// A program that NVRTC holds.
-struct Owned<'a> {
+/// A compiled program in NVRTC.
+struct Compilation<'a> {
     raw: Raw,
+    name: &'a str,
     symbols: &'a Symbols,
 }
 
-impl Owned<'_> {
-    fn log(&self) -> String {
-        let mut size = 0;
-        // SAFETY: the program is alive and the pointer valid for a write.
-        let status = unsafe { (self.symbols.log_size)(self.raw, &mut size) };
-        let mut bytes = vec![0_u8; size];
-        // SAFETY: the buffer has the size that the library asked for.
-        if status != 0 || size == 0 || unsafe { (self.symbols.log)(self.raw, bytes.as_mut_ptr().cast()) } != 0 {
-            return "the compiler left no log".to_owned();
+impl<'a> Compilation<'a> {
+    fn new(symbols: &'a Symbols, program: &'a Program, options: &[String]) -> Result<Self, CudaError> {
+        let name = program.name.as_str();
+        let text = |text: &str| {
+            let nul =
+                |_| CudaError::Compilation { program: name.to_owned(), log: "the text contains a NUL".to_owned() };
+            CString::new(text).map_err(nul)
+        };
+        let (source, c_name) = (text(&program.source)?, text(name)?);
+        let options = options.iter().map(|option| text(option)).collect::<Result<Vec<_>, _>>()?;
+        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        let mut raw = ptr::null_mut();
+        // SAFETY: all strings end with NUL and outlive the call; there are no headers.
+        let status =
+            unsafe { (symbols.create)(&mut raw, source.as_ptr(), c_name.as_ptr(), 0, ptr::null(), ptr::null()) };
+        symbols.check(status, || format!("creating {name}"))?;
+        let compilation = Self { raw, name, symbols };
+        // SAFETY: the program is alive, and so are the options.
+        let status = unsafe { (symbols.compile)(raw, options.len() as c_int, options.as_ptr()) };
+        if status != 0 {
+            return Err(CudaError::Compilation { program: name.to_owned(), log: compilation.log() });
         }
-        String::from_utf8_lossy(&bytes).trim_end_matches('\0').trim_end().to_owned()
+        Ok(compilation)
     }
 
-    fn cubin(&self, name: &str) -> Result<Vec<u8>, CudaError> {
-        let mut size = 0;
-        // SAFETY: the program is alive and compiled, and the pointer valid for a write.
-        let status = unsafe { (self.symbols.cubin_size)(self.raw, &mut size) };
-        self.symbols.check(status, || format!("the size of {name}"))?;
-        let mut bytes = vec![0_u8; size];
-        // SAFETY: the buffer has the size that the library asked for.
-        let status = unsafe { (self.symbols.cubin)(self.raw, bytes.as_mut_ptr().cast()) };
-        self.symbols.check(status, || format!("the code of {name}"))?;
+    fn log(&self) -> String {
+        let log = self.read("log", self.symbols.log_size, self.symbols.log).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log).trim_end_matches('\0').trim_end().to_owned();
+        if log.is_empty() { "the compiler left no log".to_owned() } else { log }
+    }
+
+    fn cubin(&self) -> Result<Vec<u8>, CudaError> {
+        self.read("cubin", self.symbols.cubin_size, self.symbols.cubin)
+    }
+
+    /// One of the program's outputs; `size` and `get` are the library's functions for it.
+    fn read(
+        &self,
+        what: &str,
+        size: unsafe extern "C" fn(Raw, *mut usize) -> Status,
+        get: unsafe extern "C" fn(Raw, *mut c_char) -> Status,
+    ) -> Result<Vec<u8>, CudaError> {
+        let what = || format!("the {what} of {}", self.name);
+        let mut length = 0;
+        // SAFETY: the program is alive and compiled, and the pointer is valid for a write.
+        self.symbols.check(unsafe { size(self.raw, &mut length) }, what)?;
+        let mut bytes = vec![0_u8; length];
+        // SAFETY: the buffer has the size that the library requires.
+        self.symbols.check(unsafe { get(self.raw, bytes.as_mut_ptr().cast()) }, what)?;
         Ok(bytes)
     }
 }
 
-impl Drop for Owned<'_> {
+impl Drop for Compilation<'_> {
     fn drop(&mut self) {
-        // SAFETY: created once and destroyed once. The status is dropped: nothing can be done about it.
+        // SAFETY: created once and destroyed once. The status is ignored: nothing can be done about an error.
         let _ = unsafe { (self.symbols.destroy)(&mut self.raw) };
     }
+}
+
+/// Identifies the build of the library: `nvrtcVersion` has only the major and minor version, but the comments at the head of
+/// every PTX file have the full version and the build number. Compiling an empty program takes some 20 ms.
+fn build(symbols: &Symbols) -> Result<String, CudaError> {
+    let empty = Program { name: "empty.cu".to_owned(), source: String::new(), options: Vec::new() };
+    let ptx = Compilation::new(symbols, &empty, &[])?.read("PTX", symbols.ptx_size, symbols.ptx)?;
+    let ptx = String::from_utf8_lossy(&ptx);
+    Ok(ptx.lines().take_while(|line| line.starts_with("//")).collect::<Vec<_>>().join("\n"))
 }
 
 impl Symbols {
     fn look_up(library: &libloading::Library, file: &str) -> Result<Self, CudaError> {
         macro_rules! function {
             ($name:literal) => {
-                // SAFETY: declared in nvrtc.h as the type of the field that it is put into.
+                // SAFETY: nvrtc.h declares the function with the type of the field that it is assigned to.
                 *unsafe { library.get(concat!($name, "\0").as_bytes()) }
                     .map_err(|_| CudaError::BrokenNvrtc { file: file.to_owned(), symbol: $name })?
             };
         }
         Ok(Self {
-            version: function!("nvrtcVersion"),
             create: function!("nvrtcCreateProgram"),
             compile: function!("nvrtcCompileProgram"),
             log_size: function!("nvrtcGetProgramLogSize"),
             log: function!("nvrtcGetProgramLog"),
+            ptx_size: function!("nvrtcGetPTXSize"),
+            ptx: function!("nvrtcGetPTX"),
             cubin_size: function!("nvrtcGetCUBINSize"),
             cubin: function!("nvrtcGetCUBIN"),
             destroy: function!("nvrtcDestroyProgram"),
@@ -226,7 +245,7 @@ impl Symbols {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: the library returns a string of its own for every code.
+        // SAFETY: the library returns a constant string for every code.
         let message = unsafe { CStr::from_ptr((self.error_string)(status)) };
         Err(CudaError::Compilation { program: what(), log: message.to_string_lossy().into_owned() })
     }
@@ -243,16 +262,16 @@ mod tests {
     const SOURCE: &str = "extern \"C\" __global__ void twice(float *x) { x[threadIdx.x] *= 2.0f; }";
 
     #[test]
-    fn the_chip_s_own_instructions_are_asked_for_from_hopper_on() {
+    fn architecture_specific_instructions_are_enabled_from_hopper_on() {
         let of = |capability| options(&program(""), capability)[0].clone();
         assert_eq!(of((8, 0)), "--gpu-architecture=sm_80");
         assert_eq!(of((9, 0)), "--gpu-architecture=sm_90a");
         assert_eq!(of((12, 0)), "--gpu-architecture=sm_120a");
     }
 
-    /// Says something only where NVRTC is installed; needs no GPU.
+    /// Needs NVRTC but no GPU; returns early without NVRTC.
     #[test]
-    fn a_program_compiles_once_and_comes_from_disk_afterwards() {
+    fn a_program_is_compiled_once_and_then_read_from_disk() {
         let folder = std::env::temp_dir().join(format!("firebrick-nvrtc-{}", std::process::id()));
         let Ok(compiler) = Compiler::with_cache(Cache::in_folder(&folder)) else { return };
         let first = compiler.compile(&program(SOURCE), (9, 0)).expect("a valid program");
@@ -261,19 +280,30 @@ mod tests {
         assert_eq!((first, files), (second, 1));
         compiler.compile(&program(SOURCE), (8, 0)).expect("another architecture");
         assert_eq!(std::fs::read_dir(&folder).expect("the cache folder").count(), 2);
+        let other = Compiler { build: format!("{} patched", compiler.build), ..compiler.clone() };
+        other.compile(&program(SOURCE), (9, 0)).expect("another build of the compiler");
+        assert_eq!(std::fs::read_dir(&folder).expect("the cache folder").count(), 3);
 
         for entry in std::fs::read_dir(&folder).expect("the cache folder") {
             std::fs::write(entry.expect("an entry").path(), b"cut short").expect("overwriting");
         }
-        assert!(compiler.compile(&program(SOURCE), (9, 0)).expect("compiled anew").bytes().len() > 100);
+        assert!(compiler.compile(&program(SOURCE), (9, 0)).expect("compiled again").bytes().len() > 100);
         std::fs::remove_dir_all(&folder).expect("cleaning up");
     }
 
-    /// Says something only where NVRTC is installed; needs no GPU.
+    /// Needs NVRTC but no GPU; returns early without NVRTC.
     #[test]
-    fn a_program_that_does_not_compile_says_why() {
+    fn the_error_of_a_program_that_does_not_compile_has_the_log() {
         let Ok(compiler) = Compiler::with_cache(Cache::none()) else { return };
         let error = compiler.compile(&program("int f( {"), (9, 0)).expect_err("not a program");
         assert!(error.to_string().contains("test.cu") && error.to_string().contains("error"), "{error}");
+    }
+
+    /// Needs NVRTC but no GPU; returns early without NVRTC.
+    #[test]
+    fn the_build_has_the_full_version() {
+        let Ok(compiler) = Compiler::with_cache(Cache::none()) else { return };
+        let version = compiler.build.split_whitespace().find(|word| word.starts_with('V')).unwrap_or_default();
+        assert_eq!(version.split('.').count(), 3, "major, minor and patch in {:?}", compiler.build);
     }
 }

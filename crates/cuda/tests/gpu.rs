@@ -1,6 +1,8 @@
-//! Memory, copies, compiled programs and launches on a real device. Where there is no driver or no NVRTC, a test says nothing.
+//! Memory, copies, compiled programs and launches on a real device. Without a driver or NVRTC, a test returns early.
 //!
 //! `cargo test -p firebrick-cuda --test gpu`
+//!
+//! Not supported: devices other than number 0.
 
 #![allow(unsafe_code, reason = "copies and launches are promises about memory, which the tests make")]
 
@@ -54,7 +56,7 @@ impl Gpu {
         let program = Program { name: "gpu.cu".to_string(), source: SOURCE.to_string(), options: Vec::new() };
         let image = compiler.compile(&program, device.compute_capability).expect("it compiles");
         let again = compiler.compile(&program, device.compute_capability).expect("it compiles");
-        assert_eq!(image, again, "kept or compiled, an image is the same");
+        assert_eq!(image, again, "a cached image equals a compiled one");
         Some(Module::load(&self.context, &image).expect("it was compiled for this device"))
     }
 
@@ -65,17 +67,17 @@ impl Gpu {
             to.copy_from_slice(&value.to_ne_bytes());
         }
         let device = DeviceBuffer::new(&self.context, bytes).expect("device memory");
-        // SAFETY: both sides have the bytes and live until the stream is synchronised.
+        // SAFETY: both sides have the bytes and live until the stream is synchronized.
         unsafe { self.stream.copy_to_device(device.pointer(), &host, bytes) }.expect("copied");
-        self.stream.synchronize().expect("synchronised");
+        self.stream.synchronize().expect("synchronized");
         device
     }
 
     fn download(&self, device: &DeviceBuffer) -> Vec<f32> {
         let host = PinnedBuffer::new(&self.context, device.len_bytes()).expect("pinned memory");
-        // SAFETY: both sides have the bytes and live until the stream is synchronised; the host reads only then.
+        // SAFETY: both sides have the bytes and live until the stream is synchronized; the host reads only then.
         unsafe { self.stream.copy_to_host(&host, device.pointer(), device.len_bytes()) }.expect("copied");
-        self.stream.synchronize().expect("synchronised");
+        self.stream.synchronize().expect("synchronized");
         host.chunks_exact(4).map(|bytes| f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])).collect()
     }
 
@@ -84,7 +86,7 @@ impl Gpu {
         let arguments =
             Arguments::new().pointer::<f32>(y.pointer()).pointer::<f32>(x.pointer()).value(&line).i64(COUNT as i64);
         let shape = LaunchShape { grid: [4, 1, 1], block: [64, 1, 1], shared_bytes: 0 };
-        // SAFETY: the arguments are those of `line`, both buffers have COUNT floats, and callers read after synchronising.
+        // SAFETY: the arguments are those of `line`, both buffers have COUNT floats, and callers read after synchronizing.
         unsafe { kernel.launch(&self.stream, shape, &arguments) }
     }
 }
@@ -100,11 +102,7 @@ fn copies_through_pinned_memory_keep_every_byte() {
     assert!(fresh.iter().all(|byte| *byte == 0) && fresh.len() == COUNT);
     let first = gpu.upload(&values());
     assert_eq!(gpu.download(&first), values());
-    let second = DeviceBuffer::new(&gpu.context, first.len_bytes()).expect("device memory");
-    // SAFETY: two allocations of the same length, both alive until the download has synchronised.
-    unsafe { gpu.stream.copy_on_device(second.pointer(), first.pointer(), first.len_bytes()) }.expect("copied");
-    assert_eq!(gpu.download(&second), values());
-    second.fill_zero(&gpu.stream).expect("filled");
+    let second = gpu.upload(&vec![0.0; COUNT]);
     assert!(gpu.download(&second).iter().all(|value| *value == 0.0));
     assert_eq!(gpu.download(&first), values());
 }
@@ -118,22 +116,18 @@ fn a_kernel_gets_its_arguments_and_outlives_its_module() {
     let (x, y) = (gpu.upload(&values()), gpu.upload(&vec![f32::NAN; COUNT]));
     gpu.launch_line(&kernel, &y, &x).expect("launched");
     assert_eq!(gpu.download(&y), values().iter().map(|x| 2.0 * x + 0.5).collect::<Vec<_>>());
-    let attributes = kernel.attributes().expect("attributes");
-    assert!(attributes.registers > 0 && attributes.max_threads >= 64, "{attributes:?}");
-    assert_eq!(attributes.static_shared_bytes, 0);
-    assert!(kernel.occupancy(64, 0).expect("occupancy") >= 1);
 }
 
 #[test]
-fn arguments_that_are_not_the_parameters_are_refused_before_the_launch() {
+fn arguments_that_do_not_match_the_parameters_are_refused_before_the_launch() {
     let Some(gpu) = gpu() else { return };
     let Some(module) = gpu.module() else { return };
     let kernel = module.kernel("reversed").expect("it is in the program");
     let shape = LaunchShape { grid: [1, 1, 1], block: [32, 1, 1], shared_bytes: 0 };
-    let null = DevicePointer::<f32>::null();
+    let null = DevicePointer::<f32>::from_address(0);
     for wrong in [Arguments::new().pointer(null), Arguments::new().pointer(null).i64(0)] {
-        // SAFETY: refused, which is what is tested; were it not, a count of zero reads and writes nothing.
-        let error = unsafe { kernel.launch(&gpu.stream, shape, &wrong) }.expect_err("not its parameters");
+        // SAFETY: the launch is refused, which is tested here; with a count of zero, the kernel would not access memory.
+        let error = unsafe { kernel.launch(&gpu.stream, shape, &wrong) }.expect_err("arguments that do not match");
         assert!(matches!(&error, CudaError::WrongArguments { declared, .. } if declared[..] == [8, 4]), "{error}");
     }
     let missing = module.kernel("backwards").err().expect("no such kernel").to_string();
@@ -141,7 +135,7 @@ fn arguments_that_are_not_the_parameters_are_refused_before_the_launch() {
 }
 
 #[test]
-fn more_than_48_kib_of_shared_memory_can_be_had_once_asked_for() {
+fn more_than_48_kib_of_shared_memory_can_be_used_after_raising_the_limit() {
     let Some(gpu) = gpu() else { return };
     let Some(module) = gpu.module() else { return };
     let device = gpu.context.driver().device(0).expect("a device");
@@ -156,21 +150,21 @@ fn more_than_48_kib_of_shared_memory_can_be_had_once_asked_for() {
     same.set_dynamic_shared_memory(1 << 10).expect("less than before");
     let shape = LaunchShape { grid: [1, 1, 1], block: [256, 1, 1], shared_bytes: bytes };
     let arguments = Arguments::new().pointer::<f32>(x.pointer()).i32(count as i32);
-    // SAFETY: the arguments are those of `reversed`, and the buffer has `count` floats until the download has synchronised.
+    // SAFETY: the arguments are those of `reversed`, and the buffer has `count` floats until the download has synchronized.
     unsafe { kernel.launch(&gpu.stream, shape, &arguments) }.expect("launched: the limit was not lowered");
     assert_eq!(gpu.download(&x), values.into_iter().rev().collect::<Vec<_>>());
     assert!(kernel.set_dynamic_shared_memory(bytes + 1024).is_err(), "more than the device has");
 }
 
 #[test]
-fn memory_that_the_device_does_not_have_is_an_error_with_the_numbers() {
+fn an_allocation_larger_than_the_device_is_an_error_with_the_numbers() {
     let Some(gpu) = gpu() else { return };
     let memory = gpu.context.memory().expect("memory");
-    let asked = usize::try_from(2 * memory.total_bytes).expect("64 bits");
-    let error = DeviceBuffer::new(&gpu.context, asked).err().expect("twice what there is");
+    let requested = usize::try_from(2 * memory.total_bytes).expect("64 bits");
+    let error = DeviceBuffer::new(&gpu.context, requested).err().expect("twice what there is");
     assert!(error.is_out_of_memory());
-    let CudaError::OutOfMemory { asked_bytes, free_bytes, total_bytes } = error else { panic!("{error}") };
-    assert_eq!((asked_bytes, total_bytes), (asked as u64, memory.total_bytes));
+    let CudaError::OutOfMemory { requested_bytes, free_bytes, total_bytes } = error else { panic!("{error}") };
+    assert_eq!((requested_bytes, total_bytes), (requested as u64, memory.total_bytes));
     assert!(free_bytes <= total_bytes);
-    assert!(DeviceBuffer::new(&gpu.context, 1 << 20).is_ok(), "and the context is as good as before");
+    assert!(DeviceBuffer::new(&gpu.context, 1 << 20).is_ok(), "the context still works");
 }

@@ -1,35 +1,36 @@
-//! One micro-batch on the host: what the loader hands to the training step, which copies it to the device in one go.
-//! Documents are copied once, from the store (a mapped file) into the batch.
+//! One micro-batch on the host, which the training step copies to the device.
 //!
-//! Gives up lengths per row: every row of a batch has the same length, the rest is padding.
+//! Documents are copied once, from the store (a mapped file) into the batch. Trade-off: every row of a batch has the same
+//! length; the rest of a row is padding.
 
 use crate::cache::Document;
 
-/// The target that no loss is computed for, as in PyTorch's cross entropy.
+/// The target of positions without loss, as in PyTorch's cross entropy.
 pub const IGNORE_INDEX: i64 = -100;
 
-/// `rows` rows of `row_len` tokens, flattened row after row. All four token arrays have `rows * row_len` entries.
+/// `rows` rows of `row_len` tokens, flattened row by row. `input_ids`, `targets` and `positions` have `rows * row_len`
+/// entries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
     /// Number of rows.
     pub rows: usize,
-    /// Tokens of a row, padding included.
+    /// Tokens per row, padding included.
     pub row_len: usize,
-    /// Token ids; the pad id (or 0) in the padding at a row's end.
+    /// Token ids; the pad id (or 0) in the padding at the end of a row.
     pub input_ids: Vec<u32>,
-    /// The next token of the same document where it is trained, else [`IGNORE_INDEX`].
+    /// The next token of the same document where it counts in the loss, else [`IGNORE_INDEX`].
     pub targets: Vec<i64>,
-    /// Place in the document, from 0 in each; padding counts from 0 too.
+    /// Position in the document, from 0 in each; padding counts from 0 too.
     pub positions: Vec<u32>,
-    /// Where documents begin in the flattened tokens, and the end: `0, ..., rows * row_len`, strictly rising. The
-    /// padding at a row's end is a document of its own; no document crosses a row.
+    /// Where documents begin in the flattened tokens, and the end: `0, ..., rows * row_len`, strictly ascending.
+    /// The padding at the end of a row is a separate document; no document crosses a row.
     pub cu_seqlens: Vec<u32>,
-    /// How many of the tokens are padding.
+    /// Number of padding tokens.
     pub padding: usize,
 }
 
 impl Batch {
-    /// A batch without rows yet, with room for `rows` of them.
+    /// A batch without rows, with capacity for `rows` of them.
     pub(crate) fn with_capacity(rows: usize, row_len: usize) -> Self {
         let tokens = rows * row_len;
         Self {
@@ -43,7 +44,7 @@ impl Batch {
         }
     }
 
-    /// Adds a document behind what is there. The caller closes the row with [`Batch::pad_row`].
+    /// Appends a document. The caller ends the row with [`Batch::pad_row`].
     pub(crate) fn push_document(&mut self, document: &Document<'_>) {
         let start = self.input_ids.len();
         document.append_tokens(&mut self.input_ids);
@@ -51,7 +52,7 @@ impl Batch {
         self.close_document(document.len());
     }
 
-    /// Fills the row up with `pad_token_id`.
+    /// Fills the row with `pad_token_id`.
     pub(crate) fn pad_row(&mut self, pad_token_id: u32) {
         self.rows += 1;
         let missing = self.rows * self.row_len - self.input_ids.len();
@@ -63,35 +64,35 @@ impl Batch {
         }
     }
 
-    /// Positions and boundary of a document of `len` tokens that was just added.
+    /// Appends positions and boundary of a document of `len` tokens that was just appended.
     fn close_document(&mut self, len: usize) {
         self.positions.extend(0..len as u32);
         self.cu_seqlens.push(self.input_ids.len() as u32);
     }
 
-    /// Tokens that the loss counts.
-    pub fn trained_tokens(&self) -> usize {
+    /// Number of targets that count in the loss.
+    pub fn loss_tokens(&self) -> usize {
         self.targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
     }
 
-    /// Tokens without padding.
+    /// Number of tokens without padding.
     pub fn tokens(&self) -> usize {
         self.input_ids.len() - self.padding
     }
 }
 
-/// For each token the next one where that is trained; the last predicts nothing. `mask` has a bit for each token.
+/// For each token the next one where that counts in the loss; the last has no target. `mask` has one bit per token.
 fn append_targets(tokens: &[u32], mask: &[u32], targets: &mut Vec<i64>) {
     for (word, (chunk, &bits)) in tokens.chunks(32).zip(mask).enumerate() {
-        // The document's first token is the target of none before it.
+        // The document's first token is no target.
         let skipped = usize::from(word == 0);
         let chunk = &chunk[skipped..];
         match bits {
             0 => targets.resize(targets.len() + chunk.len(), IGNORE_INDEX),
             u32::MAX => targets.extend(chunk.iter().map(|&token| i64::from(token))),
             _ => targets.extend(chunk.iter().enumerate().map(|(index, &token)| {
-                let is_trained = bits >> (index + skipped) & 1 == 1;
-                if is_trained { i64::from(token) } else { IGNORE_INDEX }
+                let counts = bits >> (index + skipped) & 1 == 1;
+                if counts { i64::from(token) } else { IGNORE_INDEX }
             })),
         }
     }
@@ -102,13 +103,13 @@ fn append_targets(tokens: &[u32], mask: &[u32], targets: &mut Vec<i64>) {
 mod tests {
     use super::*;
     use crate::cache::TokenStore;
-    use crate::dataset::Example;
+    use crate::example::Example;
 
     #[test]
     fn first_token_of_a_document_is_never_a_target_of_the_one_before() {
-        let first = Example { tokens: vec![1, 2, 3], trained: vec![false, true, true] };
-        let second = Example { tokens: vec![4, 5], trained: vec![true, true] };
-        let store = TokenStore::of_examples(&[first, second]);
+        let first = Example { tokens: vec![1, 2, 3], loss_mask: vec![false, true, true] };
+        let second = Example { tokens: vec![4, 5], loss_mask: vec![true, true] };
+        let store = TokenStore::from_examples(&[first, second]);
         let mut batch = Batch::with_capacity(1, 6);
         batch.push_document(&store.document(0));
         batch.push_document(&store.document(1));
@@ -117,24 +118,24 @@ mod tests {
         assert_eq!(batch.positions, [0, 1, 2, 0, 1, 0]);
         assert_eq!(batch.cu_seqlens, [0, 3, 5, 6]);
         assert_eq!(batch.input_ids, [1, 2, 3, 4, 5, 9]);
-        assert_eq!((batch.tokens(), batch.padding, batch.trained_tokens()), (5, 1, 3));
+        assert_eq!((batch.tokens(), batch.padding, batch.loss_tokens()), (5, 1, 3));
     }
 
     #[test]
-    fn targets_are_the_trained_next_tokens_at_every_length_and_mask() {
+    fn targets_are_the_next_loss_tokens_at_every_length_and_mask() {
         for len in [1, 2, 31, 32, 33, 64, 65, 100] {
-            for is_trained in
-                [|_| true, |_| false, |index| index % 3 == 0, |index| index >= 40] as [fn(usize) -> bool; 4]
-            {
-                let trained: Vec<bool> = (0..len).map(is_trained).collect();
-                let store =
-                    TokenStore::of_examples(&[Example { tokens: (0..len as u32).collect(), trained: trained.clone() }]);
+            for counts in [|_| true, |_| false, |index| index % 3 == 0, |index| index >= 40] as [fn(usize) -> bool; 4] {
+                let loss_mask: Vec<bool> = (0..len).map(counts).collect();
+                let store = TokenStore::from_examples(&[Example {
+                    tokens: (0..len as u32).collect(),
+                    loss_mask: loss_mask.clone(),
+                }]);
                 let mut batch = Batch::with_capacity(1, len);
                 batch.push_document(&store.document(0));
-                let next = |index| if trained[index] { index as i64 } else { IGNORE_INDEX };
+                let next = |index| if loss_mask[index] { index as i64 } else { IGNORE_INDEX };
                 let expected: Vec<i64> = (1..len).map(next).chain([IGNORE_INDEX]).collect();
                 assert_eq!(batch.targets, expected);
-                assert_eq!(batch.trained_tokens(), store.document_trained_tokens(0));
+                assert_eq!(batch.loss_tokens(), store.document_loss_tokens(0));
             }
         }
     }

@@ -1,29 +1,30 @@
-//! Messages to tokens, and which of them are trained.
+//! From messages to tokens and their loss mask.
 //!
-//! The conversation is rendered and tokenised whole, as the model will meet it; the characters of trained messages are
-//! found in the text (`locate.rs`) and mapped to tokens through the tokenizer's offsets. Gives up telling text that
-//! spells a special token from the token, as transformers does by default.
+//! The conversation is rendered and tokenized as a whole, as the model will see it; the characters of the selected
+//! messages are located in the text (`locate.rs`) and mapped to tokens through the tokenizer's offsets. Not supported:
+//! distinguishing text that spells a special token from the token (as in transformers by default).
 
-use crate::dataset::Example;
 use crate::error::DataError;
+use crate::example::Example;
 use crate::locate::locate;
-use crate::mask::{Selection, Tokens, TrainOn};
-use crate::shape::Chat;
+use crate::record_format::Chat;
+use crate::selection::{Selection, TrainOn};
+use crate::token_mask::TokenOffsets;
 use crate::tokenizer::Tokenizer;
 
 /// A conversation in tokens.
 #[derive(Debug)]
 pub(crate) struct ChatTokens {
     pub(crate) example: Example,
-    /// The tokens that close a trained turn, trained or not.
+    /// The tokens that end a selected turn, in the loss or not.
     pub(crate) closings: Vec<usize>,
-    /// The template did not write a system message that the conversation has.
+    /// The conversation has a system message that the template did not write.
     pub(crate) system_ignored: bool,
 }
 
-/// Renders and tokenises a conversation and marks its trained tokens; the first token never is.
+/// Renders and tokenizes a conversation and computes its loss mask; the first token never counts.
 ///
-/// Errors: no chat template, a template that refuses the messages or whose trained text cannot be located, a doubled
+/// Errors: no chat template, a template that refuses the messages or whose text cannot be located, a doubled
 /// beginning-of-text token.
 pub(crate) fn encode_chat(
     tokenizer: &Tokenizer,
@@ -34,38 +35,38 @@ pub(crate) fn encode_chat(
     let template = tokenizer.chat_template_for(chat.tools.is_some())?;
     let selection = Selection::new(chat, train_on);
     let located = locate(template, chat, &selection)?;
-    let (tokens, trained, closings) = if located.spans.is_empty() {
+    let (tokens, loss_mask, closings) = if located.spans.is_empty() {
         let tokens = tokenizer.encode_plain(&located.text)?;
-        let trained = (0..tokens.len()).map(|index| selection.inverted && index > 0).collect();
-        (tokens, trained, Vec::new())
+        let loss_mask = (0..tokens.len()).map(|index| selection.inverted && index > 0).collect();
+        (tokens, loss_mask, Vec::new())
     } else {
         let encoding = tokenizer.encode_with_offsets(&located.text)?;
         let (ids, offsets) = (encoding.get_ids(), encoding.get_offsets());
-        let tokens = Tokens { tokenizer, text: &located.text, ids, offsets };
-        let (trained, closings) = tokens.mask(&located.spans, selection.inverted, train_end_of_turn);
-        (ids.to_vec(), trained, closings)
+        let tokens = TokenOffsets { tokenizer, text: &located.text, ids, offsets };
+        let (loss_mask, closings) = tokens.mask(&located.spans, selection.inverted, train_end_of_turn);
+        (ids.to_vec(), loss_mask, closings)
     };
     if let (Some(bos), Some(token)) = (tokenizer.bos_token_id(), tokenizer.bos_token())
         && tokens.starts_with(&[bos, bos])
     {
         return Err(DataError::DoubledBos { token: token.to_owned() });
     }
-    Ok(ChatTokens { example: Example { tokens, trained }, closings, system_ignored: located.system_ignored })
+    Ok(ChatTokens { example: Example { tokens, loss_mask }, closings, system_ignored: located.system_ignored })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shape::Turn;
+    use crate::record_format::Turn;
     use crate::test_tokenizer::{TEMPLATE, TestTokenizer};
 
     fn chat(turns: &[(&str, &str)]) -> Chat {
         Chat { turns: turns.iter().map(|&(role, content)| Turn::new(role, content)).collect(), ..Chat::default() }
     }
 
-    /// The text of the trained tokens, runs separated by `|`.
-    fn trained_text(tokenizer: &Tokenizer, example: &Example) -> String {
-        let runs = example.tokens.iter().zip(&example.trained).collect::<Vec<_>>();
+    /// The text of the loss tokens, runs separated by `|`.
+    fn loss_text(tokenizer: &Tokenizer, example: &Example) -> String {
+        let runs = example.tokens.iter().zip(&example.loss_mask).collect::<Vec<_>>();
         let runs = runs.chunk_by(|left, right| left.1 == right.1).filter(|run| *run[0].1);
         let text = runs.map(|run| {
             let ids = run.iter().map(|(id, _)| **id).collect::<Vec<_>>();
@@ -74,94 +75,94 @@ mod tests {
         text.collect::<Vec<_>>().join("|")
     }
 
-    fn trained_with(template: &str, chat: &Chat, train_on: TrainOn, end_of_turn: bool) -> Result<String, DataError> {
+    fn loss_text_with(template: &str, chat: &Chat, train_on: TrainOn, end_of_turn: bool) -> Result<String, DataError> {
         let tokenizer = TestTokenizer { template: Some(template), ..TestTokenizer::default() }.load();
         let encoded = encode_chat(&tokenizer, chat, train_on, end_of_turn)?;
-        Ok(trained_text(&tokenizer, &encoded.example))
+        Ok(loss_text(&tokenizer, &encoded.example))
     }
 
-    fn trained_by(template: &str, turns: &[(&str, &str)]) -> Result<String, DataError> {
-        trained_with(template, &chat(turns), TrainOn::Assistant, true)
+    fn loss_text_by(template: &str, turns: &[(&str, &str)]) -> Result<String, DataError> {
+        loss_text_with(template, &chat(turns), TrainOn::Assistant, true)
     }
 
     const TWO_TURNS: [(&str, &str); 5] =
         [("system", "s"), ("user", "q1"), ("assistant", "é1 "), ("user", "q2"), ("assistant", "a2")];
-    /// The assistant's text in blocks, its header not.
+    /// The assistant's text in blocks, without its header.
     const BLOCKS: &str = "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>\n\
         {% if m.role == 'assistant' %}{% generation %}{{ m.content }}{{ eos_token }}{% endgeneration %}\n\
         {% else %}{{ m.content }}{{ eos_token }}\n{% endif %}\
         {% endfor %}";
 
     #[test]
-    fn assistant_text_and_its_closing_token_are_trained_and_nothing_else() {
-        assert_eq!(trained_by(TEMPLATE, &TWO_TURNS).unwrap(), "é1 </s>|a2</s>");
+    fn only_the_assistants_text_and_its_end_token_count_in_the_loss() {
+        assert_eq!(loss_text_by(TEMPLATE, &TWO_TURNS).unwrap(), "é1 </s>|a2</s>");
     }
 
     #[test]
     fn generation_blocks_give_the_same_mask_as_marks() {
-        assert_eq!(trained_by(BLOCKS, &TWO_TURNS).unwrap(), "é1 </s>|a2</s>");
+        assert_eq!(loss_text_by(BLOCKS, &TWO_TURNS).unwrap(), "é1 </s>|a2</s>");
         let open = BLOCKS.replace("{{ eos_token }}{% endgeneration %}", "{% endgeneration %}{{ eos_token }}");
-        assert_eq!(trained_by(&open, &TWO_TURNS).unwrap(), "é1 </s>|a2</s>");
+        assert_eq!(loss_text_by(&open, &TWO_TURNS).unwrap(), "é1 </s>|a2</s>");
     }
 
     #[test]
-    fn train_on_all_trains_everything_but_the_first_token() {
+    fn train_on_all_counts_everything_but_the_first_token() {
         let tokenizer = TestTokenizer::default().load();
         let example = encode_chat(&tokenizer, &chat(&TWO_TURNS), TrainOn::All, true).unwrap().example;
-        assert!(!example.trained[0] && example.trained[1..].iter().all(|&trained| trained));
+        assert!(!example.loss_mask[0] && example.loss_mask[1..].iter().all(|&trained| trained));
     }
 
     #[test]
-    fn last_turn_and_flags_choose_messages_with_and_without_blocks() {
+    fn last_turn_and_flags_select_messages_with_and_without_blocks() {
         for template in [TEMPLATE, BLOCKS] {
             let mut chat = chat(&TWO_TURNS);
-            assert_eq!(trained_with(template, &chat, TrainOn::LastTurn, true).unwrap(), "a2</s>");
-            assert_eq!(trained_with(template, &chat, TrainOn::LastTurn, false).unwrap(), "a2");
-            chat.turns[4].trained = Some(false);
-            assert_eq!(trained_with(template, &chat, TrainOn::Assistant, true).unwrap(), "é1 </s>");
-            chat.turns[3].trained = Some(true);
-            assert_eq!(trained_with(template, &chat, TrainOn::Assistant, true).unwrap(), "é1 </s>|q2</s>");
-            let all = trained_with(template, &chat, TrainOn::All, true).unwrap();
+            assert_eq!(loss_text_with(template, &chat, TrainOn::Last, true).unwrap(), "a2</s>");
+            assert_eq!(loss_text_with(template, &chat, TrainOn::Last, false).unwrap(), "a2");
+            chat.turns[4].train = Some(false);
+            assert_eq!(loss_text_with(template, &chat, TrainOn::Assistant, true).unwrap(), "é1 </s>");
+            chat.turns[3].train = Some(true);
+            assert_eq!(loss_text_with(template, &chat, TrainOn::Assistant, true).unwrap(), "é1 </s>|q2</s>");
+            let all = loss_text_with(template, &chat, TrainOn::All, true).unwrap();
             assert!(all.contains("q2</s>") && all.contains("<|user|>") && !all.contains("a2"), "{all}");
         }
     }
 
     #[test]
-    fn template_that_rewrites_earlier_turns_is_understood() {
-        // The header differs for the last turn, and reasoning is dropped from earlier ones.
+    fn a_template_that_rewrites_earlier_turns_is_supported() {
+        // The header differs for the last turn, and reasoning is removed from earlier ones.
         let template = "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'assistant' and loop.last %}<think>\n\n\
             </think>{% endif %}{{ m.content.split('</think>')[-1] }}{{ eos_token }}{% endfor %}\
             {% if add_generation_prompt %}<|assistant|>{% endif %}";
         let turns = [("user", "q1"), ("assistant", "t</think>a1"), ("user", "q2"), ("assistant", "a2")];
-        assert_eq!(trained_by(template, &turns).unwrap(), "a1</s>|<think>\n\n</think>a2</s>");
+        assert_eq!(loss_text_by(template, &turns).unwrap(), "a1</s>|<think>\n\n</think>a2</s>");
     }
 
     #[test]
-    fn template_that_looks_into_contents_and_rewrites_turns_is_refused() {
+    fn a_template_that_reads_contents_and_rewrites_turns_is_refused() {
         let template = "{% for m in messages %}<|{{ m.role }}|>{% if loop.last %}[last]{% endif %}\
             {{ m.content[1:] }}{% endfor %}\
             {% if add_generation_prompt %}<|assistant|>{% endif %}";
-        let error = trained_by(template, &TWO_TURNS).unwrap_err();
+        let error = loss_text_by(template, &TWO_TURNS).unwrap_err();
         assert!(matches!(error, DataError::NotAPrefix { message: 3, prefix: "before it", .. }), "{error}");
         assert!(error.to_string().contains("{% generation %}"), "{error}");
     }
 
     #[test]
-    fn calls_of_tools_are_trained_to_the_end_of_the_turn() {
+    fn tool_calls_count_in_the_loss_up_to_the_end_of_the_turn() {
         let template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\
             {% for call in m.tool_calls or [] %}[{{ call.function.name }}{{ call.function.arguments | tojson }}]{% endfor %}\
             {{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
         let mut chat = chat(&[("user", "q"), ("assistant", ""), ("tool", "18"), ("assistant", "It is 18.")]);
         let call = serde_json::json!([{ "function": { "name": "f", "arguments": { "x": 1 } } }]);
         chat.turns[1].message.insert("tool_calls".to_owned(), call);
-        let trained = || trained_with(template, &chat, TrainOn::Assistant, true).unwrap();
+        let trained = || loss_text_with(template, &chat, TrainOn::Assistant, true).unwrap();
         assert_eq!(trained(), "[f{\"x\": 1}]</s>|It is 18.</s>");
         chat.turns[1].message.remove("content");
-        assert_eq!(trained_with(template, &chat, TrainOn::LastTurn, true).unwrap(), "[f{\"x\": 1}]</s>|It is 18.</s>");
+        assert_eq!(loss_text_with(template, &chat, TrainOn::Last, true).unwrap(), "[f{\"x\": 1}]</s>|It is 18.</s>");
     }
 
     #[test]
-    fn system_message_that_the_template_leaves_out_is_noticed() {
+    fn a_system_message_that_the_template_omits_is_reported() {
         let template = TEMPLATE.replace(
             "<|{{ message.role }}|>",
             "{% if message.role == 'system' %}{% continue %}\
@@ -172,7 +173,7 @@ mod tests {
             encode_chat(&tokenizer, &chat(&TWO_TURNS), TrainOn::Assistant, true).unwrap().system_ignored
         };
         assert!(ignored(&template) && !ignored(TEMPLATE));
-        // With blocks, and beside what no skeleton knows.
+        // With blocks, and with messages that no skeleton handles.
         let blocks =
             BLOCKS.replace("<|{{ m.role }}|>", "{% if m.role == 'system' %}{% continue %}{% endif %}<|{{ m.role }}|>");
         assert!(ignored(&blocks) && !ignored(BLOCKS));
@@ -188,17 +189,17 @@ mod tests {
     }
 
     #[test]
-    fn end_token_that_is_also_the_padding_is_trained() {
+    fn an_end_token_that_is_also_the_padding_counts_in_the_loss() {
         let mut test = TestTokenizer::default();
         test.config["pad_token"] = "</s>".into();
         let tokenizer = test.load();
         assert_eq!(tokenizer.pad_token_id(), tokenizer.eos_token_id());
         let encoded = encode_chat(&tokenizer, &chat(&TWO_TURNS), TrainOn::Assistant, true).unwrap();
-        assert_eq!(trained_text(&tokenizer, &encoded.example), "é1 </s>|a2</s>");
+        assert_eq!(loss_text(&tokenizer, &encoded.example), "é1 </s>|a2</s>");
     }
 
     #[test]
-    fn header_token_that_takes_the_answers_white_space_is_not_trained() {
+    fn a_header_token_that_includes_the_answers_white_space_does_not_count() {
         let folder = TestTokenizer { template: Some(TEMPLATE), ..TestTokenizer::default() }.write();
         let path = folder.path().join("tokenizer.json");
         let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
@@ -209,18 +210,18 @@ mod tests {
         let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
         let chat = chat(&[("user", "q"), ("assistant", "\n Sure")]);
         let encoded = encode_chat(&tokenizer, &chat, TrainOn::Assistant, true).unwrap();
-        assert_eq!(trained_text(&tokenizer, &encoded.example), "Sure</s>");
+        assert_eq!(loss_text(&tokenizer, &encoded.example), "Sure</s>");
     }
 
     #[test]
     fn doubled_bos_is_refused() {
         let template = TEMPLATE.replace("{{ bos_token }}", "{{ bos_token }}{{ bos_token }}");
-        let error = trained_by(&template, &TWO_TURNS).unwrap_err();
+        let error = loss_text_by(&template, &TWO_TURNS).unwrap_err();
         assert!(matches!(error, DataError::DoubledBos { .. }), "{error}");
     }
 
     #[test]
-    fn tokenizer_without_template_says_where_it_looked_and_what_to_do() {
+    fn a_tokenizer_without_template_names_the_searched_files_and_a_solution() {
         let tokenizer = TestTokenizer { template: None, ..TestTokenizer::default() }.load();
         let error = encode_chat(&tokenizer, &chat(&TWO_TURNS), TrainOn::All, true).unwrap_err().to_string();
         for word in ["chat_template.jinja", "tokenizer_config.json", "chat_template.json", "instruction-tuned"] {

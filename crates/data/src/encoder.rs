@@ -1,8 +1,9 @@
-//! One record to the examples that are trained on, or to the reason why there are none.
+//! From one record to examples, or to the reason why it has none.
 //!
-//! An [`Encoder`] is shared by worker threads. What it drops, cuts or doubts it says in [`Encoded::findings`], and
-//! [`Diagnosis`](crate::Diagnosis) adds those up; only what no threshold can excuse is an error. Gives up encoding a
-//! conversation of many megabytes in pieces, as texts are: its mask needs the place of every token.
+//! Worker threads share an [`Encoder`]. What it drops, cuts or doubts is listed in [`Encoded::findings`], and
+//! [`Diagnosis`](crate::Diagnosis) counts those; an error is only what no threshold can excuse. Trade-off: a
+//! conversation of many megabytes is tokenized in one piece (unlike a text), because its mask needs the offset of every
+//! token.
 
 use std::sync::Arc;
 
@@ -10,80 +11,83 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
 use crate::conversation::encode_chat;
-use crate::dataset::Example;
-use crate::diagnose::{Finding, FindingKind};
-use crate::error::{DataError, Place};
-use crate::mask::{Tokens, TrainOn};
-use crate::shape::{Chat, Fields, Row, Shape, headed_text};
+use crate::error::DataError;
+use crate::example::Example;
+use crate::finding::{Finding, FindingKind};
+use crate::place::Place;
+use crate::record_format::{Chat, Fields, RecordFormat, Row, headed_text};
+use crate::selection::TrainOn;
 use crate::source::Record;
+use crate::token_mask::TokenOffsets;
 use crate::tokenizer::Tokenizer;
 
-/// The meaning of tokens and masks. Raised whenever the same records, tokenizer and options come to give other examples:
-/// a change of how records are understood, rendered, tokenised, masked or cut. It is part of [`Encoder::fingerprint`], and
-/// so of a cache's key; the layout of token files has a version of its own.
-const CODE_VERSION: u32 = 1;
+/// Version of the meaning of tokens and masks. Raised whenever the same records, tokenizer and options give other
+/// examples: after a change in how records are parsed, rendered, tokenized, masked or cut. It is part of
+/// [`Encoder::fingerprint`] and so of a cache's key; the layout of token files has its own version.
+const CODE_VERSION: u32 = 2;
 const SECONDS_PER_DAY: i64 = 86_400;
 
-/// What becomes of a document that is longer than `max_seq_len`.
+/// What happens to a document that is longer than `max_seq_len`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
-pub enum Overflow {
-    /// It is cut there; what is behind is lost and counted.
+pub enum OverflowPolicy {
+    /// The end is cut off and counted.
     #[default]
     Truncate,
-    /// It becomes several documents, each beginning with the last token of the one before, so that no target is lost.
+    /// It becomes several documents, each beginning with the last token of the previous one, so that no target is lost.
     Split,
-    /// It is left out and counted.
+    /// It is dropped and counted.
     Drop,
 }
 
 /// How records become examples.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EncodeOptions {
-    /// What records hold.
-    pub shape: Shape,
-    /// Names of keys.
+    /// The format of the records.
+    pub record_format: RecordFormat,
+    /// Names of the records' keys.
     pub fields: Fields,
-    /// Which tokens are trained.
+    /// Which tokens count in the loss.
     pub train_on: TrainOn,
-    /// Train the token that ends the assistant's turn.
+    /// Whether the token that ends the assistant's turn counts in the loss.
     pub train_end_of_turn: bool,
-    /// Tokens of the longest example, at least 2.
+    /// Maximum number of tokens per example, at least 2.
     pub max_seq_len: usize,
-    /// What becomes of longer ones.
-    pub overflow: Overflow,
-    /// Variables for the chat template (`enable_thinking` and the like); those of a record win.
+    /// What happens to longer documents.
+    pub overflow: OverflowPolicy,
+    /// Template variables (`enable_thinking`, for example); those of a record take precedence.
     pub template_arguments: Map<String, Json>,
 }
 
 impl EncodeOptions {
-    /// The defaults with a length.
+    /// The default options with a maximum length.
     pub fn new(max_seq_len: usize) -> Self {
         Self {
-            shape: Shape::default(),
+            record_format: RecordFormat::default(),
             fields: Fields::default(),
             train_on: TrainOn::default(),
             train_end_of_turn: true,
             max_seq_len,
-            overflow: Overflow::default(),
+            overflow: OverflowPolicy::default(),
             template_arguments: Map::new(),
         }
     }
 }
 
-/// What became of a record.
+/// The result of encoding a record.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Encoded {
-    /// One example, several if it was split, none if it was dropped. Each has at most `max_seq_len` tokens and at least
-    /// one that is trained; the first never is.
+    /// One example, several if the record was split, none if it was dropped. Each has at most `max_seq_len` tokens and
+    /// at least one loss token; the first token never counts.
     pub examples: Vec<Example>,
-    /// Why it was dropped, cut or doubted.
+    /// Why the record was dropped, cut or doubted.
     pub findings: Vec<Finding>,
     /// Tokens that were cut off or dropped because of the length.
     pub tokens_cut: usize,
-    /// It is a conversation, rendered with the chat template.
+    /// Whether the record is a conversation, rendered with the chat template.
     pub is_chat: bool,
-    /// A token that ends a turn is trained.
+    /// Whether an end-of-turn token counts in the loss.
     pub end_trained: bool,
 }
 
@@ -93,22 +97,22 @@ impl Encoded {
     }
 }
 
-/// A record in tokens, not yet cut.
-struct Whole {
+/// A record in tokens, not yet cut to length.
+struct EncodedRecord {
     example: Example,
-    /// Tokens that end a turn.
+    /// Indices of tokens that end a turn.
     closings: Vec<usize>,
     is_chat: bool,
     findings: Vec<Finding>,
 }
 
-impl Whole {
-    fn new(tokens: Vec<u32>, trained: Vec<bool>) -> Self {
-        Self { example: Example { tokens, trained }, closings: Vec::new(), is_chat: false, findings: Vec::new() }
+impl EncodedRecord {
+    fn new(tokens: Vec<u32>, loss_mask: Vec<bool>) -> Self {
+        Self { example: Example { tokens, loss_mask }, closings: Vec::new(), is_chat: false, findings: Vec::new() }
     }
 }
 
-/// Why a record gives no tokens: its own fault, or one that every record has.
+/// Why a record gives no tokens: a finding about this record, or an error that affects all records.
 enum Failure {
     Finding(FindingKind, String),
     Error(DataError),
@@ -126,7 +130,7 @@ impl From<DataError> for Failure {
     }
 }
 
-/// Turns records of one source into examples. Shared by threads.
+/// Turns the records of one source into examples. Shared by threads.
 #[derive(Debug)]
 pub struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
@@ -134,9 +138,10 @@ pub struct Encoder<'a> {
 }
 
 impl<'a> Encoder<'a> {
-    /// An encoder for a source whose first record has these fields; they decide the shape where it is not named.
+    /// Creates an encoder for a source whose first record has these fields; they determine the format where the options
+    /// do not.
     ///
-    /// Errors: the shape is not recognised, `max_seq_len` is less than 2.
+    /// Errors: the format is not recognized, or `max_seq_len` is less than 2.
     pub fn new(
         tokenizer: &'a Tokenizer,
         mut options: EncodeOptions,
@@ -146,77 +151,80 @@ impl<'a> Encoder<'a> {
         if options.max_seq_len < 2 {
             return Err(DataError::SequenceTooShort { max_seq_len: options.max_seq_len });
         }
-        options.shape = options.shape.resolve(first, &options.fields, place)?;
+        options.record_format = options.record_format.resolve(first, &options.fields, place)?;
         Ok(Self { tokenizer, options: Arc::new(options) })
     }
 
-    /// The same encoder with another copy of its tokenizer, for a thread of its own: see [`Tokenizer`].
+    /// The same encoder with another copy of its tokenizer, for another thread: see [`Tokenizer`].
     pub fn with_tokenizer<'b>(&self, tokenizer: &'b Tokenizer) -> Encoder<'b> {
         Encoder { tokenizer, options: self.options.clone() }
     }
 
-    /// The shape that records have.
-    pub fn shape(&self) -> Shape {
-        self.options.shape
+    /// The format of the records.
+    pub fn record_format(&self) -> RecordFormat {
+        self.options.record_format
     }
 
-    /// How records become examples; the shape is never [`Shape::Auto`].
+    /// The options; the record format is never `Auto`.
     pub fn options(&self) -> &EncodeOptions {
         &self.options
     }
 
-    /// The tokenizer that it was made with.
+    /// The tokenizer it was created with.
     pub(crate) fn tokenizer(&self) -> &'a Tokenizer {
         self.tokenizer
     }
 
-    /// What tokens and masks depend on beside the records, as bytes for a cache's key: the tokenizer with its templates,
-    /// the options, the version of this code; and the day that chat templates see (see [`Tokenizer::set_date`]), where
-    /// records are rendered and a template asks for it. A template that writes the time of day too is told apart by the
-    /// day only: set the date to the beginning of a day where that matters.
+    /// What tokens and masks depend on besides the records, as bytes for a cache's key: the tokenizer with its
+    /// templates, the options, the version of this code; and the day that chat templates see (see
+    /// [`Tokenizer::set_date`]), where records are rendered and a template reads the date. Of a template that writes
+    /// the time of day only the day is in the key: set the date to the beginning of a day where that matters.
     pub fn fingerprint(&self) -> Vec<u8> {
-        let is_rendered = !matches!(self.options.shape, Shape::Text | Shape::Pretokenized);
+        let is_rendered = !matches!(self.options.record_format, RecordFormat::Text | RecordFormat::Pretokenized);
         let day = self.tokenizer.date().filter(|_| is_rendered).map(|seconds| seconds.div_euclid(SECONDS_PER_DAY));
         let options = serde_json::to_vec(&(&*self.options, day)).expect("options are plain data");
         [self.tokenizer.fingerprint(), options, CODE_VERSION.to_le_bytes().to_vec()].concat()
     }
 
-    /// Turns a record into examples.
+    /// Encodes a record.
     ///
-    /// Errors: a key is missing or has the wrong type; there is no chat template, or no end-of-text token, and one is
-    /// needed; the tokenizer fails.
+    /// Errors: a key is missing or has the wrong type; a chat template or an end-of-text token is needed and missing;
+    /// the tokenizer fails.
     pub fn encode(&self, record: &Record) -> Result<Encoded, DataError> {
         self.encode_fields(&record.fields, &record.place)
     }
 
-    /// As [`Encoder::encode`], of fields and their place.
+    /// As [`Encoder::encode`], for fields and their place.
     pub fn encode_fields(&self, fields: &Map<String, Json>, place: &Place) -> Result<Encoded, DataError> {
-        let row = self.options.shape.parse(fields, &self.options.fields, place)?;
-        let whole = match self.whole(row) {
-            Ok(whole) => whole,
+        let row = self.options.record_format.parse(fields, &self.options.fields, place)?;
+        let record = match self.encode_row(row) {
+            Ok(record) => record,
             Err(Failure::Finding(kind, detail)) => return Ok(Encoded::dropped(kind, detail)),
             Err(Failure::Error(reason)) => {
                 return Err(DataError::InRow { place: place.clone(), reason: Box::new(reason) });
             }
         };
-        Ok(self.fit(whole))
+        Ok(self.cut(record))
     }
 
-    fn whole(&self, row: Row) -> Result<Whole, Failure> {
+    fn encode_row(&self, row: Row) -> Result<EncodedRecord, Failure> {
         if self.options.train_on == TrainOn::Flags && matches!(row, Row::Text(_) | Row::PromptCompletion { .. }) {
-            return Err(Failure::Finding(FindingKind::NoFlags, "the row has no messages that could say it".to_owned()));
+            return Err(Failure::Finding(
+                FindingKind::NoFlags,
+                "the record has no messages that could have a flag".to_owned(),
+            ));
         }
         match row {
             Row::Text(text) => self.text(&text),
             Row::Chat(chat) => self.chat(chat),
             Row::PromptCompletion { prompt, completion } => self.prompt_completion(&prompt, &completion),
-            Row::Pretokenized { tokens, trained } => self.pretokenized(tokens, trained),
+            Row::Pretokenized { tokens, loss_mask } => self.pretokenized(tokens, loss_mask),
         }
     }
 
-    /// A text with the beginning-of-text token if the tokenizer puts one, and one end-of-text token; all trained but the
-    /// first.
-    fn text(&self, text: &str) -> Result<Whole, Failure> {
+    /// A text with the beginning-of-text token if the tokenizer adds one, and one end-of-text token. All tokens but the
+    /// first count in the loss.
+    fn text(&self, text: &str) -> Result<EncodedRecord, Failure> {
         if text.trim().is_empty() {
             return Err(empty("the text is blank"));
         }
@@ -225,19 +233,19 @@ impl<'a> Encoder<'a> {
         if tokens.last() != Some(&eos) {
             tokens.push(eos);
         }
-        let trained = (0..tokens.len()).map(|index| index > 0).collect();
-        Ok(Whole::new(tokens, trained))
+        let loss_mask = (0..tokens.len()).map(|index| index > 0).collect();
+        Ok(EncodedRecord::new(tokens, loss_mask))
     }
 
-    fn chat(&self, mut chat: Chat) -> Result<Whole, Failure> {
+    fn chat(&self, mut chat: Chat) -> Result<EncodedRecord, Failure> {
         if chat.turns.is_empty() {
             return Err(empty("there are no messages"));
         }
-        if self.options.train_on == TrainOn::Flags && chat.turns.iter().all(|turn| turn.trained.is_none()) {
-            let detail = "no message says itself whether it is trained, with \"train\": true or the like";
+        if self.options.train_on == TrainOn::Flags && chat.turns.iter().all(|turn| turn.train.is_none()) {
+            let detail = "no message has a training flag, such as \"train\": true";
             return Err(Failure::Finding(FindingKind::NoFlags, detail.to_owned()));
         }
-        if self.options.shape == Shape::Alpaca
+        if self.options.record_format == RecordFormat::Alpaca
             && self.tokenizer.chat_template_for(chat.tools.is_some()).is_err()
             && let Some((prompt, completion)) = headed_text(&chat)
         {
@@ -248,48 +256,50 @@ impl<'a> Encoder<'a> {
         }
         let options = &self.options;
         let encoded = encode_chat(self.tokenizer, &chat, options.train_on, options.train_end_of_turn)?;
-        let mut whole = Whole { closings: encoded.closings, is_chat: true, ..Whole::new(Vec::new(), Vec::new()) };
-        whole.example = encoded.example;
+        let mut record =
+            EncodedRecord { closings: encoded.closings, is_chat: true, ..EncodedRecord::new(Vec::new(), Vec::new()) };
+        record.example = encoded.example;
         if options.train_on == TrainOn::All {
-            whole.closings = self.ends_of_whole(&whole.example);
+            record.closings = self.ends_of_all(&record.example);
         }
         if encoded.system_ignored {
             let detail = "the chat template writes nothing of the system message; put it into the first user message";
-            whole.findings.push(Finding { kind: FindingKind::SystemIgnored, detail: detail.to_owned() });
+            record.findings.push(Finding { kind: FindingKind::SystemIgnored, detail: detail.to_owned() });
         }
-        let all = whole.example.trained.iter().skip(1).all(|&trained| trained) && whole.example.tokens.len() > 1;
+        let all = record.example.loss_mask.iter().skip(1).all(|&counts| counts) && record.example.tokens.len() > 1;
         if all && options.train_on != TrainOn::All {
-            let detail = "every token is trained, the user's too: the {% generation %} blocks of the chat template \
-                          hold more than the assistant's text, or there is nothing else";
-            whole.findings.push(Finding { kind: FindingKind::AllTrained, detail: detail.to_owned() });
+            let detail = "every token counts in the loss, the user's too: the {% generation %} blocks of the chat template \
+                          contain more than the assistant's text, or there is nothing else";
+            record.findings.push(Finding { kind: FindingKind::AllTrained, detail: detail.to_owned() });
         }
-        if whole.example.trained_tokens() == 0 {
-            return Err(Failure::Finding(FindingKind::NothingToTrain, self.nothing_trained(&chat)));
+        if record.example.loss_tokens() == 0 {
+            return Err(Failure::Finding(FindingKind::NothingToTrain, self.no_loss_reason(&chat)));
         }
-        Ok(whole)
+        Ok(record)
     }
 
-    /// The tokens that end turns where everything is trained and nobody looked for them: the special tokens that are
-    /// trained, of which a header may be one; without any, whatever comes last.
-    fn ends_of_whole(&self, example: &Example) -> Vec<usize> {
-        let is_trained = |index: &usize| example.trained[*index];
+    /// The tokens that end turns where everything counts in the loss and no spans were located: the special tokens in
+    /// the loss, possibly including headers; without any, the last token.
+    fn ends_of_all(&self, example: &Example) -> Vec<usize> {
+        let counts = |index: &usize| example.loss_mask[*index];
         let is_special = |index: &usize| self.tokenizer.is_special(example.tokens[*index]);
-        let ends: Vec<usize> = (0..example.tokens.len()).filter(is_trained).filter(is_special).collect();
+        let ends: Vec<usize> = (0..example.tokens.len()).filter(counts).filter(is_special).collect();
         if ends.is_empty() { example.tokens.len().checked_sub(1).into_iter().collect() } else { ends }
     }
 
-    /// Why nothing of a conversation is trained.
-    fn nothing_trained(&self, chat: &Chat) -> String {
+    /// Why a conversation has no loss tokens.
+    fn no_loss_reason(&self, chat: &Chat) -> String {
         let roles = chat.turns.iter().map(|turn| turn.role()).collect::<Vec<_>>().join(", ");
         let which = match self.options.train_on {
-            TrainOn::Flags => "no message has a flag that says yes",
-            _ => "no message that is to be trained has the role \"assistant\"",
+            TrainOn::Flags => "no message has a flag that is true",
+            _ => "no selected message has the role \"assistant\"",
         };
         format!("{which} (roles: {roles}), or the template writes nothing for it")
     }
 
-    /// A prompt and its completion, joined and tokenised as one; a token across the joint belongs to the completion.
-    fn prompt_completion(&self, prompt: &str, completion: &str) -> Result<Whole, Failure> {
+    /// A prompt and its completion, concatenated and tokenized together. A token across the boundary belongs to the
+    /// completion.
+    fn prompt_completion(&self, prompt: &str, completion: &str) -> Result<EncodedRecord, Failure> {
         if completion.trim().is_empty() {
             return Err(empty("the completion is blank"));
         }
@@ -298,26 +308,26 @@ impl<'a> Encoder<'a> {
         let text = format!("{prompt}{completion}");
         let encoding = tokenizer.encode_with_offsets(&text)?;
         let (ids, offsets) = (encoding.get_ids(), encoding.get_offsets());
-        let tokens = Tokens { tokenizer, text: &text, ids, offsets };
+        let tokens = TokenOffsets { tokenizer, text: &text, ids, offsets };
         let start = tokens.of_span(&(prompt.len()..text.len()).into()).0.start;
         let all = self.options.train_on == TrainOn::All;
-        let mut trained: Vec<bool> = (0..ids.len()).map(|index| all || index >= start).collect();
+        let mut loss_mask: Vec<bool> = (0..ids.len()).map(|index| all || index >= start).collect();
         let mut tokens = ids.to_vec();
         if let Some(before) = tokenizer.token_before_text()?
             && tokens.first() != Some(&before)
         {
             tokens.insert(0, before);
-            trained.insert(0, false);
+            loss_mask.insert(0, false);
         }
         if tokens.last() != Some(&eos) {
             tokens.push(eos);
-            trained.push(true);
+            loss_mask.push(true);
         }
-        trained[0] = false;
-        Ok(Whole::new(tokens, trained))
+        loss_mask[0] = false;
+        Ok(EncodedRecord::new(tokens, loss_mask))
     }
 
-    fn pretokenized(&self, tokens: Vec<u32>, mut trained: Vec<bool>) -> Result<Whole, Failure> {
+    fn pretokenized(&self, tokens: Vec<u32>, mut loss_mask: Vec<bool>) -> Result<EncodedRecord, Failure> {
         let vocabulary = self.tokenizer.vocab_size();
         if tokens.is_empty() {
             return Err(empty("there are no tokens"));
@@ -332,24 +342,24 @@ impl<'a> Encoder<'a> {
             return Err(DataError::DoubledBos { token: token.to_owned() }.into());
         }
         if self.options.train_on == TrainOn::All {
-            trained.fill(true);
+            loss_mask.fill(true);
         }
-        trained[0] = false;
-        Ok(Whole::new(tokens, trained))
+        loss_mask[0] = false;
+        Ok(EncodedRecord::new(tokens, loss_mask))
     }
 
-    /// Brings a record under `max_seq_len`.
-    fn fit(&self, whole: Whole) -> Encoded {
-        let Whole { mut example, closings, is_chat, findings } = whole;
+    /// Cuts a record to `max_seq_len`.
+    fn cut(&self, record: EncodedRecord) -> Encoded {
+        let EncodedRecord { mut example, closings, is_chat, findings } = record;
         let mut encoded = Encoded { findings, is_chat, ..Encoded::default() };
-        if example.trained_tokens() == 0 {
-            let detail = "no token has something before it to be predicted from and is meant to be trained";
+        if example.loss_tokens() == 0 {
+            let detail = "no selected token has a token before it to be predicted from";
             encoded.findings.push(Finding { kind: FindingKind::NothingToTrain, detail: detail.to_owned() });
             return encoded;
         }
         let (length, limit) = (example.tokens.len(), self.options.max_seq_len);
-        let is_trained = |&&index: &&usize| example.trained[index];
-        let first_end = closings.iter().find(is_trained).copied();
+        let counts = |&&index: &&usize| example.loss_mask[index];
+        let first_end = closings.iter().find(counts).copied();
         encoded.end_trained = first_end.is_some();
         let mut find = |kind, detail: String| encoded.findings.push(Finding { kind, detail });
         if length <= limit {
@@ -358,20 +368,20 @@ impl<'a> Encoder<'a> {
         }
         let too_long = format!("{length} tokens, max_seq_len is {limit}");
         match self.options.overflow {
-            Overflow::Drop => {
+            OverflowPolicy::Drop => {
                 find(FindingKind::TooLong, too_long);
                 (encoded.tokens_cut, encoded.end_trained) = (length, false);
             }
-            Overflow::Split => {
+            OverflowPolicy::Split => {
                 find(FindingKind::Split, too_long);
                 (encoded.examples, encoded.tokens_cut) = split(&example, limit);
             }
-            Overflow::Truncate => {
+            OverflowPolicy::Truncate => {
                 encoded.tokens_cut = length - limit;
                 encoded.end_trained = first_end.is_some_and(|end| end < limit);
                 example.tokens.truncate(limit);
-                example.trained.truncate(limit);
-                if example.trained_tokens() == 0 {
+                example.loss_mask.truncate(limit);
+                if example.loss_tokens() == 0 {
                     find(FindingKind::CutToNothing, too_long);
                 } else {
                     find(FindingKind::Truncated, too_long);
@@ -387,18 +397,18 @@ fn empty(detail: &str) -> Failure {
     Failure::Finding(FindingKind::Empty, detail.to_owned())
 }
 
-/// Pieces of at most `limit` tokens, each beginning with the last token of the one before; those without a trained token
-/// are left out and their tokens counted.
+/// Pieces of at most `limit` tokens, each beginning with the last token of the previous one. Pieces without loss tokens
+/// are dropped and their tokens counted.
 fn split(example: &Example, limit: usize) -> (Vec<Example>, usize) {
     let mut pieces = Vec::new();
     let mut lost = 0;
     let mut start = 0;
     while start + 1 < example.tokens.len() {
         let end = (start + limit).min(example.tokens.len());
-        let mut trained = example.trained[start..end].to_vec();
-        trained[0] = false;
-        let piece = Example { tokens: example.tokens[start..end].to_vec(), trained };
-        if piece.trained_tokens() == 0 {
+        let mut loss_mask = example.loss_mask[start..end].to_vec();
+        loss_mask[0] = false;
+        let piece = Example { tokens: example.tokens[start..end].to_vec(), loss_mask };
+        if piece.loss_tokens() == 0 {
             lost += end - start;
         } else {
             pieces.push(piece);

@@ -1,52 +1,36 @@
-//! Everything that can be wrong with a tokenizer folder or a data file, said so that its owner can mend it.
+//! Errors of tokenizers, chat templates and datasets, worded so that the user can fix the cause.
 //!
-//! Gives up error chaining: each message is whole by itself, causes are part of the text (`reason`), so a caller that
-//! prints the chain prints nothing twice.
+//! Trade-off: no error chaining. Each message is complete and includes its cause (`reason`), so a caller that prints
+//! the whole chain prints nothing twice.
 
-use std::fmt::{Display, Formatter, Result as FormatResult};
 use std::io::Error as IoError;
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::cache::CacheError;
-use crate::shape::ShapeError;
+use crate::place::Place;
+use crate::record_format::RecordFormatError;
 use crate::source::SourceError;
 
-/// A line of a data file, shown as `path:line`. Parquet and Arrow files have no lines: there it is the row.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
-    /// The data file.
-    pub path: PathBuf,
-    /// Line number (or row number), the first is 1.
-    pub line: usize,
-}
-
-impl Display for Place {
-    fn fmt(&self, formatter: &mut Formatter<'_>) -> FormatResult {
-        write!(formatter, "{}:{}", self.path.display(), self.line)
-    }
-}
-
-/// What went wrong while turning text into batches.
+/// What went wrong on the way from text to batches.
 #[derive(Debug, Error)]
 pub enum DataError {
     /// The data cannot be found or read.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// A record is not what its shape asks for, or too many records teach nothing.
+    /// A record does not have the format of its source, or too many records cannot be trained on.
     #[error(transparent)]
-    Shape(#[from] ShapeError),
-    /// The cache of tokenised data cannot be used.
+    RecordFormat(#[from] RecordFormatError),
+    /// The cache of tokenized data cannot be used.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// The operating system refused to open or read a file.
+    /// The operating system could not open or read a file.
     #[error("cannot read {}: {reason}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         reason: IoError,
     },
     /// A tokenizer folder without `tokenizer.json`.
@@ -54,35 +38,35 @@ pub enum DataError {
         "no tokenizer.json in {}: {hint}", folder.display()
     )]
     NoTokenizer {
-        /// The folder that was looked into.
+        /// The folder that was searched.
         folder: PathBuf,
-        /// What to do, from what else lies in the folder.
+        /// What to do, given what else is in the folder.
         hint: String,
     },
-    /// A file of the tokenizer folder that cannot be understood.
+    /// A file of the tokenizer folder that cannot be parsed.
     #[error("cannot use {}: {reason}", path.display())]
     BadTokenizerFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong in it.
+        /// What is wrong with it.
         reason: String,
     },
-    /// Chat rows need a template and the tokenizer has none.
+    /// Chat records need a template and the tokenizer has none.
     #[error(
         "the tokenizer has no chat template; looked for {looked_for}. Use the folder of an instruction-tuned model of \
-         the same family, or write a template into chat_template.jinja of the tokenizer folder, or train on rows like \
+         the same family, or write a template into chat_template.jinja of the tokenizer folder, or train on records like \
          {{\"text\": ...}}, which need no template"
     )]
     NoChatTemplate {
-        /// The files and keys that were looked at.
+        /// The files and keys that were searched.
         looked_for: String,
     },
-    /// A chat template was asked for by a name that the tokenizer does not have.
-    #[error("the tokenizer has no chat template named {name:?}; those it has: {names}")]
+    /// The tokenizer has no chat template with the requested name.
+    #[error("the tokenizer has no chat template named {name:?}; available: {names}")]
     NoSuchTemplate {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// The names there are.
+        /// The available names.
         names: String,
     },
     /// The chat template does not parse.
@@ -90,10 +74,10 @@ pub enum DataError {
     BadChatTemplate {
         /// Where the template came from.
         path: PathBuf,
-        /// The parser's message, with the template's line.
+        /// The parser's message with the line of the template.
         reason: String,
     },
-    /// The chat template refused the messages or failed on them.
+    /// The chat template refused the messages, failed on them, or exceeded a limit.
     #[error(
         "the chat template cannot render these messages (roles: {roles}): {reason}. Change the roles or their order to \
          what the template accepts, or change the template"
@@ -101,46 +85,46 @@ pub enum DataError {
     TemplateFailed {
         /// The roles in order.
         roles: String,
-        /// What the template or its engine said.
+        /// The error of the template or of its engine.
         reason: String,
     },
-    /// Rendering fewer messages does not give the beginning of rendering all: the assistant's text cannot be located.
+    /// The assistant's text cannot be located: rendering fewer messages does not give a prefix of the full rendering.
     #[error(
-        "cannot tell which text is the assistant's in message {message}: the template renders the messages {prefix} to \
-         a text that is not the beginning of the whole conversation (they part at byte {byte}: {found:?} against \
+        "cannot locate the assistant's text in message {message}: the template renders the messages {prefix} to \
+         a text that is not a prefix of the whole conversation (they differ at byte {byte}: {found:?} and \
          {expected:?}). Put {{% generation %}} and {{% endgeneration %}} around the assistant's text in the chat \
          template, or set train_on = \"all\""
     )]
     NotAPrefix {
-        /// The assistant's message, the first is 1.
+        /// Number of the assistant's message, counted from 1.
         message: usize,
         /// Which rendering was compared: "before it" or "up to it".
         prefix: &'static str,
-        /// Where the two texts part.
+        /// Byte offset at which the two texts differ.
         byte: usize,
-        /// A few characters of the shorter rendering from there.
+        /// A few characters of the shorter rendering from that offset.
         found: String,
-        /// A few characters of the whole conversation from there.
+        /// A few characters of the whole conversation from that offset.
         expected: String,
     },
-    /// The text of a message that is to be trained stands nowhere in the rendered conversation, or more than once.
+    /// The text of a selected message occurs nowhere in the rendered conversation, or more than once.
     #[error(
-        "cannot tell which text is that of message {message} ({role}): the chat template changes it, leaves it out, or \
-         writes it twice. Take the training flag from the message, or set train_on = \"all\""
+        "cannot locate the text of message {message} ({role}): the chat template changes it, omits it, or \
+         writes it twice. Remove the training flag from the message, or set train_on = \"all\""
     )]
     MessageNotFound {
-        /// The message, the first is 1.
+        /// Number of the message, counted from 1.
         message: usize,
-        /// Who speaks in it.
+        /// Role of the message.
         role: String,
     },
     /// The tokenizer failed on a text.
     #[error("the tokenizer failed: {reason}")]
     Tokenize {
-        /// What the tokenizer said.
+        /// The tokenizer library's error.
         reason: String,
     },
-    /// Two beginning-of-text tokens in front.
+    /// Two beginning-of-text tokens at the start.
     #[error(
         "the conversation begins with the beginning-of-text token {token:?} twice: the chat template writes it once \
          already. Remove it from the text of the first message, or from the template"
@@ -149,27 +133,27 @@ pub enum DataError {
         /// The token as text.
         token: String,
     },
-    /// A pretokenized row that was made with another tokenizer.
+    /// A pretokenized record that comes from another tokenizer.
     #[error(
-        "the row has the token {token}, but the tokenizer has only {vocab_size}: it was made with another tokenizer. \
-         Tokenise it again, or use that tokenizer"
+        "the record has the token {token}, but the vocabulary has only {vocab_size}: it comes from another tokenizer. \
+         Tokenize it again, or use that tokenizer"
     )]
     ForeignToken {
         /// The token id.
         token: u32,
-        /// Tokens that the tokenizer has.
+        /// Size of the tokenizer's vocabulary.
         vocab_size: usize,
     },
-    /// Text rows are closed by an end-of-text token and the tokenizer names none.
+    /// Text records end with an end-of-text token and the tokenizer defines none.
     #[error(
-        "the tokenizer names no eos_token, which closes every {{\"text\": ...}} row; looked for {looked_for}. Add \
+        "the tokenizer defines no eos_token, which ends every {{\"text\": ...}} record; looked for {looked_for}. Add \
          \"eos_token\" to tokenizer_config.json"
     )]
     NoEosToken {
-        /// The files and keys that were looked at.
+        /// The files and keys that were searched.
         looked_for: String,
     },
-    /// A failure of the template or of the tokenizer, with the row that caused it.
+    /// A failure of the template or of the tokenizer, with the record that caused it.
     #[error("{place}: {reason}")]
     InRow {
         /// File and line.
@@ -177,50 +161,37 @@ pub enum DataError {
         /// The failure.
         reason: Box<DataError>,
     },
-    /// A source without rows.
-    #[error("{} has no rows: every line is blank, or its files are empty", path.display())]
+    /// A source without records.
+    #[error("{} has no records: every line is blank, or its files are empty", path.display())]
     EmptyDataset {
-        /// The source, as it was named.
+        /// The source as the recipe names it.
         path: PathBuf,
     },
-    /// Only flagged messages are to be trained, and no message has a flag.
+    /// Only flagged messages are trained on, and no message has a flag.
     #[error(
-        "none of the {rows} rows has a message that says itself whether it is trained, and train_on = \"flags\" trains \
-         only those that say yes. Write \"train\": true into the messages to train (\"training\", \"trained\", and \
+        "none of the {rows} records has a message with a training flag, and train_on = \"flags\" trains only on \
+         messages whose flag is true. Write \"train\": true into these messages (\"training\", \"trained\", and \
          \"weight\": 1 mean the same), or set train_on = \"assistant\""
     )]
     NoFlags {
-        /// Rows read.
+        /// Records read.
         rows: u64,
     },
-    /// Every row was dropped.
+    /// Every record was dropped.
     #[error(
-        "{} has nothing to train on: {report}. Raise max_seq_len if rows were cut before the first trained token",
+        "{} has nothing to train on: {report}. Raise max_seq_len if records were cut before the first loss token",
         path.display()
     )]
     NothingToTrain {
-        /// The first source, as it was named.
+        /// The first source as the recipe names it.
         path: PathBuf,
         /// What was read and why it was dropped.
         report: String,
     },
-    /// `max_seq_len` leaves no room for a token and its target.
-    #[error("max_seq_len = {max_seq_len} is too short: a row needs at least 2 tokens, one to read and one to predict")]
+    /// `max_seq_len` has no room for a token and its target.
+    #[error("max_seq_len = {max_seq_len} is too short: a sequence needs at least 2 tokens, an input and a target")]
     SequenceTooShort {
-        /// What was asked for.
+        /// The requested length in tokens.
         max_seq_len: usize,
-    },
-    /// A split that would leave one side empty.
-    #[error(
-        "cannot hold out {asked} of {examples} examples ({distinct} distinct) for evaluation: both sides need at least \
-         one, and equal examples stay together. Give a smaller share, more data, or a separate evaluation file"
-    )]
-    BadSplit {
-        /// What was asked for.
-        asked: String,
-        /// Examples there are.
-        examples: usize,
-        /// Examples that differ.
-        distinct: usize,
     },
 }

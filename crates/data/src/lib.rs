@@ -1,48 +1,56 @@
-//! From data files to packed rows: records, chat templates, tokens, masks, a cache, packing, loading.
+//! From data files to packed batches: records, chat templates, tokens, loss masks, a cache, packing, loading.
+//!
+//! Not supported: images and sound. The README below lists the other limits.
 #![doc = include_str!("../README.md")]
 
+mod atomic_file;
 mod batch;
 mod cache;
+mod catch_panic;
 mod chat_template;
 mod conversation;
 mod corpus;
-mod dataset;
 mod diagnose;
 mod encoder;
 mod error;
-mod guarded;
+mod eval_prompt;
+mod example;
+mod finding;
 mod loader;
 mod locate;
 mod long_text;
-mod mask;
 mod pack;
 mod pipeline;
-mod python;
-mod question;
-mod shape;
+mod place;
+mod record_format;
+mod selection;
+mod skeleton;
 mod source;
-mod stable_hash;
+mod text_marks;
+mod token_mask;
 mod tokenizer;
 
 #[cfg(test)]
 mod test_tokenizer;
 
 pub use batch::{Batch, IGNORE_INDEX};
-pub use cache::{CacheError, CacheKey, Cached, Document, DocumentSet, StoreWriter, TokenCache, TokenStore};
+pub use cache::{CacheError, CacheKey, Cached, Document, DocumentSet, Holdout, StoreWriter, TokenCache, TokenStore};
 pub use chat_template::{ChatTemplate, Message, TemplateChoice, TemplateInput};
-pub use corpus::{Corpus, Tokenised};
-pub use dataset::{Dataset, Example, Holdout, ReadReport};
-pub use diagnose::{Diagnosis, Finding, FindingKind, Seen};
-pub use encoder::{EncodeOptions, Encoded, Encoder, Overflow};
-pub use error::{DataError, Place};
-pub use loader::{Cursor, Loader, LoaderConfig, LoaderRate};
-pub use mask::TrainOn;
+pub use corpus::{Corpus, Tokenized};
+pub use diagnose::{Diagnosis, FindingCount};
+pub use encoder::{EncodeOptions, Encoded, Encoder, OverflowPolicy};
+pub use error::DataError;
+pub use eval_prompt::EvalPrompt;
+pub use example::Example;
+pub use finding::{Finding, FindingKind};
+pub use loader::{Cursor, Loader, LoaderConfig};
 pub use pack::{LengthHistogram, LengthStep, PackOptions, PackReport, PackedDataset};
 pub use pipeline::Pipeline;
-pub use question::Question;
-pub use shape::{Chat, Fields, Percent, Row, Shape, ShapeError, Turn};
+pub use place::Place;
+pub use record_format::{Chat, Fields, Percent, RecordFormat, RecordFormatError, Row, Turn};
+pub use selection::TrainOn;
 pub use source::{
-    Compression, ContentKeys, Download, Exhausted, Format, Hub, HubSettings, MAX_RECORD_BYTES, MixOrder, MixedRecords,
-    Mixture, Record, Records, Source, SourceError, SourceSpec, TextUnit,
+    ContentKeys, FileFormat, Hub, HubSettings, MAX_RECORD_BYTES, Mix, MixUntil, MixedRecords, Mixture, Record, Records,
+    Source, SourceError, SourceSpec, TextDocument,
 };
 pub use tokenizer::Tokenizer;

@@ -1,79 +1,35 @@
-//! Batches in a fixed, resumable order, made ahead of time on threads of their own.
+//! Batches in a fixed, resumable order, built ahead of time on worker threads.
 //!
 //! All ranks walk one sequence of rows, epoch after epoch. A micro-batch takes the next `rows_per_batch * world_size`
-//! of them, rank 0 the first `rows_per_batch`, rank 1 the next, and so on. It runs over the end of an epoch into the
-//! next, so every micro-batch has the same number of rows but the very last, which has what is left, dealt out evenly;
-//! a rank that gets none of it receives one row of padding, so that all ranks see equally many micro-batches.
+//! of them, rank 0 the first `rows_per_batch`, rank 1 the next, and so on. It continues across the end of an epoch, so
+//! every micro-batch has the same number of rows except the last of the run, whose remaining rows are divided evenly; a
+//! rank that gets none of them receives one row of padding, so that all ranks see the same number of micro-batches.
 //!
-//! The order of an epoch follows from seed and epoch alone (`order.rs`), so a cursor (epoch, row) is all that resuming
-//! needs, with any number of rows, ranks or workers. Micro-batch `n` is made by worker `n % workers` and taken from it:
-//! what comes never depends on timing. Gives up ranks of equal work where rows have different lengths.
+//! The order of an epoch depends on seed and epoch alone (`order.rs`), so a cursor (epoch, row) is all that resuming
+//! needs, with any number of rows, ranks or workers. Micro-batch `n` is built by worker `n % workers` and taken from
+//! it, so the output never depends on timing. Trade-off: ranks do unequal work where rows have different lengths.
 
 use std::any::Any;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
-
-use serde::{Deserialize, Serialize};
 
 use crate::batch::Batch;
 use crate::pack::PackedDataset;
 
+mod batch_iter;
+mod config;
 mod order;
-mod walk;
 
-use order::Orders;
-use walk::Walk;
+use batch_iter::BatchIter;
+pub use config::{Cursor, LoaderConfig};
+use order::EpochOrders;
 
-/// The place of the next row in the sequence that all ranks share. Saved in checkpoints.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cursor {
-    /// Epochs that are behind.
-    pub epoch: u64,
-    /// Rows of this epoch that are behind, over all ranks; below the rows of an epoch.
-    pub row: u64,
-}
-
-/// How rows become micro-batches.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LoaderConfig {
-    /// Rows of a micro-batch of one rank.
-    pub rows_per_batch: usize,
-    /// Decides the order of each epoch.
-    pub seed: u64,
-    /// Whether epochs are shuffled; otherwise rows come in the order of the file.
-    pub shuffle: bool,
-    /// How often each row is seen; without end if absent.
-    pub epochs: Option<u64>,
-    /// Which of the ranks this is.
-    pub rank: usize,
-    /// How many ranks there are.
-    pub world_size: usize,
-    /// Batches made ahead, at least 1.
-    pub prefetch: usize,
-    /// Threads that make batches, at least 1. Their number changes nothing in what comes.
-    pub workers: usize,
-}
-
-impl LoaderConfig {
-    /// Micro-batches (each over all ranks) that `epochs` epochs of `rows` rows make.
-    pub fn micro_batches(&self, rows: u64, epochs: u64) -> u64 {
-        (rows * epochs).div_ceil(self.rows_of_all_ranks())
-    }
-
-    fn rows_of_all_ranks(&self) -> u64 {
-        (self.rows_per_batch * self.world_size) as u64
-    }
-}
-
-/// Hands out batches; the threads that make them end when this is dropped.
+/// Returns batches; its threads end when it is dropped.
 #[derive(Debug)]
 pub struct Loader {
-    rows: u64,
-    config: LoaderConfig,
-    /// Whom the next batch comes from.
+    /// The worker that has the next batch.
     next: usize,
     /// Empty once the epochs are over.
     workers: Vec<Worker>,
@@ -86,22 +42,26 @@ struct Worker {
 }
 
 impl Loader {
-    /// Starts at `start`, `Cursor::default()` for a fresh run.
+    /// Starts at `start`; `Cursor::default()` for a new run.
     ///
     /// # Panics
-    /// If the configuration has no rows or no workers, a rank that does not exist, or the cursor lies outside the epoch:
+    /// If the configuration has no rows or no workers, the rank does not exist, or the cursor lies outside the epoch:
     /// compare [`PackedDataset::fingerprint`] before resuming.
     pub fn new(dataset: Arc<PackedDataset>, config: LoaderConfig, start: Cursor) -> Self {
         let rows = dataset.rows() as u64;
         assert!(config.rows_per_batch > 0, "rows_per_batch must be at least 1");
         assert!(config.rank < config.world_size, "rank {} of {} ranks", config.rank, config.world_size);
-        assert!(start.row < rows, "the cursor is at row {}, an epoch has {rows}: another dataset", start.row);
+        assert!(
+            start.row < rows,
+            "the cursor is at row {}, but an epoch has {rows} rows: it belongs to another dataset",
+            start.row
+        );
         let workers = config.workers;
         assert!(workers > 0, "a loader needs a worker");
-        let orders = Arc::new(Orders::new(dataset, config.seed, config.shuffle));
+        let orders = Arc::new(EpochOrders::new(dataset, config.seed, config.shuffle));
         let depth = config.prefetch.div_ceil(workers).max(1);
         let start = start.epoch * rows + start.row;
-        let walk = |worker: usize| Walk {
+        let batches = |worker: usize| BatchIter {
             position: start + worker as u64 * config.rows_of_all_ranks(),
             stride: workers as u64,
             end: config.epochs.map(|epochs| epochs * rows),
@@ -109,49 +69,21 @@ impl Loader {
             orders: orders.clone(),
             config: config.clone(),
         };
-        let workers = (0..workers).map(|worker| Worker::spawn(walk(worker), depth)).collect();
-        Self { rows, config, next: 0, workers }
+        let workers = (0..workers).map(|worker| Worker::spawn(batches(worker), depth)).collect();
+        Self { next: 0, workers }
     }
 
-    /// The next micro-batch of this rank, and the cursor behind it. `None` when the epochs are over.
+    /// The next micro-batch of this rank and the cursor after it. `None` when the epochs are over.
     pub fn next_batch(&mut self) -> Option<(Batch, Cursor)> {
-        let made = self.workers.get(self.next)?.batches.recv();
+        let received = self.workers.get(self.next)?.batches.recv();
         self.next = (self.next + 1) % self.workers.len();
-        if made.is_err() {
+        if received.is_err() {
             self.join();
         }
-        made.ok()
+        received.ok()
     }
 
-    /// Takes batches and drops them for `duration`: what the loader delivers when nobody keeps it waiting.
-    pub fn measure(&mut self, duration: Duration) -> LoaderRate {
-        let started = Instant::now();
-        let mut rate = LoaderRate { tokens: 0, seconds: 0.0 };
-        while started.elapsed() < duration
-            && let Some((batch, _)) = self.next_batch()
-        {
-            rate.tokens += batch.tokens() as u64;
-        }
-        rate.seconds = started.elapsed().as_secs_f64();
-        rate
-    }
-
-    /// Rows of an epoch, over all ranks.
-    pub fn rows_per_epoch(&self) -> u64 {
-        self.rows
-    }
-
-    /// Micro-batches that one epoch alone makes; the last may be smaller.
-    pub fn micro_batches_per_epoch(&self) -> u64 {
-        self.config.micro_batches(self.rows, 1)
-    }
-
-    /// Micro-batches from the first to the last; `None` when there is no last.
-    pub fn total_micro_batches(&self) -> Option<u64> {
-        self.config.epochs.map(|epochs| self.config.micro_batches(self.rows, epochs))
-    }
-
-    /// Ends the threads; the panic of one, a bug of ours, becomes the caller's.
+    /// Ends the threads. The panic of one, a bug of ours, becomes the caller's.
     fn join(&mut self) {
         if let Some(panic) = end(&mut self.workers).pop() {
             resume_unwind(panic);
@@ -161,44 +93,30 @@ impl Loader {
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        // A panic of a thread is not repeated while dropping: that would end the process.
+        // A panic of a thread is not repeated while dropping: that would abort the process.
         drop(end(&mut self.workers));
     }
 }
 
-/// Ends threads, and gives the panics that ended some before. Without a receiver a thread's next send fails and it ends.
+/// Ends threads and returns their panics. Without a receiver a thread's next send fails and it ends.
 fn end(workers: &mut Vec<Worker>) -> Vec<Box<dyn Any + Send>> {
     let threads: Vec<_> = workers.drain(..).map(|worker| worker.thread).collect();
     threads.into_iter().filter_map(|thread| thread.join().err()).collect()
 }
 
-/// What a loader delivered.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LoaderRate {
-    /// Tokens without padding.
-    pub tokens: u64,
-    /// How long it took.
-    pub seconds: f64,
-}
-
-impl LoaderRate {
-    /// Tokens of a second.
-    pub fn tokens_per_second(&self) -> f64 {
-        self.tokens as f64 / self.seconds
-    }
-}
-
 impl Worker {
-    fn spawn(mut walk: Walk, depth: usize) -> Self {
-        let (sender, batches) = sync_channel(depth);
-        let make = move || {
-            while let Some(made) = walk.next_batch()
-                && sender.send(made).is_ok()
-            {}
+    fn spawn(batches: BatchIter, depth: usize) -> Self {
+        let (sender, receiver) = sync_channel(depth);
+        let build = move || {
+            for batch in batches {
+                if sender.send(batch).is_err() {
+                    return;
+                }
+            }
         };
-        // Only a machine out of threads refuses one; nothing could be loaded there.
-        let thread = Builder::new().name("data-loader".to_owned()).spawn(make).expect("the system refused a thread");
-        Self { batches, thread }
+        // Only a system without free threads refuses one; nothing could be loaded there.
+        let thread = Builder::new().name("data-loader".to_owned()).spawn(build).expect("the system refused a thread");
+        Self { batches: receiver, thread }
     }
 }
 
@@ -207,13 +125,19 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::dataset::{Dataset, Example, ReadReport};
+    use crate::cache::DocumentSet;
+    use crate::example::Example;
+    use crate::pack::PackOptions;
 
-    /// One document of two equal tokens a row: the row's number.
+    fn packed(examples: Vec<Example>, max_seq_len: usize, pack: bool) -> Arc<PackedDataset> {
+        let options = PackOptions { pack, ..PackOptions::new(max_seq_len) };
+        Arc::new(PackedDataset::new(DocumentSet::from_examples(&examples), options))
+    }
+
+    /// One document of two equal tokens per row: the row's number.
     fn dataset(rows: u32) -> Arc<PackedDataset> {
-        let example = |row| Example { tokens: vec![row, row], trained: vec![false, true] };
-        let dataset = Dataset { examples: (0..rows).map(example).collect(), report: ReadReport::default() };
-        Arc::new(PackedDataset::pack(&dataset, 2, true, None))
+        let example = |row| Example { tokens: vec![row, row], loss_mask: vec![false, true] };
+        packed((0..rows).map(example).collect(), 2, true)
     }
 
     fn config() -> LoaderConfig {
@@ -241,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn every_epoch_shows_each_row_once_in_an_order_of_its_own() {
+    fn every_epoch_shows_each_row_once_in_another_order() {
         let shown: Vec<u32> =
             all(10, config(), Cursor::default()).iter().flat_map(|(batch, _)| rows_of(batch)).collect();
         let (first, second) = shown.split_at(10);
@@ -262,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn same_seed_gives_same_batches_and_another_seed_others() {
+    fn the_seed_determines_the_batches() {
         let first = all(10, config(), Cursor::default());
         assert!(first == all(10, LoaderConfig { prefetch: 9, ..config() }, Cursor::default()));
         assert!(first != all(10, LoaderConfig { seed: 8, ..config() }, Cursor::default()));
@@ -272,14 +196,13 @@ mod tests {
     fn of_many_lengths(pack: bool) -> Arc<PackedDataset> {
         let example = |number: u32| {
             let len = 1 + number as usize * 37 % 90;
-            Example { tokens: vec![number; len], trained: (0..len).map(|index| index % 2 == 1).collect() }
+            Example { tokens: vec![number; len], loss_mask: (0..len).map(|index| index % 2 == 1).collect() }
         };
-        let dataset = Dataset { examples: (1..=500).map(example).collect(), report: ReadReport::default() };
-        Arc::new(PackedDataset::pack(&dataset, 96, pack, None))
+        packed((1..=500).map(example).collect(), 96, pack)
     }
 
     #[test]
-    fn workers_ranks_and_lengths_change_nothing_in_what_resuming_gives() {
+    fn resuming_gives_the_same_batches_for_all_workers_ranks_and_lengths() {
         for (pack, world_size, rows_per_batch) in [(true, 1, 4), (true, 3, 5), (false, 1, 4), (false, 2, 8)] {
             for rank in 0..world_size {
                 let config = LoaderConfig { rows_per_batch, rank, world_size, ..config() };
@@ -318,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_means_the_same_place_for_other_batches() {
+    fn a_cursor_means_the_same_position_for_other_batch_sizes() {
         let all = |rows_per_batch, start| {
             let config = LoaderConfig { rows_per_batch, ..config() };
             let mut loader = Loader::new(of_many_lengths(false), config, start);
@@ -339,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn resuming_from_any_cursor_gives_exactly_the_batches_that_would_have_come() {
+    fn resuming_from_any_cursor_gives_exactly_the_remaining_batches() {
         for rows in [1, 2, 5, 10] {
             let config = LoaderConfig { epochs: Some(7), ..config() };
             let whole = all(rows, config.clone(), Cursor::default());
@@ -356,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_are_disjoint_cover_everything_and_see_equally_many_batches() {
+    fn ranks_are_disjoint_cover_everything_and_see_the_same_number_of_batches() {
         for (rows, world_size) in [(10, 2), (10, 4), (1, 3), (13, 3)] {
             let mut shown = BTreeMap::new();
             let mut cursors = Vec::new();
@@ -386,13 +309,10 @@ mod tests {
     }
 
     #[test]
-    fn counts_agree_with_what_comes() {
+    fn the_computed_number_of_micro_batches_is_the_delivered_one() {
         for rows in [1, 9, 10] {
-            let loader = Loader::new(dataset(rows), config(), Cursor::default());
             let count = all(rows, config(), Cursor::default()).len() as u64;
-            assert_eq!(loader.total_micro_batches(), Some(count));
-            assert_eq!(loader.micro_batches_per_epoch(), u64::from(rows).div_ceil(3));
-            assert_eq!(loader.rows_per_epoch(), u64::from(rows));
+            assert_eq!(config().micro_batches(u64::from(rows), 2), count);
         }
     }
 
@@ -406,8 +326,8 @@ mod tests {
         let rows = dataset(10);
         let config = LoaderConfig { epochs: None, workers: 3, ..config() };
         let mut loader = Loader::new(rows.clone(), config, Cursor::default());
-        assert!(loader.next_batch().is_some() && loader.total_micro_batches().is_none());
+        assert!(loader.next_batch().is_some());
         drop(loader);
-        assert_eq!(Arc::strong_count(&rows), 1, "the threads held the others");
+        assert_eq!(Arc::strong_count(&rows), 1, "the threads hold references");
     }
 }

@@ -1,18 +1,18 @@
-//! Long texts tokenised piece by piece: the tokenizer needs some 250 bytes for each byte of a text at once.
+//! Tokenizes long texts in pieces, because the tokenizer needs about 250 bytes of memory per byte of text.
 //!
-//! A piece ends where a line or a word does, and only where the tokenizer gives the same tokens for the text around that
-//! place in one piece and in two. So tokens are those of the whole text, for every tokenizer that cuts text into words by
-//! what is near; one that puts something before each text (SentencePiece's space) never agrees to a cut. Gives up texts
-//! without such a place: from there on they are tokenised whole.
+//! A piece ends at a line break or a space, and only where the tokenizer gives the same tokens for the surrounding text in
+//! one piece and in two. So the tokens equal those of the whole text, for every tokenizer that splits text into words by
+//! local context; one that prepends something to each text (SentencePiece's space) never accepts a cut. Trade-off: a text
+//! without such a position is tokenized in one piece from there on.
 
 /// Bytes of a piece.
 pub(crate) const PIECE_BYTES: usize = 256 << 10;
-/// The text on either side of a cut that must not notice it.
-const NEAR_BYTES: usize = 512;
-/// Places that are tried before the rest is taken whole.
-const TRIES: usize = 32;
+/// Bytes on either side of a cut that are compared.
+const CONTEXT_BYTES: usize = 512;
+/// Positions that are tried before the rest is tokenized in one piece.
+const MAX_TRIES: usize = 32;
 
-/// The tokens of a text, which `encode` gives for a text in one piece.
+/// The tokens of a text. `encode` tokenizes a text in one piece.
 pub(crate) fn encode_in_pieces<E>(
     text: &str,
     piece_bytes: usize,
@@ -34,7 +34,7 @@ pub(crate) fn encode_in_pieces<E>(
     Ok(tokens)
 }
 
-/// The last place in the second half of the first piece where the text may be cut; ends of lines come first.
+/// The last position in the second half of the first piece where the text may be cut; line breaks are preferred.
 fn find_cut<E>(
     text: &str,
     piece_bytes: usize,
@@ -45,9 +45,9 @@ fn find_cut<E>(
     let places = || (piece_bytes / 2 + 1..=piece_bytes).rev();
     let lines = places().filter(|&at| bytes[at - 1] == b'\n' && is_word(at) && text.is_char_boundary(at));
     let words = places().filter(|&at| bytes[at] == b' ' && is_word(at - 1) && is_word(at + 1));
-    for cut in lines.take(TRIES).chain(words.take(TRIES)) {
-        let from = text.floor_char_boundary(cut.saturating_sub(NEAR_BYTES));
-        let to = text.ceil_char_boundary(cut + NEAR_BYTES);
+    for cut in lines.take(MAX_TRIES).chain(words.take(MAX_TRIES)) {
+        let from = text.floor_char_boundary(cut.saturating_sub(CONTEXT_BYTES));
+        let to = text.ceil_char_boundary(cut + CONTEXT_BYTES);
         let mut halves = encode(&text[from..cut])?;
         halves.extend(encode(&text[cut..to])?);
         if halves == encode(&text[from..to])? {
@@ -73,7 +73,7 @@ mod tests {
         Inner::from_file(folder.join("tokenizer.json")).unwrap()
     }
 
-    /// The tokens in pieces, the tokens of the whole, and the longest text that was asked for.
+    /// The tokens in pieces, the tokens of the whole text, and the length of the longest piece.
     fn both(inner: &Inner, text: &str, piece_bytes: usize) -> (Vec<u32>, Vec<u32>, usize) {
         let longest = Cell::new(0);
         let encode = |text: &str| {
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_of_pieces_are_those_of_the_whole() {
+    fn tokens_of_pieces_equal_those_of_the_whole_text() {
         for name in ["byte_level", "metaspace"] {
             let inner = golden(name);
             for text in texts() {
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_level_tokenizer_never_sees_much_more_than_a_piece() {
+    fn a_byte_level_tokenizer_never_receives_much_more_than_a_piece() {
         for text in texts() {
             let (_, _, longest) = both(&golden("byte_level"), &text, 2048);
             assert!(longest <= 2 * 2048, "{longest} bytes of {:?}", &text[..20]);
@@ -114,14 +114,14 @@ mod tests {
     }
 
     #[test]
-    fn text_without_a_place_to_cut_is_taken_whole() {
+    fn text_without_a_position_to_cut_is_tokenized_in_one_piece() {
         let text = "a".repeat(10_000);
         let (pieces, whole, longest) = both(&golden("byte_level"), &text, 2048);
         assert_eq!((pieces, longest), (whole, text.len()));
     }
 
     #[test]
-    fn long_texts_are_framed_as_short_ones() -> Result<(), DataError> {
+    fn long_texts_get_the_special_tokens_of_short_ones() -> Result<(), DataError> {
         let tokenizer: Tokenizer = crate::test_tokenizer::TestTokenizer::default().load();
         let line = "some words\n";
         let text = line.repeat(2 * PIECE_BYTES / line.len() + 10);

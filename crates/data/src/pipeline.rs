@@ -1,10 +1,10 @@
-//! Records in, results out, in order: encoded on worker threads that live as long as the stream.
+//! Records in, results out, in the same order. Worker threads encode and live as long as the stream.
 //!
-//! Each worker makes its own encoding function, which may keep what is better not shared between threads. The calling
-//! thread reads records and takes results, so neither the iterator nor the sink crosses threads. Records
-//! travel in blocks, block `n` to worker `n % workers` and back, so order needs no sorting and no worker's timing shows.
-//! At most [`BLOCKS_PER_WORKER`] blocks a worker are on their way: memory is flat however long the stream is. Gives up
-//! moving work between workers: a block that takes long holds up the stream once those of the others are used up.
+//! Each worker builds its own encoding function, which may own data that threads should not share. The calling thread
+//! reads records and takes results, so neither the iterator nor the sink crosses threads. Records travel in blocks:
+//! block `n` goes to worker `n % workers` and comes back from it, so the order needs no sorting and does not depend on
+//! timing. At most [`BLOCKS_PER_WORKER`] blocks per worker are in flight, so memory is constant however long the stream
+//! is. Trade-off: no work stealing. A slow block holds up the stream once the other workers' blocks are used up.
 
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
@@ -13,40 +13,40 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Scope, ScopedJoinHandle, available_parallelism, scope};
 
-/// Blocks of one worker that are waiting, being encoded or done.
+/// Blocks of one worker that are queued, being encoded or done.
 const BLOCKS_PER_WORKER: usize = 4;
-/// Records of a block, unless it weighs enough before.
+/// Records per block, unless its bytes reach the limit first.
 const BLOCK_RECORDS: usize = 256;
-/// Bytes of a block. Small enough that the first results come at once, large enough to hide the hand-over.
+/// Bytes per block: small enough that the first results come at once, large enough to hide the handoff.
 const BLOCK_BYTES: usize = 128 << 10;
 
-/// How many threads encode.
+/// The number of encoding threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pipeline {
-    /// Encoding threads, besides the caller's.
+    /// Encoding threads, in addition to the caller's.
     pub workers: NonZeroUsize,
 }
 
 impl Default for Pipeline {
-    /// One worker a core.
+    /// One worker per core.
     fn default() -> Self {
         Self { workers: available_parallelism().unwrap_or(NonZeroUsize::MIN) }
     }
 }
 
 impl Pipeline {
-    /// Encodes all records and hands the results to `sink` in the records' order.
+    /// Encodes all records and passes the results to `sink` in the order of the records.
     ///
-    /// `weigh` gives about the bytes of a record; what is in flight is bounded by some blocks of 128 KiB, or of one
-    /// record where it alone is larger, for each worker. `encoder` runs once on each worker that gets a record and gives what encodes there;
+    /// `weigh` estimates the bytes of a record. Per worker, a few blocks of 128 KiB (or of one larger record) are in
+    /// flight. `encoder` runs once on each worker that receives a record and returns the function that encodes there;
     /// `records` and `sink` run on the calling thread.
     ///
     /// # Errors
-    /// The first error in the order of the records, whether reading, encoding or the sink makes it; the sink has then
-    /// had all results before it, and nothing behind it.
+    /// The first error in the order of the records, whether from reading, encoding or the sink. By then the sink has
+    /// received all results before it and none after it.
     ///
     /// # Panics
-    /// If `encoder` or what it gives does.
+    /// If `encoder` or the function that it returns panics.
     pub fn run<R, T, S, E, F>(
         &self,
         records: impl IntoIterator<Item = Result<R, S>>,
@@ -64,7 +64,7 @@ impl Pipeline {
         let is_over = AtomicBool::new(false);
         scope(|scope| {
             let mut workers = Workers::spawn(scope, self.workers.get(), &encoder, &is_over);
-            // Ends the workers whichever way this closure is left.
+            // Stops the workers however this closure is left.
             let _guard = SetOnDrop(&is_over);
             let mut blocks = Blocks { records: records.into_iter(), weigh, is_over: false };
             loop {
@@ -118,10 +118,10 @@ impl<R, S, I: Iterator<Item = Result<R, S>>, W: Fn(&R) -> usize> Iterator for Bl
     }
 }
 
-/// The encoding threads, and which of them has the next results.
+/// The encoding threads and the order in which they return results.
 struct Workers<'scope, R, T, S, E> {
     lanes: Vec<Lane<'scope, R, T, S, E>>,
-    /// Lanes that owe a block, the oldest first.
+    /// Lanes that owe a block, oldest first.
     owed: VecDeque<usize>,
     next: usize,
 }
@@ -149,7 +149,7 @@ where
             let (blocks, incoming) = channel::<Vec<Result<R, S>>>();
             let (outgoing, results) = channel();
             let work = move || {
-                // Made for the first block: with few records most workers get none.
+                // Built for the first block: with few records most workers receive none.
                 let mut encode = None;
                 for block in incoming {
                     let is_unwanted = is_over.load(Ordering::Relaxed);
@@ -169,13 +169,13 @@ where
     }
 
     fn send(&mut self, block: Vec<Result<R, S>>) {
-        // A worker that is gone has panicked; receiving from it finds out.
+        // A worker that is gone has panicked; receiving from it reports the panic.
         let _ = self.lanes[self.next].blocks.send(block);
         self.owed.push_back(self.next);
         self.next = (self.next + 1) % self.lanes.len();
     }
 
-    /// The results of the oldest block; none when all came back.
+    /// The results of the oldest block, or `None` when all have come back.
     fn receive(&mut self) -> Option<Vec<Result<T, E>>> {
         let lane = &mut self.lanes[self.owed.pop_front()?];
         if let Ok(results) = lane.results.recv() {
@@ -186,7 +186,7 @@ where
     }
 }
 
-/// Encodes up to the first error, which is the last result.
+/// Encodes up to the first error, which becomes the last result.
 fn encode_block<R, T, S, E: From<S>>(
     block: Vec<Result<R, S>>,
     mut encode: impl FnMut(R) -> Result<T, E>,
@@ -194,7 +194,7 @@ fn encode_block<R, T, S, E: From<S>>(
 ) -> Vec<Result<T, E>> {
     let mut results = Vec::with_capacity(block.len());
     for record in block {
-        // Nobody reads these results any more.
+        // No caller reads these results any more.
         if is_over.load(Ordering::Relaxed) {
             break;
         }
@@ -246,7 +246,7 @@ mod tests {
     fn first_error_in_order_wins_and_all_before_it_were_delivered() {
         let run = |unreadable: usize, refused: usize, full: usize| {
             let records = (0..3000).map(|number| if number == unreadable { Err("read") } else { Ok(number) });
-            // Later records fail sooner.
+            // Later records fail earlier.
             let encode = |number| {
                 if number == refused {
                     sleep(Duration::from_millis(5));

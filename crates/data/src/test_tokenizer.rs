@@ -1,6 +1,6 @@
 //! A tiny byte-level tokenizer folder for tests: 256 byte tokens, no merges, a few special tokens, a chat template.
 //!
-//! Gives up any likeness to a trained vocabulary: every byte is a token, so counts in tests are easy to read.
+//! Trade-off: unlike a trained vocabulary, every byte is a token, so counts in tests are easy to read.
 
 use std::fs::write;
 
@@ -9,21 +9,21 @@ use tempfile::TempDir;
 
 use crate::tokenizer::Tokenizer;
 
-/// Ids of the special tokens, behind the 256 bytes.
+/// Ids of the special tokens, after the 256 bytes.
 pub(crate) const BOS: u32 = 256;
 pub(crate) const EOS: u32 = 257;
 pub(crate) const PAD: u32 = 258;
 
-/// `<s><|role|>\ncontent</s>\n...`, in the manner of many instruction-tuned models.
+/// `<s><|role|>\ncontent</s>\n...`, as in many instruction-tuned models.
 pub(crate) const TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\n\
     <|{{ message.role }}|>\n{{ message.content }}{{ eos_token }}\n{% endfor %}\n\
     {% if add_generation_prompt %}\n<|assistant|>\n{% endif %}\n";
 
-/// What the folder is to hold.
+/// The content of the folder.
 pub(crate) struct TestTokenizer<'a> {
     /// `chat_template.jinja`.
     pub(crate) template: Option<&'a str>,
-    /// Put the beginning-of-text token before every text, as a post-processor.
+    /// Whether a post-processor adds the beginning-of-text token to every text.
     pub(crate) adds_bos: bool,
     /// `tokenizer_config.json`.
     pub(crate) config: Json,
@@ -77,7 +77,7 @@ impl TestTokenizer<'_> {
         folder
     }
 
-    /// Writes the folder and reads it; the folder is gone afterwards.
+    /// Writes the folder, reads it and deletes it.
     pub(crate) fn load(&self) -> Tokenizer {
         Tokenizer::from_folder(self.write().path()).unwrap()
     }
@@ -94,17 +94,17 @@ fn special_tokens() -> Json {
     names.into_iter().enumerate().map(token).collect()
 }
 
-/// The 256 printable stand-ins that byte-level tokenizers write for bytes, with the byte as id.
+/// The 256 printable characters that byte-level tokenizers use for bytes, with the byte as id.
 fn byte_vocabulary() -> Json {
     let prints = |byte: &u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
-    let mut stand_in = 256;
+    let mut next_code = 256;
     let mut vocabulary = serde_json::Map::new();
     for byte in 0..256_u32 {
         let code = if prints(&byte) {
             byte
         } else {
-            stand_in += 1;
-            stand_in - 1
+            next_code += 1;
+            next_code - 1
         };
         let character = char::from_u32(code).unwrap();
         vocabulary.insert(character.to_string(), byte.into());

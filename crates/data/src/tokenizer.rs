@@ -1,7 +1,8 @@
 //! A Hugging Face tokenizer folder: `tokenizer.json`, the special tokens, the chat template.
 //!
-//! `tokenizer.json` decides what tokens a text has, as in transformers; truncation and padding stored in it are ignored
-//! (rows are cut and padded here). Gives up slow tokenizers: a folder with only `tokenizer.model` is refused.
+//! `tokenizer.json` determines the tokens of a text, as in transformers; truncation and padding stored in it are
+//! ignored (sequences are cut and padded by this crate). Not supported: slow tokenizers. A folder with only
+//! `tokenizer.model` is refused.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::read;
@@ -14,36 +15,36 @@ use serde_json::{Map, Value as Json};
 use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, Tokenizer as Inner};
 use xxhash_rust::xxh3::xxh3_128;
 
+use crate::catch_panic::catch_panic;
 use crate::chat_template::{ChatTemplate, TemplateChoice, TemplateSet};
 use crate::error::DataError;
-use crate::guarded::guarded;
 use crate::long_text::{PIECE_BYTES, encode_in_pieces};
 
 const TOKENIZER: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS: &str = "special_tokens_map.json";
-/// The special tokens that templates may name.
+/// The special tokens that templates may use.
 const SPECIAL_TOKEN_KEYS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// Text to token ids and back, with the special tokens and the chat template of a model.
 ///
-/// May be shared by threads, but is faster with a copy for each: regular expressions keep what they work with for the
-/// first thread that used them and make others queue. A copy takes some 30 MB for a vocabulary of 128,000.
+/// Threads may share it, but one copy per thread is faster: regular expressions keep their working memory for the first
+/// thread that uses them and make others wait. A copy takes about 30 MB for a vocabulary of 128,000.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
-    /// Without its post-processor, which may trim the offsets of tokens; we need to know where every character went.
+    /// Without its post-processor, which may trim the offsets of tokens; the mask needs the offset of every character.
     inner: Inner,
     post_processor: Option<PostProcessorWrapper>,
     folder: PathBuf,
     special_tokens: BTreeMap<String, String>,
     special_ids: HashSet<u32>,
     add_bos_token: bool,
-    /// What [`Tokenizer::token_before_text`] found.
+    /// The result of [`Tokenizer::token_before_text`].
     before_text: OnceLock<Option<u32>>,
     vocab_size: usize,
     templates: TemplateSet,
-    /// What the templates see, in seconds since 1970 UTC.
+    /// The date that the templates see, in seconds since 1970 UTC.
     date: i64,
     /// Hash of `tokenizer.json`.
     content_key: u128,
@@ -52,8 +53,8 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Reads a tokenizer from a model's folder.
     ///
-    /// Errors: no `tokenizer.json`, or a file that cannot be understood. A missing chat template is not an error here,
-    /// but in [`Tokenizer::chat_template`].
+    /// Errors: no `tokenizer.json`, or a file that cannot be parsed. A missing chat template is not an error here, but
+    /// in [`Tokenizer::chat_template`].
     pub fn from_folder(dir: &Path) -> Result<Self, DataError> {
         let (mut inner, content_key) = read_tokenizer_json(dir)?;
         let bad = |reason: tokenizers::Error| bad_file(&dir.join(TOKENIZER), reason);
@@ -90,9 +91,9 @@ impl Tokenizer {
         })
     }
 
-    /// Token ids of a text. `add_special_tokens` adds what the model expects around a text of its own (often a
-    /// beginning-of-text token); leave it off for text that a chat template rendered. Never doubles a beginning-of-text
-    /// token that the text holds already.
+    /// Token ids of a text. `add_special_tokens` adds what the model expects around a complete text (often a
+    /// beginning-of-text token); leave it off for text rendered by a chat template. Never doubles a beginning-of-text
+    /// token that the text already has.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, DataError> {
         if !add_special_tokens {
             return self.encode_plain(text);
@@ -109,13 +110,14 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// As the post-processor frames a text. What it does not need whole: a long text gets the frame of a short one.
+    /// Applies the post-processor. A long text gets the special tokens of a short one, so that it can be tokenized in
+    /// pieces.
     fn framed(&self, text: &str) -> Result<Vec<u32>, DataError> {
         let Some(post_processor) = &self.post_processor else { return self.encode_plain(text) };
         let framed = |text: &str| {
             let plain = self.encode_fast(text)?;
             let ids = plain.get_ids().to_vec();
-            let framed = guarded_library(|| post_processor.process(plain, None, true))?;
+            let framed = call_library(|| post_processor.process(plain, None, true))?;
             Ok::<_, DataError>((framed.get_ids().to_vec(), ids))
         };
         if text.len() <= 2 * PIECE_BYTES {
@@ -123,11 +125,11 @@ impl Tokenizer {
         }
         let (frame, inside) = framed("a")?;
         let at = frame.windows(inside.len().max(1)).position(|part| part == inside).unwrap_or(0);
-        let (before, behind) = (&frame[..at], &frame[(at + inside.len()).min(frame.len())..]);
-        Ok([before, &self.encode_plain(text)?, behind].concat())
+        let (before, after) = (&frame[..at], &frame[(at + inside.len()).min(frame.len())..]);
+        Ok([before, &self.encode_plain(text)?, after].concat())
     }
 
-    /// The token that is put before every text, if there is one; found out once.
+    /// The token that is added before every text, if there is one; determined once.
     pub(crate) fn token_before_text(&self) -> Result<Option<u32>, DataError> {
         if let Some(&before) = self.before_text.get() {
             return Ok(before);
@@ -138,22 +140,22 @@ impl Tokenizer {
     }
 
     fn encode_fast(&self, text: &str) -> Result<Encoding, DataError> {
-        guarded_library(|| self.inner.encode_fast(text, false))
+        call_library(|| self.inner.encode_fast(text, false))
     }
 
-    /// Token ids without special tokens around.
+    /// Token ids without added special tokens.
     pub(crate) fn encode_plain(&self, text: &str) -> Result<Vec<u32>, DataError> {
         encode_in_pieces(text, PIECE_BYTES, |piece| Ok(self.encode_fast(piece)?.get_ids().to_vec()))
     }
 
-    /// Token ids with the byte range of the text that each came from, without special tokens around.
+    /// Token ids with the byte range of the text that each came from, without added special tokens.
     pub(crate) fn encode_with_offsets(&self, text: &str) -> Result<Encoding, DataError> {
-        guarded_library(|| self.inner.encode(text, false))
+        call_library(|| self.inner.encode(text, false))
     }
 
-    /// Text of token ids. Bytes that are not UTF-8 show as U+FFFD.
+    /// Text of token ids. Bytes that are not UTF-8 become U+FFFD.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, DataError> {
-        guarded_library(|| self.inner.decode(ids, skip_special_tokens))
+        call_library(|| self.inner.decode(ids, skip_special_tokens))
     }
 
     /// The beginning-of-text token.
@@ -176,7 +178,7 @@ impl Tokenizer {
         self.vocab_size
     }
 
-    /// The chat template. Error: the folder has none; says where it was looked for and what to do.
+    /// The chat template. Error: the folder has none; the message lists where it was searched and what to do.
     pub fn chat_template(&self) -> Result<&ChatTemplate, DataError> {
         self.chat_template_for(false)
     }
@@ -186,7 +188,7 @@ impl Tokenizer {
     pub fn chat_template_for(&self, has_tools: bool) -> Result<&ChatTemplate, DataError> {
         self.templates.get(has_tools).ok_or_else(|| DataError::NoChatTemplate {
             looked_for: format!(
-                "chat_template.jinja, a template named \"default\" (there are: {}), the key \"chat_template\" of \
+                "chat_template.jinja, a template named \"default\" (available: {}), the key \"chat_template\" of \
                  {CONFIG}, and chat_template.json in {}",
                 self.templates.names(),
                 self.folder.display()
@@ -209,14 +211,14 @@ impl Tokenizer {
         self.templates.set_date(unix_seconds);
     }
 
-    /// The date that the chat templates see, in seconds since 1970 UTC; `None` if none of them asks for it.
+    /// The date that the chat templates see, in seconds since 1970 UTC; `None` if no template reads it.
     pub fn date(&self) -> Option<i64> {
-        let asks = |tools| self.templates.get(tools).is_some_and(ChatTemplate::uses_date);
-        (asks(false) || asks(true)).then_some(self.date)
+        let reads_date = |tools| self.templates.get(tools).is_some_and(ChatTemplate::uses_date);
+        (reads_date(false) || reads_date(true)).then_some(self.date)
     }
 
-    /// What tokenising depends on, as bytes: `tokenizer.json`, the special tokens, the chat templates. Equal bytes mean
-    /// equal tokens (but for the date, where a template asks for it).
+    /// Everything that tokenization depends on, as bytes: `tokenizer.json`, the special tokens, the chat templates.
+    /// Equal bytes mean equal tokens (apart from the date, where a template reads it).
     pub fn fingerprint(&self) -> Vec<u8> {
         let templates = [false, true].map(|tools| self.templates.get(tools).map(ChatTemplate::source));
         let rest = serde_json::json!([self.special_tokens, self.add_bos_token, templates]);
@@ -233,7 +235,7 @@ impl Tokenizer {
         self.special_tokens.get("bos_token").map(String::as_str)
     }
 
-    /// The end-of-text token, or an error that says where it was looked for.
+    /// The end-of-text token, or an error that lists where it was searched.
     pub(crate) fn require_eos_token_id(&self) -> Result<u32, DataError> {
         let looked_for = || format!("it in {CONFIG} and {SPECIAL_TOKENS} in {}", self.folder.display());
         self.eos_token_id().ok_or_else(|| DataError::NoEosToken { looked_for: looked_for() })
@@ -244,9 +246,9 @@ impl Tokenizer {
     }
 }
 
-/// The library panics on some damaged files and on texts that meet them.
-fn guarded_library<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, DataError> {
-    let result = guarded("the tokenizer", || work().map_err(|reason| reason.to_string()));
+/// The library panics on some damaged files, and on texts that hit the damage.
+fn call_library<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, DataError> {
+    let result = catch_panic("the tokenizer", || work().map_err(|reason| reason.to_string()));
     result.map_err(|reason| DataError::Tokenize { reason })
 }
 
@@ -254,7 +256,7 @@ fn bad_file(path: &Path, reason: impl ToString) -> DataError {
     DataError::BadTokenizerFile { path: path.to_owned(), reason: reason.to_string() }
 }
 
-/// `tokenizer.json`, and the hash of its bytes.
+/// `tokenizer.json` and the hash of its bytes.
 fn read_tokenizer_json(dir: &Path) -> Result<(Inner, u128), DataError> {
     let path = dir.join(TOKENIZER);
     let bytes = match read(&path) {
@@ -263,7 +265,7 @@ fn read_tokenizer_json(dir: &Path) -> Result<(Inner, u128), DataError> {
             let hint = if !dir.is_dir() {
                 "the folder does not exist"
             } else if dir.join("tokenizer.model").is_file() {
-                "only tokenizer.model is there; convert it once with \
+                "the folder has only tokenizer.model; convert it once with \
                  `AutoTokenizer.from_pretrained(folder).save_pretrained(folder)` of transformers"
             } else {
                 "copy it from the model on the Hugging Face Hub"
@@ -273,7 +275,7 @@ fn read_tokenizer_json(dir: &Path) -> Result<(Inner, u128), DataError> {
         Err(reason) => return Err(DataError::Io { path, reason }),
     };
     let content_key = xxh3_128(&bytes);
-    let inner = guarded("the tokenizer", || Inner::from_bytes(bytes).map_err(|reason| reason.to_string()));
+    let inner = catch_panic("the tokenizer", || Inner::from_bytes(bytes).map_err(|reason| reason.to_string()));
     Ok((inner.map_err(|reason| bad_file(&path, reason))?, content_key))
 }
 
@@ -286,12 +288,12 @@ fn read_json(path: &Path) -> Result<Option<Map<String, Json>>, DataError> {
     }
 }
 
-/// Special tokens by their key, from `tokenizer_config.json` first. A token is a string or an object with `content`.
+/// Special tokens by key; `tokenizer_config.json` takes precedence. A token is a string or an object with `content`.
 fn special_tokens(config: &Map<String, Json>, map: &Map<String, Json>) -> BTreeMap<String, String> {
     let text = |token: &Json| token.get("content").unwrap_or(token).as_str().map(str::to_owned);
     let find = |key: &str| config.get(key).and_then(text).or_else(|| map.get(key).and_then(text));
     let usual = SPECIAL_TOKEN_KEYS.iter().filter_map(|&key| Some((key.to_owned(), find(key)?)));
-    // A model's own special tokens, by name (`image_token` and the like).
+    // The model's extra special tokens, by name (`image_token`, for example).
     let own = config.get("extra_special_tokens").and_then(Json::as_object).into_iter().flatten();
     own.filter_map(|(key, token)| Some((key.clone(), text(token)?))).chain(usual).collect()
 }

@@ -1,12 +1,14 @@
-//! Files to documents: order, what is counted, what is refused and where, and the cache.
+//! From files to documents: order, what is counted, what is refused and where, and the cache.
+//!
+//! Trade-off: small files; `cargo bench -p firebrick-data` measures large ones.
 
 use std::fs::{copy, rename, write};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use firebrick_data::{
-    Corpus, DataError, DocumentSet, EncodeOptions, Example, Exhausted, Hub, MixOrder, Mixture, Pipeline, ShapeError,
-    SourceError, SourceSpec, TokenCache, Tokenised, Tokenizer, TrainOn,
+    Corpus, DataError, DocumentSet, EncodeOptions, Example, Hub, Mix, MixUntil, Mixture, Pipeline, RecordFormatError,
+    SourceError, SourceSpec, TokenCache, Tokenized, Tokenizer, TrainOn,
 };
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
@@ -41,7 +43,7 @@ fn file(folder: &TempDir, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
 fn corpus<'a>(tokenizer: &'a Tokenizer, paths: &[&Path], options: &EncodeOptions) -> Result<Corpus<'a>, DataError> {
     let source = |path: &&Path| SourceSpec::new(path.display().to_string()).resolve(&Hub::from_environment());
     let sources: Vec<_> = paths.iter().map(source).collect::<Result<_, _>>()?;
-    let mixture = Mixture::new(sources, MixOrder::Concatenate, Exhausted::First, 0)?;
+    let mixture = Mixture::new(sources, Mix::Concatenate, MixUntil::First, 0)?;
     Corpus::new(tokenizer, mixture, vec![options.clone(); paths.len()])
 }
 
@@ -49,19 +51,19 @@ fn read_with(
     content: impl AsRef<[u8]>,
     tokenizer: &Tokenizer,
     change: impl Fn(&mut EncodeOptions),
-) -> Result<Tokenised, DataError> {
+) -> Result<Tokenized, DataError> {
     let folder = TempDir::new().unwrap();
     let mut options = EncodeOptions::new(64);
     change(&mut options);
     corpus(tokenizer, &[&file(&folder, "rows.jsonl", content)], &options)?.in_memory()
 }
 
-fn read(content: impl AsRef<[u8]>) -> Result<Tokenised, DataError> {
+fn read(content: impl AsRef<[u8]>) -> Result<Tokenized, DataError> {
     read_with(content, &tokenizer(), |_| {})
 }
 
-fn examples(tokenised: Tokenised) -> Vec<Example> {
-    DocumentSet::all(tokenised.store.into()).examples().collect()
+fn examples(tokenized: Tokenized) -> Vec<Example> {
+    DocumentSet::all(tokenized.store.into()).examples().collect()
 }
 
 /// The error of a file, which must hold all the words.
@@ -73,20 +75,20 @@ fn refuses(content: impl AsRef<[u8]>, words: &[&str]) -> DataError {
 }
 
 #[test]
-fn text_has_one_bos_and_one_trained_eos() {
+fn text_has_one_bos_and_one_eos_in_the_loss() {
     let tokenizer = tokenizer();
     for text in ["ab", "<s>ab", "ab</s>", "<s>ab</s>"] {
         let found = examples(read_with(json!({ "text": text }).to_string(), &tokenizer, |_| {}).unwrap());
         assert_eq!(found.len(), 1);
         assert_eq!(tokenizer.decode(&found[0].tokens, false).unwrap(), "<s>ab</s>", "{text}");
-        assert!(!found[0].trained[0] && found[0].trained[1..].iter().all(|&trained| trained));
+        assert!(!found[0].loss_mask[0] && found[0].loss_mask[1..].iter().all(|&counts| counts));
     }
 }
 
 #[test]
-fn bos_is_added_only_where_the_tokenizer_says_so() {
-    for (says, expected) in [(false, "ab</s>"), (true, "<s>ab</s>")] {
-        let config = json!({ "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": says });
+fn bos_is_added_only_if_the_tokenizer_config_says_so() {
+    for (adds_bos, expected) in [(false, "ab</s>"), (true, "<s>ab</s>")] {
+        let config = json!({ "bos_token": "<s>", "eos_token": "</s>", "add_bos_token": adds_bos });
         let tokenizer = tokenizer_with(None, &config);
         let found = examples(read_with(r#"{"text":"ab"}"#, &tokenizer, |_| {}).unwrap());
         assert_eq!(tokenizer.decode(&found[0].tokens, false).unwrap(), expected);
@@ -94,7 +96,7 @@ fn bos_is_added_only_where_the_tokenizer_says_so() {
 }
 
 #[test]
-fn documents_come_in_the_order_of_files_and_rows_whatever_the_number_of_threads() {
+fn documents_have_the_order_of_files_and_rows_for_every_number_of_threads() {
     let folder = TempDir::new().unwrap();
     let rows = |numbers: std::ops::Range<usize>| numbers.map(|number| format!("{{\"text\":\"{number}\"}}\r\n\n"));
     let first = file(&folder, "b.jsonl", format!("\u{feff}{}", rows(0..700).collect::<String>()));
@@ -115,7 +117,7 @@ fn documents_come_in_the_order_of_files_and_rows_whatever_the_number_of_threads(
 }
 
 #[test]
-fn what_is_cut_empty_or_untrained_is_counted_and_the_rest_is_kept() {
+fn records_that_are_cut_empty_or_without_loss_are_counted_and_the_rest_is_kept() {
     let late = CHAT.replace("\"q\"", &format!("{:?}", "x".repeat(100)));
     let long = CHAT.replace("\"a\"", &format!("{:?}", "x".repeat(100)));
     let plain = format!("{CHAT}\n").repeat(20);
@@ -123,23 +125,23 @@ fn what_is_cut_empty_or_untrained_is_counted_and_the_rest_is_kept() {
     assert_eq!((found.rows, found.rows_kept, found.bad_rows, found.longest), (24, 21, 2, 64));
     let report = found.to_string();
     for line in [
-        "1 rows dropped, empty; first ",
-        "1 rows dropped, every trained token is behind max_seq_len",
-        "1 rows cut at max_seq_len",
-        "rows.jsonl:24: no message that is to be trained has the role \"assistant\" (roles: user)",
+        "1 records dropped, empty; first ",
+        "1 records dropped, every loss token is after max_seq_len",
+        "1 records cut at max_seq_len",
+        "rows.jsonl:24: no selected message has the role \"assistant\" (roles: user)",
     ] {
         assert!(report.contains(line), "{line:?} is not in {report}");
     }
 }
 
 #[test]
-fn set_of_which_nothing_or_too_little_can_be_trained_is_refused_with_the_reasons() {
+fn data_with_nothing_or_too_little_to_train_on_is_refused_with_the_reasons() {
     let refused =
-        refuses(format!("{CHAT}\n\n{NO_ASSISTANT}\n"), &["1 of 2 rows (50.0 %)", "rows.jsonl:3:", "roles: user"]);
-    assert!(matches!(refused, DataError::Shape(ShapeError::TooManyBadRows { .. })));
+        refuses(format!("{CHAT}\n\n{NO_ASSISTANT}\n"), &["1 of 2 records (50.0 %)", "rows.jsonl:3:", "roles: user"]);
+    assert!(matches!(refused, DataError::RecordFormat(RecordFormatError::TooManyBadRows { .. })));
     let all = |options: &mut EncodeOptions| options.train_on = TrainOn::All;
     assert!(read_with(NO_ASSISTANT, &tokenizer(), all).is_ok());
-    let nothing = refuses(r#"{"text":" "}"#, &["nothing to train on", "1 rows dropped, empty", "max_seq_len"]);
+    let nothing = refuses(r#"{"text":" "}"#, &["nothing to train on", "1 records dropped, empty", "max_seq_len"]);
     assert!(matches!(nothing, DataError::NothingToTrain { .. }));
     let flags = |options: &mut EncodeOptions| options.train_on = TrainOn::Flags;
     let unflagged = read_with(format!("{CHAT}\n").repeat(2000), &tokenizer(), flags).unwrap_err();
@@ -147,14 +149,14 @@ fn set_of_which_nothing_or_too_little_can_be_trained_is_refused_with_the_reasons
 }
 
 #[test]
-fn source_without_rows_is_refused() {
+fn a_source_without_records_is_refused() {
     for content in ["", "\n \r\n"] {
-        assert!(matches!(refuses(content, &["rows.jsonl has no rows"]), DataError::EmptyDataset { .. }));
+        assert!(matches!(refuses(content, &["rows.jsonl has no records"]), DataError::EmptyDataset { .. }));
     }
 }
 
 #[test]
-fn first_of_several_bad_lines_is_named_and_ends_the_reading() {
+fn the_first_of_several_bad_lines_is_named_and_ends_reading() {
     let rows = |bad: &str| -> String {
         (1..=3000).map(|line| format!("{}\n", if line > 1100 { bad } else { r#"{"text":"a"}"# })).collect()
     };
@@ -166,7 +168,7 @@ fn first_of_several_bad_lines_is_named_and_ends_the_reading() {
 }
 
 #[test]
-fn what_a_tokenizer_lacks_is_told_with_the_row_that_needs_it() {
+fn errors_about_the_tokenizer_name_the_record_that_needs_it() {
     let bare = tokenizer_with(None, &json!({}));
     let error = |content: &str| read_with(content, &bare, |_| {}).unwrap_err().to_string();
     let chat = error(CHAT);
@@ -182,7 +184,7 @@ fn one_token_is_too_short() {
 }
 
 #[test]
-fn cached_documents_are_those_of_memory_and_their_report_names_files_where_they_are_now() {
+fn cached_documents_equal_those_in_memory_and_their_report_uses_current_file_names() {
     let folder = TempDir::new().unwrap();
     let rows = format!("{CHAT}\n").repeat(20) + NO_ASSISTANT;
     let old = file(&folder, "old.jsonl", rows);
@@ -201,7 +203,7 @@ fn cached_documents_are_those_of_memory_and_their_report_names_files_where_they_
     assert_eq!(examples(found), examples(memory));
     let mut strict = moved;
     strict.max_bad_share = 0.0;
-    assert!(strict.cached(&cache).is_err(), "what is found is judged as what is built");
+    assert!(strict.cached(&cache).is_err(), "cached documents are checked like new ones");
 }
 
 #[test]
@@ -211,7 +213,7 @@ fn every_option_and_the_content_of_a_file_change_the_key() {
     let (one, other) =
         (tokenizer(), tokenizer_with(Some(&TEMPLATE.replace('\n', "")), &json!({ "eos_token": "</s>" })));
     let key = |tokenizer: &Tokenizer, options: &EncodeOptions| {
-        let keys = firebrick_data::ContentKeys::forgetful();
+        let keys = firebrick_data::ContentKeys::uncached();
         corpus(tokenizer, &[&path], options).unwrap().key(&keys).unwrap()
     };
     let options = EncodeOptions::new(64);

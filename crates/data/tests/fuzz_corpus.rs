@@ -1,8 +1,8 @@
-//! Every input of the fuzz corpus, and inputs too large to keep, through the target that it was made for: no panic, an
-//! answer soon, bounded memory, errors that name the file and the line.
+//! Runs every input of the fuzz corpus, and generated inputs that are too large to store, through its target: no panic,
+//! bounded time and memory, errors that name the file and the line.
 //!
-//! The inputs of a target run in a process of their own, so that its peak of memory is theirs and a crash is seen as
-//! one. Gives up measuring memory where there is no `/proc`. `fuzz/README.md` says how inputs are found.
+//! The inputs of a target run in a separate process, so that the peak memory is theirs and a crash is detected. Trade-off:
+//! memory is measured only where there is a `/proc`. `fuzz/README.md` explains how inputs are found.
 
 #[path = "../fuzz/src/hostile/mod.rs"]
 mod hostile;
@@ -21,17 +21,17 @@ use std::time::{Duration, Instant};
 use hostile::Hostile;
 use targets::{Outcome, TARGETS, Target};
 
-/// For one input. Builds for tests are several times slower than those that fuzz, which are held to one second.
+/// Time limit per input. Test builds are several times slower than fuzzing builds, which have a limit of one second.
 const MAX_SECONDS: f64 = 20.0;
-/// For all inputs of a target together: no process may hang.
+/// Time limit for all inputs of a target together.
 const MAX_PROCESS: Duration = Duration::from_secs(400);
-/// Peak of a process over the small inputs of the corpus.
+/// Peak memory of a process over the small inputs of the corpus.
 const MAX_CORPUS_BYTES: u64 = 700 << 20;
-/// Peak where one record takes all the room that a record may have.
+/// Peak memory where one record takes all the memory that a record may take.
 const MAX_HOSTILE_BYTES: u64 = 1 << 30;
 const CHILD: &str = "FIREBRICK_FUZZ_CHILD";
 
-/// The largest resident size that this process ever had, in bytes.
+/// The peak resident size of this process, in bytes.
 fn peak_bytes() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -42,7 +42,7 @@ fn corpus() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus")
 }
 
-/// Files of a target's corpus, by name.
+/// The files of a target's corpus, by name.
 fn inputs(target: &str) -> BTreeMap<String, Vec<u8>> {
     let entries = fs::read_dir(corpus().join(target)).unwrap();
     let read = |path: PathBuf| (path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read(path).unwrap());
@@ -60,16 +60,16 @@ fn run(target: Target, name: &str, bytes: &[u8], max_bytes: u64, log: &mut File)
     let outcome = target(bytes);
     let seconds = start.elapsed().as_secs_f64();
     let peak = peak_bytes();
-    let words = outcome.said.first().map_or("", String::as_str);
+    let words = outcome.messages.first().map_or("", String::as_str);
     let shown = words.char_indices().nth(300).map_or(words, |(end, _)| &words[..end]);
     writeln!(log, "{seconds:.2} s, {} MiB, {}: {shown}", peak.unwrap_or(0) >> 20, outcome.read).unwrap();
     assert!(seconds < MAX_SECONDS, "{name} took {seconds:.1} s");
     assert!(peak.is_none_or(|peak| peak < max_bytes), "{name}: the process grew to {:?} bytes", peak);
-    assert!(outcome.said.iter().all(|said| !said.is_empty()), "{name}: an error without words");
+    assert!(outcome.messages.iter().all(|message| !message.is_empty()), "{name}: an empty error message");
     outcome
 }
 
-/// Runs the test of this name again, as a process of its own that does the work of `job`.
+/// Runs the test of this name again in a child process that does the work of `job`.
 fn in_process(test: &str, job: &str) {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
@@ -90,19 +90,19 @@ fn in_process(test: &str, job: &str) {
             None => sleep(Duration::from_millis(20)),
         }
     };
-    let said = fs::read_to_string(&log).unwrap_or_default();
+    let log_text = fs::read_to_string(&log).unwrap_or_default();
     let output = fs::read(folder.path().join("output")).unwrap();
     let output = String::from_utf8_lossy(&output);
     let end = output.char_indices().rev().nth(2000).map_or(0, |(at, _)| at);
     assert!(
         status.is_some_and(|status| status.success()),
         "{job}: {status:?} at {:?}\n{}",
-        said.lines().last().unwrap_or_default(),
+        log_text.lines().last().unwrap_or_default(),
         &output[end..]
     );
 }
 
-/// The log of a process that does work, and its job.
+/// In a child process: its job and its log.
 fn job() -> Option<(String, File)> {
     let job = env::var(CHILD).ok()?;
     let log = File::create(env::var_os("FIREBRICK_FUZZ_LOG").unwrap()).unwrap();
@@ -110,7 +110,7 @@ fn job() -> Option<(String, File)> {
 }
 
 #[test]
-fn every_input_of_the_corpus_is_answered_in_bounded_time_and_memory() {
+fn every_input_of_the_corpus_is_handled_in_bounded_time_and_memory() {
     if let Some((job, mut log)) = job() {
         for (name, bytes) in inputs(&job) {
             run(target(&job), &name, &bytes, MAX_CORPUS_BYTES, &mut log);
@@ -118,28 +118,28 @@ fn every_input_of_the_corpus_is_answered_in_bounded_time_and_memory() {
         return;
     }
     for (name, _) in TARGETS {
-        in_process("every_input_of_the_corpus_is_answered_in_bounded_time_and_memory", name);
+        in_process("every_input_of_the_corpus_is_handled_in_bounded_time_and_memory", name);
     }
 }
 
 #[test]
-fn hostile_inputs_are_refused_by_file_and_line_in_bounded_time_and_memory() {
+fn generated_inputs_are_handled_in_bounded_time_and_memory() {
     if let Some((job, mut log)) = job() {
-        for Hostile { name, make, says, .. } in hostile::all().into_iter().filter(|hostile| hostile.target == job) {
+        for Hostile { name, make, expected, .. } in hostile::all().into_iter().filter(|hostile| hostile.target == job) {
             let outcome = run(target(&job), name, &make(), MAX_HOSTILE_BYTES, &mut log);
-            let all = outcome.said.join("\n");
-            assert!(says.iter().all(|words| all.contains(words)), "{name}: {says:?} is not in {all:.2000}");
+            let all = outcome.messages.join("\n");
+            assert!(expected.iter().all(|words| all.contains(words)), "{name}: {expected:?} is not in {all:.2000}");
         }
         return;
     }
     for (name, _) in TARGETS {
         if hostile::all().iter().any(|hostile| hostile.target == name) {
-            in_process("hostile_inputs_are_refused_by_file_and_line_in_bounded_time_and_memory", name);
+            in_process("generated_inputs_are_handled_in_bounded_time_and_memory", name);
         }
     }
 }
 
-/// What some inputs of the corpus must say.
+/// The errors that some inputs of the corpus must cause.
 #[test]
 fn errors_name_the_file_and_the_line_and_what_is_wrong() {
     let cases = [
@@ -173,12 +173,12 @@ fn errors_name_the_file_and_the_line_and_what_is_wrong() {
         ("tokenizer_config", "deep", "tokenizer_config.json"),
         ("tokenizer_json", "not_json", "tokenizer.json"),
         ("template", "raise", "no"),
-        ("template", "times_list", "the template makes a text or a list of more than a chat can need"),
+        ("template", "nested_loops", "too many instructions"),
     ];
     for (name, input, words) in cases {
         let bytes = fs::read(corpus().join(name).join(input)).unwrap();
-        let said = target(name)(&bytes).said.join("\n");
-        assert!(said.contains(words), "{name}/{input}: expected {words:?} in {said}");
+        let messages = target(name)(&bytes).messages.join("\n");
+        assert!(messages.contains(words), "{name}/{input}: expected {words:?} in {messages}");
     }
 }
 

@@ -1,8 +1,7 @@
-//! Conversations against Hugging Face transformers: the rendered text, the token ids, and which tokens are the assistant's.
+//! Comparison with Hugging Face transformers: the rendered text, the token ids, and the loss mask.
 //!
-//! Goldens and the script that made them are in `tests/golden/`. Gives up the trained vocabularies of real models: the
-//! two tokenizers there are small, but of the two kinds that Llama-like models have (byte level, and
-//! SentencePiece-like).
+//! Goldens and the script that generates them are in `tests/golden/`. Trade-off: the two tokenizers there are small, but of
+//! the two kinds that Llama-like models have (byte level, and SentencePiece-like).
 
 use std::collections::BTreeMap;
 use std::fs::{copy, read_to_string, write};
@@ -32,7 +31,7 @@ struct Style {
     cases: Vec<Case>,
 }
 
-/// What transformers made of a conversation. Without a text: the template refuses it.
+/// The output of transformers for a conversation. Without a text: the template refuses it.
 #[derive(Deserialize)]
 struct Case {
     text: Option<String>,
@@ -83,13 +82,13 @@ fn encode(tokenizer: &Tokenizer, conversation: &Conversation) -> Result<(Vec<u32
     let encoder = Encoder::new(tokenizer, EncodeOptions::new(100_000), fields, &place).unwrap();
     let mut encoded = encoder.encode_fields(fields, &place).unwrap();
     match encoded.examples.pop() {
-        Some(example) => Ok((example.tokens, example.trained)),
+        Some(example) => Ok((example.tokens, example.loss_mask)),
         None => Err(encoded.findings[0].kind),
     }
 }
 
 #[test]
-fn text_and_ids_are_those_of_transformers() {
+fn text_and_ids_equal_those_of_transformers() {
     let golden = golden();
     let mut compared = 0;
     for (name, style) in &golden.styles {
@@ -115,7 +114,7 @@ fn text_and_ids_are_those_of_transformers() {
     assert!(golden.styles.len() >= 12 && golden.conversations.len() >= 10 && compared >= 120);
 }
 
-/// Compares masks of every conversation that transformers renders; gives those whose text cannot be told apart.
+/// Compares the masks of every conversation that transformers renders; returns those whose text cannot be located.
 fn compare_masks(blocks: bool) -> Vec<(String, usize)> {
     let golden = golden();
     let mut not_found = Vec::new();
@@ -144,12 +143,12 @@ fn compare_masks(blocks: bool) -> Vec<(String, usize)> {
 }
 
 #[test]
-fn mask_from_generation_blocks_is_that_of_transformers() {
+fn mask_from_generation_blocks_equals_that_of_transformers() {
     assert_eq!(compare_masks(true), []);
 }
 
 #[test]
-fn mask_without_blocks_is_that_of_the_blocks() {
+fn mask_without_blocks_equals_that_of_the_blocks() {
     assert_eq!(compare_masks(false), []);
 }
 
@@ -166,7 +165,7 @@ struct Snippet {
 }
 
 #[test]
-fn expressions_have_the_values_that_jinja_gives_them() {
+fn expressions_have_the_same_values_as_in_jinja() {
     let golden = golden();
     let mut tokenizer = tokenizer("chatml", &golden.styles["chatml"], true);
     let snippets: Snippets =

@@ -1,7 +1,8 @@
 //! How much memory this process holds, now and at its peak, and how long it has been running.
 //!
-//! Linux counts pages per processor and adds up lazily, so a figure may be some hundred KiB off. Gives up: the time before
-//! `main` on other systems, which do not say when a process began without further libraries.
+//! Linux counts pages per processor and adds up lazily, so a figure may be some hundred KiB off.
+//! Trade-off: on other systems the time before `main` is left out, since they do not report when a process began without further
+//! libraries.
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
 //! Asking the machine: CPU and memory through sysinfo, NVIDIA cards through NVML.
 //!
-//! Gives up: cards of other makers (Burn's backends find those themselves), NUMA and PCI topology.
+//! Not supported: cards of other makers (Burn's backends find those themselves), NUMA and PCI topology.
 
 use std::env;
 use std::thread;

@@ -1,41 +1,73 @@
 #![doc = include_str!("../README.md")]
 
-mod backends;
+pub mod attention;
+pub mod backends;
+pub mod comm;
 #[cfg(feature = "flex")]
-pub mod check;
-mod documents;
-mod host_buffer;
-mod offload;
-mod ops;
-mod parameter;
-mod portable;
-pub mod probe;
-mod weight;
+pub mod conformance;
+mod dtype;
+pub mod embedding;
+mod gradient;
+pub mod linear;
+pub mod loss;
+pub mod memory;
+pub mod norm;
+pub mod optimizer;
+#[cfg(all(test, feature = "flex"))]
+mod testing;
+pub mod weights;
 
-pub use documents::Documents;
-pub use host_buffer::HostBuffer;
-pub use offload::Offloaded;
-pub use ops::{
-    AdamW, AttentionOutput, CrossEntropy, CrossEntropyOptions, EightBitMoments, EightBitUpdate, Heads, Kernels,
-    Projection, ProjectionGradients, SwigluProjectGradients, TracedOperation, TrainedPositions,
+use burn_tensor::DType;
+
+pub use attention::{AttentionOps, AttentionOutput, Documents, Qkv, SoftmaxStatistics, StatisticsLayout};
+pub use backends::BackendKind;
+pub use comm::{CommError, CommOps, Communicator};
+pub use embedding::EmbeddingOps;
+pub use gradient::{Contributions, GradientMap, GradientSink, Parameter};
+pub use linear::{
+    Adapter, Bias, Epilogue, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Module, ModuleGradients,
+    ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables, WeightGradient,
 };
-pub use parameter::{GradientMap, Parameter};
-pub use portable::rotary::RotaryTables;
-pub use weight::{LoraPair, Nf4Absmax, Nf4Weight, Weight};
+pub use loss::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};
+pub use memory::estimate::{BaseStorage, Recompute, TrainingShape, estimate};
+pub use memory::work::step_work;
+pub use memory::{HostBuffer, MemoryOps, Offloaded};
+pub use norm::{NormOps, NormWeight};
+pub use optimizer::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, OptimizerOps};
+pub use weights::{BlockScales, QuantizedWeight, Scales, Weight, WeightOps};
 
-/// The portable bodies, callable on any Burn backend: the oracle that every override is tested against.
-pub mod oracle {
-    pub use crate::portable::{attention, cross_entropy, embedding, linear, nf4, norm, optimizer, rotary, swiglu};
+/// Device time of one launch, and the work it could not avoid.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TracedOperation {
+    /// What was launched.
+    pub name: &'static str,
+    /// Device time.
+    pub milliseconds: f64,
+    /// Operations of matrix units; 0 for what only moves memory.
+    pub flops: f64,
+    /// Bytes read and written, each once.
+    pub bytes: f64,
+    /// `m`, `n` and `k` of a GEMM.
+    pub gemm: Option<[usize; 3]>,
 }
 
-/// The backends this build holds, under one name each.
-pub mod backend {
-    #[cfg(feature = "candle")]
-    pub use crate::backends::candle::Candle;
-    #[cfg(feature = "cuda")]
-    pub use crate::backends::cuda::{Cuda, DeviceFailure, use_own_attention};
-    #[cfg(feature = "flex")]
-    pub use crate::backends::flex::Flex;
-    #[cfg(feature = "wgpu")]
-    pub use crate::backends::wgpu::Wgpu;
+/// Every operation that a training step is made of, by subject.
+///
+/// Inputs may be f32 or a half format; reductions, norms and exponentials are computed in f32, and results come back in the dtype of
+/// the first input unless an operation states otherwise. CubeCL does not check dtypes, so operations cast mixed operands themselves.
+pub trait Kernels:
+    MemoryOps + WeightOps + NormOps + LinearOps + AttentionOps + EmbeddingOps + LossOps + OptimizerOps + CommOps
+{
+    /// Runs every operation that training in this format uses once on small random input, against the reference body on the CPU.
+    /// `Err` names the operation that is wrong: a broken driver must not train on zeros. `None`: this backend has nothing to test.
+    fn self_test(device: &Self::Device, dtype: DType, head_dim: usize) -> Option<Result<(), String>> {
+        let _ = (device, dtype, head_dim);
+        None
+    }
+
+    /// Runs work and measures the device time of each operation in it; empty where the backend cannot.
+    fn trace<R>(device: &Self::Device, work: impl FnOnce() -> R) -> (R, Vec<TracedOperation>) {
+        let _ = device;
+        (work(), Vec::new())
+    }
 }

@@ -1,20 +1,33 @@
-//! The CUDA backend on a real device: every operation against the CPU, over the sizes that break kernels.
+//! The CUDA backend on a real device: every operation against the CPU, over the sizes that break kernels, and what the engine promises
+//! about memory, order and failures.
 //!
 //! Part of the GPU suite (`cargo xtask dist --tests`). Without a device each test says so and passes: CI has none.
+//! Trade-off: tests run one at a time, since a Burn operation of one thread may not run while another is inside a section.
 #![cfg(feature = "cuda")]
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use burn_tensor::backend::Backend;
 use burn_tensor::{DType, Distribution, Tensor};
-use firebrick_kernels::backend::{Cuda, DeviceFailure, use_own_attention};
-use firebrick_kernels::check::{Case, every_operation, tolerance};
-use firebrick_kernels::{Kernels, probe};
+use firebrick_arch::{AttentionSpec, QkNorm};
+use firebrick_kernels::backends::Flex;
+use firebrick_kernels::backends::cuda::{Cuda, DeviceFailure, probe, refuse_cudnn, scratch_bytes};
+use firebrick_kernels::conformance::{Case, every_operation, tolerance};
+use firebrick_kernels::{
+    AttentionOps, CrossEntropyOptions, Documents, EmbeddingOps, Kernels, LossOps, LossTargets, MemoryOps, NormOps,
+    NormWeight, OptimizerOps, Qkv, Weight, WeightGradient,
+};
 
 type Device = <Cuda as burn_tensor::backend::BackendTypes>::Device;
 
-/// The device, or a line that says why there is none.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// The device for one test, or a line that says why there is none.
 #[expect(clippy::print_stderr, reason = "a test that is not run must be seen")]
-fn device() -> Option<Device> {
-    match probe::cuda() {
-        Ok(()) => Some(Device::default()),
+fn device() -> Option<(Device, MutexGuard<'static, ()>)> {
+    let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    match probe() {
+        Ok(()) => Some((Device::default(), turn)),
         Err(reason) => {
             eprintln!("skipped: {reason}");
             None
@@ -34,8 +47,9 @@ fn assert_case(case: &Case, device: &Device) {
 /// Sizes by name: what is changed from the small case.
 fn cases(dtype: DType) -> Vec<Case> {
     let small = |head_dim| Case::small(dtype, head_dim);
-    let heads = |query_heads, key_value_heads, head_dim| Case { query_heads, key_value_heads, ..small(head_dim) };
+    let heads = |heads, kv_heads, head_dim| Case { heads, kv_heads, ..small(head_dim) };
     let documents = |documents: Vec<usize>| Case { documents, ..small(64) };
+    let window = |window, documents: Vec<usize>| Case { window: Some(window), documents, ..small(64) };
     vec![
         small(64),
         small(96),
@@ -50,70 +64,140 @@ fn cases(dtype: DType) -> Vec<Case> {
         documents(vec![64, 64]),
         documents((1..=64).collect()),
         documents(vec![3, 1, 257, 1, 90]),
-        Case { width: 129, feed_forward: 67, vocabulary: 331, ..small(64) },
-        Case { width: 72, feed_forward: 1000, vocabulary: 1003, rank: 8, ..small(64) },
+        window(1, vec![70]),
+        window(64, vec![300]),
+        window(65, vec![129, 3, 257]),
+        window(200, vec![190, 500]),
+        Case { head_dim: 128, ..window(100, vec![400, 33]) },
+        Case { head_dim: 256, ..window(40, vec![150]) },
+        Case { hidden_size: 129, intermediate_size: 67, vocab_size: 331, ..small(64) },
+        Case { hidden_size: 72, intermediate_size: 1000, vocab_size: 1003, rank: 8, ..small(64) },
         Case { rank: 5, ..small(64) },
         Case { rank: 64, ..small(64) },
         Case { rank: 136, ..small(64) },
         // A head width that neither library nor kernels take.
-        Case { query_heads: 4, key_value_heads: 2, ..small(24) },
+        Case { heads: 4, kv_heads: 2, ..small(24) },
     ]
 }
 
 #[test]
 fn every_operation_equals_the_cpu_in_bf16() {
-    let Some(device) = device() else { return };
+    let Some((device, _turn)) = device() else { return };
     cases(DType::BF16).iter().for_each(|case| assert_case(case, &device));
 }
 
 #[test]
 fn every_operation_equals_the_cpu_in_f16() {
-    let Some(device) = device() else { return };
+    let Some((device, _turn)) = device() else { return };
     cases(DType::F16).iter().for_each(|case| assert_case(case, &device));
 }
 
 #[test]
 fn every_operation_equals_the_cpu_in_f32() {
-    let Some(device) = device() else { return };
+    let Some((device, _turn)) = device() else { return };
     cases(DType::F32).iter().for_each(|case| assert_case(case, &device));
 }
 
 #[test]
-fn own_attention_equals_the_cpu_where_the_library_is_left_out() {
-    let Some(device) = device() else { return };
-    use_own_attention(&device, true);
+fn the_flash_kernels_equal_the_cpu_where_cudnn_refuses_both_passes() {
+    let Some((device, _turn)) = device() else { return };
+    refuse_cudnn(&device, true, true);
     for dtype in [DType::BF16, DType::F16] {
         cases(dtype).iter().for_each(|case| assert_case(case, &device));
     }
-    use_own_attention(&device, false);
+    refuse_cudnn(&device, false, false);
 }
 
-#[test]
-fn the_self_test_passes_and_is_fast() {
-    let Some(device) = device() else { return };
-    for dtype in [DType::BF16, DType::F32] {
-        Cuda::self_test(&device, dtype, 128).expect("a working device");
+/// Heads of width 64: four queries, two keys.
+fn spec() -> AttentionSpec {
+    AttentionSpec {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        rope: None,
+        qk_norm: QkNorm::None,
+        qkv_bias: false,
+        output_bias: false,
+        window: None,
+        scale: 0.125,
     }
 }
 
-/// Our stream and CubeCL's, thousands of times by turns, with inputs that change every time: an operation that runs too
+/// Values that both backends can hold exactly: multiples of 1/64.
+fn values(count: usize, seed: usize) -> Vec<f32> {
+    (0..count).map(|index| (((index * 7919 + seed * 104_729) % 257) as f32 - 128.0) / 64.0).collect()
+}
+
+/// Inputs of one layer's attention, and the gradient of its output.
+fn layer<B: Backend>(tokens: usize, seed: usize, dtype: DType, device: &B::Device) -> (Qkv<B>, Tensor<B, 2>) {
+    let matrix = |width: usize, part: usize| {
+        let flat = Tensor::<B, 1>::from_floats(values(tokens * width, 4 * seed + part).as_slice(), device);
+        flat.reshape([tokens, width]).cast(dtype)
+    };
+    (Qkv { q: matrix(256, 0), k: matrix(128, 1), v: matrix(128, 2) }, matrix(256, 3))
+}
+
+/// Gradients of two layers, both forwards before both backwards, as in a training step.
+fn two_layers<B: Kernels>(boundaries: &[u32], dtype: DType, device: &B::Device) -> Vec<Vec<f32>> {
+    let documents = Documents::<B>::new(boundaries, device);
+    let layers = [0, 1].map(|seed| layer::<B>(documents.tokens(), seed, dtype, device));
+    let gradients = B::section(device, || {
+        let outputs = layers.each_ref().map(|(qkv, _)| B::packed_attention(qkv, &spec(), &documents));
+        let pairs: Vec<_> = layers.into_iter().zip(outputs).collect();
+        let backward = |((qkv, d_o), output)| B::packed_attention_backward(qkv, &spec(), output, d_o, &documents);
+        pairs.into_iter().map(backward).collect::<Vec<_>>()
+    });
+    let host = |tensor: Tensor<B, 2>| tensor.cast(DType::F32).into_data().to_vec::<f32>().expect("f32");
+    gradients.into_iter().flat_map(|gradient| [gradient.q, gradient.k, gradient.v]).map(host).collect()
+}
+
+/// Whoever made the softmax statistics, the backward reads them in their own order.
+#[test]
+fn gradients_of_all_layers_are_right_whichever_pass_cudnn_refuses() {
+    let Some((device, _turn)) = device() else { return };
+    for boundaries in [vec![0, 64, 128, 192], vec![0, 40, 41, 200, 230]] {
+        let expected = two_layers::<Flex>(&boundaries, DType::F32, &Default::default());
+        for (forward, backward) in [(false, false), (true, false), (false, true), (true, true)] {
+            refuse_cudnn(&device, forward, backward);
+            let got = two_layers::<Cuda>(&boundaries, DType::BF16, &device);
+            refuse_cudnn(&device, false, false);
+            for (part, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+                let apart = square(&mut got.iter().zip(expected).map(|(g, e)| g - e));
+                let error = (apart / square(&mut expected.iter().copied())).sqrt();
+                let refused = format!("forward refused: {forward}, backward refused: {backward}");
+                assert!(error < 2e-2, "{boundaries:?}, {refused}, gradient {part}: relative error {error:.2e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_self_test_passes() {
+    let Some((device, _turn)) = device() else { return };
+    for dtype in [DType::BF16, DType::F32] {
+        Cuda::self_test(&device, dtype, 128).expect("CUDA has a self-test").expect("a working device");
+    }
+}
+
+/// The engine's stream and CubeCL's, hundreds of times by turns, with inputs that change every time: an operation that runs too
 /// early sees another round's values.
 #[test]
-fn operations_and_burn_s_own_follow_each_other_in_order() {
-    let Some(device) = device() else { return };
+fn operations_of_the_engine_and_of_burn_follow_each_other_in_order() {
+    let Some((device, _turn)) = device() else { return };
     let (rows, width) = (257, 1024);
-    let weight = Tensor::<Cuda, 1>::ones([width], &device);
+    let norm = NormWeight { weight: Tensor::<Cuda, 1>::ones([width], &device), epsilon: 0.0, trains: false };
     let mut sums = Vec::new();
     for round in 0..400 {
         let value = 1.0 + round as f32;
-        // Burn fills, ours norms (to ones), Burn scales, ours adds, Burn sums.
+        // Burn fills, the engine normalizes (to ones), Burn scales, the engine adds, Burn scales in a pause, the engine adds.
         let x = Tensor::<Cuda, 2>::full([rows, width], value, &device);
-        let normed = Cuda::rms_norm(x, weight.clone(), 0.0);
-        let scaled = normed.mul_scalar(value).reshape([rows * width]);
+        let scaled = Cuda::rms_norm(x, &norm).mul_scalar(value).reshape([rows * width]);
         let twice = Cuda::accumulate(scaled.clone(), scaled);
         let inside = Cuda::section(&device, || {
-            let again = Cuda::accumulate(twice.clone(), twice.clone());
-            Cuda::accumulate(again, twice)
+            let four = Cuda::accumulate(twice.clone(), twice.clone());
+            let eight = Cuda::pause(&device, || four.mul_scalar(2.0));
+            Cuda::accumulate(eight, twice)
         });
         sums.push((value, inside));
     }
@@ -121,33 +205,102 @@ fn operations_and_burn_s_own_follow_each_other_in_order() {
         let found: Vec<f32> = found.into_data().to_vec().expect("f32");
         assert_eq!(found.len(), rows * width);
         for (index, got) in found.iter().enumerate() {
-            assert!((got - 6.0 * value).abs() <= 1e-3 * value, "round {value}, element {index}: {got}");
+            assert!((got - 10.0 * value).abs() <= 1e-3 * value, "round {value}, element {index}: {got}");
         }
     }
 }
 
+fn context() -> firebrick_cuda::Context {
+    let context = firebrick_cuda::Driver::load().and_then(|driver| firebrick_cuda::Context::retain(&driver, 0));
+    context.expect("the context of the device")
+}
+
+/// Free bytes once all work is done.
+fn free_bytes(device: &Device) -> u64 {
+    let _ = Cuda::sync(device);
+    context().memory().expect("memory").free_bytes
+}
+
 #[test]
 fn memory_comes_back_after_use() {
-    let Some(device) = device() else { return };
-    let context = firebrick_cuda::Driver::load().and_then(|driver| firebrick_cuda::Context::retain(&driver, 0));
-    let context = context.expect("the context of the device");
+    let Some((device, _turn)) = device() else { return };
     let work = || {
-        let case = Case { documents: vec![512; 4], width: 1024, feed_forward: 4096, ..Case::small(DType::BF16, 128) };
+        let case = Case {
+            documents: vec![512; 4],
+            hidden_size: 1024,
+            intermediate_size: 4096,
+            ..Case::small(DType::BF16, 128)
+        };
         assert_case(&case, &device);
         Cuda::release_memory(&device);
-        let _ = <Cuda as burn_tensor::backend::Backend>::sync(&device);
-        context.memory().expect("memory").free_bytes
+        free_bytes(&device)
     };
     let after_first = work();
     work();
     let after_third = work();
     let lost = after_first.saturating_sub(after_third);
-    assert!(lost < 64 << 20, "{lost} bytes were not given back");
+    assert!(lost < 64 << 20, "{lost} bytes were not returned");
+}
+
+/// Packed documents, many layers in one section: the backward of a layer leaves nothing behind.
+#[test]
+fn attention_over_packed_documents_keeps_nothing_until_the_section_ends() {
+    let Some((device, _turn)) = device() else { return };
+    let documents = Documents::<Cuda>::new(&[0, 5000, 6001, 16_384], &device);
+    let (qkv, d_o) = layer::<Cuda>(documents.tokens(), 0, DType::BF16, &device);
+    let passes = |count: usize| {
+        Cuda::release_memory(&device);
+        let before = free_bytes(&device);
+        Cuda::section(&device, || {
+            for _ in 0..count {
+                let output = Cuda::packed_attention(&qkv, &spec(), &documents);
+                let _ = Cuda::packed_attention_backward(qkv.clone(), &spec(), output, d_o.clone(), &documents);
+            }
+        });
+        before.saturating_sub(free_bytes(&device))
+    };
+    passes(1);
+    let (two, eight) = (passes(2), passes(8));
+    assert!(eight <= two + (2 << 20), "{two} bytes for two layers, {eight} for eight");
+}
+
+/// Micro-batches with different numbers of loss tokens: scratch memory is that of the largest chunk.
+#[test]
+fn scratch_memory_is_bounded_over_different_counts_of_loss_tokens() {
+    let Some((device, _turn)) = device() else { return };
+    let (tokens, width, vocab_size, chunk_tokens) = (2048, 256, 4096, 128);
+    let matrix = |rows: usize, seed: usize| {
+        let flat = Tensor::<Cuda, 1>::from_floats(values(rows * width, seed).as_slice(), &device);
+        flat.reshape([rows, width]).cast(DType::BF16)
+    };
+    let (hidden, head) = (matrix(tokens, 1), Weight::Dense(matrix(vocab_size, 2)));
+    let loss = |count: usize| {
+        let positions: Vec<i32> = (0..count as i32).collect();
+        let targets = LossTargets {
+            positions_m: Tensor::from_ints(positions.as_slice(), &device),
+            targets_m: Tensor::from_ints(positions.as_slice(), &device),
+            weights_m: None,
+            count,
+        };
+        let options = CrossEntropyOptions {
+            chunk_tokens,
+            gradient_scale: Some(1.0),
+            weight_gradient: WeightGradient::Frozen,
+            log_probs: false,
+        };
+        let result = Cuda::linear_cross_entropy(hidden.clone(), &head, &targets, options);
+        assert!(result.loss_sum.into_scalar().is_finite());
+        scratch_bytes(&device)
+    };
+    let first = loss(200);
+    for count in [300, 500, 700, 900, 1300, 1700, 2000] {
+        assert_eq!(loss(count), first, "{count} loss tokens");
+    }
 }
 
 #[test]
 fn running_out_of_memory_is_a_failure_that_says_so_and_leaves_a_working_device() {
-    let Some(device) = device() else { return };
+    let Some((device, _turn)) = device() else { return };
     let failure = DeviceFailure::catch(|| {
         let x = Tensor::<Cuda, 2>::random([16, 16], Distribution::Default, &device);
         // Rows of a table that no device holds.
@@ -158,14 +311,40 @@ fn running_out_of_memory_is_a_failure_that_says_so_and_leaves_a_working_device()
     assert_case(&Case::small(DType::BF16, 64), &device);
 }
 
-/// The same bits every time: what resuming exactly rests on.
+/// Two threads on one device take turns: sections of one never run while the other is inside one.
 #[test]
-fn operations_of_ours_repeat_bit_for_bit() {
-    let Some(device) = device() else { return };
-    use_own_attention(&device, true);
+fn two_threads_with_sections_on_one_device_do_not_disturb_each_other() {
+    let Some((device, _turn)) = device() else { return };
+    let count = 1 << 20;
+    let inputs: Vec<_> = (1..=2).map(|value| Tensor::<Cuda, 1>::full([count], value as f32, &device)).collect();
+    let sums: Vec<_> = std::thread::scope(|scope| {
+        let work = |input: Tensor<Cuda, 1>| {
+            let device = device.clone();
+            move || {
+                let add = |sum: Tensor<Cuda, 1>, _: usize| {
+                    Cuda::section(&device, || Cuda::accumulate(Cuda::accumulate(input.clone(), sum), input.clone()))
+                };
+                (0..50).fold(input.clone(), add)
+            }
+        };
+        let workers: Vec<_> = inputs.into_iter().map(|input| scope.spawn(work(input))).collect();
+        workers.into_iter().map(|worker| worker.join().expect("no failure")).collect()
+    });
+    for (index, sum) in sums.into_iter().enumerate() {
+        let expected = (index + 1) as f32 * 101.0;
+        let found: Vec<f32> = sum.into_data().to_vec().expect("f32");
+        assert!(found.iter().all(|&value| value == expected), "thread {index}: expected {expected}");
+    }
+}
+
+/// The same bits every time: what exact resuming relies on.
+#[test]
+fn operations_of_the_engine_repeat_bit_for_bit() {
+    let Some((device, _turn)) = device() else { return };
+    refuse_cudnn(&device, true, true);
     let case = Case::small(DType::BF16, 64);
     let errors =
         || every_operation::<Cuda>(&case, &device).iter().map(|f| f.relative_error.to_bits()).collect::<Vec<_>>();
     assert_eq!(errors(), errors());
-    use_own_attention(&device, false);
+    refuse_cudnn(&device, false, false);
 }

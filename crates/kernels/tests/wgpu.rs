@@ -1,31 +1,56 @@
-//! The own kernels of the wgpu backend against the host's codec. Without a Vulkan adapter there is nothing to test; CI has one.
-#![cfg(feature = "wgpu")]
+//! The wgpu backend on a real or software adapter: every operation against the reference on the CPU, and the size of its codes.
+//!
+//! Not supported: machines without a Vulkan, Metal or DirectX adapter; the tests say so and pass, except in CI.
+#![cfg(all(feature = "wgpu", feature = "flex"))]
 
-use firebrick_kernels::backend::Wgpu;
-use firebrick_kernels::{Kernels, probe};
-use firebrick_precision::{DoubleQuant, nf4::quantize};
+use burn_tensor::DType;
+use firebrick_kernels::backends::{BackendKind, Wgpu};
+use firebrick_kernels::conformance::{Case, every_operation, verdict};
+use firebrick_kernels::{QuantizedWeight, WeightOps};
+use firebrick_precision::QuantFormat;
+
+/// Whether there is an adapter.
+#[expect(clippy::print_stderr, reason = "a test that is not run must be seen")]
+fn has_adapter() -> bool {
+    match BackendKind::Wgpu.probe() {
+        Ok(()) => true,
+        Err(reason) => {
+            assert!(std::env::var_os("CI").is_none(), "CI must have a Vulkan adapter: {reason}");
+            eprintln!("skipped: {reason}");
+            false
+        }
+    }
+}
 
 #[test]
-fn nf4_unpacked_on_the_device_equals_the_host_codec() {
-    if let Err(reason) = probe::wgpu() {
-        assert!(std::env::var_os("CI").is_none(), "CI must have a Vulkan adapter: {reason}");
-        eprintln!("skipped: {reason}");
+fn every_operation_equals_the_reference_on_the_cpu() {
+    if !has_adapter() {
+        return;
+    }
+    let small = || Case::small(DType::F32, 32);
+    let odd = Case { documents: vec![1, 9, 30], hidden_size: 33, intermediate_size: 67, rank: 3, ..small() };
+    for case in [Case { window: Some(7), ..small() }, odd] {
+        let findings = every_operation::<Wgpu>(&case, &Default::default());
+        verdict(case.dtype, findings).unwrap_or_else(|problem| panic!("{case:?}: {problem}"));
+    }
+}
+
+#[test]
+fn nf4_dequantized_on_the_device_equals_the_host_codec_in_four_bits_per_code() {
+    if !has_adapter() {
         return;
     }
     for shape in [[64, 64], [40, 24], [3, 7], [300, 1024]] {
         let values: Vec<f32> = (0..shape[0] * shape[1]).map(|index| (index as f32 * 0.173).sin()).collect();
-        for double_quant in [DoubleQuant::On, DoubleQuant::Off] {
-            let packed = quantize(&values, &shape, double_quant).unwrap();
-            let weight = Wgpu::nf4_upload(&packed, &Default::default());
-            let found: Vec<f32> = Wgpu::nf4_dequantize(&weight).into_data().to_vec().unwrap();
-            for (index, (found, expected)) in found.iter().zip(packed.dequantize()).enumerate() {
-                assert!(
-                    (found - expected).abs() <= 1e-6,
-                    "{shape:?} element {index}: got {found}, expected {expected}"
-                );
+        for format in QuantFormat::ALL {
+            let quantized = format.quantize(&values, &shape).unwrap();
+            let weight: QuantizedWeight<Wgpu> = Wgpu::upload_quantized(&quantized, &Default::default());
+            let on_device: Vec<f32> = Wgpu::dequantize_weight(&weight).into_data().to_vec().unwrap();
+            for (index, (value, expected)) in on_device.iter().zip(quantized.dequantize()).enumerate() {
+                assert!((value - expected).abs() <= 1e-6, "{shape:?} element {index}: {value}, expected {expected}");
             }
             let bits = weight.codes.shape().num_elements() * 32;
-            assert!(bits <= (shape[0] * shape[1]).next_multiple_of(64) * 4, "four bits a code");
+            assert!(bits <= (shape[0] * shape[1]).next_multiple_of(64) * 4, "four bits per code");
         }
     }
 }

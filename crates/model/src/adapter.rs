@@ -5,12 +5,12 @@ use std::path::Path;
 
 use firebrick_kernels::{Kernels, Parameter};
 
+use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::linear::Lora;
-use crate::llama::Llama;
 use crate::peft::{self, LoraConfig, TensorF32};
 
-impl<B: Kernels> Llama<B> {
+impl<B: Kernels> Decoder<B> {
     /// Replaces the values of the model's LoRA pairs by those of a PEFT adapter folder.
     ///
     /// # Errors
@@ -35,14 +35,18 @@ impl<B: Kernels> Llama<B> {
     ///
     /// # Errors
     /// The folder cannot be written.
-    pub fn save_adapter(&mut self, dir: &Path, config: &LoraConfig) -> Result<(), ModelError> {
+    pub fn save_adapter(&self, dir: &Path, config: &LoraConfig) -> Result<(), ModelError> {
         let tensors: BTreeMap<String, TensorF32> =
-            self.loras_mut().into_iter().flat_map(|lora| [&lora.a, &lora.b]).map(host_tensor).collect();
+            self.loras().flat_map(|lora| [&lora.a, &lora.b]).map(host_tensor).collect();
         peft::write_adapter(dir, config, &tensors)
     }
 
-    fn loras_mut(&mut self) -> Vec<&mut Lora<B>> {
-        self.blocks.iter_mut().flat_map(|block| block.linears_mut()).filter_map(|linear| linear.lora.as_mut()).collect()
+    fn loras(&self) -> impl Iterator<Item = &Lora<B>> {
+        self.layers.iter().flat_map(|layer| layer.linears()).filter_map(|linear| linear.lora.as_ref())
+    }
+
+    fn loras_mut(&mut self) -> impl Iterator<Item = &mut Lora<B>> {
+        self.layers.iter_mut().flat_map(|layer| layer.linears_mut()).filter_map(|linear| linear.lora.as_mut())
     }
 }
 
@@ -59,7 +63,8 @@ fn replaced<B: Kernels>(
 ) -> Result<Parameter<B>, ModelError> {
     match found {
         Some(tensor) if tensor.shape == parameter.shape => {
-            Ok(Parameter::from_host(parameter.name.clone(), &tensor.shape, &tensor.values, device))
+            let (name, role) = (parameter.name.clone(), parameter.role);
+            Ok(Parameter::from_host(name, &tensor.shape, role, &tensor.values, device))
         }
         Some(tensor) => {
             let problem = format!("has shape {:?}, expected {:?}", tensor.shape, parameter.shape);

@@ -6,12 +6,16 @@
 use std::io::{Error as IoError, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use serde_json::Error as JsonError;
+use firebrick_arch::ArchError;
 use thiserror::Error;
 
 /// What can go wrong while a model or an adapter is read, checked, written or sampled from.
 #[derive(Debug, Error)]
 pub enum ModelError {
+    /// A config.json or adapter_config.json that cannot be used, or an adapter that does not fit the model.
+    #[error(transparent)]
+    Arch(#[from] ArchError),
+
     /// The operating system refused a read or a write.
     #[error("cannot {action} `{}`{}", path.display(), io_advice(source))]
     Io {
@@ -32,78 +36,6 @@ pub enum ModelError {
         missing: &'static str,
         /// What to do next.
         advice: &'static str,
-    },
-
-    /// A file that should hold a JSON object does not.
-    #[error("`{}` is not a valid JSON object; fetch the file again from where the model came from", path.display())]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// Line and column of the mistake.
-        source: JsonError,
-    },
-
-    /// A JSON file lacks a key that has no default.
-    #[error("`{}` has no key `{key}` (expected {expected}); fetch the file again or add the key", path.display())]
-    MissingKey {
-        /// The file.
-        path: PathBuf,
-        /// The key, dotted where nested.
-        key: String,
-        /// The type that belongs there.
-        expected: &'static str,
-    },
-
-    /// A JSON value has the wrong type.
-    #[error("`{}`: key `{key}` must be {expected}, got {got}", path.display())]
-    WrongType {
-        /// The file.
-        path: PathBuf,
-        /// The key, dotted where nested.
-        key: String,
-        /// The type that belongs there.
-        expected: &'static str,
-        /// The value that was found.
-        got: String,
-    },
-
-    /// A value has the right type but cannot be used, alone or beside the others.
-    #[error("`{}`: key `{key}` is {got}, but {expected}", path.display())]
-    BadValue {
-        /// The file.
-        path: PathBuf,
-        /// The key, dotted where nested.
-        key: String,
-        /// The value that was found.
-        got: String,
-        /// The rule that it breaks, as a clause.
-        expected: String,
-    },
-
-    /// The model is not a Llama.
-    #[error(
-        "`{}` describes a model with {found}; supported: `architectures` holding \"LlamaForCausalLM\" and `model_type` \
-         \"llama\" (Llama 2, 3.x and models of the same shape). Choose such a model",
-        path.display()
-    )]
-    UnsupportedArchitecture {
-        /// The config.json.
-        path: PathBuf,
-        /// The key and value that were found.
-        found: String,
-    },
-
-    /// A setting asks for arithmetic that this crate does not have.
-    #[error("`{}`: `{key}` is {got}, which is not supported. {advice}", path.display())]
-    Unsupported {
-        /// The file.
-        path: PathBuf,
-        /// The key, dotted where nested.
-        key: String,
-        /// The value that was found.
-        got: String,
-        /// What is supported, or what to do next.
-        advice: String,
     },
 
     /// Shards that the index names are not in the folder.
@@ -156,7 +88,7 @@ pub enum ModelError {
         tensors: Vec<String>,
     },
 
-    /// A tensor was asked for that no file holds.
+    /// No file holds a requested tensor.
     #[error("no file in `{}` holds a tensor named `{name}`", dir.display())]
     MissingTensor {
         /// The model folder.
@@ -262,16 +194,6 @@ pub enum ModelError {
         problem: String,
     },
 
-    /// `target_modules` names a module that cannot carry LoRA here.
-    #[error(
-        "LoRA target `{name}` is not a projection of a Llama layer; choose \"all-linear\" or from q_proj, k_proj, \
-         v_proj, o_proj, gate_proj, up_proj, down_proj"
-    )]
-    UnknownTarget {
-        /// The name that was given.
-        name: String,
-    },
-
     /// A weight cannot be packed into 4 bits.
     #[error("`{name}` cannot be stored in 4 bits: the weights are damaged, or train without [bnb_4bit]")]
     Quantize {
@@ -338,7 +260,7 @@ pub(crate) fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// What to do about the kinds of I/O error that a user can mend.
+/// What to do about the kinds of I/O error that a user can fix.
 fn io_advice(error: &IoError) -> &'static str {
     match error.kind() {
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; free space on that disk or write somewhere else",

@@ -1,20 +1,22 @@
-//! Writing text: prompts are read packed in one pass, then every sequence grows by one token a step over its own KV cache.
+//! Writing text: prompts are read packed in one pass, then every sequence grows by one token per step over its own KV cache.
 //!
-//! All running sequences share each step's projections, so a 4-bit base is unpacked once a step, not once a sequence. Finished
-//! sequences leave the batch. There is no paging: a cache grows by copying, which suits evaluation and samples.
+//! All running sequences share each step's projections, so a 4-bit base is dequantized once per step, not once per sequence. Finished
+//! sequences leave the batch.
+//! Trade-off: caches are not paged, which suits evaluation and samples, not serving.
 
 use burn_tensor::Tensor;
-use firebrick_kernels::Kernels;
+use firebrick_kernels::{Keep, Kernels};
 
-use crate::block::LayerCache;
+use crate::cache::LayerCache;
+use crate::decoder::Decoder;
 use crate::error::ModelError;
-use crate::llama::Llama;
+use crate::layer::Attend;
 use crate::sampling::Sampler;
 
 /// When to stop and how to choose.
 #[derive(Clone, Debug)]
 pub struct GenerateOptions {
-    /// Most tokens to add to a prompt.
+    /// Maximum number of tokens to add to a prompt.
     pub max_new_tokens: usize,
     /// Tokens that end a text; they are not part of the result.
     pub stop_tokens: Vec<u32>,
@@ -30,7 +32,7 @@ struct Running<B: Kernels> {
     caches: Vec<LayerCache<B>>,
 }
 
-impl<B: Kernels> Llama<B> {
+impl<B: Kernels> Decoder<B> {
     /// Continues each prompt; the results are in the order of the prompts and hold new tokens only.
     ///
     /// # Errors
@@ -83,12 +85,13 @@ impl<B: Kernels> Llama<B> {
             .collect();
         let rotary = self.rotary_at(&positions);
         let mut x_nd = self.embed(self.indices(&tokens.concat()));
-        for (layer, block) in self.blocks().iter().enumerate() {
+        for (index, layer) in self.layers().iter().enumerate() {
             let mut caches: Vec<_> =
-                running.iter_mut().map(|sequence| std::mem::take(&mut sequence.caches[layer])).collect();
-            x_nd = block.forward_cached(x_nd, &rotary, &lengths, &mut caches);
+                running.iter_mut().map(|sequence| std::mem::take(&mut sequence.caches[index])).collect();
+            let attend = Attend::Cached { tokens: &lengths, caches: &mut caches };
+            x_nd = layer.forward(x_nd, &rotary, attend, Keep::Nothing, true).0;
             for (sequence, cache) in running.iter_mut().zip(caches) {
-                sequence.caches[layer] = cache;
+                sequence.caches[index] = cache;
             }
         }
         let ends = lengths.iter().scan(0, |end, &length| {
@@ -96,12 +99,12 @@ impl<B: Kernels> Llama<B> {
             Some(*end - 1)
         });
         let last: Tensor<B, 2> = x_nd.select(0, self.indices(&ends.collect::<Vec<_>>()));
-        let logits = self.project(self.norm.forward(last)).into_data();
+        let logits = self.head_logits(self.norm.forward(last)).into_data();
         let values = logits.to_vec::<f32>().expect("logits are cast to f32");
-        values.chunks(self.config.vocab_size).map(<[f32]>::to_vec).collect()
+        values.chunks(self.config.spec.vocab_size).map(<[f32]>::to_vec).collect()
     }
 
     fn empty_caches(&self) -> Vec<LayerCache<B>> {
-        self.blocks().iter().map(|_| LayerCache::default()).collect()
+        self.layers().iter().map(|_| LayerCache::default()).collect()
     }
 }

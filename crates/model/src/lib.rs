@@ -1,26 +1,26 @@
 #![doc = include_str!("../README.md")]
 
 mod adapter;
-pub mod block;
-pub mod config;
+mod cache;
+mod decoder;
 pub mod error;
 mod generate;
-mod json;
+pub mod layer;
 pub mod linear;
-mod llama;
 mod load;
+pub mod norm;
 pub mod peft;
-pub mod rope;
 pub mod sampling;
 mod save;
+#[cfg(test)]
+mod test_config;
 pub mod weights;
 
-pub use block::Recompute;
-pub use config::LlamaConfig;
+pub use decoder::{Decoder, Loss, LossOptions, MicroBatch, PassOptions, Tape};
 pub use error::ModelError;
+pub use firebrick_arch::{LoraConfig, ModelConfig, ModelSpec, TargetModules};
+pub use firebrick_kernels::{BaseStorage, Recompute};
 pub use generate::GenerateOptions;
-pub use llama::{Llama, MicroBatch, PassOptions};
-pub use load::{BaseStorage, BuildOptions};
-pub use peft::LoraConfig;
+pub use load::BuildOptions;
 pub use sampling::Sampler;
 pub use weights::{HfFolder, SavedDtype};

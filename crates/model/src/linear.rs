@@ -1,6 +1,16 @@
-//! A linear layer: a base weight, frozen (dense or NF4) or trained, with an optional LoRA pair beside it.
+//! Linear modules: a base weight, frozen or trained, with an optional bias and an optional LoRA pair; and groups of them that share
+//! an input.
+//!
+//! A group is what `Kernels::project` multiplies at once. Its backward hands every parameter's gradient to the sink; where the sink
+//! lends the running sum of a trained weight, the GEMM adds to it in place.
 
-use firebrick_kernels::{GradientMap, Kernels, LoraPair, Parameter, Projection, ProjectionGradients, Weight};
+use std::ops::Range;
+
+use burn_tensor::{DType, Tensor};
+use firebrick_kernels::{
+    Adapter, Bias, Epilogue, GradientSink, Group, InputGradient, Keep, Kernels, Module, ModuleGradients, Parameter,
+    ProjectSaved, Prologue, Weight, WeightGradient,
+};
 
 /// A weight matrix and whether it trains.
 #[derive(Clone, Debug)]
@@ -12,7 +22,7 @@ pub enum Base<B: Kernels> {
 }
 
 impl<B: Kernels> Base<B> {
-    /// The weight as an op takes it; a handle, not a copy.
+    /// The weight as an operation takes it; a handle, not a copy.
     pub fn weight(&self) -> Weight<B> {
         match self {
             Self::Frozen(weight) => weight.clone(),
@@ -36,6 +46,15 @@ impl<B: Kernels> Base<B> {
     }
 }
 
+/// The bias `[out]` of a module.
+#[derive(Clone, Debug)]
+pub struct ModuleBias<B: Kernels> {
+    /// `..bias`.
+    pub parameter: Parameter<B>,
+    /// Whether it trains.
+    pub trains: bool,
+}
+
 /// A LoRA pair as it trains: A `[r, in]`, B `[out, r]`.
 #[derive(Clone, Debug)]
 pub struct Lora<B: Kernels> {
@@ -47,41 +66,139 @@ pub struct Lora<B: Kernels> {
     pub scale: f64,
 }
 
-/// `y = x Wᵀ`, plus the LoRA pair if there is one.
+/// A linear module: `y = x Wᵀ + bias`, plus the LoRA pair if there is one.
 #[derive(Clone, Debug)]
 pub struct Linear<B: Kernels> {
     /// Hugging Face module path, e.g. `model.layers.0.self_attn.q_proj`.
     pub path: String,
+    /// Columns of its group's output that it computes.
+    pub columns: Range<usize>,
     /// The weight.
     pub base: Base<B>,
+    /// The bias.
+    pub bias: Option<ModuleBias<B>>,
     /// The adapter.
     pub lora: Option<Lora<B>>,
 }
 
 impl<B: Kernels> Linear<B> {
-    /// The layer as an op takes it; handles, not copies.
-    pub(crate) fn projection(&self) -> Projection<B> {
-        let pair = |lora: &Lora<B>| LoraPair { a: lora.a.matrix(), b: lora.b.matrix(), scale: lora.scale };
-        Projection {
+    fn module(&self, adapters: bool, weight_gradient: WeightGradient<B>) -> Module<B> {
+        let adapter = |lora: &Lora<B>| Adapter { a: lora.a.matrix(), b: lora.b.matrix(), scale: lora.scale };
+        Module {
+            columns: self.columns.clone(),
             weight: self.base.weight(),
-            lora: self.lora.as_ref().map(pair),
-            weight_gradient: self.base.trained().is_some(),
+            weight_gradient,
+            bias: self.bias.as_ref().map(|bias| Bias { value: bias.parameter.value.clone(), trains: bias.trains }),
+            adapter: self.lora.as_ref().filter(|_| adapters).map(adapter),
         }
     }
 
-    /// Adds what the backward of [`Linear::projection`] found to `gradients`.
-    pub(crate) fn add_gradients(&self, found: ProjectionGradients<B>, gradients: &mut GradientMap<B>) {
-        if let (Some(parameter), Some(weight)) = (self.base.trained(), found.weight_oi) {
-            gradients.add(parameter, weight);
+    fn add_gradients(&self, gradients: ModuleGradients<B>, lent: bool, sink: &mut dyn GradientSink<B>) {
+        if let (Some(parameter), Some(weight)) = (self.base.trained(), gradients.weight) {
+            add_matrix(parameter, weight, lent, sink);
         }
-        if let (Some(lora), Some((a, b))) = (&self.lora, found.lora) {
-            gradients.add(&lora.a, a);
-            gradients.add(&lora.b, b);
+        if let (Some(bias), Some(gradient)) = (&self.bias, gradients.bias) {
+            sink.add(&bias.parameter, gradient);
         }
+        if let (Some(lora), Some((a, b))) = (&self.lora, gradients.adapter) {
+            sink.add(&lora.a, flat(a));
+            sink.add(&lora.b, flat(b));
+        }
+    }
+
+    pub(crate) fn parameters(&self) -> impl Iterator<Item = &Parameter<B>> {
+        let bias = self.bias.iter().filter(|bias| bias.trains).map(|bias| &bias.parameter);
+        let lora = self.lora.iter().flat_map(|lora| [&lora.a, &lora.b]);
+        self.base.trained().into_iter().chain(bias).chain(lora)
     }
 
     pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<B>> {
+        let bias = self.bias.iter_mut().filter(|bias| bias.trains).map(|bias| &mut bias.parameter);
         let lora = self.lora.iter_mut().flat_map(|lora| [&mut lora.a, &mut lora.b]);
-        self.base.trained_mut().into_iter().chain(lora)
+        self.base.trained_mut().into_iter().chain(bias).chain(lora)
+    }
+}
+
+/// How a weight's gradient is to be computed, and whether the sink lent its running sum for that.
+pub(crate) fn weight_gradient<B: Kernels>(
+    parameter: Option<&Parameter<B>>,
+    sink: &mut dyn GradientSink<B>,
+) -> (WeightGradient<B>, bool) {
+    let Some(parameter) = parameter else { return (WeightGradient::Frozen, false) };
+    match sink.lend(parameter) {
+        Some(sum) => (WeightGradient::AddTo(sum.reshape([parameter.shape[0], parameter.shape[1]])), true),
+        None => (WeightGradient::New, false),
+    }
+}
+
+/// Hands a matrix gradient to the sink: a contribution of its own, or the sum that was lent with one more in it.
+pub(crate) fn add_matrix<B: Kernels>(
+    parameter: &Parameter<B>,
+    gradient: Tensor<B, 2>,
+    lent: bool,
+    sink: &mut dyn GradientSink<B>,
+) {
+    let gradient = flat(gradient);
+    if lent { sink.give_back(parameter, gradient) } else { sink.add(parameter, gradient) }
+}
+
+fn flat<B: Kernels>(matrix: Tensor<B, 2>) -> Tensor<B, 1> {
+    debug_assert_eq!(matrix.dtype(), DType::F32, "gradients are f32");
+    let [rows, columns] = matrix.dims();
+    matrix.reshape([rows * columns])
+}
+
+/// Linear modules that share an input.
+#[derive(Clone, Debug)]
+pub struct LinearGroup<B: Kernels> {
+    /// The modules, in column order.
+    pub modules: Vec<Linear<B>>,
+    /// Widths of the outputs that the consumer reads.
+    pub parts: Vec<usize>,
+}
+
+/// What a group's backward returns to the layer; gradients of the modules went to the sink.
+pub(crate) struct GroupBackward<B: Kernels> {
+    pub(crate) input: InputGradient<B>,
+    pub(crate) norm: Option<Tensor<B, 1>>,
+    pub(crate) qk_norm: [Option<Tensor<B, 1>>; 2],
+}
+
+impl<B: Kernels> LinearGroup<B> {
+    /// Prologue, GEMM and epilogue.
+    pub(crate) fn forward(
+        &self,
+        prologue: Prologue<B>,
+        epilogue: Epilogue<B>,
+        keep: Keep,
+        adapters: bool,
+    ) -> (Vec<Tensor<B, 2>>, Option<ProjectSaved<B>>) {
+        let modules = self.modules.iter().map(|linear| linear.module(adapters, WeightGradient::Frozen)).collect();
+        B::project(prologue, &Group { modules, parts: self.parts.clone() }, epilogue, keep)
+    }
+
+    /// Backward of [`LinearGroup::forward`].
+    pub(crate) fn backward(
+        &self,
+        saved: ProjectSaved<B>,
+        d_outputs: Vec<Tensor<B, 2>>,
+        d_residual: Option<Tensor<B, 2>>,
+        adapters: bool,
+        sink: &mut dyn GradientSink<B>,
+    ) -> GroupBackward<B> {
+        let (modules, lent): (Vec<_>, Vec<bool>) = self
+            .modules
+            .iter()
+            .map(|linear| {
+                let (weight_gradient, lent) = weight_gradient(linear.base.trained(), sink);
+                (linear.module(adapters, weight_gradient), lent)
+            })
+            .unzip();
+        let group = Group { modules, parts: self.parts.clone() };
+        let gradients = B::project_backward(saved, group, d_outputs, d_residual);
+        for ((linear, gradients), lent) in self.modules.iter().zip(gradients.modules).zip(lent) {
+            linear.add_gradients(gradients, lent, sink);
+        }
+        GroupBackward { input: gradients.input, norm: gradients.norm, qk_norm: gradients.qk_norm }
     }
 }

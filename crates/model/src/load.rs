@@ -1,9 +1,10 @@
-//! Building a model on a device: from a Hugging Face folder, quantised while it is read, or from random numbers.
+//! Building a model on a device: from a Hugging Face folder, quantized while it is read, or from random numbers.
 //!
-//! Threads read tensors ahead, in the number format that the device is to have, while this thread hands them to the device
-//! one after the other: packed there if the base is to be 4-bit and the backend can, else packed before the upload. LoRA pairs
-//! start as PEFT starts them (A uniform in ±1/sqrt(in), B zero), each from a random stream of its own name, so that the adapted
-//! set of modules does not change anyone's start. Gives up running a model before its last tensor has come.
+//! Threads read tensors ahead, in the number format that the device is to have, while this thread hands them to the device in the order
+//! of `ModelSpec::tensors`: quantized there if the base is to be quantized and the backend can, else quantized before the upload. LoRA
+//! pairs start as PEFT starts them (A uniform in ±1/sqrt(in), B zero), each from a random stream of its own name, so that the set of
+//! adapted modules changes no other start.
+//! Trade-off: the model cannot run before its last tensor has arrived.
 
 mod random;
 
@@ -11,42 +12,31 @@ use std::num::NonZero;
 use std::thread::available_parallelism;
 
 use burn_tensor::{DType, Tensor};
-use firebrick_kernels::{Kernels, Nf4Weight, Parameter, RotaryTables, Weight};
-use firebrick_precision::{Format, nf4};
+use firebrick_arch::{
+    EMBEDDING, FINAL_NORM, GroupSpec, HEAD, LayerSpec, LoraConfig, ModelConfig, ModelSpec, ModuleSpec, QkNorm, Role,
+    TensorSpec, layer_norm_name, lora_tensor_names, rope,
+};
+use firebrick_kernels::{BaseStorage, Kernels, Parameter, QuantizedWeight, RotaryTables, Weight};
+use firebrick_precision::{Format, QuantFormat};
 use rand::Rng;
+use xxhash_rust::xxh3::Xxh3;
 
 use self::random::{normal, stream};
-use crate::block::{Block, Norm};
-use crate::config::{LlamaConfig, PROJECTIONS};
+use crate::decoder::Decoder;
 use crate::error::ModelError;
-use crate::linear::{Base, Linear, Lora};
-use crate::llama::Llama;
-use crate::peft::LoraConfig;
-use crate::rope;
-use crate::weights::{HfFolder, Limits, Request, Values, expected_tensors, read_ahead};
+use crate::layer::Layer;
+use crate::linear::{Base, Linear, LinearGroup, Lora, ModuleBias};
+use crate::norm::Norm;
+use crate::weights::{HfFolder, Limits, Request, Values, read_ahead};
 
 /// Threads that read weights: a few keep up with any link to a device, and more only take turns at the memory.
 const MAX_READERS: usize = 8;
-/// Bytes read ahead of a device that packs: enough to go on reading while it takes in a large tensor.
+/// Bytes read ahead of a device that quantizes: enough to go on reading while it takes in a large tensor.
 const LOOK_AHEAD: usize = 1 << 30;
-/// Bytes read ahead where packing is the host's work, which is slower than reading: a few tensors.
+/// Bytes read ahead where quantizing is the host's work, which is slower than reading: a few tensors.
 const LOOK_AHEAD_OF_HOST: usize = 256 << 20;
 
-/// How the base weights live on the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BaseStorage {
-    /// Every weight trains, in f32.
-    Trained,
-    /// Frozen, in the compute dtype.
-    Frozen,
-    /// The seven projections frozen in NF4, the rest frozen in the compute dtype.
-    Nf4 {
-        /// Whether block scales are quantised too.
-        double_quant: bool,
-    },
-}
-
-/// What to build beside what the checkpoint says.
+/// What to build in addition to what the checkpoint describes.
 #[derive(Clone, Debug)]
 pub struct BuildOptions {
     /// How the base weights live on the device.
@@ -57,201 +47,256 @@ pub struct BuildOptions {
     pub seed: u64,
     /// Dtype of activations and of frozen dense weights.
     pub compute_dtype: DType,
-    /// Positions the rotary table covers: the longest row, or the longest generated text.
+    /// Positions the rotary tables cover: the longest packed sequence, or the longest generated text.
     pub max_positions: usize,
 }
 
-impl<B: Kernels> Llama<B> {
-    /// Reads a model from its folder. `progress` is called with the name of each tensor, in the order of
-    /// [`expected_tensors`], once its upload has begun.
+impl<B: Kernels> Decoder<B> {
+    /// Reads a model from its folder. `progress` is called with the name of each tensor, in the order of `ModelSpec::tensors`, once its
+    /// upload has begun.
     ///
     /// # Errors
-    /// Anything wrong with the folder (all missing or misshapen tensors are reported before the first one is read), a weight
-    /// that is not finite, or a LoRA target that the model does not have.
+    /// Anything wrong with the folder (all missing or misshapen tensors are reported before the first one is read), a weight that is
+    /// not finite, or a LoRA target that the model does not have.
     pub fn load(
         folder: &HfFolder,
-        config: LlamaConfig,
+        config: ModelConfig,
         options: &BuildOptions,
         device: &B::Device,
         progress: &mut dyn FnMut(&str),
     ) -> Result<Self, ModelError> {
         let readers = available_parallelism().map_or(1, NonZero::get).min(MAX_READERS);
-        let packs_on_device = B::packs_on_device();
-        let limits = Limits { readers, bytes: if packs_on_device { LOOK_AHEAD } else { LOOK_AHEAD_OF_HOST } };
-        Self::load_within(folder, &config, options, device, packs_on_device, limits, progress)
+        let quantizes_on_device = B::quantizes_on_device();
+        let bytes = if quantizes_on_device { LOOK_AHEAD } else { LOOK_AHEAD_OF_HOST };
+        Self::load_within(folder, &config, options, device, quantizes_on_device, Limits { readers, bytes }, progress)
     }
 
     fn load_within(
         folder: &HfFolder,
-        config: &LlamaConfig,
+        config: &ModelConfig,
         options: &BuildOptions,
         device: &B::Device,
-        packs_on_device: bool,
+        quantizes_on_device: bool,
         limits: Limits,
         progress: &mut dyn FnMut(&str),
     ) -> Result<Self, ModelError> {
-        folder.check_complete(config)?;
-        let request = |(name, shape): (String, Vec<usize>)| {
-            let dtype = options.dtype_to_read(&name, &shape, packs_on_device);
-            Request { name, shape, dtype }
+        folder.check_complete(&config.spec)?;
+        let request = |tensor: TensorSpec| {
+            let dtype = options.dtype_to_read(tensor.role, quantizes_on_device);
+            Request { name: tensor.name, shape: tensor.shape, dtype }
         };
-        let requests: Vec<_> = expected_tensors(config).into_iter().map(request).collect();
+        let requests: Vec<_> = config.spec.tensors().into_iter().map(request).collect();
         let allocate = |bytes| B::host_buffer(device, bytes);
-        read_ahead(folder, &requests, limits, &allocate, |ahead| {
-            let mut read = |name: &str, _: &[usize]| ahead.take(name);
-            Builder { config, options, device, packs_on_device, read: &mut read, progress }.build()
-        })?
+        let mut hash = Xxh3::new();
+        let mut decoder = read_ahead(folder, &requests, limits, &allocate, |ahead| {
+            let mut read = |tensor: &TensorSpec| {
+                let values = ahead.take(&tensor.name)?;
+                hash.update(tensor.name.as_bytes());
+                hash.update(&values.hash.to_le_bytes());
+                Ok(values)
+            };
+            Builder { config, options, device, quantizes_on_device, read: &mut read, progress }.build()
+        })??;
+        decoder.base_hash = Some(hash.digest());
+        Ok(decoder)
     }
 
-    /// A model with random weights: normal with the config's `initializer_range`, norms one.
+    /// A model with random weights: normal with the config's `initializer_range`, norms one, biases zero.
     ///
     /// # Errors
     /// A LoRA target that the model does not have.
-    pub fn random(config: LlamaConfig, options: &BuildOptions, device: &B::Device) -> Result<Self, ModelError> {
-        let (deviation, seed) = (config.initializer_range as f32, options.seed);
-        let mut read = |name: &str, shape: &[usize]| {
-            let elements = shape.iter().product();
-            let values = if shape.len() == 1 {
-                vec![1.0; elements]
-            } else {
-                normal(elements, deviation, &mut stream(seed, name))
+    pub fn random(config: ModelConfig, options: &BuildOptions, device: &B::Device) -> Result<Self, ModelError> {
+        let (deviation, seed) = (config.spec.initializer_range as f32, options.seed);
+        let mut read = |tensor: &TensorSpec| {
+            let elements = tensor.elements();
+            let values = match tensor.role {
+                Role::Norm => vec![1.0; elements],
+                Role::Bias => vec![0.0; elements],
+                _ => normal(elements, deviation, &mut stream(seed, &tensor.name)),
             };
             let mut buffer = B::host_buffer(device, elements * size_of::<f32>());
             for (bytes, value) in buffer.as_chunks_mut().0.iter_mut().zip(values) {
                 *bytes = value.to_ne_bytes();
             }
-            Ok(Values { buffer, dtype: DType::F32 })
+            Ok(Values { buffer, dtype: DType::F32, hash: 0 })
         };
-        let (packs_on_device, progress) = (B::packs_on_device(), &mut |_: &str| ());
-        Builder { config: &config, options, device, packs_on_device, read: &mut read, progress }.build()
+        let (quantizes_on_device, progress) = (B::quantizes_on_device(), &mut |_: &str| ());
+        Builder { config: &config, options, device, quantizes_on_device, read: &mut read, progress }.build()
     }
 }
 
 impl BuildOptions {
     /// The number format in which a tensor is read; `None`: as it is stored.
-    fn dtype_to_read(&self, name: &str, shape: &[usize], packs_on_device: bool) -> Option<DType> {
-        match self.storage {
-            _ if shape.len() == 1 => Some(DType::F32),
-            BaseStorage::Nf4 { .. } if is_projection(name) => None,
+    fn dtype_to_read(&self, role: Role, quantizes_on_device: bool) -> Option<DType> {
+        match (self.storage, role) {
+            (_, Role::Norm | Role::Bias) => Some(DType::F32),
+            (BaseStorage::Frozen(Format::Quantized(_)), Role::Projection) => None,
             // Widened by the device, it is half the bytes to upload.
-            BaseStorage::Trained => (!packs_on_device).then_some(DType::F32),
-            BaseStorage::Frozen | BaseStorage::Nf4 { .. } => Some(match self.compute_dtype {
+            (BaseStorage::Trained, _) => (!quantizes_on_device).then_some(DType::F32),
+            (BaseStorage::Frozen(_), _) => Some(match self.compute_dtype {
                 dtype @ (DType::BF16 | DType::F16) => dtype,
                 _ => DType::F32,
             }),
         }
     }
+
+    /// The format that this tensor is quantized to.
+    fn quantized(&self, role: Role) -> Option<QuantFormat> {
+        match self.storage {
+            BaseStorage::Frozen(Format::Quantized(format)) if role == Role::Projection => Some(format),
+            BaseStorage::Frozen(_) | BaseStorage::Trained => None,
+        }
+    }
+
+    fn trains_base(&self) -> bool {
+        self.storage == BaseStorage::Trained
+    }
 }
 
-/// Whether a tensor is the weight of one of the seven projections, which are what is quantised.
-fn is_projection(name: &str) -> bool {
-    let module = name.strip_suffix(".weight").unwrap_or(name);
-    PROJECTIONS.iter().any(|projection| module.ends_with(projection))
-}
-
-/// Where the values of a named tensor of a shape come from. A folder's come in the order of [`expected_tensors`] only.
-type Read<'a> = &'a mut dyn FnMut(&str, &[usize]) -> Result<Values, ModelError>;
+/// Where the values of a tensor come from. A folder's come in the order of `ModelSpec::tensors` only.
+type Read<'a> = &'a mut dyn FnMut(&TensorSpec) -> Result<Values, ModelError>;
 
 struct Builder<'a, B: Kernels> {
-    config: &'a LlamaConfig,
+    config: &'a ModelConfig,
     options: &'a BuildOptions,
     device: &'a B::Device,
-    packs_on_device: bool,
+    quantizes_on_device: bool,
     read: Read<'a>,
     progress: &'a mut dyn FnMut(&str),
 }
 
+/// Shorthand for a tensor to be read.
+fn tensor(name: &str, shape: &[usize], role: Role) -> TensorSpec {
+    TensorSpec { name: name.to_owned(), shape: shape.to_vec(), role, layer: None }
+}
+
 impl<B: Kernels> Builder<'_, B> {
-    fn build(mut self) -> Result<Llama<B>, ModelError> {
-        let config = self.config;
-        let table = [config.vocab_size, config.hidden_size];
-        let embed_tokens = self.base("model.embed_tokens.weight", table)?;
-        let blocks = (0..config.num_hidden_layers).map(|layer| self.block(layer)).collect::<Result<_, _>>()?;
-        let norm = self.norm("model.norm.weight")?;
-        let lm_head = if config.tie_word_embeddings { None } else { Some(self.base("lm_head.weight", table)?) };
-        Ok(Llama {
+    fn build(mut self) -> Result<Decoder<B>, ModelError> {
+        let spec = &self.config.spec;
+        if let Some(lora) = &self.options.lora {
+            // Refuses a target that the model does not have.
+            spec.adapter_tensors(lora)?;
+        }
+        let table = [spec.vocab_size, spec.hidden_size];
+        let embed_tokens = self.base(&tensor(EMBEDDING, &table, Role::Embedding))?;
+        let layers = (0..spec.layers.len()).map(|index| self.layer(spec, index)).collect::<Result<_, _>>()?;
+        let norm = self.norm(FINAL_NORM, spec.hidden_size)?;
+        let lm_head =
+            if spec.tie_word_embeddings { None } else { Some(self.base(&tensor(HEAD, &table, Role::Head))?) };
+        Ok(Decoder {
             embed_tokens,
-            blocks,
+            layers,
             norm,
             lm_head,
             rotary: self.rotary(),
+            max_positions: self.options.max_positions,
             compute_dtype: self.options.compute_dtype,
+            base_hash: None,
             device: self.device.clone(),
-            config: config.clone(),
+            config: self.config.clone(),
         })
     }
 
-    fn block(&mut self, layer: usize) -> Result<Block<B>, ModelError> {
-        let path = |module: &str| format!("model.layers.{layer}.{module}");
-        let [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj] = PROJECTIONS;
-        // Fields are read as they are written: both norms first, as in `expected_tensors`.
-        Ok(Block {
-            input_layernorm: self.norm(&path("input_layernorm.weight"))?,
-            post_attention_layernorm: self.norm(&path("post_attention_layernorm.weight"))?,
-            q_proj: self.linear(path(q_proj), q_proj)?,
-            k_proj: self.linear(path(k_proj), k_proj)?,
-            v_proj: self.linear(path(v_proj), v_proj)?,
-            o_proj: self.linear(path(o_proj), o_proj)?,
-            gate_proj: self.linear(path(gate_proj), gate_proj)?,
-            up_proj: self.linear(path(up_proj), up_proj)?,
-            down_proj: self.linear(path(down_proj), down_proj)?,
-            head_dim: self.config.head_dim,
+    /// Reads a layer's tensors in the order of `ModelSpec::tensors`: each norm before the group that it feeds.
+    fn layer(&mut self, spec: &ModelSpec, index: usize) -> Result<Layer<B>, ModelError> {
+        let [qkv, attention_output, gate_up, down] = spec.groups(index);
+        let layer: &LayerSpec = &spec.layers[index];
+        let name = |norm: &str| layer_norm_name(index, norm);
+        let input_layernorm = self.norm(&name("input_layernorm"), spec.hidden_size)?;
+        let qkv = self.group(&qkv)?;
+        let head_dim = layer.attention.head_dim;
+        let qk_norm = match layer.attention.qk_norm {
+            QkNorm::None => None,
+            QkNorm::PerHead => Some([
+                self.norm(&name("self_attn.q_norm"), head_dim)?,
+                self.norm(&name("self_attn.k_norm"), head_dim)?,
+            ]),
+        };
+        let attention_output = self.group(&attention_output)?;
+        let post_attention_layernorm = self.norm(&name("post_attention_layernorm"), spec.hidden_size)?;
+        Ok(Layer {
+            spec: layer.clone(),
+            input_layernorm,
+            qkv,
+            qk_norm,
+            attention_output,
+            post_attention_layernorm,
+            gate_up: self.group(&gate_up)?,
+            down: self.group(&down)?,
         })
     }
 
-    fn linear(&mut self, path: String, projection: &str) -> Result<Linear<B>, ModelError> {
-        let shape = self.config.projection_shape(projection);
-        let base = self.base(&format!("{path}.weight"), shape)?;
+    fn group(&mut self, group: &GroupSpec) -> Result<LinearGroup<B>, ModelError> {
+        let modules =
+            group.modules.iter().map(|module| self.linear(module, group.in_features)).collect::<Result<_, _>>()?;
+        Ok(LinearGroup { modules, parts: group.parts.clone() })
+    }
+
+    fn linear(&mut self, module: &ModuleSpec, in_features: usize) -> Result<Linear<B>, ModelError> {
+        let shape = [module.out_features(), in_features];
+        let base = self.base(&tensor(&module.weight_name(), &shape, Role::Projection))?;
+        let bias = if module.bias { Some(self.bias(module)?) } else { None };
         let lora = match &self.options.lora {
-            Some(lora) if lora.target_modules.matches(&path) => Some(self.lora(&path, shape, lora)),
+            Some(lora) if lora.target_modules.matches(&module.path) => Some(self.lora(&module.path, shape, lora)),
             _ => None,
         };
-        Ok(Linear { path, base, lora })
+        Ok(Linear { path: module.path.clone(), columns: module.columns.clone(), base, bias, lora })
     }
 
-    fn base(&mut self, name: &str, shape: [usize; 2]) -> Result<Base<B>, ModelError> {
-        let values = (self.read)(name, &shape)?;
-        let base = match self.options.storage {
-            BaseStorage::Trained => Base::Trained(self.parameter(name, &shape, values)),
-            BaseStorage::Nf4 { double_quant } if is_projection(name) => {
-                Base::Frozen(Weight::Nf4(self.pack(name, shape, values, double_quant)?))
+    fn base(&mut self, tensor: &TensorSpec) -> Result<Base<B>, ModelError> {
+        let values = (self.read)(tensor)?;
+        let &[rows, columns] = tensor.shape.as_slice() else { unreachable!("a base weight is a matrix") };
+        let base = match (self.options.storage, self.options.quantized(tensor.role)) {
+            (BaseStorage::Trained, _) => Base::Trained(self.parameter(tensor, values)),
+            (_, Some(format)) => {
+                Base::Frozen(Weight::Quantized(self.quantize(&tensor.name, [rows, columns], values, format)?))
             }
-            BaseStorage::Frozen | BaseStorage::Nf4 { .. } => {
-                Base::Frozen(Weight::Dense(self.upload(shape, values, self.options.compute_dtype)))
+            (_, None) => {
+                Base::Frozen(Weight::Dense(self.upload([rows, columns], values, self.options.compute_dtype)))
             }
         };
-        (self.progress)(name);
+        (self.progress)(&tensor.name);
         Ok(base)
     }
 
-    fn norm(&mut self, name: &str) -> Result<Norm<B>, ModelError> {
-        let shape = [self.config.hidden_size];
-        let values = (self.read)(name, &shape)?;
-        let weight = self.parameter(name, &shape, values);
-        (self.progress)(name);
-        Ok(Norm { weight, trained: self.options.storage == BaseStorage::Trained, epsilon: self.config.rms_norm_eps })
+    fn norm(&mut self, name: &str, size: usize) -> Result<Norm<B>, ModelError> {
+        let weight = self.vector(&tensor(name, &[size], Role::Norm))?;
+        Ok(Norm { weight, trains: self.options.trains_base(), epsilon: self.config.spec.rms_norm_eps })
     }
 
-    /// Packs a weight to NF4, where the backend does that faster.
-    fn pack(
+    fn bias(&mut self, module: &ModuleSpec) -> Result<ModuleBias<B>, ModelError> {
+        let parameter = self.vector(&tensor(&module.bias_name(), &[module.out_features()], Role::Bias))?;
+        Ok(ModuleBias { parameter, trains: self.options.trains_base() })
+    }
+
+    fn vector(&mut self, tensor: &TensorSpec) -> Result<Parameter<B>, ModelError> {
+        let values = (self.read)(tensor)?;
+        let parameter = self.parameter(tensor, values);
+        (self.progress)(&tensor.name);
+        Ok(parameter)
+    }
+
+    /// Quantizes a weight, where the backend does that faster.
+    fn quantize(
         &self,
         name: &str,
         shape: [usize; 2],
         values: Values,
-        double_quant: bool,
-    ) -> Result<Nf4Weight<B>, ModelError> {
-        if self.packs_on_device {
+        format: QuantFormat,
+    ) -> Result<QuantizedWeight<B>, ModelError> {
+        if self.quantizes_on_device {
             let values_oi = B::upload(values.buffer, shape, values.dtype, self.device);
-            return Ok(B::nf4_quantize(values_oi, double_quant));
+            return Ok(B::quantize_weight(values_oi, format));
         }
         let stored = match values.dtype {
             DType::BF16 => Format::Bf16,
             DType::F16 => Format::F16,
             _ => Format::F32,
         };
-        let packed = nf4::quantize_bytes(&values.buffer, stored, &shape, double_quant.into())
+        let quantized = format
+            .quantize_bytes(&values.buffer, stored, &shape)
             .map_err(|source| ModelError::Quantize { name: name.to_owned(), source })?;
-        Ok(B::nf4_upload(&packed, self.device))
+        Ok(B::upload_quantized(&quantized, self.device))
     }
 
     fn upload(&self, shape: [usize; 2], values: Values, dtype: DType) -> Tensor<B, 2> {
@@ -259,33 +304,37 @@ impl<B: Kernels> Builder<'_, B> {
         if values.dtype == dtype { uploaded } else { uploaded.cast(dtype) }
     }
 
-    fn parameter(&self, name: &str, shape: &[usize], values: Values) -> Parameter<B> {
-        let elements = shape.iter().product();
+    fn parameter(&self, tensor: &TensorSpec, values: Values) -> Parameter<B> {
+        let elements = tensor.elements();
         let value = self.upload([1, elements], values, DType::F32).reshape([elements]);
-        Parameter { name: name.into(), shape: shape.to_vec(), value }
+        Parameter { name: tensor.name.as_str().into(), shape: tensor.shape.clone(), role: tensor.role, value }
     }
 
     fn lora(&self, path: &str, [out_features, in_features]: [usize; 2], config: &LoraConfig) -> Lora<B> {
-        let (a_name, b_name) = crate::peft::tensor_names(path);
+        let (a_name, b_name) = lora_tensor_names(path);
         let bound = 1.0 / (in_features as f32).sqrt();
         let mut random = stream(self.options.seed, &a_name);
         let a: Vec<f32> = (0..config.r * in_features).map(|_| random.random_range(-bound..bound)).collect();
         let b = vec![0.0; out_features * config.r];
         Lora {
-            a: Parameter::from_host(a_name, &[config.r, in_features], &a, self.device),
-            b: Parameter::from_host(b_name, &[out_features, config.r], &b, self.device),
+            a: Parameter::from_host(a_name, &[config.r, in_features], Role::LoraA, &a, self.device),
+            b: Parameter::from_host(b_name, &[out_features, config.r], Role::LoraB, &b, self.device),
             scale: config.scaling(),
         }
     }
 
-    fn rotary(&self) -> RotaryTables<B> {
+    fn rotary(&self) -> Vec<RotaryTables<B>> {
         let positions: Vec<u32> = (0..self.options.max_positions as u32).collect();
-        let (frequencies, attention_scaling) = rope::inverse_frequencies(self.config);
-        let (cos, sin) = rope::tables(&positions, &frequencies, attention_scaling);
-        let table = |values: Vec<f32>| {
-            Tensor::<B, 1>::from_floats(values.as_slice(), self.device).reshape([positions.len(), frequencies.len()])
+        let tables = |rope: &rope::Rope| {
+            let (frequencies, attention_scaling) = rope.inverse_frequencies();
+            let (cos, sin) = rope::tables(&positions, &frequencies, attention_scaling);
+            let table = |values: Vec<f32>| {
+                let flat = Tensor::<B, 1>::from_floats(values.as_slice(), self.device);
+                flat.reshape([positions.len(), frequencies.len()])
+            };
+            RotaryTables { cos: table(cos), sin: table(sin) }
         };
-        RotaryTables { cos: table(cos), sin: table(sin) }
+        self.config.spec.ropes.iter().map(tables).collect()
     }
 }
 
@@ -294,22 +343,22 @@ mod tests {
     use std::collections::BTreeMap;
     use std::fs::OpenOptions;
 
-    use burn_flex::Flex;
+    use firebrick_kernels::backends::Flex;
     use burn_tensor::TensorData;
-    use firebrick_kernels::{Nf4Absmax, Parameter};
+    use firebrick_kernels::{BlockScales, WeightOps};
     use half::{bf16, f16};
     use safetensors::Dtype;
     use tempfile::{TempDir, tempdir};
 
     use super::*;
-    use crate::config::tests::tiny;
+    use crate::test_config::tiny;
     use crate::weights::{TensorInfo, WEIGHTS_FILE, write_safetensors};
 
     const STORAGES: [BaseStorage; 4] = [
         BaseStorage::Trained,
-        BaseStorage::Frozen,
-        BaseStorage::Nf4 { double_quant: false },
-        BaseStorage::Nf4 { double_quant: true },
+        BaseStorage::Frozen(Format::F32),
+        BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: false })),
+        BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: true })),
     ];
     /// So little room that every tensor is read by several threads.
     const NARROW: Limits = Limits { readers: 8, bytes: 64 };
@@ -318,12 +367,15 @@ mod tests {
         BuildOptions { storage, lora: None, seed: 0, compute_dtype, max_positions: 4 }
     }
 
-    /// The tiny model stored in a format; `damage` may change a tensor's values.
-    fn folder(stored: Dtype, damage: impl Fn(&str, &mut Vec<f32>)) -> (TempDir, HfFolder, LlamaConfig) {
-        let (temp, config) = (tempdir().unwrap(), tiny(&[]).unwrap());
-        let infos: BTreeMap<_, _> = expected_tensors(&config)
+    /// The tiny model, with biases, stored in a format; `damage` may change a tensor's values.
+    fn folder(stored: Dtype, damage: impl Fn(&str, &mut Vec<f32>)) -> (TempDir, HfFolder, ModelConfig) {
+        let biases = [("attention_bias", true.into()), ("mlp_bias", true.into())];
+        let (temp, config) = (tempdir().unwrap(), tiny(&biases).unwrap());
+        let infos: BTreeMap<_, _> = config
+            .spec
+            .tensors()
             .into_iter()
-            .map(|(name, shape)| (name, TensorInfo { dtype: stored, shape }))
+            .map(|tensor| (tensor.name, TensorInfo { dtype: stored, shape: tensor.shape }))
             .collect();
         let bytes = |name: &str| {
             let mut values = normal(infos[name].shape.iter().product(), 1.0, &mut stream(3, name));
@@ -340,22 +392,22 @@ mod tests {
     }
 
     fn load(
-        (_, folder, config): &(TempDir, HfFolder, LlamaConfig),
+        (_, folder, config): &(TempDir, HfFolder, ModelConfig),
         options: &BuildOptions,
-        packs_on_device: bool,
+        quantizes_on_device: bool,
         limits: Limits,
-    ) -> Result<Llama<Flex>, ModelError> {
-        Llama::load_within(folder, config, options, &Default::default(), packs_on_device, limits, &mut |_| ())
+    ) -> Result<Decoder<Flex>, ModelError> {
+        Decoder::load_within(folder, config, options, &Default::default(), quantizes_on_device, limits, &mut |_| ())
     }
 
     fn data_of_weight(weight: Weight<Flex>) -> Vec<TensorData> {
         match weight {
             Weight::Dense(weight) => vec![weight.into_data()],
-            Weight::Nf4(weight) => {
+            Weight::Quantized(weight) => {
                 let mut data = vec![weight.codes.into_data(), weight.table.into_data()];
-                match weight.absmax {
-                    Nf4Absmax::Float(absmax) => data.push(absmax.into_data()),
-                    Nf4Absmax::Nested { codes, absmax, map, offset, .. } => {
+                match weight.scales.block {
+                    BlockScales::Float(absmax) => data.push(absmax.into_data()),
+                    BlockScales::Nested { codes, absmax, map, offset, .. } => {
                         data.extend([codes.into_data(), absmax.into_data(), map.into_data(), offset.into_data()]);
                     }
                 }
@@ -365,38 +417,38 @@ mod tests {
     }
 
     /// Every base tensor of the model as it lies on the device, by name.
-    fn data(model: &Llama<Flex>) -> BTreeMap<String, Vec<TensorData>> {
-        let norm = |norm: &Norm<Flex>| (norm.weight.name.to_string(), vec![norm.weight.value.to_data()]);
+    fn data(model: &Decoder<Flex>) -> BTreeMap<String, Vec<TensorData>> {
+        let vector = |parameter: &Parameter<Flex>| (parameter.name.to_string(), vec![parameter.value.to_data()]);
         let base = |name: String, base: &Base<Flex>| (name, data_of_weight(base.weight()));
-        let mut all = BTreeMap::from([norm(&model.norm)]);
-        all.extend([base("model.embed_tokens.weight".to_owned(), &model.embed_tokens)]);
-        all.extend(model.lm_head.iter().map(|head| base("lm_head.weight".to_owned(), head)));
-        for block in &model.blocks {
-            all.extend([norm(&block.input_layernorm), norm(&block.post_attention_layernorm)]);
-            let attention = [&block.q_proj, &block.k_proj, &block.v_proj, &block.o_proj];
-            for linear in attention.into_iter().chain([&block.gate_proj, &block.up_proj, &block.down_proj]) {
+        let mut all = BTreeMap::from([vector(&model.norm.weight)]);
+        all.extend([base(EMBEDDING.to_owned(), &model.embed_tokens)]);
+        all.extend(model.lm_head.iter().map(|head| base(HEAD.to_owned(), head)));
+        for layer in &model.layers {
+            all.extend([vector(&layer.input_layernorm.weight), vector(&layer.post_attention_layernorm.weight)]);
+            all.extend(layer.qk_norm.iter().flatten().map(|norm| vector(&norm.weight)));
+            for linear in layer.linears() {
                 all.extend([base(format!("{}.weight", linear.path), &linear.base)]);
+                all.extend(linear.bias.iter().map(|bias| vector(&bias.parameter)));
             }
         }
         all
     }
 
     /// What a tensor is on the device when it is read whole as f32 and brought there by itself.
-    fn one_by_one(folder: &HfFolder, name: &str, shape: &[usize], options: &BuildOptions) -> Vec<TensorData> {
+    fn one_by_one(folder: &HfFolder, tensor: &TensorSpec, options: &BuildOptions) -> Vec<TensorData> {
+        let TensorSpec { name, shape, role, .. } = tensor;
         let (values, device) = (folder.read_f32(name, shape).unwrap(), Default::default());
-        match options.storage {
-            BaseStorage::Nf4 { double_quant } if is_projection(name) => {
-                let packed = nf4::quantize(&values, shape, double_quant.into()).unwrap();
-                data_of_weight(Weight::Nf4(Flex::nf4_upload(&packed, &device)))
+        if let Some(format) = options.quantized(*role) {
+            let quantized = format.quantize(&values, shape).unwrap();
+            return data_of_weight(Weight::Quantized(Flex::upload_quantized(&quantized, &device)));
+        }
+        let flat = Tensor::<Flex, 1>::from_floats(values.as_slice(), &device);
+        match (options.storage, shape.as_slice()) {
+            (BaseStorage::Frozen(_), &[rows, columns]) => {
+                vec![flat.reshape([rows, columns]).cast(options.compute_dtype).into_data()]
             }
-            BaseStorage::Frozen | BaseStorage::Nf4 { .. } if shape.len() == 2 => {
-                let flat = Tensor::<Flex, 1>::from_floats(values.as_slice(), &device);
-                data_of_weight(Weight::Dense(flat.reshape([shape[0], shape[1]]).cast(options.compute_dtype)))
-            }
-            _ => {
-                let parameter = Parameter::<Flex>::from_host(name, shape, &values, &device);
-                vec![if shape.len() == 2 { parameter.matrix().into_data() } else { parameter.value.into_data() }]
-            }
+            (BaseStorage::Trained, &[rows, columns]) => vec![flat.reshape([rows, columns]).into_data()],
+            _ => vec![flat.into_data()],
         }
     }
 
@@ -406,14 +458,17 @@ mod tests {
             let source = folder(stored, |_, _| ());
             for (storage, compute) in STORAGES.into_iter().flat_map(|s| [(s, DType::F32), (s, DType::BF16)]) {
                 let options = options(storage, compute);
-                let expected: BTreeMap<_, _> = expected_tensors(&source.2)
+                let expected: BTreeMap<_, _> = source
+                    .2
+                    .spec
+                    .tensors()
                     .into_iter()
-                    .map(|(name, shape)| (name.clone(), one_by_one(&source.1, &name, &shape, &options)))
+                    .map(|tensor| (tensor.name.clone(), one_by_one(&source.1, &tensor, &options)))
                     .collect();
                 for limits in [NARROW, Limits { readers: 1, bytes: 1 << 30 }, Limits { readers: 8, bytes: 1 << 30 }] {
-                    for packs_on_device in [false, true] {
-                        let loaded = data(&load(&source, &options, packs_on_device, limits).unwrap());
-                        let context = format!("{stored:?}, {options:?}, {limits:?}, on device: {packs_on_device}");
+                    for quantizes_on_device in [false, true] {
+                        let loaded = data(&load(&source, &options, quantizes_on_device, limits).unwrap());
+                        let context = format!("{stored:?}, {options:?}, {limits:?}, on device: {quantizes_on_device}");
                         assert!(loaded.keys().eq(expected.keys()), "{context}");
                         for (name, expected) in &expected {
                             assert_eq!(&loaded[name], expected, "{name}: {context}");
@@ -433,8 +488,8 @@ mod tests {
                     values[5] = f32::NAN;
                 }
             });
-            for packs_on_device in [false, true] {
-                let error = load(&source, &options(storage, DType::BF16), packs_on_device, NARROW).unwrap_err();
+            for quantizes_on_device in [false, true] {
+                let error = load(&source, &options(storage, DType::BF16), quantizes_on_device, NARROW).unwrap_err();
                 assert!(error.to_string().contains(&format!("value 5 of `{name}`")), "{error}");
             }
         }
@@ -443,11 +498,27 @@ mod tests {
     #[test]
     fn progress_names_every_tensor_in_the_order_of_the_model() {
         let (_temp, folder, config) = folder(Dtype::F32, |_, _| ());
-        let (options, mut seen) = (options(BaseStorage::Frozen, DType::F32), Vec::new());
+        let (options, mut seen) = (options(BaseStorage::Frozen(Format::F32), DType::F32), Vec::new());
         let mut progress = |name: &str| seen.push(name.to_owned());
-        Llama::<Flex>::load(&folder, config.clone(), &options, &Default::default(), &mut progress).unwrap();
-        let expected: Vec<_> = expected_tensors(&config).into_iter().map(|(name, _)| name).collect();
+        Decoder::<Flex>::load(&folder, config.clone(), &options, &Default::default(), &mut progress).unwrap();
+        let expected: Vec<_> = config.spec.tensors().into_iter().map(|tensor| tensor.name).collect();
         assert_eq!(seen, expected);
+    }
+
+    #[test]
+    fn the_base_hash_depends_on_names_and_values_and_not_on_how_they_are_read() {
+        let hash = |damage: f32, limits| {
+            let source = folder(Dtype::F32, |name, values| {
+                if name == EMBEDDING {
+                    values[3] += damage;
+                }
+            });
+            let options = options(BaseStorage::Frozen(Format::F32), DType::F32);
+            load(&source, &options, false, limits).unwrap().base_hash().expect("a loaded model has a hash")
+        };
+        let one_reader = Limits { readers: 1, bytes: 1 << 30 };
+        assert_eq!(hash(0.0, NARROW), hash(0.0, one_reader));
+        assert_ne!(hash(0.0, one_reader), hash(1.0, one_reader));
     }
 
     #[test]

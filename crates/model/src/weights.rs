@@ -5,8 +5,8 @@
 //! that read ahead within a bound (`read_ahead`): no `unsafe` memory map is needed, and host memory is a choice. PyTorch
 //! `.bin` files are not read.
 
+mod complete;
 mod convert;
-mod expected;
 mod read_ahead;
 mod shard;
 mod write;
@@ -14,17 +14,16 @@ mod write;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use firebrick_arch::json::{JsonObject, parse_object, read_text};
 use safetensors::Dtype;
 use serde_json::Value;
 
-use self::expected::deciding_keys;
-pub use self::expected::{expected_tensors, parameter_count};
+use self::complete::deciding_keys;
 pub(crate) use self::read_ahead::{Limits, Request, Values, read_ahead};
 use self::shard::Shard;
 pub(crate) use self::write::write_text;
 pub use self::write::{SavedDtype, write_hf_folder, write_safetensors, write_safetensors_f32};
 use crate::error::{ModelError, counted, first_few};
-use crate::json::{JsonObject, parse_object, read_text};
 
 /// The file of a model that is not split.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
@@ -145,14 +144,6 @@ impl HfFolder {
         Ok(TensorInfo { dtype: info.dtype, shape: info.shape.clone() })
     }
 
-    /// The file that holds a tensor.
-    ///
-    /// # Errors
-    /// No tensor of this name.
-    pub fn file_of(&self, name: &str) -> Result<&Path, ModelError> {
-        self.locate(name).map(|(shard, _)| shard.path())
-    }
-
     /// Reads one tensor as stored.
     ///
     /// # Errors
@@ -223,7 +214,7 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>, ModelError> 
     let wrong = || json.wrong_type("weight_map", "an object of tensor names and shard files", weight_map);
     let mut by_shard = BTreeMap::<String, Vec<String>>::new();
     for (name, file) in weight_map.as_object().ok_or_else(wrong)? {
-        let Value::String(file) = file else { return Err(wrong()) };
+        let Value::String(file) = file else { return Err(wrong().into()) };
         by_shard.entry(file.clone()).or_default().push(name.clone());
     }
     Ok(by_shard)
@@ -233,14 +224,14 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>, ModelError> 
 mod tests {
     use std::fs::{File, OpenOptions, copy, read, remove_file, write};
 
-    use burn_flex::Flex;
-    use firebrick_kernels::Kernels;
+    use firebrick_kernels::MemoryOps;
+    use firebrick_kernels::backends::Flex;
+    use firebrick_arch::{ArchError, ModelConfig};
     use serde_json::json;
     use tempfile::{TempDir, tempdir};
 
     use super::*;
-    use crate::config::LlamaConfig;
-    use crate::config::tests::tiny;
+    use crate::test_config::{shapes, tiny};
 
     fn values(name: &str, len: usize) -> Vec<f32> {
         let start = name.bytes().map(u32::from).sum::<u32>() as f32;
@@ -248,10 +239,10 @@ mod tests {
     }
 
     /// The tiny model of the config tests, in three shards.
-    fn sharded() -> (TempDir, PathBuf, LlamaConfig) {
+    fn sharded() -> (TempDir, PathBuf, ModelConfig) {
         let (temp, config) = (tempdir().unwrap(), tiny(&[]).unwrap());
         let dir = temp.path().join("model");
-        let shapes = expected_tensors(&config).into_iter().collect::<BTreeMap<_, _>>();
+        let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
         let fetch = |name: &str| Ok(values(name, shapes[name].iter().product()));
         write::write_sharded(&dir, &config, SavedDtype::F32, None, 2_000, fetch).unwrap();
         assert!(dir.join("model-00001-of-00003.safetensors").is_file());
@@ -262,8 +253,8 @@ mod tests {
     fn every_tensor_of_a_sharded_folder_reads_back() {
         let (_temp, dir, config) = sharded();
         let folder = HfFolder::open(&dir).unwrap();
-        folder.check_complete(&config).unwrap();
-        for (name, shape) in expected_tensors(&config) {
+        folder.check_complete(&config.spec).unwrap();
+        for (name, shape) in shapes(&config) {
             assert_eq!(folder.read_f32(&name, &shape).unwrap(), values(&name, shape.iter().product()), "{name}");
         }
     }
@@ -272,7 +263,7 @@ mod tests {
     fn a_sharded_folder_is_read_ahead_across_its_files() {
         let (_temp, dir, config) = sharded();
         let folder = HfFolder::open(&dir).unwrap();
-        let requests = expected_tensors(&config).into_iter().map(|(name, shape)| Request { name, shape, dtype: None });
+        let requests = shapes(&config).into_iter().map(|(name, shape)| Request { name, shape, dtype: None });
         let requests: Vec<_> = requests.collect();
         let allocate = |bytes| Flex::host_buffer(&Default::default(), bytes);
         let limits = Limits { readers: 4, bytes: 1_000 };
@@ -342,7 +333,7 @@ mod tests {
         let error = HfFolder::open(&dir).unwrap_err();
         assert!(matches!(error, ModelError::NotInShard { .. }), "{error}");
         write(dir.join(INDEX_FILE), r#"{"weight_map": ["a"]}"#).unwrap();
-        assert!(matches!(HfFolder::open(&dir).unwrap_err(), ModelError::WrongType { .. }));
+        assert!(matches!(HfFolder::open(&dir).unwrap_err(), ModelError::Arch(ArchError::WrongType { .. })));
     }
 
     #[test]
@@ -367,26 +358,26 @@ mod tests {
         let (_temp, dir, _) = sharded();
         let folder = HfFolder::open(&dir).unwrap();
         let wider = tiny(&[("intermediate_size", json!(16)), ("num_hidden_layers", json!(3))]).unwrap();
-        let message = folder.check_complete(&wider).unwrap_err().to_string();
+        let message = folder.check_complete(&wider.spec).unwrap_err().to_string();
         // Three projections in each of two layers, and nine tensors of a third layer.
         for part in ["15 tensors", "[12, 8]", "[16, 8]", "intermediate_size", "and 10 more"] {
             assert!(message.contains(part), "{message}");
         }
         let narrower = tiny(&[("num_hidden_layers", json!(1))]).unwrap();
-        assert!(folder.check_complete(&narrower).unwrap_err().to_string().contains("no place for it"));
+        assert!(folder.check_complete(&narrower.spec).unwrap_err().to_string().contains("no place for it"));
     }
 
     #[test]
     fn an_untied_model_needs_its_head_and_a_tied_one_does_not() {
         let (temp, config) = (tempdir().unwrap(), tiny(&[("tie_word_embeddings", json!(true))]).unwrap());
         let dir = temp.path().join("tied");
-        let shapes = expected_tensors(&config).into_iter().collect::<BTreeMap<_, _>>();
+        let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
         write_hf_folder(&dir, &config, SavedDtype::F32, None, |name| Ok(vec![0.0; shapes[name].iter().product()]))
             .unwrap();
         let folder = HfFolder::open(&dir).unwrap();
         assert!(!folder.contains("lm_head.weight"));
-        folder.check_complete(&config).unwrap();
-        let message = folder.check_complete(&tiny(&[]).unwrap()).unwrap_err().to_string();
+        folder.check_complete(&config.spec).unwrap();
+        let message = folder.check_complete(&tiny(&[]).unwrap().spec).unwrap_err().to_string();
         assert!(message.contains("lm_head.weight") && message.contains("tie_word_embeddings"), "{message}");
     }
 

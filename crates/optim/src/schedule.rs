@@ -1,7 +1,8 @@
 //! The learning rate over a run: linear warm-up, then constant, linear or cosine decay to zero.
 //!
-//! Steps count from 1, as in the logs; step `warmup_steps` is the first at the full rate. Decay reaches zero one step after
-//! the last, so no step is wasted. (transformers counts from 0 and spends its first warm-up step at rate 0; ours does not.)
+//! Steps count from 1, as in the logs, and step `warmup_steps` is the first at the full rate. Decay reaches zero one step after the
+//! last, so that no step has a learning rate of zero. (transformers counts from 0, and its first warm-up step has a rate of 0.)
+//! Not supported: restarts, and a final learning rate above zero.
 
 use std::f64::consts::PI;
 
@@ -9,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// Shape of the decay after warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ScheduleKind {
     /// No decay.
@@ -26,7 +28,7 @@ pub struct Schedule {
     pub kind: ScheduleKind,
     /// The highest rate.
     pub peak: f64,
-    /// Steps of linear rise.
+    /// Steps in which the rate increases linearly.
     pub warmup_steps: u64,
     /// Steps of the whole run.
     pub total_steps: u64,
@@ -62,13 +64,13 @@ mod tests {
     }
 
     #[test]
-    fn warmup_rises_linearly_to_the_peak() {
+    fn warmup_increases_linearly_to_the_peak() {
         let rates: Vec<f64> = (1..=4).map(|step| schedule(ScheduleKind::Cosine).rate(step)).collect();
         assert_eq!(rates, [0.25, 0.5, 0.75, 1.0]);
     }
 
     #[test]
-    fn decay_never_rises_and_the_last_step_still_learns() {
+    fn the_rate_falls_at_every_step_of_the_decay_and_is_above_zero_at_the_last() {
         for kind in [ScheduleKind::Linear, ScheduleKind::Cosine] {
             let rates: Vec<f64> = (4..=12).map(|step| schedule(kind).rate(step)).collect();
             assert!(rates.windows(2).all(|pair| pair[1] < pair[0]), "{rates:?}");
@@ -78,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn cosine_is_at_half_the_peak_half_way() {
+    fn cosine_is_half_the_peak_in_the_middle_of_the_decay() {
         let schedule = Schedule { kind: ScheduleKind::Cosine, peak: 2.0, warmup_steps: 0, total_steps: 9 };
         assert!((schedule.rate(5) - 1.0).abs() < 1e-12);
     }

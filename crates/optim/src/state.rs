@@ -1,25 +1,137 @@
-//! Optimizer state on the host, by name: what a checkpoint stores and a resumed run reads back, bit for bit.
+//! Optimizer state: on the device while a run trains, and on the host by name, as a checkpoint stores it.
+//!
+//! A parameter has the state tensors that its rule lists. On the host a state tensor is named `<parameter name>.<part>`, for example
+//! `model.norm.weight.exp_avg`. Saving and loading keep every bit.
+//! Trade-off: the whole state is copied to the host at once, which takes as much host memory as the state has bytes.
 
 use std::collections::BTreeMap;
 
+use burn_tensor::{DType, Int, IntDType, Tensor, TensorData};
+use firebrick_kernels::Kernels;
+
 /// The values of one stored tensor.
 #[derive(Clone, Debug, PartialEq)]
-pub enum StateData {
-    /// f32 moments and scales.
+pub enum HostTensor {
+    /// Moments in f32, and scales.
     F32(Vec<f32>),
     /// Codes of 8-bit moments.
     U8(Vec<u8>),
 }
 
-impl StateData {
+/// State tensors by name: `<parameter name>.<part>`.
+pub type StateDict = BTreeMap<String, HostTensor>;
+
+/// The format of a state tensor and the value that each of its elements starts with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum StateInit {
+    F32(f32),
+    /// 8-bit codes.
+    Code(u8),
+}
+
+/// One state tensor of a parameter, as its rule describes it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct StateSpec {
+    /// Last part of its name, for example `exp_avg`.
+    pub(crate) part: &'static str,
+    pub(crate) elements: usize,
+    pub(crate) init: StateInit,
+}
+
+/// One state tensor on the device, flat.
+#[derive(Clone, Debug)]
+pub(crate) enum StateTensor<B: Kernels> {
+    F32(Tensor<B, 1>),
+    /// In [`WeightOps::code_storage_dtype`](firebrick_kernels::WeightOps::code_storage_dtype).
+    Codes(Tensor<B, 1, Int>),
+}
+
+impl HostTensor {
     /// Format and number of elements, for messages.
     pub fn describe(&self) -> String {
         match self {
-            Self::F32(values) => format!("{} f32 values", values.len()),
-            Self::U8(values) => format!("{} bytes", values.len()),
+            Self::F32(values) => describe_f32(values.len()),
+            Self::U8(codes) => describe_u8(codes.len()),
         }
     }
 }
 
-/// Tensors by name: `<parameter name>.<part>`.
-pub type HostTensor = BTreeMap<String, StateData>;
+fn describe_f32(elements: usize) -> String {
+    format!("{elements} f32 values")
+}
+
+fn describe_u8(elements: usize) -> String {
+    format!("{elements} bytes")
+}
+
+impl StateSpec {
+    /// Bytes on a device that stores an 8-bit code in `code_bytes` bytes.
+    pub(crate) fn bytes(&self, code_bytes: u64) -> u64 {
+        let element_bytes = match self.init {
+            StateInit::F32(_) => size_of::<f32>() as u64,
+            StateInit::Code(_) => code_bytes,
+        };
+        self.elements as u64 * element_bytes
+    }
+
+    pub(crate) fn name(&self, parameter: &str) -> String {
+        format!("{parameter}.{}", self.part)
+    }
+
+    pub(crate) fn matches(&self, stored: &HostTensor) -> bool {
+        match (self.init, stored) {
+            (StateInit::F32(_), HostTensor::F32(values)) => values.len() == self.elements,
+            (StateInit::Code(_), HostTensor::U8(codes)) => codes.len() == self.elements,
+            (StateInit::F32(_), HostTensor::U8(_)) | (StateInit::Code(_), HostTensor::F32(_)) => false,
+        }
+    }
+
+    /// Format and number of elements, for messages.
+    pub(crate) fn describe(&self) -> String {
+        match self.init {
+            StateInit::F32(_) => describe_f32(self.elements),
+            StateInit::Code(_) => describe_u8(self.elements),
+        }
+    }
+
+    /// The tensor before the first step.
+    pub(crate) fn initial<B: Kernels>(&self, device: &B::Device) -> StateTensor<B> {
+        match self.init {
+            StateInit::F32(value) => StateTensor::F32(Tensor::full([self.elements], value, (device, DType::F32))),
+            StateInit::Code(code) => StateTensor::upload(HostTensor::U8(vec![code; self.elements]), device),
+        }
+    }
+}
+
+/// The state of one parameter: tensors in the order of the layout.
+pub(crate) struct ParameterState<B: Kernels> {
+    pub(crate) layout: Vec<StateSpec>,
+    pub(crate) tensors: Vec<StateTensor<B>>,
+}
+
+impl<B: Kernels> StateTensor<B> {
+    pub(crate) fn upload(stored: HostTensor, device: &B::Device) -> Self {
+        match stored {
+            HostTensor::F32(values) => {
+                let shape = [values.len()];
+                Self::F32(Tensor::from_data(TensorData::new(values, shape), (device, DType::F32)))
+            }
+            HostTensor::U8(codes) => {
+                let (shape, dtype) = ([codes.len()], DType::from(B::code_storage_dtype()));
+                Self::Codes(Tensor::from_data(TensorData::new(codes, shape).convert_dtype(dtype), (device, dtype)))
+            }
+        }
+    }
+
+    /// Waits for the device.
+    pub(crate) fn download(&self) -> HostTensor {
+        match self {
+            Self::F32(values) => HostTensor::F32(values.to_data().to_vec().expect("rules keep f32 state in f32")),
+            Self::Codes(codes) => {
+                // Not every backend can read bytes back, but all can read i32.
+                let data = codes.clone().cast(IntDType::I32).into_data().convert::<u8>();
+                HostTensor::U8(data.to_vec().expect("codes were just converted to bytes"))
+            }
+        }
+    }
+}

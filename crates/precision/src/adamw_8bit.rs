@@ -1,27 +1,27 @@
-//! One step of AdamW with block-wise 8-bit moments, on the host: the oracle of every device version.
+//! One step of AdamW with block-wise 8-bit moments on the host: the reference implementation for devices.
 //!
-//! Follows `kOptimizerStatic8bit2StateBlockwise` (ADAM) of bitsandbytes' csrc/kernels.cu. Per value, with gradient g
-//! scaled by `gradient_scale`, moments m and v dequantised with their block's scale, and t the step:
+//! Follows `kOptimizerStatic8bit2StateBlockwise` (ADAM) of csrc/kernels.cu in bitsandbytes. For each value, with gradient
+//! g scaled by `gradient_scale`, moments m and v dequantized with the scale of their block, and t the step:
 //!
 //! ```text
 //! v ← v·β₂ + (1 − β₂)·g²
 //! m ← m·β₁ + (1 − β₁)·g
 //! c₁ = 1 − β₁ᵗ,  c₂ = √(1 − β₂ᵗ)
 //! p ← p − (lr·c₂/c₁) · m / (√v + c₂·ε)        which is p − lr·m̂ / (√v̂ + ε) with m̂ = m/c₁, v̂ = v/c₂²
-//! p ← p · (1 − lr·decay)                      decoupled, after the update, only where decay > 0
+//! p ← p · (1 − lr·decay)                      decoupled, after the update, only if decay > 0
 //! ```
 //!
-//! Then m is quantised with the signed map and v with the unsigned one, each divided by the new largest magnitude of
-//! its block of 256. A code of m whose value has the other sign bit than m moves one towards it, so no direction is
-//! ever turned round by rounding; zero counts as positive. A value whose gradient is NaN or infinite keeps its
-//! parameter and loses both moments. A block of zeros gets code 255 in m (0, moved one down, wraps round) and code 0
-//! in v, and zero scales.
+//! Then m is quantized with the signed map and v with the unsigned one, each divided by the new largest magnitude of its
+//! block of 256. If the value of a code of m has the wrong sign, the code is moved by one toward m, so that rounding never
+//! reverses a direction; zero counts as positive. A value whose gradient is NaN or infinite keeps its parameter, and both
+//! of its moments become 0. In a block of zeros, all codes of m are 255 (0 moved down by one wraps around), all codes of v
+//! are 0, and both scales are 0.
 //!
-//! The kernel computes with approximate powers, divisions and fused multiply-adds; here all is plain f32, the powers
-//! f64, so the two agree to rounding, not to the bit. (bitsandbytes' CPU version decays before the update, has no sign
-//! rule and quantises through a coarser table; it is not the model here.)
+//! The kernel uses approximate powers and divisions and fused multiply-adds. Here everything is plain f32, with powers in
+//! f64, so the two agree up to rounding. (The CPU version of bitsandbytes decays before the update, does not correct signs
+//! and quantizes through a coarser table. It is not followed here.)
 //!
-//! Gives up speed: it is read beside a kernel, and run in tests and on small states.
+//! Trade-off: not optimized for speed. It is meant to be compared with a kernel, in tests and on small states.
 
 use crate::blockwise::{BLOCK_SIZE, BlockwiseQuantized, largest_magnitude};
 use crate::dynamic_map::DynamicMap;
@@ -38,14 +38,14 @@ pub struct AdamW8bit {
     pub beta2: f32,
     /// Added to the root of the bias-corrected second moment.
     pub eps: f32,
-    /// Decoupled weight decay: a share `learning_rate * weight_decay` of each parameter goes.
+    /// Decoupled weight decay: each parameter shrinks by the fraction `learning_rate * weight_decay`.
     pub weight_decay: f32,
-    /// Multiplies every gradient first: global-norm clipping.
+    /// Multiplies every gradient first, for clipping by the global norm.
     pub gradient_scale: f32,
 }
 
 impl Default for AdamW8bit {
-    /// bitsandbytes' defaults for `AdamW8bit`.
+    /// The defaults of `AdamW8bit` in bitsandbytes.
     fn default() -> Self {
         Self { learning_rate: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 1e-2, gradient_scale: 1.0 }
     }
@@ -64,7 +64,7 @@ impl AdamW8bitState {
     /// Zero moments for `count` values.
     pub fn zeros(count: usize) -> Self {
         let absmax = vec![0.0; count.div_ceil(BLOCK_SIZE)];
-        let zeros = BlockwiseQuantized { codes: vec![0; count], absmax, block_size: BLOCK_SIZE };
+        let zeros = BlockwiseQuantized { codes: vec![0; count], absmax };
         Self { first: zeros.clone(), second: zeros }
     }
 
@@ -75,8 +75,6 @@ impl AdamW8bitState {
             ("the second moment's codes", count, self.second.codes.len()),
             ("the first moment's scales", blocks, self.first.absmax.len()),
             ("the second moment's scales", blocks, self.second.absmax.len()),
-            ("a block of the first moment", BLOCK_SIZE, self.first.block_size),
-            ("a block of the second moment", BLOCK_SIZE, self.second.block_size),
         ];
         match lengths.into_iter().find(|(_, expected, got)| expected != got) {
             Some((what, expected, got)) => Err(Error::LengthMismatch { what, expected, got }),
@@ -88,8 +86,8 @@ impl AdamW8bitState {
 /// Updates `parameters` and `state` in place with `gradients`; `step` counts from 1.
 ///
 /// # Errors
-/// [`Error::LengthMismatch`] when the buffers belong to tensors of different sizes, [`Error::StepZero`]; nothing is
-/// changed.
+/// [`Error::LengthMismatch`] if the buffers belong to tensors of different sizes, [`Error::StepZero`]. Nothing is changed
+/// then.
 pub fn adamw_8bit_reference(
     parameters: &mut [f32],
     gradients: &[f32],
@@ -124,7 +122,7 @@ pub fn adamw_8bit_reference(
     Ok(())
 }
 
-/// What a step multiplies with, the same for every value.
+/// The factors of a step, the same for every value.
 struct Rates {
     config: AdamW8bit,
     /// −lr·c₂/c₁
@@ -135,7 +133,7 @@ struct Rates {
 
 impl Rates {
     fn new(step: u32, config: &AdamW8bit) -> Self {
-        // In f64: 1 − 0.999 in f32 would already have lost half of its digits.
+        // In f64, because 1 − 0.999 in f32 has lost half of its digits.
         let correction = |beta: f32| 1.0 - f64::from(beta).powf(f64::from(step));
         let (correction1, correction2) = (correction(config.beta1), correction(config.beta2).sqrt());
         Self {
@@ -186,16 +184,16 @@ fn step_block(
     store_block(second, &squares[..count], |_, code, _| code);
 }
 
-/// Quantises one moment's new values, with `adjust(map, code, value)` as the last word.
+/// Quantizes the new values of one moment. The final code is `adjust(map, code, value)`.
 fn store_block(block: MomentBlock<'_>, values: &[f32], adjust: impl Fn(&DynamicMap, u8, f32) -> u8) {
     *block.absmax = largest_magnitude(values);
     for (code, &value) in block.codes.iter_mut().zip(values) {
-        // 0 / 0 in a block of zeros is a NaN, whose code is 0.
+        // In a block of zeros this is 0 / 0 = NaN, whose code is 0.
         *code = adjust(block.map, block.map.nearest(value / *block.absmax), value);
     }
 }
 
-/// Moves a code whose value has the other sign bit than `value` by one towards it.
+/// If the value of `code` has another sign than `value`, moves the code by one toward `value`.
 fn keep_sign(map: &DynamicMap, code: u8, value: f32) -> u8 {
     if map.values()[usize::from(code)].is_sign_negative() == value.is_sign_negative() {
         code
@@ -211,7 +209,7 @@ mod tests {
     use super::*;
     use crate::test_values::Draws;
 
-    /// AdamW as its paper has it, in f64 with exact moments.
+    /// AdamW as in its paper, in f64 with exact moments.
     fn adamw_f64(parameters: &mut [f64], moments: &mut [(f64, f64)], gradients: &[f32], step: i32, config: &AdamW8bit) {
         let [lr, beta1, beta2, eps, decay] =
             [config.learning_rate, config.beta1, config.beta2, config.eps, config.weight_decay].map(f64::from);
@@ -225,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn first_step_is_plain_adamw_to_rounding() {
+    fn first_step_equals_plain_adamw_up_to_rounding() {
         let mut draws = Draws(7);
         for config in
             [AdamW8bit::default(), AdamW8bit { weight_decay: 0.0, gradient_scale: 0.25, ..Default::default() }]
@@ -267,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_never_turns_the_first_moment_round() {
+    fn rounding_never_reverses_the_sign_of_the_first_moment() {
         let mut draws = Draws(9);
         let mut gradients = draws.vector(1000, 1.0);
         for (index, gradient) in gradients.iter_mut().enumerate() {
@@ -281,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gradient_that_is_not_finite_leaves_its_parameter_and_its_neighbours_alone() {
+    fn a_gradient_that_is_not_finite_changes_neither_its_parameter_nor_its_neighbors() {
         let gradients = Draws(10).vector(300, 1.0);
         let (mut clean, mut hit) = (vec![1.0; 300], vec![1.0; 300]);
         let (mut clean_state, mut hit_state) = (AdamW8bitState::zeros(300), AdamW8bitState::zeros(300));

@@ -1,22 +1,20 @@
 //! Block-wise 8-bit codes: each block of values shares one f32 scale, its largest magnitude, and each value is the
 //! nearest entry of a [`DynamicMap`].
 //!
-//! Follows `kQuantizeBlockwise` and `kDequantizeBlockwise` (General8bit) of bitsandbytes' csrc/kernels.cu: scale by
-//! the reciprocal of the largest magnitude, nearest entry, ties to the even code, a block of zeros gets code 0
-//! throughout. The kernel takes an approximate reciprocal, so a value within one part in ten million of a decision
-//! point may fall on its other side there. bitsandbytes' CPU path is coarser than this: it rounds the scaled value to
-//! one of 65,536 steps before it looks the code up, and so gives another code for about one value in 400
-//! (3 of the 1,159 golden ones; tests/goldens.rs shows exactly which).
+//! Follows `kQuantizeBlockwise` and `kDequantizeBlockwise` (General8bit) of csrc/kernels.cu in bitsandbytes: multiply by
+//! the reciprocal of the largest magnitude, take the nearest entry, and on a tie the even code. All codes of a block of
+//! zeros are 0. The kernel uses an approximate reciprocal, so a value within one part in ten million of a decision point
+//! may get the neighboring code there. The CPU path of bitsandbytes is coarser: it rounds the scaled value to one of
+//! 65,536 steps before the lookup, and so gives another code for about one value in 400 (3 of the 1,159 golden ones;
+//! tests/goldens.rs shows exactly which).
 //!
-//! Gives up stochastic rounding.
-
-use std::mem;
+//! Not supported: stochastic rounding, and other block sizes than 256.
 
 use crate::dynamic_map::DynamicMap;
 use crate::error::{Error, Result};
 use crate::workers;
 
-/// Values per block of optimizer state, and block scales per nested block of NF4.
+/// Values per block: of optimizer state, and of the block scales of NF4 with double quantization.
 pub const BLOCK_SIZE: usize = 256;
 
 /// Values as 8-bit codes with one scale per block.
@@ -26,33 +24,28 @@ pub struct BlockwiseQuantized {
     pub codes: Vec<u8>,
     /// Largest magnitude of each block; the last block may be partial.
     pub absmax: Vec<f32>,
-    /// Values per block.
-    pub block_size: usize,
 }
 
-/// Quantises `values` in blocks of `block_size`.
+/// Quantizes `values` in blocks of [`BLOCK_SIZE`].
 ///
 /// # Errors
-/// [`Error::NonFinite`] for a NaN or an infinity, [`Error::ZeroBlockSize`].
-pub fn quantize(values: &[f32], map: &DynamicMap, block_size: usize) -> Result<BlockwiseQuantized> {
-    if block_size == 0 {
-        return Err(Error::ZeroBlockSize);
-    }
+/// [`Error::NonFinite`] for a NaN or an infinity.
+pub fn quantize(values: &[f32], map: &DynamicMap) -> Result<BlockwiseQuantized> {
     if let Some(index) = values.iter().position(|value| !value.is_finite()) {
         return Err(Error::NonFinite { index, value: values[index] });
     }
     let mut codes = vec![0; values.len()];
-    let mut absmax = vec![0.0; values.len().div_ceil(block_size)];
-    let span = workers::blocks_per_worker(absmax.len(), block_size);
-    let spans = values.chunks(span * block_size).zip(codes.chunks_mut(span * block_size)).zip(absmax.chunks_mut(span));
-    workers::run(spans.map(|((values, codes), absmax)| move || quantize_span(values, map, block_size, codes, absmax)));
-    Ok(BlockwiseQuantized { codes, absmax, block_size })
+    let mut absmax = vec![0.0; values.len().div_ceil(BLOCK_SIZE)];
+    let span = workers::blocks_per_worker(absmax.len(), BLOCK_SIZE);
+    let spans = values.chunks(span * BLOCK_SIZE).zip(codes.chunks_mut(span * BLOCK_SIZE)).zip(absmax.chunks_mut(span));
+    workers::run(spans.map(|((values, codes), absmax)| move || quantize_span(values, map, codes, absmax)));
+    Ok(BlockwiseQuantized { codes, absmax })
 }
 
-fn quantize_span(values: &[f32], map: &DynamicMap, block_size: usize, codes: &mut [u8], absmax: &mut [f32]) {
-    for ((values, codes), absmax) in values.chunks(block_size).zip(codes.chunks_mut(block_size)).zip(absmax) {
+fn quantize_span(values: &[f32], map: &DynamicMap, codes: &mut [u8], absmax: &mut [f32]) {
+    for ((values, codes), absmax) in values.chunks(BLOCK_SIZE).zip(codes.chunks_mut(BLOCK_SIZE)).zip(absmax) {
         *absmax = largest_magnitude(values);
-        // Of a zero block the reciprocal is infinite and its product with 0 a NaN, whose code is 0.
+        // The reciprocal of a zero block is infinite; times 0 it is NaN, whose code is 0.
         let reciprocal = 1.0 / *absmax;
         for (value, code) in values.iter().zip(codes) {
             *code = map.nearest(value * reciprocal);
@@ -66,19 +59,19 @@ pub(crate) fn largest_magnitude(values: &[f32]) -> f32 {
 }
 
 impl BlockwiseQuantized {
-    /// The values that the codes stand for, under the map that they were made with.
+    /// The values that the codes stand for, given the map that they were quantized with.
     ///
     /// # Panics
-    /// When there is not one scale per block: the fields were taken from different tensors.
+    /// If there is not one scale per block, that is, the fields were taken from different tensors.
     pub fn dequantize(&self, map: &DynamicMap) -> Vec<f32> {
-        assert_eq!(self.absmax.len(), self.codes.len().div_ceil(self.block_size), "one scale per block");
+        assert_eq!(self.absmax.len(), self.codes.len().div_ceil(BLOCK_SIZE), "one scale per block");
         let mut values = vec![0.0; self.codes.len()];
-        let span = workers::blocks_per_worker(self.absmax.len(), self.block_size);
-        let length = span * self.block_size;
+        let span = workers::blocks_per_worker(self.absmax.len(), BLOCK_SIZE);
+        let length = span * BLOCK_SIZE;
         let spans = values.chunks_mut(length).zip(self.codes.chunks(length)).zip(self.absmax.chunks(span));
         workers::run(spans.map(|((values, codes), absmax)| {
             move || {
-                let blocks = values.chunks_mut(self.block_size).zip(codes.chunks(self.block_size)).zip(absmax);
+                let blocks = values.chunks_mut(BLOCK_SIZE).zip(codes.chunks(BLOCK_SIZE)).zip(absmax);
                 for ((values, codes), &scale) in blocks {
                     for (value, &code) in values.iter_mut().zip(codes) {
                         *value = map.values()[usize::from(code)] * scale;
@@ -87,11 +80,6 @@ impl BlockwiseQuantized {
             }
         }));
         values
-    }
-
-    /// Bytes of codes and scales together.
-    pub fn bytes(&self) -> usize {
-        self.codes.len() + mem::size_of_val(self.absmax.as_slice())
     }
 }
 
@@ -112,10 +100,10 @@ mod tests {
                 if !signed {
                     values.iter_mut().for_each(|value| *value = value.abs());
                 }
-                let quantized = quantize(&values, map, BLOCK_SIZE).unwrap();
+                let quantized = quantize(&values, map).unwrap();
                 for (index, back) in quantized.dequantize(map).iter().enumerate() {
                     let scale = quantized.absmax[index / BLOCK_SIZE];
-                    // -1 is no value of the signed map: the end of it is 0.007 away.
+                    // The signed map has no -1: its lowest value is 0.007 away.
                     let bound = scale * half_gap.max(1.0 + map.values()[0].min(-0.99)) * 1.001;
                     assert!((back - values[index]).abs() <= bound, "{} came back as {back}", values[index]);
                 }
@@ -129,13 +117,13 @@ mod tests {
     }
 
     #[test]
-    fn quantising_twice_changes_nothing() {
+    fn quantizing_twice_changes_nothing() {
         let mut draws = Draws(5);
         let map = DynamicMap::unsigned();
         for _ in 0..50 {
             let values: Vec<f32> = draws_of_any_length(&mut draws).iter().map(|value| value.abs()).collect();
-            let once = quantize(&values, map, BLOCK_SIZE).unwrap();
-            assert_eq!(quantize(&once.dequantize(map), map, BLOCK_SIZE).unwrap(), once);
+            let once = quantize(&values, map).unwrap();
+            assert_eq!(quantize(&once.dequantize(map), map).unwrap(), once);
         }
     }
 
@@ -143,9 +131,9 @@ mod tests {
     fn many_threads_give_what_one_block_at_a_time_gives() {
         let values = Draws(6).vector((1 << 18) + 77, 0.1);
         let map = DynamicMap::signed();
-        let whole = quantize(&values, map, BLOCK_SIZE).unwrap();
+        let whole = quantize(&values, map).unwrap();
         for (index, block) in values.chunks(BLOCK_SIZE).enumerate() {
-            let alone = quantize(block, map, BLOCK_SIZE).unwrap();
+            let alone = quantize(block, map).unwrap();
             let start = index * BLOCK_SIZE;
             assert_eq!(whole.codes[start..start + block.len()], alone.codes);
             assert_eq!(whole.absmax[index], alone.absmax[0]);
@@ -154,7 +142,7 @@ mod tests {
 
     #[test]
     fn zero_blocks_come_back_as_zero() {
-        let quantized = quantize(&[0.0; 300], DynamicMap::signed(), BLOCK_SIZE).unwrap();
+        let quantized = quantize(&[0.0; 300], DynamicMap::signed()).unwrap();
         assert_eq!(quantized.codes, [0; 300]);
         assert!(quantized.dequantize(DynamicMap::signed()).iter().all(|&value| value == 0.0));
     }
@@ -162,16 +150,16 @@ mod tests {
     #[test]
     fn bytes_are_those_of_the_format() {
         for count in [0, 1, 255, 256, 257, 5000] {
-            let quantized = quantize(&vec![1.0; count], DynamicMap::signed(), BLOCK_SIZE).unwrap();
-            assert_eq!(quantized.bytes(), Format::Int8Blockwise.bytes(count));
+            let quantized = quantize(&vec![1.0; count], DynamicMap::signed()).unwrap();
+            let bytes = quantized.codes.len() + size_of_val(quantized.absmax.as_slice());
+            assert_eq!(bytes, Format::Int8Blockwise.bytes(count));
         }
     }
 
     #[test]
-    fn bad_input_is_named() {
+    fn the_error_names_the_value_that_is_not_finite() {
         let map = DynamicMap::signed();
-        let error = quantize(&[1.0, 2.0, f32::NEG_INFINITY], map, BLOCK_SIZE).unwrap_err();
+        let error = quantize(&[1.0, 2.0, f32::NEG_INFINITY], map).unwrap_err();
         assert_eq!(error, Error::NonFinite { index: 2, value: f32::NEG_INFINITY });
-        assert_eq!(quantize(&[1.0], map, 0).unwrap_err(), Error::ZeroBlockSize);
     }
 }

@@ -1,19 +1,19 @@
 //! bitsandbytes' 8-bit dynamic maps: 256 sorted values in [-1, 1] (signed) or [0, 1] (unsigned), finer towards zero.
 //!
-//! The map of `create_dynamic_map` in bitsandbytes/functional.py. For each decade from 1e-6 to 1 the range from 0.1 to
-//! 1 is cut into equal parts, twice as many in each decade as in the one below; the middles of the parts, times the
-//! decade, are the values, with both signs where the map is signed, and 0 and 1 are added. The values equal those of
-//! PyTorch 2.15 bit for bit (AVX2 and AVX-512: its `linspace` rounds once per value, with a fused multiply-add).
-//! PyTorch without AVX2 rounds twice and differs in the last bit of some.
+//! The map of `create_dynamic_map` in bitsandbytes/functional.py. For each decade from 1e-6 to 1, the range from 0.1 to
+//! 1 is divided into equal parts, twice as many as in the decade below. The midpoints of the parts, times the decade, are
+//! the values (with both signs if the map is signed), and 0 and 1 are added. The values are bit-identical to those of
+//! PyTorch 2.15 with AVX2 or AVX-512, whose `linspace` rounds once per value (fused multiply-add). PyTorch without AVX2
+//! rounds twice, and some values differ in the last bit.
 //!
-//! Gives up other bit widths than 8: nothing here uses them.
+//! Not supported: other bit widths than 8.
 
 use std::sync::LazyLock;
 
 /// Decades of the map: 1e-6 up to 1.
 const DECADES: usize = 7;
 
-/// A sorted table of 256 values, with what is needed to find the nearest one.
+/// A sorted table of 256 values, with the decision points between them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DynamicMap {
     values: [f32; 256],
@@ -29,7 +29,7 @@ impl DynamicMap {
         &SIGNED
     }
 
-    /// The map of quantities that are never negative: the second moment.
+    /// The map of nonnegative quantities: the second moment.
     pub fn unsigned() -> &'static Self {
         &UNSIGNED
     }
@@ -58,16 +58,16 @@ impl DynamicMap {
         &self.values
     }
 
-    /// The 255 decision points between neighbours, ascending, each rounded to f32.
+    /// The 255 decision points between neighbors, ascending, each rounded to f32.
     pub fn midpoints(&self) -> &[f32; 255] {
         &self.midpoints
     }
 
     /// Code of the value nearest to `x`. A tie goes to the even code, as in bitsandbytes' CUDA kernels (whose search
-    /// ends on an even code and leaves it only for a strictly nearer neighbour). Beyond the ends: the end; NaN: code
-    /// 0.
+    /// ends on an even code and leaves it only for a strictly nearer neighbor). Values outside the map get its first or
+    /// last code, NaN gets code 0.
     pub fn nearest(&self, x: f32) -> u8 {
-        // Branch-free search for the number of decision points below x.
+        // Branch-free binary search for the number of decision points below x.
         let mut below = 0;
         for step in [128, 64, 32, 16, 8, 4, 2, 1] {
             below += if self.midpoints[below + step - 1] < x { step } else { 0 };
@@ -77,7 +77,7 @@ impl DynamicMap {
     }
 }
 
-/// Boundary `index` of the range from 0.1 to 1 cut into `parts`: counted from the nearer end, rounded once.
+/// Boundary `index` of the range from 0.1 to 1 divided into `parts`, computed from the nearer end with one rounding.
 fn boundary(index: usize, parts: usize) -> f32 {
     let (start, end) = (0.1_f32, 1.0_f32);
     let step = (end - start) / parts as f32;
@@ -88,9 +88,9 @@ fn boundary(index: usize, parts: usize) -> f32 {
     }
 }
 
-/// Middles between neighbours of a sorted table: sum rounded to f32, then halved.
+/// Midpoints between neighbors of a sorted table: their sum, rounded to f32, then halved.
 pub const fn midpoints<const VALUES: usize, const MIDPOINTS: usize>(values: &[f32; VALUES]) -> [f32; MIDPOINTS] {
-    const { assert!(MIDPOINTS + 1 == VALUES, "one midpoint between each two neighbours") };
+    const { assert!(MIDPOINTS + 1 == VALUES, "one midpoint between two neighbors") };
     let mut midpoints = [0.0; MIDPOINTS];
     let mut index = 0;
     while index < MIDPOINTS {
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
     use crate::test_values::Draws;
 
-    /// Nearest code by looking at all 256: fewest assumptions, slow.
+    /// Nearest code by comparing with all midpoints: few assumptions, slow.
     fn nearest_by_midpoints(map: &DynamicMap, x: f32) -> u8 {
         let below = map.midpoints().iter().filter(|&&midpoint| midpoint < x).count();
         let at = map.midpoints().iter().position(|&midpoint| midpoint == x);
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn signed_map_is_symmetric_but_for_the_one() {
+    fn signed_map_is_symmetric_except_for_1() {
         let values = DynamicMap::signed().values();
         for distance in 1..=127 {
             assert_eq!(values[127 - distance], -values[127 + distance]);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn search_equals_counting_all_midpoints() {
+    fn binary_search_equals_counting_all_midpoints() {
         let mut draws = Draws(3);
         for map in [DynamicMap::signed(), DynamicMap::unsigned()] {
             for _ in 0..20_000 {
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn out_of_range_takes_the_end_and_nan_takes_code_zero() {
+    fn values_out_of_range_get_the_end_and_nan_gets_code_zero() {
         let map = DynamicMap::signed();
         let codes = [f32::INFINITY, 2.0, f32::NEG_INFINITY, -2.0, f32::NAN].map(|x| map.nearest(x));
         assert_eq!(codes, [255, 255, 0, 0, 0]);

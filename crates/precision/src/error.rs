@@ -1,20 +1,18 @@
-//! What can go wrong in this crate: always the caller's data, never a guess that is carried on with.
+//! The errors of this crate. Each is caused by the caller's data.
 //!
-//! Gives up naming the tensor: a codec sees numbers, so the caller that read the tensor adds its name.
+//! Trade-off: errors do not name the tensor. A codec sees only numbers, so the caller that read the tensor adds its name.
 
 use thiserror::Error as ThisError;
-
-use crate::format::Format;
 
 /// Result of this crate's fallible functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A tensor that cannot be quantised, or buffers that do not fit together.
+/// A tensor that cannot be quantized, buffers that do not belong together, or an unknown name.
 #[derive(Debug, Clone, PartialEq, ThisError)]
 pub enum Error {
-    /// A NaN or an infinity would poison the scale of its whole block.
+    /// A NaN or an infinity would make the scale of its whole block useless.
     #[error(
-        "value {index} is {value}, but only finite numbers can be quantised: the weights are damaged or come from a run \
+        "value {index} is {value}, but only finite numbers can be quantized: the weights are damaged or come from a run \
          that diverged; fetch the file again, or go back to an earlier checkpoint"
     )]
     NonFinite {
@@ -24,7 +22,10 @@ pub enum Error {
         value: f32,
     },
     /// A tensor without values has no scale.
-    #[error("the tensor of shape {shape:?} has no values, and nothing to quantise: leave it out, or correct its shape")]
+    #[error(
+        "the tensor of shape {shape:?} has no values, so there is nothing to quantize: leave it out, or correct its \
+         shape"
+    )]
     Empty {
         /// The shape as given.
         shape: Vec<usize>,
@@ -37,9 +38,9 @@ pub enum Error {
     ShapeMismatch {
         /// The shape as given.
         shape: Vec<usize>,
-        /// What the shape asks for.
+        /// What the shape requires.
         expected: usize,
-        /// What was handed over.
+        /// What was given.
         got: usize,
         /// What is counted: values or bytes.
         unit: &'static str,
@@ -54,22 +55,29 @@ pub enum Error {
         /// Entries found.
         got: usize,
     },
-    /// A block needs at least one value.
-    #[error("block size 0: a block holds at least one value; bitsandbytes uses 64 for NF4 and 256 for 8-bit state")]
-    ZeroBlockSize,
     /// Only plain floating-point bytes can be read as a source.
-    #[error("cannot quantise from stored {format}: the source must be f32, f16 or bf16; dequantise it first")]
+    #[error(
+        "cannot quantize from stored {format}: the source must be float32, float16 or bfloat16; dequantize it first"
+    )]
     UnsupportedSource {
-        /// The format of the source.
-        format: Format,
+        /// Name of the source's format.
+        format: &'static str,
     },
     /// The mean of the block scales leaves the range of f32.
     #[error(
         "the block scales are so large that their mean is not a finite f32: such weights are damaged; or switch double \
-         quantisation off (bnb_4bit.double_quant = false)"
+         quantization off (bnb_4bit.double_quant = false)"
     )]
     OffsetOverflow,
     /// Optimizer steps are counted from 1.
     #[error("optimizer step 0: steps are counted from 1, since the bias correction of step 0 divides by zero")]
     StepZero,
+    /// A name that no format has.
+    #[error("unknown format `{got}`, expected one of: {}", expected.join(", "))]
+    UnknownFormat {
+        /// The name as given.
+        got: String,
+        /// The names that exist.
+        expected: &'static [&'static str],
+    },
 }

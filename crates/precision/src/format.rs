@@ -1,88 +1,139 @@
-//! Names and sizes of the storage formats, with the overhead of their blocks: what memory models count with.
+//! The storage formats: their names and their exact sizes, scales included.
 //!
-//! Gives up layout: how a tensor is padded or aligned on a device is that device's business.
-
-use std::fmt;
+//! Trade-off: no layout. How a tensor is padded or aligned on a device is decided by that device's backend.
 
 use crate::{blockwise, nf4};
 
-/// Whether the block scales of NF4 are themselves quantised (`bnb_4bit_use_double_quant` of Hugging Face configs).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum DoubleQuant {
-    /// One f32 scale for each block: 4.5 bits per value.
-    Off,
-    /// One 8-bit code for each block, one f32 for each 256 blocks, one f32 offset: 4.127 bits per value.
-    On,
-}
-
-impl From<bool> for DoubleQuant {
-    fn from(on: bool) -> Self {
-        if on { Self::On } else { Self::Off }
-    }
-}
-
-/// How the values of a tensor are stored.
+/// How the values of a tensor are stored. Its name ([`Format::name`]) is also its serde representation, a plain string.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
     /// IEEE 754 binary32.
     F32,
     /// IEEE 754 binary16.
     F16,
-    /// The upper half of an f32.
+    /// bfloat16: the upper half of an f32.
     Bf16,
-    /// 4-bit NormalFloat in blocks of 64 ([`crate::nf4`]).
-    Nf4(DoubleQuant),
-    /// 8-bit dynamic codes in blocks of 256 with one f32 scale each ([`crate::blockwise`]).
+    /// Codes of a weight format with scales.
+    Quantized(QuantFormat),
+    /// 8-bit codes of a [`DynamicMap`](crate::DynamicMap) in blocks of 256 with one f32 scale each
+    /// ([`crate::blockwise`]): optimizer state.
     Int8Blockwise,
 }
 
-impl Format {
-    /// Bits per value with the share of the block scales, for a tensor long enough that partial blocks do not show.
-    pub fn bits_per_value(self) -> f64 {
-        const F32_BITS: f64 = 32.0;
-        const CODE_BITS: f64 = 8.0;
-        let (block, nested_block) = (nf4::BLOCK_SIZE as f64, blockwise::BLOCK_SIZE as f64);
+/// A format in which weights are quantized. Its name ([`QuantFormat::name`]) is also its serde representation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum QuantFormat {
+    /// 4-bit NormalFloat in blocks of 64 ([`crate::nf4`]).
+    Nf4 {
+        /// Whether the block scales are quantized as well (`bnb_4bit_use_double_quant` of Hugging Face configs).
+        ///
+        /// Without it, each block has one f32 scale: 4.5 bits per value. With it, each block has one 8-bit code, each
+        /// 256 blocks one f32, and the tensor one f32 offset: 4.127 bits per value.
+        double_quant: bool,
+    },
+}
+
+impl QuantFormat {
+    /// All quantized formats.
+    pub const ALL: [Self; 2] = [Self::Nf4 { double_quant: false }, Self::Nf4 { double_quant: true }];
+
+    /// The name, as recipes, plans and messages write it.
+    pub const fn name(self) -> &'static str {
         match self {
-            Self::F32 => 32.0,
-            Self::F16 | Self::Bf16 => 16.0,
-            Self::Nf4(DoubleQuant::Off) => 4.0 + F32_BITS / block,
-            Self::Nf4(DoubleQuant::On) => 4.0 + CODE_BITS / block + F32_BITS / (block * nested_block),
-            Self::Int8Blockwise => CODE_BITS + F32_BITS / nested_block,
+            Self::Nf4 { double_quant: false } => "nf4",
+            Self::Nf4 { double_quant: true } => "nf4_double_quant",
         }
     }
 
-    /// Exact bytes of `count` values with all block scales, partial blocks counted whole.
-    pub fn bytes(self, count: usize) -> usize {
-        const F32_BYTES: usize = size_of::<f32>();
-        let blocks = count.div_ceil(nf4::BLOCK_SIZE);
+    pub(crate) const fn aliases(self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Values that share one block scale.
+    pub const fn block_size(self) -> usize {
         match self {
-            Self::F32 => count * F32_BYTES,
-            Self::F16 | Self::Bf16 => count * 2,
-            Self::Nf4(DoubleQuant::Off) => count.div_ceil(2) + blocks * F32_BYTES,
-            Self::Nf4(DoubleQuant::On) => {
+            Self::Nf4 { .. } => nf4::BLOCK_SIZE,
+        }
+    }
+
+    /// Bits per value including its share of the scales, for a tensor so long that partial blocks do not matter.
+    pub fn bits_per_value(self) -> f64 {
+        let block = self.block_size() as f64;
+        match self {
+            Self::Nf4 { double_quant: false } => 4.0 + F32_BITS / block,
+            Self::Nf4 { double_quant: true } => 4.0 + CODE_BITS / block + F32_BITS / (block * NESTED_BLOCK),
+        }
+    }
+
+    /// Exact bytes of `count` values with all scales. A partial block takes a whole scale.
+    pub const fn bytes(self, count: usize) -> usize {
+        let blocks = count.div_ceil(self.block_size());
+        match self {
+            Self::Nf4 { double_quant: false } => count.div_ceil(2) + blocks * F32_BYTES,
+            Self::Nf4 { double_quant: true } => {
                 let offset = if count == 0 { 0 } else { F32_BYTES };
                 count.div_ceil(2) + blocks + blocks.div_ceil(blockwise::BLOCK_SIZE) * F32_BYTES + offset
             }
-            Self::Int8Blockwise => count + count.div_ceil(blockwise::BLOCK_SIZE) * F32_BYTES,
-        }
-    }
-
-    /// Short name, as plans and messages print it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-            Self::Nf4(DoubleQuant::Off) => "nf4",
-            Self::Nf4(DoubleQuant::On) => "nf4 (double quantised)",
-            Self::Int8Blockwise => "int8 (block-wise)",
         }
     }
 }
 
-impl fmt::Display for Format {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.name())
+const F32_BITS: f64 = 32.0;
+const F32_BYTES: usize = size_of::<f32>();
+const CODE_BITS: f64 = 8.0;
+const NESTED_BLOCK: f64 = blockwise::BLOCK_SIZE as f64;
+
+impl Format {
+    /// All formats.
+    pub const ALL: [Self; 6] = [
+        Self::F32,
+        Self::F16,
+        Self::Bf16,
+        Self::Quantized(QuantFormat::ALL[0]),
+        Self::Quantized(QuantFormat::ALL[1]),
+        Self::Int8Blockwise,
+    ];
+
+    /// The name, as recipes, plans and messages write it: `float32`, `float16`, `bfloat16`, the name of a
+    /// [`QuantFormat`], or `int8_blockwise`. When it is read, `f32`, `fp32`, `f16`, `fp16` and `bf16` are accepted too.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::F16 => "float16",
+            Self::Bf16 => "bfloat16",
+            Self::Quantized(format) => format.name(),
+            Self::Int8Blockwise => "int8_blockwise",
+        }
+    }
+
+    pub(crate) const fn aliases(self) -> &'static [&'static str] {
+        match self {
+            Self::F32 => &["f32", "fp32"],
+            Self::F16 => &["f16", "fp16"],
+            Self::Bf16 => &["bf16"],
+            Self::Quantized(format) => format.aliases(),
+            Self::Int8Blockwise => &[],
+        }
+    }
+
+    /// Bits per value including its share of the scales, for a tensor so long that partial blocks do not matter.
+    pub fn bits_per_value(self) -> f64 {
+        match self {
+            Self::F32 => F32_BITS,
+            Self::F16 | Self::Bf16 => 16.0,
+            Self::Quantized(format) => format.bits_per_value(),
+            Self::Int8Blockwise => CODE_BITS + F32_BITS / NESTED_BLOCK,
+        }
+    }
+
+    /// Exact bytes of `count` values with all scales. A partial block takes a whole scale.
+    pub const fn bytes(self, count: usize) -> usize {
+        match self {
+            Self::F32 => count * F32_BYTES,
+            Self::F16 | Self::Bf16 => count * 2,
+            Self::Quantized(format) => format.bytes(count),
+            Self::Int8Blockwise => count + count.div_ceil(blockwise::BLOCK_SIZE) * F32_BYTES,
+        }
     }
 }
 
@@ -90,25 +141,16 @@ impl fmt::Display for Format {
 mod tests {
     use super::*;
 
-    const ALL: [Format; 6] = [
-        Format::F32,
-        Format::F16,
-        Format::Bf16,
-        Format::Nf4(DoubleQuant::Off),
-        Format::Nf4(DoubleQuant::On),
-        Format::Int8Blockwise,
-    ];
-
     #[test]
     fn bits_per_value_are_the_published_ones() {
-        let bits = ALL.map(Format::bits_per_value);
+        let bits = Format::ALL.map(Format::bits_per_value);
         assert_eq!(bits, [32.0, 16.0, 16.0, 4.5, 4.126953125, 8.125]);
     }
 
     #[test]
     fn bytes_of_a_long_tensor_tend_to_bits_per_value() {
         let count = 64 * 256 * 1000;
-        for format in ALL {
+        for format in Format::ALL {
             let ideal = format.bits_per_value() * count as f64 / 8.0;
             let exact = format.bytes(count) as f64;
             assert!((exact - ideal).abs() <= 4.0, "{format}: {exact} bytes, ideal {ideal}");
@@ -117,14 +159,6 @@ mod tests {
 
     #[test]
     fn no_values_need_no_bytes() {
-        assert_eq!(ALL.map(|format| format.bytes(0)), [0; 6]);
-    }
-
-    #[test]
-    fn names_are_distinct() {
-        let mut names = ALL.map(Format::name).to_vec();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), ALL.len());
+        assert_eq!(Format::ALL.map(|format| format.bytes(0)), [0; 6]);
     }
 }

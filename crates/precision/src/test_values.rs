@@ -1,4 +1,6 @@
-//! Seeded numbers for the unit tests: the same on every machine, with no dependency.
+//! Seeded random numbers for the unit tests, the same on every machine.
+//!
+//! Trade-off: not a general generator. It exists to avoid a dependency.
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
 pub(crate) struct Draws(pub(crate) u64);
@@ -17,7 +19,7 @@ impl Draws {
         ((self.bits() >> 40) as i64 - (1 << 23)) as f32 / (1 << 23) as f32
     }
 
-    /// Near normal: the sum of four uniform draws, halved.
+    /// Nearly normal: the sum of four uniform draws, halved.
     pub(crate) fn bell(&mut self) -> f32 {
         (0..4).map(|_| self.uniform()).sum::<f32>() / 2.0
     }
@@ -26,7 +28,7 @@ impl Draws {
         (0..count).map(|_| self.bell() * scale).collect()
     }
 
-    /// Below `limit`, which is small.
+    /// An integer below `limit`. `limit` is small, so the bias does not matter.
     pub(crate) fn below(&mut self, limit: usize) -> usize {
         (self.bits() % limit as u64) as usize
     }

@@ -1,10 +1,11 @@
 //! Everything that can end a run early, in one enum: what, expected, got, where, and what to do next.
 //!
-//! Errors of the crates below pass through unchanged; `main` prints the chain once.
+//! Errors of the crates below pass through unchanged; `main` prints the chain once. Trade-off: amounts of memory are stored as
+//! text, because only messages use them.
 
 use std::path::PathBuf;
 
-use crate::backend::BackendKind;
+use firebrick_kernels::BackendKind;
 
 /// Why a command could not do its work.
 #[derive(Debug, thiserror::Error)]
@@ -15,6 +16,9 @@ pub enum RunError {
     /// The data or the tokenizer.
     #[error(transparent)]
     Data(#[from] firebrick_data::DataError),
+    /// The model's config, or a LoRA target that it does not have.
+    #[error(transparent)]
+    Arch(#[from] firebrick_arch::ArchError),
     /// The model folder or an adapter.
     #[error(transparent)]
     Model(#[from] firebrick_model::ModelError),
@@ -26,16 +30,16 @@ pub enum RunError {
     Parallel(#[from] firebrick_parallel::ParallelError),
     /// The run folder or a checkpoint folder.
     #[error(transparent)]
-    Storage(#[from] crate::storage::StorageError),
+    Storage(#[from] crate::state::storage::StorageError),
     /// The backend is known, but this binary was built without it.
     #[error(
-        "backend `{wanted}` is not in this binary, which holds {compiled}. `cargo xtask train` builds what the recipe asks for; \
+        "backend `{wanted}` is not in this binary, which contains {compiled}. `cargo xtask train` builds what the recipe needs; \
          by hand: cargo build -p firebrick-train --features {wanted}"
     )]
     NotCompiled {
-        /// What the recipe asks for.
+        /// The requested backend.
         wanted: BackendKind,
-        /// What there is.
+        /// The names of those in the binary.
         compiled: String,
     },
     /// The backend is in the binary, but the machine has no device for it.
@@ -43,61 +47,61 @@ pub enum RunError {
         "backend `{wanted}` finds no device here: {looked_for}. {install}. Or train on the CPU with --set backend=flex"
     )]
     NoDevice {
-        /// What the recipe asks for.
+        /// The requested backend.
         wanted: BackendKind,
-        /// What was looked for, and the library's own words.
+        /// What was looked for, and the library's message.
         looked_for: String,
         /// What would make it work.
-        install: String,
+        install: &'static str,
     },
     /// The plan needs more memory than there is.
     #[error("this run needs {needed} of memory, and {available} are free{breakdown}\n{advice}")]
     DoesNotFit {
-        /// Bytes, for people.
+        /// Needed bytes, formatted.
         needed: String,
-        /// Bytes, for people.
+        /// Free bytes and where, formatted.
         available: String,
         /// The memory table, one line each.
         breakdown: String,
         /// The nearest change that fits.
         advice: String,
     },
-    /// A bench of documents that have nothing to predict.
+    /// A benchmark of documents that have nothing to predict.
     #[error(
-        "{documents} documents do not fit into a row of {row_len} tokens: each needs at least two tokens, one to predict the \
-         other. Lower --documents or raise --seq"
+        "{documents} documents do not fit into a row of {row_len} tokens: each needs at least two tokens, so that one can be \
+         predicted from the other. Lower --documents or raise --seq"
     )]
     BenchDocuments {
-        /// Documents a row.
+        /// Documents per row.
         documents: usize,
-        /// Tokens a row.
+        /// Tokens per row.
         row_len: usize,
     },
-    /// An operation of the backend does not compute what it should.
+    /// An operation of the backend computes wrong results.
     #[error(
-        "the self-test of backend `{backend}` failed: {problem}. Numbers of this device cannot be trusted, so nothing was \
-         trained. Reinstall the driver and the CUDA libraries in versions that belong together, and report it with this line; \
-         or train on the CPU with backend = \"flex\""
+        "the self-test of backend `{backend}` failed: {problem}. Results of this device cannot be trusted, so nothing was \
+         trained. Reinstall the driver and the CUDA libraries in matching versions, and report it with this line; or train on \
+         the CPU with backend = \"flex\""
     )]
     SelfTestFailed {
-        /// Where.
+        /// The backend.
         backend: BackendKind,
         /// The operation, and how far it is off.
         problem: String,
     },
     /// The device ran out of memory although the plan expected the run to fit.
     #[error(
-        "the device ran out of memory in {operation}: {message}. The plan expected this to fit; it may be that another process \
-         takes memory too. Expected was{table}\n{advice}"
+        "the device ran out of memory in {operation}: {message}. The plan expected this to fit; another process may be using \
+         memory too. Expected was{table}\n{advice}"
     )]
     OutOfDeviceMemory {
-        /// The operation that asked for it.
+        /// The operation that requested it.
         operation: String,
-        /// The library's own words.
+        /// The library's message.
         message: String,
         /// The plan's memory table.
         table: String,
-        /// The next smaller run, and how to go on.
+        /// The next smaller run, and how to continue.
         advice: String,
     },
     /// The device failed for another reason.
@@ -108,9 +112,9 @@ pub enum RunError {
     DeviceFailed {
         /// The operation.
         operation: String,
-        /// The library's own words.
+        /// The library's message.
         message: String,
-        /// What is saved and how to go on.
+        /// What is saved and how to continue.
         advice: String,
     },
     /// The loss or the gradient is not a number.
@@ -126,30 +130,22 @@ pub enum RunError {
         /// Global norm.
         grad_norm: f32,
     },
-    /// A checkpoint's own description cannot be read.
-    #[error("`{}` {problem}; resume from an earlier checkpoint by deleting this folder", path.display())]
-    BadCheckpoint {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// The recipe asks for a different run than the one that is resumed.
+    /// The recipe describes a different run than the one that is resumed.
     #[error(
-        "the checkpoint was made with {key} = {saved}, the recipe now says {now}: a resumed run must be the same run. Undo the \
-         change, or start a new run under another name"
+        "the checkpoint was made with {key} = {saved}, now it is {now}: a resumed run must be the same run. Undo the change, or \
+         start a new run under another name"
     )]
     Changed {
         /// The recipe's key.
         key: String,
-        /// What the checkpoint holds.
+        /// The checkpoint's value.
         saved: String,
-        /// What the recipe says.
+        /// The value now.
         now: String,
     },
-    /// The tokenizer makes ids that the model has no rows for.
+    /// The tokenizer has ids that the model has no embedding for.
     #[error(
-        "the tokenizer has {tokenizer} tokens, the model's embedding only {model} rows: they do not belong together. Take both \
+        "the tokenizer has {tokenizer} tokens, the model's embedding only {model} rows: they do not belong together. Use both \
          from the same folder"
     )]
     VocabularyTooSmall {

@@ -1,30 +1,13 @@
 #![doc = include_str!("../README.md")]
 
-pub mod assemble;
-pub mod backend;
 pub mod bench;
-pub mod checkpoint;
-pub mod checkpoint_files;
 pub mod config;
-pub mod data_report;
-pub mod data_sets;
+pub mod console;
 pub mod error;
-pub mod evaluate;
-pub mod failure;
-pub mod generate;
 pub mod inspect;
-pub mod interrupt;
-pub mod memory_meter;
 pub mod metrics;
 pub mod plan;
-pub mod prepare;
-pub mod progress;
-pub mod report;
 pub mod run;
-pub mod run_folder;
-pub mod step;
-pub mod storage;
-pub mod tensorboard;
-pub mod verify;
+pub mod state;
 
 pub use error::RunError;

@@ -1,25 +1,31 @@
 //! The command line of `train`: parse, call, report one clear error.
+//!
+//! Trade-off: every backend of the binary is compiled into every command.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "this is the edge of the program")]
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::measure::ProcessClock;
-use firebrick_model::{BaseStorage, Sampler};
-use firebrick_train::backend::{self, device_work};
+use firebrick_kernels::{BackendKind, BaseStorage};
+use firebrick_model::Sampler;
+use firebrick_precision::{Format, QuantFormat};
 use firebrick_train::bench::{BenchOptions, bench};
-use firebrick_train::config::{BackendChoice, RunConfig, json_schema};
-use firebrick_train::generate::{WriteOptions, generate};
+use firebrick_train::config::{BackendChoice, RunConfig, compute, json_schema};
+use firebrick_train::console::{Console, Outcome, shell_quoted};
 use firebrick_train::inspect::{Style, inspect};
-use firebrick_train::interrupt::Interrupt;
-use firebrick_train::prepare::prepare;
-use firebrick_train::report::{Outcome, Voice};
+use firebrick_train::plan::{choose_backend, compute_format};
+use firebrick_train::run::device::device_work;
+use firebrick_train::run::generate::{GenerateRequest, LoadOptions, generate};
+use firebrick_train::run::interrupt::Interrupt;
+use firebrick_train::run::prepare::prepare;
+use firebrick_train::run::verify::{VerifyOptions, verify};
 use firebrick_train::run::{RunOptions, run};
-use firebrick_train::verify::{VerifyOptions, verify};
+use firebrick_train::state::resume_point::ResumeFrom;
 use firebrick_train::{RunError, with_backend};
 
 /// glibc returns an operation's megabytes to the system and faults them in again for the next one; that took a quarter of a
@@ -38,21 +44,15 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Run a recipe: plan, evaluate, train, save.
-    Train {
-        #[command(flatten)]
-        recipe: Recipe,
-        /// Continue the run of this name from its newest checkpoint.
-        #[arg(long)]
-        resume: bool,
-    },
-    /// Read a recipe and its data, and print what a run would do and why; no weight is read.
+    Train(Train),
+    /// Read a recipe and its data, and print what a run would do and why; no weights are read.
     Plan {
         #[command(flatten)]
         recipe: Recipe,
     },
-    /// Show what a recipe trains on: counts, lengths, packing, dropped rows, and sample rows with trained tokens marked.
+    /// Show what a recipe trains on: counts, lengths, packing, dropped records, and sample rows with loss tokens marked.
     Inspect(Inspect),
-    /// Time training steps of a model on made-up tokens: speed, memory, and where the time goes.
+    /// Time training steps of a model on synthetic tokens: speed, memory, and where the time goes.
     Bench(Bench),
     /// Continue prompts with a model.
     Generate(Generate),
@@ -60,6 +60,33 @@ enum Command {
     Verify(Verify),
     /// Print the JSON schema of recipes.
     Schema,
+}
+
+#[derive(Args)]
+struct Train {
+    /// The recipe: a path, or the name of a file in configs/. Without it, the saved recipe of the run to resume.
+    #[arg(long, required_unless_present = "resume")]
+    config: Option<PathBuf>,
+    /// Override a key, e.g. --set train.learning_rate=1e-4. May be given several times.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Continue a run from its newest checkpoint. RUN is a run folder, a run's name or a checkpoint folder; without it, the newest
+    /// run of the recipe's name.
+    #[arg(long, value_name = "RUN", num_args = 0..=1)]
+    resume: Option<Option<PathBuf>>,
+}
+
+impl Train {
+    /// The recipe file: the given one, or the config.toml of the run folder that RUN is or is inside of.
+    fn config(&self) -> anyhow::Result<PathBuf> {
+        if let Some(config) = &self.config {
+            return Ok(config.clone());
+        }
+        let named = self.resume.as_ref().and_then(Option::as_ref);
+        let folders = named.into_iter().flat_map(|run| run.ancestors().take(3));
+        let found = folders.map(|folder| folder.join("config.toml")).find(|path| path.is_file());
+        found.context("give the recipe with --config FILE, or the folder of the run as in --resume runs/my-run")
+    }
 }
 
 #[derive(Args)]
@@ -72,6 +99,12 @@ struct Recipe {
     overrides: Vec<String>,
 }
 
+impl Recipe {
+    fn load(&self) -> anyhow::Result<RunConfig> {
+        Ok(RunConfig::load(&self.config, &self.overrides)?)
+    }
+}
+
 #[derive(Args)]
 struct Inspect {
     #[command(flatten)]
@@ -79,7 +112,7 @@ struct Inspect {
     /// Sample rows of each set, spread evenly.
     #[arg(long, default_value_t = 3)]
     rows: usize,
-    /// Write the same, with whole rows, as one HTML page too.
+    /// Write the same, with complete rows, as one HTML page too.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
@@ -92,11 +125,11 @@ struct Weights {
     /// PEFT adapter folder.
     #[arg(long)]
     adapter: Option<PathBuf>,
-    /// Keep the base's projections in 4 bits (NF4, double quantisation), as in QLoRA training.
+    /// Store the base's projections in 4 bits (NF4, double quantization), as in QLoRA training.
     #[arg(long)]
     nf4: bool,
-    /// Where tensors live.
-    #[arg(long, value_enum, default_value = "auto")]
+    /// Where tensors live: auto, cuda, wgpu, candle or flex.
+    #[arg(long, default_value_t)]
     backend: BackendChoice,
 }
 
@@ -104,7 +137,7 @@ struct Weights {
 struct Bench {
     #[command(flatten)]
     options: BenchOptions,
-    /// Print one JSON object as the last line, and all else to standard error.
+    /// Print one JSON object as the last line, and everything else to standard error.
     #[arg(long)]
     json: bool,
 }
@@ -119,9 +152,13 @@ struct Generate {
     /// Treat prompts as a user's turn, rendered by the tokenizer's chat template.
     #[arg(long)]
     chat: bool,
-    /// Most new tokens a prompt.
+    /// Maximum new tokens per prompt.
     #[arg(long, default_value_t = 64)]
     max_new_tokens: usize,
+    /// Number format of activations and matrix multiplications: float32, bfloat16 or float16. Default: bfloat16 on CUDA, float32
+    /// elsewhere.
+    #[arg(long, value_name = "FORMAT", value_parser = compute::parse)]
+    dtype: Option<Format>,
     /// 0 is greedy.
     #[arg(long, default_value_t = 0.0)]
     temperature: f32,
@@ -162,7 +199,7 @@ fn main() -> ExitCode {
 
 fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<()> {
     match command {
-        Command::Train { recipe, resume } => train(&recipe, resume),
+        Command::Train(arguments) => train(arguments),
         Command::Plan { recipe } => plan(&recipe),
         Command::Inspect(arguments) => show_data(&arguments),
         Command::Bench(arguments) => time_steps(&arguments, clock),
@@ -175,37 +212,37 @@ fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<()> {
     }
 }
 
-fn train(recipe: &Recipe, resume: bool) -> anyhow::Result<()> {
-    let config = RunConfig::load(&recipe.config, &recipe.overrides)?;
+fn train(arguments: Train) -> anyhow::Result<()> {
+    let path = arguments.config()?;
+    let config = RunConfig::load(&path, &arguments.overrides)?;
     let interrupt = Interrupt::install().context("cannot listen for Ctrl-C")?;
-    match run(RunOptions { config, resume, voice: Voice::Aloud, interrupt })? {
-        Outcome::Finished(_) => {}
-        Outcome::Interrupted { step, name } => {
-            let overrides: String = recipe.overrides.iter().map(|set| format!(" --set {set}")).collect();
-            println!(
-                "stopped after step {step}; everything is saved. Go on with\n  cargo xtask train --config {}{overrides} --set \
-                 name={name} --resume",
-                recipe.config.display()
-            );
-        }
+    let resume = arguments.resume.map(|named| named.map_or(ResumeFrom::Newest, ResumeFrom::Named));
+    let outcome = run(RunOptions { config, resume, console: Console::VERBOSE, interrupt })?;
+    if let Outcome::Interrupted { step, folder, .. } = outcome {
+        let quoted = |path: &Path| shell_quoted(&path.display().to_string());
+        let overrides: String = arguments.overrides.iter().map(|set| format!(" --set {}", shell_quoted(set))).collect();
+        println!(
+            "stopped after step {step}; everything is saved. Continue with\n  cargo xtask train --config {}{overrides} --resume {}",
+            quoted(&path),
+            quoted(&folder)
+        );
     }
     Ok(())
 }
 
 fn plan(recipe: &Recipe) -> anyhow::Result<()> {
-    let prepared = prepare(RunConfig::load(&recipe.config, &recipe.overrides)?)?;
+    let prepared = prepare(recipe.load()?)?;
     for note in &prepared.data_notes {
         println!("{note}");
     }
-    Voice::Aloud.plan(&prepared.config.name, &prepared.plan);
+    Console::VERBOSE.plan(&prepared.plan);
     Ok(())
 }
 
 fn show_data(arguments: &Inspect) -> anyhow::Result<()> {
-    let config = RunConfig::load(&arguments.recipe.config, &arguments.recipe.overrides)?;
-    let inspection = inspect(&config, arguments.rows)?;
-    let no_colours = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let style = if std::io::stdout().is_terminal() && !no_colours { Style::Colours } else { Style::Markers };
+    let inspection = inspect(&arguments.recipe.load()?, arguments.rows)?;
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let style = if std::io::stdout().is_terminal() && !no_color { Style::Colors } else { Style::Markers };
     print!("{}", inspection.text(style));
     if let Some(path) = &arguments.html {
         std::fs::write(path, inspection.page()).with_context(|| format!("cannot write {}", path.display()))?;
@@ -226,33 +263,30 @@ fn time_steps(arguments: &Bench, clock: ProcessClock) -> anyhow::Result<()> {
 }
 
 fn write_text(arguments: Generate) -> anyhow::Result<()> {
-    let kind = choose(&arguments.weights)?;
-    let options = WriteOptions {
+    let backend = backend(&arguments.weights)?;
+    let compute = arguments.dtype.unwrap_or_else(|| compute_format(Format::Bf16, backend).value);
+    let request = GenerateRequest {
         sampler: Sampler::new(arguments.temperature, arguments.top_p, arguments.seed)?,
-        storage: storage(&arguments.weights),
-        model: arguments.weights.model,
-        adapter: arguments.weights.adapter,
+        load: load_options(arguments.weights, compute),
         prompts: arguments.prompt,
         chat: arguments.chat,
         max_new_tokens: arguments.max_new_tokens,
     };
-    let texts = with_backend!(kind, B => device_work(|| generate::<B>(&options, &Default::default())))?;
-    for (prompt, text) in options.prompts.iter().zip(texts) {
+    let texts = with_backend!(backend, B => device_work(|| generate::<B>(&request, &Default::default())))?;
+    for (prompt, text) in request.prompts.iter().zip(texts) {
         println!("{prompt}\n{text}\n");
     }
     Ok(())
 }
 
 fn compare(arguments: Verify) -> anyhow::Result<()> {
-    let kind = choose(&arguments.weights)?;
+    let backend = backend(&arguments.weights)?;
     let options = VerifyOptions {
-        storage: storage(&arguments.weights),
-        model: arguments.weights.model,
-        adapter: arguments.weights.adapter,
+        load: load_options(arguments.weights, Format::F32),
         golden: arguments.golden,
         tolerance: arguments.tol,
     };
-    let found = with_backend!(kind, B => device_work(|| verify::<B>(&options, &Default::default())))?;
+    let found = with_backend!(backend, B => device_work(|| verify::<B>(&options, &Default::default())))?;
     println!("largest difference  {:e}", found.largest);
     println!("mean difference     {:e}", found.mean);
     println!("top-1 agreement     {:.2} %", 100.0 * found.top1_agreement);
@@ -266,10 +300,11 @@ fn compare(arguments: Verify) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn choose(weights: &Weights) -> Result<backend::BackendKind, RunError> {
-    Ok(backend::choose(weights.backend, &HardwareProfile::detect())?.value)
+fn backend(weights: &Weights) -> Result<BackendKind, RunError> {
+    Ok(choose_backend(weights.backend, &HardwareProfile::detect())?.value)
 }
 
-fn storage(weights: &Weights) -> BaseStorage {
-    if weights.nf4 { BaseStorage::Nf4 { double_quant: true } } else { BaseStorage::Frozen }
+fn load_options(weights: Weights, compute: Format) -> LoadOptions {
+    let format = if weights.nf4 { Format::Quantized(QuantFormat::Nf4 { double_quant: true }) } else { compute };
+    LoadOptions { model: weights.model, adapter: weights.adapter, storage: BaseStorage::Frozen(format), compute }
 }

@@ -1,78 +1,80 @@
 //! The hand-written backward pass: gradients of adapters and of whole models.
 
-use firebrick_kernels::GradientMap;
-use firebrick_kernels::backend::Flex;
-use firebrick_model::{BaseStorage, Llama, PassOptions, Recompute};
-use firebrick_tests::{Golden, every_next_token, host, load, relative_difference};
+use firebrick_kernels::Kernels;
+use firebrick_kernels::backends::Flex;
+use firebrick_model::{Decoder, PassOptions, Recompute};
+use firebrick_tests::{
+    FAMILIES, FROZEN, Golden, NF4, TRAINED, every_next_token, load, loss_and_gradients, on_every_backend,
+    relative_difference,
+};
 
-const TOKENS: usize = 48;
-/// Not a divisor of the 96 tokens of a batch, so that the last chunk of the loss is a short one.
-const CHUNK: usize = 20;
+use crate::forward::TOKENS;
 
-/// Mean loss and gradients of the golden file's batch.
-fn loss_and_gradients(model: &Llama<Flex>, golden: &Golden, recompute: Recompute) -> (f32, GradientMap<Flex>) {
+const POLICIES: [Recompute; 3] = [Recompute::Full, Recompute::Selective, Recompute::None];
+
+fn pass(recompute: Recompute) -> PassOptions {
+    PassOptions { recompute, offload: recompute == Recompute::Full, adapters: true }
+}
+
+/// Under every recompute policy, we have every gradient of the golden file, and no other.
+fn assert_gradients_agree<B: Kernels>(golden_name: &str, model: &Decoder<B>) {
+    let golden = Golden::open(golden_name);
     let batch = every_next_token(&golden.ids("input_ids"), TOKENS);
-    let scale = 1.0 / batch.trained_tokens() as f64;
-    let on_device = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
-    let mut gradients = GradientMap::default();
-    let options = PassOptions { recompute, offload: true, gradient_scale: scale, chunk_tokens: CHUNK };
-    let loss = host(model.loss_and_gradients(&on_device, options, &mut gradients))[0];
-    (loss * scale as f32, gradients)
-}
-
-fn gradient(gradients: &GradientMap<Flex>, name: &str) -> Vec<f32> {
-    host(gradients.get(name).unwrap_or_else(|| panic!("{name} has no gradient")).clone())
-}
-
-/// Every gradient of the golden file is ours, and we have no other.
-fn assert_gradients_agree(golden: &str, model: &Llama<Flex>) {
-    let golden = Golden::open(golden);
-    let (loss, gradients) = loss_and_gradients(model, &golden, Recompute::Full);
-    assert!((loss - golden.f32s("loss")[0]).abs() < 1e-5, "loss {loss}");
     let names = golden.keys("grad.");
-    assert_eq!(names.len(), gradients.len());
-    for name in names {
-        let apart = relative_difference(&gradient(&gradients, &name), &golden.f32s(&format!("grad.{name}")));
-        assert!(apart < 1e-3, "{name}: {apart:e}");
+    for policy in POLICIES {
+        let (loss_sum, gradients) = loss_and_gradients(model, &batch, pass(policy));
+        let loss = loss_sum / batch.loss_tokens() as f32;
+        assert!((loss - golden.f32s("loss")[0]).abs() < 1e-5, "{golden_name}, {policy:?}: loss {loss}");
+        assert_eq!(names, gradients.keys().cloned().collect::<Vec<_>>(), "{golden_name}, {policy:?}");
+        for name in &names {
+            let difference = relative_difference(&gradients[name], &golden.f32s(&format!("grad.{name}")));
+            assert!(difference < 1e-3, "{golden_name}, {policy:?}, {name}: {difference:e}");
+        }
     }
 }
 
-#[test]
-fn lora_gradients_equal_those_of_peft() {
-    let cases = [
-        ("tiny-llama-lora", "tiny-llama"),
-        ("tiny-llama-rslora", "tiny-llama"),
-        ("tiny-llama-tied-lora", "tiny-llama-tied"),
-    ];
-    for (adapter, model) in cases {
-        assert_gradients_agree(adapter, &load(model, Some(adapter), BaseStorage::Frozen));
+fn gradients_of_adapters<B: Kernels>() {
+    for family in FAMILIES {
+        let adapter = format!("{family}-lora");
+        assert_gradients_agree(&adapter, &load::<B>(family, Some(&adapter), FROZEN));
+    }
+    for (adapter, model) in [("tiny-llama-rslora", "tiny-llama"), ("tiny-llama-tied-lora", "tiny-llama-tied")] {
+        assert_gradients_agree(adapter, &load::<B>(model, Some(adapter), FROZEN));
     }
 }
 
+on_every_backend!(lora_gradients_equal_those_of_peft_under_every_recompute_policy, gradients_of_adapters);
+
+fn gradients_of_all_weights<B: Kernels>() {
+    for family in FAMILIES {
+        let model = load::<B>(family, None, TRAINED);
+        assert_gradients_agree(&format!("{family}-full-gradients"), &model);
+    }
+}
+
+on_every_backend!(gradients_of_all_weights_equal_those_of_torch_under_every_recompute_policy, gradients_of_all_weights);
+
 #[test]
-fn gradients_of_all_weights_equal_those_of_torch() {
-    let mut model = load("tiny-llama", None, BaseStorage::Trained);
-    assert_eq!(model.parameters_mut().len(), 21);
-    assert_gradients_agree("tiny-llama-full-gradients", &model);
+fn parameters_of_a_model_that_trains_are_the_tensors_of_its_spec() {
+    for family in FAMILIES {
+        let model = load::<Flex>(family, None, TRAINED);
+        let mut trained: Vec<_> = model.parameters().iter().map(|parameter| parameter.name.to_string()).collect();
+        let mut expected: Vec<_> = model.config.spec.tensors().into_iter().map(|tensor| tensor.name).collect();
+        trained.sort();
+        expected.sort();
+        assert_eq!(trained, expected, "{family}");
+    }
+    assert_eq!(load::<Flex>("tiny-llama", None, TRAINED).parameters().len(), 21);
 }
 
 #[test]
-fn recomputing_blocks_changes_no_bit() {
-    let golden = Golden::open("tiny-llama-lora");
-    for (adapter, storage) in [
-        (Some("tiny-llama-lora"), BaseStorage::Nf4 { double_quant: true }),
-        (Some("tiny-llama-lora"), BaseStorage::Frozen),
-        (None, BaseStorage::Trained),
-    ] {
-        let model = load("tiny-llama", adapter, storage);
-        let (kept_loss, kept) = loss_and_gradients(&model, &golden, Recompute::None);
+fn recomputing_layers_changes_no_bit() {
+    let batch = every_next_token(&Golden::open("tiny-llama-lora").ids("input_ids"), TOKENS);
+    for (adapter, storage) in [(Some("tiny-llama-lora"), NF4), (Some("tiny-llama-lora"), FROZEN), (None, TRAINED)] {
+        let model = load::<Flex>("tiny-llama", adapter, storage);
+        let saved = loss_and_gradients(&model, &batch, pass(Recompute::None));
         for policy in [Recompute::Full, Recompute::Selective] {
-            let (loss, recomputed) = loss_and_gradients(&model, &golden, policy);
-            assert_eq!(loss, kept_loss);
-            assert_eq!(kept.len(), recomputed.len());
-            for (name, _) in kept.iter() {
-                assert_eq!(gradient(&recomputed, name), gradient(&kept, name), "{policy:?}: {name}");
-            }
+            assert!(loss_and_gradients(&model, &batch, pass(policy)) == saved, "{storage:?}, {policy:?}");
         }
     }
 }

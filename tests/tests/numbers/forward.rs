@@ -1,51 +1,93 @@
-//! The forward pass: logits and losses of checkpoints and adapters, and the rope tables below them.
+//! The forward pass: logits and losses of checkpoints and adapters, and the rope tables they need.
 
 use std::collections::BTreeMap;
 use std::fs::read_to_string;
 use std::path::Path;
 
-use firebrick_kernels::backend::Flex;
-use firebrick_model::rope::inverse_frequencies;
-use firebrick_model::{BaseStorage, LlamaConfig};
-use firebrick_tests::{Golden, fixture, golden_file, relative_difference};
-use firebrick_train::verify::{Difference, VerifyOptions, verify};
+use firebrick_kernels::Kernels;
+use firebrick_kernels::backends::Flex;
+use firebrick_model::{BaseStorage, ModelConfig};
+use firebrick_precision::Format;
+use firebrick_tests::{
+    FAMILIES, FROZEN, Golden, every_next_token, fixture, golden_file, host, largest_difference, load, on_every_backend,
+    relative_difference, upload,
+};
+use firebrick_train::run::generate::LoadOptions;
+use firebrick_train::run::verify::{VerifyOptions, verify};
 use serde_json::Value;
 
-/// Measures a fixture, through the code of the `verify` command, against the golden of that name.
-pub(crate) fn measured(golden: &str, model: &str, adapter: Option<&str>, storage: BaseStorage) -> Difference {
-    let options = VerifyOptions {
-        model: fixture(model),
-        adapter: adapter.map(fixture),
-        golden: golden_file(&format!("{golden}.safetensors")),
-        tolerance: 2e-4,
-        storage,
-    };
-    verify::<Flex>(&options, &Default::default()).expect("the fixture and its golden can be read")
+/// Tokens per sequence of the golden batches, if the golden file does not say otherwise.
+pub(crate) const TOKENS: usize = 48;
+
+/// Largest difference of a logit, and difference of the mean loss, between a fixture and its golden.
+pub(crate) fn differences<B: Kernels>(
+    golden: &str,
+    model: &str,
+    adapter: Option<&str>,
+    storage: BaseStorage,
+) -> (f32, f32) {
+    let golden = Golden::open(golden);
+    let model = load::<B>(model, adapter, storage);
+    let batch = every_next_token(&golden.ids("input_ids"), TOKENS);
+    let on_device = upload(&model, &batch);
+    let logits = largest_difference(&host(model.logits(&on_device)), &golden.f32s("logits"));
+    let loss = host(model.loss_only(&on_device, 20))[0] / batch.loss_tokens() as f32;
+    (logits, (loss - golden.f32s("loss")[0]).abs())
 }
 
-fn assert_within_2e_4(golden: &str, model: &str, adapter: Option<&str>) {
-    let difference = measured(golden, model, adapter, BaseStorage::Frozen);
-    assert!(difference.largest < 2e-4, "{golden}: {difference:?}");
-    assert!(difference.loss.expect("the golden has a loss") < 1e-5, "{golden}: {difference:?}");
-    assert_eq!(difference.top1_agreement, 1.0, "{golden}");
+fn assert_forward_agrees<B: Kernels>(golden: &str, model: &str, adapter: Option<&str>) {
+    let (logits, loss) = differences::<B>(golden, model, adapter, FROZEN);
+    assert!(logits < 2e-4, "{golden}: a logit differs by {logits:e}");
+    assert!(loss < 1e-5, "{golden}: the loss differs by {loss:e}");
 }
 
-#[test]
-fn logits_equal_those_of_transformers() {
-    for name in ["tiny-llama", "tiny-llama-tied", "tiny-llama-sharded", "tiny-llama-yarn"] {
-        assert_within_2e_4(name, name, None);
+fn every_family<B: Kernels>() {
+    for family in FAMILIES {
+        assert_forward_agrees::<B>(family, family, None);
     }
 }
 
+on_every_backend!(logits_and_losses_of_every_family_equal_those_of_transformers, every_family);
+
+fn every_family_with_its_adapter<B: Kernels>() {
+    for family in FAMILIES {
+        let adapter = format!("{family}-lora");
+        assert_forward_agrees::<B>(&adapter, family, Some(&adapter));
+    }
+}
+
+on_every_backend!(
+    logits_and_losses_of_every_family_with_its_adapter_equal_those_of_peft,
+    every_family_with_its_adapter
+);
+
+/// A tied head with `rope_scaling` of type llama3, four shards with linear scaling, and yarn with an explicit attention factor; adapters
+/// with rank stabilization on two of the projections, and on a tied model.
+fn special_checkpoints<B: Kernels>() {
+    for name in ["tiny-llama-tied", "tiny-llama-sharded", "tiny-llama-yarn"] {
+        assert_forward_agrees::<B>(name, name, None);
+    }
+    for (adapter, model) in [("tiny-llama-rslora", "tiny-llama"), ("tiny-llama-tied-lora", "tiny-llama-tied")] {
+        assert_forward_agrees::<B>(adapter, model, Some(adapter));
+    }
+}
+
+on_every_backend!(logits_of_tied_sharded_and_rope_scaled_checkpoints_equal_those_of_transformers, special_checkpoints);
+
 #[test]
-fn logits_with_an_adapter_equal_those_of_peft() {
-    let cases = [
-        ("tiny-llama-lora", "tiny-llama"),
-        ("tiny-llama-rslora", "tiny-llama"),
-        ("tiny-llama-tied-lora", "tiny-llama-tied"),
-    ];
-    for (adapter, model) in cases {
-        assert_within_2e_4(adapter, model, Some(adapter));
+fn the_verify_command_measures_the_same_agreement() {
+    for (golden, adapter) in [("tiny-llama", None), ("tiny-llama-lora", Some("tiny-llama-lora"))] {
+        let load = LoadOptions {
+            model: fixture("tiny-llama"),
+            adapter: adapter.map(fixture),
+            storage: FROZEN,
+            compute: Format::F32,
+        };
+        let options = VerifyOptions { load, golden: golden_file(&format!("{golden}.safetensors")), tolerance: 2e-4 };
+        let difference = verify::<Flex>(&options, &Default::default()).expect("the fixture and its golden are read");
+        assert!(difference.largest < 2e-4 && difference.mean <= difference.largest, "{golden}: {difference:?}");
+        assert!(difference.loss.expect("the golden has a loss") < 1e-5, "{golden}: {difference:?}");
+        assert_eq!(difference.top1_agreement, 1.0, "{golden}");
     }
 }
 
@@ -60,10 +102,11 @@ fn rope_frequencies_equal_those_of_transformers_for_every_scaling() {
         config["head_dim"] = case["head_dim"].clone();
         config["rope_parameters"] = case["rope_parameters"].clone();
         config["max_position_embeddings"] = 131_072.into();
-        let config = LlamaConfig::parse(&config.to_string(), Path::new("config.json")).expect("the case is supported");
-        let (frequencies, scaling) = inverse_frequencies(&config);
-        let apart = relative_difference(&frequencies, &golden.f32s(&format!("{name}.inv_freq")));
-        assert!(apart < 1e-6, "{name}: {apart:e}");
+        let config = ModelConfig::parse(&config.to_string(), Path::new("config.json")).expect("the case is supported");
+        let [rope] = config.spec.ropes.as_slice() else { panic!("{name}: all layers share one rope") };
+        let (frequencies, scaling) = rope.inverse_frequencies();
+        let difference = relative_difference(&frequencies, &golden.f32s(&format!("{name}.inv_freq")));
+        assert!(difference < 1e-6, "{name}: {difference:e}");
         let expected = golden.f32s(&format!("{name}.attention_scaling"))[0];
         assert!((scaling - expected).abs() < 1e-6, "{name}: {scaling} {expected}");
     }

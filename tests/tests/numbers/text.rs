@@ -4,47 +4,55 @@ use std::collections::BTreeMap;
 use std::fs::read_to_string;
 
 use firebrick_data::{Message, Tokenizer};
-use firebrick_kernels::backend::Flex;
-use firebrick_model::{BaseStorage, GenerateOptions, Llama, Sampler};
-use firebrick_tests::{Golden, every_next_token, fixture, golden_file, host, load};
+use firebrick_kernels::Kernels;
+use firebrick_kernels::backends::Flex;
+use firebrick_model::{Decoder, GenerateOptions, Sampler};
+use firebrick_tests::{
+    FAMILIES, FROZEN, Golden, NF4, every_next_token, fixture, golden_file, host, load, on_every_backend, upload,
+};
 use serde_json::Value;
 
 fn prompts(golden: &Golden) -> Vec<Vec<u32>> {
     (0..2).map(|index| golden.ids(&format!("prompt{index}.input_ids"))).collect()
 }
 
-fn greedy(model: &Llama<Flex>, prompts: &[Vec<u32>], stop_tokens: Vec<u32>) -> Vec<Vec<u32>> {
+fn greedy<B: Kernels>(model: &Decoder<B>, prompts: &[Vec<u32>], stop_tokens: Vec<u32>) -> Vec<Vec<u32>> {
     let options = GenerateOptions { max_new_tokens: 16, stop_tokens, sampler: Sampler::greedy() };
     model.generate(prompts, &options).expect("the prompts are short and the logits finite")
 }
 
-#[test]
-fn greedy_text_equals_that_of_transformers() {
-    let golden = Golden::open("tiny-llama-generation");
-    let model = load("tiny-llama", None, BaseStorage::Frozen);
-    let written = greedy(&model, &prompts(&golden), model.config.eos_token_ids.clone());
-    for (index, tokens) in written.iter().enumerate() {
-        assert_eq!(*tokens, golden.ids(&format!("prompt{index}.new_ids")));
+/// For the family with a window, one prompt is shorter than the window and one is longer.
+fn greedy_text<B: Kernels>() {
+    for family in FAMILIES {
+        let golden = Golden::open(&format!("{family}-generation"));
+        let model = load::<B>(family, None, FROZEN);
+        let written = greedy(&model, &prompts(&golden), model.config.eos_token_ids.clone());
+        for (index, tokens) in written.iter().enumerate() {
+            assert_eq!(*tokens, golden.ids(&format!("prompt{index}.new_ids")), "{family}, prompt {index}");
+        }
     }
 }
 
-/// Two prompts of different lengths share the cache's steps; each must go on as if read anew at every token.
+on_every_backend!(greedy_text_of_every_family_equals_that_of_transformers, greedy_text);
+
+/// Two prompts of different lengths share the steps over the cache; each must go on as if the whole text were read at every token.
 #[test]
 fn text_written_through_the_cache_equals_text_written_without_it() {
-    let model = load("tiny-llama", Some("tiny-llama-lora"), BaseStorage::Nf4 { double_quant: true });
-    let prompts = prompts(&Golden::open("tiny-llama-generation"));
-    let through_cache = greedy(&model, &prompts, Vec::new());
-    for (prompt, written) in prompts.iter().zip(through_cache) {
-        assert_eq!(written.len(), 16);
-        let mut tokens = prompt.clone();
-        for expected in written {
-            let batch = every_next_token(&tokens, tokens.len());
-            let on_device = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
-            let logits = host(model.logits(&on_device));
-            let last = &logits[(tokens.len() - 1) * model.config.vocab_size..];
-            let best = (0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b])).expect("there are logits");
-            assert_eq!(best as u32, expected, "after {} tokens", tokens.len());
-            tokens.push(expected);
+    for family in FAMILIES {
+        let model = load::<Flex>(family, Some(&format!("{family}-lora")), NF4);
+        let prompts = prompts(&Golden::open(&format!("{family}-generation")));
+        let through_cache = greedy(&model, &prompts, Vec::new());
+        for (prompt, written) in prompts.iter().zip(through_cache) {
+            assert_eq!(written.len(), 16);
+            let mut tokens = prompt.clone();
+            for expected in written {
+                let batch = every_next_token(&tokens, tokens.len());
+                let logits = host(model.logits(&upload(&model, &batch)));
+                let last = &logits[(tokens.len() - 1) * model.config.spec.vocab_size..];
+                let best = (0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b])).expect("there are logits");
+                assert_eq!(best as u32, expected, "{family}, after {} tokens", tokens.len());
+                tokens.push(expected);
+            }
         }
     }
 }
@@ -52,7 +60,7 @@ fn text_written_through_the_cache_equals_text_written_without_it() {
 #[test]
 fn a_stop_token_ends_a_text_and_is_not_part_of_it() {
     let golden = Golden::open("tiny-llama-generation");
-    let model = load("tiny-llama", None, BaseStorage::Frozen);
+    let model = load::<Flex>("tiny-llama", None, FROZEN);
     let [first, second] = [0, 1].map(|index| golden.ids(&format!("prompt{index}.new_ids")));
     let stop = first[5];
     let until = |tokens: &[u32]| tokens.iter().position(|&token| token == stop).unwrap_or(tokens.len());

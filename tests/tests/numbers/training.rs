@@ -3,35 +3,34 @@
 use std::collections::BTreeMap;
 
 use firebrick_data::Batch;
-use firebrick_kernels::backend::Flex;
-use firebrick_model::{BaseStorage, Recompute};
-use firebrick_optim::{AdamWConfig, MomentFormat, Optimizer, Schedule, ScheduleKind};
-use firebrick_parallel::SingleRank;
-use firebrick_tests::{Golden, batch, every_next_token, host, load, relative_difference};
-use firebrick_train::step::{Trainer, scalar};
+use firebrick_kernels::backends::Flex;
+use firebrick_model::{BaseStorage, PassOptions};
+use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
+use firebrick_parallel::Ranks;
+use firebrick_tests::{FROZEN, Golden, NF4, batch, every_next_token, host, load, relative_difference};
+use firebrick_train::run::step::{Trainer, scalar};
 
 /// The golden files' optimizer over the adapter they start from; theirs has an `epsilon` of 1e-8.
 fn trainer(storage: BaseStorage, epsilon: f64) -> Trainer<Flex> {
     Trainer {
         model: load("tiny-llama", Some("tiny-llama-lora"), storage),
-        optimizer: Optimizer::new(AdamWConfig {
+        optimizer: Optimizer::new(OptimizerConfig {
+            kind: OptimizerKind::AdamW,
             beta1: 0.9,
             beta2: 0.999,
             epsilon,
             weight_decay: 0.01,
             max_grad_norm: Some(1.0),
-            moments: MomentFormat::Float32,
         }),
         schedule: Schedule { kind: ScheduleKind::Constant, peak: 1e-3, warmup_steps: 0, total_steps: 3 },
-        collective: Box::new(SingleRank),
-        recompute: Recompute::Full,
-        offload: false,
+        ranks: Ranks::single(),
+        pass: PassOptions::default(),
         loss_chunk_tokens: 20,
     }
 }
 
-fn adapter(trainer: &mut Trainer<Flex>) -> BTreeMap<String, Vec<f32>> {
-    let parameters = trainer.model.parameters_mut();
+fn adapter(trainer: &Trainer<Flex>) -> BTreeMap<String, Vec<f32>> {
+    let parameters = trainer.model.parameters();
     parameters.into_iter().map(|parameter| (parameter.name.to_string(), host(parameter.value.clone()))).collect()
 }
 
@@ -48,68 +47,68 @@ fn assert_three_steps_agree(golden: &str, storage: BaseStorage, tolerance: &Tole
     let golden = Golden::open(golden);
     let batch = [every_next_token(&golden.ids("input_ids"), 48)];
     let mut trainer = trainer(storage, 1e-8);
-    let start = adapter(&mut trainer);
+    let start = adapter(&trainer);
     for (loss, grad_norm) in golden.f32s("losses").into_iter().zip(golden.f32s("grad_norms")) {
         let outcome = trainer.step(&batch).expect("one rank reaches itself");
-        let ours = scalar(outcome.loss_sum) / outcome.trained_tokens as f32;
+        let ours = scalar(outcome.loss_sum) / outcome.loss_tokens as f32;
         assert!((ours - loss).abs() < tolerance.loss, "step {}: loss {ours} {loss}", outcome.step);
         let ours = scalar(outcome.grad_norm);
         assert!((ours / grad_norm - 1.0).abs() < tolerance.grad_norm, "step {}: norm {ours} {grad_norm}", outcome.step);
     }
-    let end = adapter(&mut trainer);
+    let end = adapter(&trainer);
     assert_eq!(golden.keys("adapter."), end.keys().cloned().collect::<Vec<_>>());
     for (name, ours) in &end {
         let change = |end: &[f32]| end.iter().zip(&start[name]).map(|(end, start)| end - start).collect::<Vec<_>>();
-        let apart = relative_difference(&change(ours), &change(&golden.f32s(&format!("adapter.{name}"))));
-        assert!(apart < tolerance.change, "{name}: {apart:e}");
+        let difference = relative_difference(&change(ours), &change(&golden.f32s(&format!("adapter.{name}"))));
+        assert!(difference < tolerance.change, "{name}: {difference:e}");
     }
 }
 
 #[test]
 fn three_steps_of_lora_equal_those_of_peft_and_torch() {
     let tolerance = Tolerance { loss: 1e-5, grad_norm: 1e-5, change: 1e-4 };
-    assert_three_steps_agree("tiny-llama-lora-train", BaseStorage::Frozen, &tolerance);
+    assert_three_steps_agree("tiny-llama-lora-train", FROZEN, &tolerance);
 }
 
-/// The golden's base carries the coarser block scales of bitsandbytes' CPU path (`nf4.rs`), which alone move logits by 8e-4.
+/// The golden's base has the coarser block scales of bitsandbytes' CPU path (`nf4.rs`), which alone move logits by 8e-4.
 #[test]
 fn three_steps_of_qlora_equal_those_of_bitsandbytes_peft_and_torch() {
     let tolerance = Tolerance { loss: 1e-4, grad_norm: 1e-4, change: 1e-2 };
-    assert_three_steps_agree("tiny-llama-qlora-train", BaseStorage::Nf4 { double_quant: true }, &tolerance);
+    assert_three_steps_agree("tiny-llama-qlora-train", NF4, &tolerance);
 }
 
-/// Eight rows with 1, 4, 7, .. 22 trained tokens: a mean of the rows' means would weigh them 22 to 1 wrongly.
-fn uneven_rows() -> Vec<Vec<u32>> {
+/// Eight sequences with 1, 4, 7, .. 22 loss tokens: a mean of the sequences' means would weigh them 22 to 1 wrongly.
+fn uneven_sequences() -> Vec<Vec<u32>> {
     (0..8u32).map(|row| (0..24).map(|index| (row * 31 + index * 17 + index * index) % 256).collect()).collect()
 }
 
-fn micro_batches(rows_each: usize) -> Vec<Batch> {
-    let make = |(number, rows): (usize, &[Vec<u32>])| {
-        let trained = |row: usize| 1 + 3 * (number * rows_each + row);
-        batch(rows, |row, index| index <= trained(row))
+fn micro_batches(sequences_each: usize) -> Vec<Batch> {
+    let cut = |(number, rows): (usize, &[Vec<u32>])| {
+        let last = |row: usize| 1 + 3 * (number * sequences_each + row);
+        batch(rows, |row, index| index <= last(row))
     };
-    uneven_rows().chunks(rows_each).enumerate().map(make).collect()
+    uneven_sequences().chunks(sequences_each).enumerate().map(cut).collect()
 }
 
 #[test]
-fn eight_rows_at_once_and_one_by_one_give_the_same_update() {
-    for storage in [BaseStorage::Frozen, BaseStorage::Nf4 { double_quant: true }] {
-        let step = |rows_each: usize| {
+fn eight_sequences_at_once_and_one_by_one_give_the_same_update() {
+    for storage in [FROZEN, NF4] {
+        let step = |sequences_each: usize| {
             // Where a gradient is nothing but rounding, AdamW's first step is its sign; a larger epsilon keeps it small.
             let mut trainer = trainer(storage, 1e-5);
-            let outcome = trainer.step(&micro_batches(rows_each)).expect("one rank reaches itself");
-            assert_eq!(outcome.trained_tokens, (0..8).map(|row| 1 + 3 * row).sum::<u64>());
+            let outcome = trainer.step(&micro_batches(sequences_each)).expect("one rank reaches itself");
+            assert_eq!(outcome.loss_tokens, (0..8).map(|row| 1 + 3 * row).sum::<u64>());
             let norm = scalar(outcome.grad_norm);
-            (scalar(outcome.loss_sum), norm, adapter(&mut trainer))
+            (scalar(outcome.loss_sum), norm, adapter(&trainer))
         };
         let (loss, norm, at_once) = step(8);
-        for rows_each in [1, 2] {
-            let (other_loss, other_norm, cut) = step(rows_each);
+        for sequences_each in [1, 2] {
+            let (other_loss, other_norm, cut) = step(sequences_each);
             assert!((other_loss / loss - 1.0).abs() < 1e-6, "{other_loss} {loss}");
             assert!((other_norm / norm - 1.0).abs() < 1e-5, "{other_norm} {norm}");
             for (name, values) in &at_once {
-                let apart = relative_difference(&cut[name], values);
-                assert!(apart < 1e-6, "{rows_each} rows at once, {name}: {apart:e}");
+                let difference = relative_difference(&cut[name], values);
+                assert!(difference < 1e-6, "{sequences_each} sequences at once, {name}: {difference:e}");
             }
         }
     }

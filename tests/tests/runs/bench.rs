@@ -3,8 +3,12 @@
 use std::path::PathBuf;
 
 use firebrick_hwprofile::measure::ProcessClock;
-use firebrick_train::bench::{BenchOptions, ComputeFormat, bench};
-use firebrick_train::config::{BackendChoice, OptimizerKind, Recompute};
+use firebrick_kernels::Recompute;
+use firebrick_kernels::backends::BackendKind;
+use firebrick_optim::OptimizerKind;
+use firebrick_precision::Format;
+use firebrick_train::bench::{BenchOptions, bench};
+use firebrick_train::config::BackendChoice;
 use serde_json::Value;
 
 use firebrick_tests::fixture;
@@ -15,16 +19,16 @@ fn options(recompute: Recompute) -> BenchOptions {
         seq: 64,
         micro_batch: 2,
         recompute,
-        compute: ComputeFormat::Bf16,
+        compute: Format::Bf16,
         steps: 2,
         warmup: 1,
         offload: None,
         rank: 8,
         alpha: 16.0,
-        optimizer: OptimizerKind::PagedAdamw8bit,
+        optimizer: OptimizerKind::PagedAdamW8bit,
         loss_chunk: 48,
         documents: 3,
-        backend: BackendChoice::Flex,
+        backend: BackendChoice::Named(BackendKind::Flex),
         trace: true,
     }
 }
@@ -35,7 +39,7 @@ fn report(options: &BenchOptions) -> Value {
 }
 
 fn number(report: &Value, path: &str) -> f64 {
-    report.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("{path} is no number in {report}"))
+    report.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("{path} is not a number in {report}"))
 }
 
 #[test]
@@ -55,7 +59,7 @@ fn bench_of_the_quickstart_base_reports_every_field() {
         "/roof_tok_s",
         "/loss_first",
         "/loss_last",
-        "/roofs/product_tflops",
+        "/roofs/gemm_tflops",
         "/roofs/copy_tb_s",
     ];
     for path in positive {
@@ -76,7 +80,7 @@ fn bench_of_the_quickstart_base_reports_every_field() {
         assert_eq!(report[key], number, "{key}");
     }
     assert_eq!((report["offload"].as_bool(), &report["self_test_s"]), (Some(false), &Value::Null));
-    assert_eq!(report["mfu"]["rate_source"], "measured", "a processor is in no table");
+    assert_eq!(report["mfu"]["rate_source"], "measured", "no table has rates of processors");
     assert_eq!(report["trace"], serde_json::json!({ "operations": [], "idle": null }));
     assert!(report["planned"].as_array().is_some_and(|lines| lines.len() > 4));
 
@@ -87,7 +91,7 @@ fn bench_of_the_quickstart_base_reports_every_field() {
 }
 
 #[test]
-fn bench_computes_the_same_under_every_recomputation() {
+fn bench_computes_the_same_losses_under_every_recompute_policy() {
     let losses = |recompute| {
         let report = report(&options(recompute));
         (number(&report, "/loss_first"), number(&report, "/loss_last"))
@@ -98,7 +102,7 @@ fn bench_computes_the_same_under_every_recomputation() {
 }
 
 #[test]
-fn bench_needs_neither_tokenizer_nor_data_and_refuses_what_is_no_model() {
+fn bench_refuses_a_folder_without_a_model() {
     let absent = BenchOptions { model: fixture("data"), ..options(Recompute::Full) };
     let message = bench(&absent, ProcessClock::start(), &|_| ()).unwrap_err().to_string();
     assert!(message.contains("config.json"), "{message}");

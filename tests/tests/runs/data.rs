@@ -1,16 +1,15 @@
-//! What a recipe says about data is what is trained on, whatever form the data has.
+//! A run trains on exactly the data that its recipe describes, whatever form the data has.
 
 use std::fs;
 use std::path::Path;
 
 use firebrick_data::Pipeline;
-use firebrick_tests::{checkpoint_folder, finish, fixture, recipe, refusal, step_losses, train};
+use firebrick_tests::{NEW, NEWEST, checkpoint_folder, finish, fixture, one_step, recipe, refusal, step_losses};
 use firebrick_train::config::RunConfig;
-use firebrick_train::data_sets::{DataSets, read, tokenizer};
 use firebrick_train::inspect::{Style, inspect};
-use firebrick_train::interrupt::Interrupt;
-use firebrick_train::prepare::prepare_on;
-use firebrick_train::report::Outcome;
+use firebrick_train::run::data_sets::{DataSets, read, tokenizer};
+use firebrick_train::run::prepare::prepare_at;
+use firebrick_train::state::manifest::Manifest;
 use serde_json::{Value, json};
 use tempfile::tempdir;
 
@@ -36,14 +35,14 @@ fn table(path: &Path, more: &str) -> String {
     format!("{{path='{}'{more}}}", path.display())
 }
 
-/// The recipe's file comes first, so that naming sources takes its place.
+/// The recipe's path is cleared first, so that the sources replace it.
 fn with_sources(tables: &[String], changes: &[&str]) -> DataSets {
     let sources = sources(tables);
     data_of(&[&["data.path=", sources.as_str()], changes].concat())
 }
 
 #[test]
-fn every_format_of_the_same_chats_trains_the_same_rows() {
+fn every_format_of_the_same_chats_gives_the_same_examples() {
     let folder = tempdir().unwrap();
     let rows: Vec<Value> = chats().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let sharegpt = rows.iter().map(|row| {
@@ -89,8 +88,8 @@ fn sources_are_limited_mixed_and_reported_one_by_one() {
         let rows: Vec<u64> = data.train.sources.iter().map(|source| source.diagnosis.rows).collect();
         assert_eq!((rows, data.train.documents.len()), (vec![5, 3], 8), "{mix}");
         let notes = data.notes().join("\n");
-        assert!(notes.contains("chat-tiny.jsonl (jsonl, chat): 5 rows"), "{notes}");
-        assert!(notes.contains("text-tiny.jsonl (jsonl, text): 3 rows"), "{notes}");
+        assert!(notes.contains("chat-tiny.jsonl (jsonl, chat): 5 records"), "{notes}");
+        assert!(notes.contains("text-tiny.jsonl (jsonl, text): 3 records"), "{notes}");
     }
     let weighted = [table(&chats, ", weight=3.0"), table(&texts, ", weight=1.0")];
     let changes = ["data.mix=weight", "data.mix_until=never", "data.eval_fraction="];
@@ -104,7 +103,7 @@ fn chats_and_texts() -> usize {
 }
 
 #[test]
-fn cached_tokens_are_found_again_and_a_changed_recipe_or_file_never_meets_them() {
+fn cached_tokens_are_found_again_and_never_used_for_a_changed_recipe_or_file() {
     let folder = tempdir().unwrap();
     let file = folder.path().join("rows.jsonl");
     fs::write(&file, chats()).unwrap();
@@ -112,43 +111,43 @@ fn cached_tokens_are_found_again_and_a_changed_recipe_or_file_never_meets_them()
         (format!("data.path='{}'", file.display()), format!("data.cache='{}'", folder.path().join("cache").display()));
     let read = |changes: &[&str]| data_of(&[&[path.as_str(), cache.as_str()], changes].concat());
     let first = read(&[]);
-    assert!(first.train.kept.contains("tokenised now"), "{}", first.train.kept);
+    assert!(first.train.location.contains("tokenized now"), "{}", first.train.location);
     let second = read(&[]);
-    assert!(second.train.kept.contains("found in"), "{}", second.train.kept);
+    assert!(second.train.location.contains("found in"), "{}", second.train.location);
     assert!(first.train.documents.examples().eq(second.train.documents.examples()));
     assert_eq!(first.train.sources, second.train.sources);
     assert!(first.train.documents.examples().eq(data_of(&[]).train.documents.examples()), "as without a cache");
     for change in ["max_seq_len=32", "data.train_on=last", "data.overflow=split", "data.train_end_of_turn=false"] {
-        assert!(read(&[change]).train.kept.contains("tokenised now"), "{change}");
+        assert!(read(&[change]).train.location.contains("tokenized now"), "{change}");
     }
     let moved = folder.path().join("moved.jsonl");
     fs::rename(&file, &moved).unwrap();
     let elsewhere = read(&[&format!("data.path='{}'", moved.display())]);
-    assert!(elsewhere.train.kept.contains("found in"), "{}", elsewhere.train.kept);
+    assert!(elsewhere.train.location.contains("found in"), "{}", elsewhere.train.location);
     assert_eq!(elsewhere.train.sources[0].name, moved.display().to_string());
     fs::write(&file, chats() + chats().lines().next().unwrap()).unwrap();
     let changed = read(&[]);
-    assert!(changed.train.kept.contains("tokenised now"), "{}", changed.train.kept);
+    assert!(changed.train.location.contains("tokenized now"), "{}", changed.train.location);
     assert_eq!(changed.train.sources[0].diagnosis.rows, first.train.sources[0].diagnosis.rows + 1);
 }
 
 #[test]
-fn cache_that_cannot_be_written_costs_a_note_and_nothing_else() {
+fn cache_that_cannot_be_written_adds_a_note_and_changes_nothing_else() {
     let folder = tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "in the way").unwrap();
     let data = data_of(&[&format!("data.cache='{}'", file.join("cache").display())]);
-    assert!(data.train.kept.contains("kept in memory for this run: cannot"), "{}", data.train.kept);
+    assert!(data.train.location.contains("kept in memory for this run: cannot"), "{}", data.train.location);
     assert!(data.train.documents.examples().eq(data_of(&[]).train.documents.examples()));
 }
 
 #[test]
-fn keys_of_masks_and_lengths_do_what_they_say() {
+fn keys_of_masks_and_lengths_change_the_loss_tokens_and_documents_as_documented() {
     let trained = |changes: &[&str]| data_of(&[&["data.eval_fraction="], changes].concat()).train.sources[0].clone();
     let plain = trained(&[]).diagnosis;
-    assert!(trained(&["data.train_end_of_turn=false"]).diagnosis.trained_tokens < plain.trained_tokens);
-    assert!(trained(&["data.train_on=all"]).diagnosis.trained_tokens > plain.trained_tokens);
-    assert!(trained(&["data.train_on=last"]).diagnosis.trained_tokens <= plain.trained_tokens);
+    assert!(trained(&["data.train_end_of_turn=false"]).diagnosis.loss_tokens < plain.loss_tokens);
+    assert!(trained(&["data.train_on=all"]).diagnosis.loss_tokens > plain.loss_tokens);
+    assert!(trained(&["data.train_on=last"]).diagnosis.loss_tokens <= plain.loss_tokens);
     let short = |overflow| trained(&["max_seq_len=24", "data.train_on=all", overflow]).diagnosis;
     let (cut, split, dropped) =
         (short("data.overflow=truncate"), short("data.overflow=split"), short("data.overflow=drop"));
@@ -160,7 +159,7 @@ fn keys_of_masks_and_lengths_do_what_they_say() {
 #[test]
 fn flags_train_flagged_messages_only_and_a_set_without_flags_is_refused() {
     let output = tempdir().unwrap();
-    let message = refusal(recipe(output.path(), &["data.train_on=flags"]), false);
+    let message = refusal(recipe(output.path(), &["data.train_on=flags"]), NEW);
     assert!(message.contains("train_on = \"flags\"") && message.contains("\"weight\": 1"), "{message}");
     let file = output.path().join("flagged.jsonl");
     let flag = |line: &str| {
@@ -178,19 +177,19 @@ fn flags_train_flagged_messages_only_and_a_set_without_flags_is_refused() {
 }
 
 #[test]
-fn rows_that_teach_nothing_are_counted_up_to_the_share_that_is_allowed() {
+fn records_without_loss_tokens_are_counted_and_refused_above_the_allowed_share() {
     let output = tempdir().unwrap();
     let file = output.path().join("rows.jsonl");
     fs::write(&file, chats() + &fs::read_to_string(fixture("data/masked.jsonl")).unwrap()).unwrap();
     let path = format!("data.path='{}'", file.display());
     let notes = data_of(&[&path]).notes().join("\n");
-    assert!(notes.contains("1 rows dropped, nothing to train; first") && notes.contains("rows.jsonl:"), "{notes}");
-    let message = refusal(recipe(output.path(), &[&path, "data.max_bad_share=0.0"]), false);
-    assert!(message.contains("cannot be trained on; at most 0.0 % may (max_bad_share)"), "{message}");
+    assert!(notes.contains("1 records dropped, nothing to train; first") && notes.contains("rows.jsonl:"), "{notes}");
+    let message = refusal(recipe(output.path(), &[&path, "data.max_bad_share=0.0"]), NEW);
+    assert!(message.contains("cannot be trained on; the limit is 0.0 % (max_bad_share)"), "{message}");
 }
 
 #[test]
-fn chat_template_of_the_recipe_takes_the_place_of_the_models() {
+fn chat_template_of_the_recipe_replaces_that_of_the_model() {
     let output = tempdir().unwrap();
     let template = output.path().join("mine.jinja");
     let text = "{% for message in messages %}{{ message.role }}: {{ message.content }}{{ eos_token }}{% endfor %}";
@@ -198,7 +197,7 @@ fn chat_template_of_the_recipe_takes_the_place_of_the_models() {
     let named = format!("data.chat_template='{}'", template.display());
     let changed = data_of(&[&named]);
     assert_ne!(changed.train.documents.example(0), data_of(&[]).train.documents.example(0));
-    let message = refusal(recipe(output.path(), &["data.chat_template=nobody"]), false);
+    let message = refusal(recipe(output.path(), &["data.chat_template=unknown"]), NEW);
     assert!(message.contains("no template named") || message.contains("no chat template named"), "{message}");
 }
 
@@ -207,7 +206,7 @@ fn workers_and_held_out_sources_change_no_loss() {
     let output = tempdir().unwrap();
     let losses = |name: &str, changes: &[&str]| {
         let folder = output.path().join(name);
-        finish(recipe(&folder, &[&["train.steps=3"], changes].concat()), false);
+        finish(recipe(&folder, &[&["train.steps=3"], changes].concat()), NEW);
         step_losses(&folder.join("run"))
     };
     let held_out = format!("data.eval_sources=[{}]", table(&fixture("data/chat-tiny.jsonl"), ", limit=4"));
@@ -227,26 +226,33 @@ fn resumed_run_sees_the_date_of_its_start() {
     let named = format!("data.chat_template='{}'", template.display());
     let cache = format!("data.cache='{}'", output.path().join("cache").display());
     let config = recipe(output.path(), &["train.steps=2", &named, &cache]);
-    let interrupt = Interrupt::detached();
-    interrupt.request();
-    assert!(matches!(train(config.clone(), false, &interrupt), Ok(Outcome::Interrupted { step: 1, .. })));
+    assert_eq!(one_step(config.clone(), NEW), 1);
 
-    let path = checkpoint_folder(&output.path().join("run"), 1).join("state.json");
+    let checkpoint = checkpoint_folder(&output.path().join("run"), 1);
+    let path = checkpoint.join("state.json");
     let mut state: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
     let today = state["date"].as_i64().unwrap();
-    let rows = |date| prepare_on(config.clone(), date).unwrap().train.fingerprint();
-    let (yesterday, of_today) = (today - 86_400, state["data_fingerprint"].as_u64().unwrap());
-    assert_eq!(of_today, rows(today));
-    assert_ne!(of_today, rows(yesterday), "the template writes the date");
-    assert_eq!(rows(yesterday), rows(yesterday - yesterday.rem_euclid(86_400)), "the day is what counts");
+    let rows = |date| {
+        let fingerprint = prepare_at(config.clone(), date, 1).unwrap().train.fingerprint();
+        Value::from(format!("rows {fingerprint:016x}"))
+    };
+    let yesterday = today - 86_400;
+    assert_eq!(state["identity"]["data"], rows(today));
+    assert_ne!(rows(today), rows(yesterday), "the template writes the date");
+    assert_eq!(rows(yesterday), rows(yesterday - yesterday.rem_euclid(86_400)), "only the day matters");
 
+    let save = |state: &Value| {
+        fs::write(&path, state.to_string()).unwrap();
+        fs::remove_file(checkpoint.join("manifest.json")).unwrap();
+        Manifest::of_folder(&checkpoint).unwrap().write(&checkpoint).unwrap();
+    };
     state["date"] = yesterday.into();
-    fs::write(&path, state.to_string()).unwrap();
-    let message = refusal(config.clone(), true);
+    save(&state);
+    let message = refusal(config.clone(), NEWEST);
     assert!(message.contains("was made with data"), "rows of another day than the run's: {message}");
-    state["data_fingerprint"] = rows(yesterday).into();
-    fs::write(&path, state.to_string()).unwrap();
-    assert_eq!(finish(config, true).steps, 2);
+    state["identity"]["data"] = rows(yesterday);
+    save(&state);
+    assert_eq!(finish(config, NEWEST).steps, 2);
 }
 
 #[test]
@@ -258,11 +264,11 @@ fn inspection_shows_the_rows_that_a_run_trains() {
     assert_eq!(seen.sets[0].packing.documents, data.train.documents.len());
     assert_eq!(seen.sets[1].packing.documents, data.held_out.unwrap().len());
     let row = &seen.sets[0].samples[0];
-    assert!(row.tokens() <= seen.sets[0].row_len && row.documents[0].trained_tokens > 0);
+    assert!(row.tokens() <= seen.sets[0].row_len && row.documents[0].loss_tokens > 0);
     let text = seen.text(Style::Markers);
     let page = seen.page();
-    let piece = row.documents[0].pieces.iter().find(|piece| piece.trained).unwrap();
+    let piece = row.documents[0].pieces.iter().find(|piece| piece.in_loss).unwrap();
     assert!(chats().contains(piece.text.split('<').next().unwrap().trim()), "{piece:?}");
     assert!(text.contains('⟦') && text.contains("held-out data"), "{text}");
-    assert!(page.contains("class=\"trained\"") && !page.contains("http"), "{page}");
+    assert!(page.contains("class=\"loss\"") && !page.contains("http"), "{page}");
 }

@@ -1,14 +1,14 @@
-//! What a run leaves behind, and that others can use it.
+//! What a run leaves on disk, and that other programs can use it.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use firebrick_kernels::backend::Flex;
-use firebrick_model::peft::{read_adapter, tensor_names};
-use firebrick_model::{BaseStorage, LlamaConfig};
-use firebrick_tests::{checkpoint_folder, finish, fixture, load, metrics, recipe};
-use firebrick_train::prepare::prepare;
+use firebrick_kernels::backends::Flex;
+use firebrick_model::ModelConfig;
+use firebrick_model::peft::read_adapter;
+use firebrick_tests::{NEW, NF4, checkpoint_folder, finish, fixture, load, metrics, recipe};
+use firebrick_train::run::prepare::prepare;
 use serde_json::Value;
 use tempfile::tempdir;
 
@@ -30,15 +30,15 @@ fn run_folder_holds_all_its_files() {
         "eval.exact_match_prompts=3",
         "eval.prompts=['2+2?']",
     ];
-    let summary = finish(recipe(output.path(), &changes), false);
+    let summary = finish(recipe(output.path(), &changes), NEW);
     let run = output.path().join("run");
     for file in ["config.toml", "plan.toml", "metrics.jsonl", "summary.json", "adapter/adapter_config.json"] {
         assert!(run.join(file).is_file(), "{file}");
     }
     let checkpoints = fs::read_dir(run.join("checkpoints")).unwrap().count();
-    assert_eq!(checkpoints, 2, "the newest two, and no leftovers");
+    assert_eq!(checkpoints, 2, "the newest two, and no unfinished ones");
     let parts = [
-        "DONE",
+        "manifest.json",
         "state.json",
         "config.toml",
         "plan.toml",
@@ -53,14 +53,14 @@ fn run_folder_holds_all_its_files() {
     let events: Vec<_> = fs::read_dir(run.join("tensorboard")).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(events.len(), 1);
     assert!(events[0].to_string_lossy().contains("tfevents") && events[0].metadata().unwrap().len() > 500);
-    assert_eq!(summary.adapter, run.join("adapter").display().to_string());
+    assert_eq!(summary.weights, run.join("adapter").display().to_string());
 }
 
 #[test]
 fn summary_and_metrics_hold_the_promised_keys() {
     let output = tempdir().unwrap();
     let changes = ["train.steps=3", "eval.every_steps=2", "eval.exact_match_prompts=3"];
-    let summary = finish(recipe(output.path(), &changes), false);
+    let summary = finish(recipe(output.path(), &changes), NEW);
     let run = output.path().join("run");
     let on_disk = json(&run.join("summary.json"));
     assert_eq!(
@@ -72,11 +72,11 @@ fn summary_and_metrics_hold_the_promised_keys() {
             "eval_loss_after",
             "exact_match_before",
             "exact_match_after",
-            "trained_tokens",
+            "loss_tokens",
             "tokens_per_s",
             "wall_s",
             "backend",
-            "adapter"
+            "weights"
         ]
     );
     assert_eq!((on_disk["steps"].as_u64(), on_disk["backend"].as_str()), (Some(3), Some("flex")));
@@ -91,7 +91,7 @@ fn summary_and_metrics_hold_the_promised_keys() {
     assert_eq!(steps_of("eval_loss"), [0, 2, 3]);
     for line in &lines {
         let expected: &[&str] = if line.get("loss").is_some() {
-            &["step", "loss", "lr", "grad_norm", "trained_tokens", "tokens_per_s", "ms", "memory"]
+            &["step", "loss", "lr", "grad_norm", "loss_tokens", "tokens_per_s", "ms", "memory"]
         } else {
             &["step", "eval_loss", "perplexity", "exact_match"]
         };
@@ -99,19 +99,18 @@ fn summary_and_metrics_hold_the_promised_keys() {
         assert!(line.as_object().unwrap().values().all(Value::is_number), "{line}");
     }
     let last = lines.iter().rfind(|line| line.get("loss").is_some()).unwrap();
-    assert_eq!(last["trained_tokens"].as_u64(), Some(summary.trained_tokens));
+    assert_eq!(last["loss_tokens"].as_u64(), Some(summary.loss_tokens));
 }
 
 #[test]
 fn adapter_has_the_names_and_settings_of_peft() {
     let output = tempdir().unwrap();
-    finish(recipe(output.path(), &["train.steps=1", "lora.use_rslora=true"]), false);
+    finish(recipe(output.path(), &["train.steps=1", "lora.use_rslora=true"]), NEW);
     let folder = output.path().join("run/adapter");
     let (config, tensors) = read_adapter(&folder).unwrap();
-    let model = LlamaConfig::read(&fixture("tiny-llama")).unwrap();
-    let names =
-        config.target_modules.module_paths(&model).into_iter().flat_map(|path| <[_; 2]>::from(tensor_names(&path)));
-    let expected: BTreeMap<String, ()> = names.map(|name| (name, ())).collect();
+    let model = ModelConfig::read(&fixture("tiny-llama")).unwrap();
+    let tensors_of_the_model = model.spec.adapter_tensors(&config).unwrap();
+    let expected: BTreeMap<String, ()> = tensors_of_the_model.into_iter().map(|tensor| (tensor.name, ())).collect();
     assert_eq!(expected.len(), 28);
     assert!(tensors.keys().eq(expected.keys()));
 
@@ -125,22 +124,21 @@ fn adapter_has_the_names_and_settings_of_peft() {
 fn saved_adapter_loads_back_to_the_model_that_was_trained() {
     let output = tempdir().unwrap();
     let config = recipe(output.path(), &[]);
-    let summary = finish(config.clone(), false);
+    let summary = finish(config.clone(), NEW);
     let prepared = prepare(config).unwrap();
     let adapter = output.path().join("run/adapter");
-    let storage = BaseStorage::Nf4 { double_quant: true };
-    let model = load::<Flex>("tiny-llama", Some(adapter.to_str().unwrap()), storage);
+    let model = load::<Flex>("tiny-llama", Some(adapter.to_str().unwrap()), NF4);
     let again = prepared.evaluation.evaluate(&model, &prepared.tokenizer).unwrap();
     assert_eq!(again.loss, summary.eval_loss_after);
     assert_ne!(again.loss, summary.eval_loss_before);
 }
 
 #[test]
-fn second_run_of_the_same_name_leaves_the_first_alone() {
+fn second_run_of_the_same_name_does_not_touch_the_first() {
     let output = tempdir().unwrap();
-    finish(recipe(output.path(), &["train.steps=1"]), false);
+    finish(recipe(output.path(), &["train.steps=1"]), NEW);
     let before = firebrick_tests::snapshot(&output.path().join("run"));
-    let second = finish(recipe(output.path(), &["train.steps=2"]), false);
+    let second = finish(recipe(output.path(), &["train.steps=2"]), NEW);
     assert!(firebrick_tests::snapshot(&output.path().join("run")) == before);
-    assert_eq!(second.adapter, output.path().join("run-2/adapter").display().to_string());
+    assert_eq!(second.weights, output.path().join("run-2/adapter").display().to_string());
 }

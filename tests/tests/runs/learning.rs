@@ -1,13 +1,13 @@
-//! Every kind of training learns, whichever way a step is cut, and a whole model reads back as it was saved.
+//! Every kind of training learns, however a step is cut into micro-batches, and a whole model reads back as it was saved.
 
-use firebrick_kernels::backend::Flex;
+use firebrick_kernels::backends::Flex;
 use firebrick_model::peft::read_adapter;
-use firebrick_model::{BaseStorage, HfFolder, LlamaConfig};
-use firebrick_tests::{finish, fixture, load, recipe, relative_difference, step_losses};
-use firebrick_train::prepare::prepare;
+use firebrick_model::{HfFolder, ModelConfig};
+use firebrick_tests::{FAMILIES, FROZEN, NEW, finish, fixture, load, recipe, relative_difference, step_losses};
+use firebrick_train::run::prepare::prepare;
 use tempfile::tempdir;
 
-/// Training and held-out data are the same here: the loss must fall, not generalise.
+/// Training and held-out data are the same here: the loss must decrease; generalization is not tested.
 fn eval_on_the_training_data(file: &str) -> [String; 3] {
     let path = fixture("data").join(file);
     let set = |key: &str| format!("{key}='{}'", path.display());
@@ -28,9 +28,26 @@ fn qlora_lora_full_and_pretraining_runs_lower_the_loss() {
         let output = tempdir().unwrap();
         let data = eval_on_the_training_data(file);
         let data: Vec<&str> = data.iter().map(String::as_str).collect();
-        let summary = finish(recipe(output.path(), &[&TEN_QUICK_STEPS, kind, &data].concat()), false);
+        let summary = finish(recipe(output.path(), &[&TEN_QUICK_STEPS, kind, &data].concat()), NEW);
         let (before, after) = (summary.eval_loss_before.unwrap(), summary.eval_loss_after.unwrap());
         assert!(after < 0.9 * before, "{kind:?}: {before} -> {after}");
+    }
+}
+
+/// QLoRA, LoRA and full fine-tuning of every family, from the same recipe with another model folder.
+#[test]
+fn every_family_trains_from_the_same_recipe() {
+    for family in FAMILIES {
+        for kind in [&[][..], &["bnb_4bit="], &["bnb_4bit=", "lora="]] {
+            let output = tempdir().unwrap();
+            let model = format!("model='{}'", fixture(family).display());
+            let data = eval_on_the_training_data("chat-tiny.jsonl");
+            let data: Vec<&str> = data.iter().map(String::as_str).collect();
+            let changes = [&TEN_QUICK_STEPS, kind, &data, &[&model, "train.steps=5"]].concat();
+            let summary = finish(recipe(output.path(), &changes), NEW);
+            let (before, after) = (summary.eval_loss_before.unwrap(), summary.eval_loss_after.unwrap());
+            assert!(after < before, "{family}, {kind:?}: {before} -> {after}");
+        }
     }
 }
 
@@ -40,27 +57,27 @@ fn trained_model_folder_loads_back_to_the_model_that_was_trained() {
         let output = tempdir().unwrap();
         let data = format!("data.path='{}'", fixture("data/text-tiny.jsonl").display());
         let config = recipe(output.path(), &["bnb_4bit=", "lora=", start, &data]);
-        let summary = finish(config.clone(), false);
+        let summary = finish(config.clone(), NEW);
         let folder = output.path().join("run/model");
-        assert_eq!(summary.adapter, folder.display().to_string());
-        HfFolder::open(&folder).unwrap().check_complete(&LlamaConfig::read(&folder).unwrap()).unwrap();
+        assert_eq!(summary.weights, folder.display().to_string());
+        HfFolder::open(&folder).unwrap().check_complete(&ModelConfig::read(&folder).unwrap().spec).unwrap();
 
         // The folder is a model like any other: it has its tokenizer, and can be the next run's `model`.
         let mut next = config;
         next.model = folder.display().to_string();
         let prepared = prepare(next).unwrap();
-        let model = load::<Flex>(folder.to_str().unwrap(), None, BaseStorage::Frozen);
+        let model = load::<Flex>(folder.to_str().unwrap(), None, FROZEN);
         let again = prepared.evaluation.evaluate(&model, &prepared.tokenizer).unwrap();
         assert_eq!(again.loss, summary.eval_loss_after, "{start}");
     }
 }
 
 #[test]
-fn what_blocks_compute_again_does_not_change_what_is_learnt() {
+fn the_recompute_policy_changes_no_bit_of_what_is_learned() {
     let run = |recompute: &str| {
         let output = tempdir().unwrap();
         let changes = ["train.steps=3", &format!("train.recompute={recompute}")];
-        finish(recipe(output.path(), &changes), false);
+        finish(recipe(output.path(), &changes), NEW);
         let run = output.path().join("run");
         let adapter = read_adapter(&run.join("adapter")).unwrap().1;
         let values: Vec<_> = adapter.into_iter().map(|(name, tensor)| (name, tensor.values)).collect();
@@ -73,13 +90,13 @@ fn what_blocks_compute_again_does_not_change_what_is_learnt() {
     }
 }
 
-/// Rows of one chat each, so that micro-batches differ in their trained tokens.
+/// Sequences of one chat each, so that micro-batches differ in their loss tokens.
 #[test]
-fn micro_batch_of_8_and_8_micro_batches_of_1_train_the_same_adapter() {
+fn one_micro_batch_of_8_and_8_of_1_train_the_same_adapter() {
     let adapter_of = |cut: [&str; 2]| {
         let output = tempdir().unwrap();
         let changes = ["pack=false", "train.steps=1"];
-        finish(recipe(output.path(), &[&changes[..], &cut].concat()), false);
+        finish(recipe(output.path(), &[&changes[..], &cut].concat()), NEW);
         let run = output.path().join("run");
         (step_losses(&run), read_adapter(&run.join("adapter")).unwrap().1)
     };
@@ -87,8 +104,8 @@ fn micro_batch_of_8_and_8_micro_batches_of_1_train_the_same_adapter() {
     let (other_loss, one_by_one) = adapter_of(["train.micro_batch_size=1", "train.gradient_accumulation=8"]);
     assert!((loss[0] - other_loss[0]).abs() < 1e-5 && loss.len() == 1, "{loss:?} {other_loss:?}");
     for (name, tensor) in &at_once {
-        // B begins at zero, where the first step of AdamW is the sign of a gradient; A has a gradient only after it.
-        let apart = relative_difference(&one_by_one[name].values, &tensor.values);
-        assert!(apart < 1e-5, "{name}: {apart:e}");
+        // B starts at zero, where the first step of AdamW is the sign of a gradient; A has a gradient only after it.
+        let difference = relative_difference(&one_by_one[name].values, &tensor.values);
+        assert!(difference < 1e-5, "{name}: {difference:e}");
     }
 }

@@ -1,8 +1,9 @@
-//! Whole runs in this process: what they learn and leave behind, how they go on, what they refuse, how they are timed.
+//! Whole runs in this process: what they learn and leave on disk, how they resume, what they refuse, how they are timed.
 //!
-//! Gives up signals and the full disk: `firebrick-train` tests those beside their code.
+//! Trade-off: signals and a full disk are left out; `firebrick-train` tests those next to their code.
 
 mod bench;
+mod checkpoints;
 mod data;
 mod folder;
 mod learning;

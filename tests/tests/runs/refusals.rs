@@ -1,19 +1,20 @@
-//! Bad input is one clear error, and costs nothing that was saved before.
+//! Bad input is one clear error, and changes nothing that was saved before.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use firebrick_tests::{checkpoint_folder, finish, fixture, recipe, refusal, snapshot, step_losses, train};
-use firebrick_train::interrupt::Interrupt;
+use firebrick_tests::{
+    NEW, NEWEST, checkpoint_folder, finish, fixture, one_step, recipe, refusal, snapshot, step_losses,
+};
 use tempfile::{TempDir, tempdir};
 
-/// What a recipe with these changes is told, after checking that a run saved earlier under its name is as it was.
+/// The error of a recipe with these changes, after checking that a run saved earlier under its name is unchanged.
 fn refused(changes: &[&str]) -> String {
     let output = tempdir().unwrap();
-    finish(recipe(output.path(), &["train.steps=1"]), false);
+    finish(recipe(output.path(), &["train.steps=1"]), NEW);
     let run = output.path().join("run");
     let before = snapshot(&run);
-    let message = refusal(recipe(output.path(), changes), false);
+    let message = refusal(recipe(output.path(), changes), NEW);
     assert!(snapshot(&run) == before, "the earlier run was touched");
     message
 }
@@ -38,7 +39,7 @@ fn copy_of(model: &str) -> TempDir {
     copy
 }
 
-/// What a run over plain texts is told about this model folder.
+/// The error of a run over plain texts with this model folder.
 fn refused_model(folder: &Path) -> String {
     refused(&[&format!("model='{}'", folder.display()), &data("text-tiny.jsonl")])
 }
@@ -90,25 +91,25 @@ fn another_architecture_is_refused_by_name() {
 }
 
 #[test]
-fn corrupt_row_is_told_by_file_and_line() {
+fn corrupt_record_is_named_by_file_and_line() {
     assert_says(&refused(&[&data("corrupt.jsonl")]), &["corrupt.jsonl:3:", "not valid JSON"]);
 }
 
 #[test]
 fn empty_dataset_is_refused() {
-    assert_says(&refused(&[&data("empty.jsonl")]), &["empty.jsonl", "has no rows"]);
+    assert_says(&refused(&[&data("empty.jsonl")]), &["empty.jsonl", "has no records"]);
 }
 
 #[test]
-fn fully_masked_row_is_told_by_file_and_line() {
+fn record_without_loss_tokens_is_named_by_file_and_line() {
     assert_says(
         &refused(&[&data("masked.jsonl")]),
-        &["1 of 1 rows", "masked.jsonl:1", "nothing to train", "the role \"assistant\"", "max_bad_share"],
+        &["1 of 1 records", "masked.jsonl:1", "nothing to train", "the role \"assistant\"", "max_bad_share"],
     );
 }
 
 #[test]
-fn wrong_recomputation_is_told_the_allowed_ones() {
+fn unknown_recompute_policy_gets_the_list_of_known_ones() {
     let output = tempdir().unwrap();
     let overrides = ["model=m", "data.path=d", "train.recompute=some"].map(str::to_owned);
     let error = firebrick_train::config::RunConfig::from_toml("", output.path(), &overrides).unwrap_err().to_string();
@@ -127,34 +128,34 @@ fn chats_need_a_chat_template() {
 }
 
 #[test]
-fn missing_model_folder_is_told_with_the_way_to_get_it() {
+fn missing_model_folder_is_named_with_the_command_that_downloads_it() {
     assert_says(&refused(&["model=someone/some-model"]), &["someone/some-model", "hf download"]);
 }
 
 /// A file in the way, because a test that runs as root may write everywhere.
 #[test]
-fn run_folder_that_cannot_be_made_is_one_clear_error() {
+fn run_folder_that_cannot_be_created_is_one_clear_error() {
     let output = tempdir().unwrap();
     let file = output.path().join("file");
     fs::write(&file, "kept").unwrap();
-    assert_says(&refusal(recipe(&file, &[]), false), &["cannot write the run folder", "output_dir"]);
+    assert_says(&refusal(recipe(&file, &[]), NEW), &["cannot write the run folder", "output_dir"]);
     assert_eq!(fs::read(&file).unwrap(), b"kept");
 }
 
 #[test]
-fn backend_that_is_not_there_is_refused_with_what_would_make_it_work() {
+fn unusable_backend_is_refused_with_what_would_make_it_work() {
     if !cfg!(feature = "cuda") {
         assert_says(&refused(&["backend=cuda"]), &["`cuda` is not in this binary", "--features cuda"]);
     }
     #[cfg(feature = "cuda")]
-    if firebrick_kernels::probe::cuda().is_err() {
+    if firebrick_kernels::backends::BackendKind::Cuda.probe().is_err() {
         assert_says(&refused(&["backend=cuda"]), &["`cuda` finds no device", "NVIDIA driver", "--set backend=flex"]);
     }
     if !cfg!(feature = "wgpu") {
         assert_says(&refused(&["backend=wgpu"]), &["`wgpu` is not in this binary", "--features wgpu"]);
     }
     #[cfg(feature = "wgpu")]
-    if firebrick_kernels::probe::wgpu().is_err() {
+    if firebrick_kernels::backends::BackendKind::Wgpu.probe().is_err() {
         assert_says(&refused(&["backend=wgpu"]), &["`wgpu` finds no device", "Vulkan driver", "--set backend=flex"]);
     }
 }
@@ -164,24 +165,22 @@ fn loss_that_is_not_finite_stops_the_run_and_leaves_the_last_checkpoint() {
     let output = tempdir().unwrap();
     let run = output.path().join("run");
     let changes = ["train.learning_rate=1e30", "train.warmup_steps=0", "checkpoint.every_steps=1"];
-    assert_says(&refusal(recipe(output.path(), &changes), false), &["step 2", "diverged", "train.learning_rate"]);
+    assert_says(&refusal(recipe(output.path(), &changes), NEW), &["step 2", "diverged", "train.learning_rate"]);
     assert_eq!(step_losses(&run).len(), 1);
-    assert!(checkpoint_folder(&run, 1).join("DONE").is_file() && !checkpoint_folder(&run, 2).exists());
+    assert!(checkpoint_folder(&run, 1).join("manifest.json").is_file() && !checkpoint_folder(&run, 2).exists());
 }
 
 #[test]
-fn model_that_broke_meanwhile_costs_nothing_and_the_run_goes_on_once_it_is_whole() {
+fn model_that_became_damaged_changes_nothing_and_the_run_resumes_once_it_is_whole() {
     let (output, model) = (tempdir().unwrap(), copy_of("tiny-llama-sharded"));
     let changes = [format!("model='{}'", model.path().display()), data("text-tiny.jsonl")];
     let config = || recipe(output.path(), &[changes[0].as_str(), &changes[1]]);
-    let interrupt = Interrupt::detached();
-    interrupt.request();
-    train(config(), false, &interrupt).unwrap();
+    assert_eq!(one_step(config(), NEW), 1);
     let before = snapshot(output.path());
     let shard = model.path().join("model-00004-of-00004.safetensors");
     fs::rename(&shard, model.path().join("elsewhere")).unwrap();
-    assert_says(&refusal(config(), true), &["model-00004-of-00004.safetensors"]);
+    assert_says(&refusal(config(), NEWEST), &["model-00004-of-00004.safetensors"]);
     assert!(snapshot(output.path()).into_iter().all(|(path, bytes)| before.get(&path).is_none_or(|old| *old == bytes)));
     fs::rename(model.path().join("elsewhere"), &shard).unwrap();
-    assert_eq!(finish(config(), true).steps, 6);
+    assert_eq!(finish(config(), NEWEST).steps, 6);
 }

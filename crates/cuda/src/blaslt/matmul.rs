@@ -1,10 +1,12 @@
-//! What a matrix product is asked to do, in row-major terms, and which products make no sense.
+//! The description of a GEMM in row-major terms, and the check that it is possible.
+//!
+//! Not supported: batches, and input types other than f32, bf16, f16 and the two 8-bit formats.
 
 use std::fmt;
 
-use crate::CudaError;
+use crate::error::CudaError;
 
-/// Type of a matrix' elements.
+/// The element type of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ElementType {
     /// IEEE single.
@@ -13,9 +15,9 @@ pub enum ElementType {
     Bf16,
     /// IEEE half.
     F16,
-    /// 8 bits: 4 of exponent, 3 of mantissa, largest 448, no infinity ("OCP 8-bit Floating Point Specification", 2023).
+    /// 8 bits: 4 of exponent, 3 of mantissa; maximum 448, no infinity ("OCP 8-bit Floating Point Specification", 2023).
     E4m3,
-    /// 8 bits: 5 of exponent, 2 of mantissa, largest 57344 (same source).
+    /// 8 bits: 5 of exponent, 2 of mantissa; maximum 57344 (same source).
     E5m2,
 }
 
@@ -58,32 +60,35 @@ impl fmt::Display for ElementType {
     }
 }
 
-/// An input matrix. `op` of it is what is multiplied: the matrix as stored, or its transpose.
+/// An input matrix. `op(X)` is the matrix as stored, or its transpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operand {
-    /// Type of its elements.
+    /// Its element type.
     pub element: ElementType,
-    /// Whether the transpose of what is stored is multiplied: an `A` of `m` x `k` is then stored as `[k, m]`.
+    /// Whether `op` transposes: an `op(A)` of `m` x `k` is then stored as `[k, m]`.
     pub transposed: bool,
-    /// Elements from one stored row to the next; more than a row's width for a view of a wider buffer.
+    /// Distance of stored rows in elements; larger than the width of a row for a view of a wider buffer.
     pub leading: usize,
 }
 
-/// What is done beside the product itself, in the same pass.
+/// What is computed in addition to the GEMM itself, in the same pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Epilogue {
     /// Nothing.
     #[default]
     None,
-    /// Adds a vector of `n` elements of the output's type to every row of D ([`Pointers::bias`](super::Pointers::bias) is read).
+    /// Adds a vector of `n` elements of the output's type to every row:
+    /// `D[i, j] = alpha * (op(A) op(B))[i, j] + beta * C[i, j] + bias[j]`. The bias is scaled by neither alpha nor beta, so with
+    /// beta = 1 the GEMM adds to C and adds the bias once. [`Pointers::bias`](crate::Pointers::bias) is read.
     Bias,
-    /// Also writes the sums of `op(A)` over `k`, `m` elements of the output's type, to [`Pointers::bias`](super::Pointers::bias): the gradient of a
-    /// bias, where the product is `dY^T X`. Few kernels can; [`CudaError::BlasLt`] when none fits.
+    /// Also writes the sums of `op(A)` over `k`, `m` elements of the output's type, to
+    /// [`Pointers::bias`](crate::Pointers::bias): the gradient of a bias if the GEMM is `dY^T X`. Few kernels support it;
+    /// [`CudaError::BlasLt`] if none does.
     BiasGradient,
 }
 
 impl Epilogue {
-    /// `cublasLtEpilogue_t`. Our A is cuBLASLt's B (see `column_major.rs`).
+    /// `cublasLtEpilogue_t`. Our A is cuBLASLt's B (see `descriptors.rs`).
     pub(super) const fn code(self) -> u32 {
         match self {
             Self::None => 1,
@@ -93,10 +98,10 @@ impl Epilogue {
     }
 }
 
-/// Factors in device memory that turn the stored numbers of 8-bit inputs back into what they stand for.
+/// Scales in device memory by which the stored numbers of 8-bit inputs are multiplied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Scaling {
-    /// None: all factors are 1.
+    /// None: all scales are 1.
     #[default]
     None,
     /// One f32 for all of A and one for all of B.
@@ -116,7 +121,7 @@ impl Scaling {
     }
 }
 
-/// `D[m, n] = alpha * op(A) op(B) + beta * C`, every matrix row-major, products summed in f32.
+/// `D[m, n] = alpha * op(A) op(B) + beta * C`, all matrices row-major, accumulated in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Matmul {
     /// Rows of `op(A)`, C and D.
@@ -125,26 +130,26 @@ pub struct Matmul {
     pub n: usize,
     /// Columns of `op(A)`, rows of `op(B)`.
     pub k: usize,
-    /// The left matrix.
+    /// The left operand.
     pub a: Operand,
-    /// The right matrix.
+    /// The right operand.
     pub b: Operand,
-    /// Elements from one row to the next in both C and D.
+    /// Distance of rows in elements, in both C and D.
     pub c_leading: usize,
-    /// Type of C and D.
+    /// Element type of C and D.
     pub output: ElementType,
-    /// What else is done.
+    /// What is computed in addition.
     pub epilogue: Epilogue,
-    /// Factors of 8-bit inputs.
+    /// Scales of 8-bit inputs.
     pub scaling: Scaling,
-    /// Lets f32 inputs be rounded to TF32 (10 bits of mantissa), which is what makes them fast.
+    /// Allows rounding f32 inputs to TF32 (10 bits of mantissa), which makes them fast.
     pub allow_tf32: bool,
-    /// Lets 8-bit products be summed with fewer bits than f32 has: faster on Hopper, meant for forward passes.
+    /// Allows accumulating 8-bit inputs with fewer bits than f32 has: faster on Hopper, meant for forward passes.
     pub fast_accumulation: bool,
 }
 
 impl Matmul {
-    /// A plain product of matrices without gaps: `op(A)` is `m` x `k`, `op(B)` is `k` x `n`. Change fields for the rest.
+    /// A plain GEMM of matrices without gaps: `op(A)` is `m` x `k`, `op(B)` is `k` x `n`. Change fields for anything else.
     pub const fn dense(
         [m, n, k]: [usize; 3],
         inputs: ElementType,
@@ -168,14 +173,9 @@ impl Matmul {
         }
     }
 
-    /// Floating point operations of the product, a multiplication and an addition counted as two.
-    pub fn floating_point_operations(&self) -> f64 {
-        2.0 * self.m as f64 * self.n as f64 * self.k as f64
-    }
-
-    /// Refuses what no cuBLASLt can do, or would do wrongly without a word.
+    /// Refuses what no version of cuBLASLt can do, or would silently do wrong.
     pub(super) fn check(&self) -> Result<(), CudaError> {
-        self.fault().map_or(Ok(()), |reason| Err(CudaError::InvalidMatmul { asked: self.to_string(), reason }))
+        self.fault().map_or(Ok(()), |reason| Err(CudaError::InvalidMatmul { requested: self.to_string(), reason }))
     }
 
     fn fault(&self) -> Option<String> {
@@ -187,7 +187,7 @@ impl Matmul {
             ("C and D", self.c_leading, self.n),
         ];
         if self.k == 0 {
-            return Some("k is 0, and cuBLASLt has no empty sum: scale C by beta instead".to_string());
+            return Some("k is 0, and cuBLASLt does not do empty sums: scale C by beta instead".to_string());
         }
         if let Some((name, leading, width)) = rows.into_iter().find(|(_, leading, width)| leading < width) {
             return Some(format!("rows of {name} are {width} elements wide and only {leading} apart"));
@@ -200,7 +200,7 @@ impl Matmul {
             return Some(format!("{} inputs cannot give {} outputs", a.element, self.output));
         }
         if self.scaling != Scaling::None && !fp8 {
-            return Some("scale factors are for 8-bit inputs".to_string());
+            return Some("scales are for 8-bit inputs".to_string());
         }
         if fp8 && (a.element, b.element) == (ElementType::E5m2, ElementType::E5m2) {
             return Some("no hardware multiplies e5m2 by e5m2: make one of them e4m3".to_string());
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_no_library_can_do_is_refused_with_a_reason() {
+    fn impossible_gemms_are_refused_with_a_reason() {
         let plain = Matmul::dense([4, 6, 8], Bf16, [false, true], F32);
         assert_eq!(plain.check(), Ok(()));
         assert_eq!(Matmul::dense([4, 6, 8], E4m3, [false, true], Bf16).check(), Ok(()));

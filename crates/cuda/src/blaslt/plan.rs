@@ -1,25 +1,25 @@
-//! One product as the library knows it, and the algorithms that it proposes for it.
+//! One GEMM as the library knows it, with the algorithm that the library proposes first.
+//!
+//! Trade-off: bias and scale addresses are attributes of the shared descriptor, so calls of one plan hold a lock while they
+//! are submitted.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use super::column_major::{ColumnMajor, Key};
-use super::descriptors::{Object, asked, describe, lay_out, prefer};
+use super::descriptors::{ColumnMajor, Key, Object, Workspace, describe, lay_out, prefer, requested};
 use super::matmul::{Epilogue, Matmul, Scaling};
 use super::pointers::Pointers;
-use super::symbols::{HeuristicResult, Opaque, Status, Symbols, description};
-use super::tune::Tuning;
-use crate::CudaError;
+use super::symbols::{Algorithm, HeuristicResult, Opaque, Status, Symbols, description};
+use crate::error::CudaError;
 
-/// How many algorithms the library is asked for.
+/// The number of algorithms to request: the first ones may need more workspace than there is.
 const CANDIDATES: usize = 8;
 /// `CUBLAS_STATUS_NOT_SUPPORTED`.
 const NOT_SUPPORTED: Status = 15;
 
-/// A product as the library knows it: descriptors, and algorithms in the order in which the library believes in them.
-pub struct Plan {
+/// The descriptors of a GEMM and its algorithm.
+pub(super) struct Plan {
     symbols: &'static Symbols,
     matmul: Matmul,
     /// Locked while a call is submitted, since the addresses of scales and bias are attributes of the descriptor.
@@ -27,16 +27,7 @@ pub struct Plan {
     first: Object,
     second: Object,
     output: Object,
-    candidates: Vec<HeuristicResult>,
-    chosen: AtomicUsize,
-    pub(super) tuning: OnceLock<Tuning>,
-}
-
-/// The memory that a call may use for itself.
-#[derive(Clone, Copy)]
-pub(super) struct Scratch {
-    pub(super) address: u64,
-    pub(super) bytes: usize,
+    algorithm: Algorithm,
 }
 
 /// What differs from one call of a plan to the next.
@@ -44,14 +35,14 @@ pub(super) struct Scratch {
 pub(super) struct Call {
     pub(super) handle: Opaque,
     pub(super) stream: *mut c_void,
-    pub(super) scratch: Scratch,
+    pub(super) workspace: Workspace,
     pub(super) alpha: f32,
     pub(super) beta: f32,
     pub(super) pointers: Pointers,
 }
 
 impl Plan {
-    /// Describes the product to the library and asks for algorithms.
+    /// Describes the GEMM to the library and asks for algorithms.
     ///
     /// # Safety
     /// `handle` is alive and its context is current.
@@ -59,19 +50,19 @@ impl Plan {
         symbols: &'static Symbols,
         handle: Opaque,
         key: &Key,
-        scratch: Scratch,
+        workspace: Workspace,
     ) -> Result<Self, CudaError> {
         let mapped = ColumnMajor::of(&key.matmul);
-        let description = describe(symbols, key, &mapped, scratch)?;
+        let description = describe(symbols, key, &mapped, workspace)?;
         let first = lay_out(symbols, &key.matmul, mapped.first)?;
         let second = lay_out(symbols, &key.matmul, mapped.second)?;
         let output = lay_out(symbols, &key.matmul, mapped.output)?;
-        let wanted = prefer(symbols, key, scratch)?;
+        let preference = prefer(symbols, key, workspace)?;
 
         let mut results = [HeuristicResult::EMPTY; CANDIDATES];
         let mut written: c_int = 0;
-        // SAFETY: the handle is the caller's promise, the other objects were made above, and there is room for as many
-        // results as are asked for.
+        // SAFETY: the handle is the caller's promise, the other objects were created above, and there is room for as many
+        // results as are requested.
         let status = unsafe {
             (symbols.heuristic)(
                 handle,
@@ -80,79 +71,37 @@ impl Plan {
                 second.handle,
                 output.handle,
                 output.handle,
-                wanted.handle,
+                preference.handle,
                 CANDIDATES as c_int,
                 results.as_mut_ptr(),
                 &mut written,
             )
         };
+        symbols.checked("cublasLtMatmulAlgoGetHeuristic", status, || requested(&key.matmul))?;
         let written = usize::try_from(written).unwrap_or(0).min(CANDIDATES);
-        let passed = |result: &&HeuristicResult| result.state == 0 && result.workspace_bytes <= scratch.bytes;
-        let candidates: Vec<HeuristicResult> = results[..written].iter().filter(passed).copied().collect();
-        // A status of success with no result left would be a product that cannot be computed all the same.
-        let status = if status == 0 && candidates.is_empty() { NOT_SUPPORTED } else { status };
-        symbols.checked("cublasLtMatmulAlgoGetHeuristic", status, || asked(&key.matmul))?;
-        Ok(Self {
-            symbols,
-            matmul: key.matmul,
-            description: Mutex::new(description),
-            first,
-            second,
-            output,
-            candidates,
-            chosen: AtomicUsize::new(0),
-            tuning: OnceLock::new(),
-        })
+        let usable = |result: &&HeuristicResult| result.state == 0 && result.workspace_bytes <= workspace.bytes;
+        let Some(chosen) = results[..written].iter().find(usable) else {
+            // The library can return success with no usable result: the GEMM cannot be computed then either.
+            return Err(symbols.error("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED, requested(&key.matmul)));
+        };
+        let algorithm = chosen.algorithm;
+        let description = Mutex::new(description);
+        Ok(Self { symbols, matmul: key.matmul, description, first, second, output, algorithm })
     }
 
-    /// The product.
-    pub fn matmul(&self) -> &Matmul {
-        &self.matmul
-    }
-
-    /// How many algorithms the library proposed, at least 1.
-    pub fn candidates(&self) -> usize {
-        self.candidates.len()
-    }
-
-    /// Which of them is used, 0 being the library's own first choice.
-    pub fn chosen(&self) -> usize {
-        self.chosen.load(Ordering::Relaxed)
-    }
-
-    /// Bytes of workspace that the chosen algorithm uses.
-    pub fn workspace_bytes(&self) -> usize {
-        self.candidates[self.chosen()].workspace_bytes
-    }
-
-    /// How many times over the chosen algorithm's tiles fill the device; a fraction far below the next whole number leaves
-    /// multiprocessors idle at the end.
-    pub fn waves(&self) -> f32 {
-        self.candidates[self.chosen()].waves
-    }
-
-    /// What [`BlasLt::tune`](super::BlasLt::tune) measured, where it has.
-    pub fn tuning(&self) -> Option<Tuning> {
-        self.tuning.get().copied()
-    }
-
-    pub(super) fn choose(&self, candidate: usize) {
-        assert!(candidate < self.candidates.len(), "candidate {candidate} of {}", self.candidates.len());
-        self.chosen.store(candidate, Ordering::Relaxed);
-    }
-
-    /// Submits the product with one of the candidates.
+    /// Submits the GEMM.
     ///
     /// # Safety
-    /// As [`BlasLt::run`](super::BlasLt::run); `call.handle`, stream and scratch are alive, and their context is current.
-    pub(super) unsafe fn submit(&self, candidate: usize, call: &Call) -> Result<(), CudaError> {
-        // A panic while the lock was held leaves at worst addresses of another call, which are set anew below.
+    /// As [`BlasLt::run`](crate::BlasLt::run); the handle, stream and workspace of `call` are alive, and their context is
+    /// current.
+    pub(super) unsafe fn submit(&self, call: &Call) -> Result<(), CudaError> {
+        // After a panic of another call, the addresses in the descriptor are stale; they are set again below.
         let description = self.description.lock().unwrap_or_else(PoisonError::into_inner);
         let p = &call.pointers;
         self.set_addresses(&description, p)?;
-        // SAFETY: descriptor and layouts were made for this product, and the algorithm was proposed for them and for addresses
-        // so aligned; sizes and life of what the addresses point to are the caller's promise. Alpha and beta are read before
-        // the call returns, since the pointer mode is the default, the host's.
+        // SAFETY: descriptor and layouts were created for this GEMM, and the algorithm was proposed for them and for this
+        // alignment. Sizes and lifetimes behind the addresses are the caller's promise. Alpha and beta are read before the
+        // call returns, since the pointer mode is the default (host).
         let status = unsafe {
             (self.symbols.matmul)(
                 call.handle,
@@ -167,22 +116,23 @@ impl Plan {
                 self.output.handle,
                 p.d as *mut c_void,
                 self.output.handle,
-                &self.candidates[candidate].algorithm,
-                call.scratch.address as *mut c_void,
-                call.scratch.bytes,
+                &self.algorithm,
+                call.workspace.address as *mut c_void,
+                call.workspace.bytes,
                 call.stream,
             )
         };
-        self.symbols.checked("cublasLtMatmul", status, || asked(&self.matmul))
+        self.symbols.checked("cublasLtMatmul", status, || requested(&self.matmul))
     }
 
-    /// Tells the library where the bias and the scales of this call are.
+    /// Sets the addresses of the bias and the scales of this call.
     fn set_addresses(&self, description: &Object, pointers: &Pointers) -> Result<(), CudaError> {
         let set = |attribute, address: u64| description.set_description(self.symbols, &self.matmul, attribute, address);
         if self.matmul.epilogue != Epilogue::None {
             set(description::BIAS_POINTER, pointers.bias)?;
         }
         if self.matmul.scaling != Scaling::None {
+            // Our A is the library's B and vice versa.
             set(description::A_SCALE_POINTER, pointers.b_scale)?;
             set(description::B_SCALE_POINTER, pointers.a_scale)?;
         }

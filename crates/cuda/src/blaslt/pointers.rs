@@ -1,24 +1,28 @@
-//! The addresses of one call: which are needed, and how they are aligned.
+//! The device addresses of one GEMM, and their alignment.
+//!
+//! Trade-off: addresses are plain integers without lifetimes. [`BlasLt::run`](crate::BlasLt::run) asks for the promise that they
+//! are valid.
 
 use super::matmul::{Epilogue, Matmul, Scaling};
-use crate::CudaError;
+use crate::error::CudaError;
 
-/// Addresses in device memory of what one call works on.
+/// The device addresses of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pointers {
     /// A, as stored.
     pub a: u64,
     /// B, as stored.
     pub b: u64,
-    /// C: may be D itself. Not read when beta is 0, and may then be 0 too.
+    /// C: may be D itself. Not read if beta is 0, and may then be 0.
     pub c: u64,
     /// D.
     pub d: u64,
-    /// Read or written as [`Epilogue`] says; 0 without one.
+    /// The bias (`n` elements, read) or its gradient (`m` elements, written), see [`Epilogue`]; 0 without one. Any beta may
+    /// be combined with a bias.
     pub bias: u64,
-    /// Factors of A, in f32, as [`Scaling`] says; 0 without.
+    /// Scales of A in f32, see [`Scaling`]; 0 without.
     pub a_scale: u64,
-    /// Factors of B, likewise.
+    /// Scales of B in f32, see [`Scaling`]; 0 without.
     pub b_scale: u64,
 }
 
@@ -28,7 +32,7 @@ impl Pointers {
         Self { a, b, c, d, bias: 0, a_scale: 0, b_scale: 0 }
     }
 
-    /// With C set to D where C is not read: the library looks at the pointer even then.
+    /// With C set to D if C is not read: the library checks the pointer even then.
     pub(super) fn completed(mut self, beta: f32) -> Self {
         if beta == 0.0 {
             self.c = self.d;
@@ -36,7 +40,7 @@ impl Pointers {
         self
     }
 
-    /// Refuses null and misaligned addresses, which would be a fault on the device or in the library.
+    /// Refuses null and misaligned addresses, which would cause a fault on the device or in the library.
     pub(super) fn check(&self, matmul: &Matmul) -> Result<(), CudaError> {
         let output = matmul.output.bytes();
         let with_bias = matmul.epilogue != Epilogue::None;
@@ -56,36 +60,37 @@ impl Pointers {
         match all.into_iter().find(wrong) {
             None => Ok(()),
             Some((name, address, bytes, _)) => Err(CudaError::InvalidMatmul {
-                asked: matmul.to_string(),
-                reason: format!("{name} is at address {address:#x}, which is null or no multiple of {bytes} bytes"),
+                requested: matmul.to_string(),
+                reason: format!("{name} is at address {address:#x}, expected a non-null multiple of {bytes} bytes"),
             }),
         }
     }
 }
 
-/// What is known about the addresses of a call: the largest power of two, up to 256, that divides each. Kernels with wide
-/// loads need 16 bytes; cuBLASLt assumes 256 unless told, and fails or faults on less.
+/// The alignment of the addresses of a call: for each, the largest power of two, up to 256, that divides it. Kernels with wide
+/// loads need 16 bytes. cuBLASLt assumes 256 unless told otherwise, and fails or faults with less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Alignment {
+pub(super) struct Alignment {
     /// Of A, in bytes.
-    pub a: u16,
+    pub(super) a: u16,
     /// Of B, in bytes.
-    pub b: u16,
+    pub(super) b: u16,
     /// Of C, in bytes.
-    pub c: u16,
+    pub(super) c: u16,
     /// Of D, in bytes.
-    pub d: u16,
+    pub(super) d: u16,
     /// Of the bias, in bytes; 256 without one.
-    pub bias: u16,
+    pub(super) bias: u16,
 }
 
 impl Alignment {
-    /// What fresh allocations have.
-    pub const BEST: Self = Self { a: 256, b: 256, c: 256, d: 256, bias: 256 };
+    /// The alignment of fresh allocations.
+    #[cfg(test)]
+    pub(super) const BEST: Self = Self { a: 256, b: 256, c: 256, d: 256, bias: 256 };
 
-    /// Of these addresses.
-    pub fn of(pointers: &Pointers) -> Self {
-        // Of 0, which stands for none, this is 256.
+    /// The alignment of these addresses.
+    pub(super) fn of(pointers: &Pointers) -> Self {
+        // For 0, which means none, this is 256.
         let of = |address: u64| 1 << address.trailing_zeros().min(8);
         Self { a: of(pointers.a), b: of(pointers.b), c: of(pointers.c), d: of(pointers.d), bias: of(pointers.bias) }
     }
@@ -103,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn null_and_misaligned_addresses_are_refused_only_where_they_are_used() {
+    fn null_and_misaligned_addresses_are_refused_only_if_they_are_used() {
         let matmul = Matmul::dense([4, 6, 8], Bf16, [false, false], F32);
         let good = Pointers::new(256, 258, 0, 512).completed(0.0);
         assert_eq!(good.c, 512);
@@ -114,5 +119,7 @@ mod tests {
         let with_bias = Matmul { epilogue: Epilogue::Bias, ..matmul };
         assert!(good.check(&with_bias).is_err());
         assert_eq!(Pointers { bias: 1024, ..good }.check(&with_bias), Ok(()));
+        let added = Pointers { bias: 1024, ..Pointers::new(256, 258, 768, 512) }.completed(1.0);
+        assert_eq!((added.c, added.check(&with_bias)), (768, Ok(())), "a bias and C together");
     }
 }

@@ -1,16 +1,19 @@
-//! The functions and constants of cublasLt.h that are used here, from whichever cuBLASLt the machine has.
+//! The functions and constants of cublasLt.h that are used here, loaded from the cuBLASLt of the machine.
 //!
-//! Constants are integers and not Rust enums: a newer library may return a value that an enum does not list, which would be
-//! undefined behaviour. What it gives up: the compiler does not check them against the header. They are the same in CUDA 12
-//! and 13; the scale modes came with 12.8 and 12.9, and an older library answers them with `CUBLAS_STATUS_INVALID_VALUE`.
+//! Constants are integers, not Rust enums: a newer library may return a value that an enum does not list, which would be
+//! undefined behavior. They are the same in CUDA 12 and 13; the scale modes came with 12.8 and 12.9, and an older library
+//! answers them with `CUBLAS_STATUS_INVALID_VALUE`.
+//!
+//! Trade-off: the compiler does not check the constants against the header.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 use libloading::Library;
 
-use crate::library::open_known;
-use crate::{CudaError, Driver};
+use crate::driver::Driver;
+use crate::error::CudaError;
+use crate::library::{CUBLASLT, NotFound};
 
 /// `cublasStatus_t`.
 pub(super) type Status = u32;
@@ -22,7 +25,7 @@ pub(super) const OPERATION_NONE: i32 = 0;
 /// `cublasOperation_t`: its transpose.
 pub(super) const OPERATION_TRANSPOSE: i32 = 1;
 
-/// `CUBLAS_COMPUTE_32F`: products and sums in f32; for f32 inputs no rounding to TF32.
+/// `CUBLAS_COMPUTE_32F`: multiplication and accumulation in f32; f32 inputs are not rounded to TF32.
 pub(super) const COMPUTE_F32: u32 = 68;
 /// `CUBLAS_COMPUTE_32F_FAST_TF32`.
 pub(super) const COMPUTE_TF32: u32 = 77;
@@ -31,28 +34,28 @@ pub(super) const TYPE_F32: u32 = 0;
 
 /// `cublasLtMatmulDescAttributes_t`.
 pub(super) mod description {
-    pub(in crate::blaslt) const TRANSPOSE_A: u32 = 3;
-    pub(in crate::blaslt) const TRANSPOSE_B: u32 = 4;
-    pub(in crate::blaslt) const EPILOGUE: u32 = 7;
-    pub(in crate::blaslt) const BIAS_POINTER: u32 = 8;
-    pub(in crate::blaslt) const A_SCALE_POINTER: u32 = 17;
-    pub(in crate::blaslt) const B_SCALE_POINTER: u32 = 18;
-    pub(in crate::blaslt) const FAST_ACCUMULATION: u32 = 25;
-    pub(in crate::blaslt) const A_SCALE_MODE: u32 = 31;
-    pub(in crate::blaslt) const B_SCALE_MODE: u32 = 32;
+    pub(crate) const TRANSPOSE_A: u32 = 3;
+    pub(crate) const TRANSPOSE_B: u32 = 4;
+    pub(crate) const EPILOGUE: u32 = 7;
+    pub(crate) const BIAS_POINTER: u32 = 8;
+    pub(crate) const A_SCALE_POINTER: u32 = 17;
+    pub(crate) const B_SCALE_POINTER: u32 = 18;
+    pub(crate) const FAST_ACCUMULATION: u32 = 25;
+    pub(crate) const A_SCALE_MODE: u32 = 31;
+    pub(crate) const B_SCALE_MODE: u32 = 32;
 }
 
 /// `cublasLtMatmulPreferenceAttributes_t`.
 pub(super) mod preference {
-    pub(in crate::blaslt) const WORKSPACE_BYTES: u32 = 1;
-    pub(in crate::blaslt) const REDUCTION_SCHEMES: u32 = 3;
-    pub(in crate::blaslt) const ALIGNMENT_A: u32 = 5;
-    pub(in crate::blaslt) const ALIGNMENT_B: u32 = 6;
-    pub(in crate::blaslt) const ALIGNMENT_C: u32 = 7;
-    pub(in crate::blaslt) const ALIGNMENT_D: u32 = 8;
+    pub(crate) const WORKSPACE_BYTES: u32 = 1;
+    pub(crate) const REDUCTION_SCHEMES: u32 = 3;
+    pub(crate) const ALIGNMENT_A: u32 = 5;
+    pub(crate) const ALIGNMENT_B: u32 = 6;
+    pub(crate) const ALIGNMENT_C: u32 = 7;
+    pub(crate) const ALIGNMENT_D: u32 = 8;
 }
 
-/// `CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE`: partial sums of a split reduction are kept and added in f32.
+/// `CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE`: partial sums of a split reduction are stored and added in f32.
 pub(super) const REDUCTION_IN_COMPUTE_TYPE: u32 = 2;
 /// `CUBLASLT_REDUCTION_SCHEME_MASK`: also in the output's type.
 pub(super) const REDUCTION_ANY: u32 = 7;
@@ -71,8 +74,8 @@ pub(super) struct HeuristicResult {
     pub(super) algorithm: Algorithm,
     pub(super) workspace_bytes: usize,
     pub(super) state: Status,
-    pub(super) waves: f32,
-    reserved: [c_int; 4],
+    _waves: f32,
+    _reserved: [c_int; 4],
 }
 
 impl HeuristicResult {
@@ -81,14 +84,14 @@ impl HeuristicResult {
         algorithm: Algorithm { data: [0; 8] },
         workspace_bytes: 0,
         state: Status::MAX,
-        waves: 0.0,
-        reserved: [0; 4],
+        _waves: 0.0,
+        _reserved: [0; 4],
     };
 }
 
 /// Sets one attribute of a descriptor or a preference: object, attribute, value, its bytes.
 pub(super) type SetAttribute = unsafe extern "C" fn(Opaque, u32, *const c_void, usize) -> Status;
-/// Destroys what it is given.
+/// Destroys an object.
 pub(super) type Destroy = unsafe extern "C" fn(Opaque) -> Status;
 
 type Matmul = unsafe extern "C" fn(
@@ -104,7 +107,7 @@ type Matmul = unsafe extern "C" fn(
     Opaque,           // layout of C
     *mut c_void,      // D
     Opaque,           // layout of D
-    *const Algorithm, // which kernel, how configured
+    *const Algorithm, // kernel and its configuration
     *mut c_void,      // workspace
     usize,            // its bytes
     *mut c_void,      // stream
@@ -118,7 +121,7 @@ type Heuristic = unsafe extern "C" fn(
     Opaque, // of C
     Opaque, // of D
     Opaque, // preference
-    c_int,  // how many are asked for
+    c_int,  // how many are requested
     *mut HeuristicResult,
     *mut c_int, // how many were written
 ) -> Status;
@@ -141,7 +144,7 @@ pub(super) struct Symbols {
 }
 
 impl Symbols {
-    /// Opens the library that this driver can run, once a process.
+    /// Opens the library that this driver can run, once per process.
     ///
     /// # Errors
     /// [`CudaError::BlasLtNotFound`] or [`CudaError::BrokenBlasLt`].
@@ -149,17 +152,17 @@ impl Symbols {
         Self::load_up_to(driver.version().0)
     }
 
-    /// As [`Symbols::load`], with the newest major CUDA version that may be opened.
+    /// As [`Symbols::load`], with the newest major CUDA version to open.
     pub(super) fn load_up_to(cuda_major: u32) -> Result<&'static Self, CudaError> {
         static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
         if let Some(symbols) = SYMBOLS.get() {
             return Ok(symbols);
         }
-        let opened = open_known("cuBLASLt", |file| cuda_major_of(file).is_none_or(|major| major <= cuda_major));
-        let (library, file) =
-            opened.map_err(|(searched, package)| CudaError::BlasLtNotFound { searched, cuda_major, package })?;
+        let opened = CUBLASLT.open(|file| cuda_major_of(file).is_none_or(|major| major <= cuda_major));
+        let not_found = |NotFound { searched, package }| CudaError::BlasLtNotFound { searched, cuda_major, package };
+        let (library, file) = opened.map_err(not_found)?;
         let symbols = Self::look_up(&library, &file)?;
-        // Function pointers into it are kept: it must never be unloaded.
+        // Function pointers into the library are kept, so it must never be unloaded.
         std::mem::forget(library);
         Ok(SYMBOLS.get_or_init(|| symbols))
     }
@@ -186,21 +189,26 @@ impl Symbols {
         }
     }
 
-    /// Turns a status into a result; `asked` is only called for an error.
+    /// Turns a status into a result; `requested` is only called for an error.
     pub(super) fn checked(
         &self,
         call: &'static str,
         status: Status,
-        asked: impl FnOnce() -> String,
+        requested: impl FnOnce() -> String,
     ) -> Result<(), CudaError> {
         if status == 0 {
             return Ok(());
         }
-        Err(CudaError::BlasLt { call, code: status, name: self.name_of(status), asked: asked() })
+        Err(self.error(call, status, requested()))
+    }
+
+    /// The error of a call that returned `status`.
+    pub(super) fn error(&self, call: &'static str, status: Status, requested: String) -> CudaError {
+        CudaError::BlasLt { call, code: status, name: self.name_of(status), requested }
     }
 
     fn name_of(&self, status: Status) -> String {
-        // SAFETY: takes any integer, and answers with a constant string that lives as long as the library.
+        // SAFETY: takes any integer and returns a constant string that lives as long as the library.
         let name = unsafe { (self.status_name)(status) };
         if name.is_null() {
             return "a status unknown to this library".to_string();
@@ -222,7 +230,7 @@ fn cuda_major_of(file: &str) -> Option<u32> {
 /// # Safety
 /// `F` is the type of the function that cublasLt.h declares under this name, and is not used after the library is unloaded.
 unsafe fn symbol<F: Copy>(library: &Library, file: &str, name: &'static str) -> Result<F, CudaError> {
-    // SAFETY: handed on to the caller.
+    // SAFETY: the caller's promise.
     let found = unsafe { library.get::<F>(name.as_bytes()) };
     found.map(|function| *function).map_err(|_| CudaError::BrokenBlasLt { file: file.to_string(), symbol: name })
 }
@@ -232,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_newer_than_the_driver_is_told_by_its_name() {
+    fn the_cuda_version_of_a_library_is_read_from_its_file_name() {
         let names = ["libcublasLt.so.13", "cublasLt64_12.dll", "libcublasLt.so"];
         assert_eq!(names.map(cuda_major_of), [Some(13), Some(12), None]);
     }
@@ -244,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_its_status_and_what_was_asked() {
+    fn an_error_names_its_status_and_the_requested_gemm() {
         let Ok(symbols) = Symbols::load_up_to(u32::MAX) else { return };
         assert_eq!(symbols.checked("cublasLtMatmul", 0, || unreachable!("only for errors")), Ok(()));
         let error = symbols.checked("cublasLtMatmul", 15, || "f32 [2, 3]".to_string()).expect_err("15 is an error");

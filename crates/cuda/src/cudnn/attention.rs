@@ -1,28 +1,29 @@
-//! What the graphs of both passes share: the call's tensors and the masks.
+//! What the graphs of both passes share: tensors and masks.
 //!
-//! cuDNN finds its attention kernels by matching a whole graph of elementary operations, so every step here has the order and
-//! the types that cudnn-frontend 1.23 gives it (`attn_score_modifiers.h`, `diagonal_band_mask.h`), in the spelling that all
-//! versions since 9.1 know: a graph that computes the same in another way is not recognised.
+//! cuDNN finds its attention kernels by matching a whole graph of elementary operations. So every step here has the order and
+//! the types of cudnn-frontend 1.23 (`attn_score_modifiers.h`, `diagonal_band_mask.h`), in the form that all versions since 9.1
+//! recognize.
+//!
+//! Trade-off: a graph that computes the same in another way is not recognized, so nothing here can be simplified.
 
 use super::graph::{Form, Four, Graph, Node, Overrides, Source};
-use super::shape::{AttentionShape, Element, Layout};
+use super::shape::{AttentionShape, Element, StatisticsLayout};
 use super::sys::{Data, Pointwise, Symbols};
-use super::version::{Version, Workarounds};
-use crate::CudaError;
+use super::version::Version;
+use crate::error::CudaError;
 
-/// A graph in the making together with the sizes and the tensors that its steps need.
+/// A graph under construction, with the sizes and the tensors that its steps need.
 pub(super) struct Attention {
     pub(super) graph: Graph,
     pub(super) shape: AttentionShape,
     pub(super) version: Version,
-    pub(super) workarounds: Workarounds,
-    /// Lengths of the documents, where they are not all the full length: of queries and of keys.
+    /// Lengths of the documents in queries and in keys, unless all have the full length.
     lengths: Option<(Node, Node)>,
     masked: Node,
     scale: Node,
 }
 
-/// Documents, query heads, tokens, width of a head: as cuDNN counts.
+/// Sizes as cuDNN counts them: documents, heads, tokens of a document, width of a head.
 pub(super) struct Sizes {
     pub(super) documents: i64,
     pub(super) query_heads: i64,
@@ -32,11 +33,10 @@ pub(super) struct Sizes {
 }
 
 impl Attention {
-    /// `lengths` says where the documents' lengths come from, if there are any.
+    /// `lengths` is the source of the lengths of the documents, if the graph needs them.
     pub(super) fn new(
         symbols: Symbols,
         version: Version,
-        workarounds: Workarounds,
         shape: AttentionShape,
         lengths: Option<Source>,
     ) -> Result<Self, CudaError> {
@@ -50,7 +50,7 @@ impl Attention {
                 Some((graph.device("query lengths", form, source)?, graph.device("key lengths", form, source)?))
             }
         };
-        Ok(Self { graph, shape, version, workarounds, lengths, masked, scale })
+        Ok(Self { graph, shape, version, lengths, masked, scale })
     }
 
     pub(super) fn sizes(&self) -> Sizes {
@@ -70,7 +70,7 @@ impl Attention {
         }
     }
 
-    /// The form of one of the call's buffers: `heads` heads side by side in rows `row_stride` elements apart.
+    /// The form of a buffer with `heads` adjacent heads per row and rows `row_stride` elements apart.
     pub(super) fn rows(&mut self, name: &str, heads: i64, row_stride: usize) -> Result<Form, CudaError> {
         let Sizes { documents, length, width, .. } = self.sizes();
         let strides = [length * row_stride as i64, width, row_stride as i64, 1];
@@ -81,9 +81,9 @@ impl Attention {
     /// The form of the softmax statistics.
     pub(super) fn statistics(&mut self) -> Result<Form, CudaError> {
         let Sizes { documents, query_heads: heads, length, .. } = self.sizes();
-        let strides = match self.shape.layout {
-            Layout::Uniform { .. } => [heads * length, length, 1, 1],
-            Layout::Packed { .. } => [heads * length, 1, heads, 1],
+        let strides = match self.shape.statistics_layout() {
+            StatisticsLayout::DocumentsHeadsTokens => [heads * length, length, 1, 1],
+            StatisticsLayout::TokensHeads => [heads * length, 1, heads, 1],
         };
         let form = Form::new(Data::Float, [documents, heads, length, 1], strides);
         Ok(form.ragged(self.offsets("statistics", self.shape.query_heads)?))
@@ -93,9 +93,8 @@ impl Attention {
         if !self.shape.is_packed() {
             return Ok(None);
         }
-        let (element, words) = if self.workarounds.wide_offsets { (Data::Int64, 2) } else { (Data::Int32, 1) };
-        let form = Form::new(element, [self.shape.documents() as i64 + 1, 1, 1, 1], [1; 4]);
-        let source = Source::Index(self.shape.offsets_at(row_stride, words));
+        let form = Form::new(Data::Int32, [self.shape.documents() as i64 + 1, 1, 1, 1], [1; 4]);
+        let source = Source::Index(self.shape.offsets_at(row_stride));
         self.graph.device(&format!("offsets of {of}"), form, source).map(Some)
     }
 
@@ -112,7 +111,7 @@ impl Attention {
         Form::new(Data::Float, [documents, query_heads, length, 1], [query_heads * length, length, 1, 1])
     }
 
-    /// Which sizes of a product the documents' lengths replace; `None` for those that they do not.
+    /// Which sizes of a matmul are replaced by the lengths of the documents.
     pub(super) fn overrides(&self, rows: Side, columns: Side, inner: Side) -> Overrides {
         let pick = |side| match (side, self.lengths) {
             (Side::Query, Some((query, _))) => Some(query),
@@ -122,7 +121,7 @@ impl Attention {
         Overrides { rows: pick(rows), columns: pick(columns), inner: pick(inner) }
     }
 
-    /// `scale * query . key`, with rows and columns past a document's end masked. `key` is transposed.
+    /// `scale * query . key`, with rows and columns after the end of a document masked. `key` is transposed.
     pub(super) fn scaled_scores(&mut self, query: Node, key: Node) -> Result<Node, CudaError> {
         let scores = self.graph.inner("scores", self.scores_form(Data::Float))?;
         let overrides = self.overrides(Side::Query, Side::Key, Side::Width);
@@ -136,7 +135,7 @@ impl Attention {
         self.graph.binary(name, Pointwise::Multiply, x, self.scale)
     }
 
-    /// Masks rows and columns past a document's end, where there are any.
+    /// Masks rows and columns after the end of a document, if documents have lengths.
     pub(super) fn mask_padding(&mut self, name: &str, scores: Node) -> Result<Node, CudaError> {
         let Some((queries, keys)) = self.lengths else { return Ok(scores) };
         let graph = &mut self.graph;
@@ -148,7 +147,7 @@ impl Attention {
         graph.select(&format!("{name} masked"), scores, self.masked, inside)
     }
 
-    /// Masks keys after the query, counted from each document's first token.
+    /// Masks keys after the query; positions count from the first token of each document.
     pub(super) fn mask_future(&mut self, scores: Node) -> Result<Node, CudaError> {
         let row = self.graph.position("causal row", scores, 2, Data::Float)?;
         let column = self.graph.position("causal column", scores, 3, Data::Float)?;
@@ -157,7 +156,7 @@ impl Attention {
     }
 }
 
-/// What an extent of a matrix product counts.
+/// What a dimension of a matmul counts.
 #[derive(Clone, Copy)]
 pub(super) enum Side {
     Query,

@@ -1,29 +1,31 @@
-//! The graph of the backward pass, as cudnn-frontend 1.23 spells it (`CompositeSDPABackwardNode`).
+//! The graph of the backward pass, as in cudnn-frontend 1.23 (`CompositeSDPABackwardNode`).
 //!
-//! Probabilities are computed anew from queries, keys and statistics. With `p` the probabilities and `g` the output's gradient:
-//! `dv = p^T g`, `ds = p * (g v^T - rowsum(g * output))`, `dk = scale * ds^T q`, `dq = scale * ds k`. Row sums, and, unless the
-//! pass is deterministic, a 32-bit accumulator of `dq`, live in the workspace. With grouped heads, `dk` and `dv` of all query
-//! heads are made first and summed over each group.
+//! Probabilities are recomputed from queries, keys and statistics. With `p` the probabilities and `g` the gradient of the output:
+//! `dv = p^T g`, `ds = p * (g v^T - rowsum(g * output))`, `dk = scale * ds^T q`, `dq = scale * ds k`. Row sums and, unless the
+//! pass is deterministic, an f32 accumulator of `dq` are in the workspace. With grouped heads, `dk` and `dv` of all query heads
+//! are computed first and then summed over each group.
+//!
+//! Trade-off: the accumulators make the workspace several times as large as the gradients.
 
 use super::attention::{Attention, Side};
 use super::graph::{Form, Graph, Node, Source};
 use super::shape::AttentionShape;
 use super::sys::{Data, Pointwise, Reduction, Symbols};
-use super::version::{Version, Workarounds};
-use crate::CudaError;
+use super::version::Version;
+use crate::error::CudaError;
 
-/// The graph with what lies in the part of the workspace that is ours.
+/// The graph, and the contents of our part of the workspace.
 pub(super) struct Backward {
     pub(super) graph: Graph,
-    /// Bytes of our part.
+    /// Bytes of our part of the workspace.
     pub(super) workspace: usize,
-    /// Lengths to write before the call: byte offset, and the value for each document.
+    /// Lengths to write before the call: byte offset, and the length of every document.
     pub(super) lengths: Option<(usize, u32)>,
-    /// Bytes to clear before the call: offset and count.
+    /// Bytes to clear before the call: byte offset and count.
     pub(super) cleared: Option<(usize, usize)>,
 }
 
-/// Bytes handed out so far, each piece on a boundary that suits every kernel.
+/// Allocates aligned pieces of the workspace; the field is the number of bytes so far.
 #[derive(Default)]
 struct Workspace(usize);
 
@@ -45,18 +47,13 @@ struct Inputs {
     statistics: Node,
 }
 
-/// Gradients of `shape`.
-pub(super) fn graph(
-    symbols: Symbols,
-    version: Version,
-    workarounds: Workarounds,
-    shape: AttentionShape,
-) -> Result<Backward, CudaError> {
+/// The graph that computes the gradients of `shape`.
+pub(super) fn graph(symbols: Symbols, version: Version, shape: AttentionShape) -> Result<Backward, CudaError> {
     let mut workspace = Workspace::default();
-    let constant = !shape.is_packed() && version.needs_lengths_for(shape.longest());
-    let lengths_at = constant.then(|| workspace.take(shape.documents() * size_of::<i32>()));
+    let needs_lengths = !shape.is_packed() && version.needs_lengths_for(shape.longest());
+    let lengths_at = needs_lengths.then(|| workspace.take(shape.documents() * size_of::<i32>()));
     let source = if shape.is_packed() { Some(Source::Index(0)) } else { lengths_at.map(Source::Workspace) };
-    let mut attention = Attention::new(symbols, version, workarounds, shape, source)?;
+    let mut attention = Attention::new(symbols, version, shape, source)?;
     let inputs = inputs(&mut attention)?;
 
     let row_sums = row_sums(&mut attention, &inputs, &mut workspace)?;
@@ -75,7 +72,7 @@ pub(super) fn graph(
         graph: attention.graph,
         workspace: workspace.0,
         lengths: lengths_at.map(|at| (at, shape.longest() as u32)),
-        cleared: accumulator.filter(|_| version.wants_cleared_accumulator()),
+        cleared: accumulator.filter(|_| version.needs_cleared_accumulator()),
     })
 }
 
@@ -102,7 +99,7 @@ fn row_sums(attention: &mut Attention, inputs: &Inputs, workspace: &mut Workspac
     let [heads, length, width] = [sizes.query_heads, sizes.length, sizes.width];
     let whole = [sizes.documents, heads, length, width];
     let product = Form::new(Data::Float, whole, [heads * length * width, length * width, heads * width, 1]);
-    // Packed like the statistics where it may be: as many numbers as tokens, not as many as padded documents.
+    // Packed like the statistics if possible: as many values as tokens, not as padded documents.
     let (form, count) = if accumulates_by_token(attention) {
         (attention.graph.form(inputs.statistics), whole_tiles(&attention.shape) * heads as usize)
     } else {
@@ -117,16 +114,16 @@ fn row_sums(attention: &mut Attention, inputs: &Inputs, workspace: &mut Workspac
     graph.pointwise("gradient times output", Pointwise::Multiply, Data::Float, &pair, each)?;
     let sums = graph.inner("row sums", row)?;
     graph.reduce("row sums", Reduction::Add, each, sums)?;
-    let kept = graph.device("kept row sums", form, Source::Workspace(at))?;
-    graph.pointwise("keep row sums", Pointwise::Multiply, Data::Float, &[sums, one], kept)?;
-    Ok(kept)
+    let stored = graph.device("stored row sums", form, Source::Workspace(at))?;
+    graph.pointwise("store row sums", Pointwise::Multiply, Data::Float, &[sums, one], stored)?;
+    Ok(stored)
 }
 
-/// The softmax again: `exp(scores - statistics)`.
+/// The recomputed softmax: `exp(scores - statistics)`.
 fn probabilities(attention: &mut Attention, inputs: &Inputs) -> Result<Node, CudaError> {
     let scores = attention.scaled_scores(inputs.query, inputs.key)?;
     let mut shifted =
-        attention.graph.binary("scores less statistics", Pointwise::Subtract, scores, inputs.statistics)?;
+        attention.graph.binary("scores minus statistics", Pointwise::Subtract, scores, inputs.statistics)?;
     if attention.version.masks_padding_twice() {
         shifted = attention.mask_padding("padding again", shifted)?;
     }
@@ -144,8 +141,8 @@ fn score_gradient(
     let product = attention.graph.inner("gradient . value", attention.scores_form(Data::Float))?;
     let overrides = attention.overrides(Side::Query, Side::Key, Side::Width);
     attention.graph.matmul("gradient . value", inputs.output_gradient, inputs.value, product, overrides)?;
-    let centred = attention.graph.binary("less row sums", Pointwise::Subtract, product, row_sums)?;
-    let gradient = attention.graph.binary("score gradient", Pointwise::Multiply, centred, probabilities)?;
+    let centered = attention.graph.binary("minus row sums", Pointwise::Subtract, product, row_sums)?;
+    let gradient = attention.graph.binary("score gradient", Pointwise::Multiply, centered, probabilities)?;
     attention.scaled("scaled score gradient", gradient)
 }
 
@@ -155,7 +152,7 @@ fn transpose_scores(attention: &mut Attention, name: &str, scores: Node) -> Resu
     attention.graph.view(name, scores, form)
 }
 
-/// A gradient of keys or values.
+/// The gradient of the keys or the values.
 struct KeySide {
     name: &'static str,
     source: Source,
@@ -183,8 +180,9 @@ fn key_side(
     attention.graph.reduce(into.name, Reduction::Add, all_heads, gradient)
 }
 
-/// A place for the gradient of every query head. Two are possible for packed documents: padded to the longest, which cuDNN
-/// adds to its own workspace, or by token in rows a group's size as wide as the gradient's. The smaller one is taken.
+/// The gradients of all query heads. For packed documents there are two possible layouts: padded to the longest document, which
+/// cuDNN adds to its own workspace, or by token, in rows that are wider than those of the gradient by the size of a group. The
+/// smaller one is used.
 fn all_heads(
     attention: &mut Attention,
     into: &KeySide,
@@ -195,7 +193,7 @@ fn all_heads(
     let group = sizes.query_heads / sizes.key_value_heads;
     let whole = [sizes.documents, sizes.query_heads, sizes.length, sizes.width];
     let name = format!("{} of all heads", into.name);
-    // Four bytes an element although the elements have two: what cudnn-frontend reserves.
+    // Four bytes per element although elements have two: cudnn-frontend reserves as much.
     let by_token = whole_tiles(&attention.shape) * into.stride * group as usize * size_of::<f32>();
     let padded = whole.iter().product::<i64>() as usize * size_of::<u16>();
     if accumulates_by_token(attention) && by_token <= padded {
@@ -208,7 +206,7 @@ fn all_heads(
     attention.graph.inner(&name, Form::new(attention.element(), whole, strides))
 }
 
-/// `scores . key`. Says where the accumulator is, if there is one: byte offset and count.
+/// `scores . key`. Returns the byte offset and size of the accumulator, if there is one.
 fn query_side(
     attention: &mut Attention,
     scores: Node,
@@ -242,15 +240,15 @@ fn query_side(
     Ok(Some((at, bytes)))
 }
 
-/// Whether what is accumulated for packed documents is laid out by token. Known to be wrong for heads whose width is no
-/// multiple of 16; those are padded to the longest document.
+/// Whether accumulators of packed documents are laid out by token. This is known to be wrong if the width of a head is not a
+/// multiple of 16; then they are padded to the longest document.
 fn accumulates_by_token(attention: &Attention) -> bool {
     let shape = &attention.shape;
-    shape.is_packed() && shape.head_dim.is_multiple_of(16) && !attention.workarounds.padded_accumulators
+    shape.is_packed() && shape.head_dim.is_multiple_of(16)
 }
 
-/// Tokens of what is accumulated by token. Kernels work on tiles of tokens, and NVIDIA's own code never gives them less than
-/// whole tiles: the last document's may not run over into what comes next.
+/// The tokens of an accumulator that is laid out by token. Kernels work on tiles of tokens, and NVIDIA's own code always
+/// allocates whole tiles, so that the tile of the last document does not reach into other memory.
 fn whole_tiles(shape: &AttentionShape) -> usize {
     shape.tokens().next_multiple_of(128)
 }

@@ -1,20 +1,22 @@
-//! One backend descriptor: cuDNN's box of attributes, from which tensors, operations, graphs and plans are all made.
+//! Backend descriptors: cuDNN's attribute lists, which describe tensors, operations, graphs and plans alike.
+//!
+//! Trade-off: every descriptor has a label, a short allocation, so that errors can name it.
 
 use std::ffi::c_void;
 use std::ptr;
 
 use super::sys::{Attribute, Data, Kind, Raw, Symbols, Type};
-use crate::CudaError;
+use crate::error::CudaError;
 
-/// An owned descriptor. Its label is what errors call it, such as `tensor K` or `operation scores`.
+/// An owned descriptor. Errors use its label, such as `tensor K` or `operation scores`.
 pub(super) struct Descriptor {
     raw: Raw,
     symbols: Symbols,
     label: String,
 }
 
-// SAFETY: a descriptor is a handle without ties to a thread. It is written only by the thread that builds it; a finished one
-// is only read, and executed only under the lock of the handle.
+// SAFETY: a descriptor is not tied to a thread. Only the thread that builds it writes it; a finished one is only read, and
+// executed only under the lock of the handle.
 unsafe impl Send for Descriptor {}
 // SAFETY: as above; after `finish` nothing changes it.
 unsafe impl Sync for Descriptor {}
@@ -29,22 +31,22 @@ impl Descriptor {
         Ok(Self { raw, symbols, label })
     }
 
-    /// Ends the setting of attributes; cuDNN checks them here.
+    /// Finalizes the descriptor; cuDNN checks its attributes here.
     pub(super) fn finish(self) -> Result<Self, CudaError> {
         // SAFETY: the descriptor is alive.
         let status = unsafe { (self.symbols.finalize)(self.raw) };
-        self.symbols.check(status, || format!("finalising {}", self.label))?;
+        self.symbols.check(status, || format!("finalizing {}", self.label))?;
         Ok(self)
     }
 
     pub(super) fn integers(&mut self, attribute: Attribute, values: &[i64]) -> Result<&mut Self, CudaError> {
-        // SAFETY: 64-bit integers, as the type says.
+        // SAFETY: 64-bit integers, as the attribute type requires.
         unsafe { self.set(attribute, Type::Int64, values.len(), values.as_ptr().cast()) }
     }
 
     pub(super) fn flag(&mut self, attribute: Attribute) -> Result<&mut Self, CudaError> {
         let yes = true;
-        // SAFETY: one C++ bool, as the type says.
+        // SAFETY: one C++ bool, as the attribute type requires.
         unsafe { self.set(attribute, Type::Boolean, 1, (&raw const yes).cast()) }
     }
 
@@ -52,37 +54,33 @@ impl Descriptor {
         self.choice(attribute, Type::Element, value as i32)
     }
 
-    /// One value of the enum that `of` names.
+    /// Sets one value of the enum `of`.
     pub(super) fn choice(&mut self, attribute: Attribute, of: Type, value: i32) -> Result<&mut Self, CudaError> {
-        // SAFETY: one C enum, which is an int, as the type says.
+        // SAFETY: one C enum, which is an int, as the attribute type requires.
         unsafe { self.set(attribute, of, 1, (&raw const value).cast()) }
     }
 
     pub(super) fn descriptor(&mut self, attribute: Attribute, value: &Self) -> Result<&mut Self, CudaError> {
-        // SAFETY: one live descriptor, as the type says.
+        // SAFETY: one live descriptor, as the attribute type requires.
         unsafe { self.set(attribute, Type::Descriptor, 1, (&raw const value.raw).cast()) }
     }
 
     pub(super) fn descriptors(&mut self, attribute: Attribute, values: &[Self]) -> Result<&mut Self, CudaError> {
         let raw: Vec<Raw> = values.iter().map(|value| value.raw).collect();
-        // SAFETY: live descriptors, as the type says; cuDNN copies the array.
+        // SAFETY: live descriptors, as the attribute type requires; cuDNN copies the array.
         unsafe { self.set(attribute, Type::Descriptor, raw.len(), raw.as_ptr().cast()) }
     }
 
     pub(super) fn pointers(&mut self, attribute: Attribute, values: &[Raw]) -> Result<&mut Self, CudaError> {
-        // SAFETY: pointers, as the type says; cuDNN copies the array and does not follow them here.
+        // SAFETY: pointers, as the attribute type requires; cuDNN copies the array and does not follow them here.
         unsafe { self.set(attribute, Type::Pointer, values.len(), values.as_ptr().cast()) }
     }
 
     /// # Safety
     /// `handle` is a live cuDNN handle.
     pub(super) unsafe fn handle(&mut self, attribute: Attribute, handle: Raw) -> Result<&mut Self, CudaError> {
-        // SAFETY: one live handle, as the type says.
+        // SAFETY: one live handle, as the attribute type requires.
         unsafe { self.set(attribute, Type::Handle, 1, (&raw const handle).cast()) }
-    }
-    pub(super) fn text(&mut self, attribute: Attribute, text: &str) -> Result<&mut Self, CudaError> {
-        // SAFETY: characters, as the type says.
-        unsafe { self.set(attribute, Type::Char, text.len(), text.as_ptr().cast()) }
     }
 
     /// # Safety
@@ -112,12 +110,12 @@ impl Descriptor {
         Ok(value)
     }
 
-    /// Reads a list of descriptors of `kind`. cuDNN fills in descriptors that the caller has made, as many as there are.
+    /// Reads a list of descriptors of `kind`. cuDNN fills in descriptors that the caller has created.
     pub(super) fn list(&self, attribute: Attribute, kind: Kind) -> Result<Vec<Self>, CudaError> {
         let (name, of) = (attribute as i32, Type::Descriptor as i32);
         let reading = || format!("reading {attribute:?} of {}", self.label);
         let mut count = 0_i64;
-        // SAFETY: asked for no element, cuDNN only writes how many there are.
+        // SAFETY: with room for no element, cuDNN only writes how many there are.
         let status = unsafe { (self.symbols.get_attribute)(self.raw, name, of, 0, &mut count, ptr::null_mut()) };
         self.symbols.check(status, reading)?;
 
@@ -126,7 +124,7 @@ impl Descriptor {
         let mut made = made.collect::<Result<Vec<_>, _>>()?;
         let mut raw: Vec<Raw> = made.iter().map(|descriptor| descriptor.raw).collect();
         let mut filled = 0_i64;
-        // SAFETY: the array holds `count` live descriptors of the kind that the attribute has.
+        // SAFETY: the array has `count` live descriptors of the kind that the attribute has.
         let status =
             unsafe { (self.symbols.get_attribute)(self.raw, name, of, count, &mut filled, raw.as_mut_ptr().cast()) };
         self.symbols.check(status, reading)?;
@@ -137,10 +135,10 @@ impl Descriptor {
     /// Runs this execution plan with a variant pack.
     ///
     /// # Safety
-    /// `handle` is live and used by no other thread; every pointer of the pack is what the plan's tensor of that number says,
-    /// and stays so until the stream has done the work.
+    /// `handle` is live and used by no other thread. Every pointer of the pack is valid for the plan's tensor of that number until
+    /// the stream has done the work.
     pub(super) unsafe fn execute(&self, handle: Raw, pack: &Self) -> Result<(), CudaError> {
-        // SAFETY: handed on to the caller.
+        // SAFETY: the caller's promise.
         let status = unsafe { (self.symbols.execute)(handle, self.raw, pack.raw) };
         self.symbols.check(status, || format!("executing {}", self.label))
     }
@@ -148,7 +146,7 @@ impl Descriptor {
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        // SAFETY: made by cudnnBackendCreateDescriptor and destroyed once. The status is dropped: nothing could be done.
+        // SAFETY: created by cudnnBackendCreateDescriptor and destroyed once. The status is ignored: nothing could be done.
         let _ = unsafe { (self.symbols.destroy_descriptor)(self.raw) };
     }
 }

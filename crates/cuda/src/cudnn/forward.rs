@@ -1,21 +1,18 @@
 //! The graph of the forward pass: scores, masks, softmax, values (FlashAttention-2, <https://arxiv.org/abs/2307.08691>).
+//!
+//! Trade-off: the log-sum-exp of each row is always computed, since the backward pass needs it.
 
 use super::attention::{Attention, Side};
 use super::graph::{Graph, Node, Source};
 use super::shape::AttentionShape;
 use super::sys::{Data, Pointwise, Reduction, Symbols};
-use super::version::{Version, Workarounds};
-use crate::CudaError;
+use super::version::Version;
+use crate::error::CudaError;
 
-/// Output and statistics of `shape`.
-pub(super) fn graph(
-    symbols: Symbols,
-    version: Version,
-    workarounds: Workarounds,
-    shape: AttentionShape,
-) -> Result<Graph, CudaError> {
+/// The graph that computes output and statistics of `shape`.
+pub(super) fn graph(symbols: Symbols, version: Version, shape: AttentionShape) -> Result<Graph, CudaError> {
     let lengths = shape.is_packed().then_some(Source::Index(0));
-    let mut attention = Attention::new(symbols, version, workarounds, shape, lengths)?;
+    let mut attention = Attention::new(symbols, version, shape, lengths)?;
     let sizes = attention.sizes();
     let strides = shape.strides;
 
@@ -36,7 +33,7 @@ pub(super) fn graph(
     Ok(attention.graph)
 }
 
-/// Softmax of each row of scores, in the element type, with the logarithm of its denominator as statistics.
+/// The softmax of each row of scores, in the element type. The statistics are the logarithm of the sum of exponentials.
 fn softmax(attention: &mut Attention, scores: Node) -> Result<Node, CudaError> {
     let (row, statistics) = (attention.row_form(), attention.statistics()?);
     let probabilities = attention.scores_form(attention.element());
@@ -44,13 +41,13 @@ fn softmax(attention: &mut Attention, scores: Node) -> Result<Node, CudaError> {
     let statistics = graph.device("statistics", statistics, Source::Statistics)?;
     let maximum = graph.inner("maximum", row)?;
     graph.reduce("row maximum", Reduction::Maximum, scores, maximum)?;
-    let shifted = graph.binary("scores less maximum", Pointwise::Subtract, scores, maximum)?;
+    let shifted = graph.binary("scores minus maximum", Pointwise::Subtract, scores, maximum)?;
     let exponentials = graph.unary("exponentials", Pointwise::Exponential, shifted)?;
     let sum = graph.inner("sum", row)?;
     graph.reduce("row sum", Reduction::Add, exponentials, sum)?;
     let logarithm = graph.unary("logarithm", Pointwise::Logarithm, sum)?;
     graph.pointwise("log sum exp", Pointwise::Add, Data::Float, &[maximum, logarithm], statistics)?;
     let probabilities = graph.inner("probabilities", probabilities)?;
-    graph.pointwise("normalise", Pointwise::Divide, Data::Float, &[exponentials, sum], probabilities)?;
+    graph.pointwise("normalize", Pointwise::Divide, Data::Float, &[exponentials, sum], probabilities)?;
     Ok(probabilities)
 }

@@ -1,13 +1,15 @@
-//! An operation graph in the making: tensors and operations on them, each finalised as it is added, so that an error names it.
+//! An operation graph under construction: tensors and operations, each finalized when it is added, so that an error names it.
 //!
-//! All tensors have four dimensions. Virtual tensors exist only inside a kernel; everything else is bound to memory, or to a
-//! scalar of the host, when the plan runs.
+//! All tensors have four dimensions. Virtual tensors exist only inside a kernel; all others are bound to device memory or to a
+//! scalar on the host when the plan runs.
+//!
+//! Trade-off: operations in f32 only, as cuDNN's attention graphs need them.
 
 use super::descriptor::Descriptor;
-use super::sys::{Attribute, Data, Kind, Pointwise, Reduction, Symbols, Type};
-use crate::CudaError;
+use super::sys::{Attribute, Data, Kind, Pointwise, Raw, Reduction, Symbols, Type};
+use crate::error::CudaError;
 
-/// Bytes that every bound tensor is aligned to: what the tensor core kernels ask for.
+/// The alignment of every bound tensor in bytes, as the tensor core kernels need it.
 pub(super) const ALIGNMENT: u64 = 16;
 
 /// Sizes or strides in elements, outermost first: documents, heads, tokens, width of a head.
@@ -17,7 +19,7 @@ pub(super) type Four = [i64; 4];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Node(usize);
 
-/// Where a bound tensor's data comes from when the plan runs.
+/// What a bound tensor is bound to when the plan runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     Query,
@@ -37,17 +39,17 @@ pub(super) enum Source {
     Scale,
     /// 1, on the host.
     One,
-    /// What masked scores become, on the host.
+    /// The value of masked scores, on the host.
     Masked,
 }
 
-/// How a tensor is laid out.
+/// The element type and layout of a tensor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Form {
     pub(super) element: Data,
     pub(super) sizes: Four,
     pub(super) strides: Four,
-    /// Offsets of the documents in elements, for packed ones.
+    /// Offsets of the documents in elements, for packed documents.
     pub(super) ragged: Option<Node>,
 }
 
@@ -68,7 +70,7 @@ impl Form {
     }
 }
 
-/// Numbers of documents' rows, columns and inner elements that are not padding.
+/// For each document, the number of rows, columns and inner elements that are not padding.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Overrides {
     pub(super) rows: Option<Node>,
@@ -91,10 +93,10 @@ pub(super) struct Graph {
     bindings: Vec<(i64, Source)>,
 }
 
-/// A finished graph with all that it refers to.
+/// A finished graph with everything that it refers to.
 pub(super) struct FinishedGraph {
     pub(super) descriptor: Descriptor,
-    /// Number of each bound tensor, and what to bind.
+    /// The number of each bound tensor, and what it is bound to.
     pub(super) bindings: Vec<(i64, Source)>,
     /// Kept alive as long as the graph.
     pub(super) parts: Vec<Descriptor>,
@@ -119,7 +121,7 @@ impl Graph {
         self.tensor(name, form, Place::Virtual, None)
     }
 
-    /// A 32-bit float that is handed over by value.
+    /// An f32 that is passed by value.
     pub(super) fn scalar(&mut self, name: &str, source: Source) -> Result<Node, CudaError> {
         self.tensor(name, Form::new(Data::Float, [1; 4], [1; 4]), Place::Host, Some(source))
     }
@@ -147,28 +149,28 @@ impl Graph {
         Ok(node)
     }
 
-    /// `y = x op b`, computed in 32-bit floats; a new inner tensor of `x`'s sizes.
+    /// `y = x op b`, computed in f32; a new inner tensor with the sizes of `x`.
     pub(super) fn binary(&mut self, name: &str, mode: Pointwise, x: Node, b: Node) -> Result<Node, CudaError> {
         let y = self.inner(name, Form { element: Data::Float, ..self.form(x).ragged(None) })?;
         self.pointwise(name, mode, Data::Float, &[x, b], y)?;
         Ok(y)
     }
 
-    /// `y = op x`, computed in 32-bit floats; a new inner tensor of `x`'s sizes.
+    /// `y = op x`, computed in f32; a new inner tensor with the sizes of `x`.
     pub(super) fn unary(&mut self, name: &str, mode: Pointwise, x: Node) -> Result<Node, CudaError> {
         let y = self.inner(name, Form { element: Data::Float, ..self.form(x).ragged(None) })?;
         self.pointwise(name, mode, Data::Float, &[x], y)?;
         Ok(y)
     }
 
-    /// `x` where `keep`, else `otherwise`.
+    /// `x` where `keep` is true, else `otherwise`.
     pub(super) fn select(&mut self, name: &str, x: Node, otherwise: Node, keep: Node) -> Result<Node, CudaError> {
         let y = self.inner(name, Form { element: Data::Float, ..self.form(x) })?;
         self.pointwise(name, Pointwise::Select, Data::Float, &[x, otherwise, keep], y)?;
         Ok(y)
     }
 
-    /// Truth of `x op b` for each element.
+    /// Whether `x op b`, for each element.
     pub(super) fn compare(&mut self, name: &str, mode: Pointwise, x: Node, b: Node) -> Result<Node, CudaError> {
         let y = self.inner(name, Form { element: Data::Boolean, ..self.form(x) })?;
         self.pointwise(name, mode, Data::Boolean, &[x, b], y)?;
@@ -182,7 +184,7 @@ impl Graph {
         Ok(y)
     }
 
-    /// An elementwise operation of one to three inputs into a tensor that is there.
+    /// An elementwise operation of one to three inputs into an existing tensor.
     pub(super) fn pointwise(
         &mut self,
         name: &str,
@@ -220,7 +222,7 @@ impl Graph {
         self.add(operation, Some(what))
     }
 
-    /// `c = a b`, summed in 32-bit floats. Heads of `b` may be fewer than those of `a`: each serves a group.
+    /// `c = a b`, accumulated in f32. `b` may have fewer heads than `a`; each is then used for a group of heads of `a`.
     pub(super) fn matmul(
         &mut self,
         name: &str,
@@ -229,7 +231,7 @@ impl Graph {
         c: Node,
         overrides: Overrides,
     ) -> Result<(), CudaError> {
-        let mut what = Descriptor::new(self.symbols, Kind::Matmul, format!("matrix product of {name}"))?;
+        let mut what = Descriptor::new(self.symbols, Kind::Matmul, format!("matmul of {name}"))?;
         what.data_type(Attribute::MatmulComputeType, Data::Float)?;
         let what = what.finish()?;
         let mut operation = self.operation(Kind::OperationMatmul, name)?;
@@ -288,13 +290,14 @@ impl Graph {
         Ok(())
     }
 
-    /// Closes the graph; `bind` says for which device it is.
-    pub(super) fn finish(
-        mut self,
-        bind: impl FnOnce(&mut Descriptor) -> Result<(), CudaError>,
-    ) -> Result<FinishedGraph, CudaError> {
+    /// Finishes the graph, for the device of `handle`.
+    ///
+    /// # Safety
+    /// `handle` is live and used by no other thread.
+    pub(super) unsafe fn finish(mut self, handle: Raw) -> Result<FinishedGraph, CudaError> {
         let mut graph = Descriptor::new(self.symbols, Kind::OperationGraph, "the operation graph")?;
-        bind(&mut graph)?;
+        // SAFETY: the handle is the caller's promise.
+        unsafe { graph.handle(Attribute::OperationGraphHandle, handle)? };
         graph.descriptors(Attribute::OperationGraphOperations, &self.operations)?;
         let descriptor = graph.finish()?;
         let mut parts = self.operations;

@@ -1,4 +1,6 @@
-//! Running a plan: binding pointers to the tensors of its graph.
+//! Runs a plan: binds pointers to the tensors of its graph.
+//!
+//! Trade-off: pointers are plain addresses without lifetimes, so the calls are `unsafe`.
 
 use std::ffi::c_void;
 
@@ -6,11 +8,12 @@ use cudarc::driver::sys::{self as driver, CUdeviceptr};
 
 use super::descriptor::Descriptor;
 use super::graph::{ALIGNMENT, Source};
+use super::library::Cudnn;
 use super::plan::Plan;
 use super::shape::Pass;
 use super::sys::{Attribute, Kind, Raw};
-use super::{Cudnn, Handle};
-use crate::{CudaError, Stream};
+use crate::error::CudaError;
+use crate::stream::{Stream, same_device};
 
 /// Buffers of a forward call. All addresses are on 16-byte boundaries, in memory of the plan's device.
 #[derive(Clone, Copy, Debug)]
@@ -23,20 +26,20 @@ pub struct ForwardPointers {
     pub value: CUdeviceptr,
     /// `[tokens, query_heads, head_dim]`, written.
     pub output: CUdeviceptr,
-    /// [`super::AttentionShape::statistics_len`] 32-bit floats, written.
+    /// [`super::AttentionShape::statistics_len`] f32 values in the order of [`super::AttentionShape::statistics_layout`], written.
     pub statistics: CUdeviceptr,
-    /// What [`super::AttentionShape::packed_index`] made, read; not looked at for uniform documents.
+    /// The index of [`super::AttentionShape::packed_index`], read; ignored for uniform documents.
     pub index: CUdeviceptr,
-    /// [`Plan::workspace_bytes`] bytes on a 256-byte boundary, overwritten; not looked at if there are none.
+    /// [`Plan::workspace_bytes`] bytes on a 256-byte boundary, overwritten; ignored if there are none.
     pub workspace: CUdeviceptr,
-    /// What scores are multiplied with, usually `1 / sqrt(head_dim)`.
+    /// The factor of the scores, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
 }
 
-/// Buffers of a backward call, with the same demands.
+/// Buffers of a backward call, with the same requirements.
 #[derive(Clone, Copy, Debug)]
 pub struct BackwardPointers {
-    /// What the forward call was given, all of it read here; `workspace` has the bytes of the backward plan.
+    /// The buffers of the forward call, all of them read here, except `workspace`, which has the size for the backward plan.
     pub forward: ForwardPointers,
     /// `[tokens, query_heads, head_dim]`, read.
     pub output_gradient: CUdeviceptr,
@@ -48,7 +51,7 @@ pub struct BackwardPointers {
     pub value_gradient: CUdeviceptr,
 }
 
-/// Scalars that cuDNN reads from the host while a call is queued.
+/// Scalars that cuDNN reads from the host while a call is submitted.
 struct Scalars {
     scale: f32,
     one: f32,
@@ -56,29 +59,35 @@ struct Scalars {
 }
 
 impl Cudnn {
-    /// Queues output and statistics of a forward plan on `stream`; the host does not wait.
+    /// Submits a forward plan, which computes output and statistics, to `stream`; the host does not wait.
     ///
     /// # Errors
-    /// [`CudaError::DifferentDevices`], [`CudaError::AttentionShape`] for a pointer off its boundary, or what cuDNN or the
-    /// driver says.
+    /// [`CudaError::DifferentDevices`], [`CudaError::AttentionShape`] for a misaligned pointer, or errors of cuDNN or the driver.
     ///
     /// # Safety
-    /// Each pointer is to memory of the plan's sizes, rows `tokens` of them and strides as in its shape, on this context's
-    /// device; what is written overlaps nothing else; all of it stays allocated until the stream has done the work. The index
-    /// is one that the shape of this plan made.
+    /// Each pointer is to device memory of this context with `tokens` rows and the row strides of the plan's shape. What is
+    /// written overlaps nothing else. All of it stays allocated until the stream has done the work. The index comes from the
+    /// shape of this plan.
+    ///
+    /// # Panics
+    /// If the plan is not a forward plan.
     pub unsafe fn forward(&self, stream: &Stream, plan: &Plan, pointers: &ForwardPointers) -> Result<(), CudaError> {
         assert_eq!(plan.pass, Pass::Forward, "a backward plan was given to Cudnn::forward");
-        // SAFETY: handed on to the caller; the sources of a forward plan are all in these pointers.
+        // SAFETY: the caller's promise; the sources of a forward plan are all in these pointers.
         unsafe { self.run(stream, plan, pointers, |_| None) }
     }
 
-    /// Queues the gradients of a backward plan on `stream`; the host does not wait.
+    /// Submits a backward plan, which computes the gradients, to `stream`; the host does not wait.
     ///
     /// # Errors
     /// As for [`Self::forward`].
     ///
     /// # Safety
-    /// As for [`Self::forward`]; output and statistics are those of the forward pass with the same scale and index.
+    /// As for [`Self::forward`]. Output and statistics are those of the forward pass with the same scale and index; the statistics
+    /// are in the order of this plan's shape.
+    ///
+    /// # Panics
+    /// If the plan is not a backward plan.
     pub unsafe fn backward(&self, stream: &Stream, plan: &Plan, pointers: &BackwardPointers) -> Result<(), CudaError> {
         assert_eq!(plan.pass, Pass::Backward, "a forward plan was given to Cudnn::backward");
         let gradient = |source| match source {
@@ -88,7 +97,7 @@ impl Cudnn {
             Source::ValueGradient => Some(pointers.value_gradient),
             _ => None,
         };
-        // SAFETY: handed on to the caller.
+        // SAFETY: the caller's promise.
         unsafe { self.run(stream, plan, &pointers.forward, gradient) }
     }
 
@@ -101,29 +110,26 @@ impl Cudnn {
         pointers: &ForwardPointers,
         gradient: impl Fn(Source) -> Option<CUdeviceptr>,
     ) -> Result<(), CudaError> {
-        let (first, second) = (self.context.ordinal(), stream.context().ordinal());
-        if first != second {
-            return Err(CudaError::DifferentDevices { call: "cudnnBackendExecute", first, second });
-        }
+        same_device("cudnnBackendExecute", self.context(), stream.context())?;
         let scalars = Scalars { scale: pointers.scale, one: 1.0, masked: plan.masked };
         let pack = pack(self, plan, pointers, &scalars, gradient)?;
         let handle = self.lock_handle();
-        self.context.with_current(|| {
+        self.context().with_current(|| {
             handle.set_stream(stream)?;
             // SAFETY: the workspace has the plan's bytes, as the caller promised.
             unsafe { self.prepare(stream, plan, pointers.workspace)? };
-            // SAFETY: the handle is alive and locked; the pointers are the caller's promise; the scalars outlive this call, in
-            // which cuDNN reads them.
+            // SAFETY: the handle is alive and locked, and the pointers are the caller's promise. cuDNN reads the scalars during
+            // this call, which they outlive.
             unsafe { plan.execution.execute(handle.raw, &pack) }
         })
     }
 
-    /// Writes what cuDNN wants to find in our part of the workspace.
+    /// Writes what cuDNN reads from our part of the workspace.
     ///
     /// # Safety
     /// `workspace` has the plan's bytes; the context is current.
     unsafe fn prepare(&self, stream: &Stream, plan: &Plan, workspace: CUdeviceptr) -> Result<(), CudaError> {
-        let driver = self.context.driver();
+        let driver = self.context().driver();
         if let Some((at, length)) = plan.lengths {
             let (to, count) = (workspace + at as u64, plan.shape.documents());
             // SAFETY: this part of the workspace holds a 32-bit integer for each document.
@@ -139,7 +145,7 @@ impl Cudnn {
     }
 }
 
-/// The variant pack: numbers of tensors and where their data is.
+/// The variant pack: the numbers of tensors and the addresses of their data.
 fn pack(
     cudnn: &Cudnn,
     plan: &Plan,
@@ -153,7 +159,7 @@ fn pack(
         data.push(address(source, pointers, scalars, &gradient)?);
     }
     let workspace = pointers.workspace + plan.own_workspace as u64;
-    let mut pack = Descriptor::new(cudnn.symbols, Kind::VariantPack, "the variant pack")?;
+    let mut pack = Descriptor::new(cudnn.symbols(), Kind::VariantPack, "the variant pack")?;
     pack.integers(Attribute::VariantPackUniqueIds, &numbers)?
         .pointers(Attribute::VariantPackDataPointers, &data)?
         .pointers(Attribute::VariantPackWorkspace, &[workspace as Raw])?;
@@ -183,17 +189,8 @@ fn address(
         }
     };
     if device == 0 || !device.is_multiple_of(ALIGNMENT) {
-        let reason = format!("the address of {source:?} is {device:#x}, and must be on a {ALIGNMENT}-byte boundary");
+        let reason = format!("the address of {source:?} is {device:#x}, expected a non-null multiple of {ALIGNMENT}");
         return Err(CudaError::AttentionShape { reason });
     }
     Ok(device as Raw)
-}
-
-impl Handle {
-    /// Sends what follows to `stream`.
-    fn set_stream(&self, stream: &Stream) -> Result<(), CudaError> {
-        // SAFETY: both are alive, since they are borrowed; calls queued earlier keep their stream.
-        let status = unsafe { (self.symbols.set_stream)(self.raw, stream.handle().cast()) };
-        self.symbols.check(status, || "setting the stream".to_string())
-    }
 }

@@ -1,9 +1,11 @@
-//! What a plan is built for: the sizes of an attention call, how its documents lie in memory, and what follows from both.
+//! The shape of an attention call, which a plan is built for: its sizes, the layout of its documents in memory, and what follows
+//! from both.
+//!
+//! Trade-off: packed documents have 32-bit offsets, so the largest of their buffers has at most 2^31 - 1 elements.
 
-use super::version::Version;
-use crate::CudaError;
+use crate::error::CudaError;
 
-/// Element type of queries, keys, values, outputs and all their gradients. Softmax and sums are computed in 32-bit floats.
+/// Element type of queries, keys, values, outputs and all their gradients. Softmax and sums are computed in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Element {
     /// `bfloat16`
@@ -12,29 +14,29 @@ pub enum Element {
     F16,
 }
 
-/// How documents lie on the token axis. Attention is causal within a document and never crosses into another.
+/// The layout of documents on the token axis. Attention is causal within a document and never crosses into another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
     /// `documents` documents of `length` tokens each, back to back: `documents * length` tokens.
     Uniform {
-        /// Number of documents.
+        /// The number of documents.
         documents: usize,
-        /// Tokens of each.
+        /// Tokens of each document.
         length: usize,
     },
     /// Documents of different lengths, back to back. The numbers are upper bounds, so that one plan serves many batches:
-    /// documents that are not there have length 0 and come last, as [`AttentionShape::packed_index`] sees to.
+    /// missing documents have length 0 and come last (see [`AttentionShape::packed_index`]).
     Packed {
-        /// The most documents.
+        /// Maximum number of documents.
         documents: usize,
-        /// Tokens of the longest.
+        /// Maximum tokens of a document.
         longest: usize,
-        /// The most tokens, all documents together; the rows that the buffers have.
+        /// Maximum tokens of all documents together: the rows of the buffers.
         tokens: usize,
     },
 }
 
-/// Distance in elements from one token's row to the next, for each buffer. Within a row, heads lie side by side.
+/// Distance of the rows of adjacent tokens in elements, for each buffer. Within a row, heads are adjacent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RowStrides {
     /// Of the queries.
@@ -49,18 +51,30 @@ pub struct RowStrides {
     pub output_gradient: usize,
     /// Of the queries' gradient.
     pub query_gradient: usize,
-    /// Of the keys' gradient. With grouped heads and packed documents, the workspace grows with this stride: best unshared.
+    /// Of the keys' gradient. With grouped heads and packed documents, the workspace grows with this stride, so a buffer of its
+    /// own is best.
     pub key_gradient: usize,
     /// Of the values' gradient; see the keys'.
     pub value_gradient: usize,
 }
 
-/// An attention call: what a plan depends on. The scale and the pointers come with each call.
+/// The order of the softmax statistics (log-sum-exp) in memory, without gaps, as f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StatisticsLayout {
+    /// `[documents, query_heads, length]`, for uniform documents: element
+    /// `(document * query_heads + head) * length + position`. The statistics of a range of documents are contiguous.
+    DocumentsHeadsTokens,
+    /// `[tokens, query_heads]`, for packed documents: element `token * query_heads + head`, where `token` counts over all
+    /// documents. Those of rows after the last document are not written.
+    TokensHeads,
+}
+
+/// An attention call, as far as a plan depends on it. The scale and the pointers are given in each call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionShape {
     /// Element type.
     pub element: Element,
-    /// Documents.
+    /// Layout of the documents.
     pub layout: Layout,
     /// Heads of the queries; a multiple of `key_value_heads`.
     pub query_heads: usize,
@@ -70,13 +84,13 @@ pub struct AttentionShape {
     pub head_dim: usize,
     /// Row strides, each a multiple of 8.
     pub strides: RowStrides,
-    /// Whether the backward pass must give the same bits every time. Costs time: sums are not made by atomic adds.
+    /// Whether the backward pass must give the same bits every time. This is slower, since sums cannot use atomic adds.
     pub deterministic: bool,
 }
 
 /// Forward or backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pass {
+pub(super) enum Pass {
     /// Output and statistics.
     Forward,
     /// Gradients.
@@ -84,7 +98,7 @@ pub enum Pass {
 }
 
 impl RowStrides {
-    /// Every buffer with its rows back to back.
+    /// Adjacent rows in every buffer.
     pub fn contiguous(query_heads: usize, key_value_heads: usize, head_dim: usize) -> Self {
         let (query, key) = (query_heads * head_dim, key_value_heads * head_dim);
         Self {
@@ -99,7 +113,7 @@ impl RowStrides {
         }
     }
 
-    /// All, with what each belongs to and whether it has the queries' heads. Those of the forward pass come first.
+    /// All strides with the name of their buffer and whether it has the heads of the queries. Those of the forward pass are first.
     fn all(&self) -> [(&'static str, usize, bool); 8] {
         [
             ("query", self.query, true),
@@ -114,18 +128,18 @@ impl RowStrides {
     }
 }
 
-/// Integers at the head of each part of the index start on a multiple of this, which is 16 bytes.
+/// Each part of the index starts at a multiple of this many 32-bit integers, that is, 16 bytes.
 const INDEX_ALIGNMENT: usize = 4;
 
 impl AttentionShape {
-    /// The most documents.
+    /// The maximum number of documents.
     pub fn documents(&self) -> usize {
         match self.layout {
             Layout::Uniform { documents, .. } | Layout::Packed { documents, .. } => documents,
         }
     }
 
-    /// Tokens of the longest document.
+    /// The maximum tokens of a document.
     pub fn longest(&self) -> usize {
         match self.layout {
             Layout::Uniform { length, .. } => length,
@@ -133,7 +147,7 @@ impl AttentionShape {
         }
     }
 
-    /// Rows of the buffers.
+    /// The rows of the buffers.
     pub fn tokens(&self) -> usize {
         match self.layout {
             Layout::Uniform { documents, length } => documents * length,
@@ -141,41 +155,38 @@ impl AttentionShape {
         }
     }
 
-    /// 32-bit floats that the softmax statistics need: the logarithm of the sum of exponentials of each row of scores, as
-    /// `[document, head, token]` for uniform documents and `[token, head]` for packed ones.
+    /// The number of f32 values of the softmax statistics, in the order of [`Self::statistics_layout`]: for each query head and
+    /// token, the natural logarithm of the sum of exponentials of its scaled, masked scores (log-sum-exp).
     pub fn statistics_len(&self) -> usize {
         self.tokens() * self.query_heads
     }
 
-    /// Whether calls need the index that [`Self::packed_index`] makes.
+    /// The order of the softmax statistics, which the forward pass writes and the backward pass reads. Other kernels may use
+    /// other orders: record with the statistics what computed them.
+    pub fn statistics_layout(&self) -> StatisticsLayout {
+        match self.layout {
+            Layout::Uniform { .. } => StatisticsLayout::DocumentsHeadsTokens,
+            Layout::Packed { .. } => StatisticsLayout::TokensHeads,
+        }
+    }
+
+    /// Whether calls need the index of [`Self::packed_index`].
     pub fn is_packed(&self) -> bool {
         matches!(self.layout, Layout::Packed { .. })
     }
 
-    /// 32-bit integers of the index; 0 for uniform documents.
+    /// The number of 32-bit integers of the index; 0 for uniform documents.
     pub fn packed_index_len(&self) -> usize {
-        if self.is_packed() { self.offsets_at_part(self.index_strides().len(), 1) } else { 0 }
+        if self.is_packed() { self.part_start(self.index_strides().len()) } else { 0 }
     }
 
-    /// The index of packed documents of these lengths, in their order: upload it once and give it to every call of the batch,
-    /// forward and backward. Rows past the last document are neither read nor written.
+    /// The index of packed documents of these lengths, in their order: first the lengths, then for each of
+    /// [`Self::index_strides`] the offsets of the documents in elements. Upload it once and give it to every call of the batch,
+    /// forward and backward. Rows after the last document are neither read nor written.
     ///
     /// # Errors
-    /// [`CudaError::AttentionShape`] if these documents do not fit the shape, or the shape is not packed.
+    /// [`CudaError::AttentionShape`] if the documents do not fit the shape, or the shape is not packed.
     pub fn packed_index(&self, lengths: &[usize]) -> Result<Vec<i32>, CudaError> {
-        self.index(lengths, 1)
-    }
-
-    /// The index for [`super::Workarounds::wide_offsets`]: each offset takes two of the integers, the low half first.
-    ///
-    /// # Errors
-    /// As for [`Self::packed_index`].
-    pub fn wide_packed_index(&self, lengths: &[usize]) -> Result<Vec<i32>, CudaError> {
-        self.index(lengths, 2)
-    }
-
-    /// The index with offsets of so many 32-bit words.
-    fn index(&self, lengths: &[usize], words: usize) -> Result<Vec<i32>, CudaError> {
         self.check()?;
         let Layout::Packed { documents, longest, tokens } = self.layout else {
             return Err(refused("uniform documents have no index: give the layout as packed"));
@@ -184,45 +195,43 @@ impl AttentionShape {
             let most = lengths.iter().max().copied().unwrap_or(0);
             let found = format!("{} documents of up to {most} tokens", lengths.len());
             return Err(refused(format!(
-                "the plan holds {documents} documents of up to {longest} tokens, got {found}"
+                "the plan has room for {documents} documents of up to {longest} tokens, got {found}"
             )));
         }
         let total: usize = lengths.iter().sum();
         if total > tokens {
-            return Err(refused(format!("the plan holds {tokens} tokens, the documents have {total}")));
+            return Err(refused(format!("the plan has room for {tokens} tokens, the documents have {total}")));
         }
         let strides = self.index_strides();
-        let mut index = vec![0_i32; self.offsets_at_part(strides.len(), words)];
+        let mut index = vec![0_i32; self.part_start(strides.len())];
         for (slot, &length) in index.iter_mut().zip(lengths) {
             *slot = small(length);
         }
         for (part, stride) in strides.into_iter().enumerate() {
             let mut start = 0;
-            let slots = index[self.offsets_at_part(part, words)..].chunks_exact_mut(words);
-            for (document, slot) in slots.take(documents + 1).enumerate() {
-                // The high word, if any, stays 0.
-                slot[0] = small(start * stride);
+            for (document, slot) in index[self.part_start(part)..].iter_mut().take(documents + 1).enumerate() {
+                *slot = small(start * stride);
                 start += lengths.get(document).copied().unwrap_or(0);
             }
         }
         Ok(index)
     }
 
-    /// Byte offset, in the index, of the offsets of a buffer with this row stride; each has so many 32-bit words.
-    pub(super) fn offsets_at(&self, row_stride: usize, words: usize) -> usize {
+    /// The byte offset, in the index, of the offsets for buffers with this row stride.
+    pub(super) fn offsets_at(&self, row_stride: usize) -> usize {
         let part = self.index_strides().iter().position(|&stride| stride == row_stride);
-        let part = part.expect("every row stride of the shape is in its own list");
-        self.offsets_at_part(part, words) * size_of::<i32>()
+        let part = part.expect("index_strides has every row stride of the shape");
+        self.part_start(part) * size_of::<i32>()
     }
 
-    /// Where the offsets for the stride of this place in the list begin, in 32-bit words.
-    fn offsets_at_part(&self, part: usize, words: usize) -> usize {
-        self.lengths_len() + part * self.offsets_len() * words
+    /// The first integer of the offsets for stride number `part` of [`Self::index_strides`].
+    fn part_start(&self, part: usize) -> usize {
+        self.lengths_len() + part * self.offsets_len()
     }
 
-    /// Distinct row strides in a fixed order, the statistics' first: for each of them the index holds the offset of every
-    /// document and of the end, times that stride. Those of the forward pass come before the rest, so that both passes share
-    /// an index.
+    /// The distinct row strides, in the order of their parts in the index. The first is that of the statistics. For each stride,
+    /// the index has the first token of every document, and the end, times the stride. The strides of the forward pass precede
+    /// the others, so that both passes share an index.
     pub fn index_strides(&self) -> Vec<usize> {
         let mut strides = vec![self.query_heads];
         for (_, stride, _) in self.strides.all() {
@@ -252,71 +261,29 @@ impl AttentionShape {
         self
     }
 
-    /// Refuses what no version of cuDNN could mean.
+    /// Refuses what is invalid for every version of cuDNN.
     pub(super) fn check(&self) -> Result<(), CudaError> {
         let (queries, keys, width) = (self.query_heads, self.key_value_heads, self.head_dim);
         if self.documents() == 0 || self.longest() == 0 || self.tokens() == 0 {
-            return Err(refused(format!("there is no token in {:?}", self.layout)));
+            return Err(refused(format!("{:?} has no tokens", self.layout)));
         }
         if keys == 0 || queries == 0 || !queries.is_multiple_of(keys) {
-            return Err(refused(format!("{queries} query heads are no multiple of {keys} key and value heads")));
+            return Err(refused(format!("{queries} query heads are not a multiple of {keys} key and value heads")));
         }
         if width == 0 || !width.is_multiple_of(8) {
-            return Err(refused(format!("a head is {width} wide, not a multiple of 8")));
+            return Err(refused(format!("a head is {width} wide, expected a multiple of 8")));
         }
         for (name, stride, of_queries) in self.strides.all() {
             let row = if of_queries { queries } else { keys } * width;
             if stride < row || !stride.is_multiple_of(8) {
                 let needed = format!("at least {row} and a multiple of 8");
-                return Err(refused(format!("the row stride of the {name} is {stride}, and must be {needed}")));
+                return Err(refused(format!("the row stride of the {name} is {stride}, expected {needed}")));
             }
         }
         let widest = self.strides.all().iter().map(|&(_, stride, _)| stride).max().unwrap_or(0);
         if self.is_packed() && self.tokens() * widest > i32::MAX as usize {
             let what = format!("{} tokens in rows of {widest} elements", self.tokens());
-            return Err(refused(format!("{what} overflow the 32-bit offsets of packed documents")));
-        }
-        Ok(())
-    }
-
-    /// Refuses what this version on this device is known not to do, or to do wrongly; the rest is for cuDNN to say. The rules
-    /// are those of NVIDIA's cudnn-frontend 1.23 (`sdpa_support_surface.h` and `scaled_dot_product_flash_attention.h`).
-    pub(super) fn check_known_limits(&self, pass: Pass, version: Version, major: u32) -> Result<(), CudaError> {
-        let no = |reason: String| Err(CudaError::CudnnUnsupported { case: self.describe(pass), reason });
-        if version < Version(9, 1, 0) || [Version(9, 10, 0), Version(9, 10, 1)].contains(&version) {
-            return no(format!("cuDNN {version} is too old or known to be faulty: 9.14 or newer is best"));
-        }
-        if major < 8 {
-            return no("it needs an Ampere GPU or newer".to_string());
-        }
-        if self.is_packed() && (version < Version(9, 6, 0) || !(9..=10).contains(&major)) {
-            return no("packed documents need cuDNN 9.6 or newer and a Hopper or Blackwell data center GPU".to_string());
-        }
-        if self.is_packed() && pass == Pass::Backward {
-            // Not in NVIDIA's rules, but seen on Hopper: 9.14 and 9.19 give wrong gradients or an illegal instruction.
-            let strides = &self.strides;
-            let inputs = [strides.query, strides.key, strides.value];
-            if inputs != [strides.query_gradient, strides.key_gradient, strides.value_gradient] {
-                return no(
-                    "gradients of packed documents need the row strides of their queries, keys and values".to_string()
-                );
-            }
-            // Seen on Hopper with 9.14, and right with 9.19.
-            if version < Version(9, 18, 0) && (self.head_dim > 128 || self.deterministic) {
-                return no(format!(
-                    "cuDNN {version} is wrong on packed documents with wide heads or deterministic sums"
-                ));
-            }
-        }
-        let widest = if major == 9 || (pass == Pass::Forward && version > Version(9, 9, 0)) { 256 } else { 128 };
-        if self.head_dim > widest {
-            return no(format!("heads are at most {widest} wide here"));
-        }
-        if pass == Pass::Backward && self.longest() == 1 {
-            return no("documents of a single token have no backward pass: round the longest up".to_string());
-        }
-        if pass == Pass::Backward && self.deterministic && major >= 10 {
-            return no("the deterministic backward pass is not chosen by cuDNN's heuristics on this GPU".to_string());
+            return Err(refused(format!("{what} exceed the 32-bit offsets of packed documents")));
         }
         Ok(())
     }
@@ -333,9 +300,9 @@ fn refused(reason: impl Into<String>) -> CudaError {
     CudaError::AttentionShape { reason: reason.into() }
 }
 
-/// Holds since `check` bounds every product by the 32-bit offsets.
+/// Fits: `check` bounds all lengths and offsets by 2^31 - 1.
 fn small(value: usize) -> i32 {
-    i32::try_from(value).expect("bounded by the check of the shape")
+    i32::try_from(value).expect("bounded by AttentionShape::check")
 }
 
 #[cfg(test)]
@@ -359,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn the_index_has_lengths_and_offsets_in_elements_and_missing_documents_are_empty_at_the_end() {
+    fn the_index_has_lengths_and_offsets_in_elements_with_missing_documents_empty_at_the_end() {
         let shape = packed(4, 8, 16);
         let index = shape.packed_index(&[3, 1, 5]).expect("fits");
         assert_eq!(index.len(), shape.packed_index_len());
@@ -367,25 +334,9 @@ mod tests {
         for (row_stride, expected) in
             [(4, [0, 12, 16, 36, 36]), (64, [0, 192, 256, 576, 576]), (16, [0, 48, 64, 144, 144])]
         {
-            let at = shape.offsets_at(row_stride, 1) / size_of::<i32>();
+            let at = shape.offsets_at(row_stride) / size_of::<i32>();
             assert_eq!(at % INDEX_ALIGNMENT, 0);
             assert_eq!(index[at..at + 5], expected, "row stride {row_stride}");
-        }
-    }
-
-    #[test]
-    fn the_wide_index_has_the_same_offsets_in_64_bits() {
-        let shape = packed(4, 8, 16);
-        let lengths = [3, 1, 5];
-        let (narrow, wide) =
-            (shape.packed_index(&lengths).expect("fits"), shape.wide_packed_index(&lengths).expect("fits"));
-        assert_eq!(wide[..4], narrow[..4]);
-        for row_stride in shape.index_strides() {
-            let [narrow_at, wide_at] = [1, 2].map(|words| shape.offsets_at(row_stride, words) / size_of::<i32>());
-            for document in 0..5 {
-                let low = wide[wide_at + 2 * document];
-                assert_eq!((low, wide[wide_at + 2 * document + 1]), (narrow[narrow_at + document], 0));
-            }
         }
     }
 
@@ -394,7 +345,7 @@ mod tests {
         let shape = packed(5, 8, 16);
         let forward = shape.without_gradients();
         for stride in [4, 64, 32] {
-            assert_eq!(shape.offsets_at(stride, 2), forward.offsets_at(stride, 2));
+            assert_eq!(shape.offsets_at(stride), forward.offsets_at(stride));
         }
     }
 
@@ -403,7 +354,7 @@ mod tests {
         let shape = packed(2, 8, 10);
         for lengths in [&[1, 1, 1][..], &[9], &[8, 3]] {
             let message = shape.packed_index(lengths).expect_err("does not fit").to_string();
-            assert!(message.contains("the plan holds"), "{message}");
+            assert!(message.contains("the plan has room for"), "{message}");
         }
     }
 
@@ -425,20 +376,11 @@ mod tests {
     }
 
     #[test]
-    fn known_limits_are_reported_as_unsupported_so_that_the_caller_can_fall_back() {
-        let mut shape = packed(2, 8, 10);
-        shape.strides = RowStrides::contiguous(shape.query_heads, shape.key_value_heads, shape.head_dim);
-        let unsupported = |version, major| {
-            let error = shape.check_known_limits(Pass::Backward, version, major);
-            matches!(error, Err(CudaError::CudnnUnsupported { .. }))
-        };
-        assert!(!unsupported(Version(9, 14, 0), 9) && !unsupported(Version(9, 14, 0), 10));
-        assert!(unsupported(Version(9, 5, 0), 9) && unsupported(Version(9, 10, 0), 9));
-        assert!(unsupported(Version(9, 14, 0), 8) && unsupported(Version(9, 14, 0), 12));
-        let mut joined = shape;
-        joined.strides.query *= 2;
-        assert!(joined.check_known_limits(Pass::Backward, Version(9, 19, 0), 9).is_err());
-        joined.strides.query_gradient *= 2;
-        assert!(joined.check_known_limits(Pass::Backward, Version(9, 19, 0), 9).is_ok());
+    fn statistics_are_ordered_by_document_for_uniform_and_by_token_for_packed_documents() {
+        let shape = packed(2, 8, 10);
+        assert_eq!(shape.statistics_layout(), StatisticsLayout::TokensHeads);
+        let uniform = AttentionShape { layout: Layout::Uniform { documents: 2, length: 5 }, ..shape };
+        assert_eq!(uniform.statistics_layout(), StatisticsLayout::DocumentsHeadsTokens);
+        assert_eq!([shape, uniform].map(|shape| shape.statistics_len()), [40, 40]);
     }
 }

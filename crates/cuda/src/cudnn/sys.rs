@@ -1,15 +1,17 @@
 //! The part of cuDNN 9's backend interface that attention needs: numbers of `cudnn_graph.h` and functions looked up by name.
 //!
-//! The numbers are part of cuDNN's binary interface and do not change within a major version. They are written down here, not
-//! taken from bindings, so that the errors can name them and so that no binding loads the library behind our back.
+//! The numbers are part of cuDNN's binary interface and do not change within a major version. They are listed here, not taken
+//! from bindings, so that errors can name them, and so that no binding loads the library implicitly.
+//!
+//! Trade-off: the compiler does not check them against the header.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use libloading::Library;
 
-use crate::CudaError;
+use crate::error::CudaError;
 
-/// `cudnnHandle_t`, `cudnnBackendDescriptor_t` and `cudaStream_t` are all pointers to what only cuDNN knows.
+/// `cudnnHandle_t`, `cudnnBackendDescriptor_t` and `cudaStream_t` are all opaque pointers.
 pub(super) type Raw = *mut c_void;
 /// `cudnnStatus_t`.
 pub(super) type Status = c_int;
@@ -31,7 +33,6 @@ pub(super) enum Kind {
     Reduction = 21,
     OperationReduction = 22,
     OperationReshape = 31,
-    DeviceProperties = 38,
 }
 
 /// `cudnnBackendAttributeName_t`.
@@ -44,11 +45,9 @@ pub(super) enum Attribute {
     EngineHeuristicsMode = 200,
     EngineHeuristicsOperationGraph = 201,
     EngineHeuristicsResults = 202,
-    EngineHeuristicsDeviceProperties = 204,
     ExecutionPlanHandle = 400,
     ExecutionPlanEngineConfig = 401,
     ExecutionPlanWorkspaceSize = 402,
-    ExecutionPlanDeviceProperties = 407,
     OperationPointwiseDescriptor = 750,
     OperationPointwiseX = 751,
     OperationPointwiseB = 752,
@@ -82,7 +81,6 @@ pub(super) enum Attribute {
     OperationReductionDescriptor = 1612,
     OperationReshapeX = 2200,
     OperationReshapeY = 2201,
-    DevicePropertiesJson = 2702,
 }
 
 /// `cudnnBackendAttributeType_t`.
@@ -98,7 +96,6 @@ pub(super) enum Type {
     PointwiseMode = 14,
     Descriptor = 15,
     ReductionOperator = 18,
-    Char = 24,
 }
 
 /// `cudnnDataType_t`.
@@ -109,7 +106,6 @@ pub(super) enum Data {
     Half = 2,
     Int32 = 4,
     Bfloat16 = 9,
-    Int64 = 10,
     Boolean = 11,
 }
 
@@ -139,7 +135,7 @@ pub(super) enum Reduction {
     Maximum = 3,
 }
 
-/// `cudnnBackendHeurMode_t`: A is the best guess, B the slower one with more candidates, the fallback has what works at all.
+/// `cudnnBackendHeurMode_t`: A is the best guess, B is slower and has more candidates, the fallback has what works at all.
 #[derive(Clone, Copy, Debug)]
 #[repr(i32)]
 pub(super) enum Heuristic {
@@ -148,7 +144,7 @@ pub(super) enum Heuristic {
     A = 3,
 }
 
-/// Functions of the library, valid as long as the process: it is never unloaded.
+/// Functions of the library, which is never unloaded.
 #[derive(Clone, Copy)]
 pub(super) struct Symbols {
     pub(super) get_version: unsafe extern "C" fn() -> usize,
@@ -187,7 +183,7 @@ impl Symbols {
         }
     }
 
-    /// `status` as a result; `step` says in words what was being done.
+    /// Converts `status` to a result; `step` describes the step in words.
     pub(super) fn check(&self, status: Status, step: impl FnOnce() -> String) -> Result<(), CudaError> {
         if status == 0 { Ok(()) } else { Err(self.error(status, step())) }
     }
@@ -216,7 +212,7 @@ impl Symbols {
 /// # Safety
 /// `F` is the type of the function that cudnn_graph.h declares under this name, and the library is never unloaded.
 unsafe fn symbol<F: Copy>(library: &Library, file: &str, name: &'static str) -> Result<F, CudaError> {
-    // SAFETY: handed on to the caller.
+    // SAFETY: the caller's promise.
     let found = unsafe { library.get::<F>(name.as_bytes()) };
     found.map(|function| *function).map_err(|_| CudaError::BrokenCudnn { file: file.to_string(), symbol: name })
 }

@@ -1,7 +1,7 @@
-//! Host memory that the device copies from and to at full speed, and while the host does other things.
+//! Pinned host memory: the device copies from and to it at full speed and asynchronously.
 //!
-//! What it gives up: pinned pages cannot be swapped out and take long to allocate (they are touched here, all of them), so a
-//! buffer is made once and reused.
+//! Trade-off: pinned pages cannot be swapped out and are slow to allocate (all of them are written here), so allocate a buffer
+//! once and reuse it.
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
@@ -10,19 +10,20 @@ use std::slice;
 use cudarc::driver::result;
 use cudarc::driver::sys::CU_MEMHOSTALLOC_PORTABLE;
 
-use crate::{Context, CudaError};
+use crate::context::Context;
+use crate::error::CudaError;
 
-/// Page-locked bytes on the host, good for copies with every device of this process; zero when new.
+/// Page-locked bytes on the host, usable for copies with every device of this process, and initially zero.
 ///
-/// The copies of [`crate::Stream`] run after the call that asks for them has returned: their `unsafe` is the promise that
-/// nobody touches the range in the meantime, which the slices that this derefs to cannot know.
+/// Copies of [`crate::Stream`] run after the call has returned. Their `unsafe` is the promise that the range is not accessed
+/// in the meantime, which the slices that this derefs to cannot check.
 pub struct PinnedBuffer {
     context: Context,
     address: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: the memory belongs to this value alone, and the driver frees it from any thread.
+// SAFETY: the memory belongs to this value alone, and may be freed from any thread.
 unsafe impl Send for PinnedBuffer {}
 // SAFETY: a shared reference only gives shared slices.
 unsafe impl Sync for PinnedBuffer {}
@@ -31,27 +32,27 @@ impl PinnedBuffer {
     /// Allocates `bytes` bytes and sets them to zero.
     ///
     /// # Errors
-    /// What the driver says; [`CudaError::is_out_of_memory`] tells whether the host has too few pages to pin.
+    /// Errors of the driver; [`CudaError::is_out_of_memory`] tells whether the host has too few pages to pin.
     pub fn new(context: &Context, bytes: usize) -> Result<Self, CudaError> {
         // cuMemHostAlloc refuses 0 bytes.
         let allocate = || {
-            // SAFETY: a context is current; what is allocated is freed once, in `drop`.
+            // SAFETY: a context is current, and the allocation is freed once, in `drop`.
             let address = unsafe { result::malloc_host(bytes.max(1), CU_MEMHOSTALLOC_PORTABLE) };
             context.driver().checked("cuMemHostAlloc", address)
         };
         let address = context.with_current(allocate)?;
-        let address = NonNull::new(address.cast::<u8>()).expect("cuMemHostAlloc succeeds with an address");
-        // SAFETY: the allocation has at least `bytes` bytes and nobody else knows of it. Slices need initialised memory.
+        let address = NonNull::new(address.cast::<u8>()).expect("cuMemHostAlloc returns an address on success");
+        // SAFETY: the allocation has at least `bytes` bytes, and nothing else refers to it. Slices need initialized memory.
         unsafe { ptr::write_bytes(address.as_ptr(), 0, bytes) };
         Ok(Self { context: context.clone(), address, bytes })
     }
 
-    /// How many bytes were asked for.
+    /// The requested number of bytes.
     pub fn len_bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The first byte, for copies that outlive this borrow.
+    /// The address of the first byte, for copies that outlive this borrow.
     pub(crate) fn address(&self) -> *mut u8 {
         self.address.as_ptr()
     }
@@ -61,8 +62,8 @@ impl Deref for PinnedBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `bytes` initialised bytes that live as long as `self`; that no copy of the device writes them now is the
-        // promise of whoever asked for the copy.
+        // SAFETY: these are `bytes` initialized bytes that live as long as `self`. The caller of a copy promised that the
+        // device does not write them now.
         unsafe { slice::from_raw_parts(self.address.as_ptr(), self.bytes) }
     }
 }
@@ -77,8 +78,8 @@ impl DerefMut for PinnedBuffer {
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         let _ = self.context.with_current(|| {
-            // SAFETY: made by cuMemHostAlloc and freed once; that no copy is under way is the promise of whoever asked for
-            // it. The status is dropped: it is an error only when the driver is already shutting down with the process.
+            // SAFETY: allocated by cuMemHostAlloc and freed once. The caller of a copy promised that none is in progress. The
+            // status is ignored: it is an error only if the driver is already shutting down with the process.
             let _ = unsafe { result::free_host(self.address.as_ptr().cast()) };
             Ok(())
         });

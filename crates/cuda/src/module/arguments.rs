@@ -1,33 +1,35 @@
-//! The values that a kernel is launched with.
+//! The arguments of a kernel launch.
 //!
-//! The driver wants the address of each value, so they are kept here one after another: within this value itself up to
-//! [`INLINE`] words of 16 bytes, which is all that a launch usually needs, and on the heap beyond that.
+//! The driver takes the address of each value, so the values are stored here one after another: inline up to [`INLINE`] words
+//! of 16 bytes, which suffices for most launches, and on the heap beyond that.
+//!
+//! Trade-off: at most [`MAX_ARGUMENTS`] arguments per launch.
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-use crate::DevicePointer;
+use crate::pointer::DevicePointer;
 
-/// Values are laid out in words of this size, which no value of a kernel is aligned wider than.
+/// Values are stored in words of this size, the maximum alignment of a kernel parameter.
 type Word = MaybeUninit<u128>;
-/// Words that need no heap.
+/// Words that are stored inline.
 const INLINE: usize = 32;
-/// Most arguments of a launch.
-const MOST: usize = 40;
+/// Maximum number of arguments.
+const MAX_ARGUMENTS: usize = 40;
 
 /// Arguments of a launch, in the order in which the kernel declares its parameters.
 ///
-/// Each call adds one, of exactly the type that the kernel declares: `i32` for `int`, `i64` for `long long`, an address for any
-/// pointer. The kernel sees the values as they are when [`crate::Kernel::launch`] is called.
+/// Each call adds one argument of exactly the type that the kernel declares: `i32` for `int`, `i64` for `long long`, an address
+/// for any pointer.
 #[derive(Clone)]
 pub struct Arguments {
     inline: [Word; INLINE],
-    /// All of the words, as soon as they are too many.
+    /// All words, once they are too many for `inline`.
     spilled: Vec<Word>,
     words: usize,
-    /// First word and bytes of each argument.
-    places: [(u32, u32); MOST],
+    /// First word and size in bytes of each argument.
+    places: [(u32, u32); MAX_ARGUMENTS],
     count: usize,
 }
 
@@ -38,10 +40,16 @@ impl Default for Arguments {
 }
 
 impl Arguments {
-    /// None yet.
+    /// No arguments.
     #[inline]
     pub const fn new() -> Self {
-        Self { inline: [Word::uninit(); INLINE], spilled: Vec::new(), words: 0, places: [(0, 0); MOST], count: 0 }
+        Self {
+            inline: [Word::uninit(); INLINE],
+            spilled: Vec::new(),
+            words: 0,
+            places: [(0, 0); MAX_ARGUMENTS],
+            count: 0,
+        }
     }
 
     /// Adds an address.
@@ -86,54 +94,44 @@ impl Arguments {
         self.value(&value)
     }
 
-    /// Adds a value of any type that is the same in CUDA C++, such as a `#[repr(C)]` struct. All parameters together may have
-    /// 4096 bytes, and 32764 with CUDA 12.1 on compute capability 7.0 and newer ("CUDA C++ Programming Guide", parameters).
+    /// Adds a value of any type with the same layout in CUDA C++, such as a `#[repr(C)]` struct. All parameters together may have
+    /// 4096 bytes, or 32764 with CUDA 12.1 and compute capability 7.0 or newer ("CUDA C++ Programming Guide", parameters).
     ///
     /// # Panics
-    /// For the 41st argument, and for a type that is aligned to more than 16 bytes.
+    /// For the 41st argument. A type that is aligned to more than 16 bytes does not compile.
     #[inline]
     #[must_use]
     pub fn value<T: Copy>(mut self, value: &T) -> Self {
         const { assert!(align_of::<T>() <= align_of::<Word>(), "arguments are aligned to at most 16 bytes") };
-        assert!(self.count < MOST, "a launch has at most {MOST} arguments");
+        assert!(self.count < MAX_ARGUMENTS, "a launch has at most {MAX_ARGUMENTS} arguments");
         let first = self.words;
         let end = first + size_of::<T>().div_ceil(size_of::<Word>());
         self.grow(end);
-        // SAFETY: the words from `first` to `end` were just made sure of, they have room for a T and are aligned for one, and
-        // they are borrowed mutably while `value` is elsewhere. Words may hold anything, so padding is no matter.
+        // SAFETY: `grow` made the words from `first` to `end` available. They have the size and alignment for a T, and do not
+        // overlap `value`, since they are borrowed mutably. They may be uninitialized, so padding is allowed.
         unsafe { ptr::copy_nonoverlapping(value, self.all_words_mut().as_mut_ptr().add(first).cast(), 1) };
-        // 2^32 words are far beyond what a kernel can take.
+        // Fits: a kernel takes far fewer than 2^32 words.
         self.places[self.count] = (first as u32, size_of::<T>() as u32);
         self.count += 1;
         self
     }
 
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.count
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    /// Bytes of each.
+    /// The size of each in bytes.
     pub(super) fn sizes(&self) -> Vec<usize> {
         self.places().iter().map(|(_, bytes)| *bytes as usize).collect()
     }
 
-    /// Whether those are the sizes.
+    /// Whether the sizes are these.
     pub(super) fn have_sizes(&self, sizes: &[usize]) -> bool {
         self.places().iter().map(|(_, bytes)| *bytes as usize).eq(sizes.iter().copied())
     }
 
-    /// Calls `work` with the address of each argument, valid for reading meanwhile.
+    /// Calls `work` with the address of each argument, valid for reading during the call.
     pub(super) fn with_addresses<R>(&self, work: impl FnOnce(&mut [*mut c_void]) -> R) -> R {
         let words = self.all_words().as_ptr();
-        let mut addresses = [ptr::null_mut::<c_void>(); MOST];
+        let mut addresses = [ptr::null_mut::<c_void>(); MAX_ARGUMENTS];
         for (address, (first, _)) in addresses.iter_mut().zip(self.places()) {
-            // The driver's parameter is not const, yet it only reads.
+            // The driver only reads, although its parameter is not const.
             *address = words.wrapping_add(*first as usize).cast_mut().cast();
         }
         work(&mut addresses[..self.count])
@@ -143,7 +141,7 @@ impl Arguments {
         &self.places[..self.count]
     }
 
-    /// Makes room for `words` words in all.
+    /// Makes room for `words` words in total.
     #[inline]
     fn grow(&mut self, words: usize) {
         if words > INLINE {
@@ -175,15 +173,15 @@ mod tests {
         large: f64,
     }
 
-    /// What a kernel would read as its parameter number `index`.
+    /// The value that a kernel would read as parameter `index`.
     fn read<T: Copy>(arguments: &Arguments, index: usize) -> T {
         assert_eq!(arguments.sizes()[index], size_of::<T>());
-        // SAFETY: the size was compared, and the tests ask for the type that they added.
+        // SAFETY: the size was compared, and the tests read the type that they added.
         arguments.with_addresses(|addresses| unsafe { addresses[index].cast::<T>().read() })
     }
 
     #[test]
-    fn every_argument_is_found_with_its_value_and_size() {
+    fn every_argument_has_its_value_and_size() {
         let pointer = DevicePointer::<f32>::from_address(0x1234_5678_9abc);
         let padded = Padded { small: 7, large: 0.5 };
         let arguments = Arguments::new().pointer(pointer).i32(-1).i64(-2).u32(3).u64(4).f32(1.5).value(&padded);
@@ -199,24 +197,24 @@ mod tests {
     }
 
     #[test]
-    fn arguments_beyond_the_inline_room_keep_all_values() {
+    fn arguments_beyond_the_inline_words_keep_all_values() {
         let table: [u32; 500] = std::array::from_fn(|index| index as u32);
         let mut arguments = Arguments::new().i32(-5).value(&table);
-        for value in 0..MOST - 2 {
+        for value in 0..MAX_ARGUMENTS - 2 {
             arguments = arguments.i64(value as i64);
         }
-        // Also of a clone that has moved.
+        // Also in a clone that was moved.
         let arguments = Box::new(arguments.clone());
-        assert_eq!(arguments.len(), MOST);
+        assert_eq!(arguments.sizes().len(), MAX_ARGUMENTS);
         assert_eq!(read::<i32>(&arguments, 0), -5);
         assert_eq!(read::<[u32; 500]>(&arguments, 1), table);
-        for value in 0..MOST - 2 {
+        for value in 0..MAX_ARGUMENTS - 2 {
             assert_eq!(read::<i64>(&arguments, value + 2), value as i64);
         }
     }
 
     #[test]
-    fn the_first_word_beyond_the_inline_room_keeps_those_before_it() {
+    fn the_first_word_beyond_the_inline_ones_keeps_the_earlier_words() {
         for count in [INLINE - 1, INLINE, INLINE + 1] {
             let arguments = (0..count).fold(Arguments::new(), |arguments, value| arguments.u32(value as u32));
             for value in 0..count {
@@ -226,14 +224,13 @@ mod tests {
     }
 
     #[test]
-    fn no_arguments_are_none() {
-        assert!(Arguments::new().is_empty());
+    fn no_arguments_have_no_addresses() {
         Arguments::new().with_addresses(|addresses| assert!(addresses.is_empty()));
     }
 
     #[test]
     #[should_panic(expected = "at most 40 arguments")]
     fn too_many_arguments_are_refused() {
-        let _ = (0..=MOST).fold(Arguments::new(), |arguments, _| arguments.i32(0));
+        let _ = (0..=MAX_ARGUMENTS).fold(Arguments::new(), |arguments, _| arguments.i32(0));
     }
 }

@@ -1,32 +1,49 @@
-//! Compiled images on disk: one file a key, written whole or not at all.
+//! Compiled images on disk: one file per key, written completely or not at all.
 //!
-//! The key is a hash of all that decides the machine code: source, options (the architecture among them), and the compiler's
-//! version. A file begins with the key and a checksum of what follows, so one that was cut short or damaged is no image; it
-//! is compiled and written again. A folder that cannot be written only means that nothing is kept.
+//! The key is a hash of everything that determines the machine code: source, options (including the architecture), and the
+//! build of the compiler. A file begins with the key and a checksum of the rest, so a truncated or damaged file is not used: the
+//! program is compiled and written again.
+//!
+//! Cached code runs on the device with the rights of the user, so no other user may be able to write it. The folder has mode
+//! 0700, and a file is used only if this user owns it and no one else can write it. A folder that belongs to another user is
+//! not used, with a warning. A folder that cannot be written only means that nothing is cached.
+//!
+//! Not supported: these checks on Windows, where the folder is in the user's profile.
 
 use std::env;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::Program;
-
-/// A folder of images; `None` keeps nothing.
+/// A folder of images; `None` caches nothing.
 #[derive(Clone, Debug)]
 pub(super) struct Cache {
     folder: Option<PathBuf>,
 }
 
-/// What an image is kept under.
+/// The key of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Key(u128);
 
-const HEADER: usize = 32;
+const HEADER_BYTES: usize = 32;
+
+impl Key {
+    /// The hash of `parts`, the texts that determine the machine code.
+    pub(super) fn of<'a>(parts: impl IntoIterator<Item = &'a str>) -> Self {
+        let mut text = String::new();
+        for part in [env!("CARGO_PKG_VERSION")].into_iter().chain(parts) {
+            // Lengths keep adjacent parts apart.
+            text.push_str(&format!("{} {part}\n", part.len()));
+        }
+        Self(xxh3_128(text.as_bytes()))
+    }
+}
 
 impl Cache {
-    /// `FIREBRICK_CACHE`, or `firebrick` in the user's cache folder; in it, `kernels`.
+    /// The folder `kernels` in `FIREBRICK_CACHE`, or in `firebrick` in the user's cache folder.
     pub(super) fn default_folder() -> Self {
         let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let user = || {
@@ -36,12 +53,22 @@ impl Cache {
             variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")))
         };
         let folder = variable("FIREBRICK_CACHE").or_else(|| Some(user()?.join("firebrick")));
-        Self { folder: folder.map(|folder| folder.join("kernels")) }
+        folder.map_or(Self { folder: None }, |folder| Self::in_folder(&folder.join("kernels")))
     }
 
-    #[cfg(test)]
+    /// Creates the folder if there is none, and makes it private. If it cannot be used, nothing is cached.
     pub(super) fn in_folder(folder: &Path) -> Self {
-        Self { folder: Some(folder.to_owned()) }
+        match private_folder(folder) {
+            Ok(()) => Self { folder: Some(folder.to_owned()) },
+            Err(error) => {
+                tracing::warn!(
+                    "compiled kernels are not cached, so each start compiles them again: {}: {error}. Set FIREBRICK_CACHE \
+                     to a folder of your own",
+                    folder.display()
+                );
+                Self { folder: None }
+            }
+        }
     }
 
     #[cfg(test)]
@@ -49,32 +76,28 @@ impl Cache {
         Self { folder: None }
     }
 
-    pub(super) fn key(&self, program: &Program, options: &[String], version: (i32, i32)) -> Key {
-        let mut text = format!("{} {}.{}\n", env!("CARGO_PKG_VERSION"), version.0, version.1);
-        for part in options.iter().chain([&program.name, &program.source]) {
-            // Lengths keep one part from running into the next.
-            text.push_str(&format!("{} {part}\n", part.len()));
-        }
-        Key(xxh3_128(text.as_bytes()))
-    }
-
-    /// The image, if a whole one is there.
+    /// The image, if there is a complete one that only this user could have written.
     pub(super) fn read(&self, key: &Key) -> Option<Vec<u8>> {
-        let file = fs::read(self.file(key)?).ok()?;
-        let (header, image) = file.split_at_checked(HEADER)?;
+        let mut file = File::open(self.file(key)?).ok()?;
+        // Checked on the open file, so that the path cannot be exchanged in between.
+        if !written_by_this_user_only(&file.metadata().ok()?) {
+            return None;
+        }
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).ok()?;
+        let (header, image) = bytes.split_at_checked(HEADER_BYTES)?;
         (header == header_of(key, image)).then(|| image.to_vec())
     }
 
-    /// Keeps an image. Two processes at once write the same bytes under names of their own, and the last rename wins.
+    /// Writes an image. Two processes at once write the same bytes to files of different names, and the last rename wins.
     pub(super) fn write(&self, key: &Key, image: &[u8]) {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let Some(file) = self.file(key) else { return };
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let unfinished = file.with_extension(format!("{}-{count}.part", std::process::id()));
-        let whole = [header_of(key, image).as_slice(), image].concat();
-        let kept = file.parent().map_or(Ok(()), fs::create_dir_all);
-        let kept = kept.and_then(|()| fs::write(&unfinished, whole)).and_then(|()| fs::rename(&unfinished, &file));
-        if kept.is_err() {
+        let complete = [header_of(key, image).as_slice(), image].concat();
+        let written = write_new(&unfinished, &complete).and_then(|()| fs::rename(&unfinished, &file));
+        if written.is_err() {
             // Nothing is lost but the time to compile it again.
             let _ = fs::remove_file(&unfinished);
         }
@@ -85,53 +108,99 @@ impl Cache {
     }
 }
 
-fn header_of(key: &Key, image: &[u8]) -> [u8; HEADER] {
-    let mut header = [0; HEADER];
+fn header_of(key: &Key, image: &[u8]) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
     header[..16].copy_from_slice(&key.0.to_le_bytes());
     header[16..].copy_from_slice(&xxh3_128(image).to_le_bytes());
     header
+}
+
+/// Writes a file that must not exist, readable and writable by this user only.
+fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut options = File::options();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)?.write_all(bytes)
+}
+
+/// Makes `folder` a folder that only this user can read and write.
+fn private_folder(folder: &Path) -> io::Result<()> {
+    fs::create_dir_all(folder.parent().unwrap_or(folder))?;
+    let mut builder = fs::DirBuilder::new();
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    match builder.create(folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => make_private(folder),
+        created => created,
+    }
+}
+
+/// Takes the rights of others on an existing folder away.
+#[cfg(unix)]
+fn make_private(folder: &Path) -> io::Result<()> {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    let metadata = fs::metadata(folder)?;
+    let (owner, user) = (metadata.uid(), rustix::process::geteuid().as_raw());
+    if owner != user {
+        return Err(io::Error::other(format!("the folder belongs to the user with id {owner}, not to {user}")));
+    }
+    if metadata.mode() & 0o077 != 0 {
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?;
+    }
+    Ok(())
+}
+
+#[cfg(not(unix))]
+fn make_private(_folder: &Path) -> io::Result<()> {
+    Ok(())
+}
+
+#[cfg(unix)]
+fn written_by_this_user_only(file: &fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+
+    file.uid() == rustix::process::geteuid().as_raw() && file.mode() & 0o022 == 0
+}
+
+#[cfg(not(unix))]
+fn written_by_this_user_only(_file: &fs::Metadata) -> bool {
+    true
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn program(source: &str, options: &[&str]) -> (Program, Vec<String>) {
-        let options: Vec<String> = options.iter().map(ToString::to_string).collect();
-        (Program { name: "a.cu".to_owned(), source: source.to_owned(), options: options.clone() }, options)
+    /// An empty folder of this test, which the test removes.
+    fn folder(name: &str) -> PathBuf {
+        let folder = env::temp_dir().join(format!("firebrick-cache-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        folder
     }
 
     #[test]
-    fn what_decides_the_code_decides_the_key() {
-        let cache = Cache::none();
-        let key = |source, options: &[&str], version| {
-            let (program, options) = program(source, options);
-            cache.key(&program, &options, version)
-        };
-        let one = key("x", &["-a", "-b"], (13, 0));
-        assert_eq!(one, key("x", &["-a", "-b"], (13, 0)));
-        for other in [
-            key("y", &["-a", "-b"], (13, 0)),
-            key("x", &["-a"], (13, 0)),
-            key("x", &["-a -b"], (13, 0)),
-            key("x", &["-a", "-b"], (12, 9)),
-        ] {
-            assert_ne!(one, other);
+    fn parts_cannot_run_into_each_other() {
+        let key = Key::of(["x", "-a", "-b"]);
+        assert_eq!(key, Key::of(["x", "-a", "-b"]));
+        for other in [Key::of(["y", "-a", "-b"]), Key::of(["x", "-a"]), Key::of(["x", "-a -b"]), Key::of(["x-a", "-b"])]
+        {
+            assert_ne!(key, other);
         }
     }
 
     #[test]
-    fn damaged_files_are_no_images_and_leave_nothing_half_written() {
-        let folder = env::temp_dir().join(format!("firebrick-cache-{}", std::process::id()));
+    fn damaged_files_are_not_used_and_no_partial_file_is_left() {
+        let folder = folder("damaged");
         let cache = Cache::in_folder(&folder);
-        let (program, options) = program("x", &[]);
-        let key = cache.key(&program, &options, (13, 0));
+        let key = Key::of(["x"]);
         assert_eq!(cache.read(&key), None);
         cache.write(&key, b"the image");
         assert_eq!(cache.read(&key).as_deref(), Some(b"the image".as_slice()));
         let file = cache.file(&key).expect("a folder was given");
-        let whole = fs::read(&file).expect("it was written");
-        for damaged in [&whole[..whole.len() - 1], &whole[..7], &[whole.as_slice(), b"x"].concat()] {
+        let complete = fs::read(&file).expect("it was written");
+        for damaged in [&complete[..complete.len() - 1], &complete[..7], &[complete.as_slice(), b"x"].concat()] {
             fs::write(&file, damaged).expect("overwriting");
             assert_eq!(cache.read(&key), None);
         }
@@ -140,11 +209,57 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_written_keeps_nothing_and_says_nothing() {
+    fn a_folder_that_cannot_be_written_caches_nothing() {
         let cache = Cache::in_folder(Path::new("/dev/null/nowhere"));
-        let (program, options) = program("x", &[]);
-        let key = cache.key(&program, &options, (13, 0));
+        let key = Key::of(["x"]);
         cache.write(&key, b"image");
         assert_eq!(cache.read(&key), None);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn folder_and_files_are_private_also_if_the_folder_was_not() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let folder = folder("private");
+        fs::create_dir(&folder).expect("a folder");
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).expect("rights for all");
+        let (cache, key) = (Cache::in_folder(&folder), Key::of(["x"]));
+        cache.write(&key, b"the image");
+        let mode = |path: &Path| fs::metadata(path).expect("metadata").permissions().mode() & 0o777;
+        assert_eq!((mode(&folder), mode(&cache.file(&key).expect("a file"))), (0o700, 0o600));
+        fs::remove_dir_all(&folder).expect("cleaning up");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_that_others_can_write_is_not_used_and_is_replaced() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let folder = folder("writable");
+        let (cache, key) = (Cache::in_folder(&folder), Key::of(["x"]));
+        cache.write(&key, b"the image");
+        let file = cache.file(&key).expect("a file");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o620)).expect("rights for the group");
+        assert_eq!(cache.read(&key), None);
+        cache.write(&key, b"the image");
+        assert_eq!(cache.read(&key).as_deref(), Some(b"the image".as_slice()));
+        fs::remove_dir_all(&folder).expect("cleaning up");
+    }
+
+    /// Only the superuser can give a folder to another user; returns early for others.
+    #[cfg(unix)]
+    #[test]
+    fn a_folder_of_another_user_is_not_used() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let folder = folder("foreign");
+        fs::create_dir(&folder).expect("a folder");
+        std::os::unix::fs::chown(&folder, Some(12_345), None).expect("another owner");
+        let (cache, key) = (Cache::in_folder(&folder), Key::of(["x"]));
+        cache.write(&key, b"the image");
+        assert_eq!((cache.read(&key), fs::read_dir(&folder).expect("the folder").count()), (None, 0));
+        fs::remove_dir_all(&folder).expect("cleaning up");
     }
 }

@@ -1,7 +1,9 @@
-//! A GPU with cuBLASLt, memory on it, and numbers in the formats that products take.
+//! A GPU with cuBLASLt, memory on it, and numbers in the formats of GEMMs.
+//!
+//! Trade-off: every copy waits for the device, which is slow and simple.
 
 use cudarc::driver::result;
-use firebrick_cuda::{BlasLt, Context, CudaError, Driver, ElementType, Matmul, Pointers, Stream, Tuning, libraries};
+use firebrick_cuda::{BlasLt, Context, CudaError, Driver, ElementType, Matmul, Pointers, Stream};
 
 pub(crate) struct Machine {
     pub(crate) blas: BlasLt,
@@ -17,27 +19,19 @@ pub(crate) struct Memory {
 }
 
 impl Machine {
-    /// `None` where there is no driver or no cuBLASLt; a failure of either is a failure of the test.
+    /// `None` without a driver or cuBLASLt; other failures fail the test.
     pub(crate) fn find() -> Option<Self> {
         let driver = Driver::load().ok()?;
         let context = Context::retain(&driver, 0).expect("device 0 of a loaded driver");
         let blas = match BlasLt::new(&context) {
             Err(CudaError::BlasLtNotFound { .. }) => return None,
-            made => made.expect("a handle of cuBLASLt"),
+            created => created.expect("a handle of cuBLASLt"),
         };
         Some(Self { blas, stream: Stream::new(&context).expect("a stream"), context })
     }
 
     pub(crate) fn compute_capability(&self) -> (u32, u32) {
         self.context.driver().device(self.context.ordinal()).expect("the device").compute_capability
-    }
-
-    /// Major and minor version of the first cuBLASLt that the loader finds.
-    pub(crate) fn cublas_version(&self) -> (u32, u32) {
-        let found = libraries().iter().find(|library| library.name == "cuBLASLt").and_then(|l| l.found.clone());
-        let version = found.and_then(|found| found.version).unwrap_or_default();
-        let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
-        (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
     }
 
     pub(crate) fn upload(&self, bytes: &[u8]) -> Memory {
@@ -52,7 +46,7 @@ impl Machine {
     }
 
     pub(crate) fn download(&self, memory: &Memory) -> Vec<u8> {
-        self.stream.synchronize().expect("products of the stream");
+        self.stream.synchronize().expect("the GEMMs of the stream");
         let mut bytes = vec![0; memory.bytes];
         let copy = || {
             // SAFETY: the memory has this length, and no work on it is left.
@@ -64,13 +58,8 @@ impl Machine {
     }
 
     pub(crate) fn run(&self, matmul: &Matmul, alpha: f32, beta: f32, pointers: Pointers) -> Result<(), CudaError> {
-        // SAFETY: the tests pass memory made for the product, and read it, which waits for the stream, before it is dropped.
+        // SAFETY: the tests pass memory allocated for the GEMM, and read it, which waits for the stream, before they drop it.
         unsafe { self.blas.run(&self.stream, matmul, alpha, beta, pointers) }
-    }
-
-    pub(crate) fn tune(&self, matmul: &Matmul, pointers: Pointers) -> Result<Tuning, CudaError> {
-        // SAFETY: as in `run`.
-        unsafe { self.blas.tune(&self.stream, matmul, pointers) }
     }
 }
 
@@ -163,7 +152,7 @@ pub(crate) fn decode(element: ElementType, bytes: &[u8]) -> Vec<f32> {
 }
 
 #[test]
-fn numbers_survive_their_formats() {
+fn numbers_survive_encoding_and_decoding() {
     use ElementType::{Bf16, E4m3, E5m2, F16, F32};
     let numbers = [0.0, 1.0, -1.0, 0.5, -24.0, 1.5];
     for element in [F32, Bf16, F16, E4m3, E5m2] {

@@ -1,4 +1,6 @@
-//! Device buffers of an attention call, filled with a problem.
+//! The device buffers of an attention call, filled with a problem.
+//!
+//! Trade-off: 16-bit types only, as cuDNN's attention has no others.
 
 use firebrick_cuda::CudaError;
 use firebrick_cuda::cudnn::{AttentionShape, BackwardPointers, ForwardPointers};
@@ -6,7 +8,7 @@ use firebrick_cuda::cudnn::{AttentionShape, BackwardPointers, ForwardPointers};
 use crate::device::{Buffer, Gpu};
 use crate::reference::Problem;
 
-/// Device buffers of one case. Joined columns share a buffer; addresses say where each begins.
+/// The device buffers of one case. Joined columns share a buffer.
 pub(crate) struct Buffers {
     pub(crate) pointers: BackwardPointers,
     _shared: Vec<Buffer>,
@@ -17,13 +19,11 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// With an index of 64-bit offsets if they are `wide`.
     pub(crate) fn new(
         gpu: &Gpu,
         shape: &AttentionShape,
         problem: &Problem,
         workspace: usize,
-        wide: bool,
     ) -> Result<Self, CudaError> {
         let tokens = shape.tokens();
         let (query, key) = (shape.query_heads * shape.head_dim, shape.key_value_heads * shape.head_dim);
@@ -41,11 +41,7 @@ impl Buffers {
         let bits: Vec<u16> = problem.output_gradient.iter().map(|&value| problem.half.to_bits(value)).collect();
         gpu.upload_rows(output_gradient.address, shape.strides.output_gradient, query, &bits)?;
         let statistics = gpu.buffer(shape.statistics_len() * 4)?;
-        let contents = match (shape.is_packed(), wide) {
-            (false, _) => vec![0],
-            (true, false) => shape.packed_index(&problem.lengths)?,
-            (true, true) => shape.wide_packed_index(&problem.lengths)?,
-        };
+        let contents = if shape.is_packed() { shape.packed_index(&problem.lengths)? } else { vec![0] };
         let index = gpu.buffer(contents.len() * size_of::<i32>())?;
         gpu.upload(index.address, &contents)?;
         let workspace = gpu.buffer(workspace.max(256))?;
@@ -72,7 +68,7 @@ impl Buffers {
     }
 }
 
-/// One buffer for three column ranges if they share a row stride wide enough for all, else three buffers.
+/// One buffer for three column ranges if their row stride has room for all of them, else three buffers.
 fn columns(
     gpu: &Gpu,
     tokens: usize,

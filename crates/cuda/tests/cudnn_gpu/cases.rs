@@ -1,20 +1,20 @@
 //! The attention calls to check.
+//!
+//! Trade-off: a selection. Each case differs from the others in what has been seen to select another kernel.
 
-use firebrick_cuda::cudnn::{AttentionShape, Element, Layout, RowStrides, Workarounds};
+use firebrick_cuda::cudnn::{AttentionShape, Element, Layout, RowStrides};
 
 /// One call to check.
 #[derive(Clone)]
 pub(crate) struct Case {
-    /// Names the case to the process that runs it, so no two are alike.
+    /// Unique, since it tells a process which case to run.
     pub(crate) name: String,
     pub(crate) shape: AttentionShape,
     pub(crate) lengths: Vec<usize>,
-    /// In place of those of the version.
-    pub(crate) workarounds: Option<Workarounds>,
     pub(crate) clean: Clean,
 }
 
-/// What holds zeros instead of NaN before a pass.
+/// The memory that is filled with zeros instead of NaN before a pass.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Clean {
     Nothing,
@@ -22,8 +22,8 @@ pub(crate) enum Clean {
     Everything,
 }
 
-/// Whether queries, keys, values and their gradients are columns of one buffer each, or buffers of their own. Inputs alone
-/// may be joined only for documents of one length: cuDNN gets the gradients of packed ones wrong.
+/// Whether queries, keys and values (and their gradients) are columns of one buffer, or have separate buffers. Joining only the
+/// inputs works only for documents of one length: cuDNN computes wrong gradients of packed ones.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Columns {
     Joined,
@@ -49,7 +49,7 @@ pub(crate) fn shape(layout: Layout, heads: Heads, columns: Columns) -> Attention
 }
 
 fn case(name: String, shape: AttentionShape, lengths: Vec<usize>) -> Case {
-    Case { name, shape, lengths, workarounds: None, clean: Clean::Nothing }
+    Case { name, shape, lengths, clean: Clean::Nothing }
 }
 
 fn uniform(name: &str, documents: usize, length: usize, heads: Heads, columns: Columns) -> Case {
@@ -67,7 +67,7 @@ fn packed(name: &str, lengths: &[usize], heads: Heads, columns: Columns) -> Case
 
 /// Rows after the last document.
 const SPARE: usize = 37;
-/// Documents of which some have one token.
+/// Documents of which some have a single token.
 const WITH_ONES: [usize; 8] = [131, 1, 257, 64, 1, 3, 128, 77];
 const WITHOUT_ONES: [usize; 8] = [131, 2, 257, 64, 5, 3, 128, 77];
 
@@ -93,7 +93,7 @@ pub(crate) fn kinds() -> Vec<Case> {
         packed("d72 gqa2", &odd, (4, 2, 72), Separate),
         packed("d96 gqa2", &odd, (4, 2, 96), Joined),
         packed("d256 gqa2", &odd, (4, 2, 256), Joined),
-        // One long document among short ones: its accumulators are laid out by token, not padded.
+        // One long document and many short ones: the accumulators are laid out by token, not padded.
         packed("d128 gqa4 many", &[700, 5, 9, 33, 2, 1, 64, 12, 90, 7, 8, 31, 44], (8, 2, 128), Separate),
     ];
     for name in ["deterministic d128 gqa4", "half d128 gqa4"] {
@@ -106,7 +106,7 @@ pub(crate) fn kinds() -> Vec<Case> {
     cases
 }
 
-/// Packed documents with everything in which their arrangement can differ, to tell what a fault depends on.
+/// Packed documents in all kinds of arrangements, to find what an error depends on.
 pub(crate) fn arrangements() -> Vec<Case> {
     let mut cases = Vec::new();
     for (kind, heads) in [("d64 mha", (4, 4, 64)), ("d64 gqa4", (8, 2, 64)), ("d128 mha", (4, 4, 128)), GROUPED] {
@@ -137,16 +137,6 @@ pub(crate) fn arrangements() -> Vec<Case> {
     let plain = grouped("", &WITH_ONES, |_, _, _| {});
     for (name, clean) in [("clean workspace", Clean::Workspace), ("clean memory", Clean::Everything)] {
         cases.push(Case { name: format!("packed {} {name}", GROUPED.0), clean, ..plain.clone() });
-    }
-    let none = Workarounds::default();
-    for (name, workarounds) in [
-        ("no workarounds", none),
-        ("wide offsets", Workarounds { wide_offsets: true, ..none }),
-        ("padded accumulators", Workarounds { padded_accumulators: true, ..none }),
-        ("all workarounds", Workarounds { clear_workspace: true, wide_offsets: true, padded_accumulators: true }),
-    ] {
-        let workarounds = Some(workarounds);
-        cases.push(Case { name: format!("packed {} {name}", GROUPED.0), workarounds, ..plain.clone() });
     }
     cases
 }

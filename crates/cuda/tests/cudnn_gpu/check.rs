@@ -1,8 +1,10 @@
-//! Runs one case and compares everything that it computes.
+//! Runs one case and compares all of its results.
+//!
+//! Trade-off: tolerances are those of the 16-bit types, not of the sizes of the case.
 
 use std::sync::Arc;
 
-use firebrick_cuda::cudnn::{AttentionShape, Element, Layout, Plan};
+use firebrick_cuda::cudnn::{AttentionShape, Element, Plan, StatisticsLayout};
 use firebrick_cuda::{Context, CudaError, Cudnn};
 
 use crate::buffers::Buffers;
@@ -22,7 +24,7 @@ struct Run<'a> {
     backward: Arc<Plan>,
 }
 
-/// Runs the case and tells each pass that ended well. Waits for the device after each, so that an error is that pass's own.
+/// Runs the case and reports each pass that succeeded. Waits for the device after each pass, so that errors belong to it.
 pub(crate) fn check(context: &Context, case: &Case, tell: impl Fn(&str)) -> Result<(), String> {
     let run = Run::prepare(context, case).map_err(say)?;
     let mebibytes = |plan: &Plan| plan.workspace_bytes() as f64 / f64::from(1 << 20);
@@ -42,15 +44,13 @@ impl<'a> Run<'a> {
     fn prepare(context: &Context, case: &'a Case) -> Result<Self, CudaError> {
         let shape = &case.shape;
         let cudnn = Cudnn::load(context)?;
-        let workarounds = case.workarounds.unwrap_or(cudnn.workarounds());
-        let cudnn = cudnn.with_workarounds(workarounds);
         let gpu = Gpu::new(context, if case.clean == Clean::Everything { 0 } else { NAN })?;
         let half = if shape.element == Element::Bf16 { Half::Bf16 } else { Half::F16 };
         let problem = Problem::random(&mut Random::new(&case.name), half, shape, &case.lengths);
         let expected = problem.solve();
         let (forward, backward) = (cudnn.forward_plan(shape)?, cudnn.backward_plan(shape)?);
         let workspace = forward.workspace_bytes().max(backward.workspace_bytes());
-        let buffers = Buffers::new(&gpu, shape, &problem, workspace, workarounds.wide_offsets)?;
+        let buffers = Buffers::new(&gpu, shape, &problem, workspace)?;
         Ok(Self { gpu, cudnn, case, problem, expected, buffers, forward, backward })
     }
 
@@ -82,10 +82,10 @@ impl<'a> Run<'a> {
         let again = self.gradients()?;
         for (name, (first, second)) in GRADIENTS.into_iter().zip(found.iter().zip(&again)) {
             if first.iter().zip(second).any(|(first, second)| first.to_bits() != second.to_bits()) {
-                return Err(format!("{name} has other bits the second time"));
+                return Err(format!("{name} differs between two runs"));
             }
         }
-        Ok(format!("{report}, same bits twice"))
+        Ok(format!("{report}, same bits in two runs"))
     }
 
     /// Gradients of queries, keys and values.
@@ -110,19 +110,19 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Reads rows back; fails if any past the last document was written.
+    /// Downloads rows; fails if a row after the last document was written.
     fn rows(&self, name: &str, address: u64, stride: usize, heads: usize) -> Result<Vec<f32>, String> {
         let shape = &self.case.shape;
         let width = heads * shape.head_dim;
         let bits = self.gpu.download_rows(address, stride, width, shape.tokens()).map_err(say)?;
         let (inside, outside) = bits.split_at(self.problem.tokens() * width);
         if let Some(at) = outside.iter().position(|&bits| bits != self.gpu.untouched()) {
-            return Err(format!("{name}: row {} past the last document was written", at / width));
+            return Err(format!("{name}: row {} after the last document was written", at / width));
         }
         Ok(inside.iter().map(|&bits| self.problem.half.value_of(bits)).collect())
     }
 
-    /// Both types keep probabilities in 8 or 11 bits between the two products.
+    /// The probabilities are rounded to 8 or 11 bits of mantissa between the two matmuls.
     fn tolerance(&self) -> f64 {
         if self.problem.half == Half::Bf16 { 1.2e-2 } else { 2e-3 }
     }
@@ -133,14 +133,15 @@ const GRADIENTS: [&str; 3] = ["dq", "dk", "dv"];
 /// Statistics as `[token, head]`.
 fn by_token(shape: &AttentionShape, statistics: &[f32], tokens: usize) -> Vec<f32> {
     let heads = shape.query_heads;
-    let at = |token: usize, head: usize| match shape.layout {
-        Layout::Packed { .. } => token * heads + head,
-        Layout::Uniform { length, .. } => (token / length * heads + head) * length + token % length,
+    let length = shape.longest();
+    let at = |token: usize, head: usize| match shape.statistics_layout() {
+        StatisticsLayout::TokensHeads => token * heads + head,
+        StatisticsLayout::DocumentsHeadsTokens => (token / length * heads + head) * length + token % length,
     };
     (0..tokens * heads).map(|index| statistics[at(index / heads, index % heads)]).collect()
 }
 
-/// Lists by name, expected and found, with the relative difference that is allowed.
+/// Compares lists, each with a name and the allowed relative difference.
 fn compare(lists: &[(&str, &[f32], &[f32], f64)]) -> Result<String, String> {
     let (mut words, mut bad) = (Vec::new(), false);
     for &(name, expected, found, tolerance) in lists {

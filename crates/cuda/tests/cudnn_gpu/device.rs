@@ -1,11 +1,13 @@
-//! Device memory for the test: filled when made, freed when dropped.
+//! Device memory for the tests: filled when allocated, freed when dropped.
+//!
+//! Trade-off: all copies and fills are synchronous, which is slow and simple.
 
 use std::ffi::c_void;
 
 use cudarc::driver::{result, sys};
 use firebrick_cuda::{Context, CudaError, Stream};
 
-/// What no computation writes: bytes of a NaN, both of 16-bit types and of 32-bit floats.
+/// The byte of a NaN in the 16-bit types and in f32, so that memory that was not written shows.
 pub(crate) const NAN: u8 = 0xFF;
 
 pub(crate) struct Gpu {
@@ -20,17 +22,17 @@ pub(crate) struct Buffer {
 }
 
 impl Gpu {
-    /// Buffers are filled with this byte.
+    /// `fill` is the byte that buffers are filled with.
     pub(crate) fn new(context: &Context, fill: u8) -> Result<Self, CudaError> {
         Ok(Self { context: context.clone(), stream: Stream::new(context)?, fill })
     }
 
-    /// What a 16-bit element is that nothing was written to.
+    /// The bits of a 16-bit element that was not written.
     pub(crate) fn untouched(&self) -> u16 {
         u16::from_ne_bytes([self.fill; 2])
     }
 
-    /// `bytes` bytes of what buffers are filled with.
+    /// A filled buffer of `bytes` bytes.
     pub(crate) fn buffer(&self, bytes: usize) -> Result<Buffer, CudaError> {
         let fill = self.fill;
         self.context.with_current(|| {
@@ -44,10 +46,10 @@ impl Gpu {
         })
     }
 
-    /// Makes the first `bytes` bytes of a buffer 0.
+    /// Sets the first `bytes` bytes of a buffer to 0.
     pub(crate) fn clear(&self, buffer: &Buffer, bytes: usize) -> Result<(), CudaError> {
         self.context.with_current(|| {
-            // SAFETY: the test's buffers are at least as long, and no work is queued when it clears one.
+            // SAFETY: the buffers of the test are at least as long, and no work is pending when one is cleared.
             unsafe { result::memset_d8_sync(buffer.address, 0, bytes) }.expect("memset");
             Ok(())
         })
@@ -55,7 +57,7 @@ impl Gpu {
 
     pub(crate) fn upload<T: Copy>(&self, address: u64, values: &[T]) -> Result<(), CudaError> {
         self.context.with_current(|| {
-            // SAFETY: the callers below and in the test give addresses of buffers at least as long.
+            // SAFETY: the callers pass addresses of buffers that are at least as long.
             unsafe { result::memcpy_htod_sync(address, values) }.expect("upload");
             Ok(())
         })

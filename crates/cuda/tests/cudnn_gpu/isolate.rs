@@ -1,4 +1,6 @@
-//! Runs cases in processes of their own: a kernel that ends in an error leaves a context in which nothing else can run.
+//! Runs each case in its own process: a kernel that ends in an error leaves a context in which nothing else can run.
+//!
+//! Trade-off: the processes share one device and compete for its memory.
 
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -8,42 +10,42 @@ use std::time::{Duration, Instant};
 
 /// Names the case that a process is to run.
 const CASE: &str = "FIREBRICK_CUDNN_CASE";
-/// Begins each line that such a process tells its parent.
+/// The prefix of each line that such a process sends to its parent.
 const MARK: &str = "|> ";
 /// The last line of a case that passed.
 const PASSED: &str = "passed";
-/// How long a case may take; most need two or three seconds.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Processes at a time. They share the device, so more of them gain little.
-const TOGETHER: usize = 6;
+/// How long a case may take. Most need two or three seconds.
+const TIME_LIMIT: Duration = Duration::from_secs(60);
+/// Concurrent processes. They share the device, so more of them would gain little.
+const PROCESSES: usize = 6;
 
 /// The case that this process was started for, if any.
 pub(crate) fn case_of_this_process() -> Option<String> {
     std::env::var(CASE).ok()
 }
 
-/// Tells the parent process.
+/// Sends a line to the parent process.
 pub(crate) fn tell(line: &str) {
-    // The line break ends what the test harness has begun to print.
+    // The line break ends the line that the test harness has begun.
     println!("\n{MARK}{}", line.replace('\n', "; "));
 }
 
-/// Tells the parent process that the case passed.
+/// Reports to the parent process that the case passed.
 pub(crate) fn tell_passed() {
     tell(PASSED);
 }
 
-/// Runs each case by starting this program again for the test `test`, and prints what each said as it ends; returns the names
-/// of those that failed. `excused` says which reports of a failure are none.
+/// Runs each case by starting this program again for the test `test`, and prints its report. Returns the names of those that
+/// failed. Failures whose report is `excused` do not count.
 pub(crate) fn run_each(test: &str, names: &[String], excused: impl Fn(&str) -> bool + Sync) -> Vec<String> {
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
-        for _ in 0..TOGETHER.min(names.len()) {
+        for _ in 0..PROCESSES.min(names.len()) {
             scope.spawn(|| {
                 while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
                     match run(test, name) {
                         Ok(report) => println!("PASS {name}: {report}"),
-                        Err(report) if excused(&report) => println!("NONE {name}: {report}"),
+                        Err(report) if excused(&report) => println!("SKIP {name}: {report}"),
                         Err(report) => {
                             println!("FAIL {name}: {report}");
                             failed.lock().expect("no thread panics with the lock").push(name.clone());
@@ -67,7 +69,7 @@ fn run(test: &str, name: &str) -> Result<String, String> {
         .spawn();
     let mut child = child.map_err(|error| format!("starting the process of the case: {error}"))?;
     let status = wait(&mut child);
-    // Both are far smaller than what a pipe holds, so that nothing waits for this.
+    // Both are far smaller than the buffer of a pipe, so the process did not block on them.
     let (output, errors) = (read(child.stdout.take()), read(child.stderr.take()));
     let mut told: Vec<&str> = output.lines().filter_map(|line| line.strip_prefix(MARK)).collect();
     if told.last() == Some(&PASSED) {
@@ -75,9 +77,9 @@ fn run(test: &str, name: &str) -> Result<String, String> {
         return Ok(told.join("; "));
     }
     let ending = match status {
-        None => format!("killed after {} s", PATIENCE.as_secs()),
+        None => format!("killed after {} s", TIME_LIMIT.as_secs()),
         Some(status) if status.code() == Some(101) => String::new(),
-        Some(status) => format!("ended with {status}: {}", errors.lines().last().unwrap_or("no word")),
+        Some(status) => format!("ended with {status}: {}", errors.lines().last().unwrap_or("no output")),
     };
     told.extend((!ending.is_empty()).then_some(&*ending));
     if told.is_empty() {
@@ -86,16 +88,16 @@ fn run(test: &str, name: &str) -> Result<String, String> {
     Err(told.join("; "))
 }
 
-/// `None` if it took too long and was killed.
+/// `None` if the process took too long and was killed.
 fn wait(child: &mut Child) -> Option<ExitStatus> {
     let start = Instant::now();
-    while start.elapsed() < PATIENCE {
+    while start.elapsed() < TIME_LIMIT {
         if let Ok(Some(status)) = child.try_wait() {
             return Some(status);
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    // An error here means that it has just ended by itself.
+    // An error here means that the process has just ended by itself.
     let _ = child.kill();
     let _ = child.wait();
     None
@@ -103,7 +105,7 @@ fn wait(child: &mut Child) -> Option<ExitStatus> {
 
 fn read(pipe: Option<impl Read>) -> String {
     let mut bytes = Vec::new();
-    // What was read up to an error is still worth showing.
+    // What was read before an error is still worth showing.
     let _ = pipe.map(|mut pipe| pipe.read_to_end(&mut bytes));
     String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -1,4 +1,6 @@
-//! Attention and its gradients from their definitions, in 64-bit floats, one row of scores after another.
+//! Attention and its gradients from their definitions, in f64, one row of scores at a time.
+//!
+//! Trade-off: quadratic in the tokens and not vectorized, so only for small cases.
 
 use std::fmt;
 
@@ -12,7 +14,7 @@ pub(crate) enum Half {
 }
 
 impl Half {
-    /// Rounds to nearest, ties to even; halves below the normal range become 0.
+    /// Rounds to nearest, ties to even; f16 values below the normal range become 0.
     pub(crate) fn to_bits(self, value: f32) -> u16 {
         let bits = value.to_bits();
         let (dropped, bias) = if self == Self::Bf16 { (16, 0) } else { (13, (127 - 15) << 10) };
@@ -40,7 +42,7 @@ impl Half {
     }
 }
 
-/// A small generator (splitmix64), seeded by a name so that each case is the same every time.
+/// A small generator (splitmix64), seeded by a name so that each case is reproducible.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -58,7 +60,7 @@ impl Random {
     }
 }
 
-/// Inputs as `[token, head, width]`, with values that the 16-bit type has.
+/// Inputs as `[token, head, width]`, with values that are exact in the 16-bit type.
 pub(crate) struct Problem {
     pub(crate) half: Half,
     pub(crate) lengths: Vec<usize>,
@@ -175,11 +177,11 @@ fn add(into: &mut [f64], factor: f64, values: &[f32]) {
     }
 }
 
-/// How far apart two lists are.
+/// The difference of two lists.
 pub(crate) struct Difference {
-    /// Length of the difference over the length of what is expected.
+    /// The norm of the difference divided by the norm of the expected list.
     pub(crate) relative: f64,
-    /// The largest difference over the largest of what is expected.
+    /// The largest difference divided by the largest expected magnitude.
     pub(crate) worst: f64,
     at: usize,
 }
@@ -193,7 +195,7 @@ impl Difference {
             squares += difference * difference;
             total += f64::from(expected).powi(2);
             largest = largest.max(f64::from(expected).abs());
-            // The first NaN is the worst and stays it.
+            // The first NaN counts as the worst and is kept.
             if difference > worst || (difference.is_nan() && !worst.is_nan()) {
                 (worst, at) = (difference, index);
             }

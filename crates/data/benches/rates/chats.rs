@@ -1,4 +1,6 @@
-//! Conversations and a tokenizer: those of the command line, or made from the text files of this repository.
+//! Conversations and a tokenizer: those of the command line, or generated from the text files of this repository.
+//!
+//! Trade-off: generated conversations have less regular text than real ones.
 
 use std::fs::{read_dir, read_to_string, write};
 use std::path::{Path, PathBuf};
@@ -14,7 +16,7 @@ use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{AddedToken, PreTokenizerWrapper, SplitDelimiterBehavior, Tokenizer};
 
-/// How Llama 3's tokenizer cuts text into words.
+/// The pattern with which Llama 3's tokenizer splits text into words.
 const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const SPECIAL: [&str; 6] =
     ["<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"];
@@ -44,7 +46,7 @@ impl Chats {
         Self { rows, tokenizer, folder }
     }
 
-    /// A folder that goes with them.
+    /// The temporary folder.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -67,7 +69,7 @@ fn texts() -> Vec<String> {
             }
         }
     }
-    // In an order that no file system decides.
+    // Independent of the order of the file system.
     files.sort();
     files.iter().filter_map(|path| read_to_string(path).ok()).collect()
 }
@@ -94,7 +96,7 @@ fn conversations(texts: &[String]) -> String {
     rows
 }
 
-/// A byte-level BPE tokenizer with a vocabulary of the usual kind, in a folder of its own.
+/// A byte-level BPE tokenizer with a trained vocabulary, in a separate folder.
 fn train(texts: &[String], folder: &Path) -> PathBuf {
     let pattern = SplitPattern::Regex(WORDS.to_owned());
     let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false).expect("a pattern that is right");

@@ -1,9 +1,9 @@
-//! How much of the bare tokenizer's rate is left once records are read, rendered, masked, checked, stored and packed; how
-//! fast packed rows come; and what a set that is larger than memory needs of it.
+//! The rate of the whole pipeline (reading, rendering, tokenizing, masking, storing, packing) relative to the bare
+//! tokenizer, the rate of the loader, and the memory that data larger than memory needs.
 //!
 //! `cargo bench -p firebrick-data` measures rates, `... -- --gigabytes 5` memory. Both sides of a ratio run in the same
-//! process, on the same texts and threads, by turns, and the best of several turns counts. Gives up real conversations
-//! unless `--rows` and `--tokenizer` name some: text and vocabulary come from the files of this repository.
+//! process, on the same texts and threads, alternately, and the best of several turns counts. Trade-off: without `--rows`
+//! and `--tokenizer`, text and vocabulary come from the files of this repository, not from real conversations.
 
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
@@ -16,11 +16,11 @@ use std::path::PathBuf;
 
 use mimalloc::MiMalloc;
 
-// As the trainer's.
+// As in the trainer.
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
-/// What is asked for on the command line.
+/// The command line.
 struct Options {
     workers: NonZeroUsize,
     turns: usize,
@@ -53,12 +53,12 @@ impl Options {
         let workers = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let mut options = Self { workers, turns: 5, rows: None, tokenizer: None, gigabytes: None, only: None };
         while let Some(name) = arguments.next() {
-            // Cargo's own.
+            // Cargo adds it.
             if name == "--bench" {
                 continue;
             }
             let value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
-            let bad = || format!("{name} {value} makes no sense");
+            let bad = || format!("{name} {value} is invalid");
             match name.as_str() {
                 "--workers" => options.workers = value.parse().map_err(|_| bad())?,
                 "--turns" => options.turns = value.parse().map_err(|_| bad())?,
@@ -66,7 +66,7 @@ impl Options {
                 "--tokenizer" => options.tokenizer = Some(value.into()),
                 "--gigabytes" => options.gigabytes = Some(value.parse().map_err(|_| bad())?),
                 "--only" => options.only = Some(value),
-                _ => return Err(format!("there is no {name}")),
+                _ => return Err(format!("unknown option {name}")),
             }
         }
         Ok(options)

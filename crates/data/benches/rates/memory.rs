@@ -1,6 +1,7 @@
-//! Peak memory of a process that tokenises a file of many gigabytes into the cache, packs it and loads rows of it.
+//! Peak memory of a process that tokenizes a file of many gigabytes into the cache, packs it and loads rows of it.
 //!
-//! Reads Linux's own count of the process (`VmHWM`, and of it what is no file's: `RssAnon`); elsewhere it prints no memory.
+//! Trade-off: memory is read from Linux (`VmHWM`, and `RssAnon` for the part without mapped files); other systems print
+//! none.
 
 use std::fs::{File, read_to_string};
 use std::io::{BufWriter, Write};
@@ -15,7 +16,7 @@ use firebrick_data::{DocumentSet, PackOptions, PackedDataset, TemplateChoice, To
 use crate::chats::Chats;
 use crate::stages::{CHATML, MAX_SEQ_LEN, corpus};
 
-/// Tokenises files of a tenth of `gigabytes` and of `gigabytes`.
+/// Tokenizes files of a tenth of `gigabytes` and of `gigabytes`.
 pub(crate) fn measure(chats: &Chats, gigabytes: f64, workers: NonZeroUsize) {
     let mut tokenizer = Tokenizer::from_folder(&chats.tokenizer).expect("a tokenizer's folder");
     tokenizer.choose_template(&TemplateChoice::Text(CHATML.to_owned())).expect("a template that parses");
@@ -26,9 +27,9 @@ pub(crate) fn measure(chats: &Chats, gigabytes: f64, workers: NonZeroUsize) {
         let started = Instant::now();
         let cache = TokenCache::in_folder(chats.folder().join("cache"));
         let (peak, documents) = with_peak(|| {
-            let tokenised = corpus(&rows, &tokenizer, workers).cached(&cache).expect("room for the tokens");
-            assert!(tokenised.is_new, "another size is another file");
-            DocumentSet::all(Arc::new(tokenised.store))
+            let tokenized = corpus(&rows, &tokenizer, workers).cached(&cache).expect("room for the tokens");
+            assert!(tokenized.is_new, "another size is another file");
+            DocumentSet::all(Arc::new(tokenized.store))
         });
         let seconds = started.elapsed().as_secs_f64();
         let (count, tokens) = (documents.len(), documents.store().tokens());
@@ -43,7 +44,7 @@ pub(crate) fn measure(chats: &Chats, gigabytes: f64, workers: NonZeroUsize) {
     }
 }
 
-/// Writes the conversations again and again, up to a size.
+/// Writes the conversations repeatedly, up to a size.
 fn repeat(chats: &Chats, gigabytes: f64, path: &std::path::Path) {
     let text = read_to_string(&chats.rows).expect("the rows can be read");
     let mut file = BufWriter::new(File::create(path).expect("a file can be made"));
@@ -55,7 +56,7 @@ fn repeat(chats: &Chats, gigabytes: f64, path: &std::path::Path) {
     file.flush().expect("room for the file");
 }
 
-/// The largest number of bytes of memory that are no file's while `work` runs, seen every 20 ms.
+/// Peak memory in bytes, without mapped files, while `work` runs; sampled every 20 ms.
 fn with_peak<T>(work: impl FnOnce() -> T) -> (u64, T) {
     let (is_over, peak) = (AtomicBool::new(false), AtomicU64::new(0));
     let result = scope(|scope| {

@@ -1,22 +1,23 @@
-//! What the fuzz targets share. Each target is a plain function of bytes in `targets`, which libFuzzer and the stable
-//! test `tests/fuzz_corpus.rs` both run; `README.md` says how.
+//! The entry point of the fuzz targets. Each target is a function of bytes in `targets`, which libFuzzer and the stable test
+//! `tests/fuzz_corpus.rs` both run; `README.md` explains how.
 //!
-//! Gives up sanitizers by default: the crate is safe Rust but for one memory map, and runs several times faster without.
+//! Trade-off: no sanitizers by default. The crate is safe Rust except for one memory map, and runs several times faster
+//! without them.
 
 mod targets;
 
-/// Runs a target. A wrong answer is a panic.
+/// Runs a target. A violated invariant is a panic.
 ///
 /// # Panics
-/// If there is no such target, or the crate broke a promise.
+/// If there is no such target, or an invariant is violated.
 pub fn run(name: &str, bytes: &[u8]) {
     let (_, target) = targets::TARGETS.iter().find(|(known, _)| *known == name).expect("a known target");
     let outcome = target(bytes);
-    assert!(outcome.said.iter().all(|said| !said.is_empty()), "{name}: an error without words");
+    assert!(outcome.messages.iter().all(|message| !message.is_empty()), "{name}: an empty error message");
 }
 
-/// Lets the panics of decoders pass that the crate catches and reports; libFuzzer's own hook would end the process.
+/// Allows panics of decoders that the crate catches and reports; libFuzzer's hook would end the process.
 pub fn quiet() {
-    // Silent: what is not caught ends the process with its message and a file all the same.
+    // A panic that is not caught still ends the process.
     std::panic::set_hook(Box::new(|_| {}));
 }

@@ -1,6 +1,8 @@
-//! One document as it lies in the data: tokens of two or four bytes and a bit mask, read without copying first.
+//! One document in its stored form: tokens of two or four bytes and a bit mask, read without copying first.
+//!
+//! Trade-off: two-byte tokens are unpacked on every read.
 
-use crate::dataset::Example;
+use crate::example::Example;
 
 use super::layout::TokenWidth;
 
@@ -15,7 +17,7 @@ pub struct Document<'a> {
 
 impl<'a> Document<'a> {
     /// # Panics
-    /// If `words` are fewer than a document of `len` tokens has.
+    /// If there are fewer `words` than a document of `len` tokens takes.
     pub(super) fn new(words: &'a [u32], len: usize, width: TokenWidth) -> Self {
         let (tokens, mask) = words.split_at(width.token_words(len));
         Self { tokens, mask: &mask[..len.div_ceil(32)], len, width }
@@ -27,7 +29,7 @@ impl<'a> Document<'a> {
         self.len
     }
 
-    /// Adds the tokens behind what is there.
+    /// Appends the tokens to `to`.
     pub fn append_tokens(&self, to: &mut Vec<u32>) {
         match self.width {
             TokenWidth::Four => to.extend_from_slice(self.tokens),
@@ -39,7 +41,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Whether each of 32 tokens is trained, the first in the lowest bit; unused bits are 0.
+    /// The loss mask, 32 tokens per word, the first token in the lowest bit; unused bits are 0.
     pub(crate) fn mask(&self) -> &'a [u32] {
         self.mask
     }
@@ -48,12 +50,12 @@ impl<'a> Document<'a> {
     pub fn to_example(&self) -> Example {
         let mut tokens = Vec::with_capacity(self.len);
         self.append_tokens(&mut tokens);
-        let trained = (0..self.len).map(|index| self.mask[index / 32] >> (index % 32) & 1 == 1).collect();
-        Example { tokens, trained }
+        let loss_mask = (0..self.len).map(|index| self.mask[index / 32] >> (index % 32) & 1 == 1).collect();
+        Example { tokens, loss_mask }
     }
 }
 
-/// Writes a document behind what is there, as [`Document::new`] reads it.
+/// Appends a document to `to`, in the form that [`Document::new`] reads.
 ///
 /// # Panics
 /// If a token does not fit the width.
@@ -71,7 +73,7 @@ pub(super) fn append_words(example: &Example, width: TokenWidth, to: &mut Vec<u3
         }
     }
     let bits = |flags: &[bool]| flags.iter().rev().fold(0, |word, &flag| word << 1 | u32::from(flag));
-    to.extend(example.trained.chunks(32).map(bits));
+    to.extend(example.loss_mask.chunks(32).map(bits));
 }
 
 #[cfg(test)]
@@ -83,8 +85,8 @@ mod tests {
         for width in [TokenWidth::Two, TokenWidth::Four] {
             for len in 1..100 {
                 let tokens: Vec<u32> = (0..len).map(|index| 65_535 - 31 * index).collect();
-                let trained = (0..len).map(|index| index * index % 3 == 1).collect();
-                let example = Example { tokens, trained };
+                let loss_mask = (0..len).map(|index| index * index % 3 == 1).collect();
+                let example = Example { tokens, loss_mask };
                 let mut words = Vec::new();
                 append_words(&example, width, &mut words);
                 assert_eq!(words.len(), width.document_words(len as usize));

@@ -1,60 +1,73 @@
-//! What can be wrong with a cache of tokenised data.
+//! Errors of the cache of tokenized data and of splits.
 //!
-//! A damaged file is no reason to stop: `TokenCache::get_or_build` builds it anew and says so. Errors that reach the
-//! caller are about disks, folders and tokens that do not fit the model.
+//! A damaged file does not stop a run: `TokenCache::get_or_build` rebuilds it and reports that. Trade-off: no error
+//! chaining, as in `DataError`. Each message is complete.
 
 use std::io::Error as IoError;
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why a token file cannot be written, found or trusted.
+/// Why tokenized data cannot be written, found, read or split.
 #[derive(Debug, Error)]
 pub enum CacheError {
-    /// No place for the cache.
+    /// The environment defines no folder for the cache.
     #[error(
-        "no folder for the cache of tokenised data: neither FIREBRICK_CACHE nor the user's cache folder or home is \
-         known. Set FIREBRICK_CACHE to a folder with room for about 2 to 4 bytes a token"
+        "no folder for the cache of tokenized data: neither FIREBRICK_CACHE nor the user's cache folder or home is \
+         known. Set FIREBRICK_CACHE to a folder with space for about 2 to 4 bytes per token"
     )]
     NoFolder,
-    /// The operating system refused.
+    /// The operating system refused an operation.
     #[error(
-        "cannot {doing} {}: {reason}. The cache of tokenised data needs a writable folder with room; set \
+        "cannot {doing} {}: {reason}. The cache of tokenized data needs a writable folder with free space; set \
          FIREBRICK_CACHE to another one if this one cannot be used", path.display()
     )]
     Io {
-        /// What was tried, as a verb.
+        /// The operation, as a verb.
         doing: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         reason: IoError,
     },
-    /// A token file that was not written to its end, was cut, changed, or is none.
-    #[error("{} is damaged: {what}. Delete it; the next run builds it anew", path.display())]
+    /// A token file that is incomplete, was changed, or is not a token file.
+    #[error("{} is damaged: {what}. Delete it; the next run rebuilds it", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Which check failed, with what was expected and found.
+        /// Which check failed, with the expected and the found value.
         what: String,
     },
-    /// A token that the model does not know.
+    /// A token outside the model's vocabulary.
     #[error(
         "token {token} in document {document} (counted from 1, in the order of the data) is outside the vocabulary of \
-         {vocab_size} tokens: the data was tokenised for another model, or the tokenizer has more tokens than the model"
+         {vocab_size} tokens: the data was tokenized for another model, or the tokenizer has more tokens than the model"
     )]
     TokenOutOfRange {
         /// The token id.
         token: u32,
-        /// Document, the first is 1.
+        /// Number of the document, counted from 1.
         document: usize,
-        /// Tokens that there are.
+        /// Size of the vocabulary.
         vocab_size: usize,
     },
-    /// More documents than an index can number.
+    /// More documents than an index can count.
     #[error("more than {limit} documents in one dataset: split it into several runs, or join short documents")]
     TooManyDocuments {
-        /// The most there may be.
+        /// Maximum number of documents.
         limit: usize,
+    },
+    /// A split that would leave one side empty.
+    #[error(
+        "cannot hold out {requested} of {documents} documents ({distinct} distinct) for evaluation: both sides need at \
+         least one, and equal documents stay together. Use a smaller share, more data, or a separate evaluation file"
+    )]
+    BadSplit {
+        /// The requested share or count.
+        requested: String,
+        /// Number of documents.
+        documents: usize,
+        /// Number of distinct documents.
+        distinct: usize,
     },
 }

@@ -1,9 +1,8 @@
-//! The folder of token files, one for each key.
+//! The folder of token files, one per key.
 //!
-//! Two processes that miss the same file both build it, each under a name of its own; the second to finish replaces the
-//! first's file with an equal one, which those who have mapped the first do not notice. Gives up sparing the second
-//! build (waiting for a process that may hang is worse) and forgetting: files of old keys stay until the folder is
-//! deleted.
+//! Two processes that miss the same file both build it under different temporary names. The second to finish replaces
+//! the first's file with an equal one, which readers of the first do not notice. Trade-off: the second build is not
+//! avoided (waiting for a process that may hang is worse), and files of old keys stay until the folder is deleted.
 
 use std::env;
 use std::fs::{self, File, TryLockError};
@@ -15,30 +14,30 @@ use super::key::CacheKey;
 use super::store::TokenStore;
 use super::writer::{PARTIAL, StoreWriter};
 
-/// A build locks its file right after making it, so a lock that is free only counts on files a little older.
+/// A build locks its file right after creating it, so only older files without a lock count as dead.
 const SWEPT_UNLOCKED: Duration = Duration::from_secs(600);
-/// Where files cannot be locked, a build that wrote nothing for so long is taken for dead.
+/// Where files cannot be locked, a build that wrote nothing for this long counts as dead.
 const SWEPT_WITHOUT_LOCKS: Duration = Duration::from_secs(3 * 24 * 3600);
 
-/// Finds tokenised data, or has it built.
+/// Finds tokenized data or builds it.
 #[derive(Debug, Clone)]
 pub struct TokenCache {
     folder: PathBuf,
 }
 
-/// Tokenised data and where it came from.
+/// Tokenized data and where it came from.
 #[derive(Debug)]
 pub struct Cached {
     /// The documents.
     pub store: TokenStore,
-    /// They were built now; otherwise they were there.
+    /// Whether the documents were built now rather than found.
     pub is_new: bool,
-    /// A sentence for the log: a damaged file was found and replaced.
+    /// A sentence for the log if a damaged file was found and replaced.
     pub note: Option<String>,
 }
 
 impl TokenCache {
-    /// A cache in a folder, which is made when something is built.
+    /// A cache in a folder, which is created when something is built.
     pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into() }
     }
@@ -46,7 +45,7 @@ impl TokenCache {
     /// The cache in [`TokenCache::default_folder`].
     ///
     /// # Errors
-    /// The environment names neither folder nor home.
+    /// The environment defines neither the folder nor a home.
     pub fn in_default_folder() -> Result<Self, CacheError> {
         Self::default_folder().map(Self::in_folder).ok_or(CacheError::NoFolder)
     }
@@ -57,12 +56,12 @@ impl TokenCache {
         folder_from(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from), env::home_dir())
     }
 
-    /// Where the files are.
+    /// The folder of the cache.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The documents of a key and a vocabulary, if they were built before.
+    /// Opens the documents of a key and a vocabulary, if they were built before.
     ///
     /// # Errors
     /// The file is damaged or cannot be read.
@@ -71,11 +70,11 @@ impl TokenCache {
         TokenStore::open(&self.path_of(key), key)
     }
 
-    /// The documents of a key; where there are none, or the file is damaged, `build` writes them, and returns what is to
-    /// be kept as metadata. Tokens are below `vocab_size`.
+    /// Opens the documents of a key. If there are none, or the file is damaged, `build` writes them and returns the
+    /// metadata to store with them. All tokens are below `vocab_size`.
     ///
     /// # Errors
-    /// What `build` returns; a folder that cannot be written; a token outside the vocabulary.
+    /// The errors of `build`; a folder that cannot be written; a token outside the vocabulary.
     pub fn get_or_build<E: From<CacheError>>(
         &self,
         key: CacheKey,
@@ -86,12 +85,12 @@ impl TokenCache {
             Ok(Some(store)) => return Ok(Cached { store, is_new: false, note: None }),
             Ok(None) => None,
             Err(CacheError::Damaged { path, what }) => {
-                Some(format!("{} was damaged ({what}); the data is tokenised anew", path.display()))
+                Some(format!("{} was damaged ({what}); the data is tokenized again", path.display()))
             }
             Err(error) => return Err(error.into()),
         };
-        let making = |reason| CacheError::Io { doing: "make the folder", path: self.folder.clone(), reason };
-        fs::create_dir_all(&self.folder).map_err(making)?;
+        let create_failed = |reason| CacheError::Io { doing: "create the folder", path: self.folder.clone(), reason };
+        fs::create_dir_all(&self.folder).map_err(create_failed)?;
         self.sweep(SWEPT_UNLOCKED);
         let of_file = key.with_vocabulary(vocab_size);
         let path = self.path_of(of_file);
@@ -108,22 +107,22 @@ impl TokenCache {
         self.folder.join(format!("{key}.tokens"))
     }
 
-    /// Removes what dead builds left: files that are old enough and that nobody has locked. What cannot be looked at or
-    /// removed stays, which costs room and nothing else.
+    /// Removes what dead builds left: files that are old enough and not locked. Files that cannot be inspected or
+    /// removed stay and cost only space.
     fn sweep(&self, unlocked_age: Duration) {
         let Ok(entries) = fs::read_dir(&self.folder) else { return };
         let paths = entries.flatten().map(|entry| entry.path());
         for path in paths.filter(|path| path.extension().is_some_and(|ending| ending == PARTIAL)) {
-            // Locking needs a handle that can write on some systems; nothing is written.
+            // Locking needs a writable handle on some systems; nothing is written.
             let Ok(file) = File::options().append(true).open(&path) else { continue };
             let modified = file.metadata().and_then(|metadata| metadata.modified());
             let age = modified.ok().and_then(|time| time.elapsed().ok());
-            let least = match file.try_lock() {
+            let min_age = match file.try_lock() {
                 Ok(()) => unlocked_age,
                 Err(TryLockError::WouldBlock) => continue,
                 Err(TryLockError::Error(_)) => SWEPT_WITHOUT_LOCKS,
             };
-            if age.is_some_and(|age| age >= least) {
+            if age.is_some_and(|age| age >= min_age) {
                 let _ = fs::remove_file(&path);
             }
         }
@@ -154,20 +153,20 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::dataset::Example;
+    use crate::example::Example;
 
     const VOCABULARY: usize = 70_000;
 
     fn examples() -> Vec<Example> {
         let example = |number: u32| Example {
             tokens: (0..=number).map(|index| 100 * index + number).collect(),
-            trained: (0..=number).map(|index| index > 0 && index % 3 != 0).collect(),
+            loss_mask: (0..=number).map(|index| index > 0 && index % 3 != 0).collect(),
         };
         (0..200).map(example).collect()
     }
 
     fn key(data: &[u8]) -> CacheKey {
-        CacheKey::of([("data", data)])
+        CacheKey::from_parts([("data", data)])
     }
 
     fn build(cache: &TokenCache, data: &[u8]) -> Cached {
@@ -187,14 +186,11 @@ mod tests {
         for (index, example) in examples().iter().enumerate() {
             assert_eq!(store.document(index).to_example(), *example);
             assert_eq!(store.document_tokens(index), example.tokens.len());
-            assert_eq!(store.document_trained_tokens(index), example.trained_tokens());
+            assert_eq!(store.document_loss_tokens(index), example.loss_tokens());
             assert_eq!(store.document_source(index), 3);
         }
         assert_eq!(store.tokens(), 200 * 201 / 2);
-        assert_eq!(
-            store.trained_tokens(),
-            examples().iter().map(|example| example.trained_tokens() as u64).sum::<u64>()
-        );
+        assert_eq!(store.loss_tokens(), examples().iter().map(|example| example.loss_tokens() as u64).sum::<u64>());
         store.verify().unwrap();
     }
 
@@ -203,14 +199,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_built_is_found_again_and_equals_what_memory_holds() {
+    fn built_documents_are_found_again_and_equal_those_in_memory() {
         let folder = TempDir::new().unwrap();
         let cache = TokenCache::in_folder(folder.path().join("made/when/needed"));
         let built = build(&cache, b"a");
         assert!(built.is_new && built.note.is_none());
         let found = cache.get_or_build(key(b"a"), VOCABULARY, never).unwrap();
         assert!(!found.is_new);
-        let memory = TokenStore::of_examples(&examples());
+        let memory = TokenStore::from_examples(&examples());
         for store in [&built.store, &found.store] {
             assert_holds_examples(store);
             assert_eq!(store.metadata(), b"a");
@@ -226,7 +222,7 @@ mod tests {
         assert!(cache.open(key(b"b"), VOCABULARY).unwrap().is_none());
         assert!(cache.open(key(b"a"), VOCABULARY - 1).unwrap().is_none(), "another vocabulary");
         assert!(build(&cache, b"b").is_new);
-        // Even a file under the wrong name is not taken.
+        // A file under the wrong name is not accepted either.
         let of_b = cache.path_of(key(b"b").with_vocabulary(VOCABULARY));
         fs::copy(cache.path_of(key(b"a").with_vocabulary(VOCABULARY)), &of_b).unwrap();
         let error = cache.open(key(b"b"), VOCABULARY).unwrap_err().to_string();
@@ -234,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn every_damage_is_seen_and_mended() {
+    fn every_damage_is_detected_and_repaired() {
         let folder = TempDir::new().unwrap();
         let cache = TokenCache::in_folder(folder.path());
         build(&cache, b"a");
@@ -252,9 +248,9 @@ mod tests {
             fs::write(&path, &bytes).unwrap();
             assert!(matches!(cache.open(key(b"a"), VOCABULARY), Err(CacheError::Damaged { .. })));
         }
-        let mended = build(&cache, b"a");
-        assert!(mended.is_new && mended.note.unwrap().contains("tokenised anew"));
-        assert_holds_examples(&mended.store);
+        let rebuilt = build(&cache, b"a");
+        assert!(rebuilt.is_new && rebuilt.note.unwrap().contains("tokenized again"));
+        assert_holds_examples(&rebuilt.store);
         assert_eq!(fs::read(&path).unwrap(), whole, "equal inputs make equal files");
     }
 
@@ -264,7 +260,7 @@ mod tests {
         let cache = TokenCache::in_folder(folder.path());
         let fail = |writer: &mut StoreWriter| -> Result<Vec<u8>, CacheError> {
             writer.push(&examples()[9], 0)?;
-            writer.push(&Example { tokens: vec![VOCABULARY as u32], trained: vec![false] }, 0)?;
+            writer.push(&Example { tokens: vec![VOCABULARY as u32], loss_mask: vec![false] }, 0)?;
             Ok(Vec::new())
         };
         let error = cache.get_or_build(key(b"a"), VOCABULARY, fail).unwrap_err();
@@ -273,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn builders_at_once_all_succeed_and_none_reads_a_half_file() {
+    fn concurrent_builders_all_succeed_and_none_reads_a_half_file() {
         let folder = TempDir::new().unwrap();
         let cache = TokenCache::in_folder(folder.path());
         let barrier = Barrier::new(4);
@@ -284,7 +280,7 @@ mod tests {
                         barrier.wait();
                         let built = build(&cache, &[round]);
                         assert_holds_examples(&built.store);
-                        // While the slower ones replace what the faster ones have mapped.
+                        // While slower threads replace the files that faster ones have mapped.
                         assert_holds_examples(&cache.open(key(&[round]), VOCABULARY).unwrap().unwrap());
                     }
                 });
@@ -307,13 +303,13 @@ mod tests {
     }
 
     #[test]
-    fn killed_build_leaves_nothing_that_is_used_and_is_swept_when_it_is_dead() {
+    fn killed_build_leaves_no_usable_file_and_is_swept_once_it_is_dead() {
         if let Some(folder) = env::var_os(CHILD) {
             build_without_end(folder);
         }
         let folder = TempDir::new().unwrap();
         let cache = TokenCache::in_folder(folder.path());
-        let name = "cache::folder::tests::killed_build_leaves_nothing_that_is_used_and_is_swept_when_it_is_dead";
+        let name = "cache::folder::tests::killed_build_leaves_no_usable_file_and_is_swept_once_it_is_dead";
         let mut child = Command::new(env::current_exe().unwrap());
         let mut child = child.args(["--exact", name]).env(CHILD, folder.path()).spawn().unwrap();
         let has_written =
@@ -323,19 +319,19 @@ mod tests {
             sleep(Duration::from_millis(5));
         }
         cache.sweep(Duration::ZERO);
-        assert_eq!(files(&folder).len(), 1, "a living build is not swept");
+        assert_eq!(files(&folder).len(), 1, "a running build is not swept");
         child.kill().unwrap();
         child.wait().unwrap();
 
         assert!(cache.open(key(b"a"), VOCABULARY).unwrap().is_none());
         assert_holds_examples(&build(&cache, b"a").store);
-        assert_eq!(files(&folder).len(), 2, "too young to be swept by the build");
+        assert_eq!(files(&folder).len(), 2, "too recent to be swept by the build");
         cache.sweep(Duration::ZERO);
         assert_eq!(files(&folder), [cache.path_of(key(b"a").with_vocabulary(VOCABULARY))]);
     }
 
     #[test]
-    fn folder_is_the_variables_or_the_users() {
+    fn folder_comes_from_the_variable_or_the_user() {
         let home = Some(PathBuf::from("/users/one"));
         let set = |name: &str| (name == "FIREBRICK_CACHE").then(|| PathBuf::from("/big/disk"));
         assert_eq!(folder_from(set, home.clone()), Some("/big/disk".into()));

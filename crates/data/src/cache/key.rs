@@ -1,31 +1,32 @@
-//! What a cache of tokenised data depends on, as one number.
+//! The key of a cache of tokenized data: one number for everything that the data depends on.
 //!
-//! The number is a 128-bit XXH3 hash: it tells inputs apart, it does not withstand someone who crafts two inputs with
-//! the same hash. Gives up recognising inputs that differ but tokenise alike: they are built twice.
+//! The number is a 128-bit XXH3 hash. Trade-off: it is not safe against inputs that are crafted to collide, and inputs
+//! that differ but tokenize to the same tokens are built twice.
 
 use std::fmt::{Display, Formatter, Result as FormatResult};
 
 use xxhash_rust::xxh3::Xxh3;
 
-/// The layout of token files. Raised when it changes.
-pub(super) const FORMAT_VERSION: u32 = 1;
+/// Version of the layout of token files. Raised when the layout changes.
+pub(super) const FORMAT_VERSION: u32 = 2;
 
-/// Equal exactly when all parts are (up to chance), in builds with one layout of files. What the parts mean is for their
-/// owners to say: an encoder's fingerprint holds the version of its code, a source's content key that of its readers.
+/// Equal exactly when all parts are equal (up to hash collisions), in builds with the same file layout. The owners of
+/// the parts define their meaning: an encoder's fingerprint contains the version of its code, a source's content key
+/// that of its readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CacheKey(pub(super) u128);
 
 impl CacheKey {
-    /// The key of parts by name: the data's content key, the tokenizer's bytes, the template, the options. Names and
-    /// order count; lengths are hashed too, so no part can pass for the beginning of the next.
-    pub fn of<'a>(parts: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> Self {
+    /// The key of named parts: the data's content key, the tokenizer's bytes, the template, the options. Names and
+    /// order matter; lengths are hashed too, so parts cannot be confused with each other.
+    pub fn from_parts<'a>(parts: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> Self {
         Self::in_version(FORMAT_VERSION, parts)
     }
 
-    /// Vocabularies decide how tokens lie in a file and which are refused.
+    /// The vocabulary determines how tokens are stored and which are refused.
     pub(super) fn with_vocabulary(self, vocab_size: usize) -> Self {
         let parts = [("key", &self.0.to_le_bytes()[..]), ("vocab_size", &(vocab_size as u64).to_le_bytes()[..])];
-        Self::of(parts)
+        Self::from_parts(parts)
     }
 
     fn in_version<'a>(format_version: u32, parts: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> Self {
@@ -54,13 +55,13 @@ mod tests {
     #[test]
     fn every_change_of_a_part_its_name_or_the_layout_changes_the_key() {
         let parts: [(&str, &[u8]); 2] = [("data", b"ab"), ("tokenizer", b"c")];
-        let key = CacheKey::of(parts);
-        assert_eq!(key, CacheKey::of(parts));
+        let key = CacheKey::from_parts(parts);
+        assert_eq!(key, CacheKey::from_parts(parts));
         let others: [CacheKey; 5] = [
-            CacheKey::of([("data", &b"ax"[..]), ("tokenizer", b"c")]),
-            CacheKey::of([("data", &b"a"[..]), ("tokenizer", b"bc")]),
-            CacheKey::of([("tokenizer", &b"ab"[..]), ("data", b"c")]),
-            CacheKey::of([("data", &b"ab"[..])]),
+            CacheKey::from_parts([("data", &b"ax"[..]), ("tokenizer", b"c")]),
+            CacheKey::from_parts([("data", &b"a"[..]), ("tokenizer", b"bc")]),
+            CacheKey::from_parts([("tokenizer", &b"ab"[..]), ("data", b"c")]),
+            CacheKey::from_parts([("data", &b"ab"[..])]),
             CacheKey::in_version(FORMAT_VERSION + 1, parts),
         ];
         assert!(others.iter().all(|other| *other != key));
@@ -69,8 +70,8 @@ mod tests {
     #[test]
     fn key_never_changes_within_a_version() {
         // XXH3-128 of the bytes as described, computed by the reference implementation (the Python package xxhash).
-        assert_eq!(CacheKey::of([("data", &b"ab"[..])]).to_string(), FROZEN);
+        assert_eq!(CacheKey::from_parts([("data", &b"ab"[..])]).to_string(), FROZEN);
     }
 
-    const FROZEN: &str = "d3d51fc8abadff4fb1f63187454fddc8";
+    const FROZEN: &str = "4ad9437efa42250bfae170789c9977f1";
 }

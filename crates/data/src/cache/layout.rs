@@ -1,14 +1,14 @@
-//! How a token file lies on disk. All numbers are little-endian.
+//! The layout of a token file on disk. All numbers are little-endian.
 //!
 //! ```text
 //! header    128 bytes, written last: a file without it is not finished
 //! data      words of 4 bytes, document after document: its tokens (4 bytes each, or 2 where the vocabulary has at
-//!           most 65,536 tokens; an odd one leaves 2 bytes), then one bit a token that says whether it is trained
-//! index     28 bytes a document: first word, tokens, trained tokens, content hash, source
+//!           most 65,536 tokens; an odd number leaves 2 bytes), then one bit per token: whether it counts in the loss
+//! index     28 bytes per document: first word, tokens, loss tokens, content hash, source
 //! metadata  bytes of the caller: what building counted
 //! ```
 //!
-//! Gives up compression: entropy coding would halve the file and cost the loader its rate.
+//! Trade-off: no compression. Entropy coding would halve the file and make the loader slower.
 
 use super::key::{CacheKey, FORMAT_VERSION};
 use xxhash_rust::xxh3::xxh3_64;
@@ -20,7 +20,7 @@ pub(super) const ENTRY_WORDS: usize = 7;
 const MAGIC: &[u8; 8] = b"FBTOKENS";
 const CHECKED_BYTES: usize = 96;
 
-/// How many bytes a token takes.
+/// Bytes per token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TokenWidth {
     Two,
@@ -46,7 +46,7 @@ impl TokenWidth {
     }
 }
 
-/// What the index holds of a document.
+/// The index entry of a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
     /// First word in the data.
@@ -71,7 +71,7 @@ impl Entry {
     }
 }
 
-/// What stands at the beginning of a finished file.
+/// The header of a finished file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) key: CacheKey,
@@ -115,7 +115,7 @@ impl Header {
         bytes.try_into().expect("exactly the bytes of a header")
     }
 
-    /// Reads the beginning of a file. Error: what is wrong with it, as a sentence's end.
+    /// Parses the beginning of a file. Error: what is wrong with it, as the end of a sentence.
     pub(super) fn from_bytes(file: &[u8]) -> Result<Self, String> {
         let Some(bytes) = file.get(..HEADER_BYTES) else {
             return Err(format!("a header has {HEADER_BYTES} bytes, the whole file {}", file.len()));
@@ -139,7 +139,7 @@ impl Header {
         Ok(Self { key, width, documents, data_words, tokens, trained, metadata_bytes, data_hash, tail_hash })
     }
 
-    /// Bytes that a whole file has; `None` if no file can be so long.
+    /// Bytes of a complete file; `None` if no file can be that long.
     pub(super) fn file_bytes(&self) -> Option<u64> {
         let data = self.data_words.checked_mul(4)?;
         let index = self.documents.checked_mul(4 * ENTRY_WORDS as u64)?;

@@ -1,13 +1,16 @@
-//! Documents that were tokenised once: a memory-mapped file keyed by all that they depend on, or the same in memory.
+//! Tokenized documents: a memory-mapped file whose key covers all that they depend on, or the same in memory.
 //!
 //! ```text
-//! records --Pipeline--> StoreWriter --finish--> TokenStore (mapped or in memory) --> DocumentSet (all, or a split)
-//!                        TokenCache: one file a key, built once, replaced only whole
+//! records --Pipeline--> StoreWriter --> TokenStore (mapped or in memory) --> DocumentSet (all, or a split)
+//!                        TokenCache: one file per key, built once, replaced only as a whole
 //! ```
+//!
+//! Trade-off: files of old keys are never deleted by the program.
 
 mod document;
 mod error;
 mod folder;
+mod holdout;
 mod key;
 mod layout;
 mod map;
@@ -18,6 +21,7 @@ mod writer;
 pub use document::Document;
 pub use error::CacheError;
 pub use folder::{Cached, TokenCache};
+pub use holdout::Holdout;
 pub use key::CacheKey;
 pub use set::DocumentSet;
 pub use store::TokenStore;

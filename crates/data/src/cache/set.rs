@@ -1,16 +1,17 @@
-//! All documents of a store, or some of them: the halves of a split share one store.
+//! All documents of a store or some of them: both sides of a split share one store.
 //!
-//! Gives up order: documents come as the store has them. Shuffling is the loader's.
+//! Trade-off: no order of its own. Documents keep the order of the store; the loader shuffles.
 
 use std::sync::Arc;
 
-use crate::dataset::{Dataset, Example, Holdout, largest_held_out_hash};
-use crate::error::DataError;
+use crate::example::Example;
 
 use super::document::Document;
+use super::error::CacheError;
+use super::holdout::{Holdout, largest_held_out_hash};
 use super::store::TokenStore;
 
-/// Documents to train on or to evaluate on. Costs 4 bytes a document where it is not the whole store.
+/// Documents to train on or to evaluate on. Costs 4 bytes per document unless it is the whole store.
 #[derive(Debug, Clone)]
 pub struct DocumentSet {
     store: Arc<TokenStore>,
@@ -18,22 +19,27 @@ pub struct DocumentSet {
 }
 
 impl DocumentSet {
-    /// All of them.
+    /// All documents of a store.
     pub fn all(store: Arc<TokenStore>) -> Self {
         Self { store, chosen: None }
     }
 
-    /// The examples of a dataset, copied into memory.
-    pub fn of_dataset(dataset: &Dataset) -> Self {
-        Self::all(Arc::new(TokenStore::of_examples(&dataset.examples)))
+    /// Copies examples into a new store in memory.
+    ///
+    /// # Panics
+    /// As [`TokenStore::from_examples`].
+    pub fn from_examples(examples: &[Example]) -> Self {
+        Self::all(Arc::new(TokenStore::from_examples(examples)))
     }
 
-    /// Splits into what is trained on and what is held out, by the law of [`Dataset::split`]: both make the same halves
-    /// of the same examples. Reads the index only.
+    /// Splits into documents to train on and documents to hold out, both in the same order.
+    ///
+    /// The documents with the smallest content hashes are held out: the choice depends on no seed and no order, and
+    /// equal documents are never on both sides. Reads the index only.
     ///
     /// # Errors
     /// A side would be empty.
-    pub fn split(&self, holdout: Holdout) -> Result<(Self, Self), DataError> {
+    pub fn split(&self, holdout: Holdout) -> Result<(Self, Self), CacheError> {
         let hash = |document: u32| self.store.document_hash(document as usize);
         let limit = largest_held_out_hash(self.numbers().map(hash).collect(), holdout)?;
         let (held_out, train) = self.numbers().partition::<Vec<u32>, _>(|&document| hash(document) <= limit);
@@ -41,39 +47,33 @@ impl DocumentSet {
         Ok((half(train), half(held_out)))
     }
 
-    /// The documents that came from one source of a mixture.
-    pub fn of_source(&self, source: u32) -> Self {
-        let is_of = |&document: &u32| self.store.document_source(document as usize) == source;
-        Self { store: self.store.clone(), chosen: Some(self.numbers().filter(is_of).collect()) }
-    }
-
-    /// How many there are.
+    /// Number of documents.
     pub fn len(&self) -> usize {
         self.chosen.as_ref().map_or(self.store.documents(), |chosen| chosen.len())
     }
 
-    /// Whether there are none.
+    /// Whether there are no documents.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Where they are stored.
+    /// The store of the documents.
     pub fn store(&self) -> &Arc<TokenStore> {
         &self.store
     }
 
-    /// Number of a document in the store.
+    /// Index of a document in the store.
     ///
     /// # Panics
     /// If the set has no such document.
-    pub fn number(&self, index: usize) -> usize {
+    fn number(&self, index: usize) -> usize {
         self.chosen.as_ref().map_or(index, |chosen| chosen[index] as usize)
     }
 
     /// A document.
     ///
     /// # Panics
-    /// As [`DocumentSet::number`].
+    /// If the set has no such document.
     pub fn document(&self, index: usize) -> Document<'_> {
         self.store.document(self.number(index))
     }
@@ -81,7 +81,7 @@ impl DocumentSet {
     /// A copy of a document.
     ///
     /// # Panics
-    /// As [`DocumentSet::number`].
+    /// If the set has no such document.
     pub fn example(&self, index: usize) -> Example {
         self.document(index).to_example()
     }
@@ -94,24 +94,24 @@ impl DocumentSet {
     /// Tokens of a document, from the index alone.
     ///
     /// # Panics
-    /// As [`DocumentSet::number`].
+    /// If the set has no such document.
     pub fn document_tokens(&self, index: usize) -> usize {
         self.store.document_tokens(self.number(index))
     }
 
-    /// Trained tokens of a document, from the index alone.
+    /// Loss tokens of a document, from the index alone.
     ///
     /// # Panics
-    /// As [`DocumentSet::number`].
-    pub fn document_trained_tokens(&self, index: usize) -> usize {
-        self.store.document_trained_tokens(self.number(index))
+    /// If the set has no such document.
+    pub fn document_loss_tokens(&self, index: usize) -> usize {
+        self.store.document_loss_tokens(self.number(index))
     }
 
-    /// Hash of tokens and mask of a document, from the index alone.
+    /// Hash of the tokens and the mask of a document, from the index alone.
     ///
     /// # Panics
-    /// As [`DocumentSet::number`].
-    pub fn document_hash(&self, index: usize) -> u64 {
+    /// If the set has no such document.
+    pub(crate) fn document_hash(&self, index: usize) -> u64 {
         self.store.document_hash(self.number(index))
     }
 
@@ -123,34 +123,44 @@ impl DocumentSet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::StoreWriter;
-    use crate::dataset::ReadReport;
 
-    fn dataset() -> Dataset {
-        let example = |number: u32| Example { tokens: vec![number % 250, 7, 8], trained: vec![false, true, true] };
-        Dataset { examples: (0..300).map(example).collect(), report: ReadReport::default() }
+    fn documents(contents: impl IntoIterator<Item = u32>) -> DocumentSet {
+        let example = |content| Example { tokens: vec![content, content + 1, 7], loss_mask: vec![false, true, true] };
+        DocumentSet::from_examples(&contents.into_iter().map(example).collect::<Vec<_>>())
+    }
+
+    fn contents(documents: &DocumentSet) -> Vec<u32> {
+        documents.examples().map(|example| example.tokens[0]).collect()
     }
 
     #[test]
-    fn split_of_the_index_makes_the_same_halves_as_split_of_the_examples() {
-        for holdout in [Holdout::Fraction(0.1), Holdout::Count(40)] {
-            let halves = DocumentSet::of_dataset(&dataset()).split(holdout).unwrap();
-            let expected = dataset().split(holdout).unwrap();
-            assert!(halves.0.examples().eq(expected.0.examples));
-            assert!(halves.1.examples().eq(expected.1.examples));
-        }
-        assert!(DocumentSet::of_dataset(&dataset()).split(Holdout::Count(300)).is_err());
+    fn split_keeps_every_document_once_and_in_order() {
+        let (train, eval) = documents(0..1000).split(Holdout::Fraction(0.1)).unwrap();
+        assert_eq!((train.len(), eval.len()), (900, 100));
+        assert!(contents(&eval).is_sorted() && contents(&train).is_sorted());
+        let mut all = [contents(&train), contents(&eval)].concat();
+        all.sort_unstable();
+        assert!(all.into_iter().eq(0..1000));
     }
 
     #[test]
-    fn sources_divide_a_mixture() {
-        let mut writer = StoreWriter::in_memory(256);
-        for (number, example) in dataset().examples.iter().enumerate() {
-            writer.push(example, number as u32 % 3).unwrap();
+    fn split_does_not_depend_on_the_order_of_the_documents() {
+        let (_, forward) = documents(0..50).split(Holdout::Count(5)).unwrap();
+        let (_, backward) = documents((0..50).rev()).split(Holdout::Count(5)).unwrap();
+        assert!(contents(&forward).iter().eq(contents(&backward).iter().rev()));
+    }
+
+    #[test]
+    fn equal_documents_are_never_on_both_sides() {
+        let (train, eval) = documents((0..60).map(|index| index % 6)).split(Holdout::Count(3)).unwrap();
+        assert_eq!((train.len(), eval.len()), (50, 10));
+    }
+
+    #[test]
+    fn split_that_empties_a_side_is_refused() {
+        for holdout in [Holdout::Count(0), Holdout::Count(9), Holdout::Fraction(1.0), Holdout::Fraction(f64::NAN)] {
+            assert!(matches!(documents(0..9).split(holdout), Err(CacheError::BadSplit { .. })));
         }
-        let all = DocumentSet::all(Arc::new(writer.into_store(Vec::new())));
-        let second = all.of_source(1);
-        assert_eq!((second.len(), second.number(1), second.document_tokens(1)), (100, 4, 3));
-        assert!(all.of_source(3).is_empty());
+        assert!(documents([1, 1, 1]).split(Holdout::Count(1)).is_err());
     }
 }

@@ -1,7 +1,7 @@
-//! Tokenised documents: in memory for small sets and tests, else in a mapped file. Read-only, shared by threads.
+//! Tokenized documents: in memory for small sets, otherwise in a mapped file. Read-only, shared by threads.
 //!
-//! What opening a file costs grows with the number of documents, not of tokens: header, length and index are checked
-//! then. The tokens themselves are checked then only in files of up to 256 MiB; [`TokenStore::verify`] checks any.
+//! The cost of opening a file grows with the number of documents, not of tokens: header, length and index are checked.
+//! Trade-off: the tokens are checked at opening only in files of up to 256 MiB; [`TokenStore::verify`] checks any file.
 
 use std::fmt::{Debug, Formatter, Result as FormatResult};
 use std::fs::File;
@@ -11,16 +11,13 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::dataset::Example;
-
 use super::document::Document;
 use super::error::CacheError;
 use super::key::CacheKey;
 use super::layout::{ENTRY_WORDS, Entry, HEADER_BYTES, Header, TokenWidth};
 use super::map::Map;
-use super::writer::StoreWriter;
 
-/// Data that is read whole at opening: some hundredths of a second.
+/// Maximum size of data that is verified at opening, which takes some hundredths of a second.
 const VERIFIED_AT_OPENING: usize = 256 << 20;
 
 /// Documents with their tokens, masks and an index.
@@ -29,7 +26,7 @@ pub struct TokenStore {
     width: TokenWidth,
     documents: usize,
     tokens: u64,
-    trained_tokens: u64,
+    loss_tokens: u64,
 }
 
 enum Backing {
@@ -46,24 +43,12 @@ struct MappedFile {
 }
 
 impl TokenStore {
-    /// A store in memory, as it was written.
+    /// A store in memory, as a writer built it.
     pub(super) fn in_memory(header: &Header, data: Vec<u32>, index: Vec<u32>, metadata: Vec<u8>) -> Self {
         Self::with(header, Backing::Memory { data, index, metadata })
     }
 
-    /// Examples copied into memory, four bytes a token and one bit for the mask.
-    ///
-    /// # Panics
-    /// If an example is empty, its mask is of another length, or there are more than 2^32 - 1.
-    pub fn of_examples(examples: &[Example]) -> Self {
-        let mut writer = StoreWriter::in_memory(usize::MAX);
-        for example in examples {
-            writer.push(example, 0).expect("any token fits and memory takes them");
-        }
-        writer.into_store(Vec::new())
-    }
-
-    /// Opens a finished file. `None` if there is no such file; an error if it cannot be read or cannot be trusted.
+    /// Opens a finished file. `None` if there is no such file; an error if it cannot be read or is damaged.
     pub(super) fn open(path: &Path, key: CacheKey) -> Result<Option<Self>, CacheError> {
         let io = |reason| CacheError::Io { doing: "read", path: path.to_owned(), reason };
         let damaged = |what| CacheError::Damaged { path: path.to_owned(), what };
@@ -78,11 +63,11 @@ impl TokenStore {
         let header = Header::from_bytes(map.bytes()).map_err(damaged)?;
         let found = map.bytes().len();
         if header.file_bytes() != Some(found as u64) {
-            let said = header.file_bytes().map_or("more than any file has".to_owned(), |bytes| bytes.to_string());
-            return Err(damaged(format!("by its header it has {said} bytes, but it has {found}")));
+            let expected = header.file_bytes().map_or("more than any file has".to_owned(), |bytes| bytes.to_string());
+            return Err(damaged(format!("its header gives {expected} bytes, but it has {found}")));
         }
         if header.key != key {
-            return Err(damaged(format!("it holds the data of key {}, not of {key}", header.key)));
+            return Err(damaged(format!("it has the data of key {}, expected {key}", header.key)));
         }
         let data = HEADER_BYTES / 4..HEADER_BYTES / 4 + header.data_words as usize;
         let index = data.end..data.end + header.documents as usize * ENTRY_WORDS;
@@ -101,15 +86,15 @@ impl TokenStore {
             width: header.width,
             documents: header.documents as usize,
             tokens: header.tokens,
-            trained_tokens: header.trained,
+            loss_tokens: header.trained,
         }
     }
 
-    /// Reads all tokens and compares their checksum: a gigabyte takes some tenths of a second from memory, else as long
-    /// as the disk needs. In memory nothing is checked.
+    /// Reads all tokens and compares their checksum: some tenths of a second per gigabyte from memory, otherwise
+    /// limited by the disk. A store in memory is not checked.
     ///
     /// # Errors
-    /// The file was changed after it was written, or the disk lost something.
+    /// The file changed after it was written, or the disk lost data.
     pub fn verify(&self) -> Result<(), CacheError> {
         match &self.backing {
             Backing::Memory { .. } => Ok(()),
@@ -119,7 +104,7 @@ impl TokenStore {
         }
     }
 
-    /// How many documents there are.
+    /// Number of documents.
     pub fn documents(&self) -> usize {
         self.documents
     }
@@ -129,12 +114,12 @@ impl TokenStore {
         self.tokens
     }
 
-    /// Tokens that are targets.
-    pub fn trained_tokens(&self) -> u64 {
-        self.trained_tokens
+    /// Tokens that count in the loss.
+    pub fn loss_tokens(&self) -> u64 {
+        self.loss_tokens
     }
 
-    /// What the builder left beside the documents.
+    /// The metadata that the builder stored with the documents.
     pub fn metadata(&self) -> &[u8] {
         match &self.backing {
             Backing::Memory { metadata, .. } => metadata,
@@ -157,12 +142,12 @@ impl TokenStore {
         self.entry(index).tokens as usize
     }
 
-    /// Trained tokens of a document, from the index alone.
-    pub fn document_trained_tokens(&self, index: usize) -> usize {
+    /// Loss tokens of a document, from the index alone.
+    pub fn document_loss_tokens(&self, index: usize) -> usize {
         self.entry(index).trained as usize
     }
 
-    /// Hash of tokens and mask of a document, the same on every machine.
+    /// Hash of the tokens and the mask of a document, the same on every machine.
     pub fn document_hash(&self, index: usize) -> u64 {
         self.entry(index).hash
     }
@@ -189,25 +174,25 @@ impl TokenStore {
 }
 
 impl MappedFile {
-    /// Index and metadata are what was written, and every document lies inside the data.
+    /// Checks that index and metadata are unchanged and that every document lies within the data.
     fn check_tail(&self) -> Result<(), String> {
         if xxh3_64(&self.map.bytes()[4 * self.index.start..]) != self.header.tail_hash {
-            return Err("the checksum of its index does not agree".to_owned());
+            return Err("the checksum of its index does not match".to_owned());
         }
         let (mut tokens, mut trained) = (0_u64, 0_u64);
         for (number, words) in self.map.words()[self.index.clone()].chunks_exact(ENTRY_WORDS).enumerate() {
             let entry = Entry::from_words(words);
             let end = entry.offset.checked_add(self.header.width.document_words(entry.tokens as usize) as u64);
             if entry.tokens == 0 || end.is_none_or(|end| end > self.header.data_words) {
-                return Err(format!("document {} lies outside its data", number + 1));
+                return Err(format!("document {} lies outside the data", number + 1));
             }
             tokens += u64::from(entry.tokens);
             trained += u64::from(entry.trained);
         }
         if (tokens, trained) != (self.header.tokens, self.header.trained) {
-            let Header { tokens: said, trained: said_trained, .. } = self.header;
+            let Header { tokens: expected, trained: expected_trained, .. } = self.header;
             return Err(format!(
-                "its header counts {said} tokens, {said_trained} of them trained, its index {tokens} and {trained}"
+                "its header counts {expected} tokens, {expected_trained} of them in the loss, its index {tokens} and {trained}"
             ));
         }
         Ok(())
@@ -218,7 +203,7 @@ impl MappedFile {
         if xxh3_64(bytes) == self.header.data_hash {
             Ok(())
         } else {
-            Err("the checksum of its tokens does not agree".to_owned())
+            Err("the checksum of its tokens does not match".to_owned())
         }
     }
 }
@@ -229,13 +214,13 @@ impl Debug for TokenStore {
             Backing::Memory { .. } => None,
             Backing::Mapped(file) => Some(&file.path),
         };
-        let Self { documents, tokens, trained_tokens, .. } = self;
+        let Self { documents, tokens, loss_tokens, .. } = self;
         formatter
             .debug_struct("TokenStore")
             .field("file", &place)
             .field("documents", documents)
             .field("tokens", tokens)
-            .field("trained_tokens", trained_tokens)
+            .field("loss_tokens", loss_tokens)
             .finish_non_exhaustive()
     }
 }

@@ -1,20 +1,20 @@
-//! Documents written one after another, to memory or to a file that exists for others only when it is whole.
+//! Documents written one after another, to memory or to a file that becomes visible to others only when it is complete.
 //!
-//! A file is built under a name of its own, with an exclusive lock on it. Data, index and metadata are forced to disk
-//! before the header, the header before the file gets its final name. A build that ends anywhere before leaves a file
-//! that is never opened and that a later build sweeps away. Held in memory while building: the index, 28 bytes a
+//! A file is built under a temporary name with an exclusive lock. Data, index and metadata are synced to disk before
+//! the header, and the header before the file gets its final name. A build that ends earlier leaves a file that is
+//! never opened and that a later build sweeps away. Trade-off: the index is kept in memory while building, 28 bytes per
 //! document.
 
 use std::fmt::{Debug, Formatter, Result as FormatResult};
-use std::fs::{self, File, OpenOptions};
-use std::io::{BufWriter, Error as IoError, ErrorKind, Result as IoResult, Seek, SeekFrom, Write};
+use std::fs::File;
+use std::io::{BufWriter, Error as IoError, Result as IoResult, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
+use tempfile::NamedTempFile;
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::dataset::Example;
-use crate::stable_hash::StableHash;
+use crate::atomic_file::create_temporary;
+use crate::example::Example;
 
 use super::document::append_words;
 use super::error::CacheError;
@@ -22,13 +22,13 @@ use super::key::CacheKey;
 use super::layout::{Entry, HEADER_BYTES, Header, TokenWidth};
 use super::store::TokenStore;
 
-/// Ending of files that are being built.
+/// Extension of files that are being built.
 pub(super) const PARTIAL: &str = "partial";
 const BUFFER_BYTES: usize = 1 << 20;
 /// Packing numbers documents with 32 bits.
 const MAX_DOCUMENTS: usize = u32::MAX as usize;
 
-/// Takes documents in their final order.
+/// Accepts documents in their final order.
 #[derive(Debug)]
 pub struct StoreWriter {
     output: Output,
@@ -48,7 +48,7 @@ enum Output {
 }
 
 impl StoreWriter {
-    /// A writer into memory; tokens are below `vocab_size`, `usize::MAX` for any.
+    /// A writer into memory. Tokens must be below `vocab_size`; `usize::MAX` accepts any.
     pub fn in_memory(vocab_size: usize) -> Self {
         Self::with(Output::Memory(Vec::new()), vocab_size)
     }
@@ -72,17 +72,17 @@ impl StoreWriter {
         }
     }
 
-    /// Adds a document that came from `source` of a mixture (0 where there is one).
+    /// Adds a document that came from `source` of a mixture (0 if there is only one).
     ///
     /// # Errors
-    /// A token outside the vocabulary; more than 2^32 - 1 documents; the disk refuses.
+    /// A token outside the vocabulary; more than 2^32 - 1 documents; a disk error.
     ///
     /// # Panics
     /// If the example is empty or its mask is of another length.
     pub fn push(&mut self, example: &Example, source: u32) -> Result<(), CacheError> {
-        let Example { tokens, trained } = example;
-        assert!(!tokens.is_empty(), "a document without tokens");
-        assert_eq!(tokens.len(), trained.len(), "one flag for each token");
+        let Example { tokens, loss_mask } = example;
+        assert!(!tokens.is_empty(), "a document needs at least one token");
+        assert_eq!(tokens.len(), loss_mask.len(), "one mask entry per token");
         let number = self.documents + 1;
         if number > MAX_DOCUMENTS {
             return Err(CacheError::TooManyDocuments { limit: MAX_DOCUMENTS });
@@ -91,13 +91,11 @@ impl StoreWriter {
             let vocab_size = self.vocab_size;
             return Err(CacheError::TokenOutOfRange { token, document: number, vocab_size });
         }
-        let mut hash = StableHash::new();
-        hash.add_document(tokens, trained);
         let entry = Entry {
             offset: self.data_words,
             tokens: u32::try_from(tokens.len()).expect("a document fits a row"),
-            trained: trained[1..].iter().filter(|&&trained| trained).count() as u32,
-            hash: hash.finish(),
+            trained: loss_mask[1..].iter().filter(|&&counts| counts).count() as u32,
+            hash: example.content_hash(),
             source,
         };
         match &mut self.output {
@@ -112,17 +110,7 @@ impl StoreWriter {
         Ok(())
     }
 
-    /// Documents so far.
-    pub fn documents(&self) -> usize {
-        self.documents
-    }
-
-    /// Tokens so far.
-    pub fn tokens(&self) -> u64 {
-        self.tokens
-    }
-
-    /// Ends a store in memory. `metadata` is kept beside the documents.
+    /// Finishes a store in memory. `metadata` is stored with the documents.
     ///
     /// # Panics
     /// If the writer writes to a file.
@@ -132,17 +120,21 @@ impl StoreWriter {
         TokenStore::in_memory(&header, data, self.index, metadata)
     }
 
-    /// Ends a file and gives it its name. Where it cannot be renamed because another process has just made the same
-    /// file and holds it open (Windows), that one is as good: it was made from the same key.
+    /// Finishes a file and gives it its final name. If renaming fails because another process has just created the same
+    /// file and holds it open (Windows), that file is used: it was built from the same key.
     pub(super) fn publish(self, key: CacheKey, path: &Path, metadata: &[u8]) -> Result<(), CacheError> {
         let mut header = self.header(key, metadata.len());
         let Output::File(mut file) = self.output else { panic!("this writer writes to memory") };
         header.data_hash = file.hash.digest();
         header.tail_hash = file.push_tail(&self.index, metadata)?;
         file.finish(&header)?;
-        match fs::rename(&file.path, path) {
-            Ok(()) => {
-                file.is_published = true;
+        match file
+            .file
+            .into_inner()
+            .map_err(|error| error.into_error())
+            .and_then(|temporary| temporary.persist(path).map_err(|error| error.error))
+        {
+            Ok(_) => {
                 sync_folder(path);
                 Ok(())
             }
@@ -167,36 +159,41 @@ impl StoreWriter {
     }
 }
 
-/// A file that nobody else reads yet; removed when dropped before it was published.
+impl TokenStore {
+    /// Copies examples into a store in memory: four bytes per token and one bit for the mask.
+    ///
+    /// # Panics
+    /// If an example is empty, its mask has another length, or there are more than 2^32 - 1.
+    pub fn from_examples(examples: &[Example]) -> Self {
+        let mut writer = StoreWriter::in_memory(usize::MAX);
+        for example in examples {
+            // No token is outside the largest vocabulary, and memory has no write errors.
+            writer.push(example, 0).expect("memory accepts all tokens");
+        }
+        writer.into_store(Vec::new())
+    }
+}
+
+/// A file under a temporary name; removed when it is dropped before it is published.
 struct PartialFile {
     path: PathBuf,
-    file: BufWriter<File>,
+    file: BufWriter<NamedTempFile>,
     hash: Xxh3,
     words: Vec<u32>,
     bytes: Vec<u8>,
-    is_published: bool,
 }
 
 impl PartialFile {
-    /// A name that no other process and no other build of this one has, and the lock that says it is being built.
+    /// Creates a file with a unique name and locks it, which marks it as being built.
     fn create(folder: &Path, key: CacheKey) -> Result<Self, CacheError> {
-        static BUILDS: AtomicU64 = AtomicU64::new(0);
-        loop {
-            let build = BUILDS.fetch_add(1, Ordering::Relaxed);
-            let path = folder.join(format!("{key}.{}-{build}.{PARTIAL}", std::process::id()));
-            let io = |reason| CacheError::Io { doing: "write", path: path.clone(), reason };
-            let file = match OpenOptions::new().write(true).create_new(true).open(&path) {
-                // Left by a killed process that had the same number.
-                Err(reason) if reason.kind() == ErrorKind::AlreadyExists => continue,
-                opened => opened.map_err(io)?,
-            };
-            // Some network file systems have no locks; sweeping then goes by age alone.
-            let _ = file.lock();
-            let mut file = BufWriter::with_capacity(BUFFER_BYTES, file);
-            file.write_all(&[0; HEADER_BYTES]).map_err(io)?;
-            let (words, bytes) = (Vec::new(), Vec::new());
-            return Ok(Self { path, file, hash: Xxh3::new(), words, bytes, is_published: false });
-        }
+        let io = |reason| CacheError::Io { doing: "write a file in", path: folder.to_owned(), reason };
+        let file = create_temporary(folder, &format!("{key}."), &format!(".{PARTIAL}")).map_err(io)?;
+        // Some network file systems have no locks; sweeping then relies on age alone.
+        let _ = file.as_file().lock();
+        let path = file.path().to_owned();
+        let mut file = BufWriter::with_capacity(BUFFER_BYTES, file);
+        file.write_all(&[0; HEADER_BYTES]).map_err(io)?;
+        Ok(Self { path, file, hash: Xxh3::new(), words: Vec::new(), bytes: Vec::new() })
     }
 
     fn push(&mut self, example: &Example, width: TokenWidth) -> Result<(), CacheError> {
@@ -208,7 +205,7 @@ impl PartialFile {
         self.file.write_all(&self.bytes).map_err(|reason| self.refused(reason))
     }
 
-    /// Writes index and metadata; gives their hash.
+    /// Writes index and metadata; returns their hash.
     fn push_tail(&mut self, index: &[u32], metadata: &[u8]) -> Result<u64, CacheError> {
         let mut hash = Xxh3::new();
         for words in index.chunks(BUFFER_BYTES) {
@@ -222,16 +219,16 @@ impl PartialFile {
         Ok(hash.digest())
     }
 
-    /// All else reaches the disk before the header does.
+    /// Syncs everything else to disk before the header.
     fn finish(&mut self, header: &Header) -> Result<(), CacheError> {
         let file = &mut self.file;
         let mut write = || -> IoResult<()> {
             file.flush()?;
-            file.get_ref().sync_data()?;
+            file.get_ref().as_file().sync_data()?;
             file.seek(SeekFrom::Start(0))?;
             file.write_all(&header.to_bytes())?;
             file.flush()?;
-            file.get_ref().sync_all()
+            file.get_ref().as_file().sync_all()
         };
         write().map_err(|reason| self.refused(reason))
     }
@@ -247,16 +244,7 @@ impl Debug for PartialFile {
     }
 }
 
-impl Drop for PartialFile {
-    fn drop(&mut self) {
-        if !self.is_published {
-            // What cannot be removed now is swept later.
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
-/// Makes a new name last through a power cut, where folders can be synced; without it the file is built once more.
+/// Makes a new name durable across power failures, where folders can be synced; without it the file would be rebuilt.
 fn sync_folder(file: &Path) {
     if let Some(folder) = file.parent()
         && let Ok(folder) = File::open(folder)

@@ -1,64 +1,53 @@
-//! The Jinja engine, made to do what transformers' sandboxed environment does, within bounds.
+//! The Jinja engine, configured like transformers' sandboxed environment, with limits for templates that do not end.
 //!
-//! Template files come from strangers. A render is bounded by fuel (instructions), by the depth of recursion, by the bytes
-//! that it writes and by what it makes on the way (`budget`; `generation` sends every value that a template makes through
-//! it), so a template that never ends or that doubles a string is an error, not a hang. Gives up the rest of Jinja that
-//! templates from strings cannot use (includes, inheritance), and a tight bound on time: a template that compares or
-//! searches long texts until its fuel is spent ends, but may take a minute or two.
+//! A template is a file in a model folder that the user chose. Bounded are the instructions of a render, the depth of
+//! recursion, the bytes it writes and its time: a template that never ends is an error, not a hang. A panic of the engine
+//! is an error too. Trade-off: the memory of values inside a template is not bounded (`{% set x = 'a' * 10**10 %}` can
+//! exhaust it), and neither is the nesting of its expressions while they are compiled.
+//!
+//! A render runs on a helper thread of the calling thread, which waits for it until a deadline. A helper that misses it
+//! is abandoned: it ends once its instructions are used up, or with the process. The handoff costs about 15 µs per
+//! render, some percent of tokenizing a conversation.
 
-mod budget;
-mod filters;
-
+use std::cell::RefCell;
 use std::io::{Error as IoError, Write as IoWrite};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::Builder;
+use std::time::Duration;
 
 use minijinja::value::ValueKind;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 
-pub(crate) use budget::{spend, spend_text, too_large};
-pub(crate) use filters::check_format;
+use super::generation::{FUNCTION, generation};
+use super::python_compat::to_str;
+use super::{filters, python_methods};
+use crate::catch_panic::catch_panic;
 
-use crate::chat_template::generation::generation;
-use crate::chat_template::methods;
-use crate::python::bounded_str;
-
-/// Instructions of one render. A template of today's kind needs about a hundred for a message.
+/// Instructions per render. Published templates need about a hundred per message.
 const FUEL: u64 = 3_000_000;
 /// Depth of macros that call themselves.
 const RECURSION: usize = 100;
-/// The most bytes that a render may write, or that a text inside a template may have.
-pub(crate) const MAX_TEXT_BYTES: usize = 128 << 20;
-/// The most items that a list inside a template may have.
-pub(crate) const MAX_ITEMS: usize = 4_000_000;
+/// Maximum bytes that a render may write.
+const MAX_TEXT_BYTES: usize = 128 << 20;
+/// Maximum time of a render. Published templates need less than a millisecond per conversation.
+pub(super) const DEADLINE: Duration = Duration::from_secs(60);
+/// Stack of a helper thread: recursive macros take some hundred KiB in unoptimized builds.
+const STACK_BYTES: usize = 16 << 20;
 
 /// An environment with everything but the template.
-pub(crate) fn environment() -> Environment<'static> {
+pub(super) fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_fuel(Some(FUEL));
     environment.set_recursion_limit(RECURSION);
-    environment.set_unknown_method_callback(methods::call);
-    environment.set_formatter(|output, _, value| match value.as_str() {
-        Some(text) => {
-            spend(text.len())?;
-            Ok(output.write_str(text)?)
-        }
-        None if value.is_undefined() => Ok(()),
-        None => Ok(output.write_str(&bounded_str(value)?)?),
-    });
+    environment.set_unknown_method_callback(python_methods::call);
+    environment.set_formatter(|output, _, value| Ok(output.write_str(&to_str(value)?)?));
     environment.add_function("raise_exception", filters::raise_exception);
     environment.add_function("dict", filters::dict);
-    environment.add_function("namespace", filters::namespace);
-    environment.add_function("firebrick_generation", generation);
-    environment.add_function("firebrick_text", |bytes: usize| spend(bytes).map(|()| Value::from("")));
-    environment.add_filter("firebrick_bounded", budget::bounded);
-    environment.add_filter("firebrick_attribute", budget::attribute);
-    environment.add_filter("firebrick_made", budget::made);
-    environment.add_filter("firebrick_looped", budget::looped);
-    // Not in Jinja; shows all variables.
-    environment.remove_global("debug");
+    environment.add_function(FUNCTION, generation);
     filters::add_filters(&mut environment);
     add_tests(&mut environment);
     environment
@@ -69,26 +58,101 @@ fn add_tests(environment: &mut Environment<'static>) {
     let is_collection =
         |kind| matches!(kind, ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Iterable);
     environment.add_test("sequence", move |value: &Value| is_collection(value.kind()));
-    // Undefined can be looped over, so Jinja calls it iterable.
+    // Undefined can be iterated, so Jinja calls it iterable.
     environment.add_test("iterable", move |value: &Value| is_collection(value.kind()) || value.is_undefined());
     environment.add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
     environment.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
 }
 
-/// Renders into a text of bounded length.
-pub(crate) fn render(environment: &Environment<'_>, name: &str, variables: Value) -> Result<String, Error> {
+/// Renders a template of the environment within the limits. Error: the template's or the engine's, with the line; or the
+/// limit that was exceeded.
+pub(super) fn render(
+    environment: &Arc<Environment<'static>>,
+    name: &'static str,
+    variables: Value,
+    deadline: Duration,
+) -> Result<String, String> {
+    thread_local! {
+        static HELPER: RefCell<Option<Helper>> = const { RefCell::new(None) };
+    }
+    HELPER.with_borrow_mut(|helper| {
+        let job = Job { environment: environment.clone(), name, variables };
+        let result = helper.get_or_insert_with(Helper::spawn).run(job, deadline);
+        result.unwrap_or_else(|| {
+            *helper = None;
+            Err(format!("rendering took more than {} seconds; the template may not end", deadline.as_secs_f32()))
+        })
+    })
+}
+
+struct Job {
+    environment: Arc<Environment<'static>>,
+    name: &'static str,
+    variables: Value,
+}
+
+/// A thread that renders for another thread.
+struct Helper {
+    jobs: Sender<Job>,
+    results: Receiver<Result<String, String>>,
+}
+
+impl Helper {
+    fn spawn() -> Self {
+        let (jobs, incoming) = channel::<Job>();
+        let (outgoing, results) = channel();
+        let work = move || {
+            for job in incoming {
+                let text =
+                    catch_panic("the template engine", || render_here(&job.environment, job.name, job.variables));
+                if outgoing.send(text).is_err() {
+                    return;
+                }
+            }
+        };
+        // Only a system without free threads refuses one; nothing could be rendered there.
+        let builder = Builder::new().name("chat-template".to_owned()).stack_size(STACK_BYTES);
+        builder.spawn(work).expect("the system refused a thread");
+        Self { jobs, results }
+    }
+
+    /// `None` if the deadline was missed.
+    fn run(&self, job: Job, deadline: Duration) -> Option<Result<String, String>> {
+        // Panics are caught in the helper, so it lives as long as `self`.
+        self.jobs.send(job).expect("the helper waits for jobs");
+        match self.results.recv_timeout(deadline) {
+            Ok(result) => Some(result),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => panic!("the helper ended while its caller waited"),
+        }
+    }
+}
+
+fn render_here(environment: &Environment<'_>, name: &str, variables: Value) -> Result<String, String> {
     let mut text = BoundedText(Vec::with_capacity(1 << 12));
-    let template = environment.get_template(name)?;
-    budget::open(&variables);
-    // The engine trusts its arithmetic: a slice from 5 back to 9 overflows, a cycle of nothing divides by 0.
-    let rendered = catch_unwind(AssertUnwindSafe(|| template.render_captured_to(variables, &mut text).map(drop)));
-    budget::close();
-    let rendered = rendered.unwrap_or_else(|_| {
-        let message = "the template engine gave up: a number in the template is beyond what it can work with";
-        Err(Error::new(ErrorKind::InvalidOperation, message))
-    });
-    rendered.map_err(|error| if text.0.len() >= MAX_TEXT_BYTES { too_large() } else { error })?;
-    String::from_utf8(text.0).map_err(|_| Error::new(ErrorKind::WriteFailure, "the engine wrote half a character"))
+    let template = environment.get_template(name).map_err(|error| full_reason(&error))?;
+    let rendered = template.render_captured_to(variables, &mut text);
+    if let Err(error) = rendered {
+        let is_full = text.0.len() >= MAX_TEXT_BYTES;
+        return Err(if is_full {
+            format!("it writes more than {} MiB", MAX_TEXT_BYTES >> 20)
+        } else {
+            full_reason(&error)
+        });
+    }
+    String::from_utf8(text.0).map_err(|_| "the engine wrote an incomplete character".to_owned())
+}
+
+/// The engine's error with its causes and the template's line.
+pub(super) fn full_reason(error: &Error) -> String {
+    let mut reason = match error.kind() {
+        ErrorKind::OutOfFuel => "it executes too many instructions; the template may not end".to_owned(),
+        _ => error.detail().map_or_else(|| error.to_string(), str::to_owned),
+    };
+    if let Some(line) = error.line() {
+        reason.push_str(&format!(" (template line {line})"));
+    }
+    reason
 }
 
 /// A buffer that refuses to grow over [`MAX_TEXT_BYTES`].
@@ -96,12 +160,53 @@ struct BoundedText(Vec<u8>);
 
 impl IoWrite for BoundedText {
     fn write(&mut self, bytes: &[u8]) -> Result<usize, IoError> {
-        let room = MAX_TEXT_BYTES - self.0.len();
-        self.0.extend_from_slice(&bytes[..bytes.len().min(room)]);
-        if bytes.len() > room { Err(IoError::other("too much text")) } else { Ok(bytes.len()) }
+        let space = MAX_TEXT_BYTES - self.0.len();
+        self.0.extend_from_slice(&bytes[..bytes.len().min(space)]);
+        if bytes.len() > space { Err(IoError::other("too much text")) } else { Ok(bytes.len()) }
     }
 
     fn flush(&mut self) -> Result<(), IoError> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn render_within(source: &'static str, deadline: Duration) -> Result<String, String> {
+        let mut environment = environment();
+        environment.add_template("t", source).unwrap();
+        render(&Arc::new(environment), "t", Value::UNDEFINED, deadline)
+    }
+
+    #[test]
+    fn a_render_that_misses_its_deadline_is_an_error_and_the_next_one_works() {
+        // Each instruction compares a megabyte.
+        let slow =
+            "{% set x = 'a' * 1000000 %}{% for i in range(90000) %}{% if x ~ 'b' == x ~ 'c' %}{% endif %}{% endfor %}";
+        let error = render_within(slow, Duration::from_millis(50)).unwrap_err();
+        assert!(error.contains("more than 0.05 seconds"), "{error}");
+        assert_eq!(render_within("a", DEADLINE).unwrap(), "a");
+    }
+
+    #[test]
+    fn instructions_recursion_and_output_are_bounded() {
+        let cases = [
+            ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "too many instructions"),
+            ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "recursion"),
+            ("{% set x = 'x' * 100000 %}{% for a in range(9999) %}{{ x }}{% endfor %}", "more than 128 MiB"),
+        ];
+        for (source, expected) in cases {
+            let error = render_within(source, DEADLINE).unwrap_err();
+            assert!(error.contains(expected), "{source}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_panic_of_the_engine_is_an_error() {
+        // The engine divides by the number of arguments.
+        let error = render_within("{% for i in [1] %}{{ loop.cycle() }}{% endfor %}", DEADLINE).unwrap_err();
+        assert!(error.contains("the template engine failed internally"), "{error}");
     }
 }

@@ -1,9 +1,9 @@
-//! The order in which an epoch shows its rows: from seed and epoch alone, so that a cursor is all that resuming needs.
+//! The order in which an epoch shows its rows. It depends on seed and epoch alone, so a cursor is all that resuming needs.
 //!
-//! Rows of many lengths are shuffled first, then sorted by length within windows of 64 groups, and the groups of a
-//! window shuffled again: a batch within a group needs little padding, and lengths do not rise over a window. The order
-//! does not depend on the size of batches or the number of ranks, so a run resumes with others. Gives up batches that
-//! never straddle two groups, and orders that need no memory: 4 bytes a row, for up to two epochs.
+//! Rows of different lengths are shuffled first, then sorted by length within windows of 64 groups, and the groups of a
+//! window are shuffled again: a batch within a group needs little padding, and lengths do not ascend over a window. The
+//! order does not depend on the batch size or the number of ranks, so a run can resume with others. Trade-off: batches may
+//! straddle two groups, and an order takes 4 bytes per row, for up to two epochs.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,20 +13,20 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 
 use crate::pack::PackedDataset;
 
-/// Groups that are sorted against each other.
+/// Groups that are sorted together.
 const WINDOW_GROUPS: usize = 64;
-/// At the end of an epoch batches reach into the next.
-const KEPT: usize = 2;
+/// Orders that are kept: at the end of an epoch batches contain rows of the next one.
+const MAX_ORDERS: usize = 2;
 
-/// The orders of the epochs at hand, shared by the threads that make batches.
-pub(super) struct Orders {
+/// The orders of the current epochs, shared by the threads that build batches.
+pub(super) struct EpochOrders {
     dataset: Arc<PackedDataset>,
     seed: u64,
     shuffle: bool,
     kept: Mutex<VecDeque<(u64, Arc<[u32]>)>>,
 }
 
-impl Orders {
+impl EpochOrders {
     pub(super) fn new(dataset: Arc<PackedDataset>, seed: u64, shuffle: bool) -> Self {
         Self { dataset, seed, shuffle, kept: Mutex::default() }
     }
@@ -35,20 +35,20 @@ impl Orders {
         &self.dataset
     }
 
-    /// The rows of an epoch in their order. Threads that ask at the same time wait for one of them to make it.
-    pub(super) fn of(&self, epoch: u64) -> Arc<[u32]> {
-        // Whoever panicked in here left the list whole.
+    /// The rows of an epoch in their order. Concurrent callers wait while one of them computes it.
+    pub(super) fn get(&self, epoch: u64) -> Arc<[u32]> {
+        // A panic in here leaves the list valid.
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, order)) = kept.iter().find(|(of, _)| *of == epoch) {
             return order.clone();
         }
-        let order: Arc<[u32]> = self.make(epoch).into();
-        kept.truncate(KEPT - 1);
+        let order: Arc<[u32]> = self.compute(epoch).into();
+        kept.truncate(MAX_ORDERS - 1);
         kept.push_front((epoch, order.clone()));
         order
     }
 
-    fn make(&self, epoch: u64) -> Vec<u32> {
+    fn compute(&self, epoch: u64) -> Vec<u32> {
         let rows = self.dataset.rows();
         if !self.shuffle {
             return (0..rows as u32).collect();
@@ -68,7 +68,7 @@ fn shuffled(rows: usize, seed: u64, epoch: u64) -> Vec<u32> {
     order
 }
 
-/// Sorts by length within windows, and shuffles the groups of each window; what is less than a group stays at the end.
+/// Sorts by length within windows, and shuffles the groups of each window; an incomplete group stays at the end.
 fn group_by_length(order: &mut [u32], group: usize, length: impl Fn(u32) -> usize, seed: u64, epoch: u64) {
     let mut random = random(seed, 1, epoch);
     for window in order.chunks_mut(WINDOW_GROUPS * group) {
@@ -83,7 +83,7 @@ fn group_by_length(order: &mut [u32], group: usize, length: impl Fn(u32) -> usiz
     }
 }
 
-/// Random numbers of a run's `purpose` in an epoch.
+/// Random numbers for one `purpose` in an epoch.
 fn random(seed: u64, purpose: u8, epoch: u64) -> ChaCha8Rng {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
@@ -93,11 +93,11 @@ fn random(seed: u64, purpose: u8, epoch: u64) -> ChaCha8Rng {
     random
 }
 
-/// Fisher and Yates' shuffle. Written out, because a library's shuffle may change with its version and a run must resume
+/// The Fisher-Yates shuffle. Written here because a library's shuffle may change with its version, and a run must resume
 /// after an update.
 fn shuffle(order: &mut [u32], random: &mut ChaCha8Rng) {
     for last in (1..order.len()).rev() {
-        // The high half of the product is uniform in 0..=last, but for 1 part in 2^32.
+        // The high half of the product is uniform in 0..=last, except for 1 part in 2^32.
         let pick = (u128::from(random.next_u64()) * (last as u128 + 1)) >> 64;
         order.swap(last, pick as usize);
     }
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_hold_every_row_once_and_rows_of_like_length() {
+    fn groups_contain_every_row_once_and_rows_of_similar_length() {
         let lengths: Vec<usize> = (0..10_000).map(|row| row * 7919 % 1000).collect();
         let mut order = shuffled(10_000, 1, 2);
         group_by_length(&mut order, 64, |row| lengths[row as usize], 1, 2);

@@ -1,8 +1,9 @@
 //! Which documents share a row, from their lengths alone.
 //!
-//! Best-fit decreasing: the longest document first, each into the row with the least room that still holds it. It works
-//! on windows of the data (at least 4096 documents and 256 rows' worth of tokens), so that rows keep the order of the
-//! data roughly, the cost stays linear, and memory is that of a window and of the table.
+//! Best-fit decreasing: the longest document first, each into the row with the least space that still holds it. It
+//! works on windows of the data (at least 4096 documents and 256 rows' worth of tokens), so that rows keep the
+//! approximate order of the data and time is linear. Trade-off: memory for one window and the table, 4 bytes per
+//! document and 4 per row.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -10,10 +11,10 @@ use std::collections::BTreeSet;
 pub(super) const WINDOW_DOCUMENTS: usize = 4096;
 const WINDOW_ROWS: usize = 256;
 
-/// The documents of each row: four bytes a document and four a row.
+/// The documents of each row: four bytes per document and four per row.
 #[derive(Debug, Default)]
 pub(super) struct RowTable {
-    /// Documents of the first row, rising, then those of the second, and so on.
+    /// Documents of the first row, ascending, then those of the second, and so on.
     documents: Vec<u32>,
     /// Where each row ends in `documents`.
     ends: Vec<u32>,
@@ -42,7 +43,7 @@ impl RowTable {
     fn push_window(&mut self, window: &mut Vec<(u32, u32)>, row_len: usize) {
         window.sort_unstable_by_key(|&(len, document)| (Reverse(len), document));
         let mut rows: Vec<Vec<u32>> = Vec::new();
-        // Room that is left and the row that has it.
+        // Space that is left and the row that has it.
         let mut open = BTreeSet::new();
         for (len, document) in window.drain(..) {
             let tightest = open.range((len, 0)..).next().copied();
@@ -51,7 +52,7 @@ impl RowTable {
                 (row_len as u32, rows.len() - 1)
             });
             open.remove(&(room, row));
-            // A full row holds nothing more.
+            // A full row cannot hold more.
             if room > len {
                 open.insert((room - len, row));
             }
@@ -78,8 +79,30 @@ impl RowTable {
 
 #[cfg(test)]
 mod tests {
+    use rand_chacha::ChaCha8Rng;
+    use rand_chacha::rand_core::{RngCore, SeedableRng};
+
     use super::*;
-    use crate::pack::tests::{lengths_up_to, log_normal};
+
+    /// Pseudo-random numbers below 2^31, the same on every machine.
+    fn random() -> impl Iterator<Item = usize> {
+        let mut random = ChaCha8Rng::seed_from_u64(12_345);
+        std::iter::repeat_with(move || (random.next_u64() >> 33) as usize)
+    }
+
+    fn lengths_up_to(longest: usize, count: usize) -> Vec<usize> {
+        random().map(|number| 1 + number % longest).take(count).collect()
+    }
+
+    /// Lengths like those of conversations: their logarithms are normally distributed (Box-Muller method).
+    fn log_normal(median: f64, sigma: f64) -> impl Iterator<Item = usize> {
+        let mut uniform = random().map(|number| (number as f64 + 0.5) / f64::from(1_u32 << 31));
+        std::iter::from_fn(move || {
+            let (radius, angle) = (uniform.next()?, uniform.next()?);
+            let normal = (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos();
+            Some((median * (sigma * normal).exp()).ceil().max(1.0) as usize)
+        })
+    }
 
     fn efficiency(lengths: &[usize], row_len: usize) -> f64 {
         let table = RowTable::pack(lengths.len(), |document| lengths[document], row_len);

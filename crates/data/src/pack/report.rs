@@ -1,41 +1,41 @@
-//! How long documents are and how well they fill rows: what is printed before a run and drawn by `inspect`.
+//! How long documents are and how well they fill rows, for the report before a run and for `inspect`.
 //!
-//! Gives up quantiles: the histogram tells lengths apart by half octaves.
+//! Trade-off: no quantiles. The histogram has steps of half an octave.
 
 use std::fmt::{Display, Formatter, Result as FormatResult};
 
 /// How well documents fill rows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PackReport {
-    /// Documents, all of them.
+    /// Number of documents.
     pub documents: usize,
-    /// Rows they went into.
+    /// Number of rows.
     pub rows: usize,
     /// Tokens of the documents.
     pub tokens: usize,
-    /// Tokens that are targets.
-    pub trained_tokens: usize,
-    /// Tokens over the places in the rows, 0 to 1. Without packing an estimate: each row counted as long as the longest
-    /// of those it would be grouped with in the order of the data; without grouping, as the longest of all.
+    /// Tokens that count in the loss.
+    pub loss_tokens: usize,
+    /// Tokens divided by token slots, 0 to 1. Without packing an estimate: each row is counted as long as the longest
+    /// of its group in the order of the data, or without groups as the longest of all.
     pub efficiency: f64,
     /// Documents by length.
     pub lengths: LengthHistogram,
 }
 
 impl PackReport {
-    /// Targets over tokens, 0 to 1.
-    pub fn trained_share(&self) -> f64 {
-        self.trained_tokens as f64 / self.tokens as f64
+    /// Loss tokens divided by tokens, 0 to 1.
+    pub fn loss_share(&self) -> f64 {
+        self.loss_tokens as f64 / self.tokens as f64
     }
 }
 
 impl Display for PackReport {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> FormatResult {
         let percent = 100.0 * self.efficiency;
-        let Self { documents, rows, tokens, trained_tokens, .. } = self;
+        let Self { documents, rows, tokens, loss_tokens, .. } = self;
         write!(
             formatter,
-            "{documents} documents in {rows} rows, {tokens} tokens ({trained_tokens} trained), {percent:.1} % full"
+            "{documents} documents in {rows} rows, {tokens} tokens ({loss_tokens} in the loss), {percent:.1} % full"
         )
     }
 }
@@ -43,7 +43,7 @@ impl Display for PackReport {
 /// Documents counted by length, in steps of half an octave: up to 1, 2, 3, 4, 6, 8, 12, 16, ... tokens.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LengthHistogram {
-    /// From the shortest step to that of the longest document, none left out.
+    /// From the shortest step to that of the longest document, without gaps.
     pub steps: Vec<LengthStep>,
     /// Tokens of the shortest document, 0 if there is none.
     pub shortest: usize,
@@ -51,14 +51,14 @@ pub struct LengthHistogram {
     pub longest: usize,
 }
 
-/// The documents of a step of lengths.
+/// The documents of one step of lengths.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LengthStep {
-    /// The longest length that is counted here; the shortest is one more than that of the step before.
+    /// The maximum length of this step; the minimum is one more than the maximum of the previous step.
     pub up_to: usize,
-    /// How many there are.
+    /// Number of documents.
     pub documents: usize,
-    /// Tokens of all of them.
+    /// Tokens of these documents.
     pub tokens: usize,
 }
 

@@ -1,26 +1,26 @@
-//! Files whose rows come in batches of columns, as records one by one: what Parquet and Arrow have in common.
+//! Files whose rows come in column batches, as single records: the common part of Parquet and Arrow.
 //!
-//! Gives up going on after an error: [`Records`](super::Records) asks no file for more behind one.
+//! Trade-off: no reading after an error. [`Records`](super::Records) does not continue after an error in such a file.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
 
-use super::Record;
 use super::column::BatchRows;
 use super::error::SourceError;
+use super::record::Record;
 
-/// A file of batches.
+/// A file of column batches.
 pub(super) trait Batches {
-    /// The next batch, of the wanted columns; `row` is the number of its first row in the file, from 0.
+    /// The next batch of the requested columns; `row` is the index of its first row in the file, from 0.
     fn next_batch(&mut self, row: usize) -> Result<Option<RecordBatch>, SourceError>;
 
-    /// A row of the batch has been used.
+    /// Called after each row of the batch that is used.
     fn count_row(&mut self) {}
 }
 
-/// The records of a file of batches.
+/// The records of a file of column batches.
 pub(super) struct BatchRecords<B> {
     batches: B,
     path: Arc<Path>,

@@ -1,7 +1,7 @@
 //! Columns of Arrow arrays as the JSON values of records.
 //!
-//! Gives up types that have no JSON form (bytes, times, decimals, maps): [`check_types`] refuses them by name. A float
-//! that is not finite becomes null, as JSON cannot say it.
+//! Not supported: types that have no JSON form (bytes, times, decimals, maps); [`select_columns`] refuses them by name.
+//! A float that is not finite becomes null, because JSON cannot represent it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,23 +16,23 @@ use arrow_schema::{DataType, Schema};
 use serde_json::{Map, Number, Value as Json};
 
 use super::error::SourceError;
-use super::{MAX_RECORD_BYTES, MAX_RECORD_VALUES, Record};
-use crate::error::Place;
+use super::record::{MAX_RECORD_BYTES, MAX_RECORD_VALUES, Record};
+use crate::place::Place;
 
-/// What a JSON value is counted as at least, so that lists of nulls have a size too.
+/// Minimum size that a JSON value counts for, so that lists of nulls have a size too.
 const VALUE_BYTES: usize = MAX_RECORD_BYTES / MAX_RECORD_VALUES;
 
-/// A record grew beyond [`MAX_RECORD_BYTES`].
+/// A record exceeded [`MAX_RECORD_BYTES`].
 pub(super) struct TooLarge;
 
-/// Finds the wanted columns, all if none are named, and refuses those that have no JSON form.
-pub(super) fn wanted_columns(
+/// Finds the requested columns, or all if none are named, and refuses those without a JSON form.
+pub(super) fn select_columns(
     schema: &Schema,
-    wanted: Option<&[String]>,
+    requested: Option<&[String]>,
     path: &Path,
 ) -> Result<Vec<usize>, SourceError> {
     let fields = schema.fields();
-    let indices = match wanted {
+    let indices = match requested {
         None => (0..fields.len()).collect(),
         Some(names) => {
             let all: Vec<&String> = fields.iter().map(|field| field.name()).collect();
@@ -50,7 +50,7 @@ pub(super) fn wanted_columns(
     Ok(indices)
 }
 
-/// The error that a column which was asked for is missing.
+/// The error for a requested column that does not exist.
 pub(super) fn no_column(path: &Path, name: &str, all: &[&String]) -> SourceError {
     SourceError::NoColumn { path: path.to_owned(), column: name.to_owned(), found: format!("{all:?}") }
 }
@@ -75,7 +75,7 @@ fn check_type(column: &str, data_type: &DataType, path: &Path) -> Result<(), Sou
     }
 }
 
-/// A batch whose rows are made into records one by one.
+/// A batch whose rows become records one by one.
 pub(super) struct BatchRows {
     batch: RecordBatch,
     names: Vec<String>,
@@ -83,13 +83,13 @@ pub(super) struct BatchRows {
 }
 
 impl BatchRows {
-    /// Takes a batch of columns that [`wanted_columns`] let through.
+    /// Takes a batch of columns that [`select_columns`] accepted.
     pub(super) fn new(batch: RecordBatch) -> Self {
         let names = batch.schema_ref().fields().iter().map(|field| field.name().clone()).collect();
         Self { batch, names, next: 0 }
     }
 
-    /// The next row; `row` is its number in the file, from 1.
+    /// The next row; `row` is its number in the file, counted from 1.
     pub(super) fn next_record(&mut self, path: &Arc<Path>, row: usize) -> Option<Result<Record, SourceError>> {
         if self.next >= self.batch.num_rows() {
             return None;
@@ -101,7 +101,7 @@ impl BatchRows {
             match value_at(column, self.next, &mut left) {
                 Ok(value) => fields.insert(name.clone(), value),
                 Err(TooLarge) => {
-                    let hint = "Cut the row into several, or leave columns out with columns = [...]";
+                    let hint = "Split the row into several, or omit columns with columns = [...]";
                     return Some(Err(SourceError::RecordTooLarge { place, hint }));
                 }
             };
@@ -148,11 +148,11 @@ fn value_at(array: &ArrayRef, row: usize, left: &mut usize) -> Result<Json, TooL
             let dictionary = array.as_any_dictionary();
             value_at(dictionary.values(), key_at(dictionary.keys(), row), left)?
         }
-        other => unreachable!("column type {other} was let through by wanted_columns"),
+        other => unreachable!("column type {other} was accepted by select_columns"),
     })
 }
 
-/// The key of a dictionary as an index; the decoder has checked that it is one.
+/// The key of a dictionary as an index; the decoder has checked its range.
 fn key_at(keys: &dyn Array, row: usize) -> usize {
     fn key<T: ArrowPrimitiveType>(keys: &dyn Array, row: usize) -> usize
     where

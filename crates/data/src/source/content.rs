@@ -1,8 +1,8 @@
-//! A key for the content of sources: the same rows give the same key, another content another.
+//! A key for the content of sources: the same rows give the same key, other content another.
 //!
-//! The hash is XXH3 with 128 bits: it tells files apart, it does not withstand someone who builds two files with the
-//! same hash on purpose. Hashes of large files are remembered by path, size and times of change, so that the second run
-//! reads no data; a file that changed in the last seconds is not remembered, as its times may not show the next change.
+//! The hash is 128-bit XXH3. Hashes of large files are cached by path, size and modification times, so that the second
+//! run reads no data; a file that changed in the last seconds is not cached, because its times may not show the next
+//! change. Trade-off: the hash is not safe against files that are crafted to collide.
 
 use std::fs::{self, File, Metadata};
 use std::io::Read;
@@ -13,39 +13,39 @@ use serde_json::{Value as Json, json};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::error::SourceError;
-use super::format::Format;
-use super::records::SourceFile;
+use super::format::FileFormat;
+use super::source_file::SourceFile;
 use super::spec::SourceSpec;
-use super::unfinished;
+use crate::atomic_file;
 
 const BUFFER_BYTES: usize = 1 << 20;
-/// File systems may keep times of change only to two seconds.
+/// File systems may store modification times only to two seconds.
 const SETTLED: Duration = Duration::from_secs(3);
 
-/// Hashes files, and remembers what it hashed.
+/// Hashes files and caches the hashes.
 #[derive(Debug, Clone, Default)]
 pub struct ContentKeys {
     folder: Option<PathBuf>,
 }
 
 impl ContentKeys {
-    /// Remembers hashes in a folder, which is made when needed. Where it cannot be written, nothing is remembered.
-    pub fn remembered_in(folder: impl Into<PathBuf>) -> Self {
+    /// Caches hashes in a folder, which is created when needed. If it cannot be written, nothing is cached.
+    pub fn cached_in(folder: impl Into<PathBuf>) -> Self {
         Self { folder: Some(folder.into()) }
     }
 
-    /// Hashes anew each time.
-    pub fn forgetful() -> Self {
+    /// Hashes every time.
+    pub fn uncached() -> Self {
         Self::default()
     }
 
     pub(super) fn of_source(
         &self,
         spec: &SourceSpec,
-        format: Format,
+        format: FileFormat,
         files: &[SourceFile],
     ) -> Result<u128, SourceError> {
-        // Whatever changes which records come out belongs here; what only changes where they are found does not.
+        // Everything that changes which records come out belongs here, unlike what changes only where they are found.
         let reading = json!([1, format.name(), spec.field, spec.columns, spec.text_unit, spec.limit]);
         let mut hash = Xxh3::new();
         hash.update(reading.to_string().as_bytes());
@@ -60,7 +60,7 @@ impl ContentKeys {
     }
 
     /// The hash of a file's bytes. Error: it cannot be read.
-    pub fn of_file(&self, path: &Path) -> Result<u128, SourceError> {
+    fn of_file(&self, path: &Path) -> Result<u128, SourceError> {
         let refused = |reason| SourceError::Open { path: path.to_owned(), reason };
         let mut file = File::open(path).map_err(refused)?;
         let before = stamp(path, &file.metadata().map_err(refused)?);
@@ -83,34 +83,29 @@ impl ContentKeys {
         Ok(hash)
     }
 
-    fn memo(&self, path: &Path) -> Option<PathBuf> {
+    fn entry_path(&self, path: &Path) -> Option<PathBuf> {
         let path = fs::canonicalize(path).ok()?;
         let name = xxh3_128(path.as_os_str().as_encoded_bytes());
         Some(self.folder.as_ref()?.join(format!("{name:032x}.json")))
     }
 
     fn recall(&self, path: &Path, stamp: &Json) -> Option<u128> {
-        let memo: Json = serde_json::from_slice(&fs::read(self.memo(path)?).ok()?).ok()?;
-        if memo["stamp"] != *stamp {
+        let entry: Json = serde_json::from_slice(&fs::read(self.entry_path(path)?).ok()?).ok()?;
+        if entry["stamp"] != *stamp {
             return None;
         }
-        u128::from_str_radix(memo["hash"].as_str()?, 16).ok()
+        u128::from_str_radix(entry["hash"].as_str()?, 16).ok()
     }
 
     fn remember(&self, path: &Path, stamp: &Json, hash: u128) {
-        let Some(memo) = self.memo(path) else { return };
+        let Some(entry) = self.entry_path(path) else { return };
         let text = json!({ "stamp": stamp, "hash": format!("{hash:032x}") }).to_string();
-        let half = memo.with_extension(unfinished());
-        // A memory that cannot be written costs time, no correctness.
-        let folder = memo.parent().expect("a file inside the folder");
-        let written = fs::create_dir_all(folder).and_then(|()| fs::write(&half, text));
-        if written.and_then(|()| fs::rename(&half, &memo)).is_err() {
-            let _ = fs::remove_file(&half);
-        }
+        // A cache that cannot be written costs time, not correctness.
+        let _ = atomic_file::write(&entry, text.as_bytes());
     }
 }
 
-/// What changes when a file is written: none if the change is too fresh to tell the next one from it.
+/// What changes when a file is written; `None` if the last change is too recent to distinguish it from the next one.
 fn stamp(path: &Path, metadata: &Metadata) -> Option<Json> {
     let modified = metadata.modified().ok()?;
     let age = SystemTime::now().duration_since(modified).ok()?;
@@ -119,7 +114,7 @@ fn stamp(path: &Path, metadata: &Metadata) -> Option<Json> {
     (age >= SETTLED).then(|| json!([path, metadata.len(), nanoseconds, unix_stamp(metadata)]))
 }
 
-/// The file's number and the time of its last change of any kind, which no program can set back.
+/// The inode number and the time of the last status change, which programs cannot set back.
 #[cfg(unix)]
 fn unix_stamp(metadata: &Metadata) -> Json {
     use std::os::unix::fs::MetadataExt;
@@ -136,10 +131,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_remembered_hash_is_used_until_the_file_changes() {
+    fn a_cached_hash_is_used_until_the_file_changes() {
         let folder = tempfile::tempdir().unwrap();
         let (file, memory) = (folder.path().join("rows.jsonl"), folder.path().join("keys"));
-        let keys = ContentKeys::remembered_in(&memory);
+        let keys = ContentKeys::cached_in(&memory);
         let old = SystemTime::now() - Duration::from_secs(100);
         let write = |text: &str| {
             fs::write(&file, text).unwrap();
@@ -147,28 +142,28 @@ mod tests {
         };
         write("one");
         let one = keys.of_file(&file).unwrap();
-        assert_eq!(one, ContentKeys::forgetful().of_file(&file).unwrap());
-        // A memory with a wrong hash shows that it is asked.
-        let memo = keys.memo(&file).unwrap();
-        let text = fs::read_to_string(&memo).unwrap();
-        fs::write(&memo, text.replace(&format!("{one:032x}"), &format!("{:032x}", 7))).unwrap();
+        assert_eq!(one, ContentKeys::uncached().of_file(&file).unwrap());
+        // A cache with a wrong hash shows that it is used.
+        let entry = keys.entry_path(&file).unwrap();
+        let text = fs::read_to_string(&entry).unwrap();
+        fs::write(&entry, text.replace(&format!("{one:032x}"), &format!("{:032x}", 7))).unwrap();
         assert_eq!(keys.of_file(&file).unwrap(), 7);
-        // The same size and time of writing: on Unix the time of change tells.
+        // Same size and same modification time: on Unix the status change time differs.
         write("two");
         if cfg!(unix) {
-            assert_eq!(keys.of_file(&file).unwrap(), ContentKeys::forgetful().of_file(&file).unwrap());
+            assert_eq!(keys.of_file(&file).unwrap(), ContentKeys::uncached().of_file(&file).unwrap());
         }
         write("three");
-        assert_eq!(keys.of_file(&file).unwrap(), ContentKeys::forgetful().of_file(&file).unwrap());
+        assert_eq!(keys.of_file(&file).unwrap(), ContentKeys::uncached().of_file(&file).unwrap());
     }
 
     #[test]
-    fn a_file_that_just_changed_is_not_remembered() {
+    fn a_file_that_just_changed_is_not_cached() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("rows.jsonl");
         fs::write(&file, "one").unwrap();
-        let keys = ContentKeys::remembered_in(folder.path().join("keys"));
+        let keys = ContentKeys::cached_in(folder.path().join("keys"));
         keys.of_file(&file).unwrap();
-        assert!(!keys.memo(&file).unwrap().exists());
+        assert!(!keys.entry_path(&file).unwrap().exists());
     }
 }

@@ -1,6 +1,8 @@
-//! Comma- or tab-separated values with a header row (RFC 4180: quotes doubled inside quotes, line ends inside quotes).
+//! Comma- or tab-separated values with a header row (RFC 4180: quotes doubled inside quotes, line breaks inside
+//! quotes).
 //!
-//! All values are strings and an empty one is the empty string: guessing types would change texts like "007" or "NA".
+//! Trade-off: all values are strings and an empty one is the empty string. Guessing types would change texts like "007"
+//! or "NA".
 
 use std::collections::HashSet;
 use std::io::{Error as IoError, Read, Result as IoResult};
@@ -14,22 +16,22 @@ use serde_json::{Map, Value as Json};
 use super::column::no_column;
 use super::error::SourceError;
 use super::open::{Bytes, checked_text, read_failed};
-use super::{MAX_RECORD_BYTES, Record};
-use crate::error::Place;
+use super::record::{MAX_RECORD_BYTES, Record};
+use crate::place::Place;
 
 const BUFFER_BYTES: usize = 256 << 10;
 /// Each row repeats the names of all columns.
 const MAX_COLUMNS: usize = 100_000;
 
-/// Stops reading when one row has taken too many bytes: a quote that is never closed would swallow the whole file.
-struct Fused {
+/// Stops reading when one row has taken too many bytes: an unclosed quote would take in the whole file.
+struct LimitedReader {
     bytes: Bytes,
     left: Arc<AtomicUsize>,
-    /// Whether the end of the file was met; a row that meets it has no end of its own.
+    /// Whether the end of the file was reached; a row that reaches it has no line break.
     has_ended: Arc<AtomicBool>,
 }
 
-impl Read for Fused {
+impl Read for LimitedReader {
     fn read(&mut self, buffer: &mut [u8]) -> IoResult<usize> {
         let left = self.left.load(Ordering::Relaxed);
         if left == 0 {
@@ -38,7 +40,7 @@ impl Read for Fused {
         let size = buffer.len().min(left);
         let read = self.bytes.read(&mut buffer[..size])?;
         self.left.store(left - read, Ordering::Relaxed);
-        // The reader asks for more only inside a row, or for the next one.
+        // The reader reads more only inside a row or for the next one.
         self.has_ended.fetch_or(read == 0 && !buffer.is_empty(), Ordering::Relaxed);
         Ok(read)
     }
@@ -46,13 +48,13 @@ impl Read for Fused {
 
 /// The records of a CSV file.
 pub(super) struct CsvRecords {
-    reader: Reader<Fused>,
+    reader: Reader<LimitedReader>,
     left: Arc<AtomicUsize>,
     has_ended: Arc<AtomicBool>,
     path: PathBuf,
     names: Vec<String>,
     row: ByteRecord,
-    /// Where the row begins, from 1.
+    /// Line where the row begins, from 1.
     line: usize,
     ended: bool,
 }
@@ -67,7 +69,7 @@ impl CsvRecords {
     ) -> Result<Self, SourceError> {
         let left = Arc::new(AtomicUsize::new(0));
         let has_ended = Arc::new(AtomicBool::new(false));
-        let input = Fused { bytes, left: Arc::clone(&left), has_ended: Arc::clone(&has_ended) };
+        let input = LimitedReader { bytes, left: Arc::clone(&left), has_ended: Arc::clone(&has_ended) };
         let reader = ReaderBuilder::new()
             .delimiter(delimiter)
             .has_headers(false)
@@ -92,7 +94,7 @@ impl CsvRecords {
     fn header(&self) -> Result<Vec<String>, SourceError> {
         let place = self.place();
         if self.row.len() > MAX_COLUMNS {
-            let reason = format!("the header names {} columns, the most is {MAX_COLUMNS}", self.row.len());
+            let reason = format!("the header names {} columns, the maximum is {MAX_COLUMNS}", self.row.len());
             return Err(SourceError::BadCsv { place, reason });
         }
         let mut seen = HashSet::new();
@@ -111,7 +113,8 @@ impl CsvRecords {
         Place { path: self.path.clone(), line: self.line }
     }
 
-    /// The values of the row; ends of lines may be `\r\n`.
+    /// The values of the row; line breaks may be `\r
+    /// `.
     fn cells(&self) -> impl Iterator<Item = &[u8]> {
         let last = self.row.len().saturating_sub(1);
         let cells = self.row.iter().enumerate();
@@ -122,7 +125,7 @@ impl CsvRecords {
         self.row.len() == 1 && matches!(self.row.get(0), Some(b"" | b"\r"))
     }
 
-    /// The next row is then in `self.row`; false at the end.
+    /// Reads the next row into `self.row`; returns false at the end.
     fn advance(&mut self) -> Result<bool, SourceError> {
         loop {
             self.left.store(MAX_RECORD_BYTES + BUFFER_BYTES, Ordering::Relaxed);
@@ -130,8 +133,8 @@ impl CsvRecords {
             if !self.reader.read_byte_record(&mut self.row).map_err(|error| self.failed(&error))? {
                 return Ok(false);
             }
-            // The reader's own position is before the blank lines that it skips. At the end of the file the last row
-            // may have no end, or one that a quote took in.
+            // The reader's position is before the blank lines that it skips. At the end of the file the last row may
+            // have no line break, or one that belongs to an unclosed quote.
             let inside = self.row.as_slice().iter().filter(|&&byte| byte == b'\n').count();
             self.line = self.lines_passed() + usize::from(self.has_ended.load(Ordering::Relaxed)) - inside;
             if !self.is_blank() {
@@ -147,7 +150,7 @@ impl CsvRecords {
     fn failed(&self, error: &CsvError) -> SourceError {
         match error.kind() {
             ErrorKind::Io(_) if self.left.load(Ordering::Relaxed) == 0 => {
-                let hint = "A quote that is opened and never closed takes in all that follows";
+                let hint = "An unclosed quote takes in everything that follows";
                 SourceError::RecordTooLarge { place: self.place(), hint }
             }
             ErrorKind::Io(reason) => read_failed(&self.path, self.line, reason),
@@ -159,7 +162,7 @@ impl CsvRecords {
         let place = self.place();
         if self.row.len() != self.names.len() {
             let reason = format!(
-                "{} values, but the header names {} columns. Quote values that hold the separator or a line end",
+                "{} values, but the header names {} columns. Quote values that contain the separator or a line break",
                 self.row.len(),
                 self.names.len()
             );

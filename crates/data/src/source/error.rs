@@ -1,38 +1,38 @@
-//! Everything that can be wrong with a data source, said so that its owner can mend it.
+//! Errors of data sources, worded so that the user can fix the cause.
 //!
-//! Gives up error chaining, as [`DataError`](crate::DataError) does: each message is whole by itself.
+//! Trade-off: no error chaining, as in [`DataError`](crate::DataError). Each message is complete.
 
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-use crate::error::Place;
+use crate::place::Place;
 
 /// What went wrong between a path or Hub id and its records.
 #[derive(Debug, Error)]
 pub enum SourceError {
-    /// The operating system refused to open or look at a file.
+    /// The operating system could not open or inspect a file.
     #[error("cannot open {}: {reason}", path.display())]
     Open {
         /// The file or folder.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's error.
         reason: std::io::Error,
     },
-    /// Reading or unpacking failed on the way.
-    #[error("{place}: cannot read on from here: {reason}")]
+    /// Reading or decompressing failed.
+    #[error("{place}: cannot continue reading: {reason}")]
     Read {
         /// The file and the line (or row) that was being read.
         place: Place,
-        /// What the operating system or the decompressor said.
+        /// The error of the operating system or the decompressor.
         reason: String,
     },
-    /// Neither a file, nor a folder, nor a Hub id.
+    /// Neither a file, a folder, nor a Hub id.
     #[error("no data at {path:?}: {hint}")]
     NotFound {
-        /// What was asked for.
+        /// The requested path.
         path: String,
-        /// What is near, or what to do.
+        /// Similar paths, or what to do.
         hint: String,
     },
     /// A pattern without a match.
@@ -40,20 +40,20 @@ pub enum SourceError {
     NoMatch {
         /// The pattern.
         pattern: String,
-        /// What lies in its folder.
+        /// What its folder contains.
         hint: String,
     },
-    /// A folder or a dataset without files that can be read.
+    /// A folder or a dataset without readable files.
     #[error("no data files in {place}: {hint}")]
     NoDataFiles {
         /// The folder or dataset.
         place: String,
-        /// What is there, or what to do.
+        /// What it contains, or what to do.
         hint: String,
     },
-    /// The name of a file does not show its format.
+    /// The name of a file does not imply a format.
     #[error(
-        "cannot tell the format of {}: its name ends with none of {}. Name it with format = \"...\"",
+        "unknown format of {}: its name ends with none of {}. Set it with format = \"...\"",
         path.display(), super::format::known_endings()
     )]
     UnknownFormat {
@@ -62,13 +62,13 @@ pub enum SourceError {
     },
     /// Files of several formats in one source.
     #[error(
-        "{place} holds files of several formats ({formats}). Read one of them with a pattern like \"{place}/*.jsonl\" \
-         or name it with format = \"...\", or make each a source of its own"
+        "{place} contains files of several formats ({formats}). Read one of them with a pattern like \"{place}/*.jsonl\" \
+         or set format = \"...\", or use a separate source for each"
     )]
     MixedFormats {
         /// The folder, pattern or dataset.
         place: String,
-        /// The formats, with how many files each has.
+        /// The formats with the number of files of each.
         formats: String,
     },
     /// The first bytes contradict the format.
@@ -88,29 +88,29 @@ pub enum SourceError {
     NotUtf8 {
         /// File and line.
         place: Place,
-        /// First bad byte in the line, the first is 1.
+        /// Byte offset in the line of the first invalid byte, counted from 1.
         column: usize,
     },
-    /// A NUL character, which no text has.
+    /// A NUL character, which text files do not contain.
     #[error("{place}:{column}: a NUL character: the file is damaged or not text")]
     NulCharacter {
         /// File and line.
         place: Place,
-        /// The byte in the line, the first is 1.
+        /// Byte offset in the line, counted from 1.
         column: usize,
     },
-    /// A record that is larger than memory should be asked to hold.
-    #[error("{place}: one record is larger than {} MiB. {hint}", super::MAX_RECORD_BYTES >> 20)]
+    /// A record that exceeds the memory limit of one record.
+    #[error("{place}: one record is larger than {} MiB. {hint}", super::record::MAX_RECORD_BYTES >> 20)]
     RecordTooLarge {
         /// File and line where it begins.
         place: Place,
         /// What to do.
         hint: &'static str,
     },
-    /// A record of so many values that they would need far more memory than the file.
+    /// A record with so many values that they would need far more memory than the file.
     #[error(
-        "{place}: one record holds more than {} million values. Cut it into several",
-        super::MAX_RECORD_VALUES / 1_000_000
+        "{place}: one record has more than {} million values. Split it into several",
+        super::record::MAX_RECORD_VALUES / 1_000_000
     )]
     TooManyValues {
         /// File and line where it begins.
@@ -121,9 +121,9 @@ pub enum SourceError {
     BadJson {
         /// File and line.
         place: Place,
-        /// Byte in the line, the first is 1.
+        /// Byte offset in the line, counted from 1.
         column: usize,
-        /// What the parser said.
+        /// The parser's message.
         reason: String,
         /// What the format expects.
         hint: &'static str,
@@ -133,11 +133,11 @@ pub enum SourceError {
     NotAnObject {
         /// File and line.
         place: Place,
-        /// What is there instead, and what to do about it.
+        /// What was found instead, and what to do about it.
         found: String,
     },
-    /// A JSON document in which the list of rows cannot be found.
-    #[error("{place}: cannot tell where the rows are: {reason}. Name the key that holds them with field = \"...\"")]
+    /// A JSON document in which the list of rows cannot be determined.
+    #[error("{place}: cannot find the rows: {reason}. Set the key that holds them with field = \"...\"")]
     NoRows {
         /// File and line.
         place: Place,
@@ -159,47 +159,47 @@ pub enum SourceError {
         path: PathBuf,
         /// Its format.
         format: &'static str,
-        /// The first row that could not be read, from 1.
+        /// The first row that could not be read, counted from 1.
         row: usize,
-        /// What the decoder said.
+        /// The decoder's message.
         reason: String,
     },
     /// A column of a type that has no JSON form.
     #[error(
-        "{}: column {column:?} has the type {found}, which is no text, number, list or struct. Leave it out: name the \
-         wanted ones with columns = [...]", path.display()
+        "{}: column {column:?} has the type {found}, which is not a string, number, list or struct. Omit it: name the \
+         columns to read with columns = [...]", path.display()
     )]
     ColumnType {
         /// The file.
         path: PathBuf,
-        /// The column, with the path inside it.
+        /// The column with the path within it.
         column: String,
         /// Its type.
         found: String,
     },
-    /// A column that was asked for is not there.
-    #[error("{}: no column {column:?}; there are {found}", path.display())]
+    /// A requested column does not exist.
+    #[error("{}: no column {column:?}; the columns are {found}", path.display())]
     NoColumn {
         /// The file.
         path: PathBuf,
-        /// What was asked for.
+        /// The requested column.
         column: String,
         /// The columns of the file.
         found: String,
     },
-    /// A split or configuration that the source does not have, or one that must be chosen.
-    #[error("{place} has no {what} {asked:?}: {hint}")]
+    /// A split or configuration that the source does not have, or that must be chosen.
+    #[error("{place} has no {what} {requested:?}: {hint}")]
     NoSuchPart {
         /// The folder or dataset.
         place: String,
         /// "split" or "config".
         what: &'static str,
-        /// What was asked for.
-        asked: String,
-        /// What there is.
+        /// The requested name.
+        requested: String,
+        /// What is available.
         hint: String,
     },
-    /// Keys of a source that contradict each other or mean nothing.
+    /// Keys of a source that contradict each other or have no effect.
     #[error("{key}: {reason}")]
     BadSpec {
         /// The key.
@@ -207,12 +207,12 @@ pub enum SourceError {
         /// What is wrong and what to do.
         reason: String,
     },
-    /// The Hub does not show a dataset.
-    #[error("{endpoint} has no dataset {id:?} for you: {hint}")]
+    /// The Hub does not provide a dataset.
+    #[error("{endpoint} has no dataset {id:?} that you can access: {hint}")]
     HubRefused {
         /// Address of the Hub.
         endpoint: String,
-        /// `owner/name`, with the revision if one was asked for.
+        /// `owner/name`, with the revision if one was given.
         id: String,
         /// What to do.
         hint: String,
@@ -230,14 +230,14 @@ pub enum SourceError {
     /// The network or the Hub failed.
     #[error("cannot get {url}: {reason}. {hint}")]
     HubFailed {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
         /// What happened.
         reason: String,
         /// What to do.
         hint: String,
     },
-    /// The cache folder cannot be written, or holds what it should not.
+    /// The cache folder cannot be written, or its content is invalid.
     #[error("cannot use the Hub cache at {}: {reason}", path.display())]
     HubCache {
         /// The file or folder.

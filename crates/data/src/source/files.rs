@@ -1,6 +1,6 @@
-//! From a path to the files behind it, in the order in which they are read.
+//! From a path to the files it stands for, in the order in which they are read.
 //!
-//! Gives up order by content: files are sorted by name, so the same folder gives the same rows everywhere.
+//! Trade-off: files are sorted by name, not by content, so the same folder gives the same rows everywhere.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,20 +9,20 @@ use std::path::{Path, PathBuf};
 use serde_json::Value as Json;
 
 use super::error::SourceError;
-use super::format::{Compression, Format};
+use super::format::{Compression, FileFormat};
 use super::hub::{Hub, HubId};
-use super::records::SourceFile;
+use super::source_file::SourceFile;
 use super::spec::SourceSpec;
 use super::splits;
 
-/// Folders deeper than this are not entered: a link that leads back up would never end.
+/// Deeper folders are not entered: a link that leads upwards would never end.
 const MAX_DEPTH: usize = 32;
-/// What lies beside data files and is none.
+/// Files in data folders that contain no data.
 const NOT_DATA: [&str; 5] =
     ["state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "metadata.json"];
 
 /// Finds the files of a source and their common format.
-pub(super) fn resolve_files(spec: &SourceSpec, hub: &Hub) -> Result<(Vec<SourceFile>, Format), SourceError> {
+pub(super) fn resolve_files(spec: &SourceSpec, hub: &Hub) -> Result<(Vec<SourceFile>, FileFormat), SourceError> {
     if spec.path.starts_with("hf://") {
         return on_hub(spec, hub);
     }
@@ -36,7 +36,7 @@ pub(super) fn resolve_files(spec: &SourceSpec, hub: &Hub) -> Result<(Vec<SourceF
         return on_hub(spec, hub);
     }
     if !is_there {
-        let hint = format!("{}. A Hub dataset is named owner/name", beside(path));
+        let hint = format!("{}. A Hub dataset is named owner/name", siblings_of(path));
         return Err(SourceError::NotFound { path: spec.path.clone(), hint });
     }
     refuse_keys(spec, path.is_file())?;
@@ -60,7 +60,7 @@ fn refuse_keys(spec: &SourceSpec, is_file: bool) -> Result<(), SourceError> {
     }
 }
 
-fn on_hub(spec: &SourceSpec, hub: &Hub) -> Result<(Vec<SourceFile>, Format), SourceError> {
+fn on_hub(spec: &SourceSpec, hub: &Hub) -> Result<(Vec<SourceFile>, FileFormat), SourceError> {
     let Some(id) = HubId::parse(&spec.path, spec.revision.as_deref()) else {
         let hint = "a Hub dataset is named owner/name, owner/name@revision or hf://datasets/owner/name".to_owned();
         return Err(SourceError::NotFound { path: spec.path.clone(), hint });
@@ -72,10 +72,11 @@ fn on_hub(spec: &SourceSpec, hub: &Hub) -> Result<(Vec<SourceFile>, Format), Sou
     Ok((listing.files(&id, &paths).map(SourceFile::Hub).collect(), format))
 }
 
-/// Whether a path that is not there was meant as one: its name ends like a data file's, or its folder is there.
+/// Whether a path that does not exist was meant as a local path: its name ends like a data file's, or its folder
+/// exists.
 fn looks_local(path: &Path) -> bool {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    Format::of_name(path).is_some()
+    FileFormat::of_name(path).is_some()
         || Compression::of_name(path) != Compression::None
         || path.is_absolute()
         || path.starts_with(".")
@@ -83,10 +84,14 @@ fn looks_local(path: &Path) -> bool {
         || parent.is_some_and(Path::is_dir)
 }
 
-fn local(spec: &SourceSpec, files: Vec<PathBuf>, is_folder: bool) -> Result<(Vec<SourceFile>, Format), SourceError> {
+fn local(
+    spec: &SourceSpec,
+    files: Vec<PathBuf>,
+    is_folder: bool,
+) -> Result<(Vec<SourceFile>, FileFormat), SourceError> {
     let known = if is_folder { None } else { spec.format };
     let format = match common_format(files.iter().map(PathBuf::as_path), known, &spec.path) {
-        // A folder's files are those of the named format already, or show none.
+        // The files of a folder have the named format, or their names show none.
         Err(SourceError::UnknownFormat { .. }) if spec.format.is_some() => spec.format.expect("just seen"),
         format => spec.format.map_or(format, Ok)?,
     };
@@ -97,18 +102,18 @@ fn local(spec: &SourceSpec, files: Vec<PathBuf>, is_folder: bool) -> Result<(Vec
     Ok((files.into_iter().map(with_size).collect::<Result<_, _>>()?, format))
 }
 
-/// The one format of all files. Errors: a name shows none; names show several.
+/// The common format of all files. Errors: a name shows no format; the names show several.
 pub(super) fn common_format<'a>(
     files: impl Iterator<Item = &'a Path>,
-    named: Option<Format>,
+    named: Option<FileFormat>,
     place: &str,
-) -> Result<Format, SourceError> {
+) -> Result<FileFormat, SourceError> {
     if let Some(format) = named {
         return Ok(format);
     }
-    let mut counts: BTreeMap<Format, usize> = BTreeMap::new();
+    let mut counts: BTreeMap<FileFormat, usize> = BTreeMap::new();
     for path in files {
-        let format = Format::of_name(path).ok_or_else(|| SourceError::UnknownFormat { path: path.to_owned() })?;
+        let format = FileFormat::of_name(path).ok_or_else(|| SourceError::UnknownFormat { path: path.to_owned() })?;
         *counts.entry(format).or_default() += 1;
     }
     match counts.len() {
@@ -121,7 +126,7 @@ pub(super) fn common_format<'a>(
     }
 }
 
-/// The files that a pattern matches, if the path is one. Error: nothing matches.
+/// The files that a pattern matches, if the path is a pattern. Error: nothing matches.
 fn matches_of(pattern: &str) -> Result<Option<Vec<PathBuf>>, SourceError> {
     if !pattern.contains(['*', '?', '[']) {
         return Ok(None);
@@ -139,16 +144,16 @@ fn matches_of(pattern: &str) -> Result<Option<Vec<PathBuf>>, SourceError> {
         }
     }
     if files.is_empty() {
-        // The longest beginning that is no pattern and is there.
+        // The longest prefix without a pattern that exists.
         let plain = pattern.split(['*', '?', '[']).next().unwrap_or_default();
-        return Err(no_match(beside(&Path::new(plain).join("*"))));
+        return Err(no_match(siblings_of(&Path::new(plain).join("*"))));
     }
     files.sort();
     Ok(Some(files))
 }
 
-/// What lies in the folder of a path that is not there, for messages.
-fn beside(path: &Path) -> String {
+/// What the folder of a missing path contains, for messages.
+fn siblings_of(path: &Path) -> String {
     const SHOWN: usize = 8;
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -167,8 +172,8 @@ fn beside(path: &Path) -> String {
     names.truncate(SHOWN);
     match (names.is_empty(), more) {
         (true, _) => format!("the folder {} is empty", folder.display()),
-        (false, 0) => format!("the folder {} holds {}", folder.display(), names.join(", ")),
-        (false, more) => format!("the folder {} holds {} and {more} more", folder.display(), names.join(", ")),
+        (false, 0) => format!("the folder {} contains {}", folder.display(), names.join(", ")),
+        (false, more) => format!("the folder {} contains {} and {more} more", folder.display(), names.join(", ")),
     }
 }
 
@@ -176,20 +181,20 @@ fn beside(path: &Path) -> String {
 fn files_of_folder(spec: &SourceSpec, folder: &Path) -> Result<Vec<PathBuf>, SourceError> {
     let place = spec.path.trim_end_matches('/').to_owned();
     if let Some(saved) = saved_splits(folder)? {
-        let asked = spec.split.clone().unwrap_or_else(|| "train".to_owned());
-        if !saved.contains(&asked) {
+        let requested = spec.split.clone().unwrap_or_else(|| "train".to_owned());
+        if !saved.contains(&requested) {
             let hint = format!("it has {}; name one with split = \"...\"", saved.join(", "));
-            return Err(SourceError::NoSuchPart { place, what: "split", asked, hint });
+            return Err(SourceError::NoSuchPart { place, what: "split", requested, hint });
         }
-        return saved_files(&folder.join(asked))?.ok_or_else(|| no_data(&place, folder));
+        return saved_files(&folder.join(requested))?.ok_or_else(|| no_data(&place, folder));
     }
     if let Some(files) = saved_files(folder)? {
         return Ok(files);
     }
     let mut found = Vec::new();
-    walk(folder, String::new(), 0, &mut found)?;
+    list_files(folder, String::new(), 0, &mut found)?;
     found.sort();
-    let formatted = |path: &String| Format::of_name(Path::new(path));
+    let formatted = |path: &String| FileFormat::of_name(Path::new(path));
     found = match spec.format {
         Some(format) if found.iter().any(|path| formatted(path) == Some(format)) => {
             found.into_iter().filter(|path| formatted(path) == Some(format)).collect()
@@ -205,19 +210,19 @@ fn files_of_folder(spec: &SourceSpec, folder: &Path) -> Result<Vec<PathBuf>, Sou
     if spec.split.is_some() {
         found = splits::of_split(found, spec.split.as_deref(), &place)?;
     } else if known.len() > 1 {
-        // Reading all would train on what is kept for testing.
-        let (asked, hint) = (String::new(), format!("choose one of {} with split = \"...\"", known.join(", ")));
-        return Err(SourceError::NoSuchPart { place, what: "single split", asked, hint });
+        // Reading all splits would train on the test data.
+        let (requested, hint) = (String::new(), format!("choose one of {} with split = \"...\"", known.join(", ")));
+        return Err(SourceError::NoSuchPart { place, what: "single split", requested, hint });
     }
     Ok(found.into_iter().map(|path| folder.join(path)).collect())
 }
 
 fn no_data(place: &str, folder: &Path) -> SourceError {
-    SourceError::NoDataFiles { place: place.to_owned(), hint: beside(&folder.join("*")) }
+    SourceError::NoDataFiles { place: place.to_owned(), hint: siblings_of(&folder.join("*")) }
 }
 
-/// All files below a folder as paths with `/`, but hidden ones and those that describe data.
-fn walk(folder: &Path, prefix: String, depth: usize, found: &mut Vec<String>) -> Result<(), SourceError> {
+/// All files below a folder as paths with `/`, except hidden files and those that only describe data.
+fn list_files(folder: &Path, prefix: String, depth: usize, found: &mut Vec<String>) -> Result<(), SourceError> {
     if depth > MAX_DEPTH {
         return Ok(());
     }
@@ -230,7 +235,7 @@ fn walk(folder: &Path, prefix: String, depth: usize, found: &mut Vec<String>) ->
         }
         let path = entry.path();
         if path.is_dir() {
-            walk(&path, format!("{prefix}{name}/"), depth + 1, found)?;
+            list_files(&path, format!("{prefix}{name}/"), depth + 1, found)?;
         } else if path.is_file() {
             found.push(format!("{prefix}{name}"));
         }
@@ -251,7 +256,7 @@ fn json_in(folder: &Path, name: &str) -> Result<Option<Json>, SourceError> {
 fn saved_splits(folder: &Path) -> Result<Option<Vec<String>>, SourceError> {
     let Some(json) = json_in(folder, "dataset_dict.json")? else { return Ok(None) };
     let names = json["splits"].as_array().map(|names| names.iter().filter_map(Json::as_str).map(str::to_owned));
-    // The names become folders: none may lead elsewhere.
+    // The names become folders: none may point elsewhere.
     let is_inside = |name: &String| !name.contains(['/', '\\']) && !["", ".", ".."].contains(&name.as_str());
     Ok(names.map(|names| names.filter(is_inside).collect()))
 }

@@ -1,48 +1,50 @@
-//! The formats of data files, and what the name of a file says about its format.
+//! The formats of data files, and the format that a file name implies.
 //!
-//! Gives up guessing from content: the first bytes only catch a wrong name, they never choose a format.
+//! Trade-off: no guessing from content. The first bytes only detect a wrong name; they never choose a format.
 
 use std::fmt::{Display, Formatter, Result as FormatResult};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// How the rows stand in a file.
+/// The format of a data file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
-pub enum Format {
-    /// Apache Parquet, one row a record.
+pub enum FileFormat {
+    /// Apache Parquet, one record per row.
     Parquet,
     /// Apache Arrow IPC, file or stream (also Feather version 2, and what `datasets.save_to_disk` writes).
     Arrow,
-    /// A JSON object a line. Blank lines are skipped.
+    /// One JSON object per line. Blank lines are skipped.
     Jsonl,
-    /// A JSON list of objects, or an object with one such list (`field` names it), or lines as in [`Format::Jsonl`],
-    /// which many files called `.json` hold.
+    /// A JSON list of objects, or an object with one such list (`field` names it), or one object per line as in JSONL,
+    /// because many files called `.json` contain that.
     Json,
     /// Comma-separated values with a header row; every value is a string.
     Csv,
-    /// As [`Format::Csv`], separated by tabs.
+    /// Tab-separated values with a header row; every value is a string.
     Tsv,
-    /// Plain text: records `{"text": ...}`, cut as [`TextUnit`] says.
+    /// Plain text, one document per file or per line.
     Text,
 }
 
-/// How a file is packed as a whole.
+/// How a file is compressed as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Compression {
-    /// Not at all.
+pub(super) enum Compression {
+    /// Not compressed.
     None,
-    /// gzip (RFC 1952), one member or several.
+    /// gzip (RFC 1952), one or several members.
     Gzip,
-    /// Zstandard (RFC 8878), one frame or several, windows up to 128 MiB.
+    /// Zstandard (RFC 8878), one or several frames, windows up to 128 MiB.
     Zstandard,
 }
 
-/// What is one document of a text file.
+/// What counts as one document of a text file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
-pub enum TextUnit {
+pub enum TextDocument {
     /// The whole file.
     #[default]
     File,
@@ -50,20 +52,20 @@ pub enum TextUnit {
     Line,
 }
 
-const ENDINGS: [(&str, Format); 13] = [
-    ("parquet", Format::Parquet),
-    ("pq", Format::Parquet),
-    ("arrow", Format::Arrow),
-    ("feather", Format::Arrow),
-    ("ipc", Format::Arrow),
-    ("jsonl", Format::Jsonl),
-    ("ndjson", Format::Jsonl),
-    ("json", Format::Json),
-    ("csv", Format::Csv),
-    ("tsv", Format::Tsv),
-    ("txt", Format::Text),
-    ("text", Format::Text),
-    ("md", Format::Text),
+const ENDINGS: [(&str, FileFormat); 13] = [
+    ("parquet", FileFormat::Parquet),
+    ("pq", FileFormat::Parquet),
+    ("arrow", FileFormat::Arrow),
+    ("feather", FileFormat::Arrow),
+    ("ipc", FileFormat::Arrow),
+    ("jsonl", FileFormat::Jsonl),
+    ("ndjson", FileFormat::Jsonl),
+    ("json", FileFormat::Json),
+    ("csv", FileFormat::Csv),
+    ("tsv", FileFormat::Tsv),
+    ("txt", FileFormat::Text),
+    ("text", FileFormat::Text),
+    ("md", FileFormat::Text),
 ];
 const PACKED_ENDINGS: [(&str, Compression); 4] = [
     ("gz", Compression::Gzip),
@@ -72,14 +74,14 @@ const PACKED_ENDINGS: [(&str, Compression); 4] = [
     ("zstd", Compression::Zstandard),
 ];
 
-/// The endings that name a format, for messages.
+/// The file extensions of known formats, for messages.
 pub(super) fn known_endings() -> String {
     let list = |endings: Vec<&str>| endings.iter().map(|end| format!(".{end}")).collect::<Vec<_>>().join(", ");
     let packed = list(PACKED_ENDINGS.iter().map(|(end, _)| *end).collect());
     format!("{} (then also {packed})", list(ENDINGS.iter().map(|(end, _)| *end).collect()))
 }
 
-/// The name without the ending of its compression, and the compression.
+/// The name without its compression extension, and the compression.
 fn unpacked_name(path: &Path) -> (String, Compression) {
     let name = path.file_name().map(|name| name.to_string_lossy().to_ascii_lowercase()).unwrap_or_default();
     for (end, compression) in PACKED_ENDINGS {
@@ -91,21 +93,21 @@ fn unpacked_name(path: &Path) -> (String, Compression) {
 }
 
 impl Compression {
-    /// What the name of a file says.
-    pub fn of_name(path: &Path) -> Self {
+    /// The compression that a file name implies.
+    pub(super) fn of_name(path: &Path) -> Self {
         unpacked_name(path).1
     }
 }
 
-impl Format {
-    /// What the name of a file says, with or without an ending of its compression.
+impl FileFormat {
+    /// The format that a file name implies, with or without a compression extension.
     pub fn of_name(path: &Path) -> Option<Self> {
         let (name, _) = unpacked_name(path);
         let (_, end) = name.rsplit_once('.')?;
         ENDINGS.iter().find(|(known, _)| *known == end).map(|(_, format)| *format)
     }
 
-    /// The name as recipes write it.
+    /// The name as recipes spell it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Parquet => "parquet",
@@ -119,13 +121,13 @@ impl Format {
     }
 }
 
-impl Display for Format {
+impl Display for FileFormat {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> FormatResult {
         formatter.write_str(self.name())
     }
 }
 
-/// What a file is that begins with these bytes, if that is no text; and what to do about it.
+/// Recognizes a binary file by its first bytes: what it is and what to do about it.
 pub(super) fn magic(start: &[u8]) -> Option<(&'static str, &'static str)> {
     const NAME_PARQUET: &str = "Name it with format = \"parquet\"";
     const NAME_ARROW: &str = "Name it with format = \"arrow\"";
@@ -152,11 +154,11 @@ mod tests {
 
     #[test]
     fn names_show_format_and_compression() {
-        let shown = |name: &str| (Format::of_name(Path::new(name)), Compression::of_name(Path::new(name)));
-        assert_eq!(shown("a/b.JSONL"), (Some(Format::Jsonl), Compression::None));
-        assert_eq!(shown("b.json.gz"), (Some(Format::Json), Compression::Gzip));
-        assert_eq!(shown("train-00000-of-00002.parquet"), (Some(Format::Parquet), Compression::None));
-        assert_eq!(shown("x.csv.zst"), (Some(Format::Csv), Compression::Zstandard));
+        let shown = |name: &str| (FileFormat::of_name(Path::new(name)), Compression::of_name(Path::new(name)));
+        assert_eq!(shown("a/b.JSONL"), (Some(FileFormat::Jsonl), Compression::None));
+        assert_eq!(shown("b.json.gz"), (Some(FileFormat::Json), Compression::Gzip));
+        assert_eq!(shown("train-00000-of-00002.parquet"), (Some(FileFormat::Parquet), Compression::None));
+        assert_eq!(shown("x.csv.zst"), (Some(FileFormat::Csv), Compression::Zstandard));
         assert_eq!(shown("jsonl"), (None, Compression::None));
         assert_eq!(shown("rows.gz"), (None, Compression::Gzip));
         assert_eq!(shown("model.safetensors"), (None, Compression::None));

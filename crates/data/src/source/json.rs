@@ -1,8 +1,8 @@
 //! A JSON document with a list of rows, streamed: one row is in memory at a time, whatever the size of the list.
 //!
 //! Accepted: a list of objects; an object in which exactly one key (or the one named by `field`) holds a list of
-//! objects; and objects one a line, which many files called `.json` hold. Nesting inside a row is bounded by the
-//! parser (128), outside of rows nothing recurses.
+//! objects; and one object per line, which many files called `.json` contain. The parser limits nesting within a row
+//! (to 128); nothing recurses outside of rows. Trade-off: the extent of each row is scanned before it is parsed.
 
 mod scanner;
 
@@ -14,8 +14,8 @@ use serde_json::Value as Json;
 use super::error::SourceError;
 use super::jsonl::{JsonLines, parse_object};
 use super::open::{Bytes, read_failed};
-use super::{MAX_RECORD_BYTES, Record};
-use crate::error::Place;
+use super::record::{MAX_RECORD_BYTES, Record};
+use crate::place::Place;
 use scanner::{Scanner, show};
 
 const HINT: &str = "The file must be one JSON list of objects, or an object with such a list";
@@ -31,7 +31,7 @@ pub(super) fn open_json(
     let Some(column) = skip_start(&mut bytes, &mut line).map_err(failed)? else {
         return Ok(Box::new(std::iter::empty()));
     };
-    // The first line that is not blank, and whether anything comes after it, tell lines from a document.
+    // Lines are distinguished from a document by the first line that is not blank and whether anything follows it.
     let mut start = Vec::new();
     (&mut bytes).take(MAX_RECORD_BYTES as u64).read_until(b'\n', &mut start).map_err(failed)?;
     let first: Option<Json> = if start.starts_with(b"{") { serde_json::from_slice(&start).ok() } else { None };
@@ -45,7 +45,7 @@ pub(super) fn open_json(
     let bytes: Bytes = Box::new(Cursor::new(start).chain(bytes));
     if is_lines {
         if let Some(field) = field {
-            let reason = format!("the file holds one object a line, so no key {field:?} holds all rows");
+            let reason = format!("the file has one object per line, so no key {field:?} holds all rows");
             return Err(SourceError::NoRows { place: Place { path: path.to_owned(), line }, reason });
         }
         return Ok(Box::new(JsonLines::after(line - 1, bytes, path.to_owned())));
@@ -54,7 +54,7 @@ pub(super) fn open_json(
     Ok(Box::new(JsonDocument::new(scanner, field.map(str::to_owned))))
 }
 
-/// Passes the blanks at the beginning; the column of what follows, none at the end of the file.
+/// Skips leading blanks; returns the column of what follows, or `None` at the end of the file.
 fn skip_start(bytes: &mut Bytes, line: &mut usize) -> std::io::Result<Option<usize>> {
     let mut column = 1;
     loop {
@@ -74,7 +74,7 @@ fn skip_start(bytes: &mut Bytes, line: &mut usize) -> std::io::Result<Option<usi
     }
 }
 
-/// Moves blanks to the end of `start`; whether the file ends there.
+/// Moves blanks to the end of `start`; returns whether the file ends there.
 fn skip_blank(bytes: &mut Bytes, start: &mut Vec<u8>) -> std::io::Result<bool> {
     while start.len() <= MAX_RECORD_BYTES {
         let buffer = bytes.fill_buf()?;
@@ -94,14 +94,14 @@ fn has_rows(object: &Json) -> bool {
     object.as_object().is_some_and(|fields| fields.values().any(is_rows))
 }
 
-/// Where the reader stands in the document.
+/// The reader's position in the document.
 #[derive(Clone, Copy, PartialEq)]
 enum At {
-    /// Nothing read.
+    /// Nothing was read.
     Start,
-    /// Inside the list of rows, which is inside an object or not; before the first row or after one.
+    /// Inside the list of rows, which may be inside an object; before the first row or after one.
     Rows { in_object: bool, is_first: bool },
-    /// All said, or a failure.
+    /// Everything was read, or reading failed.
     End,
 }
 
@@ -121,7 +121,7 @@ impl JsonDocument {
         SourceError::NoRows { place: self.scanner.place(), reason }
     }
 
-    /// Up to the first row.
+    /// Advances to the first row.
     fn find_rows(&mut self) -> Result<(), SourceError> {
         match self.scanner.peek()? {
             Some(b'[') => {
@@ -143,7 +143,7 @@ impl JsonDocument {
         }
     }
 
-    /// Passes the keys of the object up to the list of rows, which is then entered; false at the end of the object.
+    /// Skips the keys of the object up to the list of rows, and enters it; returns false at the end of the object.
     fn next_list(&mut self, mut is_first: bool, is_wanted: bool) -> Result<bool, SourceError> {
         loop {
             match self.scanner.peek()? {
@@ -188,7 +188,7 @@ impl JsonDocument {
         self.scanner.value(0, Some(&mut key))?;
         serde_json::from_slice(&key).map_err(|reason| {
             let whole = reason.to_string();
-            // The place it names is inside the key.
+            // The position it gives is within the key.
             self.scanner.bad(whole.split(" at line ").next().unwrap_or(&whole))
         })
     }

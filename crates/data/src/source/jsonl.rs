@@ -1,6 +1,7 @@
-//! One JSON object a line.
+//! One JSON object per line.
 //!
-//! A bad line is an error with file, line and column; the lines after it can still be read.
+//! A bad line is an error with file, line and column; the lines after it can still be read. Trade-off: objects that
+//! span several lines are not supported.
 
 use std::path::PathBuf;
 
@@ -8,8 +9,8 @@ use serde_json::{Map, Value as Json};
 
 use super::error::SourceError;
 use super::open::{Bytes, checked_text, read_failed, read_line};
-use super::{MAX_RECORD_BYTES, MAX_RECORD_VALUES, Record};
-use crate::error::Place;
+use super::record::{MAX_RECORD_BYTES, MAX_RECORD_VALUES, Record};
+use crate::place::Place;
 
 /// The records of a JSONL file.
 pub(super) struct JsonLines {
@@ -21,12 +22,12 @@ pub(super) struct JsonLines {
 }
 
 impl JsonLines {
-    /// Reads on from the first line.
+    /// Starts with the first line.
     pub(super) fn new(bytes: Bytes, path: PathBuf) -> Self {
         Self::after(0, bytes, path)
     }
 
-    /// Reads on after so many lines.
+    /// Starts after the given number of lines.
     pub(super) fn after(line_number: usize, bytes: Bytes, path: PathBuf) -> Self {
         Self { bytes, path, line_number, line: Vec::new(), ended: false }
     }
@@ -35,7 +36,7 @@ impl JsonLines {
         Place { path: self.path.clone(), line: self.line_number }
     }
 
-    /// The next line that is not blank is then in `self.line`; false at the end.
+    /// Reads the next line that is not blank into `self.line`; returns false at the end.
     fn advance(&mut self) -> Result<bool, SourceError> {
         loop {
             self.line_number += 1;
@@ -80,9 +81,9 @@ impl Iterator for JsonLines {
     }
 }
 
-/// Parses the text of one record. `place` is that of its first line, `hint` what the format expects.
+/// Parses the text of one record. `place` is that of its first line; `hint` says what the format expects.
 pub(super) fn parse_object(bytes: &[u8], place: &Place, hint: &'static str) -> Result<Map<String, Json>, SourceError> {
-    // Two bytes a value at least.
+    // A value has at least two bytes.
     if bytes.len() > 2 * MAX_RECORD_VALUES && values(bytes) > MAX_RECORD_VALUES {
         return Err(SourceError::TooManyValues { place: place.clone() });
     }
@@ -91,18 +92,18 @@ pub(super) fn parse_object(bytes: &[u8], place: &Place, hint: &'static str) -> R
         Ok(Json::Object(fields)) => Ok(fields),
         Ok(other) => Err(SourceError::NotAnObject { place: place.clone(), found: describe(&other) }),
         Err(reason) => {
-            // What is no text at all is better said than "invalid character".
+            // Invalid text gets a more precise message than "invalid character".
             checked_text(bytes.to_vec(), place)?;
             let whole = reason.to_string();
-            let said = whole.split(" at line ").next().unwrap_or(&whole).to_owned();
+            let message = whole.split(" at line ").next().unwrap_or(&whole).to_owned();
             let line = place.line + reason.line().saturating_sub(1);
             let place = Place { path: place.path.clone(), line };
-            Err(SourceError::BadJson { place, column: reason.column(), reason: said, hint })
+            Err(SourceError::BadJson { place, column: reason.column(), reason: message, hint })
         }
     }
 }
 
-/// About how many values a JSON text has: commas and brackets outside of strings.
+/// Estimates the number of values of a JSON text: commas and brackets outside of strings.
 fn values(bytes: &[u8]) -> usize {
     let (mut count, mut in_string, mut escaped) = (0, false, false);
     for &byte in bytes {

@@ -1,42 +1,44 @@
-//! Several sources as one stream, in an order that depends on nothing but the recipe.
+//! Several sources as one stream, in an order that depends only on the recipe and the files.
 //!
-//! No source is held in memory; the next record is always taken from the head of one of them. Gives up a mixing of
-//! single tokens: the unit is the record.
+//! No source is held in memory; the next record is always taken from the head of one of them. Trade-off: the unit of
+//! mixing is the record, not the token.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::Record;
 use super::content::ContentKeys;
 use super::error::SourceError;
+use super::record::Record;
 use super::records::{Records, Source};
 
-/// In which order the records of several sources follow each other.
+/// The order in which the records of several sources are mixed. Batches are shuffled in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
-pub enum MixOrder {
+pub enum Mix {
     /// One source after the other, every row once.
     #[default]
     Concatenate,
     /// Every row once, spread evenly: the next row comes from the source of which the smallest share was read.
     Size,
-    /// Each row from a source drawn at random with its `weight`.
+    /// Each row from a source drawn at random, in proportion to the sources' weights.
     Weight,
 }
 
 /// When a mixture by weight ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
-pub enum Exhausted {
-    /// When a source is drawn that has no more rows: no row comes twice and the weights hold to the end, rows of the
-    /// other sources are left out. The default of `datasets.interleave_datasets` and of its users.
+pub enum MixUntil {
+    /// When a source is drawn that has no more rows. No row comes twice, and rows of the other sources are left out.
+    /// This is the default of `datasets.interleave_datasets`.
     #[default]
     First,
-    /// When every source has been read to its end at least once: a smaller one begins again, no row is left out.
+    /// When every source has been read to its end at least once. Smaller sources repeat, and no row is left out.
     All,
-    /// A source without rows is not drawn any more: every row once, the weights hold only until then.
+    /// When every row came once. A source without more rows is no longer drawn, so the weights hold only until then.
     Never,
 }
 
@@ -44,26 +46,30 @@ pub enum Exhausted {
 #[derive(Debug, Clone)]
 pub struct Mixture {
     sources: Vec<Source>,
-    order: MixOrder,
-    exhausted: Exhausted,
+    order: Mix,
+    until: MixUntil,
     seed: u64,
 }
 
 impl Mixture {
-    /// Mixes sources. `exhausted` and `seed` matter for [`MixOrder::Weight`] only. Errors: no source; weights with
-    /// another order, which would have no effect.
-    pub fn new(sources: Vec<Source>, order: MixOrder, exhausted: Exhausted, seed: u64) -> Result<Self, SourceError> {
+    /// Mixes sources. `until` and `seed` matter for `weight` only.
+    ///
+    /// Errors: no source; weights with another order, which would have no effect.
+    pub fn new(sources: Vec<Source>, order: Mix, until: MixUntil, seed: u64) -> Result<Self, SourceError> {
         let bad = |key, reason: &str| Err(SourceError::BadSpec { key, reason: reason.to_owned() });
         if sources.is_empty() {
-            return bad("sources", "name at least one");
+            return bad("sources", "give at least one");
         }
         if u32::try_from(sources.len()).is_err() {
             return bad("sources", "more than 4 billion");
         }
-        if order != MixOrder::Weight && sources.iter().any(|source| source.spec().weight.is_some()) {
-            return bad("weight", "has an effect only where the sources are mixed by weight; remove it, or mix so");
+        if order != Mix::Weight && sources.iter().any(|source| source.spec().weight.is_some()) {
+            return bad(
+                "weight",
+                "has an effect only where sources are mixed by weight; remove it, or set mix = \"weight\"",
+            );
         }
-        Ok(Self { sources, order, exhausted, seed })
+        Ok(Self { sources, order, until, seed })
     }
 
     /// The sources.
@@ -71,7 +77,7 @@ impl Mixture {
         &self.sources
     }
 
-    /// Bytes of all files, packed as they are.
+    /// Size of all files in bytes, before decompression.
     pub fn bytes(&self) -> u64 {
         self.sources.iter().map(Source::bytes).sum()
     }
@@ -79,7 +85,7 @@ impl Mixture {
     /// As [`Source::content_key`], with the order, the weights and the seed. Errors: a file cannot be read.
     pub fn content_key(&self, keys: &ContentKeys) -> Result<u128, SourceError> {
         let mut text = match self.order {
-            MixOrder::Weight => format!("weight {:?} {}", self.exhausted, self.seed),
+            Mix::Weight => format!("weight {:?} {}", self.until, self.seed),
             order => format!("{order:?}"),
         };
         for source in &self.sources {
@@ -88,12 +94,12 @@ impl Mixture {
         Ok(xxh3_128(text.as_bytes()))
     }
 
-    /// The records from the first on.
+    /// The records, from the first.
     pub fn records(&self) -> MixedRecords {
         MixedRecords {
             inputs: self.sources.iter().map(Input::new).collect(),
             order: self.order,
-            exhausted: self.exhausted,
+            until: self.until,
             random: ChaCha8Rng::seed_from_u64(self.seed),
             has_ended: false,
         }
@@ -109,9 +115,9 @@ struct Input {
     records: Records,
     bytes: u64,
     weight: f64,
-    /// Read to its end; by [`Exhausted::All`] it has begun again.
+    /// Whether it was read to its end. With `all` it has then started again.
     is_done: bool,
-    /// The last pass gave at least one row.
+    /// Whether the current pass gave at least one row.
     has_rows: bool,
 }
 
@@ -127,42 +133,37 @@ impl Input {
     }
 }
 
-/// The records of a mixture; [`Record::source`] says whose each is.
+/// The records of a mixture; [`Record::source`] gives the source of each.
 pub struct MixedRecords {
     inputs: Vec<Input>,
-    order: MixOrder,
-    exhausted: Exhausted,
+    order: Mix,
+    until: MixUntil,
     random: ChaCha8Rng,
     has_ended: bool,
 }
 
 impl MixedRecords {
-    /// How many bytes of the sources' files were read so far (in the current pass of a source that began again).
-    pub fn bytes_read(&self) -> u64 {
-        self.inputs.iter().map(|input| input.records.bytes_read()).sum()
-    }
-
-    /// Which source is next; none if all are done.
+    /// The source of the next record; `None` if all are done.
     fn choose(&mut self) -> Option<usize> {
         let open = |(_, input): &(usize, &Input)| !input.is_done;
         match self.order {
-            MixOrder::Concatenate => self.inputs.iter().position(|input| !input.is_done),
-            MixOrder::Size => {
+            Mix::Concatenate => self.inputs.iter().position(|input| !input.is_done),
+            Mix::Size => {
                 let inputs = self.inputs.iter().enumerate().filter(open);
                 inputs.min_by(|(_, one), (_, other)| one.share().total_cmp(&other.share())).map(|(index, _)| index)
             }
-            MixOrder::Weight => self.draw(),
+            Mix::Weight => self.draw(),
         }
     }
 
     fn draw(&mut self) -> Option<usize> {
-        let repeats = self.exhausted == Exhausted::All;
+        let repeats = self.until == MixUntil::All;
         if self.inputs.iter().all(|input| input.is_done) {
             return None;
         }
         let weight = |input: &Input| if input.is_done && !repeats { 0.0 } else { input.weight };
         let total: f64 = self.inputs.iter().map(weight).sum();
-        // 53 bits: every float between 0 and 1 of equal steps.
+        // 53 bits: a float between 0 and 1 in equal steps.
         let mut point = (self.random.next_u64() >> 11) as f64 / (1_u64 << 53) as f64 * total;
         let mut last = None;
         for (index, input) in self.inputs.iter().enumerate().filter(|(_, input)| weight(input) > 0.0) {
@@ -175,14 +176,14 @@ impl MixedRecords {
         last
     }
 
-    /// A source had no more rows when it was asked; whether the mixture goes on.
+    /// A source has no more rows; returns whether the mixture continues.
     fn ran_out(&mut self, index: usize) -> bool {
         let input = &mut self.inputs[index];
         input.is_done = true;
-        match (self.order, self.exhausted) {
-            (MixOrder::Weight, Exhausted::First) => false,
-            (MixOrder::Weight, Exhausted::All) => {
-                // A source without any row cannot be repeated.
+        match (self.order, self.until) {
+            (Mix::Weight, MixUntil::First) => false,
+            (Mix::Weight, MixUntil::All) => {
+                // A source without any row cannot repeat.
                 if !input.has_rows {
                     input.weight = 0.0;
                 }

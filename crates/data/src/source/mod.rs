@@ -1,4 +1,4 @@
-//! Where rows come from: files, globs, folders and Hub datasets, in every format people have, as a stream of
+//! Where records come from: files, patterns, folders and Hub datasets, in all supported formats, as a stream of
 //! [`Record`]s.
 //!
 //! ```text
@@ -6,8 +6,8 @@
 //!                          several --------- Mixture ---------records--> MixedRecords: Iterator<Record>
 //! ```
 //!
-//! Nothing here holds a whole file: a record is at most [`MAX_RECORD_BYTES`], a reader a few buffers. Gives up reading
-//! two formats as one source (name them as two) and guessing the types of CSV values (all are strings).
+//! No reader holds a whole file: a record has at most [`MAX_RECORD_BYTES`], a reader a few buffers. Not supported: two
+//! formats in one source (use two sources) and types of CSV values (all are strings).
 
 mod arrow;
 mod batches;
@@ -23,54 +23,21 @@ mod jsonl;
 mod mixture;
 mod open;
 mod parquet;
+mod record;
 mod records;
+mod resolve;
+mod source_file;
 mod spec;
 mod splits;
 #[cfg(test)]
 mod tests;
 mod text;
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use serde_json::{Map, Value as Json};
-
-use crate::error::Place;
-
 pub use content::ContentKeys;
 pub use error::SourceError;
-pub use format::{Compression, Format, TextUnit};
-pub use hub::{Download, Hub, HubSettings};
-pub use mixture::{Exhausted, MixOrder, MixedRecords, Mixture};
+pub use format::{FileFormat, TextDocument};
+pub use hub::{Hub, HubSettings};
+pub use mixture::{Mix, MixUntil, MixedRecords, Mixture};
+pub use record::{MAX_RECORD_BYTES, Record};
 pub use records::{Records, Source};
 pub use spec::SourceSpec;
-
-/// The most bytes that one record may have: a line, an element of a JSON list, a CSV row, a text document.
-pub const MAX_RECORD_BYTES: usize = 64 << 20;
-
-/// The most values (numbers, texts, lists, objects) that one record may have: each takes far more room in memory than in
-/// the file.
-pub(crate) const MAX_RECORD_VALUES: usize = 4_000_000;
-
-/// One row of a data file, not yet understood.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Record {
-    /// The row's keys in the file's order. A column without a value in this row is null.
-    pub fields: Map<String, Json>,
-    /// The file and the line where the row begins (Parquet and Arrow: its number in the file, from 1).
-    pub place: Place,
-    /// Which source of the mixture it came from; 0 where there is one.
-    pub source: u32,
-}
-
-impl Record {
-    /// A record of the only source.
-    pub fn new(fields: Map<String, Json>, place: Place) -> Self {
-        Self { fields, place, source: 0 }
-    }
-}
-
-/// An ending for a file that is not finished, which no other thread or process gives at the same time.
-fn unfinished() -> String {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    format!("{}-{}.half", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
-}

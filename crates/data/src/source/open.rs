@@ -1,6 +1,7 @@
-//! Opens a file as a stream of plain bytes, whatever it is packed with, and counts what was read of it.
+//! Opens a file as a stream of uncompressed bytes and counts how much of it was read.
 //!
-//! Memory stays at a few buffers and the decompressor's window, so a file that unpacks to terabytes costs time only.
+//! Memory is limited to a few buffers and the decompressor's window, so a file that decompresses to terabytes costs
+//! only time. Trade-off: a decompressor runs on the reading thread.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Result as IoResult};
@@ -11,17 +12,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use flate2::bufread::MultiGzDecoder;
 
 use super::error::SourceError;
-use super::format::{Compression, Format, magic};
-use crate::error::Place;
+use super::format::{Compression, FileFormat, magic};
+use crate::place::Place;
 
 const BUFFER_BYTES: usize = 256 << 10;
 const UNPACKED_BYTES: usize = 64 << 10;
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// Plain bytes.
+/// Uncompressed bytes.
 pub(super) type Bytes = Box<dyn BufRead + Send>;
 
-/// How many bytes of a source's files were read so far, packed as they are.
+/// Number of bytes of a source's files read so far, before decompression.
 pub(super) type Progress = Arc<AtomicU64>;
 
 /// A file's bytes, counted as they are used rather than as they are read ahead: mixing by size steps row by row.
@@ -49,7 +50,7 @@ impl BufRead for Counted {
     }
 }
 
-/// Opens and unpacks. Error: the operating system refuses.
+/// Opens and decompresses a file. Error: the operating system refuses.
 pub(super) fn open_bytes(path: &Path, progress: &Progress) -> Result<Bytes, SourceError> {
     let refused = |reason| SourceError::Open { path: path.to_owned(), reason };
     let file = File::open(path).map_err(refused)?;
@@ -65,8 +66,8 @@ pub(super) fn open_bytes(path: &Path, progress: &Progress) -> Result<Bytes, Sour
     })
 }
 
-/// As [`open_bytes`] for a format of text: a byte order mark is skipped, and what begins like a binary file is refused.
-pub(super) fn open_text(path: &Path, format: Format, progress: &Progress) -> Result<Bytes, SourceError> {
+/// As [`open_bytes`], for text formats: skips a byte order mark and refuses binary files.
+pub(super) fn open_text(path: &Path, format: FileFormat, progress: &Progress) -> Result<Bytes, SourceError> {
     let mut bytes = open_bytes(path, progress)?;
     let start = bytes.fill_buf().map_err(|reason| read_failed(path, 1, &reason))?;
     if let Some((found, hint)) = magic(start) {
@@ -79,7 +80,7 @@ pub(super) fn open_text(path: &Path, format: Format, progress: &Progress) -> Res
     Ok(bytes)
 }
 
-/// The error of a read that broke off.
+/// The error of a read that failed.
 pub(super) fn read_failed(path: &Path, line: usize, reason: &std::io::Error) -> SourceError {
     let mut reason = reason.to_string();
     if Compression::of_name(path) != Compression::None {
@@ -88,7 +89,7 @@ pub(super) fn read_failed(path: &Path, line: usize, reason: &std::io::Error) -> 
     SourceError::Read { place: Place { path: path.to_owned(), line }, reason }
 }
 
-/// Checks that text is UTF-8 without NUL. `place` is that of its first line; the error names the line inside it.
+/// Checks that text is UTF-8 without NUL. `place` is that of its first line; the error names the line within it.
 pub(super) fn checked_text(bytes: Vec<u8>, place: &Place) -> Result<String, SourceError> {
     let position = |at: usize, bytes: &[u8]| {
         let before = &bytes[..at];
@@ -107,11 +108,11 @@ pub(super) fn checked_text(bytes: Vec<u8>, place: &Place) -> Result<String, Sour
     Ok(text)
 }
 
-/// Reads the next line into `line`, without its end; false at the end of the file. A line of more than `limit` bytes
-/// is left half read, and `line` is longer than `limit`.
+/// Reads the next line into `line`, without its line break; returns false at the end of the file. A line of more than
+/// `limit` bytes is read only in part, and `line` is then longer than `limit`.
 pub(super) fn read_line(bytes: &mut dyn BufRead, line: &mut Vec<u8>, limit: usize) -> IoResult<bool> {
     line.clear();
-    // The end of the line may be two bytes more.
+    // The line break may be two more bytes.
     if bytes.take(limit as u64 + 2).read_until(b'\n', line)? == 0 {
         return Ok(false);
     }

@@ -1,10 +1,9 @@
-//! Parquet, a batch of rows at a time.
+//! Parquet, one batch of rows at a time.
 //!
-//! The batch is made small where rows are large, texts stay in their pages until a record is made of them, and what
-//! pages claim to unpack to is checked before any is unpacked. Gives up brotli (rare, and a decoder more) and files that are packed
-//! as a whole, as reading begins at the end.
-
-mod pages;
+//! Batches are small where rows are large, and strings stay in their pages until a record is built from them. Not
+//! bounded: what a single page decompresses to, because the decoder trusts the page headers of a file that the user
+//! chose. Not supported: brotli (rare, and another decoder), and compressed Parquet files, because reading begins at
+//! the end of the file.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -21,15 +20,15 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 
 use super::batches::Batches;
-use super::column::wanted_columns;
+use super::column::select_columns;
 use super::error::SourceError;
 use super::format::{Compression, magic};
 use super::open::{Progress, open_bytes};
-use crate::guarded::guarded;
+use crate::catch_panic::catch_panic;
 
-/// Who fails, in words.
+/// Named in error messages when the library panics.
 const DECODER: &str = "the decoder";
-/// About how many bytes one batch may unpack to.
+/// Approximate bytes that one batch decompresses to.
 const BATCH_BYTES: u64 = 16 << 20;
 const MAX_BATCH_ROWS: u64 = 1024;
 
@@ -43,22 +42,21 @@ pub(super) struct ParquetBatches {
 }
 
 impl ParquetBatches {
-    /// Reads the description at the end of the file. Errors: it is no Parquet file or damaged; a column has no JSON
-    /// form or is missing.
+    /// Reads the metadata at the end of the file. Errors: the file is not Parquet or is damaged; a column has no JSON
+    /// form or does not exist.
     pub(super) fn new(path: &Path, columns: Option<&[String]>, progress: &Progress) -> Result<Self, SourceError> {
         let bad = |reason| bad(path, 0, reason);
-        refuse_others(path)?;
+        check_is_parquet(path)?;
         let refused = |reason| SourceError::Open { path: path.to_owned(), reason };
-        let mut file = File::open(path).map_err(refused)?;
+        let file = File::open(path).map_err(refused)?;
         let size = file.metadata().map_err(refused)?.len();
-        let metadata = guarded(DECODER, || described(&file).map_err(|error| error.to_string())).map_err(bad)?;
-        let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file.try_clone().map_err(refused)?, metadata);
-        let indices = wanted_columns(builder.schema(), columns, path)?;
+        let metadata = catch_panic(DECODER, || read_metadata(&file).map_err(|error| error.to_string())).map_err(bad)?;
+        let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, metadata);
+        let indices = select_columns(builder.schema(), columns, path)?;
         let mask = ProjectionMask::roots(builder.parquet_schema(), indices);
-        pages::check(&mut file, builder.metadata(), &mask, may_unpack_to(size)).map_err(bad)?;
         let rows = batch_rows(builder.metadata());
         let total = u64::try_from(builder.metadata().file_metadata().num_rows()).unwrap_or(0);
-        let reader = guarded(DECODER, || {
+        let reader = catch_panic(DECODER, || {
             let builder = builder.with_projection(mask).with_batch_size(rows);
             builder.build().map_err(|error| error.to_string())
         });
@@ -75,11 +73,11 @@ impl ParquetBatches {
 impl Batches for ParquetBatches {
     fn next_batch(&mut self, row: usize) -> Result<Option<RecordBatch>, SourceError> {
         let reader = &mut self.reader;
-        let batch = guarded(DECODER, || reader.next().transpose().map_err(|error| error.to_string()));
+        let batch = catch_panic(DECODER, || reader.next().transpose().map_err(|error| error.to_string()));
         batch.map_err(|reason| bad(&self.path, row, reason))
     }
 
-    /// The file is read in pieces here and there, so progress is counted in rows of average size.
+    /// The file is read in pieces in no simple order, so progress is counted in rows of average size.
     fn count_row(&mut self) {
         self.counted += self.bytes_per_row;
         let whole = self.counted as u64;
@@ -88,9 +86,9 @@ impl Batches for ParquetBatches {
     }
 }
 
-/// The description of a file, with texts as views: a dictionary of one long text for a million rows is then read as
-/// that, and not as a million long texts.
-fn described(file: &File) -> Result<ArrowReaderMetadata, ParquetError> {
+/// The file's metadata with string columns as views: a dictionary of one long string for a million rows is then read as
+/// such, and not as a million long strings.
+fn read_metadata(file: &File) -> Result<ArrowReaderMetadata, ParquetError> {
     let metadata = ArrowReaderMetadata::load(file, ArrowReaderOptions::new())?;
     let schema = Schema::new_with_metadata(as_views(metadata.schema().fields()), metadata.schema().metadata().clone());
     let options = ArrowReaderOptions::new().with_schema(Arc::new(schema));
@@ -112,36 +110,28 @@ fn as_view(field: &FieldRef) -> FieldRef {
     Arc::new(Field::clone(field).with_data_type(data_type))
 }
 
-/// What a file of so many bytes may unpack to at once: any small amount, or a hundred times its size.
-pub(super) fn may_unpack_to(size: u64) -> u64 {
-    const SMALL: u64 = 256 << 20;
-    const RATIO: u64 = 100;
-    const MOST: u64 = 2 << 30;
-    size.saturating_mul(RATIO).clamp(SMALL, MOST)
-}
-
 fn bad(path: &Path, row: usize, reason: String) -> SourceError {
     SourceError::BadColumns { path: path.to_owned(), format: "Parquet", row: row + 1, reason }
 }
 
-fn refuse_others(path: &Path) -> Result<(), SourceError> {
+fn check_is_parquet(path: &Path) -> Result<(), SourceError> {
     let wrong = |found: &str, hint: &str| {
         let (expected, found, hint) = ("parquet".to_owned(), found.to_owned(), hint.to_owned());
         Err(SourceError::WrongFormat { path: path.to_owned(), expected, found, hint })
     };
     if Compression::of_name(path) != Compression::None {
-        return wrong("packed as a whole", "Unpack it: Parquet is packed inside already, and read from its end");
+        return wrong("compressed", "Unpack it: Parquet is compressed internally and is read from its end");
     }
     let mut bytes = open_bytes(path, &Progress::default())?;
     let start = bytes.fill_buf().map_err(|reason| SourceError::Open { path: path.to_owned(), reason })?;
     match magic(start) {
         _ if start.starts_with(b"PAR1") => Ok(()),
         Some((found, hint)) => wrong(found, hint),
-        None => wrong("something else (it does not begin with PAR1)", "Name its format with format = \"...\""),
+        None => wrong("something else (it does not begin with PAR1)", "Set its format with format = \"...\""),
     }
 }
 
-/// So many rows that a batch has about [`BATCH_BYTES`], by the largest mean of a row group.
+/// The number of rows for a batch of about [`BATCH_BYTES`], by the largest mean row size of a row group.
 fn batch_rows(metadata: &ParquetMetaData) -> usize {
     let mean = |rows: i64, bytes: i64| u64::try_from(bytes).unwrap_or(0) / u64::try_from(rows).unwrap_or(0).max(1);
     let groups = metadata.row_groups().iter();

@@ -1,66 +1,55 @@
 //! A source whose files are known, and the stream of its records.
+//!
+//! Trade-off: files are read one after another, on one thread.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Record;
 use super::arrow::ArrowBatches;
 use super::batches::BatchRecords;
 use super::content::ContentKeys;
 use super::csv::CsvRecords;
 use super::error::SourceError;
-use super::format::Format;
-use super::hub::{Hub, HubFile};
+use super::format::FileFormat;
+use super::hub::Hub;
 use super::json::open_json;
 use super::jsonl::JsonLines;
 use super::open::{Progress, open_bytes, open_text};
 use super::parquet::ParquetBatches;
+use super::record::Record;
+use super::source_file::SourceFile;
 use super::spec::SourceSpec;
 use super::text::TextRecords;
 
 /// The records of one file.
 type FileRecords = Box<dyn Iterator<Item = Result<Record, SourceError>> + Send>;
 
-/// One file of a source.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) enum SourceFile {
-    /// On this machine.
-    Local {
-        /// Where.
-        path: PathBuf,
-        /// Its size in bytes.
-        size: u64,
-    },
-    /// On the Hub or in its cache; fetched when it is read.
-    Hub(HubFile),
-}
-
-/// A source whose files are known: what [`SourceSpec::resolve`] gives.
+/// A source whose files are known: the result of [`SourceSpec::resolve`].
 #[derive(Debug, Clone)]
 pub struct Source {
     spec: Arc<SourceSpec>,
     files: Arc<[SourceFile]>,
-    format: Format,
+    format: FileFormat,
     hub: Hub,
 }
 
 impl Source {
-    pub(super) fn new(spec: SourceSpec, files: Vec<SourceFile>, format: Format, hub: Hub) -> Self {
+    pub(super) fn new(spec: SourceSpec, files: Vec<SourceFile>, format: FileFormat, hub: Hub) -> Self {
         Self { spec: Arc::new(spec), files: files.into(), format, hub }
     }
 
-    /// What the recipe says.
+    /// The description in the recipe.
     pub fn spec(&self) -> &SourceSpec {
         &self.spec
     }
 
     /// The format of all its files.
-    pub fn format(&self) -> Format {
+    pub fn format(&self) -> FileFormat {
         self.format
     }
 
-    /// The names of its files in the order in which they are read: paths, or `owner/name@commit/path` on the Hub.
+    /// The names of its files in reading order: paths, or `owner/name@commit/path` on the Hub.
     pub fn file_names(&self) -> Vec<String> {
         let name = |file: &SourceFile| match file {
             SourceFile::Local { path, .. } => path.display().to_string(),
@@ -69,7 +58,7 @@ impl Source {
         self.files.iter().map(name).collect()
     }
 
-    /// Bytes of all its files, packed as they are.
+    /// Size of all its files in bytes, before decompression.
     pub fn bytes(&self) -> u64 {
         let size = |file: &SourceFile| match file {
             SourceFile::Local { size, .. } => *size,
@@ -78,16 +67,16 @@ impl Source {
         self.files.iter().map(size).sum()
     }
 
-    /// A 128-bit hash of everything that decides the records: the content of the files in order, and how they are
-    /// read. Names and places of local files do not count; a Hub file counts by dataset, commit and path, which never
-    /// change their content. `weight` does not count (a mixture's key has it).
+    /// A 128-bit hash of everything that determines the records: the content of the files in order, and how they are
+    /// read. Names and locations of local files do not matter; a Hub file counts by dataset, commit and path, whose
+    /// content never changes. `weight` does not matter (a mixture's key includes it).
     ///
     /// Errors: a file cannot be read.
     pub fn content_key(&self, keys: &ContentKeys) -> Result<u128, SourceError> {
         keys.of_source(&self.spec, self.format, &self.files)
     }
 
-    /// The records from the first on.
+    /// The records, from the first.
     pub fn records(&self) -> Records {
         let left = self.spec.limit.unwrap_or(u64::MAX);
         Records {
@@ -111,26 +100,26 @@ impl Source {
         let columns = self.spec.columns.as_deref();
         let text = || open_text(path, self.format, progress);
         Ok(match self.format {
-            Format::Parquet => Box::new(BatchRecords::new(ParquetBatches::new(path, columns, progress)?, path)),
-            Format::Arrow => {
+            FileFormat::Parquet => Box::new(BatchRecords::new(ParquetBatches::new(path, columns, progress)?, path)),
+            FileFormat::Arrow => {
                 let batches = ArrowBatches::new(open_bytes(path, progress)?, path, self.spec.columns.clone())?;
                 Box::new(BatchRecords::new(batches, path))
             }
-            Format::Jsonl => Box::new(JsonLines::new(text()?, path.to_owned())),
-            Format::Json => open_json(text()?, path, self.spec.field.as_deref())?,
-            Format::Csv | Format::Tsv => {
-                let delimiter = if self.format == Format::Csv { b',' } else { b'\t' };
+            FileFormat::Jsonl => Box::new(JsonLines::new(text()?, path.to_owned())),
+            FileFormat::Json => open_json(text()?, path, self.spec.field.as_deref())?,
+            FileFormat::Csv | FileFormat::Tsv => {
+                let delimiter = if self.format == FileFormat::Csv { b',' } else { b'\t' };
                 Box::new(CsvRecords::new(text()?, path, delimiter, columns)?)
             }
-            Format::Text => Box::new(TextRecords::new(text()?, path.to_owned(), self.spec.text_unit)),
+            FileFormat::Text => Box::new(TextRecords::new(text()?, path.to_owned(), self.spec.text_unit)),
         })
     }
 }
 
 /// The records of a source, file after file.
 ///
-/// An error says which file and line. After a bad JSON line the next call goes on with the line after it; after any
-/// other error the stream ends.
+/// An error names file and line. After a bad JSON line the next call continues with the next line; after any other
+/// error the stream ends.
 pub struct Records {
     source: Source,
     next_file: usize,
@@ -141,12 +130,12 @@ pub struct Records {
 }
 
 impl Records {
-    /// How many bytes of the source's files were read so far, of [`Source::bytes`].
-    pub fn bytes_read(&self) -> u64 {
+    /// Number of bytes of the source's files read so far, of [`Source::bytes`].
+    pub(super) fn bytes_read(&self) -> u64 {
         self.progress.load(Ordering::Relaxed)
     }
 
-    /// An error was met after which nothing more can be read.
+    /// Whether an error occurred after which nothing more can be read.
     pub(super) fn has_failed(&self) -> bool {
         self.failed
     }

@@ -1,14 +1,15 @@
-//! Which files of a folder or dataset belong to a split, by their names, as the `datasets` library tells them.
+//! Which files of a folder or dataset belong to a split, by their names, as the `datasets` library decides it.
 //!
-//! `train-00000-of-00003.parquet` names its split exactly; else a word in the file's name or a folder's (train, test,
-//! validation and their usual other spellings) does; files without any are the split "train". Gives up custom patterns
-//! beyond those that the dataset's card writes.
+//! `train-00000-of-00003.parquet` names its split exactly; otherwise a word in the name of the file or of a folder
+//! (train, test, validation and their usual synonyms) does; files without such a word belong to the split "train".
+//!
+//! Not supported: custom patterns other than those in the dataset's card.
 
 use super::error::SourceError;
 
 const TRAIN: &str = "train";
 
-/// The split that a path (with `/`) shows.
+/// The split that a path (with `/`) implies.
 pub(super) fn split_of(path: &str) -> Option<String> {
     let mut parts = path.rsplit('/');
     let stem = parts.next().and_then(|name| name.split('.').next()).unwrap_or_default();
@@ -28,7 +29,7 @@ fn sharded(stem: &str) -> Option<&str> {
     (digits(count) && digits(index) && !name.is_empty()).then_some(name)
 }
 
-/// The usual spellings of the three usual splits.
+/// The usual synonyms of the three usual splits.
 fn keyword(word: &str) -> Option<&'static str> {
     match word.to_ascii_lowercase().as_str() {
         "train" | "training" => Some(TRAIN),
@@ -38,11 +39,11 @@ fn keyword(word: &str) -> Option<&'static str> {
     }
 }
 
-fn same_split(found: &str, wanted: &str) -> bool {
-    found == wanted || keyword(wanted).is_some_and(|usual| found == usual)
+fn same_split(found: &str, name: &str) -> bool {
+    found == name || keyword(name).is_some_and(|usual| found == usual)
 }
 
-/// The splits that the paths show, each once, in order.
+/// The splits that the paths imply, each once, sorted.
 pub(super) fn splits_of<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let mut splits: Vec<String> = paths.into_iter().filter_map(split_of).collect();
     splits.sort();
@@ -50,7 +51,7 @@ pub(super) fn splits_of<'a>(paths: impl IntoIterator<Item = &'a str>) -> Vec<Str
     splits
 }
 
-/// The paths of a configuration: those below a folder of its name. Error: there is no such folder.
+/// The paths of a configuration: those in a folder of its name. Error: there is no such folder.
 pub(super) fn of_config(paths: Vec<String>, config: Option<&str>, place: &str) -> Result<Vec<String>, SourceError> {
     let Some(config) = config else { return Ok(paths) };
     let folders = |path: &String| -> Vec<String> {
@@ -65,33 +66,33 @@ pub(super) fn of_config(paths: Vec<String>, config: Option<&str>, place: &str) -
         known.sort();
         known.dedup();
         let hint = if known.is_empty() {
-            "it has a single configuration: leave config out".to_owned()
+            "it has a single configuration: remove config".to_owned()
         } else {
             format!("its folders are {}", known.join(", "))
         };
-        let asked = config.to_owned();
-        return Err(SourceError::NoSuchPart { place: place.to_owned(), what: "config", asked, hint });
+        let requested = config.to_owned();
+        return Err(SourceError::NoSuchPart { place: place.to_owned(), what: "config", requested, hint });
     }
     Ok(inside)
 }
 
-/// The paths of a split, "train" if none is named. Error: no path shows it.
+/// The paths of a split, "train" by default. Error: no path belongs to it.
 pub(super) fn of_split(paths: Vec<String>, split: Option<&str>, place: &str) -> Result<Vec<String>, SourceError> {
-    let wanted = split.unwrap_or(TRAIN);
+    let name = split.unwrap_or(TRAIN);
     let known = splits_of(paths.iter().map(String::as_str));
-    if known.is_empty() && wanted == TRAIN {
+    if known.is_empty() && name == TRAIN {
         return Ok(paths);
     }
-    let is_wanted = |path: &String| split_of(path).is_some_and(|found| same_split(&found, wanted));
-    let chosen: Vec<String> = paths.into_iter().filter(is_wanted).collect();
+    let is_match = |path: &String| split_of(path).is_some_and(|found| same_split(&found, name));
+    let chosen: Vec<String> = paths.into_iter().filter(is_match).collect();
     if chosen.is_empty() {
         let hint = if known.is_empty() {
             "no file name shows a split, so all of it is \"train\"".to_owned()
         } else {
             format!("it has {}; name one with split = \"...\"", known.join(", "))
         };
-        let asked = wanted.to_owned();
-        return Err(SourceError::NoSuchPart { place: place.to_owned(), what: "split", asked, hint });
+        let requested = name.to_owned();
+        return Err(SourceError::NoSuchPart { place: place.to_owned(), what: "split", requested, hint });
     }
     Ok(chosen)
 }
@@ -101,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_show_splits_as_datasets_reads_them() {
+    fn names_imply_splits_as_in_datasets() {
         let cases = [
             ("data/train-00000-of-00003.parquet", Some("train")),
             ("data/train_sft-00000-of-00003-a1b2.parquet", Some("train")),
@@ -121,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_split_lists_those_there_are() {
+    fn a_missing_split_lists_the_available_ones() {
         let paths = || vec!["train.jsonl".to_owned(), "val.jsonl".to_owned()];
         assert_eq!(of_split(paths(), Some("valid"), "d").unwrap(), ["val.jsonl"]);
         assert_eq!(of_split(paths(), None, "d").unwrap(), ["train.jsonl"]);

@@ -1,4 +1,6 @@
-//! Plain text: a document a file, or a line a document.
+//! Plain text: one document per file or per line.
+//!
+//! Trade-off: a file read as one document must fit the limit of a record.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -6,23 +8,23 @@ use std::path::PathBuf;
 use serde_json::{Map, Value as Json};
 
 use super::error::SourceError;
-use super::format::TextUnit;
+use super::format::TextDocument;
 use super::open::{Bytes, checked_text, read_failed, read_line};
-use super::{MAX_RECORD_BYTES, Record};
-use crate::error::Place;
+use super::record::{MAX_RECORD_BYTES, Record};
+use crate::place::Place;
 
 /// The records `{"text": ...}` of a text file.
 pub(super) struct TextRecords {
     bytes: Bytes,
     path: PathBuf,
-    unit: TextUnit,
+    unit: TextDocument,
     line_number: usize,
     ended: bool,
 }
 
 impl TextRecords {
-    /// Reads on from the first line.
-    pub(super) fn new(bytes: Bytes, path: PathBuf, unit: TextUnit) -> Self {
+    /// Starts with the first line.
+    pub(super) fn new(bytes: Bytes, path: PathBuf, unit: TextDocument) -> Self {
         Self { bytes, path, unit, line_number: 0, ended: false }
     }
 
@@ -37,7 +39,7 @@ impl TextRecords {
         let read = (&mut self.bytes).take(MAX_RECORD_BYTES as u64 + 1).read_to_end(&mut text);
         read.map_err(|reason| read_failed(&self.path, 1, &reason))?;
         if text.len() > MAX_RECORD_BYTES {
-            let hint = "Read it with text_unit = \"line\", or cut it into several files";
+            let hint = "Read it with text_unit = \"line\", or split it into several files";
             return Err(SourceError::RecordTooLarge { place: self.place(), hint });
         }
         Ok(Some(text))
@@ -52,7 +54,7 @@ impl TextRecords {
                 return Ok(None);
             }
             if line.len() > MAX_RECORD_BYTES {
-                let hint = "The file has no ends of lines where they are expected: is it text?";
+                let hint = "The file has no line breaks where they are expected: is it text?";
                 return Err(SourceError::RecordTooLarge { place: self.place(), hint });
             }
             if !line.trim_ascii().is_empty() {
@@ -70,8 +72,8 @@ impl Iterator for TextRecords {
             return None;
         }
         let text = match self.unit {
-            TextUnit::File => self.whole_file(),
-            TextUnit::Line => self.line(),
+            TextDocument::File => self.whole_file(),
+            TextDocument::Line => self.line(),
         };
         self.ended |= !matches!(text, Ok(Some(_)));
         let place = self.place();

@@ -1,9 +1,9 @@
-"""Makes templates.json, snippets.json and the two tokenizers beside them: what transformers renders, tokenises and masks.
+"""Generates templates.json, snippets.json and the two tokenizers: what transformers renders, tokenizes and masks.
 
-Run in this folder: python make_templates.py (made with transformers 5.23.0, tokenizers 0.23.3, jinja2 3.1.6).
+Run in this folder: python make_templates.py (generated with transformers 5.23.0, tokenizers 0.23.3, jinja2 3.1.6).
 
 The templates (templates/*.jinja) have the features of well-known families, with generation blocks, from which
-transformers' assistant mask comes. The Rust test renders them as they are, and once with the block tags taken out, which
+transformers computes the assistant mask. The Rust test renders them unchanged, and once without the block tags, which
 must give the same mask. Where a template refuses a conversation, "text" is null. snippets.json has single expressions.
 """
 
@@ -65,15 +65,15 @@ def call(name, arguments, number):
     return {"id": f"callid00{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def said(*turns):
+def turns_of(*turns):
     return [{"role": role, "content": content} for role, content in turns]
 
 
 # Each: messages, tools.
 CONVERSATIONS = [
-    (said(("user", "What is the capital of France?"), ("assistant", "The capital of France is Paris.")), None),
+    (turns_of(("user", "What is the capital of France?"), ("assistant", "The capital of France is Paris.")), None),
     (
-        said(
+        turns_of(
             ("system", "You are a helpful assistant.\nAnswer in one line."),
             ("user", "  padded question \n"),
             ("assistant", "Ünïcode 😀 & <tags> 'quoted' \"twice\""),
@@ -85,7 +85,7 @@ CONVERSATIONS = [
         None,
     ),
     (
-        said(
+        turns_of(
             ("user", "four"),
             ("assistant", "<think>\nfive and six\n</think>\n\nseven"),
             ("user", "and?"),
@@ -94,15 +94,15 @@ CONVERSATIONS = [
         None,
     ),
     (
-        said(("system", "Use tools."), ("user", "What is the weather in Köln?"))
+        turns_of(("system", "Use tools."), ("user", "What is the weather in Köln?"))
         + [{"role": "assistant", "tool_calls": [call("weather", {"city": "Köln", "days": [1, 2]}, 1)]}]
         + [{"role": "tool", "name": "weather", "tool_call_id": "callid001", "content": '{"sky": "blue"}'}]
-        + said(("assistant", "It is fair.")),
+        + turns_of(("assistant", "It is fair.")),
         [WEATHER],
     ),
-    (said(("user", "Hello!"), ("assistant", "Hello to you.")), [WEATHER]),
+    (turns_of(("user", "Hello!"), ("assistant", "Hello to you.")), [WEATHER]),
     (
-        said(("user", "Paris and Rome?"))
+        turns_of(("user", "Paris and Rome?"))
         + [
             {
                 "role": "assistant",
@@ -111,18 +111,18 @@ CONVERSATIONS = [
             }
         ]
         + [{"role": "tool", "tool_call_id": f"callid00{n}", "content": sky} for n, sky in [(1, "rain"), (2, "sun")]]
-        + said(("assistant", "Rain there, sun here."), ("user", "Thank you!"), ("assistant", "You are welcome.")),
+        + turns_of(("assistant", "Rain there, sun here."), ("user", "Thank you!"), ("assistant", "You are welcome.")),
         [WEATHER, {"type": "function", "function": {"name": "time", "description": "the time", "parameters": {"type": "object", "properties": {}, "required": []}}}],
     ),
     (
-        said(("user", "one?"))
+        turns_of(("user", "one?"))
         + [{"role": "assistant", "reasoning_content": "\nso one\n", "content": "\n\none"}]
-        + said(("user", "two?"))
+        + turns_of(("user", "two?"))
         + [{"role": "assistant", "thinking": "then two", "content": "two"}],
         None,
     ),
     (
-        said(
+        turns_of(
             ("user", "{{ not a template }} {% if %} \\n \t tab"),
             ("assistant", "<|user|> </s> [INST] </think> <|im_start|>assistant\nspelled"),
             ("user", "\u00a0nbsp\u200b and \u2028 line"),
@@ -130,8 +130,8 @@ CONVERSATIONS = [
         ),
         None,
     ),
-    (said(("user", "a"), ("assistant", "a"), ("user", "a"), ("assistant", "a"), ("user", "a"), ("assistant", "a")), None),
-    (said(("system", "Be brief."), ("user", "Is nobody there?")), None),
+    (turns_of(("user", "a"), ("assistant", "a"), ("user", "a"), ("assistant", "a"), ("user", "a"), ("assistant", "a")), None),
+    (turns_of(("system", "Be brief."), ("user", "Is nobody there?")), None),
 ]
 
 

@@ -1,14 +1,25 @@
-//! CPU through burn-candle: the portable bodies as they are.
+//! CPU through burn-candle: the reference bodies as they are.
 //!
-//! burn-candle is deprecated upstream and leaves Burn after 0.21; it stays here as long as we pin 0.21.
+//! Trade-off: burn-candle is deprecated upstream and leaves Burn after 0.21; it stays here as long as we pin 0.21.
 #![expect(
     deprecated,
     reason = "burn-candle 0.21 is marked deprecated as a whole; docs/decisions.md says why it is kept"
 )]
 
-use crate::Kernels;
+use crate::{
+    AttentionOps, CommOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, NormOps, OptimizerOps, WeightOps,
+};
 
 /// f32 values, i64 indices: what candle's CPU kernels are fastest with.
 pub type Candle = burn_candle::Candle<f32, i64>;
 
+impl MemoryOps for Candle {}
+impl WeightOps for Candle {}
+impl NormOps for Candle {}
+impl LinearOps for Candle {}
+impl AttentionOps for Candle {}
+impl EmbeddingOps for Candle {}
+impl LossOps for Candle {}
+impl OptimizerOps for Candle {}
+impl CommOps for Candle {}
 impl Kernels for Candle {}

@@ -1,6 +1,6 @@
 //! Random numbers that a model starts from: the same for a seed and a name on every machine.
 //!
-//! Gives up speed: a name's numbers come from one thread, one after the other.
+//! Trade-off: the numbers of one name come from one thread.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;

@@ -7,21 +7,17 @@ use std::collections::BTreeMap;
 use std::fs::create_dir_all;
 use std::path::Path;
 
-use super::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, LoraConfig, TargetModules, parse_config};
-use crate::config::PROJECTIONS;
+use firebrick_arch::json::read_text;
+use firebrick_arch::{ArchError, lora_tensor_names};
+
+use super::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, LoraConfig, TargetModules, config_json, parse_config};
 use crate::error::ModelError;
-use crate::json::read_text;
 use crate::weights::{TensorF32, read_safetensors_f32, safetensors_names, write_safetensors_f32, write_text};
 
 /// What PEFT puts before a module's path.
 const PREFIX: &str = "base_model.model.";
 const A_SUFFIX: &str = ".lora_A.weight";
 const B_SUFFIX: &str = ".lora_B.weight";
-
-/// The names of the A and the B matrix of a module such as `model.layers.0.self_attn.q_proj`.
-pub fn tensor_names(module_path: &str) -> (String, String) {
-    (format!("{PREFIX}{module_path}{A_SUFFIX}"), format!("{PREFIX}{module_path}{B_SUFFIX}"))
-}
 
 /// Reads the settings of an adapter folder. Where PEFT would find the targets by a regular expression or by layer
 /// number, the adapter's tensors say what was found.
@@ -56,14 +52,14 @@ pub fn read_adapter(dir: &Path) -> Result<(LoraConfig, BTreeMap<String, TensorF3
     let path = dir.join(ADAPTER_WEIGHTS_FILE);
     let tensors = read_safetensors_f32(&path)?;
     for module in module_paths(&path, &tensors.keys().cloned().collect::<Vec<_>>())? {
-        let (a, b) = tensor_names(&module);
+        let (a, b) = lora_tensor_names(&module);
         check_rank(&path, &tensors, a, 0, config.r)?;
         check_rank(&path, &tensors, b, 1, config.r)?;
     }
     Ok((config, tensors))
 }
 
-/// Writes an adapter folder that PEFT loads: matrices by the names of [`tensor_names`], settings and a short model
+/// Writes an adapter folder that PEFT loads: matrices by their names in PEFT, settings and a short model
 /// card, each file atomically. Files of an older adapter in the folder are replaced.
 ///
 /// # Errors
@@ -71,8 +67,22 @@ pub fn read_adapter(dir: &Path) -> Result<(LoraConfig, BTreeMap<String, TensorF3
 pub fn write_adapter(dir: &Path, config: &LoraConfig, tensors: &BTreeMap<String, TensorF32>) -> Result<(), ModelError> {
     create_dir_all(dir).map_err(ModelError::io("create", dir))?;
     write_safetensors_f32(&dir.join(ADAPTER_WEIGHTS_FILE), tensors, &BTreeMap::new())?;
-    write_text(&dir.join(ADAPTER_CONFIG_FILE), &config.to_json())?;
+    write_text(&dir.join(ADAPTER_CONFIG_FILE), &config_json(config, &target_names(config, tensors)))?;
     write_text(&dir.join("README.md"), &model_card(config))
+}
+
+/// The targets as a list for PEFT: those of the settings, or for "all-linear" the last parts of the modules' paths, in forward order.
+fn target_names(config: &LoraConfig, tensors: &BTreeMap<String, TensorF32>) -> Vec<String> {
+    if let TargetModules::Named(names) = &config.target_modules {
+        return names.clone();
+    }
+    /// The order of a layer's forward pass; names that are not listed follow.
+    const ORDER: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+    let leaf = |name: &String| name.strip_suffix(A_SUFFIX)?.rsplit('.').next().map(str::to_owned);
+    let mut names: Vec<String> = tensors.keys().filter_map(leaf).collect();
+    names.sort_by_key(|name| ORDER.iter().position(|known| known == name).unwrap_or(ORDER.len()));
+    names.dedup();
+    names
 }
 
 /// The modules that the file has matrices for, after checking that it holds nothing else.
@@ -80,10 +90,10 @@ fn module_paths(path: &Path, names: &[String]) -> Result<Vec<String>, ModelError
     let mut modules = Vec::new();
     for name in names {
         let stem = name.strip_suffix(A_SUFFIX).or(name.strip_suffix(B_SUFFIX));
-        let module = stem.and_then(|stem| stem.strip_prefix(PREFIX)).filter(|module| is_layer_projection(module));
+        let module = stem.and_then(|stem| stem.strip_prefix(PREFIX)).filter(|module| is_module_of_a_layer(module));
         let Some(module) = module else {
-            let problem = "is not a LoRA matrix of a Llama projection \
-                           (base_model.model.model.layers.N.*_proj.lora_A.weight or lora_B.weight). Merge this \
+            let problem = "is not a LoRA matrix of a layer's linear module \
+                           (base_model.model.model.layers.N.*.lora_A.weight or lora_B.weight). Merge this \
                            adapter into its base with PEFT and give the merged folder as the model";
             return Err(ModelError::AdapterTensor {
                 path: path.to_path_buf(),
@@ -98,9 +108,10 @@ fn module_paths(path: &Path, names: &[String]) -> Result<Vec<String>, ModelError
     Ok(modules)
 }
 
-fn is_layer_projection(module: &str) -> bool {
+/// Whether a path lies inside a layer; that the model has such a module is checked when the adapter is loaded onto one.
+fn is_module_of_a_layer(module: &str) -> bool {
     let parts = module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
-    parts.is_some_and(|(layer, projection)| layer.parse::<usize>().is_ok() && PROJECTIONS.contains(&projection))
+    parts.is_some_and(|(layer, _)| layer.parse::<usize>().is_ok())
 }
 
 /// Settings and matrices must name the same modules.
@@ -111,22 +122,24 @@ fn check_targets(
     weights_path: &Path,
 ) -> Result<(), ModelError> {
     if let Some(module) = modules.iter().find(|module| !targets.matches(module)) {
-        let (path, name) = (weights_path.to_path_buf(), tensor_names(module).0);
+        let (path, name) = (weights_path.to_path_buf(), lora_tensor_names(module).0);
         let problem =
             "is not among target_modules of adapter_config.json: the two files do not belong together".to_owned();
         return Err(ModelError::AdapterTensor { path, name, problem });
     }
-    let unused = targets.names().into_iter().find(|name| {
-        let one = TargetModules::Named(vec![name.clone()]);
-        !modules.iter().any(|module| one.matches(module))
+    let TargetModules::Named(names) = targets else { return Ok(()) };
+    let unused = names.iter().find(|name| {
+        let single = TargetModules::Named(vec![(*name).clone()]);
+        !modules.iter().any(|module| single.matches(module))
     });
     match unused {
-        Some(got) => Err(ModelError::BadValue {
+        Some(name) => Err(ArchError::BadValue {
             path: config_path.to_path_buf(),
             key: "target_modules".to_owned(),
-            got: format!("\"{got}\""),
+            got: format!("\"{name}\""),
             expected: format!("{ADAPTER_WEIGHTS_FILE} has no matrix for it: the two files do not belong together"),
-        }),
+        }
+        .into()),
         None => Ok(()),
     }
 }
@@ -174,8 +187,8 @@ mod tests {
     use tempfile::{TempDir, tempdir};
 
     use super::*;
-    use crate::config::LlamaConfig;
-    use crate::config::tests::tiny;
+    use firebrick_arch::ModelConfig;
+    use crate::test_config::tiny;
 
     fn matrix(shape: [usize; 2], start: f32) -> TensorF32 {
         let values = (0..shape[0] * shape[1]).map(|i| start + i as f32).collect();
@@ -187,18 +200,25 @@ mod tests {
             r: 2,
             lora_alpha: 4.0,
             use_rslora: false,
-            target_modules: TargetModules::from_names(names.iter().map(|&name| name.to_owned()).collect()).unwrap(),
+            target_modules: TargetModules::from_names(names.iter().map(|&name| name.to_owned()).collect()),
             base_model_name_or_path: Some("owner/tiny".to_owned()),
         }
     }
 
-    fn matrices(lora: &LoraConfig, config: &LlamaConfig) -> BTreeMap<String, TensorF32> {
-        let one = |module: String| {
-            let projection = PROJECTIONS.into_iter().find(|projection| module.ends_with(projection)).unwrap();
-            let ([outs, ins], (a, b)) = (config.projection_shape(projection), tensor_names(&module));
-            [(a, matrix([lora.r, ins], 0.5)), (b, matrix([outs, lora.r], -3.0))]
+    fn matrices(lora: &LoraConfig, config: &ModelConfig) -> BTreeMap<String, TensorF32> {
+        let tensors = config.spec.adapter_tensors(lora).unwrap();
+        let matrix_of = |tensor: firebrick_arch::TensorSpec| {
+            let shape = [tensor.shape[0], tensor.shape[1]];
+            let start = if tensor.role == firebrick_arch::Role::LoraA { 0.5 } else { -3.0 };
+            (tensor.name, matrix(shape, start))
         };
-        lora.target_modules.module_paths(config).into_iter().flat_map(one).collect()
+        tensors.into_iter().map(matrix_of).collect()
+    }
+
+    /// The settings with targets that mean the same written the same.
+    fn resolved(config: LoraConfig) -> LoraConfig {
+        let target_modules = config.target_modules.resolve(&tiny(&[]).unwrap().spec).unwrap();
+        LoraConfig { target_modules, ..config }
     }
 
     fn written(names: &[&str]) -> (TempDir, LoraConfig, BTreeMap<String, TensorF32>) {
@@ -220,8 +240,9 @@ mod tests {
     fn an_adapter_reads_back_as_written() {
         for names in [&["all-linear"][..], &["q_proj", "v_proj"], &["model.layers.1.mlp.down_proj"]] {
             let (dir, lora, tensors) = written(names);
-            assert_eq!(read_adapter_config(dir.path()).unwrap(), lora);
-            assert_eq!(read_adapter(dir.path()).unwrap(), (lora, tensors));
+            assert_eq!(resolved(read_adapter_config(dir.path()).unwrap()), lora);
+            let (config, read) = read_adapter(dir.path()).unwrap();
+            assert_eq!((resolved(config), read), (lora, tensors));
         }
     }
 
@@ -277,7 +298,8 @@ mod tests {
     fn targets_and_matrices_must_agree() {
         let (dir, ..) = written(&["q_proj"]);
         for (names, part) in [(&["k_proj"][..], "not among target_modules"), (&["q_proj", "k_proj"], "\"k_proj\"")] {
-            write(dir.path().join(ADAPTER_CONFIG_FILE), lora(names).to_json()).unwrap();
+            let targets: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+            write(dir.path().join(ADAPTER_CONFIG_FILE), config_json(&lora(names), &targets)).unwrap();
             let message = read_adapter(dir.path()).unwrap_err().to_string();
             assert!(message.contains(part) && message.contains("do not belong together"), "{message}");
         }

@@ -1,8 +1,8 @@
 //! Elements of a safetensors file in the number format that a device takes, and the check that they are finite.
 //!
-//! Works on blocks that stay in the cache between the read, the conversion and the check, so that each costs little beside
-//! the read itself. Gives up big-endian machines: safetensors stores little-endian elements, and most are handed over as
-//! they are.
+//! Works on blocks that stay in the cache between the read, the conversion and the check, so that each costs little compared with
+//! the read itself.
+//! Not supported: big-endian machines. safetensors stores little-endian elements, and most are uploaded as they are.
 
 use burn_tensor::DType;
 use half::{bf16, f16};
@@ -25,8 +25,8 @@ pub(super) fn device_dtype(stored: Dtype) -> Option<DType> {
 ///
 /// # Panics
 /// For formats other than F32, BF16, F16, or the same on both sides: callers read those without conversion.
-pub(super) fn convert(stored: DType, bytes: &[u8], wanted: DType, out: &mut [u8]) {
-    match (stored, wanted) {
+pub(super) fn convert(stored: DType, bytes: &[u8], requested: DType, out: &mut [u8]) {
+    match (stored, requested) {
         (DType::F32, DType::BF16) => each(bytes, out, |word| bf16::from_f32(f32::from_le_bytes(word)).to_le_bytes()),
         (DType::F32, DType::F16) => each(bytes, out, |word| f16::from_f32(f32::from_le_bytes(word)).to_le_bytes()),
         (DType::BF16, DType::F32) => each(bytes, out, |word| widen(word).to_le_bytes()),
@@ -35,7 +35,7 @@ pub(super) fn convert(stored: DType, bytes: &[u8], wanted: DType, out: &mut [u8]
         (DType::F16, DType::BF16) => {
             each(bytes, out, |word| bf16::from_f32(f16::from_le_bytes(word).to_f32()).to_le_bytes());
         }
-        _ => panic!("no conversion from {stored:?} to {wanted:?}"),
+        _ => panic!("no conversion from {stored:?} to {requested:?}"),
     }
 }
 
@@ -103,12 +103,12 @@ mod tests {
     fn numbers_that_both_formats_hold_convert_exactly() {
         let values = [0.0, -0.0, 1.5, -0.15625, 448.0, -2.0_f32.powi(-14)];
         for stored in ALL {
-            for wanted in ALL.into_iter().filter(|&wanted| wanted != stored) {
-                let mut out = vec![0; values.len() * wanted.size()];
-                convert(stored, &encode(&values, stored), wanted, &mut out);
-                assert_eq!(out, encode(&values, wanted), "{stored:?} to {wanted:?}");
-                let read: Vec<u32> = (0..values.len()).map(|i| element(&out, wanted, i).to_bits()).collect();
-                assert_eq!(read, values.map(f32::to_bits), "{stored:?} to {wanted:?}");
+            for requested in ALL.into_iter().filter(|&requested| requested != stored) {
+                let mut out = vec![0; values.len() * requested.size()];
+                convert(stored, &encode(&values, stored), requested, &mut out);
+                assert_eq!(out, encode(&values, requested), "{stored:?} to {requested:?}");
+                let read: Vec<u32> = (0..values.len()).map(|i| element(&out, requested, i).to_bits()).collect();
+                assert_eq!(read, values.map(f32::to_bits), "{stored:?} to {requested:?}");
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Tensors read ahead by threads, in the order in which one consumer takes them.
 //!
-//! Readers fill the buffers that the device copies from, so nothing is copied on the host beside the read itself. What lies
-//! ready or is being read is bounded in bytes; a tensor above the bound is read alone, by all readers together. Gives up
-//! reading beyond a tensor that cannot be read: the consumer gets the tensors before it, then the error.
+//! Readers fill the buffers that the device copies from, so the read itself is the only copy on the host. What is ready or being read
+//! is bounded in bytes; a tensor above the bound is read alone, by all readers together. Readers also hash what they read.
+//! Trade-off: nothing is read after a tensor that cannot be read: the consumer gets the tensors before it, then the error.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,6 +10,7 @@ use std::thread::{self, Scope};
 
 use burn_tensor::DType;
 use firebrick_kernels::HostBuffer;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::shard::Shard;
 use super::{HfFolder, convert};
@@ -33,6 +34,8 @@ pub(crate) struct Values {
     pub(crate) buffer: HostBuffer,
     /// Their number format: F32, BF16 or F16.
     pub(crate) dtype: DType,
+    /// XXH3 of the elements in that format.
+    pub(crate) hash: u64,
 }
 
 /// How far and with how many threads to read ahead.
@@ -44,7 +47,7 @@ pub(crate) struct Limits {
     pub(crate) bytes: usize,
 }
 
-/// Where a reader finds a tensor, and what it makes of it.
+/// Where a reader finds a tensor, and the format it converts to.
 struct Job<'a> {
     name: &'a str,
     shard: &'a Shard,
@@ -158,7 +161,7 @@ impl Drop for ReadAhead<'_> {
     }
 }
 
-/// Tells the consumer of a reader that panics, so that it does not wait for its tensor.
+/// Notifies the consumer when a reader panics, so that it does not wait for its tensor.
 struct Watch<'a>(&'a Shared<'a>);
 
 impl Drop for Watch<'_> {
@@ -212,7 +215,7 @@ impl<'a> Shared<'a> {
 
     fn read_tensor(&self, job: &Job<'_>) -> Result<Values, ModelError> {
         let mut buffer = (self.allocate)(job.bytes());
-        assert_eq!(buffer.len(), job.bytes(), "a host buffer has the size that was asked for");
+        assert_eq!(buffer.len(), job.bytes(), "a host buffer has the requested size");
         let share = self.share(job);
         if share >= job.elements {
             job.shard.read_elements(job.name, 0, job.dtype, &mut buffer)?;
@@ -221,11 +224,12 @@ impl<'a> Shared<'a> {
             let read = |(index, out)| move || job.shard.read_elements(job.name, index * share, job.dtype, out);
             thread::scope(|scope| {
                 let readers: Vec<_> = shares.map(|share| scope.spawn(read(share))).collect();
-                // In order, so that of several errors the first in the tensor is told.
+                // In order, so that of several errors the first in the tensor is reported.
                 readers.into_iter().try_for_each(|reader| reader.join().expect("reading returns its errors"))
             })?;
         }
-        Ok(Values { buffer, dtype: job.dtype })
+        let hash = xxh3_64(&buffer);
+        Ok(Values { buffer, dtype: job.dtype, hash })
     }
 
     /// Elements that one thread reads of a tensor: all of it, unless it takes so much of the room that other readers have
@@ -251,8 +255,8 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
-    use burn_flex::Flex;
-    use firebrick_kernels::Kernels;
+    use firebrick_kernels::backends::Flex;
+    use firebrick_kernels::MemoryOps;
     use half::{bf16, f16};
     use safetensors::Dtype;
     use tempfile::{TempDir, tempdir};
@@ -312,10 +316,10 @@ mod tests {
         for stored in [Dtype::F32, Dtype::BF16, Dtype::F16] {
             let (temp, _) = folder(&lengths, stored, |_, _| ());
             let folder = HfFolder::open(temp.path()).unwrap();
-            let wanted = [(None, stored), (Some(DType::F32), Dtype::F32), (Some(DType::BF16), Dtype::BF16)];
-            for (dtype, format) in wanted.into_iter().chain([(Some(DType::F16), Dtype::F16)]) {
+            let requested = [(None, stored), (Some(DType::F32), Dtype::F32), (Some(DType::BF16), Dtype::BF16)];
+            for (dtype, format) in requested.into_iter().chain([(Some(DType::F16), Dtype::F16)]) {
                 let requests = requests(&lengths, dtype);
-                // Through f32, which holds what is stored, then to what is wanted.
+                // Through f32, which holds what is stored, then to the requested format.
                 let expected: Vec<_> = lengths
                     .iter()
                     .enumerate()
@@ -356,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_too_large_for_the_wanted_format_is_refused_as_it_is_stored() {
+    fn a_value_too_large_for_the_requested_format_is_refused_as_it_is_stored() {
         let (temp, _) = folder(&[9], Dtype::F32, |_, values| values[4] = 65536.0);
         let folder = HfFolder::open(temp.path()).unwrap();
         let message = read_all(&folder, &requests(&[9], Some(DType::F16)), NARROW).unwrap_err().to_string();

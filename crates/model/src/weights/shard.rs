@@ -1,6 +1,6 @@
 //! One safetensors file: its header, checked against its length, and reads of single tensors.
 //!
-//! The file is opened anew for each read: that costs microseconds, needs no lock between threads, and works the same on
+//! The file is opened again for each read: that costs microseconds, needs no lock between threads, and works the same on
 //! every system.
 
 use std::fs::File;
@@ -117,13 +117,13 @@ impl Shard {
         Ok(values)
     }
 
-    /// Elements of a tensor from `first` on, as many as `out` holds in the number format `wanted`, all finite. The caller
+    /// Elements of a tensor from `first` on, as many as `out` holds in the number format `requested`, all finite. The caller
     /// has checked that they are here, in a format that is read as weights.
     pub(super) fn read_elements(
         &self,
         name: &str,
         first: usize,
-        wanted: DType,
+        requested: DType,
         out: &mut [u8],
     ) -> Result<(), ModelError> {
         let info = self.known(name);
@@ -133,23 +133,23 @@ impl Shard {
         let position = self.start + (info.data_offsets.0 + first * stored.size()) as u64;
         file.seek(SeekFrom::Start(position)).map_err(failed)?;
         let block_elements = BLOCK_BYTES / stored.size();
-        let mut scratch = vec![0; if stored == wanted { 0 } else { BLOCK_BYTES }];
-        for (block, out) in out.chunks_mut(block_elements * wanted.size()).enumerate() {
-            let elements = out.len() / wanted.size();
-            if stored == wanted {
+        let mut scratch = vec![0; if stored == requested { 0 } else { BLOCK_BYTES }];
+        for (block, out) in out.chunks_mut(block_elements * requested.size()).enumerate() {
+            let elements = out.len() / requested.size();
+            if stored == requested {
                 file.read_exact(out).map_err(failed)?;
             } else {
                 let scratch = &mut scratch[..elements * stored.size()];
                 file.read_exact(scratch).map_err(failed)?;
-                convert::convert(stored, scratch, wanted, out);
+                convert::convert(stored, scratch, requested, out);
             }
-            if let Some(index) = convert::first_not_finite(out, wanted) {
+            if let Some(index) = convert::first_not_finite(out, requested) {
                 return Err(ModelError::NotFiniteWeight {
                     name: name.to_owned(),
                     path: self.path.clone(),
                     index: first + block * block_elements + index,
-                    value: convert::element(if stored == wanted { out } else { &scratch }, stored, index),
-                    format: format!("{wanted:?}"),
+                    value: convert::element(if stored == requested { out } else { &scratch }, stored, index),
+                    format: format!("{requested:?}"),
                 });
             }
         }

@@ -5,22 +5,23 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fs::{File, copy, create_dir_all, read_dir, remove_dir, remove_dir_all, remove_file, rename};
-use std::io::{BufWriter, Write};
+use std::fs::{File, copy, create_dir_all, read_dir, remove_dir, remove_dir_all, rename};
+use std::io::{BufWriter, Error as IoError, Write};
 use std::path::{Path, PathBuf};
 
-use half::bf16;
+use firebrick_arch::{CONFIG_FILE, GENERATION_CONFIG_FILE, ModelConfig, TensorSpec};
+use half::{bf16, f16};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json, to_string_pretty, to_vec};
+use tempfile::NamedTempFile;
 
-use super::{INDEX_FILE, TensorF32, TensorInfo, WEIGHTS_FILE, expected_tensors};
-use crate::config::{CONFIG_FILE, GENERATION_CONFIG_FILE, LlamaConfig};
+use super::{INDEX_FILE, TensorF32, TensorInfo, WEIGHTS_FILE};
 use crate::error::ModelError;
 
 /// The largest shard of a saved model, in bytes.
 const MAX_SHARD_BYTES: usize = 5_000_000_000;
 
-/// What belongs to a model beside its weights and sizes, copied when it is saved.
+/// Files of a model in addition to its weights and sizes, copied when it is saved.
 const COMPANION_FILES: [&str; 9] = [
     GENERATION_CONFIG_FILE,
     "tokenizer.json",
@@ -40,6 +41,8 @@ pub enum SavedDtype {
     F32,
     /// Rounded to nearest, ties to even.
     Bf16,
+    /// Rounded to nearest, ties to even; what is too large becomes infinite.
+    F16,
 }
 
 impl SavedDtype {
@@ -48,6 +51,7 @@ impl SavedDtype {
         match self {
             Self::F32 => Dtype::F32,
             Self::Bf16 => Dtype::BF16,
+            Self::F16 => Dtype::F16,
         }
     }
 
@@ -56,6 +60,7 @@ impl SavedDtype {
         match self {
             Self::F32 => "float32",
             Self::Bf16 => "bfloat16",
+            Self::F16 => "float16",
         }
     }
 
@@ -63,12 +68,13 @@ impl SavedDtype {
         match self {
             Self::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
             Self::Bf16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
+            Self::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
         }
     }
 }
 
-/// Writes a safetensors file atomically. `bytes_of` is asked for one tensor at a time, little-endian; `metadata` gains
-/// `format: pt`, which transformers asks for.
+/// Writes a safetensors file atomically. `bytes_of` is called for one tensor at a time and returns little-endian bytes; `metadata`
+/// gains `format: pt`, which transformers requires.
 ///
 /// # Errors
 /// A failed write, or an error of `bytes_of`; what stood at `path` before is then still there.
@@ -113,7 +119,7 @@ pub fn write_safetensors_f32(
 }
 
 /// Writes a model as a Hugging Face folder: config.json, weights in shards of at most 5 GB, and the tokenizer and
-/// generation files of `companions_from`. `fetch` is asked once for each of [`expected_tensors`]. The folder appears
+/// generation files of `companions_from`. `fetch` is called once for each tensor of the model. The folder appears
 /// under its name only when it is complete.
 ///
 /// # Errors
@@ -123,7 +129,7 @@ pub fn write_safetensors_f32(
 /// If `fetch` gives another number of values than the tensor's shape asks for.
 pub fn write_hf_folder(
     dir: &Path,
-    config: &LlamaConfig,
+    config: &ModelConfig,
     dtype: SavedDtype,
     companions_from: Option<&Path>,
     fetch: impl FnMut(&str) -> Result<Vec<f32>, ModelError>,
@@ -134,7 +140,7 @@ pub fn write_hf_folder(
 /// [`write_hf_folder`] with another shard size.
 pub(super) fn write_sharded(
     dir: &Path,
-    config: &LlamaConfig,
+    config: &ModelConfig,
     dtype: SavedDtype,
     companions_from: Option<&Path>,
     max_shard_bytes: usize,
@@ -170,31 +176,47 @@ pub(crate) fn write_text(path: &Path, text: &str) -> Result<(), ModelError> {
     write_atomically(path, |file| file.write_all(text.as_bytes()).map_err(ModelError::io("write", path)))
 }
 
-/// Lets `fill` write to a neighbouring file, brings that to the disk, and only then gives it its name.
+/// Lets `fill` write to a temporary file next to `path`, syncs it to disk, and only then gives it its name.
 fn write_atomically(
     path: &Path,
-    fill: impl FnOnce(&mut BufWriter<File>) -> Result<(), ModelError>,
+    fill: impl FnOnce(&mut BufWriter<NamedTempFile>) -> Result<(), ModelError>,
 ) -> Result<(), ModelError> {
-    let partial = partial_path(path);
-    let mut file = BufWriter::new(File::create(&partial).map_err(ModelError::io("create", path))?);
-    let result = fill(&mut file)
-        .and_then(|()| file.flush().map_err(ModelError::io("write", path)))
-        .and_then(|()| file.get_ref().sync_all().map_err(ModelError::io("write", path)))
-        .and_then(|()| rename(&partial, path).map_err(ModelError::io("write", path)))
-        .and_then(|()| sync_parent(path));
-    if result.is_err() {
-        remove_file(&partial).ok();
+    let mut file = BufWriter::new(temporary(path).map_err(ModelError::io("create", path))?);
+    fill(&mut file)?;
+    let failed = ModelError::io("write", path);
+    let written = file.into_inner().map_err(|error| error.into_error());
+    let persisted = written.and_then(|file| {
+        file.as_file().sync_all()?;
+        file.persist(path).map_err(|error| error.error)
+    });
+    persisted.map_err(failed)?;
+    sync_parent(path)
+}
+
+/// A temporary file in the folder of `path`, removed unless it is persisted; with the permissions of an ordinary new file.
+fn temporary(path: &Path) -> Result<NamedTempFile, IoError> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".partial-");
+    #[cfg(unix)]
+    {
+        use std::fs::Permissions;
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(Permissions::from_mode(0o666));
     }
-    result
+    builder.tempfile_in(parent_of(path))
+}
+
+fn parent_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 fn partial_path(path: &Path) -> PathBuf {
     path.with_file_name(format!("{}.partial", path.file_name().unwrap_or_default().to_string_lossy()))
 }
 
-/// A rename lasts through a power cut once the folder itself is on the disk; only Unix can ask for that.
+/// A rename lasts through a power cut once the folder itself is on the disk; only Unix can request that.
 fn sync_parent(path: &Path) -> Result<(), ModelError> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent = parent_of(path);
     if cfg!(unix) {
         File::open(parent).and_then(|dir| dir.sync_all()).map_err(ModelError::io("write", parent))?;
     }
@@ -219,10 +241,10 @@ fn header(order: &[(&String, &TensorInfo)], metadata: &BTreeMap<String, String>)
 }
 
 /// Fills shards in the model's order, each up to `max_bytes`; a tensor is never split.
-fn plan_shards(config: &LlamaConfig, dtype: SavedDtype, max_bytes: usize) -> Vec<BTreeMap<String, TensorInfo>> {
+fn plan_shards(config: &ModelConfig, dtype: SavedDtype, max_bytes: usize) -> Vec<BTreeMap<String, TensorInfo>> {
     let mut shards = vec![BTreeMap::new()];
     let mut filled = 0;
-    for (name, shape) in expected_tensors(config) {
+    for TensorSpec { name, shape, .. } in config.spec.tensors() {
         let info = TensorInfo { dtype: dtype.stored(), shape };
         if filled > 0 && filled + info.byte_len() > max_bytes {
             shards.push(BTreeMap::new());
@@ -275,7 +297,7 @@ mod tests {
     use tempfile::tempdir;
 
     use super::*;
-    use crate::config::tests::tiny;
+    use crate::test_config::{shapes, tiny};
     use crate::weights::HfFolder;
 
     fn one(name: &str, value: f32) -> BTreeMap<String, TensorF32> {
@@ -328,7 +350,7 @@ mod tests {
         write(from.join("tokenizer.json"), "{}").unwrap();
         write(from.join("optimizer.pt"), "not ours").unwrap();
         let config = tiny(&[]).unwrap();
-        let shapes = expected_tensors(&config).into_iter().collect::<BTreeMap<_, _>>();
+        let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
         // Half way between two bf16 values: ties go to the even one.
         let fetch = |name: &str| Ok(vec![1.0 + 1.0 / 256.0; shapes[name].iter().product()]);
         write_hf_folder(&dir, &config, SavedDtype::Bf16, Some(&from), fetch).unwrap();

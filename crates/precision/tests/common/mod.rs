@@ -1,4 +1,6 @@
-//! Inputs of the golden files, made again from integers: the twin of the generator in `golden/make_goldens.py`.
+//! Inputs of the golden files, generated from integers exactly as in `golden/make_goldens.py`.
+//!
+//! Trade-off: the generator exists twice, in exchange for small golden files.
 
 /// SplitMix64 (Steele, Lea and Flood, 2014) of the counters after `seed`, as integers in [-2^23, 2^23).
 fn uniform_integers(seed: u64, count: usize) -> impl Iterator<Item = i64> {
@@ -15,7 +17,7 @@ pub(crate) fn uniform(seed: u64, count: usize) -> Vec<f32> {
     uniform_integers(seed, count).map(|draw| draw as f32 / (1 << 23) as f32).collect()
 }
 
-/// Near normal: the sum of four uniform draws, halved.
+/// Nearly normal: the sum of four uniform draws, halved.
 pub(crate) fn bell(seed: u64, count: usize) -> Vec<f32> {
     let mut totals = vec![0_i64; count];
     for part in 0..4 {
@@ -29,7 +31,7 @@ pub(crate) fn scaled(values: Vec<f32>, scale: f32) -> Vec<f32> {
     values.into_iter().map(|value| value * scale).collect()
 }
 
-/// Each point and its two neighbouring floats, then 1, then zeros up to `length`.
+/// Each point and its two neighboring floats, then 1, then zeros up to `length`.
 pub(crate) fn around(points: &[f32], length: usize) -> Vec<f32> {
     let mut values: Vec<f32> = points.iter().flat_map(|point| [*point, point.next_down(), point.next_up()]).collect();
     values.push(1.0);

@@ -1,11 +1,11 @@
-"""Makes the golden files of this folder with bitsandbytes itself.
+"""Writes the golden files of this folder with bitsandbytes.
 
     python make_goldens.py cpu    writes nf4_cpu, nf4_large_cpu, adamw_8bit_cpu, dynamic_map   (.safetensors)
     python make_goldens.py cuda   writes nf4_cuda, adamw_8bit_cuda, blockwise_cuda             (needs an NVIDIA GPU)
 
-Needs torch, numpy, safetensors, bitsandbytes; the versions used are in each file's safetensors metadata. Everything that is
-stored as a result was computed by bitsandbytes: nothing here re-implements it. Inputs are not stored: they come from an
-integer generator that `tests/common/mod.rs` repeats bit for bit, and each case stores a checksum of its input.
+Needs torch, numpy, safetensors, bitsandbytes; the versions used are in each file's safetensors metadata. All stored
+results were computed by bitsandbytes; nothing is reimplemented here. Inputs are not stored: they come from an integer
+generator that `tests/common/mod.rs` implements identically, and each case stores a checksum of its input.
 """
 
 import sys
@@ -16,12 +16,12 @@ import bitsandbytes as bnb
 from bitsandbytes import functional as F
 from safetensors.torch import save_file
 
-torch.set_num_threads(1)  # one thread: torch sums in one fixed order, so that the offset is one fixed value
+torch.set_num_threads(1)  # with one thread, torch sums in a fixed order, so the offset is reproducible
 
 NF4_VALUES = F.get_4bit_type("nf4", device="cpu").numpy()
 
 
-# ---- inputs: the twin of tests/common/mod.rs ----------------------------------------------------------------------
+# ---- inputs: identical to tests/common/mod.rs ----------------------------------------------------------------------
 
 
 def mixed_bits(seed, count):
@@ -43,7 +43,7 @@ def uniform(seed, count):
 
 
 def bell(seed, count):
-    """A sum of four uniform draws, halved: near a normal distribution, and exact to reproduce."""
+    """The sum of four uniform draws, halved: nearly normal, and exactly reproducible."""
     total = sum(uniform_integers(seed + 1000 * part, count) for part in range(4))
     return (total.astype(np.float64) / (1 << 24)).astype(np.float32)
 

@@ -1,36 +1,38 @@
-//! The timed part of a bench, on one backend.
+//! The timed part of a benchmark, on one backend.
+//!
+//! Trade-off: a step ends when its loss has been read, so steps do not overlap as they do in a run.
 
 use std::time::Instant;
 
+use firebrick_arch::ModelConfig;
 use firebrick_data::Batch;
 use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_kernels::{Kernels, TracedOperation};
-use firebrick_model::LlamaConfig;
+use firebrick_parallel::Ranks;
 
 use super::options::BenchOptions;
 use super::report::Spread;
 use super::roofs::Roofs;
 use super::synthetic::Synthetic;
 use super::trace::StepTrace;
-use crate::assemble;
-use crate::backend::{self_test, wait};
-use crate::config::{Init, RunConfig};
+use crate::config::Init;
 use crate::error::RunError;
-use crate::memory_meter::{MemoryMeter, MemorySource};
+use crate::metrics::{MemoryMeter, MemorySource};
 use crate::plan::Plan;
-use crate::step::{Trainer, scalar};
+use crate::run::assemble;
+use crate::run::device::{dtype_of, head_dim, self_test, wait};
+use crate::run::step::{Trainer, scalar};
 
-/// What is measured, and who is told.
+/// What is measured, and where progress goes.
 pub(super) struct Case<'a> {
     pub(super) options: &'a BenchOptions,
-    pub(super) config: &'a RunConfig,
     pub(super) plan: &'a Plan,
-    pub(super) model: &'a LlamaConfig,
+    pub(super) model: &'a ModelConfig,
     pub(super) clock: ProcessClock,
-    pub(super) say: &'a dyn Fn(&str),
+    pub(super) print: &'a dyn Fn(&str),
 }
 
-/// What was found.
+/// The measurements.
 pub(super) struct Measured {
     pub(super) step_s: Spread,
     pub(super) load_s: f64,
@@ -44,31 +46,31 @@ pub(super) struct Measured {
     pub(super) trace: Option<StepTrace>,
 }
 
-/// Loads, steps, and measures what the steps are held against.
+/// Loads, steps, and measures the peak rates that the steps are compared with.
 ///
 /// # Errors
 /// As [`super::bench`].
 pub(super) fn measure<B: Kernels>(case: &Case<'_>) -> Result<Measured, RunError> {
-    let Case { options, plan, say, .. } = case;
+    let Case { options, plan, print, .. } = case;
     let device = B::Device::default();
-    let dtype = assemble::compute_dtype(plan);
-    let self_test_s = self_test::<B>(plan.backend.value, &device, dtype, case.model.head_dim)?;
+    let dtype = dtype_of(plan.compute.value);
+    let self_test_s = self_test::<B>(plan.backend.value, &device, dtype, head_dim(&case.model.spec))?;
     if let Some(seconds) = self_test_s {
-        say(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
+        print(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
     }
     let mut meter = MemoryMeter::new(plan.backend.value);
     let started = Instant::now();
-    let mut trainer = assemble::trainer::<B>(case.config, plan, case.model, Init::Pretrained, &device)?;
+    let mut trainer = assemble::trainer::<B>(plan, case.model, Init::Pretrained, Ranks::single(), &device)?;
     wait::<B>(&device)?;
     let load_s = started.elapsed().as_secs_f64();
     meter.sample();
-    say(&format!("loaded in {load_s:.2} s"));
+    print(&format!("loaded in {load_s:.2} s"));
 
     let mut batches = batches(case);
     let steps = timed_steps(case, &mut trainer, &mut batches, &mut meter)?;
     let traced = options.trace.then(|| traced_step(&mut trainer, &batches.next_batch(), &device)).transpose()?;
     let (peak_bytes, peak_source) = (meter.sample(), meter.source());
-    // What the roofs are measured with must not be added to what training holds.
+    // The buffers of the peak rates must not be added to those of training.
     drop(trainer);
     B::release_memory(&device);
     let roofs = Roofs::measure::<B>(&device, dtype, plan.backend.value.is_cpu())?;
@@ -92,13 +94,13 @@ fn batches(case: &Case<'_>) -> Synthetic {
         rows: case.options.micro_batch,
         row_len: case.options.seq,
         documents: case.options.documents,
-        vocab_size: case.model.vocab_size,
-        seed: case.config.seed,
+        vocab_size: case.model.spec.vocab_size,
+        seed: case.plan.seed.value,
     }
 }
 
 struct Steps {
-    /// Of the steps after the warm-up.
+    /// Seconds of the steps after the warm-up.
     seconds: Vec<f64>,
     /// Mean loss of every step.
     losses: Vec<f32>,
@@ -125,7 +127,7 @@ fn timed_steps<B: Kernels>(
         }
         steps.losses.push(loss);
         meter.sample();
-        (case.say)(&format!("step {}: {seconds:.3} s, loss {loss:.4}", index + 1));
+        (case.print)(&format!("step {}: {seconds:.3} s, loss {loss:.4}", index + 1));
     }
     Ok(steps)
 }
@@ -133,7 +135,7 @@ fn timed_steps<B: Kernels>(
 /// One step to its end: the mean loss, read back.
 fn step<B: Kernels>(trainer: &mut Trainer<B>, batch: &Batch) -> Result<f32, RunError> {
     let outcome = trainer.step(std::slice::from_ref(batch))?;
-    let loss = scalar(outcome.loss_sum) / outcome.trained_tokens as f32;
+    let loss = scalar(outcome.loss_sum) / outcome.loss_tokens as f32;
     let grad_norm = scalar(outcome.grad_norm);
     if loss.is_finite() && grad_norm.is_finite() {
         Ok(loss)

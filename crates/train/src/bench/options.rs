@@ -1,22 +1,26 @@
-//! What a bench is asked for on the command line, and the recipe that it stands for.
+//! The options of a benchmark, and the recipe that they stand for.
+//!
+//! Not supported: full fine-tuning and bases that are not quantized.
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use firebrick_kernels::Recompute;
+use firebrick_optim::OptimizerKind;
+use firebrick_precision::Format;
 use toml::Value;
 
-use crate::config::{BackendChoice, ComputeDtype, OptimizerKind, Recompute, RunConfig};
+use crate::config::{BackendChoice, RunConfig, compute, from_name, to_name};
 use crate::error::RunError;
-use crate::plan::word;
 
-/// What the options do not say: QLoRA on all seven projections, at one learning rate, over data that is never opened.
+/// What the options leave open: QLoRA on all projections, at one learning rate, over data that is never opened.
 const RECIPE: &str = r#"
 name = "bench"
 seed = 0
 [bnb_4bit]
 [lora]
 [data]
-path = "made-up tokens"
+path = "synthetic tokens"
 format = "text"
 [train]
 schedule = "constant"
@@ -31,25 +35,25 @@ pub struct BenchOptions {
     /// Model folder: config.json and safetensors; no tokenizer is needed.
     #[arg(long)]
     pub model: PathBuf,
-    /// Tokens of a row.
+    /// Tokens per row.
     #[arg(long, default_value = "4096", value_parser = count)]
     pub seq: usize,
-    /// Rows of a step.
+    /// Rows per step.
     #[arg(long, default_value = "8", value_parser = count)]
     pub micro_batch: usize,
-    /// What blocks compute again in their backward.
-    #[arg(long, value_enum, default_value = "full")]
+    /// What layers compute again in their backward: full, selective or none.
+    #[arg(long, default_value = "full", value_parser = from_name::<Recompute>)]
     pub recompute: Recompute,
-    /// Format of activations and matrix products, where the backend has it.
-    #[arg(long, value_enum, default_value = "bf16")]
-    pub compute: ComputeFormat,
-    /// Steps that are timed.
+    /// Number format of activations and matrix multiplications, if the backend has it: bf16, fp16 or fp32.
+    #[arg(long, default_value = "bf16", value_parser = compute::parse)]
+    pub compute: Format,
+    /// Timed steps.
     #[arg(long, default_value = "5", value_parser = count)]
     pub steps: usize,
-    /// Steps before them: pools fill, kernels compile, clocks rise.
+    /// Steps before them: pools fill, kernels compile, clocks go up.
     #[arg(long, default_value_t = 3)]
     pub warmup: usize,
-    /// Whether block inputs wait in host memory; left out: as the plan has it.
+    /// Whether layer inputs wait in host memory; without it, the plan decides.
     #[arg(long)]
     pub offload: Option<bool>,
     /// Rank of the adapters.
@@ -58,49 +62,28 @@ pub struct BenchOptions {
     /// Numerator of the adapters' scale.
     #[arg(long, default_value_t = 32.0)]
     pub alpha: f64,
-    /// Optimizer.
-    #[arg(long, value_enum, default_value = "paged_adamw_8bit")]
+    /// Optimizer: adamw, adamw_8bit or paged_adamw_8bit.
+    #[arg(long, default_value = "paged_adamw_8bit", value_parser = from_name::<OptimizerKind>)]
     pub optimizer: OptimizerKind,
-    /// Tokens whose logits are held at once.
+    /// Tokens whose logits exist at a time.
     #[arg(long, default_value = "1024", value_parser = count)]
     pub loss_chunk: usize,
-    /// Documents of a row, of one length.
+    /// Documents per row, of equal length.
     #[arg(long, default_value = "1", value_parser = count)]
     pub documents: usize,
-    /// Where tensors live.
-    #[arg(long, value_enum, default_value = "auto")]
+    /// Where tensors live: auto, cuda, wgpu, candle or flex.
+    #[arg(long, default_value_t)]
     pub backend: BackendChoice,
-    /// Take one step more and say how long each operation of it took, beside roofs measured on the same device.
+    /// Take one more step and report how long each operation took, next to peak rates measured on the same device.
     #[arg(long)]
     pub trace: bool,
 }
 
-/// `--compute`, in the words that kernels are known by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ComputeFormat {
-    /// bfloat16.
-    Bf16,
-    /// Half precision.
-    Fp16,
-    /// Single precision.
-    Fp32,
-}
-
-impl From<ComputeFormat> for ComputeDtype {
-    fn from(format: ComputeFormat) -> Self {
-        match format {
-            ComputeFormat::Bf16 => Self::Bfloat16,
-            ComputeFormat::Fp16 => Self::Float16,
-            ComputeFormat::Fp32 => Self::Float32,
-        }
-    }
-}
-
 impl BenchOptions {
-    /// The recipe that a run would be given for the same work.
+    /// The recipe of a run that does the same work.
     ///
     /// # Errors
-    /// Options that cannot be together.
+    /// Options that exclude each other.
     pub fn recipe(&self) -> Result<RunConfig, RunError> {
         if 2 * self.documents > self.seq {
             return Err(RunError::BenchDocuments { documents: self.documents, row_len: self.seq });
@@ -108,13 +91,13 @@ impl BenchOptions {
         let steps = self.warmup + self.steps + usize::from(self.trace);
         let mut overrides = vec![
             format!("model={}", Value::String(self.model.display().to_string())),
-            format!("backend={}", word(&self.backend)),
+            format!("backend={}", self.backend),
             format!("max_seq_len={}", self.seq),
-            format!("bnb_4bit.compute_dtype={}", word(&ComputeDtype::from(self.compute))),
+            format!("compute={}", self.compute),
             format!("lora.r={}", self.rank),
             format!("lora.alpha={}", self.alpha),
-            format!("train.recompute={}", word(&self.recompute)),
-            format!("train.optimizer={}", word(&self.optimizer)),
+            format!("train.recompute={}", to_name(&self.recompute)),
+            format!("train.optimizer={}", to_name(&self.optimizer)),
             format!("train.micro_batch_size={}", self.micro_batch),
             format!("train.loss_chunk_tokens={}", self.loss_chunk),
             format!("train.steps={steps}"),
@@ -124,7 +107,7 @@ impl BenchOptions {
     }
 }
 
-/// A whole number from 1 on.
+/// A whole number, at least 1.
 fn count(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) => Err("must be at least 1".to_owned()),
@@ -155,19 +138,19 @@ mod tests {
         let words = "--seq 512 --micro-batch 3 --recompute selective --compute fp32 --rank 8 --optimizer adamw --trace";
         let config = parse(words).unwrap().recipe().unwrap();
         assert_eq!((config.max_seq_len, config.train.micro_batch_size), (512, 3));
-        assert_eq!((config.recompute(), config.compute_dtype()), (Recompute::Selective, ComputeDtype::Float32));
-        assert_eq!((config.lora.as_ref().unwrap().r, config.train.optimizer), (8, OptimizerKind::Adamw));
+        assert_eq!((config.recompute(), config.compute()), (Recompute::Selective, Format::F32));
+        assert_eq!((config.lora.as_ref().unwrap().r, config.train.optimizer), (8, OptimizerKind::AdamW));
         assert_eq!(config.train.steps, Some(3 + 5 + 1));
         assert_eq!(config.train.offload, None);
         assert!(config.bnb_4bit.unwrap().double_quant);
     }
 
     #[test]
-    fn wrong_words_are_told_the_allowed_ones() {
+    fn unknown_names_are_answered_with_the_allowed_ones() {
         let message = parse("--recompute some").unwrap_err();
         assert!(message.contains("'some'") && message.contains("full, selective, none"), "{message}");
-        let message = parse("--compute bfloat16").unwrap_err();
-        assert!(message.contains("bf16, fp16, fp32"), "{message}");
+        let message = parse("--compute nf4").unwrap_err();
+        assert!(message.contains("float32, bfloat16, float16"), "{message}");
         let message = parse("--optimizer sgd").unwrap_err();
         assert!(message.contains("adamw, adamw_8bit, paged_adamw_8bit"), "{message}");
         assert!(parse("--micro-batch 0").unwrap_err().contains("at least 1"));

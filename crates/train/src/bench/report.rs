@@ -1,32 +1,35 @@
-//! What a bench found: the fields of its JSON object, and the same for people.
+//! The results of a benchmark: the fields of its JSON object, and the same as text.
+//!
+//! Trade-off: field names are stable, because files of results are compared across versions.
 
 use std::fmt;
 
 use firebrick_hwprofile::memory::MemoryLine;
-use firebrick_hwprofile::roofline::RateSource;
+use firebrick_hwprofile::roofline::{Bound, RateSource};
+use firebrick_kernels::{BackendKind, Recompute};
+use firebrick_optim::OptimizerKind;
+use firebrick_precision::Format;
 use serde::Serialize;
 
 use super::roofs::Roofs;
-use super::trace::{Bound, OperationTime, StepTrace};
-use crate::backend::BackendKind;
-use crate::config::{ComputeDtype, Recompute};
-use crate::memory_meter::MemorySource;
-use crate::plan::word;
+use super::trace::{OperationTime, StepTrace};
+use crate::config::to_name;
+use crate::metrics::MemorySource;
 
 /// Seconds of repeated work.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
-    /// The least.
+    /// Minimum.
     pub min: f64,
-    /// The middle one; of an even number, the mean of the two in the middle.
+    /// Median; of an even number, the mean of the two in the middle.
     pub median: f64,
-    /// The most.
+    /// Maximum.
     pub max: f64,
 }
 
 impl Spread {
     /// # Panics
-    /// Without any sample.
+    /// Without samples.
     pub(super) fn of(mut samples: Vec<f64>) -> Self {
         assert!(!samples.is_empty(), "a spread needs at least one sample");
         samples.sort_by(f64::total_cmp);
@@ -35,89 +38,89 @@ impl Spread {
     }
 }
 
-/// Model FLOPs utilisation: progress (4 operations a parameter and token under LoRA, and attention) over a rate.
+/// Model FLOPs utilization: progress (4 operations per parameter and token under LoRA, plus attention) over a rate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Utilisation {
-    /// Part of the rate.
+pub struct Utilization {
+    /// Fraction of the rate.
     pub share: f64,
-    /// The rate, 1e12 operations a second.
+    /// The rate, 1e12 operations per second.
     pub rate_tflops: f64,
     /// Where the rate is from.
     pub rate_source: RateSource,
-    /// Whose rate it is.
+    /// What the rate was measured or specified for.
     pub rate_name: String,
 }
 
-/// Everything that a bench found, under the names of its JSON object.
+/// Everything that a benchmark measured, under the names of its JSON object.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BenchReport {
     /// The model folder as typed.
     pub model: String,
-    /// Where it ran.
+    /// The backend.
     pub backend: BackendKind,
     /// The card or the processor.
     pub device: String,
-    /// The format that was computed in, which may not be the one asked for.
-    pub compute: ComputeDtype,
-    /// What blocks computed again.
+    /// The format that was computed in, which may not be the requested one.
+    pub compute: Format,
+    /// What layers computed again.
     pub recompute: Recompute,
-    /// Whether block inputs waited in host memory.
+    /// Whether layer inputs waited in host memory.
     pub offload: bool,
-    /// As in a recipe.
-    pub optimizer: String,
+    /// The optimizer.
+    pub optimizer: OptimizerKind,
     /// Rank of the adapters.
     pub rank: usize,
     /// Numerator of their scale.
     pub alpha: f64,
-    /// Tokens of a row.
+    /// Tokens per row.
     pub seq: usize,
-    /// Rows of a step.
+    /// Rows per step.
     pub micro_batch: usize,
-    /// Documents of a row.
+    /// Documents per row.
     pub documents: usize,
-    /// Tokens whose logits were held at once.
+    /// Tokens whose logits existed at a time.
     pub loss_chunk: usize,
-    /// Steps that were timed.
+    /// Timed steps.
     pub steps: usize,
     /// Steps before them.
     pub warmup: usize,
-    /// Tokens a second at the median step.
+    /// Tokens per second at the median step.
     pub tok_s: f64,
-    /// Seconds of a step.
+    /// Seconds per step.
     pub step_s: Spread,
-    /// Seconds of reading and packing the weights.
+    /// Seconds of reading and quantizing the weights.
     pub load_s: f64,
     /// Seconds from the start of the process to the end of the first step.
     pub first_step_s: f64,
-    /// Seconds of the self-test; `None` where the backend has none.
+    /// Seconds of the self-test; `None` if the backend has none.
     pub self_test_s: Option<f64>,
-    /// Most memory in use after loading and after each step.
+    /// Maximum memory in use after loading and after each step.
     pub peak_gib: f64,
-    /// Whose figure that is.
+    /// Who reports that number.
     pub peak_source: MemorySource,
     /// What the plan expected.
     pub planned_gib: f64,
     /// The same line by line.
     pub planned: Vec<MemoryLine>,
-    /// Progress over what the device could do.
-    pub mfu: Utilisation,
-    /// Tokens a second if the step's work ran at the measured roofs, arithmetic beside memory traffic.
+    /// Progress over the peak of the device.
+    pub mfu: Utilization,
+    /// Tokens per second if the step's work ran at the measured peaks, with arithmetic and memory traffic overlapped.
     pub roof_tok_s: f64,
     /// Mean loss of the first step.
     pub loss_first: f32,
     /// Mean loss of the last timed step.
     pub loss_last: f32,
-    /// What the device can do, measured after the steps.
+    /// The peak rates of the device, measured after the steps.
     pub roofs: Roofs,
-    /// One step more, taken apart; `None` unless asked for.
+    /// One more step, operation by operation; `None` unless requested.
     pub trace: Option<StepTrace>,
 }
 
 impl fmt::Display for BenchReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { backend, device, seq, micro_batch, documents, steps, warmup, .. } = self;
-        let (compute, recompute) = (word(&self.compute), word(&self.recompute));
-        writeln!(formatter, "bench of {} on {backend} ({device})", self.model)?;
+        let (compute, recompute) = (self.compute, to_name(&self.recompute));
+        writeln!(formatter, "benchmark of {} on {backend} ({device})", self.model)?;
         let line = |name: &str, text: String| format!("  {name:<12} {text}");
         let lines = [
             line(
@@ -134,22 +137,22 @@ impl fmt::Display for BenchReport {
             }),
             line("start", {
                 let (load_s, first_s) = (self.load_s, self.first_step_s);
-                format!("{load_s:.2} s to load; the first step ended {first_s:.2} s after the process began")
+                format!("{load_s:.2} s to load; the first step ended {first_s:.2} s after the process started")
             }),
             line("memory", {
                 let (peak, planned) = (self.peak_gib, self.planned_gib);
-                format!("{peak:.2} GiB at most ({}); the plan expected {planned:.2} GiB", word(&self.peak_source))
+                format!("maximum {peak:.2} GiB ({}); the plan expected {planned:.2} GiB", to_name(&self.peak_source))
             }),
-            line("utilisation", {
-                let Utilisation { share, rate_tflops, rate_source, rate_name } = &self.mfu;
-                let (percent, source) = (100.0 * share, word(rate_source));
+            line("utilization", {
+                let Utilization { share, rate_tflops, rate_source, rate_name } = &self.mfu;
+                let (percent, source) = (100.0 * share, to_name(rate_source));
                 format!("{percent:.1} % of {rate_tflops:.3} TFLOP/s ({source}: {rate_name})")
             }),
-            line("roofs", {
-                let Roofs { product_tflops, copy_tb_s, .. } = self.roofs;
+            line("peaks", {
+                let Roofs { gemm_tflops, copy_tb_s, .. } = self.roofs;
                 let part = 100.0 * self.tok_s / self.roof_tok_s;
                 format!(
-                    "products {product_tflops:.3} TFLOP/s, memory {copy_tb_s:.3} TB/s: at most {:.0} tokens/s, of which {part:.1} %",
+                    "GEMM {gemm_tflops:.3} TFLOP/s, memory {copy_tb_s:.3} TB/s: at most {:.0} tokens/s; reached {part:.1} %",
                     self.roof_tok_s
                 )
             }),
@@ -171,7 +174,7 @@ impl fmt::Display for StepTrace {
         writeln!(
             formatter,
             "  {:<36} {:>6} {:>9} {:>7} {:>14} {:>6}",
-            "operation", "calls", "ms", "step", "rate", "roof"
+            "operation", "calls", "ms", "step", "rate", "peak"
         )?;
         for operation in &self.operations {
             writeln!(formatter, "{operation}")?;
@@ -187,7 +190,7 @@ impl fmt::Display for OperationTime {
             Bound::Memory => format!("{:.0} GB/s", self.gb_s),
         };
         let (share, roof) = (100.0 * self.share, 100.0 * self.roof_share);
-        let name = match self.product {
+        let name = match self.gemm {
             Some([m, n, k]) => format!("{} {m} x {n} x {k}", self.name),
             None => self.name.to_owned(),
         };

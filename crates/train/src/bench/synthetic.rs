@@ -1,18 +1,18 @@
-//! Micro-batches of random tokens, every next token trained: the work of real ones without their meaning.
+//! Micro-batches of random tokens, where every next token counts in the loss: the work of real ones without their meaning.
 //!
-//! The loss of a model that knows nothing about them is that of guessing, and stays there.
+//! Trade-off: the loss stays that of guessing, so it is no measure of training.
 
 use firebrick_data::{Batch, IGNORE_INDEX};
 
-/// Makes micro-batches, each of other tokens, the same ones for the same seed.
+/// Builds micro-batches, each of different tokens, the same ones for the same seed.
 pub(super) struct Synthetic {
-    /// Rows of a micro-batch.
+    /// Rows per micro-batch.
     pub rows: usize,
-    /// Tokens of a row.
+    /// Tokens per row.
     pub row_len: usize,
-    /// Documents of a row.
+    /// Documents per row.
     pub documents: usize,
-    /// Tokens are below this.
+    /// Tokens are less than this.
     pub vocab_size: usize,
     /// State of the generator.
     pub seed: u64,
@@ -33,7 +33,7 @@ impl Synthetic {
         };
         for _ in 0..self.rows {
             for document in 0..self.documents {
-                // The first ones take what does not divide evenly.
+                // The first ones take the remainder.
                 let length = self.row_len / self.documents + usize::from(document < self.row_len % self.documents);
                 let start = batch.targets.len();
                 batch.targets.extend(batch.input_ids[start + 1..start + length].iter().map(|&id| i64::from(id)));
@@ -63,11 +63,11 @@ mod tests {
     }
 
     #[test]
-    fn every_next_token_inside_a_document_is_trained() {
+    fn every_next_token_inside_a_document_is_in_the_loss() {
         for documents in [1, 3, 5] {
             let batch = synthetic(documents).next_batch();
             assert_eq!((batch.input_ids.len(), batch.tokens(), batch.cu_seqlens.len()), (20, 20, 2 * documents + 1));
-            assert_eq!(batch.trained_tokens(), 20 - 2 * documents);
+            assert_eq!(batch.loss_tokens(), 20 - 2 * documents);
             for bounds in batch.cu_seqlens.windows(2) {
                 let (start, end) = (bounds[0] as usize, bounds[1] as usize);
                 assert_eq!(start / 10, (end - 1) / 10, "no document crosses rows");

@@ -1,55 +1,48 @@
-//! Where the time of a step goes, operation by operation, and how near each is to its roof.
+//! Where the time of a step goes, operation by operation, and how close each is to its peak rate.
+//!
+//! Trade-off: timing each launch makes the traced step a little slower than the others.
 
 use std::collections::BTreeMap;
 
+use firebrick_hwprofile::roofline::Bound;
 use firebrick_kernels::TracedOperation;
 use serde::Serialize;
 
 use super::roofs::Roofs;
 
-/// What an operation is held against.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Bound {
-    /// The rate of matrix products.
-    Math,
-    /// The rate of a copy.
-    Memory,
-}
-
-/// Name, and size of a product.
+/// Name, and size of a GEMM.
 type Key = (&'static str, Option<[usize; 3]>);
 
-/// All launches of one name, and for matrix products of one size.
+/// All launches of one name, and for GEMMs of one size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OperationTime {
     /// What was launched.
     pub name: &'static str,
-    /// `m`, `n` and `k` of a matrix product.
-    pub product: Option<[usize; 3]>,
-    /// How often.
+    /// `m`, `n` and `k` of a GEMM.
+    pub gemm: Option<[usize; 3]>,
+    /// Number of launches.
     pub calls: usize,
     /// Device time of all of them.
     pub ms: f64,
-    /// Part of the untraced step's time.
+    /// Fraction of the untraced step's time.
     pub share: f64,
-    /// 1e12 operations a second; 0 for what only moves memory.
+    /// 1e12 operations per second; 0 for what only moves memory.
     pub tflops: f64,
-    /// 1e9 bytes a second, each byte counted once.
+    /// 1e9 bytes per second, each byte counted once.
     pub gb_s: f64,
-    /// Which roof is nearer.
+    /// Which peak is closer.
     pub bound: Bound,
-    /// Part of that roof that was reached: the time at the roof over the time taken.
+    /// Fraction of that peak that was reached: the time at the peak over the measured time.
     pub roof_share: f64,
 }
 
-/// One step, taken apart.
+/// One step, operation by operation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepTrace {
-    /// Longest first; empty where the backend cannot trace.
+    /// Longest first; empty if the backend cannot trace.
     pub operations: Vec<OperationTime>,
-    /// Part of the untraced step's time in which none of them ran; `None` where the backend cannot trace. Slightly low, even
-    /// below 0, since launches take a little longer while they are traced.
+    /// Fraction of the untraced step's time in which none of them ran; `None` if the backend cannot trace. Slightly low, even
+    /// below 0, because launches take a little longer while they are traced.
     pub idle: Option<f64>,
 }
 
@@ -59,7 +52,7 @@ impl StepTrace {
         let mut sums: BTreeMap<Key, (usize, TracedOperation)> = BTreeMap::new();
         for launch in launches {
             let none = TracedOperation { milliseconds: 0.0, flops: 0.0, bytes: 0.0, ..*launch };
-            let (calls, sum) = sums.entry((launch.name, launch.product)).or_insert((0, none));
+            let (calls, sum) = sums.entry((launch.name, launch.gemm)).or_insert((0, none));
             *calls += 1;
             sum.milliseconds += launch.milliseconds;
             sum.flops += launch.flops;
@@ -76,12 +69,12 @@ impl StepTrace {
 impl OperationTime {
     fn new(calls: usize, sum: &TracedOperation, step_s: f64, roofs: &Roofs) -> Self {
         let seconds = sum.milliseconds / 1e3;
-        // Too short for the device's clock: nothing can be said about its rate.
+        // Too short for the device's clock: its rate is unknown.
         let per_second = |amount: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
-        let (math_s, memory_s) = (sum.flops / (roofs.product_tflops * 1e12), sum.bytes / (roofs.copy_tb_s * 1e12));
+        let (math_s, memory_s) = (sum.flops / (roofs.gemm_tflops * 1e12), sum.bytes / (roofs.copy_tb_s * 1e12));
         Self {
             name: sum.name,
-            product: sum.product,
+            gemm: sum.gemm,
             calls,
             ms: sum.milliseconds,
             share: seconds / step_s,
@@ -97,14 +90,14 @@ impl OperationTime {
 mod tests {
     use super::*;
 
-    const ROOFS: Roofs = Roofs { product_tflops: 1.0, product_size: 8, copy_tb_s: 0.1 };
+    const ROOFS: Roofs = Roofs { gemm_tflops: 1.0, gemm_size: 8, copy_tb_s: 0.1 };
 
     fn launch(name: &'static str, milliseconds: f64, flops: f64, bytes: f64) -> TracedOperation {
-        TracedOperation { name, milliseconds, flops, bytes, product: None }
+        TracedOperation { name, milliseconds, flops, bytes, gemm: None }
     }
 
     #[test]
-    fn launches_of_a_name_add_up_and_are_held_against_the_nearer_roof() {
+    fn launches_of_a_name_add_up_and_are_compared_with_the_closer_peak() {
         let launches =
             [launch("linear", 2.0, 1e9, 1e6), launch("norm", 1.0, 0.0, 5e7), launch("linear", 2.0, 1e9, 1e6)];
         let trace = StepTrace::new(&launches, 0.01, &ROOFS);
@@ -117,15 +110,15 @@ mod tests {
     }
 
     #[test]
-    fn products_of_different_sizes_are_told_apart() {
-        let product = |m| TracedOperation { product: Some([m, 8, 8]), ..launch("linear", 1.0, 1e9, 1e6) };
-        let trace = StepTrace::new(&[product(64), product(128), product(64)], 0.01, &ROOFS);
-        let found: Vec<_> = trace.operations.iter().map(|operation| (operation.product, operation.calls)).collect();
+    fn gemms_of_different_sizes_are_distinguished() {
+        let gemm = |m| TracedOperation { gemm: Some([m, 8, 8]), ..launch("linear", 1.0, 1e9, 1e6) };
+        let trace = StepTrace::new(&[gemm(64), gemm(128), gemm(64)], 0.01, &ROOFS);
+        let found: Vec<_> = trace.operations.iter().map(|operation| (operation.gemm, operation.calls)).collect();
         assert_eq!(found, [(Some([64, 8, 8]), 2), (Some([128, 8, 8]), 1)]);
     }
 
     #[test]
-    fn a_backend_that_cannot_trace_has_no_idle_time_to_tell() {
+    fn a_backend_that_cannot_trace_reports_no_idle_time() {
         assert_eq!(StepTrace::new(&[], 1.0, &ROOFS), StepTrace { operations: Vec::new(), idle: None });
     }
 

@@ -1,15 +1,18 @@
-//! What a recipe may not say: values out of range, and keys that cannot be together.
+//! What a recipe must not contain: values out of range, and keys that exclude each other.
+//!
+//! Trade-off: one problem is reported at a time, the first one.
+
+use firebrick_arch::TargetModules;
+use firebrick_data::RecordFormat;
+use firebrick_kernels::Recompute;
 
 use crate::config::check_data;
-use crate::config::data_keys::DataFormat;
 use crate::config::error::ConfigError;
-use crate::config::keys::{ComputeDtype, Init, LoraTarget, Recompute, RunConfig};
-use crate::config::source::{EXCLUSIVE, Source};
+use crate::config::recipe::{Init, RunConfig};
+use crate::config::rule::{Rule, above_zero, at_least, below_one, zero_or_more};
+use crate::config::source::{RIVALS, Source};
 
-/// A rule: whether it holds, the key that breaks it, what is wrong, and what to write instead.
-pub(super) type Rule = (bool, &'static str, String, &'static str);
-
-/// Refuses the first thing that cannot work, at the place where it was typed.
+/// Refuses the first thing that cannot work, with the place where it was typed.
 pub(super) fn refuse_impossible(config: &RunConfig, source: &Source<'_>) -> Result<(), ConfigError> {
     refuse_rivals(source)?;
     check_data::refuse_missing(config, source)?;
@@ -17,7 +20,7 @@ pub(super) fn refuse_impossible(config: &RunConfig, source: &Source<'_>) -> Resu
         names(config),
         ranges(config),
         weights(config, source),
-        agreements(config),
+        agreements(config, source),
         check_data::rules(config),
         evaluation(config),
     ];
@@ -30,14 +33,14 @@ pub(super) fn refuse_impossible(config: &RunConfig, source: &Source<'_>) -> Resu
     Ok(())
 }
 
-/// Refuses two keys that say the same thing, except `recompute` beside `grad_checkpointing`, which may agree.
+/// Refuses two keys for the same setting, except where both may be there as long as they agree.
 fn refuse_rivals(source: &Source<'_>) -> Result<(), ConfigError> {
-    for (one, other) in EXCLUSIVE {
-        if one != "train.recompute" && source.is_typed(one) && source.is_typed(other) {
+    for (one, other, may_agree) in RIVALS {
+        if !may_agree && source.is_typed(one) && source.is_typed(other) {
             return Err(ConfigError::Impossible {
                 place: source.place(one),
                 key: one.to_string(),
-                problem: format!("{other} is there too, and they say the same thing twice"),
+                problem: format!("{other} is there too, and both keys decide the same thing"),
                 help: "keep one of them".to_string(),
             });
         }
@@ -97,7 +100,7 @@ fn weights(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
         (
             config.init == Init::Pretrained || !frozen_base,
             if source.is_typed("init") { "init" } else { "lora" },
-            "init = \"random\" makes a base that knows nothing, and [lora] or [bnb_4bit] would freeze it".into(),
+            "init = \"random\" makes an untrained base, and [lora] or [bnb_4bit] would freeze it".into(),
             "train all weights (remove [lora] and [bnb_4bit]) or start from init = \"pretrained\"",
         ),
         (
@@ -107,7 +110,7 @@ fn weights(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
             "add a [lora] section (QLoRA), or remove [bnb_4bit] to train all weights",
         ),
         (
-            config.lora.as_ref().is_none_or(|lora| lora.target != LoraTarget::Modules(Vec::new())),
+            config.lora.as_ref().is_none_or(|lora| lora.target != TargetModules::Named(Vec::new())),
             "lora.target",
             "names no module".into(),
             "write \"all-linear\", or module names such as [\"q_proj\", \"v_proj\"]",
@@ -115,21 +118,23 @@ fn weights(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
     ]
 }
 
-/// Keys that speak of the same thing must say the same.
-fn agreements(config: &RunConfig) -> Vec<Rule> {
-    let (bf16, checkpointing) = (config.train.bf16, config.train.grad_checkpointing);
-    let dtype = config.bnb_4bit.as_ref().and_then(|bnb| bnb.compute_dtype);
-    let bf16_agrees = bf16.zip(dtype).is_none_or(|(bf16, dtype)| bf16 == (dtype == ComputeDtype::Bfloat16));
+/// Keys for the same setting must agree.
+fn agreements(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
+    let checkpointing = config.train.grad_checkpointing;
     let recompute_agrees = checkpointing
         .zip(config.train.recompute)
         .is_none_or(|(checkpointing, recompute)| checkpointing == (recompute == Recompute::Full));
-    vec![
-        (
-            bf16_agrees,
-            "bnb_4bit.compute_dtype",
-            format!("contradicts train.bf16 = {}", bf16.unwrap_or(true)),
-            "a run computes in one number format: remove one of the two keys",
-        ),
+    let mut rules: Vec<Rule> = Vec::new();
+    if let Some((key, written, other)) = config.compute_contradiction() {
+        let problem = format!("contradicts {written} ({})", source.place(other));
+        rules.push((
+            false,
+            key,
+            problem,
+            "a run computes in one number format: write `compute` and remove the older keys",
+        ));
+    }
+    rules.extend([
         (
             recompute_agrees,
             "train.recompute",
@@ -139,10 +144,11 @@ fn agreements(config: &RunConfig) -> Vec<Rule> {
         (
             config.train.offload != Some(true) || config.recompute() == Recompute::Full,
             "train.offload",
-            "there are no block inputs to move: blocks keep more than their input".into(),
+            "only layer inputs can be offloaded, and layers save more than their input".into(),
             "write train.recompute = \"full\", or remove this key",
         ),
-    ]
+    ]);
+    rules
 }
 
 /// Evaluation needs something to evaluate on.
@@ -154,29 +160,10 @@ fn evaluation(config: &RunConfig) -> Vec<Rule> {
         (config.has_eval_data() || eval.every_steps == 0, "eval.every_steps", nothing(), help),
         (config.has_eval_data() || eval.exact_match_prompts == 0, "eval.exact_match_prompts", nothing(), help),
         (
-            eval.exact_match_prompts == 0 || config.data.format != DataFormat::Text,
+            eval.exact_match_prompts == 0 || config.data.format != RecordFormat::Text,
             "eval.exact_match_prompts",
-            "needs chat rows, whose last assistant turn is the right answer".into(),
+            "needs chat records, whose last assistant turn is the reference answer".into(),
             "set it to 0 for format = \"text\"",
         ),
     ]
-}
-
-pub(super) fn at_least(key: &'static str, value: u64, least: u64) -> Rule {
-    (value >= least, key, format!("must be at least {least}, got {value}"), "write a larger number")
-}
-
-fn above_zero(key: &'static str, value: f64) -> Rule {
-    let holds = value.is_finite() && value > 0.0;
-    (holds, key, format!("must be above 0 and finite, got {value}"), "write a positive number")
-}
-
-fn zero_or_more(key: &'static str, value: f64) -> Rule {
-    let holds = value.is_finite() && value >= 0.0;
-    (holds, key, format!("must be 0 or more and finite, got {value}"), "write 0 to turn it off")
-}
-
-fn below_one(key: &'static str, value: f64) -> Rule {
-    let holds = (0.0..1.0).contains(&value);
-    (holds, key, format!("must be 0 or more and below 1, got {value}"), "write a number such as 0.9 or 0.03")
 }

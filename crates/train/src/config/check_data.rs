@@ -1,11 +1,13 @@
-//! What `[data]` may not say.
+//! What `[data]` must not contain.
 //!
-//! Gives up looking at the files: whether they are there, and what they hold, is found when they are read.
+//! Trade-off: files are not looked at. Whether they exist, and what they hold, is found when they are read.
 
-use crate::config::check::{Rule, at_least};
-use crate::config::data_keys::{DataFormat, Mix, MixUntil, SourceConfig, TrainOn};
+use firebrick_data::{Mix, MixUntil, RecordFormat, TrainOn};
+
+use crate::config::data_section::SourceConfig;
 use crate::config::error::ConfigError;
-use crate::config::keys::RunConfig;
+use crate::config::recipe::RunConfig;
+use crate::config::rule::{Rule, at_least};
 use crate::config::source::Source;
 
 /// Refuses a recipe that names no data at all.
@@ -63,10 +65,11 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
     rules
 }
 
-/// Keys that only mean something beside others.
+/// Keys that only mean something together with others.
 fn agreements(config: &RunConfig) -> Vec<Rule> {
     let data = &config.data;
-    let plain_text = data.format == DataFormat::Text && data.train_on.is_some_and(|train_on| train_on != TrainOn::All);
+    let plain_text =
+        data.format == RecordFormat::Text && data.train_on.is_some_and(|train_on| train_on != TrainOn::All);
     let one_path = data.sources.is_empty() || data.eval_path.is_some();
     vec![
         (
@@ -78,31 +81,31 @@ fn agreements(config: &RunConfig) -> Vec<Rule> {
         (
             data.train_end_of_turn || config.train_on() != TrainOn::All,
             "data.train_end_of_turn",
-            "every token is trained, the ends of turns too".into(),
+            "every token counts in the loss, the ends of turns too".into(),
             "remove it, or write train_on = \"assistant\"",
         ),
         (
-            data.format == DataFormat::Auto || one_path,
+            data.format == RecordFormat::Auto || one_path,
             "data.format",
-            "says what the rows of data.path are, and there are data.sources instead".into(),
+            "describes the records of data.path, and there are data.sources instead".into(),
             "write `shape` into each source",
         ),
         (
             data.mix == Mix::Concatenate || data.sources.len() > 1,
             "data.mix",
-            "there are no several data.sources to mix".into(),
+            "there are not several data.sources to mix".into(),
             "remove it, or name the sources as [[data.sources]] tables",
         ),
         (
             data.mix_until == MixUntil::First || data.mix == Mix::Weight,
             "data.mix_until",
-            "only a mixture by weight ends before every row came once".into(),
+            "only a mixture by weight ends before every record was used once".into(),
             "remove it, or write mix = \"weight\"",
         ),
     ]
 }
 
-/// The rules of one source, which is named by its number in the list.
+/// The rules of one source, which messages name by its number in the list.
 fn of_source(key: &'static str, index: usize, source: &SourceConfig, mix: Mix) -> Vec<Rule> {
     let number = index + 1;
     let names = source.field_names();
@@ -118,7 +121,7 @@ fn of_source(key: &'static str, index: usize, source: &SourceConfig, mix: Mix) -
             names.is_ok(),
             key,
             format!("source {number}: fields: {}", names.err().unwrap_or_default()),
-            "write our name first and the source's behind it, as in fields = { text = \"body\" }",
+            "write our name first and then the source's, as in fields = { text = \"body\" }",
         ),
         (source.limit != Some(0), key, format!("source {number}: limit is 0"), "leave the source out, or the limit"),
         (

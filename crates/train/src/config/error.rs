@@ -1,4 +1,6 @@
-//! What can be wrong with a recipe, and where: every message names the place, the key, and the way out.
+//! What can be wrong with a recipe: every message names the place, the key, and the way out.
+//!
+//! Trade-off: problems are sentences, not types, because no caller distinguishes them.
 
 use std::fmt;
 use std::io;
@@ -35,7 +37,7 @@ pub enum ConfigError {
         path: PathBuf,
         /// What to give instead.
         help: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The file, or an override, is not TOML.
@@ -46,7 +48,7 @@ pub enum ConfigError {
         /// What the parser expected.
         message: String,
     },
-    /// An override without `=`, or one that goes through a key that is no section.
+    /// An override without `=`, or one that goes through a key that is not a section.
     #[error("{place}: {message}")]
     Override {
         /// The override.
@@ -112,14 +114,14 @@ pub enum ConfigError {
         /// What to write instead.
         help: String,
     },
-    /// A value that was not understood in some other way.
+    /// A value that is wrong in some other way.
     #[error("{place}: {key}: {message}")]
     Invalid {
         /// Where.
         place: Place,
         /// The key.
         key: String,
-        /// What the reader said.
+        /// The reader's message.
         message: String,
     },
     /// The model folder does not exist.
@@ -170,7 +172,7 @@ fn unknown_value(place: Place, key: String, message: &str) -> ConfigError {
     ConfigError::UnknownValue { place, key, got, allowed: format!("{allowed}; {hint}") }
 }
 
-/// Rust's name of a type in words for people who write recipes.
+/// Rust's name of a type in plain words.
 fn plain_type(expected: &str) -> String {
     match expected {
         "f64" => "a number",
@@ -182,7 +184,7 @@ fn plain_type(expected: &str) -> String {
     .to_string()
 }
 
-/// A value as the reader shows it, without Rust's name of an oversized integer's type.
+/// A value as the reader shows it, without Rust's name of the type of a large integer.
 fn plain_value(got: &str) -> String {
     got.trim_end_matches(" as i128").trim_end_matches(" as u128").to_string()
 }

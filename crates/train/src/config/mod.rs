@@ -1,30 +1,32 @@
-//! The recipe: what a person typed, read from a TOML file and `--set` overrides into [`RunConfig`].
+//! The recipe: what the user typed, read from a TOML file and `--set` overrides into [`RunConfig`].
 //!
 //! Everything that can be refused without looking at the machine is refused here, with the file and line, the key, and
-//! what to do. What depends on the machine (does it fit, is the backend there) belongs to the plan. Gives up: one problem
-//! is reported at a time, the first one found.
+//! what to do. What depends on the machine (does it fit, is the backend available) belongs to the plan.
+//! Trade-off: one problem is reported at a time, the first one.
 
+mod agreement;
+mod backend_choice;
 mod check;
 mod check_data;
-mod data_keys;
+pub mod compute;
+mod data_section;
+mod defaults;
 mod error;
-mod keys;
-mod resolve;
+mod names;
+mod recipe;
+mod rule;
 mod schema;
 mod source;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-pub use data_keys::{
-    DataConfig, DataFormat, FileFormat, Mix, MixUntil, OverflowPolicy, SourceConfig, TextDocument, TrainOn,
-};
+pub use backend_choice::BackendChoice;
+pub use data_section::{DataConfig, SourceConfig};
+pub use defaults::{RunLength, Warmup};
 pub use error::{ConfigError, Place};
-pub use keys::{
-    BackendChoice, BnbConfig, CheckpointConfig, ComputeDtype, EvalConfig, Init, LoraConfig, LoraTarget, OptimizerKind,
-    QuantType, Recompute, RunConfig, ScheduleKind, TrainConfig,
-};
-pub use resolve::{RunLength, Warmup};
+pub use names::{from_name, to_name};
+pub use recipe::{Bnb4bitSection, CheckpointConfig, EvalConfig, Init, LoraSection, QuantType, RunConfig, TrainConfig};
 pub use schema::json_schema;
 use source::Source;
 
@@ -32,11 +34,11 @@ use source::Source;
 const RECIPE_FOLDER: &str = "configs";
 
 impl RunConfig {
-    /// Reads a recipe file, lays the `--set a.b=c` overrides over it, and refuses what cannot work.
+    /// Reads a recipe file, applies the `--set a.b=c` overrides, and refuses what cannot work.
     ///
     /// A bare file name that is not in the current folder is looked up in `configs/`. An override's value is read as TOML,
-    /// and as a plain string where it is not TOML; `a.b=` with nothing after it removes the key. Overriding one of two
-    /// keys that exclude each other (`train.steps` and `train.epochs`, …) removes the other one of the file.
+    /// or as a plain string if it is not TOML; `a.b=` with nothing after it removes the key. Overriding one of two keys for
+    /// the same setting (`train.steps` and `train.epochs`, …) removes the other one of the file.
     ///
     /// # Errors
     /// [`ConfigError`] names the place, the key and the way out.
@@ -65,7 +67,7 @@ impl RunConfig {
         Ok(config.resolved())
     }
 
-    /// The whole recipe as TOML with every default written out: what the run folder keeps as `config.toml`.
+    /// The whole recipe as TOML with every default filled in: the run folder's `config.toml`.
     /// Reading it back gives the same `RunConfig`.
     #[must_use]
     pub fn to_toml(&self) -> String {
@@ -76,7 +78,7 @@ impl RunConfig {
     /// The model folder that `model` names.
     ///
     /// # Errors
-    /// [`ConfigError::NoModel`] with the download command where there is no such folder.
+    /// [`ConfigError::NoModel`] with the download command if there is no such folder.
     pub fn model_folder(&self) -> Result<PathBuf, ConfigError> {
         let folder = PathBuf::from(&self.model);
         if folder.is_dir() {
@@ -134,6 +136,10 @@ fn known_recipes() -> String {
 
 #[cfg(test)]
 mod tests {
+    use firebrick_kernels::Recompute;
+    use firebrick_optim::OptimizerKind;
+    use firebrick_precision::Format;
+
     use super::*;
 
     /// The smallest recipe there is: every other key has a default.
@@ -158,7 +164,7 @@ mod tests {
         assert_eq!(config.name, "x");
         assert_eq!(config.length(), RunLength::Epochs(1.0));
         assert_eq!(config.recompute(), Recompute::Full);
-        assert_eq!(config.compute_dtype(), ComputeDtype::Bfloat16);
+        assert_eq!(config.compute(), Format::Bf16);
         assert!(config.lora.is_none() && config.bnb_4bit.is_none());
     }
 
@@ -168,7 +174,7 @@ mod tests {
                     [data]\npath = 'd'\n[train]\ngrad_checkpointing = true\noptimizer = 'paged_adamw_8bit'\n\
                     bf16 = true\nmicro_batch_size = 8\ngradient_accumulation = 6\n";
         let config = read(text, &[]).unwrap();
-        assert_eq!(config.train.optimizer, OptimizerKind::PagedAdamw8bit);
+        assert_eq!(config.train.optimizer, OptimizerKind::PagedAdamW8bit);
         assert_eq!(config.rows_per_step(), 48);
     }
 
@@ -208,13 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn key_in_the_wrong_section_is_told_its_section() {
+    fn key_in_the_wrong_section_gets_the_name_of_its_section() {
         let text = format!("learning_rate = 1e-4\n{SMALLEST}");
         assert_eq!(
             refusal(&text, &[]),
             "configs/x.toml:1: unknown key 'learning_rate' at the top of the file; it belongs in [train]"
         );
         assert!(refusal(SMALLEST, &["trian.steps=3"]).contains("did you mean 'train'?"));
+        assert!(refusal(SMALLEST, &["micro_batch_size=3"]).contains("it belongs in [train]"));
     }
 
     #[test]
@@ -265,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_model_or_data_is_said_with_an_example() {
+    fn missing_model_or_data_is_reported_with_an_example() {
         assert!(refusal("[data]\npath='d'\n", &[]).contains("configs/x.toml: model is missing; add `model = "));
         assert!(refusal("model='m'\n", &[]).contains("configs/x.toml: data is missing; add `[data]`"));
         assert!(refusal("model='m'\n\n[data]\n", &[]).contains("configs/x.toml:3: data.path is missing; add `path = "));
@@ -300,10 +307,42 @@ mod tests {
         let config = read(&text, &["train.steps=3", "train.recompute=none"]).unwrap();
         assert_eq!(config.length(), RunLength::Steps(3));
         assert_eq!(config.recompute(), Recompute::None);
-        assert!(refusal(&text, &["train.steps=3", "train.epochs=1"]).contains("say the same thing twice"));
+        assert!(refusal(&text, &["train.steps=3", "train.epochs=1"]).contains("both keys decide the same thing"));
     }
 
-    /// Each impossible combination, as overrides of the smallest recipe, and a piece of what it must be told.
+    #[test]
+    fn compute_has_one_key_and_older_names_that_must_agree_with_it() {
+        let lora = "lora={}";
+        let agree: &[(&[&str], Format)] = &[
+            (&["compute=fp16"], Format::F16),
+            (&["train.bf16=true"], Format::Bf16),
+            (&["train.bf16=false"], Format::F32),
+            (&["bnb_4bit.compute_dtype=float16", lora], Format::F16),
+            (&["bnb_4bit.compute_dtype=bf16", "train.bf16=true", "compute=bfloat16", lora], Format::Bf16),
+        ];
+        for (overrides, format) in agree {
+            let config = read(SMALLEST, overrides).unwrap();
+            assert_eq!((config.compute(), config.compute), (*format, Some(*format)), "{overrides:?}");
+            assert_eq!(config.train.bf16, None, "written out under one name");
+        }
+        let message = refusal(&format!("compute = 'f32'\n{SMALLEST}[train]\nbf16 = true\n"), &[]);
+        assert!(
+            message.starts_with("configs/x.toml:6: train.bf16: contradicts compute = \"float32\" (configs/x.toml:1)"),
+            "{message}"
+        );
+        assert!(
+            refusal(SMALLEST, &["compute=nf4"])
+                .contains("compute: 'nf4' is not one of 'float32', 'bfloat16', 'float16'")
+        );
+    }
+
+    #[test]
+    fn override_of_compute_replaces_the_older_names_of_the_file() {
+        let text = format!("{SMALLEST}[train]\nbf16 = true\n[lora]\n[bnb_4bit]\ncompute_dtype = 'bfloat16'\n");
+        assert_eq!(read(&text, &["compute=float32"]).unwrap().compute(), Format::F32);
+    }
+
+    /// Each impossible combination, as overrides of the smallest recipe, and a piece of the expected message.
     #[test]
     fn impossible_combinations_are_refused_with_the_way_out() {
         let cases: &[(&[&str], &str)] = &[
@@ -315,19 +354,25 @@ mod tests {
                 "contradicts train.grad_checkpointing = false",
             ),
             (&["train.grad_checkpointing=true", "train.recompute=none"], "contradicts train.grad_checkpointing = true"),
-            (&["train.offload=true", "train.recompute=selective"], "train.offload: there are no block inputs to move"),
+            (&["train.offload=true", "train.recompute=selective"], "train.offload: only layer inputs can be offloaded"),
             (&["bnb_4bit.quant_type=nf4"], "add a [lora] section"),
             (&["lora.r=0"], "lora.r: must be at least 1"),
             (&["lora.alpha=0"], "lora.alpha: must be above 0"),
             (&["lora.target=[]"], "lora.target: names no module"),
             (&["init=random", "lora.r=8"], "init = \"random\""),
             (&["init=random", "bnb_4bit={}", "lora={}"], "init = \"random\""),
-            (&["train.bf16=false", "bnb_4bit.compute_dtype=bfloat16", "lora={}"], "contradicts train.bf16 = false"),
-            (&["train.bf16=true", "bnb_4bit.compute_dtype=float32", "lora={}"], "contradicts train.bf16 = true"),
+            (
+                &["train.bf16=false", "bnb_4bit.compute_dtype=bfloat16", "lora={}"],
+                "train.bf16: contradicts bnb_4bit.compute_dtype = \"bfloat16\"",
+            ),
+            (
+                &["train.bf16=true", "bnb_4bit.compute_dtype=float32", "lora={}"],
+                "train.bf16: contradicts bnb_4bit.compute_dtype = \"float32\"",
+            ),
             (&["data.format=text", "data.train_on=assistant"], "plain text has no messages"),
             (&["eval.every_steps=10"], "nothing to evaluate on"),
             (&["eval.exact_match_prompts=10"], "nothing to evaluate on"),
-            (&["eval.exact_match_prompts=1", "data.format=text", "data.eval_fraction=0.1"], "chat rows"),
+            (&["eval.exact_match_prompts=1", "data.format=text", "data.eval_fraction=0.1"], "chat records"),
             (&["data.eval_fraction=1.5"], "above 0 and below 1"),
             (&["data.eval_fraction=0.1", "data.eval_sources=[{path='e'}]"], "keep one"),
             (&["data.path=a", "data.sources=[{path='e'}]"], "keep one"),
@@ -337,7 +382,7 @@ mod tests {
             (&["data.sources=[{path='a', weight=2.0}]"], "data.mix = \"weight\""),
             (&["data.sources=[{path='a', weight=0.0},{path='b'}]", "data.mix=weight"], "weight must be above 0"),
             (&["data.sources=[{path='a'}]", "data.format=chat"], "write `shape` into each source"),
-            (&["data.mix=size"], "no several data.sources"),
+            (&["data.mix=size"], "not several data.sources"),
             (&["data.mix_until=all"], "only a mixture by weight"),
             (&["data.max_bad_share=1.1"], "data.max_bad_share: must be from 0 to 1"),
             (&["data.pad_to_multiple_of=0"], "data.pad_to_multiple_of: must be at least 1"),
@@ -431,9 +476,8 @@ mod tests {
         let train = &config.train;
         assert_eq!((train.micro_batch_size, train.gradient_accumulation, config.rows_per_step()), (8, 6, 48));
         assert_eq!((config.pack, config.max_seq_len), (true, 4096));
-        assert_eq!(train.optimizer, OptimizerKind::PagedAdamw8bit);
+        assert_eq!(train.optimizer, OptimizerKind::PagedAdamW8bit);
         assert_eq!(config.recompute(), Recompute::Full);
-        assert_eq!(config.bnb_4bit.as_ref().unwrap().compute_dtype, Some(ComputeDtype::Bfloat16));
-        assert_eq!(train.bf16, Some(true));
+        assert_eq!(config.compute(), Format::Bf16);
     }
 }

@@ -1,4 +1,6 @@
-//! The JSON schema of the recipe, for editors and for docs/config.schema.json, and the list of known keys taken from it.
+//! The JSON schema of the recipe, for editors and for docs/config.schema.json, and the list of known keys derived from it.
+//!
+//! Trade-off: keys below a list such as `[[data.sources]]` are checked by serde, without a nearest key in the message.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +8,7 @@ use schemars::schema_for;
 use serde_json::Value;
 
 use crate::config::error::{ConfigError, nearest};
-use crate::config::keys::RunConfig;
+use crate::config::recipe::RunConfig;
 use crate::config::source::Source;
 
 /// The JSON schema (draft 2020-12) of a recipe, indented, with a newline at the end.
@@ -20,7 +22,7 @@ pub fn json_schema() -> String {
 /// Keys by section; the keys outside of sections are under "".
 type KnownKeys = BTreeMap<String, Vec<String>>;
 
-/// What other trainers call a key of ours.
+/// Names of other trainers, and our key.
 const OTHER_NAMES: [(&str, &str); 26] = [
     ("base_model", "model"),
     ("model_name_or_path", "model"),
@@ -65,7 +67,7 @@ pub(super) fn refuse_unknown_keys(source: &Source<'_>) -> Result<(), ConfigError
                 return Err(ConfigError::WrongType {
                     place: source.place_of(&entry.key_span),
                     key: key.to_string(),
-                    expected: format!("a table of keys: write [{key}] on a line of its own and the keys below it"),
+                    expected: format!("a table of keys: write [{key}] on a separate line and the keys below it"),
                     got: entry.type_name.to_string(),
                 });
             }
@@ -86,22 +88,25 @@ fn in_section(section: &str) -> String {
     if section.is_empty() { "at the top of the file".to_string() } else { format!("in [{section}]") }
 }
 
-/// The most helpful thing to say about an unknown key.
+/// The most helpful advice about an unknown key.
 fn hint(known: &KnownKeys, section: &str, key: &str) -> String {
     let here = &known[section];
     let ours = OTHER_NAMES.iter().find(|(other, _)| *other == key).map_or(key, |(_, ours)| ours);
     if ours != key && here.iter().any(|known| known == ours) {
         return format!("did you mean '{ours}'?");
     }
-    let elsewhere = known.iter().find(|(name, keys)| *name != section && keys.iter().any(|known| known == ours));
+    // A key that several sections have is most likely the one of [train].
+    let has_it = |name: &str| name != section && known[name].iter().any(|known| known == ours);
+    let sections = ["train"].into_iter().chain(known.keys().map(String::as_str));
+    let elsewhere = sections.into_iter().find(|name| has_it(name));
     match (elsewhere, nearest(key, here.iter().map(String::as_str))) {
-        (Some((home, _)), _) if ours == key && home.is_empty() => {
+        (Some(home), _) if ours == key && home.is_empty() => {
             format!(
                 "it belongs at the top of the file, before the first [section] (on the command line `--set {key}=…`)"
             )
         }
-        (Some((home, _)), _) if ours == key => format!("it belongs in [{home}]"),
-        (Some((home, _)), None) => format!("did you mean '{ours}' {}?", in_section(home)),
+        (Some(home), _) if ours == key => format!("it belongs in [{home}]"),
+        (Some(home), None) => format!("did you mean '{ours}' {}?", in_section(home)),
         (_, Some(nearest)) => format!("did you mean '{nearest}'?"),
         (None, None) => format!("known keys are {}", here.join(", ")),
     }

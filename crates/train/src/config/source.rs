@@ -1,7 +1,8 @@
-//! The recipe as typed: the file's TOML tree with the overrides laid over it, every value still knowing its place.
+//! The recipe as typed: the file's TOML tree with the overrides applied, where every value keeps its place.
 //!
-//! The TOML parser gives each key and value its byte range in the file. Values from `--set` get made-up positions behind
-//! the file's end, one each, so that one number says where anything was typed.
+//! The TOML parser gives each key and value its byte range in the file. Values from `--set` get synthetic positions after
+//! the end of the file, one each, so that one number says where anything was typed.
+//! Trade-off: an override's place is the whole override, not a column in it.
 
 use std::mem;
 use std::ops::Range;
@@ -12,17 +13,21 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue, Deserializer};
 
 use crate::config::error::{ConfigError, Place, from_reader};
-use crate::config::keys::RunConfig;
+use crate::config::recipe::RunConfig;
 
-/// Two keys that exclude each other: an override of one takes the place of the other in the file.
-pub(super) const EXCLUSIVE: [(&str, &str); 7] = [
-    ("train.steps", "train.epochs"),
-    ("train.warmup_steps", "train.warmup_ratio"),
-    ("data.path", "data.sources"),
-    ("data.eval_path", "data.eval_fraction"),
-    ("data.eval_path", "data.eval_sources"),
-    ("data.eval_fraction", "data.eval_sources"),
-    ("train.recompute", "train.grad_checkpointing"),
+/// Two keys for one setting, and whether both may be there as long as they agree. An override of one replaces the other of the
+/// file.
+pub(super) const RIVALS: [(&str, &str, bool); 10] = [
+    ("train.steps", "train.epochs", false),
+    ("train.warmup_steps", "train.warmup_ratio", false),
+    ("data.path", "data.sources", false),
+    ("data.eval_path", "data.eval_fraction", false),
+    ("data.eval_path", "data.eval_sources", false),
+    ("data.eval_fraction", "data.eval_sources", false),
+    ("train.recompute", "train.grad_checkpointing", true),
+    ("compute", "train.bf16", true),
+    ("compute", "bnb_4bit.compute_dtype", true),
+    ("train.bf16", "bnb_4bit.compute_dtype", true),
 ];
 
 /// One key of the tree.
@@ -36,7 +41,7 @@ pub(super) struct Entry {
     value_span: Range<usize>,
     /// Whether the value is a table.
     pub(super) is_table: bool,
-    /// The value's type in a word, for messages.
+    /// Name of the value's type, for messages.
     pub(super) type_name: &'static str,
 }
 
@@ -46,21 +51,21 @@ pub(super) struct Source<'i> {
     file: PathBuf,
     text: &'i str,
     overrides: &'i [String],
-    /// The override that made-up position `text.len() + 1 + i` stands for.
-    made_up: Vec<usize>,
+    /// The override that synthetic position `text.len() + 1 + i` stands for.
+    synthetic: Vec<usize>,
     tree: Spanned<DeTable<'i>>,
     entries: Vec<Entry>,
 }
 
 impl<'i> Source<'i> {
-    /// Parses the file's text and lays the overrides over it.
+    /// Parses the file's text and applies the overrides.
     pub(super) fn parse(text: &'i str, file: &Path, overrides: &'i [String]) -> Result<Source<'i>, ConfigError> {
         let tree = DeTable::parse(text).map_err(|error| ConfigError::Syntax {
             place: Place::Line(file.to_path_buf(), line_of(text, error.span().map_or(0, |span| span.start))),
             message: error.message().to_string(),
         })?;
         let file = file.to_path_buf();
-        let mut source = Source { file, text, overrides, made_up: Vec::new(), tree, entries: Vec::new() };
+        let mut source = Source { file, text, overrides, synthetic: Vec::new(), tree, entries: Vec::new() };
         source.drop_overridden_rivals();
         for index in 0..overrides.len() {
             source.apply_override(index)?;
@@ -102,7 +107,7 @@ impl<'i> Source<'i> {
 
     /// The place that a byte range stands for.
     pub(super) fn place_of(&self, span: &Range<usize>) -> Place {
-        match span.start.checked_sub(self.text.len() + 1).and_then(|index| self.made_up.get(index)) {
+        match span.start.checked_sub(self.text.len() + 1).and_then(|index| self.synthetic.get(index)) {
             Some(&index) => Place::Set(self.overrides[index].clone()),
             None => Place::Line(self.file.clone(), line_of(self.text, span.start)),
         }
@@ -117,10 +122,10 @@ impl<'i> Source<'i> {
             .max_by_key(|entry| entry.path.split('.').count())
     }
 
-    /// Removes from the file's tree each key whose rival is overridden.
+    /// Removes each key of the file whose rival is overridden.
     fn drop_overridden_rivals(&mut self) {
         let keys: Vec<&str> = self.overrides.iter().map(|text| key_of(text)).collect();
-        for (one, other) in EXCLUSIVE {
+        for (one, other, _) in RIVALS {
             for (overridden, rival) in [(one, other), (other, one)] {
                 if keys.contains(&overridden) {
                     remove(self.tree.get_mut(), rival);
@@ -129,7 +134,7 @@ impl<'i> Source<'i> {
         }
     }
 
-    /// Lays one `a.b=c` over the tree.
+    /// Applies one `a.b=c` to the tree.
     fn apply_override(&mut self, index: usize) -> Result<(), ConfigError> {
         let text: &'i str = &self.overrides[index];
         let refuse = |message: String| ConfigError::Override { place: Place::Set(text.to_string()), message };
@@ -148,43 +153,43 @@ impl<'i> Source<'i> {
             Ok(parsed) => parsed.into_inner(),
             Err(_) => DeValue::String(value.into()),
         };
-        let value = self.at_made_up_position(value, index);
-        let key_spans: Vec<_> = key.split('.').map(|part| (part, self.made_up_position(index))).collect();
+        let value = self.at_synthetic_position(value, index);
+        let key_spans: Vec<_> = key.split('.').map(|part| (part, self.synthetic_position(index))).collect();
         insert(self.tree.get_mut(), &key_spans, value).map_err(|part| {
             refuse(format!("'{part}' is not a section, so nothing can be set below it; write `--set {part}=value`"))
         })
     }
 
-    /// A position of its own, behind the file's end, that stands for override `index`.
-    fn made_up_position(&mut self, index: usize) -> Range<usize> {
-        self.made_up.push(index);
-        let position = self.text.len() + self.made_up.len();
+    /// A new position after the end of the file that stands for override `index`.
+    fn synthetic_position(&mut self, index: usize) -> Range<usize> {
+        self.synthetic.push(index);
+        let position = self.text.len() + self.synthetic.len();
         position..position
     }
 
-    /// Gives a value, and everything in it, made-up positions.
-    fn at_made_up_position(&mut self, value: DeValue<'i>, index: usize) -> Spanned<DeValue<'i>> {
-        let start = self.made_up_position(index).start;
+    /// Gives a value, and everything in it, synthetic positions.
+    fn at_synthetic_position(&mut self, value: DeValue<'i>, index: usize) -> Spanned<DeValue<'i>> {
+        let start = self.synthetic_position(index).start;
         let value = match value {
             DeValue::Table(table) => {
                 let mut moved = DeTable::new();
                 for (key, inner) in table {
-                    let key = Spanned::new(self.made_up_position(index), key.into_inner());
-                    moved.insert(key, self.at_made_up_position(inner.into_inner(), index));
+                    let key = Spanned::new(self.synthetic_position(index), key.into_inner());
+                    moved.insert(key, self.at_synthetic_position(inner.into_inner(), index));
                 }
                 DeValue::Table(moved)
             }
             DeValue::Array(mut list) => {
                 for element in list.iter_mut() {
                     let value = mem::replace(element.get_mut(), DeValue::Boolean(false));
-                    *element = self.at_made_up_position(value, index);
+                    *element = self.at_synthetic_position(value, index);
                 }
                 DeValue::Array(list)
             }
             other => other,
         };
-        // The positions given out since then are those of what is inside.
-        Spanned::new(start..self.text.len() + self.made_up.len(), value)
+        // The positions handed out since then belong to the values inside.
+        Spanned::new(start..self.text.len() + self.synthetic.len(), value)
     }
 }
 
@@ -216,7 +221,7 @@ fn list_entries(table: &DeTable<'_>, prefix: &str, entries: &mut Vec<Entry>) {
     }
 }
 
-/// Removes the key at a dotted path, where there is one.
+/// Removes the key at a dotted path, if there is one.
 fn remove(table: &mut DeTable<'_>, path: &str) {
     match path.split_once('.') {
         None => {
@@ -230,7 +235,7 @@ fn remove(table: &mut DeTable<'_>, path: &str) {
     }
 }
 
-/// Sets the value at a path, making the tables on the way. `Err` is the path of a key on the way that is no table.
+/// Sets the value at a path and creates the tables on the way. `Err` is the path of a key on the way that is not a table.
 fn insert<'i>(
     table: &mut DeTable<'i>,
     path: &[(&'i str, Range<usize>)],

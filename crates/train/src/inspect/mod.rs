@@ -1,8 +1,8 @@
 //! What a recipe will train on, to be looked at before anything is trained: counts, lengths, packing, and sample rows with
-//! trained and untrained tokens told apart.
+//! loss tokens marked.
 //!
-//! Reads data and tokenizer as a run does, and nothing of the model's weights. Gives up searching for a certain row: the
-//! samples are spread evenly over all rows.
+//! Reads data and tokenizer as a run does, and nothing of the model's weights. Not supported: searching for a row; the samples
+//! are spread evenly over all rows.
 
 mod page;
 mod sample;
@@ -15,11 +15,11 @@ pub use sample::{Piece, SampleDocument, SampleRow};
 pub use text::Style;
 
 use crate::config::RunConfig;
-use crate::data_report::SourceReport;
-use crate::data_sets;
+use crate::console::SourceReport;
 use crate::error::RunError;
 use crate::plan;
-use crate::prepare::{self, pack_options};
+use crate::run::data_sets;
+use crate::run::prepare::{self, pack_options};
 
 /// Everything that is shown of a recipe's data.
 #[derive(Debug)]
@@ -36,8 +36,8 @@ pub struct SetView {
     /// "training data" or "held-out data".
     pub title: &'static str,
     /// Where the tokens are, in a sentence.
-    pub kept: String,
-    /// What was found in the sources' rows; none where the set is a part of the one before.
+    pub location: String,
+    /// What was found in the sources' records; none if the set is a part of the one before.
     pub sources: Vec<SourceReport>,
     /// How documents fill rows.
     pub packing: PackReport,
@@ -53,17 +53,17 @@ pub struct SetView {
 /// As a run: the recipe's data, its tokenizer, or the model folder cannot be used.
 pub fn inspect(config: &RunConfig, rows: usize) -> Result<Inspection, RunError> {
     let tokenizer = data_sets::tokenizer(config, &config.model_folder()?, prepare::now())?;
-    let data = data_sets::read(config, &tokenizer, plan::tokenising(config, &HardwareProfile::detect()))?;
-    let view = |title, kept, sources, documents: DocumentSet| -> Result<SetView, RunError> {
-        set_view(config, &tokenizer, rows, documents).map(|view| SetView { title, kept, sources, ..view })
+    let data = data_sets::read(config, &tokenizer, plan::tokenizing(config, &HardwareProfile::detect()))?;
+    let view = |title, location, sources, documents: DocumentSet| -> Result<SetView, RunError> {
+        set_view(config, &tokenizer, rows, documents).map(|view| SetView { title, location, sources, ..view })
     };
-    let mut sets = vec![view("training data", data.train.kept, data.train.sources, data.train.documents)?];
+    let mut sets = vec![view("training data", data.train.location, data.train.sources, data.train.documents)?];
     if let Some(documents) = data.held_out {
-        let kept = match data.held_out_sources.is_empty() {
+        let location = match data.held_out_sources.is_empty() {
             true => "held out of the training data by a hash of the content",
-            false => "a set of its own",
+            false => "a separate set",
         };
-        sets.push(view("held-out data", kept.to_owned(), data.held_out_sources, documents)?);
+        sets.push(view("held-out data", location.to_owned(), data.held_out_sources, documents)?);
     }
     Ok(Inspection { name: config.name.clone(), sets })
 }
@@ -79,7 +79,7 @@ fn set_view(
     let samples = (0..shown).map(|index| sample::row(&packed, index * packed.rows() / shown, tokenizer));
     Ok(SetView {
         title: "",
-        kept: String::new(),
+        location: String::new(),
         sources: Vec::new(),
         packing: packed.report(),
         row_len: packed.row_len(),
@@ -94,7 +94,7 @@ impl Inspection {
         text::render(self, style)
     }
 
-    /// One HTML page that needs nothing beside itself.
+    /// One self-contained HTML page.
     #[must_use]
     pub fn page(&self) -> String {
         page::render(self)
@@ -108,9 +108,9 @@ impl SetView {
         vec![
             ("documents", packing.documents.to_string()),
             ("tokens", packing.tokens.to_string()),
-            ("trained tokens", format!("{} ({:.1} %)", packing.trained_tokens, 100.0 * packing.trained_share())),
+            ("loss tokens", format!("{} ({:.1} %)", packing.loss_tokens, 100.0 * packing.loss_share())),
             ("rows", format!("{} of up to {} tokens", packing.rows, self.row_len)),
-            ("rows are full to", format!("{:.1} %", 100.0 * packing.efficiency)),
+            ("rows filled to", format!("{:.1} %", 100.0 * packing.efficiency)),
             ("shortest document", format!("{} tokens", packing.lengths.shortest)),
             ("longest document", format!("{} tokens", packing.lengths.longest)),
         ]
@@ -119,7 +119,7 @@ impl SetView {
     /// The steps of the histogram: tokens from and to, documents.
     fn histogram(&self) -> Vec<(usize, usize, usize)> {
         let steps = &self.packing.lengths.steps;
-        let from = |index: usize| index.checked_sub(1).map_or(1, |before| steps[before].up_to + 1);
+        let from = |index: usize| index.checked_sub(1).map_or(1, |previous| steps[previous].up_to + 1);
         let all = steps.iter().enumerate().map(|(index, step)| (from(index), step.up_to, step.documents));
         all.skip_while(|&(_, _, documents)| documents == 0).collect()
     }

@@ -1,13 +1,15 @@
-//! The inspection as one HTML page: style inside, no script, nothing that is fetched.
+//! The inspection as one self-contained HTML page: style inside, no script, nothing that is fetched.
+//!
+//! Not supported: pages of a fraction of the rows; long samples make a long page.
 
 use std::fmt::Write;
 
 use super::{Inspection, SampleRow, SetView};
 
 const STYLE: &str = "\
-:root { color-scheme: light dark; --trained: #b7e4c7; --ink: #1b1b1b; --paper: #fff; --faint: #777; --bar: #5b8def }
+:root { color-scheme: light dark; --loss: #b7e4c7; --ink: #1b1b1b; --paper: #fff; --faint: #777; --bar: #5b8def }
 @media (prefers-color-scheme: dark) {
-  :root { --trained: #1f5c3a; --ink: #e6e6e6; --paper: #161616; --faint: #999; --bar: #4a74c9 }
+  :root { --loss: #1f5c3a; --ink: #e6e6e6; --paper: #161616; --faint: #999; --bar: #4a74c9 }
 }
 body { margin: 2rem auto; max-width: 70rem; padding: 0 1rem; font: 15px/1.5 sans-serif; color: var(--ink);
   background: var(--paper) }
@@ -15,7 +17,7 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.5 monospace }
 table { border-collapse: collapse } td { padding: 0 1rem 0 0; vertical-align: top }
 td.bar { width: 24rem } td.bar div { height: 0.8rem; background: var(--bar) }
 .document { border-left: 3px solid var(--faint); padding-left: 0.8rem; margin: 0.6rem 0 }
-.untrained { color: var(--faint) } .trained { background: var(--trained) }
+.context { color: var(--faint) } .loss { background: var(--loss) }
 ";
 
 pub(super) fn render(inspection: &Inspection) -> String {
@@ -26,7 +28,7 @@ pub(super) fn render(inspection: &Inspection) -> String {
     );
     for set in &inspection.sets {
         describe(&mut out, set);
-        let legend = "<span class=\"trained\">trained</span>, <span class=\"untrained\">not trained</span>";
+        let legend = "<span class=\"loss\">loss tokens</span>, <span class=\"context\">other tokens</span>";
         add(&mut out, format_args!("<h3>Sample rows</h3>\n<p>{legend}</p>\n"));
         for row in &set.samples {
             sample(&mut out, row, set.row_len);
@@ -41,7 +43,7 @@ fn add(out: &mut String, text: std::fmt::Arguments<'_>) {
 }
 
 fn describe(out: &mut String, set: &SetView) {
-    add(out, format_args!("<h2>{}</h2>\n<p>{}</p>\n", set.title, escape(&set.kept)));
+    add(out, format_args!("<h2>{}</h2>\n<p>{}</p>\n", set.title, escape(&set.location)));
     for source in &set.sources {
         add(out, format_args!("<pre>{}</pre>\n", escape(&source.to_string())));
     }
@@ -51,9 +53,9 @@ fn describe(out: &mut String, set: &SetView) {
     }
     out.push_str("</table>\n<h3>Lengths</h3>\n<table>\n<tr><td>tokens<td>documents<td>\n");
     let histogram = set.histogram();
-    let most = histogram.iter().map(|&(_, _, documents)| documents).max().unwrap_or(1).max(1);
+    let max = histogram.iter().map(|&(_, _, documents)| documents).max().unwrap_or(1).max(1);
     for (from, to, documents) in histogram {
-        let percent = 100.0 * documents as f64 / most as f64;
+        let percent = 100.0 * documents as f64 / max as f64;
         add(
             out,
             format_args!(
@@ -71,19 +73,19 @@ fn sample(out: &mut String, row: &SampleRow, row_len: usize) {
         add(
             out,
             format_args!(
-                "<div class=\"document\">{} tokens, {} trained<pre>",
-                document.tokens, document.trained_tokens
+                "<div class=\"document\">{} tokens, {} in the loss<pre>",
+                document.tokens, document.loss_tokens
             ),
         );
         for piece in &document.pieces {
-            let class = if piece.trained { "trained" } else { "untrained" };
+            let class = if piece.in_loss { "loss" } else { "context" };
             add(out, format_args!("<span class=\"{class}\">{}</span>", escape(&piece.text)));
         }
         out.push_str("</pre></div>\n");
     }
 }
 
-/// Text that a browser shows and does not obey.
+/// Text that a browser shows instead of interpreting it.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
@@ -105,24 +107,29 @@ pub(super) mod tests {
     use firebrick_data::{Diagnosis, LengthHistogram, PackReport};
 
     use super::*;
-    use crate::data_report::SourceReport;
+    use crate::console::SourceReport;
     use crate::inspect::{Piece, SampleDocument};
 
     /// Two documents in a row, the first with this prompt.
     pub(in crate::inspect) fn inspection(prompt: &str) -> Inspection {
-        let piece = |text: &str, trained| Piece { text: text.to_owned(), trained };
+        let piece = |text: &str, in_loss| Piece { text: text.to_owned(), in_loss };
         let pieces = vec![piece(prompt, false), piece("answer", true)];
-        let first = SampleDocument { tokens: 3, trained_tokens: 2, pieces };
-        let second = SampleDocument { tokens: 4, trained_tokens: 3, pieces: vec![piece("other", true)] };
+        let first = SampleDocument { tokens: 3, loss_tokens: 2, pieces };
+        let second = SampleDocument { tokens: 4, loss_tokens: 3, pieces: vec![piece("other", true)] };
         let mut lengths = LengthHistogram::default();
         [3, 4].iter().for_each(|&tokens| lengths.add(tokens));
-        let packing = PackReport { documents: 2, rows: 1, tokens: 8, trained_tokens: 6, efficiency: 0.5, lengths };
+        let packing = PackReport { documents: 2, rows: 1, tokens: 8, loss_tokens: 6, efficiency: 0.5, lengths };
         let text = |text: &str| text.to_owned();
         let diagnosis = Diagnosis { rows: 12, ..Diagnosis::default() };
-        let source = SourceReport { name: text("a<b.jsonl"), format: text("jsonl"), shape: text("chat"), diagnosis };
+        let source = SourceReport {
+            name: text("a<b.jsonl"),
+            file_format: text("jsonl"),
+            record_format: text("chat"),
+            diagnosis,
+        };
         let set = SetView {
             title: "training data",
-            kept: text("in memory"),
+            location: text("in memory"),
             sources: vec![source],
             packing,
             row_len: 16,
@@ -132,18 +139,18 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn page_needs_nothing_beside_itself_and_holds_the_counts() {
+    fn page_is_self_contained_and_has_the_counts() {
         let page = inspection("question").page();
         for outside in ["http", "//", "src=", "href=", "url(", "@import", "<script", "<link"] {
             assert!(!page.contains(outside), "{outside:?} in the page");
         }
-        for part in ["12 rows", "<td>2\n", "(75.0 %)", "50.0 %", "3 to 3", "class=\"trained\">answer</span>"] {
+        for part in ["12 rows", "<td>2\n", "(75.0 %)", "50.0 %", "3 to 3", "class=\"loss\">answer</span>"] {
             assert!(page.contains(part), "{part:?} is not in {page}");
         }
     }
 
     #[test]
-    fn text_of_the_data_is_shown_and_not_obeyed() {
+    fn text_of_the_data_is_shown_and_not_interpreted() {
         let page = inspection("</pre><script>alert(\"1\")</script>&").page();
         assert!(page.contains("&lt;/pre&gt;&lt;script&gt;alert(&quot;1&quot;)&lt;/script&gt;&amp;"), "{page}");
         assert!(!page.contains("<script") && page.contains("a&lt;b.jsonl"));

@@ -1,4 +1,6 @@
-//! A row as text, cut where training begins and ends.
+//! A row as text, cut where the loss begins and ends.
+//!
+//! Trade-off: a document is decoded once per piece, which is quadratic in its pieces; only samples are decoded.
 
 use firebrick_data::{DataError, Example, PackedDataset, Tokenizer};
 
@@ -7,28 +9,28 @@ use firebrick_data::{DataError, Example, PackedDataset, Tokenizer};
 pub struct SampleRow {
     /// Its number, the first is 0.
     pub number: usize,
-    /// What is in it.
+    /// Its documents.
     pub documents: Vec<SampleDocument>,
 }
 
 /// One document of a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SampleDocument {
-    /// How many tokens it has.
+    /// Number of tokens.
     pub tokens: usize,
-    /// How many of them are trained.
-    pub trained_tokens: usize,
-    /// Its text in order; trained and untrained pieces alternate.
+    /// Number of tokens that count in the loss.
+    pub loss_tokens: usize,
+    /// Its text in order; pieces inside and outside of the loss alternate.
     pub pieces: Vec<Piece>,
 }
 
-/// Text of neighbouring tokens that are all trained or all not.
+/// Text of adjacent tokens that are all in the loss or all not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     /// The text, special tokens included.
     pub text: String,
     /// Whether its tokens count in the loss.
-    pub trained: bool,
+    pub in_loss: bool,
 }
 
 impl SampleRow {
@@ -44,7 +46,7 @@ pub(super) fn row(packed: &PackedDataset, number: usize, tokenizer: &Tokenizer) 
         let example = packed.documents().example(index);
         Ok(SampleDocument {
             tokens: example.tokens.len(),
-            trained_tokens: example.trained_tokens(),
+            loss_tokens: example.loss_tokens(),
             pieces: pieces(&example, tokenizer)?,
         })
     });
@@ -53,19 +55,19 @@ pub(super) fn row(packed: &PackedDataset, number: usize, tokenizer: &Tokenizer) 
 
 fn pieces(example: &Example, tokenizer: &Tokenizer) -> Result<Vec<Piece>, DataError> {
     let mut pieces = Vec::new();
-    let mut before = String::new();
+    let mut previous = String::new();
     let mut end = 0;
-    for run in example.trained.chunk_by(|one, other| one == other) {
+    for run in example.loss_mask.chunk_by(|one, other| one == other) {
         let start = end;
         end += run.len();
-        // Some tokenizers leave out a space in front of the first token, so a piece is what it adds to those before.
+        // Some tokenizers drop a space before the first token, so a piece is what it adds to the preceding ones.
         let whole = tokenizer.decode(&example.tokens[..end], false)?;
-        let text = match whole.strip_prefix(&before) {
+        let text = match whole.strip_prefix(&previous) {
             Some(added) => added.to_owned(),
             None => tokenizer.decode(&example.tokens[start..end], false)?,
         };
-        pieces.push(Piece { text, trained: run[0] });
-        before = whole;
+        pieces.push(Piece { text, in_loss: run[0] });
+        previous = whole;
     }
     Ok(pieces)
 }

@@ -1,16 +1,16 @@
-//! The inspection as text: colours on a terminal, markers elsewhere.
+//! The inspection as text: colors on a terminal, markers elsewhere.
 //!
-//! Gives up showing long rows whole: the page does.
+//! Trade-off: long rows are cut; the HTML page has them complete.
 
 use std::fmt::Write;
 
 use super::{Inspection, SampleRow, SetView};
 
-/// How trained text is told from untrained.
+/// How loss tokens are marked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
     /// Green and dim, by ANSI escapes.
-    Colours,
+    Colors,
     /// Between ⟦ and ⟧.
     Markers,
 }
@@ -26,8 +26,8 @@ pub(super) fn render(inspection: &Inspection, style: Style) -> String {
         describe(&mut out, set);
         if !set.samples.is_empty() {
             let legend = match style {
-                Style::Colours => "\x1b[32mtrained\x1b[0m and \x1b[2mnot trained\x1b[0m",
-                Style::Markers => "⟦trained⟧ and not trained",
+                Style::Colors => "\x1b[32mloss tokens\x1b[0m and \x1b[2mother tokens\x1b[0m",
+                Style::Markers => "⟦loss tokens⟧ and other tokens",
             };
             line(&mut out, format_args!("\n  sample rows: {legend}"));
         }
@@ -43,7 +43,7 @@ fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
 }
 
 fn describe(out: &mut String, set: &SetView) {
-    line(out, format_args!("\n{}: {}", set.title, set.kept));
+    line(out, format_args!("\n{}: {}", set.title, set.location));
     for source in &set.sources {
         line(out, format_args!("  {}", visible(&source.to_string()).replace('\n', "\n  ")));
     }
@@ -52,9 +52,9 @@ fn describe(out: &mut String, set: &SetView) {
     }
     line(out, format_args!("\n  tokens          documents"));
     let histogram = set.histogram();
-    let most = histogram.iter().map(|&(_, _, documents)| documents).max().unwrap_or(1).max(1);
+    let max = histogram.iter().map(|&(_, _, documents)| documents).max().unwrap_or(1).max(1);
     for (from, to, documents) in histogram {
-        let bar = "#".repeat((documents * BAR).div_ceil(most));
+        let bar = "#".repeat((documents * BAR).div_ceil(max));
         line(out, format_args!("  {:<15} {documents:>9} {bar}", format!("{from} to {to}")));
     }
 }
@@ -67,21 +67,21 @@ fn sample(out: &mut String, row: &SampleRow, row_len: usize, style: Style) {
     let mut left = SHOWN_CHARACTERS;
     for (index, document) in row.documents.iter().enumerate() {
         if left == 0 {
-            line(out, format_args!("  … and {} documents more", row.documents.len() - index));
+            line(out, format_args!("  … and {} more documents", row.documents.len() - index));
             return;
         }
         line(
             out,
-            format_args!("  document {}: {} tokens, {} trained", index + 1, document.tokens, document.trained_tokens),
+            format_args!("  document {}: {} tokens, {} in the loss", index + 1, document.tokens, document.loss_tokens),
         );
         for piece in &document.pieces {
             let shown: String = piece.text.chars().take(left).collect();
             left -= shown.chars().count();
             let cut = if shown.len() < piece.text.len() { "…" } else { "" };
             let shown = visible(&shown);
-            out.push_str(&match (style, piece.trained) {
-                (Style::Colours, true) => format!("\x1b[32m{shown}{cut}\x1b[0m"),
-                (Style::Colours, false) => format!("\x1b[2m{shown}{cut}\x1b[0m"),
+            out.push_str(&match (style, piece.in_loss) {
+                (Style::Colors, true) => format!("\x1b[32m{shown}{cut}\x1b[0m"),
+                (Style::Colors, false) => format!("\x1b[2m{shown}{cut}\x1b[0m"),
                 (Style::Markers, true) => format!("⟦{shown}{cut}⟧"),
                 (Style::Markers, false) => format!("{shown}{cut}"),
             });
@@ -90,7 +90,7 @@ fn sample(out: &mut String, row: &SampleRow, row_len: usize, style: Style) {
     }
 }
 
-/// Text that a terminal shows and does not obey.
+/// Text that a terminal shows instead of interpreting it.
 fn visible(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for character in text.chars() {
@@ -109,7 +109,7 @@ mod tests {
     use crate::inspect::page::tests::inspection;
 
     #[test]
-    fn markers_surround_exactly_what_is_trained() {
+    fn markers_surround_exactly_the_loss_tokens() {
         let text = inspection("<b>&\u{1b}[31m").text(Style::Markers);
         assert!(text.contains("<b>&\\u{1b}[31m⟦answer⟧"), "{text}");
         assert!(!text.contains('\u{1b}'), "no escape may reach the terminal");
@@ -119,12 +119,12 @@ mod tests {
     }
 
     #[test]
-    fn colours_surround_what_is_trained_and_long_rows_are_cut() {
-        let text = inspection(&"x".repeat(9000)).text(Style::Colours);
+    fn colors_surround_the_loss_tokens_and_long_rows_are_cut() {
+        let text = inspection(&"x".repeat(9000)).text(Style::Colors);
         assert!(
-            text.contains("\u{1b}[2mxxx") && text.contains("x…\u{1b}[0m") && text.contains("1 documents more"),
+            text.contains("\u{1b}[2mxxx") && text.contains("x…\u{1b}[0m") && text.contains("1 more documents"),
             "{text}"
         );
-        assert!(inspection("q").text(Style::Colours).contains("\u{1b}[32manswer\u{1b}[0m"));
+        assert!(inspection("q").text(Style::Colors).contains("\u{1b}[32manswer\u{1b}[0m"));
     }
 }

@@ -1,31 +1,31 @@
-//! How many threads tokenise, and how many make batches.
+//! How many threads tokenize, and how many build batches.
 //!
-//! A recipe's `data.workers` is both. Gives up looking at what else the machine is doing: the cores that this process may
+//! A recipe's `data.workers` sets both. Trade-off: other processes on the machine are ignored; the cores that this process may
 //! use count, whether they are busy or not.
 
 use std::num::NonZeroUsize;
 
 use firebrick_data::Pipeline;
 use firebrick_hwprofile::HardwareProfile;
+use firebrick_kernels::BackendKind;
 
-use crate::backend::BackendKind;
 use crate::config::RunConfig;
-use crate::plan::Chosen;
+use crate::plan::chosen::Chosen;
 
-/// Threads that make batches of rows of many lengths for an accelerator.
+/// Threads that build batches of rows of different lengths for an accelerator.
 const UNPACKED: usize = 2;
 
-/// The pipeline that tokenises a recipe's data.
-pub fn tokenising(config: &RunConfig, profile: &HardwareProfile) -> Pipeline {
-    let workers = NonZeroUsize::new(to_tokenise(config, profile).value).expect("at least one thread is chosen");
+/// The pipeline that tokenizes a recipe's data.
+pub fn tokenizing(config: &RunConfig, profile: &HardwareProfile) -> Pipeline {
+    let workers = NonZeroUsize::new(to_tokenize(config, profile).value).expect("at least one thread is chosen");
     Pipeline { workers }
 }
 
-pub(super) fn to_tokenise(config: &RunConfig, profile: &HardwareProfile) -> Chosen<usize> {
+pub(super) fn to_tokenize(config: &RunConfig, profile: &HardwareProfile) -> Chosen<usize> {
     if let Some(workers) = config.data.workers {
         return Chosen::new(workers, "the recipe: data.workers");
     }
-    Chosen::new(cores(profile), "one for each core that this process may use: nothing trains yet")
+    Chosen::new(cores(profile), "one per core that this process may use: nothing trains yet")
 }
 
 pub(super) fn to_load(config: &RunConfig, profile: &HardwareProfile, backend: BackendKind) -> Chosen<usize> {
@@ -35,17 +35,17 @@ pub(super) fn to_load(config: &RunConfig, profile: &HardwareProfile, backend: Ba
     if backend.is_cpu() {
         return Chosen::new(
             1,
-            format!("{backend} trains on all cores, and one thread makes more batches than they train"),
+            format!("{backend} trains on all cores, and one thread builds more batches than they train"),
         );
     }
     match (config.pack, cores(profile)) {
         (true, _) => {
-            Chosen::new(1, "one thread makes over 100 million packed tokens a second, more than a device trains")
+            Chosen::new(1, "one thread builds over 100 million packed tokens per second, more than a device trains")
         }
         (false, 1) => Chosen::new(1, "this process may use one core"),
         (false, _) => Chosen::new(
             UNPACKED,
-            format!("rows of many lengths are padded for each batch; {backend} leaves cores free"),
+            format!("rows of different lengths are padded for each batch; {backend} leaves cores free"),
         ),
     }
 }
@@ -71,14 +71,14 @@ mod tests {
             gpus: Vec::new(),
             notes: Vec::new(),
         };
-        let (tokenise, load) = (to_tokenise(&config, &profile), to_load(&config, &profile, backend));
-        assert!([&tokenise, &load].iter().all(|chosen| !chosen.reason.is_empty()));
-        assert_eq!(tokenising(&config, &profile).workers.get(), tokenise.value);
-        [tokenise.value, load.value]
+        let (tokenize, load) = (to_tokenize(&config, &profile), to_load(&config, &profile, backend));
+        assert!([&tokenize, &load].iter().all(|chosen| !chosen.reason.is_empty()));
+        assert_eq!(tokenizing(&config, &profile).workers.get(), tokenize.value);
+        [tokenize.value, load.value]
     }
 
     #[test]
-    fn all_cores_tokenise_and_a_cpu_backend_keeps_them_for_training() {
+    fn all_cores_tokenize_and_a_cpu_backend_keeps_them_for_training() {
         for backend in [BackendKind::Flex, BackendKind::Candle] {
             assert_eq!(chosen(&[], 32, backend), [32, 1]);
             assert_eq!(chosen(&["pack=false"], 32, backend), [32, 1]);

@@ -1,4 +1,6 @@
-//! Huge lines and records, deep nesting, bombs of compression.
+//! Huge lines and records, deep nesting, decompression bombs.
+//!
+//! Trade-off: sizes just above the limits, so that the tests stay fast.
 
 use std::io::{Read, Write};
 
@@ -56,8 +58,8 @@ pub(super) fn all() -> Vec<Hostile> {
         Hostile::new("packed", "zst_in_zst", &["rows.jsonl.zst", "Zstandard"], || {
             let inner = zstandard(0, b'x', 300 * MIB);
             let mut encoder = zstd::Encoder::new(vec![1], 3).expect("an encoder");
-            encoder.write_all(&inner[1..]).expect("memory takes it");
-            encoder.finish().expect("memory takes it")
+            encoder.write_all(&inner[1..]).expect("memory has no write errors");
+            encoder.finish().expect("memory has no write errors")
         }),
         Hostile::new("saved_folder", "million_files", &[], || {
             let file = b"{\"filename\":\"rows.jsonl\"},".repeat(50_000);
@@ -101,16 +103,16 @@ fn gzip(first: u8, byte: u8, count: usize) -> Vec<u8> {
     packed_with(first, b"", byte, count)
 }
 
-/// gzip, behind the byte that tells the target what is inside.
+/// gzip, after the byte that selects the inner format.
 fn packed_with(first: u8, start: &[u8], byte: u8, count: usize) -> Vec<u8> {
     let mut encoder = flate2::write::GzEncoder::new(vec![first], flate2::Compression::best());
-    encoder.write_all(start).expect("memory takes it");
-    std::io::copy(&mut std::io::repeat(byte).take(count as u64), &mut encoder).expect("memory takes it");
-    encoder.finish().expect("memory takes it")
+    encoder.write_all(start).expect("memory has no write errors");
+    std::io::copy(&mut std::io::repeat(byte).take(count as u64), &mut encoder).expect("memory has no write errors");
+    encoder.finish().expect("memory has no write errors")
 }
 
 fn zstandard(first: u8, byte: u8, count: usize) -> Vec<u8> {
     let mut encoder = zstd::Encoder::new(vec![first], 3).expect("an encoder");
-    std::io::copy(&mut std::io::repeat(byte).take(count as u64), &mut encoder).expect("memory takes it");
-    encoder.finish().expect("memory takes it")
+    std::io::copy(&mut std::io::repeat(byte).take(count as u64), &mut encoder).expect("memory has no write errors");
+    encoder.finish().expect("memory has no write errors")
 }

@@ -1,26 +1,27 @@
-//! Hostile inputs that are too large or too regular to keep as files: each says how it is made, and what must be said
-//! about it.
+//! Inputs that are too large or too regular to store as files: each is generated, with the errors that it must cause.
+//!
+//! Trade-off: every test run generates them again.
 
 mod columns;
 mod files;
 mod templates;
 
-/// An input, which target it is for, and words that its errors must hold.
+/// An input, its target, and text that its errors must contain.
 pub(crate) struct Hostile {
     pub(crate) target: &'static str,
     pub(crate) name: &'static str,
     pub(crate) make: Box<dyn Fn() -> Vec<u8>>,
-    pub(crate) says: &'static [&'static str],
+    pub(crate) expected: &'static [&'static str],
 }
 
 impl Hostile {
     fn new(
         target: &'static str,
         name: &'static str,
-        says: &'static [&'static str],
+        expected: &'static [&'static str],
         make: impl Fn() -> Vec<u8> + 'static,
     ) -> Self {
-        Self { target, name, make: Box::new(make), says }
+        Self { target, name, make: Box::new(make), expected }
     }
 }
 

@@ -1,20 +1,22 @@
-//! A folder for the files that the targets write, in memory where the system has a place for that.
+//! A folder for the files that the targets write, in memory where the system supports that.
+//!
+//! Trade-off: one use at a time per name and process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A folder of this process and use; emptied at every beginning.
+/// A folder of this process and use; empty at the beginning.
 pub(crate) struct Folder {
     path: PathBuf,
 }
 
 impl Folder {
-    /// An empty folder. Uses with different names do not disturb each other.
+    /// An empty folder. Uses with different names are independent.
     pub(crate) fn new(name: &str) -> Self {
         let memory = Path::new("/dev/shm");
         let base = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
         let path = base.join(format!("firebrick-fuzz-{}", std::process::id())).join(name);
-        // What is not there need not be removed.
+        // It may not exist.
         let _ = fs::remove_dir_all(&path);
         fs::create_dir_all(&path).expect("a folder for files can be made");
         Self { path }

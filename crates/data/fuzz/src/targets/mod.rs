@@ -1,7 +1,7 @@
-//! The fuzz targets: what the bytes are taken for, and what must hold whatever they are.
+//! The fuzz targets: how bytes are interpreted, and the invariants that hold for all of them.
 //!
-//! A target returns what was said about its input, so that the test can look at the words. Panics, and only panics, are
-//! findings; time and memory are measured by whoever calls. Gives up targets for what only a network can bring.
+//! A target returns the messages about its input, so that the test can check them. Only panics are findings; the caller
+//! measures time and memory. Not supported: input that only a network can deliver.
 
 mod encode;
 mod folder;
@@ -12,17 +12,17 @@ mod tokenizer;
 
 pub(crate) use folder::Folder;
 
-/// What became of an input.
+/// The result for an input.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     /// Rows, examples, documents or texts that were read.
     pub(crate) read: usize,
-    /// Errors and findings, in words.
-    pub(crate) said: Vec<String>,
+    /// Messages of errors and findings.
+    pub(crate) messages: Vec<String>,
 }
 
 impl Outcome {
-    /// Counts a success, or keeps the words of an error.
+    /// Counts a success or keeps the message of an error.
     pub(crate) fn note<T, E: std::fmt::Display>(&mut self, result: Result<T, E>) -> Option<T> {
         match result {
             Ok(value) => {
@@ -30,7 +30,7 @@ impl Outcome {
                 Some(value)
             }
             Err(error) => {
-                self.said.push(error.to_string());
+                self.messages.push(error.to_string());
                 None
             }
         }

@@ -1,10 +1,12 @@
-//! Data files of every format, packed or not, folders that `datasets` saved, and listings of the Hub.
+//! Data files of every format, compressed or not, folders that `datasets` saved, and listings of the Hub.
+//!
+//! Trade-off: the Hub is read from its cache.
 
-use firebrick_data::{Format, Hub, HubSettings, Place, SourceError, SourceSpec, TextUnit};
+use firebrick_data::{FileFormat, Hub, HubSettings, Place, SourceError, SourceSpec, TextDocument};
 
 use super::{Folder, Outcome, parts};
 
-/// More rows than any input of a fuzzer has, unless it is a bomb.
+/// More rows than the input of a fuzzer has.
 const MAX_ROWS: usize = 100_000;
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
@@ -17,7 +19,7 @@ pub(crate) fn json(bytes: &[u8]) -> Outcome {
     let mut outcome = read("rows.json", bytes, SourceSpec::default());
     let named = read("rows.json", bytes, SourceSpec { field: Some("data".to_owned()), ..SourceSpec::default() });
     outcome.read += named.read;
-    outcome.said.extend(named.said);
+    outcome.messages.extend(named.messages);
     outcome
 }
 
@@ -27,10 +29,10 @@ pub(crate) fn csv(bytes: &[u8]) -> Outcome {
     read(if first % 2 == 0 { "rows.csv" } else { "rows.tsv" }, rest, SourceSpec::default())
 }
 
-/// The first byte: a line a document if it is odd.
+/// The first byte: one document per line if it is odd.
 pub(crate) fn text(bytes: &[u8]) -> Outcome {
     let (first, rest) = bytes.split_first().unwrap_or((&0, &[]));
-    let text_unit = if first % 2 == 0 { TextUnit::File } else { TextUnit::Line };
+    let text_unit = if first % 2 == 0 { TextDocument::File } else { TextDocument::Line };
     read("rows.txt", rest, SourceSpec { text_unit, ..SourceSpec::default() })
 }
 
@@ -61,13 +63,13 @@ pub(crate) fn saved_folder(bytes: &[u8]) -> Outcome {
     }
     folder.write("rows.jsonl", row);
     folder.write("train/rows.jsonl", row);
-    let path = folder.path().to_str().expect("a path of our own").to_owned();
+    let path = folder.path().to_str().expect("a path of this process").to_owned();
     let mut outcome = Outcome::default();
     records(&SourceSpec::new(path), &offline(&folder), &mut outcome);
     outcome
 }
 
-/// What the Hub answered about a dataset. The first byte: the configuration and split that are asked for.
+/// The Hub's response about a dataset. The first byte: the requested configuration and split.
 pub(crate) fn hub_listing(bytes: &[u8]) -> Outcome {
     let (&first, rest) = bytes.split_first().unwrap_or((&0, &[]));
     let folder = Folder::new("hub");
@@ -83,7 +85,7 @@ pub(crate) fn hub_listing(bytes: &[u8]) -> Outcome {
     outcome
 }
 
-/// A Hub that is never asked, with a cache in the folder.
+/// A Hub without a network, with a cache in the folder.
 fn offline(folder: &Folder) -> Hub {
     let endpoint = "http://127.0.0.1:9".to_owned();
     Hub::new(HubSettings { endpoint, cache: folder.path().to_owned(), token: None, is_offline: true })
@@ -92,11 +94,11 @@ fn offline(folder: &Folder) -> Hub {
 /// Reads a file of these bytes.
 fn read(name: &str, bytes: &[u8], spec: SourceSpec) -> Outcome {
     let folder = Folder::new("source");
-    let path = folder.write(name, bytes).to_str().expect("a path of our own").to_owned();
+    let path = folder.write(name, bytes).to_str().expect("a path of this process").to_owned();
     let mut outcome = Outcome::default();
     records(&SourceSpec { path, ..spec }, &offline(&folder), &mut outcome);
-    for said in &outcome.said {
-        assert!(said.contains(name), "an error that does not name the file: {said}");
+    for message in &outcome.messages {
+        assert!(message.contains(name), "an error that does not name the file: {message}");
     }
     outcome
 }
@@ -110,21 +112,23 @@ fn records(spec: &SourceSpec, hub: &Hub, outcome: &mut Outcome) {
     for record in source.records().take(MAX_ROWS) {
         assert!(!has_ended, "a record after an error that ends the stream");
         has_ended = match &record {
-            // A file called .json may hold lines, of which the next can still be read.
+            // A file called .json may contain one object per line, of which the next can still be read.
             Err(SourceError::BadJson { .. } | SourceError::NotAnObject { .. }) => false,
             Err(_) => true,
             Ok(record) => {
-                // Several rows of JSON may stand in a line; a file may be named twice.
+                // A line may contain several rows of JSON; a file may be named twice.
                 let is_later = |last: &Place| {
-                    last.path != record.place.path || last.line < record.place.line || source.format() == Format::Json
+                    last.path != record.place.path
+                        || last.line < record.place.line
+                        || source.format() == FileFormat::Json
                 };
-                assert!(files > 1 || last.as_ref().is_none_or(is_later), "{} behind {last:?}", record.place);
+                assert!(files > 1 || last.as_ref().is_none_or(is_later), "{} after {last:?}", record.place);
                 last = Some(record.place.clone());
                 false
             }
         };
-        // A file of bad lines has as many errors as lines; the words of the first ones tell enough.
-        if outcome.said.len() < 16 || record.is_ok() {
+        // A file of bad lines has as many errors as lines; the first ones are enough.
+        if outcome.messages.len() < 16 || record.is_ok() {
             outcome.note(record);
         }
     }

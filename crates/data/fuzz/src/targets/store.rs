@@ -1,4 +1,6 @@
-//! Token files: any bytes, and files of ours with changes whose checksums agree, so that the checks behind them are met.
+//! Token files: arbitrary bytes, and valid files with changes and fixed checksums, so that the later checks are reached.
+//!
+//! Trade-off: the layout of the file is repeated here.
 
 use std::fs;
 
@@ -10,25 +12,24 @@ use super::{Folder, Outcome};
 const HEADER_BYTES: usize = 128;
 const VOCABULARY: usize = 1000;
 
-/// The first byte: the rest is the file if it is 0; else the rest are changes to a good file, 4 bytes each (where, in
-/// 2 bytes, what is added to the byte there, what is added to the one behind), and if it is even the checksums are
-/// mended.
+/// If the first byte is 0, the rest is the file. Otherwise the rest are changes to a valid file, 4 bytes each (the position
+/// in 2 bytes, what is added to that byte and to the next one); if the first byte is even, the checksums are fixed.
 pub(crate) fn token_store(bytes: &[u8]) -> Outcome {
     let (&first, rest) = bytes.split_first().unwrap_or((&0, &[]));
     let folder = Folder::new("store");
     let cache = TokenCache::in_folder(folder.path());
-    let key = CacheKey::of([("data", &b"fuzz"[..])]);
+    let key = CacheKey::from_parts([("data", &b"fuzz"[..])]);
     let built = cache.get_or_build(key, VOCABULARY, |writer: &mut StoreWriter| -> Result<Vec<u8>, CacheError> {
         for length in [1_u32, 7, 64, 33] {
             let example = Example {
                 tokens: (0..length).map(|index| index * 7 % VOCABULARY as u32).collect(),
-                trained: (0..length).map(|index| index % 3 == 1).collect(),
+                loss_mask: (0..length).map(|index| index % 3 == 1).collect(),
             };
             writer.push(&example, length)?;
         }
-        Ok(b"what the builder counted".to_vec())
+        Ok(b"metadata".to_vec())
     });
-    drop(built.expect("a store of our own"));
+    drop(built.expect("a valid store"));
     let entry = fs::read_dir(folder.path()).expect("our folder").next().expect("the file that was built");
     let path = entry.expect("an entry").path();
     let mut file = fs::read(&path).expect("the file that was built");
@@ -41,7 +42,7 @@ pub(crate) fn token_store(bytes: &[u8]) -> Outcome {
             file[at + 1] = file[at + 1].wrapping_add(change[3]);
         }
         if first.is_multiple_of(2) {
-            mend(&mut file);
+            fix_checksums(&mut file);
         }
     }
     fs::write(&path, file).expect("the file can be written again");
@@ -55,14 +56,14 @@ pub(crate) fn token_store(bytes: &[u8]) -> Outcome {
         outcome.note(store.verify());
         outcome.read += store.metadata().len();
     }
-    for said in &outcome.said {
-        assert!(said.contains(".tokens"), "an error that does not name the file: {said}");
+    for message in &outcome.messages {
+        assert!(message.contains(".tokens"), "an error that does not name the file: {message}");
     }
     outcome
 }
 
-/// Makes the three checksums agree with what the header says where things are.
-fn mend(file: &mut [u8]) {
+/// Makes the three checksums match the ranges in the header.
+fn fix_checksums(file: &mut [u8]) {
     let number = |file: &[u8], at: usize| {
         usize::try_from(u64::from_le_bytes(file[at..at + 8].try_into().expect("eight bytes"))).unwrap_or(usize::MAX)
     };
@@ -70,7 +71,7 @@ fn mend(file: &mut [u8]) {
     let (data, tail) = (xxh3_64(&file[HEADER_BYTES..end]), xxh3_64(&file[end..]));
     file[72..80].copy_from_slice(&data.to_le_bytes());
     file[80..88].copy_from_slice(&tail.to_le_bytes());
-    // The header's own covers those two.
+    // The header's checksum covers those two.
     let header = xxh3_64(&file[..96]);
     file[96..104].copy_from_slice(&header.to_le_bytes());
 }

@@ -1,15 +1,17 @@
-//! Chat templates: any template with a conversation of ours, and templates of known models with any conversation.
+//! Chat templates: any template with a fixed conversation, and templates of known models with any conversation.
+//!
+//! Trade-off: memory bombs in templates are not covered, because the engine does not bound them.
 
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use firebrick_data::{EncodeOptions, Encoder, Place, Shape, TemplateChoice, TemplateInput, Tokenizer};
+use firebrick_data::{EncodeOptions, Encoder, Place, RecordFormat, TemplateChoice, TemplateInput, Tokenizer};
 use serde_json::{Map, Value as Json, json};
 
 use super::{Outcome, encode, tokenizer};
 
 static TOKENIZER: LazyLock<Mutex<Tokenizer>> = LazyLock::new(|| Mutex::new(tokenizer::small()));
-/// Tokenizers with one template each: compiled once.
+/// Tokenizers with one compiled template each.
 static KNOWN: LazyLock<Vec<Tokenizer>> = LazyLock::new(|| {
     let with = |source: &&str| {
         let mut tokenizer = tokenizer::small();
@@ -57,7 +59,7 @@ pub(crate) fn template(bytes: &[u8]) -> Outcome {
     outcome
 }
 
-/// A row with messages and what stands beside them; the first byte chooses the template.
+/// A record with messages and other keys; the first byte chooses the template.
 pub(crate) fn messages(bytes: &[u8]) -> Outcome {
     let (&first, rest) = bytes.split_first().unwrap_or((&0, &[]));
     let mut outcome = Outcome::default();
@@ -68,16 +70,16 @@ pub(crate) fn messages(bytes: &[u8]) -> Outcome {
 
 fn encode_fields(tokenizer: &Tokenizer, fields: &Map<String, Json>, outcome: &mut Outcome) {
     let place = Place { path: PathBuf::from("rows.jsonl"), line: 1 };
-    let options = EncodeOptions { shape: Shape::Messages, ..EncodeOptions::new(1 << 20) };
+    let options = EncodeOptions { record_format: RecordFormat::Chat, ..EncodeOptions::new(1 << 20) };
     let (limit, vocab_size) = (options.max_seq_len, tokenizer.vocab_size());
     let Ok(encoder) = Encoder::new(tokenizer, options, fields, &place) else { return };
     if let Some(encoded) = outcome.note(encoder.encode_fields(fields, &place)) {
         encode::check(&encoded, limit, vocab_size);
-        outcome.said.extend(encoded.findings.into_iter().map(|finding| finding.detail));
+        outcome.messages.extend(encoded.findings.into_iter().map(|finding| finding.detail));
     }
 }
 
-/// A conversation out of text that is no JSON: a line a message, the roles in turn.
+/// A conversation from text that is not JSON: one message per line, the roles in turn.
 fn lines(bytes: &[u8]) -> Map<String, Json> {
     let text = String::from_utf8_lossy(bytes);
     let role = |index: usize| ["system", "user", "assistant", "tool"][index % 4];
@@ -87,7 +89,7 @@ fn lines(bytes: &[u8]) -> Map<String, Json> {
     Map::from_iter([("messages".to_owned(), Json::Array(messages))])
 }
 
-/// Roles, reasoning, a call of a tool with its answer, and a tool.
+/// Roles, reasoning, a tool, and a tool call with its result.
 fn conversation() -> Map<String, Json> {
     let call = json!({ "type": "function", "id": "abcdefghi", "function": {
         "name": "weather", "arguments": { "city": "Paris", "days": 2 }

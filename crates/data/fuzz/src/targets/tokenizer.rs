@@ -1,4 +1,6 @@
 //! The files of a tokenizer folder, and a small tokenizer that the other targets use.
+//!
+//! Trade-off: models of trained tokenizers are not covered.
 
 use std::path::Path;
 
@@ -30,7 +32,7 @@ pub(crate) fn tokenizer_config(bytes: &[u8]) -> Outcome {
 }
 
 /// `tokenizer.json` itself, which the `tokenizers` crate reads. It panics on some (a `Precompiled` normalizer with damaged
-/// tables), which must be an error of ours.
+/// tables), which must become an error.
 pub(crate) fn tokenizer_json(bytes: &[u8]) -> Outcome {
     let folder = Folder::new("tokenizer");
     folder.write("tokenizer.json", bytes);
@@ -51,13 +53,13 @@ fn load(folder: &Path) -> Outcome {
     outcome
 }
 
-/// Every byte is a token, and a few special ones.
+/// A token per byte, and a few special tokens.
 pub(crate) fn small() -> Tokenizer {
     let folder = Folder::new("small-tokenizer");
     folder.write("tokenizer.json", byte_level().to_string().as_bytes());
     folder.write("tokenizer_config.json", CONFIG.as_bytes());
     folder.write("chat_template.jinja", TEMPLATE.as_bytes());
-    let mut tokenizer = Tokenizer::from_folder(folder.path()).expect("a folder of our own");
+    let mut tokenizer = Tokenizer::from_folder(folder.path()).expect("a valid folder");
     tokenizer.set_date(0);
     tokenizer
 }
@@ -79,18 +81,18 @@ pub(crate) fn byte_level() -> Json {
     })
 }
 
-/// The printable stand-ins that byte-level tokenizers write for bytes.
+/// The printable characters that byte-level tokenizers use for bytes.
 fn vocabulary() -> Json {
-    let mut stand_in = 256;
+    let mut next_code = 256;
     let mut vocabulary = Map::new();
     for byte in 0..256_u32 {
         let code = if matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) {
             byte
         } else {
-            stand_in += 1;
-            stand_in - 1
+            next_code += 1;
+            next_code - 1
         };
-        let character = char::from_u32(code).expect("far below the surrogates");
+        let character = char::from_u32(code).expect("a code below the surrogates");
         vocabulary.insert(character.to_string(), byte.into());
     }
     Json::Object(vocabulary)

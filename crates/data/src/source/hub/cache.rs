@@ -1,20 +1,22 @@
-//! The Hub's cache on disk, laid out as `huggingface_hub` does, so that both find what the other fetched.
+//! The Hub's cache on disk, in the layout of `huggingface_hub`, so that both find each other's files.
 //!
 //! ```text
-//! CACHE/datasets--OWNER--NAME/refs/REVISION         the commit that a branch or tag meant when it was asked last
-//!                            /blobs/ETAG            a file's content
-//!                            /snapshots/COMMIT/PATH a link to its blob (a copy where links cannot be made)
-//!                            /.firebrick/COMMIT.json which files the dataset had, and its configurations (ours)
-//! CACHE/.locks/datasets--OWNER--NAME/ETAG.lock      held while a blob is fetched
+//! CACHE/datasets--OWNER--NAME/refs/REVISION         the commit of a branch or tag at the last request
+//!                            /blobs/ETAG            the content of a file
+//!                            /snapshots/COMMIT/PATH a link to its blob (a copy where links are not available)
+//!                            /.firebrick/COMMIT.json the files and configurations of the dataset (written by
+//! Firebrick)
+//! CACHE/.locks/datasets--OWNER--NAME/ETAG.lock      held while a blob is downloaded
 //! ```
-//! Source: huggingface_hub, "Understand caching".
+//!
+//! Trade-off: nothing is ever deleted. Source: huggingface_hub, "Understand caching".
 
 use std::fs::{self, File};
 use std::io::Error as IoError;
 use std::path::{Path, PathBuf};
 
 use super::super::error::SourceError;
-use super::super::unfinished;
+use crate::atomic_file;
 
 /// The part of the cache that belongs to one dataset.
 pub(super) struct DatasetCache {
@@ -29,7 +31,7 @@ impl DatasetCache {
         Self { root: cache.join(&folder), locks: cache.join(".locks").join(folder) }
     }
 
-    /// The commit that a revision meant, if it is known.
+    /// The commit of a revision, if it is known.
     pub(super) fn commit(&self, revision: &str) -> Option<String> {
         if self.root.join("snapshots").join(revision).is_dir() {
             return Some(revision.to_owned());
@@ -39,15 +41,15 @@ impl DatasetCache {
         (commit.len() == 40 && commit.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| commit.to_owned())
     }
 
-    /// Remembers what a revision means.
+    /// Stores the commit of a revision.
     pub(super) fn set_commit(&self, revision: &str, commit: &str) -> Result<(), SourceError> {
         if revision == commit {
             return Ok(());
         }
-        write_whole(&self.root.join("refs").join(revision), commit.as_bytes())
+        write(&self.root.join("refs").join(revision), commit.as_bytes())
     }
 
-    /// The place of a file.
+    /// The path of a file.
     pub(super) fn file(&self, commit: &str, path: &str) -> PathBuf {
         path.split('/').fold(self.root.join("snapshots").join(commit), |folder, part| folder.join(part))
     }
@@ -59,26 +61,26 @@ impl DatasetCache {
         files
     }
 
-    /// The listing that was kept of a commit.
+    /// The stored listing of a commit.
     pub(super) fn listing(&self, commit: &str) -> Option<serde_json::Value> {
         serde_json::from_slice(&fs::read(self.listing_path(commit)).ok()?).ok()
     }
 
-    /// Keeps a listing.
+    /// Stores a listing.
     pub(super) fn set_listing(&self, commit: &str, listing: &serde_json::Value) -> Result<(), SourceError> {
-        write_whole(&self.listing_path(commit), listing.to_string().as_bytes())
+        write(&self.listing_path(commit), listing.to_string().as_bytes())
     }
 
     fn listing_path(&self, commit: &str) -> PathBuf {
         self.root.join(".firebrick").join(format!("{commit}.json"))
     }
 
-    /// The place of a content.
+    /// The path of a blob.
     pub(super) fn blob(&self, etag: &str) -> PathBuf {
         self.root.join("blobs").join(etag)
     }
 
-    /// Waits until no other process fetches this content; the lock ends with the file.
+    /// Waits until no other process downloads this content; the lock ends with the returned file.
     pub(super) fn lock(&self, etag: &str) -> Result<File, SourceError> {
         let path = self.locks.join(format!("{etag}.lock"));
         let failed = |reason: IoError| failed(&path, &reason);
@@ -88,18 +90,18 @@ impl DatasetCache {
         Ok(file)
     }
 
-    /// Makes a content the file of a commit.
+    /// Links a blob as a file of a commit.
     pub(super) fn link(&self, etag: &str, commit: &str, path: &str) -> Result<PathBuf, SourceError> {
         let (place, blob) = (self.file(commit, path), self.blob(etag));
         let failed = |reason: IoError| failed(&place, &reason);
         fs::create_dir_all(place.parent().expect("inside the snapshot")).map_err(failed)?;
-        // The link stays right when the cache is moved: it climbs from its folder to the dataset's.
+        // A relative link stays valid when the cache is moved: it goes up from its folder to the dataset's.
         let up = "../".repeat(path.split('/').count() + 1);
-        let half = place.with_extension(unfinished());
-        symlink(Path::new(&format!("{up}blobs/{etag}")), &half)
-            .or_else(|_| fs::copy(&blob, &half).map(|_| ()))
-            .map_err(failed)?;
-        fs::rename(&half, &place).map_err(failed)?;
+        let target = format!("{up}blobs/{etag}");
+        let folder = place.parent().expect("inside the snapshot");
+        let link = tempfile::Builder::new()
+            .make_in(folder, |link| symlink(Path::new(&target), link).or_else(|_| fs::copy(&blob, link).map(drop)));
+        link.and_then(|link| link.persist(&place).map_err(|error| error.error)).map_err(failed)?;
         Ok(place)
     }
 }
@@ -109,22 +111,15 @@ pub(super) fn failed(path: &Path, reason: &IoError) -> SourceError {
     SourceError::HubCache { path: path.to_owned(), reason: reason.to_string() }
 }
 
-/// Writes a file so that others see all of it or nothing.
-fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), SourceError> {
-    let failed = |reason: IoError| failed(path, &reason);
-    let folder = path.parent().expect("inside the cache");
-    fs::create_dir_all(folder).map_err(failed)?;
-    // Hidden: a stray name below `refs` would look like a revision.
-    let half = folder.join(format!(".{}", unfinished()));
-    fs::write(&half, bytes).map_err(failed)?;
-    fs::rename(&half, path).map_err(failed)
+fn write(path: &Path, bytes: &[u8]) -> Result<(), SourceError> {
+    atomic_file::write(path, bytes).map_err(|reason| failed(path, &reason))
 }
 
 fn collect(folder: &Path, prefix: &str, depth: usize, files: &mut Vec<(String, u64)>) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
-        // Follows links; one whose content is gone is no file.
+        // Follows links; a link without its blob is not a file.
         match fs::metadata(entry.path()) {
             Ok(metadata) if metadata.is_dir() && depth < 32 => {
                 collect(&entry.path(), &format!("{name}/"), depth + 1, files);
@@ -140,7 +135,7 @@ fn symlink(target: &Path, link: &Path) -> std::io::Result<()> {
     std::os::unix::fs::symlink(target, link)
 }
 
-/// Links need a right on Windows that few have: a copy does as well.
+/// Links need a privilege on Windows that few users have: a copy is made instead.
 #[cfg(not(unix))]
 fn symlink(_: &Path, _: &Path) -> std::io::Result<()> {
     Err(IoError::from(std::io::ErrorKind::Unsupported))

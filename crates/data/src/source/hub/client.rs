@@ -1,7 +1,8 @@
-//! The few requests to the Hub: a dataset's listing, and a file's content.
+//! The requests to the Hub: a dataset's listing and the content of a file.
 //!
-//! Redirects are followed here, because the token may go to the Hub only and the content's name (its ETag) stands in
-//! the Hub's own answer, not in that of the storage it sends us to. Gives up parallel downloads of one file.
+//! Redirects are followed here, because only the Hub may receive the token, and because the name of the content (its
+//! ETag) is in the Hub's own response, not in that of the storage it redirects to. Trade-off: one file is downloaded
+//! over one connection.
 
 use std::io::Read;
 use std::sync::{Arc, LazyLock};
@@ -14,14 +15,15 @@ use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body};
 
 use super::super::error::SourceError;
-use super::{HubId, HubSettings};
+use super::id::HubId;
+use super::settings::HubSettings;
 
 const MAX_LISTING_BYTES: u64 = 256 << 20;
 const MAX_REDIRECTS: usize = 10;
 const ATTEMPTS: u32 = 5;
 const RETRY: &str = "Try again, or work from the cache with HF_HUB_OFFLINE=1";
 
-/// One pool of connections for all.
+/// One connection pool for the process.
 static AGENT: LazyLock<Agent> = LazyLock::new(|| {
     let tls = TlsConfig::builder()
         .root_certs(RootCerts::PlatformVerifier)
@@ -38,19 +40,19 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
         .new_agent()
 });
 
-/// What the Hub says about a file before it is fetched, and the open connection.
+/// The Hub's response about a file, and the open connection.
 pub(super) struct Content {
     /// Name of the content.
     pub(super) etag: String,
-    /// Size of the whole file, if it was said.
+    /// Size of the whole file in bytes, if reported.
     pub(super) size: Option<u64>,
-    /// Where the bytes begin that come now: 0, or where it was asked to go on.
+    /// Offset of the first byte of `body`: 0 or the requested offset.
     pub(super) begins_at: u64,
     /// The bytes.
     pub(super) body: Box<dyn Read + Send>,
 }
 
-/// Asks for the listing of a dataset.
+/// Requests the listing of a dataset.
 pub(super) fn listing(settings: &HubSettings, id: &HubId) -> Result<Json, SourceError> {
     let revision = encode(&id.revision, false);
     let url = format!("{}/api/datasets/{}/revision/{revision}?blobs=true", settings.endpoint, id.name);
@@ -65,7 +67,7 @@ pub(super) fn listing(settings: &HubSettings, id: &HubId) -> Result<Json, Source
     serde_json::from_slice(&text).map_err(|error| failed(format!("the answer is not JSON: {error}")))
 }
 
-/// Asks for a file's content from byte `begin` on.
+/// Requests a file's content from byte `begin` on.
 pub(super) fn content(
     settings: &HubSettings,
     name: &str,
@@ -85,7 +87,7 @@ pub(super) fn content(
     Ok(Content { etag, size, begins_at, body: Box::new(response.into_body().into_reader()) })
 }
 
-/// A GET with the token, repeated where it may help, redirects followed; also the ETag that the Hub itself said.
+/// A GET with the token and with retries that follows redirects; also returns the ETag of the Hub itself.
 fn get(
     settings: &HubSettings,
     url: &str,
@@ -125,8 +127,8 @@ fn follow(settings: &HubSettings, url: &str, begin: u64) -> Result<(Response<Bod
         let response = request.call().map_err(|error| error.to_string())?;
         let header = |name: &str| response.headers().get(name)?.to_str().ok().map(str::to_owned);
         if is_hub {
-            let said = header("x-linked-etag").or_else(|| header("etag"));
-            etag = said.map(|said| said.trim_start_matches("W/").trim_matches('"').to_owned()).or(etag);
+            let reported = header("x-linked-etag").or_else(|| header("etag"));
+            etag = reported.map(|etag| etag.trim_start_matches("W/").trim_matches('"').to_owned()).or(etag);
         }
         if !response.status().is_redirection() {
             return Ok((response, etag));
@@ -162,12 +164,12 @@ fn refused(settings: &HubSettings, url: &str, response: &Response<Body>, what: &
         (_, "RevisionNotFound") => "there is no such branch, tag or commit; leave the revision out for main".to_owned(),
         (_, "EntryNotFound") => "the file is gone from that commit".to_owned(),
         (401 | 403 | 404, _) if has_token => {
-            "the name is misspelt (and no local path), or it is private and your token \
+            "the name is misspelled (and no local path), or it is private and your token \
                                               may not read it"
                 .to_owned()
         }
         (401 | 403 | 404, _) => {
-            "the name is misspelt (and no local path), or it is private: put a token that may read \
+            "the name is misspelled (and no local path), or it is private: put a token that may read \
                                  it into HF_TOKEN, or log in with `hf auth login`"
                 .to_owned()
         }
@@ -179,17 +181,17 @@ fn refused(settings: &HubSettings, url: &str, response: &Response<Body>, what: &
     SourceError::HubRefused { endpoint: settings.endpoint.clone(), id: what.to_owned(), hint }
 }
 
-/// The error of a request that did not get through.
+/// The error of a request that failed.
 pub(super) fn failed(url: &str, reason: String) -> SourceError {
     SourceError::HubFailed { url: url.to_owned(), reason, hint: RETRY.to_owned() }
 }
 
-/// Whether an ETag can be the name of a file.
+/// Whether an ETag can be a file name.
 fn is_name(etag: &str) -> bool {
     (1..=128).contains(&etag.len()) && etag.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
 }
 
-/// Percent-encodes a part of an address; slashes too unless it is a path.
+/// Percent-encodes a part of a URL; slashes too unless it is a path.
 fn encode(text: &str, is_path: bool) -> String {
     let mut encoded = String::with_capacity(text.len());
     for &byte in text.as_bytes() {

@@ -1,6 +1,6 @@
-//! Where the Hub is, who asks, and where its cache lies: read from the variables that `huggingface_hub` reads.
+//! The Hub's address, the token and the location of its cache, from the environment variables of `huggingface_hub`.
 //!
-//! Gives up tokens from git credential stores.
+//! Not supported: tokens from git credential stores.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,17 +8,17 @@ use std::path::{Path, PathBuf};
 /// How to reach the Hub.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HubSettings {
-    /// Address, without a slash at its end: `HF_ENDPOINT`, or `https://huggingface.co`.
+    /// URL without a trailing slash: `HF_ENDPOINT`, or `https://huggingface.co`.
     pub endpoint: String,
-    /// Folder of the cache: `HF_HUB_CACHE`, `HF_HOME/hub`, or `huggingface/hub` in the user's cache folder.
+    /// Cache folder: `HF_HUB_CACHE`, `HF_HOME/hub`, or `huggingface/hub` in the user's cache folder.
     pub cache: PathBuf,
-    /// `HF_TOKEN`, or what `hf auth login` wrote into `HF_HOME/token`.
+    /// `HF_TOKEN`, or what `hf auth login` wrote to `HF_HOME/token`.
     pub token: Option<String>,
     /// `HF_HUB_OFFLINE`: only the cache is used.
     pub is_offline: bool,
 }
 
-// By hand, so that no log shows the token.
+// Written by hand so that no log shows the token.
 impl std::fmt::Debug for HubSettings {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let token = self.token.as_ref().map(|_| "(hidden)");
@@ -33,12 +33,12 @@ impl std::fmt::Debug for HubSettings {
 }
 
 impl HubSettings {
-    /// From the variables of this process.
+    /// Reads the environment variables of this process.
     pub fn from_environment() -> Self {
         Self::from_variables(|name| std::env::var(name).ok())
     }
 
-    /// From variables that `read` gives.
+    /// Reads variables through `read`.
     pub fn from_variables(read: impl Fn(&str) -> Option<String>) -> Self {
         let variable = |name: &str| read(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
         let is_on = |name: &str| {

@@ -1,4 +1,6 @@
-//! The Hub, imitated on this machine: only the answers that are used, as huggingface.co gives them.
+//! A local imitation of the Hub: only the responses that are used, in the form of huggingface.co.
+//!
+//! Trade-off: no TLS, which the client's library covers.
 
 mod server;
 
@@ -11,33 +13,33 @@ use tempfile::TempDir;
 
 use super::super::{ContentKeys, Record, SourceError, SourceSpec};
 use super::*;
-use server::{Answer, Asked, Server};
+use server::{Answer, Request, Server};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A dataset of these files, with these configurations on its card.
-fn dataset(files: &[(&str, &str)], configs: Json) -> impl Fn(&Asked) -> Answer + Send + use<> {
+/// A dataset with these files and these configurations on its card.
+fn dataset(files: &[(&str, &str)], configs: Json) -> impl Fn(&Request) -> Answer + Send + use<> {
     let files: Vec<(String, String)> = files.iter().map(|&(path, text)| (path.to_owned(), text.to_owned())).collect();
-    move |asked| {
-        if asked.target.starts_with("/api/datasets/owner/name/revision/") {
+    move |request| {
+        if request.target.starts_with("/api/datasets/owner/name/revision/") {
             let sibling = |(path, text): &(String, String)| json!({ "rfilename": path, "size": text.len() });
             let siblings: Vec<Json> = files.iter().map(sibling).collect();
             let card = json!({ "configs": configs });
             let listing = json!({ "id": "owner/name", "sha": COMMIT, "siblings": siblings, "cardData": card });
             return Answer::new(200, listing.to_string());
         }
-        let path = asked.target.strip_prefix(&format!("/datasets/owner/name/resolve/{COMMIT}/"));
+        let path = request.target.strip_prefix(&format!("/datasets/owner/name/resolve/{COMMIT}/"));
         match files.iter().find(|(known, _)| Some(known.as_str()) == path) {
-            Some((path, text)) => ranged(asked, text).with("etag", format!("\"{}\"", etag(path))),
+            Some((path, text)) => ranged(request, text).with("etag", format!("\"{}\"", etag(path))),
             None => Answer::new(404, "").with("x-error-code", "RepoNotFound"),
         }
     }
 }
 
-/// The text from where it is asked on.
-fn ranged(asked: &Asked, text: &str) -> Answer {
+/// The text from the requested offset on.
+fn ranged(request: &Request, text: &str) -> Answer {
     let begin =
-        asked.head.split("range: bytes=").nth(1).and_then(|range| range.split('-').next()?.parse::<usize>().ok());
+        request.head.split("range: bytes=").nth(1).and_then(|range| range.split('-').next()?.parse::<usize>().ok());
     match begin {
         None => Answer::new(200, text),
         Some(begin) => {
@@ -113,7 +115,7 @@ fn two_splits() -> Vec<(&'static str, &'static str)> {
 }
 
 #[test]
-fn a_dataset_is_fetched_by_split_into_the_layout_of_huggingface_hub() {
+fn a_dataset_is_downloaded_by_split_into_the_layout_of_huggingface_hub() {
     let server = Server::new(dataset(&two_splits(), Json::Null));
     let client = Client::new(&server);
     assert_eq!(client.texts(&spec()), ["a", "b"]);
@@ -131,14 +133,14 @@ fn a_dataset_is_fetched_by_split_into_the_layout_of_huggingface_hub() {
         assert_eq!(fs::canonicalize(&file).unwrap(), fs::canonicalize(&blob).unwrap());
         assert!(fs::read_link(&file).unwrap().starts_with("../../../blobs"));
     }
-    // What is there is not fetched again; only the listing is asked for.
+    // Downloaded files are not downloaded again; only the listing is requested.
     let before = server.targets().len();
     client.texts(&spec());
     assert_eq!(server.targets().len(), before + 1);
 }
 
 #[test]
-fn offline_reads_what_was_fetched_and_says_what_was_not() {
+fn offline_reads_downloaded_files_and_names_missing_ones() {
     let server = Server::new(dataset(&two_splits(), Json::Null));
     let client = Client::new(&server);
     client.texts(&spec());
@@ -167,7 +169,7 @@ fn offline_reads_a_cache_that_python_filled() {
 }
 
 #[test]
-fn the_configurations_of_the_card_decide() {
+fn the_configurations_of_the_card_take_precedence() {
     let configs = json!([
         { "config_name": "en", "data_files": [
             { "split": "train", "path": ["x/*.jsonl"] }, { "split": "held_out", "path": "y/1.jsonl" },
@@ -187,28 +189,29 @@ fn the_configurations_of_the_card_decide() {
     assert_eq!(client.texts(&of("en", None)), ["a"]);
     assert_eq!(client.texts(&of("en", Some("held_out"))), ["c"]);
     assert_eq!(client.texts(&of("de", None)), ["d"]);
-    for (bad, said) in [(spec(), "en, de"), (of("fr", None), "en, de"), (of("en", Some("test")), "held_out, train")] {
+    for (bad, expected) in [(spec(), "en, de"), (of("fr", None), "en, de"), (of("en", Some("test")), "held_out, train")]
+    {
         let error = client.error(&bad);
-        assert!(error.contains(said), "{error}");
+        assert!(error.contains(expected), "{error}");
     }
-    // Offline the same configurations hold.
+    // The same configurations apply offline.
     assert_eq!(client.offline().texts(&of("en", Some("held_out"))), ["c"]);
 }
 
 #[test]
-fn a_private_dataset_needs_a_token_which_goes_to_the_hub_alone() {
-    let storage = Server::new(|asked| {
-        assert!(!asked.head.contains("authorization"), "the token went to the storage");
+fn a_private_dataset_needs_a_token_which_only_the_hub_receives() {
+    let storage = Server::new(|request| {
+        assert!(!request.head.contains("authorization"), "the token went to the storage");
         Answer::new(200, row("a")).with("etag", "\"of-the-storage\"")
     });
     let target = format!("{}/storage?signed=1", storage.address);
     let open = dataset(&[("train.jsonl", "")], Json::Null);
-    let server = Server::new(move |asked| {
-        if !asked.head.contains("authorization: bearer secret") {
+    let server = Server::new(move |request| {
+        if !request.head.contains("authorization: bearer secret") {
             return Answer::new(401, "").with("x-error-code", "RepoNotFound");
         }
-        if asked.target.starts_with("/api") {
-            return open(asked);
+        if request.target.starts_with("/api") {
+            return open(request);
         }
         Answer::new(302, "").with("location", target.clone()).with("x-linked-etag", format!("\"{}\"", etag("linked")))
     });
@@ -216,22 +219,22 @@ fn a_private_dataset_needs_a_token_which_goes_to_the_hub_alone() {
     let error = client.error(&spec());
     assert!(error.contains("HF_TOKEN") && error.contains("private"), "{error}");
     client.settings.token = Some("secret".to_owned());
-    // The storage of the test is another port, which is another origin, and not encrypted: refused as such ...
+    // The storage of the test has another port and so another origin, and is not encrypted: it is refused as such ...
     let error = client.error(&spec());
     assert!(error.contains("not encrypted"), "{error}");
     assert!(storage.targets().is_empty());
 }
 
 #[test]
-fn a_redirect_inside_the_hub_is_followed_with_the_token_and_keeps_its_name() {
+fn a_redirect_within_the_hub_is_followed_with_the_token_and_keeps_its_etag() {
     let open = dataset(&[("train.jsonl", "{\"text\":\"a\"}\n")], Json::Null);
-    let server = Server::new(move |asked| {
-        assert!(asked.head.contains("authorization: bearer secret"));
-        if asked.target.contains("/resolve/") {
+    let server = Server::new(move |request| {
+        assert!(request.head.contains("authorization: bearer secret"));
+        if request.target.contains("/resolve/") {
             let linked = format!("\"{}\"", etag("linked"));
             return Answer::new(302, "").with("location", "/elsewhere").with("x-linked-etag", linked);
         }
-        if asked.target == "/elsewhere" { Answer::new(200, row("a")) } else { open(asked) }
+        if request.target == "/elsewhere" { Answer::new(200, row("a")) } else { open(request) }
     });
     let mut client = Client::new(&server);
     client.settings.token = Some("secret".to_owned());
@@ -240,16 +243,16 @@ fn a_redirect_inside_the_hub_is_followed_with_the_token_and_keeps_its_name() {
 }
 
 #[test]
-fn errors_of_the_hub_say_what_to_do() {
+fn errors_of_the_hub_contain_advice() {
     let answers = [
-        (404, "RepoNotFound", "misspelt"),
+        (404, "RepoNotFound", "misspelled"),
         (404, "RevisionNotFound", "no such branch"),
         (403, "GatedRepo", "ask for access at"),
     ];
-    for (status, code, said) in answers {
+    for (status, code, expected) in answers {
         let server = Server::new(move |_| Answer::new(status, "").with("x-error-code", code));
         let error = Client::new(&server).error(&SourceSpec::new("owner/name@dev"));
-        assert!(error.contains(said) && error.contains("owner/name@dev"), "{error}");
+        assert!(error.contains(expected) && error.contains("owner/name@dev"), "{error}");
     }
     let server = Server::new(dataset(&[("name.py", ""), ("x.bin", "")], Json::Null));
     let error = Client::new(&server).error(&spec());
@@ -257,17 +260,17 @@ fn errors_of_the_hub_say_what_to_do() {
 }
 
 #[test]
-fn a_server_that_fails_is_asked_again_and_a_broken_download_goes_on_where_it_broke() {
+fn failed_requests_are_retried_and_an_interrupted_download_is_resumed() {
     let text: String = (0..2000).map(|index| row(&format!("row {index}"))).collect();
     let whole = dataset(&[("train.jsonl", &text)], Json::Null);
     let count = Mutex::new(0);
-    let server = Server::new(move |asked| {
+    let server = Server::new(move |request| {
         let mut count = count.lock().unwrap();
         *count += 1;
-        let mut answer = whole(asked);
+        let mut answer = whole(request);
         match *count {
             1 => return Answer::new(503, ""),
-            // The file breaks off twice.
+            // The download is interrupted twice.
             3 => answer.sent = 10_000,
             4 => answer.sent = 100,
             _ => {}
@@ -279,7 +282,7 @@ fn a_server_that_fails_is_asked_again_and_a_broken_download_goes_on_where_it_bro
     let file = client.repository().join("snapshots").join(COMMIT).join("train.jsonl");
     assert_eq!(fs::read_to_string(file).unwrap(), text);
     let ranges: Vec<bool> =
-        server.log.lock().unwrap().iter().map(|asked| asked.head.contains("range: bytes=")).collect();
+        server.log.lock().unwrap().iter().map(|request| request.head.contains("range: bytes=")).collect();
     assert_eq!(ranges, [false, false, false, true, true]);
     assert!(blobs_of(&client.repository()).iter().all(|name| !name.ends_with("incomplete")));
 }
@@ -290,7 +293,7 @@ fn blobs_of(repository: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_limit_fetches_only_the_files_it_needs() {
+fn a_limit_downloads_only_the_files_it_needs() {
     let server = Server::new(dataset(&two_splits(), Json::Null));
     let client = Client::new(&server);
     assert_eq!(client.texts(&SourceSpec { limit: Some(1), ..spec() }), ["a"]);
@@ -299,7 +302,7 @@ fn a_limit_fetches_only_the_files_it_needs() {
 }
 
 #[test]
-fn two_that_fetch_at_once_both_succeed() {
+fn concurrent_downloads_all_succeed() {
     let text: String = (0..20_000).map(|index| row(&index.to_string())).collect();
     let server = Server::new(dataset(&[("train.jsonl", &text)], Json::Null));
     let client = Client::new(&server);
@@ -311,7 +314,7 @@ fn two_that_fetch_at_once_both_succeed() {
 }
 
 #[test]
-fn paths_that_lead_out_of_the_cache_are_not_fetched() {
+fn paths_that_leave_the_cache_are_not_downloaded() {
     let files = [("../../evil-train.jsonl", "x"), ("/etc/train.jsonl", "x"), ("data/../../train.jsonl", "x")];
     let server = Server::new(dataset(&files, Json::Null));
     let client = Client::new(&server);
@@ -322,14 +325,14 @@ fn paths_that_lead_out_of_the_cache_are_not_fetched() {
 }
 
 #[test]
-fn the_content_key_of_a_dataset_follows_its_commit_and_needs_no_download() {
+fn the_content_key_of_a_dataset_depends_on_its_commit_and_needs_no_download() {
     let key = |commit: &'static str| {
         let server = Server::new(move |_| {
             let siblings = json!([{ "rfilename": "train.jsonl", "size": 3 }]);
             Answer::new(200, json!({ "sha": commit, "siblings": siblings }).to_string())
         });
         let client = Client::new(&server);
-        let key = spec().resolve(&client.hub()).unwrap().content_key(&ContentKeys::forgetful()).unwrap();
+        let key = spec().resolve(&client.hub()).unwrap().content_key(&ContentKeys::uncached()).unwrap();
         assert_eq!(server.targets().len(), 1);
         key
     };

@@ -1,13 +1,14 @@
 //! Cuts a JSON document into the texts of its values, without holding the document.
 //!
-//! Only the extent of a value is found here, with a counter for its depth; the parser checks what is kept.
+//! Trade-off: only the extent of a value is determined here, by counting brackets; the parser checks the values that
+//! are kept.
 
 use std::path::PathBuf;
 
-use super::super::MAX_RECORD_BYTES;
 use super::super::error::SourceError;
 use super::super::open::{Bytes, read_failed};
-use crate::error::Place;
+use super::super::record::MAX_RECORD_BYTES;
+use crate::place::Place;
 
 const HINT: &str = "The file must be one JSON list of objects, or an object with such a list";
 const TOO_LARGE: &str =
@@ -41,7 +42,7 @@ impl Scanner {
         self.column = if newlines > 0 { after_newline + 1 } else { self.column + count };
     }
 
-    /// The next byte that is not blank, not consumed; none at the end.
+    /// The next byte that is not blank, without consuming it; `None` at the end.
     pub(super) fn peek(&mut self) -> Result<Option<u8>, SourceError> {
         loop {
             let buffer = self.fill()?;
@@ -53,23 +54,23 @@ impl Scanner {
         }
     }
 
-    /// Consumes the byte that [`Scanner::peek`] showed.
+    /// Consumes the byte that [`Scanner::peek`] returned.
     pub(super) fn skip(&mut self) {
         self.consume(1, 0, 0);
     }
 
-    pub(super) fn expect(&mut self, wanted: u8) -> Result<(), SourceError> {
+    pub(super) fn expect(&mut self, expected: u8) -> Result<(), SourceError> {
         match self.peek()? {
-            Some(byte) if byte == wanted => {
+            Some(byte) if byte == expected => {
                 self.skip();
                 Ok(())
             }
-            found => Err(self.bad(format!("expected {:?}, found {}", char::from(wanted), show(found)))),
+            found => Err(self.bad(format!("expected {:?}, found {}", char::from(expected), show(found)))),
         }
     }
 
-    /// Passes the next value, of which `depth` brackets are open already, and keeps its text if asked to. Nothing but
-    /// its extent is checked.
+    /// Skips the next value, of which `depth` brackets are already open, and stores its text if requested. Only its
+    /// extent is checked.
     pub(super) fn value(&mut self, depth: usize, mut text: Option<&mut Vec<u8>>) -> Result<(), SourceError> {
         self.peek()?;
         let place = self.place();

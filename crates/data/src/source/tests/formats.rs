@@ -1,6 +1,8 @@
-//! Every format of the same rows yields the same records.
+//! All formats of the same rows give the same records.
+//!
+//! Trade-off: one set of seven rows.
 
-use super::super::{Format, TextUnit};
+use super::super::{FileFormat, TextDocument};
 use super::*;
 
 #[test]
@@ -22,7 +24,7 @@ fn every_format_of_the_same_rows_yields_the_same_records() {
 }
 
 #[test]
-fn packed_files_equal_plain_ones_also_in_several_parts() {
+fn compressed_files_equal_plain_ones_also_in_several_parts() {
     let (folder, rows) = (Folder::new(), rows());
     let plain = lines(&rows);
     let (first, second) = plain.as_bytes().split_at(plain.len() / 2);
@@ -55,11 +57,11 @@ fn csv_values_are_strings_with_quotes_line_ends_and_lines_of_the_file() {
 }
 
 #[test]
-fn text_is_a_document_a_file_or_a_line() {
+fn text_has_one_document_per_file_or_per_line() {
     let folder = Folder::new();
     folder.write("a.txt", "one\r\n\n  \ntwo\n");
     assert_eq!(fields(&folder.spec("a.txt")), [json!({"text": "one\r\n\n  \ntwo\n"})]);
-    let by_line = SourceSpec { text_unit: TextUnit::Line, ..folder.spec("a.txt") };
+    let by_line = SourceSpec { text_unit: TextDocument::Line, ..folder.spec("a.txt") };
     assert_eq!(texts(&read(&by_line).unwrap()), ["one", "two"]);
     assert_eq!(read(&by_line).unwrap()[1].place.line, 4);
 }
@@ -85,11 +87,11 @@ fn a_named_field_chooses_among_lists_and_an_unnamed_choice_is_refused() {
     let field = |name: &str| SourceSpec { field: Some(name.to_owned()), ..folder.spec("a.json") };
     assert_eq!(fields(&field("train")), [json!({"text": "x"})]);
     assert_eq!(fields(&field("test")), [json!({"text": "y"})]);
-    for (spec, said) in
+    for (spec, expected) in
         [(folder.spec("a.json"), "several keys"), (field("tags"), "not of objects"), (field("no"), "no key")]
     {
         let error = error_of(&spec);
-        assert!(error.contains(said) && error.contains("field = "), "{error}");
+        assert!(error.contains(expected) && error.contains("field = "), "{error}");
     }
 }
 
@@ -149,19 +151,19 @@ fn limit_takes_the_first_rows_over_all_files() {
 }
 
 #[test]
-fn a_named_format_wins_over_the_name_of_the_file() {
+fn a_named_format_takes_precedence_over_the_file_name() {
     let folder = Folder::new();
     folder.write("rows.data", text_rows("a", 2));
     let error = error_of(&folder.spec("rows.data"));
     assert!(error.contains(".jsonl") && error.contains("format = "), "{error}");
-    let spec = SourceSpec { format: Some(Format::Jsonl), ..folder.spec("rows.data") };
+    let spec = SourceSpec { format: Some(FileFormat::Jsonl), ..folder.spec("rows.data") };
     assert_eq!(texts(&read(&spec).unwrap()), ["a0", "a1"]);
 }
 
 #[test]
-fn content_key_follows_content_and_reading_but_not_place() {
+fn content_key_depends_on_content_and_reading_but_not_on_the_path() {
     let folder = Folder::new();
-    let keys = super::super::ContentKeys::forgetful();
+    let keys = super::super::ContentKeys::uncached();
     let key = |spec: &SourceSpec| spec.resolve(&no_hub()).unwrap().content_key(&keys).unwrap();
     folder.write("a.jsonl", text_rows("a", 2));
     folder.write("elsewhere/b.jsonl", text_rows("a", 2));
@@ -174,7 +176,7 @@ fn content_key_follows_content_and_reading_but_not_place() {
 }
 
 #[test]
-fn records_compare_whole() {
+fn records_have_fields_place_and_source() {
     let folder = Folder::new();
     let path = folder.write("a.jsonl", text_rows("a", 1));
     let place = crate::Place { path, line: 1 };

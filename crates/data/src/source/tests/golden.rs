@@ -1,5 +1,6 @@
-//! Files that `datasets` and `pyarrow` wrote (tests/golden/sources, with its script) give the rows they were written
-//! of.
+//! Files that `datasets` and `pyarrow` wrote (tests/golden/sources, with its script) give the original rows.
+//!
+//! Trade-off: one version of each library.
 
 use super::*;
 
@@ -8,7 +9,7 @@ fn golden(name: &str) -> SourceSpec {
 }
 
 #[test]
-fn files_of_datasets_and_pyarrow_give_the_rows_they_were_written_of() {
+fn files_of_datasets_and_pyarrow_give_the_original_rows() {
     let rows = fields(&golden("rows.json"));
     assert_eq!(rows.len(), 40);
     let files = ["saved", "saved_dict", "datasets.parquet", "datasets.jsonl", "zstd.parquet", "gzip.parquet"];

@@ -1,12 +1,14 @@
-//! Several sources as one: nothing lost, nothing twice unless asked, the same order each time.
+//! Mixtures: no row is lost, none is repeated unless configured, and the order is always the same.
+//!
+//! Trade-off: shares of random draws are checked with a tolerance.
 
 use std::collections::BTreeMap;
 
-use super::super::{ContentKeys, Exhausted, MixOrder, Mixture};
+use super::super::{ContentKeys, Mix, MixUntil, Mixture};
 use super::*;
 
-/// Sources a, b, c, ... with so many rows each, and weights.
-fn mixture(rows: &[(usize, Option<f64>)], order: MixOrder, exhausted: Exhausted, seed: u64) -> (Folder, Mixture) {
+/// Sources a, b, c, ... with the given numbers of rows and weights.
+fn mixture(rows: &[(usize, Option<f64>)], order: Mix, until: MixUntil, seed: u64) -> (Folder, Mixture) {
     let folder = Folder::new();
     let source = |(index, &(count, weight)): (usize, &(usize, Option<f64>))| {
         let letter = char::from(b'a' + index as u8);
@@ -14,7 +16,7 @@ fn mixture(rows: &[(usize, Option<f64>)], order: MixOrder, exhausted: Exhausted,
         SourceSpec { weight, ..folder.spec(&format!("{letter}.jsonl")) }.resolve(&no_hub()).unwrap()
     };
     let sources = rows.iter().enumerate().map(source).collect();
-    let mixture = Mixture::new(sources, order, exhausted, seed).unwrap();
+    let mixture = Mixture::new(sources, order, until, seed).unwrap();
     (folder, mixture)
 }
 
@@ -29,16 +31,16 @@ fn counts(texts: &[String]) -> BTreeMap<char, usize> {
 }
 
 #[test]
-fn concatenation_reads_each_source_whole_in_order() {
-    let (_folder, mixture) = mixture(&[(2, None), (0, None), (1, None)], MixOrder::Concatenate, Exhausted::First, 0);
+fn concatenation_reads_each_source_completely_in_order() {
+    let (_folder, mixture) = mixture(&[(2, None), (0, None), (1, None)], Mix::Concatenate, MixUntil::First, 0);
     assert_eq!(all(&mixture), ["a0", "a1", "c0"]);
     let sources: Vec<u32> = mixture.records().map(|record| record.unwrap().source).collect();
     assert_eq!(sources, [0, 0, 2]);
 }
 
 #[test]
-fn mixing_by_size_keeps_shares_even_all_the_way_and_reads_every_row_once() {
-    let (_folder, mixture) = mixture(&[(900, None), (300, None)], MixOrder::Size, Exhausted::First, 0);
+fn mixing_by_size_keeps_shares_constant_and_reads_every_row_once() {
+    let (_folder, mixture) = mixture(&[(900, None), (300, None)], Mix::Size, MixUntil::First, 0);
     let texts = all(&mixture);
     assert_eq!(counts(&texts), BTreeMap::from([('a', 900), ('b', 300)]));
     for begin in (0..1200).step_by(100) {
@@ -52,9 +54,9 @@ fn mixing_by_size_keeps_shares_even_all_the_way_and_reads_every_row_once() {
 }
 
 #[test]
-fn mixing_by_weight_gives_each_source_its_share_and_ends_with_the_first_that_is_exhausted() {
+fn mixing_by_weight_gives_each_source_its_share_and_ends_with_the_first_exhausted_one() {
     let rows = [(3000, Some(3.0)), (3000, Some(1.0))];
-    let (_folder, mixture) = mixture(&rows, MixOrder::Weight, Exhausted::First, 7);
+    let (_folder, mixture) = mixture(&rows, Mix::Weight, MixUntil::First, 7);
     let counts = counts(&all(&mixture));
     assert_eq!(counts[&'a'], 3000);
     let share = counts[&'b'] as f64 / 1000.0;
@@ -64,7 +66,7 @@ fn mixing_by_weight_gives_each_source_its_share_and_ends_with_the_first_that_is_
 #[test]
 fn mixing_by_weight_can_repeat_sources_until_all_were_read() {
     let rows = [(10, Some(1.0)), (1000, Some(1.0)), (0, Some(1.0))];
-    let (_folder, mixture) = mixture(&rows, MixOrder::Weight, Exhausted::All, 7);
+    let (_folder, mixture) = mixture(&rows, Mix::Weight, MixUntil::All, 7);
     let texts = all(&mixture);
     let counts = counts(&texts);
     assert_eq!(counts[&'b'], 1000);
@@ -76,7 +78,7 @@ fn mixing_by_weight_can_repeat_sources_until_all_were_read() {
 #[test]
 fn mixing_by_weight_can_read_every_row_once() {
     let rows = [(10, Some(9.0)), (200, Some(1.0))];
-    let (_folder, mixture) = mixture(&rows, MixOrder::Weight, Exhausted::Never, 7);
+    let (_folder, mixture) = mixture(&rows, Mix::Weight, MixUntil::Never, 7);
     let mut texts = all(&mixture);
     assert_eq!(texts.len(), 210);
     texts.sort();
@@ -85,18 +87,18 @@ fn mixing_by_weight_can_read_every_row_once() {
 }
 
 #[test]
-fn the_order_depends_on_the_seed_alone() {
+fn the_order_depends_only_on_the_seed() {
     let rows = [(50, Some(1.0)), (50, Some(2.0))];
     let of_seed = |seed| {
-        let (_folder, mixture) = mixture(&rows, MixOrder::Weight, Exhausted::Never, seed);
-        (all(&mixture), all(&mixture), mixture.content_key(&ContentKeys::forgetful()).unwrap())
+        let (_folder, mixture) = mixture(&rows, Mix::Weight, MixUntil::Never, seed);
+        (all(&mixture), all(&mixture), mixture.content_key(&ContentKeys::uncached()).unwrap())
     };
     let (one, again, key) = of_seed(1);
     assert_eq!(one, again);
     assert_eq!((one.clone(), again, key), of_seed(1));
     let (other, _, other_key) = of_seed(2);
     assert!(other != one && other_key != key);
-    // This order is part of what runs can be resumed by: it must never change.
+    // Resumed runs depend on this order: it must never change.
     assert_eq!(one[..8].join(" "), FIRST_OF_SEED_1);
 }
 
@@ -104,8 +106,8 @@ const FIRST_OF_SEED_1: &str = "b0 a0 b1 a1 a2 b2 b3 a3";
 
 #[test]
 fn an_error_ends_the_mixture() {
-    for order in [MixOrder::Concatenate, MixOrder::Size, MixOrder::Weight] {
-        let (folder, mixture) = mixture(&[(5, None), (5, None)], order, Exhausted::All, 0);
+    for order in [Mix::Concatenate, Mix::Size, Mix::Weight] {
+        let (folder, mixture) = mixture(&[(5, None), (5, None)], order, MixUntil::All, 0);
         folder.write("b.jsonl", b"\xff\xff");
         let results: Vec<_> = mixture.records().take(100).collect();
         assert_eq!(results.iter().filter(|result| result.is_err()).count(), 1, "{order:?}");
@@ -118,7 +120,7 @@ fn weights_without_effect_are_refused() {
     let folder = Folder::new();
     folder.write("a.jsonl", text_rows("a", 1));
     let source = SourceSpec { weight: Some(2.0), ..folder.spec("a.jsonl") }.resolve(&no_hub()).unwrap();
-    let error = Mixture::new(vec![source], MixOrder::Size, Exhausted::First, 0).unwrap_err().to_string();
+    let error = Mixture::new(vec![source], Mix::Size, MixUntil::First, 0).unwrap_err().to_string();
     assert!(error.starts_with("weight: "), "{error}");
-    assert!(Mixture::new(Vec::new(), MixOrder::Size, Exhausted::First, 0).is_err());
+    assert!(Mixture::new(Vec::new(), Mix::Size, MixUntil::First, 0).is_err());
 }

@@ -1,4 +1,6 @@
-//! Laws of the sources: formats, damage, paths, mixtures.
+//! Invariants of the sources: formats, damage, paths, mixtures.
+//!
+//! Trade-off: small files that the tests write themselves.
 
 mod damage;
 mod formats;
@@ -20,7 +22,7 @@ use tempfile::TempDir;
 
 use super::{Hub, HubSettings, Record, SourceError, SourceSpec};
 
-/// A folder for a test, with what the tests do in it.
+/// A folder for a test, with helpers.
 struct Folder(TempDir);
 
 impl Folder {
@@ -44,7 +46,7 @@ impl Folder {
     }
 }
 
-/// A Hub that nobody can reach.
+/// A Hub that cannot be reached.
 fn no_hub() -> Hub {
     let (endpoint, cache) = ("http://127.0.0.1:9".to_owned(), PathBuf::from("/nonexistent/cache"));
     Hub::new(HubSettings { endpoint, cache, token: None, is_offline: true })
@@ -66,7 +68,7 @@ fn texts(records: &[Record]) -> Vec<&str> {
     records.iter().map(|record| record.fields["text"].as_str().unwrap()).collect()
 }
 
-/// Rows with values of all kinds.
+/// Rows with values of all types.
 fn rows() -> Vec<Json> {
     let row = |index: i64| {
         let message = |turn: i64| {

@@ -1,6 +1,8 @@
-//! Files, patterns and folders, and the order of what they hold.
+//! Files, patterns and folders, and the order of their content.
+//!
+//! Trade-off: file names of ASCII only.
 
-use super::super::Format;
+use super::super::FileFormat;
 use super::*;
 
 #[test]
@@ -27,7 +29,7 @@ fn a_pattern_is_read_in_the_order_of_its_matches() {
 }
 
 #[test]
-fn a_pattern_without_a_match_lists_what_is_in_the_folder() {
+fn a_pattern_without_a_match_lists_the_content_of_the_folder() {
     let folder = Folder::new();
     folder.write("d/rows.json", "[]");
     let error = error_of(&folder.spec("d/*.jsonl"));
@@ -39,20 +41,20 @@ fn a_pattern_without_a_match_lists_what_is_in_the_folder() {
 }
 
 #[test]
-fn several_formats_in_one_folder_are_refused_or_chosen_by_name() {
+fn several_formats_in_one_folder_are_refused_unless_one_is_named() {
     let folder = Folder::new();
     folder.write("d/a.jsonl", text_rows("a", 1));
     folder.write("d/b.csv", "text\nb\n");
     let error = error_of(&folder.spec("d"));
     assert!(error.contains("jsonl: 1") && error.contains("csv: 1"), "{error}");
-    let csv = SourceSpec { format: Some(Format::Csv), ..folder.spec("d") };
+    let csv = SourceSpec { format: Some(FileFormat::Csv), ..folder.spec("d") };
     assert_eq!(texts(&read(&csv).unwrap()), ["b"]);
     folder.write("e/a.bin", "");
     assert!(error_of(&folder.spec("e")).contains("a.bin"));
 }
 
 #[test]
-fn the_splits_of_a_folder_are_never_mixed() {
+fn the_splits_of_a_folder_are_never_combined() {
     let folder = Folder::new();
     folder.write("d/train-00000-of-00002.jsonl", text_rows("a", 1));
     folder.write("d/train-00001-of-00002.jsonl", text_rows("b", 1));
@@ -70,7 +72,7 @@ fn the_splits_of_a_folder_are_never_mixed() {
 }
 
 #[test]
-fn keys_that_mean_nothing_here_are_refused() {
+fn keys_without_effect_are_refused() {
     let folder = Folder::new();
     folder.write("a.jsonl", text_rows("a", 1));
     let spec = || folder.spec("a.jsonl");
@@ -91,11 +93,11 @@ fn keys_that_mean_nothing_here_are_refused() {
 }
 
 #[test]
-fn what_exists_locally_wins_over_the_hub() {
+fn a_local_path_takes_precedence_over_the_hub() {
     let folder = Folder::new();
     folder.write("owner/name/a.jsonl", text_rows("a", 1));
     assert_eq!(texts(&read(&folder.spec("owner/name")).unwrap()), ["a0"]);
-    // With the folder of the path there, a name is a misspelt path, and the Hub is not asked.
+    // If the folder of the path exists, the name is a misspelled path, and no request is sent to the Hub.
     let error = error_of(&folder.spec("owner/nam"));
-    assert!(error.contains("holds name"), "{error}");
+    assert!(error.contains("contains name"), "{error}");
 }

@@ -1,8 +1,8 @@
-"""Writes the data files that the libraries people use write, and the rows that must come out of them.
+"""Writes data files with the usual libraries, and the rows that reading them must give.
 
     pip install datasets==5.2.0 pyarrow==26.0.1 && python make_sources.py
 
-Every file holds the same rows (rows.json), so the test is one comparison for each.
+Every file holds the same rows (rows.json), so the test compares each of them with rows.json.
 """
 
 import json

@@ -1,30 +1,44 @@
-//! What the operations of one thread on one device share: our stream and its hand-over to CubeCL's, the libraries, compiled
-//! programs, scratch memory, and the trace.
+//! What the operations of one thread on one device share: the stream, the libraries, compiled programs, scratch memory, addresses
+//! and the trace.
 //!
-//! CubeCL gives every thread a stream and a pool of its own unless told otherwise; [`configure`] tells it to keep one. A
-//! training run uses one thread a device, so the engine is thread-local and needs no lock.
+//! Invariants that every operation relies on:
+//! - All device work of the engine is on one stream, in the order of the calls. Memory that is freed after a call is reused only by
+//!   later work of the same stream, so dropping a tensor whose kernels are still queued is safe inside a section.
+//! - CubeCL's pool has one stream for all threads and buffers of exactly the requested size ([`configure`]), and nothing is returned
+//!   to the driver inside a section: memory that CubeCL allocates there is therefore new, or was free before the section began.
+//! - Only one thread at a time is inside a section of a device (`section.rs`), since CubeCL would hand memory that one thread frees
+//!   to the other while the first one's kernels still read it.
+//! - Values derived from parameters (converted weights) are valid for one section: nothing may update a parameter in a section
+//!   that has already used it.
+//!
+//! Trade-off: the engine is thread-local. A second thread gets a stream and scratch memory of its own.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 
-use burn_tensor::DType;
+use burn_cubecl::CubeBackend;
 use cubecl::client::ComputeClient;
 use cubecl::config::memory::PersistentMemory;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::prelude::Runtime;
-use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, HandOver, Stream};
+use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, Stream, StreamHandoff};
 
-use super::attention::Attention;
+use super::address::Addresses;
+use super::cudnn::Library;
 use super::failure::check;
-use super::launch_offload::HostCopies;
+use super::offload::HostCopies;
 use super::program::Programs;
 use super::scratch::Scratch;
+use super::section::{BurnWatch, lock_of};
 use super::tables::Tables;
-use super::tensor::{Primitive, address};
+use super::tensor::Primitive;
 use super::trace::Trace;
+
+/// f32 by default; half formats are chosen tensor by tensor.
+pub type Cuda = CubeBackend<CudaRuntime, f32, i32, u8>;
 
 /// See the head of this file.
 pub(super) struct Engine {
@@ -32,17 +46,21 @@ pub(super) struct Engine {
     client: ComputeClient<CudaRuntime>,
     context: Context,
     stream: Arc<Stream>,
-    hand_over: HandOver,
-    depth: Cell<usize>,
-    sections: Cell<u64>,
-    /// A tensor that nothing uses: asking for its address waits until CubeCL has submitted what it was given.
-    submitted: RefCell<Option<Primitive>>,
-    /// Temporary copies of the running section.
-    kept: RefCell<Vec<Primitive>>,
+    pub(super) handoff: StreamHandoff,
+    /// How many sections are open, one inside the other.
+    pub(super) depth: Cell<usize>,
+    /// Number of the outermost section.
+    pub(super) sections: Cell<u64>,
+    /// The right to be inside a section of this device.
+    pub(super) turn: RefCell<Option<MutexGuard<'static, ()>>>,
+    /// A tensor that nothing uses: requesting its address waits until CubeCL has submitted what it was given.
+    pub(super) marker: RefCell<Option<Primitive>>,
+    pub(super) watch: BurnWatch,
     multiprocessors: usize,
     shared_bytes: usize,
+    pub(super) addresses: Addresses,
     pub(super) blas: RefCell<BlasLt>,
-    pub(super) attention: Attention,
+    pub(super) library: Library,
     pub(super) programs: Programs,
     pub(super) scratch: Scratch,
     pub(super) copies: HostCopies,
@@ -54,9 +72,8 @@ thread_local! {
     static ENGINES: RefCell<HashMap<usize, Rc<Engine>>> = RefCell::new(HashMap::new());
 }
 
-/// Settings of CubeCL that training needs, made before anything else touches it: one stream whatever the thread, and
-/// buffers of exactly the size asked for, kept for the next tensor of that size. CubeCL's default pools round up to pages of
-/// a quarter of the card.
+/// Settings of CubeCL that training needs, made before anything else uses it: one stream for all threads, and buffers of exactly
+/// the requested size, kept for the next tensor of that size. CubeCL's default pools round up to pages of a quarter of the card.
 pub(super) fn configure() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
@@ -67,10 +84,35 @@ pub(super) fn configure() {
     });
 }
 
-/// The engine of this thread for a device; made at the first call.
+/// Loads the driver, counts its devices and looks for the libraries. CubeCL would panic if one of them is missing.
+///
+/// # Errors
+/// What is missing, in words.
+pub fn probe() -> Result<(), String> {
+    let devices = Driver::load().and_then(|driver| driver.devices()).map_err(|error| error.to_string())?;
+    if devices.is_empty() {
+        return Err("the NVIDIA driver is installed, but it lists no device".to_owned());
+    }
+    configure();
+    Ok(())
+}
+
+/// Makes this thread's attention on a device treat cuDNN's forward or backward as refused: for tests of what happens then.
+pub fn refuse_cudnn(device: &CudaDevice, forward: bool, backward: bool) {
+    engine(device).library.refuse(forward, backward);
+}
+
+/// Bytes of scratch memory that this thread's engine holds on a device: for tests that it stays bounded.
+pub fn scratch_bytes(device: &CudaDevice) -> usize {
+    engine(device).scratch.bytes()
+}
+
+/// The engine of this thread for a device; built by the first call.
 pub(super) fn engine(device: &CudaDevice) -> Rc<Engine> {
     let known = ENGINES.with_borrow(|engines| engines.get(&device.index).cloned());
     known.unwrap_or_else(|| {
+        // Burn uploads the tables, which must not happen while another thread is inside a section.
+        let _turn = lock_of(device.index).lock().unwrap_or_else(PoisonError::into_inner);
         let engine = Rc::new(check("starting CUDA", Engine::new(device)));
         engine.tables.prepare(device);
         ENGINES.with_borrow_mut(|engines| engines.insert(device.index, engine.clone()));
@@ -86,20 +128,22 @@ impl Engine {
         let context = Context::retain(&driver, device.index)?;
         let stream = Arc::new(Stream::new(&context)?);
         Ok(Self {
-            hand_over: HandOver::new(stream.clone())?,
+            handoff: StreamHandoff::new(stream.clone())?,
             blas: RefCell::new(BlasLt::new(&context)?),
-            attention: Attention::new(&context)?,
+            library: Library::new(&context)?,
             programs: Programs::new(&context)?,
             scratch: Scratch::new(&context),
             copies: HostCopies::new(&context)?,
             tables: Tables::default(),
+            addresses: Addresses::default(),
             multiprocessors: info.multiprocessors as usize,
             shared_bytes: info.shared_memory_per_block_bytes as usize,
             trace: Trace::default(),
             depth: Cell::new(0),
             sections: Cell::new(0),
-            submitted: RefCell::new(None),
-            kept: RefCell::default(),
+            turn: RefCell::new(None),
+            marker: RefCell::new(None),
+            watch: BurnWatch::new(),
             device: device.clone(),
             client,
             context,
@@ -122,7 +166,7 @@ impl Engine {
         self.shared_bytes
     }
 
-    /// CubeCL's client for the device: whose memory tensors live in.
+    /// CubeCL's client for the device, whose memory tensors live in.
     pub(super) fn client(&self) -> &ComputeClient<CudaRuntime> {
         &self.client
     }
@@ -132,102 +176,15 @@ impl Engine {
         &self.context
     }
 
-    /// The stream that all our work goes to.
+    /// The stream that all work of the engine goes to.
     pub(super) fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// Number of the running outermost section: what is derived from parameters is valid within one.
-    pub(super) fn section_number(&self) -> u64 {
-        self.sections.get()
-    }
-
-    /// Runs `work` with our stream ordered after all of CubeCL's earlier work, and CubeCL's later work after ours. Inside
-    /// another section this is a plain call.
-    pub(super) fn section<R>(&self, work: impl FnOnce() -> R) -> R {
-        if self.depth.get() > 0 {
-            return work();
-        }
-        self.sections.set(self.sections.get() + 1);
-        let open = Open::new(self);
-        let result = work();
-        self.copies.settle(self);
-        open.close();
-        result
-    }
-
-    /// Runs ordinary Burn operations in the middle of a section: after our work so far, and before what comes of it. For the
-    /// rare shape that no kernel here takes.
-    pub(super) fn pause<R>(&self, work: impl FnOnce() -> R) -> R {
-        let depth = self.depth.replace(0);
-        if depth > 0 {
-            check("leaving a section", self.hand_over.end());
-        }
-        let result = work();
-        if depth > 0 {
-            self.begin();
-        }
-        self.depth.set(depth);
-        result
-    }
-
-    /// Keeps a temporary copy until the section ends, so that its memory is not given to a tensor that a launch writes while
-    /// it reads the copy.
-    pub(super) fn keep(&self, copy: &Primitive) {
-        if self.depth.get() > 0 {
-            self.kept.borrow_mut().push(copy.clone());
-        }
-    }
-
-    fn begin(&self) {
-        self.wait_until_submitted();
-        check("entering a section", self.hand_over.begin());
-    }
-
-    /// Blocks until CubeCL's queue thread has given the driver everything that was asked for so far.
-    fn wait_until_submitted(&self) {
-        let mut submitted = self.submitted.borrow_mut();
-        let marker = submitted.get_or_insert_with(|| self.empty([1], DType::F32));
-        address(marker);
-    }
-
-    /// A new timed event, recorded on our stream.
+    /// A new timed event, recorded on the stream.
     pub(super) fn mark(&self) -> Result<Event, CudaError> {
         let event = Event::timed(&self.context)?;
         self.stream.record(&event)?;
         Ok(event)
-    }
-}
-
-/// An outermost section; ends on the error paths too, so that a failure never lets CubeCL run ahead of work already
-/// submitted.
-struct Open<'a> {
-    engine: &'a Engine,
-    closed: bool,
-}
-
-impl<'a> Open<'a> {
-    fn new(engine: &'a Engine) -> Self {
-        engine.begin();
-        engine.depth.set(1);
-        Self { engine, closed: false }
-    }
-
-    fn close(mut self) {
-        self.closed = true;
-        self.engine.depth.set(0);
-        self.engine.kept.borrow_mut().clear();
-        check("leaving a section", self.engine.hand_over.end());
-    }
-}
-
-impl Drop for Open<'_> {
-    fn drop(&mut self) {
-        if !self.closed {
-            self.engine.depth.set(0);
-            self.engine.kept.borrow_mut().clear();
-            // A failure here means that the context is lost: the one that is already on its way says so better.
-            let _ = self.engine.hand_over.end();
-        }
     }
 }

@@ -1,12 +1,18 @@
-//! What an operation does when the device fails it: operations return tensors, so a failure travels as a panic.
+//! What an operation does when the device fails: operations return tensors, so a failure travels as a panic.
 //!
-//! The payload is [`DeviceFailure`]; whoever runs a training step catches it at the edge ([`DeviceFailure::catch`]) and reports
-//! one clear error. CubeCL itself only logs an allocation that failed and hands out a dead handle; the first operation that
-//! asks for the address notices, here.
+//! The payload is [`DeviceFailure`]; whoever runs a training step catches it at the edge ([`DeviceFailure::catch`]) and reports one
+//! clear error. CubeCL itself only logs a failed allocation and returns a dead handle; the first operation that requests the
+//! address notices, here. A failed request has two causes that look alike: no memory, or an earlier kernel that broke the context.
+//! [`failed_allocation`] distinguishes them by asking the driver.
+//! Trade-off: an earlier kernel's error is reported by the operation that noticed it, not by the one that caused it.
 
-use std::panic::{self, AssertUnwindSafe};
+use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
+use std::sync::{Mutex, PoisonError};
 
-use firebrick_cuda::CudaError;
+use firebrick_cuda::{Context, CudaError};
+
+/// What CubeCL's queue threads said last and the panic hook did not print.
+static SUPPRESSED: Mutex<Option<String>> = Mutex::new(None);
 
 /// A device could not do what an operation asked of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,19 +51,50 @@ impl DeviceFailure {
     }
 
     /// Keeps the panic hook from printing a failure that [`DeviceFailure::catch`] will report better, and what CubeCL's queue
-    /// threads say about an allocation that failed.
+    /// threads say about a failed allocation: the failure's message repeats that.
     pub fn quiet_hook() {
         static ONCE: std::sync::Once = std::sync::Once::new();
         ONCE.call_once(|| {
             let earlier = panic::take_hook();
             panic::set_hook(Box::new(move |info| {
-                let of_cubecl = std::thread::current().name().is_some_and(|name| name.starts_with("DSD-"))
-                    || info.location().is_some_and(|place| place.file().contains("cubecl-runtime"));
-                if !info.payload().is::<Self>() && !of_cubecl {
+                if is_of_cubecl(info) {
+                    *SUPPRESSED.lock().unwrap_or_else(PoisonError::into_inner) = Some(info.to_string());
+                } else if !info.payload().is::<Self>() {
                     earlier(info);
                 }
             }));
         });
+    }
+}
+
+fn is_of_cubecl(info: &PanicHookInfo<'_>) -> bool {
+    std::thread::current().name().is_some_and(|name| name.starts_with("DSD-"))
+        || info.location().is_some_and(|place| place.file().contains("cubecl-runtime"))
+}
+
+/// Why CubeCL has no address for a tensor of `bytes` bytes. `problem` is what it answered, if anything.
+pub(super) fn failed_allocation(context: &Context, bytes: u64, problem: Option<String>) -> DeviceFailure {
+    let suppressed = SUPPRESSED.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let detail = problem.or(suppressed).map(|text| format!(" (CubeCL: {text})")).unwrap_or_default();
+    let operation = "allocating a tensor";
+    if let Err(error) = context.synchronize() {
+        let message = format!("an earlier operation failed on the device: {error}{detail}");
+        return DeviceFailure { operation, out_of_memory: error.is_out_of_memory(), message };
+    }
+    match context.memory() {
+        Ok(memory) if memory.free_bytes < bytes => DeviceFailure {
+            operation,
+            out_of_memory: true,
+            message: format!(
+                "{bytes} bytes were requested, {} of {} are free{detail}",
+                memory.free_bytes, memory.total_bytes
+            ),
+        },
+        _ => DeviceFailure {
+            operation,
+            out_of_memory: false,
+            message: format!("CubeCL could not allocate {bytes} bytes although the device has them{detail}"),
+        },
     }
 }
 

@@ -1,82 +1,90 @@
-//! Matrix products, all by cuBLASLt: rows as Rust sees them, any row stride.
+//! GEMMs, all by cuBLASLt: rows as Rust sees them, any row stride.
+//! Not supported: operands of 8 bits.
 
 use burn_tensor::DType;
-use firebrick_cuda::{ElementType, Epilogue, Matmul, Operand, Scaling};
+use firebrick_cuda::{ElementType, Epilogue, Matmul, Operand, Pointers, Scaling};
 
 use super::engine::Engine;
-use super::tensor::Matrix;
+use super::failure::check;
+use super::tensor::DeviceBlock;
 use super::trace::Cost;
 
-/// A matrix by its address alone: what scratch memory holds.
+/// `D = alpha op(A) op(B) + C + bias`, with `op(A)` `[m, k]` and `op(B)` `[k, n]`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Block {
-    pub address: u64,
-    pub stride: usize,
-    pub dtype: DType,
-}
-
-impl From<&Matrix> for Block {
-    fn from(matrix: &Matrix) -> Self {
-        Self { address: matrix.address, stride: matrix.stride, dtype: matrix.dtype }
-    }
-}
-
-impl Block {
-    /// The block that begins `columns` values to the right.
-    pub(super) fn at_column(self, columns: usize) -> Self {
-        Self { address: self.address + (columns * self.dtype.size()) as u64, ..self }
-    }
-
-    /// The block that begins `rows` rows further down.
-    pub(super) fn at_row(self, rows: usize) -> Self {
-        Self { address: self.address + (rows * self.stride * self.dtype.size()) as u64, ..self }
-    }
-}
-
-/// `D = alpha op(A) op(B) + C`, with `op(A)` `[m, k]` and `op(B)` `[k, n]`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Product {
+pub(super) struct Gemm {
     /// For the trace.
     pub name: &'static str,
-    pub m: usize,
-    pub n: usize,
-    pub k: usize,
-    pub a: Block,
+    pub a: DeviceBlock,
     pub a_transposed: bool,
-    pub b: Block,
+    pub b: DeviceBlock,
     pub b_transposed: bool,
     /// Added; same format and row stride as the result, and may be the result.
-    pub c: Option<Block>,
+    pub c: Option<DeviceBlock>,
+    /// Address of `n` values in the format of the result, added to every row.
+    pub bias: Option<u64>,
     pub alpha: f64,
 }
 
+impl Gemm {
+    /// `x weightᵀ`, `[n, o]`.
+    pub(super) fn forward(name: &'static str, x: DeviceBlock, weight: DeviceBlock) -> Self {
+        Self { name, a: x, a_transposed: false, b: weight, b_transposed: true, c: None, bias: None, alpha: 1.0 }
+    }
+
+    /// `dy weight`, `[n, i]`.
+    pub(super) fn input_gradient(name: &'static str, dy: DeviceBlock, weight: DeviceBlock) -> Self {
+        Self { b_transposed: false, ..Self::forward(name, dy, weight) }
+    }
+
+    /// `leftᵀ right` summed over tokens, `[left width, right width]`.
+    pub(super) fn token_sum(name: &'static str, left: DeviceBlock, right: DeviceBlock) -> Self {
+        Self { a_transposed: true, b_transposed: false, ..Self::forward(name, left, right) }
+    }
+
+    /// `m`, `n` and `k`.
+    fn sizes(&self) -> [usize; 3] {
+        let (m, k) = if self.a_transposed { (self.a.width, self.a.rows) } else { (self.a.rows, self.a.width) };
+        let n = if self.b_transposed { self.b.rows } else { self.b.width };
+        [m, n, k]
+    }
+}
+
 impl Engine {
-    /// Computes a product into `d`.
-    pub(super) fn gemm(&self, product: Product, d: Block) {
-        let Product { name, m, n, k, a, b, .. } = product;
+    /// Computes a GEMM into `d`.
+    pub(super) fn gemm(&self, gemm: Gemm, d: DeviceBlock) {
+        let Gemm { name, a, b, .. } = gemm;
+        let [m, n, k] = gemm.sizes();
         if m == 0 || n == 0 {
             return;
         }
+        let inner = if gemm.b_transposed { b.width } else { b.rows };
+        assert_eq!((inner, d.rows, d.width), (k, m, n), "{name}: shapes of the operands");
         let matmul = Matmul {
             m,
             n,
             k,
-            a: Operand { element: element(a.dtype), transposed: product.a_transposed, leading: a.stride },
-            b: Operand { element: element(b.dtype), transposed: product.b_transposed, leading: b.stride },
+            a: Operand { element: element(a.dtype), transposed: gemm.a_transposed, leading: a.stride },
+            b: Operand { element: element(b.dtype), transposed: gemm.b_transposed, leading: b.stride },
             c_leading: d.stride,
             output: element(d.dtype),
-            epilogue: Epilogue::None,
+            epilogue: if gemm.bias.is_some() { Epilogue::Bias } else { Epilogue::None },
             scaling: Scaling::None,
             allow_tf32: false,
             fast_accumulation: false,
         };
-        let c = product.c.unwrap_or(d);
+        let c = gemm.c.unwrap_or(d);
         assert!(c.stride == d.stride && c.dtype == d.dtype, "{name}: what is added is laid out as the result");
-        let bytes = (m * k * a.dtype.size() + k * n * b.dtype.size() + m * n * d.dtype.size()) as f64
-            + product.c.map_or(0.0, |c| (m * n * c.dtype.size()) as f64);
-        let cost = Cost { flops: 2.0 * m as f64 * n as f64 * k as f64, bytes, product: Some([m, n, k]) };
-        let beta = if product.c.is_some() { 1.0 } else { 0.0 };
-        self.traced(name, cost, || self.launch_matmul(&matmul, product.alpha as f32, beta, [a, b, c, d]));
+        let bytes = (a.bytes() + b.bytes() + d.bytes() + gemm.c.map_or(0, |c| c.bytes())) as f64;
+        let cost = Cost { flops: 2.0 * m as f64 * n as f64 * k as f64, bytes, gemm: Some([m, n, k]) };
+        let beta = if gemm.c.is_some() { 1.0 } else { 0.0 };
+        let pointers =
+            Pointers { bias: gemm.bias.unwrap_or(0), ..Pointers::new(a.address, b.address, c.address, d.address) };
+        self.traced(name, cost, || {
+            // SAFETY: the blocks lie in tensors or scratch memory that the caller holds, with the strides that the descriptor
+            // repeats, and the bias has `n` values; the library reads and writes nothing else but its workspace.
+            let ran = unsafe { self.blas.borrow().run(self.stream(), &matmul, gemm.alpha as f32, beta, pointers) };
+            check("a GEMM", ran);
+        });
     }
 }
 
@@ -86,6 +94,6 @@ fn element(dtype: DType) -> ElementType {
         DType::BF16 => ElementType::Bf16,
         DType::F16 => ElementType::F16,
         DType::F32 => ElementType::F32,
-        other => unreachable!("products are of f32, f16 or bf16, not {other:?}"),
+        other => unreachable!("GEMMs are of f32, f16 or bf16, not {other:?}"),
     }
 }

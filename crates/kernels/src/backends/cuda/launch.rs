@@ -1,19 +1,20 @@
-//! Every launch of this backend ends here: the one place where an address becomes a device access.
+//! Launches of hand-written kernels.
 //!
-//! What makes them sound, for all of them: addresses come from tensors that the caller holds (or from scratch memory, which
-//! lives as long as the engine), sizes and strides are those of the same tensors, and everything runs on one stream in the
-//! order of the calls, so memory that is given back after a call is reused only by later work of the same stream.
-
-#![allow(unsafe_code, reason = "launching device work is unsafe; the launch files are where it is answered for")]
+//! What makes them sound, for all of them: addresses come from tensors that the caller holds (or from scratch memory, which lives as
+//! long as the engine), sizes and strides are those of the same tensors, and everything runs on one stream in the order of the
+//! calls, so memory that is freed after a call is reused only by later work of the same stream.
+//! Trade-off: arguments are matched with a kernel's parameters by number and size only, when it is launched.
 
 use burn_tensor::DType;
-use firebrick_cuda::{Arguments, LaunchShape, Matmul, Pointers};
+use firebrick_cuda::{Arguments, DevicePointer, LaunchShape};
 
 use super::engine::Engine;
 use super::failure::check;
-use super::gemm::Block;
 use super::program::Source;
 use super::trace::Cost;
+
+/// Largest number of blocks along the first axis of a grid.
+pub(super) const MAX_BLOCKS: usize = (1 << 31) - 1;
 
 /// Which kernel, and how much it moves.
 #[derive(Clone, Copy, Debug)]
@@ -26,19 +27,40 @@ pub(super) struct Launch {
     pub bytes: usize,
 }
 
+/// An argument that is an address.
+pub(super) fn at(address: u64) -> DevicePointer<u8> {
+    DevicePointer::from_address(address)
+}
+
+/// A grid of `blocks` blocks of `threads` threads.
+pub(super) fn grid(blocks: usize, threads: u32) -> LaunchShape {
+    LaunchShape { grid: [blocks.clamp(1, MAX_BLOCKS) as u32, 1, 1], block: [threads, 1, 1], shared_bytes: 0 }
+}
+
+/// Threads for a row of `width` values, sixteen per thread: whole warps, 32 to `max`.
+pub(super) fn threads_for(width: usize, max: usize) -> u32 {
+    width.div_ceil(16).next_multiple_of(32).clamp(32, max) as u32
+}
+
+/// Blocks of 256 threads for rows of `width` values; few rows are cut into columns as well.
+pub(super) fn rows_and_columns(rows: usize, width: usize) -> LaunchShape {
+    let columns = if rows < 1024 { width.div_ceil(4096).max(1) as u32 } else { 1 };
+    LaunchShape { grid: [rows.clamp(1, MAX_BLOCKS) as u32, columns, 1], block: [256, 1, 1], shared_bytes: 0 }
+}
+
 impl Engine {
-    /// Launches a kernel on our stream.
+    /// Launches a kernel on the stream.
     ///
     /// # Safety
-    /// The arguments are those that the kernel of this name declares, in its order; every address is valid for what the
-    /// kernel reads and writes there, until the stream has run it.
+    /// The arguments are those that the kernel of this name declares, in its order; every address is valid for what the kernel
+    /// reads and writes there, until the stream has run it.
     pub(super) unsafe fn launch(&self, launch: Launch, arguments: &Arguments) {
         let cost = Cost { bytes: launch.bytes as f64, ..Cost::default() };
-        // SAFETY: handed on to the caller.
+        // SAFETY: the caller promises the same.
         unsafe { self.launch_with_cost(launch, cost, arguments) };
     }
 
-    /// The same, for a kernel whose work is counted in products.
+    /// The same, for a kernel whose work is counted in operations of matrix units.
     ///
     /// # Safety
     /// As for [`Engine::launch`].
@@ -48,17 +70,19 @@ impl Engine {
             if launch.shape.shared_bytes > 48 << 10 {
                 check(launch.name, kernel.set_dynamic_shared_memory(launch.shape.shared_bytes));
             }
-            // SAFETY: the caller's promise is the one that is asked for.
+            // SAFETY: the caller's promise is the one that is required.
             check(launch.name, unsafe { kernel.launch(self.stream(), launch.shape, arguments) });
         });
     }
+}
 
-    /// Runs a planned product on our stream.
-    pub(super) fn launch_matmul(&self, matmul: &Matmul, alpha: f32, beta: f32, [a, b, c, d]: [Block; 4]) {
-        let pointers = Pointers::new(a.address, b.address, c.address, d.address);
-        // SAFETY: the blocks lie in tensors or scratch memory that the caller holds, with the strides that the descriptor
-        // repeats; the library reads and writes nothing else but its workspace.
-        let ran = unsafe { self.blas.borrow().run(self.stream(), matmul, alpha, beta, pointers) };
-        check("a matrix product", ran);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_come_in_whole_warps() {
+        assert_eq!([1, 64, 4096, 100_000].map(|width| threads_for(width, 512)), [32, 32, 256, 512]);
+        assert!((1..5000).all(|width| threads_for(width, 256).is_multiple_of(32)));
     }
 }

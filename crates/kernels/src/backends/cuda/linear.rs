@@ -1,386 +1,181 @@
-//! Linear layers on CUDA: groups of projections as one product each way, adapters merged into the weights they adapt.
+//! Groups of linear modules on CUDA, forward: prologue, GEMM, epilogue.
 //!
-//! The group's outputs are column ranges of one buffer, and so are the gradients that come back where the ops before them
-//! made them so: forward is one product, the gradient of the input is one product, and only LoRA's own gradients take one
-//! thin product a projection. Groups that cannot be merged (dense bases with adapters, trained bases) go one by one, each
-//! product adding to the last.
+//! Where all modules of a group are quantized, their weights are dequantized side by side with their adapters merged, and the whole
+//! group is one GEMM. Other groups go module by module: base GEMM, then the adapter's two GEMMs. Biases and a residual are added by
+//! the GEMM itself.
+//! Trade-off: outputs of a group are column ranges of one buffer, which lives until the last of them is dropped.
 
 use burn_tensor::{DType, Tensor};
+use firebrick_arch::Activation;
 
-use super::Cuda;
-use super::engine::{Engine, engine};
-use super::gemm::{Block, Product};
-use super::scratch::Purpose;
-use super::tensor::{Matrix, float, tensor};
-use super::weights::Pairs;
-use crate::{Heads, LoraPair, Projection, ProjectionGradients, RotaryTables, SwigluProjectGradients};
+use super::engine::{Cuda, Engine, engine};
+use super::gemm::Gemm;
+use super::scratch::ScratchSlot;
+use super::tensor::{DeviceBlock, MatrixView, tensor};
+use crate::{
+    Adapter, Epilogue, Group, HeadsEpilogue, Keep, LinearOps, ProjectGradients, ProjectSaved, Prologue, RotaryTables,
+};
 
-/// Widths of a group's outputs.
-fn widths(projections: &[Projection<Cuda>]) -> Vec<usize> {
-    projections.iter().map(|projection| projection.weight.shape()[0]).collect()
-}
-
-/// Where each output begins among the columns of all.
-fn starts(widths: &[usize]) -> Vec<usize> {
-    widths.iter().scan(0, |end, width| Some(std::mem::replace(end, *end + width))).collect()
-}
-
-/// See [`crate::Kernels::project`].
-pub(super) fn project(x_ni: Tensor<Cuda, 2>, projections: &[Projection<Cuda>]) -> Vec<Tensor<Cuda, 2>> {
-    let engine = engine(&x_ni.device());
-    engine.section(|| {
-        let y = project_group(&engine, &engine.matrix(x_ni), projections, None);
-        split(&engine, &y, &widths(projections))
-    })
-}
-
-/// Column ranges of a buffer.
-fn split(engine: &Engine, y: &Matrix, widths: &[usize]) -> Vec<Tensor<Cuda, 2>> {
-    let parts = widths.iter().zip(starts(widths));
-    parts.map(|(&width, start)| tensor(engine.columns(y, start, &[y.rows, width]))).collect()
-}
-
-/// All outputs of a group side by side, plus a residual.
-fn project_group(engine: &Engine, x: &Matrix, projections: &[Projection<Cuda>], residual: Option<&Matrix>) -> Matrix {
-    let widths = widths(projections);
-    let y = engine.empty_matrix(x.rows, widths.iter().sum(), x.dtype);
-    let out = Block::from(&y);
-    let added = residual.map(Block::from);
-    if let Some(weights) = engine.merged_weights(projections, x.dtype) {
-        engine.gemm(forward_product("linear", x, weights, y.width, added), out);
-        return y;
+impl LinearOps for Cuda {
+    fn project(
+        prologue: Prologue<Self>,
+        group: &Group<Self>,
+        epilogue: Epilogue<Self>,
+        keep: Keep,
+    ) -> (Vec<Tensor<Self, 2>>, Option<ProjectSaved<Self>>) {
+        let engine = engine(&device_of(&prologue));
+        engine.section(|| engine.project(prologue, group, epilogue, keep))
     }
-    for ((projection, start), &width) in projections.iter().zip(starts(&widths)).zip(&widths) {
-        let out = out.at_column(start);
-        let weight = engine.base_weight(&projection.weight, x.dtype);
-        engine.gemm(forward_product("linear", x, weight, width, added.map(|added| added.at_column(start))), out);
-        if let Some(pair) = &projection.lora {
-            add_low_rank(engine, x, pair, width, out);
-        }
+
+    fn project_backward(
+        saved: ProjectSaved<Self>,
+        group: Group<Self>,
+        d_outputs: Vec<Tensor<Self, 2>>,
+        d_residual_ni: Option<Tensor<Self, 2>>,
+    ) -> ProjectGradients<Self> {
+        let engine = engine(&device_of(&saved.prologue));
+        engine.section(|| engine.project_backward(saved, group, d_outputs, d_residual_ni))
     }
-    y
-}
 
-fn forward_product(name: &'static str, x: &Matrix, weight: Block, width: usize, c: Option<Block>) -> Product {
-    Product {
-        name,
-        m: x.rows,
-        n: width,
-        k: x.width,
-        a: Block::from(x),
-        a_transposed: false,
-        b: weight,
-        b_transposed: true,
-        c,
-        alpha: 1.0,
+    fn gated(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>, activation: Activation) -> Tensor<Self, 2> {
+        let engine = engine(&gate_nf.device());
+        engine.section(|| tensor(engine.gated(&engine.matrix(gate_nf), &engine.matrix(up_nf), activation).tensor))
     }
-}
 
-/// `out += scale (x Aᵀ) Bᵀ`.
-fn add_low_rank(engine: &Engine, x: &Matrix, pair: &LoraPair<Cuda>, width: usize, out: Block) {
-    let rank = pair.a.dims()[0];
-    let low = low_rank_block(engine, Purpose::LowRank, x.rows, rank, x.dtype);
-    let a = engine.a_of(pair, x.dtype);
-    engine.gemm(forward_product("lora", x, a, rank, None), low);
-    let b = engine.b_of(pair, x.dtype);
-    let product = Product {
-        name: "lora",
-        m: x.rows,
-        n: width,
-        k: rank,
-        a: low,
-        a_transposed: false,
-        b,
-        b_transposed: true,
-        c: Some(out),
-        alpha: pair.scale,
-    };
-    engine.gemm(product, out);
-}
-
-fn low_rank_block(engine: &Engine, purpose: Purpose, rows: usize, ranks: usize, dtype: DType) -> Block {
-    Block { address: engine.scratch.take(purpose, rows * ranks * dtype.size()), stride: ranks, dtype }
-}
-
-/// See [`crate::Kernels::project_add`].
-pub(super) fn project_add(
-    x_ni: Tensor<Cuda, 2>,
-    projection: &Projection<Cuda>,
-    residual_no: Tensor<Cuda, 2>,
-) -> Tensor<Cuda, 2> {
-    let engine = engine(&x_ni.device());
-    engine.section(|| {
-        let residual = engine.flat_rows(residual_no);
-        let y = project_group(&engine, &engine.matrix(x_ni), std::slice::from_ref(projection), Some(&residual));
-        tensor(y.tensor)
-    })
-}
-
-/// See [`crate::Kernels::project_heads`].
-pub(super) fn project_heads(
-    x_nd: Tensor<Cuda, 2>,
-    projections: &[Projection<Cuda>; 3],
-    tables: &RotaryTables<Cuda>,
-    head_dim: usize,
-) -> Heads<Cuda> {
-    let engine = engine(&x_nd.device());
-    engine.section(|| {
-        let y = project_group(&engine, &engine.matrix(x_nd), projections, None);
-        let widths = widths(projections);
-        // Queries and keys are neighbours: one launch rotates both, in place.
-        let rotated = (widths[0] + widths[1]) / head_dim;
-        engine.rotate(&y, &y, tables, rotated, head_dim, false);
-        let [q, k, v] = [0, widths[0], widths[0] + widths[1]];
-        let part = |start, width: usize| tensor(engine.columns(&y, start, &[y.rows, width / head_dim, head_dim]));
-        Heads { q_nhk: part(q, widths[0]), k_ngk: part(k, widths[1]), v_ngk: part(v, widths[2]) }
-    })
-}
-
-/// See [`crate::Kernels::project_heads_backward`].
-pub(super) fn project_heads_backward(
-    x_nd: Tensor<Cuda, 2>,
-    projections: &[Projection<Cuda>; 3],
-    tables: &RotaryTables<Cuda>,
-    d_heads: Heads<Cuda>,
-) -> (Tensor<Cuda, 2>, Vec<ProjectionGradients<Cuda>>) {
-    let engine = engine(&x_nd.device());
-    engine.section(|| {
-        let head_dim = d_heads.q_nhk.dims()[2];
-        let heads = vec![engine.matrix(d_heads.q_nhk), engine.matrix(d_heads.k_ngk), engine.matrix(d_heads.v_ngk)];
-        let rotated = (heads[0].width + heads[1].width) / head_dim;
-        // Turned back in place: the gradients came here by value.
-        let joined = engine.owned_columns(heads);
-        engine.rotate(&joined, &joined, tables, rotated, head_dim, true);
-        backward_of_group(&engine, &engine.matrix(x_nd), projections, joined)
-    })
-}
-
-/// See [`crate::Kernels::project_backward`].
-pub(super) fn project_backward(
-    x_ni: Tensor<Cuda, 2>,
-    projections: &[Projection<Cuda>],
-    dys_no: Vec<Tensor<Cuda, 2>>,
-) -> (Tensor<Cuda, 2>, Vec<ProjectionGradients<Cuda>>) {
-    let engine = engine(&x_ni.device());
-    engine.section(|| {
-        let dys = dys_no.into_iter().map(|dy| engine.matrix(dy)).collect();
-        let dy = engine.adjacent_columns(dys);
-        backward_of_group(&engine, &engine.matrix(x_ni), projections, dy)
-    })
-}
-
-/// Gradients of a group whose outputs' gradients lie side by side.
-fn backward_of_group(
-    engine: &Engine,
-    x: &Matrix,
-    projections: &[Projection<Cuda>],
-    dy: Matrix,
-) -> (Tensor<Cuda, 2>, Vec<ProjectionGradients<Cuda>>) {
-    let dx = input_gradient(engine, projections, &dy, x.width);
-    let gradients = parameter_gradients(engine, x, projections, &dy);
-    (tensor(dx.tensor), gradients)
-}
-
-/// `dy W'`, summed over the group.
-fn input_gradient(engine: &Engine, projections: &[Projection<Cuda>], dy: &Matrix, inputs: usize) -> Matrix {
-    let dx = engine.empty_matrix(dy.rows, inputs, dy.dtype);
-    let out = Block::from(&dx);
-    let product = |dy: Block, width: usize, weight: Block, c: Option<Block>| Product {
-        name: "linear",
-        m: dx.rows,
-        n: inputs,
-        k: width,
-        a: dy,
-        a_transposed: false,
-        b: weight,
-        b_transposed: false,
-        c,
-        alpha: 1.0,
-    };
-    let whole = Block::from(dy);
-    if let Some(weights) = engine.merged_weights(projections, dy.dtype) {
-        engine.gemm(product(whole, dy.width, weights, None), out);
-        return dx;
-    }
-    let widths = widths(projections);
-    let mut so_far = None;
-    for ((projection, start), &width) in projections.iter().zip(starts(&widths)).zip(&widths) {
-        let dy_part = whole.at_column(start);
-        let weight = engine.base_weight(&projection.weight, dy.dtype);
-        engine.gemm(product(dy_part, width, weight, so_far), out);
-        so_far = Some(out);
-        if let Some(pair) = &projection.lora {
-            let rank = pair.a.dims()[0];
-            let low = low_rank_gradient(engine, pair, dy.rows, width, dy_part);
-            let added = Product { name: "lora", alpha: 1.0, ..product(low, rank, engine.a_of(pair, dy.dtype), so_far) };
-            engine.gemm(added, out);
-        }
-    }
-    dx
-}
-
-/// `scale dy B`, `[n, r]`, in scratch memory.
-fn low_rank_gradient(engine: &Engine, pair: &LoraPair<Cuda>, rows: usize, width: usize, dy: Block) -> Block {
-    let rank = pair.a.dims()[0];
-    let low = low_rank_block(engine, Purpose::LowRankGradient, rows, rank, dy.dtype);
-    engine.gemm(low_rank_gradient_product(pair, rows, width, dy, engine.b_of(pair, dy.dtype)), low);
-    low
-}
-
-fn low_rank_gradient_product(pair: &LoraPair<Cuda>, rows: usize, width: usize, dy: Block, b: Block) -> Product {
-    Product {
-        name: "lora gradient",
-        m: rows,
-        n: pair.a.dims()[0],
-        k: width,
-        a: dy,
-        a_transposed: false,
-        b,
-        b_transposed: false,
-        c: None,
-        alpha: pair.scale,
-    }
-}
-
-/// Gradients of all that trains in a group.
-fn parameter_gradients(
-    engine: &Engine,
-    x: &Matrix,
-    projections: &[Projection<Cuda>],
-    dy: &Matrix,
-) -> Vec<ProjectionGradients<Cuda>> {
-    let widths = widths(projections);
-    let starts = starts(&widths);
-    let weight_gradient = |index: usize| {
-        let gradient = engine.empty_matrix(widths[index], x.width, DType::F32);
-        let dy = Block::from(dy).at_column(starts[index]);
-        engine.gemm(
-            token_sum("weight gradient", dy, widths[index], Block::from(x), x.width, x.rows, 1.0),
-            (&gradient).into(),
-        );
-        tensor(gradient.tensor)
-    };
-    let mut gradients: Vec<_> = projections
-        .iter()
-        .enumerate()
-        .map(|(index, projection)| ProjectionGradients {
-            lora: None,
-            weight_oi: projection.weight_gradient.then(|| weight_gradient(index)),
+    fn gated_backward(
+        gate_nf: Tensor<Self, 2>,
+        up_nf: Tensor<Self, 2>,
+        activation: Activation,
+        dy_nf: Tensor<Self, 2>,
+    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        let engine = engine(&gate_nf.device());
+        engine.section(|| {
+            let width = gate_nf.dims()[1];
+            let dy = engine.flat(dy_nf);
+            let both = engine.gated_backward(gate_nf, up_nf, activation, &dy, false);
+            halves(&engine, &both, width)
         })
-        .collect();
-    if let Some(pairs) = engine.pairs(projections, x.dtype) {
-        for (index, gradient) in pair_gradients(engine, x, &pairs, dy, &widths, &starts) {
-            gradients[index].lora = Some(gradient);
+    }
+
+    fn rotary(x: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize) -> Tensor<Self, 2> {
+        let engine = engine(&x.device());
+        engine.section(|| tensor(engine.rotate(&engine.matrix(x), tables, head_dim, false).tensor))
+    }
+
+    fn rotary_backward(dy: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize) -> Tensor<Self, 2> {
+        let engine = engine(&dy.device());
+        engine.section(|| tensor(engine.rotate(&engine.matrix(dy), tables, head_dim, true).tensor))
+    }
+}
+
+/// The two halves of a buffer as tensors.
+pub(super) fn halves(engine: &Engine, both: &MatrixView, width: usize) -> (Tensor<Cuda, 2>, Tensor<Cuda, 2>) {
+    let mut parts = engine.split(both, &[width, width]).into_iter();
+    let half = || unreachable!("two widths give two parts");
+    (parts.next().unwrap_or_else(half), parts.next().unwrap_or_else(half))
+}
+
+fn device_of(prologue: &Prologue<Cuda>) -> cubecl::cuda::CudaDevice {
+    match prologue {
+        Prologue::None { x } | Prologue::Norm { x, .. } => x.device(),
+        Prologue::Gated { gate, .. } => gate.device(),
+    }
+}
+
+impl Engine {
+    fn project(
+        &self,
+        prologue: Prologue<Cuda>,
+        group: &Group<Cuda>,
+        epilogue: Epilogue<Cuda>,
+        keep: Keep,
+    ) -> (Vec<Tensor<Cuda, 2>>, Option<ProjectSaved<Cuda>>) {
+        let x = self.prologue_output(&prologue);
+        let (outputs, heads) = match epilogue {
+            Epilogue::None => (self.split_group(&x, group, None), None),
+            Epilogue::Residual(residual) => {
+                let residual = self.flat_as(residual, x.dtype);
+                (self.split_group(&x, group, Some(residual.block())), None)
+            }
+            Epilogue::Heads(epilogue) => {
+                let (outputs, saved) = self.project_heads(&x, group, epilogue, keep != Keep::Nothing);
+                (outputs, Some(saved))
+            }
+        };
+        let is_computed = !matches!(prologue, Prologue::None { .. });
+        let prologue_output = (keep == Keep::Everything && is_computed).then(|| tensor(x.tensor));
+        let saved = (keep != Keep::Nothing).then_some(ProjectSaved { prologue, prologue_output, heads });
+        (outputs, saved)
+    }
+
+    /// What the GEMM of a prologue reads.
+    pub(super) fn prologue_output(&self, prologue: &Prologue<Cuda>) -> MatrixView {
+        match prologue {
+            Prologue::None { x } => self.matrix(x.clone()),
+            Prologue::Norm { x, norm } => self.rms_norm(&self.flat(x.clone()), norm),
+            Prologue::Gated { gate, up, activation } => {
+                self.gated(&self.matrix(gate.clone()), &self.matrix(up.clone()), *activation)
+            }
         }
     }
-    gradients
-}
 
-/// `alpha leftᵀ right`, summed over tokens: `[left width, right width]`.
-fn token_sum(
-    name: &'static str,
-    left: Block,
-    left_width: usize,
-    right: Block,
-    right_width: usize,
-    tokens: usize,
-    alpha: f64,
-) -> Product {
-    Product {
-        name,
-        m: left_width,
-        n: right_width,
-        k: tokens,
-        a: left,
-        a_transposed: true,
-        b: right,
-        b_transposed: false,
-        c: None,
-        alpha,
+    /// All outputs of a group side by side, plus a residual, as one tensor per part.
+    fn split_group(&self, x: &MatrixView, group: &Group<Cuda>, residual: Option<DeviceBlock>) -> Vec<Tensor<Cuda, 2>> {
+        let y = self.empty_matrix(x.rows, group.out_features(), x.dtype);
+        self.group_forward(x.block(), group, residual, y.block());
+        if group.parts.len() == 1 { vec![tensor(y.tensor)] } else { self.split(&y, &group.parts) }
     }
-}
 
-type PairGradient = (Tensor<Cuda, 2>, Tensor<Cuda, 2>);
-
-/// `dA` and `dB` of each pair of a group. All pairs share `x Aᵀ` and `dA`: one product each.
-fn pair_gradients(
-    engine: &Engine,
-    x: &Matrix,
-    pairs: &Pairs<'_>,
-    dy: &Matrix,
-    widths: &[usize],
-    starts: &[usize],
-) -> Vec<(usize, PairGradient)> {
-    let low = low_rank_block(engine, Purpose::LowRank, x.rows, pairs.ranks, x.dtype);
-    engine.gemm(Product { name: "lora gradient", ..forward_product("", x, pairs.a, pairs.ranks, None) }, low);
-    let d_low = low_rank_block(engine, Purpose::LowRankGradient, x.rows, pairs.ranks, x.dtype);
-    let mut first = 0;
-    let mut b_gradients = Vec::with_capacity(pairs.pairs.len());
-    for &(index, pair) in &pairs.pairs {
-        let (rank, width) = (pair.a.dims()[0], widths[index]);
-        let dy_part = Block::from(dy).at_column(starts[index]);
-        let b = engine.b_of(pair, x.dtype);
-        engine.gemm(low_rank_gradient_product(pair, x.rows, width, dy_part, b), d_low.at_column(first));
-        let db = engine.empty_matrix(width, rank, DType::F32);
-        let sum = token_sum("lora gradient", dy_part, width, low.at_column(first), rank, x.rows, pair.scale);
-        engine.gemm(sum, (&db).into());
-        b_gradients.push((index, first, rank, db));
-        first += rank;
+    fn project_heads(
+        &self,
+        x: &MatrixView,
+        group: &Group<Cuda>,
+        epilogue: HeadsEpilogue<Cuda>,
+        is_saved: bool,
+    ) -> (Vec<Tensor<Cuda, 2>>, crate::linear::SavedHeads<Cuda>) {
+        let saves_raw = is_saved && epilogue.qk_norm.is_some();
+        let (joined, owner) = self.joined_rows([x.rows, group.out_features()], x.dtype, saves_raw);
+        self.group_forward(x.block(), group, None, joined);
+        let outputs = self.heads_forward(joined, &group.parts, &epilogue);
+        let raw = owner.map(|joined| {
+            let mut parts = self.split(&joined, &group.parts[..2]).into_iter();
+            let part = || unreachable!("two widths give two parts");
+            (parts.next().unwrap_or_else(part), parts.next().unwrap_or_else(part))
+        });
+        (outputs, crate::linear::SavedHeads { epilogue, raw })
     }
-    let da = engine.empty_matrix(pairs.ranks, x.width, DType::F32);
-    engine.gemm(token_sum("lora gradient", d_low, pairs.ranks, Block::from(x), x.width, x.rows, 1.0), (&da).into());
-    let gradient = |(index, first, rank, db): (usize, usize, usize, Matrix)| {
-        (index, (tensor(engine.rows(&da, first, rank)), tensor(db.tensor)))
-    };
-    b_gradients.into_iter().map(gradient).collect()
-}
 
-/// See [`crate::Kernels::swiglu_project_add`].
-pub(super) fn swiglu_project_add(
-    gate_nf: Tensor<Cuda, 2>,
-    up_nf: Tensor<Cuda, 2>,
-    projection: &Projection<Cuda>,
-    residual_nd: Tensor<Cuda, 2>,
-    keep: bool,
-) -> (Tensor<Cuda, 2>, Option<Tensor<Cuda, 2>>) {
-    let engine = engine(&gate_nf.device());
-    engine.section(|| {
-        let activated = engine.swiglu(&engine.matrix(gate_nf), &engine.matrix(up_nf));
-        let residual = engine.flat_rows(residual_nd);
-        let y = project_group(&engine, &activated, std::slice::from_ref(projection), Some(&residual));
-        (tensor(y.tensor), keep.then(|| tensor(activated.tensor)))
-    })
-}
+    /// All outputs of a group side by side to `out`, plus a residual.
+    fn group_forward(&self, x: DeviceBlock, group: &Group<Cuda>, residual: Option<DeviceBlock>, out: DeviceBlock) {
+        let biases = self.biases(group, x.dtype);
+        if let Some(weights) = self.merged_weights(group, x.dtype) {
+            let bias = biases.map(|biases| biases.address);
+            self.gemm(Gemm { c: residual, bias, ..Gemm::forward("linear", x, weights.block) }, out);
+            return;
+        }
+        for module in &group.modules {
+            let part = |whole: DeviceBlock| whole.columns(module.columns.start, module.columns.len());
+            let weight = self.base_weight(&module.weight, x.dtype);
+            let bias = biases.filter(|_| module.bias.is_some()).map(|biases| part(biases).address);
+            self.gemm(Gemm { c: residual.map(part), bias, ..Gemm::forward("linear", x, weight.block) }, part(out));
+            if let Some(adapter) = &module.adapter {
+                self.add_low_rank(x, adapter, part(out));
+            }
+        }
+    }
 
-/// See [`crate::Kernels::swiglu_project_backward`].
-pub(super) fn swiglu_project_backward(
-    gate_nf: Tensor<Cuda, 2>,
-    up_nf: Tensor<Cuda, 2>,
-    activated_nf: Option<Tensor<Cuda, 2>>,
-    projection: &Projection<Cuda>,
-    dy_nd: Tensor<Cuda, 2>,
-) -> SwigluProjectGradients<Cuda> {
-    let engine = engine(&gate_nf.device());
-    engine.section(|| {
-        let group = std::slice::from_ref(projection);
-        let dy = engine.matrix(dy_nd);
-        let d_activated = input_gradient(&engine, group, &dy, projection.weight.shape()[1]);
-        // Where the product of gate and up was not kept, it is made by the same pass, over the gradient that the pass reads.
-        let again = activated_nf.is_none();
-        let [d_gate, d_up] = engine.swiglu_backward(float(gate_nf), float(up_nf), &d_activated, again);
-        let activated = activated_nf.map_or(d_activated, |kept| engine.matrix(kept));
-        let projection = parameter_gradients(&engine, &activated, group, &dy).pop().expect("one projection");
-        SwigluProjectGradients { d_gate_nf: tensor(d_gate), d_up_nf: tensor(d_up), projection }
-    })
-}
+    /// `out += scale (x Aᵀ) Bᵀ`.
+    fn add_low_rank(&self, x: DeviceBlock, adapter: &Adapter<Cuda>, out: DeviceBlock) {
+        let low = self.low_rank_block(ScratchSlot::LowRank, [x.rows, adapter.a.dims()[0]], x.dtype);
+        let a = self.a_of(adapter, x.dtype);
+        self.gemm(Gemm::forward("lora", x, a.block), low);
+        let b = self.b_of(adapter, x.dtype);
+        self.gemm(Gemm { c: Some(out), alpha: adapter.scale, ..Gemm::forward("lora", low, b.block) }, out);
+    }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn outputs_of_a_group_begin_where_the_one_before_ends() {
-        assert_eq!(starts(&[4096, 1024, 1024]), [0, 4096, 5120]);
-        assert_eq!(starts(&[7]), [0]);
+    /// Room for low-rank intermediates.
+    pub(super) fn low_rank_block(&self, slot: ScratchSlot, [rows, ranks]: [usize; 2], dtype: DType) -> DeviceBlock {
+        let address = self.scratch.take(slot, rows * ranks * dtype.size());
+        DeviceBlock::dense(address, [rows, ranks], dtype)
     }
 }

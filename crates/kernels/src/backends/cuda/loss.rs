@@ -1,186 +1,269 @@
-//! The output projection and the loss over chunks of trained positions, loss and gradient in one pass.
+//! The head and the loss over chunks of targets, loss and gradient in one pass. Kernels: `source/cross_entropy.cu`.
 //!
-//! Logits are f32, as the products leave them before any rounding; the gradient of a chunk's logits takes the place of the
-//! logits, in the compute format. Where every token trains, the hidden states are read where they are.
+//! Logits are f32, as the GEMM leaves them before any rounding; the gradient of a chunk's logits takes the place of the logits, in
+//! the compute format. Where every token has a target, hidden states are read where they are; otherwise the rows of a chunk are
+//! gathered, and their gradients scattered into the gradient of the hidden states, which is zeroed once.
+//! Trade-off: one block per row, so chunks of fewer rows than multiprocessors leave some idle.
 
 use burn_tensor::{DType, Int, Tensor};
+use firebrick_cuda::{Arguments, LaunchShape};
 
-use super::Cuda;
-use super::engine::{Engine, engine};
-use super::gemm::{Block, Product};
-use super::scratch::Purpose;
-use super::tensor::{Matrix, tensor};
-use crate::{CrossEntropy, CrossEntropyOptions, TrainedPositions, Weight};
+use super::engine::{Cuda, Engine, engine};
+use super::gemm::Gemm;
+use super::launch::{Launch, at, grid};
+use super::program::Source;
+use super::scratch::ScratchSlot;
+use super::tensor::{DeviceBlock, MatrixView, float, tensor};
+use super::weights::ReadyWeight;
+use crate::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets, Weight, WeightGradient};
+
+/// Shared memory in which a block keeps parts of its row comes in tiles of this many bytes.
+const TILE_BYTES: usize = 16_384;
+
+impl LossOps for Cuda {
+    fn cross_entropy(
+        logits_cv: Tensor<Self, 2>,
+        targets_c: Tensor<Self, 1, Int>,
+        weights_c: Option<Tensor<Self, 1>>,
+        gradient_scale: Option<f64>,
+    ) -> (Tensor<Self, 1>, Option<Tensor<Self, 2>>) {
+        let engine = engine(&logits_cv.device());
+        engine.section(|| engine.cross_entropy(logits_cv, targets_c, weights_c, gradient_scale))
+    }
+
+    fn linear_cross_entropy(
+        hidden_nd: Tensor<Self, 2>,
+        head: &Weight<Self>,
+        targets: &LossTargets<Self>,
+        options: CrossEntropyOptions<Self>,
+    ) -> CrossEntropy<Self> {
+        assert!(options.chunk_tokens > 0, "a chunk of logits needs at least one token");
+        let engine = engine(&hidden_nd.device());
+        engine.section(|| {
+            let pass = Pass::new(&engine, hidden_nd, head, targets, options);
+            pass.run()
+        })
+    }
+}
+
+/// The gradient of the head while chunks add to it.
+struct HeadGradient {
+    sum: MatrixView,
+    /// Whether `sum` holds anything yet.
+    is_filled: bool,
+}
+
+impl HeadGradient {
+    fn new(engine: &Engine, gradient: WeightGradient<Cuda>, [vocabulary, width]: [usize; 2]) -> Option<Self> {
+        match gradient {
+            WeightGradient::Frozen => None,
+            WeightGradient::New => {
+                Some(Self { sum: engine.empty_matrix(vocabulary, width, DType::F32), is_filled: false })
+            }
+            WeightGradient::AddTo(sum) => Some(Self { sum: engine.view_of(engine.owned(float(sum))), is_filled: true }),
+        }
+    }
+
+    fn add(&mut self, engine: &Engine, d_logits: DeviceBlock, hidden: DeviceBlock) {
+        let sum = self.sum.block();
+        let c = std::mem::replace(&mut self.is_filled, true).then_some(sum);
+        engine.gemm(Gemm { c, ..Gemm::token_sum("head gradient", d_logits, hidden) }, sum);
+    }
+
+    fn into_tensor(self, engine: &Engine) -> Tensor<Cuda, 2> {
+        if !self.is_filled {
+            engine.fill(self.sum.block(), 0.0);
+        }
+        tensor(self.sum.tensor)
+    }
+}
 
 /// What all chunks share.
 struct Pass<'a> {
     engine: &'a Engine,
-    hidden: &'a Matrix,
-    head: Block,
-    vocabulary: usize,
+    hidden: MatrixView,
+    head: ReadyWeight,
+    count: usize,
+    chunk_tokens: usize,
     scale: Option<f64>,
-    /// Gradient of the head, f32, added to by each chunk.
-    d_head: Option<&'a Matrix>,
-    loss: u64,
+    /// `None` where there is none.
+    targets: Option<MatrixView>,
+    /// `None` where every token has a target, or none.
+    positions: Option<MatrixView>,
+    weights: Option<MatrixView>,
+    d_head: Option<HeadGradient>,
+    d_hidden: Option<MatrixView>,
+    log_probs: Option<MatrixView>,
+    loss_sum: MatrixView,
 }
 
-/// See [`crate::Kernels::linear_cross_entropy`].
-pub(super) fn linear_cross_entropy(
-    hidden_nd: Tensor<Cuda, 2>,
-    head: &Weight<Cuda>,
-    trained: &TrainedPositions<Cuda>,
-    options: CrossEntropyOptions,
-) -> CrossEntropy<Cuda> {
-    assert!(options.chunk_tokens > 0, "a chunk of logits needs at least one token");
-    let engine = engine(&hidden_nd.device());
-    engine.section(|| {
+impl<'a> Pass<'a> {
+    fn new(
+        engine: &'a Engine,
+        hidden_nd: Tensor<Cuda, 2>,
+        head: &Weight<Cuda>,
+        targets: &LossTargets<Cuda>,
+        options: CrossEntropyOptions<Cuda>,
+    ) -> Self {
         let hidden = engine.flat(hidden_nd);
-        let [vocabulary, width] = head.shape();
-        let loss_sum = engine.empty_matrix(1, 1, DType::F32);
-        engine.fill(loss_sum.address, 1, 0.0);
-        let gradient = options.gradient_scale.is_some();
-        let d_head = (options.weight_gradient && gradient).then(|| {
-            let d_head = engine.empty_matrix(vocabulary, width, DType::F32);
-            engine.fill(d_head.address, vocabulary * width, 0.0);
-            d_head
-        });
-        let pass = Pass {
-            engine: &engine,
-            hidden: &hidden,
+        let ints = |values: &Tensor<Cuda, 1, Int>| engine.int_matrix(values.clone());
+        let (is_partial, is_empty) = (targets.count < hidden.rows, targets.count == 0);
+        let loss_sum = engine.view_of(engine.empty([1], DType::F32));
+        engine.fill(loss_sum.block(), 0.0);
+        let gradient = options.gradient_scale.map(|_| options.weight_gradient);
+        let d_hidden = options.gradient_scale.map(|_| engine.empty_matrix(hidden.rows, hidden.width, hidden.dtype));
+        if let Some(d_hidden) = d_hidden.as_ref().filter(|_| is_partial) {
+            engine.fill_zero(d_hidden.block());
+        }
+        Self {
+            engine,
             head: engine.base_weight(head, hidden.dtype),
-            vocabulary,
+            count: targets.count,
+            chunk_tokens: options.chunk_tokens,
             scale: options.gradient_scale,
-            d_head: d_head.as_ref(),
-            loss: loss_sum.address,
-        };
-        let d_hidden = if trained.count == hidden.rows {
-            pass.every_token(trained, options.chunk_tokens)
-        } else {
-            pass.trained_tokens(trained, options.chunk_tokens)
-        };
+            targets: (!is_empty).then(|| ints(&targets.targets_m)),
+            positions: (is_partial && !is_empty).then(|| ints(&targets.positions_m)),
+            weights: targets.weights_m.clone().filter(|_| !is_empty).map(|weights| engine.flat_as(weights, DType::F32)),
+            d_head: gradient.and_then(|gradient| HeadGradient::new(engine, gradient, head.shape())),
+            d_hidden,
+            log_probs: options.log_probs.then(|| engine.view_of(engine.empty([targets.count], DType::F32))),
+            loss_sum,
+            hidden,
+        }
+    }
+
+    fn run(mut self) -> CrossEntropy<Cuda> {
+        for start in (0..self.count).step_by(self.chunk_tokens) {
+            self.chunk(start, self.chunk_tokens.min(self.count - start));
+        }
+        let engine = self.engine;
         CrossEntropy {
-            loss_sum: tensor::<2>(loss_sum.tensor).reshape([1]),
-            d_hidden_nd: d_hidden.map(|matrix| tensor(matrix.tensor)),
-            d_weight_vd: d_head.map(|matrix| tensor(matrix.tensor)),
+            loss_sum: tensor(self.loss_sum.tensor),
+            log_probs_m: self.log_probs.map(|values| tensor(values.tensor)),
+            d_hidden_nd: self.d_hidden.map(|matrix| tensor(matrix.tensor)),
+            d_weight_vd: self.d_head.map(|d_head| d_head.into_tensor(engine)),
         }
-    })
-}
-
-impl Pass<'_> {
-    /// Chunks of the hidden states where they are.
-    fn every_token(&self, trained: &TrainedPositions<Cuda>, chunk: usize) -> Option<Matrix> {
-        let targets = self.engine.int_matrix(trained.targets_m.clone());
-        let (rows, width) = (self.hidden.rows, self.hidden.width);
-        let d_hidden = self.scale.map(|_| self.engine.empty_matrix(rows, width, self.hidden.dtype));
-        for start in (0..rows).step_by(chunk) {
-            let length = chunk.min(rows - start);
-            let hidden = Block::from(self.hidden).at_row(start);
-            let out = d_hidden.as_ref().map(|d_hidden| Block::from(d_hidden).at_row(start));
-            self.chunk(hidden, targets.address + 4 * start as u64, length, chunk, out);
-        }
-        d_hidden
     }
 
-    /// Chunks of gathered rows; gradients of the other rows are zero.
-    fn trained_tokens(&self, trained: &TrainedPositions<Cuda>, chunk: usize) -> Option<Matrix> {
-        let (engine, width, dtype) = (self.engine, self.hidden.width, self.hidden.dtype);
-        if trained.count == 0 {
-            return self.scale.map(|_| self.no_gradient());
-        }
-        let targets = engine.int_matrix(trained.targets_m.clone());
-        let positions = engine.int_matrix(trained.positions_m.clone());
-        let rows =
-            Block { address: engine.scratch.take(Purpose::Rows, chunk * width * dtype.size()), stride: width, dtype };
-        // Rounded up, so that micro-batches of similar size share one buffer.
-        let room = trained.count.next_multiple_of(chunk) * width * dtype.size();
-        let gradients = self.scale.map(|_| Block {
-            address: engine.scratch.take(Purpose::RowGradients, room),
-            stride: width,
-            dtype,
-        });
-        for start in (0..trained.count).step_by(chunk) {
-            let length = chunk.min(trained.count - start);
-            engine.gather_rows(self.hidden, positions.address + 4 * start as u64, length, rows.address);
-            let out = gradients.map(|gradients| gradients.at_row(start));
-            self.chunk(rows, targets.address + 4 * start as u64, length, chunk, out);
-        }
-        gradients.map(|gradients| {
-            let d_hidden = engine.empty_matrix(self.hidden.rows, width, dtype);
-            engine.scatter_rows(&d_hidden, gradients.address, positions.address, trained.count);
-            d_hidden
-        })
-    }
-
-    fn no_gradient(&self) -> Matrix {
-        let d_hidden = self.engine.empty_matrix(self.hidden.rows, self.hidden.width, self.hidden.dtype);
-        let bytes = d_hidden.rows * d_hidden.width * d_hidden.element_bytes();
-        self.engine.fill_zero(d_hidden.address, bytes);
-        d_hidden
-    }
-
-    /// Loss of `length` rows, and into `out` the gradient of their hidden states.
-    fn chunk(&self, hidden: Block, targets: u64, length: usize, largest: usize, out: Option<Block>) {
-        let (engine, vocabulary, width) = (self.engine, self.vocabulary, self.hidden.width);
-        let address = engine.scratch.take(Purpose::Logits, largest * vocabulary * 4);
-        let logits = Block { address, stride: vocabulary, dtype: DType::F32 };
-        let product = Product {
-            name: "head",
-            m: length,
-            n: vocabulary,
-            k: width,
-            a: hidden,
-            a_transposed: false,
-            b: self.head,
-            b_transposed: true,
-            c: None,
-            alpha: 1.0,
-        };
-        engine.gemm(product, logits);
-        // A row of gradients begins where its row of logits does.
+    /// Loss and gradients of the targets `start .. start + length`.
+    fn chunk(&mut self, start: usize, length: usize) {
+        let engine = self.engine;
+        let [vocabulary, width] = [self.head.block.rows, self.hidden.width];
         let dtype = self.hidden.dtype;
-        let d_logits = Block { address, stride: vocabulary * 4 / dtype.size(), dtype };
-        let losses = engine.scratch.take(Purpose::Losses, largest * 4);
-        engine.cross_entropy(logits, out.map(|_| d_logits), targets, losses, self.scale, [length, vocabulary]);
-        engine.sum_losses(self.loss, losses, length);
-        let Some(out) = out else { return };
-        let back = Product { k: vocabulary, n: width, a: d_logits, b_transposed: false, ..product };
-        engine.gemm(back, out);
-        if let Some(d_head) = self.d_head {
-            let d_head = Block::from(d_head);
-            let sum = Product {
-                m: vocabulary,
-                n: width,
-                k: length,
-                a: d_logits,
-                a_transposed: true,
-                b: hidden,
-                b_transposed: false,
-                c: Some(d_head),
-                ..product
-            };
-            engine.gemm(sum, d_head);
+        let after = |values: &MatrixView| values.address + 4 * start as u64;
+        let hidden = match &self.positions {
+            None => self.hidden.block().rows(start, length),
+            Some(positions) => {
+                let bytes = self.chunk_tokens * width * dtype.size();
+                let address = engine.scratch.take(ScratchSlot::GatheredRows, bytes);
+                let rows = DeviceBlock::dense(address, [length, width], dtype);
+                engine.gather_rows(self.hidden.block(), after(positions), rows);
+                rows
+            }
+        };
+        let address = engine.scratch.take(ScratchSlot::WideRows, self.chunk_tokens * vocabulary * 4);
+        let logits = DeviceBlock::dense(address, [length, vocabulary], DType::F32);
+        engine.gemm(Gemm::forward("head", hidden, self.head.block), logits);
+        // A row of gradients begins where its row of logits does.
+        let d_logits = DeviceBlock { stride: vocabulary * 4 / dtype.size(), dtype, ..logits };
+        let scratch = || engine.scratch.take(ScratchSlot::LogProbs, self.chunk_tokens * 4);
+        let rows = Rows {
+            targets: self.targets.as_ref().map_or(0, after),
+            weights: self.weights.as_ref().map_or(0, after),
+            log_probs: self.log_probs.as_ref().map_or_else(scratch, after),
+        };
+        engine.cross_entropy_rows(logits, self.d_hidden.as_ref().map(|_| d_logits), &rows, self.scale);
+        engine.subtract_log_probs(self.loss_sum.address, &rows, length);
+        let Some(d_hidden) = &self.d_hidden else { return };
+        if let Some(d_head) = &mut self.d_head {
+            d_head.add(engine, d_logits, hidden);
+        }
+        // Gathered rows were read for the last time above: their gradients take their place.
+        let out = if self.positions.is_some() { hidden } else { d_hidden.block().rows(start, length) };
+        engine.gemm(Gemm::input_gradient("head", d_logits, self.head.block), out);
+        if let Some(positions) = &self.positions {
+            engine.scatter_rows(out, after(positions), d_hidden.block());
         }
     }
 }
 
-/// See [`crate::Kernels::cross_entropy`].
-pub(super) fn cross_entropy(
-    logits_cv: Tensor<Cuda, 2>,
-    targets_c: Tensor<Cuda, 1, Int>,
-    gradient_scale: Option<f64>,
-) -> (Tensor<Cuda, 1>, Option<Tensor<Cuda, 2>>) {
-    let engine = engine(&logits_cv.device());
-    engine.section(|| {
-        let logits = engine.flat(logits_cv);
-        let targets = engine.int_matrix(targets_c);
-        let gradient = gradient_scale.map(|_| engine.empty_matrix(logits.rows, logits.width, DType::F32));
-        let loss = engine.empty_matrix(1, 1, DType::F32);
-        engine.fill(loss.address, 1, 0.0);
-        let losses = engine.scratch.take(Purpose::Losses, logits.rows * 4);
-        let shape = [logits.rows, logits.width];
-        let out = gradient.as_ref().map(Block::from);
-        engine.cross_entropy(Block::from(&logits), out, targets.address, losses, gradient_scale, shape);
-        engine.sum_losses(loss.address, losses, logits.rows);
-        (tensor::<2>(loss.tensor).reshape([1]), gradient.map(|gradient| tensor(gradient.tensor)))
-    })
+/// Addresses of what belongs to each row of logits.
+struct Rows {
+    /// i32.
+    targets: u64,
+    /// f32; 0: all are 1.
+    weights: u64,
+    /// f32, written.
+    log_probs: u64,
+}
+
+impl Engine {
+    fn cross_entropy(
+        &self,
+        logits_cv: Tensor<Cuda, 2>,
+        targets_c: Tensor<Cuda, 1, Int>,
+        weights_c: Option<Tensor<Cuda, 1>>,
+        gradient_scale: Option<f64>,
+    ) -> (Tensor<Cuda, 1>, Option<Tensor<Cuda, 2>>) {
+        let logits = self.flat(logits_cv);
+        let targets = self.int_matrix(targets_c);
+        let weights = weights_c.map(|weights| self.flat_as(weights, DType::F32));
+        let gradient = gradient_scale.map(|_| self.empty_matrix(logits.rows, logits.width, DType::F32));
+        let losses = self.view_of(self.empty([logits.rows], DType::F32));
+        let rows = Rows {
+            targets: targets.address,
+            weights: weights.as_ref().map_or(0, |weights| weights.address),
+            log_probs: losses.address,
+        };
+        self.cross_entropy_rows(logits.block(), gradient.as_ref().map(MatrixView::block), &rows, gradient_scale);
+        self.cast(losses.block(), losses.block(), -1.0);
+        (tensor(losses.tensor), gradient.map(|gradient| tensor(gradient.tensor)))
+    }
+
+    /// Log probability of each row's target, and the gradient of the weighted loss times `scale` where a place is given: in other
+    /// memory than the logits, or on them.
+    fn cross_entropy_rows(&self, logits: DeviceBlock, gradient: Option<DeviceBlock>, rows: &Rows, scale: Option<f64>) {
+        if logits.rows == 0 {
+            return;
+        }
+        assert!(logits.dtype == DType::F32 && logits.is_dense(), "logits are dense f32");
+        let dtype = gradient.map_or(DType::F32, |gradient| gradient.dtype);
+        // What of a row stays in shared memory is not read a second time.
+        let shared = gradient.map_or(0, |_| self.shared_bytes() / TILE_BYTES * TILE_BYTES);
+        let launch = Launch {
+            source: Source::CrossEntropy,
+            dtype,
+            name: "cross_entropy",
+            shape: LaunchShape { shared_bytes: shared as u32, ..grid(logits.rows, 1024) },
+            bytes: logits.bytes() + gradient.map_or(0, |gradient| gradient.bytes()),
+        };
+        let arguments = Arguments::new()
+            .pointer(at(logits.address))
+            .pointer(at(gradient.map_or(0, |gradient| gradient.address)))
+            .i64(gradient.map_or(0, |gradient| gradient.stride) as i64)
+            .pointer(at(rows.targets))
+            .pointer(at(rows.weights))
+            .pointer(at(rows.log_probs))
+            .f32(scale.unwrap_or(0.0) as f32)
+            .i32(logits.rows as i32)
+            .i64(logits.width as i64);
+        // SAFETY: logits are dense; a row of gradients begins where its row of logits does, or overlaps none; targets, weights
+        // and log probabilities have one value per row.
+        unsafe { self.launch(launch, &arguments) };
+    }
+
+    /// Subtracts the weighted log probabilities of `count` rows from a sum.
+    fn subtract_log_probs(&self, sum: u64, rows: &Rows, count: usize) {
+        let launch = Launch {
+            source: Source::CrossEntropy,
+            dtype: DType::F32,
+            name: "subtract_log_probs",
+            shape: grid(1, 1024),
+            bytes: 4 * count,
+        };
+        let arguments =
+            Arguments::new().pointer(at(sum)).pointer(at(rows.log_probs)).pointer(at(rows.weights)).i32(count as i32);
+        // SAFETY: the sum is one f32, and there is one log probability and, unless null, one weight per row.
+        unsafe { self.launch(launch, &arguments) };
+    }
 }

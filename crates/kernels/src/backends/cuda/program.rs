@@ -1,10 +1,11 @@
 //! The CUDA C++ sources of this backend, compiled when the first launch asks for them.
 //!
-//! Each source is compiled once a format of activations (and a head width, for attention). NVRTC takes about a second for all
-//! that a run needs; the images are kept on disk by `firebrick_cuda::Compiler`.
+//! Each source is compiled once per format of activations (and head width, for attention). NVRTC takes about a second for all that a
+//! run needs; the images are kept on disk by `firebrick_cuda::Compiler`.
+//! Trade-off: a kernel that does not compile is found when it is launched, not when the crate is built.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use burn_tensor::DType;
 use firebrick_cuda::{Compiler, Context, CudaError, Kernel, Module, Program};
@@ -16,7 +17,7 @@ const PRELUDE: &str = include_str!("source/prelude.cu");
 /// A file of `source/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Source {
-    Copy,
+    Columns,
     CrossEntropy,
     Elementwise,
     Embedding,
@@ -26,34 +27,36 @@ pub(super) enum Source {
     FlashBackward(usize),
     /// Head width.
     FlashF32(usize),
+    Gated,
+    Heads,
     Nf4,
     Norm,
     Optimizer,
-    Rotary,
-    Swiglu,
+    PackedIndex,
 }
 
 impl Source {
     fn name(self) -> &'static str {
         match self {
-            Self::Copy => "copy.cu",
+            Self::Columns => "columns.cu",
             Self::CrossEntropy => "cross_entropy.cu",
             Self::Elementwise => "elementwise.cu",
             Self::Embedding => "embedding.cu",
             Self::FlashForward(_) => "flash_forward.cu",
             Self::FlashBackward(_) => "flash_backward.cu",
             Self::FlashF32(_) => "flash_f32.cu",
+            Self::Gated => "gated.cu",
+            Self::Heads => "heads.cu",
             Self::Nf4 => "nf4.cu",
             Self::Norm => "norm.cu",
             Self::Optimizer => "optimizer.cu",
-            Self::Rotary => "rotary.cu",
-            Self::Swiglu => "swiglu.cu",
+            Self::PackedIndex => "packed_index.cu",
         }
     }
 
     fn text(self) -> &'static str {
         match self {
-            Self::Copy => include_str!("source/copy.cu"),
+            Self::Columns => include_str!("source/columns.cu"),
             Self::CrossEntropy => include_str!("source/cross_entropy.cu"),
             Self::Elementwise => include_str!("source/elementwise.cu"),
             Self::Embedding => include_str!("source/embedding.cu"),
@@ -64,11 +67,12 @@ impl Source {
                 concat!(include_str!("source/flash.cu"), include_str!("source/flash_backward.cu"))
             }
             Self::FlashF32(_) => include_str!("source/flash_f32.cu"),
+            Self::Gated => include_str!("source/gated.cu"),
+            Self::Heads => include_str!("source/heads.cu"),
             Self::Nf4 => include_str!("source/nf4.cu"),
             Self::Norm => include_str!("source/norm.cu"),
             Self::Optimizer => include_str!("source/optimizer.cu"),
-            Self::Rotary => include_str!("source/rotary.cu"),
-            Self::Swiglu => include_str!("source/swiglu.cu"),
+            Self::PackedIndex => include_str!("source/packed_index.cu"),
         }
     }
 
@@ -112,27 +116,29 @@ impl Programs {
     }
 
     /// Compiles, on all cores, what a run in this format and with this head width launches. A source that fails is left to
-    /// the launch that asks for it, which reports it.
-    pub(super) fn prepare(&self, dtype: DType, head_dim: usize, own_attention: bool) {
+    /// the launch that needs it, which reports it.
+    pub(super) fn prepare(&self, dtype: DType, head_dim: usize, with_flash: bool) {
         let mut wanted = vec![
-            (Source::Copy, DType::F32),
+            (Source::Columns, dtype),
             (Source::CrossEntropy, dtype),
             (Source::Elementwise, dtype),
             (Source::Embedding, dtype),
+            (Source::Gated, dtype),
+            (Source::Heads, dtype),
             (Source::Nf4, dtype),
             (Source::Norm, dtype),
-            (Source::Rotary, dtype),
-            (Source::Swiglu, dtype),
+            (Source::PackedIndex, DType::F32),
         ];
-        let plain = [Source::CrossEntropy, Source::Elementwise, Source::Nf4, Source::Norm, Source::Optimizer];
+        let plain = [Source::Columns, Source::CrossEntropy, Source::Elementwise, Source::Nf4, Source::Optimizer];
         wanted.extend(plain.map(|source| (source, DType::F32)));
-        if own_attention && dtype == DType::F32 {
+        if with_flash && dtype == DType::F32 {
             wanted.push((Source::FlashF32(head_dim), dtype));
-        } else if own_attention {
+        } else if with_flash {
             wanted.extend([(Source::FlashForward(head_dim), dtype), (Source::FlashBackward(head_dim), dtype)]);
         }
-        wanted.dedup();
-        // Only the compiler goes to the threads: modules belong to this one.
+        let mut seen = HashSet::new();
+        wanted.retain(|program| seen.insert(*program));
+        // Only the compiler goes to the threads: modules belong to this thread.
         let (compiler, capability) = (&self.compiler, self.compute_capability);
         let compile = |&(source, dtype): &(Source, DType)| compiler.compile(&source.program(dtype), capability).ok();
         let images: Vec<_> = std::thread::scope(|scope| {

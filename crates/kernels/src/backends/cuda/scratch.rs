@@ -1,22 +1,35 @@
-//! Device memory that operations reuse: one buffer for each size in use, and what is in it.
+//! Device memory that operations reuse: one buffer per slot, which grows to the largest size ever requested.
 //!
-//! All readers and writers are on our one stream, so a buffer may be overwritten as soon as the launches that read it have
-//! been submitted. Contents derived from weights (dequantised, merged with their adapter, cast) are remembered until the
-//! section ends: a block's recomputation and its backward then share one conversion. Outside CubeCL's pool, because a tensor
-//! handle for memory that outlives its operation would buy nothing.
+//! All readers and writers are on the engine's one stream, so a buffer may be overwritten as soon as the launches that read it have
+//! been submitted. Contents derived from weights (dequantized, merged with their adapter, cast) are remembered until the section
+//! ends: the recomputation of a layer and its backward share one conversion. Growing a buffer waits for the device and forgets its
+//! contents; after the first step of a run nothing grows.
+//! Trade-off: a slot keeps its largest size until memory is released.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 
+use burn_tensor::DType;
 use firebrick_cuda::{Context, DeviceBuffer};
 
 use super::failure::check;
 
-/// What a buffer is for; buffers of one kind and size are one buffer.
+/// What a buffer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Purpose {
-    /// Converted weights of a group of projections.
-    Weights,
+pub(super) enum ScratchSlot {
+    /// Converted weights of a group or module of this shape. Groups of one layer have slots of their own, so that what one of them
+    /// holds survives the others.
+    Weights {
+        /// Output features.
+        rows: usize,
+        /// Input features.
+        columns: usize,
+    },
+    /// Biases of a group of this width, side by side.
+    Bias {
+        /// Output features.
+        width: usize,
+    },
     /// LoRA's A in compute precision.
     LoraA,
     /// LoRA's B in compute precision.
@@ -25,71 +38,83 @@ pub(super) enum Purpose {
     LowRank,
     /// Gradients of the low-rank intermediates.
     LowRankGradient,
-    /// Logits of a chunk.
-    Logits,
-    /// What cuDNN asks for beside its tensors.
+    /// The widest rows of one operation: logits of a chunk; queries, keys and values side by side, or their gradients.
+    WideRows,
+    /// What cuDNN needs in addition to its tensors.
     AttentionWorkspace,
     /// Lengths and offsets of packed documents.
     AttentionIndex,
     /// Partial sums.
     Partial,
-    /// Rows gathered for the loss.
-    Rows,
-    /// Gradients of gathered rows.
-    RowGradients,
-    /// Losses of a chunk's rows.
-    Losses,
+    /// Hidden states gathered for the loss, then their gradients.
+    GatheredRows,
+    /// Log probabilities of a chunk's targets.
+    LogProbs,
 }
 
-/// What a buffer holds: the section it was filled in, and the addresses it was made from.
+/// What a buffer holds: the section it was filled in, the format, and what it was computed from (`Engine::source`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Contents {
     pub section: u64,
+    pub dtype: DType,
     pub sources: Vec<u64>,
 }
 
-struct Slot {
-    buffer: DeviceBuffer,
+struct Buffer {
+    memory: DeviceBuffer,
     contents: Option<Contents>,
 }
 
 /// See the head of this file.
 pub(super) struct Scratch {
     context: Context,
-    slots: RefCell<HashMap<(Purpose, usize), Slot>>,
+    buffers: RefCell<HashMap<ScratchSlot, Buffer>>,
 }
 
 impl Scratch {
     pub(super) fn new(context: &Context) -> Self {
-        Self { context: context.clone(), slots: RefCell::new(HashMap::new()) }
+        Self { context: context.clone(), buffers: RefCell::default() }
     }
 
     /// Address of a buffer of at least `bytes` whose contents are about to be overwritten.
-    pub(super) fn take(&self, purpose: Purpose, bytes: usize) -> u64 {
-        self.slot(purpose, bytes, None).0
+    pub(super) fn take(&self, slot: ScratchSlot, bytes: usize) -> u64 {
+        self.buffer(slot, bytes, None).0
     }
 
     /// Address of a buffer, and whether it already holds these contents; if not, the caller fills it now.
-    pub(super) fn holding(&self, purpose: Purpose, bytes: usize, contents: Contents) -> (u64, bool) {
-        self.slot(purpose, bytes, Some(contents))
+    pub(super) fn holding(&self, slot: ScratchSlot, bytes: usize, contents: Contents) -> (u64, bool) {
+        self.buffer(slot, bytes, Some(contents))
     }
 
-    fn slot(&self, purpose: Purpose, bytes: usize, contents: Option<Contents>) -> (u64, bool) {
-        let mut slots = self.slots.borrow_mut();
-        let slot = slots.entry((purpose, bytes)).or_insert_with(|| {
-            let buffer = check("allocating scratch memory", DeviceBuffer::new(&self.context, bytes.max(1)));
-            Slot { buffer, contents: None }
-        });
-        let held = contents.is_some() && slot.contents == contents;
-        slot.contents = contents;
-        (slot.buffer.pointer::<u8>().address(), held)
-    }
-
-    /// Gives all of it back to the driver. Waits for the device, since launches may still read it.
-    pub(super) fn release(&self) {
-        if !self.slots.borrow().is_empty() {
-            check("waiting for the device", self.context.synchronize());
-            self.slots.borrow_mut().clear();
+    fn buffer(&self, slot: ScratchSlot, bytes: usize, contents: Option<Contents>) -> (u64, bool) {
+        let mut buffers = self.buffers.borrow_mut();
+        if buffers.get(&slot).is_none_or(|buffer| buffer.memory.len_bytes() < bytes.max(1)) {
+            if let Some(smaller) = buffers.remove(&slot) {
+                // Queued launches may still read it.
+                check("waiting for the device", self.context.synchronize());
+                drop(smaller);
+            }
+            let memory = check("allocating scratch memory", DeviceBuffer::new(&self.context, bytes.max(1)));
+            buffers.insert(slot, Buffer { memory, contents: None });
         }
+        let buffer = buffers.get_mut(&slot).expect("the slot was filled above");
+        let is_held = contents.is_some() && buffer.contents == contents;
+        buffer.contents = contents;
+        (buffer.memory.pointer::<u8>().address(), is_held)
+    }
+
+    /// Forgets what buffers hold: after a failure, a buffer may have been marked before it was filled.
+    pub(super) fn forget_contents(&self) {
+        self.buffers.borrow_mut().values_mut().for_each(|buffer| buffer.contents = None);
+    }
+
+    /// Bytes of all buffers.
+    pub(super) fn bytes(&self) -> usize {
+        self.buffers.borrow().values().map(|buffer| buffer.memory.len_bytes()).sum()
+    }
+
+    /// Returns all of it to the driver. The caller has waited for the device.
+    pub(super) fn release(&self) {
+        self.buffers.borrow_mut().clear();
     }
 }

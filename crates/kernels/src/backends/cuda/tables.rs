@@ -1,4 +1,5 @@
-//! Constant tables in device memory: made once an engine, before the first section needs them.
+//! Constant tables in device memory, uploaded once per engine, before the first section needs them.
+//! Trade-off: a few KiB per engine, whether they are used or not.
 
 use std::cell::OnceCell;
 
@@ -7,7 +8,7 @@ use cubecl::cuda::CudaDevice;
 use firebrick_precision::DynamicMap;
 use firebrick_precision::nf4::LEVELS;
 
-use super::Cuda;
+use super::engine::Cuda;
 
 /// See the head of this file.
 #[derive(Default)]
@@ -18,7 +19,7 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Makes all of them. Not inside a section: Burn uploads them.
+    /// Uploads all of them. Not inside a section: Burn does it.
     pub(super) fn prepare(&self, device: &CudaDevice) {
         self.signed.get_or_init(|| Tensor::from_floats(DynamicMap::signed().values().as_slice(), device));
         self.unsigned.get_or_init(|| Tensor::from_floats(DynamicMap::unsigned().values().as_slice(), device));

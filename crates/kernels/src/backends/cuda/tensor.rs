@@ -1,26 +1,26 @@
-//! Burn's tensors as our launches see them: an address, a shape and a row stride; and new tensors in CubeCL's memory.
+//! Burn's tensors as launches see them: an address, a shape and a row stride; and new tensors in CubeCL's memory.
 //!
-//! A matrix is rows of adjacent values at any row stride, so that column ranges of a wider buffer (queries, keys and values
-//! of one product) need no copy. Everything else is made contiguous by a kernel of ours: Burn's own copy would run on
-//! CubeCL's stream, in the middle of our section.
+//! A matrix is rows of adjacent values at any row stride, so that column ranges of a wider buffer (gate and up of one GEMM) need no
+//! copy. Everything else is made contiguous by a kernel of the engine: Burn's own copy would run on CubeCL's stream, in the middle
+//! of a section.
+//! Trade-off: [`MatrixView`] owns its memory and is cheap to clone; a [`DeviceBlock`] is a bare address, and whoever makes one holds
+//! the owner until the launch that uses it is queued.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ops::Deref;
 
 use burn_cubecl::tensor::CubeTensor;
 use burn_tensor::{DType, Int, Shape, Tensor, TensorMetadata, TensorPrimitive};
 use cubecl::cuda::CudaRuntime;
 use cubecl::zspace::metadata::Metadata;
 
-use super::Cuda;
-use super::engine::Engine;
-use super::failure::DeviceFailure;
+use super::engine::{Cuda, Engine};
 
 /// The primitive behind every tensor of this backend.
 pub(super) type Primitive = CubeTensor<CudaRuntime>;
 
-/// A matrix in device memory; keeps its memory alive.
-#[derive(Clone, Debug)]
-pub(super) struct Matrix {
+/// Rows in device memory, by address alone.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeviceBlock {
     /// Address of the first value.
     pub address: u64,
     /// Rows.
@@ -31,14 +31,34 @@ pub(super) struct Matrix {
     pub stride: usize,
     /// Format of the values.
     pub dtype: DType,
-    /// Owner of the memory.
-    pub tensor: Primitive,
 }
 
-impl Matrix {
-    /// Bytes of a value.
-    pub(super) fn element_bytes(&self) -> usize {
-        self.dtype.size()
+impl DeviceBlock {
+    /// Rows without gaps.
+    pub(super) fn dense(address: u64, [rows, width]: [usize; 2], dtype: DType) -> Self {
+        Self { address, rows, width, stride: width, dtype }
+    }
+
+    /// `width` columns from `start` on.
+    pub(super) fn columns(self, start: usize, width: usize) -> Self {
+        debug_assert!(start + width <= self.width, "columns {start}+{width} of {}", self.width);
+        Self { address: self.address + (start * self.dtype.size()) as u64, width, ..self }
+    }
+
+    /// `rows` rows from `start` on.
+    pub(super) fn rows(self, start: usize, rows: usize) -> Self {
+        debug_assert!(start + rows <= self.rows, "rows {start}+{rows} of {}", self.rows);
+        Self { address: self.address + (start * self.stride * self.dtype.size()) as u64, rows, ..self }
+    }
+
+    /// Number of values.
+    pub(super) fn count(&self) -> usize {
+        self.rows * self.width
+    }
+
+    /// Bytes of all values, gaps left out.
+    pub(super) fn bytes(&self) -> usize {
+        self.count() * self.dtype.size()
     }
 
     /// Whether rows follow each other without a gap.
@@ -47,11 +67,34 @@ impl Matrix {
     }
 }
 
+/// A matrix in device memory; keeps its memory alive.
+#[derive(Clone, Debug)]
+pub(super) struct MatrixView {
+    block: DeviceBlock,
+    /// Owner of the memory.
+    pub tensor: Primitive,
+}
+
+impl Deref for MatrixView {
+    type Target = DeviceBlock;
+
+    fn deref(&self) -> &DeviceBlock {
+        &self.block
+    }
+}
+
+impl MatrixView {
+    /// Its address, without its owner.
+    pub(super) fn block(&self) -> DeviceBlock {
+        self.block
+    }
+}
+
 /// The float primitive of a tensor.
 pub(super) fn float<const D: usize>(tensor: Tensor<Cuda, D>) -> Primitive {
     match tensor.into_primitive() {
         TensorPrimitive::Float(primitive) => primitive,
-        TensorPrimitive::QFloat(_) => unreachable!("no tensor of ours is of Burn's quantised kind"),
+        TensorPrimitive::QFloat(_) => unreachable!("no tensor of ours is of Burn's quantized kind"),
     }
 }
 
@@ -65,49 +108,42 @@ pub(super) fn int_tensor<const D: usize>(primitive: Primitive) -> Tensor<Cuda, D
     Tensor::from_primitive(primitive)
 }
 
-/// Device address of a tensor's first value. Waits for CubeCL's queue thread, so all that was asked of CubeCL before has been
-/// submitted when this returns.
-pub(super) fn address(primitive: &Primitive) -> u64 {
-    // CubeCL allocates on its queue thread and panics there; asking for the address then panics here.
-    let asked = catch_unwind(AssertUnwindSafe(|| primitive.client.get_resource(primitive.handle.clone())));
-    match asked {
-        Ok(Ok(resource)) => resource.resource().ptr,
-        Ok(Err(_)) | Err(_) => DeviceFailure {
-            operation: "allocating a tensor",
-            out_of_memory: true,
-            message: format!("{} bytes could not be allocated", primitive.handle.size()),
-        }
-        .raise(),
-    }
-}
-
 impl Engine {
-    /// A new, uninitialised, contiguous tensor.
+    /// A new, uninitialized, contiguous tensor.
     pub(super) fn empty(&self, shape: impl Into<Shape>, dtype: DType) -> Primitive {
         let shape = shape.into();
-        // CubeCL hands out no memory of size zero.
+        // CubeCL allocates no memory of size zero.
         let bytes = (shape.num_elements() * dtype.size()).max(1);
         let client = self.client();
+        if !self.is_in_section() {
+            let handle = client.empty(bytes);
+            return CubeTensor::new_contiguous(client.clone(), self.device().clone(), shape, handle, dtype);
+        }
+        self.watch.verify();
         let handle = client.empty(bytes);
-        CubeTensor::new_contiguous(client.clone(), self.device().clone(), shape, handle, dtype)
+        let new = CubeTensor::new_contiguous(client.clone(), self.device().clone(), shape, handle, dtype);
+        self.resolve_new(&new);
+        self.watch.restart();
+        new
     }
 
     /// A new matrix.
-    pub(super) fn empty_matrix(&self, rows: usize, width: usize, dtype: DType) -> Matrix {
-        self.matrix_of(self.empty([rows, width], dtype))
+    pub(super) fn empty_matrix(&self, rows: usize, width: usize, dtype: DType) -> MatrixView {
+        self.view_of(self.empty([rows, width], dtype))
     }
 
     /// Any tensor as a matrix: the first axis is rows, the others are adjacent. Copied where it is not laid out so.
-    pub(super) fn matrix<const D: usize>(&self, tensor: Tensor<Cuda, D>) -> Matrix {
-        self.matrix_of(float(tensor))
+    pub(super) fn matrix<const D: usize>(&self, tensor: Tensor<Cuda, D>) -> MatrixView {
+        self.view_of(float(tensor))
     }
 
-    /// The same of an integer tensor.
-    pub(super) fn int_matrix<const D: usize>(&self, tensor: Tensor<Cuda, D, Int>) -> Matrix {
-        self.matrix_of(tensor.into_primitive())
+    /// The same of an integer tensor, without gaps.
+    pub(super) fn int_matrix<const D: usize>(&self, tensor: Tensor<Cuda, D, Int>) -> MatrixView {
+        self.dense(self.view_of(tensor.into_primitive()))
     }
 
-    pub(super) fn matrix_of(&self, primitive: Primitive) -> Matrix {
+    /// A primitive as a matrix; see [`Engine::matrix`].
+    pub(super) fn view_of(&self, primitive: Primitive) -> MatrixView {
         let shape: Vec<usize> = primitive.shape().to_vec();
         let strides: Vec<usize> = primitive.meta.strides().to_vec();
         let (rows, width) = match shape.as_slice() {
@@ -116,40 +152,47 @@ impl Engine {
             [rows, rest @ ..] => (*rows, rest.iter().product()),
         };
         let inner = if shape.len() == 1 { 0 } else { 1 };
-        let adjacent = (inner..shape.len()).rev().scan(1, |expected, axis| {
-            let fits = shape[axis] == 1 || strides[axis] == *expected;
-            *expected *= shape[axis];
-            Some(fits)
+        let mut expected = 1;
+        let is_adjacent = (inner..shape.len()).rev().all(|axis| {
+            let fits = shape[axis] == 1 || strides[axis] == expected;
+            expected *= shape[axis];
+            fits
         });
-        if !adjacent.collect::<Vec<_>>().into_iter().all(|fits| fits) {
-            return self.matrix_of(self.contiguous(primitive));
+        if !is_adjacent {
+            return self.view_of(self.contiguous(&primitive));
         }
         let stride = if shape.len() < 2 || rows == 1 { width } else { strides[0] };
-        Matrix { address: address(&primitive), rows, width, stride, dtype: primitive.dtype, tensor: primitive }
+        let address = self.address(&primitive);
+        MatrixView { block: DeviceBlock { address, rows, width, stride, dtype: primitive.dtype }, tensor: primitive }
     }
 
     /// Rows without gaps: copied where there are any.
-    pub(super) fn dense(&self, matrix: Matrix) -> Matrix {
-        if matrix.is_dense() { matrix } else { self.matrix_of(self.contiguous(matrix.tensor)) }
+    pub(super) fn dense(&self, matrix: MatrixView) -> MatrixView {
+        if matrix.is_dense() { matrix } else { self.view_of(self.contiguous(&matrix.tensor)) }
     }
 
-    /// Flat, contiguous values.
-    pub(super) fn flat<const D: usize>(&self, tensor: Tensor<Cuda, D>) -> Matrix {
-        let matrix = self.matrix(tensor);
-        self.dense(matrix)
+    /// A tensor as rows without gaps.
+    pub(super) fn flat<const D: usize>(&self, tensor: Tensor<Cuda, D>) -> MatrixView {
+        self.dense(self.matrix(tensor))
     }
 
-    /// Flat rows of a matrix whose row stride is its width: what is added to a product is laid out as its result.
-    pub(super) fn flat_rows(&self, tensor: Tensor<Cuda, 2>) -> Matrix {
-        self.flat(tensor)
+    /// A tensor in a format, without gaps: converted where it has another.
+    pub(super) fn flat_as<const D: usize>(&self, tensor: Tensor<Cuda, D>, dtype: DType) -> MatrixView {
+        let values = self.flat(tensor);
+        if values.dtype == dtype {
+            return values;
+        }
+        let converted = self.view_of(self.empty(values.tensor.shape(), dtype));
+        self.cast(values.block(), converted.block(), 1.0);
+        converted
     }
 
     /// Whether matrices are column ranges of one buffer, side by side in this order.
-    pub(super) fn adjacent(&self, parts: &[&Matrix]) -> bool {
+    pub(super) fn are_adjacent(&self, parts: &[MatrixView]) -> bool {
         let total: usize = parts.iter().map(|part| part.width).sum();
         let stride = parts[0].stride;
         let beside = parts.windows(2).all(|pair| {
-            pair[0].address + (pair[0].width * pair[0].element_bytes()) as u64 == pair[1].address
+            pair[0].address + (pair[0].width * pair[0].dtype.size()) as u64 == pair[1].address
                 && pair[0].dtype == pair[1].dtype
                 && pair[0].rows == pair[1].rows
         });
@@ -158,63 +201,47 @@ impl Engine {
     }
 
     /// Matrices side by side as one: without a copy where they are column ranges of one buffer.
-    pub(super) fn adjacent_columns(&self, mut parts: Vec<Matrix>) -> Matrix {
+    pub(super) fn adjacent_columns(&self, mut parts: Vec<MatrixView>) -> MatrixView {
+        let total = parts.iter().map(|part| part.width).sum();
         if parts.len() == 1 {
             return parts.remove(0);
         }
-        let total = parts.iter().map(|part| part.width).sum();
-        if self.adjacent(&parts.iter().collect::<Vec<_>>()) {
-            return Matrix { width: total, ..parts.remove(0) };
-        }
-        self.copied_columns(&parts, total)
-    }
-
-    /// The same, in memory that nobody else holds.
-    pub(super) fn owned_columns(&self, mut parts: Vec<Matrix>) -> Matrix {
-        let total = parts.iter().map(|part| part.width).sum();
-        if self.adjacent(&parts.iter().collect::<Vec<_>>()) {
-            // The parts hold the buffer once each: the last of them tells whether it is the only one left.
+        if self.are_adjacent(&parts) {
             let first = parts.remove(0);
-            drop(std::mem::take(&mut parts));
-            if first.tensor.handle.can_mut() {
-                return Matrix { width: total, ..first };
-            }
-            return self.copied_columns(&[Matrix { width: total, ..first }], total);
+            let block = DeviceBlock { width: total, ..first.block };
+            return MatrixView { block, ..first };
         }
-        self.copied_columns(&parts, total)
-    }
-
-    fn copied_columns(&self, parts: &[Matrix], total: usize) -> Matrix {
         let joined = self.empty_matrix(parts[0].rows, total, parts[0].dtype);
         let mut start = 0;
-        for part in parts {
-            self.copy_rows(part, joined.address + (start * part.element_bytes()) as u64, total);
+        for part in &parts {
+            self.copy_rows(part.block(), joined.block().columns(start, part.width));
             start += part.width;
         }
         joined
     }
 
-    /// Columns from `start` on of a matrix, as a tensor of the given shape whose first axis is rows. Shares memory.
-    pub(super) fn columns(&self, matrix: &Matrix, start: usize, shape: &[usize]) -> Primitive {
-        let mut strides = vec![1; shape.len()];
-        for axis in (1..shape.len().saturating_sub(1)).rev() {
-            strides[axis] = strides[axis + 1] * shape[axis + 1];
+    /// Column ranges of a buffer as tensors, in order. They share its memory.
+    pub(super) fn split<const D: usize>(&self, whole: &MatrixView, widths: &[usize]) -> Vec<Tensor<Cuda, D>> {
+        let mut start = 0;
+        let mut parts = Vec::with_capacity(widths.len());
+        for &width in widths {
+            parts.push(tensor(view(whole, start, &[whole.rows, width], vec![whole.stride, 1])));
+            start += width;
         }
-        strides[0] = matrix.stride;
-        view(matrix, start, shape, strides)
+        parts
     }
 
     /// Rows `start .. start + rows` of a dense matrix. Shares memory.
-    pub(super) fn rows(&self, matrix: &Matrix, start: usize, rows: usize) -> Primitive {
+    pub(super) fn row_range(&self, matrix: &MatrixView, start: usize, rows: usize) -> Primitive {
         assert!(matrix.is_dense() && start + rows <= matrix.rows, "rows {start}+{rows} of {}", matrix.rows);
         view(matrix, start * matrix.width, &[rows, matrix.width], vec![matrix.width, 1])
     }
 }
 
-/// Part of a matrix's memory under another shape, `start` values on.
-fn view(matrix: &Matrix, start: usize, shape: &[usize], strides: Vec<usize>) -> Primitive {
+/// Part of a matrix's memory with another shape, `start` values on.
+fn view(matrix: &MatrixView, start: usize, shape: &[usize], strides: Vec<usize>) -> Primitive {
     let mut view = matrix.tensor.clone();
-    view.handle = view.handle.offset_start((start * matrix.element_bytes()) as u64);
+    view.handle = view.handle.offset_start((start * matrix.dtype.size()) as u64);
     *view.meta = Metadata::new(shape.to_vec(), strides);
     view
 }

@@ -1,7 +1,7 @@
 //! Time by operation, from device events around each launch.
 //!
-//! Off, it costs one branch a launch. On, two events a launch: the sum of the parts is then a little more than an untraced
-//! pass takes, which is why a trace reports shares next to the untraced total.
+//! Trade-off: while a trace is recorded, each launch has two events around it, so the sum of the parts is a little more than an
+//! untraced pass takes. Without one it costs a branch per launch.
 
 use std::cell::RefCell;
 
@@ -11,15 +11,15 @@ use super::engine::Engine;
 use super::failure::check;
 use crate::TracedOperation;
 
-/// The work that an operation cannot avoid: what its time is held against.
+/// The work that an operation cannot avoid, which its time is compared with.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cost {
     /// Operations of matrix units.
     pub flops: f64,
     /// Bytes read and written.
     pub bytes: f64,
-    /// `m`, `n` and `k` of a matrix product.
-    pub product: Option<[usize; 3]>,
+    /// `m`, `n` and `k` of a GEMM.
+    pub gemm: Option<[usize; 3]>,
 }
 
 struct Span {
@@ -36,7 +36,7 @@ pub(super) struct Trace {
 }
 
 impl Trace {
-    /// Begins to record; what was recorded before is dropped.
+    /// Starts to record; what was recorded before is dropped.
     pub(super) fn start(&self) {
         *self.spans.borrow_mut() = Some(Vec::new());
     }
@@ -50,14 +50,14 @@ impl Trace {
             milliseconds: f64::from(check("reading an event", span.end.milliseconds_since(&span.start))),
             flops: span.cost.flops,
             bytes: span.cost.bytes,
-            product: span.cost.product,
+            gemm: span.cost.gemm,
         };
         spans.into_iter().map(operation).collect()
     }
 }
 
 impl Engine {
-    /// Runs `work`, which submits to our stream, between two events if a trace is being recorded.
+    /// Runs `work`, which submits to the stream, between two events if a trace is being recorded.
     pub(super) fn traced<R>(&self, name: &'static str, cost: Cost, work: impl FnOnce() -> R) -> R {
         if self.trace.spans.borrow().is_none() {
             return work();

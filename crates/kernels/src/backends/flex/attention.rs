@@ -1,7 +1,9 @@
-//! Causal grouped-query attention on the CPU: one task a document and key/value head, blocks of queries inside.
+//! Causal grouped-query attention on the CPU: one task per document and key/value head, blocks of queries inside.
 //!
-//! Heads are read where they lie, with strides, so nothing is transposed; scores exist for one block of queries at a time, so
-//! memory grows with the document, not with its square. Each block multiplies with the keys up to its last query only.
+//! Heads are read where they lie, with strides, so nothing is transposed; scores exist for one block of queries at a time, so memory
+//! grows with the document, not with its square. Each block is multiplied with the keys from the start of its first query's window to
+//! its last query only.
+//! Trade-off: f32 only; other dtypes, and the cached attention of generation, take the reference body.
 
 use std::ops::Range;
 
@@ -10,23 +12,55 @@ use burn_tensor::Tensor;
 use pulp::Arch;
 use rayon::prelude::*;
 
-use super::host::{Floats, tensor};
+use firebrick_arch::AttentionSpec;
+
+use super::gemm::{Matrix, product};
+use super::host::{Floats, is_f32, tensor};
 use super::lanes;
-use super::launch_gemm::{Matrix, product};
-use crate::{AttentionOutput, Documents};
+use crate::attention::{AttentionOps, AttentionOutput, Documents, Qkv, SoftmaxStatistics, StatisticsLayout, reference};
 
 /// Queries whose scores exist at a time.
 const QUERY_BLOCK: usize = 64;
 
-/// Sizes that every task needs: heads that share a key/value head, key/value heads, head width.
+impl AttentionOps for Flex {
+    fn packed_attention(qkv: &Qkv<Self>, spec: &AttentionSpec, documents: &Documents<Self>) -> AttentionOutput<Self> {
+        let forward = if is_f32(&qkv.q) { forward } else { reference::forward };
+        forward(qkv, spec, documents)
+    }
+
+    fn packed_attention_backward(
+        qkv: Qkv<Self>,
+        spec: &AttentionSpec,
+        output: AttentionOutput<Self>,
+        d_o: Tensor<Self, 2>,
+        documents: &Documents<Self>,
+    ) -> Qkv<Self> {
+        let backward = if is_f32(&qkv.q) { backward } else { reference::backward };
+        backward(qkv, spec, output, d_o, documents)
+    }
+}
+
+/// What every task needs: heads that share a key/value head, key/value heads, head width, keys that a query sees, scale.
 #[derive(Clone, Copy)]
 struct Sizes {
     shared: usize,
     groups: usize,
     width: usize,
+    window: usize,
+    scale: f32,
 }
 
 impl Sizes {
+    fn of(spec: &AttentionSpec) -> Self {
+        Self {
+            shared: spec.heads / spec.kv_heads,
+            groups: spec.kv_heads,
+            width: spec.head_dim,
+            window: spec.window.unwrap_or(usize::MAX),
+            scale: spec.scale as f32,
+        }
+    }
+
     fn heads(self) -> usize {
         self.shared * self.groups
     }
@@ -40,9 +74,32 @@ impl Sizes {
         self.groups * self.width
     }
 
-    fn scale(self) -> f32 {
-        1.0 / (self.width as f32).sqrt()
+    /// The first key that a query of a document sees.
+    fn first_key(self, query: usize) -> usize {
+        (query + 1).saturating_sub(self.window)
     }
+}
+
+/// A block of consecutive queries of a document and the keys that any of them sees.
+struct QueryBlock {
+    start: usize,
+    rows: usize,
+    keys: Range<usize>,
+}
+
+impl QueryBlock {
+    /// The columns of a row of scores that its query sees.
+    fn visible(&self, row: usize, sizes: Sizes) -> Range<usize> {
+        let query = self.start + row;
+        sizes.first_key(query) - self.keys.start..query + 1 - self.keys.start
+    }
+}
+
+fn query_blocks(length: usize, sizes: Sizes) -> impl Iterator<Item = QueryBlock> {
+    (0..length).step_by(QUERY_BLOCK).map(move |start| {
+        let rows = QUERY_BLOCK.min(length - start);
+        QueryBlock { start, rows, keys: sizes.first_key(start)..start + rows }
+    })
 }
 
 /// One document and one key/value head.
@@ -56,19 +113,9 @@ fn tasks(documents: &Documents<Flex>, groups: usize) -> Vec<Task> {
     documents.ranges().flat_map(|tokens| (0..groups).map(move |group| Task { tokens: tokens.clone(), group })).collect()
 }
 
-fn sizes(q: &Tensor<Flex, 3>, k: &Tensor<Flex, 3>) -> Sizes {
-    let ([_, heads, width], [_, groups, _]) = (q.dims(), k.dims());
-    Sizes { shared: heads / groups, groups, width }
-}
-
-pub(super) fn forward(
-    q_nhk: Tensor<Flex, 3>,
-    k_ngk: Tensor<Flex, 3>,
-    v_ngk: Tensor<Flex, 3>,
-    documents: &Documents<Flex>,
-) -> AttentionOutput<Flex> {
-    let (sizes, tokens) = (sizes(&q_nhk, &k_ngk), documents.tokens());
-    let (q, k, v) = (Floats::of(q_nhk), Floats::of(k_ngk), Floats::of(v_ngk));
+fn forward(qkv: &Qkv<Flex>, spec: &AttentionSpec, documents: &Documents<Flex>) -> AttentionOutput<Flex> {
+    let (sizes, tokens) = (Sizes::of(spec), documents.tokens());
+    let [q, k, v] = [&qkv.q, &qkv.k, &qkv.v].map(|x| Floats::of(x.clone()));
     let tasks = tasks(documents, sizes.groups);
     let results: Vec<(Vec<f32>, Vec<f32>)> =
         tasks.par_iter().map(|task| forward_task(task, sizes, q.values(), k.values(), v.values())).collect();
@@ -84,9 +131,10 @@ pub(super) fn forward(
                 .copy_from_slice(&task_log_sums[shared * length..][..length]);
         }
     }
+    let log_sum_exp = tensor(log_sums, [sizes.heads(), tokens]);
     AttentionOutput {
-        o_nhk: tensor(o, [tokens, sizes.heads(), sizes.width]),
-        log_sum_exp_hn: tensor(log_sums, [sizes.heads(), tokens]),
+        o: tensor(o, [tokens, sizes.query_stride()]),
+        statistics: SoftmaxStatistics { log_sum_exp, layout: StatisticsLayout::HeadsTokens },
     }
 }
 
@@ -98,27 +146,37 @@ fn forward_task(task: &Task, sizes: Sizes, q: &[f32], k: &[f32], v: &[f32]) -> (
     let mut log_sums = vec![0.0; sizes.shared * length];
     let mut scores = vec![0.0; QUERY_BLOCK.min(length) * length];
     for shared in 0..sizes.shared {
-        for start in (0..length).step_by(QUERY_BLOCK) {
-            let (rows, seen) = (QUERY_BLOCK.min(length - start), length.min(start + QUERY_BLOCK));
+        for block in query_blocks(length, sizes) {
+            let (rows, seen, start) = (block.rows, block.keys.len(), block.start);
             let queries = query_rows(q, task, sizes, shared, start);
-            product([rows, seen, width], &mut scores, seen, false, queries, keys.transposed());
+            product(
+                [rows, seen, width],
+                &mut scores,
+                seen,
+                false,
+                queries,
+                keys.from_row(block.keys.start).transposed(),
+            );
             let log_sums = &mut log_sums[shared * length + start..][..rows];
             Arch::new().dispatch(|| {
                 for (row, log_sum) in log_sums.iter_mut().enumerate() {
-                    *log_sum = softmax(&mut scores[row * seen..][..seen], start + row + 1, sizes.scale());
+                    let scores = &mut scores[row * seen..][..seen];
+                    *log_sum = softmax(scores, block.visible(row, sizes), sizes.scale);
                 }
             });
             let out = &mut o[start * stride + shared * width..];
+            let values = values.from_row(block.keys.start);
             product([rows, width, seen], out, stride, false, Matrix::rows(&scores, seen), values);
         }
     }
     (o, log_sums)
 }
 
-/// Softmax of the first `visible` scores times `scale`, zeros behind them; returns the log of the sum of exponentials.
+/// Softmax of the visible scores times `scale`, zeros around them; returns the log of the sum of exponentials.
 #[inline(always)]
-fn softmax(scores: &mut [f32], visible: usize, scale: f32) -> f32 {
-    let (visible, hidden) = scores.split_at_mut(visible);
+fn softmax(scores: &mut [f32], visible: Range<usize>, scale: f32) -> f32 {
+    scores[..visible.start].fill(0.0);
+    let (visible, hidden) = scores[visible.start..].split_at_mut(visible.len());
     let largest = lanes::max(visible) * scale;
     for score in visible.iter_mut() {
         *score = lanes::exp(*score * scale - largest);
@@ -130,22 +188,22 @@ fn softmax(scores: &mut [f32], visible: usize, scale: f32) -> f32 {
     largest + sum.ln()
 }
 
-pub(super) fn backward(
-    q_nhk: Tensor<Flex, 3>,
-    k_ngk: Tensor<Flex, 3>,
-    v_ngk: Tensor<Flex, 3>,
-    output: &AttentionOutput<Flex>,
-    do_nhk: Tensor<Flex, 3>,
+fn backward(
+    qkv: Qkv<Flex>,
+    spec: &AttentionSpec,
+    output: AttentionOutput<Flex>,
+    d_o: Tensor<Flex, 2>,
     documents: &Documents<Flex>,
-) -> (Tensor<Flex, 3>, Tensor<Flex, 3>, Tensor<Flex, 3>) {
-    let (sizes, tokens) = (sizes(&q_nhk, &k_ngk), documents.tokens());
+) -> Qkv<Flex> {
+    let (sizes, tokens) = (Sizes::of(spec), documents.tokens());
+    assert_eq!(output.statistics.layout, StatisticsLayout::HeadsTokens, "the layout that the forward writes");
     let inputs = Inputs {
-        q: Floats::of(q_nhk),
-        k: Floats::of(k_ngk),
-        v: Floats::of(v_ngk),
-        o: Floats::of(output.o_nhk.clone()),
-        log_sums: Floats::of(output.log_sum_exp_hn.clone()),
-        d_o: Floats::of(do_nhk),
+        q: Floats::of(qkv.q),
+        k: Floats::of(qkv.k),
+        v: Floats::of(qkv.v),
+        o: Floats::of(output.o),
+        log_sums: Floats::of(output.statistics.log_sum_exp),
+        d_o: Floats::of(d_o),
     };
     let tasks = tasks(documents, sizes.groups);
     let results: Vec<Gradients> = tasks.par_iter().map(|task| backward_task(task, sizes, &inputs, tokens)).collect();
@@ -157,8 +215,8 @@ pub(super) fn backward(
         place(&mut dk, &result.dk, task, sizes.width, sizes.key_stride());
         place(&mut dv, &result.dv, task, sizes.width, sizes.key_stride());
     }
-    let key_shape = [tokens, sizes.groups, sizes.width];
-    (tensor(dq, [tokens, sizes.heads(), sizes.width]), tensor(dk, key_shape), tensor(dv, key_shape))
+    let key_shape = [tokens, sizes.key_stride()];
+    Qkv { q: tensor(dq, [tokens, sizes.query_stride()]), k: tensor(dk, key_shape), v: tensor(dv, key_shape) }
 }
 
 struct Inputs {
@@ -187,8 +245,9 @@ fn backward_task(task: &Task, sizes: Sizes, inputs: &Inputs, tokens: usize) -> G
     for shared in 0..sizes.shared {
         let head = task.group * sizes.shared + shared;
         let log_sums = &inputs.log_sums.values()[head * tokens + task.tokens.start..][..length];
-        for start in (0..length).step_by(QUERY_BLOCK) {
-            let (rows, seen) = (QUERY_BLOCK.min(length - start), length.min(start + QUERY_BLOCK));
+        for block in query_blocks(length, sizes) {
+            let (rows, seen, start, first) = (block.rows, block.keys.len(), block.start, block.keys.start);
+            let (keys, values) = (keys.from_row(first), values.from_row(first));
             let part = |values| query_rows(values, task, sizes, shared, start);
             let (queries, d_o, o) = (part(inputs.q.values()), part(inputs.d_o.values()), part(inputs.o.values()));
             product([rows, seen, width], &mut p, seen, false, queries, keys.transposed());
@@ -198,12 +257,12 @@ fn backward_task(task: &Task, sizes: Sizes, inputs: &Inputs, tokens: usize) -> G
                     let at = |matrix: Matrix<'_>| row * matrix.row_stride..row * matrix.row_stride + width;
                     let delta = lanes::dot(&o.values[at(o)], &d_o.values[at(d_o)]);
                     let (p, ds) = (&mut p[row * seen..][..seen], &mut ds[row * seen..][..seen]);
-                    score_gradient(p, ds, start + row + 1, log_sums[start + row], delta, sizes.scale());
+                    score_gradient(p, ds, block.visible(row, sizes), log_sums[start + row], delta, sizes.scale);
                 }
             });
             let (p, ds) = (Matrix::rows(&p, seen), Matrix::rows(&ds, seen));
-            product([seen, width, rows], &mut found.dv, width, true, p.transposed(), d_o);
-            product([seen, width, rows], &mut found.dk, width, true, ds.transposed(), queries);
+            product([seen, width, rows], &mut found.dv[first * width..], width, true, p.transposed(), d_o);
+            product([seen, width, rows], &mut found.dk[first * width..], width, true, ds.transposed(), queries);
             let dq = &mut found.dq[start * stride + shared * width..];
             product([rows, width, seen], dq, stride, false, ds, keys);
         }
@@ -213,13 +272,15 @@ fn backward_task(task: &Task, sizes: Sizes, inputs: &Inputs, tokens: usize) -> G
 
 /// Turns a row of scores into probabilities and a row of their gradients into gradients of the unscaled scores.
 #[inline(always)]
-fn score_gradient(p: &mut [f32], ds: &mut [f32], visible: usize, log_sum: f32, delta: f32, scale: f32) {
-    for (p, ds) in p[..visible].iter_mut().zip(&mut ds[..visible]) {
+fn score_gradient(p: &mut [f32], ds: &mut [f32], visible: Range<usize>, log_sum: f32, delta: f32, scale: f32) {
+    for (p, ds) in p[visible.clone()].iter_mut().zip(&mut ds[visible.clone()]) {
         *p = lanes::exp(*p * scale - log_sum);
         *ds = *p * (*ds - delta) * scale;
     }
-    p[visible..].fill(0.0);
-    ds[visible..].fill(0.0);
+    for row in [p, ds] {
+        row[..visible.start].fill(0.0);
+        row[visible.end..].fill(0.0);
+    }
 }
 
 /// One key/value head of the task's document, `[t, k]`.

@@ -1,7 +1,22 @@
-//! Between Burn tensors on the CPU and slices, without copies where the tensor is contiguous.
+//! Between Burn tensors on the CPU and slices, without copies where the tensor is contiguous; and how work is cut into tasks.
+//!
+//! Trade-off: results are new vectors; nothing is updated in place.
 
 use burn_flex::{Flex, FlexTensor};
-use burn_tensor::{Int, Tensor, TensorData, TensorPrimitive};
+use burn_tensor::{DType, Int, Tensor, TensorData, TensorPrimitive};
+
+/// Values that one task works on: enough to pay for handing it to another core.
+pub(super) const TASK: usize = 16 * 1024;
+
+/// Rows of `width` that make one task.
+pub(super) fn rows_per_task(width: usize) -> usize {
+    (TASK / width).max(1)
+}
+
+/// Whether the loops of this backend can take a tensor.
+pub(super) fn is_f32<const D: usize>(tensor: &Tensor<Flex, D>) -> bool {
+    tensor.dtype() == DType::F32
+}
 
 /// A contiguous f32 tensor that can be read as a slice.
 pub(super) struct Floats(FlexTensor);

@@ -1,7 +1,7 @@
-//! Vectorisable building blocks: sums in 16 lanes, maxima, and an exponential without a library call.
+//! Vectorizable building blocks: sums in 16 lanes, maxima, and an exponential without a library call.
 //!
 //! Everything is `inline(always)`, so that a caller inside `pulp`'s dispatch compiles it for the machine's vector extension.
-//! Sums add in another order than a plain loop, the same order on every call.
+//! Trade-off: sums add in another order than a plain loop, the same order on every call.
 
 const LANES: usize = 16;
 

@@ -1,27 +1,33 @@
-//! AdamW in one pass over parameter, gradient and both moments.
+//! AdamW on the CPU in one pass over parameter, gradient and both moments.
+//!
+//! Trade-off: new vectors instead of updates in place; 8-bit moments take the reference body.
 
 use burn_flex::Flex;
 use burn_tensor::Tensor;
 use pulp::Arch;
 use rayon::prelude::*;
 
-use super::host::{Floats, tensor};
-use crate::AdamW;
+use super::host::{Floats, TASK, tensor};
+use crate::optimizer::{AdamW, AdamWState, OptimizerOps};
 
-/// Values that one task works on.
-const TASK: usize = 16 * 1024;
+impl OptimizerOps for Flex {
+    fn adamw_foreach(
+        states: Vec<AdamWState<Self>>,
+        gradients: Vec<Tensor<Self, 1>>,
+        gradient_scale: Tensor<Self, 1>,
+        hyper: &AdamW,
+    ) -> Vec<AdamWState<Self>> {
+        assert_eq!(states.len(), gradients.len(), "one gradient per parameter");
+        let scale = Floats::of(gradient_scale).values()[0];
+        states.into_iter().zip(gradients).map(|(state, gradient)| adamw(state, gradient, scale, hyper)).collect()
+    }
+}
 
-pub(super) fn adamw(
-    parameter: Tensor<Flex, 1>,
-    gradient: Tensor<Flex, 1>,
-    (first, second): (Tensor<Flex, 1>, Tensor<Flex, 1>),
-    gradient_scale: Tensor<Flex, 1>,
-    hyper: &AdamW,
-) -> (Tensor<Flex, 1>, (Tensor<Flex, 1>, Tensor<Flex, 1>)) {
-    let elements = parameter.dims()[0];
+fn adamw(state: AdamWState<Flex>, gradient: Tensor<Flex, 1>, scale: f32, hyper: &AdamW) -> AdamWState<Flex> {
+    let elements = state.parameter.dims()[0];
     let copy = |tensor: Tensor<Flex, 1>| Floats::of(tensor).values().to_vec();
-    let (mut parameter, mut first, mut second) = (copy(parameter), copy(first), copy(second));
-    let (gradient, scale) = (Floats::of(gradient), Floats::of(gradient_scale).values()[0]);
+    let (mut parameter, mut first, mut second) = (copy(state.parameter), copy(state.first), copy(state.second));
+    let gradient = Floats::of(gradient);
     let (beta1, beta2) = (hyper.beta1 as f32, hyper.beta2 as f32);
     let (rest1, rest2) = ((1.0 - hyper.beta1) as f32, (1.0 - hyper.beta2) as f32);
     let step_size = (hyper.learning_rate / (1.0 - hyper.beta1.powf(hyper.step as f64))) as f32;
@@ -38,5 +44,6 @@ pub(super) fn adamw(
             }
         });
     });
-    (tensor(parameter, [elements]), (tensor(first, [elements]), tensor(second, [elements])))
+    let flat = |values| tensor(values, [elements]);
+    AdamWState { parameter: flat(parameter), first: flat(first), second: flat(second) }
 }

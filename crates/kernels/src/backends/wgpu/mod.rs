@@ -1,35 +1,34 @@
-//! Vulkan, Metal, DirectX and WebGPU through burn-wgpu: the portable bodies on CubeCL's kernels, and own kernels where those
-//! would give up what the operation is for.
+//! Vulkan, Metal, DirectX and WebGPU through burn-wgpu: the reference bodies on CubeCL's kernels, and a kernel of our own to
+//! dequantize.
+//!
+//! Trade-off: each arithmetic step is a launch and a pass over memory.
 
-mod nf4;
+mod weights;
 
 use burn_cubecl::CubeBackend;
-use burn_tensor::{IntDType, Tensor};
 use cubecl::future::block_on;
 use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuRuntime};
-use firebrick_precision::nf4::Nf4Quantized;
 
-use crate::{Kernels, Nf4Weight};
+use crate::{AttentionOps, CommOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, NormOps, OptimizerOps};
 
 /// f32 values, i32 indices, booleans as u32: WebGPU has no 8-bit storage.
 pub type Wgpu = CubeBackend<WgpuRuntime, f32, i32, u32>;
 
-impl Kernels for Wgpu {
-    fn code_dtype() -> IntDType {
-        IntDType::I32
-    }
+impl MemoryOps for Wgpu {}
+impl NormOps for Wgpu {}
+impl LinearOps for Wgpu {}
+impl AttentionOps for Wgpu {}
+impl EmbeddingOps for Wgpu {}
+impl LossOps for Wgpu {}
+impl OptimizerOps for Wgpu {}
+impl CommOps for Wgpu {}
+impl Kernels for Wgpu {}
 
-    fn nf4_upload(quantized: &Nf4Quantized, device: &Self::Device) -> Nf4Weight<Self> {
-        nf4::upload(quantized, device)
-    }
-
-    fn nf4_dequantize(weight: &Nf4Weight<Self>) -> Tensor<Self, 2> {
-        nf4::dequantize(weight)
-    }
-}
-
-/// Asks for the adapter that CubeCL will ask for, which panics where there is none.
-pub(crate) fn probe() -> Result<(), String> {
+/// Looks for a device that wgpu can compute on: asks for the adapter that CubeCL will ask for, which panics where there is none.
+///
+/// # Errors
+/// What was looked for, in the library's words.
+pub(super) fn probe() -> Result<(), String> {
     let backend = AutoGraphicsApi::backend();
     let descriptor =
         wgpu::InstanceDescriptor { backends: backend.into(), ..wgpu::InstanceDescriptor::new_without_display_handle() };

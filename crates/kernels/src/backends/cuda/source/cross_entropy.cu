@@ -4,7 +4,7 @@
 // normalizer calculation for softmax, 2018), the second writes (softmax - onehot) * scale. A row of a large vocabulary
 // is half a megabyte and 132 of them overflow the second-level cache, so what fits is kept on the multiprocessor
 // between the passes: the head of the row in as much dynamic shared memory as the launch gives, then some in registers;
-// only the rest is read again. Gives up: rows split over blocks, so fewer rows than multiprocessors leave some idle.
+// only the rest is read again. Trade-off: rows are not split over blocks, so fewer rows than multiprocessors leave some idle.
 //
 // The row is cut into tiles of THREADS * V values, V of them a thread. Kinds of tiles, in order: shared, register,
 // re-read.
@@ -147,7 +147,7 @@ DEVICE void second_pass(T *gradient, const Row<V> &row, int tiles, const Pack<fl
 }
 
 template <int V, bool GRADIENT>
-DEVICE void cross_entropy_row(float *logits, T *gradient, int target, float *loss, float scale, int v) {
+DEVICE void cross_entropy_row(float *logits, T *gradient, int target, float *log_prob, float scale, int v) {
     extern __shared__ uint4 storage[];
     constexpr int TILE = Row<V>::TILE;
     const int tiles = (v + TILE - 1) / TILE;
@@ -162,20 +162,21 @@ DEVICE void cross_entropy_row(float *logits, T *gradient, int target, float *los
     if (threadIdx.x == 0 && inside) target_logit = logits[target];
     const float maximum = block_max(online.maximum);
     const float sum = block_sum(online.sum * exp_fast(online.maximum - maximum));
-    if (threadIdx.x == 0) loss[blockIdx.x] = logf(sum) + (maximum - target_logit);
+    if (threadIdx.x == 0) log_prob[blockIdx.x] = (target_logit - maximum) - logf(sum);
     if constexpr (GRADIENT) second_pass<V>(gradient, row, tiles, kept, Normalizer{maximum, scale / sum, scale, target});
 }
 
-// logits [c, v] f32 with row stride v; loss[row] = log(sum(exp(logits))) - logits[target]; dlogits, where it is not
-// null, = (softmax - onehot) * scale in T at row stride d_stride (elements). Row r of dlogits may begin at the same
-// byte as row r of the logits (d_stride = v * 4 / sizeof(T)) and otherwise must not overlap the logits. Logits are only
-// read, unless dlogits lies on them. A target outside 0..v makes the loss NaN and reads nothing outside.
+// logits [c, v] f32 with row stride v; log_prob[row] = logits[target] - log(sum(exp(logits))); dlogits, where it is not null, =
+// (softmax - onehot) * scale * weights[row] in T at row stride d_stride (elements); weights may be null: all 1. Row r of dlogits may
+// begin at the same byte as row r of the logits (d_stride = v * 4 / sizeof(T)) and otherwise must not overlap the logits. Logits are
+// only read, unless dlogits lies on them. A target outside 0..v makes the log probability NaN and reads nothing outside.
 // grid (c), block (1024) exactly, dynamic shared memory: as much as a block may have (opt in by
 // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES; 14 * 16384 = 229376 bytes on sm_90, 10 * 16384 on sm_80); any amount
 // is right, and none is wanted for the loss only. v is below 2^31 - 16384.
 KERNEL __launch_bounds__(THREADS, 1)
-cross_entropy(float *logits, T *dlogits, long long d_stride, const int *targets, float *loss, float scale, int c,
-              long long v) {
+cross_entropy(float *logits, T *dlogits, long long d_stride, const int *targets, const float *weights, float *log_prob,
+              float scale, int c, long long v) {
+    if (weights != nullptr && static_cast<int>(blockIdx.x) < c) scale *= weights[blockIdx.x];
     constexpr long long T_VECTOR = sizeof(T) * 4;
     const long long row = blockIdx.x;
     if (row >= c) return;
@@ -183,21 +184,22 @@ cross_entropy(float *logits, T *dlogits, long long d_stride, const int *targets,
     const int target = targets[row], values = static_cast<int>(v);
     const bool logits_fit = v % 4 == 0 && aligned16(logits);
     if (dlogits == nullptr) {
-        if (logits_fit) cross_entropy_row<4, false>(logits_row, nullptr, target, loss, scale, values);
-        else cross_entropy_row<1, false>(logits_row, nullptr, target, loss, scale, values);
+        if (logits_fit) cross_entropy_row<4, false>(logits_row, nullptr, target, log_prob, scale, values);
+        else cross_entropy_row<1, false>(logits_row, nullptr, target, log_prob, scale, values);
         return;
     }
     T *gradient = dlogits + row * d_stride;
     const bool gradient_fits = d_stride % 4 == 0 && reinterpret_cast<unsigned long long>(dlogits) % T_VECTOR == 0;
-    if (logits_fit && gradient_fits) cross_entropy_row<4, true>(logits_row, gradient, target, loss, scale, values);
-    else cross_entropy_row<1, true>(logits_row, gradient, target, loss, scale, values);
+    if (logits_fit && gradient_fits) cross_entropy_row<4, true>(logits_row, gradient, target, log_prob, scale, values);
+    else cross_entropy_row<1, true>(logits_row, gradient, target, log_prob, scale, values);
 }
 
-// out[0] += sum of loss [c], in an order that only c decides.
+// out[0] -= sum of weights[i] * log_prob[i] over c rows, in an order that only c decides; weights may be null: all 1.
 // grid (1), block (1024), no dynamic shared memory.
-KERNEL __launch_bounds__(THREADS) sum_losses(float *out, const float *loss, int c) {
+KERNEL __launch_bounds__(THREADS)
+subtract_log_probs(float *out, const float *log_prob, const float *weights, int c) {
     float sum = 0.0f;
-    for (int i = threadIdx.x; i < c; i += blockDim.x) sum += loss[i];
+    for (int i = threadIdx.x; i < c; i += blockDim.x) sum += weights != nullptr ? weights[i] * log_prob[i] : log_prob[i];
     sum = block_sum(sum);
-    if (threadIdx.x == 0) out[0] += sum;
+    if (threadIdx.x == 0) out[0] -= sum;
 }

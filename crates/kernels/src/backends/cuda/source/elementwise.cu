@@ -1,8 +1,9 @@
-// Sums, casts, row moves and fills: what is left when everything that can be fused is.
+// Sums, casts, row moves, copies and fills.
 //
-// Flat kernels walk the array in a grid-stride loop, two vectors of eight a thread and step; any grid is right, and
+// Flat kernels walk the array in a grid-stride loop, two vectors of eight per thread and step; any grid is right, and
 // ceil(n / 4096) blocks of 256 threads is fast. An element whose index is beyond the last whole vector, and every
-// element where a pointer is off the 16-byte grid, goes one at a time. Outputs may be inputs unless said otherwise.
+// element where a pointer is off the 16-byte grid, goes one at a time. Outputs may be inputs unless stated
+// otherwise. Trade-off: none of them is fused with its neighbors.
 
 static constexpr int AT_ONCE = 2;
 
@@ -44,11 +45,6 @@ template <class Y, class A, class B, class F> DEVICE void map(Y *y, const A *a, 
     map_range<1>(y, a, b, whole, n, function);
 }
 
-// y [n] = a + b.   grid any, ceil(n / 4096) is fast; block (256).
-KERNEL __launch_bounds__(256) add(T *y, const T *a, const T *b, long long n) {
-    map(y, a, b, n, [](float left, float right) { return left + right; });
-}
-
 // y [n] += x.   grid any, ceil(n / 4096) is fast; block (256).
 KERNEL __launch_bounds__(256) accumulate_f32(float *y, const float *x, long long n) {
     map(y, y, x, n, [](float left, float right) { return left + right; });
@@ -66,16 +62,9 @@ KERNEL __launch_bounds__(256) cast_t_to_f32(float *y, const T *x, long long n) {
 
 // ------------------------------------------------------------------------------------------------------------ rows
 
-// Moves one row by a block; a null source means zeros.
+// Moves one row by a block.
 template <int V> DEVICE void move_row(T *y, const T *x, int d) {
-    for (int c = threadIdx.x; c < d / V; c += blockDim.x) {
-        if (x != nullptr) {
-            Pack<T, V>::load_streaming(x + c * V).store(y + c * V);
-        } else {
-            const float zero[V] = {};
-            Pack<T, V>::pack(zero).store(y + c * V);
-        }
-    }
+    for (int c = threadIdx.x; c < d / V; c += blockDim.x) Pack<T, V>::load_streaming(x + c * V).store(y + c * V);
 }
 
 // y [m, d] = rows `rows` of x [n, d]. y must not overlap x. Rows are trusted to lie inside x.
@@ -89,35 +78,15 @@ KERNEL __launch_bounds__(256) gather_rows(T *y, const T *x, const int *rows, int
     }
 }
 
-// Index of `row` in the strictly rising `rows`, or -1. A warp searches together: 32 probes a step.
-DEVICE int find_row(const int *rows, int m, long long row) {
-    const int lane = threadIdx.x % 32;
-    int low = 0, high = m;      // the first entry that is not below `row` lies in low..=high
-    while (low < high) {
-        const int width = (high - low + 31) / 32;
-        const int probe = low + lane * width;
-        const unsigned below = __ballot_sync(0xffffffffu, probe < high && rows[probe] < row);
-        const int count = __popc(below);      // the set lanes are the lowest ones, since rows rise
-        if (count == 0) {
-            high = low;
-        } else {
-            const int last = low + (count - 1) * width;
-            high = min(high, last + width);
-            low = last + 1;
-        }
-    }
-    return low < m && rows[low] == row ? low : -1;
-}
-
-// y [n, d]: row rows[i] is row i of x [m, d], every other row zero; rows rise strictly. y must not overlap x.
-// grid (n), block (clamp(ceil(d / 8) rounded up to 32, 32, 256)).
-KERNEL __launch_bounds__(256) scatter_rows(T *y, const T *x, const int *rows, int m, long long n, int d) {
+// y [n, d]: row rows[i] = row i of x [m, d]; other rows of y stay as they are. y must not overlap x. Rows differ and are trusted to
+// lie inside y.
+// grid (m), block (clamp(ceil(d / 8) rounded up to 32, 32, 256)).
+KERNEL __launch_bounds__(256) scatter_rows(T *y, const T *x, const int *rows, int m, int d) {
     const bool vectors = d % 8 == 0 && aligned16(y, x);
-    for (long long row = blockIdx.x; row < n; row += gridDim.x) {
-        const int index = find_row(rows, m, row);
-        const T *source = index < 0 ? nullptr : x + static_cast<long long>(index) * d;
-        if (vectors) move_row<8>(y + row * d, source, d);
-        else move_row<1>(y + row * d, source, d);
+    for (long long row = blockIdx.x; row < m; row += gridDim.x) {
+        T *target = y + static_cast<long long>(rows[row]) * d;
+        if (vectors) move_row<8>(target, x + row * d, d);
+        else move_row<1>(target, x + row * d, d);
     }
 }
 
@@ -153,6 +122,23 @@ copy_strided(void *y, const void *x, int element_bytes, long long size0, long lo
     case 8: return copy_elements<uint2>(y, x, size, stride);
     case 16: return copy_elements<uint4>(y, x, size, stride);
     default: __trap();
+    }
+}
+
+// y[row * y_stride ..] = x[row * x_stride ..] for `bytes` bytes of each of `rows` rows; strides in bytes; no overlap.
+// grid any, rows is fast; block (256), no dynamic shared memory.
+KERNEL __launch_bounds__(256) copy_rows(unsigned char *y, long long y_stride, const unsigned char *x, long long x_stride,
+                                        long long rows, long long bytes) {
+    const bool vectors = bytes % 16 == 0 && y_stride % 16 == 0 && x_stride % 16 == 0 && aligned16(y, x);
+    for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
+        unsigned char *to = y + row * y_stride;
+        const unsigned char *from = x + row * x_stride;
+        if (vectors) {
+            for (long long at = threadIdx.x; at < bytes / 16; at += 256)
+                reinterpret_cast<uint4 *>(to)[at] = reinterpret_cast<const uint4 *>(from)[at];
+        } else {
+            for (long long at = threadIdx.x; at < bytes; at += 256) to[at] = from[at];
+        }
     }
 }
 

@@ -2,8 +2,8 @@
 //
 // The gradient has no atomics: the block of the first token with an id adds up all tokens with that id, in rising
 // order, so the result does not depend on the schedule. Every block scans the ids for its own, n^2 comparisons in the
-// worst case (n = 32768: a tenth of a millisecond). Gives up: balance, where one id makes up most tokens one block adds
-// most rows. Ids are trusted to lie inside the table.
+// worst case (n = 32768: a tenth of a millisecond). Trade-off: where one id makes up most tokens, one block adds most
+// rows. Ids are trusted to lie inside the table.
 
 template <int V, class E> DEVICE void embed_row(T *y, const E *row, int d) {
     for (int c = threadIdx.x; c < d / V; c += blockDim.x) {

@@ -2,14 +2,14 @@
 // the two. 16-bit T only (T = float has flash_f32.cu with the same kernel names); sm_80 or later.
 //
 // Tensors are packed: `tokens` rows on one flat axis, row i of a tensor at `i * stride` elements, head h at `h * HEAD_DIM`
-// inside the row. cu_seqlens [documents + 1] holds the rising document boundaries, from 0; query i sees key j of its
-// document where j <= i. Rows behind the last boundary count as one more document.
+// inside the row. cu_seqlens [documents + 1] holds the ascending document boundaries, from 0; query i sees key j of its
+// document where i - window < j <= i (window = tokens: no window). Rows after the last boundary count as one more document.
 //
 // Tiles lie on the flat axis, not inside documents: a tile of queries needs keys from the start of its first row's
 // document to its own last row, and a tile of keys needs queries up to the end of its last row's document. A mask with one
 // bound a row does the rest, so a thousand one-token documents cost no more tiles than one long document, and no launch
-// depends on the boundaries. It gives up exactness against non-finite neighbours: a NaN or infinity in one document may
-// reach another document of the same tile (0 * NaN).
+// depends on the boundaries. Trade-off: a NaN or infinity in one document may reach another document of the
+// same tile (0 * NaN).
 //
 // Math: Dao, FlashAttention-2, 2023 (arXiv 2307.08691). Matrix products are mma.sync m16n8k16 with f32 sums; lane layouts
 // from the PTX ISA, "Matrix Fragments for mma.m16n8k16". A tile in shared memory is HEAD_DIM values a row, its 16-byte
@@ -114,23 +114,36 @@ DEVICE int document_of(const int *cu_seqlens, int low, int high, int token) {
 // The documents of a tile's rows.
 struct Documents {
     const int *cu_seqlens;
-    int count, tokens, first, last;
+    int count, tokens, window, first_row, last_row, first, last;
 
-    DEVICE Documents(const int *cu_seqlens, int count, int tokens, int first_row, int last_row)
-        : cu_seqlens(cu_seqlens), count(count), tokens(tokens) {
+    DEVICE Documents(const int *cu_seqlens, int count, int tokens, int window, int first_row, int last_row)
+        : cu_seqlens(cu_seqlens), count(count), tokens(tokens), window(window), first_row(first_row), last_row(last_row) {
         first = document_of(cu_seqlens, 0, count + 1, first_row);
         last = document_of(cu_seqlens, first, count + 1, last_row);
     }
 
-    DEVICE int start(int document) const { return cu_seqlens[document]; }
-    DEVICE int end(int document) const { return document < count ? cu_seqlens[document + 1] : tokens; }
-
-    // Each row's document start (or end) to shared memory, for the tiles that need a mask; all threads must call.
-    DEVICE void store_starts(int *to, int first_row, int rows) const {
-        for (int i = threadIdx.x; i < rows; i += blockDim.x) to[i] = start(of(min(first_row + i, tokens - 1)));
+    // First key that the query `row` sees, and the end of the queries that see the key `row`. Both rise with the row.
+    DEVICE int start(int document, int row) const { return max(cu_seqlens[document], row - window + 1); }
+    DEVICE int end(int document, int row) const {
+        return min(document < count ? cu_seqlens[document + 1] : tokens, row + window);
     }
-    DEVICE void store_ends(int *to, int first_row, int rows) const {
-        for (int i = threadIdx.x; i < rows; i += blockDim.x) to[i] = end(of(min(first_row + i, tokens - 1)));
+    DEVICE int first_start() const { return start(first, first_row); }
+    DEVICE int last_start() const { return start(last, last_row); }
+    DEVICE int first_end() const { return end(first, first_row); }
+    DEVICE int last_end() const { return end(last, last_row); }
+
+    // Each row's first key (or the end of its queries) to shared memory, for the tiles that need a mask; all threads must call.
+    DEVICE void store_starts(int *to, int rows) const {
+        for (int i = threadIdx.x; i < rows; i += blockDim.x) {
+            const int row = min(first_row + i, tokens - 1);
+            to[i] = start(of(row), row);
+        }
+    }
+    DEVICE void store_ends(int *to, int rows) const {
+        for (int i = threadIdx.x; i < rows; i += blockDim.x) {
+            const int row = min(first_row + i, tokens - 1);
+            to[i] = end(of(row), row);
+        }
     }
 
   private:

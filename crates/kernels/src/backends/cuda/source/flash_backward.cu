@@ -1,9 +1,9 @@
-// Flash attention, backward. Compiled behind prelude.cu and flash.cu, which see for the layout of the tensors.
+// Flash attention, backward. Compiled after prelude.cu and flash.cu; see the latter for the layout of the tensors.
 //
 // Three launches: flash_backward_dot, then flash_backward_keys (dk, dv) and flash_backward_queries (dq) in either order.
 // With p = exp(scale * q k - lse), dp = do v and delta = Σ do o:  ds = p (dp - delta),  dv = pᵀ do,  dk = scale dsᵀ q,
 // dq = scale ds k. Each output element has one block that sums it in a fixed order: no atomics, the same bits every time.
-// It gives up two of seven matrix products, which both launches compute, against a kernel that adds dq in global memory.
+// Trade-off: two of seven GEMMs are computed by both launches, against a kernel that adds dq in global memory.
 //
 // p and ds stay in registers: the product that makes them leaves a lane what it needs as left factor of the next one.
 //
@@ -159,7 +159,7 @@ DEVICE void keys_body(Inputs in, const Rows<Half> &dk_rows, const Rows<Half> &dv
                       int group, float scale, unsigned char *shared_memory) {
     constexpr int OWN = FLASH_KEYS_OWN, STEP = FLASH_KEYS_STEP, STAGES = FLASH_KEYS_STAGES, M = KEYS_M;
     const Word k_tile = shared_address(shared_memory), v_tile = k_tile + OWN * PITCH, stages = v_tile + OWN * PITCH;
-    const int first_end = of_rows.end(of_rows.first), last_end = of_rows.end(of_rows.last);
+    const int first_end = of_rows.first_end(), last_end = of_rows.last_end();
     const int query_begin = key0 / STEP * STEP;
 
     copy_rows<OWN, KEYS_THREADS>(k_tile, in.k, key0, in.tokens);
@@ -170,7 +170,7 @@ DEVICE void keys_body(Inputs in, const Rows<Half> &dk_rows, const Rows<Half> &dv
     const int lane = threadIdx.x % 32, band = threadIdx.x / 32 * M * 16, key = key0 + band + lane / 4;
     const Lane left = left_lane(lane), right = right_lane(lane);
     int *const ends = reinterpret_cast<int *>(shared_memory + 2 * OWN * PITCH + STAGES * STAGE_BYTES);
-    of_rows.store_ends(ends, key0, OWN);
+    of_rows.store_ends(ends, OWN);
     Band<M, FLASH_KEYS_HELD> k_band(k_tile + band * PITCH), v_band(v_tile + band * PITCH);
     float dk[M][CHUNKS][4], dv[M][CHUNKS][4];
     clear(dk), clear(dv);
@@ -275,12 +275,12 @@ KERNEL __launch_bounds__(flash::KEYS_THREADS, FLASH_KEYS_BLOCKS)
 flash_backward_keys(T *dk, T *dv, const T *q, const T *k, const T *v, const T *d_o, const float *lse, const float *delta,
                     long long dk_stride, long long dv_stride, long long q_stride, long long k_stride, long long v_stride,
                     long long do_stride, const int *cu_seqlens, int documents, int tokens, int query_heads, int kv_heads,
-                    float scale) {
+                    float scale, int window) {
     using namespace flash;
     extern __shared__ __align__(128) unsigned char shared_memory[];
     // The first tile has the most queries in a long document: it goes first.
     const int kv_head = blockIdx.x, key0 = blockIdx.y * FLASH_KEYS_OWN, group = query_heads / kv_heads;
-    const Documents of_rows(cu_seqlens, documents, tokens, key0, min(key0 + FLASH_KEYS_OWN, tokens) - 1);
+    const Documents of_rows(cu_seqlens, documents, tokens, window, key0, min(key0 + FLASH_KEYS_OWN, tokens) - 1);
     Inputs in{{q, q_stride, 0}, {k, k_stride, kv_head}, {v, v_stride, kv_head}, {d_o, do_stride, 0}, lse, delta, tokens};
     in.skip_heads(kv_head * group);
     const Rows<Half> dk_rows(dk, dk_stride, kv_head), dv_rows(dv, dv_stride, kv_head);
@@ -301,7 +301,7 @@ KERNEL __launch_bounds__(flash::QUERIES_THREADS, FLASH_QUERIES_BLOCKS)
 flash_backward_queries(T *dq, const T *q, const T *k, const T *v, const T *d_o, const float *lse, const float *delta,
                        long long dq_stride, long long q_stride, long long k_stride, long long v_stride,
                        long long do_stride, const int *cu_seqlens, int documents, int tokens, int query_heads,
-                       int kv_heads, float scale) {
+                       int kv_heads, float scale, int window) {
     using namespace flash;
     constexpr int OWN = FLASH_QUERIES_OWN, STEP = FLASH_QUERIES_STEP, THREADS = QUERIES_THREADS, M = QUERIES_M;
     constexpr int STAGES = FLASH_QUERIES_STAGES;
@@ -311,8 +311,8 @@ flash_backward_queries(T *dq, const T *q, const T *k, const T *v, const T *d_o, 
     const int head = blockIdx.x, kv_head = head / (query_heads / kv_heads);
     const int query0 = (gridDim.y - 1 - blockIdx.y) * OWN, key_end = min(query0 + OWN, tokens);
     const Rows<const Half> k_rows(k, k_stride, kv_head), v_rows(v, v_stride, kv_head);
-    const Documents of_rows(cu_seqlens, documents, tokens, query0, key_end - 1);
-    const int last_start = of_rows.start(of_rows.last), key_begin = of_rows.start(of_rows.first) / STEP * STEP;
+    const Documents of_rows(cu_seqlens, documents, tokens, window, query0, key_end - 1);
+    const int last_start = of_rows.last_start(), key_begin = of_rows.first_start() / STEP * STEP;
     const auto copy_key_step = [&](Word stage, int key0) {
         copy_rows<STEP, THREADS>(stage, k_rows, key0, tokens);
         copy_rows<STEP, THREADS>(stage + STEP * PITCH, v_rows, key0, tokens);
@@ -325,7 +325,7 @@ flash_backward_queries(T *dq, const T *q, const T *k, const T *v, const T *d_o, 
     const int lane = threadIdx.x % 32, band = threadIdx.x / 32 * M * 16, row = query0 + band + lane / 4;
     const Lane left = left_lane(lane), right = right_lane(lane);
     int *const starts = reinterpret_cast<int *>(shared_memory + 2 * (OWN + STAGES * STEP) * PITCH);
-    of_rows.store_starts(starts, query0, OWN);
+    of_rows.store_starts(starts, OWN);
     float base[M][2], minus_delta[M][2], scales[M][2];
 #pragma unroll
     for (int i = 0; i < M * 2; ++i) {

@@ -1,8 +1,8 @@
 // Attention for T = float: the kernels of flash_forward.cu and flash_backward.cu by the same names and arguments, in plain
-// FMA. Compiled behind prelude.cu alone. See flash.cu for the layout of the tensors and the rules of documents.
+// FMA. Compiled after prelude.cu alone. See flash.cu for the layout of the tensors and the rules of documents.
 //
 // One warp a row, lanes across the head width, one key (or query) at a time: O(tokens) memory, exact to f32 rounding, no
-// tiling. It gives up speed: f32 attention exists to test models, not to train them. Same bits every time.
+// tiling. Trade-off: speed; f32 attention exists to test models, not to train them. Same bits every time.
 //
 // Macro of the host: HEAD_DIM, a multiple of 32 (default 128).
 
@@ -69,22 +69,22 @@ DEVICE int document_of(const int *cu_seqlens, int documents, int token) {
     return low;
 }
 
-DEVICE int row_of_warp() { return blockIdx.y * 4 + threadIdx.x / 32; }
+DEVICE int row_of_warp() { return blockIdx.x * 4 + threadIdx.x / 32; }
 
 }   // namespace flash_f32
 
-// Launch: grid (query_heads, ceil(tokens / 4)), block 128.
+// Launch: grid (ceil(tokens / 4), query_heads), block 128.
 KERNEL __launch_bounds__(128)
 flash_forward(float *o, float *lse, const float *q, const float *k, const float *v, long long q_stride,
               long long k_stride, long long v_stride, long long o_stride, const int *cu_seqlens, int documents, int tokens,
-              int query_heads, int kv_heads, float scale) {
+              int query_heads, int kv_heads, float scale, int window) {
     using namespace flash_f32;
-    const int head = blockIdx.x, kv_head = head / (query_heads / kv_heads), row = row_of_warp();
+    const int head = blockIdx.y, kv_head = head / (query_heads / kv_heads), row = row_of_warp();
     if (row >= tokens) return;
     const Row query = Row::load(q, q_stride, row, head);
     Row out = Row::zero();
     float maximum = __int_as_float(0xff800000), sum = 0.0f;
-    for (int key = cu_seqlens[document_of(cu_seqlens, documents, row)]; key <= row; ++key) {
+    for (int key = max(cu_seqlens[document_of(cu_seqlens, documents, row)], row - window + 1); key <= row; ++key) {
         const float score = dot(query, Row::load(k, k_stride, key, kv_head)) * scale;
         const float highest = fmaxf(maximum, score), shrink = expf(maximum - highest), p = expf(score - highest);
         maximum = highest;
@@ -96,27 +96,27 @@ flash_forward(float *o, float *lse, const float *q, const float *k, const float 
     if (threadIdx.x % 32 == 0) lse[static_cast<Long>(head) * tokens + row] = maximum + logf(sum);
 }
 
-// Launch: grid (query_heads, ceil(tokens / 4)), block 128.
+// Launch: grid (ceil(tokens / 4), query_heads), block 128.
 KERNEL __launch_bounds__(128)
 flash_backward_dot(float *delta, const float *o, const float *d_o, long long o_stride, long long do_stride, int tokens) {
     using namespace flash_f32;
     const int row = row_of_warp();
     if (row >= tokens) return;
-    const float sum = dot(Row::load(o, o_stride, row, blockIdx.x), Row::load(d_o, do_stride, row, blockIdx.x));
-    if (threadIdx.x % 32 == 0) delta[static_cast<Long>(blockIdx.x) * tokens + row] = sum;
+    const float sum = dot(Row::load(o, o_stride, row, blockIdx.y), Row::load(d_o, do_stride, row, blockIdx.y));
+    if (threadIdx.x % 32 == 0) delta[static_cast<Long>(blockIdx.y) * tokens + row] = sum;
 }
 
-// Launch: grid (kv_heads, ceil(tokens / 4)), block 128.
+// Launch: grid (ceil(tokens / 4), kv_heads), block 128.
 KERNEL __launch_bounds__(128)
 flash_backward_keys(float *dk, float *dv, const float *q, const float *k, const float *v, const float *d_o,
                     const float *lse, const float *delta, long long dk_stride, long long dv_stride, long long q_stride,
                     long long k_stride, long long v_stride, long long do_stride, const int *cu_seqlens, int documents,
-                    int tokens, int query_heads, int kv_heads, float scale) {
+                    int tokens, int query_heads, int kv_heads, float scale, int window) {
     using namespace flash_f32;
-    const int kv_head = blockIdx.x, group = query_heads / kv_heads, row = row_of_warp();
+    const int kv_head = blockIdx.y, group = query_heads / kv_heads, row = row_of_warp();
     if (row >= tokens) return;
     const int document = document_of(cu_seqlens, documents, row);
-    const int end = document < documents ? cu_seqlens[document + 1] : tokens;
+    const int end = min(document < documents ? cu_seqlens[document + 1] : tokens, row + window);
     const Row key = Row::load(k, k_stride, row, kv_head), value = Row::load(v, v_stride, row, kv_head);
     Row d_key = Row::zero(), d_value = Row::zero();
     for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
@@ -132,19 +132,19 @@ flash_backward_keys(float *dk, float *dv, const float *q, const float *k, const 
     d_value.store(dv, dv_stride, row, kv_head, 1.0f);
 }
 
-// Launch: grid (query_heads, ceil(tokens / 4)), block 128.
+// Launch: grid (ceil(tokens / 4), query_heads), block 128.
 KERNEL __launch_bounds__(128)
 flash_backward_queries(float *dq, const float *q, const float *k, const float *v, const float *d_o, const float *lse,
                        const float *delta, long long dq_stride, long long q_stride, long long k_stride,
                        long long v_stride, long long do_stride, const int *cu_seqlens, int documents, int tokens,
-                       int query_heads, int kv_heads, float scale) {
+                       int query_heads, int kv_heads, float scale, int window) {
     using namespace flash_f32;
-    const int head = blockIdx.x, kv_head = head / (query_heads / kv_heads), row = row_of_warp();
+    const int head = blockIdx.y, kv_head = head / (query_heads / kv_heads), row = row_of_warp();
     if (row >= tokens) return;
     const Long at = static_cast<Long>(head) * tokens + row;
     const Row query = Row::load(q, q_stride, row, head), d_out = Row::load(d_o, do_stride, row, head);
     Row d_query = Row::zero();
-    for (int token = cu_seqlens[document_of(cu_seqlens, documents, row)]; token <= row; ++token) {
+    for (int token = max(cu_seqlens[document_of(cu_seqlens, documents, row)], row - window + 1); token <= row; ++token) {
         const Row key = Row::load(k, k_stride, token, kv_head);
         const float p = expf(dot(query, key) * scale - lse[at]);
         const float dp = dot(d_out, Row::load(v, v_stride, token, kv_head));

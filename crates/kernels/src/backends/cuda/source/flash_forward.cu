@@ -1,10 +1,10 @@
-// Flash attention, forward. Compiled behind prelude.cu and flash.cu, which see for the layout of the tensors.
+// Flash attention, forward. Compiled after prelude.cu and flash.cu; see the latter for the layout of the tensors.
 //
-// A block owns FLASH_FORWARD_QUERIES rows of one query head, each warp a band of them, and walks the keys from the start of
-// the first row's document to the diagonal with a running maximum and sum. Keys and values have one buffer each: values
+// A block owns FLASH_FORWARD_QUERIES rows of one query head, each warp a band of them, and walks the keys from the first
+// that its first row sees to the diagonal with a running maximum and sum. Keys and values have one buffer each: values
 // arrive while the scores are computed, the next keys while the values are summed.
 //
-// O(tokens) memory; sums in f32; probabilities are rounded to T before they meet the values, as everywhere.
+// O(tokens) memory; sums in f32. Trade-off: probabilities are rounded to T before they are multiplied with the values, as everywhere.
 
 #ifndef FLASH_PIECES
 #error "flash_forward.cu is compiled behind flash.cu"
@@ -82,7 +82,7 @@ template <int M> struct Softmax {
 KERNEL __launch_bounds__(flash::FORWARD_THREADS, FLASH_FORWARD_BLOCKS)
 flash_forward(T *o, float *lse, const T *q, const T *k, const T *v, long long q_stride, long long k_stride,
               long long v_stride, long long o_stride, const int *cu_seqlens, int documents, int tokens, int query_heads,
-              int kv_heads, float scale) {
+              int kv_heads, float scale, int window) {
     using namespace flash;
     constexpr int QUERIES = FLASH_FORWARD_QUERIES, KEYS = FLASH_FORWARD_KEYS, THREADS = FORWARD_THREADS, M = FORWARD_M;
     extern __shared__ __align__(128) unsigned char shared_memory[];
@@ -94,9 +94,9 @@ flash_forward(T *o, float *lse, const T *q, const T *k, const T *v, long long q_
     const int query0 = (gridDim.y - 1 - blockIdx.y) * QUERIES;
     const Rows<const Half> q_rows(q, q_stride, head), k_rows(k, k_stride, kv_head), v_rows(v, v_stride, kv_head);
 
-    const Documents of_rows(cu_seqlens, documents, tokens, query0, min(query0 + QUERIES, tokens) - 1);
-    const int last_start = of_rows.start(of_rows.last);
-    const int key_begin = of_rows.start(of_rows.first) / KEYS * KEYS, key_end = min(query0 + QUERIES, tokens);
+    const Documents of_rows(cu_seqlens, documents, tokens, window, query0, min(query0 + QUERIES, tokens) - 1);
+    const int last_start = of_rows.last_start();
+    const int key_begin = of_rows.first_start() / KEYS * KEYS, key_end = min(query0 + QUERIES, tokens);
 
     copy_rows<QUERIES, THREADS>(q_tile, q_rows, query0, tokens);
     copy_rows<KEYS, THREADS>(k_tile, k_rows, key_begin, tokens);
@@ -107,7 +107,7 @@ flash_forward(T *o, float *lse, const T *q, const T *k, const T *v, long long q_
     const Word q_band = q_tile + band * PITCH;
     const Lane left = left_lane(lane), right = right_lane(lane);
     int *const starts = reinterpret_cast<int *>(shared_memory + (QUERIES + 2 * KEYS) * PITCH);
-    of_rows.store_starts(starts, query0, QUERIES);
+    of_rows.store_starts(starts, QUERIES);
 
     const float scale_log2 = scale * LOG2_E;
     Softmax<M> softmax;
@@ -122,7 +122,7 @@ flash_forward(T *o, float *lse, const T *q, const T *k, const T *v, long long q_
         float scores[M][KEYS / 8][4];
         clear(scores);
         multiply(scores, q_band, left, k_tile, right);
-        if (key0 + KEYS - 1 > query0 || key0 < last_start) 
+        if (key0 + KEYS - 1 > query0 || key0 < last_start)
             hide_keys(scores, starts + band, row, key0 + lane % 4 * 2, __int_as_float(0xff800000));
 
         wait_for_copies();

@@ -3,12 +3,12 @@
 //
 // A weight [o, i] is row-major; blocks of 64 values run over the flat order, across rows. Codes: two a byte, the
 // earlier in the high nibble, and the buffer holds whole blocks (32 bytes each), so that whole words may be read. The
-// scale of a block is absmax[block], or with double quantisation (absmax null) map[codes[block]] * nested[block /
-// 256] + *offset, each operation rounded. What the codes are: crates/precision, src/nf4; the quantisers here give its
+// scale of a block is absmax[block], or with double quantization (absmax null) map[codes[block]] * nested[block /
+// 256] + *offset, each operation rounded. What the codes are: crates/precision, src/nf4; the quantizers here give its
 // bytes.
 //
 // Pointers to codes and outputs must be aligned to 4 and 16 bytes; where an output or a source is not, the kernels that
-// say so take a slow path. Gives up: other block sizes, FP4, stochastic rounding, matrices of 2^31 rows or columns.
+// say so take a slow path. Not supported: other block sizes, FP4, stochastic rounding, matrices of 2^31 rows or columns.
 
 constexpr int VALUES_PER_BLOCK = 64;
 constexpr int BLOCKS_PER_NESTED = 256;
@@ -45,9 +45,9 @@ DEVICE float decode(float level, unsigned word, int index) {
     return __shfl_sync(ALL_LANES, level, word >> (index / 2 * 8 + (index % 2 ? 0 : 4)));
 }
 
-// ---------------------------------------------------------------------------------------------------------- dequantise
+// ---------------------------------------------------------------------------------------------------------- dequantize
 
-// V neighbours a thread and store, UNROLL of them in flight; the codes of V values are one load.
+// V neighbors a thread and store, UNROLL of them in flight; the codes of V values are one load.
 template <class OUT, int V, class WORD>
 DEVICE void dequantize(OUT *out, const unsigned char *codes, Scales scales, long long n) {
     constexpr int UNROLL = 4;
@@ -87,20 +87,9 @@ KERNEL __launch_bounds__(256) nf4_dequantize_f32(
     dequantize<float, 4, unsigned short>(out, codes, {absmax, absmax_codes, nested_absmax, map, offset}, n);
 }
 
-// As nf4_dequantize_f32; with T = f32 the grid is that of f32 too.
-KERNEL __launch_bounds__(256) nf4_dequantize_t(
-    T *out, const unsigned char *codes, const float *absmax, const unsigned char *absmax_codes,
-    const float *nested_absmax, const float *map, const float *offset, long long n) {
-#if T_IS_F32
-    dequantize<float, 4, unsigned short>(out, codes, {absmax, absmax_codes, nested_absmax, map, offset}, n);
-#else
-    dequantize<T, 8, unsigned>(out, codes, {absmax, absmax_codes, nested_absmax, map, offset}, n);
-#endif
-}
-
 // --------------------------------------------------------------------------------------------------------------- merge
 
-// Eight neighbours of row k of A, zero beyond the matrix.
+// Eight neighbors of row k of A, zero beyond the matrix.
 DEVICE void load_a(float (&value)[8], const float *a, long long start, int inside, bool wide) {
     if (wide) {
         load8(a + start, value);
@@ -110,7 +99,7 @@ DEVICE void load_a(float (&value)[8], const float *a, long long start, int insid
     for (int c = 0; c < 8; ++c) value[c] = c < inside ? a[start + c] : 0.0f;
 }
 
-// out[o, i] = T(dequantised + scale * B A), a [r, i], b [o, r], added in f32 before the one rounding.
+// out[o, i] = T(dequantized + scale * B A), a [r, i], b [o, r], added in f32 before the one rounding.
 // Any o, i, r (r = 0: a and b may be null), any T, any alignment of out and a: the general path, in plain f32.
 // Launch: block 256 (8 warps of 8 rows x 256 columns); grid (ceil(i / 256), min(ceil(o / 64), 65535)).
 KERNEL __launch_bounds__(256, 2) nf4_merge(
@@ -183,7 +172,7 @@ struct MergeItem {
     int o;
 };
 
-// Two neighbours as a bf16 pair and the bf16 pair of what that leaves: 16 bits of mantissa together.
+// Two neighbors as a bf16 pair and the bf16 pair of what that leaves: 16 bits of mantissa together.
 DEVICE void split(float first, float second, unsigned &high, unsigned &low) {
     float first_high, second_high;
     high = pack2<bf16>(first, second);
@@ -208,7 +197,7 @@ template <> struct OffsetOf<true> { typedef int Type; };
 // 2^-16 of it, far below the rounding of the result to 16 bits.
 //
 // The transpose is computed, 16 columns x 8 rows a product, with the columns dealt so that a thread ends with eight
-// neighbours of a row: product j covers the columns 8 g + 2 j and 8 g + 2 j + 1, g = 0..7. Eight lanes then write 128
+// neighbors of a row: product j covers the columns 8 g + 2 j and 8 g + 2 j + 1, g = 0..7. Eight lanes then write 128
 // bytes in a line and read 32 bytes of codes. The rows k of a chunk are dealt likewise: lane t = 0..3 has 4 t .. 4 t +
 // 3, one 16-byte load of B.
 template <int CHUNKS> struct Merge {
@@ -428,30 +417,9 @@ template <int CHUNKS> struct Merge {
     }
 };
 
-// Up to four weights of one width and rank, as q, k, v or gate, up are. Block rows (gridDim.y) first_block[w] up to
-// the next weight's, the last up to gridDim.y, are those of weight w: at least one each, at most ceil(o / 16).
-constexpr int MERGE_MANY = 4;
-
-struct MergeTable {
-    T *out[MERGE_MANY];
-    const unsigned char *codes[MERGE_MANY];
-    const float *absmax[MERGE_MANY];
-    const unsigned char *absmax_codes[MERGE_MANY];
-    const float *nested_absmax[MERGE_MANY];
-    const float *map[MERGE_MANY];
-    const float *offset[MERGE_MANY];
-    const float *a[MERGE_MANY];
-    const float *b[MERGE_MANY];
-    float scale[MERGE_MANY];
-    int o[MERGE_MANY];
-    int first_block[MERGE_MANY];
-    int weights;
-};
-
 // As nf4_merge, for T of 16 bits, i % 8 == 0, out and a aligned to 16 bytes, codes to 4, and r at most 16, 32 or 64
 // (r = 0 too). Launch: block 128; grid (ceil(i / 256), 1..ceil(o / 16)): a block takes every grid-y-th sixteen rows and
 // reads its part of A once, so that as many blocks as the device holds at a time (BLOCKS a multiprocessor) are best.
-// NAME_many: a table of weights instead, all of width i and rank r.
 #define MERGE(NAME, CHUNKS, BLOCKS)                                                                                   \
     KERNEL __launch_bounds__(128, BLOCKS) NAME(                                                                       \
         T *out, const unsigned char *codes, const float *absmax, const unsigned char *absmax_codes,                   \
@@ -462,36 +430,14 @@ struct MergeTable {
         Merge<CHUNKS> merge;                                                                                          \
         merge.run(item, i, r, blockIdx.y, gridDim.y);                                                                 \
     }
-#define MERGE_OF_MANY(NAME, CHUNKS, BLOCKS)                                                                           \
-    KERNEL __launch_bounds__(128, BLOCKS) NAME(const __grid_constant__ MergeTable table, int i, int r) {              \
-        int w = 0;                                                                                                    \
-        for (int next = 1; next < table.weights; ++next)                                                              \
-            w += static_cast<int>(blockIdx.y) >= table.first_block[next] ? 1 : 0;                                     \
-        const Scales scales = {table.absmax[w], table.absmax_codes[w], table.nested_absmax[w], table.map[w],          \
-                               table.offset[w]};                                                                      \
-        const MergeItem item = {table.out[w],                                                                         \
-                                reinterpret_cast<const unsigned *>(table.codes[w]),                                   \
-                                scales,                                                                               \
-                                table.a[w],                                                                           \
-                                table.b[w],                                                                           \
-                                table.scale[w],                                                                       \
-                                table.o[w]};                                                                          \
-        const int end = w + 1 < table.weights ? table.first_block[w + 1] : gridDim.y;                                 \
-        Merge<CHUNKS> merge;                                                                                          \
-        merge.run(item, i, r, blockIdx.y - table.first_block[w], end - table.first_block[w]);                         \
-    }
 MERGE(nf4_merge_r16, 1, 4)
 MERGE(nf4_merge_r32, 2, 3)
 MERGE(nf4_merge_r64, 4, 2)
-MERGE_OF_MANY(nf4_merge_many_r16, 1, 4)
-MERGE_OF_MANY(nf4_merge_many_r32, 2, 3)
-MERGE_OF_MANY(nf4_merge_many_r64, 4, 2)
 #undef MERGE
-#undef MERGE_OF_MANY
 
 #endif
 
-// ------------------------------------------------------------------------------------------------------------ quantise
+// ------------------------------------------------------------------------------------------------------------ quantize
 
 // A scaled value lies in one of 32 cells of width 1/15. Decision points are further apart, so a cell holds at most
 // one: the code is the number of decision points in lower cells, and one more above the cell's own. On a decision

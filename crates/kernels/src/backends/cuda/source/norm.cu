@@ -1,9 +1,9 @@
-// RMSNorm, forward and backward, and the sum over rows that ends a weight gradient.
+// RMSNorm, forward and backward.
 //
 // One block owns a row and keeps the first KEEP vectors of each thread in registers (two of a 16-bit type, one of f32),
 // so a row of up to KEEP * 8 * blockDim.x values is read from memory once; what is wider is read again, from cache. A
-// width that is no multiple of 8, or a pointer off the 16-byte grid, takes the same body one value at a time. Gives up:
-// rows split over several blocks, so a few very wide rows do not fill the device.
+// width that is no multiple of 8, or a pointer off the 16-byte grid, takes the same body one value at a time. Trade-off:
+// rows are not split over several blocks, so a few very wide rows do not fill the device.
 //
 // Block for a row of d values: threads_for(d, most) = clamp(ceil(d / 16) rounded up to a multiple of 32, 32, most). Any
 // multiple of 32 up to `most` gives the same results up to rounding.
@@ -65,66 +65,6 @@ KERNEL __launch_bounds__(512) rms_norm(T *y, const T *x, const float *w, int d, 
     const long long offset = static_cast<long long>(blockIdx.x) * d;
     if (d % 8 == 0 && aligned16(y, x, w)) rms_norm_row<8>(y + offset, x + offset, w, d, eps);
     else rms_norm_row<1>(y + offset, x + offset, w, d, eps);
-}
-
-template <int V> DEVICE Pack<T, V> add_packs(const Pack<T, V> &a, const Pack<T, V> &b) {
-    float left[V], right[V];
-    a.unpack(left), b.unpack(right);
-#pragma unroll
-    for (int i = 0; i < V; ++i) left[i] += right[i];
-    return Pack<T, V>::pack(left);
-}
-
-template <int V>
-DEVICE void add_rms_norm_row(T *y, T *h, const T *x, const T *residual, const float *weight, int d, float eps) {
-    const int count = d / V, stride = blockDim.x;
-    Pack<T, V> kept[KEEP], other[KEEP];
-    float sum = 0.0f;
-#pragma unroll
-    for (int k = 0; k < KEEP; ++k) {
-        const int c = threadIdx.x + k * stride;
-        if (c < count) {
-            kept[k] = Pack<T, V>::load_streaming(x + c * V);
-            other[k] = Pack<T, V>::load_streaming(residual + c * V);
-        }
-    }
-#pragma unroll
-    for (int k = 0; k < KEEP; ++k) {
-        const int c = threadIdx.x + k * stride;
-        if (c < count) {
-            kept[k] = add_packs<V>(kept[k], other[k]);
-            kept[k].store(h + c * V);
-            sum += sum_of_squares<V>(kept[k]);
-        }
-    }
-#pragma unroll 1
-    for (int c = threadIdx.x + KEEP * stride; c < count; c += stride) {
-        const Pack<T, V> added = add_packs<V>(Pack<T, V>::load(x + c * V), Pack<T, V>::load(residual + c * V));
-        added.store(h + c * V);
-        sum += sum_of_squares<V>(added);
-    }
-
-    const float rstd = 1.0f / sqrtf(block_sum(sum) / d + eps);
-#pragma unroll
-    for (int k = 0; k < KEEP; ++k) {
-        const int c = threadIdx.x + k * stride;
-        if (c < count) store_normed<V>(y + c * V, kept[k], weight + c * V, rstd);
-    }
-    // Each thread reads back what it wrote itself.
-#pragma unroll 1
-    for (int c = threadIdx.x + KEEP * stride; c < count; c += stride)
-        store_normed<V>(y + c * V, Pack<T, V>::load(h + c * V), weight + c * V, rstd);
-}
-
-// h = x + residual, rounded to T; y = rms_norm(h) of the rounded values. h may be x or residual; y must be neither h
-// nor an input.
-// grid (n), block threads_for(d, 512), no dynamic shared memory.
-KERNEL __launch_bounds__(512)
-add_rms_norm(T *y, T *h, const T *x, const T *residual, const float *w, int d, float eps) {
-    const long long offset = static_cast<long long>(blockIdx.x) * d;
-    y += offset, h += offset, x += offset, residual += offset;
-    if (d % 8 == 0 && aligned16(y, h, x, residual, w)) add_rms_norm_row<8>(y, h, x, residual, w, d, eps);
-    else add_rms_norm_row<1>(y, h, x, residual, w, d, eps);
 }
 
 // ------------------------------------------------------------------------------------------------------------ backward
@@ -243,7 +183,7 @@ DEVICE void rms_norm_backward_rows(T *dx_nd, const T *x_nd, const float *weight,
 }
 
 // dx [n, d]; dx_residual may be null; dx may be x, dy or dx_residual. dw_partial [gridDim.x, d] may be null: one row of
-// sums a block, overwritten, to be added up by sum_columns. Every element of dw_partial is written only if gridDim.x <=
+// sums a block, overwritten, to be added up by sum_partial_rows. Every element of dw_partial is written only if gridDim.x <=
 // n. grid: without dw_partial (n); with it (min(n, blocks that fit the device at once: 4 a multiprocessor)).
 // block threads_for(d, 256), no dynamic shared memory.
 KERNEL __launch_bounds__(BACKWARD_THREADS, 4)
@@ -257,23 +197,4 @@ rms_norm_backward(T *dx, const T *x, const float *w, const T *dy, const T *dx_re
         if (vectors) rms_norm_backward_rows<8, false>(dx, x, w, dy, dx_residual, nullptr, n, d, eps);
         else rms_norm_backward_rows<1, false>(dx, x, w, dy, dx_residual, nullptr, n, d, eps);
     }
-}
-
-// out [d] = (accumulate ? out : 0) + sum over the rows of partial [rows, d], in an order that only `rows` decides.
-// grid (ceil(d / 32)), block (256), no dynamic shared memory.
-KERNEL __launch_bounds__(256) sum_columns(float *out, const float *partial, int rows, int d, int accumulate) {
-    __shared__ float sums[8][32];
-    const int column = blockIdx.x * 32 + threadIdx.x % 32, lane = threadIdx.x / 32;
-    float sum = 0.0f;
-    if (column < d) {
-#pragma unroll 8
-        for (int row = lane; row < rows; row += 8) sum += partial[static_cast<long long>(row) * d + column];
-    }
-    sums[lane][threadIdx.x % 32] = sum;
-    __syncthreads();
-    if (lane != 0 || column >= d) return;
-    float total = accumulate ? out[column] : 0.0f;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) total += sums[i][threadIdx.x];
-    out[column] = total;
 }

@@ -85,14 +85,6 @@ KERNEL __launch_bounds__(1024) sum_partials(float *out, const float *partial, in
     if (threadIdx.x == 0) *out = static_cast<float>(sums[0]);
 }
 
-// norm[1] = sqrt(squared), scale[1] = min(1, max_norm / (norm + 1e-6)), as torch's clip_grad_norm_ (NaN stays NaN);
-// scale 1 where max_norm <= 0. Launch: grid 1, block 1.
-KERNEL clip_coefficient(float *scale, float *norm, const float *squared, float max_norm) {
-    const float root = sqrtf(*squared), ratio = max_norm / (root + 1e-6f);
-    *norm = root;
-    *scale = max_norm <= 0.0f || ratio > 1.0f ? 1.0f : ratio;
-}
-
 // --------------------------------------------------------------------------------------------------------------- AdamW
 
 // p (1 - lr wd) - lr m^ / (sqrt(v^) + eps): decay first, as torch does it.
@@ -143,12 +135,7 @@ DEVICE void adamw_tensor(float *p, const float *g, float *m, float *v, float sca
     else adamw_piece<1>(p, g, m, v, scale, rates, start, n);
 }
 
-// One step on one tensor of n values; scale [1] multiplies the gradient. Launch: block 256; grid ceil(n / 2048).
-KERNEL __launch_bounds__(256) adamw(float *p, const float *g, float *m, float *v, const float *scale, Rates rates,
-                                    long long n) {
-    adamw_tensor(p, g, m, v, *scale, rates, blockIdx.x, n);
-}
-
+// scale [1] multiplies the gradient.
 struct AdamWTable {
     float *p[MANY];
     const float *g[MANY];
@@ -341,21 +328,6 @@ struct EightBit {
     }
 };
 
-// One step on one tensor of n values. Codes are [ceil(n / 256) * 256] aligned to 4 bytes, what lies beyond n is
-// written as zeros' codes; maps are the signed and unsigned dynamic maps [256]. Launch: block 512; grid min(ceil(n /
-// 4096), 2 * multiprocessors).
-KERNEL __launch_bounds__(512, 2) adamw_8bit(float *p, const float *g, unsigned char *m_codes, float *m_absmax,
-                                            unsigned char *v_codes, float *v_absmax, const float *map_signed,
-                                            const float *map_unsigned, const float *scale, Rates rates, long long n) {
-    __shared__ Codebook book;
-    book.build(map_signed, map_unsigned);
-    const EightBit tensor = {p, g, m_codes, m_absmax, v_codes, v_absmax, n};
-    const float by = *scale;
-    const long long blocks = (n + MOMENT_BLOCK - 1) / MOMENT_BLOCK, step = static_cast<long long>(gridDim.x) * 16;
-    for (long long block = static_cast<long long>(blockIdx.x) * 16 + threadIdx.x / 32; block < blocks; block += step)
-        tensor.step_block(book, by, rates, block);
-}
-
 struct EightBitTable {
     float *p[MANY];
     const float *g[MANY];
@@ -363,12 +335,13 @@ struct EightBitTable {
     float *m_absmax[MANY];
     unsigned char *v_codes[MANY];
     float *v_absmax[MANY];
-    int n[MANY];           // larger tensors take adamw_8bit
+    int n[MANY];
     int first_block[MANY]; // blocks of 256 values
     int tensors, blocks;   // blocks of all tensors
 };
 
-// One step on up to 64 tensors. Launch: block 512; grid min(ceil(blocks / 16), 2 * multiprocessors).
+// One step on up to 64 tensors. Codes are [ceil(n / 256) * 256] aligned to 4 bytes, what lies beyond n is written as zeros' codes;
+// maps are the signed and unsigned dynamic maps [256]. Launch: block 512; grid min(ceil(blocks / 16), 2 * multiprocessors).
 KERNEL __launch_bounds__(512, 2) adamw_8bit_many(const __grid_constant__ EightBitTable table, const float *map_signed,
                                                  const float *map_unsigned, const float *scale, Rates rates) {
     __shared__ Codebook book;

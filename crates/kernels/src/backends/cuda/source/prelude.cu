@@ -2,7 +2,7 @@
 //
 // The host puts one line `#define T_IS_BF16 1` (or T_IS_F16, T_IS_F32) before this text and a kernel file behind it,
 // and hands the whole to NVRTC. There is no #include: the two 16-bit floats are defined here, as bits. Needs sm_80 or
-// later (the packed conversions). Gives up: subnormal care beyond what the hardware's conversions do.
+// later (the packed conversions). Not supported: subnormals beyond what the hardware's conversions do.
 //
 // What it offers
 //   T                              element type of activations; sizeof(T) is 2 or 4
@@ -59,7 +59,7 @@ DEVICE float to_float(f16 value) {
     return result;
 }
 
-// Two neighbours in one 32-bit word, the first in the low half.
+// Two neighbors in one 32-bit word, the first in the low half.
 template <class E> DEVICE void unpack2(unsigned word, float &first, float &second);
 template <class E> DEVICE unsigned pack2(float first, float second);
 
@@ -95,7 +95,7 @@ template <class E> DEVICE float round_to(float value) { return to_float(from_flo
 
 // ------------------------------------------------------------------------------------------------- V values in memory
 
-// V neighbours kept as they lie in memory: half the registers of floats for a 16-bit type. Loads and stores move 16
+// V neighbors kept as they lie in memory: half the registers of floats for a 16-bit type. Loads and stores move 16
 // bytes an instruction where V values are that long; the pointer must be aligned to min(16, V * sizeof(E)) bytes.
 template <class E, int V> struct Pack {
     static constexpr int WORDS = V * static_cast<int>(sizeof(E)) / 4;

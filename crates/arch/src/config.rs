@@ -1,0 +1,224 @@
+//! `config.json` of a model folder: the [`ModelSpec`] that its family reads from it, the special tokens, and the text itself.
+//!
+//! Keys that decide a shape must be there; the others default as transformers does for the family. The text of the file is kept, so
+//! that saving a model writes it back unchanged.
+//! Trade-off: token ids that neither file names stay absent, where transformers has defaults that fit one vocabulary only.
+
+use std::path::Path;
+
+use serde_json::{Value, to_string_pretty};
+
+use crate::error::ArchError;
+use crate::families;
+use crate::json::{JsonObject, parse_object, read_text};
+use crate::spec::ModelSpec;
+
+/// Hugging Face's name of the file that [`ModelConfig::read`] reads.
+pub const CONFIG_FILE: &str = "config.json";
+/// Hugging Face's name of the file that may hold further end-of-text tokens.
+pub const GENERATION_CONFIG_FILE: &str = "generation_config.json";
+
+/// What a model folder's `config.json` describes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// The decoder.
+    pub spec: ModelSpec,
+    /// The family's name in `config.json`, such as "llama".
+    pub model_type: String,
+    /// The token that begins a text.
+    pub bos_token_id: Option<u32>,
+    /// The tokens that end a text: `config.json`'s, then those that only `generation_config.json` names.
+    pub eos_token_ids: Vec<u32>,
+    /// The number format that the weights were stored in, such as "bfloat16" (`dtype`, in transformers 4 `torch_dtype`).
+    pub dtype: Option<String>,
+    text: String,
+}
+
+impl ModelConfig {
+    /// Reads `config.json`, and `generation_config.json` if it is there, from a model folder.
+    ///
+    /// # Errors
+    /// A missing file, JSON that does not parse, and everything that [`ModelConfig::parse`] refuses.
+    pub fn read(dir: &Path) -> Result<Self, ArchError> {
+        let path = dir.join(CONFIG_FILE);
+        if !path.is_file() {
+            let advice = "Give a folder in Hugging Face format: config.json, model.safetensors, tokenizer.json";
+            return Err(ArchError::NotThere { dir: dir.to_path_buf(), missing: CONFIG_FILE, advice });
+        }
+        let mut config = Self::parse(&read_text(&path)?, &path)?;
+        let path = dir.join(GENERATION_CONFIG_FILE);
+        if path.is_file() {
+            let map = parse_object(&read_text(&path)?, &path)?;
+            let ids = JsonObject::new(&path, &map).token_ids("eos_token_id")?.unwrap_or_default();
+            let new = ids.into_iter().filter(|id| !config.eos_token_ids.contains(id)).collect::<Vec<_>>();
+            config.eos_token_ids.extend(new);
+        }
+        Ok(config)
+    }
+
+    /// Parses the text of a `config.json`; `path` is for messages.
+    ///
+    /// # Errors
+    /// Missing or ill-typed keys, sizes that contradict each other, an architecture that no family reads, and features without
+    /// arithmetic here; each error names the file and the key.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ArchError> {
+        let map = parse_object(text, path)?;
+        let json = JsonObject::new(path, &map);
+        let family = families::family_of(&json)?;
+        Ok(Self {
+            spec: family.spec(&json)?,
+            model_type: family.model_type.to_owned(),
+            bos_token_id: json.token_ids("bos_token_id")?.and_then(|ids| ids.first().copied()),
+            eos_token_ids: json.token_ids("eos_token_id")?.unwrap_or_default(),
+            dtype: json.str("dtype")?.or(json.str("torch_dtype")?).map(str::to_owned),
+            text: text.to_owned(),
+        })
+    }
+
+    /// The text of the `config.json` that this was parsed from.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The text of a `config.json` for weights saved as `dtype` ("float32", "bfloat16"): the original text, unless it names another
+    /// format.
+    pub fn text_with_dtype(&self, dtype: &str) -> String {
+        if self.dtype.as_deref() == Some(dtype) {
+            return self.text.clone();
+        }
+        // `text` parsed as an object when `self` was built, and an object always prints.
+        let mut map = parse_object(&self.text, Path::new(CONFIG_FILE)).expect("the text was parsed before");
+        let key = if map.contains_key("torch_dtype") && !map.contains_key("dtype") { "torch_dtype" } else { "dtype" };
+        map.insert(key.to_owned(), Value::from(dtype));
+        to_string_pretty(&map).expect("a JSON object prints") + "\n"
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::fs::write;
+
+    use serde_json::json;
+    use tempfile::tempdir;
+
+    use super::*;
+    use crate::rope::Rope;
+
+    /// A tiny model's `config.json` in the layout of transformers 4 with some keys replaced; a null removes the key.
+    pub(crate) fn family_json(architecture: &str, model_type: &str, changes: &[(&str, Value)]) -> String {
+        let mut value = json!({
+            "architectures": [architecture], "model_type": model_type, "hidden_act": "silu",
+            "vocab_size": 11, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+            "max_position_embeddings": 64, "tie_word_embeddings": false, "bos_token_id": 1, "eos_token_id": 2,
+            "torch_dtype": "float32"
+        });
+        for (key, change) in changes {
+            value[*key] = change.clone();
+        }
+        value.as_object_mut().unwrap().retain(|_, value| !value.is_null());
+        to_string_pretty(&value).unwrap()
+    }
+
+    /// A tiny Llama's `config.json` with some keys replaced; a null removes the key.
+    pub(crate) fn tiny_json(changes: &[(&str, Value)]) -> String {
+        family_json("LlamaForCausalLM", "llama", changes)
+    }
+
+    pub(crate) fn parse(text: &str) -> Result<ModelConfig, ArchError> {
+        ModelConfig::parse(text, Path::new("m/config.json"))
+    }
+
+    pub(crate) fn tiny(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
+        parse(&tiny_json(changes))
+    }
+
+    /// The same model in the layout of transformers 5: `rope_parameters` and `dtype`.
+    pub(crate) fn layout_5_of(
+        architecture: &str,
+        model_type: &str,
+        changes: &[(&str, Value)],
+    ) -> Result<ModelConfig, ArchError> {
+        let new = [
+            ("rope_theta", Value::Null),
+            ("rope_parameters", json!({"rope_type": "default", "rope_theta": 10000.0})),
+            ("torch_dtype", Value::Null),
+            ("dtype", json!("float32")),
+        ];
+        let config = parse(&family_json(architecture, model_type, &[&new[..], changes].concat()))?;
+        assert_eq!(config.dtype.as_deref(), Some("float32"));
+        Ok(config)
+    }
+
+    pub(crate) fn layout_5(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
+        layout_5_of("LlamaForCausalLM", "llama", changes)
+    }
+
+    /// The rotary embedding of a tiny Llama with heads of 32 columns and these `rope_parameters`.
+    pub(crate) fn rope(parameters: Value) -> Result<Rope, ArchError> {
+        let config = tiny(&[
+            ("head_dim", json!(32)),
+            ("max_position_embeddings", json!(16384)),
+            ("rope_theta", Value::Null),
+            ("rope_parameters", parameters),
+        ])?;
+        Ok(config.spec.ropes[0].clone())
+    }
+
+    pub(crate) fn refusal_of(config: Result<ModelConfig, ArchError>) -> String {
+        config.unwrap_err().to_string()
+    }
+
+    fn refusal(key: &str, value: Value) -> String {
+        refusal_of(tiny(&[(key, value)]))
+    }
+
+    #[test]
+    fn rope_theta_reads_from_either_generation_of_the_format() {
+        let new = json!({"rope_type": "default", "rope_theta": 500000.0});
+        let theta = |changes: &[_]| tiny(changes).unwrap().spec.ropes[0].theta;
+        assert_eq!(theta(&[("rope_theta", Value::Null), ("rope_parameters", new.clone())]), 500_000.0);
+        assert_eq!(theta(&[("rope_theta", json!(7)), ("rope_parameters", new)]), 500_000.0);
+        assert_eq!(theta(&[("rope_theta", json!(7))]), 7.0);
+    }
+
+    #[test]
+    fn a_missing_or_ill_typed_key_is_named_with_its_file() {
+        assert!(refusal("hidden_size", Value::Null).starts_with("`m/config.json` has no key `hidden_size`"));
+        assert_eq!(
+            refusal("vocab_size", json!("11")),
+            "`m/config.json`: key `vocab_size` must be a whole number, got \"11\""
+        );
+        assert!(matches!(ModelConfig::parse("{", Path::new("c")), Err(ArchError::Json { .. })));
+    }
+
+    #[test]
+    fn end_tokens_of_both_files_are_merged_in_order() {
+        let dir = tempdir().unwrap();
+        write(dir.path().join(CONFIG_FILE), tiny_json(&[("eos_token_id", json!(9))])).unwrap();
+        write(dir.path().join(GENERATION_CONFIG_FILE), r#"{"eos_token_id": [1, 9, 8]}"#).unwrap();
+        let config = ModelConfig::read(dir.path()).unwrap();
+        assert_eq!((config.bos_token_id, &config.eos_token_ids[..]), (Some(1), &[9, 1, 8][..]));
+        write(dir.path().join(GENERATION_CONFIG_FILE), r#"{"eos_token_id": "</s>"}"#).unwrap();
+        let error = ModelConfig::read(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("generation_config.json") && error.contains("eos_token_id"), "{error}");
+    }
+
+    #[test]
+    fn the_text_is_written_back_unchanged_unless_the_dtype_differs() {
+        let config = tiny(&[]).unwrap();
+        assert_eq!(config.text(), tiny_json(&[]));
+        assert_eq!(config.text_with_dtype("float32"), tiny_json(&[]));
+        let changed = tiny_json(&[("torch_dtype", json!("bfloat16"))]) + "\n";
+        assert_eq!(config.text_with_dtype("bfloat16"), changed);
+        let new = [("torch_dtype", Value::Null), ("dtype", json!("float32"))];
+        let changed = tiny_json(&[("torch_dtype", Value::Null), ("dtype", json!("bfloat16"))]) + "\n";
+        assert_eq!(tiny(&new).unwrap().text_with_dtype("bfloat16"), changed);
+    }
+
+    #[test]
+    fn a_folder_without_config_is_refused() {
+        let error = ModelConfig::read(tempdir().unwrap().path()).unwrap_err();
+        assert!(matches!(error, ArchError::NotThere { missing: CONFIG_FILE, .. }));
+    }
+}

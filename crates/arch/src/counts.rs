@@ -1,0 +1,128 @@
+//! Parameters and floating-point operations of a model, derived from its tensors.
+//!
+//! Trade-off: operations are those that MFU counts by convention. Norms, activations, the softmax, biases and the GEMMs of a LoRA
+//! adapter (under 1 %) are left out.
+
+use crate::spec::{AttentionSpec, ModelSpec};
+use crate::tensors::Role;
+
+impl ModelSpec {
+    /// All parameters: 8.03e9 for Llama-3.1-8B.
+    pub fn parameters(&self) -> u64 {
+        self.tensors().iter().map(|tensor| tensor.elements() as u64).sum()
+    }
+
+    /// Parameters of tensors with this role.
+    pub fn parameters_of(&self, role: Role) -> u64 {
+        self.tensors().iter().filter(|tensor| tensor.role == role).map(|tensor| tensor.elements() as u64).sum()
+    }
+
+    /// Parameters that every token is multiplied with: the projections of all layers and the head, tied or not.
+    pub fn matmul_parameters(&self) -> u64 {
+        self.parameters_of(Role::Projection) + (self.vocab_size * self.hidden_size) as u64
+    }
+
+    /// Operations per token of the two GEMMs inside attention, forward, all layers, for documents of `document_tokens` tokens. A GEMM
+    /// takes `2 * keys * query_size` operations per query. A causal query sees half of its document on average, and no more than its
+    /// window.
+    pub fn attention_forward_flops_per_token(&self, document_tokens: f64) -> f64 {
+        let of_layer = |attention: &AttentionSpec| {
+            4.0 * mean_keys(attention.window, document_tokens) * attention.query_size() as f64
+        };
+        self.layers.iter().map(|layer| of_layer(&layer.attention)).sum()
+    }
+
+    /// Operations per token that training takes, the numerator of MFU.
+    ///
+    /// A matrix of `N` parameters takes `2 N` operations per token forward, `2 N` for the gradient of its input, and `2 N` for the
+    /// gradient of itself: `6 N` for full training and `4 N` for LoRA, whose frozen matrices need no gradient of themselves. The backward
+    /// of attention is twice its forward in both cases. Recomputation is not counted: it is work without progress.
+    pub fn model_flops_per_token(&self, lora: bool, document_tokens: f64) -> f64 {
+        let passes = if lora { 4.0 } else { 6.0 };
+        passes * self.matmul_parameters() as f64 + 3.0 * self.attention_forward_flops_per_token(document_tokens)
+    }
+}
+
+/// Keys that a causal query sees on average in a document of `document_tokens` tokens.
+fn mean_keys(window: Option<usize>, document_tokens: f64) -> f64 {
+    match window.map(|window| window as f64).filter(|&window| window < document_tokens) {
+        // The first `window` queries see a triangle, the others a full window.
+        Some(window) => (window * window / 2.0 + (document_tokens - window) * window) / document_tokens,
+        None => document_tokens / 2.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::config::tests::{family_json, parse};
+    use crate::shapes::{llama_3_1_8b, llama_3_2_1b, mistral_7b, qwen3_8b};
+    use crate::tensors::Role;
+
+    #[test]
+    fn published_parameter_counts_hold() {
+        assert_eq!(llama_3_1_8b().parameters(), 8_030_261_248);
+        assert_eq!(llama_3_2_1b().parameters(), 1_235_814_400);
+        assert_eq!(qwen3_8b().parameters(), 8_190_735_360);
+        assert_eq!(mistral_7b().parameters(), 7_241_732_096);
+    }
+
+    #[test]
+    fn qwen2_5_7b_has_its_published_parameter_count_with_biases() {
+        let sizes = [
+            ("vocab_size", 152_064),
+            ("hidden_size", 3584),
+            ("intermediate_size", 18_944),
+            ("num_hidden_layers", 28),
+            ("num_attention_heads", 28),
+            ("num_key_value_heads", 4),
+        ];
+        let text = family_json("Qwen2ForCausalLM", "qwen2", &sizes.map(|(key, size)| (key, json!(size))));
+        let spec = parse(&text).unwrap().spec;
+        assert_eq!(spec.parameters(), 7_615_616_512);
+        assert_eq!(spec.parameters_of(Role::Bias), 28 * (3584 + 2 * 512));
+    }
+
+    #[test]
+    fn counts_by_role_add_up_to_all_parameters() {
+        let roles = [Role::Embedding, Role::Norm, Role::Projection, Role::Bias, Role::Head];
+        for spec in [llama_3_1_8b(), llama_3_2_1b(), qwen3_8b()] {
+            assert_eq!(roles.iter().map(|&role| spec.parameters_of(role)).sum::<u64>(), spec.parameters());
+        }
+    }
+
+    #[test]
+    fn matmul_parameters_are_the_projections_and_the_head_tied_or_not() {
+        let model = llama_3_1_8b();
+        let layer: u64 = model.groups(0).iter().map(|group| group.weight_parameters()).sum();
+        assert_eq!((layer, model.matmul_parameters()), (218_103_808, 7_504_658_432));
+        let tied = llama_3_2_1b();
+        assert_eq!(tied.parameters_of(Role::Head), 0);
+        assert_eq!(tied.matmul_parameters(), tied.parameters() - tied.parameters_of(Role::Norm));
+    }
+
+    #[test]
+    fn lora_takes_two_thirds_of_the_gemm_work_of_full_training() {
+        let model = llama_3_1_8b();
+        let (lora, full) = (model.model_flops_per_token(true, 0.0), model.model_flops_per_token(false, 0.0));
+        assert_eq!(lora * 6.0, full * 4.0);
+        let attention = model.model_flops_per_token(true, 4096.0) - lora;
+        assert_eq!(attention, 3.0 * 2.0 * 4096.0 * 32.0 * 4096.0);
+    }
+
+    #[test]
+    fn a_window_bounds_the_work_of_attention_and_only_in_longer_documents() {
+        let windowed = mistral_7b();
+        let mut full = windowed.clone();
+        full.layers.iter_mut().for_each(|layer| layer.attention.window = None);
+        let flops = |tokens| {
+            (windowed.attention_forward_flops_per_token(tokens), full.attention_forward_flops_per_token(tokens))
+        };
+        let (with, without) = flops(4096.0);
+        assert_eq!(with, without);
+        // 4096 queries see 2048 keys on average, the other 4096 see 4096: 3072, and without a window 4096.
+        let (with, without) = flops(8192.0);
+        assert_eq!(with / without, 0.75);
+    }
+}

@@ -1,0 +1,159 @@
+//! Everything that can be wrong with a model's description: its `config.json`, or an adapter that does not fit it.
+//!
+//! Each message names the file and the key, what was expected, what was found, and what to do next. Messages that wrap another error
+//! leave its text to the error chain (`source`), so that a report that prints the chain repeats nothing.
+//! Trade-off: values are kept as text for the message, not as types to match on.
+
+use std::io::{Error as IoError, ErrorKind};
+use std::path::{Path, PathBuf};
+
+use serde_json::Error as JsonError;
+use thiserror::Error;
+
+/// What can go wrong while a model's description is read or an adapter is matched with it.
+#[derive(Debug, Error)]
+pub enum ArchError {
+    /// The operating system refused a read.
+    #[error("cannot {action} `{}`{}", path.display(), io_advice(source))]
+    Io {
+        /// The verb of the sentence "cannot ... `path`".
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// What the operating system reported.
+        source: IoError,
+    },
+
+    /// A folder that should hold a model lacks the file that makes it one.
+    #[error("`{}` has no {missing}. {advice}", dir.display())]
+    NotThere {
+        /// The folder that was given.
+        dir: PathBuf,
+        /// The file that is missing.
+        missing: &'static str,
+        /// What to do next.
+        advice: &'static str,
+    },
+
+    /// A file that should hold a JSON object does not.
+    #[error("`{}` is not a valid JSON object; fetch the file again from where the model came from", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Line and column of the mistake.
+        source: JsonError,
+    },
+
+    /// A JSON file lacks a key that has no default.
+    #[error("`{}` has no key `{key}` (expected {expected}); fetch the file again or add the key", path.display())]
+    MissingKey {
+        /// The file.
+        path: PathBuf,
+        /// The key, dotted where nested.
+        key: String,
+        /// The type that belongs there.
+        expected: &'static str,
+    },
+
+    /// A JSON value has the wrong type.
+    #[error("`{}`: key `{key}` must be {expected}, got {got}", path.display())]
+    WrongType {
+        /// The file.
+        path: PathBuf,
+        /// The key, dotted where nested.
+        key: String,
+        /// The type that belongs there.
+        expected: &'static str,
+        /// The value in the file.
+        got: String,
+    },
+
+    /// A value has the right type but cannot be used, alone or in combination with the others.
+    #[error("`{}`: key `{key}` is {got}, but {expected}", path.display())]
+    BadValue {
+        /// The file.
+        path: PathBuf,
+        /// The key, dotted where nested.
+        key: String,
+        /// The value in the file.
+        got: String,
+        /// The rule that it breaks, as a clause.
+        expected: String,
+    },
+
+    /// A setting asks for arithmetic that is not implemented.
+    #[error("`{}`: `{key}` is {got}, which is not supported. {advice}", path.display())]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// The key, dotted where nested.
+        key: String,
+        /// The value in the file.
+        got: String,
+        /// What is supported, or what to do next.
+        advice: String,
+    },
+
+    /// No family reads this model.
+    #[error(
+        "`{}` describes a model with {found}, which no family here reads. Supported: {supported}. {nearest}",
+        path.display()
+    )]
+    UnsupportedArchitecture {
+        /// The config.json.
+        path: PathBuf,
+        /// The key and value that were found.
+        found: String,
+        /// Every supported architecture with its model type.
+        supported: String,
+        /// The nearest supported architecture, what differs from it, and what to do next: whole sentences.
+        nearest: String,
+    },
+
+    /// A LoRA target matches no linear module of the model.
+    #[error("LoRA target `{name}` matches no linear module of this model; choose \"all-linear\" or from {}", modules.join(", "))]
+    UnknownTarget {
+        /// The name that was given.
+        name: String,
+        /// The names of the linear modules of a layer.
+        modules: Vec<String>,
+    },
+
+    /// The list of LoRA targets is empty.
+    #[error("the list of LoRA targets is empty; choose \"all-linear\" or from {}", modules.join(", "))]
+    NoTargets {
+        /// The names of the linear modules of a layer.
+        modules: Vec<String>,
+    },
+
+    /// The rank of a LoRA adapter is zero.
+    #[error("the LoRA rank `r` is 0, but must be at least 1")]
+    ZeroRank,
+}
+
+impl ArchError {
+    /// "cannot `action` `path`": for use in `map_err`.
+    pub fn io(action: &'static str, path: &Path) -> impl FnOnce(IoError) -> Self {
+        move |source| Self::Io { action, path: path.to_path_buf(), source }
+    }
+}
+
+/// What to do about the kinds of I/O error that a user can fix.
+fn io_advice(error: &IoError) -> &'static str {
+    match error.kind() {
+        ErrorKind::PermissionDenied => "; check the permissions or choose another place",
+        ErrorKind::NotFound => "; check the path",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_io_error_names_the_file_and_what_to_do() {
+        let error = ArchError::io("read", Path::new("m/config.json"))(ErrorKind::PermissionDenied.into());
+        assert_eq!(error.to_string(), "cannot read `m/config.json`; check the permissions or choose another place");
+    }
+}

@@ -1,0 +1,139 @@
+//! Keys that several families read, with their checks.
+//!
+//! Every function names the key in its errors. Defaults that differ between families are arguments.
+//! Trade-off: sizes have generous upper limits, so that a damaged file is an error and not an allocation failure.
+
+use serde_json::Value;
+
+use crate::error::ArchError;
+use crate::json::JsonObject;
+use crate::spec::Activation;
+
+/// The largest size of one dimension.
+const MAX_SIZE: usize = 1 << 28;
+/// The largest number of layers.
+const MAX_LAYERS: usize = 10_000;
+
+/// A required size of at least 1.
+pub(super) fn size(json: &JsonObject, key: &str) -> Result<usize, ArchError> {
+    let value = json.required(key, json.usize(key)?, "a whole number")?;
+    in_range(json, key, value, MAX_SIZE)
+}
+
+/// The required number of layers.
+pub(super) fn layer_count(json: &JsonObject) -> Result<usize, ArchError> {
+    let key = "num_hidden_layers";
+    in_range(json, key, size(json, key)?, MAX_LAYERS)
+}
+
+/// A size of at least 1 with a default.
+pub(super) fn size_or(json: &JsonObject, key: &str, default: usize) -> Result<usize, ArchError> {
+    in_range(json, key, json.usize(key)?.unwrap_or(default), MAX_SIZE)
+}
+
+/// A constant greater than zero with a default.
+pub(super) fn positive_or(json: &JsonObject, key: &str, default: f64) -> Result<f64, ArchError> {
+    let value = json.f64(key)?.unwrap_or(default);
+    if value.is_finite() && value > 0.0 { Ok(value) } else { Err(json.bad(key, value, "it must be greater than zero")) }
+}
+
+/// A switch with a default.
+pub(super) fn bool_or(json: &JsonObject, key: &str, default: bool) -> Result<bool, ArchError> {
+    Ok(json.bool(key)?.unwrap_or(default))
+}
+
+fn in_range(json: &JsonObject, key: &str, value: usize, max: usize) -> Result<usize, ArchError> {
+    match value {
+        0 => Err(json.bad(key, 0, "it must be at least 1")),
+        value if value > max => Err(json.bad(key, value, format!("it must be at most {max}"))),
+        value => Ok(value),
+    }
+}
+
+/// `num_key_value_heads`, which divides `heads`. A null means `heads`; an absent key means `absent`.
+pub(super) fn kv_heads(json: &JsonObject, heads: usize, absent: usize) -> Result<usize, ArchError> {
+    let key = "num_key_value_heads";
+    let default = if json.is_null(key) { heads } else { absent };
+    let kv_heads = json.usize(key)?.unwrap_or(default);
+    if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+        return Err(json.bad(key, kv_heads, format!("it must divide num_attention_heads ({heads})")));
+    }
+    Ok(kv_heads)
+}
+
+/// `head_dim`, or `hidden_size / heads` where the key is absent; even.
+pub(super) fn head_dim_or_quotient(json: &JsonObject, hidden_size: usize, heads: usize) -> Result<usize, ArchError> {
+    if json.get("head_dim").is_none() && !hidden_size.is_multiple_of(heads) {
+        let rule = format!("it must divide hidden_size ({hidden_size}) when head_dim is not given");
+        return Err(json.bad("num_attention_heads", heads, rule));
+    }
+    head_dim_or(json, hidden_size / heads)
+}
+
+/// `head_dim` with a default; even.
+pub(super) fn head_dim_or(json: &JsonObject, default: usize) -> Result<usize, ArchError> {
+    let head_dim = json.usize("head_dim")?.unwrap_or(default);
+    if head_dim == 0 || head_dim % 2 == 1 || head_dim > MAX_SIZE {
+        let rule = "it (or hidden_size / num_attention_heads) must be even: rotary embedding rotates pairs of columns";
+        return Err(json.bad("head_dim", head_dim, rule));
+    }
+    Ok(head_dim)
+}
+
+/// `hidden_act`: SiLU, the default of every family here.
+pub(super) fn activation(json: &JsonObject) -> Result<Activation, ArchError> {
+    match json.str("hidden_act")?.unwrap_or("silu") {
+        "silu" => Ok(Activation::Silu),
+        other => Err(json.unsupported("hidden_act", format!("\"{other}\""), "Supported: \"silu\"")),
+    }
+}
+
+/// Refuses a checkpoint whose weights are quantized already.
+pub(super) fn refuse_quantized(json: &JsonObject) -> Result<(), ArchError> {
+    let Some(config) = json.object("quantization_config")? else { return Ok(()) };
+    let method = config.str("quant_method")?.unwrap_or("not named");
+    let advice =
+        "Use the model's unquantized checkpoint: the base is quantized while it is read, if the run asks for it";
+    Err(json.unsupported("quantization_config", format!("there (method: {method})"), advice))
+}
+
+/// The window of each of `layers` layers: by `layer_types` if it is there, otherwise `sliding_window` from layer `max_window_layers` on;
+/// none anywhere unless `use_sliding_window` (Qwen2 and Qwen3).
+pub(super) fn windows_by_layer(json: &JsonObject, layers: usize) -> Result<Vec<Option<usize>>, ArchError> {
+    let window = if bool_or(json, "use_sliding_window", false)? { sliding_window(json, 4096)? } else { None };
+    let Some(types) = layer_types(json, layers)? else {
+        let first = json.usize("max_window_layers")?.unwrap_or(28);
+        return Ok((0..layers).map(|layer| window.filter(|_| layer >= first)).collect());
+    };
+    if window.is_none() && types.contains(&true) {
+        let rule = "`use_sliding_window` is not true or `sliding_window` is null, so such layers have no window";
+        return Err(json.bad("layer_types", "\"sliding_attention\" for some layers", rule));
+    }
+    Ok(types.into_iter().map(|sliding| window.filter(|_| sliding)).collect())
+}
+
+/// `sliding_window` in tokens: none where it is null, `absent` where the key is absent.
+pub(super) fn sliding_window(json: &JsonObject, absent: usize) -> Result<Option<usize>, ArchError> {
+    let key = "sliding_window";
+    if json.is_null(key) { Ok(None) } else { size_or(json, key, absent).map(Some) }
+}
+
+/// Whether each layer has sliding attention, by `layer_types`.
+pub(super) fn layer_types(json: &JsonObject, layers: usize) -> Result<Option<Vec<bool>>, ArchError> {
+    let key = "layer_types";
+    let types = match json.get(key) {
+        None => return Ok(None),
+        Some(Value::Array(types)) => types,
+        Some(other) => return Err(json.wrong_type(key, "a list of strings", other)),
+    };
+    if types.len() != layers {
+        let got = format!("a list of {} layers", types.len());
+        return Err(json.bad(key, got, format!("num_hidden_layers is {layers}")));
+    }
+    let sliding = |kind: &Value| match kind.as_str() {
+        Some("full_attention") => Ok(false),
+        Some("sliding_attention") => Ok(true),
+        _ => Err(json.unsupported(key, kind, "Supported: \"full_attention\", \"sliding_attention\"")),
+    };
+    types.iter().map(sliding).collect::<Result<_, _>>().map(Some)
+}

@@ -1,0 +1,118 @@
+//! Llama 2, 3.x and models of the same shape: RMSNorm, rotary embedding, grouped key/value heads, gated SiLU MLP, optional biases.
+//!
+//! Defaults are those of transformers' `LlamaConfig`.
+//! Not supported: `attention_dropout`, and `pretraining_tp`, which changes the order of sums only; both are ignored.
+
+use super::keys::{
+    activation, bool_or, head_dim_or_quotient, kv_heads, layer_count, positive_or, refuse_quantized, size, size_or,
+};
+use super::rope_keys::rope;
+use crate::error::ArchError;
+use crate::json::JsonObject;
+use crate::spec::{AttentionSpec, LayerSpec, MlpSpec, ModelSpec, QkNorm};
+
+pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
+    refuse_quantized(json)?;
+    let hidden_size = size(json, "hidden_size")?;
+    let heads = size(json, "num_attention_heads")?;
+    let head_dim = head_dim_or_quotient(json, hidden_size, heads)?;
+    let max_position_embeddings = size_or(json, "max_position_embeddings", 2048)?;
+    // One key for all four projections.
+    let attention_bias = bool_or(json, "attention_bias", false)?;
+
+    let attention = AttentionSpec {
+        heads,
+        kv_heads: kv_heads(json, heads, heads)?,
+        head_dim,
+        rope: Some(0),
+        qk_norm: QkNorm::None,
+        qkv_bias: attention_bias,
+        output_bias: attention_bias,
+        window: None,
+        scale: AttentionSpec::default_scale(head_dim),
+    };
+    let mlp = MlpSpec::Gated {
+        intermediate_size: size(json, "intermediate_size")?,
+        activation: activation(json)?,
+        bias: bool_or(json, "mlp_bias", false)?,
+    };
+    Ok(ModelSpec {
+        vocab_size: size(json, "vocab_size")?,
+        hidden_size,
+        layers: vec![LayerSpec { attention, mlp }; layer_count(json)?],
+        ropes: vec![rope(json, head_dim, max_position_embeddings)?],
+        rms_norm_eps: positive_or(json, "rms_norm_eps", 1e-6)?,
+        tie_word_embeddings: bool_or(json, "tie_word_embeddings", false)?,
+        max_position_embeddings,
+        initializer_range: positive_or(json, "initializer_range", 0.02)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::config::tests::{layout_5, refusal_of, tiny};
+    use crate::rope::RopeScaling;
+    use crate::spec::{AttentionSpec, QkNorm};
+
+    #[test]
+    fn absent_keys_default_as_transformers_does() {
+        let absent =
+            ["num_key_value_heads", "rms_norm_eps", "rope_theta", "max_position_embeddings", "tie_word_embeddings"];
+        let spec = tiny(&absent.map(|key| (key, Value::Null))).unwrap().spec;
+        let attention = AttentionSpec {
+            heads: 4,
+            kv_heads: 4,
+            head_dim: 2,
+            rope: Some(0),
+            qk_norm: QkNorm::None,
+            qkv_bias: false,
+            output_bias: false,
+            window: None,
+            scale: 1.0 / 2_f64.sqrt(),
+        };
+        assert!(spec.layers.iter().all(|layer| layer.attention == attention && !layer.mlp.bias()));
+        assert_eq!((spec.rms_norm_eps, spec.initializer_range), (1e-6, 0.02));
+        assert_eq!((spec.max_position_embeddings, spec.tie_word_embeddings), (2048, false));
+        let rope = &spec.ropes[0];
+        assert_eq!((rope.theta, &rope.scaling, rope.rotary_dim), (10_000.0, &RopeScaling::Default, 2));
+    }
+
+    #[test]
+    fn attention_bias_covers_all_four_projections_and_mlp_bias_all_three() {
+        let with = |key| tiny(&[(key, json!(true))]).unwrap().spec.layers[0].clone();
+        let attention = with("attention_bias");
+        assert!(attention.attention.qkv_bias && attention.attention.output_bias && !attention.mlp.bias());
+        let mlp = with("mlp_bias");
+        assert!(mlp.mlp.bias() && !mlp.attention.qkv_bias && !mlp.attention.output_bias);
+    }
+
+    #[test]
+    fn both_layouts_give_one_spec() {
+        assert_eq!(layout_5(&[]).unwrap().spec, tiny(&[]).unwrap().spec);
+        let biases = [("attention_bias", json!(true)), ("mlp_bias", json!(true))];
+        assert_eq!(layout_5(&biases).unwrap().spec, tiny(&biases).unwrap().spec);
+    }
+
+    #[test]
+    fn sizes_that_contradict_each_other_are_refused() {
+        let refusal = |key: &str, value: Value| refusal_of(tiny(&[(key, value)]));
+        assert!(refusal("num_key_value_heads", json!(3)).contains("must divide num_attention_heads (4)"));
+        assert!(refusal("num_attention_heads", json!(3)).contains("must divide hidden_size (8)"));
+        assert!(refusal("head_dim", json!(3)).contains("must be even"));
+        assert!(refusal("num_hidden_layers", json!(0)).contains("at least 1"));
+        assert!(refusal("num_hidden_layers", json!(1_000_000)).contains("at most 10000"));
+        assert!(refusal("vocab_size", json!(1_u64 << 40)).contains("at most"));
+        assert!(refusal("max_position_embeddings", json!(0)).contains("at least 1"));
+        assert!(refusal("rms_norm_eps", json!(-1e-5)).contains("greater than zero"));
+        assert!(refusal("rope_theta", json!(0)).contains("greater than zero"));
+    }
+
+    #[test]
+    fn what_has_no_arithmetic_here_is_refused() {
+        let refusal = |key: &str, value: Value| refusal_of(tiny(&[(key, value)]));
+        assert!(refusal("hidden_act", json!("gelu")).contains("\"gelu\""));
+        assert!(refusal("quantization_config", json!({"quant_method": "gptq"})).contains("gptq"));
+    }
+}

@@ -1,0 +1,163 @@
+//! The linear modules of a layer, in groups that share an input.
+//!
+//! Queries, keys and values read the same normalized input, and so do gate and up: a backend multiplies a group at once. A group has
+//! parts (what its consumer reads: q, k, v) and modules (what a checkpoint stores and what LoRA targets). A module covers a range of
+//! the group's output columns, so a checkpoint with one fused `qkv_proj` is one module over three parts.
+//! Trade-off: a group is rebuilt on each call, strings included; callers that ask often keep it.
+
+use std::ops::Range;
+
+use crate::spec::{LayerSpec, ModelSpec};
+
+/// Which group of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum GroupKind {
+    /// Query, key and value projections; parts q, k, v.
+    Qkv,
+    /// Output projection of attention.
+    AttentionOutput,
+    /// Gate and up projections; parts gate, up.
+    GateUp,
+    /// Down projection.
+    Down,
+}
+
+/// Modules that share an input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupSpec {
+    /// Which one.
+    pub kind: GroupKind,
+    /// Width of the shared input.
+    pub in_features: usize,
+    /// Widths of the outputs, side by side.
+    pub parts: Vec<usize>,
+    /// The modules that compute them, in column order.
+    pub modules: Vec<ModuleSpec>,
+}
+
+/// A linear module as a checkpoint stores it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModuleSpec {
+    /// Hugging Face's module path, e.g. `model.layers.0.self_attn.q_proj`.
+    pub path: String,
+    /// Columns of the group's output that it computes.
+    pub columns: Range<usize>,
+    /// Whether it has a bias.
+    pub bias: bool,
+}
+
+impl ModuleSpec {
+    /// Width of its output.
+    pub fn out_features(&self) -> usize {
+        self.columns.len()
+    }
+
+    /// Last part of the path, e.g. `q_proj`.
+    pub fn name(&self) -> &str {
+        self.path.rsplit('.').next().unwrap_or(&self.path)
+    }
+
+    /// Name of the weight `[out, in]` in a checkpoint.
+    pub fn weight_name(&self) -> String {
+        format!("{}.weight", self.path)
+    }
+
+    /// Name of the bias `[out]` in a checkpoint.
+    pub fn bias_name(&self) -> String {
+        format!("{}.bias", self.path)
+    }
+}
+
+impl GroupSpec {
+    /// Width of all outputs together.
+    pub fn out_features(&self) -> usize {
+        self.parts.iter().sum()
+    }
+
+    /// Parameters of the weights of all modules.
+    pub fn weight_parameters(&self) -> u64 {
+        self.out_features() as u64 * self.in_features as u64
+    }
+}
+
+impl ModelSpec {
+    /// The four groups of layer `layer`, in the order of the forward pass.
+    pub fn groups(&self, layer: usize) -> [GroupSpec; 4] {
+        let LayerSpec { attention, mlp } = &self.layers[layer];
+        let (hidden, query, kv) = (self.hidden_size, attention.query_size(), attention.kv_size());
+        let (intermediate, mlp_bias) = (mlp.intermediate_size(), mlp.bias());
+        let group = |kind, in_features, modules: &[(&str, usize)], bias| {
+            let parts: Vec<usize> = modules.iter().map(|(_, width)| *width).collect();
+            let mut end = 0;
+            let modules = modules
+                .iter()
+                .map(|(name, width)| {
+                    let start = end;
+                    end += width;
+                    ModuleSpec { path: format!("model.layers.{layer}.{name}"), columns: start..end, bias }
+                })
+                .collect();
+            GroupSpec { kind, in_features, parts, modules }
+        };
+        let qkv = [("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
+        let gate_up = [("mlp.gate_proj", intermediate), ("mlp.up_proj", intermediate)];
+        [
+            group(GroupKind::Qkv, hidden, &qkv, attention.qkv_bias),
+            group(GroupKind::AttentionOutput, query, &[("self_attn.o_proj", hidden)], attention.output_bias),
+            group(GroupKind::GateUp, hidden, &gate_up, mlp_bias),
+            group(GroupKind::Down, intermediate, &[("mlp.down_proj", hidden)], mlp_bias),
+        ]
+    }
+
+    /// Every linear module of every layer, in the order of the forward pass, with the width of its input.
+    pub fn modules(&self) -> impl Iterator<Item = (ModuleSpec, usize)> + '_ {
+        (0..self.layers.len()).flat_map(|layer| self.groups(layer)).flat_map(|group| {
+            let in_features = group.in_features;
+            group.modules.into_iter().map(move |module| (module, in_features))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::tests::tiny;
+    use crate::shapes::{llama_3_1_8b, qwen3_8b};
+
+    #[test]
+    fn modules_of_a_group_cover_its_columns_without_gaps_in_the_order_of_its_parts() {
+        for spec in [llama_3_1_8b(), qwen3_8b()] {
+            for group in spec.groups(1) {
+                let mut end = 0;
+                for (module, part) in group.modules.iter().zip(&group.parts) {
+                    assert_eq!((module.columns.start, module.out_features()), (end, *part));
+                    end = module.columns.end;
+                }
+                assert_eq!((end, group.modules.len()), (group.out_features(), group.parts.len()));
+            }
+        }
+    }
+
+    #[test]
+    fn widths_follow_from_heads_and_the_intermediate_size() {
+        let [qkv, output, gate_up, down] = llama_3_1_8b().groups(0);
+        assert_eq!((qkv.in_features, &qkv.parts[..]), (4096, &[4096, 1024, 1024][..]));
+        assert_eq!((output.in_features, &output.parts[..]), (4096, &[4096][..]));
+        assert_eq!((gate_up.in_features, &gate_up.parts[..]), (4096, &[14_336, 14_336][..]));
+        assert_eq!((down.in_features, &down.parts[..]), (14_336, &[4096][..]));
+        assert_eq!(gate_up.weight_parameters(), 2 * 4096 * 14_336);
+        let kinds = [GroupKind::Qkv, GroupKind::AttentionOutput, GroupKind::GateUp, GroupKind::Down];
+        assert_eq!([qkv.kind, output.kind, gate_up.kind, down.kind], kinds);
+    }
+
+    #[test]
+    fn modules_are_the_seven_projections_of_each_layer_with_hugging_faces_paths() {
+        let spec = tiny(&[]).unwrap().spec;
+        let modules: Vec<_> = spec.modules().collect();
+        assert_eq!(modules.len(), 14);
+        let (first, in_features) = &modules[0];
+        assert_eq!((first.path.as_str(), first.name(), *in_features), ("model.layers.0.self_attn.q_proj", "q_proj", 8));
+        let (last, in_features) = &modules[13];
+        assert_eq!((last.weight_name().as_str(), *in_features), ("model.layers.1.mlp.down_proj.weight", 12));
+    }
+}

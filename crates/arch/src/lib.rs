@@ -1,0 +1,22 @@
+#![doc = include_str!("../README.md")]
+
+pub mod config;
+mod counts;
+pub mod error;
+pub mod families;
+pub mod groups;
+pub mod json;
+pub mod lora;
+pub mod rope;
+pub mod shapes;
+pub mod spec;
+pub mod tensors;
+
+pub use config::{CONFIG_FILE, GENERATION_CONFIG_FILE, ModelConfig};
+pub use error::ArchError;
+pub use families::{FAMILIES, Family};
+pub use groups::{GroupKind, GroupSpec, ModuleSpec};
+pub use lora::{LoraConfig, TargetModules, lora_tensor_names};
+pub use rope::{Rope, RopeScaling};
+pub use spec::{Activation, AttentionSpec, LayerSpec, MlpSpec, ModelSpec, QkNorm};
+pub use tensors::{EMBEDDING, FINAL_NORM, HEAD, Role, TensorSpec, layer_norm_name};

@@ -1,0 +1,215 @@
+//! Rotary position embedding on the host: inverse frequencies with long-context scaling, and the cos and sin tables.
+//!
+//! The formulas and the order of their f32 operations are those of transformers' `modeling_rope_utils.py`, because a checkpoint's
+//! weights were trained with that code. References: linear <https://arxiv.org/abs/2306.15595>, YaRN
+//! <https://arxiv.org/abs/2309.00071>, llama3 <https://arxiv.org/abs/2407.21783>.
+//! Not supported: scalings that change during a run (dynamic, longrope) are refused.
+
+use std::f64::consts::TAU;
+
+use serde::{Deserialize, Serialize};
+
+/// A rotary embedding: pairs of columns of each head are turned by the position times a frequency.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rope {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// How the frequencies are stretched for long contexts.
+    pub scaling: RopeScaling,
+    /// Columns of each head that are rotated; even. The others pass through.
+    pub rotary_dim: usize,
+}
+
+/// How the frequencies are stretched so that positions beyond the pretraining context stay in range.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RopeScaling {
+    /// No stretching.
+    #[default]
+    Default,
+    /// All frequencies divided by `factor`.
+    Linear {
+        /// New context length over the old.
+        factor: f64,
+    },
+    /// Llama 3.1: low frequencies divided by `factor`, high ones kept, a linear blend between.
+    Llama3 {
+        /// Divisor of the low frequencies.
+        factor: f64,
+        /// The low band begins where the old context holds this many wavelengths.
+        low_freq_factor: f64,
+        /// The high band begins where the old context holds this many wavelengths.
+        high_freq_factor: f64,
+        /// The old context, in tokens.
+        original_max_position_embeddings: usize,
+    },
+    /// YaRN: a ramp over the dimensions between kept and divided frequencies, and larger cos and sin.
+    Yarn {
+        /// Divisor of the low frequencies.
+        factor: f64,
+        /// Rotations within the old context above which a frequency is kept.
+        beta_fast: f64,
+        /// Rotations within the old context below which a frequency is divided.
+        beta_slow: f64,
+        /// The old context, in tokens.
+        original_max_position_embeddings: usize,
+        /// What cos and sin are multiplied by.
+        attention_factor: f64,
+        /// Whether the ends of the ramp are rounded outwards to whole dimensions.
+        truncate: bool,
+    },
+}
+
+impl Rope {
+    /// The angle per position of each of the `rotary_dim / 2` column pairs, and what cos and sin are multiplied by.
+    pub fn inverse_frequencies(&self) -> (Vec<f32>, f32) {
+        let periods = periods(self.rotary_dim, self.theta);
+        let plain = periods.iter().map(|period| 1.0 / period);
+        match self.scaling {
+            RopeScaling::Default => (plain.collect(), 1.0),
+            RopeScaling::Linear { factor } => (plain.map(|frequency| frequency / factor as f32).collect(), 1.0),
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
+                let (factor, low, high) = (factor as f32, low_freq_factor as f32, high_freq_factor as f32);
+                let context = original_max_position_embeddings as f32;
+                let low_wavelength = (original_max_position_embeddings as f64 / low_freq_factor) as f32;
+                let high_wavelength = (original_max_position_embeddings as f64 / high_freq_factor) as f32;
+                let scaled = plain.map(|frequency| {
+                    let wavelength = TAU as f32 / frequency;
+                    if wavelength > low_wavelength {
+                        frequency / factor
+                    } else if wavelength < high_wavelength {
+                        frequency
+                    } else {
+                        let smooth = (context / wavelength - low) / (high - low);
+                        (1.0 - smooth) * frequency / factor + smooth * frequency
+                    }
+                });
+                (scaled.collect(), 1.0)
+            }
+            RopeScaling::Yarn {
+                factor,
+                beta_fast,
+                beta_slow,
+                original_max_position_embeddings,
+                attention_factor,
+                truncate,
+            } => {
+                let context = original_max_position_embeddings as f64;
+                let (from, to) = self.yarn_ramp(beta_fast, beta_slow, context, truncate);
+                let scaled = periods.iter().enumerate().map(|(pair, period)| {
+                    let kept = 1.0 - ((pair as f32 - from as f32) / (to - from) as f32).clamp(0.0, 1.0);
+                    1.0 / (factor as f32 * period) * (1.0 - kept) + 1.0 / period * kept
+                });
+                (scaled.collect(), attention_factor as f32)
+            }
+        }
+    }
+
+    /// The column pairs between which YaRN passes from kept to divided frequencies.
+    fn yarn_ramp(&self, beta_fast: f64, beta_slow: f64, context: f64, truncate: bool) -> (f64, f64) {
+        let rotary_dim = self.rotary_dim as f64;
+        // The pair that turns `rotations` times within the old context.
+        let pair = |rotations: f64| rotary_dim * (context / (rotations * TAU)).ln() / (2.0 * self.theta.ln());
+        let (mut from, mut to) = (pair(beta_fast), pair(beta_slow));
+        if truncate {
+            (from, to) = (from.floor(), to.ceil());
+        }
+        (from, to) = (from.max(0.0), to.min(rotary_dim - 1.0));
+        // A ramp without extent would divide by zero.
+        (from, if from == to { to + 0.001 } else { to })
+    }
+}
+
+/// Positions per radian of each column pair: `theta^(2i / rotary_dim)`. The power is taken in f64 and rounded once, which is within one
+/// unit in the last place of any f32 library's own power.
+fn periods(rotary_dim: usize, theta: f64) -> Vec<f32> {
+    let exponents = (0..rotary_dim / 2).map(|pair| (2 * pair) as f32 / rotary_dim as f32);
+    exponents.map(|exponent| f64::from(theta as f32).powf(f64::from(exponent)) as f32).collect()
+}
+
+/// The cos and the sin tables, each `[positions, rotary_dim / 2]` row by row, times `attention_scaling`. Angles are f32 products, as in
+/// transformers.
+pub fn tables(positions: &[u32], inverse_frequencies: &[f32], attention_scaling: f32) -> (Vec<f32>, Vec<f32>) {
+    let angles = || positions.iter().flat_map(|&position| inverse_frequencies.iter().map(move |f| position as f32 * f));
+    (
+        angles().map(|angle| angle.cos() * attention_scaling).collect(),
+        angles().map(|angle| angle.sin() * attention_scaling).collect(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::config::tests::rope;
+
+    // Computed by transformers 5.23.0: `LlamaRotaryEmbedding(config).inv_freq` and `.attention_scaling` for head_dim 32.
+    const DEFAULT: &str = "\
+        1 0.562341332 0.316227764 0.177827939 0.100000001 0.0562341288 0.0316227786 0.0177827943 0.00999999978 \
+        0.00562341325 0.00316227786 0.00177827943 0.00100000005 0.000562341302 0.000316227786 0.00017782794";
+    const LINEAR_4: &str = "\
+        0.25 0.140585333 0.079056941 0.0444569848 0.0250000004 0.0140585322 0.00790569466 0.00444569858 \
+        0.00249999994 0.00140585331 0.000790569466 0.000444569858 0.000250000012 0.000140585325 7.90569466e-05 \
+        4.44569851e-05";
+    const LLAMA3: &str = "\
+        1 0.440366626 0.193922758 0.0853971019 0.0376060307 0.0165604409 0.00729266508 0.00321144611 0.000524846022 \
+        7.78465546e-05 3.42810235e-05 1.50962178e-05 6.64786967e-06 2.92749974e-06 1.28917316e-06 5.6770881e-07";
+    const YARN: &str = "\
+        1 0.562341332 0.316227764 0.177827939 0.100000001 0.0562341288 0.0282346234 0.0139721958 0.00678571407 \
+        0.00321337907 0.00146820047 0.00063509983 0.000250000012 0.000140585325 7.90569466e-05 4.44569851e-05";
+    const YARN_MSCALE: &str = "\
+        1 0.562341332 0.316227764 0.177827939 0.100000001 0.0562341288 0.0316227786 0.0150961196 0.00579010462 \
+        0.00173821871 0.000123952457 4.44569851e-05 2.49999994e-05 1.40585325e-05 7.90569447e-06 4.44569832e-06";
+
+    fn floats(text: &str) -> Vec<f32> {
+        text.split_whitespace().map(|number| number.parse().unwrap()).collect()
+    }
+
+    fn assert_same_as_transformers(parameters: Value, expected: &str, expected_scaling: f32) {
+        let (got, scaling) = rope(parameters).unwrap().inverse_frequencies();
+        assert_eq!(scaling, expected_scaling);
+        for (got, expected) in got.iter().zip(floats(expected)) {
+            assert!((got - expected).abs() <= 2.4e-7 * expected, "got {got}, expected {expected}");
+        }
+    }
+
+    #[test]
+    fn inverse_frequencies_equal_transformers() {
+        assert_same_as_transformers(json!({"rope_type": "default"}), DEFAULT, 1.0);
+        assert_same_as_transformers(json!({"type": "linear", "factor": 4}), LINEAR_4, 1.0);
+        let llama3 = json!({
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192, "rope_theta": 500000.0
+        });
+        assert_same_as_transformers(llama3, LLAMA3, 1.0);
+        let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096});
+        assert_same_as_transformers(yarn, YARN, 1.138_629_4);
+        let ratio_as_factor = json!({"rope_type": "yarn", "original_max_position_embeddings": 4096});
+        assert_same_as_transformers(ratio_as_factor, YARN, 1.138_629_4);
+        let mscale = json!({
+            "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 1.0,
+            "mscale_all_dim": 0.5, "beta_fast": 16, "beta_slow": 2, "truncate": false
+        });
+        assert_same_as_transformers(mscale, YARN_MSCALE, 1.155_722);
+    }
+
+    #[test]
+    fn tables_equal_transformers() {
+        // Every fifth column of `LlamaRotaryEmbedding.forward` at positions 0, 1, 4097 under YARN.
+        const COS: &str = "\
+            1.13862944 1.13862944 1.13862944 1.13862944 0.615204155 1.13682961 1.13862824 1.13862944 1.06435883 \
+            -0.561646819 1.09799278 1.11979461";
+        const SIN: &str = "\
+            0 0 0 0 0.958123624 0.0639960915 0.00167173566 5.06200304e-05 0.404496223 -0.990469515 -0.30147776 \
+            0.206245467";
+        let (got_cos, got_sin) = tables(&[0, 1, 4097], &floats(YARN), 1.138_629_4);
+        assert_eq!((got_cos.len(), got_sin.len()), (48, 48));
+        for (table, expected) in [(got_cos, COS), (got_sin, SIN)] {
+            let got = table.chunks(16).flat_map(|row| row.iter().step_by(5));
+            for (got, expected) in got.zip(floats(expected)) {
+                assert!((got - expected).abs() < 3e-7, "got {got}, expected {expected}");
+            }
+        }
+    }
+}

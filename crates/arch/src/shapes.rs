@@ -1,0 +1,160 @@
+//! Published sizes of well-known models, for benchmarks, memory estimates and documentation.
+//!
+//! Trade-off: constants in code and no files, so only what decides arithmetic and memory is here; a run reads the model's config.json.
+
+use crate::rope::{Rope, RopeScaling};
+use crate::spec::{Activation, AttentionSpec, LayerSpec, MlpSpec, ModelSpec, QkNorm};
+
+/// What the models here differ in.
+struct Sizes {
+    vocab: usize,
+    hidden: usize,
+    intermediate: usize,
+    layers: usize,
+    heads: usize,
+    head_dim: usize,
+    tied: bool,
+    context: usize,
+}
+
+/// Llama 3.1 8B: the config.json of <https://huggingface.co/meta-llama/Llama-3.1-8B>.
+pub fn llama_3_1_8b() -> ModelSpec {
+    let rope = Rope { theta: 500_000.0, scaling: llama3_scaling(8.0), rotary_dim: 128 };
+    Sizes {
+        vocab: 128_256,
+        hidden: 4096,
+        intermediate: 14_336,
+        layers: 32,
+        heads: 32,
+        head_dim: 128,
+        tied: false,
+        context: 131_072,
+    }
+    .spec(rope, 1e-5)
+}
+
+/// Llama 3.2 1B: the config.json of <https://huggingface.co/meta-llama/Llama-3.2-1B>.
+pub fn llama_3_2_1b() -> ModelSpec {
+    let rope = Rope { theta: 500_000.0, scaling: llama3_scaling(32.0), rotary_dim: 64 };
+    Sizes {
+        vocab: 128_256,
+        hidden: 2048,
+        intermediate: 8192,
+        layers: 16,
+        heads: 32,
+        head_dim: 64,
+        tied: true,
+        context: 131_072,
+    }
+    .spec(rope, 1e-5)
+}
+
+/// Qwen3 8B: the config.json of <https://huggingface.co/Qwen/Qwen3-8B>.
+pub fn qwen3_8b() -> ModelSpec {
+    let rope = Rope { theta: 1_000_000.0, scaling: RopeScaling::Default, rotary_dim: 128 };
+    let sizes = Sizes {
+        vocab: 151_936,
+        hidden: 4096,
+        intermediate: 12_288,
+        layers: 36,
+        heads: 32,
+        head_dim: 128,
+        tied: false,
+        context: 40_960,
+    };
+    let mut spec = sizes.spec(rope, 1e-6);
+    for layer in &mut spec.layers {
+        layer.attention.qk_norm = QkNorm::PerHead;
+    }
+    spec
+}
+
+/// Mistral 7B, with its window of 4096 tokens: the config.json of <https://huggingface.co/mistralai/Mistral-7B-v0.1>.
+pub fn mistral_7b() -> ModelSpec {
+    let rope = Rope { theta: 10_000.0, scaling: RopeScaling::Default, rotary_dim: 128 };
+    let sizes = Sizes {
+        vocab: 32_000,
+        hidden: 4096,
+        intermediate: 14_336,
+        layers: 32,
+        heads: 32,
+        head_dim: 128,
+        tied: false,
+        context: 32_768,
+    };
+    let mut spec = sizes.spec(rope, 1e-5);
+    for layer in &mut spec.layers {
+        layer.attention.window = Some(4096);
+    }
+    spec
+}
+
+fn llama3_scaling(factor: f64) -> RopeScaling {
+    RopeScaling::Llama3 { factor, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_position_embeddings: 8192 }
+}
+
+impl Sizes {
+    fn spec(self, rope: Rope, rms_norm_eps: f64) -> ModelSpec {
+        let attention = AttentionSpec {
+            heads: self.heads,
+            kv_heads: 8,
+            head_dim: self.head_dim,
+            rope: Some(0),
+            qk_norm: QkNorm::None,
+            qkv_bias: false,
+            output_bias: false,
+            window: None,
+            scale: AttentionSpec::default_scale(self.head_dim),
+        };
+        let mlp = MlpSpec::Gated { intermediate_size: self.intermediate, activation: Activation::Silu, bias: false };
+        ModelSpec {
+            vocab_size: self.vocab,
+            hidden_size: self.hidden,
+            layers: vec![LayerSpec { attention, mlp }; self.layers],
+            ropes: vec![rope],
+            rms_norm_eps,
+            tie_word_embeddings: self.tied,
+            max_position_embeddings: self.context,
+            initializer_range: 0.02,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::config::tests::{family_json, parse};
+
+    fn from_json(architecture: &str, model_type: &str, sizes: [usize; 5], more: &[(&str, Value)]) -> ModelSpec {
+        let keys = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"];
+        let sizes: Vec<_> = keys.into_iter().zip(sizes.map(|size| json!(size))).collect();
+        let heads = [("num_attention_heads", json!(32)), ("num_key_value_heads", json!(8))];
+        parse(&family_json(architecture, model_type, &[&sizes[..], &heads, more].concat())).unwrap().spec
+    }
+
+    fn llama3(factor: f64) -> (&'static str, Value) {
+        let scaling = json!({
+            "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3"
+        });
+        ("rope_scaling", scaling)
+    }
+
+    #[test]
+    fn shapes_equal_what_their_config_json_parses_to() {
+        let llama = |sizes, more: &[_]| from_json("LlamaForCausalLM", "llama", sizes, more);
+        let theta = ("rope_theta", json!(500_000.0));
+        let sizes = [128_256, 4096, 14_336, 32, 131_072];
+        assert_eq!(llama_3_1_8b(), llama(sizes, &[theta.clone(), llama3(8.0)]));
+        let tied = ("tie_word_embeddings", json!(true));
+        let sizes = [128_256, 2048, 8192, 16, 131_072];
+        assert_eq!(llama_3_2_1b(), llama(sizes, &[theta, llama3(32.0), tied, ("head_dim", json!(64))]));
+        let more = [("rope_theta", json!(1_000_000)), ("rms_norm_eps", json!(1e-6)), ("head_dim", json!(128))];
+        assert_eq!(qwen3_8b(), from_json("Qwen3ForCausalLM", "qwen3", [151_936, 4096, 12_288, 36, 40_960], &more));
+        let more = [("sliding_window", json!(4096))];
+        let sizes = [32_000, 4096, 14_336, 32, 32_768];
+        assert_eq!(mistral_7b(), from_json("MistralForCausalLM", "mistral", sizes, &more));
+    }
+}

@@ -1,0 +1,168 @@
+//! Every tensor of a model: name on disk, shape and role, in the order in which the forward pass meets them.
+//!
+//! The one list. What a checkpoint must hold, the order of loading, parameter counts, memory and the optimizer's groups all follow
+//! from it. Names are Hugging Face's.
+//! Trade-off: the list is rebuilt on each call; a model has a few hundred tensors.
+
+use serde::{Deserialize, Serialize};
+
+use crate::groups::{GroupKind, GroupSpec};
+use crate::spec::{ModelSpec, QkNorm};
+
+/// Name of the embedding in a checkpoint.
+pub const EMBEDDING: &str = "model.embed_tokens.weight";
+/// Name of the final norm in a checkpoint.
+pub const FINAL_NORM: &str = "model.norm.weight";
+/// Name of the head in a checkpoint; absent where it is tied to the embedding.
+pub const HEAD: &str = "lm_head.weight";
+
+/// What a tensor is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// The table of token embeddings `[vocab, hidden]`.
+    Embedding,
+    /// Weight of an RMSNorm.
+    Norm,
+    /// Weight `[out, in]` of a linear module of a layer.
+    Projection,
+    /// Bias `[out]` of a linear module.
+    Bias,
+    /// The output head `[vocab, hidden]`.
+    Head,
+    /// LoRA's A `[r, in]`.
+    LoraA,
+    /// LoRA's B `[out, r]`.
+    LoraB,
+}
+
+/// A tensor of a model or of an adapter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Name on disk.
+    pub name: String,
+    /// Shape on disk.
+    pub shape: Vec<usize>,
+    /// What it is for.
+    pub role: Role,
+    /// The layer it belongs to; `None` for embedding, final norm and head.
+    pub layer: Option<usize>,
+}
+
+impl TensorSpec {
+    /// Number of values.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// Name of a norm of a layer, e.g. `layer_norm_name(0, "input_layernorm")`.
+pub fn layer_norm_name(layer: usize, norm: &str) -> String {
+    format!("model.layers.{layer}.{norm}.weight")
+}
+
+impl ModelSpec {
+    /// Every tensor of the model in the order of the forward pass. A tied head is not listed: it is the embedding.
+    pub fn tensors(&self) -> Vec<TensorSpec> {
+        let table = vec![self.vocab_size, self.hidden_size];
+        let outside =
+            |name: &str, shape: Vec<usize>, role| TensorSpec { name: name.to_owned(), shape, role, layer: None };
+        let mut tensors = vec![outside(EMBEDDING, table.clone(), Role::Embedding)];
+        for layer in 0..self.layers.len() {
+            self.add_layer(layer, &mut tensors);
+        }
+        tensors.push(outside(FINAL_NORM, vec![self.hidden_size], Role::Norm));
+        if !self.tie_word_embeddings {
+            tensors.push(outside(HEAD, table, Role::Head));
+        }
+        tensors
+    }
+
+    fn add_layer(&self, layer: usize, tensors: &mut Vec<TensorSpec>) {
+        let attention = &self.layers[layer].attention;
+        let norm = |name: &str, width| TensorSpec {
+            name: layer_norm_name(layer, name),
+            shape: vec![width],
+            role: Role::Norm,
+            layer: Some(layer),
+        };
+        for group in self.groups(layer) {
+            match group.kind {
+                GroupKind::Qkv => tensors.push(norm("input_layernorm", self.hidden_size)),
+                GroupKind::GateUp => tensors.push(norm("post_attention_layernorm", self.hidden_size)),
+                GroupKind::AttentionOutput | GroupKind::Down => {}
+            }
+            add_group(layer, &group, tensors);
+            if group.kind == GroupKind::Qkv && attention.qk_norm == QkNorm::PerHead {
+                tensors.push(norm("self_attn.q_norm", attention.head_dim));
+                tensors.push(norm("self_attn.k_norm", attention.head_dim));
+            }
+        }
+    }
+}
+
+fn add_group(layer: usize, group: &GroupSpec, tensors: &mut Vec<TensorSpec>) {
+    for module in &group.modules {
+        let out = module.out_features();
+        tensors.push(TensorSpec {
+            name: module.weight_name(),
+            shape: vec![out, group.in_features],
+            role: Role::Projection,
+            layer: Some(layer),
+        });
+        if module.bias {
+            tensors.push(TensorSpec {
+                name: module.bias_name(),
+                shape: vec![out],
+                role: Role::Bias,
+                layer: Some(layer),
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::tests::tiny;
+    use crate::shapes::{llama_3_2_1b, qwen3_8b};
+
+    #[test]
+    fn names_and_shapes_are_hugging_faces_in_the_order_of_the_forward_pass() {
+        let tensors = tiny(&[]).unwrap().spec.tensors();
+        assert_eq!(tensors.len(), 1 + 2 * 9 + 1 + 1);
+        let at = |index: usize| (tensors[index].name.as_str(), &tensors[index].shape[..], tensors[index].layer);
+        assert_eq!(at(0), ("model.embed_tokens.weight", &[11, 8][..], None));
+        assert_eq!(at(1), ("model.layers.0.input_layernorm.weight", &[8][..], Some(0)));
+        assert_eq!(at(3), ("model.layers.0.self_attn.k_proj.weight", &[4, 8][..], Some(0)));
+        assert_eq!(at(6), ("model.layers.0.post_attention_layernorm.weight", &[8][..], Some(0)));
+        assert_eq!(at(18), ("model.layers.1.mlp.down_proj.weight", &[8, 12][..], Some(1)));
+        assert_eq!(at(19), ("model.norm.weight", &[8][..], None));
+        assert_eq!(at(20), ("lm_head.weight", &[11, 8][..], None));
+    }
+
+    #[test]
+    fn a_bias_follows_its_weight_and_has_its_rows() {
+        let biases = [("attention_bias", json!(true)), ("mlp_bias", json!(true))];
+        let tensors = tiny(&biases).unwrap().spec.tensors();
+        let pairs: Vec<_> = tensors.windows(2).filter(|pair| pair[1].role == Role::Bias).collect();
+        assert_eq!(pairs.len(), 14);
+        for pair in pairs {
+            assert_eq!(pair[0].name.strip_suffix("weight"), pair[1].name.strip_suffix("bias"));
+            assert_eq!((pair[0].role, &pair[0].shape[..1]), (Role::Projection, &pair[1].shape[..]));
+        }
+    }
+
+    #[test]
+    fn a_tied_head_is_not_listed_and_names_are_unique() {
+        let tied = llama_3_2_1b().tensors();
+        assert!(tied.iter().all(|tensor| tensor.role != Role::Head && tensor.name != HEAD));
+        let tensors = qwen3_8b().tensors();
+        let names: BTreeSet<_> = tensors.iter().map(|tensor| &tensor.name).collect();
+        assert_eq!((names.len(), tensors.len()), (399, 399));
+    }
+}

@@ -1,0 +1,142 @@
+//! The checkpoints in `tests/fixtures` against the specs that their config.json parses to: transformers and PEFT wrote the files, so
+//! names and shapes in the safetensors headers are the reference.
+//!
+//! Trade-off: tiny random models only; published parameter counts in `src/counts.rs` cover real sizes.
+
+use std::collections::BTreeMap;
+use std::fs::{read, read_to_string};
+use std::path::{Path, PathBuf};
+
+use firebrick_arch::{
+    Activation, AttentionSpec, LayerSpec, LoraConfig, MlpSpec, ModelConfig, ModelSpec, QkNorm, Rope, RopeScaling,
+    TargetModules, TensorSpec,
+};
+use serde_json::{Value, from_slice, from_str};
+
+/// Names and shapes of tensors.
+type Shapes = BTreeMap<String, Vec<usize>>;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
+}
+
+/// Names and shapes in the header of a safetensors file: its length as a little-endian u64, then JSON.
+fn header(path: &Path) -> Shapes {
+    let bytes = read(path).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let map: BTreeMap<String, Value> = from_slice(&bytes[8..8 + length]).unwrap();
+    let size = |size: &Value| size.as_u64().unwrap() as usize;
+    let shape = |tensor: &Value| tensor["shape"].as_array().unwrap().iter().map(size).collect();
+    map.iter().filter(|(name, _)| *name != "__metadata__").map(|(name, tensor)| (name.clone(), shape(tensor))).collect()
+}
+
+fn shapes(tensors: Vec<TensorSpec>) -> Shapes {
+    tensors.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect()
+}
+
+fn spec(name: &str) -> ModelSpec {
+    ModelConfig::read(&fixture(name)).unwrap().spec
+}
+
+/// What the fixtures have in common: plain Llama with four heads of 16 columns.
+fn expected(change: impl Fn(&mut AttentionSpec)) -> ModelSpec {
+    let mut attention = AttentionSpec {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 16,
+        rope: Some(0),
+        qk_norm: QkNorm::None,
+        qkv_bias: false,
+        output_bias: false,
+        window: None,
+        scale: 0.25,
+    };
+    change(&mut attention);
+    attention.scale = 1.0 / (attention.head_dim as f64).sqrt();
+    let rope = Rope { theta: 10_000.0, scaling: RopeScaling::Default, rotary_dim: attention.head_dim };
+    let mlp = MlpSpec::Gated { intermediate_size: 96, activation: Activation::Silu, bias: false };
+    ModelSpec {
+        vocab_size: 264,
+        hidden_size: 64,
+        layers: vec![LayerSpec { attention, mlp }; 2],
+        ropes: vec![rope],
+        rms_norm_eps: 1e-6,
+        tie_word_embeddings: false,
+        max_position_embeddings: 256,
+        initializer_range: 0.15,
+    }
+}
+
+#[test]
+fn tiny_llama_is_plain() {
+    assert_eq!(spec("tiny-llama"), expected(|_| ()));
+}
+
+#[test]
+fn tiny_llama_bias_has_a_bias_on_all_seven_projections() {
+    let mut expected = expected(|attention| (attention.qkv_bias, attention.output_bias) = (true, true));
+    expected.rms_norm_eps = 1e-5;
+    for layer in &mut expected.layers {
+        layer.mlp = MlpSpec::Gated { intermediate_size: 96, activation: Activation::Silu, bias: true };
+    }
+    assert_eq!(spec("tiny-llama-bias"), expected);
+}
+
+#[test]
+fn tiny_mistral_has_a_window_in_every_layer_and_wide_heads() {
+    let mut expected = expected(|attention| (attention.head_dim, attention.window) = (24, Some(12)));
+    expected.rms_norm_eps = 1e-5;
+    assert_eq!(spec("tiny-mistral"), expected);
+}
+
+#[test]
+fn tiny_qwen2_has_qkv_biases_a_tied_head_and_an_unused_window() {
+    let mut expected = expected(|attention| attention.qkv_bias = true);
+    expected.ropes[0].theta = 1_000_000.0;
+    expected.tie_word_embeddings = true;
+    assert_eq!(spec("tiny-qwen2"), expected);
+}
+
+#[test]
+fn tiny_qwen3_has_qk_norm_and_its_own_head_width() {
+    let mut expected = expected(|attention| (attention.head_dim, attention.qk_norm) = (32, QkNorm::PerHead));
+    expected.ropes[0].theta = 1_000_000.0;
+    assert_eq!(spec("tiny-qwen3"), expected);
+}
+
+#[test]
+fn tensors_equal_the_header_of_every_checkpoint() {
+    for name in [
+        "tiny-llama",
+        "tiny-llama-bias",
+        "tiny-llama-tied",
+        "tiny-llama-yarn",
+        "tiny-mistral",
+        "tiny-qwen2",
+        "tiny-qwen3",
+    ] {
+        assert_eq!(shapes(spec(name).tensors()), header(&fixture(name).join("model.safetensors")), "{name}");
+    }
+}
+
+#[test]
+fn adapter_tensors_equal_the_header_of_every_adapter() {
+    let adapters = [
+        ("tiny-llama", "tiny-llama-lora"),
+        ("tiny-llama", "tiny-llama-rslora"),
+        ("tiny-llama-tied", "tiny-llama-tied-lora"),
+        ("tiny-llama-bias", "tiny-llama-bias-lora"),
+        ("tiny-mistral", "tiny-mistral-lora"),
+        ("tiny-qwen2", "tiny-qwen2-lora"),
+        ("tiny-qwen3", "tiny-qwen3-lora"),
+    ];
+    for (base, adapter) in adapters {
+        let text = read_to_string(fixture(adapter).join("adapter_config.json")).unwrap();
+        let lora: LoraConfig = from_str(&text).unwrap();
+        let tensors = spec(base).adapter_tensors(&lora).unwrap();
+        assert_eq!(shapes(tensors), header(&fixture(adapter).join("adapter_model.safetensors")), "{adapter}");
+        if adapter == "tiny-qwen3-lora" {
+            assert_eq!(lora.target_modules.resolve(&spec(base)).unwrap(), TargetModules::AllLinear);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The attention calls that a version of cuDNN is known not to support on a device, or to compute wrongly.
+//!
+//! Trade-off: only known cases are listed. cuDNN itself reports the rest when a plan is built.
+
+use super::shape::{AttentionShape, Pass};
+use super::version::Version;
+use crate::error::CudaError;
+
+/// The first version that is used for packed documents. On Hopper, earlier versions read workspace that they have not written in
+/// the backward pass and return NaN (<https://github.com/NVIDIA/TransformerEngine/issues/2186>), and 9.14 was wrong for wide
+/// heads and deterministic sums.
+const PACKED_SINCE: Version = Version(9, 18, 0);
+
+impl AttentionShape {
+    /// Refuses what `version` is known not to support, or to compute wrongly, on a device of major compute capability `major`.
+    /// Except where a comment says otherwise, the rules are those of NVIDIA's cudnn-frontend 1.23 (`sdpa_support_surface.h` and
+    /// `scaled_dot_product_flash_attention.h`).
+    pub(super) fn check_known_limits(&self, pass: Pass, version: Version, major: u32) -> Result<(), CudaError> {
+        let no = |reason: String| Err(CudaError::CudnnUnsupported { case: self.describe(pass), reason });
+        if version < Version(9, 1, 0) || [Version(9, 10, 0), Version(9, 10, 1)].contains(&version) {
+            return no(format!("cuDNN {version} is too old or known to be faulty: install 9.18 or newer"));
+        }
+        if major < 8 {
+            return no("it needs an Ampere GPU or newer".to_string());
+        }
+        if self.is_packed() {
+            if version < PACKED_SINCE || !(9..=10).contains(&major) {
+                let needed = format!("cuDNN {PACKED_SINCE} or newer and a Hopper or Blackwell data center GPU");
+                return no(format!("packed documents need {needed}, got cuDNN {version}"));
+            }
+            let strides = &self.strides;
+            let inputs = [strides.query, strides.key, strides.value];
+            // Not in NVIDIA's rules, but seen on Hopper: 9.14 and 9.19 give wrong gradients or an illegal instruction.
+            if pass == Pass::Backward
+                && inputs != [strides.query_gradient, strides.key_gradient, strides.value_gradient]
+            {
+                return no(
+                    "gradients of packed documents need the row strides of their queries, keys and values".to_string()
+                );
+            }
+        }
+        let widest = if major == 9 || (pass == Pass::Forward && version > Version(9, 9, 0)) { 256 } else { 128 };
+        if self.head_dim > widest {
+            return no(format!("heads are {} wide, and at most {widest} are supported here", self.head_dim));
+        }
+        if pass == Pass::Backward && self.longest() == 1 {
+            return no("documents of a single token have no backward pass: round the longest up".to_string());
+        }
+        if pass == Pass::Backward && self.deterministic && major >= 10 {
+            return no("cuDNN's heuristics do not choose the deterministic backward pass on this GPU".to_string());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::shape::{Element, Layout, RowStrides};
+    use super::*;
+
+    #[test]
+    fn known_limits_are_reported_as_unsupported_so_that_the_caller_can_fall_back() {
+        let shape = AttentionShape {
+            element: Element::Bf16,
+            layout: Layout::Packed { documents: 2, longest: 8, tokens: 10 },
+            query_heads: 4,
+            key_value_heads: 2,
+            head_dim: 8,
+            strides: RowStrides::contiguous(4, 2, 8),
+            deterministic: false,
+        };
+        let unsupported = |shape: &AttentionShape, version, major| {
+            let error = shape.check_known_limits(Pass::Backward, version, major);
+            matches!(error, Err(CudaError::CudnnUnsupported { .. }))
+        };
+        let new = Version(9, 19, 0);
+        assert!(!unsupported(&shape, new, 9) && !unsupported(&shape, new, 10));
+        assert!(unsupported(&shape, Version(9, 14, 0), 9) && unsupported(&shape, Version(9, 10, 0), 9));
+        assert!(unsupported(&shape, new, 8) && unsupported(&shape, new, 12));
+        let uniform = AttentionShape { layout: Layout::Uniform { documents: 2, length: 8 }, ..shape };
+        assert!(!unsupported(&uniform, Version(9, 14, 0), 9) && unsupported(&uniform, Version(9, 10, 0), 9));
+        let mut joined = shape;
+        joined.strides.query *= 2;
+        assert!(unsupported(&joined, new, 9));
+        joined.strides.query_gradient *= 2;
+        assert!(!unsupported(&joined, new, 9));
+    }
+}

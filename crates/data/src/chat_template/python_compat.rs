@@ -1,0 +1,326 @@
+//! The Python behavior that chat templates rely on: `json.dumps`, `datetime.now().strftime`, `str` and `repr`.
+//!
+//! Not supported: the local time zone (dates are UTC, so that two machines render the same prompt), locales other than
+//! English, and integers beyond 64 bits.
+
+use std::borrow::Cow;
+
+use chrono::DateTime;
+use chrono::format::{Item, StrftimeItems};
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{Error, ErrorKind, Value};
+
+/// Maximum depth to which a value is written.
+const MAX_DEPTH: usize = 256;
+
+/// The template filter `tojson`: Python's `json.dumps` with `ensure_ascii=False`, not Jinja's HTML-safe filter.
+pub(super) fn tojson(value: &Value, arguments: Kwargs) -> Result<Value, Error> {
+    let failed = |message: String| Error::new(ErrorKind::InvalidOperation, format!("tojson: {message}"));
+    let ensure_ascii = arguments.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
+    let sort_keys = arguments.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+    let indent = arguments.get::<Option<Value>>("indent")?.filter(|value| !value.is_none());
+    let separators = arguments.get::<Option<Value>>("separators")?.filter(|value| !value.is_none());
+    arguments.assert_all_used()?;
+    if value.is_undefined() {
+        return Err(failed("the value is undefined".to_owned()));
+    }
+    let indent = match indent {
+        None => None,
+        Some(indent) => match indent.as_str() {
+            Some(text) => Some(text.to_owned()),
+            None => Some(" ".repeat(i64::try_from(indent)?.clamp(0, 64) as usize)),
+        },
+    };
+    let strings = |pair: Value| -> Result<Vec<String>, Error> {
+        pair.try_iter()?.map(|item| to_str(&item).map(Cow::into_owned)).collect()
+    };
+    let separators = separators.map(strings);
+    let (item_separator, key_separator) = match separators.transpose()?.as_deref() {
+        Some([item, key]) => (item.clone(), key.clone()),
+        Some(other) => return Err(failed(format!("separators needs 2 strings, found {}", other.len()))),
+        None => (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()),
+    };
+    let mut writer = JsonWriter { indent, item_separator, key_separator, ensure_ascii, sort_keys, text: String::new() };
+    writer.value(value, 0)?;
+    Ok(Value::from(writer.text))
+}
+
+/// Python's `str` of a value: a string unchanged, everything else as [`to_repr`]. Undefined is empty, as in Jinja.
+///
+/// Errors: the value is too deep.
+pub(super) fn to_str(value: &Value) -> Result<Cow<'_, str>, Error> {
+    if let Some(text) = value.as_str() {
+        return Ok(Cow::Borrowed(text));
+    }
+    let mut text = String::new();
+    if !value.is_undefined() {
+        to_repr(value, &mut text, 0)?;
+    }
+    Ok(Cow::Owned(text))
+}
+
+/// Python's `repr` of a value, appended.
+fn to_repr(value: &Value, text: &mut String, depth: usize) -> Result<(), Error> {
+    check_depth(depth)?;
+    match value.kind() {
+        ValueKind::String => repr_string(value.as_str().unwrap_or_default(), text),
+        ValueKind::Number if !value.is_integer() => text.push_str(&repr_float(f64::try_from(value.clone())?)),
+        ValueKind::Seq | ValueKind::Iterable => {
+            text.push('[');
+            for (index, item) in value.try_iter()?.enumerate() {
+                text.push_str(if index > 0 { ", " } else { "" });
+                to_repr(&item, text, depth + 1)?;
+            }
+            text.push(']');
+        }
+        ValueKind::Map => {
+            text.push('{');
+            for (index, key) in value.try_iter()?.enumerate() {
+                text.push_str(if index > 0 { ", " } else { "" });
+                to_repr(&key, text, depth + 1)?;
+                text.push_str(": ");
+                to_repr(&value.get_item(&key)?, text, depth + 1)?;
+            }
+            text.push('}');
+        }
+        ValueKind::Undefined => text.push_str("Undefined"),
+        // The engine writes None, True, False and integers as Python does.
+        _ => text.push_str(&value.to_string()),
+    }
+    Ok(())
+}
+
+fn check_depth(depth: usize) -> Result<(), Error> {
+    if depth > MAX_DEPTH {
+        return Err(Error::new(ErrorKind::InvalidOperation, "a value is nested too deeply to be written"));
+    }
+    Ok(())
+}
+
+fn repr_string(string: &str, text: &mut String) {
+    let quote = if string.contains('\'') && !string.contains('"') { '"' } else { '\'' };
+    text.push(quote);
+    for character in string.chars() {
+        match character {
+            '\n' => text.push_str("\\n"),
+            '\r' => text.push_str("\\r"),
+            '\t' => text.push_str("\\t"),
+            '\\' => text.push_str("\\\\"),
+            character if character == quote => text.extend(['\\', character]),
+            character if is_printable(character) => text.push(character),
+            character => match character as u32 {
+                code @ 0..=0xff => text.push_str(&format!("\\x{code:02x}")),
+                code @ 0..=0xffff => text.push_str(&format!("\\u{code:04x}")),
+                code => text.push_str(&format!("\\U{code:08x}")),
+            },
+        }
+    }
+    text.push(quote);
+}
+
+/// Python's `str.isprintable`, except for unassigned code points.
+fn is_printable(character: char) -> bool {
+    let hidden = character.is_control()
+        || (character.is_whitespace() && character != ' ')
+        || matches!(character, '\u{ad}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}')
+        || matches!(character, '\u{feff}' | '\u{e000}'..='\u{f8ff}' | '\u{fdd0}'..='\u{fdef}' | '\u{f0000}'..);
+    !hidden
+}
+
+/// Python's `repr` of a float: the fewest digits that round-trip; exponents of at least two digits from 1e16 and below
+/// 1e-4.
+fn repr_float(value: f64) -> String {
+    if value.is_nan() {
+        return "nan".to_owned();
+    }
+    if value.is_infinite() {
+        return if value > 0.0 { "inf" } else { "-inf" }.to_owned();
+    }
+    let scientific = format!("{value:e}");
+    let (digits, exponent) = scientific.split_once('e').expect("`{:e}` writes an exponent");
+    let exponent: i32 = exponent.parse().expect("`{:e}` writes a whole exponent");
+    if value == 0.0 || (-4..16).contains(&exponent) {
+        let plain = value.to_string();
+        return if plain.contains('.') { plain } else { format!("{plain}.0") };
+    }
+    let sign = if exponent < 0 { '-' } else { '+' };
+    format!("{digits}e{sign}{:02}", exponent.abs())
+}
+
+/// Writes JSON with the spaces and escapes of `json.dumps`.
+struct JsonWriter {
+    indent: Option<String>,
+    item_separator: String,
+    key_separator: String,
+    ensure_ascii: bool,
+    sort_keys: bool,
+    text: String,
+}
+
+impl JsonWriter {
+    /// Errors: the value is too deep, or has a key that JSON does not allow.
+    fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        check_depth(depth)?;
+        if let Some(text) = value.as_str() {
+            self.string(text);
+            return Ok(());
+        }
+        match value.kind() {
+            ValueKind::None | ValueKind::Undefined => self.text.push_str("null"),
+            ValueKind::Bool => self.text.push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number if value.is_integer() => self.text.push_str(&value.to_string()),
+            ValueKind::Number => {
+                let number = f64::try_from(value.clone())?;
+                self.text.push_str(&if number.is_finite() { repr_float(number) } else { "null".to_owned() });
+            }
+            ValueKind::Seq | ValueKind::Iterable => {
+                self.text.push('[');
+                for (index, item) in value.try_iter()?.enumerate() {
+                    self.before(index, depth + 1);
+                    self.value(&item, depth + 1)?;
+                }
+                self.close(']', depth);
+            }
+            ValueKind::Map => self.map(value, depth)?,
+            _ => self.string(&value.to_string()),
+        }
+        Ok(())
+    }
+
+    fn map(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        self.text.push('{');
+        let mut keys: Vec<Value> = value.try_iter()?.collect();
+        if self.sort_keys {
+            keys.sort();
+        }
+        for (index, key) in keys.iter().enumerate() {
+            self.before(index, depth + 1);
+            match (key.as_str(), key.kind()) {
+                (Some(text), _) => self.string(text),
+                (None, ValueKind::Number) => self.string(&to_str(key)?),
+                (None, ValueKind::Bool) => self.string(if key.is_true() { "true" } else { "false" }),
+                (None, ValueKind::None) => self.string("null"),
+                _ => {
+                    let message = format!("tojson: a {} cannot be the key of an object", key.kind());
+                    return Err(Error::new(ErrorKind::InvalidOperation, message));
+                }
+            }
+            self.text.push_str(&self.key_separator);
+            self.value(&value.get_item(key)?, depth + 1)?;
+        }
+        self.close('}', depth);
+        Ok(())
+    }
+
+    /// The text before an item.
+    fn before(&mut self, index: usize, depth: usize) {
+        if index > 0 {
+            self.text.push_str(&self.item_separator);
+        }
+        self.new_line(depth);
+    }
+
+    /// Closes on a new line, unless there is nothing inside.
+    fn close(&mut self, bracket: char, depth: usize) {
+        if !self.text.ends_with(['[', '{']) {
+            self.new_line(depth);
+        }
+        self.text.push(bracket);
+    }
+
+    fn new_line(&mut self, depth: usize) {
+        if let Some(indent) = &self.indent {
+            self.text.push('\n');
+            for _ in 0..depth {
+                self.text.push_str(indent);
+            }
+        }
+    }
+
+    fn string(&mut self, text: &str) {
+        // serde_json escapes exactly what Python does, except for characters outside ASCII.
+        let escaped = serde_json::to_string(text).expect("a text is always JSON");
+        if !self.ensure_ascii {
+            return self.text.push_str(&escaped);
+        }
+        for character in escaped.chars() {
+            if character.is_ascii() {
+                self.text.push(character);
+            } else {
+                for unit in character.encode_utf16(&mut [0; 2]) {
+                    self.text.push_str(&format!("\\u{unit:04x}"));
+                }
+            }
+        }
+    }
+}
+
+/// `datetime.strftime` of a moment in UTC, in seconds since 1970.
+///
+/// Errors: an unknown directive, or a moment outside the calendar.
+pub(super) fn strftime(format: &str, unix_seconds: i64) -> Result<String, Error> {
+    let failed = |message: String| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {message}"));
+    let moment = DateTime::from_timestamp(unix_seconds, 0).ok_or_else(|| failed("date out of range".to_owned()))?;
+    let items: Vec<Item<'_>> = StrftimeItems::new(format).collect();
+    if items.contains(&Item::Error) {
+        return Err(failed(format!("unknown directive in {format:?}")));
+    }
+    Ok(moment.format_with_items(items.into_iter()).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use minijinja::Environment;
+
+    use super::*;
+
+    fn render(template: &str) -> String {
+        let mut environment = Environment::new();
+        environment.add_filter("tojson", tojson);
+        environment.render_str(template, ()).unwrap()
+    }
+
+    #[test]
+    fn tojson_writes_what_json_dumps_writes() {
+        // Right-hand sides printed by Python 3.11's json.dumps.
+        assert_eq!(
+            render(r#"{{ {"b": [1, 2.5, true, none], "a": "é<'>\n"} | tojson }}"#),
+            r#"{"b": [1, 2.5, true, null], "a": "é<'>\n"}"#
+        );
+        assert_eq!(
+            render(r#"{{ {"b": [], "a": {}} | tojson(indent=2, sort_keys=true) }}"#),
+            "{\n  \"a\": {},\n  \"b\": []\n}"
+        );
+        assert_eq!(
+            render(r#"{{ ["é", "😀"] | tojson(ensure_ascii=true, separators=(",", ":")) }}"#),
+            r#"["\u00e9","\ud83d\ude00"]"#
+        );
+        assert_eq!(render(r#"{{ [[1], 2] | tojson(indent=1) }}"#), "[\n [\n  1\n ],\n 2\n]");
+    }
+
+    #[test]
+    fn str_and_floats_are_written_as_python_writes_them() {
+        let value = Value::from_serialize(serde_json::json!({ "a": ["it's", "\n\u{a0}", null, true], "b": 1e-7 }));
+        assert_eq!(to_str(&value).unwrap(), r#"{'a': ["it's", '\n\xa0', None, True], 'b': 1e-07}"#);
+        let floats = [1e16, 1.5e300, 0.0001, 0.00001, 123456789.125, -2.0, 1e15, 0.0];
+        let shown = floats.map(repr_float);
+        assert_eq!(
+            shown,
+            ["1e+16", "1.5e+300", "0.0001", "1e-05", "123456789.125", "-2.0", "1000000000000000.0", "0.0"]
+        );
+    }
+
+    #[test]
+    fn strftime_agrees_with_python() {
+        // 29 February 2024, 15:04:05 UTC, a Thursday.
+        let moment = 1_709_219_045;
+        assert_eq!(
+            strftime("%d %b %Y|%A %-d %B, %I:%M:%S %p|%j %y-%m %u%%", moment).unwrap(),
+            "29 Feb 2024|Thursday 29 February, 03:04:05 PM|060 24-02 4%"
+        );
+        assert_eq!(strftime("%F %T", 0).unwrap(), "1970-01-01 00:00:00");
+        assert_eq!(strftime("%F %a %-H", -1).unwrap(), "1969-12-31 Wed 23");
+        assert_eq!(strftime("%F", 4_107_542_400).unwrap(), "2100-03-01");
+        assert!(strftime("%Q", 0).is_err());
+    }
+}

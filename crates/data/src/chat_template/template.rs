@@ -1,0 +1,377 @@
+//! A compiled chat template: messages in, the exact text that the model was trained on out.
+//!
+//! Runs Jinja templates as transformers 5 runs them: block trimming, loop controls, `{% generation %}` blocks, tools,
+//! documents, `raise_exception`, `strftime_now`, Python's methods and `tojson`. Keys of a message that are null are left
+//! out, and reasoning is available under each of its names. Not supported: messages with images or sound.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use minijinja::{Environment, Value};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value as Json};
+
+use super::engine::{self, DEADLINE, full_reason};
+use super::generation;
+use super::python_compat::{strftime, to_str};
+use crate::catch_panic::catch_panic;
+use crate::error::DataError;
+use crate::skeleton::Skeletons;
+use crate::text_marks::{BLOCK_END, BLOCK_START, OPEN_END, find_mark, is_space};
+
+const NAME: &str = "chat_template";
+/// Maximum size of a template. The largest published one has about 30 KiB.
+const MAX_SOURCE_BYTES: usize = 1 << 20;
+/// The names of a message's reasoning. A template reads one of them.
+const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+
+/// One turn of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// "system", "user", "assistant", or another role that the template knows.
+    pub role: String,
+    /// The text.
+    pub content: String,
+}
+
+/// The input of a template in addition to the messages.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TemplateInput<'a> {
+    /// JSON schemas of tools.
+    pub tools: Option<&'a [Json]>,
+    /// Documents for retrieval.
+    pub documents: Option<&'a [Json]>,
+    /// More variables (`enable_thinking`, for example). They take precedence over special tokens.
+    pub arguments: Option<&'a Map<String, Json>>,
+    /// Append the text that precedes an assistant's answer.
+    pub add_generation_prompt: bool,
+    /// Leave the last message open, so that the model continues it.
+    pub continue_final_message: bool,
+}
+
+/// A chat template, compiled.
+#[derive(Debug, Clone)]
+pub struct ChatTemplate {
+    environment: Arc<Environment<'static>>,
+    source: String,
+    special_tokens: BTreeMap<String, String>,
+    marks_generation: bool,
+    uses_date: bool,
+    skeletons: Skeletons,
+}
+
+impl ChatTemplate {
+    /// Compiles `source`, which was read from `path`; `special_tokens` are variables of the template (`bos_token`, ...).
+    /// The tokenizer sets the date.
+    pub(crate) fn new(source: &str, path: &Path, special_tokens: BTreeMap<String, String>) -> Result<Self, DataError> {
+        let bad = |reason: String| DataError::BadChatTemplate { path: path.to_owned(), reason };
+        if source.len() > MAX_SOURCE_BYTES {
+            return Err(bad(format!("it has {} bytes, the maximum is {MAX_SOURCE_BYTES}", source.len())));
+        }
+        let mut environment = engine::environment();
+        let (rewritten, marks_generation) = generation::rewrite(source);
+        let compile = || environment.add_template_owned(NAME, rewritten).map_err(|reason| full_reason(&reason));
+        catch_panic("the template engine", compile).map_err(bad)?;
+        let uses_date = source.contains("strftime_now");
+        let (environment, source) = (Arc::new(environment), source.to_owned());
+        let skeletons = Skeletons::default();
+        Ok(Self { environment, source, special_tokens, marks_generation, uses_date, skeletons })
+    }
+
+    /// Renders the messages. `add_generation_prompt` appends the text that precedes an assistant's answer.
+    ///
+    /// Errors: the template refuses the messages (an unknown role, two users in a row, ...).
+    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, DataError> {
+        let object = |message: &Message| {
+            let fields = [("role", &message.role), ("content", &message.content)];
+            fields.map(|(key, text)| (key.to_owned(), Json::from(text.as_str()))).into_iter().collect()
+        };
+        let messages: Vec<Map<String, Json>> = messages.iter().map(object).collect();
+        self.render_chat(&messages, TemplateInput { add_generation_prompt, ..TemplateInput::default() })
+    }
+
+    /// Renders messages with all inputs, as `apply_chat_template(..., tokenize=False)` of transformers does.
+    ///
+    /// Errors: the template refuses the messages, takes too long or writes too much; `continue_final_message` is set and
+    /// the template does not write the whole last message.
+    pub fn render_chat(&self, messages: &[Map<String, Json>], input: TemplateInput<'_>) -> Result<String, DataError> {
+        if !input.continue_final_message {
+            return Ok(self
+                .render_marked(&to_values(messages), &RenderInput::new(input), input.add_generation_prompt)?
+                .0);
+        }
+        let failed = |reason: &str| DataError::TemplateFailed { roles: roles(messages), reason: reason.to_owned() };
+        if input.add_generation_prompt {
+            return Err(failed("continue_final_message and add_generation_prompt exclude each other"));
+        }
+        let mut messages = messages.to_vec();
+        let content = messages.last_mut().and_then(|message| message.get_mut("content"));
+        let Some(Json::String(content)) = content else {
+            return Err(failed("continue_final_message needs a last message with a text"));
+        };
+        // Followed by a space, as in transformers: a template that trims it trims the message too.
+        content.push(OPEN_END);
+        content.push(' ');
+        let (text, _) = self.render_marked(&to_values(&messages), &RenderInput::new(input), false)?;
+        let end = text.rfind(OPEN_END).ok_or_else(|| failed("the template does not write the whole last message"))?;
+        let (before, after) = text.split_at(end);
+        let kept = after[OPEN_END.len_utf8()..].starts_with(' ');
+        Ok(if kept { before } else { before.trim_end_matches(is_space) }.to_owned())
+    }
+
+    /// Fixes the date that `strftime_now` returns, in seconds since 1970 UTC. By default it is the time of loading. A run
+    /// that is resumed on another day must set the date of its start, or its prompts change.
+    pub fn set_date(&mut self, unix_seconds: i64) {
+        let environment = Arc::make_mut(&mut self.environment);
+        environment.add_function("strftime_now", move |format: &str| strftime(format, unix_seconds));
+        self.skeletons.clear();
+    }
+
+    /// Whether the template reads the date, so that [`ChatTemplate::set_date`] matters.
+    pub fn uses_date(&self) -> bool {
+        self.uses_date
+    }
+
+    /// The source of the template.
+    pub(crate) fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// The known skeletons of the template.
+    pub(crate) fn skeletons(&self) -> &Skeletons {
+        &self.skeletons
+    }
+
+    /// Whether the template marks the assistant's text with `{% generation %}` blocks.
+    pub(crate) fn marks_generation(&self) -> bool {
+        self.marks_generation
+    }
+
+    /// Renders and returns the byte ranges that came from `{% generation %}` blocks.
+    pub(crate) fn render_marked(
+        &self,
+        messages: &[Value],
+        input: &RenderInput<'_>,
+        add_generation_prompt: bool,
+    ) -> Result<(String, Vec<Range<usize>>), DataError> {
+        let tokens =
+            self.special_tokens.iter().map(|(name, token)| (Value::from(name.as_str()), token.as_str().into()));
+        let arguments = input.arguments.iter().flat_map(|arguments| arguments.iter());
+        let arguments = arguments.map(|(name, value)| (Value::from(name.as_str()), Value::from_serialize(value)));
+        let own = [
+            ("messages", Value::from(messages.to_vec())),
+            ("tools", input.tools.clone()),
+            ("documents", input.documents.clone()),
+            ("add_generation_prompt", add_generation_prompt.into()),
+        ];
+        let own = own.into_iter().map(|(name, value)| (Value::from(name), value));
+        let context: Value = tokens.chain(arguments).chain(own).collect::<BTreeMap<_, _>>().into();
+        let rendered = engine::render(&self.environment, NAME, context, DEADLINE).map_err(|reason| {
+            let roles: Vec<_> =
+                messages.iter().map(|message| to_str(&role_of(message)).unwrap_or_default().into_owned()).collect();
+            let roles = if roles.is_empty() { NO_MESSAGE.to_owned() } else { roles.join(", ") };
+            DataError::TemplateFailed { roles, reason }
+        })?;
+        Ok(take_blocks(&rendered))
+    }
+}
+
+const NO_MESSAGE: &str = "no message at all";
+
+/// [`TemplateInput`] as values of the engine, converted once for all renders of a conversation.
+pub(crate) struct RenderInput<'a> {
+    tools: Value,
+    documents: Value,
+    arguments: Option<&'a Map<String, Json>>,
+}
+
+impl<'a> RenderInput<'a> {
+    pub(crate) fn new(input: TemplateInput<'a>) -> Self {
+        let list = |items: Option<&[Json]>| items.map_or(Value::from(()), Value::from_serialize);
+        Self { tools: list(input.tools), documents: list(input.documents), arguments: input.arguments }
+    }
+}
+
+/// Messages as values of the engine, prepared as in transformers: without nulls, reasoning under each of its names.
+fn to_values(messages: &[Map<String, Json>]) -> Vec<Value> {
+    messages.iter().map(|message| to_value(message, None)).collect()
+}
+
+/// A message as a value of the engine, with another content if one is given.
+pub(crate) fn to_value(message: &Map<String, Json>, content: Option<&str>) -> Value {
+    let mut pairs: Vec<(Value, Value)> = Vec::with_capacity(message.len() + 2);
+    let reasoning = REASONING.iter().find_map(|key| message.get(*key).filter(|value| !value.is_null()));
+    if let Some(reasoning) = reasoning
+        && message.get("thinking").is_none_or(Json::is_null)
+    {
+        pairs.push((Value::from("thinking"), Value::from_serialize(reasoning)));
+    }
+    let kept = message.iter().filter(|(_, value)| !value.is_null());
+    let value = |value: &Json| value.as_str().map_or_else(|| Value::from_serialize(value), Value::from);
+    pairs.extend(kept.map(|(key, item)| match content.filter(|_| key == "content") {
+        Some(content) => (Value::from(key.as_str()), Value::from(content)),
+        None => (Value::from(key.as_str()), value(item)),
+    }));
+    if let Some(reasoning) = reasoning
+        && !message.contains_key("reasoning_content")
+    {
+        pairs.push((Value::from("reasoning_content"), Value::from_serialize(reasoning)));
+    }
+    Value::from_iter(pairs)
+}
+
+fn role_of(message: &Value) -> Value {
+    message.get_attr("role").unwrap_or_default()
+}
+
+/// Roles in order, for error messages.
+fn roles(messages: &[Map<String, Json>]) -> String {
+    if messages.is_empty() {
+        return NO_MESSAGE.to_owned();
+    }
+    messages
+        .iter()
+        .map(|message| message.get("role").and_then(Json::as_str).unwrap_or("?"))
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+/// Removes the marks of blocks and returns the byte ranges between them.
+fn take_blocks(rendered: &str) -> (String, Vec<Range<usize>>) {
+    let mut text = String::with_capacity(rendered.len());
+    let mut ranges = Vec::new();
+    let (mut start, mut rest) = (0, rendered);
+    while let Some(at) = find_mark(rest, &[BLOCK_START, BLOCK_END]) {
+        text.push_str(&rest[..at]);
+        if rest[at..].starts_with(BLOCK_START) {
+            start = text.len();
+        } else {
+            ranges.push(start..text.len());
+        }
+        rest = &rest[at + BLOCK_START.len_utf8()..];
+    }
+    text.push_str(rest);
+    (text, ranges)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn template(source: &str) -> ChatTemplate {
+        let tokens = BTreeMap::from([("bos_token".to_owned(), "<s>".to_owned())]);
+        ChatTemplate::new(source, Path::new("chat_template.jinja"), tokens).unwrap()
+    }
+
+    fn message(role: &str, content: &str) -> Message {
+        Message { role: role.to_owned(), content: content.to_owned() }
+    }
+
+    #[test]
+    fn generation_blocks_are_stripped_and_located() {
+        let template = template(
+            "{% for m in messages %}\n\
+             {% if m.role == 'assistant' %}\n\
+             {{ loop.index }}{% generation %}{{ loop.index0 }}{{ m.content }}.{% endgeneration %}\n\
+             {%- generation -%} x {%- endgeneration %}\n\
+             {% endif %}\n\
+             {% endfor %}",
+        );
+        let messages = [("user", "q"), ("assistant", "é")]
+            .map(|(role, content)| crate::record_format::Turn::new(role, content).message);
+        let input = RenderInput::new(TemplateInput::default());
+        let (text, ranges) = template.render_marked(&to_values(&messages), &input, false).unwrap();
+        assert_eq!(text, "21é.x");
+        assert_eq!(ranges, [1..5, 5..6]);
+        assert!(template.marks_generation());
+    }
+
+    #[test]
+    fn blocks_are_trimmed_as_transformers_trims_them() {
+        let template = template(
+            "  {% for m in messages %}\n  {% if m.role == 'user' %}\n[{{ m.content }}]\n  {% endif %}\n\
+             {% endfor %}\n{{ bos_token }}\n",
+        );
+        assert_eq!(template.render(&[message("user", " a ")], false).unwrap(), "[ a ]\n<s>");
+    }
+
+    #[test]
+    fn python_idioms_of_published_templates_render() {
+        let template = template(
+            "{%- set ns = namespace(last=-1) -%}\
+             {%- for m in messages[::-1] -%}\
+             {%- if ns.last == -1 and m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}\
+             {%- endfor -%}\
+             {{ ns.last }}|{{ messages[0]['content'].strip().split(' ')[-1].upper() }}|\
+             {{ messages[0].get('tool_calls') is none }}|\
+             {%- for m in messages -%}\
+             {%- if loop.first -%}{%- continue -%}{%- endif -%}{{ m.content | trim }}\
+             {%- if loop.index == 2 -%}{%- break -%}{%- endif -%}\
+             {%- endfor -%}\
+             |{{ messages[0] | tojson }}|{{ tools is none }}|{{ undefined_thing is defined }}|{{ 'a' ~ (1 + 1) }}|\
+             {{ none }}{{ true }}",
+        );
+        let messages = [message("user", " hello there "), message("assistant", " x "), message("assistant", "y")];
+        assert_eq!(
+            template.render(&messages, false).unwrap(),
+            "2|THERE|True|x|{\"role\": \"user\", \"content\": \" hello there \"}|True|False|a2|NoneTrue"
+        );
+    }
+
+    #[test]
+    fn final_message_can_be_left_open() {
+        let open = |source: &str, content: &str| {
+            let messages = [crate::record_format::Turn::new("assistant", content).message];
+            let input = TemplateInput { continue_final_message: true, ..TemplateInput::default() };
+            template(source).render_chat(&messages, input)
+        };
+        let plain = "{% for m in messages %}[{{ m.content }}]</s>{% endfor %}";
+        assert_eq!(open(plain, "so ").unwrap(), "[so ");
+        // A template that trims removes the space after the text too, as in transformers.
+        assert_eq!(open(&plain.replace("m.content", "m.content | trim"), "so ").unwrap(), "[so");
+        assert!(open("nothing of it", "so").is_err());
+    }
+
+    #[test]
+    fn documents_and_arguments_reach_the_template_and_arguments_take_precedence_over_special_tokens() {
+        let template = template("{{ documents[0].title }}|{{ enable_thinking is false }}|{{ bos_token }}");
+        let documents = [serde_json::json!({ "title": "t" })];
+        let arguments = serde_json::json!({ "enable_thinking": false, "bos_token": "x" });
+        let input =
+            TemplateInput { documents: Some(&documents), arguments: arguments.as_object(), ..TemplateInput::default() };
+        assert_eq!(template.render_chat(&[], input).unwrap(), "t|True|x");
+    }
+
+    #[test]
+    fn text_is_not_escaped_as_html() {
+        assert_eq!(
+            template("{{ messages[0].content }}").render(&[message("user", "<a & 'b'>")], false).unwrap(),
+            "<a & 'b'>"
+        );
+    }
+
+    #[test]
+    fn date_is_fixed_by_set_date() {
+        let mut template = template("{{ strftime_now('%d %b %Y') }}");
+        template.set_date(0);
+        assert!(template.uses_date());
+        assert_eq!(template.render(&[], false).unwrap(), "01 Jan 1970");
+    }
+
+    #[test]
+    fn exception_raised_by_the_template_reaches_the_user() {
+        let template = template("{% if true %}{{ raise_exception('only one system message') }}{% endif %}");
+        let error = template.render(&[message("system", "a")], false).unwrap_err().to_string();
+        assert!(error.contains("only one system message") && error.contains("roles: system"), "{error}");
+    }
+
+    #[test]
+    fn template_that_does_not_parse_names_file_and_line() {
+        let error =
+            ChatTemplate::new("\n{% if %}", Path::new("folder/chat_template.jinja"), BTreeMap::new()).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("folder/chat_template.jinja") && error.contains("line 2"), "{error}");
+    }
+}

@@ -1,0 +1,89 @@
+//! Prompts with reference answers, taken from held-out conversations, for evaluation by exact answers.
+//!
+//! Not supported: conversations in which every token counts in the loss (the answer cannot be distinguished from the
+//! prompt), and those that were cut before the answer ended.
+
+use crate::cache::DocumentSet;
+use crate::error::DataError;
+use crate::example::Example;
+use crate::tokenizer::Tokenizer;
+
+/// A prompt and its reference answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EvalPrompt {
+    /// Everything before the last answer, including the assistant's header: generation continues from here.
+    pub prompt: Vec<u32>,
+    /// The last answer as text, without special tokens.
+    pub answer: String,
+}
+
+impl EvalPrompt {
+    /// The prompt of an example; the answer is its last run of loss tokens. `None` if there is no prompt (the first token
+    /// alone is none) or no special token ends the answer.
+    pub fn from_example(example: &Example, tokenizer: &Tokenizer) -> Result<Option<Self>, DataError> {
+        let Some(last) = example.loss_mask.iter().rposition(|&counts| counts) else { return Ok(None) };
+        let start = example.loss_mask[..last].iter().rposition(|&counts| !counts).map_or(0, |before| before + 1);
+        if start < 2 || !tokenizer.is_special(example.tokens[last]) {
+            return Ok(None);
+        }
+        let answer = tokenizer.decode(&example.tokens[start..last], true)?;
+        Ok(Some(Self { prompt: example.tokens[..start].to_vec(), answer }))
+    }
+
+    /// The first `limit` prompts of some documents, in their order.
+    ///
+    /// Error: the tokenizer cannot decode the tokens.
+    pub fn from_documents(
+        documents: &DocumentSet,
+        tokenizer: &Tokenizer,
+        limit: usize,
+    ) -> Result<Vec<Self>, DataError> {
+        let prompt = |example| Self::from_example(&example, tokenizer).transpose();
+        documents.examples().filter_map(prompt).take(limit).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chat_template::Message;
+    use crate::conversation::encode_chat;
+    use crate::record_format::{Chat, Turn};
+    use crate::selection::TrainOn;
+    use crate::test_tokenizer::TestTokenizer;
+
+    fn encode(tokenizer: &Tokenizer, messages: &[Message], train_on: TrainOn) -> Example {
+        let turns = messages.iter().map(|message| Turn::new(&message.role, &message.content)).collect();
+        encode_chat(tokenizer, &Chat { turns, ..Chat::default() }, train_on, true).unwrap().example
+    }
+
+    fn conversation() -> Vec<Message> {
+        let turns = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four é")];
+        turns.map(|(role, content)| Message { role: role.to_owned(), content: content.to_owned() }).to_vec()
+    }
+
+    #[test]
+    fn prompt_ends_with_the_assistants_header_and_answer_is_the_content() {
+        let tokenizer = TestTokenizer::default().load();
+        let example = encode(&tokenizer, &conversation(), TrainOn::Assistant);
+        let prompt = tokenizer.chat_template().unwrap().render(&conversation()[..3], true).unwrap();
+        let found = EvalPrompt::from_example(&example, &tokenizer).unwrap().unwrap();
+        assert_eq!(found.prompt, tokenizer.encode(&prompt, false).unwrap());
+        assert_eq!(found.answer, "four é");
+    }
+
+    #[test]
+    fn cut_answers_and_examples_with_loss_everywhere_have_no_prompt() {
+        let tokenizer = TestTokenizer::default().load();
+        let whole = encode(&tokenizer, &conversation(), TrainOn::Assistant);
+        let mut cut = whole.clone();
+        let end = cut.loss_mask.iter().rposition(|&counts| counts).unwrap();
+        cut.tokens.truncate(end);
+        cut.loss_mask.truncate(end);
+        let all = encode(&tokenizer, &conversation(), TrainOn::All);
+        let examples = vec![cut, whole.clone(), all, whole];
+        let documents = DocumentSet::from_examples(&examples);
+        let prompts = |limit| EvalPrompt::from_documents(&documents, &tokenizer, limit).unwrap().len();
+        assert_eq!((prompts(9), prompts(1)), (2, 1));
+    }
+}

@@ -1,0 +1,56 @@
+//! Which rows each micro-batch has: the sequence that all ranks share, divided into batches, ranks and workers.
+//!
+//! Everything is computed from the position, so skipping to any batch costs only the order of its epoch. Trade-off: a batch
+//! at the end of an epoch contains rows of the next one.
+
+use std::sync::Arc;
+
+use super::config::{Cursor, LoaderConfig};
+use super::order::EpochOrders;
+use crate::batch::Batch;
+
+/// The micro-batches of one rank that one worker builds: every `stride`-th.
+pub(super) struct BatchIter {
+    pub(super) orders: Arc<EpochOrders>,
+    pub(super) config: LoaderConfig,
+    /// Rows before the next batch, over all epochs and ranks.
+    pub(super) position: u64,
+    pub(super) stride: u64,
+    pub(super) end: Option<u64>,
+    /// The current epoch and its rows.
+    pub(super) order: Option<(u64, Arc<[u32]>)>,
+}
+
+impl Iterator for BatchIter {
+    type Item = (Batch, Cursor);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let full = self.config.rows_of_all_ranks();
+        let left = self.end.map_or(full, |end| end.saturating_sub(self.position));
+        if left == 0 {
+            return None;
+        }
+        let taken = left.min(full);
+        let (rank, ranks) = (self.config.rank as u64, self.config.world_size as u64);
+        let own = self.position + taken * rank / ranks..self.position + taken * (rank + 1) / ranks;
+        let rows: Vec<usize> = own.map(|position| self.row_at(position)).collect();
+        let after = self.position + taken;
+        self.position += full * self.stride;
+        let dataset = self.orders.dataset();
+        let rows_per_epoch = dataset.rows() as u64;
+        let cursor = Cursor { epoch: after / rows_per_epoch, row: after % rows_per_epoch };
+        Some((dataset.batch(&rows), cursor))
+    }
+}
+
+impl BatchIter {
+    fn row_at(&mut self, position: u64) -> usize {
+        let rows = self.orders.dataset().rows() as u64;
+        let epoch = position / rows;
+        let order = match &self.order {
+            Some((of, order)) if *of == epoch => order,
+            _ => &self.order.insert((epoch, self.orders.get(epoch))).1,
+        };
+        order[(position % rows) as usize] as usize
+    }
+}

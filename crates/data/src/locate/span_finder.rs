@@ -1,0 +1,246 @@
+//! Locates the text of messages in a rendered conversation by rendering it again with marks, or by comparing prefixes.
+//!
+//! Trade-off: up to three more renders per conversation. Conversations of texts alone use skeletons instead.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ops::Range;
+
+use minijinja::Value;
+use serde_json::Value as Json;
+
+use super::rendered_chat::RenderedChat;
+use crate::error::DataError;
+use crate::record_format::{Chat, Turn};
+use crate::skeleton::trimmed;
+use crate::text_marks::{CONTENT_END, CONTENT_START, MARK_END, common_prefix, find_mark};
+
+/// Characters that a message header may end with.
+const HEADER_END: [char; 4] = ['>', ']', ':', '\n'];
+
+/// The range of each message's content in a text, where it is known.
+pub(super) type Positions = Vec<Option<Range<usize>>>;
+
+/// Removes the marks and returns the byte range between those of each of `turns` messages. A content that is written
+/// twice or not completely has no range. The last value tells which messages are written at all.
+fn take_marks(marked: &str, turns: usize) -> (String, Positions, Vec<bool>) {
+    let mut text = String::with_capacity(marked.len());
+    let (mut starts, mut ends) = (vec![Vec::new(); turns], vec![Vec::new(); turns]);
+    let mut rest = marked;
+    while let Some(at) = find_mark(rest, &[CONTENT_START, CONTENT_END]) {
+        text.push_str(&rest[..at]);
+        let is_start = rest[at..].starts_with(CONTENT_START);
+        let after = &rest[at + CONTENT_START.len_utf8()..];
+        let Some((number, after)) = after.split_once(MARK_END) else {
+            rest = after;
+            continue;
+        };
+        if let Some(index) = number.parse::<usize>().ok().filter(|&index| index < turns) {
+            let edges = if is_start { &mut starts } else { &mut ends };
+            edges[index].push(text.len());
+        }
+        rest = after;
+    }
+    text.push_str(rest);
+    let range = |(starts, ends): (Vec<usize>, Vec<usize>)| match (starts.as_slice(), ends.as_slice()) {
+        (&[start], &[end]) if start <= end => Some(start..end),
+        _ => None,
+    };
+    let written = starts.iter().map(|starts| !starts.is_empty()).collect();
+    (text, starts.into_iter().zip(ends).map(range).collect(), written)
+}
+
+/// Locates the text of messages in a rendered conversation.
+pub(super) struct SpanFinder<'a> {
+    rendered_chat: &'a RenderedChat<'a>,
+    /// The rendered conversation.
+    text: &'a str,
+    /// The marked messages, the ranges of their contents, and whether each is written; `None` where marks change the
+    /// output of the template.
+    pub(super) marks: Option<(Vec<Value>, Positions, Vec<bool>)>,
+    /// What the template writes after a message of a role and before an answer.
+    prompts: RefCell<HashMap<&'a str, String>>,
+    /// What it writes after an answer without tool calls.
+    closing: RefCell<Option<String>>,
+}
+
+impl<'a> SpanFinder<'a> {
+    pub(super) fn new(rendered_chat: &'a RenderedChat<'a>, text: &'a str) -> Self {
+        let marked = rendered_chat.marked();
+        let marks = rendered_chat.render(&marked, false).ok().and_then(|(rendered, _)| {
+            let (unmarked, positions, written) = take_marks(&rendered, marked.len());
+            (unmarked == text).then_some((marked, positions, written))
+        });
+        Self { rendered_chat, text, marks, prompts: RefCell::default(), closing: RefCell::default() }
+    }
+
+    fn position(&self, index: usize) -> Option<Range<usize>> {
+        self.marks.as_ref()?.1.get(index)?.clone()
+    }
+
+    /// Where the content of an answer ends, if only the end of the turn comes after it.
+    pub(super) fn content_end(&self, index: usize) -> Option<usize> {
+        self.position(index).filter(|_| !self.calls_tools(index)).map(|content| content.end)
+    }
+
+    /// Whether the template writes nothing of the conversation's system message.
+    pub(super) fn system_ignored(&self) -> bool {
+        let is_written = |turn: &Turn| turn.role() == "system" && trimmed(turn).is_some();
+        let Some((_, _, written)) = &self.marks else { return false };
+        self.rendered_chat.chat.turns.iter().position(is_written).is_some_and(|system| !written[system])
+    }
+
+    /// What the assistant writes in message `index`: from the end of the generation prompt to the end of its turn.
+    pub(super) fn assistant(&self, index: usize) -> Result<Range<usize>, DataError> {
+        let found = match self.start(index)? {
+            Some(start) => self.end(index, start)?.filter(|&end| start <= end).map(|end| start..end),
+            None => None,
+        };
+        found.map_or_else(|| self.by_prefixes(index), Ok)
+    }
+
+    /// Where the generation prompt before message `index` ends.
+    fn start(&self, index: usize) -> Result<Option<usize>, DataError> {
+        let own = self.position(index);
+        if index == 0 {
+            return Ok(own.map(|own| own.start));
+        }
+        let Some((anchor, before)) = self.anchor(index) else { return Ok(None) };
+        let limit = own.as_ref().map_or(self.text.len(), |own| own.start);
+        let Some(literal) = self.text.get(before.end..limit) else { return Ok(None) };
+        let role = self.rendered_chat.chat.turns[anchor].role();
+        let is_next = anchor + 1 == index;
+        if let Some(prompt) = self.prompts.borrow().get(role).filter(|_| is_next)
+            && literal.starts_with(prompt.as_str())
+        {
+            return Ok(Some(before.end + prompt.len()));
+        }
+        let Some(prompt) = self.text_after(index - 1, anchor, true)? else { return Ok(None) };
+        let mut common = common_prefix(&prompt, literal);
+        if common < prompt.len() {
+            // A generation prompt may contain more than the header of earlier turns (an opened <think>, for example).
+            // The common part must end where a header may end.
+            common = literal[..common].rfind(HEADER_END).map_or(0, |end| end + 1);
+            return Ok((common > 0).then_some(before.end + common));
+        }
+        if is_next {
+            self.prompts.borrow_mut().insert(role, prompt);
+        }
+        Ok(Some(before.end + common))
+    }
+
+    /// The last message before `index` whose content is in the text.
+    fn anchor(&self, index: usize) -> Option<(usize, Range<usize>)> {
+        (0..index).rev().find_map(|before| Some((before, self.position(before)?)))
+    }
+
+    /// Where the turn ends: as far as the text agrees with the end of the conversation truncated after this message.
+    fn end(&self, index: usize, start: usize) -> Result<Option<usize>, DataError> {
+        if index + 1 == self.rendered_chat.chat.turns.len() {
+            return Ok(Some(self.text.len()));
+        }
+        let own = self.position(index).map(|own| (index, own));
+        let is_plain = own.is_some() && !self.calls_tools(index);
+        let Some((anchor, content)) = own.or_else(|| self.anchor(index)) else { return Ok(None) };
+        let literal = &self.text[content.end..];
+        if is_plain
+            && let Some(closing) = self.closing.borrow().as_ref()
+            && literal.starts_with(closing.as_str())
+        {
+            return Ok(Some(content.end + closing.len()));
+        }
+        let Some(closing) = self.text_after(index, anchor, false)? else { return Ok(None) };
+        let common = common_prefix(&closing, literal);
+        if is_plain || common == closing.len() {
+            if is_plain && common == closing.len() && common > 0 {
+                *self.closing.borrow_mut() = Some(closing);
+            }
+            return Ok(Some(content.end + common));
+        }
+        // The last turn has another form than this one: the text that ends a plain answer ends this one too.
+        let next = self.position(index + 1).map_or(self.text.len(), |next| next.start);
+        let Some(closing) = self.plain_closing()? else { return Ok(None) };
+        Ok(self.text.get(start..next).and_then(|turn| Some(start + turn.find(&closing)? + closing.len())))
+    }
+
+    /// Whether the message has tool calls that the template writes, judging by the text after its content.
+    fn calls_tools(&self, index: usize) -> bool {
+        let Some(calls) = self.rendered_chat.chat.turns[index].message.get("tool_calls") else { return false };
+        let name =
+            calls.get(0).and_then(|call| call.get("function").unwrap_or(call).get("name")).and_then(Json::as_str);
+        let next = (index + 1..self.rendered_chat.chat.turns.len()).find_map(|later| self.position(later));
+        let from = self.position(index).map_or(0, |own| own.end);
+        let after = self.text.get(from..next.map_or(self.text.len(), |next| next.start));
+        name.zip(after).is_none_or(|(name, after)| after.contains(name))
+    }
+
+    /// What the template writes after a plain answer, without white space at the end; `None` if that is nothing.
+    fn plain_closing(&self) -> Result<Option<String>, DataError> {
+        let turns = [Turn::new("user", "question"), Turn::new("assistant", "answer")];
+        let chat = Chat { turns: turns.to_vec(), ..Chat::default() };
+        let rendered_chat = RenderedChat::new(self.rendered_chat.template, &chat);
+        let (rendered, _) = rendered_chat.render(&rendered_chat.marked(), false)?;
+        let (text, positions, _) = take_marks(&rendered, chat.turns.len());
+        let closing = positions[1].as_ref().map(|answer| text[answer.end..].trim_end().to_owned());
+        Ok(closing.filter(|closing| !closing.is_empty()))
+    }
+
+    /// What follows the content of message `anchor` in the conversation truncated after message `last`.
+    fn text_after(&self, last: usize, anchor: usize, prompt: bool) -> Result<Option<String>, DataError> {
+        let Some((marked, _, _)) = &self.marks else { return Ok(None) };
+        // A template may refuse to end there.
+        let Ok((rendered, _)) = self.rendered_chat.render(&marked[..=last], prompt) else { return Ok(None) };
+        let (text, positions, _) = take_marks(&rendered, marked.len());
+        Ok(positions[anchor].as_ref().map(|content| text[content.end..].to_owned()))
+    }
+
+    /// The span of an answer by whole prefixes: what rendering up to and including it adds to rendering up to it.
+    fn by_prefixes(&self, index: usize) -> Result<Range<usize>, DataError> {
+        let messages = &self.rendered_chat.plain;
+        let (before, _) = self.rendered_chat.render(&messages[..index], true)?;
+        check_prefix(&before, self.text, index, "before it")?;
+        if index + 1 == messages.len() {
+            return Ok(before.len()..self.text.len());
+        }
+        let (with, _) = self.rendered_chat.render(&messages[..=index], false)?;
+        check_prefix(&with, self.text, index, "up to it")?;
+        check_prefix(&before, &with, index, "before it")?;
+        Ok(before.len()..with.len())
+    }
+
+    /// The content of a message that is not the assistant's.
+    pub(super) fn content(&self, index: usize) -> Result<Range<usize>, DataError> {
+        self.position(index).ok_or_else(|| not_found(index, self.rendered_chat.chat))
+    }
+
+    /// The generation blocks between the messages around an answer.
+    pub(super) fn blocks_of(&self, index: usize, blocks: &[Range<usize>]) -> Result<Vec<Range<usize>>, DataError> {
+        let missing = || not_found(index, self.rendered_chat.chat);
+        let from = if index == 0 { 0 } else { self.position(index - 1).ok_or_else(missing)?.end };
+        let to = if index + 1 == self.rendered_chat.chat.turns.len() {
+            self.text.len()
+        } else {
+            self.position(index + 1).ok_or_else(missing)?.start
+        };
+        Ok(blocks.iter().filter(|block| from <= block.start && block.end <= to).cloned().collect())
+    }
+}
+
+fn not_found(index: usize, chat: &Chat) -> DataError {
+    DataError::MessageNotFound { message: index + 1, role: chat.turns[index].role().to_owned() }
+}
+
+fn check_prefix(prefix: &str, whole: &str, index: usize, name: &'static str) -> Result<(), DataError> {
+    if whole.starts_with(prefix) {
+        return Ok(());
+    }
+    let byte = common_prefix(prefix, whole);
+    let excerpt = |text: &str| text[byte..].chars().take(24).collect();
+    Err(DataError::NotAPrefix {
+        message: index + 1,
+        prefix: name,
+        byte,
+        found: excerpt(prefix),
+        expected: excerpt(whole),
+    })
+}

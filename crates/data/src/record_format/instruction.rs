@@ -1,0 +1,68 @@
+//! The Alpaca format: an instruction, an optional input and an output; optionally a system message and earlier turns
+//! (`history`, a list of `[question, answer]`, as in LLaMA-Factory).
+//!
+//! Trade-off: the sentence that the Alpaca project wrote before every instruction is left out. With a chat template it
+//! is foreign to the model, and without one the headings say the same.
+
+use serde_json::Value as Json;
+
+use super::error::RecordFormatError;
+use super::fields::Fields;
+use super::messages::parse_extras;
+use super::row::{Chat, Turn};
+use super::value::{Reader, list, string, wrong_type};
+use crate::place::Place;
+
+/// Parses an instruction as a conversation.
+pub(crate) fn parse(record: Reader<'_>, names: &Fields) -> Result<Chat, RecordFormatError> {
+    let mut chat = Chat::default();
+    if let Some(system) = record.string(&names.system)?.filter(|system| !system.is_empty()) {
+        chat.turns.push(Turn::new("system", system));
+    }
+    for (index, pair) in history(record)?.iter().enumerate() {
+        let (question, answer) = read_pair(pair, &format!("history[{index}]"), record.place)?;
+        chat.turns.push(Turn::new("user", question));
+        chat.turns.push(Turn::new("assistant", answer));
+    }
+    let instruction = record.need_string(&names.instruction)?;
+    let question = match record.string(&names.input)?.filter(|input| !input.is_empty()) {
+        Some(input) if instruction.is_empty() => input.to_owned(),
+        Some(input) => format!("{instruction}\n{input}"),
+        None => instruction.to_owned(),
+    };
+    chat.turns.push(Turn::new("user", &question));
+    chat.turns.push(Turn::new("assistant", record.need_string(&names.output)?));
+    parse_extras(record, names, &mut chat)?;
+    Ok(chat)
+}
+
+fn history<'a>(record: Reader<'a>) -> Result<&'a [Json], RecordFormatError> {
+    match record.get("history") {
+        Some(history) => list(history, "history", "a list of [question, answer]", record.place),
+        None => Ok(&[]),
+    }
+}
+
+fn read_pair<'a>(pair: &'a Json, key: &str, place: &Place) -> Result<(&'a str, &'a str), RecordFormatError> {
+    match pair.as_array().map(Vec::as_slice) {
+        Some([question, answer]) => {
+            Ok((string(question, &format!("{key}[0]"), place)?, string(answer, &format!("{key}[1]"), place)?))
+        }
+        _ => Err(wrong_type(place, key, "a list of a question and an answer", pair)),
+    }
+}
+
+/// A conversation under plain headings, for tokenizers without a chat template: the prompt and the completion.
+///
+/// `None` if it is more than an optional system message, a question and an answer.
+pub(crate) fn headed_text(chat: &Chat) -> Option<(String, String)> {
+    let roles: Vec<&str> = chat.turns.iter().map(Turn::role).collect();
+    let (system, question, answer) = match (roles.as_slice(), chat.turns.as_slice()) {
+        (["user", "assistant"], [question, answer]) => (None, question, answer),
+        (["system", "user", "assistant"], [system, question, answer]) => (Some(system), question, answer),
+        _ => return None,
+    };
+    let system = system.and_then(Turn::content).map(|text| format!("{text}\n\n")).unwrap_or_default();
+    let prompt = format!("{system}### Instruction:\n{}\n\n### Response:\n", question.content()?);
+    Some((prompt, answer.content()?.to_owned()))
+}

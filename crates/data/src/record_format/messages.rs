@@ -1,0 +1,215 @@
+//! Conversations: OpenAI's `messages`, ShareGPT's `conversations`, tools, tool calls and training flags.
+//!
+//! A message keeps all its keys except nulls (as in transformers), because templates differ in what they read.
+//!
+//! Not supported: images and sound; the parts of a message must be texts.
+
+use serde_json::Value as Json;
+
+use super::error::RecordFormatError;
+use super::fields::{Fields, MESSAGE_KEYS};
+use super::row::{Chat, Object, Turn};
+use super::value::{Reader, list, names, string, wrong_type};
+use crate::place::Place;
+
+/// Keys of a message that hold its training flag: a boolean, or a weight of 0 or 1 (OpenAI).
+const TRAIN_KEYS: [&str; 4] = ["train", "training", "trained", "weight"];
+/// Keys that a message may have instead of a content.
+const OTHER_CONTENT: [&str; 5] = ["tool_calls", "function_call", "reasoning_content", "thinking", "reasoning"];
+
+/// Parses a conversation.
+pub(crate) fn parse(record: Reader<'_>, names: &Fields, sharegpt: bool) -> Result<Chat, RecordFormatError> {
+    let key = match &names.messages {
+        Some(key) => key.as_str(),
+        None => {
+            let present = |key: &&&str| record.has(key);
+            MESSAGE_KEYS.iter().find(present).copied().unwrap_or(MESSAGE_KEYS[usize::from(sharegpt)])
+        }
+    };
+    let turns = parse_list(record.need(key)?, key, names, record.place)?;
+    let mut chat = Chat { turns, ..Chat::default() };
+    if let Some(system) = record.string(&names.system)?
+        && !system.is_empty()
+        && chat.turns.first().is_none_or(|turn| turn.role() != "system")
+    {
+        chat.turns.insert(0, Turn::new("system", system));
+    }
+    parse_extras(record, names, &mut chat)?;
+    Ok(chat)
+}
+
+/// Parses what accompanies the messages: tools, documents and template variables.
+pub(crate) fn parse_extras(record: Reader<'_>, names: &Fields, chat: &mut Chat) -> Result<(), RecordFormatError> {
+    chat.tools = record.objects(&names.tools, "a list of tools, or a JSON string that holds one")?;
+    chat.documents = record.objects("documents", "a list of documents")?;
+    if let Some(arguments) = record.get("chat_template_kwargs") {
+        let Json::Object(arguments) = arguments else {
+            return Err(wrong_type(record.place, "chat_template_kwargs", "an object", arguments));
+        };
+        chat.arguments = arguments.clone();
+    }
+    Ok(())
+}
+
+/// Parses a list of messages; `key` names it in errors.
+pub(crate) fn parse_list(
+    value: &Json,
+    key: &str,
+    names: &Fields,
+    place: &Place,
+) -> Result<Vec<Turn>, RecordFormatError> {
+    let messages = list(value, key, "a list of messages", place)?;
+    let parse = |(index, message)| parse_message(message, &format!("{key}[{index}]"), names, place);
+    messages.iter().enumerate().map(parse).collect()
+}
+
+fn parse_message(message: &Json, key: &str, names: &Fields, place: &Place) -> Result<Turn, RecordFormatError> {
+    let Json::Object(fields) = message else {
+        return Err(wrong_type(place, key, "an object with \"role\" and \"content\"", message));
+    };
+    let role_key = pick(fields, names.role.as_deref(), ["role", "from"]);
+    let content_key = pick(fields, names.content.as_deref(), ["content", "value"]);
+    let role_path = format!("{key}.{role_key}");
+    let named_role = string(need(fields, role_key, key, place)?, &role_path, place)?;
+    let role = template_role(named_role, names);
+    if role.is_empty() {
+        return Err(bad(place, &role_path, "is empty".to_owned(), "Write system, user, assistant or tool"));
+    }
+    let speaks_otherwise = OTHER_CONTENT.iter().any(|key| fields.get(*key).is_some_and(|value| !value.is_null()));
+    if !speaks_otherwise {
+        string_or_parts(need(fields, content_key, key, place)?, &format!("{key}.{content_key}"), place)?;
+    }
+    let mut turn = Turn { message: Object::new(), train: None };
+    // In the record's order, which `{{ message | tojson }}` prints.
+    for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
+        let path = format!("{key}.{name}");
+        let (name, value) = match name.as_str() {
+            name if name == role_key => ("role", Json::from(role)),
+            name if name == content_key => ("content", Json::from(string_or_parts(value, &path, place)?)),
+            name if TRAIN_KEYS.contains(&name) => {
+                turn.train = Some(flag(value, &path, place)?);
+                continue;
+            }
+            "tool_calls" => ("tool_calls", tool_calls(value, &path, place)?),
+            name => (name, value.clone()),
+        };
+        turn.message.insert(name.to_owned(), value);
+    }
+    if matches!(named_role, "function_call" | "tool_call") {
+        turn = call_of_text(turn);
+    }
+    Ok(turn)
+}
+
+/// The named key of a message, or the first of the usual keys that it has.
+fn pick<'a>(fields: &Object, named: Option<&'a str>, usual: [&'a str; 2]) -> &'a str {
+    named.unwrap_or_else(|| usual.into_iter().find(|key| fields.contains_key(*key)).unwrap_or(usual[0]))
+}
+
+fn need<'a>(fields: &'a Object, name: &str, key: &str, place: &Place) -> Result<&'a Json, RecordFormatError> {
+    fields.get(name).ok_or_else(|| RecordFormatError::MissingKey {
+        place: place.clone(),
+        expected: format!("{name:?} in {key}"),
+        found: names(fields),
+        hint: "Each message needs \"role\" and \"content\" (or \"from\" and \"value\")".to_owned(),
+    })
+}
+
+/// The role's name in chat templates.
+fn template_role<'a>(role: &'a str, names: &'a Fields) -> &'a str {
+    if let Some(name) = names.roles.get(role) {
+        return name;
+    }
+    match role {
+        "human" => "user",
+        "gpt" | "chatgpt" | "bot" | "bing" | "bard" | "function_call" | "tool_call" => "assistant",
+        "observation" | "function_response" | "tool_response" | "tool_result" => "tool",
+        role => role,
+    }
+}
+
+/// The text of a content: a string, or the concatenation of its text parts.
+fn string_or_parts(content: &Json, key: &str, place: &Place) -> Result<String, RecordFormatError> {
+    let Json::Array(parts) = content else { return string(content, key, place).map(str::to_owned) };
+    let mut text = String::new();
+    for (index, part) in parts.iter().enumerate() {
+        let path = format!("{key}[{index}]");
+        match part {
+            Json::String(_) => text.push_str(string(part, &path, place)?),
+            Json::Object(fields) => {
+                let kind = fields.get("type").and_then(Json::as_str).unwrap_or("text");
+                if kind != "text" {
+                    let hint = "Only texts can be trained on; remove the part or the row";
+                    return Err(bad(place, &path, format!("is a part of type {kind:?}"), hint));
+                }
+                let text_value = fields.get("text").unwrap_or(&Json::Null);
+                text.push_str(string(text_value, &format!("{path}.text"), place)?);
+            }
+            other => return Err(wrong_type(place, &path, "a part like {\"type\": \"text\", \"text\": ...}", other)),
+        }
+    }
+    Ok(text)
+}
+
+fn flag(value: &Json, key: &str, place: &Place) -> Result<bool, RecordFormatError> {
+    match value {
+        Json::Bool(flag) => Ok(*flag),
+        Json::Number(weight) if weight.as_f64() == Some(0.0) => Ok(false),
+        Json::Number(weight) if weight.as_f64() == Some(1.0) => Ok(true),
+        Json::Number(weight) => {
+            let hint = "The weight of a message must be 0 or 1";
+            Err(bad(place, key, format!("is the weight {weight}"), hint))
+        }
+        other => Err(wrong_type(place, key, "true, false, 0 or 1", other)),
+    }
+}
+
+/// Tool calls. OpenAI writes the arguments as a string of JSON; templates (and the servers that fill them) expect an
+/// object, so the string is parsed. A string that is not a JSON object stays a string.
+fn tool_calls(value: &Json, key: &str, place: &Place) -> Result<Json, RecordFormatError> {
+    let calls = list(value, key, "a list of tool calls", place)?;
+    let read = |(index, call): (usize, &Json)| {
+        let Json::Object(call) = call else {
+            return Err(wrong_type(place, &format!("{key}[{index}]"), "an object", call));
+        };
+        let mut call = call.clone();
+        match call.get_mut("function") {
+            Some(Json::Object(function)) => parse_arguments(function),
+            Some(other) => return Err(wrong_type(place, &format!("{key}[{index}].function"), "an object", other)),
+            None => parse_arguments(&mut call),
+        }
+        Ok(Json::Object(call))
+    };
+    calls.iter().enumerate().map(read).collect()
+}
+
+fn parse_arguments(function: &mut Object) {
+    if let Some(arguments) = function.get_mut("arguments")
+        && let Some(Ok(parsed @ Json::Object(_))) = arguments.as_str().map(serde_json::from_str)
+    {
+        *arguments = parsed;
+    }
+}
+
+/// ShareGPT's `function_call` holds the call as JSON text: `{"name": ..., "arguments": ...}` or a list of those. Any
+/// other text stays a text.
+fn call_of_text(mut turn: Turn) -> Turn {
+    let Some(Ok(content)) = turn.content().map(serde_json::from_str::<Json>) else { return turn };
+    let calls = if let Json::Array(calls) = content { calls } else { vec![content] };
+    let is_call = |call: &Json| call.get("name").is_some_and(Json::is_string) && call.get("arguments").is_some();
+    if calls.is_empty() || !calls.iter().all(is_call) {
+        return turn;
+    }
+    let wrap = |call: Json| {
+        let Json::Object(mut function) = call else { unreachable!("checked above: a call is an object") };
+        parse_arguments(&mut function);
+        serde_json::json!({ "type": "function", "function": function })
+    };
+    turn.message.remove("content");
+    turn.message.insert("tool_calls".to_owned(), calls.into_iter().map(wrap).collect());
+    turn
+}
+
+fn bad(place: &Place, key: &str, problem: String, hint: &'static str) -> RecordFormatError {
+    RecordFormatError::BadValue { place: place.clone(), key: key.to_owned(), problem, hint }
+}

@@ -1,0 +1,117 @@
+//! From the keys of a record to its content: a text, a conversation, a prompt with its completion, or token ids.
+//!
+//! The format is named in the recipe or detected from the first record. Trade-off: no guessing within a source. All its
+//! records have one format, and a record of another format is an error that lists the keys found.
+
+mod error;
+mod fields;
+mod instruction;
+mod messages;
+mod pretokenized;
+mod prompt;
+mod row;
+mod value;
+
+use serde::{Deserialize, Serialize};
+
+use crate::place::Place;
+use fields::MESSAGE_KEYS;
+use value::{Reader, names};
+
+pub use error::{Percent, RecordFormatError};
+pub use fields::Fields;
+pub(crate) use instruction::headed_text;
+pub(crate) use row::Object;
+pub use row::{Chat, Row, Turn};
+
+/// The format of a source's records: which keys they have and what they mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum RecordFormat {
+    /// Detected from the keys of the first record.
+    #[default]
+    Auto,
+    /// `messages` with `role` and `content` (OpenAI), or `conversations` with `from` and `value` (ShareGPT); optionally
+    /// with `tools` and `system`. Rendered with the chat template.
+    Chat,
+    /// As chat, with ShareGPT's names: `conversations` of `from` and `value`.
+    Sharegpt,
+    /// `instruction`, `input` and `output`, optionally with `system` and `history`. Rendered with the chat template if
+    /// there is one, otherwise with plain headings.
+    Alpaca,
+    /// `text`, followed by the end-of-text token; all tokens count in the loss.
+    Text,
+    /// `prompt` and `completion`: two strings or two lists of messages. Only the completion counts in the loss.
+    PromptCompletion,
+    /// `input_ids` with `labels` (-100: no loss) or a mask of ones and zeros, used unchanged.
+    Pretokenized,
+}
+
+impl RecordFormat {
+    /// Returns this format, or for `Auto` the format that the keys of a source's first record show.
+    ///
+    /// Errors: the keys match no format; the message lists the keys and the formats.
+    pub fn resolve(self, fields: &Object, names: &Fields, place: &Place) -> Result<Self, RecordFormatError> {
+        if self != Self::Auto {
+            return Ok(self);
+        }
+        let has = |key: &String| fields.contains_key(key);
+        let has_messages = match &names.messages {
+            Some(key) => has(key),
+            None => MESSAGE_KEYS.iter().any(|key| fields.contains_key(*key)),
+        };
+        if has(&names.input_ids) {
+            Ok(Self::Pretokenized)
+        } else if has_messages {
+            Ok(Self::Chat)
+        } else if has(&names.prompt) && has(&names.completion) {
+            Ok(Self::PromptCompletion)
+        } else if has(&names.instruction) && has(&names.output) {
+            Ok(Self::Alpaca)
+        } else if has(&names.text) {
+            Ok(Self::Text)
+        } else {
+            Err(unrecognized(fields, names, place))
+        }
+    }
+
+    /// Parses a record.
+    ///
+    /// Errors: a key is missing or has the wrong type; the message names place and key.
+    pub fn parse(self, fields: &Object, names: &Fields, place: &Place) -> Result<Row, RecordFormatError> {
+        let record = Reader { fields, place };
+        match self {
+            Self::Auto => Self::Auto.resolve(fields, names, place)?.parse(fields, names, place),
+            Self::Chat | Self::Sharegpt => messages::parse(record, names, self == Self::Sharegpt).map(Row::Chat),
+            Self::Alpaca => instruction::parse(record, names).map(Row::Chat),
+            Self::Text => Ok(Row::Text(record.need_string(&names.text)?.to_owned())),
+            Self::PromptCompletion => prompt::parse(record, names),
+            Self::Pretokenized => pretokenized::parse(record, names),
+        }
+    }
+}
+
+fn unrecognized(fields: &Object, expected: &Fields, place: &Place) -> RecordFormatError {
+    let messages = expected.messages.as_deref().unwrap_or("messages\" or \"conversations");
+    let known = [
+        format!("chat ({messages:?})").replace('\\', ""),
+        format!("alpaca ({:?}, {:?}, {:?})", expected.instruction, expected.input, expected.output),
+        format!("text ({:?})", expected.text),
+        format!("prompt_completion ({:?}, {:?})", expected.prompt, expected.completion),
+        format!("pretokenized ({:?}, {:?})", expected.input_ids, expected.labels),
+    ];
+    let is_preference = fields.contains_key("chosen") && fields.contains_key("rejected");
+    let hint = if is_preference {
+        ". Pairs of chosen and rejected answers are for preference training, which is not supported. To train on the chosen \
+         answers, map messages or completion to \"chosen\""
+    } else {
+        ""
+    };
+    RecordFormatError::Unrecognized {
+        place: place.clone(),
+        found: names(fields),
+        known: known.join(", "),
+        hint: hint.to_owned(),
+    }
+}

@@ -1,0 +1,118 @@
+//! Typed access to the values of a record, with errors that name the place and the path of the value.
+//!
+//! Trade-off: no conversions. The string "3" is not a number. Only a list or an object may be written as a JSON string,
+//! because table formats have no other way to store one.
+
+use serde_json::Value as Json;
+
+use super::error::RecordFormatError;
+use super::row::Object;
+use crate::place::Place;
+
+/// A record and its place.
+#[derive(Clone, Copy)]
+pub(crate) struct Reader<'a> {
+    pub(crate) fields: &'a Object,
+    pub(crate) place: &'a Place,
+}
+
+impl<'a> Reader<'a> {
+    /// The value of a key. Null counts as absent, because tables fill missing values with it.
+    pub(crate) fn get(&self, key: &str) -> Option<&'a Json> {
+        self.fields.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Whether the key is present, even if null.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.fields.contains_key(key)
+    }
+
+    /// The value of a required key, null included.
+    pub(crate) fn need(&self, key: &str) -> Result<&'a Json, RecordFormatError> {
+        self.fields.get(key).ok_or_else(|| RecordFormatError::MissingKey {
+            place: self.place.clone(),
+            expected: format!("{key:?}"),
+            found: names(self.fields),
+            hint: "All rows of a source have the same format".to_owned(),
+        })
+    }
+
+    /// A required string.
+    pub(crate) fn need_string(&self, key: &str) -> Result<&'a str, RecordFormatError> {
+        string(self.need(key)?, key, self.place)
+    }
+
+    /// An optional string.
+    pub(crate) fn string(&self, key: &str) -> Result<Option<&'a str>, RecordFormatError> {
+        self.get(key).map(|value| string(value, key, self.place)).transpose()
+    }
+
+    /// An optional list of objects, possibly written as a JSON string. An empty list counts as absent.
+    pub(crate) fn objects(&self, key: &str, expected: &'static str) -> Result<Option<Vec<Json>>, RecordFormatError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let value = unfold(value, key, self.place)?;
+        let Json::Array(items) = value else {
+            return Err(wrong_type(self.place, key, expected, &value));
+        };
+        if let Some(index) = items.iter().position(|item| !item.is_object()) {
+            return Err(wrong_type(self.place, &format!("{key}[{index}]"), "an object", &items[index]));
+        }
+        Ok(Some(items).filter(|items| !items.is_empty()))
+    }
+}
+
+/// The value itself, or the parsed content of a JSON string.
+fn unfold(value: &Json, key: &str, place: &Place) -> Result<Json, RecordFormatError> {
+    let Json::String(text) = value else { return Ok(value.clone()) };
+    if text.trim().is_empty() {
+        return Ok(Json::Array(Vec::new()));
+    }
+    serde_json::from_str(text).map_err(|reason| RecordFormatError::BadValue {
+        place: place.clone(),
+        key: key.to_owned(),
+        problem: format!("is a string that is not JSON: {reason}"),
+        hint: "Write it as a list, or as a string that holds a JSON list",
+    })
+}
+
+/// A string without NUL characters.
+pub(crate) fn string<'a>(value: &'a Json, key: &str, place: &Place) -> Result<&'a str, RecordFormatError> {
+    let Json::String(text) = value else {
+        return Err(wrong_type(place, key, "a string", value));
+    };
+    if text.contains('\0') {
+        return Err(RecordFormatError::NulCharacter { place: place.clone(), key: key.to_owned() });
+    }
+    Ok(text)
+}
+
+/// A list.
+pub(crate) fn list<'a>(
+    value: &'a Json,
+    key: &str,
+    expected: &'static str,
+    place: &Place,
+) -> Result<&'a [Json], RecordFormatError> {
+    value.as_array().map(Vec::as_slice).ok_or_else(|| wrong_type(place, key, expected, value))
+}
+
+/// The keys of an object, for messages.
+pub(crate) fn names(fields: &Object) -> String {
+    if fields.is_empty() {
+        return "no key".to_owned();
+    }
+    fields.keys().map(|key| format!("{key:?}")).collect::<Vec<_>>().join(", ")
+}
+
+/// The error for a value of the wrong type.
+pub(crate) fn wrong_type(place: &Place, key: &str, expected: &'static str, found: &Json) -> RecordFormatError {
+    let found = match found {
+        Json::Null => "null".to_owned(),
+        Json::Bool(value) => format!("the boolean {value}"),
+        Json::Number(value) => format!("the number {value}"),
+        Json::String(_) => "a string".to_owned(),
+        Json::Array(items) => format!("a list of {}", items.len()),
+        Json::Object(fields) => format!("an object with {}", names(fields)),
+    };
+    RecordFormatError::WrongType { place: place.clone(), key: key.to_owned(), expected, found }
+}

@@ -1,0 +1,206 @@
+//! What a template writes between the contents of messages, learned once per sequence of roles.
+//!
+//! Most templates write every content, unchanged or trimmed, between texts that depend on the roles alone. These texts,
+//! and where in them an answer begins and ends, are learned once by rendering a synthetic conversation with the same
+//! roles and with marks (`locate/learn.rs`). A conversation whose rendered text consists of exactly these texts with
+//! its contents between them is then located by comparison, without rendering it again. A text that differs by a byte,
+//! and every message that is more than a role and a text, is left to the marks.
+//!
+//! Example: for the roles user, assistant the template of ChatML has `before = ["<|im_start|>user
+//! ", "<|im_end|>
+//! <|im_start|>assistant
+//! "]` and `end = "<|im_end|>
+//! "`. The answer begins at the end of `before[1]` and ends at the end of `end`, so in the text of any such
+//! conversation the span follows from the lengths of the two contents.
+//!
+//! Trade-off: at most [`MAX_SKELETONS`] sequences of roles of at most [`MAX_MESSAGES`] messages are remembered.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::record_format::{Chat, Turn};
+use crate::selection::{ASSISTANT, Span};
+use crate::text_marks::{CONTENT_END, CONTENT_START, MARK_END, common_prefix, find_mark, is_space};
+
+/// Ends the reasoning inside a content. Templates split contents there.
+const THOUGHT_END: &str = "</think>";
+/// Sequences of roles that are remembered; some hundred bytes per message.
+const MAX_SKELETONS: usize = 1024;
+const MAX_MESSAGES: usize = 64;
+
+/// The skeletons of a template, shared by threads.
+#[derive(Debug, Default)]
+pub(crate) struct Skeletons(RwLock<HashMap<String, Option<Arc<Skeleton>>>>);
+
+impl Clone for Skeletons {
+    /// Empty: a copy of a template may be given another date.
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+/// What a template writes for a sequence of roles.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Skeleton {
+    /// Per message: the text before its content. `None` where the template writes nothing of the message.
+    pub(crate) before: Vec<Option<String>>,
+    /// The text after the last content.
+    pub(crate) end: String,
+    /// Per message: where an answer begins and ends. `None` for messages that are not the assistant's, and where it is
+    /// not known.
+    pub(crate) answers: Vec<Option<Range<Edge>>>,
+}
+
+/// A position in the text before the content of a message, or after the last content, in bytes from its beginning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Edge {
+    /// Index of the message before whose content the text is; the number of messages for the last text.
+    pub(crate) text: usize,
+    pub(crate) offset: usize,
+}
+
+impl Skeletons {
+    /// The skeleton of a conversation, which `learn` builds if it is not known; `None` if the messages are more than
+    /// texts, or the template has none.
+    pub(crate) fn get_or_learn(&self, chat: &Chat, learn: impl FnOnce() -> Option<Skeleton>) -> Option<Arc<Skeleton>> {
+        let is_short = chat.turns.len() <= MAX_MESSAGES;
+        if !is_short || chat.tools.is_some() || chat.documents.is_some() || !chat.turns.iter().all(is_text) {
+            return None;
+        }
+        let key = key_of(chat);
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(skeleton) = known.get(&key) {
+            return skeleton.clone();
+        }
+        if known.len() >= MAX_SKELETONS {
+            return None;
+        }
+        drop(known);
+        let skeleton = learn().map(Arc::new);
+        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(key, skeleton.clone());
+        skeleton
+    }
+
+    /// Forgets all skeletons, because the template's input has changed.
+    pub(crate) fn clear(&mut self) {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// Roles and variables: everything that a skeleton depends on.
+fn key_of(chat: &Chat) -> String {
+    let mut key = String::with_capacity(16 * chat.turns.len());
+    for turn in &chat.turns {
+        // With its length, so that different sequences of roles have different keys.
+        key.push_str(&turn.role().len().to_string());
+        key.push(':');
+        key.push_str(turn.role());
+    }
+    if !chat.arguments.is_empty() {
+        key.extend(serde_json::to_string(&chat.arguments));
+    }
+    key
+}
+
+/// The part of a content that no template trims or splits: without white space at the ends and without reasoning.
+/// `None` if nothing is left, or if it contains the marks themselves.
+pub(crate) fn trimmed(turn: &Turn) -> Option<Range<usize>> {
+    let content = turn.content()?;
+    let thought = content.rfind(THOUGHT_END).map_or(0, |thought| thought + THOUGHT_END.len());
+    let answer = content[thought..].trim_start_matches(is_space);
+    let start = content.len() - answer.len();
+    let end = start + answer.trim_end_matches(is_space).len();
+    let has_marks = find_mark(content, &[CONTENT_START, CONTENT_END, MARK_END]).is_some();
+    (start < end && !has_marks).then_some(start..end)
+}
+
+/// Whether a message is a role and a text that no template splits.
+fn is_text(turn: &Turn) -> bool {
+    turn.message.len() == 2
+        && turn.message.contains_key("role")
+        && turn.content().is_some_and(|content| !content.contains(THOUGHT_END))
+        && trimmed(turn).is_some()
+}
+
+impl Skeleton {
+    /// Whether the template writes nothing of the conversation's system message.
+    pub(crate) fn leaves_out_system(&self, chat: &Chat) -> bool {
+        let system = chat.turns.iter().position(|turn| turn.role() == "system");
+        system.is_some_and(|system| self.before[system].is_none())
+    }
+
+    /// Locates the contents of a conversation's messages in its text. `None` if the text does not match this skeleton.
+    pub(crate) fn fit<'a>(&'a self, chat: &Chat, text: &str) -> Option<SkeletonMatch<'a>> {
+        let mut starts = vec![0; chat.turns.len() + 1];
+        let mut contents = vec![None; chat.turns.len()];
+        let (mut at, mut space) = (0, "");
+        for (index, (turn, before)) in chat.turns.iter().zip(&self.before).enumerate() {
+            let Some(before) = before else { continue };
+            let content = turn.content()?;
+            let trimmed_range = trimmed(turn)?;
+            starts[index] = after_space(text, at, space, before)?;
+            at = starts[index] + before.len();
+            let rest = text[at..].trim_start_matches(is_space);
+            let kept = &text[at..text.len() - rest.len()];
+            if !content[..trimmed_range.start].ends_with(kept) || !rest.starts_with(&content[trimmed_range.clone()]) {
+                return None;
+            }
+            at += kept.len();
+            contents[index] = Some(at..at + trimmed_range.len());
+            at += trimmed_range.len();
+            space = &content[trimmed_range.end..];
+        }
+        let end = after_space(text, at, space, &self.end)?;
+        starts[chat.turns.len()] = end;
+        (end + self.end.len() == text.len()).then_some(SkeletonMatch { skeleton: self, starts, contents })
+    }
+}
+
+/// Where `expected` begins: at `at`, or after as much of a content's trailing white space as the template keeps. `None`
+/// if it occurs nowhere or in several such places.
+fn after_space(text: &str, at: usize, space: &str, expected: &str) -> Option<usize> {
+    let rest = &text[at..];
+    let kept = common_prefix(space, rest);
+    let ends = space[..kept].char_indices().map(|(end, _)| end).chain([kept]);
+    let mut places = ends.filter(|&end| rest[end..].starts_with(expected));
+    let first = places.next()?;
+    places.next().is_none().then_some(at + first)
+}
+
+/// A skeleton matched with a text.
+pub(crate) struct SkeletonMatch<'a> {
+    skeleton: &'a Skeleton,
+    /// Where the text before each content begins, and the text after the last content.
+    starts: Vec<usize>,
+    contents: Vec<Option<Range<usize>>>,
+}
+
+impl SkeletonMatch<'_> {
+    /// The span of a selected message: an answer with the end of its turn, otherwise the content. `None` if it is not
+    /// known.
+    pub(crate) fn span(&self, index: usize, chat: &Chat) -> Option<Span> {
+        let content = self.contents[index].clone()?;
+        if chat.turns[index].role() != ASSISTANT {
+            return Some(content.into());
+        }
+        let place = |edge: Edge| self.starts[edge.text] + edge.offset;
+        let answer = self.skeleton.answers[index].as_ref()?;
+        // There is no prompt before an answer that comes first: it begins with its content, as with marks.
+        let start = if index == 0 { content.start } else { place(answer.start) };
+        Some(Span { range: start..place(answer.end), content_end: Some(content.end) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn white_space_after_a_content_takes_linear_time() {
+        let space = " ".repeat(4 << 20);
+        let text = format!("{space}</s>");
+        assert_eq!(after_space(&text, 0, &space, "</s>"), Some(space.len()));
+        assert_eq!(after_space(&text, 0, &space, " "), None);
+    }
+}

@@ -1,0 +1,31 @@
+//! One row of a data file, and how large it may be.
+//!
+//! Trade-off: rows over the limits are refused, so that memory is bounded without looking at the whole file.
+
+use serde_json::{Map, Value as Json};
+
+use crate::place::Place;
+
+/// Maximum bytes of one record: a line, an element of a JSON list, a CSV row, a text document.
+pub const MAX_RECORD_BYTES: usize = 64 << 20;
+
+/// Maximum values (numbers, strings, lists, objects) of one record: each takes far more space in memory than in the file.
+pub(crate) const MAX_RECORD_VALUES: usize = 4_000_000;
+
+/// One row of a data file, not yet interpreted.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Record {
+    /// The row's keys in the file's order. A column without a value in this row is null.
+    pub fields: Map<String, Json>,
+    /// The file and the line where the row begins (Parquet and Arrow: its number in the file, counted from 1).
+    pub place: Place,
+    /// Index of its source in the mixture; 0 if there is only one.
+    pub source: u32,
+}
+
+impl Record {
+    /// A record of the only source.
+    pub fn new(fields: Map<String, Json>, place: Place) -> Self {
+        Self { fields, place, source: 0 }
+    }
+}

@@ -1,0 +1,157 @@
+//! Records of every format, and the errors about those that have none.
+//!
+//! Trade-off: parsing only; `tests/encoder.rs` covers tokens and masks.
+
+use firebrick_data::{Fields, Place, RecordFormat, RecordFormatError, Row, Turn};
+use serde_json::{Value as Json, json};
+
+fn place() -> Place {
+    Place { path: "rows.jsonl".into(), line: 7 }
+}
+
+fn parse_with(record: &Json, format: RecordFormat, names: &Fields) -> Result<Row, RecordFormatError> {
+    let fields = record.as_object().unwrap();
+    format.resolve(fields, names, &place())?.parse(fields, names, &place())
+}
+
+fn parse(record: Json) -> Result<Row, RecordFormatError> {
+    parse_with(&record, RecordFormat::Auto, &Fields::default())
+}
+
+fn chat(record: Json) -> (Vec<Turn>, Option<Vec<Json>>) {
+    match parse(record).unwrap() {
+        Row::Chat(chat) => (chat.turns, chat.tools),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Roles and contents.
+fn texts(turns: &[Turn]) -> Vec<(&str, &str)> {
+    turns.iter().map(|turn| (turn.role(), turn.content().unwrap_or("-"))).collect()
+}
+
+fn refuses(record: Json, words: &[&str]) {
+    let message = parse(record).unwrap_err().to_string();
+    assert!(message.starts_with("rows.jsonl:7"), "{message}");
+    assert!(words.iter().all(|word| message.contains(word)), "{message}");
+}
+
+#[test]
+fn openai_messages_keep_their_keys_and_lose_nulls_and_flags() {
+    let arguments = "{\"city\": \"Paris\", \"n\": 1}";
+    let call = json!({ "id": "c1", "type": "function", "function": { "name": "f", "arguments": arguments } });
+    let (turns, tools) = chat(json!({
+        "tools": "[{\"type\": \"function\", \"function\": {\"name\": \"f\"}}]",
+        "messages": [
+            { "content": [{ "type": "text", "text": "a" }, { "type": "text", "text": "b" }], "role": "user", "name": "x" },
+            { "role": "assistant", "content": null, "tool_calls": [call], "weight": 0 },
+            { "role": "tool", "tool_call_id": "c1", "content": "18", "train": true },
+        ]
+    }));
+    assert_eq!(texts(&turns), [("user", "ab"), ("assistant", "-"), ("tool", "18")]);
+    assert_eq!(turns.iter().map(|turn| turn.train).collect::<Vec<_>>(), [None, Some(false), Some(true)]);
+    // The order of keys is the record's, because templates may print it.
+    assert_eq!(turns[0].message.keys().collect::<Vec<_>>(), ["content", "role", "name"]);
+    assert_eq!(turns[1].message.keys().collect::<Vec<_>>(), ["role", "tool_calls"]);
+    assert_eq!(turns[1].message["tool_calls"][0]["function"]["arguments"], json!({ "city": "Paris", "n": 1 }));
+    assert_eq!(tools.unwrap()[0]["function"]["name"], "f");
+}
+
+#[test]
+fn sharegpt_roles_become_those_of_chat_templates() {
+    let (turns, tools) = chat(json!({
+        "system": "s",
+        "tools": "",
+        "conversations": [
+            { "from": "human", "value": "q" },
+            { "from": "function_call", "value": "{\"name\": \"f\", \"arguments\": {\"x\": 1}}" },
+            { "from": "observation", "value": "1" },
+            { "from": "gpt", "value": "a" },
+        ]
+    }));
+    assert_eq!(texts(&turns), [("system", "s"), ("user", "q"), ("assistant", "-"), ("tool", "1"), ("assistant", "a")]);
+    assert_eq!(turns[2].message["tool_calls"][0]["function"], json!({ "name": "f", "arguments": { "x": 1 } }));
+    assert_eq!(tools, None);
+}
+
+#[test]
+fn alpaca_becomes_a_question_and_an_answer() {
+    let (turns, _) = chat(json!({
+        "instruction": "Translate.", "input": "chat", "output": "cat", "system": "s", "history": [["q", "a"]]
+    }));
+    let pairs =
+        [("system", "s"), ("user", "q"), ("assistant", "a"), ("user", "Translate.\nchat"), ("assistant", "cat")];
+    assert_eq!(texts(&turns), pairs);
+    let (turns, _) = chat(json!({ "instruction": "Hi", "input": "", "output": "Ho" }));
+    assert_eq!(texts(&turns), [("user", "Hi"), ("assistant", "Ho")]);
+}
+
+#[test]
+fn texts_prompts_and_tokens_are_recognized() {
+    assert_eq!(parse(json!({ "text": "t", "id": 3 })).unwrap(), Row::Text("t".to_owned()));
+    let strings = parse(json!({ "prompt": "p", "completion": "c" })).unwrap();
+    assert_eq!(strings, Row::PromptCompletion { prompt: "p".to_owned(), completion: "c".to_owned() });
+    let lists = json!({
+        "prompt": [{ "role": "user", "content": "p" }], "completion": [{ "role": "assistant", "content": "c" }]
+    });
+    let Row::Chat(chat) = parse(lists).unwrap() else { panic!("messages are a conversation") };
+    assert_eq!((chat.turns.len(), chat.prompt_turns), (2, 1));
+    let tokens = |record: Json| match parse(record).unwrap() {
+        Row::Pretokenized { tokens, loss_mask } => (tokens, loss_mask),
+        other => panic!("{other:?}"),
+    };
+    let labels = json!({ "input_ids": [0, 5, 6, 0], "labels": [-100, -100, 6, -100], "attention_mask": [0, 1, 1, 0] });
+    assert_eq!(tokens(labels), (vec![5, 6], vec![false, true]));
+    let mask = json!({ "input_ids": [5, 6], "completion_mask": [0, 1] });
+    assert_eq!(tokens(mask), (vec![5, 6], vec![false, true]));
+    assert_eq!(tokens(json!({ "input_ids": [5, 6] })), (vec![5, 6], vec![true, true]));
+}
+
+#[test]
+fn keys_can_be_named() {
+    let names = Fields {
+        messages: Some("dialog".to_owned()),
+        role: Some("who".to_owned()),
+        content: Some("what".to_owned()),
+        roles: [("Therapist".to_owned(), "assistant".to_owned())].into(),
+        ..Fields::default()
+    };
+    let record = json!({ "dialog": [{ "who": "user", "what": "q" }, { "who": "Therapist", "what": "a" }] });
+    let Row::Chat(chat) = parse_with(&record, RecordFormat::Auto, &names).unwrap() else { panic!("a conversation") };
+    assert_eq!(texts(&chat.turns), [("user", "q"), ("assistant", "a")]);
+    let named: Fields = serde_json::from_value(json!({ "text": "body" })).unwrap();
+    let record = json!({ "body": "b", "messages": 3 });
+    assert_eq!(parse_with(&record, RecordFormat::Text, &named).unwrap(), Row::Text("b".to_owned()));
+    assert!(serde_json::from_value::<Fields>(json!({ "txt": "body" })).is_err());
+}
+
+#[test]
+fn unknown_formats_list_keys_and_formats() {
+    let words = ["found \"a\", \"b\"", "\"messages\"", "\"conversations\"", "alpaca", "prompt_completion", "input_ids"];
+    refuses(json!({ "a": 1, "b": 2 }), &words);
+    refuses(json!({}), &["found no key"]);
+    refuses(json!({ "prompt": "p", "chosen": "c", "rejected": "r" }), &["preference training"]);
+}
+
+#[test]
+fn wrong_values_are_named_with_their_place() {
+    refuses(json!({ "text": 3 }), &["text must be a string, found the number 3"]);
+    refuses(json!({ "text": "a\u{0}" }), &["NUL", "text"]);
+    refuses(json!({ "messages": "hi" }), &["messages must be a list of messages, found a string"]);
+    refuses(json!({ "messages": [{ "role": "user" }] }), &["\"content\" in messages[0]", "found \"role\""]);
+    refuses(json!({ "messages": [{ "role": "", "content": "" }] }), &["messages[0].role is empty"]);
+    refuses(
+        json!({ "messages": [{ "role": "user", "content": [{ "type": "image" }] }] }),
+        &["content[0]", "\"image\""],
+    );
+    refuses(json!({ "messages": [{ "role": "user", "content": "a", "weight": 0.5 }] }), &["messages[0].weight", "0.5"]);
+    refuses(json!({ "messages": [], "tools": [1] }), &["tools[0] must be an object, found the number 1"]);
+    refuses(json!({ "messages": [], "tools": "[" }), &["tools is a string that is not JSON"]);
+    refuses(json!({ "instruction": "a", "output": "b", "history": [["q"]] }), &["history[0]", "a list of 1"]);
+    refuses(json!({ "prompt": [], "completion": "c" }), &["completion must be a list of messages"]);
+    refuses(json!({ "input_ids": [1, -2] }), &["input_ids[1] is -2"]);
+    refuses(json!({ "input_ids": [1, 2], "labels": [1] }), &["labels has 1 entries, but there are 2 tokens"]);
+    refuses(json!({ "input_ids": [1, 2], "labels": [1, 3] }), &["labels[1] is 3, but the token there is 2"]);
+    refuses(json!({ "input_ids": [1, 2, 3], "attention_mask": [1, 0, 1] }), &["attention_mask[1] is 0 between"]);
+    refuses(json!({ "input_ids": [1], "loss_mask": [2] }), &["loss_mask[0] must be 0 or 1"]);
+}

@@ -1,0 +1,280 @@
+//! Attention in ordinary Burn operations, one document at a time: exact, and quadratic only in the longest document.
+//!
+//! Query heads that share a key/value head are stacked along the token axis, so every GEMM is one batched matmul over the key/value
+//! heads. The backward recomputes the probabilities from the saved log-sum-exp (Dao et al., FlashAttention, 2022, section 3.1): with
+//! `p = exp(s - lse)` and `delta = Σ do * o`, `ds = p * (do vᵀ - delta)`.
+//! Trade-off: all scores of a document exist at once, those outside a window too.
+
+use std::ops::Range;
+
+use burn_tensor::{DType, Int, Tensor, backend::Backend};
+use firebrick_arch::AttentionSpec;
+
+use super::{AttentionOutput, Documents, Qkv, SoftmaxStatistics, StatisticsLayout};
+use crate::dtype::{to_dtype, to_f32};
+
+/// Added to the score of a key that the query must not see; finite, so that a masked row never becomes NaN.
+const MASKED: f32 = -1e30;
+
+/// See [`crate::AttentionOps::packed_attention`].
+pub fn forward<B: Backend>(qkv: &Qkv<B>, spec: &AttentionSpec, documents: &Documents<B>) -> AttentionOutput<B> {
+    let (mut outputs, mut log_sums) = (Vec::new(), Vec::new());
+    for range in documents.ranges() {
+        let [q, k, v] = [&qkv.q, &qkv.k, &qkv.v].map(|x| rows(x, &range));
+        let (o, log_sum_ht) = one_sequence(q, k, v, spec);
+        outputs.push(o);
+        log_sums.push(log_sum_ht);
+    }
+    let statistics = SoftmaxStatistics { log_sum_exp: join(log_sums, 1), layout: StatisticsLayout::HeadsTokens };
+    AttentionOutput { o: join(outputs, 0), statistics }
+}
+
+/// See [`crate::AttentionOps::packed_attention_backward`].
+///
+/// # Panics
+/// If the statistics are not in the layout of [`forward`].
+pub fn backward<B: Backend>(
+    qkv: Qkv<B>,
+    spec: &AttentionSpec,
+    output: AttentionOutput<B>,
+    d_o: Tensor<B, 2>,
+    documents: &Documents<B>,
+) -> Qkv<B> {
+    let layout = output.statistics.layout;
+    assert_eq!(layout, StatisticsLayout::HeadsTokens, "the reference backward reads what the reference forward wrote");
+    let (mut dqs, mut dks, mut dvs) = (Vec::new(), Vec::new(), Vec::new());
+    for range in documents.ranges() {
+        let of_document = |x: &Tensor<B, 2>| rows(x, &range);
+        let qkv = Qkv { q: of_document(&qkv.q), k: of_document(&qkv.k), v: of_document(&qkv.v) };
+        let log_sum_ht = output.statistics.log_sum_exp.clone().narrow(1, range.start, range.len());
+        let gradients = one_backward(qkv, spec, of_document(&output.o), log_sum_ht, of_document(&d_o));
+        dqs.push(gradients.q);
+        dks.push(gradients.k);
+        dvs.push(gradients.v);
+    }
+    Qkv { q: join(dqs, 0), k: join(dks, 0), v: join(dvs, 0) }
+}
+
+/// See [`crate::AttentionOps::attention_cached`].
+pub fn cached<B: Backend>(
+    q: Tensor<B, 2>,
+    k_cache: Tensor<B, 2>,
+    v_cache: Tensor<B, 2>,
+    spec: &AttentionSpec,
+) -> Tensor<B, 2> {
+    let ([tokens, _], [past, _]) = (q.dims(), k_cache.dims());
+    // Keys before the window of the first query are seen by none.
+    let first = spec.window.map_or(0, |window| (past + 1).saturating_sub(tokens + window));
+    let visible = first..past;
+    one_sequence(q, rows(&k_cache, &visible), rows(&v_cache, &visible), spec).0
+}
+
+fn rows<B: Backend>(x: &Tensor<B, 2>, range: &Range<usize>) -> Tensor<B, 2> {
+    if range.len() == x.dims()[0] { x.clone() } else { x.clone().narrow(0, range.start, range.len()) }
+}
+
+/// Attention of the last `n` tokens of a sequence of `t >= n` tokens: `(o [n, h * k], log-sum-exp [h, n])`.
+fn one_sequence<B: Backend>(
+    q: Tensor<B, 2>,
+    k: Tensor<B, 2>,
+    v: Tensor<B, 2>,
+    spec: &AttentionSpec,
+) -> (Tensor<B, 2>, Tensor<B, 2>) {
+    let (dtype, [tokens, _], [past, _]) = (q.dtype(), q.dims(), k.dims());
+    let (heads, groups, head_dim) = (spec.heads, spec.kv_heads, spec.head_dim);
+    let scores_hnt = scores(&q, &k, spec);
+    let max_hn1 = scores_hnt.clone().max_dim(2);
+    let exponentials = scores_hnt.sub(max_hn1.clone()).exp();
+    let sum_hn1 = exponentials.clone().sum_dim(2);
+    let stacked = exponentials.reshape([groups, heads / groups * tokens, past]);
+    let o = stacked.matmul(heads_first(v, groups)).reshape([heads, tokens, head_dim]).div(sum_hn1.clone());
+    let log_sum_hn = max_hn1.add(sum_hn1.log()).reshape([heads, tokens]);
+    (side_by_side(o, dtype), log_sum_hn)
+}
+
+fn one_backward<B: Backend>(
+    Qkv { q, k, v }: Qkv<B>,
+    spec: &AttentionSpec,
+    o: Tensor<B, 2>,
+    log_sum_ht: Tensor<B, 2>,
+    d_o: Tensor<B, 2>,
+) -> Qkv<B> {
+    let (dtype, [tokens, _]) = (q.dtype(), q.dims());
+    let (heads, groups, head_dim) = (spec.heads, spec.kv_heads, spec.head_dim);
+    let stack = |x: Tensor<B, 3>, last: usize| x.reshape([groups, heads / groups * tokens, last]);
+
+    let log_sum: Tensor<B, 3> = log_sum_ht.unsqueeze_dim(2);
+    let p_htt = scores(&q, &k, spec).sub(log_sum).exp();
+    let (q_htk, do_htk) = (heads_first(q, heads).mul_scalar(spec.scale), heads_first(d_o, heads));
+    let delta_ht1 = do_htk.clone().mul(heads_first(o, heads)).sum_dim(2);
+    let (q, d_o, p) = (stack(q_htk, head_dim), stack(do_htk, head_dim), stack(p_htt.clone(), tokens));
+    let (k_gtk, v_gtk) = (heads_first(k, groups), heads_first(v, groups));
+
+    let dv_gtk = p.transpose().matmul(d_o.clone());
+    let dp_htt = d_o.matmul(v_gtk.transpose()).reshape([heads, tokens, tokens]);
+    let ds = stack(p_htt.mul(dp_htt.sub(delta_ht1)), tokens);
+    let dq_htk = ds.clone().matmul(k_gtk).mul_scalar(spec.scale).reshape([heads, tokens, head_dim]);
+    let dk_gtk = ds.transpose().matmul(q);
+    Qkv { q: side_by_side(dq_htk, dtype), k: side_by_side(dk_gtk, dtype), v: side_by_side(dv_gtk, dtype) }
+}
+
+/// Scaled and masked scores `[h, n, t]` f32 of the last `n` of `t` tokens.
+fn scores<B: Backend>(q: &Tensor<B, 2>, k: &Tensor<B, 2>, spec: &AttentionSpec) -> Tensor<B, 3> {
+    let ([tokens, _], [past, _]) = (q.dims(), k.dims());
+    let (heads, groups) = (spec.heads, spec.kv_heads);
+    let q_hnk = heads_first(q.clone(), heads).mul_scalar(spec.scale);
+    let stacked = q_hnk.reshape([groups, heads / groups * tokens, spec.head_dim]);
+    let scores = stacked.matmul(heads_first(k.clone(), groups).transpose()).reshape([heads, tokens, past]);
+    let window = spec.window_within(past);
+    if tokens == 1 && window.is_none() { scores } else { scores.add(mask(tokens, past, window, &q.device())) }
+}
+
+/// `[1, n, t]`: 0 where the query sees the key, else [`MASKED`].
+fn mask<B: Backend>(tokens: usize, past: usize, window: Option<usize>, device: &B::Device) -> Tensor<B, 3> {
+    let offset = (past - tokens) as i64;
+    let index = |range| Tensor::<B, 1, Int>::arange(range, device).float();
+    let queries: Tensor<B, 2> = index(offset..past as i64).unsqueeze_dim(1);
+    let keys: Tensor<B, 2> = index(0..past as i64).unsqueeze_dim(0);
+    // How far the key is ahead of the query.
+    let ahead = keys.sub(queries);
+    let mut hidden = ahead.clone().clamp(0.0, 1.0);
+    if let Some(window) = window {
+        let behind = ahead.neg().sub_scalar(window as f64 - 1.0).clamp(0.0, 1.0);
+        hidden = hidden.add(behind);
+    }
+    to_dtype(hidden.mul_scalar(MASKED).unsqueeze_dim(0), DType::F32)
+}
+
+/// `[t, heads * k]` to `[heads, t, k]` f32.
+fn heads_first<B: Backend>(x: Tensor<B, 2>, heads: usize) -> Tensor<B, 3> {
+    let [tokens, width] = x.dims();
+    to_f32(x).reshape([tokens, heads, width / heads]).swap_dims(0, 1)
+}
+
+/// `[heads, t, k]` to `[t, heads * k]`.
+fn side_by_side<B: Backend>(x: Tensor<B, 3>, dtype: DType) -> Tensor<B, 2> {
+    let [heads, tokens, head_dim] = x.dims();
+    to_dtype(x.swap_dims(0, 1).reshape([tokens, heads * head_dim]), dtype)
+}
+
+fn join<B: Backend, const D: usize>(mut parts: Vec<Tensor<B, D>>, dim: usize) -> Tensor<B, D> {
+    if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, dim) }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::testing::{Plain, Recorded, assert_close, backward as recorded_backward, leaf, random};
+
+    fn spec(heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>) -> AttentionSpec {
+        AttentionSpec {
+            heads,
+            kv_heads,
+            head_dim,
+            rope: None,
+            qk_norm: firebrick_arch::QkNorm::None,
+            qkv_bias: false,
+            output_bias: false,
+            window,
+            scale: AttentionSpec::default_scale(head_dim),
+        }
+    }
+
+    fn documents(cu_seqlens: &[u32]) -> Documents<Plain> {
+        Documents::new(cu_seqlens, &Default::default())
+    }
+
+    fn inputs(seed: u64, tokens: usize, spec: &AttentionSpec) -> Qkv<Plain> {
+        Qkv {
+            q: random(seed, [tokens, spec.query_size()]),
+            k: random(seed + 1, [tokens, spec.kv_size()]),
+            v: random(seed + 2, [tokens, spec.kv_size()]),
+        }
+    }
+
+    #[test]
+    fn attention_backward_equals_autodiff_over_packed_documents_and_windows() {
+        let shapes = [(4, 4, None), (4, 2, None), (4, 1, None), (4, 2, Some(2)), (4, 2, Some(3)), (2, 1, Some(100))];
+        for (heads, groups, window) in shapes {
+            let spec = spec(heads, groups, 8, window);
+            let qkv = inputs(1, 13, &spec);
+            let d_o = random::<Plain, 2>(4, [13, spec.query_size()]);
+            let boundaries = [0, 1, 6, 13];
+            let recorded = Qkv { q: leaf(&qkv.q), k: leaf(&qkv.k), v: leaf(&qkv.v) };
+            let on_tape = Documents::<Recorded>::new(&boundaries, &Default::default());
+            let expected = recorded_backward(forward(&recorded, &spec, &on_tape).o, &d_o);
+
+            let packed = documents(&boundaries);
+            let output = forward(&qkv, &spec, &packed);
+            let gradients = backward(qkv, &spec, output, d_o, &packed);
+            assert_close(gradients.q, recorded.q.grad(&expected).unwrap(), 1e-5);
+            assert_close(gradients.k, recorded.k.grad(&expected).unwrap(), 1e-5);
+            assert_close(gradients.v, recorded.v.grad(&expected).unwrap(), 1e-5);
+        }
+    }
+
+    #[test]
+    fn attention_backward_equals_finite_differences() {
+        let (spec, packed) = (spec(2, 1, 4, Some(3)), documents(&[0, 4]));
+        let (qkv, d_o) = (inputs(1, 4, &spec), random::<Plain, 2>(4, [4, 8]));
+        let loss = |q: Tensor<Plain, 2>| {
+            let qkv = Qkv { q, ..qkv.clone() };
+            forward(&qkv, &spec, &packed).o.mul(d_o.clone()).sum().into_scalar()
+        };
+        let output = forward(&qkv, &spec, &packed);
+        let dq: Vec<f32> = backward(qkv.clone(), &spec, output, d_o.clone(), &packed).q.into_data().to_vec().unwrap();
+        let values: Vec<f32> = qkv.q.to_data().to_vec().unwrap();
+        let moved = |index: usize, by: f32| {
+            let mut values = values.clone();
+            values[index] += by;
+            Tensor::<Plain, 1>::from_floats(values.as_slice(), &Default::default()).reshape([4, 8])
+        };
+        for (index, &expected) in dq.iter().enumerate() {
+            let slope = (loss(moved(index, 1e-2)) - loss(moved(index, -1e-2))) / 2e-2;
+            assert!((slope - expected).abs() < 2e-3, "element {index}: slope {slope}, gradient {expected}");
+        }
+    }
+
+    #[test]
+    fn a_document_does_not_see_its_neighbors() {
+        let spec = spec(2, 1, 4, None);
+        let (own, other) = (inputs(1, 9, &spec), inputs(11, 9, &spec));
+        let first = |x: &Tensor<Plain, 2>| x.clone().narrow(0, 0, 4);
+        let mixed = |own: &Tensor<Plain, 2>, other: &Tensor<Plain, 2>| {
+            Tensor::cat(vec![first(own), other.clone().narrow(0, 4, 5)], 0)
+        };
+        let packed = documents(&[0, 4, 9]);
+        let with_own = forward(&own, &spec, &packed).o;
+        let changed = Qkv { q: mixed(&own.q, &other.q), k: mixed(&own.k, &other.k), v: mixed(&own.v, &other.v) };
+        let with_other = forward(&changed, &spec, &packed).o;
+        assert_eq!(first(&with_own).into_data(), first(&with_other).into_data(), "bit for bit");
+    }
+
+    #[test]
+    fn a_query_sees_its_window_and_nothing_before_it() {
+        let window = 3;
+        let spec = spec(2, 1, 4, Some(window));
+        let qkv = inputs(1, 8, &spec);
+        let packed = documents(&[0, 8]);
+        let output = forward(&qkv, &spec, &packed).o;
+        for query in 0..8 {
+            let seen = (query + 1usize).saturating_sub(window)..query + 1;
+            let alone = Qkv { q: qkv.q.clone().narrow(0, query, 1), k: rows(&qkv.k, &seen), v: rows(&qkv.v, &seen) };
+            let (expected, _) = one_sequence(alone.q, alone.k, alone.v, &spec);
+            assert_close(output.clone().narrow(0, query, 1), expected, 1e-5);
+        }
+    }
+
+    #[test]
+    fn cached_attention_equals_attention_over_the_whole_sequence() {
+        for window in [None, Some(1), Some(4), Some(7)] {
+            let spec = spec(4, 2, 8, window);
+            let qkv = inputs(1, 7, &spec);
+            let whole = forward(&qkv, &spec, &documents(&[0, 7])).o;
+            for new in [1, 3, 7] {
+                let newest = cached(qkv.q.clone().narrow(0, 7 - new, new), qkv.k.clone(), qkv.v.clone(), &spec);
+                assert_close(newest, whole.clone().narrow(0, 7 - new, new), 1e-5);
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Device addresses of tensors, requested from CubeCL once per tensor.
+//!
+//! A request is a round trip to CubeCL's queue thread (7.3 µs on an H100), and a layer reads the same weights many times. CubeCL
+//! numbers its memory handles from a counter that never repeats a number in a process, and a handle keeps its place in memory for
+//! as long as it lives: pools hand out whole slices and never move them. So the address is remembered by that number. An entry
+//! holds no handle, so it keeps no memory alive; once the handle is gone no tensor has its number, so the entry is never read.
+//!
+//! CubeCL shows the number only in the `Debug` text of a handle, whose formatting also reads the handle's place. Its queue thread
+//! writes that place once, when it reserves the memory. Inside a section this has always happened before: handles from outside
+//! were reserved before the section began (it waits for the queue thread), and the engine requests the address of everything that
+//! it allocates before it reads the number. Outside a section nothing is remembered.
+//! Trade-off: if a later CubeCL prints handles differently, every request goes to CubeCL again: slower, never wrong.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fmt::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use cubecl::server::Handle;
+
+use super::engine::Engine;
+use super::failure::failed_allocation;
+use super::tensor::Primitive;
+
+/// Entries after which all are forgotten: numbers of tensors that are gone would pile up.
+const MAX_ENTRIES: usize = 1 << 16;
+
+/// See the head of this file.
+#[derive(Default)]
+pub(super) struct Addresses {
+    by_number: RefCell<HashMap<usize, u64>>,
+}
+
+impl Addresses {
+    fn get(&self, number: usize) -> Option<u64> {
+        self.by_number.borrow().get(&number).copied()
+    }
+
+    fn insert(&self, number: usize, address: u64) {
+        let mut by_number = self.by_number.borrow_mut();
+        if by_number.len() >= MAX_ENTRIES {
+            by_number.clear();
+        }
+        by_number.insert(number, address);
+    }
+}
+
+/// The number that CubeCL gave a memory handle; `None` if it is not where it used to be.
+pub(super) fn handle_number(handle: &Handle) -> Option<usize> {
+    let mut first = FirstNumber(None);
+    // The error only ends the formatting early.
+    let _ = write!(first, "{:?}", handle.memory);
+    first.0
+}
+
+/// Takes the first number out of formatted text and stops the formatting there.
+struct FirstNumber(Option<usize>);
+
+impl Write for FirstNumber {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        if text.as_bytes().first().is_some_and(u8::is_ascii_digit) {
+            self.0 = text.parse().ok();
+            return Err(fmt::Error);
+        }
+        Ok(())
+    }
+}
+
+impl Engine {
+    /// Device address of a tensor's first value.
+    pub(super) fn address(&self, primitive: &Primitive) -> u64 {
+        let offset = primitive.handle.offset_start.unwrap_or(0);
+        if !self.is_in_section() {
+            return self.request_address(primitive);
+        }
+        let number = handle_number(&primitive.handle);
+        if let Some(start) = number.and_then(|number| self.addresses.get(number)) {
+            return start + offset;
+        }
+        let address = self.request_address(primitive);
+        if let Some(number) = number {
+            self.addresses.insert(number, address - offset);
+        }
+        address
+    }
+
+    /// What identifies a tensor among all that a process ever has, so that a buffer derived from it is not taken for one derived
+    /// from another tensor that got the same memory later.
+    pub(super) fn source(&self, primitive: &Primitive) -> [u64; 2] {
+        let offset = primitive.handle.offset_start.unwrap_or(0);
+        let number = handle_number(&primitive.handle).map(|number| number as u64);
+        [number.unwrap_or_else(|| self.address(primitive)), offset]
+    }
+
+    /// Requests the address of a tensor that was allocated just now, and remembers it.
+    pub(super) fn resolve_new(&self, primitive: &Primitive) {
+        let address = self.request_address(primitive);
+        if let Some(number) = handle_number(&primitive.handle) {
+            self.addresses.insert(number, address);
+        }
+    }
+
+    /// The address from CubeCL. Waits for its queue thread, so everything requested of CubeCL before has been submitted when this
+    /// returns.
+    pub(super) fn request_address(&self, primitive: &Primitive) -> u64 {
+        // CubeCL allocates on its queue thread and panics there; requesting the address then panics here.
+        let answer = catch_unwind(AssertUnwindSafe(|| primitive.client.get_resource(primitive.handle.clone())));
+        let problem = match answer {
+            Ok(Ok(resource)) => return resource.resource().ptr,
+            Ok(Err(error)) => Some(format!("{error:?}")),
+            Err(_) => None,
+        };
+        failed_allocation(self.context(), primitive.handle.size(), problem).raise()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cubecl::stream_id::StreamId;
+
+    use super::*;
+
+    #[test]
+    fn every_handle_has_a_number_of_its_own_that_its_clones_share() {
+        let new = || Handle::new(StreamId::current(), 1);
+        let (first, second) = (new(), new());
+        let number = handle_number(&first).expect("CubeCL prints the number of a handle");
+        assert_eq!(handle_number(&first.clone()), Some(number));
+        assert!(handle_number(&second).is_some_and(|other| other > number));
+    }
+}

@@ -1,0 +1,94 @@
+//! The gated activation `silu(gate) * up` on CUDA. Kernels: `source/gated.cu`.
+//! Not supported: activations other than SiLU; a new one is a new pair of kernels.
+
+use burn_tensor::Tensor;
+use firebrick_arch::Activation;
+use firebrick_cuda::Arguments;
+
+use super::engine::{Cuda, Engine};
+use super::launch::{Launch, at, rows_and_columns};
+use super::program::Source;
+use super::tensor::{MatrixView, float};
+
+impl Engine {
+    /// `activation(gate) * up`.
+    pub(super) fn gated(&self, gate: &MatrixView, up: &MatrixView, activation: Activation) -> MatrixView {
+        let Activation::Silu = activation;
+        assert!(gate.rows == up.rows && gate.width == up.width && gate.dtype == up.dtype, "gate and up have one shape");
+        let y = self.empty_matrix(gate.rows, gate.width, gate.dtype);
+        let launch = Launch {
+            source: Source::Gated,
+            dtype: gate.dtype,
+            name: "gated_silu",
+            shape: rows_and_columns(gate.rows, gate.width),
+            bytes: 3 * gate.bytes(),
+        };
+        let arguments = Arguments::new()
+            .pointer(at(y.address))
+            .pointer(at(gate.address))
+            .pointer(at(up.address))
+            .i64(gate.stride as i64)
+            .i64(up.stride as i64)
+            .i64(gate.rows as i64)
+            .i32(gate.width as i32);
+        // SAFETY: y is dense, gate and up have the strides given, all [rows, width] of this dtype.
+        unsafe { self.launch(launch, &arguments) };
+        y
+    }
+
+    /// Gradients of gate and up side by side, in their own memory where nothing else holds it; with `recompute`, `dy` is
+    /// overwritten by `activation(gate) * up`.
+    pub(super) fn gated_backward(
+        &self,
+        gate: Tensor<Cuda, 2>,
+        up: Tensor<Cuda, 2>,
+        activation: Activation,
+        dy: &MatrixView,
+        recompute: bool,
+    ) -> MatrixView {
+        let Activation::Silu = activation;
+        let inputs = [self.view_of(float(gate)), self.view_of(float(up))];
+        let [gate, up] = [inputs[0].block(), inputs[1].block()];
+        assert!(
+            gate.count() == up.count() && dy.is_dense() && dy.count() == gate.count(),
+            "gate, up and dy: one shape"
+        );
+        let target = self.gradient_target(inputs);
+        let [d_gate, d_up] = [0, gate.width].map(|start| target.block().columns(start, gate.width));
+        let launch = Launch {
+            source: Source::Gated,
+            dtype: gate.dtype,
+            name: "gated_silu_backward",
+            shape: rows_and_columns(gate.rows, gate.width),
+            bytes: (5 + usize::from(recompute)) * gate.bytes(),
+        };
+        let arguments = Arguments::new()
+            .pointer(at(d_gate.address))
+            .pointer(at(d_up.address))
+            .i64(target.stride as i64)
+            .pointer(at(gate.address))
+            .pointer(at(up.address))
+            .i64(gate.stride as i64)
+            .i64(up.stride as i64)
+            .pointer(at(dy.address))
+            .pointer(at(if recompute { dy.address } else { 0 }))
+            .i64(gate.rows as i64)
+            .i32(gate.width as i32);
+        // SAFETY: the target has room for both gradients side by side; inputs have the strides given, and nothing was allocated
+        // since they were released; dy is dense.
+        unsafe { self.launch(launch, &arguments) };
+        target
+    }
+
+    /// Where both gradients go. Writing over the inputs halves the widest point of a layer's backward; that is only right where
+    /// these two views are all that is left of their buffer.
+    fn gradient_target(&self, inputs: [MatrixView; 2]) -> MatrixView {
+        let (rows, width, dtype) = (inputs[0].rows, inputs[0].width, inputs[0].dtype);
+        if !self.are_adjacent(&inputs) {
+            return self.empty_matrix(rows, 2 * width, dtype);
+        }
+        // Joining drops the second view, so that one handle is left if nothing else holds the buffer.
+        let whole = self.adjacent_columns(inputs.into());
+        if whole.tensor.handle.can_mut() { whole } else { self.empty_matrix(rows, 2 * width, dtype) }
+    }
+}

@@ -1,0 +1,240 @@
+//! The heads epilogue on CUDA: from the GEMM's joined `[q | k | v]` to dense queries, keys and values, and back.
+//!
+//! One launch each way: RMSNorm per head where the model has it, rotation where it has it, values copied. The joined rows are scratch
+//! memory, unless the backward needs queries and keys before their norm. Kernels: `source/heads.cu`.
+//! Trade-off: values are copied so that attention always reads dense rows; 2 bytes read and written per value of `v`.
+//! Not supported: heads wider than 512 with norm weights that train.
+
+use burn_tensor::{DType, Tensor};
+use firebrick_cuda::{Arguments, LaunchShape};
+
+use super::engine::{Cuda, Engine};
+use super::launch::{Launch, at, grid};
+use super::program::Source;
+use super::scratch::ScratchSlot;
+use super::tensor::{DeviceBlock, MatrixView, Primitive, tensor};
+use crate::{HeadsEpilogue, NormWeight, QkNorms, RotaryTables};
+
+/// Query, key and value heads of a launch.
+#[derive(Clone, Copy, Debug)]
+struct HeadCounts {
+    query: usize,
+    key_value: usize,
+    width: usize,
+}
+
+impl HeadCounts {
+    fn of(parts: &[usize], width: usize) -> Self {
+        let [q, k, v] = parts else { panic!("a heads epilogue needs a group of three parts, got {parts:?}") };
+        assert!(k == v && q % width == 0 && k % width == 0, "parts {parts:?} of heads of width {width}");
+        Self { query: q / width, key_value: k / width, width }
+    }
+
+    fn arguments(&self, arguments: Arguments, tokens: usize) -> Arguments {
+        arguments.i64(tokens as i64).i32(self.query as i32).i32(self.key_value as i32).i32(self.width as i32)
+    }
+}
+
+/// What the kernels read in addition to heads; holds its memory.
+struct Constants {
+    norms: Option<([MatrixView; 2], [f32; 2])>,
+    tables: Option<[MatrixView; 2]>,
+}
+
+impl Constants {
+    fn new(
+        engine: &Engine,
+        norms: Option<&QkNorms<Cuda>>,
+        rotary: Option<&RotaryTables<Cuda>>,
+        [tokens, width]: [usize; 2],
+    ) -> Self {
+        assert!(width.is_multiple_of(2), "heads have an even width, got {width}");
+        let norms = norms.map(|QkNorms { q, k }| {
+            ([q, k].map(|norm| engine.norm_weight(norm, width)), [q, k].map(|norm| norm.epsilon as f32))
+        });
+        let tables = rotary.map(|tables| [&tables.cos, &tables.sin].map(|table| engine.flat(table.clone())));
+        for table in tables.iter().flatten() {
+            let found = (table.rows, table.width, table.dtype);
+            assert_eq!(found, (tokens, width / 2, DType::F32), "rotary tables: tokens, half the width, f32");
+        }
+        Self { norms, tables }
+    }
+
+    fn norm_arguments(&self, arguments: Arguments) -> Arguments {
+        let (weights, epsilons) = match &self.norms {
+            Some((weights, epsilons)) => ([weights[0].address, weights[1].address], *epsilons),
+            None => ([0; 2], [0.0; 2]),
+        };
+        arguments.pointer(at(weights[0])).pointer(at(weights[1])).f32(epsilons[0]).f32(epsilons[1])
+    }
+
+    fn table_arguments(&self, arguments: Arguments) -> Arguments {
+        let [cos, sin] = self.tables.as_ref().map_or([0; 2], |tables| [tables[0].address, tables[1].address]);
+        arguments.pointer(at(cos)).pointer(at(sin))
+    }
+}
+
+/// Four tokens per block of 256 threads.
+fn token_grid(tokens: usize) -> LaunchShape {
+    LaunchShape { block: [64, 4, 1], ..grid(tokens.div_ceil(4), 1) }
+}
+
+impl Engine {
+    /// The joined output of the GEMM: a tensor where the backward reads it again, scratch memory otherwise.
+    pub(super) fn joined_rows(
+        &self,
+        [rows, width]: [usize; 2],
+        dtype: DType,
+        saved: bool,
+    ) -> (DeviceBlock, Option<MatrixView>) {
+        if saved {
+            let joined = self.empty_matrix(rows, width, dtype);
+            return (joined.block(), Some(joined));
+        }
+        let address = self.scratch.take(ScratchSlot::WideRows, rows * width * dtype.size());
+        (DeviceBlock::dense(address, [rows, width], dtype), None)
+    }
+
+    /// Dense queries, keys and values of joined rows.
+    pub(super) fn heads_forward(
+        &self,
+        joined: DeviceBlock,
+        parts: &[usize],
+        epilogue: &HeadsEpilogue<Cuda>,
+    ) -> Vec<Tensor<Cuda, 2>> {
+        let heads = HeadCounts::of(parts, epilogue.head_dim);
+        let sizes = [joined.rows, epilogue.head_dim];
+        let constants = Constants::new(self, epilogue.qk_norm.as_ref(), epilogue.rotary.as_ref(), sizes);
+        let outputs: Vec<_> = parts.iter().map(|&width| self.empty_matrix(joined.rows, width, joined.dtype)).collect();
+        let addresses = [0, 1, 2].map(|part: usize| outputs[part].address);
+        self.launch_heads(addresses, joined, &constants, heads, false);
+        outputs.into_iter().map(|output| tensor(output.tensor)).collect()
+    }
+
+    fn launch_heads(
+        &self,
+        [q, k, v]: [u64; 3],
+        x: DeviceBlock,
+        constants: &Constants,
+        heads: HeadCounts,
+        inverse: bool,
+    ) {
+        let arguments =
+            Arguments::new().pointer(at(q)).pointer(at(k)).pointer(at(v)).pointer(at(x.address)).i64(x.stride as i64);
+        let arguments = constants.table_arguments(constants.norm_arguments(arguments)).i32(i32::from(inverse));
+        let launch = Launch {
+            source: Source::Heads,
+            dtype: x.dtype,
+            name: "heads_forward",
+            shape: token_grid(x.rows),
+            bytes: 2 * x.bytes(),
+        };
+        // SAFETY: x has rows of all heads at its stride; each output is dense and has the rows of x and the heads of its part;
+        // the tables are [rows, width / 2] f32 and the weights [width] f32.
+        unsafe { self.launch(launch, &heads.arguments(arguments, x.rows)) };
+    }
+
+    /// Joined gradients of dense ones, in scratch memory; and the gradients of the norm weights that train. `raw` are queries and
+    /// keys before their norm.
+    pub(super) fn heads_backward(
+        &self,
+        gradients: &[MatrixView; 3],
+        epilogue: &HeadsEpilogue<Cuda>,
+        raw: Option<&[MatrixView; 2]>,
+    ) -> (DeviceBlock, [Option<Primitive>; 2]) {
+        let [dq, dk, dv] = gradients;
+        let parts = [dq.width, dk.width, dv.width];
+        assert_eq!(epilogue.qk_norm.is_some(), raw.is_some(), "normalized heads are saved before their norm");
+        let heads = HeadCounts::of(&parts, epilogue.head_dim);
+        let sizes = [dq.rows, epilogue.head_dim];
+        let constants = Constants::new(self, epilogue.qk_norm.as_ref(), epilogue.rotary.as_ref(), sizes);
+        let (joined, _) = self.joined_rows([dq.rows, parts.iter().sum()], dq.dtype, false);
+        let mut arguments = Arguments::new().pointer(at(joined.address)).i64(joined.stride as i64);
+        for gradient in gradients {
+            assert!(gradient.is_dense() && gradient.dtype == dq.dtype, "gradients of heads are dense");
+            arguments = arguments.pointer(at(gradient.address));
+        }
+        for part in 0..2 {
+            let (address, stride) = raw.map_or((0, 0), |raw| (raw[part].address, raw[part].stride));
+            arguments = arguments.pointer(at(address)).i64(stride as i64);
+        }
+        let arguments = constants.table_arguments(constants.norm_arguments(arguments));
+        let launch = Launch {
+            source: Source::Heads,
+            dtype: joined.dtype,
+            name: "heads_backward",
+            shape: token_grid(joined.rows),
+            bytes: 2 * joined.bytes() + raw.map_or(0, |raw| raw[0].bytes() + raw[1].bytes()),
+        };
+        // SAFETY: the gradients are dense with the heads of their part; the joined rows have room for all of them; raw rows have
+        // their strides; constants are as for the forward pass.
+        unsafe { self.launch(launch, &heads.arguments(arguments, joined.rows)) };
+        let d_norms = match (raw, &epilogue.qk_norm) {
+            (Some([q, k]), Some(norms)) => [(dq, q, &norms.q), (dk, k, &norms.k)].map(|(gradient, raw, norm)| {
+                norm.trains.then(|| self.heads_norm_gradient(gradient, raw, norm, &constants, epilogue.head_dim))
+            }),
+            _ => [None, None],
+        };
+        (joined, d_norms)
+    }
+
+    /// Gradient of a norm's weight, `[width]` f32.
+    fn heads_norm_gradient(
+        &self,
+        gradient: &MatrixView,
+        raw: &MatrixView,
+        norm: &NormWeight<Cuda>,
+        constants: &Constants,
+        width: usize,
+    ) -> Primitive {
+        assert!(width <= 512, "the gradient of a head's norm is summed for widths of at most 512, got {width}");
+        let heads = gradient.width / width;
+        let blocks = (gradient.rows * heads).div_ceil(8).clamp(1, 4 * self.multiprocessors());
+        let partial = self.scratch.take(ScratchSlot::Partial, blocks * width * 4);
+        let arguments = Arguments::new()
+            .pointer(at(partial))
+            .pointer(at(gradient.address))
+            .pointer(at(raw.address))
+            .i64(raw.stride as i64)
+            .f32(norm.epsilon as f32);
+        let arguments =
+            constants.table_arguments(arguments).i64(gradient.rows as i64).i32(heads as i32).i32(width as i32);
+        let launch = Launch {
+            source: Source::Heads,
+            dtype: gradient.dtype,
+            name: "heads_norm_gradient",
+            shape: grid(blocks, 256),
+            bytes: 2 * gradient.bytes(),
+        };
+        // SAFETY: the gradient is dense, raw heads have their stride, and the partial sums are [blocks, width] f32.
+        unsafe { self.launch(launch, &arguments) };
+        self.sum_partial_rows(partial, blocks, width)
+    }
+
+    /// Heads of `x` rotated into a new matrix.
+    pub(super) fn rotate(
+        &self,
+        x: &MatrixView,
+        tables: &RotaryTables<Cuda>,
+        head_dim: usize,
+        inverse: bool,
+    ) -> MatrixView {
+        assert!(x.width.is_multiple_of(head_dim), "{} columns are no whole heads of {head_dim}", x.width);
+        let constants = Constants::new(self, None, Some(tables), [x.rows, head_dim]);
+        let y = self.empty_matrix(x.rows, x.width, x.dtype);
+        let heads = HeadCounts { query: x.width / head_dim, key_value: 0, width: head_dim };
+        self.launch_heads([y.address, 0, 0], x.block(), &constants, heads, inverse);
+        y
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_whole_heads() {
+        let heads = HeadCounts::of(&[4096, 1024, 1024], 128);
+        assert_eq!((heads.query, heads.key_value), (32, 8));
+    }
+}

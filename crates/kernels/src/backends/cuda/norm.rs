@@ -1,0 +1,105 @@
+//! RMSNorm on CUDA. Kernels: `source/norm.cu`.
+//! Trade-off: one block per row, so a few very wide rows do not fill the device.
+
+use burn_tensor::Tensor;
+use firebrick_cuda::Arguments;
+
+use super::engine::{Cuda, Engine, engine};
+use super::launch::{Launch, at, grid, threads_for};
+use super::program::Source;
+use super::scratch::ScratchSlot;
+use super::tensor::{DeviceBlock, MatrixView, Primitive, tensor};
+use crate::{NormOps, NormWeight};
+
+impl NormOps for Cuda {
+    fn rms_norm(x_nd: Tensor<Self, 2>, norm: &NormWeight<Self>) -> Tensor<Self, 2> {
+        let engine = engine(&x_nd.device());
+        engine.section(|| tensor(engine.rms_norm(&engine.flat(x_nd), norm).tensor))
+    }
+
+    fn rms_norm_backward(
+        x_nd: Tensor<Self, 2>,
+        norm: &NormWeight<Self>,
+        dy_nd: Tensor<Self, 2>,
+        d_residual_nd: Option<Tensor<Self, 2>>,
+    ) -> (Tensor<Self, 2>, Option<Tensor<Self, 1>>) {
+        let engine = engine(&x_nd.device());
+        engine.section(|| {
+            let (x, dy) = (engine.flat(x_nd), engine.flat(dy_nd));
+            let residual = d_residual_nd.map(|residual| engine.flat_as(residual, x.dtype));
+            let dx = engine.empty_matrix(x.rows, x.width, x.dtype);
+            let d_weight = engine.rms_norm_backward(dx.block(), &x, norm, dy.block(), residual.as_ref());
+            (tensor(dx.tensor), d_weight.map(tensor))
+        })
+    }
+}
+
+impl Engine {
+    /// `x / rms(x) * weight`.
+    pub(super) fn rms_norm(&self, x: &MatrixView, norm: &NormWeight<Cuda>) -> MatrixView {
+        let weight = self.norm_weight(norm, x.width);
+        let y = self.empty_matrix(x.rows, x.width, x.dtype);
+        let launch = Launch {
+            source: Source::Norm,
+            dtype: x.dtype,
+            name: "rms_norm",
+            shape: grid(x.rows, threads_for(x.width, 512)),
+            bytes: 2 * x.bytes(),
+        };
+        let arguments = Arguments::new()
+            .pointer(at(y.address))
+            .pointer(at(x.address))
+            .pointer(at(weight.address))
+            .i32(x.width as i32)
+            .f32(norm.epsilon as f32);
+        // SAFETY: y and x are dense [rows, width] of this dtype, the weight is [width] f32; one block per row.
+        unsafe { self.launch(launch, &arguments) };
+        y
+    }
+
+    /// Gradient of the input plus the residual's, to `dx`, which may be `dy`; and the gradient of the weight where it trains.
+    pub(super) fn rms_norm_backward(
+        &self,
+        dx: DeviceBlock,
+        x: &MatrixView,
+        norm: &NormWeight<Cuda>,
+        dy: DeviceBlock,
+        residual: Option<&MatrixView>,
+    ) -> Option<Primitive> {
+        assert!(
+            dx.is_dense() && x.is_dense() && dy.is_dense() && dy.dtype == x.dtype,
+            "norm: dense rows of one format"
+        );
+        let weight = self.norm_weight(norm, x.width);
+        let blocks = if norm.trains { x.rows.min(3 * self.multiprocessors()) } else { x.rows };
+        let partial = if norm.trains { self.scratch.take(ScratchSlot::Partial, blocks * x.width * 4) } else { 0 };
+        let launch = Launch {
+            source: Source::Norm,
+            dtype: x.dtype,
+            name: "rms_norm_backward",
+            shape: grid(blocks, threads_for(x.width, 256)),
+            bytes: (3 + usize::from(residual.is_some())) * x.bytes(),
+        };
+        let arguments = Arguments::new()
+            .pointer(at(dx.address))
+            .pointer(at(x.address))
+            .pointer(at(weight.address))
+            .pointer(at(dy.address))
+            .pointer(at(residual.map_or(0, |residual| residual.address)))
+            .pointer(at(partial))
+            .i64(x.rows as i64)
+            .i32(x.width as i32)
+            .f32(norm.epsilon as f32);
+        // SAFETY: all matrices are dense [rows, width] of this dtype; the partial sums are [blocks, width] f32 or null.
+        unsafe { self.launch(launch, &arguments) };
+        norm.trains.then(|| self.sum_partial_rows(partial, blocks, x.width))
+    }
+
+    /// The weight of a norm, as the kernels read it.
+    pub(super) fn norm_weight(&self, norm: &NormWeight<Cuda>, width: usize) -> MatrixView {
+        let weight = self.flat(norm.weight.clone());
+        let expected = (width, burn_tensor::DType::F32);
+        assert_eq!((weight.width, weight.dtype), expected, "a norm has one f32 per column");
+        weight
+    }
+}

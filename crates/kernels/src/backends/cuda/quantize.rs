@@ -1,0 +1,192 @@
+//! Launches over NF4 weights: quantize, dequantize, and dequantize with the adapter merged. Kernels: `source/nf4.cu`.
+//! Not supported: quantized formats other than NF4.
+
+use burn_tensor::{DType, Tensor};
+use firebrick_cuda::{Arguments, LaunchShape};
+use firebrick_precision::{QuantFormat, blockwise, nf4};
+
+use super::engine::{Cuda, Engine};
+use super::launch::{Launch, at, grid};
+use super::program::Source;
+use super::scratch::ScratchSlot;
+use super::tensor::{DeviceBlock, MatrixView, Primitive, int_tensor, tensor};
+use crate::{Adapter, BlockScales, QuantizedWeight, Scales};
+
+/// Largest rank of the kernels on matrix units.
+const MAX_FAST_RANK: usize = 64;
+
+/// A launch that does not depend on the format of activations.
+fn plain(name: &'static str, shape: LaunchShape, bytes: usize) -> Launch {
+    Launch { source: Source::Nf4, dtype: DType::F32, name, shape, bytes }
+}
+
+impl Engine {
+    /// The arguments that say what a weight is: codes, then scales. Returns what must be held until the launch.
+    fn weight_arguments(
+        &self,
+        weight: &QuantizedWeight<Cuda>,
+        arguments: Arguments,
+        held: &mut Vec<MatrixView>,
+    ) -> Arguments {
+        let QuantFormat::Nf4 { .. } = weight.format;
+        let mut address = |view: MatrixView| {
+            held.push(view);
+            held.last().map_or(0, |view| view.address)
+        };
+        let codes = address(self.int_matrix(weight.codes.clone()));
+        let scales = match &weight.scales.block {
+            BlockScales::Float(absmax) => [address(self.flat(absmax.clone())), 0, 0, 0, 0],
+            BlockScales::Nested { codes, absmax, map, offset, .. } => [
+                0,
+                address(self.int_matrix(codes.clone())),
+                address(self.flat(absmax.clone())),
+                address(self.flat(map.clone())),
+                address(self.flat(offset.clone())),
+            ],
+        };
+        scales.into_iter().fold(arguments.pointer(at(codes)), |arguments, scale| arguments.pointer(at(scale)))
+    }
+
+    /// Writes `W + scale B A` to `out`, rows without gaps.
+    pub(super) fn merge(&self, weight: &QuantizedWeight<Cuda>, adapter: Option<&Adapter<Cuda>>, out: DeviceBlock) {
+        let [rows, inputs] = weight.shape;
+        assert!(out.is_dense() && (out.rows, out.width) == (rows, inputs), "a merged weight is dense");
+        let rank = adapter.map_or(0, |adapter| adapter.a.dims()[0]);
+        let pair = adapter.map(|adapter| [self.flat(adapter.a.clone()), self.flat(adapter.b.clone())]);
+        let [a, b] = pair.as_ref().map_or([0; 2], |pair| [pair[0].address, pair[1].address]);
+        let (name, shape) = merge_kernel(out, rank);
+        let bytes = out.bytes() + weight.bytes();
+        let launch = Launch { source: Source::Nf4, dtype: out.dtype, name, shape, bytes };
+        let mut held = Vec::new();
+        let arguments = self
+            .weight_arguments(weight, Arguments::new().pointer(at(out.address)), &mut held)
+            .pointer(at(a))
+            .pointer(at(b))
+            .f32(adapter.map_or(0.0, |adapter| adapter.scale as f32))
+            .i32(rows as i32)
+            .i32(inputs as i32)
+            .i32(rank as i32);
+        // SAFETY: out holds [rows, inputs]; codes and scales are those of a weight of this shape; A is [rank, inputs] and B
+        // [rows, rank], f32, or null with rank 0.
+        unsafe { self.launch(launch, &arguments) };
+    }
+
+    /// The values of a weight, f32.
+    pub(super) fn dequantize(&self, weight: &QuantizedWeight<Cuda>) -> MatrixView {
+        let [rows, inputs] = weight.shape;
+        let out = self.empty_matrix(rows, inputs, DType::F32);
+        let mut held = Vec::new();
+        let arguments = self.weight_arguments(weight, Arguments::new().pointer(at(out.address)), &mut held);
+        let bytes = out.bytes() + weight.bytes();
+        let launch = plain("nf4_dequantize_f32", grid(out.count().div_ceil(4096), 256), bytes);
+        // SAFETY: out holds all values of the weight in f32; codes and scales are those of the weight.
+        unsafe { self.launch(launch, &arguments.i64(out.count() as i64)) };
+        out
+    }
+
+    /// Quantizes a matrix; `map` is the signed dynamic map and `table` what dequantization looks codes up in.
+    pub(super) fn quantize(
+        &self,
+        values: Tensor<Cuda, 2>,
+        format: QuantFormat,
+        map: Tensor<Cuda, 1>,
+        table: Tensor<Cuda, 2>,
+    ) -> QuantizedWeight<Cuda> {
+        let QuantFormat::Nf4 { double_quant } = format;
+        let shape = values.dims();
+        let values = self.flat(values);
+        let count = values.count();
+        let blocks = count.div_ceil(nf4::BLOCK_SIZE);
+        let codes = self.empty([blocks * nf4::BLOCK_SIZE / 2], DType::U8);
+        let absmax = self.empty([blocks], DType::F32);
+        let name = match values.dtype {
+            DType::BF16 => "nf4_quantize_bf16",
+            DType::F16 => "nf4_quantize_f16",
+            _ => "nf4_quantize_f32",
+        };
+        let arguments = Arguments::new()
+            .pointer(at(self.address(&codes)))
+            .pointer(at(self.address(&absmax)))
+            .pointer(at(values.address))
+            .i64(count as i64);
+        let bytes = values.bytes() + count / 2;
+        // SAFETY: codes hold half a byte and absmax an f32 for every block of 64 of the values, which are dense.
+        unsafe { self.launch(plain(name, grid(count.div_ceil(4096), 256), bytes), &arguments) };
+        let block =
+            if double_quant { self.nested_scales(&absmax, blocks, map) } else { BlockScales::Float(tensor(absmax)) };
+        QuantizedWeight { format, codes: int_tensor(codes), scales: Scales { block }, table, shape }
+    }
+
+    /// Block scales in 8 bits around their mean.
+    fn nested_scales(&self, absmax: &Primitive, blocks: usize, map: Tensor<Cuda, 1>) -> BlockScales<Cuda> {
+        let nested = blocks.div_ceil(blockwise::BLOCK_SIZE);
+        let codes = self.empty([nested * blockwise::BLOCK_SIZE], DType::U8);
+        let nested_absmax = self.empty([nested], DType::F32);
+        let offset = self.empty([1], DType::F32);
+        let parts = blocks.div_ceil(4096).min(1024);
+        let partial = at(self.scratch.take(ScratchSlot::Partial, 1024 * 8));
+        let (from, mean) = (at(self.address(absmax)), at(self.address(&offset)));
+        let sum = Arguments::new().pointer(partial).pointer(from).i64(blocks as i64);
+        let divide = Arguments::new().pointer(mean).pointer(partial).i32(parts as i32).i64(blocks as i64);
+        let map_view = self.flat(map.clone());
+        let quantize = Arguments::new()
+            .pointer(at(self.address(&codes)))
+            .pointer(at(self.address(&nested_absmax)))
+            .pointer(from)
+            .pointer(mean)
+            .pointer(at(map_view.address))
+            .i64(blocks as i64);
+        // SAFETY: the partial sums have room for 1024 f64; one code per block and one f32 per 256; the map has 256 values.
+        unsafe {
+            self.launch(plain("absmax_sum", grid(parts, 256), blocks * 4), &sum);
+            self.launch(plain("absmax_mean", grid(1, 256), parts * 8), &divide);
+            self.launch(plain("absmax_quantize", grid(nested, 256), blocks * 5), &quantize);
+        }
+        BlockScales::Nested {
+            codes: int_tensor(codes),
+            absmax: tensor(nested_absmax),
+            map,
+            offset: tensor(offset),
+            blocks,
+        }
+    }
+}
+
+/// The kernel for a weight of this shape and rank, and its grid.
+fn merge_kernel(out: DeviceBlock, rank: usize) -> (&'static str, LaunchShape) {
+    let (rows, inputs) = (out.rows, out.width);
+    let aligned = out.dtype != DType::F32 && inputs.is_multiple_of(8) && out.address.is_multiple_of(16);
+    if !aligned || rank > MAX_FAST_RANK {
+        let shape = LaunchShape {
+            grid: [inputs.div_ceil(256) as u32, rows.div_ceil(64).min(65_535) as u32, 1],
+            block: [256, 1, 1],
+            shared_bytes: 0,
+        };
+        return ("nf4_merge", shape);
+    }
+    // Tiles of 64 rows that a block takes: more of them read A less often, fewer keep more loads in flight. As timed for
+    // weights of 1024 to 14336 rows.
+    let (name, columns, tiles) = match rank {
+        0..=16 => ("nf4_merge_r16", 256, 1),
+        17..=32 => ("nf4_merge_r32", 256, 2),
+        _ => ("nf4_merge_r64", 128, 3),
+    };
+    let across = inputs.div_ceil(columns);
+    let down = rows.div_ceil(64 * tiles).min(65_535);
+    (name, LaunchShape { grid: [across as u32, down as u32, 1], block: [128, 1, 1], shared_bytes: 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_choose_their_kernel_and_unaligned_rows_the_general_one() {
+        let kernel = |inputs, rank| merge_kernel(DeviceBlock::dense(256, [4096, inputs], DType::BF16), rank).0;
+        assert_eq!(kernel(4096, 0), "nf4_merge_r16");
+        assert_eq!(kernel(4096, 17), "nf4_merge_r32");
+        assert_eq!(kernel(4096, 64), "nf4_merge_r64");
+        assert_eq!(kernel(4096, 65), "nf4_merge");
+        assert_eq!(kernel(4097, 16), "nf4_merge");
+    }
+}

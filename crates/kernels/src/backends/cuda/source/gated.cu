@@ -1,0 +1,100 @@
+// Gated SiLU (SwiGLU): y = g sigmoid(g) u. Backward, with s = sigmoid(g): dg = dy u (s + g s (1 - s)), du = dy g s.
+//
+// Gate and up may be column ranges of one wider matrix (row strides). The exponential and the reciprocal are the
+// hardware's approximations, a few units in the last place of f32. Widths or strides that are no multiple of 8, or
+// pointers off the 16-byte grid, go one value at a time.
+
+// Vectors of one thread whose loads are in flight together.
+static constexpr int AT_ONCE = 2;
+
+DEVICE float sigmoid(float value) { return reciprocal_fast(1.0f + exp_fast(-value)); }
+
+template <int V> DEVICE void gated_silu_row(T *y, const T *gate, const T *up, int f) {
+    const int count = f / V, stride = gridDim.y * blockDim.x;
+    for (int base = blockIdx.y * blockDim.x + threadIdx.x; base < count; base += AT_ONCE * stride) {
+        Pack<T, V> gates[AT_ONCE], ups[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) {
+            const int c = base + k * stride;
+            if (c < count) {
+                gates[k] = Pack<T, V>::load_streaming(gate + c * V);
+                ups[k] = Pack<T, V>::load_streaming(up + c * V);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) {
+            const int c = base + k * stride;
+            if (c >= count) break;
+            float g[V], u[V];
+            gates[k].unpack(g), ups[k].unpack(u);
+#pragma unroll
+            for (int i = 0; i < V; ++i) g[i] = g[i] * sigmoid(g[i]) * u[i];
+            Pack<T, V>::pack(g).store(y + c * V);
+        }
+    }
+}
+
+// y [n, f] contiguous; gate, up: rows of f values at row strides (elements). y may be gate or up where that is
+// contiguous.
+// grid (n, 1); with few rows (n, ceil(f / 4096)) fills the device; block (256), no dynamic shared memory.
+KERNEL __launch_bounds__(256)
+gated_silu(T *y, const T *gate, const T *up, long long gate_stride, long long up_stride, long long n, int f) {
+    const bool vectors = f % 8 == 0 && gate_stride % 8 == 0 && up_stride % 8 == 0 && aligned16(y, gate, up);
+    for (long long row = blockIdx.x; row < n; row += gridDim.x) {
+        T *y_row = y + row * f;
+        const T *gate_row = gate + row * gate_stride, *up_row = up + row * up_stride;
+        if (vectors) gated_silu_row<8>(y_row, gate_row, up_row, f);
+        else gated_silu_row<1>(y_row, gate_row, up_row, f);
+    }
+}
+
+template <int V>
+DEVICE void gated_silu_backward_row(T *dgate, T *dup, const T *gate, const T *up, const T *dy, T *y, int f) {
+    const int count = f / V, stride = gridDim.y * blockDim.x;
+    for (int base = blockIdx.y * blockDim.x + threadIdx.x; base < count; base += AT_ONCE * stride) {
+        Pack<T, V> gates[AT_ONCE], ups[AT_ONCE], dys[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) {
+            const int c = base + k * stride;
+            if (c < count) {
+                gates[k] = Pack<T, V>::load_streaming(gate + c * V);
+                ups[k] = Pack<T, V>::load_streaming(up + c * V);
+                dys[k] = Pack<T, V>::load_streaming(dy + c * V);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) {
+            const int c = base + k * stride;
+            if (c >= count) break;
+            float g[V], u[V], d[V], product[V];
+            gates[k].unpack(g), ups[k].unpack(u), dys[k].unpack(d);
+#pragma unroll
+            for (int i = 0; i < V; ++i) {
+                const float s = sigmoid(g[i]), silu = g[i] * s;
+                product[i] = silu * u[i];
+                g[i] = d[i] * u[i] * (s + silu * (1.0f - s));
+                u[i] = d[i] * silu;
+            }
+            Pack<T, V>::pack(g).store(dgate + c * V);
+            Pack<T, V>::pack(u).store(dup + c * V);
+            if (y != nullptr) Pack<T, V>::pack(product).store(y + c * V);
+        }
+    }
+}
+
+// dgate, dup: rows at row stride d_stride, may be gate and up themselves; gate, up at their strides; dy [n, f]
+// contiguous. y [n, f] may be null; else it receives silu(gate) * up, and may be dy.
+// grid (n, 1); with few rows (n, ceil(f / 4096)); block (256), no dynamic shared memory.
+KERNEL __launch_bounds__(256)
+gated_silu_backward(T *dgate, T *dup, long long d_stride, const T *gate, const T *up, long long gate_stride,
+                long long up_stride, const T *dy, T *y, long long n, int f) {
+    const bool vectors = f % 8 == 0 && d_stride % 8 == 0 && gate_stride % 8 == 0 && up_stride % 8 == 0 &&
+                         aligned16(dgate, dup, gate, up, dy, y);
+    for (long long row = blockIdx.x; row < n; row += gridDim.x) {
+        T *dgate_row = dgate + row * d_stride, *dup_row = dup + row * d_stride;
+        const T *gate_row = gate + row * gate_stride, *up_row = up + row * up_stride, *dy_row = dy + row * f;
+        T *y_row = y != nullptr ? y + row * f : nullptr;
+        if (vectors) gated_silu_backward_row<8>(dgate_row, dup_row, gate_row, up_row, dy_row, y_row, f);
+        else gated_silu_backward_row<1>(dgate_row, dup_row, gate_row, up_row, dy_row, y_row, f);
+    }
+}

@@ -1,0 +1,328 @@
+// Queries, keys and values between the GEMM that computes them side by side and attention, which reads three dense matrices:
+// RMSNorm of each query and key head (optional), rotary position embedding in the rotate-half form (optional), values copied.
+//
+// Rotation: the halves (a, b) of a head become (a cos - b sin, b cos + a sin). A thread takes the same pairs of several heads of one
+// token, so the tables are read once for all of them. A head is shared by a power of two of lanes. Half widths or strides that are
+// no multiple of 8, or pointers off the 16-byte grid, go one value at a time.
+// Trade-off: with norms the values of a head are read twice, the second time from cache.
+
+// Heads of one thread whose loads are in flight together.
+static constexpr int HEADS_AT_ONCE = 2;
+static constexpr unsigned ALL_LANES = 0xffffffffu;
+// Threads of a token.
+static constexpr int TOKEN_THREADS = 64;
+
+// Dense queries, keys and values, or their gradients.
+struct Dense {
+    T *q, *k, *v;
+    int q_heads, kv_heads, head_dim;
+
+    DEVICE int heads() const { return q_heads + 2 * kv_heads; }
+    DEVICE T *head(long long token, int index) const {
+        if (index < q_heads) return q + (token * q_heads + index) * head_dim;
+        index -= q_heads;
+        if (index < kv_heads) return k + (token * kv_heads + index) * head_dim;
+        return v + (token * kv_heads + index - kv_heads) * head_dim;
+    }
+};
+
+// Norms of query and key heads; weights are null where heads are not normalized.
+struct Norms {
+    const float *q_weight, *k_weight;
+    float q_epsilon, k_epsilon;
+
+    DEVICE bool any() const { return q_weight != nullptr; }
+};
+
+// Cosines and sines of one token; null where heads are not rotated. `sign` is -1 for the inverse rotation.
+struct Angles {
+    const float *cos, *sin;
+    float sign;
+
+    template <int V> DEVICE void load(float (&c)[V], float (&s)[V], int at) const {
+        if (cos == nullptr) {
+#pragma unroll
+            for (int i = 0; i < V; ++i) c[i] = 1.0f, s[i] = 0.0f;
+            return;
+        }
+        Pack<float, V>::load(cos + at).unpack(c);
+        Pack<float, V>::load(sin + at).unpack(s);
+#pragma unroll
+        for (int i = 0; i < V; ++i) s[i] *= sign;
+    }
+};
+
+template <int V> DEVICE void rotate(float (&a)[V], float (&b)[V], const float (&c)[V], const float (&s)[V]) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+        const float first = a[i] * c[i] - b[i] * s[i];
+        b[i] = b[i] * c[i] + a[i] * s[i];
+        a[i] = first;
+    }
+}
+
+// How the threads of a token share its heads: `count` lanes per head.
+struct Share {
+    int count, lane, first_head, head_step;
+
+    DEVICE explicit Share(int chunks) : count(1) {
+        while (count < chunks && count < 32) count *= 2;
+        lane = threadIdx.x % count, first_head = threadIdx.x / count, head_step = TOKEN_THREADS / count;
+    }
+
+    // Sum over the lanes of a head; all lanes of the warp must call.
+    DEVICE float sum(float value) const {
+        for (int step = count / 2; step > 0; step /= 2) value += __shfl_xor_sync(ALL_LANES, value, step);
+        return value;
+    }
+};
+
+// Moves one token's heads between the joined row and the dense rows and rotates queries and keys on the way.
+template <int V, bool TO_DENSE>
+DEVICE void rotate_token(const Dense &dense, T *joined, const Angles &angles, long long token) {
+    const int half = dense.head_dim / 2, chunks = half / V, heads = dense.heads();
+    const int rotated = dense.q_heads + dense.kv_heads;
+    const Share share(chunks);
+    for (int chunk = share.lane; chunk < chunks; chunk += share.count) {
+        const int at = chunk * V;
+        float c[V], s[V];
+        angles.load<V>(c, s, at);
+        for (int base = share.first_head; base < heads; base += HEADS_AT_ONCE * share.head_step) {
+            Pack<T, V> low[HEADS_AT_ONCE], high[HEADS_AT_ONCE];
+#pragma unroll
+            for (int u = 0; u < HEADS_AT_ONCE; ++u) {
+                const int head = base + u * share.head_step;
+                if (head < heads) {
+                    const T *from = TO_DENSE ? joined + head * dense.head_dim : dense.head(token, head);
+                    low[u] = Pack<T, V>::load_streaming(from + at);
+                    high[u] = Pack<T, V>::load_streaming(from + half + at);
+                }
+            }
+#pragma unroll
+            for (int u = 0; u < HEADS_AT_ONCE; ++u) {
+                const int head = base + u * share.head_step;
+                if (head >= heads) break;
+                T *to = TO_DENSE ? dense.head(token, head) : joined + head * dense.head_dim;
+                if (head < rotated && angles.cos != nullptr) {
+                    float a[V], b[V];
+                    low[u].unpack(a), high[u].unpack(b);
+                    rotate<V>(a, b, c, s);
+                    low[u] = Pack<T, V>::pack(a), high[u] = Pack<T, V>::pack(b);
+                }
+                low[u].store(to + at);
+                high[u].store(to + half + at);
+            }
+        }
+    }
+}
+
+template <int V>
+DEVICE void load_pair(float (&a)[V], float (&b)[V], const T *from, int at, int half) {
+    Pack<T, V>::load(from + at).unpack(a);
+    Pack<T, V>::load(from + half + at).unpack(b);
+}
+
+template <int V> DEVICE void store_pair(T *to, const float (&a)[V], const float (&b)[V], int at, int half) {
+    Pack<T, V>::pack(a).store(to + at);
+    Pack<T, V>::pack(b).store(to + half + at);
+}
+
+// As rotate_token to dense rows, with queries and keys normalized first.
+template <int V>
+DEVICE void normalize_token(const Dense &dense, const T *joined, const Norms &norms, const Angles &angles,
+                            long long token) {
+    const int half = dense.head_dim / 2, chunks = half / V, heads = dense.heads();
+    const Share share(chunks);
+    // The same number of rounds for all lanes of a warp: they sum together.
+    for (int base = 0; base < heads; base += share.head_step) {
+        const int head = base + share.first_head;
+        const bool inside = head < heads, is_query = head < dense.q_heads;
+        const bool normed = inside && head < dense.q_heads + dense.kv_heads;
+        const T *from = joined + head * dense.head_dim;
+        float squares = 0.0f;
+        for (int chunk = share.lane; normed && chunk < chunks; chunk += share.count) {
+            float a[V], b[V];
+            load_pair<V>(a, b, from, chunk * V, half);
+#pragma unroll
+            for (int i = 0; i < V; ++i) squares += a[i] * a[i] + b[i] * b[i];
+        }
+        squares = share.sum(squares);
+        const float epsilon = is_query ? norms.q_epsilon : norms.k_epsilon;
+        const float rstd = 1.0f / sqrtf(squares / dense.head_dim + epsilon);
+        const float *weight = is_query ? norms.q_weight : norms.k_weight;
+        T *to = inside ? dense.head(token, head) : nullptr;
+        for (int chunk = share.lane; inside && chunk < chunks; chunk += share.count) {
+            const int at = chunk * V;
+            float a[V], b[V], c[V], s[V];
+            load_pair<V>(a, b, from, at, half);
+            if (normed) {
+                float low[V], high[V];
+                Pack<float, V>::load(weight + at).unpack(low);
+                Pack<float, V>::load(weight + half + at).unpack(high);
+#pragma unroll
+                for (int i = 0; i < V; ++i) a[i] *= rstd * low[i], b[i] *= rstd * high[i];
+                angles.load<V>(c, s, at);
+                rotate<V>(a, b, c, s);
+            }
+            store_pair<V>(to, a, b, at, half);
+        }
+    }
+}
+
+// Backward of normalize_token: gradients of dense heads to the gradient of the joined row. raw_q and raw_k are the token's heads
+// before their norm.
+template <int V>
+DEVICE void normalize_token_backward(const Dense &gradients, T *joined, const T *raw_q, const T *raw_k,
+                                     const Norms &norms, const Angles &angles, long long token) {
+    const int width = gradients.head_dim, half = width / 2, chunks = half / V, heads = gradients.heads();
+    const Share share(chunks);
+    for (int base = 0; base < heads; base += share.head_step) {
+        const int head = base + share.first_head;
+        const bool inside = head < heads, is_query = head < gradients.q_heads;
+        const bool normed = inside && head < gradients.q_heads + gradients.kv_heads;
+        const T *dy = inside ? gradients.head(token, head) : nullptr;
+        const T *x = is_query ? raw_q + head * width : raw_k + (head - gradients.q_heads) * width;
+        const float *weight = is_query ? norms.q_weight : norms.k_weight;
+        float squares = 0.0f, products = 0.0f;
+        for (int chunk = share.lane; normed && chunk < chunks; chunk += share.count) {
+            const int at = chunk * V;
+            float a[V], b[V], c[V], s[V], x_low[V], x_high[V], low[V], high[V];
+            load_pair<V>(a, b, dy, at, half);
+            angles.load<V>(c, s, at);
+            rotate<V>(a, b, c, s);
+            load_pair<V>(x_low, x_high, x, at, half);
+            Pack<float, V>::load(weight + at).unpack(low);
+            Pack<float, V>::load(weight + half + at).unpack(high);
+#pragma unroll
+            for (int i = 0; i < V; ++i) {
+                squares += x_low[i] * x_low[i] + x_high[i] * x_high[i];
+                products += x_low[i] * (a[i] * low[i]) + x_high[i] * (b[i] * high[i]);
+            }
+        }
+        squares = share.sum(squares), products = share.sum(products);
+        const float epsilon = is_query ? norms.q_epsilon : norms.k_epsilon;
+        const float rstd = 1.0f / sqrtf(squares / width + epsilon), along = rstd * rstd * (products / width);
+        T *to = joined + head * width;
+        for (int chunk = share.lane; inside && chunk < chunks; chunk += share.count) {
+            const int at = chunk * V;
+            float a[V], b[V];
+            load_pair<V>(a, b, dy, at, half);
+            if (normed) {
+                float c[V], s[V], x_low[V], x_high[V], low[V], high[V];
+                angles.load<V>(c, s, at);
+                rotate<V>(a, b, c, s);
+                load_pair<V>(x_low, x_high, x, at, half);
+                Pack<float, V>::load(weight + at).unpack(low);
+                Pack<float, V>::load(weight + half + at).unpack(high);
+#pragma unroll
+                for (int i = 0; i < V; ++i) {
+                    a[i] = rstd * (a[i] * low[i] - x_low[i] * along);
+                    b[i] = rstd * (b[i] * high[i] - x_high[i] * along);
+                }
+            }
+            store_pair<V>(to, a, b, at, half);
+        }
+    }
+}
+
+// Dense q [n, q_heads * head_dim], k and v [n, kv_heads * head_dim] of rows `x` = [q | k | v] at x_stride (elements). With
+// kv_heads 0, k and v may be null. Weights [head_dim] may be null: no norm. cos and sin [n, head_dim / 2] may be null: no rotation;
+// inverse != 0 rotates the other way. head_dim is even. Outputs must not overlap x.
+// grid (ceil(n / 4)), block (64, 4): four tokens per block, any other grid works too; no dynamic shared memory.
+KERNEL __launch_bounds__(256)
+heads_forward(T *q, T *k, T *v, const T *x, long long x_stride, const float *q_weight, const float *k_weight,
+              float q_epsilon, float k_epsilon, const float *cos, const float *sin, int inverse, long long n, int q_heads,
+              int kv_heads, int head_dim) {
+    const Dense dense = {q, k, v, q_heads, kv_heads, head_dim};
+    const Norms norms = {q_weight, k_weight, q_epsilon, k_epsilon};
+    const int half = head_dim / 2;
+    const bool vectors = half % 8 == 0 && x_stride % 8 == 0 && aligned16(q, k, v, x, q_weight, k_weight, cos, sin);
+    const long long step = static_cast<long long>(gridDim.x) * blockDim.y;
+    for (long long token = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y; token < n; token += step) {
+        T *row = const_cast<T *>(x) + token * x_stride;
+        const Angles angles = {cos ? cos + token * half : nullptr, sin ? sin + token * half : nullptr,
+                               inverse != 0 ? -1.0f : 1.0f};
+        if (norms.any()) {
+            if (vectors) normalize_token<8>(dense, row, norms, angles, token);
+            else normalize_token<1>(dense, row, norms, angles, token);
+        } else {
+            if (vectors) rotate_token<8, true>(dense, row, angles, token);
+            else rotate_token<1, true>(dense, row, angles, token);
+        }
+    }
+}
+
+// Backward: rows `dx` = [dq | dk | dv] at dx_stride from dense gradients. raw_q and raw_k are rows before the norm, at their
+// strides; null without norm.
+// grid and block as for heads_forward.
+KERNEL __launch_bounds__(256)
+heads_backward(T *dx, long long dx_stride, const T *dq, const T *dk, const T *dv, const T *raw_q, long long raw_q_stride,
+               const T *raw_k, long long raw_k_stride, const float *q_weight, const float *k_weight, float q_epsilon,
+               float k_epsilon, const float *cos, const float *sin, long long n, int q_heads, int kv_heads, int head_dim) {
+    const Dense dense = {const_cast<T *>(dq), const_cast<T *>(dk), const_cast<T *>(dv), q_heads, kv_heads, head_dim};
+    const Norms norms = {q_weight, k_weight, q_epsilon, k_epsilon};
+    const int half = head_dim / 2;
+    const bool vectors = half % 8 == 0 && dx_stride % 8 == 0 && raw_q_stride % 8 == 0 && raw_k_stride % 8 == 0 &&
+                         aligned16(dx, dq, dk, dv, raw_q, raw_k, q_weight, k_weight, cos, sin);
+    const long long step = static_cast<long long>(gridDim.x) * blockDim.y;
+    for (long long token = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y; token < n; token += step) {
+        T *row = dx + token * dx_stride;
+        const Angles angles = {cos ? cos + token * half : nullptr, sin ? sin + token * half : nullptr, -1.0f};
+        if (norms.any()) {
+            const T *q_row = raw_q + token * raw_q_stride, *k_row = raw_k + token * raw_k_stride;
+            if (vectors) normalize_token_backward<8>(dense, row, q_row, k_row, norms, angles, token);
+            else normalize_token_backward<1>(dense, row, q_row, k_row, norms, angles, token);
+        } else {
+            if (vectors) rotate_token<8, false>(dense, row, angles, token);
+            else rotate_token<1, false>(dense, row, angles, token);
+        }
+    }
+}
+
+// Columns of a head that one lane sums.
+static constexpr int LANE_COLUMNS = 16;
+
+// partial [gridDim.x, head_dim] = sums of parts of the gradient of a norm's weight: of the dense gradients dy [n, heads * head_dim]
+// of rotated heads, and the raw heads x at x_stride. cos and sin may be null. head_dim is even and at most 512.
+// grid (any), block (256) exactly: a warp per head; no dynamic shared memory.
+KERNEL __launch_bounds__(256)
+heads_norm_gradient(float *partial, const T *dy, const T *x, long long x_stride, float epsilon, const float *cos,
+                    const float *sin, long long n, int heads, int head_dim) {
+    constexpr int WARPS = 8;
+    __shared__ float sums[WARPS][32 * LANE_COLUMNS];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = head_dim / 2;
+    float sum[LANE_COLUMNS] = {};
+    const long long step = static_cast<long long>(gridDim.x) * WARPS;
+    for (long long unit = static_cast<long long>(blockIdx.x) * WARPS + warp; unit < n * heads; unit += step) {
+        const long long token = unit / heads;
+        const T *gradient = dy + unit * head_dim, *raw = x + token * x_stride + unit % heads * head_dim;
+        float squares = 0.0f;
+        for (int column = lane; column < head_dim; column += 32) {
+            const float value = to_float(raw[column]);
+            squares += value * value;
+        }
+        const float rstd = 1.0f / sqrtf(warp_sum(squares) / head_dim + epsilon);
+#pragma unroll
+        for (int i = 0; i < LANE_COLUMNS; ++i) {
+            const int column = lane + i * 32;
+            if (column >= head_dim) break;
+            float rotated_back = to_float(gradient[column]);
+            if (cos != nullptr) {
+                const bool low = column < half;
+                const long long at = token * half + (low ? column : column - half);
+                const float other = to_float(gradient[low ? column + half : column - half]);
+                rotated_back = rotated_back * cos[at] + (low ? other : -other) * sin[at];
+            }
+            sum[i] += rotated_back * (to_float(raw[column]) * rstd);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < LANE_COLUMNS; ++i) sums[warp][lane + i * 32] = sum[i];
+    __syncthreads();
+    for (int column = threadIdx.x; column < head_dim; column += 256) {
+        float total = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) total += sums[w][column];
+        partial[static_cast<long long>(blockIdx.x) * head_dim + column] = total;
+    }
+}

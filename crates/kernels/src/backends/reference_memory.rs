@@ -1,0 +1,74 @@
+//! What the reference bodies hold at the peak of a step in addition to parameters and saved activations.
+//!
+//! Trade-off: an allocator's rounding, the optimizer's temporaries, and the context and libraries of a device come on top: leave a
+//! tenth of the memory free.
+
+use firebrick_arch::ModelSpec;
+use firebrick_hwprofile::memory::MemoryLine;
+
+use super::BackendKind;
+use crate::memory::estimate::{TrainingShape, layer_values, line, sum};
+
+/// Logits, their exponentials and their gradient live together, in f32.
+const LOGIT_COPIES: u64 = 3;
+
+/// Scores, probabilities and their gradient live together in attention, in f32.
+const SCORE_COPIES: u64 = 3;
+
+/// The more demanding of the two moments that never coincide: the loss, and the backward of one layer.
+pub(super) fn lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
+    let (layer, loss) = (layer_lines(backend, model, training), loss_lines(model, training));
+    if sum(&layer) >= sum(&loss) { layer } else { loss }
+}
+
+fn layer_lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
+    let value = training.activation_bytes();
+    let widest = |of: &dyn Fn(usize) -> u64| (0..model.layers.len()).map(of).max().unwrap_or(0);
+    let recomputed = widest(&|layer| {
+        let values = layer_values(model, layer);
+        values.everything(value) - values.saved(training.recompute, value)
+    });
+    // The widest point of a layer's backward: gradients of the MLP's product, gate and up, and of both residual sums.
+    let gradients =
+        widest(&|layer| (3 * model.layers[layer].mlp.intermediate_size() + 2 * model.hidden_size) as u64 * value);
+    let largest =
+        model.modules().map(|(module, in_features)| (module.out_features() * in_features) as u64).max().unwrap_or(0);
+    let converted = if training.needs_conversion() { 2 * largest * value } else { 0 };
+    // Flex holds the scores of one block of queries at a time, the reference body those of a whole document.
+    let scored = if backend == BackendKind::Flex { 0 } else { training.longest_document as u64 };
+    let scores = widest(&|layer| model.layers[layer].attention.heads as u64) * scored * scored;
+    vec![
+        line(
+            "recomputed layer",
+            training.tokens() * recomputed,
+            "one layer's activations, while its backward runs".to_owned(),
+        ),
+        line(
+            "activation gradients",
+            training.tokens() * gradients,
+            "those of the MLP and of both residual sums of one layer".to_owned(),
+        ),
+        line("converted weights", converted, "two of the largest linear module in the compute format".to_owned()),
+        line(
+            "attention scores",
+            scores * 4 * SCORE_COPIES,
+            format!("{SCORE_COPIES} f32 copies of the scores of a document of {scored} tokens"),
+        ),
+    ]
+}
+
+fn loss_lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
+    let chunk = (training.loss_chunk_tokens as u64).min(training.tokens());
+    vec![
+        line(
+            "loss",
+            chunk * model.vocab_size as u64 * 4 * LOGIT_COPIES,
+            format!("{LOGIT_COPIES} f32 copies of the logits of {chunk} tokens"),
+        ),
+        line(
+            "hidden states",
+            2 * training.tokens() * model.hidden_size as u64 * training.activation_bytes(),
+            "the last layer's output and its gradient".to_owned(),
+        ),
+    ]
+}

@@ -1,0 +1,196 @@
+//! Collectives through host memory: every rank gets the bytes of all ranks and computes the result itself.
+//!
+//! Sums are added in rank order in f64 and rounded to f32 once, so every rank gets the same bits.
+//! Trade-off: every rank receives everything and waits for the device; small and exact, not for scale.
+
+use std::sync::Arc;
+
+use burn_tensor::{Tensor, TensorData, backend::Backend};
+
+use super::{CommError, Communicator};
+
+/// Bytes of one value.
+const VALUE: usize = size_of::<f32>();
+
+/// See [`crate::CommOps::all_reduce_sum`].
+///
+/// # Errors
+/// [`CommError`].
+pub fn all_reduce_sum<B: Backend>(
+    ranks: &Communicator,
+    tensors: Vec<Tensor<B, 1>>,
+) -> Result<Vec<Tensor<B, 1>>, CommError> {
+    if ranks.world_size() == 1 {
+        return Ok(tensors);
+    }
+    let own: Vec<u8> = tensors.iter().flat_map(|tensor| bytes(tensor.clone())).collect();
+    let sum = summed(ranks, "all_reduce_sum", own)?;
+    let mut start = 0;
+    let part = |tensor: Tensor<B, 1>| {
+        let ([length], device) = (tensor.dims(), tensor.device());
+        start += length;
+        Tensor::from_floats(&sum[start - length..start], &device)
+    };
+    Ok(tensors.into_iter().map(part).collect())
+}
+
+/// See [`crate::CommOps::reduce_scatter_sum`].
+///
+/// # Errors
+/// [`CommError`].
+pub fn reduce_scatter_sum<B: Backend>(ranks: &Communicator, tensor: Tensor<B, 1>) -> Result<Tensor<B, 1>, CommError> {
+    if ranks.world_size() == 1 {
+        return Ok(tensor);
+    }
+    let ([length], device) = (tensor.dims(), tensor.device());
+    let sum = summed(ranks, "reduce_scatter_sum", bytes(tensor))?;
+    let part = length.div_ceil(ranks.world_size());
+    let (start, end) = (length.min(ranks.rank() * part), length.min((ranks.rank() + 1) * part));
+    Ok(Tensor::from_floats(&sum[start..end], &device))
+}
+
+/// See [`crate::CommOps::all_gather`].
+///
+/// # Errors
+/// [`CommError`].
+pub fn all_gather<B: Backend>(ranks: &Communicator, part: Tensor<B, 1>) -> Result<Tensor<B, 1>, CommError> {
+    if ranks.world_size() == 1 {
+        return Ok(part);
+    }
+    let device = part.device();
+    let gathered = ranks.all_gather_bytes("all_gather", bytes(part))?;
+    let all: Vec<f32> = gathered.iter().flat_map(|bytes| values(bytes)).collect();
+    Ok(Tensor::from_floats(all.as_slice(), &device))
+}
+
+/// See [`crate::CommOps::broadcast`].
+///
+/// # Errors
+/// [`CommError`].
+pub fn broadcast<B: Backend>(
+    ranks: &Communicator,
+    tensor: Tensor<B, 1>,
+    root: usize,
+) -> Result<Tensor<B, 1>, CommError> {
+    assert!(root < ranks.world_size(), "rank {root} does not exist in a world of {}", ranks.world_size());
+    if ranks.world_size() == 1 {
+        return Ok(tensor);
+    }
+    let ([length], device) = (tensor.dims(), tensor.device());
+    let own = if ranks.rank() == root { bytes(tensor) } else { Vec::new() };
+    let gathered = ranks.all_gather_bytes("broadcast", own)?;
+    let sent = &gathered[root];
+    check_length("broadcast", root, sent, length * VALUE)?;
+    let all: Vec<f32> = values(sent).collect();
+    Ok(Tensor::from_floats(all.as_slice(), &device))
+}
+
+/// The sums of all ranks' values.
+fn summed(ranks: &Communicator, operation: &'static str, own: Vec<u8>) -> Result<Vec<f32>, CommError> {
+    let expected = own.len();
+    let gathered: Vec<Arc<[u8]>> = ranks.all_gather_bytes(operation, own)?;
+    let mut sums = vec![0.0f64; expected / VALUE];
+    for (rank, bytes) in gathered.iter().enumerate() {
+        check_length(operation, rank, bytes, expected)?;
+        sums.iter_mut().zip(values(bytes)).for_each(|(sum, value)| *sum += f64::from(value));
+    }
+    Ok(sums.into_iter().map(|sum| sum as f32).collect())
+}
+
+fn check_length(operation: &'static str, rank: usize, bytes: &[u8], expected: usize) -> Result<(), CommError> {
+    let got = bytes.len();
+    if got == expected { Ok(()) } else { Err(CommError::Mismatch { rank, operation, expected, got }) }
+}
+
+fn bytes<B: Backend>(tensor: Tensor<B, 1>) -> Vec<u8> {
+    let data: TensorData = tensor.into_data().convert::<f32>();
+    data.as_bytes().to_vec()
+}
+
+fn values(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
+    bytes.as_chunks::<VALUE>().0.iter().map(|value| f32::from_ne_bytes(*value))
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::comm::local_group;
+    use crate::testing::{Plain, random};
+
+    const LENGTH: usize = 11;
+
+    /// What every rank gets, as bits, in rank order.
+    fn on_all_ranks(
+        world_size: usize,
+        work: impl Fn(&Communicator) -> Result<Tensor<Plain, 1>, CommError> + Sync,
+    ) -> Vec<Vec<f32>> {
+        let work = &work;
+        thread::scope(|scope| {
+            let threads: Vec<_> = local_group(world_size)
+                .into_iter()
+                .map(|ranks| scope.spawn(move || work(&ranks).unwrap().into_data().to_vec::<f32>().unwrap()))
+                .collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    fn of_rank(rank: usize) -> Tensor<Plain, 1> {
+        random(rank as u64, [LENGTH])
+    }
+
+    /// The sum over ranks, added in rank order in f64.
+    fn expected_sum(world_size: usize) -> Vec<f32> {
+        let of_rank: Vec<Vec<f32>> = (0..world_size).map(|rank| of_rank(rank).into_data().to_vec().unwrap()).collect();
+        (0..LENGTH).map(|index| of_rank.iter().map(|values| f64::from(values[index])).sum::<f64>() as f32).collect()
+    }
+
+    #[test]
+    fn a_sum_has_the_same_bits_on_every_rank() {
+        for world_size in [1, 2, 3, 8] {
+            let results = on_all_ranks(world_size, |ranks| {
+                let tensor = of_rank(ranks.rank());
+                let halves = vec![tensor.clone().narrow(0, 0, 4), tensor.narrow(0, 4, LENGTH - 4)];
+                Ok(Tensor::cat(all_reduce_sum(ranks, halves)?, 0))
+            });
+            assert!(results.iter().all(|result| *result == expected_sum(world_size)));
+        }
+    }
+
+    #[test]
+    fn scattered_parts_joined_are_the_sum() {
+        for world_size in [1, 2, 3, 8] {
+            let results = on_all_ranks(world_size, |ranks| {
+                let part = reduce_scatter_sum(ranks, of_rank(ranks.rank()))?;
+                let start = LENGTH.min(ranks.rank() * LENGTH.div_ceil(world_size));
+                assert_eq!(part.dims()[0], LENGTH.div_ceil(world_size).min(LENGTH - start));
+                all_gather(ranks, part)
+            });
+            assert!(results.iter().all(|result| *result == expected_sum(world_size)));
+        }
+    }
+
+    #[test]
+    fn a_broadcast_gives_every_rank_the_tensor_of_the_root() {
+        for root in 0..3 {
+            let results = on_all_ranks(3, |ranks| broadcast(ranks, of_rank(ranks.rank()), root));
+            let expected: Vec<f32> = of_rank(root).into_data().to_vec().unwrap();
+            assert!(results.iter().all(|result| *result == expected));
+        }
+    }
+
+    #[test]
+    fn ranks_that_send_other_sizes_are_told_so() {
+        let results: Vec<CommError> = thread::scope(|scope| {
+            let send = |ranks: Communicator| {
+                let tensor: Tensor<Plain, 1> = random(1, [4 + ranks.rank()]);
+                all_reduce_sum(&ranks, vec![tensor]).expect_err("the sizes differ")
+            };
+            let threads: Vec<_> = local_group(2).into_iter().map(|ranks| scope.spawn(move || send(ranks))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let mismatch = |rank, expected, got| CommError::Mismatch { rank, operation: "all_reduce_sum", expected, got };
+        assert_eq!(results, [mismatch(1, 16, 20), mismatch(0, 20, 16)]);
+    }
+}

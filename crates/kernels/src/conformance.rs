@@ -1,0 +1,285 @@
+//! Every operation of a backend against the reference bodies on the CPU, on small random input.
+//!
+//! A backend's self-test runs one [`Case`] before training; test suites run many, with odd sizes. Each subject has its part next to its
+//! trait. The reference computes in f32 from the same values, already rounded to the format under test, so what is measured is the
+//! operation alone. Composed references (a group of linear modules) call the CPU backend's norm, rotation and gated activation, which
+//! are compared with their own references first.
+//! Trade-off: rounding hides errors below [`tolerance`].
+
+use burn_flex::Flex;
+use burn_tensor::{DType, Int, Tensor, TensorData};
+use firebrick_arch::{AttentionSpec, QkNorm};
+
+use crate::Kernels;
+use crate::attention::Documents;
+
+/// Sizes of the input. All of them at least 1; `heads` a multiple of `kv_heads`, `head_dim` even.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Case {
+    /// Format of activations.
+    pub dtype: DType,
+    /// Lengths of the documents of one packed sequence.
+    pub documents: Vec<usize>,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Keys that a query sees; `None`: all earlier ones.
+    pub window: Option<usize>,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of the MLP.
+    pub intermediate_size: usize,
+    /// Rows of embedding and head.
+    pub vocab_size: usize,
+    /// Rank of the adapters.
+    pub rank: usize,
+    /// Seed of the values.
+    pub seed: u64,
+}
+
+impl Case {
+    /// A small case that touches every kernel of a run with this format and head width.
+    pub fn small(dtype: DType, head_dim: usize) -> Self {
+        Self {
+            dtype,
+            documents: vec![23, 1, 40],
+            heads: 4,
+            kv_heads: 2,
+            head_dim,
+            window: None,
+            hidden_size: 128,
+            intermediate_size: 192,
+            vocab_size: 320,
+            rank: 16,
+            seed: 7,
+        }
+    }
+
+    pub(crate) fn tokens(&self) -> usize {
+        self.documents.iter().sum()
+    }
+
+    pub(crate) fn attention(&self) -> AttentionSpec {
+        AttentionSpec {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            rope: None,
+            qk_norm: QkNorm::None,
+            qkv_bias: false,
+            output_bias: false,
+            window: self.window,
+            scale: AttentionSpec::default_scale(self.head_dim),
+        }
+    }
+}
+
+/// How far an operation is from its reference.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finding {
+    /// The operation, and what of its result.
+    pub what: String,
+    /// `‖got − expected‖ / ‖expected‖`; infinite where a value is not finite.
+    pub relative_error: f64,
+}
+
+/// Largest relative error that rounding explains, by format. In f32 it allows for TF32: Burn's own GEMMs on CUDA, which the reference
+/// attention uses for head widths that no kernel takes, compute in it.
+pub fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::BF16 => 1e-2,
+        DType::F16 => 2e-3,
+        _ => 1e-3,
+    }
+}
+
+/// Runs every operation once, in the order of a training step.
+pub fn every_operation<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
+    let mut check = Check::<B>::new(case, device);
+    crate::norm::conformance::check(&mut check);
+    crate::embedding::conformance::check(&mut check);
+    crate::weights::conformance::check(&mut check);
+    crate::linear::conformance::check(&mut check);
+    crate::attention::conformance::check(&mut check);
+    crate::memory::conformance::check(&mut check);
+    crate::loss::conformance::check(&mut check);
+    crate::optimizer::conformance::check(&mut check);
+    crate::comm::conformance::check(&mut check);
+    check.findings
+}
+
+/// Runs attention alone: documents of one length may take another way than packed ones.
+pub fn attention<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
+    let mut check = Check::<B>::new(case, device);
+    crate::attention::conformance::check(&mut check);
+    check.findings
+}
+
+/// Names the first operation of a format that is further off than [`tolerance`].
+///
+/// # Errors
+/// The operation, its error and the tolerance, in words.
+pub fn verdict(dtype: DType, findings: Vec<Finding>) -> Result<(), String> {
+    let tolerance = tolerance(dtype);
+    let wrong = findings.into_iter().find(|finding| finding.relative_error > tolerance);
+    wrong.map_or(Ok(()), |finding| {
+        Err(format!(
+            "{} is wrong on this device: relative error {:.1e}, at most {tolerance:.0e} is rounding",
+            finding.what, finding.relative_error
+        ))
+    })
+}
+
+/// A tensor on the device under test and the same values on the CPU, in f32.
+pub(crate) type Pair<B, const D: usize> = (Tensor<B, D>, Tensor<Flex, D>);
+
+/// What the checks of the subjects share.
+pub(crate) struct Check<'a, B: Kernels> {
+    pub(crate) case: &'a Case,
+    pub(crate) device: &'a B::Device,
+    pub(crate) cpu: <Flex as burn_tensor::backend::BackendTypes>::Device,
+    random: u64,
+    findings: Vec<Finding>,
+}
+
+impl<'a, B: Kernels> Check<'a, B> {
+    fn new(case: &'a Case, device: &'a B::Device) -> Self {
+        Self { case, device, cpu: Default::default(), random: case.seed, findings: Vec::new() }
+    }
+
+    /// Uniform in -1..1 (a multiplicative congruential generator: it only has to give variety).
+    fn uniform(&mut self) -> f32 {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.random >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    fn values(&mut self, count: usize, scale: f32) -> Vec<f32> {
+        (0..count).map(|_| self.uniform() * scale).collect()
+    }
+
+    /// Random values of the format under test.
+    pub(crate) fn random<const D: usize>(&mut self, shape: [usize; D], scale: f32) -> Pair<B, D> {
+        self.random_in(self.case.dtype, shape, scale)
+    }
+
+    /// Random f32 values: what weights of norms and adapters, gradients and moments are.
+    pub(crate) fn random_f32<const D: usize>(&mut self, shape: [usize; D], scale: f32) -> Pair<B, D> {
+        self.random_in(DType::F32, shape, scale)
+    }
+
+    pub(crate) fn random_in<const D: usize>(&mut self, dtype: DType, shape: [usize; D], scale: f32) -> Pair<B, D> {
+        let values = self.values(shape.iter().product(), scale);
+        let data = TensorData::new(values, shape).convert_dtype(dtype);
+        let on_cpu = Tensor::from_data(data.clone().convert_dtype(DType::F32), (&self.cpu, DType::F32));
+        (Tensor::from_data(data, (self.device, dtype)), on_cpu)
+    }
+
+    pub(crate) fn ints(&self, values: &[i32]) -> (Tensor<B, 1, Int>, Tensor<Flex, 1, Int>) {
+        (Tensor::from_ints(values, self.device), Tensor::from_ints(values, &self.cpu))
+    }
+
+    pub(crate) fn documents(&self) -> (Documents<B>, Documents<Flex>) {
+        let mut boundaries = vec![0];
+        boundaries.extend(self.case.documents.iter().scan(0, |end, &length| {
+            *end += length as u32;
+            Some(*end)
+        }));
+        (Documents::new(&boundaries, self.device), Documents::new(&boundaries, &self.cpu))
+    }
+
+    /// Notes how far a result is from its reference.
+    pub(crate) fn compare<const D: usize>(&mut self, what: &str, got: Tensor<B, D>, expected: Tensor<Flex, D>) {
+        let same_shape = got.dims() == expected.dims();
+        if same_shape && got.shape().num_elements() == 0 {
+            // CubeCL on CUDA cannot read a tensor without elements.
+            return self.same(what, true);
+        }
+        let host = |data: TensorData| data.convert_dtype(DType::F32).to_vec::<f32>().expect("just converted to f32");
+        let (got, expected) = (host(got.into_data()), host(expected.into_data()));
+        let relative_error = if same_shape { relative_error(&got, &expected) } else { f64::INFINITY };
+        self.findings.push(Finding { what: what.to_owned(), relative_error });
+    }
+
+    /// Notes that a result must be the reference, bit for bit.
+    pub(crate) fn same(&mut self, what: &str, equal: bool) {
+        let relative_error = if equal { 0.0 } else { f64::INFINITY };
+        self.findings.push(Finding { what: what.to_owned(), relative_error });
+    }
+}
+
+/// `‖got − expected‖ / ‖expected‖` in f64. Inputs are of order one, so expected values below a root mean square of 1e-3 are
+/// what is left of larger ones that cancel (the attention gradients of a document of one token are exactly zero): then the
+/// difference is held against that.
+fn relative_error(got: &[f32], expected: &[f32]) -> f64 {
+    let square = |value: f64| value * value;
+    let apart: f64 = got.iter().zip(expected).map(|(&g, &e)| square(f64::from(g) - f64::from(e))).sum();
+    let size: f64 = expected.iter().map(|&e| square(f64::from(e))).sum();
+    let error = (apart / size.max(expected.len() as f64 * 1e-6)).sqrt();
+    match error {
+        _ if expected.is_empty() => 0.0,
+        error if error.is_finite() => error,
+        _ => f64::INFINITY,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn assert_case(case: &Case) {
+        let findings = every_operation::<Flex>(case, &Default::default());
+        assert!(findings.len() > 100, "{} findings", findings.len());
+        for finding in findings {
+            // Gradients that are exactly zero are compared with an absolute 1e-3 (see `relative_error`).
+            assert!(finding.relative_error < 1e-4, "{case:?}: {finding:?}");
+        }
+    }
+
+    /// Sizes that break loops: one row, odd widths, documents around the block of queries, windows, one shared key/value head.
+    #[test]
+    fn the_cpu_loops_equal_the_reference_bodies_over_odd_sizes() {
+        let small = || Case::small(DType::F32, 32);
+        let cases = [
+            small(),
+            Case { window: Some(5), ..small() },
+            Case { documents: vec![1], ..small() },
+            Case { documents: vec![1, 2, 63, 1, 130, 133], heads: 4, kv_heads: 1, head_dim: 10, ..small() },
+            Case { documents: vec![200], heads: 6, kv_heads: 2, head_dim: 16, window: Some(70), ..small() },
+            Case {
+                documents: vec![700],
+                hidden_size: 33,
+                intermediate_size: 257,
+                vocab_size: 1003,
+                rank: 3,
+                ..small()
+            },
+            Case { documents: vec![301], heads: 3, kv_heads: 3, window: Some(1), ..small() },
+        ];
+        cases.iter().for_each(assert_case);
+    }
+
+    #[test]
+    fn half_formats_take_the_reference_bodies() {
+        let case = Case { window: Some(9), ..Case::small(DType::BF16, 32) };
+        verdict(DType::BF16, every_operation::<Flex>(&case, &Default::default())).unwrap();
+    }
+
+    #[test]
+    fn a_wrong_operation_is_named_with_its_error() {
+        let finding = |relative_error| Finding { what: "rms_norm".to_owned(), relative_error };
+        assert_eq!(verdict(DType::F32, vec![finding(1e-4)]), Ok(()));
+        let message = verdict(DType::F32, vec![finding(0.5)]).unwrap_err();
+        assert!(message.contains("rms_norm") && message.contains("5.0e-1"), "{message}");
+    }
+
+    #[test]
+    fn a_value_that_is_not_finite_is_never_close() {
+        assert_eq!(relative_error(&[1.0, f32::NAN], &[1.0, 2.0]), f64::INFINITY);
+        assert_eq!(relative_error(&[1.0, 2.0], &[1.0, 2.0]), 0.0);
+        assert!(relative_error(&[1e-3, 0.0], &[0.0, 0.0]) > 0.5);
+        assert_eq!(relative_error(&[], &[]), 0.0);
+    }
+}

@@ -1,0 +1,22 @@
+//! Embedding look-up and its gradient against the reference, with ids that repeat.
+//!
+//! Trade-off: ids out of range are not tried; they are refused before they reach a device.
+
+use super::reference;
+use crate::Kernels;
+use crate::conformance::Check;
+
+pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
+    let (tokens, width, vocabulary) = (check.case.tokens(), check.case.hidden_size, check.case.vocab_size);
+    let ids: Vec<i32> = (0..tokens).map(|token| ((token * 37) % vocabulary.min(11)) as i32).collect();
+    let ids = check.ints(&ids);
+    let dtype = check.case.dtype;
+    for table in [check.random([vocabulary, width], 1.0), check.random_f32([vocabulary, width], 1.0)] {
+        let rows = B::embed(table.0, ids.0.clone(), dtype);
+        check.same("embed: format", rows.dtype() == dtype);
+        check.compare("embed", rows, reference::forward(table.1, ids.1.clone(), burn_tensor::DType::F32));
+    }
+    let dy = check.random([tokens, width], 1.0);
+    let table = B::embed_backward(ids.0, dy.0, vocabulary);
+    check.compare("embed_backward", table, reference::backward(ids.1, dy.1, vocabulary));
+}

@@ -1,0 +1,22 @@
+//! Embedding look-up, and its gradient as a sum of rows by token id.
+//!
+//! Trade-off: the gradient is a dense table.
+
+#[cfg(feature = "flex")]
+pub(crate) mod conformance;
+pub mod reference;
+
+use burn_tensor::{DType, Int, Tensor, backend::Backend};
+
+/// Token embeddings.
+pub trait EmbeddingOps: Backend {
+    /// Rows `ids` of the table `[v, d]` in the given dtype, `[n, d]`.
+    fn embed(table_vd: Tensor<Self, 2>, ids_n: Tensor<Self, 1, Int>, dtype: DType) -> Tensor<Self, 2> {
+        reference::forward(table_vd, ids_n, dtype)
+    }
+
+    /// Gradient of the table `[v, d]` f32: rows of `dy` summed by id.
+    fn embed_backward(ids_n: Tensor<Self, 1, Int>, dy_nd: Tensor<Self, 2>, vocab_size: usize) -> Tensor<Self, 2> {
+        reference::backward(ids_n, dy_nd, vocab_size)
+    }
+}

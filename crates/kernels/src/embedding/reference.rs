@@ -1,0 +1,35 @@
+//! Embedding look-up in ordinary Burn operations, and its gradient as a sum of rows by id.
+//!
+//! Trade-off: the gradient is a dense table, as large as the embedding, even where few ids occur.
+
+use burn_tensor::{DType, IndexingUpdateOp, Int, Tensor, backend::Backend};
+
+use crate::dtype::{to_dtype, to_f32};
+
+/// See [`crate::EmbeddingOps::embed`].
+pub fn forward<B: Backend>(table_vd: Tensor<B, 2>, ids_n: Tensor<B, 1, Int>, dtype: DType) -> Tensor<B, 2> {
+    to_dtype(table_vd.select(0, ids_n), dtype)
+}
+
+/// See [`crate::EmbeddingOps::embed_backward`].
+pub fn backward<B: Backend>(ids_n: Tensor<B, 1, Int>, dy_nd: Tensor<B, 2>, vocab_size: usize) -> Tensor<B, 2> {
+    let zeros = Tensor::zeros([vocab_size, dy_nd.dims()[1]], (&dy_nd.device(), DType::F32));
+    zeros.select_assign(0, ids_n, to_f32(dy_nd), IndexingUpdateOp::Add)
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::testing::{Plain, assert_close, backward as recorded_backward, leaf, random};
+
+    #[test]
+    fn embedding_backward_equals_autodiff_with_repeated_ids() {
+        let device = Default::default();
+        let ids = [3, 0, 3, 6, 3];
+        let (table, dy) = (random::<Plain, 2>(1, [8, 5]), random::<Plain, 2>(2, [5, 5]));
+        let recorded = leaf(&table);
+        let rows = forward(recorded.clone(), Tensor::from_ints(ids, &device), DType::F32);
+        let expected = recorded_backward(rows, &dy);
+        assert_close(backward(Tensor::from_ints(ids, &device), dy, 8), recorded.grad(&expected).unwrap(), 1e-6);
+    }
+}

@@ -1,0 +1,297 @@
+//! Parameters that train, by name, and where their gradients go as the backward computes them.
+//!
+//! Values are stored flat, so that whatever updates, reduces or saves parameters is written once for every shape. A
+//! [`GradientSink`] is handed down the backward: a map keeps everything until the step, other sinks reduce over ranks, look for
+//! values that are not finite, or update on the spot.
+//! Trade-off: gradients and trained parameters are f32, whatever the compute dtype.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use burn_tensor::{DType, Tensor, backend::Backend};
+use firebrick_arch::Role;
+
+use crate::Kernels;
+
+/// A trainable tensor: a flat f32 value, its shape and role, and the Hugging Face (or PEFT) name it is saved under.
+#[derive(Clone, Debug)]
+pub struct Parameter<B: Backend> {
+    /// Name on disk, e.g. `base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight`.
+    pub name: Arc<str>,
+    /// Shape on disk.
+    pub shape: Vec<usize>,
+    /// What it is for: optimizers group by it.
+    pub role: Role,
+    /// The values, row-major, `[elements]`, f32.
+    pub value: Tensor<B, 1>,
+}
+
+impl<B: Backend> Parameter<B> {
+    /// Uploads `values`, row-major in `shape`.
+    ///
+    /// # Panics
+    /// If `values` does not have the number of elements that `shape` says.
+    pub fn from_host(
+        name: impl Into<Arc<str>>,
+        shape: &[usize],
+        role: Role,
+        values: &[f32],
+        device: &B::Device,
+    ) -> Self {
+        let name = name.into();
+        let elements: usize = shape.iter().product();
+        assert_eq!(values.len(), elements, "parameter {name}: {} values for shape {shape:?}", values.len());
+        Self { name, shape: shape.to_vec(), role, value: Tensor::from_floats(values, device) }
+    }
+
+    /// The value as a matrix.
+    ///
+    /// # Panics
+    /// If the parameter is not two-dimensional.
+    pub fn matrix(&self) -> Tensor<B, 2> {
+        assert_eq!(self.shape.len(), 2, "parameter {} has shape {:?}, expected a matrix", self.name, self.shape);
+        self.value.clone().reshape([self.shape[0], self.shape[1]])
+    }
+
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// Takes gradients as the backward computes them.
+///
+/// A parameter gets [`Contributions::of`] contributions per micro-batch: one, or two where a tied head adds to the embedding. After
+/// the last contribution of the last micro-batch of a step its gradient is complete.
+pub trait GradientSink<B: Kernels> {
+    /// Called before each micro-batch; `is_last`: no further micro-batch of this step follows.
+    fn begin_micro_batch(&mut self, is_last: bool);
+
+    /// Adds a contribution, f32, `[elements]`.
+    fn add(&mut self, parameter: &Parameter<B>, gradient: Tensor<B, 1>);
+
+    /// Hands out the running sum of a parameter, so that a GEMM can add to it in place. The caller gives the new sum back with
+    /// [`GradientSink::give_back`], which counts as one contribution. `None`: nothing to add to; use [`GradientSink::add`].
+    fn lend(&mut self, parameter: &Parameter<B>) -> Option<Tensor<B, 1>> {
+        let _ = parameter;
+        None
+    }
+
+    /// Takes back what [`GradientSink::lend`] handed out, with one more contribution in it.
+    fn give_back(&mut self, parameter: &Parameter<B>, sum: Tensor<B, 1>) {
+        let _ = (parameter, sum);
+        unreachable!("this sink lends nothing");
+    }
+}
+
+/// How many contributions each parameter gets per micro-batch, and how many have arrived.
+#[derive(Clone, Debug, Default)]
+pub struct Contributions {
+    twice: Vec<Arc<str>>,
+    arrived: BTreeMap<Arc<str>, usize>,
+    is_last: bool,
+}
+
+impl Contributions {
+    /// For a model whose parameters get one contribution per micro-batch, but for those named: two.
+    pub fn with_twice(twice: Vec<Arc<str>>) -> Self {
+        Self { twice, ..Self::default() }
+    }
+
+    /// Contributions of a parameter per micro-batch.
+    pub fn of(&self, name: &str) -> usize {
+        if self.twice.iter().any(|twice| twice.as_ref() == name) { 2 } else { 1 }
+    }
+
+    /// Starts a micro-batch.
+    ///
+    /// # Panics
+    /// If the one before ended with a contribution missing.
+    pub fn begin_micro_batch(&mut self, is_last: bool) {
+        for (name, &arrived) in &self.arrived {
+            let expected = self.of(name);
+            assert_eq!(arrived, expected, "{name} got {arrived} of {expected} contributions");
+        }
+        self.arrived.clear();
+        self.is_last = is_last;
+    }
+
+    /// Notes one contribution; whether the parameter's gradient is now complete for the whole step.
+    ///
+    /// # Panics
+    /// If the parameter got more contributions than it has.
+    pub fn arrive(&mut self, name: &Arc<str>) -> bool {
+        let expected = self.of(name);
+        let arrived = self.arrived.entry(name.clone()).or_insert(0);
+        *arrived += 1;
+        assert!(*arrived <= expected, "{name} got {arrived} contributions, expected {expected}");
+        self.is_last && *arrived == expected
+    }
+}
+
+/// Gradients by parameter name, flat and in f32, summed over everything that was added.
+#[derive(Clone, Debug)]
+pub struct GradientMap<B: Backend> {
+    by_name: BTreeMap<Arc<str>, Tensor<B, 1>>,
+}
+
+impl<B: Backend> Default for GradientMap<B> {
+    fn default() -> Self {
+        Self { by_name: BTreeMap::new() }
+    }
+}
+
+impl<B: Kernels> GradientSink<B> for GradientMap<B> {
+    fn begin_micro_batch(&mut self, _is_last: bool) {}
+
+    fn add(&mut self, parameter: &Parameter<B>, gradient: Tensor<B, 1>) {
+        let elements = gradient.shape().num_elements();
+        assert_eq!(elements, parameter.elements(), "gradient of {} has {elements} elements", parameter.name);
+        assert_eq!(gradient.dtype(), DType::F32, "gradient of {}", parameter.name);
+        let sum = match self.by_name.remove(&parameter.name) {
+            Some(earlier) => B::accumulate(earlier, gradient),
+            None => gradient,
+        };
+        self.by_name.insert(parameter.name.clone(), sum);
+    }
+
+    fn lend(&mut self, parameter: &Parameter<B>) -> Option<Tensor<B, 1>> {
+        self.by_name.remove(&parameter.name)
+    }
+
+    fn give_back(&mut self, parameter: &Parameter<B>, sum: Tensor<B, 1>) {
+        let earlier = self.by_name.insert(parameter.name.clone(), sum);
+        assert!(earlier.is_none(), "{} was given back while another sum was there", parameter.name);
+    }
+}
+
+impl<B: Kernels> GradientMap<B> {
+    /// The gradient of a parameter, if anything was added.
+    pub fn get(&self, name: &str) -> Option<&Tensor<B, 1>> {
+        self.by_name.get(name)
+    }
+
+    /// Takes the gradient of a parameter out.
+    pub fn remove(&mut self, name: &str) -> Option<Tensor<B, 1>> {
+        self.by_name.remove(name)
+    }
+
+    /// Puts a finished gradient in.
+    pub fn insert(&mut self, name: Arc<str>, gradient: Tensor<B, 1>) {
+        self.by_name.insert(name, gradient);
+    }
+
+    /// Gradients in name order, which is the same on every rank.
+    pub fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Tensor<B, 1>)> {
+        self.by_name.iter()
+    }
+
+    /// Number of parameters with a gradient.
+    pub fn len(&self) -> usize {
+        self.by_name.len()
+    }
+
+    /// Whether nothing was added yet.
+    pub fn is_empty(&self) -> bool {
+        self.by_name.is_empty()
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::testing::{Plain, assert_close, random};
+
+    const MICRO_BATCHES: u64 = 3;
+
+    fn parameter(name: &str, elements: usize) -> Parameter<Plain> {
+        Parameter::from_host(name, &[elements], Role::Embedding, &vec![0.0; elements], &Default::default())
+    }
+
+    fn gradient(seed: u64, elements: usize) -> Tensor<Plain, 1> {
+        random(seed, [elements])
+    }
+
+    /// A model with a tied embedding (two contributions per micro-batch, one of them added in place where a sum is lent) and an
+    /// ordinary parameter, over several micro-batches.
+    fn accumulate(sink: &mut dyn GradientSink<Plain>, mut arrive: impl FnMut(&Arc<str>, bool)) {
+        let (tied, plain) = (parameter("tied", 6), parameter("plain", 4));
+        for micro_batch in 0..MICRO_BATCHES {
+            let is_last = micro_batch + 1 == MICRO_BATCHES;
+            sink.begin_micro_batch(is_last);
+            match sink.lend(&tied) {
+                Some(sum) => sink.give_back(&tied, sum.add(gradient(micro_batch, 6))),
+                None => sink.add(&tied, gradient(micro_batch, 6)),
+            }
+            arrive(&tied.name, is_last);
+            sink.add(&plain, gradient(20 + micro_batch, 4));
+            arrive(&plain.name, is_last);
+            sink.add(&tied, gradient(10 + micro_batch, 6));
+            arrive(&tied.name, is_last);
+        }
+    }
+
+    #[test]
+    fn a_map_sums_both_contributions_of_a_tied_parameter_over_all_micro_batches() {
+        let mut gradients = GradientMap::<Plain>::default();
+        accumulate(&mut gradients, |_, _| {});
+        let sum = |seeds: &[u64], elements| seeds.iter().map(|&seed| gradient(seed, elements)).reduce(Tensor::add);
+        let tied = sum(&[0, 10, 1, 11, 2, 12], 6).unwrap();
+        assert_close(gradients.get("tied").unwrap().clone(), tied, 1e-6);
+        assert_close(gradients.get("plain").unwrap().clone(), sum(&[20, 21, 22], 4).unwrap(), 1e-6);
+        let names: Vec<_> = gradients.iter().map(|(name, _)| name.to_string()).collect();
+        assert_eq!((names, gradients.len()), (vec!["plain".to_owned(), "tied".to_owned()], 2));
+        assert!(gradients.remove("tied").is_some() && gradients.get("tied").is_none() && !gradients.is_empty());
+    }
+
+    #[test]
+    fn a_gradient_is_complete_after_the_last_contribution_of_the_last_micro_batch() {
+        let mut contributions = Contributions::with_twice(vec!["tied".into()]);
+        let (mut micro_batch, mut complete) = (0, Vec::new());
+        let mut arrivals = 0;
+        accumulate(&mut GradientMap::default(), |name, is_last| {
+            if arrivals % 3 == 0 {
+                contributions.begin_micro_batch(is_last);
+                micro_batch += 1;
+            }
+            arrivals += 1;
+            if contributions.arrive(name) {
+                complete.push((micro_batch, arrivals, name.to_string()));
+            }
+        });
+        assert_eq!(complete, [(3, 8, "plain".to_owned()), (3, 9, "tied".to_owned())]);
+        contributions.begin_micro_batch(true);
+    }
+
+    #[test]
+    #[should_panic(expected = "tied got 1 of 2 contributions")]
+    fn a_missing_contribution_is_a_bug() {
+        let mut contributions = Contributions::with_twice(vec!["tied".into()]);
+        contributions.begin_micro_batch(false);
+        contributions.arrive(&"tied".into());
+        contributions.begin_micro_batch(true);
+    }
+
+    #[test]
+    #[should_panic(expected = "plain got 2 contributions, expected 1")]
+    fn a_contribution_too_many_is_a_bug() {
+        let mut contributions = Contributions::default();
+        contributions.begin_micro_batch(true);
+        contributions.arrive(&"plain".into());
+        contributions.arrive(&"plain".into());
+    }
+
+    #[test]
+    #[should_panic(expected = "gradient of plain has 3 elements")]
+    fn a_gradient_of_another_size_is_a_bug() {
+        GradientMap::default().add(&parameter("plain", 4), gradient(1, 3));
+    }
+
+    #[test]
+    fn a_parameter_is_a_matrix_of_its_shape() {
+        let values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        let parameter = Parameter::<Plain>::from_host("p", &[2, 3], Role::LoraA, &values, &Default::default());
+        let expected = Tensor::<Plain, 2>::from_floats([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], &Default::default());
+        assert_eq!((parameter.matrix().into_data(), parameter.elements()), (expected.into_data(), 6));
+    }
+}

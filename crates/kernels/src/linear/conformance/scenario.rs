@@ -1,0 +1,265 @@
+//! A group of linear modules with everything that goes in, on the device under test and on the CPU, and the comparison of all results.
+//!
+//! Trade-off: weights and gradients are random, so zero gradients and saturated activations are not reached.
+
+use burn_tensor::{DType, Tensor};
+use firebrick_precision::QuantFormat;
+
+use super::Reference;
+use crate::Kernels;
+use crate::conformance::{Check, Pair};
+use crate::linear::{
+    Adapter, Bias, Epilogue, Group, HeadsEpilogue, InputGradient, Keep, Module, ModuleGradients, ProjectGradients,
+    ProjectSaved, Prologue, QkNorms, RotaryTables, WeightGradient, reference,
+};
+use crate::norm::NormWeight;
+use crate::weights::Weight;
+
+/// Something on the device under test and its counterpart on the CPU.
+pub(super) type Both<A, R> = (A, R);
+
+/// How a weight is stored, and what happens to its gradient.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Base {
+    Quantized,
+    Dense,
+    New,
+    AddTo,
+}
+
+/// What a module has in addition to its weight.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Extras {
+    pub(super) adapter: bool,
+    pub(super) bias: bool,
+    pub(super) trained_bias: bool,
+}
+
+/// One module per entry of `widths`, in column order, over `parts`.
+pub(super) fn group<B: Kernels>(
+    check: &mut Check<'_, B>,
+    modules: &[(Base, Extras)],
+    widths: &[usize],
+    parts: &[usize],
+    in_features: usize,
+) -> Both<Group<B>, Group<Reference>> {
+    let mut end = 0;
+    let (modules, expected) = modules
+        .iter()
+        .zip(widths)
+        .map(|(&(base, extras), &width)| {
+            end += width;
+            module(check, base, extras, end - width..end, in_features)
+        })
+        .unzip();
+    (Group { modules, parts: parts.to_vec() }, Group { modules: expected, parts: parts.to_vec() })
+}
+
+fn module<B: Kernels>(
+    check: &mut Check<'_, B>,
+    base: Base,
+    extras: Extras,
+    columns: std::ops::Range<usize>,
+    in_features: usize,
+) -> Both<Module<B>, Module<Reference>> {
+    let shape = [columns.len(), in_features];
+    let (weight, expected_weight) = weight(check, base, shape);
+    let (weight_gradient, expected_gradient) = match base {
+        Base::Quantized | Base::Dense => (WeightGradient::Frozen, WeightGradient::Frozen),
+        Base::New => (WeightGradient::New, WeightGradient::New),
+        Base::AddTo => {
+            let earlier = check.random_f32(shape, 1.0);
+            (WeightGradient::AddTo(earlier.0), WeightGradient::AddTo(earlier.1))
+        }
+    };
+    let trains = extras.trained_bias;
+    let (bias, expected_bias) = extras
+        .bias
+        .then(|| {
+            let value = if trains { check.random_f32([shape[0]], 1.0) } else { check.random([shape[0]], 1.0) };
+            (Bias { value: value.0, trains }, Bias { value: value.1, trains })
+        })
+        .unzip();
+    let (adapter, expected_adapter) = extras
+        .adapter
+        .then(|| {
+            let (rank, scale) = (check.case.rank, 1.5);
+            let (a, b) = (check.random_f32([rank, shape[1]], 0.2), check.random_f32([shape[0], rank], 0.2));
+            (Adapter { a: a.0, b: b.0, scale }, Adapter { a: a.1, b: b.1, scale })
+        })
+        .unzip();
+    (
+        Module { columns: columns.clone(), weight, weight_gradient, bias, adapter },
+        Module {
+            columns,
+            weight: expected_weight,
+            weight_gradient: expected_gradient,
+            bias: expected_bias,
+            adapter: expected_adapter,
+        },
+    )
+}
+
+fn weight<B: Kernels>(check: &mut Check<'_, B>, base: Base, shape: [usize; 2]) -> Both<Weight<B>, Weight<Reference>> {
+    match base {
+        Base::Quantized => {
+            let (_, values) = check.random_f32(shape, 0.1);
+            let host: Vec<f32> = values.into_data().to_vec().expect("the values are f32");
+            let format = QuantFormat::Nf4 { double_quant: true };
+            let quantized = format.quantize(&host, &shape).expect("random values can be quantized");
+            let expected = crate::weights::reference::upload::<Reference>(&quantized, &check.cpu);
+            (Weight::Quantized(B::upload_quantized(&quantized, check.device)), Weight::Quantized(expected))
+        }
+        Base::Dense => {
+            let (weight, expected) = check.random(shape, 0.1);
+            (Weight::Dense(weight), Weight::Dense(expected))
+        }
+        Base::New | Base::AddTo => {
+            let (weight, expected) = check.random_f32(shape, 0.1);
+            (Weight::Dense(weight), Weight::Dense(expected))
+        }
+    }
+}
+
+pub(super) fn norm<B: Kernels>(
+    check: &mut Check<'_, B>,
+    width: usize,
+    trains: bool,
+) -> Both<NormWeight<B>, NormWeight<Reference>> {
+    let weight: Pair<B, 1> = check.random_f32([width], 1.0);
+    let epsilon = 1e-5;
+    (NormWeight { weight: weight.0, epsilon, trains }, NormWeight { weight: weight.1, epsilon, trains })
+}
+
+pub(super) fn tables<B: Kernels>(check: &mut Check<'_, B>) -> Both<RotaryTables<B>, RotaryTables<Reference>> {
+    let shape = [check.case.tokens(), check.case.head_dim / 2];
+    let (cos, sin) = (check.random_f32(shape, 1.0), check.random_f32(shape, 1.0));
+    (RotaryTables { cos: cos.0, sin: sin.0 }, RotaryTables { cos: cos.1, sin: sin.1 })
+}
+
+pub(super) fn heads<B: Kernels>(
+    check: &mut Check<'_, B>,
+    has_norms: bool,
+    rotates: bool,
+) -> Both<HeadsEpilogue<B>, HeadsEpilogue<Reference>> {
+    let head_dim = check.case.head_dim;
+    let (qk_norm, expected_norm) = has_norms
+        .then(|| {
+            let (q, k) = (norm(check, head_dim, true), norm(check, head_dim, true));
+            (QkNorms { q: q.0, k: k.0 }, QkNorms { q: q.1, k: k.1 })
+        })
+        .unzip();
+    let (rotary, expected_rotary) = rotates.then(|| tables(check)).unzip();
+    (
+        HeadsEpilogue { head_dim, qk_norm, rotary },
+        HeadsEpilogue { head_dim, qk_norm: expected_norm, rotary: expected_rotary },
+    )
+}
+
+/// Everything that goes into a projection and its backward.
+pub(super) struct Scenario<B: Kernels> {
+    group: Both<Group<B>, Group<Reference>>,
+    prologue: Both<Prologue<B>, Prologue<Reference>>,
+    epilogue: Both<Epilogue<B>, Epilogue<Reference>>,
+    d_outputs: Vec<Pair<B, 2>>,
+    d_residual: Option<Pair<B, 2>>,
+}
+
+impl<B: Kernels> Scenario<B> {
+    pub(super) fn new(
+        check: &mut Check<'_, B>,
+        group: Both<Group<B>, Group<Reference>>,
+        prologue: Both<Prologue<B>, Prologue<Reference>>,
+        epilogue: Both<Epilogue<B>, Epilogue<Reference>>,
+    ) -> Self {
+        let tokens = check.case.tokens();
+        let d_outputs = group.0.parts.iter().map(|&width| check.random([tokens, width], 1.0)).collect();
+        Self { group, prologue, epilogue, d_outputs, d_residual: None }
+    }
+
+    /// With a gradient that flows past the norm.
+    pub(super) fn with_residual_path(mut self, check: &mut Check<'_, B>) -> Self {
+        self.d_residual = Some(check.random([check.case.tokens(), self.group.0.in_features()], 1.0));
+        self
+    }
+
+    pub(super) fn run(self, check: &mut Check<'_, B>, name: &str, keeps: &[Keep]) {
+        for &keep in keeps {
+            let (outputs, saved) = B::project(self.prologue.0.clone(), &self.group.0, self.epilogue.0.clone(), keep);
+            let (expected, expected_saved) =
+                reference::project(self.prologue.1.clone(), &self.group.1, self.epilogue.1.clone(), keep);
+            check.same(&format!("project ({name}): number of parts"), outputs.len() == expected.len());
+            for (output, expected) in outputs.into_iter().zip(expected) {
+                check.same(&format!("project ({name}): format"), output.dtype() == check.case.dtype);
+                check.compare(&format!("project ({name})"), output, expected);
+            }
+            check.same(&format!("project ({name}): what is saved"), saved.is_some() == (keep != Keep::Nothing));
+            if let Some((saved, expected)) = saved.zip(expected_saved) {
+                self.run_backward(check, name, saved, expected);
+            }
+        }
+        for (d_output, expected) in self.d_outputs {
+            check.compare(&format!("project_backward ({name}): a copy of its input"), d_output, expected);
+        }
+    }
+
+    fn run_backward(
+        &self,
+        check: &mut Check<'_, B>,
+        name: &str,
+        saved: ProjectSaved<B>,
+        expected_saved: ProjectSaved<Reference>,
+    ) {
+        let (d_outputs, expected_d_outputs) = self.d_outputs.iter().cloned().unzip();
+        let (d_residual, expected_d_residual) = self.d_residual.clone().unzip();
+        let grads = B::project_backward(saved, self.group.0.clone(), d_outputs, d_residual);
+        let expected =
+            reference::project_backward(expected_saved, self.group.1.clone(), expected_d_outputs, expected_d_residual);
+        compare(check, &format!("project_backward ({name})"), grads, expected);
+    }
+}
+
+fn compare<B: Kernels>(
+    check: &mut Check<'_, B>,
+    what: &str,
+    grads: ProjectGradients<B>,
+    expected: ProjectGradients<Reference>,
+) {
+    match (grads.input, expected.input) {
+        (InputGradient::Plain(dx), InputGradient::Plain(expected)) => {
+            check.compare(&format!("{what}: input"), dx, expected);
+        }
+        (InputGradient::Gated { d_gate, d_up }, InputGradient::Gated { d_gate: expected_gate, d_up: expected_up }) => {
+            check.compare(&format!("{what}: gate"), d_gate, expected_gate);
+            check.compare(&format!("{what}: up"), d_up, expected_up);
+        }
+        _ => check.same(&format!("{what}: which input gradients"), false),
+    }
+    compare_parameter(check, &format!("{what}: norm"), grads.norm, expected.norm);
+    for (grad, expected) in grads.qk_norm.into_iter().zip(expected.qk_norm) {
+        compare_parameter(check, &format!("{what}: head norm"), grad, expected);
+    }
+    check.same(&format!("{what}: number of modules"), grads.modules.len() == expected.modules.len());
+    for (grads, expected) in grads.modules.into_iter().zip(expected.modules) {
+        let ModuleGradients { weight, bias, adapter } = grads;
+        compare_parameter(check, &format!("{what}: weight"), weight, expected.weight);
+        compare_parameter(check, &format!("{what}: bias"), bias, expected.bias);
+        let ((a, b), (expected_a, expected_b)) = (adapter.unzip(), expected.adapter.unzip());
+        compare_parameter(check, &format!("{what}: A"), a, expected_a);
+        compare_parameter(check, &format!("{what}: B"), b, expected_b);
+    }
+}
+
+/// Gradients of parameters are f32, and there exactly where the reference has them.
+fn compare_parameter<B: Kernels, const D: usize>(
+    check: &mut Check<'_, B>,
+    what: &str,
+    grad: Option<Tensor<B, D>>,
+    expected: Option<Tensor<Reference, D>>,
+) {
+    check.same(&format!("{what}: whether there is a gradient"), grad.is_some() == expected.is_some());
+    if let Some((grad, expected)) = grad.zip(expected) {
+        check.same(&format!("{what}: f32"), grad.dtype() == DType::F32);
+        check.compare(what, grad, expected);
+    }
+}

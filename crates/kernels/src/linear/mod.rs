@@ -1,0 +1,308 @@
+//! Linear layers in groups: what happens before the GEMM (prologue), the GEMM of all modules that share an input, and what
+//! happens to its output (epilogue), as one operation with one backward.
+//!
+//! A transformer layer is four calls of [`LinearOps::project`] and one of attention. A backend fuses what it knows and composes the
+//! rest; the reference bodies compose everything. What the backward needs of the forward is in [`ProjectSaved`], and nothing else.
+//! Trade-off: a new kind of prologue or epilogue is a variant here and an arm in each backend that overrides `project`.
+//!
+//! Suffixes: `n` tokens (all packed sequences of the micro-batch, flattened), `d` hidden size, `i`/`o` input and output features,
+//! `f` MLP width, `r` LoRA rank, `h`/`g` query and key/value heads, `k` head width.
+
+#[cfg(feature = "flex")]
+pub(crate) mod conformance;
+pub mod reference;
+
+use std::ops::Range;
+
+use burn_tensor::{Tensor, backend::Backend};
+use firebrick_arch::Activation;
+
+use crate::norm::{NormOps, NormWeight};
+use crate::weights::{Weight, WeightOps};
+
+/// The linear modules that share an input, side by side in one output.
+#[derive(Clone, Debug)]
+pub struct Group<B: Backend> {
+    /// The modules, in column order; together they cover all columns once.
+    pub modules: Vec<Module<B>>,
+    /// Widths of the outputs that the consumer reads, side by side: `[q, k, v]`, `[gate, up]`, or one.
+    pub parts: Vec<usize>,
+}
+
+impl<B: Backend> Group<B> {
+    /// Width of all outputs together.
+    pub fn out_features(&self) -> usize {
+        self.parts.iter().sum()
+    }
+
+    /// Width of the shared input.
+    ///
+    /// # Panics
+    /// If the group has no module.
+    pub fn in_features(&self) -> usize {
+        self.modules.first().expect("a group has at least one module").weight.shape()[1]
+    }
+}
+
+/// One linear module: `y = x Wᵀ + bias + scale (x Aᵀ) Bᵀ`.
+#[derive(Clone, Debug)]
+pub struct Module<B: Backend> {
+    /// Columns of the group's output that it computes.
+    pub columns: Range<usize>,
+    /// The weight `[o, i]`.
+    pub weight: Weight<B>,
+    /// Whether the weight's gradient is needed, and where it goes.
+    pub weight_gradient: WeightGradient<B>,
+    /// The bias.
+    pub bias: Option<Bias<B>>,
+    /// The LoRA pair; its gradients are always needed.
+    pub adapter: Option<Adapter<B>>,
+}
+
+/// What the backward does about the gradient of a weight.
+#[derive(Clone, Debug)]
+pub enum WeightGradient<B: Backend> {
+    /// The weight is frozen.
+    Frozen,
+    /// A new tensor.
+    New,
+    /// Added to this f32 sum `[o, i]` of earlier contributions, in place where the backend can.
+    AddTo(Tensor<B, 2>),
+}
+
+impl<B: Backend> WeightGradient<B> {
+    /// Whether a gradient is needed at all.
+    pub fn is_needed(&self) -> bool {
+        !matches!(self, Self::Frozen)
+    }
+}
+
+/// The bias of a module.
+#[derive(Clone, Debug)]
+pub struct Bias<B: Backend> {
+    /// `[o]`, f32 where it trains, else f32 or the compute dtype.
+    pub value: Tensor<B, 1>,
+    /// Whether its gradient is needed.
+    pub trains: bool,
+}
+
+/// The low-rank pair of a module (Hu et al., LoRA, 2021).
+#[derive(Clone, Debug)]
+pub struct Adapter<B: Backend> {
+    /// `[r, i]` f32.
+    pub a: Tensor<B, 2>,
+    /// `[o, r]` f32.
+    pub b: Tensor<B, 2>,
+    /// `alpha / r`, or `alpha / sqrt(r)` for rank-stabilized LoRA.
+    pub scale: f64,
+}
+
+/// What happens to the input before the GEMM.
+#[derive(Clone, Debug)]
+pub enum Prologue<B: Backend> {
+    /// Nothing.
+    None {
+        /// `[n, i]`.
+        x: Tensor<B, 2>,
+    },
+    /// RMSNorm.
+    Norm {
+        /// `[n, i]`.
+        x: Tensor<B, 2>,
+        /// Its weight.
+        norm: NormWeight<B>,
+    },
+    /// `activation(gate) * up`.
+    Gated {
+        /// `[n, i]`.
+        gate: Tensor<B, 2>,
+        /// `[n, i]`.
+        up: Tensor<B, 2>,
+        /// Of the gate.
+        activation: Activation,
+    },
+}
+
+/// What happens to the output of the GEMM.
+#[derive(Clone, Debug)]
+pub enum Epilogue<B: Backend> {
+    /// Nothing.
+    None,
+    /// This `[n, o]` is added. The backward's gradient of it is the gradient of the output.
+    Residual(Tensor<B, 2>),
+    /// Queries and keys are normalized and rotated.
+    Heads(HeadsEpilogue<B>),
+}
+
+/// What happens to queries and keys. Needs a group of three parts.
+#[derive(Clone, Debug)]
+pub struct HeadsEpilogue<B: Backend> {
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Norms of query and key heads, weights `[head_dim]`, applied before the rotation.
+    pub qk_norm: Option<QkNorms<B>>,
+    /// Angles of each token; `None`: no rotation.
+    pub rotary: Option<RotaryTables<B>>,
+}
+
+/// RMSNorms over the width of a head.
+#[derive(Clone, Debug)]
+pub struct QkNorms<B: Backend> {
+    /// Of queries.
+    pub q: NormWeight<B>,
+    /// Of keys.
+    pub k: NormWeight<B>,
+}
+
+/// Cosine and sine of each token's angles, `[n, k / 2]` f32 each.
+#[derive(Clone, Debug)]
+pub struct RotaryTables<B: Backend> {
+    /// Cosines, times the attention factor of a scaled rope.
+    pub cos: Tensor<B, 2>,
+    /// Sines, times the attention factor.
+    pub sin: Tensor<B, 2>,
+}
+
+/// How much of its forward a projection saves for its backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// Nothing: there is no backward, or the forward runs again before it.
+    Nothing,
+    /// What came in; the prologue's result is computed again.
+    Inputs,
+    /// What came in and the prologue's result.
+    Everything,
+}
+
+/// What [`LinearOps::project_backward`] needs of its forward.
+#[derive(Clone, Debug)]
+pub struct ProjectSaved<B: Backend> {
+    /// The prologue with its inputs.
+    pub prologue: Prologue<B>,
+    /// The prologue's result `[n, i]`, under [`Keep::Everything`].
+    pub prologue_output: Option<Tensor<B, 2>>,
+    /// The heads epilogue, if that was it.
+    pub heads: Option<SavedHeads<B>>,
+}
+
+/// What the backward of a heads epilogue needs.
+#[derive(Clone, Debug)]
+pub struct SavedHeads<B: Backend> {
+    /// The epilogue itself.
+    pub epilogue: HeadsEpilogue<B>,
+    /// Queries and keys before their norm, `[n, h k]` and `[n, g k]`; only where they are normalized.
+    pub raw: Option<(Tensor<B, 2>, Tensor<B, 2>)>,
+}
+
+/// What [`LinearOps::project_backward`] returns. Gradients of parameters are f32.
+#[derive(Clone, Debug)]
+pub struct ProjectGradients<B: Backend> {
+    /// Gradient of what came into the prologue.
+    pub input: InputGradient<B>,
+    /// Gradient of the prologue's norm weight, where it trains.
+    pub norm: Option<Tensor<B, 1>>,
+    /// Gradients of the q and k norm weights, where they train.
+    pub qk_norm: [Option<Tensor<B, 1>>; 2],
+    /// In the order of the group's modules.
+    pub modules: Vec<ModuleGradients<B>>,
+}
+
+/// Gradient of a prologue's input.
+#[derive(Clone, Debug)]
+pub enum InputGradient<B: Backend> {
+    /// Of `x`, `[n, i]`.
+    Plain(Tensor<B, 2>),
+    /// Of gate and up, `[n, i]` each.
+    Gated {
+        /// Of the gate.
+        d_gate: Tensor<B, 2>,
+        /// Of the up projection's output.
+        d_up: Tensor<B, 2>,
+    },
+}
+
+impl<B: Backend> InputGradient<B> {
+    /// The gradient of `x`.
+    ///
+    /// # Panics
+    /// If the prologue was gated.
+    pub fn plain(self) -> Tensor<B, 2> {
+        match self {
+            Self::Plain(dx) => dx,
+            Self::Gated { .. } => panic!("a gated prologue has two gradients"),
+        }
+    }
+
+    /// The gradients of gate and up.
+    ///
+    /// # Panics
+    /// If the prologue was not gated.
+    pub fn gated(self) -> (Tensor<B, 2>, Tensor<B, 2>) {
+        match self {
+            Self::Gated { d_gate, d_up } => (d_gate, d_up),
+            Self::Plain(_) => panic!("only a gated prologue has gradients of gate and up"),
+        }
+    }
+}
+
+/// Gradients of one [`Module`], f32.
+#[derive(Clone, Debug)]
+pub struct ModuleGradients<B: Backend> {
+    /// Of the weight `[o, i]`; with [`WeightGradient::AddTo`] the new sum.
+    pub weight: Option<Tensor<B, 2>>,
+    /// Of the bias `[o]`.
+    pub bias: Option<Tensor<B, 1>>,
+    /// Of A `[r, i]` and B `[o, r]`.
+    pub adapter: Option<(Tensor<B, 2>, Tensor<B, 2>)>,
+}
+
+/// Linear layers with what surrounds them.
+pub trait LinearOps: NormOps + WeightOps {
+    /// Prologue, GEMM of the whole group, epilogue: one `[n, part]` per part of the group, in the compute dtype (the dtype of the
+    /// input). `None` is saved under [`Keep::Nothing`].
+    fn project(
+        prologue: Prologue<Self>,
+        group: &Group<Self>,
+        epilogue: Epilogue<Self>,
+        keep: Keep,
+    ) -> (Vec<Tensor<Self, 2>>, Option<ProjectSaved<Self>>) {
+        reference::project(prologue, group, epilogue, keep)
+    }
+
+    /// Backward of [`LinearOps::project`] from the gradients of its outputs. `d_residual` is added to the gradient of `x` under a
+    /// norm prologue: what flows past the norm on the residual path.
+    fn project_backward(
+        saved: ProjectSaved<Self>,
+        group: Group<Self>,
+        d_outputs: Vec<Tensor<Self, 2>>,
+        d_residual_ni: Option<Tensor<Self, 2>>,
+    ) -> ProjectGradients<Self> {
+        reference::project_backward(saved, group, d_outputs, d_residual_ni)
+    }
+
+    /// `activation(gate) * up`, `[n, f]`.
+    fn gated(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>, activation: Activation) -> Tensor<Self, 2> {
+        reference::gated(gate_nf, up_nf, activation)
+    }
+
+    /// Backward of [`LinearOps::gated`]: gradients of gate and up.
+    fn gated_backward(
+        gate_nf: Tensor<Self, 2>,
+        up_nf: Tensor<Self, 2>,
+        activation: Activation,
+        dy_nf: Tensor<Self, 2>,
+    ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        reference::gated_backward(gate_nf, up_nf, activation, dy_nf)
+    }
+
+    /// Rotary position embedding of `[n, heads * head_dim]` in the rotate-half form that Hugging Face checkpoints are stored for
+    /// (Su et al., RoFormer, 2021).
+    fn rotary(x: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize) -> Tensor<Self, 2> {
+        reference::rotary(x, tables, head_dim)
+    }
+
+    /// Backward of [`LinearOps::rotary`]: the inverse rotation.
+    fn rotary_backward(dy: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize) -> Tensor<Self, 2> {
+        reference::rotary_backward(dy, tables, head_dim)
+    }
+}

@@ -1,0 +1,306 @@
+//! Groups of linear modules in ordinary Burn operations, with prologue and epilogue composed from the backend's own norm, gated
+//! activation and rotation.
+//!
+//! Forward of a module: `y = x Wᵀ + bias + s (x Aᵀ) Bᵀ`. Backward, with `u = x Aᵀ` and `t = s dy B`: `dx = dy W + t A`, `dA = tᵀ x`,
+//! `dB = s dyᵀ u`, `dW = dyᵀ x`, `dbias = Σ dy` over the tokens.
+//! Trade-off: `u` is computed again from the input; its `r` values per token cost less than keeping them.
+
+use std::ops::Range;
+
+use burn_tensor::activation::sigmoid;
+use burn_tensor::{DType, Tensor, backend::Backend};
+use firebrick_arch::Activation;
+
+use super::{
+    Adapter, Epilogue, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Module, ModuleGradients, ProjectGradients,
+    ProjectSaved, Prologue, RotaryTables, SavedHeads, WeightGradient,
+};
+use crate::dtype::{to_dtype, to_f32};
+use crate::norm::NormWeight;
+use crate::weights::reference::dense;
+
+/// See [`LinearOps::project`].
+pub fn project<B: LinearOps>(
+    prologue: Prologue<B>,
+    group: &Group<B>,
+    epilogue: Epilogue<B>,
+    keep: Keep,
+) -> (Vec<Tensor<B, 2>>, Option<ProjectSaved<B>>) {
+    let input_ni = prologue_output(&prologue);
+    let outputs = group.modules.iter().map(|module| module_forward(input_ni.clone(), module)).collect();
+    let parts = regroup(outputs, &columns(group), &part_ranges(&group.parts));
+    let (outputs, heads) = apply_epilogue(parts, epilogue, keep);
+    let saved = (keep != Keep::Nothing).then(|| {
+        let is_computed = !matches!(prologue, Prologue::None { .. });
+        let prologue_output = (keep == Keep::Everything && is_computed).then_some(input_ni);
+        ProjectSaved { prologue, prologue_output, heads }
+    });
+    (outputs, saved)
+}
+
+/// See [`LinearOps::project_backward`].
+///
+/// # Panics
+/// If there is not one gradient per part, or a residual's gradient without a norm prologue.
+pub fn project_backward<B: LinearOps>(
+    saved: ProjectSaved<B>,
+    group: Group<B>,
+    d_outputs: Vec<Tensor<B, 2>>,
+    d_residual_ni: Option<Tensor<B, 2>>,
+) -> ProjectGradients<B> {
+    assert_eq!(group.parts.len(), d_outputs.len(), "each part has one output, and each output one gradient");
+    let ProjectSaved { prologue, prologue_output, heads } = saved;
+    let (d_parts, qk_norm) = match heads {
+        Some(heads) => heads_backward(heads, d_outputs),
+        None => (d_outputs, [None, None]),
+    };
+    let d_modules = regroup(d_parts, &part_ranges(&group.parts), &columns(&group));
+    let input_ni = prologue_output.unwrap_or_else(|| self::prologue_output(&prologue));
+    let mut d_input: Option<Tensor<B, 2>> = None;
+    let mut modules = Vec::with_capacity(group.modules.len());
+    for (module, dy_no) in group.modules.into_iter().zip(d_modules) {
+        let (dx_ni, gradients) = module_backward(input_ni.clone(), module, dy_no);
+        d_input = Some(match d_input {
+            Some(earlier) => earlier.add(dx_ni),
+            None => dx_ni,
+        });
+        modules.push(gradients);
+    }
+    let d_input = d_input.expect("a group has at least one module");
+    let (input, norm) = prologue_backward(prologue, d_input, d_residual_ni);
+    ProjectGradients { input, norm, qk_norm, modules }
+}
+
+/// What the GEMM reads.
+fn prologue_output<B: LinearOps>(prologue: &Prologue<B>) -> Tensor<B, 2> {
+    match prologue {
+        Prologue::None { x } => x.clone(),
+        Prologue::Norm { x, norm } => B::rms_norm(x.clone(), norm),
+        Prologue::Gated { gate, up, activation } => B::gated(gate.clone(), up.clone(), *activation),
+    }
+}
+
+fn prologue_backward<B: LinearOps>(
+    prologue: Prologue<B>,
+    d_input_ni: Tensor<B, 2>,
+    d_residual_ni: Option<Tensor<B, 2>>,
+) -> (InputGradient<B>, Option<Tensor<B, 1>>) {
+    match prologue {
+        Prologue::Norm { x, norm } => {
+            let (dx, d_weight) = B::rms_norm_backward(x, &norm, d_input_ni, d_residual_ni);
+            (InputGradient::Plain(dx), d_weight)
+        }
+        Prologue::None { .. } => {
+            assert!(d_residual_ni.is_none(), "only a norm prologue has a residual path around it");
+            (InputGradient::Plain(d_input_ni), None)
+        }
+        Prologue::Gated { gate, up, activation } => {
+            assert!(d_residual_ni.is_none(), "only a norm prologue has a residual path around it");
+            let (d_gate, d_up) = B::gated_backward(gate, up, activation, d_input_ni);
+            (InputGradient::Gated { d_gate, d_up }, None)
+        }
+    }
+}
+
+/// The GEMM of one module, `[n, o]`.
+fn module_forward<B: LinearOps>(x_ni: Tensor<B, 2>, module: &Module<B>) -> Tensor<B, 2> {
+    let dtype = x_ni.dtype();
+    let mut y_no = x_ni.clone().matmul(dense(&module.weight, dtype).transpose());
+    if let Some(bias) = &module.bias {
+        y_no = y_no.add(to_dtype(bias.value.clone(), dtype).unsqueeze());
+    }
+    let Some(adapter) = &module.adapter else { return y_no };
+    y_no.add(low_rank(x_ni, adapter).matmul(scaled_b(adapter, dtype).transpose()))
+}
+
+/// `x Aᵀ`, `[n, r]`.
+fn low_rank<B: Backend>(x_ni: Tensor<B, 2>, adapter: &Adapter<B>) -> Tensor<B, 2> {
+    let dtype = x_ni.dtype();
+    x_ni.matmul(to_dtype(adapter.a.clone(), dtype).transpose())
+}
+
+/// The scale goes onto B, the smallest of the matrices.
+fn scaled_b<B: Backend>(adapter: &Adapter<B>, dtype: DType) -> Tensor<B, 2> {
+    to_dtype(adapter.b.clone().mul_scalar(adapter.scale), dtype)
+}
+
+fn module_backward<B: LinearOps>(
+    x_ni: Tensor<B, 2>,
+    module: Module<B>,
+    dy_no: Tensor<B, 2>,
+) -> (Tensor<B, 2>, ModuleGradients<B>) {
+    let dtype = dy_no.dtype();
+    let dx_ni = dy_no.clone().matmul(dense(&module.weight, dtype));
+    let of_weight = || to_f32(dy_no.clone().transpose().matmul(x_ni.clone()));
+    let weight = match module.weight_gradient {
+        WeightGradient::Frozen => None,
+        WeightGradient::New => Some(of_weight()),
+        WeightGradient::AddTo(sum) => Some(sum.add(of_weight())),
+    };
+    let bias = module.bias.filter(|bias| bias.trains).map(|_| to_f32(dy_no.clone()).sum_dim(0).squeeze_dim(0));
+    let Some(pair) = &module.adapter else { return (dx_ni, ModuleGradients { weight, bias, adapter: None }) };
+    let dxa_nr = dy_no.clone().matmul(scaled_b(pair, dtype));
+    let dx_ni = dx_ni.add(dxa_nr.clone().matmul(to_dtype(pair.a.clone(), dtype)));
+    let xa_nr = low_rank(x_ni.clone(), pair);
+    let da_ri = to_f32(dxa_nr.transpose().matmul(x_ni));
+    let db_or = to_f32(dy_no.transpose().matmul(xa_nr)).mul_scalar(pair.scale);
+    (dx_ni, ModuleGradients { weight, bias, adapter: Some((da_ri, db_or)) })
+}
+
+fn columns<B: Backend>(group: &Group<B>) -> Vec<Range<usize>> {
+    group.modules.iter().map(|module| module.columns.clone()).collect()
+}
+
+fn part_ranges(widths: &[usize]) -> Vec<Range<usize>> {
+    let ends = widths.iter().scan(0, |end, &width| {
+        *end += width;
+        Some(*end)
+    });
+    ends.zip(widths).map(|(end, &width)| end - width..end).collect()
+}
+
+/// The same columns, cut at other places: `pieces` lie at `from`, the result at `to`. Pieces whose place does not change are handed on
+/// without a copy.
+fn regroup<B: Backend>(pieces: Vec<Tensor<B, 2>>, from: &[Range<usize>], to: &[Range<usize>]) -> Vec<Tensor<B, 2>> {
+    if from == to {
+        return pieces;
+    }
+    let overlap = |a: &Range<usize>, b: &Range<usize>| a.start.max(b.start)..a.end.min(b.end);
+    let cut = |wanted: &Range<usize>| {
+        let mut parts: Vec<Tensor<B, 2>> = Vec::new();
+        for (piece, place) in pieces.iter().zip(from) {
+            let shared = overlap(place, wanted);
+            if !shared.is_empty() {
+                parts.push(piece.clone().narrow(1, shared.start - place.start, shared.len()));
+            }
+        }
+        assert!(!parts.is_empty(), "no column of {from:?} lies in {wanted:?}");
+        if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 1) }
+    };
+    to.iter().map(cut).collect()
+}
+
+fn apply_epilogue<B: LinearOps>(
+    mut parts: Vec<Tensor<B, 2>>,
+    epilogue: Epilogue<B>,
+    keep: Keep,
+) -> (Vec<Tensor<B, 2>>, Option<SavedHeads<B>>) {
+    match epilogue {
+        Epilogue::None => (parts, None),
+        Epilogue::Residual(residual_no) => {
+            assert_eq!(parts.len(), 1, "a residual is added to a group of one part");
+            (vec![parts.remove(0).add(residual_no)], None)
+        }
+        Epilogue::Heads(heads) => {
+            let [q, k, v] = three(parts);
+            let raw = (heads.qk_norm.is_some() && keep != Keep::Nothing).then(|| (q.clone(), k.clone()));
+            let norms = heads.qk_norm.as_ref();
+            let q = rotated(normalized(q, norms.map(|norms| &norms.q)), &heads);
+            let k = rotated(normalized(k, norms.map(|norms| &norms.k)), &heads);
+            (vec![q, k, v], Some(SavedHeads { epilogue: heads, raw }))
+        }
+    }
+}
+
+fn three<T>(parts: Vec<T>) -> [T; 3] {
+    parts.try_into().unwrap_or_else(|parts: Vec<T>| panic!("heads need the parts q, k and v, got {}", parts.len()))
+}
+
+fn rotated<B: LinearOps>(x: Tensor<B, 2>, heads: &HeadsEpilogue<B>) -> Tensor<B, 2> {
+    match &heads.rotary {
+        Some(tables) => B::rotary(x, tables, heads.head_dim),
+        None => x,
+    }
+}
+
+/// RMSNorm of each head of `[n, heads * head_dim]`, if there is one.
+fn normalized<B: LinearOps>(x: Tensor<B, 2>, norm: Option<&NormWeight<B>>) -> Tensor<B, 2> {
+    let Some(norm) = norm else { return x };
+    let shape = x.dims();
+    B::rms_norm(head_rows(x, norm), norm).reshape(shape)
+}
+
+/// One row per head.
+fn head_rows<B: Backend>(x: Tensor<B, 2>, norm: &NormWeight<B>) -> Tensor<B, 2> {
+    let ([tokens, width], [head_dim]) = (x.dims(), norm.weight.dims());
+    x.reshape([tokens * width / head_dim, head_dim])
+}
+
+fn heads_backward<B: LinearOps>(
+    saved: SavedHeads<B>,
+    d_outputs: Vec<Tensor<B, 2>>,
+) -> (Vec<Tensor<B, 2>>, [Option<Tensor<B, 1>>; 2]) {
+    let SavedHeads { epilogue: heads, raw } = saved;
+    let [dq, dk, dv] = three(d_outputs);
+    let back = |d: Tensor<B, 2>| match &heads.rotary {
+        Some(tables) => B::rotary_backward(d, tables, heads.head_dim),
+        None => d,
+    };
+    let (dq, dk) = (back(dq), back(dk));
+    let Some(norms) = &heads.qk_norm else { return (vec![dq, dk, dv], [None, None]) };
+    let (q, k) = raw.expect("normalized heads save queries and keys before their norm");
+    let through = |x: Tensor<B, 2>, norm: &NormWeight<B>, dy: Tensor<B, 2>| {
+        let shape = x.dims();
+        let (dx, d_weight) = B::rms_norm_backward(head_rows(x, norm), norm, head_rows(dy, norm), None);
+        (dx.reshape(shape), d_weight)
+    };
+    let (dq, d_q_norm) = through(q, &norms.q, dq);
+    let (dk, d_k_norm) = through(k, &norms.k, dk);
+    (vec![dq, dk, dv], [d_q_norm, d_k_norm])
+}
+
+/// See [`LinearOps::gated`].
+pub fn gated<B: Backend>(gate_nf: Tensor<B, 2>, up_nf: Tensor<B, 2>, activation: Activation) -> Tensor<B, 2> {
+    let (dtype, gate_nf) = (gate_nf.dtype(), to_f32(gate_nf));
+    let activated_nf = match activation {
+        Activation::Silu => sigmoid(gate_nf.clone()).mul(gate_nf),
+    };
+    to_dtype(activated_nf.mul(to_f32(up_nf)), dtype)
+}
+
+/// See [`LinearOps::gated_backward`]. With the activation `a(g)` and its slope `a'(g)`: `dg = dy u a'`, `du = dy a`.
+pub fn gated_backward<B: Backend>(
+    gate_nf: Tensor<B, 2>,
+    up_nf: Tensor<B, 2>,
+    activation: Activation,
+    dy_nf: Tensor<B, 2>,
+) -> (Tensor<B, 2>, Tensor<B, 2>) {
+    let dtype = gate_nf.dtype();
+    let (gate_nf, dy_nf) = (to_f32(gate_nf), to_f32(dy_nf));
+    let (activated_nf, slope_nf) = match activation {
+        Activation::Silu => {
+            let sigma = sigmoid(gate_nf.clone());
+            let silu = gate_nf.mul(sigma.clone());
+            // σ (1 + g (1 - σ)) is σ + silu (1 - σ).
+            let slope = silu.clone().mul(sigma.clone().neg().add_scalar(1.0)).add(sigma);
+            (silu, slope)
+        }
+    };
+    let d_gate = dy_nf.clone().mul(to_f32(up_nf)).mul(slope_nf);
+    (to_dtype(d_gate, dtype), to_dtype(dy_nf.mul(activated_nf), dtype))
+}
+
+/// See [`LinearOps::rotary`]: halves `(a, b)` of each head become `(a cos - b sin, b cos + a sin)`.
+pub fn rotary<B: Backend>(x: Tensor<B, 2>, tables: &RotaryTables<B>, head_dim: usize) -> Tensor<B, 2> {
+    rotate(x, tables.cos.clone(), tables.sin.clone(), head_dim)
+}
+
+/// See [`LinearOps::rotary_backward`].
+pub fn rotary_backward<B: Backend>(dy: Tensor<B, 2>, tables: &RotaryTables<B>, head_dim: usize) -> Tensor<B, 2> {
+    rotate(dy, tables.cos.clone(), tables.sin.clone().neg(), head_dim)
+}
+
+fn rotate<B: Backend>(x: Tensor<B, 2>, cos: Tensor<B, 2>, sin: Tensor<B, 2>, head_dim: usize) -> Tensor<B, 2> {
+    let (dtype, [tokens, width]) = (x.dtype(), x.dims());
+    assert_eq!(cos.dims(), [tokens, head_dim / 2], "the rotary tables of {tokens} tokens");
+    let (cos, sin): (Tensor<B, 3>, Tensor<B, 3>) = (cos.unsqueeze_dim(1), sin.unsqueeze_dim(1));
+    let x_nhk = to_f32(x).reshape([tokens, width / head_dim, head_dim]);
+    let first = x_nhk.clone().narrow(2, 0, head_dim / 2);
+    let second = x_nhk.narrow(2, head_dim / 2, head_dim / 2);
+    let rotated_first = first.clone().mul(cos.clone()).sub(second.clone().mul(sin.clone()));
+    let rotated_second = second.mul(cos).add(first.mul(sin));
+    to_dtype(Tensor::cat(vec![rotated_first, rotated_second], 2).reshape([tokens, width]), dtype)
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests;

@@ -1,0 +1,236 @@
+//! Tests of the reference bodies: against Burn's autodiff, and of what groups promise.
+//!
+//! Trade-off: f32 on the CPU only; other backends and formats are compared with these bodies in `conformance.rs`.
+
+use firebrick_precision::QuantFormat;
+
+use super::*;
+use crate::linear::{Bias, QkNorms};
+use crate::testing::{Plain, Recorded, assert_close, backward as recorded_backward, leaf, random};
+use crate::weights::{Weight, WeightOps};
+
+const SCALE: f64 = 1.7;
+const TOKENS: usize = 9;
+const INPUT: usize = 24;
+
+fn module<B: LinearOps>(columns: Range<usize>, weight: Weight<B>) -> Module<B> {
+    Module { columns, weight, weight_gradient: WeightGradient::Frozen, bias: None, adapter: None }
+}
+
+/// Forward and backward without epilogue, everything saved.
+fn run(
+    prologue: Prologue<Plain>,
+    group: Group<Plain>,
+    d_outputs: Vec<Tensor<Plain, 2>>,
+    d_residual: Option<Tensor<Plain, 2>>,
+) -> ProjectGradients<Plain> {
+    let (_, saved) = project(prologue, &group, Epilogue::None, Keep::Everything);
+    project_backward(saved.unwrap(), group, d_outputs, d_residual)
+}
+
+#[test]
+fn gradients_of_weight_bias_adapter_and_input_equal_autodiff() {
+    let (x, dy) = (random::<Plain, 2>(1, [TOKENS, INPUT]), random(5, [TOKENS, 40]));
+    let (weight, bias) = (random::<Plain, 2>(2, [40, INPUT]), random::<Plain, 1>(6, [40]));
+    let (a, b) = (random::<Plain, 2>(3, [4, INPUT]), random::<Plain, 2>(4, [40, 4]));
+    let (rx, rw, rb) = (leaf(&x), leaf(&weight), leaf(&bias));
+    let recorded_pair = Adapter::<Recorded> { a: leaf(&a), b: leaf(&b), scale: SCALE };
+    let recorded = Module {
+        bias: Some(Bias { value: rb.clone(), trains: true }),
+        adapter: Some(recorded_pair.clone()),
+        ..module(0..40, Weight::Dense(rw.clone()))
+    };
+    let group = Group { modules: vec![recorded], parts: vec![40] };
+    let (outputs, saved) = project(Prologue::None { x: rx.clone() }, &group, Epilogue::None, Keep::Nothing);
+    assert!(saved.is_none());
+    let expected = recorded_backward(outputs.into_iter().next().unwrap(), &dy);
+
+    let trained = Module {
+        weight_gradient: WeightGradient::New,
+        bias: Some(Bias { value: bias, trains: true }),
+        adapter: Some(Adapter { a, b, scale: SCALE }),
+        ..module(0..40, Weight::Dense(weight))
+    };
+    let group = Group { modules: vec![trained], parts: vec![40] };
+    let mut grads = run(Prologue::None { x }, group, vec![dy], None);
+    let module = grads.modules.remove(0);
+    assert_close(grads.input.plain(), rx.grad(&expected).unwrap(), 1e-5);
+    assert_close(module.weight.unwrap(), rw.grad(&expected).unwrap(), 1e-5);
+    assert_close(module.bias.unwrap(), rb.grad(&expected).unwrap(), 1e-5);
+    let (da, db) = module.adapter.unwrap();
+    assert_close(da, recorded_pair.a.grad(&expected).unwrap(), 1e-5);
+    assert_close(db, recorded_pair.b.grad(&expected).unwrap(), 1e-5);
+}
+
+#[test]
+fn gradients_through_norm_head_norms_and_rotation_equal_autodiff() {
+    let (heads, groups, head_dim) = (4, 2, 6);
+    let (query, kv) = (heads * head_dim, groups * head_dim);
+    let x = random::<Plain, 2>(1, [TOKENS, INPUT]);
+    let weight = random::<Plain, 2>(2, [query + 2 * kv, INPUT]);
+    let [input_norm, q_norm, k_norm] =
+        [(3, INPUT), (4, head_dim), (5, head_dim)].map(|(seed, width)| random::<Plain, 1>(seed, [width]));
+    let tables = RotaryTables { cos: random::<Plain, 2>(6, [TOKENS, 3]), sin: random(7, [TOKENS, 3]) };
+    let d_outputs: Vec<Tensor<Plain, 2>> =
+        [(8, query), (9, kv), (10, kv)].map(|(seed, width)| random(seed, [TOKENS, width])).into();
+
+    let (rx, rw, rn, rq, rk) = (leaf(&x), leaf(&weight), leaf(&input_norm), leaf(&q_norm), leaf(&k_norm));
+    let norm = |weight: Tensor<Recorded, 1>| NormWeight { weight, epsilon: 1e-5, trains: true };
+    let recorded_tables =
+        RotaryTables { cos: Tensor::from_inner(tables.cos.clone()), sin: Tensor::from_inner(tables.sin.clone()) };
+    let qk_norm = Some(QkNorms { q: norm(rq.clone()), k: norm(rk.clone()) });
+    let epilogue = HeadsEpilogue { head_dim, qk_norm, rotary: Some(recorded_tables) };
+    let prologue = Prologue::Norm { x: rx.clone(), norm: norm(rn.clone()) };
+    let one_module = vec![module(0..query + 2 * kv, Weight::Dense(rw.clone()))];
+    let group = Group { modules: one_module, parts: vec![query, kv, kv] };
+    let (outputs, _) = project(prologue, &group, Epilogue::Heads(epilogue), Keep::Nothing);
+    let loss = outputs
+        .into_iter()
+        .zip(&d_outputs)
+        .map(|(y, dy)| y.mul(Tensor::from_inner(dy.clone())).sum())
+        .reduce(Tensor::add)
+        .unwrap();
+    let expected = loss.backward();
+
+    let norm = |weight: Tensor<Plain, 1>| NormWeight { weight, epsilon: 1e-5, trains: true };
+    let qk_norm = Some(QkNorms { q: norm(q_norm), k: norm(k_norm) });
+    let epilogue = HeadsEpilogue { head_dim, qk_norm, rotary: Some(tables) };
+    let trained = Module { weight_gradient: WeightGradient::New, ..module(0..query + 2 * kv, Weight::Dense(weight)) };
+    let group = Group { modules: vec![trained], parts: vec![query, kv, kv] };
+    let residual = random::<Plain, 2>(11, [TOKENS, INPUT]);
+    for keep in [Keep::Inputs, Keep::Everything] {
+        let prologue = Prologue::Norm { x: x.clone(), norm: norm(input_norm.clone()) };
+        let (_, saved) = project(prologue, &group, Epilogue::Heads(epilogue.clone()), keep);
+        let saved = saved.unwrap();
+        assert_eq!(saved.prologue_output.is_some(), keep == Keep::Everything);
+        let mut grads = project_backward(saved, group.clone(), d_outputs.clone(), Some(residual.clone()));
+        let expected_input = rx.grad(&expected).unwrap().add(residual.clone());
+        assert_close(grads.input.plain(), expected_input, 1e-5);
+        assert_close(grads.modules.remove(0).weight.unwrap(), rw.grad(&expected).unwrap(), 1e-5);
+        assert_close(grads.norm.unwrap(), rn.grad(&expected).unwrap(), 1e-5);
+        let [dq, dk] = grads.qk_norm.map(Option::unwrap);
+        assert_close(dq, rq.grad(&expected).unwrap(), 1e-5);
+        assert_close(dk, rk.grad(&expected).unwrap(), 1e-5);
+    }
+}
+
+#[test]
+fn gated_backward_equals_autodiff() {
+    let gate = random::<Plain, 2>(1, [6, 17]).mul_scalar(6.0);
+    let (up, dy) = (random::<Plain, 2>(2, [6, 17]), random(3, [6, 17]));
+    let (rg, ru) = (leaf(&gate), leaf(&up));
+    let expected = recorded_backward(gated(rg.clone(), ru.clone(), Activation::Silu), &dy);
+    let (d_gate, d_up) = gated_backward(gate, up, Activation::Silu, dy);
+    assert_close(d_gate, rg.grad(&expected).unwrap(), 1e-5);
+    assert_close(d_up, ru.grad(&expected).unwrap(), 1e-5);
+}
+
+#[test]
+fn rotary_backward_equals_autodiff() {
+    let (x, dy) = (random::<Plain, 2>(1, [5, 24]), random::<Plain, 2>(2, [5, 24]));
+    let tables = RotaryTables { cos: random::<Plain, 2>(3, [5, 4]), sin: random(4, [5, 4]) };
+    let recorded = RotaryTables::<Recorded> {
+        cos: Tensor::from_inner(tables.cos.clone()),
+        sin: Tensor::from_inner(tables.sin.clone()),
+    };
+    let rx = leaf(&x);
+    let expected = recorded_backward(rotary(rx.clone(), &recorded, 8), &dy);
+    assert_close(rotary_backward(dy, &tables, 8), rx.grad(&expected).unwrap(), 1e-5);
+}
+
+#[test]
+fn rotating_back_undoes_rotating() {
+    let angles = random::<Plain, 2>(1, [6, 4]).mul_scalar(3.0);
+    let tables = RotaryTables { cos: angles.clone().cos(), sin: angles.sin() };
+    let x = random::<Plain, 2>(2, [6, 16]);
+    assert_close(rotary_backward(rotary(x.clone(), &tables, 8), &tables, 8), x, 1e-5);
+}
+
+#[test]
+fn input_gradients_of_modules_that_share_an_input_add_up() {
+    let (x, first, second) = (random::<Plain, 2>(1, [5, INPUT]), random(2, [5, 40]), random(3, [5, 16]));
+    let weights = [Weight::Dense(random(4, [40, INPUT])), Weight::Dense(random(5, [16, INPUT]))];
+    let alone = |weight: &Weight<Plain>, dy: &Tensor<Plain, 2>| {
+        let width = dy.dims()[1];
+        let group = Group { modules: vec![module(0..width, weight.clone())], parts: vec![width] };
+        run(Prologue::None { x: x.clone() }, group, vec![dy.clone()], None).input.plain()
+    };
+    let expected = alone(&weights[0], &first).add(alone(&weights[1], &second));
+    let [left, right] = weights;
+    let group = Group { modules: vec![module(0..40, left), module(40..56, right)], parts: vec![40, 16] };
+    let together = run(Prologue::None { x: x.clone() }, group, vec![first, second], None);
+    assert_eq!(together.modules.len(), 2);
+    assert!(together.modules.iter().all(|module| module.weight.is_none() && module.adapter.is_none()));
+    assert_close(together.input.plain(), expected, 1e-6);
+}
+
+#[test]
+fn a_fused_module_computes_what_separate_ones_compute() {
+    let x = random::<Plain, 2>(1, [5, INPUT]);
+    let weight = random::<Plain, 2>(2, [16 + 8 + 8, INPUT]);
+    let parts = vec![16, 8, 8];
+    let d_outputs: Vec<Tensor<Plain, 2>> =
+        parts.iter().enumerate().map(|(seed, &width)| random(3 + seed as u64, [5, width])).collect();
+    let cut = |columns: Range<usize>| {
+        let rows = weight.clone().narrow(0, columns.start, columns.len());
+        Module { weight_gradient: WeightGradient::New, ..module(columns, Weight::Dense(rows)) }
+    };
+    let of = |cuts: &[Range<usize>]| {
+        let group = Group { modules: cuts.iter().cloned().map(cut).collect(), parts: parts.clone() };
+        let (outputs, saved) = project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Inputs);
+        let grads = project_backward(saved.unwrap(), group, d_outputs.clone(), None);
+        let weights = grads.modules.into_iter().map(|module| module.weight.unwrap()).collect();
+        (Tensor::cat(outputs, 1), grads.input.plain(), Tensor::cat(weights, 0))
+    };
+    let (y, dx, dw) = of(&[0..16, 16..24, 24..32]);
+    let (one, across) = ([0..32], [0..20, 20..32]);
+    for cuts in [one.as_slice(), across.as_slice()] {
+        let (fused_y, fused_dx, fused_dw) = of(cuts);
+        assert_close(fused_y, y.clone(), 1e-6);
+        assert_close(fused_dx, dx.clone(), 1e-6);
+        assert_close(fused_dw, dw.clone(), 1e-6);
+    }
+}
+
+#[test]
+fn a_weight_gradient_is_added_to_the_sum_that_was_given() {
+    let (x, dy) = (random::<Plain, 2>(1, [5, INPUT]), random::<Plain, 2>(2, [5, 8]));
+    let weight = Weight::Dense(random::<Plain, 2>(3, [8, INPUT]));
+    let earlier = random::<Plain, 2>(4, [8, INPUT]);
+    let gradient = |weight_gradient| {
+        let modules = vec![Module { weight_gradient, ..module(0..8, weight.clone()) }];
+        let group = Group { modules, parts: vec![8] };
+        run(Prologue::None { x: x.clone() }, group, vec![dy.clone()], None).modules.remove(0).weight.unwrap()
+    };
+    let expected = earlier.clone().add(gradient(WeightGradient::New));
+    assert_close(gradient(WeightGradient::AddTo(earlier)), expected, 1e-6);
+}
+
+#[test]
+fn a_quantized_weight_computes_what_its_dequantized_values_compute() {
+    let device = Default::default();
+    let values: Vec<f32> = random::<Plain, 1>(7, [40 * INPUT]).into_data().to_vec().unwrap();
+    for format in QuantFormat::ALL {
+        let quantized = format.quantize(&values, &[40, INPUT]).unwrap();
+        let host = Tensor::<Plain, 1>::from_floats(quantized.dequantize().as_slice(), &device).reshape([40, INPUT]);
+        let (x, dy) = (random::<Plain, 2>(8, [6, INPUT]), random::<Plain, 2>(9, [6, 40]));
+        let of = |weight: Weight<Plain>| {
+            let group = Group { modules: vec![module(0..40, weight)], parts: vec![40] };
+            let (y, saved) = project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Inputs);
+            (y[0].clone(), project_backward(saved.unwrap(), group, vec![dy.clone()], None).input.plain())
+        };
+        let (y, dx) = of(Weight::Quantized(Plain::upload_quantized(&quantized, &device)));
+        let (expected_y, expected_dx) = of(Weight::Dense(host));
+        assert_close(y, expected_y, 1e-5);
+        assert_close(dx, expected_dx, 1e-5);
+    }
+}
+
+#[test]
+#[should_panic(expected = "only a norm prologue")]
+fn a_residual_gradient_without_a_norm_is_a_bug() {
+    let weight = Weight::Dense(random::<Plain, 2>(3, [8, INPUT]));
+    let group = Group { modules: vec![module(0..8, weight)], parts: vec![8] };
+    let x = random::<Plain, 2>(1, [5, INPUT]);
+    run(Prologue::None { x: x.clone() }, group, vec![random(2, [5, 8])], Some(x));
+}

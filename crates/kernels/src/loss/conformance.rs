@@ -1,0 +1,116 @@
+//! Losses against the reference: weights, log-probabilities, chunks that do not divide the targets, and a head gradient that is added to
+//! an earlier one.
+//!
+//! Trade-off: targets are in range; the data pipeline guarantees it.
+
+use burn_flex::Flex;
+use burn_tensor::DType;
+
+use super::{CrossEntropy, CrossEntropyOptions, LossTargets, reference};
+use crate::Kernels;
+use crate::conformance::{Check, Pair};
+use crate::linear::WeightGradient;
+use crate::weights::Weight;
+
+pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
+    for (share, is_weighted) in [(1.0, false), (0.6, true), (0.0, false)] {
+        let targets = targets(check, share, is_weighted);
+        for head_gradient in [HeadGradient::Frozen, HeadGradient::New, HeadGradient::AddTo] {
+            linear_cross_entropy(check, &targets, head_gradient);
+        }
+    }
+    logits(check);
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum HeadGradient {
+    Frozen,
+    New,
+    AddTo,
+}
+
+type Targets<B> = (LossTargets<B>, LossTargets<Flex>);
+
+fn targets<B: Kernels>(check: &mut Check<'_, B>, share: f64, is_weighted: bool) -> Targets<B> {
+    let (tokens, vocabulary) = (check.case.tokens(), check.case.vocab_size);
+    let positions: Vec<i32> = (0..tokens as i32).filter(|&token| (f64::from(token) * 0.37).fract() < share).collect();
+    let targets: Vec<i32> = positions.iter().map(|&token| (token * 13) % vocabulary as i32).collect();
+    let (positions, targets, count) = (check.ints(&positions), check.ints(&targets), positions.len());
+    let weights = is_weighted.then(|| check.random_f32([count], 2.0)).unzip();
+    (
+        LossTargets { positions_m: positions.0, targets_m: targets.0, weights_m: weights.0, count },
+        LossTargets { positions_m: positions.1, targets_m: targets.1, weights_m: weights.1, count },
+    )
+}
+
+fn linear_cross_entropy<B: Kernels>(check: &mut Check<'_, B>, targets: &Targets<B>, head_gradient: HeadGradient) {
+    let (tokens, width, vocabulary) = (check.case.tokens(), check.case.hidden_size, check.case.vocab_size);
+    let hidden = check.random([tokens, width], 1.0);
+    let dtype = if head_gradient == HeadGradient::Frozen { check.case.dtype } else { DType::F32 };
+    let head = check.random_in(dtype, [vocabulary, width], 0.3);
+    let earlier = check.random_f32([vocabulary, width], 0.3);
+    // Not a divisor, so that the last chunk is a short one.
+    let chunk_tokens = (tokens / 2).max(1) + 1;
+    let scales: &[Option<f64>] =
+        if head_gradient == HeadGradient::Frozen { &[None, Some(0.125)] } else { &[Some(0.125)] };
+    for &gradient_scale in scales {
+        let log_probs = gradient_scale.is_some();
+        let weight_gradient = weight_gradients(head_gradient, &earlier);
+        let options =
+            CrossEntropyOptions { chunk_tokens, gradient_scale, weight_gradient: weight_gradient.0, log_probs };
+        let grads = B::linear_cross_entropy(hidden.0.clone(), &Weight::Dense(head.0.clone()), &targets.0, options);
+        let options =
+            CrossEntropyOptions { chunk_tokens, gradient_scale, weight_gradient: weight_gradient.1, log_probs };
+        let head = Weight::Dense(head.1.clone());
+        let expected = reference::linear_cross_entropy(hidden.1.clone(), &head, &targets.1, options);
+        compare(check, grads, expected);
+    }
+}
+
+fn weight_gradients<B: Kernels>(
+    head_gradient: HeadGradient,
+    earlier: &Pair<B, 2>,
+) -> (WeightGradient<B>, WeightGradient<Flex>) {
+    match head_gradient {
+        HeadGradient::Frozen => (WeightGradient::Frozen, WeightGradient::Frozen),
+        HeadGradient::New => (WeightGradient::New, WeightGradient::New),
+        HeadGradient::AddTo => (WeightGradient::AddTo(earlier.0.clone()), WeightGradient::AddTo(earlier.1.clone())),
+    }
+}
+
+fn compare<B: Kernels>(check: &mut Check<'_, B>, grads: CrossEntropy<B>, expected: CrossEntropy<Flex>) {
+    check.compare("linear_cross_entropy: loss", grads.loss_sum, expected.loss_sum);
+    check
+        .same("linear_cross_entropy: log-probabilities", grads.log_probs_m.is_some() == expected.log_probs_m.is_some());
+    if let Some((log_probs, expected)) = grads.log_probs_m.zip(expected.log_probs_m) {
+        check.compare("linear_cross_entropy: log-probabilities", log_probs, expected);
+    }
+    let parts = [
+        ("linear_cross_entropy: hidden states", grads.d_hidden_nd, expected.d_hidden_nd),
+        ("linear_cross_entropy: head", grads.d_weight_vd, expected.d_weight_vd),
+    ];
+    for (what, gradient, expected) in parts {
+        check.same(what, gradient.is_some() == expected.is_some());
+        if let Some((gradient, expected)) = gradient.zip(expected) {
+            check.compare(what, gradient, expected);
+        }
+    }
+}
+
+fn logits<B: Kernels>(check: &mut Check<'_, B>) {
+    let (rows, vocabulary) = (5, check.case.vocab_size);
+    let logits = check.random_f32([rows, vocabulary], 9.0);
+    let targets = check.ints(&(0..rows as i32).collect::<Vec<_>>());
+    let weights = check.random_f32([rows], 1.0);
+    for (weights, expected_weights) in [(None, None), (Some(weights.0), Some(weights.1))] {
+        let (losses, gradient) = B::cross_entropy(logits.0.clone(), targets.0.clone(), weights, Some(0.5));
+        let expected = reference::cross_entropy(logits.1.clone(), targets.1.clone(), expected_weights, Some(0.5));
+        check.compare("cross_entropy: losses", losses, expected.0);
+        check.same("cross_entropy: gradient", gradient.is_some());
+        if let Some((gradient, expected)) = gradient.zip(expected.1) {
+            check.compare("cross_entropy: gradient", gradient, expected);
+        }
+    }
+    let without = B::cross_entropy(logits.0, targets.0, None, None).1;
+    check.same("cross_entropy: no gradient without a scale", without.is_none());
+}

@@ -1,0 +1,77 @@
+//! Output projection and cross entropy over the targets that count, in chunks: the full logits never exist.
+//!
+//! Loss and gradient are computed together. The operation returns sums and per-token log-probabilities and takes per-token weights;
+//! what a loss divides by is the caller's choice, so supervised fine-tuning and preference losses share it.
+//! Trade-off: gradients are computed with the loss, so a loss that needs all log-probabilities first runs the head twice.
+
+#[cfg(feature = "flex")]
+pub(crate) mod conformance;
+pub mod reference;
+
+use burn_tensor::{Int, Tensor, backend::Backend};
+
+use crate::linear::WeightGradient;
+use crate::weights::{Weight, WeightOps};
+
+/// The tokens of a micro-batch whose next token counts in the loss.
+#[derive(Clone, Debug)]
+pub struct LossTargets<B: Backend> {
+    /// Which of the `n` tokens predict a target, `[m]`, ascending.
+    pub positions_m: Tensor<B, 1, Int>,
+    /// The targets, `[m]`.
+    pub targets_m: Tensor<B, 1, Int>,
+    /// Weight of each target's loss, `[m]` f32; `None`: 1 each.
+    pub weights_m: Option<Tensor<B, 1>>,
+    /// `m`.
+    pub count: usize,
+}
+
+/// What [`LossOps::linear_cross_entropy`] computes in addition to the loss.
+#[derive(Clone, Debug)]
+pub struct CrossEntropyOptions<B: Backend> {
+    /// Rows of logits that exist at a time.
+    pub chunk_tokens: usize,
+    /// Factor of the gradients, usually one over the loss tokens of the whole step. `None`: no gradients.
+    pub gradient_scale: Option<f64>,
+    /// Whether the head trains, and where its gradient goes.
+    pub weight_gradient: WeightGradient<B>,
+    /// Whether [`CrossEntropy::log_probs_m`] is returned.
+    pub log_probs: bool,
+}
+
+/// Result of [`LossOps::linear_cross_entropy`].
+#[derive(Clone, Debug)]
+pub struct CrossEntropy<B: Backend> {
+    /// Weighted sum of `-log softmax(logits)[target]` over the targets, `[1]` f32, not scaled.
+    pub loss_sum: Tensor<B, 1>,
+    /// `log softmax(logits)[target]` of each target, `[m]` f32, not weighted.
+    pub log_probs_m: Option<Tensor<B, 1>>,
+    /// Gradient of the hidden states `[n, d]`, scaled; zero rows where nothing counts.
+    pub d_hidden_nd: Option<Tensor<B, 2>>,
+    /// Gradient of the head `[v, d]` f32, scaled; with [`WeightGradient::AddTo`] the new sum.
+    pub d_weight_vd: Option<Tensor<B, 2>>,
+}
+
+/// Losses.
+pub trait LossOps: WeightOps {
+    /// Per-row `-log softmax(logits)[target]` `[c]` f32 of logits `[c, v]` f32, and with a scale the gradient `[c, v]` of their
+    /// weighted sum times the scale.
+    fn cross_entropy(
+        logits_cv: Tensor<Self, 2>,
+        targets_c: Tensor<Self, 1, Int>,
+        weights_c: Option<Tensor<Self, 1>>,
+        gradient_scale: Option<f64>,
+    ) -> (Tensor<Self, 1>, Option<Tensor<Self, 2>>) {
+        reference::cross_entropy(logits_cv, targets_c, weights_c, gradient_scale)
+    }
+
+    /// Head and cross entropy of hidden states `[n, d]` at the positions that count.
+    fn linear_cross_entropy(
+        hidden_nd: Tensor<Self, 2>,
+        head: &Weight<Self>,
+        targets: &LossTargets<Self>,
+        options: CrossEntropyOptions<Self>,
+    ) -> CrossEntropy<Self> {
+        reference::linear_cross_entropy(hidden_nd, head, targets, options)
+    }
+}

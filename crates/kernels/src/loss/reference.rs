@@ -1,0 +1,202 @@
+//! Head and cross entropy in ordinary Burn operations, over chunks of targets.
+//!
+//! Loss and gradient are computed together, chunk by chunk: with `p = softmax(h Wᵀ)` and weights `w`, `d_logits = (p - onehot) * w *
+//! scale`, `dh = d_logits W`, `dW += d_logitsᵀ h`. Logits exist for one chunk at a time, and never for positions without a target (the
+//! trick of TRL's chunked loss, with the gradient taken on the spot so that no chunk is computed twice).
+//! Trade-off: a chunk's logits, their exponentials and their gradient exist together, in f32.
+
+use burn_tensor::{DType, IndexingUpdateOp, Int, Tensor, backend::Backend};
+
+use super::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};
+use crate::dtype::{to_dtype, to_f32};
+use crate::linear::WeightGradient;
+use crate::weights::Weight;
+use crate::weights::reference::dense;
+
+/// See [`LossOps::linear_cross_entropy`].
+///
+/// # Panics
+/// If `chunk_tokens` is 0.
+pub fn linear_cross_entropy<B: LossOps>(
+    hidden_nd: Tensor<B, 2>,
+    head: &Weight<B>,
+    targets: &LossTargets<B>,
+    options: CrossEntropyOptions<B>,
+) -> CrossEntropy<B> {
+    assert!(options.chunk_tokens > 0, "a chunk of logits needs at least one token");
+    let (dtype, device) = (hidden_nd.dtype(), hidden_nd.device());
+    let weight_vd = dense(head, dtype);
+    let wants_weight = options.weight_gradient.is_needed() && options.gradient_scale.is_some();
+    let mut loss_sum = Tensor::<B, 1>::zeros([1], (&device, DType::F32));
+    let mut log_probs = Vec::new();
+    let mut d_hidden = options.gradient_scale.map(|_| Tensor::<B, 2>::zeros(hidden_nd.dims(), (&device, dtype)));
+    let mut d_weight = match options.weight_gradient {
+        WeightGradient::AddTo(sum) => Some(sum),
+        WeightGradient::New | WeightGradient::Frozen => None,
+    };
+
+    for start in (0..targets.count).step_by(options.chunk_tokens) {
+        let length = options.chunk_tokens.min(targets.count - start);
+        let positions_c = targets.positions_m.clone().narrow(0, start, length);
+        let targets_c = targets.targets_m.clone().narrow(0, start, length);
+        let weights_c = targets.weights_m.as_ref().map(|weights| weights.clone().narrow(0, start, length));
+        let hidden_cd = hidden_nd.clone().select(0, positions_c.clone());
+        let logits_cv = to_f32(hidden_cd.clone().matmul(weight_vd.clone().transpose()));
+        let (losses_c, d_logits_cv) = B::cross_entropy(logits_cv, targets_c, weights_c.clone(), options.gradient_scale);
+        if options.log_probs {
+            log_probs.push(losses_c.clone().neg());
+        }
+        loss_sum = loss_sum.add(weighted(losses_c, weights_c).sum());
+
+        let (Some(d_logits_cv), Some(so_far)) = (d_logits_cv, d_hidden.take()) else { continue };
+        let d_logits_cv = to_dtype(d_logits_cv, dtype);
+        let d_hidden_cd = d_logits_cv.clone().matmul(weight_vd.clone());
+        d_hidden = Some(so_far.select_assign(0, positions_c, d_hidden_cd, IndexingUpdateOp::Add));
+        if wants_weight {
+            let part = to_f32(d_logits_cv.transpose().matmul(hidden_cd));
+            d_weight = Some(match d_weight.take() {
+                Some(so_far) => so_far.add(part),
+                None => part,
+            });
+        }
+    }
+    if wants_weight && d_weight.is_none() {
+        d_weight = Some(Tensor::zeros(head.shape(), (&device, DType::F32)));
+    }
+    let log_probs_m = options.log_probs.then(|| match log_probs.len() {
+        0 => Tensor::zeros([0], (&device, DType::F32)),
+        1 => log_probs.remove(0),
+        _ => Tensor::cat(log_probs, 0),
+    });
+    CrossEntropy { loss_sum, log_probs_m, d_hidden_nd: d_hidden, d_weight_vd: d_weight }
+}
+
+fn weighted<B: Backend>(values: Tensor<B, 1>, weights: Option<Tensor<B, 1>>) -> Tensor<B, 1> {
+    match weights {
+        Some(weights) => values.mul(weights),
+        None => values,
+    }
+}
+
+/// See [`LossOps::cross_entropy`].
+pub fn cross_entropy<B: Backend>(
+    logits_cv: Tensor<B, 2>,
+    targets_c: Tensor<B, 1, Int>,
+    weights_c: Option<Tensor<B, 1>>,
+    gradient_scale: Option<f64>,
+) -> (Tensor<B, 1>, Option<Tensor<B, 2>>) {
+    let (device, [rows, _]) = (logits_cv.device(), logits_cv.dims());
+    let targets_c1 = targets_c.reshape([rows, 1]);
+    let max_c1 = logits_cv.clone().max_dim(1);
+    let shifted_cv = logits_cv.sub(max_c1);
+    let target_c1 = shifted_cv.clone().gather(1, targets_c1.clone());
+    let exponentials_cv = shifted_cv.exp();
+    let sum_c1 = exponentials_cv.clone().sum_dim(1);
+    let losses_c = sum_c1.clone().log().sub(target_c1).reshape([rows]);
+    let gradient = gradient_scale.map(|scale| {
+        let ones = || Tensor::ones([rows], (&device, DType::F32));
+        let factors_c1 = weights_c.unwrap_or_else(ones).mul_scalar(scale).reshape([rows, 1]);
+        let scaled_cv = exponentials_cv.mul(sum_c1.recip().mul(factors_c1.clone()));
+        scaled_cv.scatter(1, targets_c1, factors_c1.neg(), IndexingUpdateOp::Add)
+    });
+    (losses_c, gradient)
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn_tensor::activation::log_softmax;
+
+    use super::*;
+    use crate::testing::{Plain, Recorded, assert_close, leaf, random};
+
+    const VOCABULARY: usize = 31;
+    const SCALE: f64 = 0.25;
+    const POSITIONS: [i32; 5] = [0, 2, 3, 7, 9];
+    const TARGETS: [i32; 5] = [30, 0, 5, 5, 17];
+
+    fn targets(positions: &[i32], targets: &[i32], weights: Option<&[f32]>) -> LossTargets<Plain> {
+        let device = Default::default();
+        LossTargets {
+            positions_m: Tensor::from_ints(positions, &device),
+            targets_m: Tensor::from_ints(targets, &device),
+            weights_m: weights.map(|weights| Tensor::from_floats(weights, &device)),
+            count: positions.len(),
+        }
+    }
+
+    fn options(chunk_tokens: usize) -> CrossEntropyOptions<Plain> {
+        CrossEntropyOptions {
+            chunk_tokens,
+            gradient_scale: Some(SCALE),
+            weight_gradient: WeightGradient::New,
+            log_probs: true,
+        }
+    }
+
+    #[test]
+    fn chunked_loss_and_gradients_equal_autodiff_over_full_logits() {
+        let (hidden, weight) = (random::<Plain, 2>(1, [10, 12]), random::<Plain, 2>(2, [VOCABULARY, 12]));
+        let device = Default::default();
+        for weights in [None, Some([1.0, 0.0, -0.5, 2.0, 0.3])] {
+            let (rh, rw) = (leaf(&hidden), leaf(&weight));
+            let picked = rh.clone().select(0, Tensor::from_ints(POSITIONS, &device));
+            let logs = log_softmax(picked.matmul(rw.clone().transpose()), 1);
+            let expected_targets: Tensor<Recorded, 2, Int> =
+                Tensor::<_, 1, _>::from_ints(TARGETS, &device).reshape([5, 1]);
+            let log_probs = logs.gather(1, expected_targets).reshape([5]);
+            let factors = Tensor::<Recorded, 1>::from_floats(weights.unwrap_or([1.0; 5]), &device);
+            let loss = log_probs.clone().mul(factors).sum().neg();
+            let expected = loss.clone().mul_scalar(SCALE).backward();
+
+            let targets = targets(&POSITIONS, &TARGETS, weights.as_ref().map(<[f32; 5]>::as_slice));
+            for chunk_tokens in [1, 2, 5, 64] {
+                let head = Weight::Dense(weight.clone());
+                let found = linear_cross_entropy(hidden.clone(), &head, &targets, options(chunk_tokens));
+                assert_close(found.loss_sum, loss.clone().inner(), 1e-5);
+                assert_close(found.log_probs_m.unwrap(), log_probs.clone().inner(), 1e-5);
+                assert_close(found.d_hidden_nd.unwrap(), rh.grad(&expected).unwrap(), 1e-5);
+                assert_close(found.d_weight_vd.unwrap(), rw.grad(&expected).unwrap(), 1e-5);
+            }
+        }
+    }
+
+    #[test]
+    fn the_head_gradient_is_added_to_the_sum_that_was_given() {
+        let (hidden, weight) = (random::<Plain, 2>(1, [10, 12]), random::<Plain, 2>(2, [VOCABULARY, 12]));
+        let (head, targets) = (Weight::Dense(weight), targets(&POSITIONS, &TARGETS, None));
+        let fresh = linear_cross_entropy(hidden.clone(), &head, &targets, options(2)).d_weight_vd.unwrap();
+        let earlier = random::<Plain, 2>(3, [VOCABULARY, 12]);
+        let weight_gradient = WeightGradient::AddTo(earlier.clone());
+        let added =
+            linear_cross_entropy(hidden, &head, &targets, CrossEntropyOptions { weight_gradient, ..options(2) });
+        assert_close(added.d_weight_vd.unwrap(), earlier.add(fresh), 1e-6);
+    }
+
+    #[test]
+    fn positions_without_a_target_get_no_gradient() {
+        let head = Weight::Dense(random::<Plain, 2>(2, [VOCABULARY, 12]));
+        let found = linear_cross_entropy(random(1, [4, 12]), &head, &targets(&[2], &[7], None), options(8));
+        let d_hidden: Vec<f32> = found.d_hidden_nd.unwrap().into_data().to_vec().unwrap();
+        for (row, values) in d_hidden.chunks(12).enumerate() {
+            assert_eq!(values.iter().any(|&value| value != 0.0), row == 2, "row {row}");
+        }
+    }
+
+    #[test]
+    fn without_targets_loss_and_gradients_are_zero() {
+        let head = Weight::Dense(random::<Plain, 2>(2, [VOCABULARY, 12]));
+        let found = linear_cross_entropy(random(1, [4, 12]), &head, &targets(&[], &[], None), options(8));
+        assert_eq!(found.loss_sum.into_scalar(), 0.0);
+        assert_eq!(found.log_probs_m.unwrap().dims(), [0]);
+        assert_eq!(found.d_hidden_nd.unwrap().abs().sum().into_scalar(), 0.0);
+        assert_eq!(found.d_weight_vd.unwrap().abs().sum().into_scalar(), 0.0);
+    }
+
+    #[test]
+    fn loss_of_huge_logits_is_finite() {
+        let hidden = Tensor::<Plain, 2>::full([1, 12], 1e4, &Default::default());
+        let head = Weight::Dense(random::<Plain, 2>(2, [VOCABULARY, 12]));
+        let found = linear_cross_entropy(hidden, &head, &targets(&[0], &[3], None), options(8));
+        assert!(found.loss_sum.into_scalar().is_finite());
+    }
+}

@@ -1,0 +1,417 @@
+//! What a training run holds at its peak, line by line, as host arithmetic that needs no device.
+//!
+//! The lines of weights, gradients, optimizer state and saved activations follow from the model and how it is trained; the working
+//! set of a layer's backward, of the loss and of libraries is the backend's own: each backend states it next to the code that
+//! allocates (`backends/reference_memory.rs`, `backends/cuda/memory_lines.rs`), compiled whether or not the backend is.
+//! Trade-off: what depends on the machine and not on the run, such as an allocator's rounding, is left out.
+
+use firebrick_arch::{LoraConfig, ModelSpec, QkNorm, Role, TensorSpec};
+use firebrick_hwprofile::memory::MemoryLine;
+use firebrick_precision::Format;
+use serde::{Deserialize, Serialize};
+
+use crate::backends::BackendKind;
+
+pub use firebrick_hwprofile::memory::MemoryEstimate;
+
+/// What the forward pass of a layer saves for its backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Recompute {
+    /// Only the layer's input; the layer runs forward a second time, its last GEMM left out.
+    Full,
+    /// Outputs of GEMMs and of attention; norms and activation functions are computed again.
+    Selective,
+    /// Everything the backward reads.
+    None,
+}
+
+/// How the base weights live on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BaseStorage {
+    /// Every weight trains, in f32.
+    Trained,
+    /// Frozen, in this format: projections quantized where it is a quantized one, everything else in the compute format.
+    Frozen(Format),
+}
+
+/// How a model is trained, as far as memory depends on it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainingShape {
+    /// How the base weights live on the device.
+    pub base: BaseStorage,
+    /// The adapter; `None`: every parameter trains.
+    pub lora: Option<LoraConfig>,
+    /// Format of activations and GEMMs.
+    pub compute: Format,
+    /// Bytes of optimizer state, from the optimizer itself.
+    pub optimizer_bytes: u64,
+    /// Packed sequences of a micro-batch.
+    pub micro_batch_size: usize,
+    /// Tokens of a packed sequence.
+    pub row_len: usize,
+    /// Tokens of the longest document.
+    pub longest_document: usize,
+    /// Documents of a micro-batch, padding included; 1 per sequence where each is one document.
+    pub documents: usize,
+    /// What layers save.
+    pub recompute: Recompute,
+    /// Whether, under [`Recompute::Full`], layer inputs wait in host memory.
+    pub offload: bool,
+    /// Rows of logits that exist at a time.
+    pub loss_chunk_tokens: usize,
+}
+
+/// Bytes of a trained parameter, and of its gradient: both are f32.
+const TRAINED_BYTES: u64 = 4;
+
+/// Offloaded layer inputs that are on the device at the same time: the one in use, and two on their way out or back.
+const INPUTS_ON_DEVICE: usize = 3;
+
+impl TrainingShape {
+    /// Tokens of a micro-batch.
+    pub fn tokens(&self) -> u64 {
+        self.micro_batch_size as u64 * self.row_len as u64
+    }
+
+    /// Parameters that get a gradient and optimizer state.
+    pub fn trained_parameters(&self, model: &ModelSpec) -> u64 {
+        self.lora.as_ref().map_or_else(|| model.parameters(), |lora| adapter_parameters(model, lora))
+    }
+
+    /// Bytes of one value of an activation.
+    pub(crate) fn activation_bytes(&self) -> u64 {
+        self.compute.bytes(1) as u64
+    }
+
+    /// Whether the weights of linear modules are stored in another format than the one they are multiplied in.
+    pub(crate) fn needs_conversion(&self) -> bool {
+        self.stored_format() != self.compute
+    }
+
+    /// How the weights of linear modules are stored.
+    pub(crate) fn stored_format(&self) -> Format {
+        match (&self.lora, self.base) {
+            (None, _) | (_, BaseStorage::Trained) => Format::F32,
+            (Some(_), BaseStorage::Frozen(format)) => format,
+        }
+    }
+
+    /// Bytes of the frozen base; 0 where every parameter trains.
+    pub(crate) fn base_bytes(&self, model: &ModelSpec) -> u64 {
+        if self.lora.is_none() {
+            return 0;
+        }
+        let stored = self.stored_format();
+        let other = if matches!(stored, Format::Quantized(_)) { self.compute } else { stored };
+        let bytes = |tensor: &TensorSpec| {
+            let format = if tensor.role == Role::Projection { stored } else { other };
+            format.bytes(tensor.elements()) as u64
+        };
+        model.tensors().iter().map(bytes).sum()
+    }
+
+    fn is_offloaded(&self) -> bool {
+        self.offload && self.recompute == Recompute::Full
+    }
+
+    /// The lines that follow from the model, with a backend's working set after them.
+    pub(crate) fn with_working_set(&self, model: &ModelSpec, working_set: Vec<MemoryLine>) -> MemoryEstimate {
+        let mut lines = Vec::from(parameter_lines(model, self));
+        lines.push(saved_activations(model, self));
+        lines.extend(working_set);
+        let mut host_lines = vec![offloaded_activations(model, self)];
+        for lines in [&mut lines, &mut host_lines] {
+            lines.retain(|line| line.bytes > 0);
+        }
+        MemoryEstimate { lines, host_lines }
+    }
+}
+
+/// Parameters of A `[r, in]` and B `[out, r]` of all targets.
+pub(crate) fn adapter_parameters(model: &ModelSpec, lora: &LoraConfig) -> u64 {
+    let targets = model.modules().filter(|(module, _)| lora.target_modules.matches(&module.path));
+    targets.map(|(module, in_features)| (lora.r * (module.out_features() + in_features)) as u64).sum()
+}
+
+/// Values per token that a layer's forward computes and its backward reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LayerValues {
+    /// The layer's input.
+    input: u64,
+    /// What GEMMs and attention compute: queries, keys and values (once more before their norm), attention output, the sum after
+    /// attention, gate and up.
+    computed: u64,
+    /// Both normalized inputs, and the product of gate and up.
+    elementwise: u64,
+    /// f32 log-sum-exp values of attention, one per head.
+    log_sums: u64,
+}
+
+/// The values of layer `layer`, from the parts of its groups.
+pub(crate) fn layer_values(model: &ModelSpec, layer: usize) -> LayerValues {
+    let [qkv, output, gate_up, down] = model.groups(layer);
+    let attention = &model.layers[layer].attention;
+    let before_norm = match attention.qk_norm {
+        QkNorm::None => 0,
+        QkNorm::PerHead => attention.query_size() + attention.kv_size(),
+    };
+    let computed = qkv.out_features() + before_norm + output.in_features + gate_up.in_features + gate_up.out_features();
+    LayerValues {
+        input: qkv.in_features as u64,
+        computed: computed as u64,
+        elementwise: (qkv.in_features + gate_up.in_features + down.in_features) as u64,
+        log_sums: attention.heads as u64,
+    }
+}
+
+impl LayerValues {
+    /// Bytes per token that the forward saves until the backward, with `value` bytes per value.
+    pub(crate) fn saved(&self, recompute: Recompute, value: u64) -> u64 {
+        match recompute {
+            Recompute::Full => self.input * value,
+            Recompute::Selective => self.selective(value),
+            Recompute::None => self.everything(value),
+        }
+    }
+
+    /// Bytes per token of the input and of what GEMMs and attention compute.
+    pub(crate) fn selective(&self, value: u64) -> u64 {
+        (self.input + self.computed) * value + 4 * self.log_sums
+    }
+
+    /// Bytes per token of everything that the backward reads.
+    pub(crate) fn everything(&self, value: u64) -> u64 {
+        self.selective(value) + self.elementwise * value
+    }
+}
+
+/// What training `model` like this needs at its peak on `backend`. Lines of zero bytes are left out.
+pub fn estimate(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> MemoryEstimate {
+    backend.memory_lines(model, training)
+}
+
+pub(crate) fn line(what: &'static str, bytes: u64, why: String) -> MemoryLine {
+    MemoryLine { what, bytes, why }
+}
+
+pub(crate) fn sum(lines: &[MemoryLine]) -> u64 {
+    lines.iter().map(|line| line.bytes).sum()
+}
+
+fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 4] {
+    let trained = training.trained_parameters(model);
+    let base = match training.stored_format() {
+        Format::Quantized(format) => format!(
+            "projections in {format}, {} bits per parameter; the rest in {}",
+            format.bits_per_value(),
+            training.compute
+        ),
+        format => format!("every parameter in {format}"),
+    };
+    let per_parameter = training.optimizer_bytes as f64 / trained.max(1) as f64;
+    [
+        line("base weights", training.base_bytes(model), base),
+        line(
+            if training.lora.is_some() { "adapter weights" } else { "trained weights" },
+            trained * TRAINED_BYTES,
+            format!("{trained} parameters in f32"),
+        ),
+        line("gradients", trained * TRAINED_BYTES, "one f32 value per trained parameter".to_owned()),
+        line("optimizer state", training.optimizer_bytes, format!("{per_parameter:.2} bytes per trained parameter")),
+    ]
+}
+
+fn saved_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
+    let (tokens, value) = (training.tokens(), training.activation_bytes());
+    let per_layer = (0..model.layers.len()).map(|layer| layer_values(model, layer).saved(training.recompute, value));
+    let layers = if training.is_offloaded() { model.layers.len().min(INPUTS_ON_DEVICE) } else { model.layers.len() };
+    let per_token: u64 = per_layer.take(layers).sum();
+    let what_is_saved = match training.recompute {
+        Recompute::Full => "the input",
+        Recompute::Selective => "outputs of GEMMs and attention",
+        Recompute::None => "everything that the backward reads",
+    };
+    let why = format!("{what_is_saved} of {layers} layers, {per_token} bytes per token, {tokens} tokens");
+    line("saved activations", tokens * per_token, why)
+}
+
+/// The input of each layer but the last, which is needed at once.
+fn offloaded_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
+    let layers = if training.is_offloaded() { model.layers.len().saturating_sub(1) as u64 } else { 0 };
+    let bytes = layers * training.tokens() * model.hidden_size as u64 * training.activation_bytes();
+    let why = format!("the input of each layer but the last, {} tokens, pinned", training.tokens());
+    line("offloaded activations", bytes, why)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use firebrick_arch::shapes::{llama_3_1_8b, llama_3_2_1b, qwen3_8b};
+    use firebrick_arch::{LoraConfig, TargetModules};
+    use firebrick_precision::QuantFormat;
+
+    use super::*;
+
+    const GIB: f64 = (1u64 << 30) as f64;
+
+    pub(crate) fn qlora(micro_batch_size: usize, recompute: Recompute) -> TrainingShape {
+        TrainingShape {
+            base: BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: true })),
+            lora: Some(lora(TargetModules::AllLinear)),
+            compute: Format::Bf16,
+            // 8-bit AdamW: both moments of 41,943,040 parameters with their scales.
+            optimizer_bytes: (41_943_040.0f64 * 2.03).ceil() as u64,
+            micro_batch_size,
+            row_len: 4096,
+            longest_document: 0,
+            documents: micro_batch_size,
+            recompute,
+            offload: false,
+            loss_chunk_tokens: 1024,
+        }
+    }
+
+    pub(crate) fn dense(format: Format) -> TrainingShape {
+        TrainingShape { base: BaseStorage::Frozen(format), ..qlora(1, Recompute::Full) }
+    }
+
+    pub(crate) fn full(compute: Format) -> TrainingShape {
+        let optimizer_bytes = 8 * llama_3_1_8b().parameters();
+        TrainingShape { base: BaseStorage::Trained, lora: None, compute, optimizer_bytes, ..qlora(1, Recompute::Full) }
+    }
+
+    fn lora(target_modules: TargetModules) -> LoraConfig {
+        LoraConfig { r: 16, lora_alpha: 16.0, use_rslora: false, target_modules, base_model_name_or_path: None }
+    }
+
+    pub(crate) fn bytes_of(estimate: &MemoryEstimate, what: &str) -> u64 {
+        estimate.lines.iter().filter(|line| line.what == what).map(|line| line.bytes).sum()
+    }
+
+    /// The reference bodies on Llama-3.1-8B.
+    fn on_wgpu(training: &TrainingShape) -> MemoryEstimate {
+        estimate(BackendKind::Wgpu, &llama_3_1_8b(), training)
+    }
+
+    #[test]
+    fn qlora_of_llama_8b_is_within_a_tenth_of_what_a_peer_of_the_same_plan_was_seen_to_take() {
+        // Hugging Face, PEFT, bitsandbytes and Liger on an H100: peak GiB measured for these two shapes.
+        for (micro_batch_size, recompute, measured) in [(8, Recompute::Full, 19.6), (2, Recompute::None, 40.2)] {
+            let estimate = on_wgpu(&qlora(micro_batch_size, recompute));
+            let gib = estimate.total_bytes() as f64 / GIB;
+            assert!(
+                (gib / measured - 1.0).abs() < 0.1,
+                "{recompute:?}: {gib:.1} GiB against {measured}: {estimate:#?}"
+            );
+        }
+    }
+
+    #[test]
+    fn adapters_have_the_parameters_of_their_targets() {
+        let model = llama_3_1_8b();
+        assert_eq!(adapter_parameters(&model, &lora(TargetModules::AllLinear)), 41_943_040);
+        let named = TargetModules::Named(vec!["q_proj".to_owned(), "v_proj".to_owned()]);
+        assert_eq!(adapter_parameters(&model, &LoraConfig { r: 8, ..lora(named) }), 3_407_872);
+        let listed: usize =
+            model.adapter_tensors(&lora(TargetModules::AllLinear)).unwrap().iter().map(TensorSpec::elements).sum();
+        assert_eq!(listed, 41_943_040);
+    }
+
+    #[test]
+    fn the_frozen_base_has_the_bytes_of_its_tensors() {
+        let model = llama_3_1_8b();
+        for (format, per_parameter) in [(Format::F32, 4), (Format::Bf16, 2)] {
+            assert_eq!(dense(format).base_bytes(&model), per_parameter * 8_030_261_248);
+        }
+        let quantized = qlora(1, Recompute::Full).base_bytes(&model);
+        let others = model.parameters() - model.parameters_of(Role::Projection);
+        let bits = 8.0 * (quantized - 2 * others) as f64 / model.parameters_of(Role::Projection) as f64;
+        assert!((bits - 4.127).abs() < 1e-3, "{bits}");
+    }
+
+    #[test]
+    fn a_tied_head_counts_once() {
+        let training = TrainingShape { lora: None, ..full(Format::F32) };
+        assert_eq!(training.trained_parameters(&llama_3_2_1b()), 1_235_814_400);
+    }
+
+    #[test]
+    fn recomputation_trades_saved_activations_for_one_layer() {
+        let (with, without) = (on_wgpu(&qlora(8, Recompute::Full)), on_wgpu(&qlora(8, Recompute::None)));
+        let per_layer = bytes_of(&without, "saved activations") / 32;
+        let input = bytes_of(&with, "saved activations") / 32;
+        assert_eq!(input + bytes_of(&with, "recomputed layer"), per_layer);
+        assert!(with.total_bytes() < without.total_bytes());
+        assert_eq!(without.largest().map(|line| line.what), Some("saved activations"));
+    }
+
+    #[test]
+    fn selective_recomputation_saves_less_than_100_kb_per_token_and_layer_of_the_8b_shape() {
+        assert_eq!(layer_values(&llama_3_1_8b(), 0).saved(Recompute::Selective, 2), 94_336);
+    }
+
+    #[test]
+    fn normalized_queries_and_keys_are_saved_twice() {
+        let mut plain = qwen3_8b();
+        for layer in &mut plain.layers {
+            layer.attention.qk_norm = QkNorm::None;
+        }
+        let saved = |model: &ModelSpec| layer_values(model, 0).saved(Recompute::Selective, 2);
+        assert_eq!(saved(&qwen3_8b()) - saved(&plain), 2 * (4096 + 1024));
+    }
+
+    #[test]
+    fn offloaded_layer_inputs_are_in_host_memory_but_for_three() {
+        let without = on_wgpu(&qlora(8, Recompute::Full));
+        let with = on_wgpu(&TrainingShape { offload: true, ..qlora(8, Recompute::Full) });
+        let input = 8 * 4096 * 4096 * 2;
+        assert_eq!((without.host_bytes(), with.host_bytes()), (0, 31 * input));
+        assert_eq!(bytes_of(&with, "saved activations"), 3 * input);
+        assert_eq!(without.total_bytes() - with.total_bytes(), 29 * input);
+        let selective = on_wgpu(&TrainingShape { offload: true, ..qlora(1, Recompute::Selective) });
+        assert_eq!(selective, on_wgpu(&qlora(1, Recompute::Selective)), "only layer inputs are offloaded");
+    }
+
+    #[test]
+    fn full_training_takes_16_bytes_per_parameter_and_converts_one_module_at_a_time() {
+        for (compute, converted) in [(Format::F32, 0), (Format::Bf16, 2 * 4096 * 14_336 * 2)] {
+            // Enough tokens for the backward of a layer to be the peak instead of the loss.
+            let estimate = on_wgpu(&TrainingShape { micro_batch_size: 8, ..full(compute) });
+            let names = ["base weights", "trained weights", "gradients", "optimizer state"];
+            let bytes: u64 = names.iter().map(|name| bytes_of(&estimate, name)).sum();
+            assert_eq!(bytes, 16 * llama_3_1_8b().parameters());
+            assert_eq!(bytes_of(&estimate, "converted weights"), converted);
+        }
+    }
+
+    #[test]
+    fn scores_count_only_where_attention_holds_them() {
+        let training = TrainingShape { longest_document: 512, ..qlora(8, Recompute::Full) };
+        let scores = 3 * 4 * 32 * 512 * 512;
+        assert_eq!(bytes_of(&on_wgpu(&training), "attention scores"), scores);
+        for backend in [BackendKind::Flex, BackendKind::Cuda] {
+            assert_eq!(bytes_of(&estimate(backend, &llama_3_1_8b(), &training), "attention scores"), 0);
+        }
+    }
+
+    #[test]
+    fn a_loss_chunk_counts_where_it_is_the_peak_and_never_exceeds_the_micro_batch() {
+        let long_chunk = TrainingShape { loss_chunk_tokens: 1 << 20, ..qlora(1, Recompute::Full) };
+        let estimate = on_wgpu(&long_chunk);
+        assert_eq!(bytes_of(&estimate, "loss"), 4096 * 128_256 * 4 * 3);
+        assert_eq!(bytes_of(&estimate, "recomputed layer"), 0, "the other moment is not counted as well");
+    }
+
+    #[test]
+    fn no_line_is_empty() {
+        let offloaded = TrainingShape { offload: true, ..qlora(1, Recompute::Full) };
+        for training in [qlora(1, Recompute::None), full(Format::F32), offloaded] {
+            for backend in BackendKind::ALL {
+                let estimate = estimate(backend, &llama_3_1_8b(), &training);
+                assert!(estimate.lines.iter().all(|line| line.bytes > 0 && !line.why.is_empty()), "{estimate:#?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Where tensors live and when: sections of device work, host buffers, tensors that wait in host memory, and the estimates of what a
+//! run needs and of the work it does.
+//!
+//! Trade-off: a backend without memory of its own (the CPU) inherits bodies that move nothing.
+
+#[cfg(feature = "flex")]
+pub(crate) mod conformance;
+pub mod estimate;
+mod host_buffer;
+mod offload;
+pub mod prefetch;
+pub mod work;
+
+use std::convert::Infallible;
+
+use burn_tensor::{DType, Tensor, TensorData, backend::Backend};
+
+pub use host_buffer::HostBuffer;
+pub use offload::Offloaded;
+
+#[cfg(feature = "cuda")]
+pub(crate) use host_buffer::Memory;
+
+/// Memory and ordering of device work.
+pub trait MemoryOps: Backend {
+    /// Runs a stretch of work in which only operations of `Kernels` touch the device.
+    ///
+    /// A backend with a stream of its own meets the rest of the device's work only at the edges of the stretch, instead of around
+    /// each operation. Sections may nest; the outermost counts. Ordinary Burn operations belong into [`MemoryOps::pause`].
+    fn section<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
+        let _ = device;
+        work()
+    }
+
+    /// Runs ordinary Burn operations in the middle of a section, ordered after everything before and ahead of everything after.
+    fn pause<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
+        let _ = device;
+        work()
+    }
+
+    /// Returns memory that is kept for reuse to the driver: after loading, or when the sizes of tensors change.
+    fn release_memory(device: &Self::Device) {
+        Self::memory_cleanup(device);
+    }
+
+    /// Host memory to fill with a tensor's bytes for [`MemoryOps::upload`]; from any thread.
+    fn host_buffer(device: &Self::Device, bytes: usize) -> HostBuffer {
+        let _ = device;
+        HostBuffer::new(vec![0; bytes])
+    }
+
+    /// A matrix of the bytes of a buffer, row-major and in the machine's byte order.
+    ///
+    /// # Panics
+    /// If the buffer does not have the bytes of the shape.
+    fn upload(buffer: HostBuffer, shape: [usize; 2], dtype: DType, device: &Self::Device) -> Tensor<Self, 2> {
+        let bytes: Vec<u8> = buffer.into_memory().expect("the default buffer is a Vec");
+        let data = TensorData::from_bytes_vec(bytes, shape, dtype);
+        Tensor::from_data(data, (device, dtype))
+    }
+
+    /// Moves a tensor out of the way until its backward; where the backend can, into host memory, copied while other work runs.
+    fn offload(x_nd: Tensor<Self, 2>) -> Offloaded<Self> {
+        Offloaded::on_device(x_nd)
+    }
+
+    /// Starts to bring a tensor back, so that [`MemoryOps::restore`] need not wait.
+    fn prefetch(offloaded: &mut Offloaded<Self>, device: &Self::Device) {
+        let _ = (offloaded, device);
+    }
+
+    /// The tensor that was offloaded, bit for bit.
+    fn restore(offloaded: Offloaded<Self>, device: &Self::Device) -> Tensor<Self, 2> {
+        let _ = device;
+        match offloaded.into_parts::<Infallible>() {
+            Ok(x_nd) => x_nd,
+            Err(never) => match never {},
+        }
+    }
+
+    /// Allocates, while other work runs, what [`MemoryOps::offload`] will need for `count` tensors of `bytes` bytes.
+    fn reserve_offload(device: &Self::Device, count: usize, bytes: usize) {
+        let _ = (device, count, bytes);
+    }
+}

@@ -1,0 +1,180 @@
+//! The work that one optimizer step does, for the roofline: operations of GEMMs and of attention, and bytes moved.
+//!
+//! Arithmetic: a GEMM over `N` parameters takes `2 N` operations per token in each of forward, recomputed forward, gradient of the
+//! input, and (where the weight trains) gradient of the weight. The head and a layer's down projection are never recomputed. The
+//! backward of attention has five GEMMs to the forward's two, since it recomputes the scores.
+//! Trade-off: traffic is what cannot be avoided when each operation reads its inputs and writes its results once.
+
+use firebrick_arch::{GroupKind, ModelSpec, ModuleSpec};
+use firebrick_hwprofile::roofline::Work;
+use firebrick_precision::Format;
+
+use super::estimate::{Recompute, TrainingShape, layer_values};
+use crate::backends::BackendKind;
+
+/// Work of one step of `micro_batches` micro-batches, recomputation included. `document_tokens` is the mean length of a document: the
+/// length of a packed sequence if it is one document.
+pub fn step_work(
+    backend: BackendKind,
+    model: &ModelSpec,
+    training: &TrainingShape,
+    micro_batches: usize,
+    document_tokens: f64,
+) -> Work {
+    let tokens = training.tokens() as f64 * micro_batches as f64;
+    let weight_gradient = if training.lora.is_some() { 0.0 } else { 1.0 };
+    let head = (model.vocab_size * model.hidden_size) as f64;
+    let (forward, again) = (all_projections(model), recomputed(model, training));
+    let matmul_flops = 2.0
+        * tokens
+        * (forward * (2.0 + weight_gradient)
+            + again
+            + head * (2.0 + weight_gradient)
+            + adapter(backend, model, training));
+    let attention = model.attention_forward_flops_per_token(document_tokens);
+    let attention_forwards = if training.recompute == Recompute::Full { 2.0 } else { 1.0 };
+    Work {
+        matmul_flops,
+        attention_flops: tokens * attention * (attention_forwards + 2.5),
+        bytes: (weight_bytes(model, training) + activation_traffic(model, training)) * micro_batches as f64
+            + optimizer_bytes(model, training),
+    }
+}
+
+/// A linear module with the width of its input and whether it is a down projection, the last of its layer.
+fn modules(model: &ModelSpec) -> impl Iterator<Item = (ModuleSpec, usize, bool)> + '_ {
+    (0..model.layers.len()).flat_map(|layer| model.groups(layer)).flat_map(|group| {
+        let (in_features, is_down) = (group.in_features, group.kind == GroupKind::Down);
+        group.modules.into_iter().map(move |module| (module, in_features, is_down))
+    })
+}
+
+/// Parameters of the linear modules of all layers.
+fn all_projections(model: &ModelSpec) -> f64 {
+    modules(model).map(|(module, in_features, _)| (module.out_features() * in_features) as f64).sum()
+}
+
+/// Parameters of the linear modules that run forward a second time: a recomputed layer stops before its down projection, whose output
+/// is not read again.
+fn recomputed(model: &ModelSpec, training: &TrainingShape) -> f64 {
+    if training.recompute != Recompute::Full {
+        return 0.0;
+    }
+    let stays = modules(model).filter(|(.., is_down)| !is_down);
+    stays.map(|(module, in_features, _)| (module.out_features() * in_features) as f64).sum()
+}
+
+/// The adapter's own GEMMs, in passes over its parameters: forward, recomputed forward, and two for the gradients of input and adapter.
+/// Where adapters are merged into dequantized weights, only the gradient of the adapter is left, which takes two (its low-rank inputs
+/// are recomputed).
+fn adapter(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> f64 {
+    let Some(lora) = &training.lora else { return 0.0 };
+    let parameters = |down_too: bool| -> f64 {
+        let targets = modules(model)
+            .filter(|(module, _, is_down)| (down_too || !is_down) && lora.target_modules.matches(&module.path));
+        targets.map(|(module, in_features, _)| (lora.r * (module.out_features() + in_features)) as f64).sum()
+    };
+    let is_merged = backend == BackendKind::Cuda && matches!(training.stored_format(), Format::Quantized(_));
+    if is_merged {
+        return 2.0 * parameters(true);
+    }
+    let again = if training.recompute == Recompute::Full { parameters(false) } else { 0.0 };
+    3.0 * parameters(true) + again
+}
+
+/// Each pass reads the weights; a stored form that must be dequantized is written and read once more in the compute format.
+fn weight_bytes(model: &ModelSpec, training: &TrainingShape) -> f64 {
+    let passes = 2.0 + recomputed(model, training) / all_projections(model);
+    let trained = 4.0 * training.trained_parameters(model) as f64;
+    let converted = match training.stored_format() {
+        Format::Quantized(_) => 2.0 * all_projections(model) * training.activation_bytes() as f64,
+        _ => 0.0,
+    };
+    let accumulated = 2.0 * trained;
+    passes * (training.base_bytes(model) as f64 + trained + converted) + accumulated
+}
+
+/// Each value of a layer is written and read in a forward, read in the backward, and has a gradient written and read; a recomputed
+/// layer stops before the product of gate and up. Logits are written, read, and have a gradient.
+fn activation_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
+    let value = training.activation_bytes();
+    let of_layer = |layer: usize| {
+        let everything = layer_values(model, layer).everything(value) as f64;
+        let product = (model.layers[layer].mlp.intermediate_size() as u64 * value) as f64;
+        let again = match training.recompute {
+            Recompute::Full => everything - product,
+            Recompute::Selective | Recompute::None => 0.0,
+        };
+        5.0 * everything + 2.0 * again
+    };
+    let layers: f64 = (0..model.layers.len()).map(of_layer).sum();
+    let logits = 4.0 * model.vocab_size as f64;
+    training.tokens() as f64 * (layers + 3.0 * logits)
+}
+
+/// Parameters and state are read and written, gradients read.
+fn optimizer_bytes(model: &ModelSpec, training: &TrainingShape) -> f64 {
+    training.trained_parameters(model) as f64 * 3.0 * 4.0 + 2.0 * training.optimizer_bytes as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use firebrick_arch::shapes::llama_3_1_8b;
+    use firebrick_hwprofile::roofline::{Bound, RateSource, Rates, RoofTime};
+
+    use super::*;
+    use crate::memory::estimate::tests::qlora;
+
+    /// Library rates timed on one H100 SXM: cuBLASLt, cuDNN (forward and backward together), a device copy.
+    const H100_MEASURED: Rates = Rates {
+        matmul_flops_per_s: 735e12,
+        attention_flops_per_s: 490e12,
+        bytes_per_s: 2.98e12,
+        source: RateSource::Measured,
+    };
+
+    fn on_cuda(training: &TrainingShape, micro_batches: usize) -> Work {
+        step_work(BackendKind::Cuda, &llama_3_1_8b(), training, micro_batches, 4096.0)
+    }
+
+    #[test]
+    fn qlora_of_llama_8b_on_an_h100_meets_the_roofline_counted_by_hand() {
+        // Tokens/s with full recomputation and with none, arithmetic alone.
+        for (recompute, micro_batch_size, by_hand) in [(Recompute::Full, 8, 15_400.0), (Recompute::None, 2, 20_600.0)] {
+            let training = qlora(micro_batch_size, recompute);
+            let time = RoofTime::of(&on_cuda(&training, 1), &H100_MEASURED);
+            let tokens_per_s = training.tokens() as f64 / time.t_math;
+            assert!((tokens_per_s / by_hand - 1.0).abs() < 0.03, "{recompute:?}: {tokens_per_s:.0} against {by_hand}");
+            assert_eq!(time.bound(), Bound::Math);
+        }
+    }
+
+    #[test]
+    fn a_recomputed_layer_leaves_out_its_down_projection() {
+        let model = llama_3_1_8b();
+        let adapter_again = 41_943_040.0 - (4096.0 + 14_336.0) * 16.0 * 32.0;
+        for (backend, adapter) in [(BackendKind::Wgpu, adapter_again), (BackendKind::Cuda, 0.0)] {
+            let work =
+                |recompute| step_work(backend, &model, &qlora(1, recompute), 1, 4096.0).matmul_flops / (2.0 * 4096.0);
+            let once_more = (218_103_808.0 - 4096.0 * 14_336.0) * 32.0 + adapter;
+            assert_eq!(work(Recompute::Full) - work(Recompute::None), once_more);
+            assert_eq!(work(Recompute::Selective), work(Recompute::None));
+        }
+    }
+
+    #[test]
+    fn bounds_are_ordered_and_accumulation_is_linear() {
+        let training = qlora(1, Recompute::None);
+        let (one, four) = (on_cuda(&training, 1), on_cuda(&training, 4));
+        assert_eq!(four.matmul_flops, 4.0 * one.matmul_flops);
+        assert!(four.bytes < 4.0 * one.bytes, "the optimizer runs once per step");
+        let time = RoofTime::of(&one, &H100_MEASURED);
+        assert!(time.lower() <= time.upper() && time.upper() <= 2.0 * time.lower());
+    }
+
+    #[test]
+    fn one_token_is_bound_by_memory() {
+        let training = TrainingShape { row_len: 1, ..qlora(1, Recompute::None) };
+        assert_eq!(RoofTime::of(&on_cuda(&training, 1), &H100_MEASURED).bound(), Bound::Memory);
+    }
+}

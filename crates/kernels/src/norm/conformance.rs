@@ -1,0 +1,40 @@
+//! RMSNorm against its reference, with and without a residual path and a gradient of the weight.
+//!
+//! Trade-off: one epsilon.
+
+use super::{NormWeight, reference};
+use crate::Kernels;
+use crate::conformance::Check;
+
+pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
+    let shape = [check.case.tokens(), check.case.hidden_size];
+    let (x, dy, residual) = (check.random(shape, 2.0), check.random(shape, 1.0), check.random(shape, 1.0));
+    let weight = check.random_f32([shape[1]], 1.0);
+    for trains in [false, true] {
+        let norm = NormWeight { weight: weight.0.clone(), epsilon: 1e-5, trains };
+        let expected_norm = NormWeight { weight: weight.1.clone(), epsilon: 1e-5, trains };
+        let y = B::rms_norm(x.0.clone(), &norm);
+        check.compare("rms_norm", y, reference::forward(x.1.clone(), &expected_norm));
+        for (past, past_reference) in [(None, None), (Some(residual.0.clone()), Some(residual.1.clone()))] {
+            let (dx, dw) = B::rms_norm_backward(x.0.clone(), &norm, dy.0.clone(), past);
+            let expected = reference::backward(x.1.clone(), &expected_norm, dy.1.clone(), past_reference);
+            check.compare("rms_norm_backward: input", dx, expected.0);
+            check.same("rms_norm_backward: which gradients", dw.is_some() == trains);
+            if let Some((dw, expected)) = dw.zip(expected.1) {
+                check.compare("rms_norm_backward: weight", dw, expected);
+            }
+        }
+    }
+    strided(check);
+}
+
+/// A matrix that is a range of columns of a wider one.
+fn strided<B: Kernels>(check: &mut Check<'_, B>) {
+    let width = check.case.hidden_size;
+    let wide = check.random([check.case.tokens(), width + 24], 1.0);
+    let weight = check.random_f32([width], 1.0);
+    let norm = NormWeight { weight: weight.0, epsilon: 1e-6, trains: false };
+    let expected_norm = NormWeight { weight: weight.1, epsilon: 1e-6, trains: false };
+    let y = B::rms_norm(wide.0.narrow(1, 8, width), &norm);
+    check.compare("rms_norm of a view", y, reference::forward(wide.1.narrow(1, 8, width), &expected_norm));
+}

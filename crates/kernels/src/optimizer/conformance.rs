@@ -1,0 +1,103 @@
+//! The global norm, sums of gradients, and both forms of AdamW against the reference, several steps long and over many parameters.
+//!
+//! Trade-off: 8-bit codes are compared by what the next steps make of them, since a value between two codes may round either way.
+
+use burn_flex::Flex;
+use burn_tensor::{Tensor, backend::Backend};
+use firebrick_precision::DynamicMap;
+use firebrick_precision::blockwise::BLOCK_SIZE;
+
+use super::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, reference};
+use crate::Kernels;
+use crate::conformance::Check;
+use crate::weights::reference::codes;
+
+/// More than one block of 8-bit moments, and not whole blocks.
+const SIZES: [usize; 3] = [5, 700, 4096 + 33];
+
+pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
+    let gradients = SIZES.map(|size| check.random_f32([size], 2.0));
+    let (ours, expected): (Vec<_>, Vec<_>) = gradients.into_iter().unzip();
+    check.compare("squared_norm", B::squared_norm(&ours), reference::squared_norm(&expected));
+    for (gradient, expected) in ours.into_iter().zip(expected) {
+        let earlier = check.random_f32(gradient.dims(), 1.0);
+        let copy = earlier.0.clone();
+        check.compare("accumulate", B::accumulate(earlier.0, gradient), earlier.1.clone().add(expected));
+        check.compare("accumulate: a copy of its input", copy, earlier.1);
+    }
+    adamw(check, &SIZES, 3);
+    adamw_8bit(check, &SIZES, 3);
+    // More parameters than one launch takes, of different sizes.
+    let many: Vec<usize> = (0..70).map(|index| 1 + index * 37).collect();
+    adamw(check, &many, 1);
+    adamw_8bit(check, &many, 1);
+}
+
+fn hyper(step: u64) -> AdamW {
+    AdamW { learning_rate: 1e-2, beta1: 0.9, beta2: 0.99, epsilon: 1e-8, weight_decay: 0.1, step }
+}
+
+fn half<B: Backend>(device: &B::Device) -> Tensor<B, 1> {
+    Tensor::from_floats([0.5], device)
+}
+
+fn adamw<B: Kernels>(check: &mut Check<'_, B>, sizes: &[usize], steps: u64) {
+    let parameters: Vec<_> = sizes.iter().map(|&size| check.random_f32([size], 1.0)).collect();
+    let (mut states, mut expected): (Vec<_>, Vec<_>) = parameters
+        .iter()
+        .map(|(parameter, expected)| (zero_state(parameter.clone()), zero_state(expected.clone())))
+        .unzip();
+    for step in 1..=steps {
+        let (gradients, expected_gradients): (Vec<_>, Vec<_>) =
+            sizes.iter().map(|&size| check.random_f32([size], 1.0)).unzip();
+        states = B::adamw_foreach(states, gradients, half(check.device), &hyper(step));
+        expected = reference::adamw_foreach(expected, expected_gradients, half(&check.cpu), &hyper(step));
+    }
+    for (state, expected) in states.into_iter().zip(expected) {
+        check.compare("adamw_foreach: parameter", state.parameter, expected.parameter);
+        check.compare("adamw_foreach: first moment", state.first, expected.first);
+        check.compare("adamw_foreach: second moment", state.second, expected.second);
+    }
+    for (parameter, expected) in parameters {
+        check.compare("adamw_foreach: a copy of its input", parameter, expected);
+    }
+}
+
+fn zero_state<B: Backend>(parameter: Tensor<B, 1>) -> AdamWState<B> {
+    let zeros = || Tensor::zeros(parameter.dims(), &parameter.device());
+    AdamWState { first: zeros(), second: zeros(), parameter }
+}
+
+fn adamw_8bit<B: Kernels>(check: &mut Check<'_, B>, sizes: &[usize], steps: u64) {
+    let parameters: Vec<_> = sizes.iter().map(|&size| check.random_f32([size], 1.0)).collect();
+    let (mut states, mut expected): (Vec<_>, Vec<_>) = parameters
+        .iter()
+        .map(|(parameter, expected)| (zero_8bit_state(parameter.clone()), zero_8bit_state::<Flex>(expected.clone())))
+        .unzip();
+    for step in 1..=steps {
+        let (gradients, expected_gradients): (Vec<_>, Vec<_>) =
+            sizes.iter().map(|&size| check.random_f32([size], 1.0)).unzip();
+        states = B::adamw_8bit_foreach(states, gradients, half(check.device), &hyper(step));
+        expected = reference::adamw_8bit_foreach(expected, expected_gradients, half(&check.cpu), &hyper(step));
+    }
+    for (AdamW8bitState { parameter, moments }, expected) in states.into_iter().zip(expected) {
+        check.compare("adamw_8bit_foreach: parameter", parameter, expected.parameter);
+        check.compare("adamw_8bit_foreach: first scales", moments.first_absmax, expected.moments.first_absmax);
+        check.compare("adamw_8bit_foreach: second scales", moments.second_absmax, expected.moments.second_absmax);
+    }
+    for (parameter, expected) in parameters {
+        check.compare("adamw_8bit_foreach: a copy of its input", parameter, expected);
+    }
+}
+
+fn zero_8bit_state<B: Kernels>(parameter: Tensor<B, 1>) -> AdamW8bitState<B> {
+    let (blocks, device) = (parameter.dims()[0].div_ceil(BLOCK_SIZE), parameter.device());
+    let zero_codes = |map: &DynamicMap| codes::<B>(vec![map.nearest(0.0); blocks * BLOCK_SIZE], &device);
+    let moments = EightBitMoments {
+        first_codes: zero_codes(DynamicMap::signed()),
+        first_absmax: Tensor::zeros([blocks], &device),
+        second_codes: zero_codes(DynamicMap::unsigned()),
+        second_absmax: Tensor::zeros([blocks], &device),
+    };
+    AdamW8bitState { parameter, moments }
+}

@@ -1,0 +1,97 @@
+//! The arithmetic of optimizers over flat f32 tensors: global norm, accumulation, AdamW in f32 and with 8-bit moments.
+//!
+//! Each update takes a list of parameters ("foreach", as in torch): an adapter is hundreds of small tensors, and a backend may update
+//! them in few launches.
+//! Trade-off: an update of few large tensors gains nothing from the list.
+
+#[cfg(feature = "flex")]
+pub(crate) mod conformance;
+pub mod reference;
+
+use burn_tensor::{Int, Tensor, backend::Backend};
+
+use crate::weights::WeightOps;
+
+/// The numbers of one AdamW step (Loshchilov and Hutter, Decoupled weight decay regularization, 2019).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamW {
+    /// Learning rate of this step.
+    pub learning_rate: f64,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// Which step this is, from 1.
+    pub step: u64,
+}
+
+/// A parameter with f32 moments, all flat `[elements]`.
+#[derive(Clone, Debug)]
+pub struct AdamWState<B: Backend> {
+    /// The parameter.
+    pub parameter: Tensor<B, 1>,
+    /// First moment.
+    pub first: Tensor<B, 1>,
+    /// Second moment.
+    pub second: Tensor<B, 1>,
+}
+
+/// Both moments of a parameter in 8 bits per value, in blocks of 256 (Dettmers et al., 8-bit optimizers, 2022).
+#[derive(Clone, Debug)]
+pub struct EightBitMoments<B: Backend> {
+    /// First moment, codes of the signed dynamic map, `[blocks * 256]`.
+    pub first_codes: Tensor<B, 1, Int>,
+    /// `[blocks]` f32.
+    pub first_absmax: Tensor<B, 1>,
+    /// Second moment, codes of the unsigned dynamic map, `[blocks * 256]`.
+    pub second_codes: Tensor<B, 1, Int>,
+    /// `[blocks]` f32.
+    pub second_absmax: Tensor<B, 1>,
+}
+
+/// A parameter with 8-bit moments.
+#[derive(Clone, Debug)]
+pub struct AdamW8bitState<B: Backend> {
+    /// The parameter, f32.
+    pub parameter: Tensor<B, 1>,
+    /// Its moments.
+    pub moments: EightBitMoments<B>,
+}
+
+/// What optimizers are made of.
+pub trait OptimizerOps: WeightOps {
+    /// Adds a gradient to the sum of earlier ones, both f32 `[elements]`; in place where the backend can.
+    fn accumulate(sum: Tensor<Self, 1>, gradient: Tensor<Self, 1>) -> Tensor<Self, 1> {
+        sum.add(gradient)
+    }
+
+    /// Sum of the squares of all elements of all tensors, `[1]` f32: the square of the global norm.
+    fn squared_norm(tensors: &[Tensor<Self, 1>]) -> Tensor<Self, 1> {
+        reference::squared_norm(tensors)
+    }
+
+    /// One AdamW step of each parameter from its gradient. Gradients are first multiplied by `gradient_scale` `[1]`, which stays on
+    /// the device (clipping).
+    fn adamw_foreach(
+        states: Vec<AdamWState<Self>>,
+        gradients: Vec<Tensor<Self, 1>>,
+        gradient_scale: Tensor<Self, 1>,
+        hyper: &AdamW,
+    ) -> Vec<AdamWState<Self>> {
+        reference::adamw_foreach(states, gradients, gradient_scale, hyper)
+    }
+
+    /// The same with moments in 8 bits, as the block-wise kernel of bitsandbytes does it.
+    fn adamw_8bit_foreach(
+        states: Vec<AdamW8bitState<Self>>,
+        gradients: Vec<Tensor<Self, 1>>,
+        gradient_scale: Tensor<Self, 1>,
+        hyper: &AdamW,
+    ) -> Vec<AdamW8bitState<Self>> {
+        reference::adamw_8bit_foreach(states, gradients, gradient_scale, hyper)
+    }
+}

@@ -1,0 +1,257 @@
+//! Optimizer arithmetic in ordinary Burn operations: global norm, AdamW, and AdamW with 8-bit moments.
+//!
+//! The 8-bit step follows bitsandbytes' block-wise kernel: decode both moments, update them, take the parameter step with the exact
+//! moments, then encode them again against each block's new maximum. A first moment must not change its sign by rounding, so its code
+//! moves one step towards its own sign where it would.
+//! Trade-off: one parameter after the other, a pass over memory per arithmetic step.
+
+use burn_tensor::{Int, IntDType, Tensor, backend::Backend};
+use firebrick_precision::DynamicMap;
+use firebrick_precision::blockwise::BLOCK_SIZE;
+
+use super::{AdamW, AdamW8bitState, AdamWState, EightBitMoments};
+use crate::dtype::to_f32;
+use crate::weights::WeightOps;
+use crate::weights::reference::index;
+
+/// See [`crate::OptimizerOps::squared_norm`].
+pub fn squared_norm<B: Backend>(tensors: &[Tensor<B, 1>]) -> Tensor<B, 1> {
+    let squares: Vec<_> = tensors.iter().map(|tensor| to_f32(tensor.clone()).square().sum()).collect();
+    Tensor::cat(squares, 0).sum()
+}
+
+/// See [`crate::OptimizerOps::adamw_foreach`].
+pub fn adamw_foreach<B: Backend>(
+    states: Vec<AdamWState<B>>,
+    gradients: Vec<Tensor<B, 1>>,
+    gradient_scale: Tensor<B, 1>,
+    hyper: &AdamW,
+) -> Vec<AdamWState<B>> {
+    assert_eq!(states.len(), gradients.len(), "one gradient per parameter");
+    let update = |(state, gradient)| adamw(state, gradient, gradient_scale.clone(), hyper);
+    states.into_iter().zip(gradients).map(update).collect()
+}
+
+/// `p (1 - lr wd) - lr m̂ / (sqrt(v̂) + eps)`, decay first, as torch does it.
+fn adamw<B: Backend>(
+    state: AdamWState<B>,
+    gradient: Tensor<B, 1>,
+    gradient_scale: Tensor<B, 1>,
+    hyper: &AdamW,
+) -> AdamWState<B> {
+    let gradient = to_f32(gradient).mul(gradient_scale);
+    let (first, second) = update_moments(gradient, state.first, state.second, hyper);
+    let correction1 = 1.0 - hyper.beta1.powf(hyper.step as f64);
+    let correction2 = (1.0 - hyper.beta2.powf(hyper.step as f64)).sqrt();
+    let denominator = second.clone().sqrt().div_scalar(correction2).add_scalar(hyper.epsilon);
+    let update = first.clone().div(denominator).mul_scalar(hyper.learning_rate / correction1);
+    let decayed = state.parameter.mul_scalar(1.0 - hyper.learning_rate * hyper.weight_decay);
+    AdamWState { parameter: decayed.sub(update), first, second }
+}
+
+/// See [`crate::OptimizerOps::adamw_8bit_foreach`].
+pub fn adamw_8bit_foreach<B: WeightOps>(
+    states: Vec<AdamW8bitState<B>>,
+    gradients: Vec<Tensor<B, 1>>,
+    gradient_scale: Tensor<B, 1>,
+    hyper: &AdamW,
+) -> Vec<AdamW8bitState<B>> {
+    assert_eq!(states.len(), gradients.len(), "one gradient per parameter");
+    let update = |(state, gradient)| adamw_8bit(state, gradient, gradient_scale.clone(), hyper);
+    states.into_iter().zip(gradients).map(update).collect()
+}
+
+fn adamw_8bit<B: WeightOps>(
+    AdamW8bitState { parameter, moments }: AdamW8bitState<B>,
+    gradient: Tensor<B, 1>,
+    gradient_scale: Tensor<B, 1>,
+    hyper: &AdamW,
+) -> AdamW8bitState<B> {
+    let device = parameter.device();
+    let signed = Tensor::<B, 1>::from_floats(DynamicMap::signed().values().as_slice(), &device);
+    let unsigned = Tensor::<B, 1>::from_floats(DynamicMap::unsigned().values().as_slice(), &device);
+    let elements = parameter.dims()[0];
+    let first = decode(&signed, moments.first_codes, moments.first_absmax, elements);
+    let second = decode(&unsigned, moments.second_codes, moments.second_absmax, elements);
+    // A gradient that is not finite keeps its parameter, and both of its moments become 0.
+    let gradient = to_f32(gradient);
+    let skipped = gradient.clone().is_finite().bool_not();
+    let gradient = gradient.mask_fill(skipped.clone(), 0.0).mul(gradient_scale);
+    let (first, second) = update_moments(gradient, first, second, hyper);
+    let (first, second) = (first.mask_fill(skipped.clone(), 0.0), second.mask_fill(skipped.clone(), 0.0));
+
+    let correction1 = 1.0 - hyper.beta1.powf(hyper.step as f64);
+    let correction2 = (1.0 - hyper.beta2.powf(hyper.step as f64)).sqrt();
+    let denominator = second.clone().sqrt().add_scalar(correction2 * hyper.epsilon);
+    let update = first.clone().div(denominator).mul_scalar(hyper.learning_rate * correction2 / correction1);
+    let updated = parameter.clone().sub(update).mul_scalar(1.0 - hyper.learning_rate * hyper.weight_decay);
+    let parameter = updated.mask_where(skipped, parameter);
+
+    let (first_codes, first_absmax) = encode(first, &signed, DynamicMap::signed(), true);
+    let (second_codes, second_absmax) = encode(second, &unsigned, DynamicMap::unsigned(), false);
+    let moments = EightBitMoments { first_codes, first_absmax, second_codes, second_absmax };
+    AdamW8bitState { parameter, moments }
+}
+
+fn update_moments<B: Backend>(
+    gradient: Tensor<B, 1>,
+    first: Tensor<B, 1>,
+    second: Tensor<B, 1>,
+    hyper: &AdamW,
+) -> (Tensor<B, 1>, Tensor<B, 1>) {
+    let first = first.mul_scalar(hyper.beta1).add(gradient.clone().mul_scalar(1.0 - hyper.beta1));
+    let second = second.mul_scalar(hyper.beta2).add(gradient.square().mul_scalar(1.0 - hyper.beta2));
+    (first, second)
+}
+
+/// `[blocks * 256]` codes and `[blocks]` scales to `[elements]` values.
+fn decode<B: Backend>(
+    map: &Tensor<B, 1>,
+    codes: Tensor<B, 1, Int>,
+    absmax: Tensor<B, 1>,
+    elements: usize,
+) -> Tensor<B, 1> {
+    let blocks = absmax.dims()[0];
+    let values = map.clone().select(0, index(codes)).reshape([blocks, BLOCK_SIZE]);
+    values.mul(absmax.reshape([blocks, 1])).reshape([blocks * BLOCK_SIZE]).narrow(0, 0, elements)
+}
+
+/// Nearest codes of a map of 256 rising values, block by block; `keep_sign` moves a code that rounded past zero back.
+fn encode<B: WeightOps>(
+    values: Tensor<B, 1>,
+    map: &Tensor<B, 1>,
+    host_map: &DynamicMap,
+    keep_sign: bool,
+) -> (Tensor<B, 1, Int>, Tensor<B, 1>) {
+    let (device, elements) = (values.device(), values.dims()[0]);
+    let blocks = elements.div_ceil(BLOCK_SIZE);
+    let padding = blocks * BLOCK_SIZE - elements;
+    let padded = if padding == 0 { values } else { Tensor::cat(vec![values, Tensor::zeros([padding], &device)], 0) };
+    let padded = padded.reshape([blocks, BLOCK_SIZE]);
+    let absmax_b1 = padded.clone().abs().max_dim(1);
+    // A block of zeros has no scale; any positive divisor leaves its values at zero.
+    let divisor = absmax_b1.clone().clamp_min(f32::MIN_POSITIVE);
+    let normalized = padded.div(divisor).reshape([blocks * BLOCK_SIZE]);
+
+    let thresholds = Tensor::<B, 1>::from_floats(host_map.midpoints().as_slice(), &device);
+    let mut code = count_below(&thresholds, &normalized);
+    if keep_sign {
+        let decoded = map.clone().select(0, code.clone());
+        let too_high = normalized.clone().lower_elem(0.0).bool_and(decoded.clone().greater_equal_elem(0.0));
+        let too_low = normalized.greater_elem(0.0).bool_and(decoded.lower_elem(0.0));
+        code = code.add(too_low.int()).sub(too_high.int());
+    }
+    let stored: IntDType = B::code_storage_dtype();
+    (code.cast(stored), absmax_b1.reshape([blocks]))
+}
+
+/// For each value, how many of the 255 rising thresholds lie below it: a binary search in eight look-ups.
+fn count_below<B: Backend>(thresholds: &Tensor<B, 1>, values: &Tensor<B, 1>) -> Tensor<B, 1, Int> {
+    let mut count = Tensor::<B, 1, Int>::zeros([values.dims()[0]], &values.device());
+    for step in [128i64, 64, 32, 16, 8, 4, 2, 1] {
+        let probed = thresholds.clone().select(0, count.clone().add_scalar(step - 1));
+        count = count.add(values.clone().greater(probed).int().mul_scalar(step));
+    }
+    count
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::testing::{Plain, assert_close, random};
+
+    const HYPER: AdamW =
+        AdamW { learning_rate: 1e-2, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1, step: 1 };
+
+    fn one() -> Tensor<Plain, 1> {
+        Tensor::ones([1], &Default::default())
+    }
+
+    fn host(tensor: &Tensor<Plain, 1>) -> Vec<f32> {
+        tensor.to_data().to_vec().unwrap()
+    }
+
+    #[test]
+    fn squared_norm_is_the_sum_of_all_squares() {
+        let (a, b) = (random::<Plain, 1>(1, [100]), random::<Plain, 1>(2, [7]));
+        let expected: f32 = host(&a).iter().chain(&host(&b)).map(|value| value * value).sum();
+        assert_close(squared_norm(&[a, b]), Tensor::from_floats([expected], &Default::default()), 1e-5);
+    }
+
+    #[test]
+    fn adamw_follows_its_formula_over_several_steps() {
+        let device = Default::default();
+        let zeros = || Tensor::zeros([50], &device);
+        let mut state = AdamWState { parameter: random::<Plain, 1>(1, [50]), first: zeros(), second: zeros() };
+        let mut expected: Vec<f64> = host(&state.parameter).into_iter().map(f64::from).collect();
+        let (mut m, mut v) = (vec![0.0f64; 50], vec![0.0f64; 50]);
+        for step in 1..=5u64 {
+            let gradient = random::<Plain, 1>(10 + step, [50]);
+            let hyper = AdamW { step, ..HYPER };
+            state = adamw(state, gradient.clone(), one().mul_scalar(0.5), &hyper);
+            for (index, g) in host(&gradient).into_iter().map(|g| f64::from(g) * 0.5).enumerate() {
+                m[index] = 0.9 * m[index] + 0.1 * g;
+                v[index] = 0.999 * v[index] + 0.001 * g * g;
+                let (m_hat, v_hat) =
+                    (m[index] / (1.0 - 0.9f64.powi(step as i32)), v[index] / (1.0 - 0.999f64.powi(step as i32)));
+                expected[index] = expected[index] * (1.0 - 1e-3) - 1e-2 * m_hat / (v_hat.sqrt() + 1e-8);
+            }
+        }
+        let expected: Vec<f32> = expected.into_iter().map(|value| value as f32).collect();
+        assert_close(state.parameter, Tensor::from_floats(expected.as_slice(), &device), 1e-5);
+    }
+
+    #[test]
+    fn codes_of_8_bit_moments_are_the_nearest_values_of_the_map() {
+        let values = random::<Plain, 1>(3, [600]);
+        for (map, keep_sign) in [(DynamicMap::signed(), true), (DynamicMap::unsigned(), false)] {
+            let values = if keep_sign { values.clone() } else { values.clone().abs() };
+            let device_map = Tensor::from_floats(map.values().as_slice(), &Default::default());
+            let (codes, absmax) = encode(values.clone(), &device_map, map, keep_sign);
+            let decoded = host(&decode(&device_map, codes, absmax.clone(), 600));
+            for (index, (&value, decoded)) in host(&values).iter().zip(decoded).enumerate() {
+                let scale = host(&absmax)[index / BLOCK_SIZE];
+                let nearest =
+                    map.values().iter().map(|code| (code * scale - value).abs()).fold(f32::INFINITY, f32::min);
+                assert!((decoded - value).abs() <= nearest + 1e-6 || value.signum() == decoded.signum());
+                assert!(!keep_sign || value * decoded >= 0.0, "sign of {value} became {decoded}");
+            }
+        }
+    }
+
+    #[test]
+    fn adamw_8bit_stays_near_adamw_in_float() {
+        let device = Default::default();
+        let elements = 700;
+        let zero_code = |map: &DynamicMap| map.nearest(0.0);
+        let codes = |code: u8| crate::weights::reference::codes::<Plain>(vec![code; 768], &device);
+        let moments = EightBitMoments::<Plain> {
+            first_codes: codes(zero_code(DynamicMap::signed())),
+            first_absmax: Tensor::zeros([3], &device),
+            second_codes: codes(zero_code(DynamicMap::unsigned())),
+            second_absmax: Tensor::zeros([3], &device),
+        };
+        let start = random::<Plain, 1>(1, [elements]);
+        let zeros = || Tensor::zeros([elements], &device);
+        let mut in_8_bit = AdamW8bitState { parameter: start.clone(), moments };
+        let mut in_f32 = AdamWState { parameter: start, first: zeros(), second: zeros() };
+        for step in 1..=10 {
+            let gradient = random::<Plain, 1>(20 + step, [elements]);
+            let hyper = AdamW { step, weight_decay: 0.0, ..HYPER };
+            in_8_bit = adamw_8bit(in_8_bit, gradient.clone(), one(), &hyper);
+            in_f32 = adamw(in_f32, gradient, one(), &hyper);
+        }
+        let difference = in_8_bit.parameter.sub(in_f32.parameter).abs();
+        let mean: f32 = difference.mean().into_scalar();
+        assert!(mean < 2e-3, "ten steps of at most 1e-2 each drifted {mean} apart on average");
+    }
+
+    #[test]
+    fn a_block_of_zero_gradients_stays_at_zero() {
+        let zeros = Tensor::<Plain, 1>::zeros([256], &Default::default());
+        let map = DynamicMap::signed();
+        let device_map = Tensor::from_floats(map.values().as_slice(), &Default::default());
+        let (codes, absmax) = encode(zeros.clone(), &device_map, map, true);
+        assert_eq!(decode(&device_map, codes, absmax, 256).into_data(), zeros.into_data());
+    }
+}

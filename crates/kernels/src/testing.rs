@@ -1,0 +1,62 @@
+//! What the tests of the reference bodies share: seeded tensors, closeness, and Burn's autodiff to compare backwards with.
+//!
+//! Trade-off: everything runs on burn-flex in f32, where autodiff is available without further dependencies.
+
+use burn_autodiff::Autodiff;
+use burn_flex::Flex;
+use burn_tensor::backend::AutodiffBackend;
+use burn_tensor::{Tensor, TensorData, backend::Backend};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::{
+    AttentionOps, CommOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, NormOps, OptimizerOps, WeightOps,
+};
+
+/// The backend under test.
+pub(crate) type Plain = Flex;
+/// The same, recorded: gradients by decomposition into Burn's own operations.
+pub(crate) type Recorded = Autodiff<Flex>;
+
+impl MemoryOps for Recorded {}
+impl WeightOps for Recorded {}
+impl NormOps for Recorded {}
+impl LinearOps for Recorded {}
+impl AttentionOps for Recorded {}
+impl EmbeddingOps for Recorded {}
+impl LossOps for Recorded {}
+impl OptimizerOps for Recorded {}
+impl CommOps for Recorded {}
+impl Kernels for Recorded {}
+
+/// Uniform numbers in `-1..1`, the same on every run.
+pub(crate) fn random<B: Backend, const D: usize>(seed: u64, shape: [usize; D]) -> Tensor<B, D> {
+    let mut stream = ChaCha8Rng::seed_from_u64(seed);
+    let values: Vec<f32> = (0..shape.iter().product()).map(|_| stream.random_range(-1.0..1.0)).collect();
+    Tensor::from_data(TensorData::new(values, shape), &B::Device::default())
+}
+
+/// A recorded copy whose gradient can be asked for.
+pub(crate) fn leaf<const D: usize>(tensor: &Tensor<Plain, D>) -> Tensor<Recorded, D> {
+    Tensor::from_inner(tensor.clone()).require_grad()
+}
+
+/// Gradients of `sum(y * dy)`.
+pub(crate) fn backward<const D: usize>(
+    y: Tensor<Recorded, D>,
+    dy: &Tensor<Plain, D>,
+) -> <Recorded as AutodiffBackend>::Gradients {
+    y.mul(Tensor::from_inner(dy.clone())).sum().backward()
+}
+
+/// Fails where two tensors differ by more than `tolerance` relative to the largest value.
+#[track_caller]
+pub(crate) fn assert_close<const D: usize>(got: Tensor<Plain, D>, expected: Tensor<Plain, D>, tolerance: f32) {
+    assert_eq!(got.dims(), expected.dims());
+    let expected = expected.into_data().to_vec::<f32>().expect("tests run in f32");
+    let got = got.into_data().to_vec::<f32>().expect("tests run in f32");
+    let size = expected.iter().fold(1e-3f32, |size, value| size.max(value.abs()));
+    for (index, (g, e)) in got.iter().zip(&expected).enumerate() {
+        assert!((g - e).abs() <= tolerance * size, "element {index}: got {g}, expected {e} (largest value {size})");
+    }
+}

@@ -1,0 +1,124 @@
+//! Weights that are read and not trained by the operation they are handed to: dense, or quantized in a named format.
+//!
+//! A quantized weight keeps the codes and scales that `firebrick-precision` computes, byte for byte, laid out as each backend likes
+//! them. One function each quantizes, dequantizes and uploads every format.
+//! Trade-off: a format's reference body dequantizes to f32; faster conversions are up to the backend.
+
+#[cfg(feature = "flex")]
+pub(crate) mod conformance;
+pub mod reference;
+
+use burn_tensor::{DType, Int, IntDType, Tensor, backend::Backend};
+use firebrick_precision::{QuantFormat, QuantizedTensor};
+
+use crate::memory::MemoryOps;
+
+/// A weight matrix `[out, in]`.
+#[derive(Clone, Debug)]
+pub enum Weight<B: Backend> {
+    /// Values as they are.
+    Dense(Tensor<B, 2>),
+    /// Codes and scales.
+    Quantized(QuantizedWeight<B>),
+}
+
+/// A quantized weight on the device.
+#[derive(Clone, Debug)]
+pub struct QuantizedWeight<B: Backend> {
+    /// How codes and scales are to be read.
+    pub format: QuantFormat,
+    /// The codes, padded to whole blocks with the code of zero: bytes (u8), or 32-bit words where the backend has no bytes.
+    pub codes: Tensor<B, 1, Int>,
+    /// The scales.
+    pub scales: Scales<B>,
+    /// What codes are looked up in, in the form that the backend's dequantization reads.
+    pub table: Tensor<B, 2>,
+    /// `[out, in]`.
+    pub shape: [usize; 2],
+}
+
+/// Scales of a quantized weight.
+#[derive(Clone, Debug)]
+pub struct Scales<B: Backend> {
+    /// One per block.
+    pub block: BlockScales<B>,
+}
+
+/// Block scales: one f32 per block, or (double quantization) one 8-bit code per block.
+#[derive(Clone, Debug)]
+pub enum BlockScales<B: Backend> {
+    /// `[blocks]` f32.
+    Float(Tensor<B, 1>),
+    /// Quantized to the 8-bit dynamic map in nested blocks of 256, around an offset (the mean).
+    Nested {
+        /// `[nested blocks * 256]` codes.
+        codes: Tensor<B, 1, Int>,
+        /// `[nested blocks]` f32.
+        absmax: Tensor<B, 1>,
+        /// The dynamic map, `[256]` f32.
+        map: Tensor<B, 1>,
+        /// Added to every decoded scale, `[1]` f32.
+        offset: Tensor<B, 1>,
+        /// Number of blocks (the codes are padded to whole nested blocks).
+        blocks: usize,
+    },
+}
+
+impl<B: Backend> Weight<B> {
+    /// `[out, in]`.
+    pub fn shape(&self) -> [usize; 2] {
+        match self {
+            Self::Dense(weight) => weight.dims(),
+            Self::Quantized(weight) => weight.shape,
+        }
+    }
+}
+
+impl<B: Backend> QuantizedWeight<B> {
+    /// Number of blocks that share a scale.
+    pub fn blocks(&self) -> usize {
+        (self.shape[0] * self.shape[1]).div_ceil(self.format.block_size())
+    }
+
+    /// Bytes held on the device, the look-up tables that weights share left out.
+    pub fn bytes(&self) -> usize {
+        let stored = |elements: usize, dtype: DType| elements * dtype.size();
+        let codes = stored(self.codes.shape().num_elements(), self.codes.dtype());
+        codes
+            + match &self.scales.block {
+                BlockScales::Float(scales) => stored(scales.shape().num_elements(), scales.dtype()),
+                BlockScales::Nested { codes, absmax, .. } => {
+                    stored(codes.shape().num_elements(), codes.dtype())
+                        + stored(absmax.shape().num_elements(), absmax.dtype())
+                }
+            }
+    }
+}
+
+/// Quantized weights on a device.
+pub trait WeightOps: MemoryOps {
+    /// The integer dtype in which codes of at most 8 bits are stored: a byte, where the backend has bytes.
+    fn code_storage_dtype() -> IntDType {
+        IntDType::U8
+    }
+
+    /// Whether [`WeightOps::quantize`] runs on the device, so that weights are best uploaded as they are stored.
+    fn quantizes_on_device() -> bool {
+        false
+    }
+
+    /// Uploads a weight that was quantized on the host.
+    fn upload_quantized(quantized: &QuantizedTensor, device: &Self::Device) -> QuantizedWeight<Self> {
+        reference::upload(quantized, device)
+    }
+
+    /// Quantizes a matrix `[out, in]` of finite values; the same bytes as quantizing on the host.
+    fn quantize_weight(values_oi: Tensor<Self, 2>, format: QuantFormat) -> QuantizedWeight<Self> {
+        reference::quantize(values_oi, format)
+    }
+
+    /// The values of a quantized weight, `[out, in]` f32.
+    fn dequantize_weight(weight: &QuantizedWeight<Self>) -> Tensor<Self, 2> {
+        reference::dequantize(weight)
+    }
+}

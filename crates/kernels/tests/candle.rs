@@ -1,0 +1,18 @@
+//! The candle backend: every operation against the reference on burn-flex.
+//!
+//! Trade-off: f32 only, as in training on candle.
+#![cfg(all(feature = "candle", feature = "flex"))]
+
+use burn_tensor::DType;
+use firebrick_kernels::backends::Candle;
+use firebrick_kernels::conformance::{Case, every_operation, verdict};
+
+#[test]
+fn every_operation_equals_the_reference_on_flex() {
+    let small = || Case::small(DType::F32, 32);
+    let odd = Case { documents: vec![1, 9, 30], hidden_size: 33, intermediate_size: 67, rank: 3, ..small() };
+    for case in [small(), Case { window: Some(7), ..small() }, odd] {
+        let findings = every_operation::<Candle>(&case, &Default::default());
+        verdict(case.dtype, findings).unwrap_or_else(|problem| panic!("{case:?}: {problem}"));
+    }
+}

@@ -1,0 +1,398 @@
+//! The decoder, and how a token becomes a gradient: forward, loss and backward as three public calls.
+//!
+//! ```text
+//! let (hidden, tape) = model.forward(&batch, pass);
+//! let loss = model.loss(hidden, &batch.targets, options, &mut sink);
+//! model.backward(tape, loss.d_hidden_nd, &mut sink);
+//! ```
+//!
+//! A caller opens one section around the three ([`Decoder::loss_and_gradients`] does). Any other loss is a function from the hidden
+//! states to their gradient. Peak memory is what the recompute policy saves of each layer, plus one layer.
+//! Parameters carry Hugging Face's names.
+
+use burn_tensor::{DType, Int, Tensor};
+use firebrick_arch::{EMBEDDING, ModelConfig};
+use firebrick_kernels::memory::prefetch::{Schedule, Store};
+use firebrick_kernels::{
+    Contributions, CrossEntropyOptions, Documents, Epilogue, GradientSink, Group, Keep, Kernels, LossTargets, Module,
+    Offloaded, Parameter, Prologue, Recompute, RotaryTables, Weight, WeightGradient,
+};
+
+use crate::layer::{Attend, Context, Layer, SavedForBackward};
+use crate::linear::{Base, add_matrix, weight_gradient};
+use crate::norm::Norm;
+
+/// How a training pass goes through the layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PassOptions {
+    /// What the forward pass saves of each layer.
+    pub recompute: Recompute,
+    /// Under [`Recompute::Full`]: whether layer inputs wait for the backward in host memory, where the backend can copy them there and
+    /// back while other work runs.
+    pub offload: bool,
+    /// Whether LoRA pairs take part. Without them the model is its frozen base: the reference of a preference loss.
+    pub adapters: bool,
+}
+
+impl Default for PassOptions {
+    fn default() -> Self {
+        Self { recompute: Recompute::Full, offload: false, adapters: true }
+    }
+}
+
+/// How the cross entropy over the vocabulary is computed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossOptions {
+    /// Rows of logits that exist at a time.
+    pub chunk_tokens: usize,
+    /// Factor of the gradients: usually one over the loss tokens of the whole step, so that micro-batches add up to the mean. `None`: the
+    /// loss only.
+    pub gradient_scale: Option<f64>,
+    /// Whether the log-probability of each target is returned.
+    pub log_probs: bool,
+}
+
+/// One micro-batch on the device.
+#[derive(Clone, Debug)]
+pub struct MicroBatch<B: Kernels> {
+    /// Token ids, `[n]`.
+    pub ids_n: Tensor<B, 1, Int>,
+    /// Document boundaries and rotary angles.
+    pub context: Context<B>,
+    /// The targets that count in the loss.
+    pub targets: LossTargets<B>,
+}
+
+/// Result of [`Decoder::loss`].
+#[derive(Clone, Debug)]
+pub struct Loss<B: Kernels> {
+    /// Weighted sum of the cross entropies of the targets, `[1]` f32, not scaled.
+    pub loss_sum: Tensor<B, 1>,
+    /// Log-probability of each target, `[m]` f32, where requested.
+    pub log_probs_m: Option<Tensor<B, 1>>,
+    /// Gradient of the hidden states `[n, d]`, scaled; `None` without a gradient scale.
+    pub d_hidden_nd: Option<Tensor<B, 2>>,
+}
+
+/// What a forward pass leaves for its backward.
+pub struct Tape<B: Kernels> {
+    saved: SavedLayers<B>,
+    /// The last layer's output: the final norm's input.
+    last_nd: Tensor<B, 2>,
+    ids_n: Tensor<B, 1, Int>,
+    context: Context<B>,
+    adapters: bool,
+}
+
+enum SavedLayers<B: Kernels> {
+    Inputs(LayerInputs<B>),
+    Activations(Vec<SavedForBackward<B>>),
+}
+
+/// Inputs of the layers, some of which wait in host memory.
+struct LayerInputs<B: Kernels> {
+    inputs: Vec<Option<Offloaded<B>>>,
+    device: B::Device,
+}
+
+impl<B: Kernels> Store for LayerInputs<B> {
+    type Item = Tensor<B, 2>;
+
+    fn prefetch(&mut self, index: usize) {
+        if let Some(input) = &mut self.inputs[index] {
+            B::prefetch(input, &self.device);
+        }
+    }
+
+    fn take(&mut self, index: usize) -> Tensor<B, 2> {
+        let input = self.inputs[index].take().expect("a layer's input is taken once");
+        B::restore(input, &self.device)
+    }
+
+    fn put(&mut self, index: usize, item: Tensor<B, 2>) {
+        self.inputs[index] = Some(Offloaded::on_device(item));
+    }
+}
+
+/// A decoder-only transformer.
+#[derive(Clone, Debug)]
+pub struct Decoder<B: Kernels> {
+    /// The model's own description.
+    pub config: ModelConfig,
+    pub(crate) embed_tokens: Base<B>,
+    pub(crate) layers: Vec<Layer<B>>,
+    pub(crate) norm: Norm<B>,
+    /// Absent where the head is tied to the embedding.
+    pub(crate) lm_head: Option<Base<B>>,
+    /// Angles by position, one pair of tables per rope.
+    pub(crate) rotary: Vec<RotaryTables<B>>,
+    pub(crate) max_positions: usize,
+    pub(crate) compute_dtype: DType,
+    pub(crate) base_hash: Option<u64>,
+    pub(crate) device: B::Device,
+}
+
+impl<B: Kernels> Decoder<B> {
+    /// Uploads a micro-batch: token ids, targets (negative: not in the loss), positions inside documents, and document boundaries, all
+    /// over the flattened packed sequences.
+    ///
+    /// # Panics
+    /// If lengths disagree, or a position lies outside the rotary table: the packer computes them.
+    pub fn upload(&self, input_ids: &[u32], targets: &[i64], positions: &[u32], cu_seqlens: &[u32]) -> MicroBatch<B> {
+        assert!(
+            input_ids.len() == targets.len() && input_ids.len() == positions.len(),
+            "a micro-batch of {} ids has {} targets and {} positions",
+            input_ids.len(),
+            targets.len(),
+            positions.len()
+        );
+        let counted: Vec<(i32, i32)> =
+            (0..).zip(targets).filter(|&(_, &target)| target >= 0).map(|(i, &target)| (i, target as i32)).collect();
+        let (rows, targets): (Vec<i32>, Vec<i32>) = counted.into_iter().unzip();
+        let documents = Documents::new(cu_seqlens, &self.device);
+        assert_eq!(documents.tokens(), input_ids.len(), "cu_seqlens must end at the number of tokens");
+        MicroBatch {
+            ids_n: self.indices(input_ids),
+            context: Context { documents, rotary: self.rotary_at(positions) },
+            targets: LossTargets {
+                count: rows.len(),
+                positions_m: Tensor::from_ints(rows.as_slice(), &self.device),
+                targets_m: Tensor::from_ints(targets.as_slice(), &self.device),
+                weights_m: None,
+            },
+        }
+    }
+
+    /// Forward, loss and backward of a micro-batch in one section: the sum of the cross entropies `[1]`; gradients of that sum times the
+    /// gradient scale go to the sink.
+    ///
+    /// # Panics
+    /// If the loss options have no gradient scale.
+    pub fn loss_and_gradients(
+        &self,
+        batch: &MicroBatch<B>,
+        pass: PassOptions,
+        loss: LossOptions,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Tensor<B, 1> {
+        B::section(&self.device, || {
+            let (hidden_nd, tape) = self.forward(batch, pass);
+            let loss = self.loss(hidden_nd, &batch.targets, loss, sink);
+            let d_hidden_nd = loss.d_hidden_nd.expect("gradients need a gradient scale");
+            self.backward(tape, d_hidden_nd, sink);
+            loss.loss_sum
+        })
+    }
+
+    /// Hidden states after the final norm, `[n, d]`, and what the backward needs.
+    pub fn forward(&self, batch: &MicroBatch<B>, pass: PassOptions) -> (Tensor<B, 2>, Tape<B>) {
+        let mut x_nd = self.embed(batch.ids_n.clone());
+        let context = &batch.context;
+        let keep = match pass.recompute {
+            Recompute::Full => Keep::Nothing,
+            Recompute::Selective => Keep::Inputs,
+            Recompute::None => Keep::Everything,
+        };
+        let (mut inputs, mut activations) = (Vec::new(), Vec::new());
+        for (index, layer) in self.layers.iter().enumerate() {
+            if keep == Keep::Nothing {
+                // The last layer's backward comes next: its input would only go there and back.
+                let offload = pass.offload && index + 1 < self.layers.len();
+                let input = x_nd.clone();
+                x_nd = self.layer_forward(layer, x_nd, context, keep, pass.adapters).0;
+                inputs.push(Some(if offload { B::offload(input) } else { Offloaded::on_device(input) }));
+            } else {
+                let (y_nd, saved) = self.layer_forward(layer, x_nd, context, keep, pass.adapters);
+                activations.push(saved.expect("a layer saves its activations under this policy"));
+                x_nd = y_nd;
+            }
+        }
+        let saved = match keep {
+            Keep::Nothing => SavedLayers::Inputs(LayerInputs { inputs, device: self.device.clone() }),
+            Keep::Inputs | Keep::Everything => SavedLayers::Activations(activations),
+        };
+        let tape = Tape {
+            saved,
+            last_nd: x_nd.clone(),
+            ids_n: batch.ids_n.clone(),
+            context: context.clone(),
+            adapters: pass.adapters,
+        };
+        (self.norm.forward(x_nd), tape)
+    }
+
+    fn layer_forward(
+        &self,
+        layer: &Layer<B>,
+        x_nd: Tensor<B, 2>,
+        context: &Context<B>,
+        keep: Keep,
+        adapters: bool,
+    ) -> (Tensor<B, 2>, Option<SavedForBackward<B>>) {
+        layer.forward(x_nd, &context.rotary, Attend::Documents(&context.documents), keep, adapters)
+    }
+
+    /// Head and cross entropy of hidden states `[n, d]`: the loss, and with a gradient scale the gradient of the hidden states; the
+    /// head's gradient goes to the sink where it trains.
+    pub fn loss(
+        &self,
+        hidden_nd: Tensor<B, 2>,
+        targets: &LossTargets<B>,
+        options: LossOptions,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Loss<B> {
+        let head = self.head_parameter().filter(|_| options.gradient_scale.is_some());
+        let (weight_gradient, lent) = weight_gradient(head, sink);
+        let options = CrossEntropyOptions {
+            chunk_tokens: options.chunk_tokens,
+            gradient_scale: options.gradient_scale,
+            weight_gradient,
+            log_probs: options.log_probs,
+        };
+        let loss = B::linear_cross_entropy(hidden_nd, &self.head(), targets, options);
+        if let (Some(head), Some(d_weight)) = (head, loss.d_weight_vd) {
+            add_matrix(head, d_weight, lent, sink);
+        }
+        Loss { loss_sum: loss.loss_sum, log_probs_m: loss.log_probs_m, d_hidden_nd: loss.d_hidden_nd }
+    }
+
+    /// From the gradient of the hidden states that [`Decoder::forward`] returned to the gradients of all parameters below the head.
+    pub fn backward(&self, tape: Tape<B>, d_hidden_nd: Tensor<B, 2>, sink: &mut dyn GradientSink<B>) {
+        let Tape { saved, last_nd, ids_n, context, adapters } = tape;
+        let mut dx_nd = self.norm.backward(last_nd, d_hidden_nd, sink);
+        match saved {
+            SavedLayers::Inputs(mut inputs) => {
+                let mut schedule = Schedule::new(&mut inputs, (0..self.layers.len()).rev(), 1);
+                while let Some((index, x_nd)) = schedule.next_item() {
+                    let saved = self.layers[index].recompute(x_nd, &context, adapters);
+                    dx_nd = self.layers[index].backward(saved, &context, dx_nd, adapters, sink);
+                }
+            }
+            SavedLayers::Activations(mut activations) => {
+                for layer in self.layers.iter().rev() {
+                    let saved = activations.pop().expect("each layer saved its activations");
+                    dx_nd = layer.backward(saved, &context, dx_nd, adapters, sink);
+                }
+            }
+        }
+        if let Some(table) = self.embed_tokens.trained() {
+            let gradient = B::embed_backward(ids_n, dx_nd, self.config.spec.vocab_size);
+            add_matrix(table, gradient, false, sink);
+        }
+    }
+
+    /// Sum of the cross entropies of the targets, `[1]`, without gradients.
+    pub fn loss_only(&self, batch: &MicroBatch<B>, chunk_tokens: usize) -> Tensor<B, 1> {
+        let options = CrossEntropyOptions {
+            chunk_tokens,
+            gradient_scale: None,
+            weight_gradient: WeightGradient::Frozen,
+            log_probs: false,
+        };
+        B::section(&self.device, || {
+            let hidden_nd = self.hidden(batch);
+            B::linear_cross_entropy(hidden_nd, &self.head(), &batch.targets, options).loss_sum
+        })
+    }
+
+    /// Logits of every token, `[n, v]` f32: for verification of small inputs, not for training.
+    pub fn logits(&self, batch: &MicroBatch<B>) -> Tensor<B, 2> {
+        self.head_logits(self.hidden(batch))
+    }
+
+    /// Hidden states after the final norm, `[n, d]`.
+    fn hidden(&self, batch: &MicroBatch<B>) -> Tensor<B, 2> {
+        let x_nd = self.embed(batch.ids_n.clone());
+        let last_nd = self.layers.iter().fold(x_nd, |x_nd, layer| {
+            self.layer_forward(layer, x_nd, &batch.context, Keep::Nothing, true).0
+        });
+        self.norm.forward(last_nd)
+    }
+
+    pub(crate) fn embed(&self, ids_n: Tensor<B, 1, Int>) -> Tensor<B, 2> {
+        let Weight::Dense(table_vd) = self.embed_tokens.weight() else {
+            unreachable!("the embedding is never quantized")
+        };
+        B::embed(table_vd, ids_n, self.compute_dtype)
+    }
+
+    pub(crate) fn head_logits(&self, hidden_nd: Tensor<B, 2>) -> Tensor<B, 2> {
+        let vocab_size = self.config.spec.vocab_size;
+        let head = Module {
+            columns: 0..vocab_size,
+            weight: self.head(),
+            weight_gradient: WeightGradient::Frozen,
+            bias: None,
+            adapter: None,
+        };
+        let group = Group { modules: vec![head], parts: vec![vocab_size] };
+        let (mut outputs, _) = B::project(Prologue::None { x: hidden_nd }, &group, Epilogue::None, Keep::Nothing);
+        let logits = outputs.pop().expect("a group of one part has one output");
+        if logits.dtype() == DType::F32 { logits } else { logits.cast(DType::F32) }
+    }
+
+    fn head(&self) -> Weight<B> {
+        self.lm_head.as_ref().unwrap_or(&self.embed_tokens).weight()
+    }
+
+    fn head_parameter(&self) -> Option<&Parameter<B>> {
+        self.lm_head.as_ref().unwrap_or(&self.embed_tokens).trained()
+    }
+
+    pub(crate) fn indices(&self, ids: &[u32]) -> Tensor<B, 1, Int> {
+        let ids: Vec<i32> = ids.iter().map(|&id| id as i32).collect();
+        Tensor::from_ints(ids.as_slice(), &self.device)
+    }
+
+    /// Rows of the rotary tables at the given positions.
+    pub(crate) fn rotary_at(&self, positions: &[u32]) -> Vec<RotaryTables<B>> {
+        let highest = positions.iter().copied().max().unwrap_or(0) as usize;
+        let rows = self.max_positions;
+        assert!(highest < rows, "position {highest} lies outside the rotary table of {rows} rows");
+        let index = self.indices(positions);
+        let rows = |table: &Tensor<B, 2>| table.clone().select(0, index.clone());
+        self.rotary.iter().map(|tables| RotaryTables { cos: rows(&tables.cos), sin: rows(&tables.sin) }).collect()
+    }
+
+    /// Number of positions the rotary tables were built for.
+    pub fn max_positions(&self) -> usize {
+        self.max_positions
+    }
+
+    /// Where the model lives.
+    pub fn device(&self) -> &B::Device {
+        &self.device
+    }
+
+    /// Hash of the content of all weights, computed while they were loaded; `None` for a model of random weights.
+    pub fn base_hash(&self) -> Option<u64> {
+        self.base_hash
+    }
+
+    /// The decoder layers.
+    pub fn layers(&self) -> &[Layer<B>] {
+        &self.layers
+    }
+
+    /// How many gradient contributions each parameter gets per micro-batch: a tied head adds to the embedding a second time.
+    pub fn contributions(&self) -> Contributions {
+        let tied = self.lm_head.is_none() && self.embed_tokens.trained().is_some();
+        Contributions::with_twice(if tied { vec![EMBEDDING.into()] } else { Vec::new() })
+    }
+
+    /// Every parameter that trains, in the order of the forward pass.
+    pub fn parameters(&self) -> Vec<&Parameter<B>> {
+        let embedding = self.embed_tokens.trained().into_iter();
+        let layers = self.layers.iter().flat_map(Layer::parameters);
+        let head = self.lm_head.as_ref().and_then(Base::trained);
+        embedding.chain(layers).chain(self.norm.parameters()).chain(head).collect()
+    }
+
+    /// The same, to be updated.
+    pub fn parameters_mut(&mut self) -> Vec<&mut Parameter<B>> {
+        let embedding = self.embed_tokens.trained_mut().into_iter();
+        let layers = self.layers.iter_mut().flat_map(Layer::parameters_mut);
+        let head = self.lm_head.as_mut().and_then(Base::trained_mut);
+        embedding.chain(layers).chain(self.norm.parameters_mut()).chain(head).collect()
+    }
+}

@@ -1,0 +1,53 @@
+//! An RMSNorm of a model: its weight, and whether it trains.
+
+use burn_tensor::Tensor;
+use firebrick_kernels::{GradientSink, Kernels, NormWeight, Parameter};
+
+/// An RMSNorm weight `[d]`.
+#[derive(Clone, Debug)]
+pub struct Norm<B: Kernels> {
+    /// The weight, f32.
+    pub weight: Parameter<B>,
+    /// Full fine-tuning trains it, LoRA does not.
+    pub trains: bool,
+    /// Added to the mean square.
+    pub epsilon: f64,
+}
+
+impl<B: Kernels> Norm<B> {
+    /// The norm as an operation takes it; a handle, not a copy.
+    pub(crate) fn operand(&self) -> NormWeight<B> {
+        NormWeight { weight: self.weight.value.clone(), epsilon: self.epsilon, trains: self.trains }
+    }
+
+    pub(crate) fn forward(&self, x_nd: Tensor<B, 2>) -> Tensor<B, 2> {
+        B::rms_norm(x_nd, &self.operand())
+    }
+
+    /// The gradient of `x`; that of the weight goes to the sink.
+    pub(crate) fn backward(
+        &self,
+        x_nd: Tensor<B, 2>,
+        dy_nd: Tensor<B, 2>,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Tensor<B, 2> {
+        let (dx_nd, d_weight) = B::rms_norm_backward(x_nd, &self.operand(), dy_nd, None);
+        self.add_gradient(d_weight, sink);
+        dx_nd
+    }
+
+    /// Hands the weight's gradient to the sink, where there is one.
+    pub(crate) fn add_gradient(&self, d_weight: Option<Tensor<B, 1>>, sink: &mut dyn GradientSink<B>) {
+        if let Some(d_weight) = d_weight {
+            sink.add(&self.weight, d_weight);
+        }
+    }
+
+    pub(crate) fn parameters(&self) -> impl Iterator<Item = &Parameter<B>> {
+        self.trains.then_some(&self.weight).into_iter()
+    }
+
+    pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<B>> {
+        self.trains.then_some(&mut self.weight).into_iter()
+    }
+}

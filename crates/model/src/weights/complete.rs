@@ -1,0 +1,57 @@
+//! Comparison of a folder's tensors with what the model's description lists, before any weight is read.
+
+use std::collections::BTreeSet;
+
+use firebrick_arch::{HEAD, ModelSpec, TensorSpec};
+
+use super::HfFolder;
+use crate::error::ModelError;
+
+/// A buffer that old checkpoints carry; it is computed from config.json instead.
+const OLD_BUFFER: &str = "rotary_emb.inv_freq";
+
+impl HfFolder {
+    /// Compares the folder's tensors with those of the model.
+    ///
+    /// # Errors
+    /// One error for all tensors that are missing, wrongly shaped, or not part of the model: a bias or a quantization constant that was
+    /// ignored would change the numbers. An unused `lm_head.weight` of a tied model and the `rotary_emb.inv_freq` of old checkpoints
+    /// are ignored.
+    pub fn check_complete(&self, spec: &ModelSpec) -> Result<(), ModelError> {
+        let expected = spec.tensors();
+        let mut problems = Vec::new();
+        for TensorSpec { name, shape, .. } in &expected {
+            if !self.contains(name) {
+                let hint = "; if the model shares its embedding, set tie_word_embeddings to true in config.json";
+                problems.push(format!("`{name}` is missing{}", if name == HEAD { hint } else { "" }));
+                continue;
+            }
+            let got = self.info(name)?.shape;
+            if got != *shape {
+                problems.push(format!("`{name}` has shape {got:?}, but {} require {shape:?}", deciding_keys(name)));
+            }
+        }
+        let known = expected.iter().map(|tensor| tensor.name.as_str()).collect::<BTreeSet<_>>();
+        let unknown = self.names().filter(|name| !known.contains(name) && *name != HEAD && !name.ends_with(OLD_BUFFER));
+        problems.extend(unknown.map(|name| format!("`{name}` is there, but config.json has no place for it")));
+        if problems.is_empty() {
+            Ok(())
+        } else {
+            Err(ModelError::DoesNotFit { dir: self.dir().to_path_buf(), problems })
+        }
+    }
+}
+
+/// The keys of config.json that decide a tensor's shape.
+pub(super) fn deciding_keys(name: &str) -> &'static str {
+    let module = name.trim_end_matches(".weight").trim_end_matches(".bias");
+    match module.rsplit('.').next() {
+        Some("embed_tokens" | "lm_head") => "vocab_size and hidden_size",
+        Some("q_proj" | "o_proj") => "num_attention_heads x head_dim and hidden_size",
+        Some("k_proj" | "v_proj") => "num_key_value_heads x head_dim and hidden_size",
+        Some("q_norm" | "k_norm") => "head_dim",
+        Some("gate_proj" | "up_proj" | "down_proj") => "intermediate_size and hidden_size",
+        Some("input_layernorm" | "post_attention_layernorm" | "norm") => "hidden_size and num_hidden_layers",
+        _ => "the sizes",
+    }
+}

@@ -1,0 +1,50 @@
+//! Which optimizer a run uses, and with which constants.
+//!
+//! Trade-off: one set of constants for every rule; a rule ignores the ones that it does not have.
+
+use serde::{Deserialize, Serialize};
+
+/// The optimizers, under the names that recipes use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
+pub enum OptimizerKind {
+    /// AdamW with moments in f32: 8 bytes per parameter.
+    #[serde(rename = "adamw")]
+    AdamW,
+    /// AdamW with moments in 8 bits: about 2 bytes per parameter.
+    #[serde(rename = "adamw_8bit")]
+    AdamW8bit,
+    /// The same as `adamw_8bit`: its state stays on the device, nothing is paged to the host.
+    #[serde(rename = "paged_adamw_8bit")]
+    PagedAdamW8bit,
+}
+
+/// The optimizer of a run and its constants.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OptimizerConfig {
+    /// Which optimizer.
+    pub kind: OptimizerKind,
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled weight decay. Norms and biases do not decay.
+    pub weight_decay: f64,
+    /// Largest global norm of the gradients: larger ones are scaled down to it. `None`: no clipping.
+    pub max_grad_norm: Option<f64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn serde_names_are_those_of_recipes() {
+        let kinds = [OptimizerKind::AdamW, OptimizerKind::AdamW8bit, OptimizerKind::PagedAdamW8bit];
+        let text = serde_json::to_string(&kinds).unwrap();
+        assert_eq!(text, r#"["adamw","adamw_8bit","paged_adamw_8bit"]"#);
+        assert_eq!(serde_json::from_str::<[OptimizerKind; 3]>(&text).unwrap(), kinds);
+    }
+}

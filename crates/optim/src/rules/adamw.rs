@@ -1,0 +1,212 @@
+//! AdamW (Loshchilov and Hutter, Decoupled weight decay regularization, 2019) with moments in f32 or in 8 bits.
+//!
+//! The 8-bit form is that of bitsandbytes: dynamic maps and blocks of 256. As there and in Hugging Face's trainer, parameters of fewer
+//! than 4,096 elements and the embedding keep f32 moments. A tied head is the embedding.
+//! Trade-off: parameters with f32 and with 8-bit moments are two calls per group, even where a backend could do both in one.
+
+use burn_tensor::Tensor;
+use firebrick_arch::Role;
+use firebrick_kernels::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, Kernels};
+use firebrick_precision::{DynamicMap, blockwise::BLOCK_SIZE};
+
+use super::{Granularity, Rule, StateLayout, StepNumbers, Update};
+use crate::config::OptimizerConfig;
+use crate::state::{StateInit, StateSpec, StateTensor};
+
+/// Parameters with fewer elements keep f32 moments in the 8-bit optimizer (`min_8bit_size` of bitsandbytes).
+pub const MIN_8BIT_ELEMENTS: usize = 4096;
+
+/// AdamW with the constants of a run.
+pub(crate) struct AdamWRule {
+    beta1: f64,
+    beta2: f64,
+    epsilon: f64,
+    in_8_bits: bool,
+}
+
+impl AdamWRule {
+    pub(crate) fn with_f32_moments(config: &OptimizerConfig) -> Self {
+        Self { beta1: config.beta1, beta2: config.beta2, epsilon: config.epsilon, in_8_bits: false }
+    }
+
+    pub(crate) fn with_8bit_moments(config: &OptimizerConfig) -> Self {
+        Self { in_8_bits: true, ..Self::with_f32_moments(config) }
+    }
+}
+
+impl StateLayout for AdamWRule {
+    fn state(&self, role: Role, shape: &[usize]) -> Vec<StateSpec> {
+        let elements: usize = shape.iter().product();
+        let zeros = |part, elements| StateSpec { part, elements, init: StateInit::F32(0.0) };
+        if !self.in_8_bits || role == Role::Embedding || elements < MIN_8BIT_ELEMENTS {
+            return vec![zeros("exp_avg", elements), zeros("exp_avg_sq", elements)];
+        }
+        let blocks = elements.div_ceil(BLOCK_SIZE);
+        let codes = |part, map: &DynamicMap| StateSpec {
+            part,
+            elements: blocks * BLOCK_SIZE,
+            init: StateInit::Code(map.nearest(0.0)),
+        };
+        vec![
+            codes("exp_avg.codes", DynamicMap::signed()),
+            zeros("exp_avg.absmax", blocks),
+            codes("exp_avg_sq.codes", DynamicMap::unsigned()),
+            zeros("exp_avg_sq.absmax", blocks),
+        ]
+    }
+
+    fn granularity(&self) -> Granularity {
+        Granularity::Elements(if self.in_8_bits { BLOCK_SIZE } else { 1 })
+    }
+}
+
+impl<B: Kernels> Rule<B> for AdamWRule {
+    fn step(
+        &self,
+        updates: Vec<Update<B>>,
+        gradient_scale: Tensor<B, 1>,
+        numbers: &StepNumbers,
+    ) -> Vec<(Tensor<B, 1>, Vec<StateTensor<B>>)> {
+        let hyper = self.hyper(numbers);
+        let (mut in_f32, mut in_8_bits) = (Foreach::default(), Foreach::default());
+        for (index, Update { parameter, gradient, state }) in updates.into_iter().enumerate() {
+            match Moments::from_state(state) {
+                Moments::F32 { first, second } => in_f32.push(index, AdamWState { parameter, first, second }, gradient),
+                Moments::EightBit(moments) => in_8_bits.push(index, AdamW8bitState { parameter, moments }, gradient),
+            }
+        }
+        let mut results = in_f32.run(
+            |states, gradients| B::adamw_foreach(states, gradients, gradient_scale.clone(), &hyper),
+            |AdamWState { parameter, first, second }| (parameter, Moments::F32 { first, second }.into_state()),
+        );
+        results.extend(in_8_bits.run(
+            |states, gradients| B::adamw_8bit_foreach(states, gradients, gradient_scale.clone(), &hyper),
+            |AdamW8bitState { parameter, moments }| (parameter, Moments::EightBit(moments).into_state()),
+        ));
+        results.sort_by_key(|(index, _)| *index);
+        results.into_iter().map(|(_, result)| result).collect()
+    }
+}
+
+impl AdamWRule {
+    fn hyper(&self, numbers: &StepNumbers) -> AdamW {
+        let &StepNumbers { learning_rate, weight_decay, step } = numbers;
+        AdamW { learning_rate, beta1: self.beta1, beta2: self.beta2, epsilon: self.epsilon, weight_decay, step }
+    }
+}
+
+/// The state of a parameter as the kernels take it.
+enum Moments<B: Kernels> {
+    F32 { first: Tensor<B, 1>, second: Tensor<B, 1> },
+    EightBit(EightBitMoments<B>),
+}
+
+impl<B: Kernels> Moments<B> {
+    /// From tensors in the order of [`AdamWRule::state`].
+    fn from_state(state: Vec<StateTensor<B>>) -> Self {
+        use StateTensor::{Codes, F32};
+        let mut tensors = state.into_iter();
+        match (tensors.next(), tensors.next(), tensors.next(), tensors.next()) {
+            (Some(F32(first)), Some(F32(second)), None, None) => Self::F32 { first, second },
+            (
+                Some(Codes(first_codes)),
+                Some(F32(first_absmax)),
+                Some(Codes(second_codes)),
+                Some(F32(second_absmax)),
+            ) => Self::EightBit(EightBitMoments { first_codes, first_absmax, second_codes, second_absmax }),
+            _ => panic!("AdamW's state has two f32 tensors, or codes and scales of two moments"),
+        }
+    }
+
+    fn into_state(self) -> Vec<StateTensor<B>> {
+        use StateTensor::{Codes, F32};
+        match self {
+            Self::F32 { first, second } => vec![F32(first), F32(second)],
+            Self::EightBit(EightBitMoments { first_codes, first_absmax, second_codes, second_absmax }) => {
+                vec![Codes(first_codes), F32(first_absmax), Codes(second_codes), F32(second_absmax)]
+            }
+        }
+    }
+}
+
+/// The arguments of one call over parameters whose moments have the same format, with their places among all of them.
+struct Foreach<B: Kernels, S> {
+    indices: Vec<usize>,
+    states: Vec<S>,
+    gradients: Vec<Tensor<B, 1>>,
+}
+
+impl<B: Kernels, S> Default for Foreach<B, S> {
+    fn default() -> Self {
+        Self { indices: Vec::new(), states: Vec::new(), gradients: Vec::new() }
+    }
+}
+
+impl<B: Kernels, S> Foreach<B, S> {
+    fn push(&mut self, index: usize, state: S, gradient: Tensor<B, 1>) {
+        self.indices.push(index);
+        self.states.push(state);
+        self.gradients.push(gradient);
+    }
+
+    /// Calls `update` unless there is nothing to update, and takes its results apart.
+    fn run<R>(
+        self,
+        update: impl FnOnce(Vec<S>, Vec<Tensor<B, 1>>) -> Vec<S>,
+        take_apart: impl Fn(S) -> R,
+    ) -> Vec<(usize, R)> {
+        if self.states.is_empty() {
+            return Vec::new();
+        }
+        self.indices.into_iter().zip(update(self.states, self.gradients).into_iter().map(take_apart)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::OptimizerKind;
+
+    fn rule() -> AdamWRule {
+        AdamWRule::with_8bit_moments(&OptimizerConfig {
+            kind: OptimizerKind::AdamW8bit,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            weight_decay: 0.0,
+            max_grad_norm: None,
+        })
+    }
+
+    fn has_8bit_moments(role: Role, shape: &[usize]) -> bool {
+        rule().state(role, shape).iter().any(|state| matches!(state.init, StateInit::Code(_)))
+    }
+
+    #[test]
+    fn the_embedding_keeps_f32_moments_in_the_8_bit_optimizer_and_the_head_does_not() {
+        let parts: Vec<_> = rule().state(Role::Embedding, &[1000, 64]).iter().map(|state| state.part).collect();
+        assert_eq!(parts, ["exp_avg", "exp_avg_sq"]);
+        for role in [Role::Head, Role::Projection, Role::LoraA, Role::LoraB] {
+            assert!(has_8bit_moments(role, &[1000, 64]), "{role:?}");
+        }
+    }
+
+    #[test]
+    fn parameters_below_4096_elements_keep_f32_moments_in_the_8_bit_optimizer() {
+        assert!(!has_8bit_moments(Role::Projection, &[MIN_8BIT_ELEMENTS - 1]));
+        assert!(has_8bit_moments(Role::Projection, &[MIN_8BIT_ELEMENTS]));
+    }
+
+    #[test]
+    fn moments_start_at_zero() {
+        for state in rule().state(Role::Projection, &[80, 64]) {
+            match state.init {
+                StateInit::F32(value) => assert_eq!(value, 0.0, "{}", state.part),
+                StateInit::Code(code) => {
+                    let map = if state.part == "exp_avg.codes" { DynamicMap::signed() } else { DynamicMap::unsigned() };
+                    assert_eq!(map.values()[usize::from(code)], 0.0, "{}", state.part);
+                }
+            }
+        }
+    }
+}

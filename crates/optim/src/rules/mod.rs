@@ -1,0 +1,133 @@
+//! Optimizer rules: how one step changes a parameter, and which state tensors that takes.
+//!
+//! A rule is two traits. [`StateLayout`] lists the state tensors of a parameter and depends on no backend, so that a plan can ask what
+//! an optimizer costs. [`Rule`] takes a step over a list of parameters, all with the same [`StepNumbers`].
+//! A new optimizer is a file here, a line in the registry below, and a variant of
+//! [`OptimizerKind`](crate::OptimizerKind).
+//! Trade-off: state is handed over as a list in the order of the layout; a rule that takes it apart must agree with its own layout.
+
+pub(crate) mod adamw;
+
+use burn_tensor::Tensor;
+use firebrick_arch::{Role, TensorSpec};
+use firebrick_kernels::Kernels;
+
+use crate::config::{OptimizerConfig, OptimizerKind};
+use crate::state::{StateSpec, StateTensor};
+use adamw::AdamWRule;
+
+macro_rules! registry {
+    ($($($kind:ident)|+ => $rule:expr;)+) => {
+        /// The state of the configured rule, independent of a backend.
+        pub(crate) fn layout(config: &OptimizerConfig) -> Box<dyn StateLayout> {
+            match config.kind {
+                $($(OptimizerKind::$kind)|+ => Box::new($rule(config)),)+
+            }
+        }
+
+        /// The configured rule.
+        pub(crate) fn rule<B: Kernels>(config: &OptimizerConfig) -> Box<dyn Rule<B>> {
+            match config.kind {
+                $($(OptimizerKind::$kind)|+ => Box::new($rule(config)),)+
+            }
+        }
+    };
+}
+
+registry! {
+    AdamW => AdamWRule::with_f32_moments;
+    AdamW8bit | PagedAdamW8bit => AdamWRule::with_8bit_moments;
+}
+
+/// Where a parameter may be cut into shards that are updated independently of each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Granularity {
+    /// At multiples of this many elements.
+    Elements(usize),
+    /// Nowhere: an update needs the whole parameter.
+    WholeTensor,
+}
+
+impl OptimizerConfig {
+    /// Bytes of the state of these parameters on the device. `code_bytes`: bytes of one stored 8-bit code on the backend (4 where it
+    /// has no bytes, else 1).
+    pub fn state_bytes(&self, tensors: &[TensorSpec], code_bytes: u64) -> u64 {
+        let layout = layout(self);
+        let states = tensors.iter().flat_map(|tensor| layout.state(tensor.role, &tensor.shape));
+        states.map(|state| state.bytes(code_bytes)).sum()
+    }
+
+    /// Where a parameter and its state may be cut into shards.
+    pub fn granularity(&self) -> Granularity {
+        layout(self).granularity()
+    }
+}
+
+/// The state tensors of a rule.
+pub(crate) trait StateLayout: Send + Sync {
+    /// The state tensors of a parameter, in the order in which [`Rule::step`] gets them.
+    fn state(&self, role: Role, shape: &[usize]) -> Vec<StateSpec>;
+
+    /// What a shard may cut at.
+    fn granularity(&self) -> Granularity;
+}
+
+/// One step of an optimizer.
+pub(crate) trait Rule<B: Kernels>: StateLayout {
+    /// Updates parameters that have the same numbers; results are in the order of `updates`. Each gradient is first multiplied by
+    /// `gradient_scale` `[1]`, which stays on the device.
+    ///
+    /// Parameters and state arrive with their only handle, so that a backend can update them in place.
+    fn step(
+        &self,
+        updates: Vec<Update<B>>,
+        gradient_scale: Tensor<B, 1>,
+        numbers: &StepNumbers,
+    ) -> Vec<(Tensor<B, 1>, Vec<StateTensor<B>>)>;
+}
+
+/// The numbers of one step for one group of parameters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct StepNumbers {
+    pub(crate) learning_rate: f64,
+    pub(crate) weight_decay: f64,
+    /// From 1.
+    pub(crate) step: u64,
+}
+
+/// A parameter with its gradient, both flat f32, and its state.
+pub(crate) struct Update<B: Kernels> {
+    pub(crate) parameter: Tensor<B, 1>,
+    pub(crate) gradient: Tensor<B, 1>,
+    pub(crate) state: Vec<StateTensor<B>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(kind: OptimizerKind) -> OptimizerConfig {
+        OptimizerConfig { kind, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0, max_grad_norm: None }
+    }
+
+    fn tensor(role: Role, shape: &[usize]) -> TensorSpec {
+        TensorSpec { name: format!("{role:?}"), shape: shape.to_vec(), role, layer: None }
+    }
+
+    #[test]
+    fn state_bytes_count_moments_scales_and_whole_blocks() {
+        let tensors = [tensor(Role::Projection, &[100, 50]), tensor(Role::Norm, &[64])];
+        assert_eq!(config(OptimizerKind::AdamW).state_bytes(&tensors, 1), (5000 + 64) * 8);
+        // 5,000 elements are 20 blocks of 256.
+        for kind in [OptimizerKind::AdamW8bit, OptimizerKind::PagedAdamW8bit] {
+            assert_eq!(config(kind).state_bytes(&tensors, 1), 2 * (20 * 256 + 20 * 4) + 64 * 8);
+            assert_eq!(config(kind).state_bytes(&tensors, 4), 2 * (20 * 256 * 4 + 20 * 4) + 64 * 8);
+        }
+    }
+
+    #[test]
+    fn shards_are_cut_where_blocks_of_the_state_end() {
+        assert_eq!(config(OptimizerKind::AdamW).granularity(), Granularity::Elements(1));
+        assert_eq!(config(OptimizerKind::AdamW8bit).granularity(), Granularity::Elements(256));
+    }
+}

@@ -1,0 +1,130 @@
+//! A gradient sink that sums gradients over ranks while the backward still runs.
+//!
+//! A gradient is complete after its last contribution in the last micro-batch of a step. Complete gradients go into a bucket, and a
+//! full bucket is summed over all ranks at once, inside the backward: few large exchanges instead of one per parameter, and all but
+//! the last while later layers are still computed. (PyTorch's DistributedDataParallel does the same; Li et al., 2020.)
+//!
+//! The order of buckets is the order in which gradients become complete. It follows from the model alone, so it is the same on
+//! every rank, as collectives require.
+//! Trade-off: only the last micro-batch overlaps with communication, and every rank holds all gradients.
+
+use std::sync::Arc;
+
+use burn_tensor::Tensor;
+use firebrick_kernels::{Contributions, GradientMap, GradientSink, Kernels, Parameter};
+
+use crate::error::ParallelError;
+use crate::ranks::Ranks;
+
+/// Bytes of gradients that are summed at once, as in PyTorch's DistributedDataParallel.
+pub const BUCKET_BYTES: usize = 25 << 20;
+
+/// Collects the gradients of a step and sums them over all ranks. With one rank it is a [`GradientMap`].
+pub struct ReducingSink<B: Kernels> {
+    ranks: Ranks,
+    contributions: Contributions,
+    in_last_micro_batch: bool,
+    /// Sums over this rank's contributions; with one rank, all gradients until the end.
+    local: GradientMap<B>,
+    bucket: Bucket<B>,
+    /// Sums over all ranks, or why there are none.
+    reduced: Result<GradientMap<B>, ParallelError>,
+}
+
+/// Complete gradients that wait to be summed, in the order of completion.
+struct Bucket<B: Kernels> {
+    capacity: usize,
+    bytes: usize,
+    names: Vec<Arc<str>>,
+    gradients: Vec<Tensor<B, 1>>,
+}
+
+impl<B: Kernels> ReducingSink<B> {
+    /// A sink for one step, with buckets of [`BUCKET_BYTES`].
+    pub fn new(ranks: &Ranks, contributions: Contributions) -> Self {
+        Self::with_bucket_bytes(ranks, contributions, BUCKET_BYTES)
+    }
+
+    /// A sink for one step that sums gradients once `bucket_bytes` bytes of them are complete.
+    pub fn with_bucket_bytes(ranks: &Ranks, contributions: Contributions, bucket_bytes: usize) -> Self {
+        Self {
+            ranks: ranks.clone(),
+            contributions,
+            in_last_micro_batch: false,
+            local: GradientMap::default(),
+            bucket: Bucket { capacity: bucket_bytes, bytes: 0, names: Vec::new(), gradients: Vec::new() },
+            reduced: Ok(GradientMap::default()),
+        }
+    }
+
+    /// Sums what is left and returns the gradients of the step, the same bits on every rank.
+    ///
+    /// # Errors
+    /// The first exchange that failed, here or inside the backward. The step must not be taken.
+    ///
+    /// # Panics
+    /// If the last micro-batch is not over.
+    pub fn finish(mut self) -> Result<GradientMap<B>, ParallelError> {
+        assert!(self.in_last_micro_batch, "the last micro-batch of the step has not begun");
+        // Checks that every contribution of the last micro-batch has arrived.
+        self.contributions.begin_micro_batch(false);
+        if self.ranks.world_size() == 1 {
+            return Ok(self.local);
+        }
+        assert!(self.local.is_empty(), "{} gradients are not complete", self.local.len());
+        self.reduce_bucket();
+        self.reduced
+    }
+
+    /// Notes a contribution that `local` already contains, and passes the gradient on if it was the last one.
+    fn arrive(&mut self, parameter: &Parameter<B>) {
+        let is_complete = self.contributions.arrive(&parameter.name);
+        if !is_complete || self.ranks.world_size() == 1 {
+            return;
+        }
+        let gradient = self.local.remove(&parameter.name).expect("the contribution was just added");
+        self.bucket.bytes += parameter.elements() * size_of::<f32>();
+        self.bucket.names.push(parameter.name.clone());
+        self.bucket.gradients.push(gradient);
+        if self.bucket.bytes >= self.bucket.capacity {
+            self.reduce_bucket();
+        }
+    }
+
+    /// Sums the bucket over all ranks and empties it. After an error nothing is exchanged any more.
+    fn reduce_bucket(&mut self) {
+        let (names, gradients) = (std::mem::take(&mut self.bucket.names), std::mem::take(&mut self.bucket.gradients));
+        self.bucket.bytes = 0;
+        let Ok(reduced) = &mut self.reduced else { return };
+        if gradients.is_empty() {
+            return;
+        }
+        match self.ranks.all_reduce_sum::<B>(gradients) {
+            Ok(sums) => names.into_iter().zip(sums).for_each(|(name, sum)| reduced.insert(name, sum)),
+            Err(error) => self.reduced = Err(error),
+        }
+    }
+}
+
+impl<B: Kernels> GradientSink<B> for ReducingSink<B> {
+    fn begin_micro_batch(&mut self, is_last: bool) {
+        assert!(!self.in_last_micro_batch, "a micro-batch follows the last one of the step");
+        self.in_last_micro_batch = is_last;
+        self.contributions.begin_micro_batch(is_last);
+        self.local.begin_micro_batch(is_last);
+    }
+
+    fn add(&mut self, parameter: &Parameter<B>, gradient: Tensor<B, 1>) {
+        self.local.add(parameter, gradient);
+        self.arrive(parameter);
+    }
+
+    fn lend(&mut self, parameter: &Parameter<B>) -> Option<Tensor<B, 1>> {
+        self.local.lend(parameter)
+    }
+
+    fn give_back(&mut self, parameter: &Parameter<B>, sum: Tensor<B, 1>) {
+        self.local.give_back(parameter, sum);
+        self.arrive(parameter);
+    }
+}

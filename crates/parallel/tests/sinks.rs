@@ -1,0 +1,294 @@
+//! Every gradient sink gives the same sums: a map, a reducing sink on one rank, and reducing sinks on several ranks that share the data.
+//!
+//! The model has a tied embedding, which gets two contributions per micro-batch; steps have several micro-batches; GEMMs add in place
+//! where a sink lends its sum. Most gradients are small integers: then sums are exact in f32 and independent of their order.
+//! Trade-off: ranks are threads on the CPU; libraries that move bytes between devices are tested in their own crates.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use burn_flex::Flex;
+use burn_tensor::Tensor;
+use firebrick_arch::{EMBEDDING, FINAL_NORM, Role};
+use firebrick_kernels::comm::{Transport, local_group};
+use firebrick_kernels::{CommError, Communicator, Contributions, GradientMap, GradientSink, Parameter};
+use firebrick_parallel::{NonFiniteSink, ParallelError, Ranks, ReducingSink};
+
+/// Micro-batches of a step over all ranks: divisible by every number of ranks in these tests.
+const MICRO_BATCHES: usize = 18;
+/// Bucket sizes in bytes: every gradient alone, a few together, all in one.
+const BUCKETS: [usize; 3] = [1, 200, 1 << 20];
+
+const UP: &str = "model.layers.0.mlp.up_proj.weight";
+const DOWN: &str = "model.layers.0.mlp.down_proj.weight";
+
+/// In the order in which the backward meets them. The embedding is also the head: it is met first and last.
+fn parameters() -> Vec<Parameter<Flex>> {
+    [
+        (EMBEDDING, vec![11, 4], Role::Embedding),
+        (FINAL_NORM, vec![4], Role::Norm),
+        (DOWN, vec![4, 8], Role::Projection),
+        (UP, vec![8, 4], Role::Projection),
+        (EMBEDDING, vec![11, 4], Role::Embedding),
+    ]
+    .into_iter()
+    .map(|(name, shape, role)| {
+        let values = vec![0.0; shape.iter().product()];
+        Parameter::from_host(name, &shape, role, &values, &Default::default())
+    })
+    .collect()
+}
+
+fn contributions() -> Contributions {
+    Contributions::with_twice(vec![EMBEDDING.into()])
+}
+
+/// Integers from -8 to 8 that differ between micro-batches, contributions and elements.
+fn integers(micro_batch: usize, contribution: usize, elements: usize) -> Vec<f32> {
+    let seed = micro_batch * 31 + contribution * 7;
+    (0..elements).map(|index| ((index * index + seed * (index + 3)) % 17) as f32 - 8.0).collect()
+}
+
+/// Values whose sums depend on the order of their terms.
+fn fractions(micro_batch: usize, contribution: usize, elements: usize) -> Vec<f32> {
+    let start = (micro_batch * 5 + contribution) as f32;
+    (0..elements).map(|index| (start + index as f32 * 0.73).sin()).collect()
+}
+
+/// The backward passes of a step. Projections add in place if the sink lends its sum.
+fn backward<S: GradientSink<Flex>>(
+    sink: &mut S,
+    micro_batches: &[usize],
+    values: impl Fn(usize, usize, usize) -> Vec<f32>,
+) {
+    for (index, &micro_batch) in micro_batches.iter().enumerate() {
+        sink.begin_micro_batch(index + 1 == micro_batches.len());
+        for (contribution, parameter) in parameters().iter().enumerate() {
+            let values = values(micro_batch, contribution, parameter.elements());
+            let gradient = Tensor::from_floats(values.as_slice(), &Default::default());
+            let lent = if parameter.role == Role::Projection { sink.lend(parameter) } else { None };
+            match lent {
+                Some(sum) => sink.give_back(parameter, sum.add(gradient)),
+                None => sink.add(parameter, gradient),
+            }
+        }
+    }
+}
+
+type Bits = BTreeMap<Arc<str>, Vec<u32>>;
+
+fn bits(gradients: &GradientMap<Flex>) -> Bits {
+    let values = |gradient: &Tensor<Flex, 1>| gradient.to_data().to_vec::<f32>().unwrap();
+    gradients
+        .iter()
+        .map(|(name, gradient)| (name.clone(), values(gradient).into_iter().map(f32::to_bits).collect()))
+        .collect()
+}
+
+/// What `GradientMap` gives for all micro-batches.
+fn sums_of_a_map() -> Bits {
+    let mut map = GradientMap::default();
+    backward(&mut map, &(0..MICRO_BATCHES).collect::<Vec<_>>(), integers);
+    bits(&map)
+}
+
+/// Runs `work` on one thread per rank; results in rank order.
+fn on_ranks<T: Send>(world_size: usize, work: impl Fn(Ranks) -> T + Sync) -> Vec<T> {
+    let work = &work;
+    thread::scope(|scope| {
+        let threads: Vec<_> = local_group(world_size)
+            .into_iter()
+            .map(|communicator| scope.spawn(move || work(Ranks::new(communicator))))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// The gradients of a step in which each rank gets its share of the micro-batches.
+fn reduce(
+    ranks: &Ranks,
+    bucket_bytes: usize,
+    values: impl Fn(usize, usize, usize) -> Vec<f32>,
+) -> Result<GradientMap<Flex>, ParallelError> {
+    let share: Vec<usize> = (0..MICRO_BATCHES).skip(ranks.rank()).step_by(ranks.world_size()).collect();
+    let mut sink = ReducingSink::with_bucket_bytes(ranks, contributions(), bucket_bytes);
+    backward(&mut sink, &share, values);
+    sink.finish()
+}
+
+#[test]
+fn the_map_holds_the_sum_of_all_contributions() {
+    let mut expected: BTreeMap<Arc<str>, Vec<f32>> = BTreeMap::new();
+    for micro_batch in 0..MICRO_BATCHES {
+        for (contribution, parameter) in parameters().iter().enumerate() {
+            let values = integers(micro_batch, contribution, parameter.elements());
+            let sum = expected.entry(parameter.name.clone()).or_insert_with(|| vec![0.0; values.len()]);
+            sum.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+        }
+    }
+    let expected: Bits =
+        expected.into_iter().map(|(name, sum)| (name, sum.into_iter().map(f32::to_bits).collect())).collect();
+    assert_eq!(sums_of_a_map(), expected);
+}
+
+#[test]
+fn one_rank_gives_the_sums_of_the_map_bit_for_bit() {
+    for values in [integers, fractions] {
+        let mut map = GradientMap::default();
+        backward(&mut map, &[0, 1, 2], values);
+        for bucket_bytes in BUCKETS {
+            let mut sink = ReducingSink::with_bucket_bytes(&Ranks::single(), contributions(), bucket_bytes);
+            backward(&mut sink, &[0, 1, 2], values);
+            assert_eq!(bits(&sink.finish().unwrap()), bits(&map));
+        }
+    }
+}
+
+#[test]
+fn ranks_that_share_the_data_give_the_sums_of_one_rank_with_all_of_it() {
+    let expected = sums_of_a_map();
+    for world_size in [2, 3, 6] {
+        for bucket_bytes in BUCKETS {
+            for sums in on_ranks(world_size, |ranks| bits(&reduce(&ranks, bucket_bytes, integers).unwrap())) {
+                assert_eq!(sums, expected, "{world_size} ranks, buckets of {bucket_bytes} bytes");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_rank_gets_the_same_bits_where_sums_are_rounded() {
+    for world_size in [2, 3] {
+        let sums = on_ranks(world_size, |ranks| bits(&reduce(&ranks, 200, fractions).unwrap()));
+        assert!(sums.windows(2).all(|pair| pair[0] == pair[1]), "{world_size} ranks");
+    }
+}
+
+/// A second rank that always has the same bytes as the first, and a record of how many bytes each exchange had.
+#[derive(Default)]
+struct Mirror {
+    exchanges: Mutex<Vec<usize>>,
+}
+
+impl Mirror {
+    fn exchanges(&self) -> Vec<usize> {
+        self.exchanges.lock().unwrap().clone()
+    }
+}
+
+impl Transport for Mirror {
+    fn all_gather(&self, _operation: &'static str, bytes: Vec<u8>) -> Result<Vec<Arc<[u8]>>, CommError> {
+        self.exchanges.lock().unwrap().push(bytes.len());
+        let bytes: Arc<[u8]> = bytes.into();
+        Ok(vec![bytes.clone(), bytes])
+    }
+}
+
+#[test]
+fn full_buckets_are_reduced_inside_the_last_backward_and_the_rest_at_the_end() {
+    let mirror = Arc::new(Mirror::default());
+    let ranks = Ranks::new(Communicator::new(0, 2, mirror.clone()));
+    let mut sink = ReducingSink::with_bucket_bytes(&ranks, contributions(), 200);
+    backward(&mut sink, &[0, 1, 2], integers);
+    // Final norm (4 values), down_proj (32) and up_proj (32) are complete before the embedding (44) is.
+    assert_eq!(mirror.exchanges(), [4 * (4 + 32 + 32)]);
+    let sums = sink.finish().unwrap();
+    assert_eq!(mirror.exchanges(), [4 * (4 + 32 + 32), 4 * 44]);
+
+    let mut map = GradientMap::default();
+    backward(&mut map, &[0, 0, 1, 1, 2, 2], integers);
+    assert_eq!(bits(&sums), bits(&map));
+}
+
+#[test]
+fn a_rank_that_dies_gives_an_error_on_the_others() {
+    for world_size in [2, 3] {
+        for bucket_bytes in BUCKETS {
+            let results = on_ranks(world_size, |ranks| {
+                // The last rank leaves before its backward.
+                (ranks.rank() + 1 < world_size).then(|| reduce(&ranks, bucket_bytes, integers).unwrap_err())
+            });
+            for (rank, result) in results[..world_size - 1].iter().enumerate() {
+                let ParallelError::Comm(error) = result.clone().unwrap();
+                assert!(matches!(error, CommError::Lost { rank: noticed, .. } if noticed == rank), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "got 1 of 2 contributions")]
+fn finish_refuses_a_step_with_a_contribution_missing() {
+    let mut sink = ReducingSink::<Flex>::new(&Ranks::single(), contributions());
+    let embedding = &parameters()[0];
+    sink.begin_micro_batch(true);
+    sink.add(embedding, Tensor::ones([embedding.elements()], &Default::default()));
+    let _ = sink.finish();
+}
+
+/// The parameter that the sink names, after a step in which one value of the given contributions is bad.
+fn named(bad: &[(usize, usize, f32)]) -> (Option<Arc<str>>, GradientMap<Flex>) {
+    let mut sink = NonFiniteSink::new(GradientMap::default());
+    backward(&mut sink, &[0, 1, 2], |micro_batch, contribution, elements| {
+        let mut values = integers(micro_batch, contribution, elements);
+        for &(_, _, value) in bad.iter().filter(|(m, c, _)| (*m, *c) == (micro_batch, contribution)) {
+            values[elements - 1] = value;
+        }
+        values
+    });
+    (sink.first_non_finite(), sink.into_inner())
+}
+
+#[test]
+fn finite_gradients_pass_the_non_finite_sink_unchanged() {
+    let (name, gradients) = named(&[]);
+    assert_eq!(name, None);
+    let mut map = GradientMap::default();
+    backward(&mut map, &[0, 1, 2], integers);
+    assert_eq!(bits(&gradients), bits(&map));
+    assert_eq!(NonFiniteSink::<Flex, _>::new(GradientMap::default()).first_non_finite(), None);
+}
+
+#[test]
+fn the_non_finite_sink_names_the_first_bad_parameter_in_the_order_of_the_backward() {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for micro_batch in 0..3 {
+            for (contribution, parameter) in parameters().iter().enumerate() {
+                // What the backward computes after a bad value is bad, too.
+                let all: Vec<_> = (contribution..5).map(|later| (micro_batch, later, bad)).collect();
+                assert_eq!(
+                    named(&all).0.as_ref(),
+                    Some(&parameter.name),
+                    "contribution {contribution} of {micro_batch}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_bad_embedding_gradient_does_not_hide_where_a_later_micro_batch_goes_wrong() {
+    // Micro-batch 0 is bad from up_proj on, and so is the embedding's second contribution; micro-batch 1 from down_proj on.
+    let bad: Vec<_> = [(0, 3), (0, 4), (1, 2), (1, 3), (1, 4)].map(|(m, c)| (m, c, f32::NAN)).into();
+    assert_eq!(named(&bad).0.unwrap().as_ref(), DOWN);
+}
+
+#[test]
+fn the_non_finite_sink_wraps_a_reducing_sink() {
+    let results = on_ranks(2, |ranks| {
+        let mut sink = NonFiniteSink::new(ReducingSink::with_bucket_bytes(&ranks, contributions(), 1));
+        backward(&mut sink, &[ranks.rank()], |micro_batch, contribution, elements| {
+            let mut values = integers(micro_batch, contribution, elements);
+            values[0] = if (micro_batch, contribution) == (1, 3) { f32::NAN } else { values[0] };
+            values
+        });
+        let name = sink.first_non_finite();
+        (name, sink.into_inner().finish().unwrap())
+    });
+    // The sink looks at the gradients of its own rank; the sum has the NaN on every rank.
+    assert_eq!((results[0].0.as_deref(), results[1].0.as_deref()), (None, Some(UP)));
+    for (_, gradients) in &results {
+        assert!(gradients.get(UP).unwrap().clone().is_nan().any().into_scalar());
+    }
+}

@@ -1,0 +1,301 @@
+//! NF4 ("4-bit NormalFloat", QLoRA, arXiv 2305.14314): sixteen levels at the quantiles of a normal distribution, and
+//! blocks of 64 values with one scale each. `scales.rs` quantizes the scales (double quantization). The bytes are those
+//! of bitsandbytes.
+//!
+//! Two codes per byte, row-major, the earlier one in the HIGH nibble. An odd count leaves code 7 (zero) in the last
+//! nibble.
+//!
+//! Where the code paths of bitsandbytes differ from each other, this crate does the following (all measured, see
+//! tests/goldens.rs):
+//! - Packed codes and plain scales: those of its CPU path. The CUDA path agrees, with three exceptions. A scaled value
+//!   within a rounding error of a decision point may get the neighboring code there (it uses an approximate reciprocal,
+//!   and four of its fifteen decision points are one f32 away). Blocks of zeros get code 0 there and 7 here (7 is exactly
+//!   zero; code 0 becomes about -0.0085 once double quantization has moved the scale away from zero). And it treats
+//!   subnormal numbers as zero.
+//! - Offset: PyTorch's mean on one CPU thread. Other thread counts and CUDA add in another order, so last bits differ.
+//! - Codes of the scales: nearest level, as on CUDA ([`crate::blockwise`]). The CPU path of bitsandbytes 0.50 uses a
+//!   coarser table and differs by one code for about 1 scale in 400.
+//!
+//! Not supported: other block sizes than 64.
+
+use crate::dynamic_map::midpoints;
+use crate::error::{Error, Result};
+use crate::workers;
+
+/// Values that share one scale.
+pub const BLOCK_SIZE: usize = 64;
+
+/// The sixteen levels, `get_4bit_type("nf4")` of bitsandbytes/functional.py.
+pub const LEVELS: [f32; 16] = [
+    -1.0,
+    -0.696_192_8,
+    -0.525_073_05,
+    -0.394_917_5,
+    -0.284_441_38,
+    -0.184_773_43,
+    -0.091_050_036,
+    0.0,
+    0.079_580_3,
+    0.160_930_2,
+    0.246_112_3,
+    0.337_915_24,
+    0.440_709_83,
+    0.562_617,
+    0.722_956_84,
+    1.0,
+];
+
+/// The code of a value is the number of decision points below it. A value on a decision point gets the lower code.
+const DECISIONS: [f32; 15] = midpoints(&LEVELS);
+
+/// Values are looked up in cells of width 1/16, centered on the multiples of 1/16: cell 0 is around -1, cell 32 around 1.
+const CELLS_PER_UNIT: f32 = 16.0;
+/// Room for 33 cells, rounded up so that six bits always index it.
+const CELLS: usize = 64;
+/// Adding this to a small number leaves the number, rounded to an integer, in the lowest bits of the sum: 1.5 · 2^23,
+/// plus the index of cell 0.
+const ROUNDER: f32 = 12_582_912.0 + CELLS_PER_UNIT;
+
+/// For each cell, the number of decision points below it and the one inside it (infinity if there is none).
+const CELL_TABLE: [(u8, f32); CELLS] = cell_table();
+
+const fn cell_table() -> [(u8, f32); CELLS] {
+    let mut table = [(0, f32::INFINITY); CELLS];
+    let mut cell = 0;
+    while cell < CELLS {
+        let center = cell as f32 / CELLS_PER_UNIT - 1.0;
+        let (low, high) = (center - 0.5 / CELLS_PER_UNIT, center + 0.5 / CELLS_PER_UNIT);
+        let mut decision = 0;
+        while decision < DECISIONS.len() {
+            if DECISIONS[decision] < low {
+                table[cell].0 += 1;
+            } else if DECISIONS[decision] < high {
+                assert!(table[cell].1 == f32::INFINITY, "one decision point per cell");
+                table[cell].1 = DECISIONS[decision];
+            }
+            decision += 1;
+        }
+        cell += 1;
+    }
+    table
+}
+
+/// Smallest divisor, used for smaller scales, so that a block of zeros does not divide by zero.
+const SMALLEST_DIVISOR: f32 = 1e-38;
+
+/// Packed codes, and the scale of each block (its largest magnitude).
+///
+/// # Errors
+/// [`Error::NonFinite`].
+pub(crate) fn encode<T: Copy + Sync>(
+    values: &[T],
+    widen: impl Fn(T) -> f32 + Copy + Send,
+) -> Result<(Vec<u8>, Vec<f32>)> {
+    let mut codes = vec![0; values.len().div_ceil(2)];
+    let mut scales = vec![0.0; values.len().div_ceil(BLOCK_SIZE)];
+    let span = workers::blocks_per_worker(scales.len(), BLOCK_SIZE);
+    let spans =
+        values.chunks(span * BLOCK_SIZE).zip(codes.chunks_mut(span * BLOCK_SIZE / 2)).zip(scales.chunks_mut(span));
+    let outcomes =
+        workers::run(spans.map(|((values, codes), scales)| move || encode_span(values, widen, codes, scales)));
+    for (worker, outcome) in outcomes.into_iter().enumerate() {
+        outcome.map_err(|(index, value)| Error::NonFinite { index: worker * span * BLOCK_SIZE + index, value })?;
+    }
+    Ok((codes, scales))
+}
+
+/// Encodes whole blocks and, at the end of the tensor, a partial one. Fails with the place and value of the first NaN or
+/// infinity.
+fn encode_span<T: Copy>(
+    values: &[T],
+    widen: impl Fn(T) -> f32 + Copy,
+    codes: &mut [u8],
+    scales: &mut [f32],
+) -> std::result::Result<(), (usize, f32)> {
+    let blocks = values.chunks(BLOCK_SIZE).zip(codes.chunks_mut(BLOCK_SIZE / 2)).zip(scales);
+    let mut wide = [0.0; BLOCK_SIZE];
+    for (index, ((block, codes), scale)) in blocks.enumerate() {
+        wide[block.len()..].fill(0.0);
+        for (wide, &value) in wide.iter_mut().zip(block) {
+            *wide = widen(value);
+        }
+        let largest = largest_magnitude(&wide).map_err(|within| (index * BLOCK_SIZE + within, wide[within]))?;
+        let divisor = largest.max(SMALLEST_DIVISOR);
+        // As in the CPU path of bitsandbytes, a partial block divides, and stores a scale that is never zero.
+        if block.len() == BLOCK_SIZE {
+            *scale = largest;
+            let reciprocal = 1.0 / divisor;
+            wide.iter_mut().for_each(|value| *value *= reciprocal);
+        } else {
+            *scale = divisor;
+            wide.iter_mut().for_each(|value| *value /= divisor);
+        }
+        pack(&wide, codes);
+    }
+    Ok(())
+}
+
+/// Largest magnitude of a block, or the place of its first NaN or infinity.
+fn largest_magnitude(values: &[f32; BLOCK_SIZE]) -> std::result::Result<f32, usize> {
+    // Without their sign, the bits of floats are ordered as the floats are, with infinity and NaN on top.
+    let largest = values.iter().fold(0, |largest, value| value.abs().to_bits().max(largest));
+    let largest = f32::from_bits(largest);
+    if largest.is_finite() {
+        Ok(largest)
+    } else {
+        Err(values.iter().position(|value| !value.is_finite()).expect("the largest magnitude is one of the values"))
+    }
+}
+
+/// Codes of a block scaled to [-1, 1], two per byte, the earlier one in the high nibble; as many bytes as `codes`
+/// has.
+fn pack(scaled: &[f32; BLOCK_SIZE], codes: &mut [u8]) {
+    for (byte, [first, second]) in codes.iter_mut().zip(scaled.as_chunks().0) {
+        *byte = code(*first) << 4 | code(*second);
+    }
+}
+
+/// Code of a value in [-1, 1].
+#[inline(always)] // also at opt-level 1, where development builds load models
+fn code(scaled: f32) -> u8 {
+    let cell = (scaled * CELLS_PER_UNIT + ROUNDER).to_bits() as usize % CELLS;
+    let (below, decision) = CELL_TABLE[cell];
+    below + u8::from(scaled > decision)
+}
+
+/// The `count` values of the packed codes: level times scale.
+///
+/// # Panics
+/// If codes, scales and count belong to different tensors.
+pub(crate) fn decode(codes: &[u8], scales: &[f32], count: usize) -> Vec<f32> {
+    assert_eq!(codes.len(), count.div_ceil(2), "two codes per byte");
+    assert_eq!(scales.len(), count.div_ceil(BLOCK_SIZE), "one scale per block");
+    let mut values = vec![0.0; count];
+    let span = workers::blocks_per_worker(scales.len(), BLOCK_SIZE);
+    let length = span * BLOCK_SIZE;
+    let spans = values.chunks_mut(length).zip(codes.chunks(length / 2)).zip(scales.chunks(span));
+    workers::run(spans.map(|((values, codes), scales)| {
+        move || {
+            let blocks = values.chunks_mut(BLOCK_SIZE).zip(codes.chunks(BLOCK_SIZE / 2)).zip(scales);
+            for ((values, codes), &scale) in blocks {
+                decode_block(values, codes, scale);
+            }
+        }
+    }));
+    values
+}
+
+/// `codes` holds one byte per two values; the last byte is half used if their count is odd.
+fn decode_block(values: &mut [f32], codes: &[u8], scale: f32) {
+    let scaled = LEVELS.map(|level| level * scale);
+    for (pair, byte) in values.chunks_mut(2).zip(codes) {
+        pair[0] = scaled[usize::from(byte >> 4)];
+        if let Some(second) = pair.get_mut(1) {
+            *second = scaled[usize::from(byte & 0xF)];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_values::Draws;
+
+    fn round_trip(values: &[f32]) -> Vec<f32> {
+        let (codes, scales) = encode(values, |value| value).unwrap();
+        decode(&codes, &scales, values.len())
+    }
+
+    #[test]
+    fn levels_are_bit_identical_to_the_published_ones() {
+        // With the digits that bitsandbytes prints, which identify f32 numbers exactly.
+        let published = [
+            -1.0,
+            -0.6961928009986877,
+            -0.5250730514526367,
+            -0.39491748809814453,
+            -0.28444138169288635,
+            -0.18477343022823334,
+            -0.09105003625154495,
+            0.0,
+            0.07958029955625534,
+            0.16093020141124725,
+            0.24611230194568634,
+            0.33791524171829224,
+            0.44070982933044434,
+            0.5626170039176941,
+            0.7229568362236023,
+            1.0_f64,
+        ];
+        assert_eq!(LEVELS.map(f64::from), published);
+    }
+
+    #[test]
+    fn code_is_the_number_of_decision_points_below() {
+        let counted = |value: f32| DECISIONS.iter().filter(|&&decision| value > decision).count() as u8;
+        let mut draws = Draws(19);
+        let drawn = (0..100_000).map(|_| draws.uniform());
+        let cell_edges = (-32..=32).map(|edge| edge as f32 / 32.0);
+        let points: Vec<f32> = cell_edges.chain(DECISIONS).chain([0.0, -0.0, f32::MIN_POSITIVE]).collect();
+        // A scaled value exceeds 1 by at most a rounding.
+        let near = points.iter().flat_map(|point| [point.next_down(), *point, point.next_up()]);
+        for value in drawn.chain(near) {
+            assert_eq!(code(value), counted(value), "{value:e}");
+        }
+    }
+
+    #[test]
+    fn levels_times_a_power_of_two_come_back_exactly() {
+        for scale in [1.0, 0.25, 64.0, 2.0_f32.powi(-40)] {
+            let values: Vec<f32> = (0..640).map(|index| LEVELS[index * 7 % 16] * scale).collect();
+            assert_eq!(round_trip(&values), values);
+        }
+    }
+
+    #[test]
+    fn each_value_takes_the_nearest_level_of_its_block() {
+        let mut draws = Draws(20);
+        for _ in 0..50 {
+            let count = 1 + draws.below(1000);
+            let values = draws.vector(count, 0.3);
+            let back = round_trip(&values);
+            for (block, back) in values.chunks(BLOCK_SIZE).zip(back.chunks(BLOCK_SIZE)) {
+                let scale = block.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+                for (value, back) in block.iter().zip(back) {
+                    let nearest =
+                        LEVELS.iter().map(|level| (level * scale - value).abs()).fold(f32::INFINITY, f32::min);
+                    assert!((back - value).abs() <= nearest + scale * 1e-6, "{value} became {back}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn many_threads_give_what_one_block_at_a_time_gives() {
+        let count = (1 << 19) + 33;
+        let values = Draws(23).vector(count, 0.1);
+        let (codes, scales) = encode(&values, |value| value).unwrap();
+        for (index, block) in values.chunks(BLOCK_SIZE).enumerate() {
+            let (alone, scale) = encode(block, |value| value).unwrap();
+            assert_eq!(codes[index * 32..][..alone.len()], alone);
+            assert_eq!(scales[index], scale[0]);
+        }
+    }
+
+    #[test]
+    fn the_error_names_the_first_value_that_is_not_finite() {
+        let count = (1 << 18) + 11;
+        for (places, expected) in [(vec![count - 1], count - 1), (vec![70, 69, count - 9], 69), (vec![200_000, 3], 3)] {
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut values = vec![0.5; count];
+                places.iter().for_each(|&place| values[place] = bad);
+                match encode(&values, |value| value).unwrap_err() {
+                    Error::NonFinite { index, value } => {
+                        assert_eq!((index, value.to_bits()), (expected, bad.to_bits()));
+                    }
+                    other => panic!("{other}"),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! A tensor in a quantized format, and the way into and out of every such format. A format adds one arm to `encode` and
+//! one to `dequantize`; its arithmetic is in a file of its own, such as `nf4.rs`.
+//!
+//! Trade-off: everything is on the host. Backends quantize on the device where that is faster, and are tested against
+//! this.
+
+use half::{bf16, f16};
+
+use crate::error::{Error, Result};
+use crate::format::{Format, QuantFormat};
+use crate::nf4;
+use crate::scales::{BlockScales, HostScales};
+
+/// A tensor as packed codes with its scales.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QuantizedTensor {
+    /// How codes and scales are to be read.
+    pub format: QuantFormat,
+    /// The packed codes, row-major over the flat tensor; the format's module says how they lie in a byte.
+    pub codes: Vec<u8>,
+    /// The scales. Blocks run over the flat tensor, across rows.
+    pub scales: HostScales,
+    /// Shape of the values, `[out, in]` for a linear weight.
+    pub shape: Vec<usize>,
+}
+
+impl QuantFormat {
+    /// Quantizes the f32 values of a row-major tensor of `shape`.
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`], [`Error::ShapeMismatch`], [`Error::Empty`], and [`Error::OffsetOverflow`] with double
+    /// quantization.
+    pub fn quantize(self, values: &[f32], shape: &[usize]) -> Result<QuantizedTensor> {
+        self.quantize_with(values, |value| value, shape)
+    }
+
+    /// Quantizes a tensor of `shape` from its little-endian bytes at any alignment, such as those of a mapped safetensors
+    /// file. Values are widened to f32 exactly, one block at a time.
+    ///
+    /// # Errors
+    /// As [`QuantFormat::quantize`], and [`Error::UnsupportedSource`] unless `stored` is f32, f16 or bf16.
+    pub fn quantize_bytes(self, bytes: &[u8], stored: Format, shape: &[usize]) -> Result<QuantizedTensor> {
+        match stored {
+            Format::F32 => self.quantize_with(in_groups(bytes, shape)?, f32::from_le_bytes, shape),
+            Format::F16 => {
+                self.quantize_with(in_groups(bytes, shape)?, |bytes| f16::from_le_bytes(bytes).to_f32(), shape)
+            }
+            Format::Bf16 => {
+                self.quantize_with(in_groups(bytes, shape)?, |bytes| widen(bf16::from_le_bytes(bytes)), shape)
+            }
+            Format::Quantized(_) | Format::Int8Blockwise => Err(Error::UnsupportedSource { format: stored.name() }),
+        }
+    }
+
+    fn quantize_with<T: Copy + Sync>(
+        self,
+        values: &[T],
+        widen: impl Fn(T) -> f32 + Copy + Send,
+        shape: &[usize],
+    ) -> Result<QuantizedTensor> {
+        let expected = count(shape);
+        if values.len() != expected {
+            return Err(Error::ShapeMismatch { shape: shape.to_vec(), expected, got: values.len(), unit: "values" });
+        }
+        if expected == 0 {
+            return Err(Error::Empty { shape: shape.to_vec() });
+        }
+        let (codes, scales) = self.encode(values, widen)?;
+        Ok(QuantizedTensor { format: self, codes, scales, shape: shape.to_vec() })
+    }
+
+    /// Packed codes and scales of at least one value.
+    fn encode<T: Copy + Sync>(
+        self,
+        values: &[T],
+        widen: impl Fn(T) -> f32 + Copy + Send,
+    ) -> Result<(Vec<u8>, HostScales)> {
+        match self {
+            Self::Nf4 { double_quant } => {
+                let (codes, scales) = nf4::encode(values, widen)?;
+                let block = if double_quant { BlockScales::nested(scales)? } else { BlockScales::Float(scales) };
+                Ok((codes, HostScales { block }))
+            }
+        }
+    }
+}
+
+impl QuantizedTensor {
+    /// Number of values.
+    pub fn count(&self) -> usize {
+        count(&self.shape)
+    }
+
+    /// Bytes of codes and scales together.
+    pub fn bytes(&self) -> usize {
+        self.codes.len() + self.scales.block.bytes()
+    }
+
+    /// The values that the codes stand for, in f32, row-major.
+    ///
+    /// # Panics
+    /// If the fields do not belong together, that is, were taken from different tensors.
+    pub fn dequantize(&self) -> Vec<f32> {
+        match self.format {
+            QuantFormat::Nf4 { .. } => nf4::decode(&self.codes, &self.scales.block.values(), self.count()),
+        }
+    }
+}
+
+/// The number of values in a tensor of `shape`. A shape too large for any memory saturates, and so matches no data.
+fn count(shape: &[usize]) -> usize {
+    shape.iter().fold(1, |count: usize, &size| count.saturating_mul(size))
+}
+
+/// The bytes as one group of `WIDTH` per value, if they are exactly those of `shape`.
+fn in_groups<'a, const WIDTH: usize>(bytes: &'a [u8], shape: &[usize]) -> Result<&'a [[u8; WIDTH]]> {
+    let (groups, rest) = bytes.as_chunks();
+    let expected = count(shape).saturating_mul(WIDTH);
+    if !rest.is_empty() || bytes.len() != expected {
+        return Err(Error::ShapeMismatch { shape: shape.to_vec(), expected, got: bytes.len(), unit: "bytes" });
+    }
+    Ok(groups)
+}
+
+/// The f32 with the same value, computed by a shift. `half`'s own conversion also quiets NaNs, and is slower in loops.
+fn widen(value: bf16) -> f32 {
+    f32::from_bits(u32::from(value.to_bits()) << 16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_values::Draws;
+
+    const PLAIN: QuantFormat = QuantFormat::Nf4 { double_quant: false };
+    const DOUBLE: QuantFormat = QuantFormat::Nf4 { double_quant: true };
+
+    #[test]
+    fn every_source_of_the_same_values_gives_the_same_bytes() {
+        let count = 64 * 5 + 9;
+        for format in QuantFormat::ALL {
+            let bf16_values: Vec<bf16> = Draws(22).vector(count, 1.0).into_iter().map(bf16::from_f32).collect();
+            let values: Vec<f32> = bf16_values.iter().map(|value| value.to_f32()).collect();
+            let expected = format.quantize(&values, &[count]).unwrap();
+            let from_bytes = |bytes: Vec<u8>, stored| format.quantize_bytes(&bytes, stored, &[count]).unwrap();
+            let f32_bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            assert_eq!(from_bytes(f32_bytes, Format::F32), expected);
+            let bf16_bytes = bf16_values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            assert_eq!(from_bytes(bf16_bytes, Format::Bf16), expected);
+            let f16_bytes = values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect();
+            let f16_values: Vec<f32> = values.iter().map(|&value| f16::from_f32(value).to_f32()).collect();
+            assert_eq!(from_bytes(f16_bytes, Format::F16), format.quantize(&f16_values, &[count]).unwrap());
+        }
+    }
+
+    #[test]
+    fn widening_keeps_every_bf16_number_and_every_nan() {
+        for value in (0..=u16::MAX).map(bf16::from_bits) {
+            assert_eq!(widen(value).is_nan(), value.is_nan(), "{:04x}", value.to_bits());
+            if !value.is_nan() {
+                assert_eq!(widen(value).to_bits(), value.to_f32().to_bits(), "{:04x}", value.to_bits());
+            }
+        }
+    }
+
+    #[test]
+    fn double_quantization_changes_values_little_and_the_codes_not_at_all() {
+        let values = Draws(21).vector(64 * 1000, 0.02);
+        let [plain, nested] = [PLAIN, DOUBLE].map(|format| format.quantize(&values, &[1000, 64]).unwrap());
+        assert_eq!(plain.codes, nested.codes);
+        for (plain, nested) in plain.dequantize().iter().zip(nested.dequantize()) {
+            assert!((plain - nested).abs() < 2e-4, "{plain} became {nested}");
+        }
+    }
+
+    #[test]
+    fn zeros_stay_exactly_zero_even_next_to_other_blocks() {
+        for format in QuantFormat::ALL {
+            let mut values = Draws(24).vector(64 * 3 + 5, 1.0);
+            values[64..128].fill(0.0);
+            values[192..].fill(0.0);
+            let back = format.quantize(&values, &[values.len()]).unwrap().dequantize();
+            assert!(back[64..128].iter().chain(&back[192..]).all(|&value| value == 0.0));
+        }
+    }
+
+    #[test]
+    fn bytes_are_those_of_the_format() {
+        for format in QuantFormat::ALL {
+            for count in [1, 2, 63, 64, 65, 64 * 256, 64 * 256 + 1, 64 * 600] {
+                let quantized = format.quantize(&vec![1.0; count], &[count]).unwrap();
+                assert_eq!(quantized.count(), count);
+                assert_eq!(quantized.bytes(), format.bytes(count), "{format}, {count} values");
+            }
+        }
+    }
+
+    #[test]
+    fn shapes_that_do_not_fit_are_refused() {
+        let error = PLAIN.quantize(&[1.0; 5], &[2, 3]).unwrap_err();
+        assert_eq!(error, Error::ShapeMismatch { shape: vec![2, 3], expected: 6, got: 5, unit: "values" });
+        assert_eq!(DOUBLE.quantize(&[], &[0, 4]).unwrap_err(), Error::Empty { shape: vec![0, 4] });
+        let error = PLAIN.quantize_bytes(&[0; 7], Format::Bf16, &[4]).unwrap_err();
+        assert_eq!(error, Error::ShapeMismatch { shape: vec![4], expected: 8, got: 7, unit: "bytes" });
+        let error = PLAIN.quantize_bytes(&[0; 8], Format::Int8Blockwise, &[8]).unwrap_err();
+        assert_eq!(error, Error::UnsupportedSource { format: "int8_blockwise" });
+    }
+}

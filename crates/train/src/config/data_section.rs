@@ -1,0 +1,187 @@
+//! `[data]`: every key about what to train and evaluate on. The doc comments here are the descriptions in
+//! docs/config.schema.json.
+//!
+//! Values have the types of the data crate. Not supported: keys for the tokenizer itself, which is the model folder's.
+
+use std::collections::BTreeMap;
+
+use firebrick_data::{
+    Fields, FileFormat, Mix, MixUntil, OverflowPolicy, RecordFormat, SourceSpec, TextDocument, TrainOn,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// `[data]`: what to train and evaluate on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DataConfig {
+    /// What to train on, relative to the folder you run from: a file (JSONL, JSON, CSV, TSV, text, Parquet, Arrow; also
+    /// .gz and .zst), a pattern such as "data/*.jsonl", a folder, or a Hub dataset "owner/name". Several: `sources`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub path: String,
+    /// What to evaluate on, named as `path`. Default: absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_path: Option<String>,
+    /// Fraction of the training data that is held out to evaluate on, between 0 and 1, chosen by a hash of the content.
+    /// Default: absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_fraction: Option<f64>,
+    /// What the records of `path` and `eval_path` are: "chat" (`messages`), "text" (`text`), "alpaca", "sharegpt",
+    /// "prompt_completion", "pretokenized", or "auto": detected from the first record. Default "auto".
+    #[serde(default)]
+    pub format: RecordFormat,
+    /// Which tokens count in the loss: what the "assistant" writes, only its "last" answer, or "all"; messages that have a
+    /// flag of their own (`train`, `training`, `trained`, or a `weight` of 0 or 1) follow it. "flags": only messages whose
+    /// flag is true. Default: "assistant", and "all" for plain text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub train_on: Option<TrainOn>,
+    /// Train the token that ends the assistant's turn, so that the model learns to stop. Default true.
+    #[serde(default = "yes")]
+    pub train_end_of_turn: bool,
+    /// What happens to documents longer than `max_seq_len`: "truncate", "split" into several, or "drop". All are counted.
+    /// Default "truncate".
+    #[serde(default)]
+    pub overflow: OverflowPolicy,
+    /// Maximum fraction of a source's records that may be untrainable (refused by the chat template, nothing to train, ...);
+    /// a run with more is refused, fewer are counted and reported. Default 0.1.
+    #[serde(default = "default_max_bad_share")]
+    pub max_bad_share: f64,
+    /// Chat template to use instead of the model's default: a file, or the name of one of the tokenizer's templates.
+    /// Default: absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chat_template: Option<String>,
+    /// Rows are padded to a multiple of this many tokens. Default: absent, packed rows have `max_seq_len` tokens, others a
+    /// multiple of 16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pad_to_multiple_of: Option<usize>,
+    /// Threads that tokenize, and that build batches. Default: absent, the plan decides both from the machine's cores and the
+    /// backend.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workers: Option<usize>,
+    /// Folder that stores tokenized data. Default: absent, data of up to 8 MB is tokenized by each run, larger data is stored in
+    /// `FIREBRICK_CACHE` or else in the user's cache folder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<String>,
+    /// How several sources are mixed: "concatenate" (one after the other), "size" (each row once, spread evenly) or
+    /// "weight" (sampled by the sources' `weight`). Batches are shuffled in any case. Default "concatenate".
+    #[serde(default)]
+    pub mix: Mix,
+    /// When a mixture by weight ends: when the "first" source has no more records, when "all" have been read (smaller ones
+    /// repeat), or "never" before every record was used once. Default "first".
+    #[serde(default)]
+    pub mix_until: MixUntil,
+    /// Several sources, as `[[data.sources]]` tables, instead of `path`. Default: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<SourceConfig>,
+    /// Several sources to evaluate on, as `[[data.eval_sources]]` tables, instead of `eval_path`. Default: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub eval_sources: Vec<SourceConfig>,
+}
+
+/// `[[data.sources]]`: one of several sources.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SourceConfig {
+    /// A file, a pattern, a folder or a Hub dataset, as `data.path`.
+    pub path: String,
+    /// The file format, where names do not show it. Default: absent, detected from the files' names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<FileFormat>,
+    /// What the records are, as `data.format`. Default "auto".
+    #[serde(default)]
+    pub shape: RecordFormat,
+    /// Split of a Hub dataset or of a folder laid out like one. Default: absent, "train".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split: Option<String>,
+    /// Configuration (subset) of a Hub dataset. Default: absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<String>,
+    /// Branch, tag or commit of a Hub dataset. Default: absent, "main".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
+    /// Key of a JSON document that holds the list of records. Default: absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub field: Option<String>,
+    /// Only these columns are read. Default: absent, all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub columns: Option<Vec<String>>,
+    /// What is one document of a text file: the whole "file" or each "line". Default "file".
+    #[serde(default)]
+    pub text_unit: TextDocument,
+    /// At most this many records, from the beginning. Default: absent, all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
+    /// Share in a mixture by weight. Default: absent, 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<f64>,
+    /// Names of this source's keys where they are not the usual ones, as in `fields = { text = "body" }`: text, messages,
+    /// role, content, tools, system, prompt, completion, instruction, input, output, input_ids, labels. Default: none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub fields: BTreeMap<String, String>,
+    /// What this source's roles are called in chat templates, as in `roles = { bot = "assistant" }`. Default: none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub roles: BTreeMap<String, String>,
+}
+
+impl DataConfig {
+    /// The training sources: those of `sources`, or the one of `path`.
+    #[must_use]
+    pub fn training_sources(&self) -> Vec<SourceConfig> {
+        if self.sources.is_empty() { vec![self.at(&self.path)] } else { self.sources.clone() }
+    }
+
+    /// The sources of a separate held-out set; none if there is no such set.
+    #[must_use]
+    pub fn held_out_sources(&self) -> Vec<SourceConfig> {
+        match &self.eval_path {
+            Some(path) => vec![self.at(path)],
+            None => self.eval_sources.clone(),
+        }
+    }
+
+    fn at(&self, path: &str) -> SourceConfig {
+        SourceConfig { path: path.to_owned(), shape: self.format, ..SourceConfig::default() }
+    }
+}
+
+impl SourceConfig {
+    /// The source as the data crate describes it.
+    #[must_use]
+    pub fn spec(&self) -> SourceSpec {
+        SourceSpec {
+            path: self.path.clone(),
+            format: self.format,
+            split: self.split.clone(),
+            config: self.config.clone(),
+            revision: self.revision.clone(),
+            field: self.field.clone(),
+            columns: self.columns.clone(),
+            text_unit: self.text_unit,
+            limit: self.limit,
+            weight: self.weight,
+        }
+    }
+
+    /// The names of the record's keys.
+    ///
+    /// # Errors
+    /// A sentence about a name that is not one of [`Fields`]'.
+    pub fn field_names(&self) -> Result<Fields, String> {
+        let mut map: Map<String, Value> =
+            self.fields.iter().map(|(ours, theirs)| (ours.clone(), Value::from(theirs.as_str()))).collect();
+        if map.contains_key("roles") {
+            return Err("roles are mapped by the key `roles`, not in `fields`".to_owned());
+        }
+        map.insert("roles".to_owned(), self.roles.iter().map(|(a, b)| (a.clone(), Value::from(b.as_str()))).collect());
+        serde_json::from_value(Value::Object(map)).map_err(|error| error.to_string())
+    }
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn default_max_bad_share() -> f64 {
+    0.1
+}

@@ -1,0 +1,301 @@
+//! Every key of the recipe with its default. The doc comments here are the descriptions in docs/config.schema.json.
+//!
+//! Values have the types of the crates that use them, so a number format, an optimizer or a schedule has one type in the whole
+//! workspace. Trade-off: a section such as `[lora]` keeps its own struct where its keys differ from the library's fields.
+
+use firebrick_arch::{LoraConfig, TargetModules};
+use firebrick_kernels::Recompute;
+use firebrick_optim::{OptimizerKind, ScheduleKind};
+use firebrick_precision::{Format, QuantFormat};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::config::backend_choice::BackendChoice;
+use crate::config::compute;
+use crate::config::data_section::DataConfig;
+
+/// A whole recipe. Every key has a default except `model` and `data`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RunConfig {
+    /// Name of the run and of its folder. Default "": the recipe's file name without `.toml`.
+    #[serde(default)]
+    pub name: String,
+    /// Where tensors live and operations run: "auto", "cuda", "wgpu", "candle" or "flex". Default "auto": CUDA if there is an
+    /// NVIDIA card, otherwise the fastest of the others.
+    #[serde(default)]
+    pub backend: BackendChoice,
+    /// Folder of the model (config.json, safetensors, tokenizer.json), relative to the working directory.
+    /// A Hub id is recognized and answered with the command that downloads it.
+    pub model: String,
+    /// Where the weights come from: "pretrained" reads them from the model folder, "random" needs only config.json and
+    /// tokenizer.json there. Default "pretrained".
+    #[serde(default)]
+    pub init: Init,
+    /// Number format of activations and matrix multiplications: "float32", "bfloat16" or "float16" (also "f32", "fp32", "bf16",
+    /// "f16", "fp16"). CPU backends and wgpu compute in float32 whatever this says. Default "bfloat16".
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "compute::deserialize")]
+    #[schemars(schema_with = "compute::schema")]
+    pub compute: Option<Format>,
+    /// Fill each row with several documents, which do not see each other. Default true.
+    #[serde(default = "yes")]
+    pub pack: bool,
+    /// Tokens per row; `data.overflow` says what happens to longer documents. Default 2048.
+    #[serde(default = "default_max_seq_len")]
+    pub max_seq_len: usize,
+    /// Folder that holds the run folders. Default "runs".
+    #[serde(default = "default_output_dir")]
+    pub output_dir: String,
+    /// Seed of shuffling, of adapter and random weights, and of sampling. Default 0.
+    #[serde(default)]
+    pub seed: u64,
+    /// Keep the frozen base in 4 bits (QLoRA). Default: absent, the base stays as stored. Needs `[lora]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bnb_4bit: Option<Bnb4bitSection>,
+    /// Train low-rank adapters on a frozen base. Default: absent, all weights are trained.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraSection>,
+    /// What to train and evaluate on.
+    pub data: DataConfig,
+    /// The training step and the number of steps.
+    #[serde(default)]
+    pub train: TrainConfig,
+    /// Evaluation before, during and after training.
+    #[serde(default)]
+    pub eval: EvalConfig,
+    /// When to save, and how many checkpoints to keep.
+    #[serde(default)]
+    pub checkpoint: CheckpointConfig,
+}
+
+/// `init`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Init {
+    /// Weights are read from the model folder.
+    #[default]
+    Pretrained,
+    /// Weights are drawn from the seed: pretraining from scratch.
+    Random,
+}
+
+/// `[bnb_4bit]`: the frozen base in 4 bits, byte for byte as bitsandbytes quantizes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Bnb4bitSection {
+    /// Number format. Default "nf4".
+    pub quant_type: QuantType,
+    /// Quantize the block scales too. Default true.
+    pub double_quant: bool,
+    /// The older name of `compute`; it may be written as long as the two agree. Default: absent.
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "compute::deserialize")]
+    #[schemars(schema_with = "compute::schema")]
+    pub compute_dtype: Option<Format>,
+}
+
+impl Default for Bnb4bitSection {
+    fn default() -> Self {
+        Bnb4bitSection { quant_type: QuantType::Nf4, double_quant: true, compute_dtype: None }
+    }
+}
+
+impl Bnb4bitSection {
+    /// The format that the section describes.
+    #[must_use]
+    pub fn format(&self) -> QuantFormat {
+        match self.quant_type {
+            QuantType::Nf4 => QuantFormat::Nf4 { double_quant: self.double_quant },
+        }
+    }
+}
+
+/// `bnb_4bit.quant_type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum QuantType {
+    /// 4-bit NormalFloat.
+    Nf4,
+}
+
+/// `[lora]`: low-rank adapters, scaled by `alpha / r`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct LoraSection {
+    /// Rank. Default 16.
+    pub r: usize,
+    /// Numerator of the scale. Default 32.
+    pub alpha: f64,
+    /// Modules that get an adapter: "all-linear" or a list of Hugging Face module names such as ["q_proj", "v_proj"]. Default
+    /// "all-linear": every linear module of the layers.
+    pub target: TargetModules,
+    /// Scale by `alpha / sqrt(r)` (rsLoRA). Default false.
+    pub use_rslora: bool,
+}
+
+impl Default for LoraSection {
+    fn default() -> Self {
+        LoraSection { r: 16, alpha: 32.0, target: TargetModules::AllLinear, use_rslora: false }
+    }
+}
+
+impl LoraSection {
+    /// The adapter that the section describes, on the base `model`.
+    #[must_use]
+    pub fn into_config(self, model: String) -> LoraConfig {
+        LoraConfig {
+            r: self.r,
+            lora_alpha: self.alpha,
+            use_rslora: self.use_rslora,
+            target_modules: self.target,
+            base_model_name_or_path: Some(model),
+        }
+    }
+}
+
+/// `[train]`: the training step and the number of steps.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainConfig {
+    /// An older way to write `compute`: true is "bfloat16", false is "float32". It may be written as long as the two agree.
+    /// Default: absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bf16: Option<bool>,
+    /// Save only each layer's input for the backward pass and compute the rest again: less memory for one more forward pass.
+    /// Default true.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grad_checkpointing: Option<bool>,
+    /// A finer form of `grad_checkpointing`: "full" (true), "none" (false), or "selective" (also false): save the outputs of
+    /// matrix multiplications and attention, compute norms and activation functions again. Default: what `grad_checkpointing`
+    /// says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recompute: Option<Recompute>,
+    /// With `recompute = "full"`: keep layer inputs in pinned host memory (tokens x hidden size x 2 bytes for each layer), copied
+    /// there and back while other work runs. Default true on CUDA; the other backends leave them where they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload: Option<bool>,
+    /// "adamw" (32-bit state), "adamw_8bit" (block-wise 8-bit state) or "paged_adamw_8bit" (the same as "adamw_8bit":
+    /// its state stays on the device, nothing is paged to the host). Default "adamw".
+    pub optimizer: OptimizerKind,
+    /// Rows per forward and backward pass. Default 1.
+    pub micro_batch_size: usize,
+    /// Micro-batches per step. Default 1.
+    pub gradient_accumulation: usize,
+    /// Highest learning rate of the schedule. Default 2e-4.
+    pub learning_rate: f64,
+    /// Learning rate after the warm-up: "constant", or decreasing to 0 as "linear" or "cosine". Default "cosine".
+    pub schedule: ScheduleKind,
+    /// Steps in which the learning rate increases from 0. Default: absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warmup_steps: Option<u64>,
+    /// The same as a fraction of the run, 0 or more and below 1. Default 0.03 if `warmup_steps` is absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warmup_ratio: Option<f64>,
+    /// Decoupled weight decay. Default 0.
+    pub weight_decay: f64,
+    /// Decay of the first moment. Default 0.9.
+    pub adam_beta1: f64,
+    /// Decay of the second moment. Default 0.999.
+    pub adam_beta2: f64,
+    /// Added to the root of the second moment. Default 1e-8.
+    pub adam_epsilon: f64,
+    /// Gradients are scaled down to this global norm; 0 turns it off. Default 1.
+    pub max_grad_norm: f64,
+    /// Passes over the data; may be a fraction. Default 1 if `steps` is absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub epochs: Option<f64>,
+    /// Optimizer steps, instead of `epochs`. Default: absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub steps: Option<u64>,
+    /// Write metrics every this many steps. Default 1.
+    pub log_every: u64,
+    /// Tokens whose logits exist at the same time in the loss; fewer is slower and takes less memory. Default 1024.
+    pub loss_chunk_tokens: usize,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        TrainConfig {
+            bf16: None,
+            grad_checkpointing: None,
+            recompute: None,
+            offload: None,
+            optimizer: OptimizerKind::AdamW,
+            micro_batch_size: 1,
+            gradient_accumulation: 1,
+            learning_rate: 2e-4,
+            schedule: ScheduleKind::Cosine,
+            warmup_steps: None,
+            warmup_ratio: None,
+            weight_decay: 0.0,
+            adam_beta1: 0.9,
+            adam_beta2: 0.999,
+            adam_epsilon: 1e-8,
+            max_grad_norm: 1.0,
+            epochs: None,
+            steps: None,
+            log_every: 1,
+            loss_chunk_tokens: 1024,
+        }
+    }
+}
+
+/// `[eval]`: evaluation before, during and after training; needs `data.eval_path` or `data.eval_fraction`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct EvalConfig {
+    /// Evaluate every this many steps; 0 only before and after training. Default 0.
+    pub every_steps: u64,
+    /// Rows per forward pass of the evaluation. Default: `train.micro_batch_size`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub micro_batch_size: Option<usize>,
+    /// Maximum number of micro-batches for the evaluation loss; 0 takes all. Default 0.
+    pub max_batches: usize,
+    /// Number of held-out prompts that are answered greedily in each evaluation and compared with the reference answer; 0 for
+    /// none. Default 0.
+    pub exact_match_prompts: usize,
+    /// Maximum tokens of an answer. Default 64.
+    pub max_new_tokens: usize,
+    /// Prompts whose answers are shown before and after training. Default: none.
+    pub prompts: Vec<String>,
+}
+
+impl Default for EvalConfig {
+    fn default() -> Self {
+        EvalConfig {
+            every_steps: 0,
+            micro_batch_size: None,
+            max_batches: 0,
+            exact_match_prompts: 0,
+            max_new_tokens: 64,
+            prompts: Vec::new(),
+        }
+    }
+}
+
+/// `[checkpoint]`: when to save, and how many checkpoints to keep. The end of a run is always saved.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct CheckpointConfig {
+    /// Save every this many steps; 0 only at the end. Default 500.
+    pub every_steps: u64,
+    /// Number of newest checkpoints to keep. Default 3.
+    pub keep: usize,
+}
+
+impl Default for CheckpointConfig {
+    fn default() -> Self {
+        CheckpointConfig { every_steps: 500, keep: 3 }
+    }
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn default_max_seq_len() -> usize {
+    2048
+}
+
+fn default_output_dir() -> String {
+    "runs".to_string()
+}

@@ -1,0 +1,77 @@
+//! What a run shows the user: sentences and tables on standard output, progress on standard error, and the texts of failures.
+//!
+//! Trade-off: the only place in the library that prints; everything else returns values.
+#![expect(clippy::print_stdout, reason = "this file is the program's output")]
+
+mod failure;
+mod progress;
+mod shell;
+mod source_report;
+mod summary;
+
+pub use failure::{Failure, FailureReport};
+pub use progress::Progress;
+pub use shell::shell_quoted;
+pub use source_report::SourceReport;
+pub use summary::{Outcome, Summary};
+
+use crate::metrics::Evaluation;
+use crate::plan::Plan;
+
+/// Standard output, which a test may turn off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Console {
+    /// Whether anything is printed.
+    pub verbose: bool,
+}
+
+impl Console {
+    /// Prints.
+    pub const VERBOSE: Self = Self { verbose: true };
+    /// Prints nothing.
+    pub const QUIET: Self = Self { verbose: false };
+
+    /// A line of text.
+    pub fn print(self, text: &str) {
+        if self.verbose {
+            println!("{text}");
+        }
+    }
+
+    /// The plan under the run's name.
+    pub fn plan(self, plan: &Plan) {
+        self.print(&format!("plan for {}\n{plan}", plan.name.value));
+    }
+
+    /// An evaluation under its title.
+    pub fn evaluation(self, title: &str, evaluation: &Evaluation) {
+        let loss = evaluation.loss.map(|loss| format!("loss {loss:.4}, perplexity {:.3}", loss.exp()));
+        let exact = evaluation.exact_match.map(|share| format!("exact match {:.1} %", 100.0 * share));
+        let parts: Vec<String> = loss.into_iter().chain(exact).collect();
+        if !parts.is_empty() {
+            self.print(&format!("{title}: {}", parts.join(", ")));
+        }
+    }
+
+    /// Prompts with their answers.
+    pub fn samples(self, title: &str, prompts: &[String], answers: &[String]) {
+        for (prompt, answer) in prompts.iter().zip(answers) {
+            self.print(&format!("{title}: {prompt:?} -> {answer:?}"));
+        }
+    }
+
+    /// The results of a finished run, and what to try next.
+    pub fn summary(self, summary: &Summary, plan: &Plan) {
+        self.print(&summary.to_string());
+        let model = plan.model_folder.value.display().to_string();
+        let weights = match plan.lora.value {
+            Some(_) => format!("--model {} --adapter {}", shell_quoted(&model), shell_quoted(&summary.weights)),
+            None => format!("--model {}", shell_quoted(&summary.weights)),
+        };
+        let chat = if plan.prompts_are_chats.value { " --chat" } else { "" };
+        let prompt = plan.sample_prompts.value.first().map_or("Hello", String::as_str);
+        self.print(&format!("\nnext:\n  cargo xtask generate {weights}{chat} --prompt {}", shell_quoted(prompt)));
+        let output_dir = plan.output_dir.value.display().to_string();
+        self.print(&format!("  tensorboard --logdir {}", shell_quoted(&output_dir)));
+    }
+}

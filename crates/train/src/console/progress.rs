@@ -1,0 +1,209 @@
+//! Progress while a run trains: a bar on a terminal, a line every few seconds in a log file.
+//!
+//! Trade-off: a line in a log file may be late by some seconds.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::metrics::{EvalMetrics, MetricSink, StepMetrics};
+use crate::state::storage::StorageError;
+
+/// Time between two lines if there is no terminal.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// Progress on standard error.
+pub struct Progress {
+    display: Display,
+}
+
+enum Display {
+    Bar(ProgressBar),
+    Lines(Lines),
+}
+
+/// Plain lines, if a bar cannot be drawn.
+struct Lines {
+    out: Box<dyn Write + Send>,
+    total_steps: u64,
+    done_at_start: u64,
+    started: Instant,
+    last_line: Option<Instant>,
+}
+
+impl Progress {
+    /// Shows the progress of a run of `total_steps`, of which `done_steps` were done before it was resumed.
+    #[must_use]
+    pub fn start(total_steps: u64, done_steps: u64) -> Progress {
+        if !io::stderr().is_terminal() {
+            return Progress::lines(total_steps, done_steps, Box::new(io::stderr()));
+        }
+        let bar = ProgressBar::new(total_steps).with_position(done_steps);
+        let style = ProgressStyle::with_template("{bar:32} step {pos}/{len}  {msg}  {eta} left");
+        // Invariant: the template above is fixed, and it is well formed.
+        bar.set_style(style.expect("the template is well formed").progress_chars("█▉▊▋▌▍▎▏ "));
+        // The time left follows from this process's steps, not from those before a resume.
+        bar.reset_eta();
+        bar.set_message("starting");
+        bar.enable_steady_tick(Duration::from_millis(500));
+        Progress { display: Display::Bar(bar) }
+    }
+
+    fn lines(total_steps: u64, done_steps: u64, out: Box<dyn Write + Send>) -> Progress {
+        let started = Instant::now();
+        let lines = Lines { out, total_steps, done_at_start: done_steps, started, last_line: None };
+        Progress { display: Display::Lines(lines) }
+    }
+
+    /// Prints a line above the bar.
+    pub fn print(&mut self, text: &str) {
+        match &mut self.display {
+            Display::Bar(bar) => bar.suspend(|| write_line(&mut io::stderr(), text)),
+            Display::Lines(lines) => write_line(&mut lines.out, text),
+        }
+    }
+
+    /// Leaves the bar where it is: the run is over.
+    pub fn finish(&mut self) {
+        if let Display::Bar(bar) = &self.display {
+            bar.abandon();
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        // A bar that keeps ticking would overwrite what comes after it.
+        self.finish();
+    }
+}
+
+impl MetricSink for Progress {
+    fn step(&mut self, metrics: &StepMetrics) -> Result<(), StorageError> {
+        let message = format!("loss {:.4}  {} tokens/s", metrics.loss, grouped(metrics.tokens_per_s));
+        match &mut self.display {
+            Display::Bar(bar) => {
+                bar.set_position(metrics.step);
+                bar.set_message(message);
+            }
+            Display::Lines(lines) => lines.step(metrics.step, &message),
+        }
+        Ok(())
+    }
+
+    fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), StorageError> {
+        let exact = metrics.exact_match.map(|part| format!("  exact match {:.1} %", 100.0 * part)).unwrap_or_default();
+        self.print(&format!(
+            "step {}: evaluation loss {:.4}  perplexity {:.3}{exact}",
+            metrics.step, metrics.eval_loss, metrics.perplexity
+        ));
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), StorageError> {
+        Ok(())
+    }
+}
+
+impl Lines {
+    /// Writes a line for the first step, the last one, and every few seconds between.
+    fn step(&mut self, step: u64, message: &str) {
+        let is_due = self.last_line.is_none_or(|last| last.elapsed() >= LINE_EVERY);
+        if !is_due && step < self.total_steps {
+            return;
+        }
+        self.last_line = Some(Instant::now());
+        let done = step.saturating_sub(self.done_at_start).max(1);
+        let left = self.started.elapsed().mul_f64(self.total_steps.saturating_sub(step) as f64 / done as f64);
+        write_line(&mut self.out, &format!("step {step}/{}  {message}  {} left", self.total_steps, with_units(left)));
+    }
+}
+
+/// A closed pipe must not end a training run.
+fn write_line(out: &mut dyn Write, text: &str) {
+    let _ = writeln!(out, "{text}");
+}
+
+/// "12,345".
+fn grouped(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// "2h05m", "3m20s", "45s".
+fn with_units(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds}s"),
+        (0, _) => format!("{minutes}m{seconds:02}s"),
+        _ => format!("{hours}h{minutes:02}m"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn metrics(step: u64) -> StepMetrics {
+        StepMetrics {
+            step,
+            loss: 1.25,
+            learning_rate: 0.0,
+            grad_norm: 0.0,
+            loss_tokens: 0,
+            tokens_per_s: 12345.4,
+            ms: 0.0,
+            memory_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn log_file_has_the_first_and_last_step_and_evaluations() {
+        let written = Written::default();
+        let mut progress = Progress::lines(10, 0, Box::new(written.clone()));
+        for step in 1..=10 {
+            progress.step(&metrics(step)).unwrap();
+        }
+        progress.eval(&EvalMetrics::new(10, 0.0, Some(0.825))).unwrap();
+        let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(
+            text,
+            "step 1/10  loss 1.2500  12,345 tokens/s  0s left\nstep 10/10  loss 1.2500  12,345 tokens/s  0s left\n\
+             step 10: evaluation loss 0.0000  perplexity 1.000  exact match 82.5 %\n"
+        );
+    }
+
+    #[test]
+    fn numbers_are_grouped_and_times_have_units() {
+        assert_eq!(
+            (grouped(999.6), grouped(1_234_567.0), grouped(12.0)),
+            ("1,000".into(), "1,234,567".into(), "12".into())
+        );
+        let times = [45, 200, 7500].map(|seconds| with_units(Duration::from_secs(seconds)));
+        assert_eq!(times, ["45s", "3m20s", "2h05m"]);
+    }
+}

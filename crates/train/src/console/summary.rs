@@ -1,0 +1,68 @@
+//! How a run ended, and its results in numbers: `summary.json`.
+//!
+//! Trade-off: rates and times cover this process and the resumed parts before it as their fields say; they are not comparable
+//! across machines.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// The results of a finished run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Summary {
+    /// Steps taken over all parts of the run.
+    pub steps: u64,
+    /// Mean loss of the last tenth of the steps.
+    pub train_loss: Option<f64>,
+    /// Held-out loss before the first step.
+    pub eval_loss_before: Option<f64>,
+    /// Held-out loss after the last step.
+    pub eval_loss_after: Option<f64>,
+    /// Fraction of the held-out prompts answered exactly as the reference before the first step.
+    pub exact_match_before: Option<f64>,
+    /// The same after the last step.
+    pub exact_match_after: Option<f64>,
+    /// Loss tokens over the whole run.
+    pub loss_tokens: u64,
+    /// Input tokens per second of training in this process, without padding and evaluation.
+    pub tokens_per_s: f64,
+    /// Seconds from start to end, over all resumed parts.
+    pub wall_s: f64,
+    /// The backend.
+    pub backend: String,
+    /// Folder of the adapter, or of the model if all of it was trained.
+    pub weights: String,
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "\ndone: {} steps, {} loss tokens, {:.0} tokens/s, {:.0} s on {}",
+            self.steps, self.loss_tokens, self.tokens_per_s, self.wall_s, self.backend
+        )?;
+        if let (Some(before), Some(after)) = (self.eval_loss_before, self.eval_loss_after) {
+            write!(formatter, "\n  held-out loss  {before:.4} -> {after:.4}")?;
+        }
+        if let (Some(before), Some(after)) = (self.exact_match_before, self.exact_match_after) {
+            write!(formatter, "\n  exact match    {:.1} % -> {:.1} %", 100.0 * before, 100.0 * after)?;
+        }
+        write!(formatter, "\n  saved          {}", self.weights)
+    }
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// Every step was taken.
+    Finished(Summary),
+    /// A signal came; everything is saved.
+    Interrupted {
+        /// Steps taken.
+        step: u64,
+        /// The run's name.
+        name: String,
+        /// The run folder, which `--resume` takes.
+        folder: std::path::PathBuf,
+    },
+}

@@ -1,0 +1,150 @@
+//! `metrics.jsonl`: one JSON object per logged step or evaluation.
+//!
+//! A line is written when it is due and reaches the disk at the next flush; a checkpoint flushes first. A resumed run drops the
+//! lines after the step that it resumes from, because it writes them again.
+//! Trade-off: dropping lines reads the whole file.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::metrics::{EvalMetrics, MetricSink, StepMetrics};
+use crate::state::storage::{StorageError, write_atomically};
+
+/// `metrics.jsonl`: one JSON object per line.
+#[derive(Debug)]
+pub struct JsonLines {
+    file: File,
+    path: PathBuf,
+}
+
+impl JsonLines {
+    /// Opens the file to append to it. With `resumed_step`, lines of later steps are dropped first, and a last line that
+    /// was cut off by a crash.
+    ///
+    /// # Errors
+    /// [`StorageError`] if the file cannot be read or written.
+    pub fn open(path: &Path, resumed_step: Option<u64>) -> Result<JsonLines, StorageError> {
+        if let Some(step) = resumed_step.filter(|_| path.exists()) {
+            drop_later_lines(path, step)?;
+        }
+        let file = File::options().create(true).append(true).open(path);
+        let file = file.map_err(|source| StorageError::io("open", path, source))?;
+        Ok(JsonLines { file, path: path.to_path_buf() })
+    }
+
+    /// Appends one line, in one write.
+    fn append(&mut self, metrics: &impl Serialize) -> Result<(), StorageError> {
+        // Invariant: metrics are plain structs of numbers, and JSON can hold all of them.
+        let mut line = serde_json::to_string(metrics).expect("metrics are plain numbers");
+        line.push('\n');
+        self.file
+            .write_all(line.as_bytes())
+            .map_err(|source| StorageError::writing(&self.path, line.len() as u64, source))
+    }
+}
+
+impl MetricSink for JsonLines {
+    fn step(&mut self, metrics: &StepMetrics) -> Result<(), StorageError> {
+        self.append(metrics)
+    }
+
+    fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), StorageError> {
+        self.append(metrics)
+    }
+
+    fn flush(&mut self) -> Result<(), StorageError> {
+        self.file.sync_data().map_err(|source| StorageError::writing(&self.path, 0, source))
+    }
+}
+
+/// Rewrites the file without the lines of steps after `step`.
+fn drop_later_lines(path: &Path, step: u64) -> Result<(), StorageError> {
+    let text = fs::read(path).map_err(|source| StorageError::io("read", path, source))?;
+    let kept: Vec<u8> = text
+        .split_inclusive(|&byte| byte == b'\n')
+        .filter(|line| line.ends_with(b"\n"))
+        .filter(|line| {
+            let parsed: Option<Value> = serde_json::from_slice(line).ok();
+            let line_step = parsed.as_ref().and_then(|value| value.get("step")).and_then(Value::as_u64);
+            line_step.is_none_or(|line_step| line_step <= step)
+        })
+        .flatten()
+        .copied()
+        .collect();
+    if kept == text { Ok(()) } else { write_atomically(path, &kept) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::{EventWriter, MetricSinks};
+
+    fn step_metrics(step: u64) -> StepMetrics {
+        StepMetrics {
+            step,
+            loss: 2.25,
+            learning_rate: 2e-4,
+            grad_norm: 0.5,
+            loss_tokens: 100 * step,
+            tokens_per_s: 1000.0,
+            ms: 100.0,
+            memory_bytes: 4096,
+        }
+    }
+
+    #[test]
+    fn line_has_the_documented_keys() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut sinks = MetricSinks(vec![
+            Box::new(JsonLines::open(&path, None).unwrap()),
+            Box::new(EventWriter::create(folder.path(), None).unwrap()),
+        ]);
+        sinks.step(&step_metrics(1)).unwrap();
+        sinks.eval(&EvalMetrics::new(1, 0.0, Some(0.25))).unwrap();
+        sinks.flush().unwrap();
+        assert_eq!(
+            fs::read_to_string(&path).unwrap(),
+            "{\"step\":1,\"loss\":2.25,\"lr\":0.0002,\"grad_norm\":0.5,\"loss_tokens\":100,\"tokens_per_s\":1000.0,\
+             \"ms\":100.0,\"memory\":4096}\n{\"step\":1,\"eval_loss\":0.0,\"perplexity\":1.0,\"exact_match\":0.25}\n"
+        );
+    }
+
+    #[test]
+    fn resumed_run_drops_later_lines_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        let mut lines = JsonLines::open(&path, None).unwrap();
+        lines.eval(&EvalMetrics::new(0, 3.0, None)).unwrap();
+        for step in 1..=4 {
+            lines.step(&step_metrics(step)).unwrap();
+        }
+        lines.file.write_all(b"{\"step\":5,\"lo").unwrap();
+        let before = fs::read_to_string(&path).unwrap();
+        let mut resumed = JsonLines::open(&path, Some(2)).unwrap();
+        let kept: String = before.split_inclusive('\n').take(3).collect();
+        assert_eq!(fs::read_to_string(&path).unwrap(), kept);
+        resumed.step(&step_metrics(3)).unwrap();
+        resumed.step(&step_metrics(4)).unwrap();
+        let uninterrupted: String = before.split_inclusive('\n').take(5).collect();
+        assert_eq!(fs::read_to_string(&path).unwrap(), uninterrupted);
+    }
+
+    #[test]
+    fn number_that_is_not_finite_is_null() {
+        let line = serde_json::to_string(&StepMetrics { loss: f64::NAN, ..step_metrics(1) }).unwrap();
+        assert!(line.contains("\"loss\":null"), "{line}");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn full_disk_is_a_clear_error() {
+        let mut lines = JsonLines::open(Path::new("/dev/full"), None).unwrap();
+        let error = lines.step(&step_metrics(1)).unwrap_err();
+        assert!(matches!(error, StorageError::DiskFull { .. }), "{error}");
+    }
+}

@@ -1,0 +1,84 @@
+//! How much memory a run uses: of a card as its driver reports it, of this process elsewhere.
+//!
+//! A reading is taken between steps. Memory pools keep what they allocated once, so a reading shows the peak inside a step too.
+//! Trade-off: what a library allocates and frees within a step is missed, and on a card all processes count together, because
+//! the driver does not report more in a container.
+
+use firebrick_hwprofile::measure::process_peak_resident_bytes;
+use firebrick_kernels::BackendKind;
+use serde::Serialize;
+
+/// Who reports the number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemorySource {
+    /// The driver: total minus free memory of the card, all processes.
+    Driver,
+    /// The system: physical memory of this process.
+    Process,
+}
+
+/// Keeps the highest reading.
+pub struct MemoryMeter {
+    #[cfg(feature = "cuda")]
+    card: Option<firebrick_cuda::Context>,
+    peak_bytes: u64,
+}
+
+impl MemoryMeter {
+    /// A meter for the memory where this backend's tensors live, on its default device.
+    pub fn new(backend: BackendKind) -> Self {
+        #[cfg(not(feature = "cuda"))]
+        let _ = backend;
+        Self {
+            #[cfg(feature = "cuda")]
+            card: (backend == BackendKind::Cuda).then(card).flatten(),
+            peak_bytes: 0,
+        }
+    }
+
+    /// Who reports the numbers.
+    pub fn source(&self) -> MemorySource {
+        #[cfg(feature = "cuda")]
+        if self.card.is_some() {
+            return MemorySource::Driver;
+        }
+        MemorySource::Process
+    }
+
+    /// Reads again and returns the maximum so far, in bytes; 0 if neither driver nor system reports it.
+    pub fn sample(&mut self) -> u64 {
+        self.peak_bytes = self.peak_bytes.max(self.read().unwrap_or(0));
+        self.peak_bytes
+    }
+
+    fn read(&self) -> Option<u64> {
+        #[cfg(feature = "cuda")]
+        if let Some(card) = &self.card {
+            let memory = card.memory().ok()?;
+            return Some(memory.total_bytes - memory.free_bytes);
+        }
+        process_peak_resident_bytes()
+    }
+}
+
+/// The card that CubeCL uses by default.
+#[cfg(feature = "cuda")]
+fn card() -> Option<firebrick_cuda::Context> {
+    let driver = firebrick_cuda::Driver::load().ok()?;
+    firebrick_cuda::Context::retain(&driver, 0).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_on_the_cpu_reports_its_peak() {
+        let mut meter = MemoryMeter::new(BackendKind::Flex);
+        assert_eq!(meter.source(), MemorySource::Process);
+        let first = meter.sample();
+        assert!(first > 0 || !cfg!(target_os = "linux"));
+        assert!(meter.sample() >= first);
+    }
+}

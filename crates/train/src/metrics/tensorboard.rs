@@ -1,0 +1,274 @@
+//! Scalars as TensorBoard event files.
+//!
+//! An event file is a list of records: length (u64, little-endian), masked CRC-32C of the length (u32), the bytes of a
+//! protobuf `Event`, masked CRC-32C of the bytes (u32). Only four fields of `Event` are needed, so they are encoded here by
+//! hand (field numbers: tensorflow/core/util/event.proto and framework/summary.proto).
+//!
+//! A resumed run adds a file that begins with a session start at its first step: TensorBoard then forgets what the older
+//! files say about that step and later ones. Not supported: images, text, histograms.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::metrics::{EvalMetrics, MetricSink, StepMetrics};
+use crate::state::storage::StorageError;
+
+/// Content of the first record of every file.
+const FILE_VERSION: &str = "brain.Event:2";
+
+/// An open event file.
+#[derive(Debug)]
+pub struct EventWriter {
+    file: File,
+    path: PathBuf,
+}
+
+impl EventWriter {
+    /// Creates an event file in a folder. `resumed_step` is the last step that older files keep, if there are any.
+    ///
+    /// # Errors
+    /// [`StorageError`] if the file cannot be created or written.
+    pub fn create(folder: &Path, resumed_step: Option<u64>) -> Result<EventWriter, StorageError> {
+        fs::create_dir_all(folder).map_err(|source| StorageError::io("create", folder, source))?;
+        let (file, path) = new_file(folder)?;
+        let mut writer = EventWriter { file, path };
+        writer.record(&event(now(), 0, &string(3, FILE_VERSION)))?;
+        if let Some(step) = resumed_step {
+            let session_start = varint(1, 1);
+            writer.record(&event(now(), step + 1, &bytes(7, &session_start)))?;
+        }
+        Ok(writer)
+    }
+
+    /// Writes the values of one step. Each has a tag such as "train/loss".
+    ///
+    /// # Errors
+    /// [`StorageError`] if the file cannot be written.
+    pub fn scalars(&mut self, step: u64, values: &[(&str, f64)]) -> Result<(), StorageError> {
+        let mut summary = Vec::new();
+        for (tag, value) in values {
+            let mut one = string(1, tag);
+            one.extend(key(2, WIRE_FIXED_32));
+            one.extend((*value as f32).to_le_bytes());
+            summary.extend(bytes(1, &one));
+        }
+        self.record(&event(now(), step, &bytes(5, &summary)))
+    }
+
+    /// Waits until everything is on the disk.
+    ///
+    /// # Errors
+    /// [`StorageError`] if the disk refuses.
+    pub fn flush(&mut self) -> Result<(), StorageError> {
+        self.file.sync_data().map_err(|source| StorageError::writing(&self.path, 0, source))
+    }
+
+    /// Appends one record, in one write, so that a kill tears at most the last one.
+    fn record(&mut self, data: &[u8]) -> Result<(), StorageError> {
+        let length = (data.len() as u64).to_le_bytes();
+        let mut record = Vec::with_capacity(data.len() + 16);
+        record.extend(length);
+        record.extend(masked_crc(&length).to_le_bytes());
+        record.extend(data);
+        record.extend(masked_crc(data).to_le_bytes());
+        self.file.write_all(&record).map_err(|source| StorageError::writing(&self.path, record.len() as u64, source))
+    }
+}
+
+impl MetricSink for EventWriter {
+    fn step(&mut self, metrics: &StepMetrics) -> Result<(), StorageError> {
+        self.scalars(
+            metrics.step,
+            &[
+                ("train/loss", metrics.loss),
+                ("train/lr", metrics.learning_rate),
+                ("train/grad_norm", metrics.grad_norm),
+                ("train/loss_tokens", metrics.loss_tokens as f64),
+                ("train/tokens_per_s", metrics.tokens_per_s),
+                ("train/ms", metrics.ms),
+                ("train/memory", metrics.memory_bytes as f64),
+            ],
+        )
+    }
+
+    fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), StorageError> {
+        let mut values = vec![("eval/loss", metrics.eval_loss), ("eval/perplexity", metrics.perplexity)];
+        values.extend(metrics.exact_match.map(|part| ("eval/exact_match", part)));
+        self.scalars(metrics.step, &values)
+    }
+
+    fn flush(&mut self) -> Result<(), StorageError> {
+        EventWriter::flush(self)
+    }
+}
+
+/// Creates the first file of the pattern `events.out.tfevents.<seconds>.<host>.<process>.<number>` that does not exist.
+fn new_file(folder: &Path) -> Result<(File, PathBuf), StorageError> {
+    let host = std::env::var("HOSTNAME").or_else(|_| std::env::var("COMPUTERNAME")).unwrap_or_default();
+    let host: String = host.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect();
+    let host = if host.is_empty() { "host" } else { &host };
+    let mut number = 0;
+    loop {
+        let name = format!("events.out.tfevents.{:010}.{host}.{}.{number}", now() as u64, std::process::id());
+        let path = folder.join(name);
+        match File::create_new(&path) {
+            Ok(file) => return Ok((file, path)),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
+            Err(source) => return Err(StorageError::io("create", &path, source)),
+        }
+    }
+}
+
+/// Seconds since 1970.
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64())
+}
+
+/// CRC-32C, rotated and shifted as the record format requires.
+fn masked_crc(data: &[u8]) -> u32 {
+    crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+const WIRE_VARINT: u8 = 0;
+const WIRE_FIXED_64: u8 = 1;
+const WIRE_BYTES: u8 = 2;
+const WIRE_FIXED_32: u8 = 5;
+
+/// `Event { 1: wall_time, 2: step, ..what }`.
+fn event(wall_time: f64, step: u64, what: &[u8]) -> Vec<u8> {
+    let mut event = key(1, WIRE_FIXED_64);
+    event.extend(wall_time.to_le_bytes());
+    event.extend(varint(2, step));
+    event.extend(what);
+    event
+}
+
+fn key(field: u8, wire: u8) -> Vec<u8> {
+    vec![field << 3 | wire]
+}
+
+fn varint(field: u8, value: u64) -> Vec<u8> {
+    let mut encoded = key(field, WIRE_VARINT);
+    push_varint(&mut encoded, value);
+    encoded
+}
+
+fn string(field: u8, text: &str) -> Vec<u8> {
+    bytes(field, text.as_bytes())
+}
+
+fn bytes(field: u8, content: &[u8]) -> Vec<u8> {
+    let mut encoded = key(field, WIRE_BYTES);
+    push_varint(&mut encoded, content.len() as u64);
+    encoded.extend(content);
+    encoded
+}
+
+/// Seven bits at a time, low ones first; the top bit is set if more follow.
+fn push_varint(encoded: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        encoded.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    encoded.push(value as u8);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The event of each record, after checking both checksums.
+    fn records(file: &[u8]) -> Vec<Vec<u8>> {
+        let mut found = Vec::new();
+        let mut rest = file;
+        while !rest.is_empty() {
+            let u32_at = |at: usize| u32::from_le_bytes(rest[at..at + 4].try_into().unwrap());
+            let length = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
+            assert_eq!(u32_at(8), masked_crc(&rest[..8]));
+            assert_eq!(u32_at(12 + length), masked_crc(&rest[12..12 + length]));
+            found.push(rest[12..12 + length].to_vec());
+            rest = &rest[16 + length..];
+        }
+        found
+    }
+
+    /// The fields of a protobuf message as (number, raw bytes); a varint is given as 8 bytes.
+    fn fields(mut message: &[u8]) -> Vec<(u8, Vec<u8>)> {
+        fn take_varint(message: &mut &[u8]) -> u64 {
+            let mut value = 0;
+            for shift in (0..).step_by(7) {
+                let byte = message[0];
+                *message = &message[1..];
+                value |= u64::from(byte & 0x7f) << shift;
+                if byte < 0x80 {
+                    break;
+                }
+            }
+            value
+        }
+        let mut found = Vec::new();
+        while !message.is_empty() {
+            let key = take_varint(&mut message);
+            let content = match (key & 7) as u8 {
+                WIRE_VARINT => take_varint(&mut message).to_le_bytes().to_vec(),
+                wire => {
+                    let length = match wire {
+                        WIRE_FIXED_64 => 8,
+                        WIRE_FIXED_32 => 4,
+                        _ => take_varint(&mut message) as usize,
+                    };
+                    let (content, after) = message.split_at(length);
+                    message = after;
+                    content.to_vec()
+                }
+            };
+            found.push(((key >> 3) as u8, content));
+        }
+        found
+    }
+
+    fn only_file(folder: &Path) -> Vec<u8> {
+        let mut entries = fs::read_dir(folder).unwrap();
+        let path = entries.next().unwrap().unwrap().path();
+        assert!(entries.next().is_none());
+        assert!(path.file_name().unwrap().to_str().unwrap().starts_with("events.out.tfevents."));
+        fs::read(path).unwrap()
+    }
+
+    #[test]
+    fn checksum_is_the_masked_castagnoli_one() {
+        // The check value of CRC-32C is 0xe3069283 for "123456789".
+        assert_eq!(masked_crc(b"123456789"), 0xe306_9283_u32.rotate_right(15).wrapping_add(0xa282_ead8));
+    }
+
+    #[test]
+    fn scalars_read_back_with_step_tag_and_value() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = EventWriter::create(folder.path(), None).unwrap();
+        writer.scalars(300, &[("train/loss", 1.5), ("train/lr", 2e-4)]).unwrap();
+        writer.flush().unwrap();
+        let records = records(&only_file(folder.path()));
+        assert_eq!(records.len(), 2);
+        assert_eq!(fields(&records[0])[2], (3, FILE_VERSION.into()));
+        let event = fields(&records[1]);
+        assert_eq!(event[1], (2, 300_u64.to_le_bytes().to_vec()));
+        let values = fields(&event[2].1);
+        assert_eq!((event[2].0, values.len()), (5, 2));
+        let expected = [(1, b"train/lr".to_vec()), (2, 2e-4_f32.to_le_bytes().to_vec())];
+        assert_eq!(fields(&values[1].1), expected);
+    }
+
+    #[test]
+    fn resumed_run_adds_a_file_that_starts_a_session_at_its_first_step() {
+        let folder = tempfile::tempdir().unwrap();
+        EventWriter::create(folder.path(), None).unwrap();
+        let second = EventWriter::create(folder.path(), Some(41)).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+        let records = records(&fs::read(&second.path).unwrap());
+        let start = fields(&records[1]);
+        assert_eq!(start[1], (2, 42_u64.to_le_bytes().to_vec()));
+        assert_eq!((start[2].0, fields(&start[2].1)), (7, vec![(1, 1_u64.to_le_bytes().to_vec())]));
+    }
+}

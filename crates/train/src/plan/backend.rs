@@ -1,0 +1,94 @@
+//! Which backend a run uses, the one that the recipe names or the fastest that works here, and what the backend decides: the format
+//! it computes in and whether layer inputs are offloaded.
+//!
+//! Trade-off: a backend is probed by opening its device, which takes some milliseconds.
+
+use firebrick_hwprofile::HardwareProfile;
+use firebrick_kernels::{BackendKind, Recompute};
+use firebrick_precision::Format;
+
+use crate::config::{BackendChoice, RunConfig};
+use crate::error::RunError;
+use crate::plan::chosen::Chosen;
+
+/// Turns the recipe's `backend` into one that works here, with the reason.
+///
+/// # Errors
+/// [`RunError::NotCompiled`] or [`RunError::NoDevice`] for a named backend that cannot be used.
+pub fn choose_backend(choice: BackendChoice, profile: &HardwareProfile) -> Result<Chosen<BackendKind>, RunError> {
+    match choice {
+        BackendChoice::Auto => choose_automatically(profile),
+        BackendChoice::Named(backend) => {
+            check(backend)?;
+            Ok(Chosen::new(backend, "the recipe names it"))
+        }
+    }
+}
+
+fn choose_automatically(profile: &HardwareProfile) -> Result<Chosen<BackendKind>, RunError> {
+    if let Some(card) = profile.gpus.first()
+        && check(BackendKind::Cuda).is_ok()
+    {
+        return Ok(Chosen::new(BackendKind::Cuda, format!("found {}", card.name)));
+    }
+    if cfg!(target_os = "macos") && check(BackendKind::Wgpu).is_ok() {
+        return Ok(Chosen::new(BackendKind::Wgpu, "macOS: the GPU through Metal"));
+    }
+    let cpu = if BackendKind::Flex.is_compiled() { BackendKind::Flex } else { BackendKind::Candle };
+    let why = match profile.gpus.first() {
+        Some(card) if !BackendKind::Cuda.is_compiled() => {
+            format!("found {}, but this binary was built without cuda", card.name)
+        }
+        Some(card) => format!("found {}, but CUDA cannot be used (--set backend=cuda shows why)", card.name),
+        None => "no NVIDIA card found; flex is the fastest CPU backend (benches/results)".to_owned(),
+    };
+    check(cpu)?;
+    Ok(Chosen::new(cpu, why))
+}
+
+fn compiled_names() -> String {
+    let names: Vec<&str> =
+        BackendKind::ALL.into_iter().filter(|kind| kind.is_compiled()).map(BackendKind::name).collect();
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+/// Refuses a backend that is not in the binary or finds no device.
+fn check(backend: BackendKind) -> Result<(), RunError> {
+    if !backend.is_compiled() {
+        return Err(RunError::NotCompiled { wanted: backend, compiled: compiled_names() });
+    }
+    let install = match backend {
+        BackendKind::Cuda => "Install the NVIDIA driver and the CUDA toolkit",
+        _ => "Install a Vulkan driver (on Debian: mesa-vulkan-drivers for Intel, AMD and software rendering)",
+    };
+    let no_device = |looked_for| RunError::NoDevice { wanted: backend, looked_for, install };
+    backend.probe().map_err(no_device)
+}
+
+/// The format that a backend computes in when `requested` is.
+pub fn compute_format(requested: Format, backend: BackendKind) -> Chosen<Format> {
+    match (backend, requested) {
+        (BackendKind::Cuda, Format::F16) => Chosen::new(
+            Format::F16,
+            "the recipe; there is no loss scaling, so small gradients become 0: prefer bfloat16",
+        ),
+        (BackendKind::Cuda, requested) => Chosen::new(requested, "the recipe; norms, softmax and loss in f32"),
+        (_, Format::F32) => Chosen::recipe(Format::F32),
+        (backend, _) => Chosen::new(Format::F32, format!("{backend} computes in f32")),
+    }
+}
+
+/// Whether layer inputs wait in host memory.
+pub(super) fn offload(config: &RunConfig, backend: BackendKind) -> Chosen<bool> {
+    match (backend, config.recompute(), config.train.offload) {
+        (BackendKind::Cuda, Recompute::Full, None | Some(true)) => {
+            Chosen::new(true, "layer inputs wait in pinned host memory, copied while other work runs")
+        }
+        (BackendKind::Cuda, Recompute::Full, Some(false)) => Chosen::recipe(false),
+        (BackendKind::Cuda, ..) => Chosen::new(false, "only layer inputs are offloaded: recompute = \"full\""),
+        (backend, _, Some(true)) => {
+            Chosen::new(false, format!("{backend} leaves layer inputs where they are, whatever the recipe says"))
+        }
+        (backend, ..) => Chosen::new(false, format!("{backend} leaves layer inputs where they are")),
+    }
+}

@@ -1,0 +1,26 @@
+//! A decision together with its reason.
+//!
+//! Trade-off: reasons are sentences, built even when no one prints them; a plan is resolved once per run.
+
+use serde::Serialize;
+
+/// A decision and why it was made.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Chosen<T> {
+    /// The decision.
+    pub value: T,
+    /// Why.
+    pub reason: String,
+}
+
+impl<T> Chosen<T> {
+    /// A decision and its reason.
+    pub fn new(value: T, reason: impl Into<String>) -> Self {
+        Self { value, reason: reason.into() }
+    }
+
+    /// A value that the recipe states, or its default.
+    pub fn recipe(value: T) -> Self {
+        Self::new(value, "the recipe")
+    }
+}

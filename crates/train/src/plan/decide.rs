@@ -1,0 +1,274 @@
+//! The decisions of a plan, one function each, and the plan they make together.
+//!
+//! Trade-off: a decision that only repeats the recipe has "the recipe" as its reason.
+
+use std::path::PathBuf;
+
+use firebrick_hwprofile::memory::{MemoryEstimate, human_bytes};
+use firebrick_kernels::{BackendKind, BaseStorage, Recompute};
+use firebrick_optim::OptimizerKind;
+use firebrick_precision::{Format, QuantFormat};
+
+use crate::config::{RunConfig, RunLength, Warmup};
+use crate::error::RunError;
+use crate::plan::backend::{choose_backend, compute_format, offload};
+use crate::plan::chosen::Chosen;
+use crate::plan::values::{DataShape, Plan, PlanInputs};
+use crate::plan::{fit, shapes, workers};
+
+impl Plan {
+    /// Decides everything.
+    ///
+    /// # Errors
+    /// A backend that cannot be used, a LoRA target that the model does not have, or a run that does not fit into memory (with
+    /// the nearest change that does).
+    pub fn resolve(inputs: PlanInputs<'_>) -> Result<Self, RunError> {
+        plan(&inputs)
+    }
+}
+
+fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
+    let PlanInputs { config, profile, model, data, world_size } = *inputs;
+    let backend = choose_backend(config.backend, profile)?;
+    let lora = shapes::lora(config);
+    let trained = shapes::trained_tensors(&model.spec, lora.as_ref())?;
+    let training = shapes::training(config, backend.value, data, &trained);
+    let may_offload = config.train.offload != Some(false);
+    let case = fit::Case { profile, backend: backend.value, spec: &model.spec, may_offload };
+    let estimate = fit::check(&case, &training, config.train.gradient_accumulation)?;
+    let smaller = fit::next_smaller(&case, &training, config.train.gradient_accumulation);
+    let steps = steps(config, data, world_size);
+    let (train, eval) = (&config.train, &config.eval);
+    Ok(Plan {
+        name: Chosen::recipe(config.name.clone()),
+        output_dir: Chosen::recipe(PathBuf::from(&config.output_dir)),
+        model_folder: Chosen::recipe(PathBuf::from(&config.model)),
+        init: Chosen::recipe(config.init),
+        seed: Chosen::recipe(config.seed),
+        world_size: Chosen::new(world_size, if world_size == 1 { "one process" } else { "the processes of this run" }),
+        compute: compute_format(config.compute(), backend.value),
+        base: base(training.base),
+        trained_parameters: trained_parameters(inputs, &trained, lora.is_some()),
+        lora: Chosen::new(lora, if config.lora.is_some() { "[lora]" } else { "no [lora]" }),
+        recompute: recompute(config.recompute()),
+        offload: offload(config, backend.value),
+        optimizer: optimizer(train.optimizer, backend.value),
+        weight_decay: Chosen::recipe(train.weight_decay),
+        adam_beta1: Chosen::recipe(train.adam_beta1),
+        adam_beta2: Chosen::recipe(train.adam_beta2),
+        adam_epsilon: Chosen::recipe(train.adam_epsilon),
+        max_grad_norm: Chosen::recipe(train.max_grad_norm),
+        max_seq_len: Chosen::recipe(config.max_seq_len),
+        pack: Chosen::recipe(config.pack),
+        row_len: row_len(config, data),
+        max_positions: Chosen::new(
+            data.row_len.max(config.max_seq_len) + eval.max_new_tokens,
+            "the longest row and an answer after it",
+        ),
+        micro_batch_size: Chosen::recipe(train.micro_batch_size),
+        gradient_accumulation: accumulation(config, world_size),
+        learning_rate: Chosen::recipe(train.learning_rate),
+        warmup_steps: warmup(config, steps.value),
+        schedule: Chosen::recipe(train.schedule),
+        loss_chunk_tokens: loss_chunk(train.loss_chunk_tokens, model.spec.vocab_size),
+        log_every: Chosen::recipe(train.log_every),
+        eval_every_steps: Chosen::recipe(eval.every_steps),
+        eval_micro_batch_size: Chosen::recipe(config.eval_micro_batch_size()),
+        eval_max_batches: Chosen::recipe(eval.max_batches),
+        exact_match_prompts: Chosen::recipe(eval.exact_match_prompts),
+        max_new_tokens: Chosen::recipe(eval.max_new_tokens),
+        sample_prompts: Chosen::recipe(eval.prompts.clone()),
+        prompts_are_chats: prompts_are_chats(data),
+        checkpoint_every_steps: Chosen::recipe(config.checkpoint.every_steps),
+        checkpoints_kept: Chosen::recipe(config.checkpoint.keep),
+        tokenize_workers: workers::to_tokenize(config, profile),
+        loader_workers: workers::to_load(config, profile, backend.value),
+        memory_bytes: memory_budget(&case, &estimate),
+        host_memory_bytes: host_memory(&case, &estimate),
+        memory: estimate.lines,
+        training,
+        smaller,
+        backend,
+        steps,
+    })
+}
+
+fn base(storage: BaseStorage) -> Chosen<BaseStorage> {
+    let why = match storage {
+        BaseStorage::Trained => "no [lora]: every weight trains, in f32".to_owned(),
+        BaseStorage::Frozen(Format::Quantized(format @ QuantFormat::Nf4 { .. })) => {
+            format!("[bnb_4bit]: {:.3} bits per weight, quantized while it is read", format.bits_per_value())
+        }
+        BaseStorage::Frozen(_) => "[lora] without [bnb_4bit]: frozen in the compute format".to_owned(),
+    };
+    Chosen::new(storage, why)
+}
+
+fn trained_parameters(inputs: &PlanInputs<'_>, trained: &[firebrick_arch::TensorSpec], has_lora: bool) -> Chosen<u64> {
+    let count: u64 = trained.iter().map(|tensor| tensor.elements() as u64).sum();
+    if !has_lora {
+        return Chosen::new(count, "all of them");
+    }
+    let total = inputs.model.spec.parameters();
+    let rank = inputs.config.lora.as_ref().map_or(0, |lora| lora.r);
+    let share = 100.0 * count as f64 / total as f64;
+    Chosen::new(count, format!("LoRA of rank {rank}: {share:.2} % of {total} parameters"))
+}
+
+fn recompute(recompute: Recompute) -> Chosen<Recompute> {
+    let why = match recompute {
+        Recompute::Full => "layers save their input and run forward twice, except for their last GEMM: minimum memory",
+        Recompute::Selective => {
+            "layers save the outputs of GEMMs and attention; norms and activation functions are computed again, which costs little"
+        }
+        Recompute::None => "layers save all that their backward reads: maximum memory, minimum work",
+    };
+    Chosen::new(recompute, why)
+}
+
+fn optimizer(kind: OptimizerKind, backend: BackendKind) -> Chosen<OptimizerKind> {
+    let small = "parameters below 4,096 elements keep f32";
+    let why = match kind {
+        OptimizerKind::AdamW => "moments in f32".to_owned(),
+        OptimizerKind::AdamW8bit => format!("moments in 8 bits; {small}"),
+        OptimizerKind::PagedAdamW8bit => {
+            let place = if backend.is_cpu() { "in host memory like everything else" } else { "on the device" };
+            format!("the same as adamw_8bit: moments in 8 bits stay {place}, nothing is paged; {small}")
+        }
+    };
+    Chosen::new(kind, why)
+}
+
+fn row_len(config: &RunConfig, data: &DataShape) -> Chosen<usize> {
+    let how = if config.pack { "packed" } else { "one document per row" };
+    Chosen::new(data.row_len, format!("max_seq_len; {how}: {}", data.report))
+}
+
+fn accumulation(config: &RunConfig, world_size: usize) -> Chosen<usize> {
+    let rows = config.rows_per_step() * world_size;
+    Chosen::new(
+        config.train.gradient_accumulation,
+        format!("{rows} rows per step, one loss denominator over all of them"),
+    )
+}
+
+fn steps(config: &RunConfig, data: &DataShape, world_size: usize) -> Chosen<u64> {
+    let (rows, per_step) = (data.rows, config.rows_per_step() * world_size);
+    match config.length() {
+        RunLength::Steps(steps) => {
+            let epochs = (steps * per_step as u64) as f64 / rows as f64;
+            Chosen::new(steps, format!("the recipe: {epochs:.2} epochs of {rows} rows"))
+        }
+        RunLength::Epochs(epochs) => {
+            let steps = (epochs * rows as f64 / per_step as f64).ceil().max(1.0) as u64;
+            Chosen::new(steps, format!("{epochs} epochs of {rows} rows, {per_step} rows per step, rounded up"))
+        }
+    }
+}
+
+fn warmup(config: &RunConfig, steps: u64) -> Chosen<u64> {
+    match config.warmup() {
+        Warmup::Steps(warmup) => Chosen::recipe(warmup),
+        Warmup::Ratio(ratio) => {
+            Chosen::new((ratio * steps as f64).round() as u64, format!("{:.1} % of the steps", 100.0 * ratio))
+        }
+    }
+}
+
+fn loss_chunk(tokens: usize, vocab_size: usize) -> Chosen<usize> {
+    Chosen::new(tokens, format!("logits over {vocab_size} tokens never exist for more positions at a time"))
+}
+
+fn prompts_are_chats(data: &DataShape) -> Chosen<bool> {
+    let why = if data.has_chats { "the data are chats" } else { "the data are plain texts" };
+    Chosen::new(data.has_chats, why)
+}
+
+fn memory_budget(case: &fit::Case<'_>, estimate: &MemoryEstimate) -> Chosen<u64> {
+    let (free, place) = case.available();
+    Chosen::new(estimate.total_bytes(), format!("of {} free {place}, at the peak of a step", human_bytes(free)))
+}
+
+fn host_memory(case: &fit::Case<'_>, estimate: &MemoryEstimate) -> Chosen<u64> {
+    let why = match estimate.host_lines.first() {
+        Some(line) => {
+            let free = human_bytes(case.profile.memory.available_bytes);
+            format!("{}: {}; of {free} free", line.what, line.why)
+        }
+        None => "nothing waits there for the device".to_owned(),
+    };
+    Chosen::new(estimate.host_bytes(), why)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use firebrick_arch::ModelConfig;
+    use firebrick_hwprofile::{Cpu, HardwareProfile, Memory};
+
+    use super::*;
+
+    const MODEL: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 32,
+        "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": 128, "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+        "tie_word_embeddings": true}"#;
+
+    fn resolve(changes: &[&str]) -> Result<Plan, RunError> {
+        let recipe = "name='n'\nmodel='m'\nbackend='flex'\nmax_seq_len=64\n[lora]\nr=4\n[data]\npath='d'\n";
+        let changes: Vec<String> = changes.iter().map(ToString::to_string).collect();
+        let config = RunConfig::from_toml(recipe, Path::new("r.toml"), &changes).unwrap();
+        let profile = HardwareProfile {
+            cpu: Cpu { name: String::new(), logical_cores: 4, physical_cores: 4, features: Vec::new() },
+            memory: Memory { total_bytes: 8 << 30, available_bytes: 8 << 30 },
+            gpus: Vec::new(),
+            notes: Vec::new(),
+        };
+        let model = ModelConfig::parse(MODEL, Path::new("config.json")).unwrap();
+        let data = DataShape {
+            rows: 100,
+            row_len: 64,
+            longest_document: 20,
+            documents_per_row: 4,
+            has_chats: true,
+            report: "full".to_owned(),
+        };
+        Plan::resolve(PlanInputs { config: &config, profile: &profile, model: &model, data: &data, world_size: 1 })
+    }
+
+    #[test]
+    #[cfg(feature = "flex")]
+    fn every_decision_has_a_reason_and_plan_toml_has_them_all() {
+        let plan = resolve(&["bnb_4bit={}", "train.micro_batch_size=2", "train.gradient_accumulation=3"]).unwrap();
+        let saved: toml::Table = plan.to_toml().parse().unwrap();
+        for (name, decision) in saved.iter().filter(|(name, _)| *name != "memory") {
+            let reason = decision.get("reason").and_then(|reason| reason.as_str());
+            assert!(reason.is_some_and(|reason| !reason.is_empty()), "{name} has no reason");
+        }
+        assert_eq!(saved["compute"]["value"].as_str(), Some("float32"));
+        assert_eq!(saved["base"]["value"]["frozen"].as_str(), Some("nf4_double_quant"));
+        assert_eq!((plan.steps.value, plan.warmup_steps.value, plan.rows_per_step()), (17, 1, 6));
+        // A and B of rank 4: q and o 32 + 32 wide, k and v 32 + 16, gate, up and down 32 + 64, in two layers.
+        assert_eq!(plan.trained_parameters.value, 2 * 4 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 64)));
+        assert!(plan.to_string().contains("tokenizing threads"));
+    }
+
+    #[test]
+    #[cfg(feature = "flex")]
+    fn a_plan_is_everything_that_optimizer_and_schedule_need() {
+        let plan =
+            resolve(&["train.optimizer=adamw_8bit", "train.max_grad_norm=0", "train.steps=50", "lora="]).unwrap();
+        let optimizer = plan.optimizer_config();
+        assert_eq!((optimizer.kind, optimizer.max_grad_norm), (OptimizerKind::AdamW8bit, None));
+        let schedule = plan.learning_rate_schedule();
+        assert_eq!((schedule.peak, schedule.warmup_steps, schedule.total_steps), (2e-4, 2, 50));
+        assert_eq!((plan.base.value, plan.lora.value), (BaseStorage::Trained, None));
+    }
+
+    #[test]
+    #[cfg(feature = "flex")]
+    fn a_lora_target_that_matches_nothing_is_refused_before_any_weight_is_read() {
+        let message = resolve(&["lora.target=['q_projection']"]).unwrap_err().to_string();
+        assert!(message.contains("q_projection"), "{message}");
+    }
+}

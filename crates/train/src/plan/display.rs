@@ -1,0 +1,45 @@
+//! The plan as a table for the terminal.
+//!
+//! Trade-off: only the decisions that a user looks for are shown; `plan.toml` has all of them.
+
+use std::fmt;
+
+use firebrick_hwprofile::memory::human_bytes;
+
+use crate::config::to_name;
+use crate::plan::values::Plan;
+
+impl fmt::Display for Plan {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let line = |name: &str, value: String, reason: &str| format!("  {name:<22} {value:<16} {reason}");
+        let lines = [
+            line("backend", self.backend.value.to_string(), &self.backend.reason),
+            line("compute", self.compute.value.to_string(), &self.compute.reason),
+            line("base", to_name(&self.base.value), &self.base.reason),
+            line("trained parameters", self.trained_parameters.value.to_string(), &self.trained_parameters.reason),
+            line("recompute", to_name(&self.recompute.value), &self.recompute.reason),
+            line("offload", self.offload.value.to_string(), &self.offload.reason),
+            line("optimizer", to_name(&self.optimizer.value), &self.optimizer.reason),
+            line("row length", self.row_len.value.to_string(), &self.row_len.reason),
+            line("micro-batch", self.micro_batch_size.value.to_string(), &self.micro_batch_size.reason),
+            line("accumulation", self.gradient_accumulation.value.to_string(), &self.gradient_accumulation.reason),
+            line("steps", self.steps.value.to_string(), &self.steps.reason),
+            line("learning rate", format!("{:e}", self.learning_rate.value), &self.learning_rate.reason),
+            line("warm-up steps", self.warmup_steps.value.to_string(), &self.warmup_steps.reason),
+            line("schedule", to_name(&self.schedule.value), &self.schedule.reason),
+            line("loss chunk", self.loss_chunk_tokens.value.to_string(), &self.loss_chunk_tokens.reason),
+            line("tokenizing threads", self.tokenize_workers.value.to_string(), &self.tokenize_workers.reason),
+            line("loader threads", self.loader_workers.value.to_string(), &self.loader_workers.reason),
+            line("memory", human_bytes(self.memory_bytes.value), &self.memory_bytes.reason),
+        ];
+        writeln!(formatter, "{}", lines.join("\n"))?;
+        for part in &self.memory {
+            writeln!(formatter, "    {:<34} {:>10}  {}", part.what, human_bytes(part.bytes), part.why)?;
+        }
+        if self.host_memory_bytes.value > 0 {
+            let bytes = human_bytes(self.host_memory_bytes.value);
+            writeln!(formatter, "{}", line("host memory", bytes, &self.host_memory_bytes.reason))?;
+        }
+        Ok(())
+    }
+}

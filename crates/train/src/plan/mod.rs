@@ -1,0 +1,20 @@
+//! What was decided for a run: every value with its reason, printed before the first weight is read and saved as `plan.toml`.
+//!
+//! The plan follows from the recipe (what was typed), the hardware profile (what was found), the model's config and the size
+//! of the data. The run reads the plan and nothing else; the recipe is only saved next to it.
+//! Trade-off: the plan is made after the data has been read, because steps and memory depend on it.
+
+mod backend;
+mod chosen;
+mod decide;
+mod display;
+mod fit;
+mod shapes;
+mod values;
+mod workers;
+
+pub use backend::{choose_backend, compute_format};
+pub use chosen::Chosen;
+pub use fit::SmallerRun;
+pub use values::{DataShape, Plan, PlanInputs};
+pub use workers::tokenizing;

@@ -1,0 +1,76 @@
+//! From the recipe to the shapes that memory and work depend on.
+//!
+//! Trade-off: memory is planned for the row with the most documents, so data with one such row is planned too large.
+
+use firebrick_arch::{LoraConfig, ModelSpec, TensorSpec};
+use firebrick_kernels::{BackendKind, BaseStorage, TrainingShape};
+use firebrick_optim::OptimizerConfig;
+use firebrick_precision::Format;
+
+use crate::config::RunConfig;
+use crate::error::RunError;
+use crate::plan::backend::{compute_format, offload};
+use crate::plan::values::DataShape;
+
+/// The recipe's adapter; `None` if every weight trains.
+pub(super) fn lora(config: &RunConfig) -> Option<LoraConfig> {
+    config.lora.clone().map(|section| section.into_config(config.model.clone()))
+}
+
+/// The tensors that train.
+///
+/// # Errors
+/// A LoRA target that matches no module of the model.
+pub(super) fn trained_tensors(spec: &ModelSpec, lora: Option<&LoraConfig>) -> Result<Vec<TensorSpec>, RunError> {
+    Ok(match lora {
+        Some(lora) => spec.adapter_tensors(lora)?,
+        None => spec.tensors(),
+    })
+}
+
+/// How the base weights are stored.
+pub(super) fn base(config: &RunConfig, compute: Format) -> BaseStorage {
+    match (&config.bnb_4bit, &config.lora) {
+        (Some(bnb), _) => BaseStorage::Frozen(Format::Quantized(bnb.format())),
+        (None, Some(_)) => BaseStorage::Frozen(compute),
+        (None, None) => BaseStorage::Trained,
+    }
+}
+
+/// How a recipe's model is trained on a backend.
+pub(super) fn training(
+    config: &RunConfig,
+    backend: BackendKind,
+    data: &DataShape,
+    trained: &[TensorSpec],
+) -> TrainingShape {
+    let compute = compute_format(config.compute(), backend).value;
+    TrainingShape {
+        base: base(config, compute),
+        lora: lora(config),
+        compute,
+        optimizer_bytes: optimizer_bytes(config, backend, trained),
+        micro_batch_size: config.train.micro_batch_size,
+        row_len: data.row_len,
+        longest_document: data.longest_document,
+        documents: config.train.micro_batch_size * data.documents_per_row,
+        recompute: config.recompute(),
+        offload: offload(config, backend).value,
+        loss_chunk_tokens: config.train.loss_chunk_tokens,
+    }
+}
+
+fn optimizer_bytes(config: &RunConfig, backend: BackendKind, trained: &[TensorSpec]) -> u64 {
+    let train = &config.train;
+    let optimizer = OptimizerConfig {
+        kind: train.optimizer,
+        beta1: train.adam_beta1,
+        beta2: train.adam_beta2,
+        epsilon: train.adam_epsilon,
+        weight_decay: train.weight_decay,
+        max_grad_norm: None,
+    };
+    // WebGPU has no bytes in storage buffers, so each 8-bit code takes a word there.
+    let code_bytes = if backend == BackendKind::Wgpu { 4 } else { 1 };
+    optimizer.state_bytes(trained, code_bytes)
+}

@@ -1,0 +1,210 @@
+//! The values of a plan, and the accessors that turn them into the types of the crates below.
+//!
+//! Trade-off: the plan is one flat struct, so that `plan.toml` has one table per decision.
+
+use std::path::PathBuf;
+
+use firebrick_arch::{LoraConfig, ModelConfig};
+use firebrick_data::PackedDataset;
+use firebrick_hwprofile::HardwareProfile;
+use firebrick_hwprofile::memory::MemoryLine;
+use firebrick_kernels::{BackendKind, BaseStorage, Recompute, TrainingShape};
+use firebrick_optim::{OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
+use firebrick_precision::Format;
+use serde::Serialize;
+
+use crate::config::{Init, RunConfig};
+use crate::plan::chosen::Chosen;
+use crate::plan::fit::SmallerRun;
+
+/// A whole plan.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Plan {
+    /// Name of the run.
+    pub name: Chosen<String>,
+    /// Folder that holds the run folders.
+    pub output_dir: Chosen<PathBuf>,
+    /// Folder of the model.
+    pub model_folder: Chosen<PathBuf>,
+    /// Where the weights come from.
+    pub init: Chosen<Init>,
+    /// Seed of shuffling, of new weights and of sampling.
+    pub seed: Chosen<u64>,
+    /// Where tensors live.
+    pub backend: Chosen<BackendKind>,
+    /// Number of processes that train together.
+    pub world_size: Chosen<usize>,
+    /// Format of activations and GEMMs.
+    pub compute: Chosen<Format>,
+    /// How the base weights are stored.
+    pub base: Chosen<BaseStorage>,
+    /// The adapter; without one every weight trains.
+    pub lora: Chosen<Option<LoraConfig>>,
+    /// Number of parameters that train.
+    pub trained_parameters: Chosen<u64>,
+    /// What layers save for their backward.
+    pub recompute: Chosen<Recompute>,
+    /// Whether saved layer inputs wait in host memory.
+    pub offload: Chosen<bool>,
+    /// Rule and state format of the optimizer.
+    pub optimizer: Chosen<OptimizerKind>,
+    /// Decoupled weight decay.
+    pub weight_decay: Chosen<f64>,
+    /// Decay of the first moment.
+    pub adam_beta1: Chosen<f64>,
+    /// Decay of the second moment.
+    pub adam_beta2: Chosen<f64>,
+    /// Added to the root of the second moment.
+    pub adam_epsilon: Chosen<f64>,
+    /// Global norm that gradients are scaled down to; 0: no limit.
+    pub max_grad_norm: Chosen<f64>,
+    /// Maximum tokens of a document, and of a packed row.
+    pub max_seq_len: Chosen<usize>,
+    /// Whether rows hold several documents.
+    pub pack: Chosen<bool>,
+    /// Tokens per row, padding included.
+    pub row_len: Chosen<usize>,
+    /// Positions that the rotary tables cover.
+    pub max_positions: Chosen<usize>,
+    /// Rows per forward and backward pass.
+    pub micro_batch_size: Chosen<usize>,
+    /// Micro-batches per step.
+    pub gradient_accumulation: Chosen<usize>,
+    /// Optimizer steps of the run.
+    pub steps: Chosen<u64>,
+    /// Highest learning rate.
+    pub learning_rate: Chosen<f64>,
+    /// Steps of increasing learning rate.
+    pub warmup_steps: Chosen<u64>,
+    /// Shape of the learning rate.
+    pub schedule: Chosen<ScheduleKind>,
+    /// Rows of logits that exist at a time.
+    pub loss_chunk_tokens: Chosen<usize>,
+    /// Steps between two lines of metrics.
+    pub log_every: Chosen<u64>,
+    /// Steps between two evaluations; 0: only before and after training.
+    pub eval_every_steps: Chosen<u64>,
+    /// Rows per forward pass of the evaluation.
+    pub eval_micro_batch_size: Chosen<usize>,
+    /// Maximum number of micro-batches of the evaluation loss; 0: all.
+    pub eval_max_batches: Chosen<usize>,
+    /// Number of held-out prompts whose greedy answer is compared with the reference.
+    pub exact_match_prompts: Chosen<usize>,
+    /// Maximum tokens of an answer.
+    pub max_new_tokens: Chosen<usize>,
+    /// Prompts whose answers are shown before and after training.
+    pub sample_prompts: Chosen<Vec<String>>,
+    /// Whether a sample prompt is a user's turn, rendered with the chat template.
+    pub prompts_are_chats: Chosen<bool>,
+    /// Steps between two checkpoints; 0: only at the end.
+    pub checkpoint_every_steps: Chosen<u64>,
+    /// Newest checkpoints to keep.
+    pub checkpoints_kept: Chosen<usize>,
+    /// Threads that tokenize, before anything is on the device.
+    pub tokenize_workers: Chosen<usize>,
+    /// Threads that build batches while the device trains.
+    pub loader_workers: Chosen<usize>,
+    /// Bytes at the peak of a step.
+    pub memory_bytes: Chosen<u64>,
+    /// Bytes of host memory that a run on a device needs in addition.
+    pub host_memory_bytes: Chosen<u64>,
+    /// The parts of `memory_bytes`.
+    pub memory: Vec<MemoryLine>,
+    /// How the model is trained, as far as memory and work depend on it.
+    #[serde(skip)]
+    pub training: TrainingShape,
+    /// The next smaller run, for the case that the estimate is too low.
+    #[serde(skip)]
+    pub smaller: SmallerRun,
+}
+
+/// The rows that a run trains on, as far as a plan depends on them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataShape {
+    /// Rows per epoch.
+    pub rows: usize,
+    /// Tokens per row, padding included.
+    pub row_len: usize,
+    /// Tokens of the longest document.
+    pub longest_document: usize,
+    /// Maximum number of documents in a row, the padding at its end included.
+    pub documents_per_row: usize,
+    /// Whether any of the data is rendered with the chat template.
+    pub has_chats: bool,
+    /// How well documents fill the rows, in a sentence.
+    pub report: String,
+}
+
+impl DataShape {
+    /// The shape of packed data. `has_chats`: whether any of it is rendered with the chat template.
+    pub fn new(data: &PackedDataset, has_chats: bool) -> Self {
+        let report = data.report();
+        Self {
+            rows: data.rows(),
+            row_len: data.row_len(),
+            longest_document: report.lengths.longest,
+            documents_per_row: max_documents_per_row(data),
+            has_chats,
+            report: report.to_string(),
+        }
+    }
+}
+
+/// What a plan is made from.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanInputs<'a> {
+    /// What was typed.
+    pub config: &'a RunConfig,
+    /// What was found.
+    pub profile: &'a HardwareProfile,
+    /// The model's config.
+    pub model: &'a ModelConfig,
+    /// The rows to train on.
+    pub data: &'a DataShape,
+    /// Number of processes that train together.
+    pub world_size: usize,
+}
+
+impl Plan {
+    /// The optimizer's settings.
+    pub fn optimizer_config(&self) -> OptimizerConfig {
+        OptimizerConfig {
+            kind: self.optimizer.value,
+            beta1: self.adam_beta1.value,
+            beta2: self.adam_beta2.value,
+            epsilon: self.adam_epsilon.value,
+            weight_decay: self.weight_decay.value,
+            max_grad_norm: (self.max_grad_norm.value > 0.0).then_some(self.max_grad_norm.value),
+        }
+    }
+
+    /// The learning rate by step.
+    pub fn learning_rate_schedule(&self) -> Schedule {
+        Schedule {
+            kind: self.schedule.value,
+            peak: self.learning_rate.value,
+            warmup_steps: self.warmup_steps.value,
+            total_steps: self.steps.value,
+        }
+    }
+
+    /// Rows per step over all ranks.
+    pub fn rows_per_step(&self) -> usize {
+        self.micro_batch_size.value * self.gradient_accumulation.value * self.world_size.value
+    }
+
+    /// The text of `plan.toml`.
+    pub fn to_toml(&self) -> String {
+        // Invariant: a plan is plain strings, numbers, lists and tables, and TOML can hold all of them.
+        toml::to_string(self).expect("a plan of plain fields is expressible as TOML")
+    }
+}
+
+/// The maximum number of documents in a row, the padding at its end included.
+fn max_documents_per_row(data: &PackedDataset) -> usize {
+    let documents = |row: usize| {
+        let padding = usize::from(data.row_tokens(row) < data.row_len());
+        data.row_documents(row).count() + padding
+    };
+    (0..data.rows()).map(documents).max().unwrap_or(1)
+}

@@ -1,0 +1,78 @@
+//! From a plan to the trainer it describes: model, optimizer, schedule, ranks, and the loader that feeds them.
+//!
+//! Benchmarks build their trainers here too, so that what is timed is what runs.
+//! Trade-off: the number of batches built ahead is fixed.
+
+use std::sync::Arc;
+
+use firebrick_arch::ModelConfig;
+use firebrick_data::{Cursor, Loader, LoaderConfig, PackedDataset};
+use firebrick_kernels::Kernels;
+use firebrick_model::{BuildOptions, Decoder, HfFolder, PassOptions};
+use firebrick_optim::Optimizer;
+use firebrick_parallel::Ranks;
+
+use crate::config::Init;
+use crate::error::RunError;
+use crate::plan::Plan;
+use crate::run::device::dtype_of;
+use crate::run::step::Trainer;
+
+/// Batches built ahead of the step.
+const PREFETCH: usize = 4;
+
+/// Builds the trainer of a plan for a model of this config, with weights from `init`.
+///
+/// # Errors
+/// A model folder that cannot be read, or a LoRA target that the model does not have.
+pub fn trainer<B: Kernels>(
+    plan: &Plan,
+    model_config: &ModelConfig,
+    init: Init,
+    ranks: Ranks,
+    device: &B::Device,
+) -> Result<Trainer<B>, RunError> {
+    let build = BuildOptions {
+        storage: plan.base.value,
+        lora: plan.lora.value.clone(),
+        seed: plan.seed.value,
+        compute_dtype: dtype_of(plan.compute.value),
+        max_positions: plan.max_positions.value,
+    };
+    if plan.offload.value && plan.pack.value {
+        // Before weights are read: locking pages takes seconds, which pass while the weights are read. Unpacked micro-batches
+        // differ in size, and each size takes its own buffers.
+        let input_bytes = plan.training.tokens() as usize * plan.compute.value.bytes(model_config.spec.hidden_size);
+        B::reserve_offload(device, model_config.spec.layers.len().saturating_sub(1), input_bytes);
+    }
+    let model = match init {
+        Init::Random => Decoder::random(model_config.clone(), &build, device)?,
+        Init::Pretrained => {
+            let folder = HfFolder::open(&plan.model_folder.value)?;
+            Decoder::load(&folder, model_config.clone(), &build, device, &mut |_| ())?
+        }
+    };
+    Ok(Trainer {
+        model,
+        optimizer: Optimizer::new(plan.optimizer_config()),
+        schedule: plan.learning_rate_schedule(),
+        ranks,
+        pass: PassOptions { recompute: plan.recompute.value, offload: plan.offload.value, adapters: true },
+        loss_chunk_tokens: plan.loss_chunk_tokens.value,
+    })
+}
+
+/// The loader of the training rows: shuffled, without end, from the cursor on.
+pub fn loader(plan: &Plan, rows: Arc<PackedDataset>, ranks: &Ranks, start: Cursor) -> Loader {
+    let config = LoaderConfig {
+        rows_per_batch: plan.micro_batch_size.value,
+        seed: plan.seed.value,
+        shuffle: true,
+        epochs: None,
+        rank: ranks.rank(),
+        world_size: ranks.world_size(),
+        prefetch: PREFETCH,
+        workers: plan.loader_workers.value,
+    };
+    Loader::new(rows, config, start)
+}

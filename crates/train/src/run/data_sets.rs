@@ -1,0 +1,182 @@
+//! From the recipe's sources to tokenized documents: found, tokenized by the data crate's [`Corpus`], stored for the next run.
+//!
+//! This file adds what only a recipe knows: which folder stores tokens, and the names in reports.
+//! Trade-off: small data is tokenized by every run, which takes a second and leaves no files.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use firebrick_data::{
+    CacheError, Corpus, DataError, Diagnosis, DocumentSet, EncodeOptions, Encoder, Holdout, Hub, Mix, Mixture,
+    Pipeline, RecordFormat, Source, TemplateChoice, TokenCache, Tokenized, Tokenizer,
+};
+
+use crate::config::{RunConfig, SourceConfig, to_name};
+use crate::console::SourceReport;
+
+/// Data of up to this many bytes is tokenized by every run, unless the recipe names a folder.
+const SMALL_BYTES: u64 = 8_000_000;
+/// Data of up to this many bytes is kept in memory if the cache cannot be written.
+const MEMORY_BYTES: u64 = 1 << 30;
+const SECONDS_PER_DAY: i64 = 86_400;
+
+/// Tokenized documents, and what was found in their records.
+#[derive(Debug)]
+pub struct ReadSet {
+    /// The documents, in the order of the data.
+    pub documents: DocumentSet,
+    /// What each source contained.
+    pub sources: Vec<SourceReport>,
+    /// What the records of the sources are.
+    pub record_formats: Vec<RecordFormat>,
+    /// Where the tokens are, in a sentence.
+    pub location: String,
+}
+
+/// What a recipe trains and evaluates on.
+#[derive(Debug)]
+pub struct DataSets {
+    /// Documents to train on.
+    pub train: ReadSet,
+    /// Documents to evaluate on.
+    pub held_out: Option<DocumentSet>,
+    /// What was found in the held-out records, if they are a separate set.
+    pub held_out_sources: Vec<SourceReport>,
+}
+
+/// The model's tokenizer, with the chat template that the recipe names. Templates that use the date get the beginning of the UTC
+/// day of `date` (seconds since 1970), so that all runs that begin on one day get the same.
+///
+/// # Errors
+/// A folder without a tokenizer, or a template that does not exist or does not parse.
+pub fn tokenizer(config: &RunConfig, folder: &Path, date: i64) -> Result<Tokenizer, DataError> {
+    let mut tokenizer = Tokenizer::from_folder(folder)?;
+    if let Some(template) = &config.data.chat_template {
+        let is_file = Path::new(template).is_file() || template.contains(['/', '\\']) || template.ends_with(".jinja");
+        tokenizer.choose_template(&match is_file {
+            true => TemplateChoice::File(PathBuf::from(template)),
+            false => TemplateChoice::Named(template.clone()),
+        })?;
+    }
+    tokenizer.set_date(date - date.rem_euclid(SECONDS_PER_DAY));
+    Ok(tokenizer)
+}
+
+/// Reads everything that a recipe trains and evaluates on; tokenizes on the threads of `pipeline`.
+///
+/// # Errors
+/// Data that cannot be found, read or parsed; too many records that cannot be trained on; nothing to train on.
+pub fn read(config: &RunConfig, tokenizer: &Tokenizer, pipeline: Pipeline) -> Result<DataSets, DataError> {
+    let mut train = read_set(config, tokenizer, &config.data.training_sources(), config.data.mix, pipeline)?;
+    let separate = config.data.held_out_sources();
+    if !separate.is_empty() {
+        let held_out = read_set(config, tokenizer, &separate, Mix::Concatenate, pipeline)?;
+        return Ok(DataSets { train, held_out: Some(held_out.documents), held_out_sources: held_out.sources });
+    }
+    let Some(fraction) = config.data.eval_fraction else {
+        return Ok(DataSets { train, held_out: None, held_out_sources: Vec::new() });
+    };
+    let (documents, held_out) = train.documents.split(Holdout::Fraction(fraction))?;
+    train.documents = documents;
+    Ok(DataSets { train, held_out: Some(held_out), held_out_sources: Vec::new() })
+}
+
+impl DataSets {
+    /// Whether any training data is rendered with the chat template.
+    #[must_use]
+    pub fn has_chats(&self, tokenizer: &Tokenizer) -> bool {
+        let is_chat = |format: &RecordFormat| {
+            matches!(format, RecordFormat::Chat | RecordFormat::Sharegpt | RecordFormat::Alpaca)
+        };
+        tokenizer.chat_template().is_ok() && self.train.record_formats.iter().any(is_chat)
+    }
+
+    /// Sentences about the data, to print before a run.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes: Vec<String> =
+            self.train.sources.iter().map(|source| format!("training data: {source}")).collect();
+        notes.push(self.train.location.clone());
+        notes.extend(self.held_out_sources.iter().map(|source| format!("held-out data: {source}")));
+        if let (Some(documents), true) = (&self.held_out, self.held_out_sources.is_empty()) {
+            let tokens: usize = (0..documents.len()).map(|index| documents.document_tokens(index)).sum();
+            notes.push(format!("held out of it: {} examples, {tokens} tokens", documents.len()));
+        }
+        notes
+    }
+}
+
+fn read_set(
+    config: &RunConfig,
+    tokenizer: &Tokenizer,
+    sources: &[SourceConfig],
+    order: Mix,
+    pipeline: Pipeline,
+) -> Result<ReadSet, DataError> {
+    let corpus = corpus(config, tokenizer, sources, order, pipeline)?;
+    let (tokenized, location) = tokenized(&corpus, config)?;
+    let record_formats = corpus.encoders().iter().map(Encoder::record_format).collect();
+    let found = corpus.mixture().sources().iter().zip(corpus.encoders()).zip(tokenized.diagnoses);
+    let report = |((source, encoder), diagnosis): ((&Source, &Encoder<'_>), Diagnosis)| SourceReport {
+        name: source.spec().path.clone(),
+        file_format: to_name(&source.format()),
+        record_format: to_name(&encoder.record_format()),
+        diagnosis,
+    };
+    let sources = found.map(report).collect();
+    Ok(ReadSet { documents: DocumentSet::all(Arc::new(tokenized.store)), sources, record_formats, location })
+}
+
+fn corpus<'a>(
+    config: &RunConfig,
+    tokenizer: &'a Tokenizer,
+    sources: &[SourceConfig],
+    order: Mix,
+    pipeline: Pipeline,
+) -> Result<Corpus<'a>, DataError> {
+    let hub = Hub::from_environment();
+    let found: Vec<Source> = sources.iter().map(|source| source.spec().resolve(&hub)).collect::<Result<_, _>>()?;
+    let mixture = Mixture::new(found, order, config.data.mix_until, config.seed)?;
+    let options = sources.iter().map(|source| encode_options(config, source)).collect();
+    let mut corpus = Corpus::new(tokenizer, mixture, options)?;
+    corpus.pipeline = pipeline;
+    corpus.max_bad_share = config.data.max_bad_share;
+    Ok(corpus)
+}
+
+fn encode_options(config: &RunConfig, source: &SourceConfig) -> EncodeOptions {
+    EncodeOptions {
+        record_format: source.shape,
+        fields: source.field_names().expect("the names were checked when the recipe was read"),
+        train_on: config.train_on(),
+        train_end_of_turn: config.data.train_end_of_turn,
+        overflow: config.data.overflow,
+        ..EncodeOptions::new(config.max_seq_len)
+    }
+}
+
+/// The tokens, from the cache or tokenized now, with a sentence about where they are.
+fn tokenized(corpus: &Corpus<'_>, config: &RunConfig) -> Result<(Tokenized, String), DataError> {
+    let bytes = corpus.mixture().bytes();
+    let cache = match &config.data.cache {
+        Some(folder) => Ok(TokenCache::in_folder(folder)),
+        None if bytes <= SMALL_BYTES => {
+            return Ok((corpus.in_memory()?, "tokenized now, kept in memory".to_owned()));
+        }
+        None => TokenCache::in_default_folder(),
+    };
+    match cache.map_err(DataError::from).and_then(|cache| cached(corpus, &cache)) {
+        Err(DataError::Cache(problem @ (CacheError::NoFolder | CacheError::Io { .. }))) if bytes <= MEMORY_BYTES => {
+            Ok((corpus.in_memory()?, format!("tokenized now, kept in memory for this run: {problem}")))
+        }
+        result => result,
+    }
+}
+
+fn cached(corpus: &Corpus<'_>, cache: &TokenCache) -> Result<(Tokenized, String), DataError> {
+    let tokenized = corpus.cached(cache)?;
+    let how = if tokenized.is_new { "tokenized now, stored" } else { "tokens of an earlier run, found" };
+    let note = tokenized.note.as_ref().map_or_else(String::new, |note| format!("; {note}"));
+    let location = format!("{how} in {}{note}", cache.folder().display());
+    Ok((tokenized, location))
+}

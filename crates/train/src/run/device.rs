@@ -1,0 +1,132 @@
+//! Work on a device: the self-test, waiting, failures, and the one place where concrete backends are named.
+//!
+//! Trade-off: only CUDA reports failures in a form that can be caught; other backends panic.
+
+use std::time::Instant;
+
+use burn_tensor::DType;
+use firebrick_arch::ModelSpec;
+use firebrick_kernels::{BackendKind, Kernels};
+use firebrick_precision::Format;
+
+use crate::console::Failure;
+use crate::error::RunError;
+
+/// Burn's name of a format that tensors can have.
+///
+/// # Panics
+/// For a quantized format: nothing is computed in those.
+pub fn dtype_of(format: Format) -> DType {
+    match format {
+        Format::F32 => DType::F32,
+        Format::F16 => DType::F16,
+        Format::Bf16 => DType::BF16,
+        Format::Quantized(_) | Format::Int8Blockwise => panic!("{format} is no compute format"),
+    }
+}
+
+/// Width of an attention head of the model's first layer, for [`self_test`]; 0 for a model without layers.
+pub fn head_dim(spec: &ModelSpec) -> usize {
+    spec.layers.first().map_or(0, |layer| layer.attention.head_dim)
+}
+
+/// Runs every operation of a run on small input before the device is trusted. Returns the seconds that took; `None` if the backend
+/// has nothing to test.
+///
+/// # Errors
+/// [`RunError::SelfTestFailed`] names the operation.
+pub fn self_test<B: Kernels>(
+    backend: BackendKind,
+    device: &B::Device,
+    dtype: DType,
+    head_dim: usize,
+) -> Result<Option<f64>, RunError> {
+    let started = Instant::now();
+    let Some(result) = B::self_test(device, dtype, head_dim) else { return Ok(None) };
+    result.map_err(|problem| RunError::SelfTestFailed { backend, problem })?;
+    Ok(Some(started.elapsed().as_secs_f64()))
+}
+
+/// Returns once everything queued on the device is done.
+///
+/// # Errors
+/// [`RunError::DeviceFailed`] if some of it failed.
+pub fn wait<B: Kernels>(device: &B::Device) -> Result<(), RunError> {
+    B::sync(device).map_err(|error| RunError::DeviceFailed {
+        operation: "waiting for the device".to_owned(),
+        message: error.to_string(),
+        advice: "Start it again.".to_owned(),
+    })
+}
+
+/// Runs device work. A device that cannot do an operation unwinds from it; that ends here, as a [`Failure`]. Other panics
+/// continue: they are bugs.
+///
+/// # Errors
+/// The device's failure.
+pub fn catch_failure<T>(work: impl FnOnce() -> T) -> Result<T, Failure> {
+    #[cfg(feature = "cuda")]
+    {
+        use std::sync::Once;
+
+        use firebrick_kernels::backends::DeviceFailure;
+
+        static QUIET: Once = Once::new();
+        QUIET.call_once(DeviceFailure::quiet_hook);
+        DeviceFailure::catch(work).map_err(|failure| Failure {
+            operation: failure.operation.to_owned(),
+            out_of_memory: failure.out_of_memory,
+            message: failure.message,
+        })
+    }
+    #[cfg(not(feature = "cuda"))]
+    {
+        Ok(work())
+    }
+}
+
+/// As [`catch_failure`], for work that saves nothing and has no plan.
+///
+/// # Errors
+/// The errors of `work`, or [`RunError::DeviceFailed`].
+pub fn device_work<T>(work: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunError> {
+    catch_failure(work).unwrap_or_else(|Failure { operation, out_of_memory, message }| {
+        let advice = if out_of_memory {
+            "Give it less to do at once, use --nf4, or free memory of the device."
+        } else {
+            "Start it again."
+        };
+        Err(RunError::DeviceFailed { operation, message, advice: advice.to_owned() })
+    })
+}
+
+/// Runs `$body` with `$B` as the backend's type. A kind that is not compiled in was refused when it was chosen.
+#[macro_export]
+macro_rules! with_backend {
+    ($kind:expr, $B:ident => $body:expr) => {
+        match $kind {
+            #[cfg(feature = "flex")]
+            ::firebrick_kernels::BackendKind::Flex => {
+                type $B = ::firebrick_kernels::backends::Flex;
+                $body
+            }
+            #[cfg(feature = "candle")]
+            ::firebrick_kernels::BackendKind::Candle => {
+                type $B = ::firebrick_kernels::backends::Candle;
+                $body
+            }
+            #[cfg(feature = "wgpu")]
+            ::firebrick_kernels::BackendKind::Wgpu => {
+                type $B = ::firebrick_kernels::backends::Wgpu;
+                $body
+            }
+            #[cfg(feature = "cuda")]
+            ::firebrick_kernels::BackendKind::Cuda => {
+                type $B = ::firebrick_kernels::backends::Cuda;
+                $body
+            }
+            #[allow(unreachable_patterns, reason = "reachable in builds that leave a backend out")]
+            other => unreachable!("backend {other} is not compiled in and was refused when it was chosen"),
+        }
+    };
+}

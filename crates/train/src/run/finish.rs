@@ -1,0 +1,48 @@
+//! What a run produces besides its steps: sample answers, and the trained weights in the format that other programs read.
+//!
+//! Trade-off: the trained weights are written once more next to the last checkpoint, which contains them too.
+
+use std::path::{Path, PathBuf};
+
+use firebrick_kernels::Kernels;
+use firebrick_model::{Decoder, Sampler, SavedDtype};
+
+use crate::error::RunError;
+use crate::run::generate::{continue_prompts, encode_prompt};
+use crate::run::prepare::Prepared;
+use crate::state::checkpoint::SavedWeights;
+use crate::state::storage::StorageError;
+
+/// Greedy answers to the plan's sample prompts.
+///
+/// # Errors
+/// A prompt that the chat template refuses, or logits that are not finite.
+pub(super) fn sample<B: Kernels>(prepared: &Prepared, model: &Decoder<B>) -> Result<Vec<String>, RunError> {
+    let Prepared { plan, tokenizer, .. } = prepared;
+    let chat = plan.prompts_are_chats.value;
+    let prompts = plan.sample_prompts.value.iter();
+    let encoded: Vec<Vec<u32>> = prompts.map(|text| encode_prompt(tokenizer, text, chat)).collect::<Result<_, _>>()?;
+    continue_prompts(model, tokenizer, &encoded, plan.max_new_tokens.value, Sampler::greedy())
+}
+
+/// Writes the trained weights into the run folder. A whole model keeps the number format of the one it came from. Returns the path.
+///
+/// # Errors
+/// The folder cannot be written.
+pub(super) fn write_weights<B: Kernels>(
+    run_folder: &Path,
+    weights: &SavedWeights,
+    model: &Decoder<B>,
+) -> Result<PathBuf, RunError> {
+    let dtype = match model.config.dtype.as_deref() {
+        Some("bfloat16") => SavedDtype::Bf16,
+        Some("float16") => SavedDtype::F16,
+        _ => SavedDtype::F32,
+    };
+    // The last checkpoint has the same weights, so an earlier copy of a resumed run may be removed.
+    let earlier = run_folder.join("model");
+    if earlier.exists() {
+        std::fs::remove_dir_all(&earlier).map_err(|error| StorageError::io("replace", &earlier, error))?;
+    }
+    weights.write(model, run_folder, dtype)
+}

@@ -1,0 +1,109 @@
+//! `generate`: text from a model folder, with or without an adapter.
+//!
+//! Trade-off: all prompts run as one batch, so their caches exist at the same time.
+
+use std::path::PathBuf;
+
+use firebrick_arch::ModelConfig;
+use firebrick_data::{Message, Tokenizer};
+use firebrick_kernels::{BaseStorage, Kernels};
+use firebrick_model::peft::read_adapter_config;
+use firebrick_model::{BuildOptions, Decoder, GenerateOptions, HfFolder, Sampler};
+use firebrick_precision::Format;
+
+use crate::error::RunError;
+use crate::run::device::dtype_of;
+
+/// A model folder and how it is loaded.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Model folder.
+    pub model: PathBuf,
+    /// PEFT adapter folder.
+    pub adapter: Option<PathBuf>,
+    /// How the base is stored.
+    pub storage: BaseStorage,
+    /// Format of activations and GEMMs.
+    pub compute: Format,
+}
+
+impl LoadOptions {
+    /// Loads the model, with rotary tables for `max_positions` positions.
+    ///
+    /// # Errors
+    /// A folder that cannot be read, or an adapter that does not fit the model.
+    pub fn load<B: Kernels>(&self, max_positions: usize, device: &B::Device) -> Result<Decoder<B>, RunError> {
+        let build = BuildOptions {
+            storage: self.storage,
+            lora: self.adapter.as_deref().map(read_adapter_config).transpose()?,
+            seed: 0,
+            compute_dtype: dtype_of(self.compute),
+            max_positions,
+        };
+        let config = ModelConfig::read(&self.model)?;
+        let mut model = Decoder::load(&HfFolder::open(&self.model)?, config, &build, device, &mut |_| ())?;
+        if let Some(adapter) = &self.adapter {
+            model.load_adapter(adapter)?;
+        }
+        Ok(model)
+    }
+}
+
+/// What to generate, and how.
+#[derive(Clone, Debug)]
+pub struct GenerateRequest {
+    /// The model.
+    pub load: LoadOptions,
+    /// One text per prompt.
+    pub prompts: Vec<String>,
+    /// Whether a prompt is a user's turn, rendered with the chat template, or plain text to continue.
+    pub chat: bool,
+    /// Maximum new tokens per prompt.
+    pub max_new_tokens: usize,
+    /// How tokens are chosen.
+    pub sampler: Sampler,
+}
+
+/// Loads the model and continues every prompt.
+///
+/// # Errors
+/// A folder that cannot be read, a tokenizer without a chat template where one is needed, a prompt that is too long.
+pub fn generate<B: Kernels>(request: &GenerateRequest, device: &B::Device) -> Result<Vec<String>, RunError> {
+    let tokenizer = Tokenizer::from_folder(&request.load.model)?;
+    let prompts: Vec<Vec<u32>> =
+        request.prompts.iter().map(|text| encode_prompt(&tokenizer, text, request.chat)).collect::<Result<_, _>>()?;
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
+    let model = request.load.load::<B>(longest + request.max_new_tokens, device)?;
+    continue_prompts(&model, &tokenizer, &prompts, request.max_new_tokens, request.sampler.clone())
+}
+
+/// A prompt's token ids: a user's turn through the chat template, or plain text.
+///
+/// # Errors
+/// The tokenizer has no chat template, or the template refuses the message.
+pub fn encode_prompt(tokenizer: &Tokenizer, text: &str, chat: bool) -> Result<Vec<u32>, RunError> {
+    if !chat {
+        return Ok(tokenizer.encode(text, true)?);
+    }
+    let message = Message { role: "user".to_owned(), content: text.to_owned() };
+    let rendered = tokenizer.chat_template()?.render(&[message], true)?;
+    Ok(tokenizer.encode(&rendered, false)?)
+}
+
+/// Continues token prompts and decodes the new tokens.
+///
+/// # Errors
+/// A prompt that leaves no room, or logits that are not finite.
+pub fn continue_prompts<B: Kernels>(
+    model: &Decoder<B>,
+    tokenizer: &Tokenizer,
+    prompts: &[Vec<u32>],
+    max_new_tokens: usize,
+    sampler: Sampler,
+) -> Result<Vec<String>, RunError> {
+    let mut stop_tokens = model.config.eos_token_ids.clone();
+    stop_tokens.extend(tokenizer.eos_token_id());
+    let options = GenerateOptions { max_new_tokens, stop_tokens, sampler };
+    let written = model.generate(prompts, &options)?;
+    written.iter().map(|tokens| Ok(tokenizer.decode(tokens, true)?)).collect()
+}

@@ -1,0 +1,78 @@
+//! From a recipe to a run on its backend: prepare, find the folder or the checkpoint to resume, train.
+//!
+//! Trade-off: a resumed run reads its data before its recipe is compared with the checkpoint, because the data is part of the
+//! comparison.
+
+use std::time::Instant;
+
+use firebrick_parallel::Ranks;
+
+use crate::config::RunConfig;
+use crate::console::{Console, FailureReport, Outcome};
+use crate::error::RunError;
+use crate::run::device::catch_failure;
+use crate::run::interrupt::Interrupt;
+use crate::run::prepare::{Prepared, now, prepare_at};
+use crate::run::start::Place;
+use crate::run::train_loop::Run;
+use crate::state::identity::{RunIdentity, RunSettings};
+use crate::state::resume_point::{ResumeFrom, ResumePoint};
+use crate::state::run_folder::RunFolder;
+use crate::with_backend;
+
+/// How to run a recipe.
+#[derive(Clone, Debug)]
+pub struct RunOptions {
+    /// The recipe.
+    pub config: RunConfig,
+    /// The run or the checkpoint to continue; `None` starts a new run.
+    pub resume: Option<ResumeFrom>,
+    /// Where to print.
+    pub console: Console,
+    /// Requests the end of the run.
+    pub interrupt: Interrupt,
+}
+
+/// Runs a recipe, from its start or from a checkpoint, to its end or to a signal.
+///
+/// # Errors
+/// Whatever stops it; everything that was saved stays.
+pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
+    let started = Instant::now();
+    let RunOptions { config, resume, console, interrupt } = options;
+    let resumed = resume.map(|from| ResumePoint::open(&from, config.output_dir.as_ref(), &config.name)).transpose()?;
+    let date = resumed.as_ref().map_or_else(now, |point| point.state.date);
+    let ranks = Ranks::single();
+    let prepared = prepare_at(config, date, ranks.world_size())?;
+    let mut notes = prepared.data_notes.clone();
+    if let Some(point) = &resumed {
+        notes.extend(compare(point, &prepared)?);
+    }
+    for note in &notes {
+        console.print(note);
+    }
+    console.plan(&prepared.plan);
+    let place = match resumed {
+        Some(point) => Place::Resumed(point),
+        None => {
+            let folder = RunFolder::create(&prepared.plan.output_dir.value, &prepared.plan.name.value)?;
+            if let Some(notice) = folder.notice() {
+                console.print(notice);
+            }
+            Place::New(folder)
+        }
+    };
+    let report = FailureReport::new(&prepared.plan, Some(place.folder().path().to_path_buf()));
+    with_backend!(prepared.plan.backend.value, B => {
+        catch_failure(|| Run::<B>::start(prepared, place, ranks, console, interrupt, started)?.train())
+    })
+    .unwrap_or_else(|failure| Err(report.error(failure)))
+}
+
+/// Refuses another run than the saved one. Returns sentences about what changed.
+fn compare(point: &ResumePoint, prepared: &Prepared) -> Result<Vec<String>, RunError> {
+    let identity = RunIdentity::new(&prepared.plan, prepared.train.fingerprint());
+    point.state.identity.check(&identity)?;
+    let changes = point.state.settings.changes(&RunSettings::new(&prepared.plan));
+    Ok(point.notes.iter().cloned().chain(changes).collect())
+}

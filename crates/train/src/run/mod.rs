@@ -1,0 +1,20 @@
+//! What the commands do: prepare, train step by step, evaluate, generate, verify.
+//!
+//! Trade-off: concrete backends are named in one macro, [`with_backend!`](crate::with_backend), so every command is compiled once
+//! per backend.
+
+pub mod assemble;
+pub mod data_sets;
+pub mod device;
+pub mod evaluate;
+mod finish;
+pub mod generate;
+pub mod interrupt;
+mod launch;
+pub mod prepare;
+mod start;
+pub mod step;
+mod train_loop;
+pub mod verify;
+
+pub use launch::{RunOptions, run};

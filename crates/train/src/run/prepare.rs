@@ -1,0 +1,91 @@
+//! Everything before the first weight is read: tokenizer, data, model config, plan.
+//!
+//! Trade-off: the data is read before the plan is made, because the plan depends on its size.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use firebrick_arch::ModelConfig;
+use firebrick_data::{PackOptions, PackedDataset, Tokenizer};
+use firebrick_hwprofile::HardwareProfile;
+
+use crate::config::RunConfig;
+use crate::error::RunError;
+use crate::plan::{self, DataShape, Plan, PlanInputs};
+use crate::run::data_sets;
+use crate::run::evaluate::EvaluationSet;
+
+/// A run that is ready to load its model.
+pub struct Prepared {
+    /// What was typed. The run only saves it; everything else reads the plan.
+    pub recipe: RunConfig,
+    /// What was decided.
+    pub plan: Plan,
+    /// The model's config.
+    pub model_config: ModelConfig,
+    /// The model's tokenizer.
+    pub tokenizer: Tokenizer,
+    /// When the run began, in seconds since 1970: the date that chat templates see.
+    pub date: i64,
+    /// Rows to train on.
+    pub train: Arc<PackedDataset>,
+    /// What to evaluate on.
+    pub evaluation: EvaluationSet,
+    /// Sentences about the data, to print.
+    pub data_notes: Vec<String>,
+}
+
+/// Reads the data and makes the plan of a run in one process that begins now.
+///
+/// # Errors
+/// As [`prepare_at`].
+pub fn prepare(recipe: RunConfig) -> Result<Prepared, RunError> {
+    prepare_at(recipe, now(), 1)
+}
+
+/// As [`prepare`], for a run of `world_size` processes that began at `date` (seconds since 1970), which chat templates see.
+///
+/// # Errors
+/// Anything wrong with the recipe, the tokenizer, the data, the model's config or the machine.
+pub fn prepare_at(recipe: RunConfig, date: i64, world_size: usize) -> Result<Prepared, RunError> {
+    let folder = recipe.model_folder()?;
+    let model_config = ModelConfig::read(&folder)?;
+    let tokenizer = data_sets::tokenizer(&recipe, &folder, date)?;
+    let (tokens, rows) = (tokenizer.vocab_size(), model_config.spec.vocab_size);
+    if tokens > rows {
+        return Err(RunError::VocabularyTooSmall { tokenizer: tokens, model: rows });
+    }
+    let profile = HardwareProfile::detect();
+    let data = data_sets::read(&recipe, &tokenizer, plan::tokenizing(&recipe, &profile))?;
+    let data_notes = data.notes();
+    let has_chats = data.has_chats(&tokenizer);
+    let packing = pack_options(&recipe, &tokenizer);
+    let train = Arc::new(PackedDataset::new(data.train.documents, packing.clone()));
+    let shape = DataShape::new(&train, has_chats);
+    let inputs = PlanInputs { config: &recipe, profile: &profile, model: &model_config, data: &shape, world_size };
+    let plan = Plan::resolve(inputs)?;
+    let evaluation = match data.held_out {
+        Some(documents) => EvaluationSet::new(&plan, documents, packing, &tokenizer)?,
+        None => EvaluationSet::default(),
+    };
+    Ok(Prepared { recipe, plan, model_config, tokenizer, date, train, evaluation, data_notes })
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64)
+}
+
+/// How the recipe puts documents into rows.
+pub fn pack_options(config: &RunConfig, tokenizer: &Tokenizer) -> PackOptions {
+    let defaults = PackOptions::new(config.max_seq_len);
+    // Groups of several micro-batches, so that chance still decides which rows share a micro-batch.
+    let length_group = defaults.length_group.map(|rows| rows.max(4 * config.train.micro_batch_size));
+    PackOptions {
+        pack: config.pack,
+        pad_token_id: tokenizer.pad_token_id(),
+        pad_to_multiple_of: config.data.pad_to_multiple_of,
+        length_group,
+        ..defaults
+    }
+}

@@ -1,0 +1,120 @@
+//! The state that a run starts with: evaluated before its first step, or restored from a checkpoint.
+//!
+//! Trade-off: a new run is evaluated before it trains, which costs an evaluation and shows what training changed.
+
+use firebrick_data::Cursor;
+use firebrick_kernels::Kernels;
+
+use crate::console::Console;
+use crate::error::RunError;
+use crate::run::finish;
+use crate::run::prepare::Prepared;
+use crate::run::step::Trainer;
+use crate::state::checkpoint::{RunState, SavedWeights, restore};
+use crate::state::checkpoint_folder::set_aside_after;
+use crate::state::identity::{RunIdentity, RunSettings, check_model};
+use crate::state::resume_point::ResumePoint;
+use crate::state::run_folder::RunFolder;
+
+/// Where a run begins.
+pub(super) enum Place {
+    /// At its first step, in a new folder.
+    New(RunFolder),
+    /// At a checkpoint.
+    Resumed(ResumePoint),
+}
+
+impl Place {
+    /// The run folder.
+    pub(super) fn folder(&self) -> &RunFolder {
+        match self {
+            Self::New(folder) => folder,
+            Self::Resumed(point) => &point.folder,
+        }
+    }
+}
+
+/// Where a run starts.
+pub(super) struct Start {
+    /// The run folder, with recipe and plan in it.
+    pub(super) folder: RunFolder,
+    /// The state before the next step.
+    pub(super) state: RunState,
+    /// The step that a resumed run continues after.
+    pub(super) resumed: Option<u64>,
+}
+
+impl Start {
+    /// Evaluates a new run, or gives the trainer the tensors of a checkpoint.
+    ///
+    /// # Errors
+    /// A checkpoint that does not belong to this run, or a folder that cannot be written.
+    pub(super) fn new<B: Kernels>(
+        place: Place,
+        prepared: &Prepared,
+        trainer: &mut Trainer<B>,
+        weights: &SavedWeights,
+        console: Console,
+    ) -> Result<Self, RunError> {
+        match place {
+            Place::New(folder) => {
+                save_texts(&folder, prepared)?;
+                let state = first_state(prepared, trainer, console)?;
+                Ok(Self { folder, state, resumed: None })
+            }
+            Place::Resumed(point) => {
+                let (folder, state) = continue_from(point, prepared, trainer, weights, console)?;
+                save_texts(&folder, prepared)?;
+                Ok(Self { resumed: Some(state.step), folder, state })
+            }
+        }
+    }
+}
+
+/// Saves the recipe and the plan next to the results.
+fn save_texts(folder: &RunFolder, prepared: &Prepared) -> Result<(), RunError> {
+    folder.write(&folder.config_toml(), &prepared.recipe.to_toml())?;
+    folder.write(&folder.plan_toml(), &prepared.plan.to_toml())?;
+    Ok(())
+}
+
+/// The state before the first step: evaluated and sampled.
+fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: Console) -> Result<RunState, RunError> {
+    let before = prepared.evaluation.evaluate(&trainer.model, &prepared.tokenizer)?;
+    console.evaluation("before training", &before);
+    let samples_before = finish::sample(prepared, &trainer.model)?;
+    console.samples("before", &prepared.plan.sample_prompts.value, &samples_before);
+    Ok(RunState {
+        step: 0,
+        cursor: Cursor::default(),
+        loss_tokens: 0,
+        date: prepared.date,
+        wall_s: 0.0,
+        last_losses: Vec::new(),
+        before,
+        samples_before,
+        base_hash: trainer.model.base_hash(),
+        identity: RunIdentity::new(&prepared.plan, prepared.train.fingerprint()),
+        settings: RunSettings::new(&prepared.plan),
+    })
+}
+
+/// Gives the trainer the tensors of a checkpoint, after comparing the base model with the saved one by content.
+fn continue_from<B: Kernels>(
+    point: ResumePoint,
+    prepared: &Prepared,
+    trainer: &mut Trainer<B>,
+    weights: &SavedWeights,
+    console: Console,
+) -> Result<(RunFolder, RunState), RunError> {
+    let ResumePoint { folder, checkpoint, mut state, .. } = point;
+    check_model(state.base_hash, trainer.model.base_hash())?;
+    restore(&checkpoint, weights, &mut trainer.model, &mut trainer.optimizer, state.step)?;
+    state.settings = RunSettings::new(&prepared.plan);
+    for path in set_aside_after(folder.path(), state.step)? {
+        console
+            .print(&format!("a later checkpoint was renamed to {}; delete it if you do not need it", path.display()));
+    }
+    console.print(&format!("resumed after step {} from {}", state.step, checkpoint.display()));
+    Ok((folder, state))
+}

@@ -1,0 +1,265 @@
+//! The run loop: evaluate, step, log, evaluate, save, until the plan's last step or a signal.
+//!
+//! The numbers of a step are read from the device one step late, so that the device never waits for the log. Everything that a
+//! resumed run needs is in the checkpoint.
+//! Trade-off: a step that is not finite is found one step late, but always before anything of it is saved.
+
+use std::time::Instant;
+
+use firebrick_data::{Batch, Cursor, Loader};
+use firebrick_kernels::Kernels;
+use firebrick_parallel::Ranks;
+
+use crate::console::{Console, Outcome, Progress, Summary};
+use crate::error::RunError;
+use crate::metrics::{
+    EvalMetrics, Evaluation, EventWriter, JsonLines, MemoryMeter, MetricSink, MetricSinks, StepMetrics,
+};
+use crate::run::assemble;
+use crate::run::device::{dtype_of, head_dim, self_test};
+use crate::run::finish;
+use crate::run::interrupt::Interrupt;
+use crate::run::prepare::Prepared;
+use crate::run::start::{Place, Start};
+use crate::run::step::{StepOutcome, Trainer, scalar};
+use crate::state::checkpoint::{RunState, SavedWeights, Snapshot};
+use crate::state::run_folder::RunFolder;
+
+/// A run on a backend.
+pub(super) struct Run<B: Kernels> {
+    prepared: Prepared,
+    folder: RunFolder,
+    console: Console,
+    trainer: Trainer<B>,
+    weights: SavedWeights,
+    sinks: MetricSinks,
+    state: RunState,
+    interrupt: Interrupt,
+    loader: Loader,
+    meter: MemoryMeter,
+    started: Instant,
+    wall_before: f64,
+    /// Seconds spent in steps by this process, and the tokens they processed.
+    step_s: f64,
+    step_tokens: u64,
+    pending: Option<Pending<B>>,
+}
+
+/// A step whose numbers are still on the device.
+struct Pending<B: Kernels> {
+    outcome: StepOutcome<B>,
+    /// Loss tokens of the run up to this step.
+    loss_tokens: u64,
+    tokens: u64,
+    seconds: f64,
+}
+
+impl<B: Kernels> Run<B> {
+    /// Loads the model and, for a resumed run, the checkpoint.
+    pub(super) fn start(
+        mut prepared: Prepared,
+        place: Place,
+        ranks: Ranks,
+        console: Console,
+        interrupt: Interrupt,
+        started: Instant,
+    ) -> Result<Self, RunError> {
+        prepared.recipe.name = place.folder().name().to_owned();
+        let plan = &prepared.plan;
+        let device = B::Device::default();
+        let head_dim = head_dim(&prepared.model_config.spec);
+        if let Some(seconds) = self_test::<B>(plan.backend.value, &device, dtype_of(plan.compute.value), head_dim)? {
+            console.print(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
+        }
+        let mut trainer = assemble::trainer::<B>(plan, &prepared.model_config, plan.init.value, ranks, &device)?;
+        let weights = match &plan.lora.value {
+            Some(lora) => SavedWeights::Adapter(lora.clone()),
+            None => SavedWeights::Model(plan.model_folder.value.clone()),
+        };
+        let Start { folder, state, resumed } = Start::new(place, &prepared, &mut trainer, &weights, console)?;
+        let mut sinks = MetricSinks(vec![
+            Box::new(JsonLines::open(&folder.metrics_jsonl(), resumed)?),
+            Box::new(EventWriter::create(&folder.tensorboard(), resumed)?),
+        ]);
+        if resumed.is_none() {
+            report_evaluation(&mut sinks, 0, &state.before)?;
+        }
+        if console.verbose {
+            sinks.0.push(Box::new(Progress::start(prepared.plan.steps.value, state.step)));
+        }
+        Ok(Self {
+            loader: assemble::loader(&prepared.plan, prepared.train.clone(), &trainer.ranks, state.cursor),
+            meter: MemoryMeter::new(prepared.plan.backend.value),
+            wall_before: state.wall_s,
+            prepared,
+            folder,
+            console,
+            interrupt,
+            trainer,
+            weights,
+            sinks,
+            state,
+            started,
+            step_s: 0.0,
+            step_tokens: 0,
+            pending: None,
+        })
+    }
+
+    /// Trains to the plan's last step or to a signal.
+    pub(super) fn train(mut self) -> Result<Outcome, RunError> {
+        let total = self.prepared.plan.steps.value;
+        while self.state.step < total {
+            self.step()?;
+            let step = self.state.step;
+            let is_due = |every: u64| every > 0 && step.is_multiple_of(every) && step < total;
+            if is_due(self.prepared.plan.eval_every_steps.value) {
+                self.flush()?;
+                let evaluation = self.prepared.evaluation.evaluate(&self.trainer.model, &self.prepared.tokenizer)?;
+                report_evaluation(&mut self.sinks, step, &evaluation)?;
+            }
+            if self.interrupt.is_requested() && step < total {
+                self.save()?;
+                self.sinks.0.clear();
+                let (name, folder) = (self.folder.name().to_owned(), self.folder.path().to_owned());
+                return Ok(Outcome::Interrupted { step, name, folder });
+            }
+            if is_due(self.prepared.plan.checkpoint_every_steps.value) {
+                self.save()?;
+            }
+        }
+        self.save()?;
+        self.finish()
+    }
+
+    fn step(&mut self) -> Result<(), RunError> {
+        let started = Instant::now();
+        let (micro_batches, cursor) = self.next_micro_batches();
+        let outcome = self.trainer.step(&micro_batches)?;
+        self.state.step = outcome.step;
+        self.state.cursor = cursor;
+        self.state.loss_tokens += outcome.loss_tokens;
+        let tokens = micro_batches.iter().map(|batch| batch.tokens() as u64).sum();
+        // The previous step's numbers are ready by now; reading them here keeps at most one step in flight.
+        if let Some(previous) = self.pending.take() {
+            self.log(previous)?;
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        self.step_s += seconds;
+        self.step_tokens += tokens;
+        self.pending = Some(Pending { outcome, loss_tokens: self.state.loss_tokens, tokens, seconds });
+        Ok(())
+    }
+
+    fn next_micro_batches(&mut self) -> (Vec<Batch>, Cursor) {
+        let count = self.prepared.plan.gradient_accumulation.value;
+        let mut cursor = self.state.cursor;
+        let batches = (0..count)
+            .map(|_| {
+                let (batch, after) = self.loader.next_batch().expect("the loader repeats its epochs without end");
+                cursor = after;
+                batch
+            })
+            .collect();
+        (batches, cursor)
+    }
+
+    /// Reads the numbers of the step in flight.
+    fn flush(&mut self) -> Result<(), RunError> {
+        match self.pending.take() {
+            Some(pending) => self.log(pending),
+            None => Ok(()),
+        }
+    }
+
+    fn log(&mut self, pending: Pending<B>) -> Result<(), RunError> {
+        let Pending { outcome, loss_tokens, tokens, seconds } = pending;
+        let loss = scalar(outcome.loss_sum) / outcome.loss_tokens as f32;
+        let grad_norm = scalar(outcome.grad_norm);
+        if !loss.is_finite() || !grad_norm.is_finite() {
+            return Err(RunError::NotFinite { step: outcome.step, loss, grad_norm });
+        }
+        let kept = (self.prepared.plan.steps.value as usize / 10).max(1);
+        self.state.last_losses.push(f64::from(loss));
+        if self.state.last_losses.len() > kept {
+            self.state.last_losses.remove(0);
+        }
+        if outcome.step.is_multiple_of(self.prepared.plan.log_every.value) {
+            self.sinks.step(&StepMetrics {
+                step: outcome.step,
+                loss: f64::from(loss),
+                learning_rate: outcome.learning_rate,
+                grad_norm: f64::from(grad_norm),
+                loss_tokens,
+                tokens_per_s: tokens as f64 / seconds,
+                ms: 1e3 * seconds,
+                memory_bytes: self.meter.sample(),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn save(&mut self) -> Result<(), RunError> {
+        // A step that is not finite must be found before it replaces a good checkpoint.
+        self.flush()?;
+        self.sinks.flush()?;
+        self.state.wall_s = self.wall_s();
+        let texts = [("config.toml", self.prepared.recipe.to_toml()), ("plan.toml", self.prepared.plan.to_toml())];
+        let snapshot = Snapshot {
+            model: &self.trainer.model,
+            weights: &self.weights,
+            optimizer: &self.trainer.optimizer,
+            state: &self.state,
+            texts: &texts,
+        };
+        snapshot.save(self.folder.path(), self.prepared.plan.checkpoints_kept.value)?;
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Outcome, RunError> {
+        let after = self.prepared.evaluation.evaluate(&self.trainer.model, &self.prepared.tokenizer)?;
+        report_evaluation(&mut self.sinks, self.state.step, &after)?;
+        self.sinks.flush()?;
+        self.sinks.0.clear();
+        let plan = &self.prepared.plan;
+        let samples = finish::sample(&self.prepared, &self.trainer.model)?;
+        self.console.samples("before", &plan.sample_prompts.value, &self.state.samples_before);
+        self.console.samples("after ", &plan.sample_prompts.value, &samples);
+
+        let weights = finish::write_weights(self.folder.path(), &self.weights, &self.trainer.model)?;
+        let summary = Summary {
+            steps: self.state.step,
+            train_loss: mean(&self.state.last_losses),
+            eval_loss_before: self.state.before.loss,
+            eval_loss_after: after.loss,
+            exact_match_before: self.state.before.exact_match,
+            exact_match_after: after.exact_match,
+            loss_tokens: self.state.loss_tokens,
+            tokens_per_s: if self.step_s > 0.0 { self.step_tokens as f64 / self.step_s } else { 0.0 },
+            wall_s: self.wall_s(),
+            backend: plan.backend.value.to_string(),
+            weights: weights.display().to_string(),
+        };
+        let text = serde_json::to_string_pretty(&summary).expect("a summary of plain fields is expressible as JSON");
+        self.folder.write(&self.folder.summary_json(), &(text + "\n"))?;
+        self.console.summary(&summary, plan);
+        Ok(Outcome::Finished(summary))
+    }
+
+    /// Seconds from start, over all resumed parts.
+    fn wall_s(&self) -> f64 {
+        self.wall_before + self.started.elapsed().as_secs_f64()
+    }
+}
+
+fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+/// Sends an evaluation to the sinks.
+fn report_evaluation(sinks: &mut MetricSinks, step: u64, evaluation: &Evaluation) -> Result<(), RunError> {
+    if let Some(loss) = evaluation.loss {
+        sinks.eval(&EvalMetrics::new(step, loss, evaluation.exact_match))?;
+    }
+    Ok(())
+}

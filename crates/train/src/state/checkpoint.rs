@@ -1,0 +1,249 @@
+//! What a checkpoint contains: everything that the rest of the run depends on, so that resuming continues bit for bit.
+//!
+//! ```text
+//! step-N/  adapter/ (PEFT) or model/ (Hugging Face, f32)  optimizer.safetensors  state.json  config.toml  plan.toml  manifest.json
+//! ```
+//!
+//! `checkpoint_folder` makes the folder complete or absent; this file defines its content.
+//! Trade-off: the optimizer's state is copied to the host as a whole before it is written.
+
+use std::borrow::Cow;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use firebrick_arch::LoraConfig;
+use firebrick_data::Cursor;
+use firebrick_kernels::Kernels;
+use firebrick_model::{Decoder, HfFolder, SavedDtype};
+use firebrick_optim::{HostTensor, Optimizer, StateDict};
+use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
+use serde::{Deserialize, Serialize};
+
+use crate::error::RunError;
+use crate::metrics::Evaluation;
+use crate::state::checkpoint_folder::CheckpointWriter;
+use crate::state::identity::{RunIdentity, RunSettings};
+use crate::state::storage::StorageError;
+
+const ADAPTER: &str = "adapter";
+const MODEL: &str = "model";
+const OPTIMIZER: &str = "optimizer.safetensors";
+const STATE: &str = "state.json";
+
+/// Where a run stands, in addition to its tensors.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RunState {
+    /// Steps taken.
+    pub step: u64,
+    /// The next row.
+    pub cursor: Cursor,
+    /// Tokens that counted in the loss so far.
+    pub loss_tokens: u64,
+    /// When the run began, in seconds since 1970: the date that chat templates see, also after resuming on another day.
+    pub date: i64,
+    /// Seconds of training so far, over all resumed parts.
+    pub wall_s: f64,
+    /// Mean losses of the last steps, oldest first: the summary's training loss.
+    pub last_losses: Vec<f64>,
+    /// The evaluation before the first step.
+    pub before: Evaluation,
+    /// The sample answers before the first step.
+    pub samples_before: Vec<String>,
+    /// Hash of the base model's weight files; `None` if the weights were drawn from the seed.
+    pub base_hash: Option<u64>,
+    /// What a run that continues must share.
+    pub identity: RunIdentity,
+    /// What may have changed when a run continues.
+    pub settings: RunSettings,
+}
+
+/// Which weights train, and so are saved.
+#[derive(Clone, Debug)]
+pub enum SavedWeights {
+    /// LoRA pairs, in PEFT's format.
+    Adapter(LoraConfig),
+    /// Every weight, in Hugging Face's format, with the tokenizer files of this folder.
+    Model(PathBuf),
+}
+
+impl SavedWeights {
+    /// Writes the trained weights into `folder`: `adapter/` or `model/`. Returns the path.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub fn write<B: Kernels>(&self, model: &Decoder<B>, folder: &Path, dtype: SavedDtype) -> Result<PathBuf, RunError> {
+        match self {
+            Self::Adapter(config) => {
+                let path = folder.join(ADAPTER);
+                model.save_adapter(&path, config)?;
+                Ok(path)
+            }
+            Self::Model(companions) => {
+                let path = folder.join(MODEL);
+                model.save_model(&path, dtype, Some(companions))?;
+                Ok(path)
+            }
+        }
+    }
+}
+
+/// What a checkpoint is made of.
+pub struct Snapshot<'a, B: Kernels> {
+    /// The model.
+    pub model: &'a Decoder<B>,
+    /// Which of its weights are saved.
+    pub weights: &'a SavedWeights,
+    /// The optimizer.
+    pub optimizer: &'a Optimizer<B>,
+    /// Where the run stands.
+    pub state: &'a RunState,
+    /// Text files: name and content.
+    pub texts: &'a [(&'a str, String)],
+}
+
+impl<B: Kernels> Snapshot<'_, B> {
+    /// Writes a checkpoint and removes the oldest beyond `keep`. Returns its folder.
+    ///
+    /// # Errors
+    /// A disk that is full or refuses; all earlier checkpoints are then as they were.
+    pub fn save(&self, run_folder: &Path, keep: usize) -> Result<PathBuf, RunError> {
+        let parameters = self.model.parameters();
+        let optimizer = self.optimizer.save();
+        let state_bytes: usize = optimizer.values().map(|tensor| StoredTensor::new(tensor).data_len()).sum();
+        let parameter_bytes: usize = parameters.iter().map(|parameter| 4 * parameter.elements()).sum();
+        let writer = CheckpointWriter::begin(run_folder, self.state.step, (state_bytes + parameter_bytes) as u64)?;
+        self.weights.write(self.model, &writer.file(""), SavedDtype::F32)?;
+        write_optimizer(&writer.file(OPTIMIZER), &optimizer, state_bytes as u64)?;
+        let state = serde_json::to_string_pretty(self.state).expect("a state of plain fields is expressible as JSON");
+        writer.write(STATE, state.as_bytes())?;
+        for (name, text) in self.texts {
+            writer.write(name, text.as_bytes())?;
+        }
+        Ok(writer.commit(keep)?)
+    }
+}
+
+/// Reads a checkpoint's state.
+///
+/// # Errors
+/// [`StorageError::Damaged`] if it cannot be read.
+pub fn read_state(folder: &Path) -> Result<RunState, StorageError> {
+    let path = folder.join(STATE);
+    let damaged = |problem: String| StorageError::Damaged { path: path.clone(), problem };
+    let text = fs::read_to_string(&path).map_err(|error| damaged(format!("cannot be read: {error}")))?;
+    serde_json::from_str(&text).map_err(|error| damaged(format!("is not a run's state: {error}")))
+}
+
+/// Gives model and optimizer the tensors of a checkpoint after `step` steps.
+///
+/// # Errors
+/// A checkpoint whose tensors are not those of this model and optimizer.
+pub fn restore<B: Kernels>(
+    folder: &Path,
+    weights: &SavedWeights,
+    model: &mut Decoder<B>,
+    optimizer: &mut Optimizer<B>,
+    step: u64,
+) -> Result<(), RunError> {
+    match weights {
+        SavedWeights::Adapter(_) => model.load_adapter(&folder.join(ADAPTER))?,
+        SavedWeights::Model(_) => model.load_model(&HfFolder::open(&folder.join(MODEL))?)?,
+    }
+    let state = read_optimizer(&folder.join(OPTIMIZER))?;
+    optimizer.load(&model.parameters(), state, step)?;
+    Ok(())
+}
+
+/// A state tensor as safetensors writes it: one at a time, so that the bytes of all never exist at once.
+struct StoredTensor<'a> {
+    tensor: &'a HostTensor,
+    shape: [usize; 1],
+}
+
+impl<'a> StoredTensor<'a> {
+    fn new(tensor: &'a HostTensor) -> Self {
+        let elements = match tensor {
+            HostTensor::F32(values) => values.len(),
+            HostTensor::U8(codes) => codes.len(),
+        };
+        Self { tensor, shape: [elements] }
+    }
+}
+
+impl View for StoredTensor<'_> {
+    fn dtype(&self) -> Dtype {
+        match self.tensor {
+            HostTensor::F32(_) => Dtype::F32,
+            HostTensor::U8(_) => Dtype::U8,
+        }
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        match self.tensor {
+            HostTensor::F32(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>().into(),
+            HostTensor::U8(codes) => codes.as_slice().into(),
+        }
+    }
+
+    fn data_len(&self) -> usize {
+        match self.tensor {
+            HostTensor::F32(values) => 4 * values.len(),
+            HostTensor::U8(codes) => codes.len(),
+        }
+    }
+}
+
+fn write_optimizer(path: &Path, state: &StateDict, bytes: u64) -> Result<(), StorageError> {
+    let views = state.iter().map(|(name, tensor)| (name, StoredTensor::new(tensor)));
+    safetensors::serialize_to_file(views, None, path).map_err(|error| match error {
+        SafeTensorError::IoError(source) => StorageError::writing(path, bytes, source),
+        other => unreachable!("the shapes of flat tensors are those of their bytes: {other}"),
+    })
+}
+
+fn read_optimizer(path: &Path) -> Result<StateDict, RunError> {
+    let damaged = |problem: String| StorageError::Damaged { path: path.to_owned(), problem };
+    let bytes = fs::read(path).map_err(|error| damaged(format!("cannot be read: {error}")))?;
+    let file =
+        SafeTensors::deserialize(&bytes).map_err(|error| damaged(format!("is not a safetensors file: {error}")))?;
+    let tensors = file.tensors().into_iter().map(|(name, view)| match view.dtype() {
+        Dtype::F32 => {
+            let values = view.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes")));
+            Ok((name, HostTensor::F32(values.collect())))
+        }
+        Dtype::U8 => Ok((name, HostTensor::U8(view.data().to_vec()))),
+        other => Err(damaged(format!("stores `{name}` as {other:?}, which no optimizer of ours writes")).into()),
+    });
+    tensors.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn optimizer_state_reads_back_bit_for_bit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(OPTIMIZER);
+        let state: StateDict = [
+            ("a.exp_avg".to_owned(), HostTensor::F32(vec![1.5, -0.0, f32::MIN_POSITIVE])),
+            ("a.exp_avg.codes".to_owned(), HostTensor::U8(vec![0, 255, 7])),
+        ]
+        .into();
+        write_optimizer(&path, &state, 15).unwrap();
+        assert_eq!(read_optimizer(&path).unwrap(), state);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn full_disk_is_a_clear_error() {
+        let state: StateDict = [("a".to_owned(), HostTensor::F32(vec![1.0; 4096]))].into();
+        // Linux answers every write to /dev/full as a full disk does.
+        let error = write_optimizer(Path::new("/dev/full"), &state, 16384).unwrap_err();
+        assert!(matches!(error, StorageError::DiskFull { needed: 16384, .. }), "{error}");
+    }
+}

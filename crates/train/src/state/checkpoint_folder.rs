@@ -1,0 +1,295 @@
+//! Checkpoint folders that are complete or not there: `checkpoints/step-N/`, complete once it has a `manifest.json`.
+//!
+//! A checkpoint is written into `step-N.tmp`; every file, then the manifest, is flushed to the disk; then the folder is
+//! renamed; only then are older checkpoints removed. A failure before the rename leaves all earlier checkpoints as they were.
+//! Trade-off: writing waits for the disk; the run stands still meanwhile.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use crate::state::manifest::{Manifest, list};
+use crate::state::storage::{StorageError, ensure_free_space, rename_durably, sync_folder, write_atomically};
+
+/// The folder in a run folder that holds the checkpoints.
+pub(crate) const CHECKPOINTS: &str = "checkpoints";
+const PREFIX: &str = "step-";
+const UNFINISHED: &str = ".tmp";
+/// Ending of checkpoints after the one that a run was resumed from.
+const SET_ASIDE: &str = ".set-aside";
+
+/// A checkpoint that is being written. Dropped without [`CheckpointWriter::commit`], it leaves nothing behind.
+#[derive(Debug)]
+pub struct CheckpointWriter {
+    step: u64,
+    temporary: PathBuf,
+    target: PathBuf,
+    is_committed: bool,
+}
+
+impl CheckpointWriter {
+    /// Begins the checkpoint of `step` in a run folder, after removing what an interrupted one left there.
+    ///
+    /// # Errors
+    /// [`StorageError::DiskFull`] if `expected_bytes` do not fit, [`StorageError::Io`] if the folder cannot be created.
+    pub fn begin(run_folder: &Path, step: u64, expected_bytes: u64) -> Result<CheckpointWriter, StorageError> {
+        let folder = run_folder.join(CHECKPOINTS);
+        fs::create_dir_all(&folder).map_err(|source| StorageError::io("create", &folder, source))?;
+        remove_unfinished(&folder)?;
+        ensure_free_space(&folder, expected_bytes)?;
+        let target = folder.join(format!("{PREFIX}{step}"));
+        let temporary = folder.join(format!("{PREFIX}{step}{UNFINISHED}"));
+        fs::create_dir(&temporary).map_err(|source| StorageError::writing(&temporary, expected_bytes, source))?;
+        Ok(CheckpointWriter { step, temporary, target, is_committed: false })
+    }
+
+    /// Where to write the file `name`, for writers that need a path.
+    #[must_use]
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.temporary.join(name)
+    }
+
+    /// Writes a whole file.
+    ///
+    /// # Errors
+    /// [`StorageError::DiskFull`] or [`StorageError::Io`].
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), StorageError> {
+        write_atomically(&self.file(name), bytes)
+    }
+
+    /// Completes the checkpoint, then removes all but the `keep` newest. Returns its folder.
+    ///
+    /// A complete checkpoint of the same step is left as it is: a run that is resumed at its end saves the same state again.
+    ///
+    /// # Errors
+    /// [`StorageError`] if the checkpoint could not be made durable; earlier ones are untouched then. An old one that cannot
+    /// be removed is a warning.
+    pub fn commit(mut self, keep: usize) -> Result<PathBuf, StorageError> {
+        sync_below(&self.temporary)?;
+        Manifest::of_folder(&self.temporary)?.write(&self.temporary)?;
+        if !Manifest::is_in(&self.target) {
+            if self.target.exists() {
+                remove_folder(&self.target)?;
+            }
+            rename_durably(&self.temporary, &self.target)?;
+            self.is_committed = true;
+        }
+        if let Err(error) = prune(self.target.parent().unwrap_or(Path::new(".")), keep, self.step) {
+            tracing::warn!("an old checkpoint stays on the disk: {error}");
+        }
+        Ok(self.target.clone())
+    }
+}
+
+impl Drop for CheckpointWriter {
+    fn drop(&mut self) {
+        if !self.is_committed {
+            // Best effort, to free the space at once; the next `begin` removes what is left.
+            let _ = fs::remove_dir_all(&self.temporary);
+        }
+    }
+}
+
+/// The complete checkpoints of a run folder, oldest first: their steps and folders. Their files are not looked at.
+///
+/// # Errors
+/// [`StorageError::Io`] if the folder cannot be listed.
+pub fn checkpoints(run_folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
+    complete(&run_folder.join(CHECKPOINTS))
+}
+
+/// The newest complete checkpoint of a run folder: its step and folder.
+///
+/// # Errors
+/// [`StorageError::Io`] if the folder cannot be listed.
+pub fn latest(run_folder: &Path) -> Result<Option<(u64, PathBuf)>, StorageError> {
+    Ok(checkpoints(run_folder)?.pop())
+}
+
+/// Renames the checkpoints after `step` to `step-N.set-aside`, so that a run that continues from `step` does not mix with them.
+/// Returns their new folders.
+///
+/// # Errors
+/// [`StorageError::Io`] if a folder cannot be renamed.
+pub fn set_aside_after(run_folder: &Path, step: u64) -> Result<Vec<PathBuf>, StorageError> {
+    let mut renamed = Vec::new();
+    for (_, path) in checkpoints(run_folder)?.into_iter().filter(|(later, _)| *later > step) {
+        let name = format!("{}{SET_ASIDE}", path.file_name().unwrap_or_default().to_string_lossy());
+        let target = path.with_file_name(name);
+        if target.exists() {
+            remove_folder(&target)?;
+        }
+        rename_durably(&path, &target)?;
+        renamed.push(target);
+    }
+    Ok(renamed)
+}
+
+/// The complete checkpoints in a folder, oldest step first.
+fn complete(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
+    let mut found: Vec<(u64, PathBuf)> = list(folder)?
+        .into_iter()
+        .filter_map(|path| {
+            let step = path.file_name()?.to_str()?.strip_prefix(PREFIX)?.parse().ok()?;
+            Manifest::is_in(&path).then_some((step, path))
+        })
+        .collect();
+    found.sort();
+    Ok(found)
+}
+
+/// Removes what interrupted writers left behind.
+fn remove_unfinished(folder: &Path) -> Result<(), StorageError> {
+    for path in list(folder)? {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if name.starts_with(PREFIX) && name.ends_with(UNFINISHED) {
+            remove_folder(&path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes all but the `keep` newest complete checkpoints, and never that of `just_saved`.
+fn prune(folder: &Path, keep: usize, just_saved: u64) -> Result<(), StorageError> {
+    let found = complete(folder)?;
+    let surplus = found.len().saturating_sub(keep.max(1));
+    for (step, path) in found.into_iter().take(surplus).filter(|(step, _)| *step != just_saved) {
+        // Renamed first, so that a half-removed folder never looks complete.
+        let doomed = folder.join(format!("{PREFIX}{step}{UNFINISHED}"));
+        rename_durably(&path, &doomed)?;
+        remove_folder(&doomed)?;
+    }
+    Ok(())
+}
+
+/// Flushes every file below a folder, and every folder, to the disk.
+fn sync_below(folder: &Path) -> Result<(), StorageError> {
+    for path in list(folder)? {
+        if path.is_dir() {
+            sync_below(&path)?;
+        } else {
+            // Opened for writing, because Windows flushes only such files.
+            File::options().write(true).open(&path).and_then(|file| file.sync_all()).map_err(|source| {
+                let bytes = fs::metadata(&path).map_or(0, |metadata| metadata.len());
+                StorageError::writing(&path, bytes, source)
+            })?;
+        }
+    }
+    sync_folder(folder)
+}
+
+fn remove_folder(path: &Path) -> Result<(), StorageError> {
+    fs::remove_dir_all(path).map_err(|source| StorageError::io("remove", path, source))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn save(run: &Path, step: u64, keep: usize) -> PathBuf {
+        let writer = CheckpointWriter::begin(run, step, 10).unwrap();
+        writer.write("state.json", format!("{step}").as_bytes()).unwrap();
+        fs::create_dir(writer.file("adapter")).unwrap();
+        fs::write(writer.file("adapter/weights"), [1, 2, 3]).unwrap();
+        writer.commit(keep).unwrap()
+    }
+
+    fn steps(run: &Path) -> Vec<u64> {
+        complete(&run.join(CHECKPOINTS)).unwrap().into_iter().map(|(step, _)| step).collect()
+    }
+
+    #[test]
+    fn committed_checkpoint_is_the_latest_and_has_its_files() {
+        let run = tempfile::tempdir().unwrap();
+        assert_eq!(latest(run.path()).unwrap(), None);
+        let folder = save(run.path(), 9, 3);
+        save(run.path(), 10, 3);
+        assert_eq!(fs::read(folder.join("adapter/weights")).unwrap(), [1, 2, 3]);
+        let (step, newest) = latest(run.path()).unwrap().unwrap();
+        assert_eq!((step, fs::read(newest.join("state.json")).unwrap()), (10, b"10".to_vec()));
+    }
+
+    #[test]
+    fn only_the_newest_are_kept() {
+        let run = tempfile::tempdir().unwrap();
+        for step in [1, 5, 10, 11, 100] {
+            save(run.path(), step, 2);
+        }
+        assert_eq!(steps(run.path()), [11, 100]);
+        // A limit of 0 is read as 1: the newest is never removed.
+        save(run.path(), 101, 0);
+        assert_eq!(steps(run.path()), [101]);
+    }
+
+    #[test]
+    fn unfinished_checkpoint_does_not_count_and_is_removed_by_the_next() {
+        let run = tempfile::tempdir().unwrap();
+        save(run.path(), 1, 3);
+        let leftover = run.path().join("checkpoints/step-2.tmp");
+        fs::create_dir(&leftover).unwrap();
+        fs::write(leftover.join("manifest.json"), "2").unwrap();
+        fs::create_dir(run.path().join("checkpoints/step-3")).unwrap();
+        assert_eq!(latest(run.path()).unwrap().unwrap().0, 1);
+        save(run.path(), 3, 3);
+        assert!(!leftover.exists());
+        assert_eq!(steps(run.path()), [1, 3]);
+    }
+
+    #[test]
+    fn dropped_writer_leaves_nothing() {
+        let run = tempfile::tempdir().unwrap();
+        let writer = CheckpointWriter::begin(run.path(), 4, 0).unwrap();
+        writer.write("state.json", b"half").unwrap();
+        drop(writer);
+        assert_eq!(list(&run.path().join(CHECKPOINTS)).unwrap(), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn complete_checkpoint_of_the_same_step_is_kept() {
+        let run = tempfile::tempdir().unwrap();
+        save(run.path(), 4, 3);
+        let writer = CheckpointWriter::begin(run.path(), 4, 0).unwrap();
+        let folder = writer.commit(3).unwrap();
+        assert_eq!(fs::read(folder.join("state.json")).unwrap(), b"4");
+        assert_eq!(list(&run.path().join(CHECKPOINTS)).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn failed_write_leaves_earlier_checkpoints_as_they_were() {
+        let run = tempfile::tempdir().unwrap();
+        save(run.path(), 1, 1);
+        let writer = CheckpointWriter::begin(run.path(), 2, 0).unwrap();
+        writer.write("state.json", b"half").unwrap();
+        // A folder in the way fails the write for every user, root included.
+        fs::create_dir(writer.file("weights")).unwrap();
+        fs::create_dir(writer.file("weights/in-the-way")).unwrap();
+        writer.write("weights", &[0; 4096]).unwrap_err();
+        drop(writer);
+        assert_eq!(steps(run.path()), [1]);
+        assert_eq!(list(&run.path().join(CHECKPOINTS)).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn later_checkpoints_are_set_aside_and_do_not_count_any_more() {
+        let run = tempfile::tempdir().unwrap();
+        for step in [1, 2, 3] {
+            save(run.path(), step, 9);
+        }
+        let renamed = set_aside_after(run.path(), 1).unwrap();
+        assert_eq!(renamed.len(), 2);
+        assert!(renamed[1].ends_with("step-3.set-aside") && renamed[1].is_dir());
+        assert_eq!(steps(run.path()), [1]);
+        save(run.path(), 2, 9);
+        assert_eq!(steps(run.path()), [1, 2]);
+        assert!(renamed[0].is_dir());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn checkpoint_that_will_not_fit_is_refused_before_writing() {
+        let run = tempfile::tempdir().unwrap();
+        save(run.path(), 1, 1);
+        let error = CheckpointWriter::begin(run.path(), 2, u64::MAX).unwrap_err();
+        assert!(matches!(error, StorageError::DiskFull { .. }), "{error}");
+        assert_eq!(steps(run.path()), [1]);
+    }
+}

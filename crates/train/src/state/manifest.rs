@@ -1,0 +1,225 @@
+//! `manifest.json`: the format of a checkpoint, and size and checksum of each of its files.
+//!
+//! The manifest is the last file of a checkpoint; a folder without one is not a checkpoint. Checksums are xxh3 (64 bits), which
+//! finds damage, not forgery.
+//! Trade-off: a checkpoint is read once more after it was written, and once before it is resumed.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::state::storage::{StorageError, write_atomically};
+
+/// Version of everything in a checkpoint folder. Raised when an older program could not read it, or this one an older folder.
+pub const FORMAT_VERSION: u32 = 1;
+/// Name of the file.
+pub(crate) const MANIFEST: &str = "manifest.json";
+/// The marker of a complete checkpoint before there were manifests.
+const OLD_MARKER: &str = "DONE";
+/// Bytes read at a time.
+const BUFFER: usize = 1 << 20;
+
+/// A checkpoint's description of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// [`FORMAT_VERSION`] of the program that saved it.
+    pub format_version: u32,
+    /// Every other file, sorted by path.
+    pub files: Vec<ManifestFile>,
+}
+
+/// A file of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManifestFile {
+    /// Path inside the checkpoint folder, with `/`.
+    pub path: String,
+    /// Size.
+    pub bytes: u64,
+    /// Checksum of the content, 16 hexadecimal digits.
+    pub xxh3: String,
+}
+
+/// The version alone, which must be readable in every version.
+#[derive(Deserialize)]
+struct Version {
+    format_version: u32,
+}
+
+impl Manifest {
+    /// Describes the files of a folder.
+    ///
+    /// # Errors
+    /// [`StorageError::Io`] if a file cannot be read.
+    pub fn of_folder(folder: &Path) -> Result<Self, StorageError> {
+        let mut files = Vec::new();
+        for path in files_below(folder)? {
+            let (bytes, xxh3) = checksum(&path).map_err(|source| StorageError::io("read", &path, source))?;
+            files.push(ManifestFile { path: relative(folder, &path), bytes, xxh3 });
+        }
+        files.sort_by(|one, other| one.path.cmp(&other.path));
+        Ok(Self { format_version: FORMAT_VERSION, files })
+    }
+
+    /// Writes the manifest into its folder.
+    ///
+    /// # Errors
+    /// As [`write_atomically`].
+    pub fn write(&self, folder: &Path) -> Result<(), StorageError> {
+        let text = serde_json::to_string_pretty(self).expect("a manifest of plain fields is expressible as JSON");
+        write_atomically(&folder.join(MANIFEST), text.as_bytes())
+    }
+
+    /// Whether a folder is a checkpoint of any version.
+    pub fn is_in(folder: &Path) -> bool {
+        folder.join(MANIFEST).is_file() || folder.join(OLD_MARKER).is_file()
+    }
+
+    /// Reads the manifest of a checkpoint folder.
+    ///
+    /// # Errors
+    /// [`StorageError::OtherFormat`] for another version, [`StorageError::Damaged`] for a manifest that cannot be read.
+    pub fn read(folder: &Path) -> Result<Self, StorageError> {
+        let path = folder.join(MANIFEST);
+        let other_format =
+            |found| StorageError::OtherFormat { path: folder.to_path_buf(), found, expected: FORMAT_VERSION };
+        if !path.exists() && folder.join(OLD_MARKER).exists() {
+            return Err(other_format("no manifest.json, as in versions before checksums".to_owned()));
+        }
+        let damaged = |problem: String| StorageError::Damaged { path: path.clone(), problem };
+        let text = fs::read(&path).map_err(|error| damaged(format!("cannot be read: {error}")))?;
+        let not_json = |error: serde_json::Error| damaged(format!("is not a manifest: {error}"));
+        let Version { format_version } = serde_json::from_slice(&text).map_err(not_json)?;
+        if format_version != FORMAT_VERSION {
+            return Err(other_format(format!("format {format_version}")));
+        }
+        serde_json::from_slice(&text).map_err(not_json)
+    }
+
+    /// Compares every file with its size and checksum.
+    ///
+    /// # Errors
+    /// [`StorageError::Damaged`] names the first file that differs.
+    pub fn verify(&self, folder: &Path) -> Result<(), StorageError> {
+        for file in &self.files {
+            let path = folder.join(&file.path);
+            let damaged = |problem: String| StorageError::Damaged { path: path.clone(), problem };
+            let (bytes, xxh3) = checksum(&path).map_err(|error| damaged(format!("cannot be read: {error}")))?;
+            if bytes != file.bytes {
+                return Err(damaged(format!("has {bytes} bytes, expected {}", file.bytes)));
+            }
+            if xxh3 != file.xxh3 {
+                return Err(damaged(format!("has checksum {xxh3}, expected {}", file.xxh3)));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Size and checksum of a file.
+fn checksum(path: &Path) -> io::Result<(u64, String)> {
+    let mut file = File::open(path)?;
+    let (mut hash, mut bytes) = (Xxh3::new(), 0);
+    let mut buffer = vec![0; BUFFER];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok((bytes, format!("{:016x}", hash.digest()))),
+            count => {
+                hash.update(&buffer[..count]);
+                bytes += count as u64;
+            }
+        }
+    }
+}
+
+/// Every file in a folder and in the folders below it.
+fn files_below(folder: &Path) -> Result<Vec<PathBuf>, StorageError> {
+    let mut files = Vec::new();
+    for path in list(folder)? {
+        if path.is_dir() {
+            files.extend(files_below(&path)?);
+        } else {
+            files.push(path);
+        }
+    }
+    Ok(files)
+}
+
+/// The paths in a folder; none if it does not exist.
+pub(crate) fn list(folder: &Path) -> Result<Vec<PathBuf>, StorageError> {
+    if !folder.exists() {
+        return Ok(Vec::new());
+    }
+    fs::read_dir(folder)
+        .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect())
+        .map_err(|source| StorageError::io("list", folder, source))
+}
+
+/// A path inside a folder, with `/` on every system.
+fn relative(folder: &Path, path: &Path) -> String {
+    let inside = path.strip_prefix(folder).unwrap_or(path);
+    inside.components().map(|part| part.as_os_str().to_string_lossy()).collect::<Vec<_>>().join("/")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checkpoint() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("adapter")).unwrap();
+        fs::write(folder.path().join("adapter/weights"), [7; 3000]).unwrap();
+        fs::write(folder.path().join("state.json"), "{\"step\": 3}").unwrap();
+        Manifest::of_folder(folder.path()).unwrap().write(folder.path()).unwrap();
+        folder
+    }
+
+    fn verified(folder: &Path) -> Result<(), StorageError> {
+        Manifest::read(folder)?.verify(folder)
+    }
+
+    #[test]
+    fn untouched_folder_verifies_and_lists_its_files() {
+        let folder = checkpoint();
+        verified(folder.path()).unwrap();
+        let manifest = Manifest::read(folder.path()).unwrap();
+        let paths: Vec<&str> = manifest.files.iter().map(|file| file.path.as_str()).collect();
+        assert_eq!(paths, ["adapter/weights", "state.json"]);
+    }
+
+    #[test]
+    fn every_flipped_bit_and_every_truncation_is_found_and_named() {
+        for name in ["state.json", "adapter/weights", MANIFEST] {
+            let folder = checkpoint();
+            let path = folder.path().join(name);
+            let whole = fs::read(&path).unwrap();
+            for bit in (0..8 * whole.len()).step_by(1 + whole.len() / 64) {
+                let mut flipped = whole.clone();
+                flipped[bit / 8] ^= 1 << (bit % 8);
+                fs::write(&path, flipped).unwrap();
+                let error = verified(folder.path()).expect_err("a flipped bit");
+                let named = error.to_string().contains(&path.display().to_string());
+                assert!(named || name == MANIFEST, "{name}, bit {bit}: {error}");
+            }
+            fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+            let message = verified(folder.path()).unwrap_err().to_string();
+            assert!(message.contains(&path.display().to_string()), "{message}");
+            fs::remove_file(&path).unwrap();
+            assert!(verified(folder.path()).is_err());
+        }
+    }
+
+    #[test]
+    fn checkpoints_of_other_versions_are_refused_with_their_format() {
+        let folder = checkpoint();
+        fs::write(folder.path().join(MANIFEST), "{\"format_version\": 2, \"shards\": []}").unwrap();
+        let message = verified(folder.path()).unwrap_err().to_string();
+        assert!(message.contains("has format 2, and this version reads format 1 only"), "{message}");
+        fs::remove_file(folder.path().join(MANIFEST)).unwrap();
+        fs::write(folder.path().join(OLD_MARKER), "3").unwrap();
+        let message = verified(folder.path()).unwrap_err().to_string();
+        assert!(message.contains("versions before checksums"), "{message}");
+    }
+}

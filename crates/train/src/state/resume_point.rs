@@ -1,0 +1,222 @@
+//! Where a resumed run continues: the run folder, and its newest checkpoint whose checksums are right.
+//!
+//! Trade-off: a damaged checkpoint stays on disk; it is renamed once the run continues from an older one.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::RunError;
+use crate::state::checkpoint::{RunState, read_state};
+use crate::state::checkpoint_folder::{CHECKPOINTS, checkpoints};
+use crate::state::manifest::Manifest;
+use crate::state::run_folder::{RunFolder, newest_run};
+use crate::state::storage::StorageError;
+
+/// What to resume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ResumeFrom {
+    /// The newest run of the recipe's name.
+    Newest,
+    /// A run folder, a run's name, or a checkpoint folder.
+    Named(PathBuf),
+}
+
+/// A run that is resumed.
+#[derive(Debug)]
+pub struct ResumePoint {
+    /// Its folder.
+    pub folder: RunFolder,
+    /// The checkpoint.
+    pub checkpoint: PathBuf,
+    /// Where the run stood there.
+    pub state: RunState,
+    /// Sentences about damaged checkpoints that were passed over.
+    pub notes: Vec<String>,
+}
+
+impl ResumePoint {
+    /// Finds and verifies the checkpoint to continue from.
+    ///
+    /// # Errors
+    /// [`StorageError::NothingToResume`], [`StorageError::OtherFormat`]; [`StorageError::Damaged`] if the named checkpoint, or
+    /// every checkpoint of the run, is damaged; another process that writes to the folder.
+    pub fn open(from: &ResumeFrom, output_dir: &Path, name: &str) -> Result<Self, RunError> {
+        let run = match from {
+            ResumeFrom::Newest => newest_run(output_dir, name)?,
+            ResumeFrom::Named(path) if Manifest::is_in(path) => return Self::at_checkpoint(path),
+            ResumeFrom::Named(path) if path.join(CHECKPOINTS).is_dir() => path.clone(),
+            ResumeFrom::Named(name) => output_dir.join(name),
+        };
+        let folder = RunFolder::reopen(&run)?;
+        let mut damaged: Vec<(PathBuf, StorageError)> = Vec::new();
+        for (_, checkpoint) in checkpoints(&run)?.into_iter().rev() {
+            match verified(&checkpoint) {
+                Ok(state) => {
+                    let notes =
+                        damaged.into_iter().map(|(path, error)| passed_over(&path, &error, &checkpoint)).collect();
+                    return Ok(Self { folder, checkpoint, state, notes });
+                }
+                Err(error @ StorageError::Damaged { .. }) => damaged.push((checkpoint, error)),
+                Err(other) => return Err(other.into()),
+            }
+        }
+        // Invariant: a folder that could be reopened has a checkpoint, and none of them was good.
+        Err(damaged.swap_remove(0).1.into())
+    }
+
+    fn at_checkpoint(checkpoint: &Path) -> Result<Self, RunError> {
+        let nothing = || StorageError::NothingToResume {
+            path: checkpoint.to_path_buf(),
+            found: "it is a checkpoint outside of a run folder",
+        };
+        let checkpoint = checkpoint.canonicalize().map_err(|source| StorageError::io("open", checkpoint, source))?;
+        let inside = checkpoint.parent().filter(|parent| parent.ends_with(CHECKPOINTS));
+        let run = inside.and_then(Path::parent).ok_or_else(nothing)?;
+        let folder = RunFolder::reopen(run)?;
+        let state = verified(&checkpoint)?;
+        Ok(Self { folder, checkpoint, state, notes: Vec::new() })
+    }
+}
+
+/// The state of a checkpoint whose files are all as they were saved.
+fn verified(checkpoint: &Path) -> Result<RunState, StorageError> {
+    Manifest::read(checkpoint)?.verify(checkpoint)?;
+    read_state(checkpoint)
+}
+
+fn passed_over(checkpoint: &Path, error: &StorageError, older: &Path) -> String {
+    let problem = match error {
+        StorageError::Damaged { path, problem } => format!("`{}` {problem}", path.display()),
+        other => other.to_string(),
+    };
+    format!("checkpoint {} is damaged ({problem}); the run continues from {}", checkpoint.display(), older.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use firebrick_data::Cursor;
+    use firebrick_kernels::{BaseStorage, Recompute};
+    use firebrick_optim::{OptimizerKind, ScheduleKind};
+    use firebrick_precision::Format;
+
+    use super::*;
+    use crate::config::Init;
+    use crate::metrics::Evaluation;
+    use crate::state::checkpoint_folder::CheckpointWriter;
+    use crate::state::identity::{RunIdentity, RunSettings};
+
+    fn state(step: u64) -> RunState {
+        RunState {
+            step,
+            cursor: Cursor { epoch: 1, row: 2 },
+            loss_tokens: 10 * step,
+            date: 7,
+            wall_s: 0.25,
+            last_losses: vec![1.5],
+            before: Evaluation { loss: Some(2.0), exact_match: None },
+            samples_before: vec!["a".to_owned()],
+            base_hash: Some(u64::MAX),
+            identity: RunIdentity {
+                init: Init::Pretrained,
+                seed: 0,
+                max_seq_len: 64,
+                pack: true,
+                lora: None,
+                base: BaseStorage::Trained,
+                compute: Format::F32,
+                optimizer: OptimizerKind::AdamW,
+                rows_per_step: 1,
+                data: "rows 1".to_owned(),
+            },
+            settings: RunSettings {
+                micro_batch_size: 1,
+                gradient_accumulation: 1,
+                recompute: Recompute::Full,
+                learning_rate: 1e-4,
+                schedule: ScheduleKind::Cosine,
+                warmup_steps: 0,
+                steps: 9,
+                weight_decay: 0.0,
+                max_grad_norm: 1.0,
+                adam_beta1: 0.9,
+                adam_beta2: 0.999,
+                adam_epsilon: 1e-8,
+                loss_chunk_tokens: 64,
+                log_every: 1,
+                eval_every_steps: 0,
+                checkpoint_every_steps: 1,
+                checkpoints_kept: 3,
+            },
+        }
+    }
+
+    /// A run with checkpoints after these steps.
+    fn run(output: &Path, steps: &[u64]) -> PathBuf {
+        let run = RunFolder::create(output, "run").unwrap();
+        for &step in steps {
+            let writer = CheckpointWriter::begin(run.path(), step, 0).unwrap();
+            writer.write("state.json", &serde_json::to_vec(&state(step)).unwrap()).unwrap();
+            writer.write("weights", &[step as u8; 64]).unwrap();
+            writer.commit(9).unwrap();
+        }
+        run.path().to_owned()
+    }
+
+    fn open(from: &ResumeFrom, output: &Path) -> Result<ResumePoint, String> {
+        ResumePoint::open(from, output, "run").map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_run_is_found_by_recipe_name_folder_and_checkpoint() {
+        let output = tempfile::tempdir().unwrap();
+        let folder = run(output.path(), &[1, 2]);
+        for (from, step) in [
+            (ResumeFrom::Newest, 2),
+            (ResumeFrom::Named("run".into()), 2),
+            (ResumeFrom::Named(folder.clone()), 2),
+            (ResumeFrom::Named(folder.join("checkpoints/step-1")), 1),
+        ] {
+            let point = open(&from, output.path()).unwrap();
+            assert_eq!((point.state, point.notes), (state(step), Vec::new()), "{from:?}");
+            assert_eq!(point.folder.name(), "run");
+        }
+        assert!(open(&ResumeFrom::Named("other".into()), output.path()).unwrap_err().contains("no such folder"));
+    }
+
+    #[test]
+    fn a_damaged_newest_checkpoint_leads_to_the_older_one_and_is_reported() {
+        let output = tempfile::tempdir().unwrap();
+        let folder = run(output.path(), &[1, 2]);
+        let weights = |step: u64| folder.join(format!("checkpoints/step-{step}/weights"));
+        fs::write(weights(2), [2; 63]).unwrap();
+        let point = open(&ResumeFrom::Newest, output.path()).unwrap();
+        assert_eq!(point.state.step, 1);
+        let [note] = &point.notes[..] else { panic!("one note: {:?}", point.notes) };
+        assert!(note.contains("step-2/weights` has 63 bytes, expected 64") && note.contains("step-1"), "{note}");
+        drop(point);
+        let named = ResumeFrom::Named(folder.join("checkpoints/step-2"));
+        assert!(open(&named, output.path()).unwrap_err().contains("has 63 bytes"));
+        fs::write(weights(1), [9; 64]).unwrap();
+        assert!(open(&ResumeFrom::Newest, output.path()).unwrap_err().contains("step-2/weights"));
+    }
+
+    #[test]
+    fn settings_that_may_change_are_reported_by_key() {
+        let saved = state(1).settings;
+        assert_eq!(saved.changes(&saved), None);
+        let now = RunSettings { learning_rate: 2e-4, steps: 20, ..saved.clone() };
+        let expected = "changed since the checkpoint: train.learning_rate 0.0001 -> 0.0002, train.steps 9 -> 20";
+        assert_eq!(saved.changes(&now).as_deref(), Some(expected));
+    }
+
+    #[test]
+    fn a_checkpoint_of_an_older_version_is_refused() {
+        let output = tempfile::tempdir().unwrap();
+        let folder = run(output.path(), &[1]);
+        let checkpoint = folder.join("checkpoints/step-1");
+        fs::rename(checkpoint.join("manifest.json"), checkpoint.join("DONE")).unwrap();
+        let message = open(&ResumeFrom::Newest, output.path()).unwrap_err();
+        assert!(message.contains("versions before checksums") && message.contains("start a new run"), "{message}");
+    }
+}

@@ -1,0 +1,250 @@
+//! The run folder: `output_dir/name/` and the files in it.
+//!
+//! ```text
+//! runs/<name>/config.toml  plan.toml  metrics.jsonl  tensorboard/  checkpoints/step-N/  adapter/  summary.json
+//! ```
+//!
+//! No run overwrites another: a name that is taken becomes `<name>-2`. Trade-off: one process at a time writes to a folder.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::state::checkpoint_folder::{CHECKPOINTS, latest};
+use crate::state::storage::{StorageError, write_atomically};
+
+/// Held while a process writes to the folder.
+const LOCK: &str = "lock";
+
+/// An open run folder. The lock on it ends with this value.
+#[derive(Debug)]
+pub struct RunFolder {
+    path: PathBuf,
+    name: String,
+    notice: Option<String>,
+    _lock: File,
+}
+
+impl RunFolder {
+    /// Creates the folder of a new run.
+    ///
+    /// A run whose name is taken by a folder that is not empty takes the next free `<name>-2`, `-3`, …, and
+    /// [`RunFolder::notice`] reports it.
+    ///
+    /// # Errors
+    /// [`StorageError::NotWritable`] or [`StorageError::InUse`].
+    pub fn create(output_dir: &Path, name: &str) -> Result<RunFolder, StorageError> {
+        let (path, taken_name) = free_folder(output_dir, name)?;
+        let notice = (taken_name != name).then(|| {
+            format!(
+                "{} contains an earlier run, so this one is written to {}; to continue the earlier one instead, add --resume",
+                output_dir.join(name).display(),
+                path.display()
+            )
+        });
+        RunFolder::open(path, taken_name, notice)
+    }
+
+    /// Opens the folder of a run that has a checkpoint.
+    ///
+    /// # Errors
+    /// [`StorageError::NothingToResume`], [`StorageError::NotWritable`] or [`StorageError::InUse`].
+    pub fn reopen(path: &Path) -> Result<RunFolder, StorageError> {
+        if !path.is_dir() {
+            return Err(StorageError::NothingToResume { path: path.to_owned(), found: "there is no such folder" });
+        }
+        if latest(path)?.is_none() {
+            return Err(StorageError::NothingToResume {
+                path: path.to_owned(),
+                found: "it has no complete checkpoint",
+            });
+        }
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        RunFolder::open(path.to_owned(), name, None)
+    }
+
+    /// Locks the folder and creates the folders in it.
+    fn open(path: PathBuf, name: String, notice: Option<String>) -> Result<RunFolder, StorageError> {
+        let not_writable = |source| StorageError::NotWritable { path: path.clone(), source };
+        let lock = File::create(path.join(LOCK)).map_err(not_writable)?;
+        match lock.try_lock() {
+            Err(TryLockError::WouldBlock) => return Err(StorageError::InUse { path }),
+            // A file system without locks: nothing protects from a second process, but training works.
+            Err(TryLockError::Error(_)) | Ok(()) => {}
+        }
+        for inner in [CHECKPOINTS, "tensorboard"] {
+            fs::create_dir_all(path.join(inner)).map_err(not_writable)?;
+        }
+        Ok(RunFolder { path, name, notice, _lock: lock })
+    }
+
+    /// The folder itself.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The name in use: `name`, or `name-2` if that was taken. What `--resume` needs.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the user should know about the choice of the folder.
+    #[must_use]
+    pub fn notice(&self) -> Option<&str> {
+        self.notice.as_deref()
+    }
+
+    /// The recipe with every default filled in.
+    #[must_use]
+    pub fn config_toml(&self) -> PathBuf {
+        self.path.join("config.toml")
+    }
+
+    /// What was decided, and why.
+    #[must_use]
+    pub fn plan_toml(&self) -> PathBuf {
+        self.path.join("plan.toml")
+    }
+
+    /// One JSON object per logged step or evaluation.
+    #[must_use]
+    pub fn metrics_jsonl(&self) -> PathBuf {
+        self.path.join("metrics.jsonl")
+    }
+
+    /// TensorBoard event files.
+    #[must_use]
+    pub fn tensorboard(&self) -> PathBuf {
+        self.path.join("tensorboard")
+    }
+
+    /// The results of the run.
+    #[must_use]
+    pub fn summary_json(&self) -> PathBuf {
+        self.path.join("summary.json")
+    }
+
+    /// Writes a file of the folder completely or not at all, for `config.toml`, `plan.toml` and `summary.json`.
+    ///
+    /// # Errors
+    /// As [`write_atomically`].
+    pub fn write(&self, file: &Path, text: &str) -> Result<(), StorageError> {
+        write_atomically(file, text.as_bytes())
+    }
+}
+
+/// The newest run of a name that has a checkpoint: of `name`, `name-2`, `name-3`, … the one with the highest number.
+///
+/// # Errors
+/// [`StorageError::NothingToResume`] if there is none.
+pub fn newest_run(output_dir: &Path, name: &str) -> Result<PathBuf, StorageError> {
+    let path = output_dir.join(name);
+    let mut newest = None;
+    for number in 1.. {
+        let candidate = if number == 1 { path.clone() } else { output_dir.join(format!("{name}-{number}")) };
+        if !candidate.is_dir() {
+            break;
+        }
+        if latest(&candidate)?.is_some() {
+            newest = Some(candidate);
+        }
+    }
+    let found = if path.is_dir() { "it has no complete checkpoint" } else { "there is no such folder" };
+    newest.ok_or(StorageError::NothingToResume { path, found })
+}
+
+/// Creates the first of `name`, `name-2`, `name-3`, … that does not exist, or takes one that is empty.
+fn free_folder(output_dir: &Path, name: &str) -> Result<(PathBuf, String), StorageError> {
+    fs::create_dir_all(output_dir)
+        .map_err(|source| StorageError::NotWritable { path: output_dir.to_path_buf(), source })?;
+    let mut number = 1;
+    loop {
+        let candidate = if number == 1 { name.to_string() } else { format!("{name}-{number}") };
+        let path = output_dir.join(&candidate);
+        // `create_dir` fails where the folder exists, so two processes never get the same new one.
+        match fs::create_dir(&path) {
+            Ok(()) => return Ok((path, candidate)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !is_empty_folder(&path) => number += 1,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok((path, candidate)),
+            Err(source) => return Err(StorageError::NotWritable { path, source }),
+        }
+    }
+}
+
+fn is_empty_folder(path: &Path) -> bool {
+    fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::checkpoint_folder::CheckpointWriter;
+
+    fn save(run: &RunFolder, step: u64) {
+        CheckpointWriter::begin(run.path(), step, 0).unwrap().commit(9).unwrap();
+    }
+
+    #[test]
+    fn taken_name_gets_a_number_and_says_so() {
+        let output = tempfile::tempdir().unwrap();
+        let first = RunFolder::create(output.path(), "run").unwrap();
+        assert_eq!((first.name(), first.notice()), ("run", None));
+        let second = RunFolder::create(output.path(), "run").unwrap();
+        assert_eq!(second.name(), "run-2");
+        assert!(second.notice().unwrap().contains("--resume"));
+        assert_eq!(RunFolder::create(output.path(), "run").unwrap().name(), "run-3");
+    }
+
+    #[test]
+    fn empty_folder_is_taken_as_it_is() {
+        let output = tempfile::tempdir().unwrap();
+        fs::create_dir(output.path().join("run")).unwrap();
+        assert_eq!(RunFolder::create(output.path(), "run").unwrap().name(), "run");
+    }
+
+    #[test]
+    fn resume_needs_a_complete_checkpoint() {
+        let output = tempfile::tempdir().unwrap();
+        let path = output.path().join("run");
+        let refusal = || RunFolder::reopen(&path).unwrap_err().to_string();
+        assert!(refusal().contains("there is no such folder"));
+        let run = RunFolder::create(output.path(), "run").unwrap();
+        assert!(refusal().contains("no complete checkpoint"));
+        save(&run, 3);
+        drop(run);
+        assert_eq!(RunFolder::reopen(&path).unwrap().name(), "run");
+    }
+
+    #[test]
+    fn newest_run_of_a_name_is_the_last_one_with_a_checkpoint() {
+        let output = tempfile::tempdir().unwrap();
+        let newest = || newest_run(output.path(), "run").map_err(|error| error.to_string());
+        assert!(newest().unwrap_err().contains("there is no such folder"));
+        let runs: Vec<RunFolder> = (0..3).map(|_| RunFolder::create(output.path(), "run").unwrap()).collect();
+        assert!(newest().unwrap_err().contains("no complete checkpoint"));
+        save(&runs[0], 9);
+        assert_eq!(newest().unwrap(), output.path().join("run"));
+        save(&runs[1], 1);
+        assert_eq!(newest().unwrap(), output.path().join("run-2"));
+    }
+
+    #[test]
+    fn second_process_in_the_same_folder_is_refused() {
+        let output = tempfile::tempdir().unwrap();
+        let run = RunFolder::create(output.path(), "run").unwrap();
+        save(&run, 1);
+        let error = RunFolder::reopen(run.path()).unwrap_err();
+        assert!(matches!(error, StorageError::InUse { .. }), "{error}");
+    }
+
+    #[test]
+    fn unwritable_run_folder_is_one_clear_error() {
+        let output = tempfile::tempdir().unwrap();
+        let file = output.path().join("file");
+        fs::write(&file, "").unwrap();
+        let message = RunFolder::create(&file, "run").unwrap_err().to_string();
+        assert!(message.contains("cannot write the run folder") && message.contains("output_dir"), "{message}");
+    }
+}

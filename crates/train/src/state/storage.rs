@@ -1,0 +1,257 @@
+//! Writing to disk so that a crash, a kill or a full disk at any moment loses nothing that was there before.
+//!
+//! Trade-off: speed. Every write here waits for the disk, so it is for checkpoints and summaries, not for every step.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+/// Why something could not be stored or read back.
+#[derive(Debug, thiserror::Error)]
+pub enum StorageError {
+    /// Reading, writing or renaming failed.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io {
+        /// "write", "create", …
+        action: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// No room left.
+    #[error(
+        "the disk that holds {} is full: {}; free some space, lower checkpoint.keep, or set output_dir to a folder on \
+         another disk, then continue with --resume; the checkpoints that were already saved are untouched",
+        path.display(), amounts(*needed, *free)
+    )]
+    DiskFull {
+        /// What was being written.
+        path: PathBuf,
+        /// Bytes that were to be written.
+        needed: u64,
+        /// Bytes that are free, if the system reports it.
+        free: Option<u64>,
+    },
+    /// The run folder cannot be made or written to.
+    #[error(
+        "cannot write the run folder {}: {source}; give yourself permission to write there, or set output_dir to another \
+         folder", path.display()
+    )]
+    NotWritable {
+        /// The folder.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// Another process is training in the folder.
+    #[error("another process is writing to {}; wait for it to end, or give this run another name", path.display())]
+    InUse {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// There is nothing to resume from.
+    #[error(
+        "nothing to resume in {}: {found}; start without --resume, or name the run folder or checkpoint folder as in \
+         `--resume runs/my-run`", path.display()
+    )]
+    NothingToResume {
+        /// The run folder.
+        path: PathBuf,
+        /// What is there instead.
+        found: &'static str,
+    },
+    /// A file of a checkpoint is not what was saved.
+    #[error(
+        "the checkpoint cannot be resumed: `{}` {problem}. The file changed after it was saved; resume from another checkpoint \
+         of the run with `--resume FOLDER`", path.display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// How it differs.
+        problem: String,
+    },
+    /// A checkpoint of another version of this program.
+    #[error(
+        "the checkpoint {} has {found}, and this version reads format {expected} only; resume it with the version of Firebrick \
+         that saved it, or start a new run", path.display()
+    )]
+    OtherFormat {
+        /// The checkpoint folder.
+        path: PathBuf,
+        /// Its format.
+        found: String,
+        /// The format of this version.
+        expected: u32,
+    },
+}
+
+impl StorageError {
+    /// Wraps the system's error about a path.
+    #[must_use]
+    pub fn io(action: &'static str, path: &Path, source: io::Error) -> Self {
+        StorageError::Io { action, path: path.to_path_buf(), source }
+    }
+
+    /// Wraps the system's error about writing `needed` bytes: a full disk has a separate message.
+    #[must_use]
+    pub fn writing(path: &Path, needed: u64, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                StorageError::DiskFull { path: path.to_path_buf(), needed, free: free_space(path) }
+            }
+            _ => StorageError::io("write", path, source),
+        }
+    }
+}
+
+/// "3.2 GB are needed and 1.1 GB are free".
+fn amounts(needed: u64, free: Option<u64>) -> String {
+    match free {
+        Some(free) => format!("{} are needed and {} are free", bytes_in_words(needed), bytes_in_words(free)),
+        None => format!("{} are needed", bytes_in_words(needed)),
+    }
+}
+
+/// A number of bytes as text: "512 bytes", "3.2 GB" (10^9 bytes).
+#[must_use]
+pub fn bytes_in_words(bytes: u64) -> String {
+    let scaled = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
+    match scaled.into_iter().find(|(scale, _)| bytes as f64 >= *scale) {
+        Some((scale, unit)) => format!("{:.1} {unit}", bytes as f64 / scale),
+        None => format!("{bytes} bytes"),
+    }
+}
+
+/// Bytes that this user may still write on the disk that holds `path`, if the system reports it.
+#[must_use]
+pub fn free_space(path: &Path) -> Option<u64> {
+    #[cfg(unix)]
+    {
+        // A path that does not exist yet will be on the disk of the nearest folder above it that does.
+        let existing = path.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("."));
+        let disk = rustix::fs::statvfs(existing).ok()?;
+        Some(disk.f_bavail.saturating_mul(disk.f_frsize))
+    }
+    #[cfg(not(unix))]
+    {
+        let _ = path;
+        None
+    }
+}
+
+/// Refuses to begin writing `bytes` inside `path` if they will not fit.
+///
+/// # Errors
+/// [`StorageError::DiskFull`]; none if the system does not report how much is free.
+pub fn ensure_free_space(path: &Path, bytes: u64) -> Result<(), StorageError> {
+    match free_space(path) {
+        Some(free) if free < bytes => {
+            Err(StorageError::DiskFull { path: path.to_path_buf(), needed: bytes, free: Some(free) })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes a whole file; after a crash at any moment it holds either the old bytes or the new ones.
+///
+/// # Errors
+/// [`StorageError::DiskFull`] or [`StorageError::Io`]; the old file is untouched then.
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), StorageError> {
+    replace(path, bytes.len() as u64, |file| file.write_all(bytes))
+}
+
+/// Replaces a file by what `write` writes, about `bytes` bytes: into a temporary file next to it, flushed to the disk, renamed.
+fn replace(path: &Path, bytes: u64, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<(), StorageError> {
+    let folder = parent(path);
+    let written = temporary_in(folder).and_then(|mut temporary| {
+        write(temporary.as_file_mut())?;
+        temporary.as_file().sync_all()?;
+        temporary.persist(path).map_err(|error| error.error)?;
+        Ok(())
+    });
+    written.map_err(|source| StorageError::writing(path, bytes, source))?;
+    sync_folder(folder)
+}
+
+/// A temporary file that others may read as far as the user's umask lets them, as any other new file.
+fn temporary_in(folder: &Path) -> io::Result<NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(fs::Permissions::from_mode(0o666));
+    }
+    builder.tempfile_in(folder)
+}
+
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Renames a file or folder and waits until the new name is on the disk.
+pub(crate) fn rename_durably(from: &Path, to: &Path) -> Result<(), StorageError> {
+    fs::rename(from, to).map_err(|source| StorageError::io("rename to", to, source))?;
+    sync_folder(parent(to))
+}
+
+/// Waits until a folder's list of names is on the disk. Windows does not offer this and does it by itself; some network file
+/// systems refuse it, which is no reason to stop.
+pub(crate) fn sync_folder(folder: &Path) -> Result<(), StorageError> {
+    if !cfg!(unix) {
+        return Ok(());
+    }
+    match File::open(folder).and_then(|open| open.sync_all()) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
+        result => result.map_err(|source| StorageError::io("flush to disk", folder, source)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn atomic_write_replaces_the_file_and_leaves_no_temporary() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("summary.json");
+        write_atomically(&path, b"old").unwrap();
+        write_atomically(&path, b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn full_disk_is_named_with_the_bytes_needed_and_the_old_file_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("summary.json");
+        write_atomically(&path, b"old").unwrap();
+        let full = |file: &mut File| {
+            file.write_all(b"half")?;
+            Err(io::Error::from(io::ErrorKind::StorageFull))
+        };
+        let error = replace(&path, 2000, full).unwrap_err();
+        assert!(matches!(error, StorageError::DiskFull { needed: 2000, .. }), "{error}");
+        assert!(error.to_string().contains("2.0 kB are needed"), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn more_than_the_disk_holds_is_refused_before_writing() {
+        let folder = tempfile::tempdir().unwrap();
+        ensure_free_space(&folder.path().join("not/there/yet"), 1).unwrap();
+        let error = ensure_free_space(folder.path(), u64::MAX).unwrap_err();
+        assert!(matches!(error, StorageError::DiskFull { free: Some(_), .. }), "{error}");
+    }
+
+    #[test]
+    fn bytes_are_written_in_decimal_units() {
+        assert_eq!(bytes_in_words(999), "999 bytes");
+        assert_eq!(bytes_in_words(3_200_000_000), "3.2 GB");
+    }
+}

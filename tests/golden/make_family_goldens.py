@@ -1,0 +1,74 @@
+"""Compute the golden files of the model families beyond plain Llama: what transformers and PEFT compute.
+
+    python make_family_goldens.py [--out DIR] [--fixtures DIR]     (defaults: this folder, ../fixtures)
+
+The helpers and the settings (f32, one CPU thread, eager attention) are those of make_llama_goldens.py.
+"""
+
+import torch
+from make_llama_goldens import (
+    TOKENS,
+    forward_tensors,
+    make_full_gradients,
+    make_generation,
+    make_lora,
+    make_packed,
+    maker_from_arguments,
+    random_ids,
+)
+from transformers import LlamaConfig, LlamaForCausalLM
+
+# Seeds of the ids for logits and full gradients, of those with the adapter, of the packed sequence and of the prompts.
+FAMILIES = {
+    "tiny-llama-bias": dict(ids=401, lora=411, packed=421, prompts=[437, 434]),
+    "tiny-mistral": dict(ids=402, lora=412, packed=422, prompts=[435, 442]),
+    "tiny-qwen2": dict(ids=403, lora=413, packed=423, prompts=[437, 434]),
+    "tiny-qwen3": dict(ids=404, lora=414, packed=424, prompts=[442, 446]),
+}
+
+# One prompt is shorter than the sliding window of tiny-mistral (12), the other is longer. The new ids reach beyond the
+# window in both cases.
+PROMPT_TOKENS = [7, 20]
+
+
+def make_family(maker, name, seeds):
+    model, input_ids = maker.base(name), random_ids(seeds["ids"])
+    # In transformers the embedding row of the pad token gets no gradient from the input side (`padding_idx`). The
+    # goldens leave that id out, so that they do not depend on this rule.
+    assert model.config.pad_token_id not in input_ids, name
+    maker.save(name, forward_tensors(model, input_ids))
+    make_full_gradients(maker, name, seeds["ids"])
+    make_lora(maker, f"{name}-lora", name, seeds["lora"])
+    make_packed(maker, name, seeds["packed"])
+    prompts = [random_ids(seed)[:1, :tokens] for seed, tokens in zip(seeds["prompts"], PROMPT_TOKENS)]
+    make_generation(maker, name, prompts)
+
+
+@torch.no_grad()
+def check_sliding_window(maker, name, seed):
+    """Query t sees the keys s with t - window < s <= t: the last `window` keys, its own among them.
+
+    The reference is plain Llama with the same weights and that mask. Without the window the logits are different."""
+    mistral, input_ids = maker.base(name), random_ids(seed)
+    shared = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
+    shared += ["num_key_value_heads", "head_dim", "rms_norm_eps", "rope_parameters", "pad_token_id"]
+    config = LlamaConfig(**{key: getattr(mistral.config, key) for key in shared}, attn_implementation="eager")
+    llama = LlamaForCausalLM(config).eval()
+    llama.load_state_dict(mistral.state_dict())
+    query, key = torch.arange(TOKENS)[:, None], torch.arange(TOKENS)[None]
+    seen = (key <= query) & (key > query - mistral.config.sliding_window)
+    mask = torch.where(seen, 0.0, torch.finfo(torch.float32).min).expand(len(input_ids), 1, TOKENS, TOKENS)
+    expected = mistral(input_ids).logits
+    torch.testing.assert_close(llama(input_ids, attention_mask=mask).logits, expected)
+    assert (llama(input_ids).logits - expected).abs().max() > 0.1, "the window must have an effect"
+
+
+def main():
+    maker = maker_from_arguments("make_family_goldens.py", __doc__)
+    for name, seeds in FAMILIES.items():
+        make_family(maker, name, seeds)
+    check_sliding_window(maker, "tiny-mistral", FAMILIES["tiny-mistral"]["ids"])
+
+
+if __name__ == "__main__":
+    main()
