@@ -20,7 +20,7 @@ use std::sync::Arc;
 use crate::error::CudaError;
 use crate::stream::{Event, Stream};
 
-/// A stream of ours with the two events that order it against the rest of its context.
+/// Our stream with the two events that order it against the rest of its context.
 pub struct StreamHandoff {
     stream: Arc<Stream>,
     begun: Event,

@@ -83,7 +83,7 @@ impl Loader {
         received.ok()
     }
 
-    /// Ends the threads. The panic of one, a bug of ours, becomes the caller's.
+    /// Ends the threads. If one panicked, which is our bug, the caller panics with the same payload.
     fn join(&mut self) {
         if let Some(panic) = end(&mut self.workers).pop() {
             resume_unwind(panic);

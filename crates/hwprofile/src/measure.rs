@@ -36,7 +36,7 @@ fn process_age() -> Option<Duration> {
     const TICKS_PER_SECOND: f64 = 100.0;
     let uptime: f64 = std::fs::read_to_string("/proc/uptime").ok()?.split_whitespace().next()?.parse().ok()?;
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // Field 2 is the command in brackets and may hold spaces: fields are counted from behind it, where field 3 is first.
+    // Field 2 is the command in brackets and may contain spaces: fields are counted after it, starting with field 3.
     let started: f64 = stat.rsplit_once(')')?.1.split_whitespace().nth(22 - 3)?.parse().ok()?;
     Duration::try_from_secs_f64(uptime - started / TICKS_PER_SECOND).ok()
 }

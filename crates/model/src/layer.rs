@@ -8,8 +8,8 @@
 use burn_tensor::Tensor;
 use firebrick_arch::LayerSpec;
 use firebrick_kernels::{
-    AttentionOutput, Documents, Epilogue, GradientSink, HeadsEpilogue, Keep, Kernels, Parameter, ProjectSaved, Prologue,
-    QkNorms, Qkv, RotaryTables,
+    AttentionOutput, Documents, Epilogue, GradientSink, HeadsEpilogue, Keep, Kernels, Parameter, ProjectSaved,
+    Prologue, QkNorms, Qkv, RotaryTables,
 };
 
 use crate::cache::LayerCache;
@@ -74,10 +74,7 @@ pub(crate) enum Attend<'a, B: Kernels> {
     /// The earlier tokens of the same document.
     Documents(&'a Documents<B>),
     /// Each sequence's cache, extended by its new tokens: `tokens[i]` rows belong to sequence `i`.
-    Cached {
-        tokens: &'a [usize],
-        caches: &'a mut [LayerCache<B>],
-    },
+    Cached { tokens: &'a [usize], caches: &'a mut [LayerCache<B>] },
 }
 
 fn pair<B: Kernels>(outputs: Vec<Tensor<B, 2>>) -> [Tensor<B, 2>; 2] {
@@ -175,7 +172,8 @@ impl<B: Kernels> Layer<B> {
 
         let grads = self.attention_output.backward(attention_output, vec![dh_nd.clone()], None, adapters, sink);
         let d_o = grads.input.plain();
-        let Qkv { q, k, v } = B::packed_attention_backward(heads, &self.spec.attention, attention, d_o, &context.documents);
+        let Qkv { q, k, v } =
+            B::packed_attention_backward(heads, &self.spec.attention, attention, d_o, &context.documents);
 
         let grads = self.qkv.backward(qkv, vec![q, k, v], Some(dh_nd), adapters, sink);
         self.input_layernorm.add_gradient(grads.norm, sink);

@@ -207,10 +207,9 @@ impl<B: Kernels> Builder<'_, B> {
         let head_dim = layer.attention.head_dim;
         let qk_norm = match layer.attention.qk_norm {
             QkNorm::None => None,
-            QkNorm::PerHead => Some([
-                self.norm(&name("self_attn.q_norm"), head_dim)?,
-                self.norm(&name("self_attn.k_norm"), head_dim)?,
-            ]),
+            QkNorm::PerHead => {
+                Some([self.norm(&name("self_attn.q_norm"), head_dim)?, self.norm(&name("self_attn.k_norm"), head_dim)?])
+            }
         };
         let attention_output = self.group(&attention_output)?;
         let post_attention_layernorm = self.norm(&name("post_attention_layernorm"), spec.hidden_size)?;
@@ -251,9 +250,7 @@ impl<B: Kernels> Builder<'_, B> {
             (_, Some(format)) => {
                 Base::Frozen(Weight::Quantized(self.quantize(&tensor.name, [rows, columns], values, format)?))
             }
-            (_, None) => {
-                Base::Frozen(Weight::Dense(self.upload([rows, columns], values, self.options.compute_dtype)))
-            }
+            (_, None) => Base::Frozen(Weight::Dense(self.upload([rows, columns], values, self.options.compute_dtype))),
         };
         (self.progress)(&tensor.name);
         Ok(base)
@@ -343,8 +340,8 @@ mod tests {
     use std::collections::BTreeMap;
     use std::fs::OpenOptions;
 
-    use firebrick_kernels::backends::Flex;
     use burn_tensor::TensorData;
+    use firebrick_kernels::backends::Flex;
     use firebrick_kernels::{BlockScales, WeightOps};
     use half::{bf16, f16};
     use safetensors::Dtype;

@@ -106,8 +106,7 @@ fn config_from(json: &JsonObject, modules: &[String]) -> Result<LoraConfig, Arch
         return Err(json.bad("r", r, "the rank must be at least 1"));
     }
     let lora_alpha = json.required("lora_alpha", json.f64("lora_alpha")?, "a number")?;
-    let chosen_by_rule =
-        ["layers_to_transform", "exclude_modules"].iter().any(|key| json.get(key).is_some_and(is_on));
+    let chosen_by_rule = ["layers_to_transform", "exclude_modules"].iter().any(|key| json.get(key).is_some_and(is_on));
     let target_modules = match json.get("target_modules") {
         Some(Value::String(name)) if name.eq_ignore_ascii_case(ALL_LINEAR) && !chosen_by_rule => {
             TargetModules::AllLinear
@@ -221,7 +220,9 @@ mod tests {
         let config = parse(&text).unwrap();
         assert!(config.use_rslora);
         // PEFT writes a list of targets in no fixed order, so values are compared and not bytes.
-        let [mut peft, mut ours] = [&text, &config_json(&config, &config.target_modules.names(&tiny(&[]).unwrap().spec))].map(|text| from_str::<Value>(text).unwrap());
+        let [mut peft, mut ours] =
+            [&text, &config_json(&config, &config.target_modules.names(&tiny(&[]).unwrap().spec))]
+                .map(|text| from_str::<Value>(text).unwrap());
         for json in [&mut peft, &mut ours] {
             json["target_modules"].as_array_mut().unwrap().sort_by_key(Value::to_string);
         }

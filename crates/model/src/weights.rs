@@ -224,9 +224,9 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>, ModelError> 
 mod tests {
     use std::fs::{File, OpenOptions, copy, read, remove_file, write};
 
+    use firebrick_arch::{ArchError, ModelConfig};
     use firebrick_kernels::MemoryOps;
     use firebrick_kernels::backends::Flex;
-    use firebrick_arch::{ArchError, ModelConfig};
     use serde_json::json;
     use tempfile::{TempDir, tempdir};
 

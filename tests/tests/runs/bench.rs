@@ -56,11 +56,11 @@ fn bench_of_the_quickstart_base_reports_every_field() {
         "/planned_gib",
         "/mfu/share",
         "/mfu/rate_tflops",
-        "/roof_tok_s",
+        "/roofline_tok_s",
         "/loss_first",
         "/loss_last",
-        "/roofs/gemm_tflops",
-        "/roofs/copy_tb_s",
+        "/peaks/gemm_tflops",
+        "/peaks/copy_tb_s",
     ];
     for path in positive {
         assert!(number(&report, path) > 0.0, "{path} in {report}");

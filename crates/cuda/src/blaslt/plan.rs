@@ -100,7 +100,7 @@ impl Plan {
         let p = &call.pointers;
         self.set_addresses(&description, p)?;
         // SAFETY: descriptor and layouts were created for this GEMM, and the algorithm was proposed for them and for this
-        // alignment. Sizes and lifetimes behind the addresses are the caller's promise. Alpha and beta are read before the
+        // alignment. The caller guarantees the sizes and lifetimes of what the addresses point to. Alpha and beta are read before the
         // call returns, since the pointer mode is the default (host).
         let status = unsafe {
             (self.symbols.matmul)(

@@ -1,88 +1,30 @@
-//! The backends, one file or folder each: which Burn type it is, what it overrides, and the memory it needs. [`BackendKind`] names
-//! them where no tensor is around: in recipes, plans and messages.
+//! The backends, one file or folder each: which Burn type it is, what it overrides, and the memory it needs.
 //!
-//! Trade-off: a kind can be named although it is not compiled in; ask [`BackendKind::is_compiled`].
+//! Trade-off: the memory of every backend is stated whether or not it is compiled in, so that a plan can be made without it.
 
 #[cfg(feature = "candle")]
 mod candle;
 pub mod cuda;
+mod estimate;
 #[cfg(feature = "flex")]
 mod flex;
+mod kind;
 mod reference_memory;
 #[cfg(feature = "wgpu")]
 mod wgpu;
-
-use std::fmt;
-use std::str::FromStr;
-
-use firebrick_arch::ModelSpec;
-use firebrick_hwprofile::memory::MemoryEstimate;
-use serde::{Deserialize, Serialize};
-
-use crate::memory::estimate::TrainingShape;
 
 #[cfg(feature = "candle")]
 pub use candle::Candle;
 #[cfg(feature = "cuda")]
 pub use cuda::{Cuda, DeviceFailure};
+pub use estimate::estimate;
 #[cfg(feature = "flex")]
 pub use flex::Flex;
+pub use kind::{BackendKind, UnknownBackend};
 #[cfg(feature = "wgpu")]
 pub use wgpu::Wgpu;
 
-/// Which backend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
-#[cfg_attr(feature = "clap", derive(clap::ValueEnum))]
-#[serde(rename_all = "snake_case")]
-pub enum BackendKind {
-    /// CPU, burn-flex.
-    Flex,
-    /// CPU, burn-candle.
-    Candle,
-    /// Vulkan, Metal, DirectX, WebGPU.
-    Wgpu,
-    /// NVIDIA.
-    Cuda,
-}
-
-/// A word that names no backend.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown backend `{got}`, expected one of: flex, candle, wgpu, cuda")]
-pub struct UnknownBackend {
-    /// The word.
-    pub got: String,
-}
-
 impl BackendKind {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::Flex, Self::Candle, Self::Wgpu, Self::Cuda];
-
-    /// The name, as recipes and messages write it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Flex => "flex",
-            Self::Candle => "candle",
-            Self::Wgpu => "wgpu",
-            Self::Cuda => "cuda",
-        }
-    }
-
-    /// Whether this build has the backend: the cargo feature of its name.
-    pub fn is_compiled(self) -> bool {
-        match self {
-            Self::Flex => cfg!(feature = "flex"),
-            Self::Candle => cfg!(feature = "candle"),
-            Self::Wgpu => cfg!(feature = "wgpu"),
-            Self::Cuda => cfg!(feature = "cuda"),
-        }
-    }
-
-    /// Whether it runs on the CPU, so that its tensors live in host memory.
-    pub fn is_cpu(self) -> bool {
-        matches!(self, Self::Flex | Self::Candle)
-    }
-
     /// Looks for a device, without the panic of a backend that starts and finds none. A CPU is always there.
     ///
     /// # Errors
@@ -97,45 +39,11 @@ impl BackendKind {
             _ => Err(format!("this build does not have the backend {self}")),
         }
     }
-
-    /// What training `model` like this needs at its peak on this backend; see [`crate::estimate`].
-    pub fn memory_lines(self, model: &ModelSpec, training: &TrainingShape) -> MemoryEstimate {
-        let lines = match self {
-            Self::Flex | Self::Candle | Self::Wgpu => reference_memory::lines(self, model, training),
-            Self::Cuda => cuda::memory_lines::lines(model, training),
-        };
-        training.with_working_set(model, lines)
-    }
-}
-
-impl fmt::Display for BackendKind {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.pad(self.name())
-    }
-}
-
-impl FromStr for BackendKind {
-    type Err = UnknownBackend;
-
-    fn from_str(text: &str) -> Result<Self, UnknownBackend> {
-        let unknown = || UnknownBackend { got: text.to_owned() };
-        Self::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(unknown)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_backend_is_written_and_read_under_one_name() {
-        for kind in BackendKind::ALL {
-            assert_eq!(kind.to_string().parse(), Ok(kind));
-            assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());
-        }
-        let error = "metal".parse::<BackendKind>().unwrap_err().to_string();
-        assert_eq!(error, "unknown backend `metal`, expected one of: flex, candle, wgpu, cuda");
-    }
 
     #[test]
     fn a_backend_that_is_not_compiled_in_finds_no_device() {

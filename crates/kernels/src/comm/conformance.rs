@@ -4,7 +4,7 @@
 
 use crate::Kernels;
 use crate::comm::{CommError, Communicator};
-use crate::conformance::{Check, Pair};
+use crate::conformance::check::{Check, Pair};
 use burn_tensor::Tensor;
 
 pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {

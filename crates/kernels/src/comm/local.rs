@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_in_different_operations_are_told_so() {
+    fn ranks_in_different_operations_get_an_error() {
         let results = on_all_ranks(2, |ranks| {
             let operation = if ranks.rank() == 0 { "sum" } else { "gather" };
             ranks.all_gather_bytes(operation, vec![]).expect_err("the operations differ").to_string()

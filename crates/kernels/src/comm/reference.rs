@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_send_other_sizes_are_told_so() {
+    fn ranks_that_send_other_sizes_get_an_error() {
         let results: Vec<CommError> = thread::scope(|scope| {
             let send = |ranks: Communicator| {
                 let tensor: Tensor<Plain, 1> = random(1, [4 + ranks.rank()]);

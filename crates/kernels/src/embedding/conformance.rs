@@ -1,10 +1,10 @@
-//! Embedding look-up and its gradient against the reference, with ids that repeat.
+//! Embedding lookup and its gradient against the reference, with ids that repeat.
 //!
 //! Trade-off: ids out of range are not tried; they are refused before they reach a device.
 
 use super::reference;
 use crate::Kernels;
-use crate::conformance::Check;
+use crate::conformance::check::Check;
 
 pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     let (tokens, width, vocabulary) = (check.case.tokens(), check.case.hidden_size, check.case.vocab_size);

@@ -1,4 +1,4 @@
-//! Embedding look-up, and its gradient as a sum of rows by token id.
+//! Embedding lookup, and its gradient as a sum of rows by token id.
 //!
 //! Trade-off: the gradient is a dense table.
 

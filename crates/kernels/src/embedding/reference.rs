@@ -1,4 +1,4 @@
-//! Embedding look-up in ordinary Burn operations, and its gradient as a sum of rows by id.
+//! Embedding lookup in ordinary Burn operations, and its gradient as a sum of rows by id.
 //!
 //! Trade-off: the gradient is a dense table, as large as the embedding, even where few ids occur.
 

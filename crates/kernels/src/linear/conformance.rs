@@ -11,7 +11,7 @@ use firebrick_arch::Activation;
 use self::scenario::{Base, Extras, Scenario, group, heads, norm, tables};
 use super::{Epilogue, Keep, Prologue, reference};
 use crate::Kernels;
-use crate::conformance::Check;
+use crate::conformance::check::Check;
 
 const ALL: [Keep; 3] = [Keep::Nothing, Keep::Inputs, Keep::Everything];
 

@@ -5,7 +5,7 @@
 use burn_tensor::{DType, TensorData};
 
 use crate::Kernels;
-use crate::conformance::Check;
+use crate::conformance::check::Check;
 
 pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     offloaded(check);

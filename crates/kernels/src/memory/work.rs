@@ -120,7 +120,7 @@ fn optimizer_bytes(model: &ModelSpec, training: &TrainingShape) -> f64 {
 #[cfg(test)]
 mod tests {
     use firebrick_arch::shapes::llama_3_1_8b;
-    use firebrick_hwprofile::roofline::{Bound, RateSource, Rates, RoofTime};
+    use firebrick_hwprofile::roofline::{Bound, RateSource, Rates, RooflineTime};
 
     use super::*;
     use crate::memory::estimate::tests::qlora;
@@ -142,7 +142,7 @@ mod tests {
         // Tokens/s with full recomputation and with none, arithmetic alone.
         for (recompute, micro_batch_size, by_hand) in [(Recompute::Full, 8, 15_400.0), (Recompute::None, 2, 20_600.0)] {
             let training = qlora(micro_batch_size, recompute);
-            let time = RoofTime::of(&on_cuda(&training, 1), &H100_MEASURED);
+            let time = RooflineTime::of(&on_cuda(&training, 1), &H100_MEASURED);
             let tokens_per_s = training.tokens() as f64 / time.t_math;
             assert!((tokens_per_s / by_hand - 1.0).abs() < 0.03, "{recompute:?}: {tokens_per_s:.0} against {by_hand}");
             assert_eq!(time.bound(), Bound::Math);
@@ -168,13 +168,13 @@ mod tests {
         let (one, four) = (on_cuda(&training, 1), on_cuda(&training, 4));
         assert_eq!(four.matmul_flops, 4.0 * one.matmul_flops);
         assert!(four.bytes < 4.0 * one.bytes, "the optimizer runs once per step");
-        let time = RoofTime::of(&one, &H100_MEASURED);
+        let time = RooflineTime::of(&one, &H100_MEASURED);
         assert!(time.lower() <= time.upper() && time.upper() <= 2.0 * time.lower());
     }
 
     #[test]
     fn one_token_is_bound_by_memory() {
         let training = TrainingShape { row_len: 1, ..qlora(1, Recompute::None) };
-        assert_eq!(RoofTime::of(&on_cuda(&training, 1), &H100_MEASURED).bound(), Bound::Memory);
+        assert_eq!(RooflineTime::of(&on_cuda(&training, 1), &H100_MEASURED).bound(), Bound::Memory);
     }
 }

@@ -4,7 +4,7 @@
 
 use super::{NormWeight, reference};
 use crate::Kernels;
-use crate::conformance::Check;
+use crate::conformance::check::Check;
 
 pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     let shape = [check.case.tokens(), check.case.hidden_size];

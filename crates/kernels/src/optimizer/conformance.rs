@@ -9,7 +9,7 @@ use firebrick_precision::blockwise::BLOCK_SIZE;
 
 use super::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, reference};
 use crate::Kernels;
-use crate::conformance::Check;
+use crate::conformance::check::Check;
 use crate::weights::reference::codes;
 
 /// More than one block of 8-bit moments, and not whole blocks.

@@ -116,7 +116,7 @@ fn decode<B: Backend>(
     values.mul(absmax.reshape([blocks, 1])).reshape([blocks * BLOCK_SIZE]).narrow(0, 0, elements)
 }
 
-/// Nearest codes of a map of 256 rising values, block by block; `keep_sign` moves a code that rounded past zero back.
+/// Nearest codes of a map of 256 ascending values, block by block; `keep_sign` moves a code that rounded past zero back.
 fn encode<B: WeightOps>(
     values: Tensor<B, 1>,
     map: &Tensor<B, 1>,
@@ -145,7 +145,7 @@ fn encode<B: WeightOps>(
     (code.cast(stored), absmax_b1.reshape([blocks]))
 }
 
-/// For each value, how many of the 255 rising thresholds lie below it: a binary search in eight look-ups.
+/// For each value, how many of the 255 ascending thresholds lie below it: a binary search in eight lookups.
 fn count_below<B: Backend>(thresholds: &Tensor<B, 1>, values: &Tensor<B, 1>) -> Tensor<B, 1, Int> {
     let mut count = Tensor::<B, 1, Int>::zeros([values.dims()[0]], &values.device());
     for step in [128i64, 64, 32, 16, 8, 4, 2, 1] {

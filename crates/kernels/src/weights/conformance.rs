@@ -7,7 +7,7 @@ use firebrick_precision::{BlockScales as HostBlockScales, QuantFormat};
 
 use super::BlockScales;
 use crate::Kernels;
-use crate::conformance::Check;
+use crate::conformance::check::Check;
 
 pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     let case = check.case;

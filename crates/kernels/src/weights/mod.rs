@@ -80,7 +80,7 @@ impl<B: Backend> QuantizedWeight<B> {
         (self.shape[0] * self.shape[1]).div_ceil(self.format.block_size())
     }
 
-    /// Bytes held on the device, the look-up tables that weights share left out.
+    /// Bytes held on the device, without the lookup tables that weights share.
     pub fn bytes(&self) -> usize {
         let stored = |elements: usize, dtype: DType| elements * dtype.size();
         let codes = stored(self.codes.shape().num_elements(), self.codes.dtype());

@@ -36,7 +36,7 @@ pub fn upload<B: WeightOps>(quantized: &QuantizedTensor, device: &B::Device) -> 
 /// See [`WeightOps::quantize`].
 ///
 /// # Panics
-/// If a value is not finite: whoever read the weight has looked at it.
+/// If a value is not finite: the code that reads weights checks them.
 pub fn quantize<B: WeightOps>(values_oi: Tensor<B, 2>, format: QuantFormat) -> QuantizedWeight<B> {
     let (shape, device) = (values_oi.dims(), values_oi.device());
     let host = values_oi.into_data().convert::<f32>().to_vec::<f32>().expect("values were just converted to f32");
@@ -116,7 +116,7 @@ pub(crate) fn codes<B: WeightOps>(values: Vec<u8>, device: &B::Device) -> Tensor
     Tensor::from_data(TensorData::new(values, [length]).convert_dtype(dtype), (device, dtype))
 }
 
-/// Codes as indices of a look-up, in the integer type that the backend's own look-ups take.
+/// Codes as indices of a lookup, in the integer type that the lookups of the backend take.
 pub(crate) fn index<B: Backend>(codes: Tensor<B, 1, Int>) -> Tensor<B, 1, Int> {
     let dtype = B::IntElem::dtype();
     if codes.dtype() == dtype { codes } else { codes.cast(IntDType::from(dtype)) }

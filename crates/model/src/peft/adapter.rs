@@ -187,8 +187,8 @@ mod tests {
     use tempfile::{TempDir, tempdir};
 
     use super::*;
-    use firebrick_arch::ModelConfig;
     use crate::test_config::tiny;
+    use firebrick_arch::ModelConfig;
 
     fn matrix(shape: [usize; 2], start: f32) -> TensorF32 {
         let values = (0..shape[0] * shape[1]).map(|i| start + i as f32).collect();

@@ -255,8 +255,8 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
-    use firebrick_kernels::backends::Flex;
     use firebrick_kernels::MemoryOps;
+    use firebrick_kernels::backends::Flex;
     use half::{bf16, f16};
     use safetensors::Dtype;
     use tempfile::{TempDir, tempdir};

@@ -62,7 +62,7 @@ def with_zero_blocks(seed, count):
 
 
 def around(points, length):
-    """Each point and its two neighbouring floats, then 1.0, then zeros up to `length`."""
+    """Each point and its two neighboring floats, then 1.0, then zeros up to `length`."""
     points = points.astype(np.float32)
     below, above = np.nextafter(points, np.float32(-2)), np.nextafter(points, np.float32(2))
     values = np.stack([points, below, above], axis=1).reshape(-1)

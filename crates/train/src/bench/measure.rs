@@ -11,8 +11,8 @@ use firebrick_kernels::{Kernels, TracedOperation};
 use firebrick_parallel::Ranks;
 
 use super::options::BenchOptions;
+use super::peaks::Peaks;
 use super::report::Spread;
-use super::roofs::Roofs;
 use super::synthetic::Synthetic;
 use super::trace::StepTrace;
 use crate::config::Init;
@@ -42,7 +42,7 @@ pub(super) struct Measured {
     pub(super) peak_source: MemorySource,
     pub(super) loss_first: f32,
     pub(super) loss_last: f32,
-    pub(super) roofs: Roofs,
+    pub(super) peaks: Peaks,
     pub(super) trace: Option<StepTrace>,
 }
 
@@ -73,7 +73,7 @@ pub(super) fn measure<B: Kernels>(case: &Case<'_>) -> Result<Measured, RunError>
     // The buffers of the peak rates must not be added to those of training.
     drop(trainer);
     B::release_memory(&device);
-    let roofs = Roofs::measure::<B>(&device, dtype, plan.backend.value.is_cpu())?;
+    let peaks = Peaks::measure::<B>(&device, dtype, plan.backend.value.is_cpu())?;
     let step_s = Spread::of(steps.seconds);
     Ok(Measured {
         step_s,
@@ -84,8 +84,8 @@ pub(super) fn measure<B: Kernels>(case: &Case<'_>) -> Result<Measured, RunError>
         peak_source,
         loss_first: steps.losses[0],
         loss_last: steps.losses[steps.losses.len() - 1],
-        trace: traced.map(|operations| StepTrace::new(&operations, step_s.median, &roofs)),
-        roofs,
+        trace: traced.map(|operations| StepTrace::new(&operations, step_s.median, &peaks)),
+        peaks,
     })
 }
 

@@ -6,15 +6,15 @@
 
 mod measure;
 mod options;
+mod peaks;
 mod report;
-mod roofs;
 mod synthetic;
 mod trace;
 
 use firebrick_arch::ModelConfig;
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::measure::ProcessClock;
-use firebrick_hwprofile::roofline::{RateSource, Rates, RoofTime, model_flops_utilization};
+use firebrick_hwprofile::roofline::{RateSource, Rates, RooflineTime, model_flops_utilization};
 use firebrick_kernels::{BackendKind, step_work};
 use firebrick_precision::Format;
 
@@ -26,8 +26,8 @@ use crate::with_backend;
 
 use measure::{Case, Measured, measure};
 pub use options::BenchOptions;
+pub use peaks::Peaks;
 pub use report::{BenchReport, Spread, Utilization};
-pub use roofs::Roofs;
 pub use trace::{OperationTime, StepTrace};
 
 /// Bytes of a GiB.
@@ -74,7 +74,7 @@ fn result(
     let tokens = (options.micro_batch * options.seq) as f64;
     let tok_s = tokens / measured.step_s.median;
     let document_tokens = options.seq as f64 / options.documents as f64;
-    let (rates, rate_name) = rates(profile, plan, &measured.roofs);
+    let (rates, rate_name) = rates(profile, plan, &measured.peaks);
     let work = step_work(plan.backend.value, &model.spec, &plan.training, 1, document_tokens);
     let flops_per_token = model.spec.model_flops_per_token(true, document_tokens);
     BenchReport {
@@ -108,22 +108,22 @@ fn result(
             rate_source: rates.source,
             rate_name,
         },
-        roof_tok_s: tokens / RoofTime::of(&work, &measured.roofs.rates()).lower(),
+        roofline_tok_s: tokens / RooflineTime::of(&work, &measured.peaks.rates()).lower(),
         loss_first: measured.loss_first,
         loss_last: measured.loss_last,
-        roofs: measured.roofs,
+        peaks: measured.peaks,
         trace: measured.trace,
     }
 }
 
 /// The rate that utilization is relative to: the maker's if the card is known and a half format runs on it, else the measured one.
-fn rates(profile: &HardwareProfile, plan: &Plan, roofs: &Roofs) -> (Rates, String) {
+fn rates(profile: &HardwareProfile, plan: &Plan, peaks: &Peaks) -> (Rates, String) {
     let spec = profile.gpus.first().and_then(|card| card.spec);
     match spec {
         Some(spec) if plan.backend.value == BackendKind::Cuda && plan.compute.value != Format::F32 => {
             (Rates::of_spec(&spec), format!("{}, dense bf16, {}", spec.name, spec.source))
         }
-        _ => (Rates { source: RateSource::Measured, ..roofs.rates() }, roofs.gemm_name()),
+        _ => (Rates { source: RateSource::Measured, ..peaks.rates() }, peaks.gemm_name()),
     }
 }
 

@@ -11,7 +11,7 @@ use firebrick_optim::OptimizerKind;
 use firebrick_precision::Format;
 use serde::Serialize;
 
-use super::roofs::Roofs;
+use super::peaks::Peaks;
 use super::trace::{OperationTime, StepTrace};
 use crate::config::to_name;
 use crate::metrics::MemorySource;
@@ -105,13 +105,13 @@ pub struct BenchReport {
     /// Progress over the peak of the device.
     pub mfu: Utilization,
     /// Tokens per second if the step's work ran at the measured peaks, with arithmetic and memory traffic overlapped.
-    pub roof_tok_s: f64,
+    pub roofline_tok_s: f64,
     /// Mean loss of the first step.
     pub loss_first: f32,
     /// Mean loss of the last timed step.
     pub loss_last: f32,
     /// The peak rates of the device, measured after the steps.
-    pub roofs: Roofs,
+    pub peaks: Peaks,
     /// One more step, operation by operation; `None` unless requested.
     pub trace: Option<StepTrace>,
 }
@@ -149,11 +149,11 @@ impl fmt::Display for BenchReport {
                 format!("{percent:.1} % of {rate_tflops:.3} TFLOP/s ({source}: {rate_name})")
             }),
             line("peaks", {
-                let Roofs { gemm_tflops, copy_tb_s, .. } = self.roofs;
-                let part = 100.0 * self.tok_s / self.roof_tok_s;
+                let Peaks { gemm_tflops, copy_tb_s, .. } = self.peaks;
+                let part = 100.0 * self.tok_s / self.roofline_tok_s;
                 format!(
                     "GEMM {gemm_tflops:.3} TFLOP/s, memory {copy_tb_s:.3} TB/s: at most {:.0} tokens/s; reached {part:.1} %",
-                    self.roof_tok_s
+                    self.roofline_tok_s
                 )
             }),
             line("loss", format!("{:.4}, then {:.4}", self.loss_first, self.loss_last)),
@@ -189,12 +189,12 @@ impl fmt::Display for OperationTime {
             Bound::Math => format!("{:.1} TFLOP/s", self.tflops),
             Bound::Memory => format!("{:.0} GB/s", self.gb_s),
         };
-        let (share, roof) = (100.0 * self.share, 100.0 * self.roof_share);
+        let (share, of_peak) = (100.0 * self.share, 100.0 * self.roofline_share);
         let name = match self.gemm {
             Some([m, n, k]) => format!("{} {m} x {n} x {k}", self.name),
             None => self.name.to_owned(),
         };
-        write!(formatter, "  {name:<36} {:>6} {:>9.3} {share:>5.1} % {rate:>14} {roof:>4.0} %", self.calls, self.ms)
+        write!(formatter, "  {name:<36} {:>6} {:>9.3} {share:>5.1} % {rate:>14} {of_peak:>4.0} %", self.calls, self.ms)
     }
 }
 

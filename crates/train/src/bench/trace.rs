@@ -8,7 +8,7 @@ use firebrick_hwprofile::roofline::Bound;
 use firebrick_kernels::TracedOperation;
 use serde::Serialize;
 
-use super::roofs::Roofs;
+use super::peaks::Peaks;
 
 /// Name, and size of a GEMM.
 type Key = (&'static str, Option<[usize; 3]>);
@@ -33,7 +33,7 @@ pub struct OperationTime {
     /// Which peak is closer.
     pub bound: Bound,
     /// Fraction of that peak that was reached: the time at the peak over the measured time.
-    pub roof_share: f64,
+    pub roofline_share: f64,
 }
 
 /// One step, operation by operation.
@@ -48,7 +48,7 @@ pub struct StepTrace {
 
 impl StepTrace {
     /// Adds up the launches of one step whose untraced median is `step_s`.
-    pub(super) fn new(launches: &[TracedOperation], step_s: f64, roofs: &Roofs) -> Self {
+    pub(super) fn new(launches: &[TracedOperation], step_s: f64, peaks: &Peaks) -> Self {
         let mut sums: BTreeMap<Key, (usize, TracedOperation)> = BTreeMap::new();
         for launch in launches {
             let none = TracedOperation { milliseconds: 0.0, flops: 0.0, bytes: 0.0, ..*launch };
@@ -59,7 +59,7 @@ impl StepTrace {
             sum.bytes += launch.bytes;
         }
         let mut operations: Vec<_> =
-            sums.into_values().map(|(calls, sum)| OperationTime::new(calls, &sum, step_s, roofs)).collect();
+            sums.into_values().map(|(calls, sum)| OperationTime::new(calls, &sum, step_s, peaks)).collect();
         operations.sort_by(|a, b| b.ms.total_cmp(&a.ms));
         let busy: f64 = operations.iter().map(|operation| operation.share).sum();
         Self { idle: (!operations.is_empty()).then_some(1.0 - busy), operations }
@@ -67,11 +67,11 @@ impl StepTrace {
 }
 
 impl OperationTime {
-    fn new(calls: usize, sum: &TracedOperation, step_s: f64, roofs: &Roofs) -> Self {
+    fn new(calls: usize, sum: &TracedOperation, step_s: f64, peaks: &Peaks) -> Self {
         let seconds = sum.milliseconds / 1e3;
         // Too short for the device's clock: its rate is unknown.
         let per_second = |amount: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
-        let (math_s, memory_s) = (sum.flops / (roofs.gemm_tflops * 1e12), sum.bytes / (roofs.copy_tb_s * 1e12));
+        let (math_s, memory_s) = (sum.flops / (peaks.gemm_tflops * 1e12), sum.bytes / (peaks.copy_tb_s * 1e12));
         Self {
             name: sum.name,
             gemm: sum.gemm,
@@ -81,7 +81,7 @@ impl OperationTime {
             tflops: per_second(sum.flops) / 1e12,
             gb_s: per_second(sum.bytes) / 1e9,
             bound: if math_s >= memory_s { Bound::Math } else { Bound::Memory },
-            roof_share: per_second(math_s.max(memory_s)),
+            roofline_share: per_second(math_s.max(memory_s)),
         }
     }
 }
@@ -90,7 +90,7 @@ impl OperationTime {
 mod tests {
     use super::*;
 
-    const ROOFS: Roofs = Roofs { gemm_tflops: 1.0, gemm_size: 8, copy_tb_s: 0.1 };
+    const ROOFS: Peaks = Peaks { gemm_tflops: 1.0, gemm_size: 8, copy_tb_s: 0.1 };
 
     fn launch(name: &'static str, milliseconds: f64, flops: f64, bytes: f64) -> TracedOperation {
         TracedOperation { name, milliseconds, flops, bytes, gemm: None }
@@ -103,9 +103,9 @@ mod tests {
         let trace = StepTrace::new(&launches, 0.01, &ROOFS);
         let [linear, norm] = &trace.operations[..] else { panic!("two names: {trace:?}") };
         assert_eq!((linear.name, linear.calls, linear.ms, linear.bound), ("linear", 2, 4.0, Bound::Math));
-        assert!((linear.roof_share - 0.5).abs() < 1e-12 && (linear.tflops - 0.5).abs() < 1e-12);
+        assert!((linear.roofline_share - 0.5).abs() < 1e-12 && (linear.tflops - 0.5).abs() < 1e-12);
         assert_eq!((norm.bound, norm.tflops), (Bound::Memory, 0.0));
-        assert!((norm.roof_share - 0.5).abs() < 1e-12 && (norm.gb_s - 50.0).abs() < 1e-9);
+        assert!((norm.roofline_share - 0.5).abs() < 1e-12 && (norm.gb_s - 50.0).abs() < 1e-9);
         assert!((trace.idle.unwrap() - 0.5).abs() < 1e-12);
     }
 
@@ -125,6 +125,6 @@ mod tests {
     #[test]
     fn an_operation_shorter_than_the_clock_has_no_rate() {
         let trace = StepTrace::new(&[launch("fill", 0.0, 0.0, 4.0)], 1.0, &ROOFS);
-        assert_eq!((trace.operations[0].gb_s, trace.operations[0].roof_share), (0.0, 0.0));
+        assert_eq!((trace.operations[0].gb_s, trace.operations[0].roofline_share), (0.0, 0.0));
     }
 }

@@ -1,6 +1,6 @@
 //! What an operation does when the device fails: operations return tensors, so a failure travels as a panic.
 //!
-//! The payload is [`DeviceFailure`]; whoever runs a training step catches it at the edge ([`DeviceFailure::catch`]) and reports one
+//! The payload is [`DeviceFailure`]; the caller that runs a training step catches it ([`DeviceFailure::catch`]) and reports one
 //! clear error. CubeCL itself only logs a failed allocation and returns a dead handle; the first operation that requests the
 //! address notices, here. A failed request has two causes that look alike: no memory, or an earlier kernel that broke the context.
 //! [`failed_allocation`] distinguishes them by asking the driver.

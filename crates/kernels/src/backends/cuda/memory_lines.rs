@@ -95,9 +95,9 @@ mod tests {
     use firebrick_arch::shapes::llama_3_1_8b;
 
     use super::*;
-    use crate::backends::BackendKind;
+    use crate::backends::{BackendKind, estimate};
+    use crate::memory::estimate::MemoryEstimate;
     use crate::memory::estimate::tests::{bytes_of, dense, full, qlora};
-    use crate::memory::estimate::{MemoryEstimate, estimate};
     use firebrick_precision::Format;
 
     const GIB: f64 = (1u64 << 30) as f64;

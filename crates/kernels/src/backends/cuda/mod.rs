@@ -1,7 +1,7 @@
 //! NVIDIA GPUs: tensors in CubeCL's memory, GEMMs by cuBLASLt, attention by cuDNN, everything else by hand-written CUDA C++.
 //!
 //! All work goes to one stream of the engine, which meets CubeCL's stream only at the edges of a section (`section.rs`). Files are
-//! named by subject; each implements the trait of its subject for [`Cuda`] and launches its own kernels from `source/`.
+//! named by subject; each implements the trait of its subject for [`Cuda`] and launches the kernels in `source/`.
 //! `memory_lines.rs` is host arithmetic and compiles without the cargo feature `cuda`.
 //! Trade-off: two threads may use one device, but only one of them can be inside a section at a time.
 

@@ -207,7 +207,7 @@ impl Engine {
         let rates = Rates::new(hyper, hyper.learning_rate / corrections(hyper).0, hyper.epsilon);
         let arguments = Arguments::new().value(&table).pointer(at(scale.address)).value(&rates);
         // SAFETY: the table lists f32 tensors of `n` values that are held until the launch is queued; what is written is owned.
-        unsafe { self.launch(plain("adamw_many", grid(pieces, 256), values * 28), &arguments) };
+        unsafe { self.launch(plain("adamw_foreach", grid(pieces, 256), values * 28), &arguments) };
         held.into_iter()
             .map(|([parameter, first, second], _)| AdamWState {
                 parameter: tensor(parameter),
@@ -263,7 +263,7 @@ impl Engine {
         let blocks = (table.blocks as usize).div_ceil(16).min(2 * self.multiprocessors());
         // SAFETY: the table lists tensors that are held until the launch is queued: f32 values with their gradients, and whole
         // blocks of codes with one f32 each; what is written is owned.
-        unsafe { self.launch(plain("adamw_8bit_many", grid(blocks, 512), values * 16), &arguments) };
+        unsafe { self.launch(plain("adamw_8bit_foreach", grid(blocks, 512), values * 16), &arguments) };
         held.into_iter().map(|(owned, _)| owned.into_state()).collect()
     }
 }

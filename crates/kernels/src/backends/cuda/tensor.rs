@@ -3,7 +3,7 @@
 //! A matrix is rows of adjacent values at any row stride, so that column ranges of a wider buffer (gate and up of one GEMM) need no
 //! copy. Everything else is made contiguous by a kernel of the engine: Burn's own copy would run on CubeCL's stream, in the middle
 //! of a section.
-//! Trade-off: [`MatrixView`] owns its memory and is cheap to clone; a [`DeviceBlock`] is a bare address, and whoever makes one holds
+//! Trade-off: [`MatrixView`] owns its memory and is cheap to clone; a [`DeviceBlock`] is a bare address, and the caller that makes one holds
 //! the owner until the launch that uses it is queued.
 
 use std::ops::Deref;
@@ -15,7 +15,7 @@ use cubecl::zspace::metadata::Metadata;
 
 use super::engine::{Cuda, Engine};
 
-/// The primitive behind every tensor of this backend.
+/// The primitive of every tensor of this backend.
 pub(super) type Primitive = CubeTensor<CudaRuntime>;
 
 /// Rows in device memory, by address alone.

@@ -1,4 +1,4 @@
-//! Quantized weights on the CPU: a look-up loop per format instead of a table of tensors.
+//! Quantized weights on the CPU: a lookup loop per format instead of a table of tensors.
 //!
 //! Trade-off: the whole weight is dequantized at a time, in f32.
 

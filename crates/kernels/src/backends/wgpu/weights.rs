@@ -20,7 +20,7 @@ const CODES: usize = 8;
 /// Units of a workgroup: the least that every adapter allows is 256.
 const UNITS: u32 = 256;
 /// Workgroups along one axis that every adapter allows.
-const MOST_WORKGROUPS: usize = 65_535;
+const MAX_WORKGROUPS: usize = 65_535;
 
 /// One unit unpacks one word: bytes from the lowest, in each byte the high nibble first.
 #[cube(launch)]
@@ -97,7 +97,7 @@ fn unpack<R: CubeRuntime>(
     let values =
         empty_device_contiguous_dtype(client.clone(), words.device.clone(), Shape::from([count * CODES]), DType::F32);
     let workgroups = count.div_ceil(UNITS as usize);
-    let (x, y) = (workgroups.min(MOST_WORKGROUPS), workgroups.div_ceil(MOST_WORKGROUPS));
+    let (x, y) = (workgroups.min(MAX_WORKGROUPS), workgroups.div_ceil(MAX_WORKGROUPS));
     unpack_nf4::launch::<R>(
         &client,
         CubeCount::Static(x as u32, y as u32, 1),

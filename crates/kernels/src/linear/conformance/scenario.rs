@@ -7,7 +7,7 @@ use firebrick_precision::QuantFormat;
 
 use super::Reference;
 use crate::Kernels;
-use crate::conformance::{Check, Pair};
+use crate::conformance::check::{Check, Pair};
 use crate::linear::{
     Adapter, Bias, Epilogue, Group, HeadsEpilogue, InputGradient, Keep, Module, ModuleGradients, ProjectGradients,
     ProjectSaved, Prologue, QkNorms, RotaryTables, WeightGradient, reference,

@@ -1,6 +1,6 @@
 // Cross entropy of rows of f32 logits: loss, and in the same memory the gradient in T.
 //
-// One block a row, two passes: the first finds the maximum and the sum of exponentials (Milakov and Gimelshein, Online
+// One block per row, two passes: the first finds the maximum and the sum of exponentials (Milakov and Gimelshein, Online
 // normalizer calculation for softmax, 2018), the second writes (softmax - onehot) * scale. A row of a large vocabulary
 // is half a megabyte and 132 of them overflow the second-level cache, so what fits is kept on the multiprocessor
 // between the passes: the head of the row in as much dynamic shared memory as the launch gives, then some in registers;
@@ -126,7 +126,7 @@ DEVICE void store_gradient(T *gradient, const Row<V> &row, int tile, const Pack<
 }
 
 // Second pass. The gradient may lie in the row's own memory, value j of it no further on than logit j: tiles are
-// re-read in rising order, and a barrier stands between reading a tile and writing it, so a logit that is overwritten
+// re-read in ascending order, and a barrier stands between reading a tile and writing it, so a logit that is overwritten
 // has been read. The shared and register tiles come last, when nothing is left to be read.
 template <int V>
 DEVICE void second_pass(T *gradient, const Row<V> &row, int tiles, const Pack<float, V> (&kept)[KEPT],
@@ -172,7 +172,7 @@ DEVICE void cross_entropy_row(float *logits, T *gradient, int target, float *log
 // only read, unless dlogits lies on them. A target outside 0..v makes the log probability NaN and reads nothing outside.
 // grid (c), block (1024) exactly, dynamic shared memory: as much as a block may have (opt in by
 // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES; 14 * 16384 = 229376 bytes on sm_90, 10 * 16384 on sm_80); any amount
-// is right, and none is wanted for the loss only. v is below 2^31 - 16384.
+// is right, and none is needed for the loss only. v is below 2^31 - 16384.
 KERNEL __launch_bounds__(THREADS, 1)
 cross_entropy(float *logits, T *dlogits, long long d_stride, const int *targets, const float *weights, float *log_prob,
               float scale, int c, long long v) {

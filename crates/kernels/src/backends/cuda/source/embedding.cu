@@ -1,6 +1,6 @@
-// Embedding look-up, and its gradient as a sum of rows by id.
+// Embedding lookup, and its gradient as a sum of rows by id.
 //
-// The gradient has no atomics: the block of the first token with an id adds up all tokens with that id, in rising
+// The gradient has no atomics: the block of the first token with an id adds up all tokens with that id, in ascending
 // order, so the result does not depend on the schedule. Every block scans the ids for its own, n^2 comparisons in the
 // worst case (n = 32768: a tenth of a millisecond). Trade-off: where one id makes up most tokens, one block adds most
 // rows. Ids are trusted to lie inside the table.
@@ -36,7 +36,7 @@ KERNEL __launch_bounds__(256) embed_from_f32(T *y, const float *table, const int
 // ------------------------------------------------------------------------------------------------------------ backward
 
 static constexpr int SCAN_THREADS = 256;
-static constexpr int SCAN_IDS = 8;                        // neighbouring ids that one thread compares
+static constexpr int SCAN_IDS = 8;                        // neighboring ids that one thread compares
 static constexpr int SCAN = SCAN_THREADS * SCAN_IDS;      // ids between two barriers
 
 // Bit k of the result: whether ids[first + k] is `id`, for positions below `end`.
@@ -55,7 +55,7 @@ DEVICE unsigned equal_ids(const int *ids, long long first, long long end, int id
     return found;
 }
 
-// Writes the positions, relative to the scanned range, of all set bits of the block in rising order; returns how many.
+// Writes the positions, relative to the scanned range, of all set bits of the block in ascending order; returns how many.
 DEVICE int list_matches(unsigned found, unsigned short *list) {
     __shared__ int warp_counts[SCAN_THREADS / 32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, own = __popc(found);

@@ -7,12 +7,12 @@
 //
 // Tiles lie on the flat axis, not inside documents: a tile of queries needs keys from the start of its first row's
 // document to its own last row, and a tile of keys needs queries up to the end of its last row's document. A mask with one
-// bound a row does the rest, so a thousand one-token documents cost no more tiles than one long document, and no launch
+// bound per row does the rest, so a thousand one-token documents cost no more tiles than one long document, and no launch
 // depends on the boundaries. Trade-off: a NaN or infinity in one document may reach another document of the
 // same tile (0 * NaN).
 //
 // Math: Dao, FlashAttention-2, 2023 (arXiv 2307.08691). Matrix products are mma.sync m16n8k16 with f32 sums; lane layouts
-// from the PTX ISA, "Matrix Fragments for mma.m16n8k16". A tile in shared memory is HEAD_DIM values a row, its 16-byte
+// from the PTX ISA, "Matrix Fragments for mma.m16n8k16". A tile in shared memory is HEAD_DIM values per row, its 16-byte
 // chunks permuted inside the row so that eight rows of one chunk hit all banks.
 //
 // Macros of the host: HEAD_DIM 64, 96, 128 or 256 (default 128); and the tile sizes of flash_forward.cu, flash_backward.cu.
@@ -185,7 +185,7 @@ DEVICE uint4 read_chunk_slowly(const Half *from) {
     return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-// Starts copying COUNT rows from `first` into a tile, by all THREADS of the block; rows behind the last become zero.
+// Starts copying COUNT rows from `first` into a tile, by all THREADS of the block; rows past the last become zero.
 template <int COUNT, int THREADS>
 DEVICE void copy_rows(Word tile, const Rows<const Half> &source, int first, int tokens) {
     const Half *base = source.data + first * source.stride;
@@ -218,7 +218,7 @@ DEVICE void copy_rows(Word tile, const Rows<const Half> &source, int first, int 
     }
 }
 
-// Starts copying COUNT floats from index `first`; zeros behind the last.
+// Starts copying COUNT floats from index `first`; zeros past the last.
 template <int COUNT, int THREADS> DEVICE void copy_floats(Word to, const float *from, int first, int tokens) {
     for (int i = threadIdx.x; i < COUNT; i += THREADS) {
         const bool inside = first + i < tokens;

@@ -226,7 +226,7 @@ DEVICE void keys_body(Inputs in, const Rows<Half> &dk_rows, const Rows<Half> &dv
 
 // delta [query_heads, tokens] = Σ o * d_o over each head's row; f32 sums.
 //
-// Launch: grid (query_heads, ceil(tokens / 64)), block 256. Eight lanes a row, eight rows a warp.
+// Launch: grid (query_heads, ceil(tokens / 64)), block 256. Eight lanes per row, eight rows per warp.
 KERNEL __launch_bounds__(256)
 flash_backward_dot(float *delta, const T *o, const T *d_o, long long o_stride, long long do_stride, int tokens) {
     using namespace flash;
@@ -267,7 +267,7 @@ flash_backward_dot(float *delta, const T *o, const T *d_o, long long o_stride, l
 // Launch: grid (kv_heads, ceil(tokens / FLASH_KEYS_OWN), HEAD_DIM == 256 ? 2 : 1), block 32 * FLASH_KEYS_WARPS, dynamic
 // shared bytes 4 * HEAD_DIM * (FLASH_KEYS_OWN + FLASH_KEYS_STAGES * FLASH_KEYS_STEP) + 8 * FLASH_KEYS_STAGES *
 // FLASH_KEYS_STEP + 4 * FLASH_KEYS_OWN. By default, for HEAD_DIM 64, 96, 128, 256: keys 128, 128, 128, 64; 256, 256, 256,
-// 128 threads; 67072, 99840, 132608, 98816 bytes. A device of 99 KiB a block runs HEAD_DIM 128 with FLASH_KEYS_STEP 32
+// 128 threads; 67072, 99840, 132608, 98816 bytes. A device with 99 KiB per block runs HEAD_DIM 128 with FLASH_KEYS_STEP 32
 // (99328 bytes).
 //
 // At HEAD_DIM 256 the sums of dk and dv do not fit the registers together: blockIdx.z 0 makes dv and 1 makes dk.

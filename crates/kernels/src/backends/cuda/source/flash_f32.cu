@@ -1,7 +1,7 @@
 // Attention for T = float: the kernels of flash_forward.cu and flash_backward.cu by the same names and arguments, in plain
 // FMA. Compiled after prelude.cu alone. See flash.cu for the layout of the tensors and the rules of documents.
 //
-// One warp a row, lanes across the head width, one key (or query) at a time: O(tokens) memory, exact to f32 rounding, no
+// One warp per row, lanes across the head width, one key (or query) at a time: O(tokens) memory, exact to f32 rounding, no
 // tiling. Trade-off: speed; f32 attention exists to test models, not to train them. Same bits every time.
 //
 // Macro of the host: HEAD_DIM, a multiple of 32 (default 128).

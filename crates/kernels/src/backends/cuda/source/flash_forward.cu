@@ -115,7 +115,7 @@ flash_forward(T *o, float *lse, const T *q, const T *k, const T *v, long long q_
     clear(out);
     for (int key0 = key_begin; key0 < key_end; key0 += KEYS) {
         wait_for_copies();
-        __syncthreads();   // the keys are here, and nobody reads the old values any more
+        __syncthreads();   // the keys are here, and no thread reads the old values anymore
         copy_rows<KEYS, THREADS>(v_tile, v_rows, key0, tokens);
         copies_issued();
 
@@ -126,7 +126,7 @@ flash_forward(T *o, float *lse, const T *q, const T *k, const T *v, long long q_
             hide_keys(scores, starts + band, row, key0 + lane % 4 * 2, __int_as_float(0xff800000));
 
         wait_for_copies();
-        __syncthreads();   // the values are here, and nobody reads the old keys any more
+        __syncthreads();   // the values are here, and no thread reads the old keys anymore
         if (key0 + KEYS < key_end) copy_rows<KEYS, THREADS>(k_tile, k_rows, key0 + KEYS, tokens);
         copies_issued();
         softmax.update(scores, out, scale_log2);

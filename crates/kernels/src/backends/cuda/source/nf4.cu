@@ -215,8 +215,8 @@ template <int CHUNKS> struct Merge {
 
     // Offsets of a few rows, in values.
     template <bool WHOLE> using Offset = typename OffsetOf<WHOLE>::Type;
-    static constexpr int MOST_WHOLE = 1 << 26;
-    // Whether there are registers for the next rows of B beside A.
+    static constexpr int MAX_WHOLE = 1 << 26;
+    // Whether there are registers for the next rows of B in addition to A.
     static constexpr bool B_AHEAD = CHUNKS < 4;
 
     MergeItem item;
@@ -410,7 +410,7 @@ template <int CHUNKS> struct Merge {
         column = warp_column + lane() / 4 * 8;
         level = level_of_lane();
         offset = item.scales.absmax ? 0.0f : *item.scales.offset;
-        if (i % WARP_COLUMNS == 0 && i <= MOST_WHOLE && item.o % ROWS == 0 && r % 4 == 0 && aligned16(item.b))
+        if (i % WARP_COLUMNS == 0 && i <= MAX_WHOLE && item.o % ROWS == 0 && r % 4 == 0 && aligned16(item.b))
             down_the_rows<true>(block, blocks);
         else
             down_the_rows<false>(block, blocks);

@@ -10,7 +10,7 @@
 
 static constexpr int KEEP = 4 / sizeof(T);
 
-// Four neighbouring weights at most an instruction; weights stay in the first-level cache for the next row.
+// At most four neighboring weights per instruction; weights stay in the first-level cache for the next row.
 template <int V> DEVICE void load_weight(const float *weight, float (&value)[V]) {
     Pack<float, V>::load(weight).unpack(value);
 }
@@ -183,8 +183,8 @@ DEVICE void rms_norm_backward_rows(T *dx_nd, const T *x_nd, const float *weight,
 }
 
 // dx [n, d]; dx_residual may be null; dx may be x, dy or dx_residual. dw_partial [gridDim.x, d] may be null: one row of
-// sums a block, overwritten, to be added up by sum_partial_rows. Every element of dw_partial is written only if gridDim.x <=
-// n. grid: without dw_partial (n); with it (min(n, blocks that fit the device at once: 4 a multiprocessor)).
+// sums per block, overwritten, to be added up by sum_partial_rows. Every element of dw_partial is written only if gridDim.x <=
+// n. grid: without dw_partial (n); with it (min(n, blocks that fit the device at once: 4 per multiprocessor)).
 // block threads_for(d, 256), no dynamic shared memory.
 KERNEL __launch_bounds__(BACKWARD_THREADS, 4)
 rms_norm_backward(T *dx, const T *x, const float *w, const T *dy, const T *dx_residual, float *dw_partial, long long n,

@@ -1,10 +1,10 @@
 // The optimizer on f32 parameters: global norm, AdamW, and AdamW with moments in 8 bits (bitsandbytes' block-wise
 // kernel).
 //
-// The kernels named _many take up to 64 tensors by value, since adapters are hundreds of small tensors: a list of
+// The kernels named _foreach take up to 64 tensors by value, since adapters are hundreds of small tensors: a list of
 // pointers and sizes, and where each tensor's pieces begin among those of the launch. The numbers of a step come as
 // `Rates`, which the host computes in f64 and rounds once. Arithmetic is that of the host reference, operation by
-// operation and without fusing (portable/optimizer.rs for AdamW, crates/precision adamw_8bit.rs for 8 bits), so
+// operation and without fusing (optimizer/reference.rs for AdamW, crates/precision adamw_8bit.rs for 8 bits), so
 // results equal it to the bit.
 //
 // In place. Tensors are read and written as 16 bytes where all pointers of one are aligned to that, else value by
@@ -12,7 +12,7 @@
 
 constexpr int MANY = 64;
 
-// Which tensor piece `piece` of a launch belongs to: the last whose first piece is not behind it.
+// Which tensor piece `piece` of a launch belongs to: the last whose first piece is not after it.
 DEVICE int tensor_of(const int *first_piece, int tensors, int piece) {
     int low = 0;
 #pragma unroll
@@ -96,7 +96,7 @@ DEVICE void adamw_value(float &p, float g, float &m, float &v, float scale, cons
     p = __fsub_rn(__fmul_rn(p, rates.kept), __fmul_rn(__fdiv_rn(m, denominator), rates.step_size));
 }
 
-// V values a thread, UNROLL of them in flight, from `start` on.
+// V values per thread, UNROLL of them in flight, from `start` on.
 template <int V>
 DEVICE void adamw_piece(float *p, const float *g, float *m, float *v, float scale, const Rates &rates, long long start,
                         long long n) {
@@ -147,7 +147,7 @@ struct AdamWTable {
 };
 
 // One step on up to 64 tensors. Launch: block 256; grid = all pieces.
-KERNEL __launch_bounds__(256) adamw_many(const __grid_constant__ AdamWTable table, const float *scale, Rates rates) {
+KERNEL __launch_bounds__(256) adamw_foreach(const __grid_constant__ AdamWTable table, const float *scale, Rates rates) {
     const int tensor = tensor_of(table.first_piece, table.tensors, blockIdx.x);
     adamw_tensor(table.p[tensor], table.g[tensor], table.m[tensor], table.v[tensor], *scale, rates,
                  blockIdx.x - table.first_piece[tensor], table.n[tensor]);
@@ -157,8 +157,8 @@ KERNEL __launch_bounds__(256) adamw_many(const __grid_constant__ AdamWTable tabl
 
 constexpr int MOMENT_BLOCK = 256;
 
-// Nearest values of a rising table by the bits of the float: the top bits name a cell, each cell holds at most one
-// decision point (checked for both dynamic maps with these sizes), so a code is two look-ups instead of a search of
+// Nearest values of an ascending table by the bits of the float: the top bits name a cell, each cell holds at most one
+// decision point (checked for both dynamic maps with these sizes), so a code is two lookups instead of a search of
 // eight. BITS of the mantissa name a cell, down to 2^-OCTAVES; below that lies no decision point.
 template <int VALUES, int BITS, int OCTAVES> struct Encoder {
     static constexpr int CELLS = (OCTAVES << BITS) + 1;
@@ -171,7 +171,7 @@ template <int VALUES, int BITS, int OCTAVES> struct Encoder {
         return min(max(cell, 0), CELLS - 1);
     }
 
-    // From `map` of VALUES rising values, all threads of the block together; a barrier must follow.
+    // From `map` of VALUES ascending values, all threads of the block together; a barrier must follow.
     DEVICE void build(const float *map) {
         for (int k = threadIdx.x; k < VALUES; k += blockDim.x) {
             const bool last = k == VALUES - 1;
@@ -227,7 +227,7 @@ struct Codebook {
 };
 
 // value / divisor, |value| <= divisor, correctly rounded: the reciprocal's quotient and one correction, for one
-// division a block. Small divisors are scaled up so that the correction does not underflow. 0 / 0 is NaN.
+// division per block. Small divisors are scaled up so that the correction does not underflow. 0 / 0 is NaN.
 struct Divisor {
     float factor, divisor, inverse;
 
@@ -342,8 +342,8 @@ struct EightBitTable {
 
 // One step on up to 64 tensors. Codes are [ceil(n / 256) * 256] aligned to 4 bytes, what lies beyond n is written as zeros' codes;
 // maps are the signed and unsigned dynamic maps [256]. Launch: block 512; grid min(ceil(blocks / 16), 2 * multiprocessors).
-KERNEL __launch_bounds__(512, 2) adamw_8bit_many(const __grid_constant__ EightBitTable table, const float *map_signed,
-                                                 const float *map_unsigned, const float *scale, Rates rates) {
+KERNEL __launch_bounds__(512, 2) adamw_8bit_foreach(const __grid_constant__ EightBitTable table, const float *map_signed,
+                                                    const float *map_unsigned, const float *scale, Rates rates) {
     __shared__ Codebook book;
     book.build(map_signed, map_unsigned);
     const float by = *scale;

@@ -1,6 +1,6 @@
 // Types and helpers that every CUDA source of this folder is compiled after.
 //
-// The host puts one line `#define T_IS_BF16 1` (or T_IS_F16, T_IS_F32) before this text and a kernel file behind it,
+// The host puts one line `#define T_IS_BF16 1` (or T_IS_F16, T_IS_F32) before this text and a kernel file after it,
 // and hands the whole to NVRTC. There is no #include: the two 16-bit floats are defined here, as bits. Needs sm_80 or
 // later (the packed conversions). Not supported: subnormals beyond what the hardware's conversions do.
 //

@@ -18,7 +18,7 @@ const ROUNDS: usize = 4;
 
 /// Measured rates.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Roofs {
+pub struct Peaks {
     /// GEMMs, 1e12 operations per second.
     pub gemm_tflops: f64,
     /// Rows, columns and length of the sums of the GEMM that reached it.
@@ -27,7 +27,7 @@ pub struct Roofs {
     pub copy_tb_s: f64,
 }
 
-impl Roofs {
+impl Peaks {
     /// Measures both on a device that has nothing else to do.
     ///
     /// # Errors

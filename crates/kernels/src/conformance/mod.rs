@@ -1,0 +1,106 @@
+//! Every operation of a backend against the reference bodies on the CPU, on small random input.
+//!
+//! A backend's self-test runs one [`Case`] before training; test suites run many, with odd sizes. Each subject has its part next to its
+//! trait. The reference computes in f32 from the same values, already rounded to the format under test, so what is measured is the
+//! operation alone. Composed references (a group of linear modules) call the CPU backend's norm, rotation and gated activation, which
+//! are compared with their own references first.
+//! Trade-off: rounding hides errors below [`tolerance`].
+
+pub(crate) mod check;
+
+use burn_tensor::DType;
+
+pub use self::check::{Case, Finding, tolerance};
+
+use self::check::Check;
+use crate::Kernels;
+
+/// Runs every operation once, in the order of a training step.
+pub fn every_operation<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
+    let mut check = Check::<B>::new(case, device);
+    crate::norm::conformance::check(&mut check);
+    crate::embedding::conformance::check(&mut check);
+    crate::weights::conformance::check(&mut check);
+    crate::linear::conformance::check(&mut check);
+    crate::attention::conformance::check(&mut check);
+    crate::memory::conformance::check(&mut check);
+    crate::loss::conformance::check(&mut check);
+    crate::optimizer::conformance::check(&mut check);
+    crate::comm::conformance::check(&mut check);
+    check.findings
+}
+
+/// Runs attention alone: documents of one length may take another way than packed ones.
+pub fn attention<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
+    let mut check = Check::<B>::new(case, device);
+    crate::attention::conformance::check(&mut check);
+    check.findings
+}
+
+/// Names the first operation of a format that is further off than [`tolerance`].
+///
+/// # Errors
+/// The operation, its error and the tolerance, in words.
+pub fn verdict(dtype: DType, findings: Vec<Finding>) -> Result<(), String> {
+    let tolerance = tolerance(dtype);
+    let wrong = findings.into_iter().find(|finding| finding.relative_error > tolerance);
+    wrong.map_or(Ok(()), |finding| {
+        Err(format!(
+            "{} is wrong on this device: relative error {:.1e}, at most {tolerance:.0e} is rounding",
+            finding.what, finding.relative_error
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_flex::Flex;
+
+    use super::*;
+
+    fn assert_case(case: &Case) {
+        let findings = every_operation::<Flex>(case, &Default::default());
+        assert!(findings.len() > 100, "{} findings", findings.len());
+        for finding in findings {
+            // Gradients that are exactly zero are compared with an absolute 1e-3 (see `relative_error`).
+            assert!(finding.relative_error < 1e-4, "{case:?}: {finding:?}");
+        }
+    }
+
+    /// Sizes that break loops: one row, odd widths, documents around the block of queries, windows, one shared key/value head.
+    #[test]
+    fn the_cpu_loops_equal_the_reference_bodies_over_odd_sizes() {
+        let small = || Case::small(DType::F32, 32);
+        let cases = [
+            small(),
+            Case { window: Some(5), ..small() },
+            Case { documents: vec![1], ..small() },
+            Case { documents: vec![1, 2, 63, 1, 130, 133], heads: 4, kv_heads: 1, head_dim: 10, ..small() },
+            Case { documents: vec![200], heads: 6, kv_heads: 2, head_dim: 16, window: Some(70), ..small() },
+            Case {
+                documents: vec![700],
+                hidden_size: 33,
+                intermediate_size: 257,
+                vocab_size: 1003,
+                rank: 3,
+                ..small()
+            },
+            Case { documents: vec![301], heads: 3, kv_heads: 3, window: Some(1), ..small() },
+        ];
+        cases.iter().for_each(assert_case);
+    }
+
+    #[test]
+    fn half_formats_take_the_reference_bodies() {
+        let case = Case { window: Some(9), ..Case::small(DType::BF16, 32) };
+        verdict(DType::BF16, every_operation::<Flex>(&case, &Default::default())).unwrap();
+    }
+
+    #[test]
+    fn a_wrong_operation_is_named_with_its_error() {
+        let finding = |relative_error| Finding { what: "rms_norm".to_owned(), relative_error };
+        assert_eq!(verdict(DType::F32, vec![finding(1e-4)]), Ok(()));
+        let message = verdict(DType::F32, vec![finding(0.5)]).unwrap_err();
+        assert!(message.contains("rms_norm") && message.contains("5.0e-1"), "{message}");
+    }
+}
