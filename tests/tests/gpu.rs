@@ -120,7 +120,7 @@ fn random_model<B: Kernels>(family: &str, head_dim: usize, dtype: DType, storage
         let MlpSpec::Gated { intermediate_size, .. } = &mut layer.mlp;
         *intermediate_size = 384;
     }
-    let lora = (storage != TRAINED).then(|| LoraConfig {
+    let lora = (storage != TRAINED).then_some(LoraConfig {
         r: 8,
         lora_alpha: 16.0,
         use_rslora: false,

@@ -102,7 +102,7 @@ pub trait WeightOps: MemoryOps {
         IntDType::U8
     }
 
-    /// Whether [`WeightOps::quantize`] runs on the device, so that weights are best uploaded as they are stored.
+    /// Whether [`WeightOps::quantize_weight`] runs on the device, so that weights are best uploaded as they are stored.
     fn quantizes_on_device() -> bool {
         false
     }

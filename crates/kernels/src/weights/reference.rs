@@ -33,7 +33,7 @@ pub fn upload<B: WeightOps>(quantized: &QuantizedTensor, device: &B::Device) -> 
     }
 }
 
-/// See [`WeightOps::quantize`].
+/// See [`WeightOps::quantize_weight`].
 ///
 /// # Panics
 /// If a value is not finite: the code that reads weights checks them.
@@ -44,7 +44,7 @@ pub fn quantize<B: WeightOps>(values_oi: Tensor<B, 2>, format: QuantFormat) -> Q
     B::upload_quantized(&quantized, &device)
 }
 
-/// See [`WeightOps::dequantize`].
+/// See [`WeightOps::dequantize_weight`].
 pub fn dequantize<B: Backend>(weight: &QuantizedWeight<B>) -> Tensor<B, 2> {
     let [rows, columns] = weight.shape;
     let (blocks, block_size) = (weight.blocks(), weight.format.block_size());

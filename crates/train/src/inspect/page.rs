@@ -144,7 +144,7 @@ pub(super) mod tests {
         for outside in ["http", "//", "src=", "href=", "url(", "@import", "<script", "<link"] {
             assert!(!page.contains(outside), "{outside:?} in the page");
         }
-        for part in ["12 rows", "<td>2\n", "(75.0 %)", "50.0 %", "3 to 3", "class=\"loss\">answer</span>"] {
+        for part in ["12 records", "<td>2\n", "(75.0 %)", "50.0 %", "3 to 3", "class=\"loss\">answer</span>"] {
             assert!(page.contains(part), "{part:?} is not in {page}");
         }
     }

@@ -113,7 +113,7 @@ mod tests {
         let text = inspection("<b>&\u{1b}[31m").text(Style::Markers);
         assert!(text.contains("<b>&\\u{1b}[31m⟦answer⟧"), "{text}");
         assert!(!text.contains('\u{1b}'), "no escape may reach the terminal");
-        for part in ["12 rows", "2 documents", "(75.0 %)", "50.0 %", "3 to 3", "4 to 4"] {
+        for part in ["12 records", "2 documents", "(75.0 %)", "50.0 %", "3 to 3", "4 to 4"] {
             assert!(text.contains(part), "{part:?} is not in {text}");
         }
     }

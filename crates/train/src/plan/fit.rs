@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn the_advice_is_the_nearest_step_that_fits() {
         let message = Example::new(&["train.recompute=none"], 40, 64).refusal();
-        assert!(message.contains("on the card") && message.contains("stored activations"), "{message}");
+        assert!(message.contains("on the card") && message.contains("saved activations"), "{message}");
         assert!(message.ends_with("--set train.recompute=full"), "{message}");
         let message = Example::new(&["train.offload=false"], 20, 64).refusal();
         assert!(message.ends_with(": --set train.offload=true"), "{message}");

@@ -53,7 +53,7 @@ pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
     }
     console.plan(&prepared.plan);
     let place = match resumed {
-        Some(point) => Place::Resumed(point),
+        Some(point) => Place::Resumed(Box::new(point)),
         None => {
             let folder = RunFolder::create(&prepared.plan.output_dir.value, &prepared.plan.name.value)?;
             if let Some(notice) = folder.notice() {

@@ -21,7 +21,7 @@ pub(super) enum Place {
     /// At its first step, in a new folder.
     New(RunFolder),
     /// At a checkpoint.
-    Resumed(ResumePoint),
+    Resumed(Box<ResumePoint>),
 }
 
 impl Place {
@@ -63,7 +63,7 @@ impl Start {
                 Ok(Self { folder, state, resumed: None })
             }
             Place::Resumed(point) => {
-                let (folder, state) = continue_from(point, prepared, trainer, weights, console)?;
+                let (folder, state) = continue_from(*point, prepared, trainer, weights, console)?;
                 save_texts(&folder, prepared)?;
                 Ok(Self { resumed: Some(state.step), folder, state })
             }

@@ -26,6 +26,9 @@ struct OutputGradient {
     qk_norm: [Option<Primitive>; 2],
 }
 
+/// `dA` and `dB` of one adapter, in f32.
+type FactorGradients = (Tensor<Cuda, 2>, Tensor<Cuda, 2>);
+
 impl Engine {
     pub(super) fn project_backward(
         &self,
@@ -165,7 +168,7 @@ impl Engine {
         adapters: &Adapters<'_>,
         group: &Group<Cuda>,
         dy: DeviceBlock,
-    ) -> Vec<(usize, (Tensor<Cuda, 2>, Tensor<Cuda, 2>))> {
+    ) -> Vec<(usize, FactorGradients)> {
         let ranks = adapters.a.rows;
         let low = self.low_rank_block(ScratchSlot::LowRank, [x.rows, ranks], x.dtype);
         self.gemm(Gemm::forward("lora gradient", x, adapters.a), low);

@@ -155,7 +155,7 @@ fn forward_task(task: &Task, sizes: Sizes, q: &[f32], k: &[f32], v: &[f32]) -> (
                 seen,
                 false,
                 queries,
-                keys.from_row(block.keys.start).transposed(),
+                keys.after_row(block.keys.start).transposed(),
             );
             let log_sums = &mut log_sums[shared * length + start..][..rows];
             Arch::new().dispatch(|| {
@@ -165,7 +165,7 @@ fn forward_task(task: &Task, sizes: Sizes, q: &[f32], k: &[f32], v: &[f32]) -> (
                 }
             });
             let out = &mut o[start * stride + shared * width..];
-            let values = values.from_row(block.keys.start);
+            let values = values.after_row(block.keys.start);
             product([rows, width, seen], out, stride, false, Matrix::rows(&scores, seen), values);
         }
     }
@@ -247,7 +247,7 @@ fn backward_task(task: &Task, sizes: Sizes, inputs: &Inputs, tokens: usize) -> G
         let log_sums = &inputs.log_sums.values()[head * tokens + task.tokens.start..][..length];
         for block in query_blocks(length, sizes) {
             let (rows, seen, start, first) = (block.rows, block.keys.len(), block.start, block.keys.start);
-            let (keys, values) = (keys.from_row(first), values.from_row(first));
+            let (keys, values) = (keys.after_row(first), values.after_row(first));
             let part = |values| query_rows(values, task, sizes, shared, start);
             let (queries, d_o, o) = (part(inputs.q.values()), part(inputs.d_o.values()), part(inputs.o.values()));
             product([rows, seen, width], &mut p, seen, false, queries, keys.transposed());

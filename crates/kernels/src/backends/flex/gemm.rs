@@ -19,7 +19,7 @@ impl<'a> Matrix<'a> {
     }
 
     /// The rows from `first` on.
-    pub(super) fn from_row(self, first: usize) -> Self {
+    pub(super) fn after_row(self, first: usize) -> Self {
         Self { values: &self.values[first * self.row_stride..], ..self }
     }
 
