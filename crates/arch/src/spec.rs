@@ -94,6 +94,18 @@ pub enum Activation {
     Silu,
 }
 
+impl Activation {
+    /// All of them.
+    pub const ALL: [Self; 1] = [Self::Silu];
+
+    /// The name in `hidden_act` of a `config.json`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Silu => "silu",
+        }
+    }
+}
+
 impl AttentionSpec {
     /// The usual factor of the scores, `1 / sqrt(head_dim)`.
     pub fn default_scale(head_dim: usize) -> f64 {

@@ -82,10 +82,11 @@ pub(super) fn head_dim_or(json: &JsonObject, default: usize) -> Result<usize, Ar
 
 /// `hidden_act`: SiLU, the default of every family here.
 pub(super) fn activation(json: &JsonObject) -> Result<Activation, ArchError> {
-    match json.str("hidden_act")?.unwrap_or("silu") {
-        "silu" => Ok(Activation::Silu),
-        other => Err(json.unsupported("hidden_act", format!("\"{other}\""), "Supported: \"silu\"")),
-    }
+    let name = json.str("hidden_act")?.unwrap_or(Activation::Silu.name());
+    Activation::ALL.into_iter().find(|activation| activation.name() == name).ok_or_else(|| {
+        let names = Activation::ALL.map(|activation| format!("\"{}\"", activation.name()));
+        json.unsupported("hidden_act", format!("\"{name}\""), format!("Supported: {}", names.join(", ")))
+    })
 }
 
 /// Refuses a checkpoint whose weights are quantized already.

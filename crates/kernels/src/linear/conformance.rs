@@ -26,13 +26,15 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
 fn gated_and_rotary<B: Kernels>(check: &mut Check<'_, B>) {
     let (tokens, width, head_dim) = (check.case.tokens(), check.case.intermediate_size, check.case.head_dim);
     let [gate, up, dy] = [3.0, 1.0, 1.0].map(|scale| check.random([tokens, width], scale));
-    let activation = Activation::Silu;
-    let y = B::gated(gate.0.clone(), up.0.clone(), activation);
-    check.compare("gated", y, reference::gated(gate.1.clone(), up.1.clone(), activation));
-    let (d_gate, d_up) = B::gated_backward(gate.0, up.0, activation, dy.0);
-    let expected = reference::gated_backward(gate.1, up.1, activation, dy.1);
-    check.compare("gated_backward: gate", d_gate, expected.0);
-    check.compare("gated_backward: up", d_up, expected.1);
+    for activation in Activation::ALL {
+        let ([gate, up], dy, name) = ([gate.clone(), up.clone()], dy.clone(), activation.name());
+        let y = B::gated(gate.0.clone(), up.0.clone(), activation);
+        check.compare(&format!("gated {name}"), y, reference::gated(gate.1.clone(), up.1.clone(), activation));
+        let (d_gate, d_up) = B::gated_backward(gate.0, up.0, activation, dy.0);
+        let expected = reference::gated_backward(gate.1, up.1, activation, dy.1);
+        check.compare(&format!("gated_backward {name}: gate"), d_gate, expected.0);
+        check.compare(&format!("gated_backward {name}: up"), d_up, expected.1);
+    }
 
     let (tables, expected_tables) = tables(check);
     let x = check.random([tokens, check.case.heads * head_dim], 1.0);

@@ -1,5 +1,5 @@
-//! The gated activation `silu(gate) * up` on CUDA. Kernels: `source/gated.cu`.
-//! Not supported: activations other than SiLU; a new one is a new pair of kernels.
+//! The gated activation `activation(gate) * up` on CUDA. Kernels: `source/gated.cu`.
+//! Trade-off: a new activation is a new pair of kernels.
 
 use burn_tensor::Tensor;
 use firebrick_arch::Activation;
@@ -10,16 +10,22 @@ use super::launch::{Launch, at, rows_and_columns};
 use super::program::Source;
 use super::tensor::{MatrixView, float};
 
+/// The kernels of forward and backward.
+fn kernels(activation: Activation) -> [&'static str; 2] {
+    match activation {
+        Activation::Silu => ["gated_silu", "gated_silu_backward"],
+    }
+}
+
 impl Engine {
     /// `activation(gate) * up`.
     pub(super) fn gated(&self, gate: &MatrixView, up: &MatrixView, activation: Activation) -> MatrixView {
-        let Activation::Silu = activation;
         assert!(gate.rows == up.rows && gate.width == up.width && gate.dtype == up.dtype, "gate and up have one shape");
         let y = self.empty_matrix(gate.rows, gate.width, gate.dtype);
         let launch = Launch {
             source: Source::Gated,
             dtype: gate.dtype,
-            name: "gated_silu",
+            name: kernels(activation)[0],
             shape: rows_and_columns(gate.rows, gate.width),
             bytes: 3 * gate.bytes(),
         };
@@ -46,7 +52,6 @@ impl Engine {
         dy: &MatrixView,
         recompute: bool,
     ) -> MatrixView {
-        let Activation::Silu = activation;
         let inputs = [self.view_of(float(gate)), self.view_of(float(up))];
         let [gate, up] = [inputs[0].block(), inputs[1].block()];
         assert!(
@@ -58,7 +63,7 @@ impl Engine {
         let launch = Launch {
             source: Source::Gated,
             dtype: gate.dtype,
-            name: "gated_silu_backward",
+            name: kernels(activation)[1],
             shape: rows_and_columns(gate.rows, gate.width),
             bytes: (5 + usize::from(recompute)) * gate.bytes(),
         };

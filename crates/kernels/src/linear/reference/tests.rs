@@ -119,10 +119,12 @@ fn gated_backward_equals_autodiff() {
     let gate = random::<Plain, 2>(1, [6, 17]).mul_scalar(6.0);
     let (up, dy) = (random::<Plain, 2>(2, [6, 17]), random(3, [6, 17]));
     let (rg, ru) = (leaf(&gate), leaf(&up));
-    let expected = recorded_backward(gated(rg.clone(), ru.clone(), Activation::Silu), &dy);
-    let (d_gate, d_up) = gated_backward(gate, up, Activation::Silu, dy);
-    assert_close(d_gate, rg.grad(&expected).unwrap(), 1e-5);
-    assert_close(d_up, ru.grad(&expected).unwrap(), 1e-5);
+    for activation in Activation::ALL {
+        let expected = recorded_backward(gated(rg.clone(), ru.clone(), activation), &dy);
+        let (d_gate, d_up) = gated_backward(gate.clone(), up.clone(), activation, dy.clone());
+        assert_close(d_gate, rg.grad(&expected).unwrap(), 1e-5);
+        assert_close(d_up, ru.grad(&expected).unwrap(), 1e-5);
+    }
 }
 
 #[test]
