@@ -19,6 +19,20 @@ pub enum OptimizerKind {
     PagedAdamW8bit,
 }
 
+impl OptimizerKind {
+    /// What its state is, for a plan's reader.
+    pub const fn state(self) -> &'static str {
+        match self {
+            Self::AdamW => "moments in f32",
+            Self::AdamW8bit => "moments in 8 bits; parameters below 4,096 elements keep f32",
+            Self::PagedAdamW8bit => {
+                "the same as adamw_8bit: moments in 8 bits stay next to the parameters, nothing is paged; parameters below 4,096 \
+                 elements keep f32"
+            }
+        }
+    }
+}
+
 /// The optimizer of a run and its constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OptimizerConfig {

@@ -62,7 +62,7 @@ pub struct BenchOptions {
     /// Numerator of the adapters' scale.
     #[arg(long, default_value_t = 32.0)]
     pub alpha: f64,
-    /// Optimizer: adamw, adamw_8bit or paged_adamw_8bit.
+    /// Optimizer, under the name that recipes use.
     #[arg(long, default_value = "paged_adamw_8bit", value_parser = from_name::<OptimizerKind>)]
     pub optimizer: OptimizerKind,
     /// Tokens whose logits exist at a time.

@@ -256,11 +256,11 @@ mod tests {
 
     #[test]
     fn unknown_value_lists_the_allowed_ones_and_the_nearest() {
-        assert_eq!(
-            refusal(SMALLEST, &["train.optimizer=adamw_8bits"]),
-            "--set train.optimizer=adamw_8bits: train.optimizer: 'adamw_8bits' is not one of 'adamw', 'adamw_8bit', \
-             'paged_adamw_8bit'; did you mean 'adamw_8bit'?"
-        );
+        let message = refusal(SMALLEST, &["train.optimizer=adamw_8bits"]);
+        let start =
+            "--set train.optimizer=adamw_8bits: train.optimizer: 'adamw_8bits' is not one of 'adamw', 'adamw_8bit', ";
+        assert!(message.starts_with(start), "{message}");
+        assert!(message.ends_with("; did you mean 'adamw_8bit'?"), "{message}");
         assert!(refusal(SMALLEST, &["lora.target=q_proj"]).contains("\"all-linear\" or a list of module names"));
     }
 

@@ -52,7 +52,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         lora: Chosen::new(lora, if config.lora.is_some() { "[lora]" } else { "no [lora]" }),
         recompute: recompute(config.recompute()),
         offload: offload(config, backend.value),
-        optimizer: optimizer(train.optimizer, backend.value),
+        optimizer: Chosen::new(train.optimizer, train.optimizer.state()),
         weight_decay: Chosen::recipe(train.weight_decay),
         adam_beta1: Chosen::recipe(train.adam_beta1),
         adam_beta2: Chosen::recipe(train.adam_beta2),
@@ -124,19 +124,6 @@ fn recompute(recompute: Recompute) -> Chosen<Recompute> {
         Recompute::None => "layers save all that their backward reads: maximum memory, minimum work",
     };
     Chosen::new(recompute, why)
-}
-
-fn optimizer(kind: OptimizerKind, backend: BackendKind) -> Chosen<OptimizerKind> {
-    let small = "parameters below 4,096 elements keep f32";
-    let why = match kind {
-        OptimizerKind::AdamW => "moments in f32".to_owned(),
-        OptimizerKind::AdamW8bit => format!("moments in 8 bits; {small}"),
-        OptimizerKind::PagedAdamW8bit => {
-            let place = if backend.is_cpu() { "in host memory like everything else" } else { "on the device" };
-            format!("the same as adamw_8bit: moments in 8 bits stay {place}, nothing is paged; {small}")
-        }
-    };
-    Chosen::new(kind, why)
 }
 
 fn row_len(config: &RunConfig, data: &DataShape) -> Chosen<usize> {
