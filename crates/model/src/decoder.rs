@@ -14,8 +14,8 @@ use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::{EMBEDDING, ModelConfig};
 use firebrick_kernels::memory::prefetch::{Schedule, Store};
 use firebrick_kernels::{
-    Contributions, CrossEntropyOptions, Documents, Epilogue, GradientSink, Group, Keep, Kernels, LossTargets, Module,
-    Offloaded, Parameter, Prologue, Recompute, RotaryTables, Weight, WeightGradient,
+    Contributions, CrossEntropy, CrossEntropyOptions, Documents, Epilogue, GradientSink, Group, Keep, Kernels,
+    LossTargets, Module, Offloaded, Parameter, Prologue, Recompute, RotaryTables, Weight, WeightGradient,
 };
 
 use crate::layer::{Attend, Context, Layer, SavedForBackward};
@@ -241,6 +241,20 @@ impl<B: Kernels> Decoder<B> {
         options: LossOptions,
         sink: &mut dyn GradientSink<B>,
     ) -> Loss<B> {
+        self.loss_with(hidden_nd, targets, options, sink, B::linear_cross_entropy)
+    }
+
+    /// [`Decoder::loss`] with another operation over hidden states, head and targets than [`LossOps::linear_cross_entropy`].
+    ///
+    /// [`LossOps::linear_cross_entropy`]: firebrick_kernels::LossOps::linear_cross_entropy
+    pub fn loss_with(
+        &self,
+        hidden_nd: Tensor<B, 2>,
+        targets: &LossTargets<B>,
+        options: LossOptions,
+        sink: &mut dyn GradientSink<B>,
+        operation: impl FnOnce(Tensor<B, 2>, &Weight<B>, &LossTargets<B>, CrossEntropyOptions<B>) -> CrossEntropy<B>,
+    ) -> Loss<B> {
         let head = self.head_parameter().filter(|_| options.gradient_scale.is_some());
         let (weight_gradient, lent) = weight_gradient(head, sink);
         let options = CrossEntropyOptions {
@@ -249,7 +263,7 @@ impl<B: Kernels> Decoder<B> {
             weight_gradient,
             log_probs: options.log_probs,
         };
-        let loss = B::linear_cross_entropy(hidden_nd, &self.head(), targets, options);
+        let loss = operation(hidden_nd, &self.head(), targets, options);
         if let (Some(head), Some(d_weight)) = (head, loss.d_weight_vd) {
             add_matrix(head, d_weight, lent, sink);
         }
