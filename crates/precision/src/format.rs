@@ -2,6 +2,7 @@
 //!
 //! Trade-off: no layout. How a tensor is padded or aligned on a device is decided by that device's backend.
 
+use crate::error::Result;
 use crate::{blockwise, nf4};
 
 /// How the values of a tensor are stored. Its name ([`Format::name`]) is also its serde representation, a plain string.
@@ -56,24 +57,49 @@ impl QuantFormat {
         }
     }
 
+    /// Whether the block scales are quantized as well.
+    pub const fn double_quant(self) -> bool {
+        match self {
+            Self::Nf4 { double_quant } => double_quant,
+        }
+    }
+
+    /// The values of its sixteen codes, relative to the scale of a block. Two codes per byte, the earlier one in the high nibble.
+    pub const fn levels(self) -> &'static [f32; 16] {
+        match self {
+            Self::Nf4 { .. } => &nf4::LEVELS,
+        }
+    }
+
+    /// Packed codes, and the scale of each block.
+    pub(crate) fn encode_blocks<T: Copy + Sync>(
+        self,
+        values: &[T],
+        widen: impl Fn(T) -> f32 + Copy + Send,
+    ) -> Result<(Vec<u8>, Vec<f32>)> {
+        match self {
+            Self::Nf4 { .. } => nf4::encode(values, widen),
+        }
+    }
+
     /// Bits per value including its share of the scales, for a tensor so long that partial blocks do not matter.
     pub fn bits_per_value(self) -> f64 {
         let block = self.block_size() as f64;
-        match self {
-            Self::Nf4 { double_quant: false } => 4.0 + F32_BITS / block,
-            Self::Nf4 { double_quant: true } => 4.0 + CODE_BITS / block + F32_BITS / (block * NESTED_BLOCK),
+        if self.double_quant() {
+            4.0 + CODE_BITS / block + F32_BITS / (block * NESTED_BLOCK)
+        } else {
+            4.0 + F32_BITS / block
         }
     }
 
     /// Exact bytes of `count` values with all scales. A partial block takes a whole scale.
     pub const fn bytes(self, count: usize) -> usize {
         let blocks = count.div_ceil(self.block_size());
-        match self {
-            Self::Nf4 { double_quant: false } => count.div_ceil(2) + blocks * F32_BYTES,
-            Self::Nf4 { double_quant: true } => {
-                let offset = if count == 0 { 0 } else { F32_BYTES };
-                count.div_ceil(2) + blocks + blocks.div_ceil(blockwise::BLOCK_SIZE) * F32_BYTES + offset
-            }
+        if self.double_quant() {
+            let offset = if count == 0 { 0 } else { F32_BYTES };
+            count.div_ceil(2) + blocks + blocks.div_ceil(blockwise::BLOCK_SIZE) * F32_BYTES + offset
+        } else {
+            count.div_ceil(2) + blocks * F32_BYTES
         }
     }
 }

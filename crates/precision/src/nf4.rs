@@ -91,13 +91,25 @@ pub(crate) fn encode<T: Copy + Sync>(
     values: &[T],
     widen: impl Fn(T) -> f32 + Copy + Send,
 ) -> Result<(Vec<u8>, Vec<f32>)> {
+    encode_with(values, widen, code)
+}
+
+/// The same for any format of sixteen levels; `code` takes a value in [-1, 1].
+///
+/// # Errors
+/// [`Error::NonFinite`].
+pub(crate) fn encode_with<T: Copy + Sync>(
+    values: &[T],
+    widen: impl Fn(T) -> f32 + Copy + Send,
+    code: impl Fn(f32) -> u8 + Copy + Send,
+) -> Result<(Vec<u8>, Vec<f32>)> {
     let mut codes = vec![0; values.len().div_ceil(2)];
     let mut scales = vec![0.0; values.len().div_ceil(BLOCK_SIZE)];
     let span = workers::blocks_per_worker(scales.len(), BLOCK_SIZE);
     let spans =
         values.chunks(span * BLOCK_SIZE).zip(codes.chunks_mut(span * BLOCK_SIZE / 2)).zip(scales.chunks_mut(span));
     let outcomes =
-        workers::run(spans.map(|((values, codes), scales)| move || encode_span(values, widen, codes, scales)));
+        workers::run(spans.map(|((values, codes), scales)| move || encode_span(values, widen, code, codes, scales)));
     for (worker, outcome) in outcomes.into_iter().enumerate() {
         outcome.map_err(|(index, value)| Error::NonFinite { index: worker * span * BLOCK_SIZE + index, value })?;
     }
@@ -109,6 +121,7 @@ pub(crate) fn encode<T: Copy + Sync>(
 fn encode_span<T: Copy>(
     values: &[T],
     widen: impl Fn(T) -> f32 + Copy,
+    code: impl Fn(f32) -> u8 + Copy,
     codes: &mut [u8],
     scales: &mut [f32],
 ) -> std::result::Result<(), (usize, f32)> {
@@ -130,7 +143,7 @@ fn encode_span<T: Copy>(
             *scale = divisor;
             wide.iter_mut().for_each(|value| *value /= divisor);
         }
-        pack(&wide, codes);
+        pack(&wide, code, codes);
     }
     Ok(())
 }
@@ -149,7 +162,8 @@ fn largest_magnitude(values: &[f32; BLOCK_SIZE]) -> std::result::Result<f32, usi
 
 /// Codes of a block scaled to [-1, 1], two per byte, the earlier one in the high nibble; as many bytes as `codes`
 /// has.
-fn pack(scaled: &[f32; BLOCK_SIZE], codes: &mut [u8]) {
+#[inline(always)] // with the code of one format in its loop
+fn pack(scaled: &[f32; BLOCK_SIZE], code: impl Fn(f32) -> u8, codes: &mut [u8]) {
     for (byte, [first, second]) in codes.iter_mut().zip(scaled.as_chunks().0) {
         *byte = code(*first) << 4 | code(*second);
     }
@@ -163,11 +177,11 @@ fn code(scaled: f32) -> u8 {
     below + u8::from(scaled > decision)
 }
 
-/// The `count` values of the packed codes: level times scale.
+/// The `count` values of the packed codes: level times scale, in any format of sixteen levels.
 ///
 /// # Panics
 /// If codes, scales and count belong to different tensors.
-pub(crate) fn decode(codes: &[u8], scales: &[f32], count: usize) -> Vec<f32> {
+pub(crate) fn decode(levels: &[f32; 16], codes: &[u8], scales: &[f32], count: usize) -> Vec<f32> {
     assert_eq!(codes.len(), count.div_ceil(2), "two codes per byte");
     assert_eq!(scales.len(), count.div_ceil(BLOCK_SIZE), "one scale per block");
     let mut values = vec![0.0; count];
@@ -178,7 +192,7 @@ pub(crate) fn decode(codes: &[u8], scales: &[f32], count: usize) -> Vec<f32> {
         move || {
             let blocks = values.chunks_mut(BLOCK_SIZE).zip(codes.chunks(BLOCK_SIZE / 2)).zip(scales);
             for ((values, codes), &scale) in blocks {
-                decode_block(values, codes, scale);
+                decode_block(levels, values, codes, scale);
             }
         }
     }));
@@ -186,8 +200,8 @@ pub(crate) fn decode(codes: &[u8], scales: &[f32], count: usize) -> Vec<f32> {
 }
 
 /// `codes` holds one byte per two values; the last byte is half used if their count is odd.
-fn decode_block(values: &mut [f32], codes: &[u8], scale: f32) {
-    let scaled = LEVELS.map(|level| level * scale);
+fn decode_block(levels: &[f32; 16], values: &mut [f32], codes: &[u8], scale: f32) {
+    let scaled = levels.map(|level| level * scale);
     for (pair, byte) in values.chunks_mut(2).zip(codes) {
         pair[0] = scaled[usize::from(byte >> 4)];
         if let Some(second) = pair.get_mut(1) {
@@ -203,7 +217,7 @@ mod tests {
 
     fn round_trip(values: &[f32]) -> Vec<f32> {
         let (codes, scales) = encode(values, |value| value).unwrap();
-        decode(&codes, &scales, values.len())
+        decode(&LEVELS, &codes, &scales, values.len())
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! A tensor in a quantized format, and the way into and out of every such format. A format adds one arm to `encode` and
-//! one to `dequantize`; its arithmetic is in a file of its own, such as `nf4.rs`.
+//! A tensor in a quantized format, and the way into and out of every such format. What a
+//! format is, is in `format.rs`; its arithmetic is in a file of its own, such as `nf4.rs`.
 //!
 //! Trade-off: everything is on the host. Backends quantize on the device where that is faster, and are tested against
 //! this.
@@ -75,13 +75,9 @@ impl QuantFormat {
         values: &[T],
         widen: impl Fn(T) -> f32 + Copy + Send,
     ) -> Result<(Vec<u8>, HostScales)> {
-        match self {
-            Self::Nf4 { double_quant } => {
-                let (codes, scales) = nf4::encode(values, widen)?;
-                let block = if double_quant { BlockScales::nested(scales)? } else { BlockScales::Float(scales) };
-                Ok((codes, HostScales { block }))
-            }
-        }
+        let (codes, scales) = self.encode_blocks(values, widen)?;
+        let block = if self.double_quant() { BlockScales::nested(scales)? } else { BlockScales::Float(scales) };
+        Ok((codes, HostScales { block }))
     }
 }
 
@@ -101,9 +97,7 @@ impl QuantizedTensor {
     /// # Panics
     /// If the fields do not belong together, that is, were taken from different tensors.
     pub fn dequantize(&self) -> Vec<f32> {
-        match self.format {
-            QuantFormat::Nf4 { .. } => nf4::decode(&self.codes, &self.scales.block.values(), self.count()),
-        }
+        nf4::decode(self.format.levels(), &self.codes, &self.scales.block.values(), self.count())
     }
 }
 

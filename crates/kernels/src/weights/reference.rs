@@ -3,7 +3,6 @@
 //! Trade-off: some backends (candle) have no integer bit operations, so values are looked up, which reads a table for every byte.
 
 use burn_tensor::{DType, Element, Int, IntDType, Tensor, TensorData, backend::Backend};
-use firebrick_precision::nf4::LEVELS;
 use firebrick_precision::{
     BlockScales as HostBlockScales, DynamicMap, HostScales, QuantFormat, QuantizedTensor, blockwise,
 };
@@ -21,9 +20,7 @@ pub fn dense<B: WeightOps>(weight: &Weight<B>, dtype: DType) -> Tensor<B, 2> {
 
 /// See [`WeightOps::upload_quantized`].
 pub fn upload<B: WeightOps>(quantized: &QuantizedTensor, device: &B::Device) -> QuantizedWeight<B> {
-    let table = match quantized.format {
-        QuantFormat::Nf4 { .. } => Tensor::<B, 1>::from_floats(nf4_pairs().as_slice(), device).reshape([256, 2]),
-    };
+    let table = Tensor::<B, 1>::from_floats(pairs(quantized.format).as_slice(), device).reshape([256, 2]);
     QuantizedWeight {
         format: quantized.format,
         codes: codes(padded_codes(quantized), device),
@@ -48,9 +45,7 @@ pub fn quantize<B: WeightOps>(values_oi: Tensor<B, 2>, format: QuantFormat) -> Q
 pub fn dequantize<B: Backend>(weight: &QuantizedWeight<B>) -> Tensor<B, 2> {
     let [rows, columns] = weight.shape;
     let (blocks, block_size) = (weight.blocks(), weight.format.block_size());
-    let values = match weight.format {
-        QuantFormat::Nf4 { .. } => weight.table.clone().select(0, index(weight.codes.clone())),
-    };
+    let values = weight.table.clone().select(0, index(weight.codes.clone()));
     let scaled = values.reshape([blocks, block_size]).mul(block_scales(weight).reshape([blocks, 1]));
     scaled.reshape([blocks * block_size]).narrow(0, 0, rows * columns).reshape([rows, columns])
 }
@@ -79,15 +74,10 @@ pub(crate) fn matrix_shape(quantized: &QuantizedTensor) -> [usize; 2] {
 
 /// The packed bytes, the last block filled up with the code of zero.
 pub(crate) fn padded_codes(quantized: &QuantizedTensor) -> Vec<u8> {
-    match quantized.format {
-        QuantFormat::Nf4 { .. } => {
-            /// Two codes for the value 0.
-            const ZERO_PAIR: u8 = 0x77;
-            let mut codes = quantized.codes.clone();
-            codes.resize(quantized.count().next_multiple_of(quantized.format.block_size()) / 2, ZERO_PAIR);
-            codes
-        }
-    }
+    let zero = quantized.format.levels().iter().position(|&level| level == 0.0).expect("every format has a zero") as u8;
+    let mut codes = quantized.codes.clone();
+    codes.resize(quantized.count().next_multiple_of(quantized.format.block_size()) / 2, zero << 4 | zero);
+    codes
 }
 
 /// Uploads scales, their codes padded to whole nested blocks.
@@ -122,9 +112,10 @@ pub(crate) fn index<B: Backend>(codes: Tensor<B, 1, Int>) -> Tensor<B, 1, Int> {
     if codes.dtype() == dtype { codes } else { codes.cast(IntDType::from(dtype)) }
 }
 
-/// The two values of each byte of NF4 codes, high nibble first.
-fn nf4_pairs() -> Vec<f32> {
-    (0..=255u8).flat_map(|byte| [LEVELS[usize::from(byte >> 4)], LEVELS[usize::from(byte & 15)]]).collect()
+/// The two values of each byte of codes, high nibble first.
+pub(crate) fn pairs(format: QuantFormat) -> Vec<f32> {
+    let levels = format.levels();
+    (0..=255u8).flat_map(|byte| [levels[usize::from(byte >> 4)], levels[usize::from(byte & 15)]]).collect()
 }
 
 #[cfg(all(test, feature = "flex"))]

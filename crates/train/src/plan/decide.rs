@@ -5,9 +5,8 @@
 use std::path::PathBuf;
 
 use firebrick_hwprofile::memory::{MemoryEstimate, human_bytes};
-use firebrick_kernels::{BackendKind, BaseStorage, Recompute};
-use firebrick_optim::OptimizerKind;
-use firebrick_precision::{Format, QuantFormat};
+use firebrick_kernels::{BaseStorage, Recompute};
+use firebrick_precision::Format;
 
 use crate::config::{RunConfig, RunLength, Warmup};
 use crate::error::RunError;
@@ -96,7 +95,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
 fn base(storage: BaseStorage) -> Chosen<BaseStorage> {
     let why = match storage {
         BaseStorage::Trained => "no [lora]: every weight trains, in f32".to_owned(),
-        BaseStorage::Frozen(Format::Quantized(format @ QuantFormat::Nf4 { .. })) => {
+        BaseStorage::Frozen(Format::Quantized(format)) => {
             format!("[bnb_4bit]: {:.3} bits per weight, quantized while it is read", format.bits_per_value())
         }
         BaseStorage::Frozen(_) => "[lora] without [bnb_4bit]: frozen in the compute format".to_owned(),
@@ -193,6 +192,7 @@ mod tests {
 
     use firebrick_arch::ModelConfig;
     use firebrick_hwprofile::{Cpu, HardwareProfile, Memory};
+    use firebrick_optim::OptimizerKind;
 
     use super::*;
 

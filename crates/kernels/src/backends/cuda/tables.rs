@@ -5,17 +5,17 @@ use std::cell::OnceCell;
 
 use burn_tensor::Tensor;
 use cubecl::cuda::CudaDevice;
-use firebrick_precision::DynamicMap;
-use firebrick_precision::nf4::LEVELS;
+use firebrick_precision::{DynamicMap, QuantFormat};
 
 use super::engine::Cuda;
+use crate::weights::reference::pairs;
 
 /// See the head of this file.
 #[derive(Default)]
 pub(super) struct Tables {
     signed: OnceCell<Tensor<Cuda, 1>>,
     unsigned: OnceCell<Tensor<Cuda, 1>>,
-    nf4: OnceCell<Tensor<Cuda, 2>>,
+    pairs: OnceCell<Vec<(QuantFormat, Tensor<Cuda, 2>)>>,
 }
 
 impl Tables {
@@ -23,11 +23,8 @@ impl Tables {
     pub(super) fn prepare(&self, device: &CudaDevice) {
         self.signed.get_or_init(|| Tensor::from_floats(DynamicMap::signed().values().as_slice(), device));
         self.unsigned.get_or_init(|| Tensor::from_floats(DynamicMap::unsigned().values().as_slice(), device));
-        self.nf4.get_or_init(|| {
-            let pairs: Vec<f32> =
-                (0..=255u8).flat_map(|byte| [byte >> 4, byte & 15]).map(|code| LEVELS[usize::from(code)]).collect();
-            Tensor::<Cuda, 1>::from_floats(pairs.as_slice(), device).reshape([256, 2])
-        });
+        let upload = |format| Tensor::<Cuda, 1>::from_floats(pairs(format).as_slice(), device).reshape([256, 2]);
+        self.pairs.get_or_init(|| QuantFormat::ALL.map(|format| (format, upload(format))).into());
     }
 
     /// The signed dynamic map, `[256]` f32.
@@ -40,8 +37,10 @@ impl Tables {
         self.unsigned.get().expect("tables are prepared with the engine").clone()
     }
 
-    /// The two values of each byte of NF4 codes, `[256, 2]` f32.
-    pub(super) fn nf4(&self) -> Tensor<Cuda, 2> {
-        self.nf4.get().expect("tables are prepared with the engine").clone()
+    /// The two values of each byte of codes, `[256, 2]` f32.
+    pub(super) fn pairs(&self, wanted: QuantFormat) -> Tensor<Cuda, 2> {
+        let tables = self.pairs.get().expect("tables are prepared with the engine");
+        let (_, table) = tables.iter().find(|(format, _)| *format == wanted).expect("every format has a table");
+        table.clone()
     }
 }

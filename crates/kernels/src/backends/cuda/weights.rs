@@ -23,7 +23,7 @@ impl WeightOps for Cuda {
 
     fn quantize_weight(values_oi: Tensor<Self, 2>, format: QuantFormat) -> QuantizedWeight<Self> {
         let engine = engine(&values_oi.device());
-        let (map, table) = (engine.tables.signed(), engine.tables.nf4());
+        let (map, table) = (engine.tables.signed(), engine.tables.pairs(format));
         engine.section(|| engine.quantize(values_oi, format, map, table))
     }
 

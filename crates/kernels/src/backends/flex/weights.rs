@@ -1,11 +1,9 @@
-//! Quantized weights on the CPU: a lookup loop per format instead of a table of tensors.
+//! Quantized weights on the CPU: a lookup loop instead of a table of tensors.
 //!
 //! Trade-off: the whole weight is dequantized at a time, in f32.
 
 use burn_flex::Flex;
 use burn_tensor::Tensor;
-use firebrick_precision::QuantFormat;
-use firebrick_precision::nf4::LEVELS;
 use rayon::prelude::*;
 
 use super::host::{Floats, TASK, bytes, tensor};
@@ -13,18 +11,16 @@ use crate::weights::{QuantizedWeight, WeightOps, reference};
 
 impl WeightOps for Flex {
     fn dequantize_weight(weight: &QuantizedWeight<Self>) -> Tensor<Self, 2> {
-        match weight.format {
-            QuantFormat::Nf4 { .. } => nf4_values(weight),
-        }
+        values(weight)
     }
 }
 
-/// Values of NF4 codes: the sixteen products of level and scale are made once per block.
-fn nf4_values(weight: &QuantizedWeight<Flex>) -> Tensor<Flex, 2> {
+/// The sixteen products of level and scale are made once per block.
+fn values(weight: &QuantizedWeight<Flex>) -> Tensor<Flex, 2> {
     let [rows, columns] = weight.shape;
     let (codes, scales) = (bytes(&weight.codes), Floats::of(reference::block_scales(weight)));
     let codes: &[u8] = codes.as_slice().expect("codes of this backend are contiguous bytes");
-    let block = weight.format.block_size();
+    let (levels, block) = (weight.format.levels(), weight.format.block_size());
     let mut values = vec![0.0; scales.values().len() * block];
     let blocks_per_task = TASK / block;
     values
@@ -34,7 +30,7 @@ fn nf4_values(weight: &QuantizedWeight<Flex>) -> Tensor<Flex, 2> {
         .for_each(|((values, codes), scales)| {
             let blocks = values.chunks_exact_mut(block).zip(codes.chunks_exact(block / 2)).zip(scales);
             for ((values, codes), scale) in blocks {
-                let levels = LEVELS.map(|level| level * scale);
+                let levels = levels.map(|level| level * scale);
                 for (pair, code) in values.chunks_exact_mut(2).zip(codes) {
                     pair[0] = levels[usize::from(code >> 4)];
                     pair[1] = levels[usize::from(code & 15)];

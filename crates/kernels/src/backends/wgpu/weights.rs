@@ -1,4 +1,4 @@
-//! Quantized weights on WebGPU: eight NF4 codes per 32-bit word, unpacked by a `#[cube]` kernel.
+//! Quantized weights on WebGPU: eight 4-bit codes per 32-bit word, unpacked by a `#[cube]` kernel.
 //!
 //! WebGPU has no 8-bit storage, and a byte in every word would cost as much as bf16.
 //! Trade-off: nested codes of block scales take a word each, as in the reference body: they are one value in 64.
@@ -9,8 +9,7 @@ use burn_cubecl::tensor::CubeTensor;
 use burn_tensor::{DType, Int, IntDType, Shape, Tensor, TensorData, TensorPrimitive};
 use cubecl::prelude::*;
 use cubecl::wgpu::WgpuRuntime;
-use firebrick_precision::nf4::LEVELS;
-use firebrick_precision::{QuantFormat, QuantizedTensor};
+use firebrick_precision::QuantizedTensor;
 
 use super::Wgpu;
 use crate::weights::{QuantizedWeight, WeightOps, reference};
@@ -24,7 +23,7 @@ const MAX_WORKGROUPS: usize = 65_535;
 
 /// One unit unpacks one word: bytes from the lowest, in each byte the high nibble first.
 #[cube(launch)]
-fn unpack_nf4(
+fn unpack_codes(
     words: &Array<i32>,
     scales: &Array<f32>,
     levels: &Array<f32>,
@@ -51,15 +50,13 @@ impl WeightOps for Wgpu {
     }
 
     fn upload_quantized(quantized: &QuantizedTensor, device: &Self::Device) -> QuantizedWeight<Self> {
-        let (codes, table) = match quantized.format {
-            QuantFormat::Nf4 { .. } => (words(reference::padded_codes(quantized)), Tensor::from_floats(LEVELS, device)),
-        };
+        let (codes, levels) = (words(reference::padded_codes(quantized)), quantized.format.levels());
         let length = codes.len();
         QuantizedWeight {
             format: quantized.format,
             codes: Tensor::from_data(TensorData::new(codes, [length]), device),
             scales: reference::upload_scales(&quantized.scales, device),
-            table: Tensor::<Self, 1>::reshape(table, [LEVELS.len(), 1]),
+            table: Tensor::<Self, 1>::from_floats(*levels, device).reshape([levels.len(), 1]),
             shape: reference::matrix_shape(quantized),
         }
     }
@@ -69,9 +66,7 @@ impl WeightOps for Wgpu {
         let scales = float(reference::block_scales(weight));
         let table = float(weight.table.clone());
         let codes: CubeTensor<WgpuRuntime> = Tensor::<Self, 1, Int>::into_primitive(weight.codes.clone());
-        let values = match weight.format {
-            QuantFormat::Nf4 { .. } => unpack(codes, scales, table, weight.format.block_size() / CODES),
-        };
+        let values = unpack(codes, scales, table, weight.format.block_size() / CODES);
         let flat = Tensor::<Self, 1>::from_primitive(TensorPrimitive::Float(values));
         flat.narrow(0, 0, rows * columns).reshape([rows, columns])
     }
@@ -98,7 +93,7 @@ fn unpack<R: CubeRuntime>(
         empty_device_contiguous_dtype(client.clone(), words.device.clone(), Shape::from([count * CODES]), DType::F32);
     let workgroups = count.div_ceil(UNITS as usize);
     let (x, y) = (workgroups.min(MAX_WORKGROUPS), workgroups.div_ceil(MAX_WORKGROUPS));
-    unpack_nf4::launch::<R>(
+    unpack_codes::launch::<R>(
         &client,
         CubeCount::Static(x as u32, y as u32, 1),
         CubeDim::new_1d(UNITS),
