@@ -183,7 +183,7 @@ pub enum ModelError {
         dir: PathBuf,
     },
 
-    /// An adapter file holds a tensor that does not belong in a LoRA adapter for Llama, or lacks one that does.
+    /// An adapter file holds a tensor that does not belong in a LoRA adapter of this model, or lacks one that does.
     #[error("`{}`: tensor `{name}` {problem}", path.display())]
     AdapterTensor {
         /// The adapter file.

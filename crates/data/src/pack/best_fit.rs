@@ -1,6 +1,6 @@
 //! Which documents share a row, from their lengths alone.
 //!
-//! Best-fit decreasing: the longest document first, each into the row with the least space that still holds it. It
+//! Best-fit decreasing: the longest document first, each into the fullest row that still has room for it. It
 //! works on windows of the data (at least 4096 documents and 256 rows' worth of tokens), so that rows keep the
 //! approximate order of the data and time is linear. Trade-off: memory for one window and the table, 4 bytes per
 //! document and 4 per row.

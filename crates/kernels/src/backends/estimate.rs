@@ -5,7 +5,7 @@
 use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::MemoryEstimate;
 
-use super::{BackendKind, cuda, reference_memory};
+use super::{BackendKind, cuda_memory, reference_memory};
 use crate::memory::estimate::TrainingShape;
 
 /// What training `model` like this needs at its peak on `backend`. Lines of zero bytes are left out.
@@ -18,7 +18,7 @@ impl BackendKind {
     pub fn memory_lines(self, model: &ModelSpec, training: &TrainingShape) -> MemoryEstimate {
         let lines = match self {
             Self::Flex | Self::Candle | Self::Wgpu => reference_memory::lines(self, model, training),
-            Self::Cuda => cuda::memory_lines::lines(model, training),
+            Self::Cuda => cuda_memory::lines(model, training),
         };
         training.with_working_set(model, lines)
     }

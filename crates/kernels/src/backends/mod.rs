@@ -4,7 +4,9 @@
 
 #[cfg(feature = "candle")]
 mod candle;
+#[cfg(feature = "cuda")]
 pub mod cuda;
+mod cuda_memory;
 mod estimate;
 #[cfg(feature = "flex")]
 mod flex;

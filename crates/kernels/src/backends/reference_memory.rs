@@ -1,4 +1,4 @@
-//! What the reference bodies hold at the peak of a step in addition to parameters and saved activations.
+//! The reference bodies' memory at the peak of a step, without parameters and saved activations.
 //!
 //! Trade-off: an allocator's rounding, the optimizer's temporaries, and the context and libraries of a device come on top: leave a
 //! tenth of the memory free.

@@ -2,7 +2,7 @@
 //!
 //! The lines of weights, gradients, optimizer state and saved activations follow from the model and how it is trained; the working
 //! set of a layer's backward, of the loss and of libraries is the backend's own: each backend states it next to the code that
-//! allocates (`backends/reference_memory.rs`, `backends/cuda/memory_lines.rs`), compiled whether or not the backend is.
+//! allocates (`backends/reference_memory.rs`, `backends/cuda_memory.rs`), compiled whether or not the backend is.
 //! Trade-off: what depends on the machine and not on the run, such as an allocator's rounding, is left out.
 
 use firebrick_arch::{LoraConfig, ModelSpec, QkNorm, Role, TensorSpec};

@@ -22,6 +22,7 @@ use super::program::Source;
 use super::scratch::{Contents, ScratchSlot};
 use super::tensor::MatrixView;
 use super::trace::Cost;
+use crate::backends::cuda_memory::MAX_BACKWARD_TOKENS;
 use crate::{Documents, StatisticsLayout};
 
 /// First version of cuDNN that packed documents are given to.
@@ -32,9 +33,6 @@ const PACKED_HEAD_DIM: usize = 128;
 const MIN_DOCUMENTS: usize = 8;
 /// Shortest longest document that a ragged plan is made for.
 const MIN_LONGEST: usize = 256;
-/// Tokens of documents of one length that one backward call takes: cuDNN's workspace grows with the tokens of a call, and a few
-/// thousand of them fill the device.
-const BACKWARD_TOKENS: usize = 16_384;
 /// Row strides that `packed_index` has room for, as `source/packed_index.cu` has it.
 const MAX_STRIDES: usize = 12;
 
@@ -152,7 +150,7 @@ impl Engine {
             let plan = supported(cudnn.backward_plan(&whole))?;
             return Some(BackwardPlans { calls: vec![(plan, whole, 0)] });
         };
-        let together = (BACKWARD_TOKENS / length).clamp(1, count);
+        let together = (MAX_BACKWARD_TOKENS / length).clamp(1, count);
         let call = |first: usize| {
             let layout = Layout::Uniform { documents: together.min(count - first), length };
             let shape = AttentionShape { layout, ..whole };

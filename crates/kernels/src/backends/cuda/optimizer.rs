@@ -324,7 +324,7 @@ impl Owned {
     }
 }
 
-/// The numbers of a step in 8 bits, where the corrections are folded into rate and epsilon.
+/// Rates of an 8-bit step: the bias corrections are folded into the learning rate and epsilon.
 fn eight_bit_rates(hyper: &AdamW) -> Rates {
     let (first, root) = corrections(hyper);
     Rates::new(hyper, hyper.learning_rate * root / first, root * hyper.epsilon)

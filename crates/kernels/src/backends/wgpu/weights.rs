@@ -16,7 +16,7 @@ use crate::weights::{QuantizedWeight, WeightOps, reference};
 
 /// Codes per word.
 const CODES: usize = 8;
-/// Units of a workgroup: the least that every adapter allows is 256.
+/// Units of a workgroup: every adapter allows at least 256.
 const UNITS: u32 = 256;
 /// Workgroups along one axis that every adapter allows.
 const MAX_WORKGROUPS: usize = 65_535;

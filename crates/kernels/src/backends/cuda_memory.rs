@@ -1,5 +1,5 @@
-//! What the CUDA engine holds at the peak of a step in addition to parameters and saved activations, and the limits that the engine
-//! itself keeps to.
+//! The CUDA engine's memory at the peak of a step, without parameters and saved activations. Host arithmetic: compiled without the
+//! cargo feature `cuda` too.
 //!
 //! Scratch memory (dequantized weights, logits, workspaces) is allocated once and kept, so all of it counts at the peak; the loss
 //! itself is then never the widest point.
@@ -14,17 +14,18 @@ use firebrick_hwprofile::memory::MemoryLine;
 use crate::memory::estimate::{Recompute, TrainingShape, layer_values, line};
 
 /// The device's context, CubeCL's and our kernels, cuBLASLt and cuDNN once loaded.
-pub const CONTEXT_BYTES: u64 = 614 << 20;
+const CONTEXT_BYTES: u64 = 614 << 20;
 /// cuBLASLt's workspace on Hopper.
-pub const GEMM_WORKSPACE_BYTES: u64 = 64 << 20;
-/// Tokens that one backward call of attention takes: its workspace grows with them.
-pub const MAX_BACKWARD_TOKENS: u64 = 16_384;
+const GEMM_WORKSPACE_BYTES: u64 = 64 << 20;
+/// Tokens of documents of one length that one backward call of attention takes: cuDNN's workspace grows with the tokens of a call, and a
+/// few thousand of them fill the device.
+pub(super) const MAX_BACKWARD_TOKENS: usize = 16_384;
 
 /// What is alive at the widest point of a layer's backward, in addition to what is saved.
-pub(crate) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
+pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
     let flowing = flowing_bytes_per_token(model, training);
     let chunk = (training.loss_chunk_tokens as u64).min(training.tokens());
-    let attended = training.tokens().min(MAX_BACKWARD_TOKENS);
+    let attended = training.tokens().min(MAX_BACKWARD_TOKENS as u64);
     vec![
         line(
             "layer in its backward",
