@@ -206,7 +206,6 @@ mod tests {
 
     use firebrick_arch::shapes::{llama_3_2_1b, mistral_7b, qwen3_8b};
     use firebrick_arch::{ModelConfig, TargetModules};
-    use firebrick_kernels::backends::BackendKind;
     use firebrick_kernels::{BaseStorage, TrainingShape, step_work};
     use firebrick_precision::Format;
 
@@ -258,7 +257,7 @@ mod tests {
                 for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
                     let step = step(model.clone(), lora.clone(), recompute);
                     let products = Products::of_step(&step, &[equal_documents(), equal_documents()]);
-                    let expected = step_work(BackendKind::Flex, &model, &training(&step), 2, DOCUMENT as f64);
+                    let expected = step_work(&model, &training(&step), 2, DOCUMENT as f64);
                     let attention = products.flops_of(Part::Attention);
                     let is_same = |ours: f64, expected: f64| (ours / expected - 1.0).abs() < 1e-12;
                     assert!(is_same(products.flops() - attention, expected.matmul_flops), "{lora:?} {recompute:?}");

@@ -72,8 +72,11 @@ fn cases(dtype: DType) -> Vec<Case> {
         Case { head_dim: 256, ..window(40, vec![150]) },
         Case { hidden_size: 129, intermediate_size: 67, vocab_size: 331, ..small(64) },
         Case { hidden_size: 72, intermediate_size: 1000, vocab_size: 1003, rank: 8, ..small(64) },
+        // Ranks that are appended to the inner dimension: one to three adapters, whole and filled up.
         Case { rank: 5, ..small(64) },
-        Case { rank: 64, ..small(64) },
+        Case { hidden_size: 640, rank: 16, ..small(64) },
+        // Ranks whose GEMMs are separate, some and all.
+        Case { rank: 24, ..small(64) },
         Case { rank: 136, ..small(64) },
         // A head width that neither library nor kernels take.
         Case { heads: 4, kv_heads: 2, ..small(24) },

@@ -124,7 +124,12 @@ impl<B: Kernels> Layer<B> {
             attention: again.attention.expect("attention over documents has an output"),
             attention_output: again.attention_output.expect(kept),
             gate_up: again.gate_up.expect(kept),
-            down: ProjectSaved { prologue: self.gated(again.gate_nf, again.up_nf), prologue_output: None, heads: None },
+            down: ProjectSaved {
+                prologue: self.gated(again.gate_nf, again.up_nf),
+                prologue_output: None,
+                low_rank: None,
+                heads: None,
+            },
         }
     }
 

@@ -46,10 +46,10 @@ impl Case {
             kv_heads: 2,
             head_dim,
             window: None,
-            hidden_size: 128,
+            hidden_size: 256,
             intermediate_size: 192,
             vocab_size: 320,
-            rank: 16,
+            rank: 8,
             seed: 7,
         }
     }
@@ -95,18 +95,34 @@ pub fn tolerance(dtype: DType) -> f64 {
 /// A tensor on the device under test and the same values on the CPU, in f32.
 pub(crate) type Pair<B, const D: usize> = (Tensor<B, D>, Tensor<Flex, D>);
 
+/// How many variants of each operation run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// All.
+    All,
+    /// The first of each list: what a training run most likely does.
+    First,
+}
+
 /// What the checks of the subjects share.
 pub(crate) struct Check<'a, B: Kernels> {
     pub(crate) case: &'a Case,
     pub(crate) device: &'a B::Device,
     pub(crate) cpu: <Flex as burn_tensor::backend::BackendTypes>::Device,
+    extent: Extent,
     random: u64,
     pub(super) findings: Vec<Finding>,
 }
 
 impl<'a, B: Kernels> Check<'a, B> {
-    pub(super) fn new(case: &'a Case, device: &'a B::Device) -> Self {
-        Self { case, device, cpu: Default::default(), random: case.seed, findings: Vec::new() }
+    pub(super) fn new(case: &'a Case, device: &'a B::Device, extent: Extent) -> Self {
+        Self { case, device, cpu: Default::default(), extent, random: case.seed, findings: Vec::new() }
+    }
+
+    /// The variants that run, of a list whose first is the most usual.
+    pub(crate) fn variants<T>(&self, all: impl IntoIterator<Item = T>) -> Vec<T> {
+        let count = if self.extent == Extent::All { usize::MAX } else { 1 };
+        all.into_iter().take(count).collect()
     }
 
     /// Uniform in -1..1 (a multiplicative congruential generator: it only has to give variety).

@@ -12,12 +12,21 @@ use burn_tensor::DType;
 
 pub use self::check::{Case, Finding, tolerance};
 
-use self::check::Check;
+use self::check::{Check, Extent};
 use crate::Kernels;
 
-/// Runs every operation once, in the order of a training step.
+/// Runs every operation in all its variants, in the order of a training step.
 pub fn every_operation<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
-    let mut check = Check::<B>::new(case, device);
+    run::<B>(case, device, Extent::All)
+}
+
+/// Runs every operation in its most usual variant: what a run has time for before it starts.
+pub fn usual_operations<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
+    run::<B>(case, device, Extent::First)
+}
+
+fn run<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -> Vec<Finding> {
+    let mut check = Check::<B>::new(case, device, extent);
     crate::norm::conformance::check(&mut check);
     crate::embedding::conformance::check(&mut check);
     crate::weights::conformance::check(&mut check);
@@ -32,7 +41,7 @@ pub fn every_operation<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Findi
 
 /// Runs attention alone: documents of one length may take another way than packed ones.
 pub fn attention<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
-    let mut check = Check::<B>::new(case, device);
+    let mut check = Check::<B>::new(case, device, Extent::First);
     crate::attention::conformance::check(&mut check);
     check.findings
 }
@@ -88,6 +97,27 @@ mod tests {
             Case { documents: vec![301], heads: 3, kv_heads: 3, window: Some(1), ..small() },
         ];
         cases.iter().for_each(assert_case);
+    }
+
+    #[test]
+    fn the_usual_operations_are_of_every_subject() {
+        let findings = usual_operations::<Flex>(&Case::small(DType::F32, 32), &Default::default());
+        for subject in [
+            "rms_norm",
+            "embed",
+            "quantize_weight",
+            "project_backward (qkv)",
+            "project_backward (down)",
+            "attention_backward",
+            "linear_cross_entropy",
+            "adamw_foreach",
+            "adamw_8bit_foreach",
+            "squared_norm",
+        ] {
+            assert!(findings.iter().any(|finding| finding.what.starts_with(subject)), "{subject} is missing");
+        }
+        let all = every_operation::<Flex>(&Case::small(DType::F32, 32), &Default::default());
+        assert!(findings.len() * 2 < all.len(), "{} of {}", findings.len(), all.len());
     }
 
     #[test]

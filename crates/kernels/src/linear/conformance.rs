@@ -13,7 +13,7 @@ use super::{Epilogue, Keep, Prologue, reference};
 use crate::Kernels;
 use crate::conformance::check::Check;
 
-const ALL: [Keep; 3] = [Keep::Nothing, Keep::Inputs, Keep::Everything];
+const ALL: [Keep; 3] = [Keep::Inputs, Keep::Nothing, Keep::Everything];
 
 pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     gated_and_rotary(check);
@@ -26,7 +26,7 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
 fn gated_and_rotary<B: Kernels>(check: &mut Check<'_, B>) {
     let (tokens, width, head_dim) = (check.case.tokens(), check.case.intermediate_size, check.case.head_dim);
     let [gate, up, dy] = [3.0, 1.0, 1.0].map(|scale| check.random([tokens, width], scale));
-    for activation in Activation::ALL {
+    for activation in check.variants(Activation::ALL) {
         let ([gate, up], dy, name) = ([gate.clone(), up.clone()], dy.clone(), activation.name());
         let y = B::gated(gate.0.clone(), up.0.clone(), activation);
         check.compare(&format!("gated {name}"), y, reference::gated(gate.1.clone(), up.1.clone(), activation));
@@ -60,7 +60,7 @@ fn plain_groups<B: Kernels>(check: &mut Check<'_, B>) {
         ("trained, added", vec![(Base::AddTo, trained_bias), (Base::AddTo, plain)]),
         ("mixed", vec![(Base::Quantized, adapter), (Base::Dense, adapter)]),
     ];
-    for (name, modules) in named {
+    for (name, modules) in check.variants(named) {
         let widths = [wide, narrow];
         let group = group(check, &modules, &widths, &widths, check.case.hidden_size);
         let x = check.random([check.case.tokens(), check.case.hidden_size], 1.0);
@@ -84,14 +84,15 @@ fn qkv<B: Kernels>(check: &mut Check<'_, B>) {
         ("qkv in one module", vec![(Base::New, all)], &[query + 2 * kv], true, true),
         ("q and fused kv", vec![(Base::Quantized, adapter), (Base::AddTo, plain)], &[query, 2 * kv], false, true),
     ];
-    for (name, modules, widths, head_norms, rotates) in cases {
+    let keeps = check.variants(ALL);
+    for (name, modules, widths, head_norms, rotates) in check.variants(cases) {
         let group = group(check, &modules, widths, &parts, case.hidden_size);
         let x = check.random([case.tokens(), case.hidden_size], 1.0);
         let norm = norm(check, case.hidden_size, head_norms);
         let prologue = (Prologue::Norm { x: x.0, norm: norm.0 }, Prologue::Norm { x: x.1, norm: norm.1 });
         let heads = heads(check, head_norms, rotates);
         let epilogue = (Epilogue::Heads(heads.0), Epilogue::Heads(heads.1));
-        Scenario::new(check, group, prologue, epilogue).with_residual_path(check).run(check, name, &ALL);
+        Scenario::new(check, group, prologue, epilogue).with_residual_path(check).run(check, name, &keeps);
     }
 }
 
@@ -99,13 +100,14 @@ fn qkv<B: Kernels>(check: &mut Check<'_, B>) {
 fn residuals<B: Kernels>(check: &mut Check<'_, B>) {
     let case = check.case;
     let (query, hidden) = (case.heads * case.head_dim, case.hidden_size);
-    for (name, base) in [("output", Base::Quantized), ("output, trained", Base::AddTo)] {
+    let keeps = check.variants(ALL);
+    for (name, base) in check.variants([("output", Base::Quantized), ("output, trained", Base::AddTo)]) {
         let modules = [(base, Extras { adapter: true, bias: true, trained_bias: true })];
         let group = group(check, &modules, &[hidden], &[hidden], query);
         let (x, residual) = (check.random([case.tokens(), query], 1.0), check.random([case.tokens(), hidden], 1.0));
         let prologue = (Prologue::None { x: x.0 }, Prologue::None { x: x.1 });
         let epilogue = (Epilogue::Residual(residual.0), Epilogue::Residual(residual.1));
-        Scenario::new(check, group, prologue, epilogue).run(check, name, &ALL);
+        Scenario::new(check, group, prologue, epilogue).run(check, name, &keeps);
     }
 }
 
@@ -114,7 +116,8 @@ fn down<B: Kernels>(check: &mut Check<'_, B>) {
     let case = check.case;
     let (width, hidden) = (case.intermediate_size, case.hidden_size);
     let activation = Activation::Silu;
-    for is_joined in [false, true] {
+    let keeps = check.variants(ALL);
+    for is_joined in check.variants([true, false]) {
         let modules = [(Base::Quantized, Extras { adapter: true, ..Extras::default() })];
         let group = group(check, &modules, &[hidden], &[hidden], width);
         let joined = check.random([case.tokens(), 2 * width], 2.0);
@@ -127,7 +130,7 @@ fn down<B: Kernels>(check: &mut Check<'_, B>) {
             Prologue::Gated { gate: expected_gate.clone(), up: expected_up, activation },
         );
         let epilogue = (Epilogue::Residual(residual.0), Epilogue::Residual(residual.1));
-        Scenario::new(check, group, prologue, epilogue).run(check, "down", &ALL);
+        Scenario::new(check, group, prologue, epilogue).run(check, "down", &keeps);
         check.compare("down: a copy of its gate", gate, expected_gate);
     }
 }

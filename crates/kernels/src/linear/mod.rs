@@ -181,6 +181,8 @@ pub struct ProjectSaved<B: Backend> {
     pub prologue: Prologue<B>,
     /// The prologue's result `[n, i]`, under [`Keep::Everything`].
     pub prologue_output: Option<Tensor<B, 2>>,
+    /// `x Aᵀ` of all adapters `[n, ranks]`, where the backend keeps it; computed again otherwise.
+    pub low_rank: Option<Tensor<B, 2>>,
     /// The heads epilogue, if that was it.
     pub heads: Option<SavedHeads<B>>,
 }

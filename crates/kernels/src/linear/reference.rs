@@ -33,7 +33,7 @@ pub fn project<B: LinearOps>(
     let saved = (keep != Keep::Nothing).then(|| {
         let is_computed = !matches!(prologue, Prologue::None { .. });
         let prologue_output = (keep == Keep::Everything && is_computed).then_some(input_ni);
-        ProjectSaved { prologue, prologue_output, heads }
+        ProjectSaved { prologue, prologue_output, low_rank: None, heads }
     });
     (outputs, saved)
 }
@@ -49,7 +49,7 @@ pub fn project_backward<B: LinearOps>(
     d_residual_ni: Option<Tensor<B, 2>>,
 ) -> ProjectGradients<B> {
     assert_eq!(group.parts.len(), d_outputs.len(), "each part has one output, and each output one gradient");
-    let ProjectSaved { prologue, prologue_output, heads } = saved;
+    let ProjectSaved { prologue, prologue_output, heads, .. } = saved;
     let (d_parts, qk_norm) = match heads {
         Some(heads) => heads_backward(heads, d_outputs),
         None => (d_outputs, [None, None]),

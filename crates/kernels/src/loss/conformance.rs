@@ -13,9 +13,9 @@ use crate::linear::WeightGradient;
 use crate::weights::Weight;
 
 pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
-    for (share, is_weighted) in [(1.0, false), (0.6, true), (0.0, false)] {
+    for (share, is_weighted) in check.variants([(1.0, false), (0.6, true), (0.0, false)]) {
         let targets = targets(check, share, is_weighted);
-        for head_gradient in [HeadGradient::Frozen, HeadGradient::New, HeadGradient::AddTo] {
+        for head_gradient in check.variants([HeadGradient::Frozen, HeadGradient::New, HeadGradient::AddTo]) {
             linear_cross_entropy(check, &targets, head_gradient);
         }
     }

@@ -10,27 +10,17 @@ use firebrick_hwprofile::roofline::Work;
 use firebrick_precision::Format;
 
 use super::estimate::{Recompute, TrainingShape, layer_values};
-use crate::backends::BackendKind;
 
 /// Work of one step of `micro_batches` micro-batches, recomputation included. `document_tokens` is the mean length of a document: the
 /// length of a packed sequence if it is one document.
-pub fn step_work(
-    backend: BackendKind,
-    model: &ModelSpec,
-    training: &TrainingShape,
-    micro_batches: usize,
-    document_tokens: f64,
-) -> Work {
+pub fn step_work(model: &ModelSpec, training: &TrainingShape, micro_batches: usize, document_tokens: f64) -> Work {
     let tokens = training.tokens() as f64 * micro_batches as f64;
     let weight_gradient = if training.lora.is_some() { 0.0 } else { 1.0 };
     let head = (model.vocab_size * model.hidden_size) as f64;
     let (forward, again) = (all_projections(model), recomputed(model, training));
     let matmul_flops = 2.0
         * tokens
-        * (forward * (2.0 + weight_gradient)
-            + again
-            + head * (2.0 + weight_gradient)
-            + adapter(backend, model, training));
+        * (forward * (2.0 + weight_gradient) + again + head * (2.0 + weight_gradient) + adapter(model, training));
     let attention = model.attention_forward_flops_per_token(document_tokens);
     let attention_forwards = if training.recompute == Recompute::Full { 2.0 } else { 1.0 };
     Work {
@@ -65,19 +55,14 @@ fn recomputed(model: &ModelSpec, training: &TrainingShape) -> f64 {
 }
 
 /// The adapter's own GEMMs, in passes over its parameters: forward, recomputed forward, and two for the gradients of input and adapter.
-/// Where adapters are merged into dequantized weights, only the gradient of the adapter is left, which takes two (its low-rank inputs
-/// are recomputed).
-fn adapter(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> f64 {
+/// The zeros of appended ranks are not counted.
+fn adapter(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let Some(lora) = &training.lora else { return 0.0 };
     let parameters = |down_too: bool| -> f64 {
         let targets = modules(model)
             .filter(|(module, _, is_down)| (down_too || !is_down) && lora.target_modules.matches(&module.path));
         targets.map(|(module, in_features, _)| (lora.r * (module.out_features() + in_features)) as f64).sum()
     };
-    let is_merged = backend == BackendKind::Cuda && matches!(training.stored_format(), Format::Quantized(_));
-    if is_merged {
-        return 2.0 * parameters(true);
-    }
     let again = if training.recompute == Recompute::Full { parameters(false) } else { 0.0 };
     3.0 * parameters(true) + again
 }
@@ -133,8 +118,8 @@ mod tests {
         source: RateSource::Measured,
     };
 
-    fn on_cuda(training: &TrainingShape, micro_batches: usize) -> Work {
-        step_work(BackendKind::Cuda, &llama_3_1_8b(), training, micro_batches, 4096.0)
+    fn work(training: &TrainingShape, micro_batches: usize) -> Work {
+        step_work(&llama_3_1_8b(), training, micro_batches, 4096.0)
     }
 
     #[test]
@@ -142,7 +127,7 @@ mod tests {
         // Tokens/s with full recomputation and with none, arithmetic alone.
         for (recompute, micro_batch_size, by_hand) in [(Recompute::Full, 8, 15_400.0), (Recompute::None, 2, 20_600.0)] {
             let training = qlora(micro_batch_size, recompute);
-            let time = RooflineTime::of(&on_cuda(&training, 1), &H100_MEASURED);
+            let time = RooflineTime::of(&work(&training, 1), &H100_MEASURED);
             let tokens_per_s = training.tokens() as f64 / time.t_math;
             assert!((tokens_per_s / by_hand - 1.0).abs() < 0.03, "{recompute:?}: {tokens_per_s:.0} against {by_hand}");
             assert_eq!(time.bound(), Bound::Math);
@@ -151,21 +136,17 @@ mod tests {
 
     #[test]
     fn a_recomputed_layer_leaves_out_its_down_projection() {
-        let model = llama_3_1_8b();
         let adapter_again = 41_943_040.0 - (4096.0 + 14_336.0) * 16.0 * 32.0;
-        for (backend, adapter) in [(BackendKind::Wgpu, adapter_again), (BackendKind::Cuda, 0.0)] {
-            let work =
-                |recompute| step_work(backend, &model, &qlora(1, recompute), 1, 4096.0).matmul_flops / (2.0 * 4096.0);
-            let once_more = (218_103_808.0 - 4096.0 * 14_336.0) * 32.0 + adapter;
-            assert_eq!(work(Recompute::Full) - work(Recompute::None), once_more);
-            assert_eq!(work(Recompute::Selective), work(Recompute::None));
-        }
+        let flops = |recompute| work(&qlora(1, recompute), 1).matmul_flops / (2.0 * 4096.0);
+        let once_more = (218_103_808.0 - 4096.0 * 14_336.0) * 32.0 + adapter_again;
+        assert_eq!(flops(Recompute::Full) - flops(Recompute::None), once_more);
+        assert_eq!(flops(Recompute::Selective), flops(Recompute::None));
     }
 
     #[test]
     fn bounds_are_ordered_and_accumulation_is_linear() {
         let training = qlora(1, Recompute::None);
-        let (one, four) = (on_cuda(&training, 1), on_cuda(&training, 4));
+        let (one, four) = (work(&training, 1), work(&training, 4));
         assert_eq!(four.matmul_flops, 4.0 * one.matmul_flops);
         assert!(four.bytes < 4.0 * one.bytes, "the optimizer runs once per step");
         let time = RooflineTime::of(&one, &H100_MEASURED);
@@ -175,6 +156,6 @@ mod tests {
     #[test]
     fn one_token_is_bound_by_memory() {
         let training = TrainingShape { row_len: 1, ..qlora(1, Recompute::None) };
-        assert_eq!(RooflineTime::of(&on_cuda(&training, 1), &H100_MEASURED).bound(), Bound::Memory);
+        assert_eq!(RooflineTime::of(&work(&training, 1), &H100_MEASURED).bound(), Bound::Memory);
     }
 }

@@ -11,9 +11,9 @@ use crate::conformance::check::Check;
 
 pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     let case = check.case;
-    for shape in [[case.intermediate_size, case.hidden_size], [3, 7]] {
-        for dtype in [DType::F32, case.dtype] {
-            for format in QuantFormat::ALL {
+    for shape in check.variants([[case.intermediate_size, case.hidden_size], [3, 7]]) {
+        for dtype in check.variants([case.dtype, DType::F32]) {
+            for format in check.variants(QuantFormat::ALL) {
                 one_format(check, shape, dtype, format);
             }
         }

@@ -75,7 +75,7 @@ fn result(
     let tok_s = tokens / measured.step_s.median;
     let document_tokens = options.seq as f64 / options.documents as f64;
     let (rates, rate_name) = rates(profile, plan, &measured.peaks);
-    let work = step_work(plan.backend.value, &model.spec, &plan.training, 1, document_tokens);
+    let work = step_work(&model.spec, &plan.training, 1, document_tokens);
     let flops_per_token = model.spec.model_flops_per_token(true, document_tokens);
     BenchReport {
         model: options.model.display().to_string(),

@@ -29,6 +29,8 @@ const MAX_ENTRIES: usize = 1 << 16;
 #[derive(Default)]
 pub(super) struct Addresses {
     by_number: RefCell<HashMap<usize, u64>>,
+    /// Matrices whose rows were allocated with room: how many values of a row are theirs.
+    with_room: RefCell<HashMap<usize, usize>>,
 }
 
 impl Addresses {
@@ -42,6 +44,24 @@ impl Addresses {
             by_number.clear();
         }
         by_number.insert(number, address);
+    }
+
+    /// Notes that only the first `width` values of each row are anybody's.
+    pub(super) fn set_width(&self, handle: &Handle, width: usize) {
+        let mut with_room = self.with_room.borrow_mut();
+        if with_room.len() >= MAX_ENTRIES {
+            with_room.clear();
+        }
+        if let Some(number) = handle_number(handle) {
+            with_room.insert(number, width);
+        }
+    }
+
+    /// Whether a matrix is all that its rows hold, so that what comes after it in a row is free.
+    pub(super) fn is_whole(&self, handle: &Handle, width: usize) -> bool {
+        let is_first = handle.offset_start.unwrap_or(0) == 0;
+        let known = || handle_number(handle).and_then(|number| self.with_room.borrow().get(&number).copied());
+        is_first && known() == Some(width)
     }
 }
 

@@ -26,6 +26,7 @@ use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::prelude::Runtime;
 use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, Stream, StreamHandoff};
 
+use super::adapters::LowRankChunk;
 use super::address::Addresses;
 use super::cudnn::Library;
 use super::failure::check;
@@ -63,6 +64,8 @@ pub(super) struct Engine {
     pub(super) library: Library,
     pub(super) programs: Programs,
     pub(super) scratch: Scratch,
+    /// Where the section saves low-rank intermediates.
+    pub(super) saved_low_rank: RefCell<Option<LowRankChunk>>,
     pub(super) copies: HostCopies,
     pub(super) tables: Tables,
     pub(super) trace: Trace,
@@ -133,6 +136,7 @@ impl Engine {
             library: Library::new(&context)?,
             programs: Programs::new(&context)?,
             scratch: Scratch::new(&context),
+            saved_low_rank: RefCell::default(),
             copies: HostCopies::new(&context)?,
             tables: Tables::default(),
             addresses: Addresses::default(),

@@ -91,8 +91,7 @@ impl Engine {
             let joined = self.empty_matrix(rows, width, dtype);
             return (joined.block(), Some(joined));
         }
-        let address = self.scratch.take(ScratchSlot::WideRows, rows * width * dtype.size());
-        (DeviceBlock::dense(address, [rows, width], dtype), None)
+        (self.scratch_rows([rows, width], 0, dtype), None)
     }
 
     /// Dense queries, keys and values of joined rows.
@@ -134,13 +133,14 @@ impl Engine {
         unsafe { self.launch(launch, &heads.arguments(arguments, x.rows)) };
     }
 
-    /// Joined gradients of dense ones, in scratch memory; and the gradients of the norm weights that train. `raw` are queries and
-    /// keys before their norm.
+    /// Joined gradients of dense ones, in rows of scratch memory with room for `room` columns more; and the gradients of the norm
+    /// weights that train. `raw` are queries and keys before their norm.
     pub(super) fn heads_backward(
         &self,
         gradients: &[MatrixView; 3],
         epilogue: &HeadsEpilogue<Cuda>,
         raw: Option<&[MatrixView; 2]>,
+        room: usize,
     ) -> (DeviceBlock, [Option<Primitive>; 2]) {
         let [dq, dk, dv] = gradients;
         let parts = [dq.width, dk.width, dv.width];
@@ -148,7 +148,7 @@ impl Engine {
         let heads = HeadCounts::of(&parts, epilogue.head_dim);
         let sizes = [dq.rows, epilogue.head_dim];
         let constants = Constants::new(self, epilogue.qk_norm.as_ref(), epilogue.rotary.as_ref(), sizes);
-        let (joined, _) = self.joined_rows([dq.rows, parts.iter().sum()], dq.dtype, false);
+        let joined = self.scratch_rows([dq.rows, parts.iter().sum()], room, dq.dtype);
         let mut arguments = Arguments::new().pointer(at(joined.address)).i64(joined.stride as i64);
         for gradient in gradients {
             assert!(gradient.is_dense() && gradient.dtype == dq.dtype, "gradients of heads are dense");

@@ -1,20 +1,23 @@
 //! Groups of linear modules on CUDA, forward: prologue, GEMM, epilogue.
 //!
-//! Where all modules of a group are quantized, their weights are dequantized side by side with their adapters merged, and the whole
-//! group is one GEMM. Other groups go module by module: base GEMM, then the adapter's two GEMMs. Biases and a residual are added by
-//! the GEMM itself.
+//! Where all modules of a group are quantized, their weights are dequantized side by side and the whole group is one GEMM; so are its
+//! adapters (see `adapters`), if their ranks are appended to the inner dimension. The input then needs rows with room for `x Aᵀ`: norms
+//! and gated activations write such rows, attention's output is copied. Other groups go module by module. Biases and a residual are
+//! added by the GEMM itself.
 //! Trade-off: outputs of a group are column ranges of one buffer, which lives until the last of them is dropped.
 
-use burn_tensor::{DType, Tensor};
+use burn_tensor::Tensor;
 use firebrick_arch::Activation;
 
+use super::adapters::appended_columns;
 use super::engine::{Cuda, Engine, engine};
 use super::gemm::Gemm;
-use super::scratch::ScratchSlot;
 use super::tensor::{DeviceBlock, MatrixView, tensor};
-use crate::{
-    Adapter, Epilogue, Group, HeadsEpilogue, Keep, LinearOps, ProjectGradients, ProjectSaved, Prologue, RotaryTables,
-};
+use crate::linear::SavedHeads;
+use crate::{Epilogue, Group, HeadsEpilogue, Keep, LinearOps, ProjectGradients, ProjectSaved, Prologue, RotaryTables};
+
+/// The parts of a group's output, what the backward of its epilogue needs, and `x Aᵀ` of its adapters.
+type Projected = (Vec<Tensor<Cuda, 2>>, Option<SavedHeads<Cuda>>, Option<DeviceBlock>);
 
 impl LinearOps for Cuda {
     fn project(
@@ -39,7 +42,7 @@ impl LinearOps for Cuda {
 
     fn gated(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>, activation: Activation) -> Tensor<Self, 2> {
         let engine = engine(&gate_nf.device());
-        engine.section(|| tensor(engine.gated(&engine.matrix(gate_nf), &engine.matrix(up_nf), activation).tensor))
+        engine.section(|| tensor(engine.gated(&engine.matrix(gate_nf), &engine.matrix(up_nf), activation, 0).tensor))
     }
 
     fn gated_backward(
@@ -51,7 +54,7 @@ impl LinearOps for Cuda {
         let engine = engine(&gate_nf.device());
         engine.section(|| {
             let width = gate_nf.dims()[1];
-            let dy = engine.flat(dy_nf);
+            let dy = engine.matrix(dy_nf);
             let both = engine.gated_backward(gate_nf, up_nf, activation, &dy, false);
             halves(&engine, &both, width)
         })
@@ -90,92 +93,113 @@ impl Engine {
         epilogue: Epilogue<Cuda>,
         keep: Keep,
     ) -> (Vec<Tensor<Cuda, 2>>, Option<ProjectSaved<Cuda>>) {
-        let x = self.prologue_output(&prologue);
-        let (outputs, heads) = match epilogue {
-            Epilogue::None => (self.split_group(&x, group, None), None),
+        let room = appended_columns(group);
+        let (x, owner) = self.input_rows(&prologue, room, matches!(epilogue, Epilogue::Heads(_)));
+        let (outputs, heads, low) = match epilogue {
+            Epilogue::None => self.split_group(x, group, None),
             Epilogue::Residual(residual) => {
                 let residual = self.flat_as(residual, x.dtype);
-                (self.split_group(&x, group, Some(residual.block())), None)
+                self.split_group(x, group, Some(residual.block()))
             }
-            Epilogue::Heads(epilogue) => {
-                let (outputs, saved) = self.project_heads(&x, group, epilogue, keep != Keep::Nothing);
-                (outputs, Some(saved))
-            }
+            Epilogue::Heads(epilogue) => self.project_heads(x, group, epilogue, keep != Keep::Nothing),
         };
-        let is_computed = !matches!(prologue, Prologue::None { .. });
-        let prologue_output = (keep == Keep::Everything && is_computed).then(|| tensor(x.tensor));
-        let saved = (keep != Keep::Nothing).then_some(ProjectSaved { prologue, prologue_output, heads });
+        let saved = (keep != Keep::Nothing).then(|| {
+            let low_rank = low.map(|low| tensor(self.saved_low_rank(low)));
+            let is_computed = !matches!(prologue, Prologue::None { .. });
+            let prologue_output = owner.filter(|_| keep == Keep::Everything && is_computed).map(|x| tensor(x.tensor));
+            ProjectSaved { prologue, prologue_output, low_rank, heads }
+        });
         (outputs, saved)
     }
 
-    /// What the GEMM of a prologue reads.
-    pub(super) fn prologue_output(&self, prologue: &Prologue<Cuda>) -> MatrixView {
-        match prologue {
-            Prologue::None { x } => self.matrix(x.clone()),
-            Prologue::Norm { x, norm } => self.rms_norm(&self.flat(x.clone()), norm),
-            Prologue::Gated { gate, up, activation } => {
-                self.gated(&self.matrix(gate.clone()), &self.matrix(up.clone()), *activation)
+    /// What the GEMM of a group reads, in rows with `room` columns more; and the owner of its memory where it is not scratch.
+    fn input_rows(
+        &self,
+        prologue: &Prologue<Cuda>,
+        room: usize,
+        is_scratch_taken: bool,
+    ) -> (DeviceBlock, Option<MatrixView>) {
+        let matrix = match prologue {
+            Prologue::None { x } if room > 0 && is_scratch_taken => {
+                let x = self.matrix(x.clone());
+                let copy = self.empty_with_room([x.rows, x.width], room, x.dtype);
+                self.copy_rows(x.block(), copy.block());
+                copy
             }
-        }
+            Prologue::None { x } => return self.with_room(self.matrix(x.clone()), room),
+            Prologue::Norm { x, norm } => self.rms_norm(&self.flat(x.clone()), norm, room),
+            Prologue::Gated { gate, up, activation } => {
+                self.gated(&self.matrix(gate.clone()), &self.matrix(up.clone()), *activation, room)
+            }
+        };
+        (matrix.block(), Some(matrix))
     }
 
-    /// All outputs of a group side by side, plus a residual, as one tensor per part.
-    fn split_group(&self, x: &MatrixView, group: &Group<Cuda>, residual: Option<DeviceBlock>) -> Vec<Tensor<Cuda, 2>> {
-        let y = self.empty_matrix(x.rows, group.out_features(), x.dtype);
-        self.group_forward(x.block(), group, residual, y.block());
-        if group.parts.len() == 1 { vec![tensor(y.tensor)] } else { self.split(&y, &group.parts) }
+    /// All outputs of a group side by side, plus a residual, as one tensor per part. Where there are several parts, their gradients may
+    /// take their place, and then need room for the adapters' too.
+    fn split_group(&self, x: DeviceBlock, group: &Group<Cuda>, residual: Option<DeviceBlock>) -> Projected {
+        let room = if group.parts.len() == 1 { 0 } else { appended_columns(group) };
+        let y = self.empty_with_room([x.rows, group.out_features()], room, x.dtype);
+        let low = self.group_forward(x, group, residual, y.block());
+        let parts = if group.parts.len() == 1 { vec![tensor(y.tensor)] } else { self.split(&y, &group.parts) };
+        (parts, None, low)
     }
 
     fn project_heads(
         &self,
-        x: &MatrixView,
+        x: DeviceBlock,
         group: &Group<Cuda>,
         epilogue: HeadsEpilogue<Cuda>,
         is_saved: bool,
-    ) -> (Vec<Tensor<Cuda, 2>>, crate::linear::SavedHeads<Cuda>) {
+    ) -> Projected {
         let saves_raw = is_saved && epilogue.qk_norm.is_some();
         let (joined, owner) = self.joined_rows([x.rows, group.out_features()], x.dtype, saves_raw);
-        self.group_forward(x.block(), group, None, joined);
+        let low = self.group_forward(x, group, None, joined);
         let outputs = self.heads_forward(joined, &group.parts, &epilogue);
         let raw = owner.map(|joined| {
             let mut parts = self.split(&joined, &group.parts[..2]).into_iter();
             let part = || unreachable!("two widths give two parts");
             (parts.next().unwrap_or_else(part), parts.next().unwrap_or_else(part))
         });
-        (outputs, crate::linear::SavedHeads { epilogue, raw })
+        (outputs, Some(SavedHeads { epilogue, raw }), low)
     }
 
-    /// All outputs of a group side by side to `out`, plus a residual.
-    fn group_forward(&self, x: DeviceBlock, group: &Group<Cuda>, residual: Option<DeviceBlock>, out: DeviceBlock) {
+    /// All outputs of a group side by side to `out`, plus a residual. Returns `x Aᵀ` of its adapters, which is scratch memory or lies in
+    /// the columns after `x`.
+    fn group_forward(
+        &self,
+        x: DeviceBlock,
+        group: &Group<Cuda>,
+        residual: Option<DeviceBlock>,
+        out: DeviceBlock,
+    ) -> Option<DeviceBlock> {
+        let weight = self.group_weight(group, x.dtype);
+        let adapters = self.adapters(group, x.dtype, weight.as_ref());
         let biases = self.biases(group, x.dtype);
-        if let Some(weights) = self.merged_weights(group, x.dtype) {
+        if let Some(weight) = &weight {
+            let (mut input, mut low) = (x, None);
+            if let Some(adapters) = adapters.as_ref().filter(|adapters| adapters.appended_b.is_some()) {
+                let columns = x.columns_after(adapters.ranks());
+                self.gemm(Gemm::forward("lora", x, adapters.a), columns);
+                (input, low) = (x.widened(adapters.ranks()), Some(columns));
+            }
             let bias = biases.map(|biases| biases.address);
-            self.gemm(Gemm { c: residual, bias, ..Gemm::forward("linear", x, weights.block) }, out);
-            return;
-        }
-        for module in &group.modules {
-            let part = |whole: DeviceBlock| whole.columns(module.columns.start, module.columns.len());
-            let weight = self.base_weight(&module.weight, x.dtype);
-            let bias = biases.filter(|_| module.bias.is_some()).map(|biases| part(biases).address);
-            self.gemm(Gemm { c: residual.map(part), bias, ..Gemm::forward("linear", x, weight.block) }, part(out));
-            if let Some(adapter) = &module.adapter {
-                self.add_low_rank(x, adapter, part(out));
+            self.gemm(Gemm { c: residual, bias, ..Gemm::forward("linear", input, weight.forward()) }, out);
+            if low.is_some() {
+                return low;
+            }
+        } else {
+            for module in &group.modules {
+                let part = |whole: DeviceBlock| whole.columns(module.columns.start, module.columns.len());
+                let weight = self.base_weight(&module.weight, x.dtype);
+                let bias = biases.filter(|_| module.bias.is_some()).map(|biases| part(biases).address);
+                let gemm = Gemm { c: residual.map(part), bias, ..Gemm::forward("linear", x, weight.block) };
+                self.gemm(gemm, part(out));
             }
         }
-    }
-
-    /// `out += scale (x Aᵀ) Bᵀ`.
-    fn add_low_rank(&self, x: DeviceBlock, adapter: &Adapter<Cuda>, out: DeviceBlock) {
-        let low = self.low_rank_block(ScratchSlot::LowRank, [x.rows, adapter.a.dims()[0]], x.dtype);
-        let a = self.a_of(adapter, x.dtype);
-        self.gemm(Gemm::forward("lora", x, a.block), low);
-        let b = self.b_of(adapter, x.dtype);
-        self.gemm(Gemm { c: Some(out), alpha: adapter.scale, ..Gemm::forward("lora", low, b.block) }, out);
-    }
-
-    /// Room for low-rank intermediates.
-    pub(super) fn low_rank_block(&self, slot: ScratchSlot, [rows, ranks]: [usize; 2], dtype: DType) -> DeviceBlock {
-        let address = self.scratch.take(slot, rows * ranks * dtype.size());
-        DeviceBlock::dense(address, [rows, ranks], dtype)
+        let adapters = adapters?;
+        let low = self.low_rank(x, &adapters);
+        self.add_low_rank(low, &adapters, out);
+        Some(low)
     }
 }

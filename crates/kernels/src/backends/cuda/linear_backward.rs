@@ -1,33 +1,35 @@
 //! Groups of linear modules on CUDA, backward.
 //!
-//! One GEMM for the gradient of the input where the group's weights are merged, and GEMMs over all tokens for the gradients of what
-//! trains: weights (added to the running sum in place where nothing else holds it), adapters, biases. The gradient of a norm's input
-//! takes the place of the gradient of its output.
+//! One GEMM for the gradient of the input where the group is one weight, and GEMMs over all tokens for the gradients of what trains:
+//! weights (added to the running sum in place where nothing else holds it), adapters, biases. Where adapters are appended, `dy s B` goes to
+//! the columns after `dy`, in its own memory where that has room. The gradient of a norm's input takes the place of the gradient of its
+//! output.
 //! Trade-off: under a gated prologue whose result was not saved, it is computed again by the pass that needs gate and up anyway,
 //! which puts it after the GEMM for the gradient of the input.
 
 use burn_tensor::{DType, Tensor};
 
+use super::adapters::{Adapters, appended_columns};
 use super::engine::{Cuda, Engine};
 use super::gemm::Gemm;
 use super::linear::halves;
-use super::scratch::ScratchSlot;
 use super::tensor::{DeviceBlock, MatrixView, Primitive, float, tensor};
-use super::weights::Adapters;
+use super::weights::GroupWeight;
+use crate::backends::cuda_memory::ROW_MULTIPLE;
 use crate::linear::SavedHeads;
-use crate::{
-    Adapter, Group, InputGradient, Module, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, WeightGradient,
-};
+use crate::{Group, InputGradient, Module, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, WeightGradient};
 
-/// The gradient of a group's outputs side by side, and the owner of its memory where it is not scratch.
+/// The gradient of a group's outputs, with what the GEMMs that read it share.
 struct OutputGradient {
-    block: DeviceBlock,
+    /// All parts side by side, in rows with room for `d_low` where adapters are appended.
+    dy: DeviceBlock,
+    /// The owner of its memory where it is not scratch.
     _owner: Option<MatrixView>,
     qk_norm: [Option<Primitive>; 2],
+    weight: Option<GroupWeight>,
+    /// The adapters with `dy s B`.
+    adapters: Option<(Adapters, DeviceBlock)>,
 }
-
-/// `dA` and `dB` of one adapter, in f32.
-type FactorGradients = (Tensor<Cuda, 2>, Tensor<Cuda, 2>);
 
 impl Engine {
     pub(super) fn project_backward(
@@ -37,97 +39,119 @@ impl Engine {
         d_outputs: Vec<Tensor<Cuda, 2>>,
         d_residual: Option<Tensor<Cuda, 2>>,
     ) -> ProjectGradients<Cuda> {
-        let ProjectSaved { prologue, prologue_output, heads } = saved;
-        let output_gradient = self.output_gradient(heads, d_outputs);
-        let dy = output_gradient.block;
-        let prologue_output = prologue_output.map(|output| self.flat(output));
+        let ProjectSaved { prologue, prologue_output, low_rank, heads } = saved;
+        let gradient = self.output_gradient(&group, heads, d_outputs);
+        let dy = gradient.dy;
+        let prologue_output = prologue_output.map(|output| self.matrix(output));
+        let low = low_rank.map(|low| self.flat(low));
         let (input, norm, modules) = match prologue {
             Prologue::None { x } => {
-                let modules = self.parameter_gradients(self.matrix(x).block(), &mut group, dy);
+                let modules = self.parameter_gradients(self.matrix(x).block(), low, &mut group, &gradient);
                 let residual = d_residual.map(|residual| self.flat_as(residual, dy.dtype));
-                let dx = self.input_gradient(&group, dy, residual.as_ref());
+                let dx = self.input_gradient(&group, &gradient, 0, residual.as_ref());
                 (InputGradient::Plain(tensor(dx.tensor)), None, modules)
             }
             Prologue::Norm { x, norm } => {
                 let x = self.flat(x);
-                let normed = prologue_output.unwrap_or_else(|| self.rms_norm(&x, &norm));
-                let modules = self.parameter_gradients(normed.block(), &mut group, dy);
+                let normed = prologue_output.unwrap_or_else(|| self.rms_norm(&x, &norm, 0));
+                let modules = self.parameter_gradients(normed.block(), low, &mut group, &gradient);
                 drop(normed);
-                let dx = self.input_gradient(&group, dy, None);
-                let residual = d_residual.map(|residual| self.flat_as(residual, dy.dtype));
+                // It is the next gradient that comes in, with adapters of its own to make room for.
+                let room = if appended_columns(&group) > 0 { ROW_MULTIPLE } else { 0 };
+                let dx = self.input_gradient(&group, &gradient, room, None);
+                let residual = d_residual.map(|residual| self.matrix_as(residual, dy.dtype));
                 let d_norm = self.rms_norm_backward(dx.block(), &x, &norm, dx.block(), residual.as_ref());
                 (InputGradient::Plain(tensor(dx.tensor)), d_norm, modules)
             }
             Prologue::Gated { gate, up, activation } => {
                 assert!(d_residual.is_none(), "a gated prologue is not on the residual path");
                 let width = gate.dims()[1];
-                let d_activated = self.input_gradient(&group, dy, None);
+                // In rows like those of the forward's activated values, whose memory it may then get.
+                let d_activated = self.input_gradient(&group, &gradient, appended_columns(&group), None);
                 // Overwrites the gradient that it reads with the activated values, where those were not saved.
                 let recompute = prologue_output.is_none();
                 let both = self.gated_backward(gate, up, activation, &d_activated, recompute);
                 let activated = prologue_output.unwrap_or(d_activated);
-                let modules = self.parameter_gradients(activated.block(), &mut group, dy);
+                let modules = self.parameter_gradients(activated.block(), low, &mut group, &gradient);
                 let (d_gate, d_up) = halves(self, &both, width);
                 (InputGradient::Gated { d_gate, d_up }, None, modules)
             }
         };
-        let qk_norm = output_gradient.qk_norm.map(|gradient| gradient.map(tensor));
+        let qk_norm = gradient.qk_norm.map(|gradient| gradient.map(tensor));
         ProjectGradients { input, norm: norm.map(tensor), qk_norm, modules }
     }
 
     /// The gradient of the GEMM's output from the gradients of what the epilogue made of it.
-    fn output_gradient(&self, heads: Option<SavedHeads<Cuda>>, d_outputs: Vec<Tensor<Cuda, 2>>) -> OutputGradient {
-        let Some(SavedHeads { epilogue, raw }) = heads else {
+    fn output_gradient(
+        &self,
+        group: &Group<Cuda>,
+        heads: Option<SavedHeads<Cuda>>,
+        d_outputs: Vec<Tensor<Cuda, 2>>,
+    ) -> OutputGradient {
+        let room = appended_columns(group);
+        let (dy, owner, qk_norm) = if let Some(SavedHeads { epilogue, raw }) = heads {
+            let gradients: Vec<_> = d_outputs.into_iter().map(|d_output| self.flat(d_output)).collect();
+            let gradients: [MatrixView; 3] = gradients
+                .try_into()
+                .unwrap_or_else(|_| panic!("a heads epilogue has gradients of queries, keys and values"));
+            let raw = raw.map(|(q, k)| [self.matrix(q), self.matrix(k)]);
+            let (joined, qk_norm) = self.heads_backward(&gradients, &epilogue, raw.as_ref(), room);
+            (joined, None, qk_norm)
+        } else {
             let whole = self.adjacent_columns(d_outputs.into_iter().map(|d_output| self.matrix(d_output)).collect());
-            return OutputGradient { block: whole.block(), _owner: Some(whole), qk_norm: [None, None] };
+            let (dy, owner) = self.with_room(whole, room);
+            (dy, owner, [None, None])
         };
-        let gradients: Vec<_> = d_outputs.into_iter().map(|d_output| self.flat(d_output)).collect();
-        let gradients: [MatrixView; 3] = gradients
-            .try_into()
-            .unwrap_or_else(|_| panic!("a heads epilogue has gradients of queries, keys and values"));
-        let raw = raw.map(|(q, k)| [self.matrix(q), self.matrix(k)]);
-        let (block, qk_norm) = self.heads_backward(&gradients, &epilogue, raw.as_ref());
-        OutputGradient { block, _owner: None, qk_norm }
+        let weight = self.group_weight(group, dy.dtype);
+        let adapters = self.adapters(group, dy.dtype, weight.as_ref()).map(|adapters| {
+            let d_low = self.low_rank_gradient(dy, &adapters);
+            (adapters, d_low)
+        });
+        OutputGradient { dy, _owner: owner, qk_norm, weight, adapters }
     }
 
-    /// `dy W'`, summed over the group, plus what is given.
-    fn input_gradient(&self, group: &Group<Cuda>, dy: DeviceBlock, plus: Option<&MatrixView>) -> MatrixView {
-        let dx = self.empty_matrix(dy.rows, group.in_features(), dy.dtype);
+    /// `dy W + dy s B A`, summed over the group, plus what is given; in rows with `room` columns more.
+    fn input_gradient(
+        &self,
+        group: &Group<Cuda>,
+        gradient: &OutputGradient,
+        room: usize,
+        plus: Option<&MatrixView>,
+    ) -> MatrixView {
+        let dy = gradient.dy;
+        let dx = self.empty_with_room([dy.rows, group.in_features()], room, dy.dtype);
         let out = dx.block();
         let mut so_far = plus.map(|plus| plus.block());
-        if let Some(weights) = self.merged_weights(group, dy.dtype) {
-            self.gemm(Gemm { c: so_far, ..Gemm::input_gradient("linear", dy, weights.block) }, out);
-            return dx;
-        }
-        for module in &group.modules {
-            let dy_part = dy.columns(module.columns.start, module.columns.len());
-            let weight = self.base_weight(&module.weight, dy.dtype);
-            self.gemm(Gemm { c: so_far, ..Gemm::input_gradient("linear", dy_part, weight.block) }, out);
-            so_far = Some(out);
-            if let Some(adapter) = &module.adapter {
-                let rank = adapter.a.dims()[0];
-                let low = self.low_rank_block(ScratchSlot::LowRankGradient, [dy.rows, rank], dy.dtype);
-                self.low_rank_gradient(adapter, dy_part, low);
-                let a = self.a_of(adapter, dy.dtype);
-                self.gemm(Gemm { c: so_far, ..Gemm::input_gradient("lora", low, a.block) }, out);
+        if let Some(weight) = &gradient.weight {
+            let dy = dy.widened(weight.ranks());
+            self.gemm(Gemm { c: so_far, ..Gemm::input_gradient("linear", dy, weight.backward()) }, out);
+            if weight.ranks() > 0 {
+                return dx;
             }
+        } else {
+            for module in &group.modules {
+                let dy_part = dy.columns(module.columns.start, module.columns.len());
+                let weight = self.base_weight(&module.weight, dy.dtype);
+                self.gemm(Gemm { c: so_far, ..Gemm::input_gradient("linear", dy_part, weight.block) }, out);
+                so_far = Some(out);
+            }
+        }
+        if let Some((adapters, d_low)) = &gradient.adapters {
+            self.gemm(Gemm { c: Some(out), ..Gemm::input_gradient("lora", *d_low, adapters.a) }, out);
         }
         dx
     }
 
-    /// `scale dy B`, `[n, r]`.
-    fn low_rank_gradient(&self, adapter: &Adapter<Cuda>, dy: DeviceBlock, low: DeviceBlock) {
-        let b = self.b_of(adapter, dy.dtype);
-        self.gemm(Gemm { alpha: adapter.scale, ..Gemm::input_gradient("lora gradient", dy, b.block) }, low);
-    }
-
-    /// Gradients of what trains in a group, in the order of its modules. Takes the running sums out of the group.
+    /// Gradients of what trains in a group, in the order of its modules. Takes the running sums out of the group. `low` is `x Aᵀ`, if it
+    /// was saved.
     fn parameter_gradients(
         &self,
         x: DeviceBlock,
+        low: Option<MatrixView>,
         group: &mut Group<Cuda>,
-        dy: DeviceBlock,
+        gradient: &OutputGradient,
     ) -> Vec<ModuleGradients<Cuda>> {
+        let dy = gradient.dy;
         let mut gradients = Vec::with_capacity(group.modules.len());
         for module in &mut group.modules {
             let dy_part = dy.columns(module.columns.start, module.columns.len());
@@ -135,9 +159,10 @@ impl Engine {
             let bias = bias.map(|_| tensor(self.column_sums(dy_part)));
             gradients.push(ModuleGradients { weight: self.weight_gradient(module, x, dy_part), bias, adapter: None });
         }
-        if let Some(adapters) = self.adapters(group, x.dtype) {
-            for (index, gradient) in self.adapter_gradients(x, &adapters, group, dy) {
-                gradients[index].adapter = Some(gradient);
+        if let Some((adapters, d_low)) = &gradient.adapters {
+            let block = low.as_ref().map_or_else(|| self.low_rank(x, adapters), |low| low.block());
+            for (module, factors) in self.factor_gradients(x, block, dy, *d_low, adapters) {
+                gradients[module].adapter = Some(factors);
             }
         }
         gradients
@@ -159,38 +184,5 @@ impl Engine {
                 Some(tensor(sum.tensor))
             }
         }
-    }
-
-    /// `dA` and `dB` of each adapter of a group. All of them share the GEMMs of `x Aᵀ` and `dA`.
-    fn adapter_gradients(
-        &self,
-        x: DeviceBlock,
-        adapters: &Adapters<'_>,
-        group: &Group<Cuda>,
-        dy: DeviceBlock,
-    ) -> Vec<(usize, FactorGradients)> {
-        let ranks = adapters.a.rows;
-        let low = self.low_rank_block(ScratchSlot::LowRank, [x.rows, ranks], x.dtype);
-        self.gemm(Gemm::forward("lora gradient", x, adapters.a), low);
-        let d_low = self.low_rank_block(ScratchSlot::LowRankGradient, [x.rows, ranks], x.dtype);
-        let mut first = 0;
-        let mut b_gradients = Vec::with_capacity(adapters.pairs.len());
-        for &(index, adapter) in &adapters.pairs {
-            let columns = &group.modules[index].columns;
-            let dy_part = dy.columns(columns.start, columns.len());
-            let rank = adapter.a.dims()[0];
-            self.low_rank_gradient(adapter, dy_part, d_low.columns(first, rank));
-            let db = self.empty_matrix(columns.len(), rank, DType::F32);
-            let sum = Gemm::token_sum("lora gradient", dy_part, low.columns(first, rank));
-            self.gemm(Gemm { alpha: adapter.scale, ..sum }, db.block());
-            b_gradients.push((index, first, rank, db));
-            first += rank;
-        }
-        let da = self.empty_matrix(ranks, x.width, DType::F32);
-        self.gemm(Gemm::token_sum("lora gradient", d_low, x), da.block());
-        let gradient = |(index, first, rank, db): (usize, usize, usize, MatrixView)| {
-            (index, (tensor(self.row_range(&da, first, rank)), tensor(db.tensor)))
-        };
-        b_gradients.into_iter().map(gradient).collect()
     }
 }

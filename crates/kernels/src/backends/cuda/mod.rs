@@ -7,6 +7,7 @@
 #![allow(unsafe_code, reason = "launching device work is unsafe; this folder is where it is justified")]
 #![deny(clippy::undocumented_unsafe_blocks)]
 
+mod adapters;
 mod address;
 mod attention;
 mod columns;

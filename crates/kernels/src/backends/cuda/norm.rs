@@ -14,7 +14,7 @@ use crate::{NormOps, NormWeight};
 impl NormOps for Cuda {
     fn rms_norm(x_nd: Tensor<Self, 2>, norm: &NormWeight<Self>) -> Tensor<Self, 2> {
         let engine = engine(&x_nd.device());
-        engine.section(|| tensor(engine.rms_norm(&engine.flat(x_nd), norm).tensor))
+        engine.section(|| tensor(engine.rms_norm(&engine.flat(x_nd), norm, 0).tensor))
     }
 
     fn rms_norm_backward(
@@ -35,10 +35,10 @@ impl NormOps for Cuda {
 }
 
 impl Engine {
-    /// `x / rms(x) * weight`.
-    pub(super) fn rms_norm(&self, x: &MatrixView, norm: &NormWeight<Cuda>) -> MatrixView {
+    /// `x / rms(x) * weight`, in rows with `room` columns after them.
+    pub(super) fn rms_norm(&self, x: &MatrixView, norm: &NormWeight<Cuda>, room: usize) -> MatrixView {
         let weight = self.norm_weight(norm, x.width);
-        let y = self.empty_matrix(x.rows, x.width, x.dtype);
+        let y = self.empty_with_room([x.rows, x.width], room, x.dtype);
         let launch = Launch {
             source: Source::Norm,
             dtype: x.dtype,
@@ -48,11 +48,12 @@ impl Engine {
         };
         let arguments = Arguments::new()
             .pointer(at(y.address))
+            .i64(y.stride as i64)
             .pointer(at(x.address))
             .pointer(at(weight.address))
             .i32(x.width as i32)
             .f32(norm.epsilon as f32);
-        // SAFETY: y and x are dense [rows, width] of this dtype, the weight is [width] f32; one block per row.
+        // SAFETY: y (at its stride) and x (dense) are [rows, width] of this dtype, the weight is [width] f32; one block per row.
         unsafe { self.launch(launch, &arguments) };
         y
     }
@@ -66,10 +67,7 @@ impl Engine {
         dy: DeviceBlock,
         residual: Option<&MatrixView>,
     ) -> Option<Primitive> {
-        assert!(
-            dx.is_dense() && x.is_dense() && dy.is_dense() && dy.dtype == x.dtype,
-            "norm: dense rows of one format"
-        );
+        assert!(x.is_dense() && dy.dtype == x.dtype && dx.dtype == x.dtype, "norm: rows of one format");
         let weight = self.norm_weight(norm, x.width);
         let blocks = if norm.trains { x.rows.min(3 * self.multiprocessors()) } else { x.rows };
         let partial = if norm.trains { self.scratch.take(ScratchSlot::Partial, blocks * x.width * 4) } else { 0 };
@@ -82,15 +80,19 @@ impl Engine {
         };
         let arguments = Arguments::new()
             .pointer(at(dx.address))
+            .i64(dx.stride as i64)
             .pointer(at(x.address))
             .pointer(at(weight.address))
             .pointer(at(dy.address))
+            .i64(dy.stride as i64)
             .pointer(at(residual.map_or(0, |residual| residual.address)))
+            .i64(residual.map_or(0, |residual| residual.stride) as i64)
             .pointer(at(partial))
             .i64(x.rows as i64)
             .i32(x.width as i32)
             .f32(norm.epsilon as f32);
-        // SAFETY: all matrices are dense [rows, width] of this dtype; the partial sums are [blocks, width] f32 or null.
+        // SAFETY: all matrices are [rows, width] of this dtype at the strides given, x without gaps; the partial sums are [blocks, width]
+        // f32 or null.
         unsafe { self.launch(launch, &arguments) };
         norm.trains.then(|| self.sum_partial_rows(partial, blocks, x.width))
     }

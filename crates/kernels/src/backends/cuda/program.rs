@@ -1,6 +1,6 @@
 //! The CUDA C++ sources of this backend, compiled when the first launch asks for them.
 //!
-//! Each source is compiled once per format of activations (and head width, for attention). NVRTC takes about a second for all that a
+//! Each source is compiled once per format of activations (and head width for attention, and activation function). NVRTC takes about a second for all that a
 //! run needs; the images are kept on disk by `firebrick_cuda::Compiler`.
 //! Trade-off: a kernel that does not compile is found when it is launched, not when the crate is built.
 
@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
 use burn_tensor::DType;
+use firebrick_arch::Activation;
 use firebrick_cuda::{Compiler, Context, CudaError, Kernel, Module, Program};
 
 use super::failure::check;
@@ -27,7 +28,7 @@ pub(super) enum Source {
     FlashBackward(usize),
     /// Head width.
     FlashF32(usize),
-    Gated,
+    Gated(Activation),
     Heads,
     Nf4,
     Norm,
@@ -45,7 +46,7 @@ impl Source {
             Self::FlashForward(_) => "flash_forward.cu",
             Self::FlashBackward(_) => "flash_backward.cu",
             Self::FlashF32(_) => "flash_f32.cu",
-            Self::Gated => "gated.cu",
+            Self::Gated(_) => "gated.cu",
             Self::Heads => "heads.cu",
             Self::Nf4 => "nf4.cu",
             Self::Norm => "norm.cu",
@@ -67,7 +68,7 @@ impl Source {
                 concat!(include_str!("source/flash.cu"), include_str!("source/flash_backward.cu"))
             }
             Self::FlashF32(_) => include_str!("source/flash_f32.cu"),
-            Self::Gated => include_str!("source/gated.cu"),
+            Self::Gated(_) => include_str!("source/gated.cu"),
             Self::Heads => include_str!("source/heads.cu"),
             Self::Nf4 => include_str!("source/nf4.cu"),
             Self::Norm => include_str!("source/norm.cu"),
@@ -83,13 +84,14 @@ impl Source {
             DType::F32 => "T_IS_F32",
             other => unreachable!("activations are f32, f16 or bf16, not {other:?}"),
         };
-        let head_dim = match self {
+        let variant = match self {
             Self::FlashForward(width) | Self::FlashBackward(width) | Self::FlashF32(width) => {
                 format!("#define HEAD_DIM {width}\n")
             }
+            Self::Gated(activation) => format!("#define ACTIVATION {}\n", activation.name()),
             _ => String::new(),
         };
-        let source = format!("#define {format} 1\n{head_dim}{PRELUDE}\n{}", self.text());
+        let source = format!("#define {format} 1\n{variant}{PRELUDE}\n{}", self.text());
         Program { name: self.name().to_owned(), source, options: Vec::new() }
     }
 }
@@ -123,7 +125,6 @@ impl Programs {
             (Source::CrossEntropy, dtype),
             (Source::Elementwise, dtype),
             (Source::Embedding, dtype),
-            (Source::Gated, dtype),
             (Source::Heads, dtype),
             (Source::Nf4, dtype),
             (Source::Norm, dtype),
@@ -131,6 +132,7 @@ impl Programs {
         ];
         let plain = [Source::Columns, Source::CrossEntropy, Source::Elementwise, Source::Nf4, Source::Optimizer];
         wanted.extend(plain.map(|source| (source, DType::F32)));
+        wanted.extend(Activation::ALL.map(|activation| (Source::Gated(activation), dtype)));
         if with_flash && dtype == DType::F32 {
             wanted.push((Source::FlashF32(head_dim), dtype));
         } else if with_flash {

@@ -1,4 +1,4 @@
-//! Launches over NF4 weights: quantize, dequantize, and dequantize with the adapter merged. Kernels: `source/nf4.cu`.
+//! Launches over NF4 weights: quantize, dequantize, and dequantize for a GEMM with the adapter around. Kernels: `source/nf4.cu`.
 //! Not supported: quantized formats other than NF4.
 
 use burn_tensor::{DType, Tensor};
@@ -12,8 +12,18 @@ use super::scratch::ScratchSlot;
 use super::tensor::{DeviceBlock, MatrixView, Primitive, int_tensor, tensor};
 use crate::{Adapter, BlockScales, QuantizedWeight, Scales};
 
-/// Largest rank of the kernels on matrix units.
-const MAX_FAST_RANK: usize = 64;
+/// What lies around the values of one weight of a group; nothing by default.
+#[derive(Default)]
+pub(super) struct Beside<'a> {
+    /// The adapter.
+    pub adapter: Option<&'a Adapter<Cuda>>,
+    /// Its first column among those of the group.
+    pub first: usize,
+    /// Columns of the group.
+    pub ranks: usize,
+    /// Rows that its A goes to, and zeros to those that are left.
+    pub a: Option<DeviceBlock>,
+}
 
 /// A launch that does not depend on the format of activations.
 fn plain(name: &'static str, shape: LaunchShape, bytes: usize) -> Launch {
@@ -47,27 +57,40 @@ impl Engine {
         scales.into_iter().fold(arguments.pointer(at(codes)), |arguments, scale| arguments.pointer(at(scale)))
     }
 
-    /// Writes `W + scale B A` to `out`, rows without gaps.
-    pub(super) fn merge(&self, weight: &QuantizedWeight<Cuda>, adapter: Option<&Adapter<Cuda>>, out: DeviceBlock) {
+    /// Writes the values of a weight to the first columns of `out`, and what lies beside and below them.
+    pub(super) fn write_out(&self, weight: &QuantizedWeight<Cuda>, out: DeviceBlock, beside: &Beside<'_>) {
         let [rows, inputs] = weight.shape;
-        assert!(out.is_dense() && (out.rows, out.width) == (rows, inputs), "a merged weight is dense");
-        let rank = adapter.map_or(0, |adapter| adapter.a.dims()[0]);
-        let pair = adapter.map(|adapter| [self.flat(adapter.a.clone()), self.flat(adapter.b.clone())]);
+        assert_eq!((out.rows, out.width), (rows, inputs + beside.ranks), "room for a weight and its adapter");
+        let pair = beside.adapter.map(|adapter| [self.flat(adapter.a.clone()), self.flat(adapter.b.clone())]);
         let [a, b] = pair.as_ref().map_or([0; 2], |pair| [pair[0].address, pair[1].address]);
-        let (name, shape) = merge_kernel(out, rank);
-        let bytes = out.bytes() + weight.bytes();
-        let launch = Launch { source: Source::Nf4, dtype: out.dtype, name, shape, bytes };
+        let rank = pair.as_ref().map_or(0, |pair| pair[0].rows);
+        let (a_out, a_rows) = beside.a.map_or((0, 0), |block| (block.address, block.rows));
+        let wide = inputs.is_multiple_of(8)
+            && out.stride.is_multiple_of(8)
+            && [out.address, a_out, a].iter().all(|address| address.is_multiple_of(16));
+        let launch = Launch {
+            source: Source::Nf4,
+            dtype: out.dtype,
+            name: "nf4_write_out",
+            shape: write_out_shape(rows + a_rows, if wide { inputs.div_ceil(8) } else { inputs }),
+            bytes: out.bytes() + weight.bytes(),
+        };
         let mut held = Vec::new();
         let arguments = self
             .weight_arguments(weight, Arguments::new().pointer(at(out.address)), &mut held)
+            .pointer(at(a_out))
             .pointer(at(a))
             .pointer(at(b))
-            .f32(adapter.map_or(0.0, |adapter| adapter.scale as f32))
+            .f32(beside.adapter.map_or(0.0, |adapter| adapter.scale as f32))
             .i32(rows as i32)
             .i32(inputs as i32)
-            .i32(rank as i32);
-        // SAFETY: out holds [rows, inputs]; codes and scales are those of a weight of this shape; A is [rank, inputs] and B
-        // [rows, rank], f32, or null with rank 0.
+            .i32(rank as i32)
+            .i32(beside.first as i32)
+            .i32(beside.ranks as i32)
+            .i32(a_rows as i32)
+            .i64(out.stride as i64);
+        // SAFETY: out holds [rows, inputs + ranks] and a_out [a_rows, inputs] at the stride given; codes and scales are those of a
+        // weight of this shape; A is [rank, inputs] and B [rows, rank], f32 and dense, or null with rank 0.
         unsafe { self.launch(launch, &arguments) };
     }
 
@@ -152,28 +175,14 @@ impl Engine {
     }
 }
 
-/// The kernel for a weight of this shape and rank, and its grid.
-fn merge_kernel(out: DeviceBlock, rank: usize) -> (&'static str, LaunchShape) {
-    let (rows, inputs) = (out.rows, out.width);
-    let aligned = out.dtype != DType::F32 && inputs.is_multiple_of(8) && out.address.is_multiple_of(16);
-    if !aligned || rank > MAX_FAST_RANK {
-        let shape = LaunchShape {
-            grid: [inputs.div_ceil(256) as u32, rows.div_ceil(64).min(65_535) as u32, 1],
-            block: [256, 1, 1],
-            shared_bytes: 0,
-        };
-        return ("nf4_merge", shape);
+/// Blocks of whole warps over `pieces` of a row, four rows a block.
+fn write_out_shape(rows: usize, pieces: usize) -> LaunchShape {
+    let threads = pieces.next_multiple_of(32).min(256);
+    LaunchShape {
+        grid: [pieces.div_ceil(threads) as u32, rows.div_ceil(4).clamp(1, 65_535) as u32, 1],
+        block: [threads as u32, 1, 1],
+        shared_bytes: 0,
     }
-    // Tiles of 64 rows that a block takes: more of them read A less often, fewer keep more loads in flight. As timed for
-    // weights of 1024 to 14336 rows.
-    let (name, columns, tiles) = match rank {
-        0..=16 => ("nf4_merge_r16", 256, 1),
-        17..=32 => ("nf4_merge_r32", 256, 2),
-        _ => ("nf4_merge_r64", 128, 3),
-    };
-    let across = inputs.div_ceil(columns);
-    let down = rows.div_ceil(64 * tiles).min(65_535);
-    (name, LaunchShape { grid: [across as u32, down as u32, 1], block: [128, 1, 1], shared_bytes: 0 })
 }
 
 #[cfg(test)]
@@ -181,12 +190,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_choose_their_kernel_and_unaligned_rows_the_general_one() {
-        let kernel = |inputs, rank| merge_kernel(DeviceBlock::dense(256, [4096, inputs], DType::BF16), rank).0;
-        assert_eq!(kernel(4096, 0), "nf4_merge_r16");
-        assert_eq!(kernel(4096, 17), "nf4_merge_r32");
-        assert_eq!(kernel(4096, 64), "nf4_merge_r64");
-        assert_eq!(kernel(4096, 65), "nf4_merge");
-        assert_eq!(kernel(4097, 16), "nf4_merge");
+    fn blocks_are_whole_warps_that_cover_a_row() {
+        let shape = |rows, pieces| (write_out_shape(rows, pieces).grid, write_out_shape(rows, pieces).block[0]);
+        assert_eq!(shape(4096, 512), ([2, 1024, 1], 256));
+        assert_eq!(shape(1, 72), ([1, 1, 1], 96));
+        assert_eq!(shape(1 << 20, 33), ([1, 65_535, 1], 64));
     }
 }

@@ -164,6 +164,7 @@ impl<'a> Open<'a> {
     fn close(mut self) {
         self.engine.watch.verify();
         self.is_closed = true;
+        *self.engine.saved_low_rank.borrow_mut() = None;
         self.engine.depth.set(0);
         check("ending a section", self.engine.end());
     }
@@ -174,6 +175,7 @@ impl Drop for Open<'_> {
         if !self.is_closed {
             self.engine.depth.set(0);
             self.engine.scratch.forget_contents();
+            *self.engine.saved_low_rank.borrow_mut() = None;
             // Copies between host and device may still use memory that unwinding frees. A failure here means that the context
             // is lost: the failure that is already on its way reports that better.
             let _ = self.engine.copies.synchronize();

@@ -1,12 +1,12 @@
-//! One small case of every operation, before a run trusts the device.
-//! Trade-off: a wrong result that only larger sizes show is not found here; the GPU test suite looks for those.
+//! One small case of every operation in its usual variant, before a run trusts the device.
+//! Trade-off: a wrong result that only larger sizes or rare variants show is not found here; the GPU test suite looks for those.
 
 use burn_tensor::DType;
 use cubecl::cuda::CudaDevice;
 
 use super::engine::{Cuda, engine};
 use super::failure::DeviceFailure;
-use crate::conformance::{Case, attention, every_operation, verdict};
+use crate::conformance::{Case, attention, usual_operations, verdict};
 
 /// See [`crate::Kernels::self_test`]. Documents of one length and of several take different ways through attention: both run.
 pub(super) fn run(device: &CudaDevice, dtype: DType, head_dim: usize) -> Result<(), String> {
@@ -15,7 +15,7 @@ pub(super) fn run(device: &CudaDevice, dtype: DType, head_dim: usize) -> Result<
     // Packed documents may go to the flash kernels even where cuDNN is installed.
     engine.programs.prepare(dtype, head_dim, super::flash::takes(dtype, head_dim));
     let findings = DeviceFailure::catch(|| {
-        let mut findings = every_operation::<Cuda>(&case, device);
+        let mut findings = usual_operations::<Cuda>(&case, device);
         findings.extend(attention::<Cuda>(&Case { documents: vec![64, 64], ..case }, device));
         findings
     });

@@ -14,6 +14,8 @@ use cubecl::cuda::CudaRuntime;
 use cubecl::zspace::metadata::Metadata;
 
 use super::engine::{Cuda, Engine};
+use super::scratch::ScratchSlot;
+use crate::backends::cuda_memory::row_stride;
 
 /// The primitive of every tensor of this backend.
 pub(super) type Primitive = CubeTensor<CudaRuntime>;
@@ -49,6 +51,23 @@ impl DeviceBlock {
     pub(super) fn rows(self, start: usize, rows: usize) -> Self {
         debug_assert!(start + rows <= self.rows, "rows {start}+{rows} of {}", self.rows);
         Self { address: self.address + (start * self.stride * self.dtype.size()) as u64, rows, ..self }
+    }
+
+    /// The `width` columns after the last one, in the room of each row.
+    pub(super) fn columns_after(self, width: usize) -> Self {
+        assert!(self.has_room(width), "room for {width} columns in rows of {} at stride {}", self.width, self.stride);
+        Self { width: self.width + width, ..self }.columns(self.width, width)
+    }
+
+    /// The same rows with `width` columns more.
+    pub(super) fn widened(self, width: usize) -> Self {
+        assert!(self.has_room(width), "room for {width} columns in rows of {} at stride {}", self.width, self.stride);
+        Self { width: self.width + width, ..self }
+    }
+
+    /// Whether rows have room for `width` columns more.
+    pub(super) fn has_room(&self, width: usize) -> bool {
+        self.width + width <= self.stride
     }
 
     /// Number of values.
@@ -132,6 +151,36 @@ impl Engine {
         self.view_of(self.empty([rows, width], dtype))
     }
 
+    /// A new matrix whose rows have room for `room` columns more, which hold something only within one operation.
+    pub(super) fn empty_with_room(&self, [rows, width]: [usize; 2], room: usize, dtype: DType) -> MatrixView {
+        if room == 0 {
+            return self.empty_matrix(rows, width, dtype);
+        }
+        let stride = row_stride(width, room);
+        let whole = self.empty_matrix(rows, stride, dtype);
+        self.addresses.set_width(&whole.tensor.handle, width);
+        let tensor = view(&whole, 0, &[rows, width], vec![stride, 1]);
+        MatrixView { block: DeviceBlock { width, stride, ..whole.block }, tensor }
+    }
+
+    /// A matrix that may be written to in `room` columns after its own, until the next operation: itself, where it was allocated so;
+    /// otherwise a copy in scratch memory.
+    pub(super) fn with_room(&self, matrix: MatrixView, room: usize) -> (DeviceBlock, Option<MatrixView>) {
+        if room == 0 || (matrix.has_room(room) && self.addresses.is_whole(&matrix.tensor.handle, matrix.width)) {
+            return (matrix.block(), Some(matrix));
+        }
+        let copy = self.scratch_rows([matrix.rows, matrix.width], room, matrix.dtype);
+        self.copy_rows(matrix.block(), copy);
+        (copy, None)
+    }
+
+    /// Rows of scratch memory with room for `room` columns more.
+    pub(super) fn scratch_rows(&self, [rows, width]: [usize; 2], room: usize, dtype: DType) -> DeviceBlock {
+        let stride = row_stride(width, room);
+        let address = self.scratch.take(ScratchSlot::WideRows, rows * stride * dtype.size());
+        DeviceBlock { address, rows, width, stride, dtype }
+    }
+
     /// Any tensor as a matrix: the first axis is rows, the others are adjacent. Copied where it is not laid out so.
     pub(super) fn matrix<const D: usize>(&self, tensor: Tensor<Cuda, D>) -> MatrixView {
         self.view_of(float(tensor))
@@ -178,10 +227,17 @@ impl Engine {
 
     /// A tensor in a format, without gaps: converted where it has another.
     pub(super) fn flat_as<const D: usize>(&self, tensor: Tensor<Cuda, D>, dtype: DType) -> MatrixView {
-        let values = self.flat(tensor);
+        let values = self.matrix_as(tensor, dtype);
+        self.dense(values)
+    }
+
+    /// A tensor as a matrix in a format: converted where it has another.
+    pub(super) fn matrix_as<const D: usize>(&self, tensor: Tensor<Cuda, D>, dtype: DType) -> MatrixView {
+        let values = self.matrix(tensor);
         if values.dtype == dtype {
             return values;
         }
+        let values = self.dense(values);
         let converted = self.view_of(self.empty(values.tensor.shape(), dtype));
         self.cast(values.block(), converted.block(), 1.0);
         converted
@@ -239,7 +295,7 @@ impl Engine {
 }
 
 /// Part of a matrix's memory with another shape, `start` values on.
-fn view(matrix: &MatrixView, start: usize, shape: &[usize], strides: Vec<usize>) -> Primitive {
+pub(super) fn view(matrix: &MatrixView, start: usize, shape: &[usize], strides: Vec<usize>) -> Primitive {
     let mut view = matrix.tensor.clone();
     view.handle = view.handle.offset_start((start * matrix.dtype.size()) as u64);
     *view.meta = Metadata::new(shape.to_vec(), strides);

@@ -1,20 +1,19 @@
 //! Weights in the form that a GEMM reads: dense, in the compute format, `[o, i]`.
 //!
-//! A quantized base is dequantized once per pass into scratch memory, and its adapter is merged in the same launch: in f32, before
-//! the one rounding to the compute format. `x W'ᵀ` and `dy W'` are then single GEMMs, with no further pass over their results, and
-//! the modules that share an input are one GEMM.
-//! Trade-off: the adapter is rounded together with the weight, and the scratch memory of the largest group.
+//! The quantized weights of a group are dequantized side by side into scratch memory, once per pass, so that the modules that share an
+//! input are one GEMM each way; their adapters are written around them in the same launches (see `adapters`).
+//! Trade-off: the scratch memory of the largest group.
 
 use burn_tensor::{DType, Tensor};
 use firebrick_precision::QuantFormat;
 
+use super::adapters::appended_columns;
 use super::engine::{Cuda, Engine, engine};
+use super::quantize::Beside;
 use super::scratch::{Contents, ScratchSlot};
 use super::tensor::{DeviceBlock, MatrixView, float, tensor};
-use crate::{Adapter, Bias, Group, Module, QuantizedWeight, Weight, WeightOps};
-
-/// Largest rank that is merged while a base is dequantized; above it the merge would be bound by arithmetic.
-const MAX_MERGED_RANK: usize = 128;
+use crate::backends::cuda_memory::row_stride;
+use crate::{Bias, Group, Module, QuantizedWeight, Weight, WeightOps};
 
 impl WeightOps for Cuda {
     fn quantizes_on_device() -> bool {
@@ -51,42 +50,103 @@ impl From<DeviceBlock> for ReadyWeight {
     }
 }
 
-/// The adapters of a group, with all A in the compute format.
-pub(super) struct Adapters<'a> {
-    /// Index of the module, and its adapter.
-    pub pairs: Vec<(usize, &'a Adapter<Cuda>)>,
-    /// All A, one below the other, `[ranks, i]`.
-    pub a: DeviceBlock,
+/// The weights of a whole group, and its adapters where they are appended:
+///
+/// ```text
+///              in_features   ranks
+/// out_features  W            scale B
+///        ranks  A
+/// ```
+pub(super) struct GroupWeight {
+    /// All of it.
+    whole: DeviceBlock,
+    out_features: usize,
+    in_features: usize,
+    _owner: Option<MatrixView>,
+}
+
+impl GroupWeight {
+    /// Ranks that are appended, filled up with zeros; 0 where there are none.
+    pub(super) fn ranks(&self) -> usize {
+        self.whole.width - self.in_features
+    }
+
+    /// What the forward multiplies with: `[W | s B]`.
+    pub(super) fn forward(&self) -> DeviceBlock {
+        self.whole.rows(0, self.out_features)
+    }
+
+    /// What the backward multiplies with: `[W ; A]`.
+    pub(super) fn backward(&self) -> DeviceBlock {
+        self.whole.columns(0, self.in_features)
+    }
+
+    /// All A, `[ranks, i]`.
+    pub(super) fn a(&self) -> DeviceBlock {
+        self.backward().rows(self.out_features, self.ranks())
+    }
+
+    /// All `s B`, `[all o, ranks]`.
+    pub(super) fn b(&self) -> DeviceBlock {
+        self.forward().columns(self.in_features, self.ranks())
+    }
 }
 
 impl Engine {
-    /// One matrix `[all o, i]` for a whole group, adapters included; `None` where modules have to be taken one by one.
-    pub(super) fn merged_weights(&self, group: &Group<Cuda>, dtype: DType) -> Option<ReadyWeight> {
+    /// The weights of a whole group; `None` where modules have to be taken one by one.
+    pub(super) fn group_weight(&self, group: &Group<Cuda>, dtype: DType) -> Option<GroupWeight> {
         let modules = group.modules.as_slice();
-        if let [Module { weight: Weight::Dense(values), adapter: None, .. }] = modules
+        let (out_features, in_features) = (group.out_features(), group.in_features());
+        if let [Module { weight: Weight::Dense(values), .. }] = modules
             && values.dtype() == dtype
         {
-            return Some(self.matrix(values.clone()).into());
+            let values = self.matrix(values.clone());
+            return Some(GroupWeight { whole: values.block(), out_features, in_features, _owner: Some(values) });
         }
-        let quantized: Vec<_> = modules.iter().map(mergeable).collect::<Option<_>>()?;
-        let (rows, columns) = (group.out_features(), group.in_features());
-        let sources = modules.iter().zip(&quantized).flat_map(|(module, weight)| self.merge_sources(module, weight));
+        let quantized: Vec<_> = modules.iter().map(quantized).collect::<Option<_>>()?;
+        let ranks = appended_columns(group);
+        let sources = modules.iter().zip(&quantized).flat_map(|(module, weight)| self.sources(module, weight, ranks));
         let contents = Contents { section: self.section_number(), dtype, sources: sources.collect() };
-        let slot = ScratchSlot::Weights { rows, columns };
-        let (address, is_held) = self.scratch.holding(slot, rows * columns * dtype.size(), contents);
-        let whole = DeviceBlock::dense(address, [rows, columns], dtype);
+        let (rows, width) = (out_features + ranks, in_features + ranks);
+        let stride = row_stride(in_features, ranks);
+        let slot = ScratchSlot::Weights { rows, columns: width };
+        let (address, is_held) = self.scratch.holding(slot, rows * stride * dtype.size(), contents);
+        let whole = DeviceBlock { address, rows, width, stride, dtype };
+        let weight = GroupWeight { whole, out_features, in_features, _owner: None };
         if !is_held {
-            for (module, weight) in modules.iter().zip(quantized) {
-                self.merge(weight, module.adapter.as_ref(), whole.rows(module.columns.start, module.columns.len()));
-            }
+            self.write_group(group, &quantized, &weight);
         }
-        Some(whole.into())
+        Some(weight)
     }
 
-    /// What a module's merged weight is computed from.
-    fn merge_sources(&self, module: &Module<Cuda>, weight: &QuantizedWeight<Cuda>) -> Vec<u64> {
+    fn write_group(&self, group: &Group<Cuda>, quantized: &[&QuantizedWeight<Cuda>], to: &GroupWeight) {
+        let mut first = 0;
+        let last = group.modules.len() - 1;
+        for (index, (module, weight)) in group.modules.iter().zip(quantized).enumerate() {
+            let rank = module.adapter.as_ref().map_or(0, |adapter| adapter.a.dims()[0]);
+            // The last module writes the zeros after its A.
+            let a_rows = if to.ranks() == 0 {
+                0
+            } else if index == last {
+                to.ranks() - first
+            } else {
+                rank
+            };
+            let beside = Beside {
+                adapter: module.adapter.as_ref().filter(|_| to.ranks() > 0),
+                first,
+                ranks: to.ranks(),
+                a: (a_rows > 0).then(|| to.a().rows(first, a_rows)),
+            };
+            self.write_out(weight, to.forward().rows(module.columns.start, module.columns.len()), &beside);
+            first += rank;
+        }
+    }
+
+    /// What a module's part of its group's weight is computed from.
+    fn sources(&self, module: &Module<Cuda>, weight: &QuantizedWeight<Cuda>, ranks: usize) -> Vec<u64> {
         let codes = self.source(&weight.codes.clone().into_primitive());
-        let pair = module.adapter.iter().flat_map(|adapter| [&adapter.a, &adapter.b]);
+        let pair = module.adapter.iter().filter(|_| ranks > 0).flat_map(|adapter| [&adapter.a, &adapter.b]);
         codes.into_iter().chain(pair.flat_map(|values| self.source(&float(values.clone())))).collect()
     }
 
@@ -102,47 +162,11 @@ impl Engine {
                 let (address, is_held) = self.scratch.holding(slot, rows * columns * dtype.size(), contents);
                 let block = DeviceBlock::dense(address, [rows, columns], dtype);
                 if !is_held {
-                    self.merge(quantized, None, block);
+                    self.write_out(quantized, block, &Beside::default());
                 }
                 block.into()
             }
         }
-    }
-
-    /// The adapters of a group; `None` where it has none.
-    pub(super) fn adapters<'a>(&self, group: &'a Group<Cuda>, dtype: DType) -> Option<Adapters<'a>> {
-        let pairs: Vec<_> = group
-            .modules
-            .iter()
-            .enumerate()
-            .filter_map(|(index, module)| Some((index, module.adapter.as_ref()?)))
-            .collect();
-        let ranks: usize = pairs.iter().map(|(_, adapter)| adapter.a.dims()[0]).sum();
-        if ranks == 0 {
-            return None;
-        }
-        let columns = group.in_features();
-        let values: Vec<_> = pairs.iter().map(|(_, adapter)| self.flat(adapter.a.clone())).collect();
-        let sources = values.iter().flat_map(|a| self.source(&a.tensor)).collect();
-        let contents = Contents { section: self.section_number(), dtype, sources };
-        let (address, is_held) = self.scratch.holding(ScratchSlot::LoraA, ranks * columns * dtype.size(), contents);
-        let a = DeviceBlock::dense(address, [ranks, columns], dtype);
-        let mut first = 0;
-        for values in values.iter().filter(|_| !is_held) {
-            self.cast(values.block(), a.rows(first, values.rows), 1.0);
-            first += values.rows;
-        }
-        Some(Adapters { pairs, a })
-    }
-
-    /// A of an adapter `[r, i]` in the compute format.
-    pub(super) fn a_of(&self, adapter: &Adapter<Cuda>, dtype: DType) -> ReadyWeight {
-        self.converted(ScratchSlot::LoraA, adapter.a.clone(), dtype)
-    }
-
-    /// B of an adapter `[o, r]` in the compute format.
-    pub(super) fn b_of(&self, adapter: &Adapter<Cuda>, dtype: DType) -> ReadyWeight {
-        self.converted(ScratchSlot::LoraB, adapter.b.clone(), dtype)
     }
 
     /// The biases of a group side by side in the compute format, `[1, all o]`, zero where a module has none; `None` where none
@@ -189,11 +213,9 @@ impl Engine {
     }
 }
 
-/// The quantized weight of a module whose adapter, if any, can be merged into it.
-fn mergeable(module: &Module<Cuda>) -> Option<&QuantizedWeight<Cuda>> {
-    let rank = module.adapter.as_ref().map_or(0, |adapter| adapter.a.dims()[0]);
+fn quantized(module: &Module<Cuda>) -> Option<&QuantizedWeight<Cuda>> {
     match &module.weight {
-        Weight::Quantized(weight) if rank <= MAX_MERGED_RANK => Some(weight),
-        _ => None,
+        Weight::Quantized(weight) => Some(weight),
+        Weight::Dense(_) => None,
     }
 }

@@ -1,7 +1,7 @@
 //! Gated activation and rotary embedding on the CPU, one pass each.
 //!
 //! GEMMs are Burn's own, so groups of modules are composed by the reference body, which calls these.
-//! Trade-off: f32 only; other dtypes take the reference body.
+//! Trade-off: f32 only, and SiLU only; other dtypes and activations take the reference body.
 
 use burn_flex::Flex;
 use burn_tensor::Tensor;
@@ -17,7 +17,7 @@ impl LinearOps for Flex {
     fn gated(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>, activation: Activation) -> Tensor<Self, 2> {
         match activation {
             Activation::Silu if is_f32(&gate_nf) => gated_silu(gate_nf, up_nf),
-            Activation::Silu => reference::gated(gate_nf, up_nf, activation),
+            _ => reference::gated(gate_nf, up_nf, activation),
         }
     }
 
@@ -29,7 +29,7 @@ impl LinearOps for Flex {
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
         match activation {
             Activation::Silu if is_f32(&gate_nf) => gated_silu_backward(gate_nf, up_nf, dy_nf),
-            Activation::Silu => reference::gated_backward(gate_nf, up_nf, activation, dy_nf),
+            _ => reference::gated_backward(gate_nf, up_nf, activation, dy_nf),
         }
     }
 

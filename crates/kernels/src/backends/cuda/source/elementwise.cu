@@ -134,8 +134,17 @@ KERNEL __launch_bounds__(256) copy_rows(unsigned char *y, long long y_stride, co
         unsigned char *to = y + row * y_stride;
         const unsigned char *from = x + row * x_stride;
         if (vectors) {
-            for (long long at = threadIdx.x; at < bytes / 16; at += 256)
-                reinterpret_cast<uint4 *>(to)[at] = reinterpret_cast<const uint4 *>(from)[at];
+            const uint4 *source = reinterpret_cast<const uint4 *>(from);
+            uint4 *target = reinterpret_cast<uint4 *>(to);
+            for (long long base = threadIdx.x; base < bytes / 16; base += 4 * 256) {
+                uint4 part[4];
+#pragma unroll
+                for (int k = 0; k < 4; ++k)
+                    if (base + k * 256 < bytes / 16) part[k] = __ldcs(source + base + k * 256);
+#pragma unroll
+                for (int k = 0; k < 4; ++k)
+                    if (base + k * 256 < bytes / 16) target[base + k * 256] = part[k];
+            }
         } else {
             for (long long at = threadIdx.x; at < bytes; at += 256) to[at] = from[at];
         }

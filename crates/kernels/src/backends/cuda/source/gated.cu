@@ -1,15 +1,24 @@
-// Gated SiLU (SwiGLU): y = g sigmoid(g) u. Backward, with s = sigmoid(g): dg = dy u (s + g s (1 - s)), du = dy g s.
+// Gated activations: y = a(g) u. Backward: dg = dy u a'(g), du = dy a(g).
 //
-// Gate and up may be column ranges of one wider matrix (row strides). The exponential and the reciprocal are the
+// An activation is a struct under its name in config.json, with its value and its slope; ACTIVATION is defined as the
+// one to compile. Matrices may be column ranges of wider ones (row strides). The exponential and the reciprocal are the
 // hardware's approximations, a few units in the last place of f32. Widths or strides that are no multiple of 8, or
 // pointers off the 16-byte grid, go one value at a time.
 
 // Vectors of one thread whose loads are in flight together.
 static constexpr int AT_ONCE = 2;
 
-DEVICE float sigmoid(float value) { return reciprocal_fast(1.0f + exp_fast(-value)); }
+struct silu {
+    static DEVICE float sigmoid(float g) { return reciprocal_fast(1.0f + exp_fast(-g)); }
+    static DEVICE float value(float g) { return g * sigmoid(g); }
+    static DEVICE void value_and_slope(float g, float &value, float &slope) {
+        const float s = sigmoid(g);
+        value = g * s;
+        slope = s + value * (1.0f - s);
+    }
+};
 
-template <int V> DEVICE void gated_silu_row(T *y, const T *gate, const T *up, int f) {
+template <int V> DEVICE void gated_row(T *y, const T *gate, const T *up, int f) {
     const int count = f / V, stride = gridDim.y * blockDim.x;
     for (int base = blockIdx.y * blockDim.x + threadIdx.x; base < count; base += AT_ONCE * stride) {
         Pack<T, V> gates[AT_ONCE], ups[AT_ONCE];
@@ -28,28 +37,29 @@ template <int V> DEVICE void gated_silu_row(T *y, const T *gate, const T *up, in
             float g[V], u[V];
             gates[k].unpack(g), ups[k].unpack(u);
 #pragma unroll
-            for (int i = 0; i < V; ++i) g[i] = g[i] * sigmoid(g[i]) * u[i];
+            for (int i = 0; i < V; ++i) g[i] = ACTIVATION::value(g[i]) * u[i];
             Pack<T, V>::pack(g).store(y + c * V);
         }
     }
 }
 
-// y [n, f] contiguous; gate, up: rows of f values at row strides (elements). y may be gate or up where that is
-// contiguous.
+// y [n, f] at row stride y_stride (elements); gate, up at theirs. y may be gate or up where that is dense.
 // grid (n, 1); with few rows (n, ceil(f / 4096)) fills the device; block (256), no dynamic shared memory.
 KERNEL __launch_bounds__(256)
-gated_silu(T *y, const T *gate, const T *up, long long gate_stride, long long up_stride, long long n, int f) {
-    const bool vectors = f % 8 == 0 && gate_stride % 8 == 0 && up_stride % 8 == 0 && aligned16(y, gate, up);
+gated(T *y, long long y_stride, const T *gate, const T *up, long long gate_stride, long long up_stride,
+      long long n, int f) {
+    const bool vectors =
+        f % 8 == 0 && y_stride % 8 == 0 && gate_stride % 8 == 0 && up_stride % 8 == 0 && aligned16(y, gate, up);
     for (long long row = blockIdx.x; row < n; row += gridDim.x) {
-        T *y_row = y + row * f;
+        T *y_row = y + row * y_stride;
         const T *gate_row = gate + row * gate_stride, *up_row = up + row * up_stride;
-        if (vectors) gated_silu_row<8>(y_row, gate_row, up_row, f);
-        else gated_silu_row<1>(y_row, gate_row, up_row, f);
+        if (vectors) gated_row<8>(y_row, gate_row, up_row, f);
+        else gated_row<1>(y_row, gate_row, up_row, f);
     }
 }
 
 template <int V>
-DEVICE void gated_silu_backward_row(T *dgate, T *dup, const T *gate, const T *up, const T *dy, T *y, int f) {
+DEVICE void gated_backward_row(T *dgate, T *dup, const T *gate, const T *up, const T *dy, T *y, int f) {
     const int count = f / V, stride = gridDim.y * blockDim.x;
     for (int base = blockIdx.y * blockDim.x + threadIdx.x; base < count; base += AT_ONCE * stride) {
         Pack<T, V> gates[AT_ONCE], ups[AT_ONCE], dys[AT_ONCE];
@@ -70,10 +80,11 @@ DEVICE void gated_silu_backward_row(T *dgate, T *dup, const T *gate, const T *up
             gates[k].unpack(g), ups[k].unpack(u), dys[k].unpack(d);
 #pragma unroll
             for (int i = 0; i < V; ++i) {
-                const float s = sigmoid(g[i]), silu = g[i] * s;
-                product[i] = silu * u[i];
-                g[i] = d[i] * u[i] * (s + silu * (1.0f - s));
-                u[i] = d[i] * silu;
+                float value, slope;
+                ACTIVATION::value_and_slope(g[i], value, slope);
+                product[i] = value * u[i];
+                g[i] = d[i] * u[i] * slope;
+                u[i] = d[i] * value;
             }
             Pack<T, V>::pack(g).store(dgate + c * V);
             Pack<T, V>::pack(u).store(dup + c * V);
@@ -82,19 +93,19 @@ DEVICE void gated_silu_backward_row(T *dgate, T *dup, const T *gate, const T *up
     }
 }
 
-// dgate, dup: rows at row stride d_stride, may be gate and up themselves; gate, up at their strides; dy [n, f]
-// contiguous. y [n, f] may be null; else it receives silu(gate) * up, and may be dy.
+// dgate, dup: rows at row stride d_stride, may be gate and up themselves; gate, up at their strides; dy and y at
+// y_stride. y [n, f] may be null; else it receives a(gate) * up, and may be dy.
 // grid (n, 1); with few rows (n, ceil(f / 4096)); block (256), no dynamic shared memory.
 KERNEL __launch_bounds__(256)
-gated_silu_backward(T *dgate, T *dup, long long d_stride, const T *gate, const T *up, long long gate_stride,
-                long long up_stride, const T *dy, T *y, long long n, int f) {
-    const bool vectors = f % 8 == 0 && d_stride % 8 == 0 && gate_stride % 8 == 0 && up_stride % 8 == 0 &&
+gated_backward(T *dgate, T *dup, long long d_stride, const T *gate, const T *up, long long gate_stride,
+               long long up_stride, const T *dy, T *y, long long y_stride, long long n, int f) {
+    const bool vectors = f % 8 == 0 && y_stride % 8 == 0 && d_stride % 8 == 0 && gate_stride % 8 == 0 && up_stride % 8 == 0 &&
                          aligned16(dgate, dup, gate, up, dy, y);
     for (long long row = blockIdx.x; row < n; row += gridDim.x) {
         T *dgate_row = dgate + row * d_stride, *dup_row = dup + row * d_stride;
-        const T *gate_row = gate + row * gate_stride, *up_row = up + row * up_stride, *dy_row = dy + row * f;
-        T *y_row = y != nullptr ? y + row * f : nullptr;
-        if (vectors) gated_silu_backward_row<8>(dgate_row, dup_row, gate_row, up_row, dy_row, y_row, f);
-        else gated_silu_backward_row<1>(dgate_row, dup_row, gate_row, up_row, dy_row, y_row, f);
+        const T *gate_row = gate + row * gate_stride, *up_row = up + row * up_stride, *dy_row = dy + row * y_stride;
+        T *y_row = y != nullptr ? y + row * y_stride : nullptr;
+        if (vectors) gated_backward_row<8>(dgate_row, dup_row, gate_row, up_row, dy_row, y_row, f);
+        else gated_backward_row<1>(dgate_row, dup_row, gate_row, up_row, dy_row, y_row, f);
     }
 }

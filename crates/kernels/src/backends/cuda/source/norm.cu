@@ -59,12 +59,13 @@ template <int V> DEVICE void rms_norm_row(T *y, const T *x, const float *weight,
         store_normed<V>(y + c * V, Pack<T, V>::load(x + c * V), weight + c * V, rstd);
 }
 
-// y [n, d] = x / sqrt(mean(x^2) + eps) * w. y may be x.
+// y [n, d] = x / sqrt(mean(x^2) + eps) * w, with rows of y at a row stride of their own. y may be x where y is dense.
 // grid (n), block threads_for(d, 512), no dynamic shared memory.
-KERNEL __launch_bounds__(512) rms_norm(T *y, const T *x, const float *w, int d, float eps) {
-    const long long offset = static_cast<long long>(blockIdx.x) * d;
-    if (d % 8 == 0 && aligned16(y, x, w)) rms_norm_row<8>(y + offset, x + offset, w, d, eps);
-    else rms_norm_row<1>(y + offset, x + offset, w, d, eps);
+KERNEL __launch_bounds__(512) rms_norm(T *y, long long y_stride, const T *x, const float *w, int d, float eps) {
+    const long long row = blockIdx.x;
+    y += row * y_stride, x += row * d;
+    if (d % 8 == 0 && y_stride % 8 == 0 && aligned16(y, x, w)) rms_norm_row<8>(y, x, w, d, eps);
+    else rms_norm_row<1>(y, x, w, d, eps);
 }
 
 // ------------------------------------------------------------------------------------------------------------ backward
@@ -109,7 +110,8 @@ DEVICE void store_gradient(T *dx, const Pack<T, V> &x, const Pack<T, V> &dy, con
 }
 
 template <int V, bool WEIGHT_GRADIENT>
-DEVICE void rms_norm_backward_rows(T *dx_nd, const T *x_nd, const float *weight, const T *dy_nd, const T *residual_nd,
+DEVICE void rms_norm_backward_rows(T *dx_nd, long long dx_stride, const T *x_nd, const float *weight, const T *dy_nd,
+                                   long long dy_stride, const T *residual_nd, long long residual_stride,
                                    float *dw_partial, long long n, int d, float eps) {
     const int count = d / V, stride = blockDim.x;
     float *dw_row = WEIGHT_GRADIENT ? dw_partial + static_cast<long long>(blockIdx.x) * d : nullptr;
@@ -122,9 +124,9 @@ DEVICE void rms_norm_backward_rows(T *dx_nd, const T *x_nd, const float *weight,
     }
 
     for (long long row = blockIdx.x; row < n; row += gridDim.x) {
-        const T *x = x_nd + row * d, *dy = dy_nd + row * d;
-        const T *residual = residual_nd != nullptr ? residual_nd + row * d : nullptr;
-        T *dx = dx_nd + row * d;
+        const T *x = x_nd + row * d, *dy = dy_nd + row * dy_stride;
+        const T *residual = residual_nd != nullptr ? residual_nd + row * residual_stride : nullptr;
+        T *dx = dx_nd + row * dx_stride;
         Pack<T, V> xs[KEEP], dys[KEEP];
         float squares = 0.0f, products = 0.0f;
 #pragma unroll
@@ -182,19 +184,25 @@ DEVICE void rms_norm_backward_rows(T *dx_nd, const T *x_nd, const float *weight,
     }
 }
 
-// dx [n, d]; dx_residual may be null; dx may be x, dy or dx_residual. dw_partial [gridDim.x, d] may be null: one row of
-// sums per block, overwritten, to be added up by sum_partial_rows. Every element of dw_partial is written only if gridDim.x <=
-// n. grid: without dw_partial (n); with it (min(n, blocks that fit the device at once: 4 per multiprocessor)).
+// dx, dy, dx_residual [n, d] at their row strides; x [n, d] contiguous; dx_residual may be null; dx may be dy or
+// dx_residual at one stride, or x where it is contiguous. dw_partial [gridDim.x, d] may be null: one row of sums per block,
+// overwritten, to be added up by sum_partial_rows. Every element of dw_partial is written only if gridDim.x <= n. grid:
+// without dw_partial (n); with it (min(n, blocks that fit the device at once: 4 per multiprocessor)).
 // block threads_for(d, 256), no dynamic shared memory.
 KERNEL __launch_bounds__(BACKWARD_THREADS, 4)
-rms_norm_backward(T *dx, const T *x, const float *w, const T *dy, const T *dx_residual, float *dw_partial, long long n,
-                  int d, float eps) {
-    const bool vectors = d % 8 == 0 && aligned16(dx, x, w, dy, dx_residual, dw_partial);
+rms_norm_backward(T *dx, long long dx_stride, const T *x, const float *w, const T *dy, long long dy_stride,
+                  const T *dx_residual, long long residual_stride, float *dw_partial, long long n, int d, float eps) {
+    const bool vectors = d % 8 == 0 && dx_stride % 8 == 0 && dy_stride % 8 == 0 && residual_stride % 8 == 0 &&
+                         aligned16(dx, x, w, dy, dx_residual, dw_partial);
+#define ROWS(V, WEIGHT_GRADIENT)                                                                                      \
+    rms_norm_backward_rows<V, WEIGHT_GRADIENT>(dx, dx_stride, x, w, dy, dy_stride, dx_residual, residual_stride,      \
+                                               dw_partial, n, d, eps)
     if (dw_partial != nullptr) {
-        if (vectors) rms_norm_backward_rows<8, true>(dx, x, w, dy, dx_residual, dw_partial, n, d, eps);
-        else rms_norm_backward_rows<1, true>(dx, x, w, dy, dx_residual, dw_partial, n, d, eps);
+        if (vectors) ROWS(8, true);
+        else ROWS(1, true);
     } else {
-        if (vectors) rms_norm_backward_rows<8, false>(dx, x, w, dy, dx_residual, nullptr, n, d, eps);
-        else rms_norm_backward_rows<1, false>(dx, x, w, dy, dx_residual, nullptr, n, d, eps);
+        if (vectors) ROWS(8, false);
+        else ROWS(1, false);
     }
+#undef ROWS
 }

@@ -1,0 +1,245 @@
+//! LoRA on CUDA: the adapters of a group as operands of GEMMs, and their gradients.
+//!
+//! Beside a quantized base the ranks are appended to the GEMM's inner dimension, `y = [x | x Aᵀ] [W | s B]ᵀ` and
+//! `dx = [dy | dy s B] [W ; A]`: one GEMM each way, and the adapter's contribution is as exact as the compute format, however small it
+//! is against the base. All A lie in rows below the weight, all `s B` in columns beside it. Where that would make the inner dimension
+//! much longer ([`appended_ranks`]), and beside dense weights, the low-rank GEMMs are separate.
+//! Trade-off: separate, the adapter's output is added to one that was rounded to the compute format, as other trainers do it, and what is
+//! less than half a step of that is lost (docs/decisions.md, 21). Appended, B is stored with the zeros of the group's other modules beside it, and inputs need rows with room.
+
+use burn_tensor::{DType, Tensor};
+
+use super::engine::{Cuda, Engine};
+use super::gemm::Gemm;
+use super::scratch::{Contents, ScratchSlot};
+use super::tensor::{DeviceBlock, MatrixView, Primitive, tensor, view};
+use super::weights::GroupWeight;
+use crate::backends::cuda_memory::appended_ranks;
+use crate::{Adapter, Group, Weight};
+
+/// The adapters of a group in the compute format.
+pub(super) struct Adapters {
+    /// One per adapted module, in column order.
+    pub places: Vec<Place>,
+    /// All A, one below the other, `[ranks, i]`.
+    pub a: DeviceBlock,
+    /// All `s B` as one matrix `[all o, ranks]` with zeros elsewhere, where the ranks are appended.
+    pub appended_b: Option<DeviceBlock>,
+}
+
+/// One adapter of a group.
+pub(super) struct Place {
+    /// Index of its module.
+    pub module: usize,
+    /// First column of the group's output, and how many.
+    columns: [usize; 2],
+    /// First of the group's ranks, and how many.
+    ranks: [usize; 2],
+    scale: f64,
+    /// `s B`, `[o, r]`.
+    b: DeviceBlock,
+}
+
+/// Ranks of the low-rank intermediates that share an allocation.
+const SAVED_RANKS: usize = 256;
+
+/// An allocation that low-rank intermediates are saved in, one after the other.
+#[derive(Debug)]
+pub(super) struct LowRankChunk {
+    memory: MatrixView,
+    /// Ranks that are taken.
+    used: usize,
+}
+
+/// `dA` and `dB` of one adapter, in f32.
+pub(super) type FactorGradients = (Tensor<Cuda, 2>, Tensor<Cuda, 2>);
+
+/// Ranks of each module of a group, 0 where it has no adapter.
+pub(super) fn ranks(group: &Group<Cuda>) -> Vec<usize> {
+    let rank = |adapter: &Adapter<Cuda>| adapter.a.dims()[0];
+    group.modules.iter().map(|module| module.adapter.as_ref().map_or(0, rank)).collect()
+}
+
+/// Columns that are appended to the input of a group's GEMM; 0 where its adapters, if any, are separate.
+pub(super) fn appended_columns(group: &Group<Cuda>) -> usize {
+    let is_quantized = group.modules.iter().all(|module| matches!(module.weight, Weight::Quantized(_)));
+    if is_quantized { appended_ranks(group.in_features(), &ranks(group)) } else { 0 }
+}
+
+impl Adapters {
+    /// Ranks of all places, with the zeros that fill them up.
+    pub(super) fn ranks(&self) -> usize {
+        self.a.rows
+    }
+}
+
+impl Engine {
+    /// The adapters of a group; `None` where it has none. `weight` is the group's, if it is one.
+    pub(super) fn adapters(&self, group: &Group<Cuda>, dtype: DType, weight: Option<&GroupWeight>) -> Option<Adapters> {
+        let ranks = ranks(group);
+        if ranks.iter().all(|&rank| rank == 0) {
+            return None;
+        }
+        match weight.filter(|weight| weight.ranks() > 0) {
+            Some(weight) => Some(appended(group, &ranks, weight)),
+            None => Some(self.separate(group, &ranks, dtype)),
+        }
+    }
+
+    /// A and `s B` of all modules in scratch memory.
+    fn separate(&self, group: &Group<Cuda>, ranks: &[usize], dtype: DType) -> Adapters {
+        let adapted: Vec<_> = group.modules.iter().zip(ranks).filter(|(_, rank)| **rank > 0).collect();
+        let pairs: Vec<_> = adapted
+            .iter()
+            .filter_map(|(module, _)| module.adapter.as_ref())
+            .map(|adapter| (self.flat(adapter.a.clone()), self.flat(adapter.b.clone()), adapter.scale))
+            .collect();
+        let all_a = self.side_by_side(ScratchSlot::LoraA, dtype, pairs.iter().map(|(a, _, _)| (a, 1.0)).collect());
+        let all_b = self.side_by_side(ScratchSlot::LoraB, dtype, pairs.iter().map(|(_, b, s)| (b, *s)).collect());
+        let a = DeviceBlock::dense(all_a, [ranks.iter().sum(), group.in_features()], dtype);
+        let mut before = 0;
+        let places = places(group, ranks, |module, [_, rank]| {
+            let rows = group.modules[module].columns.len();
+            let b = DeviceBlock::dense(all_b + (before * dtype.size()) as u64, [rows, rank], dtype);
+            before += b.count();
+            b
+        });
+        Adapters { places, a, appended_b: None }
+    }
+
+    /// Matrices one after the other in the compute format, each times its factor.
+    fn side_by_side(&self, slot: ScratchSlot, dtype: DType, matrices: Vec<(&MatrixView, f64)>) -> u64 {
+        let count: usize = matrices.iter().map(|(matrix, _)| matrix.count()).sum();
+        let sources = matrices.iter().flat_map(|(matrix, _)| self.source(&matrix.tensor)).collect();
+        let contents = Contents { section: self.section_number(), dtype, sources };
+        let (address, is_held) = self.scratch.holding(slot, count * dtype.size(), contents);
+        let mut to = address;
+        for (matrix, factor) in matrices.into_iter().filter(|_| !is_held) {
+            self.cast(matrix.block(), DeviceBlock::dense(to, [matrix.rows, matrix.width], dtype), factor as f32);
+            to += (matrix.count() * dtype.size()) as u64;
+        }
+        address
+    }
+
+    /// `x Aᵀ` of all adapters, `[n, ranks]`, in scratch memory.
+    pub(super) fn low_rank(&self, x: DeviceBlock, adapters: &Adapters) -> DeviceBlock {
+        let low = self.low_rank_block(ScratchSlot::LowRank, [x.rows, adapters.ranks()], x.dtype);
+        self.gemm(Gemm::forward("lora", x, adapters.a), low);
+        low
+    }
+
+    /// `out += low (s B)ᵀ` for each adapter.
+    pub(super) fn add_low_rank(&self, low: DeviceBlock, adapters: &Adapters, out: DeviceBlock) {
+        for place in &adapters.places {
+            let out = place.columns_of(out);
+            self.gemm(Gemm { c: Some(out), ..Gemm::forward("lora", place.ranks_of(low), place.b) }, out);
+        }
+    }
+
+    /// `dy s B` of all adapters, `[n, ranks]`: to the columns after `dy` where the ranks are appended, else to scratch memory.
+    pub(super) fn low_rank_gradient(&self, dy: DeviceBlock, adapters: &Adapters) -> DeviceBlock {
+        if let Some(b) = adapters.appended_b {
+            let d_low = dy.columns_after(adapters.ranks());
+            self.gemm(Gemm::input_gradient("lora gradient", dy, b), d_low);
+            return d_low;
+        }
+        let d_low = self.low_rank_block(ScratchSlot::LowRankGradient, [dy.rows, adapters.ranks()], dy.dtype);
+        for place in &adapters.places {
+            let gemm = Gemm::input_gradient("lora gradient", place.columns_of(dy), place.b);
+            self.gemm(gemm, place.ranks_of(d_low));
+        }
+        d_low
+    }
+
+    /// `dA` and `dB` of each adapter, with the index of its module. All of them share the GEMM of `dA`.
+    pub(super) fn factor_gradients(
+        &self,
+        x: DeviceBlock,
+        low: DeviceBlock,
+        dy: DeviceBlock,
+        d_low: DeviceBlock,
+        adapters: &Adapters,
+    ) -> Vec<(usize, FactorGradients)> {
+        let da = self.empty_matrix(d_low.width, x.width, DType::F32);
+        self.gemm(Gemm::token_sum("lora gradient", d_low, x), da.block());
+        let gradient = |place: &Place| {
+            let [first, rank] = place.ranks;
+            let db = self.empty_matrix(place.columns[1], rank, DType::F32);
+            let sum = Gemm::token_sum("lora gradient", place.columns_of(dy), place.ranks_of(low));
+            self.gemm(Gemm { alpha: place.scale, ..sum }, db.block());
+            (place.module, (tensor(self.row_range(&da, first, rank)), tensor(db.tensor)))
+        };
+        adapters.places.iter().map(gradient).collect()
+    }
+
+    /// A copy of `x Aᵀ` for the backward. Several share an allocation: on small models each would cost more than the copy.
+    pub(super) fn saved_low_rank(&self, low: DeviceBlock) -> Primitive {
+        let mut saved = self.saved_low_rank.borrow_mut();
+        let fits = |chunk: &LowRankChunk| {
+            chunk.memory.dtype == low.dtype && chunk.memory.rows == low.rows && chunk.used + low.width <= SAVED_RANKS
+        };
+        let mut chunk = match saved.take().filter(fits) {
+            Some(chunk) => chunk,
+            None => {
+                let ranks = SAVED_RANKS.max(low.width);
+                LowRankChunk { memory: self.empty_matrix(low.rows, ranks, low.dtype), used: 0 }
+            }
+        };
+        let start = chunk.used * low.rows;
+        let copy = view(&chunk.memory, start, &[low.rows, low.width], vec![low.width, 1]);
+        let to = chunk.memory.address + (start * low.dtype.size()) as u64;
+        self.copy_rows(low, DeviceBlock::dense(to, [low.rows, low.width], low.dtype));
+        chunk.used += low.width;
+        *saved = Some(chunk);
+        copy
+    }
+
+    /// Room for low-rank intermediates.
+    fn low_rank_block(&self, slot: ScratchSlot, [rows, ranks]: [usize; 2], dtype: DType) -> DeviceBlock {
+        let address = self.scratch.take(slot, rows * ranks * dtype.size());
+        DeviceBlock::dense(address, [rows, ranks], dtype)
+    }
+}
+
+impl Place {
+    /// This module's columns of the group's output.
+    fn columns_of(&self, all: DeviceBlock) -> DeviceBlock {
+        all.columns(self.columns[0], self.columns[1])
+    }
+
+    /// This adapter's columns of the low-rank intermediates.
+    fn ranks_of(&self, all: DeviceBlock) -> DeviceBlock {
+        all.columns(self.ranks[0], self.ranks[1])
+    }
+}
+
+/// The adapters as they lie around the weight.
+fn appended(group: &Group<Cuda>, ranks: &[usize], weight: &GroupWeight) -> Adapters {
+    let all_b = weight.b();
+    let b = |module: usize, [first, rank]: [usize; 2]| {
+        let columns = &group.modules[module].columns;
+        all_b.rows(columns.start, columns.len()).columns(first, rank)
+    };
+    Adapters { places: places(group, ranks, b), a: weight.a(), appended_b: Some(all_b) }
+}
+
+/// One place per adapted module; `b` gives its matrix from the module's index, its first rank and its rank.
+fn places(group: &Group<Cuda>, ranks: &[usize], mut b: impl FnMut(usize, [usize; 2]) -> DeviceBlock) -> Vec<Place> {
+    let mut first = 0;
+    let mut places = Vec::with_capacity(ranks.len());
+    for (module, &rank) in ranks.iter().enumerate() {
+        if let Some(adapter) = &group.modules[module].adapter {
+            let columns = &group.modules[module].columns;
+            let b = b(module, [first, rank]);
+            places.push(Place {
+                module,
+                columns: [columns.start, columns.len()],
+                ranks: [first, rank],
+                scale: adapter.scale,
+                b,
+            });
+            first += rank;
+        }
+    }
+    places
+}

@@ -1,0 +1,115 @@
+//! The buffers that a layer's forward and backward allocate on CUDA, as widths of rows: what decides the engine's peak besides what is
+//! saved. Host arithmetic: compiled without the cargo feature `cuda` too.
+//!
+//! CubeCL's pools keep exact sizes here, so memory that one operation frees serves a later one of the same row width only. The peak is
+//! therefore not that of the widest moment: each width counts as often as it is ever alive at once, whichever moment that is.
+//! Trade-off: the moments are written out next to nothing that checks them; measurements do (docs/roofline.md).
+
+use std::collections::BTreeMap;
+
+use firebrick_arch::{GroupSpec, ModelSpec, QkNorm};
+
+use super::cuda_memory::{ROW_MULTIPLE, appended_to, row_stride};
+use crate::memory::estimate::{Recompute, TrainingShape};
+
+/// Values per token of all buffers of the widest layer that are not counted as saved.
+pub(super) fn buffers_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
+    (0..model.layers.len()).map(|layer| Layer::new(model, training, layer).buffers()).max().unwrap_or(0)
+}
+
+/// Row widths of a layer's buffers.
+struct Layer {
+    recompute: Recompute,
+    hidden: usize,
+    query: usize,
+    key_value: usize,
+    /// Joined queries, keys and values, where they are normalized and so read again.
+    raw: Option<usize>,
+    /// Inputs of the GEMMs that read norms and activated values, and gate and up together: with room for adapters.
+    normed: [usize; 2],
+    gate_up: usize,
+    activated: usize,
+    /// Gradient of a layer's or of attention's output, with room for the next adapters.
+    gradient: usize,
+}
+
+impl Layer {
+    fn new(model: &ModelSpec, training: &TrainingShape, layer: usize) -> Self {
+        let [qkv, _, gate_up, down] = model.groups(layer);
+        let attention = &model.layers[layer].attention;
+        let appended = |group: &GroupSpec| appended_to(group, training);
+        let input = |group: &GroupSpec| row_stride(group.in_features, appended(group));
+        let has_room = appended(&qkv) + appended(&gate_up) > 0;
+        Self {
+            recompute: training.recompute,
+            hidden: model.hidden_size,
+            query: attention.query_size(),
+            key_value: attention.kv_size(),
+            raw: (attention.qk_norm != QkNorm::None).then_some(qkv.out_features()),
+            normed: [input(&qkv), input(&gate_up)],
+            gate_up: row_stride(gate_up.out_features(), appended(&gate_up)),
+            activated: input(&down),
+            gradient: row_stride(model.hidden_size, if has_room { ROW_MULTIPLE } else { 0 }),
+        }
+    }
+
+    fn buffers(&self) -> u64 {
+        let mut most: BTreeMap<usize, usize> = BTreeMap::new();
+        for moment in self.moments() {
+            let mut now: BTreeMap<usize, usize> = BTreeMap::new();
+            for width in moment {
+                *now.entry(width).or_default() += 1;
+            }
+            for (width, count) in now {
+                let entry = most.entry(width).or_default();
+                *entry = count.max(*entry);
+            }
+        }
+        most.iter().map(|(width, count)| (width * count) as u64).sum()
+    }
+
+    /// What is alive at a time: first in the forward, then in the backward.
+    fn moments(&self) -> Vec<Vec<usize>> {
+        let Self { hidden, query, key_value, gate_up, activated, gradient, .. } = *self;
+        let [normed_qkv, normed_gate] = self.normed;
+        let heads = [query, key_value, key_value];
+        let raw: Vec<usize> = self.raw.into_iter().collect();
+        // What the layer keeps from its (recomputed) forward to its backward; saved under the other policies, and counted there.
+        let kept: Vec<usize> = match self.recompute {
+            Recompute::Full => [&heads[..], &raw, &[query, hidden]].concat(),
+            Recompute::Selective | Recompute::None => Vec::new(),
+        };
+        let gate_up: &[usize] = if self.recompute == Recompute::Full { &[gate_up] } else { &[] };
+        // Norms and activated values that the backward computes again.
+        let again = |width: usize| if self.recompute == Recompute::None { vec![] } else { vec![width] };
+        vec![
+            [&kept[..], &[normed_qkv]].concat(),
+            [&kept[..], gate_up, &[normed_gate]].concat(),
+            [&kept[..], gate_up, &[activated, hidden]].concat(),
+            // The loss: the last layer's output, normalized, and its gradient.
+            vec![hidden; 3],
+            [&kept[..], gate_up, &[gradient, activated]].concat(),
+            [&kept[..], gate_up, &[gradient, gradient], &again(hidden)].concat(),
+            [&kept[..], &[gradient, query], &heads].concat(),
+            [&[gradient, gradient][..], &again(hidden), &raw].concat(),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use firebrick_arch::shapes::llama_3_1_8b;
+
+    use super::*;
+    use crate::memory::estimate::tests::qlora;
+
+    #[test]
+    fn a_width_counts_as_often_as_it_is_alive_at_once() {
+        let buffers = |recompute| buffers_per_token(&llama_3_1_8b(), &qlora(1, recompute));
+        // Three hidden states around the loss; two gradients; keys' and values'; the activated values.
+        assert_eq!(buffers(Recompute::Selective), 3 * 4096 + 2 * 4160 + 2 * 1024 + 14_400);
+        assert_eq!(buffers(Recompute::None), buffers(Recompute::Selective));
+        // Queries, attention's output, the sum after it, and another; keys, values, and their gradients.
+        assert_eq!(buffers(Recompute::Full), 5 * 4096 + 2 * 4160 + 4 * 1024 + 14_400 + 28_736);
+    }
+}
