@@ -3,11 +3,16 @@
 pub mod adamw_8bit;
 pub mod blockwise;
 pub mod dynamic_map;
+mod e8m0;
 mod error;
+pub mod float;
 mod format;
+pub mod fp4;
 mod names;
 pub mod nf4;
 mod quantized;
+pub mod random;
+pub mod rounding;
 mod scales;
 #[cfg(test)]
 mod test_values;
@@ -17,6 +22,9 @@ pub use adamw_8bit::{AdamW8bit, AdamW8bitState, adamw_8bit_reference};
 pub use blockwise::BlockwiseQuantized;
 pub use dynamic_map::DynamicMap;
 pub use error::{Error, Result};
+pub use float::FloatFormat;
 pub use format::{Format, QuantFormat};
 pub use quantized::QuantizedTensor;
+pub use random::random_bits;
+pub use rounding::Overflow;
 pub use scales::{BlockScales, HostScales};

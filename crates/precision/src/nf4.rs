@@ -177,6 +177,30 @@ fn code(scaled: f32) -> u8 {
     below + u8::from(scaled > decision)
 }
 
+/// The code of the nearest level, of a value in [-1, 1]; on a decision point, the lower code.
+pub fn nearest(scaled: f32) -> u8 {
+    code(scaled)
+}
+
+/// The code of one of the two neighboring levels, of a value in [-1, 1], drawn by 32 uniform random bits so that the mean
+/// is the value.
+pub fn stochastic(scaled: f32, random: u32) -> u8 {
+    stochastic_rank(&LEVELS, scaled, random) as u8
+}
+
+/// Which of the ascending `levels` a value between the first and the last one gets: its lower neighbor, or the upper one
+/// with probability `(value - lower) / (upper - lower)`, to one in 2^24. NaN gets the first.
+pub(crate) fn stochastic_rank(levels: &[f32], value: f32, random: u32) -> usize {
+    let above = levels[1..].iter().filter(|&&level| level <= value).count();
+    match levels.get(above + 1) {
+        Some(upper) => {
+            let threshold = (random >> 8) as f32 * (1.0 / (1 << 24) as f32);
+            above + usize::from(value - levels[above] > threshold * (upper - levels[above]))
+        }
+        None => above,
+    }
+}
+
 /// The `count` values of the packed codes: level times scale, in any format of sixteen levels.
 ///
 /// # Panics
@@ -207,6 +231,22 @@ fn decode_block(levels: &[f32; 16], values: &mut [f32], codes: &[u8], scale: f32
         if let Some(second) = pair.get_mut(1) {
             *second = scaled[usize::from(byte & 0xF)];
         }
+    }
+}
+
+/// The values from flat index `start` on, in any format of sixteen levels.
+pub(crate) fn decode_range(levels: &[f32; 16], codes: &[u8], scales: &[f32], start: usize, values: &mut [f32]) {
+    let mut index = start;
+    let mut rest = values;
+    while !rest.is_empty() {
+        let in_block = (BLOCK_SIZE - index % BLOCK_SIZE).min(rest.len());
+        let (block, after) = rest.split_at_mut(in_block);
+        let (odd, scale) = (index % 2, scales[index / BLOCK_SIZE]);
+        if odd == 1 {
+            block[0] = levels[usize::from(codes[index / 2] & 0xF)] * scale;
+        }
+        decode_block(levels, &mut block[odd..], &codes[index.div_ceil(2)..], scale);
+        (index, rest) = (index + in_block, after);
     }
 }
 
@@ -255,6 +295,21 @@ mod tests {
         let near = points.iter().flat_map(|point| [point.next_down(), *point, point.next_up()]);
         for value in drawn.chain(near) {
             assert_eq!(code(value), counted(value), "{value:e}");
+        }
+    }
+
+    #[test]
+    fn stochastic_codes_are_neighbors_whose_mean_is_the_value() {
+        for (index, &level) in LEVELS.iter().enumerate() {
+            assert!([0, 1 << 31, u32::MAX].iter().all(|&random| stochastic(level, random) == index as u8), "{level}");
+        }
+        let mut draws = Draws(25);
+        for _ in 0..200 {
+            let value = draws.uniform();
+            const COUNT: u32 = 4096;
+            let drawn = (0..COUNT).map(|step| f64::from(LEVELS[usize::from(stochastic(value, step << 20))]));
+            let mean = drawn.sum::<f64>() / f64::from(COUNT);
+            assert!((mean - f64::from(value)).abs() < 1.0 / f64::from(COUNT), "{value}: {mean}");
         }
     }
 

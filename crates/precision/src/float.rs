@@ -1,0 +1,297 @@
+//! The floating-point formats narrower than f32: bf16, f16, E4M3, E5M2, E2M1, and the scale formats E8M0 and UE4M3.
+//! This file says what a code stands for; `rounding.rs` says which code a value gets.
+//!
+//! | format | sign, exponent, mantissa bits | bias | largest | smallest normal | smallest | beyond the largest |
+//! |---|---|---:|---:|---:|---:|---|
+//! | bf16 | 1, 8, 7 | 127 | 3.39e38 | 2^-126 | 2^-133 | infinity, NaN |
+//! | f16 | 1, 5, 10 | 15 | 65,504 | 2^-14 | 2^-24 | infinity, NaN |
+//! | E4M3 ("fn") | 1, 4, 3 | 7 | 448 | 2^-6 | 2^-9 | NaN (0x7F, 0xFF); no infinity |
+//! | E5M2 | 1, 5, 2 | 15 | 57,344 | 2^-14 | 2^-16 | infinity (0x7C), NaN |
+//! | E2M1 | 1, 2, 1 | 1 | 6 | 1 | 0.5 | nothing: neither infinity nor NaN |
+//! | E8M0 | 0, 8, 0 | 127 | 2^127 | 2^-127 | 2^-127 | NaN (0xFF); no zero, no sign |
+//! | UE4M3 | 0, 4, 3 | 7 | 448 | 2^-6 | 2^-9 | NaN (0x7F); no sign |
+//!
+//! E2M1 has one mantissa bit: ±{0, 0.5, 1, 1.5, 2, 3, 4, 6}. (Some texts say two. Four bits are a sign, two of exponent
+//! and one of mantissa.)
+//!
+//! Sources: OCP 8-bit Floating Point Specification 1.0 (E4M3, E5M2), OCP Microscaling Formats 1.0 (E2M1, E8M0), and
+//! NVIDIA's PTX (UE4M3).
+//!
+//! Trade-off: the formats are one enum, so that one loop can test and document all of them. Hot loops call the functions
+//! of `rounding.rs` with a constant format, and the compiler removes the branches.
+
+use std::fmt;
+
+use crate::e8m0::{self, power_of_two};
+
+/// A floating-point format whose codes take at most 16 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FloatFormat {
+    /// bfloat16: the upper half of an f32.
+    Bf16,
+    /// IEEE 754 binary16.
+    F16,
+    /// OCP E4M3 ("fn": finite and NaN only): weights, activations.
+    E4m3,
+    /// OCP E5M2: gradients, where range matters more than precision.
+    E5m2,
+    /// OCP E2M1: 4 bits.
+    E2m1,
+    /// OCP E8M0: a power of two, the scale of 32 values in MXFP8 and MXFP4.
+    E8m0,
+    /// E4M3 without sign: the scale of 16 values in NVFP4.
+    Ue4m3,
+}
+
+/// What the codes above the largest number mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Top {
+    /// The largest exponent is infinity and NaN, as in IEEE 754.
+    InfinityAndNan,
+    /// Only the code with all bits set is a NaN.
+    OneNan,
+    /// Every code is a number.
+    Numbers,
+}
+
+/// The bit fields of a format with a sign or at least a mantissa, that is, of all but E8M0.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Fields {
+    pub(crate) exponent_bits: u32,
+    pub(crate) mantissa_bits: u32,
+    pub(crate) bias: u32,
+    pub(crate) signed: bool,
+    pub(crate) top: Top,
+}
+
+impl Fields {
+    const fn new(exponent_bits: u32, mantissa_bits: u32, bias: u32, signed: bool, top: Top) -> Self {
+        Self { exponent_bits, mantissa_bits, bias, signed, top }
+    }
+
+    pub(crate) const BF16: Self = Self::new(8, 7, 127, true, Top::InfinityAndNan);
+    pub(crate) const F16: Self = Self::new(5, 10, 15, true, Top::InfinityAndNan);
+    pub(crate) const E4M3: Self = Self::new(4, 3, 7, true, Top::OneNan);
+    pub(crate) const E5M2: Self = Self::new(5, 2, 15, true, Top::InfinityAndNan);
+    pub(crate) const E2M1: Self = Self::new(2, 1, 1, true, Top::Numbers);
+    pub(crate) const UE4M3: Self = Self::new(4, 3, 7, false, Top::OneNan);
+
+    /// All bits but the sign.
+    pub(crate) const fn magnitude_mask(self) -> u32 {
+        (1 << (self.exponent_bits + self.mantissa_bits)) - 1
+    }
+
+    /// The sign bit, 0 where there is none.
+    pub(crate) const fn sign_mask(self) -> u32 {
+        if self.signed { self.magnitude_mask() + 1 } else { 0 }
+    }
+
+    /// The code of the largest finite number.
+    pub(crate) const fn largest_code(self) -> u32 {
+        match self.top {
+            Top::InfinityAndNan => (((1 << self.exponent_bits) - 1) << self.mantissa_bits) - 1,
+            Top::OneNan => self.magnitude_mask() - 1,
+            Top::Numbers => self.magnitude_mask(),
+        }
+    }
+
+    const fn decode(self, code: u32) -> f32 {
+        let magnitude = code & self.magnitude_mask();
+        let negative = code & self.sign_mask() != 0;
+        let value = if magnitude > self.largest_code() {
+            let infinity = matches!(self.top, Top::InfinityAndNan) && magnitude == self.largest_code() + 1;
+            if infinity { f32::INFINITY } else { f32::NAN }
+        } else if magnitude >> self.mantissa_bits == 0 {
+            // A multiple of the smallest number; exact, since both factors have few bits.
+            magnitude as f32 * power_of_two(1 - self.bias as i32 - self.mantissa_bits as i32)
+        } else {
+            f32::from_bits((magnitude << (23 - self.mantissa_bits)) + ((127 - self.bias) << 23))
+        };
+        if negative { -value } else { value }
+    }
+}
+
+impl FloatFormat {
+    /// All formats.
+    pub const ALL: [Self; 7] = [Self::Bf16, Self::F16, Self::E4m3, Self::E5m2, Self::E2m1, Self::E8m0, Self::Ue4m3];
+
+    /// `None` for E8M0, which has neither sign nor zero nor mantissa and rounds by rules of its own.
+    pub(crate) const fn fields(self) -> Option<Fields> {
+        match self {
+            Self::Bf16 => Some(Fields::BF16),
+            Self::F16 => Some(Fields::F16),
+            Self::E4m3 => Some(Fields::E4M3),
+            Self::E5m2 => Some(Fields::E5M2),
+            Self::E2m1 => Some(Fields::E2M1),
+            Self::Ue4m3 => Some(Fields::UE4M3),
+            Self::E8m0 => None,
+        }
+    }
+
+    /// The name in text: `bf16`, `f16`, `e4m3`, `e5m2`, `e2m1`, `e8m0`, `ue4m3`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+            Self::E4m3 => "e4m3",
+            Self::E5m2 => "e5m2",
+            Self::E2m1 => "e2m1",
+            Self::E8m0 => "e8m0",
+            Self::Ue4m3 => "ue4m3",
+        }
+    }
+
+    /// Number of codes: 16, 128, 256 or 65,536. Codes are the numbers below it.
+    pub const fn codes(self) -> u32 {
+        match self.fields() {
+            Some(fields) => (fields.magnitude_mask() + 1) << fields.signed as u32,
+            None => e8m0::CODES,
+        }
+    }
+
+    /// Bits that a code takes in memory: 4, 8 or 16. UE4M3 uses 7 of 8.
+    pub const fn bits(self) -> u32 {
+        match self {
+            Self::Bf16 | Self::F16 => 16,
+            Self::E2m1 => 4,
+            Self::E4m3 | Self::E5m2 | Self::E8m0 | Self::Ue4m3 => 8,
+        }
+    }
+
+    /// Stored mantissa bits. Half a unit in the last place is at most 2^-(`mantissa_bits` + 1) of a normal number.
+    pub const fn mantissa_bits(self) -> u32 {
+        match self.fields() {
+            Some(fields) => fields.mantissa_bits,
+            None => 0,
+        }
+    }
+
+    /// The value of a code, exact. NaN codes give a NaN; bits above those of the format do not count.
+    pub const fn decode(self, code: u16) -> f32 {
+        match self.fields() {
+            Some(fields) => fields.decode(code as u32),
+            None => e8m0::decode(code as u8),
+        }
+    }
+
+    /// The largest finite number.
+    pub const fn max(self) -> f32 {
+        match self.fields() {
+            Some(fields) => fields.decode(fields.largest_code()),
+            None => e8m0::MAX,
+        }
+    }
+
+    /// The smallest positive number with all its mantissa bits.
+    pub const fn min_normal(self) -> f32 {
+        match self.fields() {
+            Some(fields) => power_of_two(1 - fields.bias as i32),
+            None => e8m0::MIN,
+        }
+    }
+
+    /// The smallest positive number.
+    pub const fn min_positive(self) -> f32 {
+        match self.fields() {
+            Some(fields) => power_of_two(1 - fields.bias as i32 - fields.mantissa_bits as i32),
+            None => e8m0::MIN,
+        }
+    }
+
+    /// The code that every NaN gets: all bits but the sign, as NVIDIA's conversion instructions write it. `None` for
+    /// E2M1, which has no NaN.
+    pub const fn nan(self) -> Option<u16> {
+        match self.fields() {
+            Some(fields) if matches!(fields.top, Top::Numbers) => None,
+            Some(fields) => Some(fields.magnitude_mask() as u16),
+            None => Some(e8m0::NAN as u16),
+        }
+    }
+
+    /// The values of a format of at most 8 bits, by code. Codes that the format does not have repeat it.
+    pub const fn table(self) -> [f32; 256] {
+        let mut table = [0.0; 256];
+        let mut code = 0;
+        while code < 256 {
+            table[code] = self.decode(code as u16);
+            code += 1;
+        }
+        table
+    }
+}
+
+impl fmt::Display for FloatFormat {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_of_bf16_and_f16_has_the_value_that_half_gives_it() {
+        for code in 0..=u16::MAX {
+            for (format, expected) in [
+                (FloatFormat::Bf16, half::bf16::from_bits(code).to_f32()),
+                (FloatFormat::F16, half::f16::from_bits(code).to_f32()),
+            ] {
+                let value = format.decode(code);
+                assert_eq!(value.is_nan(), expected.is_nan(), "{format} {code:04x}");
+                assert!(value.is_nan() || value.to_bits() == expected.to_bits(), "{format} {code:04x}: {value}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_code_follows_the_formula_of_its_fields() {
+        for format in FloatFormat::ALL {
+            let Some(fields) = format.fields() else { continue };
+            for code in 0..format.codes() {
+                let mantissa = f64::from(code & ((1 << fields.mantissa_bits) - 1));
+                let exponent = (code >> fields.mantissa_bits & ((1 << fields.exponent_bits) - 1)) as i32;
+                let steps = 2_f64.powi(fields.mantissa_bits as i32);
+                let unit = 2_f64.powi(exponent.max(1) - fields.bias as i32) / steps;
+                let magnitude = (mantissa + if exponent == 0 { 0.0 } else { steps }) * unit;
+                let value = format.decode(code as u16);
+                if value.is_finite() {
+                    let sign = if code & fields.sign_mask() == 0 { 1.0 } else { -1.0 };
+                    assert_eq!(f64::from(value).to_bits(), (sign * magnitude).to_bits(), "{format} {code:#x}");
+                } else {
+                    assert!(magnitude > f64::from(format.max()), "{format} {code:#x}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn special_values_are_the_published_ones() {
+        let limits = FloatFormat::ALL.map(|format| (format.max(), format.min_normal(), format.min_positive()));
+        let power = |exponent| 2_f32.powi(exponent);
+        assert_eq!(limits[0], (f32::from_bits(0x7F7F_0000), power(-126), f32::from_bits(1 << 16)));
+        assert_eq!(limits[1], (65_504.0, power(-14), power(-24)));
+        assert_eq!(limits[2], (448.0, power(-6), power(-9)));
+        assert_eq!(limits[3], (57_344.0, power(-14), power(-16)));
+        assert_eq!(limits[4], (6.0, 1.0, 0.5));
+        assert_eq!(limits[5], (power(127), f32::from_bits(1 << 22), f32::from_bits(1 << 22)));
+        assert_eq!(limits[6], (448.0, power(-6), power(-9)));
+        let e2m1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+        assert_eq!(e2m1, FloatFormat::E2m1.table()[..8]);
+        assert_eq!(e2m1.map(|value| -value), FloatFormat::E2m1.table()[8..16]);
+        assert_eq!(FloatFormat::E5m2.decode(0x7C), f32::INFINITY);
+        assert_eq!(FloatFormat::E5m2.decode(0xFC), f32::NEG_INFINITY);
+    }
+
+    #[test]
+    fn only_the_documented_codes_are_not_finite() {
+        let special = |format: FloatFormat| {
+            (0..format.codes()).filter(|&code| !format.decode(code as u16).is_finite()).collect::<Vec<_>>()
+        };
+        assert_eq!(special(FloatFormat::E4m3), [0x7F, 0xFF]);
+        assert_eq!(special(FloatFormat::E5m2), [0x7C, 0x7D, 0x7E, 0x7F, 0xFC, 0xFD, 0xFE, 0xFF]);
+        assert!(special(FloatFormat::E2m1).is_empty());
+        assert_eq!(special(FloatFormat::E8m0), [0xFF]);
+        assert_eq!(special(FloatFormat::Ue4m3), [0x7F]);
+    }
+}

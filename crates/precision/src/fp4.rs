@@ -1,0 +1,129 @@
+//! FP4 of bitsandbytes: a sign and eight magnitudes, in blocks of 64 values with one f32 scale each. Not E2M1
+//! ([`crate::FloatFormat::E2m1`]): its magnitudes are 0, 1/192, 1/6, 1/4, 1/3, 1/2, 2/3 and 1.
+//!
+//! Two codes per byte, row-major, the earlier one in the HIGH nibble, as NF4. The upper bit of a code is the sign; the
+//! lower three are not in the order of the magnitudes. A block's scale is its largest magnitude.
+//!
+//! Levels and decision points are those of the CUDA path of bitsandbytes (`fp4_dequantization_lut` and `dQuantizeFP4` of
+//! csrc/kernels.cu), to the digits that it prints. A value on a decision point gets the smaller magnitude. Its CPU path rounds the levels to four digits (0.0052
+//! for 1/192), so its values differ.
+//!
+//! Not supported: other block sizes than 64.
+
+use crate::error::Result;
+use crate::nf4;
+
+/// Values that share one scale.
+pub const BLOCK_SIZE: usize = nf4::BLOCK_SIZE;
+
+/// The values of the sixteen codes. Code 8 is -0.
+pub const LEVELS: [f32; 16] = {
+    let mut levels = [0.0; 16];
+    let mut rank = 0;
+    while rank < 8 {
+        levels[CODES[rank] as usize] = MAGNITUDES[rank];
+        levels[CODES[rank] as usize + SIGN as usize] = -MAGNITUDES[rank];
+        rank += 1;
+    }
+    levels
+};
+
+const SIGN: u8 = 8;
+const MAGNITUDES: [f32; 8] = [0.0, 0.005_208_333_3, 0.166_666_67, 0.25, 0.333_333_33, 0.5, 0.666_666_7, 1.0];
+/// The code of each magnitude, ascending.
+const CODES: [u8; 8] = [0, 1, 6, 7, 4, 5, 2, 3];
+/// Between each two magnitudes, as bitsandbytes prints them.
+const DECISIONS: [f32; 7] =
+    [0.002_604_17, 0.085_937_5, 0.208_333_33, 0.291_666_67, 0.416_666_7, 0.583_333, 0.833_333_3];
+
+/// The code of the nearest level, of a value in [-1, 1]. Zero and negative zero get code 0; NaN too.
+pub fn nearest(scaled: f32) -> u8 {
+    let magnitude = scaled.abs();
+    let rank = DECISIONS.iter().filter(|&&decision| magnitude > decision).count();
+    with_sign(scaled, CODES[rank])
+}
+
+/// The code of one of the two neighboring levels, drawn by 32 uniform random bits so that the mean is the value.
+pub fn stochastic(scaled: f32, random: u32) -> u8 {
+    with_sign(scaled, CODES[nf4::stochastic_rank(&MAGNITUDES, scaled.abs(), random)])
+}
+
+fn with_sign(scaled: f32, code: u8) -> u8 {
+    code + if scaled < 0.0 { SIGN } else { 0 }
+}
+
+/// Packed codes, and the scale of each block.
+///
+/// # Errors
+/// [`Error::NonFinite`](crate::Error::NonFinite).
+pub fn quantize(values: &[f32]) -> Result<(Vec<u8>, Vec<f32>)> {
+    nf4::encode_with(values, |value| value, nearest)
+}
+
+/// The `count` values of packed codes.
+///
+/// # Panics
+/// If codes, scales and count belong to different tensors.
+pub fn dequantize(codes: &[u8], scales: &[f32], count: usize) -> Vec<f32> {
+    nf4::decode(&LEVELS, codes, scales, count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_values::Draws;
+
+    #[test]
+    fn levels_are_the_published_ones() {
+        let twelfths = [0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0].map(|level: f64| (level / 12.0) as f32);
+        assert_eq!(LEVELS[..8], twelfths);
+        for (code, level) in twelfths.into_iter().enumerate() {
+            assert_eq!(LEVELS[code + 8].to_bits(), (-level).to_bits());
+        }
+    }
+
+    #[test]
+    fn every_code_but_negative_zero_comes_back_from_its_level() {
+        for (code, &level) in LEVELS.iter().enumerate() {
+            let expected = if level == 0.0 { 0 } else { code as u8 };
+            assert_eq!(nearest(level), expected);
+            for random in [0, 1 << 31, u32::MAX] {
+                assert_eq!(stochastic(level, random), expected, "{level}");
+            }
+        }
+    }
+
+    #[test]
+    fn decision_points_are_midpoints_to_the_digits_that_are_printed() {
+        for (pair, decision) in MAGNITUDES.windows(2).zip(DECISIONS) {
+            let middle = (f64::from(pair[0]) + f64::from(pair[1])) / 2.0;
+            assert!((middle - f64::from(decision)).abs() < 5e-7, "{middle} against {decision}");
+            let [below, above] = pair else { panic!("windows of two") };
+            assert_eq!(LEVELS[usize::from(nearest(decision))], *below);
+            assert_eq!(LEVELS[usize::from(nearest(decision.next_up()))], *above);
+            assert_eq!(LEVELS[usize::from(nearest(-decision.next_up()))], -*above);
+        }
+    }
+
+    #[test]
+    fn a_value_is_at_most_half_a_gap_from_its_level() {
+        let values = Draws(41).vector(64 * 20 + 7, 0.3);
+        let (codes, scales) = quantize(&values).unwrap();
+        for (index, back) in dequantize(&codes, &scales, values.len()).into_iter().enumerate() {
+            let scale = scales[index / BLOCK_SIZE];
+            // The widest gap is a third of the scale, between 2/3 and 1.
+            assert!((back - values[index]).abs() <= scale / 6.0 * 1.00001, "{} became {back}", values[index]);
+        }
+    }
+
+    #[test]
+    fn the_mean_of_stochastic_codes_is_the_value() {
+        let mut draws = Draws(42);
+        for _ in 0..200 {
+            let value = draws.uniform();
+            const COUNT: u32 = 4096;
+            let sum: f64 = (0..COUNT).map(|step| f64::from(LEVELS[usize::from(stochastic(value, step << 20))])).sum();
+            assert!((sum / f64::from(COUNT) - f64::from(value)).abs() < 2.0 / f64::from(COUNT), "{value}");
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Which code a value gets: to nearest with ties to even, or stochastically.
+//!
+//! - **Nearest**: the nearest number of the format; halfway between two, the one with the even code. E8M0 has no even
+//!   codes to speak of (every significand is 1): halfway, it goes up.
+//! - **Beyond the largest number**: [`Overflow`] decides. Values that round to the largest number are not beyond it: up
+//!   to 464 (included) E4M3 gives 448 in both modes.
+//! - **Infinity** is beyond the largest number, and nothing more.
+//! - **NaN** gets the one NaN code of the format, without a sign. E2M1 has none and gives its largest number, 6, as
+//!   NVIDIA's instructions do; a group scale that is NaN carries the NaN instead.
+//! - **Zero** keeps its sign, where the format has one. E8M0 has no zero: it gives the smallest number.
+//! - **Negative numbers** in a format without a sign are NaN. -0 is zero.
+//! - **Stochastic**: one of the two neighbors, the upper one with probability `(value - lower) / (upper - lower)`, so that
+//!   the mean over random bits is the value. Exact numbers do not move. Always saturates.
+//!
+//! Trade-off: no rounding towards zero or infinity, except for E8M0 scales.
+
+use crate::e8m0::{self, power_of_two};
+use crate::float::{Fields, FloatFormat, Top};
+
+/// What becomes of a value beyond the largest number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Overflow {
+    /// The largest number, with the value's sign (`satfinite` of NVIDIA's instructions). Infinity too.
+    Saturate,
+    /// Infinity where the format has one, otherwise NaN, as PyTorch and ml_dtypes convert. E2M1 has neither and saturates.
+    Special,
+}
+
+const SIGN: u32 = 1 << 31;
+const INFINITY: u32 = f32::INFINITY.to_bits();
+const F32_MANTISSA_BITS: u32 = 23;
+
+impl FloatFormat {
+    /// The code of the nearest number.
+    pub const fn encode(self, value: f32, overflow: Overflow) -> u16 {
+        match self.fields() {
+            Some(fields) => encode(fields, value, overflow),
+            None => encode_e8m0(value, overflow),
+        }
+    }
+
+    /// The code of one of the two neighbors, drawn by 32 uniform random bits. Saturates.
+    ///
+    /// The probability is exact down to a distance of 32 binary digits below the smallest number, then rounded down.
+    pub const fn encode_stochastic(self, value: f32, random: u32) -> u16 {
+        match self.fields() {
+            Some(fields) => encode_stochastic(fields, value, random),
+            None if value.is_nan() || value < 0.0 => e8m0::NAN as u16,
+            None if value.is_infinite() => e8m0::NAN as u16 - 1,
+            None => match e8m0::stochastic(value.to_bits() & !SIGN, random) {
+                Some(code) => code as u16,
+                None => e8m0::NAN as u16 - 1,
+            },
+        }
+    }
+}
+
+#[inline(always)] // with constant fields in the loops over tensors
+pub(crate) const fn encode(fields: Fields, value: f32, overflow: Overflow) -> u16 {
+    let magnitude = value.to_bits() & !SIGN;
+    if magnitude > INFINITY {
+        return nan(fields);
+    }
+    // Infinity's bits are those of the next number after the largest f32, and round like it.
+    finish(fields, value, nearest(fields, magnitude), overflow)
+}
+
+#[inline(always)] // with constant fields in the loops over tensors
+pub(crate) const fn encode_stochastic(fields: Fields, value: f32, random: u32) -> u16 {
+    let magnitude = value.to_bits() & !SIGN;
+    if magnitude > INFINITY {
+        return nan(fields);
+    }
+    finish(fields, value, stochastic(fields, magnitude, random), Overflow::Saturate)
+}
+
+/// Handles what is beyond the largest number, and the sign.
+#[inline(always)]
+const fn finish(fields: Fields, value: f32, rounded: u32, overflow: Overflow) -> u16 {
+    let negative = value.to_bits() & SIGN != 0;
+    if negative && !fields.signed {
+        return if value == 0.0 { 0 } else { nan(fields) };
+    }
+    let largest = fields.largest_code();
+    let code = if rounded <= largest {
+        rounded
+    } else {
+        match (overflow, fields.top) {
+            (Overflow::Saturate, _) | (_, Top::Numbers) => largest,
+            (Overflow::Special, Top::InfinityAndNan) => largest + 1,
+            (Overflow::Special, Top::OneNan) => return nan(fields),
+        }
+    };
+    (if negative { code | fields.sign_mask() } else { code }) as u16
+}
+
+#[inline(always)]
+const fn nan(fields: Fields) -> u16 {
+    // E2M1 has no NaN: all bits but the sign are its largest number.
+    fields.magnitude_mask() as u16
+}
+
+/// Bits of the smallest normal number, as an f32.
+const fn min_normal_bits(fields: Fields) -> u32 {
+    (128 - fields.bias) << F32_MANTISSA_BITS
+}
+
+/// The nearest code, counted on as if the format had no largest number.
+#[inline(always)]
+const fn nearest(fields: Fields, magnitude: u32) -> u32 {
+    let shift = F32_MANTISSA_BITS - fields.mantissa_bits;
+    if magnitude < min_normal_bits(fields) {
+        // The sum with a number whose last bit is worth the smallest number: the hardware rounds it to nearest even.
+        let rounder = power_of_two(1 - fields.bias as i32 - fields.mantissa_bits as i32 + F32_MANTISSA_BITS as i32);
+        (f32::from_bits(magnitude) + rounder).to_bits() - rounder.to_bits()
+    } else {
+        let half = (1 << (shift - 1)) - 1 + (magnitude >> shift & 1);
+        ((magnitude + half) >> shift) - ((127 - fields.bias) << fields.mantissa_bits)
+    }
+}
+
+/// One of the two neighbors, counted likewise. Adds random bits below the last one that is kept.
+#[inline(always)]
+const fn stochastic(fields: Fields, magnitude: u32, random: u32) -> u32 {
+    let shift = F32_MANTISSA_BITS - fields.mantissa_bits;
+    if magnitude >= min_normal_bits(fields) {
+        let noise = random >> (32 - shift);
+        return ((magnitude + noise) >> shift) - ((127 - fields.bias) << fields.mantissa_bits);
+    }
+    // Significand times 2^(exponent - 150), in units of the smallest number: shifted right by `below` bits.
+    let exponent = magnitude >> F32_MANTISSA_BITS;
+    let (significand, exponent) = if exponent == 0 {
+        (magnitude, 1)
+    } else {
+        (magnitude & ((1 << F32_MANTISSA_BITS) - 1) | 1 << F32_MANTISSA_BITS, exponent)
+    };
+    let below = shift + (128 - fields.bias) - exponent;
+    // As a fraction of 2^32. Below 2^-32 of the smallest number nothing is left.
+    let fraction = match below {
+        0..=32 => (significand as u64) << (32 - below),
+        33..=63 => significand as u64 >> (below - 32),
+        _ => 0,
+    };
+    ((fraction + random as u64) >> 32) as u32
+}
+
+const fn encode_e8m0(value: f32, overflow: Overflow) -> u16 {
+    let magnitude = value.to_bits() & !SIGN;
+    if magnitude > INFINITY || (value.to_bits() & SIGN != 0 && magnitude != 0) {
+        return e8m0::NAN as u16;
+    }
+    match (e8m0::nearest(magnitude), overflow) {
+        (Some(code), _) => code as u16,
+        (None, Overflow::Saturate) => e8m0::NAN as u16 - 1,
+        (None, Overflow::Special) => e8m0::NAN as u16,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_values::Draws;
+
+    /// Codes of the numbers that are not negative, ascending.
+    fn ascending(format: FloatFormat) -> Vec<u16> {
+        (0..=format.encode(format.max(), Overflow::Special)).collect()
+    }
+
+    fn signed(format: FloatFormat, code: u16) -> Option<u16> {
+        format.fields().filter(|fields| fields.signed).map(|fields| code | fields.sign_mask() as u16)
+    }
+
+    #[test]
+    fn every_code_comes_back_from_its_value() {
+        for format in FloatFormat::ALL {
+            for code in 0..=(format.codes() - 1) as u16 {
+                let value = format.decode(code);
+                if value.is_nan() {
+                    assert_eq!(Some(format.encode(value, Overflow::Saturate)), format.nan(), "{format} {code:#x}");
+                    continue;
+                }
+                assert_eq!(format.encode(value, Overflow::Special), code, "{format} {code:#x}");
+                if value.is_finite() {
+                    assert_eq!(format.encode(value, Overflow::Saturate), code, "{format} {code:#x}");
+                    for random in [0, 1, 1 << 31, u32::MAX] {
+                        assert_eq!(format.encode_stochastic(value, random), code, "{format} {code:#x}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn between_two_codes_the_nearest_wins_and_ties_go_to_the_even_one() {
+        for format in FloatFormat::ALL {
+            for pair in ascending(format).windows(2) {
+                let (low, high) = (format.decode(pair[0]), format.decode(pair[1]));
+                let middle = low + (high - low) / 2.0;
+                let even = if format == FloatFormat::E8m0 || pair[1].is_multiple_of(2) { pair[1] } else { pair[0] };
+                let cases = [(middle.next_down(), pair[0]), (middle, even), (middle.next_up(), pair[1])];
+                for (value, expected) in cases {
+                    assert_eq!(format.encode(value, Overflow::Special), expected, "{format} {value:e}");
+                    if let Some(negative) = signed(format, expected) {
+                        assert_eq!(format.encode(-value, Overflow::Special), negative, "{format} -{value:e}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bf16_and_f16_round_as_half_does() {
+        let mut draws = Draws(31);
+        for _ in 0..1_000_000 {
+            let value = f32::from_bits(draws.bits() as u32);
+            if !value.is_nan() {
+                let codes = [FloatFormat::Bf16, FloatFormat::F16].map(|format| format.encode(value, Overflow::Special));
+                let expected = [half::bf16::from_f32(value).to_bits(), half::f16::from_f32(value).to_bits()];
+                assert_eq!(codes, expected, "{value:e}");
+            }
+        }
+    }
+
+    #[test]
+    fn beyond_the_largest_number_overflow_decides() {
+        for format in FloatFormat::ALL {
+            let largest = format.encode(format.max(), Overflow::Special);
+            let infinite = match format {
+                FloatFormat::Bf16 | FloatFormat::F16 | FloatFormat::E5m2 => largest + 1,
+                FloatFormat::E2m1 => largest,
+                _ => format.nan().unwrap(),
+            };
+            // bf16 and E8M0 reach almost as far as f32: only infinity is far enough beyond for both modes to show.
+            for value in [f32::INFINITY, f32::MAX] {
+                assert_eq!(format.encode(value, Overflow::Saturate), largest, "{format} {value:e}");
+                assert_eq!(format.encode(value, Overflow::Special), infinite, "{format} {value:e}");
+                assert_eq!(format.encode_stochastic(value, u32::MAX), largest, "{format} {value:e}");
+                if let Some(negative) = signed(format, largest) {
+                    assert_eq!(format.encode(-value, Overflow::Saturate), negative, "{format} -{value:e}");
+                }
+            }
+        }
+        let e4m3 = |value| FloatFormat::E4m3.encode(value, Overflow::Special);
+        assert_eq!([464.0, 464.0_f32.next_up()].map(e4m3), [0x7E, 0x7F]);
+        let e5m2 = |value| FloatFormat::E5m2.encode(value, Overflow::Special);
+        assert_eq!([61_440.0_f32.next_down(), 61_440.0].map(e5m2), [0x7B, 0x7C]);
+    }
+
+    #[test]
+    fn nan_zero_and_negative_numbers_are_as_documented() {
+        for format in FloatFormat::ALL {
+            let nan = format.nan().unwrap_or(7);
+            for value in [f32::NAN, -f32::NAN] {
+                assert_eq!(format.encode(value, Overflow::Saturate), nan, "{format}");
+                assert_eq!(format.encode_stochastic(value, 7), nan, "{format}");
+            }
+            assert_eq!(format.encode(0.0, Overflow::Special), 0, "{format}");
+            assert_eq!(format.encode(-0.0, Overflow::Special), signed(format, 0).unwrap_or(0), "{format}");
+            if signed(format, 0).is_none() {
+                for value in [-1.0, -f32::MIN_POSITIVE, f32::NEG_INFINITY] {
+                    assert_eq!(format.encode(value, Overflow::Saturate), nan, "{format} {value}");
+                    assert_eq!(format.encode_stochastic(value, u32::MAX), nan, "{format} {value}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn stochastic_rounding_gives_a_neighbor_and_the_value_on_average() {
+        let mut draws = Draws(32);
+        for format in FloatFormat::ALL {
+            let codes = ascending(format);
+            for _ in 0..200 {
+                let place = draws.below(codes.len() - 1);
+                let (low, high) = (format.decode(codes[place]), format.decode(codes[place + 1]));
+                let share = f64::from(draws.uniform().abs());
+                let value = (f64::from(low) + share * (f64::from(high) - f64::from(low))) as f32;
+                let share = (f64::from(value) - f64::from(low)) / (f64::from(high) - f64::from(low));
+                const COUNT: u32 = 4096;
+                // Evenly spaced random bits: the count of the upper neighbor is its probability, to one in COUNT.
+                let ups = (0..COUNT).filter(|step| {
+                    let code = format.encode_stochastic(value, step << 20);
+                    assert!(code == codes[place] || code == codes[place + 1], "{format} {value:e} gave {code:#x}");
+                    code == codes[place + 1]
+                });
+                let measured = ups.count() as f64 / f64::from(COUNT);
+                assert!(
+                    (measured - share).abs() <= 2.0 / f64::from(COUNT),
+                    "{format} {value:e}: {measured} for {share}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn rounding_never_reverses_the_order_of_two_values() {
+        let mut draws = Draws(33);
+        for format in FloatFormat::ALL {
+            for _ in 0..20_000 {
+                let scale = 2_f32.powi(draws.below(40) as i32 - 20);
+                let mut pair = [draws.bell().abs() * scale, draws.bell().abs() * scale];
+                pair.sort_by(f32::total_cmp);
+                let random = draws.bits() as u32;
+                let nearest = pair.map(|value| format.decode(format.encode(value, Overflow::Saturate)));
+                let drawn = pair.map(|value| format.decode(format.encode_stochastic(value, random)));
+                assert!(nearest[0] <= nearest[1] && drawn[0] <= drawn[1], "{format} {pair:?}");
+            }
+        }
+    }
+}
