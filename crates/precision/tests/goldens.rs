@@ -5,44 +5,17 @@
 //!
 //! Trade-off: inputs are not stored. They come from an integer generator, and each case checks a checksum of its input.
 
+// Each test file uses a part of it.
+#[allow(dead_code)]
 mod common;
 
-use std::collections::HashMap;
-use std::path::Path;
-
-use common::{around, bell, checksum, scaled, uniform};
+use common::{Golden, around, bell, scaled, uniform};
 use firebrick_precision::blockwise::{self, BlockwiseQuantized};
 use firebrick_precision::dynamic_map::midpoints;
 use firebrick_precision::nf4::LEVELS;
 use firebrick_precision::{AdamW8bit, AdamW8bitState, DynamicMap, adamw_8bit_reference};
 use firebrick_precision::{BlockScales, Format, QuantFormat, QuantizedTensor};
 use half::{bf16, f16};
-use safetensors::SafeTensors;
-
-/// One golden file, its tensors as raw bytes.
-struct Golden(HashMap<String, Vec<u8>>);
-
-impl Golden {
-    fn read(name: &str) -> Self {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name).with_extension("safetensors");
-        let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let file = SafeTensors::deserialize(&bytes).unwrap();
-        Self(file.iter().map(|(name, tensor)| (name.to_owned(), tensor.data().to_vec())).collect())
-    }
-
-    fn bytes(&self, name: &str) -> &[u8] {
-        self.0.get(name).unwrap_or_else(|| panic!("no golden tensor {name}"))
-    }
-
-    fn floats(&self, name: &str) -> Vec<f32> {
-        self.bytes(name).as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
-    }
-
-    fn assert_input(&self, case: &str, values: &[f32]) {
-        let expected = i64::from_le_bytes(self.bytes(&format!("{case}.input_checksum")).try_into().unwrap());
-        assert_eq!(checksum(values), expected, "{case}: the input is not that of the golden file");
-    }
-}
 
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()

@@ -1,6 +1,40 @@
-//! Inputs of the golden files, generated from integers exactly as in `golden/make_goldens.py`.
+//! The golden files, and their inputs, generated from integers exactly as in `golden/make_goldens.py`.
 //!
 //! Trade-off: the generator exists twice, in exchange for small golden files.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use safetensors::SafeTensors;
+
+/// One golden file, its tensors as raw bytes.
+pub(crate) struct Golden(HashMap<String, Vec<u8>>);
+
+impl Golden {
+    pub(crate) fn read(name: &str) -> Self {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name).with_extension("safetensors");
+        let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        Self(file.iter().map(|(name, tensor)| (name.to_owned(), tensor.data().to_vec())).collect())
+    }
+
+    pub(crate) fn bytes(&self, name: &str) -> &[u8] {
+        self.0.get(name).unwrap_or_else(|| panic!("no golden tensor {name}"))
+    }
+
+    pub(crate) fn floats(&self, name: &str) -> Vec<f32> {
+        self.bytes(name).as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
+    }
+
+    pub(crate) fn assert_input(&self, case: &str, values: &[f32]) {
+        let expected = i64::from_le_bytes(self.bytes(&format!("{case}.input_checksum")).try_into().unwrap());
+        assert_eq!(checksum(values), expected, "{case}: the input is not that of the golden file");
+    }
+
+    pub(crate) fn codes(&self, name: &str) -> Vec<u16> {
+        self.bytes(name).as_chunks().0.iter().map(|&bytes| u16::from_le_bytes(bytes)).collect()
+    }
+}
 
 /// SplitMix64 (Steele, Lea and Flood, 2014) of the counters after `seed`, as integers in [-2^23, 2^23).
 fn uniform_integers(seed: u64, count: usize) -> impl Iterator<Item = i64> {

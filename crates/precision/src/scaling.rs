@@ -1,0 +1,327 @@
+//! Which values of a matrix share a scale, what the scale is stored as, and how it follows from their largest magnitude
+//! (amax).
+//!
+//! A matrix is `[rows, columns]`, row-major, and the GEMM sums over its columns. A value is `code x scale`. With `max` the
+//! element's largest number and f32 arithmetic that rounds to nearest even, each step as written:
+//!
+//! | scaling | group | scale | value times |
+//! |---|---|---|---|
+//! | [`Scaling::PER_TENSOR`] | all | `amax / max` | `max / amax` |
+//! | [`Scaling::PER_ROW`] | a row (outer vector) | same | same |
+//! | [`Scaling::BLOCK_1X128`], [`Scaling::BLOCK_128X128`] | that block | same | same |
+//! | the same, [`Scaling::with_power_of_two_scales`] | | 2^-e | 2^e, e = floor(log2(`max / amax`)) |
+//! | [`Scaling::MX`] | 1x32 | E8M0, `amax / max` rounded up | 1 / scale |
+//! | [`Scaling::MX_OCP`] | 1x32 | E8M0, 2^(floor(log2 amax) - floor(log2 max)) | 1 / scale |
+//! | [`Scaling::NVFP4`], [`Scaling::NVFP4_16X16`] | 1x16, 16x16 | UE4M3 s = `(amax · T) / max` times f32 t | `T / s` |
+//!
+//! where for NVFP4, with the amax of the whole matrix, `t = amax / (448 · max)` and `T = (448 · max) / amax`.
+//! With MX_OCP values beyond `max` saturate: up to a quarter of the group's amax for E2M1.
+//!
+//! What is not an ordinary amax has a defined result:
+//!
+//! - **amax 0 or tiny**: f32 scales, and t of NVFP4, are computed as if amax were at least [`AMAX_FLOOR`], so no scale is
+//!   0 or subnormal and no factor infinite. E8M0 takes its smallest code, 2^-127. A group of zeros comes back as zeros, signs
+//!   kept. In NVFP4 a group whose s rounds to 0 (amax below 2^-10 of the matrix's amax / 448) comes back as zeros.
+//! - **A NaN or an infinity** makes the scale NaN, and with it every value of the group: a gradient that overflowed stays
+//!   visible. In NVFP4 t is NaN, so it is the whole matrix.
+//!
+//! TransformerEngine takes scale 1 where amax is 0 or not finite; the values that come back differ only in the latter case.
+//!
+//! Trade-off: a partial group at an edge has a scale like any other; cuBLASLt wants multiples of 16 and more, which is
+//! checked where it is called.
+
+use crate::amax::larger;
+use crate::e8m0::{self, power_of_two};
+use crate::error::{Error, Result};
+use crate::rounding::Overflow;
+use crate::scale_layout::{Order, ScaleLayout};
+use crate::{ElementFormat, FloatFormat};
+
+/// f32 scales are computed as if amax were at least this: 2^-100.
+pub const AMAX_FLOOR: f32 = power_of_two(-100);
+
+/// Which values share a scale, and how it is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Scaling {
+    group_rows: usize,
+    group_columns: usize,
+    stored: Stored,
+}
+
+/// What a scale is stored as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Stored {
+    F32,
+    PowerOfTwo,
+    E8m0Up,
+    E8m0Down,
+    Ue4m3,
+}
+
+/// All rows, or all columns.
+const ALL: usize = usize::MAX;
+
+impl Scaling {
+    /// One f32 scale.
+    pub const PER_TENSOR: Self = Self::new(ALL, ALL, Stored::F32);
+    /// One f32 scale per row.
+    pub const PER_ROW: Self = Self::new(1, ALL, Stored::F32);
+    /// One f32 scale per 128 values of a row: activations and gradients of block scaling.
+    pub const BLOCK_1X128: Self = Self::new(1, 128, Stored::F32);
+    /// One f32 scale per square of 128: weights of block scaling.
+    pub const BLOCK_128X128: Self = Self::new(128, 128, Stored::F32);
+    /// One E8M0 scale per 32 values of a row, rounded up, as TransformerEngine quantizes: MXFP8, MXFP4.
+    pub const MX: Self = Self::new(1, 32, Stored::E8m0Up);
+    /// The same with the exponent of the OCP specification, rounded down, so that the largest values may saturate.
+    pub const MX_OCP: Self = Self::new(1, 32, Stored::E8m0Down);
+    /// One UE4M3 scale per 16 values of a row, and one f32 for the matrix.
+    pub const NVFP4: Self = Self::new(1, 16, Stored::Ue4m3);
+    /// One UE4M3 scale per square of 16, and one f32: weights, whose transpose then has the same codes.
+    pub const NVFP4_16X16: Self = Self::new(16, 16, Stored::Ue4m3);
+
+    const fn new(group_rows: usize, group_columns: usize, stored: Stored) -> Self {
+        Self { group_rows, group_columns, stored }
+    }
+
+    /// The same groups with f32 scales that are powers of two, as TransformerEngine's block scaling has them.
+    ///
+    /// # Panics
+    /// If the scales are not f32.
+    pub const fn with_power_of_two_scales(self) -> Self {
+        assert!(matches!(self.stored, Stored::F32 | Stored::PowerOfTwo), "only f32 scales become powers of two");
+        Self { stored: Stored::PowerOfTwo, ..self }
+    }
+
+    /// Rows and columns of a group in a matrix of this shape.
+    pub fn group(self, rows: usize, columns: usize) -> [usize; 2] {
+        [self.group_rows.min(rows), self.group_columns.min(columns)]
+    }
+
+    /// Rows and columns of groups in a matrix of this shape. A partial group counts.
+    pub fn grid(self, rows: usize, columns: usize) -> [usize; 2] {
+        let [group_rows, group_columns] = self.group(rows, columns);
+        [rows.div_ceil(group_rows.max(1)), columns.div_ceil(group_columns.max(1))]
+    }
+
+    /// Where the scales lie in the buffer that a GEMM reads. Squares of 16 are repeated for each of their rows there,
+    /// since the hardware knows rows of 16 only.
+    pub fn layout(self, rows: usize, columns: usize) -> ScaleLayout {
+        let [grid_rows, grid_columns] = self.grid(rows, columns);
+        match (self.stored, self.group_rows, self.group_columns) {
+            (Stored::Ue4m3 | Stored::E8m0Up | Stored::E8m0Down, ..) => {
+                ScaleLayout::new(rows, grid_columns, Order::Tiled)
+            }
+            (_, _, ALL) => ScaleLayout::new(grid_rows, grid_columns, Order::Vector),
+            (_, 1, _) => ScaleLayout::new(grid_rows, grid_columns, Order::ColumnMajor),
+            _ => ScaleLayout::new(grid_rows, grid_columns, Order::RowMajor),
+        }
+    }
+
+    /// Exact bytes of codes and scales of a matrix on a device, the padding of the scales included.
+    pub fn bytes(self, element: ElementFormat, rows: usize, columns: usize) -> usize {
+        let tensor_scale = if self.stored == Stored::Ue4m3 { ScaleLayout::ALIGNMENT } else { 0 };
+        rows * columns * element.bits() / 8 + self.layout(rows, columns).bytes() + tensor_scale
+    }
+
+    /// The scale of each group, and what its values are multiplied with, from the amax of each.
+    pub(crate) fn scales(self, element: ElementFormat, amax: &[f32]) -> (Scales, Vec<f32>) {
+        let max = element.format().max();
+        match self.stored {
+            Stored::F32 => {
+                let (scales, factors) = amax.iter().map(|&amax| f32_scale(amax, max)).unzip();
+                (Scales::F32(scales), factors)
+            }
+            Stored::PowerOfTwo => {
+                let (scales, factors) = amax.iter().map(|&amax| power_of_two_scale(amax, max)).unzip();
+                (Scales::F32(scales), factors)
+            }
+            Stored::E8m0Up => e8m0_scales(amax, |amax| e8m0_up(amax, max)),
+            Stored::E8m0Down => e8m0_scales(amax, |amax| e8m0_down(amax, max)),
+            Stored::Ue4m3 => nvfp4_scales(amax, max),
+        }
+    }
+}
+
+/// The scales of a matrix, one per group, row-major over the grid of groups.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Scales {
+    /// f32.
+    F32(Vec<f32>),
+    /// Codes of E8M0.
+    E8m0(Vec<u8>),
+    /// Codes of UE4M3, times one f32 for the matrix.
+    Ue4m3 {
+        /// One code per group.
+        codes: Vec<u8>,
+        /// The scale of the whole matrix.
+        tensor: f32,
+    },
+}
+
+impl Scales {
+    /// What the codes of each group are multiplied with.
+    pub fn values(&self) -> Vec<f32> {
+        match self {
+            Self::F32(scales) => scales.clone(),
+            Self::E8m0(codes) => codes.iter().map(|&code| e8m0::decode(code)).collect(),
+            Self::Ue4m3 { codes, tensor } => {
+                codes.iter().map(|&code| FloatFormat::Ue4m3.decode(u16::from(code)) * tensor).collect()
+            }
+        }
+    }
+
+    /// The buffer that a GEMM reads, without the f32 of NVFP4. The grid has `grid_columns` columns, and each of its rows
+    /// stands for `repeat` rows of the layout. Padding is zero.
+    pub(crate) fn buffer(&self, layout: ScaleLayout, grid_columns: usize, repeat: usize) -> Vec<u8> {
+        let mut buffer = vec![0; layout.bytes()];
+        for row in 0..layout.rows() {
+            for column in 0..layout.columns() {
+                let (group, offset) = (row / repeat * grid_columns + column, layout.offset(row, column));
+                match self {
+                    Self::F32(scales) => buffer[offset..offset + 4].copy_from_slice(&scales[group].to_le_bytes()),
+                    Self::E8m0(codes) | Self::Ue4m3 { codes, .. } => buffer[offset] = codes[group],
+                }
+            }
+        }
+        buffer
+    }
+}
+
+/// An f32 scale and the factor of the values. Both NaN if amax is not finite.
+pub(crate) fn f32_scale(amax: f32, max: f32) -> (f32, f32) {
+    match floored(amax) {
+        Some(amax) => (amax / max, max / amax),
+        None => (f32::NAN, f32::NAN),
+    }
+}
+
+fn power_of_two_scale(amax: f32, max: f32) -> (f32, f32) {
+    let (_, factor) = f32_scale(amax, max);
+    if factor.is_nan() {
+        return (factor, factor);
+    }
+    // Without its mantissa, the factor is the power of two below it.
+    let factor = f32::from_bits(factor.to_bits() & f32::INFINITY.to_bits());
+    (1.0 / factor, factor)
+}
+
+/// An amax as f32 scales use it; `None` if it is not finite.
+fn floored(amax: f32) -> Option<f32> {
+    amax.is_finite().then(|| amax.max(AMAX_FLOOR))
+}
+
+fn e8m0_scales(amax: &[f32], code: impl Fn(f32) -> u8) -> (Scales, Vec<f32>) {
+    let codes: Vec<u8> = amax.iter().map(|&amax| if amax.is_finite() { code(amax) } else { e8m0::NAN }).collect();
+    let factors = codes.iter().map(|&code| e8m0::reciprocal(code)).collect();
+    (Scales::E8m0(codes), factors)
+}
+
+fn e8m0_up(amax: f32, max: f32) -> u8 {
+    // A finite amax over at least 6 is far below 2^127.
+    e8m0::up((amax / max).to_bits()).unwrap_or(e8m0::NAN - 1)
+}
+
+fn e8m0_down(amax: f32, max: f32) -> u8 {
+    let largest_exponent = e8m0::down(max.to_bits()) - 127;
+    e8m0::down(amax.to_bits()).saturating_sub(largest_exponent)
+}
+
+fn nvfp4_scales(amax: &[f32], max: f32) -> (Scales, Vec<f32>) {
+    let (tensor, tensor_factor) = f32_scale(larger(0.0, amax), FloatFormat::Ue4m3.max() * max);
+    let group = |&amax: &f32| {
+        let code = FloatFormat::Ue4m3.encode(amax * tensor_factor / max, Overflow::Saturate);
+        let scale = FloatFormat::Ue4m3.decode(code);
+        (code as u8, if scale == 0.0 { 0.0 } else { tensor_factor / scale })
+    };
+    let (codes, factors) = amax.iter().map(group).unzip();
+    (Scales::Ue4m3 { codes, tensor }, factors)
+}
+
+/// Checks the shape of a matrix.
+///
+/// # Errors
+/// [`Error::Empty`], [`Error::ShapeMismatch`].
+pub(crate) fn check_matrix(values: usize, rows: usize, columns: usize) -> Result<()> {
+    let expected = rows.saturating_mul(columns);
+    if expected == 0 {
+        return Err(Error::Empty { shape: vec![rows, columns] });
+    }
+    if values != expected {
+        return Err(Error::ShapeMismatch { shape: vec![rows, columns], expected, got: values, unit: "values" });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const F32: [Scaling; 4] = [Scaling::PER_TENSOR, Scaling::PER_ROW, Scaling::BLOCK_1X128, Scaling::BLOCK_128X128];
+
+    fn scales(scaling: Scaling, element: ElementFormat, amax: f32) -> (f32, f32) {
+        let (scales, factors) = scaling.scales(element, &[amax]);
+        (scales.values()[0], factors[0])
+    }
+
+    #[test]
+    fn no_finite_amax_gives_a_scale_or_factor_that_is_not_a_normal_number() {
+        let amaxes = [0.0, f32::from_bits(1), f32::MIN_POSITIVE, AMAX_FLOOR, 1.0, 6.0, 448.0, 1e30, f32::MAX];
+        for element in ElementFormat::ALL {
+            for scaling in F32.iter().flat_map(|scaling| [*scaling, scaling.with_power_of_two_scales()]) {
+                for amax in amaxes {
+                    let (scale, factor) = scales(scaling, element, amax);
+                    assert!(scale.is_normal() && factor.is_normal() && scale > 0.0, "{element:?} {amax:e}: {scale:e}");
+                    assert!(amax * factor <= element.format().max() * 1.000_001, "{element:?} {amax:e}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_amax_that_is_not_finite_gives_nan() {
+        let all = F32.into_iter().chain([Scaling::MX, Scaling::MX_OCP, Scaling::NVFP4, Scaling::NVFP4_16X16]);
+        for scaling in all {
+            for amax in [f32::INFINITY, f32::NAN] {
+                for element in ElementFormat::ALL {
+                    let (scale, _) = scales(scaling, element, amax);
+                    assert!(scale.is_nan(), "{scaling:?} {element:?} {amax}: {scale}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn e8m0_scales_have_the_published_exponents() {
+        // 2^k covers amax up to 448 · 2^k (rounded up), or has the exponent of amax less that of 448 (OCP).
+        let cases =
+            [(448.0, 1.0, 1.0), (448.1, 2.0, 1.0), (256.0, 1.0, 1.0), (512.0, 2.0, 2.0), (3.5, 0.0078125, 0.0078125)];
+        for (amax, up, down) in cases {
+            assert_eq!(scales(Scaling::MX, ElementFormat::E4m3, amax), (up, 1.0 / up), "{amax}");
+            assert_eq!(scales(Scaling::MX_OCP, ElementFormat::E4m3, amax), (down, 1.0 / down), "{amax}");
+        }
+        for scaling in [Scaling::MX, Scaling::MX_OCP] {
+            assert_eq!(scales(scaling, ElementFormat::E2m1, 0.0), (power_of_two(-127), power_of_two(127)));
+        }
+        assert_eq!(scales(Scaling::MX_OCP, ElementFormat::E2m1, 7.9).0, 1.0);
+        assert_eq!(scales(Scaling::MX, ElementFormat::E2m1, 7.9).0, 2.0);
+    }
+
+    #[test]
+    fn nvfp4_uses_the_whole_range_of_its_scales_and_flushes_tiny_groups() {
+        let (scales, factors) =
+            Scaling::NVFP4.scales(ElementFormat::E2m1, &[2688.0, 6.0, 0.0, 6.0 * power_of_two(-11)]);
+        assert_eq!(scales, Scales::Ue4m3 { codes: vec![0x7E, 0x38, 0, 0], tensor: 1.0 });
+        assert_eq!(factors, [1.0 / 448.0, 1.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn layouts_repeat_squares_of_16_and_keep_other_grids() {
+        let layout = |scaling: Scaling| (scaling.layout(200, 300).rows(), scaling.layout(200, 300).columns());
+        assert_eq!([Scaling::PER_TENSOR, Scaling::PER_ROW].map(layout), [(1, 1), (200, 1)]);
+        assert_eq!([Scaling::BLOCK_1X128, Scaling::BLOCK_128X128].map(layout), [(200, 3), (2, 3)]);
+        assert_eq!([Scaling::MX, Scaling::NVFP4, Scaling::NVFP4_16X16].map(layout), [(200, 10), (200, 19), (200, 19)]);
+        assert_eq!(Scaling::NVFP4_16X16.grid(200, 300), [13, 19]);
+        assert_eq!(Scaling::PER_ROW.bytes(ElementFormat::E4m3, 4096, 4096), 4096 * 4096 + 4096 * 4);
+        assert_eq!(Scaling::NVFP4.bytes(ElementFormat::E2m1, 4096, 4096), 4096 * 4096 / 2 + 4096 * 256 + 16);
+    }
+}

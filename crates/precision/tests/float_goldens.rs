@@ -1,0 +1,116 @@
+//! Compares the narrow floating-point formats with ml_dtypes, code by code, and whole scaled matrices with numpy's f32
+//! arithmetic around ml_dtypes' conversions. `golden/make_float_goldens.py` wrote the files.
+//!
+//! Trade-off: files of their own next to `goldens.rs`, since they need another library.
+
+// Each test file uses a part of it.
+#[allow(dead_code)]
+mod common;
+
+use common::{Golden, bell};
+use firebrick_precision::{ElementFormat, FloatFormat, Overflow, Rounding, Scales, Scaling};
+
+/// The formats that the library has; UE4M3 is E4M3 without its negative half.
+fn formats() -> [FloatFormat; 6] {
+    use FloatFormat::{Bf16, E2m1, E4m3, E5m2, E8m0, F16};
+    [Bf16, F16, E4m3, E5m2, E2m1, E8m0]
+}
+
+#[test]
+fn every_code_of_at_most_8_bits_has_the_value_that_ml_dtypes_gives_it() {
+    let golden = Golden::read("floats_ml_dtypes");
+    for format in formats().into_iter().filter(|format| format.bits() <= 8) {
+        let values = golden.floats(&format!("{format}.values"));
+        assert_eq!(values.len(), format.codes() as usize);
+        for (code, expected) in values.into_iter().enumerate() {
+            let value = format.decode(code as u16);
+            assert_eq!(value.is_nan(), expected.is_nan(), "{format} {code:#x}");
+            assert!(value.is_nan() || value.to_bits() == expected.to_bits(), "{format} {code:#x}: {value}");
+        }
+    }
+}
+
+#[test]
+fn every_value_gets_the_code_that_ml_dtypes_gives_it() {
+    let golden = Golden::read("floats_ml_dtypes");
+    for format in formats() {
+        let inputs = golden.floats(&format!("{format}.inputs"));
+        let codes = golden.codes(&format!("{format}.codes"));
+        assert!(inputs.len() == codes.len() && inputs.len() > 2000, "{format}");
+        for (value, expected) in inputs.into_iter().zip(codes) {
+            let code = format.encode(value, Overflow::Special);
+            // In E8M0 ml_dtypes has NaN for zero, and 2^-126 for all that is between 2^-127 and 2^-126; this crate has
+            // the smallest number for zero, and the nearest one there.
+            let below_middle = value > 2_f32.powi(-127) && value < 1.5 * 2_f32.powi(-127);
+            let expected = if format == FloatFormat::E8m0 && (value == 0.0 || below_middle) { 0 } else { expected };
+            let both_nan = format.decode(code).is_nan() && format.decode(expected).is_nan();
+            assert!(code == expected || both_nan, "{format} {value:e}: {code:#x} for {expected:#x}");
+        }
+    }
+}
+
+#[test]
+fn ue4m3_is_the_half_of_e4m3_without_sign() {
+    for code in 0..FloatFormat::Ue4m3.codes() as u16 {
+        let [half, whole] = [FloatFormat::Ue4m3, FloatFormat::E4m3].map(|format| format.decode(code).to_bits());
+        assert_eq!(half, whole, "{code:#x}");
+    }
+    let golden = Golden::read("floats_ml_dtypes");
+    for value in golden.floats("e4m3.inputs").into_iter().filter(|value| value.is_sign_positive()) {
+        let [half, whole] =
+            [FloatFormat::Ue4m3, FloatFormat::E4m3].map(|format| format.encode(value, Overflow::Special));
+        assert_eq!(half, whole, "{value:e}");
+    }
+}
+
+/// The generator of `make_float_goldens.py`.
+fn matrix([rows, columns]: [usize; 2]) -> Vec<f32> {
+    let mut values = bell((rows * columns) as u64, rows * columns);
+    for (row, values) in values.chunks_mut(columns).enumerate() {
+        values.iter_mut().for_each(|value| *value *= 2_f32.powi(row as i32 % 8 - 4));
+        match row {
+            3 => values.fill(0.0),
+            4 => values.iter_mut().for_each(|value| *value *= 1e-37),
+            5 => values[..32].fill(0.0),
+            6 => values[32..64].iter_mut().for_each(|value| *value *= 1e-6),
+            _ => {}
+        }
+    }
+    values
+}
+
+#[test]
+fn scaled_matrices_have_the_codes_and_scales_of_the_golden_ones() {
+    let golden = Golden::read("scaled_ml_dtypes");
+    let squares = Scaling::BLOCK_128X128.with_power_of_two_scales();
+    let cases = [
+        ("tensor_e4m3", Scaling::PER_TENSOR, ElementFormat::E4m3),
+        ("row_e4m3", Scaling::PER_ROW, ElementFormat::E4m3),
+        ("row_e5m2", Scaling::PER_ROW, ElementFormat::E5m2),
+        ("block_1x128_e4m3", Scaling::BLOCK_1X128, ElementFormat::E4m3),
+        ("block_128x128_e4m3", squares, ElementFormat::E4m3),
+        ("mxfp8", Scaling::MX, ElementFormat::E4m3),
+        ("mxfp4", Scaling::MX, ElementFormat::E2m1),
+        ("mxfp4_ocp", Scaling::MX_OCP, ElementFormat::E2m1),
+        ("nvfp4", Scaling::NVFP4, ElementFormat::E2m1),
+        ("nvfp4_16x16", Scaling::NVFP4_16X16, ElementFormat::E2m1),
+    ];
+    for (name, scaling, element) in cases {
+        let shape = if scaling == squares { [136, 144] } else { [24, 144] };
+        let tensor = scaling.quantize(element, &matrix(shape), shape, Rounding::Nearest).unwrap();
+        let codes = golden.bytes(&format!("{name}.codes"));
+        for (index, &expected) in codes.iter().enumerate() {
+            let (row, column) = (index / shape[1], index % shape[1]);
+            assert_eq!(tensor.code(row, column), expected, "{name}: row {row}, column {column}");
+        }
+        let scales = format!("{name}.scales");
+        match &tensor.scales {
+            Scales::F32(values) => assert_eq!(*values, golden.floats(&scales), "{name}"),
+            Scales::E8m0(codes) => assert_eq!(codes, golden.bytes(&scales), "{name}"),
+            Scales::Ue4m3 { codes, tensor } => {
+                assert_eq!(codes, golden.bytes(&scales), "{name}");
+                assert_eq!([*tensor], *golden.floats(&format!("{name}.tensor")), "{name}");
+            }
+        }
+    }
+}
