@@ -3,6 +3,8 @@
     python make_float_goldens.py ml_dtypes    writes floats_ml_dtypes, scaled_ml_dtypes   (.safetensors)
     python make_float_goldens.py torch        writes floats_torch
 
+into this folder, or into the one given as second argument.
+
 Needs numpy, safetensors, and ml_dtypes or torch; the versions used are in each file's safetensors metadata.
 
 `floats_*` has, for each format, the value of every code and the codes of the same inputs; all conversions are those of the
@@ -17,7 +19,6 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-FOLDER = Path(__file__).parent
 FLOOR = np.float32(2.0**-100)
 
 
@@ -84,16 +85,12 @@ def torch_formats():
     import torch
 
     def pair(dtype, bits):
-        signed, unsigned = (torch.int16, np.uint16) if bits > 8 else (torch.uint8, np.uint8)
-
-        def decode(codes):
-            stored = torch.from_numpy(codes.astype(unsigned).view(np.int16 if bits > 8 else np.uint8).copy())
-            return stored.view(dtype).float().numpy()
-
-        def encode(values):
-            return torch.from_numpy(values.copy()).to(dtype).view(signed).numpy().view(unsigned)
-
-        return bits, decode, encode
+        stored, unsigned = (torch.int16, np.uint16) if bits > 8 else (torch.uint8, np.uint8)
+        return (
+            bits,
+            lambda codes: torch.from_numpy(codes.astype(np.int64)).to(stored).view(dtype).float().numpy(),
+            lambda values: torch.from_numpy(values).to(dtype).view(stored).numpy().view(unsigned),
+        )
 
     formats = {
         "bf16": pair(torch.bfloat16, 16),
@@ -213,11 +210,12 @@ def matrices():
 
 def main():
     library = sys.argv[1]
+    folder = sys.argv[2] if len(sys.argv) > 2 else Path(__file__).parent
     formats, made_with = {"ml_dtypes": ml_dtypes_formats, "torch": torch_formats}[library]()
     metadata = {"made_with": made_with}
-    save_file(floats(formats), FOLDER / f"floats_{library}.safetensors", metadata=metadata)
+    save_file(floats(formats), f"{folder}/floats_{library}.safetensors", metadata=metadata)
     if library == "ml_dtypes":
-        save_file(matrices(), FOLDER / "scaled_ml_dtypes.safetensors", metadata=metadata)
+        save_file(matrices(), f"{folder}/scaled_ml_dtypes.safetensors", metadata=metadata)
 
 
 main()
