@@ -219,6 +219,11 @@ impl ScaledTensor {
         values
     }
 
+    /// Whether all values were finite. The scales alone show it, so this is cheap; a stored weight must be refused if not.
+    pub fn is_finite(&self) -> bool {
+        self.scales.values().iter().all(|scale| scale.is_finite())
+    }
+
     /// The buffer of scales that a GEMM reads, in the order and with the padding of [`Scaling::layout`]. The f32 of NVFP4
     /// is not in it: GEMMs take it as a factor of their result.
     pub fn scale_buffer(&self) -> Vec<u8> {
@@ -276,6 +281,7 @@ mod tests {
                 let values = matrix(&mut draws, shape);
                 let tensor = scaling.quantize(element, &values, shape, Rounding::Nearest).unwrap();
                 let scales = scale_of(&tensor);
+                assert!(tensor.is_finite());
                 for (index, back) in tensor.dequantize().into_iter().enumerate() {
                     let (value, scale) = (values[index], scales[index]);
                     // In NVFP4 the largest value of a group may be a 16th of its scale beyond the range.
@@ -351,7 +357,9 @@ mod tests {
             values[33 * 256 + 200] = bad;
             for element in ElementFormat::ALL {
                 for scaling in ALL {
-                    let back = scaling.quantize(element, &values, shape, Rounding::Nearest).unwrap().dequantize();
+                    let tensor = scaling.quantize(element, &values, shape, Rounding::Nearest).unwrap();
+                    assert!(!tensor.is_finite(), "{scaling:?} {element} {bad}");
+                    let back = tensor.dequantize();
                     let whole = matches!(scaling, Scaling::NVFP4 | Scaling::NVFP4_16X16);
                     let [rows, columns] = if whole { shape } else { scaling.group(40, 256) };
                     for (index, back) in back.iter().enumerate() {
