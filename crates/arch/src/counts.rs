@@ -4,17 +4,17 @@
 //! adapter (under 1 %) are left out.
 
 use crate::spec::{AttentionSpec, ModelSpec};
-use crate::tensors::Role;
+use crate::tensors::{Role, TensorSpec};
 
 impl ModelSpec {
-    /// All parameters: 8.03e9 for Llama-3.1-8B.
+    /// All parameters: 8.03e9 for Llama-3.1-8B. `u64::MAX` for more, which a hostile config.json can describe.
     pub fn parameters(&self) -> u64 {
-        self.tensors().iter().map(|tensor| tensor.elements() as u64).sum()
+        total(&self.tensors(), |_| true)
     }
 
     /// Parameters of tensors with this role.
     pub fn parameters_of(&self, role: Role) -> u64 {
-        self.tensors().iter().filter(|tensor| tensor.role == role).map(|tensor| tensor.elements() as u64).sum()
+        total(&self.tensors(), |tensor| tensor.role == role)
     }
 
     /// Parameters that every token is multiplied with: the projections of all layers and the head, tied or not.
@@ -41,6 +41,11 @@ impl ModelSpec {
         let passes = if lora { 4.0 } else { 6.0 };
         passes * self.matmul_parameters() as f64 + 3.0 * self.attention_forward_flops_per_token(document_tokens)
     }
+}
+
+fn total(tensors: &[TensorSpec], counts: impl Fn(&TensorSpec) -> bool) -> u64 {
+    let counted = tensors.iter().filter(|tensor| counts(tensor));
+    counted.fold(0, |total: u64, tensor| total.saturating_add(tensor.elements() as u64))
 }
 
 /// Keys that a causal query sees on average in a document of `document_tokens` tokens.

@@ -50,9 +50,9 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// Number of values.
+    /// Number of values; `usize::MAX` for a shape of more, which a hostile config.json can describe.
     pub fn elements(&self) -> usize {
-        self.shape.iter().product()
+        self.shape.iter().fold(1, |elements, &size| elements.saturating_mul(size))
     }
 }
 

@@ -51,6 +51,21 @@ pub enum ModelError {
         shards: Vec<String>,
     },
 
+    /// The index names a shard that is no plain file name: a file elsewhere would be read as weights.
+    #[error(
+        "`{}` places `{tensor}` in `{file}`, which is not the name of a file in the same folder. Download the index again, and do \
+         not use it if it still says so",
+        path.display()
+    )]
+    OutsideFolder {
+        /// The index.
+        path: PathBuf,
+        /// The first tensor that it places there.
+        tensor: String,
+        /// What it says.
+        file: String,
+    },
+
     /// A safetensors file is shorter or longer than its own header says.
     #[error(
         "`{}` should be {expected} bytes by its own header but is {got} bytes: the download or copy did not finish, \

@@ -215,9 +215,21 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>, ModelError> 
     let mut by_shard = BTreeMap::<String, Vec<String>>::new();
     for (name, file) in weight_map.as_object().ok_or_else(wrong)? {
         let Value::String(file) = file else { return Err(wrong().into()) };
+        if !is_file_name(file) {
+            return Err(ModelError::OutsideFolder {
+                path: path.to_path_buf(),
+                tensor: name.clone(),
+                file: file.clone(),
+            });
+        }
         by_shard.entry(file.clone()).or_default().push(name.clone());
     }
     Ok(by_shard)
+}
+
+/// Whether a name leads to a file in the same folder on every system.
+fn is_file_name(name: &str) -> bool {
+    !matches!(name, "" | "." | "..") && !name.contains(['/', '\\', ':', '\0'])
 }
 
 #[cfg(test)]
@@ -334,6 +346,18 @@ mod tests {
         assert!(matches!(error, ModelError::NotInShard { .. }), "{error}");
         write(dir.join(INDEX_FILE), r#"{"weight_map": ["a"]}"#).unwrap();
         assert!(matches!(HfFolder::open(&dir).unwrap_err(), ModelError::Arch(ArchError::WrongType { .. })));
+    }
+
+    #[test]
+    fn an_index_cannot_lead_outside_of_its_folder() {
+        let (temp, dir, _) = sharded();
+        copy(dir.join("model-00001-of-00003.safetensors"), temp.path().join("secret.safetensors")).unwrap();
+        let absolute = temp.path().join("secret.safetensors").display().to_string();
+        for file in ["../secret.safetensors", "a/../../secret.safetensors", absolute.as_str(), "..", "", "c:secret"] {
+            write(dir.join(INDEX_FILE), json!({ "weight_map": { "norm": file } }).to_string()).unwrap();
+            let error = HfFolder::open(&dir).unwrap_err();
+            assert!(matches!(&error, ModelError::OutsideFolder { tensor, .. } if tensor == "norm"), "{file}: {error}");
+        }
     }
 
     #[test]

@@ -122,6 +122,7 @@ pub(super) const EXEMPT: &[(&str, &str)] = &[
     ("tests/fixtures/", "data"),
     ("tests/golden/", "data"),
     ("crates/data/fuzz/corpus/", "data"),
+    ("crates/model/fuzz/corpus/", "data"),
     ("crates/data/tests/golden/make_templates.py", "chats as data"),
     ("xtask/src/tidy/words/", "lists the words as data"),
 ];
