@@ -89,7 +89,8 @@ impl Workload {
     pub fn time<B: Kernels>(&self, steps: usize) -> Result<StepTimes, RunError> {
         let device = B::Device::default();
         let Prepared { plan, model_config, .. } = &self.prepared;
-        let mut trainer = assemble::trainer::<B>(plan, model_config, Init::Random, Ranks::single(), &device)?;
+        let mut trainer =
+            assemble::trainer::<B>(plan, model_config, Init::Random, Ranks::single(), &device, &mut |_| ())?;
         // Full rate from the first step on: a bench is too short for the recipe's warm-up.
         trainer.schedule = Schedule { kind: ScheduleKind::Constant, warmup_steps: 0, ..trainer.schedule };
         let mut samples = Vec::with_capacity(steps);

@@ -84,7 +84,7 @@ fn twenty_steps_of_full_fine_tuning_of_every_family_have_the_losses_of_the_cpu()
         for family in FAMILIES {
             for (compute, tolerance) in [("float32", 1e-2), ("bfloat16", 3e-2)] {
                 let compute = format!("compute={compute}");
-                assert_agrees(&[&model_of(family), &compute, "bnb_4bit=", "lora="], tolerance);
+                assert_agrees(&[&model_of(family), &compute, "bnb_4bit=", "lora=", "mode=full"], tolerance);
             }
         }
     }

@@ -6,7 +6,8 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use saphyr_parser::{Event, Parser};
 
 /// A compute backend; its name is also the name of the cargo feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,9 +115,12 @@ pub(crate) fn choose(requested: Option<(&str, &str)>, machine: &Machine) -> Resu
     Ok(Choice { backend, reason: format!("{prefix} and {found}") })
 }
 
-/// The `backend` key of a recipe; `None` if it has none. Fails, with line and column, on a text that is not TOML: the
+/// The `backend` key of a recipe; `None` if it has none. Fails, with line and column, on a text that is not what its name says: the
 /// `train` binary would refuse it too, but only after the build.
 pub(crate) fn backend_key(recipe: &str, path: &Path) -> Result<Option<String>> {
+    if is_yaml(path) {
+        return yaml_key(recipe, path);
+    }
     let table: toml::Table = match recipe.parse() {
         Ok(table) => table,
         Err(error) => bail!("{} is not well-formed TOML:\n{error}", path.display()),
@@ -126,6 +130,32 @@ pub(crate) fn backend_key(recipe: &str, path: &Path) -> Result<Option<String>> {
         Some(toml::Value::String(name)) => Ok(Some(name.clone())),
         Some(other) => bail!("`backend = {other}` in {}: expected a name in quotes, such as \"auto\"", path.display()),
     }
+}
+
+/// Whether a recipe of this name is YAML, as `train` decides it.
+pub(crate) fn is_yaml(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
+}
+
+/// The value of `backend:` at the top level of a YAML recipe.
+fn yaml_key(recipe: &str, path: &Path) -> Result<Option<String>> {
+    // Mappings and lists that are open, and whether the next scalar of the top level is the value of `backend`.
+    let (mut depth, mut is_key, mut is_backend) = (0, true, false);
+    for event in Parser::new_from_str(recipe) {
+        let (event, _) = event.with_context(|| format!("{} is not well-formed YAML", path.display()))?;
+        match event {
+            Event::Scalar(text, ..) if depth == 1 && is_key => (is_key, is_backend) = (false, text == "backend"),
+            Event::Scalar(text, ..) if depth == 1 && is_backend => return Ok(Some(text.into_owned())),
+            Event::MappingStart(..) | Event::SequenceStart(..) => depth += 1,
+            Event::MappingEnd | Event::SequenceEnd => {
+                depth -= 1;
+                is_key |= depth == 1;
+            }
+            Event::Scalar(..) | Event::Alias(_) if depth == 1 => is_key = true,
+            _ => {}
+        }
+    }
+    Ok(None)
 }
 
 #[cfg(test)]
@@ -172,5 +202,14 @@ mod tests {
         assert_eq!(backend_key("[data]\nbackend = \"cuda\"", path).unwrap(), None);
         assert!(backend_key("backend = 3", path).unwrap_err().to_string().contains("expected a name"));
         assert!(backend_key("a = ", path).unwrap_err().to_string().contains("a.toml is not well-formed"));
+    }
+
+    #[test]
+    fn the_key_of_a_yaml_recipe_is_read_from_the_top_level_only() {
+        let key = |text| backend_key(text, Path::new("a.yaml"));
+        assert_eq!(key("model: m\nlora: {r: 8}\nbackend: cuda # H100\n").unwrap().as_deref(), Some("cuda"));
+        assert_eq!(key("data:\n  backend: cuda\nlist: [backend, cuda]\nname: backend\n").unwrap(), None);
+        assert_eq!(key("").unwrap(), None);
+        assert!(format!("{:#}", key("a: [").unwrap_err()).contains("a.yaml is not well-formed YAML"));
     }
 }

@@ -10,7 +10,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 
-use crate::backend::{Choice, Machine, backend_key, choose};
+use crate::backend::{Choice, Machine, backend_key, choose, is_yaml};
 use crate::build::build_train;
 use crate::workspace::{Workspace, forget_cargo_run, shown};
 
@@ -98,7 +98,8 @@ pub(crate) fn run(workspace: &Workspace, subcommand: &str, rest: &[String]) -> R
     let choice = choose_backend(&request, &Machine::detect())?;
     let binary = build_train(workspace, "fast", &choice)?;
     let mut command = Command::new(binary);
-    command.args(&request.args);
+    // What `train` calls itself in the commands that it prints.
+    command.args(&request.args).env("FIREBRICK_CALLED_AS", "cargo xtask");
     forget_cargo_run(&mut command);
     become_child(command)
 }
@@ -141,7 +142,7 @@ fn find_config(name: &str, here: &Path, root: &Path) -> Result<PathBuf> {
 fn list(folder: &Path) -> String {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    names.retain(|name| name.ends_with(".toml"));
+    names.retain(|name| name.ends_with(".toml") || is_yaml(Path::new(name)));
     names.sort();
     if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }
 }

@@ -45,7 +45,7 @@ pub use example::Example;
 pub use finding::{Finding, FindingKind};
 pub use loader::{Cursor, Loader, LoaderConfig};
 pub use pack::{LengthHistogram, LengthStep, PackOptions, PackReport, PackedDataset};
-pub use pipeline::Pipeline;
+pub use pipeline::{Pipeline, records_encoded};
 pub use place::Place;
 pub use record_format::{Chat, Fields, Percent, RecordFormat, RecordFormatError, Row, Turn};
 pub use selection::TrainOn;

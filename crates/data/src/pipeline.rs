@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::num::NonZeroUsize;
 use std::panic::resume_unwind;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Scope, ScopedJoinHandle, available_parallelism, scope};
 
@@ -19,6 +19,14 @@ const BLOCKS_PER_WORKER: usize = 4;
 const BLOCK_RECORDS: usize = 256;
 /// Bytes per block: small enough that the first results come at once, large enough to hide the handoff.
 const BLOCK_BYTES: usize = 128 << 10;
+
+/// Records that the pipelines of this process have encoded.
+static ENCODED: AtomicU64 = AtomicU64::new(0);
+
+/// Records that this process has encoded so far, by all pipelines together: what a progress display shows.
+pub fn records_encoded() -> u64 {
+    ENCODED.load(Ordering::Relaxed)
+}
 
 /// The number of encoding threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +82,7 @@ impl Pipeline {
                     workers.send(block);
                 }
                 let Some(results) = workers.receive() else { return Ok(()) };
+                ENCODED.fetch_add(results.len() as u64, Ordering::Relaxed);
                 for result in results {
                     sink(result?)?;
                 }

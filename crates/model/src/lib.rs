@@ -16,7 +16,7 @@ mod save;
 mod test_config;
 pub mod weights;
 
-pub use decoder::{Decoder, Loss, LossOptions, MicroBatch, PassOptions, Tape};
+pub use decoder::{Decoder, Loss, LossOptions, MicroBatch, PassOptions, Score, Tape};
 pub use error::ModelError;
 pub use firebrick_arch::{LoraConfig, ModelConfig, ModelSpec, TargetModules};
 pub use firebrick_kernels::{BaseStorage, Recompute};

@@ -1,8 +1,10 @@
-//! The learning rate over a run: linear warm-up, then constant, linear or cosine decay to zero.
+//! The learning rate over a run: linear warm-up, then constant, or a linear or cosine decay to a lowest rate.
 //!
-//! Steps count from 1, as in the logs, and step `warmup_steps` is the first at the full rate. Decay reaches zero one step after the
-//! last, so that no step has a learning rate of zero. (transformers counts from 0, and its first warm-up step has a rate of 0.)
-//! Not supported: restarts, and a final learning rate above zero.
+//! Steps count from 1, as in the logs, and step `warmup_steps` is the first at the full rate. transformers counts from 0 and its first
+//! warm-up step has a rate of 0: a step that costs its time and changes nothing. So the rates of a run of T steps with W warm-up steps
+//! are those of transformers for T + 1 steps and the same W, without the first one; without warm-up (W = 0) they are those of
+//! transformers for T steps.
+//! Not supported: restarts.
 
 use std::f64::consts::PI;
 
@@ -15,9 +17,9 @@ use serde::{Deserialize, Serialize};
 pub enum ScheduleKind {
     /// No decay.
     Constant,
-    /// A straight line to zero.
+    /// A straight line to the lowest rate.
     Linear,
-    /// Half a cosine wave to zero (Loshchilov and Hutter, SGDR, 2017, without restarts).
+    /// Half a cosine wave to the lowest rate (Loshchilov and Hutter, SGDR, 2017, without restarts).
     Cosine,
 }
 
@@ -28,6 +30,8 @@ pub struct Schedule {
     pub kind: ScheduleKind,
     /// The highest rate.
     pub peak: f64,
+    /// The rate that the decay leads to, one step after the last.
+    pub lowest: f64,
     /// Steps in which the rate increases linearly.
     pub warmup_steps: u64,
     /// Steps of the whole run.
@@ -41,17 +45,19 @@ impl Schedule {
     /// If `step` is 0.
     pub fn rate(&self, step: u64) -> f64 {
         assert!(step > 0, "steps count from 1");
-        if step < self.warmup_steps {
-            return self.peak * step as f64 / self.warmup_steps as f64;
+        // Without warm-up the first step has the full rate, as the last step of a warm-up has.
+        let full_rate_at = self.warmup_steps.max(1);
+        if step < full_rate_at {
+            return self.peak * step as f64 / full_rate_at as f64;
         }
-        let decay_steps = (self.total_steps.saturating_sub(self.warmup_steps) + 1).max(1) as f64;
-        let progress = ((step - self.warmup_steps.min(step)) as f64 / decay_steps).min(1.0);
-        self.peak
-            * match self.kind {
-                ScheduleKind::Constant => 1.0,
-                ScheduleKind::Linear => 1.0 - progress,
-                ScheduleKind::Cosine => 0.5 * (1.0 + (PI * progress).cos()),
-            }
+        let decay_steps = self.total_steps.saturating_sub(full_rate_at) + 1;
+        let progress = ((step - full_rate_at) as f64 / decay_steps as f64).min(1.0);
+        let share = match self.kind {
+            ScheduleKind::Constant => 1.0,
+            ScheduleKind::Linear => 1.0 - progress,
+            ScheduleKind::Cosine => 0.5 * (1.0 + (PI * progress).cos()),
+        };
+        self.lowest + (self.peak - self.lowest) * share
     }
 }
 
@@ -60,7 +66,7 @@ mod tests {
     use super::*;
 
     fn schedule(kind: ScheduleKind) -> Schedule {
-        Schedule { kind, peak: 1.0, warmup_steps: 4, total_steps: 12 }
+        Schedule { kind, peak: 1.0, lowest: 0.0, warmup_steps: 4, total_steps: 12 }
     }
 
     #[test]
@@ -79,9 +85,50 @@ mod tests {
         assert_eq!(schedule(ScheduleKind::Constant).rate(12), 1.0);
     }
 
+    /// The multiplier of `get_linear_schedule_with_warmup` and `get_cosine_schedule_with_warmup`, of a step that counts from 0.
+    fn of_transformers(kind: ScheduleKind, step: u64, warmup: u64, total: u64) -> f64 {
+        if step < warmup {
+            return step as f64 / warmup.max(1) as f64;
+        }
+        let (step, warmup, total) = (step as f64, warmup as f64, total as f64);
+        match kind {
+            ScheduleKind::Constant => 1.0,
+            ScheduleKind::Linear => ((total - step) / (total - warmup).max(1.0)).max(0.0),
+            ScheduleKind::Cosine => {
+                let progress = (step - warmup) / (total - warmup).max(1.0);
+                (0.5 * (1.0 + (PI * 0.5 * 2.0 * progress).cos())).max(0.0)
+            }
+        }
+    }
+
+    #[test]
+    fn rates_are_those_of_transformers_without_its_first_step_of_rate_zero() {
+        for kind in [ScheduleKind::Constant, ScheduleKind::Linear, ScheduleKind::Cosine] {
+            for (warmup_steps, total_steps) in [(0, 9), (1, 9), (4, 12), (12, 12), (0, 1)] {
+                let schedule = Schedule { warmup_steps, total_steps, ..schedule(kind) };
+                for step in 1..=total_steps {
+                    // The step counted from 0: the same number where the first one was left out.
+                    let (theirs, of) =
+                        if warmup_steps == 0 { (step - 1, total_steps) } else { (step, total_steps + 1) };
+                    let expected = of_transformers(kind, theirs, warmup_steps, of);
+                    assert!((schedule.rate(step) - expected).abs() < 1e-12, "{schedule:?} step {step}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_decay_leads_to_the_lowest_rate_and_warmup_starts_from_zero() {
+        for kind in [ScheduleKind::Linear, ScheduleKind::Cosine] {
+            let schedule = Schedule { peak: 2.0, lowest: 0.5, ..schedule(kind) };
+            assert_eq!((schedule.rate(1), schedule.rate(4)), (0.5, 2.0));
+            assert!((schedule.rate(13) - 0.5).abs() < 1e-12 && schedule.rate(12) > 0.5);
+        }
+    }
+
     #[test]
     fn cosine_is_half_the_peak_in_the_middle_of_the_decay() {
-        let schedule = Schedule { kind: ScheduleKind::Cosine, peak: 2.0, warmup_steps: 0, total_steps: 9 };
+        let schedule = Schedule { peak: 2.0, warmup_steps: 0, total_steps: 8, ..schedule(ScheduleKind::Cosine) };
         assert!((schedule.rate(5) - 1.0).abs() < 1e-12);
     }
 }

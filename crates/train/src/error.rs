@@ -33,8 +33,8 @@ pub enum RunError {
     Storage(#[from] crate::state::storage::StorageError),
     /// The backend is known, but this binary was built without it.
     #[error(
-        "backend `{wanted}` is not in this binary, which contains {compiled}. `cargo xtask train` builds what the recipe needs; \
-         by hand: cargo build -p firebrick-train --features {wanted}"
+        "backend `{wanted}` is not in this binary, which contains {compiled}. Use one of these, or build another binary from the \
+         sources: `cargo xtask train` builds what the recipe needs; by hand: cargo build -p firebrick-train --features {wanted}"
     )]
     NotCompiled {
         /// The requested backend.
@@ -76,6 +76,17 @@ pub enum RunError {
         documents: usize,
         /// Tokens per row.
         row_len: usize,
+    },
+    /// Answers were to be compared, and the held-out data has none.
+    #[error(
+        "eval.exact_match_prompts: none of the {records} held-out records has a prompt and a complete answer: {reasons}. Hold out chat \
+         records, raise max_seq_len or eval.max_new_tokens, or set the key to 0"
+    )]
+    NothingToAnswer {
+        /// Held-out records.
+        records: usize,
+        /// Why not, with counts.
+        reasons: String,
     },
     /// An operation of the backend computes wrong results.
     #[error(

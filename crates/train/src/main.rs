@@ -1,10 +1,9 @@
 //! The command line of `train`: parse, call, report one clear error.
 //!
 //! Trade-off: every backend of the binary is compiled into every command.
-#![expect(clippy::print_stdout, clippy::print_stderr, reason = "this is the edge of the program")]
 
-use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -16,15 +15,15 @@ use firebrick_model::Sampler;
 use firebrick_precision::{Format, QuantFormat};
 use firebrick_train::bench::{BenchOptions, bench};
 use firebrick_train::config::{BackendChoice, RunConfig, compute, json_schema};
-use firebrick_train::console::{Console, Outcome, shell_quoted};
+use firebrick_train::console::{Console, Outcome, error_message};
 use firebrick_train::inspect::{Style, inspect};
 use firebrick_train::plan::{choose_backend, compute_format};
 use firebrick_train::run::device::device_work;
 use firebrick_train::run::generate::{GenerateRequest, LoadOptions, generate};
-use firebrick_train::run::interrupt::Interrupt;
+use firebrick_train::run::interrupt::{Interrupt, exit_status};
 use firebrick_train::run::prepare::prepare;
 use firebrick_train::run::verify::{VerifyOptions, verify};
-use firebrick_train::run::{RunOptions, run};
+use firebrick_train::run::{RunOptions, reading_data, run};
 use firebrick_train::state::resume_point::ResumeFrom;
 use firebrick_train::{RunError, with_backend};
 
@@ -33,7 +32,7 @@ use firebrick_train::{RunError, with_backend};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Train, try and check language models from one TOML recipe.
+/// Train, try and check language models from one TOML or YAML recipe.
 #[derive(Parser)]
 #[command(name = "train", version)]
 struct Cli {
@@ -189,75 +188,85 @@ fn main() -> ExitCode {
         .with_writer(std::io::stderr)
         .init();
     match execute(Cli::parse().command, clock) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            warn(&format!("error: {}", error_message(&*error)));
             ExitCode::FAILURE
         }
     }
 }
 
-fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<()> {
+/// A line on standard error, which may be closed: then there is nothing to do about it.
+fn warn(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Train(arguments) => train(arguments),
+        Command::Train(arguments) => return train(arguments),
         Command::Plan { recipe } => plan(&recipe),
         Command::Inspect(arguments) => show_data(&arguments),
         Command::Bench(arguments) => time_steps(&arguments, clock),
         Command::Generate(arguments) => write_text(arguments),
         Command::Verify(arguments) => compare(arguments),
         Command::Schema => {
-            print!("{}", json_schema());
+            Console::VERBOSE.print(json_schema().trim_end());
             Ok(())
         }
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }
 
-fn train(arguments: Train) -> anyhow::Result<()> {
+/// Trains. The exit status of a run that a signal ended is that of a process which the signal killed.
+fn train(arguments: Train) -> anyhow::Result<ExitCode> {
     let path = arguments.config()?;
     let config = RunConfig::load(&path, &arguments.overrides)?;
     let interrupt = Interrupt::install().context("cannot listen for Ctrl-C")?;
     let resume = arguments.resume.map(|named| named.map_or(ResumeFrom::Newest, ResumeFrom::Named));
-    let outcome = run(RunOptions { config, resume, console: Console::VERBOSE, interrupt })?;
-    if let Outcome::Interrupted { step, folder, .. } = outcome {
-        let quoted = |path: &Path| shell_quoted(&path.display().to_string());
-        let overrides: String = arguments.overrides.iter().map(|set| format!(" --set {}", shell_quoted(set))).collect();
-        println!(
-            "stopped after step {step}; everything is saved. Continue with\n  cargo xtask train --config {}{overrides} --resume {}",
-            quoted(&path),
-            quoted(&folder)
-        );
-    }
-    Ok(())
+    let console = Console::VERBOSE;
+    let outcome = run(RunOptions { config, resume, console, interrupt })?;
+    let Outcome::Interrupted { step, signal, folder, .. } = outcome else { return Ok(ExitCode::SUCCESS) };
+    let mut words = vec!["--config".to_owned(), path.display().to_string()];
+    words.extend(arguments.overrides.into_iter().flat_map(|set| ["--set".to_owned(), set]));
+    console.stopped(step, &words, &folder);
+    let status = signal.map(exit_status).and_then(|status| u8::try_from(status).ok());
+    Ok(status.map_or(ExitCode::SUCCESS, ExitCode::from))
 }
 
 fn plan(recipe: &Recipe) -> anyhow::Result<()> {
-    let prepared = prepare(recipe.load()?)?;
+    let prepared = {
+        let _shown = Console::VERBOSE.activity(reading_data);
+        prepare(recipe.load()?)?
+    };
     for note in &prepared.data_notes {
-        println!("{note}");
+        Console::VERBOSE.print(note);
     }
     Console::VERBOSE.plan(&prepared.plan);
     Ok(())
 }
 
 fn show_data(arguments: &Inspect) -> anyhow::Result<()> {
-    let inspection = inspect(&arguments.recipe.load()?, arguments.rows)?;
+    let inspection = {
+        let _shown = Console::VERBOSE.activity(reading_data);
+        inspect(&arguments.recipe.load()?, arguments.rows)?
+    };
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let style = if std::io::stdout().is_terminal() && !no_color { Style::Colors } else { Style::Markers };
-    print!("{}", inspection.text(style));
+    Console::VERBOSE.print(inspection.text(style).trim_end_matches('\n'));
     if let Some(path) = &arguments.html {
         std::fs::write(path, inspection.page()).with_context(|| format!("cannot write {}", path.display()))?;
-        println!("\nwritten to {}", path.display());
+        Console::VERBOSE.print(&format!("\nwritten to {}", path.display()));
     }
     Ok(())
 }
 
 fn time_steps(arguments: &Bench, clock: ProcessClock) -> anyhow::Result<()> {
-    let report = bench(&arguments.options, clock, &|note| eprintln!("{note}"))?;
+    let report = bench(&arguments.options, clock, &warn)?;
     if arguments.json {
-        eprintln!("{report}");
-        println!("{}", serde_json::to_string(&report)?);
+        warn(&report.to_string());
+        Console::VERBOSE.print(&serde_json::to_string(&report)?);
     } else {
-        println!("{report}");
+        Console::VERBOSE.print(&report.to_string());
     }
     Ok(())
 }
@@ -274,7 +283,7 @@ fn write_text(arguments: Generate) -> anyhow::Result<()> {
     };
     let texts = with_backend!(backend, B => device_work(|| generate::<B>(&request, &Default::default())))?;
     for (prompt, text) in request.prompts.iter().zip(texts) {
-        println!("{prompt}\n{text}\n");
+        Console::VERBOSE.print(&format!("{prompt}\n{text}\n"));
     }
     Ok(())
 }
@@ -287,16 +296,17 @@ fn compare(arguments: Verify) -> anyhow::Result<()> {
         tolerance: arguments.tol,
     };
     let found = with_backend!(backend, B => device_work(|| verify::<B>(&options, &Default::default())))?;
-    println!("largest difference  {:e}", found.largest);
-    println!("mean difference     {:e}", found.mean);
-    println!("top-1 agreement     {:.2} %", 100.0 * found.top1_agreement);
+    let console = Console::VERBOSE;
+    console.print(&format!("largest difference  {:e}", found.largest));
+    console.print(&format!("mean difference     {:e}", found.mean));
+    console.print(&format!("top-1 agreement     {:.2} %", 100.0 * found.top1_agreement));
     if let Some(loss) = found.loss {
-        println!("loss difference     {loss:e}");
+        console.print(&format!("loss difference     {loss:e}"));
     }
     if found.largest > options.tolerance {
         return Err(RunError::VerifyFailed { largest: found.largest, tolerance: options.tolerance }.into());
     }
-    println!("within {:e}", options.tolerance);
+    console.print(&format!("within {:e}", options.tolerance));
     Ok(())
 }
 

@@ -22,7 +22,7 @@ fn trainer(storage: BaseStorage, epsilon: f64) -> Trainer<Flex> {
             weight_decay: 0.01,
             max_grad_norm: Some(1.0),
         }),
-        schedule: Schedule { kind: ScheduleKind::Constant, peak: 1e-3, warmup_steps: 0, total_steps: 3 },
+        schedule: Schedule { kind: ScheduleKind::Constant, peak: 1e-3, lowest: 0.0, warmup_steps: 0, total_steps: 3 },
         ranks: Ranks::single(),
         pass: PassOptions::default(),
         loss_chunk_tokens: 20,

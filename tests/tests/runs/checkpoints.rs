@@ -29,7 +29,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn a_flipped_bit_in_any_file_of_a_checkpoint_is_found_and_named() {
-    for kind in [&[][..], &["bnb_4bit=", "lora=", "train.optimizer=adamw_8bit"]] {
+    for kind in [&[][..], &["bnb_4bit=", "lora=", "mode=full", "train.optimizer=adamw_8bit"]] {
         let output = tempdir().unwrap();
         let config = recipe(output.path(), kind);
         one_step(config.clone(), NEW);

@@ -70,6 +70,8 @@ fn summary_and_metrics_hold_the_promised_keys() {
             "train_loss",
             "eval_loss_before",
             "eval_loss_after",
+            "token_accuracy_before",
+            "token_accuracy_after",
             "exact_match_before",
             "exact_match_after",
             "loss_tokens",
@@ -93,13 +95,24 @@ fn summary_and_metrics_hold_the_promised_keys() {
         let expected: &[&str] = if line.get("loss").is_some() {
             &["step", "loss", "lr", "grad_norm", "loss_tokens", "tokens_per_s", "ms", "memory"]
         } else {
-            &["step", "eval_loss", "perplexity", "exact_match"]
+            &["step", "eval_loss", "perplexity", "token_accuracy", "exact_match"]
         };
         assert_eq!(keys(line), expected);
         assert!(line.as_object().unwrap().values().all(Value::is_number), "{line}");
     }
     let last = lines.iter().rfind(|line| line.get("loss").is_some()).unwrap();
     assert_eq!(last["loss_tokens"].as_u64(), Some(summary.loss_tokens));
+}
+
+#[test]
+fn evaluation_may_start_late_and_come_by_fractions_of_an_epoch() {
+    let output = tempdir().unwrap();
+    let changes = ["train.steps=4", "eval.on_start=false", "eval.every_epochs=0.001", "eval.prompts=['2+2?']"];
+    let summary = finish(recipe(output.path(), &changes), NEW);
+    assert!(summary.eval_loss_before.is_none() && summary.eval_loss_after.is_some());
+    let lines = metrics(&output.path().join("run"));
+    let evaluated = lines.iter().filter(|line| line.get("eval_loss").is_some());
+    assert_eq!(evaluated.map(|line| line["step"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3, 4]);
 }
 
 #[test]

@@ -21,8 +21,8 @@ fn qlora_lora_full_and_pretraining_runs_lower_the_loss() {
     let kinds: [(&str, &[&str]); 4] = [
         ("chat-tiny.jsonl", &[]),
         ("chat-tiny.jsonl", &["bnb_4bit="]),
-        ("chat-tiny.jsonl", &["bnb_4bit=", "lora="]),
-        ("text-tiny.jsonl", &["bnb_4bit=", "lora=", "init=random"]),
+        ("chat-tiny.jsonl", &["bnb_4bit=", "lora=", "mode=full"]),
+        ("text-tiny.jsonl", &["bnb_4bit=", "lora=", "mode=full", "init=random"]),
     ];
     for (file, kind) in kinds {
         let output = tempdir().unwrap();
@@ -38,7 +38,7 @@ fn qlora_lora_full_and_pretraining_runs_lower_the_loss() {
 #[test]
 fn every_family_trains_from_the_same_recipe() {
     for family in FAMILIES {
-        for kind in [&[][..], &["bnb_4bit="], &["bnb_4bit=", "lora="]] {
+        for kind in [&[][..], &["bnb_4bit="], &["bnb_4bit=", "lora=", "mode=full"]] {
             let output = tempdir().unwrap();
             let model = format!("model='{}'", fixture(family).display());
             let data = eval_on_the_training_data("chat-tiny.jsonl");
@@ -56,7 +56,7 @@ fn trained_model_folder_loads_back_to_the_model_that_was_trained() {
     for start in ["init=random", "init=pretrained"] {
         let output = tempdir().unwrap();
         let data = format!("data.path='{}'", fixture("data/text-tiny.jsonl").display());
-        let config = recipe(output.path(), &["bnb_4bit=", "lora=", start, &data]);
+        let config = recipe(output.path(), &["bnb_4bit=", "lora=", "mode=full", start, &data]);
         let summary = finish(config.clone(), NEW);
         let folder = output.path().join("run/model");
         assert_eq!(summary.weights, folder.display().to_string());

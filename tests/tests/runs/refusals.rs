@@ -161,6 +161,14 @@ fn unusable_backend_is_refused_with_what_would_make_it_work() {
 }
 
 #[test]
+fn exact_match_without_anything_to_answer_is_refused_with_the_reasons() {
+    let message = refused(&["eval.exact_match_prompts=2", "data.train_end_of_turn=false"]);
+    assert_says(&message, &["none of the", "have no complete last answer", "eval.exact_match_prompts"]);
+    let message = refused(&["eval.exact_match_prompts=2", "eval.extract='last words: (.*)'"]);
+    assert_says(&message, &["none of the", "eval.extract finds nothing"]);
+}
+
+#[test]
 fn loss_that_is_not_finite_stops_the_run_and_leaves_the_last_checkpoint() {
     let output = tempdir().unwrap();
     let run = output.path().join("run");

@@ -14,8 +14,8 @@ use tempfile::tempdir;
 const KINDS: [&[&str]; 4] = [
     &[],
     &["lora.r=64", "train.optimizer=adamw_8bit"],
-    &["bnb_4bit=", "lora="],
-    &["bnb_4bit=", "lora=", "train.optimizer=adamw_8bit"],
+    &["bnb_4bit=", "lora=", "mode=full"],
+    &["bnb_4bit=", "lora=", "mode=full", "train.optimizer=adamw_8bit"],
 ];
 
 /// Evaluations in between must not disturb the training either.

@@ -60,7 +60,8 @@ pub(super) fn measure<B: Kernels>(case: &Case<'_>) -> Result<Measured, RunError>
     }
     let mut meter = MemoryMeter::new(plan.backend.value);
     let started = Instant::now();
-    let mut trainer = assemble::trainer::<B>(plan, case.model, Init::Pretrained, Ranks::single(), &device)?;
+    let mut trainer =
+        assemble::trainer::<B>(plan, case.model, Init::Pretrained, Ranks::single(), &device, &mut |_| ())?;
     wait::<B>(&device)?;
     let load_s = started.elapsed().as_secs_f64();
     meter.sample();

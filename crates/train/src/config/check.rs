@@ -5,10 +5,12 @@
 use firebrick_arch::TargetModules;
 use firebrick_data::RecordFormat;
 use firebrick_kernels::Recompute;
+use firebrick_optim::ScheduleKind;
 
 use crate::config::check_data;
 use crate::config::error::ConfigError;
-use crate::config::recipe::{Init, RunConfig};
+use crate::config::extraction::Extraction;
+use crate::config::recipe::{Init, Mode, RunConfig};
 use crate::config::rule::{Rule, above_zero, at_least, below_one, zero_or_more};
 use crate::config::source::{RIVALS, Source};
 
@@ -16,10 +18,12 @@ use crate::config::source::{RIVALS, Source};
 pub(super) fn refuse_impossible(config: &RunConfig, source: &Source<'_>) -> Result<(), ConfigError> {
     refuse_rivals(source)?;
     check_data::refuse_missing(config, source)?;
+    refuse_missing_mode(config, source)?;
     let rules = [
         names(config),
         ranges(config),
         weights(config, source),
+        schedule(config),
         agreements(config, source),
         check_data::rules(config),
         evaluation(config),
@@ -67,14 +71,18 @@ fn ranges(config: &RunConfig) -> Vec<Rule> {
         at_least("max_seq_len", config.max_seq_len as u64, 2),
         at_least_one("train.micro_batch_size", train.micro_batch_size as u64),
         at_least_one("train.gradient_accumulation", train.gradient_accumulation as u64),
-        at_least_one("train.log_every", train.log_every),
+        at_least_one("train.log_every", train.log_every.unwrap_or(1)),
         at_least_one("train.loss_chunk_tokens", train.loss_chunk_tokens as u64),
         at_least_one("train.steps", train.steps.unwrap_or(1)),
         at_least_one("checkpoint.keep", config.checkpoint.keep as u64),
         at_least_one("eval.max_new_tokens", config.eval.max_new_tokens as u64),
         at_least_one("eval.micro_batch_size", config.eval.micro_batch_size.unwrap_or(1) as u64),
         above_zero("train.epochs", train.epochs.unwrap_or(1.0)),
-        above_zero("train.learning_rate", train.learning_rate),
+        above_zero("train.log_every_epochs", train.log_every_epochs.unwrap_or(1.0)),
+        above_zero("eval.every_epochs", config.eval.every_epochs.unwrap_or(1.0)),
+        above_zero("checkpoint.every_epochs", config.checkpoint.every_epochs.unwrap_or(1.0)),
+        above_zero("train.learning_rate", config.learning_rate()),
+        zero_or_more("train.min_lr", train.min_lr),
         above_zero("train.adam_epsilon", train.adam_epsilon),
         zero_or_more("train.weight_decay", train.weight_decay),
         zero_or_more("train.max_grad_norm", train.max_grad_norm),
@@ -93,27 +101,67 @@ fn ranges(config: &RunConfig) -> Vec<Rule> {
     rules
 }
 
+/// A recipe has to say which weights train: all of a pretrained model by omission would be an accident.
+fn refuse_missing_mode(config: &RunConfig, source: &Source<'_>) -> Result<(), ConfigError> {
+    let is_said = config.mode.is_some() || config.lora.is_some() || config.bnb_4bit.is_some();
+    if is_said || config.init == Init::Random {
+        return Ok(());
+    }
+    let help = "add [lora] (adapters), [bnb_4bit] (adapters on a base in 4 bits), or mode = \"full\" at the top of the file to \
+                train every weight";
+    Err(ConfigError::Missing { place: source.file_place(), key: "mode".to_owned(), help: help.to_owned() })
+}
+
 /// Which weights are trained.
 fn weights(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
-    let frozen_base = config.lora.is_some() || config.bnb_4bit.is_some();
-    vec![
+    let typed = |section: &str| source.is_typed(section);
+    let frozen_base = ["lora", "bnb_4bit"].into_iter().find(|section| typed(section));
+    let of = |section: &str| format!("[{section}] ({})", source.place(section));
+    let mut rules = vec![
         (
-            config.init == Init::Pretrained || !frozen_base,
-            if source.is_typed("init") { "init" } else { "lora" },
-            "init = \"random\" makes an untrained base, and [lora] or [bnb_4bit] would freeze it".into(),
+            config.init == Init::Pretrained || config.mode() == Mode::Full,
+            if typed("init") { "init" } else { frozen_base.unwrap_or("mode") },
+            "init = \"random\" makes an untrained base, and adapters would leave it frozen".into(),
             "train all weights (remove [lora] and [bnb_4bit]) or start from init = \"pretrained\"",
-        ),
-        (
-            config.bnb_4bit.is_none() || config.lora.is_some(),
-            "bnb_4bit",
-            "a base in 4 bits is frozen, and there is nothing else to train".into(),
-            "add a [lora] section (QLoRA), or remove [bnb_4bit] to train all weights",
         ),
         (
             config.lora.as_ref().is_none_or(|lora| lora.target != TargetModules::Named(Vec::new())),
             "lora.target",
             "names no module".into(),
             "write \"all-linear\", or module names such as [\"q_proj\", \"v_proj\"]",
+        ),
+    ];
+    if let (Some(Mode::Full), Some(section)) = (config.mode, frozen_base) {
+        let problem = format!("\"full\" trains every weight, and {} trains adapters on a frozen base", of(section));
+        rules.push((
+            false,
+            "mode",
+            problem,
+            "remove one of the two; on the command line, `--set lora= --set bnb_4bit=`",
+        ));
+    }
+    if config.mode == Some(Mode::Lora) && typed("bnb_4bit") {
+        let problem = format!("\"lora\" keeps the base as stored, and {} keeps it in 4 bits", of("bnb_4bit"));
+        rules.push((false, "mode", problem, "write mode = \"qlora\", or remove [bnb_4bit]"));
+    }
+    rules
+}
+
+/// The shape of the learning rate.
+fn schedule(config: &RunConfig) -> Vec<Rule> {
+    let (train, peak) = (&config.train, config.learning_rate());
+    vec![
+        (
+            train.min_lr <= peak,
+            "train.min_lr",
+            format!("is {:e}, above the highest rate, train.learning_rate = {peak:e}", train.min_lr),
+            "write a rate such as a tenth of train.learning_rate",
+        ),
+        (
+            train.min_lr == 0.0 || train.schedule != ScheduleKind::Constant,
+            "train.min_lr",
+            "schedule = \"constant\" never decreases".into(),
+            "write schedule = \"cosine\" or \"linear\", or remove this key",
         ),
     ]
 }
@@ -155,9 +203,11 @@ fn agreements(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
 fn evaluation(config: &RunConfig) -> Vec<Rule> {
     let eval = &config.eval;
     let nothing = || "there is nothing to evaluate on".to_string();
-    let help = "add data.eval_path, or data.eval_fraction = 0.05, or set this key to 0";
+    let help = "add data.eval_path, or data.eval_fraction = 0.05, or remove this key";
+    let every_steps = eval.every_steps.is_some_and(|steps| steps > 0);
     vec![
-        (config.has_eval_data() || eval.every_steps == 0, "eval.every_steps", nothing(), help),
+        (config.has_eval_data() || !every_steps, "eval.every_steps", nothing(), help),
+        (config.has_eval_data() || eval.every_epochs.is_none(), "eval.every_epochs", nothing(), help),
         (config.has_eval_data() || eval.exact_match_prompts == 0, "eval.exact_match_prompts", nothing(), help),
         (
             eval.exact_match_prompts == 0 || config.data.format != RecordFormat::Text,
@@ -165,5 +215,13 @@ fn evaluation(config: &RunConfig) -> Vec<Rule> {
             "needs chat records, whose last assistant turn is the reference answer".into(),
             "set it to 0 for format = \"text\"",
         ),
+        extraction(&eval.extract),
     ]
+}
+
+/// `eval.extract` is a name, or a regular expression that says what it takes.
+fn extraction(written: &str) -> Rule {
+    let problem = Extraction::parse(written).err();
+    let help = "write \"whole\", \"last_number\", \"choice\", or a regular expression such as \"#### (-?[0-9]+)\"";
+    (problem.is_none(), "eval.extract", problem.unwrap_or_default(), help)
 }

@@ -1,12 +1,21 @@
 //! What keys mean together: pairs of keys that describe one setting, and keys whose default depends on another key.
+//!
+//! Trade-off: a recipe that is written out has the defaults of its mode as values, so they stay if the mode is changed later.
 
 use firebrick_data::{RecordFormat, TrainOn};
 use firebrick_kernels::Recompute;
+use firebrick_optim::ScheduleKind;
 
-use crate::config::recipe::RunConfig;
+use crate::config::recipe::{Init, Mode, RunConfig};
 
-/// The fraction of a run that warms up if the recipe has no key for it.
+/// The fraction of a run that warms up if the recipe has no key for it and the rate falls afterwards.
 const DEFAULT_WARMUP_RATIO: f64 = 0.03;
+/// The highest learning rate if the recipe has no key for it: of adapters, and of weights drawn from the seed.
+const NEW_WEIGHTS_RATE: f64 = 2e-4;
+/// The same where every weight of a pretrained model trains: TRL's default. Ten times as much destroys what the model knows.
+const PRETRAINED_WEIGHTS_RATE: f64 = 2e-5;
+/// Steps between two checkpoints if the recipe has no key for it.
+const DEFAULT_CHECKPOINT_STEPS: u64 = 500;
 
 /// How long a run is: `train.steps` or `train.epochs`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -26,7 +35,70 @@ pub enum Warmup {
     Ratio(f64),
 }
 
+/// How often something happens during a run: a key in steps and one in epochs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Interval {
+    /// Optimizer steps; 0 is never.
+    Steps(u64),
+    /// Passes over the data, or a fraction of one.
+    Epochs(f64),
+}
+
+impl Interval {
+    /// The interval of a pair of keys, of which at most one is there.
+    fn of(steps: Option<u64>, epochs: Option<f64>, default_steps: u64) -> Self {
+        match (steps, epochs) {
+            (None, Some(epochs)) => Self::Epochs(epochs),
+            (steps, _) => Self::Steps(steps.unwrap_or(default_steps)),
+        }
+    }
+
+    /// The same as the values of its two keys.
+    fn keys(self) -> (Option<u64>, Option<f64>) {
+        match self {
+            Self::Steps(steps) => (Some(steps), None),
+            Self::Epochs(epochs) => (None, Some(epochs)),
+        }
+    }
+}
+
 impl RunConfig {
+    /// Which weights train.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        match (self.mode, &self.bnb_4bit, &self.lora) {
+            (Some(mode), ..) => mode,
+            (None, Some(_), _) => Mode::Qlora,
+            (None, None, Some(_)) => Mode::Lora,
+            (None, None, None) => Mode::Full,
+        }
+    }
+
+    /// The highest learning rate.
+    #[must_use]
+    pub fn learning_rate(&self) -> f64 {
+        let is_pretrained = self.mode() == Mode::Full && self.init == Init::Pretrained;
+        self.train.learning_rate.unwrap_or(if is_pretrained { PRETRAINED_WEIGHTS_RATE } else { NEW_WEIGHTS_RATE })
+    }
+
+    /// How often the held-out data is evaluated.
+    #[must_use]
+    pub fn eval_interval(&self) -> Interval {
+        Interval::of(self.eval.every_steps, self.eval.every_epochs, 0)
+    }
+
+    /// How often a checkpoint is saved.
+    #[must_use]
+    pub fn checkpoint_interval(&self) -> Interval {
+        Interval::of(self.checkpoint.every_steps, self.checkpoint.every_epochs, DEFAULT_CHECKPOINT_STEPS)
+    }
+
+    /// How often metrics are written.
+    #[must_use]
+    pub fn log_interval(&self) -> Interval {
+        Interval::of(self.train.log_every, self.train.log_every_epochs, 1)
+    }
+
     /// How long the run is.
     #[must_use]
     pub fn length(&self) -> RunLength {
@@ -41,7 +113,10 @@ impl RunConfig {
     pub fn warmup(&self) -> Warmup {
         match self.train.warmup_steps {
             Some(steps) => Warmup::Steps(steps),
-            None => Warmup::Ratio(self.train.warmup_ratio.unwrap_or(DEFAULT_WARMUP_RATIO)),
+            None => Warmup::Ratio(self.train.warmup_ratio.unwrap_or(match self.train.schedule {
+                ScheduleKind::Constant => 0.0,
+                ScheduleKind::Linear | ScheduleKind::Cosine => DEFAULT_WARMUP_RATIO,
+            })),
         }
     }
 
@@ -96,6 +171,11 @@ impl RunConfig {
             Warmup::Steps(steps) => config.train.warmup_steps = Some(steps),
             Warmup::Ratio(ratio) => config.train.warmup_ratio = Some(ratio),
         }
+        config.resolve_mode();
+        config.train.learning_rate = Some(self.learning_rate());
+        (config.train.log_every, config.train.log_every_epochs) = self.log_interval().keys();
+        (config.eval.every_steps, config.eval.every_epochs) = self.eval_interval().keys();
+        (config.checkpoint.every_steps, config.checkpoint.every_epochs) = self.checkpoint_interval().keys();
         config.train.recompute = Some(self.recompute());
         config.train.grad_checkpointing = Some(self.recompute() == Recompute::Full);
         config.compute = Some(self.compute());
@@ -106,5 +186,18 @@ impl RunConfig {
         config.data.train_on = Some(self.train_on());
         config.eval.micro_batch_size = Some(self.eval_micro_batch_size());
         config
+    }
+
+    /// Gives the mode its sections. A mode that they express is not written a second time, so that removing a section of a
+    /// written-out recipe changes the mode.
+    fn resolve_mode(&mut self) {
+        let mode = self.mode();
+        if mode != Mode::Full {
+            self.lora.get_or_insert_default();
+        }
+        if mode == Mode::Qlora {
+            self.bnb_4bit.get_or_insert_default();
+        }
+        self.mode = (mode == Mode::Full).then_some(mode);
     }
 }

@@ -6,6 +6,8 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+use crate::config::other_names;
+
 /// Where something was typed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
@@ -31,20 +33,22 @@ impl fmt::Display for Place {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file could not be read.
-    #[error("cannot read the recipe {}: {source}; {help}", path.display())]
+    #[error("cannot read the recipe {}: {problem}; {help}", path.display())]
     Read {
         /// The path as given.
         path: PathBuf,
+        /// The system's error.
+        problem: io::Error,
         /// What to give instead.
         help: String,
-        /// The system's error.
-        source: io::Error,
     },
-    /// The file, or an override, is not TOML.
-    #[error("{place}: this is not TOML: {message}")]
+    /// The file is not what its name says.
+    #[error("{place}: this is not {language}: {message}")]
     Syntax {
         /// Where.
         place: Place,
+        /// "TOML" or "YAML".
+        language: &'static str,
         /// What the parser expected.
         message: String,
     },
@@ -163,10 +167,11 @@ fn unknown_value(place: Place, key: String, message: &str) -> ConfigError {
     let mut words = message.split('`').skip(1).step_by(2).map(str::to_string);
     let got = words.next().unwrap_or_default();
     let allowed: Vec<String> = words.collect();
-    let hint = if let Some(nearest) = nearest(&got, allowed.iter().map(String::as_str)) {
-        format!("did you mean '{nearest}'?")
-    } else {
-        "write one of them".to_string()
+    let nearest = nearest(&got, allowed.iter().map(String::as_str));
+    let hint = match (other_names::value(&key, &got), nearest) {
+        (Some(answer), _) => answer.to_string(),
+        (None, Some(nearest)) => format!("did you mean '{nearest}'?"),
+        (None, None) => "write one of them".to_string(),
     };
     let allowed = allowed.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(", ");
     ConfigError::UnknownValue { place, key, got, allowed: format!("{allowed}; {hint}") }
@@ -189,13 +194,25 @@ fn plain_value(got: &str) -> String {
     got.trim_end_matches(" as i128").trim_end_matches(" as u128").to_string()
 }
 
-/// The candidate most like `typed`, where one is like it at all.
+/// The candidate that `typed` is a misspelling or a part of, if there is one. Names that merely look alike may mean different things
+/// (`use_dora` and `use_rslora`, 32 and 8 bits), so a candidate with other digits or more than a few edits away is none.
 pub(super) fn nearest<'a>(typed: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    /// Below this Jaro-Winkler similarity two names have little in common.
-    const ALIKE: f64 = 0.82;
+    /// One edit in this many characters is a misspelling.
+    const CHARACTERS_PER_EDIT: usize = 4;
+    /// A name of which the typed one has this share, from the beginning, is meant.
+    const PART: f64 = 0.65;
+    let digits = |name: &str| name.chars().filter(char::is_ascii_digit).collect::<String>();
+    let edits = |candidate: &str| {
+        let (short, long) = if typed.len() < candidate.len() { (typed, candidate) } else { (candidate, typed) };
+        if long.starts_with(short) && short.len() as f64 >= PART * long.len() as f64 {
+            return Some(0);
+        }
+        let edits = strsim::damerau_levenshtein(typed, candidate);
+        (edits <= (typed.chars().count() / CHARACTERS_PER_EDIT).max(1)).then_some(edits)
+    };
     candidates
-        .map(|candidate| (strsim::jaro_winkler(typed, candidate), candidate))
-        .filter(|(likeness, _)| *likeness >= ALIKE)
-        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .filter(|candidate| digits(candidate) == digits(typed))
+        .filter_map(|candidate| Some((edits(candidate)?, candidate)))
+        .min_by_key(|(edits, _)| *edits)
         .map(|(_, candidate)| candidate)
 }

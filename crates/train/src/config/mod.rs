@@ -1,4 +1,4 @@
-//! The recipe: what the user typed, read from a TOML file and `--set` overrides into [`RunConfig`].
+//! The recipe: what the user typed, read from a TOML or YAML file and `--set` overrides into [`RunConfig`].
 //!
 //! Everything that can be refused without looking at the machine is refused here, with the file and line, the key, and
 //! what to do. What depends on the machine (does it fit, is the backend available) belongs to the plan.
@@ -12,23 +12,29 @@ pub mod compute;
 mod data_section;
 mod defaults;
 mod error;
+mod extraction;
 mod names;
+mod other_names;
 mod recipe;
 mod rule;
 mod schema;
 mod source;
+mod yaml;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 pub use backend_choice::BackendChoice;
 pub use data_section::{DataConfig, SourceConfig};
-pub use defaults::{RunLength, Warmup};
+pub use defaults::{Interval, RunLength, Warmup};
 pub use error::{ConfigError, Place};
+pub use extraction::Extraction;
 pub use names::{from_name, to_name};
-pub use recipe::{Bnb4bitSection, CheckpointConfig, EvalConfig, Init, LoraSection, QuantType, RunConfig, TrainConfig};
+pub use recipe::{
+    Bnb4bitSection, CheckpointConfig, EvalConfig, Init, LoraSection, Mode, QuantType, RunConfig, TrainConfig,
+};
 pub use schema::json_schema;
-use source::Source;
+use source::{Language, Source};
 
 /// The folder in which a bare recipe name is looked up.
 const RECIPE_FOLDER: &str = "configs";
@@ -44,20 +50,23 @@ impl RunConfig {
     /// [`ConfigError`] names the place, the key and the way out.
     pub fn load(path: &Path, overrides: &[String]) -> Result<RunConfig, ConfigError> {
         let file = find_recipe(path);
-        let text = fs::read_to_string(&file).map_err(|source| ConfigError::Read {
+        let text = fs::read_to_string(&file).map_err(|problem| ConfigError::Read {
             path: path.to_path_buf(),
+            problem,
             help: known_recipes(),
-            source,
         })?;
-        RunConfig::from_toml(&text, &file, overrides)
+        RunConfig::from_source(Source::parse(&text, &file, Language::of(&file), overrides)?, &file)
     }
 
-    /// As [`RunConfig::load`], from text that is already in memory; `file` is what error messages call it.
+    /// As [`RunConfig::load`], from TOML that is already in memory; `file` is what error messages call it.
     ///
     /// # Errors
     /// As [`RunConfig::load`].
     pub fn from_toml(text: &str, file: &Path, overrides: &[String]) -> Result<RunConfig, ConfigError> {
-        let source = Source::parse(text, file, overrides)?;
+        RunConfig::from_source(Source::parse(text, file, Language::Toml, overrides)?, file)
+    }
+
+    fn from_source(source: Source<'_>, file: &Path) -> Result<RunConfig, ConfigError> {
         schema::refuse_unknown_keys(&source)?;
         let mut config = source.read_config()?;
         if config.name.is_empty() {
@@ -84,9 +93,7 @@ impl RunConfig {
         if folder.is_dir() {
             return Ok(folder);
         }
-        let short = self.model.rsplit('/').find(|part| !part.is_empty()).unwrap_or("model");
-        let looks_like_hub_id = self.model.split('/').count() == 2 && !self.model.starts_with(['.', '/', '~']);
-        let help = if looks_like_hub_id {
+        let help = if let Some((_, short)) = self.model.split_once('/').filter(|parts| is_hub_id(*parts)) {
             format!(
                 "download it first with `hf download {} --local-dir models/{short}` (pip install huggingface_hub), then \
                  write model = \"models/{short}\"; relative paths start at the folder you run from",
@@ -101,20 +108,24 @@ impl RunConfig {
     }
 }
 
+/// Whether `owner/name` may be an id on the Hub: then it needs no quotes in a shell.
+fn is_hub_id((owner, name): (&str, &str)) -> bool {
+    let is_plain = |part: &str| {
+        let allowed = |character: char| character.is_ascii_alphanumeric() || "-_.".contains(character);
+        !part.is_empty() && !part.starts_with('.') && part.chars().all(allowed)
+    };
+    is_plain(owner) && is_plain(name)
+}
+
 /// `path` itself where it exists or names a folder, otherwise the recipe of that name in `configs/`.
 fn find_recipe(path: &Path) -> PathBuf {
     let is_bare = path.parent().is_none_or(|parent| parent.as_os_str().is_empty());
-    if is_bare && !path.exists() {
-        let mut name = path.to_path_buf();
-        if name.extension().is_none() {
-            name.set_extension("toml");
-        }
-        let shipped = Path::new(RECIPE_FOLDER).join(name);
-        if shipped.exists() {
-            return shipped;
-        }
+    if !is_bare || path.exists() {
+        return path.to_path_buf();
     }
-    path.to_path_buf()
+    let shipped = Path::new(RECIPE_FOLDER).join(path);
+    let found = [shipped.clone(), shipped.with_extension("toml")].into_iter().find(|file| file.is_file());
+    found.unwrap_or_else(|| path.to_path_buf())
 }
 
 /// One sentence that lists the shipped recipes, for the message about a file that cannot be read.
@@ -124,11 +135,11 @@ fn known_recipes() -> String {
         .flatten()
         .flatten()
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .filter(|name| name.ends_with(".toml"))
+        .filter(|name| name.ends_with(".toml") || Language::of(Path::new(name)) == Language::Yaml)
         .collect();
     names.sort();
     if names.is_empty() {
-        "give the path of a .toml recipe".to_string()
+        "give the path of a .toml or .yaml recipe".to_string()
     } else {
         format!("recipes in {RECIPE_FOLDER}/: {}", names.join(", "))
     }
@@ -143,9 +154,9 @@ mod tests {
     use super::*;
 
     /// The smallest recipe there is: every other key has a default.
-    const SMALLEST: &str = "model = \"m\"\n[data]\npath = \"d.jsonl\"\n";
+    const SMALLEST: &str = "model = \"m\"\nlora = {}\ndata.path = \"d.jsonl\"\n";
     /// Two sources with everything that a source may say about itself.
-    const SEVERAL: &str = "model = 'm'\n[data]\nmix = 'weight'\nmix_until = 'never'\n[[data.sources]]\npath = 'a/*.csv'\n\
+    const SEVERAL: &str = "model = 'm'\nmode = 'full'\n[data]\nmix = 'weight'\nmix_until = 'never'\n[[data.sources]]\npath = 'a/*.csv'\n\
                            format = 'csv'\nshape = 'chat'\nlimit = 9\nweight = 2\nfields = { messages = 'turns' }\n\
                            roles = { bot = 'assistant' }\n[[data.sources]]\npath = 'owner/name'\nsplit = 'train_sft'\n";
 
@@ -165,7 +176,62 @@ mod tests {
         assert_eq!(config.length(), RunLength::Epochs(1.0));
         assert_eq!(config.recompute(), Recompute::Full);
         assert_eq!(config.compute(), Format::Bf16);
-        assert!(config.lora.is_none() && config.bnb_4bit.is_none());
+        assert_eq!((config.mode(), config.learning_rate()), (Mode::Lora, 2e-4));
+    }
+
+    #[test]
+    fn full_fine_tuning_is_never_what_a_recipe_does_by_omission() {
+        let message = refusal(SMALLEST, &["lora="]);
+        assert!(message.starts_with("configs/x.toml: mode is missing; add [lora]"), "{message}");
+        let cases: &[(&[&str], Mode, f64)] = &[
+            (&["bnb_4bit={}", "lora="], Mode::Qlora, 2e-4),
+            (&["bnb_4bit={}"], Mode::Qlora, 2e-4),
+            (&["mode=qlora"], Mode::Qlora, 2e-4),
+            (&["mode=lora", "lora="], Mode::Lora, 2e-4),
+            (&["mode=full", "lora="], Mode::Full, 2e-5),
+            (&["mode=full", "lora=", "train.learning_rate=1e-4"], Mode::Full, 1e-4),
+            (&["init=random", "lora="], Mode::Full, 2e-4),
+        ];
+        for (overrides, mode, rate) in cases {
+            let config = read(SMALLEST, overrides).unwrap();
+            assert_eq!((config.mode(), config.train.learning_rate), (*mode, Some(*rate)), "{overrides:?}");
+            assert_eq!(config.lora.is_some(), *mode != Mode::Full, "{overrides:?}");
+            assert_eq!(config.bnb_4bit.is_some(), *mode == Mode::Qlora, "{overrides:?}");
+        }
+        assert!(refusal(SMALLEST, &["mode=full"]).contains("[lora] (configs/x.toml:2) trains adapters"));
+        assert!(refusal(SMALLEST, &["mode=lora", "bnb_4bit={}"]).contains("write mode = \"qlora\""));
+        let written = read(SMALLEST, &["mode=qlora", "lora.r=4"]).unwrap().to_toml();
+        assert_eq!(read(&written, &["bnb_4bit="]).unwrap().mode(), Mode::Lora, "{written}");
+    }
+
+    #[test]
+    fn a_yaml_recipe_is_the_same_as_its_toml() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("x.yaml");
+        // The keys as ADR-004 writes them, put together, with the two that have no default.
+        let adr_004 = "model: m\npack: true\nmax_seq_len: 4096\ntrain:\n  grad_checkpointing: true\n  \
+                       optimizer: paged_adamw_8bit\n  bf16: true\n  micro_batch_size: 8\n  gradient_accumulation: 6\n  \
+                       # Effective batch size: 48\nbnb_4bit:\n  compute_dtype: bfloat16\ndata:\n  path: d\n";
+        fs::write(&file, adr_004).unwrap();
+        let config = RunConfig::load(&file, &["train.steps=3".to_owned()]).unwrap();
+        let toml = "model = 'm'\npack = true\nmax_seq_len = 4096\ndata.path = 'd'\nbnb_4bit.compute_dtype = 'bfloat16'\n[train]\n\
+                    grad_checkpointing = true\noptimizer = 'paged_adamw_8bit'\nbf16 = true\nmicro_batch_size = 8\n\
+                    gradient_accumulation = 6\nsteps = 3\n";
+        assert_eq!(config, read(toml, &[]).unwrap());
+        assert_eq!((config.mode(), config.rows_per_step()), (Mode::Qlora, 48));
+
+        let refused = |text: &str| {
+            fs::write(&file, text).unwrap();
+            let message = RunConfig::load(&file, &[]).unwrap_err().to_string();
+            message.strip_prefix(&format!("{}:", file.display())).map(str::to_owned).unwrap_or(message)
+        };
+        let message = refused(&adr_004.replace("data:\n", "dataset:\n"));
+        assert_eq!(message, "13: unknown key 'dataset' at the top of the file; here it is 'path' in [data]");
+        assert_eq!(
+            refused("model: m\nlora: {}\ntrain:\n  steps: many\n"),
+            "4: train.steps: expected a whole number, 0 or more, got string \"many\""
+        );
+        assert!(refused("model: m\nlora:\n").starts_with("2: this is not YAML: 'lora' has no value"));
     }
 
     #[test]
@@ -180,13 +246,17 @@ mod tests {
 
     #[test]
     fn written_out_recipe_reads_back_the_same() {
-        let shapes: [(&str, &[&str]); 5] = [
+        let shapes: [(&str, &[&str]); 6] = [
             (SMALLEST, &[]),
             (
                 "model='m'\n[lora]\ntarget=['q_proj']\n[bnb_4bit]\n[data]\npath='d'\n[train]\nsteps=3\nwarmup_steps=1\n",
                 &[],
             ),
-            (SMALLEST, &["train.recompute=none", "data.format=text"]),
+            (SMALLEST, &["train.recompute=none", "data.format=text", "mode=full", "lora="]),
+            (
+                SMALLEST,
+                &["eval.every_epochs=0.5", "data.eval_fraction=0.1", "eval.on_start=false", "train.min_lr=1e-6"],
+            ),
             (SEVERAL, &["data.eval_sources=[{path='e', split='test'}]", "data.overflow=split", "data.train_on=last"]),
             (SMALLEST, &["eval.prompts=['a \"b\"', 'c\\d']", "data.eval_fraction=0.1", "train.learning_rate=1e-5"]),
         ];
@@ -209,7 +279,7 @@ mod tests {
     fn unknown_key_of_an_override_names_the_override() {
         assert_eq!(
             refusal(SMALLEST, &["train.lr=1e-4"]),
-            "--set train.lr=1e-4: unknown key 'lr' in [train]; did you mean 'learning_rate'?"
+            "--set train.lr=1e-4: unknown key 'lr' in [train]; here it is 'learning_rate'"
         );
     }
 
@@ -227,7 +297,7 @@ mod tests {
     #[test]
     fn unknown_key_with_no_near_one_lists_the_known_ones() {
         let message = refusal(SMALLEST, &["checkpoint.zzz=1"]);
-        assert!(message.contains("known keys are every_steps, keep"), "{message}");
+        assert!(message.contains("known keys are every_steps, every_epochs, keep"), "{message}");
     }
 
     #[test]
@@ -249,8 +319,8 @@ mod tests {
             "--set eval.prompts=['a', 1]: eval.prompts: expected a string, got integer `1`"
         );
         assert!(
-            refusal("model='m'\n[data]\npath=[\n'a']\n", &[])
-                .starts_with("configs/x.toml:3: data.path: expected a string")
+            refusal("model='m'\nmode='lora'\n[data]\npath=[\n'a']\n", &[])
+                .starts_with("configs/x.toml:4: data.path: expected a string")
         );
     }
 
@@ -295,9 +365,9 @@ mod tests {
         let config =
             read(SMALLEST, &["model=meta-llama/Llama-3.1-8B", "train.learning_rate=3e-5", "lora.r=8"]).unwrap();
         assert_eq!(config.model, "meta-llama/Llama-3.1-8B");
-        assert_eq!(config.train.learning_rate, 3e-5);
+        assert_eq!(config.learning_rate(), 3e-5);
         assert_eq!(config.lora.as_ref().map(|lora| lora.r), Some(8));
-        let config = read("model='m'\n[lora]\nr=4\n[data]\npath='d'\n", &["lora="]).unwrap();
+        let config = read("model='m'\n[lora]\nr=4\n[data]\npath='d'\n", &["lora=", "mode=full"]).unwrap();
         assert!(config.lora.is_none());
     }
 
@@ -338,7 +408,7 @@ mod tests {
 
     #[test]
     fn override_of_compute_replaces_the_older_names_of_the_file() {
-        let text = format!("{SMALLEST}[train]\nbf16 = true\n[lora]\n[bnb_4bit]\ncompute_dtype = 'bfloat16'\n");
+        let text = format!("{SMALLEST}[train]\nbf16 = true\n[bnb_4bit]\ncompute_dtype = 'bfloat16'\n");
         assert_eq!(read(&text, &["compute=float32"]).unwrap().compute(), Format::F32);
     }
 
@@ -355,7 +425,14 @@ mod tests {
             ),
             (&["train.grad_checkpointing=true", "train.recompute=none"], "contradicts train.grad_checkpointing = true"),
             (&["train.offload=true", "train.recompute=selective"], "train.offload: only layer inputs can be offloaded"),
-            (&["bnb_4bit.quant_type=nf4"], "add a [lora] section"),
+            (&["lora="], "mode = \"full\""),
+            (&["train.min_lr=1"], "train.min_lr: is 1e0, above the highest rate"),
+            (&["train.min_lr=1e-5", "train.schedule=constant"], "never decreases"),
+            (&["train.min_lr=-1"], "train.min_lr: must be 0 or more"),
+            (&["train.log_every=2", "train.log_every_epochs=1"], "keep one"),
+            (&["eval.every_epochs=1"], "nothing to evaluate on"),
+            (&["checkpoint.every_epochs=0"], "checkpoint.every_epochs: must be above 0"),
+            (&["eval.extract=last"], "'last' has 0 groups"),
             (&["lora.r=0"], "lora.r: must be at least 1"),
             (&["lora.alpha=0"], "lora.alpha: must be above 0"),
             (&["lora.target=[]"], "lora.target: names no module"),

@@ -32,6 +32,11 @@ pub struct RunConfig {
     /// tokenizer.json there. Default "pretrained".
     #[serde(default)]
     pub init: Init,
+    /// Which weights train: "full" (all of them), "lora" (adapters on a base that stays as stored) or "qlora" (adapters on a base
+    /// in 4 bits). Default: what the sections say. `[bnb_4bit]` is "qlora", `[lora]` alone is "lora"; a recipe with neither section
+    /// and pretrained weights has to say `mode = "full"`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<Mode>,
     /// Number format of activations and matrix multiplications: "float32", "bfloat16" or "float16" (also "f32", "fp32", "bf16",
     /// "f16", "fp16"). CPU backends and wgpu compute in float32 whatever this says. Default "bfloat16".
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "compute::deserialize")]
@@ -49,10 +54,11 @@ pub struct RunConfig {
     /// Seed of shuffling, of adapter and random weights, and of sampling. Default 0.
     #[serde(default)]
     pub seed: u64,
-    /// Keep the frozen base in 4 bits (QLoRA). Default: absent, the base stays as stored. Needs `[lora]`.
+    /// Keep the frozen base in 4 bits and train adapters on it (QLoRA), those of `[lora]` or else its defaults. Default: absent, the
+    /// base stays as stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bnb_4bit: Option<Bnb4bitSection>,
-    /// Train low-rank adapters on a frozen base. Default: absent, all weights are trained.
+    /// Train low-rank adapters on a frozen base. Default: absent; see `mode`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraSection>,
     /// What to train and evaluate on.
@@ -77,6 +83,18 @@ pub enum Init {
     Pretrained,
     /// Weights are drawn from the seed: pretraining from scratch.
     Random,
+}
+
+/// `mode`: which weights train.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// Every weight.
+    Full,
+    /// Adapters on a base that stays as stored.
+    Lora,
+    /// Adapters on a base in 4 bits.
+    Qlora,
 }
 
 /// `[bnb_4bit]`: the frozen base in 4 bits, byte for byte as bitsandbytes quantizes it.
@@ -180,14 +198,19 @@ pub struct TrainConfig {
     pub micro_batch_size: usize,
     /// Micro-batches per step. Default 1.
     pub gradient_accumulation: usize,
-    /// Highest learning rate of the schedule. Default 2e-4.
-    pub learning_rate: f64,
-    /// Learning rate after the warm-up: "constant", or decreasing to 0 as "linear" or "cosine". Default "cosine".
+    /// Highest learning rate of the schedule. Default 2e-4 for adapters and for weights drawn from the seed, 2e-5 where every
+    /// weight of a pretrained model trains.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub learning_rate: Option<f64>,
+    /// Learning rate after the warm-up: "constant", or decreasing to `min_lr` as "linear" or "cosine". Default "cosine".
     pub schedule: ScheduleKind,
+    /// The learning rate that "linear" and "cosine" decrease to (a rate, not a fraction of `learning_rate`). Default 0.
+    pub min_lr: f64,
     /// Steps in which the learning rate increases from 0. Default: absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warmup_steps: Option<u64>,
-    /// The same as a fraction of the run, 0 or more and below 1. Default 0.03 if `warmup_steps` is absent.
+    /// The same as a fraction of the run, 0 or more and below 1, rounded up to whole steps. Default, if `warmup_steps` is absent:
+    /// 0.03, and 0 for the schedule "constant".
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warmup_ratio: Option<f64>,
     /// Decoupled weight decay. Default 0.
@@ -206,8 +229,12 @@ pub struct TrainConfig {
     /// Optimizer steps, instead of `epochs`. Default: absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps: Option<u64>,
-    /// Write metrics every this many steps. Default 1.
-    pub log_every: u64,
+    /// Write metrics every this many steps. Default 1 if `log_every_epochs` is absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_every: Option<u64>,
+    /// The same in epochs, or as a fraction of one, rounded to whole steps. Default: absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_every_epochs: Option<f64>,
     /// Tokens whose logits exist at the same time in the loss; fewer is slower and takes less memory. Default 1024.
     pub loss_chunk_tokens: usize,
 }
@@ -222,8 +249,9 @@ impl Default for TrainConfig {
             optimizer: OptimizerKind::AdamW,
             micro_batch_size: 1,
             gradient_accumulation: 1,
-            learning_rate: 2e-4,
+            learning_rate: None,
             schedule: ScheduleKind::Cosine,
+            min_lr: 0.0,
             warmup_steps: None,
             warmup_ratio: None,
             weight_decay: 0.0,
@@ -233,26 +261,37 @@ impl Default for TrainConfig {
             max_grad_norm: 1.0,
             epochs: None,
             steps: None,
-            log_every: 1,
+            log_every: None,
+            log_every_epochs: None,
             loss_chunk_tokens: 1024,
         }
     }
 }
 
 /// `[eval]`: evaluation before, during and after training; needs `data.eval_path` or `data.eval_fraction`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct EvalConfig {
-    /// Evaluate every this many steps; 0 only before and after training. Default 0.
-    pub every_steps: u64,
+    /// Evaluate every this many steps; 0 only before and after training. Default 0 if `every_epochs` is absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub every_steps: Option<u64>,
+    /// The same in epochs, or as a fraction of one, rounded to whole steps. Default: absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub every_epochs: Option<f64>,
+    /// Evaluate and answer `prompts` before the first step too, to see what training changes. Default true.
+    pub on_start: bool,
     /// Rows per forward pass of the evaluation. Default: `train.micro_batch_size`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub micro_batch_size: Option<usize>,
     /// Maximum number of micro-batches for the evaluation loss; 0 takes all. Default 0.
     pub max_batches: usize,
-    /// Number of held-out prompts that are answered greedily in each evaluation and compared with the reference answer; 0 for
-    /// none. Default 0.
+    /// Number of held-out prompts that are answered greedily in each evaluation and compared with the reference answer, the last
+    /// one of the record; 0 for none. Records without a complete last answer are skipped and counted. Default 0.
     pub exact_match_prompts: usize,
+    /// What of the two answers is compared: "whole" (without white space around it), "last_number" (the last number, without
+    /// separators of thousands: math), "choice" (the last letter from A to J that stands alone: multiple choice), or a regular
+    /// expression with one group, whose last match is taken. An answer in which nothing is found is wrong. Default "whole".
+    pub extract: String,
     /// Maximum tokens of an answer. Default 64.
     pub max_new_tokens: usize,
     /// Prompts whose answers are shown before and after training. Default: none.
@@ -262,10 +301,13 @@ pub struct EvalConfig {
 impl Default for EvalConfig {
     fn default() -> Self {
         EvalConfig {
-            every_steps: 0,
+            every_steps: None,
+            every_epochs: None,
+            on_start: true,
             micro_batch_size: None,
             max_batches: 0,
             exact_match_prompts: 0,
+            extract: "whole".to_owned(),
             max_new_tokens: 64,
             prompts: Vec::new(),
         }
@@ -273,18 +315,22 @@ impl Default for EvalConfig {
 }
 
 /// `[checkpoint]`: when to save, and how many checkpoints to keep. The end of a run is always saved.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct CheckpointConfig {
-    /// Save every this many steps; 0 only at the end. Default 500.
-    pub every_steps: u64,
+    /// Save every this many steps; 0 only at the end. Default 500 if `every_epochs` is absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub every_steps: Option<u64>,
+    /// The same in epochs, or as a fraction of one, rounded to whole steps. Default: absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub every_epochs: Option<f64>,
     /// Number of newest checkpoints to keep. Default 3.
     pub keep: usize,
 }
 
 impl Default for CheckpointConfig {
     fn default() -> Self {
-        CheckpointConfig { every_steps: 500, keep: 3 }
+        CheckpointConfig { every_steps: None, every_epochs: None, keep: 3 }
     }
 }
 

@@ -8,6 +8,7 @@ use schemars::schema_for;
 use serde_json::Value;
 
 use crate::config::error::{ConfigError, nearest};
+use crate::config::other_names;
 use crate::config::recipe::RunConfig;
 use crate::config::source::Source;
 
@@ -21,36 +22,6 @@ pub fn json_schema() -> String {
 
 /// Keys by section; the keys outside of sections are under "".
 type KnownKeys = BTreeMap<String, Vec<String>>;
-
-/// Names of other trainers, and our key.
-const OTHER_NAMES: [(&str, &str); 26] = [
-    ("base_model", "model"),
-    ("model_name_or_path", "model"),
-    ("sequence_len", "max_seq_len"),
-    ("max_length", "max_seq_len"),
-    ("sample_packing", "pack"),
-    ("packing", "pack"),
-    ("lr", "learning_rate"),
-    ("lr_scheduler", "schedule"),
-    ("lr_scheduler_type", "schedule"),
-    ("num_epochs", "epochs"),
-    ("num_train_epochs", "epochs"),
-    ("max_steps", "steps"),
-    ("batch_size", "micro_batch_size"),
-    ("per_device_train_batch_size", "micro_batch_size"),
-    ("gradient_accumulation_steps", "gradient_accumulation"),
-    ("gradient_checkpointing", "grad_checkpointing"),
-    ("optim", "optimizer"),
-    ("logging_steps", "log_every"),
-    ("save_steps", "every_steps"),
-    ("eval_steps", "every_steps"),
-    ("save_total_limit", "keep"),
-    ("lora_r", "r"),
-    ("lora_alpha", "alpha"),
-    ("target_modules", "target"),
-    ("rslora", "use_rslora"),
-    ("use_double_quant", "double_quant"),
-];
 
 /// Refuses a key that is not in the schema, and a section that is not a table.
 pub(super) fn refuse_unknown_keys(source: &Source<'_>) -> Result<(), ConfigError> {
@@ -88,26 +59,24 @@ fn in_section(section: &str) -> String {
     if section.is_empty() { "at the top of the file".to_string() } else { format!("in [{section}]") }
 }
 
-/// The most helpful advice about an unknown key.
+/// The most helpful advice about an unknown key: where it belongs, what it is called here, or which key it is a misspelling of.
 fn hint(known: &KnownKeys, section: &str, key: &str) -> String {
-    let here = &known[section];
-    let ours = OTHER_NAMES.iter().find(|(other, _)| *other == key).map_or(key, |(_, ours)| ours);
-    if ours != key && here.iter().any(|known| known == ours) {
-        return format!("did you mean '{ours}'?");
+    if let Some(answer) = other_names::key(key) {
+        return answer.advice(section);
     }
     // A key that several sections have is most likely the one of [train].
-    let has_it = |name: &str| name != section && known[name].iter().any(|known| known == ours);
+    let has_it =
+        |name: &str| name != section && known.get(name).is_some_and(|keys| keys.iter().any(|known| known == key));
     let sections = ["train"].into_iter().chain(known.keys().map(String::as_str));
-    let elsewhere = sections.into_iter().find(|name| has_it(name));
-    match (elsewhere, nearest(key, here.iter().map(String::as_str))) {
-        (Some(home), _) if ours == key && home.is_empty() => {
+    let here = &known[section];
+    match (sections.into_iter().find(|name| has_it(name)), nearest(key, here.iter().map(String::as_str))) {
+        (Some(""), _) => {
             format!(
                 "it belongs at the top of the file, before the first [section] (on the command line `--set {key}=…`)"
             )
         }
-        (Some(home), _) if ours == key => format!("it belongs in [{home}]"),
-        (Some(home), None) => format!("did you mean '{ours}' {}?", in_section(home)),
-        (_, Some(nearest)) => format!("did you mean '{nearest}'?"),
+        (Some(home), _) => format!("it belongs in [{home}]"),
+        (None, Some(nearest)) => format!("did you mean '{nearest}'?"),
         (None, None) => format!("known keys are {}", here.join(", ")),
     }
 }
@@ -147,6 +116,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::config::other_names::Answer;
 
     /// UPDATE_GOLDEN=1 writes the file instead of comparing.
     #[test]
@@ -169,15 +139,50 @@ mod tests {
     }
 
     #[test]
-    fn names_of_other_trainers_lead_to_ours() {
+    fn names_of_other_trainers_lead_to_keys_and_sections_that_exist() {
         let known = known_keys();
-        for (other, ours) in OTHER_NAMES {
-            assert!(known.values().flatten().any(|key| key == ours), "{ours} is no key");
-            assert!(known.values().flatten().all(|key| key != other), "{other} is a key of ours");
+        let names = other_names::names();
+        assert!(names.len() >= 80, "only {} names", names.len());
+        for (name, answer) in names {
+            assert!(known.values().flatten().all(|key| key != name), "{name} is a key of ours");
+            let (section, key) = match answer {
+                Answer::Key(path) | Answer::KeyWith(path, _) => path.split_once('.').unwrap_or(("", path)),
+                Answer::Section(section) => (section, ""),
+                Answer::NotYet(_) | Answer::NotNeeded(_) => continue,
+            };
+            let keys = known.get(section).unwrap_or_else(|| panic!("{name} leads to [{section}], which is no section"));
+            assert!(key.is_empty() || keys.iter().any(|known| known == key), "{name} leads to {section}.{key}");
         }
-        assert_eq!(hint(&known, "train", "lr"), "did you mean 'learning_rate'?");
-        assert_eq!(hint(&known, "train", "lora_r"), "did you mean 'r' in [lora]?");
-        assert_eq!(hint(&known, "", "num_epochs"), "did you mean 'epochs' in [train]?");
+    }
+
+    #[test]
+    fn hints_lead_to_the_right_section_and_never_to_another_meaning() {
+        let known = known_keys();
+        let cases = [
+            ("train", "lr", "here it is 'learning_rate'"),
+            ("train", "lora_r", "here it is 'r' in [lora]"),
+            ("", "num_epochs", "here it is 'epochs' in [train]"),
+            ("", "micro_batch_size", "it belongs in [train]"),
+            ("train", "eval_steps", "here it is 'every_steps' in [eval]"),
+            ("", "eval_steps", "here it is 'every_steps' in [eval]"),
+            ("lora", "use_dora", "not there yet"),
+            ("train", "fp16", "'compute' at the top of the file"),
+            ("train", "gradient_clipping", "here it is 'max_grad_norm'"),
+            ("", "load_in_4bit", "write the section [bnb_4bit]"),
+            ("", "adapter", "'mode'"),
+            ("bnb_4bit", "bnb_4bit_quant_type", "here it is 'quant_type'"),
+            ("train", "max_seq_length", "here it is 'max_seq_len' at the top of the file"),
+            ("", "val_set_size", "here it is 'eval_fraction' in [data]"),
+            ("", "lora_dropout", "not there yet"),
+            ("", "flash_attention", "not needed"),
+            ("train", "learning_rates", "did you mean 'learning_rate'?"),
+            ("", "trian", "did you mean 'train'?"),
+            ("checkpoint", "quux", "known keys are"),
+        ];
+        for (section, key, expected) in cases {
+            let hint = hint(&known, section, key);
+            assert!(hint.contains(expected), "[{section}] {key}: {hint}");
+        }
     }
 
     #[test]

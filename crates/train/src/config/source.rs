@@ -1,6 +1,6 @@
-//! The recipe as typed: the file's TOML tree with the overrides applied, where every value keeps its place.
+//! The recipe as typed: the file's tree with the overrides applied, where every value keeps its place.
 //!
-//! The TOML parser gives each key and value its byte range in the file. Values from `--set` get synthetic positions after
+//! The parsers give each key and value its byte range in the file; a YAML file becomes the same tree as a TOML file. Values from `--set` get synthetic positions after
 //! the end of the file, one each, so that one number says where anything was typed.
 //! Trade-off: an override's place is the whole override, not a column in it.
 
@@ -14,12 +14,16 @@ use toml::de::{DeTable, DeValue, Deserializer};
 
 use crate::config::error::{ConfigError, Place, from_reader};
 use crate::config::recipe::RunConfig;
+use crate::config::yaml::{self, YamlError};
 
 /// Two keys for one setting, and whether both may be there as long as they agree. An override of one replaces the other of the
 /// file.
-pub(super) const RIVALS: [(&str, &str, bool); 10] = [
+pub(super) const RIVALS: [(&str, &str, bool); 13] = [
     ("train.steps", "train.epochs", false),
     ("train.warmup_steps", "train.warmup_ratio", false),
+    ("train.log_every", "train.log_every_epochs", false),
+    ("eval.every_steps", "eval.every_epochs", false),
+    ("checkpoint.every_steps", "checkpoint.every_epochs", false),
     ("data.path", "data.sources", false),
     ("data.eval_path", "data.eval_fraction", false),
     ("data.eval_path", "data.eval_sources", false),
@@ -29,6 +33,28 @@ pub(super) const RIVALS: [(&str, &str, bool); 10] = [
     ("compute", "bnb_4bit.compute_dtype", true),
     ("train.bf16", "bnb_4bit.compute_dtype", true),
 ];
+
+/// What a recipe file is written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Language {
+    Toml,
+    Yaml,
+}
+
+impl Language {
+    /// That of a file with this name.
+    pub(super) fn of(file: &Path) -> Self {
+        let is = |name: &str| file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case(name));
+        if is("yaml") || is("yml") { Self::Yaml } else { Self::Toml }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Toml => "TOML",
+            Self::Yaml => "YAML",
+        }
+    }
+}
 
 /// One key of the tree.
 #[derive(Debug)]
@@ -59,11 +85,22 @@ pub(super) struct Source<'i> {
 
 impl<'i> Source<'i> {
     /// Parses the file's text and applies the overrides.
-    pub(super) fn parse(text: &'i str, file: &Path, overrides: &'i [String]) -> Result<Source<'i>, ConfigError> {
-        let tree = DeTable::parse(text).map_err(|error| ConfigError::Syntax {
-            place: Place::Line(file.to_path_buf(), line_of(text, error.span().map_or(0, |span| span.start))),
-            message: error.message().to_string(),
-        })?;
+    pub(super) fn parse(
+        text: &'i str,
+        file: &Path,
+        language: Language,
+        overrides: &'i [String],
+    ) -> Result<Source<'i>, ConfigError> {
+        let refuse = |line, message| {
+            let place = Place::Line(file.to_path_buf(), line);
+            ConfigError::Syntax { place, language: language.name(), message }
+        };
+        let tree = match language {
+            Language::Toml => DeTable::parse(text).map_err(|error| {
+                refuse(line_of(text, error.span().map_or(0, |span| span.start)), error.message().to_string())
+            })?,
+            Language::Yaml => yaml::parse(text).map_err(|YamlError { line, message }| refuse(line, message))?,
+        };
         let file = file.to_path_buf();
         let mut source = Source { file, text, overrides, synthetic: Vec::new(), tree, entries: Vec::new() };
         source.drop_overridden_rivals();
@@ -103,6 +140,11 @@ impl<'i> Source<'i> {
             Some(entry) => self.place_of(&entry.key_span),
             None => Place::File(self.file.clone()),
         }
+    }
+
+    /// The file, for what is missing in it.
+    pub(super) fn file_place(&self) -> Place {
+        Place::File(self.file.clone())
     }
 
     /// The place that a byte range stands for.

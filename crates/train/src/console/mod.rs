@@ -1,19 +1,27 @@
 //! What a run shows the user: sentences and tables on standard output, progress on standard error, and the texts of failures.
 //!
 //! Trade-off: the only place in the library that prints; everything else returns values.
-#![expect(clippy::print_stdout, reason = "this file is the program's output")]
 
+mod activity;
 mod failure;
+mod message;
+mod program;
 mod progress;
 mod shell;
 mod source_report;
 mod summary;
 
+pub use activity::Activity;
 pub use failure::{Failure, FailureReport};
+pub use message::error_message;
+pub use program::program;
 pub use progress::Progress;
 pub use shell::shell_quoted;
 pub use source_report::SourceReport;
 pub use summary::{Outcome, Summary};
+
+use std::io::Write;
+use std::path::Path;
 
 use crate::metrics::Evaluation;
 use crate::plan::Plan;
@@ -31,11 +39,26 @@ impl Console {
     /// Prints nothing.
     pub const QUIET: Self = Self { verbose: false };
 
-    /// A line of text.
+    /// A line of text. A terminal or a pipe that is gone must not end a run, so what cannot be written is dropped.
     pub fn print(self, text: &str) {
         if self.verbose {
-            println!("{text}");
+            let mut out = std::io::stdout().lock();
+            let _ = writeln!(out, "{text}").and_then(|()| out.flush());
         }
+    }
+
+    /// Shows what goes on until the result is dropped.
+    pub fn activity(self, describe: impl Fn() -> String + Send + 'static) -> Activity {
+        Activity::start(self.verbose, describe)
+    }
+
+    /// The command that continues a stopped run. `arguments` are those of this one: the recipe and its overrides.
+    pub fn stopped(self, step: u64, arguments: &[String], folder: &Path) {
+        let words: String = arguments.iter().map(|word| format!(" {}", shell_quoted(word))).collect();
+        let (program, folder) = (program(), shell_quoted(&folder.display().to_string()));
+        self.print(&format!(
+            "stopped after step {step}; everything is saved. Continue with\n  {program} train{words} --resume {folder}"
+        ));
     }
 
     /// The plan under the run's name.
@@ -46,8 +69,9 @@ impl Console {
     /// An evaluation under its title.
     pub fn evaluation(self, title: &str, evaluation: &Evaluation) {
         let loss = evaluation.loss.map(|loss| format!("loss {loss:.4}, perplexity {:.3}", loss.exp()));
+        let tokens = evaluation.token_accuracy.map(|share| format!("token accuracy {:.1} %", 100.0 * share));
         let exact = evaluation.exact_match.map(|share| format!("exact match {:.1} %", 100.0 * share));
-        let parts: Vec<String> = loss.into_iter().chain(exact).collect();
+        let parts: Vec<String> = loss.into_iter().chain(tokens).chain(exact).collect();
         if !parts.is_empty() {
             self.print(&format!("{title}: {}", parts.join(", ")));
         }
@@ -70,7 +94,8 @@ impl Console {
         };
         let chat = if plan.prompts_are_chats.value { " --chat" } else { "" };
         let prompt = plan.sample_prompts.value.first().map_or("Hello", String::as_str);
-        self.print(&format!("\nnext:\n  cargo xtask generate {weights}{chat} --prompt {}", shell_quoted(prompt)));
+        let program = program();
+        self.print(&format!("\nnext:\n  {program} generate {weights}{chat} --prompt {}", shell_quoted(prompt)));
         let output_dir = plan.output_dir.value.display().to_string();
         self.print(&format!("  tensorboard --logdir {}", shell_quoted(&output_dir)));
     }

@@ -93,12 +93,30 @@ impl MetricSink for Progress {
     }
 
     fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), StorageError> {
-        let exact = metrics.exact_match.map(|part| format!("  exact match {:.1} %", 100.0 * part)).unwrap_or_default();
+        let share = |name: &str, part: Option<f64>| match part {
+            Some(part) => format!("  {name} {:.1} %", 100.0 * part),
+            None => String::new(),
+        };
         self.print(&format!(
-            "step {}: evaluation loss {:.4}  perplexity {:.3}{exact}",
-            metrics.step, metrics.eval_loss, metrics.perplexity
+            "step {}: evaluation loss {:.4}  perplexity {:.3}{}{}",
+            metrics.step,
+            metrics.eval_loss,
+            metrics.perplexity,
+            share("token accuracy", metrics.token_accuracy),
+            share("exact match", metrics.exact_match)
         ));
         Ok(())
+    }
+
+    fn activity(&mut self, what: &str) {
+        match &mut self.display {
+            Display::Bar(bar) => bar.set_message(what.to_owned()),
+            Display::Lines(lines) => lines.activity(what),
+        }
+    }
+
+    fn notice(&mut self, text: &str) {
+        self.print(text);
     }
 
     fn flush(&mut self) -> Result<(), StorageError> {
@@ -107,6 +125,14 @@ impl MetricSink for Progress {
 }
 
 impl Lines {
+    /// Writes a line if none was written for some seconds.
+    fn activity(&mut self, what: &str) {
+        if self.last_line.is_none_or(|last| last.elapsed() >= LINE_EVERY) {
+            self.last_line = Some(Instant::now());
+            write_line(&mut self.out, what);
+        }
+    }
+
     /// Writes a line for the first step, the last one, and every few seconds between.
     fn step(&mut self, step: u64, message: &str) {
         let is_due = self.last_line.is_none_or(|last| last.elapsed() >= LINE_EVERY);
@@ -154,6 +180,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use super::*;
+    use crate::metrics::Evaluation;
 
     #[derive(Clone, Default)]
     struct Written(Arc<Mutex<Vec<u8>>>);
@@ -188,12 +215,14 @@ mod tests {
         for step in 1..=10 {
             progress.step(&metrics(step)).unwrap();
         }
-        progress.eval(&EvalMetrics::new(10, 0.0, Some(0.825))).unwrap();
+        let evaluation = Evaluation { loss: Some(0.0), token_accuracy: Some(0.5), exact_match: Some(0.825) };
+        progress.eval(&EvalMetrics::new(10, &evaluation).unwrap()).unwrap();
+        progress.activity("evaluating: the last line is too recent for this one");
         let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
         assert_eq!(
             text,
             "step 1/10  loss 1.2500  12,345 tokens/s  0s left\nstep 10/10  loss 1.2500  12,345 tokens/s  0s left\n\
-             step 10: evaluation loss 0.0000  perplexity 1.000  exact match 82.5 %\n"
+             step 10: evaluation loss 0.0000  perplexity 1.000  token accuracy 50.0 %  exact match 82.5 %\n"
         );
     }
 

@@ -18,7 +18,11 @@ pub struct Summary {
     pub eval_loss_before: Option<f64>,
     /// Held-out loss after the last step.
     pub eval_loss_after: Option<f64>,
-    /// Fraction of the held-out prompts answered exactly as the reference before the first step.
+    /// Fraction of the held-out loss tokens that no other token was more probable than, before the first step.
+    pub token_accuracy_before: Option<f64>,
+    /// The same after the last step.
+    pub token_accuracy_after: Option<f64>,
+    /// Fraction of the held-out prompts answered as the reference before the first step.
     pub exact_match_before: Option<f64>,
     /// The same after the last step.
     pub exact_match_after: Option<f64>,
@@ -41,13 +45,31 @@ impl fmt::Display for Summary {
             "\ndone: {} steps, {} loss tokens, {:.0} tokens/s, {:.0} s on {}",
             self.steps, self.loss_tokens, self.tokens_per_s, self.wall_s, self.backend
         )?;
-        if let (Some(before), Some(after)) = (self.eval_loss_before, self.eval_loss_after) {
-            write!(formatter, "\n  held-out loss  {before:.4} -> {after:.4}")?;
-        }
-        if let (Some(before), Some(after)) = (self.exact_match_before, self.exact_match_after) {
-            write!(formatter, "\n  exact match    {:.1} % -> {:.1} %", 100.0 * before, 100.0 * after)?;
-        }
+        let loss = |loss: f64| format!("{loss:.4}");
+        let share = |share: f64| format!("{:.1} %", 100.0 * share);
+        change(formatter, "held-out loss", self.eval_loss_before.map(loss), self.eval_loss_after.map(loss))?;
+        change(
+            formatter,
+            "token accuracy",
+            self.token_accuracy_before.map(share),
+            self.token_accuracy_after.map(share),
+        )?;
+        change(formatter, "exact match", self.exact_match_before.map(share), self.exact_match_after.map(share))?;
         write!(formatter, "\n  saved          {}", self.weights)
+    }
+}
+
+/// A line "name  before -> after"; the number after training alone if there is none before.
+fn change(
+    formatter: &mut fmt::Formatter<'_>,
+    name: &str,
+    before: Option<String>,
+    after: Option<String>,
+) -> fmt::Result {
+    match (before, after) {
+        (Some(before), Some(after)) => write!(formatter, "\n  {name:<14} {before} -> {after}"),
+        (None, Some(after)) => write!(formatter, "\n  {name:<14} {after}"),
+        (_, None) => Ok(()),
     }
 }
 
@@ -60,6 +82,8 @@ pub enum Outcome {
     Interrupted {
         /// Steps taken.
         step: u64,
+        /// The signal's number; `None` if the run was stopped without one.
+        signal: Option<i32>,
         /// The run's name.
         name: String,
         /// The run folder, which `--resume` takes.

@@ -5,20 +5,19 @@
 //! Trade-off: dropping lines reads the whole file.
 
 use std::fs::{self, File};
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::metrics::appended::AppendedFile;
 use crate::metrics::{EvalMetrics, MetricSink, StepMetrics};
 use crate::state::storage::{StorageError, write_atomically};
 
 /// `metrics.jsonl`: one JSON object per line.
 #[derive(Debug)]
 pub struct JsonLines {
-    file: File,
-    path: PathBuf,
+    file: AppendedFile,
 }
 
 impl JsonLines {
@@ -33,7 +32,7 @@ impl JsonLines {
         }
         let file = File::options().create(true).append(true).open(path);
         let file = file.map_err(|source| StorageError::io("open", path, source))?;
-        Ok(JsonLines { file, path: path.to_path_buf() })
+        Ok(JsonLines { file: AppendedFile::new(file, path.to_path_buf()) })
     }
 
     /// Appends one line, in one write.
@@ -41,9 +40,7 @@ impl JsonLines {
         // Invariant: metrics are plain structs of numbers, and JSON can hold all of them.
         let mut line = serde_json::to_string(metrics).expect("metrics are plain numbers");
         line.push('\n');
-        self.file
-            .write_all(line.as_bytes())
-            .map_err(|source| StorageError::writing(&self.path, line.len() as u64, source))
+        self.file.append(line.as_bytes())
     }
 }
 
@@ -57,7 +54,7 @@ impl MetricSink for JsonLines {
     }
 
     fn flush(&mut self) -> Result<(), StorageError> {
-        self.file.sync_data().map_err(|source| StorageError::writing(&self.path, 0, source))
+        self.file.flush()
     }
 }
 
@@ -81,7 +78,7 @@ fn drop_later_lines(path: &Path, step: u64) -> Result<(), StorageError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::{EventWriter, MetricSinks};
+    use crate::metrics::{Evaluation, EventWriter, MetricSinks};
 
     fn step_metrics(step: u64) -> StepMetrics {
         StepMetrics {
@@ -96,21 +93,26 @@ mod tests {
         }
     }
 
+    fn eval_metrics(step: u64, loss: f64) -> EvalMetrics {
+        let evaluation = Evaluation { loss: Some(loss), token_accuracy: Some(0.5), exact_match: Some(0.25) };
+        EvalMetrics::new(step, &evaluation).unwrap()
+    }
+
     #[test]
     fn line_has_the_documented_keys() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
-        let mut sinks = MetricSinks(vec![
-            Box::new(JsonLines::open(&path, None).unwrap()),
-            Box::new(EventWriter::create(folder.path(), None).unwrap()),
-        ]);
-        sinks.step(&step_metrics(1)).unwrap();
-        sinks.eval(&EvalMetrics::new(1, 0.0, Some(0.25))).unwrap();
-        sinks.flush().unwrap();
+        let mut sinks = MetricSinks::default();
+        sinks.push(JsonLines::open(&path, None).unwrap());
+        sinks.push(EventWriter::create(folder.path(), None).unwrap());
+        sinks.step(&step_metrics(1));
+        sinks.eval(&eval_metrics(1, 0.0));
+        sinks.flush();
         assert_eq!(
             fs::read_to_string(&path).unwrap(),
             "{\"step\":1,\"loss\":2.25,\"lr\":0.0002,\"grad_norm\":0.5,\"loss_tokens\":100,\"tokens_per_s\":1000.0,\
-             \"ms\":100.0,\"memory\":4096}\n{\"step\":1,\"eval_loss\":0.0,\"perplexity\":1.0,\"exact_match\":0.25}\n"
+             \"ms\":100.0,\"memory\":4096}\n{\"step\":1,\"eval_loss\":0.0,\"perplexity\":1.0,\
+             \"token_accuracy\":0.5,\"exact_match\":0.25}\n"
         );
     }
 
@@ -119,11 +121,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metrics.jsonl");
         let mut lines = JsonLines::open(&path, None).unwrap();
-        lines.eval(&EvalMetrics::new(0, 3.0, None)).unwrap();
+        lines.eval(&eval_metrics(0, 3.0)).unwrap();
         for step in 1..=4 {
             lines.step(&step_metrics(step)).unwrap();
         }
-        lines.file.write_all(b"{\"step\":5,\"lo").unwrap();
+        lines.file.append(b"{\"step\":5,\"lo").unwrap();
         let before = fs::read_to_string(&path).unwrap();
         let mut resumed = JsonLines::open(&path, Some(2)).unwrap();
         let kept: String = before.split_inclusive('\n').take(3).collect();

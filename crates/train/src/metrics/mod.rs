@@ -1,7 +1,9 @@
 //! The numbers of a run, step by step, and where they go: metrics.jsonl, TensorBoard, the progress bar.
 //!
-//! Trade-off: a sink that cannot write ends the run, so that no metrics are lost unnoticed.
+//! Trade-off: a sink that cannot write, on a full disk for instance, is reported and tried again at the next step; the run goes on,
+//! and the numbers in between are missing there.
 
+mod appended;
 mod jsonl;
 mod memory_meter;
 mod tensorboard;
@@ -46,25 +48,32 @@ pub struct EvalMetrics {
     pub eval_loss: f64,
     /// `exp(eval_loss)`.
     pub perplexity: f64,
-    /// Fraction of the held-out prompts that were answered exactly as the reference, if it was measured.
+    /// Fraction of the loss tokens that no other token was more probable than, given the true tokens before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_accuracy: Option<f64>,
+    /// Fraction of the held-out prompts that were answered as the reference, if it was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exact_match: Option<f64>,
 }
 
 impl EvalMetrics {
-    /// Adds the perplexity to an evaluation loss.
+    /// The numbers of an evaluation after `step` steps, with its perplexity; `None` if it has no loss.
     #[must_use]
-    pub fn new(step: u64, eval_loss: f64, exact_match: Option<f64>) -> Self {
-        EvalMetrics { step, eval_loss, perplexity: eval_loss.exp(), exact_match }
+    pub fn new(step: u64, evaluation: &Evaluation) -> Option<Self> {
+        let Evaluation { loss, token_accuracy, exact_match } = *evaluation;
+        let eval_loss = loss?;
+        Some(EvalMetrics { step, eval_loss, perplexity: eval_loss.exp(), token_accuracy, exact_match })
     }
 }
 
 /// Quality on held-out data.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
     /// Mean cross entropy over the loss tokens, in nats; `None` without held-out rows.
     pub loss: Option<f64>,
-    /// Fraction of the prompts whose greedy answer is exactly the reference; `None` without prompts.
+    /// Fraction of the loss tokens that no other token was more probable than; `None` without held-out rows.
+    pub token_accuracy: Option<f64>,
+    /// Fraction of the prompts whose greedy answer counts as the reference; `None` without prompts.
     pub exact_match: Option<f64>,
 }
 
@@ -87,22 +96,162 @@ pub trait MetricSink {
     /// # Errors
     /// [`StorageError`] if the disk refuses.
     fn flush(&mut self) -> Result<(), StorageError>;
+
+    /// Shows what the run is doing besides steps, if this is what the user looks at.
+    fn activity(&mut self, _what: &str) {}
+
+    /// Shows a sentence, if this is what the user looks at.
+    fn notice(&mut self, _text: &str) {}
 }
 
-/// Several sinks as one, served in order.
+/// Several sinks as one, served in order. One that fails is reported and tried again.
 #[derive(Default)]
-pub struct MetricSinks(pub Vec<Box<dyn MetricSink>>);
+pub struct MetricSinks {
+    sinks: Vec<Entry>,
+}
 
-impl MetricSink for MetricSinks {
-    fn step(&mut self, metrics: &StepMetrics) -> Result<(), StorageError> {
-        self.0.iter_mut().try_for_each(|sink| sink.step(metrics))
+struct Entry {
+    sink: Box<dyn MetricSink>,
+    /// Numbers that it could not take since it last took any.
+    missing: u64,
+}
+
+impl MetricSinks {
+    /// Adds a sink.
+    pub fn push(&mut self, sink: impl MetricSink + 'static) {
+        self.sinks.push(Entry { sink: Box::new(sink), missing: 0 });
     }
 
-    fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), StorageError> {
-        self.0.iter_mut().try_for_each(|sink| sink.eval(metrics))
+    /// Gives the numbers of a step to every sink.
+    pub fn step(&mut self, metrics: &StepMetrics) {
+        self.each(|sink| sink.step(metrics));
     }
 
-    fn flush(&mut self) -> Result<(), StorageError> {
-        self.0.iter_mut().try_for_each(|sink| sink.flush())
+    /// Gives the numbers of an evaluation to every sink.
+    pub fn eval(&mut self, metrics: &EvalMetrics) {
+        self.each(|sink| sink.eval(metrics));
+    }
+
+    /// Waits until every sink has written what it took.
+    pub fn flush(&mut self) {
+        let failures: Vec<StorageError> = self.sinks.iter_mut().filter_map(|entry| entry.sink.flush().err()).collect();
+        for failure in failures {
+            self.notice(&format!("warning: {}. The run goes on; metrics may be missing", problem(&failure)));
+        }
+    }
+
+    /// Shows what the run is doing besides steps.
+    pub fn activity(&mut self, what: &str) {
+        self.sinks.iter_mut().for_each(|entry| entry.sink.activity(what));
+    }
+
+    /// Closes every sink.
+    pub fn close(&mut self) {
+        self.sinks.clear();
+    }
+
+    fn each(&mut self, mut give: impl FnMut(&mut dyn MetricSink) -> Result<(), StorageError>) {
+        let mut notices = Vec::new();
+        for entry in &mut self.sinks {
+            let missing = entry.missing;
+            match give(&mut *entry.sink) {
+                Ok(()) => {
+                    entry.missing = 0;
+                    if missing > 0 {
+                        notices.push(format!("metrics are written again; {missing} lines are missing"));
+                    }
+                }
+                Err(error) => {
+                    entry.missing += 1;
+                    if missing == 0 {
+                        let consequence = "The run goes on; numbers are missing in that file until it can be written";
+                        notices.push(format!("warning: {}. {consequence}", problem(&error)));
+                    }
+                }
+            }
+        }
+        for notice in notices {
+            self.notice(&notice);
+        }
+    }
+
+    fn notice(&mut self, text: &str) {
+        self.sinks.iter_mut().for_each(|entry| entry.sink.notice(text));
+    }
+}
+
+/// What went wrong, without the advice for a run that ends.
+fn problem(error: &StorageError) -> String {
+    match error {
+        StorageError::DiskFull { path, .. } => format!("the disk is full, {} cannot be written", path.display()),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    /// A disk that is full for some of the writes, and what the user saw.
+    #[derive(Clone, Default)]
+    struct Disk {
+        is_full: Rc<RefCell<bool>>,
+        notices: Rc<RefCell<Vec<String>>>,
+        written: Rc<RefCell<Vec<u64>>>,
+    }
+
+    impl MetricSink for Disk {
+        fn step(&mut self, metrics: &StepMetrics) -> Result<(), StorageError> {
+            if *self.is_full.borrow() {
+                let source = std::io::Error::from(std::io::ErrorKind::StorageFull);
+                return Err(StorageError::writing(std::path::Path::new("metrics.jsonl"), 9, source));
+            }
+            self.written.borrow_mut().push(metrics.step);
+            Ok(())
+        }
+
+        fn eval(&mut self, _: &EvalMetrics) -> Result<(), StorageError> {
+            Ok(())
+        }
+
+        fn flush(&mut self) -> Result<(), StorageError> {
+            Ok(())
+        }
+
+        fn notice(&mut self, text: &str) {
+            self.notices.borrow_mut().push(text.to_owned());
+        }
+    }
+
+    fn metrics(step: u64) -> StepMetrics {
+        StepMetrics {
+            step,
+            loss: 1.0,
+            learning_rate: 0.0,
+            grad_norm: 0.0,
+            loss_tokens: 0,
+            tokens_per_s: 0.0,
+            ms: 0.0,
+            memory_bytes: 0,
+        }
+    }
+
+    #[test]
+    fn a_full_disk_is_reported_once_and_writing_goes_on_when_there_is_room() {
+        let disk = Disk::default();
+        let mut sinks = MetricSinks::default();
+        sinks.push(disk.clone());
+        for (step, is_full) in [(1, false), (2, true), (3, true), (4, false), (5, false)] {
+            *disk.is_full.borrow_mut() = is_full;
+            sinks.step(&metrics(step));
+        }
+        assert_eq!(*disk.written.borrow(), [1, 4, 5]);
+        let notices = disk.notices.borrow();
+        assert_eq!(notices.len(), 2, "{notices:?}");
+        assert!(notices[0].starts_with("warning: ") && notices[0].contains("The run goes on"), "{notices:?}");
+        assert_eq!(notices[1], "metrics are written again; 2 lines are missing");
     }
 }

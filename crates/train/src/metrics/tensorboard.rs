@@ -8,10 +8,10 @@
 //! files say about that step and later ones. Not supported: images, text, histograms.
 
 use std::fs::{self, File};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::metrics::appended::AppendedFile;
 use crate::metrics::{EvalMetrics, MetricSink, StepMetrics};
 use crate::state::storage::StorageError;
 
@@ -21,8 +21,7 @@ const FILE_VERSION: &str = "brain.Event:2";
 /// An open event file.
 #[derive(Debug)]
 pub struct EventWriter {
-    file: File,
-    path: PathBuf,
+    file: AppendedFile,
 }
 
 impl EventWriter {
@@ -33,7 +32,7 @@ impl EventWriter {
     pub fn create(folder: &Path, resumed_step: Option<u64>) -> Result<EventWriter, StorageError> {
         fs::create_dir_all(folder).map_err(|source| StorageError::io("create", folder, source))?;
         let (file, path) = new_file(folder)?;
-        let mut writer = EventWriter { file, path };
+        let mut writer = EventWriter { file: AppendedFile::new(file, path) };
         writer.record(&event(now(), 0, &string(3, FILE_VERSION)))?;
         if let Some(step) = resumed_step {
             let session_start = varint(1, 1);
@@ -62,10 +61,10 @@ impl EventWriter {
     /// # Errors
     /// [`StorageError`] if the disk refuses.
     pub fn flush(&mut self) -> Result<(), StorageError> {
-        self.file.sync_data().map_err(|source| StorageError::writing(&self.path, 0, source))
+        self.file.flush()
     }
 
-    /// Appends one record, in one write, so that a kill tears at most the last one.
+    /// Appends one record.
     fn record(&mut self, data: &[u8]) -> Result<(), StorageError> {
         let length = (data.len() as u64).to_le_bytes();
         let mut record = Vec::with_capacity(data.len() + 16);
@@ -73,7 +72,7 @@ impl EventWriter {
         record.extend(masked_crc(&length).to_le_bytes());
         record.extend(data);
         record.extend(masked_crc(data).to_le_bytes());
-        self.file.write_all(&record).map_err(|source| StorageError::writing(&self.path, record.len() as u64, source))
+        self.file.append(&record)
     }
 }
 
@@ -95,6 +94,7 @@ impl MetricSink for EventWriter {
 
     fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), StorageError> {
         let mut values = vec![("eval/loss", metrics.eval_loss), ("eval/perplexity", metrics.perplexity)];
+        values.extend(metrics.token_accuracy.map(|part| ("eval/token_accuracy", part)));
         values.extend(metrics.exact_match.map(|part| ("eval/exact_match", part)));
         self.scalars(metrics.step, &values)
     }
@@ -266,7 +266,7 @@ mod tests {
         EventWriter::create(folder.path(), None).unwrap();
         let second = EventWriter::create(folder.path(), Some(41)).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
-        let records = records(&fs::read(&second.path).unwrap());
+        let records = records(&fs::read(second.file.path()).unwrap());
         let start = fields(&records[1]);
         assert_eq!(start[1], (2, 42_u64.to_le_bytes().to_vec()));
         assert_eq!((start[2].0, fields(&start[2].1)), (7, vec![(1, 1_u64.to_le_bytes().to_vec())]));

@@ -8,7 +8,7 @@ use firebrick_hwprofile::memory::{MemoryEstimate, human_bytes};
 use firebrick_kernels::{BaseStorage, Recompute};
 use firebrick_precision::Format;
 
-use crate::config::{RunConfig, RunLength, Warmup};
+use crate::config::{Interval, RunConfig, RunLength, Warmup};
 use crate::error::RunError;
 use crate::plan::backend::{choose_backend, compute_format, offload};
 use crate::plan::chosen::Chosen;
@@ -48,7 +48,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         compute: compute_format(config.compute(), backend.value),
         base: base(training.base),
         trained_parameters: trained_parameters(inputs, &trained, lora.is_some()),
-        lora: Chosen::new(lora, if config.lora.is_some() { "[lora]" } else { "no [lora]" }),
+        lora: Chosen::new(lora, if config.lora.is_some() { "[lora]" } else { "mode = \"full\"" }),
         recompute: recompute(config.recompute()),
         offload: offload(config, backend.value),
         optimizer: Chosen::new(train.optimizer, train.optimizer.state()),
@@ -66,19 +66,22 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         ),
         micro_batch_size: Chosen::recipe(train.micro_batch_size),
         gradient_accumulation: accumulation(config, world_size),
-        learning_rate: Chosen::recipe(train.learning_rate),
+        learning_rate: Chosen::recipe(config.learning_rate()),
         warmup_steps: warmup(config, steps.value),
         schedule: Chosen::recipe(train.schedule),
+        min_lr: Chosen::recipe(train.min_lr),
         loss_chunk_tokens: loss_chunk(train.loss_chunk_tokens, model.spec.vocab_size),
-        log_every: Chosen::recipe(train.log_every),
-        eval_every_steps: Chosen::recipe(eval.every_steps),
+        log_every: every(config.log_interval(), inputs),
+        eval_every_steps: every(config.eval_interval(), inputs),
+        eval_on_start: Chosen::recipe(eval.on_start),
         eval_micro_batch_size: Chosen::recipe(config.eval_micro_batch_size()),
         eval_max_batches: Chosen::recipe(eval.max_batches),
         exact_match_prompts: Chosen::recipe(eval.exact_match_prompts),
+        extract: Chosen::recipe(eval.extract.clone()),
         max_new_tokens: Chosen::recipe(eval.max_new_tokens),
         sample_prompts: Chosen::recipe(eval.prompts.clone()),
         prompts_are_chats: prompts_are_chats(data),
-        checkpoint_every_steps: Chosen::recipe(config.checkpoint.every_steps),
+        checkpoint_every_steps: every(config.checkpoint_interval(), inputs),
         checkpoints_kept: Chosen::recipe(config.checkpoint.keep),
         tokenize_workers: workers::to_tokenize(config, profile),
         loader_workers: workers::to_load(config, profile, backend.value),
@@ -94,7 +97,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
 
 fn base(storage: BaseStorage) -> Chosen<BaseStorage> {
     let why = match storage {
-        BaseStorage::Trained => "no [lora]: every weight trains, in f32".to_owned(),
+        BaseStorage::Trained => "mode = \"full\": every weight trains, in f32".to_owned(),
         BaseStorage::Frozen(Format::Quantized(format)) => {
             format!("[bnb_4bit]: {:.3} bits per weight, quantized while it is read", format.bits_per_value())
         }
@@ -152,11 +155,25 @@ fn steps(config: &RunConfig, data: &DataShape, world_size: usize) -> Chosen<u64>
     }
 }
 
+/// Steps between two evaluations, checkpoints or lines of metrics.
+fn every(interval: Interval, inputs: &PlanInputs<'_>) -> Chosen<u64> {
+    match interval {
+        Interval::Steps(steps) => Chosen::recipe(steps),
+        Interval::Epochs(epochs) => {
+            let (rows, per_step) = (inputs.data.rows, inputs.config.rows_per_step() * inputs.world_size);
+            let steps = (epochs * rows as f64 / per_step as f64).round().max(1.0) as u64;
+            Chosen::new(steps, format!("{epochs} epochs of {rows} rows, {per_step} rows per step, rounded"))
+        }
+    }
+}
+
 fn warmup(config: &RunConfig, steps: u64) -> Chosen<u64> {
     match config.warmup() {
         Warmup::Steps(warmup) => Chosen::recipe(warmup),
         Warmup::Ratio(ratio) => {
-            Chosen::new((ratio * steps as f64).round() as u64, format!("{:.1} % of the steps", 100.0 * ratio))
+            // Less a rounding error of the product, which must not make a step more.
+            let warmup = (ratio * steps as f64 - 1e-9).ceil().max(0.0) as u64;
+            Chosen::new(warmup, format!("{:.1} % of the steps, rounded up", 100.0 * ratio))
         }
     }
 }
@@ -244,12 +261,34 @@ mod tests {
     #[cfg(feature = "flex")]
     fn a_plan_is_everything_that_optimizer_and_schedule_need() {
         let plan =
-            resolve(&["train.optimizer=adamw_8bit", "train.max_grad_norm=0", "train.steps=50", "lora="]).unwrap();
+            resolve(&["train.optimizer=adamw_8bit", "train.max_grad_norm=0", "train.steps=50", "lora=", "mode=full"])
+                .unwrap();
         let optimizer = plan.optimizer_config();
         assert_eq!((optimizer.kind, optimizer.max_grad_norm), (OptimizerKind::AdamW8bit, None));
         let schedule = plan.learning_rate_schedule();
-        assert_eq!((schedule.peak, schedule.warmup_steps, schedule.total_steps), (2e-4, 2, 50));
+        assert_eq!((schedule.peak, schedule.warmup_steps, schedule.total_steps), (2e-5, 2, 50));
         assert_eq!((plan.base.value, plan.lora.value), (BaseStorage::Trained, None));
+    }
+
+    #[test]
+    #[cfg(feature = "flex")]
+    fn intervals_in_epochs_become_whole_steps_and_warmup_is_rounded_up() {
+        let plan = resolve(&[
+            "train.micro_batch_size=6",
+            "train.log_every_epochs=0.001",
+            "eval.every_epochs=0.5",
+            "data.eval_fraction=0.1",
+            "checkpoint.every_epochs=2",
+            "train.steps=10",
+            "train.warmup_ratio=0.03",
+        ])
+        .unwrap();
+        let found = [plan.log_every, plan.eval_every_steps, plan.checkpoint_every_steps].map(|every| every.value);
+        // 100 rows in steps of 6.
+        assert_eq!((found, plan.warmup_steps.value), ([1, 8, 33], 1));
+        let exact = resolve(&["train.steps=100", "train.warmup_ratio=0.07"]).unwrap();
+        assert_eq!(exact.warmup_steps.value, 7, "0.07 x 100 is a little above 7 in floating point");
+        assert_eq!(resolve(&["train.schedule=constant"]).unwrap().warmup_steps.value, 0);
     }
 
     #[test]

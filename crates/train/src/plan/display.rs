@@ -27,6 +27,7 @@ impl fmt::Display for Plan {
             line("learning rate", format!("{:e}", self.learning_rate.value), &self.learning_rate.reason),
             line("warm-up steps", self.warmup_steps.value.to_string(), &self.warmup_steps.reason),
             line("schedule", to_name(&self.schedule.value), &self.schedule.reason),
+            line("lowest rate", format!("{:e}", self.min_lr.value), &self.min_lr.reason),
             line("loss chunk", self.loss_chunk_tokens.value.to_string(), &self.loss_chunk_tokens.reason),
             line("tokenizing threads", self.tokenize_workers.value.to_string(), &self.tokenize_workers.reason),
             line("loader threads", self.loader_workers.value.to_string(), &self.loader_workers.reason),

@@ -78,18 +78,24 @@ pub struct Plan {
     pub warmup_steps: Chosen<u64>,
     /// Shape of the learning rate.
     pub schedule: Chosen<ScheduleKind>,
+    /// Learning rate that the decay leads to.
+    pub min_lr: Chosen<f64>,
     /// Rows of logits that exist at a time.
     pub loss_chunk_tokens: Chosen<usize>,
     /// Steps between two lines of metrics.
     pub log_every: Chosen<u64>,
     /// Steps between two evaluations; 0: only before and after training.
     pub eval_every_steps: Chosen<u64>,
+    /// Whether to evaluate before the first step too.
+    pub eval_on_start: Chosen<bool>,
     /// Rows per forward pass of the evaluation.
     pub eval_micro_batch_size: Chosen<usize>,
     /// Maximum number of micro-batches of the evaluation loss; 0: all.
     pub eval_max_batches: Chosen<usize>,
     /// Number of held-out prompts whose greedy answer is compared with the reference.
     pub exact_match_prompts: Chosen<usize>,
+    /// What of an answer is compared with the reference.
+    pub extract: Chosen<String>,
     /// Maximum tokens of an answer.
     pub max_new_tokens: Chosen<usize>,
     /// Prompts whose answers are shown before and after training.
@@ -183,6 +189,7 @@ impl Plan {
         Schedule {
             kind: self.schedule.value,
             peak: self.learning_rate.value,
+            lowest: self.min_lr.value,
             warmup_steps: self.warmup_steps.value,
             total_steps: self.steps.value,
         }

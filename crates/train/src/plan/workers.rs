@@ -64,7 +64,8 @@ mod tests {
 
     fn chosen(changes: &[&str], cores: usize, backend: BackendKind) -> [usize; 2] {
         let changes: Vec<String> = changes.iter().map(ToString::to_string).collect();
-        let config = RunConfig::from_toml("model='m'\n[data]\npath='d'\n", Path::new("r.toml"), &changes).unwrap();
+        let config =
+            RunConfig::from_toml("model='m'\nmode='full'\n[data]\npath='d'\n", Path::new("r.toml"), &changes).unwrap();
         let profile = HardwareProfile {
             cpu: Cpu { name: String::new(), logical_cores: cores, physical_cores: cores, features: Vec::new() },
             memory: Memory { total_bytes: 0, available_bytes: 0 },

@@ -21,7 +21,8 @@ use crate::run::step::Trainer;
 /// Batches built ahead of the step.
 const PREFETCH: usize = 4;
 
-/// Builds the trainer of a plan for a model of this config, with weights from `init`.
+/// Builds the trainer of a plan for a model of this config, with weights from `init`. `progress` is called with the name of each tensor
+/// that is read.
 ///
 /// # Errors
 /// A model folder that cannot be read, or a LoRA target that the model does not have.
@@ -31,6 +32,7 @@ pub fn trainer<B: Kernels>(
     init: Init,
     ranks: Ranks,
     device: &B::Device,
+    progress: &mut dyn FnMut(&str),
 ) -> Result<Trainer<B>, RunError> {
     let build = BuildOptions {
         storage: plan.base.value,
@@ -49,7 +51,7 @@ pub fn trainer<B: Kernels>(
         Init::Random => Decoder::random(model_config.clone(), &build, device)?,
         Init::Pretrained => {
             let folder = HfFolder::open(&plan.model_folder.value)?;
-            Decoder::load(&folder, model_config.clone(), &build, device, &mut |_| ())?
+            Decoder::load(&folder, model_config.clone(), &build, device, progress)?
         }
     };
     Ok(Trainer {

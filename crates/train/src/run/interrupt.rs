@@ -1,18 +1,24 @@
-//! Ctrl-C and SIGTERM: the first makes the run finish its step, save everything and end; the second ends it at once.
+//! Signals that end a run: Ctrl-C, SIGTERM, a closed terminal (SIGHUP), and the warning that batch systems send (SIGUSR1).
 //!
-//! Trade-off: no cleanup after the second one. What is already saved stays complete, because saves are atomic.
+//! While nothing has been trained yet (data is read, the model is loaded), the first signal ends the process at once. From then on it
+//! makes the run finish its step, save everything and end; a second one ends it at once. The exit status is 128 plus the signal's
+//! number, as in shells, so that `train && upload` does not upload half a run.
+//! Trade-off: no cleanup when the process ends at once. What is already saved stays complete, because saves are atomic.
 
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-/// The exit status after the second signal: 128 + SIGINT, as in shells.
-const EXIT_STATUS: i32 = 130;
+/// What is stored for a request without a signal.
+const NO_SIGNAL: i32 = -1;
 
-/// Whether the run should end. Clones share one flag.
+/// Whether the run should end. Clones share their state.
 #[derive(Debug, Clone, Default)]
 pub struct Interrupt {
-    requested: Arc<AtomicBool>,
+    /// 0: no request.
+    request: Arc<AtomicI32>,
+    /// Whether there is anything to save.
+    is_training: Arc<AtomicBool>,
 }
 
 impl Interrupt {
@@ -35,47 +41,107 @@ impl Interrupt {
     /// Whether the run should end.
     #[must_use]
     pub fn is_requested(&self) -> bool {
-        self.requested.load(Ordering::Relaxed)
+        self.request.load(Ordering::Relaxed) != 0
+    }
+
+    /// The number of the signal that requested the end.
+    #[must_use]
+    pub fn signal(&self) -> Option<i32> {
+        Some(self.request.load(Ordering::Relaxed)).filter(|&request| request > 0)
     }
 
     /// Makes the run end after its step, as the first signal does.
     pub fn request(&self) {
-        self.requested.store(true, Ordering::Relaxed);
+        self.request.store(NO_SIGNAL, Ordering::Relaxed);
+    }
+
+    /// From now on there is something to save, and a signal lets the run do that.
+    pub fn training_begins(&self) {
+        self.is_training.store(true, Ordering::Relaxed);
     }
 
     /// A thread receives the signals, because a signal handler must not print.
     #[cfg(unix)]
     fn listen(&self) -> io::Result<()> {
-        use signal_hook::consts::{SIGINT, SIGTERM};
+        use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
         use signal_hook::iterator::Signals;
 
-        let mut signals = Signals::new([SIGINT, SIGTERM])?;
+        let mut numbers = vec![SIGINT, SIGTERM, SIGUSR1];
+        if !hangups_are_ignored() {
+            numbers.push(SIGHUP);
+        }
+        let mut signals = Signals::new(numbers)?;
         let interrupt = self.clone();
         std::thread::Builder::new().name("signals".to_string()).spawn(move || {
-            for _ in signals.forever() {
-                if interrupt.is_requested() {
-                    print_line("stopped at once; what was saved before is complete: continue with --resume");
-                    std::process::exit(EXIT_STATUS);
-                }
-                interrupt.request();
-                print_line("finishing this step, then saving everything; press Ctrl-C again to stop at once");
+            for signal in signals.forever() {
+                interrupt.receive(signal);
             }
         })?;
         Ok(())
     }
 
-    /// Windows has no signal iterator: the same behavior from flags, without the messages.
+    #[cfg(unix)]
+    fn receive(&self, signal: i32) {
+        if !self.is_training.load(Ordering::Relaxed) {
+            print_line("stopped; nothing was trained yet");
+            std::process::exit(exit_status(signal));
+        }
+        if self.is_requested() {
+            print_line("stopped at once; what was saved before is complete: continue with --resume");
+            std::process::exit(exit_status(signal));
+        }
+        self.request.store(signal, Ordering::Relaxed);
+        print_line("finishing this step, then saving everything; press Ctrl-C again to stop at once");
+    }
+
+    /// Windows has no signal iterator: the first signal lets the run save, the second one ends it, without messages.
     #[cfg(not(unix))]
     fn listen(&self) -> io::Result<()> {
         use signal_hook::consts::{SIGINT, SIGTERM};
         use signal_hook::flag;
 
+        let is_second = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
-            flag::register_conditional_shutdown(signal, EXIT_STATUS, Arc::clone(&self.requested))?;
-            flag::register(signal, Arc::clone(&self.requested))?;
+            flag::register_conditional_shutdown(signal, exit_status(signal), Arc::clone(&is_second))?;
+            flag::register(signal, Arc::clone(&is_second))?;
         }
+        let interrupt = self.clone();
+        std::thread::Builder::new().name("signals".to_string()).spawn(move || {
+            while !is_second.load(Ordering::Relaxed) {
+                std::thread::sleep(std::time::Duration::from_millis(50));
+            }
+            if !interrupt.is_training.load(Ordering::Relaxed) {
+                std::process::exit(exit_status(SIGINT));
+            }
+            interrupt.request.store(SIGINT, Ordering::Relaxed);
+        })?;
         Ok(())
     }
+}
+
+/// The exit status of a process that a signal ended, as in shells.
+#[must_use]
+pub fn exit_status(signal: i32) -> i32 {
+    128 + signal
+}
+
+/// Whether this process is to survive its terminal, as under `nohup`: a handler would undo that.
+#[cfg(unix)]
+fn hangups_are_ignored() -> bool {
+    use std::io::IsTerminal;
+
+    match std::fs::read_to_string("/proc/self/status") {
+        Ok(status) => ignored_signals(&status) & 1 << (signal_hook::consts::SIGHUP - 1) != 0,
+        // Elsewhere the system does not say it. `nohup` leaves no terminal on the standard streams.
+        Err(_) => !(io::stdin().is_terminal() || io::stdout().is_terminal() || io::stderr().is_terminal()),
+    }
+}
+
+/// The mask of ignored signals in the text of `/proc/self/status`; bit n - 1 is signal n.
+#[cfg(unix)]
+fn ignored_signals(status: &str) -> u64 {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// Prints a line below the progress bar.
@@ -87,47 +153,77 @@ fn print_line(message: &str) {
 
 #[cfg(all(test, unix))]
 mod tests {
-    use std::process::Command;
+    use std::process::{Command, Output};
     use std::thread::sleep;
     use std::time::Duration;
 
-    use signal_hook::consts::{SIGINT, SIGTERM};
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     use signal_hook::low_level::raise;
 
     use super::*;
 
-    /// Set in the process that this test starts of itself, because a signal reaches a whole process.
+    /// Set in the process that a test starts of itself, because a signal reaches a whole process.
     const CHILD: &str = "FIREBRICK_INTERRUPT_TEST";
 
+    fn is_child() -> bool {
+        std::env::var_os(CHILD).is_some()
+    }
+
+    /// Runs the calling test in a process of its own.
+    fn in_a_child() -> Output {
+        let name = std::thread::current().name().unwrap().to_string();
+        let arguments = ["--exact", &name, "--nocapture"];
+        Command::new(std::env::current_exe().unwrap()).args(arguments).env(CHILD, "1").output().unwrap()
+    }
+
     #[test]
-    fn first_signal_requests_the_end_and_second_one_exits_with_130() {
-        if std::env::var_os(CHILD).is_some() {
+    fn first_signal_requests_the_end_and_second_one_exits_with_its_own_status() {
+        if is_child() {
             let interrupt = Interrupt::install().unwrap();
+            interrupt.training_begins();
             assert!(!interrupt.is_requested());
-            raise(SIGTERM).unwrap();
+            // Tests may run under nohup, which this program respects.
+            let first = if hangups_are_ignored() { SIGTERM } else { SIGHUP };
+            raise(first).unwrap();
             while !interrupt.is_requested() {
                 sleep(Duration::from_millis(1));
             }
+            assert_eq!(interrupt.signal(), Some(first));
             raise(SIGINT).unwrap();
             sleep(Duration::from_secs(20));
             unreachable!("the second signal ends the process");
         }
-        let name = std::thread::current().name().unwrap().to_string();
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", &name, "--nocapture"])
-            .env(CHILD, "1")
-            .output()
-            .unwrap();
+        let output = in_a_child();
         let printed = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(EXIT_STATUS), "{printed}");
+        assert_eq!(output.status.code(), Some(130), "{printed}");
         assert!(printed.contains("finishing this step") && printed.contains("stopped at once"), "{printed}");
     }
 
     #[test]
-    fn clones_share_one_flag() {
+    fn before_training_the_first_signal_ends_the_process() {
+        if is_child() {
+            let _interrupt = Interrupt::install().unwrap();
+            raise(SIGTERM).unwrap();
+            sleep(Duration::from_secs(20));
+            unreachable!("the signal ends the process");
+        }
+        let output = in_a_child();
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(143), "{printed}");
+        assert!(printed.contains("nothing was trained yet"), "{printed}");
+    }
+
+    #[test]
+    fn ignored_signals_are_read_from_the_status_of_the_process() {
+        assert_eq!(ignored_signals("Name:\ttrain\nSigIgn:\t0000000000001001\n"), 0x1001);
+        assert_eq!(ignored_signals("Name:\ttrain\n"), 0);
+    }
+
+    #[test]
+    fn clones_share_one_request() {
         let interrupt = Interrupt::detached();
         let clone = interrupt.clone();
         interrupt.request();
-        assert!(clone.is_requested());
+        assert!(clone.is_requested() && clone.signal().is_none());
     }
 }

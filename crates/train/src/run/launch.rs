@@ -5,6 +5,7 @@
 
 use std::time::Instant;
 
+use firebrick_data::records_encoded;
 use firebrick_parallel::Ranks;
 
 use crate::config::RunConfig;
@@ -43,7 +44,10 @@ pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
     let resumed = resume.map(|from| ResumePoint::open(&from, config.output_dir.as_ref(), &config.name)).transpose()?;
     let date = resumed.as_ref().map_or_else(now, |point| point.state.date);
     let ranks = Ranks::single();
-    let prepared = prepare_at(config, date, ranks.world_size())?;
+    let prepared = {
+        let _shown = console.activity(reading_data);
+        prepare_at(config, date, ranks.world_size())?
+    };
     let mut notes = prepared.data_notes.clone();
     if let Some(point) = &resumed {
         notes.extend(compare(point, &prepared)?);
@@ -67,6 +71,11 @@ pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
         catch_failure(|| Run::<B>::start(prepared, place, ranks, console, interrupt, started)?.train())
     })
     .unwrap_or_else(|failure| Err(report.error(failure)))
+}
+
+/// What is shown while data is read and tokenized.
+pub fn reading_data() -> String {
+    format!("reading data: {} records tokenized", records_encoded())
 }
 
 /// Refuses another run than the saved one. Returns sentences about what changed.

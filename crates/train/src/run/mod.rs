@@ -6,6 +6,7 @@
 pub mod assemble;
 pub mod data_sets;
 pub mod device;
+pub mod eval_prompts;
 pub mod evaluate;
 mod finish;
 pub mod generate;
@@ -17,4 +18,4 @@ pub mod step;
 mod train_loop;
 pub mod verify;
 
-pub use launch::{RunOptions, run};
+pub use launch::{RunOptions, reading_data, run};

@@ -1,15 +1,17 @@
-//! Everything before the first weight is read: tokenizer, data, model config, plan.
+//! Everything before the first weight is read: tokenizer, data, model config and the headers of its weight files, plan.
 //!
 //! Trade-off: the data is read before the plan is made, because the plan depends on its size.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use firebrick_arch::ModelConfig;
 use firebrick_data::{PackOptions, PackedDataset, Tokenizer};
 use firebrick_hwprofile::HardwareProfile;
+use firebrick_model::HfFolder;
 
-use crate::config::RunConfig;
+use crate::config::{Init, RunConfig};
 use crate::error::RunError;
 use crate::plan::{self, DataShape, Plan, PlanInputs};
 use crate::run::data_sets;
@@ -50,6 +52,7 @@ pub fn prepare(recipe: RunConfig) -> Result<Prepared, RunError> {
 pub fn prepare_at(recipe: RunConfig, date: i64, world_size: usize) -> Result<Prepared, RunError> {
     let folder = recipe.model_folder()?;
     let model_config = ModelConfig::read(&folder)?;
+    check_model(&recipe, &folder, &model_config)?;
     let tokenizer = data_sets::tokenizer(&recipe, &folder, date)?;
     let (tokens, rows) = (tokenizer.vocab_size(), model_config.spec.vocab_size);
     if tokens > rows {
@@ -57,7 +60,7 @@ pub fn prepare_at(recipe: RunConfig, date: i64, world_size: usize) -> Result<Pre
     }
     let profile = HardwareProfile::detect();
     let data = data_sets::read(&recipe, &tokenizer, plan::tokenizing(&recipe, &profile))?;
-    let data_notes = data.notes();
+    let mut data_notes = data.notes();
     let has_chats = data.has_chats(&tokenizer);
     let packing = pack_options(&recipe, &tokenizer);
     let train = Arc::new(PackedDataset::new(data.train.documents, packing.clone()));
@@ -68,7 +71,19 @@ pub fn prepare_at(recipe: RunConfig, date: i64, world_size: usize) -> Result<Pre
         Some(documents) => EvaluationSet::new(&plan, documents, packing, &tokenizer)?,
         None => EvaluationSet::default(),
     };
+    data_notes.extend(evaluation.note());
     Ok(Prepared { recipe, plan, model_config, tokenizer, date, train, evaluation, data_notes })
+}
+
+/// Refuses a LoRA target and weight files that do not fit the model, before data is read, which may take long.
+fn check_model(recipe: &RunConfig, folder: &Path, model_config: &ModelConfig) -> Result<(), RunError> {
+    if let Some(lora) = &recipe.lora {
+        lora.target.resolve(&model_config.spec)?;
+    }
+    if recipe.init == Init::Pretrained {
+        HfFolder::open(folder)?.check_complete(&model_config.spec)?;
+    }
+    Ok(())
 }
 
 /// Seconds since 1970.

@@ -2,11 +2,16 @@
 //!
 //! Trade-off: a new run is evaluated before it trains, which costs an evaluation and shows what training changed.
 
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex, PoisonError};
+
 use firebrick_data::Cursor;
 use firebrick_kernels::Kernels;
 
 use crate::console::Console;
 use crate::error::RunError;
+use crate::metrics::Evaluation;
+use crate::run::evaluate::Stage;
 use crate::run::finish;
 use crate::run::prepare::Prepared;
 use crate::run::step::Trainer;
@@ -78,12 +83,15 @@ fn save_texts(folder: &RunFolder, prepared: &Prepared) -> Result<(), RunError> {
     Ok(())
 }
 
-/// The state before the first step: evaluated and sampled.
+/// The state before the first step: evaluated and sampled, unless the plan leaves that out.
 fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: Console) -> Result<RunState, RunError> {
-    let before = prepared.evaluation.evaluate(&trainer.model, &prepared.tokenizer)?;
-    console.evaluation("before training", &before);
-    let samples_before = finish::sample(prepared, &trainer.model)?;
-    console.samples("before", &prepared.plan.sample_prompts.value, &samples_before);
+    let (mut before, mut samples_before) = (Evaluation::default(), Vec::new());
+    if prepared.plan.eval_on_start.value {
+        before = evaluated(prepared, trainer, console)?;
+        console.evaluation("before training", &before);
+        samples_before = finish::sample(prepared, &trainer.model)?;
+        console.samples("before", &prepared.plan.sample_prompts.value, &samples_before);
+    }
     Ok(RunState {
         step: 0,
         cursor: Cursor::default(),
@@ -92,11 +100,29 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
         wall_s: 0.0,
         last_losses: Vec::new(),
         before,
+        evaluation_is_due: false,
         samples_before,
         base_hash: trainer.model.base_hash(),
         identity: RunIdentity::new(&prepared.plan, prepared.train.fingerprint()),
         settings: RunSettings::new(&prepared.plan),
     })
+}
+
+/// Evaluates, and shows where it is.
+fn evaluated<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: Console) -> Result<Evaluation, RunError> {
+    let stage = Arc::new(Mutex::new(None));
+    let shown = Arc::clone(&stage);
+    let describe = move || {
+        let stage: Option<Stage> = *shown.lock().unwrap_or_else(PoisonError::into_inner);
+        stage.map_or_else(String::new, |stage| stage.to_string())
+    };
+    let _shown = console.activity(describe);
+    let watch = &mut |now| {
+        *stage.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
+        ControlFlow::Continue(())
+    };
+    let evaluation = prepared.evaluation.evaluate_watched(&trainer.model, &prepared.tokenizer, watch)?;
+    Ok(evaluation.expect("an evaluation that nothing stops has a result"))
 }
 
 /// Gives the trainer the tensors of a checkpoint, after comparing the base model with the saved one by content.

@@ -4,6 +4,9 @@
 //! resumed run needs is in the checkpoint.
 //! Trade-off: a step that is not finite is found one step late, but always before anything of it is saved.
 
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use firebrick_data::{Batch, Cursor, Loader};
@@ -12,11 +15,10 @@ use firebrick_parallel::Ranks;
 
 use crate::console::{Console, Outcome, Progress, Summary};
 use crate::error::RunError;
-use crate::metrics::{
-    EvalMetrics, Evaluation, EventWriter, JsonLines, MemoryMeter, MetricSink, MetricSinks, StepMetrics,
-};
+use crate::metrics::{EvalMetrics, Evaluation, EventWriter, JsonLines, MemoryMeter, MetricSinks, StepMetrics};
 use crate::run::assemble;
 use crate::run::device::{dtype_of, head_dim, self_test};
+use crate::run::evaluate::Stage;
 use crate::run::finish;
 use crate::run::interrupt::Interrupt;
 use crate::run::prepare::Prepared;
@@ -71,21 +73,20 @@ impl<B: Kernels> Run<B> {
         if let Some(seconds) = self_test::<B>(plan.backend.value, &device, dtype_of(plan.compute.value), head_dim)? {
             console.print(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
         }
-        let mut trainer = assemble::trainer::<B>(plan, &prepared.model_config, plan.init.value, ranks, &device)?;
+        let mut trainer = load::<B>(&prepared, ranks, console, &device)?;
         let weights = match &plan.lora.value {
             Some(lora) => SavedWeights::Adapter(lora.clone()),
             None => SavedWeights::Model(plan.model_folder.value.clone()),
         };
         let Start { folder, state, resumed } = Start::new(place, &prepared, &mut trainer, &weights, console)?;
-        let mut sinks = MetricSinks(vec![
-            Box::new(JsonLines::open(&folder.metrics_jsonl(), resumed)?),
-            Box::new(EventWriter::create(&folder.tensorboard(), resumed)?),
-        ]);
+        let mut sinks = MetricSinks::default();
+        sinks.push(JsonLines::open(&folder.metrics_jsonl(), resumed)?);
+        sinks.push(EventWriter::create(&folder.tensorboard(), resumed)?);
         if resumed.is_none() {
-            report_evaluation(&mut sinks, 0, &state.before)?;
+            report_evaluation(&mut sinks, 0, &state.before);
         }
         if console.verbose {
-            sinks.0.push(Box::new(Progress::start(prepared.plan.steps.value, state.step)));
+            sinks.push(Progress::start(prepared.plan.steps.value, state.step));
         }
         Ok(Self {
             loader: assemble::loader(&prepared.plan, prepared.train.clone(), &trainer.ranks, state.cursor),
@@ -108,21 +109,25 @@ impl<B: Kernels> Run<B> {
 
     /// Trains to the plan's last step or to a signal.
     pub(super) fn train(mut self) -> Result<Outcome, RunError> {
+        self.interrupt.training_begins();
         let total = self.prepared.plan.steps.value;
+        if self.state.evaluation_is_due && self.state.step < total {
+            self.evaluate()?;
+            if self.state.evaluation_is_due {
+                // Stopped again: the checkpoint that this run started from is still what there is to continue.
+                return Ok(self.interrupted());
+            }
+        }
         while self.state.step < total {
             self.step()?;
             let step = self.state.step;
             let is_due = |every: u64| every > 0 && step.is_multiple_of(every) && step < total;
             if is_due(self.prepared.plan.eval_every_steps.value) {
-                self.flush()?;
-                let evaluation = self.prepared.evaluation.evaluate(&self.trainer.model, &self.prepared.tokenizer)?;
-                report_evaluation(&mut self.sinks, step, &evaluation)?;
+                self.evaluate()?;
             }
             if self.interrupt.is_requested() && step < total {
                 self.save()?;
-                self.sinks.0.clear();
-                let (name, folder) = (self.folder.name().to_owned(), self.folder.path().to_owned());
-                return Ok(Outcome::Interrupted { step, name, folder });
+                return Ok(self.interrupted());
             }
             if is_due(self.prepared.plan.checkpoint_every_steps.value) {
                 self.save()?;
@@ -130,6 +135,38 @@ impl<B: Kernels> Run<B> {
         }
         self.save()?;
         self.finish()
+    }
+
+    /// Evaluates after a step, unless the run is to end: then the run that resumes it evaluates first.
+    fn evaluate(&mut self) -> Result<(), RunError> {
+        self.flush()?;
+        let evaluation = self.evaluation()?;
+        self.state.evaluation_is_due = evaluation.is_none();
+        if let Some(evaluation) = evaluation {
+            report_evaluation(&mut self.sinks, self.state.step, &evaluation);
+        }
+        Ok(())
+    }
+
+    /// The evaluation of the model as it is; `None` if the run is to end.
+    fn evaluation(&mut self) -> Result<Option<Evaluation>, RunError> {
+        let (interrupt, sinks) = (&self.interrupt, &mut self.sinks);
+        let watch = &mut |stage: Stage| {
+            sinks.activity(&stage.to_string());
+            if interrupt.is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        self.prepared.evaluation.evaluate_watched(&self.trainer.model, &self.prepared.tokenizer, watch)
+    }
+
+    /// Ends a run that was stopped and saved.
+    fn interrupted(mut self) -> Outcome {
+        self.sinks.close();
+        Outcome::Interrupted {
+            step: self.state.step,
+            signal: self.interrupt.signal(),
+            name: self.folder.name().to_owned(),
+            folder: self.folder.path().to_owned(),
+        }
     }
 
     fn step(&mut self) -> Result<(), RunError> {
@@ -194,7 +231,7 @@ impl<B: Kernels> Run<B> {
                 tokens_per_s: tokens as f64 / seconds,
                 ms: 1e3 * seconds,
                 memory_bytes: self.meter.sample(),
-            })?;
+            });
         }
         Ok(())
     }
@@ -202,7 +239,7 @@ impl<B: Kernels> Run<B> {
     fn save(&mut self) -> Result<(), RunError> {
         // A step that is not finite must be found before it replaces a good checkpoint.
         self.flush()?;
-        self.sinks.flush()?;
+        self.sinks.flush();
         self.state.wall_s = self.wall_s();
         let texts = [("config.toml", self.prepared.recipe.to_toml()), ("plan.toml", self.prepared.plan.to_toml())];
         let snapshot = Snapshot {
@@ -217,10 +254,11 @@ impl<B: Kernels> Run<B> {
     }
 
     fn finish(mut self) -> Result<Outcome, RunError> {
-        let after = self.prepared.evaluation.evaluate(&self.trainer.model, &self.prepared.tokenizer)?;
-        report_evaluation(&mut self.sinks, self.state.step, &after)?;
-        self.sinks.flush()?;
-        self.sinks.0.clear();
+        // Everything is saved: a run that is stopped here is evaluated and finished by the one that resumes it.
+        let Some(after) = self.evaluation()? else { return Ok(self.interrupted()) };
+        report_evaluation(&mut self.sinks, self.state.step, &after);
+        self.sinks.flush();
+        self.sinks.close();
         let plan = &self.prepared.plan;
         let samples = finish::sample(&self.prepared, &self.trainer.model)?;
         self.console.samples("before", &plan.sample_prompts.value, &self.state.samples_before);
@@ -232,6 +270,8 @@ impl<B: Kernels> Run<B> {
             train_loss: mean(&self.state.last_losses),
             eval_loss_before: self.state.before.loss,
             eval_loss_after: after.loss,
+            token_accuracy_before: self.state.before.token_accuracy,
+            token_accuracy_after: after.token_accuracy,
             exact_match_before: self.state.before.exact_match,
             exact_match_after: after.exact_match,
             loss_tokens: self.state.loss_tokens,
@@ -257,9 +297,25 @@ fn mean(values: &[f64]) -> Option<f64> {
 }
 
 /// Sends an evaluation to the sinks.
-fn report_evaluation(sinks: &mut MetricSinks, step: u64, evaluation: &Evaluation) -> Result<(), RunError> {
-    if let Some(loss) = evaluation.loss {
-        sinks.eval(&EvalMetrics::new(step, loss, evaluation.exact_match))?;
+fn report_evaluation(sinks: &mut MetricSinks, step: u64, evaluation: &Evaluation) {
+    if let Some(metrics) = EvalMetrics::new(step, evaluation) {
+        sinks.eval(&metrics);
     }
-    Ok(())
+}
+
+/// Builds the trainer, and shows how far its weights are read.
+fn load<B: Kernels>(
+    prepared: &Prepared,
+    ranks: Ranks,
+    console: Console,
+    device: &B::Device,
+) -> Result<Trainer<B>, RunError> {
+    let (plan, model) = (&prepared.plan, &prepared.model_config);
+    let (read, all) = (Arc::new(AtomicUsize::new(0)), model.spec.tensors().len());
+    let shown = Arc::clone(&read);
+    let _shown =
+        console.activity(move || format!("loading the model: {} of {all} tensors", shown.load(Ordering::Relaxed)));
+    assemble::trainer::<B>(plan, model, plan.init.value, ranks, device, &mut |_| {
+        read.fetch_add(1, Ordering::Relaxed);
+    })
 }

@@ -47,6 +47,9 @@ pub struct RunState {
     pub last_losses: Vec<f64>,
     /// The evaluation before the first step.
     pub before: Evaluation,
+    /// Whether the evaluation after `step` is still due, because the run was stopped before it.
+    #[serde(default)]
+    pub evaluation_is_due: bool,
     /// The sample answers before the first step.
     pub samples_before: Vec<String>,
     /// Hash of the base model's weight files; `None` if the weights were drawn from the seed.

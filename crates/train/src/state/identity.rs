@@ -74,6 +74,9 @@ pub struct RunSettings {
     /// Shape of the learning rate.
     #[serde(rename = "train.schedule")]
     pub schedule: ScheduleKind,
+    /// Learning rate that the decay leads to. Checkpoints of versions without it had 0.
+    #[serde(rename = "train.min_lr", default)]
+    pub min_lr: f64,
     /// Steps of increasing learning rate.
     #[serde(rename = "train.warmup_steps")]
     pub warmup_steps: u64,
@@ -167,6 +170,7 @@ impl RunSettings {
             recompute: plan.recompute.value,
             learning_rate: plan.learning_rate.value,
             schedule: plan.schedule.value,
+            min_lr: plan.min_lr.value,
             warmup_steps: plan.warmup_steps.value,
             steps: plan.steps.value,
             weight_decay: plan.weight_decay.value,

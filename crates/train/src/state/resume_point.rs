@@ -114,7 +114,8 @@ mod tests {
             date: 7,
             wall_s: 0.25,
             last_losses: vec![1.5],
-            before: Evaluation { loss: Some(2.0), exact_match: None },
+            before: Evaluation { loss: Some(2.0), ..Evaluation::default() },
+            evaluation_is_due: false,
             samples_before: vec!["a".to_owned()],
             base_hash: Some(u64::MAX),
             identity: RunIdentity {
@@ -135,6 +136,7 @@ mod tests {
                 recompute: Recompute::Full,
                 learning_rate: 1e-4,
                 schedule: ScheduleKind::Cosine,
+                min_lr: 0.0,
                 warmup_steps: 0,
                 steps: 9,
                 weight_decay: 0.0,

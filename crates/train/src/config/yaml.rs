@@ -1,0 +1,245 @@
+//! YAML recipes: a file's mappings, lists and scalars as the tree that a TOML file gives, with the places where they were typed.
+//!
+//! Scalars mean what YAML 1.2's core schema says. Not supported: anchors, tags, several documents, keys without a value; each is an
+//! error with its line.
+
+use std::borrow::Cow;
+use std::iter::Peekable;
+use std::ops::Range;
+
+use saphyr_parser::{Event, Parser, ScalarStyle, Span, StrInput};
+use toml::Spanned;
+use toml::de::{DeArray, DeTable, DeValue};
+
+/// Mappings and lists inside each other; a recipe has three.
+const MAX_DEPTH: usize = 16;
+
+/// What is wrong with a YAML file.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct YamlError {
+    /// The line, from 1.
+    pub(super) line: usize,
+    /// A sentence.
+    pub(super) message: String,
+}
+
+/// The tree of a YAML recipe. An empty file is an empty table, as in TOML.
+pub(super) fn parse(text: &str) -> Result<Spanned<DeTable<'_>>, YamlError> {
+    let starts = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).collect();
+    let mut reader = Reader { events: Parser::new_from_str(text).peekable(), text, starts };
+    let tree = reader.document()?;
+    Ok(Spanned::new(0..text.len(), tree))
+}
+
+struct Reader<'i> {
+    events: Peekable<Parser<'i, StrInput<'i>>>,
+    text: &'i str,
+    /// Byte at which each character begins; the parser counts characters.
+    starts: Vec<usize>,
+}
+
+impl<'i> Reader<'i> {
+    fn document(&mut self) -> Result<DeTable<'i>, YamlError> {
+        loop {
+            let (event, span) = self.next()?;
+            match event {
+                Event::StreamStart | Event::DocumentStart(_) => {}
+                Event::StreamEnd => return Ok(DeTable::new()),
+                Event::MappingStart(anchor, tag) => {
+                    plain(anchor, tag.is_some(), span)?;
+                    let tree = self.table(1)?;
+                    return self.end(tree);
+                }
+                _ => return Err(error(span, "a recipe is a list of `key: value` lines, and this is none")),
+            }
+        }
+    }
+
+    /// Refuses a second document.
+    fn end(&mut self, tree: DeTable<'i>) -> Result<DeTable<'i>, YamlError> {
+        loop {
+            let (event, span) = self.next()?;
+            match event {
+                Event::DocumentEnd => {}
+                Event::StreamEnd => return Ok(tree),
+                _ => return Err(error(span, "a second document begins here; a recipe is one document")),
+            }
+        }
+    }
+
+    /// The mapping whose start was just read.
+    fn table(&mut self, depth: usize) -> Result<DeTable<'i>, YamlError> {
+        let mut table = DeTable::new();
+        loop {
+            let (event, span) = self.next()?;
+            let key = match event {
+                Event::MappingEnd => return Ok(table),
+                Event::Scalar(key, _, anchor, tag) => {
+                    plain(anchor, tag.is_some(), span)?;
+                    key
+                }
+                Event::Alias(_) => return Err(error(span, "anchors and aliases are not read; write the keys out")),
+                _ => return Err(error(span, "a key must be a word")),
+            };
+            if table.contains_key(&*key) {
+                return Err(error(span, &format!("the key '{key}' is there twice")));
+            }
+            let name = key.to_string();
+            let value = self.value(&name, depth)?;
+            table.insert(Spanned::new(self.bytes(span), key), value);
+        }
+    }
+
+    /// The value of `key`, or of an element of its list.
+    fn value(&mut self, key: &str, depth: usize) -> Result<Spanned<DeValue<'i>>, YamlError> {
+        let (event, span) = self.next()?;
+        if depth >= MAX_DEPTH {
+            return Err(error(span, &format!("'{key}' is more than {MAX_DEPTH} levels deep; a recipe has three")));
+        }
+        let start = self.bytes(span).start;
+        let value = match event {
+            Event::Scalar(text, style, anchor, tag) => {
+                plain(anchor, tag.is_some(), span)?;
+                // The parser copies some scalars; a number is read from where it was typed.
+                let typed = &self.text[self.bytes(span)];
+                let text = if typed == text { Cow::Borrowed(typed) } else { text };
+                scalar(key, text, style).map_err(|message| error(span, &message))?
+            }
+            Event::MappingStart(anchor, tag) => {
+                plain(anchor, tag.is_some(), span)?;
+                DeValue::Table(self.table(depth + 1)?)
+            }
+            Event::SequenceStart(anchor, tag) => {
+                plain(anchor, tag.is_some(), span)?;
+                DeValue::Array(self.list(key, depth + 1)?)
+            }
+            _ => return Err(error(span, "anchors and aliases are not read; write the value out")),
+        };
+        let end = match &value {
+            DeValue::Table(table) => table.iter().map(|(_, value)| value.span().end).max().unwrap_or(start),
+            DeValue::Array(list) => list.iter().map(|value| value.span().end).max().unwrap_or(start),
+            _ => self.bytes(span).end,
+        };
+        Ok(Spanned::new(start..end, value))
+    }
+
+    fn list(&mut self, key: &str, depth: usize) -> Result<DeArray<'i>, YamlError> {
+        let mut list = DeArray::new();
+        loop {
+            if let Some(Ok((Event::SequenceEnd, _))) = self.events.peek() {
+                self.events.next();
+                return Ok(list);
+            }
+            list.push(self.value(key, depth)?);
+        }
+    }
+
+    fn next(&mut self) -> Result<(Event<'i>, Span), YamlError> {
+        match self.events.next() {
+            Some(Ok(event)) => Ok(event),
+            Some(Err(problem)) => Err(YamlError { line: problem.marker().line(), message: problem.info().to_owned() }),
+            None => Err(YamlError { line: 1, message: "the file ends too early".to_owned() }),
+        }
+    }
+
+    fn bytes(&self, span: Span) -> Range<usize> {
+        let end = self.starts.len() - 1;
+        self.starts[span.start.index().min(end)]..self.starts[span.end.index().min(end)]
+    }
+}
+
+fn error(span: Span, message: &str) -> YamlError {
+    YamlError { line: span.start.line(), message: message.to_owned() }
+}
+
+/// Refuses anchors and tags.
+fn plain(anchor: usize, has_tag: bool, span: Span) -> Result<(), YamlError> {
+    match (anchor, has_tag) {
+        (0, false) => Ok(()),
+        (0, true) => Err(error(span, "tags such as `!!str` are not read; put a string into quotes")),
+        _ => Err(error(span, "anchors and aliases are not read; write the value out")),
+    }
+}
+
+/// A scalar by the core schema: null is refused, and what is no number and no truth value is a string.
+fn scalar<'i>(key: &str, text: Cow<'i, str>, style: ScalarStyle) -> Result<DeValue<'i>, String> {
+    if style != ScalarStyle::Plain {
+        return Ok(DeValue::String(text));
+    }
+    match &*text {
+        "" | "~" | "null" | "Null" | "NULL" => {
+            return Err(format!(
+                "'{key}' has no value: remove the line, or write `{key}: {{}}` for a section with its defaults"
+            ));
+        }
+        "true" | "True" | "TRUE" => return Ok(DeValue::Boolean(true)),
+        "false" | "False" | "FALSE" => return Ok(DeValue::Boolean(false)),
+        _ => {}
+    }
+    let is_number = text.starts_with(|first: char| first.is_ascii_digit() || "+-.".contains(first));
+    if !is_number {
+        return Ok(DeValue::String(text));
+    }
+    // Numbers of both languages look the same, except for a point without digits on both sides.
+    match text {
+        Cow::Borrowed(text) => match DeValue::parse(text).map(Spanned::into_inner) {
+            Ok(number @ (DeValue::Integer(_) | DeValue::Float(_))) => Ok(number),
+            _ if text.parse::<f64>().is_ok() => Err(format!(
+                "'{key}': write the number {text} with digits on both sides of the point and no leading zeros"
+            )),
+            _ => Ok(DeValue::String(Cow::Borrowed(text))),
+        },
+        owned => Ok(DeValue::String(owned)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(text: &str) -> (usize, String) {
+        let YamlError { line, message } = parse(text).expect_err("it should be refused");
+        (line, message)
+    }
+
+    #[test]
+    fn scalars_mean_what_the_core_schema_says_and_keep_their_places() {
+        let text = "# \u{e9}\na: 1\nb: -2e-4\nc: true\nd: 'true'\ne: é x\nf:\n  - 1.5\n  - \"two\"\ng: {h: 0x1F, j: 0.2}\ni: 1_0 rows\n";
+        let tree = parse(text).unwrap();
+        let get = |key: &str| tree.get_ref().get(key).unwrap();
+        assert_eq!(get("a").get_ref().as_integer().unwrap().as_str(), "1");
+        assert_eq!(get("b").get_ref().as_float().unwrap().as_str(), "-2e-4");
+        assert_eq!((get("c").get_ref().as_bool(), get("d").get_ref().as_str()), (Some(true), Some("true")));
+        assert_eq!(get("e").get_ref().as_str(), Some("é x"));
+        assert_eq!(&text[get("e").span()], "é x");
+        let list = get("f").get_ref().as_array().unwrap();
+        assert_eq!((list.len(), list[1].get_ref().as_str()), (2, Some("two")));
+        assert_eq!(
+            get("g").get_ref().as_table().unwrap().get("h").unwrap().get_ref().as_integer().unwrap().radix(),
+            16
+        );
+        assert!(get("g").get_ref().as_table().unwrap().get("j").unwrap().get_ref().is_float());
+        assert_eq!(get("i").get_ref().as_str(), Some("1_0 rows"));
+        assert_eq!(parse("# nothing\n").unwrap().get_ref().len(), 0);
+    }
+
+    #[test]
+    fn what_is_not_read_is_refused_with_its_line() {
+        let cases = [
+            ("a: 1\na: 2\n", 2, "twice"),
+            ("a: 1\nlora:\n", 2, "has no value"),
+            ("a: &x 1\nb: *x\n", 1, "anchors"),
+            ("a: !!str 1\n", 1, "tags"),
+            ("- a\n", 1, "key: value"),
+            ("a: 1\n---\nb: 2\n", 2, "second document"),
+            ("a: .5\n", 1, "digits on both sides"),
+            ("a: [1, 2\n", 2, ""),
+        ];
+        for (text, line, part) in cases {
+            let (found, message) = refusal(text);
+            assert!(found == line && message.contains(part), "{text:?}: line {found}: {message}");
+        }
+        let deep = format!("a: {}1{}\n", "[".repeat(40), "]".repeat(40));
+        assert!(refusal(&deep).1.contains("levels deep"));
+    }
+}

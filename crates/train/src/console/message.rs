@@ -1,0 +1,68 @@
+//! An error as the one message that ends the program: its causes once each, and not longer than a screen.
+//!
+//! Trade-off: the middle of a message that is too long is left out, because its beginning says what and its end what to do.
+
+use std::error::Error;
+
+/// Characters of the longest message.
+const MAX_CHARACTERS: usize = 4000;
+/// Characters at the end of a message that is cut.
+const END_CHARACTERS: usize = 1000;
+
+/// The error and its causes, joined by colons. A cause that the message before it contains is not repeated.
+#[must_use]
+pub fn error_message(error: &dyn Error) -> String {
+    let mut message = String::new();
+    let mut next: Option<&dyn Error> = Some(error);
+    while let Some(cause) = next {
+        next = cause.source();
+        let text = cause.to_string();
+        if message.is_empty() {
+            message = text;
+        } else if !message.contains(&text) {
+            message = format!("{message}: {text}");
+        }
+    }
+    bounded(message)
+}
+
+fn bounded(message: String) -> String {
+    let count = message.chars().count();
+    if count <= MAX_CHARACTERS {
+        return message;
+    }
+    let start: String = message.chars().take(MAX_CHARACTERS - END_CHARACTERS).collect();
+    let end: String = message.chars().skip(count - END_CHARACTERS).collect();
+    format!("{start} [... {} characters ...] {end}", count - MAX_CHARACTERS)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot read x{}", if *.repeats { format!(": {cause}") } else { String::new() })]
+    struct Outer {
+        repeats: bool,
+        #[source]
+        cause: io::Error,
+    }
+
+    #[test]
+    fn a_cause_is_said_once() {
+        for repeats in [true, false] {
+            let error = Outer { repeats, cause: io::Error::other("disk on fire") };
+            assert_eq!(error_message(&error), "cannot read x: disk on fire");
+        }
+    }
+
+    #[test]
+    fn a_message_has_a_bound_and_keeps_its_beginning_and_its_end() {
+        let long = format!("what {} do this", "é".repeat(300_000));
+        let message = error_message(&io::Error::other(long));
+        assert!(message.starts_with("what ") && message.ends_with(" do this"), "{}", message.len());
+        assert!(message.contains("[... 296013 characters ...]") && message.chars().count() < MAX_CHARACTERS + 50);
+    }
+}

@@ -1,0 +1,174 @@
+//! The `train` program as a user meets it in a terminal: commands that are printed work as printed, signals end a run with the status
+//! that shells expect, and mistakes are one error line.
+//!
+//! Trade-off: whole processes on the tiny model, so only what a test inside of one process cannot see is here.
+#![cfg(all(unix, feature = "flex"))]
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// Longest wait for a step or an end.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// More steps than any test waits for.
+const STEPS: u64 = 1_000_000;
+
+/// A folder whose name every shell treats specially, with a recipe in it that trains for a long time.
+struct Workplace {
+    _temporary: TempDir,
+    folder: PathBuf,
+}
+
+impl Workplace {
+    fn new() -> Self {
+        let temporary = tempfile::tempdir().unwrap();
+        let folder = temporary.path().join("it's $HOME [1]; \"x\"");
+        fs::create_dir(&folder).unwrap();
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").canonicalize().unwrap();
+        let recipe = format!(
+            "backend: flex\nmodel: {0}/tiny-llama\nmax_seq_len: 64\nlora: {{r: 4}}\ndata:\n  path: {0}/data/chat-tiny.jsonl\n  \
+             eval_fraction: 0.2\ntrain:\n  steps: {STEPS}\neval:\n  max_new_tokens: 4\n",
+            fixtures.display()
+        );
+        fs::write(folder.join("my recipe.yaml"), recipe).unwrap();
+        Self { _temporary: temporary, folder }
+    }
+
+    fn program(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_train"));
+        command.current_dir(&self.folder).env_remove("FIREBRICK_CALLED_AS");
+        command
+    }
+
+    /// Runs the program to its end.
+    fn output(&self, arguments: &[&str]) -> Output {
+        self.program().args(arguments).output().unwrap()
+    }
+
+    /// Runs a line as a user pastes it into a shell.
+    fn shell(&self, line: &str) -> Output {
+        Command::new("sh")
+            .args(["-c", line])
+            .current_dir(&self.folder)
+            .env_remove("FIREBRICK_CALLED_AS")
+            .output()
+            .unwrap()
+    }
+
+    /// Starts a command whose output goes to the file `log`, waits until `steps` steps are logged, and sends it a signal.
+    fn stopped(&self, mut command: Command, run: &str, steps: u64, signal: &str) -> (ExitStatus, String) {
+        let log = self.folder.join("log");
+        command.current_dir(&self.folder).stdout(File::create(&log).unwrap()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let metrics = self.folder.join("runs").join(run).join("metrics.jsonl");
+        wait(&mut child, || {
+            fs::read_to_string(&metrics).is_ok_and(|text| text.contains(&format!("\"step\":{steps},")))
+        });
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+        let started = Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(started.elapsed() < PATIENCE, "the run does not end");
+            sleep(Duration::from_millis(20));
+        };
+        (status, fs::read_to_string(&log).unwrap())
+    }
+}
+
+fn wait(child: &mut Child, mut is_there: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !is_there() {
+        assert!(child.try_wait().unwrap().is_none(), "the run ended before");
+        assert!(started.elapsed() < PATIENCE, "nothing happens");
+        sleep(Duration::from_millis(20));
+    }
+}
+
+/// The command on the line after the one that contains `before`.
+fn printed<'a>(text: &'a str, before: &str) -> &'a str {
+    let mut lines = text.lines().skip_while(|line| !line.contains(before)).skip(1);
+    lines.next().unwrap_or_else(|| panic!("no command after {before:?} in {text}")).trim()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn printed_commands_work_as_printed_and_a_signal_is_the_exit_status() {
+    let here = Workplace::new();
+    let mut first = here.program();
+    first.args(["train", "--config", "my recipe.yaml", "--set", "eval.prompts=['what is \"$2\"?', \"it's\"]"]);
+    let (status, log) = here.stopped(first, "my recipe", 2, "-INT");
+    assert_eq!(status.code(), Some(130), "{log}");
+
+    let resume = printed(&log, "Continue with").to_owned();
+    let mut second = Command::new("sh");
+    second.args(["-c", &format!("exec {resume}")]);
+    let (status, log) = here.stopped(second, "my recipe", 200, "-TERM");
+    assert_eq!(status.code(), Some(143), "{log}");
+    assert!(log.contains("resumed after step"), "{log}");
+    assert_eq!(printed(&log, "Continue with"), resume, "the same command continues again");
+
+    let step: u64 = log.split("stopped after step ").nth(1).unwrap().split(';').next().unwrap().parse().unwrap();
+    let last = here.shell(&format!("{resume} --set train.steps={}", step + 2));
+    let (output, errors) = (text(&last.stdout), text(&last.stderr));
+    assert!(last.status.success() && output.contains("done: "), "{output}{errors}");
+    let generate = here.shell(printed(&output, "next:"));
+    assert!(generate.status.success(), "{}", text(&generate.stderr));
+    assert!(text(&generate.stdout).starts_with("what is \"$2\"?\n"), "{}", text(&generate.stdout));
+}
+
+#[test]
+fn a_closed_terminal_saves_the_run() {
+    let here = Workplace::new();
+    let mut command = Command::new("sh");
+    // A shell of its own, where hangups are not ignored even if the tests were started with nohup.
+    let line = "trap - HUP; exec \"$0\" train --config 'my recipe.yaml'";
+    command.args(["-c", line, env!("CARGO_BIN_EXE_train")]);
+    let ignored = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = ignored.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or("0").trim().to_owned();
+    if u64::from_str_radix(&ignored, 16).unwrap_or(0) & 1 != 0 {
+        // POSIX shells cannot reset a signal that was ignored when they started: nothing can be tested here.
+        return;
+    }
+    let (status, log) = here.stopped(command, "my recipe", 2, "-HUP");
+    assert_eq!(status.code(), Some(129), "{log}");
+    assert!(log.contains("everything is saved"), "{log}");
+}
+
+#[test]
+fn a_mistake_is_one_line_and_ends_with_status_1_before_anything_is_written() {
+    let here = Workplace::new();
+    let cases = [
+        (&["--set", "train.lr=1"][..], "unknown key 'lr' in [train]; here it is 'learning_rate'"),
+        (&["--set", "lora.target=['q_prj']"], "q_prj"),
+        (&["--set", "mode=full"], "[lora]"),
+        (&["--set", "model=owner/absent"], "hf download owner/absent"),
+    ];
+    for command in ["train", "plan"] {
+        for (set, expected) in cases {
+            let output = here.output(&[&[command, "--config", "my recipe.yaml"], set].concat());
+            let message = text(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{message}");
+            assert!(message.starts_with("error: ") && message.contains(expected), "{command}: {message}");
+            assert_eq!(message.lines().count(), 1, "{message}");
+        }
+    }
+    assert!(!here.folder.join("runs").exists());
+}
+
+#[test]
+fn a_pipe_that_is_closed_early_is_no_panic() {
+    let here = Workplace::new();
+    let line = format!("{} plan --config 'my recipe.yaml' | head -n 1", env!("CARGO_BIN_EXE_train"));
+    let output = here.shell(&line);
+    assert!(!text(&output.stderr).contains("panicked"), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).starts_with("training data: "), "{}", text(&output.stdout));
+}
