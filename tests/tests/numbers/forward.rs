@@ -111,3 +111,30 @@ fn rope_frequencies_equal_those_of_transformers_for_every_scaling() {
         assert!((scaling - expected).abs() < 1e-6, "{name}: {scaling} {expected}");
     }
 }
+
+/// Targets that transformers' logits predict at every second token, and miss at the others.
+fn score_of_every_family<B: Kernels>() {
+    for family in FAMILIES {
+        let golden = Golden::open(family);
+        let model = load::<B>(family, None, FROZEN);
+        let batch = every_next_token(&golden.ids("input_ids"), TOKENS);
+        let vocabulary = model.config.spec.vocab_size;
+        let logits = golden.f32s("logits");
+        let highest =
+            |row: &[f32]| (0..vocabulary).max_by(|&a, &b| row[a].total_cmp(&row[b])).expect("there are logits");
+        let targets: Vec<i64> = logits
+            .chunks(vocabulary)
+            .map(highest)
+            .enumerate()
+            .map(|(token, predicted)| if token % 2 == 0 { predicted } else { (predicted + 1) % vocabulary } as i64)
+            .collect();
+        let on_device = model.upload(&batch.input_ids, &targets, &batch.positions, &batch.cu_seqlens);
+        for chunk_tokens in [7, 1024] {
+            let score = model.score(&on_device, chunk_tokens);
+            assert_eq!(host(score.correct), [targets.len().div_ceil(2) as f32], "{family}");
+            assert_eq!(host(score.loss_sum), host(model.loss_only(&on_device, chunk_tokens)), "{family}");
+        }
+    }
+}
+
+on_every_backend!(the_score_counts_the_targets_that_have_the_highest_logit, score_of_every_family);
