@@ -3,6 +3,8 @@
 //! Trade-off: f32 only, as in training on candle.
 #![cfg(all(feature = "candle", feature = "flex"))]
 
+mod adamw_8bit;
+
 use burn_tensor::DType;
 use firebrick_kernels::backends::Candle;
 use firebrick_kernels::conformance::{Case, every_operation, verdict};
@@ -15,4 +17,10 @@ fn every_operation_equals_the_reference_on_flex() {
         let findings = every_operation::<Candle>(&case, &Default::default());
         verdict(case.dtype, findings).unwrap_or_else(|problem| panic!("{case:?}: {problem}"));
     }
+}
+
+#[test]
+fn steps_of_8_bit_adamw_equal_bitsandbytes_and_the_reference_up_to_rounding() {
+    adamw_8bit::assert_golden_steps::<Candle>();
+    adamw_8bit::assert_many_steps::<Candle>();
 }

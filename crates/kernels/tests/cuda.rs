@@ -5,6 +5,8 @@
 //! Trade-off: tests run one at a time, since a Burn operation of one thread may not run while another is inside a section.
 #![cfg(feature = "cuda")]
 
+mod adamw_8bit;
+
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn_tensor::backend::Backend;
@@ -350,4 +352,11 @@ fn operations_of_the_engine_repeat_bit_for_bit() {
         || every_operation::<Cuda>(&case, &device).iter().map(|f| f.relative_error.to_bits()).collect::<Vec<_>>();
     assert_eq!(errors(), errors());
     refuse_cudnn(&device, false, false);
+}
+
+#[test]
+fn steps_of_8_bit_adamw_equal_bitsandbytes_and_the_reference_up_to_rounding() {
+    let Some((_device, _turn)) = device() else { return };
+    adamw_8bit::assert_golden_steps::<Cuda>();
+    adamw_8bit::assert_many_steps::<Cuda>();
 }

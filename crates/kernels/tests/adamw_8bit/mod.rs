@@ -1,25 +1,24 @@
 //! The 8-bit AdamW step that trains, compared with results of bitsandbytes' CUDA kernel and with the reference of
-//! firebrick-precision.
+//! firebrick-precision, for the test programs of all backends.
 //!
 //! Golden files and the generator of their inputs are those of firebrick-precision (`crates/precision/tests`). Each step starts from
 //! the golden state of the preceding one, so that a difference in rounding does not spread.
-//! Trade-off: runs on Flex only; other backends are compared with Flex by the conformance tests of firebrick-kernels.
+//! Trade-off: where a value lies between two codes, either is accepted.
 
-#[path = "../../precision/tests/common/mod.rs"]
+#[path = "../../../precision/tests/common/mod.rs"]
 #[expect(dead_code, reason = "some generators serve other formats")]
 mod common;
 
-use std::path::Path;
-
-use burn_flex::Flex;
 use burn_tensor::{DType, Int, IntDType, Tensor, TensorData};
 use common::{bell, scaled};
-use firebrick_kernels::{AdamW, AdamW8bitState as DeviceState, EightBitMoments, OptimizerOps, WeightOps};
+use firebrick_kernels::{AdamW, AdamW8bitState as DeviceState, EightBitMoments, Kernels};
 use firebrick_precision::{
     AdamW8bit, AdamW8bitState, BlockwiseQuantized, DynamicMap, adamw_8bit_reference, blockwise::BLOCK_SIZE,
 };
 use safetensors::SafeTensors;
 
+/// In the program, so that it can run on a machine without the sources.
+const GOLDEN: &[u8] = include_bytes!("../../../precision/tests/golden/adamw_8bit_cuda.safetensors");
 const GOLDEN_ELEMENTS: usize = 3 * BLOCK_SIZE + 100;
 const GOLDEN_STEPS: u32 = 4;
 /// Where the gradient of step 2 has a NaN and an infinity.
@@ -28,26 +27,31 @@ const NON_FINITE: std::ops::Range<usize> = 600..602;
 /// Parameters and moments on the host.
 type HostState = (Vec<f32>, AdamW8bitState);
 
-fn upload_f32(values: &[f32]) -> Tensor<Flex, 1> {
+fn upload_f32<B: Kernels>(values: &[f32]) -> Tensor<B, 1> {
     Tensor::from_floats(values, &Default::default())
 }
 
 /// Padded to whole blocks with the code of zero.
-fn upload_codes(codes: &[u8], map: &DynamicMap) -> Tensor<Flex, 1, Int> {
+fn upload_codes<B: Kernels>(codes: &[u8], map: &DynamicMap) -> Tensor<B, 1, Int> {
     let mut codes = codes.to_vec();
     codes.resize(codes.len().next_multiple_of(BLOCK_SIZE), map.nearest(0.0));
-    let (shape, dtype) = ([codes.len()], DType::from(Flex::code_storage_dtype()));
+    let (shape, dtype) = ([codes.len()], DType::from(B::code_storage_dtype()));
     Tensor::from_data(TensorData::new(codes, shape).convert_dtype(dtype), (&Default::default(), dtype))
 }
 
-fn download(codes: Tensor<Flex, 1, Int>, absmax: Tensor<Flex, 1>, elements: usize) -> BlockwiseQuantized {
+fn download<B: Kernels>(codes: Tensor<B, 1, Int>, absmax: Tensor<B, 1>, elements: usize) -> BlockwiseQuantized {
     let mut codes: Vec<u8> = codes.cast(IntDType::I32).into_data().convert::<u8>().to_vec().unwrap();
     codes.truncate(elements);
     BlockwiseQuantized { codes, absmax: absmax.into_data().to_vec().unwrap() }
 }
 
 /// One step on the device, from and to host values.
-fn device_step((parameters, moments): &HostState, gradients: &[f32], step: u32, config: &AdamW8bit) -> HostState {
+fn device_step<B: Kernels>(
+    (parameters, moments): &HostState,
+    gradients: &[f32],
+    step: u32,
+    config: &AdamW8bit,
+) -> HostState {
     let (signed, unsigned) = (DynamicMap::signed(), DynamicMap::unsigned());
     let state = DeviceState {
         parameter: upload_f32(parameters),
@@ -66,8 +70,8 @@ fn device_step((parameters, moments): &HostState, gradients: &[f32], step: u32, 
         weight_decay: f64::from(config.weight_decay),
         step: u64::from(step),
     };
-    let scale = upload_f32(&[config.gradient_scale]);
-    let mut updated = Flex::adamw_8bit_foreach(vec![state], vec![upload_f32(gradients)], scale, &hyper);
+    let scale = upload_f32::<B>(&[config.gradient_scale]);
+    let mut updated = B::adamw_8bit_foreach(vec![state], vec![upload_f32(gradients)], scale, &hyper);
     let DeviceState { parameter, moments } = updated.remove(0);
     let first = download(moments.first_codes, moments.first_absmax, parameters.len());
     let second = download(moments.second_codes, moments.second_absmax, parameters.len());
@@ -121,16 +125,14 @@ fn golden_gradients(step: u32) -> Vec<f32> {
     gradients
 }
 
-#[test]
-fn steps_equal_the_cuda_kernel_of_bitsandbytes_up_to_rounding() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../precision/tests/golden/adamw_8bit_cuda.safetensors");
-    let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let file = SafeTensors::deserialize(&bytes).unwrap();
+/// Asserts that single steps are those of bitsandbytes' CUDA kernel, with gradients that are not finite among them.
+pub(crate) fn assert_golden_steps<B: Kernels>() {
+    let file = SafeTensors::deserialize(GOLDEN).unwrap();
     let mut different = 0;
     for step in 1..=GOLDEN_STEPS {
         let (before, expected) = (golden_state(&file, step - 1), golden_state(&file, step));
         let config = AdamW8bit { gradient_scale: if step == 3 { 0.5 } else { 1.0 }, ..AdamW8bit::default() };
-        let got = device_step(&before, &golden_gradients(step), step, &config);
+        let got = device_step::<B>(&before, &golden_gradients(step), step, &config);
         different += assert_equal_up_to_rounding(&got, &expected, &format!("step {step}"));
         if step == 2 {
             assert_eq!(got.0[NON_FINITE], before.0[NON_FINITE], "a non-finite gradient leaves its parameter as it was");
@@ -142,8 +144,8 @@ fn steps_equal_the_cuda_kernel_of_bitsandbytes_up_to_rounding() {
     assert!(different * 1000 <= total, "{different} of {total} codes differ by one");
 }
 
-#[test]
-fn many_steps_equal_the_reference_step_for_step() {
+/// Asserts that each of many steps is that of the reference on the host.
+pub(crate) fn assert_many_steps<B: Kernels>() {
     let elements = 20 * BLOCK_SIZE + 33;
     let mut state = (bell(50, elements), AdamW8bitState::zeros(elements));
     let config = AdamW8bit { learning_rate: 1e-2, ..AdamW8bit::default() };
@@ -153,7 +155,7 @@ fn many_steps_equal_the_reference_step_for_step() {
         if step == 5 {
             gradients[3000] = f32::NEG_INFINITY;
         }
-        let got = device_step(&state, &gradients, step, &config);
+        let got = device_step::<B>(&state, &gradients, step, &config);
         adamw_8bit_reference(&mut state.0, &gradients, &mut state.1, step, &config).unwrap();
         different += assert_equal_up_to_rounding(&got, &state, &format!("step {step}"));
     }
