@@ -31,7 +31,7 @@ pub use linear::{
 pub use loss::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};
 pub use memory::estimate::{BaseStorage, Recompute, TrainingShape};
 pub use memory::work::step_work;
-pub use memory::{HostBuffer, MemoryOps, Offloaded};
+pub use memory::{HostBuffer, MemoryOps, Offloaded, Readback};
 pub use norm::{NormOps, NormWeight};
 pub use optimizer::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, OptimizerOps};
 pub use weights::{BlockScales, QuantizedWeight, Scales, Weight, WeightOps};
@@ -41,6 +41,8 @@ pub use weights::{BlockScales, QuantizedWeight, Scales, Weight, WeightOps};
 pub struct TracedOperation {
     /// What was launched.
     pub name: &'static str,
+    /// Milliseconds from the beginning of the trace to the moment the device began it.
+    pub start_ms: f64,
     /// Device time.
     pub milliseconds: f64,
     /// Operations of matrix units; 0 for what only moves memory.
@@ -65,7 +67,8 @@ pub trait Kernels:
         None
     }
 
-    /// Runs work and measures the device time of each operation in it; empty where the backend cannot.
+    /// Runs work and measures when and how long the device runs each operation in it; empty where the backend cannot. Waits for the
+    /// device before and after, not in between.
     fn trace<R>(device: &Self::Device, work: impl FnOnce() -> R) -> (R, Vec<TracedOperation>) {
         let _ = device;
         (work(), Vec::new())

@@ -360,3 +360,70 @@ fn steps_of_8_bit_adamw_equal_bitsandbytes_and_the_reference_up_to_rounding() {
     adamw_8bit::assert_golden_steps::<Cuda>();
     adamw_8bit::assert_many_steps::<Cuda>();
 }
+
+/// What paged optimizer state goes through: tensors of different sizes come back two ahead of their use, are changed in place and leave
+/// again, many times in one section. A copy that runs too early or too late, or a buffer that is reused too early, shows in a sum.
+#[test]
+fn tensors_that_leave_and_come_back_all_the_time_keep_every_change() {
+    let Some((device, _turn)) = device() else { return };
+    let (sizes, rounds) = ([1 << 20, 300_001, 1 << 22, 1 << 20, 77, 1 << 21, 1 << 22, 300_001], 20);
+    let full = |size: usize, value: f32| Tensor::<Cuda, 1>::full([size], value, &device);
+    let ones: Vec<_> = sizes.iter().map(|&size| full(size, 1.0)).collect();
+    let start = |(index, &size): (usize, &usize)| Cuda::offload(full(size, index as f32).reshape([1, size]));
+    let mut away: Vec<_> = sizes.iter().enumerate().map(start).map(Some).collect();
+    for _ in 0..rounds {
+        Cuda::section(&device, || {
+            for index in 0..sizes.len() {
+                for ahead in away.iter_mut().skip(index).take(3).flatten() {
+                    Cuda::prefetch(ahead, &device);
+                }
+                let here = away[index].take().expect("it was put back");
+                let x = Cuda::restore(here, &device).reshape([sizes[index]]);
+                let x = Cuda::accumulate(x, ones[index].clone());
+                away[index] = Some(Cuda::offload(x.reshape([1, sizes[index]])));
+            }
+        });
+    }
+    for (index, offloaded) in away.into_iter().flatten().enumerate() {
+        let values: Vec<f32> = offloaded.to_data().to_vec().expect("f32");
+        let expected = (index + rounds) as f32;
+        assert_eq!(values.len(), sizes[index]);
+        assert!(values.iter().all(|&value| value == expected), "tensor {index}: expected {expected}");
+    }
+}
+
+/// Numbers are those of the moment of the request, although the tensor is changed in place while they are on their way.
+#[test]
+fn numbers_that_are_read_later_are_those_of_their_request() {
+    let Some((device, _turn)) = device() else { return };
+    let one = || Tensor::<Cuda, 1>::ones([1], &device);
+    let mut sum = one();
+    let mut requested = Vec::new();
+    for _ in 0..200 {
+        requested.push(Cuda::read_later(vec![sum.clone(), one()]));
+        sum = Cuda::accumulate(sum, one());
+    }
+    for (index, readback) in requested.into_iter().enumerate() {
+        assert_eq!(readback.wait(), [1.0 + index as f32, 1.0]);
+    }
+    drop(Cuda::read_later(vec![sum.clone()]));
+    assert_eq!(Cuda::read_later(vec![sum]).wait(), [201.0]);
+}
+
+/// The host gets a number while work that was queued after it still runs.
+#[test]
+fn reading_a_number_does_not_wait_for_later_work() {
+    let Some((device, _turn)) = device() else { return };
+    let big = Tensor::<Cuda, 1>::ones([1 << 28], &device);
+    let number = Tensor::<Cuda, 1>::ones([1], &device);
+    Cuda::sync(&device).expect("the device works");
+    let readback = Cuda::read_later(vec![number]);
+    let started = std::time::Instant::now();
+    let sum = Cuda::section(&device, || (0..100).fold(big.clone(), |sum, _| Cuda::accumulate(sum, big.clone())));
+    assert_eq!(readback.wait(), [1.0]);
+    let read = started.elapsed();
+    Cuda::sync(&device).expect("the device works");
+    let all = started.elapsed();
+    drop(sum);
+    assert!(read < all / 2, "the number came after {read:?}, the work took {all:?}");
+}

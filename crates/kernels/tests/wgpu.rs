@@ -3,6 +3,8 @@
 //! Not supported: machines without a Vulkan, Metal or DirectX adapter; the tests say so and pass, except in CI.
 #![cfg(all(feature = "wgpu", feature = "flex"))]
 
+mod adamw_8bit;
+
 use burn_tensor::DType;
 use firebrick_kernels::backends::{BackendKind, Wgpu};
 use firebrick_kernels::conformance::{Case, every_operation, verdict};
@@ -36,6 +38,21 @@ fn every_operation_equals_the_reference_on_the_cpu() {
 }
 
 #[test]
+#[expect(clippy::print_stderr, reason = "a test that is not run must be seen")]
+fn every_operation_in_f16_equals_the_reference_on_the_cpu_where_the_device_has_it() {
+    if !has_adapter() {
+        return;
+    }
+    if !BackendKind::Wgpu.computes_in_f16() {
+        eprintln!("skipped: this device has no float16 shaders");
+        return;
+    }
+    let case = Case::small(DType::F16, 32);
+    let findings = every_operation::<Wgpu>(&case, &Default::default());
+    verdict(case.dtype, findings).unwrap_or_else(|problem| panic!("{case:?}: {problem}"));
+}
+
+#[test]
 fn nf4_dequantized_on_the_device_equals_the_host_codec_in_four_bits_per_code() {
     if !has_adapter() {
         return;
@@ -53,4 +70,13 @@ fn nf4_dequantized_on_the_device_equals_the_host_codec_in_four_bits_per_code() {
             assert!(bits <= (shape[0] * shape[1]).next_multiple_of(64) * 4, "four bits per code");
         }
     }
+}
+
+#[test]
+fn steps_of_8_bit_adamw_equal_bitsandbytes_and_the_reference_up_to_rounding() {
+    if !has_adapter() {
+        return;
+    }
+    adamw_8bit::assert_golden_steps::<Wgpu>();
+    adamw_8bit::assert_many_steps::<Wgpu>();
 }

@@ -28,6 +28,18 @@ pub use kind::{BackendKind, UnknownBackend};
 pub use wgpu::Wgpu;
 
 impl BackendKind {
+    /// Whether the backend computes in float16 here. CPU backends could, slower than in f32.
+    pub fn computes_in_f16(self) -> bool {
+        match self {
+            Self::Flex | Self::Candle => false,
+            #[cfg(feature = "wgpu")]
+            Self::Wgpu => wgpu::has_f16(),
+            #[cfg(not(feature = "wgpu"))]
+            Self::Wgpu => false,
+            Self::Cuda => true,
+        }
+    }
+
     /// Looks for a device, without the panic of a backend that starts and finds none. A CPU is always there.
     ///
     /// # Errors

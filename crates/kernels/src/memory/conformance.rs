@@ -1,15 +1,58 @@
-//! Tensors that go elsewhere and come back, and buffers that are uploaded, bit for bit.
+//! Tensors and codes that go elsewhere and come back, buffers that are uploaded, and numbers that are read later, bit for bit.
 //!
 //! Trade-off: values are compared, not where they were kept.
 
-use burn_tensor::{DType, TensorData};
+use burn_tensor::{DType, Int, IntDType, Tensor, TensorData};
 
 use crate::Kernels;
 use crate::conformance::check::Check;
 
 pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     offloaded(check);
+    offloaded_codes(check);
     uploaded(check);
+    numbers(check);
+}
+
+/// Codes that go away and come back twice, with a look at them in between, as paged optimizer state does.
+fn offloaded_codes<B: Kernels>(check: &mut Check<'_, B>) {
+    let (device, count) = (check.device, 1000);
+    let dtype = DType::from(B::code_storage_dtype());
+    let codes = |item: usize| -> Vec<u8> { (0..count).map(|index| ((index + item * 31) % 251) as u8).collect() };
+    let upload = |item| {
+        let data = TensorData::new(codes(item), [1, count]).convert_dtype(dtype);
+        Tensor::<B, 2, Int>::from_data(data, (device, dtype))
+    };
+    let host = |data: TensorData| data.convert::<u8>().to_vec::<u8>().expect("just converted to bytes");
+    let mut away: Vec<_> = (0..5).map(|item| B::offload_codes(upload(item))).collect();
+    for _ in 0..2 {
+        let mut back = Vec::new();
+        for (item, mut offloaded) in std::mem::take(&mut away).into_iter().enumerate() {
+            B::prefetch_codes(&mut offloaded, device);
+            if item % 2 == 0 {
+                check.same("offload_codes: a look", host(offloaded.to_data()) == codes(item));
+            }
+            let restored = B::restore_codes(offloaded, device);
+            check.same("restore_codes", host(restored.clone().cast(IntDType::I32).into_data()) == codes(item));
+            back.push(restored);
+        }
+        away = back.into_iter().map(B::offload_codes).collect();
+    }
+}
+
+/// Numbers that are read after later work was queued are those of the time they were requested.
+fn numbers<B: Kernels>(check: &mut Check<'_, B>) {
+    let device = check.device;
+    let values: Vec<f32> = (0..40).map(|index| 0.5 + index as f32).collect();
+    let tensor = |value: f32| Tensor::<B, 1>::from_floats([value], device);
+    let requested: Vec<_> =
+        values.iter().map(|&value| B::read_later(vec![tensor(value), tensor(value) * 2.0])).collect();
+    let later = B::accumulate(tensor(1.0), tensor(2.0));
+    let got: Vec<Vec<f32>> = requested.into_iter().map(|readback| readback.wait()).collect();
+    check.same("read_later", got.iter().zip(&values).all(|(got, value)| *got == [*value, 2.0 * value]));
+    check.same("read_later: work queued after it", B::read_later(vec![later]).wait() == [3.0]);
+    let waited = B::restore_wait(device).wait();
+    check.same("restore_wait", waited.len() == 1 && waited[0] >= 0.0);
 }
 
 fn offloaded<B: Kernels>(check: &mut Check<'_, B>) {

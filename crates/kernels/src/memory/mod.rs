@@ -9,17 +9,23 @@ pub mod estimate;
 mod host_buffer;
 mod offload;
 pub mod prefetch;
+mod readback;
 pub mod work;
 
 use std::convert::Infallible;
 
-use burn_tensor::{DType, Tensor, TensorData, backend::Backend};
+use burn_tensor::{DType, Int, Tensor, TensorData, backend::Backend};
 
 pub use host_buffer::HostBuffer;
 pub use offload::Offloaded;
+pub use readback::Readback;
 
 #[cfg(feature = "cuda")]
 pub(crate) use host_buffer::Memory;
+#[cfg(feature = "cuda")]
+pub(crate) use offload::Elsewhere;
+#[cfg(feature = "cuda")]
+pub(crate) use readback::Numbers;
 
 /// Memory and ordering of device work.
 pub trait MemoryOps: Backend {
@@ -76,6 +82,41 @@ pub trait MemoryOps: Backend {
             Ok(x_nd) => x_nd,
             Err(never) => match never {},
         }
+    }
+
+    /// [`MemoryOps::offload`] for the codes of quantized optimizer state.
+    fn offload_codes(codes: Tensor<Self, 2, Int>) -> Offloaded<Self, Int> {
+        Offloaded::on_device(codes)
+    }
+
+    /// [`MemoryOps::prefetch`] for codes.
+    fn prefetch_codes(offloaded: &mut Offloaded<Self, Int>, device: &Self::Device) {
+        let _ = (offloaded, device);
+    }
+
+    /// [`MemoryOps::restore`] for codes.
+    fn restore_codes(offloaded: Offloaded<Self, Int>, device: &Self::Device) -> Tensor<Self, 2, Int> {
+        let _ = device;
+        match offloaded.into_parts::<Infallible>() {
+            Ok(codes) => codes,
+            Err(never) => match never {},
+        }
+    }
+
+    /// Starts to copy values `[1]` f32 to the host. The host does not wait until it reads them, and then not for work that is queued
+    /// after this call. This body reads when the values are waited for, behind everything queued by then.
+    ///
+    /// # Panics
+    /// On CUDA, without values.
+    fn read_later(values: Vec<Tensor<Self, 1>>) -> Readback {
+        Readback::new(readback::OnDevice(values))
+    }
+
+    /// Milliseconds for which the device has waited for restored tensors since the last call, to be read later as one number: what
+    /// the copies cost beyond the work that they run next to. 0 where nothing is kept elsewhere.
+    fn restore_wait(device: &Self::Device) -> Readback {
+        let _ = device;
+        Readback::new(readback::Known(vec![0.0]))
     }
 
     /// Allocates, while other work runs, what [`MemoryOps::offload`] will need for `count` tensors of `bytes` bytes.

@@ -3,7 +3,7 @@
 //! Trade-off: 8-bit codes are compared by what the next steps make of them, since a value between two codes may round either way.
 
 use burn_flex::Flex;
-use burn_tensor::{Tensor, backend::Backend};
+use burn_tensor::{DType, IntDType, Tensor, backend::Backend};
 use firebrick_precision::DynamicMap;
 use firebrick_precision::blockwise::BLOCK_SIZE;
 
@@ -31,6 +31,36 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     let many: Vec<usize> = (0..70).map(|index| 1 + index * 37).collect();
     adamw(check, &many, 1);
     adamw_8bit(check, &many, 1);
+    skipped(check);
+}
+
+/// A gradient scale that is not finite, whatever the gradients are: every bit stays.
+fn skipped<B: Kernels>(check: &mut Check<'_, B>) {
+    let device = check.device;
+    for (scale, bad) in [(f32::NAN, 0.5), (f32::INFINITY, f32::NAN)] {
+        let scale = || Tensor::from_floats([scale], device);
+        for size in SIZES {
+            let gradient = |fill: f32| Tensor::<B, 1>::full([size], fill, (device, DType::F32));
+            let start = check.random_f32([size], 1.0).0;
+            let ones = || Tensor::ones([1], device);
+            let state = B::adamw_foreach(vec![zero_state(start.clone())], vec![gradient(0.1)], ones(), &hyper(1));
+            let after = B::adamw_foreach(state.clone(), vec![gradient(bad)], scale(), &hyper(2));
+            let parts = |s: &AdamWState<B>| [&s.parameter, &s.first, &s.second].map(|part| part.to_data());
+            check.same("adamw_foreach: a skipped step", parts(&state[0]) == parts(&after[0]));
+
+            let state = B::adamw_8bit_foreach(vec![zero_8bit_state(start)], vec![gradient(0.1)], ones(), &hyper(1));
+            let after = B::adamw_8bit_foreach(state.clone(), vec![gradient(bad)], scale(), &hyper(2));
+            let floats = |s: &AdamW8bitState<B>| {
+                [&s.parameter, &s.moments.first_absmax, &s.moments.second_absmax].map(|part| part.to_data())
+            };
+            let codes = |s: &AdamW8bitState<B>| {
+                [&s.moments.first_codes, &s.moments.second_codes]
+                    .map(|codes| codes.clone().cast(IntDType::I32).into_data())
+            };
+            let same = floats(&state[0]) == floats(&after[0]) && codes(&state[0]) == codes(&after[0]);
+            check.same("adamw_8bit_foreach: a skipped step", same);
+        }
+    }
 }
 
 fn hyper(step: u64) -> AdamW {

@@ -75,7 +75,8 @@ pub trait OptimizerOps: WeightOps {
     }
 
     /// One AdamW step of each parameter from its gradient. Gradients are first multiplied by `gradient_scale` `[1]`, which stays on
-    /// the device (clipping).
+    /// the device (clipping, loss scaling). A scale that is not finite skips the step: parameters and moments stay as they are, bit
+    /// for bit, without the host knowing.
     fn adamw_foreach(
         states: Vec<AdamWState<Self>>,
         gradients: Vec<Tensor<Self, 1>>,

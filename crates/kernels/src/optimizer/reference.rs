@@ -3,9 +3,10 @@
 //! The 8-bit step follows bitsandbytes' block-wise kernel: decode both moments, update them, take the parameter step with the exact
 //! moments, then encode them again against each block's new maximum. A first moment must not change its sign by rounding, so its code
 //! moves one step towards its own sign where it would.
+//! A step that is skipped is computed and then discarded, because only the device knows whether it is.
 //! Trade-off: one parameter after the other, a pass over memory per arithmetic step.
 
-use burn_tensor::{Int, IntDType, Tensor, backend::Backend};
+use burn_tensor::{Bool, Int, IntDType, Tensor, backend::Backend};
 use firebrick_precision::DynamicMap;
 use firebrick_precision::blockwise::BLOCK_SIZE;
 
@@ -39,6 +40,8 @@ fn adamw<B: Backend>(
     gradient_scale: Tensor<B, 1>,
     hyper: &AdamW,
 ) -> AdamWState<B> {
+    let old = state.clone();
+    let is_skipped = is_skipped(&gradient_scale, state.parameter.dims()[0]);
     let gradient = to_f32(gradient).mul(gradient_scale);
     let (first, second) = update_moments(gradient, state.first, state.second, hyper);
     let correction1 = 1.0 - hyper.beta1.powf(hyper.step as f64);
@@ -46,7 +49,16 @@ fn adamw<B: Backend>(
     let denominator = second.clone().sqrt().div_scalar(correction2).add_scalar(hyper.epsilon);
     let update = first.clone().div(denominator).mul_scalar(hyper.learning_rate / correction1);
     let decayed = state.parameter.mul_scalar(1.0 - hyper.learning_rate * hyper.weight_decay);
-    AdamWState { parameter: decayed.sub(update), first, second }
+    AdamWState {
+        parameter: decayed.sub(update).mask_where(is_skipped.clone(), old.parameter),
+        first: first.mask_where(is_skipped.clone(), old.first),
+        second: second.mask_where(is_skipped, old.second),
+    }
+}
+
+/// Whether a scale that is not finite skips the step, `[elements]` times.
+fn is_skipped<B: Backend>(gradient_scale: &Tensor<B, 1>, elements: usize) -> Tensor<B, 1, Bool> {
+    gradient_scale.clone().is_finite().bool_not().expand([elements])
 }
 
 /// See [`crate::OptimizerOps::adamw_8bit_foreach`].
@@ -71,12 +83,13 @@ fn adamw_8bit<B: WeightOps>(
     let signed = Tensor::<B, 1>::from_floats(DynamicMap::signed().values().as_slice(), &device);
     let unsigned = Tensor::<B, 1>::from_floats(DynamicMap::unsigned().values().as_slice(), &device);
     let elements = parameter.dims()[0];
+    let (old, is_step_skipped) = (moments.clone(), |elements| is_skipped(&gradient_scale, elements));
     let first = decode(&signed, moments.first_codes, moments.first_absmax, elements);
     let second = decode(&unsigned, moments.second_codes, moments.second_absmax, elements);
     // A gradient that is not finite keeps its parameter, and both of its moments become 0.
     let gradient = to_f32(gradient);
     let skipped = gradient.clone().is_finite().bool_not();
-    let gradient = gradient.mask_fill(skipped.clone(), 0.0).mul(gradient_scale);
+    let gradient = gradient.mask_fill(skipped.clone(), 0.0).mul(gradient_scale.clone());
     let (first, second) = update_moments(gradient, first, second, hyper);
     let (first, second) = (first.mask_fill(skipped.clone(), 0.0), second.mask_fill(skipped.clone(), 0.0));
 
@@ -85,11 +98,18 @@ fn adamw_8bit<B: WeightOps>(
     let denominator = second.clone().sqrt().add_scalar(correction2 * hyper.epsilon);
     let update = first.clone().div(denominator).mul_scalar(hyper.learning_rate * correction2 / correction1);
     let updated = parameter.clone().sub(update).mul_scalar(1.0 - hyper.learning_rate * hyper.weight_decay);
-    let parameter = updated.mask_where(skipped, parameter);
+    let parameter = updated.mask_where(skipped.bool_or(is_step_skipped(elements)), parameter);
 
     let (first_codes, first_absmax) = encode(first, &signed, DynamicMap::signed(), true);
     let (second_codes, second_absmax) = encode(second, &unsigned, DynamicMap::unsigned(), false);
-    let moments = EightBitMoments { first_codes, first_absmax, second_codes, second_absmax };
+    let blocks = first_absmax.dims()[0];
+    let (of_codes, of_scales) = (is_step_skipped(blocks * BLOCK_SIZE), is_step_skipped(blocks));
+    let moments = EightBitMoments {
+        first_codes: first_codes.mask_where(of_codes.clone(), old.first_codes),
+        first_absmax: first_absmax.mask_where(of_scales.clone(), old.first_absmax),
+        second_codes: second_codes.mask_where(of_codes, old.second_codes),
+        second_absmax: second_absmax.mask_where(of_scales, old.second_absmax),
+    };
     AdamW8bitState { parameter, moments }
 }
 

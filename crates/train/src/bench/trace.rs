@@ -93,7 +93,7 @@ mod tests {
     const ROOFS: Peaks = Peaks { gemm_tflops: 1.0, gemm_size: 8, copy_tb_s: 0.1 };
 
     fn launch(name: &'static str, milliseconds: f64, flops: f64, bytes: f64) -> TracedOperation {
-        TracedOperation { name, milliseconds, flops, bytes, gemm: None }
+        TracedOperation { name, start_ms: 0.0, milliseconds, flops, bytes, gemm: None }
     }
 
     #[test]

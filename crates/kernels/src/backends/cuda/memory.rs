@@ -1,4 +1,4 @@
-//! Memory and ordering on CUDA: sections and pauses, pinned host buffers and uploads from them.
+//! Memory and ordering on CUDA: sections and pauses, pinned host buffers, uploads from them, and numbers that are read later.
 //!
 //! Pinned buffers come from a pool per device that any thread may use. A buffer returns to it when its upload is done.
 //! Trade-off: buffers are reused only for exactly their size.
@@ -8,7 +8,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn_tensor::backend::Backend;
-use burn_tensor::{DType, Tensor};
+use burn_tensor::{DType, Int, Tensor};
 use cubecl::cuda::CudaDevice;
 use firebrick_cuda::{Context, CudaError, Driver, Event, PinnedBuffer};
 
@@ -16,9 +16,9 @@ use super::engine::{Cuda, engine};
 use super::failure::check;
 use super::launch::at;
 use super::offload;
-use super::tensor::tensor;
+use super::tensor::{float, int_tensor, tensor};
 use crate::memory::Memory;
-use crate::{HostBuffer, MemoryOps, Offloaded};
+use crate::{HostBuffer, MemoryOps, Offloaded, Readback};
 
 impl MemoryOps for Cuda {
     fn section<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
@@ -40,8 +40,7 @@ impl MemoryOps for Cuda {
 
     fn host_buffer(device: &Self::Device, bytes: usize) -> HostBuffer {
         let (context, pool) = shared(device);
-        let buffer = check("allocating pinned memory", pool.take(&context, bytes));
-        HostBuffer::new(Lent { buffer: Some(buffer), pool })
+        HostBuffer::new(check("allocating pinned memory", pool.lend(&context, bytes)))
     }
 
     fn upload(buffer: HostBuffer, shape: [usize; 2], dtype: DType, device: &Self::Device) -> Tensor<Self, 2> {
@@ -51,9 +50,8 @@ impl MemoryOps for Cuda {
         let lent = buffer.into_memory::<Lent>().expect("a buffer of this backend");
         engine.section(|| {
             let matrix = engine.empty_matrix(shape[0], shape[1], dtype);
-            let pinned = lent.buffer.as_ref().expect("a lent buffer is there until it is dropped");
             // SAFETY: the tensor has the bytes of the buffer; the buffer is held below until the copy is done.
-            let copied = unsafe { engine.stream().copy_to_device(at(matrix.address), pinned, bytes) };
+            let copied = unsafe { engine.stream().copy_to_device(at(matrix.address), lent.pinned(), bytes) };
             check("copying to the device", copied);
             let done = check("recording an event", Event::new(engine.context()));
             check("recording an event", engine.stream().record(&done));
@@ -63,15 +61,42 @@ impl MemoryOps for Cuda {
     }
 
     fn offload(x_nd: Tensor<Self, 2>) -> Offloaded<Self> {
-        offload::offload(x_nd)
+        let engine = engine(&x_nd.device());
+        Offloaded::elsewhere(offload::offload(&engine, float(x_nd)))
     }
 
     fn prefetch(offloaded: &mut Offloaded<Self>, device: &Self::Device) {
-        offload::prefetch(offloaded, &engine(device));
+        offload::prefetch(&engine(device), offloaded.elsewhere_mut());
     }
 
     fn restore(offloaded: Offloaded<Self>, device: &Self::Device) -> Tensor<Self, 2> {
-        offload::restore(offloaded, &engine(device))
+        offloaded.into_parts().unwrap_or_else(|copy| tensor(offload::restore(&engine(device), copy)))
+    }
+
+    fn offload_codes(codes: Tensor<Self, 2, Int>) -> Offloaded<Self, Int> {
+        let engine = engine(&codes.device());
+        Offloaded::elsewhere(offload::offload(&engine, codes.into_primitive()))
+    }
+
+    fn prefetch_codes(offloaded: &mut Offloaded<Self, Int>, device: &Self::Device) {
+        offload::prefetch(&engine(device), offloaded.elsewhere_mut());
+    }
+
+    fn restore_codes(offloaded: Offloaded<Self, Int>, device: &Self::Device) -> Tensor<Self, 2, Int> {
+        offloaded.into_parts().unwrap_or_else(|copy| int_tensor(offload::restore(&engine(device), copy)))
+    }
+
+    fn read_later(values: Vec<Tensor<Self, 1>>) -> Readback {
+        let engine = engine(&values[0].device());
+        let copied = engine.section(|| {
+            let values = values.into_iter().map(|value| engine.flat(value)).collect();
+            check("copying numbers to the host", engine.copies.numbers(&engine, values))
+        });
+        Readback::new(copied)
+    }
+
+    fn restore_wait(device: &Self::Device) -> Readback {
+        Readback::new(engine(device).copies.take_waits())
     }
 
     fn reserve_offload(device: &Self::Device, count: usize, bytes: usize) {
@@ -99,6 +124,11 @@ impl Pool {
         PinnedBuffer::new(context, bytes)
     }
 
+    /// The same, returned to the pool when it is dropped. The caller keeps it until its copies are done.
+    pub(super) fn lend(&self, context: &Context, bytes: usize) -> Result<Lent, CudaError> {
+        Ok(Lent { buffer: Some(self.take(context, bytes)?), pool: self.clone() })
+    }
+
     pub(super) fn put(&self, buffer: PinnedBuffer) {
         self.lock().push(buffer);
     }
@@ -112,6 +142,13 @@ impl Pool {
 pub(super) struct Lent {
     buffer: Option<PinnedBuffer>,
     pool: Pool,
+}
+
+impl Lent {
+    /// The buffer, for copies.
+    pub(super) fn pinned(&self) -> &PinnedBuffer {
+        self.buffer.as_ref().expect("a lent buffer is there until it is dropped")
+    }
 }
 
 impl Deref for Lent {

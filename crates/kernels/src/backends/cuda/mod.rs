@@ -49,7 +49,7 @@ impl crate::Kernels for Cuda {
 
     fn trace<R>(device: &Self::Device, work: impl FnOnce() -> R) -> (R, Vec<crate::TracedOperation>) {
         let engine = engine::engine(device);
-        engine.trace.start();
+        engine.trace.start(&engine);
         let result = work();
         (result, engine.trace.finish(&engine))
     }

@@ -1,29 +1,37 @@
-//! Tensors that wait in pinned host memory: copied out and back on a side stream while other work runs.
+//! Tensors that wait in pinned host memory: copied out and back on side streams, one for each direction, while other work runs.
 //!
-//! A tensor that is being copied out is held until the copy is done: the engine's stream waits for a copy before the memory it reads
-//! is freed, and that is when two younger copies are under way. Pinned buffers are kept for the next pass, since allocating them
-//! costs more than a step.
+//! Order, for one tensor. Out: the outgoing stream waits for the engine's stream (which wrote the tensor), copies, and records `done`;
+//! the tensor is held until the engine's stream waits for `done`, which is when two younger copies are under way, or when the section
+//! ends. Back: the incoming stream waits for `done` and for the engine's stream (whose earlier work may still read the memory that the
+//! new tensor got), copies, and records a new `done`; the engine's stream waits for that before the tensor is used. Only then does the
+//! pinned buffer return to the pool, so a later copy out, which waits for the engine's stream, never overtakes the copy back that reads
+//! the buffer. Pinned buffers are kept for the next pass, since allocating them costs more than a step.
 //! Trade-off: up to two tensors more on the device than are in use.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use burn_tensor::{DType, Tensor};
+use burn_tensor::{DType, TensorData};
 use cubecl::cuda::CudaDevice;
 use firebrick_cuda::{Context, CudaError, Event, PinnedBuffer, Stream};
 
-use super::engine::{Cuda, Engine, engine};
+use super::engine::Engine;
 use super::failure::check;
 use super::launch::at;
 use super::memory::{Lent, Pool, shared};
-use super::tensor::{MatrixView, tensor};
-use crate::Offloaded;
+use super::tensor::{MatrixView, Primitive};
+use super::trace::Cost;
+use crate::memory::{Elsewhere, Numbers};
 
 /// Tensors held for copies that may still run.
 const MAX_IN_FLIGHT: usize = 2;
 /// Uploads whose buffers may still be read.
 const MAX_UPLOADS: usize = 3;
+
+/// Waits for restored tensors that are remembered until they are requested: more than those of one step.
+const MAX_WAITS: usize = 1 << 14;
 
 /// A tensor's copy in host memory, and the tensor that it is being copied back to.
 pub(super) struct HostCopy {
@@ -46,25 +54,80 @@ impl Drop for HostCopy {
     }
 }
 
+impl Elsewhere for HostCopy {
+    fn to_data(&self) -> TensorData {
+        let buffer = self.buffer.as_ref().expect("a copy that was restored is gone");
+        check("waiting for a copy", self.done.synchronize());
+        TensorData::from_bytes_vec(buffer.to_vec(), self.shape, self.dtype)
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+/// Numbers on their way to the host. They return their buffers to the pool when they are dropped.
+pub(super) struct CopiedNumbers {
+    buffers: Vec<Lent>,
+    done: Event,
+}
+
+impl Numbers for CopiedNumbers {
+    fn wait(self: Box<Self>) -> Vec<f32> {
+        check("waiting for numbers of the device", self.done.synchronize());
+        let values = |buffer: &Lent| buffer.as_chunks().0.iter().map(|&bytes| f32::from_ne_bytes(bytes)).next();
+        self.buffers.iter().map(|buffer| values(buffer).expect("a number has four bytes")).collect()
+    }
+}
+
+impl Drop for CopiedNumbers {
+    /// No buffer returns to the pool while a copy may still write it.
+    fn drop(&mut self) {
+        // A failure here means that the context is lost, and with it the copies.
+        let _ = self.done.synchronize();
+    }
+}
+
+/// Marks on the engine's stream around its waits for restored tensors.
+pub(super) struct Waits(Vec<(Event, Event)>);
+
+impl Numbers for Waits {
+    fn wait(self: Box<Self>) -> Vec<f32> {
+        let of = |(start, end): &(Event, Event)| {
+            end.synchronize()?;
+            end.milliseconds_since(start)
+        };
+        vec![self.0.iter().map(|pair| check("reading an event", of(pair))).sum()]
+    }
+}
+
 /// See the head of this file.
 pub(super) struct HostCopies {
     context: Context,
-    side: Stream,
+    incoming: Stream,
+    outgoing: Stream,
     free: Pool,
     /// Buffers of uploads that may still run, oldest first.
     uploading: RefCell<VecDeque<(Lent, Event)>>,
     /// Tensors being copied out, oldest first, with the end of their copy.
     leaving: RefCell<VecDeque<(MatrixView, Arc<Event>)>>,
+    waits: RefCell<Vec<(Event, Event)>>,
 }
 
 impl HostCopies {
     pub(super) fn new(context: &Context) -> Result<Self, CudaError> {
         Ok(Self {
             context: context.clone(),
-            side: Stream::new(context)?,
+            incoming: Stream::new(context)?,
+            outgoing: Stream::new(context)?,
             free: Pool::default(),
             uploading: RefCell::default(),
             leaving: RefCell::default(),
+            waits: RefCell::default(),
         })
     }
 
@@ -76,11 +139,36 @@ impl HostCopies {
         }
     }
 
-    /// Waits until all copies of the side stream are done, and lets go of what they read.
+    /// Waits until all copies of the side streams are done, and lets go of what they read.
     pub(super) fn synchronize(&self) -> Result<(), CudaError> {
-        let waited = self.side.synchronize();
+        let waited = self.outgoing.synchronize().and(self.incoming.synchronize());
         self.leaving.borrow_mut().clear();
         waited
+    }
+
+    /// Copies one f32 of each matrix to the host, on the engine's stream: few bytes, which take no longer than a launch.
+    pub(super) fn numbers(&self, engine: &Engine, values: Vec<MatrixView>) -> Result<CopiedNumbers, CudaError> {
+        let mut copied = CopiedNumbers { buffers: Vec::with_capacity(values.len()), done: Event::new(&self.context)? };
+        let result = values.iter().try_for_each(|value| {
+            assert_eq!((value.dtype, value.count()), (DType::F32, 1), "a number is one f32");
+            let buffer = self.free.lend(&self.context, value.bytes())?;
+            // SAFETY: the value has four bytes, in memory that only later work of this stream can reuse; the buffer is neither read
+            // nor returned to its pool before `done`, or before the stream was waited for.
+            let result = unsafe { engine.stream().copy_to_host(buffer.pinned(), at(value.address), value.bytes()) };
+            copied.buffers.push(buffer);
+            result
+        });
+        if let Err(error) = result.and_then(|()| engine.stream().record(&copied.done)) {
+            // Nothing marks the end of the copies, so the whole stream is waited for. If that fails, the context is lost with them.
+            let _ = engine.stream().synchronize();
+            return Err(error);
+        }
+        Ok(copied)
+    }
+
+    /// The waits for restored tensors since the last call.
+    pub(super) fn take_waits(&self) -> Waits {
+        Waits(self.waits.take())
     }
 
     /// Returns the pinned buffers to the system. The caller has waited for the device.
@@ -124,11 +212,11 @@ impl HostCopies {
         let buffer = self.free.take(&self.context, bytes)?;
         let (ready, done) = (Event::new(&self.context)?, Arc::new(Event::new(&self.context)?));
         engine.stream().record(&ready)?;
-        self.side.wait_for(&ready)?;
-        // SAFETY: the matrix is dense and held until the engine's stream has waited for the copy; the buffer is not read or
-        // reused before a later copy of the same side stream.
-        unsafe { self.side.copy_to_host(&buffer, at(matrix.address), bytes)? };
-        self.side.record(&done)?;
+        self.outgoing.wait_for(&ready)?;
+        // SAFETY: the matrix is dense and held until the engine's stream has waited for the copy. Earlier copies that read the buffer
+        // are done once the engine's stream reaches `ready` (see the head of this file); it is not read before `done`.
+        unsafe { self.outgoing.copy_to_host(&buffer, at(matrix.address), bytes)? };
+        self.outgoing.record(&done)?;
         let copy = HostCopy {
             buffer: Some(buffer),
             shape: [matrix.rows, matrix.width],
@@ -147,6 +235,18 @@ impl HostCopies {
         Ok(copy)
     }
 
+    /// Makes the engine's stream wait for a copy, between two marks that show how long.
+    fn wait(&self, engine: &Engine, done: &Event) -> Result<(), CudaError> {
+        let start = engine.mark()?;
+        engine.traced("wait for a copy from the host", Cost::default(), || engine.stream().wait_for(done))?;
+        let mut waits = self.waits.borrow_mut();
+        waits.push((start, engine.mark()?));
+        // Where nothing reads them, they must not pile up.
+        let surplus = waits.len().saturating_sub(MAX_WAITS);
+        waits.drain(..surplus);
+        Ok(())
+    }
+
     fn back(&self, engine: &Engine, copy: &mut HostCopy) -> Result<(), CudaError> {
         let Some(buffer) = copy.buffer.as_ref().filter(|_| copy.coming.is_none()) else { return Ok(()) };
         let [rows, width] = copy.shape;
@@ -154,11 +254,13 @@ impl HostCopies {
         let (ready, done) = (Event::new(&self.context)?, Arc::new(Event::new(&self.context)?));
         // The new tensor's memory may be that of one which the engine's stream still reads.
         engine.stream().record(&ready)?;
-        self.side.wait_for(&ready)?;
-        // SAFETY: the tensor has the bytes of the buffer and is held by the copy; the buffer is kept until a later copy of the
-        // same side stream.
-        unsafe { self.side.copy_to_device(at(matrix.address), buffer, buffer.len())? };
-        self.side.record(&done)?;
+        self.incoming.wait_for(&ready)?;
+        // The buffer may still be on its way here.
+        self.incoming.wait_for(&copy.done)?;
+        // SAFETY: the tensor has the bytes of the buffer and is held by the copy. The buffer returns to the pool only once the engine's
+        // stream waits for `done`, and every later copy into it waits for the engine's stream.
+        unsafe { self.incoming.copy_to_device(at(matrix.address), buffer, buffer.len())? };
+        self.incoming.record(&done)?;
         copy.coming = Some(matrix);
         copy.done = done;
         Ok(())
@@ -166,33 +268,29 @@ impl HostCopies {
 }
 
 /// See [`crate::MemoryOps::offload`].
-pub(super) fn offload(x_nd: Tensor<Cuda, 2>) -> Offloaded<Cuda> {
-    let engine = engine(&x_nd.device());
+pub(super) fn offload(engine: &Engine, x: Primitive) -> HostCopy {
     engine.section(|| {
-        let matrix = engine.flat(x_nd);
-        Offloaded::elsewhere(check("copying to the host", engine.copies.out(&engine, matrix)))
+        let matrix = engine.dense(engine.view_of(x));
+        check("copying to the host", engine.copies.out(engine, matrix))
     })
 }
 
 /// See [`crate::MemoryOps::prefetch`].
-pub(super) fn prefetch(offloaded: &mut Offloaded<Cuda>, engine: &Engine) {
-    if let Some(copy) = offloaded.elsewhere_mut::<HostCopy>() {
+pub(super) fn prefetch(engine: &Engine, copy: Option<&mut HostCopy>) {
+    if let Some(copy) = copy {
         engine.section(|| check("copying from the host", engine.copies.back(engine, copy)));
     }
 }
 
 /// See [`crate::MemoryOps::restore`].
-pub(super) fn restore(offloaded: Offloaded<Cuda>, engine: &Engine) -> Tensor<Cuda, 2> {
-    match offloaded.into_parts::<HostCopy>() {
-        Ok(x_nd) => x_nd,
-        Err(mut copy) => engine.section(|| {
-            check("copying from the host", engine.copies.back(engine, &mut copy));
-            check("waiting for a copy", engine.stream().wait_for(&copy.done));
-            let matrix = copy.coming.take().expect("the copy was started above");
-            if let Some(buffer) = copy.buffer.take() {
-                engine.copies.free.put(buffer);
-            }
-            tensor(matrix.tensor)
-        }),
-    }
+pub(super) fn restore(engine: &Engine, mut copy: HostCopy) -> Primitive {
+    engine.section(|| {
+        check("copying from the host", engine.copies.back(engine, &mut copy));
+        check("waiting for a copy", engine.copies.wait(engine, &copy.done));
+        let matrix = copy.coming.take().expect("the copy was started above");
+        if let Some(buffer) = copy.buffer.take() {
+            engine.copies.free.put(buffer);
+        }
+        matrix.tensor
+    })
 }

@@ -32,22 +32,33 @@ struct Span {
 /// See the head of this file.
 #[derive(Default)]
 pub(super) struct Trace {
-    spans: RefCell<Option<Vec<Span>>>,
+    recording: RefCell<Option<Recording>>,
+}
+
+struct Recording {
+    /// The beginning, which the others are measured from.
+    origin: Event,
+    spans: Vec<Span>,
 }
 
 impl Trace {
-    /// Starts to record; what was recorded before is dropped.
-    pub(super) fn start(&self) {
-        *self.spans.borrow_mut() = Some(Vec::new());
+    /// Starts to record; what was recorded before is dropped. Waits for the device, so that the trace begins now for both.
+    pub(super) fn start(&self, engine: &Engine) {
+        check("waiting for the device", engine.context().synchronize());
+        let origin = check("recording an event", engine.mark());
+        check("waiting for the device", origin.synchronize());
+        *self.recording.borrow_mut() = Some(Recording { origin, spans: Vec::new() });
     }
 
     /// Ends recording: launches in order. Waits for the device.
     pub(super) fn finish(&self, engine: &Engine) -> Vec<TracedOperation> {
-        let spans = self.spans.borrow_mut().take().unwrap_or_default();
+        let Some(Recording { origin, spans }) = self.recording.borrow_mut().take() else { return Vec::new() };
         check("waiting for the device", engine.context().synchronize());
+        let between = |start: &Event, end: &Event| f64::from(check("reading an event", end.milliseconds_since(start)));
         let operation = |span: Span| TracedOperation {
             name: span.name,
-            milliseconds: f64::from(check("reading an event", span.end.milliseconds_since(&span.start))),
+            start_ms: between(&origin, &span.start),
+            milliseconds: between(&span.start, &span.end),
             flops: span.cost.flops,
             bytes: span.cost.bytes,
             gemm: span.cost.gemm,
@@ -59,14 +70,14 @@ impl Trace {
 impl Engine {
     /// Runs `work`, which submits to the stream, between two events if a trace is being recorded.
     pub(super) fn traced<R>(&self, name: &'static str, cost: Cost, work: impl FnOnce() -> R) -> R {
-        if self.trace.spans.borrow().is_none() {
+        if self.trace.recording.borrow().is_none() {
             return work();
         }
         let start = check("recording an event", self.mark());
         let result = work();
         let end = check("recording an event", self.mark());
-        if let Some(spans) = self.trace.spans.borrow_mut().as_mut() {
-            spans.push(Span { name, cost, start, end });
+        if let Some(recording) = self.trace.recording.borrow_mut().as_mut() {
+            recording.spans.push(Span { name, cost, start, end });
         }
         result
     }

@@ -19,6 +19,9 @@ impl OptimizerOps for Flex {
     ) -> Vec<AdamWState<Self>> {
         assert_eq!(states.len(), gradients.len(), "one gradient per parameter");
         let scale = Floats::of(gradient_scale).values()[0];
+        if !scale.is_finite() {
+            return states;
+        }
         states.into_iter().zip(gradients).map(|(state, gradient)| adamw(state, gradient, scale, hyper)).collect()
     }
 }

@@ -29,12 +29,19 @@ impl Kernels for Wgpu {}
 /// # Errors
 /// What was looked for, in the library's words.
 pub(super) fn probe() -> Result<(), String> {
+    adapter().map(|_| ())
+}
+
+/// Whether the adapter's shaders have float16; CubeCL turns on all that the adapter has.
+pub(super) fn has_f16() -> bool {
+    adapter().is_ok_and(|adapter| adapter.features().contains(wgpu::Features::SHADER_F16))
+}
+
+fn adapter() -> Result<wgpu::Adapter, String> {
     let backend = AutoGraphicsApi::backend();
     let descriptor =
         wgpu::InstanceDescriptor { backends: backend.into(), ..wgpu::InstanceDescriptor::new_without_display_handle() };
     let options = wgpu::RequestAdapterOptions::default();
-    match block_on(wgpu::Instance::new(descriptor).request_adapter(&options)) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(format!("no {backend:?} adapter ({error})")),
-    }
+    let adapter = block_on(wgpu::Instance::new(descriptor).request_adapter(&options));
+    adapter.map_err(|error| format!("no {backend:?} adapter ({error})"))
 }

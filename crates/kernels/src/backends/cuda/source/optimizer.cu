@@ -87,6 +87,9 @@ KERNEL __launch_bounds__(1024) sum_partials(float *out, const float *partial, in
 
 // --------------------------------------------------------------------------------------------------------------- AdamW
 
+// Neither infinite nor NaN, by the bits: no compiler option changes that.
+DEVICE bool is_finite(float x) { return (__float_as_int(x) & 0x7f800000) != 0x7f800000; }
+
 // p (1 - lr wd) - lr m^ / (sqrt(v^) + eps): decay first, as torch does it.
 DEVICE void adamw_value(float &p, float g, float &m, float &v, float scale, const Rates &rates) {
     g = __fmul_rn(g, scale);
@@ -135,7 +138,7 @@ DEVICE void adamw_tensor(float *p, const float *g, float *m, float *v, float sca
     else adamw_piece<1>(p, g, m, v, scale, rates, start, n);
 }
 
-// scale [1] multiplies the gradient.
+// scale [1] multiplies the gradient. One that is not finite skips the step: everything stays as it is.
 struct AdamWTable {
     float *p[MANY];
     const float *g[MANY];
@@ -148,6 +151,7 @@ struct AdamWTable {
 
 // One step on up to 64 tensors. Launch: block 256; grid = all pieces.
 KERNEL __launch_bounds__(256) adamw_foreach(const __grid_constant__ AdamWTable table, const float *scale, Rates rates) {
+    if (!is_finite(*scale)) return;
     const int tensor = tensor_of(table.first_piece, table.tensors, blockIdx.x);
     adamw_tensor(table.p[tensor], table.g[tensor], table.m[tensor], table.v[tensor], *scale, rates,
                  blockIdx.x - table.first_piece[tensor], table.n[tensor]);
@@ -243,7 +247,7 @@ struct Divisor {
 
 // One value; a gradient that is not finite keeps the parameter and loses both moments.
 DEVICE void adamw_8bit_value(float &p, float g, float &m, float &v, float scale, const Rates &rates) {
-    if ((__float_as_int(g) & 0x7f800000) == 0x7f800000) {
+    if (!is_finite(g)) {
         m = v = 0.0f;
         return;
     }
@@ -344,9 +348,10 @@ struct EightBitTable {
 // maps are the signed and unsigned dynamic maps [256]. Launch: block 512; grid min(ceil(blocks / 16), 2 * multiprocessors).
 KERNEL __launch_bounds__(512, 2) adamw_8bit_foreach(const __grid_constant__ EightBitTable table, const float *map_signed,
                                                     const float *map_unsigned, const float *scale, Rates rates) {
+    const float by = *scale;
+    if (!is_finite(by)) return; // the same for every thread, so no barrier is left waiting
     __shared__ Codebook book;
     book.build(map_signed, map_unsigned);
-    const float by = *scale;
     for (int block = blockIdx.x * 16 + threadIdx.x / 32; block < table.blocks; block += gridDim.x * 16) {
         const int at = tensor_of(table.first_block, table.tensors, block);
         const EightBit tensor = {table.p[at],       table.g[at],        table.m_codes[at], table.m_absmax[at],
