@@ -238,6 +238,8 @@ mod tests {
             lora: step.lora.clone(),
             compute: Format::F32,
             optimizer_bytes: 0,
+            paged_bytes: 0,
+            paging_bytes: 0,
             micro_batch_size: SEQUENCES,
             row_len: 4 * DOCUMENT,
             longest_document: DOCUMENT,

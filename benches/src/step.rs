@@ -14,7 +14,7 @@ use firebrick_train::RunError;
 use firebrick_train::config::{BackendChoice, Init, RunConfig};
 use firebrick_train::run::assemble;
 use firebrick_train::run::prepare::{Prepared, prepare};
-use firebrick_train::run::step::scalar;
+use firebrick_train::run::step::StepNumbers;
 
 use crate::rate::wait;
 use crate::shapes::{MicroBatchShape, Products, StepShape};
@@ -98,13 +98,13 @@ impl Workload {
         for index in 0..WARM_UP + steps {
             let (seconds, loss) = timed(|| -> Result<f32, RunError> {
                 let outcome = trainer.step(&self.micro_batches)?;
-                let loss = scalar(outcome.loss_sum) / outcome.loss_tokens as f32;
-                let grad_norm = scalar(outcome.grad_norm);
+                let step = outcome.step;
+                let StepNumbers { loss, grad_norm, .. } = outcome.read();
                 wait::<B>(&device);
                 if loss.is_finite() && grad_norm.is_finite() {
                     Ok(loss)
                 } else {
-                    Err(RunError::NotFinite { step: outcome.step, loss, grad_norm })
+                    Err(RunError::NotFinite { step, loss, grad_norm })
                 }
             });
             losses.push(loss?);

@@ -1,6 +1,6 @@
 //! Fixture models on a device, batches built by hand, and what a batch gives.
 //!
-//! Trade-off: every model computes in f32, so that its numbers compare with the golden files.
+//! Trade-off: models compute in f32, so that their numbers compare with the golden files, unless a test names another format.
 
 use std::collections::BTreeMap;
 
@@ -27,12 +27,22 @@ pub const TRAINED: BaseStorage = BaseStorage::Trained;
 
 /// Loads a fixture model in f32, with a fixture adapter on it. An absolute path works as a name too.
 pub fn load<B: Kernels>(model: &str, adapter: Option<&str>, storage: BaseStorage) -> Decoder<B> {
+    load_in(model, adapter, storage, DType::F32)
+}
+
+/// [`load`], to compute in a format.
+pub fn load_in<B: Kernels>(
+    model: &str,
+    adapter: Option<&str>,
+    storage: BaseStorage,
+    compute_dtype: DType,
+) -> Decoder<B> {
     let (folder, adapter) = (fixture(model), adapter.map(fixture));
     let options = BuildOptions {
         storage,
         lora: adapter.as_ref().map(|dir| read_adapter_config(dir).expect("the adapter has a readable config")),
         seed: 0,
-        compute_dtype: DType::F32,
+        compute_dtype,
         max_positions: POSITIONS,
     };
     let config = ModelConfig::read(&folder).expect("the model has a readable config");

@@ -10,6 +10,7 @@ use firebrick_train::RunError;
 use firebrick_train::config::RunConfig;
 use firebrick_train::console::{Console, Outcome, Summary};
 use firebrick_train::run::interrupt::Interrupt;
+use firebrick_train::run::trace::TraceSteps;
 use firebrick_train::run::{RunOptions, run};
 use firebrick_train::state::resume_point::ResumeFrom;
 use serde_json::Value;
@@ -62,7 +63,7 @@ pub fn recipe(output: &Path, changes: &[&str]) -> RunConfig {
 /// # Errors
 /// Whatever stops the run.
 pub fn train(config: RunConfig, resume: Option<ResumeFrom>, interrupt: &Interrupt) -> Result<Outcome, RunError> {
-    run(RunOptions { config, resume, console: Console::QUIET, interrupt: interrupt.clone() })
+    run(RunOptions { config, resume, console: Console::QUIET, interrupt: interrupt.clone(), trace: None })
 }
 
 /// Takes one step, then ends as after a signal; the number of steps taken so far.
@@ -82,6 +83,21 @@ pub fn finish(config: RunConfig, resume: Option<ResumeFrom>) -> Summary {
         Ok(Outcome::Finished(summary)) => summary,
         Ok(other) => panic!("the run was to finish, but ended with {other:?}"),
         Err(error) => panic!("the run was to finish, but: {error}"),
+    }
+}
+
+/// Runs a recipe to its end, with a trace of some steps.
+pub fn finish_traced(config: RunConfig, steps: TraceSteps) -> Summary {
+    let options = RunOptions {
+        config,
+        resume: NEW,
+        console: Console::QUIET,
+        interrupt: Interrupt::detached(),
+        trace: Some(steps),
+    };
+    match run(options) {
+        Ok(Outcome::Finished(summary)) => summary,
+        other => panic!("the run was to finish, but ended with {other:?}"),
     }
 }
 

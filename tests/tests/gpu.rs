@@ -13,9 +13,10 @@ use firebrick_kernels::backends::{BackendKind, Cuda, Flex};
 use firebrick_kernels::{GradientMap, GradientSink, Kernels};
 use firebrick_model::{BaseStorage, BuildOptions, Decoder, ModelConfig, PassOptions};
 use firebrick_tests::{
-    FAMILIES, FROZEN, Golden, NEW, NF4, TRAINED, finish, fixture, host, host_gradients, load, loss_and_gradients,
-    packed, preference_loss, recipe, relative_difference, step_losses, upload,
+    FAMILIES, FROZEN, Golden, NEW, NF4, TRAINED, finish, finish_traced, fixture, host, host_gradients, load,
+    loss_and_gradients, metrics, packed, preference_loss, recipe, relative_difference, snapshot, step_losses, upload,
 };
+use firebrick_train::run::trace::TraceSteps;
 use tempfile::tempdir;
 
 #[expect(clippy::print_stderr, reason = "a test that does not run must be seen")]
@@ -88,6 +89,96 @@ fn twenty_steps_of_full_fine_tuning_of_every_family_have_the_losses_of_the_cpu()
             }
         }
     }
+}
+
+#[test]
+fn twenty_steps_in_f16_with_loss_scaling_have_the_losses_of_the_cpu() {
+    if has_card() {
+        for (changes, tolerance) in [(&["bnb_4bit={}"][..], 1e-2), (&["bnb_4bit=", "lora="], 3e-2)] {
+            assert_agrees(&[changes, &["compute=float16"]].concat(), tolerance);
+        }
+    }
+}
+
+/// Full fine-tuning with the state of every parameter that is large enough in host memory, on kernels that add in a fixed order.
+#[test]
+fn paging_changes_no_bit_of_a_run() {
+    if !has_card() {
+        return;
+    }
+    refuse_cudnn(&Default::default(), true, true);
+    let run = |budget: &str| {
+        let output = tempdir().unwrap();
+        let model = tempdir().unwrap();
+        wide_model(model.path());
+        let changes = [
+            "backend=cuda",
+            "init=random",
+            "bnb_4bit=",
+            "lora=",
+            "data.eval_fraction=",
+            "train.optimizer=paged_adamw_8bit",
+            &format!("train.optimizer_device_gib={budget}"),
+            &format!("model='{}'", model.path().display()),
+        ];
+        let summary = finish(recipe(output.path(), &changes), NEW);
+        assert_eq!(summary.steps, 6);
+        let run = output.path().join("run");
+        let plan = std::fs::read_to_string(run.join("plan.toml")).expect("the run wrote its plan");
+        let mut tensors = snapshot(&run);
+        tensors.retain(|path, _| path.extension().is_some_and(|extension| extension == "safetensors"));
+        let waits = metrics(&run).iter().filter(|line| line["restore_wait_ms"].as_f64().is_some()).count();
+        (step_losses(&run), tensors, plan, waits)
+    };
+    let (resident, paged) = (run("auto"), run("0"));
+    refuse_cudnn(&Default::default(), false, false);
+    assert!(resident.2 != paged.2 && paged.2.contains("in pinned host memory"), "{}", paged.2);
+    assert_eq!(paged.3, 6, "each step reports what it waited");
+    assert_eq!(resident.0, paged.0);
+    assert!(resident.1 == paged.1, "weights and state are the same bytes");
+}
+
+/// A copy of `tiny-llama` whose projections have enough elements for their state to be paged.
+fn wide_model(folder: &std::path::Path) {
+    for file in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(fixture("tiny-llama").join(file), folder.join(file)).expect("the fixture can be copied");
+    }
+    let text = std::fs::read_to_string(fixture("tiny-llama").join("config.json")).expect("the fixture has a config");
+    let mut config: serde_json::Value = serde_json::from_str(&text).expect("it is JSON");
+    config["hidden_size"] = 256.into();
+    config["head_dim"] = 64.into();
+    config["num_attention_heads"] = 4.into();
+    config["num_key_value_heads"] = 2.into();
+    config["intermediate_size"] = 512.into();
+    std::fs::write(folder.join("config.json"), config.to_string()).expect("the folder can be written");
+}
+
+/// The trace of a run has the device's operations of several steps, and while one step is queued an earlier one runs.
+#[test]
+fn a_traced_run_shows_host_and_device_side_by_side() {
+    if !has_card() {
+        return;
+    }
+    let output = tempdir().unwrap();
+    let changes = ["backend=cuda", "train.steps=8", "data.eval_fraction="];
+    let trace = TraceSteps { first: 3, last: 6 };
+    finish_traced(recipe(output.path(), &changes), trace);
+    let text = std::fs::read_to_string(output.path().join("run/trace.json")).expect("the run wrote its trace");
+    let file: serde_json::Value = serde_json::from_str(&text).expect("a trace is JSON");
+    let events = file["traceEvents"].as_array().expect("a trace has events");
+    let of_thread = |thread: u64| events.iter().filter(move |event| event["ph"] == "X" && event["tid"] == thread);
+    assert!(of_thread(2).count() > 100, "{} operations", of_thread(2).count());
+    for name in ["wait for data", "queue step", "wait for numbers"] {
+        assert_eq!(of_thread(1).filter(|event| event["name"] == name).count(), 4, "{name}");
+    }
+    let end = |event: &serde_json::Value| event["ts"].as_f64().unwrap() + event["dur"].as_f64().unwrap();
+    // The numbers of step 5 are there before the device has finished step 6, which was queued by then.
+    let numbers = of_thread(1).filter(|event| event["name"] == "wait for numbers").map(end).fold(0.0, f64::max);
+    let device = of_thread(2).map(end).fold(0.0, f64::max);
+    assert!(
+        numbers < device,
+        "the host has the numbers of a step at {numbers} us, the device ends the next at {device} us"
+    );
 }
 
 #[test]

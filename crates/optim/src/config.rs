@@ -14,20 +14,24 @@ pub enum OptimizerKind {
     /// AdamW with moments in 8 bits: about 2 bytes per parameter.
     #[serde(rename = "adamw_8bit")]
     AdamW8bit,
-    /// The same as `adamw_8bit`: its state stays on the device, nothing is paged to the host.
+    /// The same update as `adamw_8bit`. On CUDA, state beyond a budget waits in pinned host memory; elsewhere nothing is paged.
     #[serde(rename = "paged_adamw_8bit")]
     PagedAdamW8bit,
 }
 
 impl OptimizerKind {
+    /// Whether state beyond a budget waits in host memory, on a backend that can copy while other work runs.
+    pub const fn is_paged(self) -> bool {
+        matches!(self, Self::PagedAdamW8bit)
+    }
+
     /// What its state is, for a plan's reader.
     pub const fn state(self) -> &'static str {
         match self {
             Self::AdamW => "moments in f32",
             Self::AdamW8bit => "moments in 8 bits; parameters below 4,096 elements keep f32",
             Self::PagedAdamW8bit => {
-                "the same as adamw_8bit: moments in 8 bits stay next to the parameters, nothing is paged; parameters below 4,096 \
-                 elements keep f32"
+                "moments in 8 bits, paged to host memory beyond a budget; parameters below 4,096 elements keep f32"
             }
         }
     }

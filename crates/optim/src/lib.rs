@@ -3,15 +3,18 @@
 mod config;
 mod error;
 mod groups;
+mod loss_scale;
 mod optimizer;
+mod paging;
 mod rules;
 mod schedule;
 mod state;
 
 pub use config::{OptimizerConfig, OptimizerKind};
 pub use error::OptimError;
+pub use loss_scale::{LossScaleState, LossScaling};
 pub use optimizer::{Optimizer, StepReport};
-pub use rules::Granularity;
 pub use rules::adamw::MIN_8BIT_ELEMENTS;
+pub use rules::{Granularity, PagedBytes};
 pub use schedule::{Schedule, ScheduleKind};
 pub use state::{HostTensor, StateDict};

@@ -1,29 +1,37 @@
 //! The optimizer of a run: clips gradients to their global norm, applies a rule to groups of parameters, and keeps the state by name.
 //!
-//! Nothing is read back from the device in a step: norm and clip coefficient stay there.
+//! Nothing is waited for in a step: norm and clip coefficient stay on the device. With loss scaling, what became of the preceding step is
+//! read, which the device has computed by then.
 //!
-//! Gradients with NaNs or infinities: an element whose gradient is not finite is treated as the rule says (8-bit AdamW keeps the
-//! parameter and sets both moments to zero, as bitsandbytes does; f32 AdamW makes the parameter NaN, as torch does). With clipping, the
-//! global norm is then not finite either, and the coefficient is 0: all other elements take the step with a gradient of zero. (torch's
-//! coefficient is 0 for an infinite norm, too, but NaN for a norm that is NaN, which destroys every parameter.)
+//! Gradients with NaNs or infinities: with loss scaling the whole step is skipped. Without, an element whose gradient is not finite is
+//! treated as the rule says (8-bit AdamW keeps the parameter and sets both moments to zero, as bitsandbytes does; f32 AdamW makes the
+//! parameter NaN, as torch does). With clipping, the global norm is then not finite either, and the coefficient is 0: all other elements
+//! take the step with a gradient of zero. (torch's coefficient is 0 for an infinite norm, too, but NaN for a norm that is NaN, which
+//! destroys every parameter.)
 //! Trade-off: all gradients of a step exist at the same time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use burn_tensor::Tensor;
+use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{GradientMap, Kernels, Parameter};
 
 use crate::config::OptimizerConfig;
 use crate::error::OptimError;
 use crate::groups::{Group, by_weight_decay};
+use crate::loss_scale::{LossScaleState, LossScaler, LossScaling};
+use crate::paging::{self, BUCKETS_AHEAD, PagedState};
 use crate::rules::{self, Rule, StepNumbers, Update};
 use crate::state::{ParameterState, StateDict, StateSpec, StateTensor};
 
 /// What a step leaves for the log, still on the device.
 pub struct StepReport<B: Kernels> {
-    /// Global norm of the gradients before clipping, `[1]`.
+    /// Global norm of the gradients before clipping, `[1]`. With loss scaling it is that of the gradients without the scale, and not
+    /// finite if the step was skipped.
     pub grad_norm: Tensor<B, 1>,
+    /// The scale of this step's gradients, `[1]`, with loss scaling.
+    pub loss_scale: Option<Tensor<B, 1>>,
 }
 
 /// An optimizer over named parameters.
@@ -33,17 +41,77 @@ pub struct Optimizer<B: Kernels> {
     steps: u64,
     /// By parameter name.
     state: BTreeMap<Arc<str>, ParameterState<B>>,
+    /// Bytes of state that stay on the device; `None`: all.
+    resident_bytes: Option<u64>,
+    /// The parameters whose state is paged, once they are known.
+    paged: Option<BTreeSet<Arc<str>>>,
+    loss_scaler: Option<LossScaler<B>>,
 }
+
+/// Parameters on their way through an update, with the layouts of their state.
+type Owners<'a, B> = Vec<(&'a mut Parameter<B>, Vec<StateSpec>)>;
 
 impl<B: Kernels> Optimizer<B> {
     /// An optimizer that has taken no step.
     pub fn new(config: OptimizerConfig) -> Self {
-        Self { rule: rules::rule(&config), config, steps: 0, state: BTreeMap::new() }
+        Self {
+            rule: rules::rule(&config),
+            config,
+            steps: 0,
+            state: BTreeMap::new(),
+            resident_bytes: None,
+            paged: None,
+            loss_scaler: None,
+        }
     }
 
-    /// Steps taken so far.
+    /// The same optimizer, which keeps only `resident_bytes` of its state on the device between two steps, as far as that can be met,
+    /// and the rest in host memory, on backends that can copy while other work runs. Its numbers are the same bit for bit.
+    #[must_use]
+    pub fn with_paging(self, resident_bytes: u64) -> Self {
+        Self { resident_bytes: Some(resident_bytes), ..self }
+    }
+
+    /// The same optimizer, for gradients that were multiplied by [`Optimizer::loss_scale`].
+    #[must_use]
+    pub fn with_loss_scaling(self, scaling: LossScaling, device: &B::Device) -> Self {
+        Self { loss_scaler: Some(LossScaler::new(scaling, device)), ..self }
+    }
+
+    /// Steps so far, those included that were skipped.
     pub fn steps(&self) -> u64 {
         self.steps
+    }
+
+    /// The number of the next update, from 1: skipped steps do not count. Waits for the end of the last step if there is loss scaling.
+    pub fn next_update(&mut self) -> u64 {
+        let skipped = self.loss_scaler.as_mut().map_or(0, LossScaler::skipped_steps);
+        self.steps - skipped + 1
+    }
+
+    /// What the gradients of the next step must be multiplied by, `[1]`; `None`: by nothing.
+    pub fn loss_scale(&self) -> Option<Tensor<B, 1>> {
+        self.loss_scaler.as_ref().map(LossScaler::scale)
+    }
+
+    /// Where loss scaling stands, for a checkpoint; `None` without it. Waits for the device.
+    pub fn loss_scale_state(&mut self) -> Option<LossScaleState> {
+        self.loss_scaler.as_mut().map(LossScaler::state)
+    }
+
+    /// Continues loss scaling from a checkpoint.
+    ///
+    /// # Panics
+    /// Without loss scaling.
+    pub fn restore_loss_scale(&mut self, state: LossScaleState) {
+        let scaler = self.loss_scaler.as_mut();
+        scaler.expect("only an optimizer with loss scaling has such a state").restore(state);
+    }
+
+    /// Bytes of state in host memory.
+    pub fn paged_bytes(&self) -> u64 {
+        let paged = self.paged.iter().flatten().filter_map(|name| self.state.get(name));
+        paged.map(|state| paging::paged_bytes(&state.layout)).sum()
     }
 
     /// Updates every parameter from its gradient.
@@ -61,33 +129,32 @@ impl<B: Kernels> Optimizer<B> {
             gradients.len(),
             "every trained parameter needs a gradient, and only those have one"
         );
+        let update = self.next_update();
         self.steps += 1;
-        let grad_norm = global_norm(&gradients);
-        let scale = self.clip_coefficient(&grad_norm);
+        let loss_scale = self.loss_scale();
+        let (grad_norm, scale) = self.gradient_scale(global_norm(&gradients));
+        self.prepare(&parameters);
         for group in by_weight_decay(parameters, self.config.weight_decay) {
-            self.update(group, &mut gradients, scale.clone(), learning_rate);
+            let numbers = StepNumbers { learning_rate, weight_decay: group.weight_decay, step: update };
+            self.update(group, &mut gradients, &scale, &numbers);
         }
-        StepReport { grad_norm }
+        if let Some(scaler) = &mut self.loss_scaler {
+            scaler.end_step(grad_norm.clone().is_finite());
+        }
+        StepReport { grad_norm, loss_scale }
     }
 
-    /// One call of the rule for a whole group: an adapter is hundreds of small parameters.
-    fn update(&mut self, group: Group<'_, B>, gradients: &mut GradientMap<B>, scale: Tensor<B, 1>, learning_rate: f64) {
-        let numbers = StepNumbers { learning_rate, weight_decay: group.weight_decay, step: self.steps };
-        let (owners, updates): (Vec<_>, Vec<_>) = group
-            .parameters
-            .into_iter()
-            .map(|owner| {
-                let gradient = gradients.remove(&owner.name);
-                let gradient = gradient.unwrap_or_else(|| panic!("parameter {} has no gradient", owner.name));
-                let state = self.state.remove(&owner.name).unwrap_or_else(|| self.initial_state(owner));
-                let parameter = take_value(owner, &gradient);
-                ((owner, state.layout), Update { parameter, gradient, state: state.tensors })
-            })
-            .unzip();
-        for ((owner, layout), (value, tensors)) in owners.into_iter().zip(self.rule.step(updates, scale, &numbers)) {
-            owner.value = value;
-            self.state.insert(owner.name.clone(), ParameterState { layout, tensors });
-        }
+    /// The global norm without the loss scale, and the factor of the gradients in the update: not finite if the step is skipped.
+    fn gradient_scale(&self, norm: Tensor<B, 1>) -> (Tensor<B, 1>, Tensor<B, 1>) {
+        let Some(scaler) = &self.loss_scaler else {
+            let coefficient = self.clip_coefficient(&norm);
+            return (norm, coefficient);
+        };
+        let inverse = scaler.scale().recip();
+        let norm = norm.mul(inverse.clone());
+        let coefficient = self.clip_coefficient(&norm).mul(inverse);
+        let is_skipped = norm.clone().is_finite().bool_not();
+        (norm, coefficient.mask_fill(is_skipped, f32::NAN))
     }
 
     /// `min(1, max / (norm + 1e-6))`, as in torch's `clip_grad_norm_`; 0 if the norm is not finite.
@@ -101,22 +168,79 @@ impl<B: Kernels> Optimizer<B> {
         }
     }
 
-    fn layout(&self, parameter: &Parameter<B>) -> Vec<StateSpec> {
-        self.rule.state(parameter.role, &parameter.shape)
+    /// Decides what is paged, and creates the state of parameters that have none.
+    fn prepare(&mut self, parameters: &[&mut Parameter<B>]) {
+        if self.paged.is_none() {
+            self.paged = Some(self.choose_paged(parameters.iter().map(|parameter| &**parameter)));
+        }
+        for parameter in parameters {
+            if !self.state.contains_key(&parameter.name) {
+                let (layout, device) = (self.layout(parameter), parameter.value.device());
+                let tensors = layout.iter().map(|spec| spec.initial(&device)).collect();
+                self.keep(parameter.name.clone(), ParameterState::new(layout, tensors));
+            }
+        }
     }
 
-    fn initial_state(&self, parameter: &Parameter<B>) -> ParameterState<B> {
-        let (layout, device) = (self.layout(parameter), parameter.value.device());
-        ParameterState { tensors: layout.iter().map(|spec| spec.initial(&device)).collect(), layout }
+    fn choose_paged<'a>(&self, parameters: impl Iterator<Item = &'a Parameter<B>>) -> BTreeSet<Arc<str>> {
+        let Some(resident_bytes) = self.resident_bytes else { return BTreeSet::new() };
+        let layouts = parameters.map(|parameter| (parameter.name.as_ref(), self.layout(parameter))).collect();
+        paging::choose(&layouts, resident_bytes).into_iter().map(Arc::from).collect()
+    }
+
+    fn is_paged(&self, name: &str) -> bool {
+        self.paged.as_ref().is_some_and(|paged| paged.contains(name))
+    }
+
+    /// Keeps state where it belongs between two steps.
+    fn keep(&mut self, name: Arc<str>, state: ParameterState<B>) {
+        let state = if self.is_paged(&name) { state.paged() } else { state };
+        self.state.insert(name, state);
+    }
+
+    /// One call of the rule for all state of a group that is on the device, since an adapter is hundreds of small parameters, and one
+    /// per bucket of paged state, while the next buckets are on their way. In one section: copies to the host are waited for at its
+    /// end.
+    fn update(
+        &mut self,
+        group: Group<'_, B>,
+        gradients: &mut GradientMap<B>,
+        scale: &Tensor<B, 1>,
+        numbers: &StepNumbers,
+    ) {
+        let (paged, resident): (Vec<_>, Vec<_>) =
+            group.parameters.into_iter().partition(|parameter| self.is_paged(&parameter.name));
+        let rule = &self.rule;
+        let buckets =
+            paging::buckets(paged, |parameter| paging::paged_bytes(&rule.state(parameter.role, &parameter.shape)));
+        let mut take = |parameter: &Parameter<B>| self.state.remove(&parameter.name).expect("state was prepared");
+        let resident = resident.into_iter().map(|parameter| (take(parameter), parameter)).collect::<Vec<_>>();
+        let (device, state) = (scale.device(), &mut self.state);
+        let names = |bucket: &Vec<&mut Parameter<B>>| bucket.iter().map(|parameter| parameter.name.clone()).collect();
+        let mut store = PagedState { state, buckets: buckets.iter().map(names).collect(), device: device.clone() };
+        let updated = B::section(&device, || {
+            let mut schedule = Schedule::new(&mut store, 0..buckets.len(), BUCKETS_AHEAD);
+            let updated = step_parameters(rule.as_ref(), resident, gradients, scale, numbers);
+            for bucket in buckets {
+                let (index, states) = schedule.next_item().expect("the schedule has one item per bucket");
+                let parameters = states.into_iter().zip(bucket).collect();
+                let states = step_parameters(rule.as_ref(), parameters, gradients, scale, numbers);
+                schedule.put(index, states.into_iter().map(|(_, state)| state).collect());
+            }
+            updated
+        });
+        self.state.extend(updated);
+    }
+
+    fn layout(&self, parameter: &Parameter<B>) -> Vec<StateSpec> {
+        self.rule.state(parameter.role, &parameter.shape)
     }
 
     /// The state by name, for a checkpoint. Waits for the device.
     pub fn save(&self) -> StateDict {
         let mut saved = StateDict::new();
         for (parameter, state) in &self.state {
-            for (spec, tensor) in state.layout.iter().zip(&state.tensors) {
-                saved.insert(spec.name(parameter), tensor.download());
-            }
+            saved.extend(state.download().map(|(spec, tensor)| (spec.name(parameter), tensor)));
         }
         saved
     }
@@ -126,27 +250,72 @@ impl<B: Kernels> Optimizer<B> {
     /// # Errors
     /// A state that lacks a tensor, holds one of another size or format, or holds one that no parameter needs. The optimizer is then
     /// unchanged.
-    pub fn load(&mut self, parameters: &[&Parameter<B>], mut saved: StateDict, steps: u64) -> Result<(), OptimError> {
-        let mut state = BTreeMap::new();
+    pub fn load(&mut self, parameters: &[&Parameter<B>], saved: StateDict, steps: u64) -> Result<(), OptimError> {
+        self.check(parameters, &saved)?;
+        self.paged = Some(self.choose_paged(parameters.iter().copied()));
+        self.state.clear();
+        let mut saved = saved;
         for parameter in parameters {
             let (layout, device) = (self.layout(parameter), parameter.value.device());
-            let load = |spec: &StateSpec| {
-                let name = spec.name(&parameter.name);
-                match saved.remove(&name) {
-                    Some(stored) if spec.matches(&stored) => Ok(StateTensor::upload(stored, &device)),
-                    Some(other) => Err(OptimError::Mismatch { name, expected: spec.describe(), got: other.describe() }),
-                    None => Err(OptimError::Missing { name }),
-                }
+            let upload = |spec: &StateSpec| {
+                let stored = saved.remove(&spec.name(&parameter.name)).expect("checked above");
+                StateTensor::upload(stored, &device)
             };
-            let tensors = layout.iter().map(load).collect::<Result<Vec<_>, _>>()?;
-            state.insert(parameter.name.clone(), ParameterState { layout, tensors });
+            let tensors = layout.iter().map(upload).collect();
+            self.keep(parameter.name.clone(), ParameterState::new(layout, tensors));
         }
-        if let Some((name, _)) = saved.pop_first() {
-            return Err(OptimError::Unexpected { name });
-        }
-        (self.state, self.steps) = (state, steps);
+        self.steps = steps;
         Ok(())
     }
+
+    /// Refuses a saved state that is not that of these parameters.
+    fn check(&self, parameters: &[&Parameter<B>], saved: &StateDict) -> Result<(), OptimError> {
+        let mut needed = BTreeSet::new();
+        for parameter in parameters {
+            for spec in self.layout(parameter) {
+                let name = spec.name(&parameter.name);
+                match saved.get(&name) {
+                    Some(stored) if spec.matches(stored) => needed.insert(name),
+                    Some(other) => {
+                        return Err(OptimError::Mismatch { name, expected: spec.describe(), got: other.describe() });
+                    }
+                    None => return Err(OptimError::Missing { name }),
+                };
+            }
+        }
+        match saved.keys().find(|name| !needed.contains(*name)) {
+            Some(name) => Err(OptimError::Unexpected { name: name.clone() }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// One call of the rule; names with the new state, in order.
+fn step_parameters<B: Kernels>(
+    rule: &dyn Rule<B>,
+    parameters: Vec<(ParameterState<B>, &mut Parameter<B>)>,
+    gradients: &mut GradientMap<B>,
+    scale: &Tensor<B, 1>,
+    numbers: &StepNumbers,
+) -> Vec<(Arc<str>, ParameterState<B>)> {
+    if parameters.is_empty() {
+        return Vec::new();
+    }
+    let mut prepare = |(state, owner)| {
+        let owner: &mut Parameter<B> = owner;
+        let gradient = gradients.remove(&owner.name);
+        let gradient = gradient.unwrap_or_else(|| panic!("parameter {} has no gradient", owner.name));
+        let parameter = take_value(owner, &gradient);
+        let (layout, state) = ParameterState::into_parts(state);
+        ((owner, layout), Update { parameter, gradient, state })
+    };
+    let (owners, updates): (Owners<'_, B>, Vec<_>) = parameters.into_iter().map(&mut prepare).unzip();
+    let keep = |((owner, layout), (value, tensors))| {
+        let (owner, layout): (&mut Parameter<B>, Vec<StateSpec>) = (owner, layout);
+        owner.value = value;
+        (owner.name.clone(), ParameterState::new(layout, tensors))
+    };
+    owners.into_iter().zip(rule.step(updates, scale.clone(), numbers)).map(keep).collect()
 }
 
 fn global_norm<B: Kernels>(gradients: &GradientMap<B>) -> Tensor<B, 1> {
@@ -163,7 +332,7 @@ fn take_value<B: Kernels>(parameter: &mut Parameter<B>, gradient: &Tensor<B, 1>)
 #[cfg(test)]
 mod tests {
     use burn_flex::Flex;
-    use firebrick_arch::Role;
+    use firebrick_arch::{Role, TensorSpec};
     use firebrick_kernels::GradientSink;
 
     use super::*;
@@ -337,6 +506,100 @@ mod tests {
                     HostTensor::U8(_) => true,
                 }));
             }
+        }
+    }
+
+    /// Two matrices whose 8-bit state is large enough to be paged, an embedding with f32 moments that are, and small ones.
+    fn large_parameters() -> Vec<Parameter<Flex>> {
+        [
+            ("embedding", vec![400, 256], Role::Embedding),
+            ("first", vec![500, 256], Role::Projection),
+            ("norm", vec![256], Role::Norm),
+            ("second", vec![256, 500], Role::Projection),
+            ("small", vec![64, 80], Role::Projection),
+        ]
+        .into_iter()
+        .map(|(name, shape, role)| {
+            let values: Vec<f32> = (0..shape.iter().product()).map(|index| (index as f32 * 0.37).sin()).collect();
+            Parameter::from_host(name, &shape, role, &values, &Default::default())
+        })
+        .collect()
+    }
+
+    #[test]
+    fn paging_changes_no_bit_of_parameters_or_state_and_pages_what_the_plan_says() {
+        let config = config(OptimizerKind::PagedAdamW8bit, Some(1.0));
+        let tensors: Vec<_> = large_parameters()
+            .iter()
+            .map(|parameter| TensorSpec {
+                name: parameter.name.to_string(),
+                shape: parameter.shape.clone(),
+                role: parameter.role,
+                layer: None,
+            })
+            .collect();
+        let all = config.state_bytes(&tensors, 1);
+        let run = |resident_bytes: u64| {
+            let (mut optimizer, mut parameters) =
+                (Optimizer::new(config).with_paging(resident_bytes), large_parameters());
+            take_steps(&mut optimizer, &mut parameters, 0..3);
+            // A checkpoint in the middle, loaded into another optimizer that pages as much.
+            let mut resumed = Optimizer::new(config).with_paging(resident_bytes);
+            resumed.load(&parameters.iter().collect::<Vec<_>>(), optimizer.save(), 3).unwrap();
+            assert_eq!(resumed.paged_bytes(), optimizer.paged_bytes());
+            take_steps(&mut resumed, &mut parameters, 3..5);
+            assert_eq!(resumed.paged_bytes(), config.paging(&tensors, resident_bytes).host);
+            (values(&parameters), resumed.save(), resumed.paged_bytes())
+        };
+        let (parameters, state, paged) = run(all);
+        assert_eq!(paged, 0);
+        for (resident_bytes, expected) in [(all - 300_000, 4 * 128_000), (0, 4 * 128_000 + 8 * 102_400)] {
+            let (paged_parameters, paged_state, paged) = run(resident_bytes);
+            assert_eq!(paged, expected, "{resident_bytes} of {all} bytes stay");
+            assert!(paged_parameters == parameters && paged_state == state, "{resident_bytes} of {all} bytes stay");
+        }
+    }
+
+    fn scaled(gradients: &GradientMap<Flex>, parameters: &[Parameter<Flex>], by: f32) -> GradientMap<Flex> {
+        let mut scaled = GradientMap::default();
+        for parameter in parameters {
+            scaled.add(parameter, gradients.get(&parameter.name).unwrap().clone().mul_scalar(by));
+        }
+        scaled
+    }
+
+    #[test]
+    fn steps_with_loss_scaling_are_those_without_and_skip_overflows_whole() {
+        for kind in [OptimizerKind::AdamW, OptimizerKind::AdamW8bit] {
+            let config = config(kind, Some(1.0));
+            let (mut plain, mut expected) = (Optimizer::<Flex>::new(config), parameters());
+            let device = Default::default();
+            let new = || Optimizer::<Flex>::new(config).with_loss_scaling(LossScaling::default(), &device);
+            let (mut optimizer, mut scaled_parameters) = (new(), parameters());
+            for step in 0..6u64 {
+                let scale: f32 = optimizer.loss_scale().unwrap().into_scalar();
+                let gradients = gradients_with(&scaled_parameters, step, |values| {
+                    if [1, 4].contains(&step) {
+                        values[7] = f32::INFINITY;
+                    }
+                });
+                let gradients = scaled(&gradients, &scaled_parameters, scale);
+                let before = (values(&scaled_parameters), optimizer.save());
+                let report = optimizer.step(scaled_parameters.iter_mut().collect(), gradients, 1e-2);
+                let is_finite = report.grad_norm.into_scalar().is_finite();
+                if [1, 4].contains(&step) {
+                    assert!(!is_finite);
+                    assert_eq!((values(&scaled_parameters), optimizer.save()), before, "step {step}");
+                } else {
+                    assert!(is_finite);
+                    take_steps(&mut plain, &mut expected, step..step + 1);
+                    assert_eq!(values(&scaled_parameters), values(&expected), "step {step}");
+                }
+            }
+            assert_eq!(optimizer.save(), plain.save());
+            assert_eq!((optimizer.steps(), optimizer.next_update()), (6, 5));
+            let state = LossScaleState { scale: 65_536.0 / 4.0, good_steps: 1, skipped_steps: 2 };
+            assert_eq!(optimizer.loss_scale_state(), Some(state));
         }
     }
 

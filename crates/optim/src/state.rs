@@ -1,4 +1,5 @@
-//! Optimizer state: on the device while a run trains, and on the host by name, as a checkpoint stores it.
+//! Optimizer state: on the device while a run trains, or in host memory between two updates, and on the host by name, as a checkpoint
+//! stores it.
 //!
 //! A parameter has the state tensors that its rule lists. On the host a state tensor is named `<parameter name>.<part>`, for example
 //! `model.norm.weight.exp_avg`. Saving and loading keep every bit.
@@ -6,8 +7,11 @@
 
 use std::collections::BTreeMap;
 
-use burn_tensor::{DType, Int, IntDType, Tensor, TensorData};
-use firebrick_kernels::Kernels;
+use burn_tensor::{BasicOps, DType, Int, IntDType, Tensor, TensorData};
+use firebrick_kernels::{Kernels, Offloaded};
+
+/// A state tensor of fewer elements stays on the device, as bitsandbytes keeps it: copying it would cost more than it saves.
+const MIN_PAGED_ELEMENTS: usize = 100_000;
 
 /// The values of one stored tensor.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,6 +78,11 @@ impl StateSpec {
         self.elements as u64 * element_bytes
     }
 
+    /// Whether it waits in host memory where its parameter's state is paged.
+    pub(crate) fn is_paged(&self) -> bool {
+        self.elements >= MIN_PAGED_ELEMENTS
+    }
+
     pub(crate) fn name(&self, parameter: &str) -> String {
         format!("{parameter}.{}", self.part)
     }
@@ -106,7 +115,87 @@ impl StateSpec {
 /// The state of one parameter: tensors in the order of the layout.
 pub(crate) struct ParameterState<B: Kernels> {
     pub(crate) layout: Vec<StateSpec>,
-    pub(crate) tensors: Vec<StateTensor<B>>,
+    tensors: Vec<StoredTensor<B>>,
+}
+
+/// A state tensor between two updates.
+enum StoredTensor<B: Kernels> {
+    Resident(StateTensor<B>),
+    PagedF32(Offloaded<B>),
+    PagedCodes(Offloaded<B, Int>),
+}
+
+impl<B: Kernels> ParameterState<B> {
+    /// State on the device.
+    pub(crate) fn new(layout: Vec<StateSpec>, tensors: Vec<StateTensor<B>>) -> Self {
+        Self { layout, tensors: tensors.into_iter().map(StoredTensor::Resident).collect() }
+    }
+
+    /// Layout and tensors, for an update.
+    ///
+    /// # Panics
+    /// If one of them is paged: a store fetches those.
+    pub(crate) fn into_parts(self) -> (Vec<StateSpec>, Vec<StateTensor<B>>) {
+        let resident = |stored| match stored {
+            StoredTensor::Resident(tensor) => tensor,
+            StoredTensor::PagedF32(_) | StoredTensor::PagedCodes(_) => panic!("state is fetched before its update"),
+        };
+        (self.layout, self.tensors.into_iter().map(resident).collect())
+    }
+
+    /// Puts the tensors that are worth it into host memory.
+    pub(crate) fn paged(self) -> Self {
+        let page = |(spec, stored): (&StateSpec, _)| match stored {
+            StoredTensor::Resident(tensor) if spec.is_paged() => tensor.page(),
+            stored => stored,
+        };
+        let tensors = self.layout.iter().zip(self.tensors).map(page).collect();
+        Self { tensors, layout: self.layout }
+    }
+
+    /// Starts to bring the tensors back to the device.
+    pub(crate) fn prefetch(&mut self, device: &B::Device) {
+        for stored in &mut self.tensors {
+            match stored {
+                StoredTensor::Resident(_) => {}
+                StoredTensor::PagedF32(values) => B::prefetch(values, device),
+                StoredTensor::PagedCodes(codes) => B::prefetch_codes(codes, device),
+            }
+        }
+    }
+
+    /// Brings the tensors back to the device.
+    pub(crate) fn fetched(self, device: &B::Device) -> Self {
+        let fetch = |stored| match stored {
+            StoredTensor::Resident(tensor) => tensor,
+            StoredTensor::PagedF32(values) => StateTensor::F32(flat(B::restore(values, device))),
+            StoredTensor::PagedCodes(codes) => StateTensor::Codes(flat(B::restore_codes(codes, device))),
+        };
+        Self::new(self.layout, self.tensors.into_iter().map(fetch).collect())
+    }
+
+    /// The tensors by part, on the host. Waits for the device.
+    pub(crate) fn download(&self) -> impl Iterator<Item = (&StateSpec, HostTensor)> {
+        let host = |stored: &StoredTensor<B>| match stored {
+            StoredTensor::Resident(tensor) => tensor.download(),
+            StoredTensor::PagedF32(values) => host_f32(values.to_data()),
+            StoredTensor::PagedCodes(codes) => host_codes(codes.to_data()),
+        };
+        self.layout.iter().zip(self.tensors.iter().map(host))
+    }
+}
+
+fn flat<B: Kernels, K: BasicOps<B>>(tensor: Tensor<B, 2, K>) -> Tensor<B, 1, K> {
+    let elements = tensor.shape().num_elements();
+    tensor.reshape([elements])
+}
+
+fn host_f32(values: TensorData) -> HostTensor {
+    HostTensor::F32(values.into_vec().expect("rules keep f32 state in f32"))
+}
+
+fn host_codes(codes: TensorData) -> HostTensor {
+    HostTensor::U8(codes.convert::<u8>().into_vec().expect("codes were just converted to bytes"))
 }
 
 impl<B: Kernels> StateTensor<B> {
@@ -124,14 +213,23 @@ impl<B: Kernels> StateTensor<B> {
     }
 
     /// Waits for the device.
-    pub(crate) fn download(&self) -> HostTensor {
+    fn download(&self) -> HostTensor {
         match self {
-            Self::F32(values) => HostTensor::F32(values.to_data().to_vec().expect("rules keep f32 state in f32")),
-            Self::Codes(codes) => {
-                // Not every backend can read bytes back, but all can read i32.
-                let data = codes.clone().cast(IntDType::I32).into_data().convert::<u8>();
-                HostTensor::U8(data.to_vec().expect("codes were just converted to bytes"))
-            }
+            Self::F32(values) => host_f32(values.to_data()),
+            // Not every backend can read bytes back, but all can read i32.
+            Self::Codes(codes) => host_codes(codes.clone().cast(IntDType::I32).into_data()),
         }
     }
+
+    fn page(self) -> StoredTensor<B> {
+        match self {
+            Self::F32(values) => StoredTensor::PagedF32(B::offload(row(values))),
+            Self::Codes(codes) => StoredTensor::PagedCodes(B::offload_codes(row(codes))),
+        }
+    }
+}
+
+fn row<B: Kernels, K: BasicOps<B>>(tensor: Tensor<B, 1, K>) -> Tensor<B, 2, K> {
+    let elements = tensor.shape().num_elements();
+    tensor.reshape([1, elements])
 }

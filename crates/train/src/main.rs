@@ -22,6 +22,7 @@ use firebrick_train::run::device::device_work;
 use firebrick_train::run::generate::{GenerateRequest, LoadOptions, generate};
 use firebrick_train::run::interrupt::{Interrupt, exit_status};
 use firebrick_train::run::prepare::prepare;
+use firebrick_train::run::trace::TraceSteps;
 use firebrick_train::run::verify::{VerifyOptions, verify};
 use firebrick_train::run::{RunOptions, reading_data, run};
 use firebrick_train::state::resume_point::ResumeFrom;
@@ -73,6 +74,10 @@ struct Train {
     /// run of the recipe's name.
     #[arg(long, value_name = "RUN", num_args = 0..=1)]
     resume: Option<Option<PathBuf>>,
+    /// Trace these steps, e.g. 5-8: when the host queued and waited and when the device ran what, written to trace.json in the run
+    /// folder, for https://ui.perfetto.dev. Only CUDA shows its device.
+    #[arg(long, value_name = "STEPS")]
+    trace: Option<TraceSteps>,
 }
 
 impl Train {
@@ -224,7 +229,7 @@ fn train(arguments: Train) -> anyhow::Result<ExitCode> {
     let interrupt = Interrupt::install().context("cannot listen for Ctrl-C")?;
     let resume = arguments.resume.map(|named| named.map_or(ResumeFrom::Newest, ResumeFrom::Named));
     let console = Console::VERBOSE;
-    let outcome = run(RunOptions { config, resume, console, interrupt })?;
+    let outcome = run(RunOptions { config, resume, console, interrupt, trace: arguments.trace })?;
     let Outcome::Interrupted { step, signal, folder, .. } = outcome else { return Ok(ExitCode::SUCCESS) };
     let mut words = vec!["--config".to_owned(), path.display().to_string()];
     words.extend(arguments.overrides.into_iter().flat_map(|set| ["--set".to_owned(), set]));

@@ -8,7 +8,7 @@ use firebrick_model::{BaseStorage, PassOptions};
 use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
 use firebrick_parallel::Ranks;
 use firebrick_tests::{FROZEN, Golden, NF4, batch, every_next_token, host, load, relative_difference};
-use firebrick_train::run::step::{Trainer, scalar};
+use firebrick_train::run::step::Trainer;
 
 /// The golden files' optimizer over the adapter they start from; theirs has an `epsilon` of 1e-8.
 fn trainer(storage: BaseStorage, epsilon: f64) -> Trainer<Flex> {
@@ -50,10 +50,10 @@ fn assert_three_steps_agree(golden: &str, storage: BaseStorage, tolerance: &Tole
     let start = adapter(&trainer);
     for (loss, grad_norm) in golden.f32s("losses").into_iter().zip(golden.f32s("grad_norms")) {
         let outcome = trainer.step(&batch).expect("one rank reaches itself");
-        let ours = scalar(outcome.loss_sum) / outcome.loss_tokens as f32;
-        assert!((ours - loss).abs() < tolerance.loss, "step {}: loss {ours} {loss}", outcome.step);
-        let ours = scalar(outcome.grad_norm);
-        assert!((ours / grad_norm - 1.0).abs() < tolerance.grad_norm, "step {}: norm {ours} {grad_norm}", outcome.step);
+        let (step, ours) = (outcome.step, outcome.read());
+        assert!((ours.loss - loss).abs() < tolerance.loss, "step {step}: loss {} {loss}", ours.loss);
+        let norm = ours.grad_norm;
+        assert!((norm / grad_norm - 1.0).abs() < tolerance.grad_norm, "step {step}: norm {norm} {grad_norm}");
     }
     let end = adapter(&trainer);
     assert_eq!(golden.keys("adapter."), end.keys().cloned().collect::<Vec<_>>());
@@ -98,8 +98,8 @@ fn eight_sequences_at_once_and_one_by_one_give_the_same_update() {
             let mut trainer = trainer(storage, 1e-5);
             let outcome = trainer.step(&micro_batches(sequences_each)).expect("one rank reaches itself");
             assert_eq!(outcome.loss_tokens, (0..8).map(|row| 1 + 3 * row).sum::<u64>());
-            let norm = scalar(outcome.grad_norm);
-            (scalar(outcome.loss_sum), norm, adapter(&trainer))
+            let numbers = outcome.read();
+            (numbers.loss, numbers.grad_norm, adapter(&trainer))
         };
         let (loss, norm, at_once) = step(8);
         for sequences_each in [1, 2] {

@@ -7,8 +7,11 @@ use std::path::Path;
 use firebrick_kernels::backends::Flex;
 use firebrick_model::ModelConfig;
 use firebrick_model::peft::read_adapter;
-use firebrick_tests::{NEW, NF4, checkpoint_folder, finish, fixture, load, metrics, recipe};
+use firebrick_tests::{
+    NEW, NF4, checkpoint_folder, finish, finish_traced, fixture, load, metrics, recipe, step_losses,
+};
 use firebrick_train::run::prepare::prepare;
+use firebrick_train::run::trace::TraceSteps;
 use serde_json::Value;
 use tempfile::tempdir;
 
@@ -154,4 +157,22 @@ fn second_run_of_the_same_name_does_not_touch_the_first() {
     let second = finish(recipe(output.path(), &["train.steps=2"]), NEW);
     assert!(firebrick_tests::snapshot(&output.path().join("run")) == before);
     assert_eq!(second.weights, output.path().join("run-2/adapter").display().to_string());
+}
+
+/// A CPU backend has no device to trace, but the host's side is there.
+#[test]
+fn a_traced_run_has_the_spans_of_its_steps_and_the_numbers_of_one_that_is_not_traced() {
+    let (traced, plain) = (tempdir().unwrap(), tempdir().unwrap());
+    finish_traced(recipe(traced.path(), &[]), TraceSteps { first: 2, last: 4 });
+    finish(recipe(plain.path(), &[]), NEW);
+    let (traced, plain) = (traced.path().join("run"), plain.path().join("run"));
+    assert_eq!(step_losses(&traced), step_losses(&plain));
+    assert!(!plain.join("trace.json").exists());
+    let file: serde_json::Value = serde_json::from_slice(&fs::read(traced.join("trace.json")).unwrap()).unwrap();
+    let steps_of = |name: &str| -> Vec<u64> {
+        let events = file["traceEvents"].as_array().unwrap().iter();
+        events.filter(|event| event["name"] == name).map(|event| event["args"]["step"].as_u64().unwrap()).collect()
+    };
+    assert_eq!((steps_of("queue step"), steps_of("wait for data")), (vec![2, 3, 4], vec![2, 3, 4]));
+    assert_eq!(steps_of("wait for numbers"), [1, 2, 3], "a step's numbers are read once the next one is queued");
 }

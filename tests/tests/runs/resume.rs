@@ -129,3 +129,32 @@ fn resuming_another_run_is_refused_by_key_and_changes_nothing() {
     }
     finish(recipe(output.path(), &[]), NEWEST);
 }
+
+/// The scale and its count continue where they were: what `state.json` holds and what the steps compute with.
+#[cfg(feature = "wgpu")]
+#[test]
+fn float16_run_interrupted_twice_equals_uninterrupted_run() {
+    use firebrick_kernels::backends::BackendKind;
+
+    if !firebrick_tests::has_wgpu() || !BackendKind::Wgpu.computes_in_f16() {
+        return;
+    }
+    let kind = ["backend=wgpu", "compute=float16", "eval.every_steps=0", "data.eval_fraction="];
+    let (whole, parts) = (tempdir().unwrap(), tempdir().unwrap());
+    finish(recipe(whole.path(), &kind), NEW);
+    let config = recipe(parts.path(), &kind);
+    assert_eq!([one_step(config.clone(), NEW), one_step(config.clone(), NEWEST)], [1, 2]);
+    finish(config, NEWEST);
+    let (whole, parts) = (whole.path().join("run"), parts.path().join("run"));
+    let loss_scale = |run: &Path| -> Value {
+        let text = fs::read(checkpoint_folder(run, 6).join("state.json")).unwrap();
+        let state: Value = serde_json::from_slice(&text).unwrap();
+        state["loss_scale"].clone()
+    };
+    assert_eq!(loss_scale(&parts), loss_scale(&whole));
+    assert_eq!(loss_scale(&whole)["good_steps"].as_u64(), Some(6));
+    for (path, bytes) in tensors(&whole) {
+        assert!(fs::read(parts.join(&path)).unwrap() == bytes, "{} differs", path.display());
+    }
+    assert_eq!(numbers(&parts), numbers(&whole));
+}

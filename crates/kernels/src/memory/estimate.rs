@@ -46,6 +46,10 @@ pub struct TrainingShape {
     pub compute: Format,
     /// Bytes of optimizer state, from the optimizer itself.
     pub optimizer_bytes: u64,
+    /// Bytes of it that wait in host memory.
+    pub paged_bytes: u64,
+    /// Maximum bytes of paged state on the device at the same time.
+    pub paging_bytes: u64,
     /// Packed sequences of a micro-batch.
     pub micro_batch_size: usize,
     /// Tokens of a packed sequence.
@@ -120,7 +124,7 @@ impl TrainingShape {
         let mut lines = Vec::from(parameter_lines(model, self));
         lines.push(saved_activations(model, self));
         lines.extend(working_set);
-        let mut host_lines = vec![offloaded_activations(model, self)];
+        let mut host_lines = vec![offloaded_activations(model, self), paged_state(self)];
         for lines in [&mut lines, &mut host_lines] {
             lines.retain(|line| line.bytes > 0);
         }
@@ -194,7 +198,7 @@ pub(crate) fn sum(lines: &[MemoryLine]) -> u64 {
     lines.iter().map(|line| line.bytes).sum()
 }
 
-fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 4] {
+fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 5] {
     let trained = training.trained_parameters(model);
     let base = match training.stored_format() {
         Format::Quantized(format) => format!(
@@ -205,6 +209,8 @@ fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 
         format => format!("every parameter in {format}"),
     };
     let per_parameter = training.optimizer_bytes as f64 / trained.max(1) as f64;
+    let paged = if training.paged_bytes > 0 { ", without what is paged" } else { "" };
+    let state = format!("{per_parameter:.2} bytes per trained parameter{paged}");
     [
         line("base weights", training.base_bytes(model), base),
         line(
@@ -213,8 +219,18 @@ fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 
             format!("{trained} parameters in f32"),
         ),
         line("gradients", trained * TRAINED_BYTES, "one f32 value per trained parameter".to_owned()),
-        line("optimizer state", training.optimizer_bytes, format!("{per_parameter:.2} bytes per trained parameter")),
+        line("optimizer state", training.optimizer_bytes - training.paged_bytes, state),
+        line(
+            "paged state passing through",
+            training.paging_bytes,
+            "buckets that are updated, or on their way".to_owned(),
+        ),
     ]
+}
+
+/// Moments of the optimizer that are copied to the device for their update and back.
+fn paged_state(training: &TrainingShape) -> MemoryLine {
+    line("paged optimizer state", training.paged_bytes, "pinned; copied to the device and back in each step".to_owned())
 }
 
 fn saved_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
@@ -254,6 +270,8 @@ pub(crate) mod tests {
             compute: Format::Bf16,
             // 8-bit AdamW: both moments of 41,943,040 parameters with their scales.
             optimizer_bytes: (41_943_040.0f64 * 2.03).ceil() as u64,
+            paged_bytes: 0,
+            paging_bytes: 0,
             micro_batch_size,
             row_len: 4096,
             longest_document: 0,
@@ -302,6 +320,16 @@ pub(crate) mod tests {
         let others = model.parameters() - model.parameters_of(Role::Projection);
         let bits = 8.0 * (quantized - 2 * others) as f64 / model.parameters_of(Role::Projection) as f64;
         assert!((bits - 4.127).abs() < 1e-3, "{bits}");
+    }
+
+    #[test]
+    fn paged_state_moves_from_the_device_to_the_host() {
+        let resident = full(Format::Bf16);
+        let paged = TrainingShape { paged_bytes: 1 << 30, paging_bytes: 1 << 20, ..resident.clone() };
+        let estimate = |training: &TrainingShape| training.with_working_set(&llama_3_1_8b(), Vec::new());
+        let (before, after) = (estimate(&resident), estimate(&paged));
+        assert_eq!(before.total_bytes() - after.total_bytes(), (1 << 30) - (1 << 20));
+        assert_eq!(after.host_bytes() - before.host_bytes(), 1 << 30);
     }
 
     #[test]

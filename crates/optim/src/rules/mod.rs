@@ -8,11 +8,14 @@
 
 pub(crate) mod adamw;
 
+use std::collections::BTreeMap;
+
 use burn_tensor::Tensor;
 use firebrick_arch::{Role, TensorSpec};
 use firebrick_kernels::Kernels;
 
 use crate::config::{OptimizerConfig, OptimizerKind};
+use crate::paging;
 use crate::state::{StateSpec, StateTensor};
 use adamw::AdamWRule;
 
@@ -48,6 +51,15 @@ pub enum Granularity {
     WholeTensor,
 }
 
+/// Bytes that paging an optimizer's state takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PagedBytes {
+    /// State in host memory.
+    pub host: u64,
+    /// Maximum bytes of it on the device at the same time.
+    pub staging: u64,
+}
+
 impl OptimizerConfig {
     /// Bytes of the state of these parameters on the device. `code_bytes`: bytes of one stored 8-bit code on the backend (4 where it
     /// has no bytes, else 1).
@@ -55,6 +67,20 @@ impl OptimizerConfig {
         let layout = layout(self);
         let states = tensors.iter().flat_map(|tensor| layout.state(tensor.role, &tensor.shape));
         states.map(|state| state.bytes(code_bytes)).sum()
+    }
+
+    /// What paging these parameters' state costs if `resident_bytes` of it stay on the device: as [`Optimizer::with_paging`] does it.
+    ///
+    /// [`Optimizer::with_paging`]: crate::Optimizer::with_paging
+    pub fn paging(&self, tensors: &[TensorSpec], resident_bytes: u64) -> PagedBytes {
+        let layout = layout(self);
+        let layouts: BTreeMap<_, _> =
+            tensors.iter().map(|tensor| (tensor.name.as_str(), layout.state(tensor.role, &tensor.shape))).collect();
+        let paged = paging::choose(&layouts, resident_bytes);
+        let bytes: Vec<u64> = paged.iter().map(|name| paging::paged_bytes(&layouts[name])).collect();
+        let host = bytes.iter().sum();
+        let largest = bytes.into_iter().max().unwrap_or(0);
+        PagedBytes { host, staging: paging::staging_bytes(host, largest) }
     }
 
     /// Where a parameter and its state may be cut into shards.

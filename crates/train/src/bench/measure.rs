@@ -21,7 +21,7 @@ use crate::metrics::{MemoryMeter, MemorySource};
 use crate::plan::Plan;
 use crate::run::assemble;
 use crate::run::device::{dtype_of, head_dim, self_test, wait};
-use crate::run::step::{Trainer, scalar};
+use crate::run::step::{StepNumbers, Trainer};
 
 /// What is measured, and where progress goes.
 pub(super) struct Case<'a> {
@@ -136,12 +136,13 @@ fn timed_steps<B: Kernels>(
 /// One step to its end: the mean loss, read back.
 fn step<B: Kernels>(trainer: &mut Trainer<B>, batch: &Batch) -> Result<f32, RunError> {
     let outcome = trainer.step(std::slice::from_ref(batch))?;
-    let loss = scalar(outcome.loss_sum) / outcome.loss_tokens as f32;
-    let grad_norm = scalar(outcome.grad_norm);
-    if loss.is_finite() && grad_norm.is_finite() {
+    let step = outcome.step;
+    let numbers = outcome.read();
+    let StepNumbers { loss, grad_norm, .. } = numbers;
+    if loss.is_finite() && (grad_norm.is_finite() || numbers.was_skipped()) {
         Ok(loss)
     } else {
-        Err(RunError::NotFinite { step: outcome.step, loss, grad_norm })
+        Err(RunError::NotFinite { step, loss, grad_norm })
     }
 }
 

@@ -19,6 +19,7 @@ mod recipe;
 mod rule;
 mod schema;
 mod source;
+mod state_budget;
 mod yaml;
 
 use std::fs;
@@ -35,6 +36,7 @@ pub use recipe::{
 };
 pub use schema::json_schema;
 use source::{Language, Source};
+pub use state_budget::StateBudget;
 
 /// The folder in which a bare recipe name is looked up.
 const RECIPE_FOLDER: &str = "configs";

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::backend_choice::BackendChoice;
 use crate::config::compute;
 use crate::config::data_section::DataConfig;
+use crate::config::state_budget::StateBudget;
 
 /// A whole recipe. Every key has a default except `model` and `data`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -38,7 +39,8 @@ pub struct RunConfig {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
     /// Number format of activations and matrix multiplications: "float32", "bfloat16" or "float16" (also "f32", "fp32", "bf16",
-    /// "f16", "fp16"). CPU backends and wgpu compute in float32 whatever this says. Default "bfloat16".
+    /// "f16", "fp16"). CPU backends compute in float32 whatever this says, wgpu in float16 where its device can if this says so,
+    /// else in float32. float16 trains with dynamic loss scaling. Default "bfloat16".
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "compute::deserialize")]
     #[schemars(schema_with = "compute::schema")]
     pub compute: Option<Format>,
@@ -191,9 +193,12 @@ pub struct TrainConfig {
     /// there and back while other work runs. Default true on CUDA; the other backends leave them where they are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offload: Option<bool>,
-    /// "adamw" (32-bit state), "adamw_8bit" (block-wise 8-bit state) or "paged_adamw_8bit" (the same as "adamw_8bit":
-    /// its state stays on the device, nothing is paged to the host). Default "adamw".
+    /// "adamw" (32-bit state), "adamw_8bit" (block-wise 8-bit state) or "paged_adamw_8bit" (the same, but on CUDA state beyond
+    /// `optimizer_device_gib` waits in host memory). Default "adamw".
     pub optimizer: OptimizerKind,
+    /// With "paged_adamw_8bit" on CUDA: GiB of optimizer state that stay on the device; the rest waits in pinned host memory and
+    /// is copied there and back in each step. "auto": as much as fits. Other backends page nothing. Default "auto".
+    pub optimizer_device_gib: StateBudget,
     /// Rows per forward and backward pass. Default 1.
     pub micro_batch_size: usize,
     /// Micro-batches per step. Default 1.
@@ -247,6 +252,7 @@ impl Default for TrainConfig {
             recompute: None,
             offload: None,
             optimizer: OptimizerKind::AdamW,
+            optimizer_device_gib: StateBudget::Auto,
             micro_batch_size: 1,
             gradient_accumulation: 1,
             learning_rate: None,

@@ -205,6 +205,8 @@ mod tests {
             tokens_per_s: 12345.4,
             ms: 0.0,
             memory_bytes: 0,
+            loss_scale: None,
+            restore_wait_ms: None,
         }
     }
 

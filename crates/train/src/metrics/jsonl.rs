@@ -90,6 +90,8 @@ mod tests {
             tokens_per_s: 1000.0,
             ms: 100.0,
             memory_bytes: 4096,
+            loss_scale: None,
+            restore_wait_ms: None,
         }
     }
 

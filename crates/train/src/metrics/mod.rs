@@ -37,6 +37,13 @@ pub struct StepMetrics {
     /// Maximum bytes in use where tensors live: of the card as its driver counts, of this process on other backends.
     #[serde(rename = "memory")]
     pub memory_bytes: u64,
+    /// Factor of this step's gradients, with dynamic loss scaling. The step was skipped if `grad_norm` is not finite.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// Milliseconds of the step in which the device waited for tensors from host memory, where some are there: what offloading and
+    /// paging cost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restore_wait_ms: Option<f64>,
 }
 
 /// The numbers of one evaluation.

@@ -78,18 +78,18 @@ impl EventWriter {
 
 impl MetricSink for EventWriter {
     fn step(&mut self, metrics: &StepMetrics) -> Result<(), StorageError> {
-        self.scalars(
-            metrics.step,
-            &[
-                ("train/loss", metrics.loss),
-                ("train/lr", metrics.learning_rate),
-                ("train/grad_norm", metrics.grad_norm),
-                ("train/loss_tokens", metrics.loss_tokens as f64),
-                ("train/tokens_per_s", metrics.tokens_per_s),
-                ("train/ms", metrics.ms),
-                ("train/memory", metrics.memory_bytes as f64),
-            ],
-        )
+        let mut values = vec![
+            ("train/loss", metrics.loss),
+            ("train/lr", metrics.learning_rate),
+            ("train/grad_norm", metrics.grad_norm),
+            ("train/loss_tokens", metrics.loss_tokens as f64),
+            ("train/tokens_per_s", metrics.tokens_per_s),
+            ("train/ms", metrics.ms),
+            ("train/memory", metrics.memory_bytes as f64),
+        ];
+        values.extend(metrics.loss_scale.map(|scale| ("train/loss_scale", scale)));
+        values.extend(metrics.restore_wait_ms.map(|wait| ("train/restore_wait_ms", wait)));
+        self.scalars(metrics.step, &values)
     }
 
     fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), StorageError> {

@@ -68,10 +68,12 @@ fn check(backend: BackendKind) -> Result<(), RunError> {
 /// The format that a backend computes in when `requested` is.
 pub fn compute_format(requested: Format, backend: BackendKind) -> Chosen<Format> {
     match (backend, requested) {
-        (BackendKind::Cuda, Format::F16) => Chosen::new(
+        (_, Format::F16) if backend.computes_in_f16() => Chosen::new(
             Format::F16,
-            "the recipe; there is no loss scaling, so small gradients become 0: prefer bfloat16",
+            "the recipe; norms, softmax and loss in f32; dynamic loss scaling as torch's GradScaler counts: from 65536, halved when \
+             gradients overflow (that step is skipped), doubled after 2000 good steps",
         ),
+        (BackendKind::Wgpu, Format::F16) => Chosen::new(Format::F32, "this device has no float16 shaders"),
         (BackendKind::Cuda, requested) => Chosen::new(requested, "the recipe; norms, softmax and loss in f32"),
         (_, Format::F32) => Chosen::recipe(Format::F32),
         (backend, _) => Chosen::new(Format::F32, format!("{backend} computes in f32")),

@@ -13,7 +13,7 @@ use crate::error::RunError;
 use crate::plan::backend::{choose_backend, compute_format, offload};
 use crate::plan::chosen::Chosen;
 use crate::plan::values::{DataShape, Plan, PlanInputs};
-use crate::plan::{fit, shapes, workers};
+use crate::plan::{fit, paging, shapes, workers};
 
 impl Plan {
     /// Decides everything.
@@ -31,9 +31,10 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
     let backend = choose_backend(config.backend, profile)?;
     let lora = shapes::lora(config);
     let trained = shapes::trained_tensors(&model.spec, lora.as_ref())?;
-    let training = shapes::training(config, backend.value, data, &trained);
+    let mut training = shapes::training(config, backend.value, data, &trained);
     let may_offload = config.train.offload != Some(false);
     let case = fit::Case { profile, backend: backend.value, spec: &model.spec, may_offload };
+    let paging = paging::decide(&case, config, &trained, &mut training);
     let estimate = fit::check(&case, &training, config.train.gradient_accumulation)?;
     let smaller = fit::next_smaller(&case, &training, config.train.gradient_accumulation);
     let steps = steps(config, data, world_size);
@@ -52,6 +53,8 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         recompute: recompute(config.recompute()),
         offload: offload(config, backend.value),
         optimizer: Chosen::new(train.optimizer, train.optimizer.state()),
+        resident_state_bytes: paging.resident,
+        paged_state_bytes: paging.paged,
         weight_decay: Chosen::recipe(train.weight_decay),
         adam_beta1: Chosen::recipe(train.adam_beta1),
         adam_beta2: Chosen::recipe(train.adam_beta2),
@@ -193,12 +196,11 @@ fn memory_budget(case: &fit::Case<'_>, estimate: &MemoryEstimate) -> Chosen<u64>
 }
 
 fn host_memory(case: &fit::Case<'_>, estimate: &MemoryEstimate) -> Chosen<u64> {
-    let why = match estimate.host_lines.first() {
-        Some(line) => {
-            let free = human_bytes(case.profile.memory.available_bytes);
-            format!("{}: {}; of {free} free", line.what, line.why)
-        }
-        None => "nothing waits there for the device".to_owned(),
+    let parts: Vec<String> = estimate.host_lines.iter().map(|line| format!("{}: {}", line.what, line.why)).collect();
+    let why = if parts.is_empty() {
+        "nothing waits there for the device".to_owned()
+    } else {
+        format!("{}; of {} free", parts.join("; "), human_bytes(case.profile.memory.available_bytes))
     };
     Chosen::new(estimate.host_bytes(), why)
 }

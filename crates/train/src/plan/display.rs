@@ -20,6 +20,11 @@ impl fmt::Display for Plan {
             line("recompute", to_name(&self.recompute.value), &self.recompute.reason),
             line("offload", self.offload.value.to_string(), &self.offload.reason),
             line("optimizer", to_name(&self.optimizer.value), &self.optimizer.reason),
+            line(
+                "state on the device",
+                human_bytes(self.resident_state_bytes.value),
+                &self.resident_state_bytes.reason,
+            ),
             line("row length", self.row_len.value.to_string(), &self.row_len.reason),
             line("micro-batch", self.micro_batch_size.value.to_string(), &self.micro_batch_size.reason),
             line("accumulation", self.gradient_accumulation.value.to_string(), &self.gradient_accumulation.reason),
@@ -36,6 +41,10 @@ impl fmt::Display for Plan {
         writeln!(formatter, "{}", lines.join("\n"))?;
         for part in &self.memory {
             writeln!(formatter, "    {:<34} {:>10}  {}", part.what, human_bytes(part.bytes), part.why)?;
+        }
+        if self.paged_state_bytes.value > 0 {
+            let bytes = human_bytes(self.paged_state_bytes.value);
+            writeln!(formatter, "{}", line("paged state", bytes, &self.paged_state_bytes.reason))?;
         }
         if self.host_memory_bytes.value > 0 {
             let bytes = human_bytes(self.host_memory_bytes.value);

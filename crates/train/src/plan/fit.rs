@@ -1,6 +1,6 @@
 //! Whether a run fits into memory, and the nearest change that does if it does not.
 //!
-//! Two memories count: the one where the tensors live, and the host's, in which layer inputs may wait.
+//! Two memories count: the one where the tensors live, and the host's, in which layer inputs and optimizer state may wait.
 //! Trade-off: a tenth of the free memory is left unplanned for what the estimate cannot see, so a run that would just fit is
 //! refused.
 
@@ -35,6 +35,11 @@ impl Case<'_> {
         }
     }
 
+    /// Whether a run fits.
+    pub(super) fn fits(&self, training: &TrainingShape) -> bool {
+        self.shortage(&self.estimate(training)).is_none()
+    }
+
     fn estimate(&self, training: &TrainingShape) -> MemoryEstimate {
         estimate(self.backend, self.spec, training)
     }
@@ -45,7 +50,7 @@ impl Case<'_> {
         let host = Shortage {
             needed: estimate.host_bytes(),
             free: self.profile.memory.available_bytes,
-            place: "in host memory, where layer inputs wait",
+            place: "in host memory, where layer inputs and paged optimizer state wait",
             lines: &estimate.host_lines,
         };
         [device, host].into_iter().find(|memory| memory.needed as f64 > memory.free as f64 * USABLE)
@@ -154,10 +159,10 @@ fn smaller(case: &Case<'_>, training: &TrainingShape, mut accumulation: usize) -
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::path::Path;
 
-    use firebrick_arch::ModelConfig;
+    use firebrick_arch::{ModelConfig, TensorSpec};
     use firebrick_hwprofile::{Cpu, Gpu, Memory};
 
     use super::*;
@@ -173,15 +178,15 @@ mod tests {
     const RECIPE: &str = "model='m'\nmax_seq_len=4096\n[bnb_4bit]\n[lora]\n[data]\npath='d'\n[train]\n\
                           optimizer='adamw_8bit'\nmicro_batch_size=8\n";
 
-    struct Example {
-        config: RunConfig,
+    pub(in crate::plan) struct Example {
+        pub(in crate::plan) config: RunConfig,
         profile: HardwareProfile,
         model: ModelConfig,
-        data: DataShape,
+        pub(in crate::plan) data: DataShape,
     }
 
     impl Example {
-        fn new(changes: &[&str], card_gib: u64, host_gib: u64) -> Self {
+        pub(in crate::plan) fn new(changes: &[&str], card_gib: u64, host_gib: u64) -> Self {
             let folder = tempfile::tempdir().unwrap();
             std::fs::write(folder.path().join("config.json"), LLAMA_8B).unwrap();
             let overrides: Vec<String> = changes.iter().map(ToString::to_string).collect();
@@ -214,14 +219,17 @@ mod tests {
             }
         }
 
-        fn case(&self) -> Case<'_> {
+        pub(in crate::plan) fn case(&self) -> Case<'_> {
             let may_offload = self.config.train.offload != Some(false);
             Case { profile: &self.profile, backend: BackendKind::Cuda, spec: &self.model.spec, may_offload }
         }
 
+        pub(in crate::plan) fn trained(&self) -> Vec<TensorSpec> {
+            shapes::trained_tensors(&self.model.spec, shapes::lora(&self.config).as_ref()).unwrap()
+        }
+
         fn training(&self) -> TrainingShape {
-            let trained = shapes::trained_tensors(&self.model.spec, shapes::lora(&self.config).as_ref()).unwrap();
-            shapes::training(&self.config, BackendKind::Cuda, &self.data, &trained)
+            shapes::training(&self.config, BackendKind::Cuda, &self.data, &self.trained())
         }
 
         fn check(&self) -> Result<MemoryEstimate, RunError> {

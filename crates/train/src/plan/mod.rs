@@ -9,6 +9,7 @@ mod chosen;
 mod decide;
 mod display;
 mod fit;
+mod paging;
 mod shapes;
 mod values;
 mod workers;

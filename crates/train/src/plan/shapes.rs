@@ -37,7 +37,7 @@ pub(super) fn base(config: &RunConfig, compute: Format) -> BaseStorage {
     }
 }
 
-/// How a recipe's model is trained on a backend.
+/// How a recipe's model is trained on a backend, with all optimizer state there.
 pub(super) fn training(
     config: &RunConfig,
     backend: BackendKind,
@@ -50,6 +50,8 @@ pub(super) fn training(
         lora: lora(config),
         compute,
         optimizer_bytes: optimizer_bytes(config, backend, trained),
+        paged_bytes: 0,
+        paging_bytes: 0,
         micro_batch_size: config.train.micro_batch_size,
         row_len: data.row_len,
         longest_document: data.longest_document,
@@ -60,17 +62,21 @@ pub(super) fn training(
     }
 }
 
-fn optimizer_bytes(config: &RunConfig, backend: BackendKind, trained: &[TensorSpec]) -> u64 {
+/// The recipe's optimizer, as far as its state depends on it.
+pub(super) fn optimizer(config: &RunConfig) -> OptimizerConfig {
     let train = &config.train;
-    let optimizer = OptimizerConfig {
+    OptimizerConfig {
         kind: train.optimizer,
         beta1: train.adam_beta1,
         beta2: train.adam_beta2,
         epsilon: train.adam_epsilon,
         weight_decay: train.weight_decay,
         max_grad_norm: None,
-    };
+    }
+}
+
+fn optimizer_bytes(config: &RunConfig, backend: BackendKind, trained: &[TensorSpec]) -> u64 {
     // WebGPU has no bytes in storage buffers, so each 8-bit code takes a word there.
     let code_bytes = if backend == BackendKind::Wgpu { 4 } else { 1 };
-    optimizer.state_bytes(trained, code_bytes)
+    optimizer(config).state_bytes(trained, code_bytes)
 }

@@ -48,6 +48,10 @@ pub struct Plan {
     pub offload: Chosen<bool>,
     /// Rule and state format of the optimizer.
     pub optimizer: Chosen<OptimizerKind>,
+    /// Bytes of optimizer state that stay on the device.
+    pub resident_state_bytes: Chosen<u64>,
+    /// Bytes of optimizer state that wait in host memory.
+    pub paged_state_bytes: Chosen<u64>,
     /// Decoupled weight decay.
     pub weight_decay: Chosen<f64>,
     /// Decay of the first moment.

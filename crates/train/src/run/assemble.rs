@@ -9,8 +9,9 @@ use firebrick_arch::ModelConfig;
 use firebrick_data::{Cursor, Loader, LoaderConfig, PackedDataset};
 use firebrick_kernels::Kernels;
 use firebrick_model::{BuildOptions, Decoder, HfFolder, PassOptions};
-use firebrick_optim::Optimizer;
+use firebrick_optim::{LossScaling, Optimizer};
 use firebrick_parallel::Ranks;
+use firebrick_precision::Format;
 
 use crate::config::Init;
 use crate::error::RunError;
@@ -54,9 +55,16 @@ pub fn trainer<B: Kernels>(
             Decoder::load(&folder, model_config.clone(), &build, device, progress)?
         }
     };
+    let mut optimizer = Optimizer::new(plan.optimizer_config());
+    if plan.paged_state_bytes.value > 0 {
+        optimizer = optimizer.with_paging(plan.resident_state_bytes.value);
+    }
+    if plan.compute.value == Format::F16 {
+        optimizer = optimizer.with_loss_scaling(LossScaling::default(), device);
+    }
     Ok(Trainer {
         model,
-        optimizer: Optimizer::new(plan.optimizer_config()),
+        optimizer,
         schedule: plan.learning_rate_schedule(),
         ranks,
         pass: PassOptions { recompute: plan.recompute.value, offload: plan.offload.value, adapters: true },

@@ -15,6 +15,7 @@ use crate::run::device::catch_failure;
 use crate::run::interrupt::Interrupt;
 use crate::run::prepare::{Prepared, now, prepare_at};
 use crate::run::start::Place;
+use crate::run::trace::TraceSteps;
 use crate::run::train_loop::Run;
 use crate::state::identity::{RunIdentity, RunSettings};
 use crate::state::resume_point::{ResumeFrom, ResumePoint};
@@ -32,6 +33,8 @@ pub struct RunOptions {
     pub console: Console,
     /// Requests the end of the run.
     pub interrupt: Interrupt,
+    /// Steps to write a trace of.
+    pub trace: Option<TraceSteps>,
 }
 
 /// Runs a recipe, from its start or from a checkpoint, to its end or to a signal.
@@ -40,7 +43,7 @@ pub struct RunOptions {
 /// Whatever stops it; everything that was saved stays.
 pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
     let started = Instant::now();
-    let RunOptions { config, resume, console, interrupt } = options;
+    let RunOptions { config, resume, console, interrupt, trace } = options;
     let resumed = resume.map(|from| ResumePoint::open(&from, config.output_dir.as_ref(), &config.name)).transpose()?;
     let date = resumed.as_ref().map_or_else(now, |point| point.state.date);
     let ranks = Ranks::single();
@@ -68,7 +71,7 @@ pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
     };
     let report = FailureReport::new(&prepared.plan, Some(place.folder().path().to_path_buf()));
     with_backend!(prepared.plan.backend.value, B => {
-        catch_failure(|| Run::<B>::start(prepared, place, ranks, console, interrupt, started)?.train())
+        catch_failure(|| Run::<B>::start(prepared, place, ranks, console, interrupt, started)?.tracing(trace).train())
     })
     .unwrap_or_else(|failure| Err(report.error(failure)))
 }

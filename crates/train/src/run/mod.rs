@@ -15,6 +15,7 @@ mod launch;
 pub mod prepare;
 mod start;
 pub mod step;
+pub mod trace;
 mod train_loop;
 pub mod verify;
 

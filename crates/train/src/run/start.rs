@@ -98,6 +98,7 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
         loss_tokens: 0,
         date: prepared.date,
         wall_s: 0.0,
+        loss_scale: None,
         last_losses: Vec::new(),
         before,
         evaluation_is_due: false,
@@ -135,7 +136,7 @@ fn continue_from<B: Kernels>(
 ) -> Result<(RunFolder, RunState), RunError> {
     let ResumePoint { folder, checkpoint, mut state, .. } = point;
     check_model(state.base_hash, trainer.model.base_hash())?;
-    restore(&checkpoint, weights, &mut trainer.model, &mut trainer.optimizer, state.step)?;
+    restore(&checkpoint, weights, &mut trainer.model, &mut trainer.optimizer, &state)?;
     state.settings = RunSettings::new(&prepared.plan);
     for path in set_aside_after(folder.path(), state.step)? {
         console

@@ -1,13 +1,13 @@
-//! One optimizer step, from host batches to updated parameters. Nothing is read back from the device here.
+//! One optimizer step, from host batches to updated parameters. Nothing of this step is waited for here.
 //!
 //! The loss is the sum over all loss tokens of the step divided by their number, over every micro-batch and every rank, so 8 rows at
 //! once and 8 rows one by one give the same update. Gradients are summed in f32, reduced over ranks during the last micro-batch,
-//! clipped to a global norm, and passed to the optimizer.
+//! clipped to a global norm, and passed to the optimizer. In float16 the loss is multiplied by a dynamic scale.
 //! Trade-off: the number of loss tokens is agreed on before the first forward pass, which costs one small reduction.
 
 use burn_tensor::Tensor;
 use firebrick_data::Batch;
-use firebrick_kernels::{GradientSink, Kernels};
+use firebrick_kernels::{GradientSink, Kernels, Readback};
 use firebrick_model::{Decoder, LossOptions, PassOptions};
 use firebrick_optim::{Optimizer, Schedule};
 use firebrick_parallel::{Ranks, ReducingSink};
@@ -30,18 +30,51 @@ pub struct Trainer<B: Kernels> {
     pub loss_chunk_tokens: usize,
 }
 
-/// The numbers of a step, still on the device: the log reads them one step late.
-pub struct StepOutcome<B: Kernels> {
+/// A step that was queued, with its numbers on their way to the host.
+#[derive(Debug)]
+pub struct StepOutcome {
     /// The step, from 1.
     pub step: u64,
-    /// Sum of the cross entropies of the loss tokens of all ranks, `[1]`.
-    pub loss_sum: Tensor<B, 1>,
-    /// Global norm of the gradients before clipping, `[1]`.
-    pub grad_norm: Tensor<B, 1>,
     /// Loss tokens of the step over all ranks.
     pub loss_tokens: u64,
     /// The learning rate that was used.
     pub learning_rate: f64,
+    /// Loss sum, gradient norm, and the loss scale where there is one.
+    numbers: Readback,
+    restore_wait: Readback,
+}
+
+/// The numbers of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepNumbers {
+    /// Mean cross entropy over the loss tokens of all ranks.
+    pub loss: f32,
+    /// Global norm of the gradients before clipping, without the loss scale.
+    pub grad_norm: f32,
+    /// The scale of the step's gradients, with dynamic loss scaling.
+    pub loss_scale: Option<f32>,
+    /// Milliseconds for which the device waited for tensors from host memory.
+    pub restore_wait_ms: f32,
+}
+
+impl StepOutcome {
+    /// The numbers. Waits for the end of this step on the device, not for later ones where the backend can distinguish them.
+    pub fn read(self) -> StepNumbers {
+        let numbers = self.numbers.wait();
+        StepNumbers {
+            loss: numbers[0] / self.loss_tokens as f32,
+            grad_norm: numbers[1],
+            loss_scale: numbers.get(2).copied(),
+            restore_wait_ms: self.restore_wait.wait()[0],
+        }
+    }
+}
+
+impl StepNumbers {
+    /// Whether the gradients overflowed under the loss scale, so that the step changed nothing but the scale.
+    pub fn was_skipped(&self) -> bool {
+        self.loss_scale.is_some() && !self.grad_norm.is_finite()
+    }
 }
 
 impl<B: Kernels> Trainer<B> {
@@ -52,7 +85,7 @@ impl<B: Kernels> Trainer<B> {
     ///
     /// # Panics
     /// If no micro-batch has a loss token: the data crate refuses such rows.
-    pub fn step(&mut self, micro_batches: &[Batch]) -> Result<StepOutcome<B>, RunError> {
+    pub fn step(&mut self, micro_batches: &[Batch]) -> Result<StepOutcome, RunError> {
         let here: u64 = micro_batches.iter().map(|batch| batch.loss_tokens() as u64).sum();
         let loss_tokens = self.ranks.all_reduce_count(here)?;
         assert!(loss_tokens > 0, "a step needs at least one loss token");
@@ -63,19 +96,37 @@ impl<B: Kernels> Trainer<B> {
         };
         let mut sink = ReducingSink::new(&self.ranks, self.model.contributions());
         let mut loss_sum = Tensor::<B, 1>::zeros([1], self.model.device());
+        let loss_scale = self.optimizer.loss_scale();
         for (index, batch) in micro_batches.iter().enumerate() {
-            let on_device = self.model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
+            let mut on_device =
+                self.model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
+            let count = on_device.targets.count;
+            on_device.targets.weights_m = loss_scale.as_ref().filter(|_| count > 0).map(|scale| repeated(scale, count));
             sink.begin_micro_batch(index + 1 == micro_batches.len());
             loss_sum = loss_sum.add(self.model.loss_and_gradients(&on_device, self.pass, loss_options, &mut sink));
         }
         let gradients = sink.finish()?;
         let loss_sum = self.ranks.all_reduce_scalar(loss_sum)?;
 
-        let step = self.optimizer.steps() + 1;
-        let learning_rate = self.schedule.rate(step);
+        // With loss scaling this waits for the preceding step: the forward and backward passes above are queued by now.
+        let learning_rate = self.schedule.rate(self.optimizer.next_update());
         let report = self.optimizer.step(self.model.parameters_mut(), gradients, learning_rate);
-        Ok(StepOutcome { step, loss_sum, grad_norm: report.grad_norm, loss_tokens, learning_rate })
+        let loss_sum = loss_scale.into_iter().fold(loss_sum, Tensor::div);
+        let numbers = [loss_sum, report.grad_norm].into_iter().chain(report.loss_scale).collect();
+        Ok(StepOutcome {
+            step: self.optimizer.steps(),
+            loss_tokens,
+            learning_rate,
+            numbers: B::read_later(numbers),
+            restore_wait: B::restore_wait(self.model.device()),
+        })
     }
+}
+
+/// A weight `[1]` for each of `count` targets. The loss scale is a weight, so that it stays on the device: the loss multiplies it with one
+/// over the loss tokens in f32 before anything is rounded to the compute format.
+fn repeated<B: Kernels>(weight: &Tensor<B, 1>, count: usize) -> Tensor<B, 1> {
+    Tensor::ones([count], &weight.device()).mul(weight.clone())
 }
 
 /// Reads one f32 back from the device: waits for everything that was queued before it.

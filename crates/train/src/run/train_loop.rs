@@ -1,7 +1,8 @@
 //! The run loop: evaluate, step, log, evaluate, save, until the plan's last step or a signal.
 //!
-//! The numbers of a step are read from the device one step late, so that the device never waits for the log. Everything that a
-//! resumed run needs is in the checkpoint.
+//! The numbers of a step come back through an event and are read once the next step has been queued, so that the device never waits
+//! for the host: it runs step N + 1 while the host logs step N and builds the batches of step N + 2. Everything that a resumed run needs
+//! is in the checkpoint.
 //! Trade-off: a step that is not finite is found one step late, but always before anything of it is saved.
 
 use std::ops::ControlFlow;
@@ -23,7 +24,8 @@ use crate::run::finish;
 use crate::run::interrupt::Interrupt;
 use crate::run::prepare::Prepared;
 use crate::run::start::{Place, Start};
-use crate::run::step::{StepOutcome, Trainer, scalar};
+use crate::run::step::{StepNumbers, StepOutcome, Trainer};
+use crate::run::trace::{DATA, HostSpans, NUMBERS, QUEUE, RunTrace, TraceSteps};
 use crate::state::checkpoint::{RunState, SavedWeights, Snapshot};
 use crate::state::run_folder::RunFolder;
 
@@ -44,12 +46,18 @@ pub(super) struct Run<B: Kernels> {
     /// Seconds spent in steps by this process, and the tokens they processed.
     step_s: f64,
     step_tokens: u64,
-    pending: Option<Pending<B>>,
+    pending: Option<Pending>,
+    trace: Option<TraceSteps>,
+    /// While steps are traced.
+    spans: Option<HostSpans>,
 }
 
-/// A step whose numbers are still on the device.
-struct Pending<B: Kernels> {
-    outcome: StepOutcome<B>,
+/// A loss scale below which float16 cannot be what makes the gradients overflow (fairseq's `min_loss_scale`).
+const MIN_LOSS_SCALE: f32 = 1e-4;
+
+/// A step whose numbers are still on their way.
+struct Pending {
+    outcome: StepOutcome,
     /// Loss tokens of the run up to this step.
     loss_tokens: u64,
     tokens: u64,
@@ -104,7 +112,14 @@ impl<B: Kernels> Run<B> {
             step_s: 0.0,
             step_tokens: 0,
             pending: None,
+            trace: None,
+            spans: None,
         })
+    }
+
+    /// The same run, which writes a trace of these steps.
+    pub(super) fn tracing(self, trace: Option<TraceSteps>) -> Self {
+        Self { trace, ..self }
     }
 
     /// Trains to the plan's last step or to a signal.
@@ -119,22 +134,35 @@ impl<B: Kernels> Run<B> {
             }
         }
         while self.state.step < total {
-            self.step()?;
-            let step = self.state.step;
-            let is_due = |every: u64| every > 0 && step.is_multiple_of(every) && step < total;
-            if is_due(self.prepared.plan.eval_every_steps.value) {
-                self.evaluate()?;
-            }
-            if self.interrupt.is_requested() && step < total {
-                self.save()?;
+            let next = self.state.step + 1;
+            let is_stopped = match self.trace.take_if(|trace| trace.first == next) {
+                Some(steps) => self.advance_traced(steps)?,
+                None => self.advance()?,
+            };
+            if is_stopped {
                 return Ok(self.interrupted());
-            }
-            if is_due(self.prepared.plan.checkpoint_every_steps.value) {
-                self.save()?;
             }
         }
         self.save()?;
         self.finish()
+    }
+
+    /// One step, and the evaluation and the checkpoint that are due after it. Whether a signal ends the run, which is then saved.
+    fn advance(&mut self) -> Result<bool, RunError> {
+        self.step()?;
+        let (step, total) = (self.state.step, self.prepared.plan.steps.value);
+        let is_due = |every: u64| every > 0 && step.is_multiple_of(every) && step < total;
+        if is_due(self.prepared.plan.eval_every_steps.value) {
+            self.evaluate()?;
+        }
+        if self.interrupt.is_requested() && step < total {
+            self.save()?;
+            return Ok(true);
+        }
+        if is_due(self.prepared.plan.checkpoint_every_steps.value) {
+            self.save()?;
+        }
+        Ok(false)
     }
 
     /// Evaluates after a step, unless the run is to end: then the run that resumes it evaluates first.
@@ -158,6 +186,35 @@ impl<B: Kernels> Run<B> {
         self.prepared.evaluation.evaluate_watched(&self.trainer.model, &self.prepared.tokenizer, watch)
     }
 
+    /// Traces steps, and writes the trace. The steps run as all others do; the device is waited for before the first and after the last.
+    fn advance_traced(&mut self, steps: TraceSteps) -> Result<bool, RunError> {
+        let device = self.trainer.model.device().clone();
+        let last = steps.last.min(self.prepared.plan.steps.value);
+        let (is_stopped, operations) = B::trace(&device, || {
+            self.spans = Some(HostSpans::start());
+            while self.state.step < last {
+                if self.advance()? {
+                    return Ok(true);
+                }
+            }
+            Ok::<_, RunError>(false)
+        });
+        let is_stopped = is_stopped?;
+        let host = self.spans.take().unwrap_or_else(HostSpans::start);
+        let trace = RunTrace { steps: TraceSteps { last, ..steps }, host, device: operations };
+        let file = self.folder.trace_json();
+        self.folder.write(&file, &trace.to_json())?;
+        self.console.print(&format!("{trace}; {}", file.display()));
+        Ok(is_stopped)
+    }
+
+    /// Adds what the host has done since `started` to the trace, if there is one.
+    fn note(&mut self, name: &'static str, step: u64, started: Instant) {
+        if let Some(spans) = &mut self.spans {
+            spans.add(name, step, started);
+        }
+    }
+
     /// Ends a run that was stopped and saved.
     fn interrupted(mut self) -> Outcome {
         self.sinks.close();
@@ -172,12 +229,15 @@ impl<B: Kernels> Run<B> {
     fn step(&mut self) -> Result<(), RunError> {
         let started = Instant::now();
         let (micro_batches, cursor) = self.next_micro_batches();
+        self.note(DATA, self.state.step + 1, started);
+        let queued = Instant::now();
         let outcome = self.trainer.step(&micro_batches)?;
+        self.note(QUEUE, outcome.step, queued);
         self.state.step = outcome.step;
         self.state.cursor = cursor;
         self.state.loss_tokens += outcome.loss_tokens;
         let tokens = micro_batches.iter().map(|batch| batch.tokens() as u64).sum();
-        // The previous step's numbers are ready by now; reading them here keeps at most one step in flight.
+        // Waits for the end of the previous step, while the device has this one to run: at most two steps are in flight.
         if let Some(previous) = self.pending.take() {
             self.log(previous)?;
         }
@@ -209,31 +269,57 @@ impl<B: Kernels> Run<B> {
         }
     }
 
-    fn log(&mut self, pending: Pending<B>) -> Result<(), RunError> {
+    fn log(&mut self, pending: Pending) -> Result<(), RunError> {
         let Pending { outcome, loss_tokens, tokens, seconds } = pending;
-        let loss = scalar(outcome.loss_sum) / outcome.loss_tokens as f32;
-        let grad_norm = scalar(outcome.grad_norm);
-        if !loss.is_finite() || !grad_norm.is_finite() {
-            return Err(RunError::NotFinite { step: outcome.step, loss, grad_norm });
-        }
-        let kept = (self.prepared.plan.steps.value as usize / 10).max(1);
-        self.state.last_losses.push(f64::from(loss));
-        if self.state.last_losses.len() > kept {
-            self.state.last_losses.remove(0);
-        }
-        if outcome.step.is_multiple_of(self.prepared.plan.log_every.value) {
+        let StepOutcome { step, learning_rate, .. } = outcome;
+        let started = Instant::now();
+        let numbers = outcome.read();
+        self.note(NUMBERS, step, started);
+        self.check_finite(step, &numbers)?;
+        self.remember_loss(f64::from(numbers.loss));
+        let plan = &self.prepared.plan;
+        if step.is_multiple_of(plan.log_every.value) {
+            let waits = plan.offload.value || plan.paged_state_bytes.value > 0;
             self.sinks.step(&StepMetrics {
-                step: outcome.step,
-                loss: f64::from(loss),
-                learning_rate: outcome.learning_rate,
-                grad_norm: f64::from(grad_norm),
+                step,
+                loss: f64::from(numbers.loss),
+                learning_rate,
+                grad_norm: f64::from(numbers.grad_norm),
                 loss_tokens,
                 tokens_per_s: tokens as f64 / seconds,
                 ms: 1e3 * seconds,
                 memory_bytes: self.meter.sample(),
+                loss_scale: numbers.loss_scale.map(f64::from),
+                restore_wait_ms: waits.then_some(f64::from(numbers.restore_wait_ms)),
             });
         }
         Ok(())
+    }
+
+    /// Reports a skipped step. An overflow that no loss scale avoids ends the run, as does any without loss scaling.
+    fn check_finite(&self, step: u64, numbers: &StepNumbers) -> Result<(), RunError> {
+        let &StepNumbers { loss, grad_norm, loss_scale, .. } = numbers;
+        match loss_scale {
+            Some(scale) if numbers.was_skipped() && scale >= MIN_LOSS_SCALE => {
+                self.console.print(&format!(
+                    "step {step}: gradients overflowed with a loss scale of {scale}; the step was skipped, the scale is lowered"
+                ));
+                Ok(())
+            }
+            _ if loss.is_finite() && grad_norm.is_finite() => Ok(()),
+            _ => Err(RunError::NotFinite { step, loss, grad_norm }),
+        }
+    }
+
+    fn remember_loss(&mut self, loss: f64) {
+        if !loss.is_finite() {
+            return;
+        }
+        let kept = (self.prepared.plan.steps.value as usize / 10).max(1);
+        self.state.last_losses.push(loss);
+        if self.state.last_losses.len() > kept {
+            self.state.last_losses.remove(0);
+        }
     }
 
     fn save(&mut self) -> Result<(), RunError> {
@@ -241,6 +327,7 @@ impl<B: Kernels> Run<B> {
         self.flush()?;
         self.sinks.flush();
         self.state.wall_s = self.wall_s();
+        self.state.loss_scale = self.trainer.optimizer.loss_scale_state();
         let texts = [("config.toml", self.prepared.recipe.to_toml()), ("plan.toml", self.prepared.plan.to_toml())];
         let snapshot = Snapshot {
             model: &self.trainer.model,

@@ -15,7 +15,7 @@ use firebrick_arch::LoraConfig;
 use firebrick_data::Cursor;
 use firebrick_kernels::Kernels;
 use firebrick_model::{Decoder, HfFolder, SavedDtype};
-use firebrick_optim::{HostTensor, Optimizer, StateDict};
+use firebrick_optim::{HostTensor, LossScaleState, Optimizer, StateDict};
 use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +43,9 @@ pub struct RunState {
     pub date: i64,
     /// Seconds of training so far, over all resumed parts.
     pub wall_s: f64,
+    /// Where dynamic loss scaling stands; `None` without it.
+    #[serde(default)]
+    pub loss_scale: Option<LossScaleState>,
     /// Mean losses of the last steps, oldest first: the summary's training loss.
     pub last_losses: Vec<f64>,
     /// The evaluation before the first step.
@@ -137,7 +140,7 @@ pub fn read_state(folder: &Path) -> Result<RunState, StorageError> {
     serde_json::from_str(&text).map_err(|error| damaged(format!("is not a run's state: {error}")))
 }
 
-/// Gives model and optimizer the tensors of a checkpoint after `step` steps.
+/// Gives model and optimizer the tensors and the loss scale of a checkpoint whose state is `state`.
 ///
 /// # Errors
 /// A checkpoint whose tensors are not those of this model and optimizer.
@@ -146,14 +149,18 @@ pub fn restore<B: Kernels>(
     weights: &SavedWeights,
     model: &mut Decoder<B>,
     optimizer: &mut Optimizer<B>,
-    step: u64,
+    state: &RunState,
 ) -> Result<(), RunError> {
     match weights {
         SavedWeights::Adapter(_) => model.load_adapter(&folder.join(ADAPTER))?,
         SavedWeights::Model(_) => model.load_model(&HfFolder::open(&folder.join(MODEL))?)?,
     }
-    let state = read_optimizer(&folder.join(OPTIMIZER))?;
-    optimizer.load(&model.parameters(), state, step)?;
+    let tensors = read_optimizer(&folder.join(OPTIMIZER))?;
+    optimizer.load(&model.parameters(), tensors, state.step)?;
+    // A run in another format is refused before this.
+    if let Some(loss_scale) = state.loss_scale {
+        optimizer.restore_loss_scale(loss_scale);
+    }
     Ok(())
 }
 

@@ -113,6 +113,7 @@ mod tests {
             loss_tokens: 10 * step,
             date: 7,
             wall_s: 0.25,
+            loss_scale: None,
             last_losses: vec![1.5],
             before: Evaluation { loss: Some(2.0), ..Evaluation::default() },
             evaluation_is_due: false,

@@ -126,7 +126,13 @@ impl RunFolder {
         self.path.join("summary.json")
     }
 
-    /// Writes a file of the folder completely or not at all, for `config.toml`, `plan.toml` and `summary.json`.
+    /// The trace of some steps, if one was requested.
+    #[must_use]
+    pub fn trace_json(&self) -> PathBuf {
+        self.path.join("trace.json")
+    }
+
+    /// Writes a file of the folder completely or not at all, for `config.toml`, `plan.toml`, `summary.json` and `trace.json`.
     ///
     /// # Errors
     /// As [`write_atomically`].

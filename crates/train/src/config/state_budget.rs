@@ -1,0 +1,98 @@
+//! `train.optimizer_device_gib`: how much optimizer state stays on the device, in GiB, or "auto", which the plan decides.
+//!
+//! Trade-off: serde and JSON schema are written by hand, so that a message names both forms.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::{Error as DeError, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+const AUTO: &str = "auto";
+
+/// How much optimizer state stays on the device where the rest can be paged.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum StateBudget {
+    /// As much as fits.
+    #[default]
+    Auto,
+    /// At most this many GiB.
+    Gib(f64),
+}
+
+impl Serialize for StateBudget {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => serializer.serialize_str(AUTO),
+            Self::Gib(gib) => serializer.serialize_f64(*gib),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for StateBudget {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Budget)
+    }
+}
+
+struct Budget;
+
+impl Visitor<'_> for Budget {
+    type Value = StateBudget;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("\"auto\" or a number of GiB")
+    }
+
+    fn visit_str<E: DeError>(self, text: &str) -> Result<StateBudget, E> {
+        match text {
+            AUTO => Ok(StateBudget::Auto),
+            _ => Err(E::invalid_value(Unexpected::Str(text), &self)),
+        }
+    }
+
+    fn visit_f64<E: DeError>(self, gib: f64) -> Result<StateBudget, E> {
+        match gib {
+            gib if gib.is_finite() && gib >= 0.0 => Ok(StateBudget::Gib(gib)),
+            _ => Err(E::invalid_value(Unexpected::Float(gib), &"0 GiB or more")),
+        }
+    }
+
+    fn visit_i64<E: DeError>(self, gib: i64) -> Result<StateBudget, E> {
+        self.visit_f64(gib as f64)
+    }
+
+    fn visit_u64<E: DeError>(self, gib: u64) -> Result<StateBudget, E> {
+        self.visit_f64(gib as f64)
+    }
+}
+
+impl JsonSchema for StateBudget {
+    fn schema_name() -> Cow<'static, str> {
+        "StateBudget".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "anyOf": [{ "type": "string", "enum": [AUTO] }, { "type": "number", "minimum": 0 }] })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(json: &str) -> Result<StateBudget, String> {
+        serde_json::from_str(json).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_budget_is_auto_or_gib_and_reads_back_as_itself() {
+        for budget in [StateBudget::Auto, StateBudget::Gib(0.0), StateBudget::Gib(2.5)] {
+            assert_eq!(read(&serde_json::to_string(&budget).unwrap()), Ok(budget));
+        }
+        assert_eq!(read("3"), Ok(StateBudget::Gib(3.0)));
+        assert!(read("\"all\"").unwrap_err().contains("\"auto\" or a number of GiB"));
+        assert!(read("-1").unwrap_err().contains("0 GiB or more"));
+    }
+}

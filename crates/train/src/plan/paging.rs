@@ -1,0 +1,119 @@
+//! How much optimizer state a run pages to host memory: what the recipe says, or as much as does not fit on the device.
+//!
+//! Trade-off: with "auto" two runs on cards with different free memory page differently. Their numbers are the same bit for bit.
+
+use firebrick_arch::TensorSpec;
+use firebrick_hwprofile::memory::human_bytes;
+use firebrick_kernels::{BackendKind, TrainingShape};
+use firebrick_optim::PagedBytes;
+
+use crate::config::{RunConfig, StateBudget};
+use crate::plan::chosen::Chosen;
+use crate::plan::fit;
+use crate::plan::shapes;
+
+/// What was decided.
+pub(super) struct Paging {
+    /// Bytes of state that stay on the device.
+    pub(super) resident: Chosen<u64>,
+    /// Bytes of state in host memory.
+    pub(super) paged: Chosen<u64>,
+}
+
+/// Decides, and enters it into the shape.
+pub(super) fn decide(
+    case: &fit::Case<'_>,
+    config: &RunConfig,
+    trained: &[TensorSpec],
+    training: &mut TrainingShape,
+) -> Paging {
+    let all = training.optimizer_bytes;
+    let resident = |bytes, why: String| Paging { resident: Chosen::new(bytes, why), paged: Chosen::new(0, "nothing") };
+    if !config.train.optimizer.is_paged() {
+        return resident(all, "this optimizer does not page".to_owned());
+    }
+    if case.backend != BackendKind::Cuda {
+        let why = format!("paging means nothing on {}: it does not copy while other work runs", case.backend);
+        return resident(all, why);
+    }
+    let optimizer = shapes::optimizer(config);
+    let (budget, why) = match config.train.optimizer_device_gib {
+        StateBudget::Gib(gib) => ((gib * (1u64 << 30) as f64) as u64, "train.optimizer_device_gib".to_owned()),
+        StateBudget::Auto => automatic(case, training, |budget| optimizer.paging(trained, budget)),
+    };
+    let PagedBytes { host, staging } = optimizer.paging(trained, budget);
+    (training.paged_bytes, training.paging_bytes) = (host, staging);
+    let paged = match host {
+        0 => "all state fits on the device".to_owned(),
+        host => format!(
+            "in pinned host memory; each step copies it to the device and back, {}, next to other work (restore_wait_ms in the \
+             metrics is what that costs)",
+            human_bytes(2 * host)
+        ),
+    };
+    Paging { resident: Chosen::new(all - host, why), paged: Chosen::new(host, paged) }
+}
+
+/// The largest budget with which the run fits, in steps of a sixteenth of the state.
+fn automatic(case: &fit::Case<'_>, training: &TrainingShape, paging: impl Fn(u64) -> PagedBytes) -> (u64, String) {
+    let all = training.optimizer_bytes;
+    let fits = |budget: &u64| {
+        let PagedBytes { host, staging } = paging(*budget);
+        case.fits(&TrainingShape { paged_bytes: host, paging_bytes: staging, ..training.clone() })
+    };
+    let budgets = (0..=SHARES).rev().map(|share| all / SHARES * share + if share == SHARES { all % SHARES } else { 0 });
+    match budgets.into_iter().find(fits) {
+        Some(budget) if budget == all => (all, "auto: all of it fits".to_owned()),
+        Some(budget) => (budget, format!("auto: at most {} of {} fit", human_bytes(budget), human_bytes(all))),
+        // The refusal that follows names what is missing.
+        None => (0, "auto: not even without it the run fits".to_owned()),
+    }
+}
+
+/// Parts of the state that "auto" decides about.
+const SHARES: u64 = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::fit::tests::Example;
+
+    fn paging(changes: &[&str], backend: BackendKind, card_gib: u64) -> (u64, u64, String, TrainingShape) {
+        let full = ["lora=", "bnb_4bit=", "train.micro_batch_size=1", "train.optimizer=paged_adamw_8bit"];
+        let example = Example::new(&[&full, changes].concat(), card_gib, 512);
+        let case = fit::Case { backend, ..example.case() };
+        let trained = example.trained();
+        let mut training = shapes::training(&example.config, backend, &example.data, &trained);
+        let Paging { resident, paged } = decide(&case, &example.config, &trained, &mut training);
+        (resident.value, paged.value, resident.reason + " / " + &paged.reason, training)
+    }
+
+    #[test]
+    fn a_budget_is_kept_and_the_rest_is_paged() {
+        let (resident, paged, why, training) = paging(&["train.optimizer_device_gib=10"], BackendKind::Cuda, 141);
+        assert_eq!(resident + paged, training.optimizer_bytes);
+        assert!(resident <= 10 << 30 && resident > 9 << 30, "{resident}: {why}");
+        assert_eq!((training.paged_bytes, why.contains("restore_wait_ms")), (paged, true), "{why}");
+        assert!(training.paging_bytes > 0 && training.paging_bytes < 2 << 30);
+    }
+
+    #[test]
+    fn auto_pages_what_does_not_fit() {
+        let (_, paged, why, _) = paging(&[], BackendKind::Cuda, 141);
+        assert_eq!(paged, 0, "{why}");
+        // Weights and gradients of the 8B in f32 take 60 GiB, its state 19 GiB.
+        let (resident, paged, why, _) = paging(&[], BackendKind::Cuda, 88);
+        assert!(paged > 0 && resident > 0 && why.contains("auto: at most"), "{why}");
+    }
+
+    #[test]
+    fn backends_that_do_not_copy_page_nothing_and_say_so() {
+        for backend in [BackendKind::Flex, BackendKind::Candle, BackendKind::Wgpu] {
+            let (_, paged, why, training) = paging(&["train.optimizer_device_gib=0"], backend, 141);
+            assert_eq!((paged, training.paged_bytes), (0, 0));
+            assert!(why.contains("paging means nothing on") && why.contains(backend.name()), "{why}");
+        }
+        let (_, paged, why, _) = paging(&["train.optimizer=adamw_8bit"], BackendKind::Cuda, 141);
+        assert!(paged == 0 && why.contains("does not page"), "{why}");
+    }
+}
