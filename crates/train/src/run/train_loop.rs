@@ -143,6 +143,9 @@ impl<B: Kernels> Run<B> {
                 return Ok(self.interrupted());
             }
         }
+        if let Some(steps) = self.trace {
+            self.console.print(&format!("there is no trace: this process did not take step {}", steps.first));
+        }
         self.save()?;
         self.finish()
     }
