@@ -6,9 +6,11 @@
 
 use crate::error::DataError;
 use crate::example::Example;
+use crate::finding::Finding;
 use crate::locate::locate;
+use crate::omissions::omissions;
 use crate::record_format::Chat;
-use crate::selection::{Selection, TrainOn};
+use crate::selection::Selection;
 use crate::token_mask::TokenOffsets;
 use crate::tokenizer::Tokenizer;
 
@@ -18,8 +20,8 @@ pub(crate) struct ChatTokens {
     pub(crate) example: Example,
     /// The tokens that end a selected turn, in the loss or not.
     pub(crate) closings: Vec<usize>,
-    /// The conversation has a system message that the template did not write.
-    pub(crate) system_ignored: bool,
+    /// What the template leaves out, and answers that are empty.
+    pub(crate) findings: Vec<Finding>,
 }
 
 /// Renders and tokenizes a conversation and computes its loss mask; the first token never counts.
@@ -29,12 +31,11 @@ pub(crate) struct ChatTokens {
 pub(crate) fn encode_chat(
     tokenizer: &Tokenizer,
     chat: &Chat,
-    train_on: TrainOn,
+    selection: &Selection,
     train_end_of_turn: bool,
 ) -> Result<ChatTokens, DataError> {
     let template = tokenizer.chat_template_for(chat.tools.is_some())?;
-    let selection = Selection::new(chat, train_on);
-    let located = locate(template, chat, &selection)?;
+    let located = locate(template, chat, selection)?;
     let (tokens, loss_mask, closings) = if located.spans.is_empty() {
         let tokens = tokenizer.encode_plain(&located.text)?;
         let loss_mask = (0..tokens.len()).map(|index| selection.inverted && index > 0).collect();
@@ -51,14 +52,26 @@ pub(crate) fn encode_chat(
     {
         return Err(DataError::DoubledBos { token: token.to_owned() });
     }
-    Ok(ChatTokens { example: Example { tokens, loss_mask }, closings, system_ignored: located.system_ignored })
+    let findings = omissions(template, chat, selection, &located);
+    Ok(ChatTokens { example: Example { tokens, loss_mask }, closings, findings })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::finding::FindingKind;
     use crate::record_format::Turn;
+    use crate::selection::{ASSISTANT, TrainOn};
     use crate::test_tokenizer::{TEMPLATE, TestTokenizer};
+
+    fn encode(
+        tokenizer: &Tokenizer,
+        chat: &Chat,
+        train_on: TrainOn,
+        end_of_turn: bool,
+    ) -> Result<ChatTokens, DataError> {
+        encode_chat(tokenizer, chat, &Selection::new(chat, train_on, &[ASSISTANT.to_owned()]), end_of_turn)
+    }
 
     fn chat(turns: &[(&str, &str)]) -> Chat {
         Chat { turns: turns.iter().map(|&(role, content)| Turn::new(role, content)).collect(), ..Chat::default() }
@@ -77,7 +90,7 @@ mod tests {
 
     fn loss_text_with(template: &str, chat: &Chat, train_on: TrainOn, end_of_turn: bool) -> Result<String, DataError> {
         let tokenizer = TestTokenizer { template: Some(template), ..TestTokenizer::default() }.load();
-        let encoded = encode_chat(&tokenizer, chat, train_on, end_of_turn)?;
+        let encoded = encode(&tokenizer, chat, train_on, end_of_turn)?;
         Ok(loss_text(&tokenizer, &encoded.example))
     }
 
@@ -108,7 +121,7 @@ mod tests {
     #[test]
     fn train_on_all_counts_everything_but_the_first_token() {
         let tokenizer = TestTokenizer::default().load();
-        let example = encode_chat(&tokenizer, &chat(&TWO_TURNS), TrainOn::All, true).unwrap().example;
+        let example = encode(&tokenizer, &chat(&TWO_TURNS), TrainOn::All, true).unwrap().example;
         assert!(!example.loss_mask[0] && example.loss_mask[1..].iter().all(|&trained| trained));
     }
 
@@ -162,28 +175,28 @@ mod tests {
     }
 
     #[test]
-    fn a_system_message_that_the_template_omits_is_reported() {
-        let template = TEMPLATE.replace(
-            "<|{{ message.role }}|>",
-            "{% if message.role == 'system' %}{% continue %}\
-            {% endif %}<|{{ message.role }}|>",
-        );
-        let ignored = |template: &str| {
-            let tokenizer = TestTokenizer { template: Some(template), ..TestTokenizer::default() }.load();
-            encode_chat(&tokenizer, &chat(&TWO_TURNS), TrainOn::Assistant, true).unwrap().system_ignored
+    fn a_message_that_the_template_omits_is_reported_whatever_its_role() {
+        let skip = |template: &str, header: &str, role: &str| {
+            template.replace(header, &format!("{{% if m.role == '{role}' %}}{{% continue %}}{{% endif %}}{header}"))
         };
-        assert!(ignored(&template) && !ignored(TEMPLATE));
-        // With blocks, and with messages that no skeleton handles.
-        let blocks =
-            BLOCKS.replace("<|{{ m.role }}|>", "{% if m.role == 'system' %}{% continue %}{% endif %}<|{{ m.role }}|>");
-        assert!(ignored(&blocks) && !ignored(BLOCKS));
-        for (template, expected) in [(&*template, true), (TEMPLATE, false), (&*blocks, true), (BLOCKS, false)] {
-            let tokenizer = TestTokenizer { template: Some(template), ..TestTokenizer::default() }.load();
-            let mut chat = chat(&TWO_TURNS);
-            chat.turns[1].message.insert("name".to_owned(), "n".into());
-            for train_on in [TrainOn::Assistant, TrainOn::All] {
-                let encoded = encode_chat(&tokenizer, &chat, train_on, true).unwrap();
-                assert_eq!(encoded.system_ignored, expected, "{train_on:?}\n{template}");
+        let plain = TEMPLATE.replace("message in", "m in").replace("message.", "m.");
+        for template in [&plain, BLOCKS] {
+            for (role, omitted) in [("system", 1), ("user", 2), ("none", 0)] {
+                let template = skip(template, "<|{{ m.role }}|>", role);
+                let tokenizer = TestTokenizer { template: Some(&template), ..TestTokenizer::default() }.load();
+                // With a name, no skeleton applies.
+                for key in ["content", "name"] {
+                    let mut chat = chat(&TWO_TURNS);
+                    let text = chat.turns[1].message["content"].clone();
+                    chat.turns[1].message.insert(key.to_owned(), text);
+                    for train_on in [TrainOn::Assistant, TrainOn::All] {
+                        let found = encode(&tokenizer, &chat, train_on, true).unwrap().findings;
+                        let kinds: Vec<_> = found.iter().map(|finding| finding.kind).collect();
+                        let expected = vec![FindingKind::MessageIgnored; usize::from(omitted > 0)];
+                        assert_eq!(kinds, expected, "{train_on:?} {role}\n{template}");
+                        assert!(found.iter().all(|finding| finding.detail.contains(&format!("of {omitted} message"))));
+                    }
+                }
             }
         }
     }
@@ -194,7 +207,7 @@ mod tests {
         test.config["pad_token"] = "</s>".into();
         let tokenizer = test.load();
         assert_eq!(tokenizer.pad_token_id(), tokenizer.eos_token_id());
-        let encoded = encode_chat(&tokenizer, &chat(&TWO_TURNS), TrainOn::Assistant, true).unwrap();
+        let encoded = encode(&tokenizer, &chat(&TWO_TURNS), TrainOn::Assistant, true).unwrap();
         assert_eq!(loss_text(&tokenizer, &encoded.example), "é1 </s>|a2</s>");
     }
 
@@ -209,7 +222,7 @@ mod tests {
         std::fs::write(&path, json.to_string()).unwrap();
         let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
         let chat = chat(&[("user", "q"), ("assistant", "\n Sure")]);
-        let encoded = encode_chat(&tokenizer, &chat, TrainOn::Assistant, true).unwrap();
+        let encoded = encode(&tokenizer, &chat, TrainOn::Assistant, true).unwrap();
         assert_eq!(loss_text(&tokenizer, &encoded.example), "Sure</s>");
     }
 
@@ -223,7 +236,7 @@ mod tests {
     #[test]
     fn a_tokenizer_without_template_names_the_searched_files_and_a_solution() {
         let tokenizer = TestTokenizer { template: None, ..TestTokenizer::default() }.load();
-        let error = encode_chat(&tokenizer, &chat(&TWO_TURNS), TrainOn::All, true).unwrap_err().to_string();
+        let error = encode(&tokenizer, &chat(&TWO_TURNS), TrainOn::All, true).unwrap_err().to_string();
         for word in ["chat_template.jinja", "tokenizer_config.json", "chat_template.json", "instruction-tuned"] {
             assert!(error.contains(word), "{error}");
         }

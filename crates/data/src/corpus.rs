@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use serde_json::Value as Json;
 
-use crate::cache::{CacheKey, StoreWriter, TokenCache, TokenStore};
+use crate::cache::{CacheKey, Origin, StoreWriter, TokenCache, TokenStore};
 use crate::diagnose::Diagnosis;
 use crate::encoder::{EncodeOptions, Encoder};
 use crate::error::DataError;
@@ -24,27 +24,6 @@ const HASHES: &str = "hashes";
 const MAX_BAD_SHARE: f64 = 0.1;
 
 /// Sources with one encoder each: everything that tokenized data depends on.
-///
-/// ```
-/// use std::sync::Arc;
-///
-/// use firebrick_data::{
-///     Corpus, DataError, DocumentSet, EncodeOptions, MixUntil, Hub, Mix, Mixture, PackedDataset, PackOptions,
-///     SourceSpec, Tokenizer,
-/// };
-///
-/// /// Rows of 4,096 tokens from a folder of files in any format.
-/// fn rows(model_folder: &std::path::Path, data: &str) -> Result<PackedDataset, DataError> {
-///     let tokenizer = Tokenizer::from_folder(model_folder)?;
-///     let source = SourceSpec::new(data).resolve(&Hub::from_environment())?;
-///     let mixture = Mixture::new(vec![source], Mix::Concatenate, MixUntil::First, 0)?;
-///     let corpus = Corpus::new(&tokenizer, mixture, vec![EncodeOptions::new(4096)])?;
-///     let tokenized = corpus.in_memory()?;
-///     let documents = DocumentSet::all(Arc::new(tokenized.store));
-///     Ok(PackedDataset::new(documents, PackOptions::new(4096)))
-/// }
-/// # let _ = rows;
-/// ```
 #[derive(Debug)]
 pub struct Corpus<'a> {
     /// The encoding threads; one per core by default. Their number changes no token.
@@ -60,6 +39,9 @@ pub struct Corpus<'a> {
 pub struct Tokenized {
     /// The documents, in the order of the mixture. Each knows its source.
     pub store: TokenStore,
+    /// Hashes of the records that gave no document ([`Encoded::record`](crate::Encoded::record)), for
+    /// [`DocumentSet::split`](crate::DocumentSet::split).
+    pub dropped: Vec<u64>,
     /// What was found in the records of each source. Places use the names of [`Source::file_names`], which may have
     /// changed since the documents were tokenized.
     pub diagnoses: Vec<Diagnosis>,
@@ -110,7 +92,8 @@ impl<'a> Corpus<'a> {
         Ok(CacheKey::from_parts(own.into_iter().chain(encoders.iter().map(|encoder| ("encoder", encoder.as_slice())))))
     }
 
-    /// Encodes all records, writes their examples in the mixture's order, and returns what was found in each source.
+    /// Encodes all records, writes their examples in the mixture's order, and returns what was found in each source, and the
+    /// hashes of the records that gave nothing.
     ///
     /// Does not check the result ([`Corpus::check`] does), but stops early if half of the first thousand records are
     /// bad.
@@ -118,9 +101,9 @@ impl<'a> Corpus<'a> {
     /// # Errors
     /// A record cannot be read or does not have its source's format; too many records are bad, or none can be trained
     /// on; the writer's errors.
-    pub fn tokenize(&self, writer: &mut StoreWriter) -> Result<Vec<Diagnosis>, DataError> {
+    fn tokenize(&self, writer: &mut StoreWriter) -> Result<(Vec<Diagnosis>, Vec<u64>), DataError> {
         let mut found = vec![Diagnosis::default(); self.encoders.len()];
-        let mut documents = 0;
+        let (mut documents, mut dropped) = (0, Vec::new());
         self.pipeline.run(
             self.mixture.records(),
             |record: &Record| record.fields.values().map(weight).sum(),
@@ -129,15 +112,19 @@ impl<'a> Corpus<'a> {
                 let tokenizer = self.encoders[0].tokenizer().clone();
                 move |record: Record| {
                     let encoder = self.encoders[record.source as usize].with_tokenizer(&tokenizer);
-                    Ok::<_, DataError>((encoder.encode(&record)?, record.place, record.source))
+                    let encoded = encoder.encode(&record)?;
+                    let line = u32::try_from(record.place.line).unwrap_or(u32::MAX);
+                    let origin = Origin { source: record.source, record: encoded.record, file: record.file, line };
+                    Ok::<_, DataError>((encoded, record.place, origin))
                 }
             },
-            |(encoded, place, source)| {
+            |(encoded, place, origin)| {
                 for example in &encoded.examples {
-                    writer.push(example, source)?;
+                    writer.push(example, origin)?;
                 }
                 documents += encoded.examples.len();
-                let diagnosis = &mut found[source as usize];
+                dropped.extend(encoded.examples.is_empty().then_some(encoded.record));
+                let diagnosis = &mut found[origin.source as usize];
                 diagnosis.add(&encoded, &place);
                 diagnosis.check_early(self.max_bad_share)
             },
@@ -148,14 +135,14 @@ impl<'a> Corpus<'a> {
             let path = PathBuf::from(&self.mixture.sources()[0].spec().path);
             return Err(DataError::NothingToTrain { path, report: reports.join("\n") });
         }
-        Ok(found)
+        Ok((found, dropped))
     }
 
     /// Checks what was found in each source.
     ///
     /// # Errors
     /// As [`Diagnosis::check`], for the first source that is refused.
-    pub fn check(&self, diagnoses: &[Diagnosis]) -> Result<(), DataError> {
+    fn check(&self, diagnoses: &[Diagnosis]) -> Result<(), DataError> {
         let mut sources = self.encoders.iter().zip(diagnoses);
         sources.try_for_each(|(encoder, diagnosis)| {
             diagnosis.check(self.max_bad_share, encoder.options().train_end_of_turn)
@@ -183,18 +170,18 @@ impl<'a> Corpus<'a> {
     }
 
     fn tokenize_with_report(&self, writer: &mut StoreWriter) -> Result<Vec<u8>, DataError> {
-        let diagnoses = self.tokenize(writer)?;
-        Ok(report::to_bytes(diagnoses, &self.file_names()))
+        let (diagnoses, dropped) = self.tokenize(writer)?;
+        Ok(report::to_bytes(diagnoses, dropped, &self.file_names()))
     }
 
     fn checked(&self, store: TokenStore, is_new: bool, note: Option<String>) -> Result<Tokenized, DataError> {
-        let diagnoses = match report::from_bytes(store.metadata(), &self.file_names()) {
-            Some(diagnoses) => diagnoses,
+        let (diagnoses, dropped) = match report::from_bytes(store.metadata(), &self.file_names()) {
+            Some(found) => found,
             // Our own file with a checksum: only a layout change without a version change can cause this.
             None => panic!("the report stored with the tokenized data cannot be read; delete the cache"),
         };
         self.check(&diagnoses)?;
-        Ok(Tokenized { store, diagnoses, is_new, note })
+        Ok(Tokenized { store, dropped, diagnoses, is_new, note })
     }
 
     fn file_names(&self) -> Vec<Vec<String>> {

@@ -13,7 +13,7 @@ use crate::encoder::Encoded;
 use crate::error::DataError;
 use crate::finding::FindingKind;
 use crate::place::Place;
-use crate::record_format::{Percent, RecordFormatError};
+use crate::record_format::RecordFormatError;
 
 /// Places kept per kind of finding.
 const PLACES: usize = 5;
@@ -87,6 +87,11 @@ impl Diagnosis {
         self.findings.get(&kind).map_or(0, |found| found.count)
     }
 
+    /// Tokens lost to `max_seq_len`, as a share of all, 0 to 1.
+    pub fn cut_share(&self) -> f64 {
+        self.tokens_cut as f64 / (self.tokens + self.tokens_cut).max(1) as f64
+    }
+
     /// Replaces the path of every place.
     pub(crate) fn with_paths(mut self, path: impl Fn(&Path) -> PathBuf) -> Self {
         for (place, _) in self.findings.values_mut().flat_map(|found| &mut found.first) {
@@ -125,7 +130,8 @@ impl Diagnosis {
     /// # Errors
     /// As [`Diagnosis::check`].
     pub fn check_early(&self, max_bad_share: f64) -> Result<(), DataError> {
-        if self.rows < EARLY_ROWS { Ok(()) } else { self.check_share(max_bad_share.max(0.5)) }
+        let is_hopeless = self.rows >= EARLY_ROWS && self.bad_rows as f64 > 0.5 * self.rows as f64;
+        if is_hopeless { self.check_share(max_bad_share) } else { Ok(()) }
     }
 
     /// No record has a flag, although flags are required.
@@ -139,12 +145,11 @@ impl Diagnosis {
             if self.has_no_flags() {
                 return Err(DataError::NoFlags { rows: self.rows });
             }
-            let percent = |share: f64| Percent(100.0 * share);
             let too_many = RecordFormatError::TooManyBadRows {
                 bad: self.bad_rows,
                 rows: self.rows,
-                percent: percent(self.bad_rows as f64 / self.rows as f64),
-                allowed: percent(max_bad_share),
+                percent: 100.0 * self.bad_rows as f64 / self.rows as f64,
+                allowed: 100.0 * max_bad_share,
                 report: self.to_string(),
             };
             return Err(too_many.into());
@@ -160,6 +165,9 @@ impl Display for Diagnosis {
             "{} records, {} of them kept, {} examples, {} tokens ({} in the loss), longest {}, {} tokens cut",
             self.rows, self.rows_kept, self.examples, self.tokens, self.loss_tokens, self.longest, self.tokens_cut
         )?;
+        if self.tokens_cut > 0 {
+            write!(formatter, " ({:.1} %)", 100.0 * self.cut_share())?;
+        }
         for (kind, found) in &self.findings {
             write!(formatter, "\n  {} records {}", found.count, kind.description())?;
             if let Some((place, detail)) = found.first.first() {

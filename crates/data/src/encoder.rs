@@ -15,8 +15,8 @@ use crate::error::DataError;
 use crate::example::Example;
 use crate::finding::{Finding, FindingKind};
 use crate::place::Place;
-use crate::record_format::{Chat, Fields, RecordFormat, Row, headed_text};
-use crate::selection::TrainOn;
+use crate::record_format::{Chat, Fields, RecordFormat, Row, Turn, headed_text};
+use crate::selection::{ASSISTANT, Selection, TrainOn};
 use crate::source::Record;
 use crate::token_mask::TokenOffsets;
 use crate::tokenizer::Tokenizer;
@@ -24,16 +24,15 @@ use crate::tokenizer::Tokenizer;
 /// Version of the meaning of tokens and masks. Raised whenever the same records, tokenizer and options give other
 /// examples: after a change in how records are parsed, rendered, tokenized, masked or cut. It is part of
 /// [`Encoder::fingerprint`] and so of a cache's key; the layout of token files has its own version.
-const CODE_VERSION: u32 = 2;
+const CODE_VERSION: u32 = 3;
 const SECONDS_PER_DAY: i64 = 86_400;
 
 /// What happens to a document that is longer than `max_seq_len`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum OverflowPolicy {
     /// The end is cut off and counted.
-    #[default]
     Truncate,
     /// It becomes several documents, each beginning with the last token of the previous one, so that no target is lost.
     Split,
@@ -50,14 +49,14 @@ pub struct EncodeOptions {
     pub fields: Fields,
     /// Which tokens count in the loss.
     pub train_on: TrainOn,
+    /// The roles whose messages count in the loss, where `train_on` is `Assistant` or `Last`: ["assistant"].
+    pub roles_to_train: Vec<String>,
     /// Whether the token that ends the assistant's turn counts in the loss.
     pub train_end_of_turn: bool,
     /// Maximum number of tokens per example, at least 2.
     pub max_seq_len: usize,
-    /// What happens to longer documents.
-    pub overflow: OverflowPolicy,
-    /// Template variables (`enable_thinking`, for example); those of a record take precedence.
-    pub template_arguments: Map<String, Json>,
+    /// What happens to longer documents. By default texts and tokens are split, and everything else is cut.
+    pub overflow: Option<OverflowPolicy>,
 }
 
 impl EncodeOptions {
@@ -67,10 +66,10 @@ impl EncodeOptions {
             record_format: RecordFormat::default(),
             fields: Fields::default(),
             train_on: TrainOn::default(),
+            roles_to_train: vec![ASSISTANT.to_owned()],
             train_end_of_turn: true,
             max_seq_len,
-            overflow: OverflowPolicy::default(),
-            template_arguments: Map::new(),
+            overflow: None,
         }
     }
 }
@@ -83,6 +82,8 @@ pub struct Encoded {
     pub examples: Vec<Example>,
     /// Why the record was dropped, cut or doubted.
     pub findings: Vec<Finding>,
+    /// Hash of the record's content before anything is rendered or tokenized. Splits go by it.
+    pub record: u64,
     /// Tokens that were cut off or dropped because of the length.
     pub tokens_cut: usize,
     /// Whether the record is a conversation, rendered with the chat template.
@@ -151,7 +152,7 @@ impl<'a> Encoder<'a> {
         if options.max_seq_len < 2 {
             return Err(DataError::SequenceTooShort { max_seq_len: options.max_seq_len });
         }
-        options.record_format = options.record_format.resolve(first, &options.fields, place)?;
+        options.record_format = options.record_format.resolve(first, &mut options.fields, place)?;
         Ok(Self { tokenizer, options: Arc::new(options) })
     }
 
@@ -170,8 +171,14 @@ impl<'a> Encoder<'a> {
         &self.options
     }
 
+    /// What happens to documents that are too long.
+    pub fn overflow(&self) -> OverflowPolicy {
+        let is_text = matches!(self.options.record_format, RecordFormat::Text | RecordFormat::Pretokenized);
+        self.options.overflow.unwrap_or(if is_text { OverflowPolicy::Split } else { OverflowPolicy::Truncate })
+    }
+
     /// The tokenizer it was created with.
-    pub(crate) fn tokenizer(&self) -> &'a Tokenizer {
+    pub fn tokenizer(&self) -> &'a Tokenizer {
         self.tokenizer
     }
 
@@ -197,14 +204,15 @@ impl<'a> Encoder<'a> {
     /// As [`Encoder::encode`], for fields and their place.
     pub fn encode_fields(&self, fields: &Map<String, Json>, place: &Place) -> Result<Encoded, DataError> {
         let row = self.options.record_format.parse(fields, &self.options.fields, place)?;
-        let record = match self.encode_row(row) {
-            Ok(record) => record,
-            Err(Failure::Finding(kind, detail)) => return Ok(Encoded::dropped(kind, detail)),
+        let hash = row.content_hash();
+        let encoded = match self.encode_row(row) {
+            Ok(record) => self.cut(record),
+            Err(Failure::Finding(kind, detail)) => Encoded::dropped(kind, detail),
             Err(Failure::Error(reason)) => {
                 return Err(DataError::InRow { place: place.clone(), reason: Box::new(reason) });
             }
         };
-        Ok(self.cut(record))
+        Ok(Encoded { record: hash, ..encoded })
     }
 
     fn encode_row(&self, row: Row) -> Result<EncodedRecord, Failure> {
@@ -245,27 +253,28 @@ impl<'a> Encoder<'a> {
             let detail = "no message has a training flag, such as \"train\": true";
             return Err(Failure::Finding(FindingKind::NoFlags, detail.to_owned()));
         }
+        if let Some(prompt) = self.tokenizer.system_prompt()
+            && chat.turns.iter().all(|turn| turn.role() != "system")
+        {
+            chat.turns.insert(0, Turn::new("system", prompt));
+            chat.prompt_turns += usize::from(chat.prompt_turns > 0);
+        }
         if self.options.record_format == RecordFormat::Alpaca
             && self.tokenizer.chat_template_for(chat.tools.is_some()).is_err()
             && let Some((prompt, completion)) = headed_text(&chat)
         {
             return self.prompt_completion(&prompt, &completion);
         }
-        for (key, value) in &self.options.template_arguments {
-            chat.arguments.entry(key.clone()).or_insert_with(|| value.clone());
-        }
         let options = &self.options;
-        let encoded = encode_chat(self.tokenizer, &chat, options.train_on, options.train_end_of_turn)?;
+        let selection = Selection::new(&chat, options.train_on, &options.roles_to_train);
+        let encoded = encode_chat(self.tokenizer, &chat, &selection, options.train_end_of_turn)?;
         let mut record =
             EncodedRecord { closings: encoded.closings, is_chat: true, ..EncodedRecord::new(Vec::new(), Vec::new()) };
         record.example = encoded.example;
         if options.train_on == TrainOn::All {
             record.closings = self.ends_of_all(&record.example);
         }
-        if encoded.system_ignored {
-            let detail = "the chat template writes nothing of the system message; put it into the first user message";
-            record.findings.push(Finding { kind: FindingKind::SystemIgnored, detail: detail.to_owned() });
-        }
+        record.findings = encoded.findings;
         let all = record.example.loss_mask.iter().skip(1).all(|&counts| counts) && record.example.tokens.len() > 1;
         if all && options.train_on != TrainOn::All {
             let detail = "every token counts in the loss, the user's too: the {% generation %} blocks of the chat template \
@@ -290,9 +299,10 @@ impl<'a> Encoder<'a> {
     /// Why a conversation has no loss tokens.
     fn no_loss_reason(&self, chat: &Chat) -> String {
         let roles = chat.turns.iter().map(|turn| turn.role()).collect::<Vec<_>>().join(", ");
+        let quoted: Vec<String> = self.options.roles_to_train.iter().map(|role| format!("{role:?}")).collect();
         let which = match self.options.train_on {
             TrainOn::Flags => "no message has a flag that is true",
-            _ => "no selected message has the role \"assistant\"",
+            _ => &format!("no selected message has the role {}", quoted.join(" or ")),
         };
         format!("{which} (roles: {roles}), or the template writes nothing for it")
     }
@@ -367,7 +377,7 @@ impl<'a> Encoder<'a> {
             return encoded;
         }
         let too_long = format!("{length} tokens, max_seq_len is {limit}");
-        match self.options.overflow {
+        match self.overflow() {
             OverflowPolicy::Drop => {
                 find(FindingKind::TooLong, too_long);
                 (encoded.tokens_cut, encoded.end_trained) = (length, false);

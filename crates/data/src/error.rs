@@ -62,12 +62,29 @@ pub enum DataError {
         looked_for: String,
     },
     /// The tokenizer has no chat template with the requested name.
-    #[error("the tokenizer has no chat template named {name:?}; available: {names}")]
+    #[error(
+        "no chat template is named {name:?}: the tokenizer has {names}, built in are {built_in}, and a file is named with its path"
+    )]
     NoSuchTemplate {
         /// The requested name.
         name: String,
-        /// The available names.
+        /// The tokenizer's names.
         names: String,
+        /// The built-in names.
+        built_in: String,
+    },
+    /// A built-in template writes a token that the vocabulary lacks.
+    #[error(
+        "the built-in chat template {name:?} writes {token}, which is no token of this tokenizer: it would be cut into pieces \
+         that the model never saw as one, and no token would end a turn. {hint}"
+    )]
+    TemplateToken {
+        /// The template's name.
+        name: &'static str,
+        /// The token.
+        token: &'static str,
+        /// Templates that need no special tokens.
+        hint: &'static str,
     },
     /// The chat template does not parse.
     #[error("the chat template in {} does not parse: {reason}", path.display())]
@@ -79,8 +96,8 @@ pub enum DataError {
     },
     /// The chat template refused the messages, failed on them, or exceeded a limit.
     #[error(
-        "the chat template cannot render these messages (roles: {roles}): {reason}. Change the roles or their order to \
-         what the template accepts, or change the template"
+        "the chat template cannot render these messages (roles: {roles}): {reason}. Change the messages to what the \
+         template accepts, or choose another template"
     )]
     TemplateFailed {
         /// The roles in order.

@@ -49,12 +49,14 @@ mod tests {
     use crate::chat_template::Message;
     use crate::conversation::encode_chat;
     use crate::record_format::{Chat, Turn};
-    use crate::selection::TrainOn;
+    use crate::selection::{ASSISTANT, Selection, TrainOn};
     use crate::test_tokenizer::TestTokenizer;
 
     fn encode(tokenizer: &Tokenizer, messages: &[Message], train_on: TrainOn) -> Example {
         let turns = messages.iter().map(|message| Turn::new(&message.role, &message.content)).collect();
-        encode_chat(tokenizer, &Chat { turns, ..Chat::default() }, train_on, true).unwrap().example
+        let chat = Chat { turns, ..Chat::default() };
+        let selection = Selection::new(&chat, train_on, &[ASSISTANT.to_owned()]);
+        encode_chat(tokenizer, &chat, &selection, true).unwrap().example
     }
 
     fn conversation() -> Vec<Message> {

@@ -28,8 +28,18 @@ pub enum FindingKind {
     Truncated,
     /// Kept: split at `max_seq_len`.
     Split,
-    /// Kept: the chat template omits the system message.
-    SystemIgnored,
+    /// Kept: the chat template writes nothing of a message with a text.
+    MessageIgnored,
+    /// Kept: the chat template writes nothing of the tools.
+    ToolsIgnored,
+    /// Kept: the chat template writes nothing of the tool calls.
+    ToolCallsIgnored,
+    /// Kept: the chat template writes nothing of the reasoning.
+    ReasoningIgnored,
+    /// Kept: the chat template writes nothing of the documents.
+    DocumentsIgnored,
+    /// Kept: of an answer only its end is trained.
+    EmptyAnswer,
     /// Kept: every token counts in the loss although only the assistant's were selected.
     AllTrained,
 }
@@ -40,7 +50,13 @@ impl FindingKind {
         !matches!(self, Self::Empty | Self::TooLong | Self::Truncated | Self::Split)
     }
 
-    pub(crate) fn description(self) -> &'static str {
+    /// Whether records with it give no document.
+    pub fn is_drop(self) -> bool {
+        self < Self::Truncated
+    }
+
+    /// What happened to records with it, after their number.
+    pub fn description(self) -> &'static str {
         match self {
             Self::Empty => "dropped, empty",
             Self::NothingToTrain => "dropped, nothing to train",
@@ -54,7 +70,18 @@ impl FindingKind {
             Self::TooLong => "dropped, longer than max_seq_len",
             Self::Truncated => "cut at max_seq_len",
             Self::Split => "split at max_seq_len",
-            Self::SystemIgnored => "trained without their system message",
+            Self::MessageIgnored => {
+                "trained without one of their messages, which the chat template leaves out (set data.chat_template to one \
+                 that writes it, or move a system message into the first user message)"
+            }
+            Self::ToolsIgnored => {
+                "trained without their tools, which the chat template leaves out (set data.chat_template to one that knows \
+                 tools)"
+            }
+            Self::ToolCallsIgnored => "trained without their tool calls, which the chat template leaves out",
+            Self::ReasoningIgnored => "trained without their reasoning, which the chat template leaves out",
+            Self::DocumentsIgnored => "trained without their documents, which the chat template leaves out",
+            Self::EmptyAnswer => "trained to answer with nothing but the end of the turn",
             Self::AllTrained => "trained whole, the user's text too",
         }
     }

@@ -19,6 +19,7 @@ mod finding;
 mod loader;
 mod locate;
 mod long_text;
+mod omissions;
 mod pack;
 mod pipeline;
 mod place;
@@ -34,8 +35,8 @@ mod tokenizer;
 mod test_tokenizer;
 
 pub use batch::{Batch, IGNORE_INDEX};
-pub use cache::{CacheError, CacheKey, Cached, Document, DocumentSet, Holdout, StoreWriter, TokenCache, TokenStore};
-pub use chat_template::{ChatTemplate, Message, TemplateChoice, TemplateInput};
+pub use cache::{CacheError, CacheKey, Cached, Document, DocumentSet, Origin, StoreWriter, TokenCache, TokenStore};
+pub use chat_template::{ChatTemplate, Message, TemplateChoice, TemplateDefaults, TemplateInput};
 pub use corpus::{Corpus, Tokenized};
 pub use diagnose::{Diagnosis, FindingCount};
 pub use encoder::{EncodeOptions, Encoded, Encoder, OverflowPolicy};
@@ -47,7 +48,7 @@ pub use loader::{Cursor, Loader, LoaderConfig};
 pub use pack::{LengthHistogram, LengthStep, PackOptions, PackReport, PackedDataset};
 pub use pipeline::{Pipeline, records_encoded};
 pub use place::Place;
-pub use record_format::{Chat, Fields, Percent, RecordFormat, RecordFormatError, Row, Turn};
+pub use record_format::{Chat, Fields, RecordFormat, RecordFormatError, Row, Turn};
 pub use selection::TrainOn;
 pub use source::{
     ContentKeys, FileFormat, Hub, HubSettings, MAX_RECORD_BYTES, Mix, MixUntil, MixedRecords, Mixture, Record, Records,

@@ -21,7 +21,7 @@ use crate::error::DataError;
 use crate::record_format::Chat;
 use crate::selection::{ASSISTANT, Selection, Span};
 use learn::skeleton_of;
-use rendered_chat::RenderedChat;
+pub(crate) use rendered_chat::RenderedChat;
 use span_finder::SpanFinder;
 
 /// A rendered conversation and the spans of the selected messages.
@@ -31,8 +31,8 @@ pub(crate) struct Located {
     pub(crate) text: String,
     /// Spans of the selected messages, in order.
     pub(crate) spans: Vec<Span>,
-    /// The conversation has a system message that the template did not write.
-    pub(crate) system_ignored: bool,
+    /// Messages with a text of which the template writes nothing.
+    pub(crate) ignored: Vec<usize>,
 }
 
 /// Renders a conversation and locates the text of the selected messages.
@@ -42,30 +42,29 @@ pub(crate) fn locate(template: &ChatTemplate, chat: &Chat, selection: &Selection
     let rendered_chat = RenderedChat::new(template, chat);
     let (text, blocks) = rendered_chat.render(&rendered_chat.plain, false)?;
     if !selection.turns.contains(&true) {
-        let system_ignored = system_ignored(&rendered_chat, &text);
-        return Ok(Located { text, spans: Vec::new(), system_ignored });
+        let ignored = ignored(&rendered_chat, &text);
+        return Ok(Located { text, spans: Vec::new(), ignored });
     }
     if template.marks_generation() && selection.is_every_assistant(chat) {
         let spans = blocks.into_iter().map(Span::from).collect();
-        let system_ignored = system_ignored(&rendered_chat, &text);
-        return Ok(Located { text, spans, system_ignored });
+        let ignored = ignored(&rendered_chat, &text);
+        return Ok(Located { text, spans, ignored });
     }
     if !template.marks_generation()
         && let Some(located) = by_comparing(&rendered_chat, &text, selection)
     {
         return Ok(Located { text, ..located });
     }
-    let (spans, system_ignored) = by_marks(&rendered_chat, &text, &blocks, selection)?;
-    Ok(Located { text, spans, system_ignored })
+    let (spans, ignored) = by_marks(&rendered_chat, &text, &blocks, selection)?;
+    Ok(Located { text, spans, ignored })
 }
 
-/// Whether the template omits the conversation's system message, where nothing else is to be located.
-fn system_ignored(rendered_chat: &RenderedChat<'_>, text: &str) -> bool {
-    rendered_chat.chat.turns.iter().any(|turn| turn.role() == "system")
-        && match skeleton_of(rendered_chat) {
-            Some(skeleton) => skeleton.leaves_out_system(rendered_chat.chat),
-            None => SpanFinder::new(rendered_chat, text).system_ignored(),
-        }
+/// The messages that the template omits, where nothing else is to be located.
+fn ignored(rendered_chat: &RenderedChat<'_>, text: &str) -> Vec<usize> {
+    match skeleton_of(rendered_chat) {
+        Some(skeleton) => skeleton.left_out(),
+        None => SpanFinder::new(rendered_chat, text).ignored(),
+    }
 }
 
 /// Compares the text with the template's skeleton. The text of the result is empty.
@@ -74,7 +73,7 @@ fn by_comparing(rendered_chat: &RenderedChat<'_>, text: &str, selection: &Select
     let matched = skeleton.fit(rendered_chat.chat, text)?;
     let selected = (0..rendered_chat.chat.turns.len()).filter(|&index| selection.turns[index]);
     let spans = selected.map(|index| matched.span(index, rendered_chat.chat)).collect::<Option<_>>()?;
-    Some(Located { text: String::new(), spans, system_ignored: skeleton.leaves_out_system(rendered_chat.chat) })
+    Some(Located { text: String::new(), spans, ignored: skeleton.left_out() })
 }
 
 /// Renders the conversation again with marks around its contents.
@@ -83,7 +82,7 @@ fn by_marks(
     text: &str,
     blocks: &[Range<usize>],
     selection: &Selection,
-) -> Result<(Vec<Span>, bool), DataError> {
+) -> Result<(Vec<Span>, Vec<usize>), DataError> {
     let (template, chat) = (rendered_chat.template, rendered_chat.chat);
     let finder = SpanFinder::new(rendered_chat, text);
     let assistants: Vec<usize> = (0..chat.turns.len()).filter(|&index| chat.turns[index].role() == ASSISTANT).collect();
@@ -98,5 +97,5 @@ fn by_marks(
             Ok(_) => spans.extend(finder.blocks_of(index, blocks)?.into_iter().map(Span::from)),
         }
     }
-    Ok((spans, finder.system_ignored()))
+    Ok((spans, finder.ignored()))
 }

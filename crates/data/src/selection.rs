@@ -38,8 +38,8 @@ pub(crate) struct Selection {
 }
 
 impl Selection {
-    /// Selects messages by `train_on`; flags of messages take precedence.
-    pub(crate) fn new(chat: &Chat, train_on: TrainOn) -> Self {
+    /// Selects messages by `train_on` and, for "assistant" and "last", by these roles; flags of messages take precedence.
+    pub(crate) fn new(chat: &Chat, train_on: TrainOn, roles: &[String]) -> Self {
         let turns = chat.turns.iter();
         if train_on == TrainOn::All {
             return Self { turns: turns.map(|turn| turn.train == Some(false)).collect(), inverted: true };
@@ -49,7 +49,9 @@ impl Selection {
         }
         let last_user = chat.turns.iter().rposition(|turn| turn.role() == "user").map_or(0, |user| user + 1);
         let first = if train_on == TrainOn::Last { last_user.max(chat.prompt_turns) } else { chat.prompt_turns };
-        let selected = |(index, turn): (usize, &Turn)| turn.train.unwrap_or(index >= first && turn.role() == ASSISTANT);
+        let selected = |(index, turn): (usize, &Turn)| {
+            turn.train.unwrap_or_else(|| index >= first && roles.iter().any(|role| role == turn.role()))
+        };
         Self { turns: turns.enumerate().map(selected).collect(), inverted: false }
     }
 

@@ -124,10 +124,9 @@ fn is_text(turn: &Turn) -> bool {
 }
 
 impl Skeleton {
-    /// Whether the template writes nothing of the conversation's system message.
-    pub(crate) fn leaves_out_system(&self, chat: &Chat) -> bool {
-        let system = chat.turns.iter().position(|turn| turn.role() == "system");
-        system.is_some_and(|system| self.before[system].is_none())
+    /// The messages of which the template writes nothing.
+    pub(crate) fn left_out(&self) -> Vec<usize> {
+        self.before.iter().enumerate().filter(|(_, before)| before.is_none()).map(|(index, _)| index).collect()
     }
 
     /// Locates the contents of a conversation's messages in its text. `None` if the text does not match this skeleton.

@@ -10,8 +10,6 @@ pub(crate) const BLOCK_END: char = '\u{FDD1}';
 pub(crate) const CONTENT_START: char = '\u{FDD2}';
 pub(crate) const CONTENT_END: char = '\u{FDD3}';
 pub(crate) const MARK_END: char = '\u{FDD5}';
-/// After the last message while it is left open.
-pub(crate) const OPEN_END: char = '\u{FDD4}';
 
 /// The first position of some marks in a text. All marks begin with one byte that is rare, so this searches for a byte.
 pub(crate) fn find_mark(text: &str, marks: &[char]) -> Option<usize> {

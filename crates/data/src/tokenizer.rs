@@ -16,7 +16,7 @@ use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, Tokenizer as Inn
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::catch_panic::catch_panic;
-use crate::chat_template::{ChatTemplate, TemplateChoice, TemplateSet};
+use crate::chat_template::{BuiltIn, ChatTemplate, TemplateChoice, TemplateDefaults, TemplateSet};
 use crate::error::DataError;
 use crate::long_text::{PIECE_BYTES, encode_in_pieces};
 
@@ -46,6 +46,7 @@ pub struct Tokenizer {
     templates: TemplateSet,
     /// The date that the templates see, in seconds since 1970 UTC.
     date: i64,
+    defaults: TemplateDefaults,
     /// Hash of `tokenizer.json`.
     content_key: u128,
 }
@@ -75,7 +76,8 @@ impl Tokenizer {
         let special_ids = special.map(|(id, _)| id).collect();
         let mut templates = TemplateSet::read(dir, &config, special_tokens.clone(), read_json)?;
         let date = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64);
-        templates.set_date(date);
+        let defaults = TemplateDefaults::default();
+        templates.set(date, &defaults);
         Ok(Self {
             vocab_size: inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1),
             add_bos_token: config.get("add_bos_token").and_then(Json::as_bool).unwrap_or(false),
@@ -87,6 +89,7 @@ impl Tokenizer {
             special_ids,
             templates,
             date,
+            defaults,
             content_key,
         })
     }
@@ -198,17 +201,39 @@ impl Tokenizer {
 
     /// Uses one template for every conversation from now on, instead of those of the folder.
     ///
-    /// Errors: no template of that name, a file that cannot be read, a template that does not parse.
+    /// Errors: no template of that name, a file that cannot be read, a template that does not parse, a built-in template for
+    /// another vocabulary.
     pub fn choose_template(&mut self, choice: &TemplateChoice) -> Result<(), DataError> {
+        if let TemplateChoice::Named(name) = choice
+            && let Some(BuiltIn { name, tokens, .. }) = self.templates.built_in(name)
+        {
+            let is_absent = |token: &&&str| self.inner.token_to_id(token).is_none_or(|id| !self.is_special(id));
+            if let Some(token) = tokens.iter().find(is_absent) {
+                let hint = "Choose \"zephyr\" or \"alpaca\", which need an eos_token alone, or the template of the model's family";
+                return Err(DataError::TemplateToken { name, token, hint });
+            }
+            self.require_eos_token_id()?;
+        }
         self.templates.choose(choice)?;
-        self.templates.set_date(self.date);
+        self.templates.set(self.date, &self.defaults);
         Ok(())
+    }
+
+    /// Sets what the chat templates get where a conversation does not say otherwise.
+    pub fn set_template_defaults(&mut self, defaults: TemplateDefaults) {
+        self.defaults = defaults;
+        self.templates.set(self.date, &self.defaults);
+    }
+
+    /// The system message of conversations that have none.
+    pub(crate) fn system_prompt(&self) -> Option<&str> {
+        self.defaults.system_prompt.as_deref()
     }
 
     /// Fixes the date that the chat templates see; see [`ChatTemplate::set_date`].
     pub fn set_date(&mut self, unix_seconds: i64) {
         self.date = unix_seconds;
-        self.templates.set_date(unix_seconds);
+        self.templates.set(unix_seconds, &self.defaults);
     }
 
     /// The date that the chat templates see, in seconds since 1970 UTC; `None` if no template reads it.
@@ -217,11 +242,12 @@ impl Tokenizer {
         (reads_date(false) || reads_date(true)).then_some(self.date)
     }
 
-    /// Everything that tokenization depends on, as bytes: `tokenizer.json`, the special tokens, the chat templates.
+    /// Everything that tokenization depends on, as bytes: `tokenizer.json`, the special tokens, the chat templates and what
+    /// they get by default.
     /// Equal bytes mean equal tokens (apart from the date, where a template reads it).
     pub fn fingerprint(&self) -> Vec<u8> {
         let templates = [false, true].map(|tools| self.templates.get(tools).map(ChatTemplate::source));
-        let rest = serde_json::json!([self.special_tokens, self.add_bos_token, templates]);
+        let rest = serde_json::json!([self.special_tokens, self.add_bos_token, templates, self.defaults]);
         [&self.content_key.to_le_bytes(), rest.to_string().as_bytes()].concat()
     }
 

@@ -7,8 +7,8 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use firebrick_data::{
-    Corpus, DataError, DocumentSet, EncodeOptions, Example, Hub, Mix, MixUntil, Mixture, Pipeline, RecordFormatError,
-    SourceError, SourceSpec, TokenCache, Tokenized, Tokenizer, TrainOn,
+    Corpus, DataError, DocumentSet, EncodeOptions, Example, Hub, Mix, MixUntil, Mixture, OverflowPolicy, Pipeline,
+    RecordFormatError, SourceError, SourceSpec, TokenCache, Tokenized, Tokenizer, TrainOn,
 };
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
@@ -109,7 +109,7 @@ fn documents_have_the_order_of_files_and_rows_for_every_number_of_threads() {
         let counts: Vec<_> =
             found.diagnoses.iter().map(|found| (found.rows, found.rows_kept, found.bad_rows)).collect();
         assert_eq!(counts, [(700, 700, 0), (300, 300, 0)]);
-        assert_eq!((found.store.document_source(699), found.store.document_source(700)), (0, 1));
+        assert_eq!((found.store.document_origin(699).source, found.store.document_origin(700).source), (0, 1));
         for (number, example) in examples(found).iter().enumerate() {
             assert_eq!(tokenizer.decode(&example.tokens, true).unwrap(), number.to_string());
         }
@@ -224,4 +224,68 @@ fn every_option_and_the_content_of_a_file_change_the_key() {
     assert_ne!(same, key(&one, &EncodeOptions { train_end_of_turn: false, ..options.clone() }));
     write(&path, CHAT.replace("\"a\"", "\"b\"")).unwrap();
     assert_ne!(same, key(&one, &options));
+}
+
+/// The lines of the held-out records.
+fn held_out_lines(tokenized: Tokenized) -> Vec<u32> {
+    let (train, held_out) = DocumentSet::all(tokenized.store.into()).split(0.1, &tokenized.dropped).unwrap();
+    let lines = |set: &DocumentSet| (0..set.len()).map(|index| set.document_origin(index).line).collect::<Vec<_>>();
+    let mut held_out = lines(&held_out);
+    held_out.dedup();
+    assert!(lines(&train).iter().all(|line| !held_out.contains(line)), "pieces of one record are on both sides");
+    held_out
+}
+
+#[test]
+fn the_same_records_are_held_out_under_any_tokenizer_template_mask_length_and_date() {
+    // Every tenth record is too long for 40 tokens, and others have no answer.
+    let row = |index: usize| match index % 10 {
+        0 => CHAT.replace("\"a\"", &format!("\"{}{index}\"", "long ".repeat(40))),
+        1 => NO_ASSISTANT.replace("\"q\"", &format!("\"q{index}\"")),
+        _ => CHAT.replace("\"q\"", &format!("\"q{index}\"")),
+    };
+    let rows: Vec<String> = (0..300).map(row).collect();
+    let rows = rows.join("\n");
+    let held_out = |tokenizer: &Tokenizer, change: &dyn Fn(&mut EncodeOptions)| {
+        let folder = TempDir::new().unwrap();
+        let mut options = EncodeOptions::new(1000);
+        change(&mut options);
+        let mut corpus = corpus(tokenizer, &[&file(&folder, "rows.jsonl", &rows)], &options).unwrap();
+        corpus.max_bad_share = 1.0;
+        held_out_lines(corpus.in_memory().unwrap())
+    };
+    let expected = held_out(&tokenizer(), &|options| options.train_on = TrainOn::All);
+    assert_eq!(expected.len(), 30);
+    let dated = TEMPLATE.replace("{{ bos_token }}", "{{ strftime_now('%d %b %Y') }}{{ bos_token }}");
+    let mut other = tokenizer_with(Some(&dated), &json!({ "eos_token": "</s>" }));
+    let of_kept = |options: &dyn Fn(usize) -> bool| -> Vec<u32> {
+        expected.iter().copied().filter(|&line| options(line as usize - 1)).collect()
+    };
+    for days in 0..3 {
+        other.set_date(days * 86_400);
+        assert_eq!(held_out(&other, &|options| options.train_on = TrainOn::All), expected);
+    }
+    let answered = of_kept(&|index| index % 10 != 1);
+    assert_eq!(held_out(&tokenizer(), &|_| {}), answered);
+    assert_eq!(held_out(&tokenizer(), &|options| options.train_end_of_turn = false), answered);
+    assert_eq!(held_out(&tokenizer(), &|options| options.max_seq_len = 40), answered);
+    let split =
+        |options: &mut EncodeOptions| (options.max_seq_len, options.overflow) = (20, Some(OverflowPolicy::Split));
+    assert_eq!(held_out(&tokenizer(), &split), answered);
+    let short = of_kept(&|index| index % 10 > 1);
+    let drop = |options: &mut EncodeOptions| (options.max_seq_len, options.overflow) = (40, Some(OverflowPolicy::Drop));
+    assert_eq!(held_out(&tokenizer(), &drop), short);
+}
+
+#[test]
+fn texts_are_split_and_chats_are_cut_unless_the_options_say_otherwise() {
+    let text = json!({ "text": "word ".repeat(100) }).to_string();
+    let chat = CHAT.replace("\"a\"", &format!("\"{}\"", "word ".repeat(100)));
+    let split = read(text).unwrap();
+    assert_eq!((split.diagnoses[0].tokens_cut, split.diagnoses[0].rows_kept), (0, 1));
+    assert!(split.store.documents() > 1);
+    let cut = read(format!("{CHAT}\n{chat}")).unwrap();
+    assert_eq!(cut.store.documents(), 2);
+    assert!(cut.diagnoses[0].cut_share() > 0.5, "{}", cut.diagnoses[0]);
+    assert!(cut.diagnoses[0].to_string().contains(" %)"), "{}", cut.diagnoses[0]);
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use firebrick_data::{
     DataError, Diagnosis, EncodeOptions, Encoded, Encoder, FindingKind, OverflowPolicy, Place, RecordFormatError,
-    TemplateChoice, Tokenizer, TrainOn,
+    TemplateChoice, TemplateDefaults, Tokenizer, TrainOn,
 };
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
@@ -121,7 +121,7 @@ fn overflow_is_cut_split_or_dropped_as_configured_and_counted() {
     let whole = encode(&tokenizer, &EncodeOptions::new(1000), &record).unwrap();
     let tokens = &whole.examples[0].tokens;
     let with = |overflow| {
-        let options = EncodeOptions { overflow, ..EncodeOptions::new(5) };
+        let options = EncodeOptions { overflow: Some(overflow), ..EncodeOptions::new(5) };
         encode(&tokenizer, &options, &record).unwrap()
     };
     let cut = with(OverflowPolicy::Truncate);
@@ -160,7 +160,7 @@ fn each_problem_has_its_kind_of_finding() {
     assert_eq!(with(&doubled), (vec![FindingKind::DoubledBos], 0));
     let silent =
         TEMPLATE.replace("{% for message in messages %}", "{% for message in messages if message.role != 'system' %}");
-    assert_eq!(with(&silent), (vec![FindingKind::SystemIgnored], 1));
+    assert_eq!(with(&silent), (vec![FindingKind::MessageIgnored], 1));
     assert_eq!(with("{{ raise_exception('no') }}"), (vec![FindingKind::TemplateRefused], 0));
     let all = "{% generation %}{% for message in messages %}{{ message.content }}{% endfor %}{{ eos_token }}{% endgeneration %}";
     assert_eq!(with(all), (vec![FindingKind::AllTrained], 1));
@@ -344,4 +344,58 @@ fn templates_that_never_end_and_sources_that_do_not_parse_are_errors() {
         assert!(tokenizer.choose_template(&TemplateChoice::Text(source.to_owned())).is_err(), "{source:.20}");
     }
     assert!(tokenizer.choose_template(&TemplateChoice::Text("x".repeat(2 << 20))).is_err());
+}
+
+#[test]
+fn chosen_roles_count_in_the_loss_with_the_ends_of_their_turns() {
+    let tokenizer = tokenizer(Some(TEMPLATE));
+    let record = chat(&[("user", "q1"), ("tool", "t"), ("assistant", "a1"), ("user", "q2"), ("assistant", "a2")]);
+    let trained = |roles: &[&str], train_on| {
+        let roles_to_train = roles.iter().map(ToString::to_string).collect();
+        let options = EncodeOptions { roles_to_train, train_on, ..EncodeOptions::new(200) };
+        loss_text(&tokenizer, &encode(&tokenizer, &options, &record).unwrap())[0].clone()
+    };
+    assert_eq!(trained(&["assistant"], TrainOn::Assistant), ".a1</s>.a2</s>.");
+    assert_eq!(trained(&["assistant", "tool"], TrainOn::Assistant), ".t</s>.a1</s>.a2</s>.");
+    assert_eq!(trained(&["user"], TrainOn::Assistant), ".q1</s>.q2</s>.");
+    assert_eq!(trained(&["tool", "assistant"], TrainOn::Last), ".a2</s>.");
+}
+
+#[test]
+fn default_arguments_and_system_prompt_reach_every_conversation_that_says_nothing_else() {
+    let template = TEMPLATE.replace("{{ bos_token }}", "{{ bos_token }}{{ mode }}|");
+    let mut tokenizer = tokenizer(Some(&template));
+    let before = tokenizer.fingerprint();
+    let defaults = json!({ "mode": "quick" }).as_object().unwrap().clone();
+    tokenizer
+        .set_template_defaults(TemplateDefaults { arguments: defaults, system_prompt: Some("Be kind.".to_owned()) });
+    assert_ne!(tokenizer.fingerprint(), before);
+    let text = |record: &Json| {
+        let encoded = encode(&tokenizer, &EncodeOptions::new(300), record).unwrap();
+        tokenizer.decode(&encoded.examples[0].tokens, false).unwrap()
+    };
+    let plain = chat(&[("user", "q"), ("assistant", "a")]);
+    assert_eq!(text(&plain), "<s>quick|<|system|>\nBe kind.</s>\n<|user|>\nq</s>\n<|assistant|>\na</s>\n");
+    let mut own = chat(&[("system", "s"), ("user", "q"), ("assistant", "a")]);
+    own["chat_template_kwargs"] = json!({ "mode": "slow" });
+    assert_eq!(text(&own), "<s>slow|<|system|>\ns</s>\n<|user|>\nq</s>\n<|assistant|>\na</s>\n");
+    let prompt = [firebrick_data::Message { role: "user".to_owned(), content: "q".to_owned() }];
+    let rendered = tokenizer.chat_template().unwrap().render(&prompt, true).unwrap();
+    assert_eq!(
+        rendered, "<s>quick|<|system|>\nBe kind.</s>\n<|user|>\nq</s>\n<|assistant|>\n",
+        "a prompt is what training saw"
+    );
+}
+
+#[test]
+fn built_in_templates_are_chosen_by_name_where_the_vocabulary_has_their_tokens() {
+    let mut tokenizer = tokenizer(None);
+    let named = |name: &str| TemplateChoice::Named(name.to_owned());
+    tokenizer.choose_template(&named("zephyr")).unwrap();
+    let encoded = encode(&tokenizer, &EncodeOptions::new(99), &chat(&[("user", "q"), ("assistant", "a")])).unwrap();
+    assert_eq!(loss_text(&tokenizer, &encoded), [".a</s>."]);
+    let error = tokenizer.choose_template(&named("gemma")).unwrap_err().to_string();
+    assert!(error.contains("<start_of_turn>") && error.contains("\"zephyr\""), "{error}");
+    let error = tokenizer.choose_template(&named("nothing")).unwrap_err().to_string();
+    assert!(error.contains("\"chatml\", \"llama3\""), "{error}");
 }

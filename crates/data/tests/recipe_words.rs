@@ -36,14 +36,12 @@ fn defaults_are_those_of_the_recipe() {
     #[serde(default)]
     struct Values {
         format: RecordFormat,
-        overflow: OverflowPolicy,
         mix: Mix,
         mix_until: MixUntil,
         text_unit: TextDocument,
     }
     let expected = Values {
         format: RecordFormat::Auto,
-        overflow: OverflowPolicy::Truncate,
         mix: Mix::Concatenate,
         mix_until: MixUntil::First,
         text_unit: TextDocument::File,

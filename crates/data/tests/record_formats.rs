@@ -11,7 +11,9 @@ fn place() -> Place {
 
 fn parse_with(record: &Json, format: RecordFormat, names: &Fields) -> Result<Row, RecordFormatError> {
     let fields = record.as_object().unwrap();
-    format.resolve(fields, names, &place())?.parse(fields, names, &place())
+    let mut names = names.clone();
+    let format = format.resolve(fields, &mut names, &place())?;
+    format.parse(fields, &names, &place())
 }
 
 fn parse(record: Json) -> Result<Row, RecordFormatError> {
@@ -154,4 +156,92 @@ fn wrong_values_are_named_with_their_place() {
     refuses(json!({ "input_ids": [1, 2], "labels": [1, 3] }), &["labels[1] is 3, but the token there is 2"]);
     refuses(json!({ "input_ids": [1, 2, 3], "attention_mask": [1, 0, 1] }), &["attention_mask[1] is 0 between"]);
     refuses(json!({ "input_ids": [1], "loss_mask": [2] }), &["loss_mask[0] must be 0 or 1"]);
+}
+
+#[test]
+fn common_pairs_of_columns_are_questions_and_answers() {
+    let cases = [
+        (json!({ "instruction": "q", "context": "", "response": "a" }), "q", "a"),
+        (json!({ "instruction": "q", "context": "c", "response": "a", "category": "x" }), "q\nc", "a"),
+        (json!({ "id": 3, "question": "q", "answer": "a" }), "q", "a"),
+        (json!({ "prompt": "q", "response": "a" }), "q", "a"),
+        (json!({ "input": "q", "output": "a" }), "q", "a"),
+        (json!({ "query": "q", "response": "a" }), "q", "a"),
+        (json!({ "instruction": "q", "input": "i", "output": "a" }), "q\ni", "a"),
+    ];
+    for (record, question, answer) in cases {
+        let (turns, _) = chat(record.clone());
+        assert_eq!(texts(&turns), [("user", question), ("assistant", answer)], "{record}");
+    }
+    // Names that the recipe gives are not replaced.
+    let names = Fields { output: "solution".to_owned(), ..Fields::default() };
+    assert!(parse_with(&json!({ "instruction": "q", "response": "a" }), RecordFormat::Auto, &names).is_err());
+    assert!(matches!(parse(json!({ "prompt": "q", "completion": "a" })).unwrap(), Row::PromptCompletion { .. }));
+}
+
+#[test]
+fn sets_for_preference_training_are_refused_by_name_unless_the_chosen_answers_are_named() {
+    let turns = json!([{ "role": "user", "content": "q" }, { "role": "assistant", "content": "a" }]);
+    let answer = json!({ "role": "assistant", "content": "a" });
+    for (record, remedy) in [
+        (json!({ "conversations": turns, "chosen": answer, "rejected": answer }), "append each to its messages"),
+        (
+            json!({ "chosen_messages": turns, "rejected_messages": turns }),
+            "fields = { messages = \"chosen_messages\" }",
+        ),
+        (json!({ "prompt": "q", "chosen": "a", "rejected": "b" }), "fields = { completion = \"chosen\" }"),
+        (json!({ "instruction": "q", "output": "a", "rejected": "b" }), "append each to its messages"),
+    ] {
+        refuses(record, &["preference training (DPO)", "\"rejected", remedy]);
+    }
+    for key in ["label", "kto_tag"] {
+        refuses(
+            json!({ "messages": turns, key: false }),
+            &["preference training (KTO)", key, "make a file of the rows whose"],
+        );
+        refuses(json!({ "prompt": "q", "completion": "a", key: true }), &["preference training (KTO)", key]);
+    }
+    let names = Fields { messages: Some("chosen".to_owned()), ..Fields::default() };
+    let record = json!({ "chosen": turns, "rejected": turns });
+    assert!(matches!(parse_with(&record, RecordFormat::Auto, &names).unwrap(), Row::Chat(_)));
+    assert!(parse(json!({ "text": "a", "label": true })).is_ok(), "a text has no answer that could be bad");
+    assert!(parse(json!({ "messages": turns, "score_rejected": 0.5 })).is_ok());
+}
+
+#[test]
+fn bare_function_schemas_are_wrapped_as_servers_wrap_them() {
+    let turns = json!([{ "role": "user", "content": "q" }]);
+    let bare = json!({ "name": "f", "description": "d", "parameters": {} });
+    let wrapped = json!({ "type": "function", "function": bare });
+    let (_, tools) = chat(json!({ "messages": turns, "tools": [bare, wrapped, { "type": "code", "name": "x" }] }));
+    assert_eq!(tools.unwrap(), [wrapped.clone(), wrapped, json!({ "type": "code", "name": "x" })]);
+}
+
+#[test]
+fn parts_with_reasoning_and_tool_calls_become_what_templates_read() {
+    let call = json!({ "name": "f", "arguments": { "x": 1 } });
+    let part = |kind: &str, value: &str| json!({ "type": kind, "value": value });
+    let parts = [part("reasoning", "r"), part("text", "a"), part("tool_call", &call.to_string())];
+    let (turns, _) = chat(json!({ "messages": [{ "role": "assistant", "content": parts, "loss_weight": 0.0 }] }));
+    let expected = json!({
+        "role": "assistant", "content": "a", "reasoning_content": "r",
+        "tool_calls": [{ "type": "function", "function": call }]
+    });
+    assert_eq!((Json::from(turns[0].message.clone()), turns[0].train), (expected, Some(false)));
+    refuses(
+        json!({ "messages": [{ "role": "user", "content": [{ "type": "text", "body": "x" }] }] }),
+        &["\"body\"", "content[0]"],
+    );
+}
+
+#[test]
+fn an_object_with_thousands_of_keys_gives_a_short_error_that_explains_it() {
+    let record: serde_json::Map<String, Json> =
+        (0..7000).map(|id| (format!("row-{id}"), json!({ "text": "a" }))).collect();
+    let message = parse(record.into()).unwrap_err().to_string();
+    assert!(
+        message.len() < 1200 && message.contains("6976 more keys") && message.contains("by their ids"),
+        "{message}"
+    );
+    refuses(json!({ "instruction;output": "a;b" }), &["separated by ';'"]);
 }

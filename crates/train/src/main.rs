@@ -113,10 +113,10 @@ impl Recipe {
 struct Inspect {
     #[command(flatten)]
     recipe: Recipe,
-    /// Sample rows of each set, spread evenly.
+    /// Samples of each kind: rows spread evenly; the longest, the shortest and random documents.
     #[arg(long, default_value_t = 3)]
     rows: usize,
-    /// Write the same, with complete rows, as one HTML page too.
+    /// Write one HTML page too: complete samples with token boundaries and ids, and the records with findings.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }

@@ -54,8 +54,8 @@ fn every_format_of_the_same_chats_gives_the_same_examples() {
     let files = [
         ("list.json", Value::from(rows.clone()).to_string(), ""),
         ("in_object.json", json!({ "version": 1, "rows": rows }).to_string(), ", field='rows'"),
-        ("lines.data", chats(), ", format='jsonl'"),
-        ("sharegpt.jsonl", sharegpt.collect(), ", shape='sharegpt', fields={messages='talk'}"),
+        ("lines.data", chats(), ", file_format='jsonl'"),
+        ("sharegpt.jsonl", sharegpt.collect(), ", format='sharegpt', fields={messages='talk'}"),
     ];
     for (name, content, more) in files {
         let path = folder.path().join(name);
@@ -82,7 +82,7 @@ fn a_folder_and_a_pattern_hold_what_their_files_hold() {
 #[test]
 fn sources_are_limited_mixed_and_reported_one_by_one() {
     let (chats, texts) = (fixture("data/chat-tiny.jsonl"), fixture("data/text-tiny.jsonl"));
-    let tables = [table(&chats, ", limit=5"), table(&texts, ", limit=3, shape='text'")];
+    let tables = [table(&chats, ", limit=5"), table(&texts, ", limit=3, format='text'")];
     for mix in ["data.mix=concatenate", "data.mix=size"] {
         let data = with_sources(&tables, &[mix, "data.eval_fraction="]);
         let rows: Vec<u64> = data.train.sources.iter().map(|source| source.diagnosis.rows).collect();
@@ -263,12 +263,17 @@ fn inspection_shows_the_rows_that_a_run_trains() {
     assert_eq!(seen.sets.len(), 2);
     assert_eq!(seen.sets[0].packing.documents, data.train.documents.len());
     assert_eq!(seen.sets[1].packing.documents, data.held_out.unwrap().len());
-    let row = &seen.sets[0].samples[0];
+    let row = &seen.sets[0].rows[0];
     assert!(row.tokens() <= seen.sets[0].row_len && row.documents[0].loss_tokens > 0);
     let text = seen.text(Style::Markers);
     let page = seen.page();
-    let piece = row.documents[0].pieces.iter().find(|piece| piece.in_loss).unwrap();
-    assert!(chats().contains(piece.text.split('<').next().unwrap().trim()), "{piece:?}");
+    let place = row.documents[0].place.strip_prefix(fixture("data/chat-tiny.jsonl").to_str().unwrap()).unwrap();
+    let line: usize = place.strip_prefix(':').unwrap().parse().unwrap();
+    let in_loss: String =
+        row.documents[0].tokens.iter().filter(|token| token.in_loss).map(|token| &*token.text).collect();
+    let record = chats().lines().nth(line - 1).unwrap().to_owned();
+    assert!(record.contains(in_loss.split('<').next().unwrap().trim()), "{in_loss:?} is not in {record}");
+    assert_eq!(seen.sets[0].documents.len(), 3, "longest, shortest, random");
     assert!(text.contains('⟦') && text.contains("held-out data"), "{text}");
-    assert!(page.contains("class=\"loss\"") && !page.contains("http"), "{page}");
+    assert!(page.contains("<b title=") && !page.contains("http"), "{page}");
 }

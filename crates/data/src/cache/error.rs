@@ -59,15 +59,20 @@ pub enum CacheError {
     },
     /// A split that would leave one side empty.
     #[error(
-        "cannot hold out {requested} of {documents} documents ({distinct} distinct) for evaluation: both sides need at \
-         least one, and equal documents stay together. Use a smaller share, more data, or a separate evaluation file"
+        "cannot hold out a share of {share} for evaluation: of {records} distinct records {held_out} were chosen, which leaves \
+         {train} documents to train on and {eval} to evaluate on, and both need at least one. Use another share, more data, or \
+         a separate evaluation file"
     )]
     BadSplit {
-        /// The requested share or count.
-        requested: String,
-        /// Number of documents.
-        documents: usize,
-        /// Number of distinct documents.
-        distinct: usize,
+        /// The requested share.
+        share: f64,
+        /// Distinct records, those that gave no document included.
+        records: usize,
+        /// Records that were chosen.
+        held_out: usize,
+        /// Documents of the others.
+        train: usize,
+        /// Documents of the chosen records.
+        eval: usize,
     },
 }

@@ -153,9 +153,11 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::cache::Origin;
     use crate::example::Example;
 
     const VOCABULARY: usize = 70_000;
+    const ORIGIN: Origin = Origin { source: 3, record: 1 << 40, file: 2, line: 9 };
 
     fn examples() -> Vec<Example> {
         let example = |number: u32| Example {
@@ -171,7 +173,7 @@ mod tests {
 
     fn build(cache: &TokenCache, data: &[u8]) -> Cached {
         let write = |writer: &mut StoreWriter| -> Result<Vec<u8>, CacheError> {
-            examples().iter().try_for_each(|example| writer.push(example, 3))?;
+            examples().iter().try_for_each(|example| writer.push(example, ORIGIN))?;
             Ok(data.to_vec())
         };
         cache.get_or_build(key(data), VOCABULARY, write).unwrap()
@@ -187,7 +189,7 @@ mod tests {
             assert_eq!(store.document(index).to_example(), *example);
             assert_eq!(store.document_tokens(index), example.tokens.len());
             assert_eq!(store.document_loss_tokens(index), example.loss_tokens());
-            assert_eq!(store.document_source(index), 3);
+            assert_eq!(store.document_origin(index), ORIGIN);
         }
         assert_eq!(store.tokens(), 200 * 201 / 2);
         assert_eq!(store.loss_tokens(), examples().iter().map(|example| example.loss_tokens() as u64).sum::<u64>());
@@ -259,8 +261,8 @@ mod tests {
         let folder = TempDir::new().unwrap();
         let cache = TokenCache::in_folder(folder.path());
         let fail = |writer: &mut StoreWriter| -> Result<Vec<u8>, CacheError> {
-            writer.push(&examples()[9], 0)?;
-            writer.push(&Example { tokens: vec![VOCABULARY as u32], loss_mask: vec![false] }, 0)?;
+            writer.push(&examples()[9], ORIGIN)?;
+            writer.push(&Example { tokens: vec![VOCABULARY as u32], loss_mask: vec![false] }, ORIGIN)?;
             Ok(Vec::new())
         };
         let error = cache.get_or_build(key(b"a"), VOCABULARY, fail).unwrap_err();
@@ -295,7 +297,7 @@ mod tests {
     fn build_without_end(folder: OsString) -> ! {
         let endless = |writer: &mut StoreWriter| -> Result<Vec<u8>, CacheError> {
             loop {
-                writer.push(&examples()[199], 0)?;
+                writer.push(&examples()[199], ORIGIN)?;
             }
         };
         let ended = TokenCache::in_folder(folder).get_or_build(key(b"a"), VOCABULARY, endless);

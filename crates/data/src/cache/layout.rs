@@ -4,19 +4,21 @@
 //! header    128 bytes, written last: a file without it is not finished
 //! data      words of 4 bytes, document after document: its tokens (4 bytes each, or 2 where the vocabulary has at
 //!           most 65,536 tokens; an odd number leaves 2 bytes), then one bit per token: whether it counts in the loss
-//! index     28 bytes per document: first word, tokens, loss tokens, content hash, source
+//! index     44 bytes per document: first word, tokens, loss tokens, content hash, and where it came from: source, the
+//!           record's hash, file, line
 //! metadata  bytes of the caller: what building counted
 //! ```
 //!
 //! Trade-off: no compression. Entropy coding would halve the file and make the loader slower.
 
 use super::key::{CacheKey, FORMAT_VERSION};
+use super::origin::Origin;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes before the data.
 pub(super) const HEADER_BYTES: usize = 128;
 /// Words of an index entry.
-pub(super) const ENTRY_WORDS: usize = 7;
+pub(super) const ENTRY_WORDS: usize = 11;
 const MAGIC: &[u8; 8] = b"FBTOKENS";
 const CHECKED_BYTES: usize = 96;
 
@@ -54,20 +56,24 @@ pub(super) struct Entry {
     pub(super) tokens: u32,
     pub(super) trained: u32,
     pub(super) hash: u64,
-    pub(super) source: u32,
+    pub(super) origin: Origin,
 }
 
 impl Entry {
     pub(super) fn to_words(self) -> [u32; ENTRY_WORDS] {
-        let Self { offset, tokens, trained, hash, source } = self;
-        [offset as u32, (offset >> 32) as u32, tokens, trained, hash as u32, (hash >> 32) as u32, source]
+        let Self { offset, tokens, trained, hash, origin } = self;
+        let Origin { source, record, file, line } = origin;
+        let halves = |number: u64| (number as u32, (number >> 32) as u32);
+        let ((offset, high), (hash, of_hash), (record, of_record)) = (halves(offset), halves(hash), halves(record));
+        [offset, high, tokens, trained, hash, of_hash, source, record, of_record, file, line]
     }
 
     /// # Panics
     /// If there are fewer words than an entry has.
     pub(super) fn from_words(words: &[u32]) -> Self {
         let wide = |low: usize| u64::from(words[low]) | u64::from(words[low + 1]) << 32;
-        Self { offset: wide(0), tokens: words[2], trained: words[3], hash: wide(4), source: words[6] }
+        let origin = Origin { source: words[6], record: wide(7), file: words[9], line: words[10] };
+        Self { offset: wide(0), tokens: words[2], trained: words[3], hash: wide(4), origin }
     }
 }
 
@@ -180,7 +186,8 @@ mod tests {
 
     #[test]
     fn entry_reads_back() {
-        let entry = Entry { offset: 1 << 40 | 3, tokens: 5, trained: 4, hash: u64::MAX - 9, source: 8 };
+        let origin = Origin { source: 8, record: u64::MAX - 10, file: 9, line: 10 };
+        let entry = Entry { offset: 1 << 40 | 3, tokens: 5, trained: 4, hash: u64::MAX - 9, origin };
         assert_eq!(Entry::from_words(&entry.to_words()), entry);
     }
 }

@@ -8,7 +8,7 @@ use crate::example::Example;
 
 use super::document::Document;
 use super::error::CacheError;
-use super::holdout::{Holdout, largest_held_out_hash};
+use super::origin::Origin;
 use super::store::TokenStore;
 
 /// Documents to train on or to evaluate on. Costs 4 bytes per document unless it is the whole store.
@@ -34,15 +34,29 @@ impl DocumentSet {
 
     /// Splits into documents to train on and documents to hold out, both in the same order.
     ///
-    /// The documents with the smallest content hashes are held out: the choice depends on no seed and no order, and
-    /// equal documents are never on both sides. Reads the index only.
+    /// Of the distinct records, the share (between 0 and 1; at least one record) with the smallest hashes is held out.
+    /// `dropped` are the hashes of the records that gave no document. So the choice depends on the records alone: not on
+    /// the tokenizer, the template, the mask, the length, a seed or their order. Pieces of one record, and equal records,
+    /// are never on both sides. Reads the index only.
     ///
     /// # Errors
     /// A side would be empty.
-    pub fn split(&self, holdout: Holdout) -> Result<(Self, Self), CacheError> {
-        let hash = |document: u32| self.store.document_hash(document as usize);
-        let limit = largest_held_out_hash(self.numbers().map(hash).collect(), holdout)?;
-        let (held_out, train) = self.numbers().partition::<Vec<u32>, _>(|&document| hash(document) <= limit);
+    pub fn split(&self, share: f64, dropped: &[u64]) -> Result<(Self, Self), CacheError> {
+        let hash = |document: u32| self.store.document_origin(document as usize).record;
+        let mut hashes: Vec<u64> = self.numbers().map(hash).chain(dropped.iter().copied()).collect();
+        hashes.sort_unstable();
+        hashes.dedup();
+        let records = hashes.len();
+        let is_share = share > 0.0 && share < 1.0;
+        let count = if is_share { (share * records as f64).round().max(1.0) as usize } else { 0 };
+        hashes.truncate(count);
+        let (held_out, train) = self
+            .numbers()
+            .partition::<Vec<u32>, _>(|&document| hashes.last().is_some_and(|&limit| hash(document) <= limit));
+        if train.is_empty() || held_out.is_empty() {
+            let (train, eval) = (train.len(), held_out.len());
+            return Err(CacheError::BadSplit { share, records, held_out: count, train, eval });
+        }
         let half = |chosen: Vec<u32>| Self { store: self.store.clone(), chosen: Some(chosen.into()) };
         Ok((half(train), half(held_out)))
     }
@@ -91,6 +105,14 @@ impl DocumentSet {
         (0..self.len()).map(|index| self.example(index))
     }
 
+    /// Where a document came from, from the index alone.
+    ///
+    /// # Panics
+    /// If the set has no such document.
+    pub fn document_origin(&self, index: usize) -> Origin {
+        self.store.document_origin(self.number(index))
+    }
+
     /// Tokens of a document, from the index alone.
     ///
     /// # Panics
@@ -135,7 +157,7 @@ mod tests {
 
     #[test]
     fn split_keeps_every_document_once_and_in_order() {
-        let (train, eval) = documents(0..1000).split(Holdout::Fraction(0.1)).unwrap();
+        let (train, eval) = documents(0..1000).split(0.1, &[]).unwrap();
         assert_eq!((train.len(), eval.len()), (900, 100));
         assert!(contents(&eval).is_sorted() && contents(&train).is_sorted());
         let mut all = [contents(&train), contents(&eval)].concat();
@@ -145,22 +167,33 @@ mod tests {
 
     #[test]
     fn split_does_not_depend_on_the_order_of_the_documents() {
-        let (_, forward) = documents(0..50).split(Holdout::Count(5)).unwrap();
-        let (_, backward) = documents((0..50).rev()).split(Holdout::Count(5)).unwrap();
+        let (_, forward) = documents(0..50).split(0.1, &[]).unwrap();
+        let (_, backward) = documents((0..50).rev()).split(0.1, &[]).unwrap();
         assert!(contents(&forward).iter().eq(contents(&backward).iter().rev()));
     }
 
     #[test]
-    fn equal_documents_are_never_on_both_sides() {
-        let (train, eval) = documents((0..60).map(|index| index % 6)).split(Holdout::Count(3)).unwrap();
-        assert_eq!((train.len(), eval.len()), (50, 10));
+    fn equal_records_are_never_on_both_sides() {
+        let (train, eval) = documents((0..60).map(|index| index % 6)).split(0.5, &[]).unwrap();
+        assert_eq!((train.len(), eval.len()), (30, 30));
+    }
+
+    #[test]
+    fn the_choice_is_the_same_where_records_give_no_document() {
+        let all = documents(0..100);
+        let (_, eval) = all.split(0.2, &[]).unwrap();
+        let dropped: Vec<u64> = (60..100).map(|index| all.document_origin(index).record).collect();
+        let (_, fewer) = documents(0..60).split(0.2, &dropped).unwrap();
+        let expected: Vec<u32> = contents(&eval).into_iter().filter(|&content| content < 60).collect();
+        assert!(!expected.is_empty());
+        assert_eq!(contents(&fewer), expected);
     }
 
     #[test]
     fn split_that_empties_a_side_is_refused() {
-        for holdout in [Holdout::Count(0), Holdout::Count(9), Holdout::Fraction(1.0), Holdout::Fraction(f64::NAN)] {
-            assert!(matches!(documents(0..9).split(holdout), Err(CacheError::BadSplit { .. })));
+        for share in [0.0, 1.0, 0.99, f64::NAN] {
+            assert!(matches!(documents(0..9).split(share, &[]), Err(CacheError::BadSplit { .. })), "{share}");
         }
-        assert!(documents([1, 1, 1]).split(Holdout::Count(1)).is_err());
+        assert!(documents([1, 1, 1]).split(0.5, &[]).is_err());
     }
 }

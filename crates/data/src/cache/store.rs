@@ -16,6 +16,7 @@ use super::error::CacheError;
 use super::key::CacheKey;
 use super::layout::{ENTRY_WORDS, Entry, HEADER_BYTES, Header, TokenWidth};
 use super::map::Map;
+use super::origin::Origin;
 
 /// Maximum size of data that is verified at opening, which takes some hundredths of a second.
 const VERIFIED_AT_OPENING: usize = 256 << 20;
@@ -152,9 +153,9 @@ impl TokenStore {
         self.entry(index).hash
     }
 
-    /// Which source of a mixture a document came from.
-    pub fn document_source(&self, index: usize) -> u32 {
-        self.entry(index).source
+    /// Where a document came from.
+    pub fn document_origin(&self, index: usize) -> Origin {
+        self.entry(index).origin
     }
 
     fn entry(&self, index: usize) -> Entry {

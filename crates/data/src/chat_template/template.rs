@@ -19,13 +19,14 @@ use super::python_compat::{strftime, to_str};
 use crate::catch_panic::catch_panic;
 use crate::error::DataError;
 use crate::skeleton::Skeletons;
-use crate::text_marks::{BLOCK_END, BLOCK_START, OPEN_END, find_mark, is_space};
+use crate::text_marks::{BLOCK_END, BLOCK_START, find_mark};
 
 const NAME: &str = "chat_template";
+const SYSTEM: &str = "system";
 /// Maximum size of a template. The largest published one has about 30 KiB.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
 /// The names of a message's reasoning. A template reads one of them.
-const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
+pub(crate) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +35,15 @@ pub struct Message {
     pub role: String,
     /// The text.
     pub content: String,
+}
+
+/// What a template gets where a conversation does not say otherwise.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct TemplateDefaults {
+    /// Variables (`enable_thinking`, for example): `chat_template_kwargs` of transformers.
+    pub arguments: Map<String, Json>,
+    /// System message of conversations that have none.
+    pub system_prompt: Option<String>,
 }
 
 /// The input of a template in addition to the messages.
@@ -47,8 +57,6 @@ pub struct TemplateInput<'a> {
     pub arguments: Option<&'a Map<String, Json>>,
     /// Append the text that precedes an assistant's answer.
     pub add_generation_prompt: bool,
-    /// Leave the last message open, so that the model continues it.
-    pub continue_final_message: bool,
 }
 
 /// A chat template, compiled.
@@ -59,6 +67,7 @@ pub struct ChatTemplate {
     special_tokens: BTreeMap<String, String>,
     marks_generation: bool,
     uses_date: bool,
+    defaults: TemplateDefaults,
     skeletons: Skeletons,
 }
 
@@ -76,11 +85,12 @@ impl ChatTemplate {
         catch_panic("the template engine", compile).map_err(bad)?;
         let uses_date = source.contains("strftime_now");
         let (environment, source) = (Arc::new(environment), source.to_owned());
-        let skeletons = Skeletons::default();
-        Ok(Self { environment, source, special_tokens, marks_generation, uses_date, skeletons })
+        let (defaults, skeletons) = Default::default();
+        Ok(Self { environment, source, special_tokens, marks_generation, uses_date, defaults, skeletons })
     }
 
-    /// Renders the messages. `add_generation_prompt` appends the text that precedes an assistant's answer.
+    /// Renders the messages, after the default system prompt if they have no system message. `add_generation_prompt` appends
+    /// the text that precedes an assistant's answer.
     ///
     /// Errors: the template refuses the messages (an unknown role, two users in a row, ...).
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, DataError> {
@@ -88,37 +98,18 @@ impl ChatTemplate {
             let fields = [("role", &message.role), ("content", &message.content)];
             fields.map(|(key, text)| (key.to_owned(), Json::from(text.as_str()))).into_iter().collect()
         };
-        let messages: Vec<Map<String, Json>> = messages.iter().map(object).collect();
+        let prompt =
+            self.defaults.system_prompt.as_ref().filter(|_| messages.iter().all(|message| message.role != SYSTEM));
+        let prompt = prompt.map(|content| Message { role: SYSTEM.to_owned(), content: content.clone() });
+        let messages: Vec<Map<String, Json>> = prompt.iter().chain(messages).map(object).collect();
         self.render_chat(&messages, TemplateInput { add_generation_prompt, ..TemplateInput::default() })
     }
 
     /// Renders messages with all inputs, as `apply_chat_template(..., tokenize=False)` of transformers does.
     ///
-    /// Errors: the template refuses the messages, takes too long or writes too much; `continue_final_message` is set and
-    /// the template does not write the whole last message.
+    /// Errors: the template refuses the messages, takes too long or writes too much.
     pub fn render_chat(&self, messages: &[Map<String, Json>], input: TemplateInput<'_>) -> Result<String, DataError> {
-        if !input.continue_final_message {
-            return Ok(self
-                .render_marked(&to_values(messages), &RenderInput::new(input), input.add_generation_prompt)?
-                .0);
-        }
-        let failed = |reason: &str| DataError::TemplateFailed { roles: roles(messages), reason: reason.to_owned() };
-        if input.add_generation_prompt {
-            return Err(failed("continue_final_message and add_generation_prompt exclude each other"));
-        }
-        let mut messages = messages.to_vec();
-        let content = messages.last_mut().and_then(|message| message.get_mut("content"));
-        let Some(Json::String(content)) = content else {
-            return Err(failed("continue_final_message needs a last message with a text"));
-        };
-        // Followed by a space, as in transformers: a template that trims it trims the message too.
-        content.push(OPEN_END);
-        content.push(' ');
-        let (text, _) = self.render_marked(&to_values(&messages), &RenderInput::new(input), false)?;
-        let end = text.rfind(OPEN_END).ok_or_else(|| failed("the template does not write the whole last message"))?;
-        let (before, after) = text.split_at(end);
-        let kept = after[OPEN_END.len_utf8()..].starts_with(' ');
-        Ok(if kept { before } else { before.trim_end_matches(is_space) }.to_owned())
+        Ok(self.render_marked(&to_values(messages), &RenderInput::new(input), input.add_generation_prompt)?.0)
     }
 
     /// Fixes the date that `strftime_now` returns, in seconds since 1970 UTC. By default it is the time of loading. A run
@@ -126,6 +117,12 @@ impl ChatTemplate {
     pub fn set_date(&mut self, unix_seconds: i64) {
         let environment = Arc::make_mut(&mut self.environment);
         environment.add_function("strftime_now", move |format: &str| strftime(format, unix_seconds));
+        self.skeletons.clear();
+    }
+
+    /// Sets what conversations get that do not say otherwise.
+    pub(crate) fn set_defaults(&mut self, defaults: &TemplateDefaults) {
+        self.defaults = defaults.clone();
         self.skeletons.clear();
     }
 
@@ -158,7 +155,7 @@ impl ChatTemplate {
     ) -> Result<(String, Vec<Range<usize>>), DataError> {
         let tokens =
             self.special_tokens.iter().map(|(name, token)| (Value::from(name.as_str()), token.as_str().into()));
-        let arguments = input.arguments.iter().flat_map(|arguments| arguments.iter());
+        let arguments = [Some(&self.defaults.arguments), input.arguments].into_iter().flatten().flatten();
         let arguments = arguments.map(|(name, value)| (Value::from(name.as_str()), Value::from_serialize(value)));
         let own = [
             ("messages", Value::from(messages.to_vec())),
@@ -169,8 +166,7 @@ impl ChatTemplate {
         let own = own.into_iter().map(|(name, value)| (Value::from(name), value));
         let context: Value = tokens.chain(arguments).chain(own).collect::<BTreeMap<_, _>>().into();
         let rendered = engine::render(&self.environment, NAME, context, DEADLINE).map_err(|reason| {
-            let roles: Vec<_> =
-                messages.iter().map(|message| to_str(&role_of(message)).unwrap_or_default().into_owned()).collect();
+            let roles: Vec<_> = messages.iter().map(describe).collect();
             let roles = if roles.is_empty() { NO_MESSAGE.to_owned() } else { roles.join(", ") };
             DataError::TemplateFailed { roles, reason }
         })?;
@@ -222,20 +218,11 @@ pub(crate) fn to_value(message: &Map<String, Json>, content: Option<&str>) -> Va
     Value::from_iter(pairs)
 }
 
-fn role_of(message: &Value) -> Value {
-    message.get_attr("role").unwrap_or_default()
-}
-
-/// Roles in order, for error messages.
-fn roles(messages: &[Map<String, Json>]) -> String {
-    if messages.is_empty() {
-        return NO_MESSAGE.to_owned();
-    }
-    messages
-        .iter()
-        .map(|message| message.get("role").and_then(Json::as_str).unwrap_or("?"))
-        .collect::<Vec<_>>()
-        .join(", ")
+/// The role, and whether the content that templates read is absent.
+fn describe(message: &Value) -> String {
+    let role = message.get_attr("role").unwrap_or_default();
+    let without = message.get_attr("content").is_ok_and(|content| content.is_undefined());
+    format!("{}{}", to_str(&role).unwrap_or_default(), if without { " without content" } else { "" })
 }
 
 /// Removes the marks of blocks and returns the byte ranges between them.
@@ -321,20 +308,6 @@ mod tests {
     }
 
     #[test]
-    fn final_message_can_be_left_open() {
-        let open = |source: &str, content: &str| {
-            let messages = [crate::record_format::Turn::new("assistant", content).message];
-            let input = TemplateInput { continue_final_message: true, ..TemplateInput::default() };
-            template(source).render_chat(&messages, input)
-        };
-        let plain = "{% for m in messages %}[{{ m.content }}]</s>{% endfor %}";
-        assert_eq!(open(plain, "so ").unwrap(), "[so ");
-        // A template that trims removes the space after the text too, as in transformers.
-        assert_eq!(open(&plain.replace("m.content", "m.content | trim"), "so ").unwrap(), "[so");
-        assert!(open("nothing of it", "so").is_err());
-    }
-
-    #[test]
     fn documents_and_arguments_reach_the_template_and_arguments_take_precedence_over_special_tokens() {
         let template = template("{{ documents[0].title }}|{{ enable_thinking is false }}|{{ bos_token }}");
         let documents = [serde_json::json!({ "title": "t" })];
@@ -365,6 +338,15 @@ mod tests {
         let template = template("{% if true %}{{ raise_exception('only one system message') }}{% endif %}");
         let error = template.render(&[message("system", "a")], false).unwrap_err().to_string();
         assert!(error.contains("only one system message") && error.contains("roles: system"), "{error}");
+    }
+
+    #[test]
+    fn a_failure_tells_which_messages_have_no_content() {
+        let mut call = crate::record_format::Turn::new("assistant", "").message;
+        call.insert("content".to_owned(), Json::Null);
+        let template = template("{% for m in messages %}{{ 'x' + m.content }}{% endfor %}");
+        let error = template.render_chat(&[call], TemplateInput::default()).unwrap_err().to_string();
+        assert!(error.contains("roles: assistant without content"), "{error}");
     }
 
     #[test]

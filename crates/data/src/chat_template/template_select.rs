@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json};
 
-use super::template::ChatTemplate;
+use super::built_in::BuiltIn;
+use super::template::{ChatTemplate, TemplateDefaults};
 use crate::error::DataError;
 
 const TEMPLATE: &str = "chat_template.jinja";
@@ -23,7 +24,7 @@ const TOOL_USE: &str = "tool_use";
 /// A chat template to use instead of the tokenizer's default.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TemplateChoice {
-    /// One of the tokenizer's named templates.
+    /// One of the tokenizer's named templates, or a built-in one: "chatml", "llama3", "gemma", "phi3", "zephyr", "alpaca".
     Named(String),
     /// This text.
     Text(String),
@@ -70,9 +71,11 @@ impl TemplateSet {
     /// Replaces all templates by one.
     pub(crate) fn choose(&mut self, choice: &TemplateChoice) -> Result<(), DataError> {
         let template = match choice {
-            TemplateChoice::Named(name) => self
-                .compile(name)?
-                .ok_or_else(|| DataError::NoSuchTemplate { name: name.clone(), names: self.names() })?,
+            TemplateChoice::Named(name) => self.compile(name)?.ok_or_else(|| DataError::NoSuchTemplate {
+                name: name.clone(),
+                names: self.names(),
+                built_in: BuiltIn::names(),
+            })?,
             TemplateChoice::Text(source) => {
                 ChatTemplate::new(source, Path::new("the recipe"), self.special_tokens.clone())?
             }
@@ -86,11 +89,17 @@ impl TemplateSet {
         Ok(())
     }
 
-    /// Fixes the date that templates see.
-    pub(crate) fn set_date(&mut self, unix_seconds: i64) {
+    /// Fixes the date that templates see, and what they get by default.
+    pub(crate) fn set(&mut self, unix_seconds: i64, defaults: &TemplateDefaults) {
         for template in self.default.iter_mut().chain(&mut self.tool_use) {
             template.set_date(unix_seconds);
+            template.set_defaults(defaults);
         }
+    }
+
+    /// The built-in template that a name means; `None` if the tokenizer has one of this name.
+    pub(crate) fn built_in(&self, name: &str) -> Option<&'static BuiltIn> {
+        BuiltIn::named(name).filter(|_| !self.sources.contains_key(name))
     }
 
     /// Names of the available templates, for messages.
@@ -103,7 +112,11 @@ impl TemplateSet {
 
     fn compile(&self, name: &str) -> Result<Option<ChatTemplate>, DataError> {
         let compile = |(source, path): &(String, PathBuf)| ChatTemplate::new(source, path, self.special_tokens.clone());
-        self.sources.get(name).map(compile).transpose()
+        match (self.sources.get(name), BuiltIn::named(name)) {
+            (Some(template), _) => compile(template).map(Some),
+            (None, Some(BuiltIn { source, .. })) => compile(&((*source).to_owned(), PathBuf::from(name))).map(Some),
+            (None, None) => Ok(None),
+        }
     }
 }
 

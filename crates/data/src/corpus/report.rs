@@ -8,24 +8,24 @@ use std::path::{Path, PathBuf};
 use crate::diagnose::Diagnosis;
 
 /// Version of the stored report, part of the cache's key. Raised when the fields of [`Diagnosis`] or their meaning change.
-pub(super) const VERSION: [u8; 1] = [3];
+pub(super) const VERSION: [u8; 1] = [4];
 
-/// `files` are the names of each source's files.
+/// `dropped` are the hashes of the records that gave nothing, `files` the names of each source's files.
 ///
 /// # Panics
 /// If a place is not in a file of its source.
-pub(super) fn to_bytes(diagnoses: Vec<Diagnosis>, files: &[Vec<String>]) -> Vec<u8> {
+pub(super) fn to_bytes(diagnoses: Vec<Diagnosis>, dropped: Vec<u64>, files: &[Vec<String>]) -> Vec<u8> {
     let numbered: Vec<Diagnosis> = diagnoses
         .into_iter()
         .zip(files)
         .map(|(diagnosis, files)| diagnosis.with_paths(|path| number(path, files)))
         .collect();
-    serde_json::to_vec(&numbered).expect("numbers and strings are always valid JSON")
+    serde_json::to_vec(&(numbered, dropped)).expect("numbers and strings are always valid JSON")
 }
 
 /// `None` if the bytes are not a report of sources with these files.
-pub(super) fn from_bytes(bytes: &[u8], files: &[Vec<String>]) -> Option<Vec<Diagnosis>> {
-    let diagnoses: Vec<Diagnosis> = serde_json::from_slice(bytes).ok()?;
+pub(super) fn from_bytes(bytes: &[u8], files: &[Vec<String>]) -> Option<(Vec<Diagnosis>, Vec<u64>)> {
+    let (diagnoses, dropped): (Vec<Diagnosis>, Vec<u64>) = serde_json::from_slice(bytes).ok()?;
     let is_known = |(diagnosis, files): (&Diagnosis, &Vec<String>)| {
         let mut places = diagnosis.findings.values().flat_map(|found| &found.first);
         places.all(|(place, _)| name(&place.path, files).is_some())
@@ -36,7 +36,7 @@ pub(super) fn from_bytes(bytes: &[u8], files: &[Vec<String>]) -> Option<Vec<Diag
     let named = |(diagnosis, files): (Diagnosis, &Vec<String>)| {
         diagnosis.with_paths(|path| name(path, files).expect("checked above").into())
     };
-    Some(diagnoses.into_iter().zip(files).map(named).collect())
+    Some((diagnoses.into_iter().zip(files).map(named).collect(), dropped))
 }
 
 /// The index of a file, as a path.
@@ -90,8 +90,8 @@ mod tests {
 
     #[test]
     fn a_report_is_read_back_with_the_current_names_of_the_files() {
-        let bytes = to_bytes(vec![found_at("old/b.jsonl")], &files(&["old/a.jsonl", "old/b.jsonl"]));
-        assert_eq!(from_bytes(&bytes, &files(&["new/a", "new/c"])), Some(vec![found_at("new/c")]));
+        let bytes = to_bytes(vec![found_at("old/b.jsonl")], vec![7], &files(&["old/a.jsonl", "old/b.jsonl"]));
+        assert_eq!(from_bytes(&bytes, &files(&["new/a", "new/c"])), Some((vec![found_at("new/c")], vec![7])));
         assert_eq!(from_bytes(&bytes, &files(&["only"])), None);
         assert_eq!(from_bytes(&bytes, &[]), None);
         assert_eq!(from_bytes(b"{}", &files(&["new/a", "new/c"])), None);
@@ -100,13 +100,13 @@ mod tests {
     #[test]
     fn hub_files_are_recognized_by_their_path_in_the_cache() {
         let hub = files(&["o/n@c0/a/x.jsonl", "o/n@c0/x.jsonl"]);
-        let bytes = to_bytes(vec![found_at("any/datasets--o--n/snapshots/c0/x.jsonl")], &hub);
-        assert_eq!(from_bytes(&bytes, &hub), Some(vec![found_at("o/n@c0/x.jsonl")]));
+        let bytes = to_bytes(vec![found_at("any/datasets--o--n/snapshots/c0/x.jsonl")], Vec::new(), &hub);
+        assert_eq!(from_bytes(&bytes, &hub), Some((vec![found_at("o/n@c0/x.jsonl")], Vec::new())));
     }
 
     #[test]
     #[should_panic(expected = "not one of the files")]
     fn a_place_outside_the_files_of_the_source_is_a_bug() {
-        to_bytes(vec![found_at("x")], &files(&["a"]));
+        to_bytes(vec![found_at("x")], Vec::new(), &files(&["a"]));
     }
 }

@@ -187,11 +187,10 @@ mod tests {
         let chats = [chat(&TURNS), chat(&TURNS[1..]), chat(&TURNS[1..3])];
         let tokenizer = TestTokenizer::default().load();
         for chat in chats.iter().chain(&chats) {
-            let encode = |tokenizer| {
-                crate::conversation::encode_chat(tokenizer, chat, crate::selection::TrainOn::Assistant, true)
-                    .unwrap()
-                    .example
-            };
+            let roles = [ASSISTANT.to_owned()];
+            let selection = crate::selection::Selection::new(chat, crate::selection::TrainOn::Assistant, &roles);
+            let encode =
+                |tokenizer| crate::conversation::encode_chat(tokenizer, chat, &selection, true).unwrap().example;
             assert_eq!(encode(&tokenizer), encode(&TestTokenizer::default().load()));
         }
     }

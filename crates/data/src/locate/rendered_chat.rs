@@ -13,15 +13,15 @@ use crate::skeleton::trimmed;
 use crate::text_marks::{CONTENT_END, CONTENT_START, MARK_END};
 
 /// A conversation as values of the template engine.
-pub(super) struct RenderedChat<'a> {
+pub(crate) struct RenderedChat<'a> {
     pub(super) template: &'a ChatTemplate,
     pub(super) chat: &'a Chat,
     input: RenderInput<'a>,
-    pub(super) plain: Vec<Value>,
+    pub(crate) plain: Vec<Value>,
 }
 
 impl<'a> RenderedChat<'a> {
-    pub(super) fn new(template: &'a ChatTemplate, chat: &'a Chat) -> Self {
+    pub(crate) fn new(template: &'a ChatTemplate, chat: &'a Chat) -> Self {
         let input = TemplateInput {
             tools: chat.tools.as_deref(),
             documents: chat.documents.as_deref(),
@@ -32,7 +32,7 @@ impl<'a> RenderedChat<'a> {
         Self { template, chat, input: RenderInput::new(input), plain }
     }
 
-    pub(super) fn render(&self, messages: &[Value], prompt: bool) -> Result<(String, Vec<Range<usize>>), DataError> {
+    pub(crate) fn render(&self, messages: &[Value], prompt: bool) -> Result<(String, Vec<Range<usize>>), DataError> {
         self.template.render_marked(messages, &self.input, prompt)
     }
 

@@ -83,11 +83,11 @@ impl<'a> SpanFinder<'a> {
         self.position(index).filter(|_| !self.calls_tools(index)).map(|content| content.end)
     }
 
-    /// Whether the template writes nothing of the conversation's system message.
-    pub(super) fn system_ignored(&self) -> bool {
-        let is_written = |turn: &Turn| turn.role() == "system" && trimmed(turn).is_some();
-        let Some((_, _, written)) = &self.marks else { return false };
-        self.rendered_chat.chat.turns.iter().position(is_written).is_some_and(|system| !written[system])
+    /// The messages with a text of which the template writes nothing; none if marks change its output.
+    pub(super) fn ignored(&self) -> Vec<usize> {
+        let Some((_, _, written)) = &self.marks else { return Vec::new() };
+        let turns = self.rendered_chat.chat.turns.iter().zip(written).enumerate();
+        turns.filter(|(_, (turn, written))| !**written && trimmed(turn).is_some()).map(|(index, _)| index).collect()
     }
 
     /// What the assistant writes in message `index`: from the end of the generation prompt to the end of its turn.

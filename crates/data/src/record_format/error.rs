@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::place::Place;
 
 /// A record that does not match its format, or too many records that cannot be trained on.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Debug, Clone, PartialEq, Error)]
 pub enum RecordFormatError {
     /// The keys of the first record match no format.
     #[error(
@@ -22,6 +22,21 @@ pub enum RecordFormatError {
         /// The formats and their keys.
         known: String,
         /// More advice, beginning with a space, or empty.
+        hint: String,
+    },
+    /// The records are for preference training.
+    #[error(
+        "{place}: the key {key:?} shows a set for preference training ({method}), which is not supported yet: its bad answers \
+         would be trained like the good ones. {hint}"
+    )]
+    Preference {
+        /// File and line.
+        place: Place,
+        /// The training method, such as "DPO".
+        method: &'static str,
+        /// The key that shows it.
+        key: String,
+        /// How to train on the good answers.
         hint: String,
     },
     /// The record lacks a key that its format needs.
@@ -70,7 +85,8 @@ pub enum RecordFormatError {
     },
     /// More records were dropped than allowed.
     #[error(
-        "{bad} of {rows} records ({percent:.1} %) cannot be trained on; the limit is {allowed:.1} % (max_bad_share).\n{report}"
+        "{bad} of {rows} records ({percent:.1} %) cannot be trained on, or not without losing a part; the limit is {allowed:.1} % \
+         (max_bad_share).\n{report}"
     )]
     TooManyBadRows {
         /// Records that count as bad.
@@ -78,9 +94,9 @@ pub enum RecordFormatError {
         /// Records read.
         rows: u64,
         /// `bad` in percent of `rows`.
-        percent: Percent,
+        percent: f64,
         /// The limit.
-        allowed: Percent,
+        allowed: f64,
         /// The reasons, with counts, places and advice.
         report: String,
     },
@@ -95,22 +111,4 @@ pub enum RecordFormatError {
         /// The likely cause and what to do.
         why: String,
     },
-}
-
-/// A share in percent. Compared by its bits, so that tests can compare errors.
-#[derive(Debug, Clone, Copy)]
-pub struct Percent(pub f64);
-
-impl PartialEq for Percent {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.to_bits() == other.0.to_bits()
-    }
-}
-
-impl Eq for Percent {}
-
-impl std::fmt::Display for Percent {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(formatter)
-    }
 }

@@ -5,6 +5,9 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+
+use super::row::Object;
 
 /// Keys that hold a conversation, unless one is named.
 pub(super) const MESSAGE_KEYS: [&str; 2] = ["messages", "conversations"];
@@ -41,6 +44,39 @@ pub struct Fields {
     pub labels: String,
     /// Names of roles in this source and the corresponding roles of chat templates.
     pub roles: BTreeMap<String, String>,
+}
+
+/// Columns of a question, and of its answer, under the names that public sets use.
+const QUESTIONS: [&str; 5] = ["instruction", "question", "prompt", "query", "input"];
+const ANSWERS: [&str; 3] = ["output", "response", "answer"];
+/// What accompanies a question.
+const INPUTS: [&str; 2] = ["input", "context"];
+
+impl Fields {
+    /// Where the record has no key with the names of instruction and output, and a question and an answer under other
+    /// common names, takes those. Names that the recipe gives stay. Returns whether the record has both.
+    pub(super) fn take_common_pair(&mut self, fields: &Object) -> bool {
+        let usual = Self::default();
+        let is_text = |key: &str| fields.get(key).is_some_and(Json::is_string);
+        let first = |keys: &[&'static str]| keys.iter().copied().find(|&key| is_text(key));
+        if self.instruction == usual.instruction && self.output == usual.output {
+            let (Some(question), Some(answer)) = (first(&QUESTIONS), first(&ANSWERS)) else { return false };
+            (self.instruction, self.output) = (question.to_owned(), answer.to_owned());
+            if self.input == usual.input {
+                let input = first(&INPUTS).filter(|&input| input != question).unwrap_or("input");
+                // A question that is called "input" has none of its own.
+                self.input = if input == question { "context" } else { input }.to_owned();
+            }
+        }
+        fields.contains_key(&self.instruction) && fields.contains_key(&self.output)
+    }
+
+    /// The names of keys in records.
+    pub(super) fn all(&self) -> impl Iterator<Item = &str> {
+        let optional = [&self.messages, &self.role, &self.content].into_iter().flatten();
+        let rest = [&self.text, &self.prompt, &self.completion, &self.instruction, &self.input, &self.output];
+        optional.chain(rest).map(String::as_str)
+    }
 }
 
 impl Default for Fields {

@@ -12,8 +12,9 @@ use super::row::{Chat, Object, Turn};
 use super::value::{Reader, list, names, string, wrong_type};
 use crate::place::Place;
 
-/// Keys of a message that hold its training flag: a boolean, or a weight of 0 or 1 (OpenAI).
-const TRAIN_KEYS: [&str; 4] = ["train", "training", "trained", "weight"];
+/// Keys of a message that hold its training flag: a boolean, or a weight of 0 or 1 (OpenAI; `loss_weight`
+/// in LLaMA-Factory).
+const TRAIN_KEYS: [&str; 5] = ["train", "training", "trained", "weight", "loss_weight"];
 /// Keys that a message may have instead of a content.
 const OTHER_CONTENT: [&str; 5] = ["tool_calls", "function_call", "reasoning_content", "thinking", "reasoning"];
 
@@ -40,7 +41,8 @@ pub(crate) fn parse(record: Reader<'_>, names: &Fields, sharegpt: bool) -> Resul
 
 /// Parses what accompanies the messages: tools, documents and template variables.
 pub(crate) fn parse_extras(record: Reader<'_>, names: &Fields, chat: &mut Chat) -> Result<(), RecordFormatError> {
-    chat.tools = record.objects(&names.tools, "a list of tools, or a JSON string that holds one")?;
+    let tools = record.objects(&names.tools, "a list of tools, or a JSON string that holds one")?;
+    chat.tools = tools.map(|tools| tools.into_iter().map(wrap_tool).collect());
     chat.documents = record.objects("documents", "a list of documents")?;
     if let Some(arguments) = record.get("chat_template_kwargs") {
         let Json::Object(arguments) = arguments else {
@@ -49,6 +51,14 @@ pub(crate) fn parse_extras(record: Reader<'_>, names: &Fields, chat: &mut Chat) 
         chat.arguments = arguments.clone();
     }
     Ok(())
+}
+
+/// The schema of a function as servers pass it to templates: inside of a tool. A schema without that is wrapped, so that
+/// training sees what serving will show.
+fn wrap_tool(tool: Json) -> Json {
+    let is_function = tool.get("name").is_some_and(Json::is_string) && tool.get("function").is_none();
+    let is_typed = tool.get("type").is_some_and(|kind| kind != "function");
+    if is_function && !is_typed { serde_json::json!({ "type": "function", "function": tool }) } else { tool }
 }
 
 /// Parses a list of messages; `key` names it in errors.
@@ -77,7 +87,10 @@ fn parse_message(message: &Json, key: &str, names: &Fields, place: &Place) -> Re
     }
     let speaks_otherwise = OTHER_CONTENT.iter().any(|key| fields.get(*key).is_some_and(|value| !value.is_null()));
     if !speaks_otherwise {
-        string_or_parts(need(fields, content_key, key, place)?, &format!("{key}.{content_key}"), place)?;
+        let content = need(fields, content_key, key, place)?;
+        if content.is_null() {
+            return Err(wrong_type(place, &format!("{key}.{content_key}"), "a string", content));
+        }
     }
     let mut turn = Turn { message: Object::new(), train: None };
     // In the record's order, which `{{ message | tojson }}` prints.
@@ -85,7 +98,10 @@ fn parse_message(message: &Json, key: &str, names: &Fields, place: &Place) -> Re
         let path = format!("{key}.{name}");
         let (name, value) = match name.as_str() {
             name if name == role_key => ("role", Json::from(role)),
-            name if name == content_key => ("content", Json::from(string_or_parts(value, &path, place)?)),
+            name if name == content_key => {
+                read_content(value, &path, place, &mut turn)?;
+                continue;
+            }
             name if TRAIN_KEYS.contains(&name) => {
                 turn.train = Some(flag(value, &path, place)?);
                 continue;
@@ -128,27 +144,52 @@ fn template_role<'a>(role: &'a str, names: &'a Fields) -> &'a str {
     }
 }
 
-/// The text of a content: a string, or the concatenation of its text parts.
-fn string_or_parts(content: &Json, key: &str, place: &Place) -> Result<String, RecordFormatError> {
-    let Json::Array(parts) = content else { return string(content, key, place).map(str::to_owned) };
-    let mut text = String::new();
+/// Adds a content to a message: a string, or parts. The texts of parts are joined; parts with reasoning or tool calls
+/// (LLaMA-Factory) become what templates read.
+fn read_content(content: &Json, key: &str, place: &Place, turn: &mut Turn) -> Result<(), RecordFormatError> {
+    let Json::Array(parts) = content else {
+        turn.message.insert("content".to_owned(), string(content, key, place)?.into());
+        return Ok(());
+    };
+    let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
     for (index, part) in parts.iter().enumerate() {
         let path = format!("{key}[{index}]");
-        match part {
-            Json::String(_) => text.push_str(string(part, &path, place)?),
-            Json::Object(fields) => {
-                let kind = fields.get("type").and_then(Json::as_str).unwrap_or("text");
-                if kind != "text" {
-                    let hint = "Only texts can be trained on; remove the part or the row";
-                    return Err(bad(place, &path, format!("is a part of type {kind:?}"), hint));
-                }
-                let text_value = fields.get("text").unwrap_or(&Json::Null);
-                text.push_str(string(text_value, &format!("{path}.text"), place)?);
+        let fields = match part {
+            Json::String(_) => {
+                text.push_str(string(part, &path, place)?);
+                continue;
             }
+            Json::Object(fields) => fields,
             other => return Err(wrong_type(place, &path, "a part like {\"type\": \"text\", \"text\": ...}", other)),
+        };
+        let kind = fields.get("type").and_then(Json::as_str).unwrap_or("text");
+        if !["text", "reasoning", "tool_call"].contains(&kind) {
+            let hint = "Only texts can be trained on; remove the part or the row";
+            return Err(bad(place, &path, format!("is a part of type {kind:?}"), hint));
+        }
+        let Some(value) = [kind, "text", "value"].iter().find_map(|key| fields.get(*key)) else {
+            let expected = format!("\"text\" in {path}");
+            let hint = "A part of a message is like {\"type\": \"text\", \"text\": ...}".to_owned();
+            return Err(RecordFormatError::MissingKey { place: place.clone(), expected, found: names(fields), hint });
+        };
+        let value = || string(value, &path, place);
+        match kind {
+            "reasoning" => reasoning.push_str(value()?),
+            "tool_call" => calls.extend(calls_of(value()?).ok_or_else(|| {
+                let hint = "Write {\"name\": ..., \"arguments\": ...} as a string";
+                bad(place, &path, "is no tool call".to_owned(), hint)
+            })?),
+            _ => text.push_str(value()?),
         }
     }
-    Ok(text)
+    turn.message.insert("content".to_owned(), text.into());
+    if !reasoning.is_empty() {
+        turn.message.insert("reasoning_content".to_owned(), reasoning.into());
+    }
+    if !calls.is_empty() {
+        turn.message.insert("tool_calls".to_owned(), calls.into());
+    }
+    Ok(())
 }
 
 fn flag(value: &Json, key: &str, place: &Place) -> Result<bool, RecordFormatError> {
@@ -191,23 +232,29 @@ fn parse_arguments(function: &mut Object) {
     }
 }
 
-/// ShareGPT's `function_call` holds the call as JSON text: `{"name": ..., "arguments": ...}` or a list of those. Any
-/// other text stays a text.
+/// ShareGPT's `function_call` holds the calls as JSON text. Any other text stays a text.
 fn call_of_text(mut turn: Turn) -> Turn {
-    let Some(Ok(content)) = turn.content().map(serde_json::from_str::<Json>) else { return turn };
+    if let Some(calls) = turn.content().and_then(calls_of) {
+        turn.message.remove("content");
+        turn.message.insert("tool_calls".to_owned(), calls.into());
+    }
+    turn
+}
+
+/// The calls in a JSON text: `{"name": ..., "arguments": ...}` or a list of those.
+fn calls_of(text: &str) -> Option<Vec<Json>> {
+    let content = serde_json::from_str(text).ok()?;
     let calls = if let Json::Array(calls) = content { calls } else { vec![content] };
     let is_call = |call: &Json| call.get("name").is_some_and(Json::is_string) && call.get("arguments").is_some();
     if calls.is_empty() || !calls.iter().all(is_call) {
-        return turn;
+        return None;
     }
     let wrap = |call: Json| {
         let Json::Object(mut function) = call else { unreachable!("checked above: a call is an object") };
         parse_arguments(&mut function);
         serde_json::json!({ "type": "function", "function": function })
     };
-    turn.message.remove("content");
-    turn.message.insert("tool_calls".to_owned(), calls.into_iter().map(wrap).collect());
-    turn
+    Some(calls.into_iter().map(wrap).collect())
 }
 
 fn bad(place: &Place, key: &str, problem: String, hint: &'static str) -> RecordFormatError {

@@ -7,6 +7,7 @@ mod error;
 mod fields;
 mod instruction;
 mod messages;
+mod preference;
 mod pretokenized;
 mod prompt;
 mod row;
@@ -18,7 +19,7 @@ use crate::place::Place;
 use fields::MESSAGE_KEYS;
 use value::{Reader, names};
 
-pub use error::{Percent, RecordFormatError};
+pub use error::RecordFormatError;
 pub use fields::Fields;
 pub(crate) use instruction::headed_text;
 pub(crate) use row::Object;
@@ -38,7 +39,8 @@ pub enum RecordFormat {
     /// As chat, with ShareGPT's names: `conversations` of `from` and `value`.
     Sharegpt,
     /// `instruction`, `input` and `output`, optionally with `system` and `history`. Rendered with the chat template if
-    /// there is one, otherwise with plain headings.
+    /// there is one, otherwise with plain headings. Also pairs under other common names: `instruction`, `question`,
+    /// `prompt`, `query` or `input` with `output`, `response` or `answer`, optionally with `context`.
     Alpaca,
     /// `text`, followed by the end-of-text token; all tokens count in the loss.
     Text,
@@ -49,11 +51,18 @@ pub enum RecordFormat {
 }
 
 impl RecordFormat {
-    /// Returns this format, or for `Auto` the format that the keys of a source's first record show.
+    /// Returns this format, or for `Auto` the format that the keys of a source's first record show. Where the record has
+    /// a common pair of columns under other names (`question` and `answer`, ...), `names` becomes these names.
     ///
-    /// Errors: the keys match no format; the message lists the keys and the formats.
-    pub fn resolve(self, fields: &Object, names: &Fields, place: &Place) -> Result<Self, RecordFormatError> {
-        if self != Self::Auto {
+    /// Errors: the keys match no format, and the message lists the keys and the formats; or they are those of a set for
+    /// preference training.
+    pub fn resolve(self, fields: &Object, names: &mut Fields, place: &Place) -> Result<Self, RecordFormatError> {
+        preference::refuse(fields, names, place)?;
+        if !matches!(self, Self::Auto | Self::Alpaca) {
+            return Ok(self);
+        }
+        if self == Self::Alpaca {
+            names.take_common_pair(fields);
             return Ok(self);
         }
         let has = |key: &String| fields.contains_key(key);
@@ -71,6 +80,8 @@ impl RecordFormat {
             Ok(Self::Alpaca)
         } else if has(&names.text) {
             Ok(Self::Text)
+        } else if names.take_common_pair(fields) {
+            Ok(Self::Alpaca)
         } else {
             Err(unrecognized(fields, names, place))
         }
@@ -82,7 +93,10 @@ impl RecordFormat {
     pub fn parse(self, fields: &Object, names: &Fields, place: &Place) -> Result<Row, RecordFormatError> {
         let record = Reader { fields, place };
         match self {
-            Self::Auto => Self::Auto.resolve(fields, names, place)?.parse(fields, names, place),
+            Self::Auto => {
+                let mut names = names.clone();
+                Self::Auto.resolve(fields, &mut names, place)?.parse(fields, &names, place)
+            }
             Self::Chat | Self::Sharegpt => messages::parse(record, names, self == Self::Sharegpt).map(Row::Chat),
             Self::Alpaca => instruction::parse(record, names).map(Row::Chat),
             Self::Text => Ok(Row::Text(record.need_string(&names.text)?.to_owned())),
@@ -96,22 +110,18 @@ fn unrecognized(fields: &Object, expected: &Fields, place: &Place) -> RecordForm
     let messages = expected.messages.as_deref().unwrap_or("messages\" or \"conversations");
     let known = [
         format!("chat ({messages:?})").replace('\\', ""),
-        format!("alpaca ({:?}, {:?}, {:?})", expected.instruction, expected.input, expected.output),
+        format!(
+            "alpaca ({:?}, {:?}, {:?}, or a pair of a question and an answer)",
+            expected.instruction, expected.input, expected.output
+        ),
         format!("text ({:?})", expected.text),
         format!("prompt_completion ({:?}, {:?})", expected.prompt, expected.completion),
         format!("pretokenized ({:?}, {:?})", expected.input_ids, expected.labels),
     ];
-    let is_preference = fields.contains_key("chosen") && fields.contains_key("rejected");
-    let hint = if is_preference {
-        ". Pairs of chosen and rejected answers are for preference training, which is not supported. To train on the chosen \
-         answers, map messages or completion to \"chosen\""
-    } else {
-        ""
+    let separator = [';', '|', '\t'].into_iter().find(|&separator| fields.keys().any(|key| key.contains(separator)));
+    let hint = match separator.filter(|_| fields.len() == 1) {
+        Some(separator) => format!(". The columns seem to be separated by {separator:?}; CSV files need commas"),
+        None => String::new(),
     };
-    RecordFormatError::Unrecognized {
-        place: place.clone(),
-        found: names(fields),
-        known: known.join(", "),
-        hint: hint.to_owned(),
-    }
+    RecordFormatError::Unrecognized { place: place.clone(), found: names(fields), known: known.join(", "), hint }
 }

@@ -3,6 +3,7 @@
 //! Not supported: images, sound and preference pairs.
 
 use serde_json::{Map, Value as Json};
+use xxhash_rust::xxh3::Xxh3;
 
 /// The fields of a JSON object, in their order.
 pub(crate) type Object = Map<String, Json>;
@@ -73,4 +74,94 @@ pub enum Row {
         /// For each token, whether it counts in the loss.
         loss_mask: Vec<bool>,
     },
+}
+
+impl Row {
+    /// Hash of the content, the same on every machine, whatever the order of keys, the file format and the loss mask.
+    pub(crate) fn content_hash(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        match self {
+            Self::Text(text) => add_text(&mut hash, b't', text),
+            Self::Chat(chat) => {
+                for turn in &chat.turns {
+                    add_object(&mut hash, &turn.message);
+                }
+                for list in [&chat.tools, &chat.documents].into_iter().flatten() {
+                    list.iter().for_each(|item| add_json(&mut hash, item));
+                }
+                add_object(&mut hash, &chat.arguments);
+            }
+            Self::PromptCompletion { prompt, completion } => {
+                add_text(&mut hash, b'p', prompt);
+                add_text(&mut hash, b'c', completion);
+            }
+            Self::Pretokenized { tokens, .. } => tokens.iter().for_each(|token| hash.update(&token.to_le_bytes())),
+        }
+        hash.digest()
+    }
+}
+
+/// With its length, so that no two texts give the bytes of two others.
+fn add_text(hash: &mut Xxh3, kind: u8, text: &str) {
+    hash.update(&[kind]);
+    hash.update(&(text.len() as u64).to_le_bytes());
+    hash.update(text.as_bytes());
+}
+
+fn add_json(hash: &mut Xxh3, value: &Json) {
+    match value {
+        Json::String(text) => add_text(hash, b's', text),
+        Json::Array(items) => {
+            hash.update(b"[");
+            items.iter().for_each(|item| add_json(hash, item));
+            hash.update(b"]");
+        }
+        Json::Object(fields) => add_object(hash, fields),
+        other => add_text(hash, b'v', &other.to_string()),
+    }
+}
+
+/// Keys in alphabetical order, without nulls: tables have null where other formats have no key.
+fn add_object(hash: &mut Xxh3, fields: &Object) {
+    let mut keys: Vec<&String> = fields.iter().filter(|(_, value)| !value.is_null()).map(|(key, _)| key).collect();
+    keys.sort_unstable();
+    hash.update(b"{");
+    for key in keys {
+        add_text(hash, b'k', key);
+        add_json(hash, &fields[key]);
+    }
+    hash.update(b"}");
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn hash(message: Json) -> u64 {
+        let turn = |train| Turn { message: message.as_object().unwrap().clone(), train };
+        let [one, other] = [None, Some(true)].map(|train| {
+            Row::Chat(Chat { turns: vec![turn(train)], prompt_turns: 1, ..Chat::default() }).content_hash()
+        });
+        assert_eq!(one, other, "a training flag is no content");
+        one
+    }
+
+    #[test]
+    fn content_hash_depends_on_the_content_and_not_on_its_form() {
+        let first = hash(json!({ "role": "user", "content": "a", "n": 1 }));
+        assert_eq!(first, hash(json!({ "n": 1, "name": null, "content": "a", "role": "user" })));
+        for other in
+            [json!({ "role": "user", "content": "b", "n": 1 }), json!({ "role": "user", "content": "a", "n": "1" })]
+        {
+            assert_ne!(first, hash(other));
+        }
+        let pair = |prompt: &str, completion: &str| {
+            Row::PromptCompletion { prompt: prompt.to_owned(), completion: completion.to_owned() }.content_hash()
+        };
+        assert_ne!(pair("ab", "c"), pair("a", "bc"));
+        let tokens = |loss_mask| Row::Pretokenized { tokens: vec![1, 2], loss_mask }.content_hash();
+        assert_eq!(tokens(vec![true, false]), tokens(vec![true, true]));
+    }
 }

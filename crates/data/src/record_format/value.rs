@@ -9,6 +9,9 @@ use super::error::RecordFormatError;
 use super::row::Object;
 use crate::place::Place;
 
+/// Keys of an object that messages list.
+const SHOWN_KEYS: usize = 24;
+
 /// A record and its place.
 #[derive(Clone, Copy)]
 pub(crate) struct Reader<'a> {
@@ -101,7 +104,11 @@ pub(crate) fn names(fields: &Object) -> String {
     if fields.is_empty() {
         return "no key".to_owned();
     }
-    fields.keys().map(|key| format!("{key:?}")).collect::<Vec<_>>().join(", ")
+    let shown: Vec<String> = fields.keys().take(SHOWN_KEYS).map(|key| format!("{key:?}")).collect();
+    match fields.len().saturating_sub(SHOWN_KEYS) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more keys (is it an object with the rows by their ids?)", shown.join(", ")),
+    }
 }
 
 /// The error for a value of the wrong type.

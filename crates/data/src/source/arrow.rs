@@ -56,7 +56,7 @@ impl ArrowBatches {
         if !is_file && !start.starts_with(&CONTINUATION) {
             let found = super::format::magic(&start);
             let (found, hint) =
-                found.unwrap_or(("neither an Arrow file nor a stream", "Set its format with format = \"...\""));
+                found.unwrap_or(("neither an Arrow file nor a stream", "Set its format with file_format = \"...\""));
             let expected = "arrow".to_owned();
             return Err(SourceError::WrongFormat {
                 path: path.to_owned(),

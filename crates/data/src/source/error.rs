@@ -53,7 +53,7 @@ pub enum SourceError {
     },
     /// The name of a file does not imply a format.
     #[error(
-        "unknown format of {}: its name ends with none of {}. Set it with format = \"...\"",
+        "unknown format of {}: its name ends with none of {}. Set it with file_format = \"...\"",
         path.display(), super::format::known_endings()
     )]
     UnknownFormat {
@@ -63,7 +63,7 @@ pub enum SourceError {
     /// Files of several formats in one source.
     #[error(
         "{place} contains files of several formats ({formats}). Read one of them with a pattern like \"{place}/*.jsonl\" \
-         or set format = \"...\", or use a separate source for each"
+         or set file_format = \"...\", or use a separate source for each"
     )]
     MixedFormats {
         /// The folder, pattern or dataset.

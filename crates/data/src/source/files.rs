@@ -21,8 +21,17 @@ const MAX_DEPTH: usize = 32;
 const NOT_DATA: [&str; 5] =
     ["state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "metadata.json"];
 
+/// The files of a source.
+pub(super) struct Found {
+    pub(super) files: Vec<SourceFile>,
+    /// Their common format.
+    pub(super) format: FileFormat,
+    /// Splits next to the one that was taken because the recipe names none.
+    pub(super) unread_splits: Vec<String>,
+}
+
 /// Finds the files of a source and their common format.
-pub(super) fn resolve_files(spec: &SourceSpec, hub: &Hub) -> Result<(Vec<SourceFile>, FileFormat), SourceError> {
+pub(super) fn resolve_files(spec: &SourceSpec, hub: &Hub) -> Result<Found, SourceError> {
     if spec.path.starts_with("hf://") {
         return on_hub(spec, hub);
     }
@@ -30,7 +39,7 @@ pub(super) fn resolve_files(spec: &SourceSpec, hub: &Hub) -> Result<(Vec<SourceF
     let is_there = path.exists();
     if !is_there && let Some(files) = matches_of(&spec.path)? {
         refuse_keys(spec, true)?;
-        return local(spec, files, false);
+        return local(spec, files, Vec::new(), false);
     }
     if !is_there && !looks_local(path) && HubId::parse(&spec.path, None).is_some() {
         return on_hub(spec, hub);
@@ -41,9 +50,10 @@ pub(super) fn resolve_files(spec: &SourceSpec, hub: &Hub) -> Result<(Vec<SourceF
     }
     refuse_keys(spec, path.is_file())?;
     if path.is_file() {
-        return local(spec, vec![path.to_owned()], false);
+        return local(spec, vec![path.to_owned()], Vec::new(), false);
     }
-    local(spec, files_of_folder(spec, path)?, true)
+    let (files, unread_splits) = files_of_folder(spec, path)?;
+    local(spec, files, unread_splits, true)
 }
 
 fn refuse_keys(spec: &SourceSpec, is_file: bool) -> Result<(), SourceError> {
@@ -60,16 +70,17 @@ fn refuse_keys(spec: &SourceSpec, is_file: bool) -> Result<(), SourceError> {
     }
 }
 
-fn on_hub(spec: &SourceSpec, hub: &Hub) -> Result<(Vec<SourceFile>, FileFormat), SourceError> {
+fn on_hub(spec: &SourceSpec, hub: &Hub) -> Result<Found, SourceError> {
     let Some(id) = HubId::parse(&spec.path, spec.revision.as_deref()) else {
         let hint = "a Hub dataset is named owner/name, owner/name@revision or hf://datasets/owner/name".to_owned();
         return Err(SourceError::NotFound { path: spec.path.clone(), hint });
     };
     let listing = hub.listing(&id)?;
     let paths = listing.choose(spec, &id)?;
-    let format = common_format(paths.iter().map(Path::new), spec.format, &id.to_string())?;
+    let format = common_format(paths.iter().map(Path::new), spec.file_format, &id.to_string())?;
     hub.check_cached(&id, &listing, &paths, spec.limit.is_some())?;
-    Ok((listing.files(&id, &paths).map(SourceFile::Hub).collect(), format))
+    let files = listing.files(&id, &paths).map(SourceFile::Hub).collect();
+    Ok(Found { files, format, unread_splits: Vec::new() })
 }
 
 /// Whether a path that does not exist was meant as a local path: its name ends like a data file's, or its folder
@@ -87,19 +98,21 @@ fn looks_local(path: &Path) -> bool {
 fn local(
     spec: &SourceSpec,
     files: Vec<PathBuf>,
+    unread_splits: Vec<String>,
     is_folder: bool,
-) -> Result<(Vec<SourceFile>, FileFormat), SourceError> {
-    let known = if is_folder { None } else { spec.format };
+) -> Result<Found, SourceError> {
+    let known = if is_folder { None } else { spec.file_format };
     let format = match common_format(files.iter().map(PathBuf::as_path), known, &spec.path) {
         // The files of a folder have the named format, or their names show none.
-        Err(SourceError::UnknownFormat { .. }) if spec.format.is_some() => spec.format.expect("just seen"),
-        format => spec.format.map_or(format, Ok)?,
+        Err(SourceError::UnknownFormat { .. }) if spec.file_format.is_some() => spec.file_format.expect("just seen"),
+        format => spec.file_format.map_or(format, Ok)?,
     };
     let with_size = |path: PathBuf| {
         let size = fs::metadata(&path).map_err(|reason| SourceError::Open { path: path.clone(), reason })?.len();
         Ok(SourceFile::Local { path, size })
     };
-    Ok((files.into_iter().map(with_size).collect::<Result<_, _>>()?, format))
+    let files = files.into_iter().map(with_size).collect::<Result<_, _>>()?;
+    Ok(Found { files, format, unread_splits })
 }
 
 /// The common format of all files. Errors: a name shows no format; the names show several.
@@ -177,8 +190,9 @@ fn siblings_of(path: &Path) -> String {
     }
 }
 
-/// The data files of a folder: those that `datasets.save_to_disk` lists, or all inside, by name and split.
-fn files_of_folder(spec: &SourceSpec, folder: &Path) -> Result<Vec<PathBuf>, SourceError> {
+/// The data files of a folder: those that `datasets.save_to_disk` lists, or all inside, by name and split; and the splits
+/// that are not read although the recipe names none.
+fn files_of_folder(spec: &SourceSpec, folder: &Path) -> Result<(Vec<PathBuf>, Vec<String>), SourceError> {
     let place = spec.path.trim_end_matches('/').to_owned();
     if let Some(saved) = saved_splits(folder)? {
         let requested = spec.split.clone().unwrap_or_else(|| "train".to_owned());
@@ -186,16 +200,17 @@ fn files_of_folder(spec: &SourceSpec, folder: &Path) -> Result<Vec<PathBuf>, Sou
             let hint = format!("it has {}; name one with split = \"...\"", saved.join(", "));
             return Err(SourceError::NoSuchPart { place, what: "split", requested, hint });
         }
-        return saved_files(&folder.join(requested))?.ok_or_else(|| no_data(&place, folder));
+        let files = saved_files(&folder.join(&requested))?.ok_or_else(|| no_data(&place, folder))?;
+        return Ok((files, unread(spec, saved, &requested)));
     }
     if let Some(files) = saved_files(folder)? {
-        return Ok(files);
+        return Ok((files, Vec::new()));
     }
     let mut found = Vec::new();
     list_files(folder, String::new(), 0, &mut found)?;
     found.sort();
     let formatted = |path: &String| FileFormat::of_name(Path::new(path));
-    found = match spec.format {
+    found = match spec.file_format {
         Some(format) if found.iter().any(|path| formatted(path) == Some(format)) => {
             found.into_iter().filter(|path| formatted(path) == Some(format)).collect()
         }
@@ -207,14 +222,18 @@ fn files_of_folder(spec: &SourceSpec, folder: &Path) -> Result<Vec<PathBuf>, Sou
         return Err(no_data(&place, folder));
     }
     let known = splits::splits_of(found.iter().map(String::as_str));
-    if spec.split.is_some() {
+    // Reading all splits would train on the test data.
+    if spec.split.is_some() || known.len() > 1 {
         found = splits::of_split(found, spec.split.as_deref(), &place)?;
-    } else if known.len() > 1 {
-        // Reading all splits would train on the test data.
-        let (requested, hint) = (String::new(), format!("choose one of {} with split = \"...\"", known.join(", ")));
-        return Err(SourceError::NoSuchPart { place, what: "single split", requested, hint });
     }
-    Ok(found.into_iter().map(|path| folder.join(path)).collect())
+    Ok((found.into_iter().map(|path| folder.join(path)).collect(), unread(spec, known, splits::TRAIN)))
+}
+
+fn unread(spec: &SourceSpec, splits: Vec<String>, taken: &str) -> Vec<String> {
+    if spec.split.is_some() || splits.len() < 2 {
+        return Vec::new();
+    }
+    splits.into_iter().filter(|split| split != taken).collect()
 }
 
 fn no_data(place: &str, folder: &Path) -> SourceError {

@@ -129,8 +129,8 @@ impl Display for FileFormat {
 
 /// Recognizes a binary file by its first bytes: what it is and what to do about it.
 pub(super) fn magic(start: &[u8]) -> Option<(&'static str, &'static str)> {
-    const NAME_PARQUET: &str = "Name it with format = \"parquet\"";
-    const NAME_ARROW: &str = "Name it with format = \"arrow\"";
+    const NAME_PARQUET: &str = "Name it with file_format = \"parquet\"";
+    const NAME_ARROW: &str = "Name it with file_format = \"arrow\"";
     const GIVE_ENDING: &str = "Give the file's name the ending of its compression, like .jsonl.gz or .jsonl.zst";
     const UNPACK: &str = "Unpack it first, or pack it as .gz or .zst";
     const LFS: &str = "Get the file itself with `git lfs pull`";

@@ -45,7 +45,7 @@ impl JsonLines {
                 return Ok(false);
             }
             if self.line.len() > MAX_RECORD_BYTES {
-                let hint = "Each line must be one JSON object; a file that is one JSON list is read with format = \
+                let hint = "Each line must be one JSON object; a file that is one JSON list is read with file_format = \
                             \"json\"";
                 return Err(SourceError::RecordTooLarge { place: self.place(), hint });
             }
@@ -125,7 +125,7 @@ fn describe(value: &Json) -> String {
         Json::Number(value) => format!("the number {value}"),
         Json::String(_) => "a string".to_owned(),
         Json::Array(items) => {
-            format!("a list of {} (a file that is one JSON list is read with format = \"json\")", items.len())
+            format!("a list of {} (a file that is one JSON list is read with file_format = \"json\")", items.len())
         }
         Json::Object(_) => unreachable!("the caller takes objects"),
     }

@@ -127,7 +127,7 @@ fn check_is_parquet(path: &Path) -> Result<(), SourceError> {
     match magic(start) {
         _ if start.starts_with(b"PAR1") => Ok(()),
         Some((found, hint)) => wrong(found, hint),
-        None => wrong("something else (it does not begin with PAR1)", "Set its format with format = \"...\""),
+        None => wrong("something else (it does not begin with PAR1)", "Set its format with file_format = \"...\""),
     }
 }
 

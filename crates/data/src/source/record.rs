@@ -21,11 +21,13 @@ pub struct Record {
     pub place: Place,
     /// Index of its source in the mixture; 0 if there is only one.
     pub source: u32,
+    /// Index of its file in the source.
+    pub file: u32,
 }
 
 impl Record {
     /// A record of the only source.
     pub fn new(fields: Map<String, Json>, place: Place) -> Self {
-        Self { fields, place, source: 0 }
+        Self { fields, place, source: 0, file: 0 }
     }
 }

@@ -31,12 +31,19 @@ pub struct Source {
     spec: Arc<SourceSpec>,
     files: Arc<[SourceFile]>,
     format: FileFormat,
+    unread_splits: Arc<[String]>,
     hub: Hub,
 }
 
 impl Source {
-    pub(super) fn new(spec: SourceSpec, files: Vec<SourceFile>, format: FileFormat, hub: Hub) -> Self {
-        Self { spec: Arc::new(spec), files: files.into(), format, hub }
+    pub(super) fn new(
+        spec: SourceSpec,
+        files: Vec<SourceFile>,
+        format: FileFormat,
+        unread_splits: Vec<String>,
+        hub: Hub,
+    ) -> Self {
+        Self { spec: Arc::new(spec), files: files.into(), format, unread_splits: unread_splits.into(), hub }
     }
 
     /// The description in the recipe.
@@ -47,6 +54,11 @@ impl Source {
     /// The format of all its files.
     pub fn format(&self) -> FileFormat {
         self.format
+    }
+
+    /// Splits next to "train" in a folder that are not read, because the description names none.
+    pub fn unread_splits(&self) -> &[String] {
+        &self.unread_splits
     }
 
     /// The names of its files in reading order: paths, or `owner/name@commit/path` on the Hub.
@@ -175,6 +187,7 @@ impl Iterator for Records {
         let mut record = self.next_record()?;
         if let Ok(record) = &mut record {
             self.left -= 1;
+            record.file = (self.next_file - 1) as u32;
             if let Some(columns) = &self.source.spec.columns {
                 record.fields.retain(|name, _| columns.contains(name));
             }

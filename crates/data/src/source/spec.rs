@@ -14,8 +14,8 @@ pub struct SourceSpec {
     /// A file, a pattern (`data/*.jsonl`; `**` crosses folders), a folder, or a Hub dataset (`owner/name`, also
     /// `owner/name@revision` and `hf://datasets/owner/name`). A local path takes precedence over the Hub.
     pub path: String,
-    /// The format, if file names do not show it.
-    pub format: Option<FileFormat>,
+    /// The file format, if file names do not show it.
+    pub file_format: Option<FileFormat>,
     /// Split of a Hub dataset or of a folder laid out like one; "train" by default.
     pub split: Option<String>,
     /// Configuration (subset) of a Hub dataset.

@@ -7,7 +7,7 @@
 
 use super::error::SourceError;
 
-const TRAIN: &str = "train";
+pub(super) const TRAIN: &str = "train";
 
 /// The split that a path (with `/`) implies.
 pub(super) fn split_of(path: &str) -> Option<String> {

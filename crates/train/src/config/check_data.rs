@@ -2,10 +2,11 @@
 //!
 //! Trade-off: files are not looked at. Whether they exist, and what they hold, is found when they are read.
 
-use firebrick_data::{Mix, MixUntil, RecordFormat, TrainOn};
+use firebrick_data::{Mix, MixUntil, RecordFormat, TextDocument, TrainOn};
 
 use crate::config::data_section::SourceConfig;
 use crate::config::error::ConfigError;
+use crate::config::names::to_name;
 use crate::config::recipe::RunConfig;
 use crate::config::rule::{Rule, at_least};
 use crate::config::source::Source;
@@ -55,6 +56,19 @@ pub(super) fn rules(config: &RunConfig) -> Vec<Rule> {
             "is empty".into(),
             "write a file, or the name of one of the tokenizer's templates, or leave the key out",
         ),
+        (
+            data.field_names().is_ok(),
+            "data.fields",
+            data.field_names().err().unwrap_or_default(),
+            "write our name first and then the data's, as in fields = { text = \"body\" }",
+        ),
+        (data.limit != Some(0), "data.limit", "is 0".into(), "write how many records to take, or leave the key out"),
+        (
+            !data.roles_to_train.is_empty(),
+            "data.roles_to_train",
+            "is empty: nothing would be trained".into(),
+            "write for example [\"assistant\"]",
+        ),
         (data.cache.as_deref() != Some(""), "data.cache", "is empty".into(), "write a folder, or leave the key out"),
     ];
     rules.extend(agreements(config));
@@ -71,7 +85,24 @@ fn agreements(config: &RunConfig) -> Vec<Rule> {
     let plain_text =
         data.format == RecordFormat::Text && data.train_on.is_some_and(|train_on| train_on != TrainOn::All);
     let one_path = data.sources.is_empty() || data.eval_path.is_some();
-    vec![
+    let of_path = [
+        ("data.format", data.format != RecordFormat::Auto),
+        ("data.file_format", data.file_format.is_some()),
+        ("data.split", data.split.is_some()),
+        ("data.config", data.config.is_some()),
+        ("data.revision", data.revision.is_some()),
+        ("data.field", data.field.is_some()),
+        ("data.columns", data.columns.is_some()),
+        ("data.text_unit", data.text_unit != TextDocument::File),
+        ("data.limit", data.limit.is_some()),
+        ("data.fields", !data.fields.is_empty()),
+        ("data.roles", !data.roles.is_empty()),
+    ];
+    let of_path = of_path.into_iter().map(|(key, is_set)| {
+        let problem = "describes data.path, and there are data.sources instead".into();
+        (!is_set || one_path, key, problem, "write it into each source")
+    });
+    let rules = vec![
         (
             !plain_text,
             "data.train_on",
@@ -85,10 +116,16 @@ fn agreements(config: &RunConfig) -> Vec<Rule> {
             "remove it, or write train_on = \"assistant\"",
         ),
         (
-            data.format == RecordFormat::Auto || one_path,
-            "data.format",
-            "describes the records of data.path, and there are data.sources instead".into(),
-            "write `shape` into each source",
+            data.roles_to_train == ["assistant"] || !matches!(config.train_on(), TrainOn::All | TrainOn::Flags),
+            "data.roles_to_train",
+            format!("has no effect where train_on is {:?}", to_name(&config.train_on())),
+            "remove it, or write train_on = \"assistant\"",
+        ),
+        (
+            data.eval_split.is_none() || data.eval_path.is_some(),
+            "data.eval_split",
+            "is the split of data.eval_path, which is absent".into(),
+            "write eval_path too",
         ),
         (
             data.mix == Mix::Concatenate || data.sources.len() > 1,
@@ -102,7 +139,8 @@ fn agreements(config: &RunConfig) -> Vec<Rule> {
             "only a mixture by weight ends before every record was used once".into(),
             "remove it, or write mix = \"weight\"",
         ),
-    ]
+    ];
+    rules.into_iter().chain(of_path).collect()
 }
 
 /// The rules of one source, which messages name by its number in the list.

@@ -9,8 +9,11 @@ use firebrick_data::{
     Fields, FileFormat, Mix, MixUntil, OverflowPolicy, RecordFormat, SourceSpec, TextDocument, TrainOn,
 };
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, IntoDeserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
+
+use crate::config::names::from_name;
 
 /// `[data]`: what to train and evaluate on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -23,34 +26,76 @@ pub struct DataConfig {
     /// What to evaluate on, named as `path`. Default: absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_path: Option<String>,
-    /// Fraction of the training data that is held out to evaluate on, between 0 and 1, chosen by a hash of the content.
-    /// Default: absent.
+    /// Fraction of the training data that is held out to evaluate on, between 0 and 1, chosen by a hash of each
+    /// record: the same records whatever the tokenizer, template and lengths. Default: absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_fraction: Option<f64>,
-    /// What the records of `path` and `eval_path` are: "chat" (`messages`), "text" (`text`), "alpaca", "sharegpt",
-    /// "prompt_completion", "pretokenized", or "auto": detected from the first record. Default "auto".
-    #[serde(default)]
+    /// What the records of `path` and `eval_path` are: "chat" (`messages`), "text" (`text`), "alpaca" (also pairs such as
+    /// `question` and `answer`), "sharegpt", "prompt_completion", "pretokenized", or "auto": detected from the first record.
+    /// Default "auto".
+    #[serde(default, deserialize_with = "record_format")]
     pub format: RecordFormat,
+    /// File format of `path` and `eval_path`, where names do not show it: "jsonl", "json", "csv", "tsv", "text", "parquet" or
+    /// "arrow". Default: absent, detected from the files' names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_format: Option<FileFormat>,
+    /// Split of `path`, where it is a Hub dataset or a folder laid out like one. Default: absent, "train".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub split: Option<String>,
+    /// Split of `eval_path`. Default: absent, "train".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eval_split: Option<String>,
+    /// Configuration (subset) of a Hub dataset. Default: absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<String>,
+    /// Branch, tag or commit of the Hub dataset `path`. Default: absent, "main".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
+    /// Key of a JSON document that holds the list of records. Default: absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub field: Option<String>,
+    /// Only these columns are read. Default: absent, all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub columns: Option<Vec<String>>,
+    /// What is one document of a text file: the whole "file" or each "line". Default "file".
+    #[serde(default)]
+    pub text_unit: TextDocument,
+    /// At most this many records of `path`, from the beginning. Default: absent, all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
     /// Which tokens count in the loss: what the "assistant" writes, only its "last" answer, or "all"; messages that have a
     /// flag of their own (`train`, `training`, `trained`, or a `weight` of 0 or 1) follow it. "flags": only messages whose
     /// flag is true. Default: "assistant", and "all" for plain text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train_on: Option<TrainOn>,
+    /// The roles whose messages count in the loss. Default ["assistant"].
+    #[serde(default = "assistant")]
+    pub roles_to_train: Vec<String>,
     /// Train the token that ends the assistant's turn, so that the model learns to stop. Default true.
     #[serde(default = "yes")]
     pub train_end_of_turn: bool,
     /// What happens to documents longer than `max_seq_len`: "truncate", "split" into several, or "drop". All are counted.
-    /// Default "truncate".
-    #[serde(default)]
-    pub overflow: OverflowPolicy,
-    /// Maximum fraction of a source's records that may be untrainable (refused by the chat template, nothing to train, ...);
-    /// a run with more is refused, fewer are counted and reported. Default 0.1.
+    /// Default: absent, plain text and token ids are split, conversations are truncated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overflow: Option<OverflowPolicy>,
+    /// Maximum fraction of a source's records that may be untrainable (refused by the chat template, nothing to train, ...)
+    /// or lose a part to the template (tools, a message, ...); a run with more is refused, fewer are counted and reported.
+    /// Default 0.1.
     #[serde(default = "default_max_bad_share")]
     pub max_bad_share: f64,
-    /// Chat template to use instead of the model's default: a file, or the name of one of the tokenizer's templates.
-    /// Default: absent.
+    /// Chat template to use instead of the model's default: a file, the name of one of the tokenizer's templates, or a
+    /// built-in one: "chatml", "llama3", "gemma", "phi3", "zephyr", "alpaca". Default: absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chat_template: Option<String>,
+    /// System message of conversations that have none, and of prompts. Default: absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub system_prompt: Option<String>,
+    /// Shuffle the rows in each epoch; false keeps the order of the data. Default true.
+    #[serde(default = "yes")]
+    pub shuffle: bool,
+    /// Seed of the order of rows and of mixtures by weight. Default: absent, `seed`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_seed: Option<u64>,
     /// Rows are padded to a multiple of this many tokens. Default: absent, packed rows have `max_seq_len` tokens, others a
     /// multiple of 16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -71,6 +116,17 @@ pub struct DataConfig {
     /// repeat), or "never" before every record was used once. Default "first".
     #[serde(default)]
     pub mix_until: MixUntil,
+    /// Variables of the chat template, as in `chat_template_kwargs = { enable_thinking = false }`; a record's own take
+    /// precedence. Default: none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub chat_template_kwargs: BTreeMap<String, Value>,
+    /// Names of the records' keys where they are not the usual ones, as in `fields = { text = "body" }`: text, messages,
+    /// role, content, tools, system, prompt, completion, instruction, input, output, input_ids, labels. Default: none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub fields: BTreeMap<String, String>,
+    /// What the records' roles are called in chat templates, as in `roles = { bot = "assistant" }`. Default: none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub roles: BTreeMap<String, String>,
     /// Several sources, as `[[data.sources]]` tables, instead of `path`. Default: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceConfig>,
@@ -85,12 +141,12 @@ pub struct DataConfig {
 pub struct SourceConfig {
     /// A file, a pattern, a folder or a Hub dataset, as `data.path`.
     pub path: String,
-    /// The file format, where names do not show it. Default: absent, detected from the files' names.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub format: Option<FileFormat>,
     /// What the records are, as `data.format`. Default "auto".
-    #[serde(default)]
-    pub shape: RecordFormat,
+    #[serde(default, alias = "shape", deserialize_with = "record_format")]
+    pub format: RecordFormat,
+    /// The file format, as `data.file_format`. Default: absent, detected from the files' names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_format: Option<FileFormat>,
     /// Split of a Hub dataset or of a folder laid out like one. Default: absent, "train".
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<String>,
@@ -128,20 +184,44 @@ impl DataConfig {
     /// The training sources: those of `sources`, or the one of `path`.
     #[must_use]
     pub fn training_sources(&self) -> Vec<SourceConfig> {
-        if self.sources.is_empty() { vec![self.at(&self.path)] } else { self.sources.clone() }
+        if !self.sources.is_empty() {
+            return self.sources.clone();
+        }
+        vec![SourceConfig { split: self.split.clone(), limit: self.limit, ..self.at(&self.path) }]
     }
 
     /// The sources of a separate held-out set; none if there is no such set.
     #[must_use]
     pub fn held_out_sources(&self) -> Vec<SourceConfig> {
         match &self.eval_path {
-            Some(path) => vec![self.at(path)],
+            Some(path) => vec![SourceConfig { split: self.eval_split.clone(), ..self.at(path) }],
             None => self.eval_sources.clone(),
         }
     }
 
+    /// As [`SourceConfig::field_names`], for `path` and `eval_path`.
+    ///
+    /// # Errors
+    /// As [`SourceConfig::field_names`].
+    pub fn field_names(&self) -> Result<Fields, String> {
+        self.at("").field_names()
+    }
+
+    /// What applies to both `path` and `eval_path`.
     fn at(&self, path: &str) -> SourceConfig {
-        SourceConfig { path: path.to_owned(), shape: self.format, ..SourceConfig::default() }
+        SourceConfig {
+            path: path.to_owned(),
+            format: self.format,
+            file_format: self.file_format,
+            config: self.config.clone(),
+            revision: self.revision.clone().filter(|_| path == self.path),
+            field: self.field.clone(),
+            columns: self.columns.clone(),
+            text_unit: self.text_unit,
+            fields: self.fields.clone(),
+            roles: self.roles.clone(),
+            ..SourceConfig::default()
+        }
     }
 }
 
@@ -151,7 +231,7 @@ impl SourceConfig {
     pub fn spec(&self) -> SourceSpec {
         SourceSpec {
             path: self.path.clone(),
-            format: self.format,
+            file_format: self.file_format,
             split: self.split.clone(),
             config: self.config.clone(),
             revision: self.revision.clone(),
@@ -180,6 +260,22 @@ impl SourceConfig {
 
 fn yes() -> bool {
     true
+}
+
+fn assistant() -> Vec<String> {
+    vec!["assistant".to_owned()]
+}
+
+/// A record format; the error about a file format names its key.
+fn record_format<'de, D: Deserializer<'de>>(deserializer: D) -> Result<RecordFormat, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    let parse = |name: &str| RecordFormat::deserialize(IntoDeserializer::<D::Error>::into_deserializer(name));
+    parse(&name).map_err(|error| match from_name::<FileFormat>(&name) {
+        Ok(_) => D::Error::custom(format!(
+            "{name:?} is a file format: write file_format = {name:?}; format says what the records are"
+        )),
+        Err(_) => error,
+    })
 }
 
 fn default_max_bad_share() -> f64 {

@@ -140,6 +140,12 @@ impl RunConfig {
         }
     }
 
+    /// Seed of the order of rows and of mixtures.
+    #[must_use]
+    pub fn data_seed(&self) -> u64 {
+        self.data.data_seed.unwrap_or(self.seed)
+    }
+
     /// Rows per forward pass of the evaluation.
     #[must_use]
     pub fn eval_micro_batch_size(&self) -> usize {

@@ -159,7 +159,7 @@ mod tests {
     const SMALLEST: &str = "model = \"m\"\nlora = {}\ndata.path = \"d.jsonl\"\n";
     /// Two sources with everything that a source may say about itself.
     const SEVERAL: &str = "model = 'm'\nmode = 'full'\n[data]\nmix = 'weight'\nmix_until = 'never'\n[[data.sources]]\npath = 'a/*.csv'\n\
-                           format = 'csv'\nshape = 'chat'\nlimit = 9\nweight = 2\nfields = { messages = 'turns' }\n\
+                           file_format = 'csv'\nformat = 'chat'\nlimit = 9\nweight = 2\nfields = { messages = 'turns' }\n\
                            roles = { bot = 'assistant' }\n[[data.sources]]\npath = 'owner/name'\nsplit = 'train_sft'\n";
 
     fn read(text: &str, overrides: &[&str]) -> Result<RunConfig, ConfigError> {
@@ -248,7 +248,17 @@ mod tests {
 
     #[test]
     fn written_out_recipe_reads_back_the_same() {
-        let shapes: [(&str, &[&str]); 6] = [
+        let data_keys = [
+            "data.chat_template_kwargs={enable_thinking=false, n=2}",
+            "data.fields={text='body'}",
+            "data.system_prompt='S'",
+            "data.shuffle=false",
+            "data.data_seed=7",
+            "data.roles_to_train=['assistant', 'tool']",
+            "data.split='dev'",
+        ];
+        let shapes: [(&str, &[&str]); 7] = [
+            (SMALLEST, &data_keys),
             (SMALLEST, &[]),
             (
                 "model='m'\n[lora]\ntarget=['q_proj']\n[bnb_4bit]\n[data]\npath='d'\n[train]\nsteps=3\nwarmup_steps=1\n",
@@ -266,6 +276,46 @@ mod tests {
             let config = read(text, overrides).unwrap();
             assert_eq!(read(&config.to_toml(), &[]).unwrap(), config, "{}", config.to_toml());
         }
+    }
+
+    #[test]
+    fn a_path_is_described_by_the_keys_that_describe_a_source() {
+        let keys = [
+            "data.file_format=json",
+            "data.field=rows",
+            "data.split=dev",
+            "data.limit=3",
+            "data.columns=['a']",
+            "data.fields={text='body'}",
+            "data.roles={bot='assistant'}",
+            "data.text_unit=line",
+            "data.eval_path=e",
+            "data.eval_split=test",
+            "data.config=c",
+            "data.revision=r",
+        ];
+        let data = read(SMALLEST, &keys).unwrap().data;
+        let source = &data.training_sources()[0];
+        assert_eq!((source.spec().split.as_deref(), source.spec().limit), (Some("dev"), Some(3)));
+        assert_eq!(source.field_names().unwrap().text, "body");
+        let held_out = data.held_out_sources()[0].spec();
+        assert_eq!((held_out.split.as_deref(), held_out.limit, held_out.revision), (Some("test"), None, None));
+        assert_eq!((held_out.field.as_deref(), held_out.config.as_deref()), (Some("rows"), Some("c")));
+        for key in &keys[..8] {
+            let message = refusal(SEVERAL, &[key]);
+            assert!(message.contains("write it into each source"), "{key}: {message}");
+        }
+        assert!(refusal(SMALLEST, &["data.fields={body='text'}"]).contains("unknown field"));
+    }
+
+    #[test]
+    fn a_file_format_in_place_of_a_record_format_is_answered_with_its_key() {
+        for text in ["data.format=jsonl", "data.sources=[{path='d', format='jsonl'}]"] {
+            let message = refusal("model = 'm'\n[data]\n", &[text]);
+            assert!(message.contains("file_format = \"jsonl\""), "{message}");
+        }
+        let old = read("model = 'm'\n[data]\nsources = [{path = 'd', shape = 'text'}]\n", &[]).unwrap();
+        assert_eq!(old.data.sources[0].format, firebrick_data::RecordFormat::Text);
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub struct RunConfig {
     /// Folder that holds the run folders. Default "runs".
     #[serde(default = "default_output_dir")]
     pub output_dir: String,
-    /// Seed of shuffling, of adapter and random weights, and of sampling. Default 0.
+    /// Seed of shuffling (see also `data.data_seed`), of adapter and random weights, and of sampling. Default 0.
     #[serde(default)]
     pub seed: u64,
     /// Keep the frozen base in 4 bits and train adapters on it (QLoRA), those of `[lora]` or else its defaults. Default: absent, the

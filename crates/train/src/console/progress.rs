@@ -152,7 +152,7 @@ fn write_line(out: &mut dyn Write, text: &str) {
 }
 
 /// "12,345".
-fn grouped(number: f64) -> String {
+pub(crate) fn grouped(number: f64) -> String {
     let digits = format!("{number:.0}");
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {

@@ -17,10 +17,13 @@ pub struct SourceReport {
     pub record_format: String,
     /// What was found in them.
     pub diagnosis: Diagnosis,
+    /// Sentences about how it was read.
+    pub remarks: Vec<String>,
 }
 
 impl Display for SourceReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{} ({}, {}): {}", self.name, self.file_format, self.record_format, self.diagnosis)
+        write!(formatter, "{} ({}, {}): {}", self.name, self.file_format, self.record_format, self.diagnosis)?;
+        self.remarks.iter().try_for_each(|remark| write!(formatter, "\n  note: {remark}"))
     }
 }

@@ -1,24 +1,28 @@
-//! What a recipe will train on, to be looked at before anything is trained: counts, lengths, packing, and sample rows with
-//! loss tokens marked.
+//! What a recipe will train on, to be looked at before anything is trained: counts, lengths, packing, findings with
+//! their records, and samples with the tokens that count in the loss marked.
 //!
-//! Reads data and tokenizer as a run does, and nothing of the model's weights. Not supported: searching for a row; the samples
-//! are spread evenly over all rows.
+//! Reads data and tokenizer as a run does, and nothing of the model's weights. Not supported: searching for a row.
 
 mod page;
+mod record;
 mod sample;
 mod text;
 
-use firebrick_data::{DocumentSet, PackReport, PackedDataset, Tokenizer};
-use firebrick_hwprofile::HardwareProfile;
+use std::cmp::Reverse;
 
-pub use sample::{Piece, SampleDocument, SampleRow};
+use firebrick_data::{DataError, DocumentSet, FindingCount, FindingKind, PackReport, PackedDataset, Tokenizer};
+use firebrick_hwprofile::HardwareProfile;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+pub use record::SampleRecord;
+pub use sample::{SampleDocument, SampleRow, SampleToken};
 pub use text::Style;
 
 use crate::config::RunConfig;
-use crate::console::SourceReport;
+use crate::console::{SourceReport, grouped};
 use crate::error::RunError;
 use crate::plan;
-use crate::run::data_sets;
+use crate::run::data_sets::{self, Input, place};
 use crate::run::prepare::{self, pack_options};
 
 /// Everything that is shown of a recipe's data.
@@ -26,6 +30,8 @@ use crate::run::prepare::{self, pack_options};
 pub struct Inspection {
     /// The run's name.
     pub name: String,
+    /// The model, its tokenizer and template, and the keys that decide about tokens and masks; with their names.
+    pub settings: Vec<(&'static str, String)>,
     /// The training data, then the held-out data where there is any.
     pub sets: Vec<SetView>,
 }
@@ -43,48 +49,114 @@ pub struct SetView {
     pub packing: PackReport,
     /// Tokens of a row.
     pub row_len: usize,
-    /// Some rows.
-    pub samples: Vec<SampleRow>,
+    /// Rows, spread evenly.
+    pub rows: Vec<SampleRow>,
+    /// The longest, the shortest and random documents, with a title each.
+    pub documents: Vec<(String, Vec<SampleDocument>)>,
+    /// The first records of each kind of finding.
+    pub records: Vec<SampleRecord>,
 }
 
-/// Reads a recipe's data; `rows` rows of each set are shown.
+/// Reads a recipe's data; `count` samples of each kind are shown.
 ///
 /// # Errors
 /// As a run: the recipe's data, its tokenizer, or the model folder cannot be used.
-pub fn inspect(config: &RunConfig, rows: usize) -> Result<Inspection, RunError> {
+pub fn inspect(config: &RunConfig, count: usize) -> Result<Inspection, RunError> {
     let tokenizer = data_sets::tokenizer(config, &config.model_folder()?, prepare::now())?;
     let data = data_sets::read(config, &tokenizer, plan::tokenizing(config, &HardwareProfile::detect()))?;
-    let view = |title, location, sources, documents: DocumentSet| -> Result<SetView, RunError> {
-        set_view(config, &tokenizer, rows, documents).map(|view| SetView { title, location, sources, ..view })
-    };
-    let mut sets = vec![view("training data", data.train.location, data.train.sources, data.train.documents)?];
+    let view = |documents, inputs: &[Input]| set_view(config, &tokenizer, count, documents, inputs);
+    let train = view(data.train.documents, &data.train.inputs)?;
+    let records = records(&data.train.inputs, &data.train.sources, &tokenizer)?;
+    let mut sets = vec![SetView { location: data.train.location, sources: data.train.sources, records, ..train }];
     if let Some(documents) = data.held_out {
-        let location = match data.held_out_sources.is_empty() {
-            true => "held out of the training data by a hash of the content",
-            false => "a separate set",
-        };
-        sets.push(view("held-out data", location.to_owned(), data.held_out_sources, documents)?);
+        let (is_part, title) = (data.held_out_sources.is_empty(), "held-out data");
+        let inputs = if is_part { &data.train.inputs } else { &data.held_out_inputs };
+        let location =
+            if is_part { "held out of the training data by a hash of each record" } else { "a separate set" };
+        let records = if is_part { Vec::new() } else { self::records(inputs, &data.held_out_sources, &tokenizer)? };
+        let (location, sources) = (location.to_owned(), data.held_out_sources);
+        sets.push(SetView { title, location, sources, records, ..view(documents, inputs)? });
     }
-    Ok(Inspection { name: config.name.clone(), sets })
+    Ok(Inspection { name: config.name.clone(), settings: settings(config, &tokenizer), sets })
+}
+
+fn records(inputs: &[Input], sources: &[SourceReport], tokenizer: &Tokenizer) -> Result<Vec<SampleRecord>, DataError> {
+    let of_source = |(input, report): (&Input, &SourceReport)| record::records(input, &report.diagnosis, tokenizer);
+    Ok(inputs.iter().zip(sources).map(of_source).collect::<Result<Vec<_>, _>>()?.concat())
 }
 
 fn set_view(
     config: &RunConfig,
     tokenizer: &Tokenizer,
-    rows: usize,
+    count: usize,
     documents: DocumentSet,
+    inputs: &[Input],
 ) -> Result<SetView, RunError> {
     let packed = PackedDataset::new(documents, pack_options(config, tokenizer));
-    let shown = rows.min(packed.rows());
-    let samples = (0..shown).map(|index| sample::row(&packed, index * packed.rows() / shown, tokenizer));
+    let documents = packed.documents();
+    let sample = |index: usize| {
+        let place = place(inputs, documents.document_origin(index));
+        SampleDocument::new(place, &documents.example(index), tokenizer)
+    };
+    let shown = count.min(packed.rows());
+    let row = |index: usize| {
+        let number = index * packed.rows() / shown;
+        let documents = packed.row_documents(number).map(sample).collect::<Result<_, _>>()?;
+        Ok(SampleRow { number, documents })
+    };
+    let rows = (0..shown).map(row).collect::<Result<_, DataError>>()?;
+    let seed = config.data_seed();
+    let samples = |title: String, key: &dyn Fn(usize) -> u64| {
+        let mut all: Vec<usize> = (0..documents.len()).collect();
+        all.sort_by_key(|&index| key(index));
+        Ok((title, all.into_iter().take(count).map(sample).collect::<Result<_, _>>()?))
+    };
+    let tokens = |index: usize| documents.document_tokens(index) as u64;
+    let groups: Result<_, DataError> = [
+        samples("Longest documents".to_owned(), &|index| u64::MAX - tokens(index)),
+        samples("Shortest documents".to_owned(), &tokens),
+        samples(format!("Random documents (data_seed {seed})"), &|index| xxh3_64_with_seed(&index.to_le_bytes(), seed)),
+    ]
+    .into_iter()
+    .collect();
     Ok(SetView {
-        title: "",
+        title: "training data",
         location: String::new(),
         sources: Vec::new(),
         packing: packed.report(),
         row_len: packed.row_len(),
-        samples: samples.collect::<Result<_, _>>()?,
+        rows,
+        documents: groups?,
+        records: Vec::new(),
     })
+}
+
+/// What decides about tokens and masks.
+fn settings(config: &RunConfig, tokenizer: &Tokenizer) -> Vec<(&'static str, String)> {
+    let token = |id: Option<u32>| match id {
+        Some(id) => format!("{} ({id})", tokenizer.decode(&[id], false).unwrap_or_default()),
+        None => "none".to_owned(),
+    };
+    let (bos, eos, pad) = (tokenizer.bos_token_id(), tokenizer.eos_token_id(), tokenizer.pad_token_id());
+    let template = match (&config.data.chat_template, tokenizer.chat_template()) {
+        (Some(named), _) => named.clone(),
+        (None, Ok(_)) => "the model folder's".to_owned(),
+        (None, Err(_)) => "none".to_owned(),
+    };
+    let mut settings = vec![
+        ("model", config.model.clone()),
+        ("tokenizer", format!("{} tokens", grouped(tokenizer.vocab_size() as f64))),
+        ("special tokens", format!("bos {}, eos {}, pad {}", token(bos), token(eos), token(pad))),
+        ("chat template", template),
+    ];
+    if !config.data.chat_template_kwargs.is_empty() {
+        let kwargs = config.data.chat_template_kwargs.iter().map(|(key, value)| format!("{key} = {value}"));
+        settings.push(("template variables", kwargs.collect::<Vec<_>>().join(", ")));
+    }
+    settings.extend(config.data.system_prompt.clone().map(|prompt| ("system prompt", prompt)));
+    settings.push(("max_seq_len", grouped(config.max_seq_len as f64)));
+    settings.push(("train_on", crate::config::to_name(&config.train_on())));
+    settings
 }
 
 impl Inspection {
@@ -105,14 +177,15 @@ impl SetView {
     /// The measures of the set with their names.
     fn measures(&self) -> Vec<(&'static str, String)> {
         let packing = &self.packing;
+        let number = |number: usize| grouped(number as f64);
         vec![
-            ("documents", packing.documents.to_string()),
-            ("tokens", packing.tokens.to_string()),
-            ("loss tokens", format!("{} ({:.1} %)", packing.loss_tokens, 100.0 * packing.loss_share())),
-            ("rows", format!("{} of up to {} tokens", packing.rows, self.row_len)),
+            ("documents", number(packing.documents)),
+            ("tokens", number(packing.tokens)),
+            ("loss tokens", format!("{} ({:.1} %)", number(packing.loss_tokens), 100.0 * packing.loss_share())),
+            ("rows", format!("{} of up to {} tokens", number(packing.rows), number(self.row_len))),
             ("rows filled to", format!("{:.1} %", 100.0 * packing.efficiency)),
-            ("shortest document", format!("{} tokens", packing.lengths.shortest)),
-            ("longest document", format!("{} tokens", packing.lengths.longest)),
+            ("shortest document", format!("{} tokens", number(packing.lengths.shortest))),
+            ("longest document", format!("{} tokens", number(packing.lengths.longest))),
         ]
     }
 
@@ -123,4 +196,31 @@ impl SetView {
         let all = steps.iter().enumerate().map(|(index, step)| (from(index), step.up_to, step.documents));
         all.skip_while(|&(_, _, documents)| documents == 0).collect()
     }
+
+    /// The findings of all sources, most frequent first.
+    fn findings(&self) -> Vec<FindingRow> {
+        let of_source = |source: &SourceReport| {
+            let rows = source.diagnosis.rows;
+            let row = move |(kind, found): (&FindingKind, &FindingCount)| FindingRow {
+                kind: *kind,
+                count: found.count,
+                percent: 100.0 * found.count as f64 / rows as f64,
+                first: found.first.first().map(|(place, detail)| format!("{place}: {detail}")).unwrap_or_default(),
+            };
+            source.diagnosis.findings.iter().map(row).collect::<Vec<_>>()
+        };
+        let mut rows: Vec<FindingRow> = self.sources.iter().flat_map(of_source).collect();
+        rows.sort_by_key(|row| Reverse(row.count));
+        rows
+    }
+}
+
+/// The findings of one kind in a source.
+struct FindingRow {
+    kind: FindingKind,
+    count: u64,
+    /// Of the source's records.
+    percent: f64,
+    /// The first place and what was found there.
+    first: String,
 }

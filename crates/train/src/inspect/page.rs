@@ -1,38 +1,47 @@
 //! The inspection as one self-contained HTML page: style inside, no script, nothing that is fetched.
 //!
-//! Not supported: pages of a fraction of the rows; long samples make a long page.
+//! Every token is one element with its id as the title, so that boundaries can be seen and ids read. Trade-off: that makes a
+//! page of some megabytes for long samples.
 
 use std::fmt::Write;
 
-use super::{Inspection, SampleRow, SetView};
+use super::{Inspection, SampleDocument, SampleRecord, SetView};
+use crate::console::grouped;
 
 const STYLE: &str = "\
-:root { color-scheme: light dark; --loss: #b7e4c7; --ink: #1b1b1b; --paper: #fff; --faint: #777; --bar: #5b8def }
+:root { color-scheme: light dark; --loss: #b7e4c7; --loss2: #9fd9b4; --ink: #1b1b1b; --paper: #fff; --faint: #777;
+  --edge: #ddd; --bar: #5b8def; --drop: #ffd4d4; --change: #ffe9b8 }
 @media (prefers-color-scheme: dark) {
-  :root { --loss: #1f5c3a; --ink: #e6e6e6; --paper: #161616; --faint: #999; --bar: #4a74c9 }
+  :root { --loss: #1f5c3a; --loss2: #2a7049; --ink: #e6e6e6; --paper: #161616; --faint: #999; --edge: #333; --bar: #4a74c9;
+    --drop: #6b2626; --change: #5f4a15 }
 }
 body { margin: 2rem auto; max-width: 70rem; padding: 0 1rem; font: 15px/1.5 sans-serif; color: var(--ink);
   background: var(--paper) }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.5 monospace }
-table { border-collapse: collapse } td { padding: 0 1rem 0 0; vertical-align: top }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.6 monospace }
+table { border-collapse: collapse } td, th { padding: 0.1rem 1rem 0.1rem 0; vertical-align: top; text-align: left }
 td.bar { width: 24rem } td.bar div { height: 0.8rem; background: var(--bar) }
+td.number { text-align: right } tr.drop td { background: var(--drop) } tr.change td { background: var(--change) }
 .document { border-left: 3px solid var(--faint); padding-left: 0.8rem; margin: 0.6rem 0 }
-.context { color: var(--faint) } .loss { background: var(--loss) }
+i { font-style: normal; color: var(--faint); box-shadow: inset -1px 0 var(--edge) }
+i:nth-of-type(even) { background: var(--edge) }
+b { font-weight: normal; background: var(--loss) } b:nth-of-type(even) { background: var(--loss2) }
+.cut { text-decoration: line-through; opacity: 0.6 } .mark { background: var(--drop); padding: 0 0.3rem }
 ";
 
 pub(super) fn render(inspection: &Inspection) -> String {
     let name = escape(&inspection.name);
     let mut out = format!(
-        "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>{name}: data</title>\n<style>\n{STYLE}</style>\n\
-         <h1>{name}</h1>\n"
+        "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width\">\n\
+         <title>{name}: data</title>\n<style>\n{STYLE}</style>\n<h1>{name}</h1>\n<table>\n"
     );
+    for (key, value) in &inspection.settings {
+        add(&mut out, format_args!("<tr><td>{key}<td>{}\n", escape(value)));
+    }
+    out.push_str("</table>\n");
     for set in &inspection.sets {
         describe(&mut out, set);
-        let legend = "<span class=\"loss\">loss tokens</span>, <span class=\"context\">other tokens</span>";
-        add(&mut out, format_args!("<h3>Sample rows</h3>\n<p>{legend}</p>\n"));
-        for row in &set.samples {
-            sample(&mut out, row, set.row_len);
-        }
+        findings(&mut out, set);
+        samples(&mut out, set);
     }
     out.push_str("</html>\n");
     out
@@ -45,7 +54,19 @@ fn add(out: &mut String, text: std::fmt::Arguments<'_>) {
 fn describe(out: &mut String, set: &SetView) {
     add(out, format_args!("<h2>{}</h2>\n<p>{}</p>\n", set.title, escape(&set.location)));
     for source in &set.sources {
-        add(out, format_args!("<pre>{}</pre>\n", escape(&source.to_string())));
+        let (diagnosis, name) = (&source.diagnosis, escape(&source.name));
+        let formats = format!("{}, {}", source.file_format, source.record_format);
+        let [rows, kept, cut] = [diagnosis.rows, diagnosis.rows_kept, diagnosis.tokens_cut].map(|n| grouped(n as f64));
+        let share = 100.0 * diagnosis.cut_share();
+        add(
+            out,
+            format_args!(
+                "<p>{name} ({formats}): {rows} records, {kept} of them kept, {cut} tokens cut ({share:.1} %)\n"
+            ),
+        );
+        for remark in &source.remarks {
+            add(out, format_args!("<br>note: {}\n", escape(remark)));
+        }
     }
     out.push_str("<table>\n");
     for (name, value) in set.measures() {
@@ -56,32 +77,76 @@ fn describe(out: &mut String, set: &SetView) {
     let max = histogram.iter().map(|&(_, _, documents)| documents).max().unwrap_or(1).max(1);
     for (from, to, documents) in histogram {
         let percent = 100.0 * documents as f64 / max as f64;
-        add(
-            out,
-            format_args!(
-                "<tr><td>{from} to {to}<td>{documents}<td class=\"bar\"><div style=\"width: {percent:.1}%\"></div>\n"
-            ),
-        );
+        let bar = format!("<td class=\"bar\"><div style=\"width: {percent:.1}%\"></div>");
+        add(out, format_args!("<tr><td>{from} to {to}<td class=\"number\">{}{bar}\n", grouped(documents as f64)));
     }
     out.push_str("</table>\n");
 }
 
-fn sample(out: &mut String, row: &SampleRow, row_len: usize) {
-    let (tokens, documents) = (row.tokens(), row.documents.len());
-    add(out, format_args!("<h4>Row {}: {tokens} of {row_len} tokens, {documents} documents</h4>\n", row.number));
-    for document in &row.documents {
-        add(
-            out,
-            format_args!(
-                "<div class=\"document\">{} tokens, {} in the loss<pre>",
-                document.tokens, document.loss_tokens
-            ),
-        );
-        for piece in &document.pieces {
-            let class = if piece.in_loss { "loss" } else { "context" };
-            add(out, format_args!("<span class=\"{class}\">{}</span>", escape(&piece.text)));
+/// The findings as a table, and their records.
+fn findings(out: &mut String, set: &SetView) {
+    let findings = set.findings();
+    if findings.is_empty() {
+        return;
+    }
+    out.push_str("<h3>Findings</h3>\n<table>\n<tr><th>records<th><th>what happened<th>first\n");
+    for row in findings {
+        let class = if row.kind.is_drop() { "drop" } else { "change" };
+        let (count, what) = (grouped(row.count as f64), escape(row.kind.description()));
+        let cells = format!("<td class=\"number\">{count}<td class=\"number\">{:.1} %<td>{what}", row.percent);
+        add(out, format_args!("<tr class=\"{class}\">{cells}<td>{}\n", escape(&row.first)));
+    }
+    out.push_str("</table>\n");
+    for record in &set.records {
+        self::record(out, record);
+    }
+}
+
+fn record(out: &mut String, record: &SampleRecord) {
+    let [what, place, detail] = [record.kind.description(), &record.place, &record.detail].map(escape);
+    add(out, format_args!("<details><summary>{place}: {what}</summary>\n<p>{detail}</p>\n"));
+    if let Some(document) = &record.document {
+        self::document(out, document, record.cut_at);
+    }
+    add(out, format_args!("<pre>{}</pre></details>\n", escape(&record.json)));
+}
+
+fn samples(out: &mut String, set: &SetView) {
+    let legend = "<b>tokens</b><b> in the loss</b>, <i>other</i><i> tokens</i>; each has its id as a tooltip";
+    add(out, format_args!("<h3>Sample rows</h3>\n<p>{legend}</p>\n"));
+    for row in &set.rows {
+        let (tokens, documents, row_len) = (row.tokens(), row.documents.len(), set.row_len);
+        add(out, format_args!("<h4>Row {}: {tokens} of {row_len} tokens, {documents} documents</h4>\n", row.number));
+        row.documents.iter().for_each(|one| document(out, one, None));
+    }
+    for (title, documents) in &set.documents {
+        add(out, format_args!("<h3>{}</h3>\n", escape(title)));
+        documents.iter().for_each(|one| document(out, one, None));
+    }
+}
+
+fn document(out: &mut String, document: &SampleDocument, cut_at: Option<usize>) {
+    let [len, in_loss] = [document.len, document.loss_tokens].map(|tokens| grouped(tokens as f64));
+    let place = escape(&document.place);
+    add(out, format_args!("<div class=\"document\">{place}: {len} tokens, {in_loss} in the loss<pre>"));
+    if document.skipped > 0 {
+        add(out, format_args!("… {} tokens … ", document.skipped));
+    }
+    for (index, token) in (document.skipped..).zip(&document.tokens) {
+        let is_cut = cut_at.is_some_and(|cut| index >= cut);
+        if cut_at == Some(index) {
+            out.push_str("<span class=\"mark\">cut here</span><span class=\"cut\">");
         }
-        out.push_str("</pre></div>\n");
+        let tag = if token.in_loss && !is_cut { 'b' } else { 'i' };
+        let text = if token.text.is_empty() { "▯".to_owned() } else { escape(&token.text) };
+        add(out, format_args!("<{tag} title={}>{text}</{tag}>", token.id));
+    }
+    if cut_at.is_some_and(|cut| cut < document.skipped + document.tokens.len()) {
+        out.push_str("</span>");
+    }
+    match document.hidden() {
+        0 => out.push_str("</pre></div>\n"),
+        more => add(out, format_args!(" … {more} more tokens</pre></div>\n")),
     }
 }
 
@@ -104,28 +169,49 @@ fn escape(text: &str) -> String {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use firebrick_data::{Diagnosis, LengthHistogram, PackReport};
+    use firebrick_data::{Diagnosis, FindingCount, FindingKind, LengthHistogram, PackReport, Place};
 
     use super::*;
     use crate::console::SourceReport;
-    use crate::inspect::{Piece, SampleDocument};
+    use crate::inspect::{SampleRow, SampleToken};
 
     /// Two documents in a row, the first with this prompt.
     pub(in crate::inspect) fn inspection(prompt: &str) -> Inspection {
-        let piece = |text: &str, in_loss| Piece { text: text.to_owned(), in_loss };
-        let pieces = vec![piece(prompt, false), piece("answer", true)];
-        let first = SampleDocument { tokens: 3, loss_tokens: 2, pieces };
-        let second = SampleDocument { tokens: 4, loss_tokens: 3, pieces: vec![piece("other", true)] };
+        let text = |text: &str| text.to_owned();
+        let document = |len: usize, parts: &[(&str, bool)]| SampleDocument {
+            place: format!("a.jsonl:{len}"),
+            len,
+            loss_tokens: len - 1,
+            skipped: 0,
+            tokens: (7..)
+                .zip(parts)
+                .map(|(id, &(part, in_loss))| SampleToken { id, text: text(part), in_loss })
+                .collect(),
+        };
+        let (first, second) =
+            (document(3, &[(prompt, false), ("ans", true), ("wer", true)]), document(4, &[("other", true)]));
         let mut lengths = LengthHistogram::default();
         [3, 4].iter().for_each(|&tokens| lengths.add(tokens));
         let packing = PackReport { documents: 2, rows: 1, tokens: 8, loss_tokens: 6, efficiency: 0.5, lengths };
-        let text = |text: &str| text.to_owned();
-        let diagnosis = Diagnosis { rows: 12, ..Diagnosis::default() };
+        let place = Place { path: "a.jsonl".into(), line: 5 };
+        let found = |detail: &str| FindingCount { count: 3, first: vec![(place.clone(), text(detail))] };
+        let findings =
+            [(FindingKind::Truncated, found("too long")), (FindingKind::TemplateRefused, found("no <role>"))];
+        let diagnosis = Diagnosis { rows: 1200, findings: findings.into(), ..Diagnosis::default() };
         let source = SourceReport {
             name: text("a<b.jsonl"),
             file_format: text("jsonl"),
             record_format: text("chat"),
             diagnosis,
+            remarks: vec![text("a remark")],
+        };
+        let record = SampleRecord {
+            kind: FindingKind::Truncated,
+            place: text("a.jsonl:5"),
+            detail: text("too long"),
+            json: text("{\"text\": 1}"),
+            document: Some(first.clone()),
+            cut_at: Some(2),
         };
         let set = SetView {
             title: "training data",
@@ -133,9 +219,11 @@ pub(super) mod tests {
             sources: vec![source],
             packing,
             row_len: 16,
-            samples: vec![SampleRow { number: 0, documents: vec![first, second] }],
+            documents: vec![(text("Longest documents"), vec![second.clone()])],
+            rows: vec![SampleRow { number: 0, documents: vec![first, second] }],
+            records: vec![record],
         };
-        Inspection { name: text("run"), sets: vec![set] }
+        Inspection { name: text("run"), settings: vec![("model", text("folder"))], sets: vec![set] }
     }
 
     #[test]
@@ -144,9 +232,27 @@ pub(super) mod tests {
         for outside in ["http", "//", "src=", "href=", "url(", "@import", "<script", "<link"] {
             assert!(!page.contains(outside), "{outside:?} in the page");
         }
-        for part in ["12 records", "<td>2\n", "(75.0 %)", "50.0 %", "3 to 3", "class=\"loss\">answer</span>"] {
+        for part in
+            ["1,200 records", "<td>2\n", "(75.0 %)", "50.0 %", "3 to 3", "note: a remark", "<td>model<td>folder"]
+        {
             assert!(page.contains(part), "{part:?} is not in {page}");
         }
+    }
+
+    #[test]
+    fn every_token_is_an_element_with_its_id_and_every_document_has_its_place() {
+        let page = inspection("question").page();
+        assert!(page.contains("<i title=7>question</i><b title=8>ans</b><b title=9>wer</b>"), "{page}");
+        assert!(page.contains("a.jsonl:3: 3 tokens, 2 in the loss") && page.contains("Longest documents"), "{page}");
+    }
+
+    #[test]
+    fn findings_are_rows_in_the_color_of_what_happened_with_their_records_and_the_cut() {
+        let page = inspection("question").page();
+        assert!(page.contains("<tr class=\"drop\"><td class=\"number\">3<td class=\"number\">0.2 %"), "{page}");
+        assert!(page.contains("<tr class=\"change\">") && page.contains("no &lt;role&gt;"), "{page}");
+        let cut = "<b title=8>ans</b><span class=\"mark\">cut here</span><span class=\"cut\"><i title=9>wer</i></span>";
+        assert!(page.contains(cut) && page.contains("{&quot;text&quot;: 1}"), "{page}");
     }
 
     #[test]

@@ -1,10 +1,13 @@
-//! A row as text, cut where the loss begins and ends.
+//! A document as the texts of its tokens.
 //!
-//! Trade-off: a document is decoded once per piece, which is quadratic in its pieces; only samples are decoded.
+//! Trade-off: a token that ends in the middle of a character has no text; the token that completes it has all of it.
 
-use firebrick_data::{DataError, Example, PackedDataset, Tokenizer};
+use firebrick_data::{DataError, Example, Tokenizer};
 
-/// One row.
+/// Tokens of a document that are shown at most.
+const SHOWN_TOKENS: usize = 4096;
+
+/// One packed row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SampleRow {
     /// Its number, the first is 0.
@@ -13,61 +16,89 @@ pub struct SampleRow {
     pub documents: Vec<SampleDocument>,
 }
 
-/// One document of a row.
+/// One document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SampleDocument {
+    /// File and line of its record.
+    pub place: String,
     /// Number of tokens.
-    pub tokens: usize,
+    pub len: usize,
     /// Number of tokens that count in the loss.
     pub loss_tokens: usize,
-    /// Its text in order; pieces inside and outside of the loss alternate.
-    pub pieces: Vec<Piece>,
+    /// Tokens before the first one that is shown.
+    pub skipped: usize,
+    /// The tokens that are shown, in order.
+    pub tokens: Vec<SampleToken>,
 }
 
-/// Text of adjacent tokens that are all in the loss or all not.
+/// One token.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Piece {
-    /// The text, special tokens included.
+pub struct SampleToken {
+    /// Its id.
+    pub id: u32,
+    /// What it adds to the text, special tokens included.
     pub text: String,
-    /// Whether its tokens count in the loss.
+    /// Whether it counts in the loss.
     pub in_loss: bool,
 }
 
 impl SampleRow {
     /// Tokens without padding.
     pub fn tokens(&self) -> usize {
-        self.documents.iter().map(|document| document.tokens).sum()
+        self.documents.iter().map(|document| document.len).sum()
     }
 }
 
-/// A row of a set. Errors: the tokenizer cannot turn its tokens to text.
-pub(super) fn row(packed: &PackedDataset, number: usize, tokenizer: &Tokenizer) -> Result<SampleRow, DataError> {
-    let documents = packed.row_documents(number).map(|index| {
-        let example = packed.documents().example(index);
-        Ok(SampleDocument {
-            tokens: example.tokens.len(),
-            loss_tokens: example.loss_tokens(),
-            pieces: pieces(&example, tokenizer)?,
-        })
-    });
-    Ok(SampleRow { number, documents: documents.collect::<Result<_, DataError>>()? })
+impl SampleDocument {
+    /// The beginning of a document. Errors: the tokenizer cannot turn its tokens to text.
+    pub(super) fn new(place: String, example: &Example, tokenizer: &Tokenizer) -> Result<Self, DataError> {
+        Self::around(place, example, 0..SHOWN_TOKENS, tokenizer)
+    }
+
+    /// A part of a document.
+    pub(super) fn around(
+        place: String,
+        example: &Example,
+        shown: std::ops::Range<usize>,
+        tokenizer: &Tokenizer,
+    ) -> Result<Self, DataError> {
+        let len = example.tokens.len();
+        let shown = shown.start.min(len)..shown.end.min(len);
+        let texts = texts(&example.tokens[shown.clone()], tokenizer)?;
+        let tokens = shown.clone().zip(texts).map(|(index, text)| SampleToken {
+            id: example.tokens[index],
+            text,
+            in_loss: example.loss_mask[index],
+        });
+        let (tokens, loss_tokens) = (tokens.collect(), example.loss_tokens());
+        Ok(Self { place, len, loss_tokens, skipped: shown.start, tokens })
+    }
+
+    /// The text in runs of tokens that all count in the loss or all do not.
+    pub(super) fn runs(&self) -> impl Iterator<Item = (bool, String)> + '_ {
+        let runs = self.tokens.chunk_by(|one, other| one.in_loss == other.in_loss);
+        runs.map(|run| (run[0].in_loss, run.iter().map(|token| token.text.as_str()).collect()))
+    }
+
+    /// Tokens after the last one that is shown.
+    pub(super) fn hidden(&self) -> usize {
+        self.len - self.skipped - self.tokens.len()
+    }
 }
 
-fn pieces(example: &Example, tokenizer: &Tokenizer) -> Result<Vec<Piece>, DataError> {
-    let mut pieces = Vec::new();
-    let mut previous = String::new();
-    let mut end = 0;
-    for run in example.loss_mask.chunk_by(|one, other| one == other) {
-        let start = end;
-        end += run.len();
-        // Some tokenizers drop a space before the first token, so a piece is what it adds to the preceding ones.
-        let whole = tokenizer.decode(&example.tokens[..end], false)?;
-        let text = match whole.strip_prefix(&previous) {
-            Some(added) => added.to_owned(),
-            None => tokenizer.decode(&example.tokens[start..end], false)?,
+/// What each token adds to the text. Some tokenizers drop a space before the first token, so each is decoded after the ones
+/// before it.
+fn texts(tokens: &[u32], tokenizer: &Tokenizer) -> Result<Vec<String>, DataError> {
+    let (mut context, mut done) = (0, 0);
+    let text = |index: usize| {
+        let before = tokenizer.decode(&tokens[context..done], false)?;
+        let with = tokenizer.decode(&tokens[context..=index], false)?;
+        let is_last = index + 1 == tokens.len();
+        let Some(added) = with.strip_prefix(&before).filter(|_| is_last || !with.ends_with('\u{FFFD}')) else {
+            return Ok(String::new());
         };
-        pieces.push(Piece { text, in_loss: run[0] });
-        previous = whole;
-    }
-    Ok(pieces)
+        (context, done) = (done, index + 1);
+        Ok(added.to_owned())
+    };
+    (0..tokens.len()).map(text).collect()
 }

@@ -22,17 +22,27 @@ const BAR: usize = 40;
 
 pub(super) fn render(inspection: &Inspection, style: Style) -> String {
     let mut out = format!("{}\n", inspection.name);
+    for (key, value) in &inspection.settings {
+        line(&mut out, format_args!("  {key:<18} {}", visible(value)));
+    }
     for set in &inspection.sets {
-        describe(&mut out, set);
-        if !set.samples.is_empty() {
+        describe(&mut out, set, style);
+        if !set.rows.is_empty() {
             let legend = match style {
                 Style::Colors => "\x1b[32mloss tokens\x1b[0m and \x1b[2mother tokens\x1b[0m",
                 Style::Markers => "⟦loss tokens⟧ and other tokens",
             };
             line(&mut out, format_args!("\n  sample rows: {legend}"));
         }
-        for row in &set.samples {
+        for row in &set.rows {
             sample(&mut out, row, set.row_len, style);
+        }
+        for (title, documents) in &set.documents {
+            line(&mut out, format_args!("\n  {title}"));
+            for document in documents {
+                let (place, len, in_loss) = (visible(&document.place), document.len, document.loss_tokens);
+                line(&mut out, format_args!("    {place}: {len} tokens, {in_loss} in the loss"));
+            }
         }
     }
     out
@@ -42,10 +52,28 @@ fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
     writeln!(out, "{text}").expect("a string takes any text");
 }
 
-fn describe(out: &mut String, set: &SetView) {
+fn describe(out: &mut String, set: &SetView, style: Style) {
     line(out, format_args!("\n{}: {}", set.title, set.location));
     for source in &set.sources {
-        line(out, format_args!("  {}", visible(&source.to_string()).replace('\n', "\n  ")));
+        let (diagnosis, name) = (&source.diagnosis, visible(&source.name));
+        let formats = format!("{}, {}", source.file_format, source.record_format);
+        let (rows, kept, cut) = (diagnosis.rows, diagnosis.rows_kept, 100.0 * diagnosis.cut_share());
+        line(
+            out,
+            format_args!("  {name} ({formats}): {rows} records, {kept} of them kept, {cut:.1} % of the tokens cut"),
+        );
+        for remark in &source.remarks {
+            line(out, format_args!("  note: {}", visible(remark)));
+        }
+    }
+    for row in set.findings() {
+        let text =
+            format!("{} records ({:.1} %) {}; first {}", row.count, row.percent, row.kind.description(), row.first);
+        let color = if row.kind.is_drop() { "31" } else { "33" };
+        match style {
+            Style::Colors => line(out, format_args!("  \x1b[{color}m{}\x1b[0m", visible(&text))),
+            Style::Markers => line(out, format_args!("  {}", visible(&text))),
+        }
     }
     for (name, value) in set.measures() {
         line(out, format_args!("  {name:<18} {value}"));
@@ -72,14 +100,19 @@ fn sample(out: &mut String, row: &SampleRow, row_len: usize, style: Style) {
         }
         line(
             out,
-            format_args!("  document {}: {} tokens, {} in the loss", index + 1, document.tokens, document.loss_tokens),
+            format_args!(
+                "  {}: {} tokens, {} in the loss",
+                visible(&document.place),
+                document.len,
+                document.loss_tokens
+            ),
         );
-        for piece in &document.pieces {
-            let shown: String = piece.text.chars().take(left).collect();
+        for (in_loss, text) in document.runs() {
+            let shown: String = text.chars().take(left).collect();
             left -= shown.chars().count();
-            let cut = if shown.len() < piece.text.len() { "…" } else { "" };
+            let cut = if shown.len() < text.len() { "…" } else { "" };
             let shown = visible(&shown);
-            out.push_str(&match (style, piece.in_loss) {
+            out.push_str(&match (style, in_loss) {
                 (Style::Colors, true) => format!("\x1b[32m{shown}{cut}\x1b[0m"),
                 (Style::Colors, false) => format!("\x1b[2m{shown}{cut}\x1b[0m"),
                 (Style::Markers, true) => format!("⟦{shown}{cut}⟧"),
@@ -113,7 +146,17 @@ mod tests {
         let text = inspection("<b>&\u{1b}[31m").text(Style::Markers);
         assert!(text.contains("<b>&\\u{1b}[31m⟦answer⟧"), "{text}");
         assert!(!text.contains('\u{1b}'), "no escape may reach the terminal");
-        for part in ["12 records", "2 documents", "(75.0 %)", "50.0 %", "3 to 3", "4 to 4"] {
+        for part in [
+            "1200 records",
+            "a.jsonl:3: 3 tokens",
+            "Longest documents",
+            "3 records (0.2 %) cut at",
+            "2 documents",
+            "(75.0 %)",
+            "50.0 %",
+            "3 to 3",
+            "4 to 4",
+        ] {
             assert!(text.contains(part), "{part:?} is not in {text}");
         }
     }
@@ -125,6 +168,8 @@ mod tests {
             text.contains("\u{1b}[2mxxx") && text.contains("x…\u{1b}[0m") && text.contains("1 more documents"),
             "{text}"
         );
-        assert!(inspection("q").text(Style::Colors).contains("\u{1b}[32manswer\u{1b}[0m"));
+        let text = inspection("q").text(Style::Colors);
+        assert!(text.contains("\u{1b}[32manswer\u{1b}[0m"), "{text}");
+        assert!(text.contains("\u{1b}[31m3 records (0.2 %) dropped") && text.contains("\u{1b}[33m3 records"), "{text}");
     }
 }

@@ -45,6 +45,8 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         model_folder: Chosen::recipe(PathBuf::from(&config.model)),
         init: Chosen::recipe(config.init),
         seed: Chosen::recipe(config.seed),
+        data_seed: Chosen::recipe(config.data_seed()),
+        shuffle: Chosen::recipe(config.data.shuffle),
         world_size: Chosen::new(world_size, if world_size == 1 { "one process" } else { "the processes of this run" }),
         compute: compute_format(config.compute(), backend.value),
         base: base(training.base),

@@ -28,8 +28,12 @@ pub struct Plan {
     pub model_folder: Chosen<PathBuf>,
     /// Where the weights come from.
     pub init: Chosen<Init>,
-    /// Seed of shuffling, of new weights and of sampling.
+    /// Seed of new weights and of sampling.
     pub seed: Chosen<u64>,
+    /// Seed of the order of rows and of mixtures.
+    pub data_seed: Chosen<u64>,
+    /// Whether rows are shuffled in each epoch.
+    pub shuffle: Chosen<bool>,
     /// Where tensors live.
     pub backend: Chosen<BackendKind>,
     /// Number of processes that train together.

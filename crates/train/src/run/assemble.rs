@@ -72,12 +72,12 @@ pub fn trainer<B: Kernels>(
     })
 }
 
-/// The loader of the training rows: shuffled, without end, from the cursor on.
+/// The loader of the training rows: without end, from the cursor on.
 pub fn loader(plan: &Plan, rows: Arc<PackedDataset>, ranks: &Ranks, start: Cursor) -> Loader {
     let config = LoaderConfig {
         rows_per_batch: plan.micro_batch_size.value,
-        seed: plan.seed.value,
-        shuffle: true,
+        seed: plan.data_seed.value,
+        shuffle: plan.shuffle.value,
         epochs: None,
         rank: ranks.rank(),
         world_size: ranks.world_size(),

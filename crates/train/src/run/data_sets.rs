@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use firebrick_data::{
-    CacheError, Corpus, DataError, Diagnosis, DocumentSet, EncodeOptions, Encoder, Holdout, Hub, Mix, Mixture,
-    Pipeline, RecordFormat, Source, TemplateChoice, TokenCache, Tokenized, Tokenizer,
+    CacheError, Corpus, DataError, Diagnosis, DocumentSet, EncodeOptions, Encoder, Fields, FileFormat, Hub, Mix,
+    Mixture, Origin, Pipeline, RecordFormat, Source, TemplateChoice, TemplateDefaults, TokenCache, Tokenized,
+    Tokenizer,
 };
 
 use crate::config::{RunConfig, SourceConfig, to_name};
@@ -18,6 +19,8 @@ use crate::console::SourceReport;
 const SMALL_BYTES: u64 = 8_000_000;
 /// Data of up to this many bytes is kept in memory if the cache cannot be written.
 const MEMORY_BYTES: u64 = 1 << 30;
+/// Share of a source's tokens that may be cut off without a remark.
+const NOTABLE_CUT: f64 = 0.05;
 const SECONDS_PER_DAY: i64 = 86_400;
 
 /// Tokenized documents, and what was found in their records.
@@ -25,12 +28,30 @@ const SECONDS_PER_DAY: i64 = 86_400;
 pub struct ReadSet {
     /// The documents, in the order of the data.
     pub documents: DocumentSet,
+    /// Hashes of the records that gave no document.
+    dropped: Vec<u64>,
     /// What each source contained.
     pub sources: Vec<SourceReport>,
-    /// What the records of the sources are.
-    pub record_formats: Vec<RecordFormat>,
+    /// The sources, with how their records were encoded.
+    pub inputs: Vec<Input>,
     /// Where the tokens are, in a sentence.
     pub location: String,
+}
+
+/// A source that was read.
+#[derive(Debug)]
+pub struct Input {
+    /// Its files.
+    pub source: Source,
+    /// How its records became documents; the record format is never `Auto`.
+    pub options: EncodeOptions,
+}
+
+/// File and line of a document's record.
+#[must_use]
+pub fn place(inputs: &[Input], origin: Origin) -> String {
+    let files = inputs[origin.source as usize].source.file_names();
+    format!("{}:{}", files[origin.file as usize], origin.line)
 }
 
 /// What a recipe trains and evaluates on.
@@ -40,8 +61,10 @@ pub struct DataSets {
     pub train: ReadSet,
     /// Documents to evaluate on.
     pub held_out: Option<DocumentSet>,
-    /// What was found in the held-out records, if they are a separate set.
+    /// What was found in the held-out records, if they are a separate set, and where they are.
     pub held_out_sources: Vec<SourceReport>,
+    /// The held-out sources, if they are a separate set.
+    pub held_out_inputs: Vec<Input>,
 }
 
 /// The model's tokenizer, with the chat template that the recipe names. Templates that use the date get the beginning of the UTC
@@ -58,6 +81,10 @@ pub fn tokenizer(config: &RunConfig, folder: &Path, date: i64) -> Result<Tokeniz
             false => TemplateChoice::Named(template.clone()),
         })?;
     }
+    tokenizer.set_template_defaults(TemplateDefaults {
+        arguments: config.data.chat_template_kwargs.clone().into_iter().collect(),
+        system_prompt: config.data.system_prompt.clone(),
+    });
     tokenizer.set_date(date - date.rem_euclid(SECONDS_PER_DAY));
     Ok(tokenizer)
 }
@@ -71,24 +98,27 @@ pub fn read(config: &RunConfig, tokenizer: &Tokenizer, pipeline: Pipeline) -> Re
     let separate = config.data.held_out_sources();
     if !separate.is_empty() {
         let held_out = read_set(config, tokenizer, &separate, Mix::Concatenate, pipeline)?;
-        return Ok(DataSets { train, held_out: Some(held_out.documents), held_out_sources: held_out.sources });
+        let ReadSet { documents, sources, inputs, .. } = held_out;
+        return Ok(DataSets { train, held_out: Some(documents), held_out_sources: sources, held_out_inputs: inputs });
     }
-    let Some(fraction) = config.data.eval_fraction else {
-        return Ok(DataSets { train, held_out: None, held_out_sources: Vec::new() });
+    let without = |train, held_out| {
+        let (held_out_sources, held_out_inputs) = Default::default();
+        DataSets { train, held_out, held_out_sources, held_out_inputs }
     };
-    let (documents, held_out) = train.documents.split(Holdout::Fraction(fraction))?;
+    let Some(fraction) = config.data.eval_fraction else { return Ok(without(train, None)) };
+    let (documents, held_out) = train.documents.split(fraction, &train.dropped)?;
     train.documents = documents;
-    Ok(DataSets { train, held_out: Some(held_out), held_out_sources: Vec::new() })
+    Ok(without(train, Some(held_out)))
 }
 
 impl DataSets {
     /// Whether any training data is rendered with the chat template.
     #[must_use]
     pub fn has_chats(&self, tokenizer: &Tokenizer) -> bool {
-        let is_chat = |format: &RecordFormat| {
-            matches!(format, RecordFormat::Chat | RecordFormat::Sharegpt | RecordFormat::Alpaca)
+        let is_chat = |input: &Input| {
+            matches!(input.options.record_format, RecordFormat::Chat | RecordFormat::Sharegpt | RecordFormat::Alpaca)
         };
-        tokenizer.chat_template().is_ok() && self.train.record_formats.iter().any(is_chat)
+        tokenizer.chat_template().is_ok() && self.train.inputs.iter().any(is_chat)
     }
 
     /// Sentences about the data, to print before a run.
@@ -115,16 +145,55 @@ fn read_set(
 ) -> Result<ReadSet, DataError> {
     let corpus = corpus(config, tokenizer, sources, order, pipeline)?;
     let (tokenized, location) = tokenized(&corpus, config)?;
-    let record_formats = corpus.encoders().iter().map(Encoder::record_format).collect();
+    let input = |(source, encoder): (&Source, &Encoder<'_>)| Input {
+        source: source.clone(),
+        options: encoder.options().clone(),
+    };
+    let inputs = corpus.mixture().sources().iter().zip(corpus.encoders()).map(input).collect();
     let found = corpus.mixture().sources().iter().zip(corpus.encoders()).zip(tokenized.diagnoses);
     let report = |((source, encoder), diagnosis): ((&Source, &Encoder<'_>), Diagnosis)| SourceReport {
         name: source.spec().path.clone(),
         file_format: to_name(&source.format()),
         record_format: to_name(&encoder.record_format()),
+        remarks: remarks(source, encoder, &diagnosis),
         diagnosis,
     };
     let sources = found.map(report).collect();
-    Ok(ReadSet { documents: DocumentSet::all(Arc::new(tokenized.store)), sources, record_formats, location })
+    let (documents, dropped) = (DocumentSet::all(Arc::new(tokenized.store)), tokenized.dropped);
+    Ok(ReadSet { documents, dropped, sources, inputs, location })
+}
+
+/// What a user may not expect about how a source is read.
+fn remarks(source: &Source, encoder: &Encoder<'_>, diagnosis: &Diagnosis) -> Vec<String> {
+    let mut remarks = Vec::new();
+    if !source.unread_splits().is_empty() {
+        let others = source.unread_splits().join(", ");
+        remarks.push(format!("the split train was read; {others} is there too, choose another with split = \"...\""));
+    }
+    let (options, usual) = (encoder.options(), Fields::default());
+    let fields = &options.fields;
+    if options.record_format == RecordFormat::Alpaca && fields.output != usual.output {
+        remarks.push(format!(
+            "the columns {:?} and {:?} are a question and its answer",
+            fields.instruction, fields.output
+        ));
+    }
+    let has_template = encoder.tokenizer().chat_template().is_ok();
+    if options.record_format == RecordFormat::PromptCompletion && has_template && diagnosis.chats == 0 {
+        let remedy = "for turns of a chat, map them: fields = { instruction = \"prompt\", output = \"completion\" }, format = \"alpaca\"";
+        remarks.push(format!("prompt and completion are joined without the chat template; {remedy}"));
+    }
+    let share = diagnosis.cut_share();
+    if share > NOTABLE_CUT {
+        let lines = match (options.record_format, source.format()) {
+            (RecordFormat::Text, FileFormat::Text) => ", text_unit = \"line\" if each line is a document",
+            _ => "",
+        };
+        let (percent, limit) = (100.0 * share, options.max_seq_len);
+        let remedy = format!("set data.overflow = \"split\"{lines}, or raise max_seq_len");
+        remarks.push(format!("{percent:.1} % of the tokens are lost to max_seq_len = {limit}: {remedy}"));
+    }
+    remarks
 }
 
 fn corpus<'a>(
@@ -136,7 +205,7 @@ fn corpus<'a>(
 ) -> Result<Corpus<'a>, DataError> {
     let hub = Hub::from_environment();
     let found: Vec<Source> = sources.iter().map(|source| source.spec().resolve(&hub)).collect::<Result<_, _>>()?;
-    let mixture = Mixture::new(found, order, config.data.mix_until, config.seed)?;
+    let mixture = Mixture::new(found, order, config.data.mix_until, config.data_seed())?;
     let options = sources.iter().map(|source| encode_options(config, source)).collect();
     let mut corpus = Corpus::new(tokenizer, mixture, options)?;
     corpus.pipeline = pipeline;
@@ -146,9 +215,10 @@ fn corpus<'a>(
 
 fn encode_options(config: &RunConfig, source: &SourceConfig) -> EncodeOptions {
     EncodeOptions {
-        record_format: source.shape,
+        record_format: source.format,
         fields: source.field_names().expect("the names were checked when the recipe was read"),
         train_on: config.train_on(),
+        roles_to_train: config.data.roles_to_train.clone(),
         train_end_of_turn: config.data.train_end_of_turn,
         overflow: config.data.overflow,
         ..EncodeOptions::new(config.max_seq_len)

@@ -23,6 +23,12 @@ pub struct RunIdentity {
     pub init: Init,
     /// Seed of shuffling and of new weights.
     pub seed: u64,
+    /// Seed of the order of rows, where it is another.
+    #[serde(rename = "data.data_seed", default)]
+    pub data_seed: Option<u64>,
+    /// Whether rows are shuffled.
+    #[serde(rename = "data.shuffle", default = "yes")]
+    pub shuffle: bool,
     /// Maximum tokens of a document, and of a packed row.
     pub max_seq_len: usize,
     /// Whether rows hold several documents.
@@ -41,6 +47,10 @@ pub struct RunIdentity {
     pub rows_per_step: usize,
     /// Fingerprint of the packed rows, hexadecimal.
     pub data: String,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// The shape and scaling of an adapter.
@@ -138,6 +148,8 @@ impl RunIdentity {
         Self {
             init: plan.init.value,
             seed: plan.seed.value,
+            data_seed: Some(plan.data_seed.value).filter(|&seed| seed != plan.seed.value),
+            shuffle: plan.shuffle.value,
             max_seq_len: plan.max_seq_len.value,
             pack: plan.pack.value,
             lora,
@@ -234,6 +246,8 @@ mod tests {
         RunIdentity {
             init: Init::Pretrained,
             seed: 0,
+            data_seed: None,
+            shuffle: true,
             max_seq_len: 64,
             pack: true,
             lora: Some(AdapterIdentity { r: 4, alpha: 8.0, target: TargetModules::AllLinear, use_rslora: false }),

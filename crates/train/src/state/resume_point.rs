@@ -122,6 +122,8 @@ mod tests {
             identity: RunIdentity {
                 init: Init::Pretrained,
                 seed: 0,
+                data_seed: None,
+                shuffle: true,
                 max_seq_len: 64,
                 pack: true,
                 lora: None,

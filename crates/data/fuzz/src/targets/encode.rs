@@ -54,7 +54,13 @@ fn options(bits: u8, record_format: RecordFormat) -> EncodeOptions {
         [OverflowPolicy::Truncate, OverflowPolicy::Split, OverflowPolicy::Drop][usize::from(bits / 4 % 4).min(2)];
     let train_end_of_turn = bits & 16 == 0;
     let max_seq_len = if bits & 32 == 0 { 1 << 20 } else { 2 + usize::from(bits >> 6) * 7 };
-    EncodeOptions { record_format, train_on, overflow, train_end_of_turn, ..EncodeOptions::new(max_seq_len) }
+    EncodeOptions {
+        record_format,
+        train_on,
+        overflow: Some(overflow),
+        train_end_of_turn,
+        ..EncodeOptions::new(max_seq_len)
+    }
 }
 
 /// The guarantees of [`Encoded`].

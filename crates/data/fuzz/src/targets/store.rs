@@ -4,7 +4,7 @@
 
 use std::fs;
 
-use firebrick_data::{CacheError, CacheKey, Example, StoreWriter, TokenCache};
+use firebrick_data::{CacheError, CacheKey, Example, Origin, StoreWriter, TokenCache};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Folder, Outcome};
@@ -25,7 +25,7 @@ pub(crate) fn token_store(bytes: &[u8]) -> Outcome {
                 tokens: (0..length).map(|index| index * 7 % VOCABULARY as u32).collect(),
                 loss_mask: (0..length).map(|index| index % 3 == 1).collect(),
             };
-            writer.push(&example, length)?;
+            writer.push(&example, Origin { line: length, ..Origin::default() })?;
         }
         Ok(b"metadata".to_vec())
     });

@@ -107,7 +107,7 @@ impl Listing {
     fn by_name(&self, mut paths: Vec<String>, spec: &SourceSpec, place: &str) -> Result<Vec<String>, SourceError> {
         let format_of = |path: &String| FileFormat::of_name(Path::new(path));
         paths.retain(|path| is_data(path));
-        let formats = match spec.format {
+        let formats = match spec.file_format {
             Some(format) if paths.iter().any(|path| format_of(path) == Some(format)) => vec![format],
             Some(_) | None => PREFERRED.to_vec(),
         };

@@ -20,7 +20,7 @@ fn every_damaged_text_names_file_line_and_column() {
     refused(&folder, "a.jsonl", "{\"text\":\"x\"}\n{\"text\" \"y\"}\n", "a.jsonl:2:9: not valid JSON");
     refused(&folder, "b.jsonl", b"\n{\"text\":\"\xff\"}\n", "b.jsonl:2:10: not valid UTF-8");
     refused(&folder, "c.jsonl", "{\"text\":\"\0\"}", "c.jsonl:1:10: a NUL");
-    refused(&folder, "d.jsonl", "[{\"text\":\"x\"}]\n", "format = \"json\"");
+    refused(&folder, "d.jsonl", "[{\"text\":\"x\"}]\n", "file_format = \"json\"");
     refused(&folder, "e.jsonl", "\"text\"\n", "e.jsonl:1: a row must be a JSON object");
     refused(&folder, "f.jsonl", "[".repeat(100_000), "f.jsonl:1:");
     refused(&folder, "g.jsonl", "{\"text\":\"x", "g.jsonl:1:");
@@ -57,13 +57,13 @@ fn lines_after_a_bad_one_can_still_be_read() {
 #[test]
 fn a_wrong_file_name_is_detected_by_the_first_bytes() {
     let (folder, rows) = (Folder::new(), rows());
-    refused(&folder, "a.jsonl", parquet_bytes(&rows), "format = \"parquet\"");
-    refused(&folder, "b.json", arrow_bytes(&rows, true), "format = \"arrow\"");
+    refused(&folder, "a.jsonl", parquet_bytes(&rows), "file_format = \"parquet\"");
+    refused(&folder, "b.json", arrow_bytes(&rows, true), "file_format = \"arrow\"");
     refused(&folder, "c.jsonl", gzip(b"{}"), ".jsonl.gz");
     refused(&folder, "d.csv", zstandard(b"a,b"), "Zstandard");
     refused(&folder, "e.jsonl", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull");
     refused(&folder, "f.parquet", "{}", "PAR1");
-    refused(&folder, "g.arrow", parquet_bytes(&rows), "format = \"parquet\"");
+    refused(&folder, "g.arrow", parquet_bytes(&rows), "file_format = \"parquet\"");
     refused(&folder, "h.arrow", "{\"text\":\"x\"}", "neither");
     refused(&folder, "i.parquet.gz", gzip(b"x"), "Unpack it");
     refused(&folder, "j.jsonl.gz", "{\"text\":\"x\"}", "j.jsonl.gz:1");
@@ -179,6 +179,6 @@ fn a_missing_file_is_named_with_the_content_of_its_folder() {
     folder.write("train.jsonl", "");
     let error = error_of(&folder.spec("trian.jsonl"));
     assert!(error.contains("trian.jsonl") && error.contains("contains train.jsonl"), "{error}");
-    let spec = SourceSpec { format: Some(FileFormat::Jsonl), ..folder.spec("no/such") };
+    let spec = SourceSpec { file_format: Some(FileFormat::Jsonl), ..folder.spec("no/such") };
     assert!(error_of(&spec).contains("no folder"));
 }

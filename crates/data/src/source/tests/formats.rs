@@ -156,7 +156,7 @@ fn a_named_format_takes_precedence_over_the_file_name() {
     folder.write("rows.data", text_rows("a", 2));
     let error = error_of(&folder.spec("rows.data"));
     assert!(error.contains(".jsonl") && error.contains("format = "), "{error}");
-    let spec = SourceSpec { format: Some(FileFormat::Jsonl), ..folder.spec("rows.data") };
+    let spec = SourceSpec { file_format: Some(FileFormat::Jsonl), ..folder.spec("rows.data") };
     assert_eq!(texts(&read(&spec).unwrap()), ["a0", "a1"]);
 }
 

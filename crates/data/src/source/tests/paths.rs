@@ -47,7 +47,7 @@ fn several_formats_in_one_folder_are_refused_unless_one_is_named() {
     folder.write("d/b.csv", "text\nb\n");
     let error = error_of(&folder.spec("d"));
     assert!(error.contains("jsonl: 1") && error.contains("csv: 1"), "{error}");
-    let csv = SourceSpec { format: Some(FileFormat::Csv), ..folder.spec("d") };
+    let csv = SourceSpec { file_format: Some(FileFormat::Csv), ..folder.spec("d") };
     assert_eq!(texts(&read(&csv).unwrap()), ["b"]);
     folder.write("e/a.bin", "");
     assert!(error_of(&folder.spec("e")).contains("a.bin"));
@@ -60,12 +60,18 @@ fn the_splits_of_a_folder_are_never_combined() {
     folder.write("d/train-00001-of-00002.jsonl", text_rows("b", 1));
     folder.write("d/test-00000-of-00001.jsonl", text_rows("c", 1));
     let split = |name: &str| SourceSpec { split: Some(name.to_owned()), ..folder.spec("d") };
-    let error = error_of(&folder.spec("d"));
-    assert!(error.contains("test, train") && error.contains("split = "), "{error}");
+    assert_eq!(texts(&read(&folder.spec("d")).unwrap()), ["a0", "b0"], "train, as in a Hub dataset");
+    let unread = |spec: &SourceSpec| spec.resolve(&Hub::from_environment()).unwrap().unread_splits().to_vec();
+    assert_eq!(unread(&folder.spec("d")), ["test"]);
+    assert!(unread(&split("train")).is_empty(), "the recipe names it");
     assert_eq!(texts(&read(&split("train")).unwrap()), ["a0", "b0"]);
     assert_eq!(texts(&read(&split("test")).unwrap()), ["c0"]);
     let error = error_of(&split("validation"));
     assert!(error.contains("\"validation\"") && error.contains("test, train"), "{error}");
+    folder.write("no_train/dev.jsonl", text_rows("a", 1));
+    folder.write("no_train/test.jsonl", text_rows("a", 1));
+    let error = error_of(&folder.spec("no_train"));
+    assert!(error.contains("test, validation") && error.contains("split = "), "{error}");
     // A single split needs no choice.
     folder.write("one/train.jsonl", text_rows("x", 1));
     assert_eq!(texts(&read(&folder.spec("one")).unwrap()), ["x0"]);

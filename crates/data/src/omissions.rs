@@ -1,0 +1,131 @@
+//! What a chat template leaves out of a conversation without an error: messages, tools, tool calls, reasoning, documents.
+//!
+//! A part is left out if the conversation renders to the same text without it. Trade-off: one more render for each kind of
+//! part that the conversation has. Parts of one kind are tested together: a template that writes some of them passes.
+
+use serde_json::Value as Json;
+
+use crate::chat_template::{ChatTemplate, REASONING};
+use crate::finding::{Finding, FindingKind};
+use crate::locate::{Located, RenderedChat};
+use crate::record_format::{Chat, Turn};
+use crate::selection::Selection;
+
+/// The parts that the template leaves out, and selected answers of which nothing but the end is left to train on.
+pub(crate) fn omissions(
+    template: &ChatTemplate,
+    chat: &Chat,
+    selection: &Selection,
+    located: &Located,
+) -> Vec<Finding> {
+    let mut found = Vec::new();
+    let mut add = |kind, detail: String| found.push(Finding { kind, detail });
+    if !located.ignored.is_empty() {
+        let roles: Vec<&str> = located.ignored.iter().map(|&index| chat.turns[index].role()).collect();
+        add(
+            FindingKind::MessageIgnored,
+            format!("nothing is written of {} messages ({})", roles.len(), roles.join(", ")),
+        );
+    }
+    let same = |changed: Chat| {
+        let changed = RenderedChat::new(template, &changed);
+        changed.render(&changed.plain, false).is_ok_and(|(text, _)| text == located.text)
+    };
+    if let Some(tools) = &chat.tools
+        && same(Chat { tools: None, ..chat.clone() })
+    {
+        add(FindingKind::ToolsIgnored, format!("nothing is written of the {} tools", tools.len()));
+    }
+    if chat.documents.is_some() && same(Chat { documents: None, ..chat.clone() }) {
+        add(FindingKind::DocumentsIgnored, "nothing is written of the documents".to_owned());
+    }
+    let without = |keys: &[&str], content: Option<&str>| {
+        let mut chat = chat.clone();
+        for turn in chat.turns.iter_mut().filter(|turn| keys.iter().any(|key| has(turn, key))) {
+            keys.iter().for_each(|key| drop(turn.message.shift_remove(*key)));
+            if let Some(content) = content.filter(|_| !turn.message.contains_key("content")) {
+                turn.message.insert("content".to_owned(), content.into());
+            }
+        }
+        chat
+    };
+    // Some templates need a content where there are no calls, and some write it.
+    let ignores = |keys: &[&str]| {
+        chat.turns.iter().any(|turn| keys.iter().any(|key| has(turn, key)))
+            && (same(without(keys, None)) || same(without(keys, Some(""))))
+    };
+    let (calls, reasoning) = (ignores(&[TOOL_CALLS]), ignores(&REASONING));
+    if calls {
+        add(FindingKind::ToolCallsIgnored, "nothing is written of the tool calls".to_owned());
+    }
+    if reasoning {
+        add(FindingKind::ReasoningIgnored, "nothing is written of the reasoning".to_owned());
+    }
+    let is_empty = |turn: &Turn| {
+        let is_blank = turn.content().is_none_or(|content| content.trim().is_empty());
+        is_blank && (calls || !has(turn, TOOL_CALLS)) && (reasoning || !REASONING.iter().any(|key| has(turn, key)))
+    };
+    let empty = (0..chat.turns.len()).filter(|&index| selection.turns[index] && !selection.inverted);
+    if let Some(index) = empty.into_iter().find(|&index| is_empty(&chat.turns[index])) {
+        add(FindingKind::EmptyAnswer, format!("message {} ({}) is empty", index + 1, chat.turns[index].role()));
+    }
+    found
+}
+
+const TOOL_CALLS: &str = "tool_calls";
+
+/// Whether a message has more than nothing under a key.
+fn has(turn: &Turn, key: &str) -> bool {
+    match turn.message.get(key) {
+        None | Some(Json::Null) => false,
+        Some(Json::String(text)) => !text.trim().is_empty(),
+        Some(Json::Array(items)) => !items.is_empty(),
+        Some(_) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::conversation::encode_chat;
+    use crate::selection::{ASSISTANT, TrainOn};
+    use crate::test_tokenizer::{TEMPLATE, TestTokenizer};
+
+    fn kinds(template: &str, chat: &Chat) -> Vec<FindingKind> {
+        let tokenizer = TestTokenizer { template: Some(template), ..TestTokenizer::default() }.load();
+        let selection = Selection::new(chat, TrainOn::Assistant, &[ASSISTANT.to_owned()]);
+        let found = encode_chat(&tokenizer, chat, &selection, true).unwrap().findings;
+        found.into_iter().map(|finding| finding.kind).collect()
+    }
+
+    fn chat() -> Chat {
+        let mut chat = Chat { turns: vec![Turn::new("user", "q"), Turn::new("assistant", "a")], ..Chat::default() };
+        let call = json!([{ "type": "function", "function": { "name": "f", "arguments": {} } }]);
+        chat.turns.push(Turn::new("assistant", ""));
+        chat.turns[2].message.insert("tool_calls".to_owned(), call);
+        chat.turns[1].message.insert("reasoning_content".to_owned(), "thought".into());
+        chat.tools = Some(vec![json!({ "name": "f" })]);
+        chat.documents = Some(vec![json!({ "title": "t" })]);
+        chat
+    }
+
+    #[test]
+    fn every_part_that_a_template_does_not_write_is_found_and_none_that_it_writes() {
+        use FindingKind::{DocumentsIgnored, EmptyAnswer, ReasoningIgnored, ToolCallsIgnored, ToolsIgnored};
+        let all = vec![ToolsIgnored, DocumentsIgnored, ToolCallsIgnored, ReasoningIgnored, EmptyAnswer];
+        assert_eq!(kinds(TEMPLATE, &chat()), all);
+        let message = "{{ message.reasoning_content }}{{ message.tool_calls }}{{ message.content }}";
+        let complete = TEMPLATE.replace("{{ bos_token }}", "{{ bos_token }}{{ tools }}{{ documents }}");
+        assert_eq!(kinds(&complete.replace("{{ message.content }}", message), &chat()), []);
+    }
+
+    #[test]
+    fn empty_answers_are_found_unless_they_do_not_count() {
+        let mut chat = Chat { turns: vec![Turn::new("user", "q"), Turn::new("assistant", " \n")], ..Chat::default() };
+        assert_eq!(kinds(TEMPLATE, &chat), [FindingKind::EmptyAnswer]);
+        chat.turns[1].train = Some(false);
+        assert_eq!(kinds(TEMPLATE, &chat), []);
+    }
+}

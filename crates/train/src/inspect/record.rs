@@ -1,0 +1,99 @@
+//! The records with findings: what was dropped, cut, or trained without a part of it.
+//!
+//! Trade-off: the sources are read again, up to the last of these records.
+
+use std::ops::Range;
+
+use firebrick_data::{DataError, Diagnosis, EncodeOptions, Encoder, FindingKind, Place, Record, Tokenizer};
+
+use super::sample::SampleDocument;
+use crate::run::data_sets::Input;
+
+/// Records of each kind of finding that are shown.
+const RECORDS_PER_KIND: usize = 2;
+/// Characters of a record that are shown.
+const RECORD_CHARACTERS: usize = 2000;
+/// Tokens around a cut that are shown.
+const TOKENS_AROUND_CUT: usize = 150;
+
+/// A record with a finding.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SampleRecord {
+    /// What was found.
+    pub kind: FindingKind,
+    /// File and line.
+    pub place: String,
+    /// What exactly, and what to do.
+    pub detail: String,
+    /// The record as JSON, its beginning.
+    pub json: String,
+    /// Its tokens, where it has any: around the cut, or from the beginning.
+    pub document: Option<SampleDocument>,
+    /// The token before which it was cut.
+    pub cut_at: Option<usize>,
+}
+
+/// The first records of each kind of finding of a source.
+///
+/// # Errors
+/// A record cannot be read again.
+pub(super) fn records(
+    input: &Input,
+    diagnosis: &Diagnosis,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<SampleRecord>, DataError> {
+    let files = input.source.file_names();
+    let mut wanted: Vec<(FindingKind, &Place, &str)> = Vec::new();
+    for (&kind, found) in &diagnosis.findings {
+        wanted.extend(found.first.iter().take(RECORDS_PER_KIND).map(|(place, detail)| (kind, place, detail.as_str())));
+    }
+    let mut shown = Vec::new();
+    for record in input.source.records() {
+        if wanted.is_empty() {
+            break;
+        }
+        let record = record?;
+        let file = &files[record.file as usize];
+        let (here, rest) = wanted
+            .into_iter()
+            .partition(|(_, place, _)| place.line == record.place.line && place.path.display().to_string() == *file);
+        wanted = rest;
+        for (kind, place, detail) in here {
+            shown.push(sample(input, &record, (kind, place, detail), tokenizer)?);
+        }
+    }
+    shown.sort_by_key(|record: &SampleRecord| record.kind);
+    Ok(shown)
+}
+
+fn sample(
+    input: &Input,
+    record: &Record,
+    (kind, place, detail): (FindingKind, &Place, &str),
+    tokenizer: &Tokenizer,
+) -> Result<SampleRecord, DataError> {
+    let limit = input.options.max_seq_len;
+    let is_cut =
+        matches!(kind, FindingKind::Truncated | FindingKind::Split | FindingKind::CutToNothing | FindingKind::TooLong);
+    // The whole record, as it was before it was cut.
+    let options = EncodeOptions { max_seq_len: usize::MAX, ..input.options.clone() };
+    let encoded = Encoder::new(tokenizer, options, &record.fields, &record.place)?.encode(record)?;
+    let shown: Range<usize> =
+        if is_cut { limit.saturating_sub(TOKENS_AROUND_CUT)..limit + TOKENS_AROUND_CUT } else { 0..usize::MAX };
+    let document = encoded.examples.first();
+    let document = document.map(|example| match is_cut {
+        true => SampleDocument::around(place.to_string(), example, shown, tokenizer),
+        false => SampleDocument::new(place.to_string(), example, tokenizer),
+    });
+    // Invariant: a record was read from a file, so its values can be written.
+    let json = serde_json::to_string_pretty(&record.fields).expect("a record is plain values");
+    let cut = json.char_indices().nth(RECORD_CHARACTERS).map(|(end, _)| format!("{} …", &json[..end]));
+    Ok(SampleRecord {
+        kind,
+        place: place.to_string(),
+        detail: detail.to_owned(),
+        json: cut.unwrap_or(json),
+        document: document.transpose()?,
+        cut_at: is_cut.then_some(limit),
+    })
+}
