@@ -61,7 +61,7 @@ pub enum CacheError {
     #[error(
         "cannot hold out a share of {share} for evaluation: of {records} distinct records {held_out} were chosen, which leaves \
          {train} documents to train on and {eval} to evaluate on, and both need at least one. Use another share, more data, or \
-         a separate evaluation file"
+         a separate evaluation file; of a text file each line is a record with text_unit = \"line\""
     )]
     BadSplit {
         /// The requested share.

@@ -510,7 +510,7 @@ mod tests {
             (&["data.sources=[{path='a', fields={txt='b'}}]"], "source 1: fields: unknown field `txt`"),
             (&["data.sources=[{path='a', weight=2.0}]"], "data.mix = \"weight\""),
             (&["data.sources=[{path='a', weight=0.0},{path='b'}]", "data.mix=weight"], "weight must be above 0"),
-            (&["data.sources=[{path='a'}]", "data.format=chat"], "write `shape` into each source"),
+            (&["data.sources=[{path='a'}]", "data.format=chat"], "write it into each source"),
             (&["data.mix=size"], "not several data.sources"),
             (&["data.mix_until=all"], "only a mixture by weight"),
             (&["data.max_bad_share=1.1"], "data.max_bad_share: must be from 0 to 1"),
