@@ -63,7 +63,8 @@ pub fn recipe(output: &Path, changes: &[&str]) -> RunConfig {
 /// # Errors
 /// Whatever stops the run.
 pub fn train(config: RunConfig, resume: Option<ResumeFrom>, interrupt: &Interrupt) -> Result<Outcome, RunError> {
-    run(RunOptions { config, resume, console: Console::QUIET, interrupt: interrupt.clone(), trace: None })
+    let interrupt = interrupt.clone();
+    run(RunOptions { config, resume, console: Console::QUIET, interrupt, trace: None, force: false })
 }
 
 /// Takes one step, then ends as after a signal; the number of steps taken so far.

@@ -24,7 +24,8 @@ Options that xtask reads and passes on:
 
 The backend comes from --backend or --set, else from the recipe's `backend` key, else from the run that --resume names,
 else it is `auto`: cuda if an NVIDIA driver is installed, wgpu on macOS, otherwise flex. `flex` is always compiled in as
-well, so that `auto` can fall back at run time without another build.";
+well, so that `auto` can fall back at run time without another build. `plan --for MACHINE` needs no backend and builds flex
+alone; `profile` builds wgpu, which finds the GPUs of every maker.";
 
 const TEST_HELP: &str = "\
 Runs the tests of the whole workspace in one build: every backend is compiled into one set of crates, because Burn built
@@ -67,9 +68,12 @@ pub(crate) enum Command {
     /// Train a recipe and write a run folder: `--config FILE`, `--set a.b=c`
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Train(PassThrough),
-    /// Print what a run would do, and why: `--config FILE`, `--set a.b=c`
+    /// Print what a run would do, and why: `--config FILE`, `--set a.b=c`, `--for b200`
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Plan(PassThrough),
+    /// Print what machine this is: `--json`, `--for b200`
+    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
+    Profile(PassThrough),
     /// Show the data: counts, lengths, packing, sample rows with their masks: `--config FILE`
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Inspect(PassThrough),
@@ -144,6 +148,7 @@ impl Command {
         let (name, rest) = match self {
             Self::Train(rest) => ("train", rest),
             Self::Plan(rest) => ("plan", rest),
+            Self::Profile(rest) => ("profile", rest),
             Self::Inspect(rest) => ("inspect", rest),
             Self::Bench(rest) => ("bench", rest),
             Self::Generate(rest) => ("generate", rest),
@@ -224,6 +229,7 @@ mod tests {
             "schema",
             "profile --help --json",
             "profile -- -x",
+            "plan --config h100.toml --for b200",
         ] {
             assert_eq!(train_call(line), line);
         }
@@ -241,7 +247,7 @@ mod tests {
     fn a_misspelled_command_names_the_nearest_and_a_new_one_passes() {
         let message = parse("trian --config a").unwrap().into_train_call().unwrap_err().to_string();
         assert!(message.contains("`train`"), "{message}");
-        for command in ["profile", "bench-matrix"] {
+        for command in ["bench-matrix"] {
             parse(command).unwrap().into_train_call().unwrap();
         }
         assert!(parse("--config a.toml").is_err());

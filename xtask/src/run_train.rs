@@ -106,6 +106,9 @@ pub(crate) fn run(workspace: &Workspace, subcommand: &str, rest: &[String]) -> R
 
 /// The backend that `request` needs: from the command line, else from its recipe, else from the run it resumes.
 fn choose_backend(request: &Request, machine: &Machine) -> Result<Choice> {
+    if let Some(choice) = without_a_device(&request.args) {
+        return choose(Some(choice), machine);
+    }
     if let Some((name, origin)) = &request.backend {
         return choose(Some((name, origin)), machine);
     }
@@ -119,6 +122,17 @@ fn choose_backend(request: &Request, machine: &Machine) -> Result<Choice> {
     let key = backend_key(&text, &path)?;
     let origin = path.display().to_string();
     choose(key.as_deref().map(|name| (name, origin.as_str())), machine)
+}
+
+/// The backend, and why, of a command that computes nothing: any binary plans for another machine, and one with wgpu finds the GPUs
+/// of every maker.
+fn without_a_device(args: &[String]) -> Option<(&'static str, &'static str)> {
+    let is_for = |word: &String| word == "--for" || word.starts_with("--for=");
+    match args.first().map(String::as_str) {
+        Some("plan" | "profile") if args.iter().any(is_for) => Some(("flex", "--for")),
+        Some("profile") => Some(("wgpu", "profile")),
+        _ => None,
+    }
 }
 
 /// The file that `--config name` means: a path as it is, or a bare name in the workspace's `configs/`.
@@ -204,6 +218,17 @@ mod tests {
             assert_eq!(request.args, words(&format!("{command} --backend candle")));
             assert_eq!(choose_backend(&request, &BARE).unwrap().backend, Backend::Candle);
         }
+    }
+
+    #[test]
+    fn a_plan_for_another_machine_is_made_by_the_smallest_binary() {
+        for line in ["--config a.toml --set backend=cuda --for b200", "--config a.toml --for=m4-max"] {
+            let request = Request::parse("plan", &words(line)).unwrap();
+            assert_eq!(choose_backend(&request, &BARE).unwrap().backend, Backend::Flex, "{line}");
+        }
+        let request = Request::parse("profile", &words("--json")).unwrap();
+        assert_eq!(request.args, words("profile --json"));
+        assert_eq!(choose_backend(&request, &BARE).unwrap().backend, Backend::Wgpu);
     }
 
     #[test]

@@ -1,39 +1,43 @@
 #![doc = include_str!("../README.md")]
 
+mod adapter;
+mod amd;
+mod cpu;
+mod display;
+pub mod forecast;
+mod gpu;
+mod host;
 pub mod measure;
 pub mod memory;
-mod probe;
+pub mod nvidia;
 pub mod roofline;
-mod table;
+pub mod spec;
+pub mod tuning;
+
+use std::path::Path;
 
 use serde::Serialize;
 
-pub use table::GpuSpec;
+pub use adapter::{Adapter, AdapterKind};
+pub use cpu::{Cache, Cpu, SimdLevel};
+pub use gpu::{Gpu, NvLinks, Pcie, Peer};
+pub use spec::AcceleratorSpec;
 
-/// What was found on this machine. A part that could not be asked is left out and named in `notes`.
+/// What was found on this machine, or is known about a named one. A part that could not be asked is left out and named in `notes`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct HardwareProfile {
+    /// Name of the machine in the table of accelerators; `None`: this machine.
+    pub named: Option<&'static str>,
     /// The processor.
     pub cpu: Cpu,
     /// The host's memory.
     pub memory: Memory,
-    /// NVIDIA cards, in NVML's order.
+    /// Accelerators; NVIDIA's first, in the order in which CUDA shows them to this process.
     pub gpus: Vec<Gpu>,
+    /// wgpu's adapters, where they were requested.
+    pub adapters: Vec<Adapter>,
     /// What could not be found out, and why; in sentences to print.
     pub notes: Vec<String>,
-}
-
-/// The processor, as far as this process may use it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Cpu {
-    /// Brand name.
-    pub name: String,
-    /// Hardware threads that this process may run on (affinity and cgroup quota counted in).
-    pub logical_cores: usize,
-    /// Cores, at most `logical_cores`.
-    pub physical_cores: usize,
-    /// Vector extensions that matter for matrix products, such as `avx2`, `avx512f`, `neon`.
-    pub features: Vec<String>,
 }
 
 /// The host's memory, as far as this process may use it: a cgroup's limit counts where it is lower.
@@ -45,33 +49,57 @@ pub struct Memory {
     pub available_bytes: u64,
 }
 
-/// One NVIDIA card.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Gpu {
-    /// NVML's number: the order of the PCI bus, which `CUDA_VISIBLE_DEVICES` does not change.
-    pub index: u32,
-    /// Name that the driver reports, such as `NVIDIA H100 80GB HBM3`.
-    pub name: String,
-    /// Bytes of device memory.
-    pub memory_total_bytes: u64,
-    /// Bytes of it that are free now.
-    pub memory_free_bytes: u64,
-    /// Version of the NVIDIA driver.
-    pub driver_version: String,
-    /// `(9, 0)` for Hopper.
-    pub compute_capability: Option<(u32, u32)>,
-    /// Peak rates, where the card is in the table.
-    pub spec: Option<GpuSpec>,
-}
-
 impl HardwareProfile {
     /// Looks at this machine: some milliseconds, no GPU work, no network. Never fails and never panics: what cannot be
     /// asked becomes a note.
     pub fn detect() -> Self {
         let mut notes = Vec::new();
-        let (cpu, memory) = (probe::cpu(&mut notes), probe::memory(&mut notes));
-        let gpus = probe::gpus(&mut notes);
-        Self { cpu, memory, gpus, notes }
+        let (cpu, memory) = (host::cpu(&mut notes), host::memory(&mut notes));
+        let mut gpus = nvidia::detect(&mut notes);
+        gpus.extend(amd::detect(Path::new(amd::SYSFS), &mut notes));
+        Self { named: None, cpu, memory, gpus, adapters: Vec::new(), notes }
+    }
+
+    /// As [`detect`](Self::detect), with wgpu's adapters, through which Apple's and other GPUs are found. Loads the graphics drivers,
+    /// which may take a second; finds nothing more where this binary was built without wgpu.
+    pub fn detect_with_adapters() -> Self {
+        let mut profile = Self::detect();
+        profile.adapters = adapter::adapters();
+        adapter::add(&mut profile.gpus, &profile.adapters, profile.memory, &mut profile.notes);
+        profile
+    }
+
+    /// A machine of which only these are stated, all of its memory free.
+    pub fn described(cores: usize, memory_bytes: u64, gpus: Vec<Gpu>) -> Self {
+        Self {
+            named: None,
+            cpu: Cpu::described(cores),
+            memory: Memory { total_bytes: memory_bytes, available_bytes: memory_bytes },
+            gpus,
+            adapters: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// A machine with one accelerator of the table. Its host is not known: 16 cores and four times the accelerator's memory are assumed,
+    /// or the accelerator's own memory where that is unified.
+    pub fn of_machine(spec: &'static AcceleratorSpec) -> Self {
+        const CORES: usize = 16;
+        let gpu = Gpu::of_spec(spec);
+        let memory = if gpu.unified_memory { gpu.memory_total_bytes } else { 4 * gpu.memory_total_bytes };
+        let mut profile = Self::described(CORES, memory, vec![gpu]);
+        profile.named = Some(spec.id);
+        profile.notes.push(format!(
+            "the host of {} is not known: {CORES} cores and {} of memory are assumed",
+            spec.name,
+            memory::human_bytes(memory)
+        ));
+        profile
+    }
+
+    /// The first NVIDIA card, which is CUDA's device 0.
+    pub fn cuda_card(&self) -> Option<&Gpu> {
+        self.gpus.iter().find(|gpu| gpu.maker == spec::Maker::Nvidia)
     }
 }
 
@@ -91,8 +119,20 @@ mod tests {
 
     #[test]
     fn a_profile_can_be_written_down() {
-        let json = serde_json::to_value(HardwareProfile::detect()).expect("plain data");
+        let json = serde_json::to_value(HardwareProfile::detect_with_adapters()).expect("plain data");
         assert!(json["cpu"]["logical_cores"].as_u64() > Some(0));
         assert!(json["memory"]["total_bytes"].as_u64() > Some(0));
+    }
+
+    #[test]
+    fn a_named_machine_says_what_is_assumed_about_its_host() {
+        for spec in AcceleratorSpec::all() {
+            let machine = HardwareProfile::of_machine(spec);
+            assert_eq!((machine.named, machine.gpus.len()), (Some(spec.id), 1));
+            assert!(machine.notes[0].contains("assumed"), "{machine:?}");
+            assert_eq!(machine.cuda_card().is_some(), spec.maker == spec::Maker::Nvidia);
+        }
+        let mac = HardwareProfile::of_machine(AcceleratorSpec::named("m4-max").unwrap());
+        assert_eq!(mac.memory.total_bytes, mac.gpus[0].memory_total_bytes, "unified memory is counted once");
     }
 }

@@ -12,7 +12,7 @@
 
 use serde::Serialize;
 
-use crate::GpuSpec;
+use crate::spec::{AcceleratorSpec, MathFormat};
 
 /// Where rates come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -38,14 +38,23 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// The maker's peak in bf16, attention included.
-    pub fn of_spec(spec: &GpuSpec) -> Self {
-        let flops = spec.bf16_tflops * 1e12;
-        Self {
+    /// The maker's peaks in `format`, attention included. `None`: the accelerator has no such unit.
+    pub fn of_spec(spec: &AcceleratorSpec, format: MathFormat) -> Option<Self> {
+        let flops = spec.rate(format)?.value * 1e12;
+        Some(Self {
             matmul_flops_per_s: flops,
             attention_flops_per_s: flops,
-            bytes_per_s: spec.memory_bandwidth_tb_s * 1e12,
+            bytes_per_s: spec.bandwidth_tb_s.value * 1e12,
             source: RateSource::Spec,
+        })
+    }
+
+    /// These rates with both kinds of arithmetic at a share of them.
+    pub fn at_share(self, share: f64) -> Self {
+        Self {
+            matmul_flops_per_s: self.matmul_flops_per_s * share,
+            attention_flops_per_s: self.attention_flops_per_s * share,
+            ..self
         }
     }
 }
@@ -120,8 +129,8 @@ mod tests {
 
     #[test]
     fn running_at_the_peak_of_the_matrix_unit_is_full_utilization() {
-        let spec = GpuSpec::find("NVIDIA H100 80GB HBM3").expect("in the table");
-        let rates = Rates::of_spec(spec);
+        let spec = AcceleratorSpec::find("NVIDIA H100 80GB HBM3").expect("in the table");
+        let rates = Rates::of_spec(spec, MathFormat::Bf16).expect("it multiplies bf16");
         let flops_per_token = 4.0 * 7.5e9;
         let tokens_per_s = rates.matmul_flops_per_s / flops_per_token;
         assert!((model_flops_utilization(flops_per_token, tokens_per_s, &rates) - 1.0).abs() < 1e-12);

@@ -8,8 +8,9 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
-use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::measure::ProcessClock;
+use firebrick_hwprofile::spec::UnknownMachine;
+use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
 use firebrick_kernels::{BackendKind, BaseStorage};
 use firebrick_model::Sampler;
 use firebrick_precision::{Format, QuantFormat};
@@ -17,11 +18,11 @@ use firebrick_train::bench::{BenchOptions, bench};
 use firebrick_train::config::{BackendChoice, RunConfig, compute, json_schema};
 use firebrick_train::console::{Console, Outcome, error_message};
 use firebrick_train::inspect::{Style, inspect};
-use firebrick_train::plan::{choose_backend, compute_format};
+use firebrick_train::plan::{PlanRequest, choose_backend, compute_format};
 use firebrick_train::run::device::device_work;
 use firebrick_train::run::generate::{GenerateRequest, LoadOptions, generate};
 use firebrick_train::run::interrupt::{Interrupt, exit_status};
-use firebrick_train::run::prepare::prepare;
+use firebrick_train::run::prepare::prepare_for;
 use firebrick_train::run::trace::TraceSteps;
 use firebrick_train::run::verify::{VerifyOptions, verify};
 use firebrick_train::run::{RunOptions, reading_data, run};
@@ -45,11 +46,10 @@ struct Cli {
 enum Command {
     /// Run a recipe: plan, evaluate, train, save.
     Train(Train),
-    /// Read a recipe and its data, and print what a run would do and why; no weights are read.
-    Plan {
-        #[command(flatten)]
-        recipe: Recipe,
-    },
+    /// Read a recipe and its data, and print what a run would do and why, here or on a machine that is named; no weights are read.
+    Plan(PlanArguments),
+    /// Print what machine this is: processor, memory, accelerators with their peaks and links, and how they are tuned.
+    Profile(Profile),
     /// Show what a recipe trains on: counts, lengths, packing, dropped records, and sample rows with loss tokens marked.
     Inspect(Inspect),
     /// Time training steps of a model on synthetic tokens: speed, memory, and where the time goes.
@@ -78,6 +78,9 @@ struct Train {
     /// folder, for https://ui.perfetto.dev. Only CUDA shows its device.
     #[arg(long, value_name = "STEPS")]
     trace: Option<TraceSteps>,
+    /// Train although the plan says that the run does not fit into memory.
+    #[arg(long)]
+    force: bool,
 }
 
 impl Train {
@@ -90,6 +93,44 @@ impl Train {
         let folders = named.into_iter().flat_map(|run| run.ancestors().take(3));
         let found = folders.map(|folder| folder.join("config.toml")).find(|path| path.is_file());
         found.context("give the recipe with --config FILE, or the folder of the run as in --resume runs/my-run")
+    }
+}
+
+#[derive(Args)]
+struct PlanArguments {
+    #[command(flatten)]
+    recipe: Recipe,
+    /// Plan for this machine instead of the one at hand: b200, h100, a100, l4, mi300x, m4-max, tpu-v5p, ...; a wrong name lists all.
+    #[arg(long = "for", value_name = "MACHINE", value_parser = machine)]
+    machine: Option<&'static AcceleratorSpec>,
+    /// Price of the machine per hour, for the cost of the run.
+    #[arg(long, value_name = "PRICE", value_parser = price)]
+    price_per_hour: Option<f64>,
+    /// Print the plan of a run that does not fit into memory, too.
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Args)]
+struct Profile {
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    /// Describe this machine of the table instead of the one at hand.
+    #[arg(long = "for", value_name = "MACHINE", value_parser = machine)]
+    machine: Option<&'static AcceleratorSpec>,
+}
+
+/// The row of a machine that was typed.
+fn machine(name: &str) -> Result<&'static AcceleratorSpec, UnknownMachine> {
+    AcceleratorSpec::named(name)
+}
+
+/// A price: a number above 0.
+fn price(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(price) if price > 0.0 && price.is_finite() => Ok(price),
+        _ => Err("expected a price above 0, such as 2.50".to_owned()),
     }
 }
 
@@ -209,7 +250,8 @@ fn warn(text: &str) {
 fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
     match command {
         Command::Train(arguments) => return train(arguments),
-        Command::Plan { recipe } => plan(&recipe),
+        Command::Plan(arguments) => plan(&arguments),
+        Command::Profile(arguments) => profile(&arguments),
         Command::Inspect(arguments) => show_data(&arguments),
         Command::Bench(arguments) => time_steps(&arguments, clock),
         Command::Generate(arguments) => write_text(arguments),
@@ -229,7 +271,8 @@ fn train(arguments: Train) -> anyhow::Result<ExitCode> {
     let interrupt = Interrupt::install().context("cannot listen for Ctrl-C")?;
     let resume = arguments.resume.map(|named| named.map_or(ResumeFrom::Newest, ResumeFrom::Named));
     let console = Console::VERBOSE;
-    let outcome = run(RunOptions { config, resume, console, interrupt, trace: arguments.trace })?;
+    let Train { trace, force, .. } = arguments;
+    let outcome = run(RunOptions { config, resume, console, interrupt, trace, force })?;
     let Outcome::Interrupted { step, signal, folder, .. } = outcome else { return Ok(ExitCode::SUCCESS) };
     let mut words = vec!["--config".to_owned(), path.display().to_string()];
     words.extend(arguments.overrides.into_iter().flat_map(|set| ["--set".to_owned(), set]));
@@ -238,15 +281,27 @@ fn train(arguments: Train) -> anyhow::Result<ExitCode> {
     Ok(status.map_or(ExitCode::SUCCESS, ExitCode::from))
 }
 
-fn plan(recipe: &Recipe) -> anyhow::Result<()> {
+fn plan(arguments: &PlanArguments) -> anyhow::Result<()> {
+    let &PlanArguments { machine, price_per_hour, force, .. } = arguments;
+    let request = PlanRequest { machine, force, price_per_hour };
     let prepared = {
         let _shown = Console::VERBOSE.activity(reading_data);
-        prepare(recipe.load()?)?
+        prepare_for(arguments.recipe.load()?, &request)?
     };
     for note in &prepared.data_notes {
         Console::VERBOSE.print(note);
     }
     Console::VERBOSE.plan(&prepared.plan);
+    Ok(())
+}
+
+fn profile(arguments: &Profile) -> anyhow::Result<()> {
+    let profile = arguments.machine.map_or_else(HardwareProfile::detect_with_adapters, HardwareProfile::of_machine);
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&profile)?);
+    } else {
+        print!("{profile}");
+    }
     Ok(())
 }
 

@@ -15,12 +15,13 @@ use firebrick_arch::ModelConfig;
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_hwprofile::roofline::{RateSource, Rates, RooflineTime, model_flops_utilization};
+use firebrick_hwprofile::spec::MathFormat;
 use firebrick_kernels::{BackendKind, step_work};
 use firebrick_precision::Format;
 
 use crate::console::FailureReport;
 use crate::error::RunError;
-use crate::plan::{DataShape, Plan, PlanInputs};
+use crate::plan::{DataShape, Plan, PlanInputs, PlanRequest};
 use crate::run::device::catch_failure;
 use crate::with_backend;
 
@@ -49,7 +50,9 @@ pub fn bench(options: &BenchOptions, clock: ProcessClock, print: &dyn Fn(&str)) 
         has_chats: false,
         report: format!("random tokens, {} per row, all in the loss", documents(options.documents)),
     };
-    let inputs = PlanInputs { config: &config, profile: &profile, model: &model, data: &data, world_size: 1 };
+    let request = PlanRequest::default();
+    let inputs =
+        PlanInputs { config: &config, profile: &profile, model: &model, data: &data, world_size: 1, request: &request };
     let plan = Plan::resolve(inputs)?;
     print(&format!("plan for the benchmark\n{plan}"));
     let report = FailureReport::new(&plan, None);
@@ -118,17 +121,18 @@ fn result(
 
 /// The rate that utilization is relative to: the maker's if the card is known and a half format runs on it, else the measured one.
 fn rates(profile: &HardwareProfile, plan: &Plan, peaks: &Peaks) -> (Rates, String) {
-    let spec = profile.gpus.first().and_then(|card| card.spec);
-    match spec {
-        Some(spec) if plan.backend.value == BackendKind::Cuda && plan.compute.value != Format::F32 => {
-            (Rates::of_spec(&spec), format!("{}, dense bf16, {}", spec.name, spec.source))
+    let spec = profile.cuda_card().and_then(|card| card.spec);
+    let peak = spec.and_then(|spec| Some((spec, Rates::of_spec(&spec, MathFormat::Bf16)?)));
+    match peak {
+        Some((spec, peak)) if plan.backend.value == BackendKind::Cuda && plan.compute.value != Format::F32 => {
+            (peak, format!("{}, dense bf16, {}", spec.name, spec.rates.bf16.source()))
         }
         _ => (Rates { source: RateSource::Measured, ..peaks.rates() }, peaks.gemm_name()),
     }
 }
 
 fn device_name(profile: &HardwareProfile, backend: BackendKind) -> String {
-    match (backend, profile.gpus.first()) {
+    match (backend, profile.cuda_card()) {
         (BackendKind::Cuda, Some(card)) => card.name.clone(),
         (BackendKind::Flex | BackendKind::Candle, _) => {
             format!("{}, {} threads", profile.cpu.name, profile.cpu.logical_cores)

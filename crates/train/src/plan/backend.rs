@@ -4,6 +4,7 @@
 //! Trade-off: a backend is probed by opening its device, which takes some milliseconds.
 
 use firebrick_hwprofile::HardwareProfile;
+use firebrick_hwprofile::tuning::{Engine, get_optimal_config};
 use firebrick_kernels::{BackendKind, Recompute};
 use firebrick_precision::Format;
 
@@ -11,11 +12,14 @@ use crate::config::{BackendChoice, RunConfig};
 use crate::error::RunError;
 use crate::plan::chosen::Chosen;
 
-/// Turns the recipe's `backend` into one that works here, with the reason.
+/// Turns the recipe's `backend` into one that works here, with the reason; for a named machine, into the one that would run there.
 ///
 /// # Errors
 /// [`RunError::NotCompiled`] or [`RunError::NoDevice`] for a named backend that cannot be used.
 pub fn choose_backend(choice: BackendChoice, profile: &HardwareProfile) -> Result<Chosen<BackendKind>, RunError> {
+    if let Some(chosen) = for_named_machine(choice, profile) {
+        return Ok(chosen);
+    }
     match choice {
         BackendChoice::Auto => choose_automatically(profile),
         BackendChoice::Named(backend) => {
@@ -25,8 +29,30 @@ pub fn choose_backend(choice: BackendChoice, profile: &HardwareProfile) -> Resul
     }
 }
 
+/// What would run on a machine that is planned for and not here; `None`: the profile is of this machine.
+fn for_named_machine(choice: BackendChoice, profile: &HardwareProfile) -> Option<Chosen<BackendKind>> {
+    profile.named?;
+    let spec = profile.gpus.first()?.spec?;
+    let (backend, why) = match get_optimal_config(spec.kind).engine {
+        Engine::Cuda => (BackendKind::Cuda, format!("what runs on {}", spec.name)),
+        Engine::Wgpu => {
+            (BackendKind::Wgpu, format!("what runs on {}: Burn drives it through Vulkan or Metal", spec.name))
+        }
+        Engine::Cpu => (BackendKind::Flex, format!("what runs on {}", spec.name)),
+        Engine::NoBackend => (
+            BackendKind::Cuda,
+            format!("NO RUN: Burn has no backend for {}; planned as if backend cuda ran there", spec.name),
+        ),
+    };
+    let other = match choice {
+        BackendChoice::Named(named) if named != backend => format!(" (the recipe names {named})"),
+        _ => String::new(),
+    };
+    Some(Chosen::new(backend, why + &other))
+}
+
 fn choose_automatically(profile: &HardwareProfile) -> Result<Chosen<BackendKind>, RunError> {
-    if let Some(card) = profile.gpus.first()
+    if let Some(card) = profile.cuda_card()
         && check(BackendKind::Cuda).is_ok()
     {
         return Ok(Chosen::new(BackendKind::Cuda, format!("found {}", card.name)));
@@ -35,7 +61,7 @@ fn choose_automatically(profile: &HardwareProfile) -> Result<Chosen<BackendKind>
         return Ok(Chosen::new(BackendKind::Wgpu, "macOS: the GPU through Metal"));
     }
     let cpu = if BackendKind::Flex.is_compiled() { BackendKind::Flex } else { BackendKind::Candle };
-    let why = match profile.gpus.first() {
+    let why = match profile.cuda_card() {
         Some(card) if !BackendKind::Cuda.is_compiled() => {
             format!("found {}, but this binary was built without cuda", card.name)
         }

@@ -13,7 +13,7 @@ use crate::error::RunError;
 use crate::plan::backend::{choose_backend, compute_format, offload};
 use crate::plan::chosen::Chosen;
 use crate::plan::values::{DataShape, Plan, PlanInputs};
-use crate::plan::{fit, paging, shapes, workers};
+use crate::plan::{fit, forecast, paging, shapes, workers};
 
 impl Plan {
     /// Decides everything.
@@ -27,7 +27,7 @@ impl Plan {
 }
 
 fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
-    let PlanInputs { config, profile, model, data, world_size } = *inputs;
+    let PlanInputs { config, profile, model, data, world_size, request } = *inputs;
     let backend = choose_backend(config.backend, profile)?;
     let lora = shapes::lora(config);
     let trained = shapes::trained_tensors(&model.spec, lora.as_ref())?;
@@ -35,9 +35,17 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
     let may_offload = config.train.offload != Some(false);
     let case = fit::Case { profile, backend: backend.value, spec: &model.spec, may_offload };
     let paging = paging::decide(&case, config, &trained, &mut training);
-    let estimate = fit::check(&case, &training, config.train.gradient_accumulation)?;
+    let (estimate, forced) = fit::check(&case, &training, config.train.gradient_accumulation, request.force)?;
     let smaller = fit::next_smaller(&case, &training, config.train.gradient_accumulation);
     let steps = steps(config, data, world_size);
+    let extent = forecast::Extent {
+        steps: steps.value,
+        micro_batches: config.train.gradient_accumulation,
+        world_size,
+        documents_per_row: data.documents_per_row,
+        price_per_hour: request.price_per_hour,
+    };
+    let forecast = forecast::forecast(&case, &training, &estimate, extent);
     let (train, eval) = (&config.train, &config.eval);
     Ok(Plan {
         name: Chosen::recipe(config.name.clone()),
@@ -93,6 +101,8 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         memory_bytes: memory_budget(&case, &estimate),
         host_memory_bytes: host_memory(&case, &estimate),
         memory: estimate.lines,
+        forced,
+        forecast,
         training,
         smaller,
         backend,
@@ -212,10 +222,11 @@ mod tests {
     use std::path::Path;
 
     use firebrick_arch::ModelConfig;
-    use firebrick_hwprofile::{Cpu, HardwareProfile, Memory};
+    use firebrick_hwprofile::HardwareProfile;
     use firebrick_optim::OptimizerKind;
 
     use super::*;
+    use crate::plan::PlanRequest;
 
     const MODEL: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 32,
         "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -226,12 +237,7 @@ mod tests {
         let recipe = "name='n'\nmodel='m'\nbackend='flex'\nmax_seq_len=64\n[lora]\nr=4\n[data]\npath='d'\n";
         let changes: Vec<String> = changes.iter().map(ToString::to_string).collect();
         let config = RunConfig::from_toml(recipe, Path::new("r.toml"), &changes).unwrap();
-        let profile = HardwareProfile {
-            cpu: Cpu { name: String::new(), logical_cores: 4, physical_cores: 4, features: Vec::new() },
-            memory: Memory { total_bytes: 8 << 30, available_bytes: 8 << 30 },
-            gpus: Vec::new(),
-            notes: Vec::new(),
-        };
+        let profile = HardwareProfile::described(4, 8 << 30, Vec::new());
         let model = ModelConfig::parse(MODEL, Path::new("config.json")).unwrap();
         let data = DataShape {
             rows: 100,
@@ -241,7 +247,15 @@ mod tests {
             has_chats: true,
             report: "full".to_owned(),
         };
-        Plan::resolve(PlanInputs { config: &config, profile: &profile, model: &model, data: &data, world_size: 1 })
+        let request = PlanRequest::default();
+        Plan::resolve(PlanInputs {
+            config: &config,
+            profile: &profile,
+            model: &model,
+            data: &data,
+            world_size: 1,
+            request: &request,
+        })
     }
 
     #[test]

@@ -50,6 +50,14 @@ impl fmt::Display for Plan {
             let bytes = human_bytes(self.host_memory_bytes.value);
             writeln!(formatter, "{}", line("host memory", bytes, &self.host_memory_bytes.reason))?;
         }
+        if let Some(forecast) = &self.forecast {
+            for (name, value, reason) in forecast.lines() {
+                writeln!(formatter, "{}", line(name, value, reason))?;
+            }
+        }
+        if let Some(forced) = &self.forced {
+            writeln!(formatter, "\n  !!!!!!!! DOES NOT FIT {}\n", forced.reason)?;
+        }
         Ok(())
     }
 }

@@ -5,12 +5,13 @@
 //! refused.
 
 use firebrick_arch::ModelSpec;
-use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine, human_bytes};
+use firebrick_hwprofile::{Gpu, HardwareProfile};
 use firebrick_kernels::{BackendKind, Recompute, TrainingShape, estimate};
 
 use crate::config::to_name;
 use crate::error::RunError;
+use crate::plan::chosen::Chosen;
 
 /// The fraction of the free memory that a plan may use: the estimate leaves out rounding and what a backend reserves for itself.
 const USABLE: f64 = 0.9;
@@ -28,10 +29,21 @@ pub(super) struct Case<'a> {
 impl Case<'_> {
     /// Free bytes where the backend's tensors live, and the name of that place.
     pub(super) fn available(&self) -> (u64, &'static str) {
-        match (self.backend, self.profile.gpus.first()) {
-            (BackendKind::Cuda, Some(card)) => (card.memory_free_bytes, "on the card"),
-            // WebGPU does not report how much memory its device has; unified and software devices share the host's.
-            _ => (self.profile.memory.available_bytes, "in host memory"),
+        match self.card() {
+            Some(card) if card.unified_memory => (card.memory_free_bytes, "for the GPU in unified memory"),
+            Some(card) => (card.memory_free_bytes, "on the card"),
+            None => (self.profile.memory.available_bytes, "in host memory"),
+        }
+    }
+
+    /// The accelerator that the backend computes on, where its memory is known.
+    pub(super) fn card(&self) -> Option<&Gpu> {
+        match self.backend {
+            BackendKind::Cuda | BackendKind::Wgpu if self.profile.named.is_some() => self.profile.gpus.first(),
+            BackendKind::Cuda => self.profile.cuda_card(),
+            // wgpu does not say which card it takes nor how much memory that has; unified and software devices share the host's.
+            BackendKind::Wgpu => self.profile.gpus.iter().find(|gpu| gpu.unified_memory),
+            BackendKind::Flex | BackendKind::Candle => None,
         }
     }
 
@@ -65,7 +77,7 @@ struct Shortage<'e> {
     lines: &'e [MemoryLine],
 }
 
-/// The estimate of a run that fits.
+/// The estimate of a run that fits, or that is forced although it does not; then with what is short.
 ///
 /// # Errors
 /// [`RunError::DoesNotFit`] with the table and the nearest change that fits.
@@ -73,9 +85,15 @@ pub(super) fn check(
     case: &Case<'_>,
     training: &TrainingShape,
     accumulation: usize,
-) -> Result<MemoryEstimate, RunError> {
+    force: bool,
+) -> Result<(MemoryEstimate, Option<Chosen<bool>>), RunError> {
     let estimate = case.estimate(training);
-    let Some(short) = case.shortage(&estimate) else { return Ok(estimate) };
+    let Some(short) = case.shortage(&estimate) else { return Ok((estimate, None)) };
+    if force {
+        let (needed, free) = (human_bytes(short.needed), human_bytes(short.free));
+        let why = format!("--force: this run needs {needed}, and {free} are free {}: expect it to fail", short.place);
+        return Ok((estimate, Some(Chosen::new(true, why))));
+    }
     let mut candidates = smaller(case, training, accumulation).into_iter();
     let change = candidates.find(|(_, training)| case.shortage(&case.estimate(training)).is_none());
     let advice = match change {
@@ -163,7 +181,7 @@ pub(super) mod tests {
     use std::path::Path;
 
     use firebrick_arch::{ModelConfig, TensorSpec};
-    use firebrick_hwprofile::{Cpu, Gpu, Memory};
+    use firebrick_hwprofile::spec::Maker;
 
     use super::*;
     use crate::config::RunConfig;
@@ -190,23 +208,10 @@ pub(super) mod tests {
             let folder = tempfile::tempdir().unwrap();
             std::fs::write(folder.path().join("config.json"), LLAMA_8B).unwrap();
             let overrides: Vec<String> = changes.iter().map(ToString::to_string).collect();
-            let card = Gpu {
-                index: 0,
-                name: "card".to_owned(),
-                memory_total_bytes: card_gib << 30,
-                memory_free_bytes: card_gib << 30,
-                driver_version: String::new(),
-                compute_capability: None,
-                spec: None,
-            };
+            let card = Gpu::described(Maker::Nvidia, "card", card_gib << 30);
             Self {
                 config: RunConfig::from_toml(RECIPE, Path::new("r.toml"), &overrides).unwrap(),
-                profile: HardwareProfile {
-                    cpu: Cpu { name: String::new(), logical_cores: 1, physical_cores: 1, features: Vec::new() },
-                    memory: Memory { total_bytes: host_gib << 30, available_bytes: host_gib << 30 },
-                    gpus: vec![card],
-                    notes: Vec::new(),
-                },
+                profile: HardwareProfile::described(1, host_gib << 30, vec![card]),
                 model: ModelConfig::read(folder.path()).unwrap(),
                 data: DataShape {
                     rows: 100,
@@ -232,18 +237,27 @@ pub(super) mod tests {
             shapes::training(&self.config, BackendKind::Cuda, &self.data, &self.trained())
         }
 
-        fn check(&self) -> Result<MemoryEstimate, RunError> {
-            check(&self.case(), &self.training(), self.config.train.gradient_accumulation)
+        fn check(&self, force: bool) -> Result<(MemoryEstimate, Option<Chosen<bool>>), RunError> {
+            check(&self.case(), &self.training(), self.config.train.gradient_accumulation, force)
         }
 
         fn refusal(&self) -> String {
-            self.check().expect_err("it should not fit").to_string()
+            self.check(false).expect_err("it should not fit").to_string()
         }
     }
 
     #[test]
     fn a_card_of_24_gib_fits_eight_rows_with_offloaded_inputs() {
-        Example::new(&[], 24, 64).check().unwrap();
+        assert_eq!(Example::new(&[], 24, 64).check(false).unwrap().1, None);
+    }
+
+    #[test]
+    fn a_forced_run_is_planned_although_it_does_not_fit_and_says_so() {
+        let (estimate, forced) = Example::new(&["train.recompute=none"], 40, 64).check(true).unwrap();
+        let forced = forced.expect("it does not fit");
+        assert!(forced.value && forced.reason.contains(&human_bytes(estimate.total_bytes())), "{}", forced.reason);
+        assert!(forced.reason.contains("40.0 GiB are free on the card"), "{}", forced.reason);
+        assert_eq!(Example::new(&[], 24, 64).check(true).unwrap().1, None, "a run that fits is not forced");
     }
 
     #[test]

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use firebrick_arch::{LoraConfig, ModelConfig};
 use firebrick_data::PackedDataset;
-use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::memory::MemoryLine;
+use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
 use firebrick_kernels::{BackendKind, BaseStorage, Recompute, TrainingShape};
 use firebrick_optim::{OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
 use firebrick_precision::Format;
@@ -16,6 +16,7 @@ use serde::Serialize;
 use crate::config::{Init, RunConfig};
 use crate::plan::chosen::Chosen;
 use crate::plan::fit::SmallerRun;
+use crate::plan::forecast::Forecast;
 
 /// A whole plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -124,6 +125,12 @@ pub struct Plan {
     pub host_memory_bytes: Chosen<u64>,
     /// The parts of `memory_bytes`.
     pub memory: Vec<MemoryLine>,
+    /// A shortage of memory that the user chose to ignore, in a sentence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forced: Option<Chosen<bool>>,
+    /// What the run will cost on a known accelerator.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forecast: Option<Forecast>,
     /// How the model is trained, as far as memory and work depend on it.
     #[serde(skip)]
     pub training: TrainingShape,
@@ -177,6 +184,31 @@ pub struct PlanInputs<'a> {
     pub data: &'a DataShape,
     /// Number of processes that train together.
     pub world_size: usize,
+    /// What was requested on the command line.
+    pub request: &'a PlanRequest,
+}
+
+/// What a command requests of a plan in addition to the recipe.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PlanRequest {
+    /// The machine to plan for; `None`: this one.
+    pub machine: Option<&'static AcceleratorSpec>,
+    /// Plan a run that does not fit into memory all the same.
+    pub force: bool,
+    /// Price of the machine per hour, in any currency.
+    pub price_per_hour: Option<f64>,
+}
+
+impl PlanRequest {
+    /// The machine: the named one, or this one as it is found.
+    pub fn profile(&self) -> HardwareProfile {
+        match self.machine {
+            Some(spec) => HardwareProfile::of_machine(spec),
+            // Metal's GPUs are known to wgpu alone.
+            None if cfg!(target_os = "macos") => HardwareProfile::detect_with_adapters(),
+            None => HardwareProfile::detect(),
+        }
+    }
 }
 
 impl Plan {

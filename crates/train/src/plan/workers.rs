@@ -58,20 +58,13 @@ fn cores(profile: &HardwareProfile) -> usize {
 mod tests {
     use std::path::Path;
 
-    use firebrick_hwprofile::{Cpu, Memory};
-
     use super::*;
 
     fn chosen(changes: &[&str], cores: usize, backend: BackendKind) -> [usize; 2] {
         let changes: Vec<String> = changes.iter().map(ToString::to_string).collect();
         let config =
             RunConfig::from_toml("model='m'\nmode='full'\n[data]\npath='d'\n", Path::new("r.toml"), &changes).unwrap();
-        let profile = HardwareProfile {
-            cpu: Cpu { name: String::new(), logical_cores: cores, physical_cores: cores, features: Vec::new() },
-            memory: Memory { total_bytes: 0, available_bytes: 0 },
-            gpus: Vec::new(),
-            notes: Vec::new(),
-        };
+        let profile = HardwareProfile::described(cores, 0, Vec::new());
         let (tokenize, load) = (to_tokenize(&config, &profile), to_load(&config, &profile, backend));
         assert!([&tokenize, &load].iter().all(|chosen| !chosen.reason.is_empty()));
         assert_eq!(tokenizing(&config, &profile).workers.get(), tokenize.value);

@@ -11,9 +11,10 @@ use firebrick_parallel::Ranks;
 use crate::config::RunConfig;
 use crate::console::{Console, FailureReport, Outcome};
 use crate::error::RunError;
+use crate::plan::PlanRequest;
 use crate::run::device::catch_failure;
 use crate::run::interrupt::Interrupt;
-use crate::run::prepare::{Prepared, now, prepare_at};
+use crate::run::prepare::{Prepared, now, prepare_as};
 use crate::run::start::Place;
 use crate::run::trace::TraceSteps;
 use crate::run::train_loop::Run;
@@ -35,6 +36,8 @@ pub struct RunOptions {
     pub interrupt: Interrupt,
     /// Steps to write a trace of.
     pub trace: Option<TraceSteps>,
+    /// Train although the plan says that memory is short.
+    pub force: bool,
 }
 
 /// Runs a recipe, from its start or from a checkpoint, to its end or to a signal.
@@ -43,13 +46,14 @@ pub struct RunOptions {
 /// Whatever stops it; everything that was saved stays.
 pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
     let started = Instant::now();
-    let RunOptions { config, resume, console, interrupt, trace } = options;
+    let RunOptions { config, resume, console, interrupt, trace, force } = options;
     let resumed = resume.map(|from| ResumePoint::open(&from, config.output_dir.as_ref(), &config.name)).transpose()?;
     let date = resumed.as_ref().map_or_else(now, |point| point.state.date);
     let ranks = Ranks::single();
+    let request = PlanRequest { force, ..PlanRequest::default() };
     let prepared = {
         let _shown = console.activity(reading_data);
-        prepare_at(config, date, ranks.world_size())?
+        prepare_as(config, date, ranks.world_size(), &request)?
     };
     let mut notes = prepared.data_notes.clone();
     if let Some(point) = &resumed {

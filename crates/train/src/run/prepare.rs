@@ -8,12 +8,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use firebrick_arch::ModelConfig;
 use firebrick_data::{PackOptions, PackedDataset, Tokenizer};
-use firebrick_hwprofile::HardwareProfile;
 use firebrick_model::HfFolder;
 
 use crate::config::{Init, RunConfig};
 use crate::error::RunError;
-use crate::plan::{self, DataShape, Plan, PlanInputs};
+use crate::plan::{self, DataShape, Plan, PlanInputs, PlanRequest};
 use crate::run::data_sets;
 use crate::run::evaluate::EvaluationSet;
 
@@ -33,7 +32,7 @@ pub struct Prepared {
     pub train: Arc<PackedDataset>,
     /// What to evaluate on.
     pub evaluation: EvaluationSet,
-    /// Sentences about the data, to print.
+    /// Sentences about the data, and about a machine that is not this one, to print.
     pub data_notes: Vec<String>,
 }
 
@@ -45,11 +44,32 @@ pub fn prepare(recipe: RunConfig) -> Result<Prepared, RunError> {
     prepare_at(recipe, now(), 1)
 }
 
+/// As [`prepare`], for the machine and with the liberties of `request`.
+///
+/// # Errors
+/// As [`prepare_at`].
+pub fn prepare_for(recipe: RunConfig, request: &PlanRequest) -> Result<Prepared, RunError> {
+    prepare_as(recipe, now(), 1, request)
+}
+
 /// As [`prepare`], for a run of `world_size` processes that began at `date` (seconds since 1970), which chat templates see.
 ///
 /// # Errors
 /// Anything wrong with the recipe, the tokenizer, the data, the model's config or the machine.
 pub fn prepare_at(recipe: RunConfig, date: i64, world_size: usize) -> Result<Prepared, RunError> {
+    prepare_as(recipe, date, world_size, &PlanRequest::default())
+}
+
+/// As [`prepare_at`] and [`prepare_for`].
+///
+/// # Errors
+/// As [`prepare_at`].
+pub(crate) fn prepare_as(
+    recipe: RunConfig,
+    date: i64,
+    world_size: usize,
+    request: &PlanRequest,
+) -> Result<Prepared, RunError> {
     let folder = recipe.model_folder()?;
     let model_config = ModelConfig::read(&folder)?;
     check_model(&recipe, &folder, &model_config)?;
@@ -58,14 +78,18 @@ pub fn prepare_at(recipe: RunConfig, date: i64, world_size: usize) -> Result<Pre
     if tokens > rows {
         return Err(RunError::VocabularyTooSmall { tokenizer: tokens, model: rows });
     }
-    let profile = HardwareProfile::detect();
+    let profile = request.profile();
     let data = data_sets::read(&recipe, &tokenizer, plan::tokenizing(&recipe, &profile))?;
     let mut data_notes = data.notes();
+    if profile.named.is_some() {
+        data_notes.extend(profile.notes.iter().cloned());
+    }
     let has_chats = data.has_chats(&tokenizer);
     let packing = pack_options(&recipe, &tokenizer);
     let train = Arc::new(PackedDataset::new(data.train.documents, packing.clone()));
     let shape = DataShape::new(&train, has_chats);
-    let inputs = PlanInputs { config: &recipe, profile: &profile, model: &model_config, data: &shape, world_size };
+    let inputs =
+        PlanInputs { config: &recipe, profile: &profile, model: &model_config, data: &shape, world_size, request };
     let plan = Plan::resolve(inputs)?;
     let evaluation = match data.held_out {
         Some(documents) => EvaluationSet::new(&plan, documents, packing, &tokenizer)?,

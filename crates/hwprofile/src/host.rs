@@ -1,26 +1,63 @@
-//! Asking the machine: CPU and memory through sysinfo, NVIDIA cards through NVML.
+//! Asking about processor and memory: sysinfo, the standard library's feature detection, and sysfs for caches.
 //!
-//! Not supported: cards of other makers (Burn's backends find those themselves), NUMA and PCI topology.
+//! Trade-off: caches are known on Linux only, and NUMA nodes nowhere.
 
-use std::env;
-use std::thread;
+use std::path::Path;
+use std::{env, fs, thread};
 
-use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::{Device, Nvml};
 use sysinfo::{CpuRefreshKind, ProcessRefreshKind, ProcessesToUpdate, System, get_current_pid};
 
-use crate::{Cpu, Gpu, GpuSpec, Memory};
+use crate::{Cache, Cpu, Memory, SimdLevel};
 
 pub(crate) fn cpu(notes: &mut Vec<String>) -> Cpu {
     let logical_cores = thread::available_parallelism().map_or(1, usize::from);
     let physical_cores = System::physical_core_count().unwrap_or(logical_cores);
+    let features = cpu_features();
     Cpu {
         name: cpu_name(notes),
         logical_cores,
         // sysinfo counts the cores of the machine, also where this process may use only some of them.
         physical_cores: physical_cores.clamp(1, logical_cores),
-        features: cpu_features(),
+        simd: SimdLevel::of(&features),
+        features,
+        caches: caches(Path::new("/sys/devices/system/cpu/cpu0/cache")),
     }
+}
+
+/// The data caches that the first core sees, nearest first, from a folder like `/sys/devices/system/cpu/cpu0/cache`.
+fn caches(root: &Path) -> Vec<Cache> {
+    let Ok(entries) = fs::read_dir(root) else { return Vec::new() };
+    let mut found: Vec<Cache> = entries.flatten().filter_map(|entry| cache(&entry.path())).collect();
+    found.sort_unstable_by_key(|cache| cache.level);
+    found
+}
+
+fn cache(folder: &Path) -> Option<Cache> {
+    let text = |file| fs::read_to_string(folder.join(file)).ok().map(|text| text.trim().to_owned());
+    if text("type")? == "Instruction" {
+        return None;
+    }
+    let size = text("size")?;
+    let (number, unit) = size.split_at(size.find(|c: char| !c.is_ascii_digit())?);
+    let scale = match unit {
+        "K" => 1 << 10,
+        "M" => 1 << 20,
+        _ => return None,
+    };
+    Some(Cache {
+        level: text("level")?.parse().ok()?,
+        bytes: number.parse::<u64>().ok()? * scale,
+        shared_by: cpus_in_list(&text("shared_cpu_list")?)?,
+    })
+}
+
+/// How many processors a list like `0-3,8` names.
+fn cpus_in_list(list: &str) -> Option<usize> {
+    let span = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(last.parse::<usize>().ok()? + 1 - first.parse::<usize>().ok()?)
+    };
+    list.split(',').map(span).sum()
 }
 
 fn cpu_name(notes: &mut Vec<String>) -> String {
@@ -46,6 +83,7 @@ fn cpu_features() -> Vec<String> {
         ("avx512bw", is_x86_feature_detected!("avx512bw")),
         ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
         ("avx512bf16", is_x86_feature_detected!("avx512bf16")),
+        ("avx512fp16", is_x86_feature_detected!("avx512fp16")),
     ];
     #[cfg(target_arch = "aarch64")]
     let features = [
@@ -104,64 +142,6 @@ fn system() -> Option<System> {
     System::new().ok()
 }
 
-pub(crate) fn gpus(notes: &mut Vec<String>) -> Vec<Gpu> {
-    let nvml = match Nvml::init() {
-        Ok(nvml) => nvml,
-        Err(error) => {
-            notes.push(why_no_nvml(&error));
-            return Vec::new();
-        }
-    };
-    let driver_version = nvml.sys_driver_version().unwrap_or_else(|_| "unknown".to_string());
-    let count = nvml.device_count().unwrap_or(0);
-    if count == 0 {
-        notes.push("the NVIDIA driver is there, but it reports no card".to_string());
-    } else if let Ok(visible) = env::var("CUDA_VISIBLE_DEVICES") {
-        notes.push(format!("CUDA_VISIBLE_DEVICES is {visible:?}: CUDA numbers the cards listed here by that"));
-    }
-    (0..count).filter_map(|index| gpu(&nvml, index, &driver_version, notes)).collect()
-}
-
-fn gpu(nvml: &Nvml, index: u32, driver_version: &str, notes: &mut Vec<String>) -> Option<Gpu> {
-    match nvml.device_by_index(index).and_then(|device| described(&device, index, driver_version)) {
-        Ok(gpu) => {
-            if gpu.spec.is_none() {
-                notes.push(format!("{} is not in the table of cards: its peak rates are not known", gpu.name));
-            }
-            Some(gpu)
-        }
-        Err(error) => {
-            notes.push(format!("GPU {index} is there but cannot be asked: {error}"));
-            None
-        }
-    }
-}
-
-fn described(device: &Device<'_>, index: u32, driver_version: &str) -> Result<Gpu, NvmlError> {
-    let (name, memory) = (device.name()?, device.memory_info()?);
-    let capability = device.cuda_compute_capability().ok();
-    Ok(Gpu {
-        index,
-        memory_total_bytes: memory.total,
-        memory_free_bytes: memory.free,
-        driver_version: driver_version.to_string(),
-        compute_capability: capability.and_then(|c| Some((u32::try_from(c.major).ok()?, u32::try_from(c.minor).ok()?))),
-        spec: GpuSpec::find(&name).copied(),
-        name,
-    })
-}
-
-fn why_no_nvml(error: &NvmlError) -> String {
-    match error {
-        NvmlError::LibloadingError(_) => {
-            let file = if cfg!(windows) { "nvml.dll" } else { "libnvidia-ml.so.1" };
-            format!("no NVIDIA card: the driver's {file} was not found")
-        }
-        NvmlError::DriverNotLoaded => "no NVIDIA card: the driver is installed but not loaded".to_string(),
-        other => format!("no NVIDIA card could be asked: {other}"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -184,5 +164,35 @@ mod tests {
         let unlimited = CgroupLimit { total_bytes: u64::MAX, used_bytes: GIB };
         assert_eq!(within_limit(machine, unlimited, &mut notes), machine);
         assert!(notes.is_empty());
+    }
+
+    #[test]
+    fn caches_of_a_core_are_read_without_those_for_instructions() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |index: &str, values: [&str; 4]| {
+            let folder = root.path().join(index);
+            fs::create_dir(&folder).unwrap();
+            for (file, value) in ["level", "type", "size", "shared_cpu_list"].into_iter().zip(values) {
+                fs::write(folder.join(file), format!("{value}\n")).unwrap();
+            }
+        };
+        write("index3", ["3", "Unified", "105M", "0-3,8-11"]);
+        write("index0", ["1", "Data", "48K", "0,8"]);
+        write("index1", ["1", "Instruction", "32K", "0,8"]);
+        write("index2", ["2", "Unified", "2048K", "0,8"]);
+        let found: Vec<_> = caches(root.path()).iter().map(|c| (c.level, c.bytes >> 10, c.shared_by)).collect();
+        assert_eq!(found, [(1, 48, 2), (2, 2048, 2), (3, 105 << 10, 8)]);
+        assert!(caches(&root.path().join("missing")).is_empty());
+    }
+
+    #[test]
+    fn the_widest_vectors_name_the_level() {
+        let level = |features: &[&str]| SimdLevel::of(&features.iter().map(ToString::to_string).collect::<Vec<_>>());
+        assert_eq!(level(&["avx", "avx2", "fma", "avx512f"]), SimdLevel::Avx512);
+        assert_eq!(level(&["avx", "avx2", "fma"]), SimdLevel::Avx2);
+        assert_eq!(level(&["avx", "avx2"]), SimdLevel::Avx, "products need multiply-add");
+        assert_eq!(level(&["neon", "sve"]), SimdLevel::Sve);
+        assert_eq!(level(&["neon"]), SimdLevel::Neon);
+        assert_eq!(level(&[]), SimdLevel::Baseline);
     }
 }

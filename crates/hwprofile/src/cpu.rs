@@ -1,0 +1,97 @@
+//! What a processor is.
+//!
+//! Trade-off: cores of two speeds are counted alike.
+
+use serde::Serialize;
+
+/// The processor, as far as this process may use it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Cpu {
+    /// Brand name.
+    pub name: String,
+    /// Hardware threads that this process may run on (affinity and cgroup quota counted in).
+    pub logical_cores: usize,
+    /// Cores, at most `logical_cores`.
+    pub physical_cores: usize,
+    /// Vector extensions that matter for matrix products, such as `avx2`, `avx512f`, `neon`.
+    pub features: Vec<String>,
+    /// The widest of them.
+    pub simd: SimdLevel,
+    /// Data caches that a core sees, nearest first; empty where the system does not say.
+    pub caches: Vec<Cache>,
+}
+
+/// A data cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Cache {
+    /// 1 is nearest to the core.
+    pub level: u8,
+    /// Its size.
+    pub bytes: u64,
+    /// Hardware threads that share it.
+    pub shared_by: usize,
+}
+
+/// The widest vectors that a processor multiplies and adds in one instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SimdLevel {
+    /// What every processor of the architecture has.
+    Baseline,
+    /// 128 bits on ARM.
+    Neon,
+    /// Vectors of a length that the processor decides, on ARM.
+    Sve,
+    /// 256 bits, without multiply-add.
+    Avx,
+    /// 256 bits.
+    Avx2,
+    /// 512 bits.
+    Avx512,
+}
+
+impl SimdLevel {
+    /// The level of a list of extensions.
+    pub fn of(features: &[String]) -> Self {
+        let has = |name: &str| features.iter().any(|feature| feature == name);
+        if has("avx512f") {
+            Self::Avx512
+        } else if has("avx2") && has("fma") {
+            Self::Avx2
+        } else if has("avx") {
+            Self::Avx
+        } else if has("sve") {
+            Self::Sve
+        } else if has("neon") {
+            Self::Neon
+        } else {
+            Self::Baseline
+        }
+    }
+
+    /// Name to print.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Baseline => "baseline",
+            Self::Neon => "NEON",
+            Self::Sve => "SVE",
+            Self::Avx => "AVX",
+            Self::Avx2 => "AVX2",
+            Self::Avx512 => "AVX-512",
+        }
+    }
+}
+
+impl Cpu {
+    /// A processor of which only the number of cores is stated.
+    pub fn described(cores: usize) -> Self {
+        Self {
+            name: "a processor".to_owned(),
+            logical_cores: cores,
+            physical_cores: cores,
+            features: Vec::new(),
+            simd: SimdLevel::Baseline,
+            caches: Vec::new(),
+        }
+    }
+}

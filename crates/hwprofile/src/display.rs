@@ -1,0 +1,127 @@
+//! A profile as lines for the terminal.
+//!
+//! Trade-off: peers and links are summed up; `--json` has all of them.
+
+use std::fmt;
+
+use crate::memory::human_bytes;
+use crate::spec::{AcceleratorSpec, HardwareKind, MathFormat};
+use crate::tuning::get_optimal_config;
+use crate::{Cpu, Gpu, HardwareProfile};
+
+impl fmt::Display for HardwareProfile {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(formatter, "processor      {}", cpu(&self.cpu))?;
+        let (free, total) = (human_bytes(self.memory.available_bytes), human_bytes(self.memory.total_bytes));
+        writeln!(formatter, "memory         {free} free of {total}")?;
+        for gpu in &self.gpus {
+            writeln!(formatter, "accelerator {:<2} {}", gpu.index, describe(gpu))?;
+            for line in details(gpu) {
+                writeln!(formatter, "               {line}")?;
+            }
+        }
+        if self.gpus.is_empty() {
+            writeln!(formatter, "accelerator    none")?;
+        }
+        for adapter in &self.adapters {
+            writeln!(formatter, "adapter        {} through {}, {:?}", adapter.name, adapter.interface, adapter.kind)?;
+        }
+        writeln!(formatter, "tuning         {}", tuning(self))?;
+        for note in &self.notes {
+            writeln!(formatter, "note           {note}")?;
+        }
+        Ok(())
+    }
+}
+
+fn cpu(cpu: &Cpu) -> String {
+    let caches: Vec<String> =
+        cpu.caches.iter().map(|cache| format!("L{} {}", cache.level, human_bytes(cache.bytes))).collect();
+    let caches = if caches.is_empty() { String::new() } else { format!(", {}", caches.join(", ")) };
+    format!("{}, {} threads on {} cores, {}{caches}", cpu.name, cpu.logical_cores, cpu.physical_cores, cpu.simd.name())
+}
+
+fn describe(gpu: &Gpu) -> String {
+    let (free, total) = (human_bytes(gpu.memory_free_bytes), human_bytes(gpu.memory_total_bytes));
+    let place = if gpu.unified_memory { " of unified memory, counted in the host's" } else { "" };
+    let capability = gpu
+        .compute_capability
+        .map_or_else(String::new, |(major, minor)| format!(", compute capability {major}.{minor}"));
+    format!("{}, {free} free of {total}{place}{capability}", gpu.name)
+}
+
+fn details(gpu: &Gpu) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(spec) = &gpu.spec {
+        lines.push(peaks(spec));
+    }
+    let mut parts = Vec::new();
+    if let Some(clocks) = gpu.clocks.filter(|clocks| clocks.sm_mhz > 0) {
+        parts.push(format!("up to {} MHz, memory {} MHz", clocks.sm_mhz, clocks.memory_mhz));
+    }
+    parts.extend(gpu.power_limit_w.map(|limit| format!("{limit:.0} W")));
+    parts.extend(gpu.pcie.map(|pcie| format!("PCIe {} x{}", pcie.generation, pcie.lanes)));
+    parts.extend(gpu.nvlink.map(|nvlink| {
+        let to = if nvlink.to_switch { " to switches" } else { "" };
+        format!("{} NVLinks of version {}{to}", nvlink.links, nvlink.version)
+    }));
+    if !gpu.driver_version.is_empty() {
+        parts.push(format!("driver {}", gpu.driver_version));
+    }
+    if !parts.is_empty() {
+        lines.push(parts.join(", "));
+    }
+    lines
+}
+
+fn peaks(spec: &AcceleratorSpec) -> String {
+    let formats =
+        [("bf16", MathFormat::Bf16), ("FP8", MathFormat::Fp8), ("FP4", MathFormat::Fp4), ("f32", MathFormat::F32)];
+    let rates = formats.iter().filter_map(|(name, format)| Some(format!("{name} {:.0}", spec.rate(*format)?.value)));
+    let rates: Vec<String> = rates.collect();
+    let unverified = spec.unverified();
+    let doubt =
+        if unverified.is_empty() { String::new() } else { format!("; not verified: {}", unverified.join(", ")) };
+    format!(
+        "peaks: {} dense TFLOP/s, {} TB/s ({}){doubt}",
+        rates.join(", "),
+        spec.bandwidth_tb_s.value,
+        spec.rates.bf16.source()
+    )
+}
+
+fn tuning(profile: &HardwareProfile) -> String {
+    let first = profile.gpus.first();
+    let of_capability = |gpu: &Gpu| gpu.compute_capability.map(HardwareKind::of_compute_capability);
+    let kind = first.and_then(|gpu| gpu.spec.map(|spec| spec.kind).or_else(|| of_capability(gpu)));
+    let config = get_optimal_config(kind.unwrap_or(HardwareKind::Cpu));
+    format!(
+        "{:?}: {:?} attention and {:?} to prefer, start with {} rows of 4,096 tokens; here {}, {:?}",
+        config.kind,
+        config.use_flash_attention,
+        config.precision,
+        config.micro_batch_start,
+        config.attention_here,
+        config.compute_here
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_named_machine_can_be_printed_with_its_peaks_and_tuning() {
+        for spec in AcceleratorSpec::all() {
+            let text = HardwareProfile::of_machine(spec).to_string();
+            assert!(text.contains(spec.name) && text.contains("dense TFLOP/s") && text.contains("tuning"), "{text}");
+            assert_eq!(text.contains("not verified"), !spec.unverified().is_empty(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_machine_without_accelerators_is_tuned_as_a_processor() {
+        let text = HardwareProfile::described(8, 1 << 34, Vec::new()).to_string();
+        assert!(text.contains("accelerator    none") && text.contains("Cpu"), "{text}");
+    }
+}

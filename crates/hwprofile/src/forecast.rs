@@ -1,0 +1,157 @@
+//! What a run on an accelerator costs: time of a step as a range, and what follows from it: tokens per second, time, energy, money.
+//!
+//! ```text
+//! lower = max(arithmetic, memory traffic, host traffic)    at the maker's peaks, everything overlaps: no implementation is faster
+//! upper = arithmetic + memory traffic + host traffic        arithmetic at the rate that a good library was measured at, nothing overlaps
+//! ```
+//!
+//! Trade-off: evaluation, checkpoints, loading and communication between devices are left out, and energy is the accelerator's alone at its
+//! power limit.
+
+use serde::Serialize;
+
+use crate::roofline::{Rates, RooflineTime, Work};
+use crate::spec::{AcceleratorSpec, MathFormat};
+
+/// From the best to the worst case.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Range {
+    /// The smallest value.
+    pub lower: f64,
+    /// The largest value.
+    pub upper: f64,
+}
+
+impl Range {
+    /// Both ends times a factor.
+    pub fn times(self, factor: f64) -> Self {
+        Self { lower: self.lower * factor, upper: self.upper * factor }
+    }
+
+    /// `factor` over both ends.
+    pub fn divide(self, factor: f64) -> Self {
+        Self { lower: factor / self.upper, upper: factor / self.lower }
+    }
+
+    /// Whether a value lies in it.
+    pub fn contains(self, value: f64) -> bool {
+        (self.lower..=self.upper).contains(&value)
+    }
+}
+
+/// What bounds a step from below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StepBound {
+    /// Arithmetic.
+    Math,
+    /// Traffic of the accelerator's memory.
+    Memory,
+    /// Traffic between host and accelerator.
+    HostLink,
+}
+
+/// The time of a step, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct StepTime {
+    /// From `lower` to `upper`.
+    pub seconds: Range,
+    /// Arithmetic at the peak.
+    pub t_math: f64,
+    /// Memory traffic at the peak.
+    pub t_memory: f64,
+    /// Host traffic at the peak of its link, in one direction at a time.
+    pub t_host: f64,
+    /// Share of the arithmetic peak that `upper` counts with.
+    pub sustained_share: f64,
+    /// The largest of the three.
+    pub bound: StepBound,
+}
+
+impl StepTime {
+    /// The time of `work` in `format` on an accelerator, with `host_bytes` copied to or from the host. `None`: it does not multiply that
+    /// format.
+    pub fn of(work: &Work, host_bytes: f64, spec: &AcceleratorSpec, format: MathFormat) -> Option<Self> {
+        let peak = Rates::of_spec(spec, format)?;
+        let (share, _) = spec.sustained_share();
+        let best = RooflineTime::of(work, &peak);
+        let sustained = RooflineTime::of(work, &peak.at_share(share));
+        // A link's figure counts both directions.
+        let t_host = spec.host_link.map_or(0.0, |link| host_bytes / (link.gb_s.value * 1e9 / 2.0));
+        let seconds = Range { lower: best.lower().max(t_host), upper: sustained.upper() + t_host };
+        let bound = match seconds.lower {
+            lower if lower == best.t_math => StepBound::Math,
+            lower if lower == best.t_memory => StepBound::Memory,
+            _ => StepBound::HostLink,
+        };
+        Some(Self { seconds, t_math: best.t_math, t_memory: best.t_memory, t_host, sustained_share: share, bound })
+    }
+}
+
+/// What a whole run costs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RunCost {
+    /// Tokens per second, padding included.
+    pub tokens_per_s: Range,
+    /// Seconds of training.
+    pub seconds: Range,
+    /// Energy of the accelerator at its power limit, kWh. `None`: its power is not known.
+    pub energy_kwh: Option<Range>,
+    /// Money, in the unit of the price. `None`: no price.
+    pub cost: Option<Range>,
+}
+
+impl RunCost {
+    /// `steps` steps of `tokens` tokens each; `price_per_hour` of the machine.
+    pub fn of(step: &StepTime, steps: u64, tokens: f64, power_w: Option<f64>, price_per_hour: Option<f64>) -> Self {
+        let seconds = step.seconds.times(steps as f64);
+        Self {
+            tokens_per_s: step.seconds.divide(tokens),
+            seconds,
+            energy_kwh: power_w.map(|watts| seconds.times(watts / 3.6e6)),
+            cost: price_per_hour.map(|price| seconds.times(price / 3600.0)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn h100() -> &'static AcceleratorSpec {
+        AcceleratorSpec::named("h100").unwrap()
+    }
+
+    #[test]
+    fn bounds_are_ordered_and_the_lower_one_is_the_largest_part() {
+        let work = Work { matmul_flops: 989.4e12, attention_flops: 0.0, bytes: 3.35e12 / 2.0 };
+        let step = StepTime::of(&work, 0.0, h100(), MathFormat::Bf16).unwrap();
+        assert!((step.seconds.lower - 1.0).abs() < 1e-9 && (step.t_memory - 0.5).abs() < 1e-9);
+        let at_measured_rate = 989.4 / 794.5 + 0.5;
+        assert!((step.seconds.upper - at_measured_rate).abs() < 1e-9, "{step:?}");
+        assert_eq!(step.bound, StepBound::Math);
+        let offloaded = StepTime::of(&work, 128e9, h100(), MathFormat::Bf16).unwrap();
+        assert_eq!((offloaded.t_host, offloaded.bound), (2.0, StepBound::HostLink));
+        assert!((offloaded.seconds.upper - step.seconds.upper - 2.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_format_that_is_not_there_has_no_time() {
+        let work = Work { matmul_flops: 1.0, attention_flops: 0.0, bytes: 1.0 };
+        assert_eq!(StepTime::of(&work, 0.0, h100(), MathFormat::Fp4), None);
+        assert!(StepTime::of(&work, 0.0, h100(), MathFormat::Fp8).is_some());
+    }
+
+    #[test]
+    fn a_run_costs_its_hours_times_price_and_power() {
+        let work = Work { matmul_flops: 989.4e12, attention_flops: 0.0, bytes: 0.0 };
+        let step = StepTime::of(&work, 0.0, h100(), MathFormat::Bf16).unwrap();
+        let run = RunCost::of(&step, 7200, 1000.0, Some(700.0), Some(3.0));
+        assert!((run.seconds.lower - 7200.0).abs() < 1e-6);
+        assert!((run.tokens_per_s.upper - 1000.0).abs() < 1e-6 && run.tokens_per_s.lower < run.tokens_per_s.upper);
+        assert!((run.energy_kwh.unwrap().lower - 1.4).abs() < 1e-9 && (run.cost.unwrap().lower - 6.0).abs() < 1e-9);
+        let unknown = RunCost::of(&step, 1, 1.0, None, None);
+        assert_eq!((unknown.energy_kwh, unknown.cost), (None, None));
+        assert!(run.seconds.contains(8000.0) && !run.seconds.contains(7000.0));
+    }
+}

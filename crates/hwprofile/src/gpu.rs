@@ -1,0 +1,156 @@
+//! A card or another accelerator that was found or named.
+//!
+//! Trade-off: one type for every maker; what a maker's interface does not state is `None`.
+
+use serde::Serialize;
+
+use crate::nvidia::PciPath;
+use crate::spec::{AcceleratorSpec, CardClocks, Feature, Maker};
+
+/// One accelerator.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Gpu {
+    /// Number among its maker's cards; NVML's for NVIDIA, the order of the PCI bus, which `CUDA_VISIBLE_DEVICES` does not change.
+    pub index: u32,
+    /// Its maker.
+    pub maker: Maker,
+    /// What no other card has.
+    pub uuid: Option<String>,
+    /// Name that the driver reports, such as `NVIDIA H100 80GB HBM3`.
+    pub name: String,
+    /// Bytes of memory; the host's where it is unified.
+    pub memory_total_bytes: u64,
+    /// Bytes of it that are free now, and that the accelerator may use.
+    pub memory_free_bytes: u64,
+    /// Whether that memory is the host's: it is counted once.
+    pub unified_memory: bool,
+    /// Version of the driver.
+    pub driver_version: String,
+    /// `(9, 0)` for Hopper; NVIDIA only.
+    pub compute_capability: Option<(u32, u32)>,
+    /// Largest clocks, cores, memory bus.
+    pub clocks: Option<CardClocks>,
+    /// Power limit in force, W.
+    pub power_limit_w: Option<f64>,
+    /// Its slot, at full speed.
+    pub pcie: Option<Pcie>,
+    /// Its NVLinks that are up.
+    pub nvlink: Option<NvLinks>,
+    /// Ways to the other cards.
+    pub peers: Vec<Peer>,
+    /// Whether it is a partition of a card (MIG).
+    pub is_partition: bool,
+    /// What its maker states, or what follows from its compute capability.
+    pub spec: Option<AcceleratorSpec>,
+}
+
+/// A PCI Express slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Pcie {
+    /// Generation.
+    pub generation: u32,
+    /// Lanes.
+    pub lanes: u32,
+}
+
+impl Pcie {
+    /// 1e9 bytes per second, both directions together, without the overhead of packets. `None`: a generation that is not known.
+    pub fn gb_s(self) -> Option<f64> {
+        // 2.5 and 5 GT/s with 8 of 10 bits, then 8, 16 and 32 with 128 of 130, then 64 with 242 of 256: rounded as makers do.
+        let per_lane = match self.generation {
+            1 => 0.25,
+            2 => 0.5,
+            3 => 1.0,
+            4 => 2.0,
+            5 => 4.0,
+            6 => 8.0,
+            _ => return None,
+        };
+        Some(2.0 * per_lane * f64::from(self.lanes))
+    }
+}
+
+/// A card's NVLinks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct NvLinks {
+    /// Version; 4 on Hopper.
+    pub version: u32,
+    /// How many are up.
+    pub links: usize,
+    /// Whether they lead to a switch.
+    pub to_switch: bool,
+}
+
+/// The way to another card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Peer {
+    /// Number of the other card.
+    pub index: u32,
+    /// NVLinks between the two, directly or through a switch.
+    pub nvlinks: usize,
+    /// What lies between on the PCI bus.
+    pub through: PciPath,
+}
+
+impl Gpu {
+    /// A card of which only name and memory are stated, all of it free.
+    pub fn described(maker: Maker, name: &str, memory_bytes: u64) -> Self {
+        Self {
+            index: 0,
+            maker,
+            uuid: None,
+            name: name.to_owned(),
+            memory_total_bytes: memory_bytes,
+            memory_free_bytes: memory_bytes,
+            unified_memory: false,
+            driver_version: String::new(),
+            compute_capability: None,
+            clocks: None,
+            power_limit_w: None,
+            pcie: None,
+            nvlink: None,
+            peers: Vec::new(),
+            is_partition: false,
+            spec: None,
+        }
+    }
+
+    /// The accelerator of a row of the table, all of its memory free, and of unified memory what a GPU may use.
+    pub fn of_spec(spec: &AcceleratorSpec) -> Self {
+        let mut gpu = Self::described(spec.maker, spec.name, spec.memory_bytes());
+        gpu.unified_memory = spec.has(Feature::UnifiedMemory);
+        if gpu.unified_memory {
+            gpu.memory_free_bytes = unified_share(gpu.memory_total_bytes);
+        }
+        gpu.power_limit_w = spec.power_w.map(|power| power.value);
+        gpu.spec = Some(*spec);
+        gpu
+    }
+}
+
+/// The part of unified memory that a GPU may use: Metal recommends a working set of three quarters of it on larger machines, and wgpu does
+/// not report Metal's own figure (`recommendedMaxWorkingSetSize`).
+pub(crate) fn unified_share(total_bytes: u64) -> u64 {
+    total_bytes / 4 * 3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_as_fast_as_makers_print() {
+        for (generation, gb_s) in [(3, 32.0), (4, 64.0), (5, 128.0), (6, 256.0)] {
+            assert_eq!(Pcie { generation, lanes: 16 }.gb_s(), Some(gb_s));
+        }
+        assert_eq!(Pcie { generation: 9, lanes: 16 }.gb_s(), None);
+    }
+
+    #[test]
+    fn unified_memory_is_not_all_for_the_gpu() {
+        let mac = Gpu::of_spec(AcceleratorSpec::named("m4-max").unwrap());
+        assert!(mac.unified_memory && mac.memory_free_bytes == 96 << 30 && mac.memory_total_bytes == 128 << 30);
+        let card = Gpu::of_spec(AcceleratorSpec::named("h100").unwrap());
+        assert!(!card.unified_memory && card.memory_free_bytes == 80 << 30 && card.power_limit_w == Some(700.0));
+    }
+}

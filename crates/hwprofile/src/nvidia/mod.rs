@@ -1,0 +1,143 @@
+//! NVIDIA's cards: what NVML says, and what follows from it.
+//!
+//! `description` reads, `visible` selects, this file interprets. The last two are tested with recordings of NVML on other machines.
+//! Trade-off: NVML's library is loaded at run time, so a missing driver is found out then and not when building.
+
+mod description;
+mod visible;
+
+use nvml_wrapper::Nvml;
+use nvml_wrapper::error::NvmlError;
+
+use crate::gpu::{Gpu, NvLinks, Pcie, Peer};
+use crate::spec::{AcceleratorSpec, Maker};
+
+pub use description::{
+    CardDescription, NvLinkDescription, NvmlDescription, PathDescription, PciPath, PcieDescription, SliceDescription,
+    describe,
+};
+pub use visible::CudaEnvironment;
+
+/// The cards of this machine that CUDA shows to this process, in CUDA's order.
+pub(crate) fn detect(notes: &mut Vec<String>) -> Vec<Gpu> {
+    let described = Nvml::init().and_then(|nvml| describe(&nvml));
+    match described {
+        Ok(description) => gpus(&description, &CudaEnvironment::of_this_process(), notes),
+        Err(error) => {
+            notes.push(why_no_nvml(&error));
+            Vec::new()
+        }
+    }
+}
+
+/// Everything that NVML says about this machine, for a recording.
+///
+/// # Errors
+/// Why NVML cannot be asked, in a sentence.
+pub fn describe_this_machine() -> Result<NvmlDescription, String> {
+    Nvml::init().and_then(|nvml| describe(&nvml)).map_err(|error| why_no_nvml(&error))
+}
+
+/// The cards of a described machine that CUDA shows under these variables, in CUDA's order. What is missing or unusual becomes a note.
+pub fn gpus(description: &NvmlDescription, environment: &CudaEnvironment, notes: &mut Vec<String>) -> Vec<Gpu> {
+    notes.extend(description.unreadable.iter().cloned());
+    if description.cards.is_empty() {
+        notes.push("the NVIDIA driver is there, but it reports no card".to_owned());
+        return Vec::new();
+    }
+    let shown = visible::visible(description, environment, notes);
+    shown.iter().map(|seen| gpu(seen, description, notes)).collect()
+}
+
+fn gpu(seen: &visible::Visible<'_>, description: &NvmlDescription, notes: &mut Vec<String>) -> Gpu {
+    let (card, slice) = (seen.card, seen.slice);
+    let (name, uuid) = slice.map_or((&card.name, &card.uuid), |slice| (&slice.name, &slice.uuid));
+    let [total, free] = slice.map_or([card.memory_total_bytes, card.memory_free_bytes], |slice| {
+        [slice.memory_total_bytes, slice.memory_free_bytes]
+    });
+    let spec = if slice.is_some() { None } else { spec(card) };
+    note_rates(name, slice.is_some(), spec.as_ref(), notes);
+    note_power(card, notes);
+    Gpu {
+        index: card.index,
+        maker: Maker::Nvidia,
+        uuid: Some(uuid.clone()),
+        name: name.clone(),
+        memory_total_bytes: total,
+        memory_free_bytes: free,
+        unified_memory: false,
+        driver_version: description.driver_version.clone(),
+        compute_capability: card.compute_capability,
+        clocks: Some(card.clocks),
+        power_limit_w: card.power_limit_mw.map(|limit| f64::from(limit) / 1e3),
+        pcie: card.pcie.map(|pcie| Pcie { generation: pcie.max_generation, lanes: pcie.max_width }),
+        nvlink: nvlink(card),
+        peers: peers(card, description),
+        is_partition: slice.is_some(),
+        spec,
+    }
+}
+
+/// The table's row, else what follows from the compute capability.
+fn spec(card: &CardDescription) -> Option<AcceleratorSpec> {
+    AcceleratorSpec::find(&card.name).copied().or_else(|| {
+        AcceleratorSpec::of_unknown_card(&card.name, card.compute_capability?, card.clocks, card.memory_total_bytes)
+    })
+}
+
+fn note_rates(name: &str, is_slice: bool, spec: Option<&AcceleratorSpec>, notes: &mut Vec<String>) {
+    match spec {
+        Some(spec) if spec.id == "unknown" => notes.push(format!(
+            "{name} is not in the table of accelerators: its peaks follow from its compute capability, cores and clocks"
+        )),
+        Some(_) => {}
+        None if is_slice => notes.push(format!("{name} is a partition of a card: its peak rates are not known")),
+        None => notes.push(format!("{name} is not in the table of accelerators: its peak rates are not known")),
+    }
+}
+
+fn note_power(card: &CardDescription, notes: &mut Vec<String>) {
+    if let (Some(limit), Some(default)) = (card.power_limit_mw, card.power_default_mw)
+        && limit < default
+    {
+        notes.push(format!(
+            "{} is limited to {} W of its {} W: peaks are not reached",
+            card.name,
+            limit / 1000,
+            default / 1000
+        ));
+    }
+}
+
+fn nvlink(card: &CardDescription) -> Option<NvLinks> {
+    let version = card.nvlinks.iter().map(|link| link.version).max()?;
+    Some(NvLinks { version, links: card.nvlinks.len(), to_switch: card.nvlinks.iter().any(|link| link.to_switch) })
+}
+
+/// The ways to the other cards: over NVLink where a link leads there or both have links to a switch, and over PCI.
+fn peers(card: &CardDescription, description: &NvmlDescription) -> Vec<Peer> {
+    let to_switch = |card: &CardDescription| card.nvlinks.iter().filter(|link| link.to_switch).count();
+    let way = |path: &PathDescription| {
+        let other = description.cards.iter().find(|other| other.index == path.to);
+        let nvlinks = other.map_or(0, |other| {
+            let leads_there = |link: &&NvLinkDescription| link.remote_bus_id.as_ref() == Some(&other.bus_id);
+            match card.nvlinks.iter().filter(leads_there).count() {
+                0 => to_switch(card).min(to_switch(other)),
+                direct => direct,
+            }
+        });
+        Peer { index: path.to, nvlinks, through: path.through }
+    };
+    card.paths.iter().map(way).collect()
+}
+
+fn why_no_nvml(error: &NvmlError) -> String {
+    match error {
+        NvmlError::LibloadingError(_) => {
+            let file = if cfg!(windows) { "nvml.dll" } else { "libnvidia-ml.so.1" };
+            format!("no NVIDIA card: the driver's {file} was not found")
+        }
+        NvmlError::DriverNotLoaded => "no NVIDIA card: the driver is installed but not loaded".to_owned(),
+        other => format!("no NVIDIA card could be asked: {other}"),
+    }
+}

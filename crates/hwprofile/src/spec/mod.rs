@@ -1,0 +1,22 @@
+//! What makers say about accelerators: memory, bandwidth, dense rates per format, links, power, features; each figure with its source.
+//!
+//! All rates are dense: makers print twice as much, with 2:4 sparsity, which training does not use. Where a card has two rates by
+//! accumulator, the one with f32 accumulation stands here.
+//! Trade-off: a peak is a bound for planning before anything was measured; `sustained_bf16` says how much of it a library was seen to reach.
+
+mod amd;
+mod capability;
+mod figure;
+mod find;
+mod notes;
+mod nvidia;
+mod other_makers;
+mod rtx;
+mod sources;
+mod types;
+
+pub use capability::CardClocks;
+pub use figure::{Figure, Origin, Source, Voice};
+pub use find::UnknownMachine;
+pub use notes::{Correction, SEED_CORRECTIONS};
+pub use types::{AcceleratorSpec, DenseRates, Feature, HardwareKind, Link, Maker, MathFormat};

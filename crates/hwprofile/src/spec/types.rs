@@ -1,0 +1,215 @@
+//! What is known about an accelerator: the types of the table's rows.
+//!
+//! Trade-off: rates are those of matrix units where there are any, and vector units only in f32.
+
+use serde::Serialize;
+
+use super::figure::Figure;
+
+/// Who makes an accelerator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Maker {
+    /// NVIDIA.
+    Nvidia,
+    /// AMD.
+    Amd,
+    /// Intel.
+    Intel,
+    /// Apple.
+    Apple,
+    /// Google.
+    Google,
+    /// None of these.
+    Other,
+}
+
+/// What tuning depends on: accelerators of one kind are programmed alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HardwareKind {
+    /// Compute capability 10: B100, B200, B300, GB200.
+    Blackwell,
+    /// Compute capability 12: RTX 50 and RTX PRO Blackwell, without the tensor memory of data-center cards.
+    BlackwellRtx,
+    /// Compute capability 9: H100, H200, GH200.
+    Hopper,
+    /// Compute capability 8.9: L4, L40S, RTX 40.
+    Ada,
+    /// Compute capability 8.0 to 8.7: A100, A10, RTX 30.
+    Ampere,
+    /// NVIDIA cards before these.
+    OlderNvidia,
+    /// AMD CDNA 3: MI300X, MI325X.
+    Cdna3,
+    /// AMD CDNA 4: MI355X.
+    Cdna4,
+    /// Intel Gaudi.
+    Gaudi,
+    /// Intel Data Center GPU Max.
+    PonteVecchio,
+    /// Apple's M chips.
+    AppleSilicon,
+    /// Google's TPUs.
+    Tpu,
+    /// A processor without an accelerator.
+    Cpu,
+}
+
+/// A format that matrix units multiply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MathFormat {
+    /// IEEE 754 binary32, on the vector units where the matrix units have none.
+    F32,
+    /// 19-bit floats of 32-bit operands.
+    Tf32,
+    /// IEEE 754 binary16.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// 8-bit floats.
+    Fp8,
+    /// 4-bit floats with block scales.
+    Fp4,
+    /// 8-bit integers.
+    Int8,
+}
+
+/// Dense rates, 1e12 operations per second, products accumulated in f32 (i32 for integers). `None`: the accelerator has no such unit, or
+/// its maker states no rate.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct DenseRates {
+    /// binary32 on vector units.
+    pub f32: Option<Figure>,
+    /// 19-bit floats of 32-bit operands.
+    pub tf32: Option<Figure>,
+    /// binary16 and bfloat16, which have the same rate on every accelerator of the table that has both.
+    pub bf16: Figure,
+    /// 8-bit floats.
+    pub fp8: Option<Figure>,
+    /// 4-bit floats.
+    pub fp4: Option<Figure>,
+    /// 8-bit integers.
+    pub int8: Option<Figure>,
+}
+
+/// A connection of an accelerator.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Link {
+    /// Its name, such as `PCIe 5.0 x16`.
+    pub name: &'static str,
+    /// 1e9 bytes per second, both directions together, as makers print it.
+    pub gb_s: Figure,
+}
+
+/// Something that an accelerator has and others do not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Feature {
+    /// 8-bit float matrix products.
+    Fp8,
+    /// 4-bit float matrix products.
+    Fp4,
+    /// Bulk copies between memories that the hardware addresses (TMA).
+    BulkTensorCopy,
+    /// Thread blocks that read each other's shared memory.
+    ThreadBlockClusters,
+    /// Matrix accumulators in a memory of their own.
+    TensorMemory,
+    /// Hardware that decompresses LZ4, Snappy and Deflate.
+    DecompressionEngine,
+    /// Processor and accelerator share one memory.
+    UnifiedMemory,
+    /// The host's memory is addressed coherently over a link faster than PCIe.
+    CoherentHostLink,
+    /// A matrix unit of so many rows and columns.
+    SystolicArray(u16),
+    /// Programs are compiled by XLA.
+    Xla,
+    /// Multi-instance GPU: one card as several.
+    Mig,
+}
+
+/// What is known about an accelerator.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct AcceleratorSpec {
+    /// Name on the command line, such as `h100`.
+    pub id: &'static str,
+    /// Name to print.
+    pub name: &'static str,
+    /// Its maker.
+    pub maker: Maker,
+    /// What its tuning depends on.
+    pub kind: HardwareKind,
+    /// Memory as sold, in GiB (makers write GB); a driver reports a little less. The largest configuration where memory is unified.
+    pub memory_gib: Figure,
+    /// Peak memory bandwidth, 1e12 bytes per second.
+    pub bandwidth_tb_s: Figure,
+    /// Dense peak rates.
+    pub rates: DenseRates,
+    /// The best bf16 rate that a library was measured at, 1e12 operations per second.
+    pub sustained_bf16: Option<Figure>,
+    /// To the host; `None` where memory is unified.
+    pub host_link: Option<Link>,
+    /// To other accelerators, all links of one together.
+    pub peer_link: Option<Link>,
+    /// Board power, W; `None`: the maker states none.
+    pub power_w: Option<Figure>,
+    /// What it has.
+    pub features: &'static [Feature],
+}
+
+impl AcceleratorSpec {
+    /// The dense rate in a format, 1e12 operations per second. `None`: no such unit.
+    pub fn rate(&self, format: MathFormat) -> Option<Figure> {
+        match format {
+            MathFormat::F32 => self.rates.f32,
+            MathFormat::Tf32 => self.rates.tf32,
+            MathFormat::F16 | MathFormat::Bf16 => Some(self.rates.bf16),
+            MathFormat::Fp8 => self.rates.fp8,
+            MathFormat::Fp4 => self.rates.fp4,
+            MathFormat::Int8 => self.rates.int8,
+        }
+    }
+
+    /// Bytes of memory as sold.
+    pub fn memory_bytes(&self) -> u64 {
+        (self.memory_gib.value * (1u64 << 30) as f64) as u64
+    }
+
+    /// Whether it has a feature.
+    pub fn has(&self, feature: Feature) -> bool {
+        self.features.contains(&feature)
+    }
+
+    /// bf16 operations per byte of memory traffic above which a kernel is bound by arithmetic.
+    pub fn bf16_critical_intensity(&self) -> f64 {
+        self.rates.bf16.value / self.bandwidth_tb_s.value
+    }
+
+    /// Figures that no document was found for, by name.
+    pub fn unverified(&self) -> Vec<&'static str> {
+        let figures = [
+            ("memory", Some(self.memory_gib)),
+            ("bandwidth", Some(self.bandwidth_tb_s)),
+            ("f32 rate", self.rates.f32),
+            ("tf32 rate", self.rates.tf32),
+            ("bf16 rate", Some(self.rates.bf16)),
+            ("fp8 rate", self.rates.fp8),
+            ("fp4 rate", self.rates.fp4),
+            ("int8 rate", self.rates.int8),
+            ("host link", self.host_link.map(|link| link.gb_s)),
+            ("peer link", self.peer_link.map(|link| link.gb_s)),
+            ("power", self.power_w),
+        ];
+        let missing = figures.into_iter().filter(|(_, figure)| figure.is_some_and(|figure| !figure.is_verified()));
+        missing.map(|(name, _)| name).collect()
+    }
+}
+
+/// One accelerator and the words by which its reported name is known: all words of any one alias.
+pub(super) struct Entry {
+    pub(super) aliases: &'static [&'static [&'static str]],
+    pub(super) spec: AcceleratorSpec,
+}

@@ -1,0 +1,146 @@
+//! docs/hardware.md says what the tables say. `UPDATE_GOLDEN=1 cargo test -p firebrick-hwprofile` writes it.
+//!
+//! Trade-off: the page repeats the tables, because they are long to read in code.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use firebrick_hwprofile::AcceleratorSpec;
+use firebrick_hwprofile::spec::{Figure, MathFormat, Origin, SEED_CORRECTIONS, Source, Voice};
+use firebrick_hwprofile::tuning::HARDWARE_CONFIGS;
+
+const HEAD: &str = "# Hardware: what accelerators can do, and how they are tuned
+
+Written from the tables of `firebrick-hwprofile` (`src/spec/`, `src/tuning.rs`); change those, not this page. A plan for any of these
+machines: `cargo xtask plan --config my-recipe.toml --for NAME`.
+
+Rates are dense 10^12 operations per second with f32 accumulation. A number is followed by its source's number in the list below; `~`
+marks one that follows from that source, `?` one that no document was read for.
+";
+
+/// The sources in the order in which they are first named.
+struct Sources(Vec<&'static Source>);
+
+impl Sources {
+    fn cell(&mut self, figure: Option<Figure>) -> String {
+        let Some(figure) = figure else { return "-".to_owned() };
+        match figure.origin {
+            Origin::Document(source) => format!("{} [{}]", figure.value, self.number(source)),
+            Origin::Derived { from, .. } => format!("~{} [{}]", figure.value, self.number(from)),
+            Origin::Unverified { .. } => format!("{} ?", figure.value),
+        }
+    }
+
+    fn number(&mut self, source: &'static Source) -> usize {
+        let found = self.0.iter().position(|known| *known == source);
+        found.unwrap_or_else(|| {
+            self.0.push(source);
+            self.0.len() - 1
+        }) + 1
+    }
+}
+
+fn page() -> String {
+    let mut sources = Sources(Vec::new());
+    let mut page = HEAD.to_owned();
+    peaks(&mut page, &mut sources);
+    links(&mut page, &mut sources);
+    tuning(&mut page);
+    corrections(&mut page);
+    page.push_str("\n## Sources\n\n");
+    for (index, source) in sources.0.iter().enumerate() {
+        let voice = match source.voice {
+            Voice::Maker => "the maker",
+            Voice::Account => "an account",
+            Voice::Measurement => "a measurement",
+        };
+        let title = if source.url.starts_with("http") {
+            format!("[{}]({})", source.title, source.url)
+        } else {
+            source.title.into()
+        };
+        writeln!(page, "{}. {title}: {voice}", index + 1).unwrap();
+    }
+    page
+}
+
+fn peaks(page: &mut String, sources: &mut Sources) {
+    page.push_str(
+        "\n## Peaks\n\n| name | accelerator | memory, GiB | TB/s | bf16 | FP8 | FP4 | f32 | best bf16 measured |\n",
+    );
+    page.push_str("|---|---|---:|---:|---:|---:|---:|---:|---:|\n");
+    for spec in AcceleratorSpec::all() {
+        let rate = |format| spec.rate(format);
+        let figures = [
+            Some(spec.memory_gib),
+            Some(spec.bandwidth_tb_s),
+            rate(MathFormat::Bf16),
+            rate(MathFormat::Fp8),
+            rate(MathFormat::Fp4),
+            rate(MathFormat::F32),
+            spec.sustained_bf16,
+        ];
+        let cells = figures.map(|figure| sources.cell(figure));
+        writeln!(page, "| `{}` | {} | {} |", spec.id, spec.name, cells.join(" | ")).unwrap();
+    }
+}
+
+fn links(page: &mut String, sources: &mut Sources) {
+    page.push_str("\n## Links, power, features\n\nGB/s of both directions together.\n\n");
+    page.push_str("| name | to the host | to others | W | features |\n|---|---|---|---:|---|\n");
+    for spec in AcceleratorSpec::all() {
+        let mut link = |link: Option<firebrick_hwprofile::spec::Link>| match link {
+            Some(link) => format!("{}: {}", link.name, sources.cell(Some(link.gb_s))),
+            None => "-".to_owned(),
+        };
+        let (host, peers) = (link(spec.host_link), link(spec.peer_link));
+        let features: Vec<String> = spec.features.iter().map(|feature| format!("{feature:?}")).collect();
+        let power = sources.cell(spec.power_w);
+        writeln!(page, "| `{}` | {host} | {peers} | {power} | {} |", spec.id, features.join(", ")).unwrap();
+    }
+}
+
+fn tuning(page: &mut String) {
+    page.push_str("\n## Tuning\n\n`get_optimal_config` returns a row of `HARDWARE_CONFIGS`. Attention, precision, tile and batch are the seeds' where\n");
+    page.push_str("they state one; the last columns are what runs here.\n\n");
+    page.push_str("| kind | attention | precision | FP8, FP4 | tile | batch | runs here | computes in | rows to start with | padding | notes |\n");
+    page.push_str("|---|---|---|---|---:|---:|---|---|---:|---|---|\n");
+    for config in &HARDWARE_CONFIGS {
+        writeln!(
+            page,
+            "| {:?} | {:?} | {:?} | {}, {} | {} | {} | {:?}: {} | {:?} | {} | {} x {} | {} |",
+            config.kind,
+            config.use_flash_attention,
+            config.precision,
+            config.use_fp8,
+            config.use_fp4,
+            config.tile_size,
+            config.batch_size,
+            config.engine,
+            config.attention_here,
+            config.compute_here,
+            config.micro_batch_start,
+            config.padding.rows,
+            config.padding.width,
+            config.notes
+        )
+        .unwrap();
+    }
+}
+
+fn corrections(page: &mut String) {
+    page.push_str("\n## Corrections to the chapter on hardware that this project started from\n\n| about | it says | instead |\n|---|---|---|\n");
+    for correction in &SEED_CORRECTIONS {
+        writeln!(page, "| {} | {} | {} |", correction.about, correction.chapter, correction.instead).unwrap();
+    }
+}
+
+#[test]
+fn the_page_on_hardware_says_what_the_tables_say() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/hardware.md");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, page()).unwrap();
+    }
+    let written = std::fs::read_to_string(&path).unwrap();
+    assert!(written == page(), "docs/hardware.md is out of date: UPDATE_GOLDEN=1 cargo test -p firebrick-hwprofile");
+}
