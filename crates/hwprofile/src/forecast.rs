@@ -2,8 +2,12 @@
 //!
 //! ```text
 //! lower = max(arithmetic, memory traffic, host traffic)    at the maker's peaks, everything overlaps: no implementation is faster
-//! upper = arithmetic + memory traffic + host traffic        arithmetic at the rate that a good library was measured at, nothing overlaps
+//! upper = (arithmetic + memory traffic + host traffic) x 1.25   arithmetic at the rate that a good library was measured at, nothing
+//!                                                           overlaps, and an allowance for what is not counted
 //! ```
+//!
+//! The allowance and attention's share come from this framework's own steps on one H100 (docs/roofline.md); on other accelerators they
+//! are an assumption.
 //!
 //! Trade-off: evaluation, checkpoints, loading and communication between devices are left out, and energy is the accelerator's alone at its
 //! power limit.
@@ -12,6 +16,13 @@ use serde::Serialize;
 
 use crate::roofline::{Rates, RooflineTime, Work};
 use crate::spec::{AcceleratorSpec, MathFormat};
+
+/// Rate of attention, forward and backward, over that of plain GEMMs: cuDNN was measured at 490 TFLOP/s where cuBLASLt reached 735.
+pub const ATTENTION_SHARE: f64 = 490.0 / 735.0;
+
+/// A step over the sum of its counted parts, at most: launches, low-rank GEMMs and some passes over memory are not counted. A round number
+/// under which six steps measured on an H100 lie; a test of the plan compares them.
+pub const ALLOWANCE: f64 = 1.25;
 
 /// From the best to the worst case.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -75,10 +86,10 @@ impl StepTime {
         let peak = Rates::of_spec(spec, format)?;
         let (share, _) = spec.sustained_share();
         let best = RooflineTime::of(work, &peak);
-        let sustained = RooflineTime::of(work, &peak.at_share(share));
+        let sustained = RooflineTime::of(work, &peak.at_shares(share, share * ATTENTION_SHARE));
         // A link's figure counts both directions.
         let t_host = spec.host_link.map_or(0.0, |link| host_bytes / (link.gb_s.value * 1e9 / 2.0));
-        let seconds = Range { lower: best.lower().max(t_host), upper: sustained.upper() + t_host };
+        let seconds = Range { lower: best.lower().max(t_host), upper: ALLOWANCE * (sustained.upper() + t_host) };
         let bound = match seconds.lower {
             lower if lower == best.t_math => StepBound::Math,
             lower if lower == best.t_memory => StepBound::Memory,
@@ -127,12 +138,12 @@ mod tests {
         let work = Work { matmul_flops: 989.4e12, attention_flops: 0.0, bytes: 3.35e12 / 2.0 };
         let step = StepTime::of(&work, 0.0, h100(), MathFormat::Bf16).unwrap();
         assert!((step.seconds.lower - 1.0).abs() < 1e-9 && (step.t_memory - 0.5).abs() < 1e-9);
-        let at_measured_rate = 989.4 / 794.5 + 0.5;
+        let at_measured_rate = ALLOWANCE * (989.4 / 794.5 + 0.5);
         assert!((step.seconds.upper - at_measured_rate).abs() < 1e-9, "{step:?}");
         assert_eq!(step.bound, StepBound::Math);
         let offloaded = StepTime::of(&work, 128e9, h100(), MathFormat::Bf16).unwrap();
         assert_eq!((offloaded.t_host, offloaded.bound), (2.0, StepBound::HostLink));
-        assert!((offloaded.seconds.upper - step.seconds.upper - 2.0).abs() < 1e-9);
+        assert!((offloaded.seconds.upper - step.seconds.upper - 2.0 * ALLOWANCE).abs() < 1e-9);
     }
 
     #[test]

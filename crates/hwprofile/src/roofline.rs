@@ -49,11 +49,11 @@ impl Rates {
         })
     }
 
-    /// These rates with both kinds of arithmetic at a share of them.
-    pub fn at_share(self, share: f64) -> Self {
+    /// These rates with a share of each kind of arithmetic.
+    pub fn at_shares(self, matmul: f64, attention: f64) -> Self {
         Self {
-            matmul_flops_per_s: self.matmul_flops_per_s * share,
-            attention_flops_per_s: self.attention_flops_per_s * share,
+            matmul_flops_per_s: self.matmul_flops_per_s * matmul,
+            attention_flops_per_s: self.attention_flops_per_s * attention,
             ..self
         }
     }
