@@ -97,6 +97,17 @@ pub fn checkpoints(run_folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageErro
     complete(&run_folder.join(CHECKPOINTS))
 }
 
+/// The folders named like checkpoints that have no manifest, oldest first: a checkpoint gets its name only with its manifest in it, so
+/// something has removed that.
+///
+/// # Errors
+/// [`StorageError::Io`] if the folder cannot be listed.
+pub fn without_manifest(run_folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
+    let mut found = named(&run_folder.join(CHECKPOINTS))?;
+    found.retain(|(_, path)| path.is_dir() && !Manifest::is_in(path));
+    Ok(found)
+}
+
 /// The newest complete checkpoint of a run folder: its step and folder.
 ///
 /// # Errors
@@ -126,13 +137,16 @@ pub fn set_aside_after(run_folder: &Path, step: u64) -> Result<Vec<PathBuf>, Sto
 
 /// The complete checkpoints in a folder, oldest step first.
 fn complete(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
-    let mut found: Vec<(u64, PathBuf)> = list(folder)?
-        .into_iter()
-        .filter_map(|path| {
-            let step = path.file_name()?.to_str()?.strip_prefix(PREFIX)?.parse().ok()?;
-            Manifest::is_in(&path).then_some((step, path))
-        })
-        .collect();
+    let mut found = named(folder)?;
+    found.retain(|(_, path)| Manifest::is_in(path));
+    Ok(found)
+}
+
+/// Everything in a folder that is named like a checkpoint, oldest step first.
+fn named(folder: &Path) -> Result<Vec<(u64, PathBuf)>, StorageError> {
+    let step = |path: &Path| path.file_name()?.to_str()?.strip_prefix(PREFIX)?.parse().ok();
+    let mut found: Vec<(u64, PathBuf)> =
+        list(folder)?.into_iter().filter_map(|path| Some((step(&path)?, path))).collect();
     found.sort();
     Ok(found)
 }

@@ -9,7 +9,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::state::storage::{StorageError, write_atomically};
 
@@ -24,11 +24,15 @@ const BUFFER: usize = 1 << 20;
 
 /// A checkpoint's description of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Manifest {
     /// [`FORMAT_VERSION`] of the program that saved it.
     pub format_version: u32,
     /// Every other file, sorted by path.
     pub files: Vec<ManifestFile>,
+    /// Checksum of the two fields above. Absent in manifests of earlier builds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub xxh3: Option<String>,
 }
 
 /// A file of a checkpoint.
@@ -60,7 +64,8 @@ impl Manifest {
             files.push(ManifestFile { path: relative(folder, &path), bytes, xxh3 });
         }
         files.sort_by(|one, other| one.path.cmp(&other.path));
-        Ok(Self { format_version: FORMAT_VERSION, files })
+        let xxh3 = Some(own_checksum(&files));
+        Ok(Self { format_version: FORMAT_VERSION, files, xxh3 })
     }
 
     /// Writes the manifest into its folder.
@@ -80,7 +85,8 @@ impl Manifest {
     /// Reads the manifest of a checkpoint folder.
     ///
     /// # Errors
-    /// [`StorageError::OtherFormat`] for another version, [`StorageError::Damaged`] for a manifest that cannot be read.
+    /// [`StorageError::OtherFormat`] for another version, [`StorageError::Damaged`] for a manifest that cannot be read or is not what
+    /// was written.
     pub fn read(folder: &Path) -> Result<Self, StorageError> {
         let path = folder.join(MANIFEST);
         let other_format =
@@ -92,10 +98,16 @@ impl Manifest {
         let text = fs::read(&path).map_err(|error| damaged(format!("cannot be read: {error}")))?;
         let not_json = |error: serde_json::Error| damaged(format!("is not a manifest: {error}"));
         let Version { format_version } = serde_json::from_slice(&text).map_err(not_json)?;
-        if format_version != FORMAT_VERSION {
-            return Err(other_format(format!("format {format_version}")));
+        let manifest = serde_json::from_slice::<Self>(&text).map_err(not_json);
+        let checksum_is_right =
+            |manifest: &Self| manifest.xxh3.as_ref().map(|saved| *saved == own_checksum(&manifest.files));
+        let is_right = manifest.as_ref().ok().and_then(checksum_is_right);
+        // The checksum is that of this format: where it is right, only the version itself can be damaged.
+        match (format_version == FORMAT_VERSION, is_right) {
+            (true, Some(true) | None) => manifest,
+            (false, Some(false) | None) => Err(other_format(format!("format {format_version}"))),
+            (true, Some(false)) | (false, Some(true)) => Err(damaged("does not have its own checksum".to_owned())),
         }
-        serde_json::from_slice(&text).map_err(not_json)
     }
 
     /// Compares every file with its size and checksum.
@@ -116,6 +128,12 @@ impl Manifest {
         }
         Ok(())
     }
+}
+
+/// Checksum of a manifest of this format with these files.
+fn own_checksum(files: &[ManifestFile]) -> String {
+    let text = serde_json::to_vec(&(FORMAT_VERSION, files)).expect("a manifest of plain fields is expressible as JSON");
+    format!("{:016x}", xxh3_64(&text))
 }
 
 /// Size and checksum of a file.
@@ -200,8 +218,8 @@ mod tests {
                 flipped[bit / 8] ^= 1 << (bit % 8);
                 fs::write(&path, flipped).unwrap();
                 let error = verified(folder.path()).expect_err("a flipped bit");
-                let named = error.to_string().contains(&path.display().to_string());
-                assert!(named || name == MANIFEST, "{name}, bit {bit}: {error}");
+                assert!(matches!(error, StorageError::Damaged { .. }), "{name}, bit {bit}: {error}");
+                assert!(error.to_string().contains(&path.display().to_string()), "{name}, bit {bit}: {error}");
             }
             fs::write(&path, &whole[..whole.len() / 2]).unwrap();
             let message = verified(folder.path()).unwrap_err().to_string();

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::error::RunError;
 use crate::state::checkpoint::{RunState, read_state};
-use crate::state::checkpoint_folder::{CHECKPOINTS, checkpoints};
-use crate::state::manifest::Manifest;
+use crate::state::checkpoint_folder::{CHECKPOINTS, checkpoints, without_manifest};
+use crate::state::manifest::{MANIFEST, Manifest};
 use crate::state::run_folder::{RunFolder, newest_run};
 use crate::state::storage::StorageError;
 
@@ -51,8 +51,10 @@ impl ResumePoint {
         for (_, checkpoint) in checkpoints(&run)?.into_iter().rev() {
             match verified(&checkpoint) {
                 Ok(state) => {
+                    let incomplete = without_manifest(&run)?.into_iter().filter(|(step, _)| *step > state.step);
                     let notes =
-                        damaged.into_iter().map(|(path, error)| passed_over(&path, &error, &checkpoint)).collect();
+                        damaged.into_iter().chain(incomplete.map(|(_, path)| (path.clone(), no_manifest(&path))));
+                    let notes = notes.map(|(path, error)| passed_over(&path, &error, &checkpoint)).collect();
                     return Ok(Self { folder, checkpoint, state, notes });
                 }
                 Err(error @ StorageError::Damaged { .. }) => damaged.push((checkpoint, error)),
@@ -81,6 +83,10 @@ impl ResumePoint {
 fn verified(checkpoint: &Path) -> Result<RunState, StorageError> {
     Manifest::read(checkpoint)?.verify(checkpoint)?;
     read_state(checkpoint)
+}
+
+fn no_manifest(checkpoint: &Path) -> StorageError {
+    StorageError::Damaged { path: checkpoint.join(MANIFEST), problem: "is missing".to_owned() }
 }
 
 fn passed_over(checkpoint: &Path, error: &StorageError, older: &Path) -> String {
