@@ -1,12 +1,17 @@
-//! A loss that Firebrick does not have, written outside its crates: direct preference optimization of one pair.
+//! Losses that Firebrick does not have, written outside its crates: direct preference optimization of one pair, and cross entropy with
+//! a penalty on the normalizer.
 //!
-//! It shows that forward, loss and backward are separate calls, that the adapter can be left out of a pass, that a loss returns
-//! log-probabilities and takes weights, and that ordinary Burn operations run inside `pause`.
-//! Trade-off: the log-probabilities of the targets are computed twice, once to find their weights and once for the gradient.
+//! They show that forward, loss and backward are separate calls, that the adapter can be left out of a pass, that a loss returns
+//! log-probabilities and takes weights, that another operation can take the place of the fused cross entropy, and that ordinary Burn
+//! operations run inside `pause`.
+//! Trade-off: the first computes the log-probabilities of the targets twice, once to find their weights and once for the gradient; the
+//! second has all logits at once.
 
-use burn_tensor::Tensor;
-use burn_tensor::activation::{sigmoid, softplus};
-use firebrick_kernels::{GradientSink, Kernels, LossTargets};
+use burn_tensor::activation::{sigmoid, softmax, softplus};
+use burn_tensor::{IndexingUpdateOp, Tensor};
+use firebrick_kernels::{
+    CrossEntropy, CrossEntropyOptions, GradientSink, Kernels, LossTargets, Weight, WeightGradient,
+};
 use firebrick_model::{Decoder, LossOptions, MicroBatch, PassOptions};
 
 /// Loss of a pair of documents under the model with its adapter, against the model without it (Rafailov et al., Direct preference
@@ -46,4 +51,47 @@ pub fn preference_loss<B: Kernels>(
         model.backward(tape, d_hidden_nd.expect("there is a gradient scale"), sink);
         loss
     })
+}
+
+/// Cross entropy plus `penalty * logsumexp(logits)^2` of each target, which keeps the normalizer near one (Chowdhery et al., PaLM, 2022,
+/// section 5): an operation for [`Decoder::loss_with`]. The head must be dense and in the format of the hidden states.
+pub fn z_loss<B: Kernels>(
+    penalty: f64,
+) -> impl FnOnce(Tensor<B, 2>, &Weight<B>, &LossTargets<B>, CrossEntropyOptions<B>) -> CrossEntropy<B> {
+    move |hidden_nd, head, targets, options| {
+        let Weight::Dense(head_vd) = head else { panic!("this loss reads a dense head") };
+        B::pause(&hidden_nd.device(), || {
+            let hidden_md = hidden_nd.clone().select(0, targets.positions_m.clone());
+            let logits_mv = hidden_md.clone().matmul(head_vd.clone().transpose());
+            let max_m1 = logits_mv.clone().max_dim(1);
+            let log_sum_m1 = logits_mv.clone().sub(max_m1.clone()).exp().sum_dim(1).log().add(max_m1);
+            let targets_m1 = targets.targets_m.clone().reshape([targets.count, 1]);
+            let log_probs_m1 = logits_mv.clone().gather(1, targets_m1.clone()).sub(log_sum_m1.clone());
+            let loss_sum = log_sum_m1.clone().powi_scalar(2).mul_scalar(penalty).sub(log_probs_m1.clone()).sum();
+
+            let gradients = options.gradient_scale.map(|scale| {
+                let slope_m1 = log_sum_m1.mul_scalar(2.0 * penalty).add_scalar(1.0);
+                let minus_one_m1 = log_probs_m1.ones_like().neg();
+                let d_logits_mv = softmax(logits_mv, 1)
+                    .mul(slope_m1)
+                    .scatter(1, targets_m1, minus_one_m1, IndexingUpdateOp::Add)
+                    .mul_scalar(scale);
+                let d_hidden_md = d_logits_mv.clone().matmul(head_vd.clone());
+                let d_hidden_nd = hidden_nd.zeros_like().select_assign(
+                    0,
+                    targets.positions_m.clone(),
+                    d_hidden_md,
+                    IndexingUpdateOp::Add,
+                );
+                (d_hidden_nd, d_logits_mv.transpose().matmul(hidden_md))
+            });
+            let (d_hidden_nd, d_head_vd) = gradients.unzip();
+            let d_weight_vd = match options.weight_gradient {
+                WeightGradient::Frozen => None,
+                WeightGradient::New => d_head_vd,
+                WeightGradient::AddTo(sum) => d_head_vd.map(|part| sum.add(part)),
+            };
+            CrossEntropy { loss_sum, log_probs_m: None, d_hidden_nd, d_weight_vd }
+        })
+    }
 }

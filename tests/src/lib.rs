@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 #[cfg(feature = "wgpu")]
 pub use backends::has_wgpu;
-pub use custom_loss::preference_loss;
+pub use custom_loss::{preference_loss, z_loss};
 pub use golden::{Golden, largest_difference, relative_difference};
 pub use model::{
     FROZEN, NF4, POSITIONS, TRAINED, batch, every_next_token, host, host_gradients, load, load_in, loss_and_gradients,

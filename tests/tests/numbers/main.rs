@@ -10,6 +10,7 @@ mod forward;
 mod loss;
 mod loss_scaling;
 mod nf4;
+mod other_loss;
 mod sinks;
 mod text;
 mod training;
