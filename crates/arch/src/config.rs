@@ -27,7 +27,7 @@ pub struct ModelConfig {
     pub model_type: String,
     /// The token that begins a text.
     pub bos_token_id: Option<u32>,
-    /// The tokens that end a text: `config.json`'s, then those that only `generation_config.json` names.
+    /// The tokens that end a text: `config.json`'s, then those that only `generation_config.json` names, then those that a run trains.
     pub eos_token_ids: Vec<u32>,
     /// The number format that the weights were stored in, such as "bfloat16" (`dtype`, in transformers 4 `torch_dtype`).
     pub dtype: Option<String>,
@@ -46,14 +46,17 @@ impl ModelConfig {
             return Err(ArchError::NotThere { dir: dir.to_path_buf(), missing: CONFIG_FILE, advice });
         }
         let mut config = Self::parse(&read_text(&path)?, &path)?;
-        let path = dir.join(GENERATION_CONFIG_FILE);
-        if path.is_file() {
-            let map = parse_object(&read_text(&path)?, &path)?;
-            let ids = JsonObject::new(&path, &map).token_ids("eos_token_id")?.unwrap_or_default();
-            let new = ids.into_iter().filter(|id| !config.eos_token_ids.contains(id)).collect::<Vec<_>>();
-            config.eos_token_ids.extend(new);
-        }
+        config.add_eos_token_ids(generation_eos_token_ids(dir)?);
         Ok(config)
+    }
+
+    /// Adds tokens that end a text, each once.
+    pub fn add_eos_token_ids(&mut self, ids: impl IntoIterator<Item = u32>) {
+        for id in ids {
+            if !self.eos_token_ids.contains(&id) {
+                self.eos_token_ids.push(id);
+            }
+        }
     }
 
     /// Parses the text of a `config.json`; `path` is for messages.
@@ -92,6 +95,19 @@ impl ModelConfig {
         map.insert(key.to_owned(), Value::from(dtype));
         to_string_pretty(&map).expect("a JSON object prints") + "\n"
     }
+}
+
+/// The end-of-text tokens that the `generation_config.json` of a model or adapter folder names; none if there is no such file.
+///
+/// # Errors
+/// A file that cannot be read or is no JSON object, or a key `eos_token_id` that is neither a token id nor a list of them.
+pub fn generation_eos_token_ids(dir: &Path) -> Result<Vec<u32>, ArchError> {
+    let path = dir.join(GENERATION_CONFIG_FILE);
+    if !path.is_file() {
+        return Ok(Vec::new());
+    }
+    let map = parse_object(&read_text(&path)?, &path)?;
+    Ok(JsonObject::new(&path, &map).token_ids("eos_token_id")?.unwrap_or_default())
 }
 
 #[cfg(test)]

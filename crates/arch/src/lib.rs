@@ -12,7 +12,7 @@ pub mod shapes;
 pub mod spec;
 pub mod tensors;
 
-pub use config::{CONFIG_FILE, GENERATION_CONFIG_FILE, ModelConfig};
+pub use config::{CONFIG_FILE, GENERATION_CONFIG_FILE, ModelConfig, generation_eos_token_ids};
 pub use error::ArchError;
 pub use families::{FAMILIES, Family};
 pub use groups::{GroupKind, GroupSpec, ModuleSpec};

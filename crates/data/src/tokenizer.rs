@@ -252,7 +252,7 @@ impl Tokenizer {
     }
 
     /// Whether the id is a token that is never part of ordinary text.
-    pub(crate) fn is_special(&self, id: u32) -> bool {
+    pub fn is_special(&self, id: u32) -> bool {
         self.special_ids.contains(&id)
     }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use firebrick_kernels::{Kernels, Parameter};
 
+use crate::companions::Companions;
 use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::linear::Lora;
@@ -31,14 +32,21 @@ impl<B: Kernels> Decoder<B> {
         }
     }
 
-    /// Writes the model's LoRA pairs as a PEFT adapter folder, replacing an earlier one only once the new one is on disk.
+    /// Writes the model's LoRA pairs as a PEFT adapter folder, each file replacing an earlier one only once it is on disk. With
+    /// companions the folder also holds tokenizer, chat template, generation settings and license: all that a prompt needs.
     ///
     /// # Errors
-    /// The folder cannot be written.
-    pub fn save_adapter(&self, dir: &Path, config: &LoraConfig) -> Result<(), ModelError> {
+    /// The folder cannot be written, or a companion cannot be read.
+    pub fn save_adapter(
+        &self,
+        dir: &Path,
+        config: &LoraConfig,
+        companions: Option<&Companions>,
+    ) -> Result<(), ModelError> {
         let tensors: BTreeMap<String, TensorF32> =
             self.loras().flat_map(|lora| [&lora.a, &lora.b]).map(host_tensor).collect();
-        peft::write_adapter(dir, config, &tensors)
+        peft::write_adapter(dir, config, &tensors)?;
+        companions.map_or(Ok(()), |companions| companions.write(dir, &self.config.eos_token_ids))
     }
 
     fn loras(&self) -> impl Iterator<Item = &Lora<B>> {

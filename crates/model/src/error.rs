@@ -209,6 +209,20 @@ pub enum ModelError {
         problem: String,
     },
 
+    /// An adapter that a run is to continue from was made with other settings.
+    #[error(
+        "the adapter in `{}` cannot be continued with these settings: it has {}. Write its own settings under [lora]: {settings}",
+        dir.display(), differences.join("; ")
+    )]
+    OtherAdapter {
+        /// The adapter folder.
+        dir: PathBuf,
+        /// One entry for each setting: what the adapter has, and what was requested.
+        differences: Vec<String>,
+        /// The adapter's settings, as a recipe writes them.
+        settings: String,
+    },
+
     /// A weight cannot be packed into 4 bits.
     #[error("`{name}` cannot be stored in 4 bits: the weights are damaged, or train without [bnb_4bit]")]
     Quantize {

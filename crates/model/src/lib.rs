@@ -1,7 +1,9 @@
 #![doc = include_str!("../README.md")]
 
 mod adapter;
+mod atomic_file;
 mod cache;
+mod companions;
 mod decoder;
 pub mod error;
 mod generate;
@@ -16,6 +18,7 @@ mod save;
 mod test_config;
 pub mod weights;
 
+pub use companions::Companions;
 pub use decoder::{Decoder, Loss, LossOptions, MicroBatch, PassOptions, Score, Tape};
 pub use error::ModelError;
 pub use firebrick_arch::{LoraConfig, ModelConfig, ModelSpec, TargetModules};

@@ -14,7 +14,7 @@ use firebrick_arch::json::{JsonObject, parse_object};
 pub use firebrick_arch::{LoraConfig, TargetModules};
 use serde_json::{Value, json, to_string_pretty};
 
-pub use self::adapter::{read_adapter, read_adapter_config, write_adapter};
+pub use self::adapter::{check_adapter, read_adapter, read_adapter_config, write_adapter};
 pub use crate::weights::TensorF32;
 
 /// PEFT's name of the file that holds a [`LoraConfig`].
@@ -22,8 +22,6 @@ pub const ADAPTER_CONFIG_FILE: &str = "adapter_config.json";
 /// PEFT's name of the file that holds the matrices.
 pub const ADAPTER_WEIGHTS_FILE: &str = "adapter_model.safetensors";
 
-/// The PEFT release whose set of keys is written.
-const PEFT_VERSION: &str = "0.21.2";
 /// PEFT's word for every linear layer but the head.
 const ALL_LINEAR: &str = "all-linear";
 /// Settings that change the arithmetic; a value that switches one on is refused.
@@ -50,51 +48,23 @@ const REFUSED: [&str; 18] = [
 /// Ways of initializing that leave the base weights as they were.
 const HARMLESS_INITS: [&str; 3] = ["gaussian", "orthogonal", "eva"];
 
-/// The text of `adapter_config.json`: every key that PEFT writes, sorted, indented by two. `targets` are the module names that the
-/// adapter has matrices for: "all-linear" is spelled out, because readers other than PEFT may not know it.
+/// The text of `adapter_config.json`, sorted, indented by two. Only keys that differ from PEFT's defaults are written: PEFT refuses keys
+/// that it does not know, and these are known to all its versions. `targets` are the module names that the adapter has matrices for:
+/// "all-linear" is spelled out, because readers other than PEFT may not know it.
 fn config_json(config: &LoraConfig, targets: &[String]) -> String {
     let mut keys = BTreeMap::from([
-        ("auto_mapping", Value::Null),
         ("base_model_name_or_path", json!(config.base_model_name_or_path)),
-        ("bias", json!("none")),
         ("inference_mode", json!(true)),
-        ("init_lora_weights", json!(true)),
         ("lora_alpha", whole_if_whole(config.lora_alpha)),
-        ("lora_dropout", json!(0.0)),
-        ("megatron_core", json!("megatron.core")),
         ("peft_type", json!("LORA")),
-        ("peft_version", json!(PEFT_VERSION)),
-        ("qalora_group_size", json!(16)),
         ("r", json!(config.r)),
         ("target_modules", json!(targets)),
         ("task_type", json!("CAUSAL_LM")),
-        ("use_rslora", json!(config.use_rslora)),
     ]);
-    let off = ["ensure_weight_tying", "fan_in_fan_out", "lora_bias", "use_dora", "use_qalora"];
-    keys.extend(off.map(|key| (key, json!(false))));
-    keys.extend(["alpha_pattern", "loftq_config", "rank_pattern"].map(|key| (key, json!({}))));
-    let unused = [
-        "alora_invocation_tokens",
-        "arrow_config",
-        "corda_config",
-        "eva_config",
-        "exclude_modules",
-        "kasa_config",
-        "layer_replication",
-        "layers_pattern",
-        "layers_to_transform",
-        "lora_ga_config",
-        "megatron_config",
-        "modules_to_save",
-        "monteclora_config",
-        "revision",
-        "target_parameters",
-        "trainable_token_indices",
-        "use_bdlora",
-        "velora_config",
-    ];
-    keys.extend(unused.map(|key| (key, Value::Null)));
-    to_string_pretty(&keys).expect("a JSON object prints")
+    if config.use_rslora {
+        keys.insert("use_rslora", json!(true));
+    }
+    to_string_pretty(&keys).expect("a JSON object prints") + "\n"
 }
 
 /// Reads the settings. `modules` are the module paths that the adapter has matrices for: where PEFT would choose
@@ -213,20 +183,45 @@ mod tests {
         }
     }
 
+    /// The keys that PEFT 0.3 of 2023 knows; later versions know them too. rsLoRA came with 0.7.
+    const OLDEST_KEYS: [&str; 14] = [
+        "base_model_name_or_path",
+        "bias",
+        "fan_in_fan_out",
+        "inference_mode",
+        "init_lora_weights",
+        "layers_pattern",
+        "layers_to_transform",
+        "lora_alpha",
+        "lora_dropout",
+        "modules_to_save",
+        "peft_type",
+        "r",
+        "target_modules",
+        "task_type",
+    ];
+
     #[test]
-    fn what_is_written_equals_pefts_own_file() {
+    fn what_is_written_agrees_with_pefts_own_file_and_leaves_out_its_defaults() {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny-llama-rslora/adapter_config.json");
         let text = read_to_string(file).unwrap();
         let config = parse(&text).unwrap();
-        assert!(config.use_rslora);
-        // PEFT writes a list of targets in no fixed order, so values are compared and not bytes.
+        let targets = config.target_modules.names(&tiny(&[]).unwrap().spec);
         let [mut peft, mut ours] =
-            [&text, &config_json(&config, &config.target_modules.names(&tiny(&[]).unwrap().spec))]
-                .map(|text| from_str::<Value>(text).unwrap());
+            [&text, &config_json(&config, &targets)].map(|text| from_str::<Value>(text).unwrap());
+        // PEFT writes a list of targets in no fixed order, so values are compared and not bytes.
         for json in [&mut peft, &mut ours] {
             json["target_modules"].as_array_mut().unwrap().sort_by_key(Value::to_string);
         }
-        assert_eq!(ours, peft);
+        for (key, value) in ours.as_object().unwrap() {
+            assert_eq!(peft[key], *value, "{key}");
+            assert!(OLDEST_KEYS.contains(&key.as_str()) || key == "use_rslora", "{key} is not known to old versions");
+        }
+        let left_out = peft.as_object().unwrap().iter().filter(|(key, _)| ours.get(key.as_str()).is_none());
+        let set: Vec<_> = left_out.filter(|(_, value)| is_on(value)).map(|(key, _)| key.as_str()).collect();
+        // Defaults of PEFT, and its version.
+        let defaults = ["init_lora_weights", "lora_dropout", "megatron_core", "peft_version", "qalora_group_size"];
+        assert_eq!(set, defaults);
     }
 
     #[test]

@@ -5,22 +5,29 @@ use std::path::Path;
 
 use firebrick_kernels::{Kernels, Parameter};
 
+use crate::companions::Companions;
 use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::weights::{HfFolder, SavedDtype, write_hf_folder};
 
 impl<B: Kernels> Decoder<B> {
-    /// Writes a model whose every weight trains as a Hugging Face folder, with the tokenizer files of `companions_from`.
+    /// Writes a model whose every weight trains as a Hugging Face folder, with its companions: tokenizer, chat template, generation
+    /// settings, license.
     ///
     /// # Errors
     /// The folder already holds something, or cannot be written.
     ///
     /// # Panics
     /// If part of the model is frozen: adapters are saved by [`Decoder::save_adapter`].
-    pub fn save_model(&self, dir: &Path, dtype: SavedDtype, companions_from: Option<&Path>) -> Result<(), ModelError> {
+    pub fn save_model(
+        &self,
+        dir: &Path,
+        dtype: SavedDtype,
+        companions: Option<&Companions>,
+    ) -> Result<(), ModelError> {
         let parameters: BTreeMap<_, _> =
             self.parameters().into_iter().map(|parameter| (parameter.name.as_ref(), &parameter.value)).collect();
-        write_hf_folder(dir, &self.config, dtype, companions_from, |name| {
+        write_hf_folder(dir, &self.config, dtype, companions, |name| {
             let value =
                 parameters.get(name).unwrap_or_else(|| panic!("{name} is frozen, so the model is not saved whole"));
             Ok(value.to_data().to_vec::<f32>().expect("parameters are f32"))

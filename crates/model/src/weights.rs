@@ -21,7 +21,6 @@ use serde_json::Value;
 use self::complete::deciding_keys;
 pub(crate) use self::read_ahead::{Limits, Request, Values, read_ahead};
 use self::shard::Shard;
-pub(crate) use self::write::write_text;
 pub use self::write::{SavedDtype, write_hf_folder, write_safetensors, write_safetensors_f32};
 use crate::error::{ModelError, counted, first_few};
 
@@ -192,6 +191,12 @@ pub(crate) fn safetensors_names(path: &Path) -> Result<Vec<String>, ModelError> 
     Ok(Shard::open(path)?.names().collect())
 }
 
+/// The shapes of the tensors in one safetensors file, by its header alone.
+pub(crate) fn safetensors_shapes(path: &Path) -> Result<BTreeMap<String, Vec<usize>>, ModelError> {
+    let shard = Shard::open(path)?;
+    Ok(shard.names().map(|name| (name.clone(), shard.known(&name).shape.clone())).collect())
+}
+
 /// Reads every tensor of one safetensors file into f32; meant for small files such as adapters.
 ///
 /// # Errors
@@ -259,6 +264,18 @@ mod tests {
         write::write_sharded(&dir, &config, SavedDtype::F32, None, 2_000, fetch).unwrap();
         assert!(dir.join("model-00001-of-00003.safetensors").is_file());
         (temp, dir, config)
+    }
+
+    #[test]
+    fn an_index_cannot_lead_out_of_its_folder() {
+        let (_temp, dir, _) = sharded();
+        let index = dir.join(INDEX_FILE);
+        let text = std::fs::read_to_string(&index).unwrap();
+        for name in ["../secret/x.safetensors", "/etc/x.safetensors", "inner/x.safetensors", "..", ""] {
+            write(&index, text.replace("model-00002-of-00003.safetensors", name)).unwrap();
+            let message = HfFolder::open(&dir).unwrap_err().to_string();
+            assert!(message.contains(&format!("`{name}`")) && message.contains("has no folders"), "{message}");
+        }
     }
 
     #[test]

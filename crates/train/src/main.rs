@@ -297,11 +297,8 @@ fn plan(arguments: &PlanArguments) -> anyhow::Result<()> {
 
 fn profile(arguments: &Profile) -> anyhow::Result<()> {
     let profile = arguments.machine.map_or_else(HardwareProfile::detect_with_adapters, HardwareProfile::of_machine);
-    if arguments.json {
-        println!("{}", serde_json::to_string_pretty(&profile)?);
-    } else {
-        print!("{profile}");
-    }
+    let text = if arguments.json { serde_json::to_string_pretty(&profile)? } else { profile.to_string() };
+    Console::VERBOSE.print(text.trim_end_matches('\n'));
     Ok(())
 }
 

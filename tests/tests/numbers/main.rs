@@ -11,6 +11,7 @@ mod loss;
 mod loss_scaling;
 mod nf4;
 mod other_loss;
+mod saved;
 mod sinks;
 mod text;
 mod training;

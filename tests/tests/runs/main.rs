@@ -8,4 +8,5 @@ mod data;
 mod folder;
 mod learning;
 mod refusals;
+mod results;
 mod resume;

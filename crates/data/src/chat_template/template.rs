@@ -132,7 +132,7 @@ impl ChatTemplate {
     }
 
     /// The source of the template.
-    pub(crate) fn source(&self) -> &str {
+    pub fn source(&self) -> &str {
         &self.source
     }
 

@@ -8,11 +8,12 @@ use std::fs::create_dir_all;
 use std::path::Path;
 
 use firebrick_arch::json::read_text;
-use firebrick_arch::{ArchError, lora_tensor_names};
+use firebrick_arch::{ArchError, ModelSpec, lora_tensor_names};
 
 use super::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, LoraConfig, TargetModules, config_json, parse_config};
+use crate::atomic_file::write_text;
 use crate::error::ModelError;
-use crate::weights::{TensorF32, read_safetensors_f32, safetensors_names, write_safetensors_f32, write_text};
+use crate::weights::{TensorF32, read_safetensors_f32, safetensors_names, safetensors_shapes, write_safetensors_f32};
 
 /// What PEFT puts before a module's path.
 const PREFIX: &str = "base_model.model.";
@@ -57,6 +58,58 @@ pub fn read_adapter(dir: &Path) -> Result<(LoraConfig, BTreeMap<String, TensorF3
         check_rank(&path, &tensors, b, 1, config.r)?;
     }
     Ok((config, tensors))
+}
+
+/// Checks that the adapter in `dir` can be the start of an adapter with these settings on this model: the same rank, scale and modules,
+/// and matrices of the model's shapes. Reads no matrix.
+///
+/// # Errors
+/// Those of [`read_adapter_config`]; [`ModelError::OtherAdapter`] with every setting that differs; a matrix that is missing or has another
+/// shape.
+pub fn check_adapter(dir: &Path, spec: &ModelSpec, expected: &LoraConfig) -> Result<(), ModelError> {
+    let mut found = read_adapter_config(dir)?;
+    let modules = |lora: &LoraConfig| -> Vec<String> {
+        spec.modules().map(|(module, _)| module.path).filter(|path| lora.target_modules.matches(path)).collect()
+    };
+    if modules(&found) == modules(expected) {
+        // The same modules may be written in several ways.
+        found.target_modules = expected.target_modules.clone();
+    }
+    let settings = settings_of(&found, spec);
+    let differences: Vec<String> = settings
+        .iter()
+        .zip(settings_of(expected, spec))
+        .filter(|(found, expected)| *found != expected)
+        .map(|((key, found), (_, expected))| format!("{key} = {found}, not {expected}"))
+        .collect();
+    if !differences.is_empty() {
+        let settings = settings.map(|(key, value)| format!("{key} = {value}")).join(", ");
+        return Err(ModelError::OtherAdapter { dir: dir.to_path_buf(), differences, settings });
+    }
+    let path = dir.join(ADAPTER_WEIGHTS_FILE);
+    let shapes = safetensors_shapes(&path)?;
+    for tensor in spec.adapter_tensors(expected)? {
+        let problem = match shapes.get(&tensor.name) {
+            Some(shape) if *shape == tensor.shape => continue,
+            Some(shape) => format!("has shape {shape:?}, but this model needs {:?}", tensor.shape),
+            None => "is missing, and this model needs it".to_owned(),
+        };
+        return Err(ModelError::AdapterTensor { path, name: tensor.name, problem });
+    }
+    Ok(())
+}
+
+/// What two adapters must share to continue one from the other, as a recipe writes it.
+fn settings_of(config: &LoraConfig, spec: &ModelSpec) -> [(&'static str, String); 4] {
+    let mut names = config.target_modules.names(spec);
+    names.sort();
+    names.dedup();
+    [
+        ("r", config.r.to_string()),
+        ("alpha", config.lora_alpha.to_string()),
+        ("use_rslora", config.use_rslora.to_string()),
+        ("target", format!("{names:?}")),
+    ]
 }
 
 /// Writes an adapter folder that PEFT loads: matrices by their names in PEFT, settings and a short model
@@ -164,7 +217,10 @@ fn check_rank(
 fn model_card(config: &LoraConfig) -> String {
     let base = config.base_model_name_or_path.as_deref().unwrap_or("its base model");
     // A hub takes only an id such as `owner/name` here, not a folder.
-    let is_id = base.split('/').count() == 2 && !base.starts_with(['.', '/', '~']) && !base.contains(['\\', ' ']);
+    let is_id = base.split('/').count() == 2
+        && !base.starts_with(['.', '/', '~'])
+        && !base.contains(['\\', ' '])
+        && !Path::new(base).exists();
     let base_line = if is_id { format!("base_model: {base}\n") } else { String::new() };
     let targets = match &config.target_modules {
         TargetModules::AllLinear => "all linear projections".to_owned(),
@@ -254,6 +310,24 @@ mod tests {
         assert_eq!(read(dir.path().join(ADAPTER_WEIGHTS_FILE)).unwrap(), before);
         assert_eq!(read_dir(dir.path()).unwrap().count(), 3);
         assert!(read_to_string(dir.path().join("README.md")).unwrap().contains("base_model: owner/tiny\n"));
+    }
+
+    #[test]
+    fn an_adapter_is_a_start_only_for_its_own_settings_and_a_model_of_its_shapes() {
+        let (dir, lora, _) = written(&["q_proj", "v_proj"]);
+        let spec = tiny(&[]).unwrap().spec;
+        check_adapter(dir.path(), &spec, &lora).unwrap();
+        let paths = spec.modules().map(|(module, _)| module.path);
+        let whole = paths.filter(|path| path.ends_with("q_proj") || path.ends_with("v_proj")).collect();
+        // Other words for the same modules.
+        check_adapter(dir.path(), &spec, &LoraConfig { target_modules: TargetModules::Named(whole), ..lora.clone() })
+            .unwrap();
+        let other = LoraConfig { r: 4, lora_alpha: 16.0, ..lora.clone() };
+        let message = check_adapter(dir.path(), &spec, &other).unwrap_err().to_string();
+        assert!(message.contains("it has r = 2, not 4; alpha = 4, not 16. Write"), "{message}");
+        let wider = tiny(&[("hidden_size", 16.into())]).unwrap().spec;
+        let message = check_adapter(dir.path(), &wider, &lora).unwrap_err().to_string();
+        assert!(message.contains("has shape [2, 8], but this model needs [2, 16]"), "{message}");
     }
 
     #[test]

@@ -5,34 +5,22 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fs::{File, copy, create_dir_all, read_dir, remove_dir, remove_dir_all, rename};
-use std::io::{BufWriter, Error as IoError, Write};
+use std::fs::{create_dir_all, read_dir, remove_dir, remove_dir_all, rename};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use firebrick_arch::{CONFIG_FILE, GENERATION_CONFIG_FILE, ModelConfig, TensorSpec};
+use firebrick_arch::{CONFIG_FILE, ModelConfig, TensorSpec};
 use half::{bf16, f16};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json, to_string_pretty, to_vec};
-use tempfile::NamedTempFile;
 
 use super::{INDEX_FILE, TensorF32, TensorInfo, WEIGHTS_FILE};
+use crate::atomic_file::{sync_parent, write_atomically, write_text};
+use crate::companions::Companions;
 use crate::error::ModelError;
 
 /// The largest shard of a saved model, in bytes.
 const MAX_SHARD_BYTES: usize = 5_000_000_000;
-
-/// Files of a model in addition to its weights and sizes, copied when it is saved.
-const COMPANION_FILES: [&str; 9] = [
-    GENERATION_CONFIG_FILE,
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-];
 
 /// The number format of a saved model's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,9 +106,9 @@ pub fn write_safetensors_f32(
     write_safetensors(path, &infos, metadata, |name| Ok(SavedDtype::F32.bytes(&tensors[name].values)))
 }
 
-/// Writes a model as a Hugging Face folder: config.json, weights in shards of at most 5 GB, and the tokenizer and
-/// generation files of `companions_from`. `fetch` is called once for each tensor of the model. The folder appears
-/// under its name only when it is complete.
+/// Writes a model as a Hugging Face folder: config.json, weights in shards of at most 5 GB, and its companions: tokenizer, chat
+/// template, generation settings with the config's end-of-text tokens, license. `fetch` is called once for each tensor of the model.
+/// The folder appears under its name only when it is complete.
 ///
 /// # Errors
 /// A folder that already holds something, a failed write, or an error of `fetch`; nothing is then left behind.
@@ -131,10 +119,10 @@ pub fn write_hf_folder(
     dir: &Path,
     config: &ModelConfig,
     dtype: SavedDtype,
-    companions_from: Option<&Path>,
+    companions: Option<&Companions>,
     fetch: impl FnMut(&str) -> Result<Vec<f32>, ModelError>,
 ) -> Result<(), ModelError> {
-    write_sharded(dir, config, dtype, companions_from, MAX_SHARD_BYTES, fetch)
+    write_sharded(dir, config, dtype, companions, MAX_SHARD_BYTES, fetch)
 }
 
 /// [`write_hf_folder`] with another shard size.
@@ -142,7 +130,7 @@ pub(super) fn write_sharded(
     dir: &Path,
     config: &ModelConfig,
     dtype: SavedDtype,
-    companions_from: Option<&Path>,
+    companions: Option<&Companions>,
     max_shard_bytes: usize,
     mut fetch: impl FnMut(&str) -> Result<Vec<f32>, ModelError>,
 ) -> Result<(), ModelError> {
@@ -155,8 +143,8 @@ pub(super) fn write_sharded(
     create_dir_all(&partial).map_err(ModelError::io("create", dir))?;
     let mut write_all = || {
         write_shards(&partial, &plan_shards(config, dtype, max_shard_bytes), dtype, &mut fetch)?;
-        if let Some(from) = companions_from {
-            copy_companions(from, &partial)?;
+        if let Some(companions) = companions {
+            companions.write(&partial, &config.eos_token_ids)?;
         }
         write_text(&partial.join(CONFIG_FILE), &config.text_with_dtype(dtype.name()))?;
         // An empty folder in the way would stop the rename on some systems.
@@ -171,56 +159,8 @@ pub(super) fn write_sharded(
     result
 }
 
-/// Writes a small text file atomically.
-pub(crate) fn write_text(path: &Path, text: &str) -> Result<(), ModelError> {
-    write_atomically(path, |file| file.write_all(text.as_bytes()).map_err(ModelError::io("write", path)))
-}
-
-/// Lets `fill` write to a temporary file next to `path`, syncs it to disk, and only then gives it its name.
-fn write_atomically(
-    path: &Path,
-    fill: impl FnOnce(&mut BufWriter<NamedTempFile>) -> Result<(), ModelError>,
-) -> Result<(), ModelError> {
-    let mut file = BufWriter::new(temporary(path).map_err(ModelError::io("create", path))?);
-    fill(&mut file)?;
-    let failed = ModelError::io("write", path);
-    let written = file.into_inner().map_err(|error| error.into_error());
-    let persisted = written.and_then(|file| {
-        file.as_file().sync_all()?;
-        file.persist(path).map_err(|error| error.error)
-    });
-    persisted.map_err(failed)?;
-    sync_parent(path)
-}
-
-/// A temporary file in the folder of `path`, removed unless it is persisted; with the permissions of an ordinary new file.
-fn temporary(path: &Path) -> Result<NamedTempFile, IoError> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".partial-");
-    #[cfg(unix)]
-    {
-        use std::fs::Permissions;
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(Permissions::from_mode(0o666));
-    }
-    builder.tempfile_in(parent_of(path))
-}
-
-fn parent_of(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
 fn partial_path(path: &Path) -> PathBuf {
     path.with_file_name(format!("{}.partial", path.file_name().unwrap_or_default().to_string_lossy()))
-}
-
-/// A rename lasts through a power cut once the folder itself is on the disk; only Unix can request that.
-fn sync_parent(path: &Path) -> Result<(), ModelError> {
-    let parent = parent_of(path);
-    if cfg!(unix) {
-        File::open(parent).and_then(|dir| dir.sync_all()).map_err(ModelError::io("write", parent))?;
-    }
-    Ok(())
 }
 
 /// The JSON header, padded with spaces so that the data begins at a multiple of 8 bytes.
@@ -278,15 +218,6 @@ fn write_shards(
     let index = json!({"metadata": {"total_size": total_size}, "weight_map": weight_map});
     let text = to_string_pretty(&index).expect("a JSON value prints") + "\n";
     write_text(&dir.join(INDEX_FILE), &text)
-}
-
-fn copy_companions(from: &Path, to: &Path) -> Result<(), ModelError> {
-    for file in COMPANION_FILES.iter().filter(|file| from.join(file).is_file()) {
-        let target = to.join(file);
-        copy(from.join(file), &target).map_err(ModelError::io("write", &target))?;
-        File::open(&target).and_then(|copied| copied.sync_all()).map_err(ModelError::io("write", &target))?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -353,10 +284,11 @@ mod tests {
         let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
         // Half way between two bf16 values: ties go to the even one.
         let fetch = |name: &str| Ok(vec![1.0 + 1.0 / 256.0; shapes[name].iter().product()]);
-        write_hf_folder(&dir, &config, SavedDtype::Bf16, Some(&from), fetch).unwrap();
+        let companions = Companions { from, chat_template: None };
+        write_hf_folder(&dir, &config, SavedDtype::Bf16, Some(&companions), fetch).unwrap();
         let mut files = read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
         files.sort();
-        assert_eq!(files, [CONFIG_FILE, WEIGHTS_FILE, "tokenizer.json"]);
+        assert_eq!(files, [CONFIG_FILE, "generation_config.json", WEIGHTS_FILE, "tokenizer.json"]);
         assert!(read_to_string(dir.join(CONFIG_FILE)).unwrap().contains("\"torch_dtype\": \"bfloat16\""));
         let folder = HfFolder::open(&dir).unwrap();
         assert_eq!(folder.read_f32("model.norm.weight", &[8]).unwrap(), [1.0; 8]);

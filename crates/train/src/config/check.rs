@@ -2,6 +2,8 @@
 //!
 //! Trade-off: one problem is reported at a time, the first one.
 
+use std::path::Path;
+
 use firebrick_arch::TargetModules;
 use firebrick_data::RecordFormat;
 use firebrick_kernels::Recompute;
@@ -117,6 +119,7 @@ fn weights(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
     let typed = |section: &str| source.is_typed(section);
     let frozen_base = ["lora", "bnb_4bit"].into_iter().find(|section| typed(section));
     let of = |section: &str| format!("[{section}] ({})", source.place(section));
+    let base_name = config.lora.as_ref().and_then(|lora| lora.base_model_name_or_path.as_ref());
     let mut rules = vec![
         (
             config.init == Init::Pretrained || config.mode() == Mode::Full,
@@ -129,6 +132,12 @@ fn weights(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
             "lora.target",
             "names no module".into(),
             "write \"all-linear\", or module names such as [\"q_proj\", \"v_proj\"]",
+        ),
+        (
+            base_name.is_none_or(|name| !Path::new(name).exists()),
+            "lora.base_model_name_or_path",
+            "is a file or folder here, and others would read it as a Hub id".into(),
+            "write the id of the base on the Hub, such as \"HuggingFaceTB/SmolLM2-135M-Instruct\", or leave the key out",
         ),
     ];
     if let (Some(Mode::Full), Some(section)) = (config.mode, frozen_base) {

@@ -6,6 +6,7 @@
 
 mod agreement;
 mod backend_choice;
+mod base_name;
 mod check;
 mod check_data;
 pub mod compute;

@@ -3,6 +3,8 @@
 //! Values have the types of the crates that use them, so a number format, an optimizer or a schedule has one type in the whole
 //! workspace. Trade-off: a section such as `[lora]` keeps its own struct where its keys differ from the library's fields.
 
+use std::path::Path;
+
 use firebrick_arch::{LoraConfig, TargetModules};
 use firebrick_kernels::Recompute;
 use firebrick_optim::{OptimizerKind, ScheduleKind};
@@ -11,6 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::backend_choice::BackendChoice;
+use crate::config::base_name::base_name;
 use crate::config::compute;
 use crate::config::data_section::DataConfig;
 use crate::config::state_budget::StateBudget;
@@ -150,24 +153,39 @@ pub struct LoraSection {
     pub target: TargetModules,
     /// Scale by `alpha / sqrt(r)` (rsLoRA). Default false.
     pub use_rslora: bool,
+    /// Adapter folder to continue from, in PEFT's format: the run starts with its matrices and a new optimizer. The other keys of
+    /// this section must be the adapter's. Default: absent, a new adapter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub init_from: Option<String>,
+    /// What the saved adapter calls its base: a Hub id such as "HuggingFaceTB/SmolLM2-135M-Instruct". Default: absent, the id where
+    /// `model` is a snapshot in a Hub cache, otherwise the model folder's absolute path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base_model_name_or_path: Option<String>,
 }
 
 impl Default for LoraSection {
     fn default() -> Self {
-        LoraSection { r: 16, alpha: 32.0, target: TargetModules::AllLinear, use_rslora: false }
+        LoraSection {
+            r: 16,
+            alpha: 32.0,
+            target: TargetModules::AllLinear,
+            use_rslora: false,
+            init_from: None,
+            base_model_name_or_path: None,
+        }
     }
 }
 
 impl LoraSection {
-    /// The adapter that the section describes, on the base `model`.
+    /// The adapter that the section describes, on the base in the folder `model`.
     #[must_use]
-    pub fn into_config(self, model: String) -> LoraConfig {
+    pub fn into_config(self, model: &Path) -> LoraConfig {
         LoraConfig {
             r: self.r,
             lora_alpha: self.alpha,
             use_rslora: self.use_rslora,
             target_modules: self.target,
-            base_model_name_or_path: Some(model),
+            base_model_name_or_path: Some(self.base_model_name_or_path.unwrap_or_else(|| base_name(model))),
         }
     }
 }

@@ -24,8 +24,11 @@ pub use summary::{Outcome, Summary};
 use std::io::Write;
 use std::path::Path;
 
+use firebrick_kernels::BaseStorage;
+use firebrick_precision::{Format, QuantFormat};
+
 use crate::metrics::Evaluation;
-use crate::plan::Plan;
+use crate::plan::{Plan, compute_format};
 
 /// Standard output, which a test may turn off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,10 +97,21 @@ impl Console {
             None => format!("--model {}", shell_quoted(&summary.weights)),
         };
         let chat = if plan.prompts_are_chats.value { " --chat" } else { "" };
+        let formats = generate_formats(plan);
         let prompt = plan.sample_prompts.value.first().map_or("Hello", String::as_str);
         let program = program();
-        self.print(&format!("\nnext:\n  {program} generate {weights}{chat} --prompt {}", shell_quoted(prompt)));
+        self.print(&format!("\nnext:\n  {program} generate {weights}{formats}{chat} --prompt {}", shell_quoted(prompt)));
         let output_dir = plan.output_dir.value.display().to_string();
         self.print(&format!("  tensorboard --logdir {}", shell_quoted(&output_dir)));
     }
+}
+
+/// The flags of `generate` that compute as the run did, where they are not its defaults.
+fn generate_formats(plan: &Plan) -> String {
+    let nf4 = Format::Quantized(QuantFormat::Nf4 { double_quant: true });
+    let base = if plan.base.value == BaseStorage::Frozen(nf4) { " --nf4" } else { "" };
+    let compute = plan.compute.value;
+    let is_default = compute == compute_format(Format::Bf16, plan.backend.value).value;
+    let dtype = if is_default { String::new() } else { format!(" --dtype {compute}") };
+    format!("{base}{dtype}")
 }

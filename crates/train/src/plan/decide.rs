@@ -59,6 +59,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         compute: compute_format(config.compute(), backend.value),
         base: base(training.base),
         trained_parameters: trained_parameters(inputs, &trained, lora.is_some()),
+        lora_init_from: lora_init_from(config),
         lora: Chosen::new(lora, if config.lora.is_some() { "[lora]" } else { "mode = \"full\"" }),
         recompute: recompute(config.recompute()),
         offload: offload(config, backend.value),
@@ -130,6 +131,12 @@ fn trained_parameters(inputs: &PlanInputs<'_>, trained: &[firebrick_arch::Tensor
     let rank = inputs.config.lora.as_ref().map_or(0, |lora| lora.r);
     let share = 100.0 * count as f64 / total as f64;
     Chosen::new(count, format!("LoRA of rank {rank}: {share:.2} % of {total} parameters"))
+}
+
+fn lora_init_from(config: &RunConfig) -> Chosen<Option<PathBuf>> {
+    let folder = config.lora.as_ref().and_then(|lora| lora.init_from.as_ref()).map(PathBuf::from);
+    let why = if folder.is_some() { "its matrices; the optimizer starts from zero" } else { "A is random, B is zero" };
+    Chosen::new(folder, why)
 }
 
 fn recompute(recompute: Recompute) -> Chosen<Recompute> {

@@ -39,6 +39,10 @@ impl fmt::Display for Plan {
             line("memory", human_bytes(self.memory_bytes.value), &self.memory_bytes.reason),
         ];
         writeln!(formatter, "{}", lines.join("\n"))?;
+        if let Some(folder) = &self.lora_init_from.value {
+            let folder = folder.display().to_string();
+            writeln!(formatter, "{}", line("adapter starts from", folder, &self.lora_init_from.reason))?;
+        }
         for part in &self.memory {
             writeln!(formatter, "    {:<34} {:>10}  {}", part.what, human_bytes(part.bytes), part.why)?;
         }

@@ -45,6 +45,8 @@ pub struct Plan {
     pub base: Chosen<BaseStorage>,
     /// The adapter; without one every weight trains.
     pub lora: Chosen<Option<LoraConfig>>,
+    /// The adapter folder whose matrices the run starts with.
+    pub lora_init_from: Chosen<Option<PathBuf>>,
     /// Number of parameters that train.
     pub trained_parameters: Chosen<u64>,
     /// What layers save for their backward.

@@ -2,10 +2,10 @@
 //!
 //! Trade-off: all prompts run as one batch, so their caches exist at the same time.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use firebrick_arch::ModelConfig;
-use firebrick_data::{Message, Tokenizer};
+use firebrick_arch::{ModelConfig, generation_eos_token_ids};
+use firebrick_data::{Message, TemplateChoice, Tokenizer};
 use firebrick_kernels::{BaseStorage, Kernels};
 use firebrick_model::peft::read_adapter_config;
 use firebrick_model::{BuildOptions, Decoder, GenerateOptions, HfFolder, Sampler};
@@ -13,6 +13,9 @@ use firebrick_precision::Format;
 
 use crate::error::RunError;
 use crate::run::device::dtype_of;
+
+/// The chat template of an adapter folder that has no tokenizer of its own.
+const TEMPLATE: &str = "chat_template.jinja";
 
 /// A model folder and how it is loaded.
 #[derive(Clone, Debug)]
@@ -40,12 +43,34 @@ impl LoadOptions {
             compute_dtype: dtype_of(self.compute),
             max_positions,
         };
-        let config = ModelConfig::read(&self.model)?;
+        let mut config = ModelConfig::read(&self.model)?;
+        if let Some(adapter) = &self.adapter {
+            config.add_eos_token_ids(generation_eos_token_ids(adapter)?);
+        }
         let mut model = Decoder::load(&HfFolder::open(&self.model)?, config, &build, device, &mut |_| ())?;
         if let Some(adapter) = &self.adapter {
             model.load_adapter(adapter)?;
         }
         Ok(model)
+    }
+
+    /// The tokenizer of the adapter's folder, where it has one, otherwise the model's; with the adapter's chat template in both cases.
+    ///
+    /// # Errors
+    /// No tokenizer, one that cannot be read, or one with tokens that the model has no embedding for.
+    pub fn tokenizer(&self) -> Result<Tokenizer, RunError> {
+        let has = |file: &'static str| move |folder: &&Path| folder.join(file).is_file();
+        let adapter = self.adapter.as_deref();
+        let folder = adapter.filter(has("tokenizer.json")).unwrap_or(&self.model);
+        let mut tokenizer = Tokenizer::from_folder(folder)?;
+        if let Some(adapter) = adapter.filter(has(TEMPLATE)).filter(|adapter| *adapter != folder) {
+            tokenizer.choose_template(&TemplateChoice::File(adapter.join(TEMPLATE)))?;
+        }
+        let (tokens, rows) = (tokenizer.vocab_size(), ModelConfig::read(&self.model)?.spec.vocab_size);
+        if tokens > rows {
+            return Err(RunError::VocabularyTooSmall { tokenizer: tokens, model: rows });
+        }
+        Ok(tokenizer)
     }
 }
 
@@ -69,7 +94,7 @@ pub struct GenerateRequest {
 /// # Errors
 /// A folder that cannot be read, a tokenizer without a chat template where one is needed, a prompt that is too long.
 pub fn generate<B: Kernels>(request: &GenerateRequest, device: &B::Device) -> Result<Vec<String>, RunError> {
-    let tokenizer = Tokenizer::from_folder(&request.load.model)?;
+    let tokenizer = request.load.tokenizer()?;
     let prompts: Vec<Vec<u32>> =
         request.prompts.iter().map(|text| encode_prompt(&tokenizer, text, request.chat)).collect::<Result<_, _>>()?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);

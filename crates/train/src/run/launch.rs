@@ -14,7 +14,7 @@ use crate::error::RunError;
 use crate::plan::PlanRequest;
 use crate::run::device::catch_failure;
 use crate::run::interrupt::Interrupt;
-use crate::run::prepare::{Prepared, now, prepare_as};
+use crate::run::prepare::{Prepared, check_start, now, prepare_as};
 use crate::run::start::Place;
 use crate::run::trace::TraceSteps;
 use crate::run::train_loop::Run;
@@ -48,6 +48,9 @@ pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
     let started = Instant::now();
     let RunOptions { config, resume, console, interrupt, trace, force } = options;
     let resumed = resume.map(|from| ResumePoint::open(&from, config.output_dir.as_ref(), &config.name)).transpose()?;
+    if resumed.is_none() {
+        check_start(&config)?;
+    }
     let date = resumed.as_ref().map_or_else(now, |point| point.state.date);
     let ranks = Ranks::single();
     let request = PlanRequest { force, ..PlanRequest::default() };

@@ -6,6 +6,7 @@
 pub mod assemble;
 pub mod data_sets;
 pub mod device;
+mod end_of_turn;
 pub mod eval_prompts;
 pub mod evaluate;
 mod finish;

@@ -8,12 +8,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use firebrick_arch::ModelConfig;
 use firebrick_data::{PackOptions, PackedDataset, Tokenizer};
-use firebrick_model::HfFolder;
+use firebrick_model::peft::check_adapter;
+use firebrick_model::{Companions, HfFolder};
 
 use crate::config::{Init, RunConfig};
 use crate::error::RunError;
 use crate::plan::{self, DataShape, Plan, PlanInputs, PlanRequest};
 use crate::run::data_sets;
+use crate::run::end_of_turn;
 use crate::run::evaluate::EvaluationSet;
 
 /// A run that is ready to load its model.
@@ -22,8 +24,10 @@ pub struct Prepared {
     pub recipe: RunConfig,
     /// What was decided.
     pub plan: Plan,
-    /// The model's config.
+    /// The model's config; its end-of-text tokens include those that end a turn in the data.
     pub model_config: ModelConfig,
+    /// What is saved next to the trained weights.
+    pub companions: Companions,
     /// The model's tokenizer.
     pub tokenizer: Tokenizer,
     /// When the run began, in seconds since 1970: the date that chat templates see.
@@ -39,8 +43,9 @@ pub struct Prepared {
 /// Reads the data and makes the plan of a run in one process that begins now.
 ///
 /// # Errors
-/// As [`prepare_at`].
+/// As [`check_start`] and [`prepare_at`].
 pub fn prepare(recipe: RunConfig) -> Result<Prepared, RunError> {
+    check_start(&recipe)?;
     prepare_at(recipe, now(), 1)
 }
 
@@ -50,6 +55,18 @@ pub fn prepare(recipe: RunConfig) -> Result<Prepared, RunError> {
 /// As [`prepare_at`].
 pub fn prepare_for(recipe: RunConfig, request: &PlanRequest) -> Result<Prepared, RunError> {
     prepare_as(recipe, now(), 1, request)
+}
+
+/// Checks that a new run can start from the adapter that its recipe names. A resumed run starts from its checkpoint.
+///
+/// # Errors
+/// An adapter that cannot be read, or was made with other settings or for another model.
+pub fn check_start(recipe: &RunConfig) -> Result<(), RunError> {
+    let Some(lora) = &recipe.lora else { return Ok(()) };
+    let Some(adapter) = &lora.init_from else { return Ok(()) };
+    let folder = recipe.model_folder()?;
+    let spec = ModelConfig::read(&folder)?.spec;
+    Ok(check_adapter(adapter.as_ref(), &spec, &lora.clone().into_config(&folder))?)
 }
 
 /// As [`prepare`], for a run of `world_size` processes that began at `date` (seconds since 1970), which chat templates see.
@@ -71,7 +88,7 @@ pub(crate) fn prepare_as(
     request: &PlanRequest,
 ) -> Result<Prepared, RunError> {
     let folder = recipe.model_folder()?;
-    let model_config = ModelConfig::read(&folder)?;
+    let mut model_config = ModelConfig::read(&folder)?;
     check_model(&recipe, &folder, &model_config)?;
     let tokenizer = data_sets::tokenizer(&recipe, &folder, date)?;
     let (tokens, rows) = (tokenizer.vocab_size(), model_config.spec.vocab_size);
@@ -85,6 +102,12 @@ pub(crate) fn prepare_as(
         data_notes.extend(profile.notes.iter().cloned());
     }
     let has_chats = data.has_chats(&tokenizer);
+    let mut ends = end_of_turn::trained(&data.train.documents, &tokenizer);
+    if ends.is_empty() && has_chats && recipe.data.train_end_of_turn {
+        ends.extend(end_of_turn::in_template(&tokenizer)?);
+    }
+    data_notes.extend(end_of_turn::note(&ends, &tokenizer)?);
+    model_config.add_eos_token_ids(ends);
     let packing = pack_options(&recipe, &tokenizer);
     let train = Arc::new(PackedDataset::new(data.train.documents, packing.clone()));
     let shape = DataShape::new(&train, has_chats);
@@ -96,7 +119,14 @@ pub(crate) fn prepare_as(
         None => EvaluationSet::default(),
     };
     data_notes.extend(evaluation.note());
-    Ok(Prepared { recipe, plan, model_config, tokenizer, date, train, evaluation, data_notes })
+    let companions = Companions { from: folder, chat_template: chosen_template(&recipe, &tokenizer)? };
+    Ok(Prepared { recipe, plan, model_config, companions, tokenizer, date, train, evaluation, data_notes })
+}
+
+/// The text of the chat template, if the recipe chose it.
+fn chosen_template(recipe: &RunConfig, tokenizer: &Tokenizer) -> Result<Option<String>, RunError> {
+    let template = recipe.data.chat_template.as_ref().map(|_| tokenizer.chat_template()).transpose()?;
+    Ok(template.map(|template| template.source().to_owned()))
 }
 
 /// Refuses a LoRA target and weight files that do not fit the model, before data is read, which may take long.

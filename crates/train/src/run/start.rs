@@ -64,6 +64,9 @@ impl Start {
         match place {
             Place::New(folder) => {
                 save_texts(&folder, prepared)?;
+                if let Some(adapter) = &prepared.plan.lora_init_from.value {
+                    trainer.model.load_adapter(adapter)?;
+                }
                 let state = first_state(prepared, trainer, console)?;
                 Ok(Self { folder, state, resumed: None })
             }

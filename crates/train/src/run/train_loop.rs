@@ -82,10 +82,7 @@ impl<B: Kernels> Run<B> {
             console.print(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
         }
         let mut trainer = load::<B>(&prepared, ranks, console, &device)?;
-        let weights = match &plan.lora.value {
-            Some(lora) => SavedWeights::Adapter(lora.clone()),
-            None => SavedWeights::Model(plan.model_folder.value.clone()),
-        };
+        let weights = SavedWeights { adapter: plan.lora.value.clone(), companions: prepared.companions.clone() };
         let Start { folder, state, resumed } = Start::new(place, &prepared, &mut trainer, &weights, console)?;
         let mut sinks = MetricSinks::default();
         sinks.push(JsonLines::open(&folder.metrics_jsonl(), resumed)?);

@@ -1,7 +1,7 @@
 //! What a checkpoint contains: everything that the rest of the run depends on, so that resuming continues bit for bit.
 //!
 //! ```text
-//! step-N/  adapter/ (PEFT) or model/ (Hugging Face, f32)  optimizer.safetensors  state.json  config.toml  plan.toml  manifest.json
+//! step-N/  adapter/ (PEFT) or model/ (Hugging Face, f32), with tokenizer files  optimizer.safetensors  state.json  config.toml  plan.toml  manifest.json
 //! ```
 //!
 //! `checkpoint_folder` makes the folder complete or absent; this file defines its content.
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use firebrick_arch::LoraConfig;
 use firebrick_data::Cursor;
 use firebrick_kernels::Kernels;
-use firebrick_model::{Decoder, HfFolder, SavedDtype};
+use firebrick_model::{Companions, Decoder, HfFolder, SavedDtype};
 use firebrick_optim::{HostTensor, LossScaleState, Optimizer, StateDict};
 use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
 use serde::{Deserialize, Serialize};
@@ -63,13 +63,13 @@ pub struct RunState {
     pub settings: RunSettings,
 }
 
-/// Which weights train, and so are saved.
+/// Which weights train, and so are saved, and the files that are saved with them.
 #[derive(Clone, Debug)]
-pub enum SavedWeights {
-    /// LoRA pairs, in PEFT's format.
-    Adapter(LoraConfig),
-    /// Every weight, in Hugging Face's format, with the tokenizer files of this folder.
-    Model(PathBuf),
+pub struct SavedWeights {
+    /// The adapter whose LoRA pairs are saved in PEFT's format; `None`: every weight, in Hugging Face's format.
+    pub adapter: Option<LoraConfig>,
+    /// Tokenizer, chat template, generation settings and license.
+    pub companions: Companions,
 }
 
 impl SavedWeights {
@@ -78,15 +78,16 @@ impl SavedWeights {
     /// # Errors
     /// The folder cannot be written.
     pub fn write<B: Kernels>(&self, model: &Decoder<B>, folder: &Path, dtype: SavedDtype) -> Result<PathBuf, RunError> {
-        match self {
-            Self::Adapter(config) => {
+        let companions = Some(&self.companions);
+        match &self.adapter {
+            Some(config) => {
                 let path = folder.join(ADAPTER);
-                model.save_adapter(&path, config)?;
+                model.save_adapter(&path, config, companions)?;
                 Ok(path)
             }
-            Self::Model(companions) => {
+            None => {
                 let path = folder.join(MODEL);
-                model.save_model(&path, dtype, Some(companions))?;
+                model.save_model(&path, dtype, companions)?;
                 Ok(path)
             }
         }
@@ -151,9 +152,9 @@ pub fn restore<B: Kernels>(
     optimizer: &mut Optimizer<B>,
     state: &RunState,
 ) -> Result<(), RunError> {
-    match weights {
-        SavedWeights::Adapter(_) => model.load_adapter(&folder.join(ADAPTER))?,
-        SavedWeights::Model(_) => model.load_model(&HfFolder::open(&folder.join(MODEL))?)?,
+    match weights.adapter {
+        Some(_) => model.load_adapter(&folder.join(ADAPTER))?,
+        None => model.load_model(&HfFolder::open(&folder.join(MODEL))?)?,
     }
     let tensors = read_optimizer(&folder.join(OPTIMIZER))?;
     optimizer.load(&model.parameters(), tensors, state.step)?;

@@ -1,0 +1,213 @@
+//! The files that travel with saved weights, so that other programs use them as they were trained: tokenizer, chat template,
+//! generation settings, license.
+//!
+//! They come from the model's folder, byte for byte, except what training has changed: the chat template where the run had another
+//! one, and the tokens that end a text.
+//! Trade-off: each file is held in memory while it is copied; a tokenizer has 20 MB at most.
+
+use std::fs::{create_dir_all, read, read_dir};
+use std::path::{Path, PathBuf};
+
+use firebrick_arch::json::{parse_object, read_text};
+use firebrick_arch::{GENERATION_CONFIG_FILE, generation_eos_token_ids};
+use serde_json::{Map, Value, json, to_string_pretty};
+
+use crate::atomic_file::{write_bytes, write_text};
+use crate::error::ModelError;
+
+/// The file of a chat template; it takes precedence over the key in [`TOKENIZER_CONFIG`].
+const TEMPLATE: &str = "chat_template.jinja";
+/// An older file of chat templates.
+const TEMPLATE_JSON: &str = "chat_template.json";
+/// A folder of further templates by name.
+const ADDITIONAL_TEMPLATES: &str = "additional_chat_templates";
+/// Settings of the tokenizer; readers that do not know [`TEMPLATE`] find the template here.
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+/// The other files of a tokenizer.
+const TOKENIZER_FILES: [&str; 8] = [
+    "tokenizer.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+];
+/// How the names of files begin that state the terms of a model, in lower case. Most licenses require that they travel with copies
+/// and derivatives.
+const TERMS: [&str; 5] = ["licen", "notice", "copying", "use_policy", "acceptable_use"];
+
+/// What is saved next to trained weights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Companions {
+    /// The folder of the model that was trained.
+    pub from: PathBuf,
+    /// The chat template that it was trained with, if that is none of the folder's own.
+    pub chat_template: Option<String>,
+}
+
+impl Companions {
+    /// Writes the files into `to`. The generation settings name `eos_token_ids` in addition to those they had.
+    ///
+    /// # Errors
+    /// A file that cannot be read or written; JSON that does not parse.
+    pub(crate) fn write(&self, to: &Path, eos_token_ids: &[u32]) -> Result<(), ModelError> {
+        for file in TOKENIZER_FILES {
+            self.copy(file, to)?;
+        }
+        for file in self.terms()? {
+            self.copy(&file, to)?;
+        }
+        match &self.chat_template {
+            Some(template) => self.write_template(to, template)?,
+            None => self.copy_templates(to)?,
+        }
+        self.write_generation_config(to, eos_token_ids)
+    }
+
+    /// Copies a file if the folder has it.
+    fn copy(&self, file: &str, to: &Path) -> Result<(), ModelError> {
+        let path = self.from.join(file);
+        if !path.is_file() {
+            return Ok(());
+        }
+        write_bytes(&to.join(file), &read(&path).map_err(ModelError::io("read", &path))?)
+    }
+
+    /// The names of the files that state the model's terms.
+    fn terms(&self) -> Result<Vec<String>, ModelError> {
+        let listed = read_dir(&self.from).map_err(ModelError::io("list", &self.from))?;
+        let names = listed.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let is_terms = |name: &String| TERMS.iter().any(|start| name.to_lowercase().starts_with(start));
+        Ok(names.filter(is_terms).collect())
+    }
+
+    /// Copies the folder's own templates.
+    fn copy_templates(&self, to: &Path) -> Result<(), ModelError> {
+        for file in [TOKENIZER_CONFIG, TEMPLATE, TEMPLATE_JSON] {
+            self.copy(file, to)?;
+        }
+        let folder = self.from.join(ADDITIONAL_TEMPLATES);
+        if !folder.is_dir() {
+            return Ok(());
+        }
+        let target = to.join(ADDITIONAL_TEMPLATES);
+        create_dir_all(&target).map_err(ModelError::io("create", &target))?;
+        for entry in read_dir(&folder).map_err(ModelError::io("list", &folder))? {
+            let name = entry.map_err(ModelError::io("list", &folder))?.file_name();
+            self.copy(&Path::new(ADDITIONAL_TEMPLATES).join(name).to_string_lossy(), to)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a template for old and new readers; those of the folder would take precedence or contradict it, and stay behind.
+    fn write_template(&self, to: &Path, template: &str) -> Result<(), ModelError> {
+        write_text(&to.join(TEMPLATE), template)?;
+        let path = self.from.join(TOKENIZER_CONFIG);
+        if !path.is_file() {
+            return Ok(());
+        }
+        let mut config = parse_object(&read_text(&path)?, &path)?;
+        config.insert("chat_template".to_owned(), Value::from(template));
+        write_json(&to.join(TOKENIZER_CONFIG), &config)
+    }
+
+    /// Writes the folder's generation settings, unchanged if they name all these tokens.
+    fn write_generation_config(&self, to: &Path, eos_token_ids: &[u32]) -> Result<(), ModelError> {
+        let path = self.from.join(GENERATION_CONFIG_FILE);
+        let mut ids = generation_eos_token_ids(&self.from)?;
+        let known = ids.len();
+        ids.extend(eos_token_ids.iter().filter(|&id| !ids.contains(id)).copied().collect::<Vec<_>>());
+        if ids.len() == known {
+            return self.copy(GENERATION_CONFIG_FILE, to);
+        }
+        let config = if path.is_file() { parse_object(&read_text(&path)?, &path)? } else { Map::new() };
+        // Readers may replace settings that carry this mark by those of config.json.
+        let mut config: Map<_, _> = config.into_iter().filter(|(key, _)| key != "_from_model_config").collect();
+        let value = if let [only] = ids[..] { json!(only) } else { json!(ids) };
+        config.insert("eos_token_id".to_owned(), value);
+        write_json(&to.join(GENERATION_CONFIG_FILE), &config)
+    }
+}
+
+fn write_json(path: &Path, object: &Map<String, Value>) -> Result<(), ModelError> {
+    // Invariant: maps of JSON values have string keys and no values that JSON lacks.
+    write_text(path, &(to_string_pretty(object).expect("a JSON object prints") + "\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{create_dir, read_to_string, write};
+
+    use serde_json::from_str;
+    use tempfile::{TempDir, tempdir};
+
+    use super::*;
+
+    const FILES: [(&str, &str); 9] = [
+        ("tokenizer.json", "{\"model\": {}}"),
+        ("tokenizer_config.json", "{\"eos_token\": \"<e>\", \"chat_template\": \"old\"}"),
+        ("chat_template.jinja", "old"),
+        ("chat_template.json", "{\"chat_template\": \"oldest\"}"),
+        ("additional_chat_templates/tool_use.jinja", "tools"),
+        ("generation_config.json", "{\"_from_model_config\": true, \"eos_token_id\": 2, \"top_p\": 0.9}"),
+        ("LICENSE.txt", "terms"),
+        ("Notice", "thanks"),
+        ("USE_POLICY.md", "policy"),
+    ];
+
+    fn model() -> TempDir {
+        let folder = tempdir().unwrap();
+        create_dir(folder.path().join(ADDITIONAL_TEMPLATES)).unwrap();
+        for (name, text) in FILES {
+            write(folder.path().join(name), text).unwrap();
+        }
+        write(folder.path().join("optimizer.pt"), "not ours").unwrap();
+        folder
+    }
+
+    fn written(chat_template: Option<&str>, eos_token_ids: &[u32]) -> TempDir {
+        let (from, to) = (model(), tempdir().unwrap());
+        let companions = Companions { from: from.path().to_owned(), chat_template: chat_template.map(str::to_owned) };
+        companions.write(to.path(), eos_token_ids).unwrap();
+        to
+    }
+
+    fn json(folder: &TempDir, file: &str) -> Value {
+        from_str(&read_to_string(folder.path().join(file)).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn what_training_did_not_change_is_copied_byte_for_byte() {
+        let to = written(None, &[2]);
+        for (name, text) in FILES {
+            assert_eq!(read_to_string(to.path().join(name)).unwrap(), text, "{name}");
+        }
+        assert!(!to.path().join("optimizer.pt").exists());
+    }
+
+    #[test]
+    fn the_template_of_the_run_replaces_every_other_for_old_and_new_readers() {
+        let to = written(Some("{{ new }}"), &[]);
+        assert_eq!(read_to_string(to.path().join(TEMPLATE)).unwrap(), "{{ new }}");
+        assert_eq!(json(&to, TOKENIZER_CONFIG), json!({"eos_token": "<e>", "chat_template": "{{ new }}"}));
+        assert!(!to.path().join(TEMPLATE_JSON).exists() && !to.path().join(ADDITIONAL_TEMPLATES).exists());
+    }
+
+    #[test]
+    fn generation_settings_gain_the_tokens_that_end_a_text() {
+        let to = written(None, &[2, 7]);
+        assert_eq!(json(&to, GENERATION_CONFIG_FILE), json!({"eos_token_id": [2, 7], "top_p": 0.9}));
+    }
+
+    #[test]
+    fn a_folder_without_generation_settings_gets_them() {
+        let (from, to) = (tempdir().unwrap(), tempdir().unwrap());
+        let companions = Companions { from: from.path().to_owned(), chat_template: None };
+        companions.write(to.path(), &[]).unwrap();
+        assert_eq!(read_dir(to.path()).unwrap().count(), 0);
+        companions.write(to.path(), &[5]).unwrap();
+        assert_eq!(json(&to, GENERATION_CONFIG_FILE), json!({"eos_token_id": 5}));
+    }
+}

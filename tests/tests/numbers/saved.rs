@@ -1,0 +1,91 @@
+//! The folders that Firebrick writes, as transformers and PEFT read them.
+//!
+//! `saved-adapter` and `saved-model` in the fixtures were written by this file (`UPDATE_GOLDEN=1`); `make_saved_goldens.py` loaded them.
+//! Here the same bytes are written again, and our numbers are compared with theirs.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use firebrick_data::{Message, Tokenizer};
+use firebrick_kernels::backends::Flex;
+use firebrick_model::peft::read_adapter_config;
+use firebrick_model::{Companions, LoraConfig, ModelConfig, SavedDtype};
+use firebrick_tests::{FROZEN, TRAINED, fixture, golden_file, load, snapshot};
+use serde_json::Value;
+use tempfile::tempdir;
+
+use crate::forward::differences;
+
+/// Another template than that of the models; its turns end with another token.
+const TEMPLATE: &str = "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|eos|>{% endfor %}\
+                        {% if add_generation_prompt %}<|assistant|>{% endif %}";
+/// A token that neither model names as an end of text.
+const NEW_END: u32 = 260;
+
+fn companions(model: &str) -> Companions {
+    Companions { from: fixture(model), chat_template: Some(TEMPLATE.to_owned()) }
+}
+
+/// An rsLoRA adapter on two of the projections, and a tied model with scaled rope in float16.
+fn write(folder: &Path) {
+    let mut adapted = load::<Flex>("tiny-llama", Some("tiny-llama-rslora"), FROZEN);
+    adapted.config.add_eos_token_ids([NEW_END]);
+    let lora = read_adapter_config(&fixture("tiny-llama-rslora")).expect("the fixture is an adapter");
+    let lora = LoraConfig { base_model_name_or_path: Some("tests/tiny-llama".to_owned()), ..lora };
+    adapted.save_adapter(&folder.join("saved-adapter"), &lora, Some(&companions("tiny-llama"))).expect("it is written");
+    let mut model = load::<Flex>("tiny-llama-tied", None, TRAINED);
+    model.config.add_eos_token_ids([NEW_END]);
+    let companions = companions("tiny-llama-tied");
+    model.save_model(&folder.join("saved-model"), SavedDtype::F16, Some(&companions)).expect("it is written");
+}
+
+#[test]
+fn the_same_folders_are_written_as_those_that_transformers_and_peft_loaded() {
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        for name in ["saved-adapter", "saved-model"] {
+            fs::remove_dir_all(fixture(name)).ok();
+        }
+        write(&fixture(""));
+    }
+    let folder = tempdir().expect("a temporary folder");
+    write(folder.path());
+    for name in ["saved-adapter", "saved-model"] {
+        let (ours, loaded) = (snapshot(&folder.path().join(name)), snapshot(&fixture(name)));
+        assert!(ours.keys().eq(loaded.keys()), "{name}: {:?} {:?}", ours.keys(), loaded.keys());
+        for (file, bytes) in &ours {
+            assert!(*bytes == loaded[file], "{name}: {} is written with other bytes", file.display());
+        }
+    }
+}
+
+#[test]
+fn saved_folders_give_transformers_and_peft_our_logits() {
+    for (golden, model, adapter) in
+        [("saved-adapter", "tiny-llama", Some("saved-adapter")), ("saved-model", "saved-model", None)]
+    {
+        let (logits, loss) = differences::<Flex>(golden, model, adapter, FROZEN);
+        assert!(logits < 2e-4 && loss < 1e-5, "{golden}: a logit differs by {logits:e}, the loss by {loss:e}");
+    }
+}
+
+#[test]
+fn saved_folders_give_transformers_our_prompts_and_ends_of_text() {
+    let text = fs::read_to_string(golden_file("saved-chats.json")).expect("the golden is there");
+    let cases: BTreeMap<String, Value> = serde_json::from_str(&text).expect("the golden is JSON");
+    assert!(cases.keys().eq(["saved-adapter", "saved-model"]));
+    for (name, case) in cases {
+        let tokenizer = Tokenizer::from_folder(&fixture(&name)).expect("the folder has a tokenizer");
+        let messages: Vec<Message> = serde_json::from_value(case["messages"].clone()).expect("messages");
+        let rendered = tokenizer.chat_template().expect("a template").render(&messages, true).expect("it renders");
+        assert_eq!(rendered, case["rendered"], "{name}");
+        let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).expect("token ids");
+        assert_eq!(tokenizer.encode(&rendered, false).expect("it encodes"), ids, "{name}");
+        let ends: Vec<u32> = serde_json::from_value(case["eos_token_id"].clone()).expect("token ids");
+        assert!(ends.contains(&NEW_END), "{name}: {ends:?}");
+        let ours = firebrick_arch::generation_eos_token_ids(&fixture(&name)).expect("the folder has settings");
+        assert_eq!(ours, ends, "{name}");
+    }
+    let config = ModelConfig::read(&fixture("saved-model")).expect("the folder has a config");
+    assert_eq!(config.dtype.as_deref(), Some("float16"));
+}

@@ -1,0 +1,193 @@
+//! What a run gives away: template, tokenizer and end of turn travel with its weights, and another run or program continues from them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use firebrick_arch::generation_eos_token_ids;
+use firebrick_data::Tokenizer;
+use firebrick_kernels::BaseStorage;
+use firebrick_kernels::backends::Flex;
+use firebrick_model::peft::read_adapter;
+use firebrick_model::{HfFolder, ModelConfig, Sampler};
+use firebrick_precision::Format;
+use firebrick_tests::{NEW, NEWEST, NF4, checkpoint_folder, finish, fixture, one_step, recipe, refusal, snapshot};
+use firebrick_train::config::RunConfig;
+use firebrick_train::run::generate::{GenerateRequest, LoadOptions, generate};
+use firebrick_train::run::prepare::prepare;
+use firebrick_train::state::checkpoint::read_state;
+use serde_json::Value;
+use tempfile::{TempDir, tempdir};
+
+/// Closes turns with `<|pad|>`, which no settings of the model name as an end of text.
+const TEMPLATE: &str = "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|pad|>{% endfor %}\
+                        {% if add_generation_prompt %}<|assistant|>{% endif %}";
+const PAD: u32 = 258;
+const EOS: u32 = 257;
+const PROMPT: &str = "2+2?";
+
+/// A folder with a chat template, and a copy of `tiny-llama` with a license and only `<|eos|>` as an end of text.
+fn inputs() -> (TempDir, PathBuf, PathBuf) {
+    let folder = tempdir().unwrap();
+    let (template, model) = (folder.path().join("mine.jinja"), folder.path().join("model"));
+    fs::write(&template, TEMPLATE).unwrap();
+    fs::create_dir(&model).unwrap();
+    for (name, bytes) in snapshot(&fixture("tiny-llama")) {
+        fs::write(model.join(name), bytes).unwrap();
+    }
+    fs::write(model.join("LICENSE"), "terms").unwrap();
+    fs::write(model.join("generation_config.json"), format!("{{\"eos_token_id\": {EOS}}}")).unwrap();
+    let config = fs::read_to_string(model.join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config["eos_token_id"] = EOS.into();
+    fs::write(model.join("config.json"), config.to_string()).unwrap();
+    (folder, template, model)
+}
+
+fn recipe_of(output: &Path, changes: &[&str]) -> (TempDir, PathBuf, RunConfig) {
+    let (folder, template, model) = inputs();
+    let model_key = format!("model='{}'", model.display());
+    let template = format!("data.chat_template='{}'", template.display());
+    let prompts = format!("eval.prompts=['{PROMPT}']");
+    let changes: Vec<&str> =
+        [&model_key, &template, &prompts].map(String::as_str).into_iter().chain(changes.iter().copied()).collect();
+    (folder, model, recipe(output, &changes))
+}
+
+/// The texts that `generate` prints for the prompt of the runs.
+fn texts(model: &Path, adapter: Option<&Path>, storage: BaseStorage) -> Vec<String> {
+    let request = GenerateRequest {
+        load: LoadOptions {
+            model: model.to_path_buf(),
+            adapter: adapter.map(Path::to_path_buf),
+            storage,
+            compute: Format::F32,
+        },
+        prompts: vec![PROMPT.to_owned()],
+        chat: true,
+        max_new_tokens: 8,
+        sampler: Sampler::greedy(),
+    };
+    generate::<Flex>(&request, &Default::default()).unwrap()
+}
+
+fn assert_travels(folder: &Path) {
+    assert_eq!(fs::read_to_string(folder.join("chat_template.jinja")).unwrap(), TEMPLATE);
+    assert_eq!(fs::read_to_string(folder.join("LICENSE")).unwrap(), "terms");
+    assert_eq!(generation_eos_token_ids(folder).unwrap(), [EOS, PAD], "{}", folder.display());
+    let tokenizer = Tokenizer::from_folder(folder).unwrap();
+    assert_eq!(tokenizer.chat_template().unwrap().source(), TEMPLATE);
+}
+
+#[test]
+fn template_tokenizer_license_and_end_of_turn_travel_with_adapters_models_and_their_checkpoints() {
+    for (kind, name) in [(&[][..], "adapter"), (&["bnb_4bit=", "lora="], "model")] {
+        let output = tempdir().unwrap();
+        let (_folder, _, config) = recipe_of(output.path(), kind);
+        finish(config, NEW);
+        let run = output.path().join("run");
+        assert_travels(&run.join(name));
+        assert_travels(&checkpoint_folder(&run, 6).join(name));
+    }
+}
+
+/// The samples that a run takes before its first step are those of the weights that it starts with.
+#[test]
+fn generate_prints_what_a_run_samples_from_the_same_weights_template_and_ends_of_text() {
+    let output = tempdir().unwrap();
+    let (_folder, model, config) = recipe_of(output.path(), &["train.learning_rate=2e-2", "train.steps=20"]);
+    finish(config, NEW);
+    let adapter = output.path().join("run/adapter");
+    let init = format!("lora.init_from='{}'", adapter.display());
+    let (_other, _, continued) = recipe_of(output.path(), &[&init, "train.steps=1", "name='continued'"]);
+    finish(continued, NEW);
+    let state = read_state(&checkpoint_folder(&output.path().join("continued"), 1)).unwrap();
+    assert_eq!(texts(&model, Some(&adapter), NF4), state.samples_before);
+    // Neither the template nor the end of turn is the model's own.
+    assert_ne!(texts(&model, None, NF4), state.samples_before);
+}
+
+#[test]
+fn a_run_stops_its_answers_at_the_end_of_turn_that_it_trains() {
+    let output = tempdir().unwrap();
+    let ends = |changes: &[&str]| {
+        let (_folder, _, config) = recipe_of(output.path(), changes);
+        prepare(config).unwrap().model_config.eos_token_ids
+    };
+    assert_eq!(ends(&[]), [EOS, PAD]);
+    assert_eq!(ends(&["data.train_on=all"]), [EOS, PAD], "where every token counts, the template shows it");
+    assert_eq!(ends(&["data.train_end_of_turn=false"]), [EOS], "nothing is trained to end a turn");
+    let texts = format!("data.path='{}'", fixture("data").join("text-tiny.jsonl").display());
+    assert_eq!(ends(&[&texts]), [EOS], "plain texts end with the tokenizer's own token");
+}
+
+#[test]
+fn float16_models_are_saved_as_float16() {
+    let output = tempdir().unwrap();
+    let model = format!("model='{}'", fixture("saved-model").display());
+    finish(recipe(output.path(), &[&model, "bnb_4bit=", "lora=", "train.steps=1"]), NEW);
+    let saved = output.path().join("run/model");
+    assert_eq!(ModelConfig::read(&saved).unwrap().dtype.as_deref(), Some("float16"));
+    let folder = HfFolder::open(&saved).unwrap();
+    for name in folder.names() {
+        assert_eq!(format!("{:?}", folder.info(name).unwrap().dtype), "F16", "{name}");
+    }
+}
+
+#[test]
+fn a_run_continues_from_the_adapter_of_peft_or_of_another_run() {
+    let output = tempdir().unwrap();
+    finish(recipe(output.path(), &["name='first'"]), NEW);
+    for (name, adapter) in [("peft", fixture("tiny-llama-lora")), ("ours", output.path().join("first/adapter"))] {
+        let init = format!("lora.init_from='{}'", adapter.display());
+        let name = format!("name='{name}'");
+        // A rate of almost zero: the adapter after a step is the adapter before it.
+        let config = recipe(output.path(), &[&init, &name, "train.learning_rate=1e-30", "train.steps=1"]);
+        let summary = finish(config, NEW);
+        let (start, saved) = (read_adapter(&adapter).unwrap(), read_adapter(Path::new(&summary.weights)).unwrap());
+        assert!(start.1 == saved.1, "{name}: the matrices are those of the adapter");
+        assert_eq!(summary.eval_loss_before, summary.eval_loss_after);
+    }
+}
+
+#[test]
+fn a_resumed_run_needs_the_adapter_that_it_started_from_no_more() {
+    let output = tempdir().unwrap();
+    let adapter = output.path().join("start");
+    fs::create_dir(&adapter).unwrap();
+    for (name, bytes) in snapshot(&fixture("tiny-llama-lora")) {
+        fs::write(adapter.join(name), bytes).unwrap();
+    }
+    let config = recipe(output.path(), &[&format!("lora.init_from='{}'", adapter.display())]);
+    one_step(config.clone(), NEW);
+    fs::remove_dir_all(&adapter).unwrap();
+    assert_eq!(finish(config.clone(), NEWEST).steps, 6);
+    let message = refusal(config, NEW);
+    assert!(message.contains("no adapter_config.json"), "{message}");
+}
+
+#[test]
+fn an_adapter_of_other_settings_or_of_another_model_is_no_start() {
+    let output = tempdir().unwrap();
+    let refused = |adapter: &str, changes: &[&str]| {
+        let init = format!("lora.init_from='{}'", fixture(adapter).display());
+        let changes: Vec<&str> = [init.as_str()].into_iter().chain(changes.iter().copied()).collect();
+        refusal(recipe(output.path(), &changes), NEW)
+    };
+    let cases: [(&str, &[&str], &[&str]); 4] = [
+        ("tiny-llama-lora", &["lora.r=8"], &["r = 4, not 8", "Write its own settings under [lora]: r = 4, alpha = 8"]),
+        ("tiny-llama-lora", &["lora.target=['q_proj']"], &["not [\"q_proj\"]", "\"v_proj\""]),
+        (
+            "tiny-llama-rslora",
+            &["lora.r=8"],
+            &["use_rslora = true, not false", "target = [\"q_proj\", \"v_proj\"], not"],
+        ),
+        ("tiny-qwen3-lora", &[], &["has shape", "this model needs"]),
+    ];
+    for (adapter, changes, parts) in cases {
+        let message = refused(adapter, changes);
+        for part in parts {
+            assert!(message.contains(part), "{adapter} {changes:?}: `{part}` is not in: {message}");
+        }
+    }
+    assert!(!output.path().join("run").exists(), "nothing was written");
+}
