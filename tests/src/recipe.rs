@@ -95,6 +95,7 @@ pub fn finish_traced(config: RunConfig, steps: TraceSteps) -> Summary {
         console: Console::QUIET,
         interrupt: Interrupt::detached(),
         trace: Some(steps),
+        force: false,
     };
     match run(options) {
         Ok(Outcome::Finished(summary)) => summary,

@@ -19,12 +19,7 @@ impl<B: Kernels> Decoder<B> {
     ///
     /// # Panics
     /// If part of the model is frozen: adapters are saved by [`Decoder::save_adapter`].
-    pub fn save_model(
-        &self,
-        dir: &Path,
-        dtype: SavedDtype,
-        companions: Option<&Companions>,
-    ) -> Result<(), ModelError> {
+    pub fn save_model(&self, dir: &Path, dtype: SavedDtype, companions: Option<&Companions>) -> Result<(), ModelError> {
         let parameters: BTreeMap<_, _> =
             self.parameters().into_iter().map(|parameter| (parameter.name.as_ref(), &parameter.value)).collect();
         write_hf_folder(dir, &self.config, dtype, companions, |name| {

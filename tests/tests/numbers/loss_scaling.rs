@@ -89,7 +89,7 @@ fn trainer<B: Kernels>(dtype: DType, storage: BaseStorage, scaling: Option<LossS
             Some(scaling) => optimizer.with_loss_scaling(scaling, &device),
             None => optimizer,
         },
-        schedule: Schedule { kind: ScheduleKind::Linear, peak: 1e-3, warmup_steps: 2, total_steps: 20 },
+        schedule: Schedule { kind: ScheduleKind::Linear, peak: 1e-3, warmup_steps: 2, total_steps: 20, lowest: 0.0 },
         ranks: Ranks::single(),
         pass: PassOptions::default(),
         loss_chunk_tokens: 20,

@@ -98,7 +98,7 @@ fn damages(whole: &[u8]) -> Vec<Vec<u8>> {
 /// A checkpoint is the same files for an adapter and for a whole model but for the weights, so both are tried.
 #[test]
 fn damage_to_any_file_of_the_newest_checkpoint_leads_to_the_older_one_and_names_the_file() {
-    for kind in [&[][..], &["bnb_4bit=", "lora=", "train.optimizer=adamw_8bit"]] {
+    for kind in [&[][..], &["bnb_4bit=", "lora=", "mode=full", "train.optimizer=adamw_8bit"]] {
         let output = tempdir().unwrap();
         let run = output.path().join("run");
         let config = recipe(output.path(), kind);

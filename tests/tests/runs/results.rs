@@ -80,7 +80,7 @@ fn assert_travels(folder: &Path) {
 
 #[test]
 fn template_tokenizer_license_and_end_of_turn_travel_with_adapters_models_and_their_checkpoints() {
-    for (kind, name) in [(&[][..], "adapter"), (&["bnb_4bit=", "lora="], "model")] {
+    for (kind, name) in [(&[][..], "adapter"), (&["bnb_4bit=", "lora=", "mode=full"], "model")] {
         let output = tempdir().unwrap();
         let (_folder, _, config) = recipe_of(output.path(), kind);
         finish(config, NEW);
@@ -124,7 +124,7 @@ fn a_run_stops_its_answers_at_the_end_of_turn_that_it_trains() {
 fn float16_models_are_saved_as_float16() {
     let output = tempdir().unwrap();
     let model = format!("model='{}'", fixture("saved-model").display());
-    finish(recipe(output.path(), &[&model, "bnb_4bit=", "lora=", "train.steps=1"]), NEW);
+    finish(recipe(output.path(), &[&model, "bnb_4bit=", "lora=", "mode=full", "train.steps=1"]), NEW);
     let saved = output.path().join("run/model");
     assert_eq!(ModelConfig::read(&saved).unwrap().dtype.as_deref(), Some("float16"));
     let folder = HfFolder::open(&saved).unwrap();

@@ -8,50 +8,26 @@
 
 use std::collections::BTreeSet;
 
-use firebrick_arch::{GroupSpec, ModelSpec, ModuleSpec, QkNorm};
+use firebrick_arch::{ModelSpec, QkNorm};
 use firebrick_hwprofile::memory::MemoryLine;
-use firebrick_precision::Format;
 
 use super::cuda_layer::buffers_per_token;
+use super::cuda_rows::{appended_to, row_stride};
 use crate::memory::estimate::{Recompute, TrainingShape, line};
 
 /// The device's context, CubeCL's and our kernels, cuBLASLt and cuDNN once loaded.
-const CONTEXT_BYTES: u64 = 614 << 20;
+const CONTEXT_BYTES: u64 = 716 << 20;
 /// cuBLASLt's workspace on Hopper.
 const GEMM_WORKSPACE_BYTES: u64 = 64 << 20;
 /// Tokens of documents of one length that one backward call of attention takes: cuDNN's workspace grows with the tokens of a call, and a
 /// few thousand of them fill the device.
 pub(super) const MAX_BACKWARD_TOKENS: usize = 16_384;
 
-/// Ranks are appended to the inner dimension of a group's GEMM while they are at most this part of it; more are separate GEMMs, which
-/// read and write the outputs once more but multiply with no zeros.
-const MOST_APPENDED: usize = 8;
-/// Rows with appended columns begin on multiples of this many values, as matrix units like them.
-pub(super) const ROW_MULTIPLE: usize = 64;
-
-/// Columns that the adapters of a group add to its input of `in_features`, from the rank of each module: all ranks, filled up to a
-/// multiple of 8 for the matrix units; 0 where their GEMMs are separate.
-pub(super) fn appended_ranks(in_features: usize, ranks: &[usize]) -> usize {
-    let all = ranks.iter().sum::<usize>().next_multiple_of(8);
-    if std::env::var_os("XSEPARATE").is_none()
-        && (all * MOST_APPENDED <= in_features || std::env::var_os("XAPPEND").is_some())
-    {
-        all
-    } else {
-        0
-    }
-}
-
-/// Values from the start of one row to the next.
-pub(super) fn row_stride(width: usize, appended: usize) -> usize {
-    if appended == 0 { width } else { (width + appended).next_multiple_of(ROW_MULTIPLE) }
-}
-
 /// What is alive at the widest point of a layer's backward, in addition to what is saved.
 pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
     let flowing = buffers_per_token(model, training) * training.activation_bytes();
     let chunk = (training.loss_chunk_tokens as u64).min(training.tokens());
-    let attended = training.tokens().min(MAX_BACKWARD_TOKENS as u64);
+    let attended = training.tokens().min(MAX_BACKWARD_TOKENS.max(training.longest_document) as u64);
     vec![
         line(
             "layer at work",
@@ -59,8 +35,8 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
             format!("every row width as often as it is alive at once: {flowing} bytes per token"),
         ),
         line(
-            "values beside queries",
-            training.tokens() * beside_raw_bytes_per_token(model, training),
+            "values next to queries",
+            training.tokens() * next_to_raw_bytes_per_token(model, training),
             "in the buffers in which queries and keys are saved before their norm".to_owned(),
         ),
         line("converted weights", converted_bytes(model, training), converted_why(training)),
@@ -80,8 +56,8 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
     ]
 }
 
-/// Values of `v` that lie beside queries and keys where those are saved before their norm: one buffer holds all three.
-fn beside_raw_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
+/// Values of `v` that lie next to queries and keys where those are saved before their norm: one buffer holds all three.
+fn next_to_raw_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let layers = model.layers.iter().filter(|layer| layer.attention.qk_norm != QkNorm::None);
     let saved = if training.recompute == Recompute::Full { 0 } else { usize::MAX };
     layers.take(saved).map(|layer| layer.attention.kv_size() as u64).sum::<u64>() * training.activation_bytes()
@@ -122,15 +98,6 @@ fn converted_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     shapes.iter().map(|[rows, columns]| (rows * columns) as u64).sum::<u64>() * training.activation_bytes()
 }
 
-/// See [`appended_ranks`].
-pub(super) fn appended_to(group: &GroupSpec, training: &TrainingShape) -> usize {
-    let Some(lora) = training.lora.as_ref().filter(|_| matches!(training.stored_format(), Format::Quantized(_))) else {
-        return 0;
-    };
-    let rank = |module: &ModuleSpec| if lora.target_modules.matches(&module.path) { lora.r } else { 0 };
-    appended_ranks(group.in_features, &group.modules.iter().map(rank).collect::<Vec<_>>())
-}
-
 fn converted_why(training: &TrainingShape) -> String {
     let head = if training.lora.is_none() { ", and the head" } else { "" };
     format!("the projections of one layer{head}, in {} bytes per parameter", training.activation_bytes())
@@ -139,6 +106,8 @@ fn converted_why(training: &TrainingShape) -> String {
 #[cfg(test)]
 mod tests {
     use firebrick_arch::shapes::llama_3_1_8b;
+
+    use firebrick_precision::Format;
 
     use super::*;
     use crate::backends::{BackendKind, estimate};
@@ -156,15 +125,6 @@ mod tests {
         let estimate = on_cuda(&TrainingShape { offload: true, ..qlora(8, Recompute::Full) });
         let gib = estimate.total_bytes() as f64 / GIB;
         assert!((12.0..14.0).contains(&gib), "{gib:.2} GiB: {estimate:#?}");
-    }
-
-    #[test]
-    fn ranks_are_appended_while_they_are_few() {
-        assert_eq!(appended_ranks(4096, &[16, 16, 16]), 48);
-        assert_eq!(appended_ranks(4096, &[3, 0, 3]), 8, "filled up to a multiple of 8");
-        assert_eq!(appended_ranks(4096, &[256, 256, 256]), 0, "separate GEMMs");
-        assert_eq!(appended_ranks(14_336, &[256]), 256);
-        assert_eq!([row_stride(4096, 48), row_stride(4096, 65), row_stride(4100, 0)], [4160, 4224, 4100]);
     }
 
     #[test]

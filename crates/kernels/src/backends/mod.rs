@@ -8,6 +8,7 @@ mod candle;
 pub mod cuda;
 mod cuda_layer;
 mod cuda_memory;
+mod cuda_rows;
 mod estimate;
 #[cfg(feature = "flex")]
 mod flex;

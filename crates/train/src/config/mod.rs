@@ -312,10 +312,10 @@ mod tests {
     #[test]
     fn a_file_format_in_place_of_a_record_format_is_answered_with_its_key() {
         for text in ["data.format=jsonl", "data.sources=[{path='d', format='jsonl'}]"] {
-            let message = refusal("model = 'm'\n[data]\n", &[text]);
+            let message = refusal("model = 'm'\nmode = 'full'\n[data]\n", &[text]);
             assert!(message.contains("file_format = \"jsonl\""), "{message}");
         }
-        let old = read("model = 'm'\n[data]\nsources = [{path = 'd', shape = 'text'}]\n", &[]).unwrap();
+        let old = read("model = 'm'\nmode = 'full'\n[data]\nsources = [{path = 'd', shape = 'text'}]\n", &[]).unwrap();
         assert_eq!(old.data.sources[0].format, firebrick_data::RecordFormat::Text);
     }
 

@@ -100,7 +100,10 @@ impl Console {
         let formats = generate_formats(plan);
         let prompt = plan.sample_prompts.value.first().map_or("Hello", String::as_str);
         let program = program();
-        self.print(&format!("\nnext:\n  {program} generate {weights}{formats}{chat} --prompt {}", shell_quoted(prompt)));
+        self.print(&format!(
+            "\nnext:\n  {program} generate {weights}{formats}{chat} --prompt {}",
+            shell_quoted(prompt)
+        ));
         let output_dir = plan.output_dir.value.display().to_string();
         self.print(&format!("  tensorboard --logdir {}", shell_quoted(&output_dir)));
     }

@@ -243,6 +243,8 @@ mod tests {
             tokens_per_s: 0.0,
             ms: 0.0,
             memory_bytes: 0,
+            loss_scale: None,
+            restore_wait_ms: None,
         }
     }
 

@@ -136,7 +136,7 @@ fn step_time(
     let host_bytes = 2.0 * estimate.host_bytes() as f64 * extent.micro_batches as f64;
     let format = if training.compute == Format::F32 { MathFormat::F32 } else { MathFormat::Bf16 };
     let with_documents = |tokens: f64| {
-        let work = step_work(case.backend, case.spec, training, extent.micro_batches, tokens);
+        let work = step_work(case.spec, training, extent.micro_batches, tokens);
         StepTime::of(&work, host_bytes, spec, format)
     };
     let shortest = with_documents(training.row_len as f64 / extent.documents_per_row.max(1) as f64)?;

@@ -79,7 +79,7 @@ mod tests {
     use crate::plan::fit::tests::Example;
 
     fn paging(changes: &[&str], backend: BackendKind, card_gib: u64) -> (u64, u64, String, TrainingShape) {
-        let full = ["lora=", "bnb_4bit=", "train.micro_batch_size=1", "train.optimizer=paged_adamw_8bit"];
+        let full = ["mode=full", "lora=", "bnb_4bit=", "train.micro_batch_size=1", "train.optimizer=paged_adamw_8bit"];
         let example = Example::new(&[&full, changes].concat(), card_gib, 512);
         let case = fit::Case { backend, ..example.case() };
         let trained = example.trained();

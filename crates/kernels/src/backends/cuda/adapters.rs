@@ -1,21 +1,21 @@
 //! LoRA on CUDA: the adapters of a group as operands of GEMMs, and their gradients.
 //!
-//! Beside a quantized base the ranks are appended to the GEMM's inner dimension, `y = [x | x Aᵀ] [W | s B]ᵀ` and
+//! On a quantized base the ranks are appended to the GEMM's inner dimension, `y = [x | x Aᵀ] [W | s B]ᵀ` and
 //! `dx = [dy | dy s B] [W ; A]`: one GEMM each way, and the adapter's contribution is as exact as the compute format, however small it
-//! is against the base. All A lie in rows below the weight, all `s B` in columns beside it. Where that would make the inner dimension
-//! much longer ([`appended_ranks`]), and beside dense weights, the low-rank GEMMs are separate.
+//! is against the base. All A lie in rows below the weight, all `s B` in columns next to it. Where that would make the inner dimension
+//! much longer (`appended`), and on dense weights, the low-rank GEMMs are separate.
 //! Trade-off: separate, the adapter's output is added to one that was rounded to the compute format, as other trainers do it, and what is
-//! less than half a step of that is lost (docs/decisions.md, 21). Appended, B is stored with the zeros of the group's other modules beside it, and inputs need rows with room.
+//! less than half a step of that is lost (docs/decisions.md, 21). Appended, B is stored with the zeros of the group's other modules next to it, and inputs need rows with room.
 
 use burn_tensor::{DType, Tensor};
 
+use super::appended::ranks;
 use super::engine::{Cuda, Engine};
 use super::gemm::Gemm;
 use super::scratch::{Contents, ScratchSlot};
-use super::tensor::{DeviceBlock, MatrixView, Primitive, tensor, view};
+use super::tensor::{DeviceBlock, LowRankChunk, MatrixView, Primitive, tensor, view};
 use super::weights::GroupWeight;
-use crate::backends::cuda_memory::appended_ranks;
-use crate::{Adapter, Group, Weight};
+use crate::Group;
 
 /// The adapters of a group in the compute format.
 pub(super) struct Adapters {
@@ -43,28 +43,8 @@ pub(super) struct Place {
 /// Ranks of the low-rank intermediates that share an allocation.
 const SAVED_RANKS: usize = 256;
 
-/// An allocation that low-rank intermediates are saved in, one after the other.
-#[derive(Debug)]
-pub(super) struct LowRankChunk {
-    memory: MatrixView,
-    /// Ranks that are taken.
-    used: usize,
-}
-
 /// `dA` and `dB` of one adapter, in f32.
 pub(super) type FactorGradients = (Tensor<Cuda, 2>, Tensor<Cuda, 2>);
-
-/// Ranks of each module of a group, 0 where it has no adapter.
-pub(super) fn ranks(group: &Group<Cuda>) -> Vec<usize> {
-    let rank = |adapter: &Adapter<Cuda>| adapter.a.dims()[0];
-    group.modules.iter().map(|module| module.adapter.as_ref().map_or(0, rank)).collect()
-}
-
-/// Columns that are appended to the input of a group's GEMM; 0 where its adapters, if any, are separate.
-pub(super) fn appended_columns(group: &Group<Cuda>) -> usize {
-    let is_quantized = group.modules.iter().all(|module| matches!(module.weight, Weight::Quantized(_)));
-    if is_quantized { appended_ranks(group.in_features(), &ranks(group)) } else { 0 }
-}
 
 impl Adapters {
     /// Ranks of all places, with the zeros that fill them up.

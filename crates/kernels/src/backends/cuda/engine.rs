@@ -26,7 +26,6 @@ use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::prelude::Runtime;
 use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, Stream, StreamHandoff};
 
-use super::adapters::LowRankChunk;
 use super::address::Addresses;
 use super::cudnn::Library;
 use super::failure::check;
@@ -35,7 +34,7 @@ use super::program::Programs;
 use super::scratch::Scratch;
 use super::section::{BurnWatch, lock_of};
 use super::tables::Tables;
-use super::tensor::Primitive;
+use super::tensor::{LowRankChunk, Primitive};
 use super::trace::Trace;
 
 /// f32 by default; half formats are chosen tensor by tensor.

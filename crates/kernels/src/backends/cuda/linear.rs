@@ -9,7 +9,7 @@
 use burn_tensor::Tensor;
 use firebrick_arch::Activation;
 
-use super::adapters::appended_columns;
+use super::appended::appended_columns;
 use super::engine::{Cuda, Engine, engine};
 use super::gemm::Gemm;
 use super::tensor::{DeviceBlock, MatrixView, tensor};

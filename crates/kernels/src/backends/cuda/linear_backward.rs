@@ -9,13 +9,14 @@
 
 use burn_tensor::{DType, Tensor};
 
-use super::adapters::{Adapters, appended_columns};
+use super::adapters::Adapters;
+use super::appended::appended_columns;
 use super::engine::{Cuda, Engine};
 use super::gemm::Gemm;
 use super::linear::halves;
 use super::tensor::{DeviceBlock, MatrixView, Primitive, float, tensor};
 use super::weights::GroupWeight;
-use crate::backends::cuda_memory::ROW_MULTIPLE;
+use crate::backends::cuda_rows::ROW_MULTIPLE;
 use crate::linear::SavedHeads;
 use crate::{Group, InputGradient, Module, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, WeightGradient};
 

@@ -9,6 +9,7 @@
 
 mod adapters;
 mod address;
+mod appended;
 mod attention;
 mod columns;
 mod comm;

@@ -14,7 +14,7 @@ use crate::{Adapter, BlockScales, QuantizedWeight, Scales};
 
 /// What lies around the values of one weight of a group; nothing by default.
 #[derive(Default)]
-pub(super) struct Beside<'a> {
+pub(super) struct Around<'a> {
     /// The adapter.
     pub adapter: Option<&'a Adapter<Cuda>>,
     /// Its first column among those of the group.
@@ -57,14 +57,14 @@ impl Engine {
         scales.into_iter().fold(arguments.pointer(at(codes)), |arguments, scale| arguments.pointer(at(scale)))
     }
 
-    /// Writes the values of a weight to the first columns of `out`, and what lies beside and below them.
-    pub(super) fn write_out(&self, weight: &QuantizedWeight<Cuda>, out: DeviceBlock, beside: &Beside<'_>) {
+    /// Writes the values of a weight to the first columns of `out`, and what lies next to and below them.
+    pub(super) fn write_out(&self, weight: &QuantizedWeight<Cuda>, out: DeviceBlock, around: &Around<'_>) {
         let [rows, inputs] = weight.shape;
-        assert_eq!((out.rows, out.width), (rows, inputs + beside.ranks), "room for a weight and its adapter");
-        let pair = beside.adapter.map(|adapter| [self.flat(adapter.a.clone()), self.flat(adapter.b.clone())]);
+        assert_eq!((out.rows, out.width), (rows, inputs + around.ranks), "room for a weight and its adapter");
+        let pair = around.adapter.map(|adapter| [self.flat(adapter.a.clone()), self.flat(adapter.b.clone())]);
         let [a, b] = pair.as_ref().map_or([0; 2], |pair| [pair[0].address, pair[1].address]);
         let rank = pair.as_ref().map_or(0, |pair| pair[0].rows);
-        let (a_out, a_rows) = beside.a.map_or((0, 0), |block| (block.address, block.rows));
+        let (a_out, a_rows) = around.a.map_or((0, 0), |block| (block.address, block.rows));
         let wide = inputs.is_multiple_of(8)
             && out.stride.is_multiple_of(8)
             && [out.address, a_out, a].iter().all(|address| address.is_multiple_of(16));
@@ -81,12 +81,12 @@ impl Engine {
             .pointer(at(a_out))
             .pointer(at(a))
             .pointer(at(b))
-            .f32(beside.adapter.map_or(0.0, |adapter| adapter.scale as f32))
+            .f32(around.adapter.map_or(0.0, |adapter| adapter.scale as f32))
             .i32(rows as i32)
             .i32(inputs as i32)
             .i32(rank as i32)
-            .i32(beside.first as i32)
-            .i32(beside.ranks as i32)
+            .i32(around.first as i32)
+            .i32(around.ranks as i32)
             .i32(a_rows as i32)
             .i64(out.stride as i64);
         // SAFETY: out holds [rows, inputs + ranks] and a_out [a_rows, inputs] at the stride given; codes and scales are those of a
@@ -175,7 +175,7 @@ impl Engine {
     }
 }
 
-/// Blocks of whole warps over `pieces` of a row, four rows a block.
+/// Blocks of whole warps over `pieces` of a row, four rows per block.
 fn write_out_shape(rows: usize, pieces: usize) -> LaunchShape {
     let threads = pieces.next_multiple_of(32).min(256);
     LaunchShape {

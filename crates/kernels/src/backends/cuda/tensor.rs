@@ -15,7 +15,7 @@ use cubecl::zspace::metadata::Metadata;
 
 use super::engine::{Cuda, Engine};
 use super::scratch::ScratchSlot;
-use crate::backends::cuda_memory::row_stride;
+use crate::backends::cuda_rows::row_stride;
 
 /// The primitive of every tensor of this backend.
 pub(super) type Primitive = CubeTensor<CudaRuntime>;
@@ -107,6 +107,14 @@ impl MatrixView {
     pub(super) fn block(&self) -> DeviceBlock {
         self.block
     }
+}
+
+/// An allocation that low-rank intermediates are saved in, one after the other.
+#[derive(Debug)]
+pub(super) struct LowRankChunk {
+    pub memory: MatrixView,
+    /// Ranks that are taken.
+    pub used: usize,
 }
 
 /// The float primitive of a tensor.

@@ -7,12 +7,12 @@
 use burn_tensor::{DType, Tensor};
 use firebrick_precision::QuantFormat;
 
-use super::adapters::appended_columns;
+use super::appended::appended_columns;
 use super::engine::{Cuda, Engine, engine};
-use super::quantize::Beside;
+use super::quantize::Around;
 use super::scratch::{Contents, ScratchSlot};
 use super::tensor::{DeviceBlock, MatrixView, float, tensor};
-use crate::backends::cuda_memory::row_stride;
+use crate::backends::cuda_rows::row_stride;
 use crate::{Bias, Group, Module, QuantizedWeight, Weight, WeightOps};
 
 impl WeightOps for Cuda {
@@ -132,13 +132,13 @@ impl Engine {
             } else {
                 rank
             };
-            let beside = Beside {
+            let around = Around {
                 adapter: module.adapter.as_ref().filter(|_| to.ranks() > 0),
                 first,
                 ranks: to.ranks(),
                 a: (a_rows > 0).then(|| to.a().rows(first, a_rows)),
             };
-            self.write_out(weight, to.forward().rows(module.columns.start, module.columns.len()), &beside);
+            self.write_out(weight, to.forward().rows(module.columns.start, module.columns.len()), &around);
             first += rank;
         }
     }
@@ -162,7 +162,7 @@ impl Engine {
                 let (address, is_held) = self.scratch.holding(slot, rows * columns * dtype.size(), contents);
                 let block = DeviceBlock::dense(address, [rows, columns], dtype);
                 if !is_held {
-                    self.write_out(quantized, block, &Beside::default());
+                    self.write_out(quantized, block, &Around::default());
                 }
                 block.into()
             }

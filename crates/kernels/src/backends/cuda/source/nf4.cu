@@ -1,5 +1,5 @@
 // NF4 weights (QLoRA, arXiv 2305.14314; bytes of bitsandbytes): codes to values, values to codes, and codes to values
-// with an adapter beside them, which is what every linear layer multiplies with.
+// with an adapter next to them, which is what every linear layer multiplies with.
 //
 // A weight [o, i] is row-major; blocks of 64 values run over the flat order, across rows. Codes: two a byte, the
 // earlier in the high nibble, and the buffer holds whole blocks (32 bytes each), so that whole words may be read. The
@@ -89,7 +89,7 @@ KERNEL __launch_bounds__(256) nf4_dequantize_f32(
 
 // ----------------------------------------------------------------------------------------------------------- write out
 
-// A weight as a GEMM reads it, its adapter beside and below it:
+// A weight as a GEMM reads it, its adapter next to it and below:
 //
 //                 i columns    `ranks` columns
 //        o rows   values       scale * B

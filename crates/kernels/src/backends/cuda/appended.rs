@@ -1,0 +1,18 @@
+//! Whether the adapters of a group are appended to the inner dimension of its GEMM, from the group alone.
+//! Trade-off: only where the whole group is quantized, since its weights are then written to scratch memory anyway.
+
+use super::engine::Cuda;
+use crate::backends::cuda_rows::appended_ranks;
+use crate::{Adapter, Group, Weight};
+
+/// Ranks of each module of a group, 0 where it has no adapter.
+pub(super) fn ranks(group: &Group<Cuda>) -> Vec<usize> {
+    let rank = |adapter: &Adapter<Cuda>| adapter.a.dims()[0];
+    group.modules.iter().map(|module| module.adapter.as_ref().map_or(0, rank)).collect()
+}
+
+/// Columns that are appended to the input of a group's GEMM; 0 where its adapters, if any, are separate.
+pub(super) fn appended_columns(group: &Group<Cuda>) -> usize {
+    let is_quantized = group.modules.iter().all(|module| matches!(module.weight, Weight::Quantized(_)));
+    if is_quantized { appended_ranks(group.in_features(), &ranks(group)) } else { 0 }
+}
