@@ -152,7 +152,7 @@ impl<'a> Corpus<'a> {
     /// Tokenizes into memory.
     ///
     /// # Errors
-    /// As [`Corpus::tokenize`] and [`Corpus::check`].
+    /// A record that cannot be read or tokenized, and data with more bad records than the recipe allows.
     pub fn in_memory(&self) -> Result<Tokenized, DataError> {
         let mut writer = StoreWriter::in_memory(self.vocab_size());
         let metadata = self.tokenize_with_report(&mut writer)?;
@@ -162,7 +162,7 @@ impl<'a> Corpus<'a> {
     /// Returns the documents from a cache and tokenizes them first if they are not there.
     ///
     /// # Errors
-    /// As [`Corpus::tokenize`] and [`Corpus::check`]; the cache cannot be written.
+    /// As [`Corpus::in_memory`]; the cache cannot be written.
     pub fn cached(&self, cache: &TokenCache) -> Result<Tokenized, DataError> {
         let key = self.key(&ContentKeys::cached_in(cache.folder().join(HASHES)))?;
         let cached = cache.get_or_build(key, self.vocab_size(), |writer| self.tokenize_with_report(writer))?;

@@ -75,7 +75,7 @@ struct Train {
     #[arg(long, value_name = "RUN", num_args = 0..=1)]
     resume: Option<Option<PathBuf>>,
     /// Trace these steps, e.g. 5-8: when the host queued and waited and when the device ran what, written to trace.json in the run
-    /// folder, for https://ui.perfetto.dev. Only CUDA shows its device.
+    /// folder, for <https://ui.perfetto.dev>. Only CUDA shows its device.
     #[arg(long, value_name = "STEPS")]
     trace: Option<TraceSteps>,
     /// Train although the plan says that the run does not fit into memory.
