@@ -5,7 +5,7 @@
 use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::MemoryEstimate;
 
-use super::{BackendKind, cuda_memory, reference_memory};
+use super::{BackendKind, cuda_memory, cuda_rows, reference_memory};
 use crate::memory::estimate::TrainingShape;
 
 /// What training `model` like this needs at its peak on `backend`. Lines of zero bytes are left out.
@@ -21,6 +21,14 @@ impl BackendKind {
             Self::Cuda => cuda_memory::lines(model, training),
         };
         training.with_working_set(model, lines)
+    }
+
+    /// How the GEMMs of adapters run: appended to the inner dimension of the base's, or separate; `None` without adapters.
+    pub fn adapter_gemms(self, model: &ModelSpec, training: &TrainingShape) -> Option<String> {
+        match self {
+            Self::Flex | Self::Candle | Self::Wgpu => training.lora.as_ref().map(|_| "separate".to_owned()),
+            Self::Cuda => cuda_rows::adapter_gemms(model, training),
+        }
     }
 }
 

@@ -4,8 +4,9 @@
 
 use std::path::PathBuf;
 
+use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::{MemoryEstimate, human_bytes};
-use firebrick_kernels::{BaseStorage, Recompute};
+use firebrick_kernels::{BackendKind, BaseStorage, Recompute, TrainingShape};
 use firebrick_precision::Format;
 
 use crate::config::{Interval, RunConfig, RunLength, Warmup};
@@ -60,6 +61,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         base: base(training.base),
         trained_parameters: trained_parameters(inputs, &trained, lora.is_some()),
         lora_init_from: lora_init_from(config),
+        adapter_gemms: adapter_gemms(backend.value, &model.spec, &training),
         lora: Chosen::new(lora, if config.lora.is_some() { "[lora]" } else { "mode = \"full\"" }),
         recompute: recompute(config.recompute()),
         offload: offload(config, backend.value),
@@ -137,6 +139,15 @@ fn lora_init_from(config: &RunConfig) -> Chosen<Option<PathBuf>> {
     let folder = config.lora.as_ref().and_then(|lora| lora.init_from.as_ref()).map(PathBuf::from);
     let why = if folder.is_some() { "its matrices; the optimizer starts from zero" } else { "A is random, B is zero" };
     Chosen::new(folder, why)
+}
+
+fn adapter_gemms(backend: BackendKind, spec: &ModelSpec, training: &TrainingShape) -> Option<Chosen<String>> {
+    let why = if backend == BackendKind::Cuda {
+        "few ranks join the base's GEMM, exact at any size; many, or those on a base that is not quantized, are cheaper on their own"
+    } else {
+        "two small GEMMs per module"
+    };
+    Some(Chosen::new(backend.adapter_gemms(spec, training)?, why))
 }
 
 fn recompute(recompute: Recompute) -> Chosen<Recompute> {

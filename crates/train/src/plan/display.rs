@@ -39,12 +39,15 @@ impl fmt::Display for Plan {
             line("memory", human_bytes(self.memory_bytes.value), &self.memory_bytes.reason),
         ];
         writeln!(formatter, "{}", lines.join("\n"))?;
+        for part in &self.memory {
+            writeln!(formatter, "    {:<34} {:>10}  {}", part.what, human_bytes(part.bytes), part.why)?;
+        }
         if let Some(folder) = &self.lora_init_from.value {
             let folder = folder.display().to_string();
             writeln!(formatter, "{}", line("adapter starts from", folder, &self.lora_init_from.reason))?;
         }
-        for part in &self.memory {
-            writeln!(formatter, "    {:<34} {:>10}  {}", part.what, human_bytes(part.bytes), part.why)?;
+        if let Some(gemms) = &self.adapter_gemms {
+            writeln!(formatter, "{}", line("adapter GEMMs", gemms.value.clone(), &gemms.reason))?;
         }
         if self.paged_state_bytes.value > 0 {
             let bytes = human_bytes(self.paged_state_bytes.value);

@@ -47,6 +47,8 @@ pub struct Plan {
     pub lora: Chosen<Option<LoraConfig>>,
     /// The adapter folder whose matrices the run starts with.
     pub lora_init_from: Chosen<Option<PathBuf>>,
+    /// Which modules' adapters are part of the base's GEMMs, and which have GEMMs of their own.
+    pub adapter_gemms: Option<Chosen<String>>,
     /// Number of parameters that train.
     pub trained_parameters: Chosen<u64>,
     /// What layers save for their backward.
