@@ -20,7 +20,7 @@ use firebrick_train::run::step::{StepNumbers, Trainer};
 
 /// The base in the format that it is multiplied in.
 const FROZEN_F16: BaseStorage = BaseStorage::Frozen(Format::F16);
-/// Loss tokens of a step of `configs/h100.toml`.
+/// How many tokens count in the loss of one step of `configs/h100.toml`.
 const LOSS_TOKENS: f64 = 196_608.0;
 
 /// Whether this backend is wgpu on a device without float16.

@@ -4,8 +4,9 @@
 //! `dx = [dy | dy s B] [W ; A]`: one GEMM each way, and the adapter's contribution is as exact as the compute format, however small it
 //! is against the base. All A lie in rows below the weight, all `s B` in columns next to it. Where that would make the inner dimension
 //! much longer (`appended`), and on dense weights, the low-rank GEMMs are separate.
-//! Trade-off: separate, the adapter's output is added to one that was rounded to the compute format, as other trainers do it, and what is
-//! less than half a step of that is lost (docs/decisions.md, 21). Appended, B is stored with the zeros of the group's other modules next to it, and inputs need rows with room.
+//! Trade-off: appended, B is stored with zeros for the group's other modules, and inputs need rows with room. Separate, the adapter's
+//! output is added to one that is already rounded to the compute format, as in other trainers: the part of it below half a rounding
+//! step is lost (docs/decisions.md, 21).
 
 use burn_tensor::{DType, Tensor};
 
@@ -68,10 +69,10 @@ impl Engine {
 
     /// A and `s B` of all modules in scratch memory.
     fn separate(&self, group: &Group<Cuda>, ranks: &[usize], dtype: DType) -> Adapters {
-        let adapted: Vec<_> = group.modules.iter().zip(ranks).filter(|(_, rank)| **rank > 0).collect();
-        let pairs: Vec<_> = adapted
+        let pairs: Vec<_> = group
+            .modules
             .iter()
-            .filter_map(|(module, _)| module.adapter.as_ref())
+            .filter_map(|module| module.adapter.as_ref())
             .map(|adapter| (self.flat(adapter.a.clone()), self.flat(adapter.b.clone()), adapter.scale))
             .collect();
         let all_a = self.side_by_side(ScratchSlot::LoraA, dtype, pairs.iter().map(|(a, _, _)| (a, 1.0)).collect());

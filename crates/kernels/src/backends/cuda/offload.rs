@@ -181,7 +181,7 @@ impl HostCopies {
         shared(&CudaDevice { index: self.context.ordinal() }).1.clear();
     }
 
-    /// Allocates buffers ahead of the first pass, on a thread of its own: pinning 8 GiB of host memory takes about a second. A
+    /// Allocates the buffers before the first pass, on a separate thread: pinning 8 GiB of host memory takes about a second. A
     /// failure shows when the first pass asks for what is missing.
     pub(super) fn reserve(&self, count: usize, bytes: usize) {
         let (context, free) = (self.context.clone(), self.free.clone());

@@ -7,7 +7,7 @@
 use burn_tensor::{DType, Tensor};
 use firebrick_precision::QuantFormat;
 
-use super::appended::appended_columns;
+use super::appended::{appended_columns, ranks};
 use super::engine::{Cuda, Engine, engine};
 use super::quantize::Around;
 use super::scratch::{Contents, ScratchSlot};
@@ -122,8 +122,7 @@ impl Engine {
     fn write_group(&self, group: &Group<Cuda>, quantized: &[&QuantizedWeight<Cuda>], to: &GroupWeight) {
         let mut first = 0;
         let last = group.modules.len() - 1;
-        for (index, (module, weight)) in group.modules.iter().zip(quantized).enumerate() {
-            let rank = module.adapter.as_ref().map_or(0, |adapter| adapter.a.dims()[0]);
+        for (index, ((module, weight), rank)) in group.modules.iter().zip(quantized).zip(ranks(group)).enumerate() {
             // The last module writes the zeros after its A.
             let a_rows = if to.ranks() == 0 {
                 0
