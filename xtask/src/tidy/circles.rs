@@ -15,25 +15,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::finding::Finding;
 use super::modules::ModuleGraph;
 
-/// Circles that are allowed: files of the circle from the workspace root, and the reason.
-const ALLOWED: &[(&[&str], &str)] = &[(
-    &[
-        "crates/kernels/src/backends/cuda/address.rs",
-        "crates/kernels/src/backends/cuda/attention.rs",
-        "crates/kernels/src/backends/cuda/cudnn.rs",
-        "crates/kernels/src/backends/cuda/engine.rs",
-        "crates/kernels/src/backends/cuda/flash.rs",
-        "crates/kernels/src/backends/cuda/launch.rs",
-        "crates/kernels/src/backends/cuda/memory.rs",
-        "crates/kernels/src/backends/cuda/offload.rs",
-        "crates/kernels/src/backends/cuda/section.rs",
-        "crates/kernels/src/backends/cuda/tables.rs",
-        "crates/kernels/src/backends/cuda/tensor.rs",
-        "crates/kernels/src/backends/cuda/trace.rs",
-    ],
-    "`Engine` owns the parts of these files, and each part stands next to the `impl Engine` block that uses it",
-)];
-
 type Edges = Vec<BTreeMap<usize, usize>>;
 
 /// The circles of the crate in `source_folder`, from all its files as (path, code without comments).
@@ -42,12 +23,7 @@ pub(super) fn check<'a>(source_folder: &str, files: impl Iterator<Item = (&'a st
     let edges = graph.edges();
     let all: BTreeSet<usize> = (0..graph.len()).collect();
     let circles = components(&edges, &all).into_iter().filter(|circle| !is_one_subject(&graph, &edges, circle));
-    let reported = circles.filter(|circle| !is_allowed(&graph, circle));
-    reported.map(|circle| describe(source_folder, &graph, &edges, &circle)).collect()
-}
-
-fn is_allowed(graph: &ModuleGraph, circle: &BTreeSet<usize>) -> bool {
-    ALLOWED.iter().any(|(files, _)| circle.iter().all(|file| files.contains(&graph.path(*file))))
+    circles.map(|circle| describe(source_folder, &graph, &edges, &circle)).collect()
 }
 
 /// Whether `circle` is a module file with its direct children, and nothing else.

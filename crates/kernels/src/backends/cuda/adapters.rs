@@ -11,10 +11,10 @@
 use burn_tensor::{DType, Tensor};
 
 use super::appended::ranks;
-use super::engine::{Cuda, Engine};
+use super::engine::Engine;
 use super::gemm::Gemm;
+use super::matrix::{Cuda, DeviceBlock, LowRankChunk, MatrixView, Primitive, tensor, view};
 use super::scratch::{Contents, ScratchSlot};
-use super::tensor::{DeviceBlock, LowRankChunk, MatrixView, Primitive, tensor, view};
 use super::weights::GroupWeight;
 use crate::Group;
 

@@ -17,23 +17,65 @@ use std::fmt::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use cubecl::server::Handle;
+use firebrick_cuda::Context;
 
-use super::engine::Engine;
 use super::failure::failed_allocation;
-use super::tensor::Primitive;
+use super::matrix::Primitive;
 
 /// Entries after which all are forgotten: numbers of tensors that are gone would pile up.
 const MAX_ENTRIES: usize = 1 << 16;
 
 /// See the head of this file.
-#[derive(Default)]
 pub(super) struct Addresses {
+    context: Context,
     by_number: RefCell<HashMap<usize, u64>>,
     /// Matrices whose rows were allocated with room: how many values of a row are theirs.
     with_room: RefCell<HashMap<usize, usize>>,
 }
 
 impl Addresses {
+    pub(super) fn new(context: &Context) -> Self {
+        Self { context: context.clone(), by_number: RefCell::default(), with_room: RefCell::default() }
+    }
+
+    /// Device address of a tensor's first value; inside a section it is remembered.
+    pub(super) fn of(&self, primitive: &Primitive, is_in_section: bool) -> u64 {
+        let offset = primitive.handle.offset_start.unwrap_or(0);
+        if !is_in_section {
+            return self.request(primitive);
+        }
+        let number = handle_number(&primitive.handle);
+        if let Some(start) = number.and_then(|number| self.get(number)) {
+            return start + offset;
+        }
+        let address = self.request(primitive);
+        if let Some(number) = number {
+            self.insert(number, address - offset);
+        }
+        address
+    }
+
+    /// Requests the address of a tensor that was allocated just now, and remembers it.
+    pub(super) fn resolve_new(&self, primitive: &Primitive) {
+        let address = self.request(primitive);
+        if let Some(number) = handle_number(&primitive.handle) {
+            self.insert(number, address);
+        }
+    }
+
+    /// The address from CubeCL. Waits for its queue thread, so everything requested of CubeCL before has been submitted when this
+    /// returns.
+    pub(super) fn request(&self, primitive: &Primitive) -> u64 {
+        // CubeCL allocates on its queue thread and panics there; requesting the address then panics here.
+        let answer = catch_unwind(AssertUnwindSafe(|| primitive.client.get_resource(primitive.handle.clone())));
+        let problem = match answer {
+            Ok(Ok(resource)) => return resource.resource().ptr,
+            Ok(Err(error)) => Some(format!("{error:?}")),
+            Err(_) => None,
+        };
+        failed_allocation(&self.context, primitive.handle.size(), problem).raise()
+    }
+
     fn get(&self, number: usize) -> Option<u64> {
         self.by_number.borrow().get(&number).copied()
     }
@@ -83,54 +125,6 @@ impl Write for FirstNumber {
             return Err(fmt::Error);
         }
         Ok(())
-    }
-}
-
-impl Engine {
-    /// Device address of a tensor's first value.
-    pub(super) fn address(&self, primitive: &Primitive) -> u64 {
-        let offset = primitive.handle.offset_start.unwrap_or(0);
-        if !self.is_in_section() {
-            return self.request_address(primitive);
-        }
-        let number = handle_number(&primitive.handle);
-        if let Some(start) = number.and_then(|number| self.addresses.get(number)) {
-            return start + offset;
-        }
-        let address = self.request_address(primitive);
-        if let Some(number) = number {
-            self.addresses.insert(number, address - offset);
-        }
-        address
-    }
-
-    /// What identifies a tensor among all that a process ever has, so that a buffer derived from it is not taken for one derived
-    /// from another tensor that got the same memory later.
-    pub(super) fn source(&self, primitive: &Primitive) -> [u64; 2] {
-        let offset = primitive.handle.offset_start.unwrap_or(0);
-        let number = handle_number(&primitive.handle).map(|number| number as u64);
-        [number.unwrap_or_else(|| self.address(primitive)), offset]
-    }
-
-    /// Requests the address of a tensor that was allocated just now, and remembers it.
-    pub(super) fn resolve_new(&self, primitive: &Primitive) {
-        let address = self.request_address(primitive);
-        if let Some(number) = handle_number(&primitive.handle) {
-            self.addresses.insert(number, address);
-        }
-    }
-
-    /// The address from CubeCL. Waits for its queue thread, so everything requested of CubeCL before has been submitted when this
-    /// returns.
-    pub(super) fn request_address(&self, primitive: &Primitive) -> u64 {
-        // CubeCL allocates on its queue thread and panics there; requesting the address then panics here.
-        let answer = catch_unwind(AssertUnwindSafe(|| primitive.client.get_resource(primitive.handle.clone())));
-        let problem = match answer {
-            Ok(Ok(resource)) => return resource.resource().ptr,
-            Ok(Err(error)) => Some(format!("{error:?}")),
-            Err(_) => None,
-        };
-        failed_allocation(self.context(), primitive.handle.size(), problem).raise()
     }
 }
 

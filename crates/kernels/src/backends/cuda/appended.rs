@@ -1,7 +1,7 @@
 //! Whether the adapters of a group are appended to the inner dimension of its GEMM, from the group alone.
 //! Trade-off: only where the whole group is quantized, since its weights are then written to scratch memory anyway.
 
-use super::engine::Cuda;
+use super::matrix::Cuda;
 use crate::backends::cuda_rows::appended_ranks;
 use crate::{Adapter, Group, Weight};
 

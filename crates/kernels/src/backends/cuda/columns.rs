@@ -6,9 +6,9 @@ use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::engine::Engine;
 use super::launch::{Launch, at, grid};
+use super::matrix::{DeviceBlock, Primitive};
 use super::program::Source;
 use super::scratch::ScratchSlot;
-use super::tensor::{DeviceBlock, Primitive};
 
 /// Columns of one block of `column_sums`.
 const BLOCK_COLUMNS: usize = 256;

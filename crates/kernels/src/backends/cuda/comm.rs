@@ -5,7 +5,8 @@
 
 use burn_tensor::Tensor;
 
-use super::engine::{Cuda, engine};
+use super::engine::engine;
+use super::matrix::Cuda;
 use crate::comm::reference;
 use crate::{CommError, CommOps, Communicator};
 

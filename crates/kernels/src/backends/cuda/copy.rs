@@ -6,8 +6,8 @@ use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::engine::Engine;
 use super::launch::{Launch, at, grid};
+use super::matrix::{DeviceBlock, Primitive};
 use super::program::Source;
-use super::tensor::{DeviceBlock, Primitive};
 
 /// A grid that walks `count` values fast.
 fn flat_grid(count: usize) -> LaunchShape {

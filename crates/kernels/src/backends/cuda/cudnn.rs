@@ -5,22 +5,21 @@
 //! of plans. Rows are always dense, forward and backward.
 //! Not supported: f32, sliding windows, and packed documents before cuDNN 9.18 (their backward was seen to be wrong in 9.14).
 
-use std::cell::Cell;
 use std::sync::Arc;
 
 use burn_tensor::DType;
 use firebrick_cuda::cudnn::{
     self, AttentionShape, BackwardPointers, Element, ForwardPointers, Layout, Plan, RowStrides,
 };
-use firebrick_cuda::{Arguments, Context, CudaError, Cudnn};
+use firebrick_cuda::{Arguments, CudaError};
 
-use super::attention::{BackwardInputs, Gradients, Inputs, Sizes};
-use super::engine::{Cuda, Engine};
+use super::attention_case::{BackwardInputs, Gradients, Inputs, Sizes};
+use super::engine::Engine;
 use super::failure::check;
 use super::launch::{Launch, at, grid};
+use super::matrix::{Cuda, MatrixView};
 use super::program::Source;
 use super::scratch::{Contents, ScratchSlot};
-use super::tensor::MatrixView;
 use super::trace::Cost;
 use crate::backends::cuda_memory::MAX_BACKWARD_TOKENS;
 use crate::{Documents, StatisticsLayout};
@@ -35,32 +34,6 @@ const MIN_DOCUMENTS: usize = 8;
 const MIN_LONGEST: usize = 256;
 /// Row strides that `packed_index` has room for, as `source/packed_index.cu` has it.
 const MAX_STRIDES: usize = 12;
-
-/// cuDNN, if it is installed.
-pub(super) struct Library {
-    cudnn: Option<Cudnn>,
-    /// Set by tests: passes that count as refused.
-    refuses_forward: Cell<bool>,
-    refuses_backward: Cell<bool>,
-}
-
-impl Library {
-    pub(super) fn new(context: &Context) -> Result<Self, CudaError> {
-        let cudnn = match Cudnn::load(context) {
-            Ok(cudnn) => Some(cudnn),
-            // The plan of a run reports that attention is slower without it, and what to install.
-            Err(CudaError::CudnnNotFound { .. } | CudaError::BrokenCudnn { .. }) => None,
-            Err(error) => return Err(error),
-        };
-        Ok(Self { cudnn, refuses_forward: Cell::new(false), refuses_backward: Cell::new(false) })
-    }
-
-    /// Treats passes as refused by the library, or not.
-    pub(super) fn refuse(&self, forward: bool, backward: bool) {
-        self.refuses_forward.set(forward);
-        self.refuses_backward.set(backward);
-    }
-}
 
 /// The backward calls of documents: a plan and the first token of each.
 pub(super) struct BackwardPlans {

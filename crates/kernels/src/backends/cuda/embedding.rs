@@ -4,10 +4,10 @@
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_cuda::Arguments;
 
-use super::engine::{Cuda, Engine, engine};
+use super::engine::{Engine, engine};
 use super::launch::{Launch, at, grid, threads_for};
+use super::matrix::{Cuda, MatrixView, tensor};
 use super::program::Source;
-use super::tensor::{MatrixView, tensor};
 use crate::EmbeddingOps;
 
 impl EmbeddingOps for Cuda {

@@ -18,7 +18,6 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use burn_cubecl::CubeBackend;
 use cubecl::client::ComputeClient;
 use cubecl::config::memory::PersistentMemory;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
@@ -26,19 +25,16 @@ use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::prelude::Runtime;
 use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, Stream, StreamHandoff};
 
-use super::address::Addresses;
-use super::cudnn::Library;
+use super::address::{Addresses, handle_number};
 use super::failure::check;
-use super::offload::HostCopies;
+use super::host_copies::HostCopies;
+use super::library::Library;
+use super::matrix::{LowRankChunk, Primitive};
 use super::program::Programs;
 use super::scratch::Scratch;
-use super::section::{BurnWatch, lock_of};
 use super::tables::Tables;
-use super::tensor::{LowRankChunk, Primitive};
 use super::trace::Trace;
-
-/// f32 by default; half formats are chosen tensor by tensor.
-pub type Cuda = CubeBackend<CudaRuntime, f32, i32, u8>;
+use super::watch::{BurnWatch, lock_of};
 
 /// See the head of this file.
 pub(super) struct Engine {
@@ -138,7 +134,7 @@ impl Engine {
             saved_low_rank: RefCell::default(),
             copies: HostCopies::new(&context)?,
             tables: Tables::default(),
-            addresses: Addresses::default(),
+            addresses: Addresses::new(&context),
             multiprocessors: info.multiprocessors as usize,
             shared_bytes: info.shared_memory_per_block_bytes as usize,
             trace: Trace::default(),
@@ -152,6 +148,24 @@ impl Engine {
             context,
             stream,
         })
+    }
+
+    /// Whether a section is open, and not paused.
+    pub(super) fn is_in_section(&self) -> bool {
+        self.depth.get() > 0
+    }
+
+    /// Device address of a tensor's first value.
+    pub(super) fn address(&self, primitive: &Primitive) -> u64 {
+        self.addresses.of(primitive, self.is_in_section())
+    }
+
+    /// What identifies a tensor among all that a process ever has, so that a buffer derived from it is not taken for one derived
+    /// from another tensor that got the same memory later.
+    pub(super) fn source(&self, primitive: &Primitive) -> [u64; 2] {
+        let offset = primitive.handle.offset_start.unwrap_or(0);
+        let number = handle_number(&primitive.handle).map(|number| number as u64);
+        [number.unwrap_or_else(|| self.address(primitive)), offset]
     }
 
     /// The device.

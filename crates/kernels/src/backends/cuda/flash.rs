@@ -6,12 +6,12 @@
 use burn_tensor::DType;
 use firebrick_cuda::{Arguments, LaunchShape};
 
-use super::attention::{BackwardInputs, Gradients, Inputs, Sizes};
-use super::engine::{Cuda, Engine};
+use super::attention_case::{BackwardInputs, Gradients, Inputs, Sizes};
+use super::engine::Engine;
 use super::launch::{Launch, at};
+use super::matrix::{Cuda, MatrixView};
 use super::program::Source;
 use super::scratch::ScratchSlot;
-use super::tensor::MatrixView;
 use super::trace::Cost;
 use crate::Documents;
 

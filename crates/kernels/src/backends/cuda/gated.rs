@@ -5,10 +5,10 @@ use burn_tensor::Tensor;
 use firebrick_arch::Activation;
 use firebrick_cuda::Arguments;
 
-use super::engine::{Cuda, Engine};
+use super::engine::Engine;
 use super::launch::{Launch, at, rows_and_columns};
+use super::matrix::{Cuda, MatrixView, float};
 use super::program::Source;
-use super::tensor::{MatrixView, float};
 
 impl Engine {
     /// `activation(gate) * up`, in rows with `room` columns after them.

@@ -6,7 +6,7 @@ use firebrick_cuda::{ElementType, Epilogue, Matmul, Operand, Pointers, Scaling};
 
 use super::engine::Engine;
 use super::failure::check;
-use super::tensor::DeviceBlock;
+use super::matrix::DeviceBlock;
 use super::trace::Cost;
 
 /// `D = alpha op(A) op(B) + C + bias`, with `op(A)` `[m, k]` and `op(B)` `[k, n]`.

@@ -8,11 +8,11 @@
 use burn_tensor::{DType, Tensor};
 use firebrick_cuda::{Arguments, LaunchShape};
 
-use super::engine::{Cuda, Engine};
+use super::engine::Engine;
 use super::launch::{Launch, at, grid};
+use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, tensor};
 use super::program::Source;
 use super::scratch::ScratchSlot;
-use super::tensor::{DeviceBlock, MatrixView, Primitive, tensor};
 use crate::{HeadsEpilogue, NormWeight, QkNorms, RotaryTables};
 
 /// Query, key and value heads of a launch.

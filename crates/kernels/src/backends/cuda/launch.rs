@@ -74,6 +74,18 @@ impl Engine {
             check(launch.name, unsafe { kernel.launch(self.stream(), launch.shape, arguments) });
         });
     }
+
+    /// Runs `work`, which submits to the stream, between two events if a trace is being recorded.
+    pub(super) fn traced<R>(&self, name: &'static str, cost: Cost, work: impl FnOnce() -> R) -> R {
+        if !self.trace.is_recording() {
+            return work();
+        }
+        let start = check("recording an event", self.mark());
+        let result = work();
+        let end = check("recording an event", self.mark());
+        self.trace.record(name, cost, [start, end]);
+        result
+    }
 }
 
 #[cfg(test)]

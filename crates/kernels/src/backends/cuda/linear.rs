@@ -10,9 +10,9 @@ use burn_tensor::Tensor;
 use firebrick_arch::Activation;
 
 use super::appended::appended_columns;
-use super::engine::{Cuda, Engine, engine};
+use super::engine::{Engine, engine};
 use super::gemm::Gemm;
-use super::tensor::{DeviceBlock, MatrixView, tensor};
+use super::matrix::{Cuda, DeviceBlock, MatrixView, tensor};
 use crate::linear::SavedHeads;
 use crate::{Epilogue, Group, HeadsEpilogue, Keep, LinearOps, ProjectGradients, ProjectSaved, Prologue, RotaryTables};
 

@@ -11,10 +11,10 @@ use burn_tensor::{DType, Tensor};
 
 use super::adapters::Adapters;
 use super::appended::appended_columns;
-use super::engine::{Cuda, Engine};
+use super::engine::Engine;
 use super::gemm::Gemm;
 use super::linear::halves;
-use super::tensor::{DeviceBlock, MatrixView, Primitive, float, tensor};
+use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, float, tensor};
 use super::weights::GroupWeight;
 use crate::backends::cuda_rows::ROW_MULTIPLE;
 use crate::linear::SavedHeads;

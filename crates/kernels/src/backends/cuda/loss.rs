@@ -8,12 +8,12 @@
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_cuda::{Arguments, LaunchShape};
 
-use super::engine::{Cuda, Engine, engine};
+use super::engine::{Engine, engine};
 use super::gemm::Gemm;
 use super::launch::{Launch, at, grid};
+use super::matrix::{Cuda, DeviceBlock, MatrixView, float, tensor};
 use super::program::Source;
 use super::scratch::ScratchSlot;
-use super::tensor::{DeviceBlock, MatrixView, float, tensor};
 use super::weights::ReadyWeight;
 use crate::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets, Weight, WeightGradient};
 

@@ -1,23 +1,18 @@
 //! Memory and ordering on CUDA: sections and pauses, pinned host buffers, uploads from them, and numbers that are read later.
 //!
-//! Pinned buffers come from a pool per device that any thread may use. A buffer returns to it when its upload is done.
-//! Trade-off: buffers are reused only for exactly their size.
-
-use std::any::Any;
-use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+//! An upload's buffer returns to the pool when its copy is done.
+//! Trade-off: releasing memory waits for the device.
 
 use burn_tensor::backend::Backend;
 use burn_tensor::{DType, Int, Tensor};
-use cubecl::cuda::CudaDevice;
-use firebrick_cuda::{Context, CudaError, Driver, Event, PinnedBuffer};
+use firebrick_cuda::Event;
 
-use super::engine::{Cuda, engine};
+use super::engine::engine;
 use super::failure::check;
 use super::launch::at;
+use super::matrix::{Cuda, float, int_tensor, tensor};
 use super::offload;
-use super::tensor::{float, int_tensor, tensor};
-use crate::memory::Memory;
+use super::pinned::{Lent, shared};
 use crate::{HostBuffer, MemoryOps, Offloaded, Readback};
 
 impl MemoryOps for Cuda {
@@ -90,7 +85,7 @@ impl MemoryOps for Cuda {
         let engine = engine(&values[0].device());
         let copied = engine.section(|| {
             let values = values.into_iter().map(|value| engine.flat(value)).collect();
-            check("copying numbers to the host", engine.copies.numbers(&engine, values))
+            check("copying numbers to the host", engine.copies.numbers(engine.stream(), values))
         });
         Readback::new(copied)
     }
@@ -102,92 +97,4 @@ impl MemoryOps for Cuda {
     fn reserve_offload(device: &Self::Device, count: usize, bytes: usize) {
         engine(device).copies.reserve(count, bytes);
     }
-}
-
-/// Pinned buffers that nothing uses, shared with the threads that fill them.
-#[derive(Clone, Default)]
-pub(super) struct Pool(Arc<Mutex<Vec<PinnedBuffer>>>);
-
-impl Pool {
-    fn lock(&self) -> MutexGuard<'_, Vec<PinnedBuffer>> {
-        // Nothing that can panic happens under the lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A buffer of exactly `bytes`, from the pool or new.
-    pub(super) fn take(&self, context: &Context, bytes: usize) -> Result<PinnedBuffer, CudaError> {
-        let mut free = self.lock();
-        if let Some(index) = free.iter().position(|buffer| buffer.len() == bytes) {
-            return Ok(free.swap_remove(index));
-        }
-        drop(free);
-        PinnedBuffer::new(context, bytes)
-    }
-
-    /// The same, returned to the pool when it is dropped. The caller keeps it until its copies are done.
-    pub(super) fn lend(&self, context: &Context, bytes: usize) -> Result<Lent, CudaError> {
-        Ok(Lent { buffer: Some(self.take(context, bytes)?), pool: self.clone() })
-    }
-
-    pub(super) fn put(&self, buffer: PinnedBuffer) {
-        self.lock().push(buffer);
-    }
-
-    pub(super) fn clear(&self) {
-        self.lock().clear();
-    }
-}
-
-/// Pinned memory that comes from a pool and returns to it.
-pub(super) struct Lent {
-    buffer: Option<PinnedBuffer>,
-    pool: Pool,
-}
-
-impl Lent {
-    /// The buffer, for copies.
-    pub(super) fn pinned(&self) -> &PinnedBuffer {
-        self.buffer.as_ref().expect("a lent buffer is there until it is dropped")
-    }
-}
-
-impl Deref for Lent {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        self.buffer.as_deref().unwrap_or_default()
-    }
-}
-
-impl DerefMut for Lent {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        self.buffer.as_deref_mut().unwrap_or_default()
-    }
-}
-
-impl Memory for Lent {
-    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
-        self
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        if let Some(buffer) = self.buffer.take() {
-            self.pool.put(buffer);
-        }
-    }
-}
-
-/// Context and pool of a device, for threads that have no engine of their own.
-pub(super) fn shared(device: &CudaDevice) -> (Context, Pool) {
-    static POOLS: Mutex<Vec<(usize, Context, Pool)>> = Mutex::new(Vec::new());
-    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, context, pool)) = pools.iter().find(|(index, ..)| *index == device.index) {
-        return (context.clone(), pool.clone());
-    }
-    let context = Driver::load().and_then(|driver| Context::retain(&driver, device.index));
-    let (context, pool) = (check("starting CUDA", context), Pool::default());
-    pools.push((device.index, context.clone(), pool.clone()));
-    (context, pool)
 }

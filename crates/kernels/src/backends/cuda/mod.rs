@@ -11,6 +11,7 @@ mod adapters;
 mod address;
 mod appended;
 mod attention;
+mod attention_case;
 mod columns;
 mod comm;
 mod copy;
@@ -22,14 +23,18 @@ mod flash;
 mod gated;
 mod gemm;
 mod heads;
+mod host_copies;
 mod launch;
+mod library;
 mod linear;
 mod linear_backward;
 mod loss;
+mod matrix;
 mod memory;
 mod norm;
 mod offload;
 mod optimizer;
+mod pinned;
 mod program;
 mod quantize;
 mod scratch;
@@ -38,10 +43,14 @@ mod self_test;
 mod tables;
 mod tensor;
 mod trace;
+mod watch;
 mod weights;
 
-pub use engine::{Cuda, probe, refuse_cudnn, scratch_bytes};
+pub use engine::{probe, refuse_cudnn, scratch_bytes};
 pub use failure::DeviceFailure;
+pub use matrix::Cuda;
+
+use failure::check;
 
 impl crate::Kernels for Cuda {
     fn self_test(device: &Self::Device, dtype: burn_tensor::DType, head_dim: usize) -> Option<Result<(), String>> {
@@ -50,8 +59,13 @@ impl crate::Kernels for Cuda {
 
     fn trace<R>(device: &Self::Device, work: impl FnOnce() -> R) -> (R, Vec<crate::TracedOperation>) {
         let engine = engine::engine(device);
-        engine.trace.start(&engine);
+        // The trace begins now for both, the host and the device.
+        check("waiting for the device", engine.context().synchronize());
+        let origin = check("recording an event", engine.mark());
+        check("waiting for the device", origin.synchronize());
+        engine.trace.start(origin);
         let result = work();
-        (result, engine.trace.finish(&engine))
+        check("waiting for the device", engine.context().synchronize());
+        (result, engine.trace.finish())
     }
 }

@@ -4,11 +4,11 @@
 use burn_tensor::Tensor;
 use firebrick_cuda::Arguments;
 
-use super::engine::{Cuda, Engine, engine};
+use super::engine::{Engine, engine};
 use super::launch::{Launch, at, grid, threads_for};
+use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, tensor};
 use super::program::Source;
 use super::scratch::ScratchSlot;
-use super::tensor::{DeviceBlock, MatrixView, Primitive, tensor};
 use crate::{NormOps, NormWeight};
 
 impl NormOps for Cuda {

@@ -1,296 +1,46 @@
-//! Tensors that wait in pinned host memory: copied out and back on side streams, one for each direction, while other work runs.
+//! Tensors that wait in pinned host memory, as the operations of a section: out, on their way back, and back.
 //!
-//! Order, for one tensor. Out: the outgoing stream waits for the engine's stream (which wrote the tensor), copies, and records `done`;
-//! the tensor is held until the engine's stream waits for `done`, which is when two younger copies are under way, or when the section
-//! ends. Back: the incoming stream waits for `done` and for the engine's stream (whose earlier work may still read the memory that the
-//! new tensor got), copies, and records a new `done`; the engine's stream waits for that before the tensor is used. Only then does the
-//! pinned buffer return to the pool, so a later copy out, which waits for the engine's stream, never overtakes the copy back that reads
-//! the buffer. Pinned buffers are kept for the next pass, since allocating them costs more than a step.
-//! Trade-off: up to two tensors more on the device than are in use.
-
-use std::any::Any;
-use std::cell::RefCell;
-use std::collections::VecDeque;
-use std::sync::Arc;
-
-use burn_tensor::{DType, TensorData};
-use cubecl::cuda::CudaDevice;
-use firebrick_cuda::{Context, CudaError, Event, PinnedBuffer, Stream};
+//! `host_copies.rs` has the streams and their order.
+//! Trade-off: a tensor that was not prefetched is waited for in full.
 
 use super::engine::Engine;
 use super::failure::check;
-use super::launch::at;
-use super::memory::{Lent, Pool, shared};
-use super::tensor::{MatrixView, Primitive};
+use super::host_copies::HostCopy;
+use super::matrix::Primitive;
 use super::trace::Cost;
-use crate::memory::{Elsewhere, Numbers};
-
-/// Tensors held for copies that may still run.
-const MAX_IN_FLIGHT: usize = 2;
-/// Uploads whose buffers may still be read.
-const MAX_UPLOADS: usize = 3;
-
-/// Waits for restored tensors that are remembered until they are requested: more than those of one step.
-const MAX_WAITS: usize = 1 << 14;
-
-/// A tensor's copy in host memory, and the tensor that it is being copied back to.
-pub(super) struct HostCopy {
-    /// `None` once the tensor is back.
-    buffer: Option<PinnedBuffer>,
-    shape: [usize; 2],
-    dtype: DType,
-    /// The end of the last copy that uses the buffer.
-    done: Arc<Event>,
-    coming: Option<MatrixView>,
-}
-
-impl Drop for HostCopy {
-    /// A copy that is dropped unread (when a failure unwinds) may still be under way.
-    fn drop(&mut self) {
-        if self.buffer.is_some() {
-            // A failure here means that the context is lost, and with it the copy.
-            let _ = self.done.synchronize();
-        }
-    }
-}
-
-impl Elsewhere for HostCopy {
-    fn to_data(&self) -> TensorData {
-        let buffer = self.buffer.as_ref().expect("a copy that was restored is gone");
-        check("waiting for a copy", self.done.synchronize());
-        TensorData::from_bytes_vec(buffer.to_vec(), self.shape, self.dtype)
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn Any> {
-        self
-    }
-
-    fn as_any_mut(&mut self) -> &mut dyn Any {
-        self
-    }
-}
-
-/// Numbers on their way to the host. They return their buffers to the pool when they are dropped.
-pub(super) struct CopiedNumbers {
-    buffers: Vec<Lent>,
-    done: Event,
-}
-
-impl Numbers for CopiedNumbers {
-    fn wait(self: Box<Self>) -> Vec<f32> {
-        check("waiting for numbers of the device", self.done.synchronize());
-        let values = |buffer: &Lent| buffer.as_chunks().0.iter().map(|&bytes| f32::from_ne_bytes(bytes)).next();
-        self.buffers.iter().map(|buffer| values(buffer).expect("a number has four bytes")).collect()
-    }
-}
-
-impl Drop for CopiedNumbers {
-    /// No buffer returns to the pool while a copy may still write it.
-    fn drop(&mut self) {
-        // A failure here means that the context is lost, and with it the copies.
-        let _ = self.done.synchronize();
-    }
-}
-
-/// Marks on the engine's stream around its waits for restored tensors.
-pub(super) struct Waits(Vec<(Event, Event)>);
-
-impl Numbers for Waits {
-    fn wait(self: Box<Self>) -> Vec<f32> {
-        let of = |(start, end): &(Event, Event)| {
-            end.synchronize()?;
-            end.milliseconds_since(start)
-        };
-        vec![self.0.iter().map(|pair| check("reading an event", of(pair))).sum()]
-    }
-}
-
-/// See the head of this file.
-pub(super) struct HostCopies {
-    context: Context,
-    incoming: Stream,
-    outgoing: Stream,
-    free: Pool,
-    /// Buffers of uploads that may still run, oldest first.
-    uploading: RefCell<VecDeque<(Lent, Event)>>,
-    /// Tensors being copied out, oldest first, with the end of their copy.
-    leaving: RefCell<VecDeque<(MatrixView, Arc<Event>)>>,
-    waits: RefCell<Vec<(Event, Event)>>,
-}
-
-impl HostCopies {
-    pub(super) fn new(context: &Context) -> Result<Self, CudaError> {
-        Ok(Self {
-            context: context.clone(),
-            incoming: Stream::new(context)?,
-            outgoing: Stream::new(context)?,
-            free: Pool::default(),
-            uploading: RefCell::default(),
-            leaving: RefCell::default(),
-            waits: RefCell::default(),
-        })
-    }
-
-    /// Makes the engine's stream wait for every copy that is under way, so that the end of a section is after them.
-    pub(super) fn settle(&self, engine: &Engine) {
-        for (matrix, done) in self.leaving.borrow_mut().drain(..) {
-            check("waiting for a copy", engine.stream().wait_for(&done));
-            drop(matrix);
-        }
-    }
-
-    /// Waits until all copies of the side streams are done, and lets go of what they read.
-    pub(super) fn synchronize(&self) -> Result<(), CudaError> {
-        let waited = self.outgoing.synchronize().and(self.incoming.synchronize());
-        self.leaving.borrow_mut().clear();
-        waited
-    }
-
-    /// Copies one f32 of each matrix to the host, on the engine's stream: few bytes, which take no longer than a launch.
-    pub(super) fn numbers(&self, engine: &Engine, values: Vec<MatrixView>) -> Result<CopiedNumbers, CudaError> {
-        let mut copied = CopiedNumbers { buffers: Vec::with_capacity(values.len()), done: Event::new(&self.context)? };
-        let result = values.iter().try_for_each(|value| {
-            assert_eq!((value.dtype, value.count()), (DType::F32, 1), "a number is one f32");
-            let buffer = self.free.lend(&self.context, value.bytes())?;
-            // SAFETY: the value has four bytes, in memory that only later work of this stream can reuse; the buffer is neither read
-            // nor returned to its pool before `done`, or before the stream was waited for.
-            let result = unsafe { engine.stream().copy_to_host(buffer.pinned(), at(value.address), value.bytes()) };
-            copied.buffers.push(buffer);
-            result
-        });
-        if let Err(error) = result.and_then(|()| engine.stream().record(&copied.done)) {
-            // Nothing marks the end of the copies, so the whole stream is waited for. If that fails, the context is lost with them.
-            let _ = engine.stream().synchronize();
-            return Err(error);
-        }
-        Ok(copied)
-    }
-
-    /// The waits for restored tensors since the last call.
-    pub(super) fn take_waits(&self) -> Waits {
-        Waits(self.waits.take())
-    }
-
-    /// Returns the pinned buffers to the system. The caller has waited for the device.
-    pub(super) fn release(&self) {
-        for (buffer, done) in self.uploading.borrow_mut().drain(..) {
-            check("waiting for an upload", done.synchronize());
-            drop(buffer);
-        }
-        self.free.clear();
-        shared(&CudaDevice { index: self.context.ordinal() }).1.clear();
-    }
-
-    /// Allocates the buffers before the first pass, on a separate thread: pinning 8 GiB of host memory takes about a second. A
-    /// failure shows when the first pass asks for what is missing.
-    pub(super) fn reserve(&self, count: usize, bytes: usize) {
-        let (context, free) = (self.context.clone(), self.free.clone());
-        std::thread::spawn(move || {
-            for _ in 0..count {
-                match PinnedBuffer::new(&context, bytes) {
-                    Ok(buffer) => free.put(buffer),
-                    Err(_) => break,
-                }
-            }
-        });
-    }
-
-    /// Keeps an upload's buffer until its copy is done, and lets go of those that are.
-    pub(super) fn keep_until(&self, buffer: Lent, done: Event) {
-        let mut uploading = self.uploading.borrow_mut();
-        uploading.push_back((buffer, done));
-        while uploading.len() > MAX_UPLOADS {
-            if let Some((buffer, done)) = uploading.pop_front() {
-                check("waiting for an upload", done.synchronize());
-                drop(buffer);
-            }
-        }
-    }
-
-    fn out(&self, engine: &Engine, matrix: MatrixView) -> Result<HostCopy, CudaError> {
-        let bytes = matrix.bytes();
-        let buffer = self.free.take(&self.context, bytes)?;
-        let (ready, done) = (Event::new(&self.context)?, Arc::new(Event::new(&self.context)?));
-        engine.stream().record(&ready)?;
-        self.outgoing.wait_for(&ready)?;
-        // SAFETY: the matrix is dense and held until the engine's stream has waited for the copy. Earlier copies that read the buffer
-        // are done once the engine's stream reaches `ready` (see the head of this file); it is not read before `done`.
-        unsafe { self.outgoing.copy_to_host(&buffer, at(matrix.address), bytes)? };
-        self.outgoing.record(&done)?;
-        let copy = HostCopy {
-            buffer: Some(buffer),
-            shape: [matrix.rows, matrix.width],
-            dtype: matrix.dtype,
-            done: done.clone(),
-            coming: None,
-        };
-        let mut leaving = self.leaving.borrow_mut();
-        leaving.push_back((matrix, done));
-        if leaving.len() > MAX_IN_FLIGHT
-            && let Some((oldest, done)) = leaving.pop_front()
-        {
-            engine.stream().wait_for(&done)?;
-            drop(oldest);
-        }
-        Ok(copy)
-    }
-
-    /// Makes the engine's stream wait for a copy, between two marks that show how long.
-    fn wait(&self, engine: &Engine, done: &Event) -> Result<(), CudaError> {
-        let start = engine.mark()?;
-        engine.traced("wait for a copy from the host", Cost::default(), || engine.stream().wait_for(done))?;
-        let mut waits = self.waits.borrow_mut();
-        waits.push((start, engine.mark()?));
-        // Where nothing reads them, they must not pile up.
-        let surplus = waits.len().saturating_sub(MAX_WAITS);
-        waits.drain(..surplus);
-        Ok(())
-    }
-
-    fn back(&self, engine: &Engine, copy: &mut HostCopy) -> Result<(), CudaError> {
-        let Some(buffer) = copy.buffer.as_ref().filter(|_| copy.coming.is_none()) else { return Ok(()) };
-        let [rows, width] = copy.shape;
-        let matrix = engine.empty_matrix(rows, width, copy.dtype);
-        let (ready, done) = (Event::new(&self.context)?, Arc::new(Event::new(&self.context)?));
-        // The new tensor's memory may be that of one which the engine's stream still reads.
-        engine.stream().record(&ready)?;
-        self.incoming.wait_for(&ready)?;
-        // The buffer may still be on its way here.
-        self.incoming.wait_for(&copy.done)?;
-        // SAFETY: the tensor has the bytes of the buffer and is held by the copy. The buffer returns to the pool only once the engine's
-        // stream waits for `done`, and every later copy into it waits for the engine's stream.
-        unsafe { self.incoming.copy_to_device(at(matrix.address), buffer, buffer.len())? };
-        self.incoming.record(&done)?;
-        copy.coming = Some(matrix);
-        copy.done = done;
-        Ok(())
-    }
-}
 
 /// See [`crate::MemoryOps::offload`].
 pub(super) fn offload(engine: &Engine, x: Primitive) -> HostCopy {
     engine.section(|| {
         let matrix = engine.dense(engine.view_of(x));
-        check("copying to the host", engine.copies.out(engine, matrix))
+        check("copying to the host", engine.copies.out(engine.stream(), matrix))
     })
 }
 
 /// See [`crate::MemoryOps::prefetch`].
 pub(super) fn prefetch(engine: &Engine, copy: Option<&mut HostCopy>) {
     if let Some(copy) = copy {
-        engine.section(|| check("copying from the host", engine.copies.back(engine, copy)));
+        engine.section(|| start_back(engine, copy));
     }
 }
 
 /// See [`crate::MemoryOps::restore`].
 pub(super) fn restore(engine: &Engine, mut copy: HostCopy) -> Primitive {
     engine.section(|| {
-        check("copying from the host", engine.copies.back(engine, &mut copy));
-        check("waiting for a copy", engine.copies.wait(engine, &copy.done));
-        let matrix = copy.coming.take().expect("the copy was started above");
-        if let Some(buffer) = copy.buffer.take() {
-            engine.copies.free.put(buffer);
-        }
-        matrix.tensor
+        start_back(engine, &mut copy);
+        let start = check("recording an event", engine.mark());
+        let wait = || engine.stream().wait_for(&copy.done);
+        check("waiting for a copy", engine.traced("wait for a copy from the host", Cost::default(), wait));
+        engine.copies.waited((start, check("recording an event", engine.mark())));
+        engine.copies.arrived(copy)
     })
+}
+
+/// Starts the copy back, unless it is under way.
+fn start_back(engine: &Engine, copy: &mut HostCopy) {
+    if !copy.is_coming() {
+        let [rows, width] = copy.shape;
+        let new = engine.empty_matrix(rows, width, copy.dtype);
+        check("copying from the host", engine.copies.back(engine.stream(), copy, new));
+    }
 }

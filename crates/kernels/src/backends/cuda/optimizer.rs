@@ -7,11 +7,11 @@
 use burn_tensor::{DType, Tensor};
 use firebrick_cuda::{Arguments, LaunchShape};
 
-use super::engine::{Cuda, Engine, engine};
+use super::engine::{Engine, engine};
 use super::launch::{Launch, at, grid};
+use super::matrix::{Cuda, MatrixView, Primitive, float, int_tensor, tensor};
 use super::program::Source;
 use super::scratch::ScratchSlot;
-use super::tensor::{MatrixView, Primitive, float, int_tensor, tensor};
 use crate::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, OptimizerOps};
 
 /// Tensors per launch, as `optimizer.cu` has it.

@@ -5,11 +5,11 @@ use burn_tensor::{DType, Tensor};
 use firebrick_cuda::{Arguments, LaunchShape};
 use firebrick_precision::{QuantFormat, blockwise, nf4};
 
-use super::engine::{Cuda, Engine};
+use super::engine::Engine;
 use super::launch::{Launch, at, grid};
+use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, int_tensor, tensor};
 use super::program::Source;
 use super::scratch::ScratchSlot;
-use super::tensor::{DeviceBlock, MatrixView, Primitive, int_tensor, tensor};
 use crate::{Adapter, BlockScales, QuantizedWeight, Scales};
 
 /// What lies around the values of one weight of a group; nothing by default.

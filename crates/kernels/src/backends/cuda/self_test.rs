@@ -4,8 +4,9 @@
 use burn_tensor::DType;
 use cubecl::cuda::CudaDevice;
 
-use super::engine::{Cuda, engine};
+use super::engine::engine;
 use super::failure::DeviceFailure;
+use super::matrix::Cuda;
 use crate::conformance::{Case, attention, usual_operations, verdict};
 
 /// See [`crate::Kernels::self_test`]. Documents of one length and of several take different ways through attention: both run.

@@ -3,11 +3,12 @@
 
 use std::cell::OnceCell;
 
+use super::matrix::Cuda;
+
 use burn_tensor::Tensor;
 use cubecl::cuda::CudaDevice;
 use firebrick_precision::{DynamicMap, QuantFormat};
 
-use super::engine::Cuda;
 use crate::weights::reference::pairs;
 
 /// See the head of this file.

@@ -1,139 +1,16 @@
-//! Burn's tensors as launches see them: an address, a shape and a row stride; and new tensors in CubeCL's memory.
+//! New tensors in CubeCL's memory, and any tensor as a matrix that launches can read.
 //!
-//! A matrix is rows of adjacent values at any row stride, so that column ranges of a wider buffer (gate and up of one GEMM) need no
-//! copy. Everything else is made contiguous by a kernel of the engine: Burn's own copy would run on CubeCL's stream, in the middle
-//! of a section.
-//! Trade-off: [`MatrixView`] owns its memory and is cheap to clone; a [`DeviceBlock`] is a bare address, and the caller that makes one holds
-//! the owner until the launch that uses it is queued.
-
-use std::ops::Deref;
+//! What is not rows of adjacent values is made contiguous by a kernel of the engine: Burn's own copy would run on CubeCL's stream, in
+//! the middle of a section.
+//! Trade-off: a tensor that is neither a matrix nor contiguous costs a copy, in every call.
 
 use burn_cubecl::tensor::CubeTensor;
-use burn_tensor::{DType, Int, Shape, Tensor, TensorMetadata, TensorPrimitive};
-use cubecl::cuda::CudaRuntime;
-use cubecl::zspace::metadata::Metadata;
+use burn_tensor::{DType, Int, Shape, Tensor, TensorMetadata};
 
-use super::engine::{Cuda, Engine};
+use super::engine::Engine;
+use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, float, tensor, view};
 use super::scratch::ScratchSlot;
 use crate::backends::cuda_rows::row_stride;
-
-/// The primitive of every tensor of this backend.
-pub(super) type Primitive = CubeTensor<CudaRuntime>;
-
-/// Rows in device memory, by address alone.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct DeviceBlock {
-    /// Address of the first value.
-    pub address: u64,
-    /// Rows.
-    pub rows: usize,
-    /// Adjacent values of a row.
-    pub width: usize,
-    /// Values from the start of one row to the next.
-    pub stride: usize,
-    /// Format of the values.
-    pub dtype: DType,
-}
-
-impl DeviceBlock {
-    /// Rows without gaps.
-    pub(super) fn dense(address: u64, [rows, width]: [usize; 2], dtype: DType) -> Self {
-        Self { address, rows, width, stride: width, dtype }
-    }
-
-    /// `width` columns from `start` on.
-    pub(super) fn columns(self, start: usize, width: usize) -> Self {
-        debug_assert!(start + width <= self.width, "columns {start}+{width} of {}", self.width);
-        Self { address: self.address + (start * self.dtype.size()) as u64, width, ..self }
-    }
-
-    /// `rows` rows from `start` on.
-    pub(super) fn rows(self, start: usize, rows: usize) -> Self {
-        debug_assert!(start + rows <= self.rows, "rows {start}+{rows} of {}", self.rows);
-        Self { address: self.address + (start * self.stride * self.dtype.size()) as u64, rows, ..self }
-    }
-
-    /// The `width` columns after the last one, in the room of each row.
-    pub(super) fn columns_after(self, width: usize) -> Self {
-        assert!(self.has_room(width), "room for {width} columns in rows of {} at stride {}", self.width, self.stride);
-        Self { width: self.width + width, ..self }.columns(self.width, width)
-    }
-
-    /// The same rows with `width` columns more.
-    pub(super) fn widened(self, width: usize) -> Self {
-        assert!(self.has_room(width), "room for {width} columns in rows of {} at stride {}", self.width, self.stride);
-        Self { width: self.width + width, ..self }
-    }
-
-    /// Whether rows have room for `width` columns more.
-    pub(super) fn has_room(&self, width: usize) -> bool {
-        self.width + width <= self.stride
-    }
-
-    /// Number of values.
-    pub(super) fn count(&self) -> usize {
-        self.rows * self.width
-    }
-
-    /// Bytes of all values, gaps left out.
-    pub(super) fn bytes(&self) -> usize {
-        self.count() * self.dtype.size()
-    }
-
-    /// Whether rows follow each other without a gap.
-    pub(super) fn is_dense(&self) -> bool {
-        self.stride == self.width || self.rows <= 1
-    }
-}
-
-/// A matrix in device memory; keeps its memory alive.
-#[derive(Clone, Debug)]
-pub(super) struct MatrixView {
-    block: DeviceBlock,
-    /// Owner of the memory.
-    pub tensor: Primitive,
-}
-
-impl Deref for MatrixView {
-    type Target = DeviceBlock;
-
-    fn deref(&self) -> &DeviceBlock {
-        &self.block
-    }
-}
-
-impl MatrixView {
-    /// Its address, without its owner.
-    pub(super) fn block(&self) -> DeviceBlock {
-        self.block
-    }
-}
-
-/// An allocation that low-rank intermediates are saved in, one after the other.
-#[derive(Debug)]
-pub(super) struct LowRankChunk {
-    pub memory: MatrixView,
-    /// Ranks that are taken.
-    pub used: usize,
-}
-
-/// The float primitive of a tensor.
-pub(super) fn float<const D: usize>(tensor: Tensor<Cuda, D>) -> Primitive {
-    match tensor.into_primitive() {
-        TensorPrimitive::Float(primitive) => primitive,
-        TensorPrimitive::QFloat(_) => unreachable!("no tensor of ours is of Burn's quantized kind"),
-    }
-}
-
-/// A tensor of a float primitive.
-pub(super) fn tensor<const D: usize>(primitive: Primitive) -> Tensor<Cuda, D> {
-    Tensor::from_primitive(TensorPrimitive::Float(primitive))
-}
-
-/// A tensor of an integer primitive.
-pub(super) fn int_tensor<const D: usize>(primitive: Primitive) -> Tensor<Cuda, D, Int> {
-    Tensor::from_primitive(primitive)
-}
 
 impl Engine {
     /// A new, uninitialized, contiguous tensor.
@@ -149,7 +26,7 @@ impl Engine {
         self.watch.verify();
         let handle = client.empty(bytes);
         let new = CubeTensor::new_contiguous(client.clone(), self.device().clone(), shape, handle, dtype);
-        self.resolve_new(&new);
+        self.addresses.resolve_new(&new);
         self.watch.restart();
         new
     }
@@ -300,12 +177,4 @@ impl Engine {
         assert!(matrix.is_dense() && start + rows <= matrix.rows, "rows {start}+{rows} of {}", matrix.rows);
         view(matrix, start * matrix.width, &[rows, matrix.width], vec![matrix.width, 1])
     }
-}
-
-/// Part of a matrix's memory with another shape, `start` values on.
-pub(super) fn view(matrix: &MatrixView, start: usize, shape: &[usize], strides: Vec<usize>) -> Primitive {
-    let mut view = matrix.tensor.clone();
-    view.handle = view.handle.offset_start((start * matrix.dtype.size()) as u64);
-    *view.meta = Metadata::new(shape.to_vec(), strides);
-    view
 }

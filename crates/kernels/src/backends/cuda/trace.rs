@@ -7,7 +7,6 @@ use std::cell::RefCell;
 
 use firebrick_cuda::Event;
 
-use super::engine::Engine;
 use super::failure::check;
 use crate::TracedOperation;
 
@@ -42,18 +41,26 @@ struct Recording {
 }
 
 impl Trace {
-    /// Starts to record; what was recorded before is dropped. Waits for the device, so that the trace begins now for both.
-    pub(super) fn start(&self, engine: &Engine) {
-        check("waiting for the device", engine.context().synchronize());
-        let origin = check("recording an event", engine.mark());
-        check("waiting for the device", origin.synchronize());
+    /// Whether launches are being recorded.
+    pub(super) fn is_recording(&self) -> bool {
+        self.recording.borrow().is_some()
+    }
+
+    /// Starts to record, from `origin` on; what was recorded before is dropped.
+    pub(super) fn start(&self, origin: Event) {
         *self.recording.borrow_mut() = Some(Recording { origin, spans: Vec::new() });
     }
 
-    /// Ends recording: launches in order. Waits for the device.
-    pub(super) fn finish(&self, engine: &Engine) -> Vec<TracedOperation> {
+    /// Adds a launch between two events.
+    pub(super) fn record(&self, name: &'static str, cost: Cost, [start, end]: [Event; 2]) {
+        if let Some(recording) = self.recording.borrow_mut().as_mut() {
+            recording.spans.push(Span { name, cost, start, end });
+        }
+    }
+
+    /// Ends recording: launches in order. The caller has waited for the device.
+    pub(super) fn finish(&self) -> Vec<TracedOperation> {
         let Some(Recording { origin, spans }) = self.recording.borrow_mut().take() else { return Vec::new() };
-        check("waiting for the device", engine.context().synchronize());
         let between = |start: &Event, end: &Event| f64::from(check("reading an event", end.milliseconds_since(start)));
         let operation = |span: Span| TracedOperation {
             name: span.name,
@@ -64,21 +71,5 @@ impl Trace {
             gemm: span.cost.gemm,
         };
         spans.into_iter().map(operation).collect()
-    }
-}
-
-impl Engine {
-    /// Runs `work`, which submits to the stream, between two events if a trace is being recorded.
-    pub(super) fn traced<R>(&self, name: &'static str, cost: Cost, work: impl FnOnce() -> R) -> R {
-        if self.trace.recording.borrow().is_none() {
-            return work();
-        }
-        let start = check("recording an event", self.mark());
-        let result = work();
-        let end = check("recording an event", self.mark());
-        if let Some(recording) = self.trace.recording.borrow_mut().as_mut() {
-            recording.spans.push(Span { name, cost, start, end });
-        }
-        result
     }
 }

@@ -8,10 +8,10 @@ use burn_tensor::{DType, Tensor};
 use firebrick_precision::QuantFormat;
 
 use super::appended::{appended_columns, ranks};
-use super::engine::{Cuda, Engine, engine};
+use super::engine::{Engine, engine};
+use super::matrix::{Cuda, DeviceBlock, MatrixView, float, tensor};
 use super::quantize::Around;
 use super::scratch::{Contents, ScratchSlot};
-use super::tensor::{DeviceBlock, MatrixView, float, tensor};
 use crate::backends::cuda_rows::row_stride;
 use crate::{Bias, Group, Module, QuantizedWeight, Weight, WeightOps};
 

@@ -1,0 +1,32 @@
+//! Whether cuDNN is installed, and which of its passes count as refused.
+//! Trade-off: it is looked for once, when the engine starts.
+
+use std::cell::Cell;
+
+use firebrick_cuda::{Context, CudaError, Cudnn};
+
+/// cuDNN, if it is installed.
+pub(super) struct Library {
+    pub(super) cudnn: Option<Cudnn>,
+    /// Set by tests: passes that count as refused.
+    pub(super) refuses_forward: Cell<bool>,
+    pub(super) refuses_backward: Cell<bool>,
+}
+
+impl Library {
+    pub(super) fn new(context: &Context) -> Result<Self, CudaError> {
+        let cudnn = match Cudnn::load(context) {
+            Ok(cudnn) => Some(cudnn),
+            // The plan of a run reports that attention is slower without it, and what to install.
+            Err(CudaError::CudnnNotFound { .. } | CudaError::BrokenCudnn { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(Self { cudnn, refuses_forward: Cell::new(false), refuses_backward: Cell::new(false) })
+    }
+
+    /// Treats passes as refused by the library, or not.
+    pub(super) fn refuse(&self, forward: bool, backward: bool) {
+        self.refuses_forward.set(forward);
+        self.refuses_backward.set(backward);
+    }
+}
