@@ -10,6 +10,7 @@ use std::path::Path;
 
 use burn_tensor::DType;
 use firebrick_data::Tokenizer;
+use firebrick_kernels::GemmFormat;
 use firebrick_kernels::backends::Flex;
 use firebrick_model::{BaseStorage, BuildOptions, Decoder, GenerateOptions, HfFolder, ModelConfig, Sampler};
 use firebrick_precision::Format;
@@ -26,6 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         lora: None,
         seed: 0,
         compute_dtype: DType::F32,
+        gemms: GemmFormat::Compute,
         max_positions: 512,
     };
     let (config, weights) = (ModelConfig::read(folder)?, HfFolder::open(folder)?);

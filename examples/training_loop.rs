@@ -16,7 +16,7 @@ use firebrick_data::{
     PackedDataset, SourceSpec, Tokenizer,
 };
 use firebrick_kernels::backends::Flex;
-use firebrick_kernels::{GradientMap, GradientSink, Kernels, LossTargets};
+use firebrick_kernels::{GemmFormat, GradientMap, GradientSink, Kernels, LossTargets};
 use firebrick_model::{
     BaseStorage, BuildOptions, Decoder, HfFolder, LoraConfig, LossOptions, MicroBatch, ModelConfig, PassOptions,
     TargetModules,
@@ -95,6 +95,7 @@ fn model<B: Kernels>() -> Result<Decoder<B>, Box<dyn Error>> {
         lora: Some(lora),
         seed: 0,
         compute_dtype: DType::F32,
+        gemms: GemmFormat::Compute,
         max_positions: TOKENS,
     };
     let (config, weights) = (ModelConfig::read(Path::new(&folder))?, HfFolder::open(Path::new(&folder))?);

@@ -10,7 +10,8 @@ use burn_tensor::{DType, Distribution, Tensor};
 use firebrick_arch::{EMBEDDING, MlpSpec, rope};
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{
-    Documents, GradientMap, GradientSink, MemoryOps, NormWeight, Qkv, RotaryTables, Weight, attention, linear, norm,
+    Documents, GemmFormat, GradientMap, GradientSink, MemoryOps, NormWeight, Qkv, RotaryTables, Weight, attention,
+    linear, norm,
 };
 use firebrick_model::layer::Layer;
 use firebrick_model::linear::Linear;
@@ -81,6 +82,7 @@ impl Case {
             lora: plan.lora.value.clone(),
             seed: plan.seed.value,
             compute_dtype: DType::F32,
+            gemms: GemmFormat::Compute,
             max_positions: batch.row_len,
         };
         // The same seed draws the same embedding for a model that trains, whose weights can be read.

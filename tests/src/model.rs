@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use burn_tensor::{DType, Tensor};
 use firebrick_data::{Batch, IGNORE_INDEX};
-use firebrick_kernels::{GradientMap, GradientSink, Kernels};
+use firebrick_kernels::{GemmFormat, GradientMap, GradientSink, Kernels};
 use firebrick_model::peft::read_adapter_config;
 use firebrick_model::{
     BaseStorage, BuildOptions, Decoder, HfFolder, LossOptions, MicroBatch, ModelConfig, PassOptions,
@@ -43,6 +43,7 @@ pub fn load_in<B: Kernels>(
         lora: adapter.as_ref().map(|dir| read_adapter_config(dir).expect("the adapter has a readable config")),
         seed: 0,
         compute_dtype,
+        gemms: GemmFormat::Compute,
         max_positions: POSITIONS,
     };
     let config = ModelConfig::read(&folder).expect("the model has a readable config");

@@ -10,7 +10,7 @@ use firebrick_arch::{AttentionSpec, LoraConfig, MlpSpec, TargetModules};
 use firebrick_data::{Batch, IGNORE_INDEX};
 use firebrick_kernels::backends::cuda::refuse_cudnn;
 use firebrick_kernels::backends::{BackendKind, Cuda, Flex};
-use firebrick_kernels::{GradientMap, GradientSink, Kernels};
+use firebrick_kernels::{GemmFormat, GradientMap, GradientSink, Kernels};
 use firebrick_model::{BaseStorage, BuildOptions, Decoder, ModelConfig, PassOptions};
 use firebrick_tests::{
     FAMILIES, FROZEN, Golden, NEW, NF4, TRAINED, finish, finish_traced, fixture, host, host_gradients, load,
@@ -221,7 +221,8 @@ fn random_model<B: Kernels>(family: &str, head_dim: usize, dtype: DType, storage
         target_modules: TargetModules::AllLinear,
         base_model_name_or_path: None,
     });
-    let build = BuildOptions { storage, lora, seed: 3, compute_dtype: dtype, max_positions: 512 };
+    let build =
+        BuildOptions { storage, lora, seed: 3, compute_dtype: dtype, gemms: GemmFormat::Compute, max_positions: 512 };
     Decoder::random(config, &build, &B::Device::default()).expect("every module can be adapted")
 }
 
@@ -267,7 +268,14 @@ fn attention_is_fused(model: &Decoder<Cuda>, operations: &BTreeMap<&'static str,
 fn print_attention(family: &str, dtype: DType) {
     let config = ModelConfig::read(&fixture(family)).expect("the model has a readable config");
     let head_dim = config.spec.layers[0].attention.head_dim;
-    let options = BuildOptions { storage: TRAINED, lora: None, seed: 0, compute_dtype: dtype, max_positions: 128 };
+    let options = BuildOptions {
+        storage: TRAINED,
+        lora: None,
+        seed: 0,
+        compute_dtype: dtype,
+        gemms: GemmFormat::Compute,
+        max_positions: 128,
+    };
     let model = Decoder::<Cuda>::random(config, &options, &Default::default()).expect("there is no adapter");
     let fused = attention_is_fused(&model, &operations(&model, &sequence_of(&[30, 34], None, 0)));
     let by = if fused { "the engine" } else { "the REFERENCE body" };

@@ -20,12 +20,12 @@ pub mod weights;
 use burn_tensor::DType;
 
 pub use attention::{AttentionOps, AttentionOutput, Documents, Qkv, SoftmaxStatistics, StatisticsLayout};
-pub use backends::{BackendKind, estimate};
+pub use backends::{BackendKind, estimate, fp8_refusal};
 pub use comm::{CommError, CommOps, Communicator};
 pub use embedding::EmbeddingOps;
 pub use gradient::{Contributions, GradientMap, GradientSink, Parameter};
 pub use linear::{
-    Adapter, Bias, Epilogue, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Module, ModuleGradients,
+    Adapter, Bias, Epilogue, GemmFormat, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Module, ModuleGradients,
     ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables, WeightGradient,
 };
 pub use loss::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};

@@ -1,16 +1,16 @@
 //! How exactly an adapter's contribution arrives in the output of a projection, on a real device, at the shapes of Llama-3.1-8B.
 //!
 //! The contribution is what an output gains by the adapter, from two calls whose residual takes away what the base alone gives, so that
-//! the rounding of outputs hides nothing. Compared are adapters appended to the inner dimension (the quantized base), separate low-rank
-//! GEMMs (a dense base of the same values), and weights into which the adapter was merged before their rounding to bf16, which is what
-//! other trainers do when they merge. Part of the GPU suite; `--nocapture` prints the table.
+//! the rounding of outputs hides nothing. Compared are adapters appended to the inner dimension, on the quantized base and on a dense
+//! one of the same values, and weights into which the adapter was merged before their rounding to bf16, which is what other trainers do
+//! when they merge. Part of the GPU suite; `--nocapture` prints the table.
 //! Trade-off: random inputs and factors, 256 tokens; coherent inputs, as after training, have less noise.
 #![cfg(feature = "cuda")]
 
 use burn_tensor::{DType, Distribution, Tensor};
 use firebrick_kernels::backends::cuda::{Cuda, probe};
 use firebrick_kernels::{
-    Adapter, Epilogue, Group, Keep, LinearOps, Module, Prologue, Weight, WeightGradient, WeightOps,
+    Adapter, Epilogue, GemmFormat, Group, Keep, LinearOps, Module, Prologue, Weight, WeightGradient, WeightOps,
 };
 use firebrick_precision::QuantFormat;
 
@@ -25,7 +25,7 @@ fn project(x: &Matrix, weight: Weight<Cuda>, adapter: Option<Adapter<Cuda>>, res
     let out = weight.shape()[0];
     let module = Module { columns: 0..out, weight, weight_gradient: WeightGradient::Frozen, bias: None, adapter };
     let epilogue = residual.map_or(Epilogue::None, |residual| Epilogue::Residual(residual.clone()));
-    let group = Group { modules: vec![module], parts: vec![out] };
+    let group = Group { modules: vec![module], parts: vec![out], gemms: GemmFormat::Compute };
     Cuda::project(Prologue::None { x: x.clone() }, &group, epilogue, Keep::Nothing).0.remove(0)
 }
 
@@ -83,13 +83,13 @@ fn adapter(base: &Base, size: f64, device: &Device) -> (Adapter<Cuda>, Matrix) {
 }
 
 #[test]
-fn an_appended_adapter_is_as_exact_as_a_separate_one_at_any_size() {
+fn an_appended_adapter_is_exact_at_any_size_on_a_quantized_and_on_a_dense_base() {
     if let Err(reason) = probe() {
         eprintln!("skipped: {reason}");
         return;
     }
     let device = Device::default();
-    eprintln!("| projection | |BA| / |W| | appended: slope, noise | separate | merged before rounding |");
+    eprintln!("| projection | |BA| / |W| | on NF4: slope, noise | on bf16 | merged before rounding |");
     let shapes =
         [("q, o", [4096, 4096]), ("k, v", [1024, 4096]), ("gate, up", [14_336, 4096]), ("down", [4096, 14_336])];
     for (name, shape) in shapes {
@@ -107,8 +107,8 @@ fn an_appended_adapter_is_as_exact_as_a_separate_one_at_any_size() {
                 base.contribution(&base.dense, merged, None),
             ]
             .map(|got| slope_and_noise(&got, &expected));
-            let [appended, separate, merged] = results.map(|(slope, noise)| format!("{slope:.3}, {noise:.3}"));
-            eprintln!("| {name} | {size:.0e} | {appended} | {separate} | {merged} |");
+            let [quantized, dense, merged] = results.map(|(slope, noise)| format!("{slope:.3}, {noise:.3}"));
+            eprintln!("| {name} | {size:.0e} | {quantized} | {dense} | {merged} |");
             // A GEMM with appended ranks may sum the base's products in another order than one without, which differs by some 1e-5
             // of the output in f32.
             for (slope, noise) in &results[..2] {

@@ -14,8 +14,8 @@ use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::{EMBEDDING, ModelConfig};
 use firebrick_kernels::memory::prefetch::{Schedule, Store};
 use firebrick_kernels::{
-    Contributions, CrossEntropy, CrossEntropyOptions, Documents, Epilogue, GradientSink, Group, Keep, Kernels,
-    LossTargets, Module, Offloaded, Parameter, Prologue, Recompute, RotaryTables, Weight, WeightGradient,
+    Contributions, CrossEntropy, CrossEntropyOptions, Documents, Epilogue, GemmFormat, GradientSink, Group, Keep,
+    Kernels, LossTargets, Module, Offloaded, Parameter, Prologue, Recompute, RotaryTables, Weight, WeightGradient,
 };
 
 use crate::layer::{Attend, Context, Layer, SavedForBackward};
@@ -377,7 +377,7 @@ impl<B: Kernels> Decoder<B> {
             bias: None,
             adapter: None,
         };
-        let group = Group { modules: vec![head], parts: vec![vocab_size] };
+        let group = Group { modules: vec![head], parts: vec![vocab_size], gemms: GemmFormat::Compute };
         let (mut outputs, _) = B::project(Prologue::None { x: hidden_nd }, &group, Epilogue::None, Keep::Nothing);
         let logits = outputs.pop().expect("a group of one part has one output");
         if logits.dtype() == DType::F32 { logits } else { logits.cast(DType::F32) }

@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use burn_tensor::{DType, Tensor};
 use firebrick_kernels::{
-    Adapter, Bias, Epilogue, GradientSink, Group, InputGradient, Keep, Kernels, Module, ModuleGradients, Parameter,
-    ProjectSaved, Prologue, Weight, WeightGradient,
+    Adapter, Bias, Epilogue, GemmFormat, GradientSink, Group, InputGradient, Keep, Kernels, Module, ModuleGradients,
+    Parameter, ProjectSaved, Prologue, Weight, WeightGradient,
 };
 
 /// A weight matrix and whether it trains.
@@ -155,6 +155,8 @@ pub struct LinearGroup<B: Kernels> {
     pub modules: Vec<Linear<B>>,
     /// Widths of the outputs that the consumer reads.
     pub parts: Vec<usize>,
+    /// What its GEMMs multiply.
+    pub gemms: GemmFormat,
 }
 
 /// What a group's backward returns to the layer; gradients of the modules went to the sink.
@@ -174,7 +176,7 @@ impl<B: Kernels> LinearGroup<B> {
         adapters: bool,
     ) -> (Vec<Tensor<B, 2>>, Option<ProjectSaved<B>>) {
         let modules = self.modules.iter().map(|linear| linear.module(adapters, WeightGradient::Frozen)).collect();
-        B::project(prologue, &Group { modules, parts: self.parts.clone() }, epilogue, keep)
+        B::project(prologue, &Group { modules, parts: self.parts.clone(), gemms: self.gemms }, epilogue, keep)
     }
 
     /// Backward of [`LinearGroup::forward`].
@@ -194,7 +196,7 @@ impl<B: Kernels> LinearGroup<B> {
                 (linear.module(adapters, weight_gradient), lent)
             })
             .unzip();
-        let group = Group { modules, parts: self.parts.clone() };
+        let group = Group { modules, parts: self.parts.clone(), gemms: self.gemms };
         let gradients = B::project_backward(saved, group, d_outputs, d_residual);
         for ((linear, gradients), lent) in self.modules.iter().zip(gradients.modules).zip(lent) {
             linear.add_gradients(gradients, lent, sink);

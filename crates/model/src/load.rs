@@ -16,7 +16,7 @@ use firebrick_arch::{
     EMBEDDING, FINAL_NORM, GroupSpec, HEAD, LayerSpec, LoraConfig, ModelConfig, ModelSpec, ModuleSpec, QkNorm, Role,
     TensorSpec, layer_norm_name, lora_tensor_names, rope,
 };
-use firebrick_kernels::{BaseStorage, Kernels, Parameter, QuantizedWeight, RotaryTables, Weight};
+use firebrick_kernels::{BaseStorage, GemmFormat, Kernels, Parameter, QuantizedWeight, RotaryTables, Weight};
 use firebrick_precision::{Format, QuantFormat};
 use rand::Rng;
 use xxhash_rust::xxh3::Xxh3;
@@ -47,6 +47,8 @@ pub struct BuildOptions {
     pub seed: u64,
     /// Dtype of activations and of frozen dense weights.
     pub compute_dtype: DType,
+    /// What the GEMMs of the layers multiply.
+    pub gemms: GemmFormat,
     /// Positions the rotary tables cover: the longest packed sequence, or the longest generated text.
     pub max_positions: usize,
 }
@@ -228,7 +230,7 @@ impl<B: Kernels> Builder<'_, B> {
     fn group(&mut self, group: &GroupSpec) -> Result<LinearGroup<B>, ModelError> {
         let modules =
             group.modules.iter().map(|module| self.linear(module, group.in_features)).collect::<Result<_, _>>()?;
-        Ok(LinearGroup { modules, parts: group.parts.clone() })
+        Ok(LinearGroup { modules, parts: group.parts.clone(), gemms: self.options.gemms })
     }
 
     fn linear(&mut self, module: &ModuleSpec, in_features: usize) -> Result<Linear<B>, ModelError> {
@@ -361,7 +363,7 @@ mod tests {
     const NARROW: Limits = Limits { readers: 8, bytes: 64 };
 
     fn options(storage: BaseStorage, compute_dtype: DType) -> BuildOptions {
-        BuildOptions { storage, lora: None, seed: 0, compute_dtype, max_positions: 4 }
+        BuildOptions { storage, lora: None, seed: 0, compute_dtype, gemms: GemmFormat::Compute, max_positions: 4 }
     }
 
     /// The tiny model, with biases, stored in a format; `damage` may change a tensor's values.

@@ -54,6 +54,12 @@ pub enum RunError {
         /// What would make it work.
         install: &'static str,
     },
+    /// 8-bit floats where there are none.
+    #[error("compute = \"fp8\": {reason}. Write compute = \"bfloat16\"")]
+    NoFp8 {
+        /// What is in the way.
+        reason: String,
+    },
     /// The plan needs more memory than there is.
     #[error("this run needs {needed} of memory, and {available} are free{breakdown}\n{advice}")]
     DoesNotFit {

@@ -202,7 +202,7 @@ struct Generate {
     max_new_tokens: usize,
     /// Number format of activations and matrix multiplications: float32, bfloat16 or float16. Default: bfloat16 on CUDA, float32
     /// elsewhere.
-    #[arg(long, value_name = "FORMAT", value_parser = compute::parse)]
+    #[arg(long, value_name = "FORMAT", value_parser = compute::parse_format)]
     dtype: Option<Format>,
     /// 0 is greedy.
     #[arg(long, default_value_t = 0.0)]

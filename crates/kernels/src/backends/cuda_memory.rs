@@ -12,7 +12,8 @@ use firebrick_arch::{ModelSpec, QkNorm};
 use firebrick_hwprofile::memory::MemoryLine;
 
 use super::cuda_layer::buffers_per_token;
-use super::cuda_rows::{appended_to, row_stride};
+use super::cuda_rows::{appended_to, fp8_row_bytes, fp8_weight_bytes, row_stride};
+use crate::GemmFormat;
 use crate::memory::estimate::{Recompute, TrainingShape, line};
 
 /// The device's context, CubeCL's and our kernels, cuBLASLt and cuDNN once loaded.
@@ -28,6 +29,7 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
     let flowing = buffers_per_token(model, training) * training.activation_bytes();
     let chunk = (training.loss_chunk_tokens as u64).min(training.tokens());
     let attended = training.tokens().min(MAX_BACKWARD_TOKENS.max(training.longest_document) as u64);
+    let [weights, rows] = fp8_bytes(model, training);
     vec![
         line(
             "layer at work",
@@ -39,6 +41,8 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
             training.tokens() * next_to_raw_bytes_per_token(model, training),
             "in the buffers in which queries and keys are saved before their norm".to_owned(),
         ),
+        line("8-bit weights", weights, "the projections of one layer in E4M3, as they are and transposed".to_owned()),
+        line("8-bit rows", rows, "the widest activation or gradient in E4M3".to_owned()),
         line("converted weights", converted_bytes(model, training), converted_why(training)),
         line(
             "logits",
@@ -82,20 +86,38 @@ fn attention_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u64
 }
 
 /// One buffer per group of a layer, which all layers share, with the adapters around the weight; in full training one more for the head.
+/// Dense weights need one only to stand next to their adapters.
 fn converted_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
-    if !training.needs_conversion() {
-        return 0;
-    }
+    let converts_all = training.needs_conversion() && training.gemms == GemmFormat::Compute;
     // Buffers of one shape are one buffer.
     let mut shapes: BTreeSet<[usize; 2]> = BTreeSet::new();
     for group in (0..model.layers.len()).flat_map(|layer| model.groups(layer)) {
         let appended = appended_to(&group, training);
+        if !converts_all && appended == 0 {
+            continue;
+        }
         shapes.insert([group.out_features() + appended, row_stride(group.in_features, appended)]);
     }
-    if training.lora.is_none() {
+    if training.needs_conversion() && training.lora.is_none() {
         shapes.insert([model.vocab_size, model.hidden_size]);
     }
     shapes.iter().map(|[rows, columns]| (rows * columns) as u64).sum::<u64>() * training.activation_bytes()
+}
+
+/// Weights of one layer in 8-bit codes, in both orders, and the rows that they are multiplied with.
+fn fp8_bytes(model: &ModelSpec, training: &TrainingShape) -> [u64; 2] {
+    if training.gemms == GemmFormat::Compute {
+        return [0; 2];
+    }
+    let groups: Vec<_> = (0..model.layers.len()).flat_map(|layer| model.groups(layer)).collect();
+    // Buffers of one shape are one buffer.
+    let weights: BTreeSet<_> = groups
+        .iter()
+        .map(|group| (group.out_features(), group.in_features, fp8_weight_bytes(group, training)))
+        .collect();
+    let weights = weights.iter().flat_map(|(.., bytes)| bytes).sum::<usize>() as u64;
+    let row = groups.iter().map(|group| fp8_row_bytes(group, training)).max().unwrap_or(0) as u64;
+    [weights, training.tokens() * row]
 }
 
 fn converted_why(training: &TrainingShape) -> String {
@@ -141,7 +163,7 @@ mod tests {
         let shapes = [[6144 + 48, 4160], [4096 + 16, 4160], [28_672 + 32, 4160], [4096 + 16, 14_400]];
         let values: u64 = shapes.iter().map(|[rows, columns]| rows * columns).sum();
         assert_eq!(bytes_of(&on_cuda(&qlora(1, Recompute::Full)), "converted weights"), values * 2);
-        assert_eq!(bytes_of(&on_cuda(&dense(Format::Bf16)), "converted weights"), 0);
+        assert_eq!(bytes_of(&on_cuda(&dense(Format::Bf16)), "converted weights"), values * 2, "next to their adapters");
         let full = on_cuda(&full(Format::Bf16));
         assert_eq!(bytes_of(&full, "converted weights"), (218_103_808 + 128_256 * 4096) * 2);
         assert_eq!(bytes_of(&full, "base weights"), 0, "no second copy of all weights");

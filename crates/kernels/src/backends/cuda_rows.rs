@@ -4,8 +4,8 @@
 //! Trade-off: one divisor decides between appended and separate ranks for every shape; it was measured on Llama-3.1-8B.
 
 use firebrick_arch::{GroupSpec, ModelSpec, ModuleSpec};
-use firebrick_precision::Format;
 
+use crate::GemmFormat;
 use crate::memory::estimate::TrainingShape;
 
 /// Ranks are appended to the inner dimension of a group's GEMM while they are at most this part of it; more are separate GEMMs, which
@@ -13,6 +13,8 @@ use crate::memory::estimate::TrainingShape;
 const MAX_APPENDED_DIVISOR: usize = 8;
 /// Rows with appended columns begin on multiples of this many values, as matrix units like them.
 pub(super) const ROW_MULTIPLE: usize = 64;
+/// Inner widths of GEMMs in 8-bit floats are multiples of this: one tile.
+const FP8_MULTIPLE: usize = 128;
 
 /// Columns that the adapters of a group add to its input of `in_features`, from the rank of each module: all ranks, filled up to a
 /// multiple of 8 for the matrix units; 0 where their GEMMs are separate.
@@ -26,13 +28,53 @@ pub(super) fn row_stride(width: usize, appended: usize) -> usize {
     if appended == 0 { width } else { (width + appended).next_multiple_of(ROW_MULTIPLE) }
 }
 
+/// Bytes from the start of one row of 8-bit codes to the next: inner width and ranks, filled up to whole tiles of the matrix units. Where
+/// there are no ranks, 16 is enough of a multiple for cuBLASLt.
+pub(super) fn fp8_stride(width: usize, ranks: usize) -> usize {
+    (width + ranks).next_multiple_of(if ranks == 0 { 16 } else { FP8_MULTIPLE })
+}
+
+/// Ranks of the adapters of a run in a group.
+fn ranks_in(group: &GroupSpec, training: &TrainingShape) -> Vec<usize> {
+    let rank = |module: &ModuleSpec| match &training.lora {
+        Some(lora) if lora.target_modules.matches(&module.path) => lora.r,
+        _ => 0,
+    };
+    group.modules.iter().map(rank).collect()
+}
+
+/// Bytes of a group's weight in 8-bit codes with their scales: for the forward, and transposed.
+pub(super) fn fp8_weight_bytes(group: &GroupSpec, training: &TrainingShape) -> [usize; 2] {
+    let ranks = ranks_in(group, training).iter().sum();
+    let (outputs, inputs) = (group.out_features(), group.in_features);
+    [outputs * (fp8_stride(inputs, ranks) + 4), inputs * (fp8_stride(outputs, ranks) + 4)]
+}
+
+/// Bytes of the longest row of codes that a group's GEMMs read.
+pub(super) fn fp8_row_bytes(group: &GroupSpec, training: &TrainingShape) -> usize {
+    let ranks = ranks_in(group, training).iter().sum();
+    fp8_stride(group.in_features.max(group.out_features()), ranks) + 4
+}
+
 /// Columns that the adapters of a run add to the input of a group; see [`appended_ranks`].
 pub(super) fn appended_to(group: &GroupSpec, training: &TrainingShape) -> usize {
-    let Some(lora) = training.lora.as_ref().filter(|_| matches!(training.stored_format(), Format::Quantized(_))) else {
-        return 0;
+    match training.gemms {
+        GemmFormat::Compute => appended_ranks(group.in_features, &ranks_in(group, training)),
+        // Next to codes, not next to the input.
+        GemmFormat::Fp8 => 0,
+    }
+}
+
+/// Why a model's GEMMs cannot multiply 8-bit floats: a width that is no multiple of 16; `None` if they can.
+#[must_use]
+pub fn fp8_refusal(model: &ModelSpec) -> Option<String> {
+    let groups = (0..model.layers.len()).flat_map(|layer| model.groups(layer));
+    let wrong = |group: &GroupSpec| {
+        let width = [group.in_features, group.out_features()].into_iter().find(|width| !width.is_multiple_of(16))?;
+        let module = &group.modules.first()?.path;
+        Some(format!("{module} has a width of {width}, and 8-bit floats need multiples of 16"))
     };
-    let rank = |module: &ModuleSpec| if lora.target_modules.matches(&module.path) { lora.r } else { 0 };
-    appended_ranks(group.in_features, &group.modules.iter().map(rank).collect::<Vec<_>>())
+    groups.filter_map(|group| wrong(&group)).next()
 }
 
 /// In words: the groups of a layer whose adapters are appended, and those whose GEMMs are separate; `None` without adapters.
@@ -40,7 +82,8 @@ pub(super) fn adapter_gemms(model: &ModelSpec, training: &TrainingShape) -> Opti
     let lora = training.lora.as_ref()?;
     let is_adapted = |group: &GroupSpec| group.modules.iter().any(|module| lora.target_modules.matches(&module.path));
     let groups: Vec<GroupSpec> = model.groups(0).into_iter().filter(is_adapted).collect();
-    let (appended, separate): (Vec<_>, Vec<_>) = groups.iter().partition(|group| appended_to(group, training) > 0);
+    let (appended, separate): (Vec<_>, Vec<_>) =
+        groups.iter().partition(|group| training.gemms == GemmFormat::Fp8 || appended_to(group, training) > 0);
     let named = |way: &str, groups: Vec<&GroupSpec>| {
         let names: Vec<_> = groups
             .iter()
@@ -57,6 +100,7 @@ pub(super) fn adapter_gemms(model: &ModelSpec, training: &TrainingShape) -> Opti
 mod tests {
     use firebrick_arch::LoraConfig;
     use firebrick_arch::shapes::llama_3_1_8b;
+    use firebrick_precision::Format;
 
     use super::*;
     use crate::memory::estimate::Recompute;

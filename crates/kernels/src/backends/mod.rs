@@ -21,6 +21,7 @@ mod wgpu;
 pub use candle::Candle;
 #[cfg(feature = "cuda")]
 pub use cuda::{Cuda, DeviceFailure};
+pub use cuda_rows::fp8_refusal;
 pub use estimate::estimate;
 #[cfg(feature = "flex")]
 pub use flex::Flex;

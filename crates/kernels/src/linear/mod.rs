@@ -10,12 +10,14 @@
 
 #[cfg(feature = "flex")]
 pub(crate) mod conformance;
+mod fp8_reference;
 pub mod reference;
 
 use std::ops::Range;
 
 use burn_tensor::{Tensor, backend::Backend};
 use firebrick_arch::Activation;
+use serde::{Deserialize, Serialize};
 
 use crate::norm::{NormOps, NormWeight};
 use crate::weights::{Weight, WeightOps};
@@ -27,6 +29,20 @@ pub struct Group<B: Backend> {
     pub modules: Vec<Module<B>>,
     /// Widths of the outputs that the consumer reads, side by side: `[q, k, v]`, `[gate, up]`, or one.
     pub parts: Vec<usize>,
+    /// What the GEMMs of the weights multiply.
+    pub gemms: GemmFormat,
+}
+
+/// What the GEMMs of a group's weights multiply, forward and for the gradient of the input. Sums are f32, and results have the compute
+/// format.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GemmFormat {
+    /// Both operands in the compute format.
+    #[default]
+    Compute,
+    /// Both operands in E4M3, each row of weights, activations and gradients with a scale of its own.
+    Fp8,
 }
 
 impl<B: Backend> Group<B> {

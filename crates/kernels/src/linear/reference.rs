@@ -11,9 +11,10 @@ use burn_tensor::activation::sigmoid;
 use burn_tensor::{DType, Tensor, backend::Backend};
 use firebrick_arch::Activation;
 
+use super::fp8_reference;
 use super::{
-    Adapter, Epilogue, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Module, ModuleGradients, ProjectGradients,
-    ProjectSaved, Prologue, RotaryTables, SavedHeads, WeightGradient,
+    Adapter, Epilogue, GemmFormat, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Module, ModuleGradients,
+    ProjectGradients, ProjectSaved, Prologue, RotaryTables, SavedHeads, WeightGradient,
 };
 use crate::dtype::{to_dtype, to_f32};
 use crate::norm::NormWeight;
@@ -27,7 +28,7 @@ pub fn project<B: LinearOps>(
     keep: Keep,
 ) -> (Vec<Tensor<B, 2>>, Option<ProjectSaved<B>>) {
     let input_ni = prologue_output(&prologue);
-    let outputs = group.modules.iter().map(|module| module_forward(input_ni.clone(), module)).collect();
+    let outputs = group.modules.iter().map(|module| module_forward(input_ni.clone(), module, group.gemms)).collect();
     let parts = regroup(outputs, &columns(group), &part_ranges(&group.parts));
     let (outputs, heads) = apply_epilogue(parts, epilogue, keep);
     let saved = (keep != Keep::Nothing).then(|| {
@@ -59,7 +60,7 @@ pub fn project_backward<B: LinearOps>(
     let mut d_input: Option<Tensor<B, 2>> = None;
     let mut modules = Vec::with_capacity(group.modules.len());
     for (module, dy_no) in group.modules.into_iter().zip(d_modules) {
-        let (dx_ni, gradients) = module_backward(input_ni.clone(), module, dy_no);
+        let (dx_ni, gradients) = module_backward(input_ni.clone(), module, group.gemms, dy_no);
         d_input = Some(match d_input {
             Some(earlier) => earlier.add(dx_ni),
             None => dx_ni,
@@ -103,9 +104,12 @@ fn prologue_backward<B: LinearOps>(
 }
 
 /// The GEMM of one module, `[n, o]`.
-fn module_forward<B: LinearOps>(x_ni: Tensor<B, 2>, module: &Module<B>) -> Tensor<B, 2> {
+fn module_forward<B: LinearOps>(x_ni: Tensor<B, 2>, module: &Module<B>, gemms: GemmFormat) -> Tensor<B, 2> {
     let dtype = x_ni.dtype();
-    let mut y_no = x_ni.clone().matmul(dense(&module.weight, dtype).transpose());
+    let mut y_no = match gemms {
+        GemmFormat::Compute => x_ni.clone().matmul(dense(&module.weight, dtype).transpose()),
+        GemmFormat::Fp8 => fp8_reference::product(x_ni.clone(), dense(&module.weight, DType::F32)),
+    };
     if let Some(bias) = &module.bias {
         y_no = y_no.add(to_dtype(bias.value.clone(), dtype).unsqueeze());
     }
@@ -127,10 +131,14 @@ fn scaled_b<B: Backend>(adapter: &Adapter<B>, dtype: DType) -> Tensor<B, 2> {
 fn module_backward<B: LinearOps>(
     x_ni: Tensor<B, 2>,
     module: Module<B>,
+    gemms: GemmFormat,
     dy_no: Tensor<B, 2>,
 ) -> (Tensor<B, 2>, ModuleGradients<B>) {
     let dtype = dy_no.dtype();
-    let dx_ni = dy_no.clone().matmul(dense(&module.weight, dtype));
+    let dx_ni = match gemms {
+        GemmFormat::Compute => dy_no.clone().matmul(dense(&module.weight, dtype)),
+        GemmFormat::Fp8 => fp8_reference::input_gradient(dy_no.clone(), dense(&module.weight, DType::F32)),
+    };
     let of_weight = || to_f32(dy_no.clone().transpose().matmul(x_ni.clone()));
     let weight = match module.weight_gradient {
         WeightGradient::Frozen => None,

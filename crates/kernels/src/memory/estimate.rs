@@ -10,6 +10,8 @@ use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 use serde::{Deserialize, Serialize};
 
+use crate::GemmFormat;
+
 pub use firebrick_hwprofile::memory::MemoryEstimate;
 
 /// What the forward pass of a layer saves for its backward.
@@ -42,8 +44,10 @@ pub struct TrainingShape {
     pub base: BaseStorage,
     /// The adapter; `None`: every parameter trains.
     pub lora: Option<LoraConfig>,
-    /// Format of activations and GEMMs.
+    /// Format of activations.
     pub compute: Format,
+    /// What the GEMMs of the layers multiply.
+    pub gemms: GemmFormat,
     /// Bytes of optimizer state, from the optimizer itself.
     pub optimizer_bytes: u64,
     /// Bytes of it that wait in host memory.
@@ -268,6 +272,7 @@ pub(crate) mod tests {
             base: BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: true })),
             lora: Some(lora(TargetModules::AllLinear)),
             compute: Format::Bf16,
+            gemms: GemmFormat::Compute,
             // 8-bit AdamW: both moments of 41,943,040 parameters with their scales.
             optimizer_bytes: (41_943_040.0f64 * 2.03).ceil() as u64,
             paged_bytes: 0,

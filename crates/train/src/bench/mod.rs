@@ -85,6 +85,7 @@ fn result(
         backend: plan.backend.value,
         device: device_name(profile, plan.backend.value),
         compute: plan.compute.value,
+        gemms: plan.gemms.value,
         recompute: plan.recompute.value,
         offload: plan.offload.value,
         optimizer: plan.optimizer.value,

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use firebrick_kernels::Recompute;
 use firebrick_optim::OptimizerKind;
-use firebrick_precision::Format;
 use toml::Value;
 
+use crate::config::compute::Compute;
 use crate::config::{BackendChoice, RunConfig, compute, from_name, to_name};
 use crate::error::RunError;
 
@@ -44,9 +44,9 @@ pub struct BenchOptions {
     /// What layers compute again in their backward: full, selective or none.
     #[arg(long, default_value = "full", value_parser = from_name::<Recompute>)]
     pub recompute: Recompute,
-    /// Number format of activations and matrix multiplications, if the backend has it: bf16, fp16 or fp32.
+    /// What to compute in, if the backend has it: bf16, fp16, fp32, or fp8 for the matrix multiplications of the layers.
     #[arg(long, default_value = "bf16", value_parser = compute::parse)]
-    pub compute: Format,
+    pub compute: Compute,
     /// Timed steps.
     #[arg(long, default_value = "5", value_parser = count)]
     pub steps: usize,
@@ -119,6 +119,7 @@ fn count(text: &str) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use firebrick_precision::Format;
 
     use super::*;
 
@@ -138,7 +139,7 @@ mod tests {
         let words = "--seq 512 --micro-batch 3 --recompute selective --compute fp32 --rank 8 --optimizer adamw --trace";
         let config = parse(words).unwrap().recipe().unwrap();
         assert_eq!((config.max_seq_len, config.train.micro_batch_size), (512, 3));
-        assert_eq!((config.recompute(), config.compute()), (Recompute::Selective, Format::F32));
+        assert_eq!((config.recompute(), config.compute()), (Recompute::Selective, Compute::Plain(Format::F32)));
         assert_eq!((config.lora.as_ref().unwrap().r, config.train.optimizer), (8, OptimizerKind::AdamW));
         assert_eq!(config.train.steps, Some(3 + 5 + 1));
         assert_eq!(config.train.offload, None);

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use burn_tensor::{DType, Distribution, Tensor};
 use firebrick_hwprofile::roofline::{RateSource, Rates};
-use firebrick_kernels::{Epilogue, Group, Keep, Kernels, Module, Prologue, Weight, WeightGradient};
+use firebrick_kernels::{Epilogue, GemmFormat, Group, Keep, Kernels, Module, Prologue, Weight, WeightGradient};
 use serde::Serialize;
 
 use crate::error::RunError;
@@ -70,7 +70,7 @@ fn gemm_seconds<B: Kernels>(size: usize, launches: usize, dtype: DType, device: 
         bias: None,
         adapter: None,
     };
-    let group = Group { modules: vec![module], parts: vec![size] };
+    let group = Group { modules: vec![module], parts: vec![size], gemms: GemmFormat::Compute };
     min_seconds::<B>(launches, device, || {
         B::section(device, || {
             for _ in 0..launches {

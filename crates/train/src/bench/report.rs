@@ -6,7 +6,7 @@ use std::fmt;
 
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_hwprofile::roofline::{Bound, RateSource};
-use firebrick_kernels::{BackendKind, Recompute};
+use firebrick_kernels::{BackendKind, GemmFormat, Recompute};
 use firebrick_optim::OptimizerKind;
 use firebrick_precision::Format;
 use serde::Serialize;
@@ -62,6 +62,8 @@ pub struct BenchReport {
     pub device: String,
     /// The format that was computed in, which may not be the requested one.
     pub compute: Format,
+    /// What the GEMMs of the layers multiplied.
+    pub gemms: GemmFormat,
     /// What layers computed again.
     pub recompute: Recompute,
     /// Whether layer inputs waited in host memory.

@@ -4,6 +4,7 @@
 
 use firebrick_precision::Format;
 
+use crate::config::compute::Compute;
 use crate::config::recipe::RunConfig;
 
 /// A statement of the recipe about the compute format.
@@ -14,14 +15,14 @@ struct Statement {
 }
 
 impl RunConfig {
-    /// The number format that the recipe requests for activations and GEMMs.
+    /// What the recipe requests to compute in.
     #[must_use]
-    pub fn compute(&self) -> Format {
-        let older = self.bnb_4bit.as_ref().and_then(|bnb| bnb.compute_dtype);
+    pub fn compute(&self) -> Compute {
+        let older = self.bnb_4bit.as_ref().and_then(|bnb| bnb.compute_dtype).map(Compute::Plain);
         match (self.compute.or(older), self.train.bf16) {
-            (Some(format), _) => format,
-            (None, Some(false)) => Format::F32,
-            (None, _) => Format::Bf16,
+            (Some(compute), _) => compute,
+            (None, Some(false)) => Compute::Plain(Format::F32),
+            (None, _) => Compute::Plain(Format::Bf16),
         }
     }
 
@@ -36,19 +37,20 @@ impl RunConfig {
 
     /// What the recipe says about the format, in the order in which [`RunConfig::compute`] reads it.
     fn statements(&self) -> Vec<Statement> {
-        let of_format = |key: &'static str, format: Format| Statement {
+        let activations = self.compute().activations();
+        let of_format = |key: &'static str, compute: Compute| Statement {
             key,
-            written: format!("{key} = \"{}\"", format.name()),
-            agrees: format == self.compute(),
+            written: format!("{key} = \"{compute}\""),
+            agrees: compute.activations() == activations,
         };
         let older = self.bnb_4bit.as_ref().and_then(|bnb| bnb.compute_dtype);
         let mut statements: Vec<Statement> =
-            self.compute.map(|format| of_format("compute", format)).into_iter().collect();
-        statements.extend(older.map(|format| of_format("bnb_4bit.compute_dtype", format)));
+            self.compute.map(|compute| of_format("compute", compute)).into_iter().collect();
+        statements.extend(older.map(|format| of_format("bnb_4bit.compute_dtype", Compute::Plain(format))));
         statements.extend(self.train.bf16.map(|bf16| Statement {
             key: "train.bf16",
             written: format!("train.bf16 = {bf16}"),
-            agrees: bf16 == (self.compute() == Format::Bf16),
+            agrees: bf16 == (activations == Format::Bf16),
         }));
         statements
     }

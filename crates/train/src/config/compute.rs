@@ -1,34 +1,119 @@
-//! The number formats that `compute` and its older name `bnb_4bit.compute_dtype` accept.
+//! What `compute` accepts: the format of activations, and of what the GEMMs of the layers multiply where that is another one.
 //!
 //! Not supported: storage formats such as "nf4"; nothing is computed in them.
 
+use std::fmt;
+
+use firebrick_kernels::GemmFormat;
 use firebrick_precision::Format;
-use schemars::{Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, de::Error as DeError};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as DeError};
 
-/// The formats that a run may compute in.
+/// What a run computes in, as a recipe names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compute {
+    /// Everything in one format.
+    Plain(Format),
+    /// GEMMs of the layers multiply E4M3; everything else is bfloat16.
+    Fp8,
+}
+
+/// The formats that everything may be computed in.
 const FORMATS: [Format; 3] = [Format::F32, Format::Bf16, Format::F16];
-/// Their names, for messages.
-const NAMES: [&str; 3] = [Format::F32.name(), Format::Bf16.name(), Format::F16.name()];
-/// Every name that a recipe may write for them, for the schema.
-const ALL_NAMES: [&str; 8] = ["float32", "bfloat16", "float16", "f32", "fp32", "bf16", "f16", "fp16"];
+/// The names, for messages.
+const NAMES: [&str; 4] = [Format::F32.name(), Format::Bf16.name(), Format::F16.name(), "fp8"];
+/// Every name that a recipe may write, for the schema.
+const ALL_NAMES: [&str; 9] = ["float32", "bfloat16", "float16", "f32", "fp32", "bf16", "f16", "fp16", "fp8"];
 
-/// The format with this name, for command lines.
+impl Compute {
+    /// The format of activations, and of all that is not a GEMM of a layer.
+    #[must_use]
+    pub fn activations(self) -> Format {
+        match self {
+            Self::Plain(format) => format,
+            Self::Fp8 => Format::Bf16,
+        }
+    }
+
+    /// What the GEMMs of the layers multiply.
+    #[must_use]
+    pub fn gemms(self) -> GemmFormat {
+        match self {
+            Self::Plain(_) => GemmFormat::Compute,
+            Self::Fp8 => GemmFormat::Fp8,
+        }
+    }
+
+    /// Its name in recipes.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Plain(format) => format.name(),
+            Self::Fp8 => "fp8",
+        }
+    }
+}
+
+impl fmt::Display for Compute {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// What has this name, for command lines.
 ///
 /// # Errors
 /// A sentence with the allowed names.
-pub fn parse(name: &str) -> Result<Format, String> {
+pub fn parse(name: &str) -> Result<Compute, String> {
+    if name == "fp8" {
+        return Ok(Compute::Fp8);
+    }
     let format = name.parse().ok().filter(|format| FORMATS.contains(format));
-    format.ok_or_else(|| format!("'{name}' is not one of {}", NAMES.join(", ")))
+    format.map(Compute::Plain).ok_or_else(|| format!("'{name}' is not one of {}", NAMES.join(", ")))
 }
 
-pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Format>, D::Error> {
+/// The same for what only names the format of activations.
+///
+/// # Errors
+/// A sentence with the allowed names.
+pub fn parse_format(name: &str) -> Result<Format, String> {
+    match parse(name) {
+        Ok(Compute::Plain(format)) => Ok(format),
+        _ => Err(format!("'{name}' is not one of {}", NAMES[..3].join(", "))),
+    }
+}
+
+impl Serialize for Compute {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for Compute {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        parse(&name).map_err(|_| D::Error::unknown_variant(&name, &NAMES))
+    }
+}
+
+impl JsonSchema for Compute {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Compute".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": "string", "enum": ALL_NAMES })
+    }
+}
+
+/// `bnb_4bit.compute_dtype`, which names only the format of activations.
+pub(super) fn deserialize_format<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Format>, D::Error> {
     let name = String::deserialize(deserializer)?;
-    parse(&name).map(Some).map_err(|_| D::Error::unknown_variant(&name, &NAMES))
+    parse_format(&name).map(Some).map_err(|_| D::Error::unknown_variant(&name, &NAMES[..3]))
 }
 
-pub(super) fn schema(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "type": "string", "enum": ALL_NAMES })
+pub(super) fn format_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "enum": ALL_NAMES[..8] })
 }
 
 #[cfg(test)]
@@ -36,12 +121,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_of_the_schema_is_a_compute_format_and_storage_formats_are_none() {
+    fn every_name_of_the_schema_is_accepted_and_storage_formats_are_not() {
         assert!(ALL_NAMES.iter().all(|name| parse(name).is_ok()));
-        assert_eq!((parse("fp16"), parse("bf16"), parse("f32")), (Ok(Format::F16), Ok(Format::Bf16), Ok(Format::F32)));
+        let plain = |format| Ok(Compute::Plain(format));
+        assert_eq!(
+            (parse("fp16"), parse("bf16"), parse("f32")),
+            (plain(Format::F16), plain(Format::Bf16), plain(Format::F32))
+        );
         for format in Format::ALL {
             assert_eq!(parse(format.name()).is_ok(), FORMATS.contains(&format), "{format}");
         }
-        assert_eq!(parse("nf4").unwrap_err(), "'nf4' is not one of float32, bfloat16, float16");
+        assert_eq!(parse("nf4").unwrap_err(), "'nf4' is not one of float32, bfloat16, float16, fp8");
+        assert_eq!(parse_format("fp8").unwrap_err(), "'fp8' is not one of float32, bfloat16, float16");
+    }
+
+    #[test]
+    fn fp8_is_a_format_of_gemms_and_the_rest_is_bfloat16() {
+        let fp8 = parse("fp8").unwrap();
+        assert_eq!((fp8.activations(), fp8.gemms()), (Format::Bf16, GemmFormat::Fp8));
+        assert_eq!(serde_json::to_string(&fp8).unwrap(), "\"fp8\"");
     }
 }

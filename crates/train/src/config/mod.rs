@@ -150,6 +150,7 @@ fn known_recipes() -> String {
 
 #[cfg(test)]
 mod tests {
+    use crate::config::compute::Compute;
     use firebrick_kernels::Recompute;
     use firebrick_optim::OptimizerKind;
     use firebrick_precision::Format;
@@ -178,7 +179,7 @@ mod tests {
         assert_eq!(config.name, "x");
         assert_eq!(config.length(), RunLength::Epochs(1.0));
         assert_eq!(config.recompute(), Recompute::Full);
-        assert_eq!(config.compute(), Format::Bf16);
+        assert_eq!(config.compute(), Compute::Plain(Format::Bf16));
         assert_eq!((config.mode(), config.learning_rate()), (Mode::Lora, 2e-4));
     }
 
@@ -445,7 +446,8 @@ mod tests {
         ];
         for (overrides, format) in agree {
             let config = read(SMALLEST, overrides).unwrap();
-            assert_eq!((config.compute(), config.compute), (*format, Some(*format)), "{overrides:?}");
+            let plain = Compute::Plain(*format);
+            assert_eq!((config.compute(), config.compute), (plain, Some(plain)), "{overrides:?}");
             assert_eq!(config.train.bf16, None, "written out under one name");
         }
         let message = refusal(&format!("compute = 'f32'\n{SMALLEST}[train]\nbf16 = true\n"), &[]);
@@ -455,14 +457,16 @@ mod tests {
         );
         assert!(
             refusal(SMALLEST, &["compute=nf4"])
-                .contains("compute: 'nf4' is not one of 'float32', 'bfloat16', 'float16'")
+                .contains("compute: 'nf4' is not one of 'float32', 'bfloat16', 'float16', 'fp8'")
         );
     }
 
     #[test]
     fn override_of_compute_replaces_the_older_names_of_the_file() {
         let text = format!("{SMALLEST}[train]\nbf16 = true\n[bnb_4bit]\ncompute_dtype = 'bfloat16'\n");
-        assert_eq!(read(&text, &["compute=float32"]).unwrap().compute(), Format::F32);
+        assert_eq!(read(&text, &["compute=float32"]).unwrap().compute(), Compute::Plain(Format::F32));
+        let beside = ["compute=fp8", "train.bf16=true", "bnb_4bit.compute_dtype=bfloat16", "lora={}"];
+        assert_eq!(read(SMALLEST, &beside).unwrap().compute(), Compute::Fp8, "bfloat16 is the rest of the arithmetic");
     }
 
     /// Each impossible combination, as overrides of the smallest recipe, and a piece of the expected message.
@@ -608,6 +612,6 @@ mod tests {
         assert_eq!((config.pack, config.max_seq_len), (true, 4096));
         assert_eq!(train.optimizer, OptimizerKind::PagedAdamW8bit);
         assert_eq!(config.recompute(), Recompute::Full);
-        assert_eq!(config.compute(), Format::Bf16);
+        assert_eq!(config.compute(), Compute::Plain(Format::Bf16));
     }
 }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::backend_choice::BackendChoice;
 use crate::config::base_name::base_name;
-use crate::config::compute;
+use crate::config::compute::{self, Compute};
 use crate::config::data_section::DataConfig;
 use crate::config::state_budget::StateBudget;
 
@@ -42,11 +42,11 @@ pub struct RunConfig {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
     /// Number format of activations and matrix multiplications: "float32", "bfloat16" or "float16" (also "f32", "fp32", "bf16",
-    /// "f16", "fp16"). CPU backends compute in float32 whatever this says, wgpu in float16 where its device can if this says so,
-    /// else in float32. float16 trains with dynamic loss scaling. Default "bfloat16".
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "compute::deserialize")]
-    #[schemars(schema_with = "compute::schema")]
-    pub compute: Option<Format>,
+    /// "f16", "fp16"), or "fp8": the matrix multiplications of the layers in 8-bit floats with a scale per row, everything else in
+    /// bfloat16; on NVIDIA cards from compute capability 8.9 on. CPU backends compute in float32 whatever this says, wgpu in float16
+    /// where its device can if this says so, else in float32. float16 trains with dynamic loss scaling. Default "bfloat16".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute: Option<Compute>,
     /// Fill each row with several documents, which do not see each other. Default true.
     #[serde(default = "yes")]
     pub pack: bool,
@@ -111,8 +111,8 @@ pub struct Bnb4bitSection {
     /// Quantize the block scales too. Default true.
     pub double_quant: bool,
     /// The older name of `compute`; it may be written as long as the two agree. Default: absent.
-    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "compute::deserialize")]
-    #[schemars(schema_with = "compute::schema")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "compute::deserialize_format")]
+    #[schemars(schema_with = "compute::format_schema")]
     pub compute_dtype: Option<Format>,
 }
 

@@ -11,7 +11,7 @@ use firebrick_precision::Format;
 
 use crate::config::{Interval, RunConfig, RunLength, Warmup};
 use crate::error::RunError;
-use crate::plan::backend::{choose_backend, compute_format, offload};
+use crate::plan::backend::{choose_backend, compute_format, gemms, offload};
 use crate::plan::chosen::Chosen;
 use crate::plan::values::{DataShape, Plan, PlanInputs};
 use crate::plan::{fit, forecast, paging, shapes, workers};
@@ -35,6 +35,8 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
     let mut training = shapes::training(config, backend.value, data, &trained);
     let may_offload = config.train.offload != Some(false);
     let case = fit::Case { profile, backend: backend.value, spec: &model.spec, may_offload };
+    let gemms = gemms(config.compute(), &case)?;
+    training.gemms = gemms.value;
     let paging = paging::decide(&case, config, &trained, &mut training);
     let (estimate, forced) = fit::check(&case, &training, config.train.gradient_accumulation, request.force)?;
     let smaller = fit::next_smaller(&case, &training, config.train.gradient_accumulation);
@@ -57,7 +59,8 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         data_seed: Chosen::recipe(config.data_seed()),
         shuffle: Chosen::recipe(config.data.shuffle),
         world_size: Chosen::new(world_size, if world_size == 1 { "one process" } else { "the processes of this run" }),
-        compute: compute_format(config.compute(), backend.value),
+        compute: compute_format(config.compute().activations(), backend.value),
+        gemms,
         base: base(training.base),
         trained_parameters: trained_parameters(inputs, &trained, lora.is_some()),
         lora_init_from: lora_init_from(config),

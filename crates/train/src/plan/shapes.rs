@@ -3,7 +3,7 @@
 //! Trade-off: memory is planned for the row with the most documents, so data with one such row is planned too large.
 
 use firebrick_arch::{LoraConfig, ModelSpec, TensorSpec};
-use firebrick_kernels::{BackendKind, BaseStorage, TrainingShape};
+use firebrick_kernels::{BackendKind, BaseStorage, GemmFormat, TrainingShape};
 use firebrick_optim::OptimizerConfig;
 use firebrick_precision::Format;
 
@@ -44,11 +44,12 @@ pub(super) fn training(
     data: &DataShape,
     trained: &[TensorSpec],
 ) -> TrainingShape {
-    let compute = compute_format(config.compute(), backend).value;
+    let compute = compute_format(config.compute().activations(), backend).value;
     TrainingShape {
         base: base(config, compute),
         lora: lora(config),
         compute,
+        gemms: GemmFormat::Compute,
         optimizer_bytes: optimizer_bytes(config, backend, trained),
         paged_bytes: 0,
         paging_bytes: 0,

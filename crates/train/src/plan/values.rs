@@ -8,7 +8,7 @@ use firebrick_arch::{LoraConfig, ModelConfig};
 use firebrick_data::PackedDataset;
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
-use firebrick_kernels::{BackendKind, BaseStorage, Recompute, TrainingShape};
+use firebrick_kernels::{BackendKind, BaseStorage, GemmFormat, Recompute, TrainingShape};
 use firebrick_optim::{OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
 use firebrick_precision::Format;
 use serde::Serialize;
@@ -39,8 +39,10 @@ pub struct Plan {
     pub backend: Chosen<BackendKind>,
     /// Number of processes that train together.
     pub world_size: Chosen<usize>,
-    /// Format of activations and GEMMs.
+    /// Format of activations.
     pub compute: Chosen<Format>,
+    /// What the GEMMs of the layers multiply.
+    pub gemms: Chosen<GemmFormat>,
     /// How the base weights are stored.
     pub base: Chosen<BaseStorage>,
     /// The adapter; without one every weight trains.

@@ -40,6 +40,7 @@ pub fn trainer<B: Kernels>(
         lora: plan.lora.value.clone(),
         seed: plan.seed.value,
         compute_dtype: dtype_of(plan.compute.value),
+        gemms: plan.gemms.value,
         max_positions: plan.max_positions.value,
     };
     if plan.offload.value && plan.pack.value {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use firebrick_arch::{ModelConfig, generation_eos_token_ids};
 use firebrick_data::{Message, TemplateChoice, Tokenizer};
-use firebrick_kernels::{BaseStorage, Kernels};
+use firebrick_kernels::{BaseStorage, GemmFormat, Kernels};
 use firebrick_model::peft::read_adapter_config;
 use firebrick_model::{BuildOptions, Decoder, GenerateOptions, HfFolder, Sampler};
 use firebrick_precision::Format;
@@ -41,6 +41,7 @@ impl LoadOptions {
             lora: self.adapter.as_deref().map(read_adapter_config).transpose()?,
             seed: 0,
             compute_dtype: dtype_of(self.compute),
+            gemms: GemmFormat::Compute,
             max_positions,
         };
         let mut config = ModelConfig::read(&self.model)?;

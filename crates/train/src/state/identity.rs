@@ -6,7 +6,7 @@
 //! another order, so the result is equal up to rounding, not bit for bit.
 
 use firebrick_arch::TargetModules;
-use firebrick_kernels::{BaseStorage, Recompute};
+use firebrick_kernels::{BaseStorage, GemmFormat, Recompute};
 use firebrick_optim::{OptimizerKind, ScheduleKind};
 use firebrick_precision::Format;
 use serde::{Deserialize, Serialize};
@@ -39,6 +39,9 @@ pub struct RunIdentity {
     pub base: BaseStorage,
     /// Format of activations and GEMMs.
     pub compute: Format,
+    /// What the GEMMs of the layers multiply.
+    #[serde(default)]
+    pub gemms: GemmFormat,
     /// Rule and state format of the optimizer.
     #[serde(rename = "train.optimizer")]
     pub optimizer: OptimizerKind,
@@ -155,6 +158,7 @@ impl RunIdentity {
             lora,
             base: plan.base.value,
             compute: plan.compute.value,
+            gemms: plan.gemms.value,
             optimizer: plan.optimizer.value,
             rows_per_step: plan.rows_per_step(),
             data: format!("rows {data_fingerprint:016x}"),
@@ -253,6 +257,7 @@ mod tests {
             lora: Some(AdapterIdentity { r: 4, alpha: 8.0, target: TargetModules::AllLinear, use_rslora: false }),
             base: BaseStorage::Frozen(Format::Bf16),
             compute: Format::F32,
+            gemms: GemmFormat::Compute,
             optimizer: OptimizerKind::AdamW,
             rows_per_step: 8,
             data: "rows 1".to_owned(),

@@ -102,7 +102,7 @@ mod tests {
     use std::fs;
 
     use firebrick_data::Cursor;
-    use firebrick_kernels::{BaseStorage, Recompute};
+    use firebrick_kernels::{BaseStorage, GemmFormat, Recompute};
     use firebrick_optim::{OptimizerKind, ScheduleKind};
     use firebrick_precision::Format;
 
@@ -135,6 +135,7 @@ mod tests {
                 lora: None,
                 base: BaseStorage::Trained,
                 compute: Format::F32,
+                gemms: GemmFormat::Compute,
                 optimizer: OptimizerKind::AdamW,
                 rows_per_step: 1,
                 data: "rows 1".to_owned(),

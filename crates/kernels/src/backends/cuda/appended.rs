@@ -1,9 +1,9 @@
 //! Whether the adapters of a group are appended to the inner dimension of its GEMM, from the group alone.
-//! Trade-off: only where the whole group is quantized, since its weights are then written to scratch memory anyway.
+//! Trade-off: a dense weight is copied next to its adapter, in every pass.
 
 use super::matrix::Cuda;
 use crate::backends::cuda_rows::appended_ranks;
-use crate::{Adapter, Group, Weight};
+use crate::{Adapter, GemmFormat, Group};
 
 /// Ranks of each module of a group, 0 where it has no adapter.
 pub(super) fn ranks(group: &Group<Cuda>) -> Vec<usize> {
@@ -13,6 +13,9 @@ pub(super) fn ranks(group: &Group<Cuda>) -> Vec<usize> {
 
 /// Columns that are appended to the input of a group's GEMM; 0 where its adapters, if any, are separate.
 pub(super) fn appended_columns(group: &Group<Cuda>) -> usize {
-    let is_quantized = group.modules.iter().all(|module| matches!(module.weight, Weight::Quantized(_)));
-    if is_quantized { appended_ranks(group.in_features(), &ranks(group)) } else { 0 }
+    match group.gemms {
+        GemmFormat::Compute => appended_ranks(group.in_features(), &ranks(group)),
+        // Next to codes, not next to the input.
+        GemmFormat::Fp8 => 0,
+    }
 }

@@ -27,6 +27,7 @@ use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, Stream, StreamHa
 
 use super::address::{Addresses, handle_number};
 use super::failure::check;
+use super::fp8_scales::Fp8Scales;
 use super::host_copies::HostCopies;
 use super::library::Library;
 use super::matrix::{LowRankChunk, Primitive};
@@ -59,6 +60,7 @@ pub(super) struct Engine {
     pub(super) library: Library,
     pub(super) programs: Programs,
     pub(super) scratch: Scratch,
+    pub(super) fp8_scales: Fp8Scales,
     /// Where the section saves low-rank intermediates.
     pub(super) saved_low_rank: RefCell<Option<LowRankChunk>>,
     pub(super) copies: HostCopies,
@@ -131,6 +133,7 @@ impl Engine {
             library: Library::new(&context)?,
             programs: Programs::new(&context)?,
             scratch: Scratch::new(&context),
+            fp8_scales: Fp8Scales::new(&context),
             saved_low_rank: RefCell::default(),
             copies: HostCopies::new(&context)?,
             tables: Tables::default(),

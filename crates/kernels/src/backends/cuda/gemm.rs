@@ -1,5 +1,5 @@
 //! GEMMs, all by cuBLASLt: rows as Rust sees them, any row stride.
-//! Not supported: operands of 8 bits.
+//! Trade-off: operands of 8 bits are E4M3 and have a scale per row; no other form is used.
 
 use burn_tensor::DType;
 use firebrick_cuda::{ElementType, Epilogue, Matmul, Operand, Pointers, Scaling};
@@ -23,12 +23,27 @@ pub(super) struct Gemm {
     /// Address of `n` values in the format of the result, added to every row.
     pub bias: Option<u64>,
     pub alpha: f64,
+    /// Addresses of the scales of the rows of `op(A)` and of the columns of `op(B)`, f32: with operands of 8 bits.
+    pub scales: Option<[u64; 2]>,
+    /// Whether sums of 8-bit products may be kept in fewer bits on the way.
+    pub is_fast: bool,
 }
 
 impl Gemm {
     /// `x weightᵀ`, `[n, o]`.
     pub(super) fn forward(name: &'static str, x: DeviceBlock, weight: DeviceBlock) -> Self {
-        Self { name, a: x, a_transposed: false, b: weight, b_transposed: true, c: None, bias: None, alpha: 1.0 }
+        Self {
+            name,
+            a: x,
+            a_transposed: false,
+            b: weight,
+            b_transposed: true,
+            c: None,
+            bias: None,
+            alpha: 1.0,
+            scales: None,
+            is_fast: false,
+        }
     }
 
     /// `dy weight`, `[n, i]`.
@@ -68,20 +83,25 @@ impl Engine {
             c_leading: d.stride,
             output: element(d.dtype),
             epilogue: if gemm.bias.is_some() { Epilogue::Bias } else { Epilogue::None },
-            scaling: Scaling::None,
+            scaling: if gemm.scales.is_some() { Scaling::OuterVector } else { Scaling::None },
             allow_tf32: false,
-            fast_accumulation: false,
+            fast_accumulation: gemm.is_fast,
         };
         let c = gemm.c.unwrap_or(d);
         assert!(c.stride == d.stride && c.dtype == d.dtype, "{name}: what is added is laid out as the result");
         let bytes = (a.bytes() + b.bytes() + d.bytes() + gemm.c.map_or(0, |c| c.bytes())) as f64;
         let cost = Cost { flops: 2.0 * m as f64 * n as f64 * k as f64, bytes, gemm: Some([m, n, k]) };
         let beta = if gemm.c.is_some() { 1.0 } else { 0.0 };
-        let pointers =
-            Pointers { bias: gemm.bias.unwrap_or(0), ..Pointers::new(a.address, b.address, c.address, d.address) };
+        let [a_scale, b_scale] = gemm.scales.unwrap_or_default();
+        let pointers = Pointers {
+            bias: gemm.bias.unwrap_or(0),
+            a_scale,
+            b_scale,
+            ..Pointers::new(a.address, b.address, c.address, d.address)
+        };
         self.traced(name, cost, || {
             // SAFETY: the blocks lie in tensors or scratch memory that the caller holds, with the strides that the descriptor
-            // repeats, and the bias has `n` values; the library reads and writes nothing else but its workspace.
+            // repeats; the bias has `n` values, and scales are those of the rows; the library reads and writes nothing else but its workspace.
             let ran = unsafe { self.blas.borrow().run(self.stream(), &matmul, gemm.alpha as f32, beta, pointers) };
             check("a GEMM", ran);
         });
@@ -94,6 +114,7 @@ fn element(dtype: DType) -> ElementType {
         DType::BF16 => ElementType::Bf16,
         DType::F16 => ElementType::F16,
         DType::F32 => ElementType::F32,
-        other => unreachable!("GEMMs are of f32, f16 or bf16, not {other:?}"),
+        DType::U8 => ElementType::E4m3,
+        other => unreachable!("GEMMs are of f32, f16, bf16 or 8-bit floats, not {other:?}"),
     }
 }

@@ -14,7 +14,9 @@ use super::engine::{Engine, engine};
 use super::gemm::Gemm;
 use super::matrix::{Cuda, DeviceBlock, MatrixView, tensor};
 use crate::linear::SavedHeads;
-use crate::{Epilogue, Group, HeadsEpilogue, Keep, LinearOps, ProjectGradients, ProjectSaved, Prologue, RotaryTables};
+use crate::{
+    Epilogue, GemmFormat, Group, HeadsEpilogue, Keep, LinearOps, ProjectGradients, ProjectSaved, Prologue, RotaryTables,
+};
 
 /// The parts of a group's output, what the backward of its epilogue needs, and `x Aᵀ` of its adapters.
 type Projected = (Vec<Tensor<Cuda, 2>>, Option<SavedHeads<Cuda>>, Option<DeviceBlock>);
@@ -173,6 +175,9 @@ impl Engine {
         residual: Option<DeviceBlock>,
         out: DeviceBlock,
     ) -> Option<DeviceBlock> {
+        if group.gemms == GemmFormat::Fp8 {
+            return self.fp8_forward(x, group, residual, out);
+        }
         let weight = self.group_weight(group, x.dtype);
         let adapters = self.adapters(group, x.dtype, weight.as_ref());
         let biases = self.biases(group, x.dtype);

@@ -18,7 +18,9 @@ use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, float, tensor};
 use super::weights::GroupWeight;
 use crate::backends::cuda_rows::ROW_MULTIPLE;
 use crate::linear::SavedHeads;
-use crate::{Group, InputGradient, Module, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, WeightGradient};
+use crate::{
+    GemmFormat, Group, InputGradient, Module, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, WeightGradient,
+};
 
 /// The gradient of a group's outputs, with what the GEMMs that read it share.
 struct OutputGradient {
@@ -103,7 +105,10 @@ impl Engine {
             let (dy, owner) = self.with_room(whole, room);
             (dy, owner, [None, None])
         };
-        let weight = self.group_weight(group, dy.dtype);
+        let weight = match group.gemms {
+            GemmFormat::Compute => self.group_weight(group, dy.dtype),
+            GemmFormat::Fp8 => None,
+        };
         let adapters = self.adapters(group, dy.dtype, weight.as_ref()).map(|adapters| {
             let d_low = self.low_rank_gradient(dy, &adapters);
             (adapters, d_low)
@@ -123,6 +128,10 @@ impl Engine {
         let dx = self.empty_with_room([dy.rows, group.in_features()], room, dy.dtype);
         let out = dx.block();
         let mut so_far = plus.map(|plus| plus.block());
+        if group.gemms == GemmFormat::Fp8 {
+            self.fp8_input_gradient(group, dy, gradient.adapters.as_ref(), so_far, out);
+            return dx;
+        }
         if let Some(weight) = &gradient.weight {
             let dy = dy.widened(weight.ranks());
             self.gemm(Gemm { c: so_far, ..Gemm::input_gradient("linear", dy, weight.backward()) }, out);

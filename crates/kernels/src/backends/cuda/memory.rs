@@ -29,6 +29,7 @@ impl MemoryOps for Cuda {
         assert!(!engine.is_in_section(), "memory is not released inside a section: kernels may still use it");
         check("waiting for the device", engine.context().synchronize());
         engine.scratch.release();
+        engine.fp8_scales.clear();
         engine.copies.release();
         Self::memory_cleanup(device);
     }

@@ -20,6 +20,8 @@ mod embedding;
 mod engine;
 mod failure;
 mod flash;
+mod fp8;
+mod fp8_scales;
 mod gated;
 mod gemm;
 mod heads;

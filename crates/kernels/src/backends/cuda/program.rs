@@ -28,6 +28,7 @@ pub(super) enum Source {
     FlashBackward(usize),
     /// Head width.
     FlashF32(usize),
+    Fp8,
     Gated(Activation),
     Heads,
     Nf4,
@@ -46,6 +47,7 @@ impl Source {
             Self::FlashForward(_) => "flash_forward.cu",
             Self::FlashBackward(_) => "flash_backward.cu",
             Self::FlashF32(_) => "flash_f32.cu",
+            Self::Fp8 => "fp8.cu",
             Self::Gated(_) => "gated.cu",
             Self::Heads => "heads.cu",
             Self::Nf4 => "nf4.cu",
@@ -68,9 +70,10 @@ impl Source {
                 concat!(include_str!("source/flash.cu"), include_str!("source/flash_backward.cu"))
             }
             Self::FlashF32(_) => include_str!("source/flash_f32.cu"),
+            Self::Fp8 => concat!(include_str!("source/weight_values.cu"), include_str!("source/fp8.cu")),
             Self::Gated(_) => include_str!("source/gated.cu"),
             Self::Heads => include_str!("source/heads.cu"),
-            Self::Nf4 => include_str!("source/nf4.cu"),
+            Self::Nf4 => concat!(include_str!("source/weight_values.cu"), include_str!("source/nf4.cu")),
             Self::Norm => include_str!("source/norm.cu"),
             Self::Optimizer => include_str!("source/optimizer.cu"),
             Self::PackedIndex => include_str!("source/packed_index.cu"),

@@ -1,4 +1,5 @@
-//! Launches over NF4 weights: quantize, dequantize, and dequantize for a GEMM with the adapter around. Kernels: `source/nf4.cu`.
+//! Launches over frozen weights: quantize to NF4, dequantize, and write out for a GEMM with the adapter around. Kernels:
+//! `source/nf4.cu`.
 //! Not supported: quantized formats other than NF4.
 
 use burn_tensor::{DType, Tensor};
@@ -10,7 +11,7 @@ use super::launch::{Launch, at, grid};
 use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, int_tensor, tensor};
 use super::program::Source;
 use super::scratch::ScratchSlot;
-use crate::{Adapter, BlockScales, QuantizedWeight, Scales};
+use crate::{Adapter, BlockScales, QuantizedWeight, Scales, Weight};
 
 /// What lies around the values of one weight of a group; nothing by default.
 #[derive(Default)]
@@ -32,7 +33,7 @@ fn plain(name: &'static str, shape: LaunchShape, bytes: usize) -> Launch {
 
 impl Engine {
     /// The arguments that say what a weight is: codes, then scales. Returns what must be held until the launch.
-    fn weight_arguments(
+    pub(super) fn weight_arguments(
         &self,
         weight: &QuantizedWeight<Cuda>,
         arguments: Arguments,
@@ -58,9 +59,27 @@ impl Engine {
     }
 
     /// Writes the values of a weight to the first columns of `out`, and what lies next to and below them.
-    pub(super) fn write_out(&self, weight: &QuantizedWeight<Cuda>, out: DeviceBlock, around: &Around<'_>) {
-        let [rows, inputs] = weight.shape;
+    pub(super) fn write_out(&self, weight: &Weight<Cuda>, out: DeviceBlock, around: &Around<'_>) {
+        let [rows, inputs] = weight.shape();
         assert_eq!((out.rows, out.width), (rows, inputs + around.ranks), "room for a weight and its adapter");
+        let mut held = Vec::new();
+        let to = Arguments::new().pointer(at(out.address));
+        let (name, from, bytes) = match weight {
+            Weight::Quantized(weight) => {
+                ("nf4_write_out", self.weight_arguments(weight, to, &mut held), weight.bytes())
+            }
+            Weight::Dense(values) => {
+                let values = self.flat(values.clone());
+                let (address, bytes) = (values.address, values.bytes());
+                let name = match values.dtype {
+                    DType::BF16 => "dense_write_out_bf16",
+                    DType::F16 => "dense_write_out_f16",
+                    _ => "dense_write_out_f32",
+                };
+                held.push(values);
+                (name, to.pointer(at(address)), bytes)
+            }
+        };
         let pair = around.adapter.map(|adapter| [self.flat(adapter.a.clone()), self.flat(adapter.b.clone())]);
         let [a, b] = pair.as_ref().map_or([0; 2], |pair| [pair[0].address, pair[1].address]);
         let rank = pair.as_ref().map_or(0, |pair| pair[0].rows);
@@ -71,13 +90,11 @@ impl Engine {
         let launch = Launch {
             source: Source::Nf4,
             dtype: out.dtype,
-            name: "nf4_write_out",
+            name,
             shape: write_out_shape(rows + a_rows, if wide { inputs.div_ceil(8) } else { inputs }),
-            bytes: out.bytes() + weight.bytes(),
+            bytes: out.bytes() + bytes,
         };
-        let mut held = Vec::new();
-        let arguments = self
-            .weight_arguments(weight, Arguments::new().pointer(at(out.address)), &mut held)
+        let arguments = from
             .pointer(at(a_out))
             .pointer(at(a))
             .pointer(at(b))
@@ -89,8 +106,8 @@ impl Engine {
             .i32(around.ranks as i32)
             .i32(a_rows as i32)
             .i64(out.stride as i64);
-        // SAFETY: out holds [rows, inputs + ranks] and a_out [a_rows, inputs] at the stride given; codes and scales are those of a
-        // weight of this shape; A is [rank, inputs] and B [rows, rank], f32 and dense, or null with rank 0.
+        // SAFETY: out holds [rows, inputs + ranks] and a_out [a_rows, inputs] at the stride given; what it is written from is a weight
+        // of this shape; A is [rank, inputs] and B [rows, rank], f32 and dense, or null with rank 0.
         unsafe { self.launch(launch, &arguments) };
     }
 

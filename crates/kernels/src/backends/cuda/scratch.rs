@@ -25,6 +25,22 @@ pub(super) enum ScratchSlot {
         /// Input features.
         columns: usize,
     },
+    /// Codes of a group's weight in 8-bit floats, with what belongs to them.
+    Fp8Weights {
+        /// Output features.
+        rows: usize,
+        /// Input features and ranks, filled up.
+        columns: usize,
+    },
+    /// The same, transposed.
+    Fp8Transposed {
+        /// Input features.
+        rows: usize,
+        /// Output features and ranks, filled up.
+        columns: usize,
+    },
+    /// The other operand of a GEMM in 8-bit floats.
+    Fp8Rows,
     /// Biases of a group of this width, side by side.
     Bias {
         /// Output features.

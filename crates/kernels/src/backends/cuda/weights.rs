@@ -1,8 +1,9 @@
 //! Weights in the form that a GEMM reads: dense, in the compute format, `[o, i]`.
 //!
 //! The quantized weights of a group are dequantized side by side into scratch memory, once per pass, so that the modules that share an
-//! input are one GEMM each way; their adapters are written around them in the same launches (see `adapters`).
-//! Trade-off: the scratch memory of the largest group.
+//! input are one GEMM each way; their adapters are written around them in the same launches (see `adapters`). Dense weights with
+//! adapters are copied there for the same reason.
+//! Trade-off: the scratch memory of the largest group, and the copy.
 
 use burn_tensor::{DType, Tensor};
 use firebrick_precision::QuantFormat;
@@ -99,13 +100,16 @@ impl Engine {
         let (out_features, in_features) = (group.out_features(), group.in_features());
         if let [Module { weight: Weight::Dense(values), .. }] = modules
             && values.dtype() == dtype
+            && appended_columns(group) == 0
         {
             let values = self.matrix(values.clone());
             return Some(GroupWeight { whole: values.block(), out_features, in_features, _owner: Some(values) });
         }
-        let quantized: Vec<_> = modules.iter().map(quantized).collect::<Option<_>>()?;
         let ranks = appended_columns(group);
-        let sources = modules.iter().zip(&quantized).flat_map(|(module, weight)| self.sources(module, weight, ranks));
+        if ranks == 0 && modules.iter().any(|module| matches!(module.weight, Weight::Dense(_))) {
+            return None;
+        }
+        let sources = modules.iter().flat_map(|module| self.sources(module, ranks));
         let contents = Contents { section: self.section_number(), dtype, sources: sources.collect() };
         let (rows, width) = (out_features + ranks, in_features + ranks);
         let stride = row_stride(in_features, ranks);
@@ -114,15 +118,15 @@ impl Engine {
         let whole = DeviceBlock { address, rows, width, stride, dtype };
         let weight = GroupWeight { whole, out_features, in_features, _owner: None };
         if !is_held {
-            self.write_group(group, &quantized, &weight);
+            self.write_group(group, &weight);
         }
         Some(weight)
     }
 
-    fn write_group(&self, group: &Group<Cuda>, quantized: &[&QuantizedWeight<Cuda>], to: &GroupWeight) {
+    fn write_group(&self, group: &Group<Cuda>, to: &GroupWeight) {
         let mut first = 0;
         let last = group.modules.len() - 1;
-        for (index, ((module, weight), rank)) in group.modules.iter().zip(quantized).zip(ranks(group)).enumerate() {
+        for (index, (module, rank)) in group.modules.iter().zip(ranks(group)).enumerate() {
             // The last module writes the zeros after its A.
             let a_rows = if to.ranks() == 0 {
                 0
@@ -137,16 +141,28 @@ impl Engine {
                 ranks: to.ranks(),
                 a: (a_rows > 0).then(|| to.a().rows(first, a_rows)),
             };
-            self.write_out(weight, to.forward().rows(module.columns.start, module.columns.len()), &around);
+            self.write_out(&module.weight, to.forward().rows(module.columns.start, module.columns.len()), &around);
             first += rank;
         }
     }
 
     /// What a module's part of its group's weight is computed from.
-    fn sources(&self, module: &Module<Cuda>, weight: &QuantizedWeight<Cuda>, ranks: usize) -> Vec<u64> {
-        let codes = self.source(&weight.codes.clone().into_primitive());
+    fn sources(&self, module: &Module<Cuda>, ranks: usize) -> Vec<u64> {
         let pair = module.adapter.iter().filter(|_| ranks > 0).flat_map(|adapter| [&adapter.a, &adapter.b]);
-        codes.into_iter().chain(pair.flat_map(|values| self.source(&float(values.clone())))).collect()
+        let pair = pair.flat_map(|values| self.source(&float(values.clone())));
+        self.source_of(&module.weight).into_iter().chain(pair).collect()
+    }
+
+    pub(super) fn source_of(&self, weight: &Weight<Cuda>) -> [u64; 2] {
+        match weight {
+            Weight::Dense(values) => self.source(&float(values.clone())),
+            Weight::Quantized(weight) => self.source(&weight.codes.clone().into_primitive()),
+        }
+    }
+
+    /// What a group's weights and adapters are computed from.
+    pub(super) fn group_sources(&self, group: &Group<Cuda>) -> Vec<u64> {
+        group.modules.iter().flat_map(|module| self.sources(module, usize::MAX)).collect()
     }
 
     /// One base weight without its adapter.
@@ -155,13 +171,13 @@ impl Engine {
         let slot = ScratchSlot::Weights { rows, columns };
         match weight {
             Weight::Dense(values) => self.converted(slot, values.clone(), dtype),
-            Weight::Quantized(quantized) => {
-                let sources = self.source(&quantized.codes.clone().into_primitive()).into();
-                let contents = Contents { section: self.section_number(), dtype, sources };
+            Weight::Quantized(_) => {
+                let contents =
+                    Contents { section: self.section_number(), dtype, sources: self.source_of(weight).into() };
                 let (address, is_held) = self.scratch.holding(slot, rows * columns * dtype.size(), contents);
                 let block = DeviceBlock::dense(address, [rows, columns], dtype);
                 if !is_held {
-                    self.write_out(quantized, block, &Around::default());
+                    self.write_out(weight, block, &Around::default());
                 }
                 block.into()
             }
@@ -209,12 +225,5 @@ impl Engine {
             self.cast(values.block(), block, 1.0);
         }
         block.into()
-    }
-}
-
-fn quantized(module: &Module<Cuda>) -> Option<&QuantizedWeight<Cuda>> {
-    match &module.weight {
-        Weight::Quantized(weight) => Some(weight),
-        Weight::Dense(_) => None,
     }
 }

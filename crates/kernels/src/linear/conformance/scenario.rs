@@ -6,6 +6,7 @@ use burn_tensor::{DType, Tensor};
 use firebrick_precision::QuantFormat;
 
 use super::Reference;
+use crate::GemmFormat;
 use crate::Kernels;
 use crate::conformance::check::{Check, Pair};
 use crate::linear::{
@@ -52,7 +53,10 @@ pub(super) fn group<B: Kernels>(
             module(check, base, extras, end - width..end, in_features)
         })
         .unzip();
-    (Group { modules, parts: parts.to_vec() }, Group { modules: expected, parts: parts.to_vec() })
+    (
+        Group { modules, parts: parts.to_vec(), gemms: GemmFormat::Compute },
+        Group { modules: expected, parts: parts.to_vec(), gemms: GemmFormat::Compute },
+    )
 }
 
 fn module<B: Kernels>(

@@ -1,49 +1,9 @@
-// NF4 weights (QLoRA, arXiv 2305.14314; bytes of bitsandbytes): codes to values, values to codes, and codes to values
-// with an adapter next to them, which is what every linear layer multiplies with.
-//
-// A weight [o, i] is row-major; blocks of 64 values run over the flat order, across rows. Codes: two a byte, the
-// earlier in the high nibble, and the buffer holds whole blocks (32 bytes each), so that whole words may be read. The
-// scale of a block is absmax[block], or with double quantization (absmax null) map[codes[block]] * nested[block /
-// 256] + *offset, each operation rounded. What the codes are: crates/precision, src/nf4; the quantizers here give its
-// bytes.
+// NF4 weights (QLoRA, arXiv 2305.14314; bytes of bitsandbytes): codes to values, values to codes, and frozen weights,
+// quantized or dense, to what a linear layer multiplies with, its adapter next to it. Compiled after weight_values.cu,
+// which has the layout; the quantizers here give bitsandbytes' bytes.
 //
 // Pointers to codes and outputs must be aligned to 4 and 16 bytes; where an output or a source is not, the kernels that
 // say so take a slow path. Not supported: other block sizes, FP4, stochastic rounding, matrices of 2^31 rows or columns.
-
-constexpr int VALUES_PER_BLOCK = 64;
-constexpr int BLOCKS_PER_NESTED = 256;
-constexpr unsigned ALL_LANES = 0xffffffffu;
-
-// The sixteen levels, to digits that name the f32 numbers exactly.
-#define NF4_LEVELS                                                                                                  \
-    {-1.0f,       -0.6961928f,  -0.52507305f, -0.3949175f,  -0.28444138f, -0.18477343f, -0.091050036f, 0.0f,        \
-     0.0795803f,  0.1609302f,   0.2461123f,   0.33791524f,  0.44070983f,  0.562617f,    0.72295684f,   1.0f}
-
-__constant__ float LEVELS[16] = NF4_LEVELS;
-
-// The scales of the blocks, in either form.
-struct Scales {
-    const float *absmax;
-    const unsigned char *codes;
-    const float *nested;
-    const float *map;
-    const float *offset;
-
-    DEVICE float at(long long block) const {
-        if (absmax) return absmax[block];
-        // Two roundings as on the host: a fused one would give other values than bitsandbytes.
-        return __fadd_rn(__fmul_rn(map[codes[block]], nested[block / BLOCKS_PER_NESTED]), *offset);
-    }
-};
-
-// A lane's part of the table of levels: decode() looks up in another lane's register, which needs no address and no
-// memory, and takes the index modulo 32, so that a code needs no mask.
-DEVICE float level_of_lane() { return LEVELS[threadIdx.x & 15]; }
-
-// Level of value `index` of a word of eight codes. All lanes of the warp must call.
-DEVICE float decode(float level, unsigned word, int index) {
-    return __shfl_sync(ALL_LANES, level, word >> (index / 2 * 8 + (index % 2 ? 0 : 4)));
-}
 
 // ---------------------------------------------------------------------------------------------------------- dequantize
 
@@ -97,10 +57,9 @@ KERNEL __launch_bounds__(256) nf4_dequantize_f32(
 //
 // Rows lie `stride` values apart. This module's columns of B begin at `first` and are `rank` wide; the others, which
 // belong to modules that share the input, are zero, as are the rows of A beyond `rank`.
-struct WriteOut {
+template <class VALUES> struct WriteOut {
     T *out;
-    const unsigned char *codes;
-    Scales scales;
+    VALUES values;
     T *a_out;
     const float *a, *b;
     float scale;
@@ -123,35 +82,35 @@ struct WriteOut {
         }
     }
 
-    // V neighbors a thread, ROWS rows of them in flight; the codes of eight values are one load.
+    // V neighbors a thread, ROWS rows of them in flight.
     template <int V> DEVICE void run() const {
         constexpr int ROWS = 4;
         const float level = level_of_lane();
         const int column = (blockIdx.x * blockDim.x + threadIdx.x) * V;
         const bool inside = column < i;
         for (int first_row = blockIdx.y * ROWS; first_row < o + a_rows; first_row += gridDim.y * ROWS) {
-            unsigned word[ROWS];
-            float block_scale[ROWS];
+            typename VALUES::template Loaded<V> loaded[ROWS];
 #pragma unroll
             for (int down = 0; down < ROWS; ++down) {
-                const bool is_weight = inside && first_row + down < o;
                 const long long start = static_cast<long long>(first_row + down) * i + column;
-                if constexpr (V == 8) word[down] = is_weight ? __ldcs(reinterpret_cast<const unsigned *>(codes) + start / 8) : 0;
-                else word[down] = is_weight ? codes[start / 2] >> (start % 2 ? 0 : 4) << 4 : 0;
-                block_scale[down] = is_weight ? scales.at(start / VALUES_PER_BLOCK) : 0.0f;
+                loaded[down] = values.template load<V>(start, inside && first_row + down < o);
             }
 #pragma unroll
             for (int down = 0; down < ROWS; ++down) {
                 const int row = first_row + down;
                 float value[V];
-#pragma unroll
-                for (int k = 0; k < V; ++k) value[k] = decode(level, word[down], k) * block_scale[down];
+                VALUES::template unpack<V>(loaded[down], level, value);
                 if (!inside || row >= o + a_rows) continue;
                 if (row < o) Pack<T, V>::pack(value).store(out + row * stride + column);
                 else write_a<V>(row - o, column);
             }
             if (blockIdx.x == 0 && first_row < o) write_b(first_row, min(ROWS, o - first_row));
         }
+    }
+
+    DEVICE void run(bool vectors) const {
+        if (vectors && i % 8 == 0 && stride % 8 == 0 && aligned16(out, a_out, a)) run<8>();
+        else run<1>();
     }
 };
 
@@ -162,11 +121,22 @@ KERNEL __launch_bounds__(256) nf4_write_out(
     T *out, const unsigned char *codes, const float *absmax, const unsigned char *absmax_codes,
     const float *nested_absmax, const float *map, const float *offset, T *a_out, const float *a, const float *b,
     float scale, int o, int i, int rank, int first, int ranks, int a_rows, long long stride) {
-    const Scales scales = {absmax, absmax_codes, nested_absmax, map, offset};
-    const WriteOut weight = {out, codes, scales, a_out, a, b, scale, o, i, rank, first, ranks, a_rows, stride};
-    if (i % 8 == 0 && stride % 8 == 0 && aligned16(out, a_out, a)) weight.run<8>();
-    else weight.run<1>();
+    const Nf4Values values = {codes, {absmax, absmax_codes, nested_absmax, map, offset}};
+    const WriteOut<Nf4Values> weight = {out, values, a_out, a, b, scale, o, i, rank, first, ranks, a_rows, stride};
+    weight.run(true);
 }
+
+// The same from a weight that is stored dense, without gaps, in E.
+#define DENSE_WRITE_OUT(NAME, E)                                                                                      \
+    KERNEL __launch_bounds__(256) NAME(T *out, const E *w, T *a_out, const float *a, const float *b, float scale,     \
+                                       int o, int i, int rank, int first, int ranks, int a_rows, long long stride) {  \
+        const WriteOut<DenseValues<E>> weight = {out, {w}, a_out, a, b, scale, o, i, rank, first, ranks, a_rows,      \
+                                                 stride};                                                             \
+        weight.run(aligned16(w));                                                                                     \
+    }
+DENSE_WRITE_OUT(dense_write_out_bf16, bf16)
+DENSE_WRITE_OUT(dense_write_out_f16, f16)
+DENSE_WRITE_OUT(dense_write_out_f32, float)
 
 // ------------------------------------------------------------------------------------------------------------ quantize
 

@@ -1,0 +1,392 @@
+//! Groups of linear modules whose GEMMs multiply 8-bit floats: the recipe, and its launches. Kernels: `source/fp8.cu`.
+//!
+//! A GEMM in FP8 takes a little more than half the time of one in bf16. What is multiplied is E4M3 (3 bits of mantissa, so a rounding
+//! step is 6 to 12 % of a value), in both passes; sums are f32. What keeps that harmless:
+//!
+//! - **A scale per row, from the row as it is now.** Each token of an activation or a gradient, and each output feature of a weight, is
+//!   divided by its own largest value first. Nothing is remembered between steps, so a resumed run computes the same.
+//! - **Weights come straight from how they are stored** (NF4, or dense), rounded once; the backward multiplies with the same codes,
+//!   transposed. The scales of a weight's rows cannot stand outside of that sum, so they go into the gradient before it is quantized.
+//! - **Adapters are never merged into codes**: a change of a thousandth of a weight is far below a rounding step. Their ranks are
+//!   appended to the inner dimension as in bf16 (`adapters`), and a power of two per group and pass balances the two factors, which have
+//!   to share scales with activations and weights. `x Aᵀ`, `dy B`, and the gradients of A and B are computed in bf16.
+//! - **Everything else stays as it was**: norms, attention, activations, residuals, the head, the loss, and gradients of weights that
+//!   train.
+//!
+//! Widths have to be multiples of 16 ([`crate::fp8_refusal`] says so before a run starts), and inner widths are filled up with zeros to
+//! multiples of 128, as matrix units like them.
+//! Trade-off: rows are quantized in a pass of their own, not by the operation that writes them; 3 bytes per value, some 5 % of a step.
+
+use std::ops::Range;
+
+use burn_tensor::DType;
+use firebrick_cuda::{Arguments, LaunchShape};
+
+use super::adapters::Adapters;
+use super::engine::Engine;
+use super::gemm::Gemm;
+use super::launch::{Launch, at, grid};
+use super::matrix::{Cuda, DeviceBlock, MatrixView};
+use super::program::Source;
+use super::scratch::{Contents, ScratchSlot};
+use crate::backends::cuda_rows::fp8_stride;
+use crate::{Group, Weight};
+
+/// Whether sums of codes may be kept in fewer bits between the steps of a product: forward, and for gradients of inputs. cuBLASLt's fast
+/// accumulation rounds partial sums to 14 bits or so.
+const FAST_FORWARD: bool = true;
+const FAST_BACKWARD: bool = true;
+/// Parts of the maxima of a group's adapters, as `source/fp8.cu` has it.
+const MAXIMA_PARTS: usize = 256;
+/// Modules of a group that the launches take.
+const MAX_MODULES: usize = 4;
+
+/// Rows of E4M3 codes with one f32 scale each.
+#[derive(Clone, Copy)]
+struct Codes {
+    block: DeviceBlock,
+    scales: u64,
+}
+
+/// The weight of a group in codes, as one pass reads it.
+struct Fp8Weight {
+    codes: Codes,
+    /// Addresses of the scales of the rows of W, of the factor that low-rank values are multiplied by, and of the maxima of the
+    /// adapters.
+    row_scales: u64,
+    factor: u64,
+    maxima: u64,
+}
+
+/// The adapter of a module as the kernels take it.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct ModuleArgument {
+    a: u64,
+    b: u64,
+    first_row: i32,
+    rows: i32,
+    first_rank: i32,
+    rank: i32,
+    scale: f32,
+    unused: i32,
+}
+
+/// The adapters of a group as the kernels take them.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct ModulesArgument {
+    of: [ModuleArgument; MAX_MODULES],
+    count: i32,
+    unused: i32,
+}
+
+impl Engine {
+    /// All outputs of a group to `out`, plus bias and residual. Returns `x Aᵀ` of its adapters, in scratch memory.
+    pub(super) fn fp8_forward(
+        &self,
+        x: DeviceBlock,
+        group: &Group<Cuda>,
+        residual: Option<DeviceBlock>,
+        out: DeviceBlock,
+    ) -> Option<DeviceBlock> {
+        let adapters = self.adapters(group, x.dtype, None);
+        let low = adapters.as_ref().map(|adapters| self.low_rank(x, adapters));
+        let weight = self.fp8_weight(group);
+        let input = self.quantize_rows(ScratchSlot::Fp8Rows, x, None, low, &weight);
+        let bias = self.biases(group, x.dtype).map(|biases| biases.address);
+        let gemm = Gemm::forward("linear fp8", input.block, weight.codes.block);
+        let scales = Some([input.scales, weight.codes.scales]);
+        self.gemm(Gemm { c: residual, bias, scales, is_fast: FAST_FORWARD, ..gemm }, out);
+        low
+    }
+
+    /// `dy W + dy s B A`, plus what is given, to `out`.
+    pub(super) fn fp8_input_gradient(
+        &self,
+        group: &Group<Cuda>,
+        dy: DeviceBlock,
+        adapters: Option<&(Adapters, DeviceBlock)>,
+        plus: Option<DeviceBlock>,
+        out: DeviceBlock,
+    ) {
+        let weight = self.fp8_transposed(group);
+        let d_low = adapters.map(|(_, d_low)| *d_low);
+        let input = self.quantize_rows(ScratchSlot::Fp8Rows, dy, Some(weight.row_scales), d_low, &weight);
+        let gemm = Gemm::forward("linear fp8", input.block, weight.codes.block);
+        let scales = Some([input.scales, weight.codes.scales]);
+        self.gemm(Gemm { c: plus, scales, is_fast: FAST_BACKWARD, ..gemm }, out);
+    }
+
+    /// Rows of the compute format as codes, each column times its scale where there are any, with low-rank values after them.
+    fn quantize_rows(
+        &self,
+        slot: ScratchSlot,
+        x: DeviceBlock,
+        column_scales: Option<u64>,
+        low: Option<DeviceBlock>,
+        weight: &Fp8Weight,
+    ) -> Codes {
+        let stride = weight.codes.block.width;
+        let address = self.scratch.take(slot, x.rows * (stride + 4));
+        let scales = address + (x.rows * stride) as u64;
+        assert!(
+            x.width.is_multiple_of(16) && x.stride.is_multiple_of(8) && x.address.is_multiple_of(16),
+            "rows of {x:?}"
+        );
+        let threads = x.width.div_ceil(32).next_multiple_of(32).clamp(64, 1024) as u32;
+        let launch = Launch {
+            source: Source::Fp8,
+            dtype: x.dtype,
+            name: "quantize_rows",
+            shape: LaunchShape { grid: [x.rows as u32, 1, 1], block: [threads, 1, 1], shared_bytes: 0 },
+            bytes: x.bytes() + x.rows * stride,
+        };
+        let low_rank = low.map_or(0, |low| low.width);
+        assert!(x.width + low_rank <= stride, "room for {} and {low_rank} columns in {stride}", x.width);
+        let arguments = Arguments::new()
+            .pointer(at(address))
+            .pointer(at(scales))
+            .pointer(at(x.address))
+            .i64(x.stride as i64)
+            .pointer(at(column_scales.unwrap_or(0)))
+            .pointer(at(low.map_or(0, |low| low.address)))
+            .i64(low.map_or(0, |low| low.stride) as i64)
+            .pointer(at(weight.factor))
+            .i32(x.width as i32)
+            .i32(low_rank as i32)
+            .i32(stride as i32);
+        // SAFETY: the buffer has room for the codes of all rows and a scale for each; x and low have these rows at their strides; there
+        // is a scale for each column of x, or none; the factor is an f32 that is read only with low-rank values.
+        unsafe { self.launch(launch, &arguments) };
+        Codes { block: DeviceBlock::dense(address, [x.rows, stride], DType::U8), scales }
+    }
+
+    /// `[W | s B]` of a group in codes, `[o, stride]`.
+    fn fp8_weight(&self, group: &Group<Cuda>) -> Fp8Weight {
+        let (outputs, inputs) = (group.out_features(), group.in_features());
+        assert!(outputs.is_multiple_of(16) && inputs.is_multiple_of(16), "FP8 weights [{outputs}, {inputs}]");
+        let (modules, _held) = self.modules_argument(group);
+        let stride = fp8_stride(inputs, modules.ranks());
+        let slot = ScratchSlot::Fp8Weights { rows: outputs, columns: stride };
+        let (mut weight, is_held) = self.fp8_buffer(group, slot, [outputs, stride]);
+        let known = self.known_row_scales(group);
+        if let Some((address, _)) = known {
+            (weight.codes.scales, weight.row_scales) = (address, address);
+        }
+        if !is_held {
+            let is_known = known.is_some_and(|(_, is_known)| is_known);
+            for module in &group.modules {
+                self.weight_rows(&module.weight, &module.columns, &weight, is_known, modules.ranks() == 0);
+            }
+            if modules.ranks() > 0 {
+                self.write_columns_b(&modules, &weight, inputs);
+            }
+        }
+        weight
+    }
+
+    /// `[Wᵀ | Aᵀ]` of a group in codes, `[i, stride]`, with scales of 1.
+    fn fp8_transposed(&self, group: &Group<Cuda>) -> Fp8Weight {
+        let (outputs, inputs) = (group.out_features(), group.in_features());
+        let (modules, _held) = self.modules_argument(group);
+        let stride = fp8_stride(outputs, modules.ranks());
+        let row_scales = match self.known_row_scales(group) {
+            Some((address, true)) => address,
+            // Dense weights may train, and then have new scales in every step.
+            _ => self.fp8_weight(group).row_scales,
+        };
+        let slot = ScratchSlot::Fp8Transposed { rows: inputs, columns: stride };
+        let (weight, is_held) = self.fp8_buffer(group, slot, [inputs, stride]);
+        let weight = Fp8Weight { row_scales, ..weight };
+        if !is_held {
+            for module in &group.modules {
+                self.weight_columns(&module.weight, &module.columns, &weight);
+            }
+            self.write_columns_a(&modules, &weight, [outputs, inputs]);
+        }
+        weight
+    }
+
+    /// A buffer for codes of a group's weight and what belongs to them, and whether it holds them already.
+    fn fp8_buffer(&self, group: &Group<Cuda>, slot: ScratchSlot, [rows, stride]: [usize; 2]) -> (Fp8Weight, bool) {
+        let contents =
+            Contents { section: self.section_number(), dtype: DType::U8, sources: self.group_sources(group) };
+        let (address, is_held) = self.scratch.holding(slot, rows * (stride + 4) + 16 + MAXIMA_PARTS * 8, contents);
+        let scales = address + (rows * stride) as u64;
+        let factor = scales + (rows * 4) as u64;
+        let codes = Codes { block: DeviceBlock::dense(address, [rows, stride], DType::U8), scales };
+        (Fp8Weight { codes, row_scales: scales, factor, maxima: factor + 16 }, is_held)
+    }
+
+    /// Address of the scales of the rows of quantized weights, which never change, and whether they are computed.
+    fn known_row_scales(&self, group: &Group<Cuda>) -> Option<(u64, bool)> {
+        let is_quantized = group.modules.iter().all(|module| matches!(module.weight, Weight::Quantized(_)));
+        is_quantized.then(|| {
+            let sources = group.modules.iter().flat_map(|module| self.source_of(&module.weight)).collect();
+            self.fp8_scales.of(sources, group.out_features())
+        })
+    }
+
+    fn write_columns_b(&self, modules: &ModulesArgument, weight: &Fp8Weight, inputs: usize) {
+        let block = weight.codes.block;
+        let maxima = Arguments::new()
+            .pointer(at(weight.maxima))
+            .value(modules)
+            .pointer(at(weight.row_scales))
+            .i32(inputs as i32);
+        let columns = Arguments::new()
+            .pointer(at(block.address))
+            .pointer(at(weight.factor))
+            .pointer(at(weight.maxima))
+            .value(modules)
+            .pointer(at(weight.row_scales))
+            .i32(block.rows as i32)
+            .i32(inputs as i32)
+            .i32(block.stride as i32);
+        let values = block.rows * (block.stride - inputs);
+        // SAFETY: the modules name f32 pairs [rank, inputs] and [rows, rank] that the caller holds, rows and ranks within the weight;
+        // there are 256 pairs of maxima, a scale for each row, and codes of `stride` bytes in each row.
+        unsafe {
+            self.launch(plain("adapter_maxima", grid(MAXIMA_PARTS, 256), modules.bytes(inputs)), &maxima);
+            self.launch(plain("columns_b", grid(values.div_ceil(4096), 256), values), &columns);
+        }
+    }
+
+    fn write_columns_a(&self, modules: &ModulesArgument, weight: &Fp8Weight, [outputs, inputs]: [usize; 2]) {
+        let block = weight.codes.block;
+        let maxima = Arguments::new()
+            .pointer(at(weight.maxima))
+            .value(modules)
+            .pointer(at(weight.row_scales))
+            .i32(inputs as i32);
+        let columns = Arguments::new()
+            .pointer(at(block.address))
+            .pointer(at(weight.codes.scales))
+            .pointer(at(weight.factor))
+            .pointer(at(weight.maxima))
+            .value(modules)
+            .i32(outputs as i32)
+            .i32(inputs as i32)
+            .i32(block.stride as i32);
+        let values = inputs * (block.stride - outputs).max(16);
+        // SAFETY: as for the columns of B; the weight has codes of `stride` bytes and a scale for each of its rows, and a factor. Without
+        // adapters only the scales are written.
+        unsafe {
+            if modules.ranks() > 0 {
+                self.launch(plain("adapter_maxima", grid(MAXIMA_PARTS, 256), modules.bytes(inputs)), &maxima);
+            }
+            self.launch(plain("columns_a", grid(values.div_ceil(4096), 256), values), &columns);
+        }
+    }
+
+    /// One weight in codes, to its rows of the group's.
+    fn weight_rows(&self, weight: &Weight<Cuda>, rows: &Range<usize>, to: &Fp8Weight, is_known: bool, fill: bool) {
+        let [_, inputs] = weight.shape();
+        let block = to.codes.block.rows(rows.start, rows.len());
+        let arguments = Arguments::new()
+            .pointer(at(block.address))
+            .pointer(at(to.row_scales + (rows.start * 4) as u64))
+            .i32(inputs as i32)
+            .i32(block.stride as i32)
+            .i32(i32::from(is_known))
+            .i32(i32::from(fill));
+        let (arguments, _held, bytes) = self.stored(weight, arguments);
+        let names = ["nf4_weight_rows", "bf16_weight_rows", "f16_weight_rows", "f32_weight_rows"];
+        let launch = plain(names[kind(weight)], grid(rows.len(), 256), rows.len() * inputs + bytes);
+        // SAFETY: `block` has these rows at its stride and a scale for each; what is read is a weight of this shape.
+        unsafe { self.launch(launch, &arguments) };
+    }
+
+    /// One weight in codes, transposed, to its columns of the group's.
+    fn weight_columns(&self, weight: &Weight<Cuda>, columns: &Range<usize>, to: &Fp8Weight) {
+        let [outputs, inputs] = weight.shape();
+        let block = to.codes.block.columns(columns.start, columns.len());
+        let arguments = Arguments::new()
+            .pointer(at(block.address))
+            .pointer(at(to.row_scales + (columns.start * 4) as u64))
+            .i32(outputs as i32)
+            .i32(inputs as i32)
+            .i64(block.stride as i64);
+        let (arguments, _held, bytes) = self.stored(weight, arguments);
+        let tiles = LaunchShape {
+            grid: [inputs.div_ceil(128) as u32, outputs.div_ceil(128) as u32, 1],
+            block: [256, 1, 1],
+            shared_bytes: 0,
+        };
+        let names = ["nf4_weight_columns", "bf16_weight_columns", "f16_weight_columns", "f32_weight_columns"];
+        let launch = plain(names[kind(weight)], tiles, outputs * inputs + bytes);
+        // SAFETY: `block` has a row for each input feature and a column for each output feature, which has a scale.
+        unsafe { self.launch(launch, &arguments) };
+    }
+
+    /// The arguments that say where a weight is stored, after others; what to hold until the launch, and its bytes.
+    fn stored(&self, weight: &Weight<Cuda>, arguments: Arguments) -> (Arguments, Vec<MatrixView>, usize) {
+        let mut held = Vec::new();
+        match weight {
+            Weight::Quantized(weight) => {
+                let arguments = self.weight_arguments(weight, arguments, &mut held);
+                (arguments, held, weight.bytes())
+            }
+            Weight::Dense(values) => {
+                let values = self.flat(values.clone());
+                let (address, bytes) = (values.address, values.bytes());
+                assert!(address.is_multiple_of(16), "a weight at {address:#x}");
+                held.push(values);
+                (arguments.pointer(at(address)), held, bytes)
+            }
+        }
+    }
+
+    /// The adapters of a group as arguments, and the owners of their memory.
+    fn modules_argument(&self, group: &Group<Cuda>) -> (ModulesArgument, Vec<MatrixView>) {
+        assert!(group.modules.len() <= MAX_MODULES, "{} modules in a group", group.modules.len());
+        let (mut modules, mut held, mut first_rank) = (ModulesArgument::default(), Vec::new(), 0);
+        for module in &group.modules {
+            let Some(adapter) = &module.adapter else { continue };
+            let [a, b] = [&adapter.a, &adapter.b].map(|values| self.flat(values.clone()));
+            modules.of[modules.count as usize] = ModuleArgument {
+                a: a.address,
+                b: b.address,
+                first_row: module.columns.start as i32,
+                rows: module.columns.len() as i32,
+                first_rank,
+                rank: a.rows as i32,
+                scale: adapter.scale as f32,
+                unused: 0,
+            };
+            first_rank += a.rows as i32;
+            modules.count += 1;
+            held.extend([a, b]);
+        }
+        (modules, held)
+    }
+}
+
+impl ModulesArgument {
+    /// Ranks of all adapters.
+    fn ranks(&self) -> usize {
+        self.of.iter().map(|module| module.rank as usize).sum()
+    }
+
+    fn bytes(&self, inputs: usize) -> usize {
+        self.of.iter().map(|module| module.rank as usize * (inputs + module.rows as usize) * 4).sum()
+    }
+}
+
+/// Which of the kernels for each kind of weight takes this one.
+fn kind(weight: &Weight<Cuda>) -> usize {
+    match weight {
+        Weight::Quantized(_) => 0,
+        Weight::Dense(values) => match values.dtype() {
+            DType::BF16 => 1,
+            DType::F16 => 2,
+            _ => 3,
+        },
+    }
+}
+
+/// A launch that does not depend on the format of activations.
+fn plain(name: &'static str, shape: LaunchShape, bytes: usize) -> Launch {
+    Launch { source: Source::Fp8, dtype: DType::F32, name, shape, bytes }
+}

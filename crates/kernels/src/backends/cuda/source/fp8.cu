@@ -1,0 +1,374 @@
+// Operands of 8-bit GEMMs: E4M3 codes (4 exponent bits, 3 of mantissa, up to 448, no infinity) with one f32 scale per
+// row; a value is code * scale. Compiled after weight_values.cu. Needs sm_89 (the conversion instruction).
+//
+// What is where, for y = x Wᵀ + low (s B)ᵀ and dx = dy W + d_low A with low = x Aᵀ and d_low = dy s B:
+//
+//   quantize_rows      rows of activations:      [ x         | balance * low  | 0 ]    one scale per token
+//   weight_rows        forward weight  [o, ..]:  [ W         | (below)        | 0 ]    one scale per output row
+//   columns_b                                                [ s B / balance  ]        under that scale
+//   weight_columns     backward weight [i, ..]:  [ codes(W)ᵀ | (below)        | 0 ]    scale 1
+//   columns_a                                                [ Aᵀ / balance   ]
+//   quantize_rows      rows of gradients:        [ dy * scale of W's row | balance * d_low | 0 ]
+//
+// The backward multiplies with the codes of the forward, only transposed: the scales of W's rows go into the gradient
+// before it is quantized. Inner widths are filled up with zeros to a multiple that suits the GEMM (128).
+//
+// The two factors of an adapter share scales with something else, so each product is balanced by a power of two: as
+// large as the adapter's side of the weight needs to stay below 448, and otherwise such that both sides stay clear of
+// the smallest codes. Weights keep 32 times their largest value free for that, activations and gradients twice: codes
+// near 448 are no more exact than codes near 14, and no value of a row that matters is near the smallest code.
+//
+// Rows of codes begin on 16 bytes. Widths are multiples of 8. A row with a NaN or an infinity gets the scale NaN.
+
+constexpr float LARGEST_CODE = 448.0f;
+// What the largest value of a row becomes: of activations and gradients, and of weights.
+constexpr float TOP_OF_ROWS = 224.0f;
+constexpr float TOP_OF_WEIGHTS = 14.0f;
+// Rows of zeros divide by something.
+constexpr float SMALLEST_AMAX = 7.888609e-31f; // 2^-100
+// Parts of the maxima of a group's adapters.
+constexpr int MAXIMA_PARTS = 256;
+
+// Codes of two values, the first in the low byte; beyond 448 is 448, NaN is 0x7f.
+DEVICE unsigned e4m3x2(float first, float second) {
+    unsigned short codes;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
+    return codes;
+}
+
+DEVICE unsigned char e4m3(float value) { return static_cast<unsigned char>(e4m3x2(value, 0.0f)); }
+
+DEVICE void store_codes(unsigned char *to, const float (&value)[8]) {
+    uint2 codes;
+    codes.x = e4m3x2(value[0], value[1]) | e4m3x2(value[2], value[3]) << 16;
+    codes.y = e4m3x2(value[4], value[5]) | e4m3x2(value[6], value[7]) << 16;
+    *reinterpret_cast<uint2 *>(to) = codes;
+}
+
+// The larger magnitude, as bits: without their sign floats are ordered as their bits are, NaN on top.
+DEVICE unsigned magnitude(float value) { return __float_as_uint(value) & 0x7fffffffu; }
+
+template <int V> DEVICE unsigned magnitude(const float (&value)[V]) {
+    unsigned largest = 0;
+#pragma unroll
+    for (int k = 0; k < V; ++k) largest = max(largest, magnitude(value[k]));
+    return largest;
+}
+
+// Over a block of whole warps; every thread gets the result.
+DEVICE unsigned block_max_bits(unsigned bits) {
+    __shared__ unsigned partial[32];
+    bits = __reduce_max_sync(ALL_LANES, bits);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = bits;
+    __syncthreads();
+    const unsigned lane = threadIdx.x % 32;
+    return __reduce_max_sync(ALL_LANES, lane < blockDim.x / 32 ? partial[lane] : 0u);
+}
+
+// Scale of a row whose largest magnitude becomes `top`, and what values are multiplied by.
+struct RowScale {
+    float scale, factor;
+
+    DEVICE RowScale(unsigned bits, float top) {
+        const float largest = fmaxf(__uint_as_float(bits), SMALLEST_AMAX);
+        const bool is_finite = bits < 0x7f800000u;
+        scale = is_finite ? __fdiv_rn(largest, top) : __uint_as_float(0x7fffffffu);
+        factor = is_finite ? __fdiv_rn(top, largest) : __uint_as_float(0x7fffffffu);
+    }
+};
+
+// ------------------------------------------------------------------------------------------------------------ balance
+
+// Largest power of two that is not above a positive value.
+DEVICE float power_below(float value) { return __uint_as_float(__float_as_uint(value) & 0x7f800000u); }
+
+// The factor of low-rank values whose size is up to `row_size` in units of a typical value of the row, and that the
+// weight's side, whose largest value is `weight_size` in units of its scale, is divided by.
+DEVICE float balance(float row_size, float weight_size) {
+    if (!(row_size > 0.0f) || !(weight_size > 0.0f)) return 1.0f;
+    const float safe = 0.125f / row_size, least = weight_size / LARGEST_CODE;
+    const float even = fminf(sqrtf(2.0f * weight_size * safe), safe);
+    const float wanted = power_below(fmaxf(even, 1e-30f));
+    return wanted >= least ? wanted : 2.0f * power_below(fmaxf(least, 1e-30f));
+}
+
+// The adapters of up to four modules of a group.
+struct Module {
+    const float *a, *b; // [rank, i] and [rows, rank]; null without
+    int first_row, rows, first_rank, rank;
+    float scale;
+    int unused;
+};
+
+struct Modules {
+    Module of[4];
+    int count;
+    int unused;
+};
+
+// maxima [MAXIMA_PARTS]: of |A| and of |s B| / scale of the row. Launch: grid MAXIMA_PARTS, block 256.
+KERNEL __launch_bounds__(256) adapter_maxima(float2 *maxima, Modules modules, const float *row_scales, int inputs) {
+    unsigned of_a = 0, of_b = 0;
+    const int first = blockIdx.x * 256 + threadIdx.x, step = gridDim.x * 256;
+    for (int m = 0; m < modules.count; ++m) {
+        const Module module = modules.of[m];
+        if (module.a == nullptr) continue;
+        for (int at = first; at < module.rank * inputs; at += step) of_a = max(of_a, magnitude(module.a[at]));
+        for (int at = first; at < module.rank * module.rows; at += step) {
+            const float inverse = __frcp_rn(row_scales[module.first_row + at / module.rank]);
+            of_b = max(of_b, magnitude(module.b[at] * module.scale * inverse));
+        }
+    }
+    of_a = block_max_bits(of_a), of_b = block_max_bits(of_b);
+    if (threadIdx.x == 0) maxima[blockIdx.x] = make_float2(__uint_as_float(of_a), __uint_as_float(of_b));
+}
+
+// Both maxima, in every thread.
+DEVICE float2 all_maxima(const float2 *maxima) {
+    unsigned of_a = 0, of_b = 0;
+    for (int at = threadIdx.x; at < MAXIMA_PARTS; at += blockDim.x) {
+        const float2 part = maxima[at];
+        of_a = max(of_a, magnitude(part.x)), of_b = max(of_b, magnitude(part.y));
+    }
+    of_a = block_max_bits(of_a), of_b = block_max_bits(of_b);
+    return make_float2(__uint_as_float(of_a), __uint_as_float(of_b));
+}
+
+DEVICE void store_sixteen(unsigned char *to, const float (&value)[16]) {
+    unsigned word[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+        word[k] = e4m3x2(value[4 * k], value[4 * k + 1]) | e4m3x2(value[4 * k + 2], value[4 * k + 3]) << 16;
+    *reinterpret_cast<uint4 *>(to) = make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+// Columns [inputs, stride) of the forward weight [o, stride]: s B / balance under the scale of each row, then zeros; and
+// the balance itself. A thread writes sixteen columns of a row. Launch: block 256, grid ceil(o * (stride - inputs) /
+// 4096).
+KERNEL __launch_bounds__(256) columns_b(unsigned char *codes, float *used, const float2 *maxima, Modules modules,
+                                        const float *row_scales, int outputs, int inputs, int stride) {
+    const float2 largest = all_maxima(maxima);
+    const float factor = balance(largest.x * sqrtf(static_cast<float>(inputs)), largest.y);
+    if (blockIdx.x == 0 && threadIdx.x == 0) *used = factor;
+    const int pieces = (stride - inputs) / 16, at = blockIdx.x * 256 + threadIdx.x;
+    if (at >= outputs * pieces) return;
+    const int row = at / pieces, first = at % pieces * 16;
+    const float by = __frcp_rn(row_scales[row] * factor);
+    float value[16] = {};
+    for (int m = 0; m < modules.count; ++m) {
+        const Module module = modules.of[m];
+        const int own_row = row - module.first_row;
+        if (own_row < 0 || own_row >= module.rows) continue;
+        const float *b = module.b + static_cast<long long>(own_row) * module.rank;
+#pragma unroll
+        for (int c = 0; c < 16; ++c) {
+            const int k = first + c - module.first_rank;
+            if (k >= 0 && k < module.rank) value[c] = b[k] * module.scale * by;
+        }
+    }
+    store_sixteen(codes + static_cast<long long>(row) * stride + inputs + first, value);
+}
+
+// Columns [outputs, stride) of the backward weight [i, stride]: Aᵀ / balance, then zeros; the scales of all rows, 1; and
+// the balance itself. A thread writes sixteen columns of a row; neighbors have neighboring rows. Launch: block 256, grid
+// ceil(i * max(stride - outputs, 16) / 4096).
+KERNEL __launch_bounds__(256) columns_a(unsigned char *codes, float *scales, float *used, const float2 *maxima,
+                                        Modules modules, int outputs, int inputs, int stride) {
+    const int at = blockIdx.x * 256 + threadIdx.x, row = at % inputs, first = at / inputs * 16;
+    if (at < inputs) scales[at] = 1.0f;
+    if (modules.count == 0 && outputs == stride) return;
+    const float2 largest = all_maxima(maxima);
+    const float factor = balance(largest.y * sqrtf(static_cast<float>(outputs)), largest.x);
+    if (blockIdx.x == 0 && threadIdx.x == 0) *used = factor;
+    if (first >= stride - outputs) return;
+    const float by = __frcp_rn(factor);
+    float value[16] = {};
+    for (int m = 0; m < modules.count; ++m) {
+        const Module module = modules.of[m];
+#pragma unroll
+        for (int c = 0; c < 16; ++c) {
+            const int k = first + c - module.first_rank;
+            if (k >= 0 && k < module.rank) value[c] = module.a[static_cast<long long>(k) * inputs + row] * by;
+        }
+    }
+    store_sixteen(codes + static_cast<long long>(row) * stride + outputs + first, value);
+}
+
+// --------------------------------------------------------------------------------------------------------------- rows
+
+// Vectors of eight values that a thread keeps between the two passes over a row.
+constexpr int KEPT = 4;
+
+// codes [n, stride] and scales [n] of x [n, width] at its row stride, each column times column_scales where that is not
+// null, then `low` [n, ranks] times *factor, then zeros. Launch: grid n, block threads for width / 8 / KEPT, whole warps,
+// at most 1024. x, low and stride on 16 bytes.
+KERNEL __launch_bounds__(1024) quantize_rows(unsigned char *codes, float *scales, const T *x, long long x_stride,
+                                             const float *column_scales, const T *low, long long low_stride,
+                                             const float *factor, int width, int ranks, int stride) {
+    const long long row = blockIdx.x;
+    x += row * x_stride, codes += row * stride;
+    const int vectors = width / 8;
+    Pack<T, 8> kept[KEPT];
+    unsigned largest = 0;
+    auto values = [&](const Pack<T, 8> &pack, int at, float(&value)[8]) {
+        pack.unpack(value);
+        if (column_scales == nullptr) return;
+        float by[8];
+        Pack<float, 8>::load(column_scales + at * 8).unpack(by);
+#pragma unroll
+        for (int k = 0; k < 8; ++k) value[k] *= by[k];
+    };
+    float value[8];
+#pragma unroll
+    for (int k = 0; k < KEPT; ++k) {
+        const int at = threadIdx.x + k * blockDim.x;
+        if (at < vectors) kept[k] = Pack<T, 8>::load(x + at * 8);
+    }
+#pragma unroll
+    for (int k = 0; k < KEPT; ++k) {
+        const int at = threadIdx.x + k * blockDim.x;
+        if (at >= vectors) break;
+        values(kept[k], at, value);
+        largest = max(largest, magnitude(value));
+    }
+    for (int at = threadIdx.x + KEPT * blockDim.x; at < vectors; at += blockDim.x) {
+        values(Pack<T, 8>::load(x + at * 8), at, value);
+        largest = max(largest, magnitude(value));
+    }
+    const RowScale of_row(block_max_bits(largest), TOP_OF_ROWS);
+    if (threadIdx.x == 0) scales[row] = of_row.scale;
+    auto store = [&](int at) {
+#pragma unroll
+        for (int k = 0; k < 8; ++k) value[k] *= of_row.factor;
+        store_codes(codes + at * 8, value);
+    };
+#pragma unroll
+    for (int k = 0; k < KEPT; ++k) {
+        const int at = threadIdx.x + k * blockDim.x;
+        if (at >= vectors) break;
+        values(kept[k], at, value);
+        store(at);
+    }
+    for (int at = threadIdx.x + KEPT * blockDim.x; at < vectors; at += blockDim.x) {
+        values(Pack<T, 8>::load(x + at * 8), at, value);
+        store(at);
+    }
+    const float by = ranks > 0 ? *factor * of_row.factor : 0.0f;
+    for (int at = threadIdx.x; at < stride - width; at += blockDim.x)
+        codes[width + at] = at < ranks ? e4m3(to_float(low[row * low_stride + at]) * by) : 0;
+}
+
+// Scale of a weight's row, and what its values are multiplied by: of a scale, so that it is the same whenever it is known.
+DEVICE float weight_factor(float scale) { return __fdiv_rn(1.0f, scale); }
+
+// codes [o, stride] and scales [o] of a weight [o, i]; where the scales are known they are read. Columns from i on are
+// left to columns_b, or zero with `fill`. Launch: grid o, block 256.
+template <class VALUES>
+DEVICE void weight_rows(unsigned char *codes, float *scales, VALUES values, int inputs, int stride, bool is_known,
+                        bool fill) {
+    const long long row = blockIdx.x, first = row * inputs;
+    const float level = level_of_lane();
+    codes += row * stride;
+    const int vectors = inputs / 8;
+    float value[8];
+    if (!is_known) {
+        unsigned largest = 0;
+        // All lanes decode: the bounds are those of the block.
+        for (int start = 0; start < vectors; start += blockDim.x) {
+            const int at = start + threadIdx.x;
+            VALUES::template unpack<8>(values.template load<8>(first + at * 8, at < vectors), level, value);
+            if (at < vectors) largest = max(largest, magnitude(value));
+        }
+        const RowScale of_row(block_max_bits(largest), TOP_OF_WEIGHTS);
+        if (threadIdx.x == 0) scales[row] = of_row.scale;
+        __syncthreads();
+    }
+    const float factor = weight_factor(scales[row]);
+    for (int start = 0; start < vectors; start += blockDim.x) {
+        const int at = start + threadIdx.x;
+        VALUES::template unpack<8>(values.template load<8>(first + at * 8, at < vectors), level, value);
+        if (at >= vectors) continue;
+#pragma unroll
+        for (int k = 0; k < 8; ++k) value[k] *= factor;
+        store_codes(codes + at * 8, value);
+    }
+    if (fill)
+        for (int at = inputs + threadIdx.x; at < stride; at += blockDim.x) codes[at] = 0;
+}
+
+// codes [i, stride] of a weight [o, i], transposed, under the scales of its rows; o and i are multiples of 16. Columns
+// from o on are left alone. Launch: grid (ceil(i / 128), ceil(o / 128)), block 256.
+template <class VALUES>
+DEVICE void weight_columns(unsigned char *codes, const float *scales, VALUES values, int outputs, int inputs,
+                           long long stride) {
+    constexpr int TILE = 128;
+    __shared__ unsigned tile[TILE][TILE / 4 + 1];
+    const int first_row = blockIdx.y * TILE, first_column = blockIdx.x * TILE;
+    const float level = level_of_lane();
+#pragma unroll 4
+    for (int step = 0; step < 8; ++step) {
+        const int at = step * 256 + threadIdx.x, row = at / 16, column = at % 16 * 8;
+        const bool inside = first_row + row < outputs && first_column + column < inputs;
+        const long long start = static_cast<long long>(first_row + row) * inputs + first_column + column;
+        float value[8];
+        VALUES::template unpack<8>(values.template load<8>(start, inside), level, value);
+        if (!inside) continue;
+        const float factor = weight_factor(scales[first_row + row]);
+#pragma unroll
+        for (int k = 0; k < 8; ++k) value[k] *= factor;
+        tile[row][column / 4] = e4m3x2(value[0], value[1]) | e4m3x2(value[2], value[3]) << 16;
+        tile[row][column / 4 + 1] = e4m3x2(value[4], value[5]) | e4m3x2(value[6], value[7]) << 16;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+        const int at = step * 256 + threadIdx.x, column = at / 8, row = at % 8 * 16;
+        if (first_row + row >= outputs || first_column + column >= inputs) continue;
+        unsigned out[4];
+#pragma unroll
+        for (int word = 0; word < 4; ++word) {
+            unsigned bytes = 0;
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const unsigned source = tile[row + word * 4 + k][column / 4];
+                bytes |= (source >> (column % 4 * 8) & 0xffu) << (k * 8);
+            }
+            out[word] = bytes;
+        }
+        *reinterpret_cast<uint4 *>(codes + (first_column + column) * stride + first_row + row) =
+            make_uint4(out[0], out[1], out[2], out[3]);
+    }
+}
+
+// Both for each kind of weight: rows(codes, scales, i, stride, is_known, fill, weight..) and columns(codes, scales, o, i,
+// stride, weight..). Dense values are aligned to 16 bytes.
+KERNEL __launch_bounds__(256) nf4_weight_rows(
+    unsigned char *out, float *row_scales, int inputs, int stride, int is_known, int fill, const unsigned char *codes,
+    const float *absmax, const unsigned char *absmax_codes, const float *nested_absmax, const float *map,
+    const float *offset) {
+    const Nf4Values values = {codes, {absmax, absmax_codes, nested_absmax, map, offset}};
+    weight_rows(out, row_scales, values, inputs, stride, is_known != 0, fill != 0);
+}
+
+KERNEL __launch_bounds__(256) nf4_weight_columns(
+    unsigned char *out, const float *row_scales, int outputs, int inputs, long long stride, const unsigned char *codes,
+    const float *absmax, const unsigned char *absmax_codes, const float *nested_absmax, const float *map,
+    const float *offset) {
+    const Nf4Values values = {codes, {absmax, absmax_codes, nested_absmax, map, offset}};
+    weight_columns(out, row_scales, values, outputs, inputs, stride);
+}
+
+#define DENSE_WEIGHTS(E)                                                                                              \
+    KERNEL __launch_bounds__(256) E##_weight_rows(unsigned char *out, float *row_scales, int inputs, int stride,      \
+                                                  int is_known, int fill, const E *w) {                               \
+        weight_rows(out, row_scales, DenseValues<E>{w}, inputs, stride, is_known != 0, fill != 0);                    \
+    }                                                                                                                 \
+    KERNEL __launch_bounds__(256) E##_weight_columns(unsigned char *out, const float *row_scales, int outputs,        \
+                                                     int inputs, long long stride, const E *w) {                      \
+        weight_columns(out, row_scales, DenseValues<E>{w}, outputs, inputs, stride);                                  \
+    }
+typedef float f32;
+DENSE_WEIGHTS(bf16)
+DENSE_WEIGHTS(f16)
+DENSE_WEIGHTS(f32)

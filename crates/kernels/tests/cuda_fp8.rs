@@ -1,0 +1,212 @@
+//! GEMMs in 8-bit floats on a real device: against the reference that rounds as they do, against exact products, and what is left of
+//! an adapter next to codes, from the smallest to the largest that are trained. Part of the GPU suite; `--nocapture` prints the tables.
+//! Trade-off: random inputs; outliers of trained models are stood in for by one column of 50 times the others' size.
+#![cfg(feature = "cuda")]
+
+use burn_flex::Flex;
+use burn_tensor::{DType, Distribution, Tensor, TensorData, backend::Backend};
+use firebrick_kernels::backends::cuda::{Cuda, probe};
+use firebrick_kernels::{
+    Adapter, Epilogue, GemmFormat, Group, InputGradient, Keep, LinearOps, Module, Prologue, Weight, WeightGradient,
+};
+use firebrick_precision::QuantFormat;
+
+type Matrix = Tensor<Cuda, 2>;
+type Device = <Cuda as burn_tensor::backend::BackendTypes>::Device;
+
+const TOKENS: usize = 256;
+const RANK: usize = 16;
+
+fn device() -> Option<Device> {
+    if let Err(reason) = probe() {
+        eprintln!("skipped: {reason}");
+        return None;
+    }
+    let device = Device::default();
+    let capability =
+        firebrick_cuda::Driver::load().and_then(|driver| driver.device(device.index)).unwrap().compute_capability;
+    if capability < (8, 9) {
+        eprintln!("skipped: 8-bit floats need compute capability 8.9, this is {capability:?}");
+        return None;
+    }
+    Some(device)
+}
+
+/// What an operation is tried with, on the host.
+struct Inputs {
+    x: TensorData,
+    dy: TensorData,
+    weight: TensorData,
+    pairs: Vec<(usize, TensorData, TensorData, f64)>,
+    shape: [usize; 2],
+}
+
+fn random(shape: [usize; 2], size: f64) -> TensorData {
+    Tensor::<Flex, 2>::random(shape, Distribution::Normal(0.0, size), (&Default::default(), DType::F32)).into_data()
+}
+
+impl Inputs {
+    /// Modules side by side, each `out` wide, with adapters of `a` and `b` in size.
+    fn new(shape: [usize; 2], modules: usize, [a, b]: [f64; 2], scale: f64) -> Self {
+        let [out, inputs] = shape;
+        let mut x = Tensor::<Flex, 2>::from_data(random([TOKENS, inputs], 1.0), &Default::default());
+        let outlier = x.clone().narrow(1, 7, 1).mul_scalar(50.0);
+        x = x.slice_assign([0..TOKENS, 7..8], outlier);
+        let pair = |_| (RANK, random([RANK, inputs], a), random([out / modules, RANK], b), scale);
+        let pairs = if a > 0.0 { (0..modules).map(pair).collect() } else { Vec::new() };
+        Self { x: x.into_data(), dy: random([TOKENS, out], 1e-3), weight: random(shape, 0.02), pairs, shape }
+    }
+
+    fn group<B: LinearOps>(&self, gemms: GemmFormat, quantized: bool, device: &B::Device) -> Group<B> {
+        let [out, inputs] = self.shape;
+        let modules = self.pairs.len().max(1);
+        let width = out / modules;
+        let whole = Tensor::<B, 2>::from_data(self.weight.clone(), (device, DType::F32));
+        let module = |index: usize| {
+            let values = whole.clone().narrow(0, index * width, width);
+            let weight = if quantized {
+                let host: Vec<f32> = values.into_data().to_vec().unwrap();
+                let format = QuantFormat::Nf4 { double_quant: true };
+                Weight::Quantized(B::upload_quantized(&format.quantize(&host, &[width, inputs]).unwrap(), device))
+            } else {
+                Weight::Dense(values)
+            };
+            let adapter = self.pairs.get(index).map(|(_, a, b, scale)| {
+                let [a, b] = [a, b].map(|values| Tensor::from_data(values.clone(), (device, DType::F32)));
+                Adapter { a, b, scale: *scale }
+            });
+            let columns = index * width..(index + 1) * width;
+            Module { columns, weight, weight_gradient: WeightGradient::Frozen, bias: None, adapter }
+        };
+        Group { modules: (0..modules).map(module).collect(), parts: vec![out], gemms }
+    }
+
+    /// Output, gradient of the input, and gradients of all factors, from x and dy in `dtype`.
+    fn run<B: LinearOps>(&self, gemms: GemmFormat, quantized: bool, dtype: DType, device: &B::Device) -> Vec<Vec<f64>> {
+        let group = self.group::<B>(gemms, quantized, device);
+        let [x, dy] = [&self.x, &self.dy].map(|values| Tensor::<B, 2>::from_data(values.clone(), (device, DType::F32)));
+        // The values of bf16 on every backend.
+        let [x, dy] = [x, dy].map(|values| values.cast(DType::BF16).cast(dtype));
+        let (mut outputs, saved) = B::project(Prologue::None { x }, &group, Epilogue::None, Keep::Inputs);
+        let gradients = B::project_backward(saved.unwrap(), group, vec![dy], None);
+        let InputGradient::Plain(dx) = gradients.input else { unreachable!("the prologue is plain") };
+        let factors = gradients.modules.into_iter().filter_map(|module| module.adapter).flat_map(|(a, b)| [a, b]);
+        [outputs.remove(0), dx].into_iter().chain(factors).map(host).collect()
+    }
+}
+
+fn host<B: Backend>(values: Tensor<B, 2>) -> Vec<f64> {
+    values.into_data().convert::<f32>().to_vec::<f32>().unwrap().into_iter().map(f64::from).collect()
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// Slope of `got` over `expected`, and what is left of it relative to `expected`.
+fn slope_and_noise(got: &[f64], expected: &[f64]) -> (f64, f64) {
+    let size = dot(expected, expected);
+    let slope = dot(got, expected) / size;
+    let left: Vec<f64> = got.iter().zip(expected).map(|(got, expected)| got - slope * expected).collect();
+    (slope, (dot(&left, &left) / size).sqrt())
+}
+
+#[test]
+fn products_equal_the_reference_and_are_near_the_exact_ones() {
+    let Some(device) = device() else { return };
+    eprintln!("| weight | base | what | against the reference: slope, noise | against exact |");
+    // Widths with a tail in every tile, and those of models.
+    for (shape, modules) in [([48, 80], 1), ([144, 272], 3), ([1536, 1024], 3), ([512, 2048], 1)] {
+        for quantized in [true, false] {
+            let inputs = Inputs::new(shape, modules, [1.0 / (shape[1] as f64).sqrt(), 0.01], 2.0);
+            let got = inputs.run::<Cuda>(GemmFormat::Fp8, quantized, DType::BF16, &device);
+            let cpu = &Default::default();
+            let same = inputs.run::<Flex>(GemmFormat::Fp8, quantized, DType::F32, cpu);
+            let exact = inputs.run::<Flex>(GemmFormat::Compute, quantized, DType::F32, cpu);
+            for (index, name) in ["y", "dx", "dA", "dB"].iter().enumerate() {
+                let [against, to_exact] = [&same, &exact].map(|other| slope_and_noise(&got[index], &other[index]));
+                let base = if quantized { "NF4" } else { "dense" };
+                eprintln!("| {shape:?} | {base} | {name} | {against:.4?} | {to_exact:.4?} |");
+                // One difference is left to both: gradients of a group of modules are quantized together on the device.
+                assert!((against.0 - 1.0).abs() < 0.01 && against.1 < 0.035, "{shape:?} {base} {name}: {against:?}");
+                assert!((to_exact.0 - 1.0).abs() < 0.02 && to_exact.1 < 0.06, "{shape:?} {base} {name}: {to_exact:?}");
+            }
+        }
+    }
+}
+
+/// What the adapter adds to the output and to the gradient of the input: differences of runs from whose results most of the base's is
+/// taken away before they are rounded to bf16.
+fn contribution(with: &Inputs, without: &Inputs, device: &Device) -> Vec<Vec<f64>> {
+    let run = |inputs: &Inputs, away: Option<[Matrix; 2]>| -> [Matrix; 2] {
+        let group = inputs.group::<Cuda>(GemmFormat::Fp8, true, device);
+        let [x, dy] = [&inputs.x, &inputs.dy].map(|values| Matrix::from_data(values.clone(), (device, DType::BF16)));
+        let [y_away, dx_away] = away.map_or([None, None], |pair| pair.map(Some));
+        let epilogue = y_away.map_or(Epilogue::None, Epilogue::Residual);
+        let (mut outputs, saved) = Cuda::project(Prologue::None { x }, &group, epilogue, Keep::Inputs);
+        let gradients = Cuda::project_backward(saved.unwrap(), group, vec![dy], dx_away);
+        [outputs.remove(0), gradients.input.plain()]
+    };
+    let away = run(without, None).map(|values| values.neg());
+    let [base, adapted] = [without, with].map(|inputs| run(inputs, Some(away.clone())).map(host));
+    adapted.iter().zip(&base).map(|(with, base)| with.iter().zip(base).map(|(a, b)| a - b).collect()).collect()
+}
+
+/// A rate of 1e-6 after its first step, some training, and large adapters at alpha / r = 16.
+const SIZES: [(f64, f64); 4] = [(1e-6, 2.0), (1e-4, 2.0), (1e-2, 2.0), (5e-2, 16.0)];
+
+/// A square weight with an adapter whose A is as it starts.
+fn adapted(b: f64, scale: f64) -> Inputs {
+    Inputs::new([4096, 4096], 1, [1.0 / (3.0 * 4096.0_f64).sqrt(), b], scale)
+}
+
+/// With B times a factor, and another weight.
+fn changed(inputs: &Inputs, weight: TensorData, b: f64) -> Inputs {
+    let pairs = inputs.pairs.iter().map(|(rank, a, of_b, scale)| (*rank, a.clone(), times(of_b, b), *scale));
+    Inputs { weight, pairs: pairs.collect(), x: inputs.x.clone(), dy: inputs.dy.clone(), shape: inputs.shape }
+}
+
+#[test]
+fn adapters_arrive_next_to_the_sums_of_the_base() {
+    let Some(device) = device() else { return };
+    eprintln!("| B, alpha / r | y: slope, noise of the adapter's part | dx: the same |");
+    for (b, scale) in SIZES {
+        let with = adapted(b, scale);
+        let only = changed(&with, TensorData::zeros::<f32, _>(with.shape), 1.0);
+        let exact = only.run::<Flex>(GemmFormat::Compute, false, DType::F32, &Default::default());
+        let got = contribution(&with, &changed(&with, with.weight.clone(), 0.0), &device);
+        let parts = [0, 1].map(|index| slope_and_noise(&got[index], &exact[index]));
+        eprintln!("| {b:e}, {scale} | {:.4?} | {:.4?} |", parts[0], parts[1]);
+        // Sums of 8-bit products keep some 14 bits: a millionth of the base is below that, as it is below a step of bf16.
+        for (slope, noise) in parts.into_iter().filter(|_| b >= 1e-4) {
+            assert!((slope - 1.0).abs() < 0.05 && noise < 0.2, "B {b:e} at {scale}: slope {slope}, noise {noise}");
+        }
+    }
+}
+
+#[test]
+fn codes_of_adapters_of_any_size_are_neither_saturated_nor_zero() {
+    let Some(device) = device() else { return };
+    const BLANK: usize = 64;
+    for (b, scale) in SIZES {
+        // Tokens whose values meet zeros of the weight: what comes out is the adapter's alone, under scales of the base.
+        let mut inputs = adapted(b, scale);
+        let cpu = Default::default();
+        let part = |values: &TensorData, first: usize, count: usize| {
+            let values = Tensor::<Flex, 2>::from_data(values.clone(), &cpu);
+            let rows = values.dims()[0];
+            values.slice_assign([0..rows, first..first + count], Tensor::zeros([rows, count], (&cpu, DType::F32)))
+        };
+        inputs.weight = part(&inputs.weight, 0, BLANK).into_data();
+        inputs.x = part(&inputs.x, BLANK, inputs.shape[1] - BLANK).into_data();
+        let got = inputs.run::<Cuda>(GemmFormat::Fp8, true, DType::BF16, &device);
+        let exact = inputs.run::<Flex>(GemmFormat::Compute, true, DType::F32, &cpu);
+        let (slope, noise) = slope_and_noise(&got[0], &exact[0]);
+        eprintln!("B {b:e} at {scale}: slope {slope:.4}, noise {noise:.4}");
+        assert!((slope - 1.0).abs() < 0.02 && noise < 0.1, "B {b:e} at {scale}: slope {slope}, noise {noise}");
+    }
+}
+
+fn times(values: &TensorData, factor: f64) -> TensorData {
+    Tensor::<Flex, 2>::from_data(values.clone(), &Default::default()).mul_scalar(factor).into_data()
+}
