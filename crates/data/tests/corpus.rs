@@ -161,7 +161,7 @@ fn the_first_of_several_bad_lines_is_named_and_ends_reading() {
         (1..=3000).map(|line| format!("{}\n", if line > 1100 { bad } else { r#"{"text":"a"}"# })).collect()
     };
     let corrupt = refuses(rows("{"), &["rows.jsonl:1101:"]);
-    assert!(matches!(corrupt, DataError::Source(SourceError::BadJson { .. })));
+    assert!(matches!(corrupt, DataError::Source(SourceError::BadRecord { column: Some(_), .. })));
     refuses(rows(r#"{"talks":[],"id":1}"#), &["rows.jsonl:1101:", "the key \"text\"", "found \"talks\", \"id\""]);
     refuses(rows(r#"{"text":3}"#), &["rows.jsonl:1101:", "text must be a string, found the number 3"]);
     refuses(rows(r#"{"text":"a\u0000"}"#), &["rows.jsonl:1101:", "NUL"]);

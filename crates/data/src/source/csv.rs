@@ -56,7 +56,6 @@ pub(super) struct CsvRecords {
     row: ByteRecord,
     /// Line where the row begins, from 1.
     line: usize,
-    ended: bool,
 }
 
 impl CsvRecords {
@@ -78,8 +77,7 @@ impl CsvRecords {
             .buffer_capacity(BUFFER_BYTES)
             .from_reader(input);
         let path = path.to_owned();
-        let mut records =
-            Self { reader, left, has_ended, path, names: Vec::new(), row: ByteRecord::new(), line: 1, ended: false };
+        let mut records = Self { reader, left, has_ended, path, names: Vec::new(), row: ByteRecord::new(), line: 1 };
         if !records.advance()? {
             return Ok(records);
         }
@@ -95,14 +93,14 @@ impl CsvRecords {
         let place = self.place();
         if self.row.len() > MAX_COLUMNS {
             let reason = format!("the header names {} columns, the maximum is {MAX_COLUMNS}", self.row.len());
-            return Err(SourceError::BadCsv { place, reason });
+            return Err(bad_row(place, &reason));
         }
         let mut seen = HashSet::new();
         let name = |cell: &[u8]| {
             let name = checked_text(cell.to_vec(), &place)?;
             if !seen.insert(name.clone()) {
                 let reason = format!("the header names the column {name:?} twice");
-                return Err(SourceError::BadCsv { place: place.clone(), reason });
+                return Err(bad_row(place.clone(), &reason));
             }
             Ok(name)
         };
@@ -150,11 +148,10 @@ impl CsvRecords {
     fn failed(&self, error: &CsvError) -> SourceError {
         match error.kind() {
             ErrorKind::Io(_) if self.left.load(Ordering::Relaxed) == 0 => {
-                let hint = "An unclosed quote takes in everything that follows";
-                SourceError::RecordTooLarge { place: self.place(), hint }
+                SourceError::too_large(self.place(), "An unclosed quote takes in everything that follows")
             }
             ErrorKind::Io(reason) => read_failed(&self.path, self.line, reason),
-            _ => SourceError::BadCsv { place: self.place(), reason: error.to_string() },
+            _ => bad_row(self.place(), &error.to_string()),
         }
     }
 
@@ -166,7 +163,7 @@ impl CsvRecords {
                 self.row.len(),
                 self.names.len()
             );
-            return Err(SourceError::BadCsv { place, reason });
+            return Err(bad_row(place, &reason));
         }
         let mut fields = Map::with_capacity(self.names.len());
         for (name, cell) in self.names.iter().zip(self.cells()) {
@@ -180,15 +177,14 @@ impl Iterator for CsvRecords {
     type Item = Result<Record, SourceError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.ended {
-            return None;
-        }
-        let record = match self.advance() {
+        match self.advance() {
             Ok(true) => Some(self.record()),
             Ok(false) => None,
             Err(error) => Some(Err(error)),
-        };
-        self.ended = !matches!(record, Some(Ok(_)));
-        record
+        }
     }
+}
+
+fn bad_row(place: Place, reason: &str) -> SourceError {
+    SourceError::record(place, None, format!("not a valid CSV row: {reason}"))
 }

@@ -12,25 +12,20 @@ use std::path::Path;
 use serde_json::Value as Json;
 
 use super::error::SourceError;
-use super::jsonl::{JsonLines, parse_object};
-use super::open::{Bytes, read_failed};
+use super::jsonl::{TOO_LONG, json_lines, parse_object};
+use super::open::{Bytes, FileRecords, Lines, read_failed};
 use super::record::{MAX_RECORD_BYTES, Record};
 use crate::place::Place;
-use scanner::{Scanner, show};
-
-const HINT: &str = "The file must be one JSON list of objects, or an object with such a list";
+use scanner::{HINT, Scanner, show};
 
 /// The records of a file with the format `json`.
-pub(super) fn open_json(
-    mut bytes: Bytes,
-    path: &Path,
-    field: Option<&str>,
-) -> Result<Box<dyn Iterator<Item = Result<Record, SourceError>> + Send>, SourceError> {
-    let mut line = 1;
-    let failed = |reason| read_failed(path, 1, &reason);
-    let Some(column) = skip_start(&mut bytes, &mut line).map_err(failed)? else {
+pub(super) fn open_json(bytes: Bytes, path: &Path, field: Option<&str>) -> Result<FileRecords, SourceError> {
+    let mut scanner = Scanner { bytes, path: path.to_owned(), line: 1, column: 1 };
+    if scanner.peek()?.is_none() {
         return Ok(Box::new(std::iter::empty()));
-    };
+    }
+    let Scanner { mut bytes, line, .. } = scanner;
+    let failed = |reason| read_failed(path, line, &reason);
     // Lines are distinguished from a document by the first line that is not blank and whether anything follows it.
     let mut start = Vec::new();
     (&mut bytes).take(MAX_RECORD_BYTES as u64).read_until(b'\n', &mut start).map_err(failed)?;
@@ -42,36 +37,18 @@ pub(super) fn open_json(
             !rest_is_blank || (field.is_none() && !has_rows(&object))
         }
     };
-    let bytes: Bytes = Box::new(Cursor::new(start).chain(bytes));
-    if is_lines {
-        if let Some(field) = field {
-            let reason = format!("the file has one object per line, so no key {field:?} holds all rows");
-            return Err(SourceError::NoRows { place: Place { path: path.to_owned(), line }, reason });
-        }
-        return Ok(Box::new(JsonLines::after(line - 1, bytes, path.to_owned())));
+    scanner.bytes = Box::new(Cursor::new(start).chain(bytes));
+    if !is_lines {
+        let field = field.map(str::to_owned);
+        return Ok(Box::new(JsonDocument { scanner, field, at: At::Start }));
     }
-    let scanner = Scanner { bytes, path: path.to_owned(), line, column };
-    Ok(Box::new(JsonDocument::new(scanner, field.map(str::to_owned))))
-}
-
-/// Skips leading blanks; returns the column of what follows, or `None` at the end of the file.
-fn skip_start(bytes: &mut Bytes, line: &mut usize) -> std::io::Result<Option<usize>> {
-    let mut column = 1;
-    loop {
-        let buffer = bytes.fill_buf()?;
-        if buffer.is_empty() {
-            return Ok(None);
-        }
-        let blanks = buffer.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
-        for &byte in &buffer[..blanks] {
-            (*line, column) = if byte == b'\n' { (*line + 1, 1) } else { (*line, column + 1) };
-        }
-        let is_blank = blanks == buffer.len();
-        bytes.consume(blanks);
-        if !is_blank {
-            return Ok(Some(column));
-        }
+    if let Some(field) = field {
+        return Err(no_rows(
+            scanner.place(),
+            &format!("the file has one object per line, so no key {field:?} holds all rows"),
+        ));
     }
+    Ok(json_lines(Lines::after(line - 1, scanner.bytes, path, TOO_LONG)))
 }
 
 /// Moves blanks to the end of `start`; returns whether the file ends there.
@@ -101,8 +78,6 @@ enum At {
     Start,
     /// Inside the list of rows, which may be inside an object; before the first row or after one.
     Rows { in_object: bool, is_first: bool },
-    /// Everything was read, or reading failed.
-    End,
 }
 
 /// The rows of a document.
@@ -112,13 +87,18 @@ struct JsonDocument {
     at: At,
 }
 
-impl JsonDocument {
-    fn new(scanner: Scanner, field: Option<String>) -> Self {
-        Self { scanner, field, at: At::Start }
-    }
+/// The list of rows cannot be determined.
+fn no_rows(place: Place, reason: &str) -> SourceError {
+    SourceError::record(
+        place,
+        None,
+        format!("cannot find the rows: {reason}. Set the key that holds them with field = \"...\""),
+    )
+}
 
-    fn no_rows(&self, reason: String) -> SourceError {
-        SourceError::NoRows { place: self.scanner.place(), reason }
+impl JsonDocument {
+    fn no_rows(&self, reason: &str) -> SourceError {
+        no_rows(self.scanner.place(), reason)
     }
 
     /// Advances to the first row.
@@ -126,7 +106,7 @@ impl JsonDocument {
         match self.scanner.peek()? {
             Some(b'[') => {
                 if let Some(field) = &self.field {
-                    return Err(self.no_rows(format!("the document is a list, so it has no key {field:?}")));
+                    return Err(self.no_rows(&format!("the document is a list, so it has no key {field:?}")));
                 }
                 self.scanner.skip();
                 self.at = At::Rows { in_object: false, is_first: true };
@@ -137,7 +117,7 @@ impl JsonDocument {
                 if self.next_list(true, true)? {
                     return Ok(());
                 }
-                Err(self.no_rows("no key holds a list of objects".to_owned()))
+                Err(self.no_rows("no key holds a list of objects"))
             }
             found => Err(self.scanner.bad(format!("expected '[' or '{{', found {}", show(found)))),
         }
@@ -161,7 +141,7 @@ impl JsonDocument {
             let is_field = self.field.as_ref().is_none_or(|field| *field == key);
             if self.scanner.peek()? != Some(b'[') {
                 if self.field.is_some() && is_field {
-                    return Err(self.no_rows(format!("{key:?} holds no list of objects")));
+                    return Err(self.no_rows(&format!("{key:?} holds no list of objects")));
                 }
                 self.scanner.value(0, None)?;
                 continue;
@@ -174,7 +154,7 @@ impl JsonDocument {
                 return Ok(true);
             }
             if self.field.is_some() && is_wanted && is_field {
-                return Err(self.no_rows(format!("{key:?} holds a list, but not of objects")));
+                return Err(self.no_rows(&format!("{key:?} holds a list, but not of objects")));
             }
             self.scanner.value(1, None)?;
         }
@@ -197,7 +177,7 @@ impl JsonDocument {
     fn finish(&mut self, in_object: bool) -> Result<(), SourceError> {
         // Where no list is named, a second one would make the choice a guess.
         if in_object && self.next_list(false, self.field.is_none())? {
-            return Err(self.no_rows("several keys hold lists of objects".to_owned()));
+            return Err(self.no_rows("several keys hold lists of objects"));
         }
         match self.scanner.peek()? {
             None => Ok(()),
@@ -209,7 +189,7 @@ impl JsonDocument {
         if self.at == At::Start {
             self.find_rows()?;
         }
-        let At::Rows { in_object, is_first } = self.at else { return Ok(None) };
+        let At::Rows { in_object, is_first } = self.at else { unreachable!("found above") };
         match self.scanner.peek()? {
             Some(b']') => {
                 self.scanner.skip();
@@ -234,13 +214,6 @@ impl Iterator for JsonDocument {
     type Item = Result<Record, SourceError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.at == At::End {
-            return None;
-        }
-        let row = self.row().transpose();
-        if !matches!(row, Some(Ok(_))) {
-            self.at = At::End;
-        }
-        row
+        self.row().transpose()
     }
 }

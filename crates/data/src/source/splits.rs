@@ -70,8 +70,7 @@ pub(super) fn of_config(paths: Vec<String>, config: Option<&str>, place: &str) -
         } else {
             format!("its folders are {}", known.join(", "))
         };
-        let requested = config.to_owned();
-        return Err(SourceError::NoSuchPart { place: place.to_owned(), what: "config", requested, hint });
+        return Err(SourceError::no_such_part(place, "config", config, &hint));
     }
     Ok(inside)
 }
@@ -91,8 +90,7 @@ pub(super) fn of_split(paths: Vec<String>, split: Option<&str>, place: &str) -> 
         } else {
             format!("it has {}; name one with split = \"...\"", known.join(", "))
         };
-        let requested = name.to_owned();
-        return Err(SourceError::NoSuchPart { place: place.to_owned(), what: "split", requested, hint });
+        return Err(SourceError::no_such_part(place, "split", name, &hint));
     }
     Ok(chosen)
 }

@@ -113,7 +113,7 @@ fn records(spec: &SourceSpec, hub: &Hub, outcome: &mut Outcome) {
         assert!(!has_ended, "a record after an error that ends the stream");
         has_ended = match &record {
             // A file called .json may contain one object per line, of which the next can still be read.
-            Err(SourceError::BadJson { .. } | SourceError::NotAnObject { .. }) => false,
+            Err(SourceError::BadRecord { can_continue: true, .. }) => false,
             Err(_) => true,
             Ok(record) => {
                 // A line may contain several rows of JSON; a file may be named twice.

@@ -108,7 +108,7 @@ impl DatasetCache {
 
 /// The error of a cache that cannot be written.
 pub(super) fn failed(path: &Path, reason: &IoError) -> SourceError {
-    SourceError::HubCache { path: path.to_owned(), reason: reason.to_string() }
+    SourceError::Hub(format!("cannot use the Hub cache at {}: {reason}", path.display()))
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), SourceError> {

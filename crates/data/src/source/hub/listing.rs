@@ -123,7 +123,7 @@ impl Listing {
              where the Hub keeps its own conversion",
             shown.join(", ")
         );
-        Err(SourceError::NoDataFiles { place: place.to_owned(), hint })
+        Err(SourceError::no_data(place, &hint))
     }
 
     /// The requested configuration or the default one; `None` if the card has none.
@@ -138,11 +138,9 @@ impl Listing {
             None => configs.iter().find(|config| config.is_default || config.name == "default"),
         };
         let names = || configs.iter().map(|config| config.name.as_str()).collect::<Vec<_>>().join(", ");
-        chosen.map(Some).ok_or_else(|| SourceError::NoSuchPart {
-            place: place.to_owned(),
-            what: "config",
-            requested: requested.unwrap_or("default").to_owned(),
-            hint: format!("it has {}; name one with config = \"...\"", names()),
+        chosen.map(Some).ok_or_else(|| {
+            let hint = format!("it has {}; name one with config = \"...\"", names());
+            SourceError::no_such_part(place, "config", requested.unwrap_or("default"), &hint)
         })
     }
 }
@@ -208,8 +206,7 @@ impl Config {
             } else {
                 format!("it has {}; name one with split = \"...\"", known.join(", "))
             };
-            let (place, requested) = (place.to_owned(), name.to_owned());
-            return Err(SourceError::NoSuchPart { place, what: "split", requested, hint });
+            return Err(SourceError::no_such_part(place, "split", name, &hint));
         }
         Ok(chosen)
     }

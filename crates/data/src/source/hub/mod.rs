@@ -72,8 +72,11 @@ impl Hub {
     }
 
     fn not_cached(&self, what: String) -> SourceError {
-        let hint = "unset HF_HUB_OFFLINE for one run that fetches it, or copy the cache of a machine that has it";
-        SourceError::HubOffline { what, cache: self.settings.cache.clone(), hint: hint.to_owned() }
+        SourceError::Hub(format!(
+            "{what} is not in the cache {} and the Hub is off (HF_HUB_OFFLINE): unset HF_HUB_OFFLINE for one run that \
+             fetches it, or copy the cache of a machine that has it",
+            self.settings.cache.display()
+        ))
     }
 
     /// Offline, all files that will be read must be in the cache; with a row limit, at least the first.

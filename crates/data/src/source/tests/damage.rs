@@ -164,16 +164,6 @@ fn a_truncated_arrow_file_is_never_read_as_complete() {
 }
 
 #[test]
-fn a_batch_that_claims_more_than_its_bytes_is_refused() {
-    let folder = Folder::new();
-    let nulls: ArrayRef = Arc::new(arrow_array::NullArray::new(1 << 40));
-    let batch = RecordBatch::try_from_iter([("nothing", nulls)]).unwrap();
-    let mut writer = arrow_ipc::writer::StreamWriter::try_new(Vec::new(), &batch.schema()).unwrap();
-    writer.write(&batch).unwrap();
-    refused(&folder, "a.arrow", writer.into_inner().unwrap(), "claims");
-}
-
-#[test]
 fn a_missing_file_is_named_with_the_content_of_its_folder() {
     let folder = Folder::new();
     folder.write("train.jsonl", "");
