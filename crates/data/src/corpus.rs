@@ -6,8 +6,6 @@
 
 mod report;
 
-use std::path::PathBuf;
-
 use serde_json::Value as Json;
 
 use crate::cache::{CacheKey, Origin, StoreWriter, TokenCache, TokenStore};
@@ -132,7 +130,7 @@ impl<'a> Corpus<'a> {
         if documents == 0 {
             found.iter().try_for_each(|diagnosis| diagnosis.check(self.max_bad_share, false))?;
             let reports: Vec<String> = found.iter().map(Diagnosis::to_string).collect();
-            let path = PathBuf::from(&self.mixture.sources()[0].spec().path);
+            let path = self.mixture.sources()[0].spec().path.clone();
             return Err(DataError::NothingToTrain { path, report: reports.join("\n") });
         }
         Ok((found, dropped))
@@ -195,7 +193,7 @@ impl<'a> Corpus<'a> {
 
 fn encoder<'a>(tokenizer: &'a Tokenizer, source: &Source, options: EncodeOptions) -> Result<Encoder<'a>, DataError> {
     let Some(first) = source.records().next().transpose()? else {
-        return Err(DataError::EmptyDataset { path: PathBuf::from(&source.spec().path) });
+        return Err(DataError::EmptyDataset(source.spec().path.clone()));
     };
     Encoder::new(tokenizer, options, &first.fields, &first.place)
 }

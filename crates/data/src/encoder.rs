@@ -123,7 +123,7 @@ impl From<DataError> for Failure {
     fn from(error: DataError) -> Self {
         let kind = match &error {
             DataError::TemplateFailed { .. } => FindingKind::TemplateRefused,
-            DataError::NotAPrefix { .. } | DataError::MessageNotFound { .. } => FindingKind::MaskNotFound,
+            DataError::MaskNotFound(_) => FindingKind::MaskNotFound,
             DataError::DoubledBos { .. } => FindingKind::DoubledBos,
             _ => return Self::Error(error),
         };

@@ -5,6 +5,7 @@
 //! `tokenizer.model` is refused.
 
 use std::collections::{BTreeMap, HashSet};
+use std::fmt::Display;
 use std::fs::read;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -189,13 +190,15 @@ impl Tokenizer {
     /// The chat template of a conversation with or without tools: the one named "tool_use" where there are tools and it
     /// exists, as transformers chooses. Error: as [`Tokenizer::chat_template`].
     pub fn chat_template_for(&self, has_tools: bool) -> Result<&ChatTemplate, DataError> {
-        self.templates.get(has_tools).ok_or_else(|| DataError::NoChatTemplate {
-            looked_for: format!(
-                "chat_template.jinja, a template named \"default\" (available: {}), the key \"chat_template\" of \
-                 {CONFIG}, and chat_template.json in {}",
+        self.templates.get(has_tools).ok_or_else(|| {
+            DataError::Tokenizer(format!(
+                "the tokenizer has no chat template; looked for chat_template.jinja, a template named \"default\" \
+                 (available: {}), the key \"chat_template\" of {CONFIG}, and chat_template.json in {}. Use the folder of an \
+                 instruction-tuned model of the same family, or write a template into chat_template.jinja of the tokenizer \
+                 folder, or train on records like {{\"text\": ...}}, which need no template",
                 self.templates.names(),
                 self.folder.display()
-            ),
+            ))
         })
     }
 
@@ -209,8 +212,11 @@ impl Tokenizer {
         {
             let is_absent = |token: &&&str| self.inner.token_to_id(token).is_none_or(|id| !self.is_special(id));
             if let Some(token) = tokens.iter().find(is_absent) {
-                let hint = "Choose \"zephyr\" or \"alpaca\", which need an eos_token alone, or the template of the model's family";
-                return Err(DataError::TemplateToken { name, token, hint });
+                return Err(DataError::Tokenizer(format!(
+                    "the built-in chat template {name:?} writes {token}, which is no token of this tokenizer: it would be cut \
+                     into pieces that the model never saw as one, and no token would end a turn. Choose \"zephyr\" or \
+                     \"alpaca\", which need an eos_token alone, or the template of the model's family"
+                )));
             }
             self.require_eos_token_id()?;
         }
@@ -263,8 +269,13 @@ impl Tokenizer {
 
     /// The end-of-text token, or an error that lists where it was searched.
     pub(crate) fn require_eos_token_id(&self) -> Result<u32, DataError> {
-        let looked_for = || format!("it in {CONFIG} and {SPECIAL_TOKENS} in {}", self.folder.display());
-        self.eos_token_id().ok_or_else(|| DataError::NoEosToken { looked_for: looked_for() })
+        self.eos_token_id().ok_or_else(|| {
+            DataError::Tokenizer(format!(
+                "the tokenizer defines no eos_token, which ends every {{\"text\": ...}} record; looked for it in {CONFIG} and \
+                 {SPECIAL_TOKENS} in {}. Add \"eos_token\" to tokenizer_config.json",
+                self.folder.display()
+            ))
+        })
     }
 
     fn special_token_id(&self, key: &str) -> Option<u32> {
@@ -275,11 +286,11 @@ impl Tokenizer {
 /// The library panics on some damaged files, and on texts that hit the damage.
 fn call_library<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, DataError> {
     let result = catch_panic("the tokenizer", || work().map_err(|reason| reason.to_string()));
-    result.map_err(|reason| DataError::Tokenize { reason })
+    result.map_err(|reason| DataError::Tokenizer(format!("the tokenizer failed: {reason}")))
 }
 
-fn bad_file(path: &Path, reason: impl ToString) -> DataError {
-    DataError::BadTokenizerFile { path: path.to_owned(), reason: reason.to_string() }
+fn bad_file(path: &Path, reason: impl Display) -> DataError {
+    DataError::Tokenizer(format!("cannot use {}: {reason}", path.display()))
 }
 
 /// `tokenizer.json` and the hash of its bytes.
@@ -296,7 +307,7 @@ fn read_tokenizer_json(dir: &Path) -> Result<(Inner, u128), DataError> {
             } else {
                 "copy it from the model on the Hugging Face Hub"
             };
-            return Err(DataError::NoTokenizer { folder: dir.to_owned(), hint: hint.to_owned() });
+            return Err(DataError::Tokenizer(format!("no tokenizer.json in {}: {hint}", dir.display())));
         }
         Err(reason) => return Err(DataError::Io { path, reason }),
     };

@@ -75,7 +75,9 @@ impl ChatTemplate {
     /// Compiles `source`, which was read from `path`; `special_tokens` are variables of the template (`bos_token`, ...).
     /// The tokenizer sets the date.
     pub(crate) fn new(source: &str, path: &Path, special_tokens: BTreeMap<String, String>) -> Result<Self, DataError> {
-        let bad = |reason: String| DataError::BadChatTemplate { path: path.to_owned(), reason };
+        let bad = |reason: String| {
+            DataError::Tokenizer(format!("the chat template in {} does not parse: {reason}", path.display()))
+        };
         if source.len() > MAX_SOURCE_BYTES {
             return Err(bad(format!("it has {} bytes, the maximum is {MAX_SOURCE_BYTES}", source.len())));
         }

@@ -71,10 +71,12 @@ impl TemplateSet {
     /// Replaces all templates by one.
     pub(crate) fn choose(&mut self, choice: &TemplateChoice) -> Result<(), DataError> {
         let template = match choice {
-            TemplateChoice::Named(name) => self.compile(name)?.ok_or_else(|| DataError::NoSuchTemplate {
-                name: name.clone(),
-                names: self.names(),
-                built_in: BuiltIn::names(),
+            TemplateChoice::Named(name) => self.compile(name)?.ok_or_else(|| {
+                DataError::Tokenizer(format!(
+                    "no chat template is named {name:?}: the tokenizer has {}, built in are {}, and a file is named with its path",
+                    self.names(),
+                    BuiltIn::names()
+                ))
             })?,
             TemplateChoice::Text(source) => {
                 ChatTemplate::new(source, Path::new("the recipe"), self.special_tokens.clone())?

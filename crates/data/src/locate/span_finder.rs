@@ -227,20 +227,26 @@ impl<'a> SpanFinder<'a> {
 }
 
 fn not_found(index: usize, chat: &Chat) -> DataError {
-    DataError::MessageNotFound { message: index + 1, role: chat.turns[index].role().to_owned() }
+    DataError::MaskNotFound(format!(
+        "text of message {} ({}): the chat template changes it, omits it, or writes it twice. Remove the training flag from the \
+         message, or set train_on = \"all\"",
+        index + 1,
+        chat.turns[index].role()
+    ))
 }
 
-fn check_prefix(prefix: &str, whole: &str, index: usize, name: &'static str) -> Result<(), DataError> {
+fn check_prefix(prefix: &str, whole: &str, index: usize, name: &str) -> Result<(), DataError> {
     if whole.starts_with(prefix) {
         return Ok(());
     }
     let byte = common_prefix(prefix, whole);
-    let excerpt = |text: &str| text[byte..].chars().take(24).collect();
-    Err(DataError::NotAPrefix {
-        message: index + 1,
-        prefix: name,
-        byte,
-        found: excerpt(prefix),
-        expected: excerpt(whole),
-    })
+    let excerpt = |text: &str| text[byte..].chars().take(24).collect::<String>();
+    Err(DataError::MaskNotFound(format!(
+        "assistant's text in message {}: the template renders the messages {name} to a text that is not a prefix of the whole \
+         conversation (they differ at byte {byte}: {:?} and {:?}). Put {{% generation %}} and {{% endgeneration %}} around the \
+         assistant's text in the chat template, or set train_on = \"all\"",
+        index + 1,
+        excerpt(prefix),
+        excerpt(whole)
+    )))
 }

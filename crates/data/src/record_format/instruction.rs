@@ -6,11 +6,10 @@
 
 use serde_json::Value as Json;
 
-use super::error::RecordFormatError;
 use super::fields::Fields;
 use super::messages::parse_extras;
 use super::row::{Chat, Turn};
-use super::value::{Reader, list, string, wrong_type};
+use super::value::{Reader, RecordFormatError, list, string, wrong_type};
 use crate::place::Place;
 
 /// Parses an instruction as a conversation.

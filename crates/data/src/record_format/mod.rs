@@ -3,7 +3,6 @@
 //! The format is named in the recipe or detected from the first record. Trade-off: no guessing within a source. All its
 //! records have one format, and a record of another format is an error that lists the keys found.
 
-mod error;
 mod fields;
 mod instruction;
 mod messages;
@@ -19,11 +18,11 @@ use crate::place::Place;
 use fields::MESSAGE_KEYS;
 use value::{Reader, names};
 
-pub use error::RecordFormatError;
 pub use fields::Fields;
 pub(crate) use instruction::headed_text;
 pub(crate) use row::Object;
 pub use row::{Chat, Row, Turn};
+pub use value::RecordFormatError;
 
 /// The format of a source's records: which keys they have and what they mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -123,5 +122,11 @@ fn unrecognized(fields: &Object, expected: &Fields, place: &Place) -> RecordForm
         Some(separator) => format!(". The columns seem to be separated by {separator:?}; CSV files need commas"),
         None => String::new(),
     };
-    RecordFormatError::Unrecognized { place: place.clone(), found: names(fields), known: known.join(", "), hint }
+    let problem = format!(
+        "found {}, which matches no known format. The formats are {}. Rename the keys, name the format, or map the keys with \
+         `fields`{hint}",
+        names(fields),
+        known.join(", ")
+    );
+    RecordFormatError { place: place.clone(), problem }
 }

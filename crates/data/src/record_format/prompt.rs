@@ -4,11 +4,10 @@
 
 use serde_json::Value as Json;
 
-use super::error::RecordFormatError;
 use super::fields::Fields;
 use super::messages::{parse_extras, parse_list};
 use super::row::{Chat, Row};
-use super::value::{Reader, wrong_type};
+use super::value::{Reader, RecordFormatError, wrong_type};
 
 /// Parses a prompt and its completion.
 pub(crate) fn parse(record: Reader<'_>, names: &Fields) -> Result<Row, RecordFormatError> {

@@ -2,29 +2,16 @@
 //!
 //! Trade-off: a small byte-level tokenizer instead of a trained vocabulary.
 
-use std::fs::{copy, write};
-use std::path::Path;
-
 use firebrick_data::{
-    DataError, Diagnosis, EncodeOptions, Encoded, Encoder, FindingKind, OverflowPolicy, Place, RecordFormatError,
-    TemplateChoice, TemplateDefaults, Tokenizer, TrainOn,
+    DataError, Diagnosis, EncodeOptions, Encoded, Encoder, FindingKind, OverflowPolicy, Place, TemplateChoice,
+    TemplateDefaults, Tokenizer, TrainOn,
 };
 use serde_json::{Value as Json, json};
-use tempfile::TempDir;
 
-const TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}\
-    {{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}";
+use crate::TEMPLATE;
 
 fn tokenizer(template: Option<&str>) -> Tokenizer {
-    let folder = TempDir::new().unwrap();
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/byte_level/tokenizer.json");
-    copy(golden, folder.path().join("tokenizer.json")).unwrap();
-    let config = json!({ "bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "add_bos_token": true });
-    write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
-    if let Some(template) = template {
-        write(folder.path().join("chat_template.jinja"), template).unwrap();
-    }
-    Tokenizer::from_folder(folder.path()).unwrap()
+    crate::tokenizer("byte_level", template, &crate::config())
 }
 
 fn place(line: usize) -> Place {
@@ -195,14 +182,11 @@ fn too_many_bad_records_and_missing_ends_of_turns_are_refused() {
     };
     assert!(judge(TEMPLATE, 10).is_ok());
     let error = judge(TEMPLATE, 11).unwrap_err();
-    assert!(
-        matches!(error, DataError::RecordFormat(RecordFormatError::TooManyBadRows { bad: 11, rows: 100, .. })),
-        "{error}"
-    );
+    assert!(matches!(error, DataError::TooManyBadRows { bad: 11, rows: 100, .. }), "{error}");
     assert!(error.to_string().contains("11.0 %") && error.to_string().contains("roles: user"), "{error}");
     let endless = TEMPLATE.replace("{{ eos_token }}", "");
     let error = judge(&endless, 0).unwrap_err();
-    assert!(matches!(error, DataError::RecordFormat(RecordFormatError::EndNeverTrained { chats: 100, .. })), "{error}");
+    assert!(matches!(error, DataError::EndNeverTrained { chats: 100, .. }), "{error}");
 }
 
 #[test]
@@ -303,7 +287,7 @@ fn a_source_without_any_flag_is_refused_with_the_keys_of_flags() {
     }
     assert!(rows(1).check(1.0, true).is_ok());
     let error = rows(1).check(0.5, true).unwrap_err();
-    assert!(matches!(error, DataError::RecordFormat(RecordFormatError::TooManyBadRows { bad: 19, .. })), "{error}");
+    assert!(matches!(error, DataError::TooManyBadRows { bad: 19, .. }), "{error}");
 }
 
 #[test]

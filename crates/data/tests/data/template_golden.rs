@@ -4,13 +4,12 @@
 //! the two kinds that Llama-like models have (byte level, and SentencePiece-like).
 
 use std::collections::BTreeMap;
-use std::fs::{copy, read_to_string, write};
+use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
 use firebrick_data::{EncodeOptions, Encoder, FindingKind, Place, TemplateInput, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
-use tempfile::TempDir;
 
 #[derive(Deserialize)]
 struct Golden {
@@ -60,18 +59,13 @@ fn golden() -> Golden {
 
 /// A tokenizer with a template. Without `blocks`, the template's generation tags become plain conditions.
 fn tokenizer(name: &str, style: &Style, blocks: bool) -> Tokenizer {
-    let folder = TempDir::new().unwrap();
-    let source = golden_folder().join(&style.tokenizer).join("tokenizer.json");
-    copy(source, folder.path().join("tokenizer.json")).unwrap();
-    write(folder.path().join("tokenizer_config.json"), json!(style.special_tokens).to_string()).unwrap();
     let mut template = read_to_string(golden_folder().join(format!("templates/{name}.jinja"))).unwrap();
     if !blocks {
         template = template.replace("endgeneration", "endif").replace(" generation ", " if true ");
         template = template.replace("- generation", "- if true");
         assert!(!template.contains(" generation"));
     }
-    write(folder.path().join("chat_template.jinja"), template).unwrap();
-    Tokenizer::from_folder(folder.path()).unwrap()
+    crate::tokenizer(&style.tokenizer, Some(&template), &json!(style.special_tokens))
 }
 
 /// The tokens of a conversation and their mask, or why it was dropped.
