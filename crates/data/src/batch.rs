@@ -135,7 +135,7 @@ mod tests {
                 let next = |index| if loss_mask[index] { index as i64 } else { IGNORE_INDEX };
                 let expected: Vec<i64> = (1..len).map(next).chain([IGNORE_INDEX]).collect();
                 assert_eq!(batch.targets, expected);
-                assert_eq!(batch.loss_tokens(), store.document_loss_tokens(0));
+                assert_eq!(batch.loss_tokens(), store.entry(0).loss_tokens as usize);
             }
         }
     }

@@ -154,7 +154,7 @@ impl<'a> Corpus<'a> {
     pub fn in_memory(&self) -> Result<Tokenized, DataError> {
         let mut writer = StoreWriter::in_memory(self.vocab_size());
         let metadata = self.tokenize_with_report(&mut writer)?;
-        self.checked(writer.into_store(metadata), true, None)
+        self.checked(writer.into_store(&metadata), true, None)
     }
 
     /// Returns the documents from a cache and tokenizes them first if they are not there.

@@ -91,12 +91,12 @@ impl Diagnosis {
         self.tokens_cut as f64 / (self.tokens + self.tokens_cut).max(1) as f64
     }
 
-    /// Replaces the path of every place.
-    pub(crate) fn with_paths(mut self, path: impl Fn(&Path) -> PathBuf) -> Self {
+    /// Replaces the path of every place; `None` if one has none.
+    pub(crate) fn with_paths(mut self, path: impl Fn(&Path) -> Option<PathBuf>) -> Option<Self> {
         for (place, _) in self.findings.values_mut().flat_map(|found| &mut found.first) {
-            place.path = path(&place.path);
+            place.path = path(&place.path)?;
         }
-        self
+        Some(self)
     }
 
     /// Checks a whole source. It is refused if no record has a flag where only flagged messages are trained on; if more

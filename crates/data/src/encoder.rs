@@ -10,12 +10,12 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
-use crate::conversation::encode_chat;
+use crate::conversation::{RecordTokens, encode_chat};
 use crate::error::DataError;
 use crate::example::Example;
 use crate::finding::{Finding, FindingKind};
 use crate::place::Place;
-use crate::record_format::{Chat, Fields, RecordFormat, Row, Turn, headed_text};
+use crate::record_format::{Chat, Fields, RecordFormat, Row, headed_text};
 use crate::selection::{ASSISTANT, Selection, TrainOn};
 use crate::source::Record;
 use crate::token_mask::TokenOffsets;
@@ -95,21 +95,6 @@ pub struct Encoded {
 impl Encoded {
     fn dropped(kind: FindingKind, detail: impl Into<String>) -> Self {
         Self { findings: vec![Finding { kind, detail: detail.into() }], ..Self::default() }
-    }
-}
-
-/// A record in tokens, not yet cut to length.
-struct EncodedRecord {
-    example: Example,
-    /// Indices of tokens that end a turn.
-    closings: Vec<usize>,
-    is_chat: bool,
-    findings: Vec<Finding>,
-}
-
-impl EncodedRecord {
-    fn new(tokens: Vec<u32>, loss_mask: Vec<bool>) -> Self {
-        Self { example: Example { tokens, loss_mask }, closings: Vec::new(), is_chat: false, findings: Vec::new() }
     }
 }
 
@@ -215,7 +200,7 @@ impl<'a> Encoder<'a> {
         Ok(Encoded { record: hash, ..encoded })
     }
 
-    fn encode_row(&self, row: Row) -> Result<EncodedRecord, Failure> {
+    fn encode_row(&self, row: Row) -> Result<RecordTokens, Failure> {
         if self.options.train_on == TrainOn::Flags && matches!(row, Row::Text(_) | Row::PromptCompletion { .. }) {
             return Err(Failure::Finding(
                 FindingKind::NoFlags,
@@ -232,7 +217,7 @@ impl<'a> Encoder<'a> {
 
     /// A text with the beginning-of-text token if the tokenizer adds one, and one end-of-text token. All tokens but the
     /// first count in the loss.
-    fn text(&self, text: &str) -> Result<EncodedRecord, Failure> {
+    fn text(&self, text: &str) -> Result<RecordTokens, Failure> {
         if text.trim().is_empty() {
             return Err(empty("the text is blank"));
         }
@@ -242,10 +227,10 @@ impl<'a> Encoder<'a> {
             tokens.push(eos);
         }
         let loss_mask = (0..tokens.len()).map(|index| index > 0).collect();
-        Ok(EncodedRecord::new(tokens, loss_mask))
+        Ok(plain_record(tokens, loss_mask))
     }
 
-    fn chat(&self, mut chat: Chat) -> Result<EncodedRecord, Failure> {
+    fn chat(&self, chat: Chat) -> Result<RecordTokens, Failure> {
         if chat.turns.is_empty() {
             return Err(empty("there are no messages"));
         }
@@ -253,12 +238,7 @@ impl<'a> Encoder<'a> {
             let detail = "no message has a training flag, such as \"train\": true";
             return Err(Failure::Finding(FindingKind::NoFlags, detail.to_owned()));
         }
-        if let Some(prompt) = self.tokenizer.system_prompt()
-            && chat.turns.iter().all(|turn| turn.role() != "system")
-        {
-            chat.turns.insert(0, Turn::new("system", prompt));
-            chat.prompt_turns += usize::from(chat.prompt_turns > 0);
-        }
+        let chat = chat.with_system(self.tokenizer.system_prompt());
         if self.options.record_format == RecordFormat::Alpaca
             && self.tokenizer.chat_template_for(chat.tools.is_some()).is_err()
             && let Some((prompt, completion)) = headed_text(&chat)
@@ -267,14 +247,10 @@ impl<'a> Encoder<'a> {
         }
         let options = &self.options;
         let selection = Selection::new(&chat, options.train_on, &options.roles_to_train);
-        let encoded = encode_chat(self.tokenizer, &chat, &selection, options.train_end_of_turn)?;
-        let mut record =
-            EncodedRecord { closings: encoded.closings, is_chat: true, ..EncodedRecord::new(Vec::new(), Vec::new()) };
-        record.example = encoded.example;
+        let mut record = encode_chat(self.tokenizer, &chat, &selection, options.train_end_of_turn)?;
         if options.train_on == TrainOn::All {
             record.closings = self.ends_of_all(&record.example);
         }
-        record.findings = encoded.findings;
         let all = record.example.loss_mask.iter().skip(1).all(|&counts| counts) && record.example.tokens.len() > 1;
         if all && options.train_on != TrainOn::All {
             let detail = "every token counts in the loss, the user's too: the {% generation %} blocks of the chat template \
@@ -309,7 +285,7 @@ impl<'a> Encoder<'a> {
 
     /// A prompt and its completion, concatenated and tokenized together. A token across the boundary belongs to the
     /// completion.
-    fn prompt_completion(&self, prompt: &str, completion: &str) -> Result<EncodedRecord, Failure> {
+    fn prompt_completion(&self, prompt: &str, completion: &str) -> Result<RecordTokens, Failure> {
         if completion.trim().is_empty() {
             return Err(empty("the completion is blank"));
         }
@@ -334,10 +310,10 @@ impl<'a> Encoder<'a> {
             loss_mask.push(true);
         }
         loss_mask[0] = false;
-        Ok(EncodedRecord::new(tokens, loss_mask))
+        Ok(plain_record(tokens, loss_mask))
     }
 
-    fn pretokenized(&self, tokens: Vec<u32>, mut loss_mask: Vec<bool>) -> Result<EncodedRecord, Failure> {
+    fn pretokenized(&self, tokens: Vec<u32>, mut loss_mask: Vec<bool>) -> Result<RecordTokens, Failure> {
         let vocabulary = self.tokenizer.vocab_size();
         if tokens.is_empty() {
             return Err(empty("there are no tokens"));
@@ -355,12 +331,12 @@ impl<'a> Encoder<'a> {
             loss_mask.fill(true);
         }
         loss_mask[0] = false;
-        Ok(EncodedRecord::new(tokens, loss_mask))
+        Ok(plain_record(tokens, loss_mask))
     }
 
     /// Cuts a record to `max_seq_len`.
-    fn cut(&self, record: EncodedRecord) -> Encoded {
-        let EncodedRecord { mut example, closings, is_chat, findings } = record;
+    fn cut(&self, record: RecordTokens) -> Encoded {
+        let RecordTokens { mut example, closings, is_chat, findings } = record;
         let mut encoded = Encoded { findings, is_chat, ..Encoded::default() };
         if example.loss_tokens() == 0 {
             let detail = "no selected token has a token before it to be predicted from";
@@ -401,6 +377,10 @@ impl<'a> Encoder<'a> {
         }
         encoded
     }
+}
+
+fn plain_record(tokens: Vec<u32>, loss_mask: Vec<bool>) -> RecordTokens {
+    RecordTokens { example: Example { tokens, loss_mask }, closings: Vec::new(), is_chat: false, findings: Vec::new() }
 }
 
 fn empty(detail: &str) -> Failure {

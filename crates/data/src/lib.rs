@@ -35,8 +35,10 @@ mod tokenizer;
 mod test_tokenizer;
 
 pub use batch::{Batch, IGNORE_INDEX};
-pub use cache::{CacheError, CacheKey, Cached, Document, DocumentSet, Origin, StoreWriter, TokenCache, TokenStore};
-pub use chat_template::{ChatTemplate, Message, TemplateChoice, TemplateDefaults, TemplateInput};
+pub use cache::{
+    CacheError, CacheKey, Cached, Document, DocumentEntry, DocumentSet, Origin, StoreWriter, TokenCache, TokenStore,
+};
+pub use chat_template::{ChatTemplate, TemplateChoice, TemplateDefaults};
 pub use corpus::{Corpus, Tokenized};
 pub use diagnose::{Diagnosis, FindingCount};
 pub use encoder::{EncodeOptions, Encoded, Encoder, OverflowPolicy};

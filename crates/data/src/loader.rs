@@ -19,11 +19,10 @@ use crate::batch::Batch;
 use crate::pack::PackedDataset;
 
 mod batch_iter;
-mod config;
 mod order;
 
 use batch_iter::BatchIter;
-pub use config::{Cursor, LoaderConfig};
+pub use batch_iter::{Cursor, LoaderConfig};
 use order::EpochOrders;
 
 /// Returns batches; its threads end when it is dropped.

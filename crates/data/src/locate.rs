@@ -11,17 +11,15 @@
 //! Not supported: templates that do both, read contents and rewrite earlier turns. They are refused with advice.
 
 mod learn;
-mod rendered_chat;
 mod span_finder;
 
 use std::ops::Range;
 
-use crate::chat_template::ChatTemplate;
+use crate::chat_template::{ChatTemplate, RenderedChat};
 use crate::error::DataError;
 use crate::record_format::Chat;
 use crate::selection::{ASSISTANT, Selection, Span};
 use learn::skeleton_of;
-pub(crate) use rendered_chat::RenderedChat;
 use span_finder::SpanFinder;
 
 /// A rendered conversation and the spans of the selected messages.

@@ -343,11 +343,11 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::chat_template::Message;
+    use crate::record_format::Chat;
     use crate::test_tokenizer::{BOS, EOS, PAD, TestTokenizer};
 
-    fn hello() -> Vec<Message> {
-        vec![Message { role: "user".to_owned(), content: "hello".to_owned() }]
+    fn hello() -> Chat {
+        Chat::new(&[("user", "hello")])
     }
 
     #[test]

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use firebrick_data::{
-    ContentKeys, Corpus, Cursor, Diagnosis, DocumentSet, EncodeOptions, Hub, Loader, LoaderConfig, Mix, MixUntil,
-    Mixture, PackOptions, PackedDataset, Pipeline, SourceSpec, TemplateChoice, TemplateInput, Tokenizer, TrainOn,
+    Chat, ContentKeys, Corpus, Cursor, Diagnosis, DocumentSet, EncodeOptions, Hub, Loader, LoaderConfig, Mix, MixUntil,
+    Mixture, PackOptions, PackedDataset, Pipeline, SourceSpec, TemplateChoice, Tokenizer, TrainOn,
 };
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::chats::Chats;
 
@@ -145,24 +145,21 @@ fn cpu_seconds() -> f64 {
     ticks.sum::<f64>() / 100.0
 }
 
-/// The messages of all rows.
-fn conversations(chats: &Chats) -> Vec<Vec<Map<String, Value>>> {
+/// The conversations of all rows.
+fn conversations(chats: &Chats) -> Vec<Chat> {
     let text = std::fs::read_to_string(&chats.rows).expect("the rows can be read");
-    let messages = |line: &str| {
+    let chat = |line: &str| {
         let row: Value = serde_json::from_str(line).expect("a row is JSON");
         let messages = row["messages"].as_array().expect("a row has messages").iter();
-        messages.map(|message| message.as_object().expect("an object").clone()).collect()
+        Chat::from_messages(messages.map(|message| message.as_object().expect("an object").clone()))
     };
-    text.lines().map(messages).collect()
+    text.lines().map(chat).collect()
 }
 
 /// The rendered texts.
-fn rendered(conversations: &[Vec<Map<String, Value>>], tokenizer: &Tokenizer) -> Vec<String> {
+fn rendered(conversations: &[Chat], tokenizer: &Tokenizer) -> Vec<String> {
     let template = tokenizer.chat_template().expect("a template was chosen");
-    let render = |messages: &Vec<_>| {
-        template.render_chat(messages, TemplateInput::default()).expect("the template takes all rows")
-    };
-    conversations.iter().map(render).collect()
+    conversations.iter().map(|chat| template.render(chat, false).expect("the template takes all rows")).collect()
 }
 
 /// Tokens of all texts. Each thread takes the next text when it is free, and has its own encoding function.

@@ -8,7 +8,7 @@ use crate::example::Example;
 
 use super::document::Document;
 use super::error::CacheError;
-use super::origin::Origin;
+use super::layout::DocumentEntry;
 use super::store::TokenStore;
 
 /// Documents to train on or to evaluate on. Costs 4 bytes per document unless it is the whole store.
@@ -42,7 +42,7 @@ impl DocumentSet {
     /// # Errors
     /// A side would be empty.
     pub fn split(&self, share: f64, dropped: &[u64]) -> Result<(Self, Self), CacheError> {
-        let hash = |document: u32| self.store.document_origin(document as usize).record;
+        let hash = |document: u32| self.store.entry(document as usize).origin.record;
         let mut hashes: Vec<u64> = self.numbers().map(hash).chain(dropped.iter().copied()).collect();
         hashes.sort_unstable();
         hashes.dedup();
@@ -92,49 +92,17 @@ impl DocumentSet {
         self.store.document(self.number(index))
     }
 
-    /// A copy of a document.
-    ///
-    /// # Panics
-    /// If the set has no such document.
-    pub fn example(&self, index: usize) -> Example {
-        self.document(index).to_example()
-    }
-
     /// Copies of all documents, one after another.
     pub fn examples(&self) -> impl Iterator<Item = Example> + '_ {
-        (0..self.len()).map(|index| self.example(index))
+        (0..self.len()).map(|index| self.document(index).to_example())
     }
 
-    /// Where a document came from, from the index alone.
+    /// What the index says about a document; its tokens are not read.
     ///
     /// # Panics
     /// If the set has no such document.
-    pub fn document_origin(&self, index: usize) -> Origin {
-        self.store.document_origin(self.number(index))
-    }
-
-    /// Tokens of a document, from the index alone.
-    ///
-    /// # Panics
-    /// If the set has no such document.
-    pub fn document_tokens(&self, index: usize) -> usize {
-        self.store.document_tokens(self.number(index))
-    }
-
-    /// Loss tokens of a document, from the index alone.
-    ///
-    /// # Panics
-    /// If the set has no such document.
-    pub fn document_loss_tokens(&self, index: usize) -> usize {
-        self.store.document_loss_tokens(self.number(index))
-    }
-
-    /// Hash of the tokens and the mask of a document, from the index alone.
-    ///
-    /// # Panics
-    /// If the set has no such document.
-    pub(crate) fn document_hash(&self, index: usize) -> u64 {
-        self.store.document_hash(self.number(index))
+    pub fn entry(&self, index: usize) -> DocumentEntry {
+        self.store.entry(self.number(index))
     }
 
     fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
@@ -182,7 +150,7 @@ mod tests {
     fn the_choice_is_the_same_where_records_give_no_document() {
         let all = documents(0..100);
         let (_, eval) = all.split(0.2, &[]).unwrap();
-        let dropped: Vec<u64> = (60..100).map(|index| all.document_origin(index).record).collect();
+        let dropped: Vec<u64> = (60..100).map(|index| all.entry(index).origin.record).collect();
         let (_, fewer) = documents(0..60).split(0.2, &dropped).unwrap();
         let expected: Vec<u32> = contents(&eval).into_iter().filter(|&content| content < 60).collect();
         assert!(!expected.is_empty());

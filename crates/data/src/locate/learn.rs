@@ -5,8 +5,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::rendered_chat::RenderedChat;
 use super::span_finder::SpanFinder;
+use crate::chat_template::RenderedChat;
 use crate::record_format::{Chat, Turn};
 use crate::selection::ASSISTANT;
 use crate::skeleton::{Edge, Skeleton};
@@ -60,10 +60,6 @@ mod tests {
     use crate::selection::Span;
     use crate::test_tokenizer::{TEMPLATE, TestTokenizer};
 
-    fn chat(turns: &[(&str, &str)]) -> Chat {
-        Chat { turns: turns.iter().map(|&(role, content)| Turn::new(role, content)).collect(), ..Chat::default() }
-    }
-
     fn template(source: &str) -> ChatTemplate {
         let tokens = ["bos_token", "eos_token"].map(|name| (name.to_owned(), format!("<{name}>")));
         ChatTemplate::new(source, "chat_template.jinja".as_ref(), tokens.into()).unwrap()
@@ -95,7 +91,7 @@ mod tests {
         for source in [TEMPLATE, &trimmed, last] {
             let template = template(source);
             for turns in [&TURNS[..], &TURNS[1..], &TURNS[1..3], &TURNS[3..], &TURNS[2..]] {
-                let (compared, marked) = both(&template, &chat(turns));
+                let (compared, marked) = both(&template, &Chat::new(turns));
                 assert_eq!(compared, Some(marked), "{turns:?}\n{source}");
             }
         }
@@ -113,7 +109,7 @@ mod tests {
             let template = template(&source);
             templates += 1;
             for turns in [&TURNS[..], &TURNS[1..], &TURNS[1..3]] {
-                let chat = chat(turns);
+                let chat = Chat::new(turns);
                 let rendered_chat = RenderedChat::new(&template, &chat);
                 // Some templates refuse a system message.
                 if rendered_chat.render(&rendered_chat.plain, false).is_ok() {
@@ -131,15 +127,15 @@ mod tests {
         let looks_inside = "{% for m in messages %}<|{{ m.role }}|>{% if 'z' in m.content %}!{% endif %}{{ m.content }}</s>\
             {% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
         let template = template(looks_inside);
-        assert!(both(&template, &chat(&[("user", "a"), ("assistant", "b")])).0.is_some());
-        let (compared, marked) = both(&template, &chat(&[("user", "z"), ("assistant", "b")]));
+        assert!(both(&template, &Chat::new(&[("user", "a"), ("assistant", "b")])).0.is_some());
+        let (compared, marked) = both(&template, &Chat::new(&[("user", "z"), ("assistant", "b")]));
         assert_eq!((compared, marked.len()), (None, 1));
     }
 
     #[test]
     fn messages_that_are_more_than_texts_have_no_skeleton() {
         let template = template(TEMPLATE);
-        let plain = chat(&TURNS[1..3]);
+        let plain = Chat::new(&TURNS[1..3]);
         let has_one = |chat: &Chat| skeleton_of(&RenderedChat::new(&template, chat)).is_some();
         assert!(has_one(&plain));
         let more: [fn(&mut Chat); 5] = [
@@ -159,7 +155,7 @@ mod tests {
     #[test]
     fn roles_with_a_line_break_are_not_confused_with_others() {
         let template = template(TEMPLATE);
-        let roles = |roles: &[&str]| chat(&roles.iter().map(|&role| (role, "t")).collect::<Vec<_>>());
+        let roles = |roles: &[&str]| Chat::new(&roles.iter().map(|&role| (role, "t")).collect::<Vec<_>>());
         for chat in [roles(&["assistant", "user\nsystem"]), roles(&["assistant", "user", "system"])] {
             let (compared, marked) = both(&template, &chat);
             assert_eq!(compared, Some(marked));
@@ -171,7 +167,7 @@ mod tests {
         let source = "{{ strftime_now('%Y') }}{% for m in messages %}<|{{ m.role }}|>{{ tone }}{{ m.content }}</s>{% endfor %}\
             {% if add_generation_prompt %}<|assistant|>{{ tone }}{% endif %}";
         let mut template = template(source);
-        let mut chat = chat(&TURNS[1..3]);
+        let mut chat = Chat::new(&TURNS[1..3]);
         for date in [0, 1 << 30] {
             template.set_date(date);
             for tone in ["", "mild: "] {
@@ -184,7 +180,7 @@ mod tests {
 
     #[test]
     fn masks_do_not_depend_on_earlier_conversations() {
-        let chats = [chat(&TURNS), chat(&TURNS[1..]), chat(&TURNS[1..3])];
+        let chats = [Chat::new(&TURNS), Chat::new(&TURNS[1..]), Chat::new(&TURNS[1..3])];
         let tokenizer = TestTokenizer::default().load();
         for chat in chats.iter().chain(&chats) {
             let roles = [ASSISTANT.to_owned()];

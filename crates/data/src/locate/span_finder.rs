@@ -9,9 +9,9 @@ use std::ops::Range;
 use minijinja::Value;
 use serde_json::Value as Json;
 
-use super::rendered_chat::RenderedChat;
+use crate::chat_template::RenderedChat;
 use crate::error::DataError;
-use crate::record_format::{Chat, Turn};
+use crate::record_format::Chat;
 use crate::skeleton::trimmed;
 use crate::text_marks::{CONTENT_END, CONTENT_START, MARK_END, common_prefix, find_mark};
 
@@ -176,8 +176,7 @@ impl<'a> SpanFinder<'a> {
 
     /// What the template writes after a plain answer, without white space at the end; `None` if that is nothing.
     fn plain_closing(&self) -> Result<Option<String>, DataError> {
-        let turns = [Turn::new("user", "question"), Turn::new("assistant", "answer")];
-        let chat = Chat { turns: turns.to_vec(), ..Chat::default() };
+        let chat = Chat::new(&[("user", "question"), ("assistant", "answer")]);
         let rendered_chat = RenderedChat::new(self.rendered_chat.template, &chat);
         let (rendered, _) = rendered_chat.render(&rendered_chat.marked(), false)?;
         let (text, positions, _) = take_marks(&rendered, chat.turns.len());

@@ -4,11 +4,10 @@
 //! records have one format, and a record of another format is an error that lists the keys found.
 
 mod fields;
-mod instruction;
 mod messages;
+mod pairs;
 mod preference;
 mod pretokenized;
-mod prompt;
 mod row;
 mod value;
 
@@ -19,7 +18,7 @@ use fields::MESSAGE_KEYS;
 use value::{Reader, names};
 
 pub use fields::Fields;
-pub(crate) use instruction::headed_text;
+pub(crate) use pairs::headed_text;
 pub(crate) use row::Object;
 pub use row::{Chat, Row, Turn};
 pub use value::RecordFormatError;
@@ -97,9 +96,9 @@ impl RecordFormat {
                 Self::Auto.resolve(fields, &mut names, place)?.parse(fields, &names, place)
             }
             Self::Chat | Self::Sharegpt => messages::parse(record, names, self == Self::Sharegpt).map(Row::Chat),
-            Self::Alpaca => instruction::parse(record, names).map(Row::Chat),
+            Self::Alpaca => pairs::parse_instruction(record, names).map(Row::Chat),
             Self::Text => Ok(Row::Text(record.need_string(&names.text)?.to_owned())),
-            Self::PromptCompletion => prompt::parse(record, names),
+            Self::PromptCompletion => pairs::parse_prompt(record, names),
             Self::Pretokenized => pretokenized::parse(record, names),
         }
     }

@@ -7,8 +7,6 @@
 use std::collections::HashSet;
 use std::io::{Error as IoError, Read, Result as IoResult};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use csv::{ByteRecord, Error as CsvError, ErrorKind, Reader, ReaderBuilder, Terminator};
 use serde_json::{Map, Value as Json};
@@ -26,22 +24,21 @@ const MAX_COLUMNS: usize = 100_000;
 /// Stops reading when one row has taken too many bytes: an unclosed quote would take in the whole file.
 struct LimitedReader {
     bytes: Bytes,
-    left: Arc<AtomicUsize>,
+    left: usize,
     /// Whether the end of the file was reached; a row that reaches it has no line break.
-    has_ended: Arc<AtomicBool>,
+    has_ended: bool,
 }
 
 impl Read for LimitedReader {
     fn read(&mut self, buffer: &mut [u8]) -> IoResult<usize> {
-        let left = self.left.load(Ordering::Relaxed);
-        if left == 0 {
+        if self.left == 0 {
             return Err(IoError::other("row too large"));
         }
-        let size = buffer.len().min(left);
+        let size = buffer.len().min(self.left);
         let read = self.bytes.read(&mut buffer[..size])?;
-        self.left.store(left - read, Ordering::Relaxed);
+        self.left -= read;
         // The reader reads more only inside a row or for the next one.
-        self.has_ended.fetch_or(read == 0 && !buffer.is_empty(), Ordering::Relaxed);
+        self.has_ended |= read == 0 && !buffer.is_empty();
         Ok(read)
     }
 }
@@ -49,8 +46,6 @@ impl Read for LimitedReader {
 /// The records of a CSV file.
 pub(super) struct CsvRecords {
     reader: Reader<LimitedReader>,
-    left: Arc<AtomicUsize>,
-    has_ended: Arc<AtomicBool>,
     path: PathBuf,
     names: Vec<String>,
     row: ByteRecord,
@@ -66,18 +61,15 @@ impl CsvRecords {
         delimiter: u8,
         columns: Option<&[String]>,
     ) -> Result<Self, SourceError> {
-        let left = Arc::new(AtomicUsize::new(0));
-        let has_ended = Arc::new(AtomicBool::new(false));
-        let input = LimitedReader { bytes, left: Arc::clone(&left), has_ended: Arc::clone(&has_ended) };
         let reader = ReaderBuilder::new()
             .delimiter(delimiter)
             .has_headers(false)
             .flexible(true)
             .terminator(Terminator::Any(b'\n'))
             .buffer_capacity(BUFFER_BYTES)
-            .from_reader(input);
+            .from_reader(LimitedReader { bytes, left: 0, has_ended: false });
         let path = path.to_owned();
-        let mut records = Self { reader, left, has_ended, path, names: Vec::new(), row: ByteRecord::new(), line: 1 };
+        let mut records = Self { reader, path, names: Vec::new(), row: ByteRecord::new(), line: 1 };
         if !records.advance()? {
             return Ok(records);
         }
@@ -126,7 +118,7 @@ impl CsvRecords {
     /// Reads the next row into `self.row`; returns false at the end.
     fn advance(&mut self) -> Result<bool, SourceError> {
         loop {
-            self.left.store(MAX_RECORD_BYTES + BUFFER_BYTES, Ordering::Relaxed);
+            self.reader.get_mut().left = MAX_RECORD_BYTES + BUFFER_BYTES;
             self.line = self.lines_passed() + 1;
             if !self.reader.read_byte_record(&mut self.row).map_err(|error| self.failed(&error))? {
                 return Ok(false);
@@ -134,7 +126,7 @@ impl CsvRecords {
             // The reader's position is before the blank lines that it skips. At the end of the file the last row may
             // have no line break, or one that belongs to an unclosed quote.
             let inside = self.row.as_slice().iter().filter(|&&byte| byte == b'\n').count();
-            self.line = self.lines_passed() + usize::from(self.has_ended.load(Ordering::Relaxed)) - inside;
+            self.line = self.lines_passed() + usize::from(self.reader.get_ref().has_ended) - inside;
             if !self.is_blank() {
                 return Ok(true);
             }
@@ -147,7 +139,7 @@ impl CsvRecords {
 
     fn failed(&self, error: &CsvError) -> SourceError {
         match error.kind() {
-            ErrorKind::Io(_) if self.left.load(Ordering::Relaxed) == 0 => {
+            ErrorKind::Io(_) if self.reader.get_ref().left == 0 => {
                 SourceError::too_large(self.place(), "An unclosed quote takes in everything that follows")
             }
             ErrorKind::Io(reason) => read_failed(&self.path, self.line, reason),

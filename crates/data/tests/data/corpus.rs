@@ -101,7 +101,7 @@ fn documents_have_the_order_of_files_and_rows_for_every_number_of_threads() {
         let counts: Vec<_> =
             found.diagnoses.iter().map(|found| (found.rows, found.rows_kept, found.bad_rows)).collect();
         assert_eq!(counts, [(700, 700, 0), (300, 300, 0)]);
-        assert_eq!((found.store.document_origin(699).source, found.store.document_origin(700).source), (0, 1));
+        assert_eq!((found.store.entry(699).origin.source, found.store.entry(700).origin.source), (0, 1));
         for (number, example) in examples(found).iter().enumerate() {
             assert_eq!(tokenizer.decode(&example.tokens, true).unwrap(), number.to_string());
         }
@@ -221,7 +221,7 @@ fn every_option_and_the_content_of_a_file_change_the_key() {
 /// The lines of the held-out records.
 fn held_out_lines(tokenized: Tokenized) -> Vec<u32> {
     let (train, held_out) = DocumentSet::all(tokenized.store.into()).split(0.1, &tokenized.dropped).unwrap();
-    let lines = |set: &DocumentSet| (0..set.len()).map(|index| set.document_origin(index).line).collect::<Vec<_>>();
+    let lines = |set: &DocumentSet| (0..set.len()).map(|index| set.entry(index).origin.line).collect::<Vec<_>>();
     let mut held_out = lines(&held_out);
     held_out.dedup();
     assert!(lines(&train).iter().all(|line| !held_out.contains(line)), "pieces of one record are on both sides");

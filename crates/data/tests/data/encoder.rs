@@ -3,7 +3,7 @@
 //! Trade-off: a small byte-level tokenizer instead of a trained vocabulary.
 
 use firebrick_data::{
-    DataError, Diagnosis, EncodeOptions, Encoded, Encoder, FindingKind, OverflowPolicy, Place, TemplateChoice,
+    Chat, DataError, Diagnosis, EncodeOptions, Encoded, Encoder, FindingKind, OverflowPolicy, Place, TemplateChoice,
     TemplateDefaults, Tokenizer, TrainOn,
 };
 use serde_json::{Value as Json, json};
@@ -231,7 +231,7 @@ fn chosen_template_sees_the_date_that_was_set() {
     tokenizer.set_date(0);
     tokenizer.choose_template(&TemplateChoice::Text("{{ strftime_now('%Y') }}".to_owned())).unwrap();
     assert_eq!(tokenizer.date(), Some(0));
-    assert_eq!(tokenizer.chat_template().unwrap().render(&[], false).unwrap(), "1970");
+    assert_eq!(tokenizer.chat_template().unwrap().render(&Chat::default(), false).unwrap(), "1970");
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn templates_that_never_end_and_sources_that_do_not_parse_are_errors() {
     for source in endless {
         let rendered = tokenizer
             .choose_template(&TemplateChoice::Text(source.to_owned()))
-            .and_then(|()| tokenizer.chat_template()?.render(&[], false));
+            .and_then(|()| tokenizer.chat_template()?.render(&Chat::default(), false));
         assert!(rendered.is_err(), "{source}: {} bytes", rendered.unwrap().len());
     }
     let brackets = "{{ ".to_owned() + &"(".repeat(20_000);
@@ -363,8 +363,7 @@ fn default_arguments_and_system_prompt_reach_every_conversation_that_says_nothin
     let mut own = chat(&[("system", "s"), ("user", "q"), ("assistant", "a")]);
     own["chat_template_kwargs"] = json!({ "mode": "slow" });
     assert_eq!(text(&own), "<s>slow|<|system|>\ns</s>\n<|user|>\nq</s>\n<|assistant|>\na</s>\n");
-    let prompt = [firebrick_data::Message { role: "user".to_owned(), content: "q".to_owned() }];
-    let rendered = tokenizer.chat_template().unwrap().render(&prompt, true).unwrap();
+    let rendered = tokenizer.chat_template().unwrap().render(&Chat::new(&[("user", "q")]), true).unwrap();
     assert_eq!(
         rendered, "<s>quick|<|system|>\nBe kind.</s>\n<|user|>\nq</s>\n<|assistant|>\n",
         "a prompt is what training saw"

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
-use firebrick_data::{EncodeOptions, Encoder, FindingKind, Place, TemplateInput, Tokenizer};
+use firebrick_data::{Chat, EncodeOptions, Encoder, FindingKind, Place, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 
@@ -90,10 +90,9 @@ fn text_and_ids_equal_those_of_transformers() {
         for (index, (case, conversation)) in style.cases.iter().zip(&golden.conversations).enumerate() {
             let tools = conversation.tools.as_deref();
             let template = tokenizer.chat_template_for(tools.is_some()).unwrap();
-            let render = |add_generation_prompt| {
-                let input = TemplateInput { tools, add_generation_prompt, ..TemplateInput::default() };
-                template.render_chat(&conversation.messages, input)
-            };
+            let chat =
+                Chat { tools: tools.map(<[Json]>::to_vec), ..Chat::from_messages(conversation.messages.clone()) };
+            let render = |add_generation_prompt| template.render(&chat, add_generation_prompt);
             let Some(text) = &case.text else {
                 assert!(render(false).is_err(), "{name} {index}");
                 continue;
@@ -168,8 +167,8 @@ fn expressions_have_the_same_values_as_in_jinja() {
     for snippet in &snippets.snippets {
         let choice = firebrick_data::TemplateChoice::Text(snippet.source.clone());
         let rendered = tokenizer.choose_template(&choice).and_then(|()| {
-            let input = TemplateInput { arguments: Some(&snippets.variables), ..TemplateInput::default() };
-            tokenizer.chat_template().unwrap().render_chat(&[], input)
+            let chat = Chat { arguments: snippets.variables.clone(), ..Chat::default() };
+            tokenizer.chat_template().unwrap().render(&chat, false)
         });
         let rendered = rendered.map_err(|error| error.to_string());
         if rendered.as_ref().ok() != snippet.text.as_ref() {

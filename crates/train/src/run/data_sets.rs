@@ -129,7 +129,7 @@ impl DataSets {
         notes.push(self.train.location.clone());
         notes.extend(self.held_out_sources.iter().map(|source| format!("held-out data: {source}")));
         if let (Some(documents), true) = (&self.held_out, self.held_out_sources.is_empty()) {
-            let tokens: usize = (0..documents.len()).map(|index| documents.document_tokens(index)).sum();
+            let tokens: usize = (0..documents.len()).map(|index| documents.entry(index).tokens as usize).sum();
             notes.push(format!("held out of it: {} examples, {tokens} tokens", documents.len()));
         }
         notes

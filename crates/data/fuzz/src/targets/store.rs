@@ -50,7 +50,7 @@ pub(crate) fn token_store(bytes: &[u8]) -> Outcome {
     if let Some(Some(store)) = outcome.note(cache.open(key, VOCABULARY)) {
         for index in 0..store.documents() {
             let example = store.document(index).to_example();
-            assert_eq!(example.tokens.len(), store.document_tokens(index));
+            assert_eq!(example.tokens.len(), store.entry(index).tokens as usize);
             outcome.read += 1;
         }
         outcome.note(store.verify());

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use firebrick_data::{EncodeOptions, Encoder, Place, RecordFormat, TemplateChoice, TemplateInput, Tokenizer};
+use firebrick_data::{Chat, EncodeOptions, Encoder, Place, RecordFormat, TemplateChoice, Tokenizer};
 use serde_json::{Map, Value as Json, json};
 
 use super::{Outcome, encode, tokenizer};
@@ -44,15 +44,15 @@ pub(crate) fn template(bytes: &[u8]) -> Outcome {
     outcome.read = 0;
     tokenizer.set_date(0);
     let fields = conversation();
-    let messages: Vec<Map<String, Json>> = fields["messages"]
-        .as_array()
-        .map_or_else(Vec::new, |messages| messages.iter().filter_map(|message| message.as_object().cloned()).collect());
-    let tools = fields["tools"].as_array().cloned();
+    let messages = fields["messages"].as_array().into_iter().flatten();
+    let chat = Chat {
+        tools: fields["tools"].as_array().cloned(),
+        ..Chat::from_messages(messages.filter_map(|message| message.as_object().cloned()))
+    };
     for add_generation_prompt in [false, true] {
-        let input = TemplateInput { tools: tools.as_deref(), add_generation_prompt, ..TemplateInput::default() };
         if let Some(template) = outcome.note(tokenizer.chat_template()) {
             outcome.read -= 1;
-            outcome.note(template.render_chat(&messages, input));
+            outcome.note(template.render(&chat, add_generation_prompt));
         }
     }
     encode_fields(&tokenizer, &fields, &mut outcome);
