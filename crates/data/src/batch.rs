@@ -102,8 +102,7 @@ fn append_targets(tokens: &[u32], mask: &[u32], targets: &mut Vec<i64>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::TokenStore;
-    use crate::example::Example;
+    use crate::cache::{Example, TokenStore};
 
     #[test]
     fn first_token_of_a_document_is_never_a_target_of_the_one_before() {

@@ -4,8 +4,8 @@
 //! messages are located in the text (`locate.rs`) and mapped to tokens through the tokenizer's offsets. Not supported:
 //! distinguishing text that spells a special token from the token (as in transformers by default).
 
+use crate::cache::Example;
 use crate::error::DataError;
-use crate::example::Example;
 use crate::finding::Finding;
 use crate::locate::locate;
 use crate::omissions::omissions;

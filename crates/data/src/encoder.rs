@@ -10,9 +10,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 
+use crate::cache::Example;
 use crate::conversation::{RecordTokens, encode_chat};
 use crate::error::DataError;
-use crate::example::Example;
 use crate::finding::{Finding, FindingKind};
 use crate::place::Place;
 use crate::record_format::{Chat, Fields, RecordFormat, Row, headed_text};

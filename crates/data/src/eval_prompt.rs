@@ -4,8 +4,8 @@
 //! prompt), and those that were cut before the answer ended.
 
 use crate::cache::DocumentSet;
+use crate::cache::Example;
 use crate::error::DataError;
-use crate::example::Example;
 use crate::tokenizer::Tokenizer;
 
 /// A prompt and its reference answer.

@@ -14,7 +14,6 @@ mod diagnose;
 mod encoder;
 mod error;
 mod eval_prompt;
-mod example;
 mod finding;
 mod loader;
 mod locate;
@@ -36,7 +35,8 @@ mod test_tokenizer;
 
 pub use batch::{Batch, IGNORE_INDEX};
 pub use cache::{
-    CacheError, CacheKey, Cached, Document, DocumentEntry, DocumentSet, Origin, StoreWriter, TokenCache, TokenStore,
+    CacheError, CacheKey, Cached, Document, DocumentEntry, DocumentSet, Example, Origin, StoreWriter, TokenCache,
+    TokenStore,
 };
 pub use chat_template::{ChatTemplate, TemplateChoice, TemplateDefaults};
 pub use corpus::{Corpus, Tokenized};
@@ -44,7 +44,6 @@ pub use diagnose::{Diagnosis, FindingCount};
 pub use encoder::{EncodeOptions, Encoded, Encoder, OverflowPolicy};
 pub use error::DataError;
 pub use eval_prompt::EvalPrompt;
-pub use example::Example;
 pub use finding::{Finding, FindingKind};
 pub use loader::{Cursor, Loader, LoaderConfig};
 pub use pack::{LengthHistogram, LengthStep, PackOptions, PackReport, PackedDataset};

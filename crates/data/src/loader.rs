@@ -124,8 +124,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::cache::DocumentSet;
-    use crate::example::Example;
+    use crate::cache::{DocumentSet, Example};
     use crate::pack::PackOptions;
 
     fn packed(examples: Vec<Example>, max_seq_len: usize, pack: bool) -> Arc<PackedDataset> {

@@ -212,7 +212,7 @@ mod tests {
 
     use super::*;
     use crate::batch::IGNORE_INDEX;
-    use crate::example::Example;
+    use crate::cache::Example;
 
     /// Pseudo-random numbers below 2^31, the same on every machine.
     fn random() -> impl Iterator<Item = usize> {

@@ -52,11 +52,8 @@ pub enum CacheError {
         vocab_size: usize,
     },
     /// More documents than an index can count.
-    #[error("more than {limit} documents in one dataset: split it into several runs, or join short documents")]
-    TooManyDocuments {
-        /// Maximum number of documents.
-        limit: usize,
-    },
+    #[error("more than {0} documents in one dataset: split it into several runs, or join short documents")]
+    TooManyDocuments(usize),
     /// A split that would leave one side empty.
     #[error(
         "cannot hold out a share of {share} for evaluation: of {records} distinct records {held_out} were chosen, which leaves \

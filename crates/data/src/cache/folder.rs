@@ -151,8 +151,8 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::cache::Example;
     use crate::cache::Origin;
-    use crate::example::Example;
 
     const VOCABULARY: usize = 70_000;
     const ORIGIN: Origin = Origin { source: 3, record: 1 << 40, file: 2, line: 9 };

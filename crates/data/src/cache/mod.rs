@@ -17,7 +17,7 @@ mod set;
 mod store;
 mod writer;
 
-pub use document::Document;
+pub use document::{Document, Example};
 pub use error::CacheError;
 pub use folder::{Cached, TokenCache};
 pub use key::CacheKey;

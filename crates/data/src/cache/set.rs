@@ -4,9 +4,7 @@
 
 use std::sync::Arc;
 
-use crate::example::Example;
-
-use super::document::Document;
+use super::document::{Document, Example};
 use super::error::CacheError;
 use super::layout::DocumentEntry;
 use super::store::TokenStore;

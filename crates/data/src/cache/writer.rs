@@ -14,9 +14,8 @@ use tempfile::NamedTempFile;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::atomic_file::create_temporary;
-use crate::example::Example;
 
-use super::document::append_words;
+use super::document::{Example, append_words};
 use super::error::CacheError;
 use super::key::CacheKey;
 use super::layout::{DocumentEntry, HEADER_BYTES, Header, Origin, TokenWidth};
@@ -75,7 +74,7 @@ impl StoreWriter {
         let header = &mut self.header;
         let number = header.documents as usize + 1;
         if number > MAX_DOCUMENTS {
-            return Err(CacheError::TooManyDocuments { limit: MAX_DOCUMENTS });
+            return Err(CacheError::TooManyDocuments(MAX_DOCUMENTS));
         }
         if let Some(&token) = tokens.iter().find(|&&token| token as usize >= self.vocab_size) {
             let vocab_size = self.vocab_size;

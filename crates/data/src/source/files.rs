@@ -16,12 +16,6 @@ use super::records::Source;
 use super::spec::SourceSpec;
 use super::splits;
 
-/// Deeper folders are not entered: a link that leads upwards would never end.
-const MAX_DEPTH: usize = 32;
-/// Files in data folders that contain no data.
-const NOT_DATA: [&str; 5] =
-    ["state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "metadata.json"];
-
 /// The files of a source, their common format, and the splits next to the one that was taken because the recipe names
 /// none.
 type Found = (Vec<SourceFile>, FileFormat, Vec<String>);
@@ -214,7 +208,8 @@ fn files_of_folder(spec: &SourceSpec, folder: &Path) -> Result<(Vec<PathBuf>, Ve
         return Ok((files, Vec::new()));
     }
     let mut found = Vec::new();
-    list_files(folder, String::new(), 0, &mut found)?;
+    splits::list_files(folder, "", 0, &mut found)?;
+    found.retain(|path| !splits::describes(path) && !path.to_ascii_uppercase().contains("README"));
     found.sort();
     let formatted = |path: &String| FileFormat::of_name(Path::new(path));
     found = match spec.file_format {
@@ -245,28 +240,6 @@ fn unread(spec: &SourceSpec, splits: Vec<String>, taken: &str) -> Vec<String> {
 
 fn no_data(place: &str, folder: &Path) -> SourceError {
     SourceError::no_data(place, &siblings_of(&folder.join("*")))
-}
-
-/// All files below a folder as paths with `/`, except hidden files and those that only describe data.
-fn list_files(folder: &Path, prefix: String, depth: usize, found: &mut Vec<String>) -> Result<(), SourceError> {
-    if depth > MAX_DEPTH {
-        return Ok(());
-    }
-    let refused = |reason| SourceError::Open { path: folder.to_owned(), reason };
-    for entry in fs::read_dir(folder).map_err(refused)? {
-        let entry = entry.map_err(refused)?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if name.starts_with('.') || NOT_DATA.contains(&name.as_str()) || name.to_ascii_uppercase().contains("README") {
-            continue;
-        }
-        let path = entry.path();
-        if path.is_dir() {
-            list_files(&path, format!("{prefix}{name}/"), depth + 1, found)?;
-        } else if path.is_file() {
-            found.push(format!("{prefix}{name}"));
-        }
-    }
-    Ok(())
 }
 
 fn json_in(folder: &Path, name: &str) -> Result<Option<Json>, SourceError> {

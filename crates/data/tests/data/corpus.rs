@@ -214,6 +214,7 @@ fn every_option_and_the_content_of_a_file_change_the_key() {
     assert_ne!(same, key(&other, &options));
     assert_ne!(same, key(&one, &EncodeOptions { train_on: TrainOn::Flags, ..options.clone() }));
     assert_ne!(same, key(&one, &EncodeOptions { train_end_of_turn: false, ..options.clone() }));
+    assert_ne!(same, key(&one, &EncodeOptions::new(63)));
     write(&path, CHAT.replace("\"a\"", "\"b\"")).unwrap();
     assert_ne!(same, key(&one, &options));
 }

@@ -1,4 +1,4 @@
-//! From records to examples: masks, lengths, what is dropped and why, and templates that do not end.
+//! From records to examples: masks, lengths, what is dropped and why, and which template applies.
 //!
 //! Trade-off: a small byte-level tokenizer instead of a trained vocabulary.
 
@@ -190,20 +190,6 @@ fn too_many_bad_records_and_missing_ends_of_turns_are_refused() {
 }
 
 #[test]
-fn fingerprint_depends_on_tokenizer_template_and_options() {
-    let record = json!({ "text": "a" });
-    let fingerprint = |tokenizer: &Tokenizer, options: EncodeOptions| {
-        Encoder::new(tokenizer, options, record.as_object().unwrap(), &place(1)).unwrap().fingerprint()
-    };
-    let same = fingerprint(&tokenizer(None), EncodeOptions::new(9));
-    assert_eq!(same, fingerprint(&tokenizer(None), EncodeOptions::new(9)));
-    assert_ne!(same, fingerprint(&tokenizer(None), EncodeOptions::new(8)));
-    assert_ne!(same, fingerprint(&tokenizer(Some("x")), EncodeOptions::new(9)));
-    let all = EncodeOptions { train_on: TrainOn::All, ..EncodeOptions::new(9) };
-    assert_ne!(same, fingerprint(&tokenizer(None), all));
-}
-
-#[test]
 fn fingerprint_depends_on_the_day_where_a_template_that_reads_the_date_is_used() {
     const DAY: i64 = 86_400;
     let dated = TEMPLATE.replace("{{ bos_token }}", "{{ bos_token }}{{ strftime_now('%d %b %Y') }}");
@@ -306,21 +292,8 @@ fn with_loss_on_everything_the_end_counts_unless_it_is_cut_off() {
 }
 
 #[test]
-fn templates_that_never_end_and_sources_that_do_not_parse_are_errors() {
-    let nested = "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = a %}{% endfor %}{% endfor %}";
-    let endless = [
-        nested,
-        "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
-        "{% for a in range(99999999) %}{% endfor %}",
-        "{% for a in range(99999) %}{{ 'x' * 99999 }}{% endfor %}",
-    ];
+fn templates_that_do_not_parse_are_refused() {
     let mut tokenizer = tokenizer(None);
-    for source in endless {
-        let rendered = tokenizer
-            .choose_template(&TemplateChoice::Text(source.to_owned()))
-            .and_then(|()| tokenizer.chat_template()?.render(&Chat::default(), false));
-        assert!(rendered.is_err(), "{source}: {} bytes", rendered.unwrap().len());
-    }
     let brackets = "{{ ".to_owned() + &"(".repeat(20_000);
     for source in
         ["{{", "{% set", "{% generation %}", "{% endgeneration %}", "{% call %}", "{# ", "{{ 'a", brackets.as_str()]

@@ -15,7 +15,7 @@ use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body};
 
 use super::super::error::SourceError;
-use super::id::HubId;
+use super::listing::HubId;
 use super::settings::HubSettings;
 
 const MAX_LISTING_BYTES: u64 = 256 << 20;

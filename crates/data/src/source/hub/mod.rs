@@ -6,7 +6,6 @@
 
 mod cache;
 mod client;
-mod id;
 mod listing;
 mod settings;
 #[cfg(test)]
@@ -20,8 +19,7 @@ use std::sync::Arc;
 use super::error::SourceError;
 use cache::DatasetCache;
 use client::Content;
-pub(super) use id::{HubFile, HubId};
-pub(super) use listing::Listing;
+pub(super) use listing::{HubFile, HubId, Listing};
 pub use settings::HubSettings;
 
 const CHUNK_BYTES: usize = 1 << 20;
