@@ -195,7 +195,7 @@ fn encoder<'a>(tokenizer: &'a Tokenizer, source: &Source, options: EncodeOptions
     let Some(first) = source.records().next().transpose()? else {
         return Err(DataError::EmptyDataset(source.spec().path.clone()));
     };
-    Encoder::new(tokenizer, options, &first.fields, &first.place)
+    Encoder::new(tokenizer, options, &first)
 }
 
 /// Approximate bytes of a value in memory.

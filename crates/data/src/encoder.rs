@@ -8,13 +8,11 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value as Json};
 
 use crate::cache::Example;
 use crate::conversation::{RecordTokens, encode_chat};
 use crate::error::DataError;
 use crate::finding::{Finding, FindingKind};
-use crate::place::Place;
 use crate::record_format::{Chat, Fields, RecordFormat, Row, headed_text};
 use crate::selection::{ASSISTANT, Selection, TrainOn};
 use crate::source::Record;
@@ -124,20 +122,14 @@ pub struct Encoder<'a> {
 }
 
 impl<'a> Encoder<'a> {
-    /// Creates an encoder for a source whose first record has these fields; they determine the format where the options
-    /// do not.
+    /// Creates an encoder for a source with this first record, whose keys determine the format where the options do not.
     ///
     /// Errors: the format is not recognized, or `max_seq_len` is less than 2.
-    pub fn new(
-        tokenizer: &'a Tokenizer,
-        mut options: EncodeOptions,
-        first: &Map<String, Json>,
-        place: &Place,
-    ) -> Result<Self, DataError> {
+    pub fn new(tokenizer: &'a Tokenizer, mut options: EncodeOptions, first: &Record) -> Result<Self, DataError> {
         if options.max_seq_len < 2 {
             return Err(DataError::SequenceTooShort { max_seq_len: options.max_seq_len });
         }
-        options.record_format = options.record_format.resolve(first, &mut options.fields, place)?;
+        options.record_format = options.record_format.resolve(&first.fields, &mut options.fields, &first.place)?;
         Ok(Self { tokenizer, options: Arc::new(options) })
     }
 
@@ -183,18 +175,13 @@ impl<'a> Encoder<'a> {
     /// Errors: a key is missing or has the wrong type; a chat template or an end-of-text token is needed and missing;
     /// the tokenizer fails.
     pub fn encode(&self, record: &Record) -> Result<Encoded, DataError> {
-        self.encode_fields(&record.fields, &record.place)
-    }
-
-    /// As [`Encoder::encode`], for fields and their place.
-    pub fn encode_fields(&self, fields: &Map<String, Json>, place: &Place) -> Result<Encoded, DataError> {
-        let row = self.options.record_format.parse(fields, &self.options.fields, place)?;
+        let row = self.options.record_format.parse(&record.fields, &self.options.fields, &record.place)?;
         let hash = row.content_hash();
         let encoded = match self.encode_row(row) {
             Ok(record) => self.cut(record),
             Err(Failure::Finding(kind, detail)) => Encoded::dropped(kind, detail),
             Err(Failure::Error(reason)) => {
-                return Err(DataError::InRow { place: place.clone(), reason: Box::new(reason) });
+                return Err(DataError::InRow { place: record.place.clone(), reason: Box::new(reason) });
             }
         };
         Ok(Encoded { record: hash, ..encoded })

@@ -68,9 +68,8 @@ fn ignored(rendered_chat: &RenderedChat<'_>, text: &str) -> Vec<usize> {
 /// Compares the text with the template's skeleton. The text of the result is empty.
 fn by_comparing(rendered_chat: &RenderedChat<'_>, text: &str, selection: &Selection) -> Option<Located> {
     let skeleton = skeleton_of(rendered_chat)?;
-    let matched = skeleton.fit(rendered_chat.chat, text)?;
-    let selected = (0..rendered_chat.chat.turns.len()).filter(|&index| selection.turns[index]);
-    let spans = selected.map(|index| matched.span(index, rendered_chat.chat)).collect::<Option<_>>()?;
+    let spans = skeleton.spans(rendered_chat.chat, text)?.into_iter().zip(&selection.turns);
+    let spans = spans.filter(|(_, selected)| **selected).map(|(span, _)| span).collect::<Option<_>>()?;
     Some(Located { text: String::new(), spans, ignored: skeleton.left_out() })
 }
 

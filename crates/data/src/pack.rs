@@ -207,18 +207,10 @@ fn row_len(tokens: usize, options: &PackOptions) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use rand_chacha::ChaCha8Rng;
-    use rand_chacha::rand_core::{RngCore, SeedableRng};
-
+    use super::best_fit::tests::random;
     use super::*;
     use crate::batch::IGNORE_INDEX;
     use crate::cache::Example;
-
-    /// Pseudo-random numbers below 2^31, the same on every machine.
-    fn random() -> impl Iterator<Item = usize> {
-        let mut random = ChaCha8Rng::seed_from_u64(12_345);
-        std::iter::repeat_with(move || (random.next_u64() >> 33) as usize)
-    }
 
     /// Documents of pseudo-random lengths from 1 to `longest`, each with distinct tokens.
     fn examples(documents: usize, longest: usize) -> Vec<Example> {

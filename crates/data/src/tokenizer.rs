@@ -45,9 +45,6 @@ pub struct Tokenizer {
     before_text: OnceLock<Option<u32>>,
     vocab_size: usize,
     templates: TemplateSet,
-    /// The date that the templates see, in seconds since 1970 UTC.
-    date: i64,
-    defaults: TemplateDefaults,
     /// Hash of `tokenizer.json`.
     content_key: u128,
 }
@@ -76,9 +73,8 @@ impl Tokenizer {
         let special = inner.get_added_tokens_decoder().into_iter().filter(|(_, token)| token.special);
         let special_ids = special.map(|(id, _)| id).collect();
         let mut templates = TemplateSet::read(dir, &config, special_tokens.clone(), read_json)?;
-        let date = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64);
-        let defaults = TemplateDefaults::default();
-        templates.set(date, &defaults);
+        templates.date = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64);
+        templates.apply();
         Ok(Self {
             vocab_size: inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1),
             add_bos_token: config.get("add_bos_token").and_then(Json::as_bool).unwrap_or(false),
@@ -89,8 +85,6 @@ impl Tokenizer {
             special_tokens,
             special_ids,
             templates,
-            date,
-            defaults,
             content_key,
         })
     }
@@ -220,32 +214,30 @@ impl Tokenizer {
             }
             self.require_eos_token_id()?;
         }
-        self.templates.choose(choice)?;
-        self.templates.set(self.date, &self.defaults);
-        Ok(())
+        self.templates.choose(choice)
     }
 
     /// Sets what the chat templates get where a conversation does not say otherwise.
     pub fn set_template_defaults(&mut self, defaults: TemplateDefaults) {
-        self.defaults = defaults;
-        self.templates.set(self.date, &self.defaults);
+        self.templates.defaults = defaults;
+        self.templates.apply();
     }
 
     /// The system message of conversations that have none.
     pub(crate) fn system_prompt(&self) -> Option<&str> {
-        self.defaults.system_prompt.as_deref()
+        self.templates.defaults.system_prompt.as_deref()
     }
 
     /// Fixes the date that the chat templates see; see [`ChatTemplate::set_date`].
     pub fn set_date(&mut self, unix_seconds: i64) {
-        self.date = unix_seconds;
-        self.templates.set(unix_seconds, &self.defaults);
+        self.templates.date = unix_seconds;
+        self.templates.apply();
     }
 
     /// The date that the chat templates see, in seconds since 1970 UTC; `None` if no template reads it.
     pub fn date(&self) -> Option<i64> {
         let reads_date = |tools| self.templates.get(tools).is_some_and(ChatTemplate::uses_date);
-        (reads_date(false) || reads_date(true)).then_some(self.date)
+        (reads_date(false) || reads_date(true)).then_some(self.templates.date)
     }
 
     /// Everything that tokenization depends on, as bytes: `tokenizer.json`, the special tokens, the chat templates and what
@@ -253,7 +245,7 @@ impl Tokenizer {
     /// Equal bytes mean equal tokens (apart from the date, where a template reads it).
     pub fn fingerprint(&self) -> Vec<u8> {
         let templates = [false, true].map(|tools| self.templates.get(tools).map(ChatTemplate::source));
-        let rest = serde_json::json!([self.special_tokens, self.add_bos_token, templates, self.defaults]);
+        let rest = serde_json::json!([self.special_tokens, self.add_bos_token, templates, self.templates.defaults]);
         [&self.content_key.to_le_bytes(), rest.to_string().as_bytes()].concat()
     }
 

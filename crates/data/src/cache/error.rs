@@ -56,20 +56,8 @@ pub enum CacheError {
     TooManyDocuments(usize),
     /// A split that would leave one side empty.
     #[error(
-        "cannot hold out a share of {share} for evaluation: of {records} distinct records {held_out} were chosen, which leaves \
-         {train} documents to train on and {eval} to evaluate on, and both need at least one. Use another share, more data, or \
-         a separate evaluation file; of a text file each line is a record with text_unit = \"line\""
+        "cannot hold out {0}. Use another share, more data, or a separate evaluation file; of a text file each line is a \
+             record with text_unit = \"line\""
     )]
-    BadSplit {
-        /// The requested share.
-        share: f64,
-        /// Distinct records, those that gave no document included.
-        records: usize,
-        /// Records that were chosen.
-        held_out: usize,
-        /// Documents of the others.
-        train: usize,
-        /// Documents of the chosen records.
-        eval: usize,
-    },
+    BadSplit(String),
 }

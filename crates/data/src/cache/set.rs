@@ -52,8 +52,12 @@ impl DocumentSet {
             .numbers()
             .partition::<Vec<u32>, _>(|&document| hashes.last().is_some_and(|&limit| hash(document) <= limit));
         if train.is_empty() || held_out.is_empty() {
-            let (train, eval) = (train.len(), held_out.len());
-            return Err(CacheError::BadSplit { share, records, held_out: count, train, eval });
+            return Err(CacheError::BadSplit(format!(
+                "a share of {share} for evaluation: of {records} distinct records {count} were chosen, which leaves {} \
+                 documents to train on and {} to evaluate on, and both need at least one",
+                train.len(),
+                held_out.len()
+            )));
         }
         let half = |chosen: Vec<u32>| Self { store: self.store.clone(), chosen: Some(chosen.into()) };
         Ok((half(train), half(held_out)))
@@ -158,7 +162,7 @@ mod tests {
     #[test]
     fn split_that_empties_a_side_is_refused() {
         for share in [0.0, 1.0, 0.99, f64::NAN] {
-            assert!(matches!(documents(0..9).split(share, &[]), Err(CacheError::BadSplit { .. })), "{share}");
+            assert!(matches!(documents(0..9).split(share, &[]), Err(CacheError::BadSplit(_))), "{share}");
         }
         assert!(documents([1, 1, 1]).split(0.5, &[]).is_err());
     }

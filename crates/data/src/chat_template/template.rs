@@ -197,29 +197,6 @@ mod tests {
     }
 
     #[test]
-    fn python_idioms_of_published_templates_render() {
-        let template = template(
-            "{%- set ns = namespace(last=-1) -%}\
-             {%- for m in messages[::-1] -%}\
-             {%- if ns.last == -1 and m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}\
-             {%- endfor -%}\
-             {{ ns.last }}|{{ messages[0]['content'].strip().split(' ')[-1].upper() }}|\
-             {{ messages[0].get('tool_calls') is none }}|\
-             {%- for m in messages -%}\
-             {%- if loop.first -%}{%- continue -%}{%- endif -%}{{ m.content | trim }}\
-             {%- if loop.index == 2 -%}{%- break -%}{%- endif -%}\
-             {%- endfor -%}\
-             |{{ messages[0] | tojson }}|{{ tools is none }}|{{ undefined_thing is defined }}|{{ 'a' ~ (1 + 1) }}|\
-             {{ none }}{{ true }}",
-        );
-        let chat = Chat::new(&[("user", " hello there "), ("assistant", " x "), ("assistant", "y")]);
-        assert_eq!(
-            template.render(&chat, false).unwrap(),
-            "2|THERE|True|x|{\"role\": \"user\", \"content\": \" hello there \"}|True|False|a2|NoneTrue"
-        );
-    }
-
-    #[test]
     fn documents_and_arguments_reach_the_template_and_arguments_take_precedence_over_special_tokens() {
         let template = template("{{ documents[0].title }}|{{ enable_thinking is false }}|{{ bos_token }}");
         let documents = Some(vec![serde_json::json!({ "title": "t" })]);

@@ -2,14 +2,13 @@
 //!
 //! Trade-off: the first conversation of each sequence of roles costs a few more renders.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use super::span_finder::SpanFinder;
 use crate::chat_template::RenderedChat;
 use crate::record_format::{Chat, Turn};
 use crate::selection::ASSISTANT;
-use crate::skeleton::{Edge, Skeleton};
+use crate::skeleton::{Part, Skeleton};
 
 /// The skeleton of a conversation; `None` if its messages are more than texts, or the template has none.
 pub(super) fn skeleton_of(rendered_chat: &RenderedChat<'_>) -> Option<Arc<Skeleton>> {
@@ -24,33 +23,26 @@ fn learn(rendered_chat: &RenderedChat<'_>) -> Option<Skeleton> {
     let (text, _) = synthetic.render(&synthetic.plain, false).ok()?;
     let finder = SpanFinder::new(&synthetic, &text);
     let (_, positions, written) = finder.marks.as_ref()?;
-    let mut before = Vec::new();
-    let mut texts: Vec<(usize, Range<usize>)> = Vec::new();
-    let mut at = 0;
+    let (mut parts, mut at) = (Vec::new(), 0);
     for (index, position) in positions.iter().enumerate() {
         let Some(content) = position else {
             // Written twice or not completely: a comparison cannot locate it.
             if written[index] {
                 return None;
             }
-            before.push(None);
+            parts.push(None);
             continue;
         };
-        before.push(Some(text.get(at..content.start)?.to_owned()));
-        texts.push((index, at..content.start));
+        let before = text.get(at..content.start)?;
+        let next = positions[index + 1..].iter().flatten().next().map_or(text.len(), |next| next.start);
+        let answer = (chat.turns[index].role() == ASSISTANT).then(|| finder.assistant(index).ok()).flatten();
+        let answer = answer
+            .filter(|answer| at <= answer.start && answer.end <= next)
+            .and_then(|answer| Some((content.start.checked_sub(answer.start)?, answer.end.checked_sub(content.end)?)));
+        parts.push(Some(Part { text: before.to_owned(), answer }));
         at = content.end;
     }
-    texts.push((chat.turns.len(), at..text.len()));
-    let edge = |at: usize| {
-        let (index, range) = texts.iter().find(|(_, range)| range.start <= at && at <= range.end)?;
-        Some(Edge { text: *index, offset: at - range.start })
-    };
-    let answer = |index: usize| {
-        let range = (chat.turns[index].role() == ASSISTANT).then(|| finder.assistant(index).ok())??;
-        Some(edge(range.start)?..edge(range.end)?)
-    };
-    let answers = (0..chat.turns.len()).map(answer).collect();
-    Some(Skeleton { before, end: text[at..].to_owned(), answers })
+    Some(Skeleton { parts, end: text[at..].to_owned() })
 }
 
 #[cfg(test)]
@@ -70,9 +62,9 @@ mod tests {
         let rendered_chat = RenderedChat::new(template, chat);
         let (text, _) = rendered_chat.render(&rendered_chat.plain, false).unwrap();
         let skeleton = skeleton_of(&rendered_chat);
-        let matched = skeleton.as_ref().and_then(|skeleton| skeleton.fit(chat, &text));
+        let spans = skeleton.and_then(|skeleton| skeleton.spans(chat, &text));
         let assistants = (0..chat.turns.len()).filter(|&index| chat.turns[index].role() == ASSISTANT);
-        let compared = matched.and_then(|matched| assistants.clone().map(|index| matched.span(index, chat)).collect());
+        let compared = spans.and_then(|spans| assistants.clone().map(|index| spans[index].clone()).collect());
         let finder = SpanFinder::new(&rendered_chat, &text);
         let span = |index| Span { range: finder.assistant(index).unwrap(), content_end: finder.content_end(index) };
         (compared, assistants.map(span).collect())

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::Value as Json;
 
@@ -29,7 +30,8 @@ impl SourceSpec {
             let reason = format!("names the list in a JSON document, but the format is {format}; remove it");
             return Err(SourceError::BadSpec { key: "field", reason });
         }
-        Ok(Source::new(self.clone(), files, format, unread_splits, hub.clone()))
+        let (spec, files, unread_splits) = (Arc::new(self.clone()), files.into(), unread_splits.into());
+        Ok(Source { spec, files, format, unread_splits, hub: hub.clone() })
     }
 }
 

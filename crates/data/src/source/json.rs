@@ -40,7 +40,9 @@ pub(super) fn open_json(bytes: Bytes, path: &Path, field: Option<&str>) -> Resul
     scanner.bytes = Box::new(Cursor::new(start).chain(bytes));
     if !is_lines {
         let field = field.map(str::to_owned);
-        return Ok(Box::new(JsonDocument { scanner, field, at: At::Start }));
+        let mut document = JsonDocument { scanner, field, in_object: false, is_first: true };
+        document.find_rows()?;
+        return Ok(Box::new(document));
     }
     if let Some(field) = field {
         return Err(no_rows(
@@ -71,20 +73,14 @@ fn has_rows(object: &Json) -> bool {
     object.as_object().is_some_and(|fields| fields.values().any(is_rows))
 }
 
-/// The reader's position in the document.
-#[derive(Clone, Copy, PartialEq)]
-enum At {
-    /// Nothing was read.
-    Start,
-    /// Inside the list of rows, which may be inside an object; before the first row or after one.
-    Rows { in_object: bool, is_first: bool },
-}
-
 /// The rows of a document.
 struct JsonDocument {
     scanner: Scanner,
     field: Option<String>,
-    at: At,
+    /// Whether the list of rows is inside an object.
+    in_object: bool,
+    /// Whether no row was read.
+    is_first: bool,
 }
 
 /// The list of rows cannot be determined.
@@ -109,7 +105,6 @@ impl JsonDocument {
                     return Err(self.no_rows(&format!("the document is a list, so it has no key {field:?}")));
                 }
                 self.scanner.skip();
-                self.at = At::Rows { in_object: false, is_first: true };
                 Ok(())
             }
             Some(b'{') => {
@@ -150,7 +145,7 @@ impl JsonDocument {
             let first = self.scanner.peek()?;
             let is_list = first == Some(b'{') || (self.field.is_some() && first == Some(b']'));
             if is_wanted && is_field && is_list {
-                self.at = At::Rows { in_object: true, is_first: true };
+                self.in_object = true;
                 return Ok(true);
             }
             if self.field.is_some() && is_wanted && is_field {
@@ -174,9 +169,9 @@ impl JsonDocument {
     }
 
     /// After the list of rows: what follows must end the document.
-    fn finish(&mut self, in_object: bool) -> Result<(), SourceError> {
+    fn finish(&mut self) -> Result<(), SourceError> {
         // Where no list is named, a second one would make the choice a guess.
-        if in_object && self.next_list(false, self.field.is_none())? {
+        if self.in_object && self.next_list(false, self.field.is_none())? {
             return Err(self.no_rows("several keys hold lists of objects"));
         }
         match self.scanner.peek()? {
@@ -186,21 +181,17 @@ impl JsonDocument {
     }
 
     fn row(&mut self) -> Result<Option<Record>, SourceError> {
-        if self.at == At::Start {
-            self.find_rows()?;
-        }
-        let At::Rows { in_object, is_first } = self.at else { unreachable!("found above") };
         match self.scanner.peek()? {
             Some(b']') => {
                 self.scanner.skip();
-                self.finish(in_object)?;
+                self.finish()?;
                 return Ok(None);
             }
-            Some(b',') if !is_first => self.scanner.skip(),
-            _ if is_first => {}
+            Some(b',') if !self.is_first => self.scanner.skip(),
+            _ if self.is_first => {}
             found => return Err(self.scanner.bad(format!("expected ',' or ']', found {}", show(found)))),
         }
-        self.at = At::Rows { in_object, is_first: false };
+        self.is_first = false;
         self.scanner.peek()?;
         let place = self.scanner.place();
         let mut text = Vec::new();

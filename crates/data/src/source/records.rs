@@ -23,24 +23,14 @@ use super::text::text_records;
 /// A source whose files are known: the result of [`SourceSpec::resolve`].
 #[derive(Debug, Clone)]
 pub struct Source {
-    spec: Arc<SourceSpec>,
-    files: Arc<[SourceFile]>,
-    format: FileFormat,
-    unread_splits: Arc<[String]>,
-    hub: Hub,
+    pub(super) spec: Arc<SourceSpec>,
+    pub(super) files: Arc<[SourceFile]>,
+    pub(super) format: FileFormat,
+    pub(super) unread_splits: Arc<[String]>,
+    pub(super) hub: Hub,
 }
 
 impl Source {
-    pub(super) fn new(
-        spec: SourceSpec,
-        files: Vec<SourceFile>,
-        format: FileFormat,
-        unread_splits: Vec<String>,
-        hub: Hub,
-    ) -> Self {
-        Self { spec: Arc::new(spec), files: files.into(), format, unread_splits: unread_splits.into(), hub }
-    }
-
     /// The description in the recipe.
     pub fn spec(&self) -> &SourceSpec {
         &self.spec

@@ -3,8 +3,8 @@
 //! Trade-off: a small byte-level tokenizer instead of a trained vocabulary.
 
 use firebrick_data::{
-    Chat, DataError, Diagnosis, EncodeOptions, Encoded, Encoder, FindingKind, OverflowPolicy, Place, TemplateChoice,
-    TemplateDefaults, Tokenizer, TrainOn,
+    Chat, DataError, Diagnosis, EncodeOptions, Encoded, Encoder, FindingKind, OverflowPolicy, Place, Record,
+    TemplateChoice, TemplateDefaults, Tokenizer, TrainOn,
 };
 use serde_json::{Value as Json, json};
 
@@ -18,9 +18,13 @@ fn place(line: usize) -> Place {
     Place { path: "rows.jsonl".into(), line }
 }
 
+fn record(fields: &Json) -> Record {
+    Record::new(fields.as_object().unwrap().clone(), place(1))
+}
+
 fn encode(tokenizer: &Tokenizer, options: &EncodeOptions, record: &Json) -> Result<Encoded, DataError> {
-    let fields = record.as_object().unwrap();
-    Encoder::new(tokenizer, options.clone(), fields, &place(1))?.encode_fields(fields, &place(1))
+    let record = self::record(record);
+    Encoder::new(tokenizer, options.clone(), &record)?.encode(&record)
 }
 
 /// The text of the loss tokens of each example; each run of other tokens is a dot.
@@ -198,8 +202,9 @@ fn fingerprint_depends_on_the_day_where_a_template_that_reads_the_date_is_used()
     let fingerprint = |template: &str, record: &Json, date: i64| {
         let mut tokenizer = tokenizer(Some(template));
         tokenizer.set_date(date);
-        let encoder = Encoder::new(&tokenizer, EncodeOptions::new(99), record.as_object().unwrap(), &place(1)).unwrap();
-        (encoder.fingerprint(), encoder.encode_fields(record.as_object().unwrap(), &place(1)).unwrap())
+        let record = self::record(record);
+        let encoder = Encoder::new(&tokenizer, EncodeOptions::new(99), &record).unwrap();
+        (encoder.fingerprint(), encoder.encode(&record).unwrap())
     };
     let first = fingerprint(&dated, &chat, 20_000 * DAY);
     assert_eq!(first, fingerprint(&dated, &chat, 20_001 * DAY - 1));

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
-use firebrick_data::{Chat, EncodeOptions, Encoder, FindingKind, Place, Tokenizer};
+use firebrick_data::{Chat, EncodeOptions, Encoder, FindingKind, Place, Record, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 
@@ -72,9 +72,9 @@ fn tokenizer(name: &str, style: &Style, blocks: bool) -> Tokenizer {
 fn encode(tokenizer: &Tokenizer, conversation: &Conversation) -> Result<(Vec<u32>, Vec<bool>), FindingKind> {
     let record = json!({ "messages": conversation.messages, "tools": conversation.tools });
     let place = Place { path: "golden".into(), line: 1 };
-    let fields = record.as_object().unwrap();
-    let encoder = Encoder::new(tokenizer, EncodeOptions::new(100_000), fields, &place).unwrap();
-    let mut encoded = encoder.encode_fields(fields, &place).unwrap();
+    let record = Record::new(record.as_object().unwrap().clone(), place);
+    let encoder = Encoder::new(tokenizer, EncodeOptions::new(100_000), &record).unwrap();
+    let mut encoded = encoder.encode(&record).unwrap();
     match encoded.examples.pop() {
         Some(example) => Ok((example.tokens, example.loss_mask)),
         None => Err(encoded.findings[0].kind),

@@ -17,7 +17,7 @@ const TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}\n\
 
 /// `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.json`, `chat_template.jinja`, a named template.
 pub(crate) fn tokenizer_config(bytes: &[u8]) -> Outcome {
-    let folder = Folder::new("tokenizer");
+    let folder = Folder::new();
     folder.write("tokenizer.json", BYTES.as_bytes());
     let names = [
         "tokenizer_config.json",
@@ -35,7 +35,7 @@ pub(crate) fn tokenizer_config(bytes: &[u8]) -> Outcome {
 /// `tokenizer.json` itself, which the `tokenizers` crate reads. It panics on some (a `Precompiled` normalizer with damaged
 /// tables), which must become an error.
 pub(crate) fn tokenizer_json(bytes: &[u8]) -> Outcome {
-    let folder = Folder::new("tokenizer");
+    let folder = Folder::new();
     folder.write("tokenizer.json", bytes);
     load(folder.path())
 }
@@ -56,7 +56,7 @@ fn load(folder: &Path) -> Outcome {
 
 /// A token per byte, and a few special tokens.
 pub(crate) fn small() -> Tokenizer {
-    let folder = Folder::new("small-tokenizer");
+    let folder = Folder::new();
     folder.write("tokenizer.json", BYTES.as_bytes());
     folder.write("tokenizer_config.json", CONFIG.as_bytes());
     folder.write("chat_template.jinja", TEMPLATE.as_bytes());

@@ -15,17 +15,6 @@ use super::super::format::FileFormat;
 use super::super::spec::SourceSpec;
 use super::super::splits;
 
-/// In order of preference: where a dataset has the same rows in several formats, one is read.
-const PREFERRED: [FileFormat; 7] = [
-    FileFormat::Parquet,
-    FileFormat::Arrow,
-    FileFormat::Jsonl,
-    FileFormat::Json,
-    FileFormat::Csv,
-    FileFormat::Tsv,
-    FileFormat::Text,
-];
-
 /// A dataset as the recipe names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) struct HubId {
@@ -160,15 +149,12 @@ impl Listing {
     fn by_name(&self, mut paths: Vec<String>, spec: &SourceSpec, place: &str) -> Result<Vec<String>, SourceError> {
         let format_of = |path: &String| FileFormat::of_name(Path::new(path));
         paths.retain(|path| is_data(path));
-        let formats = match spec.file_format {
-            Some(format) if paths.iter().any(|path| format_of(path) == Some(format)) => vec![format],
-            Some(_) | None => PREFERRED.to_vec(),
-        };
-        for format in formats {
-            let of_format: Vec<String> = paths.iter().filter(|path| format_of(path) == Some(format)).cloned().collect();
-            if !of_format.is_empty() {
-                return splits::of_split(of_format, spec.split.as_deref(), place);
-            }
+        let known = |path: &String| spec.file_format.filter(|format| format_of(path) == Some(*format));
+        // Where a dataset has the same rows in several formats, one is read: the first in the order of the enum.
+        let format = paths.iter().find_map(known).or_else(|| paths.iter().filter_map(format_of).min());
+        if let Some(format) = format {
+            paths.retain(|path| format_of(path) == Some(format));
+            return splits::of_split(paths, spec.split.as_deref(), place);
         }
         let shown: Vec<&str> = self.files.iter().map(|(path, _)| path.as_str()).take(8).collect();
         let hint = format!(
