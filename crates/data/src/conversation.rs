@@ -49,11 +49,7 @@ pub(crate) fn encode_chat(
         let (loss_mask, closings) = tokens.mask(&located.spans, selection.inverted, train_end_of_turn);
         (ids.to_vec(), loss_mask, closings)
     };
-    if let (Some(bos), Some(token)) = (tokenizer.bos_token_id(), tokenizer.bos_token())
-        && tokens.starts_with(&[bos, bos])
-    {
-        return Err(DataError::DoubledBos { token: token.to_owned() });
-    }
+    tokenizer.refuse_doubled_bos(&tokens)?;
     let findings = omissions(template, chat, selection, &located);
     Ok(RecordTokens { example: Example { tokens, loss_mask }, closings, is_chat: true, findings })
 }

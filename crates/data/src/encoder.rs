@@ -138,11 +138,6 @@ impl<'a> Encoder<'a> {
         Encoder { tokenizer, options: self.options.clone() }
     }
 
-    /// The format of the records.
-    pub fn record_format(&self) -> RecordFormat {
-        self.options.record_format
-    }
-
     /// The options; the record format is never `Auto`.
     pub fn options(&self) -> &EncodeOptions {
         &self.options
@@ -309,11 +304,7 @@ impl<'a> Encoder<'a> {
             let (token, vocab_size) = (*foreign, vocabulary);
             return Err(Failure::Error(DataError::ForeignToken { token, vocab_size }));
         }
-        if let (Some(bos), Some(token)) = (self.tokenizer.bos_token_id(), self.tokenizer.bos_token())
-            && tokens.starts_with(&[bos, bos])
-        {
-            return Err(DataError::DoubledBos { token: token.to_owned() }.into());
-        }
+        self.tokenizer.refuse_doubled_bos(&tokens)?;
         if self.options.train_on == TrainOn::All {
             loss_mask.fill(true);
         }

@@ -76,17 +76,13 @@ impl Loader {
     pub fn next_batch(&mut self) -> Option<(Batch, Cursor)> {
         let received = self.workers.get(self.next)?.batches.recv();
         self.next = (self.next + 1) % self.workers.len();
-        if received.is_err() {
-            self.join();
-        }
-        received.ok()
-    }
-
-    /// Ends the threads. If one panicked, which is our bug, the caller panics with the same payload.
-    fn join(&mut self) {
-        if let Some(panic) = end(&mut self.workers).pop() {
+        // Its threads have ended. If one panicked, which is our bug, the caller panics with the same payload.
+        if received.is_err()
+            && let Some(panic) = end(&mut self.workers).pop()
+        {
             resume_unwind(panic);
         }
+        received.ok()
     }
 }
 

@@ -254,9 +254,14 @@ impl Tokenizer {
         self.special_ids.contains(&id)
     }
 
-    /// The beginning-of-text token as text.
-    pub(crate) fn bos_token(&self) -> Option<&str> {
-        self.special_tokens.get("bos_token").map(String::as_str)
+    /// Error: the tokens begin with the beginning-of-text token twice.
+    pub(crate) fn refuse_doubled_bos(&self, tokens: &[u32]) -> Result<(), DataError> {
+        match (self.bos_token_id(), self.special_tokens.get("bos_token")) {
+            (Some(bos), Some(token)) if tokens.starts_with(&[bos, bos]) => {
+                Err(DataError::DoubledBos { token: token.clone() })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The end-of-text token, or an error that lists where it was searched.

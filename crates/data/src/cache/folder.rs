@@ -42,18 +42,14 @@ impl TokenCache {
         Self { folder: folder.into() }
     }
 
-    /// The cache in [`TokenCache::default_folder`].
+    /// The cache in `$FIREBRICK_CACHE`, else in `firebrick/data` in the user's cache folder: `$XDG_CACHE_HOME` or `~/.cache`,
+    /// `~/Library/Caches` on macOS, `%LOCALAPPDATA%` on Windows.
     ///
     /// # Errors
     /// The environment defines neither the folder nor a home.
     pub fn in_default_folder() -> Result<Self, CacheError> {
-        Self::default_folder().map(Self::in_folder).ok_or(CacheError::NoFolder)
-    }
-
-    /// `$FIREBRICK_CACHE`, else `firebrick/data` in the user's cache folder: `$XDG_CACHE_HOME` or `~/.cache`,
-    /// `~/Library/Caches` on macOS, `%LOCALAPPDATA%` on Windows.
-    pub fn default_folder() -> Option<PathBuf> {
-        folder_from(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from), env::home_dir())
+        let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        folder_from(variable, env::home_dir()).map(Self::in_folder).ok_or(CacheError::NoFolder)
     }
 
     /// The folder of the cache.

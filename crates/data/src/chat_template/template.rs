@@ -22,8 +22,6 @@ use crate::skeleton::Skeletons;
 use crate::text_marks::{BLOCK_END, BLOCK_START, find_mark};
 
 const NAME: &str = "chat_template";
-/// Maximum size of a template. The largest published one has about 30 KiB.
-const MAX_SOURCE_BYTES: usize = 1 << 20;
 /// The names of a message's reasoning. A template reads one of them.
 pub(crate) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
@@ -55,9 +53,6 @@ impl ChatTemplate {
         let bad = |reason: String| {
             DataError::Tokenizer(format!("the chat template in {} does not parse: {reason}", path.display()))
         };
-        if source.len() > MAX_SOURCE_BYTES {
-            return Err(bad(format!("it has {} bytes, the maximum is {MAX_SOURCE_BYTES}", source.len())));
-        }
         let mut environment = engine::environment();
         let (rewritten, marks_generation) = generation::rewrite(source);
         let compile = || environment.add_template_owned(NAME, rewritten).map_err(|reason| full_reason(&reason));

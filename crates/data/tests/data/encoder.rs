@@ -305,7 +305,6 @@ fn templates_that_do_not_parse_are_refused() {
     {
         assert!(tokenizer.choose_template(&TemplateChoice::Text(source.to_owned())).is_err(), "{source:.20}");
     }
-    assert!(tokenizer.choose_template(&TemplateChoice::Text("x".repeat(2 << 20))).is_err());
 }
 
 #[test]

@@ -154,7 +154,7 @@ fn read_set(
     let report = |((source, encoder), diagnosis): ((&Source, &Encoder<'_>), Diagnosis)| SourceReport {
         name: source.spec().path.clone(),
         file_format: to_name(&source.format()),
-        record_format: to_name(&encoder.record_format()),
+        record_format: to_name(&encoder.options().record_format),
         remarks: remarks(source, encoder, &diagnosis),
         diagnosis,
     };

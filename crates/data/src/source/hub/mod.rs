@@ -128,7 +128,7 @@ impl Hub {
             done = 0;
         }
         let mut content = (done == 0).then_some(first);
-        let mut attempt = 0;
+        let (mut attempt, mut chunk) = (0, vec![0; CHUNK_BYTES]);
         while size != Some(done) {
             let next = match content.take() {
                 Some(content) => content,
@@ -143,16 +143,22 @@ impl Hub {
                     continue;
                 }
             }
-            let before = done;
-            let ended = self.copy(next.body, &mut output, &mut done)?;
-            let is_whole = size.is_none_or(|size| size == done);
-            if let Err(reason) = ended {
-                attempt = self.retry_after(if done > before { 0 } else { attempt }, file, &reason)?;
-            } else if is_whole {
-                break;
-            } else {
-                attempt = self.retry_after(attempt, file, "the connection ended early")?;
-            }
+            let (mut body, before) = (next.body, done);
+            let reason = loop {
+                match body.read(&mut chunk) {
+                    Ok(0) if size.is_none_or(|size| size == done) => break None,
+                    Ok(0) => break Some("the connection ended early".to_owned()),
+                    Ok(count) => {
+                        output.write_all(&chunk[..count]).map_err(failed)?;
+                        done += count as u64;
+                    }
+                    Err(reason) => break Some(reason.to_string()),
+                }
+            };
+            let Some(reason) = reason else { break };
+            // What was resumed and went on may be interrupted any number of times.
+            let is_resumed = before > 0 && done > before;
+            attempt = self.retry_after(if is_resumed { 0 } else { attempt }, file, &reason)?;
         }
         output.sync_all().map_err(failed)?;
         fs::rename(&partial, blob).map_err(failed)
@@ -163,25 +169,5 @@ impl Hub {
             return Err(client::failed(&format!("{}/datasets/{file}", self.settings.endpoint), reason.to_owned()));
         }
         Ok(attempt + 1)
-    }
-
-    /// Copies until the end or a network failure (the inner error); the outer error is a disk error.
-    fn copy(
-        &self,
-        mut body: Box<dyn Read + Send>,
-        output: &mut File,
-        done: &mut u64,
-    ) -> Result<Result<(), String>, SourceError> {
-        let mut chunk = vec![0; CHUNK_BYTES];
-        loop {
-            let count = match body.read(&mut chunk) {
-                Ok(0) => return Ok(Ok(())),
-                Ok(count) => count,
-                Err(reason) => return Ok(Err(reason.to_string())),
-            };
-            let written = output.write_all(&chunk[..count]);
-            written.map_err(|reason| cache::failed(&self.settings.cache, &reason))?;
-            *done += count as u64;
-        }
     }
 }
