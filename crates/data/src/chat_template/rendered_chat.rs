@@ -35,7 +35,22 @@ impl<'a> RenderedChat<'a> {
     pub(crate) fn render(&self, messages: &[Value], prompt: bool) -> Result<(String, Vec<Range<usize>>), DataError> {
         let (tools, documents) = (self.tools.clone(), self.documents.clone());
         let variables = [("tools", tools), ("documents", documents), ("add_generation_prompt", prompt.into())];
-        self.template.render_values(messages, variables, &self.chat.arguments)
+        let rendered = self.template.render_values(messages, variables, &self.chat.arguments);
+        rendered.map_err(|error| self.explain_ids(error))
+    }
+
+    /// Mistral's templates demand ids of nine characters, which OpenAI's `call_...` do not have: adds what to do.
+    fn explain_ids(&self, error: DataError) -> DataError {
+        let DataError::TemplateFailed { roles, mut reason } = error else { return error };
+        let source: String = self.template.source().split_whitespace().collect();
+        let demands_nine = ["length!=9", "length==9"].iter().any(|test| source.contains(test));
+        if demands_nine && !self.chat.turns.iter().all(has_ids_of_nine) {
+            reason.push_str(
+                ". This template demands ids of nine letters or digits: give each tool call such an `id`, and its result the \
+                 same as `tool_call_id`",
+            );
+        }
+        DataError::TemplateFailed { roles, reason }
     }
 
     /// The messages with marks around their contents.
@@ -62,6 +77,16 @@ impl ChatTemplate {
         let rendered_chat = RenderedChat::new(self, &chat);
         Ok(rendered_chat.render(&rendered_chat.plain, add_generation_prompt)?.0)
     }
+}
+
+/// Whether the tool calls of a message, or the call that it answers, have ids of nine letters or digits.
+fn has_ids_of_nine(turn: &Turn) -> bool {
+    let is_id = |id: Option<&Json>| {
+        let id = id.and_then(Json::as_str).unwrap_or_default();
+        id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric())
+    };
+    let mut calls = turn.message.get("tool_calls").and_then(Json::as_array).into_iter().flatten();
+    calls.all(|call| is_id(call.get("id"))) && (turn.role() != "tool" || is_id(turn.message.get("tool_call_id")))
 }
 
 /// A message as a value of the engine, with another content if one is given.

@@ -158,6 +158,30 @@ fn each_problem_has_its_kind_of_finding() {
 }
 
 #[test]
+fn a_template_that_demands_ids_of_nine_characters_says_so_where_a_call_has_another() {
+    let tokenizer = tokenizer(Some(include_str!("../golden/templates/mistral_tools.jinja")));
+    let encoded = |id: Option<&str>| {
+        let mut record = chat(&[("user", "q"), ("assistant", ""), ("tool", "4"), ("assistant", "a")]);
+        let mut call = json!({ "type": "function", "function": { "name": "f", "arguments": {} } });
+        if let Some(id) = id {
+            call["id"] = id.into();
+            record["messages"][2]["tool_call_id"] = id.into();
+        }
+        record["messages"][1]["tool_calls"] = json!([call]);
+        encode(&tokenizer, &EncodeOptions::new(999), &record).unwrap()
+    };
+    assert_eq!((kinds(&encoded(Some("aB3dE6gH9"))), encoded(Some("aB3dE6gH9")).examples.len()), (vec![], 1));
+    for id in [None, Some("call_abc123"), Some("")] {
+        let refused = encoded(id);
+        assert_eq!(kinds(&refused), [FindingKind::TemplateRefused], "{id:?}");
+        let detail = &refused.findings[0].detail;
+        assert!(detail.contains("nine letters or digits") && detail.contains("`tool_call_id`"), "{detail}");
+    }
+    let no_user = encode(&tokenizer, &EncodeOptions::new(999), &chat(&[("x", "q"), ("assistant", "a")])).unwrap();
+    assert!(!no_user.findings[0].detail.contains("nine letters"), "{:?}", no_user.findings);
+}
+
+#[test]
 fn diagnosis_counts_records_and_keeps_the_first_places() {
     let tokenizer = tokenizer(Some(TEMPLATE));
     let mut diagnosis = Diagnosis::default();
