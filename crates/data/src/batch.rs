@@ -102,8 +102,7 @@ fn append_targets(tokens: &[u32], mask: &[u32], targets: &mut Vec<i64>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::TokenStore;
-    use crate::example::Example;
+    use crate::cache::{Example, TokenStore};
 
     #[test]
     fn first_token_of_a_document_is_never_a_target_of_the_one_before() {
@@ -135,7 +134,7 @@ mod tests {
                 let next = |index| if loss_mask[index] { index as i64 } else { IGNORE_INDEX };
                 let expected: Vec<i64> = (1..len).map(next).chain([IGNORE_INDEX]).collect();
                 assert_eq!(batch.targets, expected);
-                assert_eq!(batch.loss_tokens(), store.document_loss_tokens(0));
+                assert_eq!(batch.loss_tokens(), store.entry(0).loss_tokens as usize);
             }
         }
     }

@@ -4,8 +4,8 @@
 //! messages are located in the text (`locate.rs`) and mapped to tokens through the tokenizer's offsets. Not supported:
 //! distinguishing text that spells a special token from the token (as in transformers by default).
 
+use crate::cache::Example;
 use crate::error::DataError;
-use crate::example::Example;
 use crate::finding::Finding;
 use crate::locate::locate;
 use crate::omissions::omissions;
@@ -14,12 +14,14 @@ use crate::selection::Selection;
 use crate::token_mask::TokenOffsets;
 use crate::tokenizer::Tokenizer;
 
-/// A conversation in tokens.
+/// A record in tokens, not yet cut to length.
 #[derive(Debug)]
-pub(crate) struct ChatTokens {
+pub(crate) struct RecordTokens {
     pub(crate) example: Example,
     /// The tokens that end a selected turn, in the loss or not.
     pub(crate) closings: Vec<usize>,
+    /// Whether it is a conversation.
+    pub(crate) is_chat: bool,
     /// What the template leaves out, and answers that are empty.
     pub(crate) findings: Vec<Finding>,
 }
@@ -33,7 +35,7 @@ pub(crate) fn encode_chat(
     chat: &Chat,
     selection: &Selection,
     train_end_of_turn: bool,
-) -> Result<ChatTokens, DataError> {
+) -> Result<RecordTokens, DataError> {
     let template = tokenizer.chat_template_for(chat.tools.is_some())?;
     let located = locate(template, chat, selection)?;
     let (tokens, loss_mask, closings) = if located.spans.is_empty() {
@@ -47,20 +49,15 @@ pub(crate) fn encode_chat(
         let (loss_mask, closings) = tokens.mask(&located.spans, selection.inverted, train_end_of_turn);
         (ids.to_vec(), loss_mask, closings)
     };
-    if let (Some(bos), Some(token)) = (tokenizer.bos_token_id(), tokenizer.bos_token())
-        && tokens.starts_with(&[bos, bos])
-    {
-        return Err(DataError::DoubledBos { token: token.to_owned() });
-    }
+    tokenizer.refuse_doubled_bos(&tokens)?;
     let findings = omissions(template, chat, selection, &located);
-    Ok(ChatTokens { example: Example { tokens, loss_mask }, closings, findings })
+    Ok(RecordTokens { example: Example { tokens, loss_mask }, closings, is_chat: true, findings })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::finding::FindingKind;
-    use crate::record_format::Turn;
     use crate::selection::{ASSISTANT, TrainOn};
     use crate::test_tokenizer::{TEMPLATE, TestTokenizer};
 
@@ -69,12 +66,8 @@ mod tests {
         chat: &Chat,
         train_on: TrainOn,
         end_of_turn: bool,
-    ) -> Result<ChatTokens, DataError> {
+    ) -> Result<RecordTokens, DataError> {
         encode_chat(tokenizer, chat, &Selection::new(chat, train_on, &[ASSISTANT.to_owned()]), end_of_turn)
-    }
-
-    fn chat(turns: &[(&str, &str)]) -> Chat {
-        Chat { turns: turns.iter().map(|&(role, content)| Turn::new(role, content)).collect(), ..Chat::default() }
     }
 
     /// The text of the loss tokens, runs separated by `|`.
@@ -95,7 +88,7 @@ mod tests {
     }
 
     fn loss_text_by(template: &str, turns: &[(&str, &str)]) -> Result<String, DataError> {
-        loss_text_with(template, &chat(turns), TrainOn::Assistant, true)
+        loss_text_with(template, &Chat::new(turns), TrainOn::Assistant, true)
     }
 
     const TWO_TURNS: [(&str, &str); 5] =
@@ -121,14 +114,14 @@ mod tests {
     #[test]
     fn train_on_all_counts_everything_but_the_first_token() {
         let tokenizer = TestTokenizer::default().load();
-        let example = encode(&tokenizer, &chat(&TWO_TURNS), TrainOn::All, true).unwrap().example;
+        let example = encode(&tokenizer, &Chat::new(&TWO_TURNS), TrainOn::All, true).unwrap().example;
         assert!(!example.loss_mask[0] && example.loss_mask[1..].iter().all(|&trained| trained));
     }
 
     #[test]
     fn last_turn_and_flags_select_messages_with_and_without_blocks() {
         for template in [TEMPLATE, BLOCKS] {
-            let mut chat = chat(&TWO_TURNS);
+            let mut chat = Chat::new(&TWO_TURNS);
             assert_eq!(loss_text_with(template, &chat, TrainOn::Last, true).unwrap(), "a2</s>");
             assert_eq!(loss_text_with(template, &chat, TrainOn::Last, false).unwrap(), "a2");
             chat.turns[4].train = Some(false);
@@ -156,8 +149,10 @@ mod tests {
             {{ m.content[1:] }}{% endfor %}\
             {% if add_generation_prompt %}<|assistant|>{% endif %}";
         let error = loss_text_by(template, &TWO_TURNS).unwrap_err();
-        assert!(matches!(error, DataError::NotAPrefix { message: 3, prefix: "before it", .. }), "{error}");
-        assert!(error.to_string().contains("{% generation %}"), "{error}");
+        let DataError::MaskNotFound(reason) = error else { panic!("{error}") };
+        for words in ["in message 3:", "the messages before it", "{% generation %}"] {
+            assert!(reason.contains(words), "{reason}");
+        }
     }
 
     #[test]
@@ -165,7 +160,7 @@ mod tests {
         let template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\
             {% for call in m.tool_calls or [] %}[{{ call.function.name }}{{ call.function.arguments | tojson }}]{% endfor %}\
             {{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
-        let mut chat = chat(&[("user", "q"), ("assistant", ""), ("tool", "18"), ("assistant", "It is 18.")]);
+        let mut chat = Chat::new(&[("user", "q"), ("assistant", ""), ("tool", "18"), ("assistant", "It is 18.")]);
         let call = serde_json::json!([{ "function": { "name": "f", "arguments": { "x": 1 } } }]);
         chat.turns[1].message.insert("tool_calls".to_owned(), call);
         let trained = || loss_text_with(template, &chat, TrainOn::Assistant, true).unwrap();
@@ -186,7 +181,7 @@ mod tests {
                 let tokenizer = TestTokenizer { template: Some(&template), ..TestTokenizer::default() }.load();
                 // With a name, no skeleton applies.
                 for key in ["content", "name"] {
-                    let mut chat = chat(&TWO_TURNS);
+                    let mut chat = Chat::new(&TWO_TURNS);
                     let text = chat.turns[1].message["content"].clone();
                     chat.turns[1].message.insert(key.to_owned(), text);
                     for train_on in [TrainOn::Assistant, TrainOn::All] {
@@ -207,7 +202,7 @@ mod tests {
         test.config["pad_token"] = "</s>".into();
         let tokenizer = test.load();
         assert_eq!(tokenizer.pad_token_id(), tokenizer.eos_token_id());
-        let encoded = encode(&tokenizer, &chat(&TWO_TURNS), TrainOn::Assistant, true).unwrap();
+        let encoded = encode(&tokenizer, &Chat::new(&TWO_TURNS), TrainOn::Assistant, true).unwrap();
         assert_eq!(loss_text(&tokenizer, &encoded.example), "é1 </s>|a2</s>");
     }
 
@@ -221,7 +216,7 @@ mod tests {
         }
         std::fs::write(&path, json.to_string()).unwrap();
         let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
-        let chat = chat(&[("user", "q"), ("assistant", "\n Sure")]);
+        let chat = Chat::new(&[("user", "q"), ("assistant", "\n Sure")]);
         let encoded = encode(&tokenizer, &chat, TrainOn::Assistant, true).unwrap();
         assert_eq!(loss_text(&tokenizer, &encoded.example), "Sure</s>");
     }
@@ -236,7 +231,7 @@ mod tests {
     #[test]
     fn a_tokenizer_without_template_names_the_searched_files_and_a_solution() {
         let tokenizer = TestTokenizer { template: None, ..TestTokenizer::default() }.load();
-        let error = encode(&tokenizer, &chat(&TWO_TURNS), TrainOn::All, true).unwrap_err().to_string();
+        let error = encode(&tokenizer, &Chat::new(&TWO_TURNS), TrainOn::All, true).unwrap_err().to_string();
         for word in ["chat_template.jinja", "tokenizer_config.json", "chat_template.json", "instruction-tuned"] {
             assert!(error.contains(word), "{error}");
         }

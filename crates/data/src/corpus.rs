@@ -6,8 +6,6 @@
 
 mod report;
 
-use std::path::PathBuf;
-
 use serde_json::Value as Json;
 
 use crate::cache::{CacheKey, Origin, StoreWriter, TokenCache, TokenStore};
@@ -132,7 +130,7 @@ impl<'a> Corpus<'a> {
         if documents == 0 {
             found.iter().try_for_each(|diagnosis| diagnosis.check(self.max_bad_share, false))?;
             let reports: Vec<String> = found.iter().map(Diagnosis::to_string).collect();
-            let path = PathBuf::from(&self.mixture.sources()[0].spec().path);
+            let path = self.mixture.sources()[0].spec().path.clone();
             return Err(DataError::NothingToTrain { path, report: reports.join("\n") });
         }
         Ok((found, dropped))
@@ -156,7 +154,7 @@ impl<'a> Corpus<'a> {
     pub fn in_memory(&self) -> Result<Tokenized, DataError> {
         let mut writer = StoreWriter::in_memory(self.vocab_size());
         let metadata = self.tokenize_with_report(&mut writer)?;
-        self.checked(writer.into_store(metadata), true, None)
+        self.checked(writer.into_store(&metadata), true, None)
     }
 
     /// Returns the documents from a cache and tokenizes them first if they are not there.
@@ -195,9 +193,9 @@ impl<'a> Corpus<'a> {
 
 fn encoder<'a>(tokenizer: &'a Tokenizer, source: &Source, options: EncodeOptions) -> Result<Encoder<'a>, DataError> {
     let Some(first) = source.records().next().transpose()? else {
-        return Err(DataError::EmptyDataset { path: PathBuf::from(&source.spec().path) });
+        return Err(DataError::EmptyDataset(source.spec().path.clone()));
     };
-    Encoder::new(tokenizer, options, &first.fields, &first.place)
+    Encoder::new(tokenizer, options, &first)
 }
 
 /// Approximate bytes of a value in memory.

@@ -13,7 +13,6 @@ use crate::encoder::Encoded;
 use crate::error::DataError;
 use crate::finding::FindingKind;
 use crate::place::Place;
-use crate::record_format::RecordFormatError;
 
 /// Places kept per kind of finding.
 const PLACES: usize = 5;
@@ -92,12 +91,12 @@ impl Diagnosis {
         self.tokens_cut as f64 / (self.tokens + self.tokens_cut).max(1) as f64
     }
 
-    /// Replaces the path of every place.
-    pub(crate) fn with_paths(mut self, path: impl Fn(&Path) -> PathBuf) -> Self {
+    /// Replaces the path of every place; `None` if one has none.
+    pub(crate) fn with_paths(mut self, path: impl Fn(&Path) -> Option<PathBuf>) -> Option<Self> {
         for (place, _) in self.findings.values_mut().flat_map(|found| &mut found.first) {
-            place.path = path(&place.path);
+            place.path = path(&place.path)?;
         }
-        self
+        Some(self)
     }
 
     /// Checks a whole source. It is refused if no record has a flag where only flagged messages are trained on; if more
@@ -105,7 +104,7 @@ impl Diagnosis {
     /// an end-of-turn token. `train_end_of_turn` is the encoder's option.
     ///
     /// # Errors
-    /// [`DataError::NoFlags`], [`RecordFormatError::TooManyBadRows`], [`RecordFormatError::EndNeverTrained`].
+    /// [`DataError::NoFlags`], [`DataError::TooManyBadRows`], [`DataError::EndNeverTrained`].
     pub fn check(&self, max_bad_share: f64, train_end_of_turn: bool) -> Result<(), DataError> {
         if self.has_no_flags() {
             return Err(DataError::NoFlags { rows: self.rows });
@@ -119,7 +118,7 @@ impl Diagnosis {
                  {% generation %} blocks and not directly after them. Change the template, or set \
                  train_end_of_turn = false if that is intended"
             };
-            return Err(RecordFormatError::EndNeverTrained { chats: self.chats, why: why.to_owned() }.into());
+            return Err(DataError::EndNeverTrained { chats: self.chats, why });
         }
         Ok(())
     }
@@ -145,14 +144,8 @@ impl Diagnosis {
             if self.has_no_flags() {
                 return Err(DataError::NoFlags { rows: self.rows });
             }
-            let too_many = RecordFormatError::TooManyBadRows {
-                bad: self.bad_rows,
-                rows: self.rows,
-                percent: 100.0 * self.bad_rows as f64 / self.rows as f64,
-                allowed: 100.0 * max_bad_share,
-                report: self.to_string(),
-            };
-            return Err(too_many.into());
+            let (bad, rows, report) = (self.bad_rows, self.rows, self.to_string());
+            return Err(DataError::TooManyBadRows { bad, rows, allowed: max_bad_share, report });
         }
         Ok(())
     }

@@ -8,14 +8,12 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value as Json};
 
-use crate::conversation::encode_chat;
+use crate::cache::Example;
+use crate::conversation::{RecordTokens, encode_chat};
 use crate::error::DataError;
-use crate::example::Example;
 use crate::finding::{Finding, FindingKind};
-use crate::place::Place;
-use crate::record_format::{Chat, Fields, RecordFormat, Row, Turn, headed_text};
+use crate::record_format::{Chat, Fields, RecordFormat, Row, headed_text};
 use crate::selection::{ASSISTANT, Selection, TrainOn};
 use crate::source::Record;
 use crate::token_mask::TokenOffsets;
@@ -98,21 +96,6 @@ impl Encoded {
     }
 }
 
-/// A record in tokens, not yet cut to length.
-struct EncodedRecord {
-    example: Example,
-    /// Indices of tokens that end a turn.
-    closings: Vec<usize>,
-    is_chat: bool,
-    findings: Vec<Finding>,
-}
-
-impl EncodedRecord {
-    fn new(tokens: Vec<u32>, loss_mask: Vec<bool>) -> Self {
-        Self { example: Example { tokens, loss_mask }, closings: Vec::new(), is_chat: false, findings: Vec::new() }
-    }
-}
-
 /// Why a record gives no tokens: a finding about this record, or an error that affects all records.
 enum Failure {
     Finding(FindingKind, String),
@@ -123,7 +106,7 @@ impl From<DataError> for Failure {
     fn from(error: DataError) -> Self {
         let kind = match &error {
             DataError::TemplateFailed { .. } => FindingKind::TemplateRefused,
-            DataError::NotAPrefix { .. } | DataError::MessageNotFound { .. } => FindingKind::MaskNotFound,
+            DataError::MaskNotFound(_) => FindingKind::MaskNotFound,
             DataError::DoubledBos { .. } => FindingKind::DoubledBos,
             _ => return Self::Error(error),
         };
@@ -139,31 +122,20 @@ pub struct Encoder<'a> {
 }
 
 impl<'a> Encoder<'a> {
-    /// Creates an encoder for a source whose first record has these fields; they determine the format where the options
-    /// do not.
+    /// Creates an encoder for a source with this first record, whose keys determine the format where the options do not.
     ///
     /// Errors: the format is not recognized, or `max_seq_len` is less than 2.
-    pub fn new(
-        tokenizer: &'a Tokenizer,
-        mut options: EncodeOptions,
-        first: &Map<String, Json>,
-        place: &Place,
-    ) -> Result<Self, DataError> {
+    pub fn new(tokenizer: &'a Tokenizer, mut options: EncodeOptions, first: &Record) -> Result<Self, DataError> {
         if options.max_seq_len < 2 {
             return Err(DataError::SequenceTooShort { max_seq_len: options.max_seq_len });
         }
-        options.record_format = options.record_format.resolve(first, &mut options.fields, place)?;
+        options.record_format = options.record_format.resolve(&first.fields, &mut options.fields, &first.place)?;
         Ok(Self { tokenizer, options: Arc::new(options) })
     }
 
     /// The same encoder with another copy of its tokenizer, for another thread: see [`Tokenizer`].
     pub fn with_tokenizer<'b>(&self, tokenizer: &'b Tokenizer) -> Encoder<'b> {
         Encoder { tokenizer, options: self.options.clone() }
-    }
-
-    /// The format of the records.
-    pub fn record_format(&self) -> RecordFormat {
-        self.options.record_format
     }
 
     /// The options; the record format is never `Auto`.
@@ -198,24 +170,19 @@ impl<'a> Encoder<'a> {
     /// Errors: a key is missing or has the wrong type; a chat template or an end-of-text token is needed and missing;
     /// the tokenizer fails.
     pub fn encode(&self, record: &Record) -> Result<Encoded, DataError> {
-        self.encode_fields(&record.fields, &record.place)
-    }
-
-    /// As [`Encoder::encode`], for fields and their place.
-    pub fn encode_fields(&self, fields: &Map<String, Json>, place: &Place) -> Result<Encoded, DataError> {
-        let row = self.options.record_format.parse(fields, &self.options.fields, place)?;
+        let row = self.options.record_format.parse(&record.fields, &self.options.fields, &record.place)?;
         let hash = row.content_hash();
         let encoded = match self.encode_row(row) {
             Ok(record) => self.cut(record),
             Err(Failure::Finding(kind, detail)) => Encoded::dropped(kind, detail),
             Err(Failure::Error(reason)) => {
-                return Err(DataError::InRow { place: place.clone(), reason: Box::new(reason) });
+                return Err(DataError::InRow { place: record.place.clone(), reason: Box::new(reason) });
             }
         };
         Ok(Encoded { record: hash, ..encoded })
     }
 
-    fn encode_row(&self, row: Row) -> Result<EncodedRecord, Failure> {
+    fn encode_row(&self, row: Row) -> Result<RecordTokens, Failure> {
         if self.options.train_on == TrainOn::Flags && matches!(row, Row::Text(_) | Row::PromptCompletion { .. }) {
             return Err(Failure::Finding(
                 FindingKind::NoFlags,
@@ -232,7 +199,7 @@ impl<'a> Encoder<'a> {
 
     /// A text with the beginning-of-text token if the tokenizer adds one, and one end-of-text token. All tokens but the
     /// first count in the loss.
-    fn text(&self, text: &str) -> Result<EncodedRecord, Failure> {
+    fn text(&self, text: &str) -> Result<RecordTokens, Failure> {
         if text.trim().is_empty() {
             return Err(empty("the text is blank"));
         }
@@ -242,10 +209,10 @@ impl<'a> Encoder<'a> {
             tokens.push(eos);
         }
         let loss_mask = (0..tokens.len()).map(|index| index > 0).collect();
-        Ok(EncodedRecord::new(tokens, loss_mask))
+        Ok(plain_record(tokens, loss_mask))
     }
 
-    fn chat(&self, mut chat: Chat) -> Result<EncodedRecord, Failure> {
+    fn chat(&self, chat: Chat) -> Result<RecordTokens, Failure> {
         if chat.turns.is_empty() {
             return Err(empty("there are no messages"));
         }
@@ -253,12 +220,7 @@ impl<'a> Encoder<'a> {
             let detail = "no message has a training flag, such as \"train\": true";
             return Err(Failure::Finding(FindingKind::NoFlags, detail.to_owned()));
         }
-        if let Some(prompt) = self.tokenizer.system_prompt()
-            && chat.turns.iter().all(|turn| turn.role() != "system")
-        {
-            chat.turns.insert(0, Turn::new("system", prompt));
-            chat.prompt_turns += usize::from(chat.prompt_turns > 0);
-        }
+        let chat = chat.with_system(self.tokenizer.system_prompt());
         if self.options.record_format == RecordFormat::Alpaca
             && self.tokenizer.chat_template_for(chat.tools.is_some()).is_err()
             && let Some((prompt, completion)) = headed_text(&chat)
@@ -267,14 +229,10 @@ impl<'a> Encoder<'a> {
         }
         let options = &self.options;
         let selection = Selection::new(&chat, options.train_on, &options.roles_to_train);
-        let encoded = encode_chat(self.tokenizer, &chat, &selection, options.train_end_of_turn)?;
-        let mut record =
-            EncodedRecord { closings: encoded.closings, is_chat: true, ..EncodedRecord::new(Vec::new(), Vec::new()) };
-        record.example = encoded.example;
+        let mut record = encode_chat(self.tokenizer, &chat, &selection, options.train_end_of_turn)?;
         if options.train_on == TrainOn::All {
             record.closings = self.ends_of_all(&record.example);
         }
-        record.findings = encoded.findings;
         let all = record.example.loss_mask.iter().skip(1).all(|&counts| counts) && record.example.tokens.len() > 1;
         if all && options.train_on != TrainOn::All {
             let detail = "every token counts in the loss, the user's too: the {% generation %} blocks of the chat template \
@@ -309,7 +267,7 @@ impl<'a> Encoder<'a> {
 
     /// A prompt and its completion, concatenated and tokenized together. A token across the boundary belongs to the
     /// completion.
-    fn prompt_completion(&self, prompt: &str, completion: &str) -> Result<EncodedRecord, Failure> {
+    fn prompt_completion(&self, prompt: &str, completion: &str) -> Result<RecordTokens, Failure> {
         if completion.trim().is_empty() {
             return Err(empty("the completion is blank"));
         }
@@ -334,10 +292,10 @@ impl<'a> Encoder<'a> {
             loss_mask.push(true);
         }
         loss_mask[0] = false;
-        Ok(EncodedRecord::new(tokens, loss_mask))
+        Ok(plain_record(tokens, loss_mask))
     }
 
-    fn pretokenized(&self, tokens: Vec<u32>, mut loss_mask: Vec<bool>) -> Result<EncodedRecord, Failure> {
+    fn pretokenized(&self, tokens: Vec<u32>, mut loss_mask: Vec<bool>) -> Result<RecordTokens, Failure> {
         let vocabulary = self.tokenizer.vocab_size();
         if tokens.is_empty() {
             return Err(empty("there are no tokens"));
@@ -346,21 +304,17 @@ impl<'a> Encoder<'a> {
             let (token, vocab_size) = (*foreign, vocabulary);
             return Err(Failure::Error(DataError::ForeignToken { token, vocab_size }));
         }
-        if let (Some(bos), Some(token)) = (self.tokenizer.bos_token_id(), self.tokenizer.bos_token())
-            && tokens.starts_with(&[bos, bos])
-        {
-            return Err(DataError::DoubledBos { token: token.to_owned() }.into());
-        }
+        self.tokenizer.refuse_doubled_bos(&tokens)?;
         if self.options.train_on == TrainOn::All {
             loss_mask.fill(true);
         }
         loss_mask[0] = false;
-        Ok(EncodedRecord::new(tokens, loss_mask))
+        Ok(plain_record(tokens, loss_mask))
     }
 
     /// Cuts a record to `max_seq_len`.
-    fn cut(&self, record: EncodedRecord) -> Encoded {
-        let EncodedRecord { mut example, closings, is_chat, findings } = record;
+    fn cut(&self, record: RecordTokens) -> Encoded {
+        let RecordTokens { mut example, closings, is_chat, findings } = record;
         let mut encoded = Encoded { findings, is_chat, ..Encoded::default() };
         if example.loss_tokens() == 0 {
             let detail = "no selected token has a token before it to be predicted from";
@@ -401,6 +355,10 @@ impl<'a> Encoder<'a> {
         }
         encoded
     }
+}
+
+fn plain_record(tokens: Vec<u32>, loss_mask: Vec<bool>) -> RecordTokens {
+    RecordTokens { example: Example { tokens, loss_mask }, closings: Vec::new(), is_chat: false, findings: Vec::new() }
 }
 
 fn empty(detail: &str) -> Failure {

@@ -19,7 +19,7 @@ pub enum DataError {
     /// The data cannot be found or read.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// A record does not have the format of its source, or too many records cannot be trained on.
+    /// A record does not have the format of its source.
     #[error(transparent)]
     RecordFormat(#[from] RecordFormatError),
     /// The cache of tokenized data cannot be used.
@@ -33,67 +33,9 @@ pub enum DataError {
         /// The operating system's error.
         reason: IoError,
     },
-    /// A tokenizer folder without `tokenizer.json`.
-    #[error(
-        "no tokenizer.json in {}: {hint}", folder.display()
-    )]
-    NoTokenizer {
-        /// The folder that was searched.
-        folder: PathBuf,
-        /// What to do, given what else is in the folder.
-        hint: String,
-    },
-    /// A file of the tokenizer folder that cannot be parsed.
-    #[error("cannot use {}: {reason}", path.display())]
-    BadTokenizerFile {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// Chat records need a template and the tokenizer has none.
-    #[error(
-        "the tokenizer has no chat template; looked for {looked_for}. Use the folder of an instruction-tuned model of \
-         the same family, or write a template into chat_template.jinja of the tokenizer folder, or train on records like \
-         {{\"text\": ...}}, which need no template"
-    )]
-    NoChatTemplate {
-        /// The files and keys that were searched.
-        looked_for: String,
-    },
-    /// The tokenizer has no chat template with the requested name.
-    #[error(
-        "no chat template is named {name:?}: the tokenizer has {names}, built in are {built_in}, and a file is named with its path"
-    )]
-    NoSuchTemplate {
-        /// The requested name.
-        name: String,
-        /// The tokenizer's names.
-        names: String,
-        /// The built-in names.
-        built_in: String,
-    },
-    /// A built-in template writes a token that the vocabulary lacks.
-    #[error(
-        "the built-in chat template {name:?} writes {token}, which is no token of this tokenizer: it would be cut into pieces \
-         that the model never saw as one, and no token would end a turn. {hint}"
-    )]
-    TemplateToken {
-        /// The template's name.
-        name: &'static str,
-        /// The token.
-        token: &'static str,
-        /// Templates that need no special tokens.
-        hint: &'static str,
-    },
-    /// The chat template does not parse.
-    #[error("the chat template in {} does not parse: {reason}", path.display())]
-    BadChatTemplate {
-        /// Where the template came from.
-        path: PathBuf,
-        /// The parser's message with the line of the template.
-        reason: String,
-    },
+    /// The tokenizer's files are missing or damaged, it lacks a token or a chat template, or it failed on a text.
+    #[error("{0}")]
+    Tokenizer(String),
     /// The chat template refused the messages, failed on them, or exceeded a limit.
     #[error(
         "the chat template cannot render these messages (roles: {roles}): {reason}. Change the messages to what the \
@@ -105,42 +47,9 @@ pub enum DataError {
         /// The error of the template or of its engine.
         reason: String,
     },
-    /// The assistant's text cannot be located: rendering fewer messages does not give a prefix of the full rendering.
-    #[error(
-        "cannot locate the assistant's text in message {message}: the template renders the messages {prefix} to \
-         a text that is not a prefix of the whole conversation (they differ at byte {byte}: {found:?} and \
-         {expected:?}). Put {{% generation %}} and {{% endgeneration %}} around the assistant's text in the chat \
-         template, or set train_on = \"all\""
-    )]
-    NotAPrefix {
-        /// Number of the assistant's message, counted from 1.
-        message: usize,
-        /// Which rendering was compared: "before it" or "up to it".
-        prefix: &'static str,
-        /// Byte offset at which the two texts differ.
-        byte: usize,
-        /// A few characters of the shorter rendering from that offset.
-        found: String,
-        /// A few characters of the whole conversation from that offset.
-        expected: String,
-    },
-    /// The text of a selected message occurs nowhere in the rendered conversation, or more than once.
-    #[error(
-        "cannot locate the text of message {message} ({role}): the chat template changes it, omits it, or \
-         writes it twice. Remove the training flag from the message, or set train_on = \"all\""
-    )]
-    MessageNotFound {
-        /// Number of the message, counted from 1.
-        message: usize,
-        /// Role of the message.
-        role: String,
-    },
-    /// The tokenizer failed on a text.
-    #[error("the tokenizer failed: {reason}")]
-    Tokenize {
-        /// The tokenizer library's error.
-        reason: String,
-    },
+    /// The text that counts in the loss cannot be located in the rendered conversation.
+    #[error("cannot locate the {0}")]
+    MaskNotFound(String),
     /// Two beginning-of-text tokens at the start.
     #[error(
         "the conversation begins with the beginning-of-text token {token:?} twice: the chat template writes it once \
@@ -161,15 +70,6 @@ pub enum DataError {
         /// Size of the tokenizer's vocabulary.
         vocab_size: usize,
     },
-    /// Text records end with an end-of-text token and the tokenizer defines none.
-    #[error(
-        "the tokenizer defines no eos_token, which ends every {{\"text\": ...}} record; looked for {looked_for}. Add \
-         \"eos_token\" to tokenizer_config.json"
-    )]
-    NoEosToken {
-        /// The files and keys that were searched.
-        looked_for: String,
-    },
     /// A failure of the template or of the tokenizer, with the record that caused it.
     #[error("{place}: {reason}")]
     InRow {
@@ -179,11 +79,8 @@ pub enum DataError {
         reason: Box<DataError>,
     },
     /// A source without records.
-    #[error("{} has no records: every line is blank, or its files are empty", path.display())]
-    EmptyDataset {
-        /// The source as the recipe names it.
-        path: PathBuf,
-    },
+    #[error("{0} has no records: every line is blank, or its files are empty")]
+    EmptyDataset(String),
     /// Only flagged messages are trained on, and no message has a flag.
     #[error(
         "none of the {rows} records has a message with a training flag, and train_on = \"flags\" trains only on \
@@ -194,14 +91,39 @@ pub enum DataError {
         /// Records read.
         rows: u64,
     },
+    /// More records were dropped, or lost a part, than allowed.
+    #[error(
+        "{bad} of {rows} records ({:.1} %) cannot be trained on, or not without losing a part; the limit is {:.1} % \
+         (max_bad_share).\n{report}", 100.0 * *bad as f64 / *rows as f64, 100.0 * allowed
+    )]
+    TooManyBadRows {
+        /// Records that count as bad.
+        bad: u64,
+        /// Records read.
+        rows: u64,
+        /// The maximum share, 0 to 1.
+        allowed: f64,
+        /// The reasons, with counts, places and advice.
+        report: String,
+    },
+    /// Conversations were kept, but the loss never includes an end-of-turn token.
+    #[error(
+        "none of the {chats} conversations has the token that ends the assistant's turn in its loss, so the model would never \
+         learn to stop: {why}"
+    )]
+    EndNeverTrained {
+        /// Conversations that were kept.
+        chats: u64,
+        /// The likely cause and what to do.
+        why: &'static str,
+    },
     /// Every record was dropped.
     #[error(
-        "{} has nothing to train on: {report}. Raise max_seq_len if records were cut before the first loss token",
-        path.display()
+        "{path} has nothing to train on: {report}. Raise max_seq_len if records were cut before the first loss token"
     )]
     NothingToTrain {
         /// The first source as the recipe names it.
-        path: PathBuf,
+        path: String,
         /// What was read and why it was dropped.
         report: String,
     },

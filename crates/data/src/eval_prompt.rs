@@ -4,8 +4,8 @@
 //! prompt), and those that were cut before the answer ended.
 
 use crate::cache::DocumentSet;
+use crate::cache::Example;
 use crate::error::DataError;
-use crate::example::Example;
 use crate::tokenizer::Tokenizer;
 
 /// A prompt and its reference answer.
@@ -46,29 +46,26 @@ impl EvalPrompt {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chat_template::Message;
     use crate::conversation::encode_chat;
-    use crate::record_format::{Chat, Turn};
+    use crate::record_format::Chat;
     use crate::selection::{ASSISTANT, Selection, TrainOn};
     use crate::test_tokenizer::TestTokenizer;
 
-    fn encode(tokenizer: &Tokenizer, messages: &[Message], train_on: TrainOn) -> Example {
-        let turns = messages.iter().map(|message| Turn::new(&message.role, &message.content)).collect();
-        let chat = Chat { turns, ..Chat::default() };
-        let selection = Selection::new(&chat, train_on, &[ASSISTANT.to_owned()]);
-        encode_chat(tokenizer, &chat, &selection, true).unwrap().example
+    fn encode(tokenizer: &Tokenizer, chat: &Chat, train_on: TrainOn) -> Example {
+        let selection = Selection::new(chat, train_on, &[ASSISTANT.to_owned()]);
+        encode_chat(tokenizer, chat, &selection, true).unwrap().example
     }
 
-    fn conversation() -> Vec<Message> {
-        let turns = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four é")];
-        turns.map(|(role, content)| Message { role: role.to_owned(), content: content.to_owned() }).to_vec()
+    fn conversation() -> Chat {
+        Chat::new(&[("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four é")])
     }
 
     #[test]
     fn prompt_ends_with_the_assistants_header_and_answer_is_the_content() {
         let tokenizer = TestTokenizer::default().load();
         let example = encode(&tokenizer, &conversation(), TrainOn::Assistant);
-        let prompt = tokenizer.chat_template().unwrap().render(&conversation()[..3], true).unwrap();
+        let question = Chat { turns: conversation().turns[..3].to_vec(), ..Chat::default() };
+        let prompt = tokenizer.chat_template().unwrap().render(&question, true).unwrap();
         let found = EvalPrompt::from_example(&example, &tokenizer).unwrap().unwrap();
         assert_eq!(found.prompt, tokenizer.encode(&prompt, false).unwrap());
         assert_eq!(found.answer, "four é");

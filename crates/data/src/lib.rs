@@ -14,7 +14,6 @@ mod diagnose;
 mod encoder;
 mod error;
 mod eval_prompt;
-mod example;
 mod finding;
 mod loader;
 mod locate;
@@ -35,14 +34,16 @@ mod tokenizer;
 mod test_tokenizer;
 
 pub use batch::{Batch, IGNORE_INDEX};
-pub use cache::{CacheError, CacheKey, Cached, Document, DocumentSet, Origin, StoreWriter, TokenCache, TokenStore};
-pub use chat_template::{ChatTemplate, Message, TemplateChoice, TemplateDefaults, TemplateInput};
+pub use cache::{
+    CacheError, CacheKey, Cached, Document, DocumentEntry, DocumentSet, Example, Origin, StoreWriter, TokenCache,
+    TokenStore,
+};
+pub use chat_template::{ChatTemplate, TemplateChoice, TemplateDefaults};
 pub use corpus::{Corpus, Tokenized};
 pub use diagnose::{Diagnosis, FindingCount};
 pub use encoder::{EncodeOptions, Encoded, Encoder, OverflowPolicy};
 pub use error::DataError;
 pub use eval_prompt::EvalPrompt;
-pub use example::Example;
 pub use finding::{Finding, FindingKind};
 pub use loader::{Cursor, Loader, LoaderConfig};
 pub use pack::{LengthHistogram, LengthStep, PackOptions, PackReport, PackedDataset};

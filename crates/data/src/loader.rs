@@ -19,11 +19,10 @@ use crate::batch::Batch;
 use crate::pack::PackedDataset;
 
 mod batch_iter;
-mod config;
 mod order;
 
 use batch_iter::BatchIter;
-pub use config::{Cursor, LoaderConfig};
+pub use batch_iter::{Cursor, LoaderConfig};
 use order::EpochOrders;
 
 /// Returns batches; its threads end when it is dropped.
@@ -77,17 +76,13 @@ impl Loader {
     pub fn next_batch(&mut self) -> Option<(Batch, Cursor)> {
         let received = self.workers.get(self.next)?.batches.recv();
         self.next = (self.next + 1) % self.workers.len();
-        if received.is_err() {
-            self.join();
-        }
-        received.ok()
-    }
-
-    /// Ends the threads. If one panicked, which is our bug, the caller panics with the same payload.
-    fn join(&mut self) {
-        if let Some(panic) = end(&mut self.workers).pop() {
+        // Its threads have ended. If one panicked, which is our bug, the caller panics with the same payload.
+        if received.is_err()
+            && let Some(panic) = end(&mut self.workers).pop()
+        {
             resume_unwind(panic);
         }
+        received.ok()
     }
 }
 
@@ -125,8 +120,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::cache::DocumentSet;
-    use crate::example::Example;
+    use crate::cache::{DocumentSet, Example};
     use crate::pack::PackOptions;
 
     fn packed(examples: Vec<Example>, max_seq_len: usize, pack: bool) -> Arc<PackedDataset> {
@@ -153,9 +147,18 @@ mod tests {
         }
     }
 
-    fn all(rows: u32, config: LoaderConfig, start: Cursor) -> Vec<(Batch, Cursor)> {
-        let mut loader = Loader::new(dataset(rows), config, start);
+    fn all_of(dataset: Arc<PackedDataset>, config: LoaderConfig, start: Cursor) -> Vec<(Batch, Cursor)> {
+        let mut loader = Loader::new(dataset, config, start);
         std::iter::from_fn(move || loader.next_batch()).collect()
+    }
+
+    fn all(rows: u32, config: LoaderConfig, start: Cursor) -> Vec<(Batch, Cursor)> {
+        all_of(dataset(rows), config, start)
+    }
+
+    /// The first token of each row.
+    fn firsts(batches: &[(Batch, Cursor)]) -> Vec<u32> {
+        batches.iter().flat_map(|(batch, _)| batch.input_ids.chunks(batch.row_len).map(|row| row[0])).collect()
     }
 
     /// Row numbers of a batch, none for a row of padding.
@@ -206,11 +209,8 @@ mod tests {
         for (pack, world_size, rows_per_batch) in [(true, 1, 4), (true, 3, 5), (false, 1, 4), (false, 2, 8)] {
             for rank in 0..world_size {
                 let config = LoaderConfig { rows_per_batch, rank, world_size, ..config() };
-                let all = |workers, start| {
-                    let config = LoaderConfig { workers, ..config.clone() };
-                    let mut loader = Loader::new(of_many_lengths(pack), config, start);
-                    std::iter::from_fn(move || loader.next_batch()).collect::<Vec<_>>()
-                };
+                let documents = of_many_lengths(pack);
+                let all = |workers, start| all_of(documents.clone(), LoaderConfig { workers, ..config.clone() }, start);
                 let whole = all(1, Cursor::default());
                 for workers in 1..=4 {
                     assert!(all(workers, Cursor::default()) == whole, "{workers} workers");
@@ -224,35 +224,23 @@ mod tests {
 
     #[test]
     fn unpacked_epochs_show_each_document_once_with_little_padding() {
-        let mut loader = Loader::new(
-            of_many_lengths(false),
-            LoaderConfig { rows_per_batch: 8, epochs: Some(1), ..config() },
-            Cursor::default(),
-        );
-        let batches: Vec<Batch> = std::iter::from_fn(|| loader.next_batch()).map(|(batch, _)| batch).collect();
-        let first_of = |batch: &Batch| batch.input_ids.chunks(batch.row_len).map(|row| row[0]).collect::<Vec<_>>();
-        let mut shown: Vec<u32> = batches.iter().flat_map(first_of).collect();
+        let config = LoaderConfig { rows_per_batch: 8, epochs: Some(1), ..config() };
+        let batches = all_of(of_many_lengths(false), config, Cursor::default());
+        let mut shown = firsts(&batches);
         shown.sort_unstable();
         assert!(shown.into_iter().eq(1..=500));
-        let (tokens, padding) =
-            batches.iter().fold((0, 0), |(tokens, padding), batch| (tokens + batch.tokens(), padding + batch.padding));
+        let sum = |count: fn(&Batch) -> usize| batches.iter().map(|(batch, _)| count(batch)).sum::<usize>();
+        let (tokens, padding) = (sum(Batch::tokens), sum(|batch| batch.padding));
         // Rows are rounded up to 16 tokens, 45 on average.
         assert!(padding * 4 < tokens, "{padding} of {tokens}");
     }
 
     #[test]
     fn a_cursor_means_the_same_position_for_other_batch_sizes() {
-        let all = |rows_per_batch, start| {
-            let config = LoaderConfig { rows_per_batch, ..config() };
-            let mut loader = Loader::new(of_many_lengths(false), config, start);
-            let batches: Vec<_> = std::iter::from_fn(|| loader.next_batch()).collect();
-            let rows = |(batch, _): &(Batch, Cursor)| {
-                batch.input_ids.chunks(batch.row_len).map(|row| row[0]).collect::<Vec<_>>()
-            };
-            (batches.iter().flat_map(rows).collect::<Vec<_>>(), batches[9].1)
-        };
-        let (by_four, cursor) = all(4, Cursor::default());
-        assert_eq!(by_four[40..], all(7, cursor).0);
+        let all =
+            |rows_per_batch, start| all_of(of_many_lengths(false), LoaderConfig { rows_per_batch, ..config() }, start);
+        let by_four = all(4, Cursor::default());
+        assert_eq!(firsts(&by_four)[40..], firsts(&all(7, by_four[9].1)));
     }
 
     #[test]

@@ -11,17 +11,15 @@
 //! Not supported: templates that do both, read contents and rewrite earlier turns. They are refused with advice.
 
 mod learn;
-mod rendered_chat;
 mod span_finder;
 
 use std::ops::Range;
 
-use crate::chat_template::ChatTemplate;
+use crate::chat_template::{ChatTemplate, RenderedChat};
 use crate::error::DataError;
 use crate::record_format::Chat;
 use crate::selection::{ASSISTANT, Selection, Span};
 use learn::skeleton_of;
-pub(crate) use rendered_chat::RenderedChat;
 use span_finder::SpanFinder;
 
 /// A rendered conversation and the spans of the selected messages.
@@ -70,9 +68,8 @@ fn ignored(rendered_chat: &RenderedChat<'_>, text: &str) -> Vec<usize> {
 /// Compares the text with the template's skeleton. The text of the result is empty.
 fn by_comparing(rendered_chat: &RenderedChat<'_>, text: &str, selection: &Selection) -> Option<Located> {
     let skeleton = skeleton_of(rendered_chat)?;
-    let matched = skeleton.fit(rendered_chat.chat, text)?;
-    let selected = (0..rendered_chat.chat.turns.len()).filter(|&index| selection.turns[index]);
-    let spans = selected.map(|index| matched.span(index, rendered_chat.chat)).collect::<Option<_>>()?;
+    let spans = skeleton.spans(rendered_chat.chat, text)?.into_iter().zip(&selection.turns);
+    let spans = spans.filter(|(_, selected)| **selected).map(|(span, _)| span).collect::<Option<_>>()?;
     Some(Located { text: String::new(), spans, ignored: skeleton.left_out() })
 }
 

@@ -5,9 +5,9 @@
 
 use serde_json::Value as Json;
 
-use crate::chat_template::{ChatTemplate, REASONING};
+use crate::chat_template::{ChatTemplate, REASONING, RenderedChat};
 use crate::finding::{Finding, FindingKind};
-use crate::locate::{Located, RenderedChat};
+use crate::locate::Located;
 use crate::record_format::{Chat, Turn};
 use crate::selection::Selection;
 
@@ -101,7 +101,7 @@ mod tests {
     }
 
     fn chat() -> Chat {
-        let mut chat = Chat { turns: vec![Turn::new("user", "q"), Turn::new("assistant", "a")], ..Chat::default() };
+        let mut chat = Chat::new(&[("user", "q"), ("assistant", "a")]);
         let call = json!([{ "type": "function", "function": { "name": "f", "arguments": {} } }]);
         chat.turns.push(Turn::new("assistant", ""));
         chat.turns[2].message.insert("tool_calls".to_owned(), call);
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn empty_answers_are_found_unless_they_do_not_count() {
-        let mut chat = Chat { turns: vec![Turn::new("user", "q"), Turn::new("assistant", " \n")], ..Chat::default() };
+        let mut chat = Chat::new(&[("user", "q"), ("assistant", " \n")]);
         assert_eq!(kinds(TEMPLATE, &chat), [FindingKind::EmptyAnswer]);
         chat.turns[1].train = Some(false);
         assert_eq!(kinds(TEMPLATE, &chat), []);

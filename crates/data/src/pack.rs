@@ -64,7 +64,7 @@ impl PackedDataset {
     /// If a document is longer than `max_seq_len` (encode with the same limit), there is no document, or an option is
     /// 0.
     pub fn new(documents: DocumentSet, options: PackOptions) -> Self {
-        let lengths = || (0..documents.len()).map(|document| documents.document_tokens(document));
+        let lengths = || (0..documents.len()).map(|document| documents.entry(document).tokens as usize);
         let longest = lengths().max().expect("packing needs at least one example");
         let max_seq_len = options.max_seq_len;
         assert!(
@@ -76,7 +76,7 @@ impl PackedDataset {
         let row_len = row_len(if options.pack { max_seq_len } else { longest }, &options);
         let table = options
             .pack
-            .then(|| RowTable::pack(documents.len(), |document| documents.document_tokens(document), row_len));
+            .then(|| RowTable::pack(documents.len(), |document| documents.entry(document).tokens as usize, row_len));
         Self { documents, options, row_len, table }
     }
 
@@ -95,7 +95,7 @@ impl PackedDataset {
     /// # Panics
     /// If there is no such row.
     pub fn row_tokens(&self, row: usize) -> usize {
-        self.row_documents(row).map(|document| self.documents.document_tokens(document)).sum()
+        self.row_documents(row).map(|document| self.documents.entry(document).tokens as usize).sum()
     }
 
     /// Documents of a row, as indices into [`PackedDataset::documents`].
@@ -125,10 +125,10 @@ impl PackedDataset {
         let mut lengths = LengthHistogram::default();
         let (mut tokens, mut loss_tokens) = (0, 0);
         for document in 0..self.documents.len() {
-            let len = self.documents.document_tokens(document);
+            let len = self.documents.entry(document).tokens as usize;
             lengths.add(len);
             tokens += len;
-            loss_tokens += self.documents.document_loss_tokens(document);
+            loss_tokens += self.documents.entry(document).loss_tokens as usize;
         }
         PackReport {
             documents: self.documents.len(),
@@ -164,7 +164,7 @@ impl PackedDataset {
         add(self.length_group().unwrap_or(0) as u64);
         for row in 0..self.rows() {
             for document in self.row_documents(row) {
-                add(self.documents.document_hash(document));
+                add(self.documents.entry(document).hash);
             }
             // Marks the end of a row.
             add(u64::MAX);
@@ -207,18 +207,10 @@ fn row_len(tokens: usize, options: &PackOptions) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use rand_chacha::ChaCha8Rng;
-    use rand_chacha::rand_core::{RngCore, SeedableRng};
-
+    use super::best_fit::tests::random;
     use super::*;
     use crate::batch::IGNORE_INDEX;
-    use crate::example::Example;
-
-    /// Pseudo-random numbers below 2^31, the same on every machine.
-    fn random() -> impl Iterator<Item = usize> {
-        let mut random = ChaCha8Rng::seed_from_u64(12_345);
-        std::iter::repeat_with(move || (random.next_u64() >> 33) as usize)
-    }
+    use crate::cache::Example;
 
     /// Documents of pseudo-random lengths from 1 to `longest`, each with distinct tokens.
     fn examples(documents: usize, longest: usize) -> Vec<Example> {

@@ -6,12 +6,10 @@
 //! its contents between them is then located by comparison, without rendering it again. A text that differs by a byte,
 //! and every message that is more than a role and a text, is left to the marks.
 //!
-//! Example: for the roles user, assistant the template of ChatML has `before = ["<|im_start|>user
-//! ", "<|im_end|>
-//! <|im_start|>assistant
-//! "]` and `end = "<|im_end|>
-//! "`. The answer begins at the end of `before[1]` and ends at the end of `end`, so in the text of any such
-//! conversation the span follows from the lengths of the two contents.
+//! Example: for the roles user, assistant the template of ChatML has the parts `"<|im_start|>user\n"` and
+//! `"<|im_end|>\n<|im_start|>assistant\n"` and the end `"<|im_end|>\n"`. The answer begins 0 bytes before its content and ends
+//! 11 bytes after the beginning of the text that follows it, so in the text of any such conversation the span follows from
+//! the lengths of the two contents.
 //!
 //! Trade-off: at most [`MAX_SKELETONS`] sequences of roles of at most [`MAX_MESSAGES`] messages are remembered.
 
@@ -43,21 +41,19 @@ impl Clone for Skeletons {
 /// What a template writes for a sequence of roles.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Skeleton {
-    /// Per message: the text before its content. `None` where the template writes nothing of the message.
-    pub(crate) before: Vec<Option<String>>,
+    /// Per message. `None` where the template writes nothing of the message.
+    pub(crate) parts: Vec<Option<Part>>,
     /// The text after the last content.
     pub(crate) end: String,
-    /// Per message: where an answer begins and ends. `None` for messages that are not the assistant's, and where it is
-    /// not known.
-    pub(crate) answers: Vec<Option<Range<Edge>>>,
 }
 
-/// A position in the text before the content of a message, or after the last content, in bytes from its beginning.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Edge {
-    /// Index of the message before whose content the text is; the number of messages for the last text.
-    pub(crate) text: usize,
-    pub(crate) offset: usize,
+/// What a template writes before the content of a message, after that of the previous one.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) text: String,
+    /// Of an answer: how many bytes before its content it begins, and how many after the beginning of the next text it ends.
+    /// `None` where that is not known.
+    pub(crate) answer: Option<(usize, usize)>,
 }
 
 impl Skeletons {
@@ -126,33 +122,50 @@ fn is_text(turn: &Turn) -> bool {
 impl Skeleton {
     /// The messages of which the template writes nothing.
     pub(crate) fn left_out(&self) -> Vec<usize> {
-        self.before.iter().enumerate().filter(|(_, before)| before.is_none()).map(|(index, _)| index).collect()
+        self.parts.iter().enumerate().filter(|(_, part)| part.is_none()).map(|(index, _)| index).collect()
     }
 
-    /// Locates the contents of a conversation's messages in its text. `None` if the text does not match this skeleton.
-    pub(crate) fn fit<'a>(&'a self, chat: &Chat, text: &str) -> Option<SkeletonMatch<'a>> {
-        let mut starts = vec![0; chat.turns.len() + 1];
-        let mut contents = vec![None; chat.turns.len()];
+    /// Locates the messages of a conversation in its text: an answer with the end of its turn, otherwise the content.
+    /// `None` if the text does not match this skeleton; for a message, if it is not known.
+    pub(crate) fn spans(&self, chat: &Chat, text: &str) -> Option<Vec<Option<Span>>> {
+        let mut spans: Vec<Option<Span>> = vec![None; chat.turns.len()];
         let (mut at, mut space) = (0, "");
-        for (index, (turn, before)) in chat.turns.iter().zip(&self.before).enumerate() {
-            let Some(before) = before else { continue };
+        // Where the end of the last answer goes, and how far it is from the beginning of the next text.
+        let mut open: Option<(usize, usize)> = None;
+        let mut close = |spans: &mut [Option<Span>], begin: usize, next: Option<(usize, usize)>| {
+            if let Some((index, after)) = std::mem::replace(&mut open, next)
+                && let Some(span) = &mut spans[index]
+            {
+                span.range.end = begin + after;
+            }
+        };
+        for (index, (turn, part)) in chat.turns.iter().zip(&self.parts).enumerate() {
+            let Some(part) = part else { continue };
             let content = turn.content()?;
             let trimmed_range = trimmed(turn)?;
-            starts[index] = after_space(text, at, space, before)?;
-            at = starts[index] + before.len();
+            let begin = after_space(text, at, space, &part.text)?;
+            let is_answer = turn.role() == ASSISTANT;
+            close(&mut spans, begin, part.answer.filter(|_| is_answer).map(|(_, after)| (index, after)));
+            at = begin + part.text.len();
             let rest = text[at..].trim_start_matches(is_space);
             let kept = &text[at..text.len() - rest.len()];
             if !content[..trimmed_range.start].ends_with(kept) || !rest.starts_with(&content[trimmed_range.clone()]) {
                 return None;
             }
-            at += kept.len();
-            contents[index] = Some(at..at + trimmed_range.len());
-            at += trimmed_range.len();
+            let located = at + kept.len()..at + kept.len() + trimmed_range.len();
+            spans[index] = if is_answer {
+                // There is no prompt before an answer that comes first: it begins with its content, as with marks.
+                let start = |(before, _)| if index == 0 { located.start } else { at - before };
+                part.answer.map(|answer| Span { range: start(answer)..located.end, content_end: Some(located.end) })
+            } else {
+                Some(located.clone().into())
+            };
+            at = located.end;
             space = &content[trimmed_range.end..];
         }
         let end = after_space(text, at, space, &self.end)?;
-        starts[chat.turns.len()] = end;
-        (end + self.end.len() == text.len()).then_some(SkeletonMatch { skeleton: self, starts, contents })
+        close(&mut spans, end, None);
+        (end + self.end.len() == text.len()).then_some(spans)
     }
 }
 
@@ -165,30 +178,6 @@ fn after_space(text: &str, at: usize, space: &str, expected: &str) -> Option<usi
     let mut places = ends.filter(|&end| rest[end..].starts_with(expected));
     let first = places.next()?;
     places.next().is_none().then_some(at + first)
-}
-
-/// A skeleton matched with a text.
-pub(crate) struct SkeletonMatch<'a> {
-    skeleton: &'a Skeleton,
-    /// Where the text before each content begins, and the text after the last content.
-    starts: Vec<usize>,
-    contents: Vec<Option<Range<usize>>>,
-}
-
-impl SkeletonMatch<'_> {
-    /// The span of a selected message: an answer with the end of its turn, otherwise the content. `None` if it is not
-    /// known.
-    pub(crate) fn span(&self, index: usize, chat: &Chat) -> Option<Span> {
-        let content = self.contents[index].clone()?;
-        if chat.turns[index].role() != ASSISTANT {
-            return Some(content.into());
-        }
-        let place = |edge: Edge| self.starts[edge.text] + edge.offset;
-        let answer = self.skeleton.answers[index].as_ref()?;
-        // There is no prompt before an answer that comes first: it begins with its content, as with marks.
-        let start = if index == 0 { content.start } else { place(answer.start) };
-        Some(Span { range: start..place(answer.end), content_end: Some(content.end) })
-    }
 }
 
 #[cfg(test)]

@@ -9,6 +9,9 @@ use tempfile::TempDir;
 
 use crate::tokenizer::Tokenizer;
 
+/// A token per byte and special tokens. Its post-processor trims the offsets of spaces, which must not disturb the mask, and
+/// it cuts texts at 8 tokens, which the crate must ignore.
+const BYTES: &str = include_str!("../tests/golden/bytes/tokenizer.json");
 /// Ids of the special tokens, after the 256 bytes.
 pub(crate) const BOS: u32 = 256;
 pub(crate) const EOS: u32 = 257;
@@ -40,12 +43,9 @@ impl TestTokenizer<'_> {
     /// Writes the folder.
     pub(crate) fn write(&self) -> TempDir {
         let folder = TempDir::new().unwrap();
-        // Trims the offsets of spaces, which must not disturb the mask.
-        let byte_level = json!({
-            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true
-        });
-        let post_processor = if self.adds_bos {
-            json!({
+        let mut tokenizer: Json = serde_json::from_str(BYTES).unwrap();
+        if self.adds_bos {
+            tokenizer["post_processor"] = json!({
                 "type": "TemplateProcessing",
                 "single": [
                     { "SpecialToken": { "id": "<s>", "type_id": 0 } },
@@ -53,22 +53,8 @@ impl TestTokenizer<'_> {
                 ],
                 "pair": [],
                 "special_tokens": { "<s>": { "id": "<s>", "ids": [BOS], "tokens": ["<s>"] } }
-            })
-        } else {
-            byte_level.clone()
-        };
-        let tokenizer = json!({
-            "version": "1.0",
-            // A cut at 8 tokens that the crate must ignore.
-            "truncation": { "direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 0 },
-            "padding": null,
-            "added_tokens": special_tokens(),
-            "normalizer": null,
-            "pre_tokenizer": byte_level,
-            "post_processor": post_processor,
-            "decoder": byte_level,
-            "model": { "type": "BPE", "vocab": byte_vocabulary(), "merges": [] }
-        });
+            });
+        }
         write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
         write(folder.path().join("tokenizer_config.json"), self.config.to_string()).unwrap();
         if let Some(template) = self.template {
@@ -81,33 +67,4 @@ impl TestTokenizer<'_> {
     pub(crate) fn load(&self) -> Tokenizer {
         Tokenizer::from_folder(self.write().path()).unwrap()
     }
-}
-
-fn special_tokens() -> Json {
-    let names = ["<s>", "</s>", "<pad>", "<|user|>", "<|assistant|>", "<|system|>"];
-    let token = |(index, name)| {
-        json!({
-            "id": 256 + index, "content": name, "single_word": false, "lstrip": false, "rstrip": false,
-            "normalized": false, "special": true
-        })
-    };
-    names.into_iter().enumerate().map(token).collect()
-}
-
-/// The 256 printable characters that byte-level tokenizers use for bytes, with the byte as id.
-fn byte_vocabulary() -> Json {
-    let prints = |byte: &u32| matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
-    let mut next_code = 256;
-    let mut vocabulary = serde_json::Map::new();
-    for byte in 0..256_u32 {
-        let code = if prints(&byte) {
-            byte
-        } else {
-            next_code += 1;
-            next_code - 1
-        };
-        let character = char::from_u32(code).unwrap();
-        vocabulary.insert(character.to_string(), byte.into());
-    }
-    Json::Object(vocabulary)
 }

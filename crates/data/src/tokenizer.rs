@@ -5,6 +5,7 @@
 //! `tokenizer.model` is refused.
 
 use std::collections::{BTreeMap, HashSet};
+use std::fmt::Display;
 use std::fs::read;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -44,9 +45,6 @@ pub struct Tokenizer {
     before_text: OnceLock<Option<u32>>,
     vocab_size: usize,
     templates: TemplateSet,
-    /// The date that the templates see, in seconds since 1970 UTC.
-    date: i64,
-    defaults: TemplateDefaults,
     /// Hash of `tokenizer.json`.
     content_key: u128,
 }
@@ -75,9 +73,8 @@ impl Tokenizer {
         let special = inner.get_added_tokens_decoder().into_iter().filter(|(_, token)| token.special);
         let special_ids = special.map(|(id, _)| id).collect();
         let mut templates = TemplateSet::read(dir, &config, special_tokens.clone(), read_json)?;
-        let date = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64);
-        let defaults = TemplateDefaults::default();
-        templates.set(date, &defaults);
+        templates.date = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64);
+        templates.apply();
         Ok(Self {
             vocab_size: inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1),
             add_bos_token: config.get("add_bos_token").and_then(Json::as_bool).unwrap_or(false),
@@ -88,8 +85,6 @@ impl Tokenizer {
             special_tokens,
             special_ids,
             templates,
-            date,
-            defaults,
             content_key,
         })
     }
@@ -189,13 +184,15 @@ impl Tokenizer {
     /// The chat template of a conversation with or without tools: the one named "tool_use" where there are tools and it
     /// exists, as transformers chooses. Error: as [`Tokenizer::chat_template`].
     pub fn chat_template_for(&self, has_tools: bool) -> Result<&ChatTemplate, DataError> {
-        self.templates.get(has_tools).ok_or_else(|| DataError::NoChatTemplate {
-            looked_for: format!(
-                "chat_template.jinja, a template named \"default\" (available: {}), the key \"chat_template\" of \
-                 {CONFIG}, and chat_template.json in {}",
+        self.templates.get(has_tools).ok_or_else(|| {
+            DataError::Tokenizer(format!(
+                "the tokenizer has no chat template; looked for chat_template.jinja, a template named \"default\" \
+                 (available: {}), the key \"chat_template\" of {CONFIG}, and chat_template.json in {}. Use the folder of an \
+                 instruction-tuned model of the same family, or write a template into chat_template.jinja of the tokenizer \
+                 folder, or train on records like {{\"text\": ...}}, which need no template",
                 self.templates.names(),
                 self.folder.display()
-            ),
+            ))
         })
     }
 
@@ -209,37 +206,38 @@ impl Tokenizer {
         {
             let is_absent = |token: &&&str| self.inner.token_to_id(token).is_none_or(|id| !self.is_special(id));
             if let Some(token) = tokens.iter().find(is_absent) {
-                let hint = "Choose \"zephyr\" or \"alpaca\", which need an eos_token alone, or the template of the model's family";
-                return Err(DataError::TemplateToken { name, token, hint });
+                return Err(DataError::Tokenizer(format!(
+                    "the built-in chat template {name:?} writes {token}, which is no token of this tokenizer: it would be cut \
+                     into pieces that the model never saw as one, and no token would end a turn. Choose \"zephyr\" or \
+                     \"alpaca\", which need an eos_token alone, or the template of the model's family"
+                )));
             }
             self.require_eos_token_id()?;
         }
-        self.templates.choose(choice)?;
-        self.templates.set(self.date, &self.defaults);
-        Ok(())
+        self.templates.choose(choice)
     }
 
     /// Sets what the chat templates get where a conversation does not say otherwise.
     pub fn set_template_defaults(&mut self, defaults: TemplateDefaults) {
-        self.defaults = defaults;
-        self.templates.set(self.date, &self.defaults);
+        self.templates.defaults = defaults;
+        self.templates.apply();
     }
 
     /// The system message of conversations that have none.
     pub(crate) fn system_prompt(&self) -> Option<&str> {
-        self.defaults.system_prompt.as_deref()
+        self.templates.defaults.system_prompt.as_deref()
     }
 
     /// Fixes the date that the chat templates see; see [`ChatTemplate::set_date`].
     pub fn set_date(&mut self, unix_seconds: i64) {
-        self.date = unix_seconds;
-        self.templates.set(unix_seconds, &self.defaults);
+        self.templates.date = unix_seconds;
+        self.templates.apply();
     }
 
     /// The date that the chat templates see, in seconds since 1970 UTC; `None` if no template reads it.
     pub fn date(&self) -> Option<i64> {
         let reads_date = |tools| self.templates.get(tools).is_some_and(ChatTemplate::uses_date);
-        (reads_date(false) || reads_date(true)).then_some(self.date)
+        (reads_date(false) || reads_date(true)).then_some(self.templates.date)
     }
 
     /// Everything that tokenization depends on, as bytes: `tokenizer.json`, the special tokens, the chat templates and what
@@ -247,7 +245,7 @@ impl Tokenizer {
     /// Equal bytes mean equal tokens (apart from the date, where a template reads it).
     pub fn fingerprint(&self) -> Vec<u8> {
         let templates = [false, true].map(|tools| self.templates.get(tools).map(ChatTemplate::source));
-        let rest = serde_json::json!([self.special_tokens, self.add_bos_token, templates, self.defaults]);
+        let rest = serde_json::json!([self.special_tokens, self.add_bos_token, templates, self.templates.defaults]);
         [&self.content_key.to_le_bytes(), rest.to_string().as_bytes()].concat()
     }
 
@@ -256,15 +254,25 @@ impl Tokenizer {
         self.special_ids.contains(&id)
     }
 
-    /// The beginning-of-text token as text.
-    pub(crate) fn bos_token(&self) -> Option<&str> {
-        self.special_tokens.get("bos_token").map(String::as_str)
+    /// Error: the tokens begin with the beginning-of-text token twice.
+    pub(crate) fn refuse_doubled_bos(&self, tokens: &[u32]) -> Result<(), DataError> {
+        match (self.bos_token_id(), self.special_tokens.get("bos_token")) {
+            (Some(bos), Some(token)) if tokens.starts_with(&[bos, bos]) => {
+                Err(DataError::DoubledBos { token: token.clone() })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The end-of-text token, or an error that lists where it was searched.
     pub(crate) fn require_eos_token_id(&self) -> Result<u32, DataError> {
-        let looked_for = || format!("it in {CONFIG} and {SPECIAL_TOKENS} in {}", self.folder.display());
-        self.eos_token_id().ok_or_else(|| DataError::NoEosToken { looked_for: looked_for() })
+        self.eos_token_id().ok_or_else(|| {
+            DataError::Tokenizer(format!(
+                "the tokenizer defines no eos_token, which ends every {{\"text\": ...}} record; looked for it in {CONFIG} and \
+                 {SPECIAL_TOKENS} in {}. Add \"eos_token\" to tokenizer_config.json",
+                self.folder.display()
+            ))
+        })
     }
 
     fn special_token_id(&self, key: &str) -> Option<u32> {
@@ -275,11 +283,11 @@ impl Tokenizer {
 /// The library panics on some damaged files, and on texts that hit the damage.
 fn call_library<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, DataError> {
     let result = catch_panic("the tokenizer", || work().map_err(|reason| reason.to_string()));
-    result.map_err(|reason| DataError::Tokenize { reason })
+    result.map_err(|reason| DataError::Tokenizer(format!("the tokenizer failed: {reason}")))
 }
 
-fn bad_file(path: &Path, reason: impl ToString) -> DataError {
-    DataError::BadTokenizerFile { path: path.to_owned(), reason: reason.to_string() }
+fn bad_file(path: &Path, reason: impl Display) -> DataError {
+    DataError::Tokenizer(format!("cannot use {}: {reason}", path.display()))
 }
 
 /// `tokenizer.json` and the hash of its bytes.
@@ -296,7 +304,7 @@ fn read_tokenizer_json(dir: &Path) -> Result<(Inner, u128), DataError> {
             } else {
                 "copy it from the model on the Hugging Face Hub"
             };
-            return Err(DataError::NoTokenizer { folder: dir.to_owned(), hint: hint.to_owned() });
+            return Err(DataError::Tokenizer(format!("no tokenizer.json in {}: {hint}", dir.display())));
         }
         Err(reason) => return Err(DataError::Io { path, reason }),
     };
@@ -332,11 +340,11 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
-    use crate::chat_template::Message;
+    use crate::record_format::Chat;
     use crate::test_tokenizer::{BOS, EOS, PAD, TestTokenizer};
 
-    fn hello() -> Vec<Message> {
-        vec![Message { role: "user".to_owned(), content: "hello".to_owned() }]
+    fn hello() -> Chat {
+        Chat::new(&[("user", "hello")])
     }
 
     #[test]

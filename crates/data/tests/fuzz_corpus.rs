@@ -30,6 +30,7 @@ const MAX_CORPUS_BYTES: u64 = 700 << 20;
 /// Peak memory where one record takes all the memory that a record may take.
 const MAX_HOSTILE_BYTES: u64 = 1 << 30;
 const CHILD: &str = "FIREBRICK_FUZZ_CHILD";
+const LOG: &str = "FIREBRICK_FUZZ_LOG";
 
 /// The peak resident size of this process, in bytes.
 fn peak_bytes() -> Option<u64> {
@@ -69,14 +70,14 @@ fn run(target: Target, name: &str, bytes: &[u8], max_bytes: u64, log: &mut File)
     outcome
 }
 
-/// Runs the test of this name again in a child process that does the work of `job`.
-fn in_process(test: &str, job: &str) {
+/// Runs the test of this name again in a child process, for one target.
+fn in_process(test: &str, target: &str) {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");
     let mut command = Command::new(env::current_exe().unwrap());
-    command.args(["--exact", test, "--nocapture"]).env(CHILD, job).env("RUST_BACKTRACE", "0");
+    command.args(["--exact", test, "--nocapture"]).env(CHILD, target).env("RUST_BACKTRACE", "0");
     let output = File::create(folder.path().join("output")).unwrap();
-    command.stdout(output.try_clone().unwrap()).stderr(output).env("FIREBRICK_FUZZ_LOG", &log);
+    command.stdout(output.try_clone().unwrap()).stderr(output).env(LOG, &log);
     let mut child = command.spawn().unwrap();
     let start = Instant::now();
     let status = loop {
@@ -96,66 +97,44 @@ fn in_process(test: &str, job: &str) {
     let end = output.char_indices().rev().nth(2000).map_or(0, |(at, _)| at);
     assert!(
         status.is_some_and(|status| status.success()),
-        "{job}: {status:?} at {:?}\n{}",
+        "{target}: {status:?} at {:?}\n{}",
         log_text.lines().last().unwrap_or_default(),
         &output[end..]
     );
 }
 
-/// In a child process: its job and its log.
-fn job() -> Option<(String, File)> {
-    let job = env::var(CHILD).ok()?;
-    let log = File::create(env::var_os("FIREBRICK_FUZZ_LOG").unwrap()).unwrap();
-    Some((job, log))
-}
-
 #[test]
-fn every_input_of_the_corpus_is_handled_in_bounded_time_and_memory() {
-    if let Some((job, mut log)) = job() {
-        for (name, bytes) in inputs(&job) {
-            run(target(&job), &name, &bytes, MAX_CORPUS_BYTES, &mut log);
+fn every_input_of_the_corpus_and_every_generated_one_is_handled_in_bounded_time_and_memory() {
+    if let Ok(name) = env::var(CHILD) {
+        let mut log = File::create(env::var_os(LOG).unwrap()).unwrap();
+        for (input, bytes) in inputs(&name) {
+            run(target(&name), &input, &bytes, MAX_CORPUS_BYTES, &mut log);
         }
-        return;
-    }
-    for (name, _) in TARGETS {
-        in_process("every_input_of_the_corpus_is_handled_in_bounded_time_and_memory", name);
-    }
-}
-
-#[test]
-fn generated_inputs_are_handled_in_bounded_time_and_memory() {
-    if let Some((job, mut log)) = job() {
-        for Hostile { name, make, expected, .. } in hostile::all().into_iter().filter(|hostile| hostile.target == job) {
-            let outcome = run(target(&job), name, &make(), MAX_HOSTILE_BYTES, &mut log);
+        for hostile in hostile::all().into_iter().filter(|hostile| hostile.target == name) {
+            let Hostile { name: input, make, expected, .. } = hostile;
+            let outcome = run(target(&name), input, &make(), MAX_HOSTILE_BYTES, &mut log);
             let all = outcome.messages.join("\n");
-            assert!(expected.iter().all(|words| all.contains(words)), "{name}: {expected:?} is not in {all:.2000}");
+            assert!(expected.iter().all(|words| all.contains(words)), "{input}: {expected:?} is not in {all:.2000}");
         }
         return;
     }
+    let test = "every_input_of_the_corpus_and_every_generated_one_is_handled_in_bounded_time_and_memory";
     for (name, _) in TARGETS {
-        if hostile::all().iter().any(|hostile| hostile.target == name) {
-            in_process("generated_inputs_are_handled_in_bounded_time_and_memory", name);
-        }
+        in_process(test, name);
     }
 }
 
-/// The errors that some inputs of the corpus must cause.
+/// The errors that some inputs of the corpus must cause; `src/source/tests/damage.rs` has those of plain data files.
 #[test]
 fn errors_name_the_file_and_the_line_and_what_is_wrong() {
     let cases = [
-        ("jsonl", "not_utf8", "rows.jsonl:2:10: not valid UTF-8"),
-        ("jsonl", "nul", "rows.jsonl:1:10: a NUL character"),
         ("jsonl", "nul_outside_of_a_string", "rows.jsonl:1:13: a NUL character"),
         ("jsonl", "bad_lines_between_good", "rows.jsonl:2:2: not valid JSON"),
         ("jsonl", "deep", "rows.jsonl:1:128: not valid JSON: recursion limit exceeded"),
         ("json", "deep", "rows.json:1"),
         ("json", "quote_never_closed", "rows.json:1"),
         ("json", "two_lists", "several keys hold lists"),
-        ("csv", "too_few_values", "rows.csv:2: not a valid CSV row: 1 values"),
-        ("csv", "not_utf8", "rows.csv:3:1: not valid UTF-8"),
-        ("csv", "nul", "rows.csv:2:2: a NUL character"),
         ("csv", "header_twice", "rows.csv:1: not a valid CSV row: the header names the column \"a\" twice"),
-        ("text", "not_utf8", "rows.txt:2:5: not valid UTF-8"),
         ("text", "cut_character", "rows.txt:1:4: not valid UTF-8"),
         ("packed", "gz_cut_short", "cut short"),
         ("packed", "no_gz", "rows.jsonl.gz:1"),
@@ -163,7 +142,7 @@ fn errors_name_the_file_and_the_line_and_what_is_wrong() {
         ("packed", "parquet_gz", "Unpack it"),
         ("parquet", "no_end", "rows.parquet"),
         ("parquet", "footer_of_gigabytes", "rows.parquet"),
-        ("arrow", "metadata_of_gigabytes", "rows.arrow: cannot decode this Arrow file at row 1: a message claims"),
+        ("arrow", "metadata_of_gigabytes", "rows.arrow: cannot decode this Arrow file at row 1"),
         ("arrow", "cut", "cut short"),
         ("token_store", "rubbish", "its header is not what was written"),
         ("token_store", "checksums_differ", "checksum"),

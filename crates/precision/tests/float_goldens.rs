@@ -1,4 +1,4 @@
-//! Compares the narrow floating-point formats with ml_dtypes, code by code, and whole scaled matrices with numpy's f32
+//! Compares the narrow floating-point formats with ml_dtypes and PyTorch, code by code, and whole scaled matrices with numpy's f32
 //! arithmetic around ml_dtypes' conversions. `golden/make_float_goldens.py` wrote the files.
 //!
 //! Trade-off: files of their own next to `goldens.rs`, since they need another library.
@@ -10,41 +10,44 @@ mod common;
 use common::{Golden, bell};
 use firebrick_precision::{ElementFormat, FloatFormat, Overflow, Rounding, Scales, Scaling};
 
-/// The formats that the library has; UE4M3 is E4M3 without its negative half.
-fn formats() -> [FloatFormat; 6] {
-    use FloatFormat::{Bf16, E2m1, E4m3, E5m2, E8m0, F16};
-    [Bf16, F16, E4m3, E5m2, E2m1, E8m0]
-}
+use FloatFormat::{Bf16, E2m1, E4m3, E5m2, E8m0, F16};
+
+/// The files, and the formats that their libraries have; UE4M3 is E4M3 without its negative half.
+const LIBRARIES: [(&str, &[FloatFormat]); 2] =
+    [("floats_ml_dtypes", &[Bf16, F16, E4m3, E5m2, E2m1, E8m0]), ("floats_torch", &[Bf16, F16, E4m3, E5m2, E8m0])];
 
 #[test]
-fn every_code_of_at_most_8_bits_has_the_value_that_ml_dtypes_gives_it() {
-    let golden = Golden::read("floats_ml_dtypes");
-    for format in formats().into_iter().filter(|format| format.bits() <= 8) {
-        let values = golden.floats(&format!("{format}.values"));
-        assert_eq!(values.len(), format.codes() as usize);
-        for (code, expected) in values.into_iter().enumerate() {
-            let value = format.decode(code as u16);
-            assert_eq!(value.is_nan(), expected.is_nan(), "{format} {code:#x}");
-            assert!(value.is_nan() || value.to_bits() == expected.to_bits(), "{format} {code:#x}: {value}");
+fn every_code_of_at_most_8_bits_has_the_value_that_other_libraries_give_it() {
+    for (library, formats) in LIBRARIES {
+        let golden = Golden::read(library);
+        for format in formats.iter().filter(|format| format.bits() <= 8) {
+            let values = golden.floats(&format!("{format}.values"));
+            assert_eq!(values.len(), format.codes() as usize);
+            for (code, expected) in values.into_iter().enumerate() {
+                let value = format.decode(code as u16);
+                assert_eq!(value.is_nan(), expected.is_nan(), "{library} {format} {code:#x}");
+                assert!(
+                    value.is_nan() || value.to_bits() == expected.to_bits(),
+                    "{library} {format} {code:#x}: {value}"
+                );
+            }
         }
     }
 }
 
 #[test]
-fn every_value_gets_the_code_that_ml_dtypes_gives_it() {
-    let golden = Golden::read("floats_ml_dtypes");
-    for format in formats() {
-        let inputs = golden.floats(&format!("{format}.inputs"));
-        let codes = golden.codes(&format!("{format}.codes"));
-        assert!(inputs.len() == codes.len() && inputs.len() > 2000, "{format}");
-        for (value, expected) in inputs.into_iter().zip(codes) {
-            let code = format.encode(value, Overflow::Special);
-            // In E8M0 ml_dtypes has NaN for zero, and 2^-126 for all that is between 2^-127 and 2^-126; this crate has
-            // the smallest number for zero, and the nearest one there.
-            let below_middle = value > 2_f32.powi(-127) && value < 1.5 * 2_f32.powi(-127);
-            let expected = if format == FloatFormat::E8m0 && (value == 0.0 || below_middle) { 0 } else { expected };
-            let both_nan = format.decode(code).is_nan() && format.decode(expected).is_nan();
-            assert!(code == expected || both_nan, "{format} {value:e}: {code:#x} for {expected:#x}");
+fn every_value_gets_the_code_that_other_libraries_give_it() {
+    for (library, formats) in LIBRARIES {
+        let golden = Golden::read(library);
+        for &format in formats {
+            let inputs = golden.floats(&format!("{format}.inputs"));
+            let codes = golden.codes(&format!("{format}.codes"));
+            assert!(inputs.len() == codes.len() && inputs.len() > 2000, "{library} {format}");
+            // PyTorch's E8M0 takes no notice of a sign; here and in ml_dtypes a negative number has no power of two.
+            let is_asked = |value: f32| value >= 0.0 || format != E8m0 || library != "floats_torch";
+            for (value, expected) in inputs.into_iter().zip(codes).filter(|(value, _)| is_asked(*value)) {
+                compare_code(library, format, value, expected);
+            }
         }
     }
 }
@@ -113,4 +116,14 @@ fn scaled_matrices_have_the_codes_and_scales_of_the_golden_ones() {
             }
         }
     }
+}
+
+fn compare_code(library: &str, format: FloatFormat, value: f32, expected: u16) {
+    let code = format.encode(value, Overflow::Special);
+    // In E8M0 ml_dtypes has NaN for zero, and 2^-126 for all that is between 2^-127 and 2^-126; this crate has the smallest number for
+    // zero, and the nearest one there.
+    let below_middle = value > 2_f32.powi(-127) && value < 1.5 * 2_f32.powi(-127);
+    let expected = if format == FloatFormat::E8m0 && (value == 0.0 || below_middle) { 0 } else { expected };
+    let both_nan = format.decode(code).is_nan() && format.decode(expected).is_nan();
+    assert!(code == expected || both_nan, "{library} {format} {value:e}: {code:#x} for {expected:#x}");
 }

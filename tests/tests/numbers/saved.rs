@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use firebrick_data::{Message, Tokenizer};
+use firebrick_data::{Chat, Tokenizer};
 use firebrick_kernels::backends::Flex;
 use firebrick_model::peft::read_adapter_config;
 use firebrick_model::{Companions, LoraConfig, ModelConfig, SavedDtype};
 use firebrick_tests::{FROZEN, TRAINED, fixture, golden_file, load, snapshot};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tempfile::tempdir;
 
 use crate::forward::differences;
@@ -76,8 +76,12 @@ fn saved_folders_give_transformers_our_prompts_and_ends_of_text() {
     assert!(cases.keys().eq(["saved-adapter", "saved-model"]));
     for (name, case) in cases {
         let tokenizer = Tokenizer::from_folder(&fixture(&name)).expect("the folder has a tokenizer");
-        let messages: Vec<Message> = serde_json::from_value(case["messages"].clone()).expect("messages");
-        let rendered = tokenizer.chat_template().expect("a template").render(&messages, true).expect("it renders");
+        let messages: Vec<Map<String, Value>> = serde_json::from_value(case["messages"].clone()).expect("messages");
+        let rendered = tokenizer
+            .chat_template()
+            .expect("a template")
+            .render(&Chat::from_messages(messages), true)
+            .expect("it renders");
         assert_eq!(rendered, case["rendered"], "{name}");
         let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).expect("token ids");
         assert_eq!(tokenizer.encode(&rendered, false).expect("it encodes"), ids, "{name}");

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::fs::read_to_string;
 
-use firebrick_data::{Message, Tokenizer};
+use firebrick_data::{Chat, Tokenizer};
 use firebrick_kernels::Kernels;
 use firebrick_kernels::backends::Flex;
 use firebrick_model::{Decoder, GenerateOptions, Sampler};
 use firebrick_tests::{
     FAMILIES, FROZEN, Golden, NF4, every_next_token, fixture, golden_file, host, load, on_every_backend, upload,
 };
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 fn prompts(golden: &Golden) -> Vec<Vec<u32>> {
     (0..2).map(|index| golden.ids(&format!("prompt{index}.input_ids"))).collect()
@@ -81,18 +81,13 @@ fn tokens_and_rendered_chats_equal_those_of_transformers() {
             assert_eq!(encode(text, false), case["bare_ids"], "{name}");
             continue;
         }
-        let field = |message: &Value, key: &str| message[key].as_str().expect("messages are strings").to_owned();
-        let messages: Vec<Message> = case["messages"]
-            .as_array()
-            .expect("a chat has messages")
-            .iter()
-            .map(|message| Message { role: field(message, "role"), content: field(message, "content") })
-            .collect();
+        let messages: Vec<Map<String, Value>> = serde_json::from_value(case["messages"].clone()).expect("messages");
         let template = tokenizer.chat_template().expect("the fixture has a template");
-        let rendered = template.render(&messages, false).expect("it renders");
+        let question = Chat::from_messages(messages[..messages.len() - 1].to_vec());
+        let rendered = template.render(&Chat::from_messages(messages), false).expect("it renders");
         assert_eq!(case["rendered"], rendered, "{name}");
         assert_eq!(encode(&rendered, false), case["ids"], "{name}");
-        let prompt = template.render(&messages[..messages.len() - 1], true).expect("it renders");
+        let prompt = template.render(&question, true).expect("it renders");
         assert_eq!(case["prompt_rendered"], prompt, "{name}");
     }
 }

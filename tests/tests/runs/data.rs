@@ -199,7 +199,7 @@ fn chat_template_of_the_recipe_replaces_that_of_the_model() {
     fs::write(&template, text).unwrap();
     let named = format!("data.chat_template='{}'", template.display());
     let changed = data_of(&[&named]);
-    assert_ne!(changed.train.documents.example(0), data_of(&[]).train.documents.example(0));
+    assert_ne!(changed.train.documents.document(0).to_example(), data_of(&[]).train.documents.document(0).to_example());
     let message = refusal(recipe(output.path(), &["data.chat_template=unknown"]), NEW);
     assert!(message.contains("no chat template is named \"unknown\"") && message.contains("\"chatml\""), "{message}");
 }

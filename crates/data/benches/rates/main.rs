@@ -27,11 +27,9 @@ struct Options {
     rows: Option<PathBuf>,
     tokenizer: Option<PathBuf>,
     gigabytes: Option<f64>,
-    only: Option<String>,
 }
 
-const USAGE: &str = "[--workers N] [--turns N] [--rows CHATS.jsonl] [--tokenizer FOLDER] [--only TEMPLATE] \
-                     [--gigabytes SIZE]";
+const USAGE: &str = "[--workers N] [--turns N] [--rows CHATS.jsonl] [--tokenizer FOLDER] [--gigabytes SIZE]";
 
 fn main() {
     let options = match Options::read(std::env::args().skip(1)) {
@@ -44,14 +42,14 @@ fn main() {
     let chats = chats::Chats::new(options.rows.as_deref(), options.tokenizer.as_deref());
     match options.gigabytes {
         Some(gigabytes) => memory::measure(&chats, gigabytes, options.workers),
-        None => stages::measure(&chats, options.workers, options.turns, options.only.as_deref()),
+        None => stages::measure(&chats, options.workers, options.turns),
     }
 }
 
 impl Options {
     fn read(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
         let workers = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        let mut options = Self { workers, turns: 5, rows: None, tokenizer: None, gigabytes: None, only: None };
+        let mut options = Self { workers, turns: 5, rows: None, tokenizer: None, gigabytes: None };
         while let Some(name) = arguments.next() {
             // Cargo adds it.
             if name == "--bench" {
@@ -65,7 +63,6 @@ impl Options {
                 "--rows" => options.rows = Some(value.into()),
                 "--tokenizer" => options.tokenizer = Some(value.into()),
                 "--gigabytes" => options.gigabytes = Some(value.parse().map_err(|_| bad())?),
-                "--only" => options.only = Some(value),
                 _ => return Err(format!("unknown option {name}")),
             }
         }

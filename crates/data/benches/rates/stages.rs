@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use firebrick_data::{
-    ContentKeys, Corpus, Cursor, Diagnosis, DocumentSet, EncodeOptions, Hub, Loader, LoaderConfig, Mix, MixUntil,
-    Mixture, PackOptions, PackedDataset, Pipeline, SourceSpec, TemplateChoice, TemplateInput, Tokenizer, TrainOn,
+    Chat, ContentKeys, Corpus, Cursor, Diagnosis, DocumentSet, EncodeOptions, Hub, Loader, LoaderConfig, Mix, MixUntil,
+    Mixture, PackOptions, PackedDataset, Pipeline, SourceSpec, TemplateChoice, Tokenizer, TrainOn,
 };
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::chats::Chats;
 
@@ -23,7 +23,7 @@ pub(crate) const CHATML: &str = "{% for m in messages %}{{ '<|im_start|>' + m.ro
 const PUBLISHED: [&str; 2] = ["llama3", "qwen3"];
 
 /// Prints a table.
-pub(crate) fn measure(chats: &Chats, workers: NonZeroUsize, turns: usize, only: Option<&str>) {
+pub(crate) fn measure(chats: &Chats, workers: NonZeroUsize, turns: usize) {
     let published = PUBLISHED.map(|name| {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/templates/{name}.jinja"));
         (name, std::fs::read_to_string(path).expect("a template of the goldens"))
@@ -33,25 +33,13 @@ pub(crate) fn measure(chats: &Chats, workers: NonZeroUsize, turns: usize, only: 
         (*name, source.replace("{% generation %}", "").replace("{% endgeneration %}", ""))
     };
     let cases = [("chatml", CHATML.to_owned())].into_iter().chain(published.iter().map(open));
+    println!("{workers} threads; M tokens/s, best of {turns}; copies: encode_fast with a tokenizer for each thread");
     println!(
-        "{workers} threads; M tokens/s, best of {turns}; in brackets by CPU time\n\
-         copies: encode_fast with a tokenizer for each thread; render: CPU time of one render, of that of encode_fast"
-    );
-    println!(
-        "{:<9} {:>11} {:>7} {:>7} {:>7} {:>20} {:>9} {:>9} {:>8} {:>8}",
-        "template",
-        "encode_fast",
-        "encode",
-        "copies",
-        "whole",
-        "of encode_fast",
-        "of encode",
-        "of copies",
-        "render",
-        "packed"
+        "{:<9} {:>11} {:>7} {:>9} {:>14} {:>9} {:>7} {:>7}",
+        "template", "encode_fast", "copies", "pipeline", "of encode_fast", "of copies", "render", "packed"
     );
     let mut last = None;
-    for (name, source) in cases.filter(|(name, _)| only.is_none_or(|only| only == *name)) {
+    for (name, source) in cases {
         last = Some(case(chats, name, source, workers, turns));
     }
     reading(&chats.rows, turns);
@@ -64,12 +52,12 @@ pub(crate) fn measure(chats: &Chats, workers: NonZeroUsize, turns: usize, only: 
 fn reading(rows: &Path, turns: usize) {
     let path = rows.to_str().expect("a plain path");
     let source = SourceSpec::new(path).resolve(&Hub::from_environment()).expect("the rows are there");
-    let mut best = [Spent::WORST; 2];
+    let mut best = [f64::INFINITY; 2];
     for _ in 0..turns {
-        best[0].keep(|| source.records().map(|record| record.expect("a good row").fields.len()).sum::<usize>());
-        best[1].keep(|| source.content_key(&ContentKeys::uncached()).expect("a file that can be read"));
+        keep(&mut best[0], || source.records().map(|record| record.expect("a good row").fields.len()).sum::<usize>());
+        keep(&mut best[1], || source.content_key(&ContentKeys::uncached()).expect("a file that can be read"));
     }
-    let [records, hash] = best.map(|spent| source.bytes() as f64 / spent.seconds / 1e6);
+    let [records, hash] = best.map(|seconds| source.bytes() as f64 / seconds / 1e6);
     println!("one thread: {records:.0} MB/s of JSONL read and parsed, {hash:.0} MB/s hashed");
 }
 
@@ -79,90 +67,59 @@ fn case(chats: &Chats, name: &str, template: String, workers: NonZeroUsize, turn
     let bare = tokenizers::Tokenizer::from_file(chats.tokenizer.join("tokenizer.json")).expect("a tokenizer");
     let conversations = conversations(chats);
     let texts = rendered(&conversations, &tokenizer);
-    let mut best = [Spent::WORST; 5];
+    let [mut fast, mut copies, mut pipeline, mut render] = [f64::INFINITY; 4];
     let mut made = None;
     for _ in 0..turns {
-        best[0].keep(|| on_threads(&texts, workers, || |text| bare.encode_fast(text, false)));
-        best[1].keep(|| on_threads(&texts, workers, || |text| bare.encode(text, false)));
-        made = Some(best[2].keep(|| whole(chats, &tokenizer, workers)));
-        best[3].keep(|| {
-            on_threads(&texts, workers, || {
-                let own = bare.clone();
-                move |text| own.encode_fast(text, false)
-            })
-        });
-        best[4].keep(|| rendered(&conversations, &tokenizer));
+        keep(&mut fast, || on_threads(&texts, workers, || |text| bare.encode_fast(text, false)));
+        made = Some(keep(&mut pipeline, || whole(chats, &tokenizer, workers)));
+        let copy = || {
+            let own = bare.clone();
+            move |text: &str| own.encode_fast(text, false)
+        };
+        keep(&mut copies, || on_threads(&texts, workers, copy));
+        keep(&mut render, || rendered(&conversations, &tokenizer));
     }
     let (packed, diagnosis) = made.expect("at least one turn");
     let tokens = packed.documents().store().tokens() + diagnosis.tokens_cut;
     assert_eq!(on_threads(&texts, workers, || |text| bare.encode_fast(text, false)) as u64, tokens, "{diagnosis}");
-    let rate = |spent: Spent| tokens as f64 / spent.seconds / 1e6;
-    let percent = |bare: Spent| 100.0 * bare.seconds / best[2].seconds;
-    let cpu_percent = |bare: Spent| 100.0 * bare.cpu_seconds / best[2].cpu_seconds;
+    let rate = |seconds: f64| tokens as f64 / seconds / 1e6;
     println!(
-        "{name:<9} {:>11.2} {:>7.2} {:>7.2} {:>7.2} {:>8.1} % ({:>5.1} %) {:>7.1} % {:>7.1} % {:>6.1} % {:>6.2} %",
-        rate(best[0]),
-        rate(best[1]),
-        rate(best[3]),
-        rate(best[2]),
-        percent(best[0]),
-        cpu_percent(best[0]),
-        percent(best[1]),
-        percent(best[3]),
+        "{name:<9} {:>11.2} {:>7.2} {:>9.2} {:>12.1} % {:>7.1} % {:>5.1} % {:>5.2} %",
+        rate(fast),
+        rate(copies),
+        rate(pipeline),
+        100.0 * fast / pipeline,
+        100.0 * copies / pipeline,
         // Rendering is on one thread here.
-        100.0 * best[4].cpu_seconds / best[0].cpu_seconds,
+        100.0 * render / (fast * workers.get() as f64),
         100.0 * packed.report().efficiency
     );
     packed
 }
 
-/// The time of some work.
-#[derive(Clone, Copy)]
-struct Spent {
-    seconds: f64,
-    /// Of all threads; 0 where the system does not report it.
-    cpu_seconds: f64,
+/// Does some work and keeps the minimum of its seconds.
+fn keep<T>(seconds: &mut f64, work: impl FnOnce() -> T) -> T {
+    let started = Instant::now();
+    let result = work();
+    *seconds = seconds.min(started.elapsed().as_secs_f64());
+    result
 }
 
-impl Spent {
-    const WORST: Self = Self { seconds: f64::INFINITY, cpu_seconds: f64::INFINITY };
-
-    /// Keeps the minimum of both.
-    fn keep<T>(&mut self, work: impl FnOnce() -> T) -> T {
-        let (started, cpu) = (Instant::now(), cpu_seconds());
-        let result = work();
-        self.seconds = self.seconds.min(started.elapsed().as_secs_f64());
-        self.cpu_seconds = self.cpu_seconds.min(cpu_seconds() - cpu);
-        result
-    }
-}
-
-/// CPU time of this process as Linux reports it, in hundredths of a second.
-fn cpu_seconds() -> f64 {
-    let line = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let after_name = line.rsplit(')').next().unwrap_or_default();
-    let ticks = after_name.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok());
-    ticks.sum::<f64>() / 100.0
-}
-
-/// The messages of all rows.
-fn conversations(chats: &Chats) -> Vec<Vec<Map<String, Value>>> {
+/// The conversations of all rows.
+fn conversations(chats: &Chats) -> Vec<Chat> {
     let text = std::fs::read_to_string(&chats.rows).expect("the rows can be read");
-    let messages = |line: &str| {
+    let chat = |line: &str| {
         let row: Value = serde_json::from_str(line).expect("a row is JSON");
         let messages = row["messages"].as_array().expect("a row has messages").iter();
-        messages.map(|message| message.as_object().expect("an object").clone()).collect()
+        Chat::from_messages(messages.map(|message| message.as_object().expect("an object").clone()))
     };
-    text.lines().map(messages).collect()
+    text.lines().map(chat).collect()
 }
 
 /// The rendered texts.
-fn rendered(conversations: &[Vec<Map<String, Value>>], tokenizer: &Tokenizer) -> Vec<String> {
+fn rendered(conversations: &[Chat], tokenizer: &Tokenizer) -> Vec<String> {
     let template = tokenizer.chat_template().expect("a template was chosen");
-    let render = |messages: &Vec<_>| {
-        template.render_chat(messages, TemplateInput::default()).expect("the template takes all rows")
-    };
-    conversations.iter().map(render).collect()
+    conversations.iter().map(|chat| template.render(chat, false).expect("the template takes all rows")).collect()
 }
 
 /// Tokens of all texts. Each thread takes the next text when it is free, and has its own encoding function.

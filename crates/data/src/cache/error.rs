@@ -52,27 +52,12 @@ pub enum CacheError {
         vocab_size: usize,
     },
     /// More documents than an index can count.
-    #[error("more than {limit} documents in one dataset: split it into several runs, or join short documents")]
-    TooManyDocuments {
-        /// Maximum number of documents.
-        limit: usize,
-    },
+    #[error("more than {0} documents in one dataset: split it into several runs, or join short documents")]
+    TooManyDocuments(usize),
     /// A split that would leave one side empty.
     #[error(
-        "cannot hold out a share of {share} for evaluation: of {records} distinct records {held_out} were chosen, which leaves \
-         {train} documents to train on and {eval} to evaluate on, and both need at least one. Use another share, more data, or \
-         a separate evaluation file; of a text file each line is a record with text_unit = \"line\""
+        "cannot hold out {0}. Use another share, more data, or a separate evaluation file; of a text file each line is a \
+             record with text_unit = \"line\""
     )]
-    BadSplit {
-        /// The requested share.
-        share: f64,
-        /// Distinct records, those that gave no document included.
-        records: usize,
-        /// Records that were chosen.
-        held_out: usize,
-        /// Documents of the others.
-        train: usize,
-        /// Documents of the chosen records.
-        eval: usize,
-    },
+    BadSplit(String),
 }

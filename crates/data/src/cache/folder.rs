@@ -42,18 +42,14 @@ impl TokenCache {
         Self { folder: folder.into() }
     }
 
-    /// The cache in [`TokenCache::default_folder`].
+    /// The cache in `$FIREBRICK_CACHE`, else in `firebrick/data` in the user's cache folder: `$XDG_CACHE_HOME` or `~/.cache`,
+    /// `~/Library/Caches` on macOS, `%LOCALAPPDATA%` on Windows.
     ///
     /// # Errors
     /// The environment defines neither the folder nor a home.
     pub fn in_default_folder() -> Result<Self, CacheError> {
-        Self::default_folder().map(Self::in_folder).ok_or(CacheError::NoFolder)
-    }
-
-    /// `$FIREBRICK_CACHE`, else `firebrick/data` in the user's cache folder: `$XDG_CACHE_HOME` or `~/.cache`,
-    /// `~/Library/Caches` on macOS, `%LOCALAPPDATA%` on Windows.
-    pub fn default_folder() -> Option<PathBuf> {
-        folder_from(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from), env::home_dir())
+        let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        folder_from(variable, env::home_dir()).map(Self::in_folder).ok_or(CacheError::NoFolder)
     }
 
     /// The folder of the cache.
@@ -96,7 +92,7 @@ impl TokenCache {
         let path = self.path_of(of_file);
         let mut writer = StoreWriter::in_folder(&self.folder, of_file, vocab_size)?;
         let metadata = build(&mut writer)?;
-        writer.publish(of_file, &path, &metadata)?;
+        writer.publish(&path, &metadata)?;
         let store = self
             .open(key, vocab_size)?
             .ok_or_else(|| CacheError::Damaged { path, what: "it was deleted right after it was built".to_owned() })?;
@@ -145,16 +141,14 @@ fn folder_from(variable: impl Fn(&str) -> Option<PathBuf>, home: Option<PathBuf>
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::OsString;
-    use std::process::Command;
     use std::sync::Barrier;
-    use std::thread::{scope, sleep};
+    use std::thread::scope;
 
     use tempfile::TempDir;
 
     use super::*;
+    use crate::cache::Example;
     use crate::cache::Origin;
-    use crate::example::Example;
 
     const VOCABULARY: usize = 70_000;
     const ORIGIN: Origin = Origin { source: 3, record: 1 << 40, file: 2, line: 9 };
@@ -187,9 +181,9 @@ mod tests {
         assert_eq!(store.documents(), 200);
         for (index, example) in examples().iter().enumerate() {
             assert_eq!(store.document(index).to_example(), *example);
-            assert_eq!(store.document_tokens(index), example.tokens.len());
-            assert_eq!(store.document_loss_tokens(index), example.loss_tokens());
-            assert_eq!(store.document_origin(index), ORIGIN);
+            assert_eq!(store.entry(index).tokens as usize, example.tokens.len());
+            assert_eq!(store.entry(index).loss_tokens as usize, example.loss_tokens());
+            assert_eq!(store.entry(index).origin, ORIGIN);
         }
         assert_eq!(store.tokens(), 200 * 201 / 2);
         assert_eq!(store.loss_tokens(), examples().iter().map(|example| example.loss_tokens() as u64).sum::<u64>());
@@ -212,7 +206,7 @@ mod tests {
         for store in [&built.store, &found.store] {
             assert_holds_examples(store);
             assert_eq!(store.metadata(), b"a");
-            assert!((0..200).all(|index| store.document_hash(index) == memory.document_hash(index)));
+            assert!((0..200).all(|index| store.entry(index).hash == memory.entry(index).hash));
         }
     }
 
@@ -291,45 +285,22 @@ mod tests {
         assert_eq!(files(&folder).len(), 40);
     }
 
-    const CHILD: &str = "FIREBRICK_TEST_KILLED_BUILD";
-
-    /// Builds until the process is killed.
-    fn build_without_end(folder: OsString) -> ! {
-        let endless = |writer: &mut StoreWriter| -> Result<Vec<u8>, CacheError> {
-            loop {
-                writer.push(&examples()[199], ORIGIN)?;
-            }
-        };
-        let ended = TokenCache::in_folder(folder).get_or_build(key(b"a"), VOCABULARY, endless);
-        panic!("the build ended: {ended:?}")
-    }
-
     #[test]
     fn killed_build_leaves_no_usable_file_and_is_swept_once_it_is_dead() {
-        if let Some(folder) = env::var_os(CHILD) {
-            build_without_end(folder);
-        }
         let folder = TempDir::new().unwrap();
         let cache = TokenCache::in_folder(folder.path());
-        let name = "cache::folder::tests::killed_build_leaves_no_usable_file_and_is_swept_once_it_is_dead";
-        let mut child = Command::new(env::current_exe().unwrap());
-        let mut child = child.args(["--exact", name]).env(CHILD, folder.path()).spawn().unwrap();
-        let has_written =
-            || files(&folder).iter().any(|path| fs::metadata(path).is_ok_and(|file| file.len() > 4 << 20));
-        while !has_written() {
-            assert!(child.try_wait().unwrap().is_none(), "the child ended by itself");
-            sleep(Duration::from_millis(5));
-        }
+        let of_file = key(b"a").with_vocabulary(VOCABULARY);
+        let mut running = StoreWriter::in_folder(folder.path(), of_file, VOCABULARY).unwrap();
+        running.push(&examples()[199], ORIGIN).unwrap();
         cache.sweep(Duration::ZERO);
         assert_eq!(files(&folder).len(), 1, "a running build is not swept");
-        child.kill().unwrap();
-        child.wait().unwrap();
+        running.kill();
 
         assert!(cache.open(key(b"a"), VOCABULARY).unwrap().is_none());
         assert_holds_examples(&build(&cache, b"a").store);
         assert_eq!(files(&folder).len(), 2, "too recent to be swept by the build");
         cache.sweep(Duration::ZERO);
-        assert_eq!(files(&folder), [cache.path_of(key(b"a").with_vocabulary(VOCABULARY))]);
+        assert_eq!(files(&folder), [cache.path_of(of_file)]);
     }
 
     #[test]

@@ -11,8 +11,9 @@
 //!
 //! Trade-off: no compression. Entropy coding would halve the file and make the loader slower.
 
+use std::ops::Range;
+
 use super::key::{CacheKey, FORMAT_VERSION};
-use super::origin::Origin;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes before the data.
@@ -48,24 +49,42 @@ impl TokenWidth {
     }
 }
 
-/// The index entry of a document.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Entry {
-    /// First word in the data.
-    pub(super) offset: u64,
-    pub(super) tokens: u32,
-    pub(super) trained: u32,
-    pub(super) hash: u64,
-    pub(super) origin: Origin,
+/// Where a document came from: numbers instead of names, so that a token file does not depend on where the data lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Origin {
+    /// Index of its source in the mixture.
+    pub source: u32,
+    /// Hash of its record ([`Encoded::record`](crate::Encoded::record)); the pieces of a split record have the same.
+    pub record: u64,
+    /// Index of the record's file in the source.
+    pub file: u32,
+    /// Line where the record begins (Parquet and Arrow: its row), counted from 1. Larger numbers than 32 bits hold are
+    /// stored as the largest.
+    pub line: u32,
 }
 
-impl Entry {
+/// What the index says about a document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DocumentEntry {
+    /// First word in the data.
+    pub(super) offset: u64,
+    /// Number of tokens, at least 1.
+    pub tokens: u32,
+    /// Tokens that count in the loss.
+    pub loss_tokens: u32,
+    /// Hash of the tokens and the mask, the same on every machine.
+    pub hash: u64,
+    /// Where the document came from.
+    pub origin: Origin,
+}
+
+impl DocumentEntry {
     pub(super) fn to_words(self) -> [u32; ENTRY_WORDS] {
-        let Self { offset, tokens, trained, hash, origin } = self;
+        let Self { offset, tokens, loss_tokens, hash, origin } = self;
         let Origin { source, record, file, line } = origin;
         let halves = |number: u64| (number as u32, (number >> 32) as u32);
         let ((offset, high), (hash, of_hash), (record, of_record)) = (halves(offset), halves(hash), halves(record));
-        [offset, high, tokens, trained, hash, of_hash, source, record, of_record, file, line]
+        [offset, high, tokens, loss_tokens, hash, of_hash, source, record, of_record, file, line]
     }
 
     /// # Panics
@@ -73,7 +92,7 @@ impl Entry {
     pub(super) fn from_words(words: &[u32]) -> Self {
         let wide = |low: usize| u64::from(words[low]) | u64::from(words[low + 1]) << 32;
         let origin = Origin { source: words[6], record: wide(7), file: words[9], line: words[10] };
-        Self { offset: wide(0), tokens: words[2], trained: words[3], hash: wide(4), origin }
+        Self { offset: wide(0), tokens: words[2], loss_tokens: words[3], hash: wide(4), origin }
     }
 }
 
@@ -94,6 +113,12 @@ pub(super) struct Header {
 }
 
 impl Header {
+    /// Of no documents.
+    pub(super) fn empty(key: CacheKey, width: TokenWidth) -> Self {
+        let (documents, data_words, tokens, trained, metadata_bytes, data_hash, tail_hash) = Default::default();
+        Self { key, width, documents, data_words, tokens, trained, metadata_bytes, data_hash, tail_hash }
+    }
+
     pub(super) fn to_bytes(&self) -> [u8; HEADER_BYTES] {
         let width: u32 = match self.width {
             TokenWidth::Two => 2,
@@ -145,6 +170,23 @@ impl Header {
         Ok(Self { key, width, documents, data_words, tokens, trained, metadata_bytes, data_hash, tail_hash })
     }
 
+    /// The words of the documents.
+    pub(super) fn data(&self) -> Range<usize> {
+        HEADER_BYTES / 4..HEADER_BYTES / 4 + self.data_words as usize
+    }
+
+    /// The words of the index.
+    pub(super) fn index(&self) -> Range<usize> {
+        let begin = self.data().end;
+        begin..begin + self.documents as usize * ENTRY_WORDS
+    }
+
+    /// The bytes of the metadata.
+    pub(super) fn metadata(&self) -> Range<usize> {
+        let begin = 4 * self.index().end;
+        begin..begin + self.metadata_bytes as usize
+    }
+
     /// Bytes of a complete file; `None` if no file can be that long.
     pub(super) fn file_bytes(&self) -> Option<u64> {
         let data = self.data_words.checked_mul(4)?;
@@ -187,7 +229,7 @@ mod tests {
     #[test]
     fn entry_reads_back() {
         let origin = Origin { source: 8, record: u64::MAX - 10, file: 9, line: 10 };
-        let entry = Entry { offset: 1 << 40 | 3, tokens: 5, trained: 4, hash: u64::MAX - 9, origin };
-        assert_eq!(Entry::from_words(&entry.to_words()), entry);
+        let entry = DocumentEntry { offset: 1 << 40 | 3, tokens: 5, loss_tokens: 4, hash: u64::MAX - 9, origin };
+        assert_eq!(DocumentEntry::from_words(&entry.to_words()), entry);
     }
 }

@@ -1,4 +1,4 @@
-//! A read-only memory-mapped file, viewed as 32-bit words.
+//! A token file as 32-bit words: memory-mapped read-only, or the same words in memory.
 //!
 //! The only `unsafe` code of this crate. Not supported: big-endian machines (files are little-endian and used without
 //! conversion), and protection against a process that truncates or rewrites a file while it is mapped: truncation ends
@@ -14,30 +14,44 @@ use memmap2::Mmap;
 #[cfg(target_endian = "big")]
 compile_error!("token files are little-endian and read as they lie in memory");
 
-/// The bytes of a file, paged in by the operating system on access and dropped when memory is short.
+/// The content of a token file.
 #[derive(Debug)]
-pub(super) struct Map(Mmap);
+pub(super) enum Words {
+    /// Built here.
+    Memory(Vec<u32>),
+    /// Paged in by the operating system on access and dropped when memory is short.
+    Mapped(Mmap),
+}
 
-impl Map {
+impl Words {
     /// Maps the whole file at its current length.
-    pub(super) fn of(file: &File) -> IoResult<Self> {
+    pub(super) fn of_file(file: &File) -> IoResult<Self> {
         // SAFETY: the map is read-only. Its bytes stay the same as long as no process writes into the file or truncates
         // it; files are mapped only after their header says that they are finished, and from then on are only replaced
         // by renaming, which keeps the old file's pages. All bit patterns are valid `u8`s and `u32`s, so even a file
         // that another program changes gives wrong numbers, which indexing checks, and no invalid values.
-        Ok(Self(unsafe { Mmap::map(file)? }))
+        Ok(Self::Mapped(unsafe { Mmap::map(file)? }))
     }
 
     /// All bytes.
     pub(super) fn bytes(&self) -> &[u8] {
-        &self.0
+        match self {
+            // SAFETY: every bit pattern is a valid `u8`, and a byte needs no alignment.
+            Self::Memory(words) => unsafe { words.align_to::<u8>() }.1,
+            Self::Mapped(bytes) => bytes,
+        }
     }
 
     /// The bytes as words of four; up to three bytes at the end are left out.
     pub(super) fn words(&self) -> &[u32] {
-        // SAFETY: every bit pattern is a valid `u32`, and `align_to` keeps the middle aligned and within the bytes.
-        let (before, words, _) = unsafe { self.0.align_to::<u32>() };
-        assert!(before.is_empty(), "a map begins at a page boundary");
-        words
+        match self {
+            Self::Memory(words) => words,
+            Self::Mapped(bytes) => {
+                // SAFETY: every bit pattern is a valid `u32`, and `align_to` keeps the middle aligned and within the bytes.
+                let (before, words, _) = unsafe { bytes.align_to::<u32>() };
+                assert!(before.is_empty(), "a map begins at a page boundary");
+                words
+            }
+        }
     }
 }

@@ -13,16 +13,15 @@ mod folder;
 mod key;
 mod layout;
 mod map;
-mod origin;
 mod set;
 mod store;
 mod writer;
 
-pub use document::Document;
+pub use document::{Document, Example};
 pub use error::CacheError;
 pub use folder::{Cached, TokenCache};
 pub use key::CacheKey;
-pub use origin::Origin;
+pub use layout::{DocumentEntry, Origin};
 pub use set::DocumentSet;
 pub use store::TokenStore;
 pub use writer::StoreWriter;

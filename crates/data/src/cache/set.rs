@@ -4,11 +4,9 @@
 
 use std::sync::Arc;
 
-use crate::example::Example;
-
-use super::document::Document;
+use super::document::{Document, Example};
 use super::error::CacheError;
-use super::origin::Origin;
+use super::layout::DocumentEntry;
 use super::store::TokenStore;
 
 /// Documents to train on or to evaluate on. Costs 4 bytes per document unless it is the whole store.
@@ -42,7 +40,7 @@ impl DocumentSet {
     /// # Errors
     /// A side would be empty.
     pub fn split(&self, share: f64, dropped: &[u64]) -> Result<(Self, Self), CacheError> {
-        let hash = |document: u32| self.store.document_origin(document as usize).record;
+        let hash = |document: u32| self.store.entry(document as usize).origin.record;
         let mut hashes: Vec<u64> = self.numbers().map(hash).chain(dropped.iter().copied()).collect();
         hashes.sort_unstable();
         hashes.dedup();
@@ -54,8 +52,12 @@ impl DocumentSet {
             .numbers()
             .partition::<Vec<u32>, _>(|&document| hashes.last().is_some_and(|&limit| hash(document) <= limit));
         if train.is_empty() || held_out.is_empty() {
-            let (train, eval) = (train.len(), held_out.len());
-            return Err(CacheError::BadSplit { share, records, held_out: count, train, eval });
+            return Err(CacheError::BadSplit(format!(
+                "a share of {share} for evaluation: of {records} distinct records {count} were chosen, which leaves {} \
+                 documents to train on and {} to evaluate on, and both need at least one",
+                train.len(),
+                held_out.len()
+            )));
         }
         let half = |chosen: Vec<u32>| Self { store: self.store.clone(), chosen: Some(chosen.into()) };
         Ok((half(train), half(held_out)))
@@ -92,49 +94,17 @@ impl DocumentSet {
         self.store.document(self.number(index))
     }
 
-    /// A copy of a document.
-    ///
-    /// # Panics
-    /// If the set has no such document.
-    pub fn example(&self, index: usize) -> Example {
-        self.document(index).to_example()
-    }
-
     /// Copies of all documents, one after another.
     pub fn examples(&self) -> impl Iterator<Item = Example> + '_ {
-        (0..self.len()).map(|index| self.example(index))
+        (0..self.len()).map(|index| self.document(index).to_example())
     }
 
-    /// Where a document came from, from the index alone.
+    /// What the index says about a document; its tokens are not read.
     ///
     /// # Panics
     /// If the set has no such document.
-    pub fn document_origin(&self, index: usize) -> Origin {
-        self.store.document_origin(self.number(index))
-    }
-
-    /// Tokens of a document, from the index alone.
-    ///
-    /// # Panics
-    /// If the set has no such document.
-    pub fn document_tokens(&self, index: usize) -> usize {
-        self.store.document_tokens(self.number(index))
-    }
-
-    /// Loss tokens of a document, from the index alone.
-    ///
-    /// # Panics
-    /// If the set has no such document.
-    pub fn document_loss_tokens(&self, index: usize) -> usize {
-        self.store.document_loss_tokens(self.number(index))
-    }
-
-    /// Hash of the tokens and the mask of a document, from the index alone.
-    ///
-    /// # Panics
-    /// If the set has no such document.
-    pub(crate) fn document_hash(&self, index: usize) -> u64 {
-        self.store.document_hash(self.number(index))
+    pub fn entry(&self, index: usize) -> DocumentEntry {
+        self.store.entry(self.number(index))
     }
 
     fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
@@ -182,7 +152,7 @@ mod tests {
     fn the_choice_is_the_same_where_records_give_no_document() {
         let all = documents(0..100);
         let (_, eval) = all.split(0.2, &[]).unwrap();
-        let dropped: Vec<u64> = (60..100).map(|index| all.document_origin(index).record).collect();
+        let dropped: Vec<u64> = (60..100).map(|index| all.entry(index).origin.record).collect();
         let (_, fewer) = documents(0..60).split(0.2, &dropped).unwrap();
         let expected: Vec<u32> = contents(&eval).into_iter().filter(|&content| content < 60).collect();
         assert!(!expected.is_empty());
@@ -192,7 +162,7 @@ mod tests {
     #[test]
     fn split_that_empties_a_side_is_refused() {
         for share in [0.0, 1.0, 0.99, f64::NAN] {
-            assert!(matches!(documents(0..9).split(share, &[]), Err(CacheError::BadSplit { .. })), "{share}");
+            assert!(matches!(documents(0..9).split(share, &[]), Err(CacheError::BadSplit(_))), "{share}");
         }
         assert!(documents([1, 1, 1]).split(0.5, &[]).is_err());
     }

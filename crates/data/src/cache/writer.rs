@@ -14,13 +14,11 @@ use tempfile::NamedTempFile;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::atomic_file::create_temporary;
-use crate::example::Example;
 
-use super::document::append_words;
+use super::document::{Example, append_words};
 use super::error::CacheError;
 use super::key::CacheKey;
-use super::layout::{Entry, HEADER_BYTES, Header, TokenWidth};
-use super::origin::Origin;
+use super::layout::{DocumentEntry, HEADER_BYTES, Header, Origin, TokenWidth};
 use super::store::TokenStore;
 
 /// Extension of files that are being built.
@@ -33,13 +31,10 @@ const MAX_DOCUMENTS: usize = u32::MAX as usize;
 #[derive(Debug)]
 pub struct StoreWriter {
     output: Output,
-    width: TokenWidth,
     vocab_size: usize,
     index: Vec<u32>,
-    documents: usize,
-    data_words: u64,
-    tokens: u64,
-    trained: u64,
+    /// Counts of what was written. The hashes are those of files.
+    header: Header,
 }
 
 #[derive(Debug)]
@@ -51,26 +46,18 @@ enum Output {
 impl StoreWriter {
     /// A writer into memory. Tokens must be below `vocab_size`; `usize::MAX` accepts any.
     pub fn in_memory(vocab_size: usize) -> Self {
-        Self::with(Output::Memory(Vec::new()), vocab_size)
+        Self::with(Output::Memory(vec![0; HEADER_BYTES / 4]), CacheKey(0), vocab_size)
     }
 
     /// A writer into a new file in `folder`.
     pub(super) fn in_folder(folder: &Path, key: CacheKey, vocab_size: usize) -> Result<Self, CacheError> {
         let file = PartialFile::create(folder, key)?;
-        Ok(Self::with(Output::File(Box::new(file)), vocab_size))
+        Ok(Self::with(Output::File(Box::new(file)), key, vocab_size))
     }
 
-    fn with(output: Output, vocab_size: usize) -> Self {
-        Self {
-            output,
-            width: TokenWidth::of_vocabulary(vocab_size),
-            vocab_size,
-            index: Vec::new(),
-            documents: 0,
-            data_words: 0,
-            tokens: 0,
-            trained: 0,
-        }
+    fn with(output: Output, key: CacheKey, vocab_size: usize) -> Self {
+        let width = TokenWidth::of_vocabulary(vocab_size);
+        Self { output, vocab_size, index: Vec::new(), header: Header::empty(key, width) }
     }
 
     /// Adds a document.
@@ -84,30 +71,31 @@ impl StoreWriter {
         let Example { tokens, loss_mask } = example;
         assert!(!tokens.is_empty(), "a document needs at least one token");
         assert_eq!(tokens.len(), loss_mask.len(), "one mask entry per token");
-        let number = self.documents + 1;
+        let header = &mut self.header;
+        let number = header.documents as usize + 1;
         if number > MAX_DOCUMENTS {
-            return Err(CacheError::TooManyDocuments { limit: MAX_DOCUMENTS });
+            return Err(CacheError::TooManyDocuments(MAX_DOCUMENTS));
         }
         if let Some(&token) = tokens.iter().find(|&&token| token as usize >= self.vocab_size) {
             let vocab_size = self.vocab_size;
             return Err(CacheError::TokenOutOfRange { token, document: number, vocab_size });
         }
-        let entry = Entry {
-            offset: self.data_words,
+        let entry = DocumentEntry {
+            offset: header.data_words,
             tokens: u32::try_from(tokens.len()).expect("a document fits a row"),
-            trained: loss_mask[1..].iter().filter(|&&counts| counts).count() as u32,
+            loss_tokens: loss_mask[1..].iter().filter(|&&counts| counts).count() as u32,
             hash: example.content_hash(),
             origin,
         };
         match &mut self.output {
-            Output::Memory(data) => append_words(example, self.width, data),
-            Output::File(file) => file.push(example, self.width)?,
+            Output::Memory(data) => append_words(example, header.width, data),
+            Output::File(file) => file.push(example, header.width)?,
         }
         self.index.extend(entry.to_words());
-        self.documents = number;
-        self.data_words += self.width.document_words(tokens.len()) as u64;
-        self.tokens += u64::from(entry.tokens);
-        self.trained += u64::from(entry.trained);
+        header.documents += 1;
+        header.data_words += header.width.document_words(tokens.len()) as u64;
+        header.tokens += u64::from(entry.tokens);
+        header.trained += u64::from(entry.loss_tokens);
         Ok(())
     }
 
@@ -115,19 +103,21 @@ impl StoreWriter {
     ///
     /// # Panics
     /// If the writer writes to a file.
-    pub fn into_store(self, metadata: Vec<u8>) -> TokenStore {
-        let header = self.header(CacheKey(0), metadata.len());
-        let Output::Memory(data) = self.output else { panic!("this writer writes to a file") };
-        TokenStore::in_memory(&header, data, self.index, metadata)
+    pub fn into_store(mut self, metadata: &[u8]) -> TokenStore {
+        let Output::Memory(mut words) = self.output else { panic!("this writer writes to a file") };
+        self.header.metadata_bytes = metadata.len() as u64;
+        words.append(&mut self.index);
+        let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte));
+        words.extend(metadata.chunks(4).map(word));
+        TokenStore::in_memory(self.header, words)
     }
 
     /// Finishes a file and gives it its final name. If renaming fails because another process has just created the same
     /// file and holds it open (Windows), that file is used: it was built from the same key.
-    pub(super) fn publish(self, key: CacheKey, path: &Path, metadata: &[u8]) -> Result<(), CacheError> {
-        let mut header = self.header(key, metadata.len());
+    pub(super) fn publish(self, path: &Path, metadata: &[u8]) -> Result<(), CacheError> {
         let Output::File(mut file) = self.output else { panic!("this writer writes to memory") };
-        header.data_hash = file.hash.digest();
-        header.tail_hash = file.push_tail(&self.index, metadata)?;
+        let (data_hash, tail_hash) = (file.hash.digest(), file.push_tail(&self.index, metadata)?);
+        let header = Header { metadata_bytes: metadata.len() as u64, data_hash, tail_hash, ..self.header };
         file.finish(&header)?;
         match file
             .file
@@ -139,24 +129,18 @@ impl StoreWriter {
                 sync_folder(path);
                 Ok(())
             }
-            Err(_) if matches!(TokenStore::open(path, key), Ok(Some(_))) => Ok(()),
+            Err(_) if matches!(TokenStore::open(path, header.key), Ok(Some(_))) => Ok(()),
             Err(reason) => Err(CacheError::Io { doing: "rename a finished file to", path: path.to_owned(), reason }),
         }
     }
+}
 
-    /// A header without the hashes, which only files have.
-    fn header(&self, key: CacheKey, metadata_bytes: usize) -> Header {
-        Header {
-            key,
-            width: self.width,
-            documents: self.documents as u64,
-            data_words: self.data_words,
-            tokens: self.tokens,
-            trained: self.trained,
-            metadata_bytes: metadata_bytes as u64,
-            data_hash: 0,
-            tail_hash: 0,
-        }
+#[cfg(test)]
+impl StoreWriter {
+    /// Ends without a trace of its end: the unfinished file stays, without its lock.
+    pub(super) fn kill(self) {
+        let Output::File(file) = self.output else { panic!("this writer writes to memory") };
+        file.file.into_inner().unwrap().keep().unwrap();
     }
 }
 
@@ -172,7 +156,7 @@ impl TokenStore {
             let origin = Origin { record: example.content_hash(), ..Origin::default() };
             writer.push(example, origin).expect("memory accepts all tokens");
         }
-        writer.into_store(Vec::new())
+        writer.into_store(&[])
     }
 }
 

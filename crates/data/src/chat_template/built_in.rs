@@ -99,7 +99,8 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::chat_template::{ChatTemplate, Message};
+    use crate::chat_template::ChatTemplate;
+    use crate::record_format::Chat;
 
     #[test]
     fn every_built_in_template_writes_the_format_of_its_name() {
@@ -121,14 +122,13 @@ mod tests {
             ("zephyr", "<|system|>\nS</s>\n<|user|>\nQ</s>\n<|assistant|>\nA</s>\n<|assistant|>\n"),
             ("alpaca", "<s>S\n\n### Instruction:\nQ\n\n### Response:\nA</s>\n\n### Response:\n"),
         ];
-        let turns = [("system", "S"), ("user", "Q"), ("assistant", "A")];
-        let messages = turns.map(|(role, content)| Message { role: role.to_owned(), content: content.to_owned() });
+        let chat = Chat::new(&[("system", "S"), ("user", "Q"), ("assistant", "A")]);
         for (name, text) in expected {
             let tokens = BTreeMap::from(
                 [("bos_token", "<s>"), ("eos_token", "</s>")].map(|(key, token)| (key.to_owned(), token.to_owned())),
             );
             let template = ChatTemplate::new(BuiltIn::named(name).unwrap().source, Path::new(name), tokens).unwrap();
-            assert_eq!(template.render(&messages, true).unwrap(), text);
+            assert_eq!(template.render(&chat, true).unwrap(), text);
         }
         assert_eq!(expected.len(), BUILT_IN.len());
     }

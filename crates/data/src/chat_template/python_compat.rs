@@ -40,61 +40,25 @@ pub(super) fn tojson(value: &Value, arguments: Kwargs) -> Result<Value, Error> {
         Some(other) => return Err(failed(format!("separators needs 2 strings, found {}", other.len()))),
         None => (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()),
     };
-    let mut writer = JsonWriter { indent, item_separator, key_separator, ensure_ascii, sort_keys, text: String::new() };
+    let json = Some(JsonStyle { indent, ensure_ascii, sort_keys });
+    let mut writer = ValueWriter { json, item_separator, key_separator, text: String::new() };
     writer.value(value, 0)?;
     Ok(Value::from(writer.text))
 }
 
-/// Python's `str` of a value: a string unchanged, everything else as [`to_repr`]. Undefined is empty, as in Jinja.
+/// Python's `str` of a value: a string unchanged, everything else as its `repr`. Undefined is empty, as in Jinja.
 ///
 /// Errors: the value is too deep.
 pub(super) fn to_str(value: &Value) -> Result<Cow<'_, str>, Error> {
     if let Some(text) = value.as_str() {
         return Ok(Cow::Borrowed(text));
     }
-    let mut text = String::new();
+    let (item_separator, key_separator) = (", ".to_owned(), ": ".to_owned());
+    let mut writer = ValueWriter { json: None, item_separator, key_separator, text: String::new() };
     if !value.is_undefined() {
-        to_repr(value, &mut text, 0)?;
+        writer.value(value, 0)?;
     }
-    Ok(Cow::Owned(text))
-}
-
-/// Python's `repr` of a value, appended.
-fn to_repr(value: &Value, text: &mut String, depth: usize) -> Result<(), Error> {
-    check_depth(depth)?;
-    match value.kind() {
-        ValueKind::String => repr_string(value.as_str().unwrap_or_default(), text),
-        ValueKind::Number if !value.is_integer() => text.push_str(&repr_float(f64::try_from(value.clone())?)),
-        ValueKind::Seq | ValueKind::Iterable => {
-            text.push('[');
-            for (index, item) in value.try_iter()?.enumerate() {
-                text.push_str(if index > 0 { ", " } else { "" });
-                to_repr(&item, text, depth + 1)?;
-            }
-            text.push(']');
-        }
-        ValueKind::Map => {
-            text.push('{');
-            for (index, key) in value.try_iter()?.enumerate() {
-                text.push_str(if index > 0 { ", " } else { "" });
-                to_repr(&key, text, depth + 1)?;
-                text.push_str(": ");
-                to_repr(&value.get_item(&key)?, text, depth + 1)?;
-            }
-            text.push('}');
-        }
-        ValueKind::Undefined => text.push_str("Undefined"),
-        // The engine writes None, True, False and integers as Python does.
-        _ => text.push_str(&value.to_string()),
-    }
-    Ok(())
-}
-
-fn check_depth(depth: usize) -> Result<(), Error> {
-    if depth > MAX_DEPTH {
-        return Err(Error::new(ErrorKind::InvalidOperation, "a value is nested too deeply to be written"));
-    }
-    Ok(())
+    Ok(Cow::Owned(writer.text))
 }
 
 fn repr_string(string: &str, text: &mut String) {
@@ -147,31 +111,36 @@ fn repr_float(value: f64) -> String {
     format!("{digits}e{sign}{:02}", exponent.abs())
 }
 
-/// Writes JSON with the spaces and escapes of `json.dumps`.
-struct JsonWriter {
-    indent: Option<String>,
+/// Writes values as `repr` or as `json.dumps` does.
+struct ValueWriter {
+    /// `None`: as `repr`.
+    json: Option<JsonStyle>,
     item_separator: String,
     key_separator: String,
-    ensure_ascii: bool,
-    sort_keys: bool,
     text: String,
 }
 
-impl JsonWriter {
+struct JsonStyle {
+    indent: Option<String>,
+    ensure_ascii: bool,
+    sort_keys: bool,
+}
+
+impl ValueWriter {
     /// Errors: the value is too deep, or has a key that JSON does not allow.
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
-        check_depth(depth)?;
+        if depth > MAX_DEPTH {
+            return Err(Error::new(ErrorKind::InvalidOperation, "a value is nested too deeply to be written"));
+        }
         if let Some(text) = value.as_str() {
             self.string(text);
             return Ok(());
         }
         match value.kind() {
-            ValueKind::None | ValueKind::Undefined => self.text.push_str("null"),
-            ValueKind::Bool => self.text.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number if value.is_integer() => self.text.push_str(&value.to_string()),
-            ValueKind::Number => {
+            ValueKind::Number if !value.is_integer() => {
                 let number = f64::try_from(value.clone())?;
-                self.text.push_str(&if number.is_finite() { repr_float(number) } else { "null".to_owned() });
+                let is_null = self.json.is_some() && !number.is_finite();
+                self.text.push_str(&if is_null { "null".to_owned() } else { repr_float(number) });
             }
             ValueKind::Seq | ValueKind::Iterable => {
                 self.text.push('[');
@@ -182,7 +151,14 @@ impl JsonWriter {
                 self.close(']', depth);
             }
             ValueKind::Map => self.map(value, depth)?,
-            _ => self.string(&value.to_string()),
+            kind => match (self.json.is_some(), kind) {
+                (true, ValueKind::None | ValueKind::Undefined) => self.text.push_str("null"),
+                (true, ValueKind::Bool) => self.text.push_str(if value.is_true() { "true" } else { "false" }),
+                (true, kind) if kind != ValueKind::Number => self.string(&value.to_string()),
+                (false, ValueKind::Undefined) => self.text.push_str("Undefined"),
+                // The engine writes None, True, False and integers as Python does.
+                _ => self.text.push_str(&value.to_string()),
+            },
         }
         Ok(())
     }
@@ -190,18 +166,18 @@ impl JsonWriter {
     fn map(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         self.text.push('{');
         let mut keys: Vec<Value> = value.try_iter()?.collect();
-        if self.sort_keys {
+        if self.json.as_ref().is_some_and(|json| json.sort_keys) {
             keys.sort();
         }
         for (index, key) in keys.iter().enumerate() {
             self.before(index, depth + 1);
-            match (key.as_str(), key.kind()) {
-                (Some(text), _) => self.string(text),
-                (None, ValueKind::Number) => self.string(&to_str(key)?),
-                (None, ValueKind::Bool) => self.string(if key.is_true() { "true" } else { "false" }),
-                (None, ValueKind::None) => self.string("null"),
-                _ => {
-                    let message = format!("tojson: a {} cannot be the key of an object", key.kind());
+            match key.kind() {
+                _ if self.json.is_none() || key.as_str().is_some() => self.value(key, depth + 1)?,
+                ValueKind::Number => self.string(&to_str(key)?),
+                ValueKind::Bool => self.string(if key.is_true() { "true" } else { "false" }),
+                ValueKind::None => self.string("null"),
+                kind => {
+                    let message = format!("tojson: a {kind} cannot be the key of an object");
                     return Err(Error::new(ErrorKind::InvalidOperation, message));
                 }
             }
@@ -229,7 +205,7 @@ impl JsonWriter {
     }
 
     fn new_line(&mut self, depth: usize) {
-        if let Some(indent) = &self.indent {
+        if let Some(JsonStyle { indent: Some(indent), .. }) = &self.json {
             self.text.push('\n');
             for _ in 0..depth {
                 self.text.push_str(indent);
@@ -238,9 +214,10 @@ impl JsonWriter {
     }
 
     fn string(&mut self, text: &str) {
+        let Some(json) = &self.json else { return repr_string(text, &mut self.text) };
         // serde_json escapes exactly what Python does, except for characters outside ASCII.
         let escaped = serde_json::to_string(text).expect("a text is always JSON");
-        if !self.ensure_ascii {
+        if !json.ensure_ascii {
             return self.text.push_str(&escaped);
         }
         for character in escaped.chars() {

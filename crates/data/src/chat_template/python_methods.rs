@@ -4,8 +4,6 @@
 //! Python counts characters and lacks half of the methods. Not supported: methods that modify a value, which the sandbox
 //! of transformers forbids too, and locales.
 
-use std::collections::HashSet;
-
 use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, FormatStyle, State, Value, format_filter};
 
@@ -32,29 +30,18 @@ fn failed(message: impl Into<String>) -> Error {
 fn dict_method(value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     let Some(object) = value.as_object() else { return Err(unknown()) };
     let pairs = || object.try_iter_pairs().into_iter().flatten();
-    match method {
-        "items" => {
-            let () = from_args(args)?;
-            Ok(pairs().map(|(key, value)| Value::from(vec![key, value])).collect::<Vec<_>>().into())
-        }
-        "keys" => {
-            let () = from_args(args)?;
-            Ok(pairs().map(|(key, _)| key).collect::<Vec<_>>().into())
-        }
-        "values" => {
-            let () = from_args(args)?;
-            Ok(pairs().map(|(_, value)| value).collect::<Vec<_>>().into())
-        }
-        "copy" => {
-            let () = from_args(args)?;
-            Ok(value.clone())
-        }
-        "get" => {
-            let (key, default): (&Value, Option<Value>) = from_args(args)?;
-            Ok(object.get_value(key).or(default).unwrap_or_else(|| Value::from(())))
-        }
-        _ => Err(unknown()),
+    if method == "get" {
+        let (key, default): (&Value, Option<Value>) = from_args(args)?;
+        return Ok(object.get_value(key).or(default).unwrap_or_else(|| Value::from(())));
     }
+    let result: Vec<Value> = match method {
+        "items" => pairs().map(|(key, value)| Value::from(vec![key, value])).collect(),
+        "keys" => pairs().map(|(key, _)| key).collect(),
+        "values" => pairs().map(|(_, value)| value).collect(),
+        "copy" => return from_args(args).map(|()| value.clone()),
+        _ => return Err(unknown()),
+    };
+    from_args(args).map(|()| result.into())
 }
 
 fn list_method(value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
@@ -68,10 +55,7 @@ fn list_method(value: &Value, method: &str, args: &[Value]) -> Result<Value, Err
             let found = value.try_iter()?.position(|item| item == *what);
             found.map(Value::from).ok_or_else(|| failed(format!("{what} is not in the list")))
         }
-        "copy" => {
-            let () = from_args(args)?;
-            Ok(value.clone())
-        }
+        "copy" => from_args(args).map(|()| value.clone()),
         _ => Err(unknown()),
     }
 }
@@ -86,14 +70,8 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Value, Erro
         "join" => join(text, args),
         "startswith" => affix(args, |prefix| text.starts_with(prefix)),
         "endswith" => affix(args, |suffix| text.ends_with(suffix)),
-        "removeprefix" => {
-            let (prefix,): (&str,) = from_args(args)?;
-            Ok(text.strip_prefix(prefix).unwrap_or(text).into())
-        }
-        "removesuffix" => {
-            let (suffix,): (&str,) = from_args(args)?;
-            Ok(text.strip_suffix(suffix).unwrap_or(text).into())
-        }
+        "removeprefix" => from_args(args).map(|(prefix,): (&str,)| text.strip_prefix(prefix).unwrap_or(text).into()),
+        "removesuffix" => from_args(args).map(|(suffix,): (&str,)| text.strip_suffix(suffix).unwrap_or(text).into()),
         "partition" | "rpartition" => partition(text, method, args),
         "find" | "rfind" | "index" | "rindex" => find(text, method, args),
         "count" => {
@@ -172,13 +150,7 @@ fn swap_case(text: &str) -> String {
 /// `strip`, `lstrip` and `rstrip`, of white space or of a set of characters.
 fn strip(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let (set,): (Option<&str>,) = from_args(args)?;
-    // A linear search in a long set would be slow.
-    let large: Option<HashSet<char>> = set.filter(|set| set.len() > 32).map(|set| set.chars().collect());
-    let strips = |character: char| match (set, &large) {
-        (None, _) => is_space(character),
-        (_, Some(large)) => large.contains(&character),
-        (Some(set), None) => set.contains(character),
-    };
+    let strips = |character: char| set.map_or_else(|| is_space(character), |set| set.contains(character));
     Ok(match method {
         "lstrip" => text.trim_start_matches(strips),
         "rstrip" => text.trim_end_matches(strips),
@@ -192,25 +164,19 @@ fn split(text: &str, args: &[Value], from_right: bool) -> Result<Value, Error> {
     let separator = separator.or(named.get("sep")?).filter(|separator| !separator.is_none());
     let most = most.or(named.get("maxsplit")?).and_then(|most| usize::try_from(most).ok());
     named.assert_all_used()?;
-    let parts = match separator.as_ref().map(|separator| separator.as_str().ok_or_else(|| failed("split by no string")))
-    {
-        None => split_space(text, most, from_right),
-        Some(separator) => {
-            let separator = separator?;
-            if separator.is_empty() {
-                return Err(failed("empty separator"));
-            }
-            match (most, from_right) {
-                (None, _) => text.split(separator).collect(),
-                (Some(most), false) => text.splitn(most.saturating_add(1), separator).collect(),
-                (Some(most), true) => {
-                    let mut parts: Vec<&str> = text.rsplitn(most.saturating_add(1), separator).collect();
-                    parts.reverse();
-                    parts
-                }
-            }
-        }
+    let Some(separator) = separator else {
+        return Ok(split_space(text, most, from_right).into_iter().map(Value::from).collect::<Vec<_>>().into());
     };
+    let separator = separator.as_str().ok_or_else(|| failed("split by no string"))?;
+    if separator.is_empty() {
+        return Err(failed("empty separator"));
+    }
+    let most = most.map_or(usize::MAX, |most| most.saturating_add(1));
+    let mut parts: Vec<&str> =
+        if from_right { text.rsplitn(most, separator).collect() } else { text.splitn(most, separator).collect() };
+    if from_right {
+        parts.reverse();
+    }
     Ok(parts.into_iter().map(Value::from).collect::<Vec<_>>().into())
 }
 

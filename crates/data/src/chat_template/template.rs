@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use minijinja::{Environment, Value};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
 use super::engine::{self, DEADLINE, full_reason};
@@ -22,20 +22,8 @@ use crate::skeleton::Skeletons;
 use crate::text_marks::{BLOCK_END, BLOCK_START, find_mark};
 
 const NAME: &str = "chat_template";
-const SYSTEM: &str = "system";
-/// Maximum size of a template. The largest published one has about 30 KiB.
-const MAX_SOURCE_BYTES: usize = 1 << 20;
 /// The names of a message's reasoning. A template reads one of them.
 pub(crate) const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
-
-/// One turn of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Message {
-    /// "system", "user", "assistant", or another role that the template knows.
-    pub role: String,
-    /// The text.
-    pub content: String,
-}
 
 /// What a template gets where a conversation does not say otherwise.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -44,19 +32,6 @@ pub struct TemplateDefaults {
     pub arguments: Map<String, Json>,
     /// System message of conversations that have none.
     pub system_prompt: Option<String>,
-}
-
-/// The input of a template in addition to the messages.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct TemplateInput<'a> {
-    /// JSON schemas of tools.
-    pub tools: Option<&'a [Json]>,
-    /// Documents for retrieval.
-    pub documents: Option<&'a [Json]>,
-    /// More variables (`enable_thinking`, for example). They take precedence over special tokens.
-    pub arguments: Option<&'a Map<String, Json>>,
-    /// Append the text that precedes an assistant's answer.
-    pub add_generation_prompt: bool,
 }
 
 /// A chat template, compiled.
@@ -75,10 +50,9 @@ impl ChatTemplate {
     /// Compiles `source`, which was read from `path`; `special_tokens` are variables of the template (`bos_token`, ...).
     /// The tokenizer sets the date.
     pub(crate) fn new(source: &str, path: &Path, special_tokens: BTreeMap<String, String>) -> Result<Self, DataError> {
-        let bad = |reason: String| DataError::BadChatTemplate { path: path.to_owned(), reason };
-        if source.len() > MAX_SOURCE_BYTES {
-            return Err(bad(format!("it has {} bytes, the maximum is {MAX_SOURCE_BYTES}", source.len())));
-        }
+        let bad = |reason: String| {
+            DataError::Tokenizer(format!("the chat template in {} does not parse: {reason}", path.display()))
+        };
         let mut environment = engine::environment();
         let (rewritten, marks_generation) = generation::rewrite(source);
         let compile = || environment.add_template_owned(NAME, rewritten).map_err(|reason| full_reason(&reason));
@@ -87,29 +61,6 @@ impl ChatTemplate {
         let (environment, source) = (Arc::new(environment), source.to_owned());
         let (defaults, skeletons) = Default::default();
         Ok(Self { environment, source, special_tokens, marks_generation, uses_date, defaults, skeletons })
-    }
-
-    /// Renders the messages, after the default system prompt if they have no system message. `add_generation_prompt` appends
-    /// the text that precedes an assistant's answer.
-    ///
-    /// Errors: the template refuses the messages (an unknown role, two users in a row, ...).
-    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String, DataError> {
-        let object = |message: &Message| {
-            let fields = [("role", &message.role), ("content", &message.content)];
-            fields.map(|(key, text)| (key.to_owned(), Json::from(text.as_str()))).into_iter().collect()
-        };
-        let prompt =
-            self.defaults.system_prompt.as_ref().filter(|_| messages.iter().all(|message| message.role != SYSTEM));
-        let prompt = prompt.map(|content| Message { role: SYSTEM.to_owned(), content: content.clone() });
-        let messages: Vec<Map<String, Json>> = prompt.iter().chain(messages).map(object).collect();
-        self.render_chat(&messages, TemplateInput { add_generation_prompt, ..TemplateInput::default() })
-    }
-
-    /// Renders messages with all inputs, as `apply_chat_template(..., tokenize=False)` of transformers does.
-    ///
-    /// Errors: the template refuses the messages, takes too long or writes too much.
-    pub fn render_chat(&self, messages: &[Map<String, Json>], input: TemplateInput<'_>) -> Result<String, DataError> {
-        Ok(self.render_marked(&to_values(messages), &RenderInput::new(input), input.add_generation_prompt)?.0)
     }
 
     /// Fixes the date that `strftime_now` returns, in seconds since 1970 UTC. By default it is the time of loading. A run
@@ -124,6 +75,11 @@ impl ChatTemplate {
     pub(crate) fn set_defaults(&mut self, defaults: &TemplateDefaults) {
         self.defaults = defaults.clone();
         self.skeletons.clear();
+    }
+
+    /// The system message of conversations that have none.
+    pub(super) fn system_prompt(&self) -> Option<&str> {
+        self.defaults.system_prompt.as_deref()
     }
 
     /// Whether the template reads the date, so that [`ChatTemplate::set_date`] matters.
@@ -146,24 +102,20 @@ impl ChatTemplate {
         self.marks_generation
     }
 
-    /// Renders and returns the byte ranges that came from `{% generation %}` blocks.
-    pub(crate) fn render_marked(
+    /// Renders messages with some `variables` and more `arguments` (`enable_thinking`, for example), which take precedence
+    /// over special tokens. Returns the text and the byte ranges that came from `{% generation %}` blocks.
+    pub(super) fn render_values(
         &self,
         messages: &[Value],
-        input: &RenderInput<'_>,
-        add_generation_prompt: bool,
+        variables: [(&str, Value); 3],
+        arguments: &Map<String, Json>,
     ) -> Result<(String, Vec<Range<usize>>), DataError> {
         let tokens =
             self.special_tokens.iter().map(|(name, token)| (Value::from(name.as_str()), token.as_str().into()));
-        let arguments = [Some(&self.defaults.arguments), input.arguments].into_iter().flatten().flatten();
+        let arguments = self.defaults.arguments.iter().chain(arguments);
         let arguments = arguments.map(|(name, value)| (Value::from(name.as_str()), Value::from_serialize(value)));
-        let own = [
-            ("messages", Value::from(messages.to_vec())),
-            ("tools", input.tools.clone()),
-            ("documents", input.documents.clone()),
-            ("add_generation_prompt", add_generation_prompt.into()),
-        ];
-        let own = own.into_iter().map(|(name, value)| (Value::from(name), value));
+        let own = [("messages", Value::from(messages.to_vec()))].into_iter().chain(variables);
+        let own = own.map(|(name, value)| (Value::from(name), value));
         let context: Value = tokens.chain(arguments).chain(own).collect::<BTreeMap<_, _>>().into();
         let rendered = engine::render(&self.environment, NAME, context, DEADLINE).map_err(|reason| {
             let roles: Vec<_> = messages.iter().map(describe).collect();
@@ -175,48 +127,6 @@ impl ChatTemplate {
 }
 
 const NO_MESSAGE: &str = "no message at all";
-
-/// [`TemplateInput`] as values of the engine, converted once for all renders of a conversation.
-pub(crate) struct RenderInput<'a> {
-    tools: Value,
-    documents: Value,
-    arguments: Option<&'a Map<String, Json>>,
-}
-
-impl<'a> RenderInput<'a> {
-    pub(crate) fn new(input: TemplateInput<'a>) -> Self {
-        let list = |items: Option<&[Json]>| items.map_or(Value::from(()), Value::from_serialize);
-        Self { tools: list(input.tools), documents: list(input.documents), arguments: input.arguments }
-    }
-}
-
-/// Messages as values of the engine, prepared as in transformers: without nulls, reasoning under each of its names.
-fn to_values(messages: &[Map<String, Json>]) -> Vec<Value> {
-    messages.iter().map(|message| to_value(message, None)).collect()
-}
-
-/// A message as a value of the engine, with another content if one is given.
-pub(crate) fn to_value(message: &Map<String, Json>, content: Option<&str>) -> Value {
-    let mut pairs: Vec<(Value, Value)> = Vec::with_capacity(message.len() + 2);
-    let reasoning = REASONING.iter().find_map(|key| message.get(*key).filter(|value| !value.is_null()));
-    if let Some(reasoning) = reasoning
-        && message.get("thinking").is_none_or(Json::is_null)
-    {
-        pairs.push((Value::from("thinking"), Value::from_serialize(reasoning)));
-    }
-    let kept = message.iter().filter(|(_, value)| !value.is_null());
-    let value = |value: &Json| value.as_str().map_or_else(|| Value::from_serialize(value), Value::from);
-    pairs.extend(kept.map(|(key, item)| match content.filter(|_| key == "content") {
-        Some(content) => (Value::from(key.as_str()), Value::from(content)),
-        None => (Value::from(key.as_str()), value(item)),
-    }));
-    if let Some(reasoning) = reasoning
-        && !message.contains_key("reasoning_content")
-    {
-        pairs.push((Value::from("reasoning_content"), Value::from_serialize(reasoning)));
-    }
-    Value::from_iter(pairs)
-}
 
 /// The role, and whether the content that templates read is absent.
 fn describe(message: &Value) -> String {
@@ -246,14 +156,12 @@ fn take_blocks(rendered: &str) -> (String, Vec<Range<usize>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chat_template::RenderedChat;
+    use crate::record_format::{Chat, Turn};
 
     fn template(source: &str) -> ChatTemplate {
         let tokens = BTreeMap::from([("bos_token".to_owned(), "<s>".to_owned())]);
         ChatTemplate::new(source, Path::new("chat_template.jinja"), tokens).unwrap()
-    }
-
-    fn message(role: &str, content: &str) -> Message {
-        Message { role: role.to_owned(), content: content.to_owned() }
     }
 
     #[test]
@@ -266,10 +174,9 @@ mod tests {
              {% endif %}\n\
              {% endfor %}",
         );
-        let messages = [("user", "q"), ("assistant", "é")]
-            .map(|(role, content)| crate::record_format::Turn::new(role, content).message);
-        let input = RenderInput::new(TemplateInput::default());
-        let (text, ranges) = template.render_marked(&to_values(&messages), &input, false).unwrap();
+        let chat = Chat::new(&[("user", "q"), ("assistant", "é")]);
+        let rendered_chat = RenderedChat::new(&template, &chat);
+        let (text, ranges) = rendered_chat.render(&rendered_chat.plain, false).unwrap();
         assert_eq!(text, "21é.x");
         assert_eq!(ranges, [1..5, 5..6]);
         assert!(template.marks_generation());
@@ -281,46 +188,22 @@ mod tests {
             "  {% for m in messages %}\n  {% if m.role == 'user' %}\n[{{ m.content }}]\n  {% endif %}\n\
              {% endfor %}\n{{ bos_token }}\n",
         );
-        assert_eq!(template.render(&[message("user", " a ")], false).unwrap(), "[ a ]\n<s>");
-    }
-
-    #[test]
-    fn python_idioms_of_published_templates_render() {
-        let template = template(
-            "{%- set ns = namespace(last=-1) -%}\
-             {%- for m in messages[::-1] -%}\
-             {%- if ns.last == -1 and m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}\
-             {%- endfor -%}\
-             {{ ns.last }}|{{ messages[0]['content'].strip().split(' ')[-1].upper() }}|\
-             {{ messages[0].get('tool_calls') is none }}|\
-             {%- for m in messages -%}\
-             {%- if loop.first -%}{%- continue -%}{%- endif -%}{{ m.content | trim }}\
-             {%- if loop.index == 2 -%}{%- break -%}{%- endif -%}\
-             {%- endfor -%}\
-             |{{ messages[0] | tojson }}|{{ tools is none }}|{{ undefined_thing is defined }}|{{ 'a' ~ (1 + 1) }}|\
-             {{ none }}{{ true }}",
-        );
-        let messages = [message("user", " hello there "), message("assistant", " x "), message("assistant", "y")];
-        assert_eq!(
-            template.render(&messages, false).unwrap(),
-            "2|THERE|True|x|{\"role\": \"user\", \"content\": \" hello there \"}|True|False|a2|NoneTrue"
-        );
+        assert_eq!(template.render(&Chat::new(&[("user", " a ")]), false).unwrap(), "[ a ]\n<s>");
     }
 
     #[test]
     fn documents_and_arguments_reach_the_template_and_arguments_take_precedence_over_special_tokens() {
         let template = template("{{ documents[0].title }}|{{ enable_thinking is false }}|{{ bos_token }}");
-        let documents = [serde_json::json!({ "title": "t" })];
-        let arguments = serde_json::json!({ "enable_thinking": false, "bos_token": "x" });
-        let input =
-            TemplateInput { documents: Some(&documents), arguments: arguments.as_object(), ..TemplateInput::default() };
-        assert_eq!(template.render_chat(&[], input).unwrap(), "t|True|x");
+        let documents = Some(vec![serde_json::json!({ "title": "t" })]);
+        let arguments = [("enable_thinking".to_owned(), false.into()), ("bos_token".to_owned(), "x".into())];
+        let chat = Chat { documents, arguments: arguments.into_iter().collect(), ..Chat::default() };
+        assert_eq!(template.render(&chat, false).unwrap(), "t|True|x");
     }
 
     #[test]
     fn text_is_not_escaped_as_html() {
         assert_eq!(
-            template("{{ messages[0].content }}").render(&[message("user", "<a & 'b'>")], false).unwrap(),
+            template("{{ messages[0].content }}").render(&Chat::new(&[("user", "<a & 'b'>")]), false).unwrap(),
             "<a & 'b'>"
         );
     }
@@ -330,22 +213,22 @@ mod tests {
         let mut template = template("{{ strftime_now('%d %b %Y') }}");
         template.set_date(0);
         assert!(template.uses_date());
-        assert_eq!(template.render(&[], false).unwrap(), "01 Jan 1970");
+        assert_eq!(template.render(&Chat::default(), false).unwrap(), "01 Jan 1970");
     }
 
     #[test]
     fn exception_raised_by_the_template_reaches_the_user() {
         let template = template("{% if true %}{{ raise_exception('only one system message') }}{% endif %}");
-        let error = template.render(&[message("system", "a")], false).unwrap_err().to_string();
+        let error = template.render(&Chat::new(&[("system", "a")]), false).unwrap_err().to_string();
         assert!(error.contains("only one system message") && error.contains("roles: system"), "{error}");
     }
 
     #[test]
     fn a_failure_tells_which_messages_have_no_content() {
-        let mut call = crate::record_format::Turn::new("assistant", "").message;
-        call.insert("content".to_owned(), Json::Null);
+        let mut call = Turn::new("assistant", "");
+        call.message.insert("content".to_owned(), Json::Null);
         let template = template("{% for m in messages %}{{ 'x' + m.content }}{% endfor %}");
-        let error = template.render_chat(&[call], TemplateInput::default()).unwrap_err().to_string();
+        let error = template.render(&Chat { turns: vec![call], ..Chat::default() }, false).unwrap_err().to_string();
         assert!(error.contains("roles: assistant without content"), "{error}");
     }
 

@@ -39,6 +39,9 @@ pub(crate) struct TemplateSet {
     special_tokens: BTreeMap<String, String>,
     default: Option<ChatTemplate>,
     tool_use: Option<ChatTemplate>,
+    /// The date that templates see, in seconds since 1970 UTC.
+    pub(crate) date: i64,
+    pub(crate) defaults: TemplateDefaults,
 }
 
 impl TemplateSet {
@@ -71,10 +74,12 @@ impl TemplateSet {
     /// Replaces all templates by one.
     pub(crate) fn choose(&mut self, choice: &TemplateChoice) -> Result<(), DataError> {
         let template = match choice {
-            TemplateChoice::Named(name) => self.compile(name)?.ok_or_else(|| DataError::NoSuchTemplate {
-                name: name.clone(),
-                names: self.names(),
-                built_in: BuiltIn::names(),
+            TemplateChoice::Named(name) => self.compile(name)?.ok_or_else(|| {
+                DataError::Tokenizer(format!(
+                    "no chat template is named {name:?}: the tokenizer has {}, built in are {}, and a file is named with its path",
+                    self.names(),
+                    BuiltIn::names()
+                ))
             })?,
             TemplateChoice::Text(source) => {
                 ChatTemplate::new(source, Path::new("the recipe"), self.special_tokens.clone())?
@@ -86,14 +91,15 @@ impl TemplateSet {
         };
         self.default = Some(template);
         self.tool_use = None;
+        self.apply();
         Ok(())
     }
 
-    /// Fixes the date that templates see, and what they get by default.
-    pub(crate) fn set(&mut self, unix_seconds: i64, defaults: &TemplateDefaults) {
+    /// Gives the templates the date and the defaults, which changed.
+    pub(crate) fn apply(&mut self) {
         for template in self.default.iter_mut().chain(&mut self.tool_use) {
-            template.set_date(unix_seconds);
-            template.set_defaults(defaults);
+            template.set_date(self.date);
+            template.set_defaults(&self.defaults);
         }
     }
 

@@ -18,25 +18,22 @@ pub(super) fn to_bytes(diagnoses: Vec<Diagnosis>, dropped: Vec<u64>, files: &[Ve
     let numbered: Vec<Diagnosis> = diagnoses
         .into_iter()
         .zip(files)
-        .map(|(diagnosis, files)| diagnosis.with_paths(|path| number(path, files)))
-        .collect();
+        .map(|(diagnosis, files)| diagnosis.with_paths(|path| Some(number(path, files))))
+        .collect::<Option<_>>()
+        .expect("every file has a number");
     serde_json::to_vec(&(numbered, dropped)).expect("numbers and strings are always valid JSON")
 }
 
 /// `None` if the bytes are not a report of sources with these files.
 pub(super) fn from_bytes(bytes: &[u8], files: &[Vec<String>]) -> Option<(Vec<Diagnosis>, Vec<u64>)> {
     let (diagnoses, dropped): (Vec<Diagnosis>, Vec<u64>) = serde_json::from_slice(bytes).ok()?;
-    let is_known = |(diagnosis, files): (&Diagnosis, &Vec<String>)| {
-        let mut places = diagnosis.findings.values().flat_map(|found| &found.first);
-        places.all(|(place, _)| name(&place.path, files).is_some())
-    };
-    if diagnoses.len() != files.len() || !diagnoses.iter().zip(files).all(is_known) {
+    if diagnoses.len() != files.len() {
         return None;
     }
     let named = |(diagnosis, files): (Diagnosis, &Vec<String>)| {
-        diagnosis.with_paths(|path| name(path, files).expect("checked above").into())
+        diagnosis.with_paths(|path| files.get(path.to_str()?.parse::<usize>().ok()?).map(PathBuf::from))
     };
-    Some((diagnoses.into_iter().zip(files).map(named).collect(), dropped))
+    Some((diagnoses.into_iter().zip(files).map(named).collect::<Option<_>>()?, dropped))
 }
 
 /// The index of a file, as a path.
@@ -47,10 +44,6 @@ fn number(path: &Path, files: &[String]) -> PathBuf {
         Some(number) => number.to_string().into(),
         None => panic!("a record came from {shown}, which is not one of the files {files:?}"),
     }
-}
-
-fn name<'a>(number: &Path, files: &'a [String]) -> Option<&'a String> {
-    files.get(number.to_str()?.parse::<usize>().ok()?)
 }
 
 /// The end of the path of a Hub file `owner/name@commit/path` in the Hub's cache.

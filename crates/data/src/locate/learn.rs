@@ -2,14 +2,13 @@
 //!
 //! Trade-off: the first conversation of each sequence of roles costs a few more renders.
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use super::rendered_chat::RenderedChat;
 use super::span_finder::SpanFinder;
+use crate::chat_template::RenderedChat;
 use crate::record_format::{Chat, Turn};
 use crate::selection::ASSISTANT;
-use crate::skeleton::{Edge, Skeleton};
+use crate::skeleton::{Part, Skeleton};
 
 /// The skeleton of a conversation; `None` if its messages are more than texts, or the template has none.
 pub(super) fn skeleton_of(rendered_chat: &RenderedChat<'_>) -> Option<Arc<Skeleton>> {
@@ -24,33 +23,26 @@ fn learn(rendered_chat: &RenderedChat<'_>) -> Option<Skeleton> {
     let (text, _) = synthetic.render(&synthetic.plain, false).ok()?;
     let finder = SpanFinder::new(&synthetic, &text);
     let (_, positions, written) = finder.marks.as_ref()?;
-    let mut before = Vec::new();
-    let mut texts: Vec<(usize, Range<usize>)> = Vec::new();
-    let mut at = 0;
+    let (mut parts, mut at) = (Vec::new(), 0);
     for (index, position) in positions.iter().enumerate() {
         let Some(content) = position else {
             // Written twice or not completely: a comparison cannot locate it.
             if written[index] {
                 return None;
             }
-            before.push(None);
+            parts.push(None);
             continue;
         };
-        before.push(Some(text.get(at..content.start)?.to_owned()));
-        texts.push((index, at..content.start));
+        let before = text.get(at..content.start)?;
+        let next = positions[index + 1..].iter().flatten().next().map_or(text.len(), |next| next.start);
+        let answer = (chat.turns[index].role() == ASSISTANT).then(|| finder.assistant(index).ok()).flatten();
+        let answer = answer
+            .filter(|answer| at <= answer.start && answer.end <= next)
+            .and_then(|answer| Some((content.start.checked_sub(answer.start)?, answer.end.checked_sub(content.end)?)));
+        parts.push(Some(Part { text: before.to_owned(), answer }));
         at = content.end;
     }
-    texts.push((chat.turns.len(), at..text.len()));
-    let edge = |at: usize| {
-        let (index, range) = texts.iter().find(|(_, range)| range.start <= at && at <= range.end)?;
-        Some(Edge { text: *index, offset: at - range.start })
-    };
-    let answer = |index: usize| {
-        let range = (chat.turns[index].role() == ASSISTANT).then(|| finder.assistant(index).ok())??;
-        Some(edge(range.start)?..edge(range.end)?)
-    };
-    let answers = (0..chat.turns.len()).map(answer).collect();
-    Some(Skeleton { before, end: text[at..].to_owned(), answers })
+    Some(Skeleton { parts, end: text[at..].to_owned() })
 }
 
 #[cfg(test)]
@@ -59,10 +51,6 @@ mod tests {
     use crate::chat_template::ChatTemplate;
     use crate::selection::Span;
     use crate::test_tokenizer::{TEMPLATE, TestTokenizer};
-
-    fn chat(turns: &[(&str, &str)]) -> Chat {
-        Chat { turns: turns.iter().map(|&(role, content)| Turn::new(role, content)).collect(), ..Chat::default() }
-    }
 
     fn template(source: &str) -> ChatTemplate {
         let tokens = ["bos_token", "eos_token"].map(|name| (name.to_owned(), format!("<{name}>")));
@@ -74,9 +62,9 @@ mod tests {
         let rendered_chat = RenderedChat::new(template, chat);
         let (text, _) = rendered_chat.render(&rendered_chat.plain, false).unwrap();
         let skeleton = skeleton_of(&rendered_chat);
-        let matched = skeleton.as_ref().and_then(|skeleton| skeleton.fit(chat, &text));
+        let spans = skeleton.and_then(|skeleton| skeleton.spans(chat, &text));
         let assistants = (0..chat.turns.len()).filter(|&index| chat.turns[index].role() == ASSISTANT);
-        let compared = matched.and_then(|matched| assistants.clone().map(|index| matched.span(index, chat)).collect());
+        let compared = spans.and_then(|spans| assistants.clone().map(|index| spans[index].clone()).collect());
         let finder = SpanFinder::new(&rendered_chat, &text);
         let span = |index| Span { range: finder.assistant(index).unwrap(), content_end: finder.content_end(index) };
         (compared, assistants.map(span).collect())
@@ -95,7 +83,7 @@ mod tests {
         for source in [TEMPLATE, &trimmed, last] {
             let template = template(source);
             for turns in [&TURNS[..], &TURNS[1..], &TURNS[1..3], &TURNS[3..], &TURNS[2..]] {
-                let (compared, marked) = both(&template, &chat(turns));
+                let (compared, marked) = both(&template, &Chat::new(turns));
                 assert_eq!(compared, Some(marked), "{turns:?}\n{source}");
             }
         }
@@ -113,7 +101,7 @@ mod tests {
             let template = template(&source);
             templates += 1;
             for turns in [&TURNS[..], &TURNS[1..], &TURNS[1..3]] {
-                let chat = chat(turns);
+                let chat = Chat::new(turns);
                 let rendered_chat = RenderedChat::new(&template, &chat);
                 // Some templates refuse a system message.
                 if rendered_chat.render(&rendered_chat.plain, false).is_ok() {
@@ -131,15 +119,15 @@ mod tests {
         let looks_inside = "{% for m in messages %}<|{{ m.role }}|>{% if 'z' in m.content %}!{% endif %}{{ m.content }}</s>\
             {% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
         let template = template(looks_inside);
-        assert!(both(&template, &chat(&[("user", "a"), ("assistant", "b")])).0.is_some());
-        let (compared, marked) = both(&template, &chat(&[("user", "z"), ("assistant", "b")]));
+        assert!(both(&template, &Chat::new(&[("user", "a"), ("assistant", "b")])).0.is_some());
+        let (compared, marked) = both(&template, &Chat::new(&[("user", "z"), ("assistant", "b")]));
         assert_eq!((compared, marked.len()), (None, 1));
     }
 
     #[test]
     fn messages_that_are_more_than_texts_have_no_skeleton() {
         let template = template(TEMPLATE);
-        let plain = chat(&TURNS[1..3]);
+        let plain = Chat::new(&TURNS[1..3]);
         let has_one = |chat: &Chat| skeleton_of(&RenderedChat::new(&template, chat)).is_some();
         assert!(has_one(&plain));
         let more: [fn(&mut Chat); 5] = [
@@ -159,7 +147,7 @@ mod tests {
     #[test]
     fn roles_with_a_line_break_are_not_confused_with_others() {
         let template = template(TEMPLATE);
-        let roles = |roles: &[&str]| chat(&roles.iter().map(|&role| (role, "t")).collect::<Vec<_>>());
+        let roles = |roles: &[&str]| Chat::new(&roles.iter().map(|&role| (role, "t")).collect::<Vec<_>>());
         for chat in [roles(&["assistant", "user\nsystem"]), roles(&["assistant", "user", "system"])] {
             let (compared, marked) = both(&template, &chat);
             assert_eq!(compared, Some(marked));
@@ -171,7 +159,7 @@ mod tests {
         let source = "{{ strftime_now('%Y') }}{% for m in messages %}<|{{ m.role }}|>{{ tone }}{{ m.content }}</s>{% endfor %}\
             {% if add_generation_prompt %}<|assistant|>{{ tone }}{% endif %}";
         let mut template = template(source);
-        let mut chat = chat(&TURNS[1..3]);
+        let mut chat = Chat::new(&TURNS[1..3]);
         for date in [0, 1 << 30] {
             template.set_date(date);
             for tone in ["", "mild: "] {
@@ -184,7 +172,7 @@ mod tests {
 
     #[test]
     fn masks_do_not_depend_on_earlier_conversations() {
-        let chats = [chat(&TURNS), chat(&TURNS[1..]), chat(&TURNS[1..3])];
+        let chats = [Chat::new(&TURNS), Chat::new(&TURNS[1..]), Chat::new(&TURNS[1..3])];
         let tokenizer = TestTokenizer::default().load();
         for chat in chats.iter().chain(&chats) {
             let roles = [ASSISTANT.to_owned()];

@@ -9,9 +9,9 @@ use std::ops::Range;
 use minijinja::Value;
 use serde_json::Value as Json;
 
-use super::rendered_chat::RenderedChat;
+use crate::chat_template::RenderedChat;
 use crate::error::DataError;
-use crate::record_format::{Chat, Turn};
+use crate::record_format::Chat;
 use crate::skeleton::trimmed;
 use crate::text_marks::{CONTENT_END, CONTENT_START, MARK_END, common_prefix, find_mark};
 
@@ -176,8 +176,7 @@ impl<'a> SpanFinder<'a> {
 
     /// What the template writes after a plain answer, without white space at the end; `None` if that is nothing.
     fn plain_closing(&self) -> Result<Option<String>, DataError> {
-        let turns = [Turn::new("user", "question"), Turn::new("assistant", "answer")];
-        let chat = Chat { turns: turns.to_vec(), ..Chat::default() };
+        let chat = Chat::new(&[("user", "question"), ("assistant", "answer")]);
         let rendered_chat = RenderedChat::new(self.rendered_chat.template, &chat);
         let (rendered, _) = rendered_chat.render(&rendered_chat.marked(), false)?;
         let (text, positions, _) = take_marks(&rendered, chat.turns.len());
@@ -227,20 +226,26 @@ impl<'a> SpanFinder<'a> {
 }
 
 fn not_found(index: usize, chat: &Chat) -> DataError {
-    DataError::MessageNotFound { message: index + 1, role: chat.turns[index].role().to_owned() }
+    DataError::MaskNotFound(format!(
+        "text of message {} ({}): the chat template changes it, omits it, or writes it twice. Remove the training flag from the \
+         message, or set train_on = \"all\"",
+        index + 1,
+        chat.turns[index].role()
+    ))
 }
 
-fn check_prefix(prefix: &str, whole: &str, index: usize, name: &'static str) -> Result<(), DataError> {
+fn check_prefix(prefix: &str, whole: &str, index: usize, name: &str) -> Result<(), DataError> {
     if whole.starts_with(prefix) {
         return Ok(());
     }
     let byte = common_prefix(prefix, whole);
-    let excerpt = |text: &str| text[byte..].chars().take(24).collect();
-    Err(DataError::NotAPrefix {
-        message: index + 1,
-        prefix: name,
-        byte,
-        found: excerpt(prefix),
-        expected: excerpt(whole),
-    })
+    let excerpt = |text: &str| text[byte..].chars().take(24).collect::<String>();
+    Err(DataError::MaskNotFound(format!(
+        "assistant's text in message {}: the template renders the messages {name} to a text that is not a prefix of the whole \
+         conversation (they differ at byte {byte}: {:?} and {:?}). Put {{% generation %}} and {{% endgeneration %}} around the \
+         assistant's text in the chat template, or set train_on = \"all\"",
+        index + 1,
+        excerpt(prefix),
+        excerpt(whole)
+    )))
 }

@@ -78,14 +78,14 @@ impl RowTable {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use rand_chacha::ChaCha8Rng;
     use rand_chacha::rand_core::{RngCore, SeedableRng};
 
     use super::*;
 
     /// Pseudo-random numbers below 2^31, the same on every machine.
-    fn random() -> impl Iterator<Item = usize> {
+    pub(in super::super) fn random() -> impl Iterator<Item = usize> {
         let mut random = ChaCha8Rng::seed_from_u64(12_345);
         std::iter::repeat_with(move || (random.next_u64() >> 33) as usize)
     }

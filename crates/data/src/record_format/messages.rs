@@ -6,10 +6,9 @@
 
 use serde_json::Value as Json;
 
-use super::error::RecordFormatError;
 use super::fields::{Fields, MESSAGE_KEYS};
 use super::row::{Chat, Object, Turn};
-use super::value::{Reader, list, names, string, wrong_type};
+use super::value::{Reader, RecordFormatError, bad_value, list, missing_key, string, wrong_type};
 use crate::place::Place;
 
 /// Keys of a message that hold its training flag: a boolean, or a weight of 0 or 1 (OpenAI; `loss_weight`
@@ -83,7 +82,7 @@ fn parse_message(message: &Json, key: &str, names: &Fields, place: &Place) -> Re
     let named_role = string(need(fields, role_key, key, place)?, &role_path, place)?;
     let role = template_role(named_role, names);
     if role.is_empty() {
-        return Err(bad(place, &role_path, "is empty".to_owned(), "Write system, user, assistant or tool"));
+        return Err(bad_value(place, &role_path, "is empty", "Write system, user, assistant or tool"));
     }
     let speaks_otherwise = OTHER_CONTENT.iter().any(|key| fields.get(*key).is_some_and(|value| !value.is_null()));
     if !speaks_otherwise {
@@ -123,12 +122,8 @@ fn pick<'a>(fields: &Object, named: Option<&'a str>, usual: [&'a str; 2]) -> &'a
 }
 
 fn need<'a>(fields: &'a Object, name: &str, key: &str, place: &Place) -> Result<&'a Json, RecordFormatError> {
-    fields.get(name).ok_or_else(|| RecordFormatError::MissingKey {
-        place: place.clone(),
-        expected: format!("{name:?} in {key}"),
-        found: names(fields),
-        hint: "Each message needs \"role\" and \"content\" (or \"from\" and \"value\")".to_owned(),
-    })
+    let hint = "Each message needs \"role\" and \"content\" (or \"from\" and \"value\")";
+    fields.get(name).ok_or_else(|| missing_key(place, &format!("{name:?} in {key}"), fields, hint))
 }
 
 /// The role's name in chat templates.
@@ -165,19 +160,18 @@ fn read_content(content: &Json, key: &str, place: &Place, turn: &mut Turn) -> Re
         let kind = fields.get("type").and_then(Json::as_str).unwrap_or("text");
         if !["text", "reasoning", "tool_call"].contains(&kind) {
             let hint = "Only texts can be trained on; remove the part or the row";
-            return Err(bad(place, &path, format!("is a part of type {kind:?}"), hint));
+            return Err(bad_value(place, &path, &format!("is a part of type {kind:?}"), hint));
         }
         let Some(value) = [kind, "text", "value"].iter().find_map(|key| fields.get(*key)) else {
-            let expected = format!("\"text\" in {path}");
-            let hint = "A part of a message is like {\"type\": \"text\", \"text\": ...}".to_owned();
-            return Err(RecordFormatError::MissingKey { place: place.clone(), expected, found: names(fields), hint });
+            let hint = "A part of a message is like {\"type\": \"text\", \"text\": ...}";
+            return Err(missing_key(place, &format!("\"text\" in {path}"), fields, hint));
         };
         let value = || string(value, &path, place);
         match kind {
             "reasoning" => reasoning.push_str(value()?),
             "tool_call" => calls.extend(calls_of(value()?).ok_or_else(|| {
                 let hint = "Write {\"name\": ..., \"arguments\": ...} as a string";
-                bad(place, &path, "is no tool call".to_owned(), hint)
+                bad_value(place, &path, "is no tool call", hint)
             })?),
             _ => text.push_str(value()?),
         }
@@ -199,7 +193,7 @@ fn flag(value: &Json, key: &str, place: &Place) -> Result<bool, RecordFormatErro
         Json::Number(weight) if weight.as_f64() == Some(1.0) => Ok(true),
         Json::Number(weight) => {
             let hint = "The weight of a message must be 0 or 1";
-            Err(bad(place, key, format!("is the weight {weight}"), hint))
+            Err(bad_value(place, key, &format!("is the weight {weight}"), hint))
         }
         other => Err(wrong_type(place, key, "true, false, 0 or 1", other)),
     }
@@ -255,8 +249,4 @@ fn calls_of(text: &str) -> Option<Vec<Json>> {
         serde_json::json!({ "type": "function", "function": function })
     };
     Some(calls.into_iter().map(wrap).collect())
-}
-
-fn bad(place: &Place, key: &str, problem: String, hint: &'static str) -> RecordFormatError {
-    RecordFormatError::BadValue { place: place.clone(), key: key.to_owned(), problem, hint }
 }

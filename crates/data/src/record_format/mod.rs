@@ -3,13 +3,11 @@
 //! The format is named in the recipe or detected from the first record. Trade-off: no guessing within a source. All its
 //! records have one format, and a record of another format is an error that lists the keys found.
 
-mod error;
 mod fields;
-mod instruction;
 mod messages;
+mod pairs;
 mod preference;
 mod pretokenized;
-mod prompt;
 mod row;
 mod value;
 
@@ -19,11 +17,11 @@ use crate::place::Place;
 use fields::MESSAGE_KEYS;
 use value::{Reader, names};
 
-pub use error::RecordFormatError;
 pub use fields::Fields;
-pub(crate) use instruction::headed_text;
+pub(crate) use pairs::headed_text;
 pub(crate) use row::Object;
 pub use row::{Chat, Row, Turn};
+pub use value::RecordFormatError;
 
 /// The format of a source's records: which keys they have and what they mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -98,9 +96,9 @@ impl RecordFormat {
                 Self::Auto.resolve(fields, &mut names, place)?.parse(fields, &names, place)
             }
             Self::Chat | Self::Sharegpt => messages::parse(record, names, self == Self::Sharegpt).map(Row::Chat),
-            Self::Alpaca => instruction::parse(record, names).map(Row::Chat),
+            Self::Alpaca => pairs::parse_instruction(record, names).map(Row::Chat),
             Self::Text => Ok(Row::Text(record.need_string(&names.text)?.to_owned())),
-            Self::PromptCompletion => prompt::parse(record, names),
+            Self::PromptCompletion => pairs::parse_prompt(record, names),
             Self::Pretokenized => pretokenized::parse(record, names),
         }
     }
@@ -123,5 +121,11 @@ fn unrecognized(fields: &Object, expected: &Fields, place: &Place) -> RecordForm
         Some(separator) => format!(". The columns seem to be separated by {separator:?}; CSV files need commas"),
         None => String::new(),
     };
-    RecordFormatError::Unrecognized { place: place.clone(), found: names(fields), known: known.join(", "), hint }
+    let problem = format!(
+        "found {}, which matches no known format. The formats are {}. Rename the keys, name the format, or map the keys with \
+         `fields`{hint}",
+        names(fields),
+        known.join(", ")
+    );
+    RecordFormatError { place: place.clone(), problem }
 }

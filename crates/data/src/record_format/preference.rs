@@ -4,9 +4,9 @@
 
 use serde_json::Value as Json;
 
-use super::error::RecordFormatError;
 use super::fields::Fields;
 use super::row::Object;
+use super::value::RecordFormatError;
 use crate::place::Place;
 
 /// Keys of KTO sets: whether the answer is a good one.
@@ -17,8 +17,12 @@ const ANSWERS: [&str; 6] = ["messages", "conversations", "completion", "output",
 /// Refuses a record with chosen and rejected answers, unless the recipe maps one of them; and one whose answer has a
 /// label.
 pub(super) fn refuse(fields: &Object, names: &Fields, place: &Place) -> Result<(), RecordFormatError> {
-    let refused = |method, key: &str, hint| {
-        Err(RecordFormatError::Preference { place: place.clone(), method, key: key.to_owned(), hint })
+    let refused = |method, key: &str, hint: String| {
+        let problem = format!(
+            "the key {key:?} shows a set for preference training ({method}), which is not supported yet: its bad answers \
+             would be trained like the good ones. {hint}"
+        );
+        Err(RecordFormatError { place: place.clone(), problem })
     };
     let is_of_pair =
         |key: &str| ["chosen", "rejected"].iter().any(|word| key == *word || key.starts_with(&format!("{word}_")));

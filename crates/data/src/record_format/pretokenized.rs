@@ -6,10 +6,9 @@
 
 use serde_json::Value as Json;
 
-use super::error::RecordFormatError;
 use super::fields::Fields;
 use super::row::Row;
-use super::value::{Reader, list, wrong_type};
+use super::value::{Reader, RecordFormatError, bad_value, list, wrong_type};
 use crate::place::Place;
 
 /// The label of a token without loss.
@@ -87,5 +86,5 @@ fn same_length(key: &str, found: usize, expected: usize, place: &Place) -> Resul
 
 fn bad(place: &Place, key: &str, problem: String) -> RecordFormatError {
     let hint = "Ids, labels (the id, or -100) and masks are lists of the same length, aligned with each other";
-    RecordFormatError::BadValue { place: place.clone(), key: key.to_owned(), problem, hint }
+    bad_value(place, key, &problem, hint)
 }

@@ -53,6 +53,30 @@ pub struct Chat {
     pub prompt_turns: usize,
 }
 
+impl Chat {
+    /// Messages with roles and texts.
+    pub fn new(turns: &[(&str, &str)]) -> Self {
+        Self { turns: turns.iter().map(|(role, content)| Turn::new(role, content)).collect(), ..Self::default() }
+    }
+
+    /// Messages as templates see them.
+    pub fn from_messages(messages: impl IntoIterator<Item = Map<String, Json>>) -> Self {
+        let turns = messages.into_iter().map(|message| Turn { message, train: None }).collect();
+        Self { turns, ..Self::default() }
+    }
+
+    /// The conversation after a system message, unless it has one.
+    pub(crate) fn with_system(mut self, prompt: Option<&str>) -> Self {
+        if let Some(prompt) = prompt
+            && self.turns.iter().all(|turn| turn.role() != "system")
+        {
+            self.turns.insert(0, Turn::new("system", prompt));
+            self.prompt_turns += usize::from(self.prompt_turns > 0);
+        }
+        self
+    }
+}
+
 /// The parsed content of a record.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Row {

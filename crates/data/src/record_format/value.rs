@@ -4,10 +4,20 @@
 //! because table formats have no other way to store one.
 
 use serde_json::Value as Json;
+use thiserror::Error;
 
-use super::error::RecordFormatError;
 use super::row::Object;
 use crate::place::Place;
+
+/// A record that does not match its format. The message is complete: what was found, what was expected, what to do.
+#[derive(Debug, Clone, PartialEq, Error)]
+#[error("{place}: {problem}")]
+pub struct RecordFormatError {
+    /// File and line.
+    pub place: Place,
+    /// What is wrong and what to do.
+    pub problem: String,
+}
 
 /// Keys of an object that messages list.
 const SHOWN_KEYS: usize = 24;
@@ -32,12 +42,8 @@ impl<'a> Reader<'a> {
 
     /// The value of a required key, null included.
     pub(crate) fn need(&self, key: &str) -> Result<&'a Json, RecordFormatError> {
-        self.fields.get(key).ok_or_else(|| RecordFormatError::MissingKey {
-            place: self.place.clone(),
-            expected: format!("{key:?}"),
-            found: names(self.fields),
-            hint: "All rows of a source have the same format".to_owned(),
-        })
+        let hint = "All rows of a source have the same format";
+        self.fields.get(key).ok_or_else(|| missing_key(self.place, &format!("{key:?}"), self.fields, hint))
     }
 
     /// A required string.
@@ -70,11 +76,9 @@ fn unfold(value: &Json, key: &str, place: &Place) -> Result<Json, RecordFormatEr
     if text.trim().is_empty() {
         return Ok(Json::Array(Vec::new()));
     }
-    serde_json::from_str(text).map_err(|reason| RecordFormatError::BadValue {
-        place: place.clone(),
-        key: key.to_owned(),
-        problem: format!("is a string that is not JSON: {reason}"),
-        hint: "Write it as a list, or as a string that holds a JSON list",
+    serde_json::from_str(text).map_err(|reason| {
+        let hint = "Write it as a list, or as a string that holds a JSON list";
+        bad_value(place, key, &format!("is a string that is not JSON: {reason}"), hint)
     })
 }
 
@@ -84,7 +88,8 @@ pub(crate) fn string<'a>(value: &'a Json, key: &str, place: &Place) -> Result<&'
         return Err(wrong_type(place, key, "a string", value));
     };
     if text.contains('\0') {
-        return Err(RecordFormatError::NulCharacter { place: place.clone(), key: key.to_owned() });
+        let problem = format!("a NUL character in {key}: the file is damaged or not text");
+        return Err(RecordFormatError { place: place.clone(), problem });
     }
     Ok(text)
 }
@@ -112,7 +117,7 @@ pub(crate) fn names(fields: &Object) -> String {
 }
 
 /// The error for a value of the wrong type.
-pub(crate) fn wrong_type(place: &Place, key: &str, expected: &'static str, found: &Json) -> RecordFormatError {
+pub(crate) fn wrong_type(place: &Place, key: &str, expected: &str, found: &Json) -> RecordFormatError {
     let found = match found {
         Json::Null => "null".to_owned(),
         Json::Bool(value) => format!("the boolean {value}"),
@@ -121,5 +126,16 @@ pub(crate) fn wrong_type(place: &Place, key: &str, expected: &'static str, found
         Json::Array(items) => format!("a list of {}", items.len()),
         Json::Object(fields) => format!("an object with {}", names(fields)),
     };
-    RecordFormatError::WrongType { place: place.clone(), key: key.to_owned(), expected, found }
+    RecordFormatError { place: place.clone(), problem: format!("{key} must be {expected}, found {found}") }
+}
+
+/// The error for a key that is absent: what was expected, and what to do.
+pub(crate) fn missing_key(place: &Place, expected: &str, fields: &Object, hint: &str) -> RecordFormatError {
+    let problem = format!("expected the key {expected}, found {}. {hint}", names(fields));
+    RecordFormatError { place: place.clone(), problem }
+}
+
+/// The error for a value of the right type that is invalid.
+pub(crate) fn bad_value(place: &Place, key: &str, problem: &str, hint: &str) -> RecordFormatError {
+    RecordFormatError { place: place.clone(), problem: format!("{key} {problem}. {hint}") }
 }

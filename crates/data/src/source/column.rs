@@ -1,9 +1,9 @@
-//! Columns of Arrow arrays as the JSON values of records.
+//! Files whose rows come in column batches (Parquet and Arrow) as single records.
 //!
 //! Not supported: types that have no JSON form (bytes, times, decimals, maps); [`select_columns`] refuses them by name.
-//! A float that is not finite becomes null, because JSON cannot represent it.
+//! A float that is not finite becomes null, because JSON cannot represent it. Trade-off: no reading after an error.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
@@ -52,7 +52,7 @@ pub(super) fn select_columns(
 
 /// The error for a requested column that does not exist.
 pub(super) fn no_column(path: &Path, name: &str, all: &[&String]) -> SourceError {
-    SourceError::NoColumn { path: path.to_owned(), column: name.to_owned(), found: format!("{all:?}") }
+    SourceError::file(path, format!("no column {name:?}; the columns are {all:?}"))
 }
 
 fn check_type(column: &str, data_type: &DataType, path: &Path) -> Result<(), SourceError> {
@@ -68,50 +68,77 @@ fn check_type(column: &str, data_type: &DataType, path: &Path) -> Result<(), Sou
             .iter()
             .try_for_each(|field| check_type(&format!("{column}.{}", field.name()), field.data_type(), path)),
         T::Dictionary(_, value) => check_type(column, value, path),
-        other => {
-            let found = other.to_string();
-            Err(SourceError::ColumnType { path: path.to_owned(), column: column.to_owned(), found })
-        }
+        other => Err(SourceError::file(
+            path,
+            format!(
+                "column {column:?} has the type {other}, which is not a string, number, list or struct. Omit it: name the \
+                 columns to read with columns = [...]"
+            ),
+        )),
     }
 }
 
-/// A batch whose rows become records one by one.
-pub(super) struct BatchRows {
+/// Reads the next batch of a file, of columns that [`select_columns`] accepted. The error is the decoder's.
+pub(super) type NextBatch = Box<dyn FnMut() -> Result<Option<RecordBatch>, String> + Send>;
+
+/// The records of a file of column batches.
+pub(super) struct BatchRecords {
+    next_batch: NextBatch,
+    path: PathBuf,
+    format: &'static str,
     batch: RecordBatch,
-    names: Vec<String>,
+    /// The next row of the batch.
     next: usize,
+    /// Rows of the file that were read.
+    row: usize,
+    /// Called after each row.
+    count_row: Box<dyn FnMut() + Send>,
 }
 
-impl BatchRows {
-    /// Takes a batch of columns that [`select_columns`] accepted.
-    pub(super) fn new(batch: RecordBatch) -> Self {
-        let names = batch.schema_ref().fields().iter().map(|field| field.name().clone()).collect();
-        Self { batch, names, next: 0 }
+impl BatchRecords {
+    pub(super) fn new(next_batch: NextBatch, path: &Path, format: &'static str) -> Self {
+        let batch = RecordBatch::new_empty(Arc::new(Schema::empty()));
+        Self { next_batch, path: path.to_owned(), format, batch, next: 0, row: 0, count_row: Box::new(|| {}) }
     }
 
-    /// The next row; `row` is its number in the file, counted from 1.
-    pub(super) fn next_record(&mut self, path: &Arc<Path>, row: usize) -> Option<Result<Record, SourceError>> {
-        if self.next >= self.batch.num_rows() {
-            return None;
+    /// Calls `count_row` after each row.
+    pub(super) fn counting(self, count_row: impl FnMut() + Send + 'static) -> Self {
+        Self { count_row: Box::new(count_row), ..self }
+    }
+
+    fn record(&mut self) -> Result<Option<Record>, SourceError> {
+        while self.next >= self.batch.num_rows() {
+            let batch = (self.next_batch)()
+                .map_err(|reason| SourceError::bad_row(&self.path, self.format, self.row, &reason))?;
+            let Some(batch) = batch else { return Ok(None) };
+            (self.batch, self.next) = (batch, 0);
         }
-        let place = Place { path: path.to_path_buf(), line: row };
+        let place = Place { path: self.path.clone(), line: self.row + 1 };
         let mut left = MAX_RECORD_BYTES;
-        let mut fields = Map::with_capacity(self.names.len());
-        for (name, column) in self.names.iter().zip(self.batch.columns()) {
-            match value_at(column, self.next, &mut left) {
-                Ok(value) => fields.insert(name.clone(), value),
-                Err(TooLarge) => {
-                    let hint = "Split the row into several, or omit columns with columns = [...]";
-                    return Some(Err(SourceError::RecordTooLarge { place, hint }));
-                }
+        let mut fields = Map::with_capacity(self.batch.num_columns());
+        for (field, column) in self.batch.schema_ref().fields().iter().zip(self.batch.columns()) {
+            let Ok(value) = value_at(column, self.next, &mut left) else {
+                let hint = "Split the row into several, or omit columns with columns = [...]";
+                return Err(SourceError::too_large(place, hint));
             };
+            fields.insert(field.name().clone(), value);
         }
         self.next += 1;
-        Some(Ok(Record::new(fields, place)))
+        self.row += 1;
+        (self.count_row)();
+        Ok(Some(Record::new(fields, place)))
     }
 }
 
-fn value_at(array: &ArrayRef, row: usize, left: &mut usize) -> Result<Json, TooLarge> {
+impl Iterator for BatchRecords {
+    type Item = Result<Record, SourceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.record().transpose()
+    }
+}
+
+fn value_at(array: &dyn Array, row: usize, left: &mut usize) -> Result<Json, TooLarge> {
     use DataType as T;
     *left = left.checked_sub(VALUE_BYTES).ok_or(TooLarge)?;
     if array.is_null(row) {
@@ -146,30 +173,11 @@ fn value_at(array: &ArrayRef, row: usize, left: &mut usize) -> Result<Json, TooL
         }
         T::Dictionary(_, _) => {
             let dictionary = array.as_any_dictionary();
-            value_at(dictionary.values(), key_at(dictionary.keys(), row), left)?
+            let key = value_at(dictionary.keys(), row, left)?.as_u64().expect("the decoder has checked the keys");
+            value_at(dictionary.values(), key as usize, left)?
         }
         other => unreachable!("column type {other} was accepted by select_columns"),
     })
-}
-
-/// The key of a dictionary as an index; the decoder has checked its range.
-fn key_at(keys: &dyn Array, row: usize) -> usize {
-    fn key<T: ArrowPrimitiveType>(keys: &dyn Array, row: usize) -> usize
-    where
-        T::Native: arrow_buffer::ArrowNativeType,
-    {
-        arrow_buffer::ArrowNativeType::as_usize(keys.as_primitive::<T>().value(row))
-    }
-    match keys.data_type() {
-        DataType::Int8 => key::<Int8Type>(keys, row),
-        DataType::Int16 => key::<Int16Type>(keys, row),
-        DataType::Int32 => key::<Int32Type>(keys, row),
-        DataType::Int64 => key::<Int64Type>(keys, row),
-        DataType::UInt8 => key::<UInt8Type>(keys, row),
-        DataType::UInt16 => key::<UInt16Type>(keys, row),
-        DataType::UInt32 => key::<UInt32Type>(keys, row),
-        _ => key::<UInt64Type>(keys, row),
-    }
 }
 
 fn text(text: &str, left: &mut usize) -> Result<Json, TooLarge> {
@@ -177,7 +185,7 @@ fn text(text: &str, left: &mut usize) -> Result<Json, TooLarge> {
     Ok(Json::String(text.to_owned()))
 }
 
-fn integer<T: ArrowPrimitiveType>(array: &ArrayRef, row: usize) -> Json
+fn integer<T: ArrowPrimitiveType>(array: &dyn Array, row: usize) -> Json
 where
     Number: From<T::Native>,
 {
@@ -188,6 +196,6 @@ fn float(value: f64) -> Json {
     Number::from_f64(value).map_or(Json::Null, Json::Number)
 }
 
-fn list(items: &ArrayRef, left: &mut usize) -> Result<Json, TooLarge> {
+fn list(items: &dyn Array, left: &mut usize) -> Result<Json, TooLarge> {
     (0..items.len()).map(|index| value_at(items, index, left)).collect::<Result<_, _>>().map(Json::Array)
 }

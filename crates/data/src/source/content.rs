@@ -14,13 +14,22 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::error::SourceError;
 use super::format::FileFormat;
-use super::source_file::SourceFile;
+use super::hub::HubFile;
 use super::spec::SourceSpec;
 use crate::atomic_file;
 
 const BUFFER_BYTES: usize = 1 << 20;
 /// File systems may store modification times only to two seconds.
 const SETTLED: Duration = Duration::from_secs(3);
+
+/// One file of a source.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum SourceFile {
+    /// On this machine, with its size in bytes.
+    Local { path: PathBuf, size: u64 },
+    /// On the Hub or in its cache; downloaded when it is read.
+    Hub(HubFile),
+}
 
 /// Hashes files and caches the hashes.
 #[derive(Debug, Clone, Default)]

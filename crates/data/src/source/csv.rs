@@ -7,8 +7,6 @@
 use std::collections::HashSet;
 use std::io::{Error as IoError, Read, Result as IoResult};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use csv::{ByteRecord, Error as CsvError, ErrorKind, Reader, ReaderBuilder, Terminator};
 use serde_json::{Map, Value as Json};
@@ -26,22 +24,21 @@ const MAX_COLUMNS: usize = 100_000;
 /// Stops reading when one row has taken too many bytes: an unclosed quote would take in the whole file.
 struct LimitedReader {
     bytes: Bytes,
-    left: Arc<AtomicUsize>,
+    left: usize,
     /// Whether the end of the file was reached; a row that reaches it has no line break.
-    has_ended: Arc<AtomicBool>,
+    has_ended: bool,
 }
 
 impl Read for LimitedReader {
     fn read(&mut self, buffer: &mut [u8]) -> IoResult<usize> {
-        let left = self.left.load(Ordering::Relaxed);
-        if left == 0 {
+        if self.left == 0 {
             return Err(IoError::other("row too large"));
         }
-        let size = buffer.len().min(left);
+        let size = buffer.len().min(self.left);
         let read = self.bytes.read(&mut buffer[..size])?;
-        self.left.store(left - read, Ordering::Relaxed);
+        self.left -= read;
         // The reader reads more only inside a row or for the next one.
-        self.has_ended.fetch_or(read == 0 && !buffer.is_empty(), Ordering::Relaxed);
+        self.has_ended |= read == 0 && !buffer.is_empty();
         Ok(read)
     }
 }
@@ -49,14 +46,11 @@ impl Read for LimitedReader {
 /// The records of a CSV file.
 pub(super) struct CsvRecords {
     reader: Reader<LimitedReader>,
-    left: Arc<AtomicUsize>,
-    has_ended: Arc<AtomicBool>,
     path: PathBuf,
     names: Vec<String>,
     row: ByteRecord,
     /// Line where the row begins, from 1.
     line: usize,
-    ended: bool,
 }
 
 impl CsvRecords {
@@ -67,19 +61,15 @@ impl CsvRecords {
         delimiter: u8,
         columns: Option<&[String]>,
     ) -> Result<Self, SourceError> {
-        let left = Arc::new(AtomicUsize::new(0));
-        let has_ended = Arc::new(AtomicBool::new(false));
-        let input = LimitedReader { bytes, left: Arc::clone(&left), has_ended: Arc::clone(&has_ended) };
         let reader = ReaderBuilder::new()
             .delimiter(delimiter)
             .has_headers(false)
             .flexible(true)
             .terminator(Terminator::Any(b'\n'))
             .buffer_capacity(BUFFER_BYTES)
-            .from_reader(input);
+            .from_reader(LimitedReader { bytes, left: 0, has_ended: false });
         let path = path.to_owned();
-        let mut records =
-            Self { reader, left, has_ended, path, names: Vec::new(), row: ByteRecord::new(), line: 1, ended: false };
+        let mut records = Self { reader, path, names: Vec::new(), row: ByteRecord::new(), line: 1 };
         if !records.advance()? {
             return Ok(records);
         }
@@ -95,14 +85,14 @@ impl CsvRecords {
         let place = self.place();
         if self.row.len() > MAX_COLUMNS {
             let reason = format!("the header names {} columns, the maximum is {MAX_COLUMNS}", self.row.len());
-            return Err(SourceError::BadCsv { place, reason });
+            return Err(bad_row(place, &reason));
         }
         let mut seen = HashSet::new();
         let name = |cell: &[u8]| {
             let name = checked_text(cell.to_vec(), &place)?;
             if !seen.insert(name.clone()) {
                 let reason = format!("the header names the column {name:?} twice");
-                return Err(SourceError::BadCsv { place: place.clone(), reason });
+                return Err(bad_row(place.clone(), &reason));
             }
             Ok(name)
         };
@@ -128,7 +118,7 @@ impl CsvRecords {
     /// Reads the next row into `self.row`; returns false at the end.
     fn advance(&mut self) -> Result<bool, SourceError> {
         loop {
-            self.left.store(MAX_RECORD_BYTES + BUFFER_BYTES, Ordering::Relaxed);
+            self.reader.get_mut().left = MAX_RECORD_BYTES + BUFFER_BYTES;
             self.line = self.lines_passed() + 1;
             if !self.reader.read_byte_record(&mut self.row).map_err(|error| self.failed(&error))? {
                 return Ok(false);
@@ -136,7 +126,7 @@ impl CsvRecords {
             // The reader's position is before the blank lines that it skips. At the end of the file the last row may
             // have no line break, or one that belongs to an unclosed quote.
             let inside = self.row.as_slice().iter().filter(|&&byte| byte == b'\n').count();
-            self.line = self.lines_passed() + usize::from(self.has_ended.load(Ordering::Relaxed)) - inside;
+            self.line = self.lines_passed() + usize::from(self.reader.get_ref().has_ended) - inside;
             if !self.is_blank() {
                 return Ok(true);
             }
@@ -149,12 +139,11 @@ impl CsvRecords {
 
     fn failed(&self, error: &CsvError) -> SourceError {
         match error.kind() {
-            ErrorKind::Io(_) if self.left.load(Ordering::Relaxed) == 0 => {
-                let hint = "An unclosed quote takes in everything that follows";
-                SourceError::RecordTooLarge { place: self.place(), hint }
+            ErrorKind::Io(_) if self.reader.get_ref().left == 0 => {
+                SourceError::too_large(self.place(), "An unclosed quote takes in everything that follows")
             }
             ErrorKind::Io(reason) => read_failed(&self.path, self.line, reason),
-            _ => SourceError::BadCsv { place: self.place(), reason: error.to_string() },
+            _ => bad_row(self.place(), &error.to_string()),
         }
     }
 
@@ -166,7 +155,7 @@ impl CsvRecords {
                 self.row.len(),
                 self.names.len()
             );
-            return Err(SourceError::BadCsv { place, reason });
+            return Err(bad_row(place, &reason));
         }
         let mut fields = Map::with_capacity(self.names.len());
         for (name, cell) in self.names.iter().zip(self.cells()) {
@@ -180,15 +169,14 @@ impl Iterator for CsvRecords {
     type Item = Result<Record, SourceError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.ended {
-            return None;
-        }
-        let record = match self.advance() {
+        match self.advance() {
             Ok(true) => Some(self.record()),
             Ok(false) => None,
             Err(error) => Some(Err(error)),
-        };
-        self.ended = !matches!(record, Some(Ok(_)));
-        record
+        }
     }
+}
+
+fn bad_row(place: Place, reason: &str) -> SourceError {
+    SourceError::record(place, None, format!("not a valid CSV row: {reason}"))
 }

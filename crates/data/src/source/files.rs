@@ -5,55 +5,59 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::Value as Json;
 
+use super::content::SourceFile;
 use super::error::SourceError;
-use super::format::{Compression, FileFormat};
+use super::format::{Compression, FileFormat, known_endings};
 use super::hub::{Hub, HubId};
-use super::source_file::SourceFile;
+use super::records::Source;
 use super::spec::SourceSpec;
 use super::splits;
 
-/// Deeper folders are not entered: a link that leads upwards would never end.
-const MAX_DEPTH: usize = 32;
-/// Files in data folders that contain no data.
-const NOT_DATA: [&str; 5] =
-    ["state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "metadata.json"];
+/// The files of a source, their common format, and the splits next to the one that was taken because the recipe names
+/// none.
+type Found = (Vec<SourceFile>, FileFormat, Vec<String>);
 
-/// The files of a source.
-pub(super) struct Found {
-    pub(super) files: Vec<SourceFile>,
-    /// Their common format.
-    pub(super) format: FileFormat,
-    /// Splits next to the one that was taken because the recipe names none.
-    pub(super) unread_splits: Vec<String>,
+impl SourceSpec {
+    /// Finds the files (for a Hub dataset their names; they are downloaded when read). Errors: see [`SourceError`].
+    pub fn resolve(&self, hub: &Hub) -> Result<Source, SourceError> {
+        self.check()?;
+        let (files, format, unread_splits) = resolve_files(self, hub)?;
+        if format != FileFormat::Json && self.field.is_some() {
+            let reason = format!("names the list in a JSON document, but the format is {format}; remove it");
+            return Err(SourceError::BadSpec { key: "field", reason });
+        }
+        let (spec, files, unread_splits) = (Arc::new(self.clone()), files.into(), unread_splits.into());
+        Ok(Source { spec, files, format, unread_splits, hub: hub.clone() })
+    }
 }
 
-/// Finds the files of a source and their common format.
-pub(super) fn resolve_files(spec: &SourceSpec, hub: &Hub) -> Result<Found, SourceError> {
+fn resolve_files(spec: &SourceSpec, hub: &Hub) -> Result<Found, SourceError> {
     if spec.path.starts_with("hf://") {
         return on_hub(spec, hub);
     }
     let path = Path::new(&spec.path);
-    let is_there = path.exists();
-    if !is_there && let Some(files) = matches_of(&spec.path)? {
-        refuse_keys(spec, true)?;
-        return local(spec, files, Vec::new(), false);
+    if path.is_dir() {
+        refuse_keys(spec, false)?;
+        let (files, unread_splits) = files_of_folder(spec, path)?;
+        return local(spec, files, unread_splits);
     }
-    if !is_there && !looks_local(path) && HubId::parse(&spec.path, None).is_some() {
+    let files = if path.exists() { Some(vec![path.to_owned()]) } else { matches_of(&spec.path)? };
+    if let Some(files) = files {
+        refuse_keys(spec, true)?;
+        return local(spec, files, Vec::new());
+    }
+    if !looks_local(path) && HubId::parse(&spec.path, None).is_some() {
         return on_hub(spec, hub);
     }
-    if !is_there {
-        let hint = format!("{}. A Hub dataset is named owner/name", siblings_of(path));
-        return Err(SourceError::NotFound { path: spec.path.clone(), hint });
-    }
-    refuse_keys(spec, path.is_file())?;
-    if path.is_file() {
-        return local(spec, vec![path.to_owned()], Vec::new(), false);
-    }
-    let (files, unread_splits) = files_of_folder(spec, path)?;
-    local(spec, files, unread_splits, true)
+    Err(not_found(&spec.path, &format!("{}. A Hub dataset is named owner/name", siblings_of(path))))
+}
+
+fn not_found(path: &str, hint: &str) -> SourceError {
+    SourceError::NotFound(format!("no data at {path:?}: {hint}"))
 }
 
 fn refuse_keys(spec: &SourceSpec, is_file: bool) -> Result<(), SourceError> {
@@ -72,15 +76,15 @@ fn refuse_keys(spec: &SourceSpec, is_file: bool) -> Result<(), SourceError> {
 
 fn on_hub(spec: &SourceSpec, hub: &Hub) -> Result<Found, SourceError> {
     let Some(id) = HubId::parse(&spec.path, spec.revision.as_deref()) else {
-        let hint = "a Hub dataset is named owner/name, owner/name@revision or hf://datasets/owner/name".to_owned();
-        return Err(SourceError::NotFound { path: spec.path.clone(), hint });
+        let hint = "a Hub dataset is named owner/name, owner/name@revision or hf://datasets/owner/name";
+        return Err(not_found(&spec.path, hint));
     };
     let listing = hub.listing(&id)?;
     let paths = listing.choose(spec, &id)?;
     let format = common_format(paths.iter().map(Path::new), spec.file_format, &id.to_string())?;
     hub.check_cached(&id, &listing, &paths, spec.limit.is_some())?;
     let files = listing.files(&id, &paths).map(SourceFile::Hub).collect();
-    Ok(Found { files, format, unread_splits: Vec::new() })
+    Ok((files, format, Vec::new()))
 }
 
 /// Whether a path that does not exist was meant as a local path: its name ends like a data file's, or its folder
@@ -95,28 +99,18 @@ fn looks_local(path: &Path) -> bool {
         || parent.is_some_and(Path::is_dir)
 }
 
-fn local(
-    spec: &SourceSpec,
-    files: Vec<PathBuf>,
-    unread_splits: Vec<String>,
-    is_folder: bool,
-) -> Result<Found, SourceError> {
-    let known = if is_folder { None } else { spec.file_format };
-    let format = match common_format(files.iter().map(PathBuf::as_path), known, &spec.path) {
-        // The files of a folder have the named format, or their names show none.
-        Err(SourceError::UnknownFormat { .. }) if spec.file_format.is_some() => spec.file_format.expect("just seen"),
-        format => spec.file_format.map_or(format, Ok)?,
-    };
+fn local(spec: &SourceSpec, files: Vec<PathBuf>, unread_splits: Vec<String>) -> Result<Found, SourceError> {
+    let format = common_format(files.iter().map(PathBuf::as_path), spec.file_format, &spec.path)?;
     let with_size = |path: PathBuf| {
         let size = fs::metadata(&path).map_err(|reason| SourceError::Open { path: path.clone(), reason })?.len();
         Ok(SourceFile::Local { path, size })
     };
     let files = files.into_iter().map(with_size).collect::<Result<_, _>>()?;
-    Ok(Found { files, format, unread_splits })
+    Ok((files, format, unread_splits))
 }
 
 /// The common format of all files. Errors: a name shows no format; the names show several.
-pub(super) fn common_format<'a>(
+fn common_format<'a>(
     files: impl Iterator<Item = &'a Path>,
     named: Option<FileFormat>,
     place: &str,
@@ -126,15 +120,24 @@ pub(super) fn common_format<'a>(
     }
     let mut counts: BTreeMap<FileFormat, usize> = BTreeMap::new();
     for path in files {
-        let format = FileFormat::of_name(path).ok_or_else(|| SourceError::UnknownFormat { path: path.to_owned() })?;
-        *counts.entry(format).or_default() += 1;
+        let unknown = || {
+            let endings = known_endings();
+            SourceError::file(
+                path,
+                format!("unknown format: its name ends with none of {endings}. Set it with file_format = \"...\""),
+            )
+        };
+        *counts.entry(FileFormat::of_name(path).ok_or_else(unknown)?).or_default() += 1;
     }
     match counts.len() {
         1 => Ok(*counts.keys().next().expect("one key")),
         _ => {
             let formats: Vec<String> = counts.iter().map(|(format, count)| format!("{format}: {count}")).collect();
-            let place = place.trim_end_matches('/').to_owned();
-            Err(SourceError::MixedFormats { place, formats: formats.join(", ") })
+            let (place, formats) = (place.trim_end_matches('/'), formats.join(", "));
+            Err(SourceError::NotFound(format!(
+                "{place} contains files of several formats ({formats}). Read one of them with a pattern like \
+                 \"{place}/*.jsonl\" or set file_format = \"...\", or use a separate source for each"
+            )))
         }
     }
 }
@@ -144,7 +147,7 @@ fn matches_of(pattern: &str) -> Result<Option<Vec<PathBuf>>, SourceError> {
     if !pattern.contains(['*', '?', '[']) {
         return Ok(None);
     }
-    let no_match = |hint| SourceError::NoMatch { pattern: pattern.to_owned(), hint };
+    let no_match = |hint: String| SourceError::NotFound(format!("nothing matches {pattern:?}: {hint}"));
     let found = glob::glob(pattern).map_err(|reason| no_match(format!("it is not a pattern: {reason}")))?;
     let mut files = Vec::new();
     for path in found {
@@ -193,21 +196,22 @@ fn siblings_of(path: &Path) -> String {
 /// The data files of a folder: those that `datasets.save_to_disk` lists, or all inside, by name and split; and the splits
 /// that are not read although the recipe names none.
 fn files_of_folder(spec: &SourceSpec, folder: &Path) -> Result<(Vec<PathBuf>, Vec<String>), SourceError> {
-    let place = spec.path.trim_end_matches('/').to_owned();
+    let place = spec.path.trim_end_matches('/');
     if let Some(saved) = saved_splits(folder)? {
         let requested = spec.split.clone().unwrap_or_else(|| "train".to_owned());
         if !saved.contains(&requested) {
             let hint = format!("it has {}; name one with split = \"...\"", saved.join(", "));
-            return Err(SourceError::NoSuchPart { place, what: "split", requested, hint });
+            return Err(SourceError::no_such_part(place, "split", &requested, &hint));
         }
-        let files = saved_files(&folder.join(&requested))?.ok_or_else(|| no_data(&place, folder))?;
+        let files = saved_files(&folder.join(&requested))?.ok_or_else(|| no_data(place, folder))?;
         return Ok((files, unread(spec, saved, &requested)));
     }
     if let Some(files) = saved_files(folder)? {
         return Ok((files, Vec::new()));
     }
     let mut found = Vec::new();
-    list_files(folder, String::new(), 0, &mut found)?;
+    splits::list_files(folder, "", 0, &mut found)?;
+    found.retain(|path| !splits::describes(path) && !path.to_ascii_uppercase().contains("README"));
     found.sort();
     let formatted = |path: &String| FileFormat::of_name(Path::new(path));
     found = match spec.file_format {
@@ -217,14 +221,14 @@ fn files_of_folder(spec: &SourceSpec, folder: &Path) -> Result<(Vec<PathBuf>, Ve
         Some(_) => found,
         None => found.into_iter().filter(|path| formatted(path).is_some()).collect(),
     };
-    found = splits::of_config(found, spec.config.as_deref(), &place)?;
+    found = splits::of_config(found, spec.config.as_deref(), place)?;
     if found.is_empty() {
-        return Err(no_data(&place, folder));
+        return Err(no_data(place, folder));
     }
     let known = splits::splits_of(found.iter().map(String::as_str));
     // Reading all splits would train on the test data.
     if spec.split.is_some() || known.len() > 1 {
-        found = splits::of_split(found, spec.split.as_deref(), &place)?;
+        found = splits::of_split(found, spec.split.as_deref(), place)?;
     }
     Ok((found.into_iter().map(|path| folder.join(path)).collect(), unread(spec, known, splits::TRAIN)))
 }
@@ -237,29 +241,7 @@ fn unread(spec: &SourceSpec, splits: Vec<String>, taken: &str) -> Vec<String> {
 }
 
 fn no_data(place: &str, folder: &Path) -> SourceError {
-    SourceError::NoDataFiles { place: place.to_owned(), hint: siblings_of(&folder.join("*")) }
-}
-
-/// All files below a folder as paths with `/`, except hidden files and those that only describe data.
-fn list_files(folder: &Path, prefix: String, depth: usize, found: &mut Vec<String>) -> Result<(), SourceError> {
-    if depth > MAX_DEPTH {
-        return Ok(());
-    }
-    let refused = |reason| SourceError::Open { path: folder.to_owned(), reason };
-    for entry in fs::read_dir(folder).map_err(refused)? {
-        let entry = entry.map_err(refused)?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if name.starts_with('.') || NOT_DATA.contains(&name.as_str()) || name.to_ascii_uppercase().contains("README") {
-            continue;
-        }
-        let path = entry.path();
-        if path.is_dir() {
-            list_files(&path, format!("{prefix}{name}/"), depth + 1, found)?;
-        } else if path.is_file() {
-            found.push(format!("{prefix}{name}"));
-        }
-    }
-    Ok(())
+    SourceError::no_data(place, &siblings_of(&folder.join("*")))
 }
 
 fn json_in(folder: &Path, name: &str) -> Result<Option<Json>, SourceError> {

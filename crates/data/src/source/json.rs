@@ -12,25 +12,20 @@ use std::path::Path;
 use serde_json::Value as Json;
 
 use super::error::SourceError;
-use super::jsonl::{JsonLines, parse_object};
-use super::open::{Bytes, read_failed};
+use super::jsonl::{TOO_LONG, json_lines, parse_object};
+use super::open::{Bytes, FileRecords, Lines, read_failed};
 use super::record::{MAX_RECORD_BYTES, Record};
 use crate::place::Place;
-use scanner::{Scanner, show};
-
-const HINT: &str = "The file must be one JSON list of objects, or an object with such a list";
+use scanner::{HINT, Scanner, show};
 
 /// The records of a file with the format `json`.
-pub(super) fn open_json(
-    mut bytes: Bytes,
-    path: &Path,
-    field: Option<&str>,
-) -> Result<Box<dyn Iterator<Item = Result<Record, SourceError>> + Send>, SourceError> {
-    let mut line = 1;
-    let failed = |reason| read_failed(path, 1, &reason);
-    let Some(column) = skip_start(&mut bytes, &mut line).map_err(failed)? else {
+pub(super) fn open_json(bytes: Bytes, path: &Path, field: Option<&str>) -> Result<FileRecords, SourceError> {
+    let mut scanner = Scanner { bytes, path: path.to_owned(), line: 1, column: 1 };
+    if scanner.peek()?.is_none() {
         return Ok(Box::new(std::iter::empty()));
-    };
+    }
+    let Scanner { mut bytes, line, .. } = scanner;
+    let failed = |reason| read_failed(path, line, &reason);
     // Lines are distinguished from a document by the first line that is not blank and whether anything follows it.
     let mut start = Vec::new();
     (&mut bytes).take(MAX_RECORD_BYTES as u64).read_until(b'\n', &mut start).map_err(failed)?;
@@ -42,36 +37,20 @@ pub(super) fn open_json(
             !rest_is_blank || (field.is_none() && !has_rows(&object))
         }
     };
-    let bytes: Bytes = Box::new(Cursor::new(start).chain(bytes));
-    if is_lines {
-        if let Some(field) = field {
-            let reason = format!("the file has one object per line, so no key {field:?} holds all rows");
-            return Err(SourceError::NoRows { place: Place { path: path.to_owned(), line }, reason });
-        }
-        return Ok(Box::new(JsonLines::after(line - 1, bytes, path.to_owned())));
+    scanner.bytes = Box::new(Cursor::new(start).chain(bytes));
+    if !is_lines {
+        let field = field.map(str::to_owned);
+        let mut document = JsonDocument { scanner, field, in_object: false, is_first: true };
+        document.find_rows()?;
+        return Ok(Box::new(document));
     }
-    let scanner = Scanner { bytes, path: path.to_owned(), line, column };
-    Ok(Box::new(JsonDocument::new(scanner, field.map(str::to_owned))))
-}
-
-/// Skips leading blanks; returns the column of what follows, or `None` at the end of the file.
-fn skip_start(bytes: &mut Bytes, line: &mut usize) -> std::io::Result<Option<usize>> {
-    let mut column = 1;
-    loop {
-        let buffer = bytes.fill_buf()?;
-        if buffer.is_empty() {
-            return Ok(None);
-        }
-        let blanks = buffer.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
-        for &byte in &buffer[..blanks] {
-            (*line, column) = if byte == b'\n' { (*line + 1, 1) } else { (*line, column + 1) };
-        }
-        let is_blank = blanks == buffer.len();
-        bytes.consume(blanks);
-        if !is_blank {
-            return Ok(Some(column));
-        }
+    if let Some(field) = field {
+        return Err(no_rows(
+            scanner.place(),
+            &format!("the file has one object per line, so no key {field:?} holds all rows"),
+        ));
     }
+    Ok(json_lines(Lines::after(line - 1, scanner.bytes, path, TOO_LONG)))
 }
 
 /// Moves blanks to the end of `start`; returns whether the file ends there.
@@ -94,31 +73,28 @@ fn has_rows(object: &Json) -> bool {
     object.as_object().is_some_and(|fields| fields.values().any(is_rows))
 }
 
-/// The reader's position in the document.
-#[derive(Clone, Copy, PartialEq)]
-enum At {
-    /// Nothing was read.
-    Start,
-    /// Inside the list of rows, which may be inside an object; before the first row or after one.
-    Rows { in_object: bool, is_first: bool },
-    /// Everything was read, or reading failed.
-    End,
-}
-
 /// The rows of a document.
 struct JsonDocument {
     scanner: Scanner,
     field: Option<String>,
-    at: At,
+    /// Whether the list of rows is inside an object.
+    in_object: bool,
+    /// Whether no row was read.
+    is_first: bool,
+}
+
+/// The list of rows cannot be determined.
+fn no_rows(place: Place, reason: &str) -> SourceError {
+    SourceError::record(
+        place,
+        None,
+        format!("cannot find the rows: {reason}. Set the key that holds them with field = \"...\""),
+    )
 }
 
 impl JsonDocument {
-    fn new(scanner: Scanner, field: Option<String>) -> Self {
-        Self { scanner, field, at: At::Start }
-    }
-
-    fn no_rows(&self, reason: String) -> SourceError {
-        SourceError::NoRows { place: self.scanner.place(), reason }
+    fn no_rows(&self, reason: &str) -> SourceError {
+        no_rows(self.scanner.place(), reason)
     }
 
     /// Advances to the first row.
@@ -126,10 +102,9 @@ impl JsonDocument {
         match self.scanner.peek()? {
             Some(b'[') => {
                 if let Some(field) = &self.field {
-                    return Err(self.no_rows(format!("the document is a list, so it has no key {field:?}")));
+                    return Err(self.no_rows(&format!("the document is a list, so it has no key {field:?}")));
                 }
                 self.scanner.skip();
-                self.at = At::Rows { in_object: false, is_first: true };
                 Ok(())
             }
             Some(b'{') => {
@@ -137,7 +112,7 @@ impl JsonDocument {
                 if self.next_list(true, true)? {
                     return Ok(());
                 }
-                Err(self.no_rows("no key holds a list of objects".to_owned()))
+                Err(self.no_rows("no key holds a list of objects"))
             }
             found => Err(self.scanner.bad(format!("expected '[' or '{{', found {}", show(found)))),
         }
@@ -161,7 +136,7 @@ impl JsonDocument {
             let is_field = self.field.as_ref().is_none_or(|field| *field == key);
             if self.scanner.peek()? != Some(b'[') {
                 if self.field.is_some() && is_field {
-                    return Err(self.no_rows(format!("{key:?} holds no list of objects")));
+                    return Err(self.no_rows(&format!("{key:?} holds no list of objects")));
                 }
                 self.scanner.value(0, None)?;
                 continue;
@@ -170,11 +145,11 @@ impl JsonDocument {
             let first = self.scanner.peek()?;
             let is_list = first == Some(b'{') || (self.field.is_some() && first == Some(b']'));
             if is_wanted && is_field && is_list {
-                self.at = At::Rows { in_object: true, is_first: true };
+                self.in_object = true;
                 return Ok(true);
             }
             if self.field.is_some() && is_wanted && is_field {
-                return Err(self.no_rows(format!("{key:?} holds a list, but not of objects")));
+                return Err(self.no_rows(&format!("{key:?} holds a list, but not of objects")));
             }
             self.scanner.value(1, None)?;
         }
@@ -194,10 +169,10 @@ impl JsonDocument {
     }
 
     /// After the list of rows: what follows must end the document.
-    fn finish(&mut self, in_object: bool) -> Result<(), SourceError> {
+    fn finish(&mut self) -> Result<(), SourceError> {
         // Where no list is named, a second one would make the choice a guess.
-        if in_object && self.next_list(false, self.field.is_none())? {
-            return Err(self.no_rows("several keys hold lists of objects".to_owned()));
+        if self.in_object && self.next_list(false, self.field.is_none())? {
+            return Err(self.no_rows("several keys hold lists of objects"));
         }
         match self.scanner.peek()? {
             None => Ok(()),
@@ -206,21 +181,17 @@ impl JsonDocument {
     }
 
     fn row(&mut self) -> Result<Option<Record>, SourceError> {
-        if self.at == At::Start {
-            self.find_rows()?;
-        }
-        let At::Rows { in_object, is_first } = self.at else { return Ok(None) };
         match self.scanner.peek()? {
             Some(b']') => {
                 self.scanner.skip();
-                self.finish(in_object)?;
+                self.finish()?;
                 return Ok(None);
             }
-            Some(b',') if !is_first => self.scanner.skip(),
-            _ if is_first => {}
+            Some(b',') if !self.is_first => self.scanner.skip(),
+            _ if self.is_first => {}
             found => return Err(self.scanner.bad(format!("expected ',' or ']', found {}", show(found)))),
         }
-        self.at = At::Rows { in_object, is_first: false };
+        self.is_first = false;
         self.scanner.peek()?;
         let place = self.scanner.place();
         let mut text = Vec::new();
@@ -234,13 +205,6 @@ impl Iterator for JsonDocument {
     type Item = Result<Record, SourceError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.at == At::End {
-            return None;
-        }
-        let row = self.row().transpose();
-        if !matches!(row, Some(Ok(_))) {
-            self.at = At::End;
-        }
-        row
+        self.row().transpose()
     }
 }

@@ -3,102 +3,49 @@
 //! A bad line is an error with file, line and column; the lines after it can still be read. Trade-off: objects that
 //! span several lines are not supported.
 
-use std::path::PathBuf;
-
 use serde_json::{Map, Value as Json};
 
 use super::error::SourceError;
-use super::open::{Bytes, checked_text, read_failed, read_line};
-use super::record::{MAX_RECORD_BYTES, MAX_RECORD_VALUES, Record};
+use super::open::{FileRecords, Lines, checked_text};
+use super::record::{MAX_RECORD_VALUES, Record};
 use crate::place::Place;
 
+/// What to do about a line that is too long.
+pub(super) const TOO_LONG: &str =
+    "Each line must be one JSON object; a file that is one JSON list is read with file_format = \"json\"";
+
 /// The records of a JSONL file.
-pub(super) struct JsonLines {
-    bytes: Bytes,
-    path: PathBuf,
-    line_number: usize,
-    line: Vec<u8>,
-    ended: bool,
-}
-
-impl JsonLines {
-    /// Starts with the first line.
-    pub(super) fn new(bytes: Bytes, path: PathBuf) -> Self {
-        Self::after(0, bytes, path)
-    }
-
-    /// Starts after the given number of lines.
-    pub(super) fn after(line_number: usize, bytes: Bytes, path: PathBuf) -> Self {
-        Self { bytes, path, line_number, line: Vec::new(), ended: false }
-    }
-
-    fn place(&self) -> Place {
-        Place { path: self.path.clone(), line: self.line_number }
-    }
-
-    /// Reads the next line that is not blank into `self.line`; returns false at the end.
-    fn advance(&mut self) -> Result<bool, SourceError> {
-        loop {
-            self.line_number += 1;
-            let read = read_line(&mut self.bytes, &mut self.line, MAX_RECORD_BYTES);
-            if !read.map_err(|reason| read_failed(&self.path, self.line_number, &reason))? {
-                return Ok(false);
-            }
-            if self.line.len() > MAX_RECORD_BYTES {
-                let hint = "Each line must be one JSON object; a file that is one JSON list is read with file_format = \
-                            \"json\"";
-                return Err(SourceError::RecordTooLarge { place: self.place(), hint });
-            }
-            if !self.line.trim_ascii().is_empty() {
-                return Ok(true);
-            }
-        }
-    }
-}
-
-impl Iterator for JsonLines {
-    type Item = Result<Record, SourceError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.ended {
-            return None;
-        }
-        match self.advance() {
-            Ok(true) => {
-                let place = self.place();
-                let parsed = parse_object(&self.line, &place, "Each line must be one whole JSON object");
-                Some(parsed.map(|fields| Record::new(fields, place)))
-            }
-            Ok(false) => {
-                self.ended = true;
-                None
-            }
-            Err(error) => {
-                self.ended = true;
-                Some(Err(error))
-            }
-        }
-    }
+pub(super) fn json_lines(lines: Lines) -> FileRecords {
+    Box::new(lines.map(|line| {
+        let (line, place) = line?;
+        let fields = parse_object(&line, &place, "Each line must be one whole JSON object")?;
+        Ok(Record::new(fields, place))
+    }))
 }
 
 /// Parses the text of one record. `place` is that of its first line; `hint` says what the format expects.
 pub(super) fn parse_object(bytes: &[u8], place: &Place, hint: &'static str) -> Result<Map<String, Json>, SourceError> {
     // A value has at least two bytes.
     if bytes.len() > 2 * MAX_RECORD_VALUES && values(bytes) > MAX_RECORD_VALUES {
-        return Err(SourceError::TooManyValues { place: place.clone() });
+        let problem =
+            format!("one record has more than {} million values. Split it into several", MAX_RECORD_VALUES / 1_000_000);
+        return Err(SourceError::record(place.clone(), None, problem));
     }
     match serde_json::from_slice(bytes) {
         // The parser has checked the UTF-8 of all strings, and bytes outside of strings are ASCII.
         Ok(Json::Object(fields)) => Ok(fields),
-        Ok(other) => Err(SourceError::NotAnObject { place: place.clone(), found: describe(&other) }),
+        Ok(other) => {
+            let problem = format!("a row must be a JSON object like {{\"text\": \"...\"}}, found {}", describe(&other));
+            Err(SourceError::record(place.clone(), None, problem).recoverable())
+        }
         Err(reason) => {
             // Invalid text gets a more precise message than "invalid character".
             checked_text(bytes.to_vec(), place)?;
             let whole = reason.to_string();
-            let message = whole.split(" at line ").next().unwrap_or(&whole).to_owned();
+            let message = whole.split(" at line ").next().unwrap_or(&whole);
             let line = place.line + reason.line().saturating_sub(1);
             let place = Place { path: place.path.clone(), line };
-            Err(SourceError::BadJson { place, column: reason.column(), reason: message, hint })
+            Err(SourceError::not_json(place, reason.column(), message, hint).recoverable())
         }
     }
 }

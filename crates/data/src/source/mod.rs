@@ -10,7 +10,6 @@
 //! formats in one source (use two sources) and types of CSV values (all are strings).
 
 mod arrow;
-mod batches;
 mod column;
 mod content;
 mod csv;
@@ -25,8 +24,6 @@ mod open;
 mod parquet;
 mod record;
 mod records;
-mod resolve;
-mod source_file;
 mod spec;
 mod splits;
 #[cfg(test)]

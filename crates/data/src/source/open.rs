@@ -13,6 +13,7 @@ use flate2::bufread::MultiGzDecoder;
 
 use super::error::SourceError;
 use super::format::{Compression, FileFormat, magic};
+use super::record::{MAX_RECORD_BYTES, Record};
 use crate::place::Place;
 
 const BUFFER_BYTES: usize = 256 << 10;
@@ -21,6 +22,9 @@ const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// Uncompressed bytes.
 pub(super) type Bytes = Box<dyn BufRead + Send>;
+
+/// The records of one file. No record is requested after the end, nor after an error that ends the file.
+pub(super) type FileRecords = Box<dyn Iterator<Item = Result<Record, SourceError>> + Send>;
 
 /// Number of bytes of a source's files read so far, before decompression.
 pub(super) type Progress = Arc<AtomicU64>;
@@ -70,9 +74,8 @@ pub(super) fn open_bytes(path: &Path, progress: &Progress) -> Result<Bytes, Sour
 pub(super) fn open_text(path: &Path, format: FileFormat, progress: &Progress) -> Result<Bytes, SourceError> {
     let mut bytes = open_bytes(path, progress)?;
     let start = bytes.fill_buf().map_err(|reason| read_failed(path, 1, &reason))?;
-    if let Some((found, hint)) = magic(start) {
-        let (expected, found) = (format.to_string(), found.to_owned());
-        return Err(SourceError::WrongFormat { path: path.to_owned(), expected, found, hint: hint.to_owned() });
+    if let Some(found) = magic(start) {
+        return Err(SourceError::wrong_format(path, format.name(), found));
     }
     if start.starts_with(BYTE_ORDER_MARK) {
         bytes.consume(BYTE_ORDER_MARK.len());
@@ -86,41 +89,70 @@ pub(super) fn read_failed(path: &Path, line: usize, reason: &std::io::Error) -> 
     if Compression::of_name(path) != Compression::None {
         reason.push_str(" (the compressed file is damaged or was cut short)");
     }
-    SourceError::Read { place: Place { path: path.to_owned(), line }, reason }
+    let place = Place { path: path.to_owned(), line };
+    SourceError::record(place, None, format!("cannot continue reading: {reason}"))
 }
 
 /// Checks that text is UTF-8 without NUL. `place` is that of its first line; the error names the line within it.
 pub(super) fn checked_text(bytes: Vec<u8>, place: &Place) -> Result<String, SourceError> {
-    let position = |at: usize, bytes: &[u8]| {
+    let bad = |at: usize, bytes: &[u8], problem| {
         let before = &bytes[..at];
         let line = place.line + before.iter().filter(|&&byte| byte == b'\n').count();
         let column = at - before.iter().rposition(|&byte| byte == b'\n').map_or(0, |newline| newline + 1) + 1;
-        (Place { path: place.path.clone(), line }, column)
+        SourceError::record(Place { path: place.path.clone(), line }, Some(column), problem)
     };
     let text = String::from_utf8(bytes).map_err(|error| {
-        let (place, column) = position(error.utf8_error().valid_up_to(), error.as_bytes());
-        SourceError::NotUtf8 { place, column }
+        let problem = "not valid UTF-8. Convert the file, for example with `iconv -t UTF-8`";
+        bad(error.utf8_error().valid_up_to(), error.as_bytes(), problem)
     })?;
-    if let Some(at) = text.find('\0') {
-        let (place, column) = position(at, text.as_bytes());
-        return Err(SourceError::NulCharacter { place, column });
+    match text.find('\0') {
+        Some(at) => Err(bad(at, text.as_bytes(), "a NUL character: the file is damaged or not text")),
+        None => Ok(text),
     }
-    Ok(text)
 }
 
-/// Reads the next line into `line`, without its line break; returns false at the end of the file. A line of more than
-/// `limit` bytes is read only in part, and `line` is then longer than `limit`.
-pub(super) fn read_line(bytes: &mut dyn BufRead, line: &mut Vec<u8>, limit: usize) -> IoResult<bool> {
-    line.clear();
-    // The line break may be two more bytes.
-    if bytes.take(limit as u64 + 2).read_until(b'\n', line)? == 0 {
-        return Ok(false);
+/// The lines of a text that are not blank, without their line breaks, with their places.
+pub(super) struct Lines {
+    bytes: Bytes,
+    /// The last line.
+    place: Place,
+    /// What to do about a line that is too long.
+    hint: &'static str,
+}
+
+impl Lines {
+    /// The lines after the first `number`.
+    pub(super) fn after(number: usize, bytes: Bytes, path: &Path, hint: &'static str) -> Self {
+        Self { bytes, place: Place { path: path.to_owned(), line: number }, hint }
     }
-    if line.last() == Some(&b'\n') {
-        line.pop();
-        if line.last() == Some(&b'\r') {
-            line.pop();
+
+    /// The next line that is not blank; empty at the end.
+    fn advance(&mut self) -> Result<Vec<u8>, SourceError> {
+        let mut line = Vec::new();
+        loop {
+            self.place.line += 1;
+            // The line break may be two more bytes.
+            let read = (&mut self.bytes).take(MAX_RECORD_BYTES as u64 + 2).read_until(b'\n', &mut line);
+            let is_end = read.map_err(|reason| read_failed(&self.place.path, self.place.line, &reason))? == 0;
+            if line.pop_if(|last| *last == b'\n').is_some() {
+                line.pop_if(|last| *last == b'\r');
+            }
+            if line.len() > MAX_RECORD_BYTES {
+                return Err(SourceError::too_large(self.place.clone(), self.hint));
+            }
+            if is_end || !line.trim_ascii().is_empty() {
+                return Ok(line);
+            }
+            line.clear();
         }
     }
-    Ok(true)
+}
+
+impl Iterator for Lines {
+    type Item = Result<(Vec<u8>, Place), SourceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let line = self.advance().map(|line| (!line.is_empty()).then(|| (line, self.place.clone())));
+        line.transpose()
+    }
 }

@@ -6,46 +6,31 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::arrow::ArrowBatches;
-use super::batches::BatchRecords;
-use super::content::ContentKeys;
+use super::arrow::open_arrow;
+use super::content::{ContentKeys, SourceFile};
 use super::csv::CsvRecords;
 use super::error::SourceError;
 use super::format::FileFormat;
 use super::hub::Hub;
 use super::json::open_json;
-use super::jsonl::JsonLines;
-use super::open::{Progress, open_bytes, open_text};
-use super::parquet::ParquetBatches;
+use super::jsonl::{TOO_LONG, json_lines};
+use super::open::{FileRecords, Lines, Progress, open_bytes, open_text};
+use super::parquet::open_parquet;
 use super::record::Record;
-use super::source_file::SourceFile;
 use super::spec::SourceSpec;
-use super::text::TextRecords;
-
-/// The records of one file.
-type FileRecords = Box<dyn Iterator<Item = Result<Record, SourceError>> + Send>;
+use super::text::text_records;
 
 /// A source whose files are known: the result of [`SourceSpec::resolve`].
 #[derive(Debug, Clone)]
 pub struct Source {
-    spec: Arc<SourceSpec>,
-    files: Arc<[SourceFile]>,
-    format: FileFormat,
-    unread_splits: Arc<[String]>,
-    hub: Hub,
+    pub(super) spec: Arc<SourceSpec>,
+    pub(super) files: Arc<[SourceFile]>,
+    pub(super) format: FileFormat,
+    pub(super) unread_splits: Arc<[String]>,
+    pub(super) hub: Hub,
 }
 
 impl Source {
-    pub(super) fn new(
-        spec: SourceSpec,
-        files: Vec<SourceFile>,
-        format: FileFormat,
-        unread_splits: Vec<String>,
-        hub: Hub,
-    ) -> Self {
-        Self { spec: Arc::new(spec), files: files.into(), format, unread_splits: unread_splits.into(), hub }
-    }
-
     /// The description in the recipe.
     pub fn spec(&self) -> &SourceSpec {
         &self.spec
@@ -112,18 +97,15 @@ impl Source {
         let columns = self.spec.columns.as_deref();
         let text = || open_text(path, self.format, progress);
         Ok(match self.format {
-            FileFormat::Parquet => Box::new(BatchRecords::new(ParquetBatches::new(path, columns, progress)?, path)),
-            FileFormat::Arrow => {
-                let batches = ArrowBatches::new(open_bytes(path, progress)?, path, self.spec.columns.clone())?;
-                Box::new(BatchRecords::new(batches, path))
-            }
-            FileFormat::Jsonl => Box::new(JsonLines::new(text()?, path.to_owned())),
+            FileFormat::Parquet => Box::new(open_parquet(path, columns, progress)?),
+            FileFormat::Arrow => Box::new(open_arrow(open_bytes(path, progress)?, path, columns)?),
+            FileFormat::Jsonl => json_lines(Lines::after(0, text()?, path, TOO_LONG)),
             FileFormat::Json => open_json(text()?, path, self.spec.field.as_deref())?,
             FileFormat::Csv | FileFormat::Tsv => {
                 let delimiter = if self.format == FileFormat::Csv { b',' } else { b'\t' };
                 Box::new(CsvRecords::new(text()?, path, delimiter, columns)?)
             }
-            FileFormat::Text => Box::new(TextRecords::new(text()?, path.to_owned(), self.spec.text_unit)),
+            FileFormat::Text => text_records(text()?, path, self.spec.text_unit),
         })
     }
 }
@@ -158,7 +140,7 @@ impl Records {
                 match records.next() {
                     Some(Ok(record)) => return Some(Ok(record)),
                     Some(Err(error)) => {
-                        self.failed = !matches!(error, SourceError::BadJson { .. } | SourceError::NotAnObject { .. });
+                        self.failed = !matches!(error, SourceError::BadRecord { can_continue: true, .. });
                         return Some(Err(error));
                     }
                     None => self.current = None,

@@ -5,9 +5,43 @@
 //!
 //! Not supported: custom patterns other than those in the dataset's card.
 
+use std::fs;
+use std::path::Path;
+
 use super::error::SourceError;
 
 pub(super) const TRAIN: &str = "train";
+/// Deeper folders are not entered: a link that leads upwards would never end.
+const MAX_DEPTH: usize = 32;
+
+/// Whether a path (with `/`) is that of a file in data folders that describes data and contains none.
+pub(super) fn describes(path: &str) -> bool {
+    let names = ["state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "metadata.json"];
+    names.contains(&path.rsplit('/').next().unwrap_or_default())
+}
+
+/// All files below a folder as paths with `/` after `prefix`, except hidden ones. Links are followed.
+pub(super) fn list_files(
+    folder: &Path,
+    prefix: &str,
+    depth: usize,
+    found: &mut Vec<String>,
+) -> Result<(), SourceError> {
+    let refused = |reason| SourceError::Open { path: folder.to_owned(), reason };
+    for entry in fs::read_dir(folder).map_err(refused)? {
+        let entry = entry.map_err(refused)?;
+        let (path, name) = (entry.path(), format!("{prefix}{}", entry.file_name().to_string_lossy()));
+        if entry.file_name().to_string_lossy().starts_with('.') {
+            continue;
+        }
+        if path.is_dir() && depth < MAX_DEPTH {
+            list_files(&path, &format!("{name}/"), depth + 1, found)?;
+        } else if path.is_file() {
+            found.push(name);
+        }
+    }
+    Ok(())
+}
 
 /// The split that a path (with `/`) implies.
 pub(super) fn split_of(path: &str) -> Option<String> {
@@ -70,8 +104,7 @@ pub(super) fn of_config(paths: Vec<String>, config: Option<&str>, place: &str) -
         } else {
             format!("its folders are {}", known.join(", "))
         };
-        let requested = config.to_owned();
-        return Err(SourceError::NoSuchPart { place: place.to_owned(), what: "config", requested, hint });
+        return Err(SourceError::no_such_part(place, "config", config, &hint));
     }
     Ok(inside)
 }
@@ -91,8 +124,7 @@ pub(super) fn of_split(paths: Vec<String>, split: Option<&str>, place: &str) -> 
         } else {
             format!("it has {}; name one with split = \"...\"", known.join(", "))
         };
-        let requested = name.to_owned();
-        return Err(SourceError::NoSuchPart { place: place.to_owned(), what: "split", requested, hint });
+        return Err(SourceError::no_such_part(place, "split", name, &hint));
     }
     Ok(chosen)
 }

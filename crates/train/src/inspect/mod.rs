@@ -95,8 +95,8 @@ fn set_view(
     let packed = PackedDataset::new(documents, pack_options(config, tokenizer));
     let documents = packed.documents();
     let sample = |index: usize| {
-        let place = place(inputs, documents.document_origin(index));
-        SampleDocument::new(place, &documents.example(index), tokenizer)
+        let place = place(inputs, documents.entry(index).origin);
+        SampleDocument::new(place, &documents.document(index).to_example(), tokenizer)
     };
     let shown = count.min(packed.rows());
     let row = |index: usize| {
@@ -111,7 +111,7 @@ fn set_view(
         all.sort_by_key(|&index| key(index));
         Ok((title, all.into_iter().take(count).map(sample).collect::<Result<_, _>>()?))
     };
-    let tokens = |index: usize| documents.document_tokens(index) as u64;
+    let tokens = |index: usize| u64::from(documents.entry(index).tokens);
     let groups: Result<_, DataError> = [
         samples("Longest documents".to_owned(), &|index| u64::MAX - tokens(index)),
         samples("Shortest documents".to_owned(), &tokens),

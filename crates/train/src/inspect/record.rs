@@ -77,7 +77,7 @@ fn sample(
         matches!(kind, FindingKind::Truncated | FindingKind::Split | FindingKind::CutToNothing | FindingKind::TooLong);
     // The whole record, as it was before it was cut.
     let options = EncodeOptions { max_seq_len: usize::MAX, ..input.options.clone() };
-    let encoded = Encoder::new(tokenizer, options, &record.fields, &record.place)?.encode(record)?;
+    let encoded = Encoder::new(tokenizer, options, record)?.encode(record)?;
     let shown: Range<usize> =
         if is_cut { limit.saturating_sub(TOKENS_AROUND_CUT)..limit + TOKENS_AROUND_CUT } else { 0..usize::MAX };
     let document = encoded.examples.first();

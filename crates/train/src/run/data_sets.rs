@@ -129,7 +129,7 @@ impl DataSets {
         notes.push(self.train.location.clone());
         notes.extend(self.held_out_sources.iter().map(|source| format!("held-out data: {source}")));
         if let (Some(documents), true) = (&self.held_out, self.held_out_sources.is_empty()) {
-            let tokens: usize = (0..documents.len()).map(|index| documents.document_tokens(index)).sum();
+            let tokens: usize = (0..documents.len()).map(|index| documents.entry(index).tokens as usize).sum();
             notes.push(format!("held out of it: {} examples, {tokens} tokens", documents.len()));
         }
         notes
@@ -154,7 +154,7 @@ fn read_set(
     let report = |((source, encoder), diagnosis): ((&Source, &Encoder<'_>), Diagnosis)| SourceReport {
         name: source.spec().path.clone(),
         file_format: to_name(&source.format()),
-        record_format: to_name(&encoder.record_format()),
+        record_format: to_name(&encoder.options().record_format),
         remarks: remarks(source, encoder, &diagnosis),
         diagnosis,
     };

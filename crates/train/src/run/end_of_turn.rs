@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use firebrick_data::{DocumentSet, Message, Tokenizer};
+use firebrick_data::{Chat, DocumentSet, Tokenizer};
 
 use crate::error::RunError;
 
@@ -20,7 +20,7 @@ pub(super) fn trained(documents: &DocumentSet, tokenizer: &Tokenizer) -> Vec<u32
     let step = documents.len().div_ceil(MAX_DOCUMENTS).max(1);
     let (mut spans, mut ends) = (0, BTreeMap::<u32, usize>::new());
     for index in (0..documents.len()).step_by(step) {
-        let example = documents.example(index);
+        let example = documents.document(index).to_example();
         let counts = |at: usize| example.loss_mask.get(at).copied().unwrap_or(false);
         for last in (0..example.tokens.len()).filter(|&at| counts(at) && !counts(at + 1)) {
             spans += 1;
@@ -40,9 +40,8 @@ pub(super) fn trained(documents: &DocumentSet, tokenizer: &Tokenizer) -> Vec<u32
 /// # Errors
 /// The tokenizer fails on the rendered text. A template that refuses the conversation is none.
 pub(super) fn in_template(tokenizer: &Tokenizer) -> Result<Option<u32>, RunError> {
-    let turns = [("user", "a"), ("assistant", ANSWER)];
-    let messages = turns.map(|(role, content)| Message { role: role.to_owned(), content: content.to_owned() });
-    let rendered = tokenizer.chat_template().and_then(|template| template.render(&messages, false));
+    let chat = Chat::new(&[("user", "a"), ("assistant", ANSWER)]);
+    let rendered = tokenizer.chat_template().and_then(|template| template.render(&chat, false));
     let Ok(rendered) = rendered else { return Ok(None) };
     let Some((_, after)) = rendered.rsplit_once(ANSWER) else { return Ok(None) };
     let first = tokenizer.encode(after, false)?.first().copied();

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use firebrick_arch::{ModelConfig, generation_eos_token_ids};
-use firebrick_data::{Message, TemplateChoice, Tokenizer};
+use firebrick_data::{Chat, TemplateChoice, Tokenizer};
 use firebrick_kernels::{BaseStorage, GemmFormat, Kernels};
 use firebrick_model::peft::read_adapter_config;
 use firebrick_model::{BuildOptions, Decoder, GenerateOptions, HfFolder, Sampler};
@@ -111,8 +111,7 @@ pub fn encode_prompt(tokenizer: &Tokenizer, text: &str, chat: bool) -> Result<Ve
     if !chat {
         return Ok(tokenizer.encode(text, true)?);
     }
-    let message = Message { role: "user".to_owned(), content: text.to_owned() };
-    let rendered = tokenizer.chat_template()?.render(&[message], true)?;
+    let rendered = tokenizer.chat_template()?.render(&Chat::new(&[("user", text)]), true)?;
     Ok(tokenizer.encode(&rendered, false)?)
 }
 

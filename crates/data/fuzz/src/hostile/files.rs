@@ -52,6 +52,8 @@ pub(super) fn all() -> Vec<Hostile> {
         Hostile::new("packed", "zst_bomb_jsonl", TOO_LARGE, || zstandard(1, b'x', 300 * MIB)),
         Hostile::new("packed", "gz_bomb_json", TOO_LARGE, || packed_with(2, b"[{\"a\":\"", b'x', 300 * MIB)),
         Hostile::new("packed", "zst_bomb_json_of_blanks", &[], || zstandard(3, b' ', 300 * MIB)),
+        Hostile::new("packed", "zst_bomb_json_of_brackets", TOO_LARGE, || zstandard(3, b'[', 300 * MIB)),
+        Hostile::new("packed", "zst_bomb_jsonl_of_blanks", &[], || zstandard(1, b'\n', 300 * MIB)),
         Hostile::new("packed", "gz_bomb_csv", TOO_LARGE, || packed_with(4, b"\"", b'x', 300 * MIB)),
         Hostile::new("packed", "zst_bomb_text", TOO_LARGE, || zstandard(9, b'x', 300 * MIB)),
         Hostile::new("packed", "zst_bomb_arrow", &["rows.arrow.zst"], || zstandard(11, 0xff, 300 * MIB)),

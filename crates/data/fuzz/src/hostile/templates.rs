@@ -17,7 +17,7 @@ pub(super) fn all() -> Vec<Hostile> {
         long("quotes_of_backslashes", || format!("{{{{ '{} }}}}", "\\".repeat(500_000))),
         long("raw_blocks", || "{% raw %}{% endraw %}".repeat(20_000)),
         long("raw_blocks_open", || "{% raw %}".repeat(20_000)),
-        Hostile::new("template", "source_of_two_mib", &["the recipe", "bytes"], || vec![b'a'; 2 << 20]),
+        long("source_of_two_mib", || "a".repeat(2 << 20)),
     ]
 }
 

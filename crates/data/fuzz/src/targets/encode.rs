@@ -5,7 +5,9 @@
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use firebrick_data::{EncodeOptions, Encoded, Encoder, OverflowPolicy, Place, RecordFormat, Tokenizer, TrainOn};
+use firebrick_data::{
+    EncodeOptions, Encoded, Encoder, OverflowPolicy, Place, Record, RecordFormat, Tokenizer, TrainOn,
+};
 use serde_json::{Map, Value as Json};
 
 use super::{Outcome, tokenizer};
@@ -28,18 +30,18 @@ pub(crate) fn rows(bytes: &[u8]) -> Outcome {
     let mut outcome = Outcome::default();
     for (index, line) in rest.split(|&byte| byte == b'\n').enumerate().take(64) {
         let Ok(fields) = serde_json::from_slice::<Map<String, Json>>(line) else { continue };
-        let place = Place { path: PathBuf::from("rows.jsonl"), line: index + 1 };
+        let record = Record::new(fields, Place { path: PathBuf::from("rows.jsonl"), line: index + 1 });
         for record_format in FORMATS {
             let options = options(first, record_format);
             let limit = options.max_seq_len;
-            let encoder = match Encoder::new(tokenizer, options, &fields, &place) {
+            let encoder = match Encoder::new(tokenizer, options, &record) {
                 Ok(encoder) => encoder,
                 Err(error) => {
                     outcome.messages.push(error.to_string());
                     continue;
                 }
             };
-            if let Some(encoded) = outcome.note(encoder.encode_fields(&fields, &place)) {
+            if let Some(encoded) = outcome.note(encoder.encode(&record)) {
                 check(&encoded, limit, tokenizer.vocab_size());
                 outcome.messages.extend(encoded.findings.into_iter().map(|finding| finding.detail));
             }

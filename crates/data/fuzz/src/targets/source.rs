@@ -55,7 +55,7 @@ pub(crate) fn packed(bytes: &[u8]) -> Outcome {
 
 /// A folder of `Dataset.save_to_disk` or `DatasetDict.save_to_disk`: `state.json`, then `dataset_dict.json`.
 pub(crate) fn saved_folder(bytes: &[u8]) -> Outcome {
-    let folder = Folder::new("saved");
+    let folder = Folder::new();
     let row = b"{\"text\":\"a\"}\n";
     for (name, part) in ["state.json", "dataset_dict.json"].into_iter().zip(parts(bytes)) {
         folder.write(name, part);
@@ -72,7 +72,7 @@ pub(crate) fn saved_folder(bytes: &[u8]) -> Outcome {
 /// The Hub's response about a dataset. The first byte: the requested configuration and split.
 pub(crate) fn hub_listing(bytes: &[u8]) -> Outcome {
     let (&first, rest) = bytes.split_first().unwrap_or((&0, &[]));
-    let folder = Folder::new("hub");
+    let folder = Folder::new();
     folder.write("datasets--owner--name/refs/main", COMMIT.as_bytes());
     folder.write(&format!("datasets--owner--name/.firebrick/{COMMIT}.json"), rest);
     let row = b"{\"text\":\"a\"}\n";
@@ -93,7 +93,7 @@ fn offline(folder: &Folder) -> Hub {
 
 /// Reads a file of these bytes.
 fn read(name: &str, bytes: &[u8], spec: SourceSpec) -> Outcome {
-    let folder = Folder::new("source");
+    let folder = Folder::new();
     let path = folder.write(name, bytes).to_str().expect("a path of this process").to_owned();
     let mut outcome = Outcome::default();
     records(&SourceSpec { path, ..spec }, &offline(&folder), &mut outcome);
@@ -113,7 +113,7 @@ fn records(spec: &SourceSpec, hub: &Hub, outcome: &mut Outcome) {
         assert!(!has_ended, "a record after an error that ends the stream");
         has_ended = match &record {
             // A file called .json may contain one object per line, of which the next can still be read.
-            Err(SourceError::BadJson { .. } | SourceError::NotAnObject { .. }) => false,
+            Err(SourceError::BadRecord { can_continue: true, .. }) => false,
             Err(_) => true,
             Ok(record) => {
                 // A line may contain several rows of JSON; a file may be named twice.

@@ -16,7 +16,7 @@ const VOCABULARY: usize = 1000;
 /// in 2 bytes, what is added to that byte and to the next one); if the first byte is even, the checksums are fixed.
 pub(crate) fn token_store(bytes: &[u8]) -> Outcome {
     let (&first, rest) = bytes.split_first().unwrap_or((&0, &[]));
-    let folder = Folder::new("store");
+    let folder = Folder::new();
     let cache = TokenCache::in_folder(folder.path());
     let key = CacheKey::from_parts([("data", &b"fuzz"[..])]);
     let built = cache.get_or_build(key, VOCABULARY, |writer: &mut StoreWriter| -> Result<Vec<u8>, CacheError> {
@@ -50,7 +50,7 @@ pub(crate) fn token_store(bytes: &[u8]) -> Outcome {
     if let Some(Some(store)) = outcome.note(cache.open(key, VOCABULARY)) {
         for index in 0..store.documents() {
             let example = store.document(index).to_example();
-            assert_eq!(example.tokens.len(), store.document_tokens(index));
+            assert_eq!(example.tokens.len(), store.entry(index).tokens as usize);
             outcome.read += 1;
         }
         outcome.note(store.verify());

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use firebrick_data::{EncodeOptions, Encoder, Place, RecordFormat, TemplateChoice, TemplateInput, Tokenizer};
+use firebrick_data::{Chat, EncodeOptions, Encoder, Place, Record, RecordFormat, TemplateChoice, Tokenizer};
 use serde_json::{Map, Value as Json, json};
 
 use super::{Outcome, encode, tokenizer};
@@ -44,18 +44,18 @@ pub(crate) fn template(bytes: &[u8]) -> Outcome {
     outcome.read = 0;
     tokenizer.set_date(0);
     let fields = conversation();
-    let messages: Vec<Map<String, Json>> = fields["messages"]
-        .as_array()
-        .map_or_else(Vec::new, |messages| messages.iter().filter_map(|message| message.as_object().cloned()).collect());
-    let tools = fields["tools"].as_array().cloned();
+    let messages = fields["messages"].as_array().into_iter().flatten();
+    let chat = Chat {
+        tools: fields["tools"].as_array().cloned(),
+        ..Chat::from_messages(messages.filter_map(|message| message.as_object().cloned()))
+    };
     for add_generation_prompt in [false, true] {
-        let input = TemplateInput { tools: tools.as_deref(), add_generation_prompt, ..TemplateInput::default() };
         if let Some(template) = outcome.note(tokenizer.chat_template()) {
             outcome.read -= 1;
-            outcome.note(template.render_chat(&messages, input));
+            outcome.note(template.render(&chat, add_generation_prompt));
         }
     }
-    encode_fields(&tokenizer, &fields, &mut outcome);
+    encode_record(&tokenizer, fields, &mut outcome);
     outcome
 }
 
@@ -64,16 +64,16 @@ pub(crate) fn messages(bytes: &[u8]) -> Outcome {
     let (&first, rest) = bytes.split_first().unwrap_or((&0, &[]));
     let mut outcome = Outcome::default();
     let fields = serde_json::from_slice(rest).unwrap_or_else(|_| lines(rest));
-    encode_fields(&KNOWN[usize::from(first) % KNOWN.len()], &fields, &mut outcome);
+    encode_record(&KNOWN[usize::from(first) % KNOWN.len()], fields, &mut outcome);
     outcome
 }
 
-fn encode_fields(tokenizer: &Tokenizer, fields: &Map<String, Json>, outcome: &mut Outcome) {
-    let place = Place { path: PathBuf::from("rows.jsonl"), line: 1 };
+fn encode_record(tokenizer: &Tokenizer, fields: Map<String, Json>, outcome: &mut Outcome) {
+    let record = Record::new(fields, Place { path: PathBuf::from("rows.jsonl"), line: 1 });
     let options = EncodeOptions { record_format: RecordFormat::Chat, ..EncodeOptions::new(1 << 20) };
     let (limit, vocab_size) = (options.max_seq_len, tokenizer.vocab_size());
-    let Ok(encoder) = Encoder::new(tokenizer, options, fields, &place) else { return };
-    if let Some(encoded) = outcome.note(encoder.encode_fields(fields, &place)) {
+    let Ok(encoder) = Encoder::new(tokenizer, options, &record) else { return };
+    if let Some(encoded) = outcome.note(encoder.encode(&record)) {
         encode::check(&encoded, limit, vocab_size);
         outcome.messages.extend(encoded.findings.into_iter().map(|finding| finding.detail));
     }

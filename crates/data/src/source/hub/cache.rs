@@ -16,6 +16,7 @@ use std::io::Error as IoError;
 use std::path::{Path, PathBuf};
 
 use super::super::error::SourceError;
+use super::super::splits::list_files;
 use crate::atomic_file;
 
 /// The part of the cache that belongs to one dataset.
@@ -56,9 +57,11 @@ impl DatasetCache {
 
     /// All files of a commit that are in the cache, as paths with `/`, with sizes.
     pub(super) fn files(&self, commit: &str) -> Vec<(String, u64)> {
-        let mut files = Vec::new();
-        collect(&self.root.join("snapshots").join(commit), "", 0, &mut files);
-        files
+        let (folder, mut paths) = (self.root.join("snapshots").join(commit), Vec::new());
+        // What cannot be listed is not in the cache.
+        let _ = list_files(&folder, "", 0, &mut paths);
+        let size = |path: &String| fs::metadata(folder.join(path)).map_or(0, |file| file.len());
+        paths.into_iter().map(|path| (path.clone(), size(&path))).collect()
     }
 
     /// The stored listing of a commit.
@@ -108,26 +111,11 @@ impl DatasetCache {
 
 /// The error of a cache that cannot be written.
 pub(super) fn failed(path: &Path, reason: &IoError) -> SourceError {
-    SourceError::HubCache { path: path.to_owned(), reason: reason.to_string() }
+    SourceError::Hub(format!("cannot use the Hub cache at {}: {reason}", path.display()))
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), SourceError> {
     atomic_file::write(path, bytes).map_err(|reason| failed(path, &reason))
-}
-
-fn collect(folder: &Path, prefix: &str, depth: usize, files: &mut Vec<(String, u64)>) {
-    let Ok(entries) = fs::read_dir(folder) else { return };
-    for entry in entries.flatten() {
-        let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
-        // Follows links; a link without its blob is not a file.
-        match fs::metadata(entry.path()) {
-            Ok(metadata) if metadata.is_dir() && depth < 32 => {
-                collect(&entry.path(), &format!("{name}/"), depth + 1, files);
-            }
-            Ok(metadata) if metadata.is_file() => files.push((name, metadata.len())),
-            _ => {}
-        }
-    }
 }
 
 #[cfg(unix)]

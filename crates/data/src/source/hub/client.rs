@@ -15,13 +15,12 @@ use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body};
 
 use super::super::error::SourceError;
-use super::id::HubId;
+use super::listing::HubId;
 use super::settings::HubSettings;
 
 const MAX_LISTING_BYTES: u64 = 256 << 20;
 const MAX_REDIRECTS: usize = 10;
 const ATTEMPTS: u32 = 5;
-const RETRY: &str = "Try again, or work from the cache with HF_HUB_OFFLINE=1";
 
 /// One connection pool for the process.
 static AGENT: LazyLock<Agent> = LazyLock::new(|| {
@@ -178,12 +177,12 @@ fn refused(settings: &HubSettings, url: &str, response: &Response<Body>, what: &
             return failed(url, answer.trim_end().to_owned());
         }
     };
-    SourceError::HubRefused { endpoint: settings.endpoint.clone(), id: what.to_owned(), hint }
+    SourceError::Hub(format!("{} has no dataset {what:?} that you can access: {hint}", settings.endpoint))
 }
 
 /// The error of a request that failed.
 pub(super) fn failed(url: &str, reason: String) -> SourceError {
-    SourceError::HubFailed { url: url.to_owned(), reason, hint: RETRY.to_owned() }
+    SourceError::Hub(format!("cannot get {url}: {reason}. Try again, or work from the cache with HF_HUB_OFFLINE=1"))
 }
 
 /// Whether an ETag can be a file name.

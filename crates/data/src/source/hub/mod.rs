@@ -6,7 +6,6 @@
 
 mod cache;
 mod client;
-mod id;
 mod listing;
 mod settings;
 #[cfg(test)]
@@ -20,8 +19,7 @@ use std::sync::Arc;
 use super::error::SourceError;
 use cache::DatasetCache;
 use client::Content;
-pub(super) use id::{HubFile, HubId};
-pub(super) use listing::Listing;
+pub(super) use listing::{HubFile, HubId, Listing};
 pub use settings::HubSettings;
 
 const CHUNK_BYTES: usize = 1 << 20;
@@ -72,8 +70,11 @@ impl Hub {
     }
 
     fn not_cached(&self, what: String) -> SourceError {
-        let hint = "unset HF_HUB_OFFLINE for one run that fetches it, or copy the cache of a machine that has it";
-        SourceError::HubOffline { what, cache: self.settings.cache.clone(), hint: hint.to_owned() }
+        SourceError::Hub(format!(
+            "{what} is not in the cache {} and the Hub is off (HF_HUB_OFFLINE): unset HF_HUB_OFFLINE for one run that \
+             fetches it, or copy the cache of a machine that has it",
+            self.settings.cache.display()
+        ))
     }
 
     /// Offline, all files that will be read must be in the cache; with a row limit, at least the first.
@@ -127,7 +128,7 @@ impl Hub {
             done = 0;
         }
         let mut content = (done == 0).then_some(first);
-        let mut attempt = 0;
+        let (mut attempt, mut chunk) = (0, vec![0; CHUNK_BYTES]);
         while size != Some(done) {
             let next = match content.take() {
                 Some(content) => content,
@@ -142,16 +143,22 @@ impl Hub {
                     continue;
                 }
             }
-            let before = done;
-            let ended = self.copy(next.body, &mut output, &mut done)?;
-            let is_whole = size.is_none_or(|size| size == done);
-            if let Err(reason) = ended {
-                attempt = self.retry_after(if done > before { 0 } else { attempt }, file, &reason)?;
-            } else if is_whole {
-                break;
-            } else {
-                attempt = self.retry_after(attempt, file, "the connection ended early")?;
-            }
+            let (mut body, before) = (next.body, done);
+            let reason = loop {
+                match body.read(&mut chunk) {
+                    Ok(0) if size.is_none_or(|size| size == done) => break None,
+                    Ok(0) => break Some("the connection ended early".to_owned()),
+                    Ok(count) => {
+                        output.write_all(&chunk[..count]).map_err(failed)?;
+                        done += count as u64;
+                    }
+                    Err(reason) => break Some(reason.to_string()),
+                }
+            };
+            let Some(reason) = reason else { break };
+            // What was resumed and went on may be interrupted any number of times.
+            let is_resumed = before > 0 && done > before;
+            attempt = self.retry_after(if is_resumed { 0 } else { attempt }, file, &reason)?;
         }
         output.sync_all().map_err(failed)?;
         fs::rename(&partial, blob).map_err(failed)
@@ -162,25 +169,5 @@ impl Hub {
             return Err(client::failed(&format!("{}/datasets/{file}", self.settings.endpoint), reason.to_owned()));
         }
         Ok(attempt + 1)
-    }
-
-    /// Copies until the end or a network failure (the inner error); the outer error is a disk error.
-    fn copy(
-        &self,
-        mut body: Box<dyn Read + Send>,
-        output: &mut File,
-        done: &mut u64,
-    ) -> Result<Result<(), String>, SourceError> {
-        let mut chunk = vec![0; CHUNK_BYTES];
-        loop {
-            let count = match body.read(&mut chunk) {
-                Ok(0) => return Ok(Ok(())),
-                Ok(count) => count,
-                Err(reason) => return Ok(Err(reason.to_string())),
-            };
-            let written = output.write_all(&chunk[..count]);
-            written.map_err(|reason| cache::failed(&self.settings.cache, &reason))?;
-            *done += count as u64;
-        }
     }
 }

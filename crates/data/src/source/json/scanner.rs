@@ -10,7 +10,7 @@ use super::super::open::{Bytes, read_failed};
 use super::super::record::MAX_RECORD_BYTES;
 use crate::place::Place;
 
-const HINT: &str = "The file must be one JSON list of objects, or an object with such a list";
+pub(super) const HINT: &str = "The file must be one JSON list of objects, or an object with such a list";
 const TOO_LARGE: &str =
     "Cut it into several; if the list of rows is deeper in the document, write one JSON object a line";
 
@@ -27,8 +27,8 @@ impl Scanner {
         Place { path: self.path.clone(), line: self.line }
     }
 
-    pub(super) fn bad(&self, reason: impl Into<String>) -> SourceError {
-        SourceError::BadJson { place: self.place(), column: self.column, reason: reason.into(), hint: HINT }
+    pub(super) fn bad(&self, reason: impl AsRef<str>) -> SourceError {
+        SourceError::not_json(self.place(), self.column, reason.as_ref(), HINT)
     }
 
     fn fill(&mut self) -> Result<&[u8], SourceError> {
@@ -89,7 +89,7 @@ impl Scanner {
             if let Some(text) = text.as_deref_mut() {
                 text.extend_from_slice(part);
                 if text.len() > MAX_RECORD_BYTES {
-                    return Err(SourceError::RecordTooLarge { place, hint: TOO_LARGE });
+                    return Err(SourceError::too_large(place, TOO_LARGE));
                 }
             }
             size += taken as u64;

@@ -72,6 +72,7 @@ fn places_name_the_line_of_each_record() {
     let path = folder.write("a.jsonl", "\n{\"text\":\"x\"}\n\n{\"text\":\"y\"}");
     let records = read(&folder.spec("a.jsonl")).unwrap();
     assert_eq!(records[1].place.to_string(), format!("{}:4", path.display()));
+    assert_eq!((records[1].source, records[1].file), (0, 0));
     folder.write("b.json", "[\n {\"text\":\n\"x\"},\n\n {\"text\":\"y\"}]");
     let lines: Vec<usize> = read(&folder.spec("b.json")).unwrap().iter().map(|record| record.place.line).collect();
     assert_eq!(lines, [2, 5]);
@@ -173,12 +174,4 @@ fn content_key_depends_on_content_and_reading_but_not_on_the_path() {
     assert_ne!(one, key(&folder.spec("c.jsonl")));
     assert_ne!(one, key(&SourceSpec { limit: Some(1), ..folder.spec("a.jsonl") }));
     assert_ne!(one, key(&SourceSpec { columns: Some(vec!["text".into()]), ..folder.spec("a.jsonl") }));
-}
-
-#[test]
-fn records_have_fields_place_and_source() {
-    let folder = Folder::new();
-    let path = folder.write("a.jsonl", text_rows("a", 1));
-    let place = crate::Place { path, line: 1 };
-    assert_eq!(read(&folder.spec("a.jsonl")).unwrap(), [Record::new(text_record("a0"), place)]);
 }

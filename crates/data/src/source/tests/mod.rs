@@ -10,14 +10,14 @@ mod paths;
 
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
 use arrow_array::builder::{ListBuilder, StringBuilder, StructBuilder};
 use arrow_array::{ArrayRef, BooleanArray, Float64Array, Int64Array, StringArray};
 use arrow_schema::{DataType, Field, Fields};
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
 use super::{Hub, HubSettings, Record, SourceError, SourceSpec};
@@ -159,12 +159,4 @@ fn zstandard(bytes: &[u8]) -> Vec<u8> {
 
 fn text_rows(prefix: &str, count: usize) -> String {
     (0..count).map(|index| format!("{{\"text\":\"{prefix}{index}\"}}\n")).collect()
-}
-
-fn text_record(text: &str) -> Map<String, Json> {
-    Map::from_iter([("text".to_owned(), json!(text))])
-}
-
-fn path_of(record: &Record) -> &Path {
-    &record.place.path
 }

@@ -15,7 +15,7 @@ fn a_folder_is_read_in_the_order_of_its_names() {
     }
     let records = read(&folder.spec("d")).unwrap();
     assert_eq!(texts(&records), ["d/a.jsonl.gz0", "d/c.jsonl0", "d/sub/b.jsonl0"]);
-    assert!(path_of(&records[2]).ends_with("sub/b.jsonl"));
+    assert!(records[2].place.path.ends_with("sub/b.jsonl"));
 }
 
 #[test]

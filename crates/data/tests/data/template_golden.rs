@@ -4,13 +4,12 @@
 //! the two kinds that Llama-like models have (byte level, and SentencePiece-like).
 
 use std::collections::BTreeMap;
-use std::fs::{copy, read_to_string, write};
+use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
-use firebrick_data::{EncodeOptions, Encoder, FindingKind, Place, TemplateInput, Tokenizer};
+use firebrick_data::{Chat, EncodeOptions, Encoder, FindingKind, Place, Record, Tokenizer};
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
-use tempfile::TempDir;
 
 #[derive(Deserialize)]
 struct Golden {
@@ -60,27 +59,22 @@ fn golden() -> Golden {
 
 /// A tokenizer with a template. Without `blocks`, the template's generation tags become plain conditions.
 fn tokenizer(name: &str, style: &Style, blocks: bool) -> Tokenizer {
-    let folder = TempDir::new().unwrap();
-    let source = golden_folder().join(&style.tokenizer).join("tokenizer.json");
-    copy(source, folder.path().join("tokenizer.json")).unwrap();
-    write(folder.path().join("tokenizer_config.json"), json!(style.special_tokens).to_string()).unwrap();
     let mut template = read_to_string(golden_folder().join(format!("templates/{name}.jinja"))).unwrap();
     if !blocks {
         template = template.replace("endgeneration", "endif").replace(" generation ", " if true ");
         template = template.replace("- generation", "- if true");
         assert!(!template.contains(" generation"));
     }
-    write(folder.path().join("chat_template.jinja"), template).unwrap();
-    Tokenizer::from_folder(folder.path()).unwrap()
+    crate::tokenizer(&style.tokenizer, Some(&template), &json!(style.special_tokens))
 }
 
 /// The tokens of a conversation and their mask, or why it was dropped.
 fn encode(tokenizer: &Tokenizer, conversation: &Conversation) -> Result<(Vec<u32>, Vec<bool>), FindingKind> {
     let record = json!({ "messages": conversation.messages, "tools": conversation.tools });
     let place = Place { path: "golden".into(), line: 1 };
-    let fields = record.as_object().unwrap();
-    let encoder = Encoder::new(tokenizer, EncodeOptions::new(100_000), fields, &place).unwrap();
-    let mut encoded = encoder.encode_fields(fields, &place).unwrap();
+    let record = Record::new(record.as_object().unwrap().clone(), place);
+    let encoder = Encoder::new(tokenizer, EncodeOptions::new(100_000), &record).unwrap();
+    let mut encoded = encoder.encode(&record).unwrap();
     match encoded.examples.pop() {
         Some(example) => Ok((example.tokens, example.loss_mask)),
         None => Err(encoded.findings[0].kind),
@@ -96,10 +90,9 @@ fn text_and_ids_equal_those_of_transformers() {
         for (index, (case, conversation)) in style.cases.iter().zip(&golden.conversations).enumerate() {
             let tools = conversation.tools.as_deref();
             let template = tokenizer.chat_template_for(tools.is_some()).unwrap();
-            let render = |add_generation_prompt| {
-                let input = TemplateInput { tools, add_generation_prompt, ..TemplateInput::default() };
-                template.render_chat(&conversation.messages, input)
-            };
+            let chat =
+                Chat { tools: tools.map(<[Json]>::to_vec), ..Chat::from_messages(conversation.messages.clone()) };
+            let render = |add_generation_prompt| template.render(&chat, add_generation_prompt);
             let Some(text) = &case.text else {
                 assert!(render(false).is_err(), "{name} {index}");
                 continue;
@@ -174,8 +167,8 @@ fn expressions_have_the_same_values_as_in_jinja() {
     for snippet in &snippets.snippets {
         let choice = firebrick_data::TemplateChoice::Text(snippet.source.clone());
         let rendered = tokenizer.choose_template(&choice).and_then(|()| {
-            let input = TemplateInput { arguments: Some(&snippets.variables), ..TemplateInput::default() };
-            tokenizer.chat_template().unwrap().render_chat(&[], input)
+            let chat = Chat { arguments: snippets.variables.clone(), ..Chat::default() };
+            tokenizer.chat_template().unwrap().render(&chat, false)
         });
         let rendered = rendered.map_err(|error| error.to_string());
         if rendered.as_ref().ok() != snippet.text.as_ref() {

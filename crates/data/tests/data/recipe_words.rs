@@ -5,8 +5,8 @@
 use std::fmt::Debug;
 
 use firebrick_data::{FileFormat, Mix, MixUntil, OverflowPolicy, RecordFormat, TextDocument, TrainOn};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
 fn accepts_exactly<T: DeserializeOwned + Serialize + Debug>(words: &[&str]) {
@@ -32,21 +32,10 @@ fn recipe_values_have_the_words_of_the_recipe() {
 
 #[test]
 fn defaults_are_those_of_the_recipe() {
-    #[derive(Debug, PartialEq, Default, Deserialize)]
-    #[serde(default)]
-    struct Values {
-        format: RecordFormat,
-        mix: Mix,
-        mix_until: MixUntil,
-        text_unit: TextDocument,
-    }
-    let expected = Values {
-        format: RecordFormat::Auto,
-        mix: Mix::Concatenate,
-        mix_until: MixUntil::First,
-        text_unit: TextDocument::File,
-    };
-    assert_eq!(serde_json::from_str::<Values>("{}").unwrap(), expected);
+    let found =
+        (RecordFormat::default(), TrainOn::default(), Mix::default(), MixUntil::default(), TextDocument::default());
+    let expected = (RecordFormat::Auto, TrainOn::Assistant, Mix::Concatenate, MixUntil::First, TextDocument::File);
+    assert_eq!(found, expected);
 }
 
 #[cfg(feature = "schemars")]

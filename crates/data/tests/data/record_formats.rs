@@ -1,6 +1,6 @@
 //! Records of every format, and the errors about those that have none.
 //!
-//! Trade-off: parsing only; `tests/encoder.rs` covers tokens and masks.
+//! Trade-off: parsing only; `encoder.rs` covers tokens and masks.
 
 use firebrick_data::{Fields, Place, RecordFormat, RecordFormatError, Row, Turn};
 use serde_json::{Value as Json, json};

@@ -1,39 +1,30 @@
-//! From records to examples: masks, lengths, what is dropped and why, and templates that do not end.
+//! From records to examples: masks, lengths, what is dropped and why, and which template applies.
 //!
 //! Trade-off: a small byte-level tokenizer instead of a trained vocabulary.
 
-use std::fs::{copy, write};
-use std::path::Path;
-
 use firebrick_data::{
-    DataError, Diagnosis, EncodeOptions, Encoded, Encoder, FindingKind, OverflowPolicy, Place, RecordFormatError,
+    Chat, DataError, Diagnosis, EncodeOptions, Encoded, Encoder, FindingKind, OverflowPolicy, Place, Record,
     TemplateChoice, TemplateDefaults, Tokenizer, TrainOn,
 };
 use serde_json::{Value as Json, json};
-use tempfile::TempDir;
 
-const TEMPLATE: &str = "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>\n{{ message.content }}\
-    {{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}";
+use crate::TEMPLATE;
 
 fn tokenizer(template: Option<&str>) -> Tokenizer {
-    let folder = TempDir::new().unwrap();
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/byte_level/tokenizer.json");
-    copy(golden, folder.path().join("tokenizer.json")).unwrap();
-    let config = json!({ "bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "add_bos_token": true });
-    write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
-    if let Some(template) = template {
-        write(folder.path().join("chat_template.jinja"), template).unwrap();
-    }
-    Tokenizer::from_folder(folder.path()).unwrap()
+    crate::tokenizer("byte_level", template, &crate::config())
 }
 
 fn place(line: usize) -> Place {
     Place { path: "rows.jsonl".into(), line }
 }
 
+fn record(fields: &Json) -> Record {
+    Record::new(fields.as_object().unwrap().clone(), place(1))
+}
+
 fn encode(tokenizer: &Tokenizer, options: &EncodeOptions, record: &Json) -> Result<Encoded, DataError> {
-    let fields = record.as_object().unwrap();
-    Encoder::new(tokenizer, options.clone(), fields, &place(1))?.encode_fields(fields, &place(1))
+    let record = self::record(record);
+    Encoder::new(tokenizer, options.clone(), &record)?.encode(&record)
 }
 
 /// The text of the loss tokens of each example; each run of other tokens is a dot.
@@ -167,6 +158,30 @@ fn each_problem_has_its_kind_of_finding() {
 }
 
 #[test]
+fn a_template_that_demands_ids_of_nine_characters_says_so_where_a_call_has_another() {
+    let tokenizer = tokenizer(Some(include_str!("../golden/templates/mistral_tools.jinja")));
+    let encoded = |id: Option<&str>| {
+        let mut record = chat(&[("user", "q"), ("assistant", ""), ("tool", "4"), ("assistant", "a")]);
+        let mut call = json!({ "type": "function", "function": { "name": "f", "arguments": {} } });
+        if let Some(id) = id {
+            call["id"] = id.into();
+            record["messages"][2]["tool_call_id"] = id.into();
+        }
+        record["messages"][1]["tool_calls"] = json!([call]);
+        encode(&tokenizer, &EncodeOptions::new(999), &record).unwrap()
+    };
+    assert_eq!((kinds(&encoded(Some("aB3dE6gH9"))), encoded(Some("aB3dE6gH9")).examples.len()), (vec![], 1));
+    for id in [None, Some("call_abc123"), Some("")] {
+        let refused = encoded(id);
+        assert_eq!(kinds(&refused), [FindingKind::TemplateRefused], "{id:?}");
+        let detail = &refused.findings[0].detail;
+        assert!(detail.contains("nine letters or digits") && detail.contains("`tool_call_id`"), "{detail}");
+    }
+    let no_user = encode(&tokenizer, &EncodeOptions::new(999), &chat(&[("x", "q"), ("assistant", "a")])).unwrap();
+    assert!(!no_user.findings[0].detail.contains("nine letters"), "{:?}", no_user.findings);
+}
+
+#[test]
 fn diagnosis_counts_records_and_keeps_the_first_places() {
     let tokenizer = tokenizer(Some(TEMPLATE));
     let mut diagnosis = Diagnosis::default();
@@ -195,28 +210,11 @@ fn too_many_bad_records_and_missing_ends_of_turns_are_refused() {
     };
     assert!(judge(TEMPLATE, 10).is_ok());
     let error = judge(TEMPLATE, 11).unwrap_err();
-    assert!(
-        matches!(error, DataError::RecordFormat(RecordFormatError::TooManyBadRows { bad: 11, rows: 100, .. })),
-        "{error}"
-    );
+    assert!(matches!(error, DataError::TooManyBadRows { bad: 11, rows: 100, .. }), "{error}");
     assert!(error.to_string().contains("11.0 %") && error.to_string().contains("roles: user"), "{error}");
     let endless = TEMPLATE.replace("{{ eos_token }}", "");
     let error = judge(&endless, 0).unwrap_err();
-    assert!(matches!(error, DataError::RecordFormat(RecordFormatError::EndNeverTrained { chats: 100, .. })), "{error}");
-}
-
-#[test]
-fn fingerprint_depends_on_tokenizer_template_and_options() {
-    let record = json!({ "text": "a" });
-    let fingerprint = |tokenizer: &Tokenizer, options: EncodeOptions| {
-        Encoder::new(tokenizer, options, record.as_object().unwrap(), &place(1)).unwrap().fingerprint()
-    };
-    let same = fingerprint(&tokenizer(None), EncodeOptions::new(9));
-    assert_eq!(same, fingerprint(&tokenizer(None), EncodeOptions::new(9)));
-    assert_ne!(same, fingerprint(&tokenizer(None), EncodeOptions::new(8)));
-    assert_ne!(same, fingerprint(&tokenizer(Some("x")), EncodeOptions::new(9)));
-    let all = EncodeOptions { train_on: TrainOn::All, ..EncodeOptions::new(9) };
-    assert_ne!(same, fingerprint(&tokenizer(None), all));
+    assert!(matches!(error, DataError::EndNeverTrained { chats: 100, .. }), "{error}");
 }
 
 #[test]
@@ -228,8 +226,9 @@ fn fingerprint_depends_on_the_day_where_a_template_that_reads_the_date_is_used()
     let fingerprint = |template: &str, record: &Json, date: i64| {
         let mut tokenizer = tokenizer(Some(template));
         tokenizer.set_date(date);
-        let encoder = Encoder::new(&tokenizer, EncodeOptions::new(99), record.as_object().unwrap(), &place(1)).unwrap();
-        (encoder.fingerprint(), encoder.encode_fields(record.as_object().unwrap(), &place(1)).unwrap())
+        let record = self::record(record);
+        let encoder = Encoder::new(&tokenizer, EncodeOptions::new(99), &record).unwrap();
+        (encoder.fingerprint(), encoder.encode(&record).unwrap())
     };
     let first = fingerprint(&dated, &chat, 20_000 * DAY);
     assert_eq!(first, fingerprint(&dated, &chat, 20_001 * DAY - 1));
@@ -247,7 +246,7 @@ fn chosen_template_sees_the_date_that_was_set() {
     tokenizer.set_date(0);
     tokenizer.choose_template(&TemplateChoice::Text("{{ strftime_now('%Y') }}".to_owned())).unwrap();
     assert_eq!(tokenizer.date(), Some(0));
-    assert_eq!(tokenizer.chat_template().unwrap().render(&[], false).unwrap(), "1970");
+    assert_eq!(tokenizer.chat_template().unwrap().render(&Chat::default(), false).unwrap(), "1970");
 }
 
 #[test]
@@ -303,7 +302,7 @@ fn a_source_without_any_flag_is_refused_with_the_keys_of_flags() {
     }
     assert!(rows(1).check(1.0, true).is_ok());
     let error = rows(1).check(0.5, true).unwrap_err();
-    assert!(matches!(error, DataError::RecordFormat(RecordFormatError::TooManyBadRows { bad: 19, .. })), "{error}");
+    assert!(matches!(error, DataError::TooManyBadRows { bad: 19, .. }), "{error}");
 }
 
 #[test]
@@ -322,28 +321,14 @@ fn with_loss_on_everything_the_end_counts_unless_it_is_cut_off() {
 }
 
 #[test]
-fn templates_that_never_end_and_sources_that_do_not_parse_are_errors() {
-    let nested = "{% for a in range(99999) %}{% for b in range(99999) %}{% set x = a %}{% endfor %}{% endfor %}";
-    let endless = [
-        nested,
-        "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
-        "{% for a in range(99999999) %}{% endfor %}",
-        "{% for a in range(99999) %}{{ 'x' * 99999 }}{% endfor %}",
-    ];
+fn templates_that_do_not_parse_are_refused() {
     let mut tokenizer = tokenizer(None);
-    for source in endless {
-        let rendered = tokenizer
-            .choose_template(&TemplateChoice::Text(source.to_owned()))
-            .and_then(|()| tokenizer.chat_template()?.render(&[], false));
-        assert!(rendered.is_err(), "{source}: {} bytes", rendered.unwrap().len());
-    }
     let brackets = "{{ ".to_owned() + &"(".repeat(20_000);
     for source in
         ["{{", "{% set", "{% generation %}", "{% endgeneration %}", "{% call %}", "{# ", "{{ 'a", brackets.as_str()]
     {
         assert!(tokenizer.choose_template(&TemplateChoice::Text(source.to_owned())).is_err(), "{source:.20}");
     }
-    assert!(tokenizer.choose_template(&TemplateChoice::Text("x".repeat(2 << 20))).is_err());
 }
 
 #[test]
@@ -379,8 +364,7 @@ fn default_arguments_and_system_prompt_reach_every_conversation_that_says_nothin
     let mut own = chat(&[("system", "s"), ("user", "q"), ("assistant", "a")]);
     own["chat_template_kwargs"] = json!({ "mode": "slow" });
     assert_eq!(text(&own), "<s>slow|<|system|>\ns</s>\n<|user|>\nq</s>\n<|assistant|>\na</s>\n");
-    let prompt = [firebrick_data::Message { role: "user".to_owned(), content: "q".to_owned() }];
-    let rendered = tokenizer.chat_template().unwrap().render(&prompt, true).unwrap();
+    let rendered = tokenizer.chat_template().unwrap().render(&Chat::new(&[("user", "q")]), true).unwrap();
     assert_eq!(
         rendered, "<s>quick|<|system|>\nBe kind.</s>\n<|user|>\nq</s>\n<|assistant|>\n",
         "a prompt is what training saw"

@@ -1,20 +1,20 @@
-//! The Alpaca format: an instruction, an optional input and an output; optionally a system message and earlier turns
-//! (`history`, a list of `[question, answer]`, as in LLaMA-Factory).
+//! Records of a question and an answer: Alpaca's instruction, optional input and output, with an optional system message and
+//! earlier turns (`history`, a list of `[question, answer]`, as in LLaMA-Factory); and a prompt with its completion, two
+//! strings or two lists of messages.
 //!
 //! Trade-off: the sentence that the Alpaca project wrote before every instruction is left out. With a chat template it
 //! is foreign to the model, and without one the headings say the same.
 
 use serde_json::Value as Json;
 
-use super::error::RecordFormatError;
 use super::fields::Fields;
-use super::messages::parse_extras;
-use super::row::{Chat, Turn};
-use super::value::{Reader, list, string, wrong_type};
+use super::messages::{parse_extras, parse_list};
+use super::row::{Chat, Row, Turn};
+use super::value::{Reader, RecordFormatError, list, string, wrong_type};
 use crate::place::Place;
 
 /// Parses an instruction as a conversation.
-pub(crate) fn parse(record: Reader<'_>, names: &Fields) -> Result<Chat, RecordFormatError> {
+pub(crate) fn parse_instruction(record: Reader<'_>, names: &Fields) -> Result<Chat, RecordFormatError> {
     let mut chat = Chat::default();
     if let Some(system) = record.string(&names.system)?.filter(|system| !system.is_empty()) {
         chat.turns.push(Turn::new("system", system));
@@ -34,6 +34,27 @@ pub(crate) fn parse(record: Reader<'_>, names: &Fields) -> Result<Chat, RecordFo
     chat.turns.push(Turn::new("assistant", record.need_string(&names.output)?));
     parse_extras(record, names, &mut chat)?;
     Ok(chat)
+}
+
+/// Parses a prompt and its completion.
+pub(crate) fn parse_prompt(record: Reader<'_>, names: &Fields) -> Result<Row, RecordFormatError> {
+    let (prompt, completion) = (record.need(&names.prompt)?, record.need(&names.completion)?);
+    match (prompt, completion) {
+        (Json::Array(_), Json::Array(_)) => {
+            let mut chat = Chat { turns: parse_list(prompt, &names.prompt, names, record.place)?, ..Chat::default() };
+            chat.prompt_turns = chat.turns.len();
+            chat.turns.extend(parse_list(completion, &names.completion, names, record.place)?);
+            parse_extras(record, names, &mut chat)?;
+            Ok(Row::Chat(chat))
+        }
+        (Json::Array(_), other) => {
+            Err(wrong_type(record.place, &names.completion, "a list of messages, as the prompt is", other))
+        }
+        _ => Ok(Row::PromptCompletion {
+            prompt: record.need_string(&names.prompt)?.to_owned(),
+            completion: record.need_string(&names.completion)?.to_owned(),
+        }),
+    }
 }
 
 fn history<'a>(record: Reader<'a>) -> Result<&'a [Json], RecordFormatError> {

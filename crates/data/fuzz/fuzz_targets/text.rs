@@ -1,4 +1,0 @@
-//! Feeds libFuzzer's bytes to the target `text`, which src/targets describes.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(init: firebrick_data_fuzz::quiet(), |bytes: &[u8]| firebrick_data_fuzz::run("text", bytes));
