@@ -31,7 +31,12 @@ pub(super) fn row_stride(width: usize, appended: usize) -> usize {
 /// Bytes from the start of one row of 8-bit codes to the next: inner width and ranks, filled up to whole tiles of the matrix units. Where
 /// there are no ranks, 16 is enough of a multiple for cuBLASLt.
 pub(super) fn fp8_stride(width: usize, ranks: usize) -> usize {
-    (width + ranks).next_multiple_of(if ranks == 0 { 16 } else { FP8_MULTIPLE })
+    (fp8_lead(ranks) + width).next_multiple_of(if ranks == 0 { 16 } else { FP8_MULTIPLE })
+}
+
+/// Columns of 8-bit codes that the ranks of adapters take in front: whole steps of the matrix units.
+pub(super) fn fp8_lead(ranks: usize) -> usize {
+    ranks.next_multiple_of(32)
 }
 
 /// Ranks of the adapters of a run in a group.

@@ -63,12 +63,12 @@ impl Engine {
         }
         match weight.filter(|weight| weight.ranks() > 0) {
             Some(weight) => Some(appended(group, &ranks, weight)),
-            None => Some(self.separate(group, &ranks, dtype)),
+            None => Some(self.separate(group, dtype)),
         }
     }
 
     /// A and `s B` of all modules in scratch memory.
-    fn separate(&self, group: &Group<Cuda>, ranks: &[usize], dtype: DType) -> Adapters {
+    fn separate(&self, group: &Group<Cuda>, dtype: DType) -> Adapters {
         let pairs: Vec<_> = group
             .modules
             .iter()
@@ -77,6 +77,12 @@ impl Engine {
             .collect();
         let all_a = self.side_by_side(ScratchSlot::LoraA, dtype, pairs.iter().map(|(a, _, _)| (a, 1.0)).collect());
         let all_b = self.side_by_side(ScratchSlot::LoraB, dtype, pairs.iter().map(|(_, b, s)| (b, *s)).collect());
+        self.adapters_at(group, [all_a, all_b], dtype)
+    }
+
+    /// The adapters of a group from all A and all `s B` in the compute format, one module after the other.
+    pub(super) fn adapters_at(&self, group: &Group<Cuda>, [all_a, all_b]: [u64; 2], dtype: DType) -> Adapters {
+        let ranks = &ranks(group);
         let a = DeviceBlock::dense(all_a, [ranks.iter().sum(), group.in_features()], dtype);
         let mut before = 0;
         let places = places(group, ranks, |module, [_, rank]| {

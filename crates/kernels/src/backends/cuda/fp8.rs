@@ -8,7 +8,7 @@
 //! - **Weights come straight from how they are stored** (NF4, or dense), rounded once; the backward multiplies with the same codes,
 //!   transposed. The scales of a weight's rows cannot stand outside of that sum, so they go into the gradient before it is quantized.
 //! - **Adapters are never merged into codes**: a change of a thousandth of a weight is far below a rounding step. Their ranks are
-//!   appended to the inner dimension as in bf16 (`adapters`), and a power of two per group and pass balances the two factors, which have
+//!   part of the inner dimension as in bf16 (`adapters`), in front of it (`source/fp8.cu` says why), and a power of two per group and pass balances the two factors, which have
 //!   to share scales with activations and weights. `x Aᵀ`, `dy B`, and the gradients of A and B are computed in bf16.
 //! - **Everything else stays as it was**: norms, attention, activations, residuals, the head, the loss, and gradients of weights that
 //!   train.
@@ -29,7 +29,7 @@ use super::launch::{Launch, at, grid};
 use super::matrix::{Cuda, DeviceBlock, MatrixView};
 use super::program::Source;
 use super::scratch::{Contents, ScratchSlot};
-use crate::backends::cuda_rows::fp8_stride;
+use crate::backends::cuda_rows::{fp8_lead, fp8_stride};
 use crate::{Group, Weight};
 
 /// Whether sums of codes may be kept in fewer bits between the steps of a product: forward, and for gradients of inputs. cuBLASLt's fast
@@ -38,6 +38,8 @@ const FAST_FORWARD: bool = true;
 const FAST_BACKWARD: bool = true;
 /// Parts of the maxima of a group's adapters, as `source/fp8.cu` has it.
 const MAXIMA_PARTS: usize = 256;
+/// Parts of a buffer begin on multiples of this many bytes, as GEMMs like them.
+const PART_ALIGNMENT: usize = 256;
 /// Modules of a group that the launches take.
 const MAX_MODULES: usize = 4;
 
@@ -56,6 +58,11 @@ struct Fp8Weight {
     row_scales: u64,
     factor: u64,
     maxima: u64,
+    /// Addresses of all A and of all `s B` in the compute format.
+    a: u64,
+    b: u64,
+    /// Columns of the adapter, in front of the others.
+    lead: usize,
 }
 
 /// The adapter of a module as the kernels take it.
@@ -90,9 +97,8 @@ impl Engine {
         residual: Option<DeviceBlock>,
         out: DeviceBlock,
     ) -> Option<DeviceBlock> {
-        let adapters = self.adapters(group, x.dtype, None);
-        let low = adapters.as_ref().map(|adapters| self.low_rank(x, adapters));
-        let weight = self.fp8_weight(group);
+        let weight = self.fp8_weight(group, x.dtype);
+        let low = self.fp8_adapters(group, &weight, x.dtype).map(|adapters| self.low_rank(x, &adapters));
         let input = self.quantize_rows(ScratchSlot::Fp8Rows, x, None, low, &weight);
         let bias = self.biases(group, x.dtype).map(|biases| biases.address);
         let gemm = Gemm::forward("linear fp8", input.block, weight.codes.block);
@@ -110,7 +116,7 @@ impl Engine {
         plus: Option<DeviceBlock>,
         out: DeviceBlock,
     ) {
-        let weight = self.fp8_transposed(group);
+        let weight = self.fp8_transposed(group, dy.dtype);
         let d_low = adapters.map(|(_, d_low)| *d_low);
         let input = self.quantize_rows(ScratchSlot::Fp8Rows, dy, Some(weight.row_scales), d_low, &weight);
         let gemm = Gemm::forward("linear fp8", input.block, weight.codes.block);
@@ -118,7 +124,16 @@ impl Engine {
         self.gemm(Gemm { c: plus, scales, is_fast: FAST_BACKWARD, ..gemm }, out);
     }
 
-    /// Rows of the compute format as codes, each column times its scale where there are any, with low-rank values after them.
+    /// The adapters of a group in the compute format, as their GEMMs with `dy` read them.
+    pub(super) fn fp8_backward_adapters(&self, group: &Group<Cuda>, dtype: DType) -> Option<Adapters> {
+        self.fp8_adapters(group, &self.fp8_transposed(group, dtype), dtype)
+    }
+
+    fn fp8_adapters(&self, group: &Group<Cuda>, weight: &Fp8Weight, dtype: DType) -> Option<Adapters> {
+        (weight.lead > 0).then(|| self.adapters_at(group, [weight.a, weight.b], dtype))
+    }
+
+    /// Rows of the compute format as codes, each column times its scale where there are any, with low-rank values before them.
     fn quantize_rows(
         &self,
         slot: ScratchSlot,
@@ -143,7 +158,11 @@ impl Engine {
             bytes: x.bytes() + x.rows * stride,
         };
         let low_rank = low.map_or(0, |low| low.width);
-        assert!(x.width + low_rank <= stride, "room for {} and {low_rank} columns in {stride}", x.width);
+        assert!(
+            low_rank <= weight.lead && weight.lead + x.width <= stride,
+            "{low_rank} and {} columns in {stride}",
+            x.width
+        );
         let arguments = Arguments::new()
             .pointer(at(address))
             .pointer(at(scales))
@@ -155,6 +174,7 @@ impl Engine {
             .pointer(at(weight.factor))
             .i32(x.width as i32)
             .i32(low_rank as i32)
+            .i32(weight.lead as i32)
             .i32(stride as i32);
         // SAFETY: the buffer has room for the codes of all rows and a scale for each; x and low have these rows at their strides; there
         // is a scale for each column of x, or none; the factor is an f32 that is read only with low-rank values.
@@ -163,13 +183,13 @@ impl Engine {
     }
 
     /// `[W | s B]` of a group in codes, `[o, stride]`.
-    fn fp8_weight(&self, group: &Group<Cuda>) -> Fp8Weight {
+    fn fp8_weight(&self, group: &Group<Cuda>, dtype: DType) -> Fp8Weight {
         let (outputs, inputs) = (group.out_features(), group.in_features());
         assert!(outputs.is_multiple_of(16) && inputs.is_multiple_of(16), "FP8 weights [{outputs}, {inputs}]");
         let (modules, _held) = self.modules_argument(group);
         let stride = fp8_stride(inputs, modules.ranks());
         let slot = ScratchSlot::Fp8Weights { rows: outputs, columns: stride };
-        let (mut weight, is_held) = self.fp8_buffer(group, slot, [outputs, stride]);
+        let (mut weight, is_held) = self.fp8_buffer(group, slot, [outputs, stride], &modules);
         let known = self.known_row_scales(group);
         if let Some((address, _)) = known {
             (weight.codes.scales, weight.row_scales) = (address, address);
@@ -177,9 +197,10 @@ impl Engine {
         if !is_held {
             let is_known = known.is_some_and(|(_, is_known)| is_known);
             for module in &group.modules {
-                self.weight_rows(&module.weight, &module.columns, &weight, is_known, modules.ranks() == 0);
+                self.weight_rows(&module.weight, &module.columns, &weight, is_known);
             }
             if modules.ranks() > 0 {
+                self.adapter_values(&modules, &weight, inputs, dtype);
                 self.write_columns_b(&modules, &weight, inputs);
             }
         }
@@ -187,21 +208,24 @@ impl Engine {
     }
 
     /// `[Wᵀ | Aᵀ]` of a group in codes, `[i, stride]`, with scales of 1.
-    fn fp8_transposed(&self, group: &Group<Cuda>) -> Fp8Weight {
+    fn fp8_transposed(&self, group: &Group<Cuda>, dtype: DType) -> Fp8Weight {
         let (outputs, inputs) = (group.out_features(), group.in_features());
         let (modules, _held) = self.modules_argument(group);
         let stride = fp8_stride(outputs, modules.ranks());
         let row_scales = match self.known_row_scales(group) {
             Some((address, true)) => address,
             // Dense weights may train, and then have new scales in every step.
-            _ => self.fp8_weight(group).row_scales,
+            _ => self.fp8_weight(group, dtype).row_scales,
         };
         let slot = ScratchSlot::Fp8Transposed { rows: inputs, columns: stride };
-        let (weight, is_held) = self.fp8_buffer(group, slot, [inputs, stride]);
+        let (weight, is_held) = self.fp8_buffer(group, slot, [inputs, stride], &modules);
         let weight = Fp8Weight { row_scales, ..weight };
         if !is_held {
             for module in &group.modules {
                 self.weight_columns(&module.weight, &module.columns, &weight);
+            }
+            if modules.ranks() > 0 {
+                self.adapter_values(&modules, &weight, inputs, dtype);
             }
             self.write_columns_a(&modules, &weight, [outputs, inputs]);
         }
@@ -209,14 +233,28 @@ impl Engine {
     }
 
     /// A buffer for codes of a group's weight and what belongs to them, and whether it holds them already.
-    fn fp8_buffer(&self, group: &Group<Cuda>, slot: ScratchSlot, [rows, stride]: [usize; 2]) -> (Fp8Weight, bool) {
+    fn fp8_buffer(
+        &self,
+        group: &Group<Cuda>,
+        slot: ScratchSlot,
+        [rows, stride]: [usize; 2],
+        modules: &ModulesArgument,
+    ) -> (Fp8Weight, bool) {
         let contents =
             Contents { section: self.section_number(), dtype: DType::U8, sources: self.group_sources(group) };
-        let (address, is_held) = self.scratch.holding(slot, rows * (stride + 4) + 16 + MAXIMA_PARTS * 8, contents);
-        let scales = address + (rows * stride) as u64;
-        let factor = scales + (rows * 4) as u64;
-        let codes = Codes { block: DeviceBlock::dense(address, [rows, stride], DType::U8), scales };
-        (Fp8Weight { codes, row_scales: scales, factor, maxima: factor + 16 }, is_held)
+        let parts = [rows * stride, rows * 4, 16, MAXIMA_PARTS * 8, modules.bytes(group.in_features()), 0];
+        let starts = parts.iter().scan(0, |start, bytes| {
+            let this = *start;
+            *start += bytes.next_multiple_of(PART_ALIGNMENT);
+            Some(this)
+        });
+        let starts: Vec<usize> = starts.collect();
+        let (address, is_held) = self.scratch.holding(slot, starts[5], contents);
+        let at = |part: usize| address + starts[part] as u64;
+        let codes = Codes { block: DeviceBlock::dense(address, [rows, stride], DType::U8), scales: at(1) };
+        let b = at(4) + (modules.a_values(group.in_features()) * 4).next_multiple_of(PART_ALIGNMENT) as u64;
+        let lead = fp8_lead(modules.ranks());
+        (Fp8Weight { codes, row_scales: at(1), factor: at(2), maxima: at(3), a: at(4), b, lead }, is_held)
     }
 
     /// Address of the scales of the rows of quantized weights, which never change, and whether they are computed.
@@ -228,14 +266,25 @@ impl Engine {
         })
     }
 
-    fn write_columns_b(&self, modules: &ModulesArgument, weight: &Fp8Weight, inputs: usize) {
-        let block = weight.codes.block;
-        let maxima = Arguments::new()
+    /// The adapters in the compute format, and how large their values are.
+    fn adapter_values(&self, modules: &ModulesArgument, weight: &Fp8Weight, inputs: usize, dtype: DType) {
+        let arguments = Arguments::new()
             .pointer(at(weight.maxima))
+            .pointer(at(weight.a))
+            .pointer(at(weight.b))
             .value(modules)
             .pointer(at(weight.row_scales))
             .i32(inputs as i32);
-        let columns = Arguments::new()
+        let (name, shape, bytes) = ("adapter_values", grid(MAXIMA_PARTS, 256), modules.bytes(inputs));
+        let launch = Launch { source: Source::Fp8, dtype, name, shape, bytes };
+        // SAFETY: the modules name f32 pairs [rank, inputs] and [rows, rank] that the caller holds; there is room for 256 pairs of maxima
+        // and for all values of A and of B, and a scale for each row that the modules name.
+        unsafe { self.launch(launch, &arguments) };
+    }
+
+    fn write_columns_b(&self, modules: &ModulesArgument, weight: &Fp8Weight, inputs: usize) {
+        let block = weight.codes.block;
+        let arguments = Arguments::new()
             .pointer(at(block.address))
             .pointer(at(weight.factor))
             .pointer(at(weight.maxima))
@@ -243,24 +292,16 @@ impl Engine {
             .pointer(at(weight.row_scales))
             .i32(block.rows as i32)
             .i32(inputs as i32)
+            .i32(weight.lead as i32)
             .i32(block.stride as i32);
         let values = block.rows * (block.stride - inputs);
-        // SAFETY: the modules name f32 pairs [rank, inputs] and [rows, rank] that the caller holds, rows and ranks within the weight;
-        // there are 256 pairs of maxima, a scale for each row, and codes of `stride` bytes in each row.
-        unsafe {
-            self.launch(plain("adapter_maxima", grid(MAXIMA_PARTS, 256), modules.bytes(inputs)), &maxima);
-            self.launch(plain("columns_b", grid(values.div_ceil(4096), 256), values), &columns);
-        }
+        // SAFETY: rows and ranks of the modules are within the weight, which has codes of `stride` bytes and a scale for each row.
+        unsafe { self.launch(plain("columns_b", grid(values.div_ceil(4096), 256), values), &arguments) };
     }
 
     fn write_columns_a(&self, modules: &ModulesArgument, weight: &Fp8Weight, [outputs, inputs]: [usize; 2]) {
         let block = weight.codes.block;
-        let maxima = Arguments::new()
-            .pointer(at(weight.maxima))
-            .value(modules)
-            .pointer(at(weight.row_scales))
-            .i32(inputs as i32);
-        let columns = Arguments::new()
+        let arguments = Arguments::new()
             .pointer(at(block.address))
             .pointer(at(weight.codes.scales))
             .pointer(at(weight.factor))
@@ -268,29 +309,23 @@ impl Engine {
             .value(modules)
             .i32(outputs as i32)
             .i32(inputs as i32)
+            .i32(weight.lead as i32)
             .i32(block.stride as i32);
         let values = inputs * (block.stride - outputs).max(16);
-        // SAFETY: as for the columns of B; the weight has codes of `stride` bytes and a scale for each of its rows, and a factor. Without
-        // adapters only the scales are written.
-        unsafe {
-            if modules.ranks() > 0 {
-                self.launch(plain("adapter_maxima", grid(MAXIMA_PARTS, 256), modules.bytes(inputs)), &maxima);
-            }
-            self.launch(plain("columns_a", grid(values.div_ceil(4096), 256), values), &columns);
-        }
+        // SAFETY: as for the columns of B; without adapters only the scales are written.
+        unsafe { self.launch(plain("columns_a", grid(values.div_ceil(4096), 256), values), &arguments) };
     }
 
     /// One weight in codes, to its rows of the group's.
-    fn weight_rows(&self, weight: &Weight<Cuda>, rows: &Range<usize>, to: &Fp8Weight, is_known: bool, fill: bool) {
+    fn weight_rows(&self, weight: &Weight<Cuda>, rows: &Range<usize>, to: &Fp8Weight, is_known: bool) {
         let [_, inputs] = weight.shape();
-        let block = to.codes.block.rows(rows.start, rows.len());
+        let block = to.codes.block.rows(rows.start, rows.len()).columns(to.lead, inputs);
         let arguments = Arguments::new()
             .pointer(at(block.address))
             .pointer(at(to.row_scales + (rows.start * 4) as u64))
             .i32(inputs as i32)
             .i32(block.stride as i32)
-            .i32(i32::from(is_known))
-            .i32(i32::from(fill));
+            .i32(i32::from(is_known));
         let (arguments, _held, bytes) = self.stored(weight, arguments);
         let names = ["nf4_weight_rows", "bf16_weight_rows", "f16_weight_rows", "f32_weight_rows"];
         let launch = plain(names[kind(weight)], grid(rows.len(), 256), rows.len() * inputs + bytes);
@@ -301,7 +336,7 @@ impl Engine {
     /// One weight in codes, transposed, to its columns of the group's.
     fn weight_columns(&self, weight: &Weight<Cuda>, columns: &Range<usize>, to: &Fp8Weight) {
         let [outputs, inputs] = weight.shape();
-        let block = to.codes.block.columns(columns.start, columns.len());
+        let block = to.codes.block.columns(to.lead + columns.start, columns.len());
         let arguments = Arguments::new()
             .pointer(at(block.address))
             .pointer(at(to.row_scales + (columns.start * 4) as u64))
@@ -369,8 +404,15 @@ impl ModulesArgument {
         self.of.iter().map(|module| module.rank as usize).sum()
     }
 
+    /// Values of all A.
+    fn a_values(&self, inputs: usize) -> usize {
+        self.ranks() * inputs
+    }
+
+    /// Bytes of all A and B.
     fn bytes(&self, inputs: usize) -> usize {
-        self.of.iter().map(|module| module.rank as usize * (inputs + module.rows as usize) * 4).sum()
+        let b_values: usize = self.of.iter().map(|module| (module.rank * module.rows) as usize).sum();
+        (self.a_values(inputs) + b_values) * 4 + 2 * PART_ALIGNMENT
     }
 }
 

@@ -105,11 +105,15 @@ impl Engine {
             let (dy, owner) = self.with_room(whole, room);
             (dy, owner, [None, None])
         };
-        let weight = match group.gemms {
-            GemmFormat::Compute => self.group_weight(group, dy.dtype),
-            GemmFormat::Fp8 => None,
+        let (weight, adapters) = match group.gemms {
+            GemmFormat::Compute => {
+                let weight = self.group_weight(group, dy.dtype);
+                let adapters = self.adapters(group, dy.dtype, weight.as_ref());
+                (weight, adapters)
+            }
+            GemmFormat::Fp8 => (None, self.fp8_backward_adapters(group, dy.dtype)),
         };
-        let adapters = self.adapters(group, dy.dtype, weight.as_ref()).map(|adapters| {
+        let adapters = adapters.map(|adapters| {
             let d_low = self.low_rank_gradient(dy, &adapters);
             (adapters, d_low)
         });

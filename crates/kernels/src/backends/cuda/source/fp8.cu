@@ -3,15 +3,19 @@
 //
 // What is where, for y = x Wᵀ + low (s B)ᵀ and dx = dy W + d_low A with low = x Aᵀ and d_low = dy s B:
 //
-//   quantize_rows      rows of activations:      [ x         | balance * low  | 0 ]    one scale per token
-//   weight_rows        forward weight  [o, ..]:  [ W         | (below)        | 0 ]    one scale per output row
-//   columns_b                                                [ s B / balance  ]        under that scale
-//   weight_columns     backward weight [i, ..]:  [ codes(W)ᵀ | (below)        | 0 ]    scale 1
-//   columns_a                                                [ Aᵀ / balance   ]
-//   quantize_rows      rows of gradients:        [ dy * scale of W's row | balance * d_low | 0 ]
+//   quantize_rows     rows of activations:      [ balance * low   | x          | 0 ]    one scale per token
+//   columns_b         forward weight  [o, ..]:  [ s B / balance   |            | 0 ]    one scale per output row
+//   weight_rows                                                   [ W          ]
+//   columns_a         backward weight [i, ..]:  [ Aᵀ / balance    |            | 0 ]    scale 1
+//   weight_columns                                                [ codes(W)ᵀ  ]
+//   quantize_rows     rows of gradients:        [ balance * d_low | dy * scale of W's row | 0 ]
+//
+// The adapter comes first because sums keep only some 14 bits on the way: what is added to a large sum and is smaller
+// than its last bit would be lost every time, while in the beginning of a sum it moves all that follows. It takes whole
+// steps of 32 products, `lead` columns. Inner widths are filled up with zeros to a multiple that suits the GEMM (128).
 //
 // The backward multiplies with the codes of the forward, only transposed: the scales of W's rows go into the gradient
-// before it is quantized. Inner widths are filled up with zeros to a multiple that suits the GEMM (128).
+// before it is quantized.
 //
 // The two factors of an adapter share scales with something else, so each product is balanced by a power of two: as
 // large as the adapter's side of the weight needs to stay below 448, and otherwise such that both sides stay clear of
@@ -107,18 +111,26 @@ struct Modules {
     int unused;
 };
 
-// maxima [MAXIMA_PARTS]: of |A| and of |s B| / scale of the row. Launch: grid MAXIMA_PARTS, block 256.
-KERNEL __launch_bounds__(256) adapter_maxima(float2 *maxima, Modules modules, const float *row_scales, int inputs) {
+// maxima [MAXIMA_PARTS]: of |A| and of |s B| / scale of the row; and all A and s B in T, one module after the other.
+// Launch: grid MAXIMA_PARTS, block 256.
+KERNEL __launch_bounds__(256) adapter_values(float2 *maxima, T *a_out, T *b_out, Modules modules,
+                                             const float *row_scales, int inputs) {
     unsigned of_a = 0, of_b = 0;
     const int first = blockIdx.x * 256 + threadIdx.x, step = gridDim.x * 256;
     for (int m = 0; m < modules.count; ++m) {
         const Module module = modules.of[m];
-        if (module.a == nullptr) continue;
-        for (int at = first; at < module.rank * inputs; at += step) of_a = max(of_a, magnitude(module.a[at]));
-        for (int at = first; at < module.rank * module.rows; at += step) {
-            const float inverse = __frcp_rn(row_scales[module.first_row + at / module.rank]);
-            of_b = max(of_b, magnitude(module.b[at] * module.scale * inverse));
+        const int count_a = module.rank * inputs, count_b = module.rank * module.rows;
+        for (int at = first; at < count_a; at += step) {
+            const float value = module.a[at];
+            of_a = max(of_a, magnitude(value));
+            a_out[at] = from_float<T>(value);
         }
+        for (int at = first; at < count_b; at += step) {
+            const float value = module.b[at] * module.scale;
+            of_b = max(of_b, magnitude(value * __frcp_rn(row_scales[module.first_row + at / module.rank])));
+            b_out[at] = from_float<T>(value);
+        }
+        a_out += count_a, b_out += count_b;
     }
     of_a = block_max_bits(of_a), of_b = block_max_bits(of_b);
     if (threadIdx.x == 0) maxima[blockIdx.x] = make_float2(__uint_as_float(of_a), __uint_as_float(of_b));
@@ -143,11 +155,11 @@ DEVICE void store_sixteen(unsigned char *to, const float (&value)[16]) {
     *reinterpret_cast<uint4 *>(to) = make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-// Columns [inputs, stride) of the forward weight [o, stride]: s B / balance under the scale of each row, then zeros; and
-// the balance itself. A thread writes sixteen columns of a row. Launch: block 256, grid ceil(o * (stride - inputs) /
+// Columns [0, lead) and [lead + inputs, stride) of the forward weight [o, stride]: s B / balance under the scale of each
+// row, and zeros; and the balance itself. A thread writes sixteen columns of a row. Launch: block 256, grid ceil(o * (stride - inputs) /
 // 4096).
 KERNEL __launch_bounds__(256) columns_b(unsigned char *codes, float *used, const float2 *maxima, Modules modules,
-                                        const float *row_scales, int outputs, int inputs, int stride) {
+                                        const float *row_scales, int outputs, int inputs, int lead, int stride) {
     const float2 largest = all_maxima(maxima);
     const float factor = balance(largest.x * sqrtf(static_cast<float>(inputs)), largest.y);
     if (blockIdx.x == 0 && threadIdx.x == 0) *used = factor;
@@ -167,14 +179,14 @@ KERNEL __launch_bounds__(256) columns_b(unsigned char *codes, float *used, const
             if (k >= 0 && k < module.rank) value[c] = b[k] * module.scale * by;
         }
     }
-    store_sixteen(codes + static_cast<long long>(row) * stride + inputs + first, value);
+    store_sixteen(codes + static_cast<long long>(row) * stride + first + (first < lead ? 0 : inputs), value);
 }
 
-// Columns [outputs, stride) of the backward weight [i, stride]: Aᵀ / balance, then zeros; the scales of all rows, 1; and
-// the balance itself. A thread writes sixteen columns of a row; neighbors have neighboring rows. Launch: block 256, grid
+// Columns [0, lead) and [lead + outputs, stride) of the backward weight [i, stride]: Aᵀ / balance, and zeros; the scales
+// of all rows, 1; and the balance itself. A thread writes sixteen columns of a row; neighbors have neighboring rows. Launch: block 256, grid
 // ceil(i * max(stride - outputs, 16) / 4096).
 KERNEL __launch_bounds__(256) columns_a(unsigned char *codes, float *scales, float *used, const float2 *maxima,
-                                        Modules modules, int outputs, int inputs, int stride) {
+                                        Modules modules, int outputs, int inputs, int lead, int stride) {
     const int at = blockIdx.x * 256 + threadIdx.x, row = at % inputs, first = at / inputs * 16;
     if (at < inputs) scales[at] = 1.0f;
     if (modules.count == 0 && outputs == stride) return;
@@ -192,7 +204,7 @@ KERNEL __launch_bounds__(256) columns_a(unsigned char *codes, float *scales, flo
             if (k >= 0 && k < module.rank) value[c] = module.a[static_cast<long long>(k) * inputs + row] * by;
         }
     }
-    store_sixteen(codes + static_cast<long long>(row) * stride + outputs + first, value);
+    store_sixteen(codes + static_cast<long long>(row) * stride + first + (first < lead ? 0 : outputs), value);
 }
 
 // --------------------------------------------------------------------------------------------------------------- rows
@@ -200,14 +212,16 @@ KERNEL __launch_bounds__(256) columns_a(unsigned char *codes, float *scales, flo
 // Vectors of eight values that a thread keeps between the two passes over a row.
 constexpr int KEPT = 4;
 
-// codes [n, stride] and scales [n] of x [n, width] at its row stride, each column times column_scales where that is not
-// null, then `low` [n, ranks] times *factor, then zeros. Launch: grid n, block threads for width / 8 / KEPT, whole warps,
+// codes [n, stride] and scales [n]: `low` [n, ranks] times *factor and zeros up to column `lead`, x [n, width] at its row
+// stride, each column times column_scales where that is not null, and zeros. Launch: grid n, block threads for width / 8 / KEPT, whole warps,
 // at most 1024. x, low and stride on 16 bytes.
 KERNEL __launch_bounds__(1024) quantize_rows(unsigned char *codes, float *scales, const T *x, long long x_stride,
                                              const float *column_scales, const T *low, long long low_stride,
-                                             const float *factor, int width, int ranks, int stride) {
+                                             const float *factor, int width, int ranks, int lead, int stride) {
     const long long row = blockIdx.x;
     x += row * x_stride, codes += row * stride;
+    unsigned char *before = codes, *after = codes + lead + width;
+    codes += lead;
     const int vectors = width / 8;
     Pack<T, 8> kept[KEPT];
     unsigned largest = 0;
@@ -255,18 +269,18 @@ KERNEL __launch_bounds__(1024) quantize_rows(unsigned char *codes, float *scales
         store(at);
     }
     const float by = ranks > 0 ? *factor * of_row.factor : 0.0f;
-    for (int at = threadIdx.x; at < stride - width; at += blockDim.x)
-        codes[width + at] = at < ranks ? e4m3(to_float(low[row * low_stride + at]) * by) : 0;
+    for (int at = threadIdx.x; at < lead; at += blockDim.x)
+        before[at] = at < ranks ? e4m3(to_float(low[row * low_stride + at]) * by) : 0;
+    for (int at = threadIdx.x; at < stride - lead - width; at += blockDim.x) after[at] = 0;
 }
 
 // Scale of a weight's row, and what its values are multiplied by: of a scale, so that it is the same whenever it is known.
 DEVICE float weight_factor(float scale) { return __fdiv_rn(1.0f, scale); }
 
-// codes [o, stride] and scales [o] of a weight [o, i]; where the scales are known they are read. Columns from i on are
-// left to columns_b, or zero with `fill`. Launch: grid o, block 256.
+// codes [o, i] at a row stride and scales [o] of a weight [o, i]; where the scales are known they are read. Launch: grid
+// o, block 256.
 template <class VALUES>
-DEVICE void weight_rows(unsigned char *codes, float *scales, VALUES values, int inputs, int stride, bool is_known,
-                        bool fill) {
+DEVICE void weight_rows(unsigned char *codes, float *scales, VALUES values, int inputs, int stride, bool is_known) {
     const long long row = blockIdx.x, first = row * inputs;
     const float level = level_of_lane();
     codes += row * stride;
@@ -293,19 +307,21 @@ DEVICE void weight_rows(unsigned char *codes, float *scales, VALUES values, int 
         for (int k = 0; k < 8; ++k) value[k] *= factor;
         store_codes(codes + at * 8, value);
     }
-    if (fill)
-        for (int at = inputs + threadIdx.x; at < stride; at += blockDim.x) codes[at] = 0;
 }
 
-// codes [i, stride] of a weight [o, i], transposed, under the scales of its rows; o and i are multiples of 16. Columns
-// from o on are left alone. Launch: grid (ceil(i / 128), ceil(o / 128)), block 256.
+// codes [i, o] at a row stride of a weight [o, i], transposed, under the scales of its rows; o and i are multiples of 16.
+// Launch: grid (ceil(i / 128), ceil(o / 128)), block 256.
 template <class VALUES>
 DEVICE void weight_columns(unsigned char *codes, const float *scales, VALUES values, int outputs, int inputs,
                            long long stride) {
     constexpr int TILE = 128;
     __shared__ unsigned tile[TILE][TILE / 4 + 1];
+    __shared__ float factors[TILE];
     const int first_row = blockIdx.y * TILE, first_column = blockIdx.x * TILE;
     const float level = level_of_lane();
+    if (threadIdx.x < TILE && first_row + threadIdx.x < outputs)
+        factors[threadIdx.x] = weight_factor(scales[first_row + threadIdx.x]);
+    __syncthreads();
 #pragma unroll 4
     for (int step = 0; step < 8; ++step) {
         const int at = step * 256 + threadIdx.x, row = at / 16, column = at % 16 * 8;
@@ -314,7 +330,7 @@ DEVICE void weight_columns(unsigned char *codes, const float *scales, VALUES val
         float value[8];
         VALUES::template unpack<8>(values.template load<8>(start, inside), level, value);
         if (!inside) continue;
-        const float factor = weight_factor(scales[first_row + row]);
+        const float factor = factors[row];
 #pragma unroll
         for (int k = 0; k < 8; ++k) value[k] *= factor;
         tile[row][column / 4] = e4m3x2(value[0], value[1]) | e4m3x2(value[2], value[3]) << 16;
@@ -341,14 +357,14 @@ DEVICE void weight_columns(unsigned char *codes, const float *scales, VALUES val
     }
 }
 
-// Both for each kind of weight: rows(codes, scales, i, stride, is_known, fill, weight..) and columns(codes, scales, o, i,
+// Both for each kind of weight: rows(codes, scales, i, stride, is_known, weight..) and columns(codes, scales, o, i,
 // stride, weight..). Dense values are aligned to 16 bytes.
 KERNEL __launch_bounds__(256) nf4_weight_rows(
-    unsigned char *out, float *row_scales, int inputs, int stride, int is_known, int fill, const unsigned char *codes,
+    unsigned char *out, float *row_scales, int inputs, int stride, int is_known, const unsigned char *codes,
     const float *absmax, const unsigned char *absmax_codes, const float *nested_absmax, const float *map,
     const float *offset) {
     const Nf4Values values = {codes, {absmax, absmax_codes, nested_absmax, map, offset}};
-    weight_rows(out, row_scales, values, inputs, stride, is_known != 0, fill != 0);
+    weight_rows(out, row_scales, values, inputs, stride, is_known != 0);
 }
 
 KERNEL __launch_bounds__(256) nf4_weight_columns(
@@ -361,8 +377,8 @@ KERNEL __launch_bounds__(256) nf4_weight_columns(
 
 #define DENSE_WEIGHTS(E)                                                                                              \
     KERNEL __launch_bounds__(256) E##_weight_rows(unsigned char *out, float *row_scales, int inputs, int stride,      \
-                                                  int is_known, int fill, const E *w) {                               \
-        weight_rows(out, row_scales, DenseValues<E>{w}, inputs, stride, is_known != 0, fill != 0);                    \
+                                                  int is_known, const E *w) {                               \
+        weight_rows(out, row_scales, DenseValues<E>{w}, inputs, stride, is_known != 0);                    \
     }                                                                                                                 \
     KERNEL __launch_bounds__(256) E##_weight_columns(unsigned char *out, const float *row_scales, int outputs,        \
                                                      int inputs, long long stride, const E *w) {                      \
