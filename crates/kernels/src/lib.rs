@@ -30,6 +30,7 @@ pub use linear::{
 };
 pub use loss::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};
 pub use memory::estimate::{BaseStorage, Recompute, TrainingShape};
+pub use memory::evaluation::{Answers, EvaluatedRows, EvaluationShape};
 pub use memory::work::step_work;
 pub use memory::{HostBuffer, MemoryOps, Offloaded, Readback};
 pub use norm::{NormOps, NormWeight};

@@ -14,16 +14,18 @@ pub mod norm;
 pub mod peft;
 pub mod sampling;
 mod save;
+mod score;
 #[cfg(test)]
 mod test_config;
 pub mod weights;
 
 pub use companions::Companions;
-pub use decoder::{Decoder, Loss, LossOptions, MicroBatch, PassOptions, Score, Tape};
+pub use decoder::{Decoder, Loss, LossOptions, MicroBatch, PassOptions, Tape};
 pub use error::ModelError;
 pub use firebrick_arch::{LoraConfig, ModelConfig, ModelSpec, TargetModules};
 pub use firebrick_kernels::{BaseStorage, Recompute};
 pub use generate::GenerateOptions;
 pub use load::BuildOptions;
 pub use sampling::Sampler;
+pub use score::Score;
 pub use weights::{HfFolder, SavedDtype};

@@ -56,6 +56,20 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
     ]
 }
 
+/// What a forward pass without a backward takes besides the activations of a layer.
+pub(super) fn forward_lines(model: &ModelSpec, pass: &TrainingShape) -> Vec<MemoryLine> {
+    vec![
+        line("converted weights", converted_bytes(model, pass), converted_why(pass)),
+        line(
+            "logits",
+            wide_rows_bytes(model, pass),
+            "of the loss in f32; or queries, keys and values side by side".into(),
+        ),
+        line("workspaces", GEMM_WORKSPACE_BYTES, "of GEMMs".to_owned()),
+        line("context and libraries", CONTEXT_BYTES, "CUDA, cuBLASLt and cuDNN, once loaded".to_owned()),
+    ]
+}
+
 /// Values of `v` that lie next to queries and keys where those are saved before their norm: one buffer holds all three.
 fn next_to_raw_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let layers = model.layers.iter().filter(|layer| layer.attention.qk_norm != QkNorm::None);

@@ -10,6 +10,7 @@ mod cuda_layer;
 mod cuda_memory;
 mod cuda_rows;
 mod estimate;
+mod evaluation_memory;
 #[cfg(feature = "flex")]
 mod flex;
 mod kind;

@@ -10,6 +10,8 @@ use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 use serde::{Deserialize, Serialize};
 
+use super::evaluation::EvaluationShape;
+
 pub use firebrick_hwprofile::memory::MemoryEstimate;
 
 /// What the forward pass of a layer saves for its backward.
@@ -64,6 +66,8 @@ pub struct TrainingShape {
     pub offload: bool,
     /// Rows of logits that exist at a time.
     pub loss_chunk_tokens: usize,
+    /// What is computed between steps.
+    pub evaluation: EvaluationShape,
 }
 
 /// Bytes of a trained parameter, and of its gradient: both are f32.
@@ -128,7 +132,13 @@ impl TrainingShape {
         for lines in [&mut lines, &mut host_lines] {
             lines.retain(|line| line.bytes > 0);
         }
-        MemoryEstimate { lines, host_lines }
+        MemoryEstimate { peak: "at the peak of a step", lines, host_lines }
+    }
+
+    /// The lines of what stays between steps: parameters and optimizer state.
+    pub(crate) fn resident_lines(&self, model: &ModelSpec) -> Vec<MemoryLine> {
+        let [base, trained, _, state, _] = parameter_lines(model, self);
+        vec![base, trained, state]
     }
 }
 
@@ -279,6 +289,7 @@ pub(crate) mod tests {
             recompute,
             offload: false,
             loss_chunk_tokens: 1024,
+            evaluation: EvaluationShape::default(),
         }
     }
 

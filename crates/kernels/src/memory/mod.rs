@@ -6,6 +6,7 @@
 #[cfg(feature = "flex")]
 pub(crate) mod conformance;
 pub mod estimate;
+pub mod evaluation;
 mod host_buffer;
 mod offload;
 pub mod prefetch;

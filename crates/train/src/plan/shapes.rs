@@ -9,6 +9,7 @@ use firebrick_precision::Format;
 
 use crate::config::RunConfig;
 use crate::error::RunError;
+use crate::plan::answers;
 use crate::plan::backend::{compute_format, offload};
 use crate::plan::values::DataShape;
 
@@ -59,6 +60,7 @@ pub(super) fn training(
         recompute: config.recompute(),
         offload: offload(config, backend).value,
         loss_chunk_tokens: config.train.loss_chunk_tokens,
+        evaluation: answers::evaluation(config),
     }
 }
 

@@ -107,6 +107,8 @@ pub struct Plan {
     pub eval_max_batches: Chosen<usize>,
     /// Number of held-out prompts whose greedy answer is compared with the reference.
     pub exact_match_prompts: Chosen<usize>,
+    /// Tokens of the prompts that are answered at a time, and of their answers.
+    pub answer_tokens: Chosen<usize>,
     /// What of an answer is compared with the reference.
     pub extract: Chosen<String>,
     /// Maximum tokens of an answer.
@@ -123,7 +125,7 @@ pub struct Plan {
     pub tokenize_workers: Chosen<usize>,
     /// Threads that build batches while the device trains.
     pub loader_workers: Chosen<usize>,
-    /// Bytes at the peak of a step.
+    /// Bytes at the peak of a step, or of an evaluation where that needs more.
     pub memory_bytes: Chosen<u64>,
     /// Bytes of host memory that a run on a device needs in addition.
     pub host_memory_bytes: Chosen<u64>,

@@ -22,7 +22,10 @@ pub(super) fn sample<B: Kernels>(prepared: &Prepared, model: &Decoder<B>) -> Res
     let chat = plan.prompts_are_chats.value;
     let prompts = plan.sample_prompts.value.iter();
     let encoded: Vec<Vec<u32>> = prompts.map(|text| encode_prompt(tokenizer, text, chat)).collect::<Result<_, _>>()?;
-    continue_prompts(model, tokenizer, &encoded, plan.max_new_tokens.value, Sampler::greedy())
+    let answers = continue_prompts(model, tokenizer, &encoded, plan.max_new_tokens.value, Sampler::greedy());
+    // The steps that may follow cannot use memory of these sizes.
+    B::release_memory(model.device());
+    answers
 }
 
 /// Writes the trained weights into the run folder. A whole model keeps the number format of the one it came from. Returns the path.
