@@ -247,6 +247,7 @@ mod tests {
             recompute: step.recompute,
             offload: false,
             loss_chunk_tokens: step.loss_chunk_tokens,
+            evaluation: Default::default(),
         }
     }
 

@@ -200,6 +200,22 @@ fn recomputation_and_offloading_change_no_loss() {
     }
 }
 
+/// What evaluations and answers allocate is returned between steps, with scratch memory: the next step allocates its own again.
+#[test]
+fn evaluations_between_steps_change_no_loss() {
+    if !has_card() {
+        return;
+    }
+    let of = |every: &str| {
+        let answers = ["eval.exact_match_prompts=3", "eval.prompts=['2+2?', 'Hello']", "data.eval_fraction=0.2"];
+        losses("cuda", &[&answers[..], &["compute=bfloat16", every]].concat())
+    };
+    let (often, never) = (of("eval.every_steps=3"), of("eval.on_start=false"));
+    for (step, (with, without)) in often.iter().zip(&never).enumerate() {
+        assert!((with - without).abs() < 1e-2, "step {}: {with} with evaluations, {without} without", step + 1);
+    }
+}
+
 /// A small model of a family with random weights and heads of this width; with an adapter on all projections if the base is frozen.
 fn random_model<B: Kernels>(family: &str, head_dim: usize, dtype: DType, storage: BaseStorage) -> Decoder<B> {
     let mut config = ModelConfig::read(&fixture(family)).expect("the model has a readable config");
@@ -358,6 +374,36 @@ fn a_custom_loss_in_burn_operations_runs_inside_a_section_and_has_the_gradients_
         for (name, expected) in &expected.1 {
             let difference = relative_difference(&ours.1[name], expected);
             assert!(difference < 1e-2, "{family}, {name}: {difference:e}");
+        }
+    }
+}
+
+/// Half of the targets are what the logits predict. The head's GEMM over fewer rows may round a tie to the other side.
+#[test]
+fn evaluation_counts_the_predictions_of_the_logits_and_has_the_loss_of_training() {
+    if !has_card() {
+        return;
+    }
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let model = random_model::<Cuda>("tiny-llama", 64, dtype, FROZEN);
+        let mut batch = sequence_of(&[300, 17, 257], Some(1), 5);
+        let vocabulary = model.config.spec.vocab_size;
+        let logits = host(model.logits(&upload(&model, &batch)));
+        let highest = |row: &[f32]| (0..vocabulary).max_by(|&a, &b| row[a].total_cmp(&row[b])).expect("logits");
+        let mut right = 0;
+        for (token, target) in batch.targets.iter_mut().enumerate().filter(|(_, target)| **target != IGNORE_INDEX) {
+            let predicted = highest(&logits[token * vocabulary..][..vocabulary]);
+            right += usize::from(token % 2 == 0);
+            *target = if token % 2 == 0 { predicted } else { (predicted + 1) % vocabulary } as i64;
+        }
+        let on_device = upload(&model, &batch);
+        for chunk_tokens in [7, 100, 4096] {
+            let score = model.score(&on_device, chunk_tokens);
+            let (loss, expected) = (host(score.loss_sum), host(model.loss_only(&on_device, chunk_tokens)));
+            let difference = relative_difference(&loss, &expected);
+            assert!(difference < 1e-6, "{dtype:?}, chunks of {chunk_tokens}: {loss:?} {expected:?}");
+            let correct = host(score.correct)[0];
+            assert!((correct - right as f32).abs() <= 2.0, "{dtype:?}, chunks of {chunk_tokens}: {correct} {right}");
         }
     }
 }

@@ -20,6 +20,8 @@ pub struct MemoryLine {
 /// What a run needs at its peak.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryEstimate {
+    /// Which moment this is.
+    pub peak: &'static str,
     /// Parts that exist at the same time where the tensors live, none of them empty.
     pub lines: Vec<MemoryLine>,
     /// Parts in host memory in addition, none of them empty.
@@ -73,7 +75,8 @@ mod tests {
     #[test]
     fn totals_of_host_and_device_are_apart() {
         let line = |what, bytes| MemoryLine { what, bytes, why: String::new() };
-        let estimate = MemoryEstimate { lines: vec![line("a", 3), line("b", 5)], host_lines: vec![line("c", 7)] };
+        let estimate =
+            MemoryEstimate { peak: "now", lines: vec![line("a", 3), line("b", 5)], host_lines: vec![line("c", 7)] };
         assert_eq!((estimate.total_bytes(), estimate.host_bytes()), (8, 7));
         assert_eq!(estimate.largest().map(|line| line.what), Some("b"));
     }

@@ -20,7 +20,7 @@ pub mod weights;
 use burn_tensor::DType;
 
 pub use attention::{AttentionOps, AttentionOutput, Documents, Qkv, SoftmaxStatistics, StatisticsLayout};
-pub use backends::{BackendKind, estimate, fp8_refusal};
+pub use backends::{BackendKind, estimate, fp8_refusal, fp8_weights_bytes};
 pub use comm::{CommError, CommOps, Communicator};
 pub use embedding::EmbeddingOps;
 pub use gradient::{Contributions, GradientMap, GradientSink, Parameter};
@@ -30,6 +30,7 @@ pub use linear::{
 };
 pub use loss::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};
 pub use memory::estimate::{BaseStorage, Recompute, TrainingShape};
+pub use memory::evaluation::{Answers, EvaluatedRows, EvaluationShape};
 pub use memory::work::step_work;
 pub use memory::{HostBuffer, MemoryOps, Offloaded, Readback};
 pub use norm::{NormOps, NormWeight};

@@ -7,7 +7,8 @@ use burn_flex::Flex;
 use burn_tensor::{DType, Distribution, Tensor, TensorData, backend::Backend};
 use firebrick_kernels::backends::cuda::{Cuda, probe};
 use firebrick_kernels::{
-    Adapter, Epilogue, GemmFormat, Group, InputGradient, Keep, LinearOps, Module, Prologue, Weight, WeightGradient,
+    Adapter, Epilogue, GemmFormat, Group, InputGradient, Keep, LinearOps, MemoryOps, Module, Prologue, Weight,
+    WeightGradient,
 };
 use firebrick_precision::QuantFormat;
 
@@ -133,6 +134,34 @@ fn products_equal_the_reference_and_are_near_the_exact_ones() {
             }
         }
     }
+}
+
+#[test]
+fn weights_that_stay_on_the_device_change_no_bit() {
+    let Some(device) = device() else { return };
+    let first = Inputs::new([512, 1024], 2, [0.03, 0.01], 2.0);
+    let other = changed(&first, first.weight.clone(), 0.5);
+    let run = |inputs: &Inputs, group: &Group<Cuda>| {
+        let x = Matrix::from_data(inputs.x.clone(), (&device, DType::BF16));
+        let dy = Matrix::from_data(inputs.dy.clone(), (&device, DType::BF16));
+        let (mut outputs, saved) = Cuda::project(Prologue::None { x }, group, Epilogue::None, Keep::Inputs);
+        let gradients = Cuda::project_backward(saved.unwrap(), group.clone(), vec![dy], None);
+        [host(outputs.remove(0)), host(gradients.input.plain())]
+    };
+    let group = first.group::<Cuda>(GemmFormat::Fp8, true, &device);
+    // The same weights under another adapter.
+    let mut changed = other.group::<Cuda>(GemmFormat::Fp8, true, &device);
+    for (module, kept) in changed.modules.iter_mut().zip(&group.modules) {
+        module.weight = kept.weight.clone();
+    }
+    let without = [run(&first, &group), run(&other, &changed)];
+    Cuda::keep_weights(&device, [1 << 30; 2]);
+    for _ in 0..2 {
+        assert!(without == [run(&first, &group), run(&other, &changed)], "kept weights gave other results");
+    }
+    Cuda::release_memory(&device);
+    Cuda::keep_weights(&device, [0; 2]);
+    assert!(without == [run(&first, &group), run(&other, &changed)], "and so after they were released");
 }
 
 /// What the adapter adds to the output and to the gradient of the input: differences of runs from whose results most of the base's is

@@ -1,5 +1,5 @@
 //! The files that travel with saved weights, so that other programs use them as they were trained: tokenizer, chat template,
-//! generation settings, license.
+//! settings of chats and of generation, license.
 //!
 //! They come from the model's folder, byte for byte, except what training has changed: the chat template where the run had another
 //! one, and the tokens that end a text.
@@ -15,6 +15,8 @@ use serde_json::{Map, Value, json, to_string_pretty};
 use crate::atomic_file::{write_bytes, write_text};
 use crate::error::ModelError;
 
+/// The file of what a chat template got in training in addition to the messages: its arguments and the system prompt.
+pub const CHAT_SETTINGS_FILE: &str = "chat_settings.json";
 /// The file of a chat template; it takes precedence over the key in [`TOKENIZER_CONFIG`].
 const TEMPLATE: &str = "chat_template.jinja";
 /// An older file of chat templates.
@@ -45,6 +47,8 @@ pub struct Companions {
     pub from: PathBuf,
     /// The chat template that it was trained with, if that is none of the folder's own.
     pub chat_template: Option<String>,
+    /// What the template got in addition to the messages, for [`CHAT_SETTINGS_FILE`]; nothing is written if it is empty.
+    pub chat_settings: Map<String, Value>,
 }
 
 impl Companions {
@@ -62,6 +66,9 @@ impl Companions {
         match &self.chat_template {
             Some(template) => self.write_template(to, template)?,
             None => self.copy_templates(to)?,
+        }
+        if !self.chat_settings.is_empty() {
+            write_json(&to.join(CHAT_SETTINGS_FILE), &self.chat_settings)?;
         }
         self.write_generation_config(to, eos_token_ids)
     }
@@ -168,8 +175,10 @@ mod tests {
     }
 
     fn written(chat_template: Option<&str>, eos_token_ids: &[u32]) -> TempDir {
+        let chat_settings = Map::new();
         let (from, to) = (model(), tempdir().unwrap());
-        let companions = Companions { from: from.path().to_owned(), chat_template: chat_template.map(str::to_owned) };
+        let companions =
+            Companions { from: from.path().to_owned(), chat_template: chat_template.map(str::to_owned), chat_settings };
         companions.write(to.path(), eos_token_ids).unwrap();
         to
     }
@@ -204,10 +213,15 @@ mod tests {
     #[test]
     fn a_folder_without_generation_settings_gets_them() {
         let (from, to) = (tempdir().unwrap(), tempdir().unwrap());
-        let companions = Companions { from: from.path().to_owned(), chat_template: None };
+        let mut companions =
+            Companions { from: from.path().to_owned(), chat_template: None, chat_settings: Map::new() };
         companions.write(to.path(), &[]).unwrap();
         assert_eq!(read_dir(to.path()).unwrap().count(), 0);
         companions.write(to.path(), &[5]).unwrap();
         assert_eq!(json(&to, GENERATION_CONFIG_FILE), json!({"eos_token_id": 5}));
+        assert!(!to.path().join(CHAT_SETTINGS_FILE).exists());
+        companions.chat_settings.insert("system_prompt".to_owned(), json!("S"));
+        companions.write(to.path(), &[]).unwrap();
+        assert_eq!(json(&to, CHAT_SETTINGS_FILE), json!({"system_prompt": "S"}));
     }
 }

@@ -74,15 +74,6 @@ pub struct Loss<B: Kernels> {
     pub d_hidden_nd: Option<Tensor<B, 2>>,
 }
 
-/// Result of [`Decoder::score`].
-#[derive(Clone, Debug)]
-pub struct Score<B: Kernels> {
-    /// Sum of the cross entropies of the targets, `[1]` f32.
-    pub loss_sum: Tensor<B, 1>,
-    /// Number of targets that no other token has a higher logit than, `[1]` f32.
-    pub correct: Tensor<B, 1>,
-}
-
 /// What a forward pass leaves for its backward.
 pub struct Tape<B: Kernels> {
     saved: SavedLayers<B>,
@@ -304,55 +295,13 @@ impl<B: Kernels> Decoder<B> {
         }
     }
 
-    /// Sum of the cross entropies of the targets, `[1]`, without gradients.
-    pub fn loss_only(&self, batch: &MicroBatch<B>, chunk_tokens: usize) -> Tensor<B, 1> {
-        let options = CrossEntropyOptions {
-            chunk_tokens,
-            gradient_scale: None,
-            weight_gradient: WeightGradient::Frozen,
-            log_probs: false,
-        };
-        B::section(&self.device, || {
-            let hidden_nd = self.hidden(batch);
-            B::linear_cross_entropy(hidden_nd, &self.head(), &batch.targets, options).loss_sum
-        })
-    }
-
-    /// As [`Decoder::loss_only`], with the number of targets that the model would have chosen. The head is applied a second time for it,
-    /// because a loss that kept its logits would need their memory in training too.
-    pub fn score(&self, batch: &MicroBatch<B>, chunk_tokens: usize) -> Score<B> {
-        let options = CrossEntropyOptions {
-            chunk_tokens,
-            gradient_scale: None,
-            weight_gradient: WeightGradient::Frozen,
-            log_probs: false,
-        };
-        let targets = &batch.targets;
-        let (hidden_nd, loss_sum) = B::section(&self.device, || {
-            let hidden_nd = self.hidden(batch);
-            let loss = B::linear_cross_entropy(hidden_nd.clone(), &self.head(), targets, options);
-            (hidden_nd, loss.loss_sum)
-        });
-        let mut correct = Tensor::<B, 1>::zeros([1], (&self.device, DType::F32));
-        for start in (0..targets.count).step_by(chunk_tokens) {
-            let length = chunk_tokens.min(targets.count - start);
-            let positions_c = targets.positions_m.clone().narrow(0, start, length);
-            let targets_c1 = targets.targets_m.clone().narrow(0, start, length).reshape([length, 1]);
-            let logits_cv = self.head_logits(hidden_nd.clone().select(0, positions_c));
-            let target_c1 = logits_cv.clone().gather(1, targets_c1);
-            let is_right_c1 = target_c1.greater_equal(logits_cv.max_dim(1));
-            correct = correct.add(is_right_c1.float().cast(DType::F32).sum());
-        }
-        Score { loss_sum, correct }
-    }
-
     /// Logits of every token, `[n, v]` f32: for verification of small inputs, not for training.
     pub fn logits(&self, batch: &MicroBatch<B>) -> Tensor<B, 2> {
         self.head_logits(self.hidden(batch))
     }
 
     /// Hidden states after the final norm, `[n, d]`.
-    fn hidden(&self, batch: &MicroBatch<B>) -> Tensor<B, 2> {
+    pub(crate) fn hidden(&self, batch: &MicroBatch<B>) -> Tensor<B, 2> {
         let x_nd = self.embed(batch.ids_n.clone());
         let last_nd = self
             .layers
@@ -368,7 +317,14 @@ impl<B: Kernels> Decoder<B> {
         B::embed(table_vd, ids_n, self.compute_dtype)
     }
 
-    pub(crate) fn head_logits(&self, hidden_nd: Tensor<B, 2>) -> Tensor<B, 2> {
+    /// Logits `[c, v]` of hidden states, in f32: outside of sections.
+    pub(crate) fn head_logits(&self, hidden_cd: Tensor<B, 2>) -> Tensor<B, 2> {
+        let logits_cv = self.rounded_logits(hidden_cd);
+        if logits_cv.dtype() == DType::F32 { logits_cv } else { logits_cv.cast(DType::F32) }
+    }
+
+    /// Logits `[c, v]` of hidden states, in the compute format.
+    pub(crate) fn rounded_logits(&self, hidden_cd: Tensor<B, 2>) -> Tensor<B, 2> {
         let vocab_size = self.config.spec.vocab_size;
         let head = Module {
             columns: 0..vocab_size,
@@ -378,12 +334,11 @@ impl<B: Kernels> Decoder<B> {
             adapter: None,
         };
         let group = Group { modules: vec![head], parts: vec![vocab_size], gemms: GemmFormat::Compute };
-        let (mut outputs, _) = B::project(Prologue::None { x: hidden_nd }, &group, Epilogue::None, Keep::Nothing);
-        let logits = outputs.pop().expect("a group of one part has one output");
-        if logits.dtype() == DType::F32 { logits } else { logits.cast(DType::F32) }
+        let (mut outputs, _) = B::project(Prologue::None { x: hidden_cd }, &group, Epilogue::None, Keep::Nothing);
+        outputs.pop().expect("a group of one part has one output")
     }
 
-    fn head(&self) -> Weight<B> {
+    pub(crate) fn head(&self) -> Weight<B> {
         self.lm_head.as_ref().unwrap_or(&self.embed_tokens).weight()
     }
 

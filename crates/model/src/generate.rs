@@ -20,7 +20,7 @@ pub struct GenerateOptions {
     pub max_new_tokens: usize,
     /// Tokens that end a text; they are not part of the result.
     pub stop_tokens: Vec<u32>,
-    /// How the next token is chosen.
+    /// How the next token is chosen. Every prompt gets a copy, so an answer does not depend on the prompts next to it.
     pub sampler: Sampler,
 }
 
@@ -29,6 +29,7 @@ struct Running<B: Kernels> {
     prompt: usize,
     length: usize,
     next: u32,
+    sampler: Sampler,
     caches: Vec<LayerCache<B>>,
 }
 
@@ -39,12 +40,17 @@ impl<B: Kernels> Decoder<B> {
     /// An empty prompt, one that leaves no room within the positions the model was built for, or logits that are not finite.
     pub fn generate(&self, prompts: &[Vec<u32>], options: &GenerateOptions) -> Result<Vec<Vec<u32>>, ModelError> {
         self.check_prompts(prompts, options)?;
-        let mut sampler = options.sampler.clone();
         let mut written = vec![Vec::new(); prompts.len()];
         let mut running: Vec<Running<B>> = prompts
             .iter()
             .enumerate()
-            .map(|(prompt, tokens)| Running { prompt, length: tokens.len(), next: 0, caches: self.empty_caches() })
+            .map(|(prompt, tokens)| Running {
+                prompt,
+                length: tokens.len(),
+                next: 0,
+                sampler: options.sampler.clone(),
+                caches: self.empty_caches(),
+            })
             .collect();
         let mut tokens: Vec<Vec<u32>> = prompts.to_vec();
         for _ in 0..options.max_new_tokens {
@@ -53,7 +59,7 @@ impl<B: Kernels> Decoder<B> {
             }
             let logits = self.advance(&tokens, &mut running);
             for (sequence, row) in running.iter_mut().zip(logits) {
-                sequence.next = sampler.sample(&row)?;
+                sequence.next = sequence.sampler.sample(&row)?;
             }
             running.retain(|sequence| !options.stop_tokens.contains(&sequence.next));
             for sequence in &mut running {

@@ -171,6 +171,15 @@ pub enum RunError {
         /// Rows.
         model: usize,
     },
+    /// A key of sampling was typed, and nothing is sampled.
+    #[error(
+        "--{key} changes nothing: answers are greedy, which takes the most probable token. Type a --temperature above 0 too, such as \
+         --temperature 1"
+    )]
+    GreedyIgnores {
+        /// The key, as it was typed.
+        key: &'static str,
+    },
     /// A golden file lacks something or does not fit the model.
     #[error("`{}`: {problem}", path.display())]
     Golden {

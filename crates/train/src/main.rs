@@ -12,17 +12,18 @@ use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_hwprofile::spec::UnknownMachine;
 use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
 use firebrick_kernels::{BackendKind, BaseStorage};
-use firebrick_model::Sampler;
 use firebrick_precision::{Format, QuantFormat};
 use firebrick_train::bench::{BenchOptions, bench};
-use firebrick_train::config::{BackendChoice, RunConfig, compute, json_schema};
+use firebrick_train::config::{BackendChoice, EvalConfig, RunConfig, compute, json_schema};
 use firebrick_train::console::{Console, Outcome, error_message};
 use firebrick_train::inspect::{Style, inspect};
 use firebrick_train::plan::{PlanRequest, choose_backend, compute_format};
+use firebrick_train::run::chat_settings;
 use firebrick_train::run::device::device_work;
 use firebrick_train::run::generate::{GenerateRequest, LoadOptions, generate};
 use firebrick_train::run::interrupt::{Interrupt, exit_status};
 use firebrick_train::run::prepare::prepare_for;
+use firebrick_train::run::sampling::{ChosenSampling, TypedSampling};
 use firebrick_train::run::trace::TraceSteps;
 use firebrick_train::run::verify::{VerifyOptions, verify};
 use firebrick_train::run::{RunOptions, reading_data, run};
@@ -198,21 +199,27 @@ struct Generate {
     #[arg(long)]
     chat: bool,
     /// Maximum new tokens per prompt.
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = EvalConfig::default().max_new_tokens)]
     max_new_tokens: usize,
     /// Number format of activations and matrix multiplications: float32, bfloat16 or float16. Default: bfloat16 on CUDA, float32
     /// elsewhere.
     #[arg(long, value_name = "FORMAT", value_parser = compute::parse_format)]
     dtype: Option<Format>,
-    /// 0 is greedy.
-    #[arg(long, default_value_t = 0.0)]
-    temperature: f32,
-    /// Keep the most probable tokens up to this sum of probabilities.
-    #[arg(long, default_value_t = 1.0)]
-    top_p: f32,
-    /// Seed of the sampler.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
+    /// The system message of a chat; an empty text for none. Default: the one of the training, where a run saved it.
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    system_prompt: Option<String>,
+    /// 0 is greedy. Default: what the folder's generation_config.json says; 0 where it does not sample. So are the next two.
+    #[arg(long)]
+    temperature: Option<f32>,
+    /// Keep the most probable tokens up to this sum of probabilities. Default 1, all of them.
+    #[arg(long)]
+    top_p: Option<f32>,
+    /// Keep this many most probable tokens. Default 0, all of them.
+    #[arg(long)]
+    top_k: Option<usize>,
+    /// Seed of the sampler. Every prompt is sampled as if it were the only one. Default 0.
+    #[arg(long)]
+    seed: Option<u64>,
 }
 
 #[derive(Args)]
@@ -331,13 +338,17 @@ fn time_steps(arguments: &Bench, clock: ProcessClock) -> anyhow::Result<()> {
 fn write_text(arguments: Generate) -> anyhow::Result<()> {
     let backend = backend(&arguments.weights)?;
     let compute = arguments.dtype.unwrap_or_else(|| compute_format(Format::Bf16, backend).value);
-    let request = GenerateRequest {
-        sampler: Sampler::new(arguments.temperature, arguments.top_p, arguments.seed)?,
-        load: load_options(arguments.weights, compute),
-        prompts: arguments.prompt,
-        chat: arguments.chat,
-        max_new_tokens: arguments.max_new_tokens,
-    };
+    let Generate { weights, prompt, chat, max_new_tokens, system_prompt, temperature, top_p, top_k, seed, .. } =
+        arguments;
+    let load = load_options(weights, compute);
+    let typed = TypedSampling { temperature, top_p, top_k, seed };
+    let sampling = ChosenSampling::resolve(&load.model, load.adapter.as_deref(), typed)?;
+    let sampler = sampling.sampler();
+    let request = GenerateRequest { load, prompts: prompt, chat, system_prompt, max_new_tokens, sampler };
+    let saved = if chat { chat_settings::note(&request.template_defaults()?) } else { None };
+    for note in sampling.note().into_iter().chain(saved) {
+        warn(&note);
+    }
     let texts = with_backend!(backend, B => device_work(|| generate::<B>(&request, &Default::default())))?;
     for (prompt, text) in request.prompts.iter().zip(texts) {
         Console::VERBOSE.print(&format!("{prompt}\n{text}\n"));

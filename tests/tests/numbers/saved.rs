@@ -24,7 +24,7 @@ const TEMPLATE: &str = "{% for message in messages %}<|{{ message['role'] }}|>{{
 const NEW_END: u32 = 260;
 
 fn companions(model: &str) -> Companions {
-    Companions { from: fixture(model), chat_template: Some(TEMPLATE.to_owned()) }
+    Companions { from: fixture(model), chat_template: Some(TEMPLATE.to_owned()), chat_settings: Default::default() }
 }
 
 /// An rsLoRA adapter on two of the projections, and a tied model with scaled rope in float16.

@@ -9,6 +9,7 @@ use firebrick_optim::OptimizerKind;
 use firebrick_precision::Format;
 use firebrick_train::bench::{BenchOptions, bench};
 use firebrick_train::config::BackendChoice;
+use firebrick_train::config::compute::Compute;
 use serde_json::Value;
 
 use firebrick_tests::fixture;
@@ -19,10 +20,11 @@ fn options(recompute: Recompute) -> BenchOptions {
         seq: 64,
         micro_batch: 2,
         recompute,
-        compute: Format::Bf16,
+        compute: Compute::Plain(Format::Bf16),
         steps: 2,
         warmup: 1,
         offload: None,
+        fp8_weights_gib: None,
         rank: 8,
         alpha: 16.0,
         optimizer: OptimizerKind::PagedAdamW8bit,

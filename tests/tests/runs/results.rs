@@ -8,18 +8,19 @@ use firebrick_data::Tokenizer;
 use firebrick_kernels::BaseStorage;
 use firebrick_kernels::backends::Flex;
 use firebrick_model::peft::read_adapter;
-use firebrick_model::{HfFolder, ModelConfig, Sampler};
+use firebrick_model::{HfFolder, ModelConfig};
 use firebrick_precision::Format;
 use firebrick_tests::{NEW, NEWEST, NF4, checkpoint_folder, finish, fixture, one_step, recipe, refusal, snapshot};
 use firebrick_train::config::RunConfig;
 use firebrick_train::run::generate::{GenerateRequest, LoadOptions, generate};
 use firebrick_train::run::prepare::prepare;
+use firebrick_train::run::sampling::{ChosenSampling, TypedSampling};
 use firebrick_train::state::checkpoint::read_state;
 use serde_json::Value;
 use tempfile::{TempDir, tempdir};
 
 /// Closes turns with `<|pad|>`, which no settings of the model name as an end of text.
-const TEMPLATE: &str = "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|pad|>{% endfor %}\
+const TEMPLATE: &str = "{{ style }}{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|pad|>{% endfor %}\
                         {% if add_generation_prompt %}<|assistant|>{% endif %}";
 const PAD: u32 = 258;
 const EOS: u32 = 257;
@@ -65,7 +66,8 @@ fn texts(model: &Path, adapter: Option<&Path>, storage: BaseStorage) -> Vec<Stri
         prompts: vec![PROMPT.to_owned()],
         chat: true,
         max_new_tokens: 8,
-        sampler: Sampler::greedy(),
+        system_prompt: None,
+        sampler: ChosenSampling::resolve(model, adapter, TypedSampling::default()).unwrap().sampler(),
     };
     generate::<Flex>(&request, &Default::default()).unwrap()
 }
@@ -104,6 +106,41 @@ fn generate_prints_what_a_run_samples_from_the_same_weights_template_and_ends_of
     assert_eq!(texts(&model, Some(&adapter), NF4), state.samples_before);
     // Neither the template nor the end of turn is the model's own.
     assert_ne!(texts(&model, None, NF4), state.samples_before);
+}
+
+/// With a system prompt, an argument of the template, and a model folder that samples.
+#[test]
+fn generate_prints_what_a_run_samples_with_its_system_prompt_template_arguments_and_sampling() {
+    let output = tempdir().unwrap();
+    let chat = ["data.system_prompt='Be brief.'", "data.chat_template_kwargs={style='!'}", "train.learning_rate=2e-2"];
+    let samples = r#"{"do_sample": true, "temperature": 1.5, "top_k": 20, "top_p": 0.95, "eos_token_id": 257}"#;
+    let run = |changes: &[&str]| {
+        let changes = [&chat[..], changes].concat();
+        let (folder, model, config) = recipe_of(output.path(), &changes);
+        fs::write(model.join("generation_config.json"), samples).unwrap();
+        finish(config, NEW);
+        (folder, model)
+    };
+    let (_folder, model) = run(&["train.steps=20"]);
+    let adapter = output.path().join("run/adapter");
+    let init = format!("lora.init_from='{}'", adapter.display());
+    let prompts = format!("eval.prompts=['other', '{PROMPT}']");
+    let _other = run(&[&init, &prompts, "train.steps=1", "name='continued'"]);
+    let state = read_state(&checkpoint_folder(&output.path().join("continued"), 1)).unwrap();
+    let sampled = &state.samples_before[1..];
+    assert_eq!(texts(&model, Some(&adapter), NF4), sampled, "alone as next to another prompt");
+
+    // Each of the three counts.
+    let settings = adapter.join("chat_settings.json");
+    let saved = fs::read_to_string(&settings).unwrap();
+    for changed in [saved.replace("Be brief.", "Be long."), saved.replace("\"!\"", "\"?\"")] {
+        assert_ne!(changed, saved);
+        fs::write(&settings, changed).unwrap();
+        assert_ne!(texts(&model, Some(&adapter), NF4), sampled);
+    }
+    fs::write(&settings, saved).unwrap();
+    fs::write(adapter.join("generation_config.json"), r#"{"eos_token_id": [257, 258]}"#).unwrap();
+    assert_ne!(texts(&model, Some(&adapter), NF4), sampled, "greedy");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 
 use firebrick_arch::{ModelSpec, QkNorm};
 use firebrick_hwprofile::memory::MemoryLine;
+use firebrick_precision::Format;
 
 use super::cuda_layer::buffers_per_token;
 use super::cuda_rows::{appended_to, fp8_row_bytes, fp8_weight_bytes, row_stride};
@@ -42,6 +43,11 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
             "in the buffers in which queries and keys are saved before their norm".to_owned(),
         ),
         line("8-bit weights", weights, "the projections of one layer in E4M3, as they are and transposed".to_owned()),
+        line(
+            "8-bit weights that stay",
+            training.kept_bytes.iter().sum(),
+            "what would be written again in every pass".to_owned(),
+        ),
         line("8-bit rows", rows, "the widest activation or gradient in E4M3".to_owned()),
         line("converted weights", converted_bytes(model, training), converted_why(training)),
         line(
@@ -56,6 +62,20 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
             GEMM_WORKSPACE_BYTES + attended * attention_bytes_per_token(model, training),
             format!("of GEMMs, and of attention's backward over {attended} tokens"),
         ),
+        line("context and libraries", CONTEXT_BYTES, "CUDA, cuBLASLt and cuDNN, once loaded".to_owned()),
+    ]
+}
+
+/// What a forward pass without a backward takes besides the activations of a layer.
+pub(super) fn forward_lines(model: &ModelSpec, pass: &TrainingShape) -> Vec<MemoryLine> {
+    vec![
+        line("converted weights", converted_bytes(model, pass), converted_why(pass)),
+        line(
+            "logits",
+            wide_rows_bytes(model, pass),
+            "of the loss in f32; or queries, keys and values side by side".into(),
+        ),
+        line("workspaces", GEMM_WORKSPACE_BYTES, "of GEMMs".to_owned()),
         line("context and libraries", CONTEXT_BYTES, "CUDA, cuBLASLt and cuDNN, once loaded".to_owned()),
     ]
 }
@@ -104,6 +124,19 @@ fn converted_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     shapes.iter().map(|[rows, columns]| (rows * columns) as u64).sum::<u64>() * training.activation_bytes()
 }
 
+/// Bytes of all quantized weights in 8-bit codes, for the forward and for the backward: what may stay on the device.
+#[must_use]
+pub fn fp8_weights_bytes(model: &ModelSpec, training: &TrainingShape) -> [u64; 2] {
+    if training.gemms == GemmFormat::Compute || !matches!(training.stored_format(), Format::Quantized(_)) {
+        return [0; 2];
+    }
+    let groups = (0..model.layers.len()).flat_map(|layer| model.groups(layer));
+    groups.fold([0; 2], |sum, group| {
+        let bytes = fp8_weight_bytes(&group, training);
+        [sum[0] + bytes[0] as u64, sum[1] + bytes[1] as u64]
+    })
+}
+
 /// Weights of one layer in 8-bit codes, in both orders, and the rows that they are multiplied with.
 fn fp8_bytes(model: &ModelSpec, training: &TrainingShape) -> [u64; 2] {
     if training.gemms == GemmFormat::Compute {
@@ -128,8 +161,6 @@ fn converted_why(training: &TrainingShape) -> String {
 #[cfg(test)]
 mod tests {
     use firebrick_arch::shapes::llama_3_1_8b;
-
-    use firebrick_precision::Format;
 
     use super::*;
     use crate::backends::{BackendKind, estimate};

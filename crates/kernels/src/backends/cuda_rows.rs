@@ -50,9 +50,11 @@ fn ranks_in(group: &GroupSpec, training: &TrainingShape) -> Vec<usize> {
 
 /// Bytes of a group's weight in 8-bit codes with their scales: for the forward, and transposed.
 pub(super) fn fp8_weight_bytes(group: &GroupSpec, training: &TrainingShape) -> [usize; 2] {
-    let ranks = ranks_in(group, training).iter().sum();
+    let ranks: usize = ranks_in(group, training).iter().sum();
     let (outputs, inputs) = (group.out_features(), group.in_features);
-    [outputs * (fp8_stride(inputs, ranks) + 4), inputs * (fp8_stride(outputs, ranks) + 4)]
+    // With the adapters in the compute format, at most all of B for each of its modules, and the maxima.
+    let around = 4 * ranks * (inputs + outputs) + 4096;
+    [outputs * (fp8_stride(inputs, ranks) + 4) + around, inputs * (fp8_stride(outputs, ranks) + 4) + around]
 }
 
 /// Bytes of the longest row of codes that a group's GEMMs read.

@@ -1,12 +1,13 @@
-//! The memory of a training run on one backend: the lines that follow from the model, and the working set that the backend states.
+//! The memory of a training run on one backend: the lines that follow from the model, and the working set that the backend states, of a
+//! step or of what is computed between steps, whichever needs more.
 //!
 //! Trade-off: `flex`, `candle` and `wgpu` share the lines of the reference bodies, although kernels of their own may need less.
 
 use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::MemoryEstimate;
 
-use super::{BackendKind, cuda_memory, cuda_rows, reference_memory};
-use crate::memory::estimate::TrainingShape;
+use super::{BackendKind, cuda_memory, cuda_rows, evaluation_memory, reference_memory};
+use crate::memory::estimate::{TrainingShape, sum};
 
 /// What training `model` like this needs at its peak on `backend`. Lines of zero bytes are left out.
 pub fn estimate(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> MemoryEstimate {
@@ -20,7 +21,15 @@ impl BackendKind {
             Self::Flex | Self::Candle | Self::Wgpu => reference_memory::lines(self, model, training),
             Self::Cuda => cuda_memory::lines(model, training),
         };
-        training.with_working_set(model, lines)
+        let step = training.with_working_set(model, lines);
+        let Some((peak, lines)) = evaluation_memory::peak(self, model, training) else { return step };
+        let mut lines = [training.resident_lines(model), lines].concat();
+        lines.retain(|line| line.bytes > 0);
+        if sum(&lines) > step.total_bytes() {
+            MemoryEstimate { peak, lines, host_lines: step.host_lines }
+        } else {
+            step
+        }
     }
 
     /// How the GEMMs of adapters run: appended to the inner dimension of the base's, or separate; `None` without adapters.

@@ -10,6 +10,7 @@ mod cuda_layer;
 mod cuda_memory;
 mod cuda_rows;
 mod estimate;
+mod evaluation_memory;
 #[cfg(feature = "flex")]
 mod flex;
 mod kind;
@@ -21,6 +22,7 @@ mod wgpu;
 pub use candle::Candle;
 #[cfg(feature = "cuda")]
 pub use cuda::{Cuda, DeviceFailure};
+pub use cuda_memory::fp8_weights_bytes;
 pub use cuda_rows::fp8_refusal;
 pub use estimate::estimate;
 #[cfg(feature = "flex")]

@@ -10,10 +10,10 @@ use super::BackendKind;
 use crate::memory::estimate::{TrainingShape, layer_values, line, sum};
 
 /// Logits, their exponentials and their gradient live together, in f32.
-const LOGIT_COPIES: u64 = 3;
+pub(super) const LOGIT_COPIES: u64 = 3;
 
 /// Scores, probabilities and their gradient live together in attention, in f32.
-const SCORE_COPIES: u64 = 3;
+pub(super) const SCORE_COPIES: u64 = 3;
 
 /// The more demanding of the two moments that never coincide: the loss, and the backward of one layer.
 pub(super) fn lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
@@ -31,9 +31,6 @@ fn layer_lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape
     // The widest point of a layer's backward: gradients of the MLP's product, gate and up, and of both residual sums.
     let gradients =
         widest(&|layer| (3 * model.layers[layer].mlp.intermediate_size() + 2 * model.hidden_size) as u64 * value);
-    let largest =
-        model.modules().map(|(module, in_features)| (module.out_features() * in_features) as u64).max().unwrap_or(0);
-    let converted = if training.needs_conversion() { 2 * largest * value } else { 0 };
     // Flex holds the scores of one block of queries at a time, the reference body those of a whole document.
     let scored = if backend == BackendKind::Flex { 0 } else { training.longest_document as u64 };
     let scores = widest(&|layer| model.layers[layer].attention.heads as u64) * scored * scored;
@@ -48,13 +45,21 @@ fn layer_lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape
             training.tokens() * gradients,
             "those of the MLP and of both residual sums of one layer".to_owned(),
         ),
-        line("converted weights", converted, "two of the largest linear module in the compute format".to_owned()),
+        converted_line(model, training),
         line(
             "attention scores",
             scores * 4 * SCORE_COPIES,
             format!("{SCORE_COPIES} f32 copies of the scores of a document of {scored} tokens"),
         ),
     ]
+}
+
+/// Weights of linear modules in the format that they are multiplied in.
+pub(super) fn converted_line(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
+    let largest =
+        model.modules().map(|(module, in_features)| (module.out_features() * in_features) as u64).max().unwrap_or(0);
+    let bytes = if training.needs_conversion() { 2 * largest * training.activation_bytes() } else { 0 };
+    line("converted weights", bytes, "two of the largest linear module in the compute format".to_owned())
 }
 
 fn loss_lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {

@@ -10,6 +10,7 @@ use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 use serde::{Deserialize, Serialize};
 
+use super::evaluation::EvaluationShape;
 use crate::GemmFormat;
 
 pub use firebrick_hwprofile::memory::MemoryEstimate;
@@ -48,6 +49,8 @@ pub struct TrainingShape {
     pub compute: Format,
     /// What the GEMMs of the layers multiply.
     pub gemms: GemmFormat,
+    /// Bytes of converted frozen weights that stay on the device, for the forward and for the backward.
+    pub kept_bytes: [u64; 2],
     /// Bytes of optimizer state, from the optimizer itself.
     pub optimizer_bytes: u64,
     /// Bytes of it that wait in host memory.
@@ -68,6 +71,8 @@ pub struct TrainingShape {
     pub offload: bool,
     /// Rows of logits that exist at a time.
     pub loss_chunk_tokens: usize,
+    /// What is computed between steps.
+    pub evaluation: EvaluationShape,
 }
 
 /// Bytes of a trained parameter, and of its gradient: both are f32.
@@ -132,7 +137,13 @@ impl TrainingShape {
         for lines in [&mut lines, &mut host_lines] {
             lines.retain(|line| line.bytes > 0);
         }
-        MemoryEstimate { lines, host_lines }
+        MemoryEstimate { peak: "at the peak of a step", lines, host_lines }
+    }
+
+    /// The lines of what stays between steps: parameters and optimizer state.
+    pub(crate) fn resident_lines(&self, model: &ModelSpec) -> Vec<MemoryLine> {
+        let [base, trained, _, state, _] = parameter_lines(model, self);
+        vec![base, trained, state]
     }
 }
 
@@ -273,6 +284,7 @@ pub(crate) mod tests {
             lora: Some(lora(TargetModules::AllLinear)),
             compute: Format::Bf16,
             gemms: GemmFormat::Compute,
+            kept_bytes: [0; 2],
             // 8-bit AdamW: both moments of 41,943,040 parameters with their scales.
             optimizer_bytes: (41_943_040.0f64 * 2.03).ceil() as u64,
             paged_bytes: 0,
@@ -284,6 +296,7 @@ pub(crate) mod tests {
             recompute,
             offload: false,
             loss_chunk_tokens: 1024,
+            evaluation: EvaluationShape::default(),
         }
     }
 

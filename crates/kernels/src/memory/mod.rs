@@ -6,6 +6,7 @@
 #[cfg(feature = "flex")]
 pub(crate) mod conformance;
 pub mod estimate;
+pub mod evaluation;
 mod host_buffer;
 mod offload;
 pub mod prefetch;
@@ -117,6 +118,12 @@ pub trait MemoryOps: Backend {
     fn restore_wait(device: &Self::Device) -> Readback {
         let _ = device;
         Readback::new(readback::Known(vec![0.0]))
+    }
+
+    /// Lets the device keep this many bytes of converted frozen weights from one pass to the next: for the forward, and for the
+    /// backward. Backends that convert nothing, or in another way, ignore it.
+    fn keep_weights(device: &Self::Device, bytes: [u64; 2]) {
+        let _ = (device, bytes);
     }
 
     /// Allocates, while other work runs, what [`MemoryOps::offload`] will need for `count` tensors of `bytes` bytes.

@@ -56,6 +56,9 @@ pub struct BenchOptions {
     /// Whether layer inputs wait in host memory; without it, the plan decides.
     #[arg(long)]
     pub offload: Option<bool>,
+    /// GiB of weights in 8 bits that stay on the device; without it, the plan decides.
+    #[arg(long)]
+    pub fp8_weights_gib: Option<f64>,
     /// Rank of the adapters.
     #[arg(long, default_value = "16", value_parser = count)]
     pub rank: usize,
@@ -102,6 +105,7 @@ impl BenchOptions {
             format!("train.loss_chunk_tokens={}", self.loss_chunk),
             format!("train.steps={steps}"),
         ];
+        overrides.extend(self.fp8_weights_gib.map(|gib| format!("train.fp8_weights_gib={gib}")));
         overrides.extend(self.offload.map(|offload| format!("train.offload={offload}")));
         Ok(RunConfig::from_toml(RECIPE, Path::new("train bench"), &overrides)?)
     }

@@ -12,6 +12,7 @@ mod check_data;
 pub mod compute;
 mod data_section;
 mod defaults;
+mod device_budget;
 mod error;
 mod extraction;
 mod names;
@@ -20,7 +21,6 @@ mod recipe;
 mod rule;
 mod schema;
 mod source;
-mod state_budget;
 mod yaml;
 
 use std::fs;
@@ -29,6 +29,7 @@ use std::path::{Path, PathBuf};
 pub use backend_choice::BackendChoice;
 pub use data_section::{DataConfig, SourceConfig};
 pub use defaults::{Interval, RunLength, Warmup};
+pub use device_budget::DeviceBudget;
 pub use error::{ConfigError, Place};
 pub use extraction::Extraction;
 pub use names::{from_name, to_name};
@@ -37,7 +38,6 @@ pub use recipe::{
 };
 pub use schema::json_schema;
 use source::{Language, Source};
-pub use state_budget::StateBudget;
 
 /// The folder in which a bare recipe name is looked up.
 const RECIPE_FOLDER: &str = "configs";

@@ -16,7 +16,7 @@ use crate::config::backend_choice::BackendChoice;
 use crate::config::base_name::base_name;
 use crate::config::compute::{self, Compute};
 use crate::config::data_section::DataConfig;
-use crate::config::state_budget::StateBudget;
+use crate::config::device_budget::DeviceBudget;
 
 /// A whole recipe. Every key has a default except `model` and `data`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -216,7 +216,11 @@ pub struct TrainConfig {
     pub optimizer: OptimizerKind,
     /// With "paged_adamw_8bit" on CUDA: GiB of optimizer state that stay on the device; the rest waits in pinned host memory and
     /// is copied there and back in each step. "auto": as much as fits. Other backends page nothing. Default "auto".
-    pub optimizer_device_gib: StateBudget,
+    pub optimizer_device_gib: DeviceBudget,
+    /// With compute = "fp8" on a quantized base: GiB of weights in 8 bits that stay on the device instead of being written again in every
+    /// pass (two bytes per parameter of a layer's projections for all of them). A number, or "auto": what fits. Default "auto".
+    #[serde(default)]
+    pub fp8_weights_gib: DeviceBudget,
     /// Rows per forward and backward pass. Default 1.
     pub micro_batch_size: usize,
     /// Micro-batches per step. Default 1.
@@ -270,7 +274,8 @@ impl Default for TrainConfig {
             recompute: None,
             offload: None,
             optimizer: OptimizerKind::AdamW,
-            optimizer_device_gib: StateBudget::Auto,
+            optimizer_device_gib: DeviceBudget::Auto,
+            fp8_weights_gib: DeviceBudget::Auto,
             micro_batch_size: 1,
             gradient_accumulation: 1,
             learning_rate: None,

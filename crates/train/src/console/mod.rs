@@ -27,6 +27,7 @@ use std::path::Path;
 use firebrick_kernels::BaseStorage;
 use firebrick_precision::{Format, QuantFormat};
 
+use crate::config::EvalConfig;
 use crate::metrics::Evaluation;
 use crate::plan::{Plan, compute_format};
 
@@ -109,12 +110,15 @@ impl Console {
     }
 }
 
-/// The flags of `generate` that compute as the run did, where they are not its defaults.
+/// The flags of `generate` that compute and stop as the run did, where they are not its defaults.
 fn generate_formats(plan: &Plan) -> String {
     let nf4 = Format::Quantized(QuantFormat::Nf4 { double_quant: true });
     let base = if plan.base.value == BaseStorage::Frozen(nf4) { " --nf4" } else { "" };
     let compute = plan.compute.value;
     let is_default = compute == compute_format(Format::Bf16, plan.backend.value).value;
     let dtype = if is_default { String::new() } else { format!(" --dtype {compute}") };
-    format!("{base}{dtype}")
+    let limit = plan.max_new_tokens.value;
+    let is_default = limit == EvalConfig::default().max_new_tokens;
+    let limit = if is_default { String::new() } else { format!(" --max-new-tokens {limit}") };
+    format!("{base}{dtype}{limit}")
 }

@@ -9,22 +9,25 @@ use super::{Inspection, SampleDocument, SampleRecord, SetView};
 use crate::console::grouped;
 
 const STYLE: &str = "\
-:root { color-scheme: light dark; --loss: #b7e4c7; --loss2: #9fd9b4; --ink: #1b1b1b; --paper: #fff; --faint: #777;
-  --edge: #ddd; --bar: #5b8def; --drop: #ffd4d4; --change: #ffe9b8 }
+:root { color-scheme: light dark; --loss: #b7e4c7; --loss2: #9fd9b4; --ink: #1b1b1b; --paper: #fff; --faint: #5c5c5c;
+  --edge: #e9e9e9; --bar: #5b8def; --drop: #ffd4d4; --change: #ffe9b8 }
 @media (prefers-color-scheme: dark) {
-  :root { --loss: #1f5c3a; --loss2: #2a7049; --ink: #e6e6e6; --paper: #161616; --faint: #999; --edge: #333; --bar: #4a74c9;
+  :root { --loss: #1f5c3a; --loss2: #2a7049; --ink: #e6e6e6; --paper: #161616; --faint: #b3b3b3; --edge: #2c2c2c; --bar: #4a74c9;
     --drop: #6b2626; --change: #5f4a15 }
 }
 body { margin: 2rem auto; max-width: 70rem; padding: 0 1rem; font: 15px/1.5 sans-serif; color: var(--ink);
   background: var(--paper) }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.6 monospace }
 table { border-collapse: collapse } td, th { padding: 0.1rem 1rem 0.1rem 0; vertical-align: top; text-align: left }
-td.bar { width: 24rem } td.bar div { height: 0.8rem; background: var(--bar) }
-td.number { text-align: right } tr.drop td { background: var(--drop) } tr.change td { background: var(--change) }
+td:first-child, td.number { white-space: nowrap } td:last-child { overflow-wrap: anywhere }
+td.bar { width: 24rem; vertical-align: middle } td.bar div { height: 0.8rem; background: var(--bar) }
+td.number, th.number { text-align: right } tr.drop td { background: var(--drop) } tr.change td { background: var(--change) }
 .document { border-left: 3px solid var(--faint); padding-left: 0.8rem; margin: 0.6rem 0 }
 i { font-style: normal; color: var(--faint); box-shadow: inset -1px 0 var(--edge) }
 i:nth-of-type(even) { background: var(--edge) }
 b { font-weight: normal; background: var(--loss) } b:nth-of-type(even) { background: var(--loss2) }
+u { text-decoration: none } u::before { content: \"\\21b5\"; opacity: 0.5 }
+details { margin: 0.4rem 0 } summary { overflow-wrap: anywhere }
 .cut { text-decoration: line-through; opacity: 0.6 } .mark { background: var(--drop); padding: 0 0.3rem }
 ";
 
@@ -72,7 +75,7 @@ fn describe(out: &mut String, set: &SetView) {
     for (name, value) in set.measures() {
         add(out, format_args!("<tr><td>{name}<td>{}\n", escape(&value)));
     }
-    out.push_str("</table>\n<h3>Lengths</h3>\n<table>\n<tr><td>tokens<td>documents<td>\n");
+    out.push_str("</table>\n<h3>Lengths</h3>\n<table>\n<tr><th>tokens<th class=\"number\">documents<th>\n");
     let histogram = set.histogram();
     let max = histogram.iter().map(|&(_, _, documents)| documents).max().unwrap_or(1).max(1);
     for (from, to, documents) in histogram {
@@ -138,7 +141,7 @@ fn document(out: &mut String, document: &SampleDocument, cut_at: Option<usize>) 
             out.push_str("<span class=\"mark\">cut here</span><span class=\"cut\">");
         }
         let tag = if token.in_loss && !is_cut { 'b' } else { 'i' };
-        let text = if token.text.is_empty() { "▯".to_owned() } else { escape(&token.text) };
+        let text = if token.text.is_empty() { "▯".to_owned() } else { visible(&token.text) };
         add(out, format_args!("<{tag} title={}>{text}</{tag}>", token.id));
     }
     if cut_at.is_some_and(|cut| cut < document.skipped + document.tokens.len()) {
@@ -148,6 +151,12 @@ fn document(out: &mut String, document: &SampleDocument, cut_at: Option<usize>) 
         0 => out.push_str("</pre></div>\n"),
         more => add(out, format_args!(" … {more} more tokens</pre></div>\n")),
     }
+}
+
+/// The text of a token; its line breaks are marked, since one at the end of a line could not be seen otherwise. The mark is drawn by the
+/// style, so that it is not copied with the text.
+fn visible(text: &str) -> String {
+    escape(text).replace('\n', "<u></u>\n")
 }
 
 /// Text that a browser shows instead of interpreting it.
@@ -244,6 +253,13 @@ pub(super) mod tests {
         let page = inspection("question").page();
         assert!(page.contains("<i title=7>question</i><b title=8>ans</b><b title=9>wer</b>"), "{page}");
         assert!(page.contains("a.jsonl:3: 3 tokens, 2 in the loss") && page.contains("Longest documents"), "{page}");
+    }
+
+    #[test]
+    fn line_breaks_are_marked_and_stay_line_breaks() {
+        let page = inspection("a\n\nb").page();
+        assert!(page.contains("<i title=7>a<u></u>\n<u></u>\nb</i>"), "{page}");
+        assert!(page.contains(r#"u::before { content: "\21b5""#), "{page}");
     }
 
     #[test]

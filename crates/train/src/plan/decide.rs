@@ -14,7 +14,7 @@ use crate::error::RunError;
 use crate::plan::backend::{choose_backend, compute_format, gemms, offload};
 use crate::plan::chosen::Chosen;
 use crate::plan::values::{DataShape, Plan, PlanInputs};
-use crate::plan::{fit, forecast, paging, shapes, workers};
+use crate::plan::{answers, fit, forecast, kept_weights, paging, shapes, workers};
 
 impl Plan {
     /// Decides everything.
@@ -37,7 +37,9 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
     let case = fit::Case { profile, backend: backend.value, spec: &model.spec, may_offload };
     let gemms = gemms(config.compute(), &case)?;
     training.gemms = gemms.value;
+    let answer_tokens = answers::decide(&case, config, data, &mut training);
     let paging = paging::decide(&case, config, &trained, &mut training);
+    let kept_weights_bytes = kept_weights::decide(&case, config, &mut training);
     let (estimate, forced) = fit::check(&case, &training, config.train.gradient_accumulation, request.force)?;
     let smaller = fit::next_smaller(&case, &training, config.train.gradient_accumulation);
     let steps = steps(config, data, world_size);
@@ -61,6 +63,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         world_size: Chosen::new(world_size, if world_size == 1 { "one process" } else { "the processes of this run" }),
         compute: compute_format(config.compute().activations(), backend.value),
         gemms,
+        kept_weights_bytes,
         base: base(training.base),
         trained_parameters: trained_parameters(inputs, &trained, lora.is_some()),
         lora_init_from: lora_init_from(config),
@@ -96,6 +99,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         eval_micro_batch_size: Chosen::recipe(config.eval_micro_batch_size()),
         eval_max_batches: Chosen::recipe(eval.max_batches),
         exact_match_prompts: Chosen::recipe(eval.exact_match_prompts),
+        answer_tokens,
         extract: Chosen::recipe(eval.extract.clone()),
         max_new_tokens: Chosen::recipe(eval.max_new_tokens),
         sample_prompts: Chosen::recipe(eval.prompts.clone()),
@@ -225,7 +229,7 @@ fn prompts_are_chats(data: &DataShape) -> Chosen<bool> {
 
 fn memory_budget(case: &fit::Case<'_>, estimate: &MemoryEstimate) -> Chosen<u64> {
     let (free, place) = case.available();
-    Chosen::new(estimate.total_bytes(), format!("of {} free {place}, at the peak of a step", human_bytes(free)))
+    Chosen::new(estimate.total_bytes(), format!("of {} free {place}, {}", human_bytes(free), estimate.peak))
 }
 
 fn host_memory(case: &fit::Case<'_>, estimate: &MemoryEstimate) -> Chosen<u64> {

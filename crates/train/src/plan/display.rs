@@ -50,6 +50,9 @@ impl fmt::Display for Plan {
         if let Some(gemms) = &self.adapter_gemms {
             writeln!(formatter, "{}", line("adapter GEMMs", gemms.value.clone(), &gemms.reason))?;
         }
+        if let Some(kept) = &self.kept_weights_bytes {
+            writeln!(formatter, "{}", line("8-bit weights", human_bytes(kept.value), &kept.reason))?;
+        }
         if self.paged_state_bytes.value > 0 {
             let bytes = human_bytes(self.paged_state_bytes.value);
             writeln!(formatter, "{}", line("paged state", bytes, &self.paged_state_bytes.reason))?;

@@ -7,7 +7,7 @@
 use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine, human_bytes};
 use firebrick_hwprofile::{Gpu, HardwareProfile};
-use firebrick_kernels::{BackendKind, Recompute, TrainingShape, estimate};
+use firebrick_kernels::{BackendKind, EvaluatedRows, Recompute, TrainingShape, estimate};
 
 use crate::config::to_name;
 use crate::error::RunError;
@@ -47,9 +47,20 @@ impl Case<'_> {
         }
     }
 
+    /// Bytes that a run leaves free of those that a plan may use.
+    pub(super) fn left(&self, training: &TrainingShape) -> u64 {
+        let usable = (self.available().0 as f64 * USABLE) as u64;
+        usable.saturating_sub(self.estimate(training).total_bytes())
+    }
+
     /// Whether a run fits.
     pub(super) fn fits(&self, training: &TrainingShape) -> bool {
         self.shortage(&self.estimate(training)).is_none()
+    }
+
+    /// Bytes of a run at its peak, where the tensors live.
+    pub(super) fn bytes(&self, training: &TrainingShape) -> u64 {
+        self.estimate(training).total_bytes()
     }
 
     fn estimate(&self, training: &TrainingShape) -> MemoryEstimate {
@@ -147,11 +158,19 @@ fn smaller(case: &Case<'_>, training: &TrainingShape, mut accumulation: usize) -
     let mut runs = Vec::new();
     let mut next = training.clone();
     let mut settings = String::new();
+    if let EvaluatedRows::Fixed(rows) = training.evaluation.rows
+        && rows > training.micro_batch_size
+    {
+        next.evaluation.rows = EvaluatedRows::Fixed(training.micro_batch_size);
+        settings = format!("--set eval.micro_batch_size={}", training.micro_batch_size);
+        runs.push((settings.clone(), next.clone()));
+    }
+    let evaluation = settings.clone();
     let ladder = [Recompute::None, Recompute::Selective, Recompute::Full];
     for recompute in ladder.into_iter().skip_while(|&step| step != training.recompute).skip(1) {
         next.recompute = recompute;
         next.offload = is_cuda && case.may_offload && recompute == Recompute::Full;
-        settings = format!("--set train.recompute={}", to_name(&recompute));
+        settings = format!("{evaluation} --set train.recompute={}", to_name(&recompute)).trim_start().to_owned();
         runs.push((settings.clone(), next.clone()));
     }
     if is_cuda {

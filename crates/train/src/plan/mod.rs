@@ -4,17 +4,20 @@
 //! of the data. The run reads the plan and nothing else; the recipe is only saved next to it.
 //! Trade-off: the plan is made after the data has been read, because steps and memory depend on it.
 
+mod answers;
 mod backend;
 mod chosen;
 mod decide;
 mod display;
 mod fit;
 mod forecast;
+mod kept_weights;
 mod paging;
 mod shapes;
 mod values;
 mod workers;
 
+pub use answers::MAX_PROMPTS_AT_ONCE;
 pub use backend::{choose_backend, compute_format};
 pub use chosen::Chosen;
 pub use fit::SmallerRun;

@@ -7,7 +7,7 @@ use firebrick_hwprofile::memory::human_bytes;
 use firebrick_kernels::{BackendKind, TrainingShape};
 use firebrick_optim::PagedBytes;
 
-use crate::config::{RunConfig, StateBudget};
+use crate::config::{DeviceBudget, RunConfig};
 use crate::plan::chosen::Chosen;
 use crate::plan::fit;
 use crate::plan::shapes;
@@ -38,8 +38,8 @@ pub(super) fn decide(
     }
     let optimizer = shapes::optimizer(config);
     let (budget, why) = match config.train.optimizer_device_gib {
-        StateBudget::Gib(gib) => ((gib * (1u64 << 30) as f64) as u64, "train.optimizer_device_gib".to_owned()),
-        StateBudget::Auto => automatic(case, training, |budget| optimizer.paging(trained, budget)),
+        DeviceBudget::Gib(gib) => ((gib * (1u64 << 30) as f64) as u64, "train.optimizer_device_gib".to_owned()),
+        DeviceBudget::Auto => automatic(case, training, |budget| optimizer.paging(trained, budget)),
     };
     let PagedBytes { host, staging } = optimizer.paging(trained, budget);
     (training.paged_bytes, training.paging_bytes) = (host, staging);

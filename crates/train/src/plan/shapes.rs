@@ -9,6 +9,7 @@ use firebrick_precision::Format;
 
 use crate::config::RunConfig;
 use crate::error::RunError;
+use crate::plan::answers;
 use crate::plan::backend::{compute_format, offload};
 use crate::plan::values::DataShape;
 
@@ -50,6 +51,7 @@ pub(super) fn training(
         lora: lora(config),
         compute,
         gemms: GemmFormat::Compute,
+        kept_bytes: [0; 2],
         optimizer_bytes: optimizer_bytes(config, backend, trained),
         paged_bytes: 0,
         paging_bytes: 0,
@@ -60,6 +62,7 @@ pub(super) fn training(
         recompute: config.recompute(),
         offload: offload(config, backend).value,
         loss_chunk_tokens: config.train.loss_chunk_tokens,
+        evaluation: answers::evaluation(config),
     }
 }
 

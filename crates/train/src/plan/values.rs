@@ -43,6 +43,8 @@ pub struct Plan {
     pub compute: Chosen<Format>,
     /// What the GEMMs of the layers multiply.
     pub gemms: Chosen<GemmFormat>,
+    /// Bytes of frozen weights that stay on the device in 8 bits; none where there are no such weights.
+    pub kept_weights_bytes: Option<Chosen<u64>>,
     /// How the base weights are stored.
     pub base: Chosen<BaseStorage>,
     /// The adapter; without one every weight trains.
@@ -109,6 +111,8 @@ pub struct Plan {
     pub eval_max_batches: Chosen<usize>,
     /// Number of held-out prompts whose greedy answer is compared with the reference.
     pub exact_match_prompts: Chosen<usize>,
+    /// Tokens of the prompts that are answered at a time, and of their answers.
+    pub answer_tokens: Chosen<usize>,
     /// What of an answer is compared with the reference.
     pub extract: Chosen<String>,
     /// Maximum tokens of an answer.
@@ -125,7 +129,7 @@ pub struct Plan {
     pub tokenize_workers: Chosen<usize>,
     /// Threads that build batches while the device trains.
     pub loader_workers: Chosen<usize>,
-    /// Bytes at the peak of a step.
+    /// Bytes at the peak of a step, or of an evaluation where that needs more.
     pub memory_bytes: Chosen<u64>,
     /// Bytes of host memory that a run on a device needs in addition.
     pub host_memory_bytes: Chosen<u64>,

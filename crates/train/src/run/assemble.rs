@@ -43,6 +43,7 @@ pub fn trainer<B: Kernels>(
         gemms: plan.gemms.value,
         max_positions: plan.max_positions.value,
     };
+    B::keep_weights(device, plan.training.kept_bytes);
     if plan.offload.value && plan.pack.value {
         // Before weights are read: locking pages takes seconds, which pass while the weights are read. Unpacked micro-batches
         // differ in size, and each size takes its own buffers.

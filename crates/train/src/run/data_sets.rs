@@ -81,12 +81,18 @@ pub fn tokenizer(config: &RunConfig, folder: &Path, date: i64) -> Result<Tokeniz
             false => TemplateChoice::Named(template.clone()),
         })?;
     }
-    tokenizer.set_template_defaults(TemplateDefaults {
-        arguments: config.data.chat_template_kwargs.clone().into_iter().collect(),
-        system_prompt: config.data.system_prompt.clone(),
-    });
+    tokenizer.set_template_defaults(template_defaults(config));
     tokenizer.set_date(date - date.rem_euclid(SECONDS_PER_DAY));
     Ok(tokenizer)
+}
+
+/// What the recipe gives to the chat template in addition to the messages.
+#[must_use]
+pub fn template_defaults(config: &RunConfig) -> TemplateDefaults {
+    TemplateDefaults {
+        arguments: config.data.chat_template_kwargs.clone().into_iter().collect(),
+        system_prompt: config.data.system_prompt.clone(),
+    }
 }
 
 /// Reads everything that a recipe trains and evaluates on; tokenizes on the threads of `pipeline`.

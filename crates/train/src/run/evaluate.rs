@@ -15,13 +15,10 @@ use firebrick_model::{Decoder, Sampler};
 use crate::config::Extraction;
 use crate::error::RunError;
 use crate::metrics::Evaluation;
-use crate::plan::Plan;
+use crate::plan::{MAX_PROMPTS_AT_ONCE, Plan};
 use crate::run::eval_prompts::EvalPrompts;
 use crate::run::generate::continue_prompts;
 use crate::run::step::scalar;
-
-/// Prompts that are answered at the same time, at most.
-const MAX_PROMPTS_AT_ONCE: usize = 64;
 
 /// What a run is evaluated on.
 #[derive(Clone, Debug, Default)]
@@ -37,6 +34,7 @@ struct HeldOut {
     prompts: EvalPrompts,
     extraction: Extraction,
     max_new_tokens: usize,
+    answer_tokens: usize,
     loss_chunk_tokens: usize,
 }
 
@@ -86,6 +84,7 @@ impl EvaluationSet {
             prompts,
             extraction,
             max_new_tokens,
+            answer_tokens: plan.answer_tokens.value,
             loss_chunk_tokens: plan.loss_chunk_tokens.value,
         };
         Ok(Self { held_out: Some(held_out) })
@@ -117,17 +116,30 @@ impl EvaluationSet {
         watch: Watch<'_>,
     ) -> Result<Option<Evaluation>, RunError> {
         let Some(held_out) = &self.held_out else { return Ok(Some(Evaluation::default())) };
-        let ControlFlow::Continue((loss, token_accuracy)) = held_out.score(model, watch) else { return Ok(None) };
-        let mut evaluation = Evaluation { loss: Some(loss), token_accuracy: Some(token_accuracy), exact_match: None };
-        if !held_out.prompts.is_empty() {
-            let Some(share) = held_out.exact_match(model, tokenizer, watch)? else { return Ok(None) };
-            evaluation.exact_match = Some(share);
-        }
-        Ok(Some(evaluation))
+        // What the last step left for reuse has other sizes than what follows, and the other way around.
+        B::release_memory(model.device());
+        let evaluation = held_out.evaluate(model, tokenizer, watch);
+        B::release_memory(model.device());
+        evaluation
     }
 }
 
 impl HeldOut {
+    fn evaluate<B: Kernels>(
+        &self,
+        model: &Decoder<B>,
+        tokenizer: &Tokenizer,
+        watch: Watch<'_>,
+    ) -> Result<Option<Evaluation>, RunError> {
+        let ControlFlow::Continue((loss, token_accuracy)) = self.score(model, watch) else { return Ok(None) };
+        let mut evaluation = Evaluation { loss: Some(loss), token_accuracy: Some(token_accuracy), exact_match: None };
+        if !self.prompts.is_empty() {
+            let Some(share) = self.exact_match(model, tokenizer, watch)? else { return Ok(None) };
+            evaluation.exact_match = Some(share);
+        }
+        Ok(Some(evaluation))
+    }
+
     fn loader(&self) -> Loader {
         let config = LoaderConfig {
             rows_per_batch: self.rows_per_batch,
@@ -166,9 +178,7 @@ impl HeldOut {
         watch: Watch<'_>,
     ) -> Result<Option<f64>, RunError> {
         let (mut done, mut right) = (0, 0);
-        // As many tokens as a batch of the loss has: their caches take no more than its activations.
-        let max_tokens = self.rows_per_batch * self.rows.row_len();
-        for group in self.prompts.groups(max_tokens, MAX_PROMPTS_AT_ONCE, self.max_new_tokens) {
+        for group in self.prompts.groups(self.answer_tokens, MAX_PROMPTS_AT_ONCE, self.max_new_tokens) {
             if watch(Stage::Answers(done, self.prompts.len())).is_break() {
                 return Ok(None);
             }

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use firebrick_kernels::Kernels;
-use firebrick_model::{Decoder, Sampler, SavedDtype};
+use firebrick_model::{Decoder, SavedDtype};
 
 use crate::error::RunError;
 use crate::run::generate::{continue_prompts, encode_prompt};
@@ -13,7 +13,7 @@ use crate::run::prepare::Prepared;
 use crate::state::checkpoint::SavedWeights;
 use crate::state::storage::StorageError;
 
-/// Greedy answers to the plan's sample prompts.
+/// Answers to the plan's sample prompts, chosen as the model's folder says.
 ///
 /// # Errors
 /// A prompt that the chat template refuses, or logits that are not finite.
@@ -22,7 +22,10 @@ pub(super) fn sample<B: Kernels>(prepared: &Prepared, model: &Decoder<B>) -> Res
     let chat = plan.prompts_are_chats.value;
     let prompts = plan.sample_prompts.value.iter();
     let encoded: Vec<Vec<u32>> = prompts.map(|text| encode_prompt(tokenizer, text, chat)).collect::<Result<_, _>>()?;
-    continue_prompts(model, tokenizer, &encoded, plan.max_new_tokens.value, Sampler::greedy())
+    let answers = continue_prompts(model, tokenizer, &encoded, plan.max_new_tokens.value, prepared.sampling.sampler());
+    // The steps that may follow cannot use memory of these sizes.
+    B::release_memory(model.device());
+    answers
 }
 
 /// Writes the trained weights into the run folder. A whole model keeps the number format of the one it came from. Returns the path.

@@ -5,13 +5,14 @@
 use std::path::{Path, PathBuf};
 
 use firebrick_arch::{ModelConfig, generation_eos_token_ids};
-use firebrick_data::{Chat, TemplateChoice, Tokenizer};
+use firebrick_data::{Chat, TemplateChoice, TemplateDefaults, Tokenizer};
 use firebrick_kernels::{BaseStorage, GemmFormat, Kernels};
 use firebrick_model::peft::read_adapter_config;
 use firebrick_model::{BuildOptions, Decoder, GenerateOptions, HfFolder, Sampler};
 use firebrick_precision::Format;
 
 use crate::error::RunError;
+use crate::run::chat_settings;
 use crate::run::device::dtype_of;
 
 /// The chat template of an adapter folder that has no tokenizer of its own.
@@ -55,7 +56,16 @@ impl LoadOptions {
         Ok(model)
     }
 
-    /// The tokenizer of the adapter's folder, where it has one, otherwise the model's; with the adapter's chat template in both cases.
+    /// What the chat template got in the training of the adapter, or of the model if there is none.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn chat_settings(&self) -> Result<TemplateDefaults, RunError> {
+        chat_settings::read(self.adapter.as_deref().unwrap_or(&self.model))
+    }
+
+    /// The tokenizer of the adapter's folder, where it has one, otherwise the model's; with the adapter's chat template and settings in
+    /// both cases.
     ///
     /// # Errors
     /// No tokenizer, one that cannot be read, or one with tokens that the model has no embedding for.
@@ -67,6 +77,7 @@ impl LoadOptions {
         if let Some(adapter) = adapter.filter(has(TEMPLATE)).filter(|adapter| *adapter != folder) {
             tokenizer.choose_template(&TemplateChoice::File(adapter.join(TEMPLATE)))?;
         }
+        tokenizer.set_template_defaults(self.chat_settings()?);
         let (tokens, rows) = (tokenizer.vocab_size(), ModelConfig::read(&self.model)?.spec.vocab_size);
         if tokens > rows {
             return Err(RunError::VocabularyTooSmall { tokenizer: tokens, model: rows });
@@ -84,10 +95,26 @@ pub struct GenerateRequest {
     pub prompts: Vec<String>,
     /// Whether a prompt is a user's turn, rendered with the chat template, or plain text to continue.
     pub chat: bool,
+    /// The system message of a chat, instead of the one of the training; empty: none.
+    pub system_prompt: Option<String>,
     /// Maximum new tokens per prompt.
     pub max_new_tokens: usize,
     /// How tokens are chosen.
     pub sampler: Sampler,
+}
+
+impl GenerateRequest {
+    /// What the chat template gets in addition to the prompt.
+    ///
+    /// # Errors
+    /// As [`LoadOptions::chat_settings`].
+    pub fn template_defaults(&self) -> Result<TemplateDefaults, RunError> {
+        let mut defaults = self.load.chat_settings()?;
+        if let Some(prompt) = &self.system_prompt {
+            defaults.system_prompt = Some(prompt.clone()).filter(|prompt| !prompt.is_empty());
+        }
+        Ok(defaults)
+    }
 }
 
 /// Loads the model and continues every prompt.
@@ -95,7 +122,8 @@ pub struct GenerateRequest {
 /// # Errors
 /// A folder that cannot be read, a tokenizer without a chat template where one is needed, a prompt that is too long.
 pub fn generate<B: Kernels>(request: &GenerateRequest, device: &B::Device) -> Result<Vec<String>, RunError> {
-    let tokenizer = request.load.tokenizer()?;
+    let mut tokenizer = request.load.tokenizer()?;
+    tokenizer.set_template_defaults(request.template_defaults()?);
     let prompts: Vec<Vec<u32>> =
         request.prompts.iter().map(|text| encode_prompt(&tokenizer, text, request.chat)).collect::<Result<_, _>>()?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);

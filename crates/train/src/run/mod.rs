@@ -4,6 +4,7 @@
 //! per backend.
 
 pub mod assemble;
+pub mod chat_settings;
 pub mod data_sets;
 pub mod device;
 mod end_of_turn;
@@ -14,6 +15,7 @@ pub mod generate;
 pub mod interrupt;
 mod launch;
 pub mod prepare;
+pub mod sampling;
 mod start;
 pub mod step;
 pub mod trace;

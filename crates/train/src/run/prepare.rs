@@ -14,9 +14,9 @@ use firebrick_model::{Companions, HfFolder};
 use crate::config::{Init, RunConfig};
 use crate::error::RunError;
 use crate::plan::{self, DataShape, Plan, PlanInputs, PlanRequest};
-use crate::run::data_sets;
-use crate::run::end_of_turn;
 use crate::run::evaluate::EvaluationSet;
+use crate::run::sampling::{ChosenSampling, TypedSampling};
+use crate::run::{chat_settings, data_sets, end_of_turn};
 
 /// A run that is ready to load its model.
 pub struct Prepared {
@@ -36,6 +36,8 @@ pub struct Prepared {
     pub train: Arc<PackedDataset>,
     /// What to evaluate on.
     pub evaluation: EvaluationSet,
+    /// How the answers to sample prompts are chosen.
+    pub sampling: ChosenSampling,
     /// Sentences about the data, and about a machine that is not this one, to print.
     pub data_notes: Vec<String>,
 }
@@ -119,8 +121,16 @@ pub(crate) fn prepare_as(
         None => EvaluationSet::default(),
     };
     data_notes.extend(evaluation.note());
-    let companions = Companions { from: folder, chat_template: chosen_template(&recipe, &tokenizer)? };
-    Ok(Prepared { recipe, plan, model_config, companions, tokenizer, date, train, evaluation, data_notes })
+    let sampling = ChosenSampling::resolve(&folder, None, TypedSampling::default())?;
+    if !plan.sample_prompts.value.is_empty() {
+        data_notes.extend(sampling.note());
+    }
+    let companions = Companions {
+        from: folder,
+        chat_template: chosen_template(&recipe, &tokenizer)?,
+        chat_settings: chat_settings::to_json(&data_sets::template_defaults(&recipe)),
+    };
+    Ok(Prepared { recipe, plan, model_config, companions, tokenizer, date, train, evaluation, sampling, data_notes })
 }
 
 /// The text of the chat template, if the recipe chose it.

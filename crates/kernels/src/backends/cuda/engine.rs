@@ -29,6 +29,7 @@ use super::address::{Addresses, handle_number};
 use super::failure::check;
 use super::fp8_scales::Fp8Scales;
 use super::host_copies::HostCopies;
+use super::kept::KeptWeights;
 use super::library::Library;
 use super::matrix::{LowRankChunk, Primitive};
 use super::program::Programs;
@@ -61,6 +62,7 @@ pub(super) struct Engine {
     pub(super) programs: Programs,
     pub(super) scratch: Scratch,
     pub(super) fp8_scales: Fp8Scales,
+    pub(super) kept: KeptWeights,
     /// Where the section saves low-rank intermediates.
     pub(super) saved_low_rank: RefCell<Option<LowRankChunk>>,
     pub(super) copies: HostCopies,
@@ -134,6 +136,7 @@ impl Engine {
             programs: Programs::new(&context)?,
             scratch: Scratch::new(&context),
             fp8_scales: Fp8Scales::new(&context),
+            kept: KeptWeights::new(&context),
             saved_low_rank: RefCell::default(),
             copies: HostCopies::new(&context)?,
             tables: Tables::default(),

@@ -25,6 +25,7 @@ use firebrick_cuda::{Arguments, LaunchShape};
 use super::adapters::Adapters;
 use super::engine::Engine;
 use super::gemm::Gemm;
+use super::kept::{Held, Pass};
 use super::launch::{Launch, at, grid};
 use super::matrix::{Cuda, DeviceBlock, MatrixView};
 use super::program::Source;
@@ -188,21 +189,20 @@ impl Engine {
         assert!(outputs.is_multiple_of(16) && inputs.is_multiple_of(16), "FP8 weights [{outputs}, {inputs}]");
         let (modules, _held) = self.modules_argument(group);
         let stride = fp8_stride(inputs, modules.ranks());
-        let slot = ScratchSlot::Fp8Weights { rows: outputs, columns: stride };
-        let (mut weight, is_held) = self.fp8_buffer(group, slot, [outputs, stride], &modules);
+        let (mut weight, held) = self.fp8_buffer(group, Pass::Forward, [outputs, stride], &modules);
         let known = self.known_row_scales(group);
         if let Some((address, _)) = known {
             (weight.codes.scales, weight.row_scales) = (address, address);
         }
-        if !is_held {
+        if !held.weight {
             let is_known = known.is_some_and(|(_, is_known)| is_known);
             for module in &group.modules {
                 self.weight_rows(&module.weight, &module.columns, &weight, is_known);
             }
-            if modules.ranks() > 0 {
-                self.adapter_values(&modules, &weight, inputs, dtype);
-                self.write_columns_b(&modules, &weight, inputs);
-            }
+        }
+        if !held.adapter && modules.ranks() > 0 {
+            self.adapter_values(&modules, &weight, inputs, dtype);
+            self.write_columns_b(&modules, &weight, inputs);
         }
         weight
     }
@@ -217,13 +217,14 @@ impl Engine {
             // Dense weights may train, and then have new scales in every step.
             _ => self.fp8_weight(group, dtype).row_scales,
         };
-        let slot = ScratchSlot::Fp8Transposed { rows: inputs, columns: stride };
-        let (weight, is_held) = self.fp8_buffer(group, slot, [inputs, stride], &modules);
+        let (weight, held) = self.fp8_buffer(group, Pass::Backward, [inputs, stride], &modules);
         let weight = Fp8Weight { row_scales, ..weight };
-        if !is_held {
+        if !held.weight {
             for module in &group.modules {
                 self.weight_columns(&module.weight, &module.columns, &weight);
             }
+        }
+        if !held.adapter {
             if modules.ranks() > 0 {
                 self.adapter_values(&modules, &weight, inputs, dtype);
             }
@@ -232,14 +233,14 @@ impl Engine {
         weight
     }
 
-    /// A buffer for codes of a group's weight and what belongs to them, and whether it holds them already.
+    /// A buffer for codes of a group's weight and what belongs to them, and what it holds already: one that is kept, or scratch memory.
     fn fp8_buffer(
         &self,
         group: &Group<Cuda>,
-        slot: ScratchSlot,
+        pass: Pass,
         [rows, stride]: [usize; 2],
         modules: &ModulesArgument,
-    ) -> (Fp8Weight, bool) {
+    ) -> (Fp8Weight, Held) {
         let contents =
             Contents { section: self.section_number(), dtype: DType::U8, sources: self.group_sources(group) };
         let parts = [rows * stride, rows * 4, 16, MAXIMA_PARTS * 8, modules.bytes(group.in_features()), 0];
@@ -249,21 +250,36 @@ impl Engine {
             Some(this)
         });
         let starts: Vec<usize> = starts.collect();
-        let (address, is_held) = self.scratch.holding(slot, starts[5], contents);
+        let kept = self
+            .is_quantized(group)
+            .then(|| self.kept.of(pass, self.weight_sources(group), starts[5], contents.clone()));
+        let (address, held) = kept.flatten().unwrap_or_else(|| {
+            let slot = match pass {
+                Pass::Forward => ScratchSlot::Fp8Weights { rows, columns: stride },
+                Pass::Backward => ScratchSlot::Fp8Transposed { rows, columns: stride },
+            };
+            let (address, is_held) = self.scratch.holding(slot, starts[5], contents);
+            (address, Held { weight: is_held, adapter: is_held })
+        });
         let at = |part: usize| address + starts[part] as u64;
         let codes = Codes { block: DeviceBlock::dense(address, [rows, stride], DType::U8), scales: at(1) };
         let b = at(4) + (modules.a_values(group.in_features()) * 4).next_multiple_of(PART_ALIGNMENT) as u64;
         let lead = fp8_lead(modules.ranks());
-        (Fp8Weight { codes, row_scales: at(1), factor: at(2), maxima: at(3), a: at(4), b, lead }, is_held)
+        (Fp8Weight { codes, row_scales: at(1), factor: at(2), maxima: at(3), a: at(4), b, lead }, held)
     }
 
-    /// Address of the scales of the rows of quantized weights, which never change, and whether they are computed.
+    /// Whether all weights of a group are quantized, and so never change.
+    fn is_quantized(&self, group: &Group<Cuda>) -> bool {
+        group.modules.iter().all(|module| matches!(module.weight, Weight::Quantized(_)))
+    }
+
+    fn weight_sources(&self, group: &Group<Cuda>) -> Vec<u64> {
+        group.modules.iter().flat_map(|module| self.source_of(&module.weight)).collect()
+    }
+
+    /// Address of the scales of the rows of quantized weights, and whether they are computed.
     fn known_row_scales(&self, group: &Group<Cuda>) -> Option<(u64, bool)> {
-        let is_quantized = group.modules.iter().all(|module| matches!(module.weight, Weight::Quantized(_)));
-        is_quantized.then(|| {
-            let sources = group.modules.iter().flat_map(|module| self.source_of(&module.weight)).collect();
-            self.fp8_scales.of(sources, group.out_features())
-        })
+        self.is_quantized(group).then(|| self.fp8_scales.of(self.weight_sources(group), group.out_features()))
     }
 
     /// The adapters in the compute format, and how large their values are.

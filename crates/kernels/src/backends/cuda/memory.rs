@@ -30,6 +30,7 @@ impl MemoryOps for Cuda {
         check("waiting for the device", engine.context().synchronize());
         engine.scratch.release();
         engine.fp8_scales.clear();
+        engine.kept.clear();
         engine.copies.release();
         Self::memory_cleanup(device);
     }
@@ -93,6 +94,10 @@ impl MemoryOps for Cuda {
 
     fn restore_wait(device: &Self::Device) -> Readback {
         Readback::new(engine(device).copies.take_waits())
+    }
+
+    fn keep_weights(device: &Self::Device, bytes: [u64; 2]) {
+        engine(device).kept.allow(bytes);
     }
 
     fn reserve_offload(device: &Self::Device, count: usize, bytes: usize) {

@@ -26,6 +26,7 @@ mod gated;
 mod gemm;
 mod heads;
 mod host_copies;
+mod kept;
 mod launch;
 mod library;
 mod linear;

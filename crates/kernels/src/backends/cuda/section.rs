@@ -103,6 +103,7 @@ impl Drop for Open<'_> {
             self.engine.depth.set(0);
             self.engine.scratch.forget_contents();
             self.engine.fp8_scales.clear();
+            self.engine.kept.clear();
             *self.engine.saved_low_rank.borrow_mut() = None;
             // Copies between host and device may still use memory that unwinding frees. A failure here means that the context
             // is lost: the failure that is already on its way reports that better.

@@ -1,4 +1,5 @@
-//! `train.optimizer_device_gib`: how much optimizer state stays on the device, in GiB, or "auto", which the plan decides.
+//! How much of something stays on the device, in GiB, or "auto", which the plan decides: `train.optimizer_device_gib` and
+//! `train.fp8_weights_gib`.
 //!
 //! Trade-off: serde and JSON schema are written by hand, so that a message names both forms.
 
@@ -11,9 +12,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const AUTO: &str = "auto";
 
-/// How much optimizer state stays on the device where the rest can be paged.
+/// How much of something stays on the device where the rest can be fetched or made again.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub enum StateBudget {
+pub enum DeviceBudget {
     /// As much as fits.
     #[default]
     Auto,
@@ -21,7 +22,7 @@ pub enum StateBudget {
     Gib(f64),
 }
 
-impl Serialize for StateBudget {
+impl Serialize for DeviceBudget {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Auto => serializer.serialize_str(AUTO),
@@ -30,7 +31,7 @@ impl Serialize for StateBudget {
     }
 }
 
-impl<'de> Deserialize<'de> for StateBudget {
+impl<'de> Deserialize<'de> for DeviceBudget {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(Budget)
     }
@@ -39,38 +40,38 @@ impl<'de> Deserialize<'de> for StateBudget {
 struct Budget;
 
 impl Visitor<'_> for Budget {
-    type Value = StateBudget;
+    type Value = DeviceBudget;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str("\"auto\" or a number of GiB")
     }
 
-    fn visit_str<E: DeError>(self, text: &str) -> Result<StateBudget, E> {
+    fn visit_str<E: DeError>(self, text: &str) -> Result<DeviceBudget, E> {
         match text {
-            AUTO => Ok(StateBudget::Auto),
+            AUTO => Ok(DeviceBudget::Auto),
             _ => Err(E::invalid_value(Unexpected::Str(text), &self)),
         }
     }
 
-    fn visit_f64<E: DeError>(self, gib: f64) -> Result<StateBudget, E> {
+    fn visit_f64<E: DeError>(self, gib: f64) -> Result<DeviceBudget, E> {
         match gib {
-            gib if gib.is_finite() && gib >= 0.0 => Ok(StateBudget::Gib(gib)),
+            gib if gib.is_finite() && gib >= 0.0 => Ok(DeviceBudget::Gib(gib)),
             _ => Err(E::invalid_value(Unexpected::Float(gib), &"0 GiB or more")),
         }
     }
 
-    fn visit_i64<E: DeError>(self, gib: i64) -> Result<StateBudget, E> {
+    fn visit_i64<E: DeError>(self, gib: i64) -> Result<DeviceBudget, E> {
         self.visit_f64(gib as f64)
     }
 
-    fn visit_u64<E: DeError>(self, gib: u64) -> Result<StateBudget, E> {
+    fn visit_u64<E: DeError>(self, gib: u64) -> Result<DeviceBudget, E> {
         self.visit_f64(gib as f64)
     }
 }
 
-impl JsonSchema for StateBudget {
+impl JsonSchema for DeviceBudget {
     fn schema_name() -> Cow<'static, str> {
-        "StateBudget".into()
+        "DeviceBudget".into()
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
@@ -82,16 +83,16 @@ impl JsonSchema for StateBudget {
 mod tests {
     use super::*;
 
-    fn read(json: &str) -> Result<StateBudget, String> {
+    fn read(json: &str) -> Result<DeviceBudget, String> {
         serde_json::from_str(json).map_err(|error| error.to_string())
     }
 
     #[test]
     fn a_budget_is_auto_or_gib_and_reads_back_as_itself() {
-        for budget in [StateBudget::Auto, StateBudget::Gib(0.0), StateBudget::Gib(2.5)] {
+        for budget in [DeviceBudget::Auto, DeviceBudget::Gib(0.0), DeviceBudget::Gib(2.5)] {
             assert_eq!(read(&serde_json::to_string(&budget).unwrap()), Ok(budget));
         }
-        assert_eq!(read("3"), Ok(StateBudget::Gib(3.0)));
+        assert_eq!(read("3"), Ok(DeviceBudget::Gib(3.0)));
         assert!(read("\"all\"").unwrap_err().contains("\"auto\" or a number of GiB"));
         assert!(read("-1").unwrap_err().contains("0 GiB or more"));
     }

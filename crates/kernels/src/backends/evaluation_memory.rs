@@ -1,0 +1,167 @@
+//! The memory of evaluation: a forward pass over held-out rows without anything saved, and answers with their caches of keys and values.
+//!
+//! Gradients and saved activations do not exist at these moments, so a run needs more memory for them than for a step only with more
+//! rows or many long answers.
+//! Trade-off: every buffer of a layer's forward counts at once, which is an upper bound; caches are rounded up to the powers of two in
+//! which they grow.
+
+use firebrick_arch::ModelSpec;
+use firebrick_hwprofile::memory::MemoryLine;
+
+use super::cuda_layer::buffers_per_token;
+use super::reference_memory::{LOGIT_COPIES, SCORE_COPIES};
+use super::{BackendKind, cuda_memory, reference_memory};
+use crate::memory::estimate::{Recompute, TrainingShape, line, sum};
+use crate::memory::evaluation::{Answers, EvaluatedRows};
+
+/// Tokens that a new cache of keys and values has room for.
+const FIRST_ROOM: usize = 64;
+
+/// The most demanding moment besides a step, and what it is called; `None` if there is none.
+pub(super) fn peak(
+    backend: BackendKind,
+    model: &ModelSpec,
+    training: &TrainingShape,
+) -> Option<(&'static str, Vec<MemoryLine>)> {
+    let rows = match training.evaluation.rows {
+        EvaluatedRows::None => 0,
+        EvaluatedRows::LikeTraining => training.micro_batch_size,
+        EvaluatedRows::Fixed(rows) => rows,
+    };
+    let loss = (rows > 0).then(|| ("while held-out rows are evaluated", scored(backend, model, training, rows)));
+    let groups = training.evaluation.answers.iter();
+    let groups = groups.map(|group| ("while prompts are answered", answered(backend, model, training, group)));
+    let moments = loss.into_iter().chain(groups);
+    moments.max_by_key(|(_, lines)| sum(lines))
+}
+
+/// The loss of held-out rows, and how many targets are predicted.
+fn scored(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, rows: usize) -> Vec<MemoryLine> {
+    let pass = TrainingShape { micro_batch_size: rows, ..training.clone() };
+    let chunk = (training.loss_chunk_tokens as u64).min(pass.tokens());
+    let value = training.activation_bytes();
+    // In a half format the loss comes first, and then half as many rows of logits, rounded and in f32.
+    let logits = if value == 4 { chunk * 4 * LOGIT_COPIES } else { chunk.div_ceil(2) * (value + 4) };
+    let scored_tokens = match backend {
+        BackendKind::Flex | BackendKind::Cuda => 0,
+        BackendKind::Candle | BackendKind::Wgpu => training.longest_document,
+    };
+    let mut lines = forward(backend, model, &pass);
+    lines.extend([
+        scores(model, scored_tokens),
+        line("predictions", logits * model.vocab_size as u64, format!("from the logits of up to {chunk} tokens")),
+    ]);
+    lines
+}
+
+/// Prompts and their answers, just before the last token.
+fn answered(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, answers: &Answers) -> Vec<MemoryLine> {
+    let &Answers { prompts, tokens, longest } = answers;
+    let value = training.activation_bytes();
+    // All prompts are read in one pass; later passes have one token each.
+    let pass = TrainingShape { micro_batch_size: 1, row_len: tokens, ..training.clone() };
+    let room = prompts * tokens.div_ceil(prompts.max(1)).next_power_of_two().max(FIRST_ROOM);
+    let per_token: u64 = model.layers.iter().map(|layer| 2 * layer.attention.kv_size() as u64 * value).sum();
+    let mut lines = forward(backend, model, &pass);
+    lines.extend([
+        // Attention over a cache is the reference body on every backend.
+        scores(model, longest),
+        line(
+            "keys and values",
+            room as u64 * per_token,
+            format!("of {prompts} prompts and answers, {tokens} tokens, with room to grow"),
+        ),
+        line(
+            "predictions",
+            prompts as u64 * model.vocab_size as u64 * (value + 4),
+            format!("the logits of {prompts} tokens"),
+        ),
+    ]);
+    lines
+}
+
+/// A layer's forward that saves nothing, and what the backend keeps allocated.
+fn forward(backend: BackendKind, model: &ModelSpec, pass: &TrainingShape) -> Vec<MemoryLine> {
+    let (values, mut lines) = match backend {
+        BackendKind::Flex | BackendKind::Candle | BackendKind::Wgpu => {
+            (widest_layer(model), vec![reference_memory::converted_line(model, pass)])
+        }
+        // A layer that is computed again holds what this one does.
+        BackendKind::Cuda => {
+            let recomputed = TrainingShape { recompute: Recompute::Full, ..pass.clone() };
+            (buffers_per_token(model, &recomputed), cuda_memory::forward_lines(model, pass))
+        }
+    };
+    let (bytes, tokens) = (values * pass.activation_bytes(), pass.tokens());
+    let why = format!("the forward of one layer, {bytes} bytes per token, {tokens} tokens");
+    lines.insert(0, line("layer at work", tokens * bytes, why));
+    lines
+}
+
+/// Values per token of the widest layer: its input, the normalized copy, the sum after attention, queries, keys and values before and
+/// after their rotation, the output of attention, gate and up, and their product.
+fn widest_layer(model: &ModelSpec) -> u64 {
+    let widths = (0..model.layers.len()).map(|layer| {
+        let [qkv, output, gate_up, down] = model.groups(layer);
+        let heads = 2 * qkv.out_features() + output.in_features;
+        (3 * qkv.in_features + heads + gate_up.out_features() + down.in_features) as u64
+    });
+    widths.max().unwrap_or(0)
+}
+
+fn scores(model: &ModelSpec, tokens: usize) -> MemoryLine {
+    let heads = model.layers.iter().map(|layer| layer.attention.heads as u64).max().unwrap_or(0);
+    let bytes = heads * (tokens as u64).pow(2) * 4 * SCORE_COPIES;
+    line("attention scores", bytes, format!("{SCORE_COPIES} f32 copies of the scores of {tokens} tokens"))
+}
+
+#[cfg(test)]
+mod tests {
+    use firebrick_arch::shapes::llama_3_1_8b;
+
+    use super::*;
+    use crate::backends::estimate;
+    use crate::memory::estimate::tests::{bytes_of, qlora};
+    use crate::memory::evaluation::EvaluationShape;
+
+    fn with(training: &TrainingShape, rows: EvaluatedRows, answers: Vec<Answers>) -> TrainingShape {
+        TrainingShape { evaluation: EvaluationShape { rows, answers }, ..training.clone() }
+    }
+
+    #[test]
+    fn evaluating_the_rows_of_a_micro_batch_never_needs_more_than_training_them() {
+        for backend in BackendKind::ALL {
+            for recompute in [Recompute::Full, Recompute::Selective, Recompute::None] {
+                for (rows, offload) in [(1, false), (8, false), (8, true)] {
+                    let training = TrainingShape { offload, ..qlora(rows, recompute) };
+                    let evaluated = with(&training, EvaluatedRows::LikeTraining, Vec::new());
+                    let [without, with] = [training, evaluated].map(|shape| estimate(backend, &llama_3_1_8b(), &shape));
+                    assert_eq!(without, with, "{backend} {recompute:?} {rows} {offload}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn more_rows_than_training_has_are_the_peak_and_named() {
+        let training = qlora(1, Recompute::Full);
+        for backend in BackendKind::ALL {
+            let estimate = estimate(backend, &llama_3_1_8b(), &with(&training, EvaluatedRows::Fixed(64), Vec::new()));
+            assert_eq!(estimate.peak, "while held-out rows are evaluated", "{backend}");
+            assert_eq!(bytes_of(&estimate, "gradients") + bytes_of(&estimate, "saved activations"), 0);
+            assert!(bytes_of(&estimate, "optimizer state") > 0 && bytes_of(&estimate, "base weights") > 0);
+        }
+    }
+
+    #[test]
+    fn caches_of_many_long_answers_count_by_the_rooms_they_grow_in() {
+        let training = qlora(1, Recompute::Full);
+        let answers = Answers { prompts: 64, tokens: 64 * 3000, longest: 3500 };
+        let shape = with(&training, EvaluatedRows::None, vec![answers]);
+        let estimate = estimate(BackendKind::Cuda, &llama_3_1_8b(), &shape);
+        assert_eq!(estimate.peak, "while prompts are answered");
+        // 32 layers, keys and values of 1024 values in 2 bytes each.
+        assert_eq!(bytes_of(&estimate, "keys and values"), 64 * 4096 * 32 * 2 * 1024 * 2);
+        assert_eq!(bytes_of(&estimate, "attention scores"), 3 * 4 * 32 * 3500 * 3500);
+    }
+}

@@ -1,0 +1,131 @@
+//! How a model wants its tokens chosen: the sampling keys of `generation_config.json`, read as transformers reads them.
+//!
+//! A file that does not say `do_sample` is greedy. Where it does, keys that are absent have transformers' defaults, because its writer
+//! leaves out what equals them.
+//! Trade-off: penalties, minimum probabilities and beams are only named, not applied; `max_new_tokens` is not read, since it is a limit of a server, not a property of
+//! a model's answers.
+
+use std::path::Path;
+
+use firebrick_arch::GENERATION_CONFIG_FILE;
+use firebrick_arch::json::{JsonObject, parse_object, read_text};
+
+use crate::error::ModelError;
+use crate::sampling::Sampling;
+
+/// The `top_k` of transformers where sampling is on and the file names none.
+const DEFAULT_TOP_K: usize = 50;
+
+/// Keys that change which tokens are chosen and are not read, with the value that changes nothing.
+const NOT_READ: [(&str, f64); 9] = [
+    ("repetition_penalty", 1.0),
+    ("encoder_repetition_penalty", 1.0),
+    ("no_repeat_ngram_size", 0.0),
+    ("min_p", 0.0),
+    ("typical_p", 1.0),
+    ("epsilon_cutoff", 0.0),
+    ("eta_cutoff", 0.0),
+    ("num_beams", 1.0),
+    ("penalty_alpha", 0.0),
+];
+
+/// What the `generation_config.json` of a folder says about sampling.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FolderSampling {
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Keys of the file that would change that and are not applied.
+    pub not_applied: Vec<&'static str>,
+}
+
+impl FolderSampling {
+    /// Reads the file of a model or adapter folder; `None` if there is none.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is no JSON object; a key of another type, or a value that no sampling can have.
+    pub fn read(folder: &Path) -> Result<Option<Self>, ModelError> {
+        let path = folder.join(GENERATION_CONFIG_FILE);
+        if !path.is_file() {
+            return Ok(None);
+        }
+        let map = parse_object(&read_text(&path)?, &path)?;
+        let json = JsonObject::new(&path, &map);
+        let sampling = if json.bool("do_sample")? == Some(true) { sampling(&json)? } else { Sampling::GREEDY };
+        let mut not_applied = Vec::new();
+        for (key, neutral) in NOT_READ {
+            if json.f64(key)?.is_some_and(|value| value != neutral) {
+                not_applied.push(key);
+            }
+        }
+        Ok(Some(Self { sampling, not_applied }))
+    }
+}
+
+fn sampling(json: &JsonObject<'_>) -> Result<Sampling, ModelError> {
+    let number = |key| Ok::<_, ModelError>(json.f64(key)?.unwrap_or(1.0) as f32);
+    let (temperature, top_p) = (number("temperature")?, number("top_p")?);
+    if !(temperature.is_finite() && temperature > 0.0) {
+        return Err(json.bad("temperature", temperature, "a number above 0, or \"do_sample\": false").into());
+    }
+    if !(top_p > 0.0 && top_p <= 1.0) {
+        return Err(json.bad("top_p", top_p, "above 0 and at most 1").into());
+    }
+    Ok(Sampling { temperature, top_p, top_k: json.usize("top_k")?.unwrap_or(DEFAULT_TOP_K) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::write;
+
+    use tempfile::tempdir;
+
+    use super::*;
+
+    fn of(text: &str) -> Result<Option<Sampling>, ModelError> {
+        Ok(read(text)?.map(|found| found.sampling))
+    }
+
+    fn read(text: &str) -> Result<Option<FolderSampling>, ModelError> {
+        let folder = tempdir().unwrap();
+        write(folder.path().join(GENERATION_CONFIG_FILE), text).unwrap();
+        FolderSampling::read(folder.path())
+    }
+
+    #[test]
+    fn a_folder_says_how_it_samples_with_the_defaults_of_transformers() {
+        let sampling = |temperature, top_p, top_k| Some(Sampling { temperature, top_p, top_k });
+        let llama = r#"{"do_sample": true, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [1, 2]}"#;
+        assert_eq!(of(llama).unwrap(), sampling(0.6, 0.9, 50));
+        let qwen = r#"{"do_sample": true, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}"#;
+        assert_eq!(of(qwen).unwrap(), sampling(0.7, 0.8, 20));
+        assert_eq!(of(r#"{"do_sample": true}"#).unwrap(), sampling(1.0, 1.0, 50));
+        assert_eq!(of(r#"{"do_sample": true, "top_k": 0, "top_p": null}"#).unwrap(), sampling(1.0, 1.0, 0));
+    }
+
+    #[test]
+    fn a_folder_that_does_not_sample_is_greedy_whatever_else_it_names() {
+        for text in ["{}", r#"{"temperature": 0.6, "top_p": 0.9}"#, r#"{"do_sample": false, "top_k": 5}"#] {
+            assert_eq!(of(text).unwrap(), Some(Sampling::GREEDY), "{text}");
+        }
+        assert_eq!(FolderSampling::read(tempdir().unwrap().path()).unwrap(), None);
+    }
+
+    #[test]
+    fn keys_that_would_change_the_choice_and_are_not_applied_are_named() {
+        let text = r#"{"do_sample": true, "repetition_penalty": 1.05, "num_beams": 1, "no_repeat_ngram_size": 3}"#;
+        assert_eq!(read(text).unwrap().unwrap().not_applied, ["repetition_penalty", "no_repeat_ngram_size"]);
+    }
+
+    #[test]
+    fn values_that_cannot_be_are_refused_with_file_and_key() {
+        let cases = [
+            (r#""temperature": 0"#, "temperature"),
+            (r#""temperature": -1"#, "temperature"),
+            (r#""top_p": 0"#, "top_p"),
+        ];
+        for (key, named) in [&cases[..], &[(r#""top_p": 2"#, "top_p"), (r#""top_k": -1"#, "top_k")]].concat() {
+            let message = of(&format!("{{\"do_sample\": true, {key}}}")).unwrap_err().to_string();
+            assert!(message.contains(named) && message.contains("generation_config.json"), "{key}: {message}");
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What a chat template gets in addition to the messages, in the file that travels with a result: written by a run, read by `generate`.
+//!
+//! ```json
+//! {"system_prompt": "Answer in one word.", "chat_template_kwargs": {"enable_thinking": false}}
+//! ```
+//! Trade-off: the date is not in it: a template that writes the date gets today's, as wherever else a model is used.
+
+use std::path::Path;
+
+use firebrick_arch::json::{JsonObject, parse_object, read_text};
+use firebrick_data::TemplateDefaults;
+use firebrick_model::CHAT_SETTINGS_FILE;
+use serde_json::{Map, Value};
+
+use crate::error::RunError;
+
+const SYSTEM_PROMPT: &str = "system_prompt";
+const ARGUMENTS: &str = "chat_template_kwargs";
+
+/// The content of the file; empty if a template gets nothing more than the messages.
+#[must_use]
+pub fn to_json(defaults: &TemplateDefaults) -> Map<String, Value> {
+    let mut file = Map::new();
+    if let Some(prompt) = &defaults.system_prompt {
+        file.insert(SYSTEM_PROMPT.to_owned(), Value::from(prompt.as_str()));
+    }
+    if !defaults.arguments.is_empty() {
+        file.insert(ARGUMENTS.to_owned(), Value::Object(defaults.arguments.clone()));
+    }
+    file
+}
+
+/// What the file of a folder says; nothing if there is none.
+///
+/// # Errors
+/// A file that cannot be read, is no JSON object, has a key of another type, or one that is not known.
+pub fn read(folder: &Path) -> Result<TemplateDefaults, RunError> {
+    let path = folder.join(CHAT_SETTINGS_FILE);
+    if !path.is_file() {
+        return Ok(TemplateDefaults::default());
+    }
+    let map = parse_object(&read_text(&path)?, &path)?;
+    let json = JsonObject::new(&path, &map);
+    if let Some((key, value)) = map.iter().find(|(key, _)| ![SYSTEM_PROMPT, ARGUMENTS].contains(&key.as_str())) {
+        return Err(json.unsupported(key, value, format!("only {SYSTEM_PROMPT} and {ARGUMENTS} are known")).into());
+    }
+    let arguments = match map.get(ARGUMENTS) {
+        None | Some(Value::Null) => Map::new(),
+        Some(Value::Object(arguments)) => arguments.clone(),
+        Some(other) => return Err(json.wrong_type(ARGUMENTS, "an object", other).into()),
+    };
+    Ok(TemplateDefaults { system_prompt: json.str(SYSTEM_PROMPT)?.map(str::to_owned), arguments })
+}
+
+/// A sentence about them; `None` if there are none.
+#[must_use]
+pub fn note(defaults: &TemplateDefaults) -> Option<String> {
+    let prompt = defaults.system_prompt.as_ref().map(|prompt| format!("the system prompt {prompt:?}"));
+    let arguments = defaults.arguments.iter().map(|(key, value)| format!("{key} = {value}"));
+    let parts: Vec<String> = prompt.into_iter().chain(arguments).collect();
+    (!parts.is_empty()).then(|| format!("chats get {}, as {CHAT_SETTINGS_FILE} says", parts.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::write;
+
+    use serde_json::json;
+    use tempfile::tempdir;
+
+    use super::*;
+
+    fn of(text: &str) -> Result<TemplateDefaults, RunError> {
+        let folder = tempdir().unwrap();
+        write(folder.path().join(CHAT_SETTINGS_FILE), text).unwrap();
+        read(folder.path())
+    }
+
+    #[test]
+    fn what_is_written_is_read_again_and_said() {
+        let arguments = json!({"enable_thinking": false, "depth": 2}).as_object().unwrap().clone();
+        let defaults = TemplateDefaults { arguments, system_prompt: Some("Be brief.".to_owned()) };
+        let text = serde_json::to_string(&to_json(&defaults)).unwrap();
+        assert_eq!(of(&text).unwrap(), defaults);
+        let note = note(&defaults).unwrap();
+        assert!(note.contains("\"Be brief.\"") && note.contains("enable_thinking = false"), "{note}");
+    }
+
+    #[test]
+    fn nothing_is_written_for_nothing_and_read_from_nothing() {
+        let nothing = TemplateDefaults::default();
+        assert!(to_json(&nothing).is_empty() && note(&nothing).is_none());
+        assert_eq!(read(tempdir().unwrap().path()).unwrap(), nothing);
+    }
+
+    #[test]
+    fn a_file_of_another_shape_is_refused_with_its_key() {
+        for (text, named) in [
+            (r#"{"system": "S"}"#, "`system`"),
+            (r#"{"system_prompt": 3}"#, "system_prompt"),
+            (r#"{"chat_template_kwargs": []}"#, "chat_template_kwargs"),
+            ("[]", CHAT_SETTINGS_FILE),
+        ] {
+            let message = of(text).unwrap_err().to_string();
+            assert!(message.contains(named), "{text}: {message}");
+        }
+    }
+}

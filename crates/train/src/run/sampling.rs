@@ -1,0 +1,162 @@
+//! How answers are sampled: what the user typed, then what the folder's `generation_config.json` says, then greedy.
+//!
+//! A run and `generate` read the same keys and start with the same seed, and the file travels with the result, so both write the same text.
+//! Trade-off: the answers of an evaluation are greedy whatever the folder says, since a measure must not depend on chance.
+
+use std::fmt;
+use std::path::Path;
+
+use firebrick_model::{FolderSampling, Sampler, Sampling};
+
+use crate::error::RunError;
+
+/// The seed of samples where none was typed.
+pub const SEED: u64 = 0;
+
+/// Where the sampling came from and what was left out, to print.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChosenSampling {
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Seed of the random stream.
+    pub seed: u64,
+    /// Whether the folder's file says anything that was not overridden.
+    from_folder: bool,
+    not_applied: Vec<&'static str>,
+}
+
+/// What a user may type instead of what the folder says.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TypedSampling {
+    /// As in [`Sampling`].
+    pub temperature: Option<f32>,
+    /// As in [`Sampling`].
+    pub top_p: Option<f32>,
+    /// As in [`Sampling`].
+    pub top_k: Option<usize>,
+    /// Default [`SEED`].
+    pub seed: Option<u64>,
+}
+
+impl ChosenSampling {
+    /// The sampling of a result: of the adapter's folder where it has the file, otherwise of the model's; typed keys take precedence.
+    ///
+    /// # Errors
+    /// A file that cannot be read or has values that cannot be; typed values that cannot be, or that a greedy choice ignores.
+    pub fn resolve(model: &Path, adapter: Option<&Path>, typed: TypedSampling) -> Result<Self, RunError> {
+        let of_adapter = adapter.map(FolderSampling::read).transpose()?.flatten();
+        let found = match of_adapter {
+            Some(found) => Some(found),
+            None => FolderSampling::read(model)?,
+        };
+        let FolderSampling { sampling, not_applied } =
+            found.unwrap_or(FolderSampling { sampling: Sampling::GREEDY, not_applied: Vec::new() });
+        let TypedSampling { temperature, top_p, top_k, seed } = typed;
+        let chosen = Sampling {
+            temperature: temperature.unwrap_or(sampling.temperature),
+            top_p: top_p.unwrap_or(sampling.top_p),
+            top_k: top_k.unwrap_or(sampling.top_k),
+        };
+        chosen.check()?;
+        if chosen.temperature == 0.0 && (top_p.is_some() || top_k.is_some()) {
+            return Err(RunError::GreedyIgnores { key: if top_p.is_some() { "top-p" } else { "top-k" } });
+        }
+        let from_folder = sampling != Sampling::GREEDY && (temperature, top_p, top_k) != (Some(0.0), None, None);
+        Ok(Self { sampling: chosen, seed: seed.unwrap_or(SEED), from_folder, not_applied })
+    }
+
+    /// A sampler at the beginning of its random stream.
+    ///
+    /// # Panics
+    /// Never: the values were checked.
+    #[must_use]
+    pub fn sampler(&self) -> Sampler {
+        Sampler::new(self.sampling, self.seed).expect("the values were checked")
+    }
+
+    /// What is done because the folder says so, and what is not, in a sentence; `None` if it says nothing.
+    #[must_use]
+    pub fn note(&self) -> Option<String> {
+        let not_applied = match self.not_applied.as_slice() {
+            [] => String::new(),
+            keys => format!("{} of generation_config.json is not applied", keys.join(", ")),
+        };
+        match (self.from_folder, not_applied.is_empty()) {
+            (true, true) => Some(format!("{self}, as generation_config.json says")),
+            (true, false) => Some(format!("{self}, as generation_config.json says; {not_applied}")),
+            (false, false) => Some(format!("{self}; {not_applied}")),
+            (false, true) => None,
+        }
+    }
+}
+
+impl fmt::Display for ChosenSampling {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Sampling { temperature, top_p, top_k } = self.sampling;
+        if temperature == 0.0 {
+            return formatter.write_str("answers are greedy");
+        }
+        let top_k = if top_k == 0 { "all tokens".to_owned() } else { format!("top_k {top_k}") };
+        write!(
+            formatter,
+            "answers are sampled with temperature {temperature}, top_p {top_p}, {top_k}, seed {}",
+            self.seed
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::write;
+
+    use tempfile::{TempDir, tempdir};
+
+    use super::*;
+
+    fn folder(text: Option<&str>) -> TempDir {
+        let folder = tempdir().unwrap();
+        if let Some(text) = text {
+            write(folder.path().join("generation_config.json"), text).unwrap();
+        }
+        folder
+    }
+
+    const SAMPLED: &str = r#"{"do_sample": true, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1}"#;
+
+    #[test]
+    fn typed_keys_take_precedence_then_the_adapter_then_the_model() {
+        let (model, other) = (folder(Some(SAMPLED)), folder(Some(r#"{"do_sample": true, "top_k": 3}"#)));
+        let of = |adapter: Option<&TempDir>, typed| {
+            ChosenSampling::resolve(model.path(), adapter.map(TempDir::path), typed).unwrap().sampling
+        };
+        let sampling = |temperature, top_p, top_k| Sampling { temperature, top_p, top_k };
+        let none = TypedSampling::default();
+        assert_eq!(of(None, none), sampling(0.6, 0.9, 20));
+        assert_eq!(of(Some(&other), none), sampling(1.0, 1.0, 3));
+        assert_eq!(of(Some(&folder(None)), none), sampling(0.6, 0.9, 20), "an adapter of PEFT has no such file");
+        assert_eq!(of(Some(&folder(Some("{}"))), none), Sampling::GREEDY);
+        assert_eq!(of(None, TypedSampling { top_k: Some(5), ..none }), sampling(0.6, 0.9, 5));
+        assert_eq!(of(None, TypedSampling { temperature: Some(0.0), ..none }).temperature, 0.0);
+    }
+
+    #[test]
+    fn what_the_folder_decides_is_said_with_what_is_not_applied() {
+        let note = |text, typed| {
+            ChosenSampling::resolve(folder(Some(text)).path(), None, typed).unwrap().note().unwrap_or_default()
+        };
+        let said = note(SAMPLED, TypedSampling::default());
+        for part in ["temperature 0.6, top_p 0.9, top_k 20, seed 0", "as generation_config.json says", "min_p of"] {
+            assert!(said.contains(part), "{said}");
+        }
+        assert_eq!(note("{}", TypedSampling::default()), "");
+        let greedy = TypedSampling { temperature: Some(0.0), ..TypedSampling::default() };
+        assert_eq!(note(r#"{"do_sample": true}"#, greedy), "");
+    }
+
+    #[test]
+    fn a_typed_key_that_a_greedy_choice_ignores_is_refused() {
+        let typed = TypedSampling { top_k: Some(5), ..TypedSampling::default() };
+        let message = ChosenSampling::resolve(folder(None).path(), None, typed).unwrap_err().to_string();
+        assert!(message.contains("--top-k") && message.contains("--temperature"), "{message}");
+    }
+}
