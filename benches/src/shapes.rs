@@ -206,7 +206,7 @@ mod tests {
 
     use firebrick_arch::shapes::{llama_3_2_1b, mistral_7b, qwen3_8b};
     use firebrick_arch::{ModelConfig, TargetModules};
-    use firebrick_kernels::{BaseStorage, TrainingShape, step_work};
+    use firebrick_kernels::{BaseStorage, GemmFormat, TrainingShape, step_work};
     use firebrick_precision::Format;
 
     use super::*;
@@ -237,6 +237,8 @@ mod tests {
             base: if step.lora.is_some() { BaseStorage::Frozen(Format::F32) } else { BaseStorage::Trained },
             lora: step.lora.clone(),
             compute: Format::F32,
+            gemms: GemmFormat::Compute,
+            kept_bytes: [0; 2],
             optimizer_bytes: 0,
             paged_bytes: 0,
             paging_bytes: 0,

@@ -110,8 +110,8 @@ fn correct<B: Kernels>(logits_cv: Tensor<B, 2>, targets_c: Tensor<B, 1, Int>) ->
 
 #[cfg(test)]
 mod tests {
-    use firebrick_kernels::BaseStorage;
     use firebrick_kernels::backends::Flex;
+    use firebrick_kernels::{BaseStorage, GemmFormat};
     use firebrick_precision::Format;
 
     use super::*;
@@ -125,6 +125,7 @@ mod tests {
             lora: None,
             seed: 3,
             compute_dtype: DType::F32,
+            gemms: GemmFormat::Compute,
             max_positions: 64,
         };
         let model = Decoder::<Flex>::random(tiny(&[]).unwrap(), &options, &Default::default()).unwrap();
@@ -149,6 +150,7 @@ mod tests {
             lora: None,
             seed: 3,
             compute_dtype: DType::F32,
+            gemms: GemmFormat::Compute,
             max_positions: 8,
         };
         let model = Decoder::<Flex>::random(tiny(&[]).unwrap(), &options, &Default::default()).unwrap();
