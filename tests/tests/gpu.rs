@@ -100,6 +100,33 @@ fn twenty_steps_in_f16_with_loss_scaling_have_the_losses_of_the_cpu() {
     }
 }
 
+#[test]
+fn twenty_steps_in_fp8_have_nearly_the_losses_of_bf16_in_every_mode() {
+    if !has_card() || !has_fp8() {
+        return;
+    }
+    for mode in [&["bnb_4bit={}"][..], &["bnb_4bit="], &["bnb_4bit=", "lora=", "mode=full"]] {
+        let [fp8, again, bf16] =
+            [&["compute=fp8"][..], &["compute=fp8", "train.recompute=full"], &["compute=bfloat16"]]
+                .map(|changes| losses("cuda", &[mode, changes].concat()));
+        for step in 0..20 {
+            let all = (fp8[step], again[step], bf16[step]);
+            assert!(
+                (all.0 - all.2).abs() < 5e-2 && (all.1 - all.2).abs() < 5e-2,
+                "{mode:?}, step {}: {all:?}",
+                step + 1
+            );
+        }
+        assert!(fp8 != bf16, "{mode:?}: 8-bit floats round differently");
+    }
+}
+
+/// Whether cuBLASLt multiplies 8-bit rows that have a scale each here.
+fn has_fp8() -> bool {
+    let device = firebrick_cuda::Driver::load().and_then(|driver| driver.device(0));
+    device.is_ok_and(|device| device.compute_capability.0 == 9)
+}
+
 /// Full fine-tuning with the state of every parameter that is large enough in host memory, on kernels that add in a fixed order.
 #[test]
 fn paging_changes_no_bit_of_a_run() {

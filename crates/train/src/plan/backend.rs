@@ -5,14 +5,12 @@
 
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::tuning::{Engine, get_optimal_config};
-use firebrick_kernels::{BackendKind, GemmFormat, Recompute, fp8_refusal};
+use firebrick_kernels::{BackendKind, Recompute};
 use firebrick_precision::Format;
 
-use crate::config::compute::Compute;
 use crate::config::{BackendChoice, RunConfig};
 use crate::error::RunError;
 use crate::plan::chosen::Chosen;
-use crate::plan::fit::Case;
 
 /// Turns the recipe's `backend` into one that works here, with the reason; for a named machine, into the one that would run there.
 ///
@@ -93,9 +91,6 @@ fn check(backend: BackendKind) -> Result<(), RunError> {
     backend.probe().map_err(no_device)
 }
 
-/// First compute capability with 8-bit floats.
-const FP8_CAPABILITY: (u32, u32) = (8, 9);
-
 /// The format that a backend computes in when `requested` is.
 pub fn compute_format(requested: Format, backend: BackendKind) -> Chosen<Format> {
     match (backend, requested) {
@@ -109,33 +104,6 @@ pub fn compute_format(requested: Format, backend: BackendKind) -> Chosen<Format>
         (_, Format::F32) => Chosen::recipe(Format::F32),
         (backend, _) => Chosen::new(Format::F32, format!("{backend} computes in f32")),
     }
-}
-
-/// What the GEMMs of the layers multiply.
-///
-/// # Errors
-/// [`RunError::NoFp8`] where the machine or the model does not allow 8-bit floats that the recipe asks for.
-pub(super) fn gemms(requested: Compute, case: &Case<'_>) -> Result<Chosen<GemmFormat>, RunError> {
-    if requested.gemms() == GemmFormat::Compute {
-        return Ok(Chosen::new(GemmFormat::Compute, "in the format of activations"));
-    }
-    let refused = |reason: String| Err(RunError::NoFp8 { reason });
-    if case.backend != BackendKind::Cuda {
-        return refused(format!("backend {} has no matrix multiplications in 8-bit floats", case.backend));
-    }
-    if let Some(capability) = case.card().and_then(|card| card.compute_capability)
-        && capability < FP8_CAPABILITY
-    {
-        let (major, minor) = capability;
-        return refused(format!("this card has compute capability {major}.{minor}, and 8-bit floats begin with 8.9"));
-    }
-    if let Some(width) = fp8_refusal(case.spec) {
-        return refused(width);
-    }
-    Ok(Chosen::new(
-        GemmFormat::Fp8,
-        "the recipe; E4M3 with a scale per row, computed from the row; adapters, norms, attention, head and loss in bfloat16",
-    ))
 }
 
 /// Whether layer inputs wait in host memory.

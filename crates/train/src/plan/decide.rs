@@ -11,10 +11,10 @@ use firebrick_precision::Format;
 
 use crate::config::{Interval, RunConfig, RunLength, Warmup};
 use crate::error::RunError;
-use crate::plan::backend::{choose_backend, compute_format, gemms, offload};
+use crate::plan::backend::{choose_backend, compute_format, offload};
 use crate::plan::chosen::Chosen;
 use crate::plan::values::{DataShape, Plan, PlanInputs};
-use crate::plan::{answers, fit, forecast, kept_weights, paging, shapes, workers};
+use crate::plan::{answers, fit, forecast, fp8, paging, shapes, workers};
 
 impl Plan {
     /// Decides everything.
@@ -35,11 +35,11 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
     let mut training = shapes::training(config, backend.value, data, &trained);
     let may_offload = config.train.offload != Some(false);
     let case = fit::Case { profile, backend: backend.value, spec: &model.spec, may_offload };
-    let gemms = gemms(config.compute(), &case)?;
+    let gemms = fp8::gemms(config.compute(), &case)?;
     training.gemms = gemms.value;
     let answer_tokens = answers::decide(&case, config, data, &mut training);
     let paging = paging::decide(&case, config, &trained, &mut training);
-    let kept_weights_bytes = kept_weights::decide(&case, config, &mut training);
+    let kept_weights_bytes = fp8::kept_weights(&case, config, &mut training);
     let (estimate, forced) = fit::check(&case, &training, config.train.gradient_accumulation, request.force)?;
     let smaller = fit::next_smaller(&case, &training, config.train.gradient_accumulation);
     let steps = steps(config, data, world_size);

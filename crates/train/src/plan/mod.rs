@@ -11,7 +11,7 @@ mod decide;
 mod display;
 mod fit;
 mod forecast;
-mod kept_weights;
+mod fp8;
 mod paging;
 mod shapes;
 mod values;
