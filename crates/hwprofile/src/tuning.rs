@@ -157,7 +157,7 @@ pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
         micro_batch_start: 8,
         padding: TENSOR_CORES,
         loader_workers: 2,
-        notes: "8 rows are ADR-004's; training here is in bf16, without FP8 products",
+        notes: "8 rows are ADR-004's; compute = \"fp8\" multiplies in 8 bits, bf16 is the default",
     },
     HardwareConfig {
         kind: HardwareKind::Ada,

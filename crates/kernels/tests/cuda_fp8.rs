@@ -18,6 +18,7 @@ type Device = <Cuda as burn_tensor::backend::BackendTypes>::Device;
 const TOKENS: usize = 256;
 const RANK: usize = 16;
 
+#[allow(clippy::print_stderr, reason = "says why the test does nothing")]
 fn device() -> Option<Device> {
     if let Err(reason) = probe() {
         eprintln!("skipped: {reason}");
