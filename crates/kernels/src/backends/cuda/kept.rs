@@ -2,7 +2,7 @@
 //!
 //! A weight is identified by the numbers of its tensors, which are never used again, so a buffer cannot be taken for another weight's.
 //! What stands around the weight (its adapter) changes with every step and has contents of its own.
-//! Trade-off: the weights that are asked for first are kept; all are of equal use, since every pass reads each of them once.
+//! Trade-off: the weights that are requested first are kept; all are of equal use, since every pass reads each of them once.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;

@@ -375,16 +375,20 @@ KERNEL __launch_bounds__(256) nf4_weight_columns(
     weight_columns(out, row_scales, values, outputs, inputs, stride);
 }
 
-#define DENSE_WEIGHTS(E)                                                                                              \
-    KERNEL __launch_bounds__(256) E##_weight_rows(unsigned char *out, float *row_scales, int inputs, int stride,      \
-                                                  int is_known, const E *w) {                               \
-        weight_rows(out, row_scales, DenseValues<E>{w}, inputs, stride, is_known != 0);                    \
-    }                                                                                                                 \
-    KERNEL __launch_bounds__(256) E##_weight_columns(unsigned char *out, const float *row_scales, int outputs,        \
-                                                     int inputs, long long stride, const E *w) {                      \
+#define DENSE_WEIGHT_ROWS(NAME, E)                                                                                    \
+    KERNEL __launch_bounds__(256) NAME(unsigned char *out, float *row_scales, int inputs, int stride, int is_known,   \
+                                       const E *w) {                                                                  \
+        weight_rows(out, row_scales, DenseValues<E>{w}, inputs, stride, is_known != 0);                               \
+    }
+DENSE_WEIGHT_ROWS(bf16_weight_rows, bf16)
+DENSE_WEIGHT_ROWS(f16_weight_rows, f16)
+DENSE_WEIGHT_ROWS(f32_weight_rows, float)
+
+#define DENSE_WEIGHT_COLUMNS(NAME, E)                                                                                 \
+    KERNEL __launch_bounds__(256) NAME(unsigned char *out, const float *row_scales, int outputs, int inputs,          \
+                                       long long stride, const E *w) {                                                \
         weight_columns(out, row_scales, DenseValues<E>{w}, outputs, inputs, stride);                                  \
     }
-typedef float f32;
-DENSE_WEIGHTS(bf16)
-DENSE_WEIGHTS(f16)
-DENSE_WEIGHTS(f32)
+DENSE_WEIGHT_COLUMNS(bf16_weight_columns, bf16)
+DENSE_WEIGHT_COLUMNS(f16_weight_columns, f16)
+DENSE_WEIGHT_COLUMNS(f32_weight_columns, float)
