@@ -7,12 +7,16 @@
 //! Trade-off: random inputs and factors, 256 tokens; coherent inputs, as after training, have less noise.
 #![cfg(feature = "cuda")]
 
+mod noise;
+
 use burn_tensor::{DType, Distribution, Tensor};
 use firebrick_kernels::backends::cuda::{Cuda, probe};
 use firebrick_kernels::{
     Adapter, Epilogue, GemmFormat, Group, Keep, LinearOps, Module, Prologue, Weight, WeightGradient, WeightOps,
 };
 use firebrick_precision::QuantFormat;
+
+use noise::{host, slope_and_noise};
 
 type Device = <Cuda as burn_tensor::backend::BackendTypes>::Device;
 type Matrix = Tensor<Cuda, 2>;
@@ -27,22 +31,6 @@ fn project(x: &Matrix, weight: Weight<Cuda>, adapter: Option<Adapter<Cuda>>, res
     let epilogue = residual.map_or(Epilogue::None, |residual| Epilogue::Residual(residual.clone()));
     let group = Group { modules: vec![module], parts: vec![out], gemms: GemmFormat::Compute };
     Cuda::project(Prologue::None { x: x.clone() }, &group, epilogue, Keep::Nothing).0.remove(0)
-}
-
-fn host(values: Matrix) -> Vec<f64> {
-    values.into_data().convert::<f32>().to_vec::<f32>().unwrap().into_iter().map(f64::from).collect()
-}
-
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
-}
-
-/// Slope of `got` over `expected`, and what is left of it relative to `expected`.
-fn slope_and_noise(got: &[f64], expected: &[f64]) -> (f64, f64) {
-    let size = dot(expected, expected);
-    let slope = dot(got, expected) / size;
-    let left: Vec<f64> = got.iter().zip(expected).map(|(got, expected)| got - slope * expected).collect();
-    (slope, (dot(&left, &left) / size).sqrt())
 }
 
 struct Base {

@@ -3,14 +3,18 @@
 //! Trade-off: random inputs; outliers of trained models are stood in for by one column of 50 times the others' size.
 #![cfg(feature = "cuda")]
 
+mod noise;
+
 use burn_flex::Flex;
-use burn_tensor::{DType, Distribution, Tensor, TensorData, backend::Backend};
+use burn_tensor::{DType, Distribution, Tensor, TensorData};
 use firebrick_kernels::backends::cuda::{Cuda, probe};
 use firebrick_kernels::{
     Adapter, Epilogue, GemmFormat, Group, InputGradient, Keep, LinearOps, MemoryOps, Module, Prologue, Weight,
     WeightGradient,
 };
 use firebrick_precision::QuantFormat;
+
+use noise::{host, slope_and_noise};
 
 type Matrix = Tensor<Cuda, 2>;
 type Device = <Cuda as burn_tensor::backend::BackendTypes>::Device;
@@ -95,22 +99,6 @@ impl Inputs {
         let factors = gradients.modules.into_iter().filter_map(|module| module.adapter).flat_map(|(a, b)| [a, b]);
         [outputs.remove(0), dx].into_iter().chain(factors).map(host).collect()
     }
-}
-
-fn host<B: Backend>(values: Tensor<B, 2>) -> Vec<f64> {
-    values.into_data().convert::<f32>().to_vec::<f32>().unwrap().into_iter().map(f64::from).collect()
-}
-
-fn dot(a: &[f64], b: &[f64]) -> f64 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
-}
-
-/// Slope of `got` over `expected`, and what is left of it relative to `expected`.
-fn slope_and_noise(got: &[f64], expected: &[f64]) -> (f64, f64) {
-    let size = dot(expected, expected);
-    let slope = dot(got, expected) / size;
-    let left: Vec<f64> = got.iter().zip(expected).map(|(got, expected)| got - slope * expected).collect();
-    (slope, (dot(&left, &left) / size).sqrt())
 }
 
 #[test]

@@ -8,8 +8,8 @@
 //! - **Weights come straight from how they are stored** (NF4, or dense), rounded once; the backward multiplies with the same codes,
 //!   transposed. The scales of a weight's rows cannot stand outside of that sum, so they go into the gradient before it is quantized.
 //! - **Adapters are never merged into codes**: a change of a thousandth of a weight is far below a rounding step. Their ranks are
-//!   part of the inner dimension as in bf16 (`adapters`), in front of it (`source/fp8.cu` says why), and a power of two per group and pass balances the two factors, which have
-//!   to share scales with activations and weights. `x Aᵀ`, `dy B`, and the gradients of A and B are computed in bf16.
+//!   part of the inner dimension as in bf16 (`adapters`), in front of it (`source/fp8.cu` says why), and a power of two per group and
+//!   pass balances the two factors, which have to share scales with activations and weights. `x Aᵀ`, `dy B`, and the gradients of A and B are computed in bf16.
 //! - **Everything else stays as it was**: norms, attention, activations, residuals, the head, the loss, and gradients of weights that
 //!   train.
 //!
