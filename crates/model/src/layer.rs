@@ -168,19 +168,19 @@ impl<B: Kernels> Layer<B> {
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 2> {
         let SavedForBackward { qkv, heads, attention, attention_output, gate_up, down } = saved;
-        let grads = self.down.backward(down, vec![dy_nd.clone()], None, adapters, sink);
+        let grads = self.down.backward(down, vec![dy_nd.clone()], None, Some(&self.gate_up), adapters, sink);
         let (d_gate, d_up) = grads.input.gated();
 
-        let grads = self.gate_up.backward(gate_up, vec![d_gate, d_up], Some(dy_nd), adapters, sink);
+        let grads = self.gate_up.backward(gate_up, vec![d_gate, d_up], Some(dy_nd), None, adapters, sink);
         self.post_attention_layernorm.add_gradient(grads.norm, sink);
         let dh_nd = grads.input.plain();
 
-        let grads = self.attention_output.backward(attention_output, vec![dh_nd.clone()], None, adapters, sink);
+        let grads = self.attention_output.backward(attention_output, vec![dh_nd.clone()], None, None, adapters, sink);
         let d_o = grads.input.plain();
         let Qkv { q, k, v } =
             B::packed_attention_backward(heads, &self.spec.attention, attention, d_o, &context.documents);
 
-        let grads = self.qkv.backward(qkv, vec![q, k, v], Some(dh_nd), adapters, sink);
+        let grads = self.qkv.backward(qkv, vec![q, k, v], Some(dh_nd), None, adapters, sink);
         self.input_layernorm.add_gradient(grads.norm, sink);
         if let Some(norms) = &self.qk_norm {
             for (norm, gradient) in norms.iter().zip(grads.qk_norm) {

@@ -13,7 +13,7 @@ use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 
 use super::cuda_layer::buffers_per_token;
-use super::cuda_rows::{appended_to, fp8_row_bytes, fp8_weight_bytes, row_stride};
+use super::cuda_rows::{appended_to, fp8_row_bytes, fp8_weight_bytes, low_rank_parts_bytes, row_stride};
 use crate::GemmFormat;
 use crate::memory::estimate::{Recompute, TrainingShape, line};
 
@@ -49,6 +49,7 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
             "what would be written again in every pass".to_owned(),
         ),
         line("8-bit rows", rows, "the widest activation or gradient in E4M3".to_owned()),
+        line("parts of adapters", low_rank_parts_bytes(model, training), "of sums over the widest gradient".to_owned()),
         line("converted weights", converted_bytes(model, training), converted_why(training)),
         line(
             "logits",

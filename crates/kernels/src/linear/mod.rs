@@ -288,13 +288,16 @@ pub trait LinearOps: NormOps + WeightOps {
     }
 
     /// Backward of [`LinearOps::project`] from the gradients of its outputs. `d_residual` is added to the gradient of `x` under a
-    /// norm prologue: what flows past the norm on the residual path.
+    /// norm prologue: what flows past the norm on the residual path. `next` is the group that made what a gated prologue read, where its
+    /// backward is the next call and takes the gradients that this one returns: a backend may prepare them for its GEMM.
     fn project_backward(
         saved: ProjectSaved<Self>,
         group: Group<Self>,
         d_outputs: Vec<Tensor<Self, 2>>,
         d_residual_ni: Option<Tensor<Self, 2>>,
+        next: Option<&Group<Self>>,
     ) -> ProjectGradients<Self> {
+        let _ = next;
         reference::project_backward(saved, group, d_outputs, d_residual_ni)
     }
 

@@ -27,6 +27,7 @@ use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, Stream, StreamHa
 
 use super::address::{Addresses, handle_number};
 use super::failure::check;
+use super::fp8_rows::PreparedRows;
 use super::fp8_scales::Fp8Scales;
 use super::host_copies::HostCopies;
 use super::kept::KeptWeights;
@@ -62,6 +63,8 @@ pub(super) struct Engine {
     pub(super) programs: Programs,
     pub(super) scratch: Scratch,
     pub(super) fp8_scales: Fp8Scales,
+    /// Rows in 8-bit floats for the GEMM that comes next.
+    pub(super) prepared_rows: RefCell<Option<PreparedRows>>,
     pub(super) kept: KeptWeights,
     /// Where the section saves low-rank intermediates.
     pub(super) saved_low_rank: RefCell<Option<LowRankChunk>>,
@@ -136,6 +139,7 @@ impl Engine {
             programs: Programs::new(&context)?,
             scratch: Scratch::new(&context),
             fp8_scales: Fp8Scales::new(&context),
+            prepared_rows: RefCell::default(),
             kept: KeptWeights::new(&context),
             saved_low_rank: RefCell::default(),
             copies: HostCopies::new(&context)?,

@@ -11,6 +11,7 @@ use firebrick_arch::Activation;
 
 use super::appended::appended_columns;
 use super::engine::{Engine, engine};
+use super::fp8_rows::RowLayout;
 use super::gemm::Gemm;
 use super::matrix::{Cuda, DeviceBlock, MatrixView, tensor};
 use crate::linear::SavedHeads;
@@ -37,9 +38,10 @@ impl LinearOps for Cuda {
         group: Group<Self>,
         d_outputs: Vec<Tensor<Self, 2>>,
         d_residual_ni: Option<Tensor<Self, 2>>,
+        next: Option<&Group<Self>>,
     ) -> ProjectGradients<Self> {
         let engine = engine(&device_of(&saved.prologue));
-        engine.section(|| engine.project_backward(saved, group, d_outputs, d_residual_ni))
+        engine.section(|| engine.project_backward(saved, group, d_outputs, d_residual_ni, next))
     }
 
     fn gated(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>, activation: Activation) -> Tensor<Self, 2> {
@@ -96,7 +98,8 @@ impl Engine {
         keep: Keep,
     ) -> (Vec<Tensor<Cuda, 2>>, Option<ProjectSaved<Cuda>>) {
         let room = appended_columns(group);
-        let (x, owner) = self.input_rows(&prologue, room, matches!(epilogue, Epilogue::Heads(_)));
+        let codes = self.fp8_input_layout(group);
+        let (x, owner) = self.input_rows(&prologue, room, codes, matches!(epilogue, Epilogue::Heads(_)));
         let (outputs, heads, low) = match epilogue {
             Epilogue::None => self.split_group(x, group, None),
             Epilogue::Residual(residual) => {
@@ -114,11 +117,13 @@ impl Engine {
         (outputs, saved)
     }
 
-    /// What the GEMM of a group reads, in rows with `room` columns more; and the owner of its memory where it is not scratch.
+    /// What the GEMM of a group reads, in rows with `room` columns more or prepared as codes; and the owner of its memory where it is not
+    /// scratch.
     fn input_rows(
         &self,
         prologue: &Prologue<Cuda>,
         room: usize,
+        codes: Option<RowLayout>,
         is_scratch_taken: bool,
     ) -> (DeviceBlock, Option<MatrixView>) {
         let matrix = match prologue {
@@ -129,9 +134,16 @@ impl Engine {
                 copy
             }
             Prologue::None { x } => return self.with_room(self.matrix(x.clone()), room),
-            Prologue::Norm { x, norm } => self.rms_norm(&self.flat(x.clone()), norm, room),
+            Prologue::Norm { x, norm } => {
+                let x = self.flat(x.clone());
+                codes.map_or_else(|| self.rms_norm(&x, norm, room), |codes| self.rms_norm_in_codes(&x, norm, codes))
+            }
             Prologue::Gated { gate, up, activation } => {
-                self.gated(&self.matrix(gate.clone()), &self.matrix(up.clone()), *activation, room)
+                let (gate, up) = (self.matrix(gate.clone()), self.matrix(up.clone()));
+                match codes {
+                    None => self.gated(&gate, &up, *activation, room),
+                    Some(codes) => self.gated_in_codes(&gate, &up, *activation, codes),
+                }
             }
         };
         (matrix.block(), Some(matrix))

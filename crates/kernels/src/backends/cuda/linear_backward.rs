@@ -9,7 +9,7 @@
 
 use burn_tensor::{DType, Tensor};
 
-use super::adapters::Adapters;
+use super::adapters::LowRankGradient;
 use super::appended::appended_columns;
 use super::engine::Engine;
 use super::gemm::Gemm;
@@ -31,7 +31,7 @@ struct OutputGradient {
     qk_norm: [Option<Primitive>; 2],
     weight: Option<GroupWeight>,
     /// The adapters with `dy s B`.
-    adapters: Option<(Adapters, DeviceBlock)>,
+    adapters: Option<LowRankGradient>,
 }
 
 impl Engine {
@@ -41,12 +41,13 @@ impl Engine {
         mut group: Group<Cuda>,
         d_outputs: Vec<Tensor<Cuda, 2>>,
         d_residual: Option<Tensor<Cuda, 2>>,
+        next: Option<&Group<Cuda>>,
     ) -> ProjectGradients<Cuda> {
         let ProjectSaved { prologue, prologue_output, low_rank, heads } = saved;
-        let gradient = self.output_gradient(&group, heads, d_outputs);
-        let dy = gradient.dy;
         let prologue_output = prologue_output.map(|output| self.matrix(output));
         let low = low_rank.map(|low| self.flat(low));
+        let gradient = self.output_gradient(&group, heads, d_outputs, low.as_ref());
+        let dy = gradient.dy;
         let (input, norm, modules) = match prologue {
             Prologue::None { x } => {
                 let modules = self.parameter_gradients(self.matrix(x).block(), low, &mut group, &gradient);
@@ -73,7 +74,10 @@ impl Engine {
                 let d_activated = self.input_gradient(&group, &gradient, appended_columns(&group), None);
                 // Overwrites the gradient that it reads with the activated values, where those were not saved.
                 let recompute = prologue_output.is_none();
-                let both = self.gated_backward(gate, up, activation, &d_activated, recompute);
+                let both = match next.and_then(|next| self.fp8_gradient_layout(next, dy.dtype)) {
+                    None => self.gated_backward(gate, up, activation, &d_activated, recompute),
+                    Some(codes) => self.gated_backward_in_codes(gate, up, activation, &d_activated, recompute, codes),
+                };
                 let activated = prologue_output.unwrap_or(d_activated);
                 let modules = self.parameter_gradients(activated.block(), low, &mut group, &gradient);
                 let (d_gate, d_up) = halves(self, &both, width);
@@ -90,6 +94,7 @@ impl Engine {
         group: &Group<Cuda>,
         heads: Option<SavedHeads<Cuda>>,
         d_outputs: Vec<Tensor<Cuda, 2>>,
+        low: Option<&MatrixView>,
     ) -> OutputGradient {
         let room = appended_columns(group);
         let (dy, owner, qk_norm) = if let Some(SavedHeads { epilogue, raw }) = heads {
@@ -113,10 +118,8 @@ impl Engine {
             }
             GemmFormat::Fp8 => (None, self.fp8_backward_adapters(group, dy.dtype)),
         };
-        let adapters = adapters.map(|adapters| {
-            let d_low = self.low_rank_gradient(dy, &adapters);
-            (adapters, d_low)
-        });
+        let low = low.map(|low| low.block());
+        let adapters = adapters.map(|adapters| self.low_rank_gradient(dy, low, adapters));
         OutputGradient { dy, _owner: owner, qk_norm, weight, adapters }
     }
 
@@ -133,7 +136,8 @@ impl Engine {
         let out = dx.block();
         let mut so_far = plus.map(|plus| plus.block());
         if group.gemms == GemmFormat::Fp8 {
-            self.fp8_input_gradient(group, dy, gradient.adapters.as_ref(), so_far, out);
+            let d_low = gradient.adapters.as_ref().map(|adapters| adapters.d_low);
+            self.fp8_input_gradient(group, dy, d_low, so_far, out);
             return dx;
         }
         if let Some(weight) = &gradient.weight {
@@ -150,7 +154,7 @@ impl Engine {
                 so_far = Some(out);
             }
         }
-        if let Some((adapters, d_low)) = &gradient.adapters {
+        if let Some(LowRankGradient { adapters, d_low, .. }) = &gradient.adapters {
             self.gemm(Gemm { c: Some(out), ..Gemm::input_gradient("lora", *d_low, adapters.a) }, out);
         }
         dx
@@ -173,9 +177,8 @@ impl Engine {
             let bias = bias.map(|_| tensor(self.column_sums(dy_part)));
             gradients.push(ModuleGradients { weight: self.weight_gradient(module, x, dy_part), bias, adapter: None });
         }
-        if let Some((adapters, d_low)) = &gradient.adapters {
-            let block = low.as_ref().map_or_else(|| self.low_rank(x, adapters), |low| low.block());
-            for (module, factors) in self.factor_gradients(x, block, dy, *d_low, adapters) {
+        if let Some(adapters) = &gradient.adapters {
+            for (module, factors) in self.factor_gradients(x, low.as_ref().map(|low| low.block()), dy, adapters) {
                 gradients[module].adapter = Some(factors);
             }
         }

@@ -30,9 +30,13 @@ pub(super) enum Source {
     FlashF32(usize),
     Fp8,
     Gated(Activation),
+    GatedFp8(Activation),
     Heads,
+    /// The most ranks of an adapter.
+    LowRank(usize),
     Nf4,
     Norm,
+    NormFp8,
     Optimizer,
     PackedIndex,
 }
@@ -49,9 +53,12 @@ impl Source {
             Self::FlashF32(_) => "flash_f32.cu",
             Self::Fp8 => "fp8.cu",
             Self::Gated(_) => "gated.cu",
+            Self::GatedFp8(_) => "gated_fp8.cu",
             Self::Heads => "heads.cu",
+            Self::LowRank(_) => "low_rank.cu",
             Self::Nf4 => "nf4.cu",
             Self::Norm => "norm.cu",
+            Self::NormFp8 => "norm_fp8.cu",
             Self::Optimizer => "optimizer.cu",
             Self::PackedIndex => "packed_index.cu",
         }
@@ -64,17 +71,40 @@ impl Source {
             Self::Elementwise => include_str!("source/elementwise.cu"),
             Self::Embedding => include_str!("source/embedding.cu"),
             Self::FlashForward(_) => {
-                concat!(include_str!("source/flash.cu"), include_str!("source/flash_forward.cu"))
+                concat!(
+                    include_str!("source/matrix_units.cu"),
+                    include_str!("source/flash.cu"),
+                    include_str!("source/flash_forward.cu")
+                )
             }
             Self::FlashBackward(_) => {
-                concat!(include_str!("source/flash.cu"), include_str!("source/flash_backward.cu"))
+                concat!(
+                    include_str!("source/matrix_units.cu"),
+                    include_str!("source/flash.cu"),
+                    include_str!("source/flash_backward.cu")
+                )
             }
             Self::FlashF32(_) => include_str!("source/flash_f32.cu"),
-            Self::Fp8 => concat!(include_str!("source/weight_values.cu"), include_str!("source/fp8.cu")),
+            Self::Fp8 => concat!(
+                include_str!("source/weight_values.cu"),
+                include_str!("source/fp8_codes.cu"),
+                include_str!("source/fp8.cu")
+            ),
             Self::Gated(_) => include_str!("source/gated.cu"),
+            Self::GatedFp8(_) => concat!(
+                include_str!("source/fp8_codes.cu"),
+                include_str!("source/gated.cu"),
+                include_str!("source/gated_fp8.cu")
+            ),
             Self::Heads => include_str!("source/heads.cu"),
+            Self::LowRank(_) => concat!(include_str!("source/matrix_units.cu"), include_str!("source/low_rank.cu")),
             Self::Nf4 => concat!(include_str!("source/weight_values.cu"), include_str!("source/nf4.cu")),
             Self::Norm => include_str!("source/norm.cu"),
+            Self::NormFp8 => concat!(
+                include_str!("source/fp8_codes.cu"),
+                include_str!("source/norm.cu"),
+                include_str!("source/norm_fp8.cu")
+            ),
             Self::Optimizer => include_str!("source/optimizer.cu"),
             Self::PackedIndex => include_str!("source/packed_index.cu"),
         }
@@ -91,7 +121,10 @@ impl Source {
             Self::FlashForward(width) | Self::FlashBackward(width) | Self::FlashF32(width) => {
                 format!("#define HEAD_DIM {width}\n")
             }
-            Self::Gated(activation) => format!("#define ACTIVATION {}\n", activation.name()),
+            Self::LowRank(ranks) => format!("#define RANKS {ranks}\n"),
+            Self::Gated(activation) | Self::GatedFp8(activation) => {
+                format!("#define ACTIVATION {}\n", activation.name())
+            }
             _ => String::new(),
         };
         let source = format!("#define {format} 1\n{variant}{PRELUDE}\n{}", self.text());

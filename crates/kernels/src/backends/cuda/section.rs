@@ -102,6 +102,7 @@ impl Drop for Open<'_> {
         if !self.is_closed {
             self.engine.depth.set(0);
             self.engine.scratch.forget_contents();
+            *self.engine.prepared_rows.borrow_mut() = None;
             self.engine.fp8_scales.clear();
             self.engine.kept.clear();
             *self.engine.saved_low_rank.borrow_mut() = None;

@@ -216,7 +216,7 @@ impl<B: Kernels> Scenario<B> {
     ) {
         let (d_outputs, expected_d_outputs) = self.d_outputs.iter().cloned().unzip();
         let (d_residual, expected_d_residual) = self.d_residual.clone().unzip();
-        let grads = B::project_backward(saved, self.group.0.clone(), d_outputs, d_residual);
+        let grads = B::project_backward(saved, self.group.0.clone(), d_outputs, d_residual, None);
         let expected =
             reference::project_backward(expected_saved, self.group.1.clone(), expected_d_outputs, expected_d_residual);
         compare(check, &format!("project_backward ({name})"), grads, expected);

@@ -23,13 +23,13 @@ template <int V> DEVICE float sum_of_squares(const Pack<T, V> &pack) {
     return sum;
 }
 
-template <int V> DEVICE void store_normed(T *y, const Pack<T, V> &x, const float *weight, float rstd) {
+template <int V> DEVICE Pack<T, V> normed(const Pack<T, V> &x, const float *weight, float rstd) {
     float value[V], scale[V];
     x.unpack(value);
     load_weight<V>(weight, scale);
 #pragma unroll
     for (int i = 0; i < V; ++i) value[i] = value[i] * rstd * scale[i];
-    Pack<T, V>::pack(value).store(y);
+    return Pack<T, V>::pack(value);
 }
 
 template <int V> DEVICE void rms_norm_row(T *y, const T *x, const float *weight, int d, float eps) {
@@ -52,11 +52,11 @@ template <int V> DEVICE void rms_norm_row(T *y, const T *x, const float *weight,
 #pragma unroll
     for (int k = 0; k < KEEP; ++k) {
         const int c = threadIdx.x + k * stride;
-        if (c < count) store_normed<V>(y + c * V, kept[k], weight + c * V, rstd);
+        if (c < count) normed<V>(kept[k], weight + c * V, rstd).store(y + c * V);
     }
 #pragma unroll 1
     for (int c = threadIdx.x + KEEP * stride; c < count; c += stride)
-        store_normed<V>(y + c * V, Pack<T, V>::load(x + c * V), weight + c * V, rstd);
+        normed<V>(Pack<T, V>::load(x + c * V), weight + c * V, rstd).store(y + c * V);
 }
 
 // y [n, d] = x / sqrt(mean(x^2) + eps) * w, with rows of y at a row stride of their own. y may be x where y is dense.
