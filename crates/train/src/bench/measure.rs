@@ -74,7 +74,7 @@ pub(super) fn measure<B: Kernels>(case: &Case<'_>) -> Result<Measured, RunError>
     // The buffers of the peak rates must not be added to those of training.
     drop(trainer);
     B::release_memory(&device);
-    let peaks = Peaks::measure::<B>(&device, dtype, plan.backend.value.is_cpu())?;
+    let peaks = Peaks::measure::<B>(&device, dtype, plan.gemms.value, plan.backend.value.is_cpu())?;
     let step_s = Spread::of(steps.seconds);
     Ok(Measured {
         step_s,

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 
 use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::{MemoryEstimate, human_bytes};
-use firebrick_kernels::{BackendKind, BaseStorage, Recompute, TrainingShape};
+use firebrick_kernels::{BackendKind, BaseStorage, Recompute, TrainingShape, step_work};
 use firebrick_precision::Format;
 
 use crate::config::{Interval, RunConfig, RunLength, Warmup};
 use crate::error::RunError;
-use crate::plan::backend::{choose_backend, compute_format, offload};
+use crate::plan::backend::{activations, choose_backend, offload};
 use crate::plan::chosen::Chosen;
 use crate::plan::values::{DataShape, Plan, PlanInputs};
 use crate::plan::{answers, fit, forecast, fp8, paging, shapes, workers};
@@ -32,10 +32,11 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
     let backend = choose_backend(config.backend, profile)?;
     let lora = shapes::lora(config);
     let trained = shapes::trained_tensors(&model.spec, lora.as_ref())?;
-    let mut training = shapes::training(config, backend.value, data, &trained);
     let may_offload = config.train.offload != Some(false);
     let case = fit::Case { profile, backend: backend.value, spec: &model.spec, may_offload };
-    let gemms = fp8::gemms(config.compute(), &case)?;
+    let compute = activations(config.compute(), backend.value, case.capability());
+    let mut training = shapes::training(config, compute.value, backend.value, data, &trained);
+    let gemms = fp8::gemms(config.compute(), &case, &training)?;
     training.gemms = gemms.value;
     let answer_tokens = answers::decide(&case, config, data, &mut training);
     let paging = paging::decide(&case, config, &trained, &mut training);
@@ -51,6 +52,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         price_per_hour: request.price_per_hour,
     };
     let forecast = forecast::forecast(&case, &training, &estimate, extent);
+    let arithmetic = arithmetic(&case, &training, data);
     let (train, eval) = (&config.train, &config.eval);
     Ok(Plan {
         name: Chosen::recipe(config.name.clone()),
@@ -61,8 +63,9 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         data_seed: Chosen::recipe(config.data_seed()),
         shuffle: Chosen::recipe(config.data.shuffle),
         world_size: Chosen::new(world_size, if world_size == 1 { "one process" } else { "the processes of this run" }),
-        compute: compute_format(config.compute().activations(), backend.value),
+        compute,
         gemms,
+        arithmetic,
         kept_weights_bytes,
         base: base(training.base),
         trained_parameters: trained_parameters(inputs, &trained, lora.is_some()),
@@ -118,6 +121,20 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         backend,
         steps,
     })
+}
+
+/// Which share of the operations is in which format.
+fn arithmetic(case: &fit::Case<'_>, training: &TrainingShape, data: &DataShape) -> Chosen<String> {
+    let document_tokens = training.row_len as f64 / data.documents_per_row.max(1) as f64;
+    let fp8 = step_work(case.spec, training, 1, document_tokens).fp8_share();
+    if fp8 == 0.0 {
+        return Chosen::new(format!("100 % {}", training.compute), "all GEMMs, and attention");
+    }
+    let why = format!(
+        "GEMMs of the layers forward and for gradients of their inputs in fp8; head, adapters, attention and gradients of weights in {}",
+        training.compute
+    );
+    Chosen::new(format!("{:.0} % fp8, {:.0} % {}", 100.0 * fp8, 100.0 * (1.0 - fp8), training.compute), why)
 }
 
 fn base(storage: BaseStorage) -> Chosen<BaseStorage> {

@@ -16,6 +16,7 @@ impl fmt::Display for Plan {
             line("backend", self.backend.value.to_string(), &self.backend.reason),
             line("compute", self.compute.value.to_string(), &self.compute.reason),
             line("GEMMs of layers", to_name(&self.gemms.value), &self.gemms.reason),
+            line("arithmetic", self.arithmetic.value.clone(), &self.arithmetic.reason),
             line("base", to_name(&self.base.value), &self.base.reason),
             line("trained parameters", self.trained_parameters.value.to_string(), &self.trained_parameters.reason),
             line("recompute", to_name(&self.recompute.value), &self.recompute.reason),

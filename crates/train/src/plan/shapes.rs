@@ -10,7 +10,7 @@ use firebrick_precision::Format;
 use crate::config::RunConfig;
 use crate::error::RunError;
 use crate::plan::answers;
-use crate::plan::backend::{compute_format, offload};
+use crate::plan::backend::offload;
 use crate::plan::values::DataShape;
 
 /// The recipe's adapter; `None` if every weight trains.
@@ -41,11 +41,11 @@ pub(super) fn base(config: &RunConfig, compute: Format) -> BaseStorage {
 /// How a recipe's model is trained on a backend, with all optimizer state there.
 pub(super) fn training(
     config: &RunConfig,
+    compute: Format,
     backend: BackendKind,
     data: &DataShape,
     trained: &[TensorSpec],
 ) -> TrainingShape {
-    let compute = compute_format(config.compute().activations(), backend).value;
     TrainingShape {
         base: base(config, compute),
         lora: lora(config),

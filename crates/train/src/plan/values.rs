@@ -43,6 +43,8 @@ pub struct Plan {
     pub compute: Chosen<Format>,
     /// What the GEMMs of the layers multiply.
     pub gemms: Chosen<GemmFormat>,
+    /// Which share of a step's operations is in which format.
+    pub arithmetic: Chosen<String>,
     /// Bytes of frozen weights that stay on the device in 8 bits; none where there are no such weights.
     pub kept_weights_bytes: Option<Chosen<u64>>,
     /// How the base weights are stored.
