@@ -31,10 +31,11 @@ pub(super) enum Source {
     Fp8,
     Gated(Activation),
     Heads,
-    Nf4,
     Norm,
     Optimizer,
     PackedIndex,
+    Quantize,
+    WriteOut,
 }
 
 impl Source {
@@ -50,10 +51,11 @@ impl Source {
             Self::Fp8 => "fp8.cu",
             Self::Gated(_) => "gated.cu",
             Self::Heads => "heads.cu",
-            Self::Nf4 => "nf4.cu",
             Self::Norm => "norm.cu",
             Self::Optimizer => "optimizer.cu",
             Self::PackedIndex => "packed_index.cu",
+            Self::Quantize => "quantize.cu",
+            Self::WriteOut => "write_out.cu",
         }
     }
 
@@ -73,10 +75,15 @@ impl Source {
             Self::Fp8 => concat!(include_str!("source/weight_values.cu"), include_str!("source/fp8.cu")),
             Self::Gated(_) => include_str!("source/gated.cu"),
             Self::Heads => include_str!("source/heads.cu"),
-            Self::Nf4 => concat!(include_str!("source/weight_values.cu"), include_str!("source/nf4.cu")),
             Self::Norm => include_str!("source/norm.cu"),
             Self::Optimizer => include_str!("source/optimizer.cu"),
             Self::PackedIndex => include_str!("source/packed_index.cu"),
+            Self::Quantize => concat!(
+                include_str!("source/weight_values.cu"),
+                include_str!("source/nf4.cu"),
+                include_str!("source/scaled_formats.cu")
+            ),
+            Self::WriteOut => concat!(include_str!("source/weight_values.cu"), include_str!("source/write_out.cu")),
         }
     }
 
@@ -129,11 +136,12 @@ impl Programs {
             (Source::Elementwise, dtype),
             (Source::Embedding, dtype),
             (Source::Heads, dtype),
-            (Source::Nf4, dtype),
             (Source::Norm, dtype),
             (Source::PackedIndex, DType::F32),
+            (Source::Quantize, DType::F32),
+            (Source::WriteOut, dtype),
         ];
-        let plain = [Source::Columns, Source::CrossEntropy, Source::Elementwise, Source::Nf4, Source::Optimizer];
+        let plain = [Source::Columns, Source::CrossEntropy, Source::Elementwise, Source::WriteOut, Source::Optimizer];
         wanted.extend(plain.map(|source| (source, DType::F32)));
         wanted.extend(Activation::ALL.map(|activation| (Source::Gated(activation), dtype)));
         if with_flash && dtype == DType::F32 {
