@@ -23,12 +23,16 @@ fn number_after(text: &str, label: &str) -> f64 {
 }
 
 #[test]
-fn quantize_nf4_reports_four_bits_per_value_and_an_error_below_a_tenth() {
-    let text = output(env!("CARGO_BIN_EXE_quantize_nf4"), &[]);
-    assert!(text.contains("nf4: ") && text.contains("nf4_double_quant: "), "{text}");
-    let error = number_after(&text, "relative error ");
-    assert!(error > 0.01 && error < 0.12, "{text}");
-    assert!(text.contains("(4.5") && text.contains("(4.1"), "{text}");
+fn quantize_reports_size_and_error_of_every_format() {
+    let text = output(env!("CARGO_BIN_EXE_quantize"), &[]);
+    let sizes = ["nf4: ", "nf4_double_quant: ", "nvfp4: ", "mxfp4: ", "fp8: ", "(4.5", "(4.1", "(4.25", "(8."];
+    assert!(sizes.iter().all(|part| text.contains(part)), "{text}");
+    let error = |format: &str| {
+        let line = text.lines().find(|line| line.starts_with(format)).expect("each format has a line");
+        number_after(line, "relative error ")
+    };
+    let [nf4, nvfp4, mxfp4, fp8] = ["nf4:", "nvfp4:", "mxfp4:", "fp8:"].map(error);
+    assert!(fp8 < 0.05 && fp8 < nf4 && nf4 < mxfp4 && nvfp4 < mxfp4 && mxfp4 < 0.15, "{text}");
 }
 
 #[test]

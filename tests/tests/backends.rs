@@ -3,6 +3,7 @@
 //! A binary of its own, because the settings of a backend belong to the whole process.
 //! Trade-off: CUDA is left out. It computes in bfloat16 by default and needs a card: `gpu.rs`.
 
+use firebrick_precision::QuantFormat;
 use firebrick_tests::{FAMILIES, NEW, finish, fixture, recipe, step_losses};
 use tempfile::tempdir;
 
@@ -43,6 +44,13 @@ fn assert_all_agree(changes: &[&str]) {
 #[test]
 fn three_steps_of_qlora_have_the_same_losses_on_every_backend() {
     assert_all_agree(&[]);
+}
+
+#[test]
+fn three_steps_over_a_base_in_every_format_have_the_same_losses_on_every_backend() {
+    for format in QuantFormat::ALL {
+        assert_all_agree(&[&format!("base={format}")]);
+    }
 }
 
 /// Rank 64 gives matrices of 4,096 elements, the fewest that get 8-bit moments.

@@ -22,6 +22,8 @@ type Device = <Cuda as burn_tensor::backend::BackendTypes>::Device;
 
 const TOKENS: usize = 256;
 const RANK: usize = 16;
+/// What most runs store.
+const NF4: Option<QuantFormat> = Some(QuantFormat::Nf4 { double_quant: true });
 
 #[allow(clippy::print_stderr, reason = "says why the test does nothing")]
 fn device() -> Option<Device> {
@@ -64,16 +66,16 @@ impl Inputs {
         Self { x: x.into_data(), dy: random([TOKENS, out], 1e-3), weight: random(shape, 0.02), pairs, shape }
     }
 
-    fn group<B: LinearOps>(&self, gemms: GemmFormat, quantized: bool, device: &B::Device) -> Group<B> {
+    /// `base` is how the weight is stored; `None`: as it is.
+    fn group<B: LinearOps>(&self, gemms: GemmFormat, base: Option<QuantFormat>, device: &B::Device) -> Group<B> {
         let [out, inputs] = self.shape;
         let modules = self.pairs.len().max(1);
         let width = out / modules;
         let whole = Tensor::<B, 2>::from_data(self.weight.clone(), (device, DType::F32));
         let module = |index: usize| {
             let values = whole.clone().narrow(0, index * width, width);
-            let weight = if quantized {
+            let weight = if let Some(format) = base {
                 let host: Vec<f32> = values.into_data().to_vec().unwrap();
-                let format = QuantFormat::Nf4 { double_quant: true };
                 Weight::Quantized(B::upload_quantized(&format.quantize(&host, &[width, inputs]).unwrap(), device))
             } else {
                 Weight::Dense(values)
@@ -89,8 +91,14 @@ impl Inputs {
     }
 
     /// Output, gradient of the input, and gradients of all factors, from x and dy in `dtype`.
-    fn run<B: LinearOps>(&self, gemms: GemmFormat, quantized: bool, dtype: DType, device: &B::Device) -> Vec<Vec<f64>> {
-        let group = self.group::<B>(gemms, quantized, device);
+    fn run<B: LinearOps>(
+        &self,
+        gemms: GemmFormat,
+        base: Option<QuantFormat>,
+        dtype: DType,
+        device: &B::Device,
+    ) -> Vec<Vec<f64>> {
+        let group = self.group::<B>(gemms, base, device);
         let [x, dy] = [&self.x, &self.dy].map(|values| Tensor::<B, 2>::from_data(values.clone(), (device, DType::F32)));
         // The values of bf16 on every backend.
         let [x, dy] = [x, dy].map(|values| values.cast(DType::BF16).cast(dtype));
@@ -108,15 +116,16 @@ fn products_equal_the_reference_and_are_near_the_exact_ones() {
     eprintln!("| weight | base | what | against the reference: slope, noise | against exact |");
     // Widths with a tail in every tile, and those of models.
     for (shape, modules) in [([48, 80], 1), ([144, 272], 3), ([1536, 1024], 3), ([512, 2048], 1)] {
-        for quantized in [true, false] {
+        let stored = QuantFormat::ALL.into_iter().filter(|format| format.check_columns(shape[1]).is_ok());
+        for base in stored.map(Some).chain([None]) {
             let inputs = Inputs::new(shape, modules, [1.0 / (shape[1] as f64).sqrt(), 0.01], 2.0);
-            let got = inputs.run::<Cuda>(GemmFormat::Fp8, quantized, DType::BF16, &device);
+            let got = inputs.run::<Cuda>(GemmFormat::Fp8, base, DType::BF16, &device);
             let cpu = &Default::default();
-            let same = inputs.run::<Flex>(GemmFormat::Fp8, quantized, DType::F32, cpu);
-            let exact = inputs.run::<Flex>(GemmFormat::Compute, quantized, DType::F32, cpu);
+            let same = inputs.run::<Flex>(GemmFormat::Fp8, base, DType::F32, cpu);
+            let exact = inputs.run::<Flex>(GemmFormat::Compute, base, DType::F32, cpu);
             for (index, name) in ["y", "dx", "dA", "dB"].iter().enumerate() {
                 let [against, to_exact] = [&same, &exact].map(|other| slope_and_noise(&got[index], &other[index]));
-                let base = if quantized { "NF4" } else { "dense" };
+                let base = base.map_or("dense", QuantFormat::name);
                 eprintln!("| {shape:?} | {base} | {name} | {against:.4?} | {to_exact:.4?} |");
                 // One difference is left to both: gradients of a group of modules are quantized together on the device.
                 assert!((against.0 - 1.0).abs() < 0.01 && against.1 < 0.035, "{shape:?} {base} {name}: {against:?}");
@@ -138,9 +147,9 @@ fn weights_that_stay_on_the_device_change_no_bit() {
         let gradients = Cuda::project_backward(saved.unwrap(), group.clone(), vec![dy], None, None);
         [host(outputs.remove(0)), host(gradients.input.plain())]
     };
-    let group = first.group::<Cuda>(GemmFormat::Fp8, true, &device);
+    let group = first.group::<Cuda>(GemmFormat::Fp8, NF4, &device);
     // The same weights under another adapter.
-    let mut changed = other.group::<Cuda>(GemmFormat::Fp8, true, &device);
+    let mut changed = other.group::<Cuda>(GemmFormat::Fp8, NF4, &device);
     for (module, kept) in changed.modules.iter_mut().zip(&group.modules) {
         module.weight = kept.weight.clone();
     }
@@ -216,7 +225,7 @@ fn mlp(up: &Inputs, down: &Inputs, quantized: bool, together: bool, device: &Dev
 /// taken away before they are rounded to bf16.
 fn contribution(with: &Inputs, without: &Inputs, device: &Device) -> Vec<Vec<f64>> {
     let run = |inputs: &Inputs, away: Option<[Matrix; 2]>| -> [Matrix; 2] {
-        let group = inputs.group::<Cuda>(GemmFormat::Fp8, true, device);
+        let group = inputs.group::<Cuda>(GemmFormat::Fp8, NF4, device);
         let [x, dy] = [&inputs.x, &inputs.dy].map(|values| Matrix::from_data(values.clone(), (device, DType::BF16)));
         let [y_away, dx_away] = away.map_or([None, None], |pair| pair.map(Some));
         let epilogue = y_away.map_or(Epilogue::None, Epilogue::Residual);
@@ -251,7 +260,7 @@ fn adapters_arrive_next_to_the_sums_of_the_base() {
     for (b, scale) in SIZES {
         let with = adapted(b, scale);
         let only = changed(&with, TensorData::zeros::<f32, _>(with.shape), 1.0);
-        let exact = only.run::<Flex>(GemmFormat::Compute, false, DType::F32, &Default::default());
+        let exact = only.run::<Flex>(GemmFormat::Compute, None, DType::F32, &Default::default());
         let got = contribution(&with, &changed(&with, with.weight.clone(), 0.0), &device);
         let parts = [0, 1].map(|index| slope_and_noise(&got[index], &exact[index]));
         eprintln!("| {b:e}, {scale} | {:.4?} | {:.4?} |", parts[0], parts[1]);
@@ -277,8 +286,8 @@ fn codes_of_adapters_of_any_size_are_neither_saturated_nor_zero() {
         };
         inputs.weight = part(&inputs.weight, 0, BLANK).into_data();
         inputs.x = part(&inputs.x, BLANK, inputs.shape[1] - BLANK).into_data();
-        let got = inputs.run::<Cuda>(GemmFormat::Fp8, true, DType::BF16, &device);
-        let exact = inputs.run::<Flex>(GemmFormat::Compute, true, DType::F32, &cpu);
+        let got = inputs.run::<Cuda>(GemmFormat::Fp8, NF4, DType::BF16, &device);
+        let exact = inputs.run::<Flex>(GemmFormat::Compute, NF4, DType::F32, &cpu);
         let (slope, noise) = slope_and_noise(&got[0], &exact[0]);
         eprintln!("B {b:e} at {scale}: slope {slope:.4}, noise {noise:.4}");
         assert!((slope - 1.0).abs() < 0.02 && noise < 0.1, "B {b:e} at {scale}: slope {slope}, noise {noise}");

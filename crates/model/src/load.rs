@@ -283,6 +283,8 @@ impl<B: Kernels> Builder<'_, B> {
         values: Values,
         format: QuantFormat,
     ) -> Result<QuantizedWeight<B>, ModelError> {
+        let refused = |source| ModelError::Quantize { name: name.to_owned(), source };
+        format.check_columns(shape[1]).map_err(refused)?;
         if self.quantizes_on_device {
             let values_oi = B::upload(values.buffer, shape, values.dtype, self.device);
             return Ok(B::quantize_weight(values_oi, format));
@@ -292,9 +294,7 @@ impl<B: Kernels> Builder<'_, B> {
             DType::F16 => Format::F16,
             _ => Format::F32,
         };
-        let quantized = format
-            .quantize_bytes(&values.buffer, stored, &shape)
-            .map_err(|source| ModelError::Quantize { name: name.to_owned(), source })?;
+        let quantized = format.quantize_bytes(&values.buffer, stored, &shape).map_err(refused)?;
         Ok(B::upload_quantized(&quantized, self.device))
     }
 
@@ -353,12 +353,11 @@ mod tests {
     use crate::test_config::tiny;
     use crate::weights::{TensorInfo, WEIGHTS_FILE, write_safetensors};
 
-    const STORAGES: [BaseStorage; 4] = [
-        BaseStorage::Trained,
-        BaseStorage::Frozen(Format::F32),
-        BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: false })),
-        BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: true })),
-    ];
+    fn storages() -> impl Iterator<Item = BaseStorage> {
+        let quantized = QuantFormat::ALL.map(|format| BaseStorage::Frozen(Format::Quantized(format)));
+        [BaseStorage::Trained, BaseStorage::Frozen(Format::F32)].into_iter().chain(quantized)
+    }
+
     /// So little room that every tensor is read by several threads.
     const NARROW: Limits = Limits { readers: 8, bytes: 64 };
 
@@ -368,8 +367,20 @@ mod tests {
 
     /// The tiny model, with biases, stored in a format; `damage` may change a tensor's values.
     fn folder(stored: Dtype, damage: impl Fn(&str, &mut Vec<f32>)) -> (TempDir, HfFolder, ModelConfig) {
+        // Rows of whole blocks in every format.
+        folder_of_width(64, stored, damage)
+    }
+
+    /// The same with an MLP of this width.
+    fn folder_of_width(
+        width: usize,
+        stored: Dtype,
+        damage: impl Fn(&str, &mut Vec<f32>),
+    ) -> (TempDir, HfFolder, ModelConfig) {
+        let widths = [("hidden_size", 32.into()), ("intermediate_size", width.into())];
         let biases = [("attention_bias", true.into()), ("mlp_bias", true.into())];
-        let (temp, config) = (tempdir().unwrap(), tiny(&biases).unwrap());
+        let changes: Vec<_> = widths.into_iter().chain(biases).collect();
+        let (temp, config) = (tempdir().unwrap(), tiny(&changes).unwrap());
         let infos: BTreeMap<_, _> = config
             .spec
             .tensors()
@@ -406,6 +417,7 @@ mod tests {
                 let mut data = vec![weight.codes.into_data(), weight.table.into_data()];
                 match weight.scales.block {
                     BlockScales::Float(absmax) => data.push(absmax.into_data()),
+                    BlockScales::Narrow { codes, map } => data.extend([codes.into_data(), map.into_data()]),
                     BlockScales::Nested { codes, absmax, map, offset, .. } => {
                         data.extend([codes.into_data(), absmax.into_data(), map.into_data(), offset.into_data()]);
                     }
@@ -443,8 +455,9 @@ mod tests {
         }
         let flat = Tensor::<Flex, 1>::from_floats(values.as_slice(), &device);
         match (options.storage, shape.as_slice()) {
+            // Ties to even; burn-flex rounds them otherwise.
             (BaseStorage::Frozen(_), &[rows, columns]) => {
-                vec![flat.reshape([rows, columns]).cast(options.compute_dtype).into_data()]
+                vec![TensorData::new(values, [rows, columns]).convert_dtype(options.compute_dtype)]
             }
             (BaseStorage::Trained, &[rows, columns]) => vec![flat.reshape([rows, columns]).into_data()],
             _ => vec![flat.into_data()],
@@ -455,7 +468,7 @@ mod tests {
     fn every_tensor_is_what_it_would_be_by_itself_with_any_readers_and_packed_on_either_side() {
         for stored in [Dtype::F32, Dtype::BF16, Dtype::F16] {
             let source = folder(stored, |_, _| ());
-            for (storage, compute) in STORAGES.into_iter().flat_map(|s| [(s, DType::F32), (s, DType::BF16)]) {
+            for (storage, compute) in storages().flat_map(|s| [(s, DType::F32), (s, DType::BF16)]) {
                 let options = options(storage, compute);
                 let expected: BTreeMap<_, _> = source
                     .2
@@ -481,7 +494,7 @@ mod tests {
     #[test]
     fn a_nan_in_any_tensor_is_refused_by_its_name() {
         let names = ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight", "model.norm.weight"];
-        for (name, storage) in names.into_iter().flat_map(|name| STORAGES.map(|storage| (name, storage))) {
+        for (name, storage) in names.into_iter().flat_map(|name| storages().map(move |storage| (name, storage))) {
             let source = folder(Dtype::BF16, |tensor, values| {
                 if tensor == name {
                     values[5] = f32::NAN;
@@ -491,6 +504,17 @@ mod tests {
                 let error = load(&source, &options(storage, DType::BF16), quantizes_on_device, NARROW).unwrap_err();
                 assert!(error.to_string().contains(&format!("value 5 of `{name}`")), "{error}");
             }
+        }
+    }
+
+    #[test]
+    fn rows_that_are_not_whole_blocks_are_refused_by_the_name_of_the_tensor() {
+        let source = folder_of_width(48, Dtype::BF16, |_, _| ());
+        for quantizes_on_device in [false, true] {
+            let storage = BaseStorage::Frozen(Format::Quantized(QuantFormat::Mxfp4));
+            let error = load(&source, &options(storage, DType::F32), quantizes_on_device, NARROW).unwrap_err();
+            let message = format!("{error} {:?}", std::error::Error::source(&error).map(ToString::to_string));
+            assert!(message.contains("layers.0.mlp.down_proj.weight") && message.contains("blocks of 32"), "{message}");
         }
     }
 

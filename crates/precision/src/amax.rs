@@ -5,8 +5,9 @@
 use crate::workers;
 
 /// The largest magnitude of each group, or an infinity or NaN if there is one; row-major over the grid.
-pub(crate) fn group_amax(
-    values: &[f32],
+pub(crate) fn group_amax<T: Copy + Sync>(
+    values: &[T],
+    widen: impl Fn(T) -> f32 + Copy + Send,
     [group_rows, group_columns]: [usize; 2],
     [rows, columns]: [usize; 2],
 ) -> Vec<f32> {
@@ -20,7 +21,9 @@ pub(crate) fn group_amax(
         move || {
             for (band, amax) in values.chunks(band).zip(amax.chunks_mut(grid_columns)) {
                 for row in band.chunks(columns) {
-                    row.chunks(group_columns).zip(&mut *amax).for_each(|(group, amax)| *amax = larger(*amax, group));
+                    row.chunks(group_columns).zip(&mut *amax).for_each(|(group, amax)| {
+                        *amax = larger_of(*amax, group.iter().map(|&value| widen(value)));
+                    });
                 }
             }
         }
@@ -39,8 +42,13 @@ pub(crate) fn group_amax(
 /// The largest of an amax and the magnitudes of `values`, where infinity and NaN are the largest.
 #[inline(always)]
 pub(crate) fn larger(amax: f32, values: &[f32]) -> f32 {
+    larger_of(amax, values.iter().copied())
+}
+
+#[inline(always)]
+fn larger_of(amax: f32, values: impl Iterator<Item = f32>) -> f32 {
     // Without their sign, the bits of floats are ordered as the floats are, with infinity and NaN on top.
-    f32::from_bits(values.iter().fold(amax.to_bits(), |largest, value| value.abs().to_bits().max(largest)))
+    f32::from_bits(values.fold(amax.to_bits(), |largest, value| value.abs().to_bits().max(largest)))
 }
 
 #[cfg(test)]
@@ -53,7 +61,7 @@ mod tests {
         let (rows, columns) = (700, 301);
         let values = Draws(45).vector(rows * columns, 1.0);
         for [height, width] in [[1, 301], [700, 301], [1, 32], [128, 128], [16, 16], [699, 300]] {
-            let amax = group_amax(&values, [height, width], [rows, columns]);
+            let amax = group_amax(&values, |value| value, [height, width], [rows, columns]);
             let mut expected = vec![0.0_f32; rows.div_ceil(height) * columns.div_ceil(width)];
             for (index, value) in values.iter().enumerate() {
                 let group = index / columns / height * columns.div_ceil(width) + index % columns / width;

@@ -152,7 +152,7 @@ mod tests {
         for count in [0, 1, 255, 256, 257, 5000] {
             let quantized = quantize(&vec![1.0; count], DynamicMap::signed()).unwrap();
             let bytes = quantized.codes.len() + size_of_val(quantized.absmax.as_slice());
-            assert_eq!(bytes, Format::Int8Blockwise.bytes(count));
+            assert_eq!(bytes, Format::Int8Blockwise.bytes(&[count]));
         }
     }
 

@@ -79,6 +79,19 @@ pub enum Error {
         /// What it must be a multiple of.
         by: usize,
     },
+    /// A row that is not made of whole blocks.
+    #[error(
+        "rows of {columns} values are not whole blocks of {block_size}, which {format} needs: store this weight in nf4 or fp8, \
+         which take rows of any length"
+    )]
+    PartialBlocks {
+        /// The name of the format.
+        format: &'static str,
+        /// Values of a row.
+        columns: usize,
+        /// Values of a block.
+        block_size: usize,
+    },
     /// A weight with rows and columns was expected.
     #[error("a tensor of shape {shape:?} is no weight matrix [outputs, inputs], which scales per row need")]
     NotAMatrix {

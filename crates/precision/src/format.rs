@@ -2,8 +2,10 @@
 //!
 //! Trade-off: no layout. How a tensor is padded or aligned on a device is decided by that device's backend.
 
-use crate::error::Result;
-use crate::{blockwise, nf4};
+use crate::error::{Error, Result};
+use crate::packing::{Decoder, Packing};
+use crate::scaling::Scaling;
+use crate::{ElementFormat, FloatFormat, blockwise, nf4};
 
 /// How the values of a tensor are stored. Its name ([`Format::name`]) is also its serde representation, a plain string.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -32,17 +34,28 @@ pub enum QuantFormat {
         /// 256 blocks one f32, and the tensor one f32 offset: 4.127 bits per value.
         double_quant: bool,
     },
+    /// E2M1 in blocks of 16 of a row with one UE4M3 scale each, and one f32 for the tensor ([`Scaling::NVFP4`]): 4.5 bits
+    /// per value.
+    Nvfp4,
+    /// E2M1 in blocks of 32 of a row with one E8M0 scale each ([`Scaling::MX`]): 4.25 bits per value.
+    Mxfp4,
+    /// E4M3 with one f32 scale per row ([`Scaling::PER_ROW`]): 8 bits per value.
+    Fp8,
 }
 
 impl QuantFormat {
     /// All quantized formats.
-    pub const ALL: [Self; 2] = [Self::Nf4 { double_quant: false }, Self::Nf4 { double_quant: true }];
+    pub const ALL: [Self; 5] =
+        [Self::Nf4 { double_quant: false }, Self::Nf4 { double_quant: true }, Self::Nvfp4, Self::Mxfp4, Self::Fp8];
 
     /// The name, as recipes, plans and messages write it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Nf4 { double_quant: false } => "nf4",
             Self::Nf4 { double_quant: true } => "nf4_double_quant",
+            Self::Nvfp4 => "nvfp4",
+            Self::Mxfp4 => "mxfp4",
+            Self::Fp8 => "fp8",
         }
     }
 
@@ -50,57 +63,131 @@ impl QuantFormat {
         &[]
     }
 
-    /// Values that share one block scale.
-    pub const fn block_size(self) -> usize {
+    /// What a format of floating-point codes is made of; `None` for NF4, whose blocks run across rows.
+    pub const fn scaling(self) -> Option<(ElementFormat, Scaling)> {
         match self {
-            Self::Nf4 { .. } => nf4::BLOCK_SIZE,
+            Self::Nf4 { .. } => None,
+            Self::Nvfp4 => Some((ElementFormat::E2m1, Scaling::NVFP4)),
+            Self::Mxfp4 => Some((ElementFormat::E2m1, Scaling::MX)),
+            Self::Fp8 => Some((ElementFormat::E4m3, Scaling::PER_ROW)),
         }
     }
 
-    /// Whether the block scales are quantized as well.
+    /// Values that share one scale, in a matrix of `columns` columns.
+    pub const fn block_size(self, columns: usize) -> usize {
+        match self.scaling() {
+            None => nf4::BLOCK_SIZE,
+            Some((_, scaling)) => scaling.group(1, columns)[1],
+        }
+    }
+
+    /// Blocks of a matrix with this many columns. A partial block counts; only NF4 has any.
+    pub const fn blocks(self, count: usize, columns: usize) -> usize {
+        count.div_ceil(self.block_size(columns))
+    }
+
+    /// Refuses a matrix whose rows are not whole blocks, where blocks do not run across rows.
+    ///
+    /// # Errors
+    /// [`Error::PartialBlocks`].
+    pub fn check_columns(self, columns: usize) -> Result<()> {
+        let block_size = self.block_size(usize::MAX);
+        let takes_any = matches!(self, Self::Nf4 { .. } | Self::Fp8);
+        if takes_any || columns.is_multiple_of(block_size) {
+            return Ok(());
+        }
+        Err(Error::PartialBlocks { format: self.name(), columns, block_size })
+    }
+
+    /// Whether the block scales are quantized to 8 bits around their mean as well.
     pub const fn double_quant(self) -> bool {
-        match self {
-            Self::Nf4 { double_quant } => double_quant,
-        }
+        matches!(self, Self::Nf4 { double_quant: true })
     }
 
-    /// The values of its sixteen codes, relative to the scale of a block. Two codes per byte, the earlier one in the high nibble.
-    pub const fn levels(self) -> &'static [f32; 16] {
+    /// The values of its codes, relative to the scale of a block: 16 of them, or 256 where a code is a byte.
+    pub const fn levels(self) -> &'static [f32] {
         match self {
             Self::Nf4 { .. } => &nf4::LEVELS,
+            Self::Nvfp4 | Self::Mxfp4 => &E2M1_LEVELS,
+            Self::Fp8 => &E4M3_LEVELS,
         }
     }
 
-    /// Packed codes, and the scale of each block.
-    pub(crate) fn encode_blocks<T: Copy + Sync>(
-        self,
-        values: &[T],
-        widen: impl Fn(T) -> f32 + Copy + Send,
-    ) -> Result<(Vec<u8>, Vec<f32>)> {
+    /// How codes lie in bytes.
+    pub const fn packing(self) -> Packing {
         match self {
-            Self::Nf4 { .. } => nf4::encode(values, widen),
+            Self::Nf4 { .. } => Packing::HighNibbleFirst,
+            Self::Nvfp4 | Self::Mxfp4 => Packing::LowNibbleFirst,
+            Self::Fp8 => Packing::Bytes,
         }
     }
 
-    /// Bits per value including its share of the scales, for a tensor so long that partial blocks do not matter.
+    /// The scale of each 8-bit code of a scale, before the f32 of NVFP4; `None` where block scales are f32 or are quantized
+    /// around their mean.
+    pub const fn scale_format(self) -> Option<FloatFormat> {
+        match self {
+            Self::Nf4 { .. } | Self::Fp8 => None,
+            Self::Nvfp4 => Some(FloatFormat::Ue4m3),
+            Self::Mxfp4 => Some(FloatFormat::E8m0),
+        }
+    }
+
+    /// The values of whole blocks, one after the other, of a matrix with `columns` columns; the last block may be partial.
+    pub fn decode_blocks(self, columns: usize, values: &mut [f32], codes: &[u8], scales: &[f32]) {
+        self.decoder(columns).blocks(values, codes, scales);
+    }
+
+    pub(crate) const fn decoder(self, columns: usize) -> Decoder {
+        Decoder { levels: self.levels(), packing: self.packing(), block_size: self.block_size(columns) }
+    }
+
+    /// Bits per value including its share of the scales, for rows so long that partial blocks and scales of rows do not matter.
     pub fn bits_per_value(self) -> f64 {
-        let block = self.block_size() as f64;
-        if self.double_quant() {
-            4.0 + CODE_BITS / block + F32_BITS / (block * NESTED_BLOCK)
-        } else {
-            4.0 + F32_BITS / block
-        }
+        let codes = 8.0 / self.packing().codes_per_byte() as f64;
+        let block = self.block_size(usize::MAX) as f64;
+        codes
+            + match self {
+                Self::Nf4 { double_quant: true } => CODE_BITS / block + F32_BITS / (block * NESTED_BLOCK),
+                Self::Nf4 { double_quant: false } => F32_BITS / block,
+                Self::Nvfp4 | Self::Mxfp4 => CODE_BITS / block,
+                Self::Fp8 => 0.0,
+            }
     }
 
-    /// Exact bytes of `count` values with all scales. A partial block takes a whole scale.
-    pub const fn bytes(self, count: usize) -> usize {
-        let blocks = count.div_ceil(self.block_size());
-        if self.double_quant() {
-            let offset = if count == 0 { 0 } else { F32_BYTES };
-            count.div_ceil(2) + blocks + blocks.div_ceil(blockwise::BLOCK_SIZE) * F32_BYTES + offset
-        } else {
-            count.div_ceil(2) + blocks * F32_BYTES
+    /// Exact bytes of a tensor of this shape with all scales. A partial block takes a whole scale.
+    pub const fn bytes(self, shape: &[usize]) -> usize {
+        let (count, columns) = (count(shape), columns(shape));
+        if count == 0 {
+            return 0;
         }
+        let blocks = self.blocks(count, columns);
+        count.div_ceil(self.packing().codes_per_byte())
+            + match self {
+                Self::Nf4 { double_quant: false } | Self::Fp8 => blocks * F32_BYTES,
+                Self::Nf4 { double_quant: true } => {
+                    blocks + blocks.div_ceil(blockwise::BLOCK_SIZE) * F32_BYTES + F32_BYTES
+                }
+                Self::Nvfp4 => blocks + F32_BYTES,
+                Self::Mxfp4 => blocks,
+            }
+    }
+}
+
+/// The number of values in a tensor of `shape`. A shape too large for any memory saturates, and so matches no data.
+pub(crate) const fn count(shape: &[usize]) -> usize {
+    let (mut count, mut index) = (1_usize, 0);
+    while index < shape.len() {
+        count = count.saturating_mul(shape[index]);
+        index += 1;
+    }
+    count
+}
+
+/// The length of a row: the last dimension.
+pub(crate) const fn columns(shape: &[usize]) -> usize {
+    match shape {
+        [] => 1,
+        [.., columns] => *columns,
     }
 }
 
@@ -109,16 +196,30 @@ const F32_BYTES: usize = size_of::<f32>();
 const CODE_BITS: f64 = 8.0;
 const NESTED_BLOCK: f64 = blockwise::BLOCK_SIZE as f64;
 
+static E4M3_LEVELS: [f32; 256] = FloatFormat::E4m3.table();
+static E2M1_LEVELS: [f32; 16] = {
+    let mut levels = [0.0; 16];
+    let mut code = 0;
+    while code < 16 {
+        levels[code] = FloatFormat::E2m1.decode(code as u16);
+        code += 1;
+    }
+    levels
+};
+
 impl Format {
     /// All formats.
-    pub const ALL: [Self; 6] = [
-        Self::F32,
-        Self::F16,
-        Self::Bf16,
-        Self::Quantized(QuantFormat::ALL[0]),
-        Self::Quantized(QuantFormat::ALL[1]),
-        Self::Int8Blockwise,
-    ];
+    pub const ALL: [Self; 4 + QuantFormat::ALL.len()] = {
+        let mut all = [Self::F32; 4 + QuantFormat::ALL.len()];
+        (all[1], all[2]) = (Self::F16, Self::Bf16);
+        let mut index = 0;
+        while index < QuantFormat::ALL.len() {
+            all[3 + index] = Self::Quantized(QuantFormat::ALL[index]);
+            index += 1;
+        }
+        all[3 + index] = Self::Int8Blockwise;
+        all
+    };
 
     /// The name, as recipes, plans and messages write it: `float32`, `float16`, `bfloat16`, the name of a
     /// [`QuantFormat`], or `int8_blockwise`. When it is read, `f32`, `fp32`, `f16`, `fp16` and `bf16` are accepted too.
@@ -152,12 +253,13 @@ impl Format {
         }
     }
 
-    /// Exact bytes of `count` values with all scales. A partial block takes a whole scale.
-    pub const fn bytes(self, count: usize) -> usize {
+    /// Exact bytes of a tensor of this shape with all scales. A partial block takes a whole scale.
+    pub const fn bytes(self, shape: &[usize]) -> usize {
+        let count = count(shape);
         match self {
             Self::F32 => count * F32_BYTES,
             Self::F16 | Self::Bf16 => count * 2,
-            Self::Quantized(format) => format.bytes(count),
+            Self::Quantized(format) => format.bytes(shape),
             Self::Int8Blockwise => count + count.div_ceil(blockwise::BLOCK_SIZE) * F32_BYTES,
         }
     }
@@ -170,21 +272,29 @@ mod tests {
     #[test]
     fn bits_per_value_are_the_published_ones() {
         let bits = Format::ALL.map(Format::bits_per_value);
-        assert_eq!(bits, [32.0, 16.0, 16.0, 4.5, 4.126953125, 8.125]);
+        assert_eq!(bits, [32.0, 16.0, 16.0, 4.5, 4.126953125, 4.5, 4.25, 8.0, 8.125]);
     }
 
     #[test]
-    fn bytes_of_a_long_tensor_tend_to_bits_per_value() {
+    fn bytes_of_a_long_row_tend_to_bits_per_value() {
         let count = 64 * 256 * 1000;
         for format in Format::ALL {
             let ideal = format.bits_per_value() * count as f64 / 8.0;
-            let exact = format.bytes(count) as f64;
+            let exact = format.bytes(&[1, count]) as f64;
             assert!((exact - ideal).abs() <= 4.0, "{format}: {exact} bytes, ideal {ideal}");
         }
     }
 
     #[test]
     fn no_values_need_no_bytes() {
-        assert_eq!(Format::ALL.map(|format| format.bytes(0)), [0; 6]);
+        assert_eq!(Format::ALL.map(|format| format.bytes(&[0, 64])), [0; Format::ALL.len()]);
+    }
+
+    #[test]
+    fn rows_of_partial_blocks_are_refused_where_blocks_end_with_the_row() {
+        let refused = |columns: usize| QuantFormat::ALL.map(|format| format.check_columns(columns).is_err());
+        assert_eq!(refused(96), [false; 5]);
+        assert_eq!(refused(48), [false, false, false, true, false]);
+        assert_eq!(refused(33), [false, false, true, true, false]);
     }
 }

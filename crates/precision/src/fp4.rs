@@ -12,6 +12,7 @@
 
 use crate::error::Result;
 use crate::nf4;
+use crate::packing::Decoder;
 
 /// Values that share one scale.
 pub const BLOCK_SIZE: usize = nf4::BLOCK_SIZE;
@@ -65,7 +66,7 @@ pub fn quantize(values: &[f32]) -> Result<(Vec<u8>, Vec<f32>)> {
 /// # Panics
 /// If codes, scales and count belong to different tensors.
 pub fn dequantize(codes: &[u8], scales: &[f32], count: usize) -> Vec<f32> {
-    nf4::decode(&LEVELS, codes, scales, count)
+    Decoder { levels: &LEVELS, ..nf4::DECODER }.all(codes, scales, count)
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@
 
 use crate::dynamic_map::midpoints;
 use crate::error::{Error, Result};
+use crate::packing::{Decoder, Packing};
 use crate::workers;
 
 /// Values that share one scale.
@@ -44,6 +45,10 @@ pub const LEVELS: [f32; 16] = [
     0.722_956_84,
     1.0,
 ];
+
+/// What the codes stand for.
+pub(crate) const DECODER: Decoder =
+    Decoder { levels: &LEVELS, packing: Packing::HighNibbleFirst, block_size: BLOCK_SIZE };
 
 /// The code of a value is the number of decision points below it. A value on a decision point gets the lower code.
 const DECISIONS: [f32; 15] = midpoints(&LEVELS);
@@ -201,55 +206,6 @@ pub(crate) fn stochastic_rank(levels: &[f32], value: f32, random: u32) -> usize 
     }
 }
 
-/// The `count` values of the packed codes: level times scale, in any format of sixteen levels.
-///
-/// # Panics
-/// If codes, scales and count belong to different tensors.
-pub(crate) fn decode(levels: &[f32; 16], codes: &[u8], scales: &[f32], count: usize) -> Vec<f32> {
-    assert_eq!(codes.len(), count.div_ceil(2), "two codes per byte");
-    assert_eq!(scales.len(), count.div_ceil(BLOCK_SIZE), "one scale per block");
-    let mut values = vec![0.0; count];
-    let span = workers::blocks_per_worker(scales.len(), BLOCK_SIZE);
-    let length = span * BLOCK_SIZE;
-    let spans = values.chunks_mut(length).zip(codes.chunks(length / 2)).zip(scales.chunks(span));
-    workers::run(spans.map(|((values, codes), scales)| {
-        move || {
-            let blocks = values.chunks_mut(BLOCK_SIZE).zip(codes.chunks(BLOCK_SIZE / 2)).zip(scales);
-            for ((values, codes), &scale) in blocks {
-                decode_block(levels, values, codes, scale);
-            }
-        }
-    }));
-    values
-}
-
-/// `codes` holds one byte per two values; the last byte is half used if their count is odd.
-fn decode_block(levels: &[f32; 16], values: &mut [f32], codes: &[u8], scale: f32) {
-    let scaled = levels.map(|level| level * scale);
-    for (pair, byte) in values.chunks_mut(2).zip(codes) {
-        pair[0] = scaled[usize::from(byte >> 4)];
-        if let Some(second) = pair.get_mut(1) {
-            *second = scaled[usize::from(byte & 0xF)];
-        }
-    }
-}
-
-/// The values from flat index `start` on, in any format of sixteen levels.
-pub(crate) fn decode_range(levels: &[f32; 16], codes: &[u8], scales: &[f32], start: usize, values: &mut [f32]) {
-    let mut index = start;
-    let mut rest = values;
-    while !rest.is_empty() {
-        let in_block = (BLOCK_SIZE - index % BLOCK_SIZE).min(rest.len());
-        let (block, after) = rest.split_at_mut(in_block);
-        let (odd, scale) = (index % 2, scales[index / BLOCK_SIZE]);
-        if odd == 1 {
-            block[0] = levels[usize::from(codes[index / 2] & 0xF)] * scale;
-        }
-        decode_block(levels, &mut block[odd..], &codes[index.div_ceil(2)..], scale);
-        (index, rest) = (index + in_block, after);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -257,7 +213,7 @@ mod tests {
 
     fn round_trip(values: &[f32]) -> Vec<f32> {
         let (codes, scales) = encode(values, |value| value).unwrap();
-        decode(&LEVELS, &codes, &scales, values.len())
+        DECODER.all(&codes, &scales, values.len())
     }
 
     #[test]

@@ -7,8 +7,9 @@
 use half::{bf16, f16};
 
 use crate::error::{Error, Result};
-use crate::format::{Format, QuantFormat};
+use crate::format::{Format, QuantFormat, columns, count};
 use crate::nf4;
+use crate::scaled::Rounding;
 use crate::scales::{BlockScales, HostScales};
 
 /// A tensor as packed codes with its scales.
@@ -18,7 +19,7 @@ pub struct QuantizedTensor {
     pub format: QuantFormat,
     /// The packed codes, row-major over the flat tensor; the format's module says how they lie in a byte.
     pub codes: Vec<u8>,
-    /// The scales. Blocks run over the flat tensor, across rows.
+    /// The scales, in the order of the blocks. Those of NF4 run across rows; those of the other formats are parts of a row.
     pub scales: HostScales,
     /// Shape of the values, `[out, in]` for a linear weight.
     pub shape: Vec<usize>,
@@ -28,8 +29,8 @@ impl QuantFormat {
     /// Quantizes the f32 values of a row-major tensor of `shape`.
     ///
     /// # Errors
-    /// [`Error::NonFinite`], [`Error::ShapeMismatch`], [`Error::Empty`], and [`Error::OffsetOverflow`] with double
-    /// quantization.
+    /// [`Error::NonFinite`], [`Error::ShapeMismatch`], [`Error::Empty`], [`Error::PartialBlocks`] where blocks end with the
+    /// row, and [`Error::OffsetOverflow`] with double quantization.
     pub fn quantize(self, values: &[f32], shape: &[usize]) -> Result<QuantizedTensor> {
         self.quantize_with(values, |value| value, shape)
     }
@@ -55,7 +56,7 @@ impl QuantFormat {
     fn quantize_with<T: Copy + Sync>(
         self,
         values: &[T],
-        widen: impl Fn(T) -> f32 + Copy + Send,
+        widen: impl Fn(T) -> f32 + Copy + Send + Sync,
         shape: &[usize],
     ) -> Result<QuantizedTensor> {
         let expected = count(shape);
@@ -65,19 +66,32 @@ impl QuantFormat {
         if expected == 0 {
             return Err(Error::Empty { shape: shape.to_vec() });
         }
-        let (codes, scales) = self.encode(values, widen)?;
-        Ok(QuantizedTensor { format: self, codes, scales, shape: shape.to_vec() })
+        self.check_columns(columns(shape))?;
+        let (codes, block) = self.encode(values, widen, columns(shape))?;
+        Ok(QuantizedTensor { format: self, codes, scales: HostScales { block }, shape: shape.to_vec() })
     }
 
-    /// Packed codes and scales of at least one value.
+    /// Packed codes and scales of at least one value, in rows of `columns`.
     fn encode<T: Copy + Sync>(
         self,
         values: &[T],
-        widen: impl Fn(T) -> f32 + Copy + Send,
-    ) -> Result<(Vec<u8>, HostScales)> {
-        let (codes, scales) = self.encode_blocks(values, widen)?;
-        let block = if self.double_quant() { BlockScales::nested(scales)? } else { BlockScales::Float(scales) };
-        Ok((codes, HostScales { block }))
+        widen: impl Fn(T) -> f32 + Copy + Send + Sync,
+        columns: usize,
+    ) -> Result<(Vec<u8>, BlockScales)> {
+        let Some((element, scaling)) = self.scaling() else {
+            let (codes, scales) = nf4::encode(values, widen)?;
+            let block = if self.double_quant() { BlockScales::nested(scales)? } else { BlockScales::Float(scales) };
+            return Ok((codes, block));
+        };
+        let shape = [values.len() / columns, columns];
+        let tensor = scaling.quantize_with(element, values, widen, shape, Rounding::Nearest)?;
+        if !tensor.is_finite() {
+            let mut values = values.iter().map(|&value| widen(value)).enumerate();
+            let (index, value) =
+                values.find(|(_, value)| !value.is_finite()).expect("a scale that is not finite has a cause");
+            return Err(Error::NonFinite { index, value });
+        }
+        Ok((tensor.codes, tensor.scales.into()))
     }
 }
 
@@ -97,13 +111,8 @@ impl QuantizedTensor {
     /// # Panics
     /// If the fields do not belong together, that is, were taken from different tensors.
     pub fn dequantize(&self) -> Vec<f32> {
-        nf4::decode(self.format.levels(), &self.codes, &self.scales.block.values(), self.count())
+        self.format.decoder(columns(&self.shape)).all(&self.codes, &self.scales.block.values(), self.count())
     }
-}
-
-/// The number of values in a tensor of `shape`. A shape too large for any memory saturates, and so matches no data.
-fn count(shape: &[usize]) -> usize {
-    shape.iter().fold(1, |count: usize, &size| count.saturating_mul(size))
 }
 
 /// The bytes as one group of `WIDTH` per value, if they are exactly those of `shape`.
@@ -131,7 +140,7 @@ mod tests {
 
     #[test]
     fn every_source_of_the_same_values_gives_the_same_bytes() {
-        let count = 64 * 5 + 9;
+        let count = 64 * 5 + 32;
         for format in QuantFormat::ALL {
             let bf16_values: Vec<bf16> = Draws(22).vector(count, 1.0).into_iter().map(bf16::from_f32).collect();
             let values: Vec<f32> = bf16_values.iter().map(|value| value.to_f32()).collect();
@@ -170,27 +179,58 @@ mod tests {
     #[test]
     fn zeros_stay_exactly_zero_even_next_to_other_blocks() {
         for format in QuantFormat::ALL {
-            let mut values = Draws(24).vector(64 * 3 + 5, 1.0);
+            let mut values = Draws(24).vector(64 * 4, 1.0);
             values[64..128].fill(0.0);
             values[192..].fill(0.0);
-            let back = format.quantize(&values, &[values.len()]).unwrap().dequantize();
-            assert!(back[64..128].iter().chain(&back[192..]).all(|&value| value == 0.0));
+            let back = format.quantize(&values, &[4, 64]).unwrap().dequantize();
+            assert!(back[64..128].iter().chain(&back[192..]).all(|&value| value == 0.0), "{format}");
         }
     }
 
     #[test]
     fn bytes_are_those_of_the_format() {
         for format in QuantFormat::ALL {
-            for count in [1, 2, 63, 64, 65, 64 * 256, 64 * 256 + 1, 64 * 600] {
-                let quantized = format.quantize(&vec![1.0; count], &[count]).unwrap();
-                assert_eq!(quantized.count(), count);
-                assert_eq!(quantized.bytes(), format.bytes(count), "{format}, {count} values");
+            let rows = [1, 2, 32, 63, 64, 65, 96, 64 * 256, 64 * 256 + 1, 64 * 600];
+            for columns in rows.into_iter().filter(|columns| format.check_columns(*columns).is_ok()) {
+                for shape in [vec![columns], vec![3, columns]] {
+                    let quantized = format.quantize(&vec![1.0; count(&shape)], &shape).unwrap();
+                    assert_eq!(quantized.count(), count(&shape));
+                    assert_eq!(quantized.bytes(), format.bytes(&shape), "{format}, {shape:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn formats_of_floats_have_codes_scales_and_values_of_their_scaled_tensor() {
+        let shape = [37, 288];
+        let values = Draws(25).vector(37 * 288, 0.02);
+        for format in QuantFormat::ALL {
+            let Some((element, scaling)) = format.scaling() else { continue };
+            let quantized = format.quantize(&values, &shape).unwrap();
+            let expected = scaling.quantize(element, &values, shape, Rounding::Nearest).unwrap();
+            assert_eq!(quantized.codes, expected.codes, "{format}");
+            assert_eq!(quantized.scales.block.values(), expected.scales.values(), "{format}");
+            assert_eq!(quantized.dequantize(), expected.dequantize(), "{format}");
+        }
+    }
+
+    #[test]
+    fn the_error_names_the_first_value_that_is_not_finite_in_every_format() {
+        for format in QuantFormat::ALL {
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut values = vec![1.0; 8 * 64];
+                (values[300], values[301]) = (bad, f32::NAN);
+                let error = format.quantize(&values, &[8, 64]).unwrap_err();
+                assert!(matches!(error, Error::NonFinite { index: 300, .. }), "{format} {bad}: {error}");
             }
         }
     }
 
     #[test]
     fn shapes_that_do_not_fit_are_refused() {
+        let error = QuantFormat::Mxfp4.quantize(&[1.0; 96], &[2, 48]).unwrap_err();
+        assert_eq!(error, Error::PartialBlocks { format: "mxfp4", columns: 48, block_size: 32 });
         let error = PLAIN.quantize(&[1.0; 5], &[2, 3]).unwrap_err();
         assert_eq!(error, Error::ShapeMismatch { shape: vec![2, 3], expected: 6, got: 5, unit: "values" });
         assert_eq!(DOUBLE.quantize(&[], &[0, 4]).unwrap_err(), Error::Empty { shape: vec![0, 4] });

@@ -61,12 +61,24 @@ impl Scaling {
         [rows, columns]: [usize; 2],
         rounding: Rounding,
     ) -> Result<ScaledTensor> {
+        self.quantize_with(element, values, |value| value, [rows, columns], rounding)
+    }
+
+    /// The same from values of another type, each widened to f32 where it is needed.
+    pub(crate) fn quantize_with<T: Copy + Sync>(
+        self,
+        element: ElementFormat,
+        values: &[T],
+        widen: impl Fn(T) -> f32 + Copy + Send + Sync,
+        [rows, columns]: [usize; 2],
+        rounding: Rounding,
+    ) -> Result<ScaledTensor> {
         check_matrix(values.len(), rows, columns)?;
         check_pairs(element, columns)?;
-        let amax = group_amax(values, self.group(rows, columns), [rows, columns]);
+        let amax = group_amax(values, widen, self.group(rows, columns), [rows, columns]);
         let (scales, factors) = self.scales(element, &amax);
         let encoder = Encoder { group: self.group(rows, columns), columns, factors: &factors, rounding };
-        let codes = encoder.encode(element, values);
+        let codes = encoder.encode(element, values, widen);
         Ok(ScaledTensor { element, scaling: self, rows, columns, codes, scales })
     }
 }
@@ -85,7 +97,7 @@ pub(crate) fn quantize_with_scale(
     check_matrix(values.len(), rows, columns)?;
     check_pairs(element, columns)?;
     let encoder = Encoder { group: [rows, columns], columns, factors: &[factor], rounding: Rounding::Nearest };
-    let (codes, scales) = (encoder.encode(element, values), Scales::F32(vec![scale]));
+    let (codes, scales) = (encoder.encode(element, values, |value| value), Scales::F32(vec![scale]));
     Ok(ScaledTensor { element, scaling: Scaling::PER_TENSOR, rows, columns, codes, scales })
 }
 
@@ -117,40 +129,58 @@ struct Encoder<'a> {
 }
 
 impl Encoder<'_> {
-    fn encode(self, element: ElementFormat, values: &[f32]) -> Vec<u8> {
+    fn encode<T: Copy + Sync>(
+        self,
+        element: ElementFormat,
+        values: &[T],
+        widen: impl Fn(T) -> f32 + Copy + Send + Sync,
+    ) -> Vec<u8> {
         match element {
-            ElementFormat::E4m3 => self.codes(values, |value, random| encode(Fields::E4M3, value, random)),
-            ElementFormat::E5m2 => self.codes(values, |value, random| encode(Fields::E5M2, value, random)),
-            ElementFormat::E2m1 => self.packed_codes(values),
+            ElementFormat::E4m3 => {
+                self.codes(values, |value, factor, random| encode(Fields::E4M3, widen(value) * factor, random))
+            }
+            ElementFormat::E5m2 => {
+                self.codes(values, |value, factor, random| encode(Fields::E5M2, widen(value) * factor, random))
+            }
+            ElementFormat::E2m1 => {
+                self.packed_codes(values, |value, factor, random| encode(Fields::E2M1, widen(value) * factor, random))
+            }
         }
     }
 
-    /// One code per byte. `code` takes a scaled value, and random bits if rounding is stochastic.
-    fn codes(self, values: &[f32], code: impl Fn(f32, Option<u32>) -> u8 + Copy + Send + Sync) -> Vec<u8> {
+    /// One code per byte. `code` takes a value, its factor, and random bits if rounding is stochastic.
+    fn codes<T: Copy + Sync>(
+        self,
+        values: &[T],
+        code: impl Fn(T, f32, Option<u32>) -> u8 + Copy + Send + Sync,
+    ) -> Vec<u8> {
         self.run(values, 1, |values, factor, start, codes| match self.rounding {
             Rounding::Nearest => {
-                values.iter().zip(codes).for_each(|(value, byte)| *byte = code(value * factor, None));
+                values.iter().zip(codes).for_each(|(value, byte)| *byte = code(*value, factor, None));
             }
             Rounding::Stochastic { seed } => {
                 for (index, (value, byte)) in values.iter().zip(codes).enumerate() {
-                    *byte = code(value * factor, Some(random_bits(seed, (start + index) as u64)));
+                    *byte = code(*value, factor, Some(random_bits(seed, (start + index) as u64)));
                 }
             }
         })
     }
 
-    /// Two E2M1 codes per byte.
-    fn packed_codes(self, values: &[f32]) -> Vec<u8> {
+    /// Two codes of four bits per byte, the earlier one in the low nibble.
+    fn packed_codes<T: Copy + Sync>(
+        self,
+        values: &[T],
+        code: impl Fn(T, f32, Option<u32>) -> u8 + Copy + Send + Sync,
+    ) -> Vec<u8> {
         self.run(values, 2, |values, factor, start, codes| {
             let pairs = values.as_chunks::<2>().0.iter().zip(codes);
             match self.rounding {
                 Rounding::Nearest => pairs.for_each(|([low, high], byte)| {
-                    *byte = encode(Fields::E2M1, low * factor, None) | encode(Fields::E2M1, high * factor, None) << 4;
+                    *byte = code(*low, factor, None) | code(*high, factor, None) << 4;
                 }),
                 Rounding::Stochastic { seed } => pairs.enumerate().for_each(|(pair, ([low, high], byte))| {
                     let random = [0, 1].map(|within| Some(random_bits(seed, (start + 2 * pair + within) as u64)));
-                    *byte = encode(Fields::E2M1, low * factor, random[0])
-                        | encode(Fields::E2M1, high * factor, random[1]) << 4;
+                    *byte = code(*low, factor, random[0]) | code(*high, factor, random[1]) << 4;
                 }),
             }
         })
@@ -158,11 +188,11 @@ impl Encoder<'_> {
 
     /// Calls `encode` with the values that one row has of one group, their factor, the flat index of the first, and
     /// where their codes go.
-    fn run(
+    fn run<T: Copy + Sync>(
         self,
-        values: &[f32],
+        values: &[T],
         per_byte: usize,
-        encode: impl Fn(&[f32], f32, usize, &mut [u8]) + Copy + Send + Sync,
+        encode: impl Fn(&[T], f32, usize, &mut [u8]) + Copy + Send + Sync,
     ) -> Vec<u8> {
         let Self { group: [group_rows, group_columns], columns, factors, .. } = self;
         let (rows, grid_columns) = (values.len() / columns, columns.div_ceil(group_columns));

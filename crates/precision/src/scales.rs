@@ -1,5 +1,5 @@
-//! Scales of a quantized tensor. The block scales of NF4 may themselves be quantized: the "double" in double
-//! quantization.
+//! Scales of a quantized tensor: f32, narrow floats, or (the "double" in double quantization of NF4) quantized themselves
+//! around their mean.
 //!
 //! Trade-off: the mean of the scales is summed in the order of PyTorch's CPU sum, because it is stored and must be the
 //! same number. A sum in f64 would be a little more accurate and differ in the last bit.
@@ -9,6 +9,8 @@ use std::mem;
 use crate::blockwise::{self, BlockwiseQuantized};
 use crate::dynamic_map::DynamicMap;
 use crate::error::{Error, Result};
+use crate::float::FloatFormat;
+use crate::scaling::Scales;
 
 /// All scales of one tensor.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,11 +19,20 @@ pub struct HostScales {
     pub block: BlockScales,
 }
 
-/// The scale of each block: the largest magnitude in it.
+/// What the levels of each block are multiplied with: in NF4 the largest magnitude in it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum BlockScales {
     /// One f32 per block.
     Float(Vec<f32>),
+    /// Codes of a narrow float, times one f32.
+    Narrow {
+        /// One code per block.
+        codes: Vec<u8>,
+        /// What a code stands for: E8M0 or UE4M3.
+        format: FloatFormat,
+        /// The scale of the whole tensor; `None` in formats that have none.
+        tensor: Option<f32>,
+    },
     /// Differences from their mean, in 8-bit codes of [`DynamicMap::signed`] with one f32 per 256 blocks.
     Nested {
         /// One code per block.
@@ -56,6 +67,10 @@ impl BlockScales {
     pub fn values(&self) -> Vec<f32> {
         match self {
             Self::Float(scales) => scales.clone(),
+            Self::Narrow { codes, format, tensor } => {
+                let map = narrow_map(*format, *tensor);
+                codes.iter().map(|&code| map[usize::from(code)]).collect()
+            }
             Self::Nested { codes, absmax, offset } => {
                 assert_eq!(absmax.len(), codes.len().div_ceil(blockwise::BLOCK_SIZE), "one nested scale per 256 codes");
                 let levels = DynamicMap::signed().values();
@@ -71,9 +86,25 @@ impl BlockScales {
     pub fn bytes(&self) -> usize {
         match self {
             Self::Float(scales) => mem::size_of_val(scales.as_slice()),
+            Self::Narrow { codes, tensor, .. } => codes.len() + tensor.map_or(0, |tensor| mem::size_of_val(&tensor)),
             Self::Nested { codes, absmax, offset } => {
                 codes.len() + mem::size_of_val(absmax.as_slice()) + mem::size_of_val(offset)
             }
+        }
+    }
+}
+
+/// The scale that each code of a narrow float stands for, that of the whole tensor included: one f32 operation that rounds.
+pub fn narrow_map(format: FloatFormat, tensor: Option<f32>) -> [f32; 256] {
+    format.table().map(|value| tensor.map_or(value, |tensor| value * tensor))
+}
+
+impl From<Scales> for BlockScales {
+    fn from(scales: Scales) -> Self {
+        match scales {
+            Scales::F32(values) => Self::Float(values),
+            Scales::E8m0(codes) => Self::Narrow { codes, format: FloatFormat::E8m0, tensor: None },
+            Scales::Ue4m3 { codes, tensor } => Self::Narrow { codes, format: FloatFormat::Ue4m3, tensor: Some(tensor) },
         }
     }
 }

@@ -93,8 +93,12 @@ impl Scaling {
     }
 
     /// Rows and columns of a group in a matrix of this shape.
-    pub fn group(self, rows: usize, columns: usize) -> [usize; 2] {
-        [self.group_rows.min(rows), self.group_columns.min(columns)]
+    pub const fn group(self, rows: usize, columns: usize) -> [usize; 2] {
+        let [group_rows, group_columns] = [self.group_rows, self.group_columns];
+        [
+            if group_rows < rows { group_rows } else { rows },
+            if group_columns < columns { group_columns } else { columns },
+        ]
     }
 
     /// Rows and columns of groups in a matrix of this shape. A partial group counts.

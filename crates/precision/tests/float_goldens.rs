@@ -8,7 +8,7 @@
 mod common;
 
 use common::{Golden, bell};
-use firebrick_precision::{ElementFormat, FloatFormat, Overflow, Rounding, Scales, Scaling};
+use firebrick_precision::{BlockScales, ElementFormat, FloatFormat, Overflow, QuantFormat, Rounding, Scales, Scaling};
 
 use FloatFormat::{Bf16, E2m1, E4m3, E5m2, E8m0, F16};
 
@@ -115,6 +115,27 @@ fn scaled_matrices_have_the_codes_and_scales_of_the_golden_ones() {
                 assert_eq!([*tensor], *golden.floats(&format!("{name}.tensor")), "{name}");
             }
         }
+    }
+}
+
+#[test]
+fn weights_have_the_codes_scales_and_values_of_the_golden_ones() {
+    let golden = Golden::read("weights_ml_dtypes");
+    for format in [QuantFormat::Nvfp4, QuantFormat::Mxfp4, QuantFormat::Fp8] {
+        let quantized = format.quantize(&matrix([24, 160]), &[24, 160]).unwrap();
+        assert_eq!(quantized.codes, golden.bytes(&format!("{format}.codes")), "{format}");
+        let scales = format!("{format}.scales");
+        match &quantized.scales.block {
+            BlockScales::Float(values) => assert_eq!(*values, golden.floats(&scales)),
+            BlockScales::Narrow { codes, tensor, .. } => {
+                assert_eq!(codes, golden.bytes(&scales), "{format}");
+                assert_eq!(tensor.is_some(), format == QuantFormat::Nvfp4);
+                assert!(tensor.is_none_or(|tensor| golden.floats("nvfp4.tensor") == [tensor]));
+            }
+            BlockScales::Nested { .. } => unreachable!("{format} has no nested scales"),
+        }
+        let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        assert_eq!(bits(quantized.dequantize()), bits(golden.floats(&format!("{format}.values"))), "{format}");
     }
 }
 

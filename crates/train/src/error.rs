@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use firebrick_kernels::BackendKind;
+use firebrick_precision::QuantFormat;
 
 /// Why a command could not do its work.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +60,16 @@ pub enum RunError {
     NoFp8 {
         /// What is in the way.
         reason: String,
+    },
+    /// A storage format that does not take the model's widths.
+    #[error("base = \"{format}\": {module}: {source}")]
+    BaseFormat {
+        /// The format.
+        format: QuantFormat,
+        /// The first module that it does not take.
+        module: String,
+        /// What is wrong with its width.
+        source: firebrick_precision::Error,
     },
     /// The plan needs more memory than there is.
     #[error("this run needs {needed} of memory, and {available} are free{breakdown}\n{advice}")]

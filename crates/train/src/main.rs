@@ -171,8 +171,11 @@ struct Weights {
     /// PEFT adapter folder.
     #[arg(long)]
     adapter: Option<PathBuf>,
-    /// Store the base's projections in 4 bits (NF4, double quantization), as in QLoRA training.
-    #[arg(long)]
+    /// Store the base's projections in this format: nf4, nf4_double_quant, nvfp4, mxfp4 or fp8, as training on it does.
+    #[arg(long, value_name = "FORMAT")]
+    base: Option<QuantFormat>,
+    /// The same as `--base nf4_double_quant`.
+    #[arg(long, conflicts_with = "base")]
     nf4: bool,
     /// Where tensors live: auto, cuda, wgpu, candle or flex.
     #[arg(long, default_value_t)]
@@ -383,6 +386,7 @@ fn backend(weights: &Weights) -> Result<BackendKind, RunError> {
 }
 
 fn load_options(weights: Weights, compute: Format) -> LoadOptions {
-    let format = if weights.nf4 { Format::Quantized(QuantFormat::Nf4 { double_quant: true }) } else { compute };
+    let nf4 = weights.nf4.then_some(QuantFormat::Nf4 { double_quant: true });
+    let format = weights.base.or(nf4).map_or(compute, Format::Quantized);
     LoadOptions { model: weights.model, adapter: weights.adapter, storage: BaseStorage::Frozen(format), compute }
 }

@@ -6,6 +6,7 @@
 mod adapter;
 mod backward;
 mod documents;
+mod formats;
 mod forward;
 mod loss;
 mod loss_scaling;

@@ -6,7 +6,7 @@ use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_kernels::Recompute;
 use firebrick_kernels::backends::BackendKind;
 use firebrick_optim::OptimizerKind;
-use firebrick_precision::Format;
+use firebrick_precision::{Format, QuantFormat};
 use firebrick_train::bench::{BenchOptions, bench};
 use firebrick_train::config::BackendChoice;
 use firebrick_train::config::compute::Compute;
@@ -21,6 +21,7 @@ fn options(recompute: Recompute) -> BenchOptions {
         micro_batch: 2,
         recompute,
         compute: Compute::Plain(Format::Bf16),
+        base: QuantFormat::Nf4 { double_quant: true },
         steps: 2,
         warmup: 1,
         offload: None,

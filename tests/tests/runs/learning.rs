@@ -18,8 +18,11 @@ const TEN_QUICK_STEPS: [&str; 3] = ["train.steps=10", "train.learning_rate=1e-2"
 
 #[test]
 fn qlora_lora_full_and_pretraining_runs_lower_the_loss() {
-    let kinds: [(&str, &[&str]); 4] = [
+    let kinds: [(&str, &[&str]); 7] = [
         ("chat-tiny.jsonl", &[]),
+        ("chat-tiny.jsonl", &["base=nvfp4"]),
+        ("chat-tiny.jsonl", &["base=mxfp4"]),
+        ("chat-tiny.jsonl", &["base=fp8"]),
         ("chat-tiny.jsonl", &["bnb_4bit="]),
         ("chat-tiny.jsonl", &["bnb_4bit=", "lora=", "mode=full"]),
         ("text-tiny.jsonl", &["bnb_4bit=", "lora=", "mode=full", "init=random"]),

@@ -11,9 +11,12 @@ use tempfile::tempdir;
 
 /// Changes of the recipe that make a different kind of state to save. Rank 64 gives matrices of 4,096 elements, the fewest
 /// that get 8-bit moments.
-const KINDS: [&[&str]; 4] = [
+const KINDS: [&[&str]; 7] = [
     &[],
     &["lora.r=64", "train.optimizer=adamw_8bit"],
+    &["base=nvfp4"],
+    &["base=mxfp4"],
+    &["base=fp8"],
     &["bnb_4bit=", "lora=", "mode=full"],
     &["bnb_4bit=", "lora=", "mode=full", "train.optimizer=adamw_8bit"],
 ];
@@ -117,6 +120,7 @@ fn resuming_another_run_is_refused_by_key_and_changes_nothing() {
         ("lora.alpha=16", "lora"),
         ("bnb_4bit=", "base"),
         ("bnb_4bit.double_quant=false", "base"),
+        ("base=nvfp4", "base"),
         ("seed=8", "seed"),
         ("max_seq_len=48", "max_seq_len"),
         (other_data.as_str(), "data"),

@@ -7,6 +7,7 @@ mod scenario;
 use burn_flex::Flex;
 use burn_tensor::Tensor;
 use firebrick_arch::Activation;
+use firebrick_precision::QuantFormat;
 
 use self::scenario::{Base, Extras, Scenario, group, heads, norm, tables};
 use super::{Epilogue, Keep, Prologue, reference};
@@ -51,16 +52,24 @@ fn plain_groups<B: Kernels>(check: &mut Check<'_, B>) {
     let (adapter, bias) = (Extras { adapter: true, ..plain }, Extras { bias: true, ..plain });
     let trained_bias = Extras { bias: true, trained_bias: true, adapter: false };
     let named = [
-        ("quantized", vec![(Base::Quantized, adapter), (Base::Quantized, adapter)]),
-        ("quantized, half adapted", vec![(Base::Quantized, plain), (Base::Quantized, adapter)]),
-        ("quantized, biased", vec![(Base::Quantized, Extras { bias: true, ..adapter }), (Base::Quantized, bias)]),
+        ("quantized", vec![(Base::NF4, adapter), (Base::NF4, adapter)]),
+        ("quantized, half adapted", vec![(Base::NF4, plain), (Base::NF4, adapter)]),
+        ("quantized, biased", vec![(Base::NF4, Extras { bias: true, ..adapter }), (Base::NF4, bias)]),
         ("dense", vec![(Base::Dense, adapter), (Base::Dense, plain)]),
         ("dense, biased", vec![(Base::Dense, bias), (Base::Dense, plain)]),
         ("trained", vec![(Base::New, trained_bias), (Base::New, adapter)]),
         ("trained, added", vec![(Base::AddTo, trained_bias), (Base::AddTo, plain)]),
-        ("mixed", vec![(Base::Quantized, adapter), (Base::Dense, adapter)]),
+        ("mixed", vec![(Base::NF4, adapter), (Base::Dense, adapter)]),
+        ("nvfp4", vec![(Base::Quantized(QuantFormat::Nvfp4), adapter), (Base::Quantized(QuantFormat::Nvfp4), plain)]),
+        ("mxfp4", vec![(Base::Quantized(QuantFormat::Mxfp4), plain), (Base::Quantized(QuantFormat::Mxfp4), adapter)]),
+        ("fp8", vec![(Base::Quantized(QuantFormat::Fp8), adapter), (Base::Quantized(QuantFormat::Fp8), plain)]),
     ];
-    for (name, modules) in check.variants(named) {
+    let width = check.case.hidden_size;
+    let takes = |(base, _): &(Base, Extras)| match base {
+        Base::Quantized(format) => format.check_columns(width).is_ok(),
+        _ => true,
+    };
+    for (name, modules) in check.variants(named).into_iter().filter(|(_, modules)| modules.iter().all(takes)) {
         let widths = [wide, narrow];
         let group = group(check, &modules, &widths, &widths, check.case.hidden_size);
         let x = check.random([check.case.tokens(), check.case.hidden_size], 1.0);
@@ -77,12 +86,12 @@ fn qkv<B: Kernels>(check: &mut Check<'_, B>) {
     let plain = Extras::default();
     let (adapter, all) = (Extras { adapter: true, ..plain }, Extras { adapter: true, bias: true, trained_bias: true });
     let cases: [(&str, Vec<_>, &[usize], bool, bool); 6] = [
-        ("qkv", vec![(Base::Quantized, adapter); 3], &parts, false, true),
-        ("qkv, head norms", vec![(Base::Quantized, adapter); 3], &parts, true, true),
+        ("qkv", vec![(Base::NF4, adapter); 3], &parts, false, true),
+        ("qkv, head norms", vec![(Base::NF4, adapter); 3], &parts, true, true),
         ("qkv, head norms, no rotation", vec![(Base::Dense, plain); 3], &parts, true, false),
         ("qkv, biased", vec![(Base::Dense, all); 3], &parts, false, true),
         ("qkv in one module", vec![(Base::New, all)], &[query + 2 * kv], true, true),
-        ("q and fused kv", vec![(Base::Quantized, adapter), (Base::AddTo, plain)], &[query, 2 * kv], false, true),
+        ("q and fused kv", vec![(Base::NF4, adapter), (Base::AddTo, plain)], &[query, 2 * kv], false, true),
     ];
     let keeps = check.variants(ALL);
     for (name, modules, widths, head_norms, rotates) in check.variants(cases) {
@@ -101,7 +110,7 @@ fn residuals<B: Kernels>(check: &mut Check<'_, B>) {
     let case = check.case;
     let (query, hidden) = (case.heads * case.head_dim, case.hidden_size);
     let keeps = check.variants(ALL);
-    for (name, base) in check.variants([("output", Base::Quantized), ("output, trained", Base::AddTo)]) {
+    for (name, base) in check.variants([("output", Base::NF4), ("output, trained", Base::AddTo)]) {
         let modules = [(base, Extras { adapter: true, bias: true, trained_bias: true })];
         let group = group(check, &modules, &[hidden], &[hidden], query);
         let (x, residual) = (check.random([case.tokens(), query], 1.0), check.random([case.tokens(), hidden], 1.0));
@@ -118,7 +127,7 @@ fn down<B: Kernels>(check: &mut Check<'_, B>) {
     let activation = Activation::Silu;
     let keeps = check.variants(ALL);
     for is_joined in check.variants([true, false]) {
-        let modules = [(Base::Quantized, Extras { adapter: true, ..Extras::default() })];
+        let modules = [(Base::NF4, Extras { adapter: true, ..Extras::default() })];
         let group = group(check, &modules, &[hidden], &[hidden], width);
         let joined = check.random([case.tokens(), 2 * width], 2.0);
         let residual = check.random([case.tokens(), hidden], 1.0);

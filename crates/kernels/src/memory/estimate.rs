@@ -94,7 +94,7 @@ impl TrainingShape {
 
     /// Bytes of one value of an activation.
     pub(crate) fn activation_bytes(&self) -> u64 {
-        self.compute.bytes(1) as u64
+        self.compute.bytes(&[1]) as u64
     }
 
     /// Whether the weights of linear modules are stored in another format than the one they are multiplied in.
@@ -119,7 +119,7 @@ impl TrainingShape {
         let other = if matches!(stored, Format::Quantized(_)) { self.compute } else { stored };
         let bytes = |tensor: &TensorSpec| {
             let format = if tensor.role == Role::Projection { stored } else { other };
-            format.bytes(tensor.elements()) as u64
+            format.bytes(&tensor.shape) as u64
         };
         model.tensors().iter().map(bytes).sum()
     }

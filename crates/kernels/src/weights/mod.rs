@@ -8,7 +8,7 @@
 pub(crate) mod conformance;
 pub mod reference;
 
-use burn_tensor::{DType, Int, IntDType, Tensor, backend::Backend};
+use burn_tensor::{DType, Int, IntDType, Shape, Tensor, backend::Backend};
 use firebrick_precision::{QuantFormat, QuantizedTensor};
 
 use crate::memory::MemoryOps;
@@ -28,6 +28,7 @@ pub struct QuantizedWeight<B: Backend> {
     /// How codes and scales are to be read.
     pub format: QuantFormat,
     /// The codes, padded to whole blocks with the code of zero: bytes (u8), or 32-bit words where the backend has no bytes.
+    /// Only NF4, whose blocks run across rows, needs padding.
     pub codes: Tensor<B, 1, Int>,
     /// The scales.
     pub scales: Scales<B>,
@@ -44,11 +45,18 @@ pub struct Scales<B: Backend> {
     pub block: BlockScales<B>,
 }
 
-/// Block scales: one f32 per block, or (double quantization) one 8-bit code per block.
+/// Block scales: one f32 per block, or one 8-bit code per block.
 #[derive(Clone, Debug)]
 pub enum BlockScales<B: Backend> {
     /// `[blocks]` f32.
     Float(Tensor<B, 1>),
+    /// Codes of a narrow float.
+    Narrow {
+        /// `[blocks]` codes.
+        codes: Tensor<B, 1, Int>,
+        /// The scale that each code stands for, that of the whole tensor included, `[256]` f32.
+        map: Tensor<B, 1>,
+    },
     /// Quantized to the 8-bit dynamic map in nested blocks of 256, around an offset (the mean).
     Nested {
         /// `[nested blocks * 256]` codes.
@@ -77,20 +85,19 @@ impl<B: Backend> Weight<B> {
 impl<B: Backend> QuantizedWeight<B> {
     /// Number of blocks that share a scale.
     pub fn blocks(&self) -> usize {
-        (self.shape[0] * self.shape[1]).div_ceil(self.format.block_size())
+        self.format.blocks(self.shape[0] * self.shape[1], self.shape[1])
     }
 
     /// Bytes held on the device, without the lookup tables that weights share.
     pub fn bytes(&self) -> usize {
-        let stored = |elements: usize, dtype: DType| elements * dtype.size();
-        let codes = stored(self.codes.shape().num_elements(), self.codes.dtype());
-        codes
+        let stored = |shape: Shape, dtype: DType| shape.num_elements() * dtype.size();
+        let codes = |codes: &Tensor<B, 1, Int>| stored(codes.shape(), codes.dtype());
+        let floats = |values: &Tensor<B, 1>| stored(values.shape(), values.dtype());
+        codes(&self.codes)
             + match &self.scales.block {
-                BlockScales::Float(scales) => stored(scales.shape().num_elements(), scales.dtype()),
-                BlockScales::Nested { codes, absmax, .. } => {
-                    stored(codes.shape().num_elements(), codes.dtype())
-                        + stored(absmax.shape().num_elements(), absmax.dtype())
-                }
+                BlockScales::Float(scales) => floats(scales),
+                BlockScales::Narrow { codes: scales, .. } => codes(scales),
+                BlockScales::Nested { codes: scales, absmax, .. } => codes(scales) + floats(absmax),
             }
     }
 }
@@ -112,7 +119,8 @@ pub trait WeightOps: MemoryOps {
         reference::upload(quantized, device)
     }
 
-    /// Quantizes a matrix `[out, in]` of finite values; the same bytes as quantizing on the host.
+    /// Quantizes a matrix `[out, in]` of finite values that the format takes ([`QuantFormat::check_columns`]); the same bytes as
+    /// quantizing on the host.
     fn quantize_weight(values_oi: Tensor<Self, 2>, format: QuantFormat) -> QuantizedWeight<Self> {
         reference::quantize(values_oi, format)
     }

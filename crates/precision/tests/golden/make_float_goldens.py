@@ -1,6 +1,6 @@
 """Writes the golden files of the narrow floating-point formats.
 
-    python make_float_goldens.py ml_dtypes    writes floats_ml_dtypes, scaled_ml_dtypes   (.safetensors)
+    python make_float_goldens.py ml_dtypes    writes floats_ml_dtypes, scaled_ml_dtypes, weights_ml_dtypes (.safetensors)
     python make_float_goldens.py torch        writes floats_torch
 
 into this folder, or into the one given as second argument.
@@ -9,8 +9,9 @@ Needs numpy, safetensors, and ml_dtypes or torch; the versions used are in each 
 
 `floats_*` has, for each format, the value of every code and the codes of the same inputs; all conversions are those of the
 library. `scaled_ml_dtypes` has whole matrices with their scales: each code and each narrow scale is a conversion by
-ml_dtypes, and the arithmetic around it is numpy's in f32, written from the formulas in `src/scaling.rs`. Inputs of that file
-are not stored: they come from an integer generator that `tests/common/mod.rs` implements identically.
+ml_dtypes, and the arithmetic around it is numpy's in f32, written from the formulas in `src/scaling.rs`. `weights_ml_dtypes` has
+weights in the storage formats: packed codes, scales, and the values that come back. Inputs of both files are not stored: they
+come from an integer generator that `tests/common/mod.rs` implements identically.
 """
 
 import sys
@@ -208,6 +209,28 @@ def matrices():
     return out
 
 
+# ---- weights in the storage formats -------------------------------------------------------------------------------
+
+
+def weights():
+    import ml_dtypes
+
+    e4m3, e2m1 = (ml_dtypes.float8_e4m3fn, 448), (ml_dtypes.float4_e2m1fn, 6)
+    cases = {"nvfp4": (16, e2m1, "nvfp4"), "mxfp4": (32, e2m1, "e8m0_up"), "fp8": (160, e4m3, "f32")}
+    out = {}
+    for name, (width, (dtype, largest), kind) in cases.items():
+        codes, scales, tensor = scaled(matrix(24, 160), (1, width), dtype, largest, kind)
+        if kind == "nvfp4":
+            out[f"{name}.tensor"] = tensor
+            factors = scales.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * tensor
+        else:
+            factors = scales.view(ml_dtypes.float8_e8m0fnu).astype(np.float32) if kind == "e8m0_up" else scales
+        values = codes.view(dtype).astype(np.float32) * np.repeat(factors.reshape(24, -1), width, axis=1)
+        packed = codes[:, ::2] | codes[:, 1::2] << 4 if dtype is ml_dtypes.float4_e2m1fn else codes
+        out[f"{name}.codes"], out[f"{name}.scales"], out[f"{name}.values"] = packed, scales, values
+    return out
+
+
 def main():
     library = sys.argv[1]
     folder = sys.argv[2] if len(sys.argv) > 2 else Path(__file__).parent
@@ -216,6 +239,7 @@ def main():
     save_file(floats(formats), f"{folder}/floats_{library}.safetensors", metadata=metadata)
     if library == "ml_dtypes":
         save_file(matrices(), f"{folder}/scaled_ml_dtypes.safetensors", metadata=metadata)
+        save_file(weights(), f"{folder}/weights_ml_dtypes.safetensors", metadata=metadata)
 
 
 main()

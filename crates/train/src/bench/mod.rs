@@ -86,6 +86,7 @@ fn result(
         device: device_name(profile, plan.backend.value),
         compute: plan.compute.value,
         gemms: plan.gemms.value,
+        base: options.base,
         recompute: plan.recompute.value,
         offload: plan.offload.value,
         optimizer: plan.optimizer.value,

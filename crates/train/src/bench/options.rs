@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use firebrick_kernels::Recompute;
 use firebrick_optim::OptimizerKind;
+use firebrick_precision::QuantFormat;
 use toml::Value;
 
 use crate::config::compute::Compute;
@@ -17,7 +18,6 @@ use crate::error::RunError;
 const RECIPE: &str = r#"
 name = "bench"
 seed = 0
-[bnb_4bit]
 [lora]
 [data]
 path = "synthetic tokens"
@@ -47,6 +47,9 @@ pub struct BenchOptions {
     /// What to compute in, if the backend has it: bf16, fp16, fp32, or fp8 for the matrix multiplications of the layers.
     #[arg(long, default_value = "bf16", value_parser = compute::parse)]
     pub compute: Compute,
+    /// How the base is stored: nf4, nf4_double_quant, nvfp4, mxfp4 or fp8.
+    #[arg(long, default_value = "nf4_double_quant", value_name = "FORMAT")]
+    pub base: QuantFormat,
     /// Timed steps.
     #[arg(long, default_value = "5", value_parser = count)]
     pub steps: usize,
@@ -97,6 +100,7 @@ impl BenchOptions {
             format!("backend={}", self.backend),
             format!("max_seq_len={}", self.seq),
             format!("compute={}", self.compute),
+            format!("base={}", self.base),
             format!("lora.r={}", self.rank),
             format!("lora.alpha={}", self.alpha),
             format!("train.recompute={}", to_name(&self.recompute)),
@@ -147,7 +151,9 @@ mod tests {
         assert_eq!((config.lora.as_ref().unwrap().r, config.train.optimizer), (8, OptimizerKind::AdamW));
         assert_eq!(config.train.steps, Some(3 + 5 + 1));
         assert_eq!(config.train.offload, None);
-        assert!(config.bnb_4bit.unwrap().double_quant);
+        assert_eq!(config.quantized_base(), Some(QuantFormat::Nf4 { double_quant: true }));
+        let config = parse("--base nvfp4 --compute fp8").unwrap().recipe().unwrap();
+        assert_eq!(config.quantized_base(), Some(QuantFormat::Nvfp4));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_hwprofile::roofline::{Bound, RateSource};
 use firebrick_kernels::{BackendKind, GemmFormat, Recompute};
 use firebrick_optim::OptimizerKind;
-use firebrick_precision::Format;
+use firebrick_precision::{Format, QuantFormat};
 use serde::Serialize;
 
 use super::peaks::Peaks;
@@ -64,6 +64,8 @@ pub struct BenchReport {
     pub compute: Format,
     /// What the GEMMs of the layers multiplied.
     pub gemms: GemmFormat,
+    /// How the base was stored.
+    pub base: QuantFormat,
     /// What layers computed again.
     pub recompute: Recompute,
     /// Whether layer inputs waited in host memory.
@@ -128,8 +130,8 @@ impl fmt::Display for BenchReport {
             line(
                 "case",
                 format!(
-                    "{micro_batch} rows of {seq} tokens in {documents} document(s), {compute}, recompute {recompute}, offload {}",
-                    self.offload
+                    "{micro_batch} rows of {seq} tokens in {documents} document(s), {compute} on {}, recompute {recompute}, offload {}",
+                    self.base, self.offload
                 ),
             ),
             line("tokens/s", format!("{:.0} (median of {steps} steps after {warmup})", self.tok_s)),

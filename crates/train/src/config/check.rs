@@ -105,27 +105,31 @@ fn ranges(config: &RunConfig) -> Vec<Rule> {
 
 /// A recipe has to say which weights train: all of a pretrained model by omission would be an accident.
 fn refuse_missing_mode(config: &RunConfig, source: &Source<'_>) -> Result<(), ConfigError> {
-    let is_said = config.mode.is_some() || config.lora.is_some() || config.bnb_4bit.is_some();
+    let is_said = config.mode.is_some() || config.lora.is_some() || config.quantized_base().is_some();
     if is_said || config.init == Init::Random {
         return Ok(());
     }
-    let help = "add [lora] (adapters), [bnb_4bit] (adapters on a base in 4 bits), or mode = \"full\" at the top of the file to \
-                train every weight";
+    let help = "add [lora] (adapters), [bnb_4bit] or base = \"nvfp4\" (adapters on a quantized base), or mode = \"full\" at the \
+                top of the file to train every weight";
     Err(ConfigError::Missing { place: source.file_place(), key: "mode".to_owned(), help: help.to_owned() })
 }
 
 /// Which weights are trained.
 fn weights(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
     let typed = |section: &str| source.is_typed(section);
-    let frozen_base = ["lora", "bnb_4bit"].into_iter().find(|section| typed(section));
-    let of = |section: &str| format!("[{section}] ({})", source.place(section));
+    let quantized = ["bnb_4bit", "base"].into_iter().find(|key| typed(key));
+    let frozen_base = ["lora"].into_iter().find(|section| typed(section)).or(quantized);
+    let of = |key: &str| {
+        let written = if key == "base" { key.to_owned() } else { format!("[{key}]") };
+        format!("{written} ({})", source.place(key))
+    };
     let base_name = config.lora.as_ref().and_then(|lora| lora.base_model_name_or_path.as_ref());
     let mut rules = vec![
         (
             config.init == Init::Pretrained || config.mode() == Mode::Full,
             if typed("init") { "init" } else { frozen_base.unwrap_or("mode") },
             "init = \"random\" makes an untrained base, and adapters would leave it frozen".into(),
-            "train all weights (remove [lora] and [bnb_4bit]) or start from init = \"pretrained\"",
+            "train all weights (remove [lora], [bnb_4bit] and base) or start from init = \"pretrained\"",
         ),
         (
             config.lora.as_ref().is_none_or(|lora| lora.target != TargetModules::Named(Vec::new())),
@@ -146,12 +150,12 @@ fn weights(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
             false,
             "mode",
             problem,
-            "remove one of the two; on the command line, `--set lora= --set bnb_4bit=`",
+            "remove one of the two; on the command line, `--set lora= --set bnb_4bit= --set base=`",
         ));
     }
-    if config.mode == Some(Mode::Lora) && typed("bnb_4bit") {
-        let problem = format!("\"lora\" keeps the base as stored, and {} keeps it in 4 bits", of("bnb_4bit"));
-        rules.push((false, "mode", problem, "write mode = \"qlora\", or remove [bnb_4bit]"));
+    if let (Some(Mode::Lora), Some(key)) = (config.mode, quantized) {
+        let problem = format!("\"lora\" keeps the base as stored, and {} quantizes it", of(key));
+        rules.push((false, "mode", problem, "write mode = \"qlora\", or remove [bnb_4bit] and base"));
     }
     rules
 }

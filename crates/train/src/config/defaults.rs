@@ -5,8 +5,9 @@
 use firebrick_data::{RecordFormat, TrainOn};
 use firebrick_kernels::Recompute;
 use firebrick_optim::ScheduleKind;
+use firebrick_precision::QuantFormat;
 
-use crate::config::recipe::{Init, Mode, RunConfig};
+use crate::config::recipe::{Bnb4bitSection, Init, Mode, RunConfig};
 
 /// The fraction of a run that warms up if the recipe has no key for it and the rate falls afterwards.
 const DEFAULT_WARMUP_RATIO: f64 = 0.03;
@@ -66,12 +67,18 @@ impl RunConfig {
     /// Which weights train.
     #[must_use]
     pub fn mode(&self) -> Mode {
-        match (self.mode, &self.bnb_4bit, &self.lora) {
+        match (self.mode, self.quantized_base(), &self.lora) {
             (Some(mode), ..) => mode,
             (None, Some(_), _) => Mode::Qlora,
             (None, None, Some(_)) => Mode::Lora,
             (None, None, None) => Mode::Full,
         }
+    }
+
+    /// The format that the frozen base is quantized to, by whichever key says so; `None` where none does.
+    #[must_use]
+    pub fn quantized_base(&self) -> Option<QuantFormat> {
+        self.base.or_else(|| self.bnb_4bit.as_ref().map(Bnb4bitSection::format))
     }
 
     /// The highest learning rate.
@@ -194,14 +201,14 @@ impl RunConfig {
         config
     }
 
-    /// Gives the mode its sections. A mode that they express is not written a second time, so that removing a section of a
+    /// Gives the mode its sections. A mode that they (or `base`) express is not written a second time, so that removing a section of a
     /// written-out recipe changes the mode.
     fn resolve_mode(&mut self) {
         let mode = self.mode();
         if mode != Mode::Full {
             self.lora.get_or_insert_default();
         }
-        if mode == Mode::Qlora {
+        if mode == Mode::Qlora && self.base.is_none() {
             self.bnb_4bit.get_or_insert_default();
         }
         self.mode = (mode == Mode::Full).then_some(mode);

@@ -153,7 +153,7 @@ mod tests {
     use crate::config::compute::Compute;
     use firebrick_kernels::Recompute;
     use firebrick_optim::OptimizerKind;
-    use firebrick_precision::Format;
+    use firebrick_precision::{Format, QuantFormat};
 
     use super::*;
 
@@ -206,6 +206,29 @@ mod tests {
         assert!(refusal(SMALLEST, &["mode=lora", "bnb_4bit={}"]).contains("write mode = \"qlora\""));
         let written = read(SMALLEST, &["mode=qlora", "lora.r=4"]).unwrap().to_toml();
         assert_eq!(read(&written, &["bnb_4bit="]).unwrap().mode(), Mode::Lora, "{written}");
+    }
+
+    #[test]
+    fn a_quantized_base_is_written_with_one_key_in_any_format() {
+        for format in QuantFormat::ALL {
+            let config = read(SMALLEST, &[&format!("base={format}"), "lora="]).unwrap();
+            assert_eq!((config.mode(), config.quantized_base()), (Mode::Qlora, Some(format)));
+            assert!(config.lora.is_some() && config.bnb_4bit.is_none());
+            let again = read(&config.to_toml(), &[]).unwrap();
+            assert_eq!(again.quantized_base(), Some(format));
+        }
+        // An override of one replaces the other of the file.
+        let bnb = format!("{SMALLEST}[bnb_4bit]\n");
+        let replaced = read(&bnb, &["base=mxfp4"]).unwrap();
+        assert_eq!((replaced.quantized_base(), replaced.bnb_4bit), (Some(QuantFormat::Mxfp4), None));
+        let both = refusal(&format!("base = 'fp8'\n{bnb}"), &[]);
+        assert!(both.contains("base: bnb_4bit is there too"), "{both}");
+        let message = refusal(SMALLEST, &["base=fp4"]);
+        assert!(message.contains("'nvfp4', 'mxfp4', 'fp8'") && message.contains("not there yet"), "{message}");
+        assert!(refusal(SMALLEST, &["mode=lora", "base=fp8"]).contains("write mode = \"qlora\""));
+        assert!(
+            refusal(SMALLEST, &["mode=full", "lora=", "base=fp8"]).contains("base (--set base=fp8) trains adapters")
+        );
     }
 
     #[test]

@@ -102,8 +102,8 @@ const ADAPTER: &[(&str, Answer)] = &[
     ("load_in_4bit", Section("bnb_4bit")),
     ("bnb_config", Section("bnb_4bit")),
     ("quantization_config", Section("bnb_4bit")),
-    ("load_in_8bit", NotYet("a base is kept in 4 bits ([bnb_4bit]) or as stored")),
-    ("quantization_bit", NotYet("a base is kept in 4 bits (write the section [bnb_4bit]) or as stored")),
+    ("load_in_8bit", KeyWith("base", "\"fp8\" stores the base in 8 bits; int8 is not there")),
+    ("quantization_bit", KeyWith("base", "\"nvfp4\", \"mxfp4\" or \"fp8\"; the section [bnb_4bit] is NF4")),
     ("bnb_4bit_quant_type", Key("bnb_4bit.quant_type")),
     ("bnb_4bit_compute_dtype", Key("bnb_4bit.compute_dtype")),
     ("bnb_4bit_use_double_quant", Key("bnb_4bit.double_quant")),
@@ -317,7 +317,9 @@ const VALUES: &[(&str, &[&str], &str)] = &[
         "not there yet",
     ),
     ("bnb_4bit.quant_type", &["fp4", "int4"], "not there yet"),
-    ("compute", &["fp8", "int8", "float8", "tf32"], "not there yet"),
+    ("bnb_4bit.quant_type", &["nvfp4", "mxfp4", "fp8"], "write base at the top of the file instead of the section"),
+    ("base", &["fp4", "int4", "int8", "mxfp8"], "not there yet"),
+    ("compute", &["int8", "float8", "tf32"], "not there yet"),
     ("mode", &["freeze", "oft", "llama-adapter"], "not there yet"),
 ];
 

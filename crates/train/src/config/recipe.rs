@@ -36,9 +36,9 @@ pub struct RunConfig {
     /// tokenizer.json there. Default "pretrained".
     #[serde(default)]
     pub init: Init,
-    /// Which weights train: "full" (all of them), "lora" (adapters on a base that stays as stored) or "qlora" (adapters on a base
-    /// in 4 bits). Default: what the sections say. `[bnb_4bit]` is "qlora", `[lora]` alone is "lora"; a recipe with neither section
-    /// and pretrained weights has to say `mode = "full"`.
+    /// Which weights train: "full" (all of them), "lora" (adapters on a base that stays as stored) or "qlora" (adapters on a
+    /// quantized base). Default: what the recipe says otherwise. `base` or `[bnb_4bit]` is "qlora", `[lora]` alone is "lora"; a
+    /// recipe with none of them and pretrained weights has to say `mode = "full"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
     /// Number format of activations and matrix multiplications: "float32", "bfloat16" or "float16" (also "f32", "fp32", "bf16",
@@ -59,8 +59,13 @@ pub struct RunConfig {
     /// Seed of shuffling (see also `data.data_seed`), of adapter and random weights, and of sampling. Default 0.
     #[serde(default)]
     pub seed: u64,
-    /// Keep the frozen base in 4 bits and train adapters on it (QLoRA), those of `[lora]` or else its defaults. Default: absent, the
-    /// base stays as stored.
+    /// Quantize the frozen base while it is read and train adapters on it (QLoRA), those of `[lora]` or else its defaults: "nvfp4"
+    /// (E2M1, 16 values per E4M3 scale), "mxfp4" (E2M1, 32 values per power of two), "fp8" (E4M3, a scale per row), or "nf4" and
+    /// "nf4_double_quant", which are what `[bnb_4bit]` says. Weights are dequantized where they are multiplied, on every backend; with
+    /// `compute = "fp8"` they become its 8-bit floats. Default: absent, what `[bnb_4bit]` says, or else the base stays as stored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<QuantFormat>,
+    /// Keep the frozen base in 4 bits as bitsandbytes does, like `base`, and train adapters on it. Default: absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bnb_4bit: Option<Bnb4bitSection>,
     /// Train low-rank adapters on a frozen base. Default: absent; see `mode`.
@@ -98,7 +103,7 @@ pub enum Mode {
     Full,
     /// Adapters on a base that stays as stored.
     Lora,
-    /// Adapters on a base in 4 bits.
+    /// Adapters on a quantized base.
     Qlora,
 }
 

@@ -16,9 +16,10 @@ use crate::config::error::{ConfigError, Place, from_reader};
 use crate::config::recipe::RunConfig;
 use crate::config::yaml::{self, YamlError};
 
-/// Two keys for one setting, and whether both may be there as long as they agree. An override of one replaces the other of the
+/// Two keys (or sections) for one setting, and whether both may be there as long as they agree. An override of one replaces the other of the
 /// file.
-pub(super) const RIVALS: [(&str, &str, bool); 13] = [
+pub(super) const RIVALS: [(&str, &str, bool); 14] = [
+    ("base", "bnb_4bit", false),
     ("train.steps", "train.epochs", false),
     ("train.warmup_steps", "train.warmup_ratio", false),
     ("train.log_every", "train.log_every_epochs", false),

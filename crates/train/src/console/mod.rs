@@ -112,8 +112,11 @@ impl Console {
 
 /// The flags of `generate` that compute and stop as the run did, where they are not its defaults.
 fn generate_formats(plan: &Plan) -> String {
-    let nf4 = Format::Quantized(QuantFormat::Nf4 { double_quant: true });
-    let base = if plan.base.value == BaseStorage::Frozen(nf4) { " --nf4" } else { "" };
+    let base = match plan.base.value {
+        BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: true })) => " --nf4".to_owned(),
+        BaseStorage::Frozen(Format::Quantized(format)) => format!(" --base {format}"),
+        BaseStorage::Frozen(_) | BaseStorage::Trained => String::new(),
+    };
     let compute = plan.compute.value;
     let is_default = compute == compute_format(Format::Bf16, plan.backend.value).value;
     let dtype = if is_default { String::new() } else { format!(" --dtype {compute}") };

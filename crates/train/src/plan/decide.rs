@@ -6,15 +6,14 @@ use std::path::PathBuf;
 
 use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::{MemoryEstimate, human_bytes};
-use firebrick_kernels::{BackendKind, BaseStorage, Recompute, TrainingShape, step_work};
-use firebrick_precision::Format;
+use firebrick_kernels::{BackendKind, Recompute, TrainingShape, step_work};
 
 use crate::config::{Interval, RunConfig, RunLength, Warmup};
 use crate::error::RunError;
 use crate::plan::backend::{activations, choose_backend, offload};
 use crate::plan::chosen::Chosen;
 use crate::plan::values::{DataShape, Plan, PlanInputs};
-use crate::plan::{answers, fit, forecast, fp8, paging, shapes, workers};
+use crate::plan::{answers, base, fit, forecast, fp8, paging, shapes, workers};
 
 impl Plan {
     /// Decides everything.
@@ -38,6 +37,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
     let mut training = shapes::training(config, compute.value, backend.value, data, &trained);
     let gemms = fp8::gemms(config.compute(), &case, &training)?;
     training.gemms = gemms.value;
+    let base = base::decide(config, &model.spec, training.base)?;
     let answer_tokens = answers::decide(&case, config, data, &mut training);
     let paging = paging::decide(&case, config, &trained, &mut training);
     let kept_weights_bytes = fp8::kept_weights(&case, config, &mut training);
@@ -67,7 +67,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         gemms,
         arithmetic,
         kept_weights_bytes,
-        base: base(training.base),
+        base,
         trained_parameters: trained_parameters(inputs, &trained, lora.is_some()),
         lora_init_from: lora_init_from(config),
         adapter_gemms: adapter_gemms(backend.value, &model.spec, &training),
@@ -135,17 +135,6 @@ fn arithmetic(case: &fit::Case<'_>, training: &TrainingShape, data: &DataShape) 
         training.compute
     );
     Chosen::new(format!("{:.0} % fp8, {:.0} % {}", 100.0 * fp8, 100.0 * (1.0 - fp8), training.compute), why)
-}
-
-fn base(storage: BaseStorage) -> Chosen<BaseStorage> {
-    let why = match storage {
-        BaseStorage::Trained => "mode = \"full\": every weight trains, in f32".to_owned(),
-        BaseStorage::Frozen(Format::Quantized(format)) => {
-            format!("[bnb_4bit]: {:.3} bits per weight, quantized while it is read", format.bits_per_value())
-        }
-        BaseStorage::Frozen(_) => "[lora] without [bnb_4bit]: frozen in the compute format".to_owned(),
-    };
-    Chosen::new(storage, why)
 }
 
 fn trained_parameters(inputs: &PlanInputs<'_>, trained: &[firebrick_arch::TensorSpec], has_lora: bool) -> Chosen<u64> {
@@ -265,7 +254,9 @@ mod tests {
 
     use firebrick_arch::ModelConfig;
     use firebrick_hwprofile::HardwareProfile;
+    use firebrick_kernels::BaseStorage;
     use firebrick_optim::OptimizerKind;
+    use firebrick_precision::{Format, QuantFormat};
 
     use super::*;
     use crate::plan::PlanRequest;
@@ -315,6 +306,25 @@ mod tests {
         // A and B of rank 4: q and o 32 + 32 wide, k and v 32 + 16, gate, up and down 32 + 64, in two layers.
         assert_eq!(plan.trained_parameters.value, 2 * 4 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 64)));
         assert!(plan.to_string().contains("tokenizing threads"));
+    }
+
+    #[test]
+    #[cfg(feature = "flex")]
+    fn a_base_in_any_format_is_planned_with_its_bytes_and_named_with_its_key() {
+        let planned = |format: &str| resolve(&[&format!("base={format}")]).unwrap();
+        let projections = |plan: &Plan| plan.memory.iter().find(|line| line.what == "base weights").unwrap().bytes;
+        for format in QuantFormat::ALL {
+            let plan = planned(format.name());
+            assert_eq!(plan.base.value, BaseStorage::Frozen(Format::Quantized(format)));
+            assert!(plan.base.reason.starts_with("base: "), "{}", plan.base.reason);
+        }
+        // Two layers of 10,240 projection weights each: q, o, k and v, and three of 32 x 64.
+        let [mxfp4, nvfp4, fp8] = ["mxfp4", "nvfp4", "fp8"].map(|format| projections(&planned(format)));
+        let modules = 2 * 7;
+        let values = 2 * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 64);
+        assert_eq!(nvfp4 - mxfp4, values / 16 - values / 32 + 4 * modules);
+        let rows = 2 * (32 + 16 + 16 + 32 + 64 + 64 + 32);
+        assert_eq!(fp8 - mxfp4, values - values / 2 - values / 32 + 4 * rows);
     }
 
     #[test]

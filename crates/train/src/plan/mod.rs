@@ -6,6 +6,7 @@
 
 mod answers;
 mod backend;
+mod base;
 mod chosen;
 mod decide;
 mod display;

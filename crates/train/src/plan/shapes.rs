@@ -3,14 +3,14 @@
 //! Trade-off: memory is planned for the row with the most documents, so data with one such row is planned too large.
 
 use firebrick_arch::{LoraConfig, ModelSpec, TensorSpec};
-use firebrick_kernels::{BackendKind, BaseStorage, GemmFormat, TrainingShape};
+use firebrick_kernels::{BackendKind, GemmFormat, TrainingShape};
 use firebrick_optim::OptimizerConfig;
-use firebrick_precision::Format;
 
 use crate::config::RunConfig;
 use crate::error::RunError;
 use crate::plan::answers;
 use crate::plan::backend::offload;
+use crate::plan::base;
 use crate::plan::values::DataShape;
 
 /// The recipe's adapter; `None` if every weight trains.
@@ -29,15 +29,6 @@ pub(super) fn trained_tensors(spec: &ModelSpec, lora: Option<&LoraConfig>) -> Re
     })
 }
 
-/// How the base weights are stored.
-pub(super) fn base(config: &RunConfig, compute: Format) -> BaseStorage {
-    match (&config.bnb_4bit, &config.lora) {
-        (Some(bnb), _) => BaseStorage::Frozen(Format::Quantized(bnb.format())),
-        (None, Some(_)) => BaseStorage::Frozen(compute),
-        (None, None) => BaseStorage::Trained,
-    }
-}
-
 /// How a recipe's model is trained on a backend, with all optimizer state there.
 pub(super) fn training(
     config: &RunConfig,
@@ -47,7 +38,7 @@ pub(super) fn training(
     trained: &[TensorSpec],
 ) -> TrainingShape {
     TrainingShape {
-        base: base(config, compute),
+        base: base::storage(config, compute),
         lora: lora(config),
         compute,
         gemms: GemmFormat::Compute,

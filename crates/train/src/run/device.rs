@@ -92,7 +92,7 @@ pub fn catch_failure<T>(work: impl FnOnce() -> T) -> Result<T, Failure> {
 pub fn device_work<T>(work: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunError> {
     catch_failure(work).unwrap_or_else(|Failure { operation, out_of_memory, message }| {
         let advice = if out_of_memory {
-            "Give it less to do at once, use --nf4, or free memory of the device."
+            "Give it less to do at once, use --nf4 or --base, or free memory of the device."
         } else {
             "Start it again."
         };

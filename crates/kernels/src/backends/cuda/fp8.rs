@@ -5,7 +5,7 @@
 //!
 //! - **A scale per row, from the row as it is now.** Each token of an activation or a gradient, and each output feature of a weight, is
 //!   divided by its own largest value first. Nothing is remembered between steps, so a resumed run computes the same.
-//! - **Weights come straight from how they are stored** (NF4, or dense), rounded once; the backward multiplies with the same codes,
+//! - **Weights come straight from how they are stored** (in any quantized format, or dense), rounded once; the backward multiplies with the same codes,
 //!   transposed. The scales of a weight's rows cannot stand outside of that sum, so they go into the gradient before it is quantized.
 //! - **Adapters are never merged into codes**: a change of a thousandth of a weight is far below a rounding step. Their ranks are
 //!   part of the inner dimension as in bf16 (`adapters`), in front of it (`source/fp8.cu` says why), and a power of two per group and
@@ -31,6 +31,7 @@ use super::kept::{Held, Pass};
 use super::launch::{Launch, at, grid};
 use super::matrix::{Cuda, DeviceBlock, MatrixView};
 use super::program::Source;
+use super::quantize::kernels_of;
 use super::scratch::{Contents, ScratchSlot};
 use crate::backends::cuda_rows::{fp8_lead, fp8_stride};
 use crate::{GemmFormat, Group, Weight};
@@ -318,8 +319,7 @@ impl Engine {
             .i32(block.stride as i32)
             .i32(i32::from(is_known));
         let (arguments, _held, bytes) = self.stored(weight, arguments);
-        let names = ["nf4_weight_rows", "bf16_weight_rows", "f16_weight_rows", "f32_weight_rows"];
-        let launch = plain(names[kind(weight)], grid(rows.len(), 256), rows.len() * inputs + bytes);
+        let launch = plain(kernels_of(weight).fp8_rows, grid(rows.len(), 256), rows.len() * inputs + bytes);
         // SAFETY: `block` has these rows at its stride and a scale for each; what is read is a weight of this shape.
         unsafe { self.launch(launch, &arguments) };
     }
@@ -340,28 +340,18 @@ impl Engine {
             block: [256, 1, 1],
             shared_bytes: 0,
         };
-        let names = ["nf4_weight_columns", "bf16_weight_columns", "f16_weight_columns", "f32_weight_columns"];
-        let launch = plain(names[kind(weight)], tiles, outputs * inputs + bytes);
+        let launch = plain(kernels_of(weight).fp8_columns, tiles, outputs * inputs + bytes);
         // SAFETY: `block` has a row for each input feature and a column for each output feature, which has a scale.
         unsafe { self.launch(launch, &arguments) };
     }
 
-    /// The arguments that say where a weight is stored, after others; what to hold until the launch, and its bytes.
+    /// The argument that says where a weight is stored, after others; what to hold until the launch, and its bytes.
     fn stored(&self, weight: &Weight<Cuda>, arguments: Arguments) -> (Arguments, Vec<MatrixView>, usize) {
         let mut held = Vec::new();
-        match weight {
-            Weight::Quantized(weight) => {
-                let arguments = self.weight_arguments(weight, arguments, &mut held);
-                (arguments, held, weight.bytes())
-            }
-            Weight::Dense(values) => {
-                let values = self.flat(values.clone());
-                let (address, bytes) = (values.address, values.bytes());
-                assert!(address.is_multiple_of(16), "a weight at {address:#x}");
-                held.push(values);
-                (arguments.pointer(at(address)), held, bytes)
-            }
-        }
+        let (arguments, bytes) = self.weight_argument(weight, arguments, &mut held);
+        let is_aligned = held.first().is_some_and(|values| values.address.is_multiple_of(16));
+        assert!(is_aligned, "a weight that does not begin on 16 bytes");
+        (arguments, held, bytes)
     }
 
     /// The adapters of a group as arguments, and the owners of their memory.
@@ -404,18 +394,6 @@ impl ModulesArgument {
     fn bytes(&self, inputs: usize) -> usize {
         let b_values: usize = self.of.iter().map(|module| (module.rank * module.rows) as usize).sum();
         (self.a_values(inputs) + b_values) * 4 + 2 * PART_ALIGNMENT
-    }
-}
-
-/// Which of the kernels for each kind of weight takes this one.
-fn kind(weight: &Weight<Cuda>) -> usize {
-    match weight {
-        Weight::Quantized(_) => 0,
-        Weight::Dense(values) => match values.dtype() {
-            DType::BF16 => 1,
-            DType::F16 => 2,
-            _ => 3,
-        },
     }
 }
 

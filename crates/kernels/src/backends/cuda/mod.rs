@@ -50,6 +50,7 @@ mod tensor;
 mod trace;
 mod watch;
 mod weights;
+mod write_out;
 
 pub use engine::{probe, refuse_cudnn, scratch_bytes};
 pub use failure::DeviceFailure;

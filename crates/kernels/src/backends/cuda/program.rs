@@ -34,11 +34,12 @@ pub(super) enum Source {
     Heads,
     /// The most ranks of an adapter.
     LowRank(usize),
-    Nf4,
     Norm,
     NormFp8,
     Optimizer,
     PackedIndex,
+    Quantize,
+    WriteOut,
 }
 
 impl Source {
@@ -56,11 +57,12 @@ impl Source {
             Self::GatedFp8(_) => "gated_fp8.cu",
             Self::Heads => "heads.cu",
             Self::LowRank(_) => "low_rank.cu",
-            Self::Nf4 => "nf4.cu",
             Self::Norm => "norm.cu",
             Self::NormFp8 => "norm_fp8.cu",
             Self::Optimizer => "optimizer.cu",
             Self::PackedIndex => "packed_index.cu",
+            Self::Quantize => "quantize.cu",
+            Self::WriteOut => "write_out.cu",
         }
     }
 
@@ -98,7 +100,6 @@ impl Source {
             ),
             Self::Heads => include_str!("source/heads.cu"),
             Self::LowRank(_) => concat!(include_str!("source/matrix_units.cu"), include_str!("source/low_rank.cu")),
-            Self::Nf4 => concat!(include_str!("source/weight_values.cu"), include_str!("source/nf4.cu")),
             Self::Norm => include_str!("source/norm.cu"),
             Self::NormFp8 => concat!(
                 include_str!("source/fp8_codes.cu"),
@@ -107,6 +108,12 @@ impl Source {
             ),
             Self::Optimizer => include_str!("source/optimizer.cu"),
             Self::PackedIndex => include_str!("source/packed_index.cu"),
+            Self::Quantize => concat!(
+                include_str!("source/weight_values.cu"),
+                include_str!("source/nf4.cu"),
+                include_str!("source/scaled_formats.cu")
+            ),
+            Self::WriteOut => concat!(include_str!("source/weight_values.cu"), include_str!("source/write_out.cu")),
         }
     }
 
@@ -162,11 +169,12 @@ impl Programs {
             (Source::Elementwise, dtype),
             (Source::Embedding, dtype),
             (Source::Heads, dtype),
-            (Source::Nf4, dtype),
             (Source::Norm, dtype),
             (Source::PackedIndex, DType::F32),
+            (Source::Quantize, DType::F32),
+            (Source::WriteOut, dtype),
         ];
-        let plain = [Source::Columns, Source::CrossEntropy, Source::Elementwise, Source::Nf4, Source::Optimizer];
+        let plain = [Source::Columns, Source::CrossEntropy, Source::Elementwise, Source::WriteOut, Source::Optimizer];
         wanted.extend(plain.map(|source| (source, DType::F32)));
         wanted.extend(Activation::ALL.map(|activation| (Source::Gated(activation), dtype)));
         if with_flash && dtype == DType::F32 {

@@ -1,164 +1,171 @@
-//! Launches over frozen weights: quantize to NF4, dequantize, and write out for a GEMM with the adapter around. Kernels:
-//! `source/nf4.cu`.
-//! Not supported: quantized formats other than NF4.
+//! Launches that quantize weights, and the names of the kernels of each format. Kernels: `source/nf4.cu`, `source/scaled_formats.cu`.
+//! Trade-off: a weight lies on the device twice while it is quantized, as it was stored and in codes.
 
 use burn_tensor::{DType, Tensor};
-use firebrick_cuda::{Arguments, LaunchShape};
+use firebrick_cuda::Arguments;
 use firebrick_precision::{QuantFormat, blockwise, nf4};
 
 use super::engine::Engine;
 use super::launch::{Launch, at, grid};
-use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, int_tensor, tensor};
+use super::matrix::{Cuda, MatrixView, Primitive, int_tensor, tensor};
 use super::program::Source;
 use super::scratch::ScratchSlot;
-use crate::{Adapter, BlockScales, QuantizedWeight, Scales, Weight};
+use crate::{BlockScales, QuantizedWeight, Scales, Weight};
 
-/// What lies around the values of one weight of a group; nothing by default.
-#[derive(Default)]
-pub(super) struct Around<'a> {
-    /// The adapter.
-    pub adapter: Option<&'a Adapter<Cuda>>,
-    /// Its first column among those of the group.
-    pub first: usize,
-    /// Columns of the group.
-    pub ranks: usize,
-    /// Rows that its A goes to, and zeros to those that are left.
-    pub a: Option<DeviceBlock>,
+/// The kernels that read weights of one kind.
+pub(super) struct WeightKernels {
+    /// Of `source/write_out.cu`.
+    pub write_out: &'static str,
+    /// Of `source/fp8.cu`.
+    pub fp8_rows: &'static str,
+    /// Of `source/fp8.cu`.
+    pub fp8_columns: &'static str,
+}
+
+/// The kernels for a weight as it is stored.
+pub(super) fn kernels_of(weight: &Weight<Cuda>) -> WeightKernels {
+    let [write_out, fp8_rows, fp8_columns] = match weight {
+        Weight::Quantized(weight) => names_of(weight.format),
+        Weight::Dense(values) => match values.dtype() {
+            DType::BF16 => ["dense_write_out_bf16", "bf16_weight_rows", "bf16_weight_columns"],
+            DType::F16 => ["dense_write_out_f16", "f16_weight_rows", "f16_weight_columns"],
+            _ => ["dense_write_out_f32", "f32_weight_rows", "f32_weight_columns"],
+        },
+    };
+    WeightKernels { write_out, fp8_rows, fp8_columns }
+}
+
+/// The line of `QUANTIZED_FORMATS` in `source/weight_values.cu`.
+fn names_of(format: QuantFormat) -> [&'static str; 3] {
+    match format {
+        QuantFormat::Nf4 { .. } => ["nf4_write_out", "nf4_weight_rows", "nf4_weight_columns"],
+        QuantFormat::Nvfp4 => ["nvfp4_write_out", "nvfp4_weight_rows", "nvfp4_weight_columns"],
+        QuantFormat::Mxfp4 => ["mxfp4_write_out", "mxfp4_weight_rows", "mxfp4_weight_columns"],
+        QuantFormat::Fp8 => ["fp8_write_out", "fp8_weight_rows", "fp8_weight_columns"],
+    }
 }
 
 /// A launch that does not depend on the format of activations.
-fn plain(name: &'static str, shape: LaunchShape, bytes: usize) -> Launch {
-    Launch { source: Source::Nf4, dtype: DType::F32, name, shape, bytes }
+fn plain(name: &'static str, blocks: usize, bytes: usize) -> Launch {
+    Launch { source: Source::Quantize, dtype: DType::F32, name, shape: grid(blocks, 256), bytes }
+}
+
+/// The kernel that reads values of this format, of those for bf16, f16 and f32.
+fn of_source(values: &MatrixView, [bf16, f16, f32]: [&'static str; 3]) -> &'static str {
+    match values.dtype {
+        DType::BF16 => bf16,
+        DType::F16 => f16,
+        _ => f32,
+    }
 }
 
 impl Engine {
-    /// The arguments that say what a weight is: codes, then scales. Returns what must be held until the launch.
-    pub(super) fn weight_arguments(
-        &self,
-        weight: &QuantizedWeight<Cuda>,
-        arguments: Arguments,
-        held: &mut Vec<MatrixView>,
-    ) -> Arguments {
-        let QuantFormat::Nf4 { .. } = weight.format;
-        let mut address = |view: MatrixView| {
-            held.push(view);
-            held.last().map_or(0, |view| view.address)
-        };
-        let codes = address(self.int_matrix(weight.codes.clone()));
-        let scales = match &weight.scales.block {
-            BlockScales::Float(absmax) => [address(self.flat(absmax.clone())), 0, 0, 0, 0],
-            BlockScales::Nested { codes, absmax, map, offset, .. } => [
-                0,
-                address(self.int_matrix(codes.clone())),
-                address(self.flat(absmax.clone())),
-                address(self.flat(map.clone())),
-                address(self.flat(offset.clone())),
-            ],
-        };
-        scales.into_iter().fold(arguments.pointer(at(codes)), |arguments, scale| arguments.pointer(at(scale)))
-    }
-
-    /// Writes the values of a weight to the first columns of `out`, and what lies next to and below them.
-    pub(super) fn write_out(&self, weight: &Weight<Cuda>, out: DeviceBlock, around: &Around<'_>) {
-        let [rows, inputs] = weight.shape();
-        assert_eq!((out.rows, out.width), (rows, inputs + around.ranks), "room for a weight and its adapter");
-        let mut held = Vec::new();
-        let to = Arguments::new().pointer(at(out.address));
-        let (name, from, bytes) = match weight {
-            Weight::Quantized(weight) => {
-                ("nf4_write_out", self.weight_arguments(weight, to, &mut held), weight.bytes())
-            }
-            Weight::Dense(values) => {
-                let values = self.flat(values.clone());
-                let (address, bytes) = (values.address, values.bytes());
-                let name = match values.dtype {
-                    DType::BF16 => "dense_write_out_bf16",
-                    DType::F16 => "dense_write_out_f16",
-                    _ => "dense_write_out_f32",
-                };
-                held.push(values);
-                (name, to.pointer(at(address)), bytes)
-            }
-        };
-        let pair = around.adapter.map(|adapter| [self.flat(adapter.a.clone()), self.flat(adapter.b.clone())]);
-        let [a, b] = pair.as_ref().map_or([0; 2], |pair| [pair[0].address, pair[1].address]);
-        let rank = pair.as_ref().map_or(0, |pair| pair[0].rows);
-        let (a_out, a_rows) = around.a.map_or((0, 0), |block| (block.address, block.rows));
-        let wide = inputs.is_multiple_of(8)
-            && out.stride.is_multiple_of(8)
-            && [out.address, a_out, a].iter().all(|address| address.is_multiple_of(16));
-        let launch = Launch {
-            source: Source::Nf4,
-            dtype: out.dtype,
-            name,
-            shape: write_out_shape(rows + a_rows, if wide { inputs.div_ceil(8) } else { inputs }),
-            bytes: out.bytes() + bytes,
-        };
-        let arguments = from
-            .pointer(at(a_out))
-            .pointer(at(a))
-            .pointer(at(b))
-            .f32(around.adapter.map_or(0.0, |adapter| adapter.scale as f32))
-            .i32(rows as i32)
-            .i32(inputs as i32)
-            .i32(rank as i32)
-            .i32(around.first as i32)
-            .i32(around.ranks as i32)
-            .i32(a_rows as i32)
-            .i64(out.stride as i64);
-        // SAFETY: out holds [rows, inputs + ranks] and a_out [a_rows, inputs] at the stride given; what it is written from is a weight
-        // of this shape; A is [rank, inputs] and B [rows, rank], f32 and dense, or null with rank 0.
-        unsafe { self.launch(launch, &arguments) };
-    }
-
-    /// The values of a weight, f32.
-    pub(super) fn dequantize(&self, weight: &QuantizedWeight<Cuda>) -> MatrixView {
-        let [rows, inputs] = weight.shape;
-        let out = self.empty_matrix(rows, inputs, DType::F32);
-        let mut held = Vec::new();
-        let arguments = self.weight_arguments(weight, Arguments::new().pointer(at(out.address)), &mut held);
-        let bytes = out.bytes() + weight.bytes();
-        let launch = plain("nf4_dequantize_f32", grid(out.count().div_ceil(4096), 256), bytes);
-        // SAFETY: out holds all values of the weight in f32; codes and scales are those of the weight.
-        unsafe { self.launch(launch, &arguments.i64(out.count() as i64)) };
-        out
-    }
-
-    /// Quantizes a matrix; `map` is the signed dynamic map and `table` what dequantization looks codes up in.
+    /// Quantizes a matrix; `table` is what dequantization looks codes up in.
+    ///
+    /// # Panics
+    /// If the format does not take rows of this length: the plan of a run and the code that reads weights check it.
     pub(super) fn quantize(
         &self,
         values: Tensor<Cuda, 2>,
         format: QuantFormat,
-        map: Tensor<Cuda, 1>,
         table: Tensor<Cuda, 2>,
     ) -> QuantizedWeight<Cuda> {
-        let QuantFormat::Nf4 { double_quant } = format;
         let shape = values.dims();
+        format.check_columns(shape[1]).unwrap_or_else(|error| panic!("{error}"));
         let values = self.flat(values);
-        let count = values.count();
-        let blocks = count.div_ceil(nf4::BLOCK_SIZE);
-        let codes = self.empty([blocks * nf4::BLOCK_SIZE / 2], DType::U8);
-        let absmax = self.empty([blocks], DType::F32);
-        let name = match values.dtype {
-            DType::BF16 => "nf4_quantize_bf16",
-            DType::F16 => "nf4_quantize_f16",
-            _ => "nf4_quantize_f32",
+        let blocks = format.blocks(values.count(), shape[1]);
+        let padded = blocks * format.block_size(shape[1]);
+        let codes = self.empty([padded / format.packing().codes_per_byte()], DType::U8);
+        let block = match format {
+            QuantFormat::Nf4 { double_quant } => self.nf4_codes(&values, &codes, blocks, double_quant),
+            QuantFormat::Nvfp4 => self.nvfp4_codes(&values, &codes, blocks),
+            QuantFormat::Mxfp4 => self.mxfp4_codes(&values, &codes, blocks),
+            QuantFormat::Fp8 => self.fp8_codes(&values, &codes, shape),
         };
-        let arguments = Arguments::new()
-            .pointer(at(self.address(&codes)))
-            .pointer(at(self.address(&absmax)))
-            .pointer(at(values.address))
-            .i64(count as i64);
-        let bytes = values.bytes() + count / 2;
-        // SAFETY: codes hold half a byte and absmax an f32 for every block of 64 of the values, which are dense.
-        unsafe { self.launch(plain(name, grid(count.div_ceil(4096), 256), bytes), &arguments) };
-        let block =
-            if double_quant { self.nested_scales(&absmax, blocks, map) } else { BlockScales::Float(tensor(absmax)) };
         QuantizedWeight { format, codes: int_tensor(codes), scales: Scales { block }, table, shape }
     }
 
+    fn nf4_codes(
+        &self,
+        values: &MatrixView,
+        codes: &Primitive,
+        blocks: usize,
+        double_quant: bool,
+    ) -> BlockScales<Cuda> {
+        let count = values.count();
+        assert_eq!(blocks, count.div_ceil(nf4::BLOCK_SIZE), "blocks of NF4 run across rows");
+        let absmax = self.empty([blocks], DType::F32);
+        let arguments = Arguments::new()
+            .pointer(at(self.address(codes)))
+            .pointer(at(self.address(&absmax)))
+            .pointer(at(values.address))
+            .i64(count as i64);
+        let name = of_source(values, ["nf4_quantize_bf16", "nf4_quantize_f16", "nf4_quantize_f32"]);
+        let launch = plain(name, count.div_ceil(4096), values.bytes() + count / 2);
+        // SAFETY: codes hold half a byte and absmax an f32 for every block of 64 of the values, which are dense.
+        unsafe { self.launch(launch, &arguments) };
+        if double_quant { self.nested_scales(&absmax, blocks) } else { BlockScales::Float(tensor(absmax)) }
+    }
+
+    fn nvfp4_codes(&self, values: &MatrixView, codes: &Primitive, blocks: usize) -> BlockScales<Cuda> {
+        let count = values.count();
+        let (scales, map) = (self.empty([blocks], DType::U8), self.empty([256], DType::F32));
+        let parts = count.div_ceil(4096).min(1024);
+        let largest = at(self.scratch.take(ScratchSlot::Partial, 1024 * 8));
+        let search = Arguments::new().pointer(largest).pointer(at(values.address)).i64(count as i64);
+        let arguments = Arguments::new()
+            .pointer(at(self.address(codes)))
+            .pointer(at(self.address(&scales)))
+            .pointer(at(self.address(&map)))
+            .pointer(largest)
+            .i32(parts as i32)
+            .pointer(at(values.address))
+            .i64(count as i64);
+        let names = ["weight_largest_bf16", "weight_largest_f16", "weight_largest_f32"];
+        let search_launch = plain(of_source(values, names), parts, values.bytes());
+        let names = ["nvfp4_quantize_bf16", "nvfp4_quantize_f16", "nvfp4_quantize_f32"];
+        let launch = plain(of_source(values, names), count.div_ceil(4096), values.bytes() + count / 2 + blocks);
+        // SAFETY: there is room for 1024 partial maxima; codes hold half a byte for each of the values, which are dense and whole
+        // blocks of 16, scales a byte for each block, and the map 256 f32.
+        unsafe {
+            self.launch(search_launch, &search);
+            self.launch(launch, &arguments);
+        }
+        BlockScales::Narrow { codes: int_tensor(scales), map: tensor(map) }
+    }
+
+    fn mxfp4_codes(&self, values: &MatrixView, codes: &Primitive, blocks: usize) -> BlockScales<Cuda> {
+        let count = values.count();
+        let scales = self.empty([blocks], DType::U8);
+        let arguments = Arguments::new()
+            .pointer(at(self.address(codes)))
+            .pointer(at(self.address(&scales)))
+            .pointer(at(values.address))
+            .i64(count as i64);
+        let name = of_source(values, ["mxfp4_quantize_bf16", "mxfp4_quantize_f16", "mxfp4_quantize_f32"]);
+        let launch = plain(name, count.div_ceil(8192), values.bytes() + count / 2 + blocks);
+        // SAFETY: codes hold half a byte for each of the values, which are dense and whole blocks of 32, and scales a byte for each
+        // block.
+        unsafe { self.launch(launch, &arguments) };
+        BlockScales::Narrow { codes: int_tensor(scales), map: self.tables.e8m0() }
+    }
+
+    fn fp8_codes(&self, values: &MatrixView, codes: &Primitive, [rows, inputs]: [usize; 2]) -> BlockScales<Cuda> {
+        let scales = self.empty([rows], DType::F32);
+        let arguments = Arguments::new()
+            .pointer(at(self.address(codes)))
+            .pointer(at(self.address(&scales)))
+            .pointer(at(values.address))
+            .i32(inputs as i32);
+        let name = of_source(values, ["fp8_quantize_bf16", "fp8_quantize_f16", "fp8_quantize_f32"]);
+        // SAFETY: codes hold a byte for each of the values, which are dense, and scales an f32 for each row.
+        unsafe { self.launch(plain(name, rows, 2 * values.bytes() + values.count()), &arguments) };
+        BlockScales::Float(tensor(scales))
+    }
+
     /// Block scales in 8 bits around their mean.
-    fn nested_scales(&self, absmax: &Primitive, blocks: usize, map: Tensor<Cuda, 1>) -> BlockScales<Cuda> {
+    fn nested_scales(&self, absmax: &Primitive, blocks: usize) -> BlockScales<Cuda> {
+        let map = self.tables.signed();
         let nested = blocks.div_ceil(blockwise::BLOCK_SIZE);
         let codes = self.empty([nested * blockwise::BLOCK_SIZE], DType::U8);
         let nested_absmax = self.empty([nested], DType::F32);
@@ -178,9 +185,9 @@ impl Engine {
             .i64(blocks as i64);
         // SAFETY: the partial sums have room for 1024 f64; one code per block and one f32 per 256; the map has 256 values.
         unsafe {
-            self.launch(plain("absmax_sum", grid(parts, 256), blocks * 4), &sum);
-            self.launch(plain("absmax_mean", grid(1, 256), parts * 8), &divide);
-            self.launch(plain("absmax_quantize", grid(nested, 256), blocks * 5), &quantize);
+            self.launch(plain("absmax_sum", parts, blocks * 4), &sum);
+            self.launch(plain("absmax_mean", 1, parts * 8), &divide);
+            self.launch(plain("absmax_quantize", nested, blocks * 5), &quantize);
         }
         BlockScales::Nested {
             codes: int_tensor(codes),
@@ -192,25 +199,15 @@ impl Engine {
     }
 }
 
-/// Blocks of whole warps over `pieces` of a row, four rows per block.
-fn write_out_shape(rows: usize, pieces: usize) -> LaunchShape {
-    let threads = pieces.next_multiple_of(32).min(256);
-    LaunchShape {
-        grid: [pieces.div_ceil(threads) as u32, rows.div_ceil(4).clamp(1, 65_535) as u32, 1],
-        block: [threads as u32, 1, 1],
-        shared_bytes: 0,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn blocks_are_whole_warps_that_cover_a_row() {
-        let shape = |rows, pieces| (write_out_shape(rows, pieces).grid, write_out_shape(rows, pieces).block[0]);
-        assert_eq!(shape(4096, 512), ([2, 1024, 1], 256));
-        assert_eq!(shape(1, 72), ([1, 1, 1], 96));
-        assert_eq!(shape(1 << 20, 33), ([1, 65_535, 1], 64));
+    fn every_format_has_its_line_in_the_source_of_values() {
+        let source = include_str!("source/weight_values.cu");
+        for format in QuantFormat::ALL {
+            assert!(source.contains(&format!("KERNEL_OF({}, ", names_of(format).join(", "))), "{format}");
+        }
     }
 }

@@ -7,16 +7,17 @@ use super::matrix::Cuda;
 
 use burn_tensor::Tensor;
 use cubecl::cuda::CudaDevice;
-use firebrick_precision::{DynamicMap, QuantFormat};
+use firebrick_precision::{DynamicMap, FloatFormat, QuantFormat, narrow_map};
 
-use crate::weights::reference::pairs;
+use crate::weights::reference::byte_table;
 
 /// See the head of this file.
 #[derive(Default)]
 pub(super) struct Tables {
     signed: OnceCell<Tensor<Cuda, 1>>,
     unsigned: OnceCell<Tensor<Cuda, 1>>,
-    pairs: OnceCell<Vec<(QuantFormat, Tensor<Cuda, 2>)>>,
+    e8m0: OnceCell<Tensor<Cuda, 1>>,
+    byte_tables: OnceCell<Vec<(QuantFormat, Tensor<Cuda, 2>)>>,
 }
 
 impl Tables {
@@ -24,8 +25,8 @@ impl Tables {
     pub(super) fn prepare(&self, device: &CudaDevice) {
         self.signed.get_or_init(|| Tensor::from_floats(DynamicMap::signed().values().as_slice(), device));
         self.unsigned.get_or_init(|| Tensor::from_floats(DynamicMap::unsigned().values().as_slice(), device));
-        let upload = |format| Tensor::<Cuda, 1>::from_floats(pairs(format).as_slice(), device).reshape([256, 2]);
-        self.pairs.get_or_init(|| QuantFormat::ALL.map(|format| (format, upload(format))).into());
+        self.e8m0.get_or_init(|| Tensor::from_floats(narrow_map(FloatFormat::E8m0, None), device));
+        self.byte_tables.get_or_init(|| QuantFormat::ALL.map(|format| (format, byte_table(format, device))).into());
     }
 
     /// The signed dynamic map, `[256]` f32.
@@ -38,9 +39,14 @@ impl Tables {
         self.unsigned.get().expect("tables are prepared with the engine").clone()
     }
 
-    /// The two values of each byte of codes, `[256, 2]` f32.
-    pub(super) fn pairs(&self, wanted: QuantFormat) -> Tensor<Cuda, 2> {
-        let tables = self.pairs.get().expect("tables are prepared with the engine");
+    /// The scale of each E8M0 code, `[256]` f32.
+    pub(super) fn e8m0(&self) -> Tensor<Cuda, 1> {
+        self.e8m0.get().expect("tables are prepared with the engine").clone()
+    }
+
+    /// The values of each byte of codes, `[256, codes per byte]` f32.
+    pub(super) fn byte_table(&self, wanted: QuantFormat) -> Tensor<Cuda, 2> {
+        let tables = self.byte_tables.get().expect("tables are prepared with the engine");
         let (_, table) = tables.iter().find(|(format, _)| *format == wanted).expect("every format has a table");
         table.clone()
     }

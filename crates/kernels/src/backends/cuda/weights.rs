@@ -11,8 +11,8 @@ use firebrick_precision::QuantFormat;
 use super::appended::{appended_columns, ranks};
 use super::engine::{Engine, engine};
 use super::matrix::{Cuda, DeviceBlock, MatrixView, float, tensor};
-use super::quantize::Around;
 use super::scratch::{Contents, ScratchSlot};
+use super::write_out::Around;
 use crate::backends::cuda_rows::row_stride;
 use crate::{Bias, Group, Module, QuantizedWeight, Weight, WeightOps};
 
@@ -23,8 +23,8 @@ impl WeightOps for Cuda {
 
     fn quantize_weight(values_oi: Tensor<Self, 2>, format: QuantFormat) -> QuantizedWeight<Self> {
         let engine = engine(&values_oi.device());
-        let (map, table) = (engine.tables.signed(), engine.tables.pairs(format));
-        engine.section(|| engine.quantize(values_oi, format, map, table))
+        let table = engine.tables.byte_table(format);
+        engine.section(|| engine.quantize(values_oi, format, table))
     }
 
     fn dequantize_weight(weight: &QuantizedWeight<Self>) -> Tensor<Self, 2> {

@@ -1,7 +1,7 @@
-//! Quantized weights on WebGPU: eight 4-bit codes per 32-bit word, unpacked by a `#[cube]` kernel.
+//! Quantized weights on WebGPU: eight 4-bit codes or four bytes per 32-bit word, unpacked by a `#[cube]` kernel.
 //!
 //! WebGPU has no 8-bit storage, and a byte in every word would cost as much as bf16.
-//! Trade-off: nested codes of block scales take a word each, as in the reference body: they are one value in 64.
+//! Trade-off: 8-bit codes of block scales take a word each, as in the reference body: they are one value in 16 to 64.
 
 use burn_cubecl::CubeRuntime;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
@@ -9,37 +9,64 @@ use burn_cubecl::tensor::CubeTensor;
 use burn_tensor::{DType, Int, IntDType, Shape, Tensor, TensorData, TensorPrimitive};
 use cubecl::prelude::*;
 use cubecl::wgpu::WgpuRuntime;
-use firebrick_precision::QuantizedTensor;
+use firebrick_precision::{Packing, QuantizedTensor};
 
 use super::Wgpu;
 use crate::weights::{QuantizedWeight, WeightOps, reference};
 
-/// Codes per word.
-const CODES: usize = 8;
 /// Units of a workgroup: every adapter allows at least 256.
 const UNITS: u32 = 256;
 /// Workgroups along one axis that every adapter allows.
 const MAX_WORKGROUPS: usize = 65_535;
 
-/// One unit unpacks one word: bytes from the lowest, in each byte the high nibble first.
+/// How the codes of a weight lie in words, known when the kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Layout {
+    /// 4 or 8.
+    bits: usize,
+    /// Whether the earlier code of a byte is in its high nibble.
+    high_first: bool,
+    /// Values that share a scale.
+    block_size: usize,
+}
+
+impl Layout {
+    const fn codes_per_word(self) -> usize {
+        32 / self.bits
+    }
+
+    /// Where the code of a word's value `index` begins.
+    const fn shift(self, index: usize) -> i32 {
+        let is_swapped = self.bits == 4 && self.high_first;
+        let place = if is_swapped { index ^ 1 } else { index };
+        (place * self.bits) as i32
+    }
+
+    const fn mask(self) -> i32 {
+        (1 << self.bits) - 1
+    }
+}
+
+/// One unit unpacks one word: bytes from the lowest.
 #[cube(launch)]
 fn unpack_codes(
     words: &Array<i32>,
     scales: &Array<f32>,
     levels: &Array<f32>,
     values: &mut Array<f32>,
-    #[comptime] words_per_block: usize,
+    #[comptime] layout: Layout,
 ) {
     if ABSOLUTE_POS < words.len() {
         let word = words[ABSOLUTE_POS];
-        let scale = scales[ABSOLUTE_POS / words_per_block];
-        let first = ABSOLUTE_POS * 8;
+        let first = ABSOLUTE_POS * comptime!(layout.codes_per_word());
         #[unroll]
-        for byte in 0..4usize {
-            let high = (word >> (comptime!(byte as i32 * 8 + 4))) & 15;
-            let low = (word >> (comptime!(byte as i32 * 8))) & 15;
-            values[first + byte * 2] = levels[high as usize] * scale;
-            values[first + byte * 2 + 1] = levels[low as usize] * scale;
+        for index in 0..comptime!(layout.codes_per_word()) {
+            let code = (word >> comptime!(layout.shift(index))) & comptime!(layout.mask());
+            let block = (first + index) / comptime!(layout.block_size);
+            // Rows of bytes may leave a word half used at the very end, beyond the last scale.
+            if block < scales.len() {
+                values[first + index] = levels[code as usize] * scales[block];
+            }
         }
     }
 }
@@ -56,24 +83,30 @@ impl WeightOps for Wgpu {
             format: quantized.format,
             codes: Tensor::from_data(TensorData::new(codes, [length]), device),
             scales: reference::upload_scales(&quantized.scales, device),
-            table: Tensor::<Self, 1>::from_floats(*levels, device).reshape([levels.len(), 1]),
+            table: Tensor::<Self, 1>::from_floats(levels, device).reshape([levels.len(), 1]),
             shape: reference::matrix_shape(quantized),
         }
     }
 
     fn dequantize_weight(weight: &QuantizedWeight<Self>) -> Tensor<Self, 2> {
         let [rows, columns] = weight.shape;
-        let scales = float(reference::block_scales(weight));
-        let table = float(weight.table.clone());
+        let (scales, table) = (float(reference::block_scales(weight)), float(weight.table.clone()));
         let codes: CubeTensor<WgpuRuntime> = Tensor::<Self, 1, Int>::into_primitive(weight.codes.clone());
-        let values = unpack(codes, scales, table, weight.format.block_size() / CODES);
+        let packing = weight.format.packing();
+        let layout = Layout {
+            bits: 8 / packing.codes_per_byte(),
+            high_first: packing == Packing::HighNibbleFirst,
+            block_size: weight.format.block_size(columns),
+        };
+        let values = unpack(codes, scales, table, layout);
         let flat = Tensor::<Self, 1>::from_primitive(TensorPrimitive::Float(values));
         flat.narrow(0, 0, rows * columns).reshape([rows, columns])
     }
 }
 
 /// Four bytes per word, the first one lowest.
-fn words(bytes: Vec<u8>) -> Vec<i32> {
+fn words(mut bytes: Vec<u8>) -> Vec<i32> {
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
     bytes.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect()
 }
 
@@ -85,12 +118,16 @@ fn unpack<R: CubeRuntime>(
     words: CubeTensor<R>,
     scales: CubeTensor<R>,
     levels: CubeTensor<R>,
-    words_per_block: usize,
+    layout: Layout,
 ) -> CubeTensor<R> {
     let count = words.meta.num_elements();
     let client = words.client.clone();
-    let values =
-        empty_device_contiguous_dtype(client.clone(), words.device.clone(), Shape::from([count * CODES]), DType::F32);
+    let values = empty_device_contiguous_dtype(
+        client.clone(),
+        words.device.clone(),
+        Shape::from([count * layout.codes_per_word()]),
+        DType::F32,
+    );
     let workgroups = count.div_ceil(UNITS as usize);
     let (x, y) = (workgroups.min(MAX_WORKGROUPS), workgroups.div_ceil(MAX_WORKGROUPS));
     unpack_codes::launch::<R>(
@@ -101,7 +138,7 @@ fn unpack<R: CubeRuntime>(
         scales.into_array_arg(),
         levels.into_array_arg(),
         values.clone().into_array_arg(),
-        words_per_block,
+        layout,
     );
     values
 }

@@ -22,10 +22,15 @@ pub(super) type Both<A, R> = (A, R);
 /// How a weight is stored, and what happens to its gradient.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Base {
-    Quantized,
+    Quantized(QuantFormat),
     Dense,
     New,
     AddTo,
+}
+
+impl Base {
+    /// What most runs store.
+    pub(super) const NF4: Self = Self::Quantized(QuantFormat::Nf4 { double_quant: true });
 }
 
 /// What a module has in addition to its weight.
@@ -69,7 +74,7 @@ fn module<B: Kernels>(
     let shape = [columns.len(), in_features];
     let (weight, expected_weight) = weight(check, base, shape);
     let (weight_gradient, expected_gradient) = match base {
-        Base::Quantized | Base::Dense => (WeightGradient::Frozen, WeightGradient::Frozen),
+        Base::Quantized(_) | Base::Dense => (WeightGradient::Frozen, WeightGradient::Frozen),
         Base::New => (WeightGradient::New, WeightGradient::New),
         Base::AddTo => {
             let earlier = check.random_f32(shape, 1.0);
@@ -106,10 +111,9 @@ fn module<B: Kernels>(
 
 fn weight<B: Kernels>(check: &mut Check<'_, B>, base: Base, shape: [usize; 2]) -> Both<Weight<B>, Weight<Reference>> {
     match base {
-        Base::Quantized => {
+        Base::Quantized(format) => {
             let (_, values) = check.random_f32(shape, 0.1);
             let host: Vec<f32> = values.into_data().to_vec().expect("the values are f32");
-            let format = QuantFormat::Nf4 { double_quant: true };
             let quantized = format.quantize(&host, &shape).expect("random values can be quantized");
             let expected = crate::weights::reference::upload::<Reference>(&quantized, &check.cpu);
             (Weight::Quantized(B::upload_quantized(&quantized, check.device)), Weight::Quantized(expected))

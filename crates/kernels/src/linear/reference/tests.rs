@@ -11,7 +11,7 @@ use crate::weights::{Weight, WeightOps};
 
 const SCALE: f64 = 1.7;
 const TOKENS: usize = 9;
-const INPUT: usize = 24;
+const INPUT: usize = 32;
 
 fn module<B: LinearOps>(columns: Range<usize>, weight: Weight<B>) -> Module<B> {
     Module { columns, weight, weight_gradient: WeightGradient::Frozen, bias: None, adapter: None }

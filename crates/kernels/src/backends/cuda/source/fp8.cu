@@ -216,8 +216,8 @@ DEVICE float weight_factor(float scale) { return __fdiv_rn(1.0f, scale); }
 // o, block 256.
 template <class VALUES>
 DEVICE void weight_rows(unsigned char *codes, float *scales, VALUES values, int inputs, int stride, bool is_known) {
-    const long long row = blockIdx.x, first = row * inputs;
-    const float level = level_of_lane();
+    const long long row = blockIdx.x;
+    const float level = VALUES::level_of_lane();
     codes += row * stride;
     const int vectors = inputs / 8;
     float value[8];
@@ -226,7 +226,7 @@ DEVICE void weight_rows(unsigned char *codes, float *scales, VALUES values, int 
         // All lanes decode: the bounds are those of the block.
         for (int start = 0; start < vectors; start += blockDim.x) {
             const int at = start + threadIdx.x;
-            VALUES::template unpack<8>(values.template load<8>(first + at * 8, at < vectors), level, value);
+            VALUES::template unpack<8>(values.template load<8>(row, at * 8, at < vectors), level, value);
             if (at < vectors) largest = max(largest, magnitude(value));
         }
         const RowScale of_row(block_max_bits(largest), TOP_OF_WEIGHTS);
@@ -236,7 +236,7 @@ DEVICE void weight_rows(unsigned char *codes, float *scales, VALUES values, int 
     const float factor = weight_factor(scales[row]);
     for (int start = 0; start < vectors; start += blockDim.x) {
         const int at = start + threadIdx.x;
-        VALUES::template unpack<8>(values.template load<8>(first + at * 8, at < vectors), level, value);
+        VALUES::template unpack<8>(values.template load<8>(row, at * 8, at < vectors), level, value);
         if (at >= vectors) continue;
 #pragma unroll
         for (int k = 0; k < 8; ++k) value[k] *= factor;
@@ -253,7 +253,7 @@ DEVICE void weight_columns(unsigned char *codes, const float *scales, VALUES val
     __shared__ unsigned tile[TILE][TILE / 4 + 1];
     __shared__ float factors[TILE];
     const int first_row = blockIdx.y * TILE, first_column = blockIdx.x * TILE;
-    const float level = level_of_lane();
+    const float level = VALUES::level_of_lane();
     if (threadIdx.x < TILE && first_row + threadIdx.x < outputs)
         factors[threadIdx.x] = weight_factor(scales[first_row + threadIdx.x]);
     __syncthreads();
@@ -261,9 +261,8 @@ DEVICE void weight_columns(unsigned char *codes, const float *scales, VALUES val
     for (int step = 0; step < 8; ++step) {
         const int at = step * 256 + threadIdx.x, row = at / 16, column = at % 16 * 8;
         const bool inside = first_row + row < outputs && first_column + column < inputs;
-        const long long start = static_cast<long long>(first_row + row) * inputs + first_column + column;
         float value[8];
-        VALUES::template unpack<8>(values.template load<8>(start, inside), level, value);
+        VALUES::template unpack<8>(values.template load<8>(first_row + row, first_column + column, inside), level, value);
         if (!inside) continue;
         const float factor = factors[row];
 #pragma unroll
@@ -292,28 +291,23 @@ DEVICE void weight_columns(unsigned char *codes, const float *scales, VALUES val
     }
 }
 
-// Both for each kind of weight: rows(codes, scales, i, stride, is_known, weight..) and columns(codes, scales, o, i,
-// stride, weight..). Dense values are aligned to 16 bytes.
-KERNEL __launch_bounds__(256) nf4_weight_rows(
-    unsigned char *out, float *row_scales, int inputs, int stride, int is_known, const unsigned char *codes,
-    const float *absmax, const unsigned char *absmax_codes, const float *nested_absmax, const float *map,
-    const float *offset) {
-    const Nf4Values values = {codes, {absmax, absmax_codes, nested_absmax, map, offset}};
-    weight_rows(out, row_scales, values, inputs, stride, is_known != 0);
-}
-
-KERNEL __launch_bounds__(256) nf4_weight_columns(
-    unsigned char *out, const float *row_scales, int outputs, int inputs, long long stride, const unsigned char *codes,
-    const float *absmax, const unsigned char *absmax_codes, const float *nested_absmax, const float *map,
-    const float *offset) {
-    const Nf4Values values = {codes, {absmax, absmax_codes, nested_absmax, map, offset}};
-    weight_columns(out, row_scales, values, outputs, inputs, stride);
-}
+// Both for each kind of weight: rows(codes, scales, i, stride, is_known, weight) and columns(codes, scales, o, i, stride,
+// weight). Codes and dense values are aligned to 16 bytes.
+#define QUANTIZED_WEIGHT(WRITE_OUT, ROWS, COLUMNS, VALUES)                                                            \
+    KERNEL __launch_bounds__(256) ROWS(unsigned char *out, float *row_scales, int inputs, int stride, int is_known,   \
+                                       Stored stored) {                                                               \
+        weight_rows(out, row_scales, VALUES{stored, inputs}, inputs, stride, is_known != 0);                          \
+    }                                                                                                                 \
+    KERNEL __launch_bounds__(256) COLUMNS(unsigned char *out, const float *row_scales, int outputs, int inputs,       \
+                                          long long stride, Stored stored) {                                          \
+        weight_columns(out, row_scales, VALUES{stored, inputs}, outputs, inputs, stride);                             \
+    }
+QUANTIZED_FORMATS(QUANTIZED_WEIGHT)
 
 #define DENSE_WEIGHT_ROWS(NAME, E)                                                                                    \
     KERNEL __launch_bounds__(256) NAME(unsigned char *out, float *row_scales, int inputs, int stride, int is_known,   \
                                        const E *w) {                                                                  \
-        weight_rows(out, row_scales, DenseValues<E>{w}, inputs, stride, is_known != 0);                               \
+        weight_rows(out, row_scales, DenseValues<E>{w, inputs}, inputs, stride, is_known != 0);                               \
     }
 DENSE_WEIGHT_ROWS(bf16_weight_rows, bf16)
 DENSE_WEIGHT_ROWS(f16_weight_rows, f16)
@@ -322,7 +316,7 @@ DENSE_WEIGHT_ROWS(f32_weight_rows, float)
 #define DENSE_WEIGHT_COLUMNS(NAME, E)                                                                                 \
     KERNEL __launch_bounds__(256) NAME(unsigned char *out, const float *row_scales, int outputs, int inputs,          \
                                        long long stride, const E *w) {                                                \
-        weight_columns(out, row_scales, DenseValues<E>{w}, outputs, inputs, stride);                                  \
+        weight_columns(out, row_scales, DenseValues<E>{w, inputs}, outputs, inputs, stride);                                  \
     }
 DENSE_WEIGHT_COLUMNS(bf16_weight_columns, bf16)
 DENSE_WEIGHT_COLUMNS(f16_weight_columns, f16)

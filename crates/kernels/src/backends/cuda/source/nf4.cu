@@ -1,144 +1,7 @@
-// NF4 weights (QLoRA, arXiv 2305.14314; bytes of bitsandbytes): codes to values, values to codes, and frozen weights,
-// quantized or dense, to what a linear layer multiplies with, its adapter next to it. Compiled after weight_values.cu,
-// which has the layout; the quantizers here give bitsandbytes' bytes.
+// Weights to NF4 (QLoRA, arXiv 2305.14314): the bytes of bitsandbytes. Compiled after weight_values.cu, which has the layout.
 //
-// Pointers to codes and outputs must be aligned to 4 and 16 bytes; where an output or a source is not, the kernels that
-// say so take a slow path. Not supported: other block sizes, FP4, stochastic rounding, matrices of 2^31 rows or columns.
-
-// ---------------------------------------------------------------------------------------------------------- dequantize
-
-// V neighbors a thread and store, UNROLL of them in flight; the codes of V values are one load.
-template <class OUT, int V, class WORD>
-DEVICE void dequantize(OUT *out, const unsigned char *codes, Scales scales, long long n) {
-    constexpr int UNROLL = 4;
-    const float level = level_of_lane();
-    const long long first = static_cast<long long>(blockIdx.x) * (256 * UNROLL) + threadIdx.x;
-    const bool wide = aligned16(out);
-    unsigned word[UNROLL];
-    float scale[UNROLL];
-#pragma unroll
-    for (int u = 0; u < UNROLL; ++u) {
-        const long long piece = first + u * 256;
-        const bool inside = piece * V < n;
-        word[u] = inside ? __ldcs(reinterpret_cast<const WORD *>(codes) + piece) : 0;
-        scale[u] = inside ? scales.at(piece * V / VALUES_PER_BLOCK) : 0.0f;
-    }
-#pragma unroll
-    for (int u = 0; u < UNROLL; ++u) {
-        const long long start = (first + u * 256) * V;
-        float value[V];
-#pragma unroll
-        for (int k = 0; k < V; ++k) value[k] = decode(level, word[u], k) * scale[u];
-        if (wide && start + V <= n) {
-            Pack<OUT, V>::pack(value).store(out + start);
-        } else {
-#pragma unroll
-            for (int k = 0; k < V; ++k)
-                if (start + k < n) out[start + k] = from_float<OUT>(value[k]);
-        }
-    }
-}
-
-// out[n] = values of the codes, rounded once.
-// Launch: block 256; grid ceil(n / 8192), for f32 ceil(n / 4096); no shared memory. Any alignment of out.
-KERNEL __launch_bounds__(256) nf4_dequantize_f32(
-    float *out, const unsigned char *codes, const float *absmax, const unsigned char *absmax_codes,
-    const float *nested_absmax, const float *map, const float *offset, long long n) {
-    dequantize<float, 4, unsigned short>(out, codes, {absmax, absmax_codes, nested_absmax, map, offset}, n);
-}
-
-// ----------------------------------------------------------------------------------------------------------- write out
-
-// A weight as a GEMM reads it, its adapter next to it and below:
-//
-//                 i columns    `ranks` columns
-//        o rows   values       scale * B
-//   a_rows rows   A
-//
-// Rows lie `stride` values apart. This module's columns of B begin at `first` and are `rank` wide; the others, which
-// belong to modules that share the input, are zero, as are the rows of A beyond `rank`.
-template <class VALUES> struct WriteOut {
-    T *out;
-    VALUES values;
-    T *a_out;
-    const float *a, *b;
-    float scale;
-    int o, i, rank, first, ranks, a_rows;
-    long long stride;
-
-    // Rows of A from row k on, this thread's V columns.
-    template <int V> DEVICE void write_a(int k, int column) const {
-        float value[V] = {};
-        if (k < rank) Pack<float, V>::load(a + static_cast<long long>(k) * i + column).unpack(value);
-        Pack<T, V>::pack(value).store(a_out + k * stride + column);
-    }
-
-    DEVICE void write_b(int first_row, int rows) const {
-        for (int at = threadIdx.x; at < rows * ranks; at += blockDim.x) {
-            const int row = first_row + at / ranks, k = at % ranks - first;
-            const bool own = k >= 0 && k < rank;
-            out[row * stride + i + at % ranks] =
-                from_float<T>(own ? b[static_cast<long long>(row) * rank + k] * scale : 0.0f);
-        }
-    }
-
-    // V neighbors a thread, ROWS rows of them in flight.
-    template <int V> DEVICE void run() const {
-        constexpr int ROWS = 4;
-        const float level = level_of_lane();
-        const int column = (blockIdx.x * blockDim.x + threadIdx.x) * V;
-        const bool inside = column < i;
-        for (int first_row = blockIdx.y * ROWS; first_row < o + a_rows; first_row += gridDim.y * ROWS) {
-            typename VALUES::template Loaded<V> loaded[ROWS];
-#pragma unroll
-            for (int down = 0; down < ROWS; ++down) {
-                const long long start = static_cast<long long>(first_row + down) * i + column;
-                loaded[down] = values.template load<V>(start, inside && first_row + down < o);
-            }
-#pragma unroll
-            for (int down = 0; down < ROWS; ++down) {
-                const int row = first_row + down;
-                float value[V];
-                VALUES::template unpack<V>(loaded[down], level, value);
-                if (!inside || row >= o + a_rows) continue;
-                if (row < o) Pack<T, V>::pack(value).store(out + row * stride + column);
-                else write_a<V>(row - o, column);
-            }
-            if (blockIdx.x == 0 && first_row < o) write_b(first_row, min(ROWS, o - first_row));
-        }
-    }
-
-    DEVICE void run(bool vectors) const {
-        if (vectors && i % 8 == 0 && stride % 8 == 0 && aligned16(out, a_out, a)) run<8>();
-        else run<1>();
-    }
-};
-
-// See WriteOut. With ranks = 0 and a_rows = 0, `a`, `b` and `a_out` may be null.
-// Launch: block (whole warps, at most 256); grid (ceil(i / (8 * block)), any; ceil((o + a_rows) / 4) is fast), without
-// the 8 where i or the stride is no multiple of 8 or an address is off the 16-byte grid; no shared memory.
-KERNEL __launch_bounds__(256) nf4_write_out(
-    T *out, const unsigned char *codes, const float *absmax, const unsigned char *absmax_codes,
-    const float *nested_absmax, const float *map, const float *offset, T *a_out, const float *a, const float *b,
-    float scale, int o, int i, int rank, int first, int ranks, int a_rows, long long stride) {
-    const Nf4Values values = {codes, {absmax, absmax_codes, nested_absmax, map, offset}};
-    const WriteOut<Nf4Values> weight = {out, values, a_out, a, b, scale, o, i, rank, first, ranks, a_rows, stride};
-    weight.run(true);
-}
-
-// The same from a weight that is stored dense, without gaps, in E.
-#define DENSE_WRITE_OUT(NAME, E)                                                                                      \
-    KERNEL __launch_bounds__(256) NAME(T *out, const E *w, T *a_out, const float *a, const float *b, float scale,     \
-                                       int o, int i, int rank, int first, int ranks, int a_rows, long long stride) {  \
-        const WriteOut<DenseValues<E>> weight = {out, {w}, a_out, a, b, scale, o, i, rank, first, ranks, a_rows,      \
-                                                 stride};                                                             \
-        weight.run(aligned16(w));                                                                                     \
-    }
-DENSE_WRITE_OUT(dense_write_out_bf16, bf16)
-DENSE_WRITE_OUT(dense_write_out_f16, f16)
-DENSE_WRITE_OUT(dense_write_out_f32, float)
-
-// ------------------------------------------------------------------------------------------------------------ quantize
+// Pointers to codes must be aligned to 4 bytes; where a source is not on the 16-byte grid, it is read value by value. Not
+// supported: other block sizes, FP4, stochastic rounding.
 
 // A scaled value lies in one of 32 cells of width 1/15. Decision points are further apart, so a cell holds at most
 // one: the code is the number of decision points in lower cells, and one more above the cell's own. On a decision
@@ -195,7 +58,7 @@ template <class SRC> DEVICE void quantize(unsigned char *codes, float *absmax, c
     for (int u = 0; u < UNROLL; ++u) load_source(value[u], w, (warp * UNROLL + u) * 256 + lane * 8, n, wide);
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
-        const long long start = (warp * UNROLL + u) * 256 + lane * 8, block = start / VALUES_PER_BLOCK;
+        const long long start = (warp * UNROLL + u) * 256 + lane * 8, block = start / NF4_BLOCK;
         // Without their sign the bits of floats are ordered as the floats are, with infinity and NaN on top: a value
         // that is not finite shows in the scale.
         unsigned largest_bits = 0;
@@ -206,7 +69,7 @@ template <class SRC> DEVICE void quantize(unsigned char *codes, float *absmax, c
             largest_bits = max(largest_bits, __shfl_xor_sync(ALL_LANES, largest_bits, step));
         const float largest = __uint_as_float(largest_bits), divisor = fmaxf(largest, SMALLEST_DIVISOR);
         // As in bitsandbytes' CPU path, a partial block divides and stores a scale that is kept off zero.
-        const bool partial = (block + 1) * VALUES_PER_BLOCK > n;
+        const bool partial = (block + 1) * NF4_BLOCK > n;
         const float inverse = __frcp_rn(divisor);
         if (partial) {
 #pragma unroll
@@ -219,7 +82,7 @@ template <class SRC> DEVICE void quantize(unsigned char *codes, float *absmax, c
 #pragma unroll
         for (int k = 0; k < 8; ++k)
             word |= encode(value[u][k], decision, below) << (k / 2 * 8 + (k % 2 ? 0 : 4));
-        if (block * VALUES_PER_BLOCK >= n) continue;
+        if (block * NF4_BLOCK >= n) continue;
         reinterpret_cast<unsigned *>(codes)[start / 8] = word;
         if (lane % 8 == 0) absmax[block] = partial && largest_bits < 0x7f800000u ? divisor : largest;
     }

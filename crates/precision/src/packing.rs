@@ -1,0 +1,151 @@
+//! How codes lie in bytes, and the loops that turn codes and block scales back into values: one path for every weight format.
+//!
+//! Trade-off: a block is decoded at a time, so a value in the middle of one costs a look at its start.
+
+use crate::workers;
+
+/// How codes lie in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Packing {
+    /// Two codes, the earlier one in the high nibble: NF4 and FP4 of bitsandbytes.
+    HighNibbleFirst,
+    /// Two codes, the earlier one in the low nibble: E2M1, as the hardware reads it.
+    LowNibbleFirst,
+    /// One code: E4M3.
+    Bytes,
+}
+
+impl Packing {
+    /// Codes in a byte: 2 or 1.
+    pub const fn codes_per_byte(self) -> usize {
+        match self {
+            Self::HighNibbleFirst | Self::LowNibbleFirst => 2,
+            Self::Bytes => 1,
+        }
+    }
+
+    /// The codes of a byte in their order. The second is repeated where there is only one.
+    #[inline(always)]
+    pub const fn codes(self, byte: u8) -> [usize; 2] {
+        let [low, high] = [(byte & 0xF) as usize, (byte >> 4) as usize];
+        match self {
+            Self::HighNibbleFirst => [high, low],
+            Self::LowNibbleFirst => [low, high],
+            Self::Bytes => [byte as usize; 2],
+        }
+    }
+
+    /// A byte of codes that are all `code`.
+    pub const fn repeated(self, code: u8) -> u8 {
+        match self {
+            Self::HighNibbleFirst | Self::LowNibbleFirst => code << 4 | code,
+            Self::Bytes => code,
+        }
+    }
+}
+
+/// What codes stand for: their levels relative to the scale of a block, and how they lie in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Decoder {
+    /// The level of each code: 16, or 256 where a code is a byte.
+    pub(crate) levels: &'static [f32],
+    pub(crate) packing: Packing,
+    /// Values that share a scale. They begin in whole bytes.
+    pub(crate) block_size: usize,
+}
+
+impl Decoder {
+    /// The `count` values of packed codes: level times scale.
+    ///
+    /// # Panics
+    /// If codes, scales and count belong to different tensors.
+    pub(crate) fn all(self, codes: &[u8], scales: &[f32], count: usize) -> Vec<f32> {
+        let Self { packing, block_size, .. } = self;
+        assert_eq!(codes.len(), count.div_ceil(packing.codes_per_byte()), "the codes of all values");
+        assert_eq!(scales.len(), count.div_ceil(block_size), "one scale per block");
+        let mut values = vec![0.0; count];
+        let span = workers::blocks_per_worker(scales.len(), block_size);
+        let length = span * block_size;
+        let spans =
+            values.chunks_mut(length).zip(codes.chunks(length / packing.codes_per_byte())).zip(scales.chunks(span));
+        workers::run(spans.map(|((values, codes), scales)| move || self.blocks(values, codes, scales)));
+        values
+    }
+
+    /// Blocks one after the other; the last one may be partial.
+    pub(crate) fn blocks(self, values: &mut [f32], codes: &[u8], scales: &[f32]) {
+        let bytes = self.block_size / self.packing.codes_per_byte();
+        for ((values, codes), &scale) in values.chunks_mut(self.block_size).zip(codes.chunks(bytes)).zip(scales) {
+            self.block(values, codes, scale);
+        }
+    }
+
+    /// The values of a block or its beginning. The last byte is half used if their count is odd.
+    fn block(self, values: &mut [f32], codes: &[u8], scale: f32) {
+        if self.packing == Packing::Bytes {
+            for (value, &code) in values.iter_mut().zip(codes) {
+                *value = self.levels[usize::from(code)] * scale;
+            }
+            return;
+        }
+        let mut scaled = [0.0; 16];
+        scaled.iter_mut().zip(self.levels).for_each(|(scaled, level)| *scaled = level * scale);
+        for (pair, &byte) in values.chunks_mut(2).zip(codes) {
+            let [first, second] = self.packing.codes(byte);
+            pair[0] = scaled[first];
+            if let Some(value) = pair.get_mut(1) {
+                *value = scaled[second];
+            }
+        }
+    }
+
+    /// The values from flat index `start` on.
+    pub(crate) fn range(self, codes: &[u8], scales: &[f32], start: usize, values: &mut [f32]) {
+        let per_byte = self.packing.codes_per_byte();
+        let mut index = start;
+        let mut rest = values;
+        while !rest.is_empty() {
+            let in_block = (self.block_size - index % self.block_size).min(rest.len());
+            let (block, after) = rest.split_at_mut(in_block);
+            let (odd, scale) = (index % per_byte, scales[index / self.block_size]);
+            if odd == 1 {
+                block[0] = self.levels[self.packing.codes(codes[index / per_byte])[1]] * scale;
+            }
+            self.block(&mut block[odd..], &codes[index.div_ceil(per_byte)..], scale);
+            (index, rest) = (index + in_block, after);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::QuantFormat;
+    use crate::test_values::Draws;
+
+    #[test]
+    fn a_range_is_that_part_of_all_values() {
+        let (rows, columns) = (6, 96);
+        let values = Draws(71).vector(rows * columns, 1.0);
+        for format in QuantFormat::ALL {
+            let quantized = format.quantize(&values, &[rows, columns]).unwrap();
+            let (decoder, scales) = (format.decoder(columns), quantized.scales.block.values());
+            let all = decoder.all(&quantized.codes, &scales, values.len());
+            for (start, end) in [(0, 1), (1, 2), (5, 70), (63, 200), (96, 192), (101, 576), (0, 576)] {
+                let mut part = vec![0.0; end - start];
+                decoder.range(&quantized.codes, &scales, start, &mut part);
+                assert_eq!(part, all[start..end], "{format} {start}..{end}");
+            }
+        }
+    }
+
+    #[test]
+    fn codes_of_a_byte_come_in_the_order_of_the_packing() {
+        assert_eq!(Packing::HighNibbleFirst.codes(0x72), [7, 2]);
+        assert_eq!(Packing::LowNibbleFirst.codes(0x72), [2, 7]);
+        assert_eq!(Packing::Bytes.codes(0x72), [0x72; 2]);
+        for packing in [Packing::HighNibbleFirst, Packing::LowNibbleFirst, Packing::Bytes] {
+            assert_eq!(packing.codes(packing.repeated(7)), [7; 2]);
+        }
+    }
+}
