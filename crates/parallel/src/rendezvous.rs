@@ -126,8 +126,7 @@ impl<'a> Hall<'a> {
                 let address = candidate.stream.peer_addr().map_or_else(|_| "a rank".to_owned(), |a| a.ip().to_string());
                 refuse(&self.refusals, &address, &format!("rank {rank} of {world_size}: {reason}"));
             }
-            let answered =
-                candidate.answer(&self.placement.token, verdict.as_ref().map(|()| ()).map_err(String::as_str));
+            let answered = candidate.answer(&self.placement.token, verdict.as_ref().copied().map_err(String::as_str));
             if let (Ok(()), Ok(stream)) = (verdict, answered) {
                 self.joined.insert(rank, stream);
             }

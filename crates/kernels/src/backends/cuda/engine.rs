@@ -99,6 +99,11 @@ pub fn probe() -> Result<(), String> {
     Ok(())
 }
 
+/// How many devices the driver lists; 0 without a driver.
+pub fn device_count() -> usize {
+    Driver::load().and_then(|driver| driver.devices()).map_or(0, |devices| devices.len())
+}
+
 /// Makes this thread's attention on a device treat cuDNN's forward or backward as refused: for tests of what happens then.
 pub fn refuse_cudnn(device: &CudaDevice, forward: bool, backward: bool) {
     engine(device).library.refuse(forward, backward);

@@ -49,7 +49,7 @@ mod trace;
 mod watch;
 mod weights;
 
-pub use engine::{probe, refuse_cudnn, scratch_bytes};
+pub use engine::{device_count, probe, refuse_cudnn, scratch_bytes};
 pub use failure::DeviceFailure;
 pub use matrix::Cuda;
 
