@@ -67,6 +67,11 @@ impl Ranks {
         self.local_world_size
     }
 
+    /// What carries bytes and tensors between the ranks, for collectives that this type does not have.
+    pub fn communicator(&self) -> &Communicator {
+        &self.communicator
+    }
+
     /// Refuses ranks that would not compute the same run.
     ///
     /// # Errors

@@ -180,7 +180,10 @@ impl LocalRanks {
 }
 
 /// A port of this machine that nothing uses now.
-fn free_port() -> std::io::Result<u16> {
+///
+/// # Errors
+/// All are in use.
+pub fn free_port() -> std::io::Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
 

@@ -86,6 +86,12 @@ pub trait Transport: Send + Sync {
     }
 }
 
+/// What a backend's own library knows of the ranks of a job.
+pub trait DeviceSide: Any + Send + Sync {
+    /// Why the library's results are not to be used any more.
+    fn failure(&self) -> Option<String>;
+}
+
 /// The ranks of a job, as one of them sees it.
 #[derive(Clone)]
 pub struct Communicator {
@@ -93,7 +99,7 @@ pub struct Communicator {
     world_size: usize,
     transport: Option<Arc<dyn Transport>>,
     /// What a backend's own library knows of these ranks, once it is connected.
-    device_side: Arc<OnceLock<Arc<dyn Any + Send + Sync>>>,
+    device_side: Arc<OnceLock<Arc<dyn DeviceSide>>>,
 }
 
 impl fmt::Debug for Communicator {
@@ -143,7 +149,8 @@ impl Communicator {
     /// # Errors
     /// [`CommError::Lost`].
     pub fn check(&self, operation: &'static str) -> Result<(), CommError> {
-        match self.transport.as_ref().and_then(|transport| transport.lost()) {
+        let of_transport = self.transport.as_ref().and_then(|transport| transport.lost());
+        match of_transport.or_else(|| self.device_side.get().and_then(|side| side.failure())) {
             Some(problem) => Err(self.lost(operation, problem)),
             None => Ok(()),
         }
@@ -176,16 +183,17 @@ impl Communicator {
     }
 
     /// What a backend stored with [`Communicator::connect_device`], if it is of this type.
-    pub fn device_side<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
-        self.device_side.get().and_then(|state| state.clone().downcast().ok())
+    pub fn device_side<T: DeviceSide>(&self) -> Option<Arc<T>> {
+        let side: Arc<dyn Any + Send + Sync> = self.device_side.get()?.clone();
+        side.downcast().ok()
     }
 
     /// Stores what a backend's own library knows of these ranks, for all clones of this communicator.
     ///
     /// # Panics
     /// If something was stored before.
-    pub fn connect_device<T: Any + Send + Sync>(&self, state: Arc<T>) {
-        assert!(self.device_side.set(state).is_ok(), "rank {} was connected twice", self.rank);
+    pub fn connect_device<T: DeviceSide>(&self, side: Arc<T>) {
+        assert!(self.device_side.set(side).is_ok(), "rank {} was connected twice", self.rank);
     }
 }
 

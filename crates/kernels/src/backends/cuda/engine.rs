@@ -26,6 +26,7 @@ use cubecl::prelude::Runtime;
 use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, Stream, StreamHandoff};
 
 use super::address::{Addresses, handle_number};
+use super::collectives::Collectives;
 use super::failure::check;
 use super::fp8_scales::Fp8Scales;
 use super::host_copies::HostCopies;
@@ -66,6 +67,7 @@ pub(super) struct Engine {
     /// Where the section saves low-rank intermediates.
     pub(super) saved_low_rank: RefCell<Option<LowRankChunk>>,
     pub(super) copies: HostCopies,
+    pub(super) collectives: Collectives,
     pub(super) tables: Tables,
     pub(super) trace: Trace,
 }
@@ -144,6 +146,7 @@ impl Engine {
             kept: KeptWeights::new(&context),
             saved_low_rank: RefCell::default(),
             copies: HostCopies::new(&context)?,
+            collectives: Collectives::new(&context),
             tables: Tables::default(),
             addresses: Addresses::new(&context),
             multiprocessors: info.multiprocessors as usize,

@@ -12,6 +12,7 @@ mod address;
 mod appended;
 mod attention;
 mod attention_case;
+mod collectives;
 mod columns;
 mod comm;
 mod copy;
