@@ -12,6 +12,7 @@ use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_hwprofile::spec::UnknownMachine;
 use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
 use firebrick_kernels::{BackendKind, BaseStorage};
+use firebrick_parallel::Ranks;
 use firebrick_precision::{Format, QuantFormat};
 use firebrick_train::bench::{BenchOptions, bench};
 use firebrick_train::config::{BackendChoice, EvalConfig, RunConfig, compute, json_schema};
@@ -22,6 +23,7 @@ use firebrick_train::run::chat_settings;
 use firebrick_train::run::device::device_work;
 use firebrick_train::run::generate::{GenerateRequest, LoadOptions, generate};
 use firebrick_train::run::interrupt::{Interrupt, exit_status};
+use firebrick_train::run::local_ranks::{self, GpuCount};
 use firebrick_train::run::prepare::prepare_for;
 use firebrick_train::run::sampling::{ChosenSampling, TypedSampling};
 use firebrick_train::run::trace::TraceSteps;
@@ -82,6 +84,34 @@ struct Train {
     /// Train although the plan says that the run does not fit into memory.
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    ranks: LocalRankCount,
+}
+
+/// Ranks on this machine. Other launchers (torchrun, srun, mpirun) start ranks themselves: docs/scaling.md.
+#[derive(Args)]
+struct LocalRankCount {
+    /// Train on this many GPUs of this machine, or on all: one process per GPU, each with its own rows of every step.
+    #[arg(long, value_name = "N|all", conflicts_with = "ranks")]
+    gpus: Option<GpuCount>,
+    /// The same with this many processes, for backends that compute on the CPU.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    ranks: Option<u32>,
+}
+
+impl LocalRankCount {
+    fn requested(&self, config: &RunConfig) -> Result<usize, RunError> {
+        local_ranks::requested(config, self.gpus, self.ranks.map(|ranks| ranks as usize))
+    }
+
+    /// The option as it was typed.
+    fn words(&self) -> Vec<String> {
+        let gpus = self.gpus.map(|gpus| match gpus {
+            GpuCount::All => ["--gpus".to_owned(), "all".to_owned()],
+            GpuCount::Number(number) => ["--gpus".to_owned(), number.to_string()],
+        });
+        gpus.or(self.ranks.map(|ranks| ["--ranks".to_owned(), ranks.to_string()])).into_iter().flatten().collect()
+    }
 }
 
 impl Train {
@@ -110,6 +140,9 @@ struct PlanArguments {
     /// Print the plan of a run that does not fit into memory, too.
     #[arg(long)]
     force: bool,
+    /// Plan for a run of this many ranks, on one machine or many.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    ranks: u32,
 }
 
 #[derive(Args)]
@@ -278,25 +311,39 @@ fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
 fn train(arguments: Train) -> anyhow::Result<ExitCode> {
     let path = arguments.config()?;
     let config = RunConfig::load(&path, &arguments.overrides)?;
+    let placement = local_ranks::placement(!arguments.ranks.words().is_empty())?;
+    if placement.is_none() {
+        let count = arguments.ranks.requested(&config)?;
+        if count > 1 {
+            return Ok(status(local_ranks::run_supervised(count)?));
+        }
+    }
     let interrupt = Interrupt::install().context("cannot listen for Ctrl-C")?;
+    local_ranks::follow_supervisor(&interrupt);
+    let ranks = placement.as_ref().map_or_else(|| Ok(Ranks::single()), Ranks::join)?;
     let resume = arguments.resume.map(|named| named.map_or(ResumeFrom::Newest, ResumeFrom::Named));
-    let console = Console::VERBOSE;
-    let Train { trace, force, .. } = arguments;
-    let outcome = run(RunOptions { config, resume, console, interrupt, trace, force })?;
-    let Outcome::Interrupted { step, signal, folder, .. } = outcome else { return Ok(ExitCode::SUCCESS) };
+    let console = if ranks.is_main() { Console::VERBOSE } else { Console::QUIET };
     let mut words = vec!["--config".to_owned(), path.display().to_string()];
     words.extend(arguments.overrides.into_iter().flat_map(|set| ["--set".to_owned(), set]));
+    words.extend(arguments.ranks.words());
+    let Train { trace, force, .. } = arguments;
+    let outcome = run(RunOptions { config, resume, console, interrupt, trace, force, ranks })?;
+    let Outcome::Interrupted { step, signal, folder, .. } = outcome else { return Ok(ExitCode::SUCCESS) };
     console.stopped(step, &words, &folder);
-    let status = signal.map(exit_status).and_then(|status| u8::try_from(status).ok());
-    Ok(status.map_or(ExitCode::SUCCESS, ExitCode::from))
+    Ok(signal.map(exit_status).map_or(ExitCode::SUCCESS, status))
+}
+
+/// A status that fits into what a process can return; any other is a failure.
+fn status(status: i32) -> ExitCode {
+    u8::try_from(status).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
 fn plan(arguments: &PlanArguments) -> anyhow::Result<()> {
-    let &PlanArguments { machine, price_per_hour, force, .. } = arguments;
-    let request = PlanRequest { machine, force, price_per_hour };
+    let &PlanArguments { machine, price_per_hour, force, ranks, .. } = arguments;
+    let request = PlanRequest { machine, force, price_per_hour, local_ranks: 1 };
     let prepared = {
         let _shown = Console::VERBOSE.activity(reading_data);
-        prepare_for(arguments.recipe.load()?, &request)?
+        prepare_for(arguments.recipe.load()?, ranks as usize, &request)?
     };
     for note in &prepared.data_notes {
         Console::VERBOSE.print(note);

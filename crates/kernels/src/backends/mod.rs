@@ -58,6 +58,15 @@ impl BackendKind {
             _ => Err(format!("this build does not have the backend {self}")),
         }
     }
+
+    /// How many devices this process can use with this backend; of backends that use one alone, that one.
+    pub fn devices(self) -> usize {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Cuda => cuda::device_count(),
+            _ => 1,
+        }
+    }
 }
 
 #[cfg(test)]

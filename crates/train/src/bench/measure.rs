@@ -58,7 +58,7 @@ pub(super) fn measure<B: Kernels>(case: &Case<'_>) -> Result<Measured, RunError>
     if let Some(seconds) = self_test_s {
         print(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
     }
-    let mut meter = MemoryMeter::new(plan.backend.value);
+    let mut meter = MemoryMeter::new(plan.backend.value, 0);
     let started = Instant::now();
     let mut trainer =
         assemble::trainer::<B>(plan, case.model, Init::Pretrained, Ranks::single(), &device, &mut |_| ())?;

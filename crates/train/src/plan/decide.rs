@@ -62,7 +62,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         seed: Chosen::recipe(config.seed),
         data_seed: Chosen::recipe(config.data_seed()),
         shuffle: Chosen::recipe(config.data.shuffle),
-        world_size: Chosen::new(world_size, if world_size == 1 { "one process" } else { "the processes of this run" }),
+        world_size: ranks(world_size),
         compute,
         gemms,
         arithmetic,
@@ -179,11 +179,23 @@ fn row_len(config: &RunConfig, data: &DataShape) -> Chosen<usize> {
     Chosen::new(data.row_len, format!("max_seq_len; {how}: {}", data.report))
 }
 
+fn ranks(world_size: usize) -> Chosen<usize> {
+    let why = match world_size {
+        1 => "one process",
+        _ => {
+            "each has the whole model and its own rows of every step; gradients are summed over all. What follows is per rank"
+        }
+    };
+    Chosen::new(world_size, why)
+}
+
 fn accumulation(config: &RunConfig, world_size: usize) -> Chosen<usize> {
-    let rows = config.rows_per_step() * world_size;
+    let own = config.rows_per_step();
+    let rows = own * world_size;
+    let ranks = if world_size == 1 { String::new() } else { format!(" ({own} on each of {world_size} ranks)") };
     Chosen::new(
         config.train.gradient_accumulation,
-        format!("{rows} rows per step, one loss denominator over all of them"),
+        format!("{rows} rows per step{ranks}, one loss denominator over all of them"),
     )
 }
 

@@ -40,6 +40,9 @@ impl fmt::Display for Plan {
             line("loader threads", self.loader_workers.value.to_string(), &self.loader_workers.reason),
             line("memory", human_bytes(self.memory_bytes.value), &self.memory_bytes.reason),
         ];
+        if self.world_size.value > 1 {
+            writeln!(formatter, "{}", line("ranks", self.world_size.value.to_string(), &self.world_size.reason))?;
+        }
         writeln!(formatter, "{}", lines.join("\n"))?;
         for part in &self.memory {
             writeln!(formatter, "    {:<34} {:>10}  {}", part.what, human_bytes(part.bytes), part.why)?;

@@ -291,7 +291,7 @@ mod tests {
     #[test]
     fn every_machine_of_the_table_answers_with_reasons() {
         for spec in AcceleratorSpec::all() {
-            let request = PlanRequest { force: true, price_per_hour: Some(2.0), machine: Some(spec) };
+            let request = PlanRequest { force: true, price_per_hour: Some(2.0), machine: Some(spec), local_ranks: 1 };
             let plan = plan(spec.id, &["train.micro_batch_size=1"], request);
             let forecast = plan.forecast.as_ref().expect("known peaks");
             for (name, value, reason) in forecast.lines() {

@@ -209,17 +209,24 @@ pub struct PlanRequest {
     pub force: bool,
     /// Price of the machine per hour, in any currency.
     pub price_per_hour: Option<f64>,
+    /// Processes of the run that share this machine; 0 counts as one.
+    pub local_ranks: usize,
 }
 
 impl PlanRequest {
     /// The machine: the named one, or this one as it is found.
     pub fn profile(&self) -> HardwareProfile {
-        match self.machine {
+        let mut profile = match self.machine {
             Some(spec) => HardwareProfile::of_machine(spec),
             // Metal's GPUs are known to wgpu alone.
             None if cfg!(target_os = "macos") => HardwareProfile::detect_with_adapters(),
             None => HardwareProfile::detect(),
-        }
+        };
+        // Ranks share the cores and the memory of their machine.
+        let ranks = self.local_ranks.max(1);
+        profile.cpu.logical_cores = (profile.cpu.logical_cores / ranks).max(1);
+        profile.memory.available_bytes /= ranks as u64;
+        profile
     }
 }
 

@@ -26,6 +26,7 @@ use cubecl::prelude::Runtime;
 use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, Stream, StreamHandoff};
 
 use super::address::{Addresses, handle_number};
+use super::collectives::Collectives;
 use super::failure::check;
 use super::fp8_rows::PreparedRows;
 use super::fp8_scales::Fp8Scales;
@@ -69,6 +70,7 @@ pub(super) struct Engine {
     /// Where the section saves low-rank intermediates.
     pub(super) saved_low_rank: RefCell<Option<LowRankChunk>>,
     pub(super) copies: HostCopies,
+    pub(super) collectives: Collectives,
     pub(super) tables: Tables,
     pub(super) trace: Trace,
 }
@@ -100,6 +102,11 @@ pub fn probe() -> Result<(), String> {
     }
     configure();
     Ok(())
+}
+
+/// How many devices the driver lists; 0 without a driver.
+pub fn device_count() -> usize {
+    Driver::load().and_then(|driver| driver.devices()).map_or(0, |devices| devices.len())
 }
 
 /// Makes this thread's attention on a device treat cuDNN's forward or backward as refused: for tests of what happens then.
@@ -143,6 +150,7 @@ impl Engine {
             kept: KeptWeights::new(&context),
             saved_low_rank: RefCell::default(),
             copies: HostCopies::new(&context)?,
+            collectives: Collectives::new(&context),
             tables: Tables::default(),
             addresses: Addresses::new(&context),
             multiprocessors: info.multiprocessors as usize,

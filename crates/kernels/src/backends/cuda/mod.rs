@@ -12,6 +12,7 @@ mod address;
 mod appended;
 mod attention;
 mod attention_case;
+mod collectives;
 mod columns;
 mod comm;
 mod copy;
@@ -52,7 +53,7 @@ mod watch;
 mod weights;
 mod write_out;
 
-pub use engine::{probe, refuse_cudnn, scratch_bytes};
+pub use engine::{device_count, probe, refuse_cudnn, scratch_bytes};
 pub use failure::DeviceFailure;
 pub use matrix::Cuda;
 

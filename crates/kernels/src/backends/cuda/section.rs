@@ -33,6 +33,7 @@ impl Engine {
         let open = Open::new(self);
         let result = work();
         self.copies.settle(self.stream());
+        self.collectives.settle(self.stream());
         open.close();
         result
     }
@@ -109,6 +110,7 @@ impl Drop for Open<'_> {
             // Copies between host and device may still use memory that unwinding frees. A failure here means that the context
             // is lost: the failure that is already on its way reports that better.
             let _ = self.engine.copies.synchronize();
+            let _ = self.engine.collectives.synchronize();
             let _ = self.engine.end();
         }
     }
