@@ -263,8 +263,15 @@ fn random_model<B: Kernels>(family: &str, head_dim: usize, dtype: DType, storage
         target_modules: TargetModules::AllLinear,
         base_model_name_or_path: None,
     });
-    let build =
-        BuildOptions { storage, lora, seed: 3, compute_dtype: dtype, gemms: GemmFormat::Compute, max_positions: 512 };
+    let build = BuildOptions {
+        storage,
+        lora,
+        seed: 3,
+        compute_dtype: dtype,
+        gemms: GemmFormat::Compute,
+        max_positions: 512,
+        sequence_tokens: 512,
+    };
     Decoder::random(config, &build, &B::Device::default()).expect("every module can be adapted")
 }
 
@@ -317,6 +324,7 @@ fn print_attention(family: &str, dtype: DType) {
         compute_dtype: dtype,
         gemms: GemmFormat::Compute,
         max_positions: 128,
+        sequence_tokens: 128,
     };
     let model = Decoder::<Cuda>::random(config, &options, &Default::default()).expect("there is no adapter");
     let fused = attention_is_fused(&model, &operations(&model, &sequence_of(&[30, 34], None, 0)));

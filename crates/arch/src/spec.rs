@@ -29,13 +29,66 @@ pub struct ModelSpec {
     pub initializer_range: f64,
 }
 
-/// One decoder layer: attention and MLP, each after an RMSNorm and added to the residual stream.
+/// One decoder layer: attention and MLP, each with its RMSNorms and added to the residual stream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerSpec {
     /// Self attention.
     pub attention: AttentionSpec,
     /// The MLP.
     pub mlp: MlpSpec,
+    /// Where the RMSNorms are.
+    pub norms: LayerNorms,
+}
+
+/// Where a layer normalizes: the inputs of attention and MLP, their outputs before they are added to the residual stream, or both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LayerNorms {
+    /// The inputs: `x + attention(norm(x))` (Llama).
+    Pre,
+    /// The outputs: `x + norm(attention(x))` (OLMo 2).
+    Post,
+}
+
+/// Hugging Face's names of the RMSNorms of a layer over the hidden size, `None` where a layer has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NormNames {
+    /// Of the input of attention.
+    pub before_attention: Option<&'static str>,
+    /// Of the output of attention.
+    pub after_attention: Option<&'static str>,
+    /// Of the input of the MLP.
+    pub before_mlp: Option<&'static str>,
+    /// Of the output of the MLP.
+    pub after_mlp: Option<&'static str>,
+}
+
+impl LayerNorms {
+    /// The names of the norms in a checkpoint. `post_attention_layernorm` is the MLP's input norm in one family and attention's output
+    /// norm in another.
+    pub const fn names(self) -> NormNames {
+        match self {
+            Self::Pre => NormNames {
+                before_attention: Some("input_layernorm"),
+                after_attention: None,
+                before_mlp: Some("post_attention_layernorm"),
+                after_mlp: None,
+            },
+            Self::Post => NormNames {
+                before_attention: None,
+                after_attention: Some("post_attention_layernorm"),
+                before_mlp: None,
+                after_mlp: Some("post_feedforward_layernorm"),
+            },
+        }
+    }
+}
+
+impl NormNames {
+    /// How many outputs are normalized: each is read again by the backward, as it was before its norm.
+    pub fn outputs(&self) -> usize {
+        [self.after_attention, self.after_mlp].iter().flatten().count()
+    }
 }
 
 /// Causal self attention with grouped key/value heads.
@@ -51,6 +104,8 @@ pub struct AttentionSpec {
     pub rope: Option<usize>,
     /// Whether queries and keys are normalized before the rotation, and over what.
     pub qk_norm: QkNorm,
+    /// Whether a checkpoint stores the query, key and value projections as one module, `qkv_proj` (Phi-3). LoRA then has one pair for it.
+    pub fused_qkv: bool,
     /// Whether the query, key and value projections have a bias.
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
@@ -69,6 +124,20 @@ pub enum QkNorm {
     None,
     /// Over each head, with one weight `[head_dim]` for all query heads and one for all key heads (Qwen3).
     PerHead,
+    /// Over all query heads together and over all key heads together, with weights `[heads * head_dim]` and `[kv_heads * head_dim]`
+    /// (OLMo 2).
+    WholeProjection,
+}
+
+impl QkNorm {
+    /// Widths of the weights of queries and of keys; `None` without norms.
+    pub fn widths(self, attention: &AttentionSpec) -> Option<[usize; 2]> {
+        match self {
+            Self::None => None,
+            Self::PerHead => Some([attention.head_dim; 2]),
+            Self::WholeProjection => Some([attention.query_size(), attention.kv_size()]),
+        }
+    }
 }
 
 /// The MLP of a layer.
@@ -81,6 +150,8 @@ pub enum MlpSpec {
         intermediate_size: usize,
         /// Activation of the gate.
         activation: Activation,
+        /// Whether a checkpoint stores the gate and up projections as one module, `gate_up_proj` (Phi-3).
+        fused: bool,
         /// Whether the three projections have a bias.
         bias: bool,
     },
@@ -139,6 +210,12 @@ impl MlpSpec {
     pub fn activation(&self) -> Activation {
         let Self::Gated { activation, .. } = self;
         *activation
+    }
+
+    /// Whether gate and up are one module.
+    pub fn fused(&self) -> bool {
+        let Self::Gated { fused, .. } = self;
+        *fused
     }
 
     /// Whether the projections have a bias.

@@ -121,6 +121,7 @@ fn spec() -> AttentionSpec {
         head_dim: 64,
         rope: None,
         qk_norm: QkNorm::None,
+        fused_qkv: false,
         qkv_bias: false,
         output_bias: false,
         window: None,

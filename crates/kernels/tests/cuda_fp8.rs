@@ -168,19 +168,19 @@ fn operations_that_write_codes_change_no_bit() {
     let Some(device) = device() else { return };
     // The last one is too wide for a block to keep, and goes the other way.
     for (hidden, width) in [(80, 48), (1024, 2816), (4096, 14_336), (8192, 16_400)] {
-        for quantized in [true, false] {
+        for base in [Some(QuantFormat::Nf4 { double_quant: true }), None] {
             let pair = 1.0 / (hidden as f64).sqrt();
             let up = Inputs::new([2 * width, hidden], 2, [pair, 0.01], 2.0);
             let down = Inputs::new([hidden, width], 1, [pair, 0.01], 2.0);
-            let mlps = [true, false].map(|together| mlp(&up, &down, quantized, together, &device));
-            assert!(mlps[0] == mlps[1], "hidden {hidden}, width {width}, quantized {quantized}");
+            let mlps = [true, false].map(|together| mlp(&up, &down, base, together, &device));
+            assert!(mlps[0] == mlps[1], "hidden {hidden}, width {width}, {base:?}");
         }
     }
 }
 
 /// Output, gradients of the input and of the factors of norm, gate, up and down; with the operations that write codes, or one by one.
-fn mlp(up: &Inputs, down: &Inputs, quantized: bool, together: bool, device: &Device) -> Vec<Vec<f64>> {
-    let [gate_up, down_group] = [up, down].map(|inputs| inputs.group::<Cuda>(GemmFormat::Fp8, quantized, device));
+fn mlp(up: &Inputs, down: &Inputs, base: Option<QuantFormat>, together: bool, device: &Device) -> Vec<Vec<f64>> {
+    let [gate_up, down_group] = [up, down].map(|inputs| inputs.group::<Cuda>(GemmFormat::Fp8, base, device));
     let width = down.shape[1];
     let gate_up = Group { parts: vec![width; 2], ..gate_up };
     let half = |values: &TensorData| Matrix::from_data(values.clone(), (device, DType::BF16));

@@ -9,7 +9,7 @@ use std::ops::Range;
 use burn_tensor::{DType, Tensor};
 use firebrick_kernels::{
     Adapter, Bias, Epilogue, GemmFormat, GradientSink, Group, InputGradient, Keep, Kernels, Module, ModuleGradients,
-    Parameter, ProjectSaved, Prologue, Weight, WeightGradient,
+    Parameter, ProjectGradients, ProjectSaved, Prologue, Weight, WeightGradient,
 };
 
 /// A weight matrix and whether it trains.
@@ -163,6 +163,7 @@ pub struct LinearGroup<B: Kernels> {
 pub(crate) struct GroupBackward<B: Kernels> {
     pub(crate) input: InputGradient<B>,
     pub(crate) norm: Option<Tensor<B, 1>>,
+    pub(crate) output_norm: Option<Tensor<B, 1>>,
     pub(crate) qk_norm: [Option<Tensor<B, 1>>; 2],
 }
 
@@ -205,10 +206,11 @@ impl<B: Kernels> LinearGroup<B> {
         let group = Group { modules, parts: self.parts.clone(), gemms: self.gemms };
         // GEMMs in the compute format read gradients as they are.
         let next = next.filter(|next| next.gemms != GemmFormat::Compute).map(|next| next.frozen(adapters));
-        let gradients = B::project_backward(saved, group, d_outputs, d_residual, next.as_ref());
-        for ((linear, gradients), lent) in self.modules.iter().zip(gradients.modules).zip(lent) {
+        let mut gradients = B::project_backward(saved, group, d_outputs, d_residual, next.as_ref());
+        for ((linear, gradients), lent) in self.modules.iter().zip(std::mem::take(&mut gradients.modules)).zip(lent) {
             linear.add_gradients(gradients, lent, sink);
         }
-        GroupBackward { input: gradients.input, norm: gradients.norm, qk_norm: gradients.qk_norm }
+        let ProjectGradients { input, norm, output_norm, qk_norm, .. } = gradients;
+        GroupBackward { input, norm, output_norm, qk_norm }
     }
 }

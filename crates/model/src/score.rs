@@ -127,6 +127,7 @@ mod tests {
             compute_dtype: DType::F32,
             gemms: GemmFormat::Compute,
             max_positions: 64,
+            sequence_tokens: 64,
         };
         let model = Decoder::<Flex>::random(tiny(&[]).unwrap(), &options, &Default::default()).unwrap();
         let ids: Vec<u32> = (0..20).map(|token| token * 7 % 11).collect();
@@ -152,6 +153,7 @@ mod tests {
             compute_dtype: DType::F32,
             gemms: GemmFormat::Compute,
             max_positions: 8,
+            sequence_tokens: 8,
         };
         let model = Decoder::<Flex>::random(tiny(&[]).unwrap(), &options, &Default::default()).unwrap();
         let score = model.score(&model.upload(&[1, 2], &[-100, -100], &[0, 1], &[0, 2]), 4);

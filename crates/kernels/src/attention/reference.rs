@@ -173,6 +173,7 @@ mod tests {
             head_dim,
             rope: None,
             qk_norm: firebrick_arch::QkNorm::None,
+            fused_qkv: false,
             qkv_bias: false,
             output_bias: false,
             window,

@@ -83,7 +83,8 @@ pub(super) fn forward_lines(model: &ModelSpec, pass: &TrainingShape) -> Vec<Memo
 
 /// Values of `v` that lie next to queries and keys where those are saved before their norm: one buffer holds all three.
 fn next_to_raw_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
-    let layers = model.layers.iter().filter(|layer| layer.attention.qk_norm != QkNorm::None);
+    // Norms over all heads save dense copies of queries and keys instead.
+    let layers = model.layers.iter().filter(|layer| layer.attention.qk_norm == QkNorm::PerHead);
     let saved = if training.recompute == Recompute::Full { 0 } else { usize::MAX };
     layers.take(saved).map(|layer| layer.attention.kv_size() as u64).sum::<u64>() * training.activation_bytes()
 }

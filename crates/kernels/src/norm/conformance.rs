@@ -14,7 +14,10 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
         let norm = NormWeight { weight: weight.0.clone(), epsilon: 1e-5, trains };
         let expected_norm = NormWeight { weight: weight.1.clone(), epsilon: 1e-5, trains };
         let y = B::rms_norm(x.0.clone(), &norm);
-        check.compare("rms_norm", y, reference::forward(x.1.clone(), &expected_norm));
+        let expected = reference::forward(x.1.clone(), &expected_norm);
+        check.compare("rms_norm", y, expected.clone());
+        let y = B::rms_norm_add(x.0.clone(), &norm, residual.0.clone());
+        check.compare("rms_norm_add", y, expected.add(residual.1.clone()));
         for (past, past_reference) in [(None, None), (Some(residual.0.clone()), Some(residual.1.clone()))] {
             let (dx, dw) = B::rms_norm_backward(x.0.clone(), &norm, dy.0.clone(), past);
             let expected = reference::backward(x.1.clone(), &expected_norm, dy.1.clone(), past_reference);

@@ -26,6 +26,12 @@ pub trait NormOps: Backend {
         reference::forward(x_nd, norm)
     }
 
+    /// [`NormOps::rms_norm`] of `x` plus a residual of its shape, `[n, d]`. Its backward is that of the norm; the gradient of the residual
+    /// is the gradient of the result.
+    fn rms_norm_add(x_nd: Tensor<Self, 2>, norm: &NormWeight<Self>, residual_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        Self::rms_norm(x_nd, norm).add(residual_nd)
+    }
+
     /// Backward of [`NormOps::rms_norm`] at input `x`: the gradient of `x` plus `d_residual` (what flows past the norm on the
     /// residual path), and the gradient of the weight `[d]` f32 where it trains.
     fn rms_norm_backward(

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use firebrick_arch::ModelSpec;
+use firebrick_arch::{LongRopeFactors, ModelSpec, Rope, RopeScaling};
 use firebrick_hwprofile::memory::{MemoryEstimate, human_bytes};
 use firebrick_kernels::{BackendKind, Recompute, TrainingShape, step_work};
 
@@ -89,6 +89,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
             data.row_len.max(config.max_seq_len) + eval.max_new_tokens,
             "the longest row and an answer after it",
         ),
+        long_rope: long_rope(config, &model.spec),
         micro_batch_size: Chosen::recipe(train.micro_batch_size),
         gradient_accumulation: accumulation(config, world_size),
         learning_rate: Chosen::recipe(config.learning_rate()),
@@ -172,6 +173,28 @@ fn recompute(recompute: Recompute) -> Chosen<Recompute> {
         Recompute::None => "layers save all that their backward reads: maximum memory, minimum work",
     };
     Chosen::new(recompute, why)
+}
+
+/// transformers chooses for each batch, by its longest sequence; a run chooses once.
+fn long_rope(config: &RunConfig, spec: &ModelSpec) -> Option<Chosen<&'static str>> {
+    let tokens = config.max_seq_len;
+    let of_rope = |rope: &Rope| match &rope.scaling {
+        RopeScaling::LongRope { original_max_position_embeddings: original, .. } => {
+            let (factors, than) = match rope.scaling.long_rope_factors(tokens)? {
+                LongRopeFactors::Short => ("short_factor", "no longer than"),
+                LongRopeFactors::Long => ("long_factor", "longer than"),
+            };
+            let why = format!(
+                "max_seq_len {tokens} is {than} original_max_position_embeddings {original}; for the whole run, whatever the length of \
+                 a document"
+            );
+            Some(Chosen::new(factors, why))
+        }
+        RopeScaling::Default | RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } | RopeScaling::Yarn { .. } => {
+            None
+        }
+    };
+    spec.ropes.iter().find_map(of_rope)
 }
 
 fn row_len(config: &RunConfig, data: &DataShape) -> Chosen<usize> {
@@ -279,11 +302,15 @@ mod tests {
         "tie_word_embeddings": true}"#;
 
     fn resolve(changes: &[&str]) -> Result<Plan, RunError> {
+        resolve_for(MODEL, changes)
+    }
+
+    fn resolve_for(model: &str, changes: &[&str]) -> Result<Plan, RunError> {
         let recipe = "name='n'\nmodel='m'\nbackend='flex'\nmax_seq_len=64\n[lora]\nr=4\n[data]\npath='d'\n";
         let changes: Vec<String> = changes.iter().map(ToString::to_string).collect();
         let config = RunConfig::from_toml(recipe, Path::new("r.toml"), &changes).unwrap();
         let profile = HardwareProfile::described(4, 8 << 30, Vec::new());
-        let model = ModelConfig::parse(MODEL, Path::new("config.json")).unwrap();
+        let model = ModelConfig::parse(model, Path::new("config.json")).unwrap();
         let data = DataShape {
             rows: 100,
             row_len: 64,
@@ -350,6 +377,23 @@ mod tests {
         let schedule = plan.learning_rate_schedule();
         assert_eq!((schedule.peak, schedule.warmup_steps, schedule.total_steps), (2e-5, 2, 50));
         assert_eq!((plan.base.value, plan.lora.value), (BaseStorage::Trained, None));
+    }
+
+    #[test]
+    #[cfg(feature = "flex")]
+    fn the_factors_of_longrope_follow_from_max_seq_len_alone() {
+        let ones = ["1.0"; 4].join(", ");
+        let lists = format!(r#""type": "longrope", "short_factor": [{ones}], "long_factor": [{ones}]"#);
+        let model = MODEL.replace("LlamaForCausalLM", "Phi3ForCausalLM").replace("\"llama\"", "\"phi3\"").replace(
+            "\"rope_theta\"",
+            &format!(r#""original_max_position_embeddings": 64, "rope_scaling": {{{lists}}}, "rope_theta""#),
+        );
+        for (tokens, expected) in [(64, "short_factor"), (65, "long_factor")] {
+            let plan = resolve_for(&model, &[&format!("max_seq_len={tokens}"), "eval.max_new_tokens=32"]).unwrap();
+            assert_eq!(plan.long_rope.as_ref().unwrap().value, expected);
+            assert!(plan.to_string().contains(expected) && plan.to_toml().contains(expected));
+        }
+        assert!(resolve(&[]).unwrap().long_rope.is_none());
     }
 
     #[test]

@@ -5,6 +5,7 @@
 use firebrick_arch::{LoraConfig, ModelSpec, TensorSpec};
 use firebrick_kernels::{BackendKind, GemmFormat, TrainingShape};
 use firebrick_optim::OptimizerConfig;
+use firebrick_precision::Format;
 
 use crate::config::RunConfig;
 use crate::error::RunError;

@@ -85,6 +85,9 @@ pub struct Plan {
     pub row_len: Chosen<usize>,
     /// Positions that the rotary tables cover.
     pub max_positions: Chosen<usize>,
+    /// Which factors of longrope are used; none where the model has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub long_rope: Option<Chosen<&'static str>>,
     /// Rows per forward and backward pass.
     pub micro_batch_size: Chosen<usize>,
     /// Micro-batches per step.

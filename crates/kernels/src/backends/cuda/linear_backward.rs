@@ -17,7 +17,7 @@ use super::linear::halves;
 use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, float, tensor};
 use super::weights::GroupWeight;
 use crate::backends::cuda_rows::ROW_MULTIPLE;
-use crate::linear::SavedHeads;
+use crate::linear::{SavedHeads, SavedOutputNorm};
 use crate::{
     GemmFormat, Group, InputGradient, Module, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, WeightGradient,
 };
@@ -29,9 +29,15 @@ struct OutputGradient {
     /// The owner of its memory where it is not scratch.
     _owner: Option<MatrixView>,
     qk_norm: [Option<Primitive>; 2],
+    output_norm: Option<Primitive>,
     weight: Option<GroupWeight>,
     /// The adapters with `dy s B`.
     adapters: Option<LowRankGradient>,
+}
+
+fn single(mut d_outputs: Vec<Tensor<Cuda, 2>>) -> Tensor<Cuda, 2> {
+    assert_eq!(d_outputs.len(), 1, "a group of one part has one gradient");
+    d_outputs.remove(0)
 }
 
 impl Engine {
@@ -43,10 +49,10 @@ impl Engine {
         d_residual: Option<Tensor<Cuda, 2>>,
         next: Option<&Group<Cuda>>,
     ) -> ProjectGradients<Cuda> {
-        let ProjectSaved { prologue, prologue_output, low_rank, heads } = saved;
+        let ProjectSaved { prologue, prologue_output, low_rank, heads, output_norm } = saved;
         let prologue_output = prologue_output.map(|output| self.matrix(output));
         let low = low_rank.map(|low| self.flat(low));
-        let gradient = self.output_gradient(&group, heads, d_outputs, low.as_ref());
+        let gradient = self.output_gradient(&group, heads, output_norm, d_outputs, low.as_ref());
         let dy = gradient.dy;
         let (input, norm, modules) = match prologue {
             Prologue::None { x } => {
@@ -85,7 +91,8 @@ impl Engine {
             }
         };
         let qk_norm = gradient.qk_norm.map(|gradient| gradient.map(tensor));
-        ProjectGradients { input, norm: norm.map(tensor), qk_norm, modules }
+        let output_norm = gradient.output_norm.map(tensor);
+        ProjectGradients { input, norm: norm.map(tensor), output_norm, qk_norm, modules }
     }
 
     /// The gradient of the GEMM's output from the gradients of what the epilogue made of it.
@@ -93,10 +100,12 @@ impl Engine {
         &self,
         group: &Group<Cuda>,
         heads: Option<SavedHeads<Cuda>>,
+        output_norm: Option<SavedOutputNorm<Cuda>>,
         d_outputs: Vec<Tensor<Cuda, 2>>,
         low: Option<&MatrixView>,
     ) -> OutputGradient {
         let room = appended_columns(group);
+        let mut d_output_norm = None;
         let (dy, owner, qk_norm) = if let Some(SavedHeads { epilogue, raw }) = heads {
             let gradients: Vec<_> = d_outputs.into_iter().map(|d_output| self.flat(d_output)).collect();
             let gradients: [MatrixView; 3] = gradients
@@ -105,6 +114,11 @@ impl Engine {
             let raw = raw.map(|(q, k)| [self.matrix(q), self.matrix(k)]);
             let (joined, qk_norm) = self.heads_backward(&gradients, &epilogue, raw.as_ref(), room);
             (joined, None, qk_norm)
+        } else if let Some(SavedOutputNorm { norm, raw }) = output_norm {
+            let (dy, raw) = (self.matrix(single(d_outputs)), self.flat(raw));
+            let d_raw = self.empty_with_room([raw.rows, raw.width], room, raw.dtype);
+            d_output_norm = self.rms_norm_backward(d_raw.block(), &raw, &norm, dy.block(), None);
+            (d_raw.block(), Some(d_raw), [None, None])
         } else {
             let whole = self.adjacent_columns(d_outputs.into_iter().map(|d_output| self.matrix(d_output)).collect());
             let (dy, owner) = self.with_room(whole, room);
@@ -120,7 +134,7 @@ impl Engine {
         };
         let low = low.map(|low| low.block());
         let adapters = adapters.map(|adapters| self.low_rank_gradient(dy, low, adapters));
-        OutputGradient { dy, _owner: owner, qk_norm, weight, adapters }
+        OutputGradient { dy, _owner: owner, qk_norm, output_norm: d_output_norm, weight, adapters }
     }
 
     /// `dy W + dy s B A`, summed over the group, plus what is given; in rows with `room` columns more.

@@ -45,7 +45,8 @@ impl LinearOps for Flex {
 /// `direction` 1 rotates, -1 rotates back.
 fn rotated(x: Tensor<Flex, 2>, tables: &RotaryTables<Flex>, head_dim: usize, direction: f32) -> Tensor<Flex, 2> {
     let [tokens, width] = x.dims();
-    let half = head_dim / 2;
+    // Columns of a head beyond the tables' pass through.
+    let half = tables.cos.dims()[1];
     let (x, cos, sin) = (Floats::of(x), Floats::of(tables.cos.clone()), Floats::of(tables.sin.clone()));
     let mut y = vec![0.0; tokens * width];
     let rows = rows_per_task(width);
@@ -56,6 +57,8 @@ fn rotated(x: Tensor<Flex, 2>, tables: &RotaryTables<Flex>, head_dim: usize, dir
             for (token, (y, x)) in y.chunks_exact_mut(width).zip(x.chunks_exact(width)).enumerate() {
                 let (cos, sin) = (&cos[token * half..][..half], &sin[token * half..][..half]);
                 for (y, x) in y.chunks_exact_mut(head_dim).zip(x.chunks_exact(head_dim)) {
+                    let ((y, y_rest), (x, rest)) = (y.split_at_mut(2 * half), x.split_at(2 * half));
+                    y_rest.copy_from_slice(rest);
                     let ((y_first, y_second), (first, second)) = (y.split_at_mut(half), x.split_at(half));
                     for index in 0..half {
                         let sin = direction * sin[index];

@@ -23,16 +23,23 @@ template <int V> DEVICE float sum_of_squares(const Pack<T, V> &pack) {
     return sum;
 }
 
-template <int V> DEVICE Pack<T, V> normed(const Pack<T, V> &x, const float *weight, float rstd) {
+template <int V>
+DEVICE Pack<T, V> normed(const Pack<T, V> &x, const float *weight, const T *residual, float rstd) {
     float value[V], scale[V];
     x.unpack(value);
     load_weight<V>(weight, scale);
 #pragma unroll
     for (int i = 0; i < V; ++i) value[i] = value[i] * rstd * scale[i];
+    if (residual != nullptr) {
+        Pack<T, V>::load_streaming(residual).unpack(scale);
+#pragma unroll
+        for (int i = 0; i < V; ++i) value[i] += scale[i];
+    }
     return Pack<T, V>::pack(value);
 }
 
-template <int V> DEVICE void rms_norm_row(T *y, const T *x, const float *weight, int d, float eps) {
+template <int V>
+DEVICE void rms_norm_row(T *y, const T *x, const float *weight, const T *residual, int d, float eps) {
     const int count = d / V, stride = blockDim.x;
     Pack<T, V> kept[KEEP];
     float sum = 0.0f;
@@ -52,20 +59,27 @@ template <int V> DEVICE void rms_norm_row(T *y, const T *x, const float *weight,
 #pragma unroll
     for (int k = 0; k < KEEP; ++k) {
         const int c = threadIdx.x + k * stride;
-        if (c < count) normed<V>(kept[k], weight + c * V, rstd).store(y + c * V);
+        const T *plus = residual ? residual + c * V : nullptr;
+        if (c < count) normed<V>(kept[k], weight + c * V, plus, rstd).store(y + c * V);
     }
 #pragma unroll 1
-    for (int c = threadIdx.x + KEEP * stride; c < count; c += stride)
-        normed<V>(Pack<T, V>::load(x + c * V), weight + c * V, rstd).store(y + c * V);
+    for (int c = threadIdx.x + KEEP * stride; c < count; c += stride) {
+        const T *plus = residual ? residual + c * V : nullptr;
+        normed<V>(Pack<T, V>::load(x + c * V), weight + c * V, plus, rstd).store(y + c * V);
+    }
 }
 
-// y [n, d] = x / sqrt(mean(x^2) + eps) * w, with rows of y at a row stride of their own. y may be x where y is dense.
+// y [n, d] = x / sqrt(mean(x^2) + eps) * w + residual, with rows of y and of the residual at row strides of their own. The residual
+// may be null. y may be x where y is dense, and may be the residual at one stride.
 // grid (n), block threads_for(d, 512), no dynamic shared memory.
-KERNEL __launch_bounds__(512) rms_norm(T *y, long long y_stride, const T *x, const float *w, int d, float eps) {
+KERNEL __launch_bounds__(512) rms_norm(T *y, long long y_stride, const T *x, const float *w, const T *residual,
+                                       long long residual_stride, int d, float eps) {
     const long long row = blockIdx.x;
     y += row * y_stride, x += row * d;
-    if (d % 8 == 0 && y_stride % 8 == 0 && aligned16(y, x, w)) rms_norm_row<8>(y, x, w, d, eps);
-    else rms_norm_row<1>(y, x, w, d, eps);
+    if (residual != nullptr) residual += row * residual_stride;
+    const bool vectors = d % 8 == 0 && y_stride % 8 == 0 && residual_stride % 8 == 0 && aligned16(y, x, w, residual);
+    if (vectors) rms_norm_row<8>(y, x, w, residual, d, eps);
+    else rms_norm_row<1>(y, x, w, residual, d, eps);
 }
 
 // ------------------------------------------------------------------------------------------------------------ backward

@@ -24,7 +24,7 @@ KERNEL __launch_bounds__(512) rms_norm_codes(RowsOfCodes out, T *y, long long y_
     for (int k = 0; k < KEEP; ++k) {
         const int c = threadIdx.x + k * blockDim.x;
         if (c >= count) break;
-        kept[k] = normed<8>(kept[k], w + c * 8, rstd);
+        kept[k] = normed<8>(kept[k], w + c * 8, nullptr, rstd);
         kept[k].store(y + c * 8);
         largest = max(largest, out.largest(kept[k], c * 8));
     }
