@@ -1,9 +1,11 @@
-//! The storage formats: their names and their exact sizes, scales included.
+//! The storage formats: their names, their exact sizes, scales included, and which codec each has.
 //!
 //! Trade-off: no layout. How a tensor is padded or aligned on a device is decided by that device's backend.
 
+use crate::encoder::Rounding;
 use crate::error::{Error, Result};
 use crate::packing::{Decoder, Packing};
+use crate::scales::BlockScales;
 use crate::scaling::Scaling;
 use crate::{ElementFormat, FloatFormat, blockwise, nf4};
 
@@ -130,6 +132,29 @@ impl QuantFormat {
             Self::Nvfp4 => Some(FloatFormat::Ue4m3),
             Self::Mxfp4 => Some(FloatFormat::E8m0),
         }
+    }
+
+    /// Packed codes and scales of at least one value, in rows of `columns`.
+    pub(crate) fn encode<T: Copy + Sync>(
+        self,
+        values: &[T],
+        widen: impl Fn(T) -> f32 + Copy + Send + Sync,
+        columns: usize,
+    ) -> Result<(Vec<u8>, BlockScales)> {
+        let Some((element, scaling)) = self.scaling() else {
+            let (codes, scales) = nf4::encode(values, widen)?;
+            let block = if self.double_quant() { BlockScales::nested(scales)? } else { BlockScales::Float(scales) };
+            return Ok((codes, block));
+        };
+        let shape = [values.len() / columns, columns];
+        let tensor = scaling.quantize_with(element, values, widen, shape, Rounding::Nearest)?;
+        if !tensor.is_finite() {
+            let mut values = values.iter().map(|&value| widen(value)).enumerate();
+            let (index, value) =
+                values.find(|(_, value)| !value.is_finite()).expect("a scale that is not finite has a cause");
+            return Err(Error::NonFinite { index, value });
+        }
+        Ok((tensor.codes, tensor.scales.into()))
     }
 
     /// The values of whole blocks, one after the other, of a matrix with `columns` columns; the last block may be partial.

@@ -9,8 +9,9 @@
 //! Trade-off: slow. It is what kernels are compared with, not what trains.
 
 use crate::element::ElementFormat;
+use crate::encoder::Rounding;
 use crate::error::{Error, Result};
-use crate::scaled::{Rounding, ScaledTensor, quantize_with_scale};
+use crate::scaled::{ScaledTensor, quantize_with_scale};
 use crate::scaling::{Scaling, check_matrix};
 
 /// The sizes of a linear layer.

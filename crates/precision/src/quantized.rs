@@ -8,9 +8,7 @@ use half::{bf16, f16};
 
 use crate::error::{Error, Result};
 use crate::format::{Format, QuantFormat, columns, count};
-use crate::nf4;
-use crate::scaled::Rounding;
-use crate::scales::{BlockScales, HostScales};
+use crate::scales::HostScales;
 
 /// A tensor as packed codes with its scales.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,29 +68,6 @@ impl QuantFormat {
         let (codes, block) = self.encode(values, widen, columns(shape))?;
         Ok(QuantizedTensor { format: self, codes, scales: HostScales { block }, shape: shape.to_vec() })
     }
-
-    /// Packed codes and scales of at least one value, in rows of `columns`.
-    fn encode<T: Copy + Sync>(
-        self,
-        values: &[T],
-        widen: impl Fn(T) -> f32 + Copy + Send + Sync,
-        columns: usize,
-    ) -> Result<(Vec<u8>, BlockScales)> {
-        let Some((element, scaling)) = self.scaling() else {
-            let (codes, scales) = nf4::encode(values, widen)?;
-            let block = if self.double_quant() { BlockScales::nested(scales)? } else { BlockScales::Float(scales) };
-            return Ok((codes, block));
-        };
-        let shape = [values.len() / columns, columns];
-        let tensor = scaling.quantize_with(element, values, widen, shape, Rounding::Nearest)?;
-        if !tensor.is_finite() {
-            let mut values = values.iter().map(|&value| widen(value)).enumerate();
-            let (index, value) =
-                values.find(|(_, value)| !value.is_finite()).expect("a scale that is not finite has a cause");
-            return Err(Error::NonFinite { index, value });
-        }
-        Ok((tensor.codes, tensor.scales.into()))
-    }
 }
 
 impl QuantizedTensor {
@@ -133,6 +108,7 @@ fn widen(value: bf16) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::encoder::Rounding;
     use crate::test_values::Draws;
 
     const PLAIN: QuantFormat = QuantFormat::Nf4 { double_quant: false };

@@ -27,9 +27,10 @@
 
 use crate::delayed::DelayedScaling;
 use crate::element::ElementFormat;
+use crate::encoder::Rounding;
 use crate::error::Result;
 use crate::hadamard::RandomHadamard;
-use crate::scaled::{Rounding, ScaledTensor};
+use crate::scaled::ScaledTensor;
 use crate::scaling::{Scaling, check_matrix};
 
 /// A recipe for low-precision GEMMs.

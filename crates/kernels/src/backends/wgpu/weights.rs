@@ -1,23 +1,27 @@
 //! Quantized weights on WebGPU: eight 4-bit codes or four bytes per 32-bit word, unpacked by a `#[cube]` kernel.
 //!
 //! WebGPU has no 8-bit storage, and a byte in every word would cost as much as bf16.
-//! Trade-off: 8-bit codes of block scales take a word each, as in the reference body: they are one value in 16 to 64.
+//! Trade-off: nested codes of block scales take a word each, as in the reference body: they are one value in 64.
 
 use burn_cubecl::CubeRuntime;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
+use burn_tensor::backend::BackendTypes;
 use burn_tensor::{DType, Int, IntDType, Shape, Tensor, TensorData, TensorPrimitive};
 use cubecl::prelude::*;
 use cubecl::wgpu::WgpuRuntime;
-use firebrick_precision::{Packing, QuantizedTensor};
+use firebrick_precision::{BlockScales as HostBlockScales, Packing, QuantizedTensor, narrow_map};
 
 use super::Wgpu;
-use crate::weights::{QuantizedWeight, WeightOps, reference};
+use crate::weights::{BlockScales, QuantizedWeight, Scales, WeightOps, reference};
 
 /// Units of a workgroup: every adapter allows at least 256.
 const UNITS: u32 = 256;
 /// Workgroups along one axis that every adapter allows.
 const MAX_WORKGROUPS: usize = 65_535;
+
+/// More values than any tensor has: the same kernel for all of them.
+const ONE_BLOCK: usize = 1 << 31;
 
 /// How the codes of a weight lie in words, known when the kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,12 +81,18 @@ impl WeightOps for Wgpu {
     }
 
     fn upload_quantized(quantized: &QuantizedTensor, device: &Self::Device) -> QuantizedWeight<Self> {
-        let (codes, levels) = (words(reference::padded_codes(quantized)), quantized.format.levels());
-        let length = codes.len();
+        let levels = quantized.format.levels();
+        let scales = match &quantized.scales.block {
+            HostBlockScales::Narrow { codes, format, tensor } => {
+                let map = Tensor::from_floats(narrow_map(*format, *tensor), device);
+                Scales { block: BlockScales::Narrow { codes: upload_words(codes.clone(), device), map } }
+            }
+            _ => reference::upload_scales(&quantized.scales, device),
+        };
         QuantizedWeight {
             format: quantized.format,
-            codes: Tensor::from_data(TensorData::new(codes, [length]), device),
-            scales: reference::upload_scales(&quantized.scales, device),
+            codes: upload_words(reference::padded_codes(quantized), device),
+            scales,
             table: Tensor::<Self, 1>::from_floats(levels, device).reshape([levels.len(), 1]),
             shape: reference::matrix_shape(quantized),
         }
@@ -90,7 +100,7 @@ impl WeightOps for Wgpu {
 
     fn dequantize_weight(weight: &QuantizedWeight<Self>) -> Tensor<Self, 2> {
         let [rows, columns] = weight.shape;
-        let (scales, table) = (float(reference::block_scales(weight)), float(weight.table.clone()));
+        let (scales, table) = (float(block_scales(weight)), float(weight.table.clone()));
         let codes: CubeTensor<WgpuRuntime> = Tensor::<Self, 1, Int>::into_primitive(weight.codes.clone());
         let packing = weight.format.packing();
         let layout = Layout {
@@ -104,10 +114,22 @@ impl WeightOps for Wgpu {
     }
 }
 
-/// Four bytes per word, the first one lowest.
-fn words(mut bytes: Vec<u8>) -> Vec<i32> {
+/// The scale of each block. Codes of narrow floats are unpacked as codes of weights are, in one block of scale 1.
+fn block_scales(weight: &QuantizedWeight<Wgpu>) -> Tensor<Wgpu, 1> {
+    let BlockScales::Narrow { codes, map } = &weight.scales.block else { return reference::block_scales(weight) };
+    let one = Tensor::<Wgpu, 1>::from_floats([1.0], &codes.device());
+    let codes: CubeTensor<WgpuRuntime> = Tensor::<Wgpu, 1, Int>::into_primitive(codes.clone());
+    let layout = Layout { bits: 8, high_first: false, block_size: ONE_BLOCK };
+    let values = unpack(codes, float(one), float(map.clone()), layout);
+    Tensor::<Wgpu, 1>::from_primitive(TensorPrimitive::Float(values)).narrow(0, 0, weight.blocks())
+}
+
+/// Four bytes per word, the first one lowest; the last word filled up with zeros.
+fn upload_words(mut bytes: Vec<u8>, device: &<Wgpu as BackendTypes>::Device) -> Tensor<Wgpu, 1, Int> {
     bytes.resize(bytes.len().next_multiple_of(4), 0);
-    bytes.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect()
+    let words: Vec<i32> = bytes.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect();
+    let length = words.len();
+    Tensor::from_data(TensorData::new(words, [length]), device)
 }
 
 fn float<const D: usize>(tensor: Tensor<Wgpu, D>) -> CubeTensor<WgpuRuntime> {

@@ -293,16 +293,19 @@ DEVICE void weight_columns(unsigned char *codes, const float *scales, VALUES val
 
 // Both for each kind of weight: rows(codes, scales, i, stride, is_known, weight) and columns(codes, scales, o, i, stride,
 // weight). Codes and dense values are aligned to 16 bytes.
-#define QUANTIZED_WEIGHT(WRITE_OUT, ROWS, COLUMNS, VALUES)                                                            \
+#define QUANTIZED_WEIGHT_ROWS(WRITE_OUT, ROWS, COLUMNS, VALUES)                                                       \
     KERNEL __launch_bounds__(256) ROWS(unsigned char *out, float *row_scales, int inputs, int stride, int is_known,   \
                                        Stored stored) {                                                               \
         weight_rows(out, row_scales, VALUES{stored, inputs}, inputs, stride, is_known != 0);                          \
-    }                                                                                                                 \
+    }
+QUANTIZED_FORMATS(QUANTIZED_WEIGHT_ROWS)
+
+#define QUANTIZED_WEIGHT_COLUMNS(WRITE_OUT, ROWS, COLUMNS, VALUES)                                                    \
     KERNEL __launch_bounds__(256) COLUMNS(unsigned char *out, const float *row_scales, int outputs, int inputs,       \
                                           long long stride, Stored stored) {                                          \
         weight_columns(out, row_scales, VALUES{stored, inputs}, outputs, inputs, stride);                             \
     }
-QUANTIZED_FORMATS(QUANTIZED_WEIGHT)
+QUANTIZED_FORMATS(QUANTIZED_WEIGHT_COLUMNS)
 
 #define DENSE_WEIGHT_ROWS(NAME, E)                                                                                    \
     KERNEL __launch_bounds__(256) NAME(unsigned char *out, float *row_scales, int inputs, int stride, int is_known,   \
