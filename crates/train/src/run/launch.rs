@@ -102,9 +102,11 @@ fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, 
         catch_failure(|| Run::<B>::start(prepared, place, ranks, console, interrupt, started)?.tracing(trace).noting(is_saving).train())
     });
     match (result, job.check("training")) {
-        // What a device or a step says once another rank is lost is a consequence of that.
+        // What a device or an exchange says once another rank is lost is a consequence of that.
         (Err(_), Err(lost)) => Err(report.lost(&lost)),
-        (Ok(Err(_)), Err(lost @ ParallelError::Comm(CommError::Lost { .. }))) => Err(report.lost(&lost)),
+        (Ok(Err(RunError::Parallel(ParallelError::Comm(CommError::Lost { .. })))), Err(lost)) => {
+            Err(report.lost(&lost))
+        }
         (Ok(result), _) => result,
         (Err(failure), Ok(())) => Err(report.error(failure)),
     }
