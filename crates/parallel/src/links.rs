@@ -9,7 +9,7 @@ use std::io;
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::wire::{self, Message};
 
@@ -81,17 +81,14 @@ impl Links {
     }
 
     /// Sends a part of an exchange to peer number `index`.
-    pub(crate) fn send(&self, index: usize, operation: &str, bytes: Vec<u8>) -> Result<(), String> {
-        if let Some(problem) = self.lost() {
-            return Err(problem);
-        }
+    pub(crate) fn send(self: &Arc<Self>, index: usize, operation: &str, bytes: Vec<u8>) -> Result<(), String> {
         let message = Message::Part { operation: operation.to_owned(), bytes };
         let written = wire::write(&mut *self.peers[index].writer(), &message);
         written.map_err(|error| self.lose(self.peers[index].gone(&error)))
     }
 
     /// Waits for the next part of peer number `index`, which must belong to `operation`.
-    pub(crate) fn receive(&self, index: usize, own_rank: usize, operation: &str) -> Result<Vec<u8>, String> {
+    pub(crate) fn receive(self: &Arc<Self>, index: usize, own_rank: usize, operation: &str) -> Result<Vec<u8>, String> {
         let mut state = self.state();
         loop {
             if let Some((found, bytes)) = state.inbox[index].pop_front() {
@@ -120,8 +117,8 @@ impl Links {
     }
 
     /// Notes why the job cannot go on, and gives the reason to all others. The first reason stays; it is returned.
-    pub(crate) fn lose(&self, problem: String) -> String {
-        let (watchers, streams) = {
+    pub(crate) fn lose(self: &Arc<Self>, problem: String) -> String {
+        let watchers = {
             let mut state = self.state();
             if let Some(first) = &state.lost {
                 return first.clone();
@@ -129,15 +126,15 @@ impl Links {
             if state.is_closed {
                 return problem;
             }
+            let (links, message) = (Arc::clone(self), Message::Failed(problem.clone()));
+            // The other ranks may be gone too, so the thread that noticed does not wait for them. It is there before anything sees the
+            // loss, and closes the connections.
+            let tell = move || links.peers.iter().for_each(|peer| peer.tell(&message));
+            state.telling = thread::Builder::new().name("last-words".to_owned()).spawn(tell).ok();
             state.lost = Some(problem.clone());
-            let streams: Vec<_> = self.peers.iter().filter_map(|peer| peer.stream.try_clone().ok()).collect();
-            (std::mem::take(&mut state.watchers), streams)
+            std::mem::take(&mut state.watchers)
         };
         self.changed.notify_all();
-        let message = Message::Failed(problem.clone());
-        // The other ranks may be gone too, so the thread that noticed does not wait for them.
-        let tell = move || streams.into_iter().for_each(|stream| tell(stream, &message));
-        self.state().telling = thread::Builder::new().name("last-words".to_owned()).spawn(tell).ok();
         watchers.into_iter().for_each(|watcher| call(watcher, problem.clone()));
         problem
     }
@@ -176,7 +173,7 @@ impl Links {
         }
     }
 
-    fn take(&self, index: usize, message: Message) -> bool {
+    fn take(self: &Arc<Self>, index: usize, message: Message) -> bool {
         match message {
             Message::Part { operation, bytes } => {
                 self.state().inbox[index].push_back((operation, bytes));
@@ -210,6 +207,20 @@ impl Peer {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Sends the reason of a loss, unless the other rank does not read. A thread may be in the middle of another message.
+    fn tell(&self, message: &Message) {
+        let started = Instant::now();
+        while started.elapsed() < LAST_WORDS {
+            if let Ok(mut writer) = self.writer.try_lock() {
+                // This connection may be what was lost.
+                let _ = writer.set_write_timeout(Some(LAST_WORDS));
+                let _ = wire::write(&mut *writer, message);
+                return;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// What an error of the connection means.
     fn gone(&self, error: &io::Error) -> String {
         let Self { rank, address, .. } = self;
@@ -228,13 +239,6 @@ fn call(watcher: Watcher, problem: String) {
     let _ = thread::Builder::new().name("rank-lost".to_owned()).spawn(move || watcher(&problem));
 }
 
-/// Sends the reason of a loss, unless the other rank does not read.
-fn tell(mut stream: TcpStream, message: &Message) {
-    // The connection may be what was lost.
-    let _ = stream.set_write_timeout(Some(LAST_WORDS));
-    let _ = wire::write(&mut stream, message);
-}
-
 /// Reads a connection until it ends.
 fn receive_all(stream: TcpStream, index: usize, links: &Weak<Links>) {
     let mut reader = io::BufReader::with_capacity(1 << 16, stream);
@@ -248,7 +252,10 @@ fn receive_all(stream: TcpStream, index: usize, links: &Weak<Links>) {
                 }
             }
             Err(error) => {
-                links.lose(links.peers[index].gone(&error));
+                let peer = &links.peers[index];
+                links.lose(peer.gone(&error));
+                // A thread that writes to it now must not wait.
+                let _ = peer.stream.shutdown(Shutdown::Both);
                 return;
             }
         }

@@ -145,6 +145,8 @@ fn a_rank_that_is_lost_or_fails_ends_the_exchanges_of_all_with_its_reason() {
             let ranks = Ranks::join(&placement).unwrap();
             ranks.barrier().unwrap();
             if ranks.rank() == 2 {
+                // Until all others are through the barrier.
+                thread::sleep(Duration::from_millis(100));
                 if says_why {
                     ranks.fail("the disk is on fire");
                 }

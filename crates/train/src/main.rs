@@ -12,7 +12,7 @@ use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_hwprofile::spec::UnknownMachine;
 use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
 use firebrick_kernels::{BackendKind, BaseStorage};
-use firebrick_parallel::Ranks;
+use firebrick_parallel::{Placement, Ranks};
 use firebrick_precision::{Format, QuantFormat};
 use firebrick_train::bench::{BenchOptions, bench};
 use firebrick_train::config::{BackendChoice, EvalConfig, RunConfig, compute, json_schema};
@@ -99,9 +99,25 @@ struct LocalRankCount {
     ranks: Option<u32>,
 }
 
+/// What this process is.
+enum Place {
+    /// It started ranks, which have ended with this status.
+    Supervised(i32),
+    /// A rank of a job, or the only one.
+    Rank(Option<Placement>),
+}
+
 impl LocalRankCount {
-    fn requested(&self, config: &RunConfig) -> Result<usize, RunError> {
-        local_ranks::requested(config, self.gpus, self.ranks.map(|ranks| ranks as usize))
+    /// Starts the ranks that are requested, unless this process is one of them, or was started as one by another launcher.
+    fn place(&self, backend: BackendChoice) -> Result<Place, RunError> {
+        let placement = local_ranks::placement(!self.words().is_empty())?;
+        if placement.is_none() {
+            let count = local_ranks::requested(backend, self.gpus, self.ranks.map(|ranks| ranks as usize))?;
+            if count > 1 {
+                return Ok(Place::Supervised(local_ranks::run_supervised(count)?));
+            }
+        }
+        Ok(Place::Rank(placement))
     }
 
     /// The option as it was typed.
@@ -222,6 +238,8 @@ struct Bench {
     /// Print one JSON object as the last line, and everything else to standard error.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    ranks: LocalRankCount,
 }
 
 #[derive(Args)]
@@ -296,7 +314,7 @@ fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
         Command::Plan(arguments) => plan(&arguments),
         Command::Profile(arguments) => profile(&arguments),
         Command::Inspect(arguments) => show_data(&arguments),
-        Command::Bench(arguments) => time_steps(&arguments, clock),
+        Command::Bench(arguments) => return time_steps(&arguments, clock),
         Command::Generate(arguments) => write_text(arguments),
         Command::Verify(arguments) => compare(arguments),
         Command::Schema => {
@@ -311,13 +329,10 @@ fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
 fn train(arguments: Train) -> anyhow::Result<ExitCode> {
     let path = arguments.config()?;
     let config = RunConfig::load(&path, &arguments.overrides)?;
-    let placement = local_ranks::placement(!arguments.ranks.words().is_empty())?;
-    if placement.is_none() {
-        let count = arguments.ranks.requested(&config)?;
-        if count > 1 {
-            return Ok(status(local_ranks::run_supervised(count)?));
-        }
-    }
+    let placement = match arguments.ranks.place(config.backend)? {
+        Place::Supervised(ended) => return Ok(status(ended)),
+        Place::Rank(placement) => placement,
+    };
     let interrupt = Interrupt::install().context("cannot listen for Ctrl-C")?;
     local_ranks::follow_supervisor(&interrupt);
     let ranks = placement.as_ref().map_or_else(|| Ok(Ranks::single()), Ranks::join)?;
@@ -374,15 +389,23 @@ fn show_data(arguments: &Inspect) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn time_steps(arguments: &Bench, clock: ProcessClock) -> anyhow::Result<()> {
-    let report = bench(&arguments.options, clock, &warn)?;
-    if arguments.json {
+fn time_steps(arguments: &Bench, clock: ProcessClock) -> anyhow::Result<ExitCode> {
+    let Bench { options, json, ranks } = arguments;
+    let placement = match ranks.place(options.backend)? {
+        Place::Supervised(ended) => return Ok(status(ended)),
+        Place::Rank(placement) => placement,
+    };
+    local_ranks::follow_supervisor(&Interrupt::detached());
+    let ranks = placement.as_ref().map_or_else(|| Ok(Ranks::single()), Ranks::join)?;
+    let quiet: &dyn Fn(&str) = &|_| ();
+    let report = bench(options, &ranks, clock, if ranks.is_main() { &warn } else { quiet })?;
+    if ranks.is_main() && *json {
         warn(&report.to_string());
         Console::VERBOSE.print(&serde_json::to_string(&report)?);
-    } else {
+    } else if ranks.is_main() {
         Console::VERBOSE.print(&report.to_string());
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 fn write_text(arguments: Generate) -> anyhow::Result<()> {

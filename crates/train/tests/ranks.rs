@@ -266,8 +266,25 @@ fn a_killed_rank_ends_the_others_with_the_reason_and_the_last_step_is_saved() {
         let newest = *steps.iter().max().unwrap();
         tensors(&here.run("run").join(format!("checkpoints/step-{newest}")));
         // Rank 0 saves the step that it has; without rank 0, the last checkpoint stands.
+        let printed = fs::read_to_string(here.folder.path().join("log-0.out")).unwrap();
+        assert_eq!(printed.contains(&format!("saved step {newest} before ending")), killed == 1, "{printed}");
         assert!(newest >= 7 && (killed == 1 || newest.is_multiple_of(7)), "{steps:?}");
     }
+}
+
+/// Whether a step is finite is decided from sums over all ranks, which are the same bits everywhere.
+#[test]
+fn a_run_that_diverges_ends_on_all_ranks_at_the_same_step() {
+    let (here, job) = (Place::new(), Job::new(3));
+    let changes = [LORA, &["train.learning_rate=1e30", "train.steps=50", "eval.every_steps=0"]].concat();
+    let ranks: Vec<Running> = (0..3).map(|rank| here.rank(&job, rank, &changes)).collect();
+    let ends = ranks.into_iter().map(|rank| {
+        let (status, log) = rank.end();
+        assert_eq!(status, Some(1), "{log}");
+        log.split("error: ").nth(1).unwrap_or_else(|| panic!("no error: {log}")).trim().to_owned()
+    });
+    let ends: Vec<String> = ends.collect();
+    assert!(ends[0].contains("training has diverged") && ends.iter().all(|end| *end == ends[0]), "{ends:?}");
 }
 
 #[test]

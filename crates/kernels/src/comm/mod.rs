@@ -256,3 +256,31 @@ pub trait CommOps: Backend {
         reference::broadcast(ranks, tensor, root)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Library(Mutex<Option<String>>);
+
+    impl DeviceSide for Library {
+        fn failure(&self) -> Option<String> {
+            self.0.lock().unwrap().clone()
+        }
+    }
+
+    #[test]
+    fn a_failure_of_a_connected_library_is_one_of_every_clone_of_the_communicator() {
+        let (communicator, library) = (Communicator::single(), Arc::new(Library::default()));
+        let clone = communicator.clone();
+        assert!(clone.device_side::<Library>().is_none());
+        communicator.connect_device(library.clone());
+        assert!(clone.device_side::<Library>().is_some() && clone.check("a step").is_ok());
+        *library.0.lock().unwrap() = Some("a cable is out".to_owned());
+        let message = clone.check("a step").unwrap_err().to_string();
+        assert!(message.contains("during a step: a cable is out"), "{message}");
+    }
+}

@@ -149,7 +149,7 @@ pub fn exit_status(signal: i32) -> i32 {
 
 /// Whether this process is to survive its terminal, as under `nohup`: a handler would undo that.
 #[cfg(unix)]
-fn hangups_are_ignored() -> bool {
+pub(crate) fn hangups_are_ignored() -> bool {
     use std::io::IsTerminal;
 
     match std::fs::read_to_string("/proc/self/status") {

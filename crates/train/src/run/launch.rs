@@ -4,6 +4,8 @@
 //! Trade-off: a resumed run reads its data before its recipe is compared with the checkpoint, because the data is part of the
 //! comparison.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use firebrick_data::records_encoded;
@@ -50,7 +52,9 @@ pub struct RunOptions {
 /// Whatever stops it; everything that was saved stays.
 pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
     let ranks = options.ranks.clone();
-    let result = run_rank(options).and_then(|outcome| {
+    let is_saving = Arc::<AtomicBool>::default();
+    together::end_when_lost(&ranks, is_saving.clone());
+    let result = run_rank(options, is_saving).and_then(|outcome| {
         ranks.leave()?;
         Ok(outcome)
     });
@@ -60,7 +64,7 @@ pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
     result
 }
 
-fn run_rank(options: RunOptions) -> Result<Outcome, RunError> {
+fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, RunError> {
     let started = Instant::now();
     let RunOptions { config, resume, console, interrupt, trace, force, ranks } = options;
     together::agree_on_recipe(&ranks, &config)?;
@@ -95,12 +99,14 @@ fn run_rank(options: RunOptions) -> Result<Outcome, RunError> {
     let report = FailureReport::new(&prepared.plan, Some(place.folder().path().to_path_buf()));
     let job = ranks.clone();
     let result = with_backend!(prepared.plan.backend.value, B => {
-        catch_failure(|| Run::<B>::start(prepared, place, ranks, console, interrupt, started)?.tracing(trace).train())
+        catch_failure(|| Run::<B>::start(prepared, place, ranks, console, interrupt, started)?.tracing(trace).noting(is_saving).train())
     });
     match (result, job.check("training")) {
-        // What a device or a step says once another rank is lost is a consequence of that.
+        // What a device or an exchange says once another rank is lost is a consequence of that.
         (Err(_), Err(lost)) => Err(report.lost(&lost)),
-        (Ok(Err(_)), Err(lost @ ParallelError::Comm(CommError::Lost { .. }))) => Err(report.lost(&lost)),
+        (Ok(Err(RunError::Parallel(ParallelError::Comm(CommError::Lost { .. })))), Err(lost)) => {
+            Err(report.lost(&lost))
+        }
         (Ok(result), _) => result,
         (Err(failure), Ok(())) => Err(report.error(failure)),
     }

@@ -14,11 +14,13 @@ use firebrick_kernels::BackendKind;
 use firebrick_parallel::supervisor::{LocalRanks, Print, Printed, SUPERVISED, supervise};
 use firebrick_parallel::{ParallelError, Placement};
 
-use crate::config::RunConfig;
+use crate::config::BackendChoice;
 use crate::console::program;
 use crate::error::RunError;
 use crate::plan::choose_backend;
 use crate::run::interrupt::Interrupt;
+#[cfg(unix)]
+use crate::run::interrupt::hangups_are_ignored;
 
 /// How many GPUs were requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,11 +47,11 @@ impl FromStr for GpuCount {
 ///
 /// # Errors
 /// [`RunError::Ranks`]: the option does not fit the backend, or the machine has fewer GPUs; a backend that cannot be used.
-pub fn requested(config: &RunConfig, gpus: Option<GpuCount>, ranks: Option<usize>) -> Result<usize, RunError> {
+pub fn requested(choice: BackendChoice, gpus: Option<GpuCount>, ranks: Option<usize>) -> Result<usize, RunError> {
     let refused = |option: String, problem: String| Err(RunError::Ranks { option, problem });
     match (gpus, ranks) {
         (None, None) => Ok(1),
-        (None, Some(ranks)) => match choose_backend(config.backend, &HardwareProfile::detect())?.value {
+        (None, Some(ranks)) => match choose_backend(choice, &HardwareProfile::detect())?.value {
             BackendKind::Cuda if ranks > 1 => {
                 refused(format!("--ranks {ranks}"), format!("backend cuda takes one rank per GPU: use --gpus {ranks}"))
             }
@@ -60,7 +62,7 @@ pub fn requested(config: &RunConfig, gpus: Option<GpuCount>, ranks: Option<usize
                 GpuCount::All => "--gpus all".to_owned(),
                 GpuCount::Number(number) => format!("--gpus {number}"),
             };
-            let backend = choose_backend(config.backend, &HardwareProfile::detect())?.value;
+            let backend = choose_backend(choice, &HardwareProfile::detect())?.value;
             if backend != BackendKind::Cuda {
                 return refused(
                     option,
@@ -138,7 +140,11 @@ fn print(rank: usize, printed: Printed, line: &str) {
 fn signals() -> io::Result<Receiver<i32>> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
-    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1, SIGHUP])?;
+    let mut numbers = vec![SIGINT, SIGTERM, SIGUSR1];
+    if !hangups_are_ignored() {
+        numbers.push(SIGHUP);
+    }
+    let mut signals = signal_hook::iterator::Signals::new(numbers)?;
     let (sender, receiver) = channel();
     let pass_on = move || signals.forever().take_while(|signal| sender.send(*signal).is_ok()).for_each(drop);
     thread::Builder::new().name("signals".to_owned()).spawn(pass_on)?;
@@ -184,11 +190,10 @@ mod tests {
     #[test]
     #[cfg(feature = "flex")]
     fn gpus_of_a_cpu_backend_are_refused_with_what_to_type_instead() {
-        let recipe = "model='m'\nmode='full'\nbackend='flex'\n[data]\npath='d'\n";
-        let config = RunConfig::from_toml(recipe, "r.toml".as_ref(), &[]).unwrap();
-        assert_eq!(requested(&config, None, None).unwrap(), 1);
-        assert_eq!(requested(&config, None, Some(3)).unwrap(), 3);
-        let message = requested(&config, Some(GpuCount::Number(2)), None).unwrap_err().to_string();
+        let flex = BackendChoice::Named(BackendKind::Flex);
+        assert_eq!(requested(flex, None, None).unwrap(), 1);
+        assert_eq!(requested(flex, None, Some(3)).unwrap(), 3);
+        let message = requested(flex, Some(GpuCount::Number(2)), None).unwrap_err().to_string();
         assert!(message.contains("--gpus 2: backend flex") && message.contains("--ranks N"), "{message}");
     }
 }

@@ -19,7 +19,7 @@ pub mod prepare;
 pub mod sampling;
 mod start;
 pub mod step;
-mod together;
+pub(crate) mod together;
 pub mod trace;
 mod train_loop;
 pub mod verify;

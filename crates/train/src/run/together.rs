@@ -205,7 +205,7 @@ fn checksum<B: Kernels>(model: &Decoder<B>) -> u64 {
 
 /// From now on this process ends when another rank is lost, even if it does not notice, because it waits for a device or computes for
 /// long. A save that is under way is finished; others are complete, because saves are atomic.
-pub(super) fn end_when_lost(ranks: &Ranks, is_saving: Arc<AtomicBool>) {
+pub(crate) fn end_when_lost(ranks: &Ranks, is_saving: Arc<AtomicBool>) {
     ranks.when_lost(move |problem| {
         let lost = Instant::now();
         while lost.elapsed() < GRACE || is_saving.load(Ordering::Relaxed) {

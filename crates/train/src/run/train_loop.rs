@@ -26,7 +26,6 @@ use crate::run::interrupt::Interrupt;
 use crate::run::prepare::Prepared;
 use crate::run::start::{Place, Start};
 use crate::run::step::{StepNumbers, StepOutcome, Trainer, loss_tokens};
-use crate::run::together;
 use crate::run::trace::{DATA, HostSpans, NUMBERS, QUEUE, RunTrace, TraceSteps};
 use crate::state::checkpoint::{RunState, SavedWeights, Snapshot};
 use crate::state::run_folder::RunFolder;
@@ -83,8 +82,6 @@ impl<B: Kernels> Run<B> {
         prepared.recipe.name = place.folder().name().to_owned();
         let plan = &prepared.plan;
         let device = B::device_of(ranks.local_rank());
-        let is_saving = Arc::<AtomicBool>::default();
-        together::end_when_lost(&ranks, is_saving.clone());
         let head_dim = head_dim(&prepared.model_config.spec);
         if let Some(seconds) = self_test::<B>(plan.backend.value, &device, dtype_of(plan.compute.value), head_dim)? {
             console.print(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
@@ -129,13 +126,18 @@ impl<B: Kernels> Run<B> {
             trace: None,
             spans: None,
             ends_together: false,
-            is_saving,
+            is_saving: Arc::default(),
         })
     }
 
     /// The same run, which writes a trace of these steps.
     pub(super) fn tracing(self, trace: Option<TraceSteps>) -> Self {
         Self { trace, ..self }
+    }
+
+    /// The same run, which notes here whether it is writing a checkpoint.
+    pub(super) fn noting(self, is_saving: Arc<AtomicBool>) -> Self {
+        Self { is_saving, ..self }
     }
 
     /// Trains to the plan's last step or to a signal.
@@ -345,7 +347,9 @@ impl<B: Kernels> Run<B> {
         let StepOutcome { step, learning_rate, .. } = outcome;
         let started = Instant::now();
         let numbers = outcome.read();
-        self.trainer.ranks.check("a step")?;
+        if !self.trainer.ranks.is_exact_after_loss::<B>() {
+            self.trainer.ranks.check("a step")?;
+        }
         self.note(NUMBERS, step, started);
         self.check_finite(step, &numbers)?;
         self.remember_loss(f64::from(numbers.loss));
