@@ -163,14 +163,14 @@ impl Case {
         // The weights of the final norm of a random model are ones.
         let ones = Tensor::ones([self.model.config.spec.hidden_size], self.model.device());
         let epsilon = self.model.config.spec.rms_norm_eps;
-        norm::reference::forward(y_nd, &NormWeight { weight: ones, epsilon, trains: false })
+        norm::reference::forward(y_nd, &NormWeight { weight: ones, offset: 0.0, epsilon, trains: false })
     }
 }
 
 fn rms_norm(norm: Option<&Norm<Flex>>, x_nd: Tensor<Recorded, 2>) -> Tensor<Recorded, 2> {
     let norm = norm.expect("the shapes of this benchmark normalize the inputs of attention and MLP");
     let weight = Tensor::from_inner(norm.weight.value.clone());
-    norm::reference::forward(x_nd, &NormWeight { weight, epsilon: norm.epsilon, trains: false })
+    norm::reference::forward(x_nd, &NormWeight { weight, offset: norm.offset, epsilon: norm.epsilon, trains: false })
 }
 
 /// `x Wᵀ + s (x Aᵀ) Bᵀ` with W frozen, A and B recorded.

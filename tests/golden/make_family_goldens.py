@@ -27,6 +27,8 @@ FAMILIES = {
     "tiny-olmo2": dict(ids=406, lora=416, packed=426, prompts=[457, 464]),
     "tiny-phi3": dict(ids=407, lora=417, packed=427, prompts=[466, 479]),
     "tiny-smollm3": dict(ids=408, lora=418, packed=428, prompts=[463, 453]),
+    "tiny-gemma2": dict(ids=410, lora=419, packed=429, prompts=[466, 439]),
+    "tiny-gemma3": dict(ids=452, lora=420, packed=430, prompts=[484, 465]),
 }
 
 # Seeds of the ids for logits only.

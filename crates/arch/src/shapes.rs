@@ -106,6 +106,7 @@ impl Sizes {
             output_bias: false,
             window: None,
             scale: AttentionSpec::default_scale(self.head_dim),
+            soft_cap: None,
         };
         let mlp = MlpSpec::Gated {
             intermediate_size: self.intermediate,
@@ -119,6 +120,9 @@ impl Sizes {
             layers: vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; self.layers],
             ropes: vec![rope],
             rms_norm_eps,
+            norm_offset: 0.0,
+            embedding_scale: None,
+            logit_soft_cap: None,
             tie_word_embeddings: self.tied,
             max_position_embeddings: self.context,
             initializer_range: 0.02,

@@ -21,6 +21,12 @@ pub struct ModelSpec {
     pub ropes: Vec<Rope>,
     /// Added to the mean square inside every RMSNorm.
     pub rms_norm_eps: f64,
+    /// Added to the weight of every RMSNorm before it multiplies: 1 where a checkpoint stores `weight - 1` (Gemma), else 0.
+    pub norm_offset: f64,
+    /// What rows of the embedding are multiplied by; `None`: nothing. It is rounded to the compute format first, as transformers does.
+    pub embedding_scale: Option<f64>,
+    /// `cap`, where logits become `cap * tanh(logits / cap)`.
+    pub logit_soft_cap: Option<f64>,
     /// Whether the head shares the embedding's weight.
     pub tie_word_embeddings: bool,
     /// The longest context that the model was trained for, in tokens.
@@ -48,6 +54,8 @@ pub enum LayerNorms {
     Pre,
     /// The outputs: `x + norm(attention(x))` (OLMo 2).
     Post,
+    /// Both: `x + norm(attention(norm(x)))` (Gemma 2).
+    PreAndPost,
 }
 
 /// Hugging Face's names of the RMSNorms of a layer over the hidden size, `None` where a layer has none.
@@ -78,6 +86,12 @@ impl LayerNorms {
                 before_attention: None,
                 after_attention: Some("post_attention_layernorm"),
                 before_mlp: None,
+                after_mlp: Some("post_feedforward_layernorm"),
+            },
+            Self::PreAndPost => NormNames {
+                before_attention: Some("input_layernorm"),
+                after_attention: Some("post_attention_layernorm"),
+                before_mlp: Some("pre_feedforward_layernorm"),
                 after_mlp: Some("post_feedforward_layernorm"),
             },
         }
@@ -114,6 +128,8 @@ pub struct AttentionSpec {
     pub window: Option<usize>,
     /// Factor of the scores, usually `1 / sqrt(head_dim)`.
     pub scale: f64,
+    /// `cap`, where scaled scores become `cap * tanh(scores / cap)` before the softmax (Gemma 2).
+    pub soft_cap: Option<f64>,
 }
 
 /// RMSNorm of queries and keys.
@@ -163,16 +179,19 @@ pub enum MlpSpec {
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,
+    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x³)))` (Hendrycks and Gimpel, Gaussian error linear units, 2016).
+    GeluTanh,
 }
 
 impl Activation {
     /// All of them.
-    pub const ALL: [Self; 1] = [Self::Silu];
+    pub const ALL: [Self; 2] = [Self::Silu, Self::GeluTanh];
 
     /// The name in `hidden_act` of a `config.json`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Silu => "silu",
+            Self::GeluTanh => "gelu_pytorch_tanh",
         }
     }
 }

@@ -51,6 +51,7 @@ fn expected(change: impl Fn(&mut AttentionSpec)) -> ModelSpec {
         output_bias: false,
         window: None,
         scale: 0.25,
+        soft_cap: None,
     };
     change(&mut attention);
     attention.scale = 1.0 / (attention.head_dim as f64).sqrt();
@@ -62,6 +63,9 @@ fn expected(change: impl Fn(&mut AttentionSpec)) -> ModelSpec {
         layers: vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; 2],
         ropes: vec![rope],
         rms_norm_eps: 1e-6,
+        norm_offset: 0.0,
+        embedding_scale: None,
+        logit_soft_cap: None,
         tie_word_embeddings: false,
         max_position_embeddings: 256,
         initializer_range: 0.15,
@@ -139,9 +143,43 @@ fn tiny_smollm3_does_not_rotate_in_its_second_layer() {
     assert_eq!(spec("tiny-smollm3"), expected);
 }
 
+/// What both Gemmas have in common: a window in the first of two layers.
+fn expected_gemma() -> ModelSpec {
+    let mut expected = expected(|attention| attention.head_dim = 32);
+    for layer in &mut expected.layers {
+        layer.norms = LayerNorms::PreAndPost;
+        layer.attention.scale = 1.0 / 24_f64.sqrt();
+        layer.mlp =
+            MlpSpec::Gated { intermediate_size: 96, activation: Activation::GeluTanh, fused: false, bias: false };
+    }
+    expected.layers[0].attention.window = Some(12);
+    (expected.norm_offset, expected.embedding_scale, expected.tie_word_embeddings) = (1.0, Some(8.0), true);
+    expected
+}
+
+#[test]
+fn tiny_gemma2_has_soft_caps_and_norms_around_attention_and_mlp() {
+    let mut expected = expected_gemma();
+    expected.layers.iter_mut().for_each(|layer| layer.attention.soft_cap = Some(3.0));
+    expected.logit_soft_cap = Some(6.0);
+    assert_eq!(spec("tiny-gemma2"), expected);
+}
+
+#[test]
+fn tiny_gemma3_has_a_rope_for_each_type_of_layer_and_norms_of_heads() {
+    let mut expected = expected_gemma();
+    expected.layers.iter_mut().for_each(|layer| layer.attention.qk_norm = QkNorm::PerHead);
+    expected.layers[0].attention.rope = Some(1);
+    let scaling = RopeScaling::Linear { factor: 8.0 };
+    expected.ropes.insert(0, Rope { theta: 1e6, scaling, rotary_dim: 32 });
+    assert_eq!(spec("tiny-gemma3"), expected);
+}
+
 #[test]
 fn tensors_equal_the_header_of_every_checkpoint() {
     for name in [
+        "tiny-gemma2",
+        "tiny-gemma3",
         "tiny-llama",
         "tiny-llama-bias",
         "tiny-llama-tied",
@@ -161,6 +199,8 @@ fn tensors_equal_the_header_of_every_checkpoint() {
 #[test]
 fn adapter_tensors_equal_the_header_of_every_adapter() {
     let adapters = [
+        ("tiny-gemma2", "tiny-gemma2-lora"),
+        ("tiny-gemma3", "tiny-gemma3-lora"),
         ("tiny-llama", "tiny-llama-lora"),
         ("tiny-llama", "tiny-llama-rslora"),
         ("tiny-llama-tied", "tiny-llama-tied-lora"),

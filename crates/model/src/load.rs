@@ -106,16 +106,17 @@ impl<B: Kernels> Decoder<B> {
         Ok(decoder)
     }
 
-    /// A model with random weights: normal with the config's `initializer_range`, norms one, biases zero.
+    /// A model with random weights: normal with the config's `initializer_range`, norms that multiply by one, biases zero.
     ///
     /// # Errors
     /// A LoRA target that the model does not have.
     pub fn random(config: ModelConfig, options: &BuildOptions, device: &B::Device) -> Result<Self, ModelError> {
         let (deviation, seed) = (config.spec.initializer_range as f32, options.seed);
+        let norm = 1.0 - config.spec.norm_offset as f32;
         let mut read = |tensor: &TensorSpec| {
             let elements = tensor.elements();
             let values = match tensor.role {
-                Role::Norm => vec![1.0; elements],
+                Role::Norm => vec![norm; elements],
                 Role::Bias => vec![0.0; elements],
                 _ => normal(elements, deviation, &mut stream(seed, &tensor.name)),
             };
@@ -266,7 +267,8 @@ impl<B: Kernels> Builder<'_, B> {
 
     fn norm(&mut self, name: &str, size: usize) -> Result<Norm<B>, ModelError> {
         let weight = self.vector(&tensor(name, &[size], Role::Norm))?;
-        Ok(Norm { weight, trains: self.options.trains_base(), epsilon: self.config.spec.rms_norm_eps })
+        let ModelSpec { rms_norm_eps, norm_offset, .. } = self.config.spec;
+        Ok(Norm { weight, trains: self.options.trains_base(), offset: norm_offset, epsilon: rms_norm_eps })
     }
 
     fn bias(&mut self, module: &ModuleSpec) -> Result<ModuleBias<B>, ModelError> {

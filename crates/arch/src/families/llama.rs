@@ -31,6 +31,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         output_bias: attention_bias,
         window: None,
         scale: AttentionSpec::default_scale(head_dim),
+        soft_cap: None,
     };
     let mlp = MlpSpec::Gated {
         intermediate_size: size(json, "intermediate_size")?,
@@ -44,6 +45,9 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         layers: vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layer_count(json)?],
         ropes: vec![rope(json, head_dim, max_position_embeddings)?],
         rms_norm_eps: positive_or(json, "rms_norm_eps", 1e-6)?,
+        norm_offset: 0.0,
+        embedding_scale: None,
+        logit_soft_cap: None,
         tie_word_embeddings: bool_or(json, "tie_word_embeddings", false)?,
         max_position_embeddings,
         initializer_range: positive_or(json, "initializer_range", 0.02)?,
@@ -74,6 +78,7 @@ mod tests {
             output_bias: false,
             window: None,
             scale: 1.0 / 2_f64.sqrt(),
+            soft_cap: None,
         };
         assert!(spec.layers.iter().all(|layer| layer.attention == attention && !layer.mlp.bias()));
         assert_eq!((spec.rms_norm_eps, spec.initializer_range), (1e-6, 0.02));

@@ -5,6 +5,8 @@
 //! Trade-off: a checkpoint is recognized by `architectures` and `model_type` alone, so a model that is the same under another name
 //! must be renamed in its config.json.
 
+mod gemma2;
+mod gemma3;
 mod keys;
 mod llama;
 mod mistral;
@@ -43,7 +45,15 @@ const fn family(architecture: &'static str, model_type: &'static str, read_spec:
 }
 
 /// Every family.
-pub const FAMILIES: [Family; 7] = [
+pub const FAMILIES: [Family; 9] = [
+    Family {
+        special_keys: &["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"],
+        ..family("Gemma2ForCausalLM", "gemma2", gemma2::spec)
+    },
+    Family {
+        special_keys: &["final_logit_softcapping", "query_pre_attn_scalar"],
+        ..family("Gemma3ForCausalLM", "gemma3_text", gemma3::spec)
+    },
     family("LlamaForCausalLM", "llama", llama::spec),
     family("MistralForCausalLM", "mistral", mistral::spec),
     family("Olmo2ForCausalLM", "olmo2", olmo2::spec),

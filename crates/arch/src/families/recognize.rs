@@ -11,7 +11,7 @@ use crate::error::ArchError;
 use crate::json::JsonObject;
 
 /// Keys that few families or none here have, and the arithmetic that they stand for.
-const DIFFERENCES: [(&str, &str); 14] = [
+const DIFFERENCES: [(&str, &str); 15] = [
     ("num_local_experts", "a mixture of experts"),
     ("num_experts", "a mixture of experts"),
     ("n_routed_experts", "a mixture of experts"),
@@ -19,6 +19,7 @@ const DIFFERENCES: [(&str, &str); 14] = [
     ("attn_logit_softcapping", "soft caps on attention scores"),
     ("final_logit_softcapping", "soft caps on logits"),
     ("query_pre_attn_scalar", "its own scale of attention scores"),
+    ("use_bidirectional_attention", "attention to later tokens"),
     ("partial_rotary_factor", "rotation of a part of each head"),
     ("embedding_multiplier", "a factor on the embedding"),
     ("logits_scaling", "a divisor of the logits"),

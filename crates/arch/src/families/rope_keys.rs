@@ -1,7 +1,7 @@
 //! The rotary embedding of a `config.json`, in both layouts: `rope_theta` and `rope_scaling`, or `rope_parameters`.
 //!
 //! Keys, defaults and precedence are those of transformers' `modeling_rope_utils.py`.
-//! Not supported: scalings that change during a run (dynamic), and one embedding per layer type where a family has one for all.
+//! Not supported: scalings that change during a run (dynamic).
 
 use serde_json::Value;
 
@@ -62,6 +62,51 @@ pub(super) fn partial_rope(
     read(json, nested.as_ref(), rotary_dim, max_position_embeddings, DEFAULT_THETA)
 }
 
+/// The rotary embeddings of a family that has one per type of layer (Gemma 3): of full attention, then of sliding attention.
+/// transformers 4 writes `rope_theta` and `rope_scaling` for the one and `rope_local_base_freq` for the other, transformers 5
+/// `rope_parameters` by type.
+///
+/// # Errors
+/// As for [`rope`], and `rope_parameters` that are not nested by type.
+pub(super) fn ropes_by_layer_type(
+    json: &JsonObject,
+    head_dim: usize,
+    max_position_embeddings: usize,
+    [default_theta, default_local_theta]: [f64; 2],
+) -> Result<[Rope; 2], ArchError> {
+    refuse_partial(json)?;
+    let by_type = json.object("rope_parameters")?;
+    let full = by_type.as_ref().map(|types| types.object("full_attention")).transpose()?.flatten();
+    let sliding = by_type.as_ref().map(|types| types.object("sliding_attention")).transpose()?.flatten();
+    if by_type.is_some() && full.is_none() && sliding.is_none() {
+        let rule = "it must have keys `full_attention` and `sliding_attention`: this family has an embedding for each";
+        return Err(json.bad("rope_parameters", "without a type of layers", rule));
+    }
+    let full = match full {
+        Some(full) => Some(full),
+        None => json.object("rope_scaling")?,
+    };
+    for nested in [&full, &sliding].into_iter().flatten() {
+        refuse_partial(nested)?;
+    }
+    let local_theta = positive_theta(json, "rope_local_base_freq", default_local_theta)?;
+    let full = read(json, full.as_ref(), head_dim, max_position_embeddings, default_theta)?;
+    let sliding = match sliding {
+        Some(nested) => {
+            let theta = positive_theta(&nested, "rope_theta", local_theta)?;
+            let scaling = scaling(&nested, head_dim, None, max_position_embeddings)?;
+            Rope { theta, scaling, rotary_dim: head_dim }
+        }
+        None => Rope { theta: local_theta, scaling: RopeScaling::Default, rotary_dim: head_dim },
+    };
+    Ok([full, sliding])
+}
+
+fn positive_theta(json: &JsonObject, key: &str, default: f64) -> Result<f64, ArchError> {
+    let theta = json.f64(key)?.unwrap_or(default);
+    if theta.is_finite() && theta > 0.0 { Ok(theta) } else { Err(json.bad(key, theta, "it must be greater than zero")) }
+}
+
 /// `rope_scaling`, or where it is absent or null `rope_parameters`.
 fn nested<'a>(json: &JsonObject<'a>) -> Result<Option<JsonObject<'a>>, ArchError> {
     match json.object("rope_scaling")? {
@@ -86,12 +131,10 @@ fn read(
         None => (None, RopeScaling::Default),
     };
     let theta = match theta {
-        Some(theta) => theta,
-        None => json.f64("rope_theta")?.unwrap_or(default_theta),
+        Some(theta) if theta.is_finite() && theta > 0.0 => theta,
+        Some(theta) => return Err(json.bad("rope_theta", theta, "it must be greater than zero")),
+        None => positive_theta(json, "rope_theta", default_theta)?,
     };
-    if !theta.is_finite() || theta <= 0.0 {
-        return Err(json.bad("rope_theta", theta, "it must be greater than zero"));
-    }
     Ok(Rope { theta, scaling, rotary_dim })
 }
 

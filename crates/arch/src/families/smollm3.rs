@@ -40,6 +40,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         output_bias: attention_bias,
         window: None,
         scale: AttentionSpec::default_scale(head_dim),
+        soft_cap: None,
     };
     let mlp = MlpSpec::Gated {
         intermediate_size: size(json, "intermediate_size")?,
@@ -57,6 +58,9 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         layers: rotated.iter().zip(windows).map(layer).collect(),
         ropes: vec![rope_with_theta(json, head_dim, max_position_embeddings, DEFAULT_THETA)?],
         rms_norm_eps: positive_or(json, "rms_norm_eps", 1e-6)?,
+        norm_offset: 0.0,
+        embedding_scale: None,
+        logit_soft_cap: None,
         tie_word_embeddings: bool_or(json, "tie_word_embeddings", true)?,
         max_position_embeddings,
         initializer_range: positive_or(json, "initializer_range", 0.02)?,

@@ -6,6 +6,7 @@
 mod candle;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod cuda_attention;
 mod cuda_layer;
 mod cuda_memory;
 mod cuda_rows;

@@ -70,6 +70,7 @@ impl Case {
             output_bias: false,
             window: self.window,
             scale: AttentionSpec::default_scale(self.head_dim),
+            soft_cap: None,
         }
     }
 }

@@ -273,11 +273,22 @@ fn heads_backward<B: LinearOps>(
     (vec![dq, dk, dv], [d_q_norm, d_k_norm])
 }
 
+const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
+/// Coefficient of the cubic term inside the hyperbolic tangent.
+const GELU_CUBIC: f64 = 0.044_715;
+
+/// `(1 + tanh(u)) / 2` with `u = sqrt(2 / pi) (g + 0.044715 g³)`: the logistic function of `2 u`.
+fn gelu_sigma<B: Backend>(gate_nf: Tensor<B, 2>) -> Tensor<B, 2> {
+    let cubic = gate_nf.clone().square().mul_scalar(GELU_CUBIC).add_scalar(1.0);
+    sigmoid(gate_nf.mul(cubic).mul_scalar(2.0 * SQRT_2_OVER_PI))
+}
+
 /// See [`LinearOps::gated`].
 pub fn gated<B: Backend>(gate_nf: Tensor<B, 2>, up_nf: Tensor<B, 2>, activation: Activation) -> Tensor<B, 2> {
     let (dtype, gate_nf) = (gate_nf.dtype(), to_f32(gate_nf));
     let activated_nf = match activation {
         Activation::Silu => sigmoid(gate_nf.clone()).mul(gate_nf),
+        Activation::GeluTanh => gelu_sigma(gate_nf.clone()).mul(gate_nf),
     };
     to_dtype(activated_nf.mul(to_f32(up_nf)), dtype)
 }
@@ -298,6 +309,15 @@ pub fn gated_backward<B: Backend>(
             // σ (1 + g (1 - σ)) is σ + silu (1 - σ).
             let slope = silu.clone().mul(sigma.clone().neg().add_scalar(1.0)).add(sigma);
             (silu, slope)
+        }
+        Activation::GeluTanh => {
+            let sigma = gelu_sigma(gate_nf.clone());
+            let gelu = gate_nf.clone().mul(sigma.clone());
+            // σ + g σ' with σ' = σ (1 - σ) z', where σ is the logistic function of z.
+            let z_slope =
+                gate_nf.square().mul_scalar(3.0 * GELU_CUBIC).add_scalar(1.0).mul_scalar(2.0 * SQRT_2_OVER_PI);
+            let slope = gelu.clone().mul(sigma.clone().neg().add_scalar(1.0)).mul(z_slope).add(sigma);
+            (gelu, slope)
         }
     };
     let d_gate = dy_nf.clone().mul(to_f32(up_nf)).mul(slope_nf);

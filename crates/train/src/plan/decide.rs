@@ -89,6 +89,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
             data.row_len.max(config.max_seq_len) + eval.max_new_tokens,
             "the longest row and an answer after it",
         ),
+        attention: attention(backend.value, &model.spec, config.compute().activations()),
         long_rope: long_rope(config, &model.spec),
         micro_batch_size: Chosen::recipe(train.micro_batch_size),
         gradient_accumulation: accumulation(config, world_size),
@@ -173,6 +174,11 @@ fn recompute(recompute: Recompute) -> Chosen<Recompute> {
         Recompute::None => "layers save all that their backward reads: maximum memory, minimum work",
     };
     Chosen::new(recompute, why)
+}
+
+fn attention(backend: BackendKind, spec: &ModelSpec, compute: Format) -> Option<Chosen<String>> {
+    let [kernels, why] = backend.capped_attention(spec, compute)?;
+    Some(Chosen::new(kernels, why))
 }
 
 /// transformers chooses for each batch, by its longest sequence; a run chooses once.

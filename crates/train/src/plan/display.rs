@@ -51,6 +51,9 @@ impl fmt::Display for Plan {
             let folder = folder.display().to_string();
             writeln!(formatter, "{}", line("adapter starts from", folder, &self.lora_init_from.reason))?;
         }
+        if let Some(kernels) = &self.attention {
+            writeln!(formatter, "{}", line("attention kernels", kernels.value.clone(), &kernels.reason))?;
+        }
         if let Some(factors) = &self.long_rope {
             writeln!(formatter, "{}", line("longrope", factors.value.to_owned(), &factors.reason))?;
         }

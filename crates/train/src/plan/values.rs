@@ -85,6 +85,9 @@ pub struct Plan {
     pub row_len: Chosen<usize>,
     /// Positions that the rotary tables cover.
     pub max_positions: Chosen<usize>,
+    /// Which kernels compute attention, where that follows from the model alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention: Option<Chosen<String>>,
     /// Which factors of longrope are used; none where the model has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub long_rope: Option<Chosen<&'static str>>,

@@ -167,6 +167,7 @@ impl Engine {
             .i64(y.stride as i64)
             .pointer(at(x.address))
             .pointer(at(weight.address))
+            .f32(norm.offset as f32)
             .i32(x.width as i32)
             .f32(norm.epsilon as f32);
         // SAFETY: x and y are dense [rows, width] of this dtype, the weight is [width] f32, and there is room for the codes of all rows.

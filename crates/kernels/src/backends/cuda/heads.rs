@@ -39,7 +39,8 @@ impl HeadCounts {
 
 /// What the kernels read in addition to heads; holds its memory.
 struct Constants {
-    norms: Option<([MatrixView; 2], [f32; 2])>,
+    /// Weights, and what is added to them, and epsilons.
+    norms: Option<([MatrixView; 2], [f32; 4])>,
     tables: Option<[MatrixView; 2]>,
     /// Column pairs of a head that are rotated; all of them without tables.
     rotated: usize,
@@ -54,7 +55,8 @@ impl Constants {
     ) -> Self {
         assert!(width.is_multiple_of(2), "heads have an even width, got {width}");
         let norms = norms.map(|QkNorms { q, k }| {
-            ([q, k].map(|norm| engine.norm_weight(norm, width)), [q, k].map(|norm| norm.epsilon as f32))
+            let scalars = [q.offset, k.offset, q.epsilon, k.epsilon].map(|value| value as f32);
+            ([q, k].map(|norm| engine.norm_weight(norm, width)), scalars)
         });
         let tables = rotary.map(|tables| [&tables.cos, &tables.sin].map(|table| engine.flat(table.clone())));
         let rotated = tables.as_ref().map_or(width / 2, |[cos, _]| cos.width);
@@ -67,11 +69,12 @@ impl Constants {
     }
 
     fn norm_arguments(&self, arguments: Arguments) -> Arguments {
-        let (weights, epsilons) = match &self.norms {
-            Some((weights, epsilons)) => ([weights[0].address, weights[1].address], *epsilons),
-            None => ([0; 2], [0.0; 2]),
+        let (weights, scalars) = match &self.norms {
+            Some((weights, scalars)) => ([weights[0].address, weights[1].address], *scalars),
+            None => ([0; 2], [0.0; 4]),
         };
-        arguments.pointer(at(weights[0])).pointer(at(weights[1])).f32(epsilons[0]).f32(epsilons[1])
+        let arguments = arguments.pointer(at(weights[0])).pointer(at(weights[1]));
+        scalars.into_iter().fold(arguments, Arguments::f32)
     }
 
     fn table_arguments(&self, arguments: Arguments) -> Arguments {

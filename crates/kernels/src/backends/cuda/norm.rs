@@ -40,14 +40,14 @@ impl NormOps for Cuda {
 }
 
 impl Engine {
-    /// `x / rms(x) * weight`, in rows with `room` columns after them.
+    /// `x / rms(x) * (offset + weight)`, in rows with `room` columns after them.
     pub(super) fn rms_norm(&self, x: &MatrixView, norm: &NormWeight<Cuda>, room: usize) -> MatrixView {
         let y = self.empty_with_room([x.rows, x.width], room, x.dtype);
         self.rms_norm_to(y.block(), x, norm, None);
         y
     }
 
-    /// `x / rms(x) * weight` plus a residual, dense.
+    /// `x / rms(x) * (offset + weight)` plus a residual, dense.
     pub(super) fn rms_norm_add(
         &self,
         x: &MatrixView,
@@ -60,7 +60,7 @@ impl Engine {
         y
     }
 
-    /// `x / rms(x) * weight`, plus a residual where there is one, to rows of any stride.
+    /// `x / rms(x) * (offset + weight)`, plus a residual where there is one, to rows of any stride.
     pub(super) fn rms_norm_to(
         &self,
         y: DeviceBlock,
@@ -85,6 +85,7 @@ impl Engine {
             .i64(y.stride as i64)
             .pointer(at(x.address))
             .pointer(at(weight.address))
+            .f32(norm.offset as f32)
             .pointer(at(residual.map_or(0, |residual| residual.address)))
             .i64(residual.map_or(0, |residual| residual.stride) as i64)
             .i32(x.width as i32)
@@ -119,6 +120,7 @@ impl Engine {
             .i64(dx.stride as i64)
             .pointer(at(x.address))
             .pointer(at(weight.address))
+            .f32(norm.offset as f32)
             .pointer(at(dy.address))
             .i64(dy.stride as i64)
             .pointer(at(residual.map_or(0, |residual| residual.address)))

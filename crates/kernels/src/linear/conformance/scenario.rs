@@ -135,8 +135,9 @@ pub(super) fn norm<B: Kernels>(
     trains: bool,
 ) -> Both<NormWeight<B>, NormWeight<Reference>> {
     let weight: Pair<B, 1> = check.random_f32([width], 1.0);
-    let epsilon = 1e-5;
-    (NormWeight { weight: weight.0, epsilon, trains }, NormWeight { weight: weight.1, epsilon, trains })
+    // A norm that trains is stored as its difference from 1 here, so that both forms are tried.
+    let (epsilon, offset) = (1e-5, if trains { 1.0 } else { 0.0 });
+    (NormWeight { weight: weight.0, offset, epsilon, trains }, NormWeight { weight: weight.1, offset, epsilon, trains })
 }
 
 /// Angles for `rotated` columns of each head.

@@ -83,7 +83,7 @@ fn head_norms_and_rotation(heads: usize, groups: usize, head_dim: usize, widths:
         [(8, query), (9, kv), (10, kv)].map(|(seed, width)| random(seed, [TOKENS, width])).into();
 
     let (rx, rw, rn, rq, rk) = (leaf(&x), leaf(&weight), leaf(&input_norm), leaf(&q_norm), leaf(&k_norm));
-    let norm = |weight: Tensor<Recorded, 1>| NormWeight { weight, epsilon: 1e-5, trains: true };
+    let norm = |weight: Tensor<Recorded, 1>| NormWeight { weight, offset: 0.0, epsilon: 1e-5, trains: true };
     let recorded_tables =
         RotaryTables { cos: Tensor::from_inner(tables.cos.clone()), sin: Tensor::from_inner(tables.sin.clone()) };
     let qk_norm = Some(QkNorms { q: norm(rq.clone()), k: norm(rk.clone()) });
@@ -100,7 +100,7 @@ fn head_norms_and_rotation(heads: usize, groups: usize, head_dim: usize, widths:
         .unwrap();
     let expected = loss.backward();
 
-    let norm = |weight: Tensor<Plain, 1>| NormWeight { weight, epsilon: 1e-5, trains: true };
+    let norm = |weight: Tensor<Plain, 1>| NormWeight { weight, offset: 0.0, epsilon: 1e-5, trains: true };
     let qk_norm = Some(QkNorms { q: norm(q_norm), k: norm(k_norm) });
     let epilogue = HeadsEpilogue { head_dim, qk_norm, rotary: Some(tables) };
     let trained = Module { weight_gradient: WeightGradient::New, ..module(0..query + 2 * kv, Weight::Dense(weight)) };
@@ -130,7 +130,7 @@ fn gradients_through_a_norm_after_the_gemm_equal_autodiff() {
     let (rx, rw, rn) = (leaf(&x), leaf(&weight), leaf(&scale));
     let group =
         Group { modules: vec![module(0..40, Weight::Dense(rw.clone()))], parts: vec![40], gemms: GemmFormat::Compute };
-    let norm = NormWeight { weight: rn.clone(), epsilon: 1e-5, trains: true };
+    let norm = NormWeight { weight: rn.clone(), offset: 1.0, epsilon: 1e-5, trains: true };
     let epilogue = Epilogue::NormResidual { norm, residual: Tensor::from_inner(residual.clone()) };
     let (outputs, saved) = project(Prologue::None { x: rx.clone() }, &group, epilogue, Keep::Nothing);
     assert!(saved.is_none());
@@ -138,7 +138,10 @@ fn gradients_through_a_norm_after_the_gemm_equal_autodiff() {
 
     let trained = Module { weight_gradient: WeightGradient::New, ..module(0..40, Weight::Dense(weight)) };
     let group = Group { modules: vec![trained], parts: vec![40], gemms: GemmFormat::Compute };
-    let epilogue = Epilogue::NormResidual { norm: NormWeight { weight: scale, epsilon: 1e-5, trains: true }, residual };
+    let epilogue = Epilogue::NormResidual {
+        norm: NormWeight { weight: scale, offset: 1.0, epsilon: 1e-5, trains: true },
+        residual,
+    };
     let (_, saved) = project(Prologue::None { x }, &group, epilogue, Keep::Inputs);
     let mut grads = project_backward(saved.unwrap(), group, vec![dy], Some(past.clone()));
     assert_close(grads.input.plain(), rx.grad(&expected).unwrap().add(past), 1e-5);

@@ -14,7 +14,8 @@
 // Math: Dao, FlashAttention-2, 2023 (arXiv 2307.08691). A tile in shared memory is HEAD_DIM values per row, its 16-byte
 // chunks permuted inside the row so that eight rows of one chunk hit all banks.
 //
-// Macros of the host: HEAD_DIM 64, 96, 128 or 256 (default 128); and the tile sizes of flash_forward.cu, flash_backward.cu.
+// Macros of the host: HEAD_DIM 64, 96, 128 or 256 (default 128); SOFT_CAP, where scaled scores s become SOFT_CAP * tanh(s / SOFT_CAP)
+// before the softmax; and the tile sizes of flash_forward.cu, flash_backward.cu.
 
 #define FLASH_PIECES 1
 
@@ -268,6 +269,40 @@ DEVICE void hide_keys(float (&scores)[M][N][4], const int *starts, int row, int 
             if (at < start || at > end) scores[i / 2][j / 2][i % 2 * 2 + j % 2] = hidden;
         }
     }
+}
+
+// Scales and caps scores in place, where there is a cap. It is applied before keys are hidden.
+template <int M, int N> DEVICE void cap_scores(float (&scores)[M][N][4], float scale) {
+#ifdef SOFT_CAP
+    // tanh(x) = 1 - 2 / (exp(2 x) + 1)
+    const float twice = scale * (2.0f * LOG2_E / SOFT_CAP);
+#pragma unroll
+    for (int i = 0; i < M * N * 4; ++i) {
+        float &score = scores[i / (N * 4)][i / 4 % N][i % 4];
+        score = SOFT_CAP - 2.0f * SOFT_CAP / (exp2_fast(score * twice) + 1.0f);
+    }
+#endif
+}
+
+// What the scores are still to be multiplied by after cap_scores.
+DEVICE float scale_of_scores(float scale) {
+#ifdef SOFT_CAP
+    return 1.0f;
+#else
+    return scale;
+#endif
+}
+
+// Slope of a capped score by its scaled score, from the probability p = exp(score - lse) and base = lse * LOG2_E; 0 where p is.
+DEVICE float cap_slope(float p, float base) {
+#ifdef SOFT_CAP
+    float log2_p;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(log2_p) : "f"(p));
+    const float tanh = (log2_p + base) * (1.0f / (LOG2_E * SOFT_CAP));
+    return p > 0.0f ? 1.0f - tanh * tanh : 0.0f;
+#else
+    return 1.0f;
+#endif
 }
 
 template <int M, int N> DEVICE void clear(float (&c)[M][N][4]) {

@@ -29,6 +29,7 @@ struct Dense {
 // Norms of query and key heads; weights are null where heads are not normalized.
 struct Norms {
     const float *q_weight, *k_weight;
+    float q_offset, k_offset;   // added to the weights before they multiply
     float q_epsilon, k_epsilon;
 
     DEVICE bool any() const { return q_weight != nullptr; }
@@ -136,6 +137,13 @@ DEVICE void load_pair(float (&a)[V], float (&b)[V], const E *from, int at, const
 }
 
 template <int V>
+DEVICE void load_factors(float (&low)[V], float (&high)[V], const float *weight, float offset, int at, const Pairs &pairs) {
+    load_pair<V>(low, high, weight, at, pairs);
+#pragma unroll
+    for (int i = 0; i < V; ++i) low[i] += offset, high[i] += offset;
+}
+
+template <int V>
 DEVICE void store_pair(T *to, const float (&a)[V], const float (&b)[V], int at, const Pairs &pairs) {
     Pack<T, V>::pack(a).store(to + pairs.low(at));
     Pack<T, V>::pack(b).store(to + pairs.high(at));
@@ -165,6 +173,7 @@ DEVICE void normalize_token(const Dense &dense, const T *joined, const Norms &no
         const float epsilon = is_query ? norms.q_epsilon : norms.k_epsilon;
         const float rstd = 1.0f / sqrtf(squares / dense.head_dim + epsilon);
         const float *weight = is_query ? norms.q_weight : norms.k_weight;
+        const float offset = is_query ? norms.q_offset : norms.k_offset;
         T *to = inside ? dense.head(token, head) : nullptr;
         for (int chunk = share.lane; inside && chunk < chunks; chunk += share.count) {
             const int at = chunk * V;
@@ -172,7 +181,7 @@ DEVICE void normalize_token(const Dense &dense, const T *joined, const Norms &no
             load_pair<V>(a, b, from, at, pairs);
             if (normed) {
                 float low[V], high[V];
-                load_pair<V>(low, high, weight, at, pairs);
+                load_factors<V>(low, high, weight, offset, at, pairs);
 #pragma unroll
                 for (int i = 0; i < V; ++i) a[i] *= rstd * low[i], b[i] *= rstd * high[i];
                 angles.load<V>(c, s, at);
@@ -198,6 +207,7 @@ DEVICE void normalize_token_backward(const Dense &gradients, T *joined, const T 
         const T *dy = inside ? gradients.head(token, head) : nullptr;
         const T *x = is_query ? raw_q + head * width : raw_k + (head - gradients.q_heads) * width;
         const float *weight = is_query ? norms.q_weight : norms.k_weight;
+        const float offset = is_query ? norms.q_offset : norms.k_offset;
         float squares = 0.0f, products = 0.0f;
         for (int chunk = share.lane; normed && chunk < chunks; chunk += share.count) {
             const int at = chunk * V;
@@ -206,7 +216,7 @@ DEVICE void normalize_token_backward(const Dense &gradients, T *joined, const T 
             angles.load<V>(c, s, at);
             rotate<V>(a, b, c, s);
             load_pair<V>(x_low, x_high, x, at, pairs);
-            load_pair<V>(low, high, weight, at, pairs);
+            load_factors<V>(low, high, weight, offset, at, pairs);
 #pragma unroll
             for (int i = 0; i < V; ++i) {
                 squares += x_low[i] * x_low[i] + x_high[i] * x_high[i];
@@ -226,7 +236,7 @@ DEVICE void normalize_token_backward(const Dense &gradients, T *joined, const T 
                 angles.load<V>(c, s, at);
                 rotate<V>(a, b, c, s);
                 load_pair<V>(x_low, x_high, x, at, pairs);
-                load_pair<V>(low, high, weight, at, pairs);
+                load_factors<V>(low, high, weight, offset, at, pairs);
 #pragma unroll
                 for (int i = 0; i < V; ++i) {
                     a[i] = rstd * (a[i] * low[i] - x_low[i] * along);
@@ -244,10 +254,10 @@ DEVICE void normalize_token_backward(const Dense &gradients, T *joined, const T 
 // grid (ceil(n / 4)), block (64, 4): four tokens per block, any other grid works too; no dynamic shared memory.
 KERNEL __launch_bounds__(256)
 heads_forward(T *q, T *k, T *v, const T *x, long long x_stride, const float *q_weight, const float *k_weight,
-              float q_epsilon, float k_epsilon, const float *cos, const float *sin, int rotated, int inverse, long long n,
+              float q_offset, float k_offset, float q_epsilon, float k_epsilon, const float *cos, const float *sin, int rotated, int inverse, long long n,
               int q_heads, int kv_heads, int head_dim) {
     const Dense dense = {q, k, v, q_heads, kv_heads, head_dim};
-    const Norms norms = {q_weight, k_weight, q_epsilon, k_epsilon};
+    const Norms norms = {q_weight, k_weight, q_offset, k_offset, q_epsilon, k_epsilon};
     const int half = head_dim / 2;
     const bool vectors = half % 8 == 0 && rotated % 8 == 0 && x_stride % 8 == 0 &&
                          aligned16(q, k, v, x, q_weight, k_weight, cos, sin);
@@ -271,11 +281,11 @@ heads_forward(T *q, T *k, T *v, const T *x, long long x_stride, const float *q_w
 // grid and block as for heads_forward.
 KERNEL __launch_bounds__(256)
 heads_backward(T *dx, long long dx_stride, const T *dq, const T *dk, const T *dv, const T *raw_q, long long raw_q_stride,
-               const T *raw_k, long long raw_k_stride, const float *q_weight, const float *k_weight, float q_epsilon,
-               float k_epsilon, const float *cos, const float *sin, int rotated, long long n, int q_heads, int kv_heads,
+               const T *raw_k, long long raw_k_stride, const float *q_weight, const float *k_weight, float q_offset,
+               float k_offset, float q_epsilon, float k_epsilon, const float *cos, const float *sin, int rotated, long long n, int q_heads, int kv_heads,
                int head_dim) {
     const Dense dense = {const_cast<T *>(dq), const_cast<T *>(dk), const_cast<T *>(dv), q_heads, kv_heads, head_dim};
-    const Norms norms = {q_weight, k_weight, q_epsilon, k_epsilon};
+    const Norms norms = {q_weight, k_weight, q_offset, k_offset, q_epsilon, k_epsilon};
     const int half = head_dim / 2;
     const bool vectors = half % 8 == 0 && rotated % 8 == 0 && dx_stride % 8 == 0 && raw_q_stride % 8 == 0 &&
                          raw_k_stride % 8 == 0 &&

@@ -4,7 +4,7 @@
 
 // y and its codes. Rows on 16 bytes, d a multiple of 8 and at most KEEP * 8 * blockDim.x. grid (n), block threads_for(d, 512).
 KERNEL __launch_bounds__(512) rms_norm_codes(RowsOfCodes out, T *y, long long y_stride, const T *x, const float *w,
-                                             int d, float eps) {
+                                             float w_offset, int d, float eps) {
     const long long row = blockIdx.x;
     y += row * y_stride, x += row * d;
     const int count = d / 8;
@@ -19,12 +19,13 @@ KERNEL __launch_bounds__(512) rms_norm_codes(RowsOfCodes out, T *y, long long y_
     for (int k = 0; k < KEEP; ++k)
         if (static_cast<int>(threadIdx.x + k * blockDim.x) < count) sum += sum_of_squares<8>(kept[k]);
     const float rstd = 1.0f / sqrtf(block_sum(sum) / d + eps);
+    const Weight weight = {w, w_offset};
     unsigned largest = 0;
 #pragma unroll
     for (int k = 0; k < KEEP; ++k) {
         const int c = threadIdx.x + k * blockDim.x;
         if (c >= count) break;
-        kept[k] = normed<8>(kept[k], w + c * 8, nullptr, rstd);
+        kept[k] = normed<8>(kept[k], weight.at(c * 8), nullptr, rstd);
         kept[k].store(y + c * 8);
         largest = max(largest, out.largest(kept[k], c * 8));
     }
