@@ -186,7 +186,7 @@ fn mlp(up: &Inputs, down: &Inputs, base: Option<QuantFormat>, together: bool, de
     let half = |values: &TensorData| Matrix::from_data(values.clone(), (device, DType::BF16));
     let (x, dy, activation) = (half(&up.x), half(&down.dy), Activation::Silu);
     let weight = Tensor::<Cuda, 1>::ones([x.dims()[1]], (device, DType::F32));
-    let norm = NormWeight { weight, epsilon: 1e-5, trains: false };
+    let norm = NormWeight { weight, offset: 0.0, epsilon: 1e-5, trains: false };
     let ran = Cuda::section(device, || {
         let normed = if together {
             Prologue::Norm { x: x.clone(), norm: norm.clone() }

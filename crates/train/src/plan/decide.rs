@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use firebrick_arch::{LongRopeFactors, ModelSpec, Rope, RopeScaling};
 use firebrick_hwprofile::memory::{MemoryEstimate, human_bytes};
 use firebrick_kernels::{BackendKind, Recompute, TrainingShape, step_work};
+use firebrick_precision::Format;
 
 use crate::config::{Interval, RunConfig, RunLength, Warmup};
 use crate::error::RunError;
