@@ -17,6 +17,7 @@ use firebrick_precision::{Format, QuantFormat};
 use firebrick_train::bench::{BenchOptions, bench};
 use firebrick_train::config::{BackendChoice, EvalConfig, RunConfig, compute, json_schema};
 use firebrick_train::console::{Console, Outcome, error_message};
+use firebrick_train::export::{ExportOptions, export};
 use firebrick_train::inspect::{Style, inspect};
 use firebrick_train::plan::{PlanRequest, choose_backend, compute_format};
 use firebrick_train::run::chat_settings;
@@ -59,6 +60,8 @@ enum Command {
     Bench(Bench),
     /// Continue prompts with a model.
     Generate(Generate),
+    /// Write what a run made in the form that other programs take: an adapter merged into its base.
+    Export(ExportOptions),
     /// Compare a model's logits with a golden file.
     Verify(Verify),
     /// Print the JSON schema of recipes.
@@ -104,7 +107,7 @@ enum Place {
     /// It started ranks, which have ended with this status.
     Supervised(i32),
     /// A rank of a job, or the only one.
-    Rank(Option<Placement>),
+    Rank(Option<Box<Placement>>),
 }
 
 impl LocalRankCount {
@@ -117,7 +120,7 @@ impl LocalRankCount {
                 return Ok(Place::Supervised(local_ranks::run_supervised(count)?));
             }
         }
-        Ok(Place::Rank(placement))
+        Ok(Place::Rank(placement.map(Box::new)))
     }
 
     /// The option as it was typed.
@@ -316,6 +319,7 @@ fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
         Command::Inspect(arguments) => show_data(&arguments),
         Command::Bench(arguments) => return time_steps(&arguments, clock),
         Command::Generate(arguments) => write_text(arguments),
+        Command::Export(options) => export(&options).map(|text| Console::VERBOSE.print(&text)).map_err(Into::into),
         Command::Verify(arguments) => compare(arguments),
         Command::Schema => {
             Console::VERBOSE.print(json_schema().trim_end());
@@ -331,7 +335,7 @@ fn train(arguments: Train) -> anyhow::Result<ExitCode> {
     let config = RunConfig::load(&path, &arguments.overrides)?;
     let placement = match arguments.ranks.place(config.backend)? {
         Place::Supervised(ended) => return Ok(status(ended)),
-        Place::Rank(placement) => placement,
+        Place::Rank(placement) => placement.map(|placement| *placement),
     };
     let interrupt = Interrupt::install().context("cannot listen for Ctrl-C")?;
     local_ranks::follow_supervisor(&interrupt);
@@ -393,7 +397,7 @@ fn time_steps(arguments: &Bench, clock: ProcessClock) -> anyhow::Result<ExitCode
     let Bench { options, json, ranks } = arguments;
     let placement = match ranks.place(options.backend)? {
         Place::Supervised(ended) => return Ok(status(ended)),
-        Place::Rank(placement) => placement,
+        Place::Rank(placement) => placement.map(|placement| *placement),
     };
     local_ranks::follow_supervisor(&Interrupt::detached());
     let ranks = placement.as_ref().map_or_else(|| Ok(Ranks::single()), Ranks::join)?;
