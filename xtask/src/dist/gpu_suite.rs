@@ -17,7 +17,7 @@ use crate::workspace::{Workspace, shown};
 /// Packages with tests that need a GPU: their features, and the test programs.
 const SUITES: [(&str, &str, &[&str]); 3] = [
     ("firebrick-cuda", "", &["gpu", "blaslt_gpu", "cudnn_gpu"]),
-    ("firebrick-kernels", "cuda", &["cuda", "cuda_adapters"]),
+    ("firebrick-kernels", "cuda", &["cuda", "cuda_adapters", "cuda_fp8"]),
     ("firebrick-tests", "cuda", &["gpu", "gpu_ranks"]),
 ];
 
