@@ -104,7 +104,7 @@ enum Place {
     /// It started ranks, which have ended with this status.
     Supervised(i32),
     /// A rank of a job, or the only one.
-    Rank(Option<Placement>),
+    Rank(Option<Box<Placement>>),
 }
 
 impl LocalRankCount {
@@ -117,7 +117,7 @@ impl LocalRankCount {
                 return Ok(Place::Supervised(local_ranks::run_supervised(count)?));
             }
         }
-        Ok(Place::Rank(placement))
+        Ok(Place::Rank(placement.map(Box::new)))
     }
 
     /// The option as it was typed.
@@ -332,7 +332,7 @@ fn train(arguments: Train) -> anyhow::Result<ExitCode> {
     };
     let interrupt = Interrupt::install().context("cannot listen for Ctrl-C")?;
     local_ranks::follow_supervisor(&interrupt);
-    let ranks = placement.as_ref().map_or_else(|| Ok(Ranks::single()), Ranks::join)?;
+    let ranks = placement.as_deref().map_or_else(|| Ok(Ranks::single()), Ranks::join)?;
     let resume = arguments.resume.map(|named| named.map_or(ResumeFrom::Newest, ResumeFrom::Named));
     let console = if ranks.is_main() { Console::VERBOSE } else { Console::QUIET };
     let mut words = vec!["--config".to_owned(), path.display().to_string()];
@@ -393,7 +393,7 @@ fn time_steps(arguments: &Bench, clock: ProcessClock) -> anyhow::Result<ExitCode
         Place::Rank(placement) => placement,
     };
     local_ranks::follow_supervisor(&Interrupt::detached());
-    let ranks = placement.as_ref().map_or_else(|| Ok(Ranks::single()), Ranks::join)?;
+    let ranks = placement.as_deref().map_or_else(|| Ok(Ranks::single()), Ranks::join)?;
     let quiet: &dyn Fn(&str) = &|_| ();
     let report = bench(options, &ranks, clock, if ranks.is_main() { &warn } else { quiet })?;
     if ranks.is_main() && *json {

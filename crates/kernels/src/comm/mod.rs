@@ -248,6 +248,17 @@ pub trait CommOps: Backend {
         reference::all_gather(ranks, part)
     }
 
+    /// Each tensor as it is on the rank that is named with it, on every rank.
+    ///
+    /// # Errors
+    /// As [`CommOps::all_reduce_sum`].
+    fn broadcast_each(
+        ranks: &Communicator,
+        tensors: Vec<(Tensor<Self, 1>, usize)>,
+    ) -> Result<Vec<Tensor<Self, 1>>, CommError> {
+        reference::broadcast_each(ranks, tensors)
+    }
+
     /// The tensor of rank `root`, on every rank.
     ///
     /// # Errors

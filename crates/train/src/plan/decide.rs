@@ -32,13 +32,15 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
     let backend = choose_backend(config.backend, profile)?;
     let lora = shapes::lora(config);
     let trained = shapes::trained_tensors(&model.spec, lora.as_ref())?;
-    let mut training = shapes::training(config, backend.value, data, &trained);
+    // The state that a rank has; of all trained tensors unless ranks divide it.
+    let stated = shapes::largest_share(config, &trained, world_size);
+    let mut training = shapes::training(config, backend.value, data, &stated);
     let may_offload = config.train.offload != Some(false);
     let case = fit::Case { profile, backend: backend.value, spec: &model.spec, may_offload };
     let gemms = fp8::gemms(config.compute(), &case)?;
     training.gemms = gemms.value;
     let answer_tokens = answers::decide(&case, config, data, &mut training);
-    let paging = paging::decide(&case, config, &trained, &mut training);
+    let paging = paging::decide(&case, config, &stated, &mut training);
     let kept_weights_bytes = fp8::kept_weights(&case, config, &mut training);
     let (estimate, forced) = fit::check(&case, &training, config.train.gradient_accumulation, request.force)?;
     let smaller = fit::next_smaller(&case, &training, config.train.gradient_accumulation);
@@ -61,6 +63,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         data_seed: Chosen::recipe(config.data_seed()),
         shuffle: Chosen::recipe(config.data.shuffle),
         world_size: ranks(world_size),
+        zero_stage: zero_stage(config, world_size),
         compute: compute_format(config.compute().activations(), backend.value),
         gemms,
         kept_weights_bytes,
@@ -181,6 +184,16 @@ fn ranks(world_size: usize) -> Chosen<usize> {
         }
     };
     Chosen::new(world_size, why)
+}
+
+fn zero_stage(config: &RunConfig, world_size: usize) -> Chosen<u8> {
+    match (config.train.zero_stage, world_size) {
+        (0, _) => Chosen::new(0, "every rank has all of the optimizer's state"),
+        (_, 1) => Chosen::new(0, "one rank has all of the optimizer's state, whatever train.zero_stage says"),
+        (stage, ranks) => {
+            Chosen::new(stage, format!("the optimizer's state is divided over {ranks} ranks, by parameter"))
+        }
+    }
 }
 
 fn accumulation(config: &RunConfig, world_size: usize) -> Chosen<usize> {

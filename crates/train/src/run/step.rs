@@ -122,6 +122,9 @@ impl<B: Kernels> Trainer<B> {
         // With loss scaling this waits for the preceding step: the forward and backward passes above are queued by now.
         let learning_rate = self.schedule.rate(self.optimizer.next_update());
         let report = self.optimizer.step(self.model.parameters_mut(), gradients, learning_rate);
+        if self.optimizer.is_partial() {
+            self.ranks.share_updates(self.model.parameters_mut())?;
+        }
         let loss_sum = loss_scale.into_iter().fold(loss_sum, Tensor::div);
         let numbers = [loss_sum, report.grad_norm].into_iter().chain(report.loss_scale).collect();
         Ok(StepOutcome {

@@ -27,7 +27,7 @@ use crate::run::prepare::Prepared;
 use crate::run::start::{Place, Start};
 use crate::run::step::{StepNumbers, StepOutcome, Trainer, loss_tokens};
 use crate::run::trace::{DATA, HostSpans, NUMBERS, QUEUE, RunTrace, TraceSteps};
-use crate::state::checkpoint::{RunState, SavedWeights, Snapshot};
+use crate::state::checkpoint::{RunState, SavedWeights, Snapshot, save_part};
 use crate::state::run_folder::RunFolder;
 
 /// A run on a backend.
@@ -184,7 +184,8 @@ impl<B: Kernels> Run<B> {
     fn save_after_loss(&mut self) {
         let ranks = &self.trainer.ranks;
         let is_whole = self.state.step > 0 && self.trainer.optimizer.steps() == self.state.step;
-        if ranks.check("saving").is_err() && ranks.is_main() && ranks.is_exact_after_loss::<B>() && is_whole {
+        let is_here = ranks.is_main() && !self.trainer.optimizer.is_partial();
+        if ranks.check("saving").is_err() && is_here && ranks.is_exact_after_loss::<B>() && is_whole {
             match self.save() {
                 Ok(()) => self.console.print(&format!("saved step {} before ending", self.state.step)),
                 Err(error) => self.console.print(&format!("step {} could not be saved: {error}", self.state.step)),
@@ -401,8 +402,9 @@ impl<B: Kernels> Run<B> {
     fn save(&mut self) -> Result<(), RunError> {
         // A step that is not finite must be found before it replaces a good checkpoint.
         self.flush()?;
-        if !self.trainer.ranks.is_main() {
-            return Ok(());
+        let ranks = &self.trainer.ranks;
+        if !ranks.is_main() {
+            return self.save_part();
         }
         self.sinks.flush();
         self.state.wall_s = self.wall_s();
@@ -416,9 +418,28 @@ impl<B: Kernels> Run<B> {
             texts: &texts,
         };
         self.is_saving.store(true, Ordering::Relaxed);
-        let saved = snapshot.save(self.folder.path(), self.prepared.plan.checkpoints_kept.value);
+        let parts_of_others = || {
+            if self.trainer.optimizer.is_partial() {
+                // The folder is there; then all parts are in it.
+                self.trainer.ranks.barrier()?;
+                self.trainer.ranks.barrier()?;
+            }
+            Ok(())
+        };
+        let saved = snapshot.save(self.folder.path(), self.prepared.plan.checkpoints_kept.value, parts_of_others);
         self.is_saving.store(false, Ordering::Relaxed);
         saved?;
+        Ok(())
+    }
+
+    /// On a rank other than 0: adds its share of the optimizer's state to the checkpoint, where ranks divide it.
+    fn save_part(&self) -> Result<(), RunError> {
+        let Trainer { ranks, optimizer, .. } = &self.trainer;
+        if optimizer.is_partial() {
+            ranks.barrier()?;
+            save_part(self.folder.path(), self.state.step, ranks.rank(), optimizer)?;
+            ranks.barrier()?;
+        }
         Ok(())
     }
 
