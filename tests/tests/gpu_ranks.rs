@@ -200,13 +200,15 @@ fn times_of_sums_are_printed() {
     ranks.leave().unwrap();
 }
 
-/// LoRA, QLoRA and every weight, in f32: two cards with half the accumulation follow one card.
+/// LoRA, QLoRA, and every weight with the optimizer's state whole and divided, in f32: two cards with half the accumulation follow one card.
 #[test]
 fn two_cards_train_as_one() {
-    const KINDS: [(&str, &[&str]); 3] = [
+    const FULL: [&str; 4] = ["bnb_4bit=", "lora=", "mode=full", "train.learning_rate=1e-4"];
+    const KINDS: [(&str, &[&str]); 4] = [
         ("lora", &["bnb_4bit="]),
         ("qlora", &[]),
-        ("full", &["bnb_4bit=", "lora=", "mode=full", "train.learning_rate=1e-4"]),
+        ("full", &FULL),
+        ("zero-1", &[FULL[0], FULL[1], FULL[2], FULL[3], "train.zero_stage=1"]),
     ];
     let steps = ["backend=cuda", "compute=float32", "train.steps=8", "eval.every_steps=4", "train.micro_batch_size=1"];
     let folder = tempdir().unwrap();

@@ -413,6 +413,20 @@ fn ranks_whose_supervisor_is_killed_save_and_end() {
 }
 
 #[test]
+fn a_benchmark_of_two_ranks_counts_the_tokens_of_both() {
+    let here = Place::new();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_train"));
+    command.args(["bench", "--seq", "32", "--micro-batch", "1", "--steps", "2", "--warmup", "1", "--backend", "flex"]);
+    command.args(["--compute", "fp32", "--json", "--ranks", "2", "--model", &format!("{}/tiny-llama", here.fixtures)]);
+    let output = command.env("RAYON_NUM_THREADS", "1").output().unwrap();
+    succeeded(&output);
+    let report: Value = serde_json::from_str(text(&output.stdout).trim()).unwrap();
+    let (tokens_per_s, step_s) = (report["tok_s"].as_f64().unwrap(), report["step_s"]["median"].as_f64().unwrap());
+    assert_eq!(report["ranks"].as_u64(), Some(2));
+    assert!((tokens_per_s * step_s - 64.0).abs() < 1e-6, "{report}");
+}
+
+#[test]
 fn a_rank_that_fails_gives_its_reason_to_all() {
     let (here, job) = (Place::new(), Job::new(2));
     fs::write(here.folder.path().join("runs"), "a file where the folder of runs should be").unwrap();
