@@ -284,6 +284,10 @@ mod tests {
         "tie_word_embeddings": true}"#;
 
     fn resolve(changes: &[&str]) -> Result<Plan, RunError> {
+        resolve_for(1, changes)
+    }
+
+    fn resolve_for(world_size: usize, changes: &[&str]) -> Result<Plan, RunError> {
         let recipe = "name='n'\nmodel='m'\nbackend='flex'\nmax_seq_len=64\n[lora]\nr=4\n[data]\npath='d'\n";
         let changes: Vec<String> = changes.iter().map(ToString::to_string).collect();
         let config = RunConfig::from_toml(recipe, Path::new("r.toml"), &changes).unwrap();
@@ -303,9 +307,24 @@ mod tests {
             profile: &profile,
             model: &model,
             data: &data,
-            world_size: 1,
+            world_size,
             request: &request,
         })
+    }
+
+    #[test]
+    #[cfg(feature = "flex")]
+    fn ranks_multiply_the_rows_of_a_step_and_zero_divides_the_state() {
+        let full = ["lora=", "mode=full", "train.micro_batch_size=2", "train.gradient_accumulation=3"];
+        let whole = resolve_for(4, &full).unwrap();
+        assert_eq!((whole.rows_per_step(), whole.steps.value), (24, 5));
+        assert!(whole.to_string().contains("24 rows per step (6 on each of 4 ranks)"), "{whole}");
+        let zero = [&full[..], &["train.zero_stage=1"]].concat();
+        let (divided, alone) = (resolve_for(4, &zero).unwrap(), resolve(&zero).unwrap());
+        let state = |plan: &Plan| plan.resident_state_bytes.value;
+        assert_eq!((divided.zero_stage.value, alone.zero_stage.value), (1, 0));
+        assert!(state(&divided) * 4 >= state(&whole) && state(&divided) * 3 < state(&whole), "{}", state(&divided));
+        assert_eq!(state(&alone), state(&whole));
     }
 
     #[test]

@@ -127,7 +127,7 @@ pub fn run_supervised(count: usize, is_for_programs: bool) -> Result<i32, RunErr
     Ok(supervise(&ranks, &signals, print)?)
 }
 
-/// As [`print`], with the standard output of rank 0 unchanged.
+/// As [`print()`], with the standard output of rank 0 unchanged.
 fn print_for_programs(rank: usize, printed: Printed, line: &str) {
     match (rank, printed) {
         // Output that is closed must not end the job.
