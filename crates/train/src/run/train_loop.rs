@@ -87,23 +87,14 @@ impl<B: Kernels> Run<B> {
             console.print(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
         }
         if let Some(carrier) = ranks.connect::<B>(&device)? {
-            console.print(&format!(
-                "{} ranks, {} of them here; gradients: {carrier}",
-                ranks.world_size(),
-                ranks.local_world_size()
-            ));
+            let (all, here) = (ranks.world_size(), ranks.local_world_size());
+            console.print(&format!("{all} ranks, {here} of them here; gradients: {carrier}"));
         }
         let mut trainer = load::<B>(&prepared, ranks, console, &device)?;
         let weights = SavedWeights { adapter: plan.lora.value.clone(), companions: prepared.companions.clone() };
         let Start { folder, state, resumed } = Start::new(place, &prepared, &mut trainer, &weights, console)?;
-        let mut sinks = MetricSinks::default();
-        if trainer.ranks.is_main() {
-            sinks.push(JsonLines::open(&folder.metrics_jsonl(), resumed)?);
-            sinks.push(EventWriter::create(&folder.tensorboard(), resumed)?);
-        }
-        if resumed.is_none() {
-            report_evaluation(&mut sinks, 0, &state.before);
-        }
+        let mut sinks =
+            if trainer.ranks.is_main() { open_sinks(&folder, resumed, &state)? } else { MetricSinks::default() };
         if console.verbose {
             sinks.push(Progress::start(prepared.plan.steps.value, state.step));
         }
@@ -492,6 +483,17 @@ impl<B: Kernels> Run<B> {
 
 fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+/// The files of metrics, with the evaluation before the first step if that comes next.
+fn open_sinks(folder: &RunFolder, resumed: Option<u64>, state: &RunState) -> Result<MetricSinks, RunError> {
+    let mut sinks = MetricSinks::default();
+    sinks.push(JsonLines::open(&folder.metrics_jsonl(), resumed)?);
+    sinks.push(EventWriter::create(&folder.tensorboard(), resumed)?);
+    if resumed.is_none() {
+        report_evaluation(&mut sinks, 0, &state.before);
+    }
+    Ok(sinks)
 }
 
 /// Sends an evaluation to the sinks.
