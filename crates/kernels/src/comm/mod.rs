@@ -16,6 +16,7 @@ use std::sync::{Arc, OnceLock};
 
 use burn_tensor::{Tensor, backend::Backend};
 
+use crate::Readback;
 pub use local::local_group;
 
 /// What can go wrong between ranks.
@@ -222,6 +223,13 @@ pub trait CommOps: Backend {
     fn is_exact_after_loss(ranks: &Communicator) -> bool {
         let _ = ranks;
         true
+    }
+
+    /// Milliseconds for which the device has waited for other ranks since the last call, to be read later as one number: communication
+    /// that no other work hides. `None` where it is not measured.
+    fn comm_wait(device: &Self::Device) -> Option<Readback> {
+        let _ = device;
+        None
     }
 
     /// Each tensor summed over all ranks; the same bits on every rank.

@@ -42,6 +42,7 @@ pub struct StepOutcome {
     /// Loss sum, gradient norm, and the loss scale where there is one.
     numbers: Readback,
     restore_wait: Readback,
+    comm_wait: Option<Readback>,
 }
 
 /// The numbers of a step.
@@ -55,6 +56,8 @@ pub struct StepNumbers {
     pub loss_scale: Option<f32>,
     /// Milliseconds for which the device waited for tensors from host memory.
     pub restore_wait_ms: f32,
+    /// Milliseconds for which the device waited for other ranks; `None` with one rank, or where it is not measured.
+    pub comm_wait_ms: Option<f32>,
 }
 
 impl StepOutcome {
@@ -66,6 +69,7 @@ impl StepOutcome {
             grad_norm: numbers[1],
             loss_scale: numbers.get(2).copied(),
             restore_wait_ms: self.restore_wait.wait()[0],
+            comm_wait_ms: self.comm_wait.map(|wait| wait.wait()[0]),
         }
     }
 }
@@ -133,6 +137,7 @@ impl<B: Kernels> Trainer<B> {
             learning_rate,
             numbers: B::read_later(numbers),
             restore_wait: B::restore_wait(self.model.device()),
+            comm_wait: if self.ranks.world_size() > 1 { B::comm_wait(self.model.device()) } else { None },
         })
     }
 }

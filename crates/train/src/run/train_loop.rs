@@ -359,6 +359,7 @@ impl<B: Kernels> Run<B> {
                 memory_bytes: self.meter.sample(),
                 loss_scale: numbers.loss_scale.map(f64::from),
                 restore_wait_ms: waits.then_some(f64::from(numbers.restore_wait_ms)),
+                comm_wait_ms: numbers.comm_wait_ms.map(f64::from),
             });
         }
         Ok(())

@@ -17,7 +17,7 @@ use firebrick_cuda::{CudaError, DevicePointer, Nccl, NcclCommunicator, NcclId, S
 use super::engine::{Engine, device_count, engine};
 use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, float, tensor, view};
 use crate::comm::{DeviceSide, reference};
-use crate::{CommError, CommOps, Communicator};
+use crate::{CommError, CommOps, Communicator, Readback};
 
 /// Time between two looks at NCCL's errors.
 const WATCH: Duration = Duration::from_millis(500);
@@ -128,6 +128,10 @@ impl CommOps for Cuda {
 
     fn is_exact_after_loss(ranks: &Communicator) -> bool {
         ranks.device_side::<Connected>().is_none()
+    }
+
+    fn comm_wait(device: &CudaDevice) -> Option<Readback> {
+        Some(Readback::new(engine(device).collectives.take_waits()))
     }
 
     fn all_reduce_sum(ranks: &Communicator, tensors: Vec<Tensor<Self, 1>>) -> Result<Vec<Tensor<Self, 1>>, CommError> {
