@@ -17,7 +17,7 @@ use firebrick_kernels::backends::{BackendKind, Cuda};
 use firebrick_kernels::{CommOps, Contributions, GradientSink, MemoryOps, Parameter};
 use firebrick_parallel::supervisor::free_port;
 use firebrick_parallel::{JobToken, Placement, Ranks, ReducingSink};
-use firebrick_tests::{NEW, finish, recipe, step_losses};
+use firebrick_tests::{NEW, finish, metrics, recipe, step_losses};
 use firebrick_train::console::Console;
 use firebrick_train::run::interrupt::Interrupt;
 use firebrick_train::run::{RunOptions, run};
@@ -200,13 +200,15 @@ fn times_of_sums_are_printed() {
     ranks.leave().unwrap();
 }
 
-/// LoRA, QLoRA and every weight, in f32: two cards with half the accumulation follow one card.
+/// LoRA, QLoRA, and every weight with the optimizer's state whole and divided, in f32: two cards with half the accumulation follow one card.
 #[test]
 fn two_cards_train_as_one() {
-    const KINDS: [(&str, &[&str]); 3] = [
+    const FULL: [&str; 4] = ["bnb_4bit=", "lora=", "mode=full", "train.learning_rate=1e-4"];
+    const KINDS: [(&str, &[&str]); 4] = [
         ("lora", &["bnb_4bit="]),
         ("qlora", &[]),
-        ("full", &["bnb_4bit=", "lora=", "mode=full", "train.learning_rate=1e-4"]),
+        ("full", &FULL),
+        ("zero-1", &[FULL[0], FULL[1], FULL[2], FULL[3], "train.zero_stage=1"]),
     ];
     let steps = ["backend=cuda", "compute=float32", "train.steps=8", "eval.every_steps=4", "train.micro_batch_size=1"];
     let folder = tempdir().unwrap();
@@ -218,6 +220,10 @@ fn two_cards_train_as_one() {
             let one = step_losses(&alone.path().join("run"));
             let two = step_losses(&folder.path().join(kind).join("run"));
             assert_eq!((one.len(), two.len()), (8, 8));
+            let lines = metrics(&folder.path().join(kind).join("run"));
+            let waits: Vec<f64> = lines.iter().filter_map(|line| line["comm_wait_ms"].as_f64()).collect();
+            show(&format!("{kind}: ms per step of waiting for the other card: {waits:?}"));
+            assert_eq!(waits.len(), 8);
             let largest = one.iter().zip(&two).map(|(one, two)| (one - two).abs()).fold(0.0, f64::max);
             show(&format!("{kind}: losses of one and two cards differ by up to {largest:e}"));
             assert!(largest < 2e-4, "{kind}: {one:?} on one card, {two:?} on two");

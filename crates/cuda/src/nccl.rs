@@ -181,7 +181,8 @@ impl NcclCommunicator {
         })
     }
 
-    /// Gives every rank the `count` f32 values that rank `root` has in `buffer`.
+    /// Gives every rank the values that one rank has in each buffer (address, number of f32 values, that rank), as one group on the
+    /// stream.
     ///
     /// # Safety
     /// As for [`NcclCommunicator::all_reduce_sum`].
@@ -191,17 +192,21 @@ impl NcclCommunicator {
     pub unsafe fn broadcast(
         &self,
         stream: &Stream,
-        buffer: DevicePointer<f32>,
-        count: usize,
-        root: usize,
+        buffers: &[(DevicePointer<f32>, usize, usize)],
     ) -> Result<(), CudaError> {
-        let root = i32::try_from(root).expect("there are fewer ranks than 2^31");
         self.submit("ncclBroadcast", stream, |comm| {
-            let data = address(buffer);
-            // SAFETY: the buffer is the caller's promise; communicator and stream are alive, and of one device.
-            let status =
-                unsafe { (self.symbols.broadcast)(data, data, count, FLOAT32, root, comm, stream.handle().cast()) };
-            self.symbols.checked("ncclBroadcast", status)
+            self.group(|| {
+                for &(buffer, count, root) in buffers {
+                    let root = i32::try_from(root).expect("there are fewer ranks than 2^31");
+                    let data = address(buffer);
+                    // SAFETY: the buffer is the caller's promise; communicator and stream are alive, and of one device.
+                    let status = unsafe {
+                        (self.symbols.broadcast)(data, data, count, FLOAT32, root, comm, stream.handle().cast())
+                    };
+                    self.symbols.checked("ncclBroadcast", status)?;
+                }
+                Ok(())
+            })
         })
     }
 

@@ -46,6 +46,8 @@ pub struct Optimizer<B: Kernels> {
     /// The parameters whose state is paged, once they are known.
     paged: Option<BTreeSet<Arc<str>>>,
     loss_scaler: Option<LossScaler<B>>,
+    /// The parameters that are updated here; `None`: all.
+    owned: Option<BTreeSet<Arc<str>>>,
 }
 
 /// Parameters on their way through an update, with the layouts of their state.
@@ -62,7 +64,23 @@ impl<B: Kernels> Optimizer<B> {
             resident_bytes: None,
             paged: None,
             loss_scaler: None,
+            owned: None,
         }
+    }
+
+    /// The same optimizer, which updates only these parameters, and has no state of the others. The norm is still that of all gradients.
+    #[must_use]
+    pub fn owning(self, names: impl IntoIterator<Item = Arc<str>>) -> Self {
+        Self { owned: Some(names.into_iter().collect()), ..self }
+    }
+
+    /// Whether it updates only some of the parameters.
+    pub fn is_partial(&self) -> bool {
+        self.owned.is_some()
+    }
+
+    fn owns(&self, name: &str) -> bool {
+        self.owned.as_ref().is_none_or(|owned| owned.contains(name))
     }
 
     /// The same optimizer, which keeps only `resident_bytes` of its state on the device between two steps, as far as that can be met,
@@ -133,6 +151,7 @@ impl<B: Kernels> Optimizer<B> {
         self.steps += 1;
         let loss_scale = self.loss_scale();
         let (grad_norm, scale) = self.gradient_scale(global_norm(&gradients));
+        let parameters = parameters.into_iter().filter(|parameter| self.owns(&parameter.name)).collect::<Vec<_>>();
         self.prepare(&parameters);
         for group in by_weight_decay(parameters, self.config.weight_decay) {
             let numbers = StepNumbers { learning_rate, weight_decay: group.weight_decay, step: update };
@@ -252,6 +271,7 @@ impl<B: Kernels> Optimizer<B> {
     /// unchanged.
     pub fn load(&mut self, parameters: &[&Parameter<B>], saved: StateDict, steps: u64) -> Result<(), OptimError> {
         self.check(parameters, &saved)?;
+        let parameters: Vec<_> = parameters.iter().copied().filter(|parameter| self.owns(&parameter.name)).collect();
         self.paged = Some(self.choose_paged(parameters.iter().copied()));
         self.state.clear();
         let mut saved = saved;
@@ -279,6 +299,7 @@ impl<B: Kernels> Optimizer<B> {
                     Some(other) => {
                         return Err(OptimError::Mismatch { name, expected: spec.describe(), got: other.describe() });
                     }
+                    None if !self.owns(&parameter.name) => continue,
                     None => return Err(OptimError::Missing { name }),
                 };
             }
@@ -410,6 +431,33 @@ mod tests {
             take_steps(&mut second, &mut resumed, 3..6);
             assert_eq!(values(&expected), values(&resumed));
             assert_eq!(uninterrupted.save(), second.save());
+        }
+    }
+
+    #[test]
+    fn optimizers_that_own_parts_make_the_update_and_the_state_of_one_that_owns_all() {
+        for kind in [OptimizerKind::AdamW, OptimizerKind::AdamW8bit] {
+            let (mut whole, mut expected) = (Optimizer::new(config(kind, Some(1.0))), parameters());
+            take_steps(&mut whole, &mut expected, 0..3);
+            let parts = [&["large", "vector"][..], &["small", "table"]];
+            let mut saved = StateDict::new();
+            for part in parts {
+                let owned = part.iter().map(|&name| Arc::from(name));
+                let mut optimizer = Optimizer::new(config(kind, Some(1.0))).owning(owned);
+                let mut found = parameters();
+                take_steps(&mut optimizer, &mut found, 0..3);
+                for ((found, expected), first) in found.iter().zip(&expected).zip(parameters()) {
+                    let is_owned = part.contains(&found.name.as_ref());
+                    let expected = if is_owned { expected } else { &first };
+                    assert_eq!(values(std::slice::from_ref(found)), values(std::slice::from_ref(expected)));
+                }
+                saved.extend(optimizer.save());
+            }
+            assert_eq!(saved, whole.save());
+            // Each takes its part of the whole state.
+            let mut part = Optimizer::new(config(kind, Some(1.0))).owning(["table".into()]);
+            load(&mut part, &expected, saved).unwrap();
+            assert!(part.is_partial() && part.save().keys().all(|name| name.starts_with("table.")));
         }
     }
 

@@ -10,6 +10,7 @@ use firebrick_kernels::{CommError, Communicator, Kernels, Parameter};
 
 use crate::agreement::{Facts, agree};
 use crate::error::ParallelError;
+use crate::owners::owners;
 use crate::placement::Placement;
 use crate::rendezvous;
 
@@ -146,6 +147,30 @@ impl Ranks {
         }
         for parameter in parameters {
             parameter.value = B::broadcast(&self.communicator, parameter.value.clone(), 0)?;
+        }
+        Ok(())
+    }
+
+    /// The rank that updates each parameter, where the optimizer's state is divided over ranks.
+    pub fn owners<B: Kernels>(&self, parameters: &[&Parameter<B>]) -> Vec<usize> {
+        owners(parameters.iter().map(|parameter| (parameter.name.as_ref(), parameter.elements())), self.world_size())
+    }
+
+    /// Gives every rank the value of each parameter that its owner has.
+    ///
+    /// # Errors
+    /// As [`Ranks::all_reduce_count`].
+    pub fn share_updates<B: Kernels>(&self, mut parameters: Vec<&mut Parameter<B>>) -> Result<(), ParallelError> {
+        let Some(first) = parameters.first().filter(|_| self.world_size() > 1) else { return Ok(()) };
+        let placeholder = Tensor::zeros([1], &first.value.device());
+        let sizes = parameters.iter().map(|parameter| (parameter.name.as_ref(), parameter.elements()));
+        let owners = owners(sizes, self.world_size());
+        // Values are taken out, so that a backend can write in place.
+        let take = |parameter: &mut &mut Parameter<B>| std::mem::replace(&mut parameter.value, placeholder.clone());
+        let values: Vec<_> = parameters.iter_mut().map(take).zip(owners).collect();
+        let shared = B::broadcast_each(&self.communicator, values)?;
+        for (parameter, value) in parameters.into_iter().zip(shared) {
+            parameter.value = value;
         }
         Ok(())
     }

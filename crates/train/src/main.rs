@@ -112,12 +112,12 @@ enum Place {
 
 impl LocalRankCount {
     /// Starts the ranks that are requested, unless this process is one of them, or was started as one by another launcher.
-    fn place(&self, backend: BackendChoice) -> Result<Place, RunError> {
+    fn place(&self, backend: BackendChoice, is_for_programs: bool) -> Result<Place, RunError> {
         let placement = local_ranks::placement(!self.words().is_empty())?;
         if placement.is_none() {
             let count = local_ranks::requested(backend, self.gpus, self.ranks.map(|ranks| ranks as usize))?;
             if count > 1 {
-                return Ok(Place::Supervised(local_ranks::run_supervised(count)?));
+                return Ok(Place::Supervised(local_ranks::run_supervised(count, is_for_programs)?));
             }
         }
         Ok(Place::Rank(placement.map(Box::new)))
@@ -333,13 +333,13 @@ fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
 fn train(arguments: Train) -> anyhow::Result<ExitCode> {
     let path = arguments.config()?;
     let config = RunConfig::load(&path, &arguments.overrides)?;
-    let placement = match arguments.ranks.place(config.backend)? {
+    let placement = match arguments.ranks.place(config.backend, false)? {
         Place::Supervised(ended) => return Ok(status(ended)),
         Place::Rank(placement) => placement.map(|placement| *placement),
     };
     let interrupt = Interrupt::install().context("cannot listen for Ctrl-C")?;
     local_ranks::follow_supervisor(&interrupt);
-    let ranks = placement.as_ref().map_or_else(|| Ok(Ranks::single()), Ranks::join)?;
+    let ranks = placement.as_deref().map_or_else(|| Ok(Ranks::single()), Ranks::join)?;
     let resume = arguments.resume.map(|named| named.map_or(ResumeFrom::Newest, ResumeFrom::Named));
     let console = if ranks.is_main() { Console::VERBOSE } else { Console::QUIET };
     let mut words = vec!["--config".to_owned(), path.display().to_string()];
@@ -395,12 +395,12 @@ fn show_data(arguments: &Inspect) -> anyhow::Result<()> {
 
 fn time_steps(arguments: &Bench, clock: ProcessClock) -> anyhow::Result<ExitCode> {
     let Bench { options, json, ranks } = arguments;
-    let placement = match ranks.place(options.backend)? {
+    let placement = match ranks.place(options.backend, *json)? {
         Place::Supervised(ended) => return Ok(status(ended)),
         Place::Rank(placement) => placement.map(|placement| *placement),
     };
     local_ranks::follow_supervisor(&Interrupt::detached());
-    let ranks = placement.as_ref().map_or_else(|| Ok(Ranks::single()), Ranks::join)?;
+    let ranks = placement.as_deref().map_or_else(|| Ok(Ranks::single()), Ranks::join)?;
     let quiet: &dyn Fn(&str) = &|_| ();
     let report = bench(options, &ranks, clock, if ranks.is_main() { &warn } else { quiet })?;
     if ranks.is_main() && *json {

@@ -219,6 +219,47 @@ fn ranks_times_accumulation_equals_one_rank_with_all_of_it() {
     }
 }
 
+/// ZeRO stage 1: each rank has the state of its own parameters, and writes it. Any number of ranks continues, with or without it.
+#[test]
+fn a_divided_optimizer_equals_a_whole_one_and_resumes_on_other_ranks() {
+    for kind in [&[KINDS[0], &["train.optimizer=adamw_8bit", "lora.r=64"]].concat(), KINDS[1]] {
+        let here = Place::new();
+        let run = |name: &str, ranks: &str, accumulation: usize, changes: &[&str], options: &[&str]| {
+            let set = [format!("name='{name}'"), format!("train.gradient_accumulation={accumulation}")];
+            let changes = [kind, &set.each_ref().map(String::as_str), changes].concat();
+            succeeded(&here.program(&changes).args(["--ranks", ranks]).args(options).output().unwrap())
+        };
+        let zero: &[&str] = &["train.zero_stage=1"];
+        run("whole", "2", 2, &[], &[]);
+        let printed = run("divided", "2", 2, zero, &[]);
+        assert!(printed.contains("ZeRO stage             1"), "{printed}");
+        let bytes = |name: &str, file: &str| fs::read(here.run(name).join("checkpoints/step-6").join(file)).unwrap();
+        for file in ["model/model.safetensors", "adapter/adapter_model.safetensors"] {
+            if here.run("whole").join("checkpoints/step-6").join(file).exists() {
+                assert!(bytes("divided", file) == bytes("whole", file), "{file} differs");
+            }
+        }
+        let (one, two) = (bytes("divided", "optimizer.safetensors"), bytes("divided", "optimizer-1.safetensors"));
+        let all = bytes("whole", "optimizer.safetensors").len();
+        assert!(
+            one.len() < all && two.len() < all && one.len() + two.len() > all * 9 / 10,
+            "{} {}",
+            one.len(),
+            two.len()
+        );
+        assert_same_numbers(&numbers(&here.run("divided")), &numbers(&here.run("whole")));
+
+        // From two ranks that divide it to four, and from those to one that has all of it.
+        let losses = numbers(&here.run("divided"));
+        let resume = |step: &str| format!("runs/divided/checkpoints/step-{step}");
+        run("divided", "4", 1, zero, &["--resume", &resume("3")]);
+        assert_same_numbers(&numbers(&here.run("divided")), &losses);
+        assert!(here.run("divided").join("checkpoints/step-6/optimizer-3.safetensors").is_file());
+        let printed = run("divided", "1", 4, &["train.steps=8"], &["--resume", &resume("6")]);
+        assert!(printed.contains("train.zero_stage 1 -> 0"), "{printed}");
+    }
+}
+
 #[test]
 fn four_ranks_continue_as_two_over_the_same_sequence_of_data() {
     let here = Place::new();
@@ -369,6 +410,20 @@ fn ranks_whose_supervisor_is_killed_save_and_end() {
     supervisor.wait().unwrap();
     wait(|| File::open(run.join("lock")).unwrap().try_lock().is_ok());
     assert!(fs::read_dir(run.join("checkpoints")).unwrap().next().is_some(), "nothing was saved");
+}
+
+#[test]
+fn a_benchmark_of_two_ranks_counts_the_tokens_of_both() {
+    let here = Place::new();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_train"));
+    command.args(["bench", "--seq", "32", "--micro-batch", "1", "--steps", "2", "--warmup", "1", "--backend", "flex"]);
+    command.args(["--compute", "fp32", "--json", "--ranks", "2", "--model", &format!("{}/tiny-llama", here.fixtures)]);
+    let output = command.env("RAYON_NUM_THREADS", "1").output().unwrap();
+    succeeded(&output);
+    let report: Value = serde_json::from_str(text(&output.stdout).trim()).unwrap();
+    let (tokens_per_s, step_s) = (report["tok_s"].as_f64().unwrap(), report["step_s"]["median"].as_f64().unwrap());
+    assert_eq!(report["ranks"].as_u64(), Some(2));
+    assert!((tokens_per_s * step_s - 64.0).abs() < 1e-6, "{report}");
 }
 
 #[test]

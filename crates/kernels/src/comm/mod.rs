@@ -16,6 +16,7 @@ use std::sync::{Arc, OnceLock};
 
 use burn_tensor::{Tensor, backend::Backend};
 
+use crate::Readback;
 pub use local::local_group;
 
 /// What can go wrong between ranks.
@@ -224,6 +225,13 @@ pub trait CommOps: Backend {
         true
     }
 
+    /// Milliseconds for which the device has waited for other ranks since the last call, to be read later as one number: communication
+    /// that no other work hides. `None` where it is not measured.
+    fn comm_wait(device: &Self::Device) -> Option<Readback> {
+        let _ = device;
+        None
+    }
+
     /// Each tensor summed over all ranks; the same bits on every rank.
     ///
     /// # Errors
@@ -246,6 +254,17 @@ pub trait CommOps: Backend {
     /// As [`CommOps::all_reduce_sum`].
     fn all_gather(ranks: &Communicator, part: Tensor<Self, 1>) -> Result<Tensor<Self, 1>, CommError> {
         reference::all_gather(ranks, part)
+    }
+
+    /// Each tensor as it is on the rank that is named with it, on every rank.
+    ///
+    /// # Errors
+    /// As [`CommOps::all_reduce_sum`].
+    fn broadcast_each(
+        ranks: &Communicator,
+        tensors: Vec<(Tensor<Self, 1>, usize)>,
+    ) -> Result<Vec<Tensor<Self, 1>>, CommError> {
+        reference::broadcast_each(ranks, tensors)
     }
 
     /// The tensor of rank `root`, on every rank.

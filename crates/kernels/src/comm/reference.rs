@@ -63,6 +63,37 @@ pub fn all_gather<B: Backend>(ranks: &Communicator, part: Tensor<B, 1>) -> Resul
     Ok(Tensor::from_floats(all.as_slice(), &device))
 }
 
+/// See [`crate::CommOps::broadcast_each`]. One exchange: each rank sends the tensors that it is named with.
+///
+/// # Errors
+/// [`CommError`].
+pub fn broadcast_each<B: Backend>(
+    ranks: &Communicator,
+    tensors: Vec<(Tensor<B, 1>, usize)>,
+) -> Result<Vec<Tensor<B, 1>>, CommError> {
+    if ranks.world_size() == 1 {
+        return Ok(tensors.into_iter().map(|(tensor, _)| tensor).collect());
+    }
+    let of_rank = |rank: usize| tensors.iter().filter(move |(_, root)| *root == rank);
+    let own: Vec<u8> = of_rank(ranks.rank()).flat_map(|(tensor, _)| bytes(tensor.clone())).collect();
+    let operation = "broadcast_each";
+    let gathered = ranks.all_gather_bytes(operation, own)?;
+    for (rank, sent) in gathered.iter().enumerate() {
+        let expected = VALUE * of_rank(rank).map(|(tensor, _)| tensor.dims()[0]).sum::<usize>();
+        if sent.len() != expected {
+            return Err(CommError::Mismatch { rank, operation, expected, got: sent.len() });
+        }
+    }
+    let mut rest: Vec<&[u8]> = gathered.iter().map(|sent| &sent[..]).collect();
+    let next = |(tensor, root): (Tensor<B, 1>, usize)| {
+        let (part, after) = rest[root].split_at(VALUE * tensor.dims()[0]);
+        rest[root] = after;
+        let found: Vec<f32> = values(part).collect();
+        Tensor::from_floats(found.as_slice(), &tensor.device())
+    };
+    Ok(tensors.into_iter().map(next).collect())
+}
+
 /// See [`crate::CommOps::broadcast`].
 ///
 /// # Errors
@@ -178,6 +209,21 @@ mod tests {
             let expected: Vec<f32> = of_rank(root).into_data().to_vec().unwrap();
             assert!(results.iter().all(|result| *result == expected));
         }
+    }
+
+    #[test]
+    fn each_tensor_of_a_list_is_that_of_its_own_root() {
+        let results: Vec<Vec<Vec<f32>>> = thread::scope(|scope| {
+            let share = |ranks: Communicator| {
+                let tensors = [2, 0, 2].map(|root| (of_rank(ranks.rank()), root)).into();
+                let shared: Vec<Tensor<Plain, 1>> = broadcast_each(&ranks, tensors).unwrap();
+                shared.into_iter().map(|tensor| tensor.into_data().to_vec().unwrap()).collect()
+            };
+            let threads: Vec<_> = local_group(3).into_iter().map(|ranks| scope.spawn(move || share(ranks))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let expected = [2, 0, 2].map(|root| -> Vec<f32> { of_rank(root).into_data().to_vec().unwrap() });
+        assert!(results.iter().all(|result| *result == expected));
     }
 
     #[test]

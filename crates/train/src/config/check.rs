@@ -92,6 +92,13 @@ fn ranges(config: &RunConfig) -> Vec<Rule> {
         below_one("train.adam_beta2", train.adam_beta2),
         below_one("train.warmup_ratio", train.warmup_ratio.unwrap_or(0.0)),
     ];
+    let problem = format!("is {}, and gradients and weights are not divided over ranks yet", train.zero_stage);
+    rules.push((
+        train.zero_stage <= 1,
+        "train.zero_stage",
+        problem,
+        "write 1, which divides the optimizer's state, or 0",
+    ));
     if let Some(lora) = &config.lora {
         rules.push(at_least_one("lora.r", lora.r as u64));
         rules.push(above_zero("lora.alpha", lora.alpha));

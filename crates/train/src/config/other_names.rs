@@ -257,11 +257,14 @@ const ELSEWHERE: &[(&str, Answer)] = &[
     ("hub_model_id", NotYet("results stay in the run folder; `hf upload` takes them from there")),
     ("rl", NotYet("only supervised fine-tuning and pretraining are")),
     ("stage", NotYet("only supervised fine-tuning and pretraining are; leave the key out for them")),
-    ("deepspeed", NotYet("a run uses one device")),
-    ("fsdp", NotYet("a run uses one device")),
-    ("fsdp_config", NotYet("a run uses one device")),
-    ("ddp_timeout", NotYet("a run uses one device")),
-    ("local_rank", NotYet("a run uses one device")),
+    (
+        "deepspeed",
+        NotNeeded("ranks need no configuration (docs/scaling.md); train.zero_stage = 1 divides the optimizer's state"),
+    ),
+    ("fsdp", NotYet("weights are on every rank; train.zero_stage = 1 divides the optimizer's state")),
+    ("fsdp_config", NotYet("weights are on every rank; train.zero_stage = 1 divides the optimizer's state")),
+    ("ddp_timeout", NotNeeded("the variable FIREBRICK_RENDEZVOUS_TIMEOUT is how long ranks wait for each other")),
+    ("local_rank", NotNeeded("the variables of the launcher say it (docs/scaling.md)")),
 ];
 
 /// What a value of another trainer is here, as advice.

@@ -207,6 +207,7 @@ mod tests {
             memory_bytes: 0,
             loss_scale: None,
             restore_wait_ms: None,
+            comm_wait_ms: None,
         }
     }
 

@@ -92,6 +92,7 @@ mod tests {
             memory_bytes: 4096,
             loss_scale: None,
             restore_wait_ms: None,
+            comm_wait_ms: None,
         }
     }
 

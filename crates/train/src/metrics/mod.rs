@@ -44,6 +44,10 @@ pub struct StepMetrics {
     /// paging cost.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restore_wait_ms: Option<f64>,
+    /// Milliseconds of the step in which rank 0's device waited for other ranks: communication that no other work hides, and ranks that
+    /// are slower. On CUDA with several ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub comm_wait_ms: Option<f64>,
 }
 
 /// The numbers of one evaluation.
@@ -245,6 +249,7 @@ mod tests {
             memory_bytes: 0,
             loss_scale: None,
             restore_wait_ms: None,
+            comm_wait_ms: None,
         }
     }
 

@@ -89,6 +89,7 @@ impl MetricSink for EventWriter {
         ];
         values.extend(metrics.loss_scale.map(|scale| ("train/loss_scale", scale)));
         values.extend(metrics.restore_wait_ms.map(|wait| ("train/restore_wait_ms", wait)));
+        values.extend(metrics.comm_wait_ms.map(|wait| ("train/comm_wait_ms", wait)));
         self.scalars(metrics.step, &values)
     }
 

@@ -32,15 +32,17 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
     let backend = choose_backend(config.backend, profile)?;
     let lora = shapes::lora(config);
     let trained = shapes::trained_tensors(&model.spec, lora.as_ref())?;
+    // The state that a rank has; of all trained tensors unless ranks divide it.
+    let stated = shapes::largest_share(config, &trained, world_size);
     let may_offload = config.train.offload != Some(false);
     let case = fit::Case { profile, backend: backend.value, spec: &model.spec, may_offload };
     let compute = activations(config.compute(), backend.value, case.capability());
-    let mut training = shapes::training(config, compute.value, backend.value, data, &trained);
+    let mut training = shapes::training(config, compute.value, backend.value, data, &stated);
     let gemms = fp8::gemms(config.compute(), &case, &training)?;
     training.gemms = gemms.value;
     let base = base::decide(config, &model.spec, training.base)?;
     let answer_tokens = answers::decide(&case, config, data, &mut training);
-    let paging = paging::decide(&case, config, &trained, &mut training);
+    let paging = paging::decide(&case, config, &stated, &mut training);
     let kept_weights_bytes = fp8::kept_weights(&case, config, &mut training);
     let (estimate, forced) = fit::check(&case, &training, config.train.gradient_accumulation, request.force)?;
     let smaller = fit::next_smaller(&case, &training, config.train.gradient_accumulation);
@@ -64,6 +66,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         data_seed: Chosen::recipe(config.data_seed()),
         shuffle: Chosen::recipe(config.data.shuffle),
         world_size: ranks(world_size),
+        zero_stage: zero_stage(config, world_size),
         compute,
         gemms,
         arithmetic,
@@ -219,6 +222,16 @@ fn ranks(world_size: usize) -> Chosen<usize> {
     Chosen::new(world_size, why)
 }
 
+fn zero_stage(config: &RunConfig, world_size: usize) -> Chosen<u8> {
+    match (config.train.zero_stage, world_size) {
+        (0, _) => Chosen::new(0, "every rank has all of the optimizer's state"),
+        (_, 1) => Chosen::new(0, "one rank has all of the optimizer's state, whatever train.zero_stage says"),
+        (stage, ranks) => {
+            Chosen::new(stage, format!("the optimizer's state is divided over {ranks} ranks, by parameter"))
+        }
+    }
+}
+
 fn accumulation(config: &RunConfig, world_size: usize) -> Chosen<usize> {
     let own = config.rows_per_step();
     let rows = own * world_size;
@@ -309,10 +322,10 @@ mod tests {
         "tie_word_embeddings": true}"#;
 
     fn resolve(changes: &[&str]) -> Result<Plan, RunError> {
-        resolve_for(MODEL, changes)
+        resolve_for(MODEL, 1, changes)
     }
 
-    fn resolve_for(model: &str, changes: &[&str]) -> Result<Plan, RunError> {
+    fn resolve_for(model: &str, world_size: usize, changes: &[&str]) -> Result<Plan, RunError> {
         let recipe = "name='n'\nmodel='m'\nbackend='flex'\nmax_seq_len=64\n[lora]\nr=4\n[data]\npath='d'\n";
         let changes: Vec<String> = changes.iter().map(ToString::to_string).collect();
         let config = RunConfig::from_toml(recipe, Path::new("r.toml"), &changes).unwrap();
@@ -332,9 +345,24 @@ mod tests {
             profile: &profile,
             model: &model,
             data: &data,
-            world_size: 1,
+            world_size,
             request: &request,
         })
+    }
+
+    #[test]
+    #[cfg(feature = "flex")]
+    fn ranks_multiply_the_rows_of_a_step_and_zero_divides_the_state() {
+        let full = ["lora=", "mode=full", "train.micro_batch_size=2", "train.gradient_accumulation=3"];
+        let whole = resolve_for(MODEL, 4, &full).unwrap();
+        assert_eq!((whole.rows_per_step(), whole.steps.value), (24, 5));
+        assert!(whole.to_string().contains("24 rows per step (6 on each of 4 ranks)"), "{whole}");
+        let zero = [&full[..], &["train.zero_stage=1"]].concat();
+        let (divided, alone) = (resolve_for(MODEL, 4, &zero).unwrap(), resolve(&zero).unwrap());
+        let state = |plan: &Plan| plan.resident_state_bytes.value;
+        assert_eq!((divided.zero_stage.value, alone.zero_stage.value), (1, 0));
+        assert!(state(&divided) * 4 >= state(&whole) && state(&divided) * 3 < state(&whole), "{}", state(&divided));
+        assert_eq!(state(&alone), state(&whole));
     }
 
     #[test]
@@ -396,7 +424,7 @@ mod tests {
             &format!(r#""original_max_position_embeddings": 64, "rope_scaling": {{{lists}}}, "rope_theta""#),
         );
         for (tokens, expected) in [(64, "short_factor"), (65, "long_factor")] {
-            let plan = resolve_for(&model, &[&format!("max_seq_len={tokens}"), "eval.max_new_tokens=32"]).unwrap();
+            let plan = resolve_for(&model, 1, &[&format!("max_seq_len={tokens}"), "eval.max_new_tokens=32"]).unwrap();
             assert_eq!(plan.long_rope.as_ref().unwrap().value, expected);
             assert!(plan.to_string().contains(expected) && plan.to_toml().contains(expected));
         }

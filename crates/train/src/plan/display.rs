@@ -42,6 +42,7 @@ impl fmt::Display for Plan {
         ];
         if self.world_size.value > 1 {
             writeln!(formatter, "{}", line("ranks", self.world_size.value.to_string(), &self.world_size.reason))?;
+            writeln!(formatter, "{}", line("ZeRO stage", self.zero_stage.value.to_string(), &self.zero_stage.reason))?;
         }
         writeln!(formatter, "{}", lines.join("\n"))?;
         for part in &self.memory {

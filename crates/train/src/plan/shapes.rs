@@ -5,6 +5,7 @@
 use firebrick_arch::{LoraConfig, ModelSpec, TensorSpec};
 use firebrick_kernels::{BackendKind, GemmFormat, TrainingShape};
 use firebrick_optim::OptimizerConfig;
+use firebrick_parallel::owners;
 use firebrick_precision::Format;
 
 use crate::config::RunConfig;
@@ -28,6 +29,20 @@ pub(super) fn trained_tensors(spec: &ModelSpec, lora: Option<&LoraConfig>) -> Re
         Some(lora) => spec.adapter_tensors(lora)?,
         None => spec.tensors(),
     })
+}
+
+/// The trained tensors whose optimizer state is on one rank, of the rank that has the most.
+pub(super) fn largest_share(config: &RunConfig, trained: &[TensorSpec], world_size: usize) -> Vec<TensorSpec> {
+    if config.train.zero_stage == 0 || world_size == 1 {
+        return trained.to_vec();
+    }
+    let owners = owners(trained.iter().map(|tensor| (tensor.name.as_str(), tensor.elements())), world_size);
+    let of = |rank: usize| -> Vec<TensorSpec> {
+        let pairs = trained.iter().zip(&owners).filter(|(_, owner)| **owner == rank);
+        pairs.map(|(tensor, _)| tensor.clone()).collect()
+    };
+    let elements = |share: &Vec<TensorSpec>| share.iter().map(TensorSpec::elements).sum::<usize>();
+    (0..world_size).map(of).max_by_key(elements).unwrap_or_default()
 }
 
 /// How a recipe's model is trained on a backend, with all optimizer state there.

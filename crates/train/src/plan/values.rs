@@ -39,6 +39,8 @@ pub struct Plan {
     pub backend: Chosen<BackendKind>,
     /// Number of processes that train together.
     pub world_size: Chosen<usize>,
+    /// What is divided over the processes: 0 nothing, 1 the optimizer's state.
+    pub zero_stage: Chosen<u8>,
     /// Format of activations.
     pub compute: Chosen<Format>,
     /// What the GEMMs of the layers multiply.

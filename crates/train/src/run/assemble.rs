@@ -65,6 +65,11 @@ pub fn trainer<B: Kernels>(
     if plan.compute.value == Format::F16 {
         optimizer = optimizer.with_loss_scaling(LossScaling::default(), device);
     }
+    if plan.zero_stage.value > 0 && ranks.world_size() > 1 {
+        let parameters = model.parameters();
+        let owned = ranks.owners(&parameters).into_iter().zip(parameters).filter(|(owner, _)| *owner == ranks.rank());
+        optimizer = optimizer.owning(owned.map(|(_, parameter)| parameter.name.clone()));
+    }
     Ok(Trainer {
         model,
         optimizer,

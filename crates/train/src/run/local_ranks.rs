@@ -105,11 +105,12 @@ pub fn placement(several: bool) -> Result<Option<Placement>, RunError> {
     }
 }
 
-/// Starts this program again as `count` ranks, and returns the exit status of the job.
+/// Starts this program again as `count` ranks, and returns the exit status of the job. `is_for_programs`: what rank 0 writes to standard
+/// output is passed on as it is, because a program reads it.
 ///
 /// # Errors
 /// [`ParallelError::Start`], or no signals can be listened for.
-pub fn run_supervised(count: usize) -> Result<i32, RunError> {
+pub fn run_supervised(count: usize, is_for_programs: bool) -> Result<i32, RunError> {
     let failed = |error: io::Error| {
         let problem = error.to_string();
         ParallelError::Start { rank: 0, program: program(), problem }
@@ -122,8 +123,17 @@ pub fn run_supervised(count: usize) -> Result<i32, RunError> {
     }
     let ranks = LocalRanks { program: own, arguments: env::args_os().skip(1).collect(), count, variables };
     let signals = signals().map_err(failed)?;
-    let print: &'static Print = &print;
+    let print: &'static Print = if is_for_programs { &print_for_programs } else { &print };
     Ok(supervise(&ranks, &signals, print)?)
+}
+
+/// As [`print()`], with the standard output of rank 0 unchanged.
+fn print_for_programs(rank: usize, printed: Printed, line: &str) {
+    match (rank, printed) {
+        // Output that is closed must not end the job.
+        (0, Printed::Output) => drop(writeln!(io::stdout().lock(), "{line}")),
+        _ => print(rank, printed, line),
+    }
 }
 
 /// A line of a rank, with the rank before it.

@@ -42,6 +42,7 @@ pub struct StepOutcome {
     /// Loss sum, gradient norm, and the loss scale where there is one.
     numbers: Readback,
     restore_wait: Readback,
+    comm_wait: Option<Readback>,
 }
 
 /// The numbers of a step.
@@ -55,6 +56,8 @@ pub struct StepNumbers {
     pub loss_scale: Option<f32>,
     /// Milliseconds for which the device waited for tensors from host memory.
     pub restore_wait_ms: f32,
+    /// Milliseconds for which the device waited for other ranks; `None` with one rank, or where it is not measured.
+    pub comm_wait_ms: Option<f32>,
 }
 
 impl StepOutcome {
@@ -66,6 +69,7 @@ impl StepOutcome {
             grad_norm: numbers[1],
             loss_scale: numbers.get(2).copied(),
             restore_wait_ms: self.restore_wait.wait()[0],
+            comm_wait_ms: self.comm_wait.map(|wait| wait.wait()[0]),
         }
     }
 }
@@ -122,6 +126,9 @@ impl<B: Kernels> Trainer<B> {
         // With loss scaling this waits for the preceding step: the forward and backward passes above are queued by now.
         let learning_rate = self.schedule.rate(self.optimizer.next_update());
         let report = self.optimizer.step(self.model.parameters_mut(), gradients, learning_rate);
+        if self.optimizer.is_partial() {
+            self.ranks.share_updates(self.model.parameters_mut())?;
+        }
         let loss_sum = loss_scale.into_iter().fold(loss_sum, Tensor::div);
         let numbers = [loss_sum, report.grad_norm].into_iter().chain(report.loss_scale).collect();
         Ok(StepOutcome {
@@ -130,6 +137,7 @@ impl<B: Kernels> Trainer<B> {
             learning_rate,
             numbers: B::read_later(numbers),
             restore_wait: B::restore_wait(self.model.device()),
+            comm_wait: if self.ranks.world_size() > 1 { B::comm_wait(self.model.device()) } else { None },
         })
     }
 }

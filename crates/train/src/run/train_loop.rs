@@ -27,7 +27,7 @@ use crate::run::prepare::Prepared;
 use crate::run::start::{Place, Start};
 use crate::run::step::{StepNumbers, StepOutcome, Trainer, loss_tokens};
 use crate::run::trace::{DATA, HostSpans, NUMBERS, QUEUE, RunTrace, TraceSteps};
-use crate::state::checkpoint::{RunState, SavedWeights, Snapshot};
+use crate::state::checkpoint::{RunState, SavedWeights, Snapshot, save_part};
 use crate::state::run_folder::RunFolder;
 
 /// A run on a backend.
@@ -87,23 +87,14 @@ impl<B: Kernels> Run<B> {
             console.print(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
         }
         if let Some(carrier) = ranks.connect::<B>(&device)? {
-            console.print(&format!(
-                "{} ranks, {} of them here; gradients: {carrier}",
-                ranks.world_size(),
-                ranks.local_world_size()
-            ));
+            let (all, here) = (ranks.world_size(), ranks.local_world_size());
+            console.print(&format!("{all} ranks, {here} of them here; gradients: {carrier}"));
         }
         let mut trainer = load::<B>(&prepared, ranks, console, &device)?;
         let weights = SavedWeights { adapter: plan.lora.value.clone(), companions: prepared.companions.clone() };
         let Start { folder, state, resumed } = Start::new(place, &prepared, &mut trainer, &weights, console)?;
-        let mut sinks = MetricSinks::default();
-        if trainer.ranks.is_main() {
-            sinks.push(JsonLines::open(&folder.metrics_jsonl(), resumed)?);
-            sinks.push(EventWriter::create(&folder.tensorboard(), resumed)?);
-        }
-        if resumed.is_none() {
-            report_evaluation(&mut sinks, 0, &state.before);
-        }
+        let mut sinks =
+            if trainer.ranks.is_main() { open_sinks(&folder, resumed, &state)? } else { MetricSinks::default() };
         if console.verbose {
             sinks.push(Progress::start(prepared.plan.steps.value, state.step));
         }
@@ -184,7 +175,8 @@ impl<B: Kernels> Run<B> {
     fn save_after_loss(&mut self) {
         let ranks = &self.trainer.ranks;
         let is_whole = self.state.step > 0 && self.trainer.optimizer.steps() == self.state.step;
-        if ranks.check("saving").is_err() && ranks.is_main() && ranks.is_exact_after_loss::<B>() && is_whole {
+        let is_here = ranks.is_main() && !self.trainer.optimizer.is_partial();
+        if ranks.check("saving").is_err() && is_here && ranks.is_exact_after_loss::<B>() && is_whole {
             match self.save() {
                 Ok(()) => self.console.print(&format!("saved step {} before ending", self.state.step)),
                 Err(error) => self.console.print(&format!("step {} could not be saved: {error}", self.state.step)),
@@ -367,6 +359,7 @@ impl<B: Kernels> Run<B> {
                 memory_bytes: self.meter.sample(),
                 loss_scale: numbers.loss_scale.map(f64::from),
                 restore_wait_ms: waits.then_some(f64::from(numbers.restore_wait_ms)),
+                comm_wait_ms: numbers.comm_wait_ms.map(f64::from),
             });
         }
         Ok(())
@@ -401,8 +394,9 @@ impl<B: Kernels> Run<B> {
     fn save(&mut self) -> Result<(), RunError> {
         // A step that is not finite must be found before it replaces a good checkpoint.
         self.flush()?;
-        if !self.trainer.ranks.is_main() {
-            return Ok(());
+        let ranks = &self.trainer.ranks;
+        if !ranks.is_main() {
+            return self.save_part();
         }
         self.sinks.flush();
         self.state.wall_s = self.wall_s();
@@ -416,9 +410,28 @@ impl<B: Kernels> Run<B> {
             texts: &texts,
         };
         self.is_saving.store(true, Ordering::Relaxed);
-        let saved = snapshot.save(self.folder.path(), self.prepared.plan.checkpoints_kept.value);
+        let parts_of_others = || {
+            if self.trainer.optimizer.is_partial() {
+                // The folder is there; then all parts are in it.
+                self.trainer.ranks.barrier()?;
+                self.trainer.ranks.barrier()?;
+            }
+            Ok(())
+        };
+        let saved = snapshot.save(self.folder.path(), self.prepared.plan.checkpoints_kept.value, parts_of_others);
         self.is_saving.store(false, Ordering::Relaxed);
         saved?;
+        Ok(())
+    }
+
+    /// On a rank other than 0: adds its share of the optimizer's state to the checkpoint, where ranks divide it.
+    fn save_part(&self) -> Result<(), RunError> {
+        let Trainer { ranks, optimizer, .. } = &self.trainer;
+        if optimizer.is_partial() {
+            ranks.barrier()?;
+            save_part(self.folder.path(), self.state.step, ranks.rank(), optimizer)?;
+            ranks.barrier()?;
+        }
         Ok(())
     }
 
@@ -471,6 +484,17 @@ impl<B: Kernels> Run<B> {
 
 fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+/// The files of metrics, with the evaluation before the first step if that comes next.
+fn open_sinks(folder: &RunFolder, resumed: Option<u64>, state: &RunState) -> Result<MetricSinks, RunError> {
+    let mut sinks = MetricSinks::default();
+    sinks.push(JsonLines::open(&folder.metrics_jsonl(), resumed)?);
+    sinks.push(EventWriter::create(&folder.tensorboard(), resumed)?);
+    if resumed.is_none() {
+        report_evaluation(&mut sinks, 0, &state.before);
+    }
+    Ok(sinks)
 }
 
 /// Sends an evaluation to the sinks.

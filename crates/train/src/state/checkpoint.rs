@@ -28,6 +28,8 @@ use crate::state::storage::StorageError;
 const ADAPTER: &str = "adapter";
 const MODEL: &str = "model";
 const OPTIMIZER: &str = "optimizer.safetensors";
+/// Beginning of the names of the files of other ranks, where they divide the optimizer's state.
+const OPTIMIZER_PART: &str = "optimizer-";
 const STATE: &str = "state.json";
 
 /// Where a run stands, in addition to its tensors.
@@ -109,11 +111,17 @@ pub struct Snapshot<'a, B: Kernels> {
 }
 
 impl<B: Kernels> Snapshot<'_, B> {
-    /// Writes a checkpoint and removes the oldest beyond `keep`. Returns its folder.
+    /// Writes a checkpoint and removes the oldest beyond `keep`. Returns its folder. `parts_of_others` is called once the folder of the
+    /// unfinished checkpoint is there, and returns when the other ranks have added their parts, if they have any.
     ///
     /// # Errors
-    /// A disk that is full or refuses; all earlier checkpoints are then as they were.
-    pub fn save(&self, run_folder: &Path, keep: usize) -> Result<PathBuf, RunError> {
+    /// A disk that is full or refuses; all earlier checkpoints are then as they were. Errors of `parts_of_others`.
+    pub fn save(
+        &self,
+        run_folder: &Path,
+        keep: usize,
+        parts_of_others: impl FnOnce() -> Result<(), RunError>,
+    ) -> Result<PathBuf, RunError> {
         let parameters = self.model.parameters();
         let optimizer = self.optimizer.save();
         let state_bytes: usize = optimizer.values().map(|tensor| StoredTensor::new(tensor).data_len()).sum();
@@ -126,8 +134,25 @@ impl<B: Kernels> Snapshot<'_, B> {
         for (name, text) in self.texts {
             writer.write(name, text.as_bytes())?;
         }
+        parts_of_others()?;
         Ok(writer.commit(keep)?)
     }
+}
+
+/// Adds the optimizer's state of a rank other than 0 to the checkpoint of `step` that rank 0 has begun.
+///
+/// # Errors
+/// A disk that is full or refuses, or a run folder that this rank does not see.
+pub fn save_part<B: Kernels>(
+    run_folder: &Path,
+    step: u64,
+    rank: usize,
+    optimizer: &Optimizer<B>,
+) -> Result<(), RunError> {
+    let state = optimizer.save();
+    let bytes: usize = state.values().map(|tensor| StoredTensor::new(tensor).data_len()).sum();
+    let file = CheckpointWriter::unfinished(run_folder, step).join(format!("{OPTIMIZER_PART}{rank}.safetensors"));
+    Ok(write_optimizer(&file, &state, bytes as u64)?)
 }
 
 /// Reads a checkpoint's state.
@@ -156,7 +181,10 @@ pub fn restore<B: Kernels>(
         Some(_) => model.load_adapter(&folder.join(ADAPTER))?,
         None => model.load_model(&HfFolder::open(&folder.join(MODEL))?)?,
     }
-    let tensors = read_optimizer(&folder.join(OPTIMIZER))?;
+    let mut tensors = read_optimizer(&folder.join(OPTIMIZER))?;
+    for part in optimizer_parts(folder)? {
+        tensors.extend(read_optimizer(&part)?);
+    }
     optimizer.load(&model.parameters(), tensors, state.step)?;
     // A run in another format is refused before this.
     if let Some(loss_scale) = state.loss_scale {
@@ -206,6 +234,17 @@ impl View for StoredTensor<'_> {
             HostTensor::U8(codes) => codes.len(),
         }
     }
+}
+
+/// The files of other ranks, in the order of their names.
+fn optimizer_parts(folder: &Path) -> Result<Vec<PathBuf>, StorageError> {
+    let listed = fs::read_dir(folder).map_err(|source| StorageError::io("list", folder, source))?;
+    let is_part = |path: &PathBuf| {
+        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(OPTIMIZER_PART))
+    };
+    let mut parts: Vec<PathBuf> = listed.flatten().map(|entry| entry.path()).filter(is_part).collect();
+    parts.sort();
+    Ok(parts)
 }
 
 fn write_optimizer(path: &Path, state: &StateDict, bytes: u64) -> Result<(), StorageError> {

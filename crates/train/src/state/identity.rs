@@ -79,6 +79,9 @@ pub struct RunSettings {
     /// Processes that train together. Checkpoints of versions without them had one.
     #[serde(rename = "ranks", default = "one")]
     pub world_size: usize,
+    /// What is divided over them.
+    #[serde(rename = "train.zero_stage", default)]
+    pub zero_stage: u8,
     /// Rows per forward and backward pass.
     #[serde(rename = "train.micro_batch_size")]
     pub micro_batch_size: usize,
@@ -189,6 +192,7 @@ impl RunSettings {
     pub fn new(plan: &Plan) -> Self {
         Self {
             world_size: plan.world_size.value,
+            zero_stage: plan.zero_stage.value,
             micro_batch_size: plan.micro_batch_size.value,
             gradient_accumulation: plan.gradient_accumulation.value,
             recompute: plan.recompute.value,

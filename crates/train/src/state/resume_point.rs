@@ -142,6 +142,7 @@ mod tests {
             },
             settings: RunSettings {
                 world_size: 1,
+                zero_stage: 0,
                 micro_batch_size: 1,
                 gradient_accumulation: 1,
                 recompute: Recompute::Full,

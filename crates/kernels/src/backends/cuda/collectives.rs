@@ -10,6 +10,7 @@ use std::cell::{OnceCell, RefCell};
 use firebrick_cuda::{Context, CudaError, Event, Stream};
 
 use super::failure::check;
+use super::host_copies::Waits;
 use super::matrix::Primitive;
 
 /// See the head of this file.
@@ -19,11 +20,18 @@ pub(super) struct Collectives {
     stream: OnceCell<Stream>,
     /// Tensors of operations that may still run, with their end.
     in_flight: RefCell<Vec<(Vec<Primitive>, Event)>>,
+    /// Marks around the engine's waits for other ranks.
+    waits: RefCell<Vec<(Event, Event)>>,
 }
 
 impl Collectives {
     pub(super) fn new(context: &Context) -> Self {
-        Self { context: context.clone(), stream: OnceCell::new(), in_flight: RefCell::default() }
+        Self {
+            context: context.clone(),
+            stream: OnceCell::new(),
+            in_flight: RefCell::default(),
+            waits: RefCell::default(),
+        }
     }
 
     fn stream(&self) -> Result<&Stream, CudaError> {
@@ -55,10 +63,27 @@ impl Collectives {
 
     /// Makes the engine's stream wait for every operation, so that the end of a section is after them.
     pub(super) fn settle(&self, main: &Stream) {
+        if self.in_flight.borrow().is_empty() {
+            return;
+        }
+        let start = check("recording an event", self.mark(main));
         for (tensors, done) in self.in_flight.borrow_mut().drain(..) {
             check("waiting for other ranks", main.wait_for(&done));
             drop(tensors);
         }
+        let end = check("recording an event", self.mark(main));
+        self.waits.borrow_mut().push((start, end));
+    }
+
+    fn mark(&self, main: &Stream) -> Result<Event, CudaError> {
+        let event = Event::timed(&self.context)?;
+        main.record(&event)?;
+        Ok(event)
+    }
+
+    /// The waits for other ranks since the last call.
+    pub(super) fn take_waits(&self) -> Waits {
+        Waits(self.waits.take())
     }
 
     /// Waits until all operations are done, and lets go of their tensors.

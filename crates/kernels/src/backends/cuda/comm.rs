@@ -17,7 +17,7 @@ use firebrick_cuda::{CudaError, DevicePointer, Nccl, NcclCommunicator, NcclId, S
 use super::engine::{Engine, device_count, engine};
 use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, float, tensor, view};
 use crate::comm::{DeviceSide, reference};
-use crate::{CommError, CommOps, Communicator};
+use crate::{CommError, CommOps, Communicator, Readback};
 
 /// Time between two looks at NCCL's errors.
 const WATCH: Duration = Duration::from_millis(500);
@@ -130,6 +130,10 @@ impl CommOps for Cuda {
         ranks.device_side::<Connected>().is_none()
     }
 
+    fn comm_wait(device: &CudaDevice) -> Option<Readback> {
+        Some(Readback::new(engine(device).collectives.take_waits()))
+    }
+
     fn all_reduce_sum(ranks: &Communicator, tensors: Vec<Tensor<Self, 1>>) -> Result<Vec<Tensor<Self, 1>>, CommError> {
         let Some(device) = tensors.first().map(Tensor::device).filter(|_| ranks.world_size() > 1) else {
             return Ok(tensors);
@@ -193,21 +197,32 @@ impl CommOps for Cuda {
         })
     }
 
-    fn broadcast(ranks: &Communicator, values: Tensor<Self, 1>, root: usize) -> Result<Tensor<Self, 1>, CommError> {
-        let engine = engine(&values.device());
+    fn broadcast_each(
+        ranks: &Communicator,
+        tensors: Vec<(Tensor<Self, 1>, usize)>,
+    ) -> Result<Vec<Tensor<Self, 1>>, CommError> {
+        let Some(device) = tensors.first().map(|(tensor, _)| tensor.device()) else { return Ok(Vec::new()) };
+        let engine = engine(&device);
         let Some(connected) = ranks.device_side::<Connected>() else {
-            return engine.pause(|| reference::broadcast(ranks, values, root));
+            return engine.pause(|| reference::broadcast_each(ranks, tensors));
         };
         engine.section(|| {
-            let matrix = owned(&engine, values);
-            let (buffer, count) = (pointer(matrix.block()), matrix.count());
-            let submitted = on_side_stream(&engine, vec![matrix.tensor.clone()], |side| {
-                // SAFETY: the buffer is that of the tensor, which is held until the work is done.
-                unsafe { connected.nccl.broadcast(side, buffer, count, root) }
-            });
-            checked(ranks, "broadcast", submitted)?;
-            Ok(tensor(matrix.tensor))
+            let matrices: Vec<(MatrixView, usize)> =
+                tensors.into_iter().map(|(values, root)| (owned(&engine, values), root)).collect();
+            let of = |(matrix, root): &(MatrixView, usize)| (pointer(matrix.block()), matrix.count(), *root);
+            let buffers: Vec<_> = matrices.iter().map(of).collect();
+            let held = matrices.iter().map(|(matrix, _)| matrix.tensor.clone()).collect();
+            // SAFETY: the buffers are those of the tensors, which are held until the work is done; no operation of the section touches
+            // them; every rank names the same roots in the same order.
+            let submitted = on_side_stream(&engine, held, |side| unsafe { connected.nccl.broadcast(side, &buffers) });
+            checked(ranks, "broadcast_each", submitted)?;
+            Ok(matrices.into_iter().map(|(matrix, _)| tensor(matrix.tensor)).collect())
         })
+    }
+
+    fn broadcast(ranks: &Communicator, values: Tensor<Self, 1>, root: usize) -> Result<Tensor<Self, 1>, CommError> {
+        let shared = Self::broadcast_each(ranks, vec![(values, root)])?;
+        Ok(shared.into_iter().next().expect("one tensor was shared"))
     }
 }
 

@@ -97,8 +97,8 @@ impl Drop for CopiedNumbers {
     }
 }
 
-/// Marks on the engine's stream around its waits for restored tensors.
-pub(super) struct Waits(Vec<(Event, Event)>);
+/// Marks on the engine's stream around its waits for restored tensors, or for other ranks.
+pub(super) struct Waits(pub(super) Vec<(Event, Event)>);
 
 impl Numbers for Waits {
     fn wait(self: Box<Self>) -> Vec<f32> {
