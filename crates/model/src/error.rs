@@ -38,6 +38,15 @@ pub enum ModelError {
         advice: &'static str,
     },
 
+    /// A model or tokenizer that a GGUF file cannot describe here.
+    #[error(
+        "no GGUF file can be written of {what}. llama.cpp's convert_hf_to_gguf.py knows more families and tokenizers"
+    )]
+    NoGguf {
+        /// What stands in the way.
+        what: String,
+    },
+
     /// A weight that its quantization does not take.
     #[error("`{name}` cannot be quantized as in training")]
     NotQuantizable {

@@ -1,16 +1,18 @@
-//! `export`: what a run made, in the form that other programs take: an adapter merged into its base.
+//! `export`: what a run made, in the form that other programs take: an adapter merged into its base, a model as one GGUF file.
 //!
 //! Trade-off: the number format of the base is kept unless another is asked for, so a small adapter may lose part of itself to rounding;
 //! the command says how much.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use firebrick_model::{Companions, Merge, MergeReport, SavedDtype, merge_adapter};
+use firebrick_model::{Companions, GgufType, Merge, MergeReport, SavedDtype, merge_adapter, write_gguf};
 use firebrick_precision::QuantFormat;
 
+use crate::console::shell_quoted;
 use crate::error::RunError;
 use crate::run::chat_settings;
+use crate::state::storage::StorageError;
 
 /// Share of the adapter lost to rounding that is worth a warning.
 const NOTEWORTHY_LOSS: f64 = 0.05;
@@ -19,19 +21,22 @@ const NOTEWORTHY_LOSS: f64 = 0.05;
 #[derive(Args, Clone, Debug)]
 pub struct ExportOptions {
     /// Merge the adapter into the model and write a model folder.
-    #[arg(long, required = true)]
+    #[arg(long, requires = "adapter", required_unless_present = "gguf", conflicts_with = "gguf")]
     pub merge: bool,
-    /// Model folder: the base that the adapter was trained on.
+    /// Write the model as one GGUF file, for llama.cpp and Ollama, with its matrices as f16, bf16, q8_0 or q4_0, and a Modelfile next to it.
+    #[arg(long, value_name = "TYPE")]
+    pub gguf: Option<GgufType>,
+    /// Model folder; with --merge the base that the adapter was trained on.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
     /// Adapter folder, ours or PEFT's.
-    #[arg(long, value_name = "DIR")]
-    pub adapter: PathBuf,
-    /// Folder to write; it must be new or empty.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with = "gguf")]
+    pub adapter: Option<PathBuf>,
+    /// Folder to write, which must be new or empty; or the GGUF file.
+    #[arg(long, value_name = "PATH")]
     pub out: PathBuf,
     /// Number format of the merged weights; without it, the base's.
-    #[arg(long, value_name = "FORMAT")]
+    #[arg(long, value_name = "FORMAT", requires = "merge")]
     pub dtype: Option<ExportDtype>,
     /// Which weights the adapter is added to.
     #[arg(long, value_enum, default_value_t = MergeBase::Stored)]
@@ -76,20 +81,43 @@ impl From<ExportDtype> for SavedDtype {
 /// # Errors
 /// Folders that cannot be read, do not fit each other, or cannot be written.
 pub fn export(options: &ExportOptions) -> Result<String, RunError> {
-    let template = options.adapter.join("chat_template.jinja");
+    match (options.gguf, &options.adapter) {
+        (Some(kind), _) => gguf(options, kind),
+        (None, Some(adapter)) => merge(options, adapter),
+        (None, None) => unreachable!("the command line asks for an adapter"),
+    }
+}
+
+/// The model as one file, and what Ollama reads next to it.
+fn gguf(options: &ExportOptions, kind: GgufType) -> Result<String, RunError> {
+    let out = &options.out;
+    write_gguf(&options.model, out, kind)?;
+    let modelfile = out.with_file_name("Modelfile");
+    let name = out.file_name().unwrap_or_default().to_string_lossy();
+    std::fs::write(&modelfile, format!("FROM ./{name}\n"))
+        .map_err(|error| StorageError::io("write", &modelfile, error))?;
+    Ok(format!(
+        "written as {kind} to {}; for Ollama: ollama create NAME -f {}",
+        out.display(),
+        shell_quoted(&modelfile.display().to_string())
+    ))
+}
+
+fn merge(options: &ExportOptions, adapter: &Path) -> Result<String, RunError> {
+    let template = adapter.join("chat_template.jinja");
     let chat_template = match template.is_file() {
         true => Some(firebrick_arch::json::read_text(&template)?),
         false => None,
     };
     let merge = Merge {
         model: &options.model,
-        adapter: &options.adapter,
+        adapter,
         requantized: (options.base == MergeBase::Dequantized).then_some(QuantFormat::Nf4 { double_quant: true }),
         dtype: options.dtype.map(SavedDtype::from),
         companions: Companions {
             from: options.model.clone(),
             chat_template,
-            chat_settings: chat_settings::to_json(&chat_settings::read(&options.adapter)?),
+            chat_settings: chat_settings::to_json(&chat_settings::read(adapter)?),
         },
     };
     let report = merge_adapter(&merge, &options.out)?;

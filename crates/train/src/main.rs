@@ -335,7 +335,7 @@ fn train(arguments: Train) -> anyhow::Result<ExitCode> {
     let config = RunConfig::load(&path, &arguments.overrides)?;
     let placement = match arguments.ranks.place(config.backend, false)? {
         Place::Supervised(ended) => return Ok(status(ended)),
-        Place::Rank(placement) => placement.map(|placement| *placement),
+        Place::Rank(placement) => placement,
     };
     let interrupt = Interrupt::install().context("cannot listen for Ctrl-C")?;
     local_ranks::follow_supervisor(&interrupt);
@@ -397,7 +397,7 @@ fn time_steps(arguments: &Bench, clock: ProcessClock) -> anyhow::Result<ExitCode
     let Bench { options, json, ranks } = arguments;
     let placement = match ranks.place(options.backend, *json)? {
         Place::Supervised(ended) => return Ok(status(ended)),
-        Place::Rank(placement) => placement.map(|placement| *placement),
+        Place::Rank(placement) => placement,
     };
     local_ranks::follow_supervisor(&Interrupt::detached());
     let ranks = placement.as_deref().map_or_else(|| Ok(Ranks::single()), Ranks::join)?;

@@ -69,7 +69,8 @@ fn q8_0(block: &[f32]) -> [u8; 34] {
 
 fn q4_0(block: &[f32]) -> [u8; 18] {
     // The first of several largest ones.
-    let largest = block.iter().fold(0.0_f32, |largest, &value| if value.abs() > largest.abs() { value } else { largest });
+    let largest =
+        block.iter().fold(0.0_f32, |largest, &value| if value.abs() > largest.abs() { value } else { largest });
     let scale = largest / -8.0;
     let factor = if scale == 0.0 { 0.0 } else { 1.0 / scale };
     let code = |value: f32| ((value * factor + 8.5) as u8).min(15);
@@ -98,10 +99,17 @@ mod tests {
         let tensor = |name: &str| golden.tensor(name).unwrap().data().to_vec();
         let values: Vec<f32> =
             tensor("values").chunks(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect();
-        for (kind, name) in [(GgmlType::Q8_0, "q8_0"), (GgmlType::Q4_0, "q4_0"), (GgmlType::F16, "f16"), (GgmlType::Bf16, "bf16")] {
+        for (kind, name) in
+            [(GgmlType::Q8_0, "q8_0"), (GgmlType::Q4_0, "q4_0"), (GgmlType::F16, "f16"), (GgmlType::Bf16, "bf16")]
+        {
             let (got, expected) = (kind.encode(&values), tensor(name));
             assert_eq!(got.len(), kind.bytes_of(values.len()), "{name}");
-            assert!(got == expected, "{name}: {} of {} bytes differ", got.iter().zip(&expected).filter(|(a, b)| a != b).count(), got.len());
+            assert!(
+                got == expected,
+                "{name}: {} of {} bytes differ",
+                got.iter().zip(&expected).filter(|(a, b)| a != b).count(),
+                got.len()
+            );
         }
     }
 }

@@ -135,7 +135,9 @@ impl Architecture {
             "llama" | "mistral" => ("llama", true),
             "qwen2" => ("qwen2", false),
             "qwen3" => ("qwen3", false),
-            other => return refused(format!("the family {other}: only llama, mistral, qwen2 and qwen3 can be written")),
+            other => {
+                return refused(format!("the family {other}: only llama, mistral, qwen2 and qwen3 can be written"));
+            }
         };
         let spec = &config.spec;
         if let Some(window) = spec.layers.iter().find_map(|layer| layer.attention.window)
@@ -144,7 +146,11 @@ impl Architecture {
             return refused(format!("a sliding window of {window} tokens"));
         }
         match spec.ropes.as_slice() {
-            [rope] if matches!(rope.scaling, RopeScaling::Default | RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. }) => {}
+            [rope]
+                if matches!(
+                    rope.scaling,
+                    RopeScaling::Default | RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. }
+                ) => {}
             ropes => return refused(format!("its rotary embedding {:?}", ropes.first().map(|rope| &rope.scaling))),
         }
         Ok(Self { name, rotates_neighbors })
@@ -279,7 +285,8 @@ mod tests {
 
     #[test]
     fn what_llama_cpp_computes_differently_is_refused_by_name() {
-        let refused = |folder: &Path| write_gguf(folder, &folder.join("x.gguf"), GgufType::Q8_0).unwrap_err().to_string();
+        let refused =
+            |folder: &Path| write_gguf(folder, &folder.join("x.gguf"), GgufType::Q8_0).unwrap_err().to_string();
         let temp = tempdir().unwrap();
         let folder = temp.path().join("m");
         let config = tiny(&[]).unwrap();

@@ -37,8 +37,10 @@ pub(super) fn metadata(
     let path = folder.join("tokenizer.json");
     let json = parse_object(&read_text(&path)?, &path)?;
     let refused = |what: String| ModelError::NoGguf { what };
-    let model = json.get("model").and_then(Json::as_object).ok_or_else(|| refused("a tokenizer without a model".into()))?;
-    if model.get("type").and_then(Json::as_str) != Some("BPE") || model.get("byte_fallback") == Some(&Json::Bool(true)) {
+    let model =
+        json.get("model").and_then(Json::as_object).ok_or_else(|| refused("a tokenizer without a model".into()))?;
+    if model.get("type").and_then(Json::as_str) != Some("BPE") || model.get("byte_fallback") == Some(&Json::Bool(true))
+    {
         return Err(refused("a tokenizer that is not byte-level BPE".to_owned()));
     }
     let pre = pre_tokenizer(&json).ok_or_else(|| {
@@ -56,7 +58,8 @@ pub(super) fn metadata(
     metadata.extend(bos.map(|id| (key("bos_token_id"), Value::U32(id))));
     metadata.extend(eos.map(|id| (key("eos_token_id"), Value::U32(id))));
     metadata.push((key("add_bos_token"), Value::Bool(bos.is_some_and(|bos| begins_with(&json, bos)))));
-    metadata.extend(chat_template(folder)?.map(|template| ("tokenizer.chat_template".to_owned(), Value::Text(template))));
+    metadata
+        .extend(chat_template(folder)?.map(|template| ("tokenizer.chat_template".to_owned(), Value::Text(template))));
     Ok(metadata)
 }
 
