@@ -126,6 +126,7 @@ impl Source<'_> {
             let merged = product(&written.read_f32(name, shape)?, shape, &x);
             let base = product(&self.base_weight(name)?, shape, &x);
             let low = product(&a.values, &a.shape, &x);
+            let low: Vec<Vec<f64>> = (0..PROBES).map(|probe| low.iter().map(|row| row[probe]).collect()).collect();
             let adapter = product(&b.values, &b.shape, &low);
             let (mut wrong, mut size) = (0.0, 0.0);
             for ((merged, base), adapter) in
