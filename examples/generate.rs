@@ -29,6 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         compute_dtype: DType::F32,
         gemms: GemmFormat::Compute,
         max_positions: 512,
+        sequence_tokens: 512,
     };
     let (config, weights) = (ModelConfig::read(folder)?, HfFolder::open(folder)?);
     let model = Decoder::<Flex>::load(&weights, config, &options, &Default::default(), &mut |_| ())?;

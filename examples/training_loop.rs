@@ -97,6 +97,7 @@ fn model<B: Kernels>() -> Result<Decoder<B>, Box<dyn Error>> {
         compute_dtype: DType::F32,
         gemms: GemmFormat::Compute,
         max_positions: TOKENS,
+        sequence_tokens: TOKENS,
     };
     let (config, weights) = (ModelConfig::read(Path::new(&folder))?, HfFolder::open(Path::new(&folder))?);
     Ok(Decoder::load(&weights, config, &options, &B::Device::default(), &mut |_| ())?)

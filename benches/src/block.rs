@@ -84,6 +84,7 @@ impl Case {
             compute_dtype: DType::F32,
             gemms: GemmFormat::Compute,
             max_positions: batch.row_len,
+            sequence_tokens: batch.row_len,
         };
         // The same seed draws the same embedding for a model that trains, whose weights can be read.
         let trains = BuildOptions { storage: BaseStorage::Trained, lora: None, ..build.clone() };
@@ -93,7 +94,7 @@ impl Case {
         let model = Decoder::<Flex>::random(config, &build, &device)?;
         let on_device = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
 
-        let (frequencies, scaling) = model.config.spec.ropes[0].inverse_frequencies();
+        let (frequencies, scaling) = model.config.spec.ropes[0].inverse_frequencies(batch.row_len);
         let (cos, sin) = rope::tables(&batch.positions, &frequencies, scaling);
         let shape = [batch.positions.len(), frequencies.len()];
         let table_of = |values: Vec<f32>| Tensor::<Recorded, 1>::from_floats(values.as_slice(), &device).reshape(shape);
@@ -148,27 +149,28 @@ impl Case {
         let layer = self.layer();
         let spec = &layer.spec.attention;
         let MlpSpec::Gated { activation, .. } = layer.spec.mlp;
-        let input_nd = rms_norm(&layer.input_layernorm, x_nd.clone());
+        let input_nd = rms_norm(layer.before_attention.as_ref(), x_nd.clone());
         let [q, k, v] = [0, 1, 2].map(|index| project(&layer.qkv.modules[index], input_nd.clone(), see));
         let rotate = |x| linear::reference::rotary(x, &self.rotary, spec.head_dim);
         let qkv = Qkv { q: rotate(q), k: rotate(k), v };
         let o = attention::reference::forward(&qkv, spec, &self.documents).o;
         let h_nd = project(&layer.attention_output.modules[0], o, see).add(x_nd);
 
-        let input_nd = rms_norm(&layer.post_attention_layernorm, h_nd.clone());
+        let input_nd = rms_norm(layer.before_mlp.as_ref(), h_nd.clone());
         let [gate_nf, up_nf] = [0, 1].map(|index| project(&layer.gate_up.modules[index], input_nd.clone(), see));
         let gated_nf = linear::reference::gated(gate_nf, up_nf, activation);
         let y_nd = project(&layer.down.modules[0], gated_nf, see).add(h_nd);
         // The weights of the final norm of a random model are ones.
         let ones = Tensor::ones([self.model.config.spec.hidden_size], self.model.device());
         let epsilon = self.model.config.spec.rms_norm_eps;
-        norm::reference::forward(y_nd, &NormWeight { weight: ones, epsilon, trains: false })
+        norm::reference::forward(y_nd, &NormWeight { weight: ones, offset: 0.0, epsilon, trains: false })
     }
 }
 
-fn rms_norm(norm: &Norm<Flex>, x_nd: Tensor<Recorded, 2>) -> Tensor<Recorded, 2> {
+fn rms_norm(norm: Option<&Norm<Flex>>, x_nd: Tensor<Recorded, 2>) -> Tensor<Recorded, 2> {
+    let norm = norm.expect("the shapes of this benchmark normalize the inputs of attention and MLP");
     let weight = Tensor::from_inner(norm.weight.value.clone());
-    norm::reference::forward(x_nd, &NormWeight { weight, epsilon: norm.epsilon, trains: false })
+    norm::reference::forward(x_nd, &NormWeight { weight, offset: norm.offset, epsilon: norm.epsilon, trains: false })
 }
 
 /// `x Wᵀ + s (x Aᵀ) Bᵀ` with W frozen, A and B recorded.

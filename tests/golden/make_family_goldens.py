@@ -24,7 +24,15 @@ FAMILIES = {
     "tiny-mistral": dict(ids=402, lora=412, packed=422, prompts=[435, 442]),
     "tiny-qwen2": dict(ids=403, lora=413, packed=423, prompts=[437, 434]),
     "tiny-qwen3": dict(ids=404, lora=414, packed=424, prompts=[442, 446]),
+    "tiny-olmo2": dict(ids=406, lora=416, packed=426, prompts=[457, 464]),
+    "tiny-phi3": dict(ids=407, lora=417, packed=427, prompts=[466, 479]),
+    "tiny-smollm3": dict(ids=408, lora=418, packed=428, prompts=[463, 453]),
+    "tiny-gemma2": dict(ids=410, lora=419, packed=429, prompts=[466, 439]),
+    "tiny-gemma3": dict(ids=452, lora=420, packed=430, prompts=[484, 465]),
 }
+
+# Seeds of the ids for logits only.
+SPECIAL_CHECKPOINTS = {"tiny-phi3-long": 451}
 
 # One prompt is shorter than the sliding window of tiny-mistral (12), the other is longer. The new ids reach beyond the
 # window in both cases.
@@ -67,6 +75,9 @@ def main():
     maker = maker_from_arguments("make_family_goldens.py", __doc__)
     for name, seeds in FAMILIES.items():
         make_family(maker, name, seeds)
+    for name, seed in SPECIAL_CHECKPOINTS.items():
+        model = maker.base(name)
+        maker.save(name, forward_tensors(model, random_ids(seed, min(262, model.config.vocab_size))))
     check_sliding_window(maker, "tiny-mistral", FAMILIES["tiny-mistral"]["ids"])
 
 

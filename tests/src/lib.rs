@@ -28,12 +28,17 @@ pub use recipe::{
 
 /// One checkpoint per family. Each has an adapter `<name>-lora` on all projections, and the golden files `<name>`, `<name>-lora`,
 /// `<name>-full-gradients`, `<name>-packed` and `<name>-generation`. A new family is one more line here.
-pub const FAMILIES: [&str; 5] = [
+pub const FAMILIES: [&str; 10] = [
     "tiny-llama",
     "tiny-llama-bias", // biases on all projections
     "tiny-mistral",    // sliding window, head_dim 24
     "tiny-qwen2",      // biases on q, k and v; tied head
     "tiny-qwen3",      // norms of q and k; head_dim 32
+    "tiny-olmo2",      // norms after attention and MLP, and of all heads of q and of k
+    "tiny-phi3",       // fused projections, 12 of 16 columns rotated, longrope
+    "tiny-smollm3",    // one of two layers without rotation
+    "tiny-gemma2",     // norms around attention and MLP, soft caps, scaled embedding, gated GELU
+    "tiny-gemma3",     // norms of q and k; a rope per type of layer
 ];
 
 /// A path in this package, or in the folder that `FIREBRICK_TESTS` names: where the GPU suite was unpacked.

@@ -45,6 +45,7 @@ pub fn load_in<B: Kernels>(
         compute_dtype,
         gemms: GemmFormat::Compute,
         max_positions: POSITIONS,
+        sequence_tokens: POSITIONS,
     };
     let config = ModelConfig::read(&folder).expect("the model has a readable config");
     let weights = HfFolder::open(&folder).expect("the model has weights");

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use firebrick_parallel::Ranks;
 use firebrick_train::RunError;
 use firebrick_train::config::RunConfig;
 use firebrick_train::console::{Console, Outcome, Summary};
@@ -64,7 +65,15 @@ pub fn recipe(output: &Path, changes: &[&str]) -> RunConfig {
 /// Whatever stops the run.
 pub fn train(config: RunConfig, resume: Option<ResumeFrom>, interrupt: &Interrupt) -> Result<Outcome, RunError> {
     let interrupt = interrupt.clone();
-    run(RunOptions { config, resume, console: Console::QUIET, interrupt, trace: None, force: false })
+    run(RunOptions {
+        config,
+        resume,
+        console: Console::QUIET,
+        interrupt,
+        trace: None,
+        force: false,
+        ranks: Ranks::single(),
+    })
 }
 
 /// Takes one step, then ends as after a signal; the number of steps taken so far.
@@ -96,6 +105,7 @@ pub fn finish_traced(config: RunConfig, steps: TraceSteps) -> Summary {
         interrupt: Interrupt::detached(),
         trace: Some(steps),
         force: false,
+        ranks: Ranks::single(),
     };
     match run(options) {
         Ok(Outcome::Finished(summary)) => summary,

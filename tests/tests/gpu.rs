@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use burn_tensor::DType;
-use firebrick_arch::{AttentionSpec, LoraConfig, MlpSpec, TargetModules};
+use firebrick_arch::{AttentionSpec, LoraConfig, MlpSpec, RopeScaling, TargetModules};
 use firebrick_data::{Batch, IGNORE_INDEX};
 use firebrick_kernels::backends::cuda::refuse_cudnn;
 use firebrick_kernels::backends::{BackendKind, Cuda, Flex};
@@ -265,8 +265,14 @@ fn evaluations_between_steps_change_no_loss() {
 fn random_model<B: Kernels>(family: &str, head_dim: usize, dtype: DType, storage: BaseStorage) -> Decoder<B> {
     let mut config = ModelConfig::read(&fixture(family)).expect("the model has a readable config");
     config.spec.hidden_size = 256;
+    let narrow = config.spec.layers[0].attention.head_dim;
     for rope in &mut config.spec.ropes {
-        rope.rotary_dim = head_dim;
+        // The same share of each head.
+        rope.rotary_dim = head_dim * rope.rotary_dim / narrow;
+        if let RopeScaling::LongRope { short_factor, long_factor, .. } = &mut rope.scaling {
+            short_factor.resize(rope.rotary_dim / 2, 1.9);
+            long_factor.resize(rope.rotary_dim / 2, 7.0);
+        }
     }
     for layer in &mut config.spec.layers {
         let attention = &mut layer.attention;
@@ -282,8 +288,15 @@ fn random_model<B: Kernels>(family: &str, head_dim: usize, dtype: DType, storage
         target_modules: TargetModules::AllLinear,
         base_model_name_or_path: None,
     });
-    let build =
-        BuildOptions { storage, lora, seed: 3, compute_dtype: dtype, gemms: GemmFormat::Compute, max_positions: 512 };
+    let build = BuildOptions {
+        storage,
+        lora,
+        seed: 3,
+        compute_dtype: dtype,
+        gemms: GemmFormat::Compute,
+        max_positions: 512,
+        sequence_tokens: 512,
+    };
     Decoder::random(config, &build, &B::Device::default()).expect("every module can be adapted")
 }
 
@@ -336,6 +349,7 @@ fn print_attention(family: &str, dtype: DType) {
         compute_dtype: dtype,
         gemms: GemmFormat::Compute,
         max_positions: 128,
+        sequence_tokens: 128,
     };
     let model = Decoder::<Cuda>::random(config, &options, &Default::default()).expect("there is no adapter");
     let fused = attention_is_fused(&model, &operations(&model, &sequence_of(&[30, 34], None, 0)));

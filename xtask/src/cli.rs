@@ -83,6 +83,9 @@ pub(crate) enum Command {
     /// Sample from a model, with or without an adapter
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Generate(PassThrough),
+    /// Merge an adapter into its base: `--merge --model DIR --adapter DIR --out DIR`
+    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
+    Export(PassThrough),
     /// Compare a model's logits with golden ones
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Verify(PassThrough),
@@ -152,6 +155,7 @@ impl Command {
             Self::Inspect(rest) => ("inspect", rest),
             Self::Bench(rest) => ("bench", rest),
             Self::Generate(rest) => ("generate", rest),
+            Self::Export(rest) => ("export", rest),
             Self::Verify(rest) => ("verify", rest),
             Self::Schema(rest) => ("schema", rest),
             Self::Other(mut words) => {

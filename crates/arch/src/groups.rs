@@ -83,11 +83,13 @@ impl GroupSpec {
 impl ModelSpec {
     /// The four groups of layer `layer`, in the order of the forward pass.
     pub fn groups(&self, layer: usize) -> [GroupSpec; 4] {
-        let LayerSpec { attention, mlp } = &self.layers[layer];
+        let LayerSpec { attention, mlp, .. } = &self.layers[layer];
         let (hidden, query, kv) = (self.hidden_size, attention.query_size(), attention.kv_size());
         let (intermediate, mlp_bias) = (mlp.intermediate_size(), mlp.bias());
-        let group = |kind, in_features, modules: &[(&str, usize)], bias| {
+        let group = |kind, in_features, modules: &[(&str, usize)], fused: Option<&str>, bias| {
             let parts: Vec<usize> = modules.iter().map(|(_, width)| *width).collect();
+            let all = fused.map(|name| [(name, parts.iter().sum())]);
+            let modules = all.as_ref().map_or(modules, |all| &all[..]);
             let mut end = 0;
             let modules = modules
                 .iter()
@@ -101,11 +103,13 @@ impl ModelSpec {
         };
         let qkv = [("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
         let gate_up = [("mlp.gate_proj", intermediate), ("mlp.up_proj", intermediate)];
+        let fused_qkv = attention.fused_qkv.then_some("self_attn.qkv_proj");
+        let fused_gate_up = mlp.fused().then_some("mlp.gate_up_proj");
         [
-            group(GroupKind::Qkv, hidden, &qkv, attention.qkv_bias),
-            group(GroupKind::AttentionOutput, query, &[("self_attn.o_proj", hidden)], attention.output_bias),
-            group(GroupKind::GateUp, hidden, &gate_up, mlp_bias),
-            group(GroupKind::Down, intermediate, &[("mlp.down_proj", hidden)], mlp_bias),
+            group(GroupKind::Qkv, hidden, &qkv, fused_qkv, attention.qkv_bias),
+            group(GroupKind::AttentionOutput, query, &[("self_attn.o_proj", hidden)], None, attention.output_bias),
+            group(GroupKind::GateUp, hidden, &gate_up, fused_gate_up, mlp_bias),
+            group(GroupKind::Down, intermediate, &[("mlp.down_proj", hidden)], None, mlp_bias),
         ]
     }
 
@@ -123,6 +127,7 @@ mod tests {
     use super::*;
     use crate::config::tests::tiny;
     use crate::shapes::{llama_3_1_8b, qwen3_8b};
+    use crate::spec::MlpSpec;
 
     #[test]
     fn modules_of_a_group_cover_its_columns_without_gaps_in_the_order_of_its_parts() {
@@ -136,6 +141,25 @@ mod tests {
                 assert_eq!((end, group.modules.len()), (group.out_features(), group.parts.len()));
             }
         }
+    }
+
+    #[test]
+    fn a_fused_module_covers_all_parts_of_its_group() {
+        let mut spec = llama_3_1_8b();
+        for layer in &mut spec.layers {
+            layer.attention.fused_qkv = true;
+            let MlpSpec::Gated { fused, .. } = &mut layer.mlp;
+            *fused = true;
+        }
+        let [qkv, _, gate_up, _] = spec.groups(3);
+        assert_eq!(
+            (&qkv.parts[..], qkv.modules.len(), qkv.modules[0].columns.clone()),
+            (&[4096, 1024, 1024][..], 1, 0..6144)
+        );
+        assert_eq!(qkv.modules[0].path, "model.layers.3.self_attn.qkv_proj");
+        assert_eq!((gate_up.modules[0].name(), gate_up.modules[0].columns.clone()), ("gate_up_proj", 0..28_672));
+        assert_eq!(spec.linear_module_names(), ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]);
+        assert_eq!(spec.parameters(), llama_3_1_8b().parameters());
     }
 
     #[test]

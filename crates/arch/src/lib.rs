@@ -17,6 +17,6 @@ pub use error::ArchError;
 pub use families::{FAMILIES, Family};
 pub use groups::{GroupKind, GroupSpec, ModuleSpec};
 pub use lora::{LoraConfig, TargetModules, lora_tensor_names};
-pub use rope::{Rope, RopeScaling};
-pub use spec::{Activation, AttentionSpec, LayerSpec, MlpSpec, ModelSpec, QkNorm};
+pub use rope::{LongRopeFactors, Rope, RopeScaling};
+pub use spec::{Activation, AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec, NormNames, QkNorm};
 pub use tensors::{EMBEDDING, FINAL_NORM, HEAD, Role, TensorSpec, layer_norm_name};

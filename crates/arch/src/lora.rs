@@ -110,7 +110,7 @@ fn path_ends_in(path: &str, end: &str) -> bool {
 
 impl ModelSpec {
     /// The names of the linear modules of the layers without their paths, each once, in the order of the forward pass: `q_proj`,
-    /// `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`.
+    /// `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`; or `qkv_proj`, `o_proj`, `gate_up_proj`, `down_proj`.
     pub fn linear_module_names(&self) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         for (module, _) in self.modules() {

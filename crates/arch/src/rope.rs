@@ -2,8 +2,8 @@
 //!
 //! The formulas and the order of their f32 operations are those of transformers' `modeling_rope_utils.py`, because a checkpoint's
 //! weights were trained with that code. References: linear <https://arxiv.org/abs/2306.15595>, YaRN
-//! <https://arxiv.org/abs/2309.00071>, llama3 <https://arxiv.org/abs/2407.21783>.
-//! Not supported: scalings that change during a run (dynamic, longrope) are refused.
+//! <https://arxiv.org/abs/2309.00071>, llama3 <https://arxiv.org/abs/2407.21783>, LongRoPE <https://arxiv.org/abs/2402.13753>.
+//! Not supported: scalings that change during a run. "dynamic" is refused; the factors of longrope are chosen once.
 
 use std::f64::consts::TAU;
 
@@ -58,15 +58,53 @@ pub enum RopeScaling {
         /// Whether the ends of the ramp are rounded outwards to whole dimensions.
         truncate: bool,
     },
+    /// LongRoPE: a divisor of its own for each frequency, from one of two lists, and larger cos and sin.
+    LongRope {
+        /// Divisors for sequences within the old context, one per column pair.
+        short_factor: Vec<f64>,
+        /// Divisors for longer sequences.
+        long_factor: Vec<f64>,
+        /// The old context, in tokens.
+        original_max_position_embeddings: usize,
+        /// What cos and sin are multiplied by, with either list.
+        attention_factor: f64,
+    },
+}
+
+/// Which of its two lists of divisors a [`RopeScaling::LongRope`] uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LongRopeFactors {
+    /// `short_factor`: the sequence lies within the old context.
+    Short,
+    /// `long_factor`: it does not.
+    Long,
+}
+
+impl RopeScaling {
+    /// The list that sequences of `sequence_tokens` tokens use; `None` for scalings without such lists.
+    pub fn long_rope_factors(&self, sequence_tokens: usize) -> Option<LongRopeFactors> {
+        let Self::LongRope { original_max_position_embeddings, .. } = self else { return None };
+        let is_long = sequence_tokens > *original_max_position_embeddings;
+        Some(if is_long { LongRopeFactors::Long } else { LongRopeFactors::Short })
+    }
 }
 
 impl Rope {
-    /// The angle per position of each of the `rotary_dim / 2` column pairs, and what cos and sin are multiplied by.
-    pub fn inverse_frequencies(&self) -> (Vec<f32>, f32) {
+    /// The angle per position of each of the `rotary_dim / 2` column pairs, and what cos and sin are multiplied by, for sequences of up to
+    /// `sequence_tokens` tokens, on which only longrope depends. transformers looks at the longest sequence of each batch instead.
+    pub fn inverse_frequencies(&self, sequence_tokens: usize) -> (Vec<f32>, f32) {
         let periods = periods(self.rotary_dim, self.theta);
         let plain = periods.iter().map(|period| 1.0 / period);
         match self.scaling {
             RopeScaling::Default => (plain.collect(), 1.0),
+            RopeScaling::LongRope { ref short_factor, ref long_factor, attention_factor, .. } => {
+                let factors = match self.scaling.long_rope_factors(sequence_tokens) {
+                    Some(LongRopeFactors::Long) => long_factor,
+                    Some(LongRopeFactors::Short) | None => short_factor,
+                };
+                let scaled = periods.iter().zip(factors).map(|(period, &factor)| 1.0 / (factor as f32 * period));
+                (scaled.collect(), attention_factor as f32)
+            }
             RopeScaling::Linear { factor } => (plain.map(|frequency| frequency / factor as f32).collect(), 1.0),
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
                 let (factor, low, high) = (factor as f32, low_freq_factor as f32, high_freq_factor as f32);
@@ -167,7 +205,7 @@ mod tests {
     }
 
     fn assert_same_as_transformers(parameters: Value, expected: &str, expected_scaling: f32) {
-        let (got, scaling) = rope(parameters).unwrap().inverse_frequencies();
+        let (got, scaling) = rope(parameters).unwrap().inverse_frequencies(64);
         assert_eq!(scaling, expected_scaling);
         for (got, expected) in got.iter().zip(floats(expected)) {
             assert!((got - expected).abs() <= 2.4e-7 * expected, "got {got}, expected {expected}");
@@ -192,6 +230,24 @@ mod tests {
             "mscale_all_dim": 0.5, "beta_fast": 16, "beta_slow": 2, "truncate": false
         });
         assert_same_as_transformers(mscale, YARN_MSCALE, 1.155_722);
+    }
+
+    #[test]
+    fn longrope_has_its_long_factors_for_sequences_beyond_the_old_context() {
+        let parameters = json!({
+            "rope_type": "longrope", "short_factor": vec![1.0; 16], "long_factor": vec![2.0; 16],
+            "original_max_position_embeddings": 4096
+        });
+        let rope = rope(parameters).unwrap();
+        let plain = floats(DEFAULT);
+        for (tokens, divisor) in [(1, 1.0), (4096, 1.0), (4097, 2.0)] {
+            let (got, scaling) = rope.inverse_frequencies(tokens);
+            // sqrt(1 + ln(16384 / 4096) / ln(4096)).
+            assert!((scaling - 1.080_123_4).abs() < 1e-6, "{scaling}");
+            for (got, plain) in got.iter().zip(&plain) {
+                assert!((got * divisor - plain).abs() <= 3e-7 * plain, "{tokens} tokens: got {got}, plain {plain}");
+            }
+        }
     }
 
     #[test]

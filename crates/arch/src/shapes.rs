@@ -3,7 +3,7 @@
 //! Trade-off: constants in code and no files, so only what decides arithmetic and memory is here; a run reads the model's config.json.
 
 use crate::rope::{Rope, RopeScaling};
-use crate::spec::{Activation, AttentionSpec, LayerSpec, MlpSpec, ModelSpec, QkNorm};
+use crate::spec::{Activation, AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
 
 /// What the models here differ in.
 struct Sizes {
@@ -101,18 +101,28 @@ impl Sizes {
             head_dim: self.head_dim,
             rope: Some(0),
             qk_norm: QkNorm::None,
+            fused_qkv: false,
             qkv_bias: false,
             output_bias: false,
             window: None,
             scale: AttentionSpec::default_scale(self.head_dim),
+            soft_cap: None,
         };
-        let mlp = MlpSpec::Gated { intermediate_size: self.intermediate, activation: Activation::Silu, bias: false };
+        let mlp = MlpSpec::Gated {
+            intermediate_size: self.intermediate,
+            activation: Activation::Silu,
+            fused: false,
+            bias: false,
+        };
         ModelSpec {
             vocab_size: self.vocab,
             hidden_size: self.hidden,
-            layers: vec![LayerSpec { attention, mlp }; self.layers],
+            layers: vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; self.layers],
             ropes: vec![rope],
             rms_norm_eps,
+            norm_offset: 0.0,
+            embedding_scale: None,
+            logit_soft_cap: None,
             tie_word_embeddings: self.tied,
             max_position_embeddings: self.context,
             initializer_range: 0.02,

@@ -21,6 +21,12 @@ pub struct ModelSpec {
     pub ropes: Vec<Rope>,
     /// Added to the mean square inside every RMSNorm.
     pub rms_norm_eps: f64,
+    /// Added to the weight of every RMSNorm before it multiplies: 1 where a checkpoint stores `weight - 1` (Gemma), else 0.
+    pub norm_offset: f64,
+    /// What rows of the embedding are multiplied by; `None`: nothing. It is rounded to the compute format first, as transformers does.
+    pub embedding_scale: Option<f64>,
+    /// `cap`, where logits become `cap * tanh(logits / cap)`.
+    pub logit_soft_cap: Option<f64>,
     /// Whether the head shares the embedding's weight.
     pub tie_word_embeddings: bool,
     /// The longest context that the model was trained for, in tokens.
@@ -29,13 +35,74 @@ pub struct ModelSpec {
     pub initializer_range: f64,
 }
 
-/// One decoder layer: attention and MLP, each after an RMSNorm and added to the residual stream.
+/// One decoder layer: attention and MLP, each with its RMSNorms and added to the residual stream.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LayerSpec {
     /// Self attention.
     pub attention: AttentionSpec,
     /// The MLP.
     pub mlp: MlpSpec,
+    /// Where the RMSNorms are.
+    pub norms: LayerNorms,
+}
+
+/// Where a layer normalizes: the inputs of attention and MLP, their outputs before they are added to the residual stream, or both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LayerNorms {
+    /// The inputs: `x + attention(norm(x))` (Llama).
+    Pre,
+    /// The outputs: `x + norm(attention(x))` (OLMo 2).
+    Post,
+    /// Both: `x + norm(attention(norm(x)))` (Gemma 2).
+    PreAndPost,
+}
+
+/// Hugging Face's names of the RMSNorms of a layer over the hidden size, `None` where a layer has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NormNames {
+    /// Of the input of attention.
+    pub before_attention: Option<&'static str>,
+    /// Of the output of attention.
+    pub after_attention: Option<&'static str>,
+    /// Of the input of the MLP.
+    pub before_mlp: Option<&'static str>,
+    /// Of the output of the MLP.
+    pub after_mlp: Option<&'static str>,
+}
+
+impl LayerNorms {
+    /// The names of the norms in a checkpoint. `post_attention_layernorm` is the MLP's input norm in one family and attention's output
+    /// norm in another.
+    pub const fn names(self) -> NormNames {
+        match self {
+            Self::Pre => NormNames {
+                before_attention: Some("input_layernorm"),
+                after_attention: None,
+                before_mlp: Some("post_attention_layernorm"),
+                after_mlp: None,
+            },
+            Self::Post => NormNames {
+                before_attention: None,
+                after_attention: Some("post_attention_layernorm"),
+                before_mlp: None,
+                after_mlp: Some("post_feedforward_layernorm"),
+            },
+            Self::PreAndPost => NormNames {
+                before_attention: Some("input_layernorm"),
+                after_attention: Some("post_attention_layernorm"),
+                before_mlp: Some("pre_feedforward_layernorm"),
+                after_mlp: Some("post_feedforward_layernorm"),
+            },
+        }
+    }
+}
+
+impl NormNames {
+    /// How many outputs are normalized: each is read again by the backward, as it was before its norm.
+    pub fn outputs(&self) -> usize {
+        [self.after_attention, self.after_mlp].iter().flatten().count()
+    }
 }
 
 /// Causal self attention with grouped key/value heads.
@@ -51,6 +118,8 @@ pub struct AttentionSpec {
     pub rope: Option<usize>,
     /// Whether queries and keys are normalized before the rotation, and over what.
     pub qk_norm: QkNorm,
+    /// Whether a checkpoint stores the query, key and value projections as one module, `qkv_proj` (Phi-3). LoRA then has one pair for it.
+    pub fused_qkv: bool,
     /// Whether the query, key and value projections have a bias.
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
@@ -59,6 +128,8 @@ pub struct AttentionSpec {
     pub window: Option<usize>,
     /// Factor of the scores, usually `1 / sqrt(head_dim)`.
     pub scale: f64,
+    /// `cap`, where scaled scores become `cap * tanh(scores / cap)` before the softmax (Gemma 2).
+    pub soft_cap: Option<f64>,
 }
 
 /// RMSNorm of queries and keys.
@@ -69,6 +140,20 @@ pub enum QkNorm {
     None,
     /// Over each head, with one weight `[head_dim]` for all query heads and one for all key heads (Qwen3).
     PerHead,
+    /// Over all query heads together and over all key heads together, with weights `[heads * head_dim]` and `[kv_heads * head_dim]`
+    /// (OLMo 2).
+    WholeProjection,
+}
+
+impl QkNorm {
+    /// Widths of the weights of queries and of keys; `None` without norms.
+    pub fn widths(self, attention: &AttentionSpec) -> Option<[usize; 2]> {
+        match self {
+            Self::None => None,
+            Self::PerHead => Some([attention.head_dim; 2]),
+            Self::WholeProjection => Some([attention.query_size(), attention.kv_size()]),
+        }
+    }
 }
 
 /// The MLP of a layer.
@@ -81,6 +166,8 @@ pub enum MlpSpec {
         intermediate_size: usize,
         /// Activation of the gate.
         activation: Activation,
+        /// Whether a checkpoint stores the gate and up projections as one module, `gate_up_proj` (Phi-3).
+        fused: bool,
         /// Whether the three projections have a bias.
         bias: bool,
     },
@@ -92,16 +179,19 @@ pub enum MlpSpec {
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,
+    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x³)))` (Hendrycks and Gimpel, Gaussian error linear units, 2016).
+    GeluTanh,
 }
 
 impl Activation {
     /// All of them.
-    pub const ALL: [Self; 1] = [Self::Silu];
+    pub const ALL: [Self; 2] = [Self::Silu, Self::GeluTanh];
 
     /// The name in `hidden_act` of a `config.json`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Silu => "silu",
+            Self::GeluTanh => "gelu_pytorch_tanh",
         }
     }
 }
@@ -139,6 +229,12 @@ impl MlpSpec {
     pub fn activation(&self) -> Activation {
         let Self::Gated { activation, .. } = self;
         *activation
+    }
+
+    /// Whether gate and up are one module.
+    pub fn fused(&self) -> bool {
+        let Self::Gated { fused, .. } = self;
+        *fused
     }
 
     /// Whether the projections have a bias.

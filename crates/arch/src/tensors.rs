@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::groups::{GroupKind, GroupSpec};
-use crate::spec::{ModelSpec, QkNorm};
+use crate::spec::ModelSpec;
 
 /// Name of the embedding in a checkpoint.
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -80,6 +80,7 @@ impl ModelSpec {
 
     fn add_layer(&self, layer: usize, tensors: &mut Vec<TensorSpec>) {
         let attention = &self.layers[layer].attention;
+        let names = self.layers[layer].norms.names();
         let norm = |name: &str, width| TensorSpec {
             name: layer_norm_name(layer, name),
             shape: vec![width],
@@ -87,16 +88,18 @@ impl ModelSpec {
             layer: Some(layer),
         };
         for group in self.groups(layer) {
-            match group.kind {
-                GroupKind::Qkv => tensors.push(norm("input_layernorm", self.hidden_size)),
-                GroupKind::GateUp => tensors.push(norm("post_attention_layernorm", self.hidden_size)),
-                GroupKind::AttentionOutput | GroupKind::Down => {}
-            }
+            let (before, after) = match group.kind {
+                GroupKind::Qkv => (names.before_attention, None),
+                GroupKind::AttentionOutput => (None, names.after_attention),
+                GroupKind::GateUp => (names.before_mlp, None),
+                GroupKind::Down => (None, names.after_mlp),
+            };
+            tensors.extend(before.map(|name| norm(name, self.hidden_size)));
             add_group(layer, &group, tensors);
-            if group.kind == GroupKind::Qkv && attention.qk_norm == QkNorm::PerHead {
-                tensors.push(norm("self_attn.q_norm", attention.head_dim));
-                tensors.push(norm("self_attn.k_norm", attention.head_dim));
+            if let (GroupKind::Qkv, Some([q, k])) = (group.kind, attention.qk_norm.widths(attention)) {
+                tensors.extend([norm("self_attn.q_norm", q), norm("self_attn.k_norm", k)]);
             }
+            tensors.extend(after.map(|name| norm(name, self.hidden_size)));
         }
     }
 }

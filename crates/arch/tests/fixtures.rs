@@ -8,8 +8,8 @@ use std::fs::{read, read_to_string};
 use std::path::{Path, PathBuf};
 
 use firebrick_arch::{
-    Activation, AttentionSpec, LayerSpec, LoraConfig, MlpSpec, ModelConfig, ModelSpec, QkNorm, Rope, RopeScaling,
-    TargetModules, TensorSpec,
+    Activation, AttentionSpec, LayerNorms, LayerSpec, LoraConfig, MlpSpec, ModelConfig, ModelSpec, QkNorm, Rope,
+    RopeScaling, TargetModules, TensorSpec,
 };
 use serde_json::{Value, from_slice, from_str};
 
@@ -46,21 +46,26 @@ fn expected(change: impl Fn(&mut AttentionSpec)) -> ModelSpec {
         head_dim: 16,
         rope: Some(0),
         qk_norm: QkNorm::None,
+        fused_qkv: false,
         qkv_bias: false,
         output_bias: false,
         window: None,
         scale: 0.25,
+        soft_cap: None,
     };
     change(&mut attention);
     attention.scale = 1.0 / (attention.head_dim as f64).sqrt();
     let rope = Rope { theta: 10_000.0, scaling: RopeScaling::Default, rotary_dim: attention.head_dim };
-    let mlp = MlpSpec::Gated { intermediate_size: 96, activation: Activation::Silu, bias: false };
+    let mlp = MlpSpec::Gated { intermediate_size: 96, activation: Activation::Silu, fused: false, bias: false };
     ModelSpec {
         vocab_size: 264,
         hidden_size: 64,
-        layers: vec![LayerSpec { attention, mlp }; 2],
+        layers: vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; 2],
         ropes: vec![rope],
         rms_norm_eps: 1e-6,
+        norm_offset: 0.0,
+        embedding_scale: None,
+        logit_soft_cap: None,
         tie_word_embeddings: false,
         max_position_embeddings: 256,
         initializer_range: 0.15,
@@ -77,7 +82,7 @@ fn tiny_llama_bias_has_a_bias_on_all_seven_projections() {
     let mut expected = expected(|attention| (attention.qkv_bias, attention.output_bias) = (true, true));
     expected.rms_norm_eps = 1e-5;
     for layer in &mut expected.layers {
-        layer.mlp = MlpSpec::Gated { intermediate_size: 96, activation: Activation::Silu, bias: true };
+        layer.mlp = MlpSpec::Gated { intermediate_size: 96, activation: Activation::Silu, fused: false, bias: true };
     }
     assert_eq!(spec("tiny-llama-bias"), expected);
 }
@@ -105,15 +110,87 @@ fn tiny_qwen3_has_qk_norm_and_its_own_head_width() {
 }
 
 #[test]
+fn tiny_olmo2_normalizes_outputs_and_whole_projections() {
+    let mut expected = expected(|attention| attention.qk_norm = QkNorm::WholeProjection);
+    expected.ropes[0].theta = 500_000.0;
+    expected.layers.iter_mut().for_each(|layer| layer.norms = LayerNorms::Post);
+    assert_eq!(spec("tiny-olmo2"), expected);
+}
+
+#[test]
+fn tiny_phi3_has_fused_projections_and_rotates_part_of_each_head() {
+    let mut expected = expected(|attention| attention.fused_qkv = true);
+    for layer in &mut expected.layers {
+        layer.mlp = MlpSpec::Gated { intermediate_size: 96, activation: Activation::Silu, fused: true, bias: false };
+    }
+    (expected.rms_norm_eps, expected.tie_word_embeddings) = (1e-5, true);
+    expected.ropes[0].rotary_dim = 12;
+    expected.ropes[0].scaling = RopeScaling::LongRope {
+        short_factor: vec![1.0, 1.05, 1.1, 1.2, 1.5, 1.9],
+        long_factor: vec![1.0, 1.2, 1.6, 2.5, 4.0, 7.0],
+        original_max_position_embeddings: 128,
+        attention_factor: (1.0 + 2_f64.ln() / 128_f64.ln()).sqrt(),
+    };
+    assert_eq!(spec("tiny-phi3"), expected);
+}
+
+#[test]
+fn tiny_smollm3_does_not_rotate_in_its_second_layer() {
+    let mut expected = expected(|_| ());
+    expected.ropes[0].theta = 2_000_000.0;
+    expected.tie_word_embeddings = true;
+    expected.layers[1].attention.rope = None;
+    assert_eq!(spec("tiny-smollm3"), expected);
+}
+
+/// What both Gemmas have in common: a window in the first of two layers.
+fn expected_gemma() -> ModelSpec {
+    let mut expected = expected(|attention| attention.head_dim = 32);
+    for layer in &mut expected.layers {
+        layer.norms = LayerNorms::PreAndPost;
+        layer.attention.scale = 1.0 / 24_f64.sqrt();
+        layer.mlp =
+            MlpSpec::Gated { intermediate_size: 96, activation: Activation::GeluTanh, fused: false, bias: false };
+    }
+    expected.layers[0].attention.window = Some(12);
+    (expected.norm_offset, expected.embedding_scale, expected.tie_word_embeddings) = (1.0, Some(8.0), true);
+    expected
+}
+
+#[test]
+fn tiny_gemma2_has_soft_caps_and_norms_around_attention_and_mlp() {
+    let mut expected = expected_gemma();
+    expected.layers.iter_mut().for_each(|layer| layer.attention.soft_cap = Some(3.0));
+    expected.logit_soft_cap = Some(6.0);
+    assert_eq!(spec("tiny-gemma2"), expected);
+}
+
+#[test]
+fn tiny_gemma3_has_a_rope_for_each_type_of_layer_and_norms_of_heads() {
+    let mut expected = expected_gemma();
+    expected.layers.iter_mut().for_each(|layer| layer.attention.qk_norm = QkNorm::PerHead);
+    expected.layers[0].attention.rope = Some(1);
+    let scaling = RopeScaling::Linear { factor: 8.0 };
+    expected.ropes.insert(0, Rope { theta: 1e6, scaling, rotary_dim: 32 });
+    assert_eq!(spec("tiny-gemma3"), expected);
+}
+
+#[test]
 fn tensors_equal_the_header_of_every_checkpoint() {
     for name in [
+        "tiny-gemma2",
+        "tiny-gemma3",
         "tiny-llama",
         "tiny-llama-bias",
         "tiny-llama-tied",
         "tiny-llama-yarn",
         "tiny-mistral",
+        "tiny-olmo2",
+        "tiny-phi3",
+        "tiny-phi3-long",
         "tiny-qwen2",
         "tiny-qwen3",
+        "tiny-smollm3",
     ] {
         assert_eq!(shapes(spec(name).tensors()), header(&fixture(name).join("model.safetensors")), "{name}");
     }
@@ -122,13 +199,18 @@ fn tensors_equal_the_header_of_every_checkpoint() {
 #[test]
 fn adapter_tensors_equal_the_header_of_every_adapter() {
     let adapters = [
+        ("tiny-gemma2", "tiny-gemma2-lora"),
+        ("tiny-gemma3", "tiny-gemma3-lora"),
         ("tiny-llama", "tiny-llama-lora"),
         ("tiny-llama", "tiny-llama-rslora"),
         ("tiny-llama-tied", "tiny-llama-tied-lora"),
         ("tiny-llama-bias", "tiny-llama-bias-lora"),
         ("tiny-mistral", "tiny-mistral-lora"),
+        ("tiny-olmo2", "tiny-olmo2-lora"),
+        ("tiny-phi3", "tiny-phi3-lora"),
         ("tiny-qwen2", "tiny-qwen2-lora"),
         ("tiny-qwen3", "tiny-qwen3-lora"),
+        ("tiny-smollm3", "tiny-smollm3-lora"),
     ];
     for (base, adapter) in adapters {
         let text = read_to_string(fixture(adapter).join("adapter_config.json")).unwrap();

@@ -172,6 +172,41 @@ pub enum CudaError {
         reason: String,
     },
 
+    /// No file of NCCL could be opened.
+    #[error("NCCL was not found: none of {} could be opened. Install {package}", .searched.join(", "))]
+    NcclNotFound {
+        /// The file names that were tried.
+        searched: Vec<String>,
+        /// What to install.
+        package: &'static str,
+    },
+
+    /// A function that every NCCL since 2.4 has is missing.
+    #[error("{file} is not a working NCCL: its function {symbol} is missing. Remove it, or reinstall NCCL")]
+    BrokenNccl {
+        /// File that was opened.
+        file: String,
+        /// The function.
+        symbol: &'static str,
+    },
+
+    /// NCCL returned an error code.
+    #[error("NCCL call {call} failed with {name} ({status}): {detail}. NCCL_DEBUG=INFO makes NCCL print more")]
+    Nccl {
+        /// The library's function.
+        call: &'static str,
+        /// `ncclResult_t`.
+        status: i32,
+        /// The status in words.
+        name: String,
+        /// The library's own last message.
+        detail: String,
+    },
+
+    /// The connection between devices was ended, because another rank is gone.
+    #[error("the connection between the devices was ended, because another rank is gone")]
+    NcclAborted,
+
     /// No file of NVRTC could be opened.
     #[error("NVRTC was not found: none of {} could be opened. Install {package}", .searched.join(", "))]
     NvrtcNotFound {

@@ -31,6 +31,13 @@ pub(crate) const CUDNN: Library = Library {
     windows_files: &["cudnn64_9.dll"],
 };
 
+/// Collectives between devices. NVIDIA has it for Linux alone.
+pub(crate) const NCCL: Library = Library {
+    package: "libnccl2 (apt, NVIDIA's repository); nvidia-nccl-cu13 or nvidia-nccl-cu12 (pip), with its folder in LD_LIBRARY_PATH",
+    unix_files: &["libnccl.so.2", "libnccl.so"],
+    windows_files: &["nccl.dll"],
+};
+
 /// Compiles kernels.
 pub(crate) const NVRTC: Library = Library {
     package: "cuda-nvrtc-13-0 or cuda-nvrtc-12-8 (apt, NVIDIA's repository); nvidia-cuda-nvrtc (pip)",
@@ -90,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_library_that_is_not_found_names_its_files_and_its_package() {
-        for library in [CUBLASLT, CUDNN, NVRTC] {
+        for library in [CUBLASLT, CUDNN, NCCL, NVRTC] {
             assert!(!library.unix_files.is_empty() && !library.windows_files.is_empty());
             let Err(missing) = library.open(|_| false) else { panic!("no file was usable") };
             assert!(missing.searched.is_empty() && missing.package.contains("apt"), "{}", missing.package);

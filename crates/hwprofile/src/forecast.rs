@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn bounds_are_ordered_and_the_lower_one_is_the_largest_part() {
-        let work = Work { matmul_flops: 989.4e12, attention_flops: 0.0, bytes: 3.35e12 / 2.0 };
+        let work = Work { matmul_flops: 989.4e12, fp8_flops: 0.0, attention_flops: 0.0, bytes: 3.35e12 / 2.0 };
         let step = StepTime::of(&work, 0.0, h100(), MathFormat::Bf16).unwrap();
         assert!((step.seconds.lower - 1.0).abs() < 1e-9 && (step.t_memory - 0.5).abs() < 1e-9);
         let at_measured_rate = ALLOWANCE * (989.4 / 794.5 + 0.5);
@@ -148,14 +148,14 @@ mod tests {
 
     #[test]
     fn a_format_that_is_not_there_has_no_time() {
-        let work = Work { matmul_flops: 1.0, attention_flops: 0.0, bytes: 1.0 };
+        let work = Work { matmul_flops: 1.0, fp8_flops: 0.0, attention_flops: 0.0, bytes: 1.0 };
         assert_eq!(StepTime::of(&work, 0.0, h100(), MathFormat::Fp4), None);
         assert!(StepTime::of(&work, 0.0, h100(), MathFormat::Fp8).is_some());
     }
 
     #[test]
     fn a_run_costs_its_hours_times_price_and_power() {
-        let work = Work { matmul_flops: 989.4e12, attention_flops: 0.0, bytes: 0.0 };
+        let work = Work { matmul_flops: 989.4e12, fp8_flops: 0.0, attention_flops: 0.0, bytes: 0.0 };
         let step = StepTime::of(&work, 0.0, h100(), MathFormat::Bf16).unwrap();
         let run = RunCost::of(&step, 7200, 1000.0, Some(700.0), Some(3.0));
         assert!((run.seconds.lower - 7200.0).abs() < 1e-6);

@@ -1,7 +1,7 @@
 //! How long a piece of work must take: the time that arithmetic needs, and the time that memory traffic needs, at given rates.
 //!
 //! ```text
-//! t_math   = GEMM operations / GEMM rate + attention operations / attention rate
+//! t_math   = GEMM operations / GEMM rate + those in FP8 / their rate + attention operations / attention rate
 //! t_memory = bytes moved / bandwidth
 //! lower    = max(t_math, t_memory)    everything overlaps: no implementation is faster
 //! upper    = t_math + t_memory        nothing overlaps: a good implementation is not slower
@@ -29,6 +29,8 @@ pub enum RateSource {
 pub struct Rates {
     /// Operations per second in GEMMs.
     pub matmul_flops_per_s: f64,
+    /// Operations per second in GEMMs of 8-bit floats; the same where the device has none.
+    pub fp8_flops_per_s: f64,
     /// Operations per second in the GEMMs of attention.
     pub attention_flops_per_s: f64,
     /// Bytes per second to and from memory.
@@ -43,6 +45,7 @@ impl Rates {
         let flops = spec.rate(format)?.value * 1e12;
         Some(Self {
             matmul_flops_per_s: flops,
+            fp8_flops_per_s: spec.rate(MathFormat::Fp8).map_or(flops, |rate| rate.value * 1e12),
             attention_flops_per_s: flops,
             bytes_per_s: spec.bandwidth_tb_s.value * 1e12,
             source: RateSource::Spec,
@@ -53,6 +56,7 @@ impl Rates {
     pub fn at_shares(self, matmul: f64, attention: f64) -> Self {
         Self {
             matmul_flops_per_s: self.matmul_flops_per_s * matmul,
+            fp8_flops_per_s: self.fp8_flops_per_s * matmul,
             attention_flops_per_s: self.attention_flops_per_s * attention,
             ..self
         }
@@ -62,12 +66,21 @@ impl Rates {
 /// What a piece of work consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Work {
-    /// Operations in GEMMs.
+    /// Operations in GEMMs of the compute format.
     pub matmul_flops: f64,
+    /// Operations in GEMMs of 8-bit floats.
+    pub fp8_flops: f64,
     /// Operations in the GEMMs of attention.
     pub attention_flops: f64,
     /// Bytes to and from memory.
     pub bytes: f64,
+}
+
+impl Work {
+    /// Part of the operations that are in GEMMs of 8-bit floats.
+    pub fn fp8_share(&self) -> f64 {
+        self.fp8_flops / (self.matmul_flops + self.fp8_flops + self.attention_flops)
+    }
 }
 
 /// What binds a piece of work.
@@ -95,7 +108,9 @@ impl RooflineTime {
     /// The time of `work` at `rates`.
     pub fn of(work: &Work, rates: &Rates) -> Self {
         Self {
-            t_math: work.matmul_flops / rates.matmul_flops_per_s + work.attention_flops / rates.attention_flops_per_s,
+            t_math: work.matmul_flops / rates.matmul_flops_per_s
+                + work.fp8_flops / rates.fp8_flops_per_s
+                + work.attention_flops / rates.attention_flops_per_s,
             t_memory: work.bytes / rates.bytes_per_s,
             source: rates.source,
         }
@@ -139,12 +154,14 @@ mod tests {
     #[test]
     fn the_bounds_are_the_larger_part_and_the_sum_of_both() {
         let rates = Rates {
+            fp8_flops_per_s: 20.0,
             matmul_flops_per_s: 10.0,
             attention_flops_per_s: 5.0,
             bytes_per_s: 2.0,
             source: RateSource::Measured,
         };
-        let time = RooflineTime::of(&Work { matmul_flops: 20.0, attention_flops: 5.0, bytes: 8.0 }, &rates);
+        let time =
+            RooflineTime::of(&Work { matmul_flops: 16.0, fp8_flops: 8.0, attention_flops: 5.0, bytes: 8.0 }, &rates);
         assert_eq!((time.t_math, time.t_memory, time.bound()), (3.0, 4.0, Bound::Memory));
         assert_eq!((time.lower(), time.upper()), (4.0, 7.0));
     }

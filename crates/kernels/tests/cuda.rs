@@ -121,10 +121,12 @@ fn spec() -> AttentionSpec {
         head_dim: 64,
         rope: None,
         qk_norm: QkNorm::None,
+        fused_qkv: false,
         qkv_bias: false,
         output_bias: false,
         window: None,
         scale: 0.125,
+        soft_cap: None,
     }
 }
 
@@ -191,7 +193,8 @@ fn the_self_test_passes() {
 fn operations_of_the_engine_and_of_burn_follow_each_other_in_order() {
     let Some((device, _turn)) = device() else { return };
     let (rows, width) = (257, 1024);
-    let norm = NormWeight { weight: Tensor::<Cuda, 1>::ones([width], &device), epsilon: 0.0, trains: false };
+    let norm =
+        NormWeight { weight: Tensor::<Cuda, 1>::ones([width], &device), offset: 0.0, epsilon: 0.0, trains: false };
     let mut sums = Vec::new();
     for round in 0..400 {
         let value = 1.0 + round as f32;
@@ -292,6 +295,7 @@ fn scratch_memory_is_bounded_over_different_counts_of_loss_tokens() {
             gradient_scale: Some(1.0),
             weight_gradient: WeightGradient::Frozen,
             log_probs: false,
+            soft_cap: None,
         };
         let result = Cuda::linear_cross_entropy(hidden.clone(), &head, &targets, options);
         assert!(result.loss_sum.into_scalar().is_finite());
@@ -309,7 +313,7 @@ fn running_out_of_memory_is_a_failure_that_says_so_and_leaves_a_working_device()
     let failure = DeviceFailure::catch(|| {
         let x = Tensor::<Cuda, 2>::random([16, 16], Distribution::Default, &device);
         // Rows of a table that no device holds.
-        Cuda::embed_backward(Tensor::from_ints([0], &device), x.narrow(0, 0, 1), 1 << 36)
+        Cuda::embed_backward(Tensor::from_ints([0], &device), x.narrow(0, 0, 1), 1.0, 1 << 36)
     });
     let failure = failure.expect_err("no device has terabytes");
     assert!(failure.out_of_memory, "{failure}");

@@ -9,7 +9,8 @@
 
 mod noise;
 
-use burn_tensor::{DType, Distribution, Tensor};
+use burn_flex::Flex;
+use burn_tensor::{DType, Distribution, Tensor, TensorData};
 use firebrick_kernels::backends::cuda::{Cuda, probe};
 use firebrick_kernels::{
     Adapter, Epilogue, GemmFormat, Group, Keep, LinearOps, Module, Prologue, Weight, WeightGradient, WeightOps,
@@ -103,6 +104,86 @@ fn an_appended_adapter_is_exact_at_any_size_on_a_quantized_and_on_a_dense_base()
                 assert!((slope - 1.0).abs() < 2e-2, "{name} at {size:e}: slope {slope}");
                 assert!(*noise < 0.01 + 2e-5 / size, "{name} at {size:e}: noise {noise}");
             }
+        }
+    }
+}
+
+/// Tokens and inputs; width and rank of each module.
+type Case = ([usize; 2], &'static [(usize, usize)]);
+
+/// The gradient of the input and of every A and B, of a dense group whose modules have these widths and ranks (0: no adapter).
+fn gradients<B: LinearOps>(
+    [tokens, inputs]: [usize; 2],
+    modules: &[(usize, usize)],
+    values: &[TensorData],
+    dtype: DType,
+    device: &B::Device,
+) -> Vec<Vec<f64>> {
+    let mut values = values.iter();
+    let mut next = |dtype: DType| {
+        let values = values.next().expect("a matrix for every operand").clone();
+        // The values of bf16 on every backend.
+        Tensor::<B, 2>::from_data(values, (device, DType::F32)).cast(DType::BF16).cast(dtype)
+    };
+    let (x, dy) = (next(dtype), next(dtype));
+    let (mut group, mut first) = (Vec::new(), 0);
+    for &(width, rank) in modules {
+        let weight = Weight::Dense(next(dtype));
+        let adapter = (rank > 0).then(|| Adapter { a: next(DType::F32), b: next(DType::F32), scale: 2.0 });
+        let columns = first..first + width;
+        first += width;
+        group.push(Module { columns, weight, weight_gradient: WeightGradient::Frozen, bias: None, adapter });
+    }
+    let group = Group { modules: group, parts: vec![first], gemms: GemmFormat::Compute };
+    assert_eq!((x.dims(), dy.dims()), ([tokens, inputs], [tokens, first]));
+    let gradients = B::section(device, || {
+        let (_, saved) = B::project(Prologue::None { x }, &group, Epilogue::None, Keep::Inputs);
+        B::project_backward(saved.unwrap(), group, vec![dy], None, None)
+    });
+    let factors = gradients.modules.into_iter().filter_map(|module| module.adapter).flat_map(|(a, b)| [a, b]);
+    [gradients.input.plain()].into_iter().chain(factors).map(host).collect()
+}
+
+#[test]
+fn gradients_of_adapters_are_those_of_the_reference_at_every_rank() {
+    if let Err(reason) = probe() {
+        eprintln!("skipped: {reason}");
+        return;
+    }
+    let device = Device::default();
+    // With tails of tokens and columns; ranks that go through one pass, and some that do not.
+    let cases: [Case; 9] = [
+        ([1003, 256], &[(512, 16), (128, 16), (128, 16)]),
+        ([257, 512], &[(48, 8)]),
+        ([4104, 256], &[(3000, 32), (3000, 32)]),
+        ([777, 1024], &[(2056, 24), (1024, 8)]),
+        ([900, 512], &[(256, 0), (1032, 16), (64, 0)]),
+        ([300, 512], &[(256, 16), (1032, 0), (64, 32)]),
+        ([15, 512], &[(256, 16)]),
+        ([300, 512], &[(256, 4)]),
+        ([300, 1024], &[(256, 64), (256, 16)]),
+    ];
+    for (size, modules) in cases {
+        let random = |shape: [usize; 2], size: f64| {
+            Tensor::<Flex, 2>::random(shape, Distribution::Normal(0.0, size), (&Default::default(), DType::F32))
+                .into_data()
+        };
+        let [tokens, inputs] = size;
+        let outputs = modules.iter().map(|(width, _)| width).sum();
+        let mut values = vec![random([tokens, inputs], 1.0), random([tokens, outputs], 1e-2)];
+        for &(width, rank) in modules {
+            values.push(random([width, inputs], 0.02));
+            if rank > 0 {
+                values.extend([random([rank, inputs], 0.05), random([width, rank], 0.05)]);
+            }
+        }
+        let got = gradients::<Cuda>(size, modules, &values, DType::BF16, &device);
+        let again = gradients::<Cuda>(size, modules, &values, DType::BF16, &device);
+        assert!(got == again, "{modules:?}: two runs differ");
+        let expected = gradients::<Flex>(size, modules, &values, DType::F32, &Default::default());
+        for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            let (slope, noise) = slope_and_noise(got, expected);
+            assert!((slope - 1.0).abs() < 5e-3 && noise < 0.01, "{size:?} {modules:?}, {index}: {slope}, {noise}");
         }
     }
 }

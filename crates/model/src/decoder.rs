@@ -16,7 +16,10 @@ use firebrick_kernels::memory::prefetch::{Schedule, Store};
 use firebrick_kernels::{
     Contributions, CrossEntropy, CrossEntropyOptions, Documents, Epilogue, GemmFormat, GradientSink, Group, Keep,
     Kernels, LossTargets, Module, Offloaded, Parameter, Prologue, Recompute, RotaryTables, Weight, WeightGradient,
+    loss,
 };
+
+use half::{bf16, f16};
 
 use crate::layer::{Attend, Context, Layer, SavedForBackward};
 use crate::linear::{Base, add_matrix, weight_gradient};
@@ -244,7 +247,8 @@ impl<B: Kernels> Decoder<B> {
         self.loss_with(hidden_nd, targets, options, sink, B::linear_cross_entropy)
     }
 
-    /// [`Decoder::loss`] with another operation over hidden states, head and targets than [`LossOps::linear_cross_entropy`].
+    /// [`Decoder::loss`] with another operation over hidden states, head and targets than [`LossOps::linear_cross_entropy`]. Where the
+    /// options have a soft cap, the operation applies it.
     ///
     /// [`LossOps::linear_cross_entropy`]: firebrick_kernels::LossOps::linear_cross_entropy
     pub fn loss_with(
@@ -262,6 +266,7 @@ impl<B: Kernels> Decoder<B> {
             gradient_scale: options.gradient_scale,
             weight_gradient,
             log_probs: options.log_probs,
+            soft_cap: self.config.spec.logit_soft_cap,
         };
         let loss = operation(hidden_nd, &self.head(), targets, options);
         if let (Some(head), Some(d_weight)) = (head, loss.d_weight_vd) {
@@ -290,7 +295,7 @@ impl<B: Kernels> Decoder<B> {
             }
         }
         if let Some(table) = self.embed_tokens.trained() {
-            let gradient = B::embed_backward(ids_n, dx_nd, self.config.spec.vocab_size);
+            let gradient = B::embed_backward(ids_n, dx_nd, self.embedding_scale(), self.config.spec.vocab_size);
             add_matrix(table, gradient, false, sink);
         }
     }
@@ -314,16 +319,27 @@ impl<B: Kernels> Decoder<B> {
         let Weight::Dense(table_vd) = self.embed_tokens.weight() else {
             unreachable!("the embedding is never quantized")
         };
-        B::embed(table_vd, ids_n, self.compute_dtype)
+        B::embed(table_vd, ids_n, self.embedding_scale(), self.compute_dtype)
     }
 
-    /// Logits `[c, v]` of hidden states, in f32: outside of sections.
+    /// The factor of the embedding, rounded to the compute format as transformers rounds it to that of the weights.
+    fn embedding_scale(&self) -> f32 {
+        let scale = self.config.spec.embedding_scale.unwrap_or(1.0) as f32;
+        match self.compute_dtype {
+            DType::BF16 => bf16::from_f32(scale).to_f32(),
+            DType::F16 => f16::from_f32(scale).to_f32(),
+            _ => scale,
+        }
+    }
+
+    /// Logits `[c, v]` of hidden states, in f32 and with their soft cap: outside of sections.
     pub(crate) fn head_logits(&self, hidden_cd: Tensor<B, 2>) -> Tensor<B, 2> {
         let logits_cv = self.rounded_logits(hidden_cd);
-        if logits_cv.dtype() == DType::F32 { logits_cv } else { logits_cv.cast(DType::F32) }
+        let logits_cv = if logits_cv.dtype() == DType::F32 { logits_cv } else { logits_cv.cast(DType::F32) };
+        loss::reference::capped(logits_cv, self.config.spec.logit_soft_cap)
     }
 
-    /// Logits `[c, v]` of hidden states, in the compute format.
+    /// Logits `[c, v]` of hidden states, in the compute format and before any soft cap.
     pub(crate) fn rounded_logits(&self, hidden_cd: Tensor<B, 2>) -> Tensor<B, 2> {
         let vocab_size = self.config.spec.vocab_size;
         let head = Module {

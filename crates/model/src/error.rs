@@ -38,6 +38,32 @@ pub enum ModelError {
         advice: &'static str,
     },
 
+    /// A weight that its quantization does not take.
+    #[error("`{name}` cannot be quantized as in training")]
+    NotQuantizable {
+        /// The tensor.
+        name: String,
+        /// What is wrong with it.
+        source: firebrick_precision::Error,
+    },
+
+    /// A merged weight does not compute what base and adapter compute.
+    #[error(
+        "`{name}` in `{}` is wrong: its outputs are {error:.1e} away from those of base and adapter, expected at most {bound:.0e}. Delete \
+         the folder; merge again, to another disk if that does not help",
+        dir.display()
+    )]
+    MergedWrong {
+        /// The merged folder.
+        dir: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Relative difference of outputs.
+        error: f64,
+        /// The most that rounding explains.
+        bound: f64,
+    },
+
     /// Shards that the index names are not in the folder.
     #[error(
         "`{}` lacks {} that its model.safetensors.index.json names: {}. Download the missing files again into this \

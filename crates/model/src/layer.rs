@@ -1,7 +1,7 @@
 //! One transformer layer: forward, what it saves, and backward, side by side in the same order.
 //!
 //! Five calls forward, five back: the qkv group, attention, the output projection, the gate and up group, the down projection. Norms
-//! and activations are prologues of the GEMM that reads them; rotation and residual sums are epilogues. Training, recomputation and
+//! and activations are prologues of the GEMM that reads them; rotation, norms of outputs and residual sums are epilogues. Training, recomputation and
 //! the cached forward of generation are one function, which differs in how it attends.
 //! Inside a section only operations of `Kernels` touch the device. Tensor suffixes as in `firebrick_kernels::linear`.
 
@@ -30,20 +30,24 @@ pub struct Context<B: Kernels> {
 pub struct Layer<B: Kernels> {
     /// Its sizes and constants.
     pub spec: LayerSpec,
-    /// Norm before attention.
-    pub input_layernorm: Norm<B>,
+    /// Norm of attention's input.
+    pub before_attention: Option<Norm<B>>,
     /// Query, key and value projections.
     pub qkv: LinearGroup<B>,
-    /// Norms of query and key heads.
+    /// Norms of queries and keys.
     pub qk_norm: Option<[Norm<B>; 2]>,
     /// Output projection of attention.
     pub attention_output: LinearGroup<B>,
-    /// Norm before the MLP.
-    pub post_attention_layernorm: Norm<B>,
+    /// Norm of attention's output.
+    pub after_attention: Option<Norm<B>>,
+    /// Norm of the MLP's input.
+    pub before_mlp: Option<Norm<B>>,
     /// Gate and up projections.
     pub gate_up: LinearGroup<B>,
     /// Down projection.
     pub down: LinearGroup<B>,
+    /// Norm of the MLP's output.
+    pub after_mlp: Option<Norm<B>>,
 }
 
 /// What one layer's backward needs of its forward.
@@ -87,6 +91,28 @@ fn single<B: Kernels>(outputs: Vec<Tensor<B, 2>>) -> Tensor<B, 2> {
     output
 }
 
+/// The input of a group, normalized where there is a norm.
+fn input<B: Kernels>(x: Tensor<B, 2>, norm: Option<&Norm<B>>) -> Prologue<B> {
+    match norm {
+        Some(norm) => Prologue::Norm { x, norm: norm.operand() },
+        None => Prologue::None { x },
+    }
+}
+
+/// The output of a group, normalized where there is a norm, plus the residual stream.
+fn added_to<B: Kernels>(residual: Tensor<B, 2>, norm: Option<&Norm<B>>) -> Epilogue<B> {
+    match norm {
+        Some(norm) => Epilogue::NormResidual { norm: norm.operand(), residual },
+        None => Epilogue::Residual(residual),
+    }
+}
+
+fn add_gradient<B: Kernels>(norm: Option<&Norm<B>>, d_weight: Option<Tensor<B, 1>>, sink: &mut dyn GradientSink<B>) {
+    if let Some(norm) = norm {
+        norm.add_gradient(d_weight, sink);
+    }
+}
+
 impl<B: Kernels> Layer<B> {
     /// The layer's output, and what its backward needs; nothing is saved under [`Keep::Nothing`].
     pub(crate) fn forward(
@@ -99,7 +125,8 @@ impl<B: Kernels> Layer<B> {
     ) -> (Tensor<B, 2>, Option<SavedForBackward<B>>) {
         let UpToGate { qkv, heads, attention, attention_output, h_nd, gate_up, gate_nf, up_nf } =
             self.forward_to_gate(x_nd, rotary, attend, keep, adapters);
-        let (y_nd, down) = self.down.forward(self.gated(gate_nf, up_nf), Epilogue::Residual(h_nd), keep, adapters);
+        let epilogue = added_to(h_nd, self.after_mlp.as_ref());
+        let (y_nd, down) = self.down.forward(self.gated(gate_nf, up_nf), epilogue, keep, adapters);
         let saved = (|| {
             Some(SavedForBackward {
                 qkv: qkv?,
@@ -113,9 +140,14 @@ impl<B: Kernels> Layer<B> {
         (single(y_nd), saved)
     }
 
-    /// What the backward needs, from the layer's input alone. The output is not computed: nothing reads it a second time.
+    /// What the backward needs, from the layer's input alone. The output is not computed, unless it is normalized: nothing else reads it
+    /// a second time.
     pub(crate) fn recompute(&self, x_nd: Tensor<B, 2>, context: &Context<B>, adapters: bool) -> SavedForBackward<B> {
         let attend = Attend::Documents(&context.documents);
+        if self.after_mlp.is_some() {
+            let (_, saved) = self.forward(x_nd, &context.rotary, attend, Keep::Inputs, adapters);
+            return saved.expect("a layer saves its activations under Keep::Inputs");
+        }
         let again = self.forward_to_gate(x_nd, &context.rotary, attend, Keep::Inputs, adapters);
         let kept = "a projection saves its inputs under Keep::Inputs";
         SavedForBackward {
@@ -129,6 +161,7 @@ impl<B: Kernels> Layer<B> {
                 prologue_output: None,
                 low_rank: None,
                 heads: None,
+                output_norm: None,
             },
         }
     }
@@ -141,18 +174,18 @@ impl<B: Kernels> Layer<B> {
         keep: Keep,
         adapters: bool,
     ) -> UpToGate<B> {
-        let prologue = Prologue::Norm { x: x_nd.clone(), norm: self.input_layernorm.operand() };
+        let prologue = input(x_nd.clone(), self.before_attention.as_ref());
         let (outputs, qkv) = self.qkv.forward(prologue, Epilogue::Heads(self.heads_epilogue(rotary)), keep, adapters);
         let [q, k, v]: [_; 3] =
             outputs.try_into().unwrap_or_else(|parts: Vec<_>| panic!("expected q, k and v, got {} parts", parts.len()));
         let heads = Qkv { q, k, v };
 
         let (o, attention) = self.attend(&heads, attend);
-        let (h_nd, attention_output) =
-            self.attention_output.forward(Prologue::None { x: o }, Epilogue::Residual(x_nd), keep, adapters);
+        let epilogue = added_to(x_nd, self.after_attention.as_ref());
+        let (h_nd, attention_output) = self.attention_output.forward(Prologue::None { x: o }, epilogue, keep, adapters);
         let h_nd = single(h_nd);
 
-        let prologue = Prologue::Norm { x: h_nd.clone(), norm: self.post_attention_layernorm.operand() };
+        let prologue = input(h_nd.clone(), self.before_mlp.as_ref());
         let (outputs, gate_up) = self.gate_up.forward(prologue, Epilogue::None, keep, adapters);
         let [gate_nf, up_nf] = pair(outputs);
         UpToGate { qkv, heads, attention, attention_output, h_nd, gate_up, gate_nf, up_nf }
@@ -168,20 +201,22 @@ impl<B: Kernels> Layer<B> {
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 2> {
         let SavedForBackward { qkv, heads, attention, attention_output, gate_up, down } = saved;
-        let grads = self.down.backward(down, vec![dy_nd.clone()], None, adapters, sink);
+        let grads = self.down.backward(down, vec![dy_nd.clone()], None, Some(&self.gate_up), adapters, sink);
+        add_gradient(self.after_mlp.as_ref(), grads.output_norm, sink);
         let (d_gate, d_up) = grads.input.gated();
 
-        let grads = self.gate_up.backward(gate_up, vec![d_gate, d_up], Some(dy_nd), adapters, sink);
-        self.post_attention_layernorm.add_gradient(grads.norm, sink);
+        let grads = self.gate_up.backward(gate_up, vec![d_gate, d_up], Some(dy_nd), None, adapters, sink);
+        add_gradient(self.before_mlp.as_ref(), grads.norm, sink);
         let dh_nd = grads.input.plain();
 
-        let grads = self.attention_output.backward(attention_output, vec![dh_nd.clone()], None, adapters, sink);
+        let grads = self.attention_output.backward(attention_output, vec![dh_nd.clone()], None, None, adapters, sink);
+        add_gradient(self.after_attention.as_ref(), grads.output_norm, sink);
         let d_o = grads.input.plain();
         let Qkv { q, k, v } =
             B::packed_attention_backward(heads, &self.spec.attention, attention, d_o, &context.documents);
 
-        let grads = self.qkv.backward(qkv, vec![q, k, v], Some(dh_nd), adapters, sink);
-        self.input_layernorm.add_gradient(grads.norm, sink);
+        let grads = self.qkv.backward(qkv, vec![q, k, v], Some(dh_nd), None, adapters, sink);
+        add_gradient(self.before_attention.as_ref(), grads.norm, sink);
         if let Some(norms) = &self.qk_norm {
             for (norm, gradient) in norms.iter().zip(grads.qk_norm) {
                 norm.add_gradient(gradient, sink);
@@ -238,8 +273,13 @@ impl<B: Kernels> Layer<B> {
         groups.into_iter().flat_map(|group| &mut group.modules)
     }
 
+    /// Norms over the hidden size.
+    pub(crate) fn hidden_norms(&self) -> impl Iterator<Item = &Norm<B>> {
+        [&self.before_attention, &self.after_attention, &self.before_mlp, &self.after_mlp].into_iter().flatten()
+    }
+
     fn norms(&self) -> impl Iterator<Item = &Norm<B>> {
-        [&self.input_layernorm, &self.post_attention_layernorm].into_iter().chain(self.qk_norm.iter().flatten())
+        self.hidden_norms().chain(self.qk_norm.iter().flatten())
     }
 
     pub(crate) fn parameters(&self) -> impl Iterator<Item = &Parameter<B>> {
@@ -247,8 +287,8 @@ impl<B: Kernels> Layer<B> {
     }
 
     pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<B>> {
-        let norms = [&mut self.input_layernorm, &mut self.post_attention_layernorm];
-        let norms = norms.into_iter().chain(self.qk_norm.iter_mut().flatten()).flat_map(Norm::parameters_mut);
+        let norms = [&mut self.before_attention, &mut self.after_attention, &mut self.before_mlp, &mut self.after_mlp];
+        let norms = norms.into_iter().flatten().chain(self.qk_norm.iter_mut().flatten()).flat_map(Norm::parameters_mut);
         let groups = [&mut self.qkv, &mut self.attention_output, &mut self.gate_up, &mut self.down];
         let linears = groups.into_iter().flat_map(|group| &mut group.modules);
         norms.chain(linears.flat_map(Linear::parameters_mut))

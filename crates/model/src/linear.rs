@@ -9,7 +9,7 @@ use std::ops::Range;
 use burn_tensor::{DType, Tensor};
 use firebrick_kernels::{
     Adapter, Bias, Epilogue, GemmFormat, GradientSink, Group, InputGradient, Keep, Kernels, Module, ModuleGradients,
-    Parameter, ProjectSaved, Prologue, Weight, WeightGradient,
+    Parameter, ProjectGradients, ProjectSaved, Prologue, Weight, WeightGradient,
 };
 
 /// A weight matrix and whether it trains.
@@ -163,6 +163,7 @@ pub struct LinearGroup<B: Kernels> {
 pub(crate) struct GroupBackward<B: Kernels> {
     pub(crate) input: InputGradient<B>,
     pub(crate) norm: Option<Tensor<B, 1>>,
+    pub(crate) output_norm: Option<Tensor<B, 1>>,
     pub(crate) qk_norm: [Option<Tensor<B, 1>>; 2],
 }
 
@@ -175,16 +176,22 @@ impl<B: Kernels> LinearGroup<B> {
         keep: Keep,
         adapters: bool,
     ) -> (Vec<Tensor<B, 2>>, Option<ProjectSaved<B>>) {
-        let modules = self.modules.iter().map(|linear| linear.module(adapters, WeightGradient::Frozen)).collect();
-        B::project(prologue, &Group { modules, parts: self.parts.clone(), gemms: self.gemms }, epilogue, keep)
+        B::project(prologue, &self.frozen(adapters), epilogue, keep)
     }
 
-    /// Backward of [`LinearGroup::forward`].
+    /// The group without gradients of its weights.
+    fn frozen(&self, adapters: bool) -> Group<B> {
+        let modules = self.modules.iter().map(|linear| linear.module(adapters, WeightGradient::Frozen)).collect();
+        Group { modules, parts: self.parts.clone(), gemms: self.gemms }
+    }
+
+    /// Backward of [`LinearGroup::forward`]. `next` is the group whose backward comes next, with the gradients of this one's input.
     pub(crate) fn backward(
         &self,
         saved: ProjectSaved<B>,
         d_outputs: Vec<Tensor<B, 2>>,
         d_residual: Option<Tensor<B, 2>>,
+        next: Option<&Self>,
         adapters: bool,
         sink: &mut dyn GradientSink<B>,
     ) -> GroupBackward<B> {
@@ -197,10 +204,13 @@ impl<B: Kernels> LinearGroup<B> {
             })
             .unzip();
         let group = Group { modules, parts: self.parts.clone(), gemms: self.gemms };
-        let gradients = B::project_backward(saved, group, d_outputs, d_residual);
-        for ((linear, gradients), lent) in self.modules.iter().zip(gradients.modules).zip(lent) {
+        // GEMMs in the compute format read gradients as they are.
+        let next = next.filter(|next| next.gemms != GemmFormat::Compute).map(|next| next.frozen(adapters));
+        let mut gradients = B::project_backward(saved, group, d_outputs, d_residual, next.as_ref());
+        for ((linear, gradients), lent) in self.modules.iter().zip(std::mem::take(&mut gradients.modules)).zip(lent) {
             linear.add_gradients(gradients, lent, sink);
         }
-        GroupBackward { input: gradients.input, norm: gradients.norm, qk_norm: gradients.qk_norm }
+        let ProjectGradients { input, norm, output_norm, qk_norm, .. } = gradients;
+        GroupBackward { input, norm, output_norm, qk_norm }
     }
 }

@@ -13,7 +13,7 @@ use std::thread::available_parallelism;
 
 use burn_tensor::{DType, Tensor};
 use firebrick_arch::{
-    EMBEDDING, FINAL_NORM, GroupSpec, HEAD, LayerSpec, LoraConfig, ModelConfig, ModelSpec, ModuleSpec, QkNorm, Role,
+    EMBEDDING, FINAL_NORM, GroupSpec, HEAD, LayerSpec, LoraConfig, ModelConfig, ModelSpec, ModuleSpec, Role,
     TensorSpec, layer_norm_name, lora_tensor_names, rope,
 };
 use firebrick_kernels::{BaseStorage, GemmFormat, Kernels, Parameter, QuantizedWeight, RotaryTables, Weight};
@@ -51,6 +51,9 @@ pub struct BuildOptions {
     pub gemms: GemmFormat,
     /// Positions the rotary tables cover: the longest packed sequence, or the longest generated text.
     pub max_positions: usize,
+    /// Tokens of the longest sequence that the model is built for. It chooses the factors of longrope, once: `max_seq_len` of a run,
+    /// whatever is generated after it.
+    pub sequence_tokens: usize,
 }
 
 impl<B: Kernels> Decoder<B> {
@@ -103,16 +106,17 @@ impl<B: Kernels> Decoder<B> {
         Ok(decoder)
     }
 
-    /// A model with random weights: normal with the config's `initializer_range`, norms one, biases zero.
+    /// A model with random weights: normal with the config's `initializer_range`, norms that multiply by one, biases zero.
     ///
     /// # Errors
     /// A LoRA target that the model does not have.
     pub fn random(config: ModelConfig, options: &BuildOptions, device: &B::Device) -> Result<Self, ModelError> {
         let (deviation, seed) = (config.spec.initializer_range as f32, options.seed);
+        let norm = 1.0 - config.spec.norm_offset as f32;
         let mut read = |tensor: &TensorSpec| {
             let elements = tensor.elements();
             let values = match tensor.role {
-                Role::Norm => vec![1.0; elements],
+                Role::Norm => vec![norm; elements],
                 Role::Bias => vec![0.0; elements],
                 _ => normal(elements, deviation, &mut stream(seed, &tensor.name)),
             };
@@ -199,32 +203,35 @@ impl<B: Kernels> Builder<'_, B> {
         })
     }
 
-    /// Reads a layer's tensors in the order of `ModelSpec::tensors`: each norm before the group that it feeds.
+    /// Reads a layer's tensors in the order of `ModelSpec::tensors`: each norm where the forward pass meets it.
     fn layer(&mut self, spec: &ModelSpec, index: usize) -> Result<Layer<B>, ModelError> {
         let [qkv, attention_output, gate_up, down] = spec.groups(index);
         let layer: &LayerSpec = &spec.layers[index];
-        let name = |norm: &str| layer_norm_name(index, norm);
-        let input_layernorm = self.norm(&name("input_layernorm"), spec.hidden_size)?;
-        let qkv = self.group(&qkv)?;
-        let head_dim = layer.attention.head_dim;
-        let qk_norm = match layer.attention.qk_norm {
-            QkNorm::None => None,
-            QkNorm::PerHead => {
-                Some([self.norm(&name("self_attn.q_norm"), head_dim)?, self.norm(&name("self_attn.k_norm"), head_dim)?])
-            }
-        };
-        let attention_output = self.group(&attention_output)?;
-        let post_attention_layernorm = self.norm(&name("post_attention_layernorm"), spec.hidden_size)?;
+        let names = layer.norms.names();
+        let hidden = spec.hidden_size;
+        // Fields are read in the order in which they are written.
         Ok(Layer {
             spec: layer.clone(),
-            input_layernorm,
-            qkv,
-            qk_norm,
-            attention_output,
-            post_attention_layernorm,
+            before_attention: self.layer_norm(index, names.before_attention, hidden)?,
+            qkv: self.group(&qkv)?,
+            qk_norm: match layer.attention.qk_norm.widths(&layer.attention) {
+                None => None,
+                Some([q, k]) => Some([
+                    self.norm(&layer_norm_name(index, "self_attn.q_norm"), q)?,
+                    self.norm(&layer_norm_name(index, "self_attn.k_norm"), k)?,
+                ]),
+            },
+            attention_output: self.group(&attention_output)?,
+            after_attention: self.layer_norm(index, names.after_attention, hidden)?,
+            before_mlp: self.layer_norm(index, names.before_mlp, hidden)?,
             gate_up: self.group(&gate_up)?,
             down: self.group(&down)?,
+            after_mlp: self.layer_norm(index, names.after_mlp, hidden)?,
         })
+    }
+
+    fn layer_norm(&mut self, layer: usize, name: Option<&str>, size: usize) -> Result<Option<Norm<B>>, ModelError> {
+        name.map(|name| self.norm(&layer_norm_name(layer, name), size)).transpose()
     }
 
     fn group(&mut self, group: &GroupSpec) -> Result<LinearGroup<B>, ModelError> {
@@ -260,7 +267,8 @@ impl<B: Kernels> Builder<'_, B> {
 
     fn norm(&mut self, name: &str, size: usize) -> Result<Norm<B>, ModelError> {
         let weight = self.vector(&tensor(name, &[size], Role::Norm))?;
-        Ok(Norm { weight, trains: self.options.trains_base(), epsilon: self.config.spec.rms_norm_eps })
+        let ModelSpec { rms_norm_eps, norm_offset, .. } = self.config.spec;
+        Ok(Norm { weight, trains: self.options.trains_base(), offset: norm_offset, epsilon: rms_norm_eps })
     }
 
     fn bias(&mut self, module: &ModuleSpec) -> Result<ModuleBias<B>, ModelError> {
@@ -325,7 +333,7 @@ impl<B: Kernels> Builder<'_, B> {
     fn rotary(&self) -> Vec<RotaryTables<B>> {
         let positions: Vec<u32> = (0..self.options.max_positions as u32).collect();
         let tables = |rope: &rope::Rope| {
-            let (frequencies, attention_scaling) = rope.inverse_frequencies();
+            let (frequencies, attention_scaling) = rope.inverse_frequencies(self.options.sequence_tokens);
             let (cos, sin) = rope::tables(&positions, &frequencies, attention_scaling);
             let table = |values: Vec<f32>| {
                 let flat = Tensor::<B, 1>::from_floats(values.as_slice(), self.device);
@@ -362,7 +370,15 @@ mod tests {
     const NARROW: Limits = Limits { readers: 8, bytes: 64 };
 
     fn options(storage: BaseStorage, compute_dtype: DType) -> BuildOptions {
-        BuildOptions { storage, lora: None, seed: 0, compute_dtype, gemms: GemmFormat::Compute, max_positions: 4 }
+        BuildOptions {
+            storage,
+            lora: None,
+            seed: 0,
+            compute_dtype,
+            gemms: GemmFormat::Compute,
+            max_positions: 4,
+            sequence_tokens: 4,
+        }
     }
 
     /// The tiny model, with biases, stored in a format; `damage` may change a tensor's values.
@@ -435,7 +451,7 @@ mod tests {
         all.extend([base(EMBEDDING.to_owned(), &model.embed_tokens)]);
         all.extend(model.lm_head.iter().map(|head| base(HEAD.to_owned(), head)));
         for layer in &model.layers {
-            all.extend([vector(&layer.input_layernorm.weight), vector(&layer.post_attention_layernorm.weight)]);
+            all.extend(layer.hidden_norms().map(|norm| vector(&norm.weight)));
             all.extend(layer.qk_norm.iter().flatten().map(|norm| vector(&norm.weight)));
             for linear in layer.linears() {
                 all.extend([base(format!("{}.weight", linear.path), &linear.base)]);

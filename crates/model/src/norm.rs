@@ -10,6 +10,8 @@ pub struct Norm<B: Kernels> {
     pub weight: Parameter<B>,
     /// Full fine-tuning trains it, LoRA does not.
     pub trains: bool,
+    /// Added to the weight before it multiplies.
+    pub offset: f64,
     /// Added to the mean square.
     pub epsilon: f64,
 }
@@ -17,7 +19,12 @@ pub struct Norm<B: Kernels> {
 impl<B: Kernels> Norm<B> {
     /// The norm as an operation takes it; a handle, not a copy.
     pub(crate) fn operand(&self) -> NormWeight<B> {
-        NormWeight { weight: self.weight.value.clone(), epsilon: self.epsilon, trains: self.trains }
+        NormWeight {
+            weight: self.weight.value.clone(),
+            offset: self.offset,
+            epsilon: self.epsilon,
+            trains: self.trains,
+        }
     }
 
     pub(crate) fn forward(&self, x_nd: Tensor<B, 2>) -> Tensor<B, 2> {

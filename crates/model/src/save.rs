@@ -8,7 +8,7 @@ use firebrick_kernels::{Kernels, Parameter};
 use crate::companions::Companions;
 use crate::decoder::Decoder;
 use crate::error::ModelError;
-use crate::weights::{HfFolder, SavedDtype, write_hf_folder};
+use crate::weights::{Fetched, HfFolder, SavedDtype, write_hf_folder};
 
 impl<B: Kernels> Decoder<B> {
     /// Writes a model whose every weight trains as a Hugging Face folder, with its companions: tokenizer, chat template, generation
@@ -25,7 +25,7 @@ impl<B: Kernels> Decoder<B> {
         write_hf_folder(dir, &self.config, dtype, companions, |name| {
             let value =
                 parameters.get(name).unwrap_or_else(|| panic!("{name} is frozen, so the model is not saved whole"));
-            Ok(value.to_data().to_vec::<f32>().expect("parameters are f32"))
+            Ok(Fetched::Values(value.to_data().to_vec::<f32>().expect("parameters are f32")))
         })
     }
 

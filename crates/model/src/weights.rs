@@ -21,7 +21,7 @@ use serde_json::Value;
 use self::complete::deciding_keys;
 pub(crate) use self::read_ahead::{Limits, Request, Values, read_ahead};
 use self::shard::Shard;
-pub use self::write::{SavedDtype, write_hf_folder, write_safetensors, write_safetensors_f32};
+pub use self::write::{Fetched, SavedDtype, write_hf_folder, write_safetensors, write_safetensors_f32};
 use crate::error::{ModelError, counted, first_few};
 
 /// The file of a model that is not split.
@@ -260,7 +260,7 @@ mod tests {
         let (temp, config) = (tempdir().unwrap(), tiny(&[]).unwrap());
         let dir = temp.path().join("model");
         let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
-        let fetch = |name: &str| Ok(values(name, shapes[name].iter().product()));
+        let fetch = |name: &str| Ok(Fetched::Values(values(name, shapes[name].iter().product())));
         write::write_sharded(&dir, &config, SavedDtype::F32, None, 2_000, fetch).unwrap();
         assert!(dir.join("model-00001-of-00003.safetensors").is_file());
         (temp, dir, config)
@@ -401,8 +401,10 @@ mod tests {
         let (temp, config) = (tempdir().unwrap(), tiny(&[("tie_word_embeddings", json!(true))]).unwrap());
         let dir = temp.path().join("tied");
         let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
-        write_hf_folder(&dir, &config, SavedDtype::F32, None, |name| Ok(vec![0.0; shapes[name].iter().product()]))
-            .unwrap();
+        write_hf_folder(&dir, &config, SavedDtype::F32, None, |name| {
+            Ok(Fetched::Values(vec![0.0; shapes[name].iter().product()]))
+        })
+        .unwrap();
         let folder = HfFolder::open(&dir).unwrap();
         assert!(!folder.contains("lm_head.weight"));
         folder.check_complete(&config.spec).unwrap();

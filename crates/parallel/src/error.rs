@@ -2,12 +2,105 @@
 //!
 //! Trade-off: a lost rank ends the run on every rank; nothing is repaired here.
 
+use std::time::Duration;
+
 use firebrick_kernels::CommError;
 
-/// An exchange between ranks failed. The step must not be taken.
+/// Ranks could not be started, do not find each other, are not of one job, or an exchange between them failed. No step may be taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParallelError {
     /// A rank is gone, or ranks disagree about what they exchange.
     #[error(transparent)]
     Comm(#[from] CommError),
+    /// The variables that a launcher sets are incomplete or wrong.
+    #[error("this process was started as one of several ranks (by {launcher}), but {problem}")]
+    Environment {
+        /// Whose variables were found.
+        launcher: &'static str,
+        /// What is wrong, expected and found, and what to do.
+        problem: String,
+    },
+    /// The master's address cannot be used on rank 0.
+    #[error(
+        "rank 0 cannot listen on {address}: {problem}. MASTER_ADDR must be an address of the machine of rank 0, and the port must be \
+         free there: choose another with MASTER_PORT, or FIREBRICK_PORT where the launcher uses MASTER_PORT itself"
+    )]
+    Listen {
+        /// Where it tried to listen.
+        address: String,
+        /// What the system said.
+        problem: String,
+    },
+    /// Not all ranks came in time.
+    #[error(
+        "{missing} of {world_size} did not come to {address} within {}: {refused}look at their logs, check that MASTER_ADDR and \
+         MASTER_PORT are the same on all ranks and that no firewall is between them; FIREBRICK_RENDEZVOUS_TIMEOUT (seconds) is how long \
+         rank 0 waits", seconds(*.waited)
+    )]
+    Missing {
+        /// The ranks, in words.
+        missing: String,
+        /// How many ranks the job has.
+        world_size: usize,
+        /// Where rank 0 listened.
+        address: String,
+        /// How long it waited.
+        waited: Duration,
+        /// Connections that were refused, in words; may be empty.
+        refused: String,
+    },
+    /// Rank 0 cannot be reached.
+    #[error(
+        "rank {rank} did not reach rank 0 at {address} within {}: {problem}. Look at the log of rank 0, check that MASTER_ADDR and \
+         MASTER_PORT are the same on all ranks and that no firewall is between them", seconds(*.waited)
+    )]
+    Unreachable {
+        /// This rank.
+        rank: usize,
+        /// Where rank 0 should be.
+        address: String,
+        /// How long it was tried.
+        waited: Duration,
+        /// What the last attempt failed with.
+        problem: String,
+    },
+    /// Rank 0 did not accept this rank, or is not what this rank expects.
+    #[error("rank {rank} was not accepted into the job at {address}: {reason}")]
+    Refused {
+        /// This rank.
+        rank: usize,
+        /// Where rank 0 is.
+        address: String,
+        /// Why not, and what to do.
+        reason: String,
+    },
+    /// A rank would not compute the same run.
+    #[error(
+        "rank {rank} has {key} = {found}, rank 0 has {expected}: all ranks must run the same program with the same recipe, model and \
+         data. Nothing was trained"
+    )]
+    Differs {
+        /// The first rank that differs from rank 0.
+        rank: usize,
+        /// What differs.
+        key: String,
+        /// The value of that rank.
+        found: String,
+        /// The value of rank 0.
+        expected: String,
+    },
+    /// A local rank could not be started.
+    #[error("rank {rank} could not be started as {program}: {problem}")]
+    Start {
+        /// The rank.
+        rank: usize,
+        /// The program.
+        program: String,
+        /// What the system said.
+        problem: String,
+    },
+}
+
+fn seconds(duration: Duration) -> String {
+    format!("{:.0} s", duration.as_secs_f64())
 }

@@ -1,11 +1,23 @@
 #![doc = include_str!("../README.md")]
 
+mod agreement;
 mod error;
+mod handshake;
+mod links;
 mod non_finite;
+mod placement;
 mod ranks;
 mod reducing;
+mod rendezvous;
+mod socket;
+pub mod supervisor;
+mod token;
+mod wire;
 
+pub use agreement::Facts;
 pub use error::ParallelError;
 pub use non_finite::NonFiniteSink;
+pub use placement::Placement;
 pub use ranks::Ranks;
-pub use reducing::{BUCKET_BYTES, ReducingSink};
+pub use reducing::{BUCKET_BYTES, ReducingSink, bucket_bytes};
+pub use token::JobToken;

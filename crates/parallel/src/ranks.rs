@@ -3,15 +3,22 @@
 //! Every rank calls the same exchanges in the same order.
 //! Trade-off: counts go through host memory, one message per call; there are a few per step.
 
-use burn_tensor::Tensor;
-use firebrick_kernels::{CommError, Communicator, Kernels};
+use std::sync::Arc;
 
+use burn_tensor::Tensor;
+use firebrick_kernels::{CommError, Communicator, Kernels, Parameter};
+
+use crate::agreement::{Facts, agree};
 use crate::error::ParallelError;
+use crate::placement::Placement;
+use crate::rendezvous;
 
 /// The ranks of a job, as one of them sees it. Clones are the same rank.
 #[derive(Clone, Debug)]
 pub struct Ranks {
     communicator: Communicator,
+    local_rank: usize,
+    local_world_size: usize,
 }
 
 impl Ranks {
@@ -22,7 +29,17 @@ impl Ranks {
 
     /// The rank of a communicator.
     pub fn new(communicator: Communicator) -> Self {
-        Self { communicator }
+        Self { communicator, local_rank: 0, local_world_size: 1 }
+    }
+
+    /// Joins a job: waits until all its ranks are there.
+    ///
+    /// # Errors
+    /// A rank that does not come in time, or one that is not accepted; see [`ParallelError`].
+    pub fn join(placement: &Placement) -> Result<Self, ParallelError> {
+        let communicator = rendezvous::join(placement)?;
+        let &Placement { local_rank, local_world_size, .. } = placement;
+        Ok(Self { communicator, local_rank, local_world_size })
     }
 
     /// This rank, from 0.
@@ -40,19 +57,133 @@ impl Ranks {
         self.rank() == 0
     }
 
+    /// This rank among those of its machine: which of its devices it uses.
+    pub fn local_rank(&self) -> usize {
+        self.local_rank
+    }
+
+    /// Number of ranks on this machine, which share its cores and its memory.
+    pub fn local_world_size(&self) -> usize {
+        self.local_world_size
+    }
+
+    /// What carries bytes and tensors between the ranks, for collectives that this type does not have.
+    pub fn communicator(&self) -> &Communicator {
+        &self.communicator
+    }
+
+    /// Refuses ranks that would not compute the same run.
+    ///
+    /// # Errors
+    /// [`ParallelError::Differs`], the same on all ranks; or a rank is gone.
+    pub fn agree(&self, facts: &Facts) -> Result<(), ParallelError> {
+        if self.world_size() == 1 { Ok(()) } else { agree(&self.communicator, facts) }
+    }
+
+    /// Connects the devices of all ranks. Returns what carries tensors between them; `None` with one rank.
+    ///
+    /// # Errors
+    /// A library that is missing, or a rank is gone.
+    pub fn connect<B: Kernels>(&self, device: &B::Device) -> Result<Option<String>, ParallelError> {
+        if self.world_size() == 1 { Ok(None) } else { Ok(Some(B::connect(&self.communicator, device)?)) }
+    }
+
+    /// Whether a step that ended before a rank was lost is whole: not if its sums may still have been under way.
+    pub fn is_exact_after_loss<B: Kernels>(&self) -> bool {
+        B::is_exact_after_loss(&self.communicator)
+    }
+
+    /// The bytes of every rank, in rank order. `operation` names the exchange in errors.
+    ///
+    /// # Errors
+    /// As [`Ranks::all_reduce_count`].
+    pub fn all_gather(&self, operation: &'static str, bytes: Vec<u8>) -> Result<Vec<Arc<[u8]>>, ParallelError> {
+        Ok(self.communicator.all_gather_bytes(operation, bytes)?)
+    }
+
+    /// The numbers of every rank, in rank order; all ranks pass the same number of them.
+    ///
+    /// # Errors
+    /// As [`Ranks::all_reduce_count`].
+    pub fn all_gather_numbers<const N: usize>(
+        &self,
+        operation: &'static str,
+        numbers: [u64; N],
+    ) -> Result<Vec<[u64; N]>, ParallelError> {
+        let own: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let expected = own.len();
+        let gathered = self.communicator.all_gather_bytes(operation, own)?;
+        let read = |(rank, bytes): (usize, &Arc<[u8]>)| {
+            if bytes.len() != expected {
+                return Err(CommError::Mismatch { rank, operation, expected, got: bytes.len() });
+            }
+            let (values, _) = bytes.as_chunks::<8>();
+            Ok(std::array::from_fn(|index| u64::from_le_bytes(values[index])))
+        };
+        Ok(gathered.iter().enumerate().map(read).collect::<Result<_, _>>()?)
+    }
+
+    /// The bytes of rank 0, on every rank; the others pass nothing.
+    ///
+    /// # Errors
+    /// As [`Ranks::all_reduce_count`].
+    pub fn from_main(&self, operation: &'static str, bytes: Vec<u8>) -> Result<Arc<[u8]>, ParallelError> {
+        let own = if self.is_main() { bytes } else { Vec::new() };
+        let mut gathered = self.communicator.all_gather_bytes(operation, own)?;
+        Ok(gathered.swap_remove(0))
+    }
+
+    /// Gives every rank the values that parameters have on rank 0.
+    ///
+    /// # Errors
+    /// As [`Ranks::all_reduce_count`].
+    pub fn broadcast_parameters<'a, B: Kernels>(
+        &self,
+        parameters: impl IntoIterator<Item = &'a mut Parameter<B>>,
+    ) -> Result<(), ParallelError> {
+        if self.world_size() == 1 {
+            return Ok(());
+        }
+        for parameter in parameters {
+            parameter.value = B::broadcast(&self.communicator, parameter.value.clone(), 0)?;
+        }
+        Ok(())
+    }
+
+    /// Fails once another rank is lost: what was computed together since then must not be used.
+    ///
+    /// # Errors
+    /// [`CommError::Lost`].
+    pub fn check(&self, operation: &'static str) -> Result<(), ParallelError> {
+        Ok(self.communicator.check(operation)?)
+    }
+
+    /// Tells all ranks that this one cannot go on, and why.
+    pub fn fail(&self, problem: &str) {
+        self.communicator.fail(problem);
+    }
+
+    /// Calls `act` with the reason, on a thread of its own, once another rank is lost.
+    pub fn when_lost(&self, act: impl FnOnce(&str) + Send + 'static) {
+        self.communicator.when_lost(act);
+    }
+
+    /// Waits until every rank has nothing more to exchange; then a rank that ends is no loss to the others.
+    ///
+    /// # Errors
+    /// As [`Ranks::all_reduce_count`].
+    pub fn leave(&self) -> Result<(), ParallelError> {
+        self.barrier()?;
+        self.communicator.close();
+        Ok(())
+    }
+
     /// A count summed over all ranks, for example the loss tokens of a step.
     ///
     /// # Errors
     /// A rank is gone or exchanges something else.
     pub fn all_reduce_count(&self, count: u64) -> Result<u64, ParallelError> {
-        let operation = "all_reduce_count";
-        let gathered = self.communicator.all_gather_bytes(operation, count.to_le_bytes().to_vec())?;
-        let mut sum = 0;
-        for (rank, bytes) in gathered.iter().enumerate() {
-            let mismatch = |_| CommError::Mismatch { rank, operation, expected: size_of::<u64>(), got: bytes.len() };
-            sum += u64::from_le_bytes(bytes[..].try_into().map_err(mismatch)?);
-        }
-        Ok(sum)
+        Ok(self.all_gather_numbers("all_reduce_count", [count])?.iter().map(|[count]| count).sum())
     }
 
     /// A tensor `[1]` f32 summed over all ranks, for example the sum of the losses of a step. With one rank, the tensor itself.

@@ -11,6 +11,7 @@
 use std::sync::Arc;
 
 use burn_tensor::Tensor;
+use firebrick_arch::Role;
 use firebrick_kernels::{Contributions, GradientMap, GradientSink, Kernels, Parameter};
 
 use crate::error::ParallelError;
@@ -18,6 +19,13 @@ use crate::ranks::Ranks;
 
 /// Bytes of gradients that are summed at once, as in PyTorch's DistributedDataParallel.
 pub const BUCKET_BYTES: usize = 25 << 20;
+
+/// Bytes of gradients to sum at once: [`BUCKET_BYTES`], or all of them where only adapters train. Those are small, so one exchange at the
+/// end costs less than several during the backward, which take multiprocessors from it.
+pub fn bucket_bytes<B: Kernels>(parameters: &[&Parameter<B>]) -> usize {
+    let is_adapter = |parameter: &&Parameter<B>| matches!(parameter.role, Role::LoraA | Role::LoraB);
+    if parameters.iter().all(is_adapter) { usize::MAX } else { BUCKET_BYTES }
+}
 
 /// Collects the gradients of a step and sums them over all ranks. With one rank it is a [`GradientMap`].
 pub struct ReducingSink<B: Kernels> {

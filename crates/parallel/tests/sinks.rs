@@ -210,8 +210,11 @@ fn a_rank_that_dies_gives_an_error_on_the_others() {
                 (ranks.rank() + 1 < world_size).then(|| reduce(&ranks, bucket_bytes, integers).unwrap_err())
             });
             for (rank, result) in results[..world_size - 1].iter().enumerate() {
-                let ParallelError::Comm(error) = result.clone().unwrap();
-                assert!(matches!(error, CommError::Lost { rank: noticed, .. } if noticed == rank), "{error}");
+                let error = result.clone().unwrap();
+                assert!(
+                    matches!(error, ParallelError::Comm(CommError::Lost { rank: noticed, .. }) if noticed == rank),
+                    "{error}"
+                );
             }
         }
     }

@@ -29,6 +29,22 @@ pub enum RunError {
     /// The other ranks.
     #[error(transparent)]
     Parallel(#[from] firebrick_parallel::ParallelError),
+    /// Another rank ended or failed while this one trained.
+    #[error("{lost}. {advice}")]
+    RankLost {
+        /// What happened to which rank.
+        lost: String,
+        /// What is saved and how to continue.
+        advice: String,
+    },
+    /// More ranks than the machine or the backend can run.
+    #[error("{option}: {problem}")]
+    Ranks {
+        /// The option that requested them.
+        option: String,
+        /// Why not, and what to do.
+        problem: String,
+    },
     /// The run folder or a checkpoint folder.
     #[error(transparent)]
     Storage(#[from] crate::state::storage::StorageError),

@@ -4,6 +4,7 @@ pub mod bench;
 pub mod config;
 pub mod console;
 pub mod error;
+pub mod export;
 pub mod inspect;
 pub mod metrics;
 pub mod plan;

@@ -12,16 +12,19 @@ use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_hwprofile::spec::UnknownMachine;
 use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
 use firebrick_kernels::{BackendKind, BaseStorage};
+use firebrick_parallel::{Placement, Ranks};
 use firebrick_precision::{Format, QuantFormat};
 use firebrick_train::bench::{BenchOptions, bench};
 use firebrick_train::config::{BackendChoice, EvalConfig, RunConfig, compute, json_schema};
 use firebrick_train::console::{Console, Outcome, error_message};
+use firebrick_train::export::{ExportOptions, export};
 use firebrick_train::inspect::{Style, inspect};
 use firebrick_train::plan::{PlanRequest, choose_backend, compute_format};
 use firebrick_train::run::chat_settings;
 use firebrick_train::run::device::device_work;
 use firebrick_train::run::generate::{GenerateRequest, LoadOptions, generate};
 use firebrick_train::run::interrupt::{Interrupt, exit_status};
+use firebrick_train::run::local_ranks::{self, GpuCount};
 use firebrick_train::run::prepare::prepare_for;
 use firebrick_train::run::sampling::{ChosenSampling, TypedSampling};
 use firebrick_train::run::trace::TraceSteps;
@@ -57,6 +60,8 @@ enum Command {
     Bench(Bench),
     /// Continue prompts with a model.
     Generate(Generate),
+    /// Write what a run made in the form that other programs take: an adapter merged into its base.
+    Export(ExportOptions),
     /// Compare a model's logits with a golden file.
     Verify(Verify),
     /// Print the JSON schema of recipes.
@@ -82,6 +87,50 @@ struct Train {
     /// Train although the plan says that the run does not fit into memory.
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    ranks: LocalRankCount,
+}
+
+/// Ranks on this machine. Other launchers (torchrun, srun, mpirun) start ranks themselves: docs/scaling.md.
+#[derive(Args)]
+struct LocalRankCount {
+    /// Train on this many GPUs of this machine, or on all: one process per GPU, each with its own rows of every step.
+    #[arg(long, value_name = "N|all", conflicts_with = "ranks")]
+    gpus: Option<GpuCount>,
+    /// The same with this many processes, for backends that compute on the CPU.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    ranks: Option<u32>,
+}
+
+/// What this process is.
+enum Place {
+    /// It started ranks, which have ended with this status.
+    Supervised(i32),
+    /// A rank of a job, or the only one.
+    Rank(Option<Box<Placement>>),
+}
+
+impl LocalRankCount {
+    /// Starts the ranks that are requested, unless this process is one of them, or was started as one by another launcher.
+    fn place(&self, backend: BackendChoice) -> Result<Place, RunError> {
+        let placement = local_ranks::placement(!self.words().is_empty())?;
+        if placement.is_none() {
+            let count = local_ranks::requested(backend, self.gpus, self.ranks.map(|ranks| ranks as usize))?;
+            if count > 1 {
+                return Ok(Place::Supervised(local_ranks::run_supervised(count)?));
+            }
+        }
+        Ok(Place::Rank(placement.map(Box::new)))
+    }
+
+    /// The option as it was typed.
+    fn words(&self) -> Vec<String> {
+        let gpus = self.gpus.map(|gpus| match gpus {
+            GpuCount::All => ["--gpus".to_owned(), "all".to_owned()],
+            GpuCount::Number(number) => ["--gpus".to_owned(), number.to_string()],
+        });
+        gpus.or(self.ranks.map(|ranks| ["--ranks".to_owned(), ranks.to_string()])).into_iter().flatten().collect()
+    }
 }
 
 impl Train {
@@ -110,6 +159,9 @@ struct PlanArguments {
     /// Print the plan of a run that does not fit into memory, too.
     #[arg(long)]
     force: bool,
+    /// Plan for a run of this many ranks, on one machine or many.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    ranks: u32,
 }
 
 #[derive(Args)]
@@ -189,6 +241,8 @@ struct Bench {
     /// Print one JSON object as the last line, and everything else to standard error.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    ranks: LocalRankCount,
 }
 
 #[derive(Args)]
@@ -263,8 +317,9 @@ fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
         Command::Plan(arguments) => plan(&arguments),
         Command::Profile(arguments) => profile(&arguments),
         Command::Inspect(arguments) => show_data(&arguments),
-        Command::Bench(arguments) => time_steps(&arguments, clock),
+        Command::Bench(arguments) => return time_steps(&arguments, clock),
         Command::Generate(arguments) => write_text(arguments),
+        Command::Export(options) => export(&options).map(|text| Console::VERBOSE.print(&text)).map_err(Into::into),
         Command::Verify(arguments) => compare(arguments),
         Command::Schema => {
             Console::VERBOSE.print(json_schema().trim_end());
@@ -278,25 +333,36 @@ fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
 fn train(arguments: Train) -> anyhow::Result<ExitCode> {
     let path = arguments.config()?;
     let config = RunConfig::load(&path, &arguments.overrides)?;
+    let placement = match arguments.ranks.place(config.backend)? {
+        Place::Supervised(ended) => return Ok(status(ended)),
+        Place::Rank(placement) => placement.map(|placement| *placement),
+    };
     let interrupt = Interrupt::install().context("cannot listen for Ctrl-C")?;
+    local_ranks::follow_supervisor(&interrupt);
+    let ranks = placement.as_ref().map_or_else(|| Ok(Ranks::single()), Ranks::join)?;
     let resume = arguments.resume.map(|named| named.map_or(ResumeFrom::Newest, ResumeFrom::Named));
-    let console = Console::VERBOSE;
-    let Train { trace, force, .. } = arguments;
-    let outcome = run(RunOptions { config, resume, console, interrupt, trace, force })?;
-    let Outcome::Interrupted { step, signal, folder, .. } = outcome else { return Ok(ExitCode::SUCCESS) };
+    let console = if ranks.is_main() { Console::VERBOSE } else { Console::QUIET };
     let mut words = vec!["--config".to_owned(), path.display().to_string()];
     words.extend(arguments.overrides.into_iter().flat_map(|set| ["--set".to_owned(), set]));
+    words.extend(arguments.ranks.words());
+    let Train { trace, force, .. } = arguments;
+    let outcome = run(RunOptions { config, resume, console, interrupt, trace, force, ranks })?;
+    let Outcome::Interrupted { step, signal, folder, .. } = outcome else { return Ok(ExitCode::SUCCESS) };
     console.stopped(step, &words, &folder);
-    let status = signal.map(exit_status).and_then(|status| u8::try_from(status).ok());
-    Ok(status.map_or(ExitCode::SUCCESS, ExitCode::from))
+    Ok(signal.map(exit_status).map_or(ExitCode::SUCCESS, status))
+}
+
+/// A status that fits into what a process can return; any other is a failure.
+fn status(status: i32) -> ExitCode {
+    u8::try_from(status).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
 fn plan(arguments: &PlanArguments) -> anyhow::Result<()> {
-    let &PlanArguments { machine, price_per_hour, force, .. } = arguments;
-    let request = PlanRequest { machine, force, price_per_hour };
+    let &PlanArguments { machine, price_per_hour, force, ranks, .. } = arguments;
+    let request = PlanRequest { machine, force, price_per_hour, local_ranks: 1 };
     let prepared = {
         let _shown = Console::VERBOSE.activity(reading_data);
-        prepare_for(arguments.recipe.load()?, &request)?
+        prepare_for(arguments.recipe.load()?, ranks as usize, &request)?
     };
     for note in &prepared.data_notes {
         Console::VERBOSE.print(note);
@@ -327,15 +393,23 @@ fn show_data(arguments: &Inspect) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn time_steps(arguments: &Bench, clock: ProcessClock) -> anyhow::Result<()> {
-    let report = bench(&arguments.options, clock, &warn)?;
-    if arguments.json {
+fn time_steps(arguments: &Bench, clock: ProcessClock) -> anyhow::Result<ExitCode> {
+    let Bench { options, json, ranks } = arguments;
+    let placement = match ranks.place(options.backend)? {
+        Place::Supervised(ended) => return Ok(status(ended)),
+        Place::Rank(placement) => placement.map(|placement| *placement),
+    };
+    local_ranks::follow_supervisor(&Interrupt::detached());
+    let ranks = placement.as_ref().map_or_else(|| Ok(Ranks::single()), Ranks::join)?;
+    let quiet: &dyn Fn(&str) = &|_| ();
+    let report = bench(options, &ranks, clock, if ranks.is_main() { &warn } else { quiet })?;
+    if ranks.is_main() && *json {
         warn(&report.to_string());
         Console::VERBOSE.print(&serde_json::to_string(&report)?);
-    } else {
+    } else if ranks.is_main() {
         Console::VERBOSE.print(&report.to_string());
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 fn write_text(arguments: Generate) -> anyhow::Result<()> {

@@ -61,10 +61,10 @@ on_every_backend!(
     every_family_with_its_adapter
 );
 
-/// A tied head with `rope_scaling` of type llama3, four shards with linear scaling, and yarn with an explicit attention factor; adapters
-/// with rank stabilization on two of the projections, and on a tied model.
+/// A tied head with `rope_scaling` of type llama3, four shards with linear scaling, yarn with an explicit attention factor, and the long
+/// factors of longrope with a window; adapters with rank stabilization on two of the projections, and on a tied model.
 fn special_checkpoints<B: Kernels>() {
-    for name in ["tiny-llama-tied", "tiny-llama-sharded", "tiny-llama-yarn"] {
+    for name in ["tiny-llama-tied", "tiny-llama-sharded", "tiny-llama-yarn", "tiny-phi3-long"] {
         assert_forward_agrees::<B>(name, name, None);
     }
     for (adapter, model) in [("tiny-llama-rslora", "tiny-llama"), ("tiny-llama-tied-lora", "tiny-llama-tied")] {
@@ -104,7 +104,7 @@ fn rope_frequencies_equal_those_of_transformers_for_every_scaling() {
         config["max_position_embeddings"] = 131_072.into();
         let config = ModelConfig::parse(&config.to_string(), Path::new("config.json")).expect("the case is supported");
         let [rope] = config.spec.ropes.as_slice() else { panic!("{name}: all layers share one rope") };
-        let (frequencies, scaling) = rope.inverse_frequencies();
+        let (frequencies, scaling) = rope.inverse_frequencies(TOKENS);
         let difference = relative_difference(&frequencies, &golden.f32s(&format!("{name}.inv_freq")));
         assert!(difference < 1e-6, "{name}: {difference:e}");
         let expected = golden.f32s(&format!("{name}.attention_scaling"))[0];

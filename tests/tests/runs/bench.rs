@@ -6,6 +6,7 @@ use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_kernels::Recompute;
 use firebrick_kernels::backends::BackendKind;
 use firebrick_optim::OptimizerKind;
+use firebrick_parallel::Ranks;
 use firebrick_precision::{Format, QuantFormat};
 use firebrick_train::bench::{BenchOptions, bench};
 use firebrick_train::config::BackendChoice;
@@ -37,7 +38,8 @@ fn options(recompute: Recompute) -> BenchOptions {
 }
 
 fn report(options: &BenchOptions) -> Value {
-    let report = bench(options, ProcessClock::start(), &|_| ()).unwrap_or_else(|error| panic!("{error}"));
+    let report =
+        bench(options, &Ranks::single(), ProcessClock::start(), &|_| ()).unwrap_or_else(|error| panic!("{error}"));
     serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap()
 }
 
@@ -107,6 +109,6 @@ fn bench_computes_the_same_losses_under_every_recompute_policy() {
 #[test]
 fn bench_refuses_a_folder_without_a_model() {
     let absent = BenchOptions { model: fixture("data"), ..options(Recompute::Full) };
-    let message = bench(&absent, ProcessClock::start(), &|_| ()).unwrap_err().to_string();
+    let message = bench(&absent, &Ranks::single(), ProcessClock::start(), &|_| ()).unwrap_err().to_string();
     assert!(message.contains("config.json"), "{message}");
 }

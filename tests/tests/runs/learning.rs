@@ -1,10 +1,15 @@
 //! Every kind of training learns, however a step is cut into micro-batches, and a whole model reads back as it was saved.
 
+use std::collections::BTreeSet;
+use std::fs::read;
+use std::path::Path;
+
 use firebrick_kernels::backends::Flex;
 use firebrick_model::peft::read_adapter;
 use firebrick_model::{HfFolder, ModelConfig};
 use firebrick_tests::{FAMILIES, FROZEN, NEW, finish, fixture, load, recipe, relative_difference, step_losses};
 use firebrick_train::run::prepare::prepare;
+use safetensors::SafeTensors;
 use tempfile::tempdir;
 
 /// Training and held-out data are the same here: the loss must decrease; generalization is not tested.
@@ -37,6 +42,12 @@ fn qlora_lora_full_and_pretraining_runs_lower_the_loss() {
     }
 }
 
+fn tensor_names(path: &Path) -> BTreeSet<String> {
+    let bytes = read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let file = SafeTensors::deserialize(&bytes).expect("the file has tensors");
+    file.names().into_iter().map(str::to_owned).collect()
+}
+
 /// QLoRA, LoRA and full fine-tuning of every family, from the same recipe with another model folder.
 #[test]
 fn every_family_trains_from_the_same_recipe() {
@@ -50,6 +61,16 @@ fn every_family_trains_from_the_same_recipe() {
             let summary = finish(recipe(output.path(), &changes), NEW);
             let (before, after) = (summary.eval_loss_before.unwrap(), summary.eval_loss_after.unwrap());
             assert!(after < before, "{family}, {kind:?}: {before} -> {after}");
+            let (saved, written_by_others) = if kind.contains(&"mode=full") {
+                ("model/model.safetensors", fixture(family).join("model.safetensors"))
+            } else {
+                (
+                    "adapter/adapter_model.safetensors",
+                    fixture(&format!("{family}-lora")).join("adapter_model.safetensors"),
+                )
+            };
+            let saved = tensor_names(&output.path().join("run").join(saved));
+            assert_eq!(saved, tensor_names(&written_by_others), "{family}, {kind:?}: names of transformers and PEFT");
         }
     }
 }

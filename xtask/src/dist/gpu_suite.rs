@@ -18,7 +18,7 @@ use crate::workspace::{Workspace, shown};
 const SUITES: [(&str, &str, &[&str]); 3] = [
     ("firebrick-cuda", "", &["gpu", "blaslt_gpu", "cudnn_gpu"]),
     ("firebrick-kernels", "cuda", &["cuda", "cuda_adapters"]),
-    ("firebrick-tests", "cuda", &["gpu"]),
+    ("firebrick-tests", "cuda", &["gpu", "gpu_ranks"]),
 ];
 
 /// Data that the programs read, at the same relative path in the bundle and in the project.

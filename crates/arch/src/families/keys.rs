@@ -80,13 +80,49 @@ pub(super) fn head_dim_or(json: &JsonObject, default: usize) -> Result<usize, Ar
     Ok(head_dim)
 }
 
-/// `hidden_act`: SiLU, the default of every family here.
+/// `hidden_act`: SiLU, the default of most families here.
 pub(super) fn activation(json: &JsonObject) -> Result<Activation, ArchError> {
-    let name = json.str("hidden_act")?.unwrap_or(Activation::Silu.name());
+    activation_or(json, "hidden_act", Activation::Silu)
+}
+
+/// The activation under a key, with a default.
+pub(super) fn activation_or(json: &JsonObject, key: &str, default: Activation) -> Result<Activation, ArchError> {
+    let name = json.str(key)?.unwrap_or(default.name());
     Activation::ALL.into_iter().find(|activation| activation.name() == name).ok_or_else(|| {
         let names = Activation::ALL.map(|activation| format!("\"{}\"", activation.name()));
-        json.unsupported("hidden_act", format!("\"{name}\""), format!("Supported: {}", names.join(", ")))
+        json.unsupported(key, format!("\"{name}\""), format!("Supported: {}", names.join(", ")))
     })
+}
+
+/// A soft cap: greater than zero, none where the key is null, `absent` where it is absent.
+pub(super) fn soft_cap(json: &JsonObject, key: &str, absent: Option<f64>) -> Result<Option<f64>, ArchError> {
+    match (json.is_null(key), absent) {
+        (true, _) => Ok(None),
+        (false, Some(absent)) => positive_or(json, key, absent).map(Some),
+        (false, None) => json.get(key).map(|_| positive_or(json, key, 1.0)).transpose(),
+    }
+}
+
+/// The window of each of `layers` layers by `layer_types`, or without them one full layer after `pattern - 1` sliding ones (Gemma). The
+/// window is `sliding_window`, 4096 tokens unless given.
+pub(super) fn windows_by_pattern(
+    json: &JsonObject,
+    layers: usize,
+    pattern: usize,
+) -> Result<Vec<Option<usize>>, ArchError> {
+    let types = match layer_types(json, layers)? {
+        Some(types) => types,
+        None => (1..=layers).map(|layer| layer % pattern != 0).collect(),
+    };
+    let window = sliding_window(json, 4096)?;
+    if window.is_none() && types.contains(&true) {
+        return Err(json.bad(
+            "sliding_window",
+            "null",
+            "some layers have sliding attention, so it must be a number of tokens",
+        ));
+    }
+    Ok(types.into_iter().map(|sliding| window.filter(|_| sliding)).collect())
 }
 
 /// Refuses a checkpoint whose weights are quantized already.

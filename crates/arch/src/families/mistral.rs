@@ -10,7 +10,7 @@ use super::keys::{
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::spec::{AttentionSpec, LayerSpec, MlpSpec, ModelSpec, QkNorm};
+use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     refuse_quantized(json)?;
@@ -28,22 +28,28 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         head_dim,
         rope: Some(0),
         qk_norm: QkNorm::None,
+        fused_qkv: false,
         qkv_bias: false,
         output_bias: false,
         window,
         scale: AttentionSpec::default_scale(head_dim),
+        soft_cap: None,
     };
     let mlp = MlpSpec::Gated {
         intermediate_size: size(json, "intermediate_size")?,
         activation: activation(json)?,
+        fused: false,
         bias: false,
     };
     Ok(ModelSpec {
         vocab_size: size(json, "vocab_size")?,
         hidden_size,
-        layers: vec![LayerSpec { attention, mlp }; layers],
+        layers: vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layers],
         ropes: vec![rope(json, head_dim, max_position_embeddings)?],
         rms_norm_eps: positive_or(json, "rms_norm_eps", 1e-6)?,
+        norm_offset: 0.0,
+        embedding_scale: None,
+        logit_soft_cap: None,
         tie_word_embeddings: bool_or(json, "tie_word_embeddings", false)?,
         max_position_embeddings,
         initializer_range: positive_or(json, "initializer_range", 0.02)?,

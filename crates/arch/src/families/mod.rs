@@ -5,15 +5,21 @@
 //! Trade-off: a checkpoint is recognized by `architectures` and `model_type` alone, so a model that is the same under another name
 //! must be renamed in its config.json.
 
+mod gemma2;
+mod gemma3;
 mod keys;
 mod llama;
 mod mistral;
+mod olmo2;
+mod phi3;
 mod qwen2;
 mod qwen3;
 mod recognize;
 mod rope_keys;
+mod smollm3;
 
 pub use recognize::family_of;
+use recognize::refuse_foreign_keys;
 
 use crate::error::ArchError;
 use crate::json::JsonObject;
@@ -29,15 +35,32 @@ pub struct Family {
     pub architecture: &'static str,
     /// The name in `model_type`, such as "llama".
     pub model_type: &'static str,
+    /// Keys that it reads, of those that stand for arithmetic that few families have.
+    special_keys: &'static [&'static str],
     read_spec: ReadSpec,
 }
 
+const fn family(architecture: &'static str, model_type: &'static str, read_spec: ReadSpec) -> Family {
+    Family { architecture, model_type, special_keys: &[], read_spec }
+}
+
 /// Every family.
-pub const FAMILIES: [Family; 4] = [
-    Family { architecture: "LlamaForCausalLM", model_type: "llama", read_spec: llama::spec },
-    Family { architecture: "MistralForCausalLM", model_type: "mistral", read_spec: mistral::spec },
-    Family { architecture: "Qwen2ForCausalLM", model_type: "qwen2", read_spec: qwen2::spec },
-    Family { architecture: "Qwen3ForCausalLM", model_type: "qwen3", read_spec: qwen3::spec },
+pub const FAMILIES: [Family; 9] = [
+    Family {
+        special_keys: &["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"],
+        ..family("Gemma2ForCausalLM", "gemma2", gemma2::spec)
+    },
+    Family {
+        special_keys: &["final_logit_softcapping", "query_pre_attn_scalar"],
+        ..family("Gemma3ForCausalLM", "gemma3_text", gemma3::spec)
+    },
+    family("LlamaForCausalLM", "llama", llama::spec),
+    family("MistralForCausalLM", "mistral", mistral::spec),
+    family("Olmo2ForCausalLM", "olmo2", olmo2::spec),
+    Family { special_keys: &["partial_rotary_factor"], ..family("Phi3ForCausalLM", "phi3", phi3::spec) },
+    family("Qwen2ForCausalLM", "qwen2", qwen2::spec),
+    family("Qwen3ForCausalLM", "qwen3", qwen3::spec),
+    family("SmolLM3ForCausalLM", "smollm3", smollm3::spec),
 ];
 
 impl Family {
@@ -46,6 +69,7 @@ impl Family {
     /// # Errors
     /// Missing or ill-typed keys, sizes that contradict each other, and features without arithmetic here.
     pub fn spec(&self, json: &JsonObject) -> Result<ModelSpec, ArchError> {
+        refuse_foreign_keys(json, self)?;
         (self.read_spec)(json)
     }
 }

@@ -10,8 +10,8 @@ use super::{FAMILIES, Family};
 use crate::error::ArchError;
 use crate::json::JsonObject;
 
-/// Keys that no family here has, and the arithmetic that they stand for.
-const DIFFERENCES: [(&str, &str); 14] = [
+/// Keys that few families or none here have, and the arithmetic that they stand for.
+const DIFFERENCES: [(&str, &str); 15] = [
     ("num_local_experts", "a mixture of experts"),
     ("num_experts", "a mixture of experts"),
     ("n_routed_experts", "a mixture of experts"),
@@ -19,6 +19,7 @@ const DIFFERENCES: [(&str, &str); 14] = [
     ("attn_logit_softcapping", "soft caps on attention scores"),
     ("final_logit_softcapping", "soft caps on logits"),
     ("query_pre_attn_scalar", "its own scale of attention scores"),
+    ("use_bidirectional_attention", "attention to later tokens"),
     ("partial_rotary_factor", "rotation of a part of each head"),
     ("embedding_multiplier", "a factor on the embedding"),
     ("logits_scaling", "a divisor of the logits"),
@@ -75,6 +76,26 @@ fn unsupported(json: &JsonObject, found: String, name: &str) -> ArchError {
     }
 }
 
+/// Refuses keys that stand for arithmetic which this family does not have, unless their value is neutral.
+///
+/// # Errors
+/// The first such key.
+pub(super) fn refuse_foreign_keys(json: &JsonObject, family: &Family) -> Result<(), ArchError> {
+    let is_neutral = |value: &Value| match value {
+        Value::Bool(flag) => !flag,
+        other => matches!(other.as_f64(), Some(0.0 | 1.0)),
+    };
+    let foreign = DIFFERENCES.iter().filter(|(key, _)| !family.special_keys.contains(key));
+    for (key, meaning) in foreign {
+        if let Some(value) = json.get(key).filter(|value| !is_neutral(value)) {
+            let advice =
+                format!("It stands for {meaning}, which a {} does not have; remove the key", family.architecture);
+            return Err(json.unsupported(key, value, advice));
+        }
+    }
+    Ok(())
+}
+
 fn nearest(name: &str) -> Option<&'static Family> {
     let likeness = |family: &Family| jaro_winkler(name, family.architecture).max(jaro_winkler(name, family.model_type));
     let families = FAMILIES.iter().filter(|_| !name.is_empty());
@@ -84,7 +105,7 @@ fn nearest(name: &str) -> Option<&'static Family> {
 fn nearest_and_differences(json: &JsonObject, family: &Family) -> String {
     let mut differences: Vec<String> = DIFFERENCES
         .iter()
-        .filter(|(key, _)| json.get(key).is_some())
+        .filter(|(key, _)| json.get(key).is_some() && !family.special_keys.contains(key))
         .map(|(key, meaning)| format!("`{key}` ({meaning})"))
         .collect();
     if let Some(activation) = json.get("hidden_act").filter(|name| *name != "silu") {
@@ -143,6 +164,17 @@ mod tests {
         let message = refusal(&[("architectures", Value::Null), ("model_type", json!("ministral"))]);
         assert!(message.contains("`model_type` \"ministral\""), "{message}");
         assert!(message.contains("MistralForCausalLM, but no key shows what differs"), "{message}");
+    }
+
+    #[test]
+    fn arithmetic_that_a_family_does_not_have_is_refused_by_key() {
+        let message = refusal(&[("final_logit_softcapping", json!(30.0))]);
+        for part in ["`final_logit_softcapping` is 30.0", "soft caps on logits", "a LlamaForCausalLM does not have"] {
+            assert!(message.contains(part), "{message}");
+        }
+        for neutral in [Value::Null, json!(false), json!(1.0), json!(0)] {
+            tiny(&[("logits_scaling", neutral)]).unwrap();
+        }
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! The rotary embedding of a `config.json`, in both layouts: `rope_theta` and `rope_scaling`, or `rope_parameters`.
 //!
 //! Keys, defaults and precedence are those of transformers' `modeling_rope_utils.py`.
-//! Not supported: scalings that change during a run (dynamic, longrope), rotation of a part of the head, one embedding per layer type.
+//! Not supported: scalings that change during a run (dynamic).
+
+use serde_json::Value;
 
 use crate::error::ArchError;
 use crate::json::JsonObject;
@@ -16,28 +18,124 @@ const DEFAULT_THETA: f64 = 10_000.0;
 /// # Errors
 /// Ill-typed keys, scalings that are not supported, rotation of a part of the head, and one rotary embedding per layer type.
 pub(super) fn rope(json: &JsonObject, head_dim: usize, max_position_embeddings: usize) -> Result<Rope, ArchError> {
+    rope_with_theta(json, head_dim, max_position_embeddings, DEFAULT_THETA)
+}
+
+/// [`rope`] for a family whose base has a default of its own.
+///
+/// # Errors
+/// As for [`rope`].
+pub(super) fn rope_with_theta(
+    json: &JsonObject,
+    head_dim: usize,
+    max_position_embeddings: usize,
+    default_theta: f64,
+) -> Result<Rope, ArchError> {
     refuse_partial(json)?;
-    let nested = match json.object("rope_scaling")? {
-        Some(rope) => Some(rope),
-        None => json.object("rope_parameters")?,
+    let nested = nested(json)?;
+    if let Some(rope) = &nested {
+        refuse_partial(rope)?;
+    }
+    read(json, nested.as_ref(), head_dim, max_position_embeddings, default_theta)
+}
+
+/// [`rope`] over the first `partial_rotary_factor * head_dim` columns of each head (Phi-4-mini).
+///
+/// # Errors
+/// As for [`rope`], and a share that is not above 0 and at most 1, or of an odd number of columns.
+pub(super) fn partial_rope(
+    json: &JsonObject,
+    head_dim: usize,
+    max_position_embeddings: usize,
+) -> Result<Rope, ArchError> {
+    let key = "partial_rotary_factor";
+    let nested = nested(json)?;
+    let factor = match nested.as_ref().map(|rope| rope.f64(key)).transpose()?.flatten() {
+        Some(factor) => factor,
+        None => json.f64(key)?.unwrap_or(1.0),
     };
+    let rotary_dim = (head_dim as f64 * factor) as usize;
+    if !(factor > 0.0 && factor <= 1.0) || rotary_dim < 2 || rotary_dim % 2 == 1 {
+        let rule = format!("it must be above 0 and at most 1, and an even number of a head's {head_dim} columns");
+        return Err(json.bad(key, factor, rule));
+    }
+    read(json, nested.as_ref(), rotary_dim, max_position_embeddings, DEFAULT_THETA)
+}
+
+/// The rotary embeddings of a family that has one per type of layer (Gemma 3): of full attention, then of sliding attention.
+/// transformers 4 writes `rope_theta` and `rope_scaling` for the one and `rope_local_base_freq` for the other, transformers 5
+/// `rope_parameters` by type.
+///
+/// # Errors
+/// As for [`rope`], and `rope_parameters` that are not nested by type.
+pub(super) fn ropes_by_layer_type(
+    json: &JsonObject,
+    head_dim: usize,
+    max_position_embeddings: usize,
+    [default_theta, default_local_theta]: [f64; 2],
+) -> Result<[Rope; 2], ArchError> {
+    refuse_partial(json)?;
+    let by_type = json.object("rope_parameters")?;
+    let full = by_type.as_ref().map(|types| types.object("full_attention")).transpose()?.flatten();
+    let sliding = by_type.as_ref().map(|types| types.object("sliding_attention")).transpose()?.flatten();
+    if by_type.is_some() && full.is_none() && sliding.is_none() {
+        let rule = "it must have keys `full_attention` and `sliding_attention`: this family has an embedding for each";
+        return Err(json.bad("rope_parameters", "without a type of layers", rule));
+    }
+    let full = match full {
+        Some(full) => Some(full),
+        None => json.object("rope_scaling")?,
+    };
+    for nested in [&full, &sliding].into_iter().flatten() {
+        refuse_partial(nested)?;
+    }
+    let local_theta = positive_theta(json, "rope_local_base_freq", default_local_theta)?;
+    let full = read(json, full.as_ref(), head_dim, max_position_embeddings, default_theta)?;
+    let sliding = match sliding {
+        Some(nested) => {
+            let theta = positive_theta(&nested, "rope_theta", local_theta)?;
+            let scaling = scaling(&nested, head_dim, None, max_position_embeddings)?;
+            Rope { theta, scaling, rotary_dim: head_dim }
+        }
+        None => Rope { theta: local_theta, scaling: RopeScaling::Default, rotary_dim: head_dim },
+    };
+    Ok([full, sliding])
+}
+
+fn positive_theta(json: &JsonObject, key: &str, default: f64) -> Result<f64, ArchError> {
+    let theta = json.f64(key)?.unwrap_or(default);
+    if theta.is_finite() && theta > 0.0 { Ok(theta) } else { Err(json.bad(key, theta, "it must be greater than zero")) }
+}
+
+/// `rope_scaling`, or where it is absent or null `rope_parameters`.
+fn nested<'a>(json: &JsonObject<'a>) -> Result<Option<JsonObject<'a>>, ArchError> {
+    match json.object("rope_scaling")? {
+        Some(rope) => Ok(Some(rope)),
+        None => json.object("rope_parameters"),
+    }
+}
+
+fn read(
+    json: &JsonObject,
+    nested: Option<&JsonObject>,
+    rotary_dim: usize,
+    max_position_embeddings: usize,
+    default_theta: f64,
+) -> Result<Rope, ArchError> {
     let (theta, scaling) = match nested {
         Some(rope) => {
-            refuse_partial(&rope)?;
-            refuse_layer_types(&rope)?;
+            refuse_layer_types(rope)?;
             let original_max = json.usize("original_max_position_embeddings")?;
-            (rope.f64("rope_theta")?, scaling(&rope, original_max, max_position_embeddings)?)
+            (rope.f64("rope_theta")?, scaling(rope, rotary_dim, original_max, max_position_embeddings)?)
         }
         None => (None, RopeScaling::Default),
     };
     let theta = match theta {
-        Some(theta) => theta,
-        None => json.f64("rope_theta")?.unwrap_or(DEFAULT_THETA),
+        Some(theta) if theta.is_finite() && theta > 0.0 => theta,
+        Some(theta) => return Err(json.bad("rope_theta", theta, "it must be greater than zero")),
+        None => positive_theta(json, "rope_theta", default_theta)?,
     };
-    if !theta.is_finite() || theta <= 0.0 {
-        return Err(json.bad("rope_theta", theta, "it must be greater than zero"));
-    }
-    Ok(Rope { theta, scaling, rotary_dim: head_dim })
+    Ok(Rope { theta, scaling, rotary_dim })
 }
 
 fn refuse_partial(json: &JsonObject) -> Result<(), ArchError> {
@@ -62,6 +160,7 @@ fn refuse_layer_types(rope: &JsonObject) -> Result<(), ArchError> {
 
 fn scaling(
     rope: &JsonObject,
+    rotary_dim: usize,
     original_max: Option<usize>,
     max_position_embeddings: usize,
 ) -> Result<RopeScaling, ArchError> {
@@ -77,8 +176,10 @@ fn scaling(
         "linear" => Ok(RopeScaling::Linear { factor: positive(rope, "factor")? }),
         "llama3" => llama3(rope, original_max),
         "yarn" => yarn(rope, original_max, max_position_embeddings),
+        // "su" is the name in the first files of Phi-3.
+        "longrope" | "su" => long_rope(rope, rotary_dim, original_max, max_position_embeddings),
         other => {
-            let advice = "Supported: \"default\", \"linear\", \"llama3\", \"yarn\"; choose a model with one of these";
+            let advice = "Supported: \"default\", \"linear\", \"llama3\", \"yarn\", \"longrope\"; choose a model with one of these";
             Err(rope.unsupported("rope_type", format!("\"{other}\""), advice))
         }
     }
@@ -126,6 +227,45 @@ fn yarn(rope: &JsonObject, original_max: usize, max_position_embeddings: usize) 
     })
 }
 
+fn long_rope(
+    rope: &JsonObject,
+    rotary_dim: usize,
+    original_max: usize,
+    max_position_embeddings: usize,
+) -> Result<RopeScaling, ArchError> {
+    let factor = match rope.get("factor") {
+        Some(_) => positive(rope, "factor")?,
+        None => max_position_embeddings as f64 / original_max as f64,
+    };
+    let attention_factor = match rope.f64("attention_factor")? {
+        Some(attention_factor) => attention_factor,
+        None if factor <= 1.0 => 1.0,
+        None => (1.0 + factor.ln() / (original_max as f64).ln()).sqrt(),
+    };
+    Ok(RopeScaling::LongRope {
+        short_factor: divisors(rope, "short_factor", rotary_dim / 2)?,
+        long_factor: divisors(rope, "long_factor", rotary_dim / 2)?,
+        original_max_position_embeddings: original_max,
+        attention_factor,
+    })
+}
+
+/// A list of `count` numbers above zero.
+fn divisors(rope: &JsonObject, key: &str, count: usize) -> Result<Vec<f64>, ArchError> {
+    let expected = "a list of numbers";
+    let values = match rope.required(key, rope.get(key), expected)? {
+        Value::Array(values) => values,
+        other => return Err(rope.wrong_type(key, expected, other)),
+    };
+    let number = |value: &Value| value.as_f64().ok_or_else(|| rope.wrong_type(key, expected, value));
+    let numbers = values.iter().map(number).collect::<Result<Vec<_>, _>>()?;
+    if numbers.len() != count || numbers.iter().any(|&number| !number.is_finite() || number <= 0.0) {
+        let got = format!("a list of {} numbers", numbers.len());
+        return Err(rope.bad(key, got, format!("it must have {count} of them, all greater than zero")));
+    }
+    Ok(numbers)
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -148,12 +288,22 @@ mod tests {
 
     #[test]
     fn scalings_that_change_during_a_run_are_refused_by_name() {
-        for name in ["dynamic", "longrope"] {
-            let message = rope(json!({"rope_type": name, "factor": 2.0})).unwrap_err().to_string();
-            assert!(message.contains(name) && message.contains("rope_parameters.rope_type"), "{message}");
-        }
+        let message = rope(json!({"rope_type": "dynamic", "factor": 2.0})).unwrap_err().to_string();
+        assert!(message.contains("dynamic") && message.contains("rope_parameters.rope_type"), "{message}");
         let message = rope(json!({"rope_type": "linear"})).unwrap_err().to_string();
         assert!(message.contains("no key `rope_parameters.factor`"), "{message}");
+    }
+
+    #[test]
+    fn lists_of_another_length_are_refused_by_key() {
+        let lists = |short: usize, long: usize| {
+            rope(json!({"type": "longrope", "short_factor": vec![1.0; short], "long_factor": vec![1.0; long]}))
+        };
+        lists(16, 16).unwrap();
+        let message = lists(16, 12).unwrap_err().to_string();
+        assert!(message.contains("long_factor` is a list of 12 numbers, but it must have 16 of them"), "{message}");
+        let message = rope(json!({"type": "longrope", "long_factor": [1.0]})).unwrap_err().to_string();
+        assert!(message.contains("no key `rope_parameters.short_factor`"), "{message}");
     }
 
     #[test]

@@ -56,7 +56,8 @@ pub enum StatisticsLayout {
 
 /// Attention, forward and backward.
 pub trait AttentionOps: Backend {
-    /// Attention of each document's tokens to the earlier ones of the same document, as `spec` describes it (heads, window, scale).
+    /// Attention of each document's tokens to the earlier ones of the same document, as `spec` describes it (heads, window, scale,
+    /// soft cap).
     fn packed_attention(qkv: &Qkv<Self>, spec: &AttentionSpec, documents: &Documents<Self>) -> AttentionOutput<Self> {
         reference::forward(qkv, spec, documents)
     }

@@ -2,7 +2,8 @@
 //!
 //! Query heads that share a key/value head are stacked along the token axis, so every GEMM is one batched matmul over the key/value
 //! heads. The backward recomputes the probabilities from the saved log-sum-exp (Dao et al., FlashAttention, 2022, section 3.1): with
-//! `p = exp(s - lse)` and `delta = Σ do * o`, `ds = p * (do vᵀ - delta)`.
+//! `p = exp(s - lse)` and `delta = Σ do * o`, `ds = p * (do vᵀ - delta)`. A soft cap `c = cap tanh(s / cap)` of the scaled scores multiplies
+//! `ds` by `1 - (c / cap)²`.
 //! Trade-off: all scores of a document exist at once, those outside a window too.
 
 use std::ops::Range;
@@ -104,7 +105,9 @@ fn one_backward<B: Backend>(
     let stack = |x: Tensor<B, 3>, last: usize| x.reshape([groups, heads / groups * tokens, last]);
 
     let log_sum: Tensor<B, 3> = log_sum_ht.unsqueeze_dim(2);
-    let p_htt = scores(&q, &k, spec).sub(log_sum).exp();
+    let capped_htt = capped_scores(&q, &k, spec);
+    let slope_htt = spec.soft_cap.map(|cap| capped_htt.clone().div_scalar(cap).square().neg().add_scalar(1.0));
+    let p_htt = masked(capped_htt, spec).sub(log_sum).exp();
     let (q_htk, do_htk) = (heads_first(q, heads).mul_scalar(spec.scale), heads_first(d_o, heads));
     let delta_ht1 = do_htk.clone().mul(heads_first(o, heads)).sum_dim(2);
     let (q, d_o, p) = (stack(q_htk, head_dim), stack(do_htk, head_dim), stack(p_htt.clone(), tokens));
@@ -112,21 +115,40 @@ fn one_backward<B: Backend>(
 
     let dv_gtk = p.transpose().matmul(d_o.clone());
     let dp_htt = d_o.matmul(v_gtk.transpose()).reshape([heads, tokens, tokens]);
-    let ds = stack(p_htt.mul(dp_htt.sub(delta_ht1)), tokens);
+    let ds_htt = p_htt.mul(dp_htt.sub(delta_ht1));
+    let ds_htt = match slope_htt {
+        Some(slope_htt) => ds_htt.mul(slope_htt),
+        None => ds_htt,
+    };
+    let ds = stack(ds_htt, tokens);
     let dq_htk = ds.clone().matmul(k_gtk).mul_scalar(spec.scale).reshape([heads, tokens, head_dim]);
     let dk_gtk = ds.transpose().matmul(q);
     Qkv { q: side_by_side(dq_htk, dtype), k: side_by_side(dk_gtk, dtype), v: side_by_side(dv_gtk, dtype) }
 }
 
-/// Scaled and masked scores `[h, n, t]` f32 of the last `n` of `t` tokens.
+/// Scaled, capped and masked scores `[h, n, t]` f32 of the last `n` of `t` tokens.
 fn scores<B: Backend>(q: &Tensor<B, 2>, k: &Tensor<B, 2>, spec: &AttentionSpec) -> Tensor<B, 3> {
+    masked(capped_scores(q, k, spec), spec)
+}
+
+/// Scaled scores, capped where there is a cap.
+fn capped_scores<B: Backend>(q: &Tensor<B, 2>, k: &Tensor<B, 2>, spec: &AttentionSpec) -> Tensor<B, 3> {
     let ([tokens, _], [past, _]) = (q.dims(), k.dims());
     let (heads, groups) = (spec.heads, spec.kv_heads);
     let q_hnk = heads_first(q.clone(), heads).mul_scalar(spec.scale);
     let stacked = q_hnk.reshape([groups, heads / groups * tokens, spec.head_dim]);
     let scores = stacked.matmul(heads_first(k.clone(), groups).transpose()).reshape([heads, tokens, past]);
+    match spec.soft_cap {
+        Some(cap) => scores.div_scalar(cap).tanh().mul_scalar(cap),
+        None => scores,
+    }
+}
+
+/// Scores with those of hidden keys far below the others.
+fn masked<B: Backend>(scores_hnt: Tensor<B, 3>, spec: &AttentionSpec) -> Tensor<B, 3> {
+    let ([_, tokens, past], device) = (scores_hnt.dims(), scores_hnt.device());
     let window = spec.window_within(past);
-    if tokens == 1 && window.is_none() { scores } else { scores.add(mask(tokens, past, window, &q.device())) }
+    if tokens == 1 && window.is_none() { scores_hnt } else { scores_hnt.add(mask(tokens, past, window, &device)) }
 }
 
 /// `[1, n, t]`: 0 where the query sees the key, else [`MASKED`].
@@ -173,10 +195,12 @@ mod tests {
             head_dim,
             rope: None,
             qk_norm: firebrick_arch::QkNorm::None,
+            fused_qkv: false,
             qkv_bias: false,
             output_bias: false,
             window,
             scale: AttentionSpec::default_scale(head_dim),
+            soft_cap: None,
         }
     }
 
@@ -195,8 +219,8 @@ mod tests {
     #[test]
     fn attention_backward_equals_autodiff_over_packed_documents_and_windows() {
         let shapes = [(4, 4, None), (4, 2, None), (4, 1, None), (4, 2, Some(2)), (4, 2, Some(3)), (2, 1, Some(100))];
-        for (heads, groups, window) in shapes {
-            let spec = spec(heads, groups, 8, window);
+        for ((heads, groups, window), soft_cap) in shapes.into_iter().zip([None, Some(0.5)].into_iter().cycle()) {
+            let spec = AttentionSpec { soft_cap, ..spec(heads, groups, 8, window) };
             let qkv = inputs(1, 13, &spec);
             let d_o = random::<Plain, 2>(4, [13, spec.query_size()]);
             let boundaries = [0, 1, 6, 13];
@@ -215,7 +239,7 @@ mod tests {
 
     #[test]
     fn attention_backward_equals_finite_differences() {
-        let (spec, packed) = (spec(2, 1, 4, Some(3)), documents(&[0, 4]));
+        let (spec, packed) = (AttentionSpec { soft_cap: Some(1.5), ..spec(2, 1, 4, Some(3)) }, documents(&[0, 4]));
         let (qkv, d_o) = (inputs(1, 4, &spec), random::<Plain, 2>(4, [4, 8]));
         let loss = |q: Tensor<Plain, 2>| {
             let qkv = Qkv { q, ..qkv.clone() };
@@ -268,7 +292,7 @@ mod tests {
     #[test]
     fn cached_attention_equals_attention_over_the_whole_sequence() {
         for window in [None, Some(1), Some(4), Some(7)] {
-            let spec = spec(4, 2, 8, window);
+            let spec = AttentionSpec { soft_cap: Some(0.7), ..spec(4, 2, 8, window) };
             let qkv = inputs(1, 7, &spec);
             let whole = forward(&qkv, &spec, &documents(&[0, 7])).o;
             for new in [1, 3, 7] {

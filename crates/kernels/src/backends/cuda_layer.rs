@@ -23,8 +23,10 @@ struct Layer {
     hidden: usize,
     query: usize,
     key_value: usize,
-    /// Joined queries, keys and values, where they are normalized and so read again.
-    raw: Option<usize>,
+    /// What is read again where queries and keys are normalized: joined with values, or dense copies of both.
+    raw: Vec<usize>,
+    /// Outputs that are normalized after their GEMM.
+    normed_outputs: usize,
     /// Inputs of the GEMMs that read norms and activated values, and gate and up together: with room for adapters.
     normed: [usize; 2],
     gate_up: usize,
@@ -45,7 +47,12 @@ impl Layer {
             hidden: model.hidden_size,
             query: attention.query_size(),
             key_value: attention.kv_size(),
-            raw: (attention.qk_norm != QkNorm::None).then_some(qkv.out_features()),
+            raw: match attention.qk_norm {
+                QkNorm::None => Vec::new(),
+                QkNorm::PerHead => vec![qkv.out_features()],
+                QkNorm::WholeProjection => vec![attention.query_size(), attention.kv_size()],
+            },
+            normed_outputs: model.layers[layer].norms.names().outputs(),
             normed: [input(&qkv), input(&gate_up)],
             gate_up: row_stride(gate_up.out_features(), appended(&gate_up)),
             activated: input(&down),
@@ -73,10 +80,11 @@ impl Layer {
         let Self { hidden, query, key_value, gate_up, activated, gradient, .. } = *self;
         let [normed_qkv, normed_gate] = self.normed;
         let heads = [query, key_value, key_value];
-        let raw: Vec<usize> = self.raw.into_iter().collect();
+        let raw = &self.raw[..];
+        let normed_outputs = vec![hidden; self.normed_outputs];
         // What the layer keeps from its (recomputed) forward to its backward; saved under the other policies, and counted there.
         let kept: Vec<usize> = match self.recompute {
-            Recompute::Full => [&heads[..], &raw, &[query, hidden]].concat(),
+            Recompute::Full => [&heads[..], raw, &[query, hidden], &normed_outputs].concat(),
             Recompute::Selective | Recompute::None => Vec::new(),
         };
         let gate_up: &[usize] = if self.recompute == Recompute::Full { &[gate_up] } else { &[] };
@@ -85,13 +93,13 @@ impl Layer {
         vec![
             [&kept[..], &[normed_qkv]].concat(),
             [&kept[..], gate_up, &[normed_gate]].concat(),
-            [&kept[..], gate_up, &[activated, hidden]].concat(),
+            [&kept[..], gate_up, &[activated, hidden], &normed_outputs[..self.normed_outputs.min(1)]].concat(),
             // The loss: the last layer's output, normalized, and its gradient.
             vec![hidden; 3],
-            [&kept[..], gate_up, &[gradient, activated]].concat(),
+            [&kept[..], gate_up, &[gradient, activated], &normed_outputs[..self.normed_outputs.min(1)]].concat(),
             [&kept[..], gate_up, &[gradient, gradient], &again(hidden)].concat(),
             [&kept[..], &[gradient, query], &heads].concat(),
-            [&[gradient, gradient][..], &again(hidden), &raw].concat(),
+            [&[gradient, gradient][..], &again(hidden), raw].concat(),
         ]
     }
 }

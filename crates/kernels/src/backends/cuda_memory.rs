@@ -13,7 +13,7 @@ use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 
 use super::cuda_layer::buffers_per_token;
-use super::cuda_rows::{appended_to, fp8_row_bytes, fp8_weight_bytes, row_stride};
+use super::cuda_rows::{appended_to, fp8_row_bytes, fp8_weight_bytes, low_rank_parts_bytes, row_stride};
 use crate::GemmFormat;
 use crate::memory::estimate::{Recompute, TrainingShape, line};
 
@@ -49,6 +49,7 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
             "what would be written again in every pass".to_owned(),
         ),
         line("8-bit rows", rows, "the widest activation or gradient in E4M3".to_owned()),
+        line("parts of adapters", low_rank_parts_bytes(model, training), "of sums over the widest gradient".to_owned()),
         line("converted weights", converted_bytes(model, training), converted_why(training)),
         line(
             "logits",
@@ -82,7 +83,8 @@ pub(super) fn forward_lines(model: &ModelSpec, pass: &TrainingShape) -> Vec<Memo
 
 /// Values of `v` that lie next to queries and keys where those are saved before their norm: one buffer holds all three.
 fn next_to_raw_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
-    let layers = model.layers.iter().filter(|layer| layer.attention.qk_norm != QkNorm::None);
+    // Norms over all heads save dense copies of queries and keys instead.
+    let layers = model.layers.iter().filter(|layer| layer.attention.qk_norm == QkNorm::PerHead);
     let saved = if training.recompute == Recompute::Full { 0 } else { usize::MAX };
     layers.take(saved).map(|layer| layer.attention.kv_size() as u64).sum::<u64>() * training.activation_bytes()
 }

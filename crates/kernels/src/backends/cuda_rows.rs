@@ -39,6 +39,37 @@ pub(super) fn fp8_lead(ranks: usize) -> usize {
     ranks.next_multiple_of(32)
 }
 
+/// Columns of an output's gradient that a block of the pass over it takes, at rank 16: 2048 / 16 of each of eight warps.
+pub(super) const LOW_RANK_BLOCK_COLUMNS: usize = 1024;
+/// Bytes of the parts of `dB` in that pass: up to three blocks per multiprocessor with 64 KiB each.
+const LOW_RANK_B_PARTS_BYTES: usize = 3 * 132 * (64 << 10);
+
+/// The rank that the pass over an output's gradient is compiled for, from those of a group's adapters; `None` where both products
+/// with it are GEMMs.
+pub(super) fn low_rank_tile(ranks: &[usize]) -> Option<usize> {
+    let most = *ranks.iter().max()?;
+    let fits = ranks.iter().all(|rank| *rank > 0 && rank.is_multiple_of(8)) && most <= 32;
+    fits.then(|| most.next_multiple_of(16))
+}
+
+/// Blocks along the columns of a module in that pass.
+pub(super) fn low_rank_chunks(width: usize, tile: usize) -> usize {
+    width.div_ceil(LOW_RANK_BLOCK_COLUMNS * 16 / tile)
+}
+
+/// Bytes of what that pass sums up later, for the group of a run that has most of it.
+pub(super) fn low_rank_parts_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
+    let of_group = |group: &GroupSpec| {
+        let ranks = ranks_in(group, training);
+        let adapted = || group.modules.iter().zip(&ranks).filter(|(_, rank)| **rank > 0);
+        let tile = low_rank_tile(&adapted().map(|(_, rank)| *rank).collect::<Vec<_>>())?;
+        let chunks: usize = adapted().map(|(module, _)| low_rank_chunks(module.out_features(), tile)).sum();
+        Some(chunks as u64 * training.tokens() * tile as u64 * 4 + LOW_RANK_B_PARTS_BYTES as u64)
+    };
+    let groups = (0..model.layers.len()).flat_map(|layer| model.groups(layer));
+    groups.filter_map(|group| of_group(&group)).max().unwrap_or(0)
+}
+
 /// Ranks of the adapters of a run in a group.
 fn ranks_in(group: &GroupSpec, training: &TrainingShape) -> Vec<usize> {
     let rank = |module: &ModuleSpec| match &training.lora {

@@ -6,6 +6,7 @@
 mod candle;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod cuda_attention;
 mod cuda_layer;
 mod cuda_memory;
 mod cuda_rows;
@@ -56,6 +57,15 @@ impl BackendKind {
             #[cfg(feature = "cuda")]
             Self::Cuda => cuda::probe(),
             _ => Err(format!("this build does not have the backend {self}")),
+        }
+    }
+
+    /// How many devices this process can use with this backend; of backends that use one alone, that one.
+    pub fn devices(self) -> usize {
+        match self {
+            #[cfg(feature = "cuda")]
+            Self::Cuda => cuda::device_count(),
+            _ => 1,
         }
     }
 }

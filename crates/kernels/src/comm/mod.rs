@@ -1,7 +1,7 @@
 //! What ranks do together, as operations on tensors: sums, gathers, broadcasts.
 //!
 //! A [`Communicator`] names the ranks of a job and carries bytes between them. The reference bodies move tensors through host memory
-//! and add them in rank order, so every rank gets the same bits; a backend with a library of its own overrides them.
+//! and add them in rank order, so every rank gets the same bits; a backend with a library of its own connects it and overrides them.
 //! Every rank calls the same operations in the same order.
 //! Trade-off: the reference gathers everything on every rank: exact and small, not for scale.
 
@@ -10,8 +10,9 @@ pub(crate) mod conformance;
 mod local;
 pub mod reference;
 
+use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn_tensor::{Tensor, backend::Backend};
 
@@ -44,6 +45,17 @@ pub enum CommError {
         /// Bytes received.
         got: usize,
     },
+    /// The library that carries tensors between devices is missing or does not work.
+    #[error(
+        "rank {rank} cannot connect its device to those of the other ranks: {problem}. FIREBRICK_COLLECTIVES=host on every rank sends \
+         tensors through host memory instead, which is slow"
+    )]
+    NoLibrary {
+        /// This rank.
+        rank: usize,
+        /// What the library, or the search for it, said.
+        problem: String,
+    },
 }
 
 /// Carries bytes between ranks.
@@ -53,6 +65,31 @@ pub trait Transport: Send + Sync {
     /// # Errors
     /// [`CommError::Lost`].
     fn all_gather(&self, operation: &'static str, bytes: Vec<u8>) -> Result<Vec<Arc<[u8]>>, CommError>;
+
+    /// Why the job cannot go on: a rank is gone or failed. `None` while all is well.
+    fn lost(&self) -> Option<String> {
+        None
+    }
+
+    /// Tells all ranks that this one cannot go on, and why.
+    fn fail(&self, problem: &str) {
+        let _ = problem;
+    }
+
+    /// Ends the connection of a rank that has nothing more to exchange, which is then no loss to the others.
+    fn close(&self) {}
+
+    /// Calls `act` with the reason, on a thread of its own, once a rank is lost; at once if that has happened already. It is never
+    /// called if the job finishes cleanly.
+    fn when_lost(&self, act: Box<dyn FnOnce(&str) + Send>) {
+        drop(act);
+    }
+}
+
+/// What a backend's own library knows of the ranks of a job.
+pub trait DeviceSide: Any + Send + Sync {
+    /// Why the library's results are not to be used any more.
+    fn failure(&self) -> Option<String>;
 }
 
 /// The ranks of a job, as one of them sees it.
@@ -61,6 +98,8 @@ pub struct Communicator {
     rank: usize,
     world_size: usize,
     transport: Option<Arc<dyn Transport>>,
+    /// What a backend's own library knows of these ranks, once it is connected.
+    device_side: Arc<OnceLock<Arc<dyn DeviceSide>>>,
 }
 
 impl fmt::Debug for Communicator {
@@ -72,7 +111,7 @@ impl fmt::Debug for Communicator {
 impl Communicator {
     /// The communicator of a job of one rank: every sum is its only term.
     pub fn single() -> Self {
-        Self { rank: 0, world_size: 1, transport: None }
+        Self { rank: 0, world_size: 1, transport: None, device_side: Arc::default() }
     }
 
     /// Rank `rank` of `world_size`, over a transport.
@@ -81,7 +120,7 @@ impl Communicator {
     /// If `rank` is not below `world_size`.
     pub fn new(rank: usize, world_size: usize, transport: Arc<dyn Transport>) -> Self {
         assert!(rank < world_size, "rank {rank} does not exist in a world of {world_size}");
-        Self { rank, world_size, transport: Some(transport) }
+        Self { rank, world_size, transport: Some(transport), device_side: Arc::default() }
     }
 
     /// This rank, from 0.
@@ -104,10 +143,87 @@ impl Communicator {
             None => Ok(vec![bytes.into()]),
         }
     }
+
+    /// Fails once a rank is lost: what was computed together since then must not be used.
+    ///
+    /// # Errors
+    /// [`CommError::Lost`].
+    pub fn check(&self, operation: &'static str) -> Result<(), CommError> {
+        let of_transport = self.transport.as_ref().and_then(|transport| transport.lost());
+        match of_transport.or_else(|| self.device_side.get().and_then(|side| side.failure())) {
+            Some(problem) => Err(self.lost(operation, problem)),
+            None => Ok(()),
+        }
+    }
+
+    /// An error of this rank.
+    pub fn lost(&self, operation: &'static str, problem: String) -> CommError {
+        CommError::Lost { rank: self.rank, world_size: self.world_size, operation, problem }
+    }
+
+    /// Tells all ranks that this one cannot go on, and why.
+    pub fn fail(&self, problem: &str) {
+        if let Some(transport) = &self.transport {
+            transport.fail(problem);
+        }
+    }
+
+    /// Ends the connection of a rank that has nothing more to exchange, which is then no loss to the others.
+    pub fn close(&self) {
+        if let Some(transport) = &self.transport {
+            transport.close();
+        }
+    }
+
+    /// Calls `act` with the reason, on a thread of its own, once a rank is lost.
+    pub fn when_lost(&self, act: impl FnOnce(&str) + Send + 'static) {
+        if let Some(transport) = &self.transport {
+            transport.when_lost(Box::new(act));
+        }
+    }
+
+    /// What a backend stored with [`Communicator::connect_device`], if it is of this type.
+    pub fn device_side<T: DeviceSide>(&self) -> Option<Arc<T>> {
+        let side: Arc<dyn Any + Send + Sync> = self.device_side.get()?.clone();
+        side.downcast().ok()
+    }
+
+    /// Stores what a backend's own library knows of these ranks, for all clones of this communicator.
+    ///
+    /// # Panics
+    /// If something was stored before.
+    pub fn connect_device<T: DeviceSide>(&self, side: Arc<T>) {
+        assert!(self.device_side.set(side).is_ok(), "rank {} was connected twice", self.rank);
+    }
 }
 
 /// Collectives over flat f32 tensors.
+///
+/// Inside a section a result may be stored, but is read by operations only after the section: it may still be under way on another
+/// stream, while the section computes.
 pub trait CommOps: Backend {
+    /// The device of the rank with this number on its machine.
+    fn device_of(local_rank: usize) -> Self::Device {
+        let _ = local_rank;
+        Self::Device::default()
+    }
+
+    /// Connects the devices of all ranks, where the backend has a library for that. Every rank calls it once, before the first
+    /// collective. Returns what carries tensors between ranks, for the log.
+    ///
+    /// # Errors
+    /// [`CommError::NoLibrary`], or as [`CommOps::all_reduce_sum`].
+    fn connect(ranks: &Communicator, device: &Self::Device) -> Result<String, CommError> {
+        let _ = (ranks, device);
+        Ok("host memory and TCP, summed in rank order".to_owned())
+    }
+
+    /// Whether results that were returned before a rank was lost are right. Not where they may still be under way.
+    fn is_exact_after_loss(ranks: &Communicator) -> bool {
+        let _ = ranks;
+        true
+    }
+
     /// Each tensor summed over all ranks; the same bits on every rank.
     ///
     /// # Errors
@@ -138,5 +254,33 @@ pub trait CommOps: Backend {
     /// As [`CommOps::all_reduce_sum`].
     fn broadcast(ranks: &Communicator, tensor: Tensor<Self, 1>, root: usize) -> Result<Tensor<Self, 1>, CommError> {
         reference::broadcast(ranks, tensor, root)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Library(Mutex<Option<String>>);
+
+    impl DeviceSide for Library {
+        fn failure(&self) -> Option<String> {
+            self.0.lock().unwrap().clone()
+        }
+    }
+
+    #[test]
+    fn a_failure_of_a_connected_library_is_one_of_every_clone_of_the_communicator() {
+        let (communicator, library) = (Communicator::single(), Arc::new(Library::default()));
+        let clone = communicator.clone();
+        assert!(clone.device_side::<Library>().is_none());
+        communicator.connect_device(library.clone());
+        assert!(clone.device_side::<Library>().is_some() && clone.check("a step").is_ok());
+        *library.0.lock().unwrap() = Some("a cable is out".to_owned());
+        let message = clone.check("a step").unwrap_err().to_string();
+        assert!(message.contains("during a step: a cable is out"), "{message}");
     }
 }

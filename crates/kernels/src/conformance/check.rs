@@ -65,10 +65,12 @@ impl Case {
             head_dim: self.head_dim,
             rope: None,
             qk_norm: QkNorm::None,
+            fused_qkv: false,
             qkv_bias: false,
             output_bias: false,
             window: self.window,
             scale: AttentionSpec::default_scale(self.head_dim),
+            soft_cap: None,
         }
     }
 }

@@ -11,12 +11,14 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     let ids: Vec<i32> = (0..tokens).map(|token| ((token * 37) % vocabulary.min(11)) as i32).collect();
     let ids = check.ints(&ids);
     let dtype = check.case.dtype;
-    for table in [check.random([vocabulary, width], 1.0), check.random_f32([vocabulary, width], 1.0)] {
-        let rows = B::embed(table.0, ids.0.clone(), dtype);
-        check.same("embed: format", rows.dtype() == dtype);
-        check.compare("embed", rows, reference::forward(table.1, ids.1.clone(), burn_tensor::DType::F32));
+    for scale in check.variants([1.0, 7.5]) {
+        for table in [check.random([vocabulary, width], 1.0), check.random_f32([vocabulary, width], 1.0)] {
+            let rows = B::embed(table.0, ids.0.clone(), scale, dtype);
+            check.same("embed: format", rows.dtype() == dtype);
+            check.compare("embed", rows, reference::forward(table.1, ids.1.clone(), scale, burn_tensor::DType::F32));
+        }
+        let dy = check.random([tokens, width], 1.0);
+        let table = B::embed_backward(ids.0.clone(), dy.0, scale, vocabulary);
+        check.compare("embed_backward", table, reference::backward(ids.1.clone(), dy.1, scale, vocabulary));
     }
-    let dy = check.random([tokens, width], 1.0);
-    let table = B::embed_backward(ids.0, dy.0, vocabulary);
-    check.compare("embed_backward", table, reference::backward(ids.1, dy.1, vocabulary));
 }

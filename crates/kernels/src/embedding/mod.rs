@@ -10,13 +10,19 @@ use burn_tensor::{DType, Int, Tensor, backend::Backend};
 
 /// Token embeddings.
 pub trait EmbeddingOps: Backend {
-    /// Rows `ids` of the table `[v, d]` in the given dtype, `[n, d]`.
-    fn embed(table_vd: Tensor<Self, 2>, ids_n: Tensor<Self, 1, Int>, dtype: DType) -> Tensor<Self, 2> {
-        reference::forward(table_vd, ids_n, dtype)
+    /// Rows `ids` of the table `[v, d]` times `scale`, in the given dtype, `[n, d]`: multiplied in f32 and rounded once. A scale of 1
+    /// changes no bit.
+    fn embed(table_vd: Tensor<Self, 2>, ids_n: Tensor<Self, 1, Int>, scale: f32, dtype: DType) -> Tensor<Self, 2> {
+        reference::forward(table_vd, ids_n, scale, dtype)
     }
 
-    /// Gradient of the table `[v, d]` f32: rows of `dy` summed by id.
-    fn embed_backward(ids_n: Tensor<Self, 1, Int>, dy_nd: Tensor<Self, 2>, vocab_size: usize) -> Tensor<Self, 2> {
-        reference::backward(ids_n, dy_nd, vocab_size)
+    /// Gradient of the table `[v, d]` f32: rows of `dy` times `scale`, summed by id.
+    fn embed_backward(
+        ids_n: Tensor<Self, 1, Int>,
+        dy_nd: Tensor<Self, 2>,
+        scale: f32,
+        vocab_size: usize,
+    ) -> Tensor<Self, 2> {
+        reference::backward(ids_n, dy_nd, scale, vocab_size)
     }
 }

@@ -7,14 +7,21 @@ use burn_tensor::{DType, IndexingUpdateOp, Int, Tensor, backend::Backend};
 use crate::dtype::{to_dtype, to_f32};
 
 /// See [`crate::EmbeddingOps::embed`].
-pub fn forward<B: Backend>(table_vd: Tensor<B, 2>, ids_n: Tensor<B, 1, Int>, dtype: DType) -> Tensor<B, 2> {
-    to_dtype(table_vd.select(0, ids_n), dtype)
+pub fn forward<B: Backend>(table_vd: Tensor<B, 2>, ids_n: Tensor<B, 1, Int>, scale: f32, dtype: DType) -> Tensor<B, 2> {
+    let rows_nd = table_vd.select(0, ids_n);
+    to_dtype(if scale == 1.0 { rows_nd } else { to_f32(rows_nd).mul_scalar(scale) }, dtype)
 }
 
 /// See [`crate::EmbeddingOps::embed_backward`].
-pub fn backward<B: Backend>(ids_n: Tensor<B, 1, Int>, dy_nd: Tensor<B, 2>, vocab_size: usize) -> Tensor<B, 2> {
+pub fn backward<B: Backend>(
+    ids_n: Tensor<B, 1, Int>,
+    dy_nd: Tensor<B, 2>,
+    scale: f32,
+    vocab_size: usize,
+) -> Tensor<B, 2> {
     let zeros = Tensor::zeros([vocab_size, dy_nd.dims()[1]], (&dy_nd.device(), DType::F32));
-    zeros.select_assign(0, ids_n, to_f32(dy_nd), IndexingUpdateOp::Add)
+    let dy_nd = if scale == 1.0 { to_f32(dy_nd) } else { to_f32(dy_nd).mul_scalar(scale) };
+    zeros.select_assign(0, ids_n, dy_nd, IndexingUpdateOp::Add)
 }
 
 #[cfg(all(test, feature = "flex"))]
@@ -27,9 +34,12 @@ mod tests {
         let device = Default::default();
         let ids = [3, 0, 3, 6, 3];
         let (table, dy) = (random::<Plain, 2>(1, [8, 5]), random::<Plain, 2>(2, [5, 5]));
-        let recorded = leaf(&table);
-        let rows = forward(recorded.clone(), Tensor::from_ints(ids, &device), DType::F32);
-        let expected = recorded_backward(rows, &dy);
-        assert_close(backward(Tensor::from_ints(ids, &device), dy, 8), recorded.grad(&expected).unwrap(), 1e-6);
+        for scale in [1.0, 2.5] {
+            let recorded = leaf(&table);
+            let rows = forward(recorded.clone(), Tensor::from_ints(ids, &device), scale, DType::F32);
+            let expected = recorded_backward(rows, &dy);
+            let gradient = backward(Tensor::from_ints(ids, &device), dy.clone(), scale, 8);
+            assert_close(gradient, recorded.grad(&expected).unwrap(), 1e-6);
+        }
     }
 }

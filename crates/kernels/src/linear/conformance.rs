@@ -22,6 +22,8 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     qkv(check);
     residuals(check);
     down(check);
+    without_norm(check);
+    norms_after(check);
 }
 
 fn gated_and_rotary<B: Kernels>(check: &mut Check<'_, B>) {
@@ -37,12 +39,20 @@ fn gated_and_rotary<B: Kernels>(check: &mut Check<'_, B>) {
         check.compare(&format!("gated_backward {name}: up"), d_up, expected.1);
     }
 
-    let (tables, expected_tables) = tables(check);
-    let x = check.random([tokens, check.case.heads * head_dim], 1.0);
-    let y = B::rotary(x.0.clone(), &tables, head_dim);
-    check.compare("rotary", y, reference::rotary(x.1.clone(), &expected_tables, head_dim));
-    let dx = B::rotary_backward(x.0, &tables, head_dim);
-    check.compare("rotary_backward", dx, reference::rotary_backward(x.1, &expected_tables, head_dim));
+    for (name, rotated) in check.variants([("rotary", head_dim), ("rotary of a part of the head", part_of(head_dim))]) {
+        let (tables, expected_tables) = tables(check, rotated);
+        let x = check.random([tokens, check.case.heads * head_dim], 1.0);
+        let y = B::rotary(x.0.clone(), &tables, head_dim);
+        check.compare(name, y, reference::rotary(x.1.clone(), &expected_tables, head_dim));
+        let dx = B::rotary_backward(x.0, &tables, head_dim);
+        let expected = reference::rotary_backward(x.1, &expected_tables, head_dim);
+        check.compare(&format!("{name}, backward"), dx, expected);
+    }
+}
+
+/// Three quarters of a head, as an even number of columns.
+fn part_of(head_dim: usize) -> usize {
+    (head_dim * 3 / 8 * 2).max(2)
 }
 
 /// Two parts from one input, over every kind of base.
@@ -85,23 +95,75 @@ fn qkv<B: Kernels>(check: &mut Check<'_, B>) {
     let parts = [query, kv, kv];
     let plain = Extras::default();
     let (adapter, all) = (Extras { adapter: true, ..plain }, Extras { adapter: true, bias: true, trained_bias: true });
-    let cases: [(&str, Vec<_>, &[usize], bool, bool); 6] = [
-        ("qkv", vec![(Base::NF4, adapter); 3], &parts, false, true),
-        ("qkv, head norms", vec![(Base::NF4, adapter); 3], &parts, true, true),
-        ("qkv, head norms, no rotation", vec![(Base::Dense, plain); 3], &parts, true, false),
-        ("qkv, biased", vec![(Base::Dense, all); 3], &parts, false, true),
-        ("qkv in one module", vec![(Base::New, all)], &[query + 2 * kv], true, true),
-        ("q and fused kv", vec![(Base::NF4, adapter), (Base::AddTo, plain)], &[query, 2 * kv], false, true),
+    let (per_head, whole) = (Some([case.head_dim; 2]), Some([query, kv]));
+    let (all_columns, part) = (Some(case.head_dim), Some(part_of(case.head_dim)));
+    let three = |base, extras| vec![(base, extras); 3];
+    type Named<'a> = (&'a str, Vec<(Base, Extras)>, &'a [usize], Option<[usize; 2]>, Option<usize>);
+    let one = [query + 2 * kv];
+    let two = [query, 2 * kv];
+    let cases: [Named<'_>; 12] = [
+        ("qkv", three(Base::NF4, adapter), &parts, None, all_columns),
+        ("qkv, head norms", three(Base::NF4, adapter), &parts, per_head, all_columns),
+        ("qkv, head norms, no rotation", three(Base::Dense, plain), &parts, per_head, None),
+        ("qkv, no rotation", three(Base::NF4, adapter), &parts, None, None),
+        ("qkv, norms over all heads", three(Base::NF4, adapter), &parts, whole, all_columns),
+        ("qkv, norms over all heads, no rotation", three(Base::New, all), &parts, whole, None),
+        ("qkv, biased", three(Base::Dense, all), &parts, None, all_columns),
+        ("qkv in one module", vec![(Base::New, all)], &one, per_head, all_columns),
+        ("qkv in one quantized module", vec![(Base::NF4, adapter)], &one, None, all_columns),
+        ("q and fused kv", vec![(Base::NF4, adapter), (Base::AddTo, plain)], &two, None, all_columns),
+        ("qkv in one module, part of the head rotated", vec![(Base::NF4, adapter)], &one, None, part),
+        ("qkv, head norms, part of the head rotated", three(Base::Dense, adapter), &parts, per_head, part),
     ];
     let keeps = check.variants(ALL);
     for (name, modules, widths, head_norms, rotates) in check.variants(cases) {
         let group = group(check, &modules, widths, &parts, case.hidden_size);
         let x = check.random([case.tokens(), case.hidden_size], 1.0);
-        let norm = norm(check, case.hidden_size, head_norms);
+        let norm = norm(check, case.hidden_size, head_norms.is_some());
         let prologue = (Prologue::Norm { x: x.0, norm: norm.0 }, Prologue::Norm { x: x.1, norm: norm.1 });
         let heads = heads(check, head_norms, rotates);
         let epilogue = (Epilogue::Heads(heads.0), Epilogue::Heads(heads.1));
         Scenario::new(check, group, prologue, epilogue).with_residual_path(check).run(check, name, &keeps);
+    }
+}
+
+/// Queries, keys and values, and a group of two parts, straight from the residual stream: no norm before, a residual path around.
+fn without_norm<B: Kernels>(check: &mut Check<'_, B>) {
+    let case = check.case;
+    let (query, kv, wide) = (case.heads * case.head_dim, case.kv_heads * case.head_dim, case.intermediate_size);
+    let adapter = Extras { adapter: true, ..Extras::default() };
+    for base in check.variants([Base::NF4, Base::New]) {
+        let x = check.random([case.tokens(), case.hidden_size], 1.0);
+        let prologue = || (Prologue::None { x: x.0.clone() }, Prologue::None { x: x.1.clone() });
+        let parts = [query, kv, kv];
+        let qkv = group(check, &[(base, adapter); 3], &parts, &parts, case.hidden_size);
+        let heads = heads(check, Some([query, kv]), Some(case.head_dim));
+        let epilogue = (Epilogue::Heads(heads.0), Epilogue::Heads(heads.1));
+        let scenario = Scenario::new(check, qkv, prologue(), epilogue).with_residual_path(check);
+        scenario.run(check, "qkv without a norm before", &[Keep::Inputs, Keep::Everything]);
+        let gate_up = group(check, &[(base, adapter); 2], &[wide; 2], &[wide; 2], case.hidden_size);
+        let scenario =
+            Scenario::new(check, gate_up, prologue(), (Epilogue::None, Epilogue::None)).with_residual_path(check);
+        scenario.run(check, "gate and up without a norm before", &[Keep::Inputs, Keep::Everything]);
+    }
+}
+
+/// One module whose output is normalized and then added to the residual stream.
+fn norms_after<B: Kernels>(check: &mut Check<'_, B>) {
+    let case = check.case;
+    let (query, hidden) = (case.heads * case.head_dim, case.hidden_size);
+    let keeps = check.variants(ALL);
+    for (base, trains) in check.variants([(Base::NF4, false), (Base::AddTo, true)]) {
+        let modules = [(base, Extras { adapter: true, bias: true, trained_bias: true })];
+        let group = group(check, &modules, &[hidden], &[hidden], query);
+        let (x, residual) = (check.random([case.tokens(), query], 1.0), check.random([case.tokens(), hidden], 1.0));
+        let norm = norm(check, hidden, trains);
+        let prologue = (Prologue::None { x: x.0 }, Prologue::None { x: x.1 });
+        let epilogue = (
+            Epilogue::NormResidual { norm: norm.0, residual: residual.0 },
+            Epilogue::NormResidual { norm: norm.1, residual: residual.1 },
+        );
+        Scenario::new(check, group, prologue, epilogue).run(check, "output with a norm after", &keeps);
     }
 }
 

@@ -146,6 +146,13 @@ pub enum Epilogue<B: Backend> {
     None,
     /// This `[n, o]` is added. The backward's gradient of it is the gradient of the output.
     Residual(Tensor<B, 2>),
+    /// RMSNorm over the whole output, and then the residual is added. Needs a group of one part.
+    NormResidual {
+        /// The norm, weight `[o]`.
+        norm: NormWeight<B>,
+        /// `[n, o]`; the backward's gradient of it is the gradient of the output.
+        residual: Tensor<B, 2>,
+    },
     /// Queries and keys are normalized and rotated.
     Heads(HeadsEpilogue<B>),
 }
@@ -155,13 +162,14 @@ pub enum Epilogue<B: Backend> {
 pub struct HeadsEpilogue<B: Backend> {
     /// Width of a head.
     pub head_dim: usize,
-    /// Norms of query and key heads, weights `[head_dim]`, applied before the rotation.
+    /// Norms of queries and keys, applied before the rotation.
     pub qk_norm: Option<QkNorms<B>>,
     /// Angles of each token; `None`: no rotation.
     pub rotary: Option<RotaryTables<B>>,
 }
 
-/// RMSNorms over the width of a head.
+/// RMSNorms of queries and keys. The width of a weight says over what: `[k]` over each head, `[h * k]` and `[g * k]` over all heads of
+/// a token together.
 #[derive(Clone, Debug)]
 pub struct QkNorms<B: Backend> {
     /// Of queries.
@@ -170,7 +178,8 @@ pub struct QkNorms<B: Backend> {
     pub k: NormWeight<B>,
 }
 
-/// Cosine and sine of each token's angles, `[n, k / 2]` f32 each.
+/// Cosine and sine of each token's angles, `[n, rotated / 2]` f32 each: the first `rotated` columns of each head are rotated, the others
+/// pass through.
 #[derive(Clone, Debug)]
 pub struct RotaryTables<B: Backend> {
     /// Cosines, times the attention factor of a scaled rope.
@@ -201,6 +210,17 @@ pub struct ProjectSaved<B: Backend> {
     pub low_rank: Option<Tensor<B, 2>>,
     /// The heads epilogue, if that was it.
     pub heads: Option<SavedHeads<B>>,
+    /// The norm after the GEMM, if there was one.
+    pub output_norm: Option<SavedOutputNorm<B>>,
+}
+
+/// What the backward of a norm after the GEMM needs.
+#[derive(Clone, Debug)]
+pub struct SavedOutputNorm<B: Backend> {
+    /// The norm itself.
+    pub norm: NormWeight<B>,
+    /// The GEMM's output before its norm, `[n, o]`.
+    pub raw: Tensor<B, 2>,
 }
 
 /// What the backward of a heads epilogue needs.
@@ -219,6 +239,8 @@ pub struct ProjectGradients<B: Backend> {
     pub input: InputGradient<B>,
     /// Gradient of the prologue's norm weight, where it trains.
     pub norm: Option<Tensor<B, 1>>,
+    /// Gradient of the weight of the norm after the GEMM, where it trains.
+    pub output_norm: Option<Tensor<B, 1>>,
     /// Gradients of the q and k norm weights, where they train.
     pub qk_norm: [Option<Tensor<B, 1>>; 2],
     /// In the order of the group's modules.
@@ -287,14 +309,18 @@ pub trait LinearOps: NormOps + WeightOps {
         reference::project(prologue, group, epilogue, keep)
     }
 
-    /// Backward of [`LinearOps::project`] from the gradients of its outputs. `d_residual` is added to the gradient of `x` under a
-    /// norm prologue: what flows past the norm on the residual path.
+    /// Backward of [`LinearOps::project`] from the gradients of its outputs. `d_residual` is added to the gradient of `x`: what flows
+    /// past the norm, or past the whole group where there is no prologue, on the residual path. `next` is the group that made what a gated
+    /// prologue read, where its backward is the next call and takes the gradients that this one returns: a backend may prepare them for its
+    /// GEMM.
     fn project_backward(
         saved: ProjectSaved<Self>,
         group: Group<Self>,
         d_outputs: Vec<Tensor<Self, 2>>,
         d_residual_ni: Option<Tensor<Self, 2>>,
+        next: Option<&Group<Self>>,
     ) -> ProjectGradients<Self> {
+        let _ = next;
         reference::project_backward(saved, group, d_outputs, d_residual_ni)
     }
 
@@ -314,7 +340,7 @@ pub trait LinearOps: NormOps + WeightOps {
     }
 
     /// Rotary position embedding of `[n, heads * head_dim]` in the rotate-half form that Hugging Face checkpoints are stored for
-    /// (Su et al., RoFormer, 2021).
+    /// (Su et al., RoFormer, 2021), over as many columns of each head as the tables have angles for.
     fn rotary(x: Tensor<Self, 2>, tables: &RotaryTables<Self>, head_dim: usize) -> Tensor<Self, 2> {
         reference::rotary(x, tables, head_dim)
     }

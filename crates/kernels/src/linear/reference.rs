@@ -14,7 +14,7 @@ use firebrick_arch::Activation;
 use super::fp8_reference;
 use super::{
     Adapter, Epilogue, GemmFormat, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Module, ModuleGradients,
-    ProjectGradients, ProjectSaved, Prologue, RotaryTables, SavedHeads, WeightGradient,
+    ProjectGradients, ProjectSaved, Prologue, RotaryTables, SavedHeads, SavedOutputNorm, WeightGradient,
 };
 use crate::dtype::{to_dtype, to_f32};
 use crate::norm::NormWeight;
@@ -30,11 +30,11 @@ pub fn project<B: LinearOps>(
     let input_ni = prologue_output(&prologue);
     let outputs = group.modules.iter().map(|module| module_forward(input_ni.clone(), module, group.gemms)).collect();
     let parts = regroup(outputs, &columns(group), &part_ranges(&group.parts));
-    let (outputs, heads) = apply_epilogue(parts, epilogue, keep);
+    let (outputs, heads, output_norm) = apply_epilogue(parts, epilogue, keep);
     let saved = (keep != Keep::Nothing).then(|| {
         let is_computed = !matches!(prologue, Prologue::None { .. });
         let prologue_output = (keep == Keep::Everything && is_computed).then_some(input_ni);
-        ProjectSaved { prologue, prologue_output, low_rank: None, heads }
+        ProjectSaved { prologue, prologue_output, low_rank: None, heads, output_norm }
     });
     (outputs, saved)
 }
@@ -42,7 +42,7 @@ pub fn project<B: LinearOps>(
 /// See [`LinearOps::project_backward`].
 ///
 /// # Panics
-/// If there is not one gradient per part, or a residual's gradient without a norm prologue.
+/// If there is not one gradient per part, or a residual's gradient under a gated prologue.
 pub fn project_backward<B: LinearOps>(
     saved: ProjectSaved<B>,
     group: Group<B>,
@@ -50,10 +50,17 @@ pub fn project_backward<B: LinearOps>(
     d_residual_ni: Option<Tensor<B, 2>>,
 ) -> ProjectGradients<B> {
     assert_eq!(group.parts.len(), d_outputs.len(), "each part has one output, and each output one gradient");
-    let ProjectSaved { prologue, prologue_output, heads, .. } = saved;
+    let ProjectSaved { prologue, prologue_output, heads, output_norm, .. } = saved;
     let (d_parts, qk_norm) = match heads {
         Some(heads) => heads_backward(heads, d_outputs),
         None => (d_outputs, [None, None]),
+    };
+    let (d_parts, output_norm) = match output_norm {
+        Some(SavedOutputNorm { norm, raw }) => {
+            let (d_raw, d_weight) = B::rms_norm_backward(raw, &norm, single(d_parts), None);
+            (vec![d_raw], d_weight)
+        }
+        None => (d_parts, None),
     };
     let d_modules = regroup(d_parts, &part_ranges(&group.parts), &columns(&group));
     let input_ni = prologue_output.unwrap_or_else(|| self::prologue_output(&prologue));
@@ -69,7 +76,7 @@ pub fn project_backward<B: LinearOps>(
     }
     let d_input = d_input.expect("a group has at least one module");
     let (input, norm) = prologue_backward(prologue, d_input, d_residual_ni);
-    ProjectGradients { input, norm, qk_norm, modules }
+    ProjectGradients { input, norm, output_norm, qk_norm, modules }
 }
 
 /// What the GEMM reads.
@@ -92,11 +99,14 @@ fn prologue_backward<B: LinearOps>(
             (InputGradient::Plain(dx), d_weight)
         }
         Prologue::None { .. } => {
-            assert!(d_residual_ni.is_none(), "only a norm prologue has a residual path around it");
+            let d_input_ni = match d_residual_ni {
+                Some(d_residual_ni) => d_input_ni.add(d_residual_ni),
+                None => d_input_ni,
+            };
             (InputGradient::Plain(d_input_ni), None)
         }
         Prologue::Gated { gate, up, activation } => {
-            assert!(d_residual_ni.is_none(), "only a norm prologue has a residual path around it");
+            assert!(d_residual_ni.is_none(), "a gated prologue has no residual path around it");
             let (d_gate, d_up) = B::gated_backward(gate, up, activation, d_input_ni);
             (InputGradient::Gated { d_gate, d_up }, None)
         }
@@ -188,16 +198,17 @@ fn regroup<B: Backend>(pieces: Vec<Tensor<B, 2>>, from: &[Range<usize>], to: &[R
     to.iter().map(cut).collect()
 }
 
-fn apply_epilogue<B: LinearOps>(
-    mut parts: Vec<Tensor<B, 2>>,
-    epilogue: Epilogue<B>,
-    keep: Keep,
-) -> (Vec<Tensor<B, 2>>, Option<SavedHeads<B>>) {
+/// The outputs, and what the backward of heads or of a norm needs.
+type AfterEpilogue<B> = (Vec<Tensor<B, 2>>, Option<SavedHeads<B>>, Option<SavedOutputNorm<B>>);
+
+fn apply_epilogue<B: LinearOps>(parts: Vec<Tensor<B, 2>>, epilogue: Epilogue<B>, keep: Keep) -> AfterEpilogue<B> {
     match epilogue {
-        Epilogue::None => (parts, None),
-        Epilogue::Residual(residual_no) => {
-            assert_eq!(parts.len(), 1, "a residual is added to a group of one part");
-            (vec![parts.remove(0).add(residual_no)], None)
+        Epilogue::None => (parts, None, None),
+        Epilogue::Residual(residual_no) => (vec![single(parts).add(residual_no)], None, None),
+        Epilogue::NormResidual { norm, residual } => {
+            let raw = single(parts);
+            let output = B::rms_norm_add(raw.clone(), &norm, residual);
+            (vec![output], None, (keep != Keep::Nothing).then_some(SavedOutputNorm { norm, raw }))
         }
         Epilogue::Heads(heads) => {
             let [q, k, v] = three(parts);
@@ -205,9 +216,14 @@ fn apply_epilogue<B: LinearOps>(
             let norms = heads.qk_norm.as_ref();
             let q = rotated(normalized(q, norms.map(|norms| &norms.q)), &heads);
             let k = rotated(normalized(k, norms.map(|norms| &norms.k)), &heads);
-            (vec![q, k, v], Some(SavedHeads { epilogue: heads, raw }))
+            (vec![q, k, v], Some(SavedHeads { epilogue: heads, raw }), None)
         }
     }
+}
+
+fn single<B: Backend>(mut parts: Vec<Tensor<B, 2>>) -> Tensor<B, 2> {
+    assert_eq!(parts.len(), 1, "a residual is added to a group of one part");
+    parts.remove(0)
 }
 
 fn three<T>(parts: Vec<T>) -> [T; 3] {
@@ -221,17 +237,17 @@ fn rotated<B: LinearOps>(x: Tensor<B, 2>, heads: &HeadsEpilogue<B>) -> Tensor<B,
     }
 }
 
-/// RMSNorm of each head of `[n, heads * head_dim]`, if there is one.
+/// RMSNorm of each head, or of all heads of a token together, of `[n, heads * head_dim]`, if there is one.
 fn normalized<B: LinearOps>(x: Tensor<B, 2>, norm: Option<&NormWeight<B>>) -> Tensor<B, 2> {
     let Some(norm) = norm else { return x };
     let shape = x.dims();
     B::rms_norm(head_rows(x, norm), norm).reshape(shape)
 }
 
-/// One row per head.
+/// One row per norm: a head, or all heads of a token.
 fn head_rows<B: Backend>(x: Tensor<B, 2>, norm: &NormWeight<B>) -> Tensor<B, 2> {
-    let ([tokens, width], [head_dim]) = (x.dims(), norm.weight.dims());
-    x.reshape([tokens * width / head_dim, head_dim])
+    let ([tokens, width], [normed]) = (x.dims(), norm.weight.dims());
+    x.reshape([tokens * width / normed, normed])
 }
 
 fn heads_backward<B: LinearOps>(
@@ -257,11 +273,22 @@ fn heads_backward<B: LinearOps>(
     (vec![dq, dk, dv], [d_q_norm, d_k_norm])
 }
 
+const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
+/// Coefficient of the cubic term inside the hyperbolic tangent.
+const GELU_CUBIC: f64 = 0.044_715;
+
+/// `(1 + tanh(u)) / 2` with `u = sqrt(2 / pi) (g + 0.044715 g³)`: the logistic function of `2 u`.
+fn gelu_sigma<B: Backend>(gate_nf: Tensor<B, 2>) -> Tensor<B, 2> {
+    let cubic = gate_nf.clone().square().mul_scalar(GELU_CUBIC).add_scalar(1.0);
+    sigmoid(gate_nf.mul(cubic).mul_scalar(2.0 * SQRT_2_OVER_PI))
+}
+
 /// See [`LinearOps::gated`].
 pub fn gated<B: Backend>(gate_nf: Tensor<B, 2>, up_nf: Tensor<B, 2>, activation: Activation) -> Tensor<B, 2> {
     let (dtype, gate_nf) = (gate_nf.dtype(), to_f32(gate_nf));
     let activated_nf = match activation {
         Activation::Silu => sigmoid(gate_nf.clone()).mul(gate_nf),
+        Activation::GeluTanh => gelu_sigma(gate_nf.clone()).mul(gate_nf),
     };
     to_dtype(activated_nf.mul(to_f32(up_nf)), dtype)
 }
@@ -283,12 +310,21 @@ pub fn gated_backward<B: Backend>(
             let slope = silu.clone().mul(sigma.clone().neg().add_scalar(1.0)).add(sigma);
             (silu, slope)
         }
+        Activation::GeluTanh => {
+            let sigma = gelu_sigma(gate_nf.clone());
+            let gelu = gate_nf.clone().mul(sigma.clone());
+            // σ + g σ' with σ' = σ (1 - σ) z', where σ is the logistic function of z.
+            let z_slope =
+                gate_nf.square().mul_scalar(3.0 * GELU_CUBIC).add_scalar(1.0).mul_scalar(2.0 * SQRT_2_OVER_PI);
+            let slope = gelu.clone().mul(sigma.clone().neg().add_scalar(1.0)).mul(z_slope).add(sigma);
+            (gelu, slope)
+        }
     };
     let d_gate = dy_nf.clone().mul(to_f32(up_nf)).mul(slope_nf);
     (to_dtype(d_gate, dtype), to_dtype(dy_nf.mul(activated_nf), dtype))
 }
 
-/// See [`LinearOps::rotary`]: halves `(a, b)` of each head become `(a cos - b sin, b cos + a sin)`.
+/// See [`LinearOps::rotary`]: halves `(a, b)` of the rotated columns of each head become `(a cos - b sin, b cos + a sin)`.
 pub fn rotary<B: Backend>(x: Tensor<B, 2>, tables: &RotaryTables<B>, head_dim: usize) -> Tensor<B, 2> {
     rotate(x, tables.cos.clone(), tables.sin.clone(), head_dim)
 }
@@ -300,14 +336,22 @@ pub fn rotary_backward<B: Backend>(dy: Tensor<B, 2>, tables: &RotaryTables<B>, h
 
 fn rotate<B: Backend>(x: Tensor<B, 2>, cos: Tensor<B, 2>, sin: Tensor<B, 2>, head_dim: usize) -> Tensor<B, 2> {
     let (dtype, [tokens, width]) = (x.dtype(), x.dims());
-    assert_eq!(cos.dims(), [tokens, head_dim / 2], "the rotary tables of {tokens} tokens");
+    let [rows, half] = cos.dims();
+    assert!(
+        rows == tokens && 2 * half <= head_dim,
+        "rotary tables [{rows}, {half}] for {tokens} tokens of {head_dim} columns"
+    );
     let (cos, sin): (Tensor<B, 3>, Tensor<B, 3>) = (cos.unsqueeze_dim(1), sin.unsqueeze_dim(1));
     let x_nhk = to_f32(x).reshape([tokens, width / head_dim, head_dim]);
-    let first = x_nhk.clone().narrow(2, 0, head_dim / 2);
-    let second = x_nhk.narrow(2, head_dim / 2, head_dim / 2);
+    let first = x_nhk.clone().narrow(2, 0, half);
+    let second = x_nhk.clone().narrow(2, half, half);
     let rotated_first = first.clone().mul(cos.clone()).sub(second.clone().mul(sin.clone()));
     let rotated_second = second.mul(cos).add(first.mul(sin));
-    to_dtype(Tensor::cat(vec![rotated_first, rotated_second], 2).reshape([tokens, width]), dtype)
+    let mut columns = vec![rotated_first, rotated_second];
+    if 2 * half < head_dim {
+        columns.push(x_nhk.narrow(2, 2 * half, head_dim - 2 * half));
+    }
+    to_dtype(Tensor::cat(columns, 2).reshape([tokens, width]), dtype)
 }
 
 #[cfg(all(test, feature = "flex"))]

@@ -19,7 +19,9 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
             linear_cross_entropy(check, &targets, head_gradient);
         }
     }
-    logits(check);
+    for soft_cap in check.variants([None, Some(6.0)]) {
+        logits(check, soft_cap);
+    }
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -59,14 +61,25 @@ fn linear_cross_entropy<B: Kernels>(check: &mut Check<'_, B>, targets: &Targets<
     let chunk_tokens = (tokens / 2).max(1) + 1;
     let scales: &[Option<f64>] =
         if head_gradient == HeadGradient::Frozen { &[None, Some(0.125)] } else { &[Some(0.125)] };
-    for &gradient_scale in scales {
+    let soft_caps = check.variants([None, Some(3.0)]);
+    for (&gradient_scale, soft_cap) in scales.iter().flat_map(|scale| soft_caps.iter().map(move |&cap| (scale, cap))) {
         let log_probs = gradient_scale.is_some();
         let weight_gradient = weight_gradients(head_gradient, &earlier);
-        let options =
-            CrossEntropyOptions { chunk_tokens, gradient_scale, weight_gradient: weight_gradient.0, log_probs };
+        let options = CrossEntropyOptions {
+            chunk_tokens,
+            gradient_scale,
+            weight_gradient: weight_gradient.0,
+            log_probs,
+            soft_cap,
+        };
         let grads = B::linear_cross_entropy(hidden.0.clone(), &Weight::Dense(head.0.clone()), &targets.0, options);
-        let options =
-            CrossEntropyOptions { chunk_tokens, gradient_scale, weight_gradient: weight_gradient.1, log_probs };
+        let options = CrossEntropyOptions {
+            chunk_tokens,
+            gradient_scale,
+            weight_gradient: weight_gradient.1,
+            log_probs,
+            soft_cap,
+        };
         let head = Weight::Dense(head.1.clone());
         let expected = reference::linear_cross_entropy(hidden.1.clone(), &head, &targets.1, options);
         compare(check, grads, expected);
@@ -103,20 +116,21 @@ fn compare<B: Kernels>(check: &mut Check<'_, B>, grads: CrossEntropy<B>, expecte
     }
 }
 
-fn logits<B: Kernels>(check: &mut Check<'_, B>) {
+fn logits<B: Kernels>(check: &mut Check<'_, B>, soft_cap: Option<f64>) {
     let (rows, vocabulary) = (5, check.case.vocab_size);
     let logits = check.random_f32([rows, vocabulary], 9.0);
     let targets = check.ints(&(0..rows as i32).collect::<Vec<_>>());
     let weights = check.random_f32([rows], 1.0);
     for (weights, expected_weights) in [(None, None), (Some(weights.0), Some(weights.1))] {
-        let (losses, gradient) = B::cross_entropy(logits.0.clone(), targets.0.clone(), weights, Some(0.5));
-        let expected = reference::cross_entropy(logits.1.clone(), targets.1.clone(), expected_weights, Some(0.5));
+        let (losses, gradient) = B::cross_entropy(logits.0.clone(), targets.0.clone(), weights, Some(0.5), soft_cap);
+        let expected =
+            reference::cross_entropy(logits.1.clone(), targets.1.clone(), expected_weights, Some(0.5), soft_cap);
         check.compare("cross_entropy: losses", losses, expected.0);
         check.same("cross_entropy: gradient", gradient.is_some());
         if let Some((gradient, expected)) = gradient.zip(expected.1) {
             check.compare("cross_entropy: gradient", gradient, expected);
         }
     }
-    let without = B::cross_entropy(logits.0, targets.0, None, None).1;
+    let without = B::cross_entropy(logits.0, targets.0, None, None, soft_cap).1;
     check.same("cross_entropy: no gradient without a scale", without.is_none());
 }

@@ -37,6 +37,8 @@ pub struct CrossEntropyOptions<B: Backend> {
     pub weight_gradient: WeightGradient<B>,
     /// Whether [`CrossEntropy::log_probs_m`] is returned.
     pub log_probs: bool,
+    /// `cap`, where logits become `cap * tanh(logits / cap)` before the softmax. Every operation over the head applies it.
+    pub soft_cap: Option<f64>,
 }
 
 /// Result of [`LossOps::linear_cross_entropy`].
@@ -54,15 +56,16 @@ pub struct CrossEntropy<B: Backend> {
 
 /// Losses.
 pub trait LossOps: WeightOps {
-    /// Per-row `-log softmax(logits)[target]` `[c]` f32 of logits `[c, v]` f32, and with a scale the gradient `[c, v]` of their
-    /// weighted sum times the scale.
+    /// Per-row `-log softmax(logits)[target]` `[c]` f32 of logits `[c, v]` f32, which are soft-capped first where there is a cap; and
+    /// with a scale the gradient `[c, v]` of their weighted sum times the scale, of the logits before the cap.
     fn cross_entropy(
         logits_cv: Tensor<Self, 2>,
         targets_c: Tensor<Self, 1, Int>,
         weights_c: Option<Tensor<Self, 1>>,
         gradient_scale: Option<f64>,
+        soft_cap: Option<f64>,
     ) -> (Tensor<Self, 1>, Option<Tensor<Self, 2>>) {
-        reference::cross_entropy(logits_cv, targets_c, weights_c, gradient_scale)
+        reference::cross_entropy(logits_cv, targets_c, weights_c, gradient_scale, soft_cap)
     }
 
     /// Head and cross entropy of hidden states `[n, d]` at the positions that count.

@@ -1,7 +1,8 @@
 //! Head and cross entropy in ordinary Burn operations, over chunks of targets.
 //!
 //! Loss and gradient are computed together, chunk by chunk: with `p = softmax(h Wᵀ)` and weights `w`, `d_logits = (p - onehot) * w *
-//! scale`, `dh = d_logits W`, `dW += d_logitsᵀ h`. Logits exist for one chunk at a time, and never for positions without a target (the
+//! scale`, `dh = d_logits W`, `dW += d_logitsᵀ h`. A soft cap `z = cap tanh(l / cap)` of the logits multiplies `d_logits` by `1 - (z /
+//! cap)²`. Logits exist for one chunk at a time, and never for positions without a target (the
 //! trick of TRL's chunked loss, with the gradient taken on the spot so that no chunk is computed twice).
 //! Trade-off: a chunk's logits, their exponentials and their gradient exist together, in f32.
 
@@ -42,7 +43,8 @@ pub fn linear_cross_entropy<B: LossOps>(
         let weights_c = targets.weights_m.as_ref().map(|weights| weights.clone().narrow(0, start, length));
         let hidden_cd = hidden_nd.clone().select(0, positions_c.clone());
         let logits_cv = to_f32(hidden_cd.clone().matmul(weight_vd.clone().transpose()));
-        let (losses_c, d_logits_cv) = B::cross_entropy(logits_cv, targets_c, weights_c.clone(), options.gradient_scale);
+        let (losses_c, d_logits_cv) =
+            B::cross_entropy(logits_cv, targets_c, weights_c.clone(), options.gradient_scale, options.soft_cap);
         if options.log_probs {
             log_probs.push(losses_c.clone().neg());
         }
@@ -78,14 +80,28 @@ fn weighted<B: Backend>(values: Tensor<B, 1>, weights: Option<Tensor<B, 1>>) -> 
     }
 }
 
+/// `cap * tanh(logits / cap)`, or the logits where there is no cap.
+pub fn capped<B: Backend, const D: usize>(logits: Tensor<B, D>, soft_cap: Option<f64>) -> Tensor<B, D> {
+    match soft_cap {
+        Some(cap) => logits.div_scalar(cap).tanh().mul_scalar(cap),
+        None => logits,
+    }
+}
+
 /// See [`LossOps::cross_entropy`].
 pub fn cross_entropy<B: Backend>(
     logits_cv: Tensor<B, 2>,
     targets_c: Tensor<B, 1, Int>,
     weights_c: Option<Tensor<B, 1>>,
     gradient_scale: Option<f64>,
+    soft_cap: Option<f64>,
 ) -> (Tensor<B, 1>, Option<Tensor<B, 2>>) {
     let (device, [rows, _]) = (logits_cv.device(), logits_cv.dims());
+    let logits_cv = capped(logits_cv, soft_cap);
+    let slope_cv = soft_cap.filter(|_| gradient_scale.is_some()).map(|cap| {
+        let tanh_cv = logits_cv.clone().div_scalar(cap);
+        tanh_cv.square().neg().add_scalar(1.0)
+    });
     let targets_c1 = targets_c.reshape([rows, 1]);
     let max_c1 = logits_cv.clone().max_dim(1);
     let shifted_cv = logits_cv.sub(max_c1);
@@ -97,7 +113,11 @@ pub fn cross_entropy<B: Backend>(
         let ones = || Tensor::ones([rows], (&device, DType::F32));
         let factors_c1 = weights_c.unwrap_or_else(ones).mul_scalar(scale).reshape([rows, 1]);
         let scaled_cv = exponentials_cv.mul(sum_c1.recip().mul(factors_c1.clone()));
-        scaled_cv.scatter(1, targets_c1, factors_c1.neg(), IndexingUpdateOp::Add)
+        let gradient_cv = scaled_cv.scatter(1, targets_c1, factors_c1.neg(), IndexingUpdateOp::Add);
+        match slope_cv {
+            Some(slope_cv) => gradient_cv.mul(slope_cv),
+            None => gradient_cv,
+        }
     });
     (losses_c, gradient)
 }
@@ -130,6 +150,7 @@ mod tests {
             gradient_scale: Some(SCALE),
             weight_gradient: WeightGradient::New,
             log_probs: true,
+            soft_cap: None,
         }
     }
 
@@ -137,10 +158,11 @@ mod tests {
     fn chunked_loss_and_gradients_equal_autodiff_over_full_logits() {
         let (hidden, weight) = (random::<Plain, 2>(1, [10, 12]), random::<Plain, 2>(2, [VOCABULARY, 12]));
         let device = Default::default();
-        for weights in [None, Some([1.0, 0.0, -0.5, 2.0, 0.3])] {
+        for (weights, soft_cap) in [(None, None), (Some([1.0, 0.0, -0.5, 2.0, 0.3]), None), (None, Some(0.8))] {
             let (rh, rw) = (leaf(&hidden), leaf(&weight));
             let picked = rh.clone().select(0, Tensor::from_ints(POSITIONS, &device));
-            let logs = log_softmax(picked.matmul(rw.clone().transpose()), 1);
+            let logits = picked.matmul(rw.clone().transpose());
+            let logs = log_softmax(capped(logits, soft_cap), 1);
             let expected_targets: Tensor<Recorded, 2, Int> =
                 Tensor::<_, 1, _>::from_ints(TARGETS, &device).reshape([5, 1]);
             let log_probs = logs.gather(1, expected_targets).reshape([5]);
@@ -151,7 +173,8 @@ mod tests {
             let targets = targets(&POSITIONS, &TARGETS, weights.as_ref().map(<[f32; 5]>::as_slice));
             for chunk_tokens in [1, 2, 5, 64] {
                 let head = Weight::Dense(weight.clone());
-                let found = linear_cross_entropy(hidden.clone(), &head, &targets, options(chunk_tokens));
+                let options = CrossEntropyOptions { soft_cap, ..options(chunk_tokens) };
+                let found = linear_cross_entropy(hidden.clone(), &head, &targets, options);
                 assert_close(found.loss_sum, loss.clone().inner(), 1e-5);
                 assert_close(found.log_probs_m.unwrap(), log_probs.clone().inner(), 1e-5);
                 assert_close(found.d_hidden_nd.unwrap(), rh.grad(&expected).unwrap(), 1e-5);

@@ -5,7 +5,7 @@
 //! allocates (`backends/reference_memory.rs`, `backends/cuda_memory.rs`), compiled whether or not the backend is.
 //! Trade-off: what depends on the machine and not on the run, such as an allocator's rounding, is left out.
 
-use firebrick_arch::{LoraConfig, ModelSpec, QkNorm, Role, TensorSpec};
+use firebrick_arch::{GroupSpec, LoraConfig, ModelSpec, QkNorm, Role, TensorSpec};
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 use serde::{Deserialize, Serialize};
@@ -158,8 +158,8 @@ pub(crate) fn adapter_parameters(model: &ModelSpec, lora: &LoraConfig) -> u64 {
 pub(crate) struct LayerValues {
     /// The layer's input.
     input: u64,
-    /// What GEMMs and attention compute: queries, keys and values (once more before their norm), attention output, the sum after
-    /// attention, gate and up.
+    /// What GEMMs and attention compute: queries, keys and values (once more before their norm), attention output, outputs before a
+    /// norm after them, the sum after attention, gate and up.
     computed: u64,
     /// Both normalized inputs, and the product of gate and up.
     elementwise: u64,
@@ -171,15 +171,19 @@ pub(crate) struct LayerValues {
 pub(crate) fn layer_values(model: &ModelSpec, layer: usize) -> LayerValues {
     let [qkv, output, gate_up, down] = model.groups(layer);
     let attention = &model.layers[layer].attention;
+    let norms = model.layers[layer].norms.names();
     let before_norm = match attention.qk_norm {
         QkNorm::None => 0,
-        QkNorm::PerHead => attention.query_size() + attention.kv_size(),
+        QkNorm::PerHead | QkNorm::WholeProjection => attention.query_size() + attention.kv_size(),
     };
+    let before_norm = before_norm + norms.outputs() * model.hidden_size;
     let computed = qkv.out_features() + before_norm + output.in_features + gate_up.in_features + gate_up.out_features();
+    let normed = |name: Option<&str>, group: &GroupSpec| if name.is_some() { group.in_features } else { 0 };
     LayerValues {
         input: qkv.in_features as u64,
         computed: computed as u64,
-        elementwise: (qkv.in_features + gate_up.in_features + down.in_features) as u64,
+        elementwise: (normed(norms.before_attention, &qkv) + normed(norms.before_mlp, &gate_up) + down.in_features)
+            as u64,
         log_sums: attention.heads as u64,
     }
 }

@@ -10,6 +10,7 @@ use firebrick_hwprofile::roofline::Work;
 use firebrick_precision::Format;
 
 use super::estimate::{Recompute, TrainingShape, layer_values};
+use crate::GemmFormat;
 
 /// Work of one step of `micro_batches` micro-batches, recomputation included. `document_tokens` is the mean length of a document: the
 /// length of a packed sequence if it is one document.
@@ -18,13 +19,18 @@ pub fn step_work(model: &ModelSpec, training: &TrainingShape, micro_batches: usi
     let weight_gradient = if training.lora.is_some() { 0.0 } else { 1.0 };
     let head = (model.vocab_size * model.hidden_size) as f64;
     let (forward, again) = (all_projections(model), recomputed(model, training));
-    let matmul_flops = 2.0
-        * tokens
-        * (forward * (2.0 + weight_gradient) + again + head * (2.0 + weight_gradient) + adapter(model, training));
+    // The same weights, forward and for the gradient of the input.
+    let frozen = 2.0 * tokens * (2.0 * forward + again);
+    let others = 2.0 * tokens * (forward * weight_gradient + head * (2.0 + weight_gradient) + adapter(model, training));
+    let (fp8_flops, matmul_flops) = match training.gemms {
+        GemmFormat::Fp8 => (frozen, others),
+        GemmFormat::Compute => (0.0, frozen + others),
+    };
     let attention = model.attention_forward_flops_per_token(document_tokens);
     let attention_forwards = if training.recompute == Recompute::Full { 2.0 } else { 1.0 };
     Work {
         matmul_flops,
+        fp8_flops,
         attention_flops: tokens * attention * (attention_forwards + 2.5),
         bytes: (weight_bytes(model, training) + activation_traffic(model, training)) * micro_batches as f64
             + optimizer_bytes(model, training),
@@ -113,6 +119,7 @@ mod tests {
     /// Library rates timed on one H100 SXM: cuBLASLt, cuDNN (forward and backward together), a device copy.
     const H100_MEASURED: Rates = Rates {
         matmul_flops_per_s: 735e12,
+        fp8_flops_per_s: 735e12,
         attention_flops_per_s: 490e12,
         bytes_per_s: 2.98e12,
         source: RateSource::Measured,
@@ -141,6 +148,16 @@ mod tests {
         let once_more = (218_103_808.0 - 4096.0 * 14_336.0) * 32.0 + adapter_again;
         assert_eq!(flops(Recompute::Full) - flops(Recompute::None), once_more);
         assert_eq!(flops(Recompute::Selective), flops(Recompute::None));
+    }
+
+    #[test]
+    fn gradients_of_weights_head_and_adapters_are_not_in_8_bits() {
+        let in_bf16 = work(&qlora(1, Recompute::None), 1);
+        let in_fp8 = work(&TrainingShape { gemms: GemmFormat::Fp8, ..qlora(1, Recompute::None) }, 1);
+        assert_eq!(in_fp8.fp8_flops, 2.0 * 4096.0 * 2.0 * 6_979_321_856.0);
+        assert_eq!(in_fp8.matmul_flops + in_fp8.fp8_flops, in_bf16.matmul_flops);
+        assert!((0.85..0.92).contains(&in_fp8.fp8_share()), "{}", in_fp8.fp8_share());
+        assert_eq!(in_bf16.fp8_share(), 0.0);
     }
 
     #[test]

@@ -10,11 +10,14 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     let shape = [check.case.tokens(), check.case.hidden_size];
     let (x, dy, residual) = (check.random(shape, 2.0), check.random(shape, 1.0), check.random(shape, 1.0));
     let weight = check.random_f32([shape[1]], 1.0);
-    for trains in [false, true] {
-        let norm = NormWeight { weight: weight.0.clone(), epsilon: 1e-5, trains };
-        let expected_norm = NormWeight { weight: weight.1.clone(), epsilon: 1e-5, trains };
+    for (trains, offset) in [(false, 0.0), (true, 0.0), (true, 1.0)] {
+        let norm = NormWeight { weight: weight.0.clone(), offset, epsilon: 1e-5, trains };
+        let expected_norm = NormWeight { weight: weight.1.clone(), offset, epsilon: 1e-5, trains };
         let y = B::rms_norm(x.0.clone(), &norm);
-        check.compare("rms_norm", y, reference::forward(x.1.clone(), &expected_norm));
+        let expected = reference::forward(x.1.clone(), &expected_norm);
+        check.compare("rms_norm", y, expected.clone());
+        let y = B::rms_norm_add(x.0.clone(), &norm, residual.0.clone());
+        check.compare("rms_norm_add", y, expected.add(residual.1.clone()));
         for (past, past_reference) in [(None, None), (Some(residual.0.clone()), Some(residual.1.clone()))] {
             let (dx, dw) = B::rms_norm_backward(x.0.clone(), &norm, dy.0.clone(), past);
             let expected = reference::backward(x.1.clone(), &expected_norm, dy.1.clone(), past_reference);
@@ -33,8 +36,8 @@ fn strided<B: Kernels>(check: &mut Check<'_, B>) {
     let width = check.case.hidden_size;
     let wide = check.random([check.case.tokens(), width + 24], 1.0);
     let weight = check.random_f32([width], 1.0);
-    let norm = NormWeight { weight: weight.0, epsilon: 1e-6, trains: false };
-    let expected_norm = NormWeight { weight: weight.1, epsilon: 1e-6, trains: false };
+    let norm = NormWeight { weight: weight.0, offset: 1.0, epsilon: 1e-6, trains: false };
+    let expected_norm = NormWeight { weight: weight.1, offset: 1.0, epsilon: 1e-6, trains: false };
     let y = B::rms_norm(wide.0.narrow(1, 8, width), &norm);
     check.compare("rms_norm of a view", y, reference::forward(wide.1.narrow(1, 8, width), &expected_norm));
 }

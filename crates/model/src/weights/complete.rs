@@ -49,9 +49,10 @@ pub(super) fn deciding_keys(name: &str) -> &'static str {
         Some("embed_tokens" | "lm_head") => "vocab_size and hidden_size",
         Some("q_proj" | "o_proj") => "num_attention_heads x head_dim and hidden_size",
         Some("k_proj" | "v_proj") => "num_key_value_heads x head_dim and hidden_size",
-        Some("q_norm" | "k_norm") => "head_dim",
-        Some("gate_proj" | "up_proj" | "down_proj") => "intermediate_size and hidden_size",
-        Some("input_layernorm" | "post_attention_layernorm" | "norm") => "hidden_size and num_hidden_layers",
+        Some("q_norm" | "k_norm") => "head_dim and the number of heads",
+        Some("qkv_proj") => "num_attention_heads, num_key_value_heads, head_dim and hidden_size",
+        Some("gate_proj" | "up_proj" | "gate_up_proj" | "down_proj") => "intermediate_size and hidden_size",
+        Some(name) if name == "norm" || name.ends_with("_layernorm") => "hidden_size and num_hidden_layers",
         _ => "the sizes",
     }
 }

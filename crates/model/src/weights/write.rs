@@ -22,6 +22,15 @@ use crate::error::ModelError;
 /// The largest shard of a saved model, in bytes.
 const MAX_SHARD_BYTES: usize = 5_000_000_000;
 
+/// A tensor that is about to be written.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fetched {
+    /// Its values, to be rounded to the format of the file.
+    Values(Vec<f32>),
+    /// Its little-endian bytes in that format.
+    Bytes(Vec<u8>),
+}
+
 /// The number format of a saved model's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SavedDtype {
@@ -34,8 +43,18 @@ pub enum SavedDtype {
 }
 
 impl SavedDtype {
+    /// The format that config.json names; f32 where it names none.
+    #[must_use]
+    pub fn of_config(dtype: Option<&str>) -> Self {
+        match dtype {
+            Some("bfloat16") => Self::Bf16,
+            Some("float16") => Self::F16,
+            _ => Self::F32,
+        }
+    }
+
     /// As safetensors names it.
-    fn stored(self) -> Dtype {
+    pub(crate) fn stored(self) -> Dtype {
         match self {
             Self::F32 => Dtype::F32,
             Self::Bf16 => Dtype::BF16,
@@ -44,7 +63,8 @@ impl SavedDtype {
     }
 
     /// As config.json names it.
-    fn name(self) -> &'static str {
+    #[must_use]
+    pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "float32",
             Self::Bf16 => "bfloat16",
@@ -120,7 +140,7 @@ pub fn write_hf_folder(
     config: &ModelConfig,
     dtype: SavedDtype,
     companions: Option<&Companions>,
-    fetch: impl FnMut(&str) -> Result<Vec<f32>, ModelError>,
+    fetch: impl FnMut(&str) -> Result<Fetched, ModelError>,
 ) -> Result<(), ModelError> {
     write_sharded(dir, config, dtype, companions, MAX_SHARD_BYTES, fetch)
 }
@@ -132,7 +152,7 @@ pub(super) fn write_sharded(
     dtype: SavedDtype,
     companions: Option<&Companions>,
     max_shard_bytes: usize,
-    mut fetch: impl FnMut(&str) -> Result<Vec<f32>, ModelError>,
+    mut fetch: impl FnMut(&str) -> Result<Fetched, ModelError>,
 ) -> Result<(), ModelError> {
     if read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
         return Err(ModelError::AlreadyExists { dir: dir.to_path_buf() });
@@ -200,7 +220,7 @@ fn write_shards(
     dir: &Path,
     shards: &[BTreeMap<String, TensorInfo>],
     dtype: SavedDtype,
-    fetch: &mut impl FnMut(&str) -> Result<Vec<f32>, ModelError>,
+    fetch: &mut impl FnMut(&str) -> Result<Fetched, ModelError>,
 ) -> Result<(), ModelError> {
     let mut weight_map = BTreeMap::new();
     for (index, tensors) in shards.iter().enumerate() {
@@ -208,7 +228,12 @@ fn write_shards(
             1 => WEIGHTS_FILE.to_owned(),
             count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
         };
-        write_safetensors(&dir.join(&file), tensors, &BTreeMap::new(), |name| Ok(dtype.bytes(&fetch(name)?)))?;
+        write_safetensors(&dir.join(&file), tensors, &BTreeMap::new(), |name| {
+            Ok(match fetch(name)? {
+                Fetched::Values(values) => dtype.bytes(&values),
+                Fetched::Bytes(bytes) => bytes,
+            })
+        })?;
         weight_map.extend(tensors.keys().map(|name| (name.clone(), file.clone())));
     }
     if shards.len() == 1 {
@@ -283,7 +308,7 @@ mod tests {
         let config = tiny(&[]).unwrap();
         let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
         // Half way between two bf16 values: ties go to the even one.
-        let fetch = |name: &str| Ok(vec![1.0 + 1.0 / 256.0; shapes[name].iter().product()]);
+        let fetch = |name: &str| Ok(Fetched::Values(vec![1.0 + 1.0 / 256.0; shapes[name].iter().product()]));
         let companions = Companions { from, chat_template: None, chat_settings: Default::default() };
         write_hf_folder(&dir, &config, SavedDtype::Bf16, Some(&companions), fetch).unwrap();
         let mut files = read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();

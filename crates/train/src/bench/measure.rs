@@ -2,6 +2,7 @@
 //!
 //! Trade-off: a step ends when its loss has been read, so steps do not overlap as they do in a run.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use firebrick_arch::ModelConfig;
@@ -22,12 +23,14 @@ use crate::plan::Plan;
 use crate::run::assemble;
 use crate::run::device::{dtype_of, head_dim, self_test, wait};
 use crate::run::step::{StepNumbers, Trainer};
+use crate::run::together;
 
 /// What is measured, and where progress goes.
 pub(super) struct Case<'a> {
     pub(super) options: &'a BenchOptions,
     pub(super) plan: &'a Plan,
     pub(super) model: &'a ModelConfig,
+    pub(super) ranks: &'a Ranks,
     pub(super) clock: ProcessClock,
     pub(super) print: &'a dyn Fn(&str),
 }
@@ -51,17 +54,20 @@ pub(super) struct Measured {
 /// # Errors
 /// As [`super::bench`].
 pub(super) fn measure<B: Kernels>(case: &Case<'_>) -> Result<Measured, RunError> {
-    let Case { options, plan, print, .. } = case;
-    let device = B::Device::default();
+    let Case { options, plan, ranks, print, .. } = *case;
+    let device = B::device_of(ranks.local_rank());
+    together::end_when_lost(ranks, Arc::default());
     let dtype = dtype_of(plan.compute.value);
     let self_test_s = self_test::<B>(plan.backend.value, &device, dtype, head_dim(&case.model.spec))?;
     if let Some(seconds) = self_test_s {
         print(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
     }
-    let mut meter = MemoryMeter::new(plan.backend.value);
+    let mut meter = MemoryMeter::new(plan.backend.value, ranks.local_rank());
+    if let Some(carrier) = ranks.connect::<B>(&device)? {
+        print(&format!("{} ranks; gradients: {carrier}", ranks.world_size()));
+    }
     let started = Instant::now();
-    let mut trainer =
-        assemble::trainer::<B>(plan, case.model, Init::Pretrained, Ranks::single(), &device, &mut |_| ())?;
+    let mut trainer = assemble::trainer::<B>(plan, case.model, Init::Pretrained, ranks.clone(), &device, &mut |_| ())?;
     wait::<B>(&device)?;
     let load_s = started.elapsed().as_secs_f64();
     meter.sample();
@@ -74,7 +80,7 @@ pub(super) fn measure<B: Kernels>(case: &Case<'_>) -> Result<Measured, RunError>
     // The buffers of the peak rates must not be added to those of training.
     drop(trainer);
     B::release_memory(&device);
-    let peaks = Peaks::measure::<B>(&device, dtype, plan.backend.value.is_cpu())?;
+    let peaks = Peaks::measure::<B>(&device, dtype, plan.gemms.value, plan.backend.value.is_cpu())?;
     let step_s = Spread::of(steps.seconds);
     Ok(Measured {
         step_s,
@@ -96,7 +102,7 @@ fn batches(case: &Case<'_>) -> Synthetic {
         row_len: case.options.seq,
         documents: case.options.documents,
         vocab_size: case.model.spec.vocab_size,
-        seed: case.plan.seed.value,
+        seed: case.plan.seed.value + case.ranks.rank() as u64,
     }
 }
 

@@ -17,9 +17,10 @@ use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_hwprofile::roofline::{RateSource, Rates, RooflineTime, model_flops_utilization};
 use firebrick_hwprofile::spec::MathFormat;
 use firebrick_kernels::{BackendKind, step_work};
+use firebrick_parallel::Ranks;
 use firebrick_precision::Format;
 
-use crate::console::FailureReport;
+use crate::console::{FailureReport, error_message};
 use crate::error::RunError;
 use crate::plan::{DataShape, Plan, PlanInputs, PlanRequest};
 use crate::run::device::catch_failure;
@@ -34,16 +35,36 @@ pub use trace::{OperationTime, StepTrace};
 /// Bytes of a GiB.
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Plans, loads, steps and measures. `clock` was started first in `main`; `print` gets lines about the progress.
+/// Plans, loads, steps and measures, each rank with tokens of its own. `clock` was started first in `main`; `print` gets lines about the
+/// progress.
 ///
 /// # Errors
 /// Whatever stops a run of the same recipe, including a run that does not fit; a loss that is not finite.
-pub fn bench(options: &BenchOptions, clock: ProcessClock, print: &dyn Fn(&str)) -> Result<BenchReport, RunError> {
+pub fn bench(
+    options: &BenchOptions,
+    ranks: &Ranks,
+    clock: ProcessClock,
+    print: &dyn Fn(&str),
+) -> Result<BenchReport, RunError> {
+    let report = measured(options, ranks, clock, print);
+    match &report {
+        Ok(_) => ranks.leave()?,
+        Err(error) => ranks.fail(&error_message(error)),
+    }
+    report
+}
+
+fn measured(
+    options: &BenchOptions,
+    ranks: &Ranks,
+    clock: ProcessClock,
+    print: &dyn Fn(&str),
+) -> Result<BenchReport, RunError> {
     let config = options.recipe()?;
     let model = ModelConfig::read(&config.model_folder()?)?;
     let profile = HardwareProfile::detect();
     let data = DataShape {
-        rows: options.micro_batch * config.train.steps.unwrap_or(1) as usize,
+        rows: options.micro_batch * ranks.world_size() * config.train.steps.unwrap_or(1) as usize,
         row_len: options.seq,
         longest_document: options.seq.div_ceil(options.documents),
         documents_per_row: options.documents,
@@ -51,12 +72,13 @@ pub fn bench(options: &BenchOptions, clock: ProcessClock, print: &dyn Fn(&str)) 
         report: format!("random tokens, {} per row, all in the loss", documents(options.documents)),
     };
     let request = PlanRequest::default();
+    let world_size = ranks.world_size();
     let inputs =
-        PlanInputs { config: &config, profile: &profile, model: &model, data: &data, world_size: 1, request: &request };
+        PlanInputs { config: &config, profile: &profile, model: &model, data: &data, world_size, request: &request };
     let plan = Plan::resolve(inputs)?;
     print(&format!("plan for the benchmark\n{plan}"));
     let report = FailureReport::new(&plan, None);
-    let case = Case { options, plan: &plan, model: &model, clock, print };
+    let case = Case { options, plan: &plan, model: &model, ranks, clock, print };
     let measured = with_backend!(plan.backend.value, B => catch_failure(|| measure::<B>(&case)))
         .unwrap_or_else(|failure| Err(report.error(failure)))?;
     Ok(result(options, &profile, &model, &plan, measured))
@@ -74,7 +96,8 @@ fn result(
     plan: &Plan,
     measured: Measured,
 ) -> BenchReport {
-    let tokens = (options.micro_batch * options.seq) as f64;
+    let world_size = plan.world_size.value;
+    let tokens = (options.micro_batch * options.seq * world_size) as f64;
     let tok_s = tokens / measured.step_s.median;
     let document_tokens = options.seq as f64 / options.documents as f64;
     let (rates, rate_name) = rates(profile, plan, &measured.peaks);
@@ -94,6 +117,7 @@ fn result(
         alpha: options.alpha,
         seq: options.seq,
         micro_batch: options.micro_batch,
+        ranks: world_size,
         documents: options.documents,
         loss_chunk: options.loss_chunk,
         steps: options.steps,
@@ -108,7 +132,7 @@ fn result(
         planned_gib: plan.memory_bytes.value as f64 / GIB,
         planned: plan.memory.clone(),
         mfu: Utilization {
-            share: model_flops_utilization(flops_per_token, tok_s, &rates),
+            share: model_flops_utilization(flops_per_token, tok_s / world_size as f64, &rates),
             rate_tflops: rates.matmul_flops_per_s / 1e12,
             rate_source: rates.source,
             rate_name,

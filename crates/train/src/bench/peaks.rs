@@ -21,7 +21,10 @@ const ROUNDS: usize = 4;
 pub struct Peaks {
     /// GEMMs, 1e12 operations per second.
     pub gemm_tflops: f64,
-    /// Rows, columns and length of the sums of the GEMM that reached it.
+    /// GEMMs of 8-bit floats, with the quantization of their rows; only where the layers' GEMMs are of that kind.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fp8_gemm_tflops: Option<f64>,
+    /// Rows, columns and length of the sums of the GEMMs that reached it.
     pub gemm_size: usize,
     /// Memory traffic of a copy-like pass, 1e12 bytes per second, reads and writes together.
     pub copy_tb_s: f64,
@@ -32,13 +35,22 @@ impl Peaks {
     ///
     /// # Errors
     /// The device failed.
-    pub(super) fn measure<B: Kernels>(device: &B::Device, dtype: DType, is_cpu: bool) -> Result<Self, RunError> {
+    pub(super) fn measure<B: Kernels>(
+        device: &B::Device,
+        dtype: DType,
+        gemms: GemmFormat,
+        is_cpu: bool,
+    ) -> Result<Self, RunError> {
         // Large enough for the best rate of the device, small enough to take milliseconds; copies well beyond its caches.
         let (gemm_size, copy_bytes) = if is_cpu { (1024, 128 << 20) } else { (8192, 1 << 30) };
         let launches = if is_cpu { 1 } else { 10 };
-        let gemm_s = gemm_seconds::<B>(gemm_size, launches, dtype, device)?;
+        let tflops = |format| -> Result<f64, RunError> {
+            let seconds = gemm_seconds::<B>(gemm_size, launches, dtype, format, device)?;
+            Ok(2.0 * (gemm_size as f64).powi(3) / seconds / 1e12)
+        };
         Ok(Self {
-            gemm_tflops: 2.0 * (gemm_size as f64).powi(3) / gemm_s / 1e12,
+            gemm_tflops: tflops(GemmFormat::Compute)?,
+            fp8_gemm_tflops: (gemms == GemmFormat::Fp8).then(|| tflops(gemms)).transpose()?,
             gemm_size,
             copy_tb_s: copy_rate::<B>(copy_bytes, launches, device)? / 1e12,
         })
@@ -48,6 +60,7 @@ impl Peaks {
     pub(super) fn rates(&self) -> Rates {
         Rates {
             matmul_flops_per_s: self.gemm_tflops * 1e12,
+            fp8_flops_per_s: self.fp8_gemm_tflops.unwrap_or(self.gemm_tflops) * 1e12,
             attention_flops_per_s: self.gemm_tflops * 1e12,
             bytes_per_s: self.copy_tb_s * 1e12,
             source: RateSource::Measured,
@@ -60,7 +73,13 @@ impl Peaks {
 }
 
 /// Minimum seconds of `x Wᵀ`, square.
-fn gemm_seconds<B: Kernels>(size: usize, launches: usize, dtype: DType, device: &B::Device) -> Result<f64, RunError> {
+fn gemm_seconds<B: Kernels>(
+    size: usize,
+    launches: usize,
+    dtype: DType,
+    gemms: GemmFormat,
+    device: &B::Device,
+) -> Result<f64, RunError> {
     let random = || Tensor::<B, 2>::random([size, size], Distribution::Uniform(-1.0, 1.0), device).cast(dtype);
     let x_ni = random();
     let module = Module {
@@ -70,7 +89,7 @@ fn gemm_seconds<B: Kernels>(size: usize, launches: usize, dtype: DType, device: 
         bias: None,
         adapter: None,
     };
-    let group = Group { modules: vec![module], parts: vec![size], gemms: GemmFormat::Compute };
+    let group = Group { modules: vec![module], parts: vec![size], gemms };
     min_seconds::<B>(launches, device, || {
         B::section(device, || {
             for _ in 0..launches {

@@ -80,6 +80,8 @@ pub struct BenchReport {
     pub seq: usize,
     /// Rows per step.
     pub micro_batch: usize,
+    /// Processes that trained together, each with so many rows per step.
+    pub ranks: usize,
     /// Documents per row.
     pub documents: usize,
     /// Tokens whose logits existed at a time.
@@ -88,7 +90,7 @@ pub struct BenchReport {
     pub steps: usize,
     /// Steps before them.
     pub warmup: usize,
-    /// Tokens per second at the median step.
+    /// Tokens per second at the median step, of all ranks together.
     pub tok_s: f64,
     /// Seconds per step.
     pub step_s: Spread,
@@ -134,7 +136,10 @@ impl fmt::Display for BenchReport {
                     self.base, self.offload
                 ),
             ),
-            line("tokens/s", format!("{:.0} (median of {steps} steps after {warmup})", self.tok_s)),
+            line("tokens/s", {
+                let ranks = if self.ranks == 1 { String::new() } else { format!(" of {} ranks together", self.ranks) };
+                format!("{:.0}{ranks} (median of {steps} steps after {warmup})", self.tok_s)
+            }),
             line("step", {
                 let Spread { min, median, max } = self.step_s;
                 format!("{median:.4} s (from {min:.4} to {max:.4})")

@@ -90,7 +90,7 @@ impl OperationTime {
 mod tests {
     use super::*;
 
-    const ROOFS: Peaks = Peaks { gemm_tflops: 1.0, gemm_size: 8, copy_tb_s: 0.1 };
+    const ROOFS: Peaks = Peaks { gemm_tflops: 1.0, fp8_gemm_tflops: None, gemm_size: 8, copy_tb_s: 0.1 };
 
     fn launch(name: &'static str, milliseconds: f64, flops: f64, bytes: f64) -> TracedOperation {
         TracedOperation { name, start_ms: 0.0, milliseconds, flops, bytes, gemm: None }

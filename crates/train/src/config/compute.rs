@@ -4,7 +4,6 @@
 
 use std::fmt;
 
-use firebrick_kernels::GemmFormat;
 use firebrick_precision::Format;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as DeError};
@@ -16,31 +15,24 @@ pub enum Compute {
     Plain(Format),
     /// GEMMs of the layers multiply E4M3; everything else is bfloat16.
     Fp8,
+    /// What the device is fastest with, as far as that was measured: the plan decides.
+    Auto,
 }
 
 /// The formats that everything may be computed in.
 const FORMATS: [Format; 3] = [Format::F32, Format::Bf16, Format::F16];
 /// The names, for messages.
-const NAMES: [&str; 4] = [Format::F32.name(), Format::Bf16.name(), Format::F16.name(), "fp8"];
+const NAMES: [&str; 5] = [Format::F32.name(), Format::Bf16.name(), Format::F16.name(), "fp8", "auto"];
 /// Every name that a recipe may write, for the schema.
-const ALL_NAMES: [&str; 9] = ["float32", "bfloat16", "float16", "f32", "fp32", "bf16", "f16", "fp16", "fp8"];
+const ALL_NAMES: [&str; 10] = ["float32", "bfloat16", "float16", "f32", "fp32", "bf16", "f16", "fp16", "fp8", "auto"];
 
 impl Compute {
-    /// The format of activations, and of all that is not a GEMM of a layer.
+    /// The format of activations, and of all that is not a GEMM of a layer; with [`Compute::Auto`], where the device has it.
     #[must_use]
     pub fn activations(self) -> Format {
         match self {
             Self::Plain(format) => format,
-            Self::Fp8 => Format::Bf16,
-        }
-    }
-
-    /// What the GEMMs of the layers multiply.
-    #[must_use]
-    pub fn gemms(self) -> GemmFormat {
-        match self {
-            Self::Plain(_) => GemmFormat::Compute,
-            Self::Fp8 => GemmFormat::Fp8,
+            Self::Fp8 | Self::Auto => Format::Bf16,
         }
     }
 
@@ -50,6 +42,7 @@ impl Compute {
         match self {
             Self::Plain(format) => format.name(),
             Self::Fp8 => "fp8",
+            Self::Auto => "auto",
         }
     }
 }
@@ -65,8 +58,8 @@ impl fmt::Display for Compute {
 /// # Errors
 /// A sentence with the allowed names.
 pub fn parse(name: &str) -> Result<Compute, String> {
-    if name == "fp8" {
-        return Ok(Compute::Fp8);
+    if let Some(compute) = [Compute::Fp8, Compute::Auto].into_iter().find(|compute| compute.name() == name) {
+        return Ok(compute);
     }
     let format = name.parse().ok().filter(|format| FORMATS.contains(format));
     format.map(Compute::Plain).ok_or_else(|| format!("'{name}' is not one of {}", NAMES.join(", ")))
@@ -133,14 +126,14 @@ mod tests {
             let is_accepted = FORMATS.contains(&format) || format.name() == "fp8";
             assert_eq!(parse(format.name()).is_ok(), is_accepted, "{format}");
         }
-        assert_eq!(parse("nf4").unwrap_err(), "'nf4' is not one of float32, bfloat16, float16, fp8");
+        assert_eq!(parse("nf4").unwrap_err(), "'nf4' is not one of float32, bfloat16, float16, fp8, auto");
         assert_eq!(parse_format("fp8").unwrap_err(), "'fp8' is not one of float32, bfloat16, float16");
     }
 
     #[test]
     fn fp8_is_a_format_of_gemms_and_the_rest_is_bfloat16() {
         let fp8 = parse("fp8").unwrap();
-        assert_eq!((fp8.activations(), fp8.gemms()), (Format::Bf16, GemmFormat::Fp8));
-        assert_eq!(serde_json::to_string(&fp8).unwrap(), "\"fp8\"");
+        assert_eq!(fp8.activations(), Format::Bf16);
+        assert_eq!(serde_json::to_string(&[fp8, Compute::Auto]).unwrap(), "[\"fp8\",\"auto\"]");
     }
 }

@@ -5,6 +5,8 @@
 
 use std::path::PathBuf;
 
+use firebrick_parallel::ParallelError;
+
 use crate::console::shell::shell_quoted;
 use crate::error::RunError;
 use crate::plan::{Plan, SmallerRun};
@@ -50,6 +52,11 @@ impl FailureReport {
             }
         };
         RunError::OutOfDeviceMemory { operation, message, table: self.smaller.table, advice }
+    }
+
+    /// The loss of another rank as an error of the run.
+    pub fn lost(self, lost: &ParallelError) -> RunError {
+        RunError::RankLost { lost: lost.to_string(), advice: self.next_start("as it was") }
     }
 
     fn next_start(&self, how: &str) -> String {

@@ -26,13 +26,13 @@ pub struct MemoryMeter {
 }
 
 impl MemoryMeter {
-    /// A meter for the memory where this backend's tensors live, on its default device.
-    pub fn new(backend: BackendKind) -> Self {
+    /// A meter for the memory where this backend's tensors live, on the device of the rank with this number on its machine.
+    pub fn new(backend: BackendKind, local_rank: usize) -> Self {
         #[cfg(not(feature = "cuda"))]
-        let _ = backend;
+        let _ = (backend, local_rank);
         Self {
             #[cfg(feature = "cuda")]
-            card: (backend == BackendKind::Cuda).then(card).flatten(),
+            card: (backend == BackendKind::Cuda).then(|| card(local_rank)).flatten(),
             peak_bytes: 0,
         }
     }
@@ -62,11 +62,13 @@ impl MemoryMeter {
     }
 }
 
-/// The card that CubeCL uses by default.
+/// The card of a rank.
 #[cfg(feature = "cuda")]
-fn card() -> Option<firebrick_cuda::Context> {
+fn card(local_rank: usize) -> Option<firebrick_cuda::Context> {
+    use firebrick_kernels::CommOps;
+
     let driver = firebrick_cuda::Driver::load().ok()?;
-    firebrick_cuda::Context::retain(&driver, 0).ok()
+    firebrick_cuda::Context::retain(&driver, firebrick_kernels::backends::Cuda::device_of(local_rank).index).ok()
 }
 
 #[cfg(test)]
@@ -75,7 +77,7 @@ mod tests {
 
     #[test]
     fn a_process_on_the_cpu_reports_its_peak() {
-        let mut meter = MemoryMeter::new(BackendKind::Flex);
+        let mut meter = MemoryMeter::new(BackendKind::Flex, 0);
         assert_eq!(meter.source(), MemorySource::Process);
         let first = meter.sample();
         assert!(first > 0 || !cfg!(target_os = "linux"));

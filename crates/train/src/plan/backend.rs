@@ -8,6 +8,7 @@ use firebrick_hwprofile::tuning::{Engine, get_optimal_config};
 use firebrick_kernels::{BackendKind, Recompute};
 use firebrick_precision::Format;
 
+use crate::config::compute::Compute;
 use crate::config::{BackendChoice, RunConfig};
 use crate::error::RunError;
 use crate::plan::chosen::Chosen;
@@ -91,16 +92,32 @@ fn check(backend: BackendKind) -> Result<(), RunError> {
     backend.probe().map_err(no_device)
 }
 
+/// The oldest compute capability whose matrix units multiply bfloat16: Ampere.
+const AMPERE: u32 = 8;
+
+/// The format of activations: what the recipe names, or what the device has. `capability` is that of an NVIDIA card.
+pub(super) fn activations(requested: Compute, backend: BackendKind, capability: Option<(u32, u32)>) -> Chosen<Format> {
+    let chosen = match (requested, capability) {
+        (Compute::Auto, Some((major, minor))) if backend == BackendKind::Cuda && major < AMPERE => {
+            let half = compute_format(Format::F16, backend);
+            let why = format!("compute capability {major}.{minor} has no bfloat16; {}", half.reason);
+            Chosen::new(half.value, why)
+        }
+        _ => compute_format(requested.activations(), backend),
+    };
+    if requested == Compute::Auto { Chosen::new(chosen.value, format!("auto: {}", chosen.reason)) } else { chosen }
+}
+
 /// The format that a backend computes in when `requested` is.
 pub fn compute_format(requested: Format, backend: BackendKind) -> Chosen<Format> {
     match (backend, requested) {
         (_, Format::F16) if backend.computes_in_f16() => Chosen::new(
             Format::F16,
-            "the recipe; norms, softmax and loss in f32; dynamic loss scaling as torch's GradScaler counts: from 65536, halved when \
+            "norms, softmax and loss in f32; dynamic loss scaling as torch's GradScaler counts: from 65536, halved when \
              gradients overflow (that step is skipped), doubled after 2000 good steps",
         ),
         (BackendKind::Wgpu, Format::F16) => Chosen::new(Format::F32, "this device has no float16 shaders"),
-        (BackendKind::Cuda, requested) => Chosen::new(requested, "the recipe; norms, softmax and loss in f32"),
+        (BackendKind::Cuda, requested) => Chosen::new(requested, "norms, softmax and loss in f32"),
         (_, Format::F32) => Chosen::recipe(Format::F32),
         (backend, _) => Chosen::new(Format::F32, format!("{backend} computes in f32")),
     }

@@ -4,13 +4,14 @@
 
 use std::path::PathBuf;
 
-use firebrick_arch::ModelSpec;
+use firebrick_arch::{LongRopeFactors, ModelSpec, Rope, RopeScaling};
 use firebrick_hwprofile::memory::{MemoryEstimate, human_bytes};
-use firebrick_kernels::{BackendKind, Recompute, TrainingShape};
+use firebrick_kernels::{BackendKind, Recompute, TrainingShape, step_work};
+use firebrick_precision::Format;
 
 use crate::config::{Interval, RunConfig, RunLength, Warmup};
 use crate::error::RunError;
-use crate::plan::backend::{choose_backend, compute_format, offload};
+use crate::plan::backend::{activations, choose_backend, offload};
 use crate::plan::chosen::Chosen;
 use crate::plan::values::{DataShape, Plan, PlanInputs};
 use crate::plan::{answers, base, fit, forecast, fp8, paging, shapes, workers};
@@ -31,10 +32,11 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
     let backend = choose_backend(config.backend, profile)?;
     let lora = shapes::lora(config);
     let trained = shapes::trained_tensors(&model.spec, lora.as_ref())?;
-    let mut training = shapes::training(config, backend.value, data, &trained);
     let may_offload = config.train.offload != Some(false);
     let case = fit::Case { profile, backend: backend.value, spec: &model.spec, may_offload };
-    let gemms = fp8::gemms(config.compute(), &case)?;
+    let compute = activations(config.compute(), backend.value, case.capability());
+    let mut training = shapes::training(config, compute.value, backend.value, data, &trained);
+    let gemms = fp8::gemms(config.compute(), &case, &training)?;
     training.gemms = gemms.value;
     let base = base::decide(config, &model.spec, training.base)?;
     let answer_tokens = answers::decide(&case, config, data, &mut training);
@@ -51,6 +53,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         price_per_hour: request.price_per_hour,
     };
     let forecast = forecast::forecast(&case, &training, &estimate, extent);
+    let arithmetic = arithmetic(&case, &training, data);
     let (train, eval) = (&config.train, &config.eval);
     Ok(Plan {
         name: Chosen::recipe(config.name.clone()),
@@ -60,9 +63,10 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         seed: Chosen::recipe(config.seed),
         data_seed: Chosen::recipe(config.data_seed()),
         shuffle: Chosen::recipe(config.data.shuffle),
-        world_size: Chosen::new(world_size, if world_size == 1 { "one process" } else { "the processes of this run" }),
-        compute: compute_format(config.compute().activations(), backend.value),
+        world_size: ranks(world_size),
+        compute,
         gemms,
+        arithmetic,
         kept_weights_bytes,
         base,
         trained_parameters: trained_parameters(inputs, &trained, lora.is_some()),
@@ -86,6 +90,8 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
             data.row_len.max(config.max_seq_len) + eval.max_new_tokens,
             "the longest row and an answer after it",
         ),
+        attention: attention(backend.value, &model.spec, config.compute().activations()),
+        long_rope: long_rope(config, &model.spec),
         micro_batch_size: Chosen::recipe(train.micro_batch_size),
         gradient_accumulation: accumulation(config, world_size),
         learning_rate: Chosen::recipe(config.learning_rate()),
@@ -118,6 +124,20 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         backend,
         steps,
     })
+}
+
+/// Which share of the operations is in which format.
+fn arithmetic(case: &fit::Case<'_>, training: &TrainingShape, data: &DataShape) -> Chosen<String> {
+    let document_tokens = training.row_len as f64 / data.documents_per_row.max(1) as f64;
+    let fp8 = step_work(case.spec, training, 1, document_tokens).fp8_share();
+    if fp8 == 0.0 {
+        return Chosen::new(format!("100 % {}", training.compute), "all GEMMs, and attention");
+    }
+    let why = format!(
+        "GEMMs of the layers forward and for gradients of their inputs in fp8; head, adapters, attention and gradients of weights in {}",
+        training.compute
+    );
+    Chosen::new(format!("{:.0} % fp8, {:.0} % {}", 100.0 * fp8, 100.0 * (1.0 - fp8), training.compute), why)
 }
 
 fn trained_parameters(inputs: &PlanInputs<'_>, trained: &[firebrick_arch::TensorSpec], has_lora: bool) -> Chosen<u64> {
@@ -157,16 +177,55 @@ fn recompute(recompute: Recompute) -> Chosen<Recompute> {
     Chosen::new(recompute, why)
 }
 
+fn attention(backend: BackendKind, spec: &ModelSpec, compute: Format) -> Option<Chosen<String>> {
+    let [kernels, why] = backend.capped_attention(spec, compute)?;
+    Some(Chosen::new(kernels, why))
+}
+
+/// transformers chooses for each batch, by its longest sequence; a run chooses once.
+fn long_rope(config: &RunConfig, spec: &ModelSpec) -> Option<Chosen<&'static str>> {
+    let tokens = config.max_seq_len;
+    let of_rope = |rope: &Rope| match &rope.scaling {
+        RopeScaling::LongRope { original_max_position_embeddings: original, .. } => {
+            let (factors, than) = match rope.scaling.long_rope_factors(tokens)? {
+                LongRopeFactors::Short => ("short_factor", "no longer than"),
+                LongRopeFactors::Long => ("long_factor", "longer than"),
+            };
+            let why = format!(
+                "max_seq_len {tokens} is {than} original_max_position_embeddings {original}; for the whole run, whatever the length of \
+                 a document"
+            );
+            Some(Chosen::new(factors, why))
+        }
+        RopeScaling::Default | RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } | RopeScaling::Yarn { .. } => {
+            None
+        }
+    };
+    spec.ropes.iter().find_map(of_rope)
+}
+
 fn row_len(config: &RunConfig, data: &DataShape) -> Chosen<usize> {
     let how = if config.pack { "packed" } else { "one document per row" };
     Chosen::new(data.row_len, format!("max_seq_len; {how}: {}", data.report))
 }
 
+fn ranks(world_size: usize) -> Chosen<usize> {
+    let why = match world_size {
+        1 => "one process",
+        _ => {
+            "each has the whole model and its own rows of every step; gradients are summed over all. What follows is per rank"
+        }
+    };
+    Chosen::new(world_size, why)
+}
+
 fn accumulation(config: &RunConfig, world_size: usize) -> Chosen<usize> {
-    let rows = config.rows_per_step() * world_size;
+    let own = config.rows_per_step();
+    let rows = own * world_size;
+    let ranks = if world_size == 1 { String::new() } else { format!(" ({own} on each of {world_size} ranks)") };
     Chosen::new(
         config.train.gradient_accumulation,
-        format!("{rows} rows per step, one loss denominator over all of them"),
+        format!("{rows} rows per step{ranks}, one loss denominator over all of them"),
     )
 }
 
@@ -250,11 +309,15 @@ mod tests {
         "tie_word_embeddings": true}"#;
 
     fn resolve(changes: &[&str]) -> Result<Plan, RunError> {
+        resolve_for(MODEL, changes)
+    }
+
+    fn resolve_for(model: &str, changes: &[&str]) -> Result<Plan, RunError> {
         let recipe = "name='n'\nmodel='m'\nbackend='flex'\nmax_seq_len=64\n[lora]\nr=4\n[data]\npath='d'\n";
         let changes: Vec<String> = changes.iter().map(ToString::to_string).collect();
         let config = RunConfig::from_toml(recipe, Path::new("r.toml"), &changes).unwrap();
         let profile = HardwareProfile::described(4, 8 << 30, Vec::new());
-        let model = ModelConfig::parse(MODEL, Path::new("config.json")).unwrap();
+        let model = ModelConfig::parse(model, Path::new("config.json")).unwrap();
         let data = DataShape {
             rows: 100,
             row_len: 64,
@@ -321,6 +384,23 @@ mod tests {
         let schedule = plan.learning_rate_schedule();
         assert_eq!((schedule.peak, schedule.warmup_steps, schedule.total_steps), (2e-5, 2, 50));
         assert_eq!((plan.base.value, plan.lora.value), (BaseStorage::Trained, None));
+    }
+
+    #[test]
+    #[cfg(feature = "flex")]
+    fn the_factors_of_longrope_follow_from_max_seq_len_alone() {
+        let ones = ["1.0"; 4].join(", ");
+        let lists = format!(r#""type": "longrope", "short_factor": [{ones}], "long_factor": [{ones}]"#);
+        let model = MODEL.replace("LlamaForCausalLM", "Phi3ForCausalLM").replace("\"llama\"", "\"phi3\"").replace(
+            "\"rope_theta\"",
+            &format!(r#""original_max_position_embeddings": 64, "rope_scaling": {{{lists}}}, "rope_theta""#),
+        );
+        for (tokens, expected) in [(64, "short_factor"), (65, "long_factor")] {
+            let plan = resolve_for(&model, &[&format!("max_seq_len={tokens}"), "eval.max_new_tokens=32"]).unwrap();
+            assert_eq!(plan.long_rope.as_ref().unwrap().value, expected);
+            assert!(plan.to_string().contains(expected) && plan.to_toml().contains(expected));
+        }
+        assert!(resolve(&[]).unwrap().long_rope.is_none());
     }
 
     #[test]

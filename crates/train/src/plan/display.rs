@@ -16,6 +16,7 @@ impl fmt::Display for Plan {
             line("backend", self.backend.value.to_string(), &self.backend.reason),
             line("compute", self.compute.value.to_string(), &self.compute.reason),
             line("GEMMs of layers", to_name(&self.gemms.value), &self.gemms.reason),
+            line("arithmetic", self.arithmetic.value.clone(), &self.arithmetic.reason),
             line("base", to_name(&self.base.value), &self.base.reason),
             line("trained parameters", self.trained_parameters.value.to_string(), &self.trained_parameters.reason),
             line("recompute", to_name(&self.recompute.value), &self.recompute.reason),
@@ -39,6 +40,9 @@ impl fmt::Display for Plan {
             line("loader threads", self.loader_workers.value.to_string(), &self.loader_workers.reason),
             line("memory", human_bytes(self.memory_bytes.value), &self.memory_bytes.reason),
         ];
+        if self.world_size.value > 1 {
+            writeln!(formatter, "{}", line("ranks", self.world_size.value.to_string(), &self.world_size.reason))?;
+        }
         writeln!(formatter, "{}", lines.join("\n"))?;
         for part in &self.memory {
             writeln!(formatter, "    {:<34} {:>10}  {}", part.what, human_bytes(part.bytes), part.why)?;
@@ -46,6 +50,12 @@ impl fmt::Display for Plan {
         if let Some(folder) = &self.lora_init_from.value {
             let folder = folder.display().to_string();
             writeln!(formatter, "{}", line("adapter starts from", folder, &self.lora_init_from.reason))?;
+        }
+        if let Some(kernels) = &self.attention {
+            writeln!(formatter, "{}", line("attention kernels", kernels.value.clone(), &kernels.reason))?;
+        }
+        if let Some(factors) = &self.long_rope {
+            writeln!(formatter, "{}", line("longrope", factors.value.to_owned(), &factors.reason))?;
         }
         if let Some(gemms) = &self.adapter_gemms {
             writeln!(formatter, "{}", line("adapter GEMMs", gemms.value.clone(), &gemms.reason))?;

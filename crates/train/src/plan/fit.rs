@@ -37,6 +37,11 @@ impl Case<'_> {
     }
 
     /// The accelerator that the backend computes on, where its memory is known.
+    /// The compute capability of the card that the run would use, if it is NVIDIA's.
+    pub(super) fn capability(&self) -> Option<(u32, u32)> {
+        self.card().and_then(|card| card.compute_capability)
+    }
+
     pub(super) fn card(&self) -> Option<&Gpu> {
         match self.backend {
             BackendKind::Cuda | BackendKind::Wgpu if self.profile.named.is_some() => self.profile.gpus.first(),
@@ -200,7 +205,9 @@ pub(super) mod tests {
     use std::path::Path;
 
     use firebrick_arch::{ModelConfig, TensorSpec};
+    use firebrick_hwprofile::AcceleratorSpec;
     use firebrick_hwprofile::spec::Maker;
+    use firebrick_precision::Format;
 
     use super::*;
     use crate::config::RunConfig;
@@ -243,6 +250,12 @@ pub(super) mod tests {
             }
         }
 
+        /// On a machine of the table.
+        pub(in crate::plan) fn on(machine: &str, changes: &[&str]) -> Self {
+            let profile = HardwareProfile::of_machine(AcceleratorSpec::named(machine).unwrap());
+            Self { profile, ..Self::new(changes, 80, 512) }
+        }
+
         pub(in crate::plan) fn case(&self) -> Case<'_> {
             let may_offload = self.config.train.offload != Some(false);
             Case { profile: &self.profile, backend: BackendKind::Cuda, spec: &self.model.spec, may_offload }
@@ -253,7 +266,7 @@ pub(super) mod tests {
         }
 
         fn training(&self) -> TrainingShape {
-            shapes::training(&self.config, BackendKind::Cuda, &self.data, &self.trained())
+            shapes::training(&self.config, Format::Bf16, BackendKind::Cuda, &self.data, &self.trained())
         }
 
         fn check(&self, force: bool) -> Result<(MemoryEstimate, Option<Chosen<bool>>), RunError> {

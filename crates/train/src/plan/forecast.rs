@@ -267,25 +267,31 @@ mod tests {
     fn speeds_measured_on_an_h100_lie_in_their_ranges() {
         // docs/roofline.md, one document per row.
         let measured = [
-            (8, "full", 12_855.0),
-            (1, "selective", 15_289.0),
-            (2, "none", 16_002.0),
-            (3, "selective", 16_153.0),
-            (4, "selective", 16_373.0),
-            (5, "selective", 16_487.0),
+            (8, "full", "bf16", 12_855.0),
+            (1, "selective", "bf16", 15_289.0),
+            (2, "none", "bf16", 16_002.0),
+            (3, "selective", "bf16", 16_153.0),
+            (4, "selective", "bf16", 16_373.0),
+            (5, "selective", "bf16", 16_487.0),
+            (3, "selective", "fp8", 21_822.0),
+            (8, "full", "fp8", 17_592.0),
         ];
-        for (rows, recompute, tokens_per_s) in measured {
+        for (rows, recompute, compute, tokens_per_s) in measured {
+            let compute = format!("compute={compute}");
             let (rows, recompute) = (format!("train.micro_batch_size={rows}"), format!("train.recompute={recompute}"));
-            let changes = ["train.gradient_accumulation=1", "train.grad_checkpointing=", &rows, &recompute];
+            let changes = ["train.gradient_accumulation=1", "train.grad_checkpointing=", &rows, &recompute, &compute];
             let range = forecast_of("h100", &changes).tokens_per_second.value;
-            assert!(range.contains(tokens_per_s), "{rows}, {recompute}: {tokens_per_s} outside of {range:?}");
+            assert!(
+                range.contains(tokens_per_s),
+                "{rows}, {recompute}, {compute}: {tokens_per_s} outside of {range:?}"
+            );
         }
     }
 
     #[test]
     fn every_machine_of_the_table_answers_with_reasons() {
         for spec in AcceleratorSpec::all() {
-            let request = PlanRequest { force: true, price_per_hour: Some(2.0), machine: Some(spec) };
+            let request = PlanRequest { force: true, price_per_hour: Some(2.0), machine: Some(spec), local_ranks: 1 };
             let plan = plan(spec.id, &["train.micro_batch_size=1"], request);
             let forecast = plan.forecast.as_ref().expect("known peaks");
             for (name, value, reason) in forecast.lines() {
@@ -321,6 +327,7 @@ mod tests {
         }
         let recipes = [
             (ADR, "h100"),
+            (recipe!("h100-fp8"), "h100"),
             (recipe!("a100"), "a100"),
             (recipe!("a100"), "a100-40"),
             (recipe!("h200"), "h200"),

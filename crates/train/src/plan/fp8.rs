@@ -15,33 +15,61 @@ use crate::plan::fit::Case;
 /// The major compute capability on which cuBLASLt multiplies 8-bit rows that have a scale each.
 const HOPPER: u32 = 9;
 
+/// From which width of a model, and which width times tokens of a micro-batch, 8-bit floats were measured to be faster
+/// (docs/roofline.md): 896 wide with 32,768 tokens 1.12 times, 2,048 wide with 4,096 tokens 1.21 times, with 512 tokens 0.80 times.
+const MIN_WIDTH: usize = 896;
+const MIN_VALUES: u64 = 2048 * 4096;
+
 /// What the GEMMs of the layers multiply.
 ///
 /// # Errors
 /// [`RunError::NoFp8`] where the machine or the model does not allow the 8-bit floats that the recipe asks for.
-pub(super) fn gemms(requested: Compute, case: &Case<'_>) -> Result<Chosen<GemmFormat>, RunError> {
-    if requested.gemms() == GemmFormat::Compute {
-        return Ok(Chosen::new(GemmFormat::Compute, "in the format of activations"));
+pub(super) fn gemms(
+    requested: Compute,
+    case: &Case<'_>,
+    training: &TrainingShape,
+) -> Result<Chosen<GemmFormat>, RunError> {
+    let how = "E4M3 with a scale per row, computed from the row; adapters, norms, attention, head and loss in bfloat16";
+    match (requested, refusal(case)) {
+        (Compute::Plain(_), _) => Ok(Chosen::new(GemmFormat::Compute, "in the format of activations")),
+        (Compute::Fp8, Some(reason)) => Err(RunError::NoFp8 { reason }),
+        (Compute::Fp8, None) => Ok(Chosen::new(GemmFormat::Fp8, format!("the recipe; {how}"))),
+        (Compute::Auto, Some(reason)) => Ok(Chosen::new(GemmFormat::Compute, format!("auto: {reason}"))),
+        (Compute::Auto, None) => Ok(match slower(case, training) {
+            Some(reason) => Chosen::new(GemmFormat::Compute, format!("auto: {reason}")),
+            None => Chosen::new(GemmFormat::Fp8, format!("auto: faster here (docs/roofline.md); {how}")),
+        }),
     }
-    let refused = |reason: String| Err(RunError::NoFp8 { reason });
+}
+
+/// Why there are no GEMMs in 8-bit floats for a run; `None` if there are.
+fn refusal(case: &Case<'_>) -> Option<String> {
     if case.backend != BackendKind::Cuda {
-        return refused(format!("backend {} has no matrix multiplications in 8-bit floats", case.backend));
+        return Some(format!("backend {} has no matrix multiplications in 8-bit floats", case.backend));
     }
-    if let Some((major, minor)) = case.card().and_then(|card| card.compute_capability)
-        && major != HOPPER
-    {
-        return refused(format!(
-            "cuBLASLt multiplies 8-bit rows with a scale each on compute capability 9.0 (H100, H200) only, and this card has \
-             {major}.{minor}"
+    match case.capability() {
+        Some((major, minor)) if major != HOPPER => Some(format!(
+            "cuBLASLt multiplies 8-bit rows with a scale each on compute capability 9.0 (H100, H200) only, and this card has {major}.{minor}"
+        )),
+        _ => fp8_refusal(case.spec),
+    }
+}
+
+/// Why 8-bit floats would not be faster than bfloat16, by what was measured; `None` if they would.
+fn slower(case: &Case<'_>, training: &TrainingShape) -> Option<String> {
+    let (width, tokens) = (case.spec.hidden_size, training.tokens());
+    if case.capability().is_none() {
+        return Some("the card does not say its compute capability".to_owned());
+    }
+    if width < MIN_WIDTH {
+        return Some(format!(
+            "for models less than {MIN_WIDTH} wide 8-bit floats were not measured, this one has {width}"
         ));
     }
-    if let Some(width) = fp8_refusal(case.spec) {
-        return refused(width);
-    }
-    Ok(Chosen::new(
-        GemmFormat::Fp8,
-        "the recipe; E4M3 with a scale per row, computed from the row; adapters, norms, attention, head and loss in bfloat16",
-    ))
+    let least = MIN_VALUES.div_ceil(width as u64);
+    (tokens < least).then(|| {
+        format!("{tokens} tokens per micro-batch are too few for 8-bit floats to be faster, {least} are enough")
+    })
 }
 
 /// Decides, and enters it into the shape; `None` where no weights are converted to 8 bits.
@@ -63,19 +91,24 @@ pub(super) fn kept_weights(case: &Case<'_>, config: &RunConfig, training: &mut T
 
 #[cfg(test)]
 mod tests {
+    use firebrick_precision::Format;
+
     use super::*;
     use crate::plan::fit::tests::Example;
     use crate::plan::shapes;
 
     const GIB: f64 = (1_u64 << 30) as f64;
 
+    fn shape(example: &Example) -> TrainingShape {
+        shapes::training(&example.config, Format::Bf16, BackendKind::Cuda, &example.data, &example.trained())
+    }
+
     /// GiB that stay for the forward and for the backward of an 8B, on a card of this size.
     fn kept(changes: &[&str], card_gib: u64) -> Option<[f64; 2]> {
         let fp8 = ["compute=fp8", "train.recompute=selective", "train.micro_batch_size=3"];
         let example = Example::new(&[&fp8, changes].concat(), card_gib, 512);
-        let trained = example.trained();
-        let mut training = shapes::training(&example.config, BackendKind::Cuda, &example.data, &trained);
-        training.gemms = gemms(example.config.compute(), &example.case()).unwrap().value;
+        let mut training = shape(&example);
+        training.gemms = gemms(example.config.compute(), &example.case(), &training).unwrap().value;
         let chosen = kept_weights(&example.case(), &example.config, &mut training)?;
         assert_eq!(chosen.value, training.kept_bytes.iter().sum::<u64>());
         Some(training.kept_bytes.map(|bytes| bytes as f64 / GIB))
@@ -96,16 +129,39 @@ mod tests {
     #[test]
     fn what_has_no_8_bit_floats_is_refused_with_the_reason() {
         let example = Example::new(&["compute=fp8"], 80, 512);
-        let refusal = |backend| gemms(Compute::Fp8, &Case { backend, ..example.case() }).unwrap_err().to_string();
+        let training = shape(&example);
+        let gemms = |case: &Case<'_>| gemms(Compute::Fp8, case, &training);
+        let refusal = |backend| gemms(&Case { backend, ..example.case() }).unwrap_err().to_string();
         assert_eq!(
             refusal(BackendKind::Flex),
             "compute = \"fp8\": backend flex has no matrix multiplications in 8-bit floats. Write compute = \"bfloat16\""
         );
         let mut odd = example.case().spec.clone();
         odd.vocab_size += 1;
-        assert_eq!(gemms(Compute::Fp8, &Case { spec: &odd, ..example.case() }).unwrap().value, GemmFormat::Fp8);
+        assert_eq!(gemms(&Case { spec: &odd, ..example.case() }).unwrap().value, GemmFormat::Fp8);
         odd.hidden_size = 4104;
-        let message = gemms(Compute::Fp8, &Case { spec: &odd, ..example.case() }).unwrap_err().to_string();
+        let message = gemms(&Case { spec: &odd, ..example.case() }).unwrap_err().to_string();
         assert!(message.contains("has a width of 4104, and 8-bit floats need multiples of 16"), "{message}");
+    }
+
+    #[test]
+    fn auto_takes_8_bit_floats_where_they_are_faster_and_says_why_not_elsewhere() {
+        let chosen = |machine: &str, changes: &[&str]| {
+            let example = Example::on(machine, &[&["compute=auto"], changes].concat());
+            gemms(Compute::Auto, &example.case(), &shape(&example)).unwrap()
+        };
+        for machine in ["h100", "h200"] {
+            let found = chosen(machine, &["train.micro_batch_size=1"]);
+            assert_eq!(found.value, GemmFormat::Fp8, "{machine}: {}", found.reason);
+        }
+        for (machine, why) in [("a100", "8.0"), ("l4", "8.9"), ("b200", "10.0"), ("rtx5090", "12.0")] {
+            let found = chosen(machine, &[]);
+            assert_eq!(found.value, GemmFormat::Compute, "{machine}");
+            assert!(found.reason.starts_with("auto: ") && found.reason.contains(why), "{machine}: {}", found.reason);
+        }
+        let mut example = Example::on("h100", &["compute=auto", "train.micro_batch_size=1"]);
+        example.data.row_len = 512;
+        let short = gemms(Compute::Auto, &example.case(), &shape(&example)).unwrap();
+        assert!(short.value == GemmFormat::Compute && short.reason.contains("512 tokens"), "{}", short.reason);
     }
 }

@@ -75,6 +75,8 @@ const SHARES: u64 = 16;
 
 #[cfg(test)]
 mod tests {
+    use firebrick_precision::Format;
+
     use super::*;
     use crate::plan::fit::tests::Example;
 
@@ -83,7 +85,7 @@ mod tests {
         let example = Example::new(&[&full, changes].concat(), card_gib, 512);
         let case = fit::Case { backend, ..example.case() };
         let trained = example.trained();
-        let mut training = shapes::training(&example.config, backend, &example.data, &trained);
+        let mut training = shapes::training(&example.config, Format::Bf16, backend, &example.data, &trained);
         let Paging { resident, paged } = decide(&case, &example.config, &trained, &mut training);
         (resident.value, paged.value, resident.reason + " / " + &paged.reason, training)
     }

@@ -5,11 +5,12 @@
 use firebrick_arch::{LoraConfig, ModelSpec, TensorSpec};
 use firebrick_kernels::{BackendKind, GemmFormat, TrainingShape};
 use firebrick_optim::OptimizerConfig;
+use firebrick_precision::Format;
 
 use crate::config::RunConfig;
 use crate::error::RunError;
 use crate::plan::answers;
-use crate::plan::backend::{compute_format, offload};
+use crate::plan::backend::offload;
 use crate::plan::base;
 use crate::plan::values::DataShape;
 
@@ -32,11 +33,11 @@ pub(super) fn trained_tensors(spec: &ModelSpec, lora: Option<&LoraConfig>) -> Re
 /// How a recipe's model is trained on a backend, with all optimizer state there.
 pub(super) fn training(
     config: &RunConfig,
+    compute: Format,
     backend: BackendKind,
     data: &DataShape,
     trained: &[TensorSpec],
 ) -> TrainingShape {
-    let compute = compute_format(config.compute().activations(), backend).value;
     TrainingShape {
         base: base::storage(config, compute),
         lora: lora(config),

@@ -43,6 +43,8 @@ pub struct Plan {
     pub compute: Chosen<Format>,
     /// What the GEMMs of the layers multiply.
     pub gemms: Chosen<GemmFormat>,
+    /// Which share of a step's operations is in which format.
+    pub arithmetic: Chosen<String>,
     /// Bytes of frozen weights that stay on the device in 8 bits; none where there are no such weights.
     pub kept_weights_bytes: Option<Chosen<u64>>,
     /// How the base weights are stored.
@@ -83,6 +85,12 @@ pub struct Plan {
     pub row_len: Chosen<usize>,
     /// Positions that the rotary tables cover.
     pub max_positions: Chosen<usize>,
+    /// Which kernels compute attention, where that follows from the model alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention: Option<Chosen<String>>,
+    /// Which factors of longrope are used; none where the model has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub long_rope: Option<Chosen<&'static str>>,
     /// Rows per forward and backward pass.
     pub micro_batch_size: Chosen<usize>,
     /// Micro-batches per step.
@@ -207,17 +215,24 @@ pub struct PlanRequest {
     pub force: bool,
     /// Price of the machine per hour, in any currency.
     pub price_per_hour: Option<f64>,
+    /// Processes of the run that share this machine; 0 counts as one.
+    pub local_ranks: usize,
 }
 
 impl PlanRequest {
     /// The machine: the named one, or this one as it is found.
     pub fn profile(&self) -> HardwareProfile {
-        match self.machine {
+        let mut profile = match self.machine {
             Some(spec) => HardwareProfile::of_machine(spec),
             // Metal's GPUs are known to wgpu alone.
             None if cfg!(target_os = "macos") => HardwareProfile::detect_with_adapters(),
             None => HardwareProfile::detect(),
-        }
+        };
+        // Ranks share the cores and the memory of their machine.
+        let ranks = self.local_ranks.max(1);
+        profile.cpu.logical_cores = (profile.cpu.logical_cores / ranks).max(1);
+        profile.memory.available_bytes /= ranks as u64;
+        profile
     }
 }
 

@@ -42,6 +42,7 @@ pub fn trainer<B: Kernels>(
         compute_dtype: dtype_of(plan.compute.value),
         gemms: plan.gemms.value,
         max_positions: plan.max_positions.value,
+        sequence_tokens: plan.max_seq_len.value,
     };
     B::keep_weights(device, plan.training.kept_bytes);
     if plan.offload.value && plan.pack.value {

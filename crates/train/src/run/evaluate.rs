@@ -3,7 +3,9 @@
 //! The loss is the mean over all loss tokens; transformers reports the mean of the batches' means, which weighs tokens of short batches
 //! more. Rows are read again for each evaluation, and prompts are answered in groups of bounded length, so memory does not grow with the
 //! held-out data.
-//! Trade-off: every rank evaluates everything, so all of them have the numbers without a reduction.
+//! Several ranks take turns at batches and groups of answers, and add up what they counted: the same batches as one rank has, so the
+//! same numbers.
+//! Trade-off: every rank builds all batches on its host, and the slowest one decides when the evaluation is over.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -11,6 +13,7 @@ use std::sync::Arc;
 use firebrick_data::{DocumentSet, Loader, LoaderConfig, PackOptions, PackedDataset, Tokenizer};
 use firebrick_kernels::Kernels;
 use firebrick_model::{Decoder, Sampler};
+use firebrick_parallel::Ranks;
 
 use crate::config::Extraction;
 use crate::error::RunError;
@@ -90,6 +93,14 @@ impl EvaluationSet {
         Ok(Self { held_out: Some(held_out) })
     }
 
+    /// What identifies the held-out rows, in a few words.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        self.held_out
+            .as_ref()
+            .map_or("none".to_owned(), |held_out| format!("rows {:016x}", held_out.rows.fingerprint()))
+    }
+
     /// What is answered, and what was skipped and why, as a sentence; `None` if nothing is answered.
     #[must_use]
     pub fn note(&self) -> Option<String> {
@@ -101,26 +112,59 @@ impl EvaluationSet {
     /// # Errors
     /// Logits that are not finite while answering.
     pub fn evaluate<B: Kernels>(&self, model: &Decoder<B>, tokenizer: &Tokenizer) -> Result<Evaluation, RunError> {
-        let evaluation = self.evaluate_watched(model, tokenizer, &mut |_| ControlFlow::Continue(()))?;
+        let evaluation =
+            self.evaluate_watched(model, tokenizer, &Ranks::single(), &mut |_| ControlFlow::Continue(()))?;
         Ok(evaluation.expect("an evaluation that nothing stops has a result"))
     }
 
-    /// As [`EvaluationSet::evaluate`]; `None` if `watch` ended it.
+    /// As [`EvaluationSet::evaluate`], by all ranks together; `None` if `watch` ended it on one of them.
     ///
     /// # Errors
-    /// As [`EvaluationSet::evaluate`].
+    /// As [`EvaluationSet::evaluate`], or a rank is gone.
     pub fn evaluate_watched<B: Kernels>(
         &self,
         model: &Decoder<B>,
         tokenizer: &Tokenizer,
+        ranks: &Ranks,
         watch: Watch<'_>,
     ) -> Result<Option<Evaluation>, RunError> {
         let Some(held_out) = &self.held_out else { return Ok(Some(Evaluation::default())) };
         // What the last step left for reuse has other sizes than what follows, and the other way around.
         B::release_memory(model.device());
-        let evaluation = held_out.evaluate(model, tokenizer, watch);
+        let evaluation = held_out.evaluate(model, tokenizer, ranks, watch);
         B::release_memory(model.device());
         evaluation
+    }
+}
+
+/// What was counted in some batches and answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Tally {
+    loss_sum: f64,
+    correct: f64,
+    tokens: u64,
+    right_answers: u64,
+    /// Whether the evaluation was ended before all of it was counted.
+    is_stopped: bool,
+}
+
+impl Tally {
+    /// The sums over all ranks, added in rank order.
+    fn over(self, ranks: &Ranks) -> Result<Self, RunError> {
+        if ranks.world_size() == 1 {
+            return Ok(self);
+        }
+        let Self { loss_sum, correct, tokens, right_answers, is_stopped } = self;
+        let own = [loss_sum.to_bits(), correct.to_bits(), tokens, right_answers, is_stopped.into()];
+        let mut sum = Self::default();
+        for [loss_sum, correct, tokens, right_answers, is_stopped] in ranks.all_gather_numbers("evaluation", own)? {
+            sum.loss_sum += f64::from_bits(loss_sum);
+            sum.correct += f64::from_bits(correct);
+            sum.tokens += tokens;
+            sum.right_answers += right_answers;
+            sum.is_stopped |= is_stopped != 0;
+        }
+        Ok(sum)
     }
 }
 
@@ -129,15 +173,17 @@ impl HeldOut {
         &self,
         model: &Decoder<B>,
         tokenizer: &Tokenizer,
+        ranks: &Ranks,
         watch: Watch<'_>,
     ) -> Result<Option<Evaluation>, RunError> {
-        let ControlFlow::Continue((loss, token_accuracy)) = self.score(model, watch) else { return Ok(None) };
-        let mut evaluation = Evaluation { loss: Some(loss), token_accuracy: Some(token_accuracy), exact_match: None };
-        if !self.prompts.is_empty() {
-            let Some(share) = self.exact_match(model, tokenizer, watch)? else { return Ok(None) };
-            evaluation.exact_match = Some(share);
+        let mut tally = self.score(model, ranks, watch);
+        if !tally.is_stopped {
+            self.answer(model, tokenizer, ranks, watch, &mut tally)?;
         }
-        Ok(Some(evaluation))
+        let Tally { loss_sum, correct, tokens, right_answers, is_stopped } = tally.over(ranks)?;
+        let exact_match = (!self.prompts.is_empty()).then(|| right_answers as f64 / self.prompts.len() as f64);
+        let (loss, token_accuracy) = (Some(loss_sum / tokens as f64), Some(correct / tokens as f64));
+        Ok((!is_stopped).then_some(Evaluation { loss, token_accuracy, exact_match }))
     }
 
     fn loader(&self) -> Loader {
@@ -154,42 +200,56 @@ impl HeldOut {
         Loader::new(Arc::clone(&self.rows), config, Default::default())
     }
 
-    /// Mean loss, and the fraction of right tokens.
-    fn score<B: Kernels>(&self, model: &Decoder<B>, watch: Watch<'_>) -> ControlFlow<(), (f64, f64)> {
+    /// This rank's share of the batches: sums of the loss and of the right tokens.
+    fn score<B: Kernels>(&self, model: &Decoder<B>, ranks: &Ranks, watch: Watch<'_>) -> Tally {
         let batches = self.rows.rows().div_ceil(self.rows_per_batch).min(self.max_batches);
         let mut loader = self.loader();
-        let (mut sum, mut correct, mut tokens) = (0.0, 0.0, 0);
+        let mut tally = Tally::default();
         for done in 0..batches {
-            watch(Stage::Loss(done, batches))?;
+            if watch(Stage::Loss(done, batches)).is_break() {
+                return Tally { is_stopped: true, ..tally };
+            }
             let Some((batch, _)) = loader.next_batch() else { break };
+            if done % ranks.world_size() != ranks.rank() {
+                continue;
+            }
             let on_device = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
             let score = model.score(&on_device, self.loss_chunk_tokens);
-            sum += f64::from(scalar(score.loss_sum));
-            correct += f64::from(scalar(score.correct));
-            tokens += batch.loss_tokens();
+            tally.loss_sum += f64::from(scalar(score.loss_sum));
+            tally.correct += f64::from(scalar(score.correct));
+            tally.tokens += batch.loss_tokens() as u64;
         }
-        ControlFlow::Continue((sum / tokens as f64, correct / tokens as f64))
+        tally
     }
 
-    fn exact_match<B: Kernels>(
+    /// This rank's share of the prompts: counts the right answers.
+    fn answer<B: Kernels>(
         &self,
         model: &Decoder<B>,
         tokenizer: &Tokenizer,
+        ranks: &Ranks,
         watch: Watch<'_>,
-    ) -> Result<Option<f64>, RunError> {
-        let (mut done, mut right) = (0, 0);
-        for group in self.prompts.groups(self.answer_tokens, MAX_PROMPTS_AT_ONCE, self.max_new_tokens) {
+        tally: &mut Tally,
+    ) -> Result<(), RunError> {
+        let mut done = 0;
+        let at_once = self.prompts.len().div_ceil(ranks.world_size()).clamp(1, MAX_PROMPTS_AT_ONCE);
+        let groups = self.prompts.groups(self.answer_tokens, at_once, self.max_new_tokens);
+        for (number, group) in groups.enumerate() {
             if watch(Stage::Answers(done, self.prompts.len())).is_break() {
-                return Ok(None);
+                tally.is_stopped = true;
+                return Ok(());
+            }
+            done += group.len();
+            if number % ranks.world_size() != ranks.rank() {
+                continue;
             }
             let prompts: Vec<Vec<u32>> = group.iter().map(|prompt| prompt.prompt.clone()).collect();
             let answers = continue_prompts(model, tokenizer, &prompts, self.max_new_tokens, Sampler::greedy())?;
             let is_right = |(prompt, answer): &(&firebrick_data::EvalPrompt, &String)| {
                 self.extraction.matches(answer, &prompt.answer)
             };
-            right += group.iter().zip(&answers).filter(is_right).count();
-            done += group.len();
+            tally.right_answers += group.iter().zip(&answers).filter(is_right).count() as u64;
         }
-        Ok(Some(right as f64 / self.prompts.len() as f64))
+        Ok(())
     }
 }

@@ -37,11 +37,7 @@ pub(super) fn write_weights<B: Kernels>(
     weights: &SavedWeights,
     model: &Decoder<B>,
 ) -> Result<PathBuf, RunError> {
-    let dtype = match model.config.dtype.as_deref() {
-        Some("bfloat16") => SavedDtype::Bf16,
-        Some("float16") => SavedDtype::F16,
-        _ => SavedDtype::F32,
-    };
+    let dtype = SavedDtype::of_config(model.config.dtype.as_deref());
     // The last checkpoint has the same weights, so an earlier copy of a resumed run may be removed.
     let earlier = run_folder.join("model");
     if earlier.exists() {

@@ -44,6 +44,7 @@ impl LoadOptions {
             compute_dtype: dtype_of(self.compute),
             gemms: GemmFormat::Compute,
             max_positions,
+            sequence_tokens: max_positions,
         };
         let mut config = ModelConfig::read(&self.model)?;
         if let Some(adapter) = &self.adapter {

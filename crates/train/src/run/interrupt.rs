@@ -55,9 +55,31 @@ impl Interrupt {
         self.request.store(NO_SIGNAL, Ordering::Relaxed);
     }
 
+    /// The request as a number that other ranks understand; 0 if there is none.
+    #[must_use]
+    pub(crate) fn code(&self) -> u64 {
+        u64::from(self.request.load(Ordering::Relaxed).cast_unsigned())
+    }
+
+    /// Takes over a request of another rank, unless there is one here.
+    pub(crate) fn adopt(&self, code: u64) {
+        let request = u32::try_from(code).map_or(NO_SIGNAL, u32::cast_signed);
+        let _ = self.request.compare_exchange(0, request, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
     /// From now on there is something to save, and a signal lets the run do that.
     pub fn training_begins(&self) {
         self.is_training.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends the run for this reason: after its step, or the process at once if nothing was trained yet.
+    pub(crate) fn end(&self, reason: &str) {
+        // Standard error may be closed, and then there is nothing to do about it.
+        let _ = writeln!(io::stderr(), "{reason}");
+        if !self.is_training.load(Ordering::Relaxed) {
+            std::process::exit(1);
+        }
+        self.request();
     }
 
     /// A thread receives the signals, because a signal handler must not print.
@@ -127,7 +149,7 @@ pub fn exit_status(signal: i32) -> i32 {
 
 /// Whether this process is to survive its terminal, as under `nohup`: a handler would undo that.
 #[cfg(unix)]
-fn hangups_are_ignored() -> bool {
+pub(crate) fn hangups_are_ignored() -> bool {
     use std::io::IsTerminal;
 
     match std::fs::read_to_string("/proc/self/status") {

@@ -1,26 +1,30 @@
 //! From a recipe to a run on its backend: prepare, find the folder or the checkpoint to resume, train.
 //!
+//! All ranks of a job run this, in the same order; what one of them fails with is given to the others.
 //! Trade-off: a resumed run reads its data before its recipe is compared with the checkpoint, because the data is part of the
 //! comparison.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use firebrick_data::records_encoded;
-use firebrick_parallel::Ranks;
+use firebrick_kernels::CommError;
+use firebrick_parallel::{ParallelError, Ranks};
 
 use crate::config::RunConfig;
-use crate::console::{Console, FailureReport, Outcome};
+use crate::console::{Console, FailureReport, Outcome, error_message};
 use crate::error::RunError;
 use crate::plan::PlanRequest;
 use crate::run::device::catch_failure;
 use crate::run::interrupt::Interrupt;
-use crate::run::prepare::{Prepared, check_start, now, prepare_as};
+use crate::run::prepare::{Prepared, check_start, prepare_as};
 use crate::run::start::Place;
+use crate::run::together;
 use crate::run::trace::TraceSteps;
 use crate::run::train_loop::Run;
 use crate::state::identity::{RunIdentity, RunSettings};
 use crate::state::resume_point::{ResumeFrom, ResumePoint};
-use crate::state::run_folder::RunFolder;
 use crate::with_backend;
 
 /// How to run a recipe.
@@ -38,6 +42,8 @@ pub struct RunOptions {
     pub trace: Option<TraceSteps>,
     /// Train although the plan says that memory is short.
     pub force: bool,
+    /// The processes that train together.
+    pub ranks: Ranks,
 }
 
 /// Runs a recipe, from its start or from a checkpoint, to its end or to a signal.
@@ -45,19 +51,33 @@ pub struct RunOptions {
 /// # Errors
 /// Whatever stops it; everything that was saved stays.
 pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
+    let ranks = options.ranks.clone();
+    let is_saving = Arc::<AtomicBool>::default();
+    together::end_when_lost(&ranks, is_saving.clone());
+    let result = run_rank(options, is_saving).and_then(|outcome| {
+        ranks.leave()?;
+        Ok(outcome)
+    });
+    if let Err(error) = &result {
+        ranks.fail(&error_message(error));
+    }
+    result
+}
+
+fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, RunError> {
     let started = Instant::now();
-    let RunOptions { config, resume, console, interrupt, trace, force } = options;
-    let resumed = resume.map(|from| ResumePoint::open(&from, config.output_dir.as_ref(), &config.name)).transpose()?;
+    let RunOptions { config, resume, console, interrupt, trace, force, ranks } = options;
+    together::agree_on_recipe(&ranks, &config)?;
+    let (date, resumed) = together::start_of(&ranks, &config, resume.as_ref())?;
     if resumed.is_none() {
         check_start(&config)?;
     }
-    let date = resumed.as_ref().map_or_else(now, |point| point.state.date);
-    let ranks = Ranks::single();
-    let request = PlanRequest { force, ..PlanRequest::default() };
+    let request = PlanRequest { force, local_ranks: ranks.local_world_size(), ..PlanRequest::default() };
     let prepared = {
         let _shown = console.activity(reading_data);
-        prepare_as(config, date, ranks.world_size(), &request)?
+        together::prepare_in_turn(&ranks, || prepare_as(config, date, ranks.world_size(), &request))?
     };
+    together::agree_on_data(&ranks, &prepared)?;
     let mut notes = prepared.data_notes.clone();
     if let Some(point) = &resumed {
         notes.extend(compare(point, &prepared)?);
@@ -69,7 +89,7 @@ pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
     let place = match resumed {
         Some(point) => Place::Resumed(Box::new(point)),
         None => {
-            let folder = RunFolder::create(&prepared.plan.output_dir.value, &prepared.plan.name.value)?;
+            let folder = together::new_folder(&ranks, &prepared.plan)?;
             if let Some(notice) = folder.notice() {
                 console.print(notice);
             }
@@ -77,10 +97,19 @@ pub fn run(options: RunOptions) -> Result<Outcome, RunError> {
         }
     };
     let report = FailureReport::new(&prepared.plan, Some(place.folder().path().to_path_buf()));
-    with_backend!(prepared.plan.backend.value, B => {
-        catch_failure(|| Run::<B>::start(prepared, place, ranks, console, interrupt, started)?.tracing(trace).train())
-    })
-    .unwrap_or_else(|failure| Err(report.error(failure)))
+    let job = ranks.clone();
+    let result = with_backend!(prepared.plan.backend.value, B => {
+        catch_failure(|| Run::<B>::start(prepared, place, ranks, console, interrupt, started)?.tracing(trace).noting(is_saving).train())
+    });
+    match (result, job.check("training")) {
+        // What a device or an exchange says once another rank is lost is a consequence of that.
+        (Err(_), Err(lost)) => Err(report.lost(&lost)),
+        (Ok(Err(RunError::Parallel(ParallelError::Comm(CommError::Lost { .. })))), Err(lost)) => {
+            Err(report.lost(&lost))
+        }
+        (Ok(result), _) => result,
+        (Err(failure), Ok(())) => Err(report.error(failure)),
+    }
 }
 
 /// What is shown while data is read and tokenized.

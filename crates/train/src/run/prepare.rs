@@ -51,12 +51,12 @@ pub fn prepare(recipe: RunConfig) -> Result<Prepared, RunError> {
     prepare_at(recipe, now(), 1)
 }
 
-/// As [`prepare`], for the machine and with the liberties of `request`.
+/// As [`prepare`], for a run of `world_size` processes, the machine, and with the liberties of `request`.
 ///
 /// # Errors
 /// As [`prepare_at`].
-pub fn prepare_for(recipe: RunConfig, request: &PlanRequest) -> Result<Prepared, RunError> {
-    prepare_as(recipe, now(), 1, request)
+pub fn prepare_for(recipe: RunConfig, world_size: usize, request: &PlanRequest) -> Result<Prepared, RunError> {
+    prepare_as(recipe, now(), world_size, request)
 }
 
 /// Checks that a new run can start from the adapter that its recipe names. A resumed run starts from its checkpoint.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use firebrick_data::Cursor;
 use firebrick_kernels::Kernels;
+use firebrick_parallel::Ranks;
 
 use crate::console::Console;
 use crate::error::RunError;
@@ -15,6 +16,7 @@ use crate::run::evaluate::Stage;
 use crate::run::finish;
 use crate::run::prepare::Prepared;
 use crate::run::step::Trainer;
+use crate::run::together;
 use crate::state::checkpoint::{RunState, SavedWeights, restore};
 use crate::state::checkpoint_folder::set_aside_after;
 use crate::state::identity::{RunIdentity, RunSettings, check_model};
@@ -63,16 +65,18 @@ impl Start {
     ) -> Result<Self, RunError> {
         match place {
             Place::New(folder) => {
-                save_texts(&folder, prepared)?;
+                save_texts(&folder, prepared, &trainer.ranks)?;
                 if let Some(adapter) = &prepared.plan.lora_init_from.value {
                     trainer.model.load_adapter(adapter)?;
                 }
+                together::agree_on_weights(&trainer.ranks, &mut trainer.model)?;
                 let state = first_state(prepared, trainer, console)?;
                 Ok(Self { folder, state, resumed: None })
             }
             Place::Resumed(point) => {
                 let (folder, state) = continue_from(*point, prepared, trainer, weights, console)?;
-                save_texts(&folder, prepared)?;
+                together::agree_on_weights(&trainer.ranks, &mut trainer.model)?;
+                save_texts(&folder, prepared, &trainer.ranks)?;
                 Ok(Self { resumed: Some(state.step), folder, state })
             }
         }
@@ -80,7 +84,10 @@ impl Start {
 }
 
 /// Saves the recipe and the plan next to the results.
-fn save_texts(folder: &RunFolder, prepared: &Prepared) -> Result<(), RunError> {
+fn save_texts(folder: &RunFolder, prepared: &Prepared, ranks: &Ranks) -> Result<(), RunError> {
+    if !ranks.is_main() {
+        return Ok(());
+    }
     folder.write(&folder.config_toml(), &prepared.recipe.to_toml())?;
     folder.write(&folder.plan_toml(), &prepared.plan.to_toml())?;
     Ok(())
@@ -92,7 +99,9 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
     if prepared.plan.eval_on_start.value {
         before = evaluated(prepared, trainer, console)?;
         console.evaluation("before training", &before);
-        samples_before = finish::sample(prepared, &trainer.model)?;
+        if trainer.ranks.is_main() {
+            samples_before = finish::sample(prepared, &trainer.model)?;
+        }
         console.samples("before", &prepared.plan.sample_prompts.value, &samples_before);
     }
     Ok(RunState {
@@ -125,7 +134,8 @@ fn evaluated<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: Con
         *stage.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
         ControlFlow::Continue(())
     };
-    let evaluation = prepared.evaluation.evaluate_watched(&trainer.model, &prepared.tokenizer, watch)?;
+    let evaluation =
+        prepared.evaluation.evaluate_watched(&trainer.model, &prepared.tokenizer, &trainer.ranks, watch)?;
     Ok(evaluation.expect("an evaluation that nothing stops has a result"))
 }
 
@@ -141,7 +151,8 @@ fn continue_from<B: Kernels>(
     check_model(state.base_hash, trainer.model.base_hash())?;
     restore(&checkpoint, weights, &mut trainer.model, &mut trainer.optimizer, &state)?;
     state.settings = RunSettings::new(&prepared.plan);
-    for path in set_aside_after(folder.path(), state.step)? {
+    let set_aside = if trainer.ranks.is_main() { set_aside_after(folder.path(), state.step)? } else { Vec::new() };
+    for path in set_aside {
         console
             .print(&format!("a later checkpoint was renamed to {}; delete it if you do not need it", path.display()));
     }

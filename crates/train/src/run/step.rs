@@ -10,7 +10,7 @@ use firebrick_data::Batch;
 use firebrick_kernels::{GradientSink, Kernels, Readback};
 use firebrick_model::{Decoder, LossOptions, PassOptions};
 use firebrick_optim::{Optimizer, Schedule};
-use firebrick_parallel::{Ranks, ReducingSink};
+use firebrick_parallel::{BUCKET_BYTES, Ranks, ReducingSink, bucket_bytes};
 
 use crate::error::RunError;
 
@@ -86,15 +86,26 @@ impl<B: Kernels> Trainer<B> {
     /// # Panics
     /// If no micro-batch has a loss token: the data crate refuses such rows.
     pub fn step(&mut self, micro_batches: &[Batch]) -> Result<StepOutcome, RunError> {
-        let here: u64 = micro_batches.iter().map(|batch| batch.loss_tokens() as u64).sum();
-        let loss_tokens = self.ranks.all_reduce_count(here)?;
+        let loss_tokens = self.ranks.all_reduce_count(loss_tokens(micro_batches))?;
+        self.step_of(micro_batches, loss_tokens)
+    }
+
+    /// As [`Trainer::step`], for a step whose ranks have agreed that it has this many loss tokens.
+    ///
+    /// # Errors
+    /// As [`Trainer::step`].
+    ///
+    /// # Panics
+    /// As [`Trainer::step`].
+    pub fn step_of(&mut self, micro_batches: &[Batch], loss_tokens: u64) -> Result<StepOutcome, RunError> {
         assert!(loss_tokens > 0, "a step needs at least one loss token");
         let loss_options = LossOptions {
             chunk_tokens: self.loss_chunk_tokens,
             gradient_scale: Some(1.0 / loss_tokens as f64),
             log_probs: false,
         };
-        let mut sink = ReducingSink::new(&self.ranks, self.model.contributions());
+        let bucket = if self.ranks.world_size() == 1 { BUCKET_BYTES } else { bucket_bytes(&self.model.parameters()) };
+        let mut sink = ReducingSink::with_bucket_bytes(&self.ranks, self.model.contributions(), bucket);
         let mut loss_sum = Tensor::<B, 1>::zeros([1], self.model.device());
         let loss_scale = self.optimizer.loss_scale();
         for (index, batch) in micro_batches.iter().enumerate() {
@@ -121,6 +132,11 @@ impl<B: Kernels> Trainer<B> {
             restore_wait: B::restore_wait(self.model.device()),
         })
     }
+}
+
+/// Targets of a step's micro-batches that count in the loss, on this rank.
+pub fn loss_tokens(micro_batches: &[Batch]) -> u64 {
+    micro_batches.iter().map(|batch| batch.loss_tokens() as u64).sum()
 }
 
 /// A weight `[1]` for each of `count` targets. The loss scale is a weight, so that it stays on the device: the loss multiplies it with one

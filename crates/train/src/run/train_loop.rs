@@ -2,12 +2,13 @@
 //!
 //! The numbers of a step come back through an event and are read once the next step has been queued, so that the device never waits
 //! for the host: it runs step N + 1 while the host logs step N and builds the batches of step N + 2. Everything that a resumed run needs
-//! is in the checkpoint.
+//! is in the checkpoint. Several ranks run this loop in step: rank 0 writes, and all end after the same step.
 //! Trade-off: a step that is not finite is found one step late, but always before anything of it is saved.
 
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use firebrick_data::{Batch, Cursor, Loader};
@@ -24,7 +25,7 @@ use crate::run::finish;
 use crate::run::interrupt::Interrupt;
 use crate::run::prepare::Prepared;
 use crate::run::start::{Place, Start};
-use crate::run::step::{StepNumbers, StepOutcome, Trainer};
+use crate::run::step::{StepNumbers, StepOutcome, Trainer, loss_tokens};
 use crate::run::trace::{DATA, HostSpans, NUMBERS, QUEUE, RunTrace, TraceSteps};
 use crate::state::checkpoint::{RunState, SavedWeights, Snapshot};
 use crate::state::run_folder::RunFolder;
@@ -50,6 +51,10 @@ pub(super) struct Run<B: Kernels> {
     trace: Option<TraceSteps>,
     /// While steps are traced.
     spans: Option<HostSpans>,
+    /// Whether the ranks agreed to end after this step.
+    ends_together: bool,
+    /// Whether a checkpoint is being written, which is finished even if another rank is lost.
+    is_saving: Arc<AtomicBool>,
 }
 
 /// A loss scale below which float16 cannot be what makes the gradients overflow (fairseq's `min_loss_scale`).
@@ -76,17 +81,26 @@ impl<B: Kernels> Run<B> {
     ) -> Result<Self, RunError> {
         prepared.recipe.name = place.folder().name().to_owned();
         let plan = &prepared.plan;
-        let device = B::Device::default();
+        let device = B::device_of(ranks.local_rank());
         let head_dim = head_dim(&prepared.model_config.spec);
         if let Some(seconds) = self_test::<B>(plan.backend.value, &device, dtype_of(plan.compute.value), head_dim)? {
             console.print(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
+        }
+        if let Some(carrier) = ranks.connect::<B>(&device)? {
+            console.print(&format!(
+                "{} ranks, {} of them here; gradients: {carrier}",
+                ranks.world_size(),
+                ranks.local_world_size()
+            ));
         }
         let mut trainer = load::<B>(&prepared, ranks, console, &device)?;
         let weights = SavedWeights { adapter: plan.lora.value.clone(), companions: prepared.companions.clone() };
         let Start { folder, state, resumed } = Start::new(place, &prepared, &mut trainer, &weights, console)?;
         let mut sinks = MetricSinks::default();
-        sinks.push(JsonLines::open(&folder.metrics_jsonl(), resumed)?);
-        sinks.push(EventWriter::create(&folder.tensorboard(), resumed)?);
+        if trainer.ranks.is_main() {
+            sinks.push(JsonLines::open(&folder.metrics_jsonl(), resumed)?);
+            sinks.push(EventWriter::create(&folder.tensorboard(), resumed)?);
+        }
         if resumed.is_none() {
             report_evaluation(&mut sinks, 0, &state.before);
         }
@@ -95,7 +109,7 @@ impl<B: Kernels> Run<B> {
         }
         Ok(Self {
             loader: assemble::loader(&prepared.plan, prepared.train.clone(), &trainer.ranks, state.cursor),
-            meter: MemoryMeter::new(prepared.plan.backend.value),
+            meter: MemoryMeter::new(prepared.plan.backend.value, trainer.ranks.local_rank()),
             wall_before: state.wall_s,
             prepared,
             folder,
@@ -111,6 +125,8 @@ impl<B: Kernels> Run<B> {
             pending: None,
             trace: None,
             spans: None,
+            ends_together: false,
+            is_saving: Arc::default(),
         })
     }
 
@@ -119,15 +135,32 @@ impl<B: Kernels> Run<B> {
         Self { trace, ..self }
     }
 
+    /// The same run, which notes here whether it is writing a checkpoint.
+    pub(super) fn noting(self, is_saving: Arc<AtomicBool>) -> Self {
+        Self { is_saving, ..self }
+    }
+
     /// Trains to the plan's last step or to a signal.
     pub(super) fn train(mut self) -> Result<Outcome, RunError> {
         self.interrupt.training_begins();
+        match self.take_steps() {
+            Ok(true) => self.finish(),
+            Ok(false) => Ok(self.interrupted()),
+            Err(error) => {
+                self.save_after_loss();
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes all steps and saves. Whether all of them were taken.
+    fn take_steps(&mut self) -> Result<bool, RunError> {
         let total = self.prepared.plan.steps.value;
         if self.state.evaluation_is_due && self.state.step < total {
             self.evaluate()?;
             if self.state.evaluation_is_due {
                 // Stopped again: the checkpoint that this run started from is still what there is to continue.
-                return Ok(self.interrupted());
+                return Ok(false);
             }
         }
         while self.state.step < total {
@@ -137,14 +170,31 @@ impl<B: Kernels> Run<B> {
                 None => self.advance()?,
             };
             if is_stopped {
-                return Ok(self.interrupted());
+                return Ok(false);
             }
         }
         if let Some(steps) = self.trace {
             self.console.print(&format!("there is no trace: this process did not take step {}", steps.first));
         }
         self.save()?;
-        self.finish()
+        Ok(true)
+    }
+
+    /// Saves the last step if another rank was lost since, where that step cannot have been touched by the loss.
+    fn save_after_loss(&mut self) {
+        let ranks = &self.trainer.ranks;
+        let is_whole = self.state.step > 0 && self.trainer.optimizer.steps() == self.state.step;
+        if ranks.check("saving").is_err() && ranks.is_main() && ranks.is_exact_after_loss::<B>() && is_whole {
+            match self.save() {
+                Ok(()) => self.console.print(&format!("saved step {} before ending", self.state.step)),
+                Err(error) => self.console.print(&format!("step {} could not be saved: {error}", self.state.step)),
+            }
+        }
+    }
+
+    /// Whether the run is to end after this step, on all ranks.
+    fn ends(&self) -> bool {
+        if self.trainer.ranks.world_size() == 1 { self.interrupt.is_requested() } else { self.ends_together }
     }
 
     /// One step, and the evaluation and the checkpoint that are due after it. Whether a signal ends the run, which is then saved.
@@ -155,7 +205,7 @@ impl<B: Kernels> Run<B> {
         if is_due(self.prepared.plan.eval_every_steps.value) {
             self.evaluate()?;
         }
-        if self.interrupt.is_requested() && step < total {
+        if self.ends() && step < total {
             self.save()?;
             return Ok(true);
         }
@@ -168,6 +218,7 @@ impl<B: Kernels> Run<B> {
     /// Evaluates after a step, unless the run is to end: then the run that resumes it evaluates first.
     fn evaluate(&mut self) -> Result<(), RunError> {
         self.flush()?;
+        self.state.evaluation_is_due = true;
         let evaluation = self.evaluation()?;
         self.state.evaluation_is_due = evaluation.is_none();
         if let Some(evaluation) = evaluation {
@@ -183,7 +234,26 @@ impl<B: Kernels> Run<B> {
             sinks.activity(&stage.to_string());
             if interrupt.is_requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         };
-        self.prepared.evaluation.evaluate_watched(&self.trainer.model, &self.prepared.tokenizer, watch)
+        let (model, ranks) = (&self.trainer.model, &self.trainer.ranks);
+        let evaluation = self.prepared.evaluation.evaluate_watched(model, &self.prepared.tokenizer, ranks, watch)?;
+        if evaluation.is_none() {
+            self.agree_on_step(0, 0)?;
+        }
+        Ok(evaluation)
+    }
+
+    /// Sums loss tokens and tokens of the next step over all ranks, and notes whether one of them is requested to end.
+    fn agree_on_step(&mut self, loss_tokens: u64, tokens: u64) -> Result<[u64; 2], RunError> {
+        let ranks = &self.trainer.ranks;
+        if ranks.world_size() == 1 {
+            return Ok([loss_tokens, tokens]);
+        }
+        let all = ranks.all_gather_numbers("step", [loss_tokens, tokens, self.interrupt.code()])?;
+        if let Some([.., code]) = all.iter().find(|[.., code]| *code != 0) {
+            self.interrupt.adopt(*code);
+            self.ends_together = true;
+        }
+        Ok(all.iter().fold([0, 0], |[a, b], [loss_tokens, tokens, _]| [a + loss_tokens, b + tokens]))
     }
 
     /// Traces steps, and writes the trace. The steps run as all others do; the device is waited for before the first and after the last.
@@ -203,7 +273,9 @@ impl<B: Kernels> Run<B> {
         let host = self.spans.take().unwrap_or_else(HostSpans::start);
         let trace = RunTrace { steps: TraceSteps { last, ..steps }, host, device: operations };
         let file = self.folder.trace_json();
-        self.folder.write(&file, &trace.to_json())?;
+        if self.trainer.ranks.is_main() {
+            self.folder.write(&file, &trace.to_json())?;
+        }
         self.console.print(&format!("{trace}; {}", file.display()));
         Ok(is_stopped)
     }
@@ -231,12 +303,13 @@ impl<B: Kernels> Run<B> {
         let (micro_batches, cursor) = self.next_micro_batches();
         self.note(DATA, self.state.step + 1, started);
         let queued = Instant::now();
-        let outcome = self.trainer.step(&micro_batches)?;
+        let here = micro_batches.iter().map(|batch| batch.tokens() as u64).sum();
+        let [loss_tokens, tokens] = self.agree_on_step(loss_tokens(&micro_batches), here)?;
+        let outcome = self.trainer.step_of(&micro_batches, loss_tokens)?;
         self.note(QUEUE, outcome.step, queued);
         self.state.step = outcome.step;
         self.state.cursor = cursor;
         self.state.loss_tokens += outcome.loss_tokens;
-        let tokens = micro_batches.iter().map(|batch| batch.tokens() as u64).sum();
         // Waits for the end of the previous step, while the device has this one to run: at most two steps are in flight.
         if let Some(previous) = self.pending.take() {
             self.log(previous)?;
@@ -274,6 +347,9 @@ impl<B: Kernels> Run<B> {
         let StepOutcome { step, learning_rate, .. } = outcome;
         let started = Instant::now();
         let numbers = outcome.read();
+        if !self.trainer.ranks.is_exact_after_loss::<B>() {
+            self.trainer.ranks.check("a step")?;
+        }
         self.note(NUMBERS, step, started);
         self.check_finite(step, &numbers)?;
         self.remember_loss(f64::from(numbers.loss));
@@ -325,6 +401,9 @@ impl<B: Kernels> Run<B> {
     fn save(&mut self) -> Result<(), RunError> {
         // A step that is not finite must be found before it replaces a good checkpoint.
         self.flush()?;
+        if !self.trainer.ranks.is_main() {
+            return Ok(());
+        }
         self.sinks.flush();
         self.state.wall_s = self.wall_s();
         self.state.loss_scale = self.trainer.optimizer.loss_scale_state();
@@ -336,7 +415,10 @@ impl<B: Kernels> Run<B> {
             state: &self.state,
             texts: &texts,
         };
-        snapshot.save(self.folder.path(), self.prepared.plan.checkpoints_kept.value)?;
+        self.is_saving.store(true, Ordering::Relaxed);
+        let saved = snapshot.save(self.folder.path(), self.prepared.plan.checkpoints_kept.value);
+        self.is_saving.store(false, Ordering::Relaxed);
+        saved?;
         Ok(())
     }
 
@@ -347,11 +429,8 @@ impl<B: Kernels> Run<B> {
         self.sinks.flush();
         self.sinks.close();
         let plan = &self.prepared.plan;
-        let samples = finish::sample(&self.prepared, &self.trainer.model)?;
-        self.console.samples("before", &plan.sample_prompts.value, &self.state.samples_before);
-        self.console.samples("after ", &plan.sample_prompts.value, &samples);
-
-        let weights = finish::write_weights(self.folder.path(), &self.weights, &self.trainer.model)?;
+        let is_main = self.trainer.ranks.is_main();
+        let weights = if is_main { self.results()? } else { PathBuf::new() };
         let summary = Summary {
             steps: self.state.step,
             train_loss: mean(&self.state.last_losses),
@@ -368,9 +447,20 @@ impl<B: Kernels> Run<B> {
             weights: weights.display().to_string(),
         };
         let text = serde_json::to_string_pretty(&summary).expect("a summary of plain fields is expressible as JSON");
-        self.folder.write(&self.folder.summary_json(), &(text + "\n"))?;
+        if is_main {
+            self.folder.write(&self.folder.summary_json(), &(text + "\n"))?;
+        }
         self.console.summary(&summary, plan);
         Ok(Outcome::Finished(summary))
+    }
+
+    /// Prints sample answers and writes the trained weights. Returns their folder.
+    fn results(&self) -> Result<PathBuf, RunError> {
+        let prompts = &self.prepared.plan.sample_prompts.value;
+        let samples = finish::sample(&self.prepared, &self.trainer.model)?;
+        self.console.samples("before", prompts, &self.state.samples_before);
+        self.console.samples("after ", prompts, &samples);
+        finish::write_weights(self.folder.path(), &self.weights, &self.trainer.model)
     }
 
     /// Seconds from start, over all resumed parts.

@@ -56,6 +56,10 @@ fn yes() -> bool {
     true
 }
 
+fn one() -> usize {
+    1
+}
+
 /// The shape and scaling of an adapter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdapterIdentity {
@@ -72,6 +76,9 @@ pub struct AdapterIdentity {
 /// What may change when a run is resumed. Each change is reported.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunSettings {
+    /// Processes that train together. Checkpoints of versions without them had one.
+    #[serde(rename = "ranks", default = "one")]
+    pub world_size: usize,
     /// Rows per forward and backward pass.
     #[serde(rename = "train.micro_batch_size")]
     pub micro_batch_size: usize,
@@ -181,6 +188,7 @@ impl RunSettings {
     /// The settings of a planned run.
     pub fn new(plan: &Plan) -> Self {
         Self {
+            world_size: plan.world_size.value,
             micro_batch_size: plan.micro_batch_size.value,
             gradient_accumulation: plan.gradient_accumulation.value,
             recompute: plan.recompute.value,

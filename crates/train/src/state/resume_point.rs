@@ -141,6 +141,7 @@ mod tests {
                 data: "rows 1".to_owned(),
             },
             settings: RunSettings {
+                world_size: 1,
                 micro_batch_size: 1,
                 gradient_accumulation: 1,
                 recompute: Recompute::Full,

@@ -22,7 +22,8 @@ pub struct RunFolder {
     path: PathBuf,
     name: String,
     notice: Option<String>,
-    _lock: File,
+    /// `None` on a rank that does not write.
+    _lock: Option<File>,
 }
 
 impl RunFolder {
@@ -75,7 +76,13 @@ impl RunFolder {
         for inner in [CHECKPOINTS, "tensorboard"] {
             fs::create_dir_all(path.join(inner)).map_err(not_writable)?;
         }
-        Ok(RunFolder { path, name, notice, _lock: lock })
+        Ok(RunFolder { path, name, notice, _lock: Some(lock) })
+    }
+
+    /// The folder that rank 0 has opened, on a rank that does not write to it.
+    #[must_use]
+    pub fn of_main_rank(path: PathBuf, name: String) -> RunFolder {
+        RunFolder { path, name, notice: None, _lock: None }
     }
 
     /// The folder itself.

@@ -33,12 +33,21 @@ pub(super) struct Place {
     /// Index of its module.
     pub module: usize,
     /// First column of the group's output, and how many.
-    columns: [usize; 2],
+    pub columns: [usize; 2],
     /// First of the group's ranks, and how many.
-    ranks: [usize; 2],
-    scale: f64,
+    pub ranks: [usize; 2],
+    pub scale: f64,
     /// `s B`, `[o, r]`.
-    b: DeviceBlock,
+    pub b: DeviceBlock,
+}
+
+/// What the adapters of a group make of the gradient of its outputs.
+pub(super) struct LowRankGradient {
+    pub adapters: Adapters,
+    /// `dy s B`, `[n, ranks]`.
+    pub d_low: DeviceBlock,
+    /// `dB` of each place, where it came with it.
+    d_b: Option<Vec<MatrixView>>,
 }
 
 /// Ranks of the low-rank intermediates that share an allocation.
@@ -123,40 +132,61 @@ impl Engine {
         }
     }
 
-    /// `dy s B` of all adapters, `[n, ranks]`: to the columns after `dy` where the ranks are appended, else to scratch memory.
-    pub(super) fn low_rank_gradient(&self, dy: DeviceBlock, adapters: &Adapters) -> DeviceBlock {
-        if let Some(b) = adapters.appended_b {
-            let d_low = dy.columns_after(adapters.ranks());
-            self.gemm(Gemm::input_gradient("lora gradient", dy, b), d_low);
-            return d_low;
+    /// `dy s B` of all adapters, `[n, ranks]`: to the columns after `dy` where the ranks are appended, else to scratch memory. Where `low`,
+    /// which is `x Aᵀ`, is there already, `dB` comes from the same pass over `dy` if it can.
+    pub(super) fn low_rank_gradient(
+        &self,
+        dy: DeviceBlock,
+        low: Option<DeviceBlock>,
+        adapters: Adapters,
+    ) -> LowRankGradient {
+        let d_low = if adapters.appended_b.is_some() {
+            dy.columns_after(adapters.ranks())
+        } else {
+            self.low_rank_block(ScratchSlot::LowRankGradient, [dy.rows, adapters.ranks()], dy.dtype)
+        };
+        let d_b = low.and_then(|low| self.low_rank_pass(dy, low, d_low, &adapters));
+        match adapters.appended_b {
+            _ if d_b.is_some() => {}
+            Some(b) => self.gemm(Gemm::input_gradient("lora gradient", dy, b), d_low),
+            None => {
+                for place in &adapters.places {
+                    let gemm = Gemm::input_gradient("lora gradient", place.columns_of(dy), place.b);
+                    self.gemm(gemm, place.ranks_of(d_low));
+                }
+            }
         }
-        let d_low = self.low_rank_block(ScratchSlot::LowRankGradient, [dy.rows, adapters.ranks()], dy.dtype);
-        for place in &adapters.places {
-            let gemm = Gemm::input_gradient("lora gradient", place.columns_of(dy), place.b);
-            self.gemm(gemm, place.ranks_of(d_low));
-        }
-        d_low
+        LowRankGradient { adapters, d_low, d_b }
     }
 
     /// `dA` and `dB` of each adapter, with the index of its module. All of them share the GEMM of `dA`.
     pub(super) fn factor_gradients(
         &self,
         x: DeviceBlock,
-        low: DeviceBlock,
+        low: Option<DeviceBlock>,
         dy: DeviceBlock,
-        d_low: DeviceBlock,
-        adapters: &Adapters,
+        gradient: &LowRankGradient,
     ) -> Vec<(usize, FactorGradients)> {
+        let LowRankGradient { adapters, d_low, d_b } = gradient;
         let da = self.empty_matrix(d_low.width, x.width, DType::F32);
-        self.gemm(Gemm::token_sum("lora gradient", d_low, x), da.block());
-        let gradient = |place: &Place| {
+        self.gemm(Gemm::token_sum("lora gradient", *d_low, x), da.block());
+        let d_b = d_b.clone().unwrap_or_else(|| {
+            let low = low.unwrap_or_else(|| self.low_rank(x, adapters));
+            adapters.places.iter().map(|place| self.b_gradient(place, dy, low)).collect()
+        });
+        let factors = |(place, d_b): (&Place, MatrixView)| {
             let [first, rank] = place.ranks;
-            let db = self.empty_matrix(place.columns[1], rank, DType::F32);
-            let sum = Gemm::token_sum("lora gradient", place.columns_of(dy), place.ranks_of(low));
-            self.gemm(Gemm { alpha: place.scale, ..sum }, db.block());
-            (place.module, (tensor(self.row_range(&da, first, rank)), tensor(db.tensor)))
+            (place.module, (tensor(self.row_range(&da, first, rank)), tensor(d_b.tensor)))
         };
-        adapters.places.iter().map(gradient).collect()
+        adapters.places.iter().zip(d_b).map(factors).collect()
+    }
+
+    /// `dB` of an adapter from `x Aᵀ`.
+    fn b_gradient(&self, place: &Place, dy: DeviceBlock, low: DeviceBlock) -> MatrixView {
+        let d_b = self.empty_matrix(place.columns[1], place.ranks[1], DType::F32);
+        let sum = Gemm::token_sum("lora gradient", place.columns_of(dy), place.ranks_of(low));
+        self.gemm(Gemm { alpha: place.scale, ..sum }, d_b.block());
+        d_b
     }
 
     /// A copy of `x Aᵀ` for the backward. Several share an allocation: on small models each would cost more than the copy.

@@ -5,6 +5,7 @@ use firebrick_arch::AttentionSpec;
 
 use super::engine::Engine;
 use super::matrix::{Cuda, MatrixView, tensor};
+use super::program::SoftCap;
 use crate::{Documents, Qkv};
 
 /// Sizes of a call.
@@ -18,6 +19,8 @@ pub(super) struct Sizes {
     pub scale: f32,
     /// Keys that a query sees, where that hides any.
     pub window: Option<usize>,
+    /// Soft cap of the scaled scores.
+    pub soft_cap: Option<SoftCap>,
 }
 
 impl Sizes {
@@ -29,6 +32,7 @@ impl Sizes {
             head_dim: spec.head_dim,
             scale: spec.scale as f32,
             window: spec.window_within(documents.longest()),
+            soft_cap: spec.soft_cap.map(SoftCap::new),
         }
     }
 

@@ -1,34 +1,243 @@
-//! Collectives on CUDA: the reference bodies, in a pause of a running section.
+//! Collectives on CUDA: by NCCL once the ranks are connected, on a side stream (`collectives.rs`), so that buckets of gradients are summed
+//! while the backward goes on. Ranks that are not connected, such as threads of a test, take the reference bodies in a pause of the
+//! running section; a pause releases the device, so that another rank in the same process can finish what this one waits for.
 //!
-//! A pause releases the device, so that another rank in the same process can finish what this one waits for.
-//! Trade-off: tensors go through host memory.
+//! A thread watches: once NCCL reports an error, or the job has lost a rank, it aborts the communicator, so that kernels which wait for
+//! that rank end. What they leave behind is no result, which `Communicator::check` tells.
+//! Trade-off: NCCL adds in its own order: the same bits on every rank, but not those of a sum in rank order.
 
-use burn_tensor::Tensor;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread;
+use std::time::Duration;
 
-use super::engine::engine;
-use super::matrix::Cuda;
-use crate::comm::reference;
+use burn_tensor::{DType, Tensor};
+use cubecl::cuda::CudaDevice;
+use firebrick_cuda::{CudaError, DevicePointer, Nccl, NcclCommunicator, NcclId, Stream};
+
+use super::engine::{Engine, device_count, engine};
+use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, float, tensor, view};
+use crate::comm::{DeviceSide, reference};
 use crate::{CommError, CommOps, Communicator};
 
+/// Time between two looks at NCCL's errors.
+const WATCH: Duration = Duration::from_millis(500);
+
+/// NCCL's side of the ranks.
+struct Connected {
+    nccl: NcclCommunicator,
+    failure: Mutex<Option<String>>,
+}
+
+impl Connected {
+    /// Notes why the devices are not connected any more, and ends what waits for other ranks.
+    fn end(&self, problem: &str) {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| problem.to_owned());
+        self.nccl.abort();
+    }
+}
+
+impl DeviceSide for Connected {
+    fn failure(&self) -> Option<String> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Looks for errors of NCCL until the ranks are disconnected.
+fn watch(connected: &Weak<Connected>) {
+    loop {
+        thread::sleep(WATCH);
+        let Some(connected) = connected.upgrade() else { return };
+        if let Some(error) = connected.nccl.failure() {
+            connected.end(&error.to_string());
+            return;
+        }
+    }
+}
+
+/// Connects this rank, on the engine's device.
+fn connect(ranks: &Communicator, engine: &Engine) -> Result<String, CommError> {
+    let refused = |error: CudaError| CommError::NoLibrary { rank: ranks.rank(), problem: error.to_string() };
+    let nccl = Nccl::load().map_err(refused)?;
+    let (major, minor, patch) = nccl.version().map_err(refused)?;
+    let own = if ranks.rank() == 0 { nccl.new_id().map_err(refused)?.0.to_vec() } else { Vec::new() };
+    let (operation, expected) = ("connecting devices", NcclId::BYTES);
+    let gathered = ranks.all_gather_bytes(operation, own)?;
+    let mismatch = |_| CommError::Mismatch { rank: 0, operation, expected, got: gathered[0].len() };
+    let id = NcclId(gathered[0][..].try_into().map_err(mismatch)?);
+    let nccl = nccl.connect(engine.context(), &id, ranks.rank(), ranks.world_size()).map_err(refused)?;
+    let connected = Arc::new(Connected { nccl, failure: Mutex::default() });
+    let (watched, aborted) = (Arc::downgrade(&connected), Arc::downgrade(&connected));
+    let thread = thread::Builder::new().name("nccl-watch".to_owned()).spawn(move || watch(&watched));
+    let no_thread = |error: std::io::Error| CommError::NoLibrary { rank: ranks.rank(), problem: error.to_string() };
+    thread.map_err(no_thread)?;
+    ranks.when_lost(move |problem| {
+        if let Some(connected) = aborted.upgrade() {
+            connected.end(problem);
+        }
+    });
+    ranks.connect_device(connected);
+    Ok(format!("NCCL {major}.{minor}.{patch}"))
+}
+
+/// What an operation on the other devices returned.
+fn checked(ranks: &Communicator, operation: &'static str, result: Result<(), CudaError>) -> Result<(), CommError> {
+    result.map_err(|error| {
+        let failure = ranks.device_side::<Connected>().and_then(|connected| connected.failure());
+        ranks.lost(operation, failure.unwrap_or_else(|| error.to_string()))
+    })
+}
+
+/// Submits an operation between devices; see `collectives.rs`.
+fn on_side_stream(
+    engine: &Engine,
+    held: Vec<Primitive>,
+    operation: impl FnOnce(&Stream) -> Result<(), CudaError>,
+) -> Result<(), CudaError> {
+    assert!(engine.is_in_section(), "an operation between devices is ordered by the section that it is in");
+    engine.collectives.submit(engine.stream(), held, operation)
+}
+
+fn pointer(block: DeviceBlock) -> DevicePointer<f32> {
+    assert!(block.is_dense() && block.dtype == DType::F32, "ranks exchange dense f32");
+    DevicePointer::from_address(block.address)
+}
+
+/// A matrix that may be written in place.
+fn owned(engine: &Engine, values: Tensor<Cuda, 1>) -> MatrixView {
+    engine.view_of(engine.owned(float(values)))
+}
+
+/// The first `length` values of a flat matrix, as a tensor that shares its memory.
+fn first(matrix: &MatrixView, length: usize) -> Tensor<Cuda, 1> {
+    tensor(view(matrix, 0, &[length], vec![1]))
+}
+
 impl CommOps for Cuda {
-    fn all_reduce_sum(ranks: &Communicator, tensors: Vec<Tensor<Self, 1>>) -> Result<Vec<Tensor<Self, 1>>, CommError> {
-        match tensors.first().map(|tensor| tensor.device()) {
-            Some(device) if ranks.world_size() > 1 => {
-                engine(&device).pause(|| reference::all_reduce_sum(ranks, tensors))
-            }
-            _ => Ok(tensors),
+    /// Its number among the devices that this process sees. A launcher that shows each rank only its own device (SLURM's
+    /// `--gpus-per-task`) makes that number 0.
+    fn device_of(local_rank: usize) -> CudaDevice {
+        CudaDevice::new(if device_count() == 1 { 0 } else { local_rank })
+    }
+
+    fn connect(ranks: &Communicator, device: &CudaDevice) -> Result<String, CommError> {
+        match std::env::var("FIREBRICK_COLLECTIVES").as_deref() {
+            Ok("host") => Ok("host memory and TCP, as FIREBRICK_COLLECTIVES says".to_owned()),
+            _ => connect(ranks, &engine(device)),
         }
     }
 
-    fn reduce_scatter_sum(ranks: &Communicator, tensor: Tensor<Self, 1>) -> Result<Tensor<Self, 1>, CommError> {
-        engine(&tensor.device()).pause(|| reference::reduce_scatter_sum(ranks, tensor))
+    fn is_exact_after_loss(ranks: &Communicator) -> bool {
+        ranks.device_side::<Connected>().is_none()
     }
 
-    fn all_gather(ranks: &Communicator, part: Tensor<Self, 1>) -> Result<Tensor<Self, 1>, CommError> {
-        engine(&part.device()).pause(|| reference::all_gather(ranks, part))
+    fn all_reduce_sum(ranks: &Communicator, tensors: Vec<Tensor<Self, 1>>) -> Result<Vec<Tensor<Self, 1>>, CommError> {
+        let Some(device) = tensors.first().map(Tensor::device).filter(|_| ranks.world_size() > 1) else {
+            return Ok(tensors);
+        };
+        let engine = engine(&device);
+        let Some(connected) = ranks.device_side::<Connected>() else {
+            return engine.pause(|| reference::all_reduce_sum(ranks, tensors));
+        };
+        engine.section(|| {
+            let matrices: Vec<MatrixView> = tensors.into_iter().map(|values| owned(&engine, values)).collect();
+            let buffers: Vec<_> = matrices.iter().map(|matrix| (pointer(matrix.block()), matrix.count())).collect();
+            let held = matrices.iter().map(|matrix| matrix.tensor.clone()).collect();
+            // SAFETY: the buffers are those of the tensors, which are held until the work is done; no operation of the section touches
+            // them; every rank sums the same tensors in the same order.
+            let submitted =
+                on_side_stream(&engine, held, |side| unsafe { connected.nccl.all_reduce_sum(side, &buffers) });
+            checked(ranks, "all_reduce_sum", submitted)?;
+            Ok(matrices.into_iter().map(|matrix| tensor(matrix.tensor)).collect())
+        })
     }
 
-    fn broadcast(ranks: &Communicator, tensor: Tensor<Self, 1>, root: usize) -> Result<Tensor<Self, 1>, CommError> {
-        engine(&tensor.device()).pause(|| reference::broadcast(ranks, tensor, root))
+    fn reduce_scatter_sum(ranks: &Communicator, values: Tensor<Self, 1>) -> Result<Tensor<Self, 1>, CommError> {
+        let engine = engine(&values.device());
+        let Some(connected) = ranks.device_side::<Connected>() else {
+            return engine.pause(|| reference::reduce_scatter_sum(ranks, values));
+        };
+        engine.section(|| {
+            let ([length], count) = (values.dims(), ranks.world_size());
+            let part = length.div_ceil(count);
+            let whole = padded(&engine, engine.flat(values), part * count);
+            let sum = engine.empty_matrix(1, part, DType::F32);
+            let (from, to) = (pointer(whole.block()), pointer(sum.block()));
+            let held = vec![whole.tensor.clone(), sum.tensor.clone()];
+            let submitted = on_side_stream(&engine, held, |side| {
+                // SAFETY: `whole` has one part for each rank and `sum` has one; both are held until the work is done.
+                unsafe { connected.nccl.reduce_scatter_sum(side, from, to, part) }
+            });
+            checked(ranks, "reduce_scatter_sum", submitted)?;
+            Ok(first(&sum, length.saturating_sub(ranks.rank() * part).min(part)))
+        })
+    }
+
+    fn all_gather(ranks: &Communicator, values: Tensor<Self, 1>) -> Result<Tensor<Self, 1>, CommError> {
+        let engine = engine(&values.device());
+        let Some(connected) = ranks.device_side::<Connected>() else {
+            return engine.pause(|| reference::all_gather(ranks, values));
+        };
+        let lengths = lengths(ranks, values.dims()[0])?;
+        engine.section(|| {
+            let part = lengths.iter().copied().max().unwrap_or(0);
+            let own = padded(&engine, engine.flat(values), part);
+            let all = engine.empty_matrix(1, part * ranks.world_size(), DType::F32);
+            let (from, to) = (pointer(own.block()), pointer(all.block()));
+            let held = vec![own.tensor.clone(), all.tensor.clone()];
+            let submitted = on_side_stream(&engine, held, |side| {
+                // SAFETY: `own` is one part and `all` has one for each rank; both are held until the work is done.
+                unsafe { connected.nccl.all_gather(side, from, to, part) }
+            });
+            checked(ranks, "all_gather", submitted)?;
+            Ok(first(&all, lengths.iter().sum()))
+        })
+    }
+
+    fn broadcast(ranks: &Communicator, values: Tensor<Self, 1>, root: usize) -> Result<Tensor<Self, 1>, CommError> {
+        let engine = engine(&values.device());
+        let Some(connected) = ranks.device_side::<Connected>() else {
+            return engine.pause(|| reference::broadcast(ranks, values, root));
+        };
+        engine.section(|| {
+            let matrix = owned(&engine, values);
+            let (buffer, count) = (pointer(matrix.block()), matrix.count());
+            let submitted = on_side_stream(&engine, vec![matrix.tensor.clone()], |side| {
+                // SAFETY: the buffer is that of the tensor, which is held until the work is done.
+                unsafe { connected.nccl.broadcast(side, buffer, count, root) }
+            });
+            checked(ranks, "broadcast", submitted)?;
+            Ok(tensor(matrix.tensor))
+        })
+    }
+}
+
+/// A flat matrix with zeros after its values, up to `length` of them.
+fn padded(engine: &Engine, values: MatrixView, length: usize) -> MatrixView {
+    let values_block = DeviceBlock::dense(values.address, [1, values.count()], values.dtype);
+    if values.count() == length {
+        return MatrixView { block: values_block, tensor: values.tensor };
+    }
+    let whole = engine.empty_matrix(1, length, DType::F32);
+    engine.fill(whole.block(), 0.0);
+    if values.count() > 0 {
+        engine.copy_rows(values_block, whole.block().columns(0, values.count()));
+    }
+    whole
+}
+
+/// The number of values of each rank. NCCL joins equal parts, so all but the last that has any must be equal.
+fn lengths(ranks: &Communicator, own: usize) -> Result<Vec<usize>, CommError> {
+    let operation = "the lengths of all_gather";
+    let gathered = ranks.all_gather_bytes(operation, (own as u64).to_le_bytes().to_vec())?;
+    let read = |(rank, bytes): (usize, &Arc<[u8]>)| {
+        let mismatch = |_| CommError::Mismatch { rank, operation, expected: 8, got: bytes.len() };
+        bytes[..].try_into().map(u64::from_le_bytes).map(|length| length as usize).map_err(mismatch)
+    };
+    let lengths: Vec<usize> = gathered.iter().enumerate().map(read).collect::<Result<_, _>>()?;
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    let last = lengths.iter().rposition(|&length| length > 0).unwrap_or(0);
+    match lengths[..last].iter().position(|&length| length != longest) {
+        Some(rank) => Err(CommError::Mismatch { rank, operation, expected: 4 * longest, got: 4 * lengths[rank] }),
+        None => Ok(lengths),
     }
 }

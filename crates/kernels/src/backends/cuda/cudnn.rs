@@ -3,7 +3,7 @@
 //! Documents of one length are one plain batch to cuDNN; packed ones are ragged. A plan is made once per shape, and making one takes
 //! longer than a layer runs, so the number of documents and the longest are rounded up to powers of two: a whole run uses a handful
 //! of plans. Rows are always dense, forward and backward.
-//! Not supported: f32, sliding windows, and packed documents before cuDNN 9.18 (their backward was seen to be wrong in 9.14).
+//! Not supported: f32, sliding windows, soft caps, and packed documents before cuDNN 9.18 (their backward was seen to be wrong in 9.14).
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ impl Engine {
         };
         let cudnn = self.library.cudnn.as_ref()?;
         // A plan for documents of one token has no backward; their attention is their value.
-        if sizes.window.is_some() || documents.longest() == 1 {
+        if sizes.window.is_some() || sizes.soft_cap.is_some() || documents.longest() == 1 {
             return None;
         }
         let layout = layout(documents);

@@ -11,23 +11,28 @@ use super::program::Source;
 use crate::EmbeddingOps;
 
 impl EmbeddingOps for Cuda {
-    fn embed(table_vd: Tensor<Self, 2>, ids_n: Tensor<Self, 1, Int>, dtype: DType) -> Tensor<Self, 2> {
+    fn embed(table_vd: Tensor<Self, 2>, ids_n: Tensor<Self, 1, Int>, scale: f32, dtype: DType) -> Tensor<Self, 2> {
         let engine = engine(&table_vd.device());
-        engine.section(|| tensor(engine.embed(&engine.flat(table_vd), &engine.int_matrix(ids_n), dtype).tensor))
+        engine.section(|| tensor(engine.embed(&engine.flat(table_vd), &engine.int_matrix(ids_n), scale, dtype).tensor))
     }
 
-    fn embed_backward(ids_n: Tensor<Self, 1, Int>, dy_nd: Tensor<Self, 2>, vocab_size: usize) -> Tensor<Self, 2> {
+    fn embed_backward(
+        ids_n: Tensor<Self, 1, Int>,
+        dy_nd: Tensor<Self, 2>,
+        scale: f32,
+        vocab_size: usize,
+    ) -> Tensor<Self, 2> {
         let engine = engine(&dy_nd.device());
         engine.section(|| {
             let (ids, dy) = (engine.int_matrix(ids_n), engine.flat(dy_nd));
-            tensor(engine.embed_backward(&ids, &dy, vocab_size).tensor)
+            tensor(engine.embed_backward(&ids, &dy, scale, vocab_size).tensor)
         })
     }
 }
 
 impl Engine {
-    /// Rows of a table, in `dtype`.
-    fn embed(&self, table: &MatrixView, ids: &MatrixView, dtype: DType) -> MatrixView {
+    /// Rows of a table times `scale`, in `dtype`.
+    fn embed(&self, table: &MatrixView, ids: &MatrixView, scale: f32, dtype: DType) -> MatrixView {
         let y = self.empty_matrix(ids.width, table.width, dtype);
         let name = if table.dtype == dtype { "embed_from_t" } else { "embed_from_f32" };
         assert!(table.dtype == dtype || table.dtype == DType::F32, "a table of {:?} into {dtype:?}", table.dtype);
@@ -43,15 +48,16 @@ impl Engine {
             .pointer(at(table.address))
             .pointer(at(ids.address))
             .i64(ids.width as i64)
-            .i32(table.width as i32);
+            .i32(table.width as i32)
+            .f32(scale);
         // SAFETY: ids are [n] i32 below the table's rows (the vocabularies of tokenizer and model are compared when a run
         // starts); y is [n, width].
         unsafe { self.launch(launch, &arguments) };
         y
     }
 
-    /// Rows of `dy` summed by id into `[vocab_size, width]` f32.
-    fn embed_backward(&self, ids: &MatrixView, dy: &MatrixView, vocab_size: usize) -> MatrixView {
+    /// Rows of `dy` times `scale` summed by id into `[vocab_size, width]` f32.
+    fn embed_backward(&self, ids: &MatrixView, dy: &MatrixView, scale: f32, vocab_size: usize) -> MatrixView {
         let table = self.empty_matrix(vocab_size, dy.width, DType::F32);
         self.fill(table.block(), 0.0);
         let launch = Launch {
@@ -66,7 +72,8 @@ impl Engine {
             .pointer(at(ids.address))
             .pointer(at(dy.address))
             .i64(ids.width as i64)
-            .i32(dy.width as i32);
+            .i32(dy.width as i32)
+            .f32(scale);
         // SAFETY: as for `embed`; one block per token, and only the first of equal ids writes their row.
         unsafe { self.launch(launch, &arguments) };
         table

@@ -26,7 +26,9 @@ use cubecl::prelude::Runtime;
 use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, Stream, StreamHandoff};
 
 use super::address::{Addresses, handle_number};
+use super::collectives::Collectives;
 use super::failure::check;
+use super::fp8_rows::PreparedRows;
 use super::fp8_scales::Fp8Scales;
 use super::host_copies::HostCopies;
 use super::kept::KeptWeights;
@@ -62,10 +64,13 @@ pub(super) struct Engine {
     pub(super) programs: Programs,
     pub(super) scratch: Scratch,
     pub(super) fp8_scales: Fp8Scales,
+    /// Rows in 8-bit floats for the GEMM that comes next.
+    pub(super) prepared_rows: RefCell<Option<PreparedRows>>,
     pub(super) kept: KeptWeights,
     /// Where the section saves low-rank intermediates.
     pub(super) saved_low_rank: RefCell<Option<LowRankChunk>>,
     pub(super) copies: HostCopies,
+    pub(super) collectives: Collectives,
     pub(super) tables: Tables,
     pub(super) trace: Trace,
 }
@@ -97,6 +102,11 @@ pub fn probe() -> Result<(), String> {
     }
     configure();
     Ok(())
+}
+
+/// How many devices the driver lists; 0 without a driver.
+pub fn device_count() -> usize {
+    Driver::load().and_then(|driver| driver.devices()).map_or(0, |devices| devices.len())
 }
 
 /// Makes this thread's attention on a device treat cuDNN's forward or backward as refused: for tests of what happens then.
@@ -136,9 +146,11 @@ impl Engine {
             programs: Programs::new(&context)?,
             scratch: Scratch::new(&context),
             fp8_scales: Fp8Scales::new(&context),
+            prepared_rows: RefCell::default(),
             kept: KeptWeights::new(&context),
             saved_low_rank: RefCell::default(),
             copies: HostCopies::new(&context)?,
+            collectives: Collectives::new(&context),
             tables: Tables::default(),
             addresses: Addresses::new(&context),
             multiprocessors: info.multiprocessors as usize,

@@ -1,6 +1,6 @@
 //! The flash attention kernels: which heads they take, their tiles, and their launches. Kernels: `source/flash*.cu`.
 //!
-//! O(tokens) memory, any documents, sliding windows, the same bits every time.
+//! O(tokens) memory, any documents, sliding windows, soft caps, the same bits every time.
 //! Trade-off: about half of cuDNN's speed on an H100.
 
 use burn_tensor::DType;
@@ -10,17 +10,15 @@ use super::attention_case::{BackwardInputs, Gradients, Inputs, Sizes};
 use super::engine::Engine;
 use super::launch::{Launch, at};
 use super::matrix::{Cuda, MatrixView};
-use super::program::Source;
+use super::program::{FlashVariant, Source};
 use super::scratch::ScratchSlot;
 use super::trace::Cost;
 use crate::Documents;
+use crate::backends::cuda_attention::flash_takes;
 
 /// Whether the kernels take heads of this width.
 pub(super) fn takes(dtype: DType, head_dim: usize) -> bool {
-    match dtype {
-        DType::F32 => head_dim.is_multiple_of(32) && head_dim <= 256,
-        _ => matches!(head_dim, 64 | 96 | 128 | 256),
-    }
+    flash_takes(dtype == DType::F32, head_dim)
 }
 
 /// Tile sizes of the kernels for 16-bit values, as `flash_forward.cu` and `flash_backward.cu` have them by default.
@@ -181,10 +179,11 @@ fn size_arguments(arguments: Arguments, sizes: &Sizes, boundaries: u64, document
 }
 
 fn flash(sizes: &Sizes, dtype: DType, name: &'static str, shape: LaunchShape, backward: bool) -> Launch {
+    let variant = FlashVariant { head_dim: sizes.head_dim, soft_cap: sizes.soft_cap };
     let source = match (dtype, backward) {
-        (DType::F32, _) => Source::FlashF32(sizes.head_dim),
-        (_, false) => Source::FlashForward(sizes.head_dim),
-        (_, true) => Source::FlashBackward(sizes.head_dim),
+        (DType::F32, _) => Source::FlashF32(variant),
+        (_, false) => Source::FlashForward(variant),
+        (_, true) => Source::FlashBackward(variant),
     };
     Launch { source, dtype, name, shape, bytes: 0 }
 }

@@ -15,7 +15,8 @@
 //!
 //! Widths have to be multiples of 16 ([`crate::fp8_refusal`] says so before a run starts), and inner widths are filled up with zeros to
 //! multiples of 128, as matrix units like them.
-//! Trade-off: rows are quantized in a pass of their own, not by the operation that writes them; 3 bytes per value, some 5 % of a step.
+//! Rows of activations and gradients are quantized by the operation that writes them (`fp8_rows`).
+//! Trade-off: weights that are not kept in codes are converted again in every pass.
 
 use std::ops::Range;
 
@@ -24,6 +25,7 @@ use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::adapters::Adapters;
 use super::engine::Engine;
+use super::fp8_rows::{Codes, RowLayout, all_ranks};
 use super::gemm::Gemm;
 use super::kept::{Held, Pass};
 use super::launch::{Launch, at, grid};
@@ -32,7 +34,7 @@ use super::program::Source;
 use super::quantize::kernels_of;
 use super::scratch::{Contents, ScratchSlot};
 use crate::backends::cuda_rows::{fp8_lead, fp8_stride};
-use crate::{Group, Weight};
+use crate::{GemmFormat, Group, Weight};
 
 /// Whether sums of codes may be kept in fewer bits between the steps of a product: forward, and for gradients of inputs. cuBLASLt's fast
 /// accumulation rounds partial sums to 14 bits or so.
@@ -44,13 +46,6 @@ const MAXIMA_PARTS: usize = 256;
 const PART_ALIGNMENT: usize = 256;
 /// Modules of a group that the launches take.
 const MAX_MODULES: usize = 4;
-
-/// Rows of E4M3 codes with one f32 scale each.
-#[derive(Clone, Copy)]
-struct Codes {
-    block: DeviceBlock,
-    scales: u64,
-}
 
 /// The weight of a group in codes, as one pass reads it.
 struct Fp8Weight {
@@ -101,7 +96,8 @@ impl Engine {
     ) -> Option<DeviceBlock> {
         let weight = self.fp8_weight(group, x.dtype);
         let low = self.fp8_adapters(group, &weight, x.dtype).map(|adapters| self.low_rank(x, &adapters));
-        let input = self.quantize_rows(ScratchSlot::Fp8Rows, x, None, low, &weight);
+        let layout = RowLayout::new(x.width, all_ranks(group), None);
+        let input = self.fp8_operand(x, layout, low, &weight);
         let bias = self.biases(group, x.dtype).map(|biases| biases.address);
         let gemm = Gemm::forward("linear fp8", input.block, weight.codes.block);
         let scales = Some([input.scales, weight.codes.scales]);
@@ -114,13 +110,13 @@ impl Engine {
         &self,
         group: &Group<Cuda>,
         dy: DeviceBlock,
-        adapters: Option<&(Adapters, DeviceBlock)>,
+        d_low: Option<DeviceBlock>,
         plus: Option<DeviceBlock>,
         out: DeviceBlock,
     ) {
         let weight = self.fp8_transposed(group, dy.dtype);
-        let d_low = adapters.map(|(_, d_low)| *d_low);
-        let input = self.quantize_rows(ScratchSlot::Fp8Rows, dy, Some(weight.row_scales), d_low, &weight);
+        let layout = RowLayout::new(dy.width, all_ranks(group), Some(weight.row_scales));
+        let input = self.fp8_operand(dy, layout, d_low, &weight);
         let gemm = Gemm::forward("linear fp8", input.block, weight.codes.block);
         let scales = Some([input.scales, weight.codes.scales]);
         self.gemm(Gemm { c: plus, scales, is_fast: FAST_BACKWARD, ..gemm }, out);
@@ -135,53 +131,36 @@ impl Engine {
         (weight.lead > 0).then(|| self.adapters_at(group, [weight.a, weight.b], dtype))
     }
 
-    /// Rows of the compute format as codes, each column times its scale where there are any, with low-rank values before them.
-    fn quantize_rows(
-        &self,
-        slot: ScratchSlot,
-        x: DeviceBlock,
-        column_scales: Option<u64>,
-        low: Option<DeviceBlock>,
-        weight: &Fp8Weight,
-    ) -> Codes {
-        let stride = weight.codes.block.width;
-        let address = self.scratch.take(slot, x.rows * (stride + 4));
-        let scales = address + (x.rows * stride) as u64;
-        assert!(
-            x.width.is_multiple_of(16) && x.stride.is_multiple_of(8) && x.address.is_multiple_of(16),
-            "rows of {x:?}"
+    /// The operand of a GEMM with such a weight: rows, with low-rank values before them.
+    fn fp8_operand(&self, x: DeviceBlock, layout: RowLayout, low: Option<DeviceBlock>, weight: &Fp8Weight) -> Codes {
+        assert_eq!(
+            (layout.lead, layout.stride),
+            (weight.lead, weight.codes.block.stride),
+            "rows and weights of one group"
         );
-        let threads = x.width.div_ceil(32).next_multiple_of(32).clamp(64, 1024) as u32;
-        let launch = Launch {
-            source: Source::Fp8,
-            dtype: x.dtype,
-            name: "quantize_rows",
-            shape: LaunchShape { grid: [x.rows as u32, 1, 1], block: [threads, 1, 1], shared_bytes: 0 },
-            bytes: x.bytes() + x.rows * stride,
-        };
-        let low_rank = low.map_or(0, |low| low.width);
-        assert!(
-            low_rank <= weight.lead && weight.lead + x.width <= stride,
-            "{low_rank} and {} columns in {stride}",
-            x.width
-        );
-        let arguments = Arguments::new()
-            .pointer(at(address))
-            .pointer(at(scales))
-            .pointer(at(x.address))
-            .i64(x.stride as i64)
-            .pointer(at(column_scales.unwrap_or(0)))
-            .pointer(at(low.map_or(0, |low| low.address)))
-            .i64(low.map_or(0, |low| low.stride) as i64)
-            .pointer(at(weight.factor))
-            .i32(x.width as i32)
-            .i32(low_rank as i32)
-            .i32(weight.lead as i32)
-            .i32(stride as i32);
-        // SAFETY: the buffer has room for the codes of all rows and a scale for each; x and low have these rows at their strides; there
-        // is a scale for each column of x, or none; the factor is an f32 that is read only with low-rank values.
-        unsafe { self.launch(launch, &arguments) };
-        Codes { block: DeviceBlock::dense(address, [x.rows, stride], DType::U8), scales }
+        let codes = self.rows_in_codes(x, layout);
+        self.low_columns(&codes, layout, x.width, low.map(|low| (low, weight.factor)), x.dtype);
+        codes
+    }
+
+    /// How the input of a group is quantized; `None` where its GEMMs are in the compute format.
+    pub(super) fn fp8_input_layout(&self, group: &Group<Cuda>) -> Option<RowLayout> {
+        (group.gemms == GemmFormat::Fp8).then(|| RowLayout::new(group.in_features(), all_ranks(group), None))
+    }
+
+    /// How the gradient of a group's outputs is quantized; `None` where its GEMMs are in the compute format.
+    pub(super) fn fp8_gradient_layout(&self, group: &Group<Cuda>, dtype: DType) -> Option<RowLayout> {
+        let is_fp8 = group.gemms == GemmFormat::Fp8;
+        is_fp8.then(|| RowLayout::new(group.out_features(), all_ranks(group), Some(self.fp8_row_scales(group, dtype))))
+    }
+
+    /// Address of the scales of the rows of a group's weight.
+    fn fp8_row_scales(&self, group: &Group<Cuda>, dtype: DType) -> u64 {
+        match self.known_row_scales(group) {
+            Some((address, true)) => address,
+            // Dense weights may train, and then have new scales in every step.
+            _ => self.fp8_weight(group, dtype).row_scales,
+        }
     }
 
     /// `[W | s B]` of a group in codes, `[o, stride]`.
@@ -213,11 +192,7 @@ impl Engine {
         let (outputs, inputs) = (group.out_features(), group.in_features());
         let (modules, _held) = self.modules_argument(group);
         let stride = fp8_stride(outputs, modules.ranks());
-        let row_scales = match self.known_row_scales(group) {
-            Some((address, true)) => address,
-            // Dense weights may train, and then have new scales in every step.
-            _ => self.fp8_weight(group, dtype).row_scales,
-        };
+        let row_scales = self.fp8_row_scales(group, dtype);
         let (weight, held) = self.fp8_buffer(group, Pass::Backward, [inputs, stride], &modules);
         let weight = Fp8Weight { row_scales, ..weight };
         if !held.weight {

@@ -7,8 +7,34 @@ use firebrick_cuda::Arguments;
 
 use super::engine::Engine;
 use super::launch::{Launch, at, rows_and_columns};
-use super::matrix::{Cuda, MatrixView, float};
+use super::matrix::{Cuda, DeviceBlock, MatrixView, float};
 use super::program::Source;
+
+/// What a backward of the gated activation reads and writes.
+pub(super) struct GatedOperands {
+    /// Gate, up, and their gradients.
+    pub blocks: [DeviceBlock; 4],
+    /// The owner of the gradients.
+    pub target: MatrixView,
+}
+
+impl GatedOperands {
+    /// All of them as arguments after others, up to the sizes.
+    pub(super) fn arguments(&self, arguments: Arguments, dy: &MatrixView, recompute: bool) -> Arguments {
+        let [gate, up, d_gate, d_up] = self.blocks;
+        arguments
+            .pointer(at(d_gate.address))
+            .pointer(at(d_up.address))
+            .i64(self.target.stride as i64)
+            .pointer(at(gate.address))
+            .pointer(at(up.address))
+            .i64(gate.stride as i64)
+            .i64(up.stride as i64)
+            .pointer(at(dy.address))
+            .pointer(at(if recompute { dy.address } else { 0 }))
+            .i64(dy.stride as i64)
+    }
+}
 
 impl Engine {
     /// `activation(gate) * up`, in rows with `room` columns after them.
@@ -46,11 +72,17 @@ impl Engine {
         dy: &MatrixView,
         recompute: bool,
     ) -> MatrixView {
-        let inputs = [self.view_of(float(gate)), self.view_of(float(up))];
-        let [gate, up] = [inputs[0].block(), inputs[1].block()];
-        assert!(gate.count() == up.count() && dy.count() == gate.count(), "gate, up and dy: one shape");
-        let target = self.gradient_target(inputs);
-        let [d_gate, d_up] = [0, gate.width].map(|start| target.block().columns(start, gate.width));
+        self.gated_backward_of(self.gated_operands(gate, up, dy), activation, dy, recompute)
+    }
+
+    pub(super) fn gated_backward_of(
+        &self,
+        operands: GatedOperands,
+        activation: Activation,
+        dy: &MatrixView,
+        recompute: bool,
+    ) -> MatrixView {
+        let [gate, ..] = operands.blocks;
         let launch = Launch {
             source: Source::Gated(activation),
             dtype: gate.dtype,
@@ -58,23 +90,22 @@ impl Engine {
             shape: rows_and_columns(gate.rows, gate.width),
             bytes: (5 + usize::from(recompute)) * gate.bytes(),
         };
-        let arguments = Arguments::new()
-            .pointer(at(d_gate.address))
-            .pointer(at(d_up.address))
-            .i64(target.stride as i64)
-            .pointer(at(gate.address))
-            .pointer(at(up.address))
-            .i64(gate.stride as i64)
-            .i64(up.stride as i64)
-            .pointer(at(dy.address))
-            .pointer(at(if recompute { dy.address } else { 0 }))
-            .i64(dy.stride as i64)
-            .i64(gate.rows as i64)
-            .i32(gate.width as i32);
+        let arguments = operands.arguments(Arguments::new(), dy, recompute);
+        let arguments = arguments.i64(gate.rows as i64).i32(gate.width as i32);
         // SAFETY: the target has room for both gradients side by side; inputs have the strides given, and nothing was allocated
         // since they were released; dy has its stride.
         unsafe { self.launch(launch, &arguments) };
-        target
+        operands.target
+    }
+
+    /// What a backward of the gated activation reads and writes. Releases gate and up: the launch comes next.
+    pub(super) fn gated_operands(&self, gate: Tensor<Cuda, 2>, up: Tensor<Cuda, 2>, dy: &MatrixView) -> GatedOperands {
+        let inputs = [self.view_of(float(gate)), self.view_of(float(up))];
+        let [gate, up] = [inputs[0].block(), inputs[1].block()];
+        assert!(gate.count() == up.count() && dy.count() == gate.count(), "gate, up and dy: one shape");
+        let target = self.gradient_target(inputs);
+        let [d_gate, d_up] = [0, gate.width].map(|start| target.block().columns(start, gate.width));
+        GatedOperands { blocks: [gate, up, d_gate, d_up], target }
     }
 
     /// Where both gradients go. Writing over the inputs halves the widest point of a layer's backward; that is only right where

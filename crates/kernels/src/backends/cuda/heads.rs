@@ -1,8 +1,10 @@
 //! The heads epilogue on CUDA: from the GEMM's joined `[q | k | v]` to dense queries, keys and values, and back.
 //!
 //! One launch each way: RMSNorm per head where the model has it, rotation where it has it, values copied. The joined rows are scratch
-//! memory, unless the backward needs queries and keys before their norm. Kernels: `source/heads.cu`.
-//! Trade-off: values are copied so that attention always reads dense rows; 2 bytes read and written per value of `v`.
+//! memory, unless the backward needs queries and keys before their norm. Kernels: `source/heads.cu`. Norms over all heads of a token
+//! together run before it, from dense copies of queries and keys, by the kernels of `norm`.
+//! Trade-off: values are copied so that attention always reads dense rows; 2 bytes read and written per value of `v`. Norms over all
+//! heads cost four launches more each way.
 //! Not supported: heads wider than 512 with norm weights that train.
 
 use burn_tensor::{DType, Tensor};
@@ -37,8 +39,11 @@ impl HeadCounts {
 
 /// What the kernels read in addition to heads; holds its memory.
 struct Constants {
-    norms: Option<([MatrixView; 2], [f32; 2])>,
+    /// Weights, and what is added to them, and epsilons.
+    norms: Option<([MatrixView; 2], [f32; 4])>,
     tables: Option<[MatrixView; 2]>,
+    /// Column pairs of a head that are rotated; all of them without tables.
+    rotated: usize,
 }
 
 impl Constants {
@@ -50,28 +55,46 @@ impl Constants {
     ) -> Self {
         assert!(width.is_multiple_of(2), "heads have an even width, got {width}");
         let norms = norms.map(|QkNorms { q, k }| {
-            ([q, k].map(|norm| engine.norm_weight(norm, width)), [q, k].map(|norm| norm.epsilon as f32))
+            let scalars = [q.offset, k.offset, q.epsilon, k.epsilon].map(|value| value as f32);
+            ([q, k].map(|norm| engine.norm_weight(norm, width)), scalars)
         });
         let tables = rotary.map(|tables| [&tables.cos, &tables.sin].map(|table| engine.flat(table.clone())));
+        let rotated = tables.as_ref().map_or(width / 2, |[cos, _]| cos.width);
+        assert!(rotated <= width / 2, "rotary tables of {rotated} angles for heads of {width} columns");
         for table in tables.iter().flatten() {
             let found = (table.rows, table.width, table.dtype);
-            assert_eq!(found, (tokens, width / 2, DType::F32), "rotary tables: tokens, half the width, f32");
+            assert_eq!(found, (tokens, rotated, DType::F32), "rotary tables: tokens, angles, f32");
         }
-        Self { norms, tables }
+        Self { norms, tables, rotated }
     }
 
     fn norm_arguments(&self, arguments: Arguments) -> Arguments {
-        let (weights, epsilons) = match &self.norms {
-            Some((weights, epsilons)) => ([weights[0].address, weights[1].address], *epsilons),
-            None => ([0; 2], [0.0; 2]),
+        let (weights, scalars) = match &self.norms {
+            Some((weights, scalars)) => ([weights[0].address, weights[1].address], *scalars),
+            None => ([0; 2], [0.0; 4]),
         };
-        arguments.pointer(at(weights[0])).pointer(at(weights[1])).f32(epsilons[0]).f32(epsilons[1])
+        let arguments = arguments.pointer(at(weights[0])).pointer(at(weights[1]));
+        scalars.into_iter().fold(arguments, Arguments::f32)
     }
 
     fn table_arguments(&self, arguments: Arguments) -> Arguments {
         let [cos, sin] = self.tables.as_ref().map_or([0; 2], |tables| [tables[0].address, tables[1].address]);
-        arguments.pointer(at(cos)).pointer(at(sin))
+        arguments.pointer(at(cos)).pointer(at(sin)).i32(self.rotated as i32)
     }
+}
+
+/// The norms of an epilogue, where each head is normalized by itself.
+fn head_norms(epilogue: &HeadsEpilogue<Cuda>) -> Option<&QkNorms<Cuda>> {
+    epilogue.qk_norm.as_ref().filter(|norms| norm_widths(norms) == [epilogue.head_dim; 2])
+}
+
+/// The norms of an epilogue, where all heads of a token are normalized together.
+pub(super) fn projection_norms(epilogue: &HeadsEpilogue<Cuda>) -> Option<&QkNorms<Cuda>> {
+    epilogue.qk_norm.as_ref().filter(|norms| norm_widths(norms) != [epilogue.head_dim; 2])
+}
+
+fn norm_widths(norms: &QkNorms<Cuda>) -> [usize; 2] {
+    [&norms.q, &norms.k].map(|norm| norm.weight.dims()[0])
 }
 
 /// Four tokens per block of 256 threads.
@@ -94,6 +117,41 @@ impl Engine {
         (self.scratch_rows([rows, width], 0, dtype), None)
     }
 
+    /// Normalizes queries and keys in joined rows, where the norms are over all heads of a token; returns dense copies of both as they
+    /// were before.
+    pub(super) fn normalize_projections(
+        &self,
+        joined: DeviceBlock,
+        parts: &[usize],
+        epilogue: &HeadsEpilogue<Cuda>,
+    ) -> Option<[MatrixView; 2]> {
+        let norms = projection_norms(epilogue)?;
+        let columns = [joined.columns(0, parts[0]), joined.columns(parts[0], parts[1])];
+        let normalize = |(columns, norm): (DeviceBlock, &NormWeight<Cuda>)| {
+            let raw = self.empty_matrix(columns.rows, columns.width, columns.dtype);
+            self.copy_rows(columns, raw.block());
+            self.rms_norm_to(columns, &raw, norm, None);
+            raw
+        };
+        let [q, k] = columns;
+        Some([normalize((q, &norms.q)), normalize((k, &norms.k))])
+    }
+
+    /// Backward of [`Engine::normalize_projections`], in the joined rows of the gradients: the gradients of the weights that train.
+    fn normalize_projections_backward(
+        &self,
+        joined: DeviceBlock,
+        raw: &[MatrixView; 2],
+        norms: &QkNorms<Cuda>,
+    ) -> [Option<Primitive>; 2] {
+        let [q, k] = raw;
+        let columns = [joined.columns(0, q.width), joined.columns(q.width, k.width)];
+        [
+            self.rms_norm_backward(columns[0], q, &norms.q, columns[0], None),
+            self.rms_norm_backward(columns[1], k, &norms.k, columns[1], None),
+        ]
+    }
+
     /// Dense queries, keys and values of joined rows.
     pub(super) fn heads_forward(
         &self,
@@ -103,7 +161,7 @@ impl Engine {
     ) -> Vec<Tensor<Cuda, 2>> {
         let heads = HeadCounts::of(parts, epilogue.head_dim);
         let sizes = [joined.rows, epilogue.head_dim];
-        let constants = Constants::new(self, epilogue.qk_norm.as_ref(), epilogue.rotary.as_ref(), sizes);
+        let constants = Constants::new(self, head_norms(epilogue), epilogue.rotary.as_ref(), sizes);
         let outputs: Vec<_> = parts.iter().map(|&width| self.empty_matrix(joined.rows, width, joined.dtype)).collect();
         let addresses = [0, 1, 2].map(|part: usize| outputs[part].address);
         self.launch_heads(addresses, joined, &constants, heads, false);
@@ -129,7 +187,7 @@ impl Engine {
             bytes: 2 * x.bytes(),
         };
         // SAFETY: x has rows of all heads at its stride; each output is dense and has the rows of x and the heads of its part;
-        // the tables are [rows, width / 2] f32 and the weights [width] f32.
+        // the tables are [rows, rotated] f32 with at most half a head's columns, and the weights [width] f32.
         unsafe { self.launch(launch, &heads.arguments(arguments, x.rows)) };
     }
 
@@ -147,7 +205,8 @@ impl Engine {
         assert_eq!(epilogue.qk_norm.is_some(), raw.is_some(), "normalized heads are saved before their norm");
         let heads = HeadCounts::of(&parts, epilogue.head_dim);
         let sizes = [dq.rows, epilogue.head_dim];
-        let constants = Constants::new(self, epilogue.qk_norm.as_ref(), epilogue.rotary.as_ref(), sizes);
+        let constants = Constants::new(self, head_norms(epilogue), epilogue.rotary.as_ref(), sizes);
+        let raw_of_heads = raw.filter(|_| head_norms(epilogue).is_some());
         let joined = self.scratch_rows([dq.rows, parts.iter().sum()], room, dq.dtype);
         let mut arguments = Arguments::new().pointer(at(joined.address)).i64(joined.stride as i64);
         for gradient in gradients {
@@ -155,7 +214,7 @@ impl Engine {
             arguments = arguments.pointer(at(gradient.address));
         }
         for part in 0..2 {
-            let (address, stride) = raw.map_or((0, 0), |raw| (raw[part].address, raw[part].stride));
+            let (address, stride) = raw_of_heads.map_or((0, 0), |raw| (raw[part].address, raw[part].stride));
             arguments = arguments.pointer(at(address)).i64(stride as i64);
         }
         let arguments = constants.table_arguments(constants.norm_arguments(arguments));
@@ -164,12 +223,15 @@ impl Engine {
             dtype: joined.dtype,
             name: "heads_backward",
             shape: token_grid(joined.rows),
-            bytes: 2 * joined.bytes() + raw.map_or(0, |raw| raw[0].bytes() + raw[1].bytes()),
+            bytes: 2 * joined.bytes() + raw_of_heads.map_or(0, |raw| raw[0].bytes() + raw[1].bytes()),
         };
         // SAFETY: the gradients are dense with the heads of their part; the joined rows have room for all of them; raw rows have
         // their strides; constants are as for the forward pass.
         unsafe { self.launch(launch, &heads.arguments(arguments, joined.rows)) };
-        let d_norms = match (raw, &epilogue.qk_norm) {
+        if let (Some(norms), Some(raw)) = (projection_norms(epilogue), raw) {
+            return (joined, self.normalize_projections_backward(joined, raw, norms));
+        }
+        let d_norms = match (raw_of_heads, head_norms(epilogue)) {
             (Some([q, k]), Some(norms)) => [(dq, q, &norms.q), (dk, k, &norms.k)].map(|(gradient, raw, norm)| {
                 norm.trains.then(|| self.heads_norm_gradient(gradient, raw, norm, &constants, epilogue.head_dim))
             }),

@@ -11,15 +11,25 @@ use firebrick_arch::Activation;
 
 use super::appended::appended_columns;
 use super::engine::{Engine, engine};
+use super::fp8_rows::RowLayout;
 use super::gemm::Gemm;
+use super::heads::projection_norms;
 use super::matrix::{Cuda, DeviceBlock, MatrixView, tensor};
-use crate::linear::SavedHeads;
+use crate::linear::{SavedHeads, SavedOutputNorm};
 use crate::{
-    Epilogue, GemmFormat, Group, HeadsEpilogue, Keep, LinearOps, ProjectGradients, ProjectSaved, Prologue, RotaryTables,
+    Epilogue, GemmFormat, Group, HeadsEpilogue, Keep, LinearOps, NormWeight, ProjectGradients, ProjectSaved, Prologue,
+    RotaryTables,
 };
 
-/// The parts of a group's output, what the backward of its epilogue needs, and `x Aᵀ` of its adapters.
-type Projected = (Vec<Tensor<Cuda, 2>>, Option<SavedHeads<Cuda>>, Option<DeviceBlock>);
+/// A group's output after its epilogue.
+struct Projected {
+    parts: Vec<Tensor<Cuda, 2>>,
+    /// What the backward of the epilogue needs.
+    heads: Option<SavedHeads<Cuda>>,
+    output_norm: Option<SavedOutputNorm<Cuda>>,
+    /// `x Aᵀ` of the adapters.
+    low: Option<DeviceBlock>,
+}
 
 impl LinearOps for Cuda {
     fn project(
@@ -37,9 +47,10 @@ impl LinearOps for Cuda {
         group: Group<Self>,
         d_outputs: Vec<Tensor<Self, 2>>,
         d_residual_ni: Option<Tensor<Self, 2>>,
+        next: Option<&Group<Self>>,
     ) -> ProjectGradients<Self> {
         let engine = engine(&device_of(&saved.prologue));
-        engine.section(|| engine.project_backward(saved, group, d_outputs, d_residual_ni))
+        engine.section(|| engine.project_backward(saved, group, d_outputs, d_residual_ni, next))
     }
 
     fn gated(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>, activation: Activation) -> Tensor<Self, 2> {
@@ -96,29 +107,33 @@ impl Engine {
         keep: Keep,
     ) -> (Vec<Tensor<Cuda, 2>>, Option<ProjectSaved<Cuda>>) {
         let room = appended_columns(group);
-        let (x, owner) = self.input_rows(&prologue, room, matches!(epilogue, Epilogue::Heads(_)));
-        let (outputs, heads, low) = match epilogue {
+        let codes = self.fp8_input_layout(group);
+        let (x, owner) = self.input_rows(&prologue, room, codes, matches!(epilogue, Epilogue::Heads(_)));
+        let Projected { parts, heads, output_norm, low } = match epilogue {
             Epilogue::None => self.split_group(x, group, None),
             Epilogue::Residual(residual) => {
                 let residual = self.flat_as(residual, x.dtype);
                 self.split_group(x, group, Some(residual.block()))
             }
+            Epilogue::NormResidual { norm, residual } => self.project_norm(x, group, norm, residual),
             Epilogue::Heads(epilogue) => self.project_heads(x, group, epilogue, keep != Keep::Nothing),
         };
         let saved = (keep != Keep::Nothing).then(|| {
             let low_rank = low.map(|low| tensor(self.saved_low_rank(low)));
             let is_computed = !matches!(prologue, Prologue::None { .. });
             let prologue_output = owner.filter(|_| keep == Keep::Everything && is_computed).map(|x| tensor(x.tensor));
-            ProjectSaved { prologue, prologue_output, low_rank, heads }
+            ProjectSaved { prologue, prologue_output, low_rank, heads, output_norm }
         });
-        (outputs, saved)
+        (parts, saved)
     }
 
-    /// What the GEMM of a group reads, in rows with `room` columns more; and the owner of its memory where it is not scratch.
+    /// What the GEMM of a group reads, in rows with `room` columns more or prepared as codes; and the owner of its memory where it is not
+    /// scratch.
     fn input_rows(
         &self,
         prologue: &Prologue<Cuda>,
         room: usize,
+        codes: Option<RowLayout>,
         is_scratch_taken: bool,
     ) -> (DeviceBlock, Option<MatrixView>) {
         let matrix = match prologue {
@@ -129,9 +144,16 @@ impl Engine {
                 copy
             }
             Prologue::None { x } => return self.with_room(self.matrix(x.clone()), room),
-            Prologue::Norm { x, norm } => self.rms_norm(&self.flat(x.clone()), norm, room),
+            Prologue::Norm { x, norm } => {
+                let x = self.flat(x.clone());
+                codes.map_or_else(|| self.rms_norm(&x, norm, room), |codes| self.rms_norm_in_codes(&x, norm, codes))
+            }
             Prologue::Gated { gate, up, activation } => {
-                self.gated(&self.matrix(gate.clone()), &self.matrix(up.clone()), *activation, room)
+                let (gate, up) = (self.matrix(gate.clone()), self.matrix(up.clone()));
+                match codes {
+                    None => self.gated(&gate, &up, *activation, room),
+                    Some(codes) => self.gated_in_codes(&gate, &up, *activation, codes),
+                }
             }
         };
         (matrix.block(), Some(matrix))
@@ -144,7 +166,23 @@ impl Engine {
         let y = self.empty_with_room([x.rows, group.out_features()], room, x.dtype);
         let low = self.group_forward(x, group, residual, y.block());
         let parts = if group.parts.len() == 1 { vec![tensor(y.tensor)] } else { self.split(&y, &group.parts) };
-        (parts, None, low)
+        Projected { parts, heads: None, output_norm: None, low }
+    }
+
+    /// The one output of a group, normalized and added to a residual.
+    fn project_norm(
+        &self,
+        x: DeviceBlock,
+        group: &Group<Cuda>,
+        norm: NormWeight<Cuda>,
+        residual: Tensor<Cuda, 2>,
+    ) -> Projected {
+        assert_eq!(group.parts.len(), 1, "a residual is added to a group of one part");
+        let raw = self.empty_matrix(x.rows, group.out_features(), x.dtype);
+        let low = self.group_forward(x, group, None, raw.block());
+        let y = self.rms_norm_add(&raw, &norm, residual);
+        let output_norm = Some(SavedOutputNorm { norm, raw: tensor(raw.tensor) });
+        Projected { parts: vec![tensor(y.tensor)], heads: None, output_norm, low }
     }
 
     fn project_heads(
@@ -154,16 +192,19 @@ impl Engine {
         epilogue: HeadsEpilogue<Cuda>,
         is_saved: bool,
     ) -> Projected {
-        let saves_raw = is_saved && epilogue.qk_norm.is_some();
+        let saves_raw = is_saved && epilogue.qk_norm.is_some() && projection_norms(&epilogue).is_none();
         let (joined, owner) = self.joined_rows([x.rows, group.out_features()], x.dtype, saves_raw);
         let low = self.group_forward(x, group, None, joined);
-        let outputs = self.heads_forward(joined, &group.parts, &epilogue);
+        let copies = self.normalize_projections(joined, &group.parts, &epilogue);
+        let parts = self.heads_forward(joined, &group.parts, &epilogue);
         let raw = owner.map(|joined| {
             let mut parts = self.split(&joined, &group.parts[..2]).into_iter();
             let part = || unreachable!("two widths give two parts");
             (parts.next().unwrap_or_else(part), parts.next().unwrap_or_else(part))
         });
-        (outputs, Some(SavedHeads { epilogue, raw }), low)
+        let copies = copies.filter(|_| is_saved).map(|[q, k]| (tensor(q.tensor), tensor(k.tensor)));
+        let heads = Some(SavedHeads { epilogue, raw: raw.or(copies) });
+        Projected { parts, heads, output_norm: None, low }
     }
 
     /// All outputs of a group side by side to `out`, plus a residual. Returns `x Aᵀ` of its adapters, which is scratch memory or lies in

@@ -9,7 +9,7 @@
 
 use burn_tensor::{DType, Tensor};
 
-use super::adapters::Adapters;
+use super::adapters::LowRankGradient;
 use super::appended::appended_columns;
 use super::engine::Engine;
 use super::gemm::Gemm;
@@ -17,7 +17,7 @@ use super::linear::halves;
 use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, float, tensor};
 use super::weights::GroupWeight;
 use crate::backends::cuda_rows::ROW_MULTIPLE;
-use crate::linear::SavedHeads;
+use crate::linear::{SavedHeads, SavedOutputNorm};
 use crate::{
     GemmFormat, Group, InputGradient, Module, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, WeightGradient,
 };
@@ -29,9 +29,15 @@ struct OutputGradient {
     /// The owner of its memory where it is not scratch.
     _owner: Option<MatrixView>,
     qk_norm: [Option<Primitive>; 2],
+    output_norm: Option<Primitive>,
     weight: Option<GroupWeight>,
     /// The adapters with `dy s B`.
-    adapters: Option<(Adapters, DeviceBlock)>,
+    adapters: Option<LowRankGradient>,
+}
+
+fn single(mut d_outputs: Vec<Tensor<Cuda, 2>>) -> Tensor<Cuda, 2> {
+    assert_eq!(d_outputs.len(), 1, "a group of one part has one gradient");
+    d_outputs.remove(0)
 }
 
 impl Engine {
@@ -41,12 +47,13 @@ impl Engine {
         mut group: Group<Cuda>,
         d_outputs: Vec<Tensor<Cuda, 2>>,
         d_residual: Option<Tensor<Cuda, 2>>,
+        next: Option<&Group<Cuda>>,
     ) -> ProjectGradients<Cuda> {
-        let ProjectSaved { prologue, prologue_output, low_rank, heads } = saved;
-        let gradient = self.output_gradient(&group, heads, d_outputs);
-        let dy = gradient.dy;
+        let ProjectSaved { prologue, prologue_output, low_rank, heads, output_norm } = saved;
         let prologue_output = prologue_output.map(|output| self.matrix(output));
         let low = low_rank.map(|low| self.flat(low));
+        let gradient = self.output_gradient(&group, heads, output_norm, d_outputs, low.as_ref());
+        let dy = gradient.dy;
         let (input, norm, modules) = match prologue {
             Prologue::None { x } => {
                 let modules = self.parameter_gradients(self.matrix(x).block(), low, &mut group, &gradient);
@@ -73,7 +80,10 @@ impl Engine {
                 let d_activated = self.input_gradient(&group, &gradient, appended_columns(&group), None);
                 // Overwrites the gradient that it reads with the activated values, where those were not saved.
                 let recompute = prologue_output.is_none();
-                let both = self.gated_backward(gate, up, activation, &d_activated, recompute);
+                let both = match next.and_then(|next| self.fp8_gradient_layout(next, dy.dtype)) {
+                    None => self.gated_backward(gate, up, activation, &d_activated, recompute),
+                    Some(codes) => self.gated_backward_in_codes(gate, up, activation, &d_activated, recompute, codes),
+                };
                 let activated = prologue_output.unwrap_or(d_activated);
                 let modules = self.parameter_gradients(activated.block(), low, &mut group, &gradient);
                 let (d_gate, d_up) = halves(self, &both, width);
@@ -81,7 +91,8 @@ impl Engine {
             }
         };
         let qk_norm = gradient.qk_norm.map(|gradient| gradient.map(tensor));
-        ProjectGradients { input, norm: norm.map(tensor), qk_norm, modules }
+        let output_norm = gradient.output_norm.map(tensor);
+        ProjectGradients { input, norm: norm.map(tensor), output_norm, qk_norm, modules }
     }
 
     /// The gradient of the GEMM's output from the gradients of what the epilogue made of it.
@@ -89,9 +100,12 @@ impl Engine {
         &self,
         group: &Group<Cuda>,
         heads: Option<SavedHeads<Cuda>>,
+        output_norm: Option<SavedOutputNorm<Cuda>>,
         d_outputs: Vec<Tensor<Cuda, 2>>,
+        low: Option<&MatrixView>,
     ) -> OutputGradient {
         let room = appended_columns(group);
+        let mut d_output_norm = None;
         let (dy, owner, qk_norm) = if let Some(SavedHeads { epilogue, raw }) = heads {
             let gradients: Vec<_> = d_outputs.into_iter().map(|d_output| self.flat(d_output)).collect();
             let gradients: [MatrixView; 3] = gradients
@@ -100,6 +114,11 @@ impl Engine {
             let raw = raw.map(|(q, k)| [self.matrix(q), self.matrix(k)]);
             let (joined, qk_norm) = self.heads_backward(&gradients, &epilogue, raw.as_ref(), room);
             (joined, None, qk_norm)
+        } else if let Some(SavedOutputNorm { norm, raw }) = output_norm {
+            let (dy, raw) = (self.matrix(single(d_outputs)), self.flat(raw));
+            let d_raw = self.empty_with_room([raw.rows, raw.width], room, raw.dtype);
+            d_output_norm = self.rms_norm_backward(d_raw.block(), &raw, &norm, dy.block(), None);
+            (d_raw.block(), Some(d_raw), [None, None])
         } else {
             let whole = self.adjacent_columns(d_outputs.into_iter().map(|d_output| self.matrix(d_output)).collect());
             let (dy, owner) = self.with_room(whole, room);
@@ -113,11 +132,9 @@ impl Engine {
             }
             GemmFormat::Fp8 => (None, self.fp8_backward_adapters(group, dy.dtype)),
         };
-        let adapters = adapters.map(|adapters| {
-            let d_low = self.low_rank_gradient(dy, &adapters);
-            (adapters, d_low)
-        });
-        OutputGradient { dy, _owner: owner, qk_norm, weight, adapters }
+        let low = low.map(|low| low.block());
+        let adapters = adapters.map(|adapters| self.low_rank_gradient(dy, low, adapters));
+        OutputGradient { dy, _owner: owner, qk_norm, output_norm: d_output_norm, weight, adapters }
     }
 
     /// `dy W + dy s B A`, summed over the group, plus what is given; in rows with `room` columns more.
@@ -133,7 +150,8 @@ impl Engine {
         let out = dx.block();
         let mut so_far = plus.map(|plus| plus.block());
         if group.gemms == GemmFormat::Fp8 {
-            self.fp8_input_gradient(group, dy, gradient.adapters.as_ref(), so_far, out);
+            let d_low = gradient.adapters.as_ref().map(|adapters| adapters.d_low);
+            self.fp8_input_gradient(group, dy, d_low, so_far, out);
             return dx;
         }
         if let Some(weight) = &gradient.weight {
@@ -150,7 +168,7 @@ impl Engine {
                 so_far = Some(out);
             }
         }
-        if let Some((adapters, d_low)) = &gradient.adapters {
+        if let Some(LowRankGradient { adapters, d_low, .. }) = &gradient.adapters {
             self.gemm(Gemm { c: Some(out), ..Gemm::input_gradient("lora", *d_low, adapters.a) }, out);
         }
         dx
@@ -173,9 +191,8 @@ impl Engine {
             let bias = bias.map(|_| tensor(self.column_sums(dy_part)));
             gradients.push(ModuleGradients { weight: self.weight_gradient(module, x, dy_part), bias, adapter: None });
         }
-        if let Some((adapters, d_low)) = &gradient.adapters {
-            let block = low.as_ref().map_or_else(|| self.low_rank(x, adapters), |low| low.block());
-            for (module, factors) in self.factor_gradients(x, block, dy, *d_low, adapters) {
+        if let Some(adapters) = &gradient.adapters {
+            for (module, factors) in self.factor_gradients(x, low.as_ref().map(|low| low.block()), dy, adapters) {
                 gradients[module].adapter = Some(factors);
             }
         }

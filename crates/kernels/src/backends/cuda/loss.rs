@@ -12,7 +12,7 @@ use super::engine::{Engine, engine};
 use super::gemm::Gemm;
 use super::launch::{Launch, at, grid};
 use super::matrix::{Cuda, DeviceBlock, MatrixView, float, tensor};
-use super::program::Source;
+use super::program::{SoftCap, Source};
 use super::scratch::ScratchSlot;
 use super::weights::ReadyWeight;
 use crate::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets, Weight, WeightGradient};
@@ -26,9 +26,11 @@ impl LossOps for Cuda {
         targets_c: Tensor<Self, 1, Int>,
         weights_c: Option<Tensor<Self, 1>>,
         gradient_scale: Option<f64>,
+        soft_cap: Option<f64>,
     ) -> (Tensor<Self, 1>, Option<Tensor<Self, 2>>) {
         let engine = engine(&logits_cv.device());
-        engine.section(|| engine.cross_entropy(logits_cv, targets_c, weights_c, gradient_scale))
+        let of_loss = OfLoss { scale: gradient_scale, soft_cap: soft_cap.map(SoftCap::new) };
+        engine.section(|| engine.cross_entropy(logits_cv, targets_c, weights_c, of_loss))
     }
 
     fn linear_cross_entropy(
@@ -85,7 +87,7 @@ struct Pass<'a> {
     head: ReadyWeight,
     count: usize,
     chunk_tokens: usize,
-    scale: Option<f64>,
+    of_loss: OfLoss,
     /// `None` where there is none.
     targets: Option<MatrixView>,
     /// `None` where every token has a target, or none.
@@ -120,7 +122,7 @@ impl<'a> Pass<'a> {
             head: engine.base_weight(head, hidden.dtype),
             count: targets.count,
             chunk_tokens: options.chunk_tokens,
-            scale: options.gradient_scale,
+            of_loss: OfLoss { scale: options.gradient_scale, soft_cap: options.soft_cap.map(SoftCap::new) },
             targets: (!is_empty).then(|| ints(&targets.targets_m)),
             positions: (is_partial && !is_empty).then(|| ints(&targets.positions_m)),
             weights: targets.weights_m.clone().filter(|_| !is_empty).map(|weights| engine.flat_as(weights, DType::F32)),
@@ -172,7 +174,7 @@ impl<'a> Pass<'a> {
             weights: self.weights.as_ref().map_or(0, after),
             log_probs: self.log_probs.as_ref().map_or_else(scratch, after),
         };
-        engine.cross_entropy_rows(logits, self.d_hidden.as_ref().map(|_| d_logits), &rows, self.scale);
+        engine.cross_entropy_rows(logits, self.d_hidden.as_ref().map(|_| d_logits), &rows, self.of_loss);
         engine.subtract_log_probs(self.loss_sum.address, &rows, length);
         let Some(d_hidden) = &self.d_hidden else { return };
         if let Some(d_head) = &mut self.d_head {
@@ -185,6 +187,14 @@ impl<'a> Pass<'a> {
             engine.scatter_rows(out, after(positions), d_hidden.block());
         }
     }
+}
+
+/// Constants of a loss.
+#[derive(Clone, Copy)]
+struct OfLoss {
+    /// Factor of the gradients; `None`: no gradients.
+    scale: Option<f64>,
+    soft_cap: Option<SoftCap>,
 }
 
 /// Addresses of what belongs to each row of logits.
@@ -203,26 +213,26 @@ impl Engine {
         logits_cv: Tensor<Cuda, 2>,
         targets_c: Tensor<Cuda, 1, Int>,
         weights_c: Option<Tensor<Cuda, 1>>,
-        gradient_scale: Option<f64>,
+        of_loss: OfLoss,
     ) -> (Tensor<Cuda, 1>, Option<Tensor<Cuda, 2>>) {
         let logits = self.flat(logits_cv);
         let targets = self.int_matrix(targets_c);
         let weights = weights_c.map(|weights| self.flat_as(weights, DType::F32));
-        let gradient = gradient_scale.map(|_| self.empty_matrix(logits.rows, logits.width, DType::F32));
+        let gradient = of_loss.scale.map(|_| self.empty_matrix(logits.rows, logits.width, DType::F32));
         let losses = self.view_of(self.empty([logits.rows], DType::F32));
         let rows = Rows {
             targets: targets.address,
             weights: weights.as_ref().map_or(0, |weights| weights.address),
             log_probs: losses.address,
         };
-        self.cross_entropy_rows(logits.block(), gradient.as_ref().map(MatrixView::block), &rows, gradient_scale);
+        self.cross_entropy_rows(logits.block(), gradient.as_ref().map(MatrixView::block), &rows, of_loss);
         self.cast(losses.block(), losses.block(), -1.0);
         (tensor(losses.tensor), gradient.map(|gradient| tensor(gradient.tensor)))
     }
 
     /// Log probability of each row's target, and the gradient of the weighted loss times `scale` where a place is given: in other
     /// memory than the logits, or on them.
-    fn cross_entropy_rows(&self, logits: DeviceBlock, gradient: Option<DeviceBlock>, rows: &Rows, scale: Option<f64>) {
+    fn cross_entropy_rows(&self, logits: DeviceBlock, gradient: Option<DeviceBlock>, rows: &Rows, of_loss: OfLoss) {
         if logits.rows == 0 {
             return;
         }
@@ -231,7 +241,7 @@ impl Engine {
         // What of a row stays in shared memory is not read a second time.
         let shared = gradient.map_or(0, |_| self.shared_bytes() / TILE_BYTES * TILE_BYTES);
         let launch = Launch {
-            source: Source::CrossEntropy,
+            source: Source::CrossEntropy(of_loss.soft_cap),
             dtype,
             name: "cross_entropy",
             shape: LaunchShape { shared_bytes: shared as u32, ..grid(logits.rows, 1024) },
@@ -244,7 +254,7 @@ impl Engine {
             .pointer(at(rows.targets))
             .pointer(at(rows.weights))
             .pointer(at(rows.log_probs))
-            .f32(scale.unwrap_or(0.0) as f32)
+            .f32(of_loss.scale.unwrap_or(0.0) as f32)
             .i32(logits.rows as i32)
             .i64(logits.width as i64);
         // SAFETY: logits are dense; a row of gradients begins where its row of logits does, or overlaps none; targets, weights
@@ -255,7 +265,7 @@ impl Engine {
     /// Subtracts the weighted log probabilities of `count` rows from a sum.
     fn subtract_log_probs(&self, sum: u64, rows: &Rows, count: usize) {
         let launch = Launch {
-            source: Source::CrossEntropy,
+            source: Source::CrossEntropy(None),
             dtype: DType::F32,
             name: "subtract_log_probs",
             shape: grid(1, 1024),

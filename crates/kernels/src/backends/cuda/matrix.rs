@@ -20,7 +20,7 @@ pub type Cuda = CubeBackend<CudaRuntime, f32, i32, u8>;
 pub(super) type Primitive = CubeTensor<CudaRuntime>;
 
 /// Rows in device memory, by address alone.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DeviceBlock {
     /// Address of the first value.
     pub address: u64,

@@ -17,6 +17,11 @@ impl NormOps for Cuda {
         engine.section(|| tensor(engine.rms_norm(&engine.flat(x_nd), norm, 0).tensor))
     }
 
+    fn rms_norm_add(x_nd: Tensor<Self, 2>, norm: &NormWeight<Self>, residual_nd: Tensor<Self, 2>) -> Tensor<Self, 2> {
+        let engine = engine(&x_nd.device());
+        engine.section(|| tensor(engine.rms_norm_add(&engine.flat(x_nd), norm, residual_nd).tensor))
+    }
+
     fn rms_norm_backward(
         x_nd: Tensor<Self, 2>,
         norm: &NormWeight<Self>,
@@ -35,27 +40,59 @@ impl NormOps for Cuda {
 }
 
 impl Engine {
-    /// `x / rms(x) * weight`, in rows with `room` columns after them.
+    /// `x / rms(x) * (offset + weight)`, in rows with `room` columns after them.
     pub(super) fn rms_norm(&self, x: &MatrixView, norm: &NormWeight<Cuda>, room: usize) -> MatrixView {
-        let weight = self.norm_weight(norm, x.width);
         let y = self.empty_with_room([x.rows, x.width], room, x.dtype);
+        self.rms_norm_to(y.block(), x, norm, None);
+        y
+    }
+
+    /// `x / rms(x) * (offset + weight)` plus a residual, dense.
+    pub(super) fn rms_norm_add(
+        &self,
+        x: &MatrixView,
+        norm: &NormWeight<Cuda>,
+        residual_nd: Tensor<Cuda, 2>,
+    ) -> MatrixView {
+        let residual = self.flat_as(residual_nd, x.dtype);
+        let y = self.empty_matrix(x.rows, x.width, x.dtype);
+        self.rms_norm_to(y.block(), x, norm, Some(&residual));
+        y
+    }
+
+    /// `x / rms(x) * (offset + weight)`, plus a residual where there is one, to rows of any stride.
+    pub(super) fn rms_norm_to(
+        &self,
+        y: DeviceBlock,
+        x: &MatrixView,
+        norm: &NormWeight<Cuda>,
+        residual: Option<&MatrixView>,
+    ) {
+        assert!(x.is_dense() && y.count() == x.count() && y.dtype == x.dtype, "norm: rows of one format");
+        if let Some(residual) = residual {
+            assert!(residual.count() == x.count() && residual.dtype == x.dtype, "norm: a residual of the same shape");
+        }
+        let weight = self.norm_weight(norm, x.width);
         let launch = Launch {
             source: Source::Norm,
             dtype: x.dtype,
             name: "rms_norm",
             shape: grid(x.rows, threads_for(x.width, 512)),
-            bytes: 2 * x.bytes(),
+            bytes: (2 + usize::from(residual.is_some())) * x.bytes(),
         };
         let arguments = Arguments::new()
             .pointer(at(y.address))
             .i64(y.stride as i64)
             .pointer(at(x.address))
             .pointer(at(weight.address))
+            .f32(norm.offset as f32)
+            .pointer(at(residual.map_or(0, |residual| residual.address)))
+            .i64(residual.map_or(0, |residual| residual.stride) as i64)
             .i32(x.width as i32)
             .f32(norm.epsilon as f32);
-        // SAFETY: y (at its stride) and x (dense) are [rows, width] of this dtype, the weight is [width] f32; one block per row.
+        // SAFETY: y and the residual (at their strides) and x (dense) are [rows, width] of this dtype, the weight is [width] f32; one
+        // block per row.
         unsafe { self.launch(launch, &arguments) };
-        y
     }
 
     /// Gradient of the input plus the residual's, to `dx`, which may be `dy`; and the gradient of the weight where it trains.
@@ -83,6 +120,7 @@ impl Engine {
             .i64(dx.stride as i64)
             .pointer(at(x.address))
             .pointer(at(weight.address))
+            .f32(norm.offset as f32)
             .pointer(at(dy.address))
             .i64(dy.stride as i64)
             .pointer(at(residual.map_or(0, |residual| residual.address)))

@@ -1,6 +1,6 @@
 //! The CUDA C++ sources of this backend, compiled when the first launch asks for them.
 //!
-//! Each source is compiled once per format of activations (and head width for attention, and activation function). NVRTC takes about a second for all that a
+//! Each source is compiled once per format of activations (and head width for attention, activation function, and soft cap). NVRTC takes about a second for all that a
 //! run needs; the images are kept on disk by `firebrick_cuda::Compiler`.
 //! Trade-off: a kernel that does not compile is found when it is launched, not when the crate is built.
 
@@ -15,23 +15,53 @@ use super::failure::check;
 
 const PRELUDE: &str = include_str!("source/prelude.cu");
 
+/// A soft cap that a source is compiled with: the bits of an f32, so that it can be a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct SoftCap(u32);
+
+impl SoftCap {
+    pub(super) fn new(cap: f64) -> Self {
+        Self((cap as f32).to_bits())
+    }
+
+    /// Defines the macro of this name that sources look for.
+    fn define(self) -> String {
+        format!("#define SOFT_CAP {:?}f\n", f32::from_bits(self.0))
+    }
+}
+
+/// The attention kernels of a model: width of a head, and soft cap of the scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct FlashVariant {
+    pub head_dim: usize,
+    pub soft_cap: Option<SoftCap>,
+}
+
+impl FlashVariant {
+    fn define(self) -> String {
+        format!("#define HEAD_DIM {}\n{}", self.head_dim, self.soft_cap.map_or_else(String::new, SoftCap::define))
+    }
+}
+
 /// A file of `source/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Source {
     Columns,
-    CrossEntropy,
+    /// Soft cap of the logits.
+    CrossEntropy(Option<SoftCap>),
     Elementwise,
     Embedding,
-    /// Head width.
-    FlashForward(usize),
-    /// Head width.
-    FlashBackward(usize),
-    /// Head width.
-    FlashF32(usize),
+    FlashForward(FlashVariant),
+    FlashBackward(FlashVariant),
+    FlashF32(FlashVariant),
     Fp8,
     Gated(Activation),
+    GatedFp8(Activation),
     Heads,
+    /// The most ranks of an adapter.
+    LowRank(usize),
     Norm,
+    NormFp8,
     Optimizer,
     PackedIndex,
     Quantize,
@@ -42,7 +72,7 @@ impl Source {
     fn name(self) -> &'static str {
         match self {
             Self::Columns => "columns.cu",
-            Self::CrossEntropy => "cross_entropy.cu",
+            Self::CrossEntropy(_) => "cross_entropy.cu",
             Self::Elementwise => "elementwise.cu",
             Self::Embedding => "embedding.cu",
             Self::FlashForward(_) => "flash_forward.cu",
@@ -50,8 +80,11 @@ impl Source {
             Self::FlashF32(_) => "flash_f32.cu",
             Self::Fp8 => "fp8.cu",
             Self::Gated(_) => "gated.cu",
+            Self::GatedFp8(_) => "gated_fp8.cu",
             Self::Heads => "heads.cu",
+            Self::LowRank(_) => "low_rank.cu",
             Self::Norm => "norm.cu",
+            Self::NormFp8 => "norm_fp8.cu",
             Self::Optimizer => "optimizer.cu",
             Self::PackedIndex => "packed_index.cu",
             Self::Quantize => "quantize.cu",
@@ -62,20 +95,43 @@ impl Source {
     fn text(self) -> &'static str {
         match self {
             Self::Columns => include_str!("source/columns.cu"),
-            Self::CrossEntropy => include_str!("source/cross_entropy.cu"),
+            Self::CrossEntropy(_) => include_str!("source/cross_entropy.cu"),
             Self::Elementwise => include_str!("source/elementwise.cu"),
             Self::Embedding => include_str!("source/embedding.cu"),
             Self::FlashForward(_) => {
-                concat!(include_str!("source/flash.cu"), include_str!("source/flash_forward.cu"))
+                concat!(
+                    include_str!("source/matrix_units.cu"),
+                    include_str!("source/flash.cu"),
+                    include_str!("source/flash_forward.cu")
+                )
             }
             Self::FlashBackward(_) => {
-                concat!(include_str!("source/flash.cu"), include_str!("source/flash_backward.cu"))
+                concat!(
+                    include_str!("source/matrix_units.cu"),
+                    include_str!("source/flash.cu"),
+                    include_str!("source/flash_backward.cu")
+                )
             }
             Self::FlashF32(_) => include_str!("source/flash_f32.cu"),
-            Self::Fp8 => concat!(include_str!("source/weight_values.cu"), include_str!("source/fp8.cu")),
+            Self::Fp8 => concat!(
+                include_str!("source/weight_values.cu"),
+                include_str!("source/fp8_codes.cu"),
+                include_str!("source/fp8.cu")
+            ),
             Self::Gated(_) => include_str!("source/gated.cu"),
+            Self::GatedFp8(_) => concat!(
+                include_str!("source/fp8_codes.cu"),
+                include_str!("source/gated.cu"),
+                include_str!("source/gated_fp8.cu")
+            ),
             Self::Heads => include_str!("source/heads.cu"),
+            Self::LowRank(_) => concat!(include_str!("source/matrix_units.cu"), include_str!("source/low_rank.cu")),
             Self::Norm => include_str!("source/norm.cu"),
+            Self::NormFp8 => concat!(
+                include_str!("source/fp8_codes.cu"),
+                include_str!("source/norm.cu"),
+                include_str!("source/norm_fp8.cu")
+            ),
             Self::Optimizer => include_str!("source/optimizer.cu"),
             Self::PackedIndex => include_str!("source/packed_index.cu"),
             Self::Quantize => concat!(
@@ -95,11 +151,24 @@ impl Source {
             other => unreachable!("activations are f32, f16 or bf16, not {other:?}"),
         };
         let variant = match self {
-            Self::FlashForward(width) | Self::FlashBackward(width) | Self::FlashF32(width) => {
-                format!("#define HEAD_DIM {width}\n")
+            Self::FlashForward(variant) | Self::FlashBackward(variant) | Self::FlashF32(variant) => variant.define(),
+            Self::CrossEntropy(Some(soft_cap)) => soft_cap.define(),
+            Self::LowRank(ranks) => format!("#define RANKS {ranks}\n"),
+            Self::Gated(activation) | Self::GatedFp8(activation) => {
+                format!("#define ACTIVATION {}\n", activation.name())
             }
-            Self::Gated(activation) => format!("#define ACTIVATION {}\n", activation.name()),
-            _ => String::new(),
+            Self::CrossEntropy(None)
+            | Self::Columns
+            | Self::Elementwise
+            | Self::Embedding
+            | Self::Fp8
+            | Self::Heads
+            | Self::Norm
+            | Self::NormFp8
+            | Self::Optimizer
+            | Self::PackedIndex
+            | Self::Quantize
+            | Self::WriteOut => String::new(),
         };
         let source = format!("#define {format} 1\n{variant}{PRELUDE}\n{}", self.text());
         Program { name: self.name().to_owned(), source, options: Vec::new() }
@@ -132,7 +201,7 @@ impl Programs {
     pub(super) fn prepare(&self, dtype: DType, head_dim: usize, with_flash: bool) {
         let mut wanted = vec![
             (Source::Columns, dtype),
-            (Source::CrossEntropy, dtype),
+            (Source::CrossEntropy(None), dtype),
             (Source::Elementwise, dtype),
             (Source::Embedding, dtype),
             (Source::Heads, dtype),
@@ -141,13 +210,15 @@ impl Programs {
             (Source::Quantize, DType::F32),
             (Source::WriteOut, dtype),
         ];
-        let plain = [Source::Columns, Source::CrossEntropy, Source::Elementwise, Source::WriteOut, Source::Optimizer];
+        let plain =
+            [Source::Columns, Source::CrossEntropy(None), Source::Elementwise, Source::WriteOut, Source::Optimizer];
         wanted.extend(plain.map(|source| (source, DType::F32)));
         wanted.extend(Activation::ALL.map(|activation| (Source::Gated(activation), dtype)));
+        let flash = FlashVariant { head_dim, soft_cap: None };
         if with_flash && dtype == DType::F32 {
-            wanted.push((Source::FlashF32(head_dim), dtype));
+            wanted.push((Source::FlashF32(flash), dtype));
         } else if with_flash {
-            wanted.extend([(Source::FlashForward(head_dim), dtype), (Source::FlashBackward(head_dim), dtype)]);
+            wanted.extend([(Source::FlashForward(flash), dtype), (Source::FlashBackward(flash), dtype)]);
         }
         let mut seen = HashSet::new();
         wanted.retain(|program| seen.insert(*program));

@@ -54,6 +54,8 @@ pub(super) enum ScratchSlot {
     LowRank,
     /// Gradients of the low-rank intermediates.
     LowRankGradient,
+    /// Parts of the sums in the pass over an output's gradient.
+    LowRankParts,
     /// The widest rows of one operation: logits of a chunk; queries, keys and values side by side, or their gradients.
     WideRows,
     /// What cuDNN needs in addition to its tensors.

@@ -33,6 +33,7 @@ impl Engine {
         let open = Open::new(self);
         let result = work();
         self.copies.settle(self.stream());
+        self.collectives.settle(self.stream());
         open.close();
         result
     }
@@ -102,12 +103,14 @@ impl Drop for Open<'_> {
         if !self.is_closed {
             self.engine.depth.set(0);
             self.engine.scratch.forget_contents();
+            *self.engine.prepared_rows.borrow_mut() = None;
             self.engine.fp8_scales.clear();
             self.engine.kept.clear();
             *self.engine.saved_low_rank.borrow_mut() = None;
             // Copies between host and device may still use memory that unwinding frees. A failure here means that the context
             // is lost: the failure that is already on its way reports that better.
             let _ = self.engine.copies.synchronize();
+            let _ = self.engine.collectives.synchronize();
             let _ = self.engine.end();
         }
     }

@@ -40,7 +40,7 @@ impl AttentionOps for Flex {
     }
 }
 
-/// What every task needs: heads that share a key/value head, key/value heads, head width, keys that a query sees, scale.
+/// What every task needs: heads that share a key/value head, key/value heads, head width, keys that a query sees, scale, soft cap.
 #[derive(Clone, Copy)]
 struct Sizes {
     shared: usize,
@@ -48,6 +48,7 @@ struct Sizes {
     width: usize,
     window: usize,
     scale: f32,
+    soft_cap: Option<f32>,
 }
 
 impl Sizes {
@@ -58,6 +59,25 @@ impl Sizes {
             width: spec.head_dim,
             window: spec.window.unwrap_or(usize::MAX),
             scale: spec.scale as f32,
+            soft_cap: spec.soft_cap.map(|cap| cap as f32),
+        }
+    }
+
+    /// Scales and caps scores in place, where there is a cap; returns the factor that they still need.
+    #[inline(always)]
+    fn cap(self, scores: &mut [f32]) -> f32 {
+        let Some(cap) = self.soft_cap else { return self.scale };
+        let factor = self.scale / cap;
+        scores.iter_mut().for_each(|score| *score = cap * (*score * factor).tanh());
+        1.0
+    }
+
+    /// Slope of a capped score by the scaled score.
+    #[inline(always)]
+    fn slope(self, capped: f32) -> f32 {
+        match self.soft_cap {
+            Some(cap) => 1.0 - (capped / cap) * (capped / cap),
+            None => 1.0,
         }
     }
 
@@ -161,7 +181,9 @@ fn forward_task(task: &Task, sizes: Sizes, q: &[f32], k: &[f32], v: &[f32]) -> (
             Arch::new().dispatch(|| {
                 for (row, log_sum) in log_sums.iter_mut().enumerate() {
                     let scores = &mut scores[row * seen..][..seen];
-                    *log_sum = softmax(scores, block.visible(row, sizes), sizes.scale);
+                    let visible = block.visible(row, sizes);
+                    let scale = sizes.cap(&mut scores[visible.clone()]);
+                    *log_sum = softmax(scores, visible, scale);
                 }
             });
             let out = &mut o[start * stride + shared * width..];
@@ -257,7 +279,7 @@ fn backward_task(task: &Task, sizes: Sizes, inputs: &Inputs, tokens: usize) -> G
                     let at = |matrix: Matrix<'_>| row * matrix.row_stride..row * matrix.row_stride + width;
                     let delta = lanes::dot(&o.values[at(o)], &d_o.values[at(d_o)]);
                     let (p, ds) = (&mut p[row * seen..][..seen], &mut ds[row * seen..][..seen]);
-                    score_gradient(p, ds, block.visible(row, sizes), log_sums[start + row], delta, sizes.scale);
+                    score_gradient(p, ds, block.visible(row, sizes), log_sums[start + row], delta, sizes);
                 }
             });
             let (p, ds) = (Matrix::rows(&p, seen), Matrix::rows(&ds, seen));
@@ -272,10 +294,12 @@ fn backward_task(task: &Task, sizes: Sizes, inputs: &Inputs, tokens: usize) -> G
 
 /// Turns a row of scores into probabilities and a row of their gradients into gradients of the unscaled scores.
 #[inline(always)]
-fn score_gradient(p: &mut [f32], ds: &mut [f32], visible: Range<usize>, log_sum: f32, delta: f32, scale: f32) {
+fn score_gradient(p: &mut [f32], ds: &mut [f32], visible: Range<usize>, log_sum: f32, delta: f32, sizes: Sizes) {
+    let scale = sizes.cap(&mut p[visible.clone()]);
     for (p, ds) in p[visible.clone()].iter_mut().zip(&mut ds[visible.clone()]) {
+        let slope = sizes.slope(*p);
         *p = lanes::exp(*p * scale - log_sum);
-        *ds = *p * (*ds - delta) * scale;
+        *ds = *p * (*ds - delta) * sizes.scale * slope;
     }
     for row in [p, ds] {
         row[..visible.start].fill(0.0);

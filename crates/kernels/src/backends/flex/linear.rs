@@ -1,7 +1,7 @@
 //! Gated activation and rotary embedding on the CPU, one pass each.
 //!
 //! GEMMs are Burn's own, so groups of modules are composed by the reference body, which calls these.
-//! Trade-off: f32 only, and SiLU only; other dtypes and activations take the reference body.
+//! Trade-off: f32 only; other dtypes take the reference body.
 
 use burn_flex::Flex;
 use burn_tensor::Tensor;
@@ -15,9 +15,12 @@ use crate::linear::{LinearOps, RotaryTables, reference};
 
 impl LinearOps for Flex {
     fn gated(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>, activation: Activation) -> Tensor<Self, 2> {
+        if !is_f32(&gate_nf) {
+            return reference::gated(gate_nf, up_nf, activation);
+        }
         match activation {
-            Activation::Silu if is_f32(&gate_nf) => gated_silu(gate_nf, up_nf),
-            _ => reference::gated(gate_nf, up_nf, activation),
+            Activation::Silu => gated(gate_nf, up_nf, |gate| gate * lanes::sigmoid(gate)),
+            Activation::GeluTanh => gated(gate_nf, up_nf, |gate| gate * gelu_sigma(gate)),
         }
     }
 
@@ -27,9 +30,12 @@ impl LinearOps for Flex {
         activation: Activation,
         dy_nf: Tensor<Self, 2>,
     ) -> (Tensor<Self, 2>, Tensor<Self, 2>) {
+        if !is_f32(&gate_nf) {
+            return reference::gated_backward(gate_nf, up_nf, activation, dy_nf);
+        }
         match activation {
-            Activation::Silu if is_f32(&gate_nf) => gated_silu_backward(gate_nf, up_nf, dy_nf),
-            _ => reference::gated_backward(gate_nf, up_nf, activation, dy_nf),
+            Activation::Silu => gated_backward(gate_nf, up_nf, dy_nf, silu_gradients),
+            Activation::GeluTanh => gated_backward(gate_nf, up_nf, dy_nf, gelu_gradients),
         }
     }
 
@@ -45,7 +51,8 @@ impl LinearOps for Flex {
 /// `direction` 1 rotates, -1 rotates back.
 fn rotated(x: Tensor<Flex, 2>, tables: &RotaryTables<Flex>, head_dim: usize, direction: f32) -> Tensor<Flex, 2> {
     let [tokens, width] = x.dims();
-    let half = head_dim / 2;
+    // Columns of a head beyond the tables' pass through.
+    let half = tables.cos.dims()[1];
     let (x, cos, sin) = (Floats::of(x), Floats::of(tables.cos.clone()), Floats::of(tables.sin.clone()));
     let mut y = vec![0.0; tokens * width];
     let rows = rows_per_task(width);
@@ -56,6 +63,8 @@ fn rotated(x: Tensor<Flex, 2>, tables: &RotaryTables<Flex>, head_dim: usize, dir
             for (token, (y, x)) in y.chunks_exact_mut(width).zip(x.chunks_exact(width)).enumerate() {
                 let (cos, sin) = (&cos[token * half..][..half], &sin[token * half..][..half]);
                 for (y, x) in y.chunks_exact_mut(head_dim).zip(x.chunks_exact(head_dim)) {
+                    let ((y, y_rest), (x, rest)) = (y.split_at_mut(2 * half), x.split_at(2 * half));
+                    y_rest.copy_from_slice(rest);
                     let ((y_first, y_second), (first, second)) = (y.split_at_mut(half), x.split_at(half));
                     for index in 0..half {
                         let sin = direction * sin[index];
@@ -69,7 +78,38 @@ fn rotated(x: Tensor<Flex, 2>, tables: &RotaryTables<Flex>, head_dim: usize, dir
     tensor(y, [tokens, width])
 }
 
-fn gated_silu(gate_nf: Tensor<Flex, 2>, up_nf: Tensor<Flex, 2>) -> Tensor<Flex, 2> {
+/// Gradients of gate and up.
+#[inline(always)]
+fn silu_gradients(gate: f32, up: f32, dy: f32) -> [f32; 2] {
+    let sigma = lanes::sigmoid(gate);
+    [dy * up * sigma * (1.0 + gate * (1.0 - sigma)), dy * gate * sigma]
+}
+
+/// `2 sqrt(2 / pi)`.
+const GELU_LINEAR: f32 = 1.595_769;
+/// Coefficient of the cubic term.
+const GELU_CUBIC: f32 = 0.044_715;
+
+/// `(1 + tanh(u)) / 2` is the logistic function of `2 u`.
+#[inline(always)]
+fn gelu_sigma(gate: f32) -> f32 {
+    lanes::sigmoid(GELU_LINEAR * gate * (1.0 + GELU_CUBIC * gate * gate))
+}
+
+/// Gradients of gate and up.
+#[inline(always)]
+fn gelu_gradients(gate: f32, up: f32, dy: f32) -> [f32; 2] {
+    let sigma = gelu_sigma(gate);
+    let slope = GELU_LINEAR * (1.0 + 3.0 * GELU_CUBIC * gate * gate);
+    [dy * up * sigma * (1.0 + gate * (1.0 - sigma) * slope), dy * gate * sigma]
+}
+
+/// `activation` is inlined, so the loop is compiled for each vector extension with it.
+fn gated(
+    gate_nf: Tensor<Flex, 2>,
+    up_nf: Tensor<Flex, 2>,
+    activation: impl Fn(f32) -> f32 + Copy + Send + Sync,
+) -> Tensor<Flex, 2> {
     let shape = gate_nf.dims();
     let (gate, up) = (Floats::of(gate_nf), Floats::of(up_nf));
     let mut y = vec![0.0; shape[0] * shape[1]];
@@ -77,7 +117,7 @@ fn gated_silu(gate_nf: Tensor<Flex, 2>, up_nf: Tensor<Flex, 2>) -> Tensor<Flex, 
         |((y, gate), up)| {
             Arch::new().dispatch(|| {
                 for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
-                    *y = gate * lanes::sigmoid(*gate) * up;
+                    *y = activation(*gate) * up;
                 }
             });
         },
@@ -85,10 +125,11 @@ fn gated_silu(gate_nf: Tensor<Flex, 2>, up_nf: Tensor<Flex, 2>) -> Tensor<Flex, 
     tensor(y, shape)
 }
 
-fn gated_silu_backward(
+fn gated_backward(
     gate_nf: Tensor<Flex, 2>,
     up_nf: Tensor<Flex, 2>,
     dy_nf: Tensor<Flex, 2>,
+    gradients: impl Fn(f32, f32, f32) -> [f32; 2] + Copy + Send + Sync,
 ) -> (Tensor<Flex, 2>, Tensor<Flex, 2>) {
     let shape = gate_nf.dims();
     let (gate, up, dy) = (Floats::of(gate_nf), Floats::of(up_nf), Floats::of(dy_nf));
@@ -99,9 +140,7 @@ fn gated_silu_backward(
         Arch::new().dispatch(|| {
             let outputs = d_gate.iter_mut().zip(d_up.iter_mut());
             for ((d_gate, d_up), ((gate, up), dy)) in outputs.zip(gate.iter().zip(up).zip(dy)) {
-                let sigma = lanes::sigmoid(*gate);
-                *d_gate = dy * up * sigma * (1.0 + gate * (1.0 - sigma));
-                *d_up = dy * gate * sigma;
+                [*d_gate, *d_up] = gradients(*gate, *up, *dy);
             }
         });
     });

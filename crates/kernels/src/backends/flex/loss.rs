@@ -1,6 +1,7 @@
 //! Cross entropy of a chunk of logits on the CPU: losses and gradient in one pass per row.
 //!
-//! Trade-off: the gradient's memory holds the exponentials, so it is allocated where only the loss is needed too.
+//! Trade-off: the gradient's memory holds the exponentials, so it is allocated where only the loss is needed too. Soft caps are passes of
+//! their own.
 
 use burn_flex::Flex;
 use burn_tensor::{Int, Tensor};
@@ -9,7 +10,7 @@ use rayon::prelude::*;
 
 use super::host::{Floats, indices, tensor};
 use super::lanes;
-use crate::loss::LossOps;
+use crate::loss::{LossOps, reference};
 
 impl LossOps for Flex {
     fn cross_entropy(
@@ -17,8 +18,14 @@ impl LossOps for Flex {
         targets_c: Tensor<Self, 1, Int>,
         weights_c: Option<Tensor<Self, 1>>,
         gradient_scale: Option<f64>,
+        soft_cap: Option<f64>,
     ) -> (Tensor<Self, 1>, Option<Tensor<Self, 2>>) {
-        losses_and_gradient(logits_cv, targets_c, weights_c, gradient_scale)
+        let Some(cap) = soft_cap else { return losses_and_gradient(logits_cv, targets_c, weights_c, gradient_scale) };
+        let capped_cv = reference::capped(logits_cv, soft_cap);
+        let (losses_c, gradient_cv) = losses_and_gradient(capped_cv.clone(), targets_c, weights_c, gradient_scale);
+        let through_cap =
+            |gradient_cv: Tensor<Self, 2>| gradient_cv.mul(capped_cv.div_scalar(cap).square().neg().add_scalar(1.0));
+        (losses_c, gradient_cv.map(through_cap))
     }
 }
 

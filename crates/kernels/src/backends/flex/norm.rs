@@ -27,9 +27,15 @@ impl NormOps for Flex {
     }
 }
 
+/// What rows are multiplied by.
+fn factors(norm: &NormWeight<Flex>) -> Tensor<Flex, 1> {
+    let weight = norm.weight.clone();
+    if norm.offset == 0.0 { weight } else { weight.add_scalar(norm.offset) }
+}
+
 fn forward(x_nd: Tensor<Flex, 2>, norm: &NormWeight<Flex>) -> Tensor<Flex, 2> {
     let [tokens, width] = x_nd.dims();
-    let (x, weight, epsilon) = (Floats::of(x_nd), Floats::of(norm.weight.clone()), norm.epsilon);
+    let (x, weight, epsilon) = (Floats::of(x_nd), Floats::of(factors(norm)), norm.epsilon);
     let mut y = vec![0.0; tokens * width];
     let task = rows_per_task(width) * width;
     y.par_chunks_mut(task).zip(x.values().par_chunks(task)).for_each(|(y, x)| {
@@ -58,7 +64,7 @@ fn backward(
 ) -> (Tensor<Flex, 2>, Option<Tensor<Flex, 1>>) {
     let [tokens, width] = x_nd.dims();
     let (weight_gradient, epsilon) = (norm.trains, norm.epsilon);
-    let (x, weight, dy) = (Floats::of(x_nd), Floats::of(norm.weight.clone()), Floats::of(dy_nd));
+    let (x, weight, dy) = (Floats::of(x_nd), Floats::of(factors(norm)), Floats::of(dy_nd));
     let mut dx = match d_residual_nd {
         Some(residual) => Floats::of(residual).values().to_vec(),
         None => vec![0.0; tokens * width],

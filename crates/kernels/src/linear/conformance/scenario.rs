@@ -135,29 +135,35 @@ pub(super) fn norm<B: Kernels>(
     trains: bool,
 ) -> Both<NormWeight<B>, NormWeight<Reference>> {
     let weight: Pair<B, 1> = check.random_f32([width], 1.0);
-    let epsilon = 1e-5;
-    (NormWeight { weight: weight.0, epsilon, trains }, NormWeight { weight: weight.1, epsilon, trains })
+    // A norm that trains is stored as its difference from 1 here, so that both forms are tried.
+    let (epsilon, offset) = (1e-5, if trains { 1.0 } else { 0.0 });
+    (NormWeight { weight: weight.0, offset, epsilon, trains }, NormWeight { weight: weight.1, offset, epsilon, trains })
 }
 
-pub(super) fn tables<B: Kernels>(check: &mut Check<'_, B>) -> Both<RotaryTables<B>, RotaryTables<Reference>> {
-    let shape = [check.case.tokens(), check.case.head_dim / 2];
+/// Angles for `rotated` columns of each head.
+pub(super) fn tables<B: Kernels>(
+    check: &mut Check<'_, B>,
+    rotated: usize,
+) -> Both<RotaryTables<B>, RotaryTables<Reference>> {
+    let shape = [check.case.tokens(), rotated / 2];
     let (cos, sin) = (check.random_f32(shape, 1.0), check.random_f32(shape, 1.0));
     (RotaryTables { cos: cos.0, sin: sin.0 }, RotaryTables { cos: cos.1, sin: sin.1 })
 }
 
+/// `norms`: widths of the norms of queries and keys; `rotated`: columns of each head.
 pub(super) fn heads<B: Kernels>(
     check: &mut Check<'_, B>,
-    has_norms: bool,
-    rotates: bool,
+    norms: Option<[usize; 2]>,
+    rotated: Option<usize>,
 ) -> Both<HeadsEpilogue<B>, HeadsEpilogue<Reference>> {
     let head_dim = check.case.head_dim;
-    let (qk_norm, expected_norm) = has_norms
-        .then(|| {
-            let (q, k) = (norm(check, head_dim, true), norm(check, head_dim, true));
+    let (qk_norm, expected_norm) = norms
+        .map(|[q, k]| {
+            let (q, k) = (norm(check, q, true), norm(check, k, true));
             (QkNorms { q: q.0, k: k.0 }, QkNorms { q: q.1, k: k.1 })
         })
         .unzip();
-    let (rotary, expected_rotary) = rotates.then(|| tables(check)).unzip();
+    let (rotary, expected_rotary) = rotated.map(|rotated| tables(check, rotated)).unzip();
     (
         HeadsEpilogue { head_dim, qk_norm, rotary },
         HeadsEpilogue { head_dim, qk_norm: expected_norm, rotary: expected_rotary },
@@ -220,7 +226,7 @@ impl<B: Kernels> Scenario<B> {
     ) {
         let (d_outputs, expected_d_outputs) = self.d_outputs.iter().cloned().unzip();
         let (d_residual, expected_d_residual) = self.d_residual.clone().unzip();
-        let grads = B::project_backward(saved, self.group.0.clone(), d_outputs, d_residual);
+        let grads = B::project_backward(saved, self.group.0.clone(), d_outputs, d_residual, None);
         let expected =
             reference::project_backward(expected_saved, self.group.1.clone(), expected_d_outputs, expected_d_residual);
         compare(check, &format!("project_backward ({name})"), grads, expected);
@@ -244,6 +250,7 @@ fn compare<B: Kernels>(
         _ => check.same(&format!("{what}: which input gradients"), false),
     }
     compare_parameter(check, &format!("{what}: norm"), grads.norm, expected.norm);
+    compare_parameter(check, &format!("{what}: norm after"), grads.output_norm, expected.output_norm);
     for (grad, expected) in grads.qk_norm.into_iter().zip(expected.qk_norm) {
         compare_parameter(check, &format!("{what}: head norm"), grad, expected);
     }

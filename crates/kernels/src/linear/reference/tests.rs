@@ -66,16 +66,24 @@ fn gradients_of_weight_bias_adapter_and_input_equal_autodiff() {
 fn gradients_through_norm_head_norms_and_rotation_equal_autodiff() {
     let (heads, groups, head_dim) = (4, 2, 6);
     let (query, kv) = (heads * head_dim, groups * head_dim);
+    for widths in [[head_dim; 2], [query, kv]] {
+        head_norms_and_rotation(heads, groups, head_dim, widths);
+    }
+}
+
+/// `widths`: of the norms of queries and keys.
+fn head_norms_and_rotation(heads: usize, groups: usize, head_dim: usize, widths: [usize; 2]) {
+    let (query, kv) = (heads * head_dim, groups * head_dim);
     let x = random::<Plain, 2>(1, [TOKENS, INPUT]);
     let weight = random::<Plain, 2>(2, [query + 2 * kv, INPUT]);
     let [input_norm, q_norm, k_norm] =
-        [(3, INPUT), (4, head_dim), (5, head_dim)].map(|(seed, width)| random::<Plain, 1>(seed, [width]));
+        [(3, INPUT), (4, widths[0]), (5, widths[1])].map(|(seed, width)| random::<Plain, 1>(seed, [width]));
     let tables = RotaryTables { cos: random::<Plain, 2>(6, [TOKENS, 3]), sin: random(7, [TOKENS, 3]) };
     let d_outputs: Vec<Tensor<Plain, 2>> =
         [(8, query), (9, kv), (10, kv)].map(|(seed, width)| random(seed, [TOKENS, width])).into();
 
     let (rx, rw, rn, rq, rk) = (leaf(&x), leaf(&weight), leaf(&input_norm), leaf(&q_norm), leaf(&k_norm));
-    let norm = |weight: Tensor<Recorded, 1>| NormWeight { weight, epsilon: 1e-5, trains: true };
+    let norm = |weight: Tensor<Recorded, 1>| NormWeight { weight, offset: 0.0, epsilon: 1e-5, trains: true };
     let recorded_tables =
         RotaryTables { cos: Tensor::from_inner(tables.cos.clone()), sin: Tensor::from_inner(tables.sin.clone()) };
     let qk_norm = Some(QkNorms { q: norm(rq.clone()), k: norm(rk.clone()) });
@@ -92,7 +100,7 @@ fn gradients_through_norm_head_norms_and_rotation_equal_autodiff() {
         .unwrap();
     let expected = loss.backward();
 
-    let norm = |weight: Tensor<Plain, 1>| NormWeight { weight, epsilon: 1e-5, trains: true };
+    let norm = |weight: Tensor<Plain, 1>| NormWeight { weight, offset: 0.0, epsilon: 1e-5, trains: true };
     let qk_norm = Some(QkNorms { q: norm(q_norm), k: norm(k_norm) });
     let epilogue = HeadsEpilogue { head_dim, qk_norm, rotary: Some(tables) };
     let trained = Module { weight_gradient: WeightGradient::New, ..module(0..query + 2 * kv, Weight::Dense(weight)) };
@@ -115,6 +123,33 @@ fn gradients_through_norm_head_norms_and_rotation_equal_autodiff() {
 }
 
 #[test]
+fn gradients_through_a_norm_after_the_gemm_equal_autodiff() {
+    let (x, dy) = (random::<Plain, 2>(1, [TOKENS, INPUT]), random::<Plain, 2>(2, [TOKENS, 40]));
+    let (weight, scale) = (random::<Plain, 2>(3, [40, INPUT]), random::<Plain, 1>(4, [40]));
+    let (residual, past) = (random::<Plain, 2>(5, [TOKENS, 40]), random::<Plain, 2>(6, [TOKENS, INPUT]));
+    let (rx, rw, rn) = (leaf(&x), leaf(&weight), leaf(&scale));
+    let group =
+        Group { modules: vec![module(0..40, Weight::Dense(rw.clone()))], parts: vec![40], gemms: GemmFormat::Compute };
+    let norm = NormWeight { weight: rn.clone(), offset: 1.0, epsilon: 1e-5, trains: true };
+    let epilogue = Epilogue::NormResidual { norm, residual: Tensor::from_inner(residual.clone()) };
+    let (outputs, saved) = project(Prologue::None { x: rx.clone() }, &group, epilogue, Keep::Nothing);
+    assert!(saved.is_none());
+    let expected = recorded_backward(outputs.into_iter().next().unwrap(), &dy);
+
+    let trained = Module { weight_gradient: WeightGradient::New, ..module(0..40, Weight::Dense(weight)) };
+    let group = Group { modules: vec![trained], parts: vec![40], gemms: GemmFormat::Compute };
+    let epilogue = Epilogue::NormResidual {
+        norm: NormWeight { weight: scale, offset: 1.0, epsilon: 1e-5, trains: true },
+        residual,
+    };
+    let (_, saved) = project(Prologue::None { x }, &group, epilogue, Keep::Inputs);
+    let mut grads = project_backward(saved.unwrap(), group, vec![dy], Some(past.clone()));
+    assert_close(grads.input.plain(), rx.grad(&expected).unwrap().add(past), 1e-5);
+    assert_close(grads.modules.remove(0).weight.unwrap(), rw.grad(&expected).unwrap(), 1e-5);
+    assert_close(grads.output_norm.unwrap(), rn.grad(&expected).unwrap(), 1e-5);
+}
+
+#[test]
 fn gated_backward_equals_autodiff() {
     let gate = random::<Plain, 2>(1, [6, 17]).mul_scalar(6.0);
     let (up, dy) = (random::<Plain, 2>(2, [6, 17]), random(3, [6, 17]));
@@ -130,14 +165,25 @@ fn gated_backward_equals_autodiff() {
 #[test]
 fn rotary_backward_equals_autodiff() {
     let (x, dy) = (random::<Plain, 2>(1, [5, 24]), random::<Plain, 2>(2, [5, 24]));
-    let tables = RotaryTables { cos: random::<Plain, 2>(3, [5, 4]), sin: random(4, [5, 4]) };
-    let recorded = RotaryTables::<Recorded> {
-        cos: Tensor::from_inner(tables.cos.clone()),
-        sin: Tensor::from_inner(tables.sin.clone()),
-    };
-    let rx = leaf(&x);
-    let expected = recorded_backward(rotary(rx.clone(), &recorded, 8), &dy);
-    assert_close(rotary_backward(dy, &tables, 8), rx.grad(&expected).unwrap(), 1e-5);
+    for half in [4, 3, 1] {
+        let tables = RotaryTables { cos: random::<Plain, 2>(3, [5, half]), sin: random(4, [5, half]) };
+        let recorded = RotaryTables::<Recorded> {
+            cos: Tensor::from_inner(tables.cos.clone()),
+            sin: Tensor::from_inner(tables.sin.clone()),
+        };
+        let rx = leaf(&x);
+        let expected = recorded_backward(rotary(rx.clone(), &recorded, 8), &dy);
+        assert_close(rotary_backward(dy.clone(), &tables, 8), rx.grad(&expected).unwrap(), 1e-5);
+    }
+}
+
+#[test]
+fn columns_beyond_the_tables_pass_through_and_the_others_rotate_as_a_smaller_head() {
+    let tables = RotaryTables { cos: random::<Plain, 2>(3, [5, 3]), sin: random(4, [5, 3]) };
+    let x = random::<Plain, 2>(1, [5, 8]);
+    let y = rotary(x.clone(), &tables, 8);
+    assert_close(y.clone().narrow(1, 0, 6), rotary(x.clone().narrow(1, 0, 6), &tables, 6), 1e-6);
+    assert_eq!(y.narrow(1, 6, 2).into_data(), x.narrow(1, 6, 2).into_data());
 }
 
 #[test]
@@ -238,10 +284,11 @@ fn a_quantized_weight_computes_what_its_dequantized_values_compute() {
 }
 
 #[test]
-#[should_panic(expected = "only a norm prologue")]
-fn a_residual_gradient_without_a_norm_is_a_bug() {
+#[should_panic(expected = "a gated prologue has no residual path")]
+fn a_residual_gradient_past_a_gated_prologue_is_a_bug() {
     let weight = Weight::Dense(random::<Plain, 2>(3, [8, INPUT]));
     let group = Group { modules: vec![module(0..8, weight)], parts: vec![8], gemms: GemmFormat::Compute };
     let x = random::<Plain, 2>(1, [5, INPUT]);
-    run(Prologue::None { x: x.clone() }, group, vec![random(2, [5, 8])], Some(x));
+    let prologue = Prologue::Gated { gate: x.clone(), up: x.clone(), activation: Activation::Silu };
+    run(prologue, group, vec![random(2, [5, 8])], Some(x));
 }

@@ -14,6 +14,36 @@ static constexpr int KEPT = __CUDA_ARCH__ >= 900 ? 6 : 5;      // tiles in regis
 static constexpr int AT_ONCE = 4;       // loads of one thread in flight together
 static constexpr float LOWEST = -3.402823466e38f;
 
+// SOFT_CAP is defined where logits are capped: z = SOFT_CAP * tanh(logit / SOFT_CAP) takes the place of the logit as it is read, and the
+// gradient of the logit is that of z times 1 - (z / SOFT_CAP)^2.
+DEVICE float capped(float logit) {
+#ifdef SOFT_CAP
+    return SOFT_CAP * tanhf(logit / SOFT_CAP);
+#else
+    return logit;
+#endif
+}
+
+DEVICE float slope_of_capped(float z) {
+#ifdef SOFT_CAP
+    return 1.0f - z / SOFT_CAP * (z / SOFT_CAP);
+#else
+    return 1.0f;
+#endif
+}
+
+template <int V> DEVICE Pack<float, V> capped(const Pack<float, V> &logits) {
+#ifdef SOFT_CAP
+    float value[V];
+    logits.unpack(value);
+#pragma unroll
+    for (int i = 0; i < V; ++i) value[i] = capped(value[i]);
+    return Pack<float, V>::pack(value);
+#else
+    return logits;
+#endif
+}
+
 // Maximum and sum of exp(value - maximum) of the values seen so far. Starts at (LOWEST, 0): no infinity minus infinity.
 struct Online {
     float maximum, sum;
@@ -54,9 +84,11 @@ template <int V> struct Row {
         for (int i = 0; i < V; ++i) lowest[i] = -__int_as_float(0x7f800000);
         return Values::pack(lowest);
     }
-    DEVICE Values load(int tile) const { return index(tile) < v ? Values::load(logits + index(tile)) : nothing(); }
+    DEVICE Values load(int tile) const {
+        return index(tile) < v ? capped<V>(Values::load(logits + index(tile))) : nothing();
+    }
     DEVICE Values load_streaming(int tile) const {
-        return index(tile) < v ? Values::load_streaming(logits + index(tile)) : nothing();
+        return index(tile) < v ? capped<V>(Values::load_streaming(logits + index(tile))) : nothing();
     }
 };
 
@@ -119,8 +151,10 @@ DEVICE void store_gradient(T *gradient, const Row<V> &row, int tile, const Pack<
     logits.unpack(value);
 #pragma unroll
     for (int i = 0; i < V; ++i) {
+        const float slope = slope_of_capped(value[i]);
         value[i] = exp_fast(value[i] - by.maximum) * by.factor;
         if (index + i == by.target) value[i] -= by.scale;
+        value[i] *= slope;
     }
     Pack<T, V>::pack(value).store_streaming(gradient + index);
 }
@@ -159,7 +193,7 @@ DEVICE void cross_entropy_row(float *logits, T *gradient, int target, float *log
 
     const bool inside = target >= 0 && target < v;
     float target_logit = __int_as_float(0x7fffffff);
-    if (threadIdx.x == 0 && inside) target_logit = logits[target];
+    if (threadIdx.x == 0 && inside) target_logit = capped(logits[target]);
     const float maximum = block_max(online.maximum);
     const float sum = block_sum(online.sum * exp_fast(online.maximum - maximum));
     if (threadIdx.x == 0) log_prob[blockIdx.x] = (target_logit - maximum) - logf(sum);

@@ -5,32 +5,34 @@
 // worst case (n = 32768: a tenth of a millisecond). Trade-off: where one id makes up most tokens, one block adds most
 // rows. Ids are trusted to lie inside the table.
 
-template <int V, class E> DEVICE void embed_row(T *y, const E *row, int d) {
+template <int V, class E> DEVICE void embed_row(T *y, const E *row, int d, float scale) {
     for (int c = threadIdx.x; c < d / V; c += blockDim.x) {
         float value[V];
         Pack<E, V>::load(row + c * V).unpack(value);
+#pragma unroll
+        for (int i = 0; i < V; ++i) value[i] *= scale;
         Pack<T, V>::pack(value).store(y + c * V);
     }
 }
 
-template <class E> DEVICE void embed(T *y, const E *table, const int *ids, long long n, int d) {
+template <class E> DEVICE void embed(T *y, const E *table, const int *ids, long long n, int d, float scale) {
     const bool vectors = d % 8 == 0 && aligned16(y, table);
     for (long long token = blockIdx.x; token < n; token += gridDim.x) {
         const E *row = table + static_cast<long long>(ids[token]) * d;
-        if (vectors) embed_row<8>(y + token * d, row, d);
-        else embed_row<1>(y + token * d, row, d);
+        if (vectors) embed_row<8>(y + token * d, row, d, scale);
+        else embed_row<1>(y + token * d, row, d, scale);
     }
 }
 
-// y [n, d] = rows `ids` of a table [v, d] of T, bit for bit up to NaN payloads.
+// y [n, d] = rows `ids` of a table [v, d] of T times scale; with a scale of 1 bit for bit up to NaN payloads.
 // grid (n), block (clamp(ceil(d / 8) rounded up to 32, 32, 256)), no dynamic shared memory.
-KERNEL __launch_bounds__(256) embed_from_t(T *y, const T *table, const int *ids, long long n, int d) {
-    embed(y, table, ids, n, d);
+KERNEL __launch_bounds__(256) embed_from_t(T *y, const T *table, const int *ids, long long n, int d, float scale) {
+    embed(y, table, ids, n, d, scale);
 }
 
 // The same from a table of f32.
-KERNEL __launch_bounds__(256) embed_from_f32(T *y, const float *table, const int *ids, long long n, int d) {
-    embed(y, table, ids, n, d);
+KERNEL __launch_bounds__(256) embed_from_f32(T *y, const float *table, const int *ids, long long n, int d, float scale) {
+    embed(y, table, ids, n, d, scale);
 }
 
 // ------------------------------------------------------------------------------------------------------------ backward
@@ -80,7 +82,8 @@ DEVICE int list_matches(unsigned found, unsigned short *list) {
 }
 
 // Adds the listed rows to the columns of this block, several rows in flight.
-template <int V> DEVICE void add_rows(float *dtable_row, const T *dy, const unsigned short *list, int count, int d) {
+template <int V>
+DEVICE void add_rows(float *dtable_row, const T *dy, const unsigned short *list, int count, int d, float scale) {
     constexpr int AT_ONCE = 4;
     for (int c = blockIdx.y * SCAN_THREADS + threadIdx.x; c < d / V; c += gridDim.y * SCAN_THREADS) {
         float sum[V], value[V];
@@ -95,24 +98,24 @@ template <int V> DEVICE void add_rows(float *dtable_row, const T *dy, const unsi
             for (int k = 0; k < AT_ONCE; ++k) {
                 rows[k].unpack(value);
 #pragma unroll
-                for (int i = 0; i < V; ++i) sum[i] += value[i];
+                for (int i = 0; i < V; ++i) sum[i] += scale * value[i];
             }
         }
 #pragma unroll 1
         for (; index < count; ++index) {
             Pack<T, V>::load_streaming(dy + static_cast<long long>(list[index]) * d + c * V).unpack(value);
 #pragma unroll
-            for (int i = 0; i < V; ++i) sum[i] += value[i];
+            for (int i = 0; i < V; ++i) sum[i] += scale * value[i];
         }
         Pack<float, V>::pack(sum).store(dtable_row + c * V);
     }
 }
 
-// dtable [v, d] f32 += rows of dy [n, d] summed by id.
+// dtable [v, d] f32 += rows of dy [n, d] times scale, summed by id.
 // grid (n, 1), or (n, up to ceil(d / 2048)) where few ids make up most tokens; block (256) exactly, no dynamic shared
 // memory.
 KERNEL __launch_bounds__(SCAN_THREADS, 4)
-embed_backward(float *dtable, const int *ids, const T *dy, long long n, int d) {
+embed_backward(float *dtable, const int *ids, const T *dy, long long n, int d, float scale) {
     __shared__ unsigned short list[SCAN];
     const long long token = blockIdx.x;
     if (token >= n) return;
@@ -129,8 +132,8 @@ embed_backward(float *dtable, const int *ids, const T *dy, long long n, int d) {
         const unsigned found = equal_ids(ids, start + own_offset, n, id);
         if (!__syncthreads_or(found != 0)) continue;
         const int count = list_matches(found, list);
-        if (vectors) add_rows<8>(dtable_row, dy + start * d, list, count, d);
-        else add_rows<1>(dtable_row, dy + start * d, list, count, d);
+        if (vectors) add_rows<8>(dtable_row, dy + start * d, list, count, d, scale);
+        else add_rows<1>(dtable_row, dy + start * d, list, count, d, scale);
         __syncthreads();
     }
 }

@@ -1,5 +1,5 @@
-// Flash attention: the pieces that flash_forward.cu and flash_backward.cu share. Compiled as prelude.cu, this, then one of
-// the two. 16-bit T only (T = float has flash_f32.cu with the same kernel names); sm_80 or later.
+// Flash attention: the pieces that flash_forward.cu and flash_backward.cu share. Compiled as prelude.cu, matrix_units.cu,
+// this, then one of the two. 16-bit T only (T = float has flash_f32.cu with the same kernel names); sm_80 or later.
 //
 // Tensors are packed: `tokens` rows on one flat axis, row i of a tensor at `i * stride` elements, head h at `h * HEAD_DIM`
 // inside the row. cu_seqlens [documents + 1] holds the ascending document boundaries, from 0; query i sees key j of its
@@ -11,11 +11,11 @@
 // depends on the boundaries. Trade-off: a NaN or infinity in one document may reach another document of the
 // same tile (0 * NaN).
 //
-// Math: Dao, FlashAttention-2, 2023 (arXiv 2307.08691). Matrix products are mma.sync m16n8k16 with f32 sums; lane layouts
-// from the PTX ISA, "Matrix Fragments for mma.m16n8k16". A tile in shared memory is HEAD_DIM values per row, its 16-byte
+// Math: Dao, FlashAttention-2, 2023 (arXiv 2307.08691). A tile in shared memory is HEAD_DIM values per row, its 16-byte
 // chunks permuted inside the row so that eight rows of one chunk hit all banks.
 //
-// Macros of the host: HEAD_DIM 64, 96, 128 or 256 (default 128); and the tile sizes of flash_forward.cu, flash_backward.cu.
+// Macros of the host: HEAD_DIM 64, 96, 128 or 256 (default 128); SOFT_CAP, where scaled scores s become SOFT_CAP * tanh(s / SOFT_CAP)
+// before the softmax; and the tile sizes of flash_forward.cu, flash_backward.cu.
 
 #define FLASH_PIECES 1
 
@@ -25,7 +25,6 @@
 
 namespace flash {
 
-typedef unsigned Word;         // two 16-bit values, or an address in shared memory
 typedef unsigned short Half;   // the bits of one T
 typedef long long Long;
 
@@ -35,60 +34,6 @@ constexpr int STEPS = HEAD_DIM / 16;   // mma steps over the head width
 constexpr float LOG2_E = 1.4426950408889634f;
 
 static_assert(HEAD_DIM % 32 == 0 && HEAD_DIM <= 256, "HEAD_DIM must be 64, 96, 128 or 256");
-
-// ------------------------------------------------------------------------------------------------------- instructions
-
-DEVICE Word shared_address(const void *pointer) { return static_cast<Word>(__cvta_generic_to_shared(pointer)); }
-
-// Four 8x8 matrices of 16-bit values; lane l gives the address of row l % 8 of matrix l / 8.
-DEVICE void load_matrices(Word (&r)[4], Word address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
-}
-
-DEVICE void load_matrices_transposed(Word (&r)[4], Word address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
-}
-
-// c[16, 8] += a[16, 16] b[16, 8]
-DEVICE void multiply_add(float (&c)[4], const Word (&a)[4], Word b0, Word b1) {
-#if T_IS_BF16
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-#else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-#endif
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// Asynchronous copies of 16 and of 4 bytes to shared memory; zeros where `inside` is false (nothing is read then).
-DEVICE void copy_16(Word to, const void *from, bool inside) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
-}
-
-DEVICE void copy_4(Word to, const void *from, bool inside) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(inside ? 4 : 0) : "memory");
-}
-
-// Closes the group of the copies issued so far.
-DEVICE void copies_issued() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits for all of this thread's copies; a barrier must follow before others' copies are read.
-DEVICE void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-DEVICE void store_chunk(Word address, uint4 v) {
-    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
-
-DEVICE uint4 load_chunk(Word address) {
-    uint4 v;
-    asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
-    return v;
-}
-
-DEVICE void store_word(Word address, Word v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory"); }
 
 DEVICE float exp2_fast(float x) {
     float y;
@@ -324,6 +269,40 @@ DEVICE void hide_keys(float (&scores)[M][N][4], const int *starts, int row, int 
             if (at < start || at > end) scores[i / 2][j / 2][i % 2 * 2 + j % 2] = hidden;
         }
     }
+}
+
+// Scales and caps scores in place, where there is a cap. It is applied before keys are hidden.
+template <int M, int N> DEVICE void cap_scores(float (&scores)[M][N][4], float scale) {
+#ifdef SOFT_CAP
+    // tanh(x) = 1 - 2 / (exp(2 x) + 1)
+    const float twice = scale * (2.0f * LOG2_E / SOFT_CAP);
+#pragma unroll
+    for (int i = 0; i < M * N * 4; ++i) {
+        float &score = scores[i / (N * 4)][i / 4 % N][i % 4];
+        score = SOFT_CAP - 2.0f * SOFT_CAP / (exp2_fast(score * twice) + 1.0f);
+    }
+#endif
+}
+
+// What the scores are still to be multiplied by after cap_scores.
+DEVICE float scale_of_scores(float scale) {
+#ifdef SOFT_CAP
+    return 1.0f;
+#else
+    return scale;
+#endif
+}
+
+// Slope of a capped score by its scaled score, from the probability p = exp(score - lse) and base = lse * LOG2_E; 0 where p is.
+DEVICE float cap_slope(float p, float base) {
+#ifdef SOFT_CAP
+    float log2_p;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(log2_p) : "f"(p));
+    const float tanh = (log2_p + base) * (1.0f / (LOG2_E * SOFT_CAP));
+    return p > 0.0f ? 1.0f - tanh * tanh : 0.0f;
+#else
+    return 1.0f;
+#endif
 }
 
 template <int M, int N> DEVICE void clear(float (&c)[M][N][4]) {

@@ -2,7 +2,7 @@
 //
 // Three launches: flash_backward_dot, then flash_backward_keys (dk, dv) and flash_backward_queries (dq) in either order.
 // With p = exp(scale * q k - lse), dp = do v and delta = Σ do o:  ds = p (dp - delta),  dv = pᵀ do,  dk = scale dsᵀ q,
-// dq = scale ds k. Each output element has one block that sums it in a fixed order: no atomics, the same bits every time.
+// dq = scale ds k; where scores have a soft cap, ds is multiplied by its slope too. Each output element has one block that sums it in a fixed order: no atomics, the same bits every time.
 // Trade-off: two of seven GEMMs are computed by both launches, against a kernel that adds dq in global memory.
 //
 // p and ds stay in registers: the product that makes them leaves a lane what it needs as left factor of the next one.
@@ -137,10 +137,10 @@ template <int M, int N> DEVICE void hide_queries(float (&p)[M][N][4], const int 
     }
 }
 
-// p to ds, in place. dp - delta comes out of one product: its sums begin at -delta.
+// p to ds, in place. dp - delta comes out of one product: its sums begin at -delta. `lse` is read for the slope of a soft cap only.
 template <int M, int N, class VBand>
 DEVICE void score_gradients(float (&p)[M][N][4], const VBand &v_band, Lane left, Word do_tile, Lane right,
-                            const float *delta) {
+                            const float *lse, const float *delta) {
     float dp[M][N][4];
 #pragma unroll
     for (int n = 0; n < N; ++n) {
@@ -150,7 +150,14 @@ DEVICE void score_gradients(float (&p)[M][N][4], const VBand &v_band, Lane left,
     }
     v_band.times(dp, left, do_tile, right);
 #pragma unroll
-    for (int i = 0; i < M * N * 4; ++i) p[i / (N * 4)][i / 4 % N][i % 4] *= dp[i / (N * 4)][i / 4 % N][i % 4];
+    for (int i = 0; i < M * N * 4; ++i) {
+        const int n = i / 4 % N, j = i % 4;
+        float &value = p[i / (N * 4)][n][j];
+#ifdef SOFT_CAP
+        value *= cap_slope(value, lse[n * 8 + j % 2] * LOG2_E);
+#endif
+        value *= dp[i / (N * 4)][n][j];
+    }
 }
 
 // One block's dv (DV) and dk (DK). in.q, in.d_o, in.lse and in.delta stand at the first of `group` query heads.
@@ -175,7 +182,7 @@ DEVICE void keys_body(Inputs in, const Rows<Half> &dk_rows, const Rows<Half> &dv
     float dk[M][CHUNKS][4], dv[M][CHUNKS][4];
     clear(dk), clear(dv);
 
-    const float scale_log2 = scale * LOG2_E;
+    const float scale_log2 = scale_of_scores(scale) * LOG2_E;
     const int steps = (last_end - query_begin + STEP - 1) / STEP, all = steps * group;
     int query0 = query_begin, stage = 0;
     for (int i = 0; i < all; ++i) {
@@ -200,12 +207,13 @@ DEVICE void keys_body(Inputs in, const Rows<Half> &dk_rows, const Rows<Half> &dv
         float p[M][STEP / 8][4];
         clear(p);
         k_band.times(p, left, q_tile, right);
+        cap_scores(p, scale);
         probabilities(p, lse, scale_log2);
         if (this_query0 < key0 + OWN - 1 || this_query0 + STEP > first_end)
             hide_queries(p, ends + band, key, this_query0 + lane % 4 * 2);
         if (DV) multiply_rounded(dv, p, do_tile, left);
         if (DK) {
-            score_gradients(p, v_band, left, do_tile, right, delta);
+            score_gradients(p, v_band, left, do_tile, right, lse, delta);
             multiply_rounded(dk, p, q_tile, left);
         }
         if (STAGES == 1) {
@@ -339,7 +347,7 @@ flash_backward_queries(T *dq, const T *q, const T *k, const T *v, const T *d_o, 
     float sum[M][CHUNKS][4];
     clear(sum);
 
-    const float scale_log2 = scale * LOG2_E;
+    const float scale_log2 = scale_of_scores(scale) * LOG2_E;
     int stage = 0;
     for (int key0 = key_begin; key0 < key_end; key0 += STEP) {
         wait_for_copies();
@@ -355,6 +363,7 @@ flash_backward_queries(T *dq, const T *q, const T *k, const T *v, const T *d_o, 
         float p[M][STEP / 8][4], dp[M][STEP / 8][4];
         clear(p);
         q_band.times(p, left, k_tile, right);
+        cap_scores(p, scale);
 #pragma unroll
         for (int i = 0; i < M * STEP / 2; ++i) {
             const int m = i / (STEP / 2), n = i / 4 % (STEP / 8), j = i % 4;
@@ -364,8 +373,13 @@ flash_backward_queries(T *dq, const T *q, const T *k, const T *v, const T *d_o, 
         if (key0 + STEP - 1 > query0 || key0 < last_start) hide_keys(p, starts + band, row, key0 + lane % 4 * 2, 0.0f);
         do_band.times(dp, left, v_tile, right);
 #pragma unroll
-        for (int i = 0; i < M * STEP / 2; ++i)
-            p[i / (STEP / 2)][i / 4 % (STEP / 8)][i % 4] *= dp[i / (STEP / 2)][i / 4 % (STEP / 8)][i % 4];
+        for (int i = 0; i < M * STEP / 2; ++i) {
+            const int m = i / (STEP / 2), n = i / 4 % (STEP / 8), j = i % 4;
+#ifdef SOFT_CAP
+            p[m][n][j] *= cap_slope(p[m][n][j], base[m][j / 2]);
+#endif
+            p[m][n][j] *= dp[m][n][j];
+        }
         multiply_rounded(sum, p, k_tile, left);
         if (STAGES == 1) {
             __syncthreads();

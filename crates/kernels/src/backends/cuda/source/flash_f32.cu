@@ -4,7 +4,7 @@
 // One warp per row, lanes across the head width, one key (or query) at a time: O(tokens) memory, exact to f32 rounding, no
 // tiling. Trade-off: speed; f32 attention exists to test models, not to train them. Same bits every time.
 //
-// Macro of the host: HEAD_DIM, a multiple of 32 (default 128).
+// Macros of the host: HEAD_DIM, a multiple of 32 (default 128); SOFT_CAP as in flash.cu.
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 128
@@ -58,6 +58,23 @@ DEVICE float dot(const Row &a, const Row &b) {
     return warp_sum(sum);
 }
 
+// The score of a product of a query and a key, and its slope by the scaled product.
+DEVICE float score_of(float product, float scale) {
+#ifdef SOFT_CAP
+    return SOFT_CAP * tanhf(product * scale / SOFT_CAP);
+#else
+    return product * scale;
+#endif
+}
+
+DEVICE float slope_of(float score) {
+#ifdef SOFT_CAP
+    return 1.0f - score / SOFT_CAP * (score / SOFT_CAP);
+#else
+    return 1.0f;
+#endif
+}
+
 // The last document that begins at or before the token; `documents` itself for the rows behind all of them.
 DEVICE int document_of(const int *cu_seqlens, int documents, int token) {
     int low = 0, high = documents + 1;
@@ -85,7 +102,7 @@ flash_forward(float *o, float *lse, const float *q, const float *k, const float 
     Row out = Row::zero();
     float maximum = __int_as_float(0xff800000), sum = 0.0f;
     for (int key = max(cu_seqlens[document_of(cu_seqlens, documents, row)], row - window + 1); key <= row; ++key) {
-        const float score = dot(query, Row::load(k, k_stride, key, kv_head)) * scale;
+        const float score = score_of(dot(query, Row::load(k, k_stride, key, kv_head)), scale);
         const float highest = fmaxf(maximum, score), shrink = expf(maximum - highest), p = expf(score - highest);
         maximum = highest;
         sum = sum * shrink + p;
@@ -123,9 +140,9 @@ flash_backward_keys(float *dk, float *dv, const float *q, const float *k, const 
         const Long at = static_cast<Long>(head) * tokens;
         for (int token = row; token < end; ++token) {
             const Row query = Row::load(q, q_stride, token, head), d_out = Row::load(d_o, do_stride, token, head);
-            const float p = expf(dot(query, key) * scale - lse[at + token]);
+            const float score = score_of(dot(query, key), scale), p = expf(score - lse[at + token]);
             d_value.add(p, d_out);
-            d_key.add(p * (dot(d_out, value) - delta[at + token]), query);
+            d_key.add(p * (dot(d_out, value) - delta[at + token]) * slope_of(score), query);
         }
     }
     d_key.store(dk, dk_stride, row, kv_head, scale);
@@ -146,9 +163,9 @@ flash_backward_queries(float *dq, const float *q, const float *k, const float *v
     Row d_query = Row::zero();
     for (int token = max(cu_seqlens[document_of(cu_seqlens, documents, row)], row - window + 1); token <= row; ++token) {
         const Row key = Row::load(k, k_stride, token, kv_head);
-        const float p = expf(dot(query, key) * scale - lse[at]);
+        const float score = score_of(dot(query, key), scale), p = expf(score - lse[at]);
         const float dp = dot(d_out, Row::load(v, v_stride, token, kv_head));
-        d_query.add(p * (dp - delta[at]), key);
+        d_query.add(p * (dp - delta[at]) * slope_of(score), key);
     }
     d_query.store(dq, dq_stride, row, head, scale);
 }

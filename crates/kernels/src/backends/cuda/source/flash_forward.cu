@@ -73,8 +73,8 @@ template <int M> struct Softmax {
 
 }   // namespace flash
 
-// o [tokens, query_heads, HEAD_DIM] and lse [query_heads, tokens], the natural logarithm of the sum of exp(scale * q k) of
-// each row; scale > 0; query_heads a multiple of kv_heads.
+// o [tokens, query_heads, HEAD_DIM] and lse [query_heads, tokens], the natural logarithm of the sum of exp(scale * q k), capped
+// where SOFT_CAP is defined, of each row; scale > 0; query_heads a multiple of kv_heads.
 //
 // Launch: grid (query_heads, ceil(tokens / FLASH_FORWARD_QUERIES)), block 32 * FLASH_FORWARD_WARPS, dynamic shared bytes
 // 2 * HEAD_DIM * (FLASH_FORWARD_QUERIES + 2 * FLASH_FORWARD_KEYS) + 4 * FLASH_FORWARD_QUERIES. By default, for HEAD_DIM 64,
@@ -109,7 +109,7 @@ flash_forward(T *o, float *lse, const T *q, const T *k, const T *v, long long q_
     int *const starts = reinterpret_cast<int *>(shared_memory + (QUERIES + 2 * KEYS) * PITCH);
     of_rows.store_starts(starts, QUERIES);
 
-    const float scale_log2 = scale * LOG2_E;
+    const float scale_log2 = scale_of_scores(scale) * LOG2_E;
     Softmax<M> softmax;
     float out[M][CHUNKS][4];
     clear(out);
@@ -122,6 +122,7 @@ flash_forward(T *o, float *lse, const T *q, const T *k, const T *v, long long q_
         float scores[M][KEYS / 8][4];
         clear(scores);
         multiply(scores, q_band, left, k_tile, right);
+        cap_scores(scores, scale);
         if (key0 + KEYS - 1 > query0 || key0 < last_start)
             hide_keys(scores, starts + band, row, key0 + lane % 4 * 2, __int_as_float(0xff800000));
 
@@ -142,7 +143,7 @@ flash_forward(T *o, float *lse, const T *q, const T *k, const T *v, long long q_
         inverse[i / 2][i % 2] = 1.0f / sum;
         const int mine = row + i / 2 * 16 + i % 2 * 8;
         if (lane % 4 == 0 && mine < tokens)
-            lse[static_cast<Long>(head) * tokens + mine] = softmax.maximum[i / 2][i % 2] * scale + logf(sum);
+            lse[static_cast<Long>(head) * tokens + mine] = softmax.maximum[i / 2][i % 2] * scale_of_scores(scale) + logf(sum);
     }
     write_rows(Rows<Half>(o, o_stride, head), query0 + band, tokens, q_band, out, inverse);
 }

@@ -1,14 +1,15 @@
-// Operands of 8-bit GEMMs: E4M3 codes (4 exponent bits, 3 of mantissa, up to 448, no infinity) with one f32 scale per
-// row; a value is code * scale. Compiled after weight_values.cu. Needs sm_89 (the conversion instruction).
+// Operands of 8-bit GEMMs in rows of codes. Compiled after weight_values.cu and fp8_codes.cu.
 //
 // What is where, for y = x Wᵀ + low (s B)ᵀ and dx = dy W + d_low A with low = x Aᵀ and d_low = dy s B:
 //
-//   quantize_rows     rows of activations:      [ balance * low   | x          | 0 ]    one scale per token
+//   quantize_rows     rows of activations:      [                 | x          |   ]    one scale per token
+//   low_columns                                 [ balance * low   |            | 0 ]
 //   columns_b         forward weight  [o, ..]:  [ s B / balance   |            | 0 ]    one scale per output row
 //   weight_rows                                                   [ W          ]
 //   columns_a         backward weight [i, ..]:  [ Aᵀ / balance    |            | 0 ]    scale 1
 //   weight_columns                                                [ codes(W)ᵀ  ]
-//   quantize_rows     rows of gradients:        [ balance * d_low | dy * scale of W's row | 0 ]
+//   quantize_rows     rows of gradients:        [                 | dy * scale of W's row |   ]
+//   low_columns                                 [ balance * d_low |                       | 0 ]
 //
 // The adapter comes first because sums keep only some 14 bits on the way: what is added to a large sum and is smaller
 // than its last bit would be lost every time, while in the beginning of a sum it moves all that follows. It takes whole
@@ -25,62 +26,10 @@
 // Rows of codes begin on 16 bytes. Widths are multiples of 8. A row with a NaN or an infinity gets the scale NaN.
 
 constexpr float LARGEST_CODE = 448.0f;
-// What the largest value of a row becomes: of activations and gradients, and of weights.
-constexpr float TOP_OF_ROWS = 224.0f;
+// What the largest value of a weight's row becomes.
 constexpr float TOP_OF_WEIGHTS = 14.0f;
-// Rows of zeros divide by something.
-constexpr float SMALLEST_AMAX = 7.888609e-31f; // 2^-100
 // Parts of the maxima of a group's adapters.
 constexpr int MAXIMA_PARTS = 256;
-
-// Codes of two values, the first in the low byte; beyond 448 is 448, NaN is 0x7f.
-DEVICE unsigned e4m3x2(float first, float second) {
-    unsigned short codes;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
-    return codes;
-}
-
-DEVICE unsigned char e4m3(float value) { return static_cast<unsigned char>(e4m3x2(value, 0.0f)); }
-
-DEVICE void store_codes(unsigned char *to, const float (&value)[8]) {
-    uint2 codes;
-    codes.x = e4m3x2(value[0], value[1]) | e4m3x2(value[2], value[3]) << 16;
-    codes.y = e4m3x2(value[4], value[5]) | e4m3x2(value[6], value[7]) << 16;
-    *reinterpret_cast<uint2 *>(to) = codes;
-}
-
-// The larger magnitude, as bits: without their sign floats are ordered as their bits are, NaN on top.
-DEVICE unsigned magnitude(float value) { return __float_as_uint(value) & 0x7fffffffu; }
-
-template <int V> DEVICE unsigned magnitude(const float (&value)[V]) {
-    unsigned largest = 0;
-#pragma unroll
-    for (int k = 0; k < V; ++k) largest = max(largest, magnitude(value[k]));
-    return largest;
-}
-
-// Over a block of whole warps; every thread gets the result.
-DEVICE unsigned block_max_bits(unsigned bits) {
-    __shared__ unsigned partial[32];
-    bits = __reduce_max_sync(ALL_LANES, bits);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = bits;
-    __syncthreads();
-    const unsigned lane = threadIdx.x % 32;
-    return __reduce_max_sync(ALL_LANES, lane < blockDim.x / 32 ? partial[lane] : 0u);
-}
-
-// Scale of a row whose largest magnitude becomes `top`, and what values are multiplied by.
-struct RowScale {
-    float scale, factor;
-
-    DEVICE RowScale(unsigned bits, float top) {
-        const float largest = fmaxf(__uint_as_float(bits), SMALLEST_AMAX);
-        const bool is_finite = bits < 0x7f800000u;
-        scale = is_finite ? __fdiv_rn(largest, top) : __uint_as_float(0x7fffffffu);
-        factor = is_finite ? __fdiv_rn(top, largest) : __uint_as_float(0x7fffffffu);
-    }
-};
 
 // ------------------------------------------------------------------------------------------------------------ balance
 
@@ -212,28 +161,14 @@ KERNEL __launch_bounds__(256) columns_a(unsigned char *codes, float *scales, flo
 // Vectors of eight values that a thread keeps between the two passes over a row.
 constexpr int KEPT = 4;
 
-// codes [n, stride] and scales [n]: `low` [n, ranks] times *factor and zeros up to column `lead`, x [n, width] at its row
-// stride, each column times column_scales where that is not null, and zeros. Launch: grid n, block threads for width / 8 / KEPT, whole warps,
-// at most 1024. x, low and stride on 16 bytes.
-KERNEL __launch_bounds__(1024) quantize_rows(unsigned char *codes, float *scales, const T *x, long long x_stride,
-                                             const float *column_scales, const T *low, long long low_stride,
-                                             const float *factor, int width, int ranks, int lead, int stride) {
+// Codes of x [n, width] at its row stride. Launch: grid n, block threads for width / 8 / KEPT, whole warps, at most 1024. x and
+// rows of codes on 16 bytes.
+KERNEL __launch_bounds__(1024) quantize_rows(RowsOfCodes out, const T *x, long long x_stride, int width) {
     const long long row = blockIdx.x;
-    x += row * x_stride, codes += row * stride;
-    unsigned char *before = codes, *after = codes + lead + width;
-    codes += lead;
+    x += row * x_stride;
     const int vectors = width / 8;
     Pack<T, 8> kept[KEPT];
     unsigned largest = 0;
-    auto values = [&](const Pack<T, 8> &pack, int at, float(&value)[8]) {
-        pack.unpack(value);
-        if (column_scales == nullptr) return;
-        float by[8];
-        Pack<float, 8>::load(column_scales + at * 8).unpack(by);
-#pragma unroll
-        for (int k = 0; k < 8; ++k) value[k] *= by[k];
-    };
-    float value[8];
 #pragma unroll
     for (int k = 0; k < KEPT; ++k) {
         const int at = threadIdx.x + k * blockDim.x;
@@ -242,36 +177,36 @@ KERNEL __launch_bounds__(1024) quantize_rows(unsigned char *codes, float *scales
 #pragma unroll
     for (int k = 0; k < KEPT; ++k) {
         const int at = threadIdx.x + k * blockDim.x;
-        if (at >= vectors) break;
-        values(kept[k], at, value);
-        largest = max(largest, magnitude(value));
+        if (at < vectors) largest = max(largest, out.largest(kept[k], at * 8));
     }
-    for (int at = threadIdx.x + KEPT * blockDim.x; at < vectors; at += blockDim.x) {
-        values(Pack<T, 8>::load(x + at * 8), at, value);
-        largest = max(largest, magnitude(value));
-    }
-    const RowScale of_row(block_max_bits(largest), TOP_OF_ROWS);
-    if (threadIdx.x == 0) scales[row] = of_row.scale;
-    auto store = [&](int at) {
-#pragma unroll
-        for (int k = 0; k < 8; ++k) value[k] *= of_row.factor;
-        store_codes(codes + at * 8, value);
-    };
+    for (int at = threadIdx.x + KEPT * blockDim.x; at < vectors; at += blockDim.x)
+        largest = max(largest, out.largest(Pack<T, 8>::load(x + at * 8), at * 8));
+    const RowScale of_row = out.scale_of(row, largest);
 #pragma unroll
     for (int k = 0; k < KEPT; ++k) {
         const int at = threadIdx.x + k * blockDim.x;
-        if (at >= vectors) break;
-        values(kept[k], at, value);
-        store(at);
+        if (at < vectors) out.store(row, of_row, kept[k], at * 8);
     }
-    for (int at = threadIdx.x + KEPT * blockDim.x; at < vectors; at += blockDim.x) {
-        values(Pack<T, 8>::load(x + at * 8), at, value);
-        store(at);
+    for (int at = threadIdx.x + KEPT * blockDim.x; at < vectors; at += blockDim.x)
+        out.store(row, of_row, Pack<T, 8>::load(x + at * 8), at * 8);
+}
+
+// The other columns of the codes of n rows of `width` values: `low` [n, ranks] times *factor under the scale of the row, then zeros
+// up to `lead`, and zeros after the values. A thread writes sixteen columns. Launch: block 256, grid ceil(n * (stride - width) / 4096).
+KERNEL __launch_bounds__(256) low_columns(RowsOfCodes out, const T *low, long long low_stride, const float *factor,
+                                          long long n, int ranks, int width) {
+    const int pieces = (out.stride - width) / 16;
+    const long long at = blockIdx.x * 256ll + threadIdx.x, row = at / pieces;
+    if (row >= n) return;
+    const int first = static_cast<int>(at % pieces) * 16;
+    float value[16] = {};
+    if (first < ranks) {
+        const float by = *factor * __fdiv_rn(1.0f, out.scales[row]);
+#pragma unroll
+        for (int c = 0; c < 16; ++c)
+            if (first + c < ranks) value[c] = to_float(low[row * low_stride + first + c]) * by;
     }
-    const float by = ranks > 0 ? *factor * of_row.factor : 0.0f;
-    for (int at = threadIdx.x; at < lead; at += blockDim.x)
-        before[at] = at < ranks ? e4m3(to_float(low[row * low_stride + at]) * by) : 0;
-    for (int at = threadIdx.x; at < stride - lead - width; at += blockDim.x) after[at] = 0;
+    store_sixteen(out.codes + row * out.stride + first + (first < out.lead ? 0 : width), value);
 }
 
 // Scale of a weight's row, and what its values are multiplied by: of a scale, so that it is the same whenever it is known.

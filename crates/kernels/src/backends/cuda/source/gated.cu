@@ -18,6 +18,19 @@ struct silu {
     }
 };
 
+struct gelu_pytorch_tanh {
+    static constexpr float LINEAR = 1.5957691216057308f, CUBIC = 0.044715f;   // 2 sqrt(2 / pi)
+
+    // (1 + tanh(u)) / 2 is the logistic function of 2 u.
+    static DEVICE float sigma(float g) { return silu::sigmoid(LINEAR * g * (1.0f + CUBIC * g * g)); }
+    static DEVICE float value(float g) { return g * sigma(g); }
+    static DEVICE void value_and_slope(float g, float &value, float &slope) {
+        const float s = sigma(g);
+        value = g * s;
+        slope = s + value * (1.0f - s) * (LINEAR * (1.0f + 3.0f * CUBIC * g * g));
+    }
+};
+
 template <int V> DEVICE void gated_row(T *y, const T *gate, const T *up, int f) {
     const int count = f / V, stride = gridDim.y * blockDim.x;
     for (int base = blockIdx.y * blockDim.x + threadIdx.x; base < count; base += AT_ONCE * stride) {

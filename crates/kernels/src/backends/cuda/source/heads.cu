@@ -1,9 +1,9 @@
 // Queries, keys and values between the GEMM that computes them side by side and attention, which reads three dense matrices:
 // RMSNorm of each query and key head (optional), rotary position embedding in the rotate-half form (optional), values copied.
 //
-// Rotation: the halves (a, b) of a head become (a cos - b sin, b cos + a sin). A thread takes the same pairs of several heads of one
-// token, so the tables are read once for all of them. A head is shared by a power of two of lanes. Half widths or strides that are
-// no multiple of 8, or pointers off the 16-byte grid, go one value at a time.
+// Rotation: the halves (a, b) of the rotated columns of a head become (a cos - b sin, b cos + a sin); columns after them pass. A thread
+// takes the same pairs of several heads of one token, so the tables are read once for all of them. A head is shared by a power of two
+// of lanes. Half widths or strides that are no multiple of 8, or pointers off the 16-byte grid, go one value at a time.
 // Trade-off: with norms the values of a head are read twice, the second time from cache.
 
 // Heads of one thread whose loads are in flight together.
@@ -29,18 +29,32 @@ struct Dense {
 // Norms of query and key heads; weights are null where heads are not normalized.
 struct Norms {
     const float *q_weight, *k_weight;
+    float q_offset, k_offset;   // added to the weights before they multiply
     float q_epsilon, k_epsilon;
 
     DEVICE bool any() const { return q_weight != nullptr; }
 };
 
-// Cosines and sines of one token; null where heads are not rotated. `sign` is -1 for the inverse rotation.
+// Which columns of a head lie together in a pair: halves of the rotated columns, then halves of the others.
+struct Pairs {
+    int rotated, others;
+
+    DEVICE Pairs(int head_dim, int rotated) : rotated(rotated), others(head_dim / 2 - rotated) {}
+    DEVICE int low(int pair) const { return pair < rotated ? pair : pair + rotated; }
+    DEVICE int high(int pair) const { return pair < rotated ? pair + rotated : pair + rotated + others; }
+};
+
+// Cosines and sines of one token's rotated pairs; null where heads are not rotated. `sign` is -1 for the inverse rotation.
 struct Angles {
     const float *cos, *sin;
     float sign;
+    Pairs pairs;
+
+    // Whether the pair is rotated.
+    DEVICE bool at(int pair) const { return cos != nullptr && pair < pairs.rotated; }
 
     template <int V> DEVICE void load(float (&c)[V], float (&s)[V], int at) const {
-        if (cos == nullptr) {
+        if (!this->at(at)) {
 #pragma unroll
             for (int i = 0; i < V; ++i) c[i] = 1.0f, s[i] = 0.0f;
             return;
@@ -80,11 +94,11 @@ struct Share {
 // Moves one token's heads between the joined row and the dense rows and rotates queries and keys on the way.
 template <int V, bool TO_DENSE>
 DEVICE void rotate_token(const Dense &dense, T *joined, const Angles &angles, long long token) {
-    const int half = dense.head_dim / 2, chunks = half / V, heads = dense.heads();
+    const int chunks = dense.head_dim / 2 / V, heads = dense.heads();
     const int rotated = dense.q_heads + dense.kv_heads;
     const Share share(chunks);
     for (int chunk = share.lane; chunk < chunks; chunk += share.count) {
-        const int at = chunk * V;
+        const int at = chunk * V, low_at = angles.pairs.low(at), high_at = angles.pairs.high(at);
         float c[V], s[V];
         angles.load<V>(c, s, at);
         for (int base = share.first_head; base < heads; base += HEADS_AT_ONCE * share.head_step) {
@@ -94,8 +108,8 @@ DEVICE void rotate_token(const Dense &dense, T *joined, const Angles &angles, lo
                 const int head = base + u * share.head_step;
                 if (head < heads) {
                     const T *from = TO_DENSE ? joined + head * dense.head_dim : dense.head(token, head);
-                    low[u] = Pack<T, V>::load_streaming(from + at);
-                    high[u] = Pack<T, V>::load_streaming(from + half + at);
+                    low[u] = Pack<T, V>::load_streaming(from + low_at);
+                    high[u] = Pack<T, V>::load_streaming(from + high_at);
                 }
             }
 #pragma unroll
@@ -103,35 +117,44 @@ DEVICE void rotate_token(const Dense &dense, T *joined, const Angles &angles, lo
                 const int head = base + u * share.head_step;
                 if (head >= heads) break;
                 T *to = TO_DENSE ? dense.head(token, head) : joined + head * dense.head_dim;
-                if (head < rotated && angles.cos != nullptr) {
+                if (head < rotated && angles.at(at)) {
                     float a[V], b[V];
                     low[u].unpack(a), high[u].unpack(b);
                     rotate<V>(a, b, c, s);
                     low[u] = Pack<T, V>::pack(a), high[u] = Pack<T, V>::pack(b);
                 }
-                low[u].store(to + at);
-                high[u].store(to + half + at);
+                low[u].store(to + low_at);
+                high[u].store(to + high_at);
             }
         }
     }
 }
 
-template <int V>
-DEVICE void load_pair(float (&a)[V], float (&b)[V], const T *from, int at, int half) {
-    Pack<T, V>::load(from + at).unpack(a);
-    Pack<T, V>::load(from + half + at).unpack(b);
+template <int V, class E>
+DEVICE void load_pair(float (&a)[V], float (&b)[V], const E *from, int at, const Pairs &pairs) {
+    Pack<E, V>::load(from + pairs.low(at)).unpack(a);
+    Pack<E, V>::load(from + pairs.high(at)).unpack(b);
 }
 
-template <int V> DEVICE void store_pair(T *to, const float (&a)[V], const float (&b)[V], int at, int half) {
-    Pack<T, V>::pack(a).store(to + at);
-    Pack<T, V>::pack(b).store(to + half + at);
+template <int V>
+DEVICE void load_factors(float (&low)[V], float (&high)[V], const float *weight, float offset, int at, const Pairs &pairs) {
+    load_pair<V>(low, high, weight, at, pairs);
+#pragma unroll
+    for (int i = 0; i < V; ++i) low[i] += offset, high[i] += offset;
+}
+
+template <int V>
+DEVICE void store_pair(T *to, const float (&a)[V], const float (&b)[V], int at, const Pairs &pairs) {
+    Pack<T, V>::pack(a).store(to + pairs.low(at));
+    Pack<T, V>::pack(b).store(to + pairs.high(at));
 }
 
 // As rotate_token to dense rows, with queries and keys normalized first.
 template <int V>
 DEVICE void normalize_token(const Dense &dense, const T *joined, const Norms &norms, const Angles &angles,
                             long long token) {
-    const int half = dense.head_dim / 2, chunks = half / V, heads = dense.heads();
+    const int chunks = dense.head_dim / 2 / V, heads = dense.heads();
+    const Pairs &pairs = angles.pairs;
     const Share share(chunks);
     // The same number of rounds for all lanes of a warp: they sum together.
     for (int base = 0; base < heads; base += share.head_step) {
@@ -142,7 +165,7 @@ DEVICE void normalize_token(const Dense &dense, const T *joined, const Norms &no
         float squares = 0.0f;
         for (int chunk = share.lane; normed && chunk < chunks; chunk += share.count) {
             float a[V], b[V];
-            load_pair<V>(a, b, from, chunk * V, half);
+            load_pair<V>(a, b, from, chunk * V, pairs);
 #pragma unroll
             for (int i = 0; i < V; ++i) squares += a[i] * a[i] + b[i] * b[i];
         }
@@ -150,21 +173,21 @@ DEVICE void normalize_token(const Dense &dense, const T *joined, const Norms &no
         const float epsilon = is_query ? norms.q_epsilon : norms.k_epsilon;
         const float rstd = 1.0f / sqrtf(squares / dense.head_dim + epsilon);
         const float *weight = is_query ? norms.q_weight : norms.k_weight;
+        const float offset = is_query ? norms.q_offset : norms.k_offset;
         T *to = inside ? dense.head(token, head) : nullptr;
         for (int chunk = share.lane; inside && chunk < chunks; chunk += share.count) {
             const int at = chunk * V;
             float a[V], b[V], c[V], s[V];
-            load_pair<V>(a, b, from, at, half);
+            load_pair<V>(a, b, from, at, pairs);
             if (normed) {
                 float low[V], high[V];
-                Pack<float, V>::load(weight + at).unpack(low);
-                Pack<float, V>::load(weight + half + at).unpack(high);
+                load_factors<V>(low, high, weight, offset, at, pairs);
 #pragma unroll
                 for (int i = 0; i < V; ++i) a[i] *= rstd * low[i], b[i] *= rstd * high[i];
                 angles.load<V>(c, s, at);
                 rotate<V>(a, b, c, s);
             }
-            store_pair<V>(to, a, b, at, half);
+            store_pair<V>(to, a, b, at, pairs);
         }
     }
 }
@@ -174,7 +197,8 @@ DEVICE void normalize_token(const Dense &dense, const T *joined, const Norms &no
 template <int V>
 DEVICE void normalize_token_backward(const Dense &gradients, T *joined, const T *raw_q, const T *raw_k,
                                      const Norms &norms, const Angles &angles, long long token) {
-    const int width = gradients.head_dim, half = width / 2, chunks = half / V, heads = gradients.heads();
+    const int width = gradients.head_dim, chunks = width / 2 / V, heads = gradients.heads();
+    const Pairs &pairs = angles.pairs;
     const Share share(chunks);
     for (int base = 0; base < heads; base += share.head_step) {
         const int head = base + share.first_head;
@@ -183,16 +207,16 @@ DEVICE void normalize_token_backward(const Dense &gradients, T *joined, const T 
         const T *dy = inside ? gradients.head(token, head) : nullptr;
         const T *x = is_query ? raw_q + head * width : raw_k + (head - gradients.q_heads) * width;
         const float *weight = is_query ? norms.q_weight : norms.k_weight;
+        const float offset = is_query ? norms.q_offset : norms.k_offset;
         float squares = 0.0f, products = 0.0f;
         for (int chunk = share.lane; normed && chunk < chunks; chunk += share.count) {
             const int at = chunk * V;
             float a[V], b[V], c[V], s[V], x_low[V], x_high[V], low[V], high[V];
-            load_pair<V>(a, b, dy, at, half);
+            load_pair<V>(a, b, dy, at, pairs);
             angles.load<V>(c, s, at);
             rotate<V>(a, b, c, s);
-            load_pair<V>(x_low, x_high, x, at, half);
-            Pack<float, V>::load(weight + at).unpack(low);
-            Pack<float, V>::load(weight + half + at).unpack(high);
+            load_pair<V>(x_low, x_high, x, at, pairs);
+            load_factors<V>(low, high, weight, offset, at, pairs);
 #pragma unroll
             for (int i = 0; i < V; ++i) {
                 squares += x_low[i] * x_low[i] + x_high[i] * x_high[i];
@@ -206,42 +230,42 @@ DEVICE void normalize_token_backward(const Dense &gradients, T *joined, const T 
         for (int chunk = share.lane; inside && chunk < chunks; chunk += share.count) {
             const int at = chunk * V;
             float a[V], b[V];
-            load_pair<V>(a, b, dy, at, half);
+            load_pair<V>(a, b, dy, at, pairs);
             if (normed) {
                 float c[V], s[V], x_low[V], x_high[V], low[V], high[V];
                 angles.load<V>(c, s, at);
                 rotate<V>(a, b, c, s);
-                load_pair<V>(x_low, x_high, x, at, half);
-                Pack<float, V>::load(weight + at).unpack(low);
-                Pack<float, V>::load(weight + half + at).unpack(high);
+                load_pair<V>(x_low, x_high, x, at, pairs);
+                load_factors<V>(low, high, weight, offset, at, pairs);
 #pragma unroll
                 for (int i = 0; i < V; ++i) {
                     a[i] = rstd * (a[i] * low[i] - x_low[i] * along);
                     b[i] = rstd * (b[i] * high[i] - x_high[i] * along);
                 }
             }
-            store_pair<V>(to, a, b, at, half);
+            store_pair<V>(to, a, b, at, pairs);
         }
     }
 }
 
 // Dense q [n, q_heads * head_dim], k and v [n, kv_heads * head_dim] of rows `x` = [q | k | v] at x_stride (elements). With
-// kv_heads 0, k and v may be null. Weights [head_dim] may be null: no norm. cos and sin [n, head_dim / 2] may be null: no rotation;
-// inverse != 0 rotates the other way. head_dim is even. Outputs must not overlap x.
+// kv_heads 0, k and v may be null. Weights [head_dim] may be null: no norm. cos and sin [n, rotated] may be null: no rotation; then
+// rotated is head_dim / 2, and otherwise at most that. inverse != 0 rotates the other way. head_dim is even. Outputs must not overlap x.
 // grid (ceil(n / 4)), block (64, 4): four tokens per block, any other grid works too; no dynamic shared memory.
 KERNEL __launch_bounds__(256)
 heads_forward(T *q, T *k, T *v, const T *x, long long x_stride, const float *q_weight, const float *k_weight,
-              float q_epsilon, float k_epsilon, const float *cos, const float *sin, int inverse, long long n, int q_heads,
-              int kv_heads, int head_dim) {
+              float q_offset, float k_offset, float q_epsilon, float k_epsilon, const float *cos, const float *sin, int rotated, int inverse, long long n,
+              int q_heads, int kv_heads, int head_dim) {
     const Dense dense = {q, k, v, q_heads, kv_heads, head_dim};
-    const Norms norms = {q_weight, k_weight, q_epsilon, k_epsilon};
+    const Norms norms = {q_weight, k_weight, q_offset, k_offset, q_epsilon, k_epsilon};
     const int half = head_dim / 2;
-    const bool vectors = half % 8 == 0 && x_stride % 8 == 0 && aligned16(q, k, v, x, q_weight, k_weight, cos, sin);
+    const bool vectors = half % 8 == 0 && rotated % 8 == 0 && x_stride % 8 == 0 &&
+                         aligned16(q, k, v, x, q_weight, k_weight, cos, sin);
     const long long step = static_cast<long long>(gridDim.x) * blockDim.y;
     for (long long token = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y; token < n; token += step) {
         T *row = const_cast<T *>(x) + token * x_stride;
-        const Angles angles = {cos ? cos + token * half : nullptr, sin ? sin + token * half : nullptr,
-                               inverse != 0 ? -1.0f : 1.0f};
+        const Angles angles = {cos ? cos + token * rotated : nullptr, sin ? sin + token * rotated : nullptr,
+                               inverse != 0 ? -1.0f : 1.0f, Pairs(head_dim, rotated)};
         if (norms.any()) {
             if (vectors) normalize_token<8>(dense, row, norms, angles, token);
             else normalize_token<1>(dense, row, norms, angles, token);
@@ -257,17 +281,20 @@ heads_forward(T *q, T *k, T *v, const T *x, long long x_stride, const float *q_w
 // grid and block as for heads_forward.
 KERNEL __launch_bounds__(256)
 heads_backward(T *dx, long long dx_stride, const T *dq, const T *dk, const T *dv, const T *raw_q, long long raw_q_stride,
-               const T *raw_k, long long raw_k_stride, const float *q_weight, const float *k_weight, float q_epsilon,
-               float k_epsilon, const float *cos, const float *sin, long long n, int q_heads, int kv_heads, int head_dim) {
+               const T *raw_k, long long raw_k_stride, const float *q_weight, const float *k_weight, float q_offset,
+               float k_offset, float q_epsilon, float k_epsilon, const float *cos, const float *sin, int rotated, long long n, int q_heads, int kv_heads,
+               int head_dim) {
     const Dense dense = {const_cast<T *>(dq), const_cast<T *>(dk), const_cast<T *>(dv), q_heads, kv_heads, head_dim};
-    const Norms norms = {q_weight, k_weight, q_epsilon, k_epsilon};
+    const Norms norms = {q_weight, k_weight, q_offset, k_offset, q_epsilon, k_epsilon};
     const int half = head_dim / 2;
-    const bool vectors = half % 8 == 0 && dx_stride % 8 == 0 && raw_q_stride % 8 == 0 && raw_k_stride % 8 == 0 &&
+    const bool vectors = half % 8 == 0 && rotated % 8 == 0 && dx_stride % 8 == 0 && raw_q_stride % 8 == 0 &&
+                         raw_k_stride % 8 == 0 &&
                          aligned16(dx, dq, dk, dv, raw_q, raw_k, q_weight, k_weight, cos, sin);
     const long long step = static_cast<long long>(gridDim.x) * blockDim.y;
     for (long long token = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y; token < n; token += step) {
         T *row = dx + token * dx_stride;
-        const Angles angles = {cos ? cos + token * half : nullptr, sin ? sin + token * half : nullptr, -1.0f};
+        const Angles angles = {cos ? cos + token * rotated : nullptr, sin ? sin + token * rotated : nullptr, -1.0f,
+                               Pairs(head_dim, rotated)};
         if (norms.any()) {
             const T *q_row = raw_q + token * raw_q_stride, *k_row = raw_k + token * raw_k_stride;
             if (vectors) normalize_token_backward<8>(dense, row, q_row, k_row, norms, angles, token);
@@ -283,14 +310,14 @@ heads_backward(T *dx, long long dx_stride, const T *dq, const T *dk, const T *dv
 static constexpr int LANE_COLUMNS = 16;
 
 // partial [gridDim.x, head_dim] = sums of parts of the gradient of a norm's weight: of the dense gradients dy [n, heads * head_dim]
-// of rotated heads, and the raw heads x at x_stride. cos and sin may be null. head_dim is even and at most 512.
+// of rotated heads, and the raw heads x at x_stride. cos and sin [n, rotated] may be null. head_dim is even and at most 512.
 // grid (any), block (256) exactly: a warp per head; no dynamic shared memory.
 KERNEL __launch_bounds__(256)
 heads_norm_gradient(float *partial, const T *dy, const T *x, long long x_stride, float epsilon, const float *cos,
-                    const float *sin, long long n, int heads, int head_dim) {
+                    const float *sin, int rotated, long long n, int heads, int head_dim) {
     constexpr int WARPS = 8;
     __shared__ float sums[WARPS][32 * LANE_COLUMNS];
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = head_dim / 2;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     float sum[LANE_COLUMNS] = {};
     const long long step = static_cast<long long>(gridDim.x) * WARPS;
     for (long long unit = static_cast<long long>(blockIdx.x) * WARPS + warp; unit < n * heads; unit += step) {
@@ -307,10 +334,10 @@ heads_norm_gradient(float *partial, const T *dy, const T *x, long long x_stride,
             const int column = lane + i * 32;
             if (column >= head_dim) break;
             float rotated_back = to_float(gradient[column]);
-            if (cos != nullptr) {
-                const bool low = column < half;
-                const long long at = token * half + (low ? column : column - half);
-                const float other = to_float(gradient[low ? column + half : column - half]);
+            if (cos != nullptr && column < 2 * rotated) {
+                const bool low = column < rotated;
+                const long long at = token * rotated + (low ? column : column - rotated);
+                const float other = to_float(gradient[low ? column + rotated : column - rotated]);
                 rotated_back = rotated_back * cos[at] + (low ? other : -other) * sin[at];
             }
             sum[i] += rotated_back * (to_float(raw[column]) * rstd);

@@ -10,10 +10,20 @@
 
 static constexpr int KEEP = 4 / sizeof(T);
 
-// At most four neighboring weights per instruction; weights stay in the first-level cache for the next row.
-template <int V> DEVICE void load_weight(const float *weight, float (&value)[V]) {
-    Pack<float, V>::load(weight).unpack(value);
-}
+// The weights of a norm, and what is added to them before they multiply.
+struct Weight {
+    const float *value;
+    float offset;
+
+    DEVICE Weight at(int column) const { return {value + column, offset}; }
+
+    // At most four neighboring weights per instruction; weights stay in the first-level cache for the next row.
+    template <int V> DEVICE void load(float (&factor)[V]) const {
+        Pack<float, V>::load(value).unpack(factor);
+#pragma unroll
+        for (int i = 0; i < V; ++i) factor[i] += offset;
+    }
+};
 
 template <int V> DEVICE float sum_of_squares(const Pack<T, V> &pack) {
     float value[V], sum = 0.0f;
@@ -23,16 +33,23 @@ template <int V> DEVICE float sum_of_squares(const Pack<T, V> &pack) {
     return sum;
 }
 
-template <int V> DEVICE void store_normed(T *y, const Pack<T, V> &x, const float *weight, float rstd) {
+template <int V>
+DEVICE Pack<T, V> normed(const Pack<T, V> &x, Weight weight, const T *residual, float rstd) {
     float value[V], scale[V];
     x.unpack(value);
-    load_weight<V>(weight, scale);
+    weight.load<V>(scale);
 #pragma unroll
     for (int i = 0; i < V; ++i) value[i] = value[i] * rstd * scale[i];
-    Pack<T, V>::pack(value).store(y);
+    if (residual != nullptr) {
+        Pack<T, V>::load_streaming(residual).unpack(scale);
+#pragma unroll
+        for (int i = 0; i < V; ++i) value[i] += scale[i];
+    }
+    return Pack<T, V>::pack(value);
 }
 
-template <int V> DEVICE void rms_norm_row(T *y, const T *x, const float *weight, int d, float eps) {
+template <int V>
+DEVICE void rms_norm_row(T *y, const T *x, Weight weight, const T *residual, int d, float eps) {
     const int count = d / V, stride = blockDim.x;
     Pack<T, V> kept[KEEP];
     float sum = 0.0f;
@@ -52,20 +69,28 @@ template <int V> DEVICE void rms_norm_row(T *y, const T *x, const float *weight,
 #pragma unroll
     for (int k = 0; k < KEEP; ++k) {
         const int c = threadIdx.x + k * stride;
-        if (c < count) store_normed<V>(y + c * V, kept[k], weight + c * V, rstd);
+        const T *plus = residual ? residual + c * V : nullptr;
+        if (c < count) normed<V>(kept[k], weight.at(c * V), plus, rstd).store(y + c * V);
     }
 #pragma unroll 1
-    for (int c = threadIdx.x + KEEP * stride; c < count; c += stride)
-        store_normed<V>(y + c * V, Pack<T, V>::load(x + c * V), weight + c * V, rstd);
+    for (int c = threadIdx.x + KEEP * stride; c < count; c += stride) {
+        const T *plus = residual ? residual + c * V : nullptr;
+        normed<V>(Pack<T, V>::load(x + c * V), weight.at(c * V), plus, rstd).store(y + c * V);
+    }
 }
 
-// y [n, d] = x / sqrt(mean(x^2) + eps) * w, with rows of y at a row stride of their own. y may be x where y is dense.
+// y [n, d] = x / sqrt(mean(x^2) + eps) * (w + w_offset) + residual, with rows of y and of the residual at row strides of their own. The residual
+// may be null. y may be x where y is dense, and may be the residual at one stride.
 // grid (n), block threads_for(d, 512), no dynamic shared memory.
-KERNEL __launch_bounds__(512) rms_norm(T *y, long long y_stride, const T *x, const float *w, int d, float eps) {
+KERNEL __launch_bounds__(512) rms_norm(T *y, long long y_stride, const T *x, const float *w, float w_offset,
+                                       const T *residual, long long residual_stride, int d, float eps) {
     const long long row = blockIdx.x;
     y += row * y_stride, x += row * d;
-    if (d % 8 == 0 && y_stride % 8 == 0 && aligned16(y, x, w)) rms_norm_row<8>(y, x, w, d, eps);
-    else rms_norm_row<1>(y, x, w, d, eps);
+    if (residual != nullptr) residual += row * residual_stride;
+    const bool vectors = d % 8 == 0 && y_stride % 8 == 0 && residual_stride % 8 == 0 && aligned16(y, x, w, residual);
+    const Weight weight = {w, w_offset};
+    if (vectors) rms_norm_row<8>(y, x, weight, residual, d, eps);
+    else rms_norm_row<1>(y, x, weight, residual, d, eps);
 }
 
 // ------------------------------------------------------------------------------------------------------------ backward
@@ -75,11 +100,11 @@ static constexpr int BACKWARD_THREADS = 256;
 
 // Adds x^2 and x * (dy * w) of one vector to the two sums of the row.
 template <int V>
-DEVICE void add_row_sums(const Pack<T, V> &x, const Pack<T, V> &dy, const float *weight, float &squares,
+DEVICE void add_row_sums(const Pack<T, V> &x, const Pack<T, V> &dy, Weight weight, float &squares,
                          float &products) {
     float xs[V], dys[V], scale[V];
     x.unpack(xs), dy.unpack(dys);
-    load_weight<V>(weight, scale);
+    weight.load<V>(scale);
 #pragma unroll
     for (int i = 0; i < V; ++i) {
         squares += xs[i] * xs[i];
@@ -87,10 +112,10 @@ DEVICE void add_row_sums(const Pack<T, V> &x, const Pack<T, V> &dy, const float 
     }
 }
 
-// dx = rstd * (g - x * along) + dx_residual with g = dy * w; adds dy * x * rstd to dw, whose values lie DW_STRIDE
+// dx = rstd * (g - x * along) + dx_residual with g = dy * (w + w_offset); adds dy * x * rstd to dw, whose values lie DW_STRIDE
 // apart.
 template <int V, int DW_STRIDE>
-DEVICE void store_gradient(T *dx, const Pack<T, V> &x, const Pack<T, V> &dy, const float *weight, const T *dx_residual,
+DEVICE void store_gradient(T *dx, const Pack<T, V> &x, const Pack<T, V> &dy, Weight weight, const T *dx_residual,
                            float rstd, float along, float *dw) {
     float xs[V], dys[V], scale[V];
     x.unpack(xs), dy.unpack(dys);
@@ -98,7 +123,7 @@ DEVICE void store_gradient(T *dx, const Pack<T, V> &x, const Pack<T, V> &dy, con
 #pragma unroll
         for (int i = 0; i < V; ++i) dw[i * DW_STRIDE] += dys[i] * (xs[i] * rstd);
     }
-    load_weight<V>(weight, scale);
+    weight.load<V>(scale);
 #pragma unroll
     for (int i = 0; i < V; ++i) xs[i] = rstd * (dys[i] * scale[i] - xs[i] * along);
     if (dx_residual != nullptr) {
@@ -110,7 +135,7 @@ DEVICE void store_gradient(T *dx, const Pack<T, V> &x, const Pack<T, V> &dy, con
 }
 
 template <int V, bool WEIGHT_GRADIENT>
-DEVICE void rms_norm_backward_rows(T *dx_nd, long long dx_stride, const T *x_nd, const float *weight, const T *dy_nd,
+DEVICE void rms_norm_backward_rows(T *dx_nd, long long dx_stride, const T *x_nd, Weight weight, const T *dy_nd,
                                    long long dy_stride, const T *residual_nd, long long residual_stride,
                                    float *dw_partial, long long n, int d, float eps) {
     const int count = d / V, stride = blockDim.x;
@@ -140,11 +165,11 @@ DEVICE void rms_norm_backward_rows(T *dx_nd, long long dx_stride, const T *x_nd,
 #pragma unroll
         for (int k = 0; k < KEEP; ++k) {
             const int c = threadIdx.x + k * stride;
-            if (c < count) add_row_sums<V>(xs[k], dys[k], weight + c * V, squares, products);
+            if (c < count) add_row_sums<V>(xs[k], dys[k], weight.at(c * V), squares, products);
         }
 #pragma unroll 1
         for (int c = threadIdx.x + KEEP * stride; c < count; c += stride)
-            add_row_sums<V>(Pack<T, V>::load(x + c * V), Pack<T, V>::load(dy + c * V), weight + c * V, squares,
+            add_row_sums<V>(Pack<T, V>::load(x + c * V), Pack<T, V>::load(dy + c * V), weight.at(c * V), squares,
                             products);
 
         const float2 sums = block_sum2(squares, products);
@@ -155,7 +180,7 @@ DEVICE void rms_norm_backward_rows(T *dx_nd, long long dx_stride, const T *x_nd,
             const int c = threadIdx.x + k * stride;
             if (c < count)
                 store_gradient<V, WEIGHT_GRADIENT ? BACKWARD_THREADS : 0>(
-                    dx + c * V, xs[k], dys[k], weight + c * V, residual ? residual + c * V : nullptr, rstd, along,
+                    dx + c * V, xs[k], dys[k], weight.at(c * V), residual ? residual + c * V : nullptr, rstd, along,
                     dw + k * V * BACKWARD_THREADS);
         }
 #pragma unroll 1
@@ -167,7 +192,7 @@ DEVICE void rms_norm_backward_rows(T *dx_nd, long long dx_stride, const T *x_nd,
                     if (row == blockIdx.x) dw_row[c * V + i] = 0.0f;
             }
             store_gradient<V, WEIGHT_GRADIENT ? 1 : 0>(
-                dx + c * V, Pack<T, V>::load(x + c * V), Pack<T, V>::load(dy + c * V), weight + c * V,
+                dx + c * V, Pack<T, V>::load(x + c * V), Pack<T, V>::load(dy + c * V), weight.at(c * V),
                 residual ? residual + c * V : nullptr, rstd, along, dw_row + c * V);
         }
     }
@@ -190,12 +215,12 @@ DEVICE void rms_norm_backward_rows(T *dx_nd, long long dx_stride, const T *x_nd,
 // without dw_partial (n); with it (min(n, blocks that fit the device at once: 4 per multiprocessor)).
 // block threads_for(d, 256), no dynamic shared memory.
 KERNEL __launch_bounds__(BACKWARD_THREADS, 4)
-rms_norm_backward(T *dx, long long dx_stride, const T *x, const float *w, const T *dy, long long dy_stride,
-                  const T *dx_residual, long long residual_stride, float *dw_partial, long long n, int d, float eps) {
+rms_norm_backward(T *dx, long long dx_stride, const T *x, const float *w, float w_offset, const T *dy,
+                  long long dy_stride, const T *dx_residual, long long residual_stride, float *dw_partial, long long n, int d, float eps) {
     const bool vectors = d % 8 == 0 && dx_stride % 8 == 0 && dy_stride % 8 == 0 && residual_stride % 8 == 0 &&
                          aligned16(dx, x, w, dy, dx_residual, dw_partial);
 #define ROWS(V, WEIGHT_GRADIENT)                                                                                      \
-    rms_norm_backward_rows<V, WEIGHT_GRADIENT>(dx, dx_stride, x, w, dy, dy_stride, dx_residual, residual_stride,      \
+    rms_norm_backward_rows<V, WEIGHT_GRADIENT>(dx, dx_stride, x, {w, w_offset}, dy, dy_stride, dx_residual, residual_stride,      \
                                                dw_partial, n, d, eps)
     if (dw_partial != nullptr) {
         if (vectors) ROWS(8, true);

@@ -1,0 +1,121 @@
+//! Gemma 2: norms of inputs and outputs that multiply by `1 + weight`, a gated GELU MLP, soft caps on attention scores and on logits, a
+//! scaled embedding, and a sliding window on every other layer.
+//!
+//! Defaults are those of transformers' `Gemma2Config`. The scale of attention scores is `1 / sqrt(query_pre_attn_scalar)`.
+//! Not supported: the first Gemma, which is an architecture of its own, bidirectional attention, and `attention_dropout`, which is ignored.
+
+use super::keys::{
+    activation_or, bool_or, head_dim_or, kv_heads, layer_count, positive_or, refuse_quantized, size, size_or, soft_cap,
+    windows_by_pattern,
+};
+use super::rope_keys::rope;
+use crate::error::ArchError;
+use crate::json::JsonObject;
+use crate::spec::{Activation, AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
+
+pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
+    refuse_quantized(json)?;
+    let hidden_size = size(json, "hidden_size")?;
+    let heads = size(json, "num_attention_heads")?;
+    let head_dim = head_dim_or(json, 256)?;
+    let max_position_embeddings = size_or(json, "max_position_embeddings", 8192)?;
+    let windows = windows_by_pattern(json, layer_count(json)?, 2)?;
+    // One key for all four projections.
+    let attention_bias = bool_or(json, "attention_bias", false)?;
+
+    let attention = AttentionSpec {
+        heads,
+        kv_heads: kv_heads(json, heads, 4)?,
+        head_dim,
+        rope: Some(0),
+        qk_norm: QkNorm::None,
+        fused_qkv: false,
+        qkv_bias: attention_bias,
+        output_bias: attention_bias,
+        window: None,
+        scale: 1.0 / positive_or(json, "query_pre_attn_scalar", 256.0)?.sqrt(),
+        soft_cap: soft_cap(json, "attn_logit_softcapping", Some(50.0))?,
+    };
+    let mlp = MlpSpec::Gated {
+        intermediate_size: size(json, "intermediate_size")?,
+        activation: activation_or(json, "hidden_activation", Activation::GeluTanh)?,
+        fused: false,
+        bias: false,
+    };
+    let layer = |window| {
+        let attention = AttentionSpec { window, ..attention.clone() };
+        LayerSpec { attention, mlp: mlp.clone(), norms: LayerNorms::PreAndPost }
+    };
+    Ok(ModelSpec {
+        vocab_size: size(json, "vocab_size")?,
+        hidden_size,
+        layers: windows.into_iter().map(layer).collect(),
+        ropes: vec![rope(json, head_dim, max_position_embeddings)?],
+        rms_norm_eps: positive_or(json, "rms_norm_eps", 1e-6)?,
+        norm_offset: 1.0,
+        embedding_scale: Some((hidden_size as f64).sqrt()),
+        logit_soft_cap: soft_cap(json, "final_logit_softcapping", Some(30.0))?,
+        tie_word_embeddings: bool_or(json, "tie_word_embeddings", true)?,
+        max_position_embeddings,
+        initializer_range: positive_or(json, "initializer_range", 0.02)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::config::ModelConfig;
+    use crate::config::tests::{family_json, layout_5_of, parse, refusal_of};
+    use crate::error::ArchError;
+    use crate::spec::Activation;
+
+    fn gemma2(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
+        parse(&family_json("Gemma2ForCausalLM", "gemma2", changes))
+    }
+
+    #[test]
+    fn absent_keys_default_as_transformers_does() {
+        let absent = ["tie_word_embeddings", "max_position_embeddings", "rms_norm_eps"];
+        let spec = gemma2(&absent.map(|key| (key, Value::Null))).unwrap().spec;
+        let attention = &spec.layers[0].attention;
+        assert_eq!((attention.head_dim, attention.scale, attention.soft_cap), (256, 1.0 / 16.0, Some(50.0)));
+        assert_eq!(
+            (spec.norm_offset, spec.embedding_scale, spec.logit_soft_cap),
+            (1.0, Some(8_f64.sqrt()), Some(30.0))
+        );
+        assert_eq!((spec.tie_word_embeddings, spec.max_position_embeddings, spec.rms_norm_eps), (true, 8192, 1e-6));
+        assert_eq!(spec.layers[0].mlp.activation(), Activation::GeluTanh);
+        let windows: Vec<_> = spec.layers.iter().map(|layer| layer.attention.window).collect();
+        assert_eq!(windows, [Some(4096), None]);
+    }
+
+    #[test]
+    fn a_null_cap_is_none_and_the_scale_has_a_key_of_its_own() {
+        let mut map: serde_json::Map<String, Value> =
+            serde_json::from_str(&family_json("Gemma2ForCausalLM", "gemma2", &[])).unwrap();
+        map.insert("attn_logit_softcapping".to_owned(), Value::Null);
+        map.insert("final_logit_softcapping".to_owned(), json!(7.5));
+        map.insert("query_pre_attn_scalar".to_owned(), json!(144));
+        let spec = parse(&Value::from(map).to_string()).unwrap().spec;
+        let attention = &spec.layers[1].attention;
+        assert_eq!((attention.soft_cap, spec.logit_soft_cap, attention.scale), (None, Some(7.5), 1.0 / 12.0));
+        assert!(refusal_of(gemma2(&[("attn_logit_softcapping", json!(0))])).contains("greater than zero"));
+    }
+
+    #[test]
+    fn both_layouts_give_one_spec() {
+        let types = ("layer_types", json!(["sliding_attention", "full_attention"]));
+        let new = layout_5_of("Gemma2ForCausalLM", "gemma2", &[types]).unwrap();
+        assert_eq!(new.spec, gemma2(&[]).unwrap().spec);
+    }
+
+    #[test]
+    fn what_has_no_arithmetic_here_is_refused_by_key() {
+        let message = refusal_of(gemma2(&[("use_bidirectional_attention", json!(true))]));
+        assert!(message.contains("`use_bidirectional_attention`"), "{message}");
+        gemma2(&[("use_bidirectional_attention", json!(false))]).unwrap();
+        let message = refusal_of(gemma2(&[("hidden_activation", json!("gelu"))]));
+        assert!(message.contains("`hidden_activation` is \"gelu\""), "{message}");
+    }
+}

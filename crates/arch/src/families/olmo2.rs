@@ -1,0 +1,111 @@
+//! OLMo 2: Llama whose layers normalize the outputs of attention and MLP instead of their inputs, with an RMSNorm over all query heads
+//! together and one over all key heads together.
+//!
+//! Defaults are those of transformers' `Olmo2Config`.
+//! Not supported: the sliding windows of OLMo 3, which is an architecture of its own, and `attention_dropout`, which is ignored.
+
+use super::keys::{
+    activation, bool_or, head_dim_or_quotient, kv_heads, layer_count, positive_or, refuse_quantized, size, size_or,
+};
+use super::rope_keys::rope;
+use crate::error::ArchError;
+use crate::json::JsonObject;
+use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
+
+pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
+    refuse_quantized(json)?;
+    let hidden_size = size(json, "hidden_size")?;
+    let heads = size(json, "num_attention_heads")?;
+    let head_dim = head_dim_or_quotient(json, hidden_size, heads)?;
+    let max_position_embeddings = size_or(json, "max_position_embeddings", 2048)?;
+    // One key for all four projections.
+    let attention_bias = bool_or(json, "attention_bias", false)?;
+
+    let attention = AttentionSpec {
+        heads,
+        kv_heads: kv_heads(json, heads, heads)?,
+        head_dim,
+        rope: Some(0),
+        qk_norm: QkNorm::WholeProjection,
+        fused_qkv: false,
+        qkv_bias: attention_bias,
+        output_bias: attention_bias,
+        window: None,
+        scale: AttentionSpec::default_scale(head_dim),
+        soft_cap: None,
+    };
+    let mlp = MlpSpec::Gated {
+        intermediate_size: size(json, "intermediate_size")?,
+        activation: activation(json)?,
+        fused: false,
+        bias: false,
+    };
+    Ok(ModelSpec {
+        vocab_size: size(json, "vocab_size")?,
+        hidden_size,
+        layers: vec![LayerSpec { attention, mlp, norms: LayerNorms::Post }; layer_count(json)?],
+        ropes: vec![rope(json, head_dim, max_position_embeddings)?],
+        rms_norm_eps: positive_or(json, "rms_norm_eps", 1e-5)?,
+        norm_offset: 0.0,
+        embedding_scale: None,
+        logit_soft_cap: None,
+        tie_word_embeddings: bool_or(json, "tie_word_embeddings", false)?,
+        max_position_embeddings,
+        initializer_range: positive_or(json, "initializer_range", 0.02)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::config::ModelConfig;
+    use crate::config::tests::{family_json, layout_5_of, parse};
+    use crate::error::ArchError;
+
+    fn olmo2(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
+        parse(&family_json("Olmo2ForCausalLM", "olmo2", changes))
+    }
+
+    #[test]
+    fn norms_follow_the_group_whose_output_they_normalize() {
+        let tensors = olmo2(&[]).unwrap().spec.tensors();
+        let names: Vec<_> = tensors.iter().filter(|tensor| tensor.layer == Some(0)).map(|t| t.name.as_str()).collect();
+        let expected = [
+            "self_attn.q_proj",
+            "self_attn.k_proj",
+            "self_attn.v_proj",
+            "self_attn.q_norm",
+            "self_attn.k_norm",
+            "self_attn.o_proj",
+            "post_attention_layernorm",
+            "mlp.gate_proj",
+            "mlp.up_proj",
+            "mlp.down_proj",
+            "post_feedforward_layernorm",
+        ];
+        assert_eq!(names, expected.map(|name| format!("model.layers.0.{name}.weight")));
+    }
+
+    #[test]
+    fn the_norms_of_queries_and_keys_have_the_widths_of_their_projections() {
+        let spec = olmo2(&[]).unwrap().spec;
+        let shape = |name: &str| spec.tensors().into_iter().find(|tensor| tensor.name.contains(name)).unwrap().shape;
+        assert_eq!((shape("q_norm"), shape("k_norm")), (vec![8], vec![4]));
+    }
+
+    #[test]
+    fn absent_keys_default_as_transformers_does() {
+        let absent = ["rms_norm_eps", "num_key_value_heads", "max_position_embeddings"];
+        let spec = olmo2(&absent.map(|key| (key, Value::Null))).unwrap().spec;
+        assert_eq!((spec.rms_norm_eps, spec.layers[0].attention.kv_heads), (1e-5, 4));
+        assert_eq!(spec.max_position_embeddings, 2048);
+    }
+
+    #[test]
+    fn both_layouts_give_one_spec() {
+        let changes = [("attention_bias", json!(true))];
+        let new = layout_5_of("Olmo2ForCausalLM", "olmo2", &changes).unwrap();
+        assert_eq!(new.spec, olmo2(&changes).unwrap().spec);
+    }
+}

@@ -1,0 +1,139 @@
+//! Phi-3, Phi-3.5 and Phi-4: Llama whose query, key and value projections are one module and whose gate and up projections are another,
+//! with rotation of a part of each head (Phi-4-mini) and longrope.
+//!
+//! Defaults are those of transformers' `Phi3Config`. LoRA targets carry the names of the fused modules, as PEFT's do.
+//! Not supported: Phi-3-small, Phi-3.5-MoE and the multimodal models, which are architectures of their own; `resid_pdrop`, `embd_pdrop`
+//! and `attention_dropout`, which are ignored.
+
+use super::keys::{
+    activation, bool_or, head_dim_or_quotient, kv_heads, layer_count, positive_or, refuse_quantized, size, size_or,
+};
+use super::rope_keys::partial_rope;
+use crate::error::ArchError;
+use crate::json::JsonObject;
+use crate::rope::{Rope, RopeScaling};
+use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
+
+pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
+    refuse_quantized(json)?;
+    let hidden_size = size(json, "hidden_size")?;
+    let heads = size(json, "num_attention_heads")?;
+    let head_dim = head_dim_or_quotient(json, hidden_size, heads)?;
+    let max_position_embeddings = size_or(json, "max_position_embeddings", 4096)?;
+    let window = json.get("sliding_window").map(|_| size(json, "sliding_window")).transpose()?;
+
+    let attention = AttentionSpec {
+        heads,
+        kv_heads: kv_heads(json, heads, heads)?,
+        head_dim,
+        rope: Some(0),
+        qk_norm: QkNorm::None,
+        fused_qkv: true,
+        qkv_bias: false,
+        output_bias: false,
+        window,
+        scale: AttentionSpec::default_scale(head_dim),
+        soft_cap: None,
+    };
+    let mlp = MlpSpec::Gated {
+        intermediate_size: size(json, "intermediate_size")?,
+        activation: activation(json)?,
+        fused: true,
+        bias: false,
+    };
+    Ok(ModelSpec {
+        vocab_size: size(json, "vocab_size")?,
+        hidden_size,
+        layers: vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layer_count(json)?],
+        ropes: vec![rope(json, head_dim, max_position_embeddings)?],
+        rms_norm_eps: positive_or(json, "rms_norm_eps", 1e-5)?,
+        norm_offset: 0.0,
+        embedding_scale: None,
+        logit_soft_cap: None,
+        tie_word_embeddings: bool_or(json, "tie_word_embeddings", false)?,
+        max_position_embeddings,
+        initializer_range: positive_or(json, "initializer_range", 0.02)?,
+    })
+}
+
+/// Plain rotation or longrope. transformers reads "yarn" in a Phi-3 as longrope, so other names are refused rather than taken literally.
+fn rope(json: &JsonObject, head_dim: usize, max_position_embeddings: usize) -> Result<Rope, ArchError> {
+    let rope = partial_rope(json, head_dim, max_position_embeddings)?;
+    match rope.scaling {
+        RopeScaling::Default | RopeScaling::LongRope { .. } => Ok(rope),
+        RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } | RopeScaling::Yarn { .. } => {
+            let advice = "A Phi-3 has none or \"longrope\"; correct the type";
+            Err(json.unsupported("rope_scaling", "of another type than \"longrope\"", advice))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::config::ModelConfig;
+    use crate::config::tests::{family_json, layout_5_of, parse, refusal_of};
+    use crate::error::ArchError;
+    use crate::lora::TargetModules;
+    use crate::rope::RopeScaling;
+
+    fn phi3(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
+        parse(&family_json("Phi3ForCausalLM", "phi3", changes))
+    }
+
+    /// Heads of 16 columns, of which 12 are rotated.
+    fn sizes() -> Vec<(&'static str, Value)> {
+        vec![("hidden_size", json!(64)), ("partial_rotary_factor", json!(0.75))]
+    }
+
+    fn lists() -> Value {
+        json!({"type": "longrope", "short_factor": [1.0, 1.0, 1.0, 1.0, 1.0, 1.0], "long_factor": [2.0, 2.0, 2.0, 2.0, 2.0, 2.0]})
+    }
+
+    #[test]
+    fn modules_are_fused_and_lora_names_them() {
+        let spec = phi3(&[]).unwrap().spec;
+        let names: Vec<_> =
+            spec.modules().take(4).map(|(module, _)| (module.name().to_owned(), module.out_features())).collect();
+        let expected = [("qkv_proj", 16), ("o_proj", 8), ("gate_up_proj", 24), ("down_proj", 8)];
+        assert_eq!(names, expected.map(|(name, width)| (name.to_owned(), width)));
+        let named = |name: &str| TargetModules::from_names(vec![name.to_owned()]).resolve(&spec);
+        named("qkv_proj").unwrap();
+        let message = named("q_proj").unwrap_err().to_string();
+        assert!(message.ends_with("qkv_proj, o_proj, gate_up_proj, down_proj"), "{message}");
+    }
+
+    #[test]
+    fn a_share_of_the_head_is_rotated_and_both_layouts_give_one_spec() {
+        let original = ("original_max_position_embeddings", json!(32));
+        let old = phi3(&[sizes(), vec![("rope_scaling", lists()), original.clone()]].concat()).unwrap().spec;
+        assert_eq!(old.ropes[0].rotary_dim, 12);
+        let RopeScaling::LongRope { original_max_position_embeddings, attention_factor, .. } = old.ropes[0].scaling
+        else {
+            panic!("longrope")
+        };
+        assert_eq!(original_max_position_embeddings, 32);
+        assert!((attention_factor - (1.0 + 2_f64.ln() / 32_f64.ln()).sqrt()).abs() < 1e-12);
+        let mut parameters = lists();
+        let more = [("rope_theta", json!(10_000.0)), ("partial_rotary_factor", json!(0.75))];
+        for (key, value) in more.into_iter().chain([original]) {
+            parameters[key] = value;
+        }
+        let changes = [("hidden_size", json!(64)), ("rope_parameters", parameters)];
+        assert_eq!(layout_5_of("Phi3ForCausalLM", "phi3", &changes).unwrap().spec, old);
+        assert_eq!(phi3(&[("sliding_window", json!(7))]).unwrap().spec.layers[1].attention.window, Some(7));
+    }
+
+    #[test]
+    fn what_has_no_arithmetic_here_is_refused_by_key() {
+        let linear = json!({"rope_type": "linear", "factor": 2.0});
+        let message = refusal_of(phi3(&[("rope_scaling", linear)]));
+        assert!(message.contains("`rope_scaling`") && message.contains("longrope"), "{message}");
+        let message = refusal_of(phi3(&[sizes(), vec![("partial_rotary_factor", json!(0.2))]].concat()));
+        assert!(message.contains("`partial_rotary_factor` is 0.2") && message.contains("16 columns"), "{message}");
+        let message =
+            refusal_of(phi3(&[sizes(), vec![("partial_rotary_factor", json!(1)), ("rope_scaling", lists())]].concat()));
+        assert!(message.contains("short_factor` is a list of 6 numbers"), "{message}");
+    }
+}

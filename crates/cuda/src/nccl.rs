@@ -1,0 +1,305 @@
+//! Collectives between devices by NCCL, on a stream: sums, gathers, broadcasts of f32 values.
+//!
+//! Each rank of a job has a communicator of its own, for one device. Rank 0 draws an id, every rank gets it over some other connection,
+//! and all of them connect with it. AMD's RCCL exports the same functions under the same names.
+//! Trade-off: one thread at a time may submit to a communicator, so it is behind a lock.
+
+mod symbols;
+
+use std::ptr;
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::context::Context;
+use crate::error::CudaError;
+use crate::pointer::DevicePointer;
+use crate::stream::{Stream, same_device};
+use symbols::{FLOAT32, IN_PROGRESS, Opaque, SUM, Status, Symbols, UniqueId};
+
+/// How long [`NcclCommunicator::abort`] waits for a thread that is submitting. It may itself wait for a rank that is gone.
+const ABORT_WAIT: Duration = Duration::from_secs(2);
+
+/// The loaded library.
+#[derive(Clone, Copy)]
+pub struct Nccl {
+    symbols: &'static Symbols,
+}
+
+/// What all ranks of a communicator share before they connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NcclId(pub [u8; NcclId::BYTES]);
+
+impl NcclId {
+    /// Its size.
+    pub const BYTES: usize = 128;
+}
+
+/// One rank's end of a communicator.
+pub struct NcclCommunicator {
+    symbols: &'static Symbols,
+    context: Context,
+    /// `None` once it was aborted.
+    handle: Mutex<Option<Handle>>,
+}
+
+/// `ncclComm_t`.
+struct Handle(Opaque);
+
+// SAFETY: an ncclComm_t may be used from any thread, by one at a time (NCCL documentation, "Thread Safety"); it is behind a lock.
+unsafe impl Send for Handle {}
+
+impl Nccl {
+    /// Finds and opens the library.
+    ///
+    /// # Errors
+    /// [`CudaError::NcclNotFound`] or [`CudaError::BrokenNccl`].
+    pub fn load() -> Result<Self, CudaError> {
+        Ok(Self { symbols: Symbols::load()? })
+    }
+
+    /// Major, minor and patch version.
+    ///
+    /// # Errors
+    /// [`CudaError::Nccl`].
+    pub fn version(&self) -> Result<(u32, u32, u32), CudaError> {
+        let mut code = 0;
+        // SAFETY: the pointer is valid for a write.
+        let status = unsafe { (self.symbols.get_version)(&mut code) };
+        self.symbols.checked("ncclGetVersion", status)?;
+        Ok(version_of(u32::try_from(code).unwrap_or(0)))
+    }
+
+    /// A new id, for rank 0 to hand out.
+    ///
+    /// # Errors
+    /// [`CudaError::Nccl`], for instance if no network interface can be used.
+    pub fn new_id(&self) -> Result<NcclId, CudaError> {
+        let mut id = UniqueId { internal: [0; NcclId::BYTES] };
+        // SAFETY: the pointer is valid for a write of the whole id.
+        let status = unsafe { (self.symbols.get_unique_id)(&mut id) };
+        self.symbols.checked("ncclGetUniqueId", status)?;
+        Ok(NcclId(id.internal))
+    }
+
+    /// Connects rank `rank` of `count`, on the device of the context. Returns once all ranks have called it.
+    ///
+    /// # Errors
+    /// [`CudaError::Nccl`], for instance if two ranks use one device.
+    pub fn connect(
+        &self,
+        context: &Context,
+        id: &NcclId,
+        rank: usize,
+        count: usize,
+    ) -> Result<NcclCommunicator, CudaError> {
+        let number = |number: usize| i32::try_from(number).expect("there are fewer ranks than 2^31");
+        let (id, mut handle) = (UniqueId { internal: id.0 }, ptr::null_mut());
+        context.with_current(|| {
+            // SAFETY: the pointer is valid for a write, the id is passed by value, and the context of the rank's device is current.
+            let status = unsafe { (self.symbols.comm_init_rank)(&mut handle, number(count), id, number(rank)) };
+            self.symbols.checked("ncclCommInitRank", status)
+        })?;
+        let handle = Mutex::new(Some(Handle(handle)));
+        Ok(NcclCommunicator { symbols: self.symbols, context: context.clone(), handle })
+    }
+}
+
+impl NcclCommunicator {
+    /// Sums each buffer (address and number of f32 values) over all ranks, in place, as one group on the stream.
+    ///
+    /// # Safety
+    /// - The addresses point to device memory of this context with that many f32 values, which stays allocated until the stream has
+    ///   done the work.
+    /// - Work that uses the buffers is ordered before this on the stream, or after it.
+    /// - Every rank submits the same operations on buffers of the same sizes, in the same order.
+    ///
+    /// # Errors
+    /// [`CudaError::NcclAborted`], [`CudaError::DifferentDevices`] or [`CudaError::Nccl`].
+    pub unsafe fn all_reduce_sum(
+        &self,
+        stream: &Stream,
+        buffers: &[(DevicePointer<f32>, usize)],
+    ) -> Result<(), CudaError> {
+        self.submit("ncclAllReduce", stream, |comm| {
+            self.group(|| {
+                for &(buffer, count) in buffers {
+                    let data = address(buffer);
+                    // SAFETY: the buffer is the caller's promise; communicator and stream are alive, and of one device.
+                    let status = unsafe {
+                        (self.symbols.all_reduce)(data, data, count, FLOAT32, SUM, comm, stream.handle().cast())
+                    };
+                    self.symbols.checked("ncclAllReduce", status)?;
+                }
+                Ok(())
+            })
+        })
+    }
+
+    /// Sums `from`, `count` f32 values for each rank, over all ranks, and gives this rank its part in `to`.
+    ///
+    /// # Safety
+    /// As for [`NcclCommunicator::all_reduce_sum`]: `from` has `count` values times the number of ranks, `to` has `count`.
+    ///
+    /// # Errors
+    /// As for [`NcclCommunicator::all_reduce_sum`].
+    pub unsafe fn reduce_scatter_sum(
+        &self,
+        stream: &Stream,
+        from: DevicePointer<f32>,
+        to: DevicePointer<f32>,
+        count: usize,
+    ) -> Result<(), CudaError> {
+        self.submit("ncclReduceScatter", stream, |comm| {
+            let (from, to) = (address(from), address(to));
+            // SAFETY: the buffers are the caller's promise; communicator and stream are alive, and of one device.
+            let status =
+                unsafe { (self.symbols.reduce_scatter)(from, to, count, FLOAT32, SUM, comm, stream.handle().cast()) };
+            self.symbols.checked("ncclReduceScatter", status)
+        })
+    }
+
+    /// Joins `from`, `count` f32 values of each rank, in rank order in `to`.
+    ///
+    /// # Safety
+    /// As for [`NcclCommunicator::all_reduce_sum`]: `from` has `count` values, `to` has `count` times the number of ranks.
+    ///
+    /// # Errors
+    /// As for [`NcclCommunicator::all_reduce_sum`].
+    pub unsafe fn all_gather(
+        &self,
+        stream: &Stream,
+        from: DevicePointer<f32>,
+        to: DevicePointer<f32>,
+        count: usize,
+    ) -> Result<(), CudaError> {
+        self.submit("ncclAllGather", stream, |comm| {
+            let (from, to) = (address(from), address(to));
+            // SAFETY: the buffers are the caller's promise; communicator and stream are alive, and of one device.
+            let status = unsafe { (self.symbols.all_gather)(from, to, count, FLOAT32, comm, stream.handle().cast()) };
+            self.symbols.checked("ncclAllGather", status)
+        })
+    }
+
+    /// Gives every rank the `count` f32 values that rank `root` has in `buffer`.
+    ///
+    /// # Safety
+    /// As for [`NcclCommunicator::all_reduce_sum`].
+    ///
+    /// # Errors
+    /// As for [`NcclCommunicator::all_reduce_sum`].
+    pub unsafe fn broadcast(
+        &self,
+        stream: &Stream,
+        buffer: DevicePointer<f32>,
+        count: usize,
+        root: usize,
+    ) -> Result<(), CudaError> {
+        let root = i32::try_from(root).expect("there are fewer ranks than 2^31");
+        self.submit("ncclBroadcast", stream, |comm| {
+            let data = address(buffer);
+            // SAFETY: the buffer is the caller's promise; communicator and stream are alive, and of one device.
+            let status =
+                unsafe { (self.symbols.broadcast)(data, data, count, FLOAT32, root, comm, stream.handle().cast()) };
+            self.symbols.checked("ncclBroadcast", status)
+        })
+    }
+
+    /// What went wrong with work that was submitted before, such as a rank that cannot be reached. Returns at once: `None` too while
+    /// another thread is submitting.
+    pub fn failure(&self) -> Option<CudaError> {
+        let Ok(handle) = self.handle.try_lock() else { return None };
+        let Some(Handle(comm)) = *handle else { return Some(CudaError::NcclAborted) };
+        let mut state: Status = 0;
+        // SAFETY: the communicator is alive and locked, and the pointer is valid for a write.
+        let status = unsafe { (self.symbols.get_async_error)(comm, &mut state) };
+        let state = if status == 0 { state } else { status };
+        match state {
+            0 | IN_PROGRESS => None,
+            failed => Some(self.symbols.error("an earlier operation", failed)),
+        }
+    }
+
+    /// Ends all work of this communicator, on the device too: kernels that wait for another rank return, with whatever is in their
+    /// buffers. Whether it could be done; not if another thread keeps submitting.
+    pub fn abort(&self) -> bool {
+        let started = Instant::now();
+        let mut handle = loop {
+            match self.handle.try_lock() {
+                Ok(handle) => break handle,
+                Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) if started.elapsed() < ABORT_WAIT => sleep(Duration::from_millis(10)),
+                Err(TryLockError::WouldBlock) => return false,
+            }
+        };
+        if let Some(Handle(comm)) = handle.take() {
+            let _ = self.context.with_current(|| {
+                // SAFETY: created by ncclCommInitRank and taken out of its place, so it is freed once and not used again. The status
+                // is ignored: nothing can be done about a communicator that cannot be aborted.
+                let _ = unsafe { (self.symbols.comm_abort)(comm) };
+                Ok(())
+            });
+        }
+        true
+    }
+
+    /// Runs calls that NCCL submits together.
+    fn group(&self, calls: impl FnOnce() -> Result<(), CudaError>) -> Result<(), CudaError> {
+        // SAFETY: has no arguments; the group is ended below by the same thread.
+        self.symbols.checked("ncclGroupStart", unsafe { (self.symbols.group_start)() })?;
+        let called = calls();
+        // SAFETY: a group of this thread is open.
+        let ended = self.symbols.checked("ncclGroupEnd", unsafe { (self.symbols.group_end)() });
+        called.and(ended)
+    }
+
+    fn submit(
+        &self,
+        call: &'static str,
+        stream: &Stream,
+        work: impl FnOnce(Opaque) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        same_device(call, &self.context, stream.context())?;
+        let handle: MutexGuard<'_, Option<Handle>> = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(Handle(comm)) = *handle else { return Err(CudaError::NcclAborted) };
+        self.context.with_current(|| work(comm))
+    }
+}
+
+impl Drop for NcclCommunicator {
+    /// Aborts rather than destroys: destroying waits for the other ranks, which may be gone.
+    fn drop(&mut self) {
+        self.abort();
+    }
+}
+
+fn address(pointer: DevicePointer<f32>) -> *mut std::ffi::c_void {
+    pointer.address() as *mut std::ffi::c_void
+}
+
+/// The version that a code stands for: 2708 is 2.7.8, 22703 is 2.27.3.
+fn version_of(code: u32) -> (u32, u32, u32) {
+    let major = if code < 10_000 { 1000 } else { 10_000 };
+    (code / major, code % major / 100, code % 100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_in_the_old_and_the_new_form() {
+        assert_eq!([2708, 21805, 22703].map(version_of), [(2, 7, 8), (2, 18, 5), (2, 27, 3)]);
+    }
+
+    #[test]
+    fn loading_gives_a_version_or_names_the_files_and_the_package() {
+        match Nccl::load() {
+            Ok(nccl) => assert_eq!(nccl.version().expect("a loaded library has a version").0, 2),
+            Err(error) => {
+                let message = error.to_string();
+                assert!(message.contains("libnccl.so.2") && message.contains("libnccl2"), "{message}");
+            }
+        }
+    }
+}

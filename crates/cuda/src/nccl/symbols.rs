@@ -1,0 +1,142 @@
+//! The functions and constants of nccl.h that are used here, loaded from the NCCL of the machine.
+//!
+//! Constants are integers, not Rust enums: a newer library may return a value that an enum does not list.
+//! Trade-off: the compiler does not check declarations and constants against the header (NCCL 2.18 to 2.31 have these).
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+use libloading::Library;
+
+use super::NcclId;
+use crate::error::CudaError;
+use crate::library::{NCCL, NotFound};
+
+/// `ncclResult_t`.
+pub(super) type Status = c_int;
+/// `ncclComm_t` and `cudaStream_t`: pointers to opaque structures.
+pub(super) type Opaque = *mut c_void;
+type Data = *mut c_void;
+
+/// `ncclInProgress`.
+pub(super) const IN_PROGRESS: Status = 7;
+/// `ncclFloat32` of `ncclDataType_t`.
+pub(super) const FLOAT32: c_int = 7;
+/// `ncclSum` of `ncclRedOp_t`.
+pub(super) const SUM: c_int = 0;
+
+/// `ncclUniqueId`, which is passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct UniqueId {
+    pub(super) internal: [u8; NcclId::BYTES],
+}
+
+/// Data to send and to receive, their number, type and operation, communicator, stream.
+type Reduce = unsafe extern "C" fn(Data, Data, usize, c_int, c_int, Opaque, Opaque) -> Status;
+
+/// Functions of the loaded library.
+pub(super) struct Symbols {
+    pub(super) get_version: unsafe extern "C" fn(*mut c_int) -> Status,
+    pub(super) get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> Status,
+    pub(super) comm_init_rank: unsafe extern "C" fn(*mut Opaque, c_int, UniqueId, c_int) -> Status,
+    pub(super) comm_abort: unsafe extern "C" fn(Opaque) -> Status,
+    pub(super) get_async_error: unsafe extern "C" fn(Opaque, *mut Status) -> Status,
+    pub(super) group_start: unsafe extern "C" fn() -> Status,
+    pub(super) group_end: unsafe extern "C" fn() -> Status,
+    pub(super) all_reduce: Reduce,
+    pub(super) reduce_scatter: Reduce,
+    pub(super) all_gather: unsafe extern "C" fn(Data, Data, usize, c_int, Opaque, Opaque) -> Status,
+    pub(super) broadcast: Reduce,
+    error_string: unsafe extern "C" fn(Status) -> *const c_char,
+    /// Since NCCL 2.13; only messages use it.
+    last_error: Option<unsafe extern "C" fn(Opaque) -> *const c_char>,
+}
+
+impl Symbols {
+    /// Opens the library, once per process.
+    ///
+    /// # Errors
+    /// [`CudaError::NcclNotFound`] or [`CudaError::BrokenNccl`].
+    pub(super) fn load() -> Result<&'static Self, CudaError> {
+        static SYMBOLS: OnceLock<Symbols> = OnceLock::new();
+        if let Some(symbols) = SYMBOLS.get() {
+            return Ok(symbols);
+        }
+        let not_found = |NotFound { searched, package }| CudaError::NcclNotFound { searched, package };
+        let (library, file) = NCCL.open(|_| true).map_err(not_found)?;
+        let symbols = Self::look_up(&library, &file)?;
+        // Function pointers into the library are kept, so it must never be unloaded.
+        std::mem::forget(library);
+        Ok(SYMBOLS.get_or_init(|| symbols))
+    }
+
+    fn look_up(library: &Library, file: &str) -> Result<Self, CudaError> {
+        // SAFETY: the fields' types are the declarations of nccl.h, with its enums as the integers that they are in C (`broadcast`
+        // has the root where the reductions have their operation), and the library is never unloaded once this has succeeded.
+        unsafe {
+            Ok(Self {
+                get_version: symbol(library, file, "ncclGetVersion")?,
+                get_unique_id: symbol(library, file, "ncclGetUniqueId")?,
+                comm_init_rank: symbol(library, file, "ncclCommInitRank")?,
+                comm_abort: symbol(library, file, "ncclCommAbort")?,
+                get_async_error: symbol(library, file, "ncclCommGetAsyncError")?,
+                group_start: symbol(library, file, "ncclGroupStart")?,
+                group_end: symbol(library, file, "ncclGroupEnd")?,
+                all_reduce: symbol(library, file, "ncclAllReduce")?,
+                reduce_scatter: symbol(library, file, "ncclReduceScatter")?,
+                all_gather: symbol(library, file, "ncclAllGather")?,
+                broadcast: symbol(library, file, "ncclBroadcast")?,
+                error_string: symbol(library, file, "ncclGetErrorString")?,
+                last_error: symbol(library, file, "ncclGetLastError").ok(),
+            })
+        }
+    }
+
+    /// Turns a status into a result.
+    pub(super) fn checked(&self, call: &'static str, status: Status) -> Result<(), CudaError> {
+        match status {
+            0 | IN_PROGRESS => Ok(()),
+            failed => Err(self.error(call, failed)),
+        }
+    }
+
+    /// The error of a call that returned `status`.
+    pub(super) fn error(&self, call: &'static str, status: Status) -> CudaError {
+        // SAFETY: takes any integer and returns a constant string that lives as long as the library.
+        let name = text(unsafe { (self.error_string)(status) });
+        // SAFETY: the communicator is not used by the library and may be null; the string lives until the next error of this thread.
+        let detail = self.last_error.map(|last_error| text(unsafe { last_error(std::ptr::null_mut()) }));
+        let detail = detail.filter(|detail| !detail.is_empty()).unwrap_or_else(|| "no details".to_owned());
+        CudaError::Nccl { call, status, name, detail }
+    }
+}
+
+/// A string of the library; empty for null.
+fn text(string: *const c_char) -> String {
+    if string.is_null() {
+        return String::new();
+    }
+    // SAFETY: not null, so a string of the library that ends in a zero, copied before anything else is called.
+    unsafe { CStr::from_ptr(string) }.to_string_lossy().trim().to_owned()
+}
+
+/// A function of the library.
+///
+/// # Safety
+/// `F` is the type of the function that nccl.h declares under this name, and is not used after the library is unloaded.
+unsafe fn symbol<F: Copy>(library: &Library, file: &str, name: &'static str) -> Result<F, CudaError> {
+    // SAFETY: the caller's promise.
+    let found = unsafe { library.get::<F>(name.as_bytes()) };
+    found.map(|function| *function).map_err(|_| CudaError::BrokenNccl { file: file.to_string(), symbol: name })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_has_the_size_that_the_header_declares() {
+        assert_eq!((size_of::<UniqueId>(), align_of::<UniqueId>()), (128, 1));
+    }
+}

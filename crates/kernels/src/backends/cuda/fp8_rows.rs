@@ -1,0 +1,274 @@
+//! Rows of activations and gradients in 8-bit floats, for the GEMMs of `fp8`. Kernels: `source/fp8.cu`, `gated_fp8.cu`, `norm_fp8.cu`.
+//!
+//! What a norm or a gated activation makes, and its gradients of gate and up, are quantized by the launch that makes them, while a block
+//! has the row in registers; other rows in a pass of their own. The codes are the same. Low-rank values of adapters are known later, and
+//! written between the row's other columns under the scale that it has by then.
+//! Trade-off: codes that a launch has prepared are handed to the next GEMM through the engine, and there is one buffer for them: another
+//! quantization in between drops them.
+
+use burn_tensor::{DType, Tensor};
+use firebrick_arch::Activation;
+use firebrick_cuda::{Arguments, LaunchShape};
+
+use super::engine::Engine;
+use super::launch::{Launch, at, grid, threads_for};
+use super::matrix::{Cuda, DeviceBlock, MatrixView};
+use super::program::Source;
+use super::scratch::ScratchSlot;
+use crate::backends::cuda_rows::{fp8_lead, fp8_stride};
+use crate::{Group, NormWeight};
+
+/// Values that a thread of the kernels keeps of a row.
+const KEPT_VALUES: usize = 32;
+/// Widest row that a norm keeps.
+const WIDEST_NORM: usize = 8192;
+/// Widest row that a gated activation keeps: 512 threads.
+const WIDEST_GATED: usize = 512 * KEPT_VALUES;
+
+/// Rows of E4M3 codes with one f32 scale each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Codes {
+    pub block: DeviceBlock,
+    pub scales: u64,
+}
+
+/// What the rows of one operand of a GEMM are to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RowLayout {
+    /// Columns in front of the others, for low-rank values.
+    pub lead: usize,
+    /// Bytes from one row to the next.
+    pub stride: usize,
+    /// Address of a factor for each column.
+    pub column_scales: Option<u64>,
+}
+
+/// Codes that the launch that made `x` has written.
+#[derive(Debug)]
+pub(super) struct PreparedRows {
+    section: u64,
+    x: DeviceBlock,
+    layout: RowLayout,
+    codes: Codes,
+}
+
+/// Where a kernel writes codes, as it takes it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RowsOfCodes {
+    codes: u64,
+    scales: u64,
+    column_scales: u64,
+    lead: i32,
+    stride: i32,
+}
+
+impl RowLayout {
+    /// Rows of `width` values, and `ranks` of all adapters of the group.
+    pub(super) fn new(width: usize, ranks: usize, column_scales: Option<u64>) -> Self {
+        Self { lead: fp8_lead(ranks), stride: fp8_stride(width, ranks), column_scales }
+    }
+
+    fn argument(&self, codes: &Codes) -> RowsOfCodes {
+        RowsOfCodes {
+            codes: codes.block.address,
+            scales: codes.scales,
+            column_scales: self.column_scales.unwrap_or(0),
+            lead: self.lead as i32,
+            stride: self.stride as i32,
+        }
+    }
+}
+
+/// Ranks of all adapters of a group.
+pub(super) fn all_ranks(group: &Group<Cuda>) -> usize {
+    group.modules.iter().filter_map(|module| module.adapter.as_ref()).map(|adapter| adapter.a.dims()[0]).sum()
+}
+
+impl Engine {
+    /// The codes of `x`, times the scales of its columns where there are any: those that were prepared, or new ones.
+    pub(super) fn rows_in_codes(&self, x: DeviceBlock, layout: RowLayout) -> Codes {
+        let section = self.section_number();
+        let prepared = self.prepared_rows.take();
+        let fits = |rows: &PreparedRows| rows.section == section && rows.x == x && rows.layout == layout;
+        prepared.filter(fits).map_or_else(|| self.quantize_rows(x, layout), |rows| rows.codes)
+    }
+
+    fn quantize_rows(&self, x: DeviceBlock, layout: RowLayout) -> Codes {
+        assert!(is_in_vectors(&[x]) && x.width.is_multiple_of(16), "rows of {x:?}");
+        let codes = self.room_for_codes(x, layout);
+        let bytes = x.bytes() + x.count();
+        let launch = Launch {
+            source: Source::Fp8,
+            dtype: x.dtype,
+            name: "quantize_rows",
+            shape: one_row_each(x.rows, threads(x.width, 1024)),
+            bytes,
+        };
+        let arguments = Arguments::new()
+            .value(&layout.argument(&codes))
+            .pointer(at(x.address))
+            .i64(x.stride as i64)
+            .i32(x.width as i32);
+        // SAFETY: the buffer has room for the codes of all rows and a scale for each; x has these rows at its stride; there is a scale for
+        // each column of x, or none.
+        unsafe { self.launch(launch, &arguments) };
+        codes
+    }
+
+    /// Low-rank values times a factor in front of the codes of rows of `width` values, and zeros in all columns that are left.
+    pub(super) fn low_columns(
+        &self,
+        codes: &Codes,
+        layout: RowLayout,
+        width: usize,
+        low: Option<(DeviceBlock, u64)>,
+        dtype: DType,
+    ) {
+        let (rows, columns) = (codes.block.rows, layout.stride - width);
+        if columns == 0 {
+            return;
+        }
+        let ranks = low.map_or(0, |(low, _)| low.width);
+        assert!(ranks <= layout.lead, "{ranks} low-rank values in {} columns", layout.lead);
+        let (bytes, shape) = (rows * (columns + ranks * 2), grid((rows * columns).div_ceil(4096), 256));
+        let launch = Launch { source: Source::Fp8, dtype, name: "low_columns", shape, bytes };
+        let arguments = Arguments::new()
+            .value(&layout.argument(codes))
+            .pointer(at(low.map_or(0, |(low, _)| low.address)))
+            .i64(low.map_or(0, |(low, _)| low.stride) as i64)
+            .pointer(at(low.map_or(0, |(_, factor)| factor)))
+            .i64(rows as i64)
+            .i32(ranks as i32)
+            .i32(width as i32);
+        // SAFETY: the codes are rows of `stride` bytes with a scale for each; `low` has these rows at its stride; the factor is an f32 that
+        // is read only with low-rank values.
+        unsafe { self.launch(launch, &arguments) };
+    }
+
+    /// [`Engine::rms_norm`], with its result in codes too where a block can keep a row.
+    pub(super) fn rms_norm_in_codes(&self, x: &MatrixView, norm: &NormWeight<Cuda>, layout: RowLayout) -> MatrixView {
+        let weight = self.norm_weight(norm, x.width);
+        if x.width > WIDEST_NORM || x.dtype.size() != 2 || !is_in_vectors(&[x.block()]) {
+            return self.rms_norm(x, norm, 0);
+        }
+        let y = self.empty_matrix(x.rows, x.width, x.dtype);
+        let codes = self.room_for_codes(y.block(), layout);
+        let launch = Launch {
+            source: Source::NormFp8,
+            dtype: x.dtype,
+            name: "rms_norm_codes",
+            shape: one_row_each(x.rows, threads_for(x.width, 512)),
+            bytes: 2 * x.bytes() + x.count(),
+        };
+        let arguments = Arguments::new()
+            .value(&layout.argument(&codes))
+            .pointer(at(y.address))
+            .i64(y.stride as i64)
+            .pointer(at(x.address))
+            .pointer(at(weight.address))
+            .f32(norm.offset as f32)
+            .i32(x.width as i32)
+            .f32(norm.epsilon as f32);
+        // SAFETY: x and y are dense [rows, width] of this dtype, the weight is [width] f32, and there is room for the codes of all rows.
+        unsafe { self.launch(launch, &arguments) };
+        self.prepare_rows(y.block(), layout, codes);
+        y
+    }
+
+    /// [`Engine::gated`], with its result in codes too where a block can keep a row.
+    pub(super) fn gated_in_codes(
+        &self,
+        gate: &MatrixView,
+        up: &MatrixView,
+        activation: Activation,
+        layout: RowLayout,
+    ) -> MatrixView {
+        if gate.width > WIDEST_GATED || !is_in_vectors(&[gate.block(), up.block()]) {
+            return self.gated(gate, up, activation, 0);
+        }
+        let y = self.empty_matrix(gate.rows, gate.width, gate.dtype);
+        let codes = self.room_for_codes(y.block(), layout);
+        let launch = Launch {
+            source: Source::GatedFp8(activation),
+            dtype: gate.dtype,
+            name: "gated_codes",
+            shape: one_row_each(gate.rows, threads(gate.width, 512)),
+            bytes: 3 * gate.bytes() + gate.count(),
+        };
+        let arguments = Arguments::new()
+            .value(&layout.argument(&codes))
+            .pointer(at(y.address))
+            .i64(y.stride as i64)
+            .pointer(at(gate.address))
+            .pointer(at(up.address))
+            .i64(gate.stride as i64)
+            .i64(up.stride as i64)
+            .i32(gate.width as i32);
+        // SAFETY: y, gate and up have the strides given and are [rows, width] of this dtype; there is room for the codes of all rows.
+        unsafe { self.launch(launch, &arguments) };
+        self.prepare_rows(y.block(), layout, codes);
+        y
+    }
+
+    /// [`Engine::gated_backward`], with both gradients, side by side, in codes too where a block can keep their rows.
+    pub(super) fn gated_backward_in_codes(
+        &self,
+        gate: Tensor<Cuda, 2>,
+        up: Tensor<Cuda, 2>,
+        activation: Activation,
+        dy: &MatrixView,
+        recompute: bool,
+        layout: RowLayout,
+    ) -> MatrixView {
+        let operands = self.gated_operands(gate, up, dy);
+        let [gate, up, d_gate, d_up] = operands.blocks;
+        if gate.width > WIDEST_GATED || !is_in_vectors(&[gate, up, d_gate, d_up, dy.block()]) {
+            return self.gated_backward_of(operands, activation, dy, recompute);
+        }
+        let codes = self.room_for_codes(operands.target.block(), layout);
+        let launch = Launch {
+            source: Source::GatedFp8(activation),
+            dtype: gate.dtype,
+            name: "gated_backward_codes",
+            shape: one_row_each(gate.rows, threads(gate.width, 512)),
+            bytes: (6 + usize::from(recompute)) * gate.bytes(),
+        };
+        let arguments = Arguments::new().value(&layout.argument(&codes));
+        let arguments = operands.arguments(arguments, dy, recompute).i32(gate.width as i32);
+        // SAFETY: as for `gated_backward`, and there is room for the codes of both gradients side by side.
+        unsafe { self.launch(launch, &arguments) };
+        self.prepare_rows(operands.target.block(), layout, codes);
+        operands.target
+    }
+
+    fn room_for_codes(&self, x: DeviceBlock, layout: RowLayout) -> Codes {
+        assert!(layout.lead + x.width <= layout.stride, "{} columns in {layout:?}", x.width);
+        // The buffer is about to be overwritten.
+        *self.prepared_rows.borrow_mut() = None;
+        let address = self.scratch.take(ScratchSlot::Fp8Rows, x.rows * (layout.stride + 4));
+        let block = DeviceBlock::dense(address, [x.rows, layout.stride], DType::U8);
+        Codes { block, scales: address + block.count() as u64 }
+    }
+
+    fn prepare_rows(&self, x: DeviceBlock, layout: RowLayout, codes: Codes) {
+        let section = self.section_number();
+        self.prepared_rows.replace(Some(PreparedRows { section, x, layout, codes }));
+    }
+}
+
+/// Threads that keep a row.
+fn threads(width: usize, most: usize) -> u32 {
+    width.div_ceil(KEPT_VALUES).next_multiple_of(32).clamp(64, most) as u32
+}
+
+fn one_row_each(rows: usize, threads: u32) -> LaunchShape {
+    LaunchShape { grid: [rows as u32, 1, 1], block: [threads, 1, 1], shared_bytes: 0 }
+}
+
+/// Whether all rows are whole vectors of eight values, on their boundaries.
+fn is_in_vectors(blocks: &[DeviceBlock]) -> bool {
+    blocks.iter().all(|block| {
+        block.width.is_multiple_of(8) && block.stride.is_multiple_of(8) && block.address.is_multiple_of(16)
+    })
+}

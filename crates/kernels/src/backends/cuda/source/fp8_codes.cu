@@ -1,0 +1,96 @@
+// Rows of E4M3 codes (4 exponent bits, 3 of mantissa, up to 448, no infinity) with one f32 scale per row; a value is
+// code * scale. For every source that writes such rows. Needs sm_89 (the conversion instruction).
+
+// What the largest value of a row of activations or gradients becomes.
+constexpr float TOP_OF_ROWS = 224.0f;
+// Rows of zeros divide by something.
+constexpr float SMALLEST_AMAX = 7.888609e-31f; // 2^-100
+
+// Codes of two values, the first in the low byte; beyond 448 is 448, NaN is 0x7f.
+DEVICE unsigned e4m3x2(float first, float second) {
+    unsigned short codes;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
+    return codes;
+}
+
+DEVICE void store_codes(unsigned char *to, const float (&value)[8]) {
+    uint2 codes;
+    codes.x = e4m3x2(value[0], value[1]) | e4m3x2(value[2], value[3]) << 16;
+    codes.y = e4m3x2(value[4], value[5]) | e4m3x2(value[6], value[7]) << 16;
+    *reinterpret_cast<uint2 *>(to) = codes;
+}
+
+// The larger magnitude, as bits: without their sign floats are ordered as their bits are, NaN on top.
+DEVICE unsigned magnitude(float value) { return __float_as_uint(value) & 0x7fffffffu; }
+
+template <int V> DEVICE unsigned magnitude(const float (&value)[V]) {
+    unsigned largest = 0;
+#pragma unroll
+    for (int k = 0; k < V; ++k) largest = max(largest, magnitude(value[k]));
+    return largest;
+}
+
+// Over a block of whole warps; every thread gets the result.
+DEVICE unsigned block_max_bits(unsigned bits) {
+    __shared__ unsigned partial[32];
+    bits = __reduce_max_sync(0xffffffffu, bits);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = bits;
+    __syncthreads();
+    const unsigned lane = threadIdx.x % 32;
+    return __reduce_max_sync(0xffffffffu, lane < blockDim.x / 32 ? partial[lane] : 0u);
+}
+
+// Scale of a row whose largest magnitude becomes `top`, and what values are multiplied by.
+struct RowScale {
+    float scale, factor;
+
+    DEVICE RowScale(unsigned bits, float top) {
+        const float largest = fmaxf(__uint_as_float(bits), SMALLEST_AMAX);
+        const bool is_finite = bits < 0x7f800000u;
+        scale = is_finite ? __fdiv_rn(largest, top) : __uint_as_float(0x7fffffffu);
+        factor = is_finite ? __fdiv_rn(top, largest) : __uint_as_float(0x7fffffffu);
+    }
+};
+
+// ----------------------------------------------------------------------------------------- rows that a block has at hand
+
+// Rows [n, width] of codes among rows of `stride` bytes: columns before `lead` and after the last are left to
+// `low_columns`. Where column scales are given, what is quantized is the value times the scale of its column.
+struct RowsOfCodes {
+    unsigned char *codes;
+    float *scales;
+    const float *column_scales;
+    int lead, stride;
+
+    // Eight values from column `at` on, as they are quantized.
+    DEVICE void values(const Pack<T, 8> &pack, int at, float (&value)[8]) const {
+        pack.unpack(value);
+        if (column_scales == nullptr) return;
+        float by[8];
+        Pack<float, 8>::load(column_scales + at).unpack(by);
+#pragma unroll
+        for (int k = 0; k < 8; ++k) value[k] *= by[k];
+    }
+
+    DEVICE unsigned largest(const Pack<T, 8> &pack, int at) const {
+        float value[8];
+        values(pack, at, value);
+        return magnitude(value);
+    }
+
+    DEVICE void store(long long row, const RowScale &of_row, const Pack<T, 8> &pack, int at) const {
+        float value[8];
+        values(pack, at, value);
+#pragma unroll
+        for (int k = 0; k < 8; ++k) value[k] *= of_row.factor;
+        store_codes(codes + row * stride + lead + at, value);
+    }
+
+    // The scale of a row from the largest magnitude that each thread has seen, also in memory.
+    DEVICE RowScale scale_of(long long row, unsigned seen) const {
+        const RowScale of_row(block_max_bits(seen), TOP_OF_ROWS);
+        if (threadIdx.x == 0) scales[row] = of_row.scale;
+        return of_row;
+    }
+};

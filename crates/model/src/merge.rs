@@ -1,0 +1,320 @@
+//! An adapter merged into its base: a model folder that needs no adapter, written one tensor at a time.
+//!
+//! Every adapted weight becomes `W + scale B A`, computed in f32 and rounded once to the format of the folder. What was written is read
+//! again and multiplied with a few test vectors next to base and adapter, so a folder is only reported as done when it computes what
+//! they compute.
+//! Trade-off: rounding to a half format costs part of a small adapter; how much is measured on the same vectors and returned. The test
+//! vectors are smooth, not activations of the model.
+
+use std::collections::BTreeMap;
+use std::num::NonZero;
+use std::path::Path;
+use std::thread::{available_parallelism, scope};
+
+use firebrick_arch::{ModelConfig, generation_eos_token_ids, lora_tensor_names};
+use firebrick_precision::QuantFormat;
+
+use crate::companions::Companions;
+use crate::error::ModelError;
+use crate::peft::{check_adapter, read_adapter};
+use crate::weights::{Fetched, HfFolder, SavedDtype, TensorF32, write_hf_folder};
+
+/// Vectors that the written weights are tested with.
+const PROBES: usize = 4;
+/// Columns that one thread updates at a time: what fits into its nearest cache, next to the matrix that it comes from.
+const COLUMNS: usize = 2048;
+
+/// What to merge, and how.
+#[derive(Debug)]
+pub struct Merge<'a> {
+    /// Folder of the base model.
+    pub model: &'a Path,
+    /// Folder of the adapter, in PEFT's format.
+    pub adapter: &'a Path,
+    /// Quantizes and dequantizes every adapted weight before the adapter is added: the weights that QLoRA trained on.
+    pub requantized: Option<QuantFormat>,
+    /// Number format of the merged weights; `None`: the base's.
+    pub dtype: Option<SavedDtype>,
+    /// What travels with the weights besides the base's own files.
+    pub companions: Companions,
+}
+
+/// What a merge did, as far as it was measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MergeReport {
+    /// Modules that have another weight now.
+    pub modules: usize,
+    /// Largest difference between the outputs of a merged weight and those of base and adapter, relative to the output.
+    pub largest_error: f64,
+    /// The same difference relative to what the adapter contributes, over all modules: what rounding took of the adapter.
+    pub lost_of_adapter: f64,
+    /// Number format of the merged weights.
+    pub dtype: SavedDtype,
+}
+
+/// Writes the merged model to `to`, which appears only when it is complete, and checks it.
+///
+/// # Errors
+/// Folders that cannot be read or do not fit each other; a folder `to` that holds something; [`ModelError::MergedWrong`] if what is
+/// on the disk does not compute what base and adapter do.
+pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelError> {
+    let base = HfFolder::open(merge.model)?;
+    let mut config = ModelConfig::read(merge.model)?;
+    base.check_complete(&config.spec)?;
+    let (settings, tensors) = read_adapter(merge.adapter)?;
+    check_adapter(merge.adapter, &config.spec, &settings)?;
+    config.add_eos_token_ids(generation_eos_token_ids(merge.adapter)?);
+    let dtype = merge.dtype.unwrap_or_else(|| SavedDtype::of_config(config.dtype.as_deref()));
+    let shapes: BTreeMap<String, Vec<usize>> =
+        config.spec.tensors().into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
+    let source = Source { base: &base, tensors: &tensors, shapes: &shapes, merge, scale: settings.scaling() };
+    write_hf_folder(to, &config, dtype, Some(&merge.companions), |name| {
+        let Some((a, b)) = source.adapter_of(name) else { return source.unchanged(name, dtype) };
+        let mut values = source.base_weight(name)?;
+        add_product(&mut values, a, b, source.scale as f32);
+        Ok(Fetched::Values(values))
+    })?;
+    source.check(&HfFolder::open(to)?, dtype)
+}
+
+/// Where merged weights come from.
+struct Source<'a> {
+    base: &'a HfFolder,
+    tensors: &'a BTreeMap<String, TensorF32>,
+    shapes: &'a BTreeMap<String, Vec<usize>>,
+    merge: &'a Merge<'a>,
+    scale: f64,
+}
+
+impl Source<'_> {
+    /// A and B of a weight's module.
+    fn adapter_of(&self, name: &str) -> Option<(&TensorF32, &TensorF32)> {
+        let (a, b) = lora_tensor_names(name.strip_suffix(".weight")?);
+        self.tensors.get(&a).zip(self.tensors.get(&b))
+    }
+
+    /// A tensor that has no adapter: byte for byte where the format stays.
+    fn unchanged(&self, name: &str, dtype: SavedDtype) -> Result<Fetched, ModelError> {
+        if self.base.info(name)?.dtype == dtype.stored() {
+            return Ok(Fetched::Bytes(self.base.read(name)?.bytes));
+        }
+        Ok(Fetched::Values(self.base.read_f32(name, &self.shapes[name])?))
+    }
+
+    /// A weight of the base, as the adapter was trained on it.
+    fn base_weight(&self, name: &str) -> Result<Vec<f32>, ModelError> {
+        let shape = &self.shapes[name];
+        let values = self.base.read_f32(name, shape)?;
+        match self.merge.requantized.filter(|_| self.adapter_of(name).is_some()) {
+            Some(format) => {
+                let quantized = format.quantize(&values, shape);
+                Ok(quantized
+                    .map_err(|source| ModelError::NotQuantizable { name: name.to_owned(), source })?
+                    .dequantize())
+            }
+            None => Ok(values),
+        }
+    }
+
+    /// Multiplies test vectors with what was written, and with base and adapter.
+    fn check(&self, written: &HfFolder, dtype: SavedDtype) -> Result<MergeReport, ModelError> {
+        let mut report = MergeReport { modules: 0, largest_error: 0.0, lost_of_adapter: 0.0, dtype };
+        let (mut lost, mut contributed) = (0.0, 0.0);
+        for (name, shape) in self.shapes {
+            let Some((a, b)) = self.adapter_of(name) else { continue };
+            let x = probes(shape[1]);
+            let merged = product(&written.read_f32(name, shape)?, shape, &x);
+            let base = product(&self.base_weight(name)?, shape, &x);
+            let low = product(&a.values, &a.shape, &x);
+            let adapter = product(&b.values, &b.shape, &low);
+            let (mut wrong, mut size) = (0.0, 0.0);
+            for ((merged, base), adapter) in
+                merged.iter().flatten().zip(base.iter().flatten()).zip(adapter.iter().flatten())
+            {
+                let part = self.scale * adapter;
+                wrong += (merged - base - part).powi(2);
+                size += (base + part).powi(2);
+                contributed += part * part;
+            }
+            lost += wrong;
+            let error = (wrong / size.max(f64::MIN_POSITIVE)).sqrt();
+            if error > dtype.merge_bound() {
+                let (dir, name) = (written.dir().to_path_buf(), name.clone());
+                return Err(ModelError::MergedWrong { dir, name, error, bound: dtype.merge_bound() });
+            }
+            report.largest_error = report.largest_error.max(error);
+            report.modules += 1;
+        }
+        report.lost_of_adapter = if contributed > 0.0 { (lost / contributed).sqrt() } else { 0.0 };
+        Ok(report)
+    }
+}
+
+impl SavedDtype {
+    /// How far outputs of a merged weight may be from those of base and adapter: several times what its rounding explains.
+    fn merge_bound(self) -> f64 {
+        match self {
+            Self::F32 => 1e-5,
+            Self::F16 => 2e-3,
+            Self::Bf16 => 1e-2,
+        }
+    }
+}
+
+/// `values += scale b a`, rows on all processors. `values` is `[out, in]`, `b` `[out, r]`, `a` `[r, in]`.
+fn add_product(values: &mut [f32], a: &TensorF32, b: &TensorF32, scale: f32) {
+    let ([r, inputs], outputs) = ([a.shape[0], a.shape[1]], b.shape[0]);
+    let rows_each = outputs.div_ceil(available_parallelism().map_or(1, NonZero::get));
+    scope(|scope| {
+        for (values, b) in values.chunks_mut(rows_each * inputs).zip(b.values.chunks(rows_each * r)) {
+            scope.spawn(move || {
+                for first in (0..inputs).step_by(COLUMNS) {
+                    let columns = first..(first + COLUMNS).min(inputs);
+                    for (row, b) in values.chunks_mut(inputs).zip(b.chunks(r)) {
+                        let row = &mut row[columns.clone()];
+                        for (factor, a) in b.iter().zip(a.values.chunks(inputs)) {
+                            let factor = factor * scale;
+                            row.iter_mut().zip(&a[columns.clone()]).for_each(|(sum, a)| *sum += factor * a);
+                        }
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// Test vectors of this width: cosines, each of another frequency, with values of every size and sign.
+fn probes(width: usize) -> Vec<Vec<f64>> {
+    let probe = |index: usize| {
+        let frequency = 0.37 + 1.13 * index as f64;
+        (0..width).map(|at| (frequency * (at as f64 + 1.0).powf(1.1)).cos()).collect()
+    };
+    (0..PROBES).map(probe).collect()
+}
+
+/// `W x` of each vector, in f64, rows on all processors: `[row][vector]`.
+fn product(values: &[f32], shape: &[usize], x: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    let rows_each = shape[0].div_ceil(available_parallelism().map_or(1, NonZero::get));
+    let of_rows = |rows: &[f32]| -> Vec<Vec<f64>> {
+        rows.chunks(shape[1]).map(|row| x.iter().map(|x| dot(row, x)).collect()).collect()
+    };
+    let of_rows = &of_rows;
+    scope(|scope| {
+        let parts = values.chunks(rows_each * shape[1]);
+        let workers: Vec<_> = parts.map(|rows| scope.spawn(move || of_rows(rows))).collect();
+        workers.into_iter().flat_map(|worker| worker.join().expect("a product of numbers does not panic")).collect()
+    })
+}
+
+/// With eight sums, so that they can be computed at once.
+fn dot(a: &[f32], b: &[f64]) -> f64 {
+    let mut sums = [0.0; 8];
+    for (a, b) in a.chunks(8).zip(b.chunks(8)) {
+        for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
+            *sum += f64::from(*a) * b;
+        }
+    }
+    sums.iter().sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{read_to_string, write};
+
+    use tempfile::{TempDir, tempdir};
+
+    use super::*;
+    use crate::peft::{LoraConfig, TargetModules, write_adapter};
+    use crate::test_config::{shapes, tiny};
+
+    /// Values of every size that half formats have to round.
+    fn values(name: &str, count: usize, size: f32) -> Vec<f32> {
+        let seed = name.bytes().fold(1_u32, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
+        (0..count).map(|at| size * (0.7 * at as f32 + seed as f32 % 91.0).sin()).collect()
+    }
+
+    /// A base and an adapter of every projection, whose contribution has this size.
+    fn folders(dtype: SavedDtype, size: f32) -> TempDir {
+        let temp = tempdir().unwrap();
+        let config = tiny(&[]).unwrap();
+        let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
+        let count = |shape: &[usize]| shape.iter().product::<usize>();
+        let fetch = |name: &str| Ok(Fetched::Values(values(name, count(&shapes[name]), 0.5)));
+        write_hf_folder(&temp.path().join("base"), &config, dtype, None, fetch).unwrap();
+        let lora = LoraConfig {
+            r: 4,
+            lora_alpha: 8.0,
+            use_rslora: false,
+            target_modules: TargetModules::AllLinear,
+            base_model_name_or_path: None,
+        };
+        let tensors = config.spec.adapter_tensors(&lora).unwrap().into_iter().map(|tensor| {
+            let values = values(&tensor.name, count(&tensor.shape), size);
+            (tensor.name, TensorF32 { shape: tensor.shape, values })
+        });
+        write_adapter(&temp.path().join("adapter"), &lora, &tensors.collect()).unwrap();
+        temp
+    }
+
+    fn merged(
+        folder: &Path,
+        dtype: Option<SavedDtype>,
+        requantized: Option<QuantFormat>,
+    ) -> Result<MergeReport, ModelError> {
+        let (model, adapter) = (folder.join("base"), folder.join("adapter"));
+        let companions = Companions { from: model.clone(), chat_template: None, chat_settings: Default::default() };
+        let merge = Merge { model: &model, adapter: &adapter, requantized, dtype, companions };
+        merge_adapter(&merge, &folder.join("merged"))
+    }
+
+    #[test]
+    fn a_merged_folder_computes_what_base_and_adapter_do_and_keeps_all_other_bytes() {
+        for dtype in [SavedDtype::F32, SavedDtype::Bf16, SavedDtype::F16] {
+            let temp = folders(dtype, 0.1);
+            let report = merged(temp.path(), None, None).unwrap();
+            assert_eq!((report.modules, report.dtype), (14, dtype));
+            assert!(report.largest_error < dtype.merge_bound() / 2.0, "{report:?}");
+            let [base, merged] = ["base", "merged"].map(|name| HfFolder::open(&temp.path().join(name)).unwrap());
+            for name in base.names() {
+                let is_adapted = name.contains("_proj");
+                assert_eq!(base.read(name).unwrap() == merged.read(name).unwrap(), !is_adapted, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_rounding_takes_of_a_small_adapter_is_reported() {
+        let lost = |size, dtype| {
+            let temp = folders(SavedDtype::Bf16, size);
+            merged(temp.path(), Some(dtype), None).unwrap().lost_of_adapter
+        };
+        assert!(lost(0.1, SavedDtype::Bf16) < 0.1);
+        assert!(lost(0.01, SavedDtype::Bf16) > 0.5, "far below a rounding step of the weights");
+        assert!(lost(0.01, SavedDtype::F32) < 1e-3);
+    }
+
+    #[test]
+    fn a_merge_into_dequantized_weights_is_one_into_what_qlora_trained_on() {
+        let temp = folders(SavedDtype::F32, 0.1);
+        let format = QuantFormat::Nf4 { double_quant: true };
+        merged(temp.path(), None, Some(format)).unwrap();
+        let [base, merged] = ["base", "merged"].map(|name| HfFolder::open(&temp.path().join(name)).unwrap());
+        let (name, shape) = ("model.layers.0.self_attn.o_proj.weight", [8, 8]);
+        let dequantized = format.quantize(&base.read_f32(name, &shape).unwrap(), &shape).unwrap().dequantize();
+        let (_, tensors) = read_adapter(&temp.path().join("adapter")).unwrap();
+        let (a, b) = lora_tensor_names("model.layers.0.self_attn.o_proj");
+        let mut expected = dequantized;
+        add_product(&mut expected, &tensors[&a], &tensors[&b], 2.0);
+        assert_eq!(merged.read_f32(name, &shape).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_before_anything_is_written() {
+        let temp = folders(SavedDtype::F32, 0.1);
+        let path = temp.path().join("base/config.json");
+        let text = read_to_string(&path).unwrap();
+        write(path, text.replace("\"intermediate_size\": 12", "\"intermediate_size\": 16")).unwrap();
+        assert!(merged(temp.path(), None, None).is_err());
+        assert!(!temp.path().join("merged").exists());
+    }
+}

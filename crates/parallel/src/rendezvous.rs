@@ -1,0 +1,250 @@
+//! How ranks find each other: rank 0 listens on the master's address until all others have come, then the job begins for all at once.
+//!
+//! A connection must prove to know the job's token; anything else is refused, noted and otherwise ignored, so a port scan or a rank
+//! of another job does no harm. Rank 0 listens on that address alone, and stops once all ranks are there.
+//! Trade-off: ranks cannot join later, and a rank that is gone is not replaced.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use firebrick_kernels::Communicator;
+
+use crate::error::ParallelError;
+use crate::handshake::{self, Candidate, Claim, Failure, PATIENCE};
+use crate::links::Links;
+use crate::placement::Placement;
+use crate::socket::SocketTransport;
+use crate::wire::{self, Message};
+
+/// Time between two looks for a connection, and between two attempts to connect.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Connections that may be in their handshake at a time; more wait in the system's queue.
+const MAX_AT_ONCE: usize = 64;
+/// Refusals that are remembered for a message.
+const MAX_REFUSALS: usize = 5;
+/// The operation of the message with which the job begins.
+const BEGIN: &str = "begin";
+
+/// Waits for all ranks of the job, and connects them.
+///
+/// # Errors
+/// [`ParallelError::Listen`] or [`ParallelError::Missing`] on rank 0; [`ParallelError::Unreachable`] or [`ParallelError::Refused`] on
+/// the others.
+pub(crate) fn join(placement: &Placement) -> Result<Communicator, ParallelError> {
+    let &Placement { rank, world_size, .. } = placement;
+    let connections = if rank == 0 { gather(placement)? } else { vec![(0, reach(placement)?)] };
+    let links = Links::start(connections).map_err(|error| placement.listen_error(&error))?;
+    Ok(Communicator::new(rank, world_size, Arc::new(SocketTransport::new(rank, world_size, links))))
+}
+
+impl Placement {
+    fn listen_error(&self, error: &io::Error) -> ParallelError {
+        ParallelError::Listen { address: self.master(), problem: error.to_string() }
+    }
+
+    fn refused(&self, reason: String) -> ParallelError {
+        ParallelError::Refused { rank: self.rank, address: self.master(), reason }
+    }
+}
+
+/// On rank 0: listens until every other rank has come.
+fn gather(placement: &Placement) -> Result<Vec<(usize, TcpStream)>, ParallelError> {
+    let listener = TcpListener::bind((placement.master_host.as_str(), placement.master_port));
+    let listener = listener.map_err(|error| placement.listen_error(&error))?;
+    listener.set_nonblocking(true).map_err(|error| placement.listen_error(&error))?;
+    let mut hall = Hall::new(placement);
+    let deadline = Instant::now() + placement.timeout;
+    while hall.joined.len() + 1 < placement.world_size {
+        if Instant::now() >= deadline {
+            return Err(hall.dismiss());
+        }
+        match listener.accept() {
+            Ok((stream, address)) => hall.receive(stream, address.ip().to_string()),
+            // Nothing to accept, or a connection that ended before it was accepted.
+            Err(_) => thread::sleep(PAUSE),
+        }
+        hall.settle();
+    }
+    hall.begin()
+}
+
+/// Where ranks wait on rank 0 until all have come.
+struct Hall<'a> {
+    placement: &'a Placement,
+    joined: BTreeMap<usize, TcpStream>,
+    refusals: Arc<Mutex<Vec<String>>>,
+    at_once: Arc<AtomicUsize>,
+    candidates: (Sender<Candidate>, Receiver<Candidate>),
+}
+
+impl<'a> Hall<'a> {
+    fn new(placement: &'a Placement) -> Self {
+        Self {
+            placement,
+            joined: BTreeMap::new(),
+            refusals: Arc::default(),
+            at_once: Arc::default(),
+            candidates: channel(),
+        }
+    }
+
+    /// Starts a handshake on a thread of its own, so that a silent connection does not keep others waiting.
+    fn receive(&self, stream: TcpStream, address: String) {
+        while self.at_once.load(Ordering::Acquire) >= MAX_AT_ONCE {
+            thread::sleep(PAUSE);
+        }
+        self.at_once.fetch_add(1, Ordering::AcqRel);
+        let (token, refusals, at_once) = (self.placement.token.clone(), self.refusals.clone(), self.at_once.clone());
+        let sender = self.candidates.0.clone();
+        let work = move || {
+            match handshake::receive(stream, &token) {
+                // Rank 0 may have stopped waiting.
+                Ok(candidate) => drop(sender.send(candidate)),
+                Err(Failure::Refused(reason)) => refuse(&refusals, &address, &reason),
+                Err(Failure::Connection(error)) => refuse(&refusals, &address, &error.to_string()),
+            }
+            at_once.fetch_sub(1, Ordering::AcqRel);
+        };
+        // A system without a free thread: the rank tries again.
+        if thread::Builder::new().name("handshake".to_owned()).spawn(work).is_err() {
+            self.at_once.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Accepts the ranks whose handshake is done.
+    fn settle(&mut self) {
+        while let Ok(candidate) = self.candidates.1.try_recv() {
+            let Claim { rank, world_size } = candidate.claim;
+            let verdict = self.verdict(candidate.claim);
+            if let Err(reason) = &verdict {
+                let address = candidate.stream.peer_addr().map_or_else(|_| "a rank".to_owned(), |a| a.ip().to_string());
+                refuse(&self.refusals, &address, &format!("rank {rank} of {world_size}: {reason}"));
+            }
+            let answered = candidate.answer(&self.placement.token, verdict.as_ref().copied().map_err(String::as_str));
+            if let (Ok(()), Ok(stream)) = (verdict, answered) {
+                self.joined.insert(rank, stream);
+            }
+        }
+    }
+
+    fn verdict(&self, claim: Claim) -> Result<(), String> {
+        let Claim { rank, world_size } = claim;
+        let expected = self.placement.world_size;
+        if world_size != expected || rank == 0 || rank >= expected {
+            return Err(format!(
+                "it says it is rank {rank} of {world_size}, and rank 0 waits for ranks 1 to {} of {expected}",
+                expected - 1
+            ));
+        }
+        match self.joined.get(&rank) {
+            Some(other) if is_open(other) => Err(format!("there is another process that is rank {rank}")),
+            _ => Ok(()),
+        }
+    }
+
+    /// All ranks are there.
+    fn begin(self) -> Result<Vec<(usize, TcpStream)>, ParallelError> {
+        let joined = self.joined.into_iter().map(|(rank, mut stream)| {
+            // A rank that is gone by now is noticed by its first exchange.
+            let _ = wire::write(&mut stream, &Message::Part { operation: BEGIN.to_owned(), bytes: Vec::new() });
+            (rank, stream)
+        });
+        Ok(joined.collect())
+    }
+
+    /// Time is over: says so to those that came.
+    fn dismiss(self) -> ParallelError {
+        let Placement { world_size, timeout, .. } = *self.placement;
+        let missing: Vec<usize> = (1..world_size).filter(|rank| !self.joined.contains_key(rank)).collect();
+        let refusals = std::mem::take(&mut *self.refusals.lock().unwrap_or_else(PoisonError::into_inner));
+        let refused = match refusals.is_empty() {
+            true => String::new(),
+            false => format!("connections were refused ({}); ", refusals.join("; ")),
+        };
+        let address = self.placement.master();
+        let error =
+            ParallelError::Missing { missing: in_words(&missing), world_size, address, waited: timeout, refused };
+        for mut stream in self.joined.into_values() {
+            // It may be gone by now.
+            let _ = wire::write(&mut stream, &Message::Failed(error.to_string()));
+        }
+        error
+    }
+}
+
+/// Notes a refusal, for the user to read if a rank is missing in the end.
+fn refuse(refusals: &Mutex<Vec<String>>, address: &str, reason: &str) {
+    tracing::warn!("rendezvous: a connection from {address} was refused: {reason}");
+    let mut refusals = refusals.lock().unwrap_or_else(PoisonError::into_inner);
+    let text = format!("{address}: {reason}");
+    if refusals.len() < MAX_REFUSALS && !refusals.contains(&text) {
+        refusals.push(text);
+    }
+}
+
+/// Whether the other side has not closed the connection. It sends nothing while it waits.
+fn is_open(stream: &TcpStream) -> bool {
+    let looked = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
+    let is_open = matches!(looked, Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+    is_open && stream.set_nonblocking(false).is_ok()
+}
+
+/// `rank 3` or `ranks 1, 2 and 5`.
+fn in_words(ranks: &[usize]) -> String {
+    let numbers: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+    match numbers.as_slice() {
+        [one] => format!("rank {one}"),
+        [first @ .., last] => format!("ranks {} and {last}", first.join(", ")),
+        [] => "no rank".to_owned(),
+    }
+}
+
+/// On another rank: reaches rank 0, which may start later, and waits until the job begins.
+fn reach(placement: &Placement) -> Result<TcpStream, ParallelError> {
+    let started = Instant::now();
+    let mut problem = "nothing listens there".to_owned();
+    while started.elapsed() < placement.timeout {
+        match connect(placement, started) {
+            Ok(stream) => return wait_for_begin(placement, stream),
+            Err(Failure::Refused(reason)) => return Err(placement.refused(reason)),
+            Err(Failure::Connection(error)) => problem = error.to_string(),
+        }
+        thread::sleep(PAUSE * 5);
+    }
+    let (rank, address, waited) = (placement.rank, placement.master(), placement.timeout);
+    Err(ParallelError::Unreachable { rank, address, waited, problem })
+}
+
+fn connect(placement: &Placement, started: Instant) -> Result<TcpStream, Failure> {
+    // Resolved every time: the name of a container that starts later is not known at first.
+    let addresses = (placement.master_host.as_str(), placement.master_port).to_socket_addrs()?;
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name of the host has no address");
+    for address in addresses {
+        let left = placement.timeout.saturating_sub(started.elapsed()).clamp(PAUSE, PATIENCE);
+        match TcpStream::connect_timeout(&address, left) {
+            Ok(stream) => {
+                let claim = Claim { rank: placement.rank, world_size: placement.world_size };
+                return handshake::present(stream, &placement.token, claim);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last.into())
+}
+
+/// Waits for the other ranks, for as long as rank 0 waits for them.
+fn wait_for_begin(placement: &Placement, mut stream: TcpStream) -> Result<TcpStream, ParallelError> {
+    let wait = stream.set_read_timeout(Some(placement.timeout + 2 * PATIENCE)).and_then(|()| wire::read(&mut stream));
+    match wait {
+        Ok(Message::Part { operation, .. }) if operation == BEGIN => Ok(stream),
+        Ok(Message::Failed(problem)) => Err(placement.refused(problem)),
+        Ok(_) => Err(placement.refused("rank 0 sent something else than the beginning of the job".to_owned())),
+        Err(error) => Err(placement.refused(format!("rank 0 left while the other ranks were waited for ({error})"))),
+    }
+}

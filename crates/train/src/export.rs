@@ -1,0 +1,115 @@
+//! `export`: what a run made, in the form that other programs take: an adapter merged into its base.
+//!
+//! Trade-off: the number format of the base is kept unless another is asked for, so a small adapter may lose part of itself to rounding;
+//! the command says how much.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use firebrick_model::{Companions, Merge, MergeReport, SavedDtype, merge_adapter};
+use firebrick_precision::QuantFormat;
+
+use crate::error::RunError;
+use crate::run::chat_settings;
+
+/// Share of the adapter lost to rounding that is worth a warning.
+const NOTEWORTHY_LOSS: f64 = 0.05;
+
+/// The options of `export`.
+#[derive(Args, Clone, Debug)]
+pub struct ExportOptions {
+    /// Merge the adapter into the model and write a model folder.
+    #[arg(long, required = true)]
+    pub merge: bool,
+    /// Model folder: the base that the adapter was trained on.
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// Adapter folder, ours or PEFT's.
+    #[arg(long, value_name = "DIR")]
+    pub adapter: PathBuf,
+    /// Folder to write; it must be new or empty.
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Number format of the merged weights; without it, the base's.
+    #[arg(long, value_name = "FORMAT")]
+    pub dtype: Option<ExportDtype>,
+    /// Which weights the adapter is added to.
+    #[arg(long, value_enum, default_value_t = MergeBase::Stored)]
+    pub base: MergeBase,
+}
+
+/// Which weights an adapter is added to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MergeBase {
+    /// Those of the model folder.
+    Stored,
+    /// Those that QLoRA trained on: quantized to NF4 with double quantization and back.
+    Dequantized,
+}
+
+/// Number formats of a merged model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExportDtype {
+    /// float32
+    #[value(alias = "fp32", alias = "f32")]
+    Float32,
+    /// bfloat16
+    #[value(alias = "bf16")]
+    Bfloat16,
+    /// float16
+    #[value(alias = "fp16", alias = "f16")]
+    Float16,
+}
+
+impl From<ExportDtype> for SavedDtype {
+    fn from(dtype: ExportDtype) -> Self {
+        match dtype {
+            ExportDtype::Float32 => Self::F32,
+            ExportDtype::Bfloat16 => Self::Bf16,
+            ExportDtype::Float16 => Self::F16,
+        }
+    }
+}
+
+/// Does what the options ask for; returns what to tell the user.
+///
+/// # Errors
+/// Folders that cannot be read, do not fit each other, or cannot be written.
+pub fn export(options: &ExportOptions) -> Result<String, RunError> {
+    let template = options.adapter.join("chat_template.jinja");
+    let chat_template = match template.is_file() {
+        true => Some(firebrick_arch::json::read_text(&template)?),
+        false => None,
+    };
+    let merge = Merge {
+        model: &options.model,
+        adapter: &options.adapter,
+        requantized: (options.base == MergeBase::Dequantized).then_some(QuantFormat::Nf4 { double_quant: true }),
+        dtype: options.dtype.map(SavedDtype::from),
+        companions: Companions {
+            from: options.model.clone(),
+            chat_template,
+            chat_settings: chat_settings::to_json(&chat_settings::read(&options.adapter)?),
+        },
+    };
+    let report = merge_adapter(&merge, &options.out)?;
+    Ok(text(options, &report))
+}
+
+fn text(options: &ExportOptions, report: &MergeReport) -> String {
+    let MergeReport { modules, largest_error, lost_of_adapter, dtype } = *report;
+    let mut text = format!(
+        "merged {modules} modules into {}, {}; read again, its outputs are within {largest_error:.0e} of those of base and adapter",
+        options.out.display(),
+        dtype.name()
+    );
+    if lost_of_adapter > NOTEWORTHY_LOSS {
+        text += &format!(
+            "\nnote: rounding to {} adds noise of {:.0} % of what the adapter contributes. To keep all of it, use the adapter next to its \
+             base, or merge with --dtype float32",
+            dtype.name(),
+            100.0 * lost_of_adapter
+        );
+    }
+    text
+}

@@ -1,0 +1,217 @@
+//! What the ranks of a run settle with each other: what they are about to do, where they start, and that their weights are the same.
+//!
+//! Rank 0 decides what only one can decide: the date of the run, its folder, the checkpoint to continue from. With one rank all of this
+//! is nothing.
+//! Trade-off: a resumed run reads its checkpoint on every rank, so all machines see it under the same path.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::exit;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use firebrick_kernels::{CommError, Kernels};
+use firebrick_model::Decoder;
+use firebrick_parallel::{Facts, ParallelError, Ranks};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use crate::config::RunConfig;
+use crate::error::RunError;
+use crate::plan::Plan;
+use crate::run::prepare::{Prepared, now};
+use crate::state::checkpoint::{RunState, read_state};
+use crate::state::resume_point::{ResumeFrom, ResumePoint};
+use crate::state::run_folder::RunFolder;
+
+/// How long a rank may take to end by itself once another one is lost.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Keys of a recipe that name places, which may differ between machines: what lies there is compared.
+const PLACES: [&str; 7] = ["model", "output_dir", "path", "eval_path", "cache", "init_from", "chat_template"];
+
+/// Where rank 0 starts, for the others.
+#[derive(Debug, Serialize, Deserialize)]
+struct SharedStart {
+    date: i64,
+    /// Run folder, its name, and the checkpoint.
+    resumed: Option<(PathBuf, String, PathBuf)>,
+}
+
+/// The date of the run and the checkpoint that it continues from, as rank 0 finds them.
+///
+/// # Errors
+/// As [`ResumePoint::open`]; a checkpoint that this rank cannot see; a rank is gone.
+pub(super) fn start_of(
+    ranks: &Ranks,
+    config: &RunConfig,
+    resume: Option<&ResumeFrom>,
+) -> Result<(i64, Option<ResumePoint>), RunError> {
+    if ranks.is_main() {
+        let open = |from: &ResumeFrom| ResumePoint::open(from, config.output_dir.as_ref(), &config.name);
+        let point = resume.map(open).transpose()?;
+        let date = point.as_ref().map_or_else(now, |point| point.state.date);
+        let place = |point: &ResumePoint| -> Result<_, RunError> {
+            let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            let folder = absolute(&point.folder.path().to_path_buf());
+            Ok((folder, point.folder.name().to_owned(), absolute(&point.checkpoint)))
+        };
+        let shared = SharedStart { date, resumed: point.as_ref().map(place).transpose()? };
+        share(ranks, "start", Some(&shared))?;
+        return Ok((date, point));
+    }
+    let SharedStart { date, resumed } = share(ranks, "start", None)?;
+    let point = resumed.map(|(folder, name, checkpoint)| -> Result<ResumePoint, RunError> {
+        let state: RunState = read_state(&checkpoint)?;
+        let folder = RunFolder::of_main_rank(folder, name);
+        Ok(ResumePoint { folder, checkpoint, state, notes: Vec::new() })
+    });
+    Ok((date, point.transpose()?))
+}
+
+/// The folder of a new run: created on rank 0.
+///
+/// # Errors
+/// As [`RunFolder::create`]; a rank is gone.
+pub(super) fn new_folder(ranks: &Ranks, plan: &Plan) -> Result<RunFolder, RunError> {
+    if ranks.is_main() {
+        let folder = RunFolder::create(&plan.output_dir.value, &plan.name.value)?;
+        share(ranks, "folder", Some(&(folder.path().to_owned(), folder.name().to_owned())))?;
+        return Ok(folder);
+    }
+    let (path, name) = share(ranks, "folder", None)?;
+    Ok(RunFolder::of_main_rank(path, name))
+}
+
+/// A value of rank 0, on all ranks.
+fn share<T: Serialize + for<'a> Deserialize<'a>>(
+    ranks: &Ranks,
+    operation: &'static str,
+    value: Option<&T>,
+) -> Result<T, RunError> {
+    let bytes = serde_json::to_vec(&value).expect("a value of plain fields is expressible as JSON");
+    let bytes = ranks.from_main(operation, bytes)?;
+    let read = serde_json::from_slice::<Option<T>>(&bytes).ok().flatten();
+    read.ok_or_else(|| {
+        let (world_size, problem) = (ranks.world_size(), "rank 0 sent something else".to_owned());
+        ParallelError::from(CommError::Lost { rank: ranks.rank(), world_size, operation, problem }).into()
+    })
+}
+
+/// Prepares a run: first on one rank of each machine, so that the others find its tokens in the cache.
+///
+/// # Errors
+/// Those of `prepare`; a rank is gone.
+pub(super) fn prepare_in_turn(
+    ranks: &Ranks,
+    prepare: impl FnOnce() -> Result<Prepared, RunError>,
+) -> Result<Prepared, RunError> {
+    if ranks.local_rank() == 0 {
+        let prepared = prepare()?;
+        ranks.barrier()?;
+        return Ok(prepared);
+    }
+    ranks.barrier()?;
+    prepare()
+}
+
+/// Refuses ranks that run another program or another recipe.
+///
+/// # Errors
+/// [`ParallelError::Differs`]; a rank is gone.
+pub(super) fn agree_on_recipe(ranks: &Ranks, config: &RunConfig) -> Result<(), RunError> {
+    if ranks.world_size() == 1 {
+        return Ok(());
+    }
+    let mut facts = Facts::default();
+    facts.add("program", program());
+    let recipe: toml::Table = config.to_toml().parse().expect("a recipe that was written is well formed");
+    add_keys(&mut facts, "", &toml::Value::Table(recipe));
+    Ok(ranks.agree(&facts)?)
+}
+
+/// Version and content of the program.
+fn program() -> String {
+    let content = std::env::current_exe().and_then(std::fs::read).map_or(0, |bytes| xxh3_64(&bytes));
+    format!("{} {} {content:016x}", env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"))
+}
+
+/// Adds each key of a recipe below `prefix` with its value.
+fn add_keys(facts: &mut Facts, prefix: &str, value: &toml::Value) {
+    match value {
+        toml::Value::Table(table) => {
+            for (key, value) in table.iter().filter(|(key, _)| !PLACES.contains(&key.as_str())) {
+                let name = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+                add_keys(facts, &name, value);
+            }
+        }
+        toml::Value::Array(values) => {
+            for (index, value) in values.iter().enumerate() {
+                add_keys(facts, &format!("{prefix}[{index}]"), value);
+            }
+        }
+        other => facts.add(prefix, other),
+    }
+}
+
+/// Refuses ranks that have other data, another plan or another model config.
+///
+/// # Errors
+/// [`ParallelError::Differs`]; a rank is gone.
+pub(super) fn agree_on_data(ranks: &Ranks, prepared: &Prepared) -> Result<(), RunError> {
+    let Prepared { plan, model_config, train, .. } = prepared;
+    let mut facts = Facts::default();
+    facts.add("backend", plan.backend.value);
+    facts.add("compute", plan.compute.value);
+    facts.add("data", format!("rows {:016x}", train.fingerprint()));
+    facts.add("steps", plan.steps.value);
+    facts.add("model config", format!("{:016x}", xxh3_64(format!("{model_config:?}").as_bytes())));
+    facts.add("held-out data", prepared.evaluation.fingerprint());
+    Ok(ranks.agree(&facts)?)
+}
+
+/// Refuses ranks that read another base, and gives all of them the trained weights of rank 0 where they differ by a bit.
+///
+/// # Errors
+/// [`ParallelError::Differs`]; a rank is gone.
+pub(super) fn agree_on_weights<B: Kernels>(ranks: &Ranks, model: &mut Decoder<B>) -> Result<(), RunError> {
+    if ranks.world_size() == 1 {
+        return Ok(());
+    }
+    let mut facts = Facts::default();
+    facts.add("model", model.base_hash().map_or("random weights".to_owned(), |hash| format!("weights {hash:016x}")));
+    ranks.agree(&facts)?;
+    let sums = ranks.all_gather_numbers("weights", [checksum(model)])?;
+    if sums.iter().all(|sum| *sum == sums[0]) {
+        return Ok(());
+    }
+    ranks.broadcast_parameters(model.parameters_mut())?;
+    let mut facts = Facts::default();
+    facts.add("the sum of the trained weights", format!("{:016x}", checksum(model)));
+    Ok(ranks.agree(&facts)?)
+}
+
+/// A hash of all trained weights with their names.
+fn checksum<B: Kernels>(model: &Decoder<B>) -> u64 {
+    let mut hash = Xxh3::new();
+    for parameter in model.parameters() {
+        hash.update(parameter.name.as_bytes());
+        hash.update(parameter.value.to_data().as_bytes());
+    }
+    hash.digest()
+}
+
+/// From now on this process ends when another rank is lost, even if it does not notice, because it waits for a device or computes for
+/// long. A save that is under way is finished; others are complete, because saves are atomic.
+pub(crate) fn end_when_lost(ranks: &Ranks, is_saving: Arc<AtomicBool>) {
+    ranks.when_lost(move |problem| {
+        let lost = Instant::now();
+        while lost.elapsed() < GRACE || is_saving.load(Ordering::Relaxed) {
+            sleep(Duration::from_millis(50));
+        }
+        let _ = writeln!(std::io::stderr(), "error: {problem}; this rank did not end by itself and is ended");
+        exit(1);
+    });
+}

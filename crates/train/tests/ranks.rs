@@ -1,0 +1,385 @@
+//! Training on several ranks, each a process of its own as users start them: the same losses and weights as one rank, and one clear end
+//! when something is wrong with one of them.
+//!
+//! Trade-off: all ranks are on one machine, and compute on its CPU.
+#![cfg(all(unix, feature = "flex"))]
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use firebrick_parallel::supervisor::free_port;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Longest wait for anything.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Of a lost rank to the end of all others.
+const END: Duration = Duration::from_secs(30);
+/// What losses and weights may differ by.
+const TOLERANCE: f64 = 1e-6;
+/// LoRA, and every weight of a model whose head is its embedding.
+const KINDS: [&[&str]; 2] =
+    [&["lora={r=4,alpha=8}", "train.learning_rate=1e-3"], &["mode=full", "model='{fixtures}/tiny-qwen2'"]];
+const LORA: &[&str] = KINDS[0];
+
+/// A folder with a recipe of six steps.
+struct Place {
+    folder: TempDir,
+    fixtures: String,
+}
+
+impl Place {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").canonicalize().unwrap();
+        let fixtures = fixtures.display().to_string();
+        let recipe = format!(
+            "name='run'\nbackend='flex'\nmodel='{fixtures}/tiny-llama'\nmax_seq_len=64\nseed=7\n[data]\n\
+             path='{fixtures}/data/chat-tiny.jsonl'\neval_fraction=0.2\n[train]\nsteps=6\nwarmup_steps=1\nmicro_batch_size=1\n\
+             [eval]\nevery_steps=2\nexact_match_prompts=3\nmax_new_tokens=4\n[checkpoint]\nevery_steps=3\nkeep=9\n"
+        );
+        fs::write(folder.path().join("recipe.toml"), recipe).unwrap();
+        Self { folder, fixtures }
+    }
+
+    fn program(&self, changes: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_train"));
+        command.current_dir(self.folder.path()).env_remove("FIREBRICK_CALLED_AS").env("RAYON_NUM_THREADS", "1");
+        command.args(["train", "--config", "recipe.toml"]);
+        for change in changes {
+            command.args(["--set", &change.replace("{fixtures}", &self.fixtures)]);
+        }
+        command
+    }
+
+    /// Starts one rank as a launcher does.
+    fn rank(&self, job: &Job, rank: usize, changes: &[&str]) -> Running {
+        let mut command = self.program(changes);
+        let log = self.folder.path().join(format!("log-{rank}"));
+        command.envs(job.variables(rank)).stdin(Stdio::null());
+        command.stdout(File::create(log.with_extension("out")).unwrap()).stderr(File::create(&log).unwrap());
+        Running { child: command.spawn().unwrap(), log }
+    }
+
+    fn run(&self, name: &str) -> PathBuf {
+        self.folder.path().join("runs").join(name)
+    }
+}
+
+/// What the ranks of a job share.
+struct Job {
+    world_size: usize,
+    port: u16,
+    token: &'static str,
+    timeout: u64,
+}
+
+impl Job {
+    fn new(world_size: usize) -> Self {
+        Self { world_size, port: free_port().unwrap(), token: "the secret of a test", timeout: 30 }
+    }
+
+    fn variables(&self, rank: usize) -> Vec<(&'static str, String)> {
+        let (rank, world_size) = (rank.to_string(), self.world_size.to_string());
+        let master = ("127.0.0.1".to_owned(), self.port.to_string());
+        vec![
+            ("RANK", rank.clone()),
+            ("WORLD_SIZE", world_size.clone()),
+            ("LOCAL_RANK", rank),
+            ("LOCAL_WORLD_SIZE", world_size),
+            ("MASTER_ADDR", master.0),
+            ("MASTER_PORT", master.1),
+            ("FIREBRICK_JOB_TOKEN", self.token.to_owned()),
+            ("FIREBRICK_RENDEZVOUS_TIMEOUT", self.timeout.to_string()),
+        ]
+    }
+}
+
+/// A rank that was started. It does not outlive its test.
+struct Running {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Running {
+    /// Waits for the end: its status, and what it printed on standard error.
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut status = None;
+        wait(|| {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        (status.unwrap().code(), fs::read_to_string(&self.log).unwrap())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn wait(mut is_over: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !is_over() {
+        assert!(started.elapsed() < PATIENCE, "nothing happens");
+        sleep(Duration::from_millis(20));
+    }
+}
+
+fn wait_for_step(run: &Path, step: u64) {
+    let metrics = run.join("metrics.jsonl");
+    wait(|| fs::read_to_string(&metrics).is_ok_and(|text| text.contains(&format!("\"step\":{step},"))));
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn succeeded(output: &Output) -> String {
+    let printed = text(&output.stdout) + &text(&output.stderr);
+    assert!(output.status.success(), "{printed}");
+    printed
+}
+
+/// Losses, norms and evaluations by step.
+fn numbers(run: &Path) -> Vec<(u64, String, f64)> {
+    let lines = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let keys = ["loss", "grad_norm", "loss_tokens", "learning_rate", "eval_loss", "token_accuracy", "exact_match"];
+    let of_line = |line: &str| {
+        let line: Value = serde_json::from_str(line).unwrap();
+        let step = line["step"].as_u64().unwrap();
+        let of_key = |key: &&str| Some((step, (*key).to_owned(), line.get(*key)?.as_f64()?));
+        keys.iter().filter_map(of_key).collect::<Vec<_>>()
+    };
+    lines.lines().flat_map(of_line).collect()
+}
+
+/// Every f32 tensor of a checkpoint: trained weights and the optimizer's state.
+fn tensors(checkpoint: &Path) -> BTreeMap<String, Vec<f32>> {
+    let mut all = BTreeMap::new();
+    for file in ["adapter/adapter_model.safetensors", "model/model.safetensors", "optimizer.safetensors"] {
+        let Ok(bytes) = fs::read(checkpoint.join(file)) else { continue };
+        for (name, view) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
+            assert_eq!(view.dtype(), Dtype::F32);
+            let values = view.data().chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
+            all.insert(format!("{file} {name}"), values.collect());
+        }
+    }
+    assert!(!all.is_empty(), "{} has no tensors", checkpoint.display());
+    all
+}
+
+fn assert_same_tensors(found: &Path, expected: &Path) {
+    let (found, expected) = (tensors(found), tensors(expected));
+    assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+    for (name, values) in expected {
+        let pairs = values.iter().zip(&found[&name]);
+        let largest = pairs.map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
+        assert!(largest <= TOLERANCE, "{name} differs by {largest:e}");
+    }
+}
+
+fn assert_same_numbers(found: &[(u64, String, f64)], expected: &[(u64, String, f64)]) {
+    assert_eq!(found.len(), expected.len());
+    for ((step, key, value), (expected_step, expected_key, expected)) in found.iter().zip(expected) {
+        assert_eq!((step, key), (expected_step, expected_key));
+        assert!(
+            (value - expected).abs() <= TOLERANCE * expected.abs().max(1.0),
+            "step {step}: {key} {value}, {expected}"
+        );
+    }
+}
+
+#[test]
+fn ranks_times_accumulation_equals_one_rank_with_all_of_it() {
+    for kind in KINDS {
+        let here = Place::new();
+        let one = [kind, &["name='one'", "train.gradient_accumulation=4"]].concat();
+        succeeded(&here.program(&one).output().unwrap());
+        for (ranks, accumulation) in [("2", 2), ("4", 1)] {
+            let (name, accumulation) =
+                (format!("name='ranks-{ranks}'"), format!("train.gradient_accumulation={accumulation}"));
+            let changes = [kind, &[name.as_str(), accumulation.as_str()]].concat();
+            let printed = succeeded(&here.program(&changes).args(["--ranks", ranks]).output().unwrap());
+            assert!(printed.contains(&format!("[rank 0] {ranks} ranks, {ranks} of them here")), "{printed}");
+            let run = here.run(&format!("ranks-{ranks}"));
+            assert_same_numbers(&numbers(&run), &numbers(&here.run("one")));
+            for step in ["checkpoints/step-3", "checkpoints/step-6"] {
+                assert_same_tensors(&run.join(step), &here.run("one").join(step));
+            }
+            assert!(run.join("summary.json").is_file());
+        }
+    }
+}
+
+#[test]
+fn four_ranks_continue_as_two_over_the_same_sequence_of_data() {
+    let here = Place::new();
+    let four = [LORA, &["train.gradient_accumulation=1"]].concat();
+    succeeded(&here.program(&four).args(["--ranks", "4"]).output().unwrap());
+    let (run, whole) = (here.run("run"), here.run("whole"));
+    assert!(Command::new("cp").arg("-r").args([&run, &whole]).status().unwrap().success());
+
+    let two = [LORA, &["train.gradient_accumulation=2"]].concat();
+    let resume = ["--ranks", "2", "--resume", "runs/run/checkpoints/step-3"];
+    let printed = succeeded(&here.program(&two).args(resume).output().unwrap());
+    assert!(printed.contains("ranks 4 -> 2") && printed.contains("resumed after step 3"), "{printed}");
+    assert_same_numbers(&numbers(&run), &numbers(&whole));
+    assert_same_tensors(&run.join("checkpoints/step-6"), &whole.join("checkpoints/step-6"));
+    // Half the rows per step would be another run.
+    let refused = here.program(&four).args(resume).output().unwrap();
+    assert!(!refused.status.success());
+    assert!(
+        text(&refused.stderr).contains("train.gradient_accumulation = 4, now it is 2"),
+        "{}",
+        text(&refused.stderr)
+    );
+}
+
+#[test]
+fn a_killed_rank_ends_the_others_with_the_reason_and_the_last_step_is_saved() {
+    for killed in [1, 0] {
+        let (here, job) = (Place::new(), Job::new(3));
+        let changes = [LORA, &["train.steps=1000000", "checkpoint.every_steps=7", "eval.every_steps=0"]].concat();
+        let mut ranks: Vec<Running> = (0..3).map(|rank| here.rank(&job, rank, &changes)).collect();
+        wait_for_step(&here.run("run"), 12);
+        let started = Instant::now();
+        drop(ranks.remove(killed));
+        for rank in ranks {
+            let (status, log) = rank.end();
+            assert_eq!(status, Some(1), "{log}");
+            assert!(log.contains(&format!("rank {killed} (127.0.0.1) closed its connection")), "{log}");
+            assert!(log.contains("is saved: continue as it was and --resume"), "{log}");
+        }
+        assert!(started.elapsed() < END, "{:?}", started.elapsed());
+        let checkpoints = fs::read_dir(here.run("run").join("checkpoints")).unwrap();
+        let steps: Vec<u64> = checkpoints
+            .filter_map(|entry| entry.unwrap().file_name().to_str()?.strip_prefix("step-")?.parse().ok())
+            .collect();
+        let newest = *steps.iter().max().unwrap();
+        tensors(&here.run("run").join(format!("checkpoints/step-{newest}")));
+        // Rank 0 saves the step that it has; without rank 0, the last checkpoint stands.
+        let printed = fs::read_to_string(here.folder.path().join("log-0.out")).unwrap();
+        assert_eq!(printed.contains(&format!("saved step {newest} before ending")), killed == 1, "{printed}");
+        assert!(newest >= 7 && (killed == 1 || newest.is_multiple_of(7)), "{steps:?}");
+    }
+}
+
+/// Whether a step is finite is decided from sums over all ranks, which are the same bits everywhere.
+#[test]
+fn a_run_that_diverges_ends_on_all_ranks_at_the_same_step() {
+    let (here, job) = (Place::new(), Job::new(3));
+    let changes = [LORA, &["train.learning_rate=1e30", "train.steps=50", "eval.every_steps=0"]].concat();
+    let ranks: Vec<Running> = (0..3).map(|rank| here.rank(&job, rank, &changes)).collect();
+    let ends = ranks.into_iter().map(|rank| {
+        let (status, log) = rank.end();
+        assert_eq!(status, Some(1), "{log}");
+        log.split("error: ").nth(1).unwrap_or_else(|| panic!("no error: {log}")).trim().to_owned()
+    });
+    let ends: Vec<String> = ends.collect();
+    assert!(ends[0].contains("training has diverged") && ends.iter().all(|end| *end == ends[0]), "{ends:?}");
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named() {
+    let (here, job) = (Place::new(), Job { timeout: 1, ..Job::new(3) });
+    let ranks: Vec<Running> = [0, 2].map(|rank| here.rank(&job, rank, LORA)).into();
+    for rank in ranks {
+        let (status, log) = rank.end();
+        assert_eq!(status, Some(1), "{log}");
+        assert!(log.contains("rank 1 of 3 did not come to 127.0.0.1") && log.contains("MASTER_ADDR"), "{log}");
+    }
+    assert!(!here.run("run").exists(), "nothing was to be written");
+}
+
+#[test]
+fn a_rank_with_a_wrong_token_is_refused_and_does_not_end_the_job() {
+    let (here, job) = (Place::new(), Job::new(2));
+    let first = here.rank(&job, 0, LORA);
+    let stranger = Job { token: "the secret of another job", ..Job { port: job.port, ..Job::new(2) } };
+    let (status, log) = here.rank(&stranger, 1, LORA).end();
+    assert_eq!(status, Some(1), "{log}");
+    assert!(log.contains("its FIREBRICK_JOB_TOKEN is not the one of this job"), "{log}");
+    let second = here.rank(&job, 1, LORA);
+    for rank in [first, second] {
+        let (status, log) = rank.end();
+        assert_eq!(status, Some(0), "{log}");
+    }
+    assert!(here.run("run").join("summary.json").is_file());
+}
+
+#[test]
+fn ranks_with_another_recipe_model_or_data_are_refused_before_training() {
+    for (change, expected) in [
+        ("train.learning_rate=2e-3", "rank 1 has train.learning_rate = 0.002, rank 0 has 0.001"),
+        ("model='{fixtures}/tiny-mistral'", "rank 1 has model config = "),
+        ("data.path='{fixtures}/data/text-tiny.jsonl'", "rank 1 has data = rows "),
+    ] {
+        let (here, job) = (Place::new(), Job::new(2));
+        let same = [LORA, &["eval.exact_match_prompts=0"]].concat();
+        let ranks = [here.rank(&job, 0, &same), here.rank(&job, 1, &[&same[..], &[change]].concat())];
+        for rank in ranks {
+            let (status, log) = rank.end();
+            assert_eq!(status, Some(1), "{log}");
+            assert!(log.contains(expected) && log.contains("Nothing was trained"), "{change}: {log}");
+        }
+        assert!(!here.run("run").exists(), "nothing was to be written");
+    }
+}
+
+#[test]
+fn a_signal_reaches_all_ranks_and_the_run_is_saved_and_continues() {
+    let here = Place::new();
+    let changes = [LORA, &["train.steps=1000000", "eval.every_steps=0"]].concat();
+    let log = here.folder.path().join("log");
+    let mut command = here.program(&changes);
+    command.args(["--ranks", "2"]).stdout(File::create(&log).unwrap()).stderr(Stdio::null());
+    let supervisor = Running { child: command.spawn().unwrap(), log };
+    wait_for_step(&here.run("run"), 5);
+    let id = supervisor.child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+    let (status, log) = supervisor.end();
+    assert_eq!(status, Some(130), "{log}");
+    assert!(log.contains("everything is saved. Continue with") && log.contains("--ranks 2 --resume"), "{log}");
+
+    let step: u64 = log.split("stopped after step ").nth(1).unwrap().split(';').next().unwrap().parse().unwrap();
+    let steps = format!("train.steps={}", step + 2);
+    let changes = [LORA, &[steps.as_str(), "eval.every_steps=0"]].concat();
+    let printed = succeeded(&here.program(&changes).args(["--ranks", "2", "--resume"]).output().unwrap());
+    assert!(printed.contains(&format!("resumed after step {step}")), "{printed}");
+}
+
+#[test]
+fn ranks_whose_supervisor_is_killed_save_and_end() {
+    let here = Place::new();
+    let changes = [LORA, &["train.steps=1000000", "eval.every_steps=0", "checkpoint.every_steps=0"]].concat();
+    let mut command = here.program(&changes);
+    command.args(["--ranks", "2"]).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut supervisor = command.spawn().unwrap();
+    let run = here.run("run");
+    wait_for_step(&run, 5);
+    supervisor.kill().unwrap();
+    supervisor.wait().unwrap();
+    wait(|| File::open(run.join("lock")).unwrap().try_lock().is_ok());
+    assert!(fs::read_dir(run.join("checkpoints")).unwrap().next().is_some(), "nothing was saved");
+}
+
+#[test]
+fn a_rank_that_fails_gives_its_reason_to_all() {
+    let (here, job) = (Place::new(), Job::new(2));
+    fs::write(here.folder.path().join("runs"), "a file where the folder of runs should be").unwrap();
+    let ranks = [0, 1].map(|rank| here.rank(&job, rank, LORA));
+    for (rank, running) in ranks.into_iter().enumerate() {
+        let (status, log) = running.end();
+        assert_eq!(status, Some(1), "{log}");
+        assert!(log.contains("cannot write the run folder"), "rank {rank}: {log}");
+        assert!(rank == 0 || log.contains("rank 0 failed"), "{log}");
+    }
+}

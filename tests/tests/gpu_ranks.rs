@@ -1,0 +1,266 @@
+//! Ranks on two NVIDIA cards of one machine, each a process of its own: collectives by NCCL against sums on the host, training against
+//! one card, and what happens when a rank is gone. Part of the GPU suite (`cargo xtask dist --tests`).
+//!
+//! Trade-off: with fewer than two cards, or without NCCL, each test prints that and passes.
+#![cfg(feature = "cuda")]
+
+use std::path::Path;
+use std::process::{Child, Command};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use burn_tensor::Tensor;
+use burn_tensor::backend::Backend;
+use firebrick_arch::Role;
+use firebrick_cuda::Nccl;
+use firebrick_kernels::backends::{BackendKind, Cuda};
+use firebrick_kernels::{CommOps, Contributions, GradientSink, MemoryOps, Parameter};
+use firebrick_parallel::supervisor::free_port;
+use firebrick_parallel::{JobToken, Placement, Ranks, ReducingSink};
+use firebrick_tests::{NEW, finish, recipe, step_losses};
+use firebrick_train::console::Console;
+use firebrick_train::run::interrupt::Interrupt;
+use firebrick_train::run::{RunOptions, run};
+use tempfile::tempdir;
+
+type Device = <Cuda as burn_tensor::backend::BackendTypes>::Device;
+
+/// Names the folder that a test shares with the processes that it starts of itself.
+const FOLDER: &str = "FIREBRICK_GPU_RANKS_TEST";
+/// Longest wait for the end of a rank.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+#[expect(clippy::print_stderr, reason = "a test that does not run, and a measurement, must be seen")]
+fn show(text: &str) {
+    eprintln!("{text}");
+}
+
+/// Runs the calling test as two ranks, in processes of their own; their exit statuses. `None` in such a process, and where there are no
+/// two cards.
+fn as_two_ranks(folder: &Path) -> Option<[i32; 2]> {
+    if std::env::var_os(FOLDER).is_some() {
+        return None;
+    }
+    let cards = if BackendKind::Cuda.probe().is_ok() { BackendKind::Cuda.devices() } else { 0 };
+    if cards < 2 {
+        show(&format!("SKIPPED: two cards are needed, and there are {cards}"));
+        return Some([0, 0]);
+    }
+    if let Err(error) = Nccl::load() {
+        show(&format!("SKIPPED: {error}"));
+        return Some([0, 0]);
+    }
+    let name = std::thread::current().name().expect("a test's thread has its name").to_owned();
+    let port = free_port().unwrap().to_string();
+    let token = JobToken::random();
+    let start = |rank: usize| -> Child {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", &name, "--nocapture", "--test-threads", "1"]).env(FOLDER, folder);
+        command.env("RANK", rank.to_string()).env("WORLD_SIZE", "2").env("MASTER_PORT", &port);
+        command.env("LOCAL_RANK", rank.to_string()).env("LOCAL_WORLD_SIZE", "2");
+        command.env("MASTER_ADDR", "127.0.0.1").env("FIREBRICK_JOB_TOKEN", token.text());
+        command.spawn().unwrap()
+    };
+    let started = Instant::now();
+    let mut children = [start(0), start(1)];
+    let end = |child: &mut Child| loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status.code().unwrap_or(-1);
+        }
+        if started.elapsed() > PATIENCE {
+            child.kill().unwrap();
+        }
+        sleep(Duration::from_millis(50));
+    };
+    Some(children.each_mut().map(end))
+}
+
+/// This process's rank, and its card, connected to the other.
+fn joined() -> (Ranks, Device) {
+    let placement = Placement::from_environment().unwrap().expect("this process was started as a rank");
+    let ranks = Ranks::join(&placement).unwrap();
+    let device = Cuda::device_of(ranks.local_rank());
+    let carrier = ranks.connect::<Cuda>(&device).unwrap().expect("there are two ranks");
+    assert!(carrier.starts_with("NCCL"), "{carrier}");
+    if ranks.is_main() {
+        show(&carrier);
+    }
+    (ranks, device)
+}
+
+/// Values that differ between ranks, and whose sum over two ranks is exact to one rounding.
+fn values(rank: usize, seed: usize, length: usize) -> Vec<f32> {
+    let value = |index: usize| ((index * 7 + seed * 13) % 1009) as f32 * 0.37 - 150.0 + 1000.0 * rank as f32 * 0.01;
+    (0..length).map(value).collect()
+}
+
+fn sums(seed: usize, length: usize) -> Vec<f32> {
+    values(0, seed, length).into_iter().zip(values(1, seed, length)).map(|(a, b)| a + b).collect()
+}
+
+fn on_device(rank: usize, seed: usize, length: usize, device: &Device) -> Tensor<Cuda, 1> {
+    Tensor::from_floats(values(rank, seed, length).as_slice(), device)
+}
+
+fn host(tensor: Tensor<Cuda, 1>) -> Vec<f32> {
+    tensor.into_data().to_vec().unwrap()
+}
+
+#[test]
+fn collectives_on_two_cards_equal_sums_on_the_host() {
+    let folder = tempdir().unwrap();
+    if let Some(statuses) = as_two_ranks(folder.path()) {
+        assert_eq!(statuses, [0, 0]);
+        return;
+    }
+    let (ranks, device) = joined();
+    let (communicator, rank) = (ranks.communicator(), ranks.rank());
+    let lengths = [1, 3, 1023, 4096, 1_000_003, 1 << 24];
+    for round in 0..3 {
+        let tensors = lengths.iter().map(|&length| on_device(rank, round + length, length, &device)).collect();
+        let reduced = Cuda::all_reduce_sum(communicator, tensors).unwrap();
+        for (tensor, &length) in reduced.into_iter().zip(&lengths) {
+            assert!(host(tensor) == sums(round + length, length), "{length} values, round {round}");
+        }
+        for length in [2, 5, 1000, 77_777] {
+            let part = Cuda::reduce_scatter_sum(communicator, on_device(rank, round, length, &device)).unwrap();
+            assert!(host(Cuda::all_gather(communicator, part).unwrap()) == sums(round, length), "{length} values");
+            let root = Cuda::broadcast(communicator, on_device(rank, round, length, &device), 1).unwrap();
+            assert!(host(root) == values(1, round, length), "{length} values");
+        }
+        assert_eq!(host(ranks.all_reduce_scalar(on_device(rank, 5, 1, &device)).unwrap()), sums(5, 1));
+    }
+    ranks.leave().unwrap();
+}
+
+/// Buckets are summed on the side stream while the section goes on; what the section computes meanwhile must not disturb them.
+#[test]
+fn buckets_that_are_summed_inside_a_section_are_right_after_it() {
+    let folder = tempdir().unwrap();
+    if let Some(statuses) = as_two_ranks(folder.path()) {
+        assert_eq!(statuses, [0, 0]);
+        return;
+    }
+    let (ranks, device) = joined();
+    let length = 3_000_001;
+    let parameters: Vec<Parameter<Cuda>> = (0..24)
+        .map(|index| {
+            Parameter::from_host(format!("p{index:02}"), &[length], Role::Embedding, &vec![0.0; length], &device)
+        })
+        .collect();
+    for round in 0..3 {
+        let gradients: Vec<_> =
+            (0..parameters.len()).map(|index| on_device(ranks.rank(), round + index, length, &device)).collect();
+        let mut sink = ReducingSink::with_bucket_bytes(&ranks, Contributions::default(), 2 * 4 * length);
+        sink.begin_micro_batch(true);
+        Cuda::section(&device, || {
+            for (parameter, gradient) in parameters.iter().zip(gradients) {
+                // Work on memory that comes and goes between the buckets, as in a backward.
+                let norm = <Cuda as firebrick_kernels::OptimizerOps>::squared_norm(std::slice::from_ref(&gradient));
+                sink.add(parameter, gradient);
+                drop(norm);
+            }
+        });
+        let reduced = sink.finish().unwrap();
+        for (index, parameter) in parameters.iter().enumerate() {
+            let sum = host(reduced.get(&parameter.name).unwrap().clone());
+            assert!(sum == sums(round + index, length), "round {round}, {}", parameter.name);
+        }
+    }
+    ranks.leave().unwrap();
+}
+
+/// Prints times of sums as large as the gradients of an adapter of an 8B, and as 1 GiB; nothing is asserted about them.
+#[test]
+fn times_of_sums_are_printed() {
+    let folder = tempdir().unwrap();
+    if let Some(statuses) = as_two_ranks(folder.path()) {
+        assert_eq!(statuses, [0, 0]);
+        return;
+    }
+    let (ranks, device) = joined();
+    for (what, count, length) in
+        [("168 MiB in one", 1, 42 << 20), ("168 MiB in 448", 448, 98_304), ("1 GiB in one", 1, 256 << 20)]
+    {
+        let mut tensors: Vec<Tensor<Cuda, 1>> = (0..count).map(|_| Tensor::zeros([length], &device)).collect();
+        let mut best = f64::MAX;
+        for _ in 0..12 {
+            Cuda::sync(&device).unwrap();
+            ranks.barrier().unwrap();
+            let started = Instant::now();
+            tensors = Cuda::all_reduce_sum(ranks.communicator(), tensors).unwrap();
+            Cuda::sync(&device).unwrap();
+            best = best.min(started.elapsed().as_secs_f64());
+        }
+        if ranks.is_main() {
+            let bytes = (4 * count * length) as f64;
+            show(&format!("all_reduce_sum, {what}: {:.3} ms, {:.0} GB/s bus", 1e3 * best, bytes / best / 1e9));
+        }
+    }
+    ranks.leave().unwrap();
+}
+
+/// LoRA, QLoRA and every weight, in f32: two cards with half the accumulation follow one card.
+#[test]
+fn two_cards_train_as_one() {
+    const KINDS: [(&str, &[&str]); 3] = [
+        ("lora", &["bnb_4bit="]),
+        ("qlora", &[]),
+        ("full", &["bnb_4bit=", "lora=", "mode=full", "train.learning_rate=1e-4"]),
+    ];
+    let steps = ["backend=cuda", "compute=float32", "train.steps=8", "eval.every_steps=4", "train.micro_batch_size=1"];
+    let folder = tempdir().unwrap();
+    if let Some(statuses) = as_two_ranks(folder.path()) {
+        assert_eq!(statuses, [0, 0]);
+        for (kind, changes) in KINDS.iter().filter(|(kind, _)| folder.path().join(kind).is_dir()) {
+            let alone = tempdir().unwrap();
+            finish(recipe(alone.path(), &[&steps, *changes, &["train.gradient_accumulation=4"]].concat()), NEW);
+            let one = step_losses(&alone.path().join("run"));
+            let two = step_losses(&folder.path().join(kind).join("run"));
+            assert_eq!((one.len(), two.len()), (8, 8));
+            let largest = one.iter().zip(&two).map(|(one, two)| (one - two).abs()).fold(0.0, f64::max);
+            show(&format!("{kind}: losses of one and two cards differ by up to {largest:e}"));
+            assert!(largest < 2e-4, "{kind}: {one:?} on one card, {two:?} on two");
+        }
+        return;
+    }
+    let folder = std::path::PathBuf::from(std::env::var_os(FOLDER).expect("this process was started as a rank"));
+    for (number, (kind, changes)) in KINDS.iter().enumerate() {
+        let mut placement = Placement::from_environment().unwrap().expect("this process was started as a rank");
+        // A job of its own for each run.
+        placement.master_port += number as u16;
+        let ranks = Ranks::join(&placement).unwrap();
+        let config = recipe(&folder.join(kind), &[&steps, *changes, &["train.gradient_accumulation=2"]].concat());
+        let (console, interrupt) = (Console::QUIET, Interrupt::detached());
+        run(RunOptions { config, resume: NEW, console, interrupt, trace: None, force: false, ranks }).unwrap();
+    }
+}
+
+/// The other rank waits in a kernel of NCCL for one that is gone, and ends.
+#[test]
+fn a_rank_that_is_gone_ends_the_other_within_seconds() {
+    let folder = tempdir().unwrap();
+    if let Some(statuses) = as_two_ranks(folder.path()) {
+        assert!([[0, 0], [0, 9]].contains(&statuses), "{statuses:?}");
+        return;
+    }
+    let (ranks, device) = joined();
+    for step in 0.. {
+        if ranks.rank() == 1 && step == 20 {
+            // As if it was killed: nothing is closed or said.
+            std::process::exit(9);
+        }
+        let started = Instant::now();
+        let sum = ranks.all_reduce_scalar(on_device(ranks.rank(), step, 1, &device));
+        let result = sum.map(host).and_then(|sum| ranks.check("a step").map(|()| sum));
+        match result {
+            Ok(sum) => assert_eq!(sum, sums(step, 1)),
+            Err(error) => {
+                show(&format!("after {:.1} s: {error}", started.elapsed().as_secs_f64()));
+                assert!(step >= 20 && error.to_string().contains("rank 1"), "step {step}: {error}");
+                assert!(started.elapsed() < Duration::from_secs(30));
+                return;
+            }
+        }
+    }
+}
