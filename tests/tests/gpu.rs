@@ -12,6 +12,7 @@ use firebrick_kernels::backends::cuda::refuse_cudnn;
 use firebrick_kernels::backends::{BackendKind, Cuda, Flex};
 use firebrick_kernels::{GemmFormat, GradientMap, GradientSink, Kernels};
 use firebrick_model::{BaseStorage, BuildOptions, Decoder, ModelConfig, PassOptions};
+use firebrick_precision::QuantFormat;
 use firebrick_tests::{
     FAMILIES, FROZEN, Golden, NEW, NF4, TRAINED, finish, finish_traced, fixture, host, host_gradients, load,
     loss_and_gradients, metrics, packed, preference_loss, recipe, relative_difference, snapshot, step_losses, upload,
@@ -77,6 +78,17 @@ fn twenty_steps_of_qlora_of_every_family_in_f32_have_the_losses_of_the_cpu() {
     }
 }
 
+#[test]
+fn twenty_steps_over_a_base_in_every_format_have_the_losses_of_the_cpu() {
+    if has_card() {
+        for format in QuantFormat::ALL {
+            for compute in ["compute=float32", "compute=bfloat16"] {
+                assert_agrees(&[&format!("base={format}"), compute], 1e-2);
+            }
+        }
+    }
+}
+
 /// Full fine-tuning adds the gradients of weights, norms and biases. Adam's first updates are nearly the sign of a gradient, so where
 /// one is close to zero bf16 turns whole weights the other way: it is allowed three times what f32 is.
 #[test]
@@ -106,7 +118,14 @@ fn twenty_steps_in_fp8_have_nearly_the_losses_of_bf16_in_every_mode() {
         return;
     }
     // Full fine-tuning at this rate takes the loss from 6.3 to 4.6 in five steps, and differences grow with it: 0.054 were seen.
-    let modes = [(&["bnb_4bit={}"][..], 5e-2), (&["bnb_4bit="], 5e-2), (&["bnb_4bit=", "lora=", "mode=full"], 0.1)];
+    let modes = [
+        (&["bnb_4bit={}"][..], 5e-2),
+        (&["base=nvfp4"], 5e-2),
+        (&["base=mxfp4"], 5e-2),
+        (&["base=fp8"], 5e-2),
+        (&["bnb_4bit="], 5e-2),
+        (&["bnb_4bit=", "lora=", "mode=full"], 0.1),
+    ];
     for (mode, tolerance) in modes {
         let [fp8, again, bf16] =
             [&["compute=fp8"][..], &["compute=fp8", "train.recompute=full"], &["compute=bfloat16"]]
