@@ -6,10 +6,10 @@
 
 use crate::cache::Example;
 use crate::error::DataError;
-use crate::finding::Finding;
-use crate::locate::locate;
+use crate::finding::{Finding, FindingKind};
+use crate::locate::{Located, locate};
 use crate::omissions::omissions;
-use crate::record_format::Chat;
+use crate::record_format::{Chat, Turn};
 use crate::selection::Selection;
 use crate::token_mask::TokenOffsets;
 use crate::tokenizer::Tokenizer;
@@ -37,7 +37,18 @@ pub(crate) fn encode_chat(
     train_end_of_turn: bool,
 ) -> Result<RecordTokens, DataError> {
     let template = tokenizer.chat_template_for(chat.tools.is_some())?;
-    let located = locate(template, chat, selection)?;
+    let filled = with_contents(chat);
+    let (chat, located) = match (locate(template, chat, selection), &filled) {
+        (Err(refused @ DataError::TemplateFailed { .. }), Some(filled)) => {
+            let located = locate(template, filled, selection).ok();
+            let writes_calls = |located: &Located| {
+                let found = omissions(template, filled, selection, located);
+                found.iter().all(|finding| finding.kind != FindingKind::ToolCallsIgnored)
+            };
+            (filled, located.filter(writes_calls).ok_or(refused)?)
+        }
+        (located, _) => (chat, located?),
+    };
     let (tokens, loss_mask, closings) = if located.spans.is_empty() {
         let tokens = tokenizer.encode_plain(&located.text)?;
         let loss_mask = (0..tokens.len()).map(|index| selection.inverted && index > 0).collect();
@@ -54,10 +65,24 @@ pub(crate) fn encode_chat(
     Ok(RecordTokens { example: Example { tokens, loss_mask }, closings, is_chat: true, findings })
 }
 
+/// The conversation with an empty content in each message that has tool calls alone; `None` if there is none.
+///
+/// Some templates refuse a message without a content. Servers give templates an empty one, so that is what the model will
+/// see.
+fn with_contents(chat: &Chat) -> Option<Chat> {
+    let has_calls_alone = |turn: &Turn| turn.message.contains_key("tool_calls") && turn.content().is_none();
+    chat.turns.iter().any(has_calls_alone).then(|| {
+        let mut filled = chat.clone();
+        for turn in filled.turns.iter_mut().filter(|turn| has_calls_alone(turn)) {
+            turn.message.insert("content".to_owned(), "".into());
+        }
+        filled
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::finding::FindingKind;
     use crate::selection::{ASSISTANT, TrainOn};
     use crate::test_tokenizer::{TEMPLATE, TestTokenizer};
 
@@ -167,6 +192,39 @@ mod tests {
         assert_eq!(trained(), "[f{\"x\": 1}]</s>|It is 18.</s>");
         chat.turns[1].message.remove("content");
         assert_eq!(loss_text_with(template, &chat, TrainOn::Last, true).unwrap(), "[f{\"x\": 1}]</s>|It is 18.</s>");
+    }
+
+    /// A question, a message that only calls `f`, its result, an answer.
+    fn chat_with_call(reasoning: Option<&str>) -> Chat {
+        let mut chat = Chat::new(&[("user", "q"), ("assistant", ""), ("tool", "18"), ("assistant", "It is 18.")]);
+        let call = serde_json::json!([{ "function": { "name": "f", "arguments": { "x": 1 } } }]);
+        chat.turns[1].message.shift_remove("content");
+        chat.turns[1].message.insert("tool_calls".to_owned(), call);
+        chat.turns[1].message.extend(reasoning.map(|text| ("thinking".to_owned(), text.into())));
+        chat
+    }
+
+    #[test]
+    fn tool_calls_alone_get_an_empty_content_only_where_the_template_needs_one_and_writes_the_calls() {
+        let template = "{% for m in messages %}<|{{ m.role }}|>{{ '' + m.content }}\
+            {% for call in m.tool_calls or [] %}[{{ call.function.name }}]{% endfor %}{{ eos_token }}\n{% endfor %}\
+            {% if add_generation_prompt %}<|assistant|>{% endif %}";
+        let loss = |template: &str| loss_text_with(template, &chat_with_call(None), TrainOn::Assistant, true);
+        assert_eq!(loss(template).unwrap(), "[f]</s>|It is 18.</s>");
+        let tells = template.replace("{{ '' + m.content }}", "{{ m.content is defined }}");
+        assert!(loss(&tells).unwrap().starts_with("False[f]"));
+        let ignores = template.replace("[{{ call.function.name }}]", "");
+        assert!(matches!(loss(&ignores), Err(DataError::TemplateFailed { .. })));
+    }
+
+    #[test]
+    fn a_tool_call_whose_reasoning_is_written_only_in_the_last_turn_is_located() {
+        let template = "{% for m in messages %}<|{{ m.role }}|>\
+            {% if m.tool_calls and loop.last and m.thinking %}reason {{ m.thinking }}{{ eos_token }}<|assistant|>{% endif %}\
+            {% for call in m.tool_calls or [] %}to {{ call.function.name }}</t>{% else %}{{ m.content }}{{ eos_token }}{% endfor %}\
+            {% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
+        let loss = loss_text_with(template, &chat_with_call(Some("so")), TrainOn::Assistant, true);
+        assert_eq!(loss.unwrap(), "to f</t>|It is 18.</s>");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use std::time::Duration;
 use minijinja::value::ValueKind;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 
-use super::generation::{FUNCTION, generation};
+use super::generation::{FILTER, generation};
 use super::python_compat::to_str;
 use super::{filters, python_methods};
 use crate::catch_panic::catch_panic;
@@ -47,7 +47,7 @@ pub(super) fn environment() -> Environment<'static> {
     environment.set_formatter(|output, _, value| Ok(output.write_str(&to_str(value)?)?));
     environment.add_function("raise_exception", filters::raise_exception);
     environment.add_function("dict", filters::dict);
-    environment.add_function(FUNCTION, generation);
+    environment.add_filter(FILTER, generation);
     filters::add_filters(&mut environment);
     add_tests(&mut environment);
     environment

@@ -1,21 +1,20 @@
-//! `{% generation %}` blocks, which the engine does not know: their tags become those of a `{% call %}` block whose body is
-//! written between marks.
+//! `{% generation %}` blocks, which the engine does not know: their tags become those of a `{% filter %}` that writes the body
+//! between marks, around a `{% with %}` that ends the scope of what the body sets.
+//!
+//! As the body of a `{% call %}`, which it is in transformers, it would not see every variable: the engine (minijinja 2.24)
+//! does not find those that are only sliced, only assigned to (`{% set ns.a = b %}`), or `loop` where a loop begins.
 //!
 //! Reads the source as Jinja's lexer does (texts, comments, raw blocks, strings inside tags), so that only real tags
 //! change; lines keep their numbers. Not supported: custom delimiters, which no chat template has.
 
-use minijinja::value::Kwargs;
-use minijinja::{Error, State, Value};
-
 use crate::text_marks::{BLOCK_END, BLOCK_START};
 
-/// The function that `{% generation %}` becomes.
-pub(super) const FUNCTION: &str = "firebrick_generation";
+/// The filter that `{% generation %}` becomes.
+pub(super) const FILTER: &str = "firebrick_generation";
 
 /// Writes the body of a block between marks.
-pub(super) fn generation(state: &State<'_, '_>, arguments: Kwargs) -> Result<String, Error> {
-    let body = arguments.get::<Value>("caller")?.call(state, &[])?;
-    Ok(format!("{BLOCK_START}{body}{BLOCK_END}"))
+pub(super) fn generation(body: &str) -> String {
+    format!("{BLOCK_START}{body}{BLOCK_END}")
 }
 
 /// The source for the engine, and whether it has generation blocks.
@@ -32,9 +31,9 @@ pub(super) fn rewrite(source: &str) -> (String, bool) {
         match keyword(tag) {
             "generation" => {
                 has_blocks = true;
-                text.push_str(&tag.replacen("generation", &format!("call {FUNCTION}()"), 1));
+                text.push_str(&tag.replacen("generation", &format!("filter {FILTER} %}}{{% with"), 1));
             }
-            "endgeneration" => text.push_str(&tag.replacen("endgeneration", "endcall", 1)),
+            "endgeneration" => text.push_str(&tag.replacen("endgeneration", "endwith %}{% endfilter", 1)),
             "raw" => {
                 let end = raw_length(rest);
                 text.push_str(tag);
@@ -105,9 +104,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_become_calls_and_keep_their_trimming() {
+    fn blocks_become_filters_and_keep_their_trimming() {
         let source = "{%- generation -%}x{%+ endgeneration %}{{ '{% generation %}' }}";
-        let expected = "{%- call firebrick_generation() -%}x{%+ endcall %}{{ '{% generation %}' }}";
+        let expected =
+            "{%- filter firebrick_generation %}{% with -%}x{%+ endwith %}{% endfilter %}{{ '{% generation %}' }}";
         assert_eq!(rewrite(source), (expected.to_owned(), true));
     }
 

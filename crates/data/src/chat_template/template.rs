@@ -183,6 +183,19 @@ mod tests {
     }
 
     #[test]
+    fn a_block_sees_every_variable_assigns_to_namespaces_and_keeps_what_it_sets() {
+        let template = template(
+            "{% set last = namespace(name=none) %}{% set list = messages %}{% for m in list %}\
+             {% if m.role == 'assistant' %}{% generation %}{% set own = namespace(count=0) %}\
+             {% for other in list[loop.index:] %}{% set own.count = own.count + 1 %}{% endfor %}\
+             {% set last.name = m.content %}{% set inside = 1 %}{{ own.count }}{% endgeneration %}\
+             {% else %}[{{ last.name }}{{ inside is defined }}]{% endif %}{% endfor %}",
+        );
+        let chat = Chat::new(&[("user", "q"), ("assistant", "x"), ("user", "r")]);
+        assert_eq!(template.render(&chat, false).unwrap(), "[NoneFalse]1[xFalse]");
+    }
+
+    #[test]
     fn blocks_are_trimmed_as_transformers_trims_them() {
         let template = template(
             "  {% for m in messages %}\n  {% if m.role == 'user' %}\n[{{ m.content }}]\n  {% endif %}\n\

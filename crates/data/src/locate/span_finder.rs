@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use minijinja::Value;
-use serde_json::Value as Json;
 
 use crate::chat_template::RenderedChat;
 use crate::error::DataError;
@@ -157,7 +156,14 @@ impl<'a> SpanFinder<'a> {
             }
             return Ok(Some(content.end + common));
         }
-        // The last turn has another form than this one: the text that ends a plain answer ends this one too.
+        // As the last turn it has another form. Either that form only begins with more (with reasoning, for example), or
+        // the text that ends a plain answer ends this turn too.
+        if let Some(name) = self.called_name(index)
+            && let Some(length) = tail_that_starts(&closing, &self.text[start..])
+            && self.text[start..start + length].contains(name)
+        {
+            return Ok(Some(start + length));
+        }
         let next = self.position(index + 1).map_or(self.text.len(), |next| next.start);
         let Some(closing) = self.plain_closing()? else { return Ok(None) };
         Ok(self.text.get(start..next).and_then(|turn| Some(start + turn.find(&closing)? + closing.len())))
@@ -165,13 +171,20 @@ impl<'a> SpanFinder<'a> {
 
     /// Whether the message has tool calls that the template writes, judging by the text after its content.
     fn calls_tools(&self, index: usize) -> bool {
-        let Some(calls) = self.rendered_chat.chat.turns[index].message.get("tool_calls") else { return false };
-        let name =
-            calls.get(0).and_then(|call| call.get("function").unwrap_or(call).get("name")).and_then(Json::as_str);
+        if !self.rendered_chat.chat.turns[index].message.contains_key("tool_calls") {
+            return false;
+        }
+        let name = self.called_name(index);
         let next = (index + 1..self.rendered_chat.chat.turns.len()).find_map(|later| self.position(later));
         let from = self.position(index).map_or(0, |own| own.end);
         let after = self.text.get(from..next.map_or(self.text.len(), |next| next.start));
         name.zip(after).is_none_or(|(name, after)| after.contains(name))
+    }
+
+    /// The name in the first tool call of a message.
+    fn called_name(&self, index: usize) -> Option<&str> {
+        let call = self.rendered_chat.chat.turns[index].message.get("tool_calls")?.get(0)?;
+        call.get("function").unwrap_or(call).get("name")?.as_str()
     }
 
     /// What the template writes after a plain answer, without white space at the end; `None` if that is nothing.
@@ -223,6 +236,11 @@ impl<'a> SpanFinder<'a> {
         };
         Ok(blocks.iter().filter(|block| from <= block.start && block.end <= to).cloned().collect())
     }
+}
+
+/// Bytes of the longest end of `text` that `other` starts with, if there is one.
+fn tail_that_starts(text: &str, other: &str) -> Option<usize> {
+    text.char_indices().map(|(start, _)| &text[start..]).find(|tail| other.starts_with(tail)).map(str::len)
 }
 
 fn not_found(index: usize, chat: &Chat) -> DataError {
