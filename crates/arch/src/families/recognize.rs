@@ -161,6 +161,15 @@ mod tests {
             assert!(message.contains(part), "{message}");
         }
         assert!(FAMILIES.iter().all(|family| message.contains(family.architecture)), "{message}");
+        let message = refusal(&[
+            ("architectures", json!(["Gemma3ForConditionalGeneration"])),
+            ("model_type", json!("gemma3")),
+            ("vision_config", json!({})),
+            ("query_pre_attn_scalar", json!(256)),
+        ]);
+        let nearest =
+            "The nearest is Gemma3ForCausalLM, which does not have `vision_config` (a vision encoder). Choose";
+        assert!(message.contains(nearest), "{message}");
         let message = refusal(&[("architectures", Value::Null), ("model_type", json!("ministral"))]);
         assert!(message.contains("`model_type` \"ministral\""), "{message}");
         assert!(message.contains("MistralForCausalLM, but no key shows what differs"), "{message}");

@@ -32,3 +32,30 @@ impl BackendKind {
         Some([kernels.to_owned(), format!("{why} (heads of {head_dim})")])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use firebrick_arch::shapes::llama_3_1_8b;
+
+    use super::*;
+
+    #[test]
+    fn a_soft_cap_goes_to_the_flash_kernels_where_they_take_the_heads() {
+        let mut model = llama_3_1_8b();
+        assert_eq!(BackendKind::Cuda.capped_attention(&model, Format::Bf16), None);
+        for (head_dim, compute, expected) in [
+            (256, Format::Bf16, "hand-written"),
+            (128, Format::F32, "hand-written"),
+            (32, Format::F32, "hand-written"),
+            (32, Format::Bf16, "reference"),
+        ] {
+            for layer in &mut model.layers {
+                (layer.attention.head_dim, layer.attention.soft_cap) = (head_dim, Some(50.0));
+            }
+            let [kernels, why] = BackendKind::Cuda.capped_attention(&model, compute).unwrap();
+            assert_eq!(kernels, expected);
+            assert!(why.contains(&head_dim.to_string()), "{why}");
+            assert_eq!(BackendKind::Flex.capped_attention(&model, compute), None);
+        }
+    }
+}

@@ -9,7 +9,7 @@ use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::MemoryLine;
 
 use super::cuda_layer::buffers_per_token;
-use super::reference_memory::{LOGIT_COPIES, SCORE_COPIES};
+use super::reference_memory::{logit_copies, score_copies};
 use super::{BackendKind, cuda_memory, reference_memory};
 use crate::memory::estimate::{Recompute, TrainingShape, line, sum};
 use crate::memory::evaluation::{Answers, EvaluatedRows};
@@ -41,7 +41,7 @@ fn scored(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, row
     let chunk = (training.loss_chunk_tokens as u64).min(pass.tokens());
     let value = training.activation_bytes();
     // In a half format the loss comes first, and then half as many rows of logits, rounded and in f32.
-    let logits = if value == 4 { chunk * 4 * LOGIT_COPIES } else { chunk.div_ceil(2) * (value + 4) };
+    let logits = if value == 4 { chunk * 4 * logit_copies(model) } else { chunk.div_ceil(2) * (value + 4) };
     let scored_tokens = match backend {
         BackendKind::Flex | BackendKind::Cuda => 0,
         BackendKind::Candle | BackendKind::Wgpu => training.longest_document,
@@ -111,8 +111,9 @@ fn widest_layer(model: &ModelSpec) -> u64 {
 
 fn scores(model: &ModelSpec, tokens: usize) -> MemoryLine {
     let heads = model.layers.iter().map(|layer| layer.attention.heads as u64).max().unwrap_or(0);
-    let bytes = heads * (tokens as u64).pow(2) * 4 * SCORE_COPIES;
-    line("attention scores", bytes, format!("{SCORE_COPIES} f32 copies of the scores of {tokens} tokens"))
+    let copies = score_copies(model);
+    let bytes = heads * (tokens as u64).pow(2) * 4 * copies;
+    line("attention scores", bytes, format!("{copies} f32 copies of the scores of {tokens} tokens"))
 }
 
 #[cfg(test)]

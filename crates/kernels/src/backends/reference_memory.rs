@@ -9,11 +9,15 @@ use firebrick_hwprofile::memory::MemoryLine;
 use super::BackendKind;
 use crate::memory::estimate::{TrainingShape, layer_values, line, sum};
 
-/// Logits, their exponentials and their gradient live together, in f32.
-pub(super) const LOGIT_COPIES: u64 = 3;
+/// Logits, their exponentials and their gradient live together, in f32; under a soft cap its slope and logits before it too.
+pub(super) fn logit_copies(model: &ModelSpec) -> u64 {
+    if model.logit_soft_cap.is_some() { 5 } else { 3 }
+}
 
-/// Scores, probabilities and their gradient live together in attention, in f32.
-pub(super) const SCORE_COPIES: u64 = 3;
+/// Scores, probabilities and their gradient live together in attention, in f32; under a soft cap its slope too.
+pub(super) fn score_copies(model: &ModelSpec) -> u64 {
+    if model.layers.iter().any(|layer| layer.attention.soft_cap.is_some()) { 4 } else { 3 }
+}
 
 /// The more demanding of the two moments that never coincide: the loss, and the backward of one layer.
 pub(super) fn lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
@@ -48,8 +52,8 @@ fn layer_lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape
         converted_line(model, training),
         line(
             "attention scores",
-            scores * 4 * SCORE_COPIES,
-            format!("{SCORE_COPIES} f32 copies of the scores of a document of {scored} tokens"),
+            scores * 4 * score_copies(model),
+            format!("{} f32 copies of the scores of a document of {scored} tokens", score_copies(model)),
         ),
     ]
 }
@@ -67,8 +71,8 @@ fn loss_lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
     vec![
         line(
             "loss",
-            chunk * model.vocab_size as u64 * 4 * LOGIT_COPIES,
-            format!("{LOGIT_COPIES} f32 copies of the logits of {chunk} tokens"),
+            chunk * model.vocab_size as u64 * 4 * logit_copies(model),
+            format!("{} f32 copies of the logits of {chunk} tokens", logit_copies(model)),
         ),
         line(
             "hidden states",

@@ -277,7 +277,7 @@ fn offloaded_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryL
 #[cfg(test)]
 pub(crate) mod tests {
     use firebrick_arch::shapes::{llama_3_1_8b, llama_3_2_1b, qwen3_8b};
-    use firebrick_arch::{LoraConfig, TargetModules};
+    use firebrick_arch::{LayerNorms, LoraConfig, TargetModules};
     use firebrick_precision::QuantFormat;
 
     use super::*;
@@ -373,5 +373,19 @@ pub(crate) mod tests {
         }
         let saved = |model: &ModelSpec| layer_values(model, 0).saved(Recompute::Selective, 2);
         assert_eq!(saved(&qwen3_8b()) - saved(&plain), 2 * (4096 + 1024));
+    }
+
+    #[test]
+    fn outputs_that_are_normalized_are_saved_as_they_were_before() {
+        let with = |norms| {
+            let mut model = llama_3_1_8b();
+            model.layers.iter_mut().for_each(|layer| layer.norms = norms);
+            [Recompute::Selective, Recompute::None].map(|recompute| layer_values(&model, 0).saved(recompute, 2))
+        };
+        let ([before, all_before], [after, all_after]) = (with(LayerNorms::Pre), with(LayerNorms::Post));
+        assert_eq!(after - before, 2 * 2 * 4096);
+        // Without norms of inputs there are no normalized inputs to save.
+        assert_eq!(all_after, all_before);
+        assert_eq!(with(LayerNorms::PreAndPost), [after, all_before + 2 * 2 * 4096]);
     }
 }
