@@ -4,6 +4,7 @@
 //! Trade-off: a backend is probed by opening its device, which takes some milliseconds.
 
 use firebrick_hwprofile::HardwareProfile;
+use firebrick_hwprofile::spec::HardwareKind;
 use firebrick_hwprofile::tuning::{Engine, get_optimal_config};
 use firebrick_kernels::{BackendKind, Recompute};
 use firebrick_precision::Format;
@@ -92,15 +93,12 @@ fn check(backend: BackendKind) -> Result<(), RunError> {
     backend.probe().map_err(no_device)
 }
 
-/// The oldest compute capability whose matrix units multiply bfloat16: Ampere.
-const AMPERE: u32 = 8;
-
-/// The format of activations: what the recipe names, or what the device has. `capability` is that of an NVIDIA card.
-pub(super) fn activations(requested: Compute, backend: BackendKind, capability: Option<(u32, u32)>) -> Chosen<Format> {
-    let chosen = match (requested, capability) {
-        (Compute::Auto, Some((major, minor))) if backend == BackendKind::Cuda && major < AMPERE => {
+/// The format of activations: what the recipe names, or what the device has.
+pub(super) fn activations(requested: Compute, backend: BackendKind, hardware: Option<HardwareKind>) -> Chosen<Format> {
+    let chosen = match (requested, hardware) {
+        (Compute::Auto, Some(HardwareKind::OlderNvidia)) if backend == BackendKind::Cuda => {
             let half = compute_format(Format::F16, backend);
-            let why = format!("compute capability {major}.{minor} has no bfloat16; {}", half.reason);
+            let why = format!("cards before compute capability 8.0 have no bfloat16; {}", half.reason);
             Chosen::new(half.value, why)
         }
         _ => compute_format(requested.activations(), backend),

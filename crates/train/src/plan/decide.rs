@@ -36,7 +36,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
     let stated = shapes::largest_share(config, &trained, world_size);
     let may_offload = config.train.offload != Some(false);
     let case = fit::Case { profile, backend: backend.value, spec: &model.spec, may_offload };
-    let compute = activations(config.compute(), backend.value, case.capability());
+    let compute = activations(config.compute(), backend.value, case.hardware());
     let mut training = shapes::training(config, compute.value, backend.value, data, &stated);
     let gemms = fp8::gemms(config.compute(), &case, &training)?;
     training.gemms = gemms.value;

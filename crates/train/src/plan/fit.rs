@@ -6,6 +6,7 @@
 
 use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine, human_bytes};
+use firebrick_hwprofile::spec::HardwareKind;
 use firebrick_hwprofile::{Gpu, HardwareProfile};
 use firebrick_kernels::{BackendKind, EvaluatedRows, Recompute, TrainingShape, estimate};
 
@@ -37,9 +38,11 @@ impl Case<'_> {
     }
 
     /// The accelerator that the backend computes on, where its memory is known.
-    /// The compute capability of the card that the run would use, if it is NVIDIA's.
-    pub(super) fn capability(&self) -> Option<(u32, u32)> {
-        self.card().and_then(|card| card.compute_capability)
+    /// The kind of the accelerator that the run would use; `None` on a processor, and where a card does not say.
+    pub(super) fn hardware(&self) -> Option<HardwareKind> {
+        let card = self.card()?;
+        let of_capability = card.compute_capability.map(HardwareKind::of_compute_capability);
+        of_capability.or(card.spec.map(|spec| spec.kind))
     }
 
     pub(super) fn card(&self) -> Option<&Gpu> {

@@ -4,6 +4,7 @@
 //! Trade-off: with "auto" the memory of a run depends on what is free; its numbers do not.
 
 use firebrick_hwprofile::memory::human_bytes;
+use firebrick_hwprofile::spec::HardwareKind;
 use firebrick_kernels::{BackendKind, GemmFormat, TrainingShape, fp8_refusal, fp8_weights_bytes};
 
 use crate::config::compute::Compute;
@@ -11,9 +12,6 @@ use crate::config::{DeviceBudget, RunConfig};
 use crate::error::RunError;
 use crate::plan::chosen::Chosen;
 use crate::plan::fit::Case;
-
-/// The major compute capability on which cuBLASLt multiplies 8-bit rows that have a scale each.
-const HOPPER: u32 = 9;
 
 /// From which width of a model, and which width times tokens of a micro-batch, 8-bit floats were measured to be faster
 /// (docs/roofline.md): 896 wide with 32,768 tokens 1.12 times, 2,048 wide with 4,096 tokens 1.21 times, with 512 tokens 0.80 times.
@@ -47,18 +45,19 @@ fn refusal(case: &Case<'_>) -> Option<String> {
     if case.backend != BackendKind::Cuda {
         return Some(format!("backend {} has no matrix multiplications in 8-bit floats", case.backend));
     }
-    match case.capability() {
-        Some((major, minor)) if major != HOPPER => Some(format!(
-            "cuBLASLt multiplies 8-bit rows with a scale each on compute capability 9.0 (H100, H200) only, and this card has {major}.{minor}"
+    match case.hardware() {
+        None | Some(HardwareKind::Hopper) => fp8_refusal(case.spec),
+        Some(other) => Some(format!(
+            "cuBLASLt multiplies 8-bit rows with a scale each on compute capability 9.0 (H100, H200) only, and this card is of the kind \
+             {other:?}"
         )),
-        _ => fp8_refusal(case.spec),
     }
 }
 
 /// Why 8-bit floats would not be faster than bfloat16, by what was measured; `None` if they would.
 fn slower(case: &Case<'_>, training: &TrainingShape) -> Option<String> {
     let (width, tokens) = (case.spec.hidden_size, training.tokens());
-    if case.capability().is_none() {
+    if case.hardware().is_none() {
         return Some("the card does not say its compute capability".to_owned());
     }
     if width < MIN_WIDTH {
@@ -154,7 +153,7 @@ mod tests {
             let found = chosen(machine, &["train.micro_batch_size=1"]);
             assert_eq!(found.value, GemmFormat::Fp8, "{machine}: {}", found.reason);
         }
-        for (machine, why) in [("a100", "8.0"), ("l4", "8.9"), ("b200", "10.0"), ("rtx5090", "12.0")] {
+        for (machine, why) in [("a100", "Ampere"), ("l4", "Ada"), ("b200", "Blackwell"), ("rtx5090", "BlackwellRtx")] {
             let found = chosen(machine, &[]);
             assert_eq!(found.value, GemmFormat::Compute, "{machine}");
             assert!(found.reason.starts_with("auto: ") && found.reason.contains(why), "{machine}: {}", found.reason);
