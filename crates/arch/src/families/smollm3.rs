@@ -138,7 +138,7 @@ mod tests {
         };
         let on = ("use_sliding_window", json!(true));
         assert_eq!(windows(&[]), [None, None]);
-        assert_eq!(windows(&[on.clone()]), [None, Some(7)]);
+        assert_eq!(windows(std::slice::from_ref(&on)), [None, Some(7)]);
         let types = ("layer_types", json!(["sliding_attention", "full_attention"]));
         assert_eq!(windows(&[on, types.clone()]), [Some(7), None]);
         let message = refusal_of(smollm3(&[types]));
