@@ -86,7 +86,7 @@ fn silu_gradients(gate: f32, up: f32, dy: f32) -> [f32; 2] {
 }
 
 /// `2 sqrt(2 / pi)`.
-const GELU_LINEAR: f32 = 1.595_769;
+const GELU_LINEAR: f32 = 1.595_769_2;
 /// Coefficient of the cubic term.
 const GELU_CUBIC: f32 = 0.044_715;
 
