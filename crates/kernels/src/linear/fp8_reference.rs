@@ -6,27 +6,37 @@
 
 use burn_tensor::backend::Backend;
 use burn_tensor::{DType, Tensor};
+use firebrick_precision::QuantFormat;
 
 use crate::dtype::{to_dtype, to_f32};
+use crate::weights::reference::dense;
+use crate::weights::{Weight, WeightOps};
 
-/// What the largest value of a row of activations or gradients becomes, and of a weight; see `backends/cuda/source/fp8.cu`.
+/// What the largest value of a row of activations or gradients becomes; see `backends/cuda/source/fp8.cu`.
 const TOP_OF_ROWS: f64 = 224.0;
-const TOP_OF_WEIGHTS: f64 = 14.0;
 /// Rows of zeros divide by something.
 const SMALLEST_AMAX: f64 = 7.888609e-31;
 
+/// What the largest value of a row of a weight becomes. Values of MXFP4 are 1 and 1.5 times powers of two: with 12 all of them are codes.
+fn top_of_weight<B: Backend>(weight: &Weight<B>) -> f64 {
+    match weight {
+        Weight::Quantized(weight) if weight.format == QuantFormat::Mxfp4 => 12.0,
+        Weight::Quantized(_) | Weight::Dense(_) => 14.0,
+    }
+}
+
 /// `x Wᵀ`, `[n, o]`, with the rows of both in E4M3.
-pub(super) fn product<B: Backend>(x_ni: Tensor<B, 2>, weight_oi: Tensor<B, 2>) -> Tensor<B, 2> {
+pub(super) fn product<B: WeightOps>(x_ni: Tensor<B, 2>, weight_oi: &Weight<B>) -> Tensor<B, 2> {
     let dtype = x_ni.dtype();
     let (x, x_scale) = codes(x_ni, TOP_OF_ROWS);
-    let (weight, scale) = codes(weight_oi, TOP_OF_WEIGHTS);
+    let (weight, scale) = codes(dense(weight_oi, DType::F32), top_of_weight(weight_oi));
     to_dtype(x.mul(x_scale).matmul(weight.mul(scale).transpose()), dtype)
 }
 
 /// `dy W`, `[n, i]`: the scales of W's rows go into `dy`, and what is left of W are codes.
-pub(super) fn input_gradient<B: Backend>(dy_no: Tensor<B, 2>, weight_oi: Tensor<B, 2>) -> Tensor<B, 2> {
+pub(super) fn input_gradient<B: WeightOps>(dy_no: Tensor<B, 2>, weight_oi: &Weight<B>) -> Tensor<B, 2> {
     let dtype = dy_no.dtype();
-    let (weight, scale_o1) = codes(weight_oi, TOP_OF_WEIGHTS);
+    let (weight, scale_o1) = codes(dense(weight_oi, DType::F32), top_of_weight(weight_oi));
     let (dy, dy_scale) = codes(to_f32(dy_no).mul(scale_o1.transpose()), TOP_OF_ROWS);
     to_dtype(dy.mul(dy_scale).matmul(weight), dtype)
 }

@@ -118,7 +118,7 @@ fn module_forward<B: LinearOps>(x_ni: Tensor<B, 2>, module: &Module<B>, gemms: G
     let dtype = x_ni.dtype();
     let mut y_no = match gemms {
         GemmFormat::Compute => x_ni.clone().matmul(dense(&module.weight, dtype).transpose()),
-        GemmFormat::Fp8 => fp8_reference::product(x_ni.clone(), dense(&module.weight, DType::F32)),
+        GemmFormat::Fp8 => fp8_reference::product(x_ni.clone(), &module.weight),
     };
     if let Some(bias) = &module.bias {
         y_no = y_no.add(to_dtype(bias.value.clone(), dtype).unsqueeze());
@@ -147,7 +147,7 @@ fn module_backward<B: LinearOps>(
     let dtype = dy_no.dtype();
     let dx_ni = match gemms {
         GemmFormat::Compute => dy_no.clone().matmul(dense(&module.weight, dtype)),
-        GemmFormat::Fp8 => fp8_reference::input_gradient(dy_no.clone(), dense(&module.weight, DType::F32)),
+        GemmFormat::Fp8 => fp8_reference::input_gradient(dy_no.clone(), &module.weight),
     };
     let of_weight = || to_f32(dy_no.clone().transpose().matmul(x_ni.clone()));
     let weight = match module.weight_gradient {

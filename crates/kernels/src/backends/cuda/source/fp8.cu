@@ -27,7 +27,9 @@
 
 constexpr float LARGEST_CODE = 448.0f;
 // What the largest value of a weight's row becomes.
-constexpr float TOP_OF_WEIGHTS = 14.0f;
+template <class VALUES> constexpr float TOP_OF_WEIGHTS = 14.0f;
+// Values of 1 and 1.5 times powers of two: all of them are codes if the largest is 12. At 14 most would be rounded down.
+template <> constexpr float TOP_OF_WEIGHTS<Mxfp4Values> = 12.0f;
 // Parts of the maxima of a group's adapters.
 constexpr int MAXIMA_PARTS = 256;
 
@@ -229,7 +231,7 @@ DEVICE void weight_rows(unsigned char *codes, float *scales, VALUES values, int 
             VALUES::template unpack<8>(values.template load<8>(row, at * 8, at < vectors), level, value);
             if (at < vectors) largest = max(largest, magnitude(value));
         }
-        const RowScale of_row(block_max_bits(largest), TOP_OF_WEIGHTS);
+        const RowScale of_row(block_max_bits(largest), TOP_OF_WEIGHTS<VALUES>);
         if (threadIdx.x == 0) scales[row] = of_row.scale;
         __syncthreads();
     }
