@@ -1,6 +1,6 @@
 //! `export`: what a run made, in the form that other programs take: an adapter merged into its base, a model as one GGUF file.
 //!
-//! Trade-off: the number format of the base is kept unless another is asked for, so a small adapter may lose part of itself to rounding;
+//! Trade-off: the number format of the base is kept unless another is requested, so a small adapter may lose part of itself to rounding;
 //! the command says how much.
 
 use std::path::{Path, PathBuf};
@@ -92,7 +92,7 @@ pub fn export(options: &ExportOptions) -> Result<String, RunError> {
 fn gguf(options: &ExportOptions, kind: GgufType) -> Result<String, RunError> {
     let out = &options.out;
     write_gguf(&options.model, out, kind)?;
-    let modelfile = out.with_file_name("Modelfile");
+    let modelfile = out.with_extension("Modelfile");
     let name = out.file_name().unwrap_or_default().to_string_lossy();
     std::fs::write(&modelfile, format!("FROM ./{name}\n"))
         .map_err(|error| StorageError::io("write", &modelfile, error))?;

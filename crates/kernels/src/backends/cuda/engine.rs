@@ -28,7 +28,7 @@ use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, Stream, StreamHa
 use super::address::{Addresses, handle_number};
 use super::collectives::Collectives;
 use super::failure::check;
-use super::fp8_rows::PreparedRows;
+use super::fp8_codes::PreparedRows;
 use super::fp8_scales::Fp8Scales;
 use super::host_copies::HostCopies;
 use super::kept::KeptWeights;

@@ -25,7 +25,8 @@ use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::adapters::Adapters;
 use super::engine::Engine;
-use super::fp8_rows::{Codes, RowLayout, all_ranks};
+use super::fp8_codes::{Codes, RowLayout};
+use super::fp8_rows::all_ranks;
 use super::gemm::Gemm;
 use super::kept::{Held, Pass};
 use super::launch::{Launch, at, grid};

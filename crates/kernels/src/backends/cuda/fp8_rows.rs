@@ -11,11 +11,11 @@ use firebrick_arch::Activation;
 use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::engine::Engine;
+use super::fp8_codes::{Codes, PreparedRows, RowLayout};
 use super::launch::{Launch, at, grid, threads_for};
 use super::matrix::{Cuda, DeviceBlock, MatrixView};
 use super::program::Source;
 use super::scratch::ScratchSlot;
-use crate::backends::cuda_rows::{fp8_lead, fp8_stride};
 use crate::{Group, NormWeight};
 
 /// Values that a thread of the kernels keeps of a row.
@@ -24,33 +24,6 @@ const KEPT_VALUES: usize = 32;
 const WIDEST_NORM: usize = 8192;
 /// Widest row that a gated activation keeps: 512 threads.
 const WIDEST_GATED: usize = 512 * KEPT_VALUES;
-
-/// Rows of E4M3 codes with one f32 scale each.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Codes {
-    pub block: DeviceBlock,
-    pub scales: u64,
-}
-
-/// What the rows of one operand of a GEMM are to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RowLayout {
-    /// Columns in front of the others, for low-rank values.
-    pub lead: usize,
-    /// Bytes from one row to the next.
-    pub stride: usize,
-    /// Address of a factor for each column.
-    pub column_scales: Option<u64>,
-}
-
-/// Codes that the launch that made `x` has written.
-#[derive(Debug)]
-pub(super) struct PreparedRows {
-    section: u64,
-    x: DeviceBlock,
-    layout: RowLayout,
-    codes: Codes,
-}
 
 /// Where a kernel writes codes, as it takes it.
 #[repr(C)]
@@ -63,20 +36,13 @@ struct RowsOfCodes {
     stride: i32,
 }
 
-impl RowLayout {
-    /// Rows of `width` values, and `ranks` of all adapters of the group.
-    pub(super) fn new(width: usize, ranks: usize, column_scales: Option<u64>) -> Self {
-        Self { lead: fp8_lead(ranks), stride: fp8_stride(width, ranks), column_scales }
-    }
-
-    fn argument(&self, codes: &Codes) -> RowsOfCodes {
-        RowsOfCodes {
-            codes: codes.block.address,
-            scales: codes.scales,
-            column_scales: self.column_scales.unwrap_or(0),
-            lead: self.lead as i32,
-            stride: self.stride as i32,
-        }
+fn argument(layout: &RowLayout, codes: &Codes) -> RowsOfCodes {
+    RowsOfCodes {
+        codes: codes.block.address,
+        scales: codes.scales,
+        column_scales: layout.column_scales.unwrap_or(0),
+        lead: layout.lead as i32,
+        stride: layout.stride as i32,
     }
 }
 
@@ -106,7 +72,7 @@ impl Engine {
             bytes,
         };
         let arguments = Arguments::new()
-            .value(&layout.argument(&codes))
+            .value(&argument(&layout, &codes))
             .pointer(at(x.address))
             .i64(x.stride as i64)
             .i32(x.width as i32);
@@ -134,7 +100,7 @@ impl Engine {
         let (bytes, shape) = (rows * (columns + ranks * 2), grid((rows * columns).div_ceil(4096), 256));
         let launch = Launch { source: Source::Fp8, dtype, name: "low_columns", shape, bytes };
         let arguments = Arguments::new()
-            .value(&layout.argument(codes))
+            .value(&argument(&layout, codes))
             .pointer(at(low.map_or(0, |(low, _)| low.address)))
             .i64(low.map_or(0, |(low, _)| low.stride) as i64)
             .pointer(at(low.map_or(0, |(_, factor)| factor)))
@@ -162,7 +128,7 @@ impl Engine {
             bytes: 2 * x.bytes() + x.count(),
         };
         let arguments = Arguments::new()
-            .value(&layout.argument(&codes))
+            .value(&argument(&layout, &codes))
             .pointer(at(y.address))
             .i64(y.stride as i64)
             .pointer(at(x.address))
@@ -197,7 +163,7 @@ impl Engine {
             bytes: 3 * gate.bytes() + gate.count(),
         };
         let arguments = Arguments::new()
-            .value(&layout.argument(&codes))
+            .value(&argument(&layout, &codes))
             .pointer(at(y.address))
             .i64(y.stride as i64)
             .pointer(at(gate.address))
@@ -234,7 +200,7 @@ impl Engine {
             shape: one_row_each(gate.rows, threads(gate.width, 512)),
             bytes: (6 + usize::from(recompute)) * gate.bytes(),
         };
-        let arguments = Arguments::new().value(&layout.argument(&codes));
+        let arguments = Arguments::new().value(&argument(&layout, &codes));
         let arguments = operands.arguments(arguments, dy, recompute).i32(gate.width as i32);
         // SAFETY: as for `gated_backward`, and there is room for the codes of both gradients side by side.
         unsafe { self.launch(launch, &arguments) };

@@ -11,7 +11,7 @@ use firebrick_arch::Activation;
 
 use super::appended::appended_columns;
 use super::engine::{Engine, engine};
-use super::fp8_rows::RowLayout;
+use super::fp8_codes::RowLayout;
 use super::gemm::Gemm;
 use super::heads::projection_norms;
 use super::matrix::{Cuda, DeviceBlock, MatrixView, tensor};

@@ -22,6 +22,7 @@ mod engine;
 mod failure;
 mod flash;
 mod fp8;
+mod fp8_codes;
 mod fp8_rows;
 mod fp8_scales;
 mod gated;
