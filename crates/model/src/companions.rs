@@ -17,14 +17,14 @@ use crate::error::ModelError;
 
 /// The file of what a chat template got in training in addition to the messages: its arguments and the system prompt.
 pub const CHAT_SETTINGS_FILE: &str = "chat_settings.json";
-/// The file of a chat template; it takes precedence over the key in [`TOKENIZER_CONFIG`].
-const TEMPLATE: &str = "chat_template.jinja";
+/// The file of a chat template; it takes precedence over the key in `tokenizer_config.json`.
+pub const CHAT_TEMPLATE_FILE: &str = "chat_template.jinja";
 /// An older file of chat templates.
 const TEMPLATE_JSON: &str = "chat_template.json";
 /// A folder of further templates by name.
 const ADDITIONAL_TEMPLATES: &str = "additional_chat_templates";
-/// Settings of the tokenizer; readers that do not know [`TEMPLATE`] find the template here.
-const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+/// Settings of the tokenizer; readers that do not know [`CHAT_TEMPLATE_FILE`] find the template here.
+pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// The other files of a tokenizer.
 const TOKENIZER_FILES: [&str; 8] = [
     "tokenizer.json",
@@ -92,7 +92,7 @@ impl Companions {
 
     /// Copies the folder's own templates.
     fn copy_templates(&self, to: &Path) -> Result<(), ModelError> {
-        for file in [TOKENIZER_CONFIG, TEMPLATE, TEMPLATE_JSON] {
+        for file in [TOKENIZER_CONFIG, CHAT_TEMPLATE_FILE, TEMPLATE_JSON] {
             self.copy(file, to)?;
         }
         let folder = self.from.join(ADDITIONAL_TEMPLATES);
@@ -110,7 +110,7 @@ impl Companions {
 
     /// Writes a template for old and new readers; those of the folder would take precedence or contradict it, and stay behind.
     fn write_template(&self, to: &Path, template: &str) -> Result<(), ModelError> {
-        write_text(&to.join(TEMPLATE), template)?;
+        write_text(&to.join(CHAT_TEMPLATE_FILE), template)?;
         let path = self.from.join(TOKENIZER_CONFIG);
         if !path.is_file() {
             return Ok(());
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn the_template_of_the_run_replaces_every_other_for_old_and_new_readers() {
         let to = written(Some("{{ new }}"), &[]);
-        assert_eq!(read_to_string(to.path().join(TEMPLATE)).unwrap(), "{{ new }}");
+        assert_eq!(read_to_string(to.path().join(CHAT_TEMPLATE_FILE)).unwrap(), "{{ new }}");
         assert_eq!(json(&to, TOKENIZER_CONFIG), json!({"eos_token": "<e>", "chat_template": "{{ new }}"}));
         assert!(!to.path().join(TEMPLATE_JSON).exists() && !to.path().join(ADDITIONAL_TEMPLATES).exists());
     }

@@ -22,7 +22,7 @@ mod score;
 mod test_config;
 pub mod weights;
 
-pub use companions::{CHAT_SETTINGS_FILE, Companions};
+pub use companions::{CHAT_SETTINGS_FILE, CHAT_TEMPLATE_FILE, Companions};
 pub use decoder::{Decoder, Loss, LossOptions, MicroBatch, PassOptions, Tape};
 pub use error::ModelError;
 pub use firebrick_arch::{LoraConfig, ModelConfig, ModelSpec, TargetModules};

@@ -162,10 +162,14 @@ impl SavedDtype {
     }
 }
 
+fn rows_per_thread(rows: usize) -> usize {
+    rows.div_ceil(available_parallelism().map_or(1, NonZero::get))
+}
+
 /// `values += scale b a`, rows on all processors. `values` is `[out, in]`, `b` `[out, r]`, `a` `[r, in]`.
 fn add_product(values: &mut [f32], a: &TensorF32, b: &TensorF32, scale: f32) {
     let ([r, inputs], outputs) = ([a.shape[0], a.shape[1]], b.shape[0]);
-    let rows_each = outputs.div_ceil(available_parallelism().map_or(1, NonZero::get));
+    let rows_each = rows_per_thread(outputs);
     scope(|scope| {
         for (values, b) in values.chunks_mut(rows_each * inputs).zip(b.values.chunks(rows_each * r)) {
             scope.spawn(move || {
@@ -195,7 +199,7 @@ fn probes(width: usize) -> Vec<Vec<f64>> {
 
 /// `W x` of each vector, in f64, rows on all processors: `[row][vector]`.
 fn product(values: &[f32], shape: &[usize], x: &[Vec<f64>]) -> Vec<Vec<f64>> {
-    let rows_each = shape[0].div_ceil(available_parallelism().map_or(1, NonZero::get));
+    let rows_each = rows_per_thread(shape[0]);
     let of_rows = |rows: &[f32]| -> Vec<Vec<f64>> {
         rows.chunks(shape[1]).map(|row| x.iter().map(|x| dot(row, x)).collect()).collect()
     };

@@ -188,7 +188,7 @@ impl Ranks {
         self.communicator.fail(problem);
     }
 
-    /// Calls `act` with the reason, on a thread of its own, once another rank is lost.
+    /// Once another rank is lost, starts a thread that calls `act` with the reason.
     pub fn when_lost(&self, act: impl FnOnce(&str) + Send + 'static) {
         self.communicator.when_lost(act);
     }

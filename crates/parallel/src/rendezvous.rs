@@ -94,7 +94,7 @@ impl<'a> Hall<'a> {
         }
     }
 
-    /// Starts a handshake on a thread of its own, so that a silent connection does not keep others waiting.
+    /// Starts a thread for each handshake, so that a silent connection does not keep others waiting.
     fn receive(&self, stream: TcpStream, address: String) {
         while self.at_once.load(Ordering::Acquire) >= MAX_AT_ONCE {
             thread::sleep(PAUSE);

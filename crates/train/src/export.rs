@@ -6,9 +6,12 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use firebrick_model::{Companions, GgufType, Merge, MergeReport, SavedDtype, merge_adapter, write_gguf};
-use firebrick_precision::QuantFormat;
+use firebrick_model::{
+    CHAT_TEMPLATE_FILE, Companions, GgufType, Merge, MergeReport, SavedDtype, merge_adapter, write_gguf,
+};
+use firebrick_precision::{Format, QuantFormat};
 
+use crate::config::compute::parse_format;
 use crate::console::shell_quoted;
 use crate::error::RunError;
 use crate::run::chat_settings;
@@ -36,8 +39,8 @@ pub struct ExportOptions {
     #[arg(long, value_name = "PATH")]
     pub out: PathBuf,
     /// Number format of the merged weights; without it, the base's.
-    #[arg(long, value_name = "FORMAT", requires = "merge")]
-    pub dtype: Option<ExportDtype>,
+    #[arg(long, value_name = "FORMAT", requires = "merge", value_parser = parse_format)]
+    pub dtype: Option<Format>,
     /// Which weights the adapter is added to.
     #[arg(long, value_enum, default_value_t = MergeBase::Stored)]
     pub base: MergeBase,
@@ -50,30 +53,6 @@ pub enum MergeBase {
     Stored,
     /// Those that QLoRA trained on: quantized to NF4 with double quantization and back.
     Dequantized,
-}
-
-/// Number formats of a merged model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ExportDtype {
-    /// float32
-    #[value(alias = "fp32", alias = "f32")]
-    Float32,
-    /// bfloat16
-    #[value(alias = "bf16")]
-    Bfloat16,
-    /// float16
-    #[value(alias = "fp16", alias = "f16")]
-    Float16,
-}
-
-impl From<ExportDtype> for SavedDtype {
-    fn from(dtype: ExportDtype) -> Self {
-        match dtype {
-            ExportDtype::Float32 => Self::F32,
-            ExportDtype::Bfloat16 => Self::Bf16,
-            ExportDtype::Float16 => Self::F16,
-        }
-    }
 }
 
 /// Does what the options ask for; returns what to tell the user.
@@ -104,7 +83,7 @@ fn gguf(options: &ExportOptions, kind: GgufType) -> Result<String, RunError> {
 }
 
 fn merge(options: &ExportOptions, adapter: &Path) -> Result<String, RunError> {
-    let template = adapter.join("chat_template.jinja");
+    let template = adapter.join(CHAT_TEMPLATE_FILE);
     let chat_template = match template.is_file() {
         true => Some(firebrick_arch::json::read_text(&template)?),
         false => None,
@@ -113,7 +92,7 @@ fn merge(options: &ExportOptions, adapter: &Path) -> Result<String, RunError> {
         model: &options.model,
         adapter,
         requantized: (options.base == MergeBase::Dequantized).then_some(QuantFormat::Nf4 { double_quant: true }),
-        dtype: options.dtype.map(SavedDtype::from),
+        dtype: options.dtype.map(|format| SavedDtype::of_config(Some(format.name()))),
         companions: Companions {
             from: options.model.clone(),
             chat_template,

@@ -39,10 +39,10 @@ pub(super) fn fp8_lead(ranks: usize) -> usize {
     ranks.next_multiple_of(32)
 }
 
-/// Columns of an output's gradient that a block of the pass over it takes, at rank 16: 2048 / 16 of each of eight warps.
-pub(super) const LOW_RANK_BLOCK_COLUMNS: usize = 1024;
-/// Bytes of the parts of `dB` in that pass: up to three blocks per multiprocessor with 64 KiB each.
-const LOW_RANK_B_PARTS_BYTES: usize = 3 * 132 * (64 << 10);
+/// Values of `dB` that a block of the pass over an output's gradient sums up: 2048 in each of eight warps.
+pub(super) const LOW_RANK_BLOCK_VALUES: usize = 8 * 2048;
+/// Bytes of the parts of `dB` in that pass: up to three blocks on each of an H100's multiprocessors.
+const LOW_RANK_B_PARTS_BYTES: usize = 3 * 132 * LOW_RANK_BLOCK_VALUES * 4;
 
 /// The rank that the pass over an output's gradient is compiled for, from those of a group's adapters; `None` where both products
 /// with it are GEMMs.
@@ -54,7 +54,7 @@ pub(super) fn low_rank_tile(ranks: &[usize]) -> Option<usize> {
 
 /// Blocks along the columns of a module in that pass.
 pub(super) fn low_rank_chunks(width: usize, tile: usize) -> usize {
-    width.div_ceil(LOW_RANK_BLOCK_COLUMNS * 16 / tile)
+    width.div_ceil(LOW_RANK_BLOCK_VALUES / tile)
 }
 
 /// Bytes of what that pass sums up later, for the group of a run that has most of it.

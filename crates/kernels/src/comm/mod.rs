@@ -80,7 +80,7 @@ pub trait Transport: Send + Sync {
     /// Ends the connection of a rank that has nothing more to exchange, which is then no loss to the others.
     fn close(&self) {}
 
-    /// Calls `act` with the reason, on a thread of its own, once a rank is lost; at once if that has happened already. It is never
+    /// Once a rank is lost, starts a thread that calls `act` with the reason; at once if that has happened already. It is never
     /// called if the job finishes cleanly.
     fn when_lost(&self, act: Box<dyn FnOnce(&str) + Send>) {
         drop(act);
@@ -176,7 +176,7 @@ impl Communicator {
         }
     }
 
-    /// Calls `act` with the reason, on a thread of its own, once a rank is lost.
+    /// Once a rank is lost, starts a thread that calls `act` with the reason.
     pub fn when_lost(&self, act: impl FnOnce(&str) + Send + 'static) {
         if let Some(transport) = &self.transport {
             transport.when_lost(Box::new(act));

@@ -11,6 +11,7 @@ use firebrick_arch::json::{parse_object, read_text};
 use serde_json::{Map, Value as Json};
 
 use super::container::Value;
+use crate::companions::{CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG};
 use crate::error::ModelError;
 
 /// Kinds of tokens, as ggml numbers them.
@@ -135,11 +136,11 @@ fn begins_with(json: &Map<String, Json>, bos: u32) -> bool {
 
 /// The chat template of a folder.
 fn chat_template(folder: &Path) -> Result<Option<String>, ModelError> {
-    let path = folder.join("chat_template.jinja");
+    let path = folder.join(CHAT_TEMPLATE_FILE);
     if path.is_file() {
         return Ok(Some(read_text(&path)?));
     }
-    let path = folder.join("tokenizer_config.json");
+    let path = folder.join(TOKENIZER_CONFIG);
     if !path.is_file() {
         return Ok(None);
     }

@@ -8,15 +8,12 @@ use firebrick_arch::{ModelConfig, generation_eos_token_ids};
 use firebrick_data::{Chat, TemplateChoice, TemplateDefaults, Tokenizer};
 use firebrick_kernels::{BaseStorage, GemmFormat, Kernels};
 use firebrick_model::peft::read_adapter_config;
-use firebrick_model::{BuildOptions, Decoder, GenerateOptions, HfFolder, Sampler};
+use firebrick_model::{BuildOptions, CHAT_TEMPLATE_FILE, Decoder, GenerateOptions, HfFolder, Sampler};
 use firebrick_precision::Format;
 
 use crate::error::RunError;
 use crate::run::chat_settings;
 use crate::run::device::dtype_of;
-
-/// The chat template of an adapter folder that has no tokenizer of its own.
-const TEMPLATE: &str = "chat_template.jinja";
 
 /// A model folder and how it is loaded.
 #[derive(Clone, Debug)]
@@ -75,8 +72,8 @@ impl LoadOptions {
         let adapter = self.adapter.as_deref();
         let folder = adapter.filter(has("tokenizer.json")).unwrap_or(&self.model);
         let mut tokenizer = Tokenizer::from_folder(folder)?;
-        if let Some(adapter) = adapter.filter(has(TEMPLATE)).filter(|adapter| *adapter != folder) {
-            tokenizer.choose_template(&TemplateChoice::File(adapter.join(TEMPLATE)))?;
+        if let Some(adapter) = adapter.filter(has(CHAT_TEMPLATE_FILE)).filter(|adapter| *adapter != folder) {
+            tokenizer.choose_template(&TemplateChoice::File(adapter.join(CHAT_TEMPLATE_FILE)))?;
         }
         tokenizer.set_template_defaults(self.chat_settings()?);
         let (tokens, rows) = (tokenizer.vocab_size(), ModelConfig::read(&self.model)?.spec.vocab_size);

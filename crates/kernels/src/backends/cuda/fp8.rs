@@ -24,12 +24,12 @@ use burn_tensor::DType;
 use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::adapters::Adapters;
+use super::appended::ranks;
 use super::engine::Engine;
 use super::fp8_codes::{Codes, RowLayout};
-use super::fp8_rows::all_ranks;
 use super::gemm::Gemm;
 use super::kept::{Held, Pass};
-use super::launch::{Launch, at, grid};
+use super::launch::{Launch, MAX_MODULES, at, grid};
 use super::matrix::{Cuda, DeviceBlock, MatrixView};
 use super::program::Source;
 use super::quantize::kernels_of;
@@ -37,16 +37,13 @@ use super::scratch::{Contents, ScratchSlot};
 use crate::backends::cuda_rows::{fp8_lead, fp8_stride};
 use crate::{GemmFormat, Group, Weight};
 
-/// Whether sums of codes may be kept in fewer bits between the steps of a product: forward, and for gradients of inputs. cuBLASLt's fast
-/// accumulation rounds partial sums to 14 bits or so.
-const FAST_FORWARD: bool = true;
-const FAST_BACKWARD: bool = true;
+/// Whether sums of codes may be kept in fewer bits between the steps of a product. cuBLASLt's fast accumulation rounds partial sums to 14
+/// bits or so.
+const FAST: bool = true;
 /// Parts of the maxima of a group's adapters, as `source/fp8.cu` has it.
 const MAXIMA_PARTS: usize = 256;
 /// Parts of a buffer begin on multiples of this many bytes, as GEMMs like them.
 const PART_ALIGNMENT: usize = 256;
-/// Modules of a group that the launches take.
-const MAX_MODULES: usize = 4;
 
 /// The weight of a group in codes, as one pass reads it.
 struct Fp8Weight {
@@ -97,12 +94,11 @@ impl Engine {
     ) -> Option<DeviceBlock> {
         let weight = self.fp8_weight(group, x.dtype);
         let low = self.fp8_adapters(group, &weight, x.dtype).map(|adapters| self.low_rank(x, &adapters));
-        let layout = RowLayout::new(x.width, all_ranks(group), None);
-        let input = self.fp8_operand(x, layout, low, &weight);
+        let input = self.fp8_operand(x, None, low, &weight);
         let bias = self.biases(group, x.dtype).map(|biases| biases.address);
         let gemm = Gemm::forward("linear fp8", input.block, weight.codes.block);
         let scales = Some([input.scales, weight.codes.scales]);
-        self.gemm(Gemm { c: residual, bias, scales, is_fast: FAST_FORWARD, ..gemm }, out);
+        self.gemm(Gemm { c: residual, bias, scales, is_fast: FAST, ..gemm }, out);
         low
     }
 
@@ -116,11 +112,10 @@ impl Engine {
         out: DeviceBlock,
     ) {
         let weight = self.fp8_transposed(group, dy.dtype);
-        let layout = RowLayout::new(dy.width, all_ranks(group), Some(weight.row_scales));
-        let input = self.fp8_operand(dy, layout, d_low, &weight);
+        let input = self.fp8_operand(dy, Some(weight.row_scales), d_low, &weight);
         let gemm = Gemm::forward("linear fp8", input.block, weight.codes.block);
         let scales = Some([input.scales, weight.codes.scales]);
-        self.gemm(Gemm { c: plus, scales, is_fast: FAST_BACKWARD, ..gemm }, out);
+        self.gemm(Gemm { c: plus, scales, is_fast: FAST, ..gemm }, out);
     }
 
     /// The adapters of a group in the compute format, as their GEMMs with `dy` read them.
@@ -132,13 +127,15 @@ impl Engine {
         (weight.lead > 0).then(|| self.adapters_at(group, [weight.a, weight.b], dtype))
     }
 
-    /// The operand of a GEMM with such a weight: rows, with low-rank values before them.
-    fn fp8_operand(&self, x: DeviceBlock, layout: RowLayout, low: Option<DeviceBlock>, weight: &Fp8Weight) -> Codes {
-        assert_eq!(
-            (layout.lead, layout.stride),
-            (weight.lead, weight.codes.block.stride),
-            "rows and weights of one group"
-        );
+    /// The operand of a GEMM with such a weight: rows, each column times its scale where there are any, with low-rank values before them.
+    fn fp8_operand(
+        &self,
+        x: DeviceBlock,
+        column_scales: Option<u64>,
+        low: Option<DeviceBlock>,
+        weight: &Fp8Weight,
+    ) -> Codes {
+        let layout = RowLayout { lead: weight.lead, stride: weight.codes.block.stride, column_scales };
         let codes = self.rows_in_codes(x, layout);
         self.low_columns(&codes, layout, x.width, low.map(|low| (low, weight.factor)), x.dtype);
         codes
@@ -146,13 +143,13 @@ impl Engine {
 
     /// How the input of a group is quantized; `None` where its GEMMs are in the compute format.
     pub(super) fn fp8_input_layout(&self, group: &Group<Cuda>) -> Option<RowLayout> {
-        (group.gemms == GemmFormat::Fp8).then(|| RowLayout::new(group.in_features(), all_ranks(group), None))
+        (group.gemms == GemmFormat::Fp8).then(|| RowLayout::new(group.in_features(), &ranks(group), None))
     }
 
     /// How the gradient of a group's outputs is quantized; `None` where its GEMMs are in the compute format.
     pub(super) fn fp8_gradient_layout(&self, group: &Group<Cuda>, dtype: DType) -> Option<RowLayout> {
         let is_fp8 = group.gemms == GemmFormat::Fp8;
-        is_fp8.then(|| RowLayout::new(group.out_features(), all_ranks(group), Some(self.fp8_row_scales(group, dtype))))
+        is_fp8.then(|| RowLayout::new(group.out_features(), &ranks(group), Some(self.fp8_row_scales(group, dtype))))
     }
 
     /// Address of the scales of the rows of a group's weight.

@@ -32,8 +32,9 @@ pub(super) struct PreparedRows {
 }
 
 impl RowLayout {
-    /// Rows of `width` values, and `ranks` of all adapters of the group.
-    pub(super) fn new(width: usize, ranks: usize, column_scales: Option<u64>) -> Self {
+    /// Rows of `width` values, and the ranks of the adapters of the group.
+    pub(super) fn new(width: usize, ranks: &[usize], column_scales: Option<u64>) -> Self {
+        let ranks = ranks.iter().sum();
         Self { lead: fp8_lead(ranks), stride: fp8_stride(width, ranks), column_scales }
     }
 }

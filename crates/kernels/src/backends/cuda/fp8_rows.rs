@@ -16,9 +16,9 @@ use super::launch::{Launch, at, grid, threads_for};
 use super::matrix::{Cuda, DeviceBlock, MatrixView};
 use super::program::Source;
 use super::scratch::ScratchSlot;
-use crate::{Group, NormWeight};
+use crate::NormWeight;
 
-/// Values that a thread of the kernels keeps of a row.
+/// Values of a row that each thread keeps.
 const KEPT_VALUES: usize = 32;
 /// Widest row that a norm keeps.
 const WIDEST_NORM: usize = 8192;
@@ -44,11 +44,6 @@ fn argument(layout: &RowLayout, codes: &Codes) -> RowsOfCodes {
         lead: layout.lead as i32,
         stride: layout.stride as i32,
     }
-}
-
-/// Ranks of all adapters of a group.
-pub(super) fn all_ranks(group: &Group<Cuda>) -> usize {
-    group.modules.iter().filter_map(|module| module.adapter.as_ref()).map(|adapter| adapter.a.dims()[0]).sum()
 }
 
 impl Engine {
@@ -234,7 +229,5 @@ fn one_row_each(rows: usize, threads: u32) -> LaunchShape {
 
 /// Whether all rows are whole vectors of eight values, on their boundaries.
 fn is_in_vectors(blocks: &[DeviceBlock]) -> bool {
-    blocks.iter().all(|block| {
-        block.width.is_multiple_of(8) && block.stride.is_multiple_of(8) && block.address.is_multiple_of(16)
-    })
+    blocks.iter().all(|block| block.width.is_multiple_of(8) && block.begins_on_vectors())
 }

@@ -13,6 +13,8 @@ use super::failure::check;
 use super::program::Source;
 use super::trace::Cost;
 
+/// Modules of a group that launches over its adapters take.
+pub(super) const MAX_MODULES: usize = 4;
 /// Largest number of blocks along the first axis of a grid.
 pub(super) const MAX_BLOCKS: usize = (1 << 31) - 1;
 

@@ -9,18 +9,16 @@ use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::adapters::Adapters;
 use super::engine::Engine;
-use super::launch::{Launch, at, grid};
+use super::launch::{Launch, MAX_MODULES, at, grid};
 use super::matrix::{DeviceBlock, MatrixView};
 use super::program::Source;
 use super::scratch::ScratchSlot;
-use crate::backends::cuda_rows::{LOW_RANK_BLOCK_COLUMNS, low_rank_chunks, low_rank_tile};
+use crate::backends::cuda_rows::{LOW_RANK_BLOCK_VALUES, low_rank_chunks, low_rank_tile};
 
 /// As `source/low_rank.cu` has them.
 const WARPS: usize = 8;
 const TOKENS: usize = 16;
 const STAGES: usize = 4;
-/// Modules of a group that the launches take.
-const MAX_MODULES: usize = 4;
 /// Blocks that one multiprocessor gets at most, one after the other.
 const WAVES: usize = 3;
 /// What a block costs besides its tokens, in tokens: filling the pipeline, and writing its sums.
@@ -62,9 +60,12 @@ impl Engine {
     ) -> Option<Vec<MatrixView>> {
         let ranks: Vec<usize> = adapters.places.iter().map(|place| place.ranks[1]).collect();
         let tile = low_rank_tile(&ranks)?;
-        let on_vectors = |block: DeviceBlock| block.stride.is_multiple_of(8) && block.address.is_multiple_of(16);
         let widths = adapters.places.iter().all(|place| place.columns.iter().all(|columns| columns.is_multiple_of(8)));
-        if dy.dtype == DType::F32 || ranks.len() > MAX_MODULES || !widths || !on_vectors(dy) || !on_vectors(low) {
+        if dy.dtype == DType::F32
+            || ranks.len() > MAX_MODULES
+            || !widths
+            || ![dy, low].iter().all(DeviceBlock::begins_on_vectors)
+        {
             return None;
         }
         let (modules, d_b) = self.adapted_modules(adapters, tile);
@@ -73,9 +74,9 @@ impl Engine {
         let tokens_per_block = dy.rows.div_ceil(parts).next_multiple_of(TOKENS);
         let low_bytes = chunks * dy.rows * tile * 4;
         let low_parts =
-            self.scratch.take(ScratchSlot::LowRankParts, low_bytes + parts * chunks * LOW_RANK_BLOCK_COLUMNS * 16 * 4);
+            self.scratch.take(ScratchSlot::LowRankParts, low_bytes + parts * chunks * LOW_RANK_BLOCK_VALUES * 4);
         let b_parts = low_parts + low_bytes as u64;
-        let [shared, values] = [shared_bytes(tile), chunks * LOW_RANK_BLOCK_COLUMNS * 16];
+        let [shared, values] = [shared_bytes(tile), chunks * LOW_RANK_BLOCK_VALUES];
         let launch = |name, shape, bytes| Launch { source: Source::LowRank(tile), dtype: dy.dtype, name, shape, bytes };
 
         let shape =
@@ -145,7 +146,7 @@ fn parts_of_tokens(tokens: usize, chunks: usize, multiprocessors: usize) -> usiz
 
 /// Shared memory of a block: tiles under way, and what its warps have of `d_low`.
 fn shared_bytes(tile: usize) -> usize {
-    let columns = LOW_RANK_BLOCK_COLUMNS * 16 / tile / WARPS;
+    let columns = LOW_RANK_BLOCK_VALUES / tile / WARPS;
     let stage_values = TOKENS * (columns + 8 + tile + 8);
     WARPS * STAGES * stage_values * 2 + 2 * WARPS * TOKENS * tile * 4
 }

@@ -69,6 +69,11 @@ impl DeviceBlock {
         self.width + width <= self.stride
     }
 
+    /// Whether every row begins on 16 bytes, where its values have two.
+    pub(super) fn begins_on_vectors(&self) -> bool {
+        self.stride.is_multiple_of(8) && self.address.is_multiple_of(16)
+    }
+
     /// Number of values.
     pub(super) fn count(&self) -> usize {
         self.rows * self.width

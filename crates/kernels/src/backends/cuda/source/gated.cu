@@ -31,6 +31,25 @@ struct gelu_pytorch_tanh {
     }
 };
 
+// a(g) u, in the place of g.
+template <int V> DEVICE void gated_values(float (&g)[V], const float (&u)[V]) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) g[i] = ACTIVATION::value(g[i]) * u[i];
+}
+
+// dg and du from dy, in the places of g and u; and a(g) u.
+template <int V>
+DEVICE void gated_gradients(float (&g)[V], float (&u)[V], const float (&dy)[V], float (&product)[V]) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+        float value, slope;
+        ACTIVATION::value_and_slope(g[i], value, slope);
+        product[i] = value * u[i];
+        g[i] = dy[i] * u[i] * slope;
+        u[i] = dy[i] * value;
+    }
+}
+
 template <int V> DEVICE void gated_row(T *y, const T *gate, const T *up, int f) {
     const int count = f / V, stride = gridDim.y * blockDim.x;
     for (int base = blockIdx.y * blockDim.x + threadIdx.x; base < count; base += AT_ONCE * stride) {
@@ -49,8 +68,7 @@ template <int V> DEVICE void gated_row(T *y, const T *gate, const T *up, int f) 
             if (c >= count) break;
             float g[V], u[V];
             gates[k].unpack(g), ups[k].unpack(u);
-#pragma unroll
-            for (int i = 0; i < V; ++i) g[i] = ACTIVATION::value(g[i]) * u[i];
+            gated_values(g, u);
             Pack<T, V>::pack(g).store(y + c * V);
         }
     }
@@ -91,14 +109,7 @@ DEVICE void gated_backward_row(T *dgate, T *dup, const T *gate, const T *up, con
             if (c >= count) break;
             float g[V], u[V], d[V], product[V];
             gates[k].unpack(g), ups[k].unpack(u), dys[k].unpack(d);
-#pragma unroll
-            for (int i = 0; i < V; ++i) {
-                float value, slope;
-                ACTIVATION::value_and_slope(g[i], value, slope);
-                product[i] = value * u[i];
-                g[i] = d[i] * u[i] * slope;
-                u[i] = d[i] * value;
-            }
+            gated_gradients(g, u, d, product);
             Pack<T, V>::pack(g).store(dgate + c * V);
             Pack<T, V>::pack(u).store(dup + c * V);
             if (y != nullptr) Pack<T, V>::pack(product).store(y + c * V);

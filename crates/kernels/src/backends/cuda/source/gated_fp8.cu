@@ -23,8 +23,7 @@ KERNEL __launch_bounds__(512, 2) gated_codes(RowsOfCodes out, T *y, long long y_
         float g[8], u[8];
         Pack<T, 8>::load_streaming(gate + c * 8).unpack(g);
         Pack<T, 8>::load_streaming(up + c * 8).unpack(u);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) g[i] = ACTIVATION::value(g[i]) * u[i];
+        gated_values(g, u);
         kept[k] = Pack<T, 8>::pack(g);
         kept[k].store(y + c * 8);
         largest = max(largest, out.largest(kept[k], c * 8));
@@ -55,14 +54,7 @@ gated_backward_codes(RowsOfCodes out, T *dgate, T *dup, long long d_stride, cons
         Pack<T, 8>::load_streaming(gate + c * 8).unpack(g);
         Pack<T, 8>::load_streaming(up + c * 8).unpack(u);
         Pack<T, 8>::load_streaming(dy + c * 8).unpack(d);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            float value, slope;
-            ACTIVATION::value_and_slope(g[i], value, slope);
-            product[i] = value * u[i];
-            g[i] = d[i] * u[i] * slope;
-            u[i] = d[i] * value;
-        }
+        gated_gradients(g, u, d, product);
         of_gate[k] = Pack<T, 8>::pack(g), of_up[k] = Pack<T, 8>::pack(u);
         of_gate[k].store(dgate + c * 8), of_up[k].store(dup + c * 8);
         if (y != nullptr) Pack<T, 8>::pack(product).store(y + row * y_stride + c * 8);
