@@ -92,7 +92,7 @@ pub fn z_loss<B: Kernels>(
                 WeightGradient::New => d_head_vd,
                 WeightGradient::AddTo(sum) => d_head_vd.map(|part| sum.add(part)),
             };
-            CrossEntropy { loss_sum, log_probs_m: None, d_hidden_nd, d_weight_vd }
+            CrossEntropy { loss_sum, log_probs_m: None, correct: None, d_hidden_nd, d_weight_vd }
         })
     }
 }

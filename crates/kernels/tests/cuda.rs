@@ -295,6 +295,7 @@ fn scratch_memory_is_bounded_over_different_counts_of_loss_tokens() {
             gradient_scale: Some(1.0),
             weight_gradient: WeightGradient::Frozen,
             log_probs: false,
+            correct: false,
             soft_cap: None,
         };
         let result = Cuda::linear_cross_entropy(hidden.clone(), &head, &targets, options);

@@ -266,6 +266,7 @@ impl<B: Kernels> Decoder<B> {
             gradient_scale: options.gradient_scale,
             weight_gradient,
             log_probs: options.log_probs,
+            correct: false,
             soft_cap: self.config.spec.logit_soft_cap,
         };
         let loss = operation(hidden_nd, &self.head(), targets, options);

@@ -39,9 +39,11 @@ pub(super) fn peak(
 fn scored(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, rows: usize) -> Vec<MemoryLine> {
     let pass = TrainingShape { micro_batch_size: rows, ..training.clone() };
     let chunk = (training.loss_chunk_tokens as u64).min(pass.tokens());
-    let value = training.activation_bytes();
-    // In a half format the loss comes first, and then half as many rows of logits, rounded and in f32.
-    let logits = if value == 4 { chunk * 4 * logit_copies(model) } else { chunk.div_ceil(2) * (value + 4) };
+    let logits = match backend {
+        // They count as scratch of the loss.
+        BackendKind::Cuda => 0,
+        BackendKind::Flex | BackendKind::Candle | BackendKind::Wgpu => chunk * 4 * logit_copies(model),
+    };
     let scored_tokens = match backend {
         BackendKind::Flex | BackendKind::Cuda => 0,
         BackendKind::Candle | BackendKind::Wgpu => training.longest_document,

@@ -9,6 +9,7 @@ use burn_tensor::DType;
 use super::{CrossEntropy, CrossEntropyOptions, LossTargets, reference};
 use crate::Kernels;
 use crate::conformance::check::{Check, Pair};
+use crate::dtype::to_f32;
 use crate::linear::WeightGradient;
 use crate::weights::Weight;
 
@@ -19,6 +20,7 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
             linear_cross_entropy(check, &targets, head_gradient);
         }
     }
+    choices(check);
     for soft_cap in check.variants([None, Some(6.0)]) {
         logits(check, soft_cap);
     }
@@ -70,6 +72,7 @@ fn linear_cross_entropy<B: Kernels>(check: &mut Check<'_, B>, targets: &Targets<
             gradient_scale,
             weight_gradient: weight_gradient.0,
             log_probs,
+            correct: log_probs,
             soft_cap,
         };
         let grads = B::linear_cross_entropy(hidden.0.clone(), &Weight::Dense(head.0.clone()), &targets.0, options);
@@ -78,6 +81,7 @@ fn linear_cross_entropy<B: Kernels>(check: &mut Check<'_, B>, targets: &Targets<
             gradient_scale,
             weight_gradient: weight_gradient.1,
             log_probs,
+            correct: log_probs,
             soft_cap,
         };
         let head = Weight::Dense(head.1.clone());
@@ -99,6 +103,7 @@ fn weight_gradients<B: Kernels>(
 
 fn compare<B: Kernels>(check: &mut Check<'_, B>, grads: CrossEntropy<B>, expected: CrossEntropy<Flex>) {
     check.compare("linear_cross_entropy: loss", grads.loss_sum, expected.loss_sum);
+    check.same("linear_cross_entropy: choices", grads.correct.is_some() == expected.correct.is_some());
     check
         .same("linear_cross_entropy: log-probabilities", grads.log_probs_m.is_some() == expected.log_probs_m.is_some());
     if let Some((log_probs, expected)) = grads.log_probs_m.zip(expected.log_probs_m) {
@@ -113,6 +118,37 @@ fn compare<B: Kernels>(check: &mut Check<'_, B>, grads: CrossEntropy<B>, expecte
         if let Some((gradient, expected)) = gradient.zip(expected) {
             check.compare(what, gradient, expected);
         }
+    }
+}
+
+/// Every second target is the token of the highest logit and the others are those of the lowest, so that no rounding changes the count.
+fn choices<B: Kernels>(check: &mut Check<'_, B>) {
+    let (tokens, width, vocabulary) = (check.case.tokens(), check.case.hidden_size, check.case.vocab_size);
+    let hidden = check.random([tokens, width], 1.0);
+    let head = check.random_in(check.case.dtype, [vocabulary, width], 0.3);
+    let logits = to_f32(hidden.1.clone()).matmul(to_f32(head.1).transpose());
+    let [highest, lowest] =
+        [logits.clone().argmax(1), logits.argmin(1)].map(|ids| ids.into_data().iter::<i32>().collect::<Vec<_>>());
+    let ids: Vec<i32> = (0..tokens).map(|token| if token % 2 == 0 { highest[token] } else { lowest[token] }).collect();
+    let positions = check.ints(&(0..tokens as i32).collect::<Vec<_>>());
+    let targets = LossTargets {
+        positions_m: positions.0,
+        targets_m: check.ints(&ids).0,
+        weights_m: Some(check.random_f32([tokens], 1.0).0),
+        count: tokens,
+    };
+    for soft_cap in [None, Some(3.0)] {
+        let options = CrossEntropyOptions {
+            chunk_tokens: (tokens / 2).max(1) + 1,
+            gradient_scale: None,
+            weight_gradient: WeightGradient::Frozen,
+            log_probs: false,
+            correct: true,
+            soft_cap,
+        };
+        let found = B::linear_cross_entropy(hidden.0.clone(), &Weight::Dense(head.0.clone()), &targets, options);
+        let count = found.correct.expect("the count was requested").into_data().iter::<f32>().next();
+        check.same("linear_cross_entropy: choices", count == Some(tokens.div_ceil(2) as f32));
     }
 }
 

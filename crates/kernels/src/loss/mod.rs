@@ -37,6 +37,8 @@ pub struct CrossEntropyOptions<B: Backend> {
     pub weight_gradient: WeightGradient<B>,
     /// Whether [`CrossEntropy::log_probs_m`] is returned.
     pub log_probs: bool,
+    /// Whether [`CrossEntropy::correct`] is returned.
+    pub correct: bool,
     /// `cap`, where logits become `cap * tanh(logits / cap)` before the softmax. Every operation over the head applies it.
     pub soft_cap: Option<f64>,
 }
@@ -48,6 +50,8 @@ pub struct CrossEntropy<B: Backend> {
     pub loss_sum: Tensor<B, 1>,
     /// `log softmax(logits)[target]` of each target, `[m]` f32, not weighted.
     pub log_probs_m: Option<Tensor<B, 1>>,
+    /// Number of targets that no other token has a higher logit than, not weighted, `[1]` f32.
+    pub correct: Option<Tensor<B, 1>>,
     /// Gradient of the hidden states `[n, d]`, scaled; zero rows where nothing counts.
     pub d_hidden_nd: Option<Tensor<B, 2>>,
     /// Gradient of the head `[v, d]` f32, scaled; with [`WeightGradient::AddTo`] the new sum.

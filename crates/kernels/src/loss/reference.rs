@@ -30,6 +30,7 @@ pub fn linear_cross_entropy<B: LossOps>(
     let wants_weight = options.weight_gradient.is_needed() && options.gradient_scale.is_some();
     let mut loss_sum = Tensor::<B, 1>::zeros([1], (&device, DType::F32));
     let mut log_probs = Vec::new();
+    let mut correct = options.correct.then(|| Tensor::<B, 1>::zeros([1], (&device, DType::F32)));
     let mut d_hidden = options.gradient_scale.map(|_| Tensor::<B, 2>::zeros(hidden_nd.dims(), (&device, dtype)));
     let mut d_weight = match options.weight_gradient {
         WeightGradient::AddTo(sum) => Some(sum),
@@ -43,6 +44,7 @@ pub fn linear_cross_entropy<B: LossOps>(
         let weights_c = targets.weights_m.as_ref().map(|weights| weights.clone().narrow(0, start, length));
         let hidden_cd = hidden_nd.clone().select(0, positions_c.clone());
         let logits_cv = to_f32(hidden_cd.clone().matmul(weight_vd.clone().transpose()));
+        correct = correct.map(|count| count.add(highest_at(logits_cv.clone(), targets_c.clone())));
         let (losses_c, d_logits_cv) =
             B::cross_entropy(logits_cv, targets_c, weights_c.clone(), options.gradient_scale, options.soft_cap);
         if options.log_probs {
@@ -70,7 +72,7 @@ pub fn linear_cross_entropy<B: LossOps>(
         1 => log_probs.remove(0),
         _ => Tensor::cat(log_probs, 0),
     });
-    CrossEntropy { loss_sum, log_probs_m, d_hidden_nd: d_hidden, d_weight_vd: d_weight }
+    CrossEntropy { loss_sum, log_probs_m, correct, d_hidden_nd: d_hidden, d_weight_vd: d_weight }
 }
 
 fn weighted<B: Backend>(values: Tensor<B, 1>, weights: Option<Tensor<B, 1>>) -> Tensor<B, 1> {
@@ -78,6 +80,14 @@ fn weighted<B: Backend>(values: Tensor<B, 1>, weights: Option<Tensor<B, 1>>) -> 
         Some(weights) => values.mul(weights),
         None => values,
     }
+}
+
+/// How many rows of logits `[c, v]` are highest at their target, `[1]` f32. A soft cap does not change which logit is highest.
+fn highest_at<B: Backend>(logits_cv: Tensor<B, 2>, targets_c: Tensor<B, 1, Int>) -> Tensor<B, 1> {
+    let rows = targets_c.dims()[0];
+    let target_c1 = logits_cv.clone().gather(1, targets_c.reshape([rows, 1]));
+    let is_right_c1 = target_c1.greater_equal(logits_cv.max_dim(1));
+    is_right_c1.float().cast(DType::F32).sum()
 }
 
 /// `cap * tanh(logits / cap)`, or the logits where there is no cap.
@@ -150,6 +160,7 @@ mod tests {
             gradient_scale: Some(SCALE),
             weight_gradient: WeightGradient::New,
             log_probs: true,
+            correct: true,
             soft_cap: None,
         }
     }

@@ -34,6 +34,8 @@ pub struct Summary {
     pub wall_s: f64,
     /// The backend.
     pub backend: String,
+    /// Which share of the operations of a step ran in which format, as the plan counts them.
+    pub arithmetic: String,
     /// Folder of the adapter, or of the model if all of it was trained.
     pub weights: String,
 }
@@ -55,6 +57,7 @@ impl fmt::Display for Summary {
             self.token_accuracy_after.map(share),
         )?;
         change(formatter, "exact match", self.exact_match_before.map(share), self.exact_match_after.map(share))?;
+        write!(formatter, "\n  arithmetic     {}", self.arithmetic)?;
         write!(formatter, "\n  saved          {}", self.weights)
     }
 }

@@ -457,6 +457,7 @@ impl<B: Kernels> Run<B> {
             tokens_per_s: if self.step_s > 0.0 { self.step_tokens as f64 / self.step_s } else { 0.0 },
             wall_s: self.wall_s(),
             backend: plan.backend.value.to_string(),
+            arithmetic: plan.arithmetic.value.clone(),
             weights: weights.display().to_string(),
         };
         let text = serde_json::to_string_pretty(&summary).expect("a summary of plain fields is expressible as JSON");

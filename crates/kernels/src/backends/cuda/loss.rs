@@ -97,6 +97,8 @@ struct Pass<'a> {
     d_hidden: Option<MatrixView>,
     log_probs: Option<MatrixView>,
     loss_sum: MatrixView,
+    /// `None` unless requested.
+    correct: Option<MatrixView>,
 }
 
 impl<'a> Pass<'a> {
@@ -110,8 +112,11 @@ impl<'a> Pass<'a> {
         let hidden = engine.flat(hidden_nd);
         let ints = |values: &Tensor<Cuda, 1, Int>| engine.int_matrix(values.clone());
         let (is_partial, is_empty) = (targets.count < hidden.rows, targets.count == 0);
-        let loss_sum = engine.view_of(engine.empty([1], DType::F32));
-        engine.fill(loss_sum.block(), 0.0);
+        let zero = || {
+            let sum = engine.view_of(engine.empty([1], DType::F32));
+            engine.fill(sum.block(), 0.0);
+            sum
+        };
         let gradient = options.gradient_scale.map(|_| options.weight_gradient);
         let d_hidden = options.gradient_scale.map(|_| engine.empty_matrix(hidden.rows, hidden.width, hidden.dtype));
         if let Some(d_hidden) = d_hidden.as_ref().filter(|_| is_partial) {
@@ -129,7 +134,8 @@ impl<'a> Pass<'a> {
             d_head: gradient.and_then(|gradient| HeadGradient::new(engine, gradient, head.shape())),
             d_hidden,
             log_probs: options.log_probs.then(|| engine.view_of(engine.empty([targets.count], DType::F32))),
-            loss_sum,
+            loss_sum: zero(),
+            correct: options.correct.then(zero),
             hidden,
         }
     }
@@ -142,6 +148,7 @@ impl<'a> Pass<'a> {
         CrossEntropy {
             loss_sum: tensor(self.loss_sum.tensor),
             log_probs_m: self.log_probs.map(|values| tensor(values.tensor)),
+            correct: self.correct.map(|count| tensor(count.tensor)),
             d_hidden_nd: self.d_hidden.map(|matrix| tensor(matrix.tensor)),
             d_weight_vd: self.d_head.map(|d_head| d_head.into_tensor(engine)),
         }
@@ -168,14 +175,20 @@ impl<'a> Pass<'a> {
         engine.gemm(Gemm::forward("head", hidden, self.head.block), logits);
         // A row of gradients begins where its row of logits does.
         let d_logits = DeviceBlock { stride: vocabulary * 4 / dtype.size(), dtype, ..logits };
-        let scratch = || engine.scratch.take(ScratchSlot::LogProbs, self.chunk_tokens * 4);
+        // Log probabilities that no caller requested, then marks of the rows whose target is highest.
+        let scratch = engine.scratch.take(ScratchSlot::LogProbs, 2 * self.chunk_tokens * 4);
+        let is_highest = scratch + 4 * self.chunk_tokens as u64;
         let rows = Rows {
             targets: self.targets.as_ref().map_or(0, after),
             weights: self.weights.as_ref().map_or(0, after),
-            log_probs: self.log_probs.as_ref().map_or_else(scratch, after),
+            log_probs: self.log_probs.as_ref().map_or(scratch, after),
+            is_highest: if self.correct.is_some() { is_highest } else { 0 },
         };
         engine.cross_entropy_rows(logits, self.d_hidden.as_ref().map(|_| d_logits), &rows, self.of_loss);
-        engine.subtract_log_probs(self.loss_sum.address, &rows, length);
+        engine.add_sum(self.loss_sum.address, -1.0, rows.log_probs, rows.weights, length);
+        if let Some(correct) = &self.correct {
+            engine.add_sum(correct.address, 1.0, is_highest, 0, length);
+        }
         let Some(d_hidden) = &self.d_hidden else { return };
         if let Some(d_head) = &mut self.d_head {
             d_head.add(engine, d_logits, hidden);
@@ -205,6 +218,8 @@ struct Rows {
     weights: u64,
     /// f32, written.
     log_probs: u64,
+    /// f32, written: 1 where no logit is higher than the target's, else 0; 0: not needed.
+    is_highest: u64,
 }
 
 impl Engine {
@@ -224,6 +239,7 @@ impl Engine {
             targets: targets.address,
             weights: weights.as_ref().map_or(0, |weights| weights.address),
             log_probs: losses.address,
+            is_highest: 0,
         };
         self.cross_entropy_rows(logits.block(), gradient.as_ref().map(MatrixView::block), &rows, of_loss);
         self.cast(losses.block(), losses.block(), -1.0);
@@ -254,26 +270,27 @@ impl Engine {
             .pointer(at(rows.targets))
             .pointer(at(rows.weights))
             .pointer(at(rows.log_probs))
+            .pointer(at(rows.is_highest))
             .f32(of_loss.scale.unwrap_or(0.0) as f32)
             .i32(logits.rows as i32)
             .i64(logits.width as i64);
-        // SAFETY: logits are dense; a row of gradients begins where its row of logits does, or overlaps none; targets, weights
-        // and log probabilities have one value per row.
+        // SAFETY: logits are dense; a row of gradients begins where its row of logits does, or overlaps none; targets, and what of
+        // weights, log probabilities and marks is not null, have one value per row.
         unsafe { self.launch(launch, &arguments) };
     }
 
-    /// Subtracts the weighted log probabilities of `count` rows from a sum.
-    fn subtract_log_probs(&self, sum: u64, rows: &Rows, count: usize) {
+    /// Adds `factor` times the sum of `count` values, each times its weight unless `weights` is null, to the f32 at `sum`.
+    fn add_sum(&self, sum: u64, factor: f32, values: u64, weights: u64, count: usize) {
         let launch = Launch {
             source: Source::CrossEntropy(None),
             dtype: DType::F32,
-            name: "subtract_log_probs",
+            name: "add_sum",
             shape: grid(1, 1024),
             bytes: 4 * count,
         };
         let arguments =
-            Arguments::new().pointer(at(sum)).pointer(at(rows.log_probs)).pointer(at(rows.weights)).i32(count as i32);
-        // SAFETY: the sum is one f32, and there is one log probability and, unless null, one weight per row.
+            Arguments::new().pointer(at(sum)).f32(factor).pointer(at(values)).pointer(at(weights)).i32(count as i32);
+        // SAFETY: the sum is one f32, and there is one value and, unless null, one weight per row.
         unsafe { self.launch(launch, &arguments) };
     }
 }

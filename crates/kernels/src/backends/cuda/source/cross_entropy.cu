@@ -181,7 +181,8 @@ DEVICE void second_pass(T *gradient, const Row<V> &row, int tiles, const Pack<fl
 }
 
 template <int V, bool GRADIENT>
-DEVICE void cross_entropy_row(float *logits, T *gradient, int target, float *log_prob, float scale, int v) {
+DEVICE void cross_entropy_row(float *logits, T *gradient, int target, float *log_prob, float *is_highest,
+                              float scale, int v) {
     extern __shared__ uint4 storage[];
     constexpr int TILE = Row<V>::TILE;
     const int tiles = (v + TILE - 1) / TILE;
@@ -196,12 +197,16 @@ DEVICE void cross_entropy_row(float *logits, T *gradient, int target, float *log
     if (threadIdx.x == 0 && inside) target_logit = capped(logits[target]);
     const float maximum = block_max(online.maximum);
     const float sum = block_sum(online.sum * exp_fast(online.maximum - maximum));
-    if (threadIdx.x == 0) log_prob[blockIdx.x] = (target_logit - maximum) - logf(sum);
+    if (threadIdx.x == 0) {
+        log_prob[blockIdx.x] = (target_logit - maximum) - logf(sum);
+        if (is_highest != nullptr) is_highest[blockIdx.x] = target_logit >= maximum ? 1.0f : 0.0f;
+    }
     if constexpr (GRADIENT) second_pass<V>(gradient, row, tiles, kept, Normalizer{maximum, scale / sum, scale, target});
 }
 
 // logits [c, v] f32 with row stride v; log_prob[row] = logits[target] - log(sum(exp(logits))); dlogits, where it is not null, =
-// (softmax - onehot) * scale * weights[row] in T at row stride d_stride (elements); weights may be null: all 1. Row r of dlogits may
+// (softmax - onehot) * scale * weights[row] in T at row stride d_stride (elements); weights may be null: all 1. is_highest,
+// where it is not null, gets 1 where no logit of the row is higher than the target's, else 0. Row r of dlogits may
 // begin at the same byte as row r of the logits (d_stride = v * 4 / sizeof(T)) and otherwise must not overlap the logits. Logits are
 // only read, unless dlogits lies on them. A target outside 0..v makes the log probability NaN and reads nothing outside.
 // grid (c), block (1024) exactly, dynamic shared memory: as much as a block may have (opt in by
@@ -209,7 +214,7 @@ DEVICE void cross_entropy_row(float *logits, T *gradient, int target, float *log
 // is right, and none is needed for the loss only. v is below 2^31 - 16384.
 KERNEL __launch_bounds__(THREADS, 1)
 cross_entropy(float *logits, T *dlogits, long long d_stride, const int *targets, const float *weights, float *log_prob,
-              float scale, int c, long long v) {
+              float *is_highest, float scale, int c, long long v) {
     if (weights != nullptr && static_cast<int>(blockIdx.x) < c) scale *= weights[blockIdx.x];
     constexpr long long T_VECTOR = sizeof(T) * 4;
     const long long row = blockIdx.x;
@@ -218,22 +223,22 @@ cross_entropy(float *logits, T *dlogits, long long d_stride, const int *targets,
     const int target = targets[row], values = static_cast<int>(v);
     const bool logits_fit = v % 4 == 0 && aligned16(logits);
     if (dlogits == nullptr) {
-        if (logits_fit) cross_entropy_row<4, false>(logits_row, nullptr, target, log_prob, scale, values);
-        else cross_entropy_row<1, false>(logits_row, nullptr, target, log_prob, scale, values);
+        if (logits_fit) cross_entropy_row<4, false>(logits_row, nullptr, target, log_prob, is_highest, scale, values);
+        else cross_entropy_row<1, false>(logits_row, nullptr, target, log_prob, is_highest, scale, values);
         return;
     }
     T *gradient = dlogits + row * d_stride;
     const bool gradient_fits = d_stride % 4 == 0 && reinterpret_cast<unsigned long long>(dlogits) % T_VECTOR == 0;
-    if (logits_fit && gradient_fits) cross_entropy_row<4, true>(logits_row, gradient, target, log_prob, scale, values);
-    else cross_entropy_row<1, true>(logits_row, gradient, target, log_prob, scale, values);
+    if (logits_fit && gradient_fits) cross_entropy_row<4, true>(logits_row, gradient, target, log_prob, is_highest, scale, values);
+    else cross_entropy_row<1, true>(logits_row, gradient, target, log_prob, is_highest, scale, values);
 }
 
-// out[0] -= sum of weights[i] * log_prob[i] over c rows, in an order that only c decides; weights may be null: all 1.
+// out[0] += factor * sum of weights[i] * values[i] over c values, in an order that only c decides; weights may be null: all 1.
 // grid (1), block (1024), no dynamic shared memory.
 KERNEL __launch_bounds__(THREADS)
-subtract_log_probs(float *out, const float *log_prob, const float *weights, int c) {
+add_sum(float *out, float factor, const float *values, const float *weights, int c) {
     float sum = 0.0f;
-    for (int i = threadIdx.x; i < c; i += blockDim.x) sum += weights != nullptr ? weights[i] * log_prob[i] : log_prob[i];
+    for (int i = threadIdx.x; i < c; i += blockDim.x) sum += weights != nullptr ? weights[i] * values[i] : values[i];
     sum = block_sum(sum);
-    if (threadIdx.x == 0) out[0] -= sum;
+    if (threadIdx.x == 0) out[0] += factor * sum;
 }

@@ -3,6 +3,8 @@
 //! Trade-off: without a card each test prints that and passes.
 #![cfg(feature = "cuda")]
 
+mod gradients;
+
 use std::collections::BTreeMap;
 
 use burn_tensor::DType;
