@@ -3,7 +3,7 @@
     python gradient_formats.py MODEL_FOLDER CHATS.jsonl > smollm2-gradient-formats.json
 
 MODEL_FOLDER is a Hugging Face model with a chat template, CHATS.jsonl has a `messages` list per line. Every linear layer of the decoder
-is asked for the gradient of its output dy [n, out]; dx = dy W is then computed from codes of dy and of W (E4M3, a scale per input, as
+gives the gradient of its output dy [n, out]; dx = dy W is then computed from codes of dy and of W (E4M3, a scale per input, as
 training stores it), and compared with f32. Runs with torch and transformers.
 
 Trade-off: gradients of the model as it comes, not of a model in the middle of training.

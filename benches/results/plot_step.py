@@ -1,7 +1,7 @@
-"""Draw docs/images/step.png: where a step of the 8B goes, and how near each operation is to its roof (needs matplotlib).
+"""Draw docs/images/step.png: where a step of the 8B goes, and how near each operation is to its peak (needs matplotlib).
 
 Each traced report in h100-full-recompute-and-short-rows.json is one panel: an operation is as wide as its share of the step and as high as
-its share of the roof that limits it, 8-bit multiplication, 16-bit multiplication or memory, each measured in the same run.
+its share of the peak that limits it, 8-bit multiplication, 16-bit multiplication or memory, each measured in the same run.
 """
 
 import json
@@ -34,8 +34,8 @@ for panel, report in zip(panels[:, 0], traced):
     left, seen = 0.0, set()
     for operation in operations:
         color, label = kind(operation)
-        roof = peaks.get("fp8_gemm_tflops") if label == "8-bit GEMMs" else peaks["gemm_tflops"]
-        height = operation["tflops"] / roof if operation["bound"] == "math" else operation["roofline_share"]
+        peak = peaks.get("fp8_gemm_tflops") if label == "8-bit GEMMs" else peaks["gemm_tflops"]
+        height = operation["tflops"] / peak if operation["bound"] == "math" else operation["roofline_share"]
         width = 100 * operation["share"]
         panel.bar(left, 100 * height, width, align="edge", color=color, edgecolor="white", linewidth=0.4,
                   label=None if label in seen else label)
@@ -49,7 +49,7 @@ for panel, report in zip(panels[:, 0], traced):
     panel.set_title(f"{report['model'].split()[-1]}, {arithmetic}, {report['micro_batch']} × {report['seq']} tokens, "
                     f"{report['recompute']}: {1000 * report['step_s']['median']:.0f} ms", fontsize=10)
     panel.set_xlim(0, 100)
-    panel.set_ylabel("% of the roof")
+    panel.set_ylabel("% of peak")
     panel.legend(frameon=False, ncols=4, fontsize=8, loc="upper right", bbox_to_anchor=(1, 1.02))
 panels[-1, 0].set_xlabel("% of the step")
 figure.tight_layout()
