@@ -132,6 +132,7 @@ fn bytes_of(dtype: DType) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use firebrick_kernels::WeightOps;
     use firebrick_kernels::backends::Flex;
 
     use super::super::case::{Output, Prepared};
@@ -170,8 +171,8 @@ mod tests {
                 Output::Tensors(tensors)
             }
             Output::Weight(weight) => {
-                let codes = weight.codes.clone().flip([0]);
-                Output::Weight(firebrick_kernels::QuantizedWeight { codes, ..weight })
+                let values = Flex::dequantize_weight(&weight).mul_scalar(1.5);
+                Output::Weight(Flex::quantize_weight(values, weight.format))
             }
             Output::Number(number) => Output::Number(number + 1.0),
         }
