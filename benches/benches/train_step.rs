@@ -10,7 +10,7 @@ use std::{fs, io};
 
 use clap::Parser;
 use firebrick_benches::rate::Rates;
-use firebrick_benches::report::{BlockReport, RecipeReport, Report, machine, milliseconds};
+use firebrick_benches::report::{BlockReport, RecipeReport, Report, machine};
 use firebrick_benches::step::{StepTimes, Workload};
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_kernels::backends::BackendKind;
@@ -148,8 +148,8 @@ fn time_block(workload: &Workload, steps: usize) -> Result<Option<BlockReport>, 
     let times = firebrick_benches::block::time_block(workload, steps)?;
     Ok(Some(BlockReport {
         recipe: workload.name.clone(),
-        hand_written_ms: milliseconds(times.hand_written),
-        autodiff_ms: milliseconds(times.autodiff),
+        hand_written_ms: times.hand_written.times(1e3),
+        autodiff_ms: times.autodiff.times(1e3),
     }))
 }
 

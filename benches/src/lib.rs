@@ -5,5 +5,4 @@ pub mod block;
 pub mod rate;
 pub mod report;
 pub mod shapes;
-pub mod spread;
 pub mod step;

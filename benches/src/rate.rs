@@ -11,10 +11,10 @@ use std::time::Instant;
 use burn_tensor::backend::Backend;
 use burn_tensor::{Distribution, Shape, Tensor};
 use firebrick_kernels::backends::BackendKind;
+use firebrick_train::bench::timed;
 use firebrick_train::with_backend;
 
 use crate::shapes::{Gemm, Part, Products};
-use crate::spread::timed;
 
 /// GEMMs of fewer operations are not timed: at 100 GFLOP/s this is 20 µs, of which the call is a visible part.
 const SMALLEST_TIMED: f64 = 2e6;

@@ -6,11 +6,11 @@ use std::fmt;
 
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_kernels::backends::BackendKind;
+use firebrick_train::bench::Spread;
 use serde::Serialize;
 
 use crate::rate::Rates;
 use crate::shapes::{Gemm, Part, Products};
-use crate::spread::Spread;
 use crate::step::{StepTimes, Workload};
 
 /// A whole run of the bench.
@@ -118,7 +118,7 @@ impl RecipeReport {
         let backend = |(backend, found): &(BackendKind, StepTimes)| BackendReport {
             backend: *backend,
             tokens_per_s: workload.tokens() as f64 / found.seconds.median,
-            step_ms: milliseconds(found.seconds),
+            step_ms: found.seconds.times(1e3),
             step_over_roofline: found.seconds.median / roofline,
             losses: found.losses,
         };
@@ -160,11 +160,6 @@ impl ProductReport {
             backend: best.map(|(_, backend)| backend),
         }
     }
-}
-
-/// Seconds as milliseconds.
-pub fn milliseconds(seconds: Spread) -> Spread {
-    Spread { median: 1e3 * seconds.median, min: 1e3 * seconds.min, max: 1e3 * seconds.max }
 }
 
 /// The processor in words.
@@ -234,11 +229,5 @@ impl fmt::Display for BlockReport {
         writeln!(out, "| backward | ms, median (min, max) | relative to hand-written |\n|---|---:|---:|")?;
         writeln!(out, "| hand-written, flex's own operations | {hand_written_ms} | 1.00 |")?;
         writeln!(out, "| burn-autodiff over reference bodies | {autodiff_ms} | {ratio:.2} |")
-    }
-}
-
-impl fmt::Display for Spread {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{:.1} ({:.1}, {:.1})", self.median, self.min, self.max)
     }
 }

@@ -11,6 +11,7 @@ use firebrick_kernels::Kernels;
 use firebrick_optim::{Schedule, ScheduleKind};
 use firebrick_parallel::Ranks;
 use firebrick_train::RunError;
+use firebrick_train::bench::{Spread, timed};
 use firebrick_train::config::{BackendChoice, Init, RunConfig};
 use firebrick_train::run::assemble;
 use firebrick_train::run::prepare::{Prepared, prepare};
@@ -18,7 +19,6 @@ use firebrick_train::run::step::StepNumbers;
 
 use crate::rate::wait;
 use crate::shapes::{MicroBatchShape, Products, StepShape};
-use crate::spread::{Spread, timed};
 
 /// Steps before the first one that counts: pools fill, kernels compile, clocks rise.
 pub const WARM_UP: usize = 3;

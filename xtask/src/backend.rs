@@ -94,8 +94,30 @@ fn candidates() -> Vec<PathBuf> {
 pub(crate) struct Choice {
     /// What to build.
     pub(crate) backend: Backend,
+    /// Whether every other backend that can be compiled here is compiled in as well.
+    pub(crate) with_all: bool,
     /// Completes "building with these features because ...".
     pub(crate) reason: String,
+}
+
+impl Choice {
+    /// Every backend in one binary.
+    pub(crate) fn all(reason: String) -> Self {
+        Self { backend: Backend::Flex, with_all: true, reason }
+    }
+
+    /// Cargo features of the `train` package.
+    pub(crate) fn features(&self) -> String {
+        if !self.with_all {
+            return self.backend.features();
+        }
+        compiled_backends().into_iter().map(Backend::name).collect::<Vec<_>>().join(",")
+    }
+}
+
+/// The backends that can be compiled here. Apple's systems have no CUDA driver to bind to.
+pub(crate) fn compiled_backends() -> Vec<Backend> {
+    Backend::ALL.into_iter().filter(|backend| !(cfg!(target_os = "macos") && *backend == Backend::Cuda)).collect()
 }
 
 /// Decides from what was `requested`, a backend's name and where it was named; `None` means `auto`.
@@ -105,14 +127,14 @@ pub(crate) fn choose(requested: Option<(&str, &str)>, machine: &Machine) -> Resu
         None => ("no backend was named".to_owned(), None),
     };
     if let Some(backend) = named {
-        return Ok(Choice { backend, reason: prefix });
+        return Ok(Choice { backend, with_all: false, reason: prefix });
     }
     let (backend, found) = match &machine.nvidia_driver {
         _ if machine.macos => (Backend::Wgpu, "this is macOS, where wgpu drives Metal".to_owned()),
         Some(path) => (Backend::Cuda, format!("an NVIDIA driver is here ({})", path.display())),
         None => (Backend::Flex, "no NVIDIA driver is here".to_owned()),
     };
-    Ok(Choice { backend, reason: format!("{prefix} and {found}") })
+    Ok(Choice { backend, with_all: false, reason: format!("{prefix} and {found}") })
 }
 
 /// The `backend` key of a recipe; `None` if it has none. Fails, with line and column, on a text that is not what its name says: the

@@ -19,7 +19,7 @@ const BINARY: &str = "train";
 
 /// Arguments of the cargo call that builds `train` for `choice` under a cargo `profile`.
 pub(crate) fn build_args(profile: &str, choice: &Choice) -> Vec<String> {
-    let features = choice.backend.features();
+    let features = choice.features();
     let args = ["build", "--profile", profile, "--package", PACKAGE, "--bin", BINARY];
     let flags = ["--no-default-features", "--features", &features, "--message-format=json-render-diagnostics"];
     args.into_iter().chain(flags).map(str::to_owned).collect()
@@ -27,7 +27,7 @@ pub(crate) fn build_args(profile: &str, choice: &Choice) -> Vec<String> {
 
 /// Builds `train` and returns its path. Cargo's progress and diagnostics go to the terminal.
 pub(crate) fn build_train(workspace: &Workspace, profile: &str, choice: &Choice) -> Result<PathBuf> {
-    let features = choice.backend.features();
+    let features = choice.features();
     eprintln!("xtask: building `{BINARY}` (profile {profile}, features {features}): {}", choice.reason);
     let built = build_programs(workspace.cargo(&build_args(profile, choice)), BINARY)?;
     let train = built.into_iter().rfind(|program| program.target == BINARY && program.is_bin);
@@ -75,12 +75,19 @@ mod tests {
 
     #[test]
     fn only_the_chosen_backend_and_flex_are_built() {
-        let choice = Choice { backend: Backend::Wgpu, reason: String::new() };
+        let choice = Choice { backend: Backend::Wgpu, with_all: false, reason: String::new() };
         let typed = build_args("fast", &choice).join(" ");
         assert_eq!(
             typed,
             "build --profile fast --package firebrick-train --bin train --no-default-features --features flex,wgpu \
              --message-format=json-render-diagnostics"
         );
+    }
+
+    #[test]
+    fn a_binary_of_all_backends_has_the_feature_of_each() {
+        let typed = build_args("dist", &Choice::all(String::new())).join(" ");
+        let expected = if cfg!(target_os = "macos") { "flex,candle,wgpu" } else { "flex,candle,wgpu,cuda" };
+        assert!(typed.contains(&format!("--features {expected} ")), "{typed}");
     }
 }

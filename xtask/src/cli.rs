@@ -27,6 +27,14 @@ else it is `auto`: cuda if an NVIDIA driver is installed, wgpu on macOS, otherwi
 well, so that `auto` can fall back at run time without another build. `plan --for MACHINE` needs no backend and builds flex
 alone; `profile` builds wgpu, which finds the GPUs of every maker.";
 
+/// What `bench-matrix` does differently.
+const MATRIX_HELP: &str = "\
+Builds `train` (cargo profile `fast`) with every backend that can be compiled here and runs `train bench-matrix` with the
+same arguments in the current folder: peaks, operations and training steps on each backend that finds a device, each
+result checked against its reference. Exit code 1 if one was wrong or failed. `cargo xtask bench-matrix --help` asks the
+binary itself, which is built first if necessary. For a machine without Rust, carry the binary that
+`cargo xtask dist --backend all` packs.";
+
 const TEST_HELP: &str = "\
 Runs the tests of the whole workspace in one build: every backend is compiled into one set of crates, because Burn built
 once per backend would take four times as long. Uses cargo-nextest if it is installed, then runs the doc tests.
@@ -80,6 +88,9 @@ pub(crate) enum Command {
     /// Time training steps on synthetic tokens: `--model DIR`
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Bench(PassThrough),
+    /// Time every operation on every backend that is there, checked against its reference: `--quick`, `--out DIR`
+    #[command(long_about = MATRIX_HELP, disable_help_flag = true)]
+    BenchMatrix(PassThrough),
     /// Sample from a model, with or without an adapter
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Generate(PassThrough),
@@ -118,7 +129,7 @@ pub(crate) enum Command {
     /// Builds `train` with cargo profile `dist` and packs it with configs/, assets/, README.md, CHANGELOG.md and the
     /// licenses into dist/firebrick-VERSION-TARGET/ and one .tar.gz next to it. The same inputs give the same archive.
     Dist {
-        /// Backend to compile in together with flex: flex (default), candle, wgpu or cuda.
+        /// Backend to compile in together with flex: flex (default), candle, wgpu, cuda, or all of them.
         #[arg(long, value_name = "NAME", conflicts_with = "tests")]
         backend: Option<String>,
         /// Pack the GPU suite instead: test programs, their data and run.sh, for a machine with a GPU and no Rust.
@@ -154,6 +165,7 @@ impl Command {
             Self::Profile(rest) => ("profile", rest),
             Self::Inspect(rest) => ("inspect", rest),
             Self::Bench(rest) => ("bench", rest),
+            Self::BenchMatrix(rest) => ("bench-matrix", rest),
             Self::Generate(rest) => ("generate", rest),
             Self::Export(rest) => ("export", rest),
             Self::Verify(rest) => ("verify", rest),
@@ -229,6 +241,7 @@ mod tests {
             "train --help",
             "plan a --config b -h -- --set c",
             "bench -- --config x",
+            "bench-matrix --quick --help",
             "verify --model m -- --config x",
             "schema",
             "profile --help --json",
@@ -251,7 +264,7 @@ mod tests {
     fn a_misspelled_command_names_the_nearest_and_a_new_one_passes() {
         let message = parse("trian --config a").unwrap().into_train_call().unwrap_err().to_string();
         assert!(message.contains("`train`"), "{message}");
-        parse("bench-matrix").unwrap().into_train_call().unwrap();
+        parse("convert-model").unwrap().into_train_call().unwrap();
         assert!(parse("--config a.toml").is_err());
     }
 

@@ -9,7 +9,8 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::test::{compiled_backends, selection};
+use crate::backend::compiled_backends;
+use crate::test::selection;
 use crate::tidy;
 use crate::workspace::{Workspace, exit_code, is_installed, shown, succeeds};
 

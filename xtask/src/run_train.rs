@@ -95,7 +95,11 @@ pub(crate) fn run(workspace: &Workspace, subcommand: &str, rest: &[String]) -> R
         let path = find_config(name, &here, workspace.root())?;
         request.args[*place] = path.to_string_lossy().into_owned();
     }
-    let choice = choose_backend(&request, &Machine::detect())?;
+    let choice = if subcommand == "bench-matrix" {
+        Choice::all("bench-matrix times every backend that is there".to_owned())
+    } else {
+        choose_backend(&request, &Machine::detect())?
+    };
     let binary = build_train(workspace, "fast", &choice)?;
     let mut command = Command::new(binary);
     // What `train` calls itself in the commands that it prints.

@@ -9,16 +9,11 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
-use crate::backend::Backend;
+use crate::backend::{Backend, compiled_backends};
 use crate::workspace::{Workspace, exit_code, is_installed, shown, succeeds};
 
 /// Package whose features switch the backends on for the whole workspace.
 const SWITCH: &str = "firebrick-tests";
-
-/// The backends that can be compiled here, all in one build. Apple's systems have no CUDA driver to bind to.
-pub(crate) fn compiled_backends() -> Vec<Backend> {
-    Backend::ALL.into_iter().filter(|backend| !(cfg!(target_os = "macos") && *backend == Backend::Cuda)).collect()
-}
 
 /// Cargo arguments that select the whole workspace with `backends`.
 pub(crate) fn selection(backends: &[Backend]) -> Vec<String> {

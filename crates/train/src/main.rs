@@ -14,6 +14,8 @@ use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
 use firebrick_kernels::{BackendKind, BaseStorage};
 use firebrick_parallel::{Placement, Ranks};
 use firebrick_precision::{Format, QuantFormat};
+#[cfg(feature = "flex")]
+use firebrick_train::bench::matrix::{MatrixOptions, bench_matrix};
 use firebrick_train::bench::{BenchOptions, bench};
 use firebrick_train::config::{BackendChoice, EvalConfig, RunConfig, compute, json_schema};
 use firebrick_train::console::{Console, Outcome, error_message};
@@ -58,6 +60,9 @@ enum Command {
     Inspect(Inspect),
     /// Time training steps of a model on synthetic tokens: speed, memory, and where the time goes.
     Bench(Bench),
+    /// Time the operations of training and whole steps on every backend that is there, each checked against its reference.
+    #[cfg(feature = "flex")]
+    BenchMatrix(BenchMatrix),
     /// Continue prompts with a model.
     Generate(Generate),
     /// Write what a run made in the form that other programs take: an adapter merged into its base.
@@ -245,6 +250,13 @@ struct Bench {
     ranks: LocalRankCount,
 }
 
+#[cfg(feature = "flex")]
+#[derive(Args)]
+struct BenchMatrix {
+    #[command(flatten)]
+    options: MatrixOptions,
+}
+
 #[derive(Args)]
 struct Generate {
     #[command(flatten)]
@@ -318,6 +330,8 @@ fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
         Command::Profile(arguments) => profile(&arguments),
         Command::Inspect(arguments) => show_data(&arguments),
         Command::Bench(arguments) => return time_steps(&arguments, clock),
+        #[cfg(feature = "flex")]
+        Command::BenchMatrix(arguments) => return time_matrix(&arguments.options),
         Command::Generate(arguments) => write_text(arguments),
         Command::Export(options) => export(&options).map(|text| Console::VERBOSE.print(&text)).map_err(Into::into),
         Command::Verify(arguments) => compare(arguments),
@@ -410,6 +424,21 @@ fn time_steps(arguments: &Bench, clock: ProcessClock) -> anyhow::Result<ExitCode
         Console::VERBOSE.print(&report.to_string());
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Fails if a result was wrong or a device failed, after everything was printed and written.
+#[cfg(feature = "flex")]
+fn time_matrix(options: &MatrixOptions) -> anyhow::Result<ExitCode> {
+    if let Some(refusal) = options.refusal() {
+        anyhow::bail!("--subjects: {refusal}");
+    }
+    let run = bench_matrix(options, &warn)?;
+    Console::VERBOSE.print(&run.text);
+    for path in &run.written {
+        Console::VERBOSE.print(&format!("written: {}", path.display()));
+    }
+    let bad = run.results.wrong().count() + run.results.failed().count();
+    Ok(if bad == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn write_text(arguments: Generate) -> anyhow::Result<()> {

@@ -55,10 +55,17 @@ pub(crate) fn run_gpu_suite(workspace: &Workspace) -> Result<ExitCode> {
 /// The backend to compile in together with flex.
 fn choose(backend: Option<&str>) -> Result<Choice> {
     let Some(name) = backend else {
-        return Ok(Choice { backend: Backend::Flex, reason: "the CPU backend runs everywhere".to_owned() });
+        return Ok(Choice {
+            backend: Backend::Flex,
+            with_all: false,
+            reason: "the CPU backend runs everywhere".to_owned(),
+        });
     };
+    if name == "all" {
+        return Ok(Choice::all("--backend says all".to_owned()));
+    }
     match Backend::parse(name, "--backend")? {
-        Some(backend) => Ok(Choice { backend, reason: format!("--backend says {name}") }),
+        Some(backend) => Ok(Choice { backend, with_all: false, reason: format!("--backend says {name}") }),
         None => bail!("`auto` depends on this machine, and the archive is for another: name a backend"),
     }
 }
@@ -163,6 +170,7 @@ mod tests {
     fn the_backend_is_named_not_guessed() {
         assert_eq!(choose(None).unwrap().backend, Backend::Flex);
         assert_eq!(choose(Some("cuda")).unwrap().backend, Backend::Cuda);
+        assert!(choose(Some("all")).unwrap().with_all && !choose(None).unwrap().with_all);
         assert!(choose(Some("auto")).is_err());
         assert!(choose(Some("vulkan")).is_err());
     }

@@ -3,6 +3,7 @@
 //! `description` reads, `visible` selects, this file interprets. The last two are tested with recordings of NVML on other machines.
 //! Trade-off: NVML's library is loaded at run time, so a missing driver is found out then and not when building.
 
+mod conditions;
 mod description;
 mod visible;
 
@@ -12,6 +13,7 @@ use nvml_wrapper::error::NvmlError;
 use crate::gpu::{Gpu, NvLinks, Pcie, Peer};
 use crate::spec::{AcceleratorSpec, Maker};
 
+pub use conditions::{CardConditions, ConditionsReader};
 pub use description::{
     CardDescription, NvLinkDescription, NvmlDescription, PathDescription, PciPath, PcieDescription, SliceDescription,
     describe,

@@ -13,7 +13,7 @@ use firebrick_parallel::Ranks;
 
 use super::options::BenchOptions;
 use super::peaks::Peaks;
-use super::report::Spread;
+use super::spread::Spread;
 use super::synthetic::Synthetic;
 use super::trace::StepTrace;
 use crate::config::Init;

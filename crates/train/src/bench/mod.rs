@@ -4,10 +4,13 @@
 //! log, checkpoints, evaluation. A step ends when its loss has been read, so steps do not overlap.
 //! Not supported: full fine-tuning and dense bases, whose step has the same parts.
 
+#[cfg(feature = "flex")]
+pub mod matrix;
 mod measure;
 mod options;
 mod peaks;
 mod report;
+mod spread;
 mod synthetic;
 mod trace;
 
@@ -29,7 +32,8 @@ use crate::with_backend;
 use measure::{Case, Measured, measure};
 pub use options::BenchOptions;
 pub use peaks::Peaks;
-pub use report::{BenchReport, Spread, Utilization};
+pub use report::{BenchReport, Utilization};
+pub use spread::{Spread, timed};
 pub use trace::{OperationTime, StepTrace};
 
 /// Bytes of a GiB.

@@ -12,31 +12,10 @@ use firebrick_precision::{Format, QuantFormat};
 use serde::Serialize;
 
 use super::peaks::Peaks;
+use super::spread::Spread;
 use super::trace::{OperationTime, StepTrace};
 use crate::config::to_name;
 use crate::metrics::MemorySource;
-
-/// Seconds of repeated work.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Spread {
-    /// Minimum.
-    pub min: f64,
-    /// Median; of an even number, the mean of the two in the middle.
-    pub median: f64,
-    /// Maximum.
-    pub max: f64,
-}
-
-impl Spread {
-    /// # Panics
-    /// Without samples.
-    pub(super) fn of(mut samples: Vec<f64>) -> Self {
-        assert!(!samples.is_empty(), "a spread needs at least one sample");
-        samples.sort_by(f64::total_cmp);
-        let (low, high) = (samples[(samples.len() - 1) / 2], samples[samples.len() / 2]);
-        Self { min: samples[0], median: 0.5 * (low + high), max: samples[samples.len() - 1] }
-    }
-}
 
 /// Model FLOPs utilization: progress (4 operations per parameter and token under LoRA, plus attention) over a rate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -141,7 +120,7 @@ impl fmt::Display for BenchReport {
                 format!("{:.0}{ranks} (median of {steps} steps after {warmup})", self.tok_s)
             }),
             line("step", {
-                let Spread { min, median, max } = self.step_s;
+                let Spread { min, median, max, .. } = self.step_s;
                 format!("{median:.4} s (from {min:.4} to {max:.4})")
             }),
             line("start", {
@@ -204,16 +183,5 @@ impl fmt::Display for OperationTime {
             None => self.name.to_owned(),
         };
         write!(formatter, "  {name:<36} {:>6} {:>9.3} {share:>5.1} % {rate:>14} {of_peak:>4.0} %", self.calls, self.ms)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_median_of_an_even_number_is_between_the_two_in_the_middle() {
-        assert_eq!(Spread::of(vec![4.0, 1.0, 3.0, 2.0]), Spread { min: 1.0, median: 2.5, max: 4.0 });
-        assert_eq!(Spread::of(vec![9.0, 1.0, 2.0]).median, 2.0);
     }
 }

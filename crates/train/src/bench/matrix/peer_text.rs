@@ -1,0 +1,61 @@
+//! Other programs next to ours, as text: their time over our time.
+//!
+//! Trade-off: medians only.
+
+use super::numbers::{add, seconds_text};
+use super::peer_results::{PeerResults, PeerRow};
+use super::results::MatrixResults;
+
+/// Cases with our time, the other's, and the other's over ours.
+fn ratios<'a>(peers: &'a PeerResults, results: &'a MatrixResults) -> impl Iterator<Item = (&'a PeerRow, f64, f64)> {
+    peers.rows.iter().filter_map(|peer| {
+        let ours = results.rows.iter().find(|row| row.key == peer.key)?.timing()?.seconds.median;
+        Some((peer, ours, peer.seconds.median / ours))
+    })
+}
+
+fn introduction(peers: &PeerResults) -> Vec<String> {
+    let versions: Vec<String> = peers.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
+    let found = (!versions.is_empty()).then(|| format!("Other programs on {}: {}.", peers.device, versions.join(", ")));
+    found.into_iter().chain(peers.notes.iter().cloned()).collect()
+}
+
+/// For a terminal.
+pub(super) fn peer_text(peers: &PeerResults, results: &MatrixResults) -> String {
+    let mut out = introduction(peers).join("\n") + "\n";
+    for (peer, ours, ratio) in ratios(peers, results) {
+        let (theirs, ours) = (seconds_text(peer.seconds.median), seconds_text(ours));
+        add(&mut out, format_args!("{ratio:>6.2} times our time: {} {theirs}, ours {ours}  {}\n", peer.peer, peer.key));
+    }
+    out
+}
+
+/// For a file.
+pub(super) fn peer_markdown(peers: &PeerResults, results: &MatrixResults) -> String {
+    let mut out: String = introduction(peers).iter().map(|line| format!("- {line}\n")).collect();
+    out.push_str("\n| case | program | its time | our time | its time / ours |\n|---|---|---:|---:|---:|\n");
+    for (peer, ours, ratio) in ratios(peers, results) {
+        let (theirs, ours) = (seconds_text(peer.seconds.median), seconds_text(ours));
+        let key = peer.key.to_string().replace('|', "/");
+        add(&mut out, format_args!("| {key} | {} | {theirs} | {ours} | {ratio:.2} |\n", peer.peer));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::spread::Spread;
+    use super::super::results::tests::results;
+    use super::*;
+
+    #[test]
+    fn ratios_are_their_time_over_ours() {
+        let results = results();
+        let row =
+            PeerRow { key: results.rows[0].key.clone(), peer: "pytorch".to_owned(), seconds: Spread::of(vec![2e-2]) };
+        let peers = PeerResults { rows: vec![row], notes: vec!["no unsloth".to_owned()], ..PeerResults::default() };
+        assert!(peer_text(&peers, &results).contains("2.00 times our time: pytorch 20.0 ms, ours 10.0 ms"));
+        assert!(peer_text(&peers, &results).contains("no unsloth"));
+        assert!(peer_markdown(&peers, &results).contains("| pytorch | 20.0 ms | 10.0 ms | 2.00 |"));
+    }
+}

@@ -1,0 +1,253 @@
+//! One backend of the matrix: its peaks, then its cases until its share of the time is spent.
+//!
+//! Trade-off: a case that fails is a row and the next one runs; after a CUDA error that cannot be recovered from, the rest fails too.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use firebrick_hwprofile::nvidia::ConditionsReader;
+use firebrick_hwprofile::{AdapterKind, HardwareProfile};
+use firebrick_kernels::{BackendKind, GemmFormat, Kernels};
+
+use super::super::peaks::Peaks;
+use super::super::spread::Spread;
+use super::case::Case;
+use super::clock::{self, Effort, Samples};
+use super::options::MatrixOptions;
+use super::results::{BackendResults, MatrixResults, Outcome, Row, Timing};
+use super::subjects::{Scale, Setting, StepReference, cases};
+use crate::error::RunError;
+use crate::run::device::catch_failure;
+
+/// Bytes of inputs that no cache of a GPU holds.
+const GPU_CACHES: f64 = 256e6;
+/// The same for processors that do not state their caches.
+const CPU_CACHES: f64 = 64e6;
+
+/// What to run.
+pub(super) struct Request<'a> {
+    pub kind: BackendKind,
+    pub options: &'a MatrixOptions,
+    pub profile: &'a HardwareProfile,
+    pub reference: Option<StepReference>,
+    pub deadline: Instant,
+    pub print: &'a dyn Fn(&str),
+}
+
+/// Runs a backend and adds its peaks and rows.
+///
+/// # Errors
+/// The peaks could not be measured: the device does nothing at all.
+pub(super) fn run_backend<B: Kernels>(request: &Request<'_>, results: &mut MatrixResults) -> Result<(), RunError> {
+    let Request { kind, options, profile, print, .. } = *request;
+    let (started, device) = (Instant::now(), B::Device::default());
+    let setting = Setting::<B> {
+        kind,
+        scale: scale(kind, profile),
+        quick: options.quick,
+        has_fp8: kind == BackendKind::Cuda
+            && profile.cuda_card().and_then(|card| card.compute_capability) == Some((9, 0)),
+        reference: request.reference,
+        device: device.clone(),
+    };
+    print(&format!("{kind}: measuring peaks on {}", device_name(kind, profile)));
+    let peaks = catch_failure(|| peaks(&setting)).unwrap_or_else(|failure| {
+        Err(RunError::DeviceFailed {
+            operation: failure.operation,
+            message: failure.message,
+            advice: format!("Leave {kind} out with --backends."),
+        })
+    });
+    let mut backend = match peaks {
+        Ok(backend) => BackendResults { device: device_name(kind, profile), ..backend },
+        Err(error) => {
+            results.notes.push(format!("{kind} was left out: {error}"));
+            return Ok(());
+        }
+    };
+    let reader = card_reader(kind, profile);
+    let effort = effort(setting.scale, request);
+    for case in cases(&setting) {
+        if !options.includes(&case.key.subject) {
+            continue;
+        }
+        let outcome = if Instant::now() > request.deadline {
+            Outcome::Skipped { reason: format!("the time of {kind} was spent") }
+        } else {
+            outcome(&case, effort, &device, reader.as_ref())
+        };
+        let mut row = Row { key: case.key, work: case.work, axis: case.axis, outcome };
+        row.key.backend = kind.to_string();
+        raise_peak(&mut backend, &row);
+        print(&super::text::progress(&row));
+        results.rows.push(row);
+    }
+    backend.seconds = started.elapsed().as_secs_f64();
+    results.backends.push(backend);
+    Ok(())
+}
+
+/// A GEMM of a case may be faster than the square one: the peak is the fastest of the run.
+fn raise_peak(backend: &mut BackendResults, row: &Row) {
+    if let (true, Some(rate)) = (row.key.subject == "gemm", row.flops_per_s()) {
+        let peak = backend.flops_per_s.entry(row.key.format.clone()).or_insert(rate);
+        *peak = peak.max(rate);
+    }
+}
+
+fn outcome<B: Kernels>(
+    case: &Case<B>,
+    effort: Effort,
+    device: &B::Device,
+    reader: Option<&ConditionsReader>,
+) -> Outcome {
+    let run = || {
+        catch_failure(|| {
+            let samples = clock::run(case, effort, device);
+            B::release_memory(device);
+            samples
+        })
+    };
+    let message = match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(Ok(Ok(samples))) => return judged(case.tolerance, samples, reader),
+        Ok(Ok(Err(error))) => error.to_string(),
+        Ok(Err(failure)) => format!("{}: {}", failure.operation, failure.message),
+        Err(panic) => panic_text(&*panic),
+    };
+    Outcome::Failed { message }
+}
+
+/// The verdict over a case: the largest error decides.
+fn judged(tolerance: f64, samples: Samples, reader: Option<&ConditionsReader>) -> Outcome {
+    let worst = samples.comparisons.iter().max_by(|a, b| a.error.total_cmp(&b.error));
+    let worst = worst.expect("every case compares something");
+    if worst.error > tolerance {
+        return Outcome::Wrong { what: worst.what.to_owned(), error: worst.error.min(f64::MAX), tolerance };
+    }
+    Outcome::Timed(Timing {
+        samples: samples.seconds.len(),
+        seconds: Spread::of(samples.seconds),
+        calls: samples.calls,
+        input_sets: samples.input_sets,
+        error: worst.error,
+        tolerance,
+        conditions: reader.and_then(ConditionsReader::read),
+    })
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+        .unwrap_or_else(|| "a panic without words".to_owned())
+}
+
+fn peaks<B: Kernels>(setting: &Setting<B>) -> Result<BackendResults, RunError> {
+    let on_cpu = setting.scale == Scale::Small;
+    let mut backend = BackendResults {
+        backend: setting.kind.to_string(),
+        device: String::new(),
+        on_cpu,
+        bytes_per_s: 0.0,
+        flops_per_s: Default::default(),
+        seconds: 0.0,
+    };
+    for (dtype, name) in setting.formats() {
+        let gemms =
+            if setting.has_fp8 && backend.flops_per_s.is_empty() { GemmFormat::Fp8 } else { GemmFormat::Compute };
+        let peaks = Peaks::measure::<B>(&setting.device, dtype, gemms, on_cpu)?;
+        backend.flops_per_s.insert(name.to_owned(), peaks.gemm_tflops * 1e12);
+        backend.flops_per_s.extend(peaks.fp8_gemm_tflops.map(|rate| ("fp8".to_owned(), rate * 1e12)));
+        backend.bytes_per_s = backend.bytes_per_s.max(peaks.copy_tb_s * 1e12);
+        B::release_memory(&setting.device);
+    }
+    Ok(backend)
+}
+
+/// How much a backend is given on this machine.
+fn scale(kind: BackendKind, profile: &HardwareProfile) -> Scale {
+    match kind {
+        BackendKind::Flex | BackendKind::Candle => Scale::Small,
+        BackendKind::Cuda => Scale::Large,
+        BackendKind::Wgpu if runs_in_software(profile) => Scale::Small,
+        BackendKind::Wgpu => Scale::Medium,
+    }
+}
+
+/// Whether wgpu has nothing but a driver that computes on the processor, such as Mesa's lavapipe.
+fn runs_in_software(profile: &HardwareProfile) -> bool {
+    !profile.adapters.iter().any(|adapter| adapter.kind != AdapterKind::Software)
+}
+
+fn device_name(kind: BackendKind, profile: &HardwareProfile) -> String {
+    let cpu = format!("{}, {} threads", profile.cpu.name, profile.cpu.logical_cores);
+    match kind {
+        BackendKind::Flex | BackendKind::Candle => cpu,
+        BackendKind::Cuda => profile.cuda_card().map_or_else(|| "an NVIDIA card".to_owned(), |card| card.name.clone()),
+        BackendKind::Wgpu => match profile.adapters.iter().find(|adapter| adapter.kind != AdapterKind::Software) {
+            Some(adapter) => format!("{} through {}", adapter.name, adapter.interface),
+            None => {
+                let driver = profile.adapters.first().map_or("a software driver", |adapter| &adapter.name);
+                format!("CPU driver {driver} on {cpu}")
+            }
+        },
+    }
+}
+
+/// Of the card that CUDA computes on, or wgpu where it has a real GPU of NVIDIA's.
+fn card_reader(kind: BackendKind, profile: &HardwareProfile) -> Option<ConditionsReader> {
+    let on_card = kind == BackendKind::Cuda || (kind == BackendKind::Wgpu && !runs_in_software(profile));
+    let card = profile.cuda_card().filter(|_| on_card)?;
+    ConditionsReader::of_card(card.uuid.as_deref()?)
+}
+
+fn effort(scale: Scale, request: &Request<'_>) -> Effort {
+    let quick = request.options.quick;
+    let largest = request.profile.cpu.caches.iter().map(|cache| cache.bytes).max();
+    let fresh_bytes = match scale {
+        // A shared machine shows the cache of the whole processor: what is beyond 128 MB would only take time to fill.
+        Scale::Small => largest.map_or(CPU_CACHES, |bytes| 2.0 * bytes as f64).min(128e6),
+        Scale::Medium | Scale::Large => GPU_CACHES,
+    };
+    let (target, min_samples) = if quick { (Duration::from_millis(80), 5) } else { (Duration::from_millis(500), 20) };
+    Effort { target, min_samples, fresh_bytes, deadline: request.deadline }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::case::Comparison;
+    use super::*;
+
+    fn samples(error: f64) -> Samples {
+        let comparisons = vec![Comparison { what: "a", error: 0.0 }, Comparison { what: "b", error }];
+        Samples { seconds: vec![1.0, 2.0, 3.0], calls: 1, input_sets: 2, comparisons }
+    }
+
+    #[test]
+    fn the_largest_error_decides_and_a_wrong_result_has_no_time() {
+        let Outcome::Timed(timing) = judged(1e-3, samples(9e-4), None) else { panic!("within the tolerance") };
+        assert_eq!((timing.seconds.median, timing.samples, timing.error), (2.0, 3, 9e-4));
+        let wrong = Outcome::Wrong { what: "b".to_owned(), error: 2e-3, tolerance: 1e-3 };
+        assert_eq!(judged(1e-3, samples(2e-3), None), wrong);
+        let Outcome::Wrong { error, .. } = judged(1e-3, samples(f64::INFINITY), None) else { panic!("not finite") };
+        assert!(error.is_finite(), "JSON has no infinity");
+    }
+
+    #[test]
+    fn a_software_driver_is_named_as_one_of_the_processor() {
+        let mut profile = HardwareProfile::described(2, 1 << 30, Vec::new());
+        let adapter = |kind| firebrick_hwprofile::Adapter {
+            name: "llvmpipe".to_owned(),
+            interface: "vulkan".to_owned(),
+            kind,
+            vendor: 0,
+            driver: String::new(),
+            max_buffer_bytes: 0,
+        };
+        profile.adapters = vec![adapter(AdapterKind::Software)];
+        assert!(device_name(BackendKind::Wgpu, &profile).starts_with("CPU driver llvmpipe on "));
+        assert_eq!(scale(BackendKind::Wgpu, &profile), Scale::Small);
+        profile.adapters.push(adapter(AdapterKind::Discrete));
+        assert_eq!(device_name(BackendKind::Wgpu, &profile), "llvmpipe through vulkan");
+        assert_eq!(scale(BackendKind::Wgpu, &profile), Scale::Medium);
+    }
+}
