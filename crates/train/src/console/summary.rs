@@ -7,6 +7,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::metrics::RankMetrics;
+
 /// The results of a finished run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
@@ -34,6 +36,9 @@ pub struct Summary {
     pub wall_s: f64,
     /// The backend.
     pub backend: String,
+    /// What every rank measured, as means over the steps of this process; with several ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<RankMetrics>,
     /// Folder of the adapter, or of the model if all of it was trained.
     pub weights: String,
 }
@@ -55,6 +60,9 @@ impl fmt::Display for Summary {
             self.token_accuracy_after.map(share),
         )?;
         change(formatter, "exact match", self.exact_match_before.map(share), self.exact_match_after.map(share))?;
+        if let Some(ranks) = &self.ranks {
+            write!(formatter, "\n  ranks          {ranks}")?;
+        }
         write!(formatter, "\n  saved          {}", self.weights)
     }
 }
