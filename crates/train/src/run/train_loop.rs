@@ -404,6 +404,7 @@ impl<B: Kernels> Run<B> {
 
     /// Reads the numbers of the step in flight.
     fn flush(&mut self) -> Result<(), RunError> {
+        self.report_now()?;
         if let Some(pending) = self.pending.take() {
             self.log(pending)?;
         }
@@ -442,6 +443,7 @@ impl<B: Kernels> Run<B> {
                 ranks: None,
             });
         }
+        assert!(self.unreported.is_none(), "a step is reported before the next one is logged");
         self.unreported = Some(Unreported { metrics, times });
         if is_alone {
             self.report_alone();
