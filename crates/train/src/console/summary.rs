@@ -38,7 +38,7 @@ pub struct Summary {
     pub backend: String,
     /// What every rank measured, as means over the steps of this process; with several ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub ranks: Option<RankMetrics>,
+    pub ranks: Option<Box<RankMetrics>>,
     /// Folder of the adapter, or of the model if all of it was trained.
     pub weights: String,
 }

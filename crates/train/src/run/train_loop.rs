@@ -544,7 +544,7 @@ impl<B: Kernels> Run<B> {
             wall_s: self.wall_s(),
             backend: plan.backend.value.to_string(),
             weights: weights.display().to_string(),
-            ranks: self.rank_meter.mean(),
+            ranks: self.rank_meter.mean().map(Box::new),
         };
         let text = serde_json::to_string_pretty(&summary).expect("a summary of plain fields is expressible as JSON");
         if is_main {

@@ -234,9 +234,9 @@ impl Engine {
             pieces += gradient.width.div_ceil(RANGE_PIECE);
             values += gradient.width;
         }
+        let launch = plain("accumulate_ranges", grid(pieces, 256), values * 12);
         // SAFETY: the table lists f32 gradients that are held until the launch is queued, and as many values of the sum, which is owned,
         // in ranges that are disjoint.
-        let launch = plain("accumulate_ranges", grid(pieces, 256), values * 12);
         unsafe { self.launch(launch, &Arguments::new().value(&table)) };
     }
 
