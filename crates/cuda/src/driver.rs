@@ -144,6 +144,23 @@ impl Driver {
         })
     }
 
+    /// A device's place on the PCI bus as Linux writes it, such as `0000:18:00.0`.
+    ///
+    /// # Errors
+    /// [`CudaError::NoSuchDevice`], or errors of the driver.
+    pub fn bus_id(&self, ordinal: usize) -> Result<String, CudaError> {
+        let device = self.handle(ordinal)?;
+        let number = |attribute| {
+            // SAFETY: the handle is valid.
+            let value = unsafe { result::device::get_attribute(device, attribute) };
+            self.checked("cuDeviceGetAttribute", value)
+        };
+        let domain = number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?;
+        let bus = number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?;
+        let slot = number(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?;
+        Ok(format!("{domain:04x}:{bus:02x}:{slot:02x}.0"))
+    }
+
     /// The driver's handle of a device.
     pub(crate) fn handle(&self, ordinal: usize) -> Result<CUdevice, CudaError> {
         let count = self.device_count()?;

@@ -14,6 +14,7 @@ mod module;
 mod nccl;
 mod nvrtc;
 mod pointer;
+pub mod processors;
 mod stream;
 mod stream_handoff;
 

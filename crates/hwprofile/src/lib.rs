@@ -9,8 +9,10 @@ mod gpu;
 mod host;
 pub mod measure;
 pub mod memory;
+mod numa;
 pub mod nvidia;
 pub mod roofline;
+pub mod scaling;
 pub mod spec;
 pub mod tuning;
 
@@ -21,6 +23,7 @@ use serde::Serialize;
 pub use adapter::{Adapter, AdapterKind};
 pub use cpu::{Cache, Cpu, SimdLevel};
 pub use gpu::{Gpu, NvLinks, Pcie, Peer};
+pub use numa::NumaNode;
 pub use spec::AcceleratorSpec;
 
 /// What was found on this machine, or is known about a named one. A part that could not be asked is left out and named in `notes`.

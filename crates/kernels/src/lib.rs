@@ -21,7 +21,7 @@ use burn_tensor::DType;
 
 pub use attention::{AttentionOps, AttentionOutput, Documents, Qkv, SoftmaxStatistics, StatisticsLayout};
 pub use backends::{BackendKind, estimate, fp8_refusal, fp8_weights_bytes};
-pub use comm::{CommError, CommOps, Communicator};
+pub use comm::{COLLECTIVE, CommError, CommOps, Communicator};
 pub use embedding::EmbeddingOps;
 pub use gradient::{Contributions, GradientMap, GradientSink, Parameter};
 pub use linear::{
@@ -34,7 +34,7 @@ pub use memory::evaluation::{Answers, EvaluatedRows, EvaluationShape};
 pub use memory::work::step_work;
 pub use memory::{HostBuffer, MemoryOps, Offloaded, Readback};
 pub use norm::{NormOps, NormWeight};
-pub use optimizer::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, OptimizerOps};
+pub use optimizer::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, OptimizerOps, RangeGradient};
 pub use weights::{BlockScales, QuantizedWeight, Scales, Weight, WeightOps};
 
 /// Device time of one launch, and the work it could not avoid.

@@ -2,6 +2,7 @@
 
 mod agreement;
 mod error;
+mod flat;
 mod handshake;
 mod links;
 mod non_finite;
@@ -13,6 +14,7 @@ mod rendezvous;
 mod socket;
 pub mod supervisor;
 mod token;
+mod watchdog;
 mod wire;
 
 pub use agreement::Facts;
@@ -21,5 +23,6 @@ pub use non_finite::NonFiniteSink;
 pub use owners::owners;
 pub use placement::Placement;
 pub use ranks::Ranks;
-pub use reducing::{BUCKET_BYTES, ReducingSink, bucket_bytes};
+pub use reducing::{BUCKET_BYTES, ReducingSink};
 pub use token::JobToken;
+pub use watchdog::{Limits, Watchdog};

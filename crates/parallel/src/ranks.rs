@@ -4,6 +4,7 @@
 //! Trade-off: counts go through host memory, one message per call; there are a few per step.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use burn_tensor::Tensor;
 use firebrick_kernels::{CommError, Communicator, Kernels, Parameter};
@@ -181,6 +182,11 @@ impl Ranks {
     /// [`CommError::Lost`].
     pub fn check(&self, operation: &'static str) -> Result<(), ParallelError> {
         Ok(self.communicator.check(operation)?)
+    }
+
+    /// Time that exchanges through host memory have taken so far, waiting for other ranks included.
+    pub fn exchanged(&self) -> Duration {
+        self.communicator.exchanged()
     }
 
     /// Tells all ranks that this one cannot go on, and why.

@@ -5,27 +5,20 @@
 //! the last while later layers are still computed. (PyTorch's DistributedDataParallel does the same; Li et al., 2020.)
 //!
 //! The order of buckets is the order in which gradients become complete. It follows from the model alone, so it is the same on
-//! every rank, as collectives require.
+//! every rank, as collectives require. Gradients of adapters go another way (`flat.rs`).
 //! Trade-off: only the last micro-batch overlaps with communication, and every rank holds all gradients.
 
 use std::sync::Arc;
 
 use burn_tensor::Tensor;
-use firebrick_arch::Role;
 use firebrick_kernels::{Contributions, GradientMap, GradientSink, Kernels, Parameter};
 
 use crate::error::ParallelError;
+use crate::flat::{FlatGradients, are_adapters};
 use crate::ranks::Ranks;
 
 /// Bytes of gradients that are summed at once, as in PyTorch's DistributedDataParallel.
 pub const BUCKET_BYTES: usize = 25 << 20;
-
-/// Bytes of gradients to sum at once: [`BUCKET_BYTES`], or all of them where only adapters train. Those are small, so one exchange at the
-/// end costs less than several during the backward, which take multiprocessors from it.
-pub fn bucket_bytes<B: Kernels>(parameters: &[&Parameter<B>]) -> usize {
-    let is_adapter = |parameter: &&Parameter<B>| matches!(parameter.role, Role::LoraA | Role::LoraB);
-    if parameters.iter().all(is_adapter) { usize::MAX } else { BUCKET_BYTES }
-}
 
 /// Collects the gradients of a step and sums them over all ranks. With one rank it is a [`GradientMap`].
 pub struct ReducingSink<B: Kernels> {
@@ -35,6 +28,8 @@ pub struct ReducingSink<B: Kernels> {
     /// Sums over this rank's contributions; with one rank, all gradients until the end.
     local: GradientMap<B>,
     bucket: Bucket<B>,
+    /// Where only adapters train on several ranks: all gradients, instead of `local` and `bucket`.
+    flat: Option<FlatGradients<B>>,
     /// Sums over all ranks, or why there are none.
     reduced: Result<GradientMap<B>, ParallelError>,
 }
@@ -53,6 +48,14 @@ impl<B: Kernels> ReducingSink<B> {
         Self::with_bucket_bytes(ranks, contributions, BUCKET_BYTES)
     }
 
+    /// A sink for one step of these parameters: with buckets of [`BUCKET_BYTES`], or, where only adapters train, with one exchange of all
+    /// gradients at the end. Those are small: several exchanges during the backward would take more from it than they hide.
+    pub fn for_parameters(ranks: &Ranks, contributions: Contributions, parameters: &[&Parameter<B>]) -> Self {
+        let is_flat = ranks.world_size() > 1 && are_adapters(parameters);
+        let flat = is_flat.then(|| FlatGradients::new(parameters));
+        Self { flat, ..Self::new(ranks, contributions) }
+    }
+
     /// A sink for one step that sums gradients once `bucket_bytes` bytes of them are complete.
     pub fn with_bucket_bytes(ranks: &Ranks, contributions: Contributions, bucket_bytes: usize) -> Self {
         Self {
@@ -61,6 +64,7 @@ impl<B: Kernels> ReducingSink<B> {
             in_last_micro_batch: false,
             local: GradientMap::default(),
             bucket: Bucket { capacity: bucket_bytes, bytes: 0, names: Vec::new(), gradients: Vec::new() },
+            flat: None,
             reduced: Ok(GradientMap::default()),
         }
     }
@@ -78,6 +82,9 @@ impl<B: Kernels> ReducingSink<B> {
         self.contributions.begin_micro_batch(false);
         if self.ranks.world_size() == 1 {
             return Ok(self.local);
+        }
+        if let Some(flat) = self.flat {
+            return flat.finish(&self.ranks);
         }
         assert!(self.local.is_empty(), "{} gradients are not complete", self.local.len());
         self.reduce_bucket();
@@ -123,6 +130,11 @@ impl<B: Kernels> GradientSink<B> for ReducingSink<B> {
     }
 
     fn add(&mut self, parameter: &Parameter<B>, gradient: Tensor<B, 1>) {
+        if let Some(flat) = &mut self.flat {
+            flat.add(parameter, gradient);
+            self.contributions.arrive(&parameter.name);
+            return;
+        }
         self.local.add(parameter, gradient);
         self.arrive(parameter);
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use burn_flex::Flex;
 use burn_tensor::Tensor;
-use firebrick_parallel::{Facts, JobToken, ParallelError, Placement, Ranks};
+use firebrick_parallel::{Facts, JobToken, Limits, ParallelError, Placement, Ranks, Watchdog};
 
 /// Places for a job on this machine, at a port that nothing uses.
 fn placements(world_size: usize) -> Vec<Placement> {
@@ -65,6 +65,37 @@ fn ranks_that_start_in_any_order_exchange_bytes_numbers_and_tensors_in_rank_orde
         placement.master_port
     });
     assert!(!is_reachable(results[0]), "rank 0 still listens");
+}
+
+/// Its connections are alive; the other rank waits for it in an exchange, and is not blamed.
+#[test]
+fn a_rank_that_is_stuck_in_a_step_ends_the_job_and_says_so() {
+    let limits = Limits { least: Duration::from_millis(300), device: Duration::from_millis(100) };
+    let (done, is_done) = channel::<()>();
+    let is_done = std::sync::Mutex::new(is_done);
+    let results = on_ranks(placements(2), |placement| {
+        let done = (placement.rank == 0).then(|| done.clone());
+        let ranks = Ranks::join(&placement).unwrap();
+        let watchdog = Watchdog::start(&ranks, limits);
+        for step in 1.. {
+            watchdog.step_begins(step);
+            if ranks.rank() == 1 && step == 5 {
+                // Until the other rank has ended.
+                is_done.lock().unwrap().recv().unwrap();
+            }
+            if let Err(error) = ranks.all_reduce_count(step) {
+                if let Some(done) = done {
+                    done.send(()).unwrap();
+                }
+                return (step, error.to_string());
+            }
+            watchdog.step_ends();
+        }
+        unreachable!("the job ends");
+    });
+    for (step, error) in results {
+        assert!(step == 5 && error.contains("rank 1 failed: it is stuck in step 5"), "{error}");
+    }
 }
 
 #[test]

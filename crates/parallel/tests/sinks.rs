@@ -201,6 +201,53 @@ fn full_buckets_are_reduced_inside_the_last_backward_and_the_rest_at_the_end() {
     assert_eq!(bits(&sums), bits(&map));
 }
 
+/// More adapters than are added at once, of sizes that are aligned and not, in an order that is not that of their names.
+fn adapters() -> Vec<Parameter<Flex>> {
+    let adapter = |index: usize| {
+        let (name, elements) = (format!("adapter.{}", index * 37 % 150), 1 + index % 9);
+        let role = if index.is_multiple_of(2) { Role::LoraA } else { Role::LoraB };
+        Parameter::from_host(name, &[elements], role, &vec![0.0; elements], &Default::default())
+    };
+    (0..150).map(adapter).collect()
+}
+
+fn adapters_backward<S: GradientSink<Flex>>(sink: &mut S, micro_batches: &[usize]) {
+    for (index, &micro_batch) in micro_batches.iter().enumerate() {
+        sink.begin_micro_batch(index + 1 == micro_batches.len());
+        for (contribution, parameter) in adapters().iter().enumerate().rev() {
+            let values = integers(micro_batch, contribution, parameter.elements());
+            sink.add(parameter, Tensor::from_floats(values.as_slice(), &Default::default()));
+        }
+    }
+}
+
+#[test]
+fn gradients_of_adapters_are_exchanged_as_one_tensor_at_the_end_and_are_the_sums_of_the_map() {
+    let adapters = adapters();
+    let parameters: Vec<_> = adapters.iter().collect();
+    let elements: usize = adapters.iter().map(|adapter| adapter.elements().next_multiple_of(4)).sum();
+    let mut map = GradientMap::default();
+    adapters_backward(&mut map, &(0..MICRO_BATCHES).collect::<Vec<_>>());
+
+    let mirror = Arc::new(Mirror::default());
+    let ranks = Ranks::new(Communicator::new(0, 2, mirror.clone()));
+    let mut sink = ReducingSink::for_parameters(&ranks, Contributions::default(), &parameters);
+    adapters_backward(&mut sink, &[0, 1, 2]);
+    assert!(mirror.exchanges().is_empty());
+    assert_eq!(sink.finish().unwrap().len(), 150);
+    assert_eq!(mirror.exchanges(), [4 * elements]);
+
+    for world_size in [1, 2, 3] {
+        let sums = on_ranks(world_size, |ranks| {
+            let share: Vec<usize> = (0..MICRO_BATCHES).skip(ranks.rank()).step_by(world_size).collect();
+            let mut sink = ReducingSink::for_parameters(&ranks, Contributions::default(), &parameters);
+            adapters_backward(&mut sink, &share);
+            bits(&sink.finish().unwrap())
+        });
+        assert!(sums.iter().all(|sums| *sums == bits(&map)), "{world_size} ranks");
+    }
+}
+
 #[test]
 fn a_rank_that_dies_gives_an_error_on_the_others() {
     for world_size in [2, 3] {

@@ -214,8 +214,42 @@ fn ranks_times_accumulation_equals_one_rank_with_all_of_it() {
             for step in ["checkpoints/step-3", "checkpoints/step-6"] {
                 assert_same_tensors(&run.join(step), &here.run("one").join(step));
             }
-            assert!(run.join("summary.json").is_file());
+            assert_ranks_are_in_the_metrics(&run, ranks.parse().unwrap());
         }
+    }
+}
+
+fn assert_ranks_are_in_the_metrics(run: &Path, ranks: usize) {
+    let lists = ["own_ms", "collectives_ms", "comm_wait_ms"];
+    let check = |found: &Value| {
+        assert!(found["slowest"].as_u64().unwrap() < ranks as u64, "{found}");
+        for list in lists {
+            assert_eq!(found[list].as_array().unwrap().len(), ranks, "{list}: {found}");
+        }
+    };
+    let lines = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let steps: Vec<&Value> = lines.iter().filter(|line| line.get("loss").is_some()).collect();
+    assert_eq!(steps.len(), 6);
+    steps.iter().for_each(|step| check(&step["ranks"]));
+    let summary: Value = serde_json::from_str(&fs::read_to_string(run.join("summary.json")).unwrap()).unwrap();
+    check(&summary["ranks"]);
+}
+
+#[test]
+fn a_trace_of_two_ranks_is_one_file_with_both() {
+    let here = Place::new();
+    let printed = succeeded(&here.program(LORA).args(["--ranks", "2", "--trace", "2-3"]).output().unwrap());
+    assert!(printed.contains("is slowest with") && printed.contains("exposed"), "{printed}");
+    let file: Value = serde_json::from_str(&fs::read_to_string(here.run("run").join("trace.json")).unwrap()).unwrap();
+    let events = file["traceEvents"].as_array().unwrap();
+    for rank in 0..2 {
+        let of_rank = |name: &str| events.iter().filter(|event| event["pid"] == rank && event["name"] == name).count();
+        assert_eq!(
+            (of_rank("process_name"), of_rank("queue step"), of_rank("wait for ranks")),
+            (1, 2, 2),
+            "rank {rank}"
+        );
     }
 }
 
@@ -311,6 +345,39 @@ fn a_killed_rank_ends_the_others_with_the_reason_and_the_last_step_is_saved() {
         assert_eq!(printed.contains(&format!("saved step {newest} before ending")), killed == 1, "{printed}");
         assert!(newest >= 7 && (killed == 1 || newest.is_multiple_of(7)), "{steps:?}");
     }
+}
+
+/// Its connections stay open, and nothing comes over them any more.
+#[test]
+fn a_stopped_rank_ends_the_others_with_the_reason_within_30_seconds() {
+    let (here, job) = (Place::new(), Job::new(2));
+    let changes = [LORA, &["train.steps=1000000", "eval.every_steps=0"]].concat();
+    let [first, second] = [0, 1].map(|rank| here.rank(&job, rank, &changes));
+    wait_for_step(&here.run("run"), 5);
+    let started = Instant::now();
+    assert!(Command::new("kill").args(["-STOP", &second.child.id().to_string()]).status().unwrap().success());
+    let (status, log) = first.end();
+    assert_eq!(status, Some(1), "{log}");
+    assert!(log.contains("rank 1 (127.0.0.1) gave no sign of life for 15 s"), "{log}");
+    assert!(log.contains("is saved: continue as it was and --resume"), "{log}");
+    assert!(started.elapsed() < END, "{:?}", started.elapsed());
+}
+
+#[test]
+fn garbage_at_the_rendezvous_is_refused_and_the_job_goes_on() {
+    let (here, job) = (Place::new(), Job::new(2));
+    let first = here.rank(&job, 0, LORA);
+    for garbage in ["GET / HTTP/1.1\\r\\n\\r\\n", "\\xff%.0s' {1..4096} '", "FBRANKS\\n\\x01\\x00"] {
+        // Rank 0 may close the connection before all is written.
+        let send = format!("exec 3<>/dev/tcp/127.0.0.1/{} && {{ printf '{garbage}' >&3 || true; }}", job.port);
+        wait(|| Command::new("bash").args(["-c", &send]).stderr(Stdio::null()).status().unwrap().success());
+    }
+    let second = here.rank(&job, 1, LORA);
+    for rank in [first, second] {
+        let (status, log) = rank.end();
+        assert_eq!(status, Some(0), "{log}");
+    }
+    assert!(here.run("run").join("summary.json").is_file());
 }
 
 /// Whether a step is finite is decided from sums over all ranks, which are the same bits everywhere.

@@ -19,6 +19,11 @@ use crate::memory::estimate::{Recompute, TrainingShape, line};
 
 /// The device's context, CubeCL's and our kernels, cuBLASLt and cuDNN once loaded.
 const CONTEXT_BYTES: u64 = 716 << 20;
+/// What NCCL takes on a card that has peers over NVLink, once it is connected and has summed something: by how much the driver's count of
+/// a run on two H100s was above that of one (benches/results/h100-two-cards.json). NCCL's own defaults are in it: for each of some dozens
+/// of channels and each peer in it a buffer of 4 MiB (`NCCL_BUFFSIZE`), and smaller ones of its protocols for short messages. NCCL connects
+/// a rank to its neighbors in rings and trees only, so more ranks do not take much more.
+const NCCL_BYTES: u64 = 900 << 20;
 /// cuBLASLt's workspace on Hopper.
 const GEMM_WORKSPACE_BYTES: u64 = 64 << 20;
 /// Tokens of documents of one length that one backward call of attention takes: cuDNN's workspace grows with the tokens of a call, and a
@@ -65,6 +70,11 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
         ),
         line("context and libraries", CONTEXT_BYTES, "CUDA, cuBLASLt and cuDNN, once loaded".to_owned()),
     ]
+}
+
+/// What connections to other ranks take.
+pub(super) fn line_of_ranks() -> MemoryLine {
+    line("NCCL", NCCL_BYTES, "its buffers and kernels, once the ranks are connected".to_owned())
 }
 
 /// What a forward pass without a backward takes besides the activations of a layer.

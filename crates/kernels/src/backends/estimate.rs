@@ -4,7 +4,7 @@
 //! Trade-off: `flex`, `candle` and `wgpu` share the lines of the reference bodies, although kernels of their own may need less.
 
 use firebrick_arch::ModelSpec;
-use firebrick_hwprofile::memory::MemoryEstimate;
+use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine};
 
 use super::{BackendKind, cuda_memory, cuda_rows, evaluation_memory, reference_memory};
 use crate::memory::estimate::{TrainingShape, sum};
@@ -32,6 +32,11 @@ impl BackendKind {
         }
     }
 
+    /// What a job of so many ranks takes on each device in addition to [`BackendKind::memory_lines`].
+    pub fn memory_line_of_ranks(self, ranks: usize) -> Option<MemoryLine> {
+        (self == Self::Cuda && ranks > 1).then(cuda_memory::line_of_ranks)
+    }
+
     /// How the GEMMs of adapters run: appended to the inner dimension of the base's, or separate; `None` without adapters.
     pub fn adapter_gemms(self, model: &ModelSpec, training: &TrainingShape) -> Option<String> {
         match self {
@@ -49,6 +54,19 @@ mod tests {
     use super::*;
     use crate::memory::estimate::Recompute;
     use crate::memory::estimate::tests::{bytes_of, full, qlora};
+
+    /// Whole reports of one run on each of two cards, and of one on both.
+    const TWO_CARDS: &str = include_str!("../../../../benches/results/h100-two-cards.json");
+
+    #[test]
+    fn what_nccl_takes_on_a_card_is_what_was_measured() {
+        let reports: serde_json::Value = serde_json::from_str(TWO_CARDS).unwrap();
+        let peak = |report: usize| reports[report]["peak_gib"].as_f64().unwrap() * GIB;
+        let planned = BackendKind::Cuda.memory_line_of_ranks(2).unwrap().bytes as f64;
+        assert!(((peak(2) - peak(0)) / planned - 1.0).abs() < 0.05, "{} measured", peak(2) - peak(0));
+        assert_eq!(BackendKind::Cuda.memory_line_of_ranks(1), None);
+        assert_eq!(BackendKind::Flex.memory_line_of_ranks(4), None);
+    }
 
     const GIB: f64 = (1u64 << 30) as f64;
 

@@ -12,12 +12,17 @@ pub mod reference;
 
 use std::any::Any;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use burn_tensor::{Tensor, backend::Backend};
 
 use crate::Readback;
 pub use local::local_group;
+
+/// The name of every operation between devices in a trace.
+pub const COLLECTIVE: &str = "collective";
 
 /// What can go wrong between ranks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -101,6 +106,10 @@ pub struct Communicator {
     transport: Option<Arc<dyn Transport>>,
     /// What a backend's own library knows of these ranks, once it is connected.
     device_side: Arc<OnceLock<Arc<dyn DeviceSide>>>,
+    /// Nanoseconds that exchanges of bytes have taken, waiting for other ranks included.
+    exchanged_ns: Arc<AtomicU64>,
+    /// Exchanges of bytes that go on.
+    exchanging: Arc<AtomicUsize>,
 }
 
 impl fmt::Debug for Communicator {
@@ -112,7 +121,7 @@ impl fmt::Debug for Communicator {
 impl Communicator {
     /// The communicator of a job of one rank: every sum is its only term.
     pub fn single() -> Self {
-        Self { rank: 0, world_size: 1, transport: None, device_side: Arc::default() }
+        Self::over(0, 1, None)
     }
 
     /// Rank `rank` of `world_size`, over a transport.
@@ -121,7 +130,12 @@ impl Communicator {
     /// If `rank` is not below `world_size`.
     pub fn new(rank: usize, world_size: usize, transport: Arc<dyn Transport>) -> Self {
         assert!(rank < world_size, "rank {rank} does not exist in a world of {world_size}");
-        Self { rank, world_size, transport: Some(transport), device_side: Arc::default() }
+        Self::over(rank, world_size, Some(transport))
+    }
+
+    fn over(rank: usize, world_size: usize, transport: Option<Arc<dyn Transport>>) -> Self {
+        let (device_side, exchanged_ns, exchanging) = Default::default();
+        Self { rank, world_size, transport, device_side, exchanged_ns, exchanging }
     }
 
     /// This rank, from 0.
@@ -140,9 +154,26 @@ impl Communicator {
     /// [`CommError::Lost`].
     pub fn all_gather_bytes(&self, operation: &'static str, bytes: Vec<u8>) -> Result<Vec<Arc<[u8]>>, CommError> {
         match &self.transport {
-            Some(transport) => transport.all_gather(operation, bytes),
+            Some(transport) => {
+                let started = Instant::now();
+                self.exchanging.fetch_add(1, Ordering::Relaxed);
+                let gathered = transport.all_gather(operation, bytes);
+                self.exchanging.fetch_sub(1, Ordering::Relaxed);
+                self.exchanged_ns.fetch_add(started.elapsed().as_nanos() as u64, Ordering::Relaxed);
+                gathered
+            }
             None => Ok(vec![bytes.into()]),
         }
+    }
+
+    /// Time that exchanges of bytes have taken so far, waiting for other ranks included.
+    pub fn exchanged(&self) -> Duration {
+        Duration::from_nanos(self.exchanged_ns.load(Ordering::Relaxed))
+    }
+
+    /// Whether this rank waits in an exchange of bytes just now.
+    pub fn is_exchanging(&self) -> bool {
+        self.exchanging.load(Ordering::Relaxed) > 0
     }
 
     /// Fails once a rank is lost: what was computed together since then must not be used.
@@ -228,6 +259,13 @@ pub trait CommOps: Backend {
     /// Milliseconds for which the device has waited for other ranks since the last call, to be read later as one number: communication
     /// that no other work hides. `None` where it is not measured.
     fn comm_wait(device: &Self::Device) -> Option<Readback> {
+        let _ = device;
+        None
+    }
+
+    /// Milliseconds of operations between devices since the last call, to be read later as one number: what hides behind other work
+    /// included, and waiting for ranks that come later. `None` where it is not measured.
+    fn comm_time(device: &Self::Device) -> Option<Readback> {
         let _ = device;
         None
     }

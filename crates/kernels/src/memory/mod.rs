@@ -30,6 +30,14 @@ pub(crate) use readback::Numbers;
 
 /// Memory and ordering of device work.
 pub trait MemoryOps: Backend {
+    /// Keeps the threads of this process, those that it will start included, on the processors near the device, and with them pinned
+    /// memory, which the system allocates near the thread that asks for it. Returns what was done, for the log; `None` where the device
+    /// is not near one part of the machine, or the system does not say which.
+    fn stay_near(device: &Self::Device) -> Option<String> {
+        let _ = device;
+        None
+    }
+
     /// Runs a stretch of work in which only operations of `Kernels` touch the device.
     ///
     /// A backend with a stream of its own meets the rest of the device's work only at the edges of the stretch, instead of around

@@ -7,7 +7,7 @@ use burn_tensor::{DType, IntDType, Tensor, backend::Backend};
 use firebrick_precision::DynamicMap;
 use firebrick_precision::blockwise::BLOCK_SIZE;
 
-use super::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, reference};
+use super::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, OptimizerOps, RangeGradient, reference};
 use crate::Kernels;
 use crate::conformance::check::Check;
 use crate::weights::reference::codes;
@@ -25,6 +25,7 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
         check.compare("accumulate", B::accumulate(earlier.0, gradient), earlier.1.clone().add(expected));
         check.compare("accumulate: a copy of its input", copy, earlier.1);
     }
+    ranges(check);
     adamw(check, &SIZES, 3);
     adamw_8bit(check, &SIZES, 3);
     // More parameters than one launch takes, of different sizes.
@@ -32,6 +33,32 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     adamw(check, &many, 1);
     adamw_8bit(check, &many, 1);
     skipped(check);
+}
+
+/// More ranges than one launch takes, aligned and not, written and then added to, with a gap that nothing is written to.
+fn ranges<B: Kernels>(check: &mut Check<'_, B>) {
+    let (mut starts, mut length) = (Vec::new(), 0);
+    for index in 0..70 {
+        let elements = if index % 3 == 0 { 64 * (index + 1) } else { 1 + index * 37 };
+        starts.push((length, elements));
+        length += elements + index % 2 * 3;
+    }
+    let (mut ours, mut expected) = (None, None);
+    for round in 0..3 {
+        let (mut gradients, mut references) = (Vec::new(), Vec::new());
+        for &(start, elements) in &starts {
+            let (gradient, reference) = check.random_f32([elements], 1.0);
+            gradients.push(RangeGradient { start, gradient, is_first: round == 0 });
+            references.push(RangeGradient { start, gradient: reference, is_first: round == 0 });
+        }
+        ours = Some(B::accumulate_ranges(ours, length, gradients));
+        expected = Some(reference::accumulate_ranges(expected, length, references));
+    }
+    let (Some(ours), Some(expected)) = (ours, expected) else { return };
+    let ours = B::ranges(ours, &starts);
+    for (ours, expected) in ours.into_iter().zip(<Flex as OptimizerOps>::ranges(expected, &starts)) {
+        check.compare("accumulate_ranges", ours, expected);
+    }
 }
 
 /// A gradient scale that is not finite, whatever the gradients are: every bit stays.

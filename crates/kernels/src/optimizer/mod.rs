@@ -62,11 +62,37 @@ pub struct AdamW8bitState<B: Backend> {
     pub moments: EightBitMoments<B>,
 }
 
+/// A gradient that belongs to a range of a flat sum.
+#[derive(Clone, Debug)]
+pub struct RangeGradient<B: Backend> {
+    /// Where the range begins in the sum, in elements.
+    pub start: usize,
+    /// f32, `[elements]` of the range.
+    pub gradient: Tensor<B, 1>,
+    /// Whether nothing was written to the range before: it becomes the gradient, whatever it holds.
+    pub is_first: bool,
+}
+
 /// What optimizers are made of.
 pub trait OptimizerOps: WeightOps {
     /// Adds a gradient to the sum of earlier ones, both f32 `[elements]`; in place where the backend can.
     fn accumulate(sum: Tensor<Self, 1>, gradient: Tensor<Self, 1>) -> Tensor<Self, 1> {
         sum.add(gradient)
+    }
+
+    /// Adds gradients to disjoint ranges of one flat f32 sum `[length]`, in place where the backend can: hundreds of small gradients are
+    /// then one tensor. Without a `sum` a new one is made; what no gradient was written to is undefined there.
+    fn accumulate_ranges(
+        sum: Option<Tensor<Self, 1>>,
+        length: usize,
+        gradients: Vec<RangeGradient<Self>>,
+    ) -> Tensor<Self, 1> {
+        reference::accumulate_ranges(sum, length, gradients)
+    }
+
+    /// Ranges of a flat tensor, in order, by their starts and lengths. They share its memory where the backend can.
+    fn ranges(flat: Tensor<Self, 1>, ranges: &[(usize, usize)]) -> Vec<Tensor<Self, 1>> {
+        ranges.iter().map(|&(start, length)| flat.clone().narrow(0, start, length)).collect()
     }
 
     /// Sum of the squares of all elements of all tensors, `[1]` f32: the square of the global norm.

@@ -6,14 +6,43 @@
 //! A step that is skipped is computed and then discarded, because only the device knows whether it is.
 //! Trade-off: one parameter after the other, a pass over memory per arithmetic step.
 
-use burn_tensor::{Bool, Int, IntDType, Tensor, backend::Backend};
+use burn_tensor::{Bool, DType, Int, IntDType, Tensor, backend::Backend};
 use firebrick_precision::DynamicMap;
 use firebrick_precision::blockwise::BLOCK_SIZE;
 
-use super::{AdamW, AdamW8bitState, AdamWState, EightBitMoments};
+use super::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, RangeGradient};
 use crate::dtype::to_f32;
 use crate::weights::WeightOps;
 use crate::weights::reference::index;
+
+/// See [`crate::OptimizerOps::accumulate_ranges`]. One copy of the sum per call.
+///
+/// # Panics
+/// If there is no gradient, or ranges overlap or do not fit.
+pub fn accumulate_ranges<B: Backend>(
+    sum: Option<Tensor<B, 1>>,
+    length: usize,
+    mut gradients: Vec<RangeGradient<B>>,
+) -> Tensor<B, 1> {
+    assert!(!gradients.is_empty(), "a sum needs a gradient");
+    let device = gradients[0].gradient.device();
+    let sum = sum.unwrap_or_else(|| Tensor::zeros([length], (&device, DType::F32)));
+    gradients.sort_by_key(|range| range.start);
+    let (mut parts, mut end) = (Vec::new(), 0);
+    for RangeGradient { start, gradient, is_first } in gradients {
+        assert!(start >= end, "two gradients have element {start} of a sum");
+        if start > end {
+            parts.push(sum.clone().narrow(0, end, start - end));
+        }
+        let elements = gradient.dims()[0];
+        end = start + elements;
+        parts.push(if is_first { gradient } else { sum.clone().narrow(0, start, elements).add(gradient) });
+    }
+    if end < length {
+        parts.push(sum.narrow(0, end, length - end));
+    }
+    Tensor::cat(parts, 0)
+}
 
 /// See [`crate::OptimizerOps::squared_norm`].
 pub fn squared_norm<B: Backend>(tensors: &[Tensor<B, 1>]) -> Tensor<B, 1> {

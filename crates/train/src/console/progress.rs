@@ -208,6 +208,7 @@ mod tests {
             loss_scale: None,
             restore_wait_ms: None,
             comm_wait_ms: None,
+            ranks: None,
         }
     }
 

@@ -7,6 +7,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use crate::metrics::RankMetrics;
+
 /// The results of a finished run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
@@ -36,6 +38,9 @@ pub struct Summary {
     pub backend: String,
     /// Which share of the operations of a step ran in which format, as the plan counts them.
     pub arithmetic: String,
+    /// What every rank measured, as means over the steps of this process; with several ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<Box<RankMetrics>>,
     /// Folder of the adapter, or of the model if all of it was trained.
     pub weights: String,
 }
@@ -58,6 +63,9 @@ impl fmt::Display for Summary {
         )?;
         change(formatter, "exact match", self.exact_match_before.map(share), self.exact_match_after.map(share))?;
         write!(formatter, "\n  arithmetic     {}", self.arithmetic)?;
+        if let Some(ranks) = &self.ranks {
+            write!(formatter, "\n  ranks          {ranks}")?;
+        }
         write!(formatter, "\n  saved          {}", self.weights)
     }
 }

@@ -6,6 +6,7 @@
 mod appended;
 mod jsonl;
 mod memory_meter;
+mod ranks;
 mod tensorboard;
 
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,7 @@ use crate::state::storage::StorageError;
 
 pub use jsonl::JsonLines;
 pub use memory_meter::{MemoryMeter, MemorySource};
+pub use ranks::{RankMeter, RankMetrics, RankTimes};
 pub use tensorboard::EventWriter;
 
 /// The numbers of one step. In JSON a number that is not finite is `null`.
@@ -44,10 +46,12 @@ pub struct StepMetrics {
     /// paging cost.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restore_wait_ms: Option<f64>,
-    /// Milliseconds of the step in which rank 0's device waited for other ranks: communication that no other work hides, and ranks that
-    /// are slower. On CUDA with several ranks.
+    /// Milliseconds of the step in which rank 0 waited for other ranks: communication that no other work hides, and ranks that are slower.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub comm_wait_ms: Option<f64>,
+    /// The same of every rank, with its time in collectives and its own time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<RankMetrics>,
 }
 
 /// The numbers of one evaluation.
@@ -250,6 +254,7 @@ mod tests {
             loss_scale: None,
             restore_wait_ms: None,
             comm_wait_ms: None,
+            ranks: None,
         }
     }
 

@@ -90,6 +90,11 @@ impl MetricSink for EventWriter {
         values.extend(metrics.loss_scale.map(|scale| ("train/loss_scale", scale)));
         values.extend(metrics.restore_wait_ms.map(|wait| ("train/restore_wait_ms", wait)));
         values.extend(metrics.comm_wait_ms.map(|wait| ("train/comm_wait_ms", wait)));
+        if let Some(ranks) = &metrics.ranks {
+            values.push(("ranks/slowest", ranks.slowest as f64));
+            values.push(("ranks/slowest_own_ms", ranks.own_ms[ranks.slowest]));
+            values.push(("ranks/collectives_ms", ranks.collectives_ms[0]));
+        }
         self.scalars(metrics.step, &values)
     }
 

@@ -35,7 +35,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
     // The state that a rank has; of all trained tensors unless ranks divide it.
     let stated = shapes::largest_share(config, &trained, world_size);
     let may_offload = config.train.offload != Some(false);
-    let case = fit::Case { profile, backend: backend.value, spec: &model.spec, may_offload };
+    let case = fit::Case { profile, backend: backend.value, spec: &model.spec, may_offload, ranks: world_size };
     let compute = activations(config.compute(), backend.value, case.hardware());
     let mut training = shapes::training(config, compute.value, backend.value, data, &stated);
     let gemms = fp8::gemms(config.compute(), &case, &training)?;
@@ -51,6 +51,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         steps: steps.value,
         micro_batches: config.train.gradient_accumulation,
         world_size,
+        zero_stage: config.train.zero_stage,
         documents_per_row: data.documents_per_row,
         price_per_hour: request.price_per_hour,
     };

@@ -25,6 +25,8 @@ pub(super) struct Case<'a> {
     pub(super) spec: &'a ModelSpec,
     /// Whether the recipe lets layer inputs wait in host memory where the backend can do it.
     pub(super) may_offload: bool,
+    /// Processes that train together.
+    pub(super) ranks: usize,
 }
 
 impl Case<'_> {
@@ -72,7 +74,9 @@ impl Case<'_> {
     }
 
     fn estimate(&self, training: &TrainingShape) -> MemoryEstimate {
-        estimate(self.backend, self.spec, training)
+        let mut estimate = estimate(self.backend, self.spec, training);
+        estimate.lines.extend(self.backend.memory_line_of_ranks(self.ranks));
+        estimate
     }
 
     fn shortage<'e>(&self, estimate: &'e MemoryEstimate) -> Option<Shortage<'e>> {
@@ -261,7 +265,7 @@ pub(super) mod tests {
 
         pub(in crate::plan) fn case(&self) -> Case<'_> {
             let may_offload = self.config.train.offload != Some(false);
-            Case { profile: &self.profile, backend: BackendKind::Cuda, spec: &self.model.spec, may_offload }
+            Case { profile: &self.profile, backend: BackendKind::Cuda, spec: &self.model.spec, may_offload, ranks: 1 }
         }
 
         pub(in crate::plan) fn trained(&self) -> Vec<TensorSpec> {

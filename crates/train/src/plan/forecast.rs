@@ -5,10 +5,12 @@
 
 use firebrick_hwprofile::forecast::{ALLOWANCE, Range, RunCost, StepBound, StepTime};
 use firebrick_hwprofile::memory::MemoryEstimate;
+use firebrick_hwprofile::scaling::{EIGHT_BY_400_GBIT, Links, Network, RankStep, Sharding};
 use firebrick_hwprofile::spec::MathFormat;
 use firebrick_hwprofile::tuning::{Engine, HardwareConfig, get_optimal_config};
 use firebrick_hwprofile::{AcceleratorSpec, Gpu};
 use firebrick_kernels::{BackendKind, TrainingShape, step_work};
+use firebrick_parallel::BUCKET_BYTES;
 use firebrick_precision::Format;
 use serde::Serialize;
 
@@ -22,6 +24,10 @@ pub struct Forecast {
     pub machine: Chosen<String>,
     /// Seconds of a step.
     pub step_seconds: Chosen<Range>,
+    /// Seconds of a step in which nothing but communication between ranks goes on; part of `step_seconds`. `None` with one rank, where the
+    /// accelerator's links are not in the table, and under ZeRO-3.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub communication_seconds: Option<Chosen<Range>>,
     /// Tokens per second of all ranks, padding included.
     pub tokens_per_second: Chosen<Range>,
     /// Seconds of all steps.
@@ -44,7 +50,7 @@ impl Forecast {
     /// Name, value and reason of each line, to print.
     pub(super) fn lines(&self) -> Vec<(&'static str, String, &str)> {
         let unknown = || "unknown".to_owned();
-        vec![
+        let mut lines: Vec<(&'static str, String, &str)> = vec![
             ("machine", self.machine.value.clone(), &self.machine.reason),
             ("attention", self.attention.value.clone(), &self.attention.reason),
             ("precision there", self.precision.value.clone(), &self.precision.reason),
@@ -59,7 +65,11 @@ impl Forecast {
                 &self.energy_kwh.reason,
             ),
             ("cost", self.cost.value.map_or_else(unknown, |cost| range(cost, "")), &self.cost.reason),
-        ]
+        ];
+        if let Some(exposed) = &self.communication_seconds {
+            lines.push(("exposed communication", range(exposed.value, "s"), &exposed.reason));
+        }
+        lines
     }
 }
 
@@ -83,6 +93,8 @@ pub(super) struct Extent {
     pub(super) micro_batches: usize,
     /// Processes that train together.
     pub(super) world_size: usize,
+    /// What they divide: `train.zero_stage`.
+    pub(super) zero_stage: u8,
     /// The most documents in a row.
     pub(super) documents_per_row: usize,
     /// Price of the machine per hour.
@@ -98,7 +110,11 @@ pub(super) fn forecast(
 ) -> Option<Forecast> {
     let card = case.card()?;
     let spec = card.spec?;
-    let step = step_time(case, training, estimate, extent, &spec)?;
+    let mut step = step_time(case, training, estimate, extent, &spec)?;
+    let communication = communication(case, training, &step, extent, &spec);
+    if let Some(Chosen { value, .. }) = &communication {
+        step.seconds = Range { lower: step.seconds.lower + value.lower, upper: step.seconds.upper + value.upper };
+    }
     let Extent { steps, price_per_hour, .. } = extent;
     let world_size = extent.world_size as f64;
     let tokens = (training.micro_batch_size * training.row_len * extent.micro_batches) as f64 * world_size;
@@ -108,6 +124,7 @@ pub(super) fn forecast(
     Some(Forecast {
         machine: Chosen::new(spec.name.to_owned(), machine_reason(&spec, case.profile.named.is_some())),
         step_seconds: Chosen::new(step.seconds, step_reason(&step, &spec, case.backend)),
+        communication_seconds: communication,
         tokens_per_second: Chosen::new(run.tokens_per_s, format!("{tokens} tokens per step, padding included")),
         run_seconds: Chosen::new(run.seconds, format!("{steps} steps, without evaluation, checkpoints and loading")),
         energy_kwh: Chosen::new(run.energy_kwh, energy_reason(card, power)),
@@ -123,6 +140,54 @@ pub(super) fn forecast(
             "multiples of rows and tokens that fill its matrix units (data.pad_to_multiple_of)",
         ),
     })
+}
+
+/// What the computation of a step does not hide of the communication between its ranks, on machines of eight.
+fn communication(
+    case: &fit::Case<'_>,
+    training: &TrainingShape,
+    step: &StepTime,
+    extent: Extent,
+    spec: &AcceleratorSpec,
+) -> Option<Chosen<Range>> {
+    let sharding = match extent.zero_stage {
+        0 => Sharding::None,
+        1 => Sharding::Zero1,
+        2 => Sharding::Zero2,
+        _ => return None,
+    };
+    if extent.world_size == 1 || case.backend != BackendKind::Cuda {
+        return None;
+    }
+    let links = Links::of(spec, EIGHT_BY_400_GBIT)?;
+    let gradient_bytes = size_of::<f32>() as f64 * training.trained_parameters(case.spec) as f64;
+    let exposed = |seconds: f64| {
+        let rank = RankStep {
+            micro_batch_s: seconds / extent.micro_batches as f64,
+            micro_batches: extent.micro_batches,
+            gradient_bytes,
+            weight_bytes: 0.0,
+            blocks: case.spec.layers.len(),
+            bucket_bytes: training.lora.is_none().then_some(BUCKET_BYTES as f64),
+        };
+        rank.on(extent.world_size, &links, sharding).exposed
+    };
+    let ends = [exposed(step.seconds.lower), exposed(step.seconds.upper)];
+    // What computes longer hides more.
+    let range = Range { lower: ends[1].min(ends[0]), upper: ends[0].max(ends[1]) };
+    let Network { per_machine, gb_s } = EIGHT_BY_400_GBIT;
+    let between = match extent.world_size > per_machine {
+        true => {
+            format!(", {per_machine} ranks per machine and {gb_s} GB/s each between machines, which is an assumption")
+        }
+        false => String::new(),
+    };
+    let why = format!(
+        "{:.3} GB of gradients over {} ranks{between}; docs/scaling.md has the model",
+        gradient_bytes / 1e9,
+        extent.world_size
+    );
+    Some(Chosen::new(range, why))
 }
 
 /// The range of a step: from rows of many documents, whose attention is short, to rows of one.
@@ -226,6 +291,10 @@ mod tests {
     }
 
     fn plan_of(recipe: &str, machine: &str, changes: &[&str], request: PlanRequest) -> Plan {
+        plan_of_ranks(recipe, machine, changes, request, 1)
+    }
+
+    fn plan_of_ranks(recipe: &str, machine: &str, changes: &[&str], request: PlanRequest, ranks: usize) -> Plan {
         let changes: Vec<String> = changes.iter().map(ToString::to_string).collect();
         let config = RunConfig::from_toml(recipe, Path::new("recipe.toml"), &changes).unwrap();
         let model = ModelConfig::parse(LLAMA_8B, Path::new("config.json")).unwrap();
@@ -243,10 +312,27 @@ mod tests {
             profile: &profile,
             model: &model,
             data: &data,
-            world_size: 1,
+            world_size: ranks,
             request: &request,
         };
         Plan::resolve(inputs).unwrap()
+    }
+
+    #[test]
+    fn several_ranks_add_the_communication_that_they_do_not_hide() {
+        let forecast = |ranks| plan_of_ranks(ADR, "h100", &[], PlanRequest::default(), ranks).forecast.unwrap();
+        let (one, two, many) = (forecast(1), forecast(2), forecast(1024));
+        assert_eq!(one.communication_seconds, None);
+        let exposed = two.communication_seconds.as_ref().unwrap().value;
+        let sum = two.step_seconds.value.lower - one.step_seconds.value.lower;
+        assert!(exposed.lower > 0.0 && (sum / exposed.lower - 1.0).abs() < 1e-6, "{exposed:?}");
+        // An adapter of 168 MiB: well below 1 % of a step of seconds, on 1,024 cards too.
+        let share =
+            |of: &Forecast| of.communication_seconds.as_ref().unwrap().value.upper / of.step_seconds.value.lower;
+        assert!(share(&two) < share(&many) && share(&many) < 0.01, "{} {}", share(&two), share(&many));
+        let text = plan_of_ranks(ADR, "h100", &[], PlanRequest::default(), 1024).to_string();
+        assert!(text.contains("exposed communication") && text.contains("which is an assumption"), "{text}");
+        assert!(text.contains("NCCL"), "{text}");
     }
 
     fn forecast_of(machine: &str, changes: &[&str]) -> Forecast {

@@ -10,7 +10,7 @@ use firebrick_data::Batch;
 use firebrick_kernels::{GradientSink, Kernels, Readback};
 use firebrick_model::{Decoder, LossOptions, PassOptions};
 use firebrick_optim::{Optimizer, Schedule};
-use firebrick_parallel::{BUCKET_BYTES, Ranks, ReducingSink, bucket_bytes};
+use firebrick_parallel::{Ranks, ReducingSink};
 
 use crate::error::RunError;
 
@@ -43,6 +43,7 @@ pub struct StepOutcome {
     numbers: Readback,
     restore_wait: Readback,
     comm_wait: Option<Readback>,
+    comm_time: Option<Readback>,
 }
 
 /// The numbers of a step.
@@ -58,6 +59,8 @@ pub struct StepNumbers {
     pub restore_wait_ms: f32,
     /// Milliseconds for which the device waited for other ranks; `None` with one rank, or where it is not measured.
     pub comm_wait_ms: Option<f32>,
+    /// Milliseconds of operations between devices; `None` as above.
+    pub comm_ms: Option<f32>,
 }
 
 impl StepOutcome {
@@ -70,6 +73,7 @@ impl StepOutcome {
             loss_scale: numbers.get(2).copied(),
             restore_wait_ms: self.restore_wait.wait()[0],
             comm_wait_ms: self.comm_wait.map(|wait| wait.wait()[0]),
+            comm_ms: self.comm_time.map(|time| time.wait()[0]),
         }
     }
 }
@@ -108,8 +112,8 @@ impl<B: Kernels> Trainer<B> {
             gradient_scale: Some(1.0 / loss_tokens as f64),
             log_probs: false,
         };
-        let bucket = if self.ranks.world_size() == 1 { BUCKET_BYTES } else { bucket_bytes(&self.model.parameters()) };
-        let mut sink = ReducingSink::with_bucket_bytes(&self.ranks, self.model.contributions(), bucket);
+        let parameters = self.model.parameters();
+        let mut sink = ReducingSink::for_parameters(&self.ranks, self.model.contributions(), &parameters);
         let mut loss_sum = Tensor::<B, 1>::zeros([1], self.model.device());
         let loss_scale = self.optimizer.loss_scale();
         for (index, batch) in micro_batches.iter().enumerate() {
@@ -138,6 +142,7 @@ impl<B: Kernels> Trainer<B> {
             numbers: B::read_later(numbers),
             restore_wait: B::restore_wait(self.model.device()),
             comm_wait: if self.ranks.world_size() > 1 { B::comm_wait(self.model.device()) } else { None },
+            comm_time: if self.ranks.world_size() > 1 { B::comm_time(self.model.device()) } else { None },
         })
     }
 }

@@ -7,9 +7,10 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Instant;
 
-use firebrick_kernels::TracedOperation;
+use firebrick_kernels::{COLLECTIVE, TracedOperation};
 use serde_json::{Value, json};
 
 /// Which steps are traced.
@@ -80,25 +81,33 @@ struct DeviceTime {
 }
 
 impl RunTrace {
-    /// The text of a trace file: Chrome's trace event format, times in microseconds.
-    pub(super) fn to_json(&self) -> String {
-        let thread = |id: u32, name: &str| json!({"ph": "M", "name": "thread_name", "pid": 1, "tid": id, "args": {"name": name}});
-        let event = |thread: u32, name: &str, start_ms: f64, ms: f64, args: Value| json!({"ph": "X", "name": name, "pid": 1, "tid": thread, "ts": 1e3 * start_ms, "dur": 1e3 * ms, "args": args});
+    /// The events of a rank, a list in Chrome's trace event format, times in microseconds. A rank is a process there.
+    pub(super) fn events(&self, rank: usize) -> Vec<u8> {
+        let name = |what: &str, id: u32, name: &str| json!({"ph": "M", "name": what, "pid": rank, "tid": id, "args": {"name": name}});
+        let event = |thread: u32, name: &str, start_ms: f64, ms: f64, args: Value| json!({"ph": "X", "name": name, "pid": rank, "tid": thread, "ts": 1e3 * start_ms, "dur": 1e3 * ms, "args": args});
         let host =
             self.host.spans.iter().map(|span| event(1, span.name, span.start_ms, span.ms, json!({"step": span.step})));
         let device = self.device.iter().map(|operation| {
             let args = json!({"flops": operation.flops, "bytes": operation.bytes, "gemm": operation.gemm});
-            event(2, operation.name, operation.start_ms, operation.milliseconds, args)
+            let thread = if operation.name == COLLECTIVE { 3 } else { 2 };
+            event(thread, operation.name, operation.start_ms, operation.milliseconds, args)
         });
-        let events: Vec<Value> =
-            [thread(1, "host"), thread(2, "device")].into_iter().chain(host).chain(device).collect();
-        json!({"displayTimeUnit": "ms", "traceEvents": events}).to_string()
+        let process = format!("rank {rank}");
+        let mut names =
+            vec![name("process_name", 0, &process), name("thread_name", 1, "host"), name("thread_name", 2, "device")];
+        if self.device.iter().any(|operation| operation.name == COLLECTIVE) {
+            names.push(name("thread_name", 3, "between devices"));
+        }
+        let events: Vec<Value> = names.into_iter().chain(host).chain(device).collect();
+        serde_json::to_vec(&events).expect("events of plain fields are expressible as JSON")
     }
 
     fn device_time(&self) -> Option<DeviceTime> {
-        let first = self.device.first()?.start_ms;
+        // Operations between devices run while others do.
+        let mut operations = self.device.iter().filter(|operation| operation.name != COLLECTIVE).peekable();
+        let first = operations.peek()?.start_ms;
         let (mut end, mut busy_ms, mut longest_pause_ms) = (first, 0.0, 0.0f64);
-        for operation in &self.device {
+        for operation in operations {
             longest_pause_ms = longest_pause_ms.max(operation.start_ms - end);
             end = end.max(operation.start_ms + operation.milliseconds);
             busy_ms += operation.milliseconds;
@@ -132,10 +141,19 @@ impl fmt::Display for RunTrace {
     }
 }
 
+/// The text of a trace file, of the events of all ranks.
+pub(super) fn of_all_ranks(events: &[Arc<[u8]>]) -> String {
+    let list = |events: &Arc<[u8]>| String::from_utf8_lossy(events).trim_matches(['[', ']']).to_owned();
+    let lists: Vec<String> = events.iter().map(list).collect();
+    format!("{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[{}]}}", lists.join(",\n"))
+}
+
 /// The host waits for the loader.
 pub(super) const DATA: &str = "wait for data";
 /// The host queues a step.
 pub(super) const QUEUE: &str = "queue step";
+/// The host agrees with the other ranks on a step, which waits for the slowest of them.
+pub(super) const AGREE: &str = "wait for ranks";
 /// The host waits for the numbers of the preceding step.
 pub(super) const NUMBERS: &str = "wait for numbers";
 
@@ -175,7 +193,7 @@ mod tests {
 
     #[test]
     fn the_file_has_host_and_device_in_microseconds() {
-        let file: Value = serde_json::from_str(&trace().to_json()).unwrap();
+        let file: Value = serde_json::from_str(&of_all_ranks(&[trace().events(0).into()])).unwrap();
         let events = file["traceEvents"].as_array().unwrap();
         let of = |name: &str| events.iter().find(|event| event["name"] == name).unwrap();
         assert_eq!(
@@ -183,5 +201,20 @@ mod tests {
             (Some(3500.0), Some(1000.0), Some(2))
         );
         assert_eq!((of(QUEUE)["tid"].as_u64(), of(QUEUE)["args"]["step"].as_u64()), (Some(1), Some(5)));
+    }
+
+    #[test]
+    fn ranks_are_processes_of_one_file_and_what_runs_between_devices_is_a_thread_of_its_own() {
+        let mut device = trace().device;
+        device.push(operation(COLLECTIVE, 1.0, 9.0));
+        let second = RunTrace { device, ..trace() };
+        assert_eq!(second.device_time(), trace().device_time());
+        let all = [trace().events(0).into(), second.events(1).into()];
+        let file: Value = serde_json::from_str(&of_all_ranks(&all)).unwrap();
+        let events = file["traceEvents"].as_array().unwrap();
+        let names: Vec<&str> = events.iter().filter_map(|event| event["args"]["name"].as_str()).collect();
+        assert_eq!(names, ["rank 0", "host", "device", "rank 1", "host", "device", "between devices"]);
+        let collective = events.iter().find(|event| event["name"] == COLLECTIVE).unwrap();
+        assert_eq!((collective["pid"].as_u64(), collective["tid"].as_u64()), (Some(1), Some(3)));
     }
 }

@@ -9,15 +9,18 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use firebrick_data::{Batch, Cursor, Loader};
 use firebrick_kernels::Kernels;
-use firebrick_parallel::Ranks;
+use firebrick_parallel::{Limits, Ranks, Watchdog};
 
 use crate::console::{Console, Outcome, Progress, Summary};
 use crate::error::RunError;
-use crate::metrics::{EvalMetrics, Evaluation, EventWriter, JsonLines, MemoryMeter, MetricSinks, StepMetrics};
+use crate::metrics::{
+    EvalMetrics, Evaluation, EventWriter, JsonLines, MemoryMeter, MetricSinks, RankMeter, RankMetrics, RankTimes,
+    StepMetrics,
+};
 use crate::run::assemble;
 use crate::run::device::{dtype_of, head_dim, self_test};
 use crate::run::evaluate::Stage;
@@ -26,7 +29,7 @@ use crate::run::interrupt::Interrupt;
 use crate::run::prepare::Prepared;
 use crate::run::start::{Place, Start};
 use crate::run::step::{StepNumbers, StepOutcome, Trainer, loss_tokens};
-use crate::run::trace::{DATA, HostSpans, NUMBERS, QUEUE, RunTrace, TraceSteps};
+use crate::run::trace::{AGREE, DATA, HostSpans, NUMBERS, QUEUE, RunTrace, TraceSteps, of_all_ranks};
 use crate::state::checkpoint::{RunState, SavedWeights, Snapshot, save_part};
 use crate::state::run_folder::RunFolder;
 
@@ -48,6 +51,10 @@ pub(super) struct Run<B: Kernels> {
     step_s: f64,
     step_tokens: u64,
     pending: Option<Pending>,
+    /// A step whose numbers have come, until those of the other ranks have.
+    unreported: Option<Unreported>,
+    rank_meter: RankMeter,
+    watchdog: Watchdog,
     trace: Option<TraceSteps>,
     /// While steps are traced.
     spans: Option<HostSpans>,
@@ -67,6 +74,15 @@ struct Pending {
     loss_tokens: u64,
     tokens: u64,
     seconds: f64,
+    /// Of it in exchanges with other ranks through host memory.
+    exchanged: Duration,
+}
+
+/// What this rank knows of a step.
+struct Unreported {
+    /// `None` where the step is not logged.
+    metrics: Option<StepMetrics>,
+    times: RankTimes,
 }
 
 impl<B: Kernels> Run<B> {
@@ -82,6 +98,9 @@ impl<B: Kernels> Run<B> {
         prepared.recipe.name = place.folder().name().to_owned();
         let plan = &prepared.plan;
         let device = B::device_of(ranks.local_rank());
+        if let Some(where_threads_are) = B::stay_near(&device) {
+            console.print(&where_threads_are);
+        }
         let head_dim = head_dim(&prepared.model_config.spec);
         if let Some(seconds) = self_test::<B>(plan.backend.value, &device, dtype_of(plan.compute.value), head_dim)? {
             console.print(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
@@ -98,6 +117,8 @@ impl<B: Kernels> Run<B> {
         if console.verbose {
             sinks.push(Progress::start(prepared.plan.steps.value, state.step));
         }
+        let watch = |limits| Watchdog::start(&trainer.ranks, limits);
+        let watchdog = Limits::from_environment().map_or_else(Watchdog::off, watch);
         Ok(Self {
             loader: assemble::loader(&prepared.plan, prepared.train.clone(), &trainer.ranks, state.cursor),
             meter: MemoryMeter::new(prepared.plan.backend.value, trainer.ranks.local_rank()),
@@ -114,6 +135,9 @@ impl<B: Kernels> Run<B> {
             step_s: 0.0,
             step_tokens: 0,
             pending: None,
+            unreported: None,
+            rank_meter: RankMeter::default(),
+            watchdog,
             trace: None,
             spans: None,
             ends_together: false,
@@ -139,6 +163,7 @@ impl<B: Kernels> Run<B> {
             Ok(false) => Ok(self.interrupted()),
             Err(error) => {
                 self.save_after_loss();
+                self.report_alone();
                 Err(error)
             }
         }
@@ -240,18 +265,54 @@ impl<B: Kernels> Run<B> {
         if ranks.world_size() == 1 {
             return Ok([loss_tokens, tokens]);
         }
-        let all = ranks.all_gather_numbers("step", [loss_tokens, tokens, self.interrupt.code()])?;
-        if let Some([.., code]) = all.iter().find(|[.., code]| *code != 0) {
+        let times = self.unreported.as_ref().map(|step| step.times).unwrap_or_default();
+        let [own, collectives, wait] = times.to_microseconds();
+        let numbers = [loss_tokens, tokens, self.interrupt.code(), own, collectives, wait];
+        let all = ranks.all_gather_numbers("step", numbers)?;
+        if let Some([_, _, code, ..]) = all.iter().find(|[_, _, code, ..]| *code != 0) {
             self.interrupt.adopt(*code);
             self.ends_together = true;
         }
-        Ok(all.iter().fold([0, 0], |[a, b], [loss_tokens, tokens, _]| [a + loss_tokens, b + tokens]))
+        let times = all.iter().map(|&[_, _, _, own, collectives, wait]| [own, collectives, wait]);
+        self.report(times.map(RankTimes::from_microseconds).collect());
+        Ok(all.iter().fold([0, 0], |[a, b], [loss_tokens, tokens, ..]| [a + loss_tokens, b + tokens]))
+    }
+
+    /// Reports the step whose numbers were waiting for the times of the other ranks.
+    fn report(&mut self, times: Vec<RankTimes>) {
+        let Some(Unreported { metrics, .. }) = self.unreported.take() else { return };
+        self.rank_meter.add(&times);
+        if let Some(metrics) = metrics {
+            self.sinks.step(&StepMetrics { ranks: Some(RankMetrics::new(&times)), ..metrics });
+        }
+    }
+
+    /// Reports it without the other ranks, of which one is lost.
+    fn report_alone(&mut self) {
+        if let Some(metrics) = self.unreported.take().and_then(|step| step.metrics) {
+            self.sinks.step(&metrics);
+        }
+    }
+
+    /// Reports it now: all ranks do so after the same step.
+    fn report_now(&mut self) -> Result<(), RunError> {
+        let ranks = &self.trainer.ranks;
+        let Some(step) = &self.unreported else { return Ok(()) };
+        if ranks.check("times of a step").is_err() {
+            self.report_alone();
+            return Ok(());
+        }
+        let all = ranks.all_gather_numbers("times of a step", step.times.to_microseconds())?;
+        self.report(all.into_iter().map(RankTimes::from_microseconds).collect());
+        Ok(())
     }
 
     /// Traces steps, and writes the trace. The steps run as all others do; the device is waited for before the first and after the last.
     fn advance_traced(&mut self, steps: TraceSteps) -> Result<bool, RunError> {
         let device = self.trainer.model.device().clone();
         let last = steps.last.min(self.prepared.plan.steps.value);
+        // So that the clocks of all ranks begin together.
+        self.trainer.ranks.barrier()?;
         let (is_stopped, operations) = B::trace(&device, || {
             self.spans = Some(HostSpans::start());
             while self.state.step < last {
@@ -265,8 +326,10 @@ impl<B: Kernels> Run<B> {
         let host = self.spans.take().unwrap_or_else(HostSpans::start);
         let trace = RunTrace { steps: TraceSteps { last, ..steps }, host, device: operations };
         let file = self.folder.trace_json();
-        if self.trainer.ranks.is_main() {
-            self.folder.write(&file, &trace.to_json())?;
+        let ranks = &self.trainer.ranks;
+        let all = ranks.all_gather("trace", trace.events(ranks.rank()))?;
+        if ranks.is_main() {
+            self.folder.write(&file, &of_all_ranks(&all))?;
         }
         self.console.print(&format!("{trace}; {}", file.display()));
         Ok(is_stopped)
@@ -291,14 +354,27 @@ impl<B: Kernels> Run<B> {
     }
 
     fn step(&mut self) -> Result<(), RunError> {
+        self.watchdog.step_begins(self.state.step + 1);
+        self.watched_step()?;
+        self.watchdog.step_ends();
+        Ok(())
+    }
+
+    fn watched_step(&mut self) -> Result<(), RunError> {
         let started = Instant::now();
         let (micro_batches, cursor) = self.next_micro_batches();
         self.note(DATA, self.state.step + 1, started);
         let queued = Instant::now();
+        let exchanged = self.trainer.ranks.exchanged();
         let here = micro_batches.iter().map(|batch| batch.tokens() as u64).sum();
         let [loss_tokens, tokens] = self.agree_on_step(loss_tokens(&micro_batches), here)?;
+        if self.trainer.ranks.world_size() > 1 {
+            self.note(AGREE, self.state.step + 1, queued);
+        }
+        let queued = Instant::now();
         let outcome = self.trainer.step_of(&micro_batches, loss_tokens)?;
         self.note(QUEUE, outcome.step, queued);
+        let exchanged = self.trainer.ranks.exchanged() - exchanged;
         self.state.step = outcome.step;
         self.state.cursor = cursor;
         self.state.loss_tokens += outcome.loss_tokens;
@@ -309,7 +385,7 @@ impl<B: Kernels> Run<B> {
         let seconds = started.elapsed().as_secs_f64();
         self.step_s += seconds;
         self.step_tokens += tokens;
-        self.pending = Some(Pending { outcome, loss_tokens: self.state.loss_tokens, tokens, seconds });
+        self.pending = Some(Pending { outcome, loss_tokens: self.state.loss_tokens, tokens, seconds, exchanged });
         Ok(())
     }
 
@@ -328,17 +404,18 @@ impl<B: Kernels> Run<B> {
 
     /// Reads the numbers of the step in flight.
     fn flush(&mut self) -> Result<(), RunError> {
-        match self.pending.take() {
-            Some(pending) => self.log(pending),
-            None => Ok(()),
+        self.report_now()?;
+        if let Some(pending) = self.pending.take() {
+            self.log(pending)?;
         }
+        self.report_now()
     }
 
     fn log(&mut self, pending: Pending) -> Result<(), RunError> {
-        let Pending { outcome, loss_tokens, tokens, seconds } = pending;
+        let Pending { outcome, loss_tokens, tokens, seconds, exchanged } = pending;
         let StepOutcome { step, learning_rate, .. } = outcome;
         let started = Instant::now();
-        let numbers = outcome.read();
+        let numbers = self.watchdog.waiting_for_device(|| outcome.read());
         if !self.trainer.ranks.is_exact_after_loss::<B>() {
             self.trainer.ranks.check("a step")?;
         }
@@ -346,9 +423,12 @@ impl<B: Kernels> Run<B> {
         self.check_finite(step, &numbers)?;
         self.remember_loss(f64::from(numbers.loss));
         let plan = &self.prepared.plan;
+        let is_alone = self.trainer.ranks.world_size() == 1;
+        let times = rank_times(1e3 * seconds, exchanged, &numbers);
+        let mut metrics = None;
         if step.is_multiple_of(plan.log_every.value) {
             let waits = plan.offload.value || plan.paged_state_bytes.value > 0;
-            self.sinks.step(&StepMetrics {
+            metrics = Some(StepMetrics {
                 step,
                 loss: f64::from(numbers.loss),
                 learning_rate,
@@ -359,8 +439,14 @@ impl<B: Kernels> Run<B> {
                 memory_bytes: self.meter.sample(),
                 loss_scale: numbers.loss_scale.map(f64::from),
                 restore_wait_ms: waits.then_some(f64::from(numbers.restore_wait_ms)),
-                comm_wait_ms: numbers.comm_wait_ms.map(f64::from),
+                comm_wait_ms: (!is_alone).then_some(times.comm_wait),
+                ranks: None,
             });
+        }
+        assert!(self.unreported.is_none(), "a step is reported before the next one is logged");
+        self.unreported = Some(Unreported { metrics, times });
+        if is_alone {
+            self.report_alone();
         }
         Ok(())
     }
@@ -459,6 +545,7 @@ impl<B: Kernels> Run<B> {
             backend: plan.backend.value.to_string(),
             arithmetic: plan.arithmetic.value.clone(),
             weights: weights.display().to_string(),
+            ranks: self.rank_meter.mean().map(Box::new),
         };
         let text = serde_json::to_string_pretty(&summary).expect("a summary of plain fields is expressible as JSON");
         if is_main {
@@ -481,6 +568,16 @@ impl<B: Kernels> Run<B> {
     fn wall_s(&self) -> f64 {
         self.wall_before + self.started.elapsed().as_secs_f64()
     }
+}
+
+/// What a rank measured of a step of `ms` milliseconds, `exchanged` of them in exchanges through host memory. Where devices exchange tensors
+/// by themselves, those exchanges are of a few numbers, for which no device waits.
+fn rank_times(ms: f64, exchanged: Duration, numbers: &StepNumbers) -> RankTimes {
+    let exchanged = 1e3 * exchanged.as_secs_f64();
+    let measured = |on_device: Option<f32>| on_device.filter(|_| numbers.comm_ms.is_some_and(|ms| ms > 0.0));
+    let comm_wait = measured(numbers.comm_wait_ms).map_or(exchanged, f64::from);
+    let collectives = measured(numbers.comm_ms).map_or(exchanged, f64::from);
+    RankTimes { own: (ms - comm_wait).max(0.0), collectives, comm_wait }
 }
 
 fn mean(values: &[f64]) -> Option<f64> {

@@ -6,12 +6,14 @@
 //! Trade-off: one side stream, so operations run one after the other, in the order of the calls, as all ranks must have it.
 
 use std::cell::{OnceCell, RefCell};
+use std::sync::Arc;
 
 use firebrick_cuda::{Context, CudaError, Event, Stream};
 
 use super::failure::check;
 use super::host_copies::Waits;
 use super::matrix::Primitive;
+use crate::memory::Numbers;
 
 /// See the head of this file.
 pub(super) struct Collectives {
@@ -19,10 +21,15 @@ pub(super) struct Collectives {
     /// Created by the first operation: a job of one rank has none.
     stream: OnceCell<Stream>,
     /// Tensors of operations that may still run, with their end.
-    in_flight: RefCell<Vec<(Vec<Primitive>, Event)>>,
+    in_flight: RefCell<Vec<(Vec<Primitive>, Arc<Event>)>>,
     /// Marks around the engine's waits for other ranks.
     waits: RefCell<Vec<(Event, Event)>>,
+    /// Marks around the operations themselves.
+    runs: RefCell<Vec<Span>>,
 }
+
+/// Start and end of an operation on the side stream.
+pub(super) type Span = (Arc<Event>, Arc<Event>);
 
 impl Collectives {
     pub(super) fn new(context: &Context) -> Self {
@@ -31,6 +38,7 @@ impl Collectives {
             stream: OnceCell::new(),
             in_flight: RefCell::default(),
             waits: RefCell::default(),
+            runs: RefCell::default(),
         }
     }
 
@@ -54,10 +62,11 @@ impl Collectives {
         let ready = Event::new(&self.context)?;
         main.record(&ready)?;
         side.wait_for(&ready)?;
+        let start = Arc::new(self.mark(side)?);
         let submitted = operation(side);
-        let done = Event::new(&self.context)?;
-        side.record(&done)?;
-        self.in_flight.borrow_mut().push((tensors, done));
+        let done = Arc::new(self.mark(side)?);
+        self.in_flight.borrow_mut().push((tensors, done.clone()));
+        self.runs.borrow_mut().push((start, done));
         submitted
     }
 
@@ -75,9 +84,9 @@ impl Collectives {
         self.waits.borrow_mut().push((start, end));
     }
 
-    fn mark(&self, main: &Stream) -> Result<Event, CudaError> {
+    fn mark(&self, stream: &Stream) -> Result<Event, CudaError> {
         let event = Event::timed(&self.context)?;
-        main.record(&event)?;
+        stream.record(&event)?;
         Ok(event)
     }
 
@@ -86,10 +95,33 @@ impl Collectives {
         Waits(self.waits.take())
     }
 
+    /// Start and end of the operation that was submitted last, since [`Collectives::take_runs`].
+    pub(super) fn last_run(&self) -> Option<Span> {
+        self.runs.borrow().last().cloned()
+    }
+
+    /// The operations since the last call.
+    pub(super) fn take_runs(&self) -> Runs {
+        Runs(self.runs.take())
+    }
+
     /// Waits until all operations are done, and lets go of their tensors.
     pub(super) fn synchronize(&self) -> Result<(), CudaError> {
         let waited = self.stream.get().map_or(Ok(()), Stream::synchronize);
         self.in_flight.borrow_mut().clear();
         waited
+    }
+}
+
+/// Milliseconds of operations, once they are done.
+pub(super) struct Runs(Vec<Span>);
+
+impl Numbers for Runs {
+    fn wait(self: Box<Self>) -> Vec<f32> {
+        let of = |(start, end): &Span| {
+            end.synchronize()?;
+            end.milliseconds_since(start)
+        };
+        vec![self.0.iter().map(|span| check("reading an event", of(span))).sum()]
     }
 }

@@ -10,14 +10,15 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
-use burn_tensor::{DType, Tensor};
+use burn_tensor::{DType, Tensor, TensorMetadata};
 use cubecl::cuda::CudaDevice;
 use firebrick_cuda::{CudaError, DevicePointer, Nccl, NcclCommunicator, NcclId, Stream};
 
 use super::engine::{Engine, device_count, engine};
 use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, float, tensor, view};
+use super::trace::Cost;
 use crate::comm::{DeviceSide, reference};
-use crate::{CommError, CommOps, Communicator, Readback};
+use crate::{COLLECTIVE, CommError, CommOps, Communicator, Readback};
 
 /// Time between two looks at NCCL's errors.
 const WATCH: Duration = Duration::from_millis(500);
@@ -94,7 +95,12 @@ fn on_side_stream(
     operation: impl FnOnce(&Stream) -> Result<(), CudaError>,
 ) -> Result<(), CudaError> {
     assert!(engine.is_in_section(), "an operation between devices is ordered by the section that it is in");
-    engine.collectives.submit(engine.stream(), held, operation)
+    let bytes: usize = held.iter().map(|tensor| tensor.shape().num_elements() * tensor.dtype.size()).sum();
+    let submitted = engine.collectives.submit(engine.stream(), held, operation);
+    if let Some((start, end)) = engine.collectives.last_run() {
+        engine.trace.record(COLLECTIVE, Cost { bytes: bytes as f64, ..Cost::default() }, [start, end]);
+    }
+    submitted
 }
 
 fn pointer(block: DeviceBlock) -> DevicePointer<f32> {
@@ -132,6 +138,10 @@ impl CommOps for Cuda {
 
     fn comm_wait(device: &CudaDevice) -> Option<Readback> {
         Some(Readback::new(engine(device).collectives.take_waits()))
+    }
+
+    fn comm_time(device: &CudaDevice) -> Option<Readback> {
+        Some(Readback::new(engine(device).collectives.take_runs()))
     }
 
     fn all_reduce_sum(ranks: &Communicator, tensors: Vec<Tensor<Self, 1>>) -> Result<Vec<Tensor<Self, 1>>, CommError> {

@@ -5,7 +5,8 @@
 
 use burn_tensor::backend::Backend;
 use burn_tensor::{DType, Int, Tensor};
-use firebrick_cuda::Event;
+use cubecl::cuda::CudaDevice;
+use firebrick_cuda::{Driver, Event};
 
 use super::engine::engine;
 use super::failure::check;
@@ -13,9 +14,15 @@ use super::launch::at;
 use super::matrix::{Cuda, float, int_tensor, tensor};
 use super::offload;
 use super::pinned::{Lent, shared};
+use super::processors;
 use crate::{HostBuffer, MemoryOps, Offloaded, Readback};
 
 impl MemoryOps for Cuda {
+    fn stay_near(device: &CudaDevice) -> Option<String> {
+        let driver = Driver::load().ok()?;
+        processors::stay_near(&driver.bus_id(device.index).ok()?).map(|done| done.to_string())
+    }
+
     fn section<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
         engine(device).section(work)
     }

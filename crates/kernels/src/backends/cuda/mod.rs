@@ -42,6 +42,7 @@ mod norm;
 mod offload;
 mod optimizer;
 mod pinned;
+mod processors;
 mod program;
 mod quantize;
 mod scratch;

@@ -9,10 +9,10 @@ use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::engine::{Engine, engine};
 use super::launch::{Launch, at, grid};
-use super::matrix::{Cuda, MatrixView, Primitive, float, int_tensor, tensor};
+use super::matrix::{Cuda, MatrixView, Primitive, float, int_tensor, tensor, view};
 use super::program::Source;
 use super::scratch::ScratchSlot;
-use crate::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, OptimizerOps};
+use crate::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, OptimizerOps, RangeGradient};
 
 /// Tensors per launch, as `optimizer.cu` has it.
 const MAX_TENSORS: usize = 64;
@@ -31,6 +31,21 @@ struct NormTable {
     n: [i64; MAX_TENSORS],
     first_piece: [i32; MAX_TENSORS],
     tensors: i32,
+}
+
+/// Values that one block adds to its range.
+const RANGE_PIECE: usize = 2_048;
+
+/// `RangesTable` of `optimizer.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RangesTable {
+    to: [u64; MAX_TENSORS],
+    from: [u64; MAX_TENSORS],
+    n: [i64; MAX_TENSORS],
+    first_piece: [i32; MAX_TENSORS],
+    tensors: i32,
+    adds: [u8; MAX_TENSORS],
 }
 
 /// `Rates` of `optimizer.cu`.
@@ -77,6 +92,35 @@ impl OptimizerOps for Cuda {
             assert_eq!((sum.dtype, gradient.dtype), (DType::F32, DType::F32), "gradients are f32");
             engine.add_to(sum.address, gradient.address, gradient.width);
             tensor(sum.tensor)
+        })
+    }
+
+    fn accumulate_ranges(
+        sum: Option<Tensor<Self, 1>>,
+        length: usize,
+        gradients: Vec<RangeGradient<Self>>,
+    ) -> Tensor<Self, 1> {
+        let engine = engine(&gradients[0].gradient.device());
+        engine.section(|| {
+            let sum = match sum {
+                Some(sum) => engine.view_of(engine.owned(float(sum))),
+                None => engine.view_of(engine.empty([length], DType::F32)),
+            };
+            assert_eq!((sum.dtype, sum.count()), (DType::F32, length), "a sum is f32, of the length of its ranges");
+            gradients.chunks(MAX_TENSORS).for_each(|group| engine.add_to_ranges(&sum, group));
+            tensor(sum.tensor)
+        })
+    }
+
+    fn ranges(flat: Tensor<Self, 1>, ranges: &[(usize, usize)]) -> Vec<Tensor<Self, 1>> {
+        let engine = engine(&flat.device());
+        engine.section(|| {
+            let flat = engine.flat(flat);
+            let range = |&(start, length): &(usize, usize)| {
+                assert!(start + length <= flat.count(), "values {start}+{length} of {}", flat.count());
+                tensor(view(&flat, start, &[length], vec![1]))
+            };
+            ranges.iter().map(range).collect()
         })
     }
 
@@ -166,6 +210,34 @@ impl Engine {
         // SAFETY: the table lists f32 tensors that are held here; the partial sums have room from `first` on.
         unsafe { self.launch(plain("squared_norm_partial", grid(pieces, 256), values * 4), &arguments) };
         pieces
+    }
+
+    /// Writes or adds up to [`MAX_TENSORS`] gradients to their ranges, in one launch.
+    fn add_to_ranges(&self, sum: &MatrixView, group: &[RangeGradient<Cuda>]) {
+        let mut table = RangesTable {
+            to: [0; MAX_TENSORS],
+            from: [0; MAX_TENSORS],
+            n: [0; MAX_TENSORS],
+            first_piece: [0; MAX_TENSORS],
+            tensors: group.len() as i32,
+            adds: [0; MAX_TENSORS],
+        };
+        let held: Vec<_> = group.iter().map(|range| self.f32_values(range.gradient.clone())).collect();
+        let (mut pieces, mut values) = (0, 0);
+        for (index, (range, gradient)) in group.iter().zip(&held).enumerate() {
+            assert!(range.start + gradient.width <= sum.count(), "a range lies in its sum");
+            table.to[index] = sum.address + 4 * range.start as u64;
+            table.from[index] = gradient.address;
+            table.n[index] = gradient.width as i64;
+            table.first_piece[index] = pieces as i32;
+            table.adds[index] = u8::from(!range.is_first);
+            pieces += gradient.width.div_ceil(RANGE_PIECE);
+            values += gradient.width;
+        }
+        let launch = plain("accumulate_ranges", grid(pieces, 256), values * 12);
+        // SAFETY: the table lists f32 gradients that are held until the launch is queued, and as many values of the sum, which is owned,
+        // in ranges that are disjoint.
+        unsafe { self.launch(launch, &Arguments::new().value(&table)) };
     }
 
     fn f32_values(&self, values: Tensor<Cuda, 1>) -> MatrixView {

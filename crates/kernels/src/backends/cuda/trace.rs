@@ -4,6 +4,7 @@
 //! untraced pass takes. Without one it costs a branch per launch.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
 use firebrick_cuda::Event;
 
@@ -24,8 +25,8 @@ pub(super) struct Cost {
 struct Span {
     name: &'static str,
     cost: Cost,
-    start: Event,
-    end: Event,
+    start: Arc<Event>,
+    end: Arc<Event>,
 }
 
 /// See the head of this file.
@@ -52,9 +53,9 @@ impl Trace {
     }
 
     /// Adds a launch between two events.
-    pub(super) fn record(&self, name: &'static str, cost: Cost, [start, end]: [Event; 2]) {
+    pub(super) fn record(&self, name: &'static str, cost: Cost, [start, end]: [impl Into<Arc<Event>>; 2]) {
         if let Some(recording) = self.recording.borrow_mut().as_mut() {
-            recording.spans.push(Span { name, cost, start, end });
+            recording.spans.push(Span { name, cost, start: start.into(), end: end.into() });
         }
     }
 

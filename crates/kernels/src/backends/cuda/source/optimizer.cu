@@ -85,6 +85,46 @@ KERNEL __launch_bounds__(1024) sum_partials(float *out, const float *partial, in
     if (threadIdx.x == 0) *out = static_cast<float>(sums[0]);
 }
 
+// ------------------------------------------------------------------------------------------------------- sums of ranges
+
+struct RangesTable {
+    float *to[MANY];
+    const float *from[MANY];
+    long long n[MANY];
+    int first_piece[MANY]; // pieces of 2048 values
+    int tensors;
+    unsigned char adds[MANY]; // 0: the range is written for the first time
+};
+
+// to = from, or to += from, 2048 values per block.
+template <int V> DEVICE void range_piece(float *to, const float *from, bool adds, long long start, long long n) {
+    constexpr int UNROLL = 8 / V;
+    typedef Pack<float, V> Values;
+#pragma unroll
+    for (int u = 0; u < UNROLL; ++u) {
+        const long long at = start + (u * 256 + threadIdx.x) * V;
+        if (at >= n) continue;
+        float value[V], earlier[V] = {};
+        Values::load_streaming(from + at).unpack(value);
+        if (adds) Values::load(to + at).unpack(earlier);
+#pragma unroll
+        for (int k = 0; k < V; ++k) value[k] = adds ? __fadd_rn(earlier[k], value[k]) : value[k];
+        Values::pack(value).store(to + at);
+    }
+}
+
+// Gradients of many parameters into their ranges of one sum. Launch: block 256; grid = all pieces.
+KERNEL __launch_bounds__(256) accumulate_ranges(const __grid_constant__ RangesTable table) {
+    const int tensor = tensor_of(table.first_piece, table.tensors, blockIdx.x);
+    const long long start = static_cast<long long>(blockIdx.x - table.first_piece[tensor]) * 2048;
+    float *to = table.to[tensor];
+    const float *from = table.from[tensor];
+    const long long n = table.n[tensor];
+    const bool adds = table.adds[tensor] != 0;
+    if (n % 4 == 0 && aligned16(to, from)) range_piece<4>(to, from, adds, start, n);
+    else range_piece<1>(to, from, adds, start, n);
+}
+
 // --------------------------------------------------------------------------------------------------------------- AdamW
 
 // Neither infinite nor NaN, by the bits: no compiler option changes that.

@@ -118,6 +118,7 @@ fn options<B: Kernels>() -> CrossEntropyOptions<B> {
         gradient_scale: Some(GRADIENT_SCALE),
         weight_gradient: WeightGradient::Frozen,
         log_probs: false,
+        correct: false,
         soft_cap: None,
     }
 }

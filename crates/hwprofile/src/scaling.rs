@@ -1,0 +1,358 @@
+//! What a step costs on many accelerators: the computation of one, and the communication that it does not hide.
+//!
+//! ```text
+//! collective = START + hops x latency of a hop + bytes that cross each link / rate of the link
+//! step       = computation of the slowest rank + exposed communication
+//! ```
+//!
+//! A ring over N ranks on M machines has N - M hops inside machines and M between them, and every rank's share crosses every link; all
+//! adapters of a machine carry a part of each ring, so a ring is as fast as its slower kind of link. A tree has a depth of log2 M between
+//! machines; NCCL takes it for sums over all ranks where a ring's hops cost more, and has only rings for gathers and scattered sums.
+//!
+//! Rates and start are fitted to two H100s of one host; what is between machines is an assumption, named as such ([`Network`]).
+//! Trade-off: collectives are taken to slow no computation down, and ranks to be equally fast: both are a few tenths of a percent on two
+//! cards.
+
+use serde::Serialize;
+
+use crate::spec::AcceleratorSpec;
+
+/// Seconds from the call of a collective to its first byte, launches included: 1 MiB between two H100s takes 40 us, of which two hops and
+/// the bytes are 10.
+pub const START: f64 = 30e-6;
+/// What a collective reaches of a link's rate in one direction: 328 of 450 GB/s were measured with 1 GiB between two H100s.
+pub const LINK_SHARE: f64 = 328.0 / 450.0;
+/// Seconds of a hop of a ring inside a machine and between machines, as NCCL's own model has them (`src/graph/tuning.cc`, ring, Simple).
+const RING_HOP: [f64; 2] = [3.4e-6, 9.6e-6];
+/// The same of a tree.
+const TREE_HOP: [f64; 2] = [28e-6, 50e-6];
+/// What a tree reaches of a ring's rate, from the same file.
+const TREE_SHARE: f64 = 0.9;
+/// Share of a pass that is its backward: it has two of three products of matrices.
+const BACKWARD: f64 = 2.0 / 3.0;
+
+/// What joins machines.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Network {
+    /// Accelerators of a machine, which peer links join.
+    pub per_machine: usize,
+    /// 1e9 bytes per second of each accelerator's adapter in one direction.
+    pub gb_s: f64,
+}
+
+/// Eight accelerators and eight adapters of 400 Gb/s per machine. An assumption about the machine: nothing was measured between machines.
+pub const EIGHT_BY_400_GBIT: Network = Network { per_machine: 8, gb_s: 50.0 };
+
+/// The links of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Links {
+    /// Bytes per second of an accelerator to its peers, in one direction.
+    inside: f64,
+    network: Network,
+}
+
+impl Links {
+    /// The links of an accelerator of the table. `None`: its table has no link to others.
+    pub fn of(spec: &AcceleratorSpec, network: Network) -> Option<Self> {
+        // A link's figure counts both directions.
+        let inside = spec.peer_link.or(spec.host_link)?.gb_s.value * 1e9 / 2.0;
+        Some(Self { inside, network })
+    }
+
+    fn machines(&self, ranks: usize) -> usize {
+        ranks.div_ceil(self.network.per_machine)
+    }
+
+    /// Bytes per second of a ring over so many ranks.
+    fn ring_rate(&self, ranks: usize) -> f64 {
+        let adapters = self.network.per_machine.min(ranks) as f64 * self.network.gb_s * 1e9;
+        LINK_SHARE * if self.machines(ranks) == 1 { self.inside } else { self.inside.min(adapters) }
+    }
+
+    /// Seconds of the hops of one lap of a ring, from the first rank to the last.
+    fn lap(&self, ranks: usize) -> f64 {
+        let machines = self.machines(ranks);
+        (ranks - machines) as f64 * RING_HOP[0] + (machines - 1) as f64 * RING_HOP[1]
+    }
+
+    /// Seconds of a gather, a scattered sum or a broadcast of `bytes` in all.
+    pub fn one_way(&self, bytes: f64, ranks: usize) -> f64 {
+        if ranks == 1 {
+            return 0.0;
+        }
+        let share = (ranks - 1) as f64 / ranks as f64;
+        START + self.lap(ranks) + share * bytes / self.ring_rate(ranks)
+    }
+
+    /// Seconds of a sum of `bytes` over all ranks, which all of them get.
+    pub fn all_reduce(&self, bytes: f64, ranks: usize) -> f64 {
+        if ranks == 1 {
+            return 0.0;
+        }
+        let (machines, rate) = (self.machines(ranks), self.ring_rate(ranks));
+        let ring = 2.0 * self.lap(ranks) + 2.0 * (ranks - 1) as f64 / ranks as f64 * bytes / rate;
+        let inside = (ranks.div_ceil(machines) - 1) as f64 * TREE_HOP[0];
+        let tree = 2.0 * (inside + (machines as f64).log2() * TREE_HOP[1] + bytes / (TREE_SHARE * rate));
+        START + ring.min(tree)
+    }
+}
+
+/// What ranks divide among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sharding {
+    /// Nothing: gradients are summed, every rank makes every update.
+    None,
+    /// The optimizer's state: then updated weights are gathered.
+    Zero1,
+    /// State and gradients: these are summed and scattered in every micro-batch.
+    Zero2,
+    /// All of it and the weights, which are gathered a block ahead, in the forward and in the backward.
+    Zero3,
+}
+
+/// A step of one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct RankStep {
+    /// Seconds of a micro-batch on one accelerator, forward and backward.
+    pub micro_batch_s: f64,
+    /// Micro-batches of a step on each rank.
+    pub micro_batches: usize,
+    /// Bytes of the gradients, and of the trained weights where they are gathered after an update.
+    pub gradient_bytes: f64,
+    /// Bytes of the weights as they travel under ZeRO-3: codes and scales of a quantized base.
+    pub weight_bytes: f64,
+    /// Layers.
+    pub blocks: usize,
+    /// Bytes of gradients that are summed at once during the backward; `None`: all of them after it.
+    pub bucket_bytes: Option<f64>,
+}
+
+/// The time of a step on several ranks, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ScaledStep {
+    /// Computation.
+    pub compute: f64,
+    /// All communication.
+    pub communication: f64,
+    /// The part of it that computation does not hide.
+    pub exposed: f64,
+}
+
+impl ScaledStep {
+    /// The time of the step.
+    pub fn seconds(&self) -> f64 {
+        self.compute + self.exposed
+    }
+
+    /// Tokens per second over those of as many jobs of one rank.
+    pub fn efficiency(&self) -> f64 {
+        self.compute / self.seconds()
+    }
+}
+
+impl RankStep {
+    /// The step on `ranks` ranks.
+    pub fn on(&self, ranks: usize, links: &Links, sharding: Sharding) -> ScaledStep {
+        let compute = self.micro_batch_s * self.micro_batches as f64;
+        let (communication, exposed) = match sharding {
+            Sharding::None => self.summed(ranks, links),
+            Sharding::Zero1 => {
+                let updates = links.one_way(self.gradient_bytes, ranks);
+                let (communication, exposed) = self.summed(ranks, links);
+                (communication + updates, exposed + updates)
+            }
+            Sharding::Zero2 => self.scattered(ranks, links),
+            Sharding::Zero3 => self.gathered(ranks, links),
+        };
+        ScaledStep { compute, communication, exposed }
+    }
+
+    fn backward_s(&self) -> f64 {
+        BACKWARD * self.micro_batch_s
+    }
+
+    /// Buckets of the gradients, and the bytes of one.
+    fn buckets(&self) -> (f64, f64) {
+        let bucket = self.bucket_bytes.unwrap_or(self.gradient_bytes).min(self.gradient_bytes);
+        ((self.gradient_bytes / bucket).ceil().max(1.0), bucket)
+    }
+
+    /// Sums over all ranks in the backward of the last micro-batch; the last bucket is complete when that ends.
+    fn summed(&self, ranks: usize, links: &Links) -> (f64, f64) {
+        let (count, bucket) = self.buckets();
+        let one = links.all_reduce(bucket, ranks);
+        (count * one, self.left(count * one, one))
+    }
+
+    /// Scattered sums in every backward, then the updated weights.
+    fn scattered(&self, ranks: usize, links: &Links) -> (f64, f64) {
+        let (count, bucket) = self.buckets();
+        let one = links.one_way(bucket, ranks);
+        let updates = links.one_way(self.gradient_bytes, ranks);
+        let times = self.micro_batches as f64;
+        (times * count * one + updates, times * self.left(count * one, one) + updates)
+    }
+
+    /// Weights of a block while the one before is computed, twice; scattered sums of its gradients in the backward.
+    fn gathered(&self, ranks: usize, links: &Links) -> (f64, f64) {
+        let blocks = self.blocks as f64;
+        let gather = links.one_way(self.weight_bytes / blocks, ranks);
+        let scatter = links.one_way(self.gradient_bytes / blocks, ranks);
+        let forward = (self.micro_batch_s - self.backward_s()) / blocks;
+        let backward = self.backward_s() / blocks;
+        let late = |communication: f64, computation: f64| (blocks - 1.0) * (communication - computation).max(0.0);
+        let exposed = gather + late(gather, forward) + gather + late(gather + scatter, backward) + scatter;
+        let times = self.micro_batches as f64;
+        (times * blocks * (2.0 * gather + scatter), times * exposed)
+    }
+
+    /// What a backward does not hide of sums that take `all`: at least the `last`.
+    fn left(&self, all: f64, last: f64) -> f64 {
+        (all - self.backward_s()).max(last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+
+    use super::*;
+
+    const MIB: f64 = (1 << 20) as f64;
+    const RANKS: [usize; 6] = [2, 8, 16, 64, 256, 1024];
+
+    fn h100() -> Links {
+        Links::of(AcceleratorSpec::named("h100").unwrap(), EIGHT_BY_400_GBIT).unwrap()
+    }
+
+    fn assert_within(share: f64, found: f64, expected: f64) {
+        assert!((found / expected - 1.0).abs() < share, "{found:e}, expected {expected:e}");
+    }
+
+    #[test]
+    fn sums_between_two_h100s_take_what_was_measured() {
+        for (bytes, seconds) in [(MIB, 40e-6), (168.0 * MIB, 0.61e-3), (1024.0 * MIB, 1024.0 * MIB / 328e9)] {
+            assert_within(0.1, h100().all_reduce(bytes, 2), seconds);
+        }
+    }
+
+    /// QLoRA of Llama-3.1-8B, 3 rows of 4,096 tokens, rank 16: each card alone, then both.
+    #[test]
+    fn a_step_on_two_h100s_takes_what_was_measured() {
+        let reports = include_str!("../../../benches/results/h100-two-cards.json");
+        let reports: serde_json::Value = serde_json::from_str(reports).unwrap();
+        let median = |report: usize| reports[report]["step_s"]["median"].as_f64().unwrap();
+        let slower = median(0).max(median(1));
+        let predicted = RankStep { micro_batch_s: slower, ..qlora_8b() }.on(2, &h100(), Sharding::None);
+        assert_within(0.01, predicted.seconds(), median(2));
+    }
+
+    #[test]
+    fn one_rank_communicates_nothing_and_more_ranks_never_less() {
+        let links = h100();
+        for step in [qlora_8b(), full_1b(), full_8b()] {
+            for sharding in [Sharding::None, Sharding::Zero1, Sharding::Zero2, Sharding::Zero3] {
+                let alone = step.on(1, &links, sharding);
+                assert_eq!((alone.communication, alone.efficiency()), (0.0, 1.0), "{sharding:?}");
+                let steps = RANKS.map(|ranks| step.on(ranks, &links, sharding));
+                assert!(steps.windows(2).all(|pair| pair[1].seconds() >= pair[0].seconds()), "{sharding:?}: {steps:?}");
+                assert!(steps.iter().all(|step| step.exposed <= step.communication), "{sharding:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_tree_takes_over_from_a_ring_where_hops_cost_more_than_bytes() {
+        let links = h100();
+        // 1,024 ranks: a ring's 2,046 hops take 8.5 ms, a tree's 28 take 1.1.
+        let small = links.all_reduce(MIB, 1024);
+        assert!((1e-3..2e-3).contains(&small), "{small}");
+        assert!(links.all_reduce(16384.0 * MIB, 16) < 2.0 * 16384.0 * MIB / (LINK_SHARE * 400e9));
+    }
+
+    /// 16,215 tokens/s of one card, docs/roofline.md.
+    fn qlora_8b() -> RankStep {
+        RankStep {
+            micro_batch_s: 12_288.0 / 16_215.0,
+            micro_batches: 1,
+            gradient_bytes: 168.0 * MIB,
+            weight_bytes: 5.70e9,
+            blocks: 32,
+            bucket_bytes: None,
+        }
+    }
+
+    /// 571 ms for 8 rows of 4,096 tokens, docs/roofline.md; weights travel in f32.
+    fn full_1b() -> RankStep {
+        RankStep {
+            micro_batch_s: 0.571,
+            micro_batches: 1,
+            gradient_bytes: 4.0 * 1.236e9,
+            weight_bytes: 4.0 * 1.236e9,
+            blocks: 16,
+            bucket_bytes: Some(25.0 * MIB),
+        }
+    }
+
+    /// Not run: 8.03e9 parameters at the 1B's seconds per token and parameter, 2 rows of 4,096 tokens.
+    fn full_8b() -> RankStep {
+        RankStep {
+            micro_batch_s: 0.571 / 4.0 * 8.03 / 1.236,
+            micro_batches: 1,
+            gradient_bytes: 4.0 * 8.03e9,
+            weight_bytes: 4.0 * 8.03e9,
+            blocks: 32,
+            bucket_bytes: Some(25.0 * MIB),
+        }
+    }
+
+    /// The table of docs/scaling.md: efficiency and exposed milliseconds by number of H100s.
+    fn table() -> String {
+        let rows = [
+            ("QLoRA 8B, 12,288 tokens", qlora_8b(), vec![Sharding::None, Sharding::Zero3]),
+            (
+                "full 1B, 32,768 tokens",
+                full_1b(),
+                vec![Sharding::None, Sharding::Zero1, Sharding::Zero2, Sharding::Zero3],
+            ),
+            ("full 8B, 8,192 tokens", full_8b(), vec![Sharding::None, Sharding::Zero2, Sharding::Zero3]),
+        ];
+        let mut text = "| per rank and step | sharding |".to_owned();
+        RANKS.iter().for_each(|ranks| write!(text, " {ranks} |").unwrap());
+        text += &format!("\n|---|---|{}\n", "---:|".repeat(RANKS.len()));
+        for (what, step, shardings) in rows {
+            for sharding in shardings {
+                let name = match sharding {
+                    Sharding::None => "none",
+                    Sharding::Zero1 => "ZeRO-1",
+                    Sharding::Zero2 => "ZeRO-2",
+                    Sharding::Zero3 => "ZeRO-3",
+                };
+                write!(text, "| {what} | {name} |").unwrap();
+                for ranks in RANKS {
+                    let scaled = step.on(ranks, &h100(), sharding);
+                    write!(text, " {:.3} ({:.1}) |", scaled.efficiency(), 1e3 * scaled.exposed).unwrap();
+                }
+                text.push('\n');
+            }
+        }
+        text
+    }
+
+    /// `UPDATE_GOLDEN=1` writes the table.
+    #[test]
+    fn the_table_of_the_documentation_is_what_the_model_says() {
+        const BEGIN: &str = "<!-- scaling table -->\n";
+        const END: &str = "<!-- end -->";
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/scaling.md");
+        let page = std::fs::read_to_string(&path).unwrap();
+        let (before, rest) = page.split_once(BEGIN).unwrap();
+        let (found, after) = rest.split_once(END).unwrap();
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(&path, format!("{before}{BEGIN}{}{END}{after}", table())).unwrap();
+        } else {
+            assert_eq!(found, table());
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Finds out that this rank is stuck in a step, and ends the job: its signs of life go on, so the other ranks cannot see it.
+//!
+//! A step may take as long as [`Limits::least`], or four times as long as the longest one so far if that is more. Time in which the rank
+//! waits for others in an exchange does not count: then another rank is stuck, and says so itself. A rank that waits for its device, where
+//! kernels may wait for another rank, has [`Limits::device`] longer, so that the rank that is stuck is named first.
+//! Trade-off: only steps are watched, and none before two were taken: how long evaluation, saving and the first step may take is not known.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::ranks::Ranks;
+
+/// Steps after which it is known how long one takes.
+const WARM_UP: u64 = 2;
+/// How much longer than the longest step so far a step may take.
+const FACTOR: u32 = 4;
+
+/// How long a step may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// At least.
+    pub least: Duration,
+    /// In addition, while the rank waits for its device.
+    pub device: Duration,
+}
+
+impl Limits {
+    /// Short enough to end a job of short steps within 30 s of what stopped it, with the 10 s that ranks have to end by themselves.
+    pub const DEFAULT: Self = Self { least: Duration::from_secs(15), device: Duration::from_secs(4) };
+
+    /// As `FIREBRICK_STUCK_TIMEOUT` says, in seconds; 0 watches nothing.
+    #[must_use]
+    pub fn from_environment() -> Option<Self> {
+        let text = std::env::var("FIREBRICK_STUCK_TIMEOUT").ok();
+        match text.as_deref().map(str::trim).and_then(|seconds| seconds.parse().ok()) {
+            Some(0) => None,
+            Some(seconds) => Some(Self { least: Duration::from_secs(seconds), ..Self::DEFAULT }),
+            None => Some(Self::DEFAULT),
+        }
+    }
+}
+
+/// Watches the steps of a rank. Its thread ends with it.
+#[derive(Debug)]
+pub struct Watchdog {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The step that goes on: its number, its beginning, and since when it has not been in an exchange.
+    step: Option<(u64, Instant, Instant)>,
+    waits_for_device: bool,
+    taken: u64,
+    longest: Duration,
+    is_over: bool,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing that can panic happens under the lock.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Watchdog {
+    /// Watches nothing: for a job of one rank.
+    #[must_use]
+    pub fn off() -> Self {
+        Self { shared: Arc::default(), thread: None }
+    }
+
+    /// Watches the steps of this rank from now on. A job of one rank is not watched.
+    #[must_use]
+    pub fn start(ranks: &Ranks, limits: Limits) -> Self {
+        if ranks.world_size() == 1 {
+            return Self::off();
+        }
+        let shared = Arc::<Shared>::default();
+        let (ranks, watched) = (ranks.clone(), Arc::clone(&shared));
+        let watch = move || watch(&ranks, &watched, limits);
+        // Without a thread a stuck rank is not noticed, as without a watchdog.
+        let thread = thread::Builder::new().name("watchdog".to_owned()).spawn(watch).ok();
+        Self { shared, thread }
+    }
+
+    /// A step begins.
+    pub fn step_begins(&self, step: u64) {
+        let now = Instant::now();
+        self.shared.state().step = Some((step, now, now));
+    }
+
+    /// The step is over.
+    pub fn step_ends(&self) {
+        let mut state = self.shared.state();
+        if let Some((_, began, _)) = state.step.take() {
+            state.taken += 1;
+            if state.taken > 1 {
+                // The first step compiles and allocates.
+                state.longest = state.longest.max(began.elapsed());
+            }
+        }
+    }
+
+    /// Runs `wait`, which waits for the device.
+    pub fn waiting_for_device<R>(&self, wait: impl FnOnce() -> R) -> R {
+        self.shared.state().waits_for_device = true;
+        let result = wait();
+        self.shared.state().waits_for_device = false;
+        result
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.shared.state().is_over = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // It cannot panic, and there is nothing to do about it here.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Looks at the step every half second, or more often where it may take less.
+fn watch(ranks: &Ranks, shared: &Shared, limits: Limits) {
+    let pause = Duration::from_millis(500).min(limits.least / 4);
+    let mut state = shared.state();
+    while !state.is_over {
+        if let Some(problem) = state.look(ranks.communicator().is_exchanging(), limits) {
+            drop(state);
+            ranks.fail(&problem);
+            return;
+        }
+        (state, _) = shared.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner);
+    }
+}
+
+impl State {
+    /// Why the rank is stuck; `None` while it is not.
+    fn look(&mut self, is_exchanging: bool, limits: Limits) -> Option<String> {
+        let taken = self.taken;
+        let (step, _, since) = self.step.as_mut()?;
+        if is_exchanging {
+            *since = Instant::now();
+        }
+        let (time, grace) = (since.elapsed(), if self.waits_for_device { limits.device } else { Duration::ZERO });
+        if taken < WARM_UP || time <= limits.least.max(FACTOR * self.longest) + grace {
+            return None;
+        }
+        let (time, longest) = (time.as_secs_f64(), self.longest.as_secs_f64());
+        let what = match self.waits_for_device {
+            true => "its device, or a rank that its device waits for,",
+            false => "it",
+        };
+        Some(format!(
+            "{what} is stuck in step {step}: nothing for {time:.0} s, where the longest step before took {longest:.2} s \
+             (FIREBRICK_STUCK_TIMEOUT is the seconds that a step has at least; 0 watches nothing)"
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { least: Duration::from_millis(20), device: Duration::from_millis(60) };
+
+    fn in_step_for(ms: u64, longest_ms: u64) -> State {
+        let began = Instant::now().checked_sub(Duration::from_millis(ms)).unwrap();
+        let longest = Duration::from_millis(longest_ms);
+        State { step: Some((7, began, began)), taken: WARM_UP, longest, ..State::default() }
+    }
+
+    #[test]
+    fn a_step_is_stuck_after_the_least_time_or_four_times_the_longest() {
+        assert_eq!(in_step_for(10, 1).look(false, LIMITS), None);
+        let problem = in_step_for(3000, 1).look(false, LIMITS).unwrap();
+        assert!(problem.starts_with("it is stuck in step 7: nothing for 3 s"), "{problem}");
+        assert_eq!(in_step_for(3000, 1000).look(false, LIMITS), None);
+        assert!(in_step_for(5000, 1000).look(false, LIMITS).is_some());
+    }
+
+    #[test]
+    fn time_in_exchanges_does_not_count_and_a_device_has_longer() {
+        let mut state = in_step_for(3000, 1);
+        assert_eq!(state.look(true, LIMITS), None);
+        assert_eq!(state.look(false, LIMITS), None);
+        let mut state = State { waits_for_device: true, ..in_step_for(50, 1) };
+        assert_eq!(state.look(false, LIMITS), None);
+        let mut state = State { waits_for_device: true, ..in_step_for(3000, 1) };
+        assert!(
+            state.look(false, LIMITS).unwrap().starts_with("its device, or a rank that its device waits for, is stuck")
+        );
+    }
+
+    #[test]
+    fn nothing_is_stuck_between_steps_and_before_two_were_taken() {
+        assert_eq!(State { taken: 9, ..State::default() }.look(false, LIMITS), None);
+        assert_eq!(State { taken: 1, ..in_step_for(3000, 1) }.look(false, LIMITS), None);
+    }
+}
