@@ -98,7 +98,6 @@ impl<B: Kernels> Decoder<B> {
         Self::load_within(folder, &config, options, division, device, quantizes_on_device, limits, progress)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "what to load, where to, and how, for the tests of each")]
     fn load_within(
         folder: &HfFolder,
         config: &ModelConfig,

@@ -17,10 +17,13 @@ use firebrick_tests::{
 };
 use firebrick_train::plan::weight_owners;
 
+/// Loss and gradients of a pass.
+type Pass = (Vec<f32>, BTreeMap<String, Vec<f32>>);
+
 /// What a model computes: losses and gradients under each recompute policy, a score, and answers.
 #[derive(Debug, PartialEq)]
 struct Numbers {
-    passes: Vec<(Vec<f32>, BTreeMap<String, Vec<f32>>)>,
+    passes: Vec<Pass>,
     score: Vec<f32>,
     answers: Vec<Vec<u32>>,
 }

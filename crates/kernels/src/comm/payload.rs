@@ -4,14 +4,14 @@
 //! weights travel as codes.
 //! Trade-off: a list of tensors is one exchange, finished as a whole.
 
-use burn_tensor::{DType, Int, Tensor, TensorData, backend::Backend};
+use burn_tensor::{DType, Int, IntDType, Tensor, TensorData, backend::Backend};
 
 /// A flat tensor that is exchanged as it is stored.
 #[derive(Clone, Debug)]
 pub enum Payload<B: Backend> {
     /// Values, in any float format.
     Values(Tensor<B, 1>),
-    /// Codes of at most 8 bits, in the backend's storage type for them.
+    /// Codes, in bytes or in words that hold several.
     Codes(Tensor<B, 1, Int>),
 }
 
@@ -80,34 +80,35 @@ impl<B: Backend> Payload<B> {
         }
     }
 
-    /// The bytes that travel through host memory: values as they are, a byte for each code.
+    /// The bytes that travel through host memory: elements as they are stored.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         match self {
             Self::Values(values) => values.to_data().as_bytes().to_vec(),
             // Not every backend can read bytes back, but all can read i32.
-            Self::Codes(codes) => {
-                let codes = codes.clone().cast(burn_tensor::IntDType::I32).into_data().convert::<u8>();
+            Self::Codes(codes) if codes.dtype().size() == 1 => {
+                let codes = codes.clone().cast(IntDType::I32).into_data().convert::<u8>();
                 codes.into_vec().expect("codes were just converted to bytes")
             }
+            Self::Codes(words) => words.to_data().as_bytes().to_vec(),
         }
     }
 
     /// The payload of [`Payload::to_bytes`].
     pub(crate) fn from_bytes(bytes: &[u8], layout: PayloadLayout, device: &B::Device) -> Self {
         let PayloadLayout { is_codes, dtype, elements } = layout;
+        let data = TensorData::from_bytes_vec(bytes.to_vec(), [elements], dtype);
         if is_codes {
-            let codes = TensorData::new(bytes.to_vec(), [elements]).convert_dtype(dtype);
-            return Self::Codes(Tensor::from_data(codes, (device, dtype)));
+            Self::Codes(Tensor::from_data(data, (device, dtype)))
+        } else {
+            Self::Values(Tensor::from_data(data, (device, dtype)))
         }
-        let values = TensorData::from_bytes_vec(bytes.to_vec(), [elements], dtype);
-        Self::Values(Tensor::from_data(values, (device, dtype)))
     }
 }
 
 impl PayloadLayout {
-    /// Bytes through host memory.
-    pub(crate) fn host_bytes(&self) -> usize {
-        self.elements * if self.is_codes { 1 } else { self.dtype.size() }
+    /// Bytes of all elements.
+    pub(crate) fn bytes(&self) -> usize {
+        self.elements * self.dtype.size()
     }
 }
 

@@ -112,11 +112,11 @@ pub fn broadcast_payloads<B: Backend>(
     let own: Vec<u8> = of_rank(ranks.rank()).flat_map(|loan| payload(loan).to_bytes()).collect();
     let gathered = ranks.all_gather_bytes(operation, own)?;
     for (rank, sent) in gathered.iter().enumerate() {
-        check_length(operation, rank, sent, of_rank(rank).map(|loan| loan.layout.host_bytes()).sum())?;
+        check_length(operation, rank, sent, of_rank(rank).map(|loan| loan.layout.bytes()).sum())?;
     }
     let mut rest: Vec<&[u8]> = gathered.iter().map(|sent| &sent[..]).collect();
     let next = |loan: &Loan<B>| {
-        let (part, after) = rest[loan.root].split_at(loan.layout.host_bytes());
+        let (part, after) = rest[loan.root].split_at(loan.layout.bytes());
         rest[loan.root] = after;
         if loan.root == ranks.rank() { payload(loan) } else { Payload::from_bytes(part, loan.layout, device) }
     };

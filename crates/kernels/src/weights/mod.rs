@@ -122,10 +122,13 @@ impl<B: Backend> QuantizedWeight<B> {
         let blocks = self.format.blocks(rows * columns, columns);
         let nested = blocks.div_ceil(blockwise::BLOCK_SIZE);
         let codes = blocks * self.format.block_size(columns) / self.format.packing().codes_per_byte();
+        // Where a backend has no bytes, words hold four of them each, but for nested codes.
+        let stored = |bytes: usize, codes: &Tensor<B, 1, Int>| bytes.div_ceil(codes.dtype().size());
+        let of_weight = stored(codes, &self.codes);
         let elements = match &self.scales.block {
-            BlockScales::Float(_) => vec![codes, blocks],
-            BlockScales::Narrow { map, .. } => vec![codes, blocks, map.dims()[0]],
-            BlockScales::Nested { .. } => vec![codes, nested * blockwise::BLOCK_SIZE, nested, 1],
+            BlockScales::Float(_) => vec![of_weight, blocks],
+            BlockScales::Narrow { codes, map } => vec![of_weight, stored(blocks, codes), map.dims()[0]],
+            BlockScales::Nested { .. } => vec![of_weight, nested * blockwise::BLOCK_SIZE, nested, 1],
         };
         let of = |(part, elements): (Payload<B>, usize)| PayloadLayout { elements, ..part.layout() };
         self.parts().into_iter().zip(elements).map(of).collect()

@@ -110,6 +110,8 @@ impl<B: Kernels> Trainer<B> {
             gradient_scale: Some(1.0 / loss_tokens as f64),
             log_probs: false,
         };
+        // Waits of an evaluation before this step are not the step's.
+        drop(B::comm_wait(self.model.device()));
         let loss_scale = self.optimizer.loss_scale();
         let owners = self.owners();
         let (loss_sum, gradients) = if self.divides_gradients() {
