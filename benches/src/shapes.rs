@@ -250,6 +250,7 @@ mod tests {
             offload: false,
             loss_chunk_tokens: step.loss_chunk_tokens,
             evaluation: Default::default(),
+            divided: Default::default(),
         }
     }
 

@@ -12,8 +12,8 @@ use firebrick_optim::{Schedule, ScheduleKind};
 use firebrick_parallel::Ranks;
 use firebrick_train::RunError;
 use firebrick_train::bench::{Spread, timed};
-use firebrick_train::config::{BackendChoice, Init, RunConfig};
-use firebrick_train::run::assemble;
+use firebrick_train::config::{BackendChoice, RunConfig};
+use firebrick_train::run::assemble::{self, WeightSource};
 use firebrick_train::run::prepare::{Prepared, prepare};
 use firebrick_train::run::step::StepNumbers;
 
@@ -90,7 +90,7 @@ impl Workload {
         let device = B::Device::default();
         let Prepared { plan, model_config, .. } = &self.prepared;
         let mut trainer =
-            assemble::trainer::<B>(plan, model_config, Init::Random, Ranks::single(), &device, &mut |_| ())?;
+            assemble::trainer::<B>(plan, model_config, WeightSource::Seed, Ranks::single(), &device, &mut |_| ())?;
         // Full rate from the first step on: a bench is too short for the recipe's warm-up.
         trainer.schedule = Schedule { kind: ScheduleKind::Constant, warmup_steps: 0, ..trainer.schedule };
         let mut samples = Vec::with_capacity(steps);

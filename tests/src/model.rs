@@ -9,7 +9,7 @@ use firebrick_data::{Batch, IGNORE_INDEX};
 use firebrick_kernels::{GemmFormat, GradientMap, GradientSink, Kernels};
 use firebrick_model::peft::read_adapter_config;
 use firebrick_model::{
-    BaseStorage, BuildOptions, Decoder, HfFolder, LossOptions, MicroBatch, ModelConfig, PassOptions,
+    BaseStorage, BuildOptions, Decoder, Division, HfFolder, LossOptions, MicroBatch, ModelConfig, PassOptions,
 };
 use firebrick_precision::{Format, QuantFormat};
 
@@ -37,6 +37,17 @@ pub fn load_in<B: Kernels>(
     storage: BaseStorage,
     compute_dtype: DType,
 ) -> Decoder<B> {
+    load_divided(model, adapter, storage, compute_dtype, None)
+}
+
+/// [`load_in`], where ranks divide the weights of the layers.
+pub fn load_divided<B: Kernels>(
+    model: &str,
+    adapter: Option<&str>,
+    storage: BaseStorage,
+    compute_dtype: DType,
+    division: Option<Division>,
+) -> Decoder<B> {
     let (folder, adapter) = (fixture(model), adapter.map(fixture));
     let options = BuildOptions {
         storage,
@@ -49,7 +60,9 @@ pub fn load_in<B: Kernels>(
     };
     let config = ModelConfig::read(&folder).expect("the model has a readable config");
     let weights = HfFolder::open(&folder).expect("the model has weights");
-    let mut loaded = Decoder::load(&weights, config, &options, &B::Device::default(), &mut |_| ()).expect("it loads");
+    let device = B::Device::default();
+    let loaded = Decoder::load_divided(&weights, config, &options, division, &device, &mut |_| ());
+    let mut loaded = loaded.expect("it loads");
     if let Some(dir) = adapter {
         loaded.load_adapter(&dir).expect("the adapter fits the model");
     }

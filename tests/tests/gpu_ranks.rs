@@ -9,14 +9,14 @@ use std::process::{Child, Command};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use burn_tensor::Tensor;
 use burn_tensor::backend::Backend;
+use burn_tensor::{DType, IntDType, Tensor, TensorData};
 use firebrick_arch::Role;
 use firebrick_cuda::Nccl;
 use firebrick_kernels::backends::{BackendKind, Cuda};
-use firebrick_kernels::{CommOps, Contributions, GradientSink, MemoryOps, Parameter};
+use firebrick_kernels::{CommOps, Contributions, GradientSink, Loan, MemoryOps, Parameter, Payload};
 use firebrick_parallel::supervisor::free_port;
-use firebrick_parallel::{JobToken, Placement, Ranks, ReducingSink};
+use firebrick_parallel::{JobToken, Placement, Ranks, ReducingSink, ShardingSink};
 use firebrick_tests::{NEW, finish, metrics, recipe, step_losses};
 use firebrick_train::console::Console;
 use firebrick_train::run::interrupt::Interrupt;
@@ -179,6 +179,104 @@ fn buckets_that_are_summed_inside_a_section_are_right_after_it() {
     ranks.leave().unwrap();
 }
 
+/// Codes and half floats arrive while the section computes, exchange by exchange, and memory that comes and goes does not disturb them.
+#[test]
+fn payloads_that_arrive_inside_a_section_are_those_of_their_root() {
+    let folder = tempdir().unwrap();
+    if let Some(statuses) = as_two_ranks(folder.path()) {
+        assert_eq!(statuses, [0, 0]);
+        return;
+    }
+    let (ranks, device) = joined();
+    let (communicator, rank, length) = (ranks.communicator(), ranks.rank(), 1_000_003);
+    let codes = |root: usize, block: usize| -> Vec<u8> { (0..length).map(|i| (i * 7 + root + block) as u8).collect() };
+    let of = |root: usize, block: usize| -> [Payload<Cuda>; 2] {
+        let data = TensorData::new(codes(root, block), [length]);
+        let half = on_device(root, block, length, &device).cast(DType::BF16);
+        [Payload::Codes(Tensor::from_data(data, (&device, DType::U8))), Payload::Values(half)]
+    };
+    // Block `n` has its codes on rank `n % 2` and its values on the other.
+    let roots = |block: usize| [block % 2, 1 - block % 2];
+    let blocks: Vec<Vec<Loan<Cuda>>> = (0..8)
+        .map(|block| {
+            let loan = |(payload, root): (Payload<Cuda>, usize)| {
+                let layout = payload.layout();
+                Loan { root, layout, own: (root == rank).then_some(payload) }
+            };
+            of(rank, block).into_iter().zip(roots(block)).map(loan).collect()
+        })
+        .collect();
+    let work = on_device(rank, 3, 1 << 22, &device);
+    for _ in 0..3 {
+        let sums: Vec<(Tensor<Cuda, 1>, Payload<Cuda>)> = Cuda::section(&device, || {
+            let mut next = Some(Cuda::start_broadcast(communicator, blocks[0].clone(), &device).unwrap());
+            (0..blocks.len())
+                .map(|block| {
+                    let mut arrived = Cuda::finish(next.take().unwrap(), &device);
+                    if let Some(loans) = blocks.get(block + 1) {
+                        next = Some(Cuda::start_broadcast(communicator, loans.clone(), &device).unwrap());
+                    }
+                    let values = arrived.pop().unwrap().into_values();
+                    let norm = <Cuda as firebrick_kernels::OptimizerOps>::squared_norm(&[work.clone(), values]);
+                    (norm, arrived.pop().unwrap())
+                })
+                .collect()
+        });
+        for (block, (norm, arrived)) in sums.into_iter().enumerate() {
+            let found: Vec<i32> = arrived.into_codes().cast(IntDType::I32).into_data().to_vec().unwrap();
+            let [of_codes, of_values] = roots(block);
+            let expected = codes(of_codes, block).into_iter().map(i32::from);
+            assert!(found.into_iter().eq(expected), "block {block}");
+            let [_, values] = of(of_values, block);
+            let expected =
+                <Cuda as firebrick_kernels::OptimizerOps>::squared_norm(&[work.clone(), values.into_values()]);
+            assert_eq!(host(norm), host(expected), "block {block}");
+        }
+    }
+    ranks.leave().unwrap();
+}
+
+/// The shares of gradients that are summed while the section goes on, over several micro-batches.
+#[test]
+fn gradients_that_are_divided_inside_a_section_are_right_on_their_owners() {
+    let folder = tempdir().unwrap();
+    if let Some(statuses) = as_two_ranks(folder.path()) {
+        assert_eq!(statuses, [0, 0]);
+        return;
+    }
+    let (ranks, device) = joined();
+    let length = 3_000_001;
+    let parameters: Vec<Parameter<Cuda>> = (0..24)
+        .map(|index| {
+            Parameter::from_host(format!("p{index:02}"), &[length], Role::Embedding, &vec![0.0; length], &device)
+        })
+        .collect();
+    let listed: Vec<&Parameter<Cuda>> = parameters.iter().collect();
+    let owners = ranks.owners(&listed);
+    let bucket = 2 * 4 * length;
+    let mut sink = ShardingSink::new(&ranks, &listed, &owners, Contributions::default(), bucket, &device);
+    for micro_batch in 0..2 {
+        let gradients: Vec<_> =
+            (0..parameters.len()).map(|index| on_device(ranks.rank(), micro_batch + index, length, &device)).collect();
+        sink.begin_micro_batch(micro_batch == 1);
+        Cuda::section(&device, || {
+            for (parameter, gradient) in parameters.iter().zip(gradients) {
+                let norm = <Cuda as firebrick_kernels::OptimizerOps>::squared_norm(std::slice::from_ref(&gradient));
+                sink.add(parameter, gradient);
+                drop(norm);
+            }
+        });
+    }
+    let share = sink.finish().unwrap();
+    assert_eq!(share.len(), owners.iter().filter(|owner| **owner == ranks.rank()).count());
+    for (index, _) in owners.iter().enumerate().filter(|(_, owner)| **owner == ranks.rank()) {
+        let sum = host(share.get(&parameters[index].name).unwrap().clone());
+        let expected = sums(index, length).into_iter().zip(sums(index + 1, length)).map(|(a, b)| a + b);
+        assert!(sum.into_iter().eq(expected), "{}", parameters[index].name);
+    }
+    ranks.leave().unwrap();
+}
+
 /// Prints times of sums as large as the gradients of an adapter of an 8B, and as 1 GiB; nothing is asserted about them.
 #[test]
 fn times_of_sums_are_printed() {
@@ -245,15 +343,18 @@ fn times_of_sums_are_printed() {
     ranks.leave().unwrap();
 }
 
-/// LoRA, QLoRA, and every weight with the optimizer's state whole and divided, in f32: two cards with half the accumulation follow one card.
+/// LoRA, QLoRA, and every weight, with all on both cards and with what ZeRO divides, in f32: two cards with half the accumulation follow one card.
 #[test]
 fn two_cards_train_as_one() {
     const FULL: [&str; 4] = ["bnb_4bit=", "lora=", "mode=full", "train.learning_rate=1e-4"];
-    const KINDS: [(&str, &[&str]); 4] = [
+    const KINDS: [(&str, &[&str]); 7] = [
         ("lora", &["bnb_4bit="]),
         ("qlora", &[]),
         ("full", &FULL),
         ("zero-1", &[FULL[0], FULL[1], FULL[2], FULL[3], "train.zero_stage=1"]),
+        ("zero-2", &[FULL[0], FULL[1], FULL[2], FULL[3], "train.zero_stage=2"]),
+        ("zero-3", &[FULL[0], FULL[1], FULL[2], FULL[3], "train.zero_stage=3"]),
+        ("qlora-zero-3", &["train.zero_stage=3", "train.recompute=full"]),
     ];
     let steps = ["backend=cuda", "compute=float32", "train.steps=8", "eval.every_steps=4", "train.micro_batch_size=1"];
     let folder = tempdir().unwrap();

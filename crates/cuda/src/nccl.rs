@@ -1,4 +1,4 @@
-//! Collectives between devices by NCCL, on a stream: sums, gathers, broadcasts of f32 values.
+//! Collectives between devices by NCCL, on a stream: sums and gathers of f32 values, broadcasts of anything.
 //!
 //! Each rank of a job has a communicator of its own, for one device. Rank 0 draws an id, every rank gets it over some other connection,
 //! and all of them connect with it. AMD's RCCL exports the same functions under the same names.
@@ -15,7 +15,7 @@ use crate::context::Context;
 use crate::error::CudaError;
 use crate::pointer::DevicePointer;
 use crate::stream::{Stream, same_device};
-use symbols::{FLOAT32, IN_PROGRESS, Opaque, SUM, Status, Symbols, UniqueId};
+use symbols::{FLOAT32, IN_PROGRESS, Opaque, SUM, Status, Symbols, UINT8, UniqueId};
 
 /// How long [`NcclCommunicator::abort`] waits for a thread that is submitting. It may itself wait for a rank that is gone.
 const ABORT_WAIT: Duration = Duration::from_secs(2);
@@ -93,7 +93,6 @@ impl Nccl {
         rank: usize,
         count: usize,
     ) -> Result<NcclCommunicator, CudaError> {
-        let number = |number: usize| i32::try_from(number).expect("there are fewer ranks than 2^31");
         let (id, mut handle) = (UniqueId { internal: id.0 }, ptr::null_mut());
         context.with_current(|| {
             // SAFETY: the pointer is valid for a write, the id is passed by value, and the context of the rank's device is current.
@@ -181,28 +180,49 @@ impl NcclCommunicator {
         })
     }
 
-    /// Gives every rank the values that one rank has in each buffer (address, number of f32 values, that rank), as one group on the
-    /// stream.
+    /// Sums each buffer (address, number of f32 values, rank) over all ranks into the buffer of that rank, as one group on the stream.
     ///
     /// # Safety
     /// As for [`NcclCommunicator::all_reduce_sum`].
     ///
     /// # Errors
     /// As for [`NcclCommunicator::all_reduce_sum`].
-    pub unsafe fn broadcast(
+    pub unsafe fn reduce_sum(
         &self,
         stream: &Stream,
         buffers: &[(DevicePointer<f32>, usize, usize)],
     ) -> Result<(), CudaError> {
-        self.submit("ncclBroadcast", stream, |comm| {
+        self.submit("ncclReduce", stream, |comm| {
             self.group(|| {
                 for &(buffer, count, root) in buffers {
-                    let root = i32::try_from(root).expect("there are fewer ranks than 2^31");
-                    let data = address(buffer);
+                    let (data, root, stream) = (address(buffer), number(root), stream.handle().cast());
                     // SAFETY: the buffer is the caller's promise; communicator and stream are alive, and of one device.
-                    let status = unsafe {
-                        (self.symbols.broadcast)(data, data, count, FLOAT32, root, comm, stream.handle().cast())
-                    };
+                    let status = unsafe { (self.symbols.reduce)(data, data, count, FLOAT32, SUM, root, comm, stream) };
+                    self.symbols.checked("ncclReduce", status)?;
+                }
+                Ok(())
+            })
+        })
+    }
+
+    /// Gives every rank the bytes that one rank has in each buffer (address, number of bytes, that rank), as one group on the stream.
+    ///
+    /// # Safety
+    /// As for [`NcclCommunicator::all_reduce_sum`], in bytes.
+    ///
+    /// # Errors
+    /// As for [`NcclCommunicator::all_reduce_sum`].
+    pub unsafe fn broadcast(
+        &self,
+        stream: &Stream,
+        buffers: &[(DevicePointer<u8>, usize, usize)],
+    ) -> Result<(), CudaError> {
+        self.submit("ncclBroadcast", stream, |comm| {
+            self.group(|| {
+                for &(buffer, bytes, root) in buffers {
+                    let (data, root, stream) = (address(buffer), number(root), stream.handle().cast());
+                    // SAFETY: the buffer is the caller's promise; communicator and stream are alive, and of one device.
+                    let status = unsafe { (self.symbols.broadcast)(data, data, bytes, UINT8, root, comm, stream) };
                     self.symbols.checked("ncclBroadcast", status)?;
                 }
                 Ok(())
@@ -278,8 +298,13 @@ impl Drop for NcclCommunicator {
     }
 }
 
-fn address(pointer: DevicePointer<f32>) -> *mut std::ffi::c_void {
+fn address<T>(pointer: DevicePointer<T>) -> *mut std::ffi::c_void {
     pointer.address() as *mut std::ffi::c_void
+}
+
+/// A rank, or a number of ranks, as NCCL takes it.
+fn number(ranks: usize) -> i32 {
+    i32::try_from(ranks).expect("there are fewer ranks than 2^31")
 }
 
 /// The version that a code stands for: 2708 is 2.7.8, 22703 is 2.27.3.

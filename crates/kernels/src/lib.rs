@@ -21,7 +21,7 @@ use burn_tensor::DType;
 
 pub use attention::{AttentionOps, AttentionOutput, Documents, Qkv, SoftmaxStatistics, StatisticsLayout};
 pub use backends::{BackendKind, estimate, fp8_refusal, fp8_weights_bytes};
-pub use comm::{COLLECTIVE, CommError, CommOps, Communicator};
+pub use comm::{COLLECTIVE, CommError, CommOps, Communicator, Exchange, Loan, Payload, PayloadLayout};
 pub use embedding::EmbeddingOps;
 pub use gradient::{Contributions, GradientMap, GradientSink, Parameter};
 pub use linear::{
@@ -29,7 +29,7 @@ pub use linear::{
     ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables, WeightGradient,
 };
 pub use loss::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};
-pub use memory::estimate::{BaseStorage, Recompute, TrainingShape};
+pub use memory::estimate::{BaseStorage, DividedBytes, Recompute, TrainingShape};
 pub use memory::evaluation::{Answers, EvaluatedRows, EvaluationShape};
 pub use memory::work::step_work;
 pub use memory::{HostBuffer, MemoryOps, Offloaded, Readback};

@@ -10,6 +10,8 @@
 //! states to their gradient. Peak memory is what the recompute policy saves of each layer, plus one layer.
 //! Parameters carry Hugging Face's names.
 
+use std::collections::BTreeMap;
+
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::{EMBEDDING, ModelConfig};
 use firebrick_kernels::memory::prefetch::{Schedule, Store};
@@ -21,6 +23,7 @@ use firebrick_kernels::{
 
 use half::{bf16, f16};
 
+use crate::division::{Blocks, Division, LayerRef};
 use crate::layer::{Attend, Context, Layer, SavedForBackward};
 use crate::linear::{Base, add_matrix, weight_gradient};
 use crate::norm::Norm;
@@ -87,34 +90,51 @@ pub struct Tape<B: Kernels> {
     adapters: bool,
 }
 
-enum SavedLayers<B: Kernels> {
-    Inputs(LayerInputs<B>),
-    Activations(Vec<SavedForBackward<B>>),
-}
-
-/// Inputs of the layers, some of which wait in host memory.
-struct LayerInputs<B: Kernels> {
-    inputs: Vec<Option<Offloaded<B>>>,
+/// What the forward saved of each layer, until its backward takes it.
+struct SavedLayers<B: Kernels> {
+    layers: Vec<Option<SavedLayer<B>>>,
     device: B::Device,
 }
 
-impl<B: Kernels> Store for LayerInputs<B> {
-    type Item = Tensor<B, 2>;
+/// What the forward saved of one layer.
+enum SavedLayer<B: Kernels> {
+    /// Its input, which may wait in host memory.
+    Input(Offloaded<B>),
+    Activations(Box<SavedForBackward<B>>),
+}
+
+/// What a layer's backward needs of it.
+enum Restored<B: Kernels> {
+    Input(Tensor<B, 2>),
+    Activations(Box<SavedForBackward<B>>),
+}
+
+/// What the backward fetches ahead: the layers, and what the forward saved of them.
+struct BackwardItems<'a, B: Kernels> {
+    blocks: Blocks<'a, B>,
+    saved: SavedLayers<B>,
+}
+
+impl<'a, B: Kernels> Store for BackwardItems<'a, B> {
+    type Item = (LayerRef<'a, B>, Restored<B>);
 
     fn prefetch(&mut self, index: usize) {
-        if let Some(input) = &mut self.inputs[index] {
-            B::prefetch(input, &self.device);
+        self.blocks.prefetch(index);
+        if let Some(SavedLayer::Input(input)) = &mut self.saved.layers[index] {
+            B::prefetch(input, &self.saved.device);
         }
     }
 
-    fn take(&mut self, index: usize) -> Tensor<B, 2> {
-        let input = self.inputs[index].take().expect("a layer's input is taken once");
-        B::restore(input, &self.device)
+    fn take(&mut self, index: usize) -> Self::Item {
+        let saved = match self.saved.layers[index].take().expect("what a layer saved is taken once") {
+            SavedLayer::Input(input) => Restored::Input(B::restore(input, &self.saved.device)),
+            SavedLayer::Activations(activations) => Restored::Activations(activations),
+        };
+        (self.blocks.take(index), saved)
     }
 
-    fn put(&mut self, index: usize, item: Tensor<B, 2>) {
-        self.inputs[index] = Some(Offloaded::on_device(item));
-    }
+    /// A backward gives nothing back.
+    fn put(&mut self, _index: usize, _item: Self::Item) {}
 }
 
 /// A decoder-only transformer.
@@ -132,6 +152,8 @@ pub struct Decoder<B: Kernels> {
     pub(crate) max_positions: usize,
     pub(crate) compute_dtype: DType,
     pub(crate) base_hash: Option<u64>,
+    /// Where the weights of the layers are, if ranks divide them.
+    pub(crate) division: Option<Division>,
     pub(crate) device: B::Device,
 }
 
@@ -196,24 +218,24 @@ impl<B: Kernels> Decoder<B> {
             Recompute::Selective => Keep::Inputs,
             Recompute::None => Keep::Everything,
         };
-        let (mut inputs, mut activations) = (Vec::new(), Vec::new());
-        for (index, layer) in self.layers.iter().enumerate() {
-            if keep == Keep::Nothing {
-                // The last layer's backward comes next: its input would only go there and back.
-                let offload = pass.offload && index + 1 < self.layers.len();
-                let input = x_nd.clone();
-                x_nd = self.layer_forward(layer, x_nd, context, keep, pass.adapters).0;
-                inputs.push(Some(if offload { B::offload(input) } else { Offloaded::on_device(input) }));
-            } else {
-                let (y_nd, saved) = self.layer_forward(layer, x_nd, context, keep, pass.adapters);
-                activations.push(saved.expect("a layer saves its activations under this policy"));
-                x_nd = y_nd;
-            }
+        let mut saved = SavedLayers { layers: Vec::new(), device: self.device.clone() };
+        let mut blocks = self.blocks();
+        let mut schedule = Schedule::new(&mut blocks, 0..self.layers.len(), 1);
+        while let Some((index, layer)) = schedule.next_item() {
+            let input = (keep == Keep::Nothing).then(|| x_nd.clone());
+            let (y_nd, activations) = self.layer_forward(&layer, x_nd, context, keep, pass.adapters);
+            x_nd = y_nd;
+            // The last layer's backward comes next: its input would only go there and back.
+            let offload = pass.offload && index + 1 < self.layers.len();
+            saved.layers.push(Some(match input {
+                Some(input) if offload => SavedLayer::Input(B::offload(input)),
+                Some(input) => SavedLayer::Input(Offloaded::on_device(input)),
+                None => {
+                    let activations = activations.expect("a layer saves its activations under this policy");
+                    SavedLayer::Activations(Box::new(activations))
+                }
+            }));
         }
-        let saved = match keep {
-            Keep::Nothing => SavedLayers::Inputs(LayerInputs { inputs, device: self.device.clone() }),
-            Keep::Inputs | Keep::Everything => SavedLayers::Activations(activations),
-        };
         let tape = Tape {
             saved,
             last_nd: x_nd.clone(),
@@ -280,20 +302,14 @@ impl<B: Kernels> Decoder<B> {
     pub fn backward(&self, tape: Tape<B>, d_hidden_nd: Tensor<B, 2>, sink: &mut dyn GradientSink<B>) {
         let Tape { saved, last_nd, ids_n, context, adapters } = tape;
         let mut dx_nd = self.norm.backward(last_nd, d_hidden_nd, sink);
-        match saved {
-            SavedLayers::Inputs(mut inputs) => {
-                let mut schedule = Schedule::new(&mut inputs, (0..self.layers.len()).rev(), 1);
-                while let Some((index, x_nd)) = schedule.next_item() {
-                    let saved = self.layers[index].recompute(x_nd, &context, adapters);
-                    dx_nd = self.layers[index].backward(saved, &context, dx_nd, adapters, sink);
-                }
-            }
-            SavedLayers::Activations(mut activations) => {
-                for layer in self.layers.iter().rev() {
-                    let saved = activations.pop().expect("each layer saved its activations");
-                    dx_nd = layer.backward(saved, &context, dx_nd, adapters, sink);
-                }
-            }
+        let mut items = BackwardItems { blocks: self.blocks(), saved };
+        let mut schedule = Schedule::new(&mut items, (0..self.layers.len()).rev(), 1);
+        while let Some((_, (layer, saved))) = schedule.next_item() {
+            let saved = match saved {
+                Restored::Input(x_nd) => layer.recompute(x_nd, &context, adapters),
+                Restored::Activations(activations) => *activations,
+            };
+            dx_nd = layer.backward(saved, &context, dx_nd, adapters, sink);
         }
         if let Some(table) = self.embed_tokens.trained() {
             let gradient = B::embed_backward(ids_n, dx_nd, self.embedding_scale(), self.config.spec.vocab_size);
@@ -308,12 +324,13 @@ impl<B: Kernels> Decoder<B> {
 
     /// Hidden states after the final norm, `[n, d]`.
     pub(crate) fn hidden(&self, batch: &MicroBatch<B>) -> Tensor<B, 2> {
-        let x_nd = self.embed(batch.ids_n.clone());
-        let last_nd = self
-            .layers
-            .iter()
-            .fold(x_nd, |x_nd, layer| self.layer_forward(layer, x_nd, &batch.context, Keep::Nothing, true).0);
-        self.norm.forward(last_nd)
+        let mut x_nd = self.embed(batch.ids_n.clone());
+        let mut blocks = self.blocks();
+        let mut schedule = Schedule::new(&mut blocks, 0..self.layers.len(), 1);
+        while let Some((_, layer)) = schedule.next_item() {
+            x_nd = self.layer_forward(&layer, x_nd, &batch.context, Keep::Nothing, true).0;
+        }
+        self.norm.forward(x_nd)
     }
 
     pub(crate) fn embed(&self, ids_n: Tensor<B, 1, Int>) -> Tensor<B, 2> {
@@ -396,6 +413,22 @@ impl<B: Kernels> Decoder<B> {
     /// The decoder layers.
     pub fn layers(&self) -> &[Layer<B>] {
         &self.layers
+    }
+
+    /// The layers, for a pass.
+    pub(crate) fn blocks(&self) -> Blocks<'_, B> {
+        let (layers, division, device) = (&self.layers, self.division.as_ref(), &self.device);
+        Blocks { layers, division, device, coming: BTreeMap::new() }
+    }
+
+    /// Whether ranks divide the weights of the layers: then every pass is one of all ranks.
+    pub fn is_divided(&self) -> bool {
+        self.division.is_some()
+    }
+
+    /// Whether a tensor is on one rank alone.
+    pub fn divides(&self, name: &str) -> bool {
+        self.division.as_ref().is_some_and(|division| division.owners.contains_key(name))
     }
 
     /// How many gradient contributions each parameter gets per micro-batch: a tied head adds to the embedding a second time.

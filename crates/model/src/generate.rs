@@ -5,6 +5,7 @@
 //! Trade-off: caches are not paged, which suits evaluation and samples, not serving.
 
 use burn_tensor::Tensor;
+use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{Keep, Kernels};
 
 use crate::cache::LayerCache;
@@ -91,7 +92,9 @@ impl<B: Kernels> Decoder<B> {
             .collect();
         let rotary = self.rotary_at(&positions);
         let mut x_nd = self.embed(self.indices(&tokens.concat()));
-        for (index, layer) in self.layers().iter().enumerate() {
+        let mut blocks = self.blocks();
+        let mut schedule = Schedule::new(&mut blocks, 0..self.layers().len(), 1);
+        while let Some((index, layer)) = schedule.next_item() {
             let mut caches: Vec<_> =
                 running.iter_mut().map(|sequence| std::mem::take(&mut sequence.caches[index])).collect();
             let attend = Attend::Cached { tokens: &lengths, caches: &mut caches };

@@ -73,7 +73,9 @@ pub struct Linear<B: Kernels> {
     pub path: String,
     /// Columns of its group's output that it computes.
     pub columns: Range<usize>,
-    /// The weight.
+    /// `[out, in]`.
+    pub shape: [usize; 2],
+    /// The weight. Where ranks divide weights, its tensors are placeholders on all ranks but one.
     pub base: Base<B>,
     /// The bias.
     pub bias: Option<ModuleBias<B>>,

@@ -18,11 +18,13 @@ use firebrick_arch::{
 };
 use firebrick_kernels::{BaseStorage, GemmFormat, Kernels, Parameter, QuantizedWeight, RotaryTables, Weight};
 use firebrick_precision::{Format, QuantFormat};
+use half::bf16;
 use rand::Rng;
 use xxhash_rust::xxh3::Xxh3;
 
 use self::random::{normal, stream};
 use crate::decoder::Decoder;
+use crate::division::Division;
 use crate::error::ModelError;
 use crate::layer::Layer;
 use crate::linear::{Base, Linear, LinearGroup, Lora, ModuleBias};
@@ -35,6 +37,9 @@ const MAX_READERS: usize = 8;
 const LOOK_AHEAD: usize = 1 << 30;
 /// Bytes read ahead where quantizing is the host's work, which is slower than reading: a few tensors.
 const LOOK_AHEAD_OF_HOST: usize = 256 << 20;
+
+/// Numbers that the weights of a synthetic model repeat.
+const TILE: usize = (1 << 20) + 7;
 
 /// What to build in addition to what the checkpoint describes.
 #[derive(Clone, Debug)]
@@ -70,16 +75,34 @@ impl<B: Kernels> Decoder<B> {
         device: &B::Device,
         progress: &mut dyn FnMut(&str),
     ) -> Result<Self, ModelError> {
+        Self::load_divided(folder, config, options, None, device, progress)
+    }
+
+    /// As [`Decoder::load`], where ranks divide the weights of the layers. Every rank reads all of them; those of another rank are not
+    /// brought to the device.
+    ///
+    /// # Errors
+    /// As [`Decoder::load`].
+    pub fn load_divided(
+        folder: &HfFolder,
+        config: ModelConfig,
+        options: &BuildOptions,
+        division: Option<Division>,
+        device: &B::Device,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<Self, ModelError> {
         let readers = available_parallelism().map_or(1, NonZero::get).min(MAX_READERS);
         let quantizes_on_device = B::quantizes_on_device();
         let bytes = if quantizes_on_device { LOOK_AHEAD } else { LOOK_AHEAD_OF_HOST };
-        Self::load_within(folder, &config, options, device, quantizes_on_device, Limits { readers, bytes }, progress)
+        let limits = Limits { readers, bytes };
+        Self::load_within(folder, &config, options, division, device, quantizes_on_device, limits, progress)
     }
 
     fn load_within(
         folder: &HfFolder,
         config: &ModelConfig,
         options: &BuildOptions,
+        division: Option<Division>,
         device: &B::Device,
         quantizes_on_device: bool,
         limits: Limits,
@@ -100,7 +123,7 @@ impl<B: Kernels> Decoder<B> {
                 hash.update(&values.hash.to_le_bytes());
                 Ok(values)
             };
-            Builder { config, options, device, quantizes_on_device, read: &mut read, progress }.build()
+            Builder { config, options, division, device, quantizes_on_device, read: &mut read, progress }.build()
         })??;
         decoder.base_hash = Some(hash.digest());
         Ok(decoder)
@@ -111,6 +134,19 @@ impl<B: Kernels> Decoder<B> {
     /// # Errors
     /// A LoRA target that the model does not have.
     pub fn random(config: ModelConfig, options: &BuildOptions, device: &B::Device) -> Result<Self, ModelError> {
+        Self::random_divided(config, options, None, device)
+    }
+
+    /// As [`Decoder::random`], where ranks divide the weights of the layers.
+    ///
+    /// # Errors
+    /// As [`Decoder::random`].
+    pub fn random_divided(
+        config: ModelConfig,
+        options: &BuildOptions,
+        division: Option<Division>,
+        device: &B::Device,
+    ) -> Result<Self, ModelError> {
         let (deviation, seed) = (config.spec.initializer_range as f32, options.seed);
         let norm = 1.0 - config.spec.norm_offset as f32;
         let mut read = |tensor: &TensorSpec| {
@@ -127,7 +163,44 @@ impl<B: Kernels> Decoder<B> {
             Ok(Values { buffer, dtype: DType::F32, hash: 0 })
         };
         let (quantizes_on_device, progress) = (B::quantizes_on_device(), &mut |_: &str| ());
-        Builder { config: &config, options, device, quantizes_on_device, read: &mut read, progress }.build()
+        Builder { config: &config, options, division, device, quantizes_on_device, read: &mut read, progress }.build()
+    }
+
+    /// A model to measure, not to train: its weights repeat [`TILE`] random numbers, so that they are there as fast as they can be copied,
+    /// and one tensor of the base as it is stored exists at a time.
+    ///
+    /// # Errors
+    /// As [`Decoder::random`].
+    pub fn synthetic(
+        config: ModelConfig,
+        options: &BuildOptions,
+        division: Option<Division>,
+        device: &B::Device,
+    ) -> Result<Self, ModelError> {
+        let norm = 1.0 - config.spec.norm_offset as f32;
+        let random = normal(TILE, config.spec.initializer_range as f32, &mut stream(options.seed, "tile"));
+        let elsewhere = division.clone();
+        let mut read = |tensor: &TensorSpec| {
+            let tile = match tensor.role {
+                Role::Norm => vec![bf16::from_f32(norm); TILE],
+                Role::Bias => vec![bf16::ZERO; TILE],
+                _ => random.iter().map(|&value| bf16::from_f32(value)).collect(),
+            };
+            let tile: Vec<u8> = tile.into_iter().flat_map(bf16::to_ne_bytes).collect();
+            // What is on another rank is not looked at.
+            let is_here = !elsewhere.as_ref().is_some_and(|division| division.is_elsewhere(&tensor.name));
+            let elements = if is_here { tensor.elements() } else { 1 };
+            let mut buffer = B::host_buffer(device, elements * size_of::<bf16>());
+            buffer.chunks_mut(tile.len()).for_each(|part| part.copy_from_slice(&tile[..part.len()]));
+            Ok(Values { buffer, dtype: DType::BF16, hash: 0 })
+        };
+        let (quantizes_on_device, progress) = (B::quantizes_on_device(), &mut |_: &str| ());
+        let model =
+            Builder { config: &config, options, division, device, quantizes_on_device, read: &mut read, progress }
+                .build();
+        // Tensors as they were before they were quantized.
+        B::release_memory(device);
+        model
     }
 }
 
@@ -165,6 +238,7 @@ type Read<'a> = &'a mut dyn FnMut(&TensorSpec) -> Result<Values, ModelError>;
 struct Builder<'a, B: Kernels> {
     config: &'a ModelConfig,
     options: &'a BuildOptions,
+    division: Option<Division>,
     device: &'a B::Device,
     quantizes_on_device: bool,
     read: Read<'a>,
@@ -198,6 +272,7 @@ impl<B: Kernels> Builder<'_, B> {
             max_positions: self.options.max_positions,
             compute_dtype: self.options.compute_dtype,
             base_hash: None,
+            division: self.division,
             device: self.device.clone(),
             config: self.config.clone(),
         })
@@ -248,13 +323,18 @@ impl<B: Kernels> Builder<'_, B> {
             Some(lora) if lora.target_modules.matches(&module.path) => Some(self.lora(&module.path, shape, lora)),
             _ => None,
         };
-        Ok(Linear { path: module.path.clone(), columns: module.columns.clone(), base, bias, lora })
+        Ok(Linear { path: module.path.clone(), columns: module.columns.clone(), shape, base, bias, lora })
     }
 
     fn base(&mut self, tensor: &TensorSpec) -> Result<Base<B>, ModelError> {
         let values = (self.read)(tensor)?;
         let &[rows, columns] = tensor.shape.as_slice() else { unreachable!("a base weight is a matrix") };
+        let is_elsewhere = self.division.as_ref().is_some_and(|division| division.is_elsewhere(&tensor.name));
         let base = match (self.options.storage, self.options.quantized(tensor.role)) {
+            _ if is_elsewhere => {
+                drop(values);
+                self.placeholder(tensor, columns)?
+            }
             (BaseStorage::Trained, _) => Base::Trained(self.parameter(tensor, values)),
             (_, Some(format)) => {
                 Base::Frozen(Weight::Quantized(self.quantize(&tensor.name, [rows, columns], values, format)?))
@@ -263,6 +343,22 @@ impl<B: Kernels> Builder<'_, B> {
         };
         (self.progress)(&tensor.name);
         Ok(base)
+    }
+
+    /// A base whose values another rank has. What is quantized is quantized as one row, which has the tables and the layout of all.
+    fn placeholder(&self, tensor: &TensorSpec, columns: usize) -> Result<Base<B>, ModelError> {
+        if let Some(format) = self.options.quantized(tensor.role) {
+            let mut buffer = B::host_buffer(self.device, columns * size_of::<f32>());
+            buffer.as_chunks_mut().0.iter_mut().for_each(|bytes| *bytes = 1.0f32.to_ne_bytes());
+            let row = Values { buffer, dtype: DType::F32, hash: 0 };
+            return Ok(Base::Frozen(Weight::Quantized(self.quantize(&tensor.name, [1, columns], row, format)?)));
+        }
+        let (name, shape, role) = (tensor.name.as_str().into(), tensor.shape.clone(), tensor.role);
+        Ok(if self.options.trains_base() {
+            Base::Trained(Parameter { name, shape, role, value: Tensor::zeros([1], (self.device, DType::F32)) })
+        } else {
+            Base::Frozen(Weight::Dense(Tensor::zeros([1, 1], (self.device, self.options.compute_dtype))))
+        })
     }
 
     fn norm(&mut self, name: &str, size: usize) -> Result<Norm<B>, ModelError> {
@@ -423,7 +519,16 @@ mod tests {
         quantizes_on_device: bool,
         limits: Limits,
     ) -> Result<Decoder<Flex>, ModelError> {
-        Decoder::load_within(folder, config, options, &Default::default(), quantizes_on_device, limits, &mut |_| ())
+        Decoder::load_within(
+            folder,
+            config,
+            options,
+            None,
+            &Default::default(),
+            quantizes_on_device,
+            limits,
+            &mut |_| (),
+        )
     }
 
     fn data_of_weight(weight: Weight<Flex>) -> Vec<TensorData> {

@@ -2,13 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
+use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{Kernels, Parameter};
 
 use crate::companions::Companions;
 use crate::decoder::Decoder;
 use crate::error::ModelError;
+use crate::layer::Layer;
 use crate::weights::{Fetched, HfFolder, SavedDtype, write_hf_folder};
+
+/// Values of trained parameters in host memory, by name: those that ranks divide.
+pub type CollectedWeights = BTreeMap<Arc<str>, Vec<f32>>;
 
 impl<B: Kernels> Decoder<B> {
     /// Writes a model whose every weight trains as a Hugging Face folder, with its companions: tokenizer, chat template, generation
@@ -20,22 +26,66 @@ impl<B: Kernels> Decoder<B> {
     /// # Panics
     /// If part of the model is frozen: adapters are saved by [`Decoder::save_adapter`].
     pub fn save_model(&self, dir: &Path, dtype: SavedDtype, companions: Option<&Companions>) -> Result<(), ModelError> {
+        self.save_collected(CollectedWeights::new(), dir, dtype, companions)
+    }
+
+    /// As [`Decoder::save_model`], with what [`Decoder::collect_weights`] returned on rank 0.
+    ///
+    /// # Errors
+    /// As [`Decoder::save_model`].
+    ///
+    /// # Panics
+    /// As [`Decoder::save_model`].
+    pub fn save_collected(
+        &self,
+        mut collected: CollectedWeights,
+        dir: &Path,
+        dtype: SavedDtype,
+        companions: Option<&Companions>,
+    ) -> Result<(), ModelError> {
         let parameters: BTreeMap<_, _> =
             self.parameters().into_iter().map(|parameter| (parameter.name.as_ref(), &parameter.value)).collect();
         write_hf_folder(dir, &self.config, dtype, companions, |name| {
+            if let Some(values) = collected.remove(name) {
+                return Ok(Fetched::Values(values));
+            }
             let value =
                 parameters.get(name).unwrap_or_else(|| panic!("{name} is frozen, so the model is not saved whole"));
             Ok(Fetched::Values(value.to_data().to_vec::<f32>().expect("parameters are f32")))
         })
     }
 
-    /// Takes the values of every trained parameter from a folder that [`Decoder::save_model`] wrote in f32.
+    /// The trained weights that ranks divide, on rank 0, to be saved; nothing on the others, or where nothing is divided. Every rank
+    /// calls it. Rank 0 then has a copy of them in host memory.
+    pub fn collect_weights(&self) -> CollectedWeights {
+        let mut collected = CollectedWeights::new();
+        let Some(division) = &self.division else { return collected };
+        if self.layers.iter().flat_map(Layer::linears).all(|linear| linear.base.trained().is_none()) {
+            return collected;
+        }
+        let mut blocks = self.blocks();
+        let mut schedule = Schedule::new(&mut blocks, 0..self.layers.len(), 1);
+        while let Some((_, layer)) = schedule.next_item() {
+            if division.communicator.rank() == 0 {
+                collected.extend(layer.linears().filter_map(|linear| linear.base.trained()).map(|parameter| {
+                    let values = parameter.value.to_data().to_vec::<f32>().expect("parameters are f32");
+                    (parameter.name.clone(), values)
+                }));
+            }
+        }
+        collected
+    }
+
+    /// Takes the values of every trained parameter that is on this rank from a folder that [`Decoder::save_model`] wrote in f32.
     ///
     /// # Errors
     /// A folder that lacks a parameter or holds it in another shape.
     pub fn load_model(&mut self, folder: &HfFolder) -> Result<(), ModelError> {
-        let device = self.device.clone();
+        let (device, division) = (self.device.clone(), self.division.clone());
         for parameter in self.parameters_mut() {
+            if division.as_ref().is_some_and(|division| division.is_elsewhere(&parameter.name)) {
+                continue;
+            }
             let values = folder.read_f32(&parameter.name, &parameter.shape)?;
             let name = parameter.name.clone();
             *parameter = Parameter::from_host(name, &parameter.shape, parameter.role, &values, &device);

@@ -13,7 +13,7 @@ mod state;
 pub use config::{OptimizerConfig, OptimizerKind};
 pub use error::OptimError;
 pub use loss_scale::{LossScaleState, LossScaling};
-pub use optimizer::{Optimizer, StepReport};
+pub use optimizer::{Optimizer, StepReport, squared_norm};
 pub use rules::adamw::MIN_8BIT_ELEMENTS;
 pub use rules::{Granularity, PagedBytes};
 pub use schedule::{Schedule, ScheduleKind};

@@ -139,7 +139,23 @@ impl<B: Kernels> Optimizer<B> {
     pub fn step(
         &mut self,
         parameters: Vec<&mut Parameter<B>>,
+        gradients: GradientMap<B>,
+        learning_rate: f64,
+    ) -> StepReport<B> {
+        let squared_norm = squared_norm(&gradients).expect("a step has gradients");
+        self.step_of_share(parameters, gradients, squared_norm, learning_rate)
+    }
+
+    /// As [`Optimizer::step`], where ranks divide the gradients: `parameters` are those that have one here, and `squared_norm` `[1]` is
+    /// that of the gradients of all ranks.
+    ///
+    /// # Panics
+    /// As [`Optimizer::step`].
+    pub fn step_of_share(
+        &mut self,
+        parameters: Vec<&mut Parameter<B>>,
         mut gradients: GradientMap<B>,
+        squared_norm: Tensor<B, 1>,
         learning_rate: f64,
     ) -> StepReport<B> {
         assert_eq!(
@@ -150,7 +166,7 @@ impl<B: Kernels> Optimizer<B> {
         let update = self.next_update();
         self.steps += 1;
         let loss_scale = self.loss_scale();
-        let (grad_norm, scale) = self.gradient_scale(global_norm(&gradients));
+        let (grad_norm, scale) = self.gradient_scale(squared_norm.sqrt());
         let parameters = parameters.into_iter().filter(|parameter| self.owns(&parameter.name)).collect::<Vec<_>>();
         self.prepare(&parameters);
         for group in by_weight_decay(parameters, self.config.weight_decay) {
@@ -339,9 +355,10 @@ fn step_parameters<B: Kernels>(
     owners.into_iter().zip(rule.step(updates, scale.clone(), numbers)).map(keep).collect()
 }
 
-fn global_norm<B: Kernels>(gradients: &GradientMap<B>) -> Tensor<B, 1> {
+/// The sum of the squares of all gradients, `[1]`; `None` if there are none.
+pub fn squared_norm<B: Kernels>(gradients: &GradientMap<B>) -> Option<Tensor<B, 1>> {
     let gradients: Vec<_> = gradients.iter().map(|(_, gradient)| gradient.clone()).collect();
-    B::squared_norm(&gradients).sqrt()
+    (!gradients.is_empty()).then(|| B::squared_norm(&gradients))
 }
 
 /// Takes the value out and leaves a handle of the gradient in its place. The update then holds the only handle of the value, so that a

@@ -1,4 +1,4 @@
-//! Which rank updates which parameter where the optimizer's state is divided over ranks (ZeRO stage 1; Rajbhandari et al., 2020).
+//! Which rank updates which parameter, and has which weight, where ranks divide them (ZeRO; Rajbhandari et al., 2020).
 //!
 //! Whole parameters are assigned, the largest first, each to the rank that has least so far, so every rank computes the same assignment
 //! from names and sizes alone.

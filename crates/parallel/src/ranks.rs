@@ -157,20 +157,23 @@ impl Ranks {
         owners(parameters.iter().map(|parameter| (parameter.name.as_ref(), parameter.elements())), self.world_size())
     }
 
-    /// Gives every rank the value of each parameter that its owner has.
+    /// Gives every rank the value of each parameter that its owner, the rank named with it, has.
     ///
     /// # Errors
     /// As [`Ranks::all_reduce_count`].
-    pub fn share_updates<B: Kernels>(&self, mut parameters: Vec<&mut Parameter<B>>) -> Result<(), ParallelError> {
-        let Some(first) = parameters.first().filter(|_| self.world_size() > 1) else { return Ok(()) };
+    pub fn share_updates<B: Kernels>(
+        &self,
+        mut parameters: Vec<(&mut Parameter<B>, usize)>,
+    ) -> Result<(), ParallelError> {
+        let Some((first, _)) = parameters.first().filter(|_| self.world_size() > 1) else { return Ok(()) };
         let placeholder = Tensor::zeros([1], &first.value.device());
-        let sizes = parameters.iter().map(|parameter| (parameter.name.as_ref(), parameter.elements()));
-        let owners = owners(sizes, self.world_size());
         // Values are taken out, so that a backend can write in place.
-        let take = |parameter: &mut &mut Parameter<B>| std::mem::replace(&mut parameter.value, placeholder.clone());
-        let values: Vec<_> = parameters.iter_mut().map(take).zip(owners).collect();
+        let take = |(parameter, owner): &mut (&mut Parameter<B>, usize)| {
+            (std::mem::replace(&mut parameter.value, placeholder.clone()), *owner)
+        };
+        let values: Vec<_> = parameters.iter_mut().map(take).collect();
         let shared = B::broadcast_each(&self.communicator, values)?;
-        for (parameter, value) in parameters.into_iter().zip(shared) {
+        for ((parameter, _), value) in parameters.into_iter().zip(shared) {
             parameter.value = value;
         }
         Ok(())
@@ -236,10 +239,10 @@ impl Ranks {
     }
 
     /// Each tensor summed over all ranks, in one exchange; the same bits on every rank.
-    pub(crate) fn all_reduce_sum<B: Kernels>(
-        &self,
-        tensors: Vec<Tensor<B, 1>>,
-    ) -> Result<Vec<Tensor<B, 1>>, ParallelError> {
+    ///
+    /// # Errors
+    /// As [`Ranks::all_reduce_count`].
+    pub fn all_reduce_sum<B: Kernels>(&self, tensors: Vec<Tensor<B, 1>>) -> Result<Vec<Tensor<B, 1>>, ParallelError> {
         if self.world_size() == 1 { Ok(tensors) } else { Ok(B::all_reduce_sum(&self.communicator, tensors)?) }
     }
 }

@@ -13,7 +13,7 @@ use burn_tensor::Tensor;
 use firebrick_arch::{EMBEDDING, FINAL_NORM, Role};
 use firebrick_kernels::comm::{Transport, local_group};
 use firebrick_kernels::{CommError, Communicator, Contributions, GradientMap, GradientSink, Parameter};
-use firebrick_parallel::{NonFiniteSink, ParallelError, Ranks, ReducingSink};
+use firebrick_parallel::{NonFiniteSink, ParallelError, Ranks, ReducingSink, ShardingSink};
 
 /// Micro-batches of a step over all ranks: divisible by every number of ranks in these tests.
 const MICRO_BATCHES: usize = 18;
@@ -162,6 +162,63 @@ fn every_rank_gets_the_same_bits_where_sums_are_rounded() {
     for world_size in [2, 3] {
         let sums = on_ranks(world_size, |ranks| bits(&reduce(&ranks, 200, fractions).unwrap()));
         assert!(sums.windows(2).all(|pair| pair[0] == pair[1]), "{world_size} ranks");
+    }
+}
+
+/// The gradients that a rank owns after a step in which each rank gets its share of the micro-batches.
+fn shard(
+    ranks: &Ranks,
+    bucket_bytes: usize,
+    values: impl Fn(usize, usize, usize) -> Vec<f32>,
+) -> Result<GradientMap<Flex>, ParallelError> {
+    let share: Vec<usize> = (0..MICRO_BATCHES).skip(ranks.rank()).step_by(ranks.world_size()).collect();
+    // The embedding is listed twice, for its two contributions.
+    let parameters = &parameters()[..4];
+    let parameters: Vec<&Parameter<Flex>> = parameters.iter().collect();
+    let owners = ranks.owners(&parameters);
+    let mut sink = ShardingSink::new(ranks, &parameters, &owners, contributions(), bucket_bytes, &Default::default());
+    backward(&mut sink, &share, values);
+    sink.finish()
+}
+
+#[test]
+fn the_shares_of_all_ranks_together_are_the_sums_of_one_rank_and_no_gradient_is_on_two() {
+    let expected = sums_of_a_map();
+    for world_size in [2, 3, 6] {
+        for bucket_bytes in BUCKETS {
+            let mut all = Bits::new();
+            for share in on_ranks(world_size, |ranks| bits(&shard(&ranks, bucket_bytes, integers).unwrap())) {
+                for (name, sum) in share {
+                    assert!(all.insert(name.clone(), sum).is_none(), "{name} is on two of {world_size} ranks");
+                }
+            }
+            assert_eq!(all, expected, "{world_size} ranks, buckets of {bucket_bytes} bytes");
+        }
+    }
+}
+
+#[test]
+fn divided_gradients_are_exchanged_in_every_micro_batch() {
+    let mirror = Arc::new(Mirror::default());
+    let ranks = Ranks::new(Communicator::new(0, 2, mirror.clone()));
+    let parameters = &parameters()[..4];
+    let parameters: Vec<&Parameter<Flex>> = parameters.iter().collect();
+    let mut sink = ShardingSink::new(&ranks, &parameters, &[0; 4], contributions(), 200, &Default::default());
+    backward(&mut sink, &[0, 1], integers);
+    let bytes = [4 * (4 + 32 + 32), 4 * 44];
+    assert_eq!(mirror.exchanges(), [&bytes[..], &bytes[..1]].concat());
+    let sums = sink.finish().unwrap();
+    assert_eq!(mirror.exchanges(), [bytes, bytes].concat());
+    let mut map = GradientMap::default();
+    backward(&mut map, &[0, 0, 1, 1], integers);
+    assert_eq!(bits(&sums), bits(&map));
+}
+
+#[test]
+fn a_rank_that_dies_gives_an_error_where_gradients_are_divided() {
+    for bucket_bytes in BUCKETS {
+        let results = on_ranks(2, |ranks| ranks.is_main().then(|| shard(&ranks, bucket_bytes, integers).unwrap_err()));
+        assert!(matches!(results[0], Some(ParallelError::Comm(CommError::Lost { rank: 0, .. }))), "{results:?}");
     }
 }
 

@@ -161,19 +161,44 @@ fn numbers(run: &Path) -> Vec<(u64, String, f64)> {
     lines.lines().flat_map(of_line).collect()
 }
 
-/// Every f32 tensor of a checkpoint: trained weights and the optimizer's state.
+/// Every f32 tensor of a checkpoint: trained weights and the optimizer's state, of all ranks where they divide it.
 fn tensors(checkpoint: &Path) -> BTreeMap<String, Vec<f32>> {
+    let parts = (1..4).map(|rank| format!("optimizer-{rank}.safetensors"));
+    let files = ["adapter/adapter_model.safetensors", "model/model.safetensors", "optimizer.safetensors"];
+    let all = tensors_of(checkpoint, files.into_iter().map(str::to_owned).chain(parts));
+    assert!(!all.is_empty(), "{} has no tensors", checkpoint.display());
+    all
+}
+
+fn tensors_of(folder: &Path, files: impl Iterator<Item = String>) -> BTreeMap<String, Vec<f32>> {
     let mut all = BTreeMap::new();
-    for file in ["adapter/adapter_model.safetensors", "model/model.safetensors", "optimizer.safetensors"] {
-        let Ok(bytes) = fs::read(checkpoint.join(file)) else { continue };
+    for file in files {
+        let Ok(bytes) = fs::read(folder.join(&file)) else { continue };
         for (name, view) in SafeTensors::deserialize(&bytes).unwrap().tensors() {
             assert_eq!(view.dtype(), Dtype::F32);
             let values = view.data().chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()));
-            all.insert(format!("{file} {name}"), values.collect());
+            assert!(all.insert(name.clone(), values.collect()).is_none(), "{name} is there twice");
         }
     }
-    assert!(!all.is_empty(), "{} has no tensors", checkpoint.display());
     all
+}
+
+/// The result of a run, and the texts that it printed.
+fn assert_same_results(found: &Path, expected: &Path) {
+    let read = |run: &Path| -> Value { serde_json::from_slice(&fs::read(run.join("summary.json")).unwrap()).unwrap() };
+    let (found_summary, expected_summary) = (read(found), read(expected));
+    assert_eq!(found_summary["exact_match_after"], expected_summary["exact_match_after"]);
+    let state = |run: &Path| -> Value {
+        serde_json::from_slice(&fs::read(run.join("checkpoints/step-6/state.json")).unwrap()).unwrap()
+    };
+    assert_eq!(state(found)["samples_before"], state(expected)["samples_before"]);
+    let weights = |run: &Path| {
+        let files = ["adapter/adapter_model.safetensors", "model/model.safetensors"];
+        let sizes: Vec<_> = files.iter().filter_map(|file| Some(fs::metadata(run.join(file)).ok()?.len())).collect();
+        assert_eq!(sizes.len(), 1, "{}", run.display());
+        sizes
+    };
+    assert_eq!(weights(found), weights(expected));
 }
 
 fn assert_same_tensors(found: &Path, expected: &Path) {
@@ -291,6 +316,68 @@ fn a_divided_optimizer_equals_a_whole_one_and_resumes_on_other_ranks() {
         assert!(here.run("divided").join("checkpoints/step-6/optimizer-3.safetensors").is_file());
         let printed = run("divided", "1", 4, &["train.steps=8"], &["--resume", &resume("6")]);
         assert!(printed.contains("train.zero_stage 1 -> 0"), "{printed}");
+    }
+}
+
+/// Every weight and QLoRA under ZeRO stages 2 and 3: the numbers, the weights and the optimizer's state of one rank that has everything.
+#[test]
+fn divided_gradients_and_weights_train_as_one_rank_that_has_all_of_them() {
+    let qlora: &[&str] = &["bnb_4bit={}", "lora={r=4,alpha=8}", "train.learning_rate=1e-3", "compute=float32"];
+    let dense: &[&str] = &["mode=full", "model='{fixtures}/tiny-llama'", "train.recompute=selective"];
+    for kind in [KINDS[0], KINDS[1], qlora, dense] {
+        let here = Place::new();
+        let run = |name: &str, ranks: &str, accumulation: usize, changes: &[&str]| {
+            let set = [format!("name='{name}'"), format!("train.gradient_accumulation={accumulation}")];
+            let changes = [kind, &set.each_ref().map(String::as_str), changes].concat();
+            succeeded(&here.program(&changes).args(["--ranks", ranks]).output().unwrap())
+        };
+        run("one", "1", 4, &[]);
+        for (stage, ranks, accumulation) in [(2, "2", 2), (3, "2", 2), (3, "4", 1)] {
+            let name = format!("stage-{stage}-{ranks}");
+            let printed = run(&name, ranks, accumulation, &[&format!("train.zero_stage={stage}")]);
+            assert!(printed.contains(&format!("ZeRO stage             {stage}")), "{printed}");
+            assert_same_numbers(&numbers(&here.run(&name)), &numbers(&here.run("one")));
+            for step in ["checkpoints/step-3", "checkpoints/step-6"] {
+                assert_same_tensors(&here.run(&name).join(step), &here.run("one").join(step));
+            }
+            assert_same_results(&here.run(&name), &here.run("one"));
+        }
+    }
+}
+
+/// Checkpoints are by tensor name: four ranks that divide everything continue as two, and those as one that has all of it.
+#[test]
+fn four_ranks_that_divide_weights_continue_as_two_and_as_one() {
+    let here = Place::new();
+    let run = |ranks: &str, accumulation: usize, changes: &[&str], options: &[&str]| {
+        let accumulation = format!("train.gradient_accumulation={accumulation}");
+        let changes = [KINDS[1], &[accumulation.as_str()], changes].concat();
+        succeeded(&here.program(&changes).args(["--ranks", ranks]).args(options).output().unwrap())
+    };
+    let resume = ["--resume", "runs/run/checkpoints/step-3"];
+    run("4", 1, &["train.zero_stage=3"], &[]);
+    let (run_folder, whole) = (here.run("run"), here.run("whole"));
+    assert!(Command::new("cp").arg("-r").args([&run_folder, &whole]).status().unwrap().success());
+    for (ranks, accumulation, stage) in [("2", 2, 3), ("1", 4, 0)] {
+        let printed = run(ranks, accumulation, &[&format!("train.zero_stage={stage}")], &resume);
+        assert!(printed.contains("resumed after step 3"), "{printed}");
+        assert_same_numbers(&numbers(&run_folder), &numbers(&whole));
+        assert_same_tensors(&run_folder.join("checkpoints/step-6"), &whole.join("checkpoints/step-6"));
+    }
+}
+
+#[test]
+fn a_killed_rank_that_has_weights_of_the_others_ends_them_with_the_reason() {
+    let (here, job) = (Place::new(), Job::new(3));
+    let changes = [KINDS[1], &["train.steps=1000000", "train.zero_stage=3", "eval.every_steps=0"]].concat();
+    let mut ranks: Vec<Running> = (0..3).map(|rank| here.rank(&job, rank, &changes)).collect();
+    wait_for_step(&here.run("run"), 4);
+    drop(ranks.remove(1));
+    for rank in ranks {
+        let (status, log) = rank.end();
+        assert_eq!(status, Some(1), "{log}");
+        assert!(log.contains("rank 1 (127.0.0.1) closed its connection"), "{log}");
+        assert!(log.contains("is saved: continue as it was and --resume"), "{log}");
     }
 }
 
@@ -491,6 +578,33 @@ fn a_benchmark_of_two_ranks_counts_the_tokens_of_both() {
     let (tokens_per_s, step_s) = (report["tok_s"].as_f64().unwrap(), report["step_s"]["median"].as_f64().unwrap());
     assert_eq!(report["ranks"].as_u64(), Some(2));
     assert!((tokens_per_s * step_s - 64.0).abs() < 1e-6, "{report}");
+}
+
+/// Shapes whose weights are nowhere: the folder has a config alone, and each rank builds its share.
+#[test]
+fn a_benchmark_of_a_divided_random_base_needs_no_weights_and_plans_what_is_borrowed() {
+    let here = Place::new();
+    let model = here.folder.path().join("shape");
+    fs::create_dir(&model).unwrap();
+    fs::copy(format!("{}/tiny-llama/config.json", here.fixtures), model.join("config.json")).unwrap();
+    let report = |options: &[&str]| -> Value {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_train"));
+        command.args(["bench", "--seq", "32", "--micro-batch", "1", "--steps", "1", "--warmup", "1", "--random-base"]);
+        command.args(["--backend", "flex", "--compute", "fp32", "--json", "--model"]).arg(&model).args(options);
+        let output = command.env("RAYON_NUM_THREADS", "1").output().unwrap();
+        succeeded(&output);
+        serde_json::from_str(text(&output.stdout).trim()).unwrap()
+    };
+    let line = |report: &Value, what: &str| {
+        let lines = report["planned"].as_array().unwrap();
+        let found = lines.iter().find(|line| line["what"] == what);
+        found.map_or(0, |line| line["bytes"].as_u64().unwrap())
+    };
+    let (whole, divided) = (report(&[]), report(&["--ranks", "2", "--zero", "3"]));
+    assert!(line(&divided, "base weights") < line(&whole, "base weights"), "{divided} {whole}");
+    assert_eq!(line(&whole, "weights of other ranks"), 0);
+    assert!(line(&divided, "weights of other ranks") > 0, "{divided}");
+    assert!(divided["loss_last"].as_f64().unwrap().is_finite());
 }
 
 #[test]

@@ -91,6 +91,7 @@ fn trainer<B: Kernels>(dtype: DType, storage: BaseStorage, scaling: Option<LossS
         },
         schedule: Schedule { kind: ScheduleKind::Linear, peak: 1e-3, warmup_steps: 2, total_steps: 20, lowest: 0.0 },
         ranks: Ranks::single(),
+        zero_stage: 0,
         pass: PassOptions::default(),
         loss_chunk_tokens: 20,
     }

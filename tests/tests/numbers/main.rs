@@ -5,6 +5,7 @@
 
 mod adapter;
 mod backward;
+mod division;
 mod documents;
 mod formats;
 mod forward;

@@ -24,6 +24,7 @@ fn trainer(storage: BaseStorage, epsilon: f64) -> Trainer<Flex> {
         }),
         schedule: Schedule { kind: ScheduleKind::Constant, peak: 1e-3, lowest: 0.0, warmup_steps: 0, total_steps: 3 },
         ranks: Ranks::single(),
+        zero_stage: 0,
         pass: PassOptions::default(),
         loss_chunk_tokens: 20,
     }

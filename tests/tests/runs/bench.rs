@@ -19,6 +19,8 @@ fn options(recompute: Recompute) -> BenchOptions {
     BenchOptions {
         model: PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../assets/quickstart/base"),
         seq: 64,
+        zero: 0,
+        random_base: false,
         micro_batch: 2,
         recompute,
         compute: Compute::Plain(Format::Bf16),

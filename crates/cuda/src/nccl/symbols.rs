@@ -20,6 +20,8 @@ type Data = *mut c_void;
 
 /// `ncclInProgress`.
 pub(super) const IN_PROGRESS: Status = 7;
+/// `ncclUint8` of `ncclDataType_t`.
+pub(super) const UINT8: c_int = 1;
 /// `ncclFloat32` of `ncclDataType_t`.
 pub(super) const FLOAT32: c_int = 7;
 /// `ncclSum` of `ncclRedOp_t`.
@@ -34,6 +36,8 @@ pub(super) struct UniqueId {
 
 /// Data to send and to receive, their number, type and operation, communicator, stream.
 type Reduce = unsafe extern "C" fn(Data, Data, usize, c_int, c_int, Opaque, Opaque) -> Status;
+/// The same with the root after the operation.
+type ReduceTo = unsafe extern "C" fn(Data, Data, usize, c_int, c_int, c_int, Opaque, Opaque) -> Status;
 
 /// Functions of the loaded library.
 pub(super) struct Symbols {
@@ -45,6 +49,7 @@ pub(super) struct Symbols {
     pub(super) group_start: unsafe extern "C" fn() -> Status,
     pub(super) group_end: unsafe extern "C" fn() -> Status,
     pub(super) all_reduce: Reduce,
+    pub(super) reduce: ReduceTo,
     pub(super) reduce_scatter: Reduce,
     pub(super) all_gather: unsafe extern "C" fn(Data, Data, usize, c_int, Opaque, Opaque) -> Status,
     pub(super) broadcast: Reduce,
@@ -84,6 +89,7 @@ impl Symbols {
                 group_start: symbol(library, file, "ncclGroupStart")?,
                 group_end: symbol(library, file, "ncclGroupEnd")?,
                 all_reduce: symbol(library, file, "ncclAllReduce")?,
+                reduce: symbol(library, file, "ncclReduce")?,
                 reduce_scatter: symbol(library, file, "ncclReduceScatter")?,
                 all_gather: symbol(library, file, "ncclAllGather")?,
                 broadcast: symbol(library, file, "ncclBroadcast")?,

@@ -8,10 +8,12 @@
 #[cfg(feature = "flex")]
 pub(crate) mod conformance;
 mod local;
+mod payload;
 pub mod reference;
 
 use std::any::Any;
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -20,6 +22,7 @@ use burn_tensor::{Tensor, backend::Backend};
 
 use crate::Readback;
 pub use local::local_group;
+pub use payload::{Exchange, Loan, Payload, PayloadLayout};
 
 /// The name of every operation between devices in a trace.
 pub const COLLECTIVE: &str = "collective";
@@ -62,6 +65,25 @@ pub enum CommError {
         /// What the library, or the search for it, said.
         problem: String,
     },
+}
+
+impl CommError {
+    /// Ends an operation that returns tensors, and cannot return this error: weights that other ranks have did not arrive.
+    pub fn raise(self) -> ! {
+        // The hook of panics prints nothing for it: the caller that catches it reports it.
+        std::panic::resume_unwind(Box::new(self))
+    }
+
+    /// Runs `work` and returns the error that [`CommError::raise`] ended it with, if one did. Panics go on.
+    ///
+    /// # Errors
+    /// That error.
+    pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T, Self> {
+        std::panic::catch_unwind(AssertUnwindSafe(work)).map_err(|payload| match payload.downcast::<Self>() {
+            Ok(error) => *error,
+            Err(other) => std::panic::resume_unwind(other),
+        })
+    }
 }
 
 /// Carries bytes between ranks.
@@ -305,6 +327,33 @@ pub trait CommOps: Backend {
         reference::broadcast_each(ranks, tensors)
     }
 
+    /// Starts to give every rank the payloads that one of them has. Every rank lists the same ones in the same order.
+    ///
+    /// # Errors
+    /// As [`CommOps::all_reduce_sum`].
+    fn start_broadcast(
+        ranks: &Communicator,
+        loans: Vec<Loan<Self>>,
+        device: &Self::Device,
+    ) -> Result<Exchange<Self>, CommError> {
+        Ok(Exchange::done(reference::broadcast_payloads(ranks, loans, device)?))
+    }
+
+    /// Starts to sum each f32 tensor over all ranks, for the rank that is named with it. On the others the result has no meaning.
+    ///
+    /// # Errors
+    /// As [`CommOps::all_reduce_sum`].
+    fn start_reduce(ranks: &Communicator, tensors: Vec<(Tensor<Self, 1>, usize)>) -> Result<Exchange<Self>, CommError> {
+        let sums = reference::reduce_each(ranks, tensors)?;
+        Ok(Exchange::done(sums.into_iter().map(Payload::Values).collect()))
+    }
+
+    /// The results of an exchange, in the order in which it was started. Operations of the same section may read them.
+    fn finish(exchange: Exchange<Self>, device: &Self::Device) -> Vec<Payload<Self>> {
+        let _ = device;
+        exchange.payloads
+    }
+
     /// The tensor of rank `root`, on every rank.
     ///
     /// # Errors
@@ -327,6 +376,14 @@ mod tests {
         fn failure(&self) -> Option<String> {
             self.0.lock().unwrap().clone()
         }
+    }
+
+    #[test]
+    fn an_error_that_ends_a_computation_is_caught_as_it_was_raised() {
+        let error = Communicator::single().lost("gathering weights", "rank 1 is gone".to_owned());
+        let raised = error.clone();
+        assert_eq!(CommError::catch(|| raised.raise()), Err::<(), _>(error));
+        assert_eq!(CommError::catch(|| 7), Ok(7));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use burn_tensor::{Tensor, TensorData, backend::Backend};
 
-use super::{CommError, Communicator};
+use super::{CommError, Communicator, Loan, Payload};
 
 /// Bytes of one value.
 const VALUE: usize = size_of::<f32>();
@@ -94,6 +94,65 @@ pub fn broadcast_each<B: Backend>(
     Ok(tensors.into_iter().map(next).collect())
 }
 
+/// See [`crate::CommOps::start_broadcast`]. One exchange: each rank sends the payloads that it is the root of.
+///
+/// # Errors
+/// [`CommError`].
+///
+/// # Panics
+/// If a payload is not there on its root.
+pub fn broadcast_payloads<B: Backend>(
+    ranks: &Communicator,
+    loans: Vec<Loan<B>>,
+    device: &B::Device,
+) -> Result<Vec<Payload<B>>, CommError> {
+    let operation = "broadcast_payloads";
+    let of_rank = |rank: usize| loans.iter().filter(move |loan| loan.root == rank);
+    let payload = |loan: &Loan<B>| loan.own.clone().expect("a payload is on its root");
+    let own: Vec<u8> = of_rank(ranks.rank()).flat_map(|loan| payload(loan).to_bytes()).collect();
+    let gathered = ranks.all_gather_bytes(operation, own)?;
+    for (rank, sent) in gathered.iter().enumerate() {
+        check_length(operation, rank, sent, of_rank(rank).map(|loan| loan.layout.bytes()).sum())?;
+    }
+    let mut rest: Vec<&[u8]> = gathered.iter().map(|sent| &sent[..]).collect();
+    let next = |loan: &Loan<B>| {
+        let (part, after) = rest[loan.root].split_at(loan.layout.bytes());
+        rest[loan.root] = after;
+        if loan.root == ranks.rank() { payload(loan) } else { Payload::from_bytes(part, loan.layout, device) }
+    };
+    Ok(loans.iter().map(next).collect())
+}
+
+/// See [`crate::CommOps::start_reduce`]. One exchange; each rank adds only what it is the root of.
+///
+/// # Errors
+/// [`CommError`].
+pub fn reduce_each<B: Backend>(
+    ranks: &Communicator,
+    tensors: Vec<(Tensor<B, 1>, usize)>,
+) -> Result<Vec<Tensor<B, 1>>, CommError> {
+    if ranks.world_size() == 1 {
+        return Ok(tensors.into_iter().map(|(tensor, _)| tensor).collect());
+    }
+    let own: Vec<u8> = tensors.iter().flat_map(|(tensor, _)| bytes(tensor.clone())).collect();
+    let (operation, expected) = ("reduce_each", own.len());
+    let gathered = ranks.all_gather_bytes(operation, own)?;
+    for (rank, sent) in gathered.iter().enumerate() {
+        check_length(operation, rank, sent, expected)?;
+    }
+    let mut end = 0;
+    let sum = |(tensor, root): (Tensor<B, 1>, usize)| {
+        let start = end;
+        end += VALUE * tensor.dims()[0];
+        if root != ranks.rank() {
+            return tensor;
+        }
+        let sum = sum_of(gathered.iter().map(|sent| &sent[start..end]));
+        Tensor::from_floats(sum.as_slice(), &tensor.device())
+    };
+    Ok(tensors.into_iter().map(sum).collect())
+}
+
 /// See [`crate::CommOps::broadcast`].
 ///
 /// # Errors
@@ -120,12 +179,20 @@ pub fn broadcast<B: Backend>(
 fn summed(ranks: &Communicator, operation: &'static str, own: Vec<u8>) -> Result<Vec<f32>, CommError> {
     let expected = own.len();
     let gathered: Vec<Arc<[u8]>> = ranks.all_gather_bytes(operation, own)?;
-    let mut sums = vec![0.0f64; expected / VALUE];
     for (rank, bytes) in gathered.iter().enumerate() {
         check_length(operation, rank, bytes, expected)?;
+    }
+    Ok(sum_of(gathered.iter().map(|bytes| &bytes[..])))
+}
+
+/// The sums of the ranks' f32 values, added in f64 in this order.
+fn sum_of<'a>(of_ranks: impl Iterator<Item = &'a [u8]>) -> Vec<f32> {
+    let mut sums = Vec::new();
+    for bytes in of_ranks {
+        sums.resize(bytes.len() / VALUE, 0.0f64);
         sums.iter_mut().zip(values(bytes)).for_each(|(sum, value)| *sum += f64::from(value));
     }
-    Ok(sums.into_iter().map(|sum| sum as f32).collect())
+    sums.into_iter().map(|sum| sum as f32).collect()
 }
 
 fn check_length(operation: &'static str, rank: usize, bytes: &[u8], expected: usize) -> Result<(), CommError> {
@@ -145,6 +212,8 @@ fn values(bytes: &[u8]) -> impl Iterator<Item = f32> + '_ {
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use std::thread;
+
+    use burn_tensor::DType;
 
     use super::*;
     use crate::comm::local_group;
@@ -224,6 +293,44 @@ mod tests {
         });
         let expected = [2, 0, 2].map(|root| -> Vec<f32> { of_rank(root).into_data().to_vec().unwrap() });
         assert!(results.iter().all(|result| *result == expected));
+    }
+
+    #[test]
+    fn payloads_of_every_format_arrive_as_they_are_on_their_root() {
+        let device = Default::default();
+        let of_rank = |rank: usize| -> Vec<Payload<Plain>> {
+            let codes = TensorData::new(vec![rank as u8, 255, 7], [3]);
+            let codes = Tensor::from_data(codes, (&device, DType::U8));
+            let half = random::<Plain, 1>(rank as u64, [5]).cast(DType::BF16);
+            vec![Payload::Values(self::of_rank(rank)), Payload::Codes(codes), Payload::Values(half)]
+        };
+        let roots = [2, 0, 1];
+        let lend = |ranks: &Communicator| {
+            let own = of_rank(ranks.rank());
+            let loan = |(payload, root): (Payload<Plain>, usize)| {
+                let layout = payload.layout();
+                Loan { root, layout, own: (root == ranks.rank()).then_some(payload) }
+            };
+            let loans = own.into_iter().zip(roots).map(loan).collect();
+            broadcast_payloads(ranks, loans, &device).unwrap().iter().map(Payload::to_bytes).collect::<Vec<_>>()
+        };
+        let results: Vec<Vec<Vec<u8>>> = thread::scope(|scope| {
+            let threads: Vec<_> = local_group(3).into_iter().map(|ranks| scope.spawn(move || lend(&ranks))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let expected: Vec<Vec<u8>> =
+            roots.iter().enumerate().map(|(index, &root)| of_rank(root)[index].to_bytes()).collect();
+        assert!(results.iter().all(|result| *result == expected));
+    }
+
+    #[test]
+    fn each_root_gets_the_sum_of_its_own_tensors() {
+        let results = on_all_ranks(3, |ranks| {
+            let tensor = || of_rank(ranks.rank());
+            let sums = reduce_each(ranks, vec![(tensor(), 2), (tensor(), 0), (tensor(), 1)])?;
+            Ok(sums[(ranks.rank() + 1) % 3].clone())
+        });
+        assert!(results.iter().all(|result| *result == expected_sum(3)));
     }
 
     #[test]

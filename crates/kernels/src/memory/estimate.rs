@@ -73,6 +73,21 @@ pub struct TrainingShape {
     pub loss_chunk_tokens: usize,
     /// What is computed between steps.
     pub evaluation: EvaluationShape,
+    /// What is on other ranks instead.
+    pub divided: DividedBytes,
+}
+
+/// What ranks divide instead of having all of it each, and what that takes, on the rank that has most; nothing by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DividedBytes {
+    /// Gradients that other ranks keep (ZeRO stage 2).
+    pub gradients_elsewhere: u64,
+    /// Gradients that wait to be sent, and that are on their way.
+    pub gradients_leaving: u64,
+    /// Weights of the layers that other ranks have (ZeRO stage 3).
+    pub weights_elsewhere: u64,
+    /// Weights of other ranks that are here at the same time: those of the layer that computes and of the next.
+    pub weights_borrowed: u64,
 }
 
 /// Bytes of a trained parameter, and of its gradient: both are f32.
@@ -142,8 +157,8 @@ impl TrainingShape {
 
     /// The lines of what stays between steps: parameters and optimizer state.
     pub(crate) fn resident_lines(&self, model: &ModelSpec) -> Vec<MemoryLine> {
-        let [base, trained, _, state, _] = parameter_lines(model, self);
-        vec![base, trained, state]
+        let [base, trained, _, state, _, borrowed, _] = parameter_lines(model, self);
+        vec![base, trained, state, borrowed]
     }
 }
 
@@ -217,7 +232,7 @@ pub(crate) fn sum(lines: &[MemoryLine]) -> u64 {
     lines.iter().map(|line| line.bytes).sum()
 }
 
-fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 5] {
+fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 7] {
     let trained = training.trained_parameters(model);
     let base = match training.stored_format() {
         Format::Quantized(format) => format!(
@@ -230,19 +245,41 @@ fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 
     let per_parameter = training.optimizer_bytes as f64 / trained.max(1) as f64;
     let paged = if training.paged_bytes > 0 { ", without what is paged" } else { "" };
     let state = format!("{per_parameter:.2} bytes per trained parameter{paged}");
+    let divided = &training.divided;
+    let [frozen_elsewhere, trained_elsewhere] =
+        if training.lora.is_some() { [divided.weights_elsewhere, 0] } else { [0, divided.weights_elsewhere] };
+    let share = |bytes: u64| if bytes > 0 { ", without what other ranks have" } else { "" };
     [
-        line("base weights", training.base_bytes(model), base),
+        line(
+            "base weights",
+            training.base_bytes(model) - frozen_elsewhere,
+            format!("{base}{}", share(frozen_elsewhere)),
+        ),
         line(
             if training.lora.is_some() { "adapter weights" } else { "trained weights" },
-            trained * TRAINED_BYTES,
-            format!("{trained} parameters in f32"),
+            trained * TRAINED_BYTES - trained_elsewhere,
+            format!("{trained} parameters in f32{}", share(trained_elsewhere)),
         ),
-        line("gradients", trained * TRAINED_BYTES, "one f32 value per trained parameter".to_owned()),
+        line(
+            "gradients",
+            trained * TRAINED_BYTES - divided.gradients_elsewhere,
+            format!("one f32 value per trained parameter{}", share(divided.gradients_elsewhere)),
+        ),
         line("optimizer state", training.optimizer_bytes - training.paged_bytes, state),
         line(
             "paged state passing through",
             training.paging_bytes,
             "buckets that are updated, or on their way".to_owned(),
+        ),
+        line(
+            "weights of other ranks",
+            divided.weights_borrowed,
+            "of the layer that computes, and of the next".to_owned(),
+        ),
+        line(
+            "gradients for other ranks",
+            divided.gradients_leaving,
+            "a bucket that fills, and one on its way".to_owned(),
         ),
     ]
 }
@@ -301,6 +338,7 @@ pub(crate) mod tests {
             offload: false,
             loss_chunk_tokens: 1024,
             evaluation: EvaluationShape::default(),
+            divided: DividedBytes::default(),
         }
     }
 
@@ -319,6 +357,25 @@ pub(crate) mod tests {
 
     pub(crate) fn bytes_of(estimate: &MemoryEstimate, what: &str) -> u64 {
         estimate.lines.iter().filter(|line| line.what == what).map(|line| line.bytes).sum()
+    }
+
+    #[test]
+    fn what_other_ranks_have_is_not_counted_and_what_is_borrowed_is() {
+        let model = llama_3_1_8b();
+        let divided = DividedBytes {
+            gradients_elsewhere: 1 << 20,
+            gradients_leaving: 1 << 10,
+            weights_elsewhere: 1 << 30,
+            weights_borrowed: 1 << 25,
+        };
+        for (whole, weights) in [(qlora(1, Recompute::Full), "base weights"), (full(Format::F32), "trained weights")] {
+            let part = TrainingShape { divided, ..whole.clone() };
+            let [whole, part] = [whole, part].map(|shape| shape.with_working_set(&model, Vec::new()));
+            assert_eq!(bytes_of(&whole, weights) - bytes_of(&part, weights), 1 << 30);
+            assert_eq!(bytes_of(&whole, "gradients") - bytes_of(&part, "gradients"), 1 << 20);
+            let more = (1 << 25) + (1 << 10);
+            assert_eq!(whole.total_bytes() + more, part.total_bytes() + (1 << 30) + (1 << 20));
+        }
     }
 
     #[test]

@@ -9,8 +9,9 @@ pub(crate) mod conformance;
 pub mod reference;
 
 use burn_tensor::{DType, Int, IntDType, Shape, Tensor, backend::Backend};
-use firebrick_precision::{QuantFormat, QuantizedTensor};
+use firebrick_precision::{QuantFormat, QuantizedTensor, blockwise};
 
+use crate::comm::{Payload, PayloadLayout};
 use crate::memory::MemoryOps;
 
 /// A weight matrix `[out, in]`.
@@ -102,6 +103,61 @@ impl<B: Backend> QuantizedWeight<B> {
     }
 }
 
+/// What differs between two weights of one format: what ranks send each other. Tables that weights share do not.
+impl<B: Backend> QuantizedWeight<B> {
+    /// Codes and scales, flat.
+    pub fn parts(&self) -> Vec<Payload<B>> {
+        let scales = match &self.scales.block {
+            BlockScales::Float(scales) => vec![Payload::Values(scales.clone())],
+            BlockScales::Narrow { codes, map } => vec![Payload::Codes(codes.clone()), Payload::Values(map.clone())],
+            BlockScales::Nested { codes, absmax, offset, .. } => {
+                vec![Payload::Codes(codes.clone()), Payload::Values(absmax.clone()), Payload::Values(offset.clone())]
+            }
+        };
+        [Payload::Codes(self.codes.clone())].into_iter().chain(scales).collect()
+    }
+
+    /// The layout of the parts of a weight of another shape `[out, in]`, in the same format and the same kinds of tensors.
+    pub fn layouts(&self, [rows, columns]: [usize; 2]) -> Vec<PayloadLayout> {
+        let blocks = self.format.blocks(rows * columns, columns);
+        let nested = blocks.div_ceil(blockwise::BLOCK_SIZE);
+        let codes = blocks * self.format.block_size(columns) / self.format.packing().codes_per_byte();
+        // Where a backend has no bytes, words hold four of them each, but for nested codes.
+        let stored = |bytes: usize, codes: &Tensor<B, 1, Int>| bytes.div_ceil(codes.dtype().size());
+        let of_weight = stored(codes, &self.codes);
+        let elements = match &self.scales.block {
+            BlockScales::Float(_) => vec![of_weight, blocks],
+            BlockScales::Narrow { codes, map } => vec![of_weight, stored(blocks, codes), map.dims()[0]],
+            BlockScales::Nested { .. } => vec![of_weight, nested * blockwise::BLOCK_SIZE, nested, 1],
+        };
+        let of = |(part, elements): (Payload<B>, usize)| PayloadLayout { elements, ..part.layout() };
+        self.parts().into_iter().zip(elements).map(of).collect()
+    }
+
+    /// The weight of a shape `[out, in]` that has these parts, in the order of [`QuantizedWeight::parts`].
+    ///
+    /// # Panics
+    /// If they are not the parts of such a weight.
+    #[must_use]
+    pub fn with_parts(&self, shape: [usize; 2], parts: Vec<Payload<B>>) -> Self {
+        let mut parts = parts.into_iter();
+        let mut next = || parts.next().expect("a weight has all its parts");
+        let codes = next().into_codes();
+        let block = match &self.scales.block {
+            BlockScales::Float(_) => BlockScales::Float(next().into_values()),
+            BlockScales::Narrow { .. } => BlockScales::Narrow { codes: next().into_codes(), map: next().into_values() },
+            BlockScales::Nested { map, .. } => BlockScales::Nested {
+                codes: next().into_codes(),
+                absmax: next().into_values(),
+                map: map.clone(),
+                offset: next().into_values(),
+                blocks: self.format.blocks(shape[0] * shape[1], shape[1]),
+            },
+        };
+        Self { format: self.format, codes, scales: Scales { block }, table: self.table.clone(), shape }
+    }
+}
+
 /// Quantized weights on a device.
 pub trait WeightOps: MemoryOps {
     /// The integer dtype in which codes of at most 8 bits are stored: a byte, where the backend has bytes.
@@ -128,5 +184,28 @@ pub trait WeightOps: MemoryOps {
     /// The values of a quantized weight, `[out, in]` f32.
     fn dequantize_weight(weight: &QuantizedWeight<Self>) -> Tensor<Self, 2> {
         reference::dequantize(weight)
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::testing::{Plain, random};
+
+    #[test]
+    fn a_weight_put_together_from_its_parts_is_the_weight() {
+        for format in QuantFormat::ALL {
+            // One row of a format tells the layout of any number of rows.
+            let row = Plain::quantize_weight(Tensor::ones([1, 320], &Default::default()), format);
+            for shape in [[7, 320], [300, 320], [1, 320]] {
+                let weight = Plain::quantize_weight(random::<Plain, 2>(3, shape), format);
+                let layouts: Vec<_> = weight.parts().iter().map(Payload::layout).collect();
+                assert_eq!(row.layouts(shape), layouts, "{format} {shape:?}");
+                let again = row.with_parts(shape, weight.parts());
+                assert_eq!((again.blocks(), again.bytes()), (weight.blocks(), weight.bytes()));
+                let [found, expected] = [&again, &weight].map(|weight| Plain::dequantize_weight(weight).into_data());
+                assert_eq!(found, expected, "{format} {shape:?}");
+            }
+        }
     }
 }

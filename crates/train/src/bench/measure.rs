@@ -16,11 +16,10 @@ use super::peaks::Peaks;
 use super::spread::Spread;
 use super::synthetic::Synthetic;
 use super::trace::StepTrace;
-use crate::config::Init;
 use crate::error::RunError;
 use crate::metrics::{MemoryMeter, MemorySource};
 use crate::plan::Plan;
-use crate::run::assemble;
+use crate::run::assemble::{self, WeightSource};
 use crate::run::device::{dtype_of, head_dim, self_test, wait};
 use crate::run::step::{StepNumbers, Trainer};
 use crate::run::together;
@@ -67,7 +66,8 @@ pub(super) fn measure<B: Kernels>(case: &Case<'_>) -> Result<Measured, RunError>
         print(&format!("{} ranks; gradients: {carrier}", ranks.world_size()));
     }
     let started = Instant::now();
-    let mut trainer = assemble::trainer::<B>(plan, case.model, Init::Pretrained, ranks.clone(), &device, &mut |_| ())?;
+    let source = if options.random_base { WeightSource::Synthetic } else { WeightSource::Folder };
+    let mut trainer = assemble::trainer::<B>(plan, case.model, source, ranks.clone(), &device, &mut |_| ())?;
     wait::<B>(&device)?;
     let load_s = started.elapsed().as_secs_f64();
     meter.sample();

@@ -27,6 +27,7 @@ use crate::console::{FailureReport, error_message};
 use crate::error::RunError;
 use crate::plan::{DataShape, Plan, PlanInputs, PlanRequest};
 use crate::run::device::catch_failure;
+use crate::run::together;
 use crate::with_backend;
 
 use measure::{Case, Measured, measure};
@@ -83,8 +84,9 @@ fn measured(
     print(&format!("plan for the benchmark\n{plan}"));
     let report = FailureReport::new(&plan, None);
     let case = Case { options, plan: &plan, model: &model, ranks, clock, print };
-    let measured = with_backend!(plan.backend.value, B => catch_failure(|| measure::<B>(&case)))
-        .unwrap_or_else(|failure| Err(report.error(failure)))?;
+    let measured =
+        with_backend!(plan.backend.value, B => catch_failure(|| together::catch_loss(|| measure::<B>(&case))))
+            .unwrap_or_else(|failure| Err(report.error(failure)))?;
     Ok(result(options, &profile, &model, &plan, measured))
 }
 

@@ -77,6 +77,12 @@ pub struct BenchOptions {
     /// Documents per row, of equal length.
     #[arg(long, default_value = "1", value_parser = count)]
     pub documents: usize,
+    /// What several ranks divide: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 the weights of the layers too.
+    #[arg(long, default_value_t = 0, value_name = "STAGE")]
+    pub zero: u8,
+    /// Repeat random numbers instead of reading weights: the model folder needs a config.json alone.
+    #[arg(long)]
+    pub random_base: bool,
     /// Where tensors live: auto, cuda, wgpu, candle or flex.
     #[arg(long, default_value_t)]
     pub backend: BackendChoice,
@@ -107,6 +113,7 @@ impl BenchOptions {
             format!("train.optimizer={}", to_name(&self.optimizer)),
             format!("train.micro_batch_size={}", self.micro_batch),
             format!("train.loss_chunk_tokens={}", self.loss_chunk),
+            format!("train.zero_stage={}", self.zero),
             format!("train.steps={steps}"),
         ];
         overrides.extend(self.fp8_weights_gib.map(|gib| format!("train.fp8_weights_gib={gib}")));

@@ -10,6 +10,7 @@ use firebrick_kernels::Recompute;
 use firebrick_optim::ScheduleKind;
 
 use crate::config::check_data;
+use crate::config::compute::Compute;
 use crate::config::error::ConfigError;
 use crate::config::extraction::Extraction;
 use crate::config::recipe::{Init, Mode, RunConfig};
@@ -92,13 +93,14 @@ fn ranges(config: &RunConfig) -> Vec<Rule> {
         below_one("train.adam_beta2", train.adam_beta2),
         below_one("train.warmup_ratio", train.warmup_ratio.unwrap_or(0.0)),
     ];
-    let problem = format!("is {}, and gradients and weights are not divided over ranks yet", train.zero_stage);
-    rules.push((
-        train.zero_stage <= 1,
-        "train.zero_stage",
-        problem,
-        "write 1, which divides the optimizer's state, or 0",
-    ));
+    let problem = format!("is {}, and ZeRO has stages 0 to 3", train.zero_stage);
+    let help = "write 1 (divides the optimizer's state), 2 (gradients too), 3 (weights too), or 0";
+    rules.push((train.zero_stage <= 3, "train.zero_stage", problem, help));
+    let in_fp8 = config.compute() == Compute::Fp8;
+    let problem =
+        "is 3, and compute = \"fp8\" keeps what it derives from weights, which borrowed ones do not allow".to_owned();
+    let help = "write 2, or compute = \"bfloat16\"";
+    rules.push((train.zero_stage < 3 || !in_fp8, "train.zero_stage", problem, help));
     if let Some(lora) = &config.lora {
         rules.push(at_least_one("lora.r", lora.r as u64));
         rules.push(above_zero("lora.alpha", lora.alpha));

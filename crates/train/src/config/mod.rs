@@ -557,10 +557,8 @@ mod tests {
             (&["train.adam_beta2=1"], "train.adam_beta2: must be 0 or more and below 1"),
             (&["train.adam_epsilon=0"], "train.adam_epsilon: must be above 0"),
             (&["train.weight_decay=-1"], "train.weight_decay: must be 0 or more"),
-            (
-                &["train.zero_stage=3"],
-                "train.zero_stage: is 3, and gradients and weights are not divided over ranks yet",
-            ),
+            (&["train.zero_stage=4"], "train.zero_stage: is 4, and ZeRO has stages 0 to 3"),
+            (&["train.zero_stage=3", "compute=fp8"], "train.zero_stage: is 3, and compute = \"fp8\""),
             (&["train.max_grad_norm=-1"], "train.max_grad_norm: must be 0 or more"),
             (&["train.micro_batch_size=0"], "train.micro_batch_size: must be at least 1"),
             (&["train.gradient_accumulation=0"], "train.gradient_accumulation: must be at least 1"),

@@ -259,10 +259,10 @@ const ELSEWHERE: &[(&str, Answer)] = &[
     ("stage", NotYet("only supervised fine-tuning and pretraining are; leave the key out for them")),
     (
         "deepspeed",
-        NotNeeded("ranks need no configuration (docs/scaling.md); train.zero_stage = 1 divides the optimizer's state"),
+        NotNeeded("ranks need no configuration (docs/scaling.md); train.zero_stage says what they divide: 1, 2 or 3"),
     ),
-    ("fsdp", NotYet("weights are on every rank; train.zero_stage = 1 divides the optimizer's state")),
-    ("fsdp_config", NotYet("weights are on every rank; train.zero_stage = 1 divides the optimizer's state")),
+    ("fsdp", NotNeeded("train.zero_stage = 3 divides weights, gradients and the optimizer's state over ranks")),
+    ("fsdp_config", NotNeeded("train.zero_stage = 3 divides weights, gradients and the optimizer's state over ranks")),
     ("ddp_timeout", NotNeeded("the variable FIREBRICK_RENDEZVOUS_TIMEOUT is how long ranks wait for each other")),
     ("local_rank", NotNeeded("the variables of the launcher say it (docs/scaling.md)")),
 ];

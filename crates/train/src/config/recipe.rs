@@ -226,8 +226,9 @@ pub struct TrainConfig {
     /// pass (two bytes per parameter of a layer's projections for all of them). A number, or "auto": what fits. Default "auto".
     #[serde(default)]
     pub fp8_weights_gib: DeviceBudget,
-    /// On several ranks, what is divided over them instead of being on each (ZeRO): 0 nothing, 1 the optimizer's state. Each rank then
-    /// updates its share of the parameters and gives them to the others. 2 and 3 are not there yet. Default 0.
+    /// On several ranks, what is divided over them instead of being on each (ZeRO): 0 nothing, 1 the optimizer's state, 2 gradients too,
+    /// 3 the weights of the layers too, frozen or trained, which then travel in every pass. Each rank updates its share of the parameters
+    /// and gives it to the others. Default 0.
     pub zero_stage: u8,
     /// Rows per forward and backward pass. Default 1.
     pub micro_batch_size: usize,

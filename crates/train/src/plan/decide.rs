@@ -14,7 +14,7 @@ use crate::error::RunError;
 use crate::plan::backend::{activations, choose_backend, offload};
 use crate::plan::chosen::Chosen;
 use crate::plan::values::{DataShape, Plan, PlanInputs};
-use crate::plan::{answers, base, fit, forecast, fp8, paging, shapes, workers};
+use crate::plan::{answers, base, divided, fit, forecast, fp8, paging, shapes, workers};
 
 impl Plan {
     /// Decides everything.
@@ -38,6 +38,14 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
     let case = fit::Case { profile, backend: backend.value, spec: &model.spec, may_offload, ranks: world_size };
     let compute = activations(config.compute(), backend.value, case.hardware());
     let mut training = shapes::training(config, compute.value, backend.value, data, &stated);
+    training.divided = divided::divided_bytes(
+        config.train.zero_stage,
+        world_size,
+        &model.spec,
+        training.base,
+        training.lora.as_ref(),
+        &trained,
+    );
     let gemms = fp8::gemms(config.compute(), &case, &training)?;
     training.gemms = gemms.value;
     let base = base::decide(config, &model.spec, training.base)?;
@@ -66,7 +74,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         seed: Chosen::recipe(config.seed),
         data_seed: Chosen::recipe(config.data_seed()),
         shuffle: Chosen::recipe(config.data.shuffle),
-        world_size: ranks(world_size),
+        world_size: ranks(config, world_size),
         zero_stage: zero_stage(config, world_size),
         compute,
         gemms,
@@ -213,9 +221,12 @@ fn row_len(config: &RunConfig, data: &DataShape) -> Chosen<usize> {
     Chosen::new(data.row_len, format!("max_seq_len; {how}: {}", data.report))
 }
 
-fn ranks(world_size: usize) -> Chosen<usize> {
-    let why = match world_size {
-        1 => "one process",
+fn ranks(config: &RunConfig, world_size: usize) -> Chosen<usize> {
+    let why = match (world_size, config.train.zero_stage) {
+        (1, _) => "one process",
+        (_, 3..) => {
+            "each has its own rows of every step and a share of the model; gradients are summed over all. What follows is per rank"
+        }
         _ => {
             "each has the whole model and its own rows of every step; gradients are summed over all. What follows is per rank"
         }
@@ -224,12 +235,15 @@ fn ranks(world_size: usize) -> Chosen<usize> {
 }
 
 fn zero_stage(config: &RunConfig, world_size: usize) -> Chosen<u8> {
-    match (config.train.zero_stage, world_size) {
-        (0, _) => Chosen::new(0, "every rank has all of the optimizer's state"),
-        (_, 1) => Chosen::new(0, "one rank has all of the optimizer's state, whatever train.zero_stage says"),
-        (stage, ranks) => {
-            Chosen::new(stage, format!("the optimizer's state is divided over {ranks} ranks, by parameter"))
-        }
+    let divided = match config.train.zero_stage {
+        0 => return Chosen::new(0, "every rank has all of the optimizer's state"),
+        1 => "the optimizer's state is",
+        2 => "the optimizer's state and the gradients are",
+        _ => "the optimizer's state, the gradients and the weights of the layers are",
+    };
+    match world_size {
+        1 => Chosen::new(0, "one rank has everything, whatever train.zero_stage says"),
+        ranks => Chosen::new(config.train.zero_stage, format!("{divided} divided over {ranks} ranks, by parameter")),
     }
 }
 
@@ -364,6 +378,20 @@ mod tests {
         assert_eq!((divided.zero_stage.value, alone.zero_stage.value), (1, 0));
         assert!(state(&divided) * 4 >= state(&whole) && state(&divided) * 3 < state(&whole), "{}", state(&divided));
         assert_eq!(state(&alone), state(&whole));
+        let line =
+            |plan: &Plan, what: &str| plan.memory.iter().find(|line| line.what == what).map_or(0, |line| line.bytes);
+        let of_stage =
+            |stage: u8| resolve_for(MODEL, 4, &[&full[..], &[&format!("train.zero_stage={stage}")]].concat());
+        let (gradients, weights) = (of_stage(2).unwrap(), of_stage(3).unwrap());
+        for plan in [&gradients, &weights] {
+            assert_eq!(state(plan), state(&divided));
+            assert!(line(plan, "gradients") * 3 < line(&whole, "gradients"));
+            assert!(line(plan, "gradients for other ranks") > 0);
+        }
+        assert_eq!(line(&gradients, "trained weights"), line(&whole, "trained weights"));
+        assert!(line(&weights, "trained weights") < line(&whole, "trained weights") / 2);
+        assert!(line(&weights, "weights of other ranks") > 0);
+        assert!(weights.to_string().contains("and the weights of the layers are divided over 4 ranks"), "{weights}");
     }
 
     #[test]

@@ -57,6 +57,9 @@ fn refusal(case: &Case<'_>) -> Option<String> {
 /// Why 8-bit floats would not be faster than bfloat16, by what was measured; `None` if they would.
 fn slower(case: &Case<'_>, training: &TrainingShape) -> Option<String> {
     let (width, tokens) = (case.spec.hidden_size, training.tokens());
+    if training.divided.weights_elsewhere > 0 {
+        return Some("what 8-bit floats derive from weights is not kept of weights that other ranks have".to_owned());
+    }
     if case.hardware().is_none() {
         return Some("the card does not say its compute capability".to_owned());
     }

@@ -3,7 +3,7 @@
 //! Trade-off: memory is planned for the row with the most documents, so data with one such row is planned too large.
 
 use firebrick_arch::{LoraConfig, ModelSpec, TensorSpec};
-use firebrick_kernels::{BackendKind, GemmFormat, TrainingShape};
+use firebrick_kernels::{BackendKind, DividedBytes, GemmFormat, TrainingShape};
 use firebrick_optim::OptimizerConfig;
 use firebrick_parallel::owners;
 use firebrick_precision::Format;
@@ -70,6 +70,7 @@ pub(super) fn training(
         offload: offload(config, backend).value,
         loss_chunk_tokens: config.train.loss_chunk_tokens,
         evaluation: answers::evaluation(config),
+        divided: DividedBytes::default(),
     }
 }
 

@@ -5,24 +5,44 @@
 
 use std::sync::Arc;
 
-use firebrick_arch::ModelConfig;
+use firebrick_arch::{ModelConfig, ModelSpec};
 use firebrick_data::{Cursor, Loader, LoaderConfig, PackedDataset};
 use firebrick_kernels::Kernels;
-use firebrick_model::{BuildOptions, Decoder, HfFolder, PassOptions};
+use firebrick_model::{BuildOptions, Decoder, Division, HfFolder, PassOptions};
 use firebrick_optim::{LossScaling, Optimizer};
 use firebrick_parallel::Ranks;
 use firebrick_precision::Format;
 
 use crate::config::Init;
 use crate::error::RunError;
-use crate::plan::Plan;
+use crate::plan::{Plan, weight_owners};
 use crate::run::device::dtype_of;
 use crate::run::step::Trainer;
 
 /// Batches built ahead of the step.
 const PREFETCH: usize = 4;
 
-/// Builds the trainer of a plan for a model of this config, with weights from `init`. `progress` is called with the name of each tensor
+/// Where the base weights come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightSource {
+    /// The model folder.
+    Folder,
+    /// The seed.
+    Seed,
+    /// Repeated random numbers, for a measurement.
+    Synthetic,
+}
+
+impl From<Init> for WeightSource {
+    fn from(init: Init) -> Self {
+        match init {
+            Init::Random => Self::Seed,
+            Init::Pretrained => Self::Folder,
+        }
+    }
+}
+
+/// Builds the trainer of a plan for a model of this config, with weights from `source`. `progress` is called with the name of each tensor
 /// that is read.
 ///
 /// # Errors
@@ -30,7 +50,7 @@ const PREFETCH: usize = 4;
 pub fn trainer<B: Kernels>(
     plan: &Plan,
     model_config: &ModelConfig,
-    init: Init,
+    source: WeightSource,
     ranks: Ranks,
     device: &B::Device,
     progress: &mut dyn FnMut(&str),
@@ -51,11 +71,13 @@ pub fn trainer<B: Kernels>(
         let input_bytes = plan.training.tokens() as usize * plan.compute.value.bytes(&[model_config.spec.hidden_size]);
         B::reserve_offload(device, model_config.spec.layers.len().saturating_sub(1), input_bytes);
     }
-    let model = match init {
-        Init::Random => Decoder::random(model_config.clone(), &build, device)?,
-        Init::Pretrained => {
+    let (config, division) = (model_config.clone(), division(plan, &model_config.spec, &ranks));
+    let model = match source {
+        WeightSource::Seed => Decoder::random_divided(config, &build, division, device)?,
+        WeightSource::Synthetic => Decoder::synthetic(config, &build, division, device)?,
+        WeightSource::Folder => {
             let folder = HfFolder::open(&plan.model_folder.value)?;
-            Decoder::load(&folder, model_config.clone(), &build, device, progress)?
+            Decoder::load_divided(&folder, config, &build, division, device, progress)?
         }
     };
     let mut optimizer = Optimizer::new(plan.optimizer_config());
@@ -75,9 +97,19 @@ pub fn trainer<B: Kernels>(
         optimizer,
         schedule: plan.learning_rate_schedule(),
         ranks,
+        zero_stage: plan.zero_stage.value,
         pass: PassOptions { recompute: plan.recompute.value, offload: plan.offload.value, adapters: true },
         loss_chunk_tokens: plan.loss_chunk_tokens.value,
     })
+}
+
+/// Which rank has which weights of the layers, if the plan divides them. A trained weight is where its optimizer state is.
+fn division(plan: &Plan, spec: &ModelSpec, ranks: &Ranks) -> Option<Division> {
+    if plan.zero_stage.value < 3 || ranks.world_size() == 1 {
+        return None;
+    }
+    let owners = weight_owners(spec, plan.lora.value.is_none(), ranks.world_size());
+    Some(Division { communicator: ranks.communicator().clone(), owners })
 }
 
 /// The loader of the training rows: without end, from the cursor on.

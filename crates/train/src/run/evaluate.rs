@@ -4,7 +4,7 @@
 //! more. Rows are read again for each evaluation, and prompts are answered in groups of bounded length, so memory does not grow with the
 //! held-out data.
 //! Several ranks take turns at batches and groups of answers, and add up what they counted: the same batches as one rank has, so the
-//! same numbers.
+//! same numbers. Where they divide the weights too, every pass is one of all ranks: each answers all prompts, and counts its share.
 //! Trade-off: every rank builds all batches on its host, and the slowest one decides when the evaluation is over.
 
 use std::ops::ControlFlow;
@@ -206,15 +206,22 @@ impl HeldOut {
         let mut loader = self.loader();
         let mut tally = Tally::default();
         for done in 0..batches {
-            if watch(Stage::Loss(done, batches)).is_break() {
+            if watch(Stage::Loss(done, batches)).is_break() && !model.is_divided() {
                 return Tally { is_stopped: true, ..tally };
             }
             let Some((batch, _)) = loader.next_batch() else { break };
-            if done % ranks.world_size() != ranks.rank() {
+            let is_own = done % ranks.world_size() == ranks.rank();
+            // Where ranks divide the weights they pass through them together: without a batch left, with one that is not counted.
+            let of_last_round = batches - done / ranks.world_size() * ranks.world_size();
+            let joins = model.is_divided() && done + 1 == batches && ranks.rank() >= of_last_round;
+            if !is_own && !joins {
                 continue;
             }
             let on_device = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
             let score = model.score(&on_device, self.loss_chunk_tokens);
+            if !is_own {
+                continue;
+            }
             tally.loss_sum += f64::from(scalar(score.loss_sum));
             tally.correct += f64::from(scalar(score.correct));
             tally.tokens += batch.loss_tokens() as u64;
@@ -235,12 +242,13 @@ impl HeldOut {
         let at_once = self.prompts.len().div_ceil(ranks.world_size()).clamp(1, MAX_PROMPTS_AT_ONCE);
         let groups = self.prompts.groups(self.answer_tokens, at_once, self.max_new_tokens);
         for (number, group) in groups.enumerate() {
-            if watch(Stage::Answers(done, self.prompts.len())).is_break() {
+            if watch(Stage::Answers(done, self.prompts.len())).is_break() && !model.is_divided() {
                 tally.is_stopped = true;
                 return Ok(());
             }
             done += group.len();
-            if number % ranks.world_size() != ranks.rank() {
+            let is_own = number % ranks.world_size() == ranks.rank();
+            if !is_own && !model.is_divided() {
                 continue;
             }
             let prompts: Vec<Vec<u32>> = group.iter().map(|prompt| prompt.prompt.clone()).collect();
@@ -248,6 +256,9 @@ impl HeldOut {
             let is_right = |(prompt, answer): &(&firebrick_data::EvalPrompt, &String)| {
                 self.extraction.matches(answer, &prompt.answer)
             };
+            if !is_own {
+                continue;
+            }
             tally.right_answers += group.iter().zip(&answers).filter(is_right).count() as u64;
         }
         Ok(())

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use firebrick_kernels::Kernels;
-use firebrick_model::{Decoder, SavedDtype};
+use firebrick_model::{CollectedWeights, Decoder, SavedDtype};
 
 use crate::error::RunError;
 use crate::run::generate::{continue_prompts, encode_prompt};
@@ -28,7 +28,7 @@ pub(super) fn sample<B: Kernels>(prepared: &Prepared, model: &Decoder<B>) -> Res
     answers
 }
 
-/// Writes the trained weights into the run folder. A whole model keeps the number format of the one it came from. Returns the path.
+/// Writes the trained weights into the run folder, `collected` among them. A whole model keeps the number format of the one it came from. Returns the path.
 ///
 /// # Errors
 /// The folder cannot be written.
@@ -36,6 +36,7 @@ pub(super) fn write_weights<B: Kernels>(
     run_folder: &Path,
     weights: &SavedWeights,
     model: &Decoder<B>,
+    collected: CollectedWeights,
 ) -> Result<PathBuf, RunError> {
     let dtype = SavedDtype::of_config(model.config.dtype.as_deref());
     // The last checkpoint has the same weights, so an earlier copy of a resumed run may be removed.
@@ -43,5 +44,5 @@ pub(super) fn write_weights<B: Kernels>(
     if earlier.exists() {
         std::fs::remove_dir_all(&earlier).map_err(|error| StorageError::io("replace", &earlier, error))?;
     }
-    weights.write(model, run_folder, dtype)
+    weights.write(model, collected, run_folder, dtype)
 }

@@ -99,7 +99,9 @@ fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, 
     let report = FailureReport::new(&prepared.plan, Some(place.folder().path().to_path_buf()));
     let job = ranks.clone();
     let result = with_backend!(prepared.plan.backend.value, B => {
-        catch_failure(|| Run::<B>::start(prepared, place, ranks, console, interrupt, started)?.tracing(trace).noting(is_saving).train())
+        catch_failure(|| together::catch_loss(|| {
+            Run::<B>::start(prepared, place, ranks, console, interrupt, started)?.tracing(trace).noting(is_saving).train()
+        }))
     });
     match (result, job.check("training")) {
         // What a device or an exchange says once another rank is lost is a consequence of that.

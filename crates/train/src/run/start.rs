@@ -99,7 +99,8 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
     if prepared.plan.eval_on_start.value {
         before = evaluated(prepared, trainer, console)?;
         console.evaluation("before training", &before);
-        if trainer.ranks.is_main() {
+        // A pass over weights that ranks divide is one of all ranks.
+        if trainer.ranks.is_main() || trainer.model.is_divided() {
             samples_before = finish::sample(prepared, &trainer.model)?;
         }
         console.samples("before", &prepared.plan.sample_prompts.value, &samples_before);

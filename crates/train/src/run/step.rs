@@ -7,10 +7,10 @@
 
 use burn_tensor::Tensor;
 use firebrick_data::Batch;
-use firebrick_kernels::{GradientSink, Kernels, Readback};
+use firebrick_kernels::{GradientMap, GradientSink, Kernels, Parameter, Readback};
 use firebrick_model::{Decoder, LossOptions, PassOptions};
-use firebrick_optim::{Optimizer, Schedule};
-use firebrick_parallel::{Ranks, ReducingSink};
+use firebrick_optim::{Optimizer, Schedule, StepReport, squared_norm};
+use firebrick_parallel::{BUCKET_BYTES, Ranks, ReducingSink, ShardingSink};
 
 use crate::error::RunError;
 
@@ -24,6 +24,8 @@ pub struct Trainer<B: Kernels> {
     pub schedule: Schedule,
     /// The processes that train together.
     pub ranks: Ranks,
+    /// What is divided over them (ZeRO): 0 nothing, 1 the optimizer's state, 2 gradients too, 3 the weights of the layers too.
+    pub zero_stage: u8,
     /// What the forward pass saves, and where.
     pub pass: PassOptions,
     /// Rows of logits at a time.
@@ -112,27 +114,26 @@ impl<B: Kernels> Trainer<B> {
             gradient_scale: Some(1.0 / loss_tokens as f64),
             log_probs: false,
         };
-        let parameters = self.model.parameters();
-        let mut sink = ReducingSink::for_parameters(&self.ranks, self.model.contributions(), &parameters);
-        let mut loss_sum = Tensor::<B, 1>::zeros([1], self.model.device());
+        // Waits of an evaluation before this step are not the step's.
+        drop(B::comm_wait(self.model.device()));
         let loss_scale = self.optimizer.loss_scale();
-        for (index, batch) in micro_batches.iter().enumerate() {
-            let mut on_device =
-                self.model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
-            let count = on_device.targets.count;
-            on_device.targets.weights_m = loss_scale.as_ref().filter(|_| count > 0).map(|scale| repeated(scale, count));
-            sink.begin_micro_batch(index + 1 == micro_batches.len());
-            loss_sum = loss_sum.add(self.model.loss_and_gradients(&on_device, self.pass, loss_options, &mut sink));
-        }
-        let gradients = sink.finish()?;
-        let loss_sum = self.ranks.all_reduce_scalar(loss_sum)?;
+        let owners = self.owners();
+        let (loss_sum, gradients) = if self.divides_gradients() {
+            let (parameters, contributions) = (self.model.parameters(), self.model.contributions());
+            let (ranks, device) = (&self.ranks, self.model.device());
+            let mut sink = ShardingSink::new(ranks, &parameters, &owners, contributions, BUCKET_BYTES, device);
+            let loss_sum = self.micro_batches(micro_batches, loss_options, &mut sink);
+            (loss_sum, sink.finish()?)
+        } else {
+            let (parameters, contributions) = (self.model.parameters(), self.model.contributions());
+            let mut sink = ReducingSink::for_parameters(&self.ranks, contributions, &parameters);
+            let loss_sum = self.micro_batches(micro_batches, loss_options, &mut sink);
+            (loss_sum, sink.finish()?)
+        };
 
         // With loss scaling this waits for the preceding step: the forward and backward passes above are queued by now.
         let learning_rate = self.schedule.rate(self.optimizer.next_update());
-        let report = self.optimizer.step(self.model.parameters_mut(), gradients, learning_rate);
-        if self.optimizer.is_partial() {
-            self.ranks.share_updates(self.model.parameters_mut())?;
-        }
+        let (loss_sum, report) = self.update(loss_sum, gradients, &owners, learning_rate)?;
         let loss_sum = loss_scale.into_iter().fold(loss_sum, Tensor::div);
         let numbers = [loss_sum, report.grad_norm].into_iter().chain(report.loss_scale).collect();
         Ok(StepOutcome {
@@ -144,6 +145,73 @@ impl<B: Kernels> Trainer<B> {
             comm_wait: if self.ranks.world_size() > 1 { B::comm_wait(self.model.device()) } else { None },
             comm_time: if self.ranks.world_size() > 1 { B::comm_time(self.model.device()) } else { None },
         })
+    }
+
+    /// Whether a rank has only its share of the gradients.
+    fn divides_gradients(&self) -> bool {
+        self.zero_stage >= 2 && self.ranks.world_size() > 1
+    }
+
+    /// The rank that updates each parameter, where ranks divide that; else none.
+    fn owners(&self) -> Vec<usize> {
+        if self.optimizer.is_partial() { self.ranks.owners(&self.model.parameters()) } else { Vec::new() }
+    }
+
+    /// Forward and backward of all micro-batches; the sum of the losses.
+    fn micro_batches(
+        &self,
+        micro_batches: &[Batch],
+        loss_options: LossOptions,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Tensor<B, 1> {
+        let mut loss_sum = Tensor::<B, 1>::zeros([1], self.model.device());
+        let loss_scale = self.optimizer.loss_scale();
+        for (index, batch) in micro_batches.iter().enumerate() {
+            let mut on_device =
+                self.model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
+            let count = on_device.targets.count;
+            on_device.targets.weights_m = loss_scale.as_ref().filter(|_| count > 0).map(|scale| repeated(scale, count));
+            sink.begin_micro_batch(index + 1 == micro_batches.len());
+            loss_sum = loss_sum.add(self.model.loss_and_gradients(&on_device, self.pass, loss_options, sink));
+        }
+        loss_sum
+    }
+
+    /// Sums the loss over all ranks, updates what this rank updates, and gives it to the others.
+    fn update(
+        &mut self,
+        loss_sum: Tensor<B, 1>,
+        gradients: GradientMap<B>,
+        owners: &[usize],
+        learning_rate: f64,
+    ) -> Result<(Tensor<B, 1>, StepReport<B>), RunError> {
+        if !self.optimizer.is_partial() {
+            let loss_sum = self.ranks.all_reduce_scalar(loss_sum)?;
+            let report = self.optimizer.step(self.model.parameters_mut(), gradients, learning_rate);
+            return Ok((loss_sum, report));
+        }
+        let (loss_sum, report) = if self.divides_gradients() {
+            let zero = || Tensor::zeros([1], self.model.device());
+            let squares = squared_norm(&gradients).unwrap_or_else(zero);
+            let mut sums = self.ranks.all_reduce_sum::<B>(vec![loss_sum, squares])?;
+            let squared_norm = sums.pop().expect("a sum over ranks has as many tensors as it was given");
+            let loss_sum = sums.pop().expect("a sum over ranks has as many tensors as it was given");
+            let rank = self.ranks.rank();
+            let of_rank = |(parameter, owner): (_, &usize)| (*owner == rank).then_some(parameter);
+            let own: Vec<&mut Parameter<B>> =
+                self.model.parameters_mut().into_iter().zip(owners).filter_map(of_rank).collect();
+            (loss_sum, self.optimizer.step_of_share(own, gradients, squared_norm, learning_rate))
+        } else {
+            let loss_sum = self.ranks.all_reduce_scalar(loss_sum)?;
+            (loss_sum, self.optimizer.step(self.model.parameters_mut(), gradients, learning_rate))
+        };
+        // What is divided stays on its rank.
+        let is_shared: Vec<bool> =
+            self.model.parameters().iter().map(|parameter| !self.model.divides(&parameter.name)).collect();
+        let updated = self.model.parameters_mut().into_iter().zip(owners.iter().copied());
+        let shared = updated.zip(is_shared).filter_map(|(updated, is_shared)| is_shared.then_some(updated));
+        self.ranks.share_updates(shared.collect())?;
+        Ok((loss_sum, report))
     }
 }
 

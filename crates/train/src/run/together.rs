@@ -187,20 +187,30 @@ pub(super) fn agree_on_weights<B: Kernels>(ranks: &Ranks, model: &mut Decoder<B>
     if sums.iter().all(|sum| *sum == sums[0]) {
         return Ok(());
     }
-    ranks.broadcast_parameters(model.parameters_mut())?;
+    let is_shared: Vec<bool> = model.parameters().iter().map(|parameter| !model.divides(&parameter.name)).collect();
+    let shared = model.parameters_mut().into_iter().zip(is_shared);
+    ranks.broadcast_parameters(shared.filter_map(|(parameter, is_shared)| is_shared.then_some(parameter)))?;
     let mut facts = Facts::default();
     facts.add("the sum of the trained weights", format!("{:016x}", checksum(model)));
     Ok(ranks.agree(&facts)?)
 }
 
-/// A hash of all trained weights with their names.
+/// A hash of all trained weights with their names, but for those that are on one rank alone.
 fn checksum<B: Kernels>(model: &Decoder<B>) -> u64 {
     let mut hash = Xxh3::new();
-    for parameter in model.parameters() {
+    for parameter in model.parameters().into_iter().filter(|parameter| !model.divides(&parameter.name)) {
         hash.update(parameter.name.as_bytes());
         hash.update(parameter.value.to_data().as_bytes());
     }
     hash.digest()
+}
+
+/// Runs work in which weights of other ranks may not arrive, and returns that as an error.
+///
+/// # Errors
+/// Those of `work`; a rank is gone.
+pub(crate) fn catch_loss<T>(work: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunError> {
+    CommError::catch(work).unwrap_or_else(|error| Err(ParallelError::from(error).into()))
 }
 
 /// From now on this process ends when another rank is lost, even if it does not notice, because it waits for a device or computes for

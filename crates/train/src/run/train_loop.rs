@@ -480,6 +480,7 @@ impl<B: Kernels> Run<B> {
     fn save(&mut self) -> Result<(), RunError> {
         // A step that is not finite must be found before it replaces a good checkpoint.
         self.flush()?;
+        let collected = self.trainer.model.collect_weights();
         let ranks = &self.trainer.ranks;
         if !ranks.is_main() {
             return self.save_part();
@@ -491,6 +492,7 @@ impl<B: Kernels> Run<B> {
         let snapshot = Snapshot {
             model: &self.trainer.model,
             weights: &self.weights,
+            collected,
             optimizer: &self.trainer.optimizer,
             state: &self.state,
             texts: &texts,
@@ -529,7 +531,8 @@ impl<B: Kernels> Run<B> {
         self.sinks.close();
         let plan = &self.prepared.plan;
         let is_main = self.trainer.ranks.is_main();
-        let weights = if is_main { self.results()? } else { PathBuf::new() };
+        // A pass over weights that ranks divide is one of all ranks.
+        let weights = if is_main || self.trainer.model.is_divided() { self.results()? } else { PathBuf::new() };
         let summary = Summary {
             steps: self.state.step,
             train_loss: mean(&self.state.last_losses),
@@ -561,7 +564,11 @@ impl<B: Kernels> Run<B> {
         let samples = finish::sample(&self.prepared, &self.trainer.model)?;
         self.console.samples("before", prompts, &self.state.samples_before);
         self.console.samples("after ", prompts, &samples);
-        finish::write_weights(self.folder.path(), &self.weights, &self.trainer.model)
+        let collected = self.trainer.model.collect_weights();
+        if !self.trainer.ranks.is_main() {
+            return Ok(PathBuf::new());
+        }
+        finish::write_weights(self.folder.path(), &self.weights, &self.trainer.model, collected)
     }
 
     /// Seconds from start, over all resumed parts.
@@ -614,7 +621,7 @@ fn load<B: Kernels>(
     let shown = Arc::clone(&read);
     let _shown =
         console.activity(move || format!("loading the model: {} of {all} tensors", shown.load(Ordering::Relaxed)));
-    assemble::trainer::<B>(plan, model, plan.init.value, ranks, device, &mut |_| {
+    assemble::trainer::<B>(plan, model, plan.init.value.into(), ranks, device, &mut |_| {
         read.fetch_add(1, Ordering::Relaxed);
     })
 }

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use firebrick_arch::LoraConfig;
 use firebrick_data::Cursor;
 use firebrick_kernels::Kernels;
-use firebrick_model::{Companions, Decoder, HfFolder, SavedDtype};
+use firebrick_model::{CollectedWeights, Companions, Decoder, HfFolder, SavedDtype};
 use firebrick_optim::{HostTensor, LossScaleState, Optimizer, StateDict};
 use safetensors::{Dtype, SafeTensorError, SafeTensors, View};
 use serde::{Deserialize, Serialize};
@@ -75,11 +75,17 @@ pub struct SavedWeights {
 }
 
 impl SavedWeights {
-    /// Writes the trained weights into `folder`: `adapter/` or `model/`. Returns the path.
+    /// Writes the trained weights into `folder`: `adapter/` or `model/`. `collected` has those that ranks divide. Returns the path.
     ///
     /// # Errors
     /// The folder cannot be written.
-    pub fn write<B: Kernels>(&self, model: &Decoder<B>, folder: &Path, dtype: SavedDtype) -> Result<PathBuf, RunError> {
+    pub fn write<B: Kernels>(
+        &self,
+        model: &Decoder<B>,
+        collected: CollectedWeights,
+        folder: &Path,
+        dtype: SavedDtype,
+    ) -> Result<PathBuf, RunError> {
         let companions = Some(&self.companions);
         match &self.adapter {
             Some(config) => {
@@ -89,7 +95,7 @@ impl SavedWeights {
             }
             None => {
                 let path = folder.join(MODEL);
-                model.save_model(&path, dtype, companions)?;
+                model.save_collected(collected, &path, dtype, companions)?;
                 Ok(path)
             }
         }
@@ -102,6 +108,8 @@ pub struct Snapshot<'a, B: Kernels> {
     pub model: &'a Decoder<B>,
     /// Which of its weights are saved.
     pub weights: &'a SavedWeights,
+    /// Those of them that ranks divide.
+    pub collected: CollectedWeights,
     /// The optimizer.
     pub optimizer: &'a Optimizer<B>,
     /// Where the run stands.
@@ -117,7 +125,7 @@ impl<B: Kernels> Snapshot<'_, B> {
     /// # Errors
     /// A disk that is full or refuses; all earlier checkpoints are then as they were. Errors of `parts_of_others`.
     pub fn save(
-        &self,
+        self,
         run_folder: &Path,
         keep: usize,
         parts_of_others: impl FnOnce() -> Result<(), RunError>,
@@ -127,7 +135,7 @@ impl<B: Kernels> Snapshot<'_, B> {
         let state_bytes: usize = optimizer.values().map(|tensor| StoredTensor::new(tensor).data_len()).sum();
         let parameter_bytes: usize = parameters.iter().map(|parameter| 4 * parameter.elements()).sum();
         let writer = CheckpointWriter::begin(run_folder, self.state.step, (state_bytes + parameter_bytes) as u64)?;
-        self.weights.write(self.model, &writer.file(""), SavedDtype::F32)?;
+        self.weights.write(self.model, self.collected, &writer.file(""), SavedDtype::F32)?;
         write_optimizer(&writer.file(OPTIMIZER), &optimizer, state_bytes as u64)?;
         let state = serde_json::to_string_pretty(self.state).expect("a state of plain fields is expressible as JSON");
         writer.write(STATE, state.as_bytes())?;

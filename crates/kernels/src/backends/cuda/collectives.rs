@@ -1,11 +1,12 @@
 //! Operations between devices, on a side stream, while the engine's stream goes on computing.
 //!
 //! Order: the side stream waits for the engine's work so far, which wrote the tensors; the operation runs; the engine's stream waits for
-//! its end when the section ends. Until then the tensors are held here, and nothing of the section may read them. So a bucket of
-//! gradients is summed over ranks while the backward computes the next one.
+//! its end when its ticket is redeemed, at the latest when the section ends. Until then the tensors are held here, and nothing of the
+//! section may read them. So a bucket of gradients is summed over ranks while the backward computes the next one, and the weights of the
+//! next layer arrive while one is computed.
 //! Trade-off: one side stream, so operations run one after the other, in the order of the calls, as all ranks must have it.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::sync::Arc;
 
 use firebrick_cuda::{Context, CudaError, Event, Stream};
@@ -20,8 +21,10 @@ pub(super) struct Collectives {
     context: Context,
     /// Created by the first operation: a job of one rank has none.
     stream: OnceCell<Stream>,
-    /// Tensors of operations that may still run, with their end.
-    in_flight: RefCell<Vec<(Vec<Primitive>, Arc<Event>)>>,
+    /// Operations that may still run.
+    in_flight: RefCell<Vec<InFlight>>,
+    /// Of the next operation.
+    ticket: Cell<u64>,
     /// Marks around the engine's waits for other ranks.
     waits: RefCell<Vec<(Event, Event)>>,
     /// Marks around the operations themselves.
@@ -31,12 +34,20 @@ pub(super) struct Collectives {
 /// Start and end of an operation on the side stream.
 pub(super) type Span = (Arc<Event>, Arc<Event>);
 
+/// An operation that may still run: its tensors, and its end.
+struct InFlight {
+    ticket: u64,
+    tensors: Vec<Primitive>,
+    done: Arc<Event>,
+}
+
 impl Collectives {
     pub(super) fn new(context: &Context) -> Self {
         Self {
             context: context.clone(),
             stream: OnceCell::new(),
             in_flight: RefCell::default(),
+            ticket: Cell::default(),
             waits: RefCell::default(),
             runs: RefCell::default(),
         }
@@ -51,13 +62,13 @@ impl Collectives {
     }
 
     /// Submits an operation on `tensors` to the side stream, inside a section: after the work of `main`, the engine's stream, so far.
-    /// `tensors` are held until it is done.
+    /// `tensors` are held until it is done. Returns its ticket.
     pub(super) fn submit(
         &self,
         main: &Stream,
         tensors: Vec<Primitive>,
         operation: impl FnOnce(&Stream) -> Result<(), CudaError>,
-    ) -> Result<(), CudaError> {
+    ) -> Result<u64, CudaError> {
         let side = self.stream()?;
         let ready = Event::new(&self.context)?;
         main.record(&ready)?;
@@ -65,18 +76,31 @@ impl Collectives {
         let start = Arc::new(self.mark(side)?);
         let submitted = operation(side);
         let done = Arc::new(self.mark(side)?);
-        self.in_flight.borrow_mut().push((tensors, done.clone()));
+        let ticket = self.ticket.replace(self.ticket.get() + 1);
+        self.in_flight.borrow_mut().push(InFlight { ticket, tensors, done: done.clone() });
         self.runs.borrow_mut().push((start, done));
-        submitted
+        submitted.map(|()| ticket)
+    }
+
+    /// Makes the engine's stream wait for one operation, unless it has done so already.
+    pub(super) fn redeem(&self, ticket: u64, main: &Stream) {
+        let mut in_flight = self.in_flight.borrow_mut();
+        if let Some(index) = in_flight.iter().position(|operation| operation.ticket == ticket) {
+            let operation = in_flight.remove(index);
+            self.wait_for(main, std::iter::once(operation));
+        }
     }
 
     /// Makes the engine's stream wait for every operation, so that the end of a section is after them.
     pub(super) fn settle(&self, main: &Stream) {
-        if self.in_flight.borrow().is_empty() {
-            return;
+        if !self.in_flight.borrow().is_empty() {
+            self.wait_for(main, self.in_flight.borrow_mut().drain(..));
         }
+    }
+
+    fn wait_for(&self, main: &Stream, operations: impl Iterator<Item = InFlight>) {
         let start = check("recording an event", self.mark(main));
-        for (tensors, done) in self.in_flight.borrow_mut().drain(..) {
+        for InFlight { tensors, done, .. } in operations {
             check("waiting for other ranks", main.wait_for(&done));
             drop(tensors);
         }

@@ -15,10 +15,10 @@ use cubecl::cuda::CudaDevice;
 use firebrick_cuda::{CudaError, DevicePointer, Nccl, NcclCommunicator, NcclId, Stream};
 
 use super::engine::{Engine, device_count, engine};
-use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, float, tensor, view};
+use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, float, int_tensor, tensor, view};
 use super::trace::Cost;
 use crate::comm::{DeviceSide, reference};
-use crate::{COLLECTIVE, CommError, CommOps, Communicator, Readback};
+use crate::{COLLECTIVE, CommError, CommOps, Communicator, Exchange, Loan, Payload, PayloadLayout, Readback};
 
 /// Time between two looks at NCCL's errors.
 const WATCH: Duration = Duration::from_millis(500);
@@ -81,7 +81,7 @@ fn connect(ranks: &Communicator, engine: &Engine) -> Result<String, CommError> {
 }
 
 /// What an operation on the other devices returned.
-fn checked(ranks: &Communicator, operation: &'static str, result: Result<(), CudaError>) -> Result<(), CommError> {
+fn checked<T>(ranks: &Communicator, operation: &'static str, result: Result<T, CudaError>) -> Result<T, CommError> {
     result.map_err(|error| {
         let failure = ranks.device_side::<Connected>().and_then(|connected| connected.failure());
         ranks.lost(operation, failure.unwrap_or_else(|| error.to_string()))
@@ -93,7 +93,7 @@ fn on_side_stream(
     engine: &Engine,
     held: Vec<Primitive>,
     operation: impl FnOnce(&Stream) -> Result<(), CudaError>,
-) -> Result<(), CudaError> {
+) -> Result<u64, CudaError> {
     assert!(engine.is_in_section(), "an operation between devices is ordered by the section that it is in");
     let bytes: usize = held.iter().map(|tensor| tensor.shape().num_elements() * tensor.dtype.size()).sum();
     let submitted = engine.collectives.submit(engine.stream(), held, operation);
@@ -106,6 +106,12 @@ fn on_side_stream(
 fn pointer(block: DeviceBlock) -> DevicePointer<f32> {
     assert!(block.is_dense() && block.dtype == DType::F32, "ranks exchange dense f32");
     DevicePointer::from_address(block.address)
+}
+
+/// The bytes of a dense matrix.
+fn bytes_of(matrix: &MatrixView) -> DevicePointer<u8> {
+    assert!(matrix.is_dense(), "ranks exchange matrices without gaps");
+    DevicePointer::from_address(matrix.address)
 }
 
 /// A matrix that may be written in place.
@@ -219,7 +225,7 @@ impl CommOps for Cuda {
         engine.section(|| {
             let matrices: Vec<(MatrixView, usize)> =
                 tensors.into_iter().map(|(values, root)| (owned(&engine, values), root)).collect();
-            let of = |(matrix, root): &(MatrixView, usize)| (pointer(matrix.block()), matrix.count(), *root);
+            let of = |(matrix, root): &(MatrixView, usize)| (bytes_of(matrix), matrix.bytes(), *root);
             let buffers: Vec<_> = matrices.iter().map(of).collect();
             let held = matrices.iter().map(|(matrix, _)| matrix.tensor.clone()).collect();
             // SAFETY: the buffers are those of the tensors, which are held until the work is done; no operation of the section touches
@@ -228,6 +234,73 @@ impl CommOps for Cuda {
             checked(ranks, "broadcast_each", submitted)?;
             Ok(matrices.into_iter().map(|(matrix, _)| tensor(matrix.tensor)).collect())
         })
+    }
+
+    fn start_broadcast(
+        ranks: &Communicator,
+        loans: Vec<Loan<Self>>,
+        device: &CudaDevice,
+    ) -> Result<Exchange<Self>, CommError> {
+        let engine = engine(device);
+        let Some(connected) = ranks.device_side::<Connected>() else {
+            return engine.pause(|| Ok(Exchange::done(reference::broadcast_payloads(ranks, loans, device)?)));
+        };
+        engine.section(|| {
+            let own = |payload: Payload<Self>| match payload {
+                Payload::Values(values) => engine.dense(engine.view_of(float(values))),
+                Payload::Codes(codes) => engine.dense(engine.view_of(codes.into_primitive())),
+            };
+            let new = |layout: PayloadLayout| engine.view_of(engine.empty([layout.elements], layout.dtype));
+            let here = |loan: Loan<Self>| {
+                let matrix = loan.own.map_or_else(|| new(loan.layout), own);
+                (matrix, loan.root, loan.layout.is_codes)
+            };
+            let matrices: Vec<(MatrixView, usize, bool)> = loans.into_iter().map(here).collect();
+            let of = |(matrix, root, _): &(MatrixView, usize, bool)| (bytes_of(matrix), matrix.bytes(), *root);
+            let buffers: Vec<_> = matrices.iter().map(of).collect();
+            let held = matrices.iter().map(|(matrix, ..)| matrix.tensor.clone()).collect();
+            // SAFETY: the buffers are those of the tensors, which are held until the work is done. A root only reads its own, as the
+            // section may; what others receive is new, and no operation reads it before the ticket is redeemed. Every rank names the same
+            // roots in the same order.
+            let submitted = on_side_stream(&engine, held, |side| unsafe { connected.nccl.broadcast(side, &buffers) });
+            let ticket = checked(ranks, "start_broadcast", submitted)?;
+            let payload = |(matrix, _, is_codes): (MatrixView, usize, bool)| match is_codes {
+                true => Payload::Codes(int_tensor(matrix.tensor)),
+                false => Payload::Values(tensor(matrix.tensor)),
+            };
+            Ok(Exchange { payloads: matrices.into_iter().map(payload).collect(), ticket: Some(ticket) })
+        })
+    }
+
+    fn start_reduce(ranks: &Communicator, tensors: Vec<(Tensor<Self, 1>, usize)>) -> Result<Exchange<Self>, CommError> {
+        let done = |sums: Vec<Tensor<Self, 1>>| Exchange::done(sums.into_iter().map(Payload::Values).collect());
+        let Some(device) = tensors.first().map(|(tensor, _)| tensor.device()) else { return Ok(done(Vec::new())) };
+        let engine = engine(&device);
+        let Some(connected) = ranks.device_side::<Connected>() else {
+            return engine.pause(|| reference::reduce_each(ranks, tensors).map(done));
+        };
+        engine.section(|| {
+            let matrices: Vec<(MatrixView, usize)> =
+                tensors.into_iter().map(|(values, root)| (owned(&engine, values), root)).collect();
+            let of = |(matrix, root): &(MatrixView, usize)| (pointer(matrix.block()), matrix.count(), *root);
+            let buffers: Vec<_> = matrices.iter().map(of).collect();
+            let held = matrices.iter().map(|(matrix, _)| matrix.tensor.clone()).collect();
+            // SAFETY: the buffers are those of the tensors, which are held until the work is done; no operation of the section touches
+            // them before the ticket is redeemed; every rank names the same roots in the same order.
+            let submitted = on_side_stream(&engine, held, |side| unsafe { connected.nccl.reduce_sum(side, &buffers) });
+            let ticket = checked(ranks, "start_reduce", submitted)?;
+            let payloads = matrices.into_iter().map(|(matrix, _)| Payload::Values(tensor(matrix.tensor))).collect();
+            Ok(Exchange { payloads, ticket: Some(ticket) })
+        })
+    }
+
+    fn finish(exchange: Exchange<Self>, device: &CudaDevice) -> Vec<Payload<Self>> {
+        let Exchange { payloads, ticket } = exchange;
+        if let Some(ticket) = ticket {
+            let engine = engine(device);
+            engine.collectives.redeem(ticket, engine.stream());
+        }
+        payloads
     }
 
     fn broadcast(ranks: &Communicator, values: Tensor<Self, 1>, root: usize) -> Result<Tensor<Self, 1>, CommError> {

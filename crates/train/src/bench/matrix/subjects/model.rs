@@ -24,10 +24,10 @@ use super::super::models::{LLAMA_1B, LLAMA_8B, Model, SMOLLM2_135M, SMOLLM2_360M
 use super::super::results::{Axis, Work};
 use super::{Scale, Setting, tolerance};
 use crate::config::compute::Compute;
-use crate::config::{BackendChoice, Init};
+use crate::config::BackendChoice;
 use crate::error::RunError;
 use crate::plan::{DataShape, Plan, PlanInputs, PlanRequest};
-use crate::run::assemble;
+use crate::run::assemble::{self, WeightSource};
 use crate::run::step::Trainer;
 
 /// The model, the rows and the row length of the step that all backends must agree about.
@@ -149,7 +149,7 @@ fn trainer<B: Kernels>(
     device: &B::Device,
 ) -> Result<Trainer<B>, RunError> {
     let (plan, config) = plan(kind, model, size)?;
-    assemble::trainer::<B>(&plan, &config, Init::Random, Ranks::single(), device, &mut |_| ())
+    assemble::trainer::<B>(&plan, &config, WeightSource::Seed, Ranks::single(), device, &mut |_| ())
 }
 
 /// The plan of `train bench` for a folder that has nothing but this model's config.json.
@@ -179,6 +179,8 @@ fn plan(
         documents: 1,
         backend: BackendChoice::Named(kind),
         trace: false,
+        zero: 0,
+        random_base: false,
     };
     let (config, model) = (options.recipe()?, model.config()?);
     let data = DataShape {

@@ -1,0 +1,146 @@
+//! Base weights of the layers that ranks divide (ZeRO stage 3; Rajbhandari et al., 2020): each is on one rank, and the others have it only
+//! while they compute with its layer.
+//!
+//! A pass walks the layers on the schedule that also brings offloaded inputs back: the weights of the next layer are on their way while
+//! one is computed. What travels is what is stored: codes and scales of a quantized base, f32 of trained weights. Embedding, head, norms,
+//! biases and adapters are on every rank.
+//! Every rank walks the same layers in the same order, so a pass on one rank is a pass on all.
+//! Trade-off: whole tensors are assigned, not slices of each. Embedding and head are not divided, since the loss needs all of the head at
+//! the moment that takes the most memory.
+
+use std::collections::BTreeMap;
+use std::ops::Deref;
+
+use firebrick_kernels::memory::prefetch::Store;
+use firebrick_kernels::{Communicator, Exchange, Kernels, Loan, Parameter, Payload, PayloadLayout, Weight};
+
+use crate::layer::Layer;
+use crate::linear::Base;
+
+/// Which rank has which base weight of the layers.
+#[derive(Clone, Debug)]
+pub struct Division {
+    /// The ranks.
+    pub communicator: Communicator,
+    /// The rank that has each divided tensor, by name; the same on every rank.
+    pub owners: BTreeMap<String, usize>,
+}
+
+impl Division {
+    /// Whether a tensor is on another rank.
+    pub(crate) fn is_elsewhere(&self, name: &str) -> bool {
+        self.owners.get(name).is_some_and(|owner| *owner != self.communicator.rank())
+    }
+}
+
+/// A layer as a pass reads it.
+pub(crate) enum LayerRef<'a, B: Kernels> {
+    /// All of it is here.
+    Resident(&'a Layer<B>),
+    /// With weights that other ranks have.
+    Gathered(Box<Layer<B>>),
+}
+
+impl<B: Kernels> Deref for LayerRef<'_, B> {
+    type Target = Layer<B>;
+
+    fn deref(&self) -> &Layer<B> {
+        match self {
+            Self::Resident(layer) => layer,
+            Self::Gathered(layer) => layer,
+        }
+    }
+}
+
+/// The layers of a model, which are gathered where ranks divide them.
+pub(crate) struct Blocks<'a, B: Kernels> {
+    pub(crate) layers: &'a [Layer<B>],
+    pub(crate) division: Option<&'a Division>,
+    pub(crate) device: &'a B::Device,
+    /// Weights on their way, by layer.
+    pub(crate) coming: BTreeMap<usize, Exchange<B>>,
+}
+
+impl<'a, B: Kernels> Store for Blocks<'a, B> {
+    type Item = LayerRef<'a, B>;
+
+    fn prefetch(&mut self, index: usize) {
+        let (Some(division), layer) = (self.division, &self.layers[index]) else { return };
+        self.coming.entry(index).or_insert_with(|| {
+            let started = B::start_broadcast(&division.communicator, loans(layer, division), self.device);
+            started.unwrap_or_else(|error| error.raise())
+        });
+    }
+
+    fn take(&mut self, index: usize) -> LayerRef<'a, B> {
+        self.prefetch(index);
+        let layer = &self.layers[index];
+        match self.coming.remove(&index) {
+            None => LayerRef::Resident(layer),
+            Some(exchange) => LayerRef::Gathered(Box::new(with_bases(layer, B::finish(exchange, self.device)))),
+        }
+    }
+
+    /// Weights that were borrowed are dropped.
+    fn put(&mut self, _index: usize, _layer: LayerRef<'a, B>) {}
+}
+
+/// The weights of a layer that ranks give each other, in the order of its modules.
+fn loans<B: Kernels>(layer: &Layer<B>, division: &Division) -> Vec<Loan<B>> {
+    let mut loans = Vec::new();
+    for linear in layer.linears() {
+        let name = format!("{}.weight", linear.path);
+        let root = division.owners[&name];
+        if root == division.communicator.rank() {
+            let parts = parts(&linear.base).into_iter();
+            loans.extend(parts.map(|part| Loan { root, layout: part.layout(), own: Some(part) }));
+        } else {
+            let layouts = layouts(&linear.base, linear.shape).into_iter();
+            loans.extend(layouts.map(|layout| Loan { root, layout, own: None }));
+        }
+    }
+    loans
+}
+
+/// The layer with the base weights that arrived, in the order of [`loans`].
+fn with_bases<B: Kernels>(layer: &Layer<B>, arrived: Vec<Payload<B>>) -> Layer<B> {
+    let (mut layer, mut arrived) = (layer.clone(), arrived.into_iter());
+    for linear in layer.linears_mut() {
+        let count = layouts(&linear.base, linear.shape).len();
+        let parts: Vec<_> = arrived.by_ref().take(count).collect();
+        linear.base = with_parts(&linear.base, linear.shape, parts);
+    }
+    layer
+}
+
+/// What of a base is sent.
+fn parts<B: Kernels>(base: &Base<B>) -> Vec<Payload<B>> {
+    match base {
+        Base::Trained(parameter) => vec![Payload::Values(parameter.value.clone())],
+        Base::Frozen(Weight::Dense(weight)) => {
+            let [rows, columns] = weight.dims();
+            vec![Payload::Values(weight.clone().reshape([rows * columns]))]
+        }
+        Base::Frozen(Weight::Quantized(weight)) => weight.parts(),
+    }
+}
+
+/// The layout of [`parts`], of a base that may be on another rank.
+fn layouts<B: Kernels>(base: &Base<B>, shape: [usize; 2]) -> Vec<PayloadLayout> {
+    let values = |dtype| vec![PayloadLayout { is_codes: false, dtype, elements: shape[0] * shape[1] }];
+    match base {
+        Base::Trained(parameter) => values(parameter.value.dtype()),
+        Base::Frozen(Weight::Dense(weight)) => values(weight.dtype()),
+        Base::Frozen(Weight::Quantized(weight)) => weight.layouts(shape),
+    }
+}
+
+/// The base of these parts.
+fn with_parts<B: Kernels>(base: &Base<B>, shape: [usize; 2], parts: Vec<Payload<B>>) -> Base<B> {
+    let values = |parts: Vec<Payload<B>>| parts.into_iter().next().expect("a base has a value").into_values();
+    match base {
+        Base::Trained(parameter) => Base::Trained(Parameter { value: values(parts), ..parameter.clone() }),
+        Base::Frozen(Weight::Dense(_)) => Base::Frozen(Weight::Dense(values(parts).reshape(shape))),
+        Base::Frozen(Weight::Quantized(weight)) => Base::Frozen(Weight::Quantized(weight.with_parts(shape, parts))),
+    }
+}

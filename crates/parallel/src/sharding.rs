@@ -1,0 +1,142 @@
+//! A gradient sink that keeps only this rank's share of the gradients (ZeRO stage 2; Rajbhandari et al., 2020).
+//!
+//! In every micro-batch a bucket of complete gradients is summed over all ranks, each for the rank that updates its parameter, and only
+//! that rank keeps the sum. A bucket is on its way while the next one fills; what became of it is added when that one is full.
+//! The order of buckets follows from the model alone, so it is the same on every rank.
+//! Trade-off: gradients travel in every micro-batch, where [`ReducingSink`](crate::ReducingSink) sends those of the last one; a bucket
+//! holds whole parameters, so it can be as large as the embedding.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use burn_tensor::Tensor;
+use firebrick_kernels::{Contributions, Exchange, GradientMap, GradientSink, Kernels, Parameter};
+
+use crate::error::ParallelError;
+use crate::ranks::Ranks;
+
+/// Collects the gradients of a step; each rank gets the sums of the parameters that it owns.
+pub struct ShardingSink<B: Kernels> {
+    ranks: Ranks,
+    device: B::Device,
+    owners: BTreeMap<Arc<str>, usize>,
+    contributions: Contributions,
+    in_last_micro_batch: bool,
+    /// Gradients that wait for another contribution of the same micro-batch.
+    incomplete: GradientMap<B>,
+    capacity: usize,
+    bytes: usize,
+    /// Complete gradients of this micro-batch, in the order of completion.
+    bucket: Vec<(Arc<str>, Tensor<B, 1>)>,
+    /// The bucket that is being summed.
+    under_way: Option<(Vec<Arc<str>>, Exchange<B>)>,
+    /// This rank's share, over the micro-batches so far, or why there is none.
+    sums: Result<GradientMap<B>, ParallelError>,
+}
+
+impl<B: Kernels> ShardingSink<B> {
+    /// A sink for one step. `owners` has the rank of each of `parameters`; a bucket is sent once it has `bucket_bytes` bytes.
+    pub fn new(
+        ranks: &Ranks,
+        parameters: &[&Parameter<B>],
+        owners: &[usize],
+        contributions: Contributions,
+        bucket_bytes: usize,
+        device: &B::Device,
+    ) -> Self {
+        Self {
+            ranks: ranks.clone(),
+            device: device.clone(),
+            owners: parameters.iter().map(|parameter| parameter.name.clone()).zip(owners.iter().copied()).collect(),
+            contributions,
+            in_last_micro_batch: false,
+            incomplete: GradientMap::default(),
+            capacity: bucket_bytes,
+            bytes: 0,
+            bucket: Vec::new(),
+            under_way: None,
+            sums: Ok(GradientMap::default()),
+        }
+    }
+
+    /// Sums what is left and returns the gradients of the step that this rank owns.
+    ///
+    /// # Errors
+    /// The first exchange that failed, here or inside the backward. The step must not be taken.
+    ///
+    /// # Panics
+    /// If the last micro-batch is not over.
+    pub fn finish(mut self) -> Result<GradientMap<B>, ParallelError> {
+        assert!(self.in_last_micro_batch, "the last micro-batch of the step has not begun");
+        self.end_micro_batch();
+        self.sums
+    }
+
+    /// Checks that every contribution has arrived, and adds what is under way.
+    fn end_micro_batch(&mut self) {
+        self.contributions.begin_micro_batch(true);
+        assert!(self.incomplete.is_empty(), "{} gradients are not complete", self.incomplete.len());
+        self.send_bucket();
+        self.add_arrived();
+    }
+
+    /// Starts to sum the bucket, once the one before it has arrived. After an error nothing is exchanged any more.
+    fn send_bucket(&mut self) {
+        self.add_arrived();
+        let bucket = std::mem::take(&mut self.bucket);
+        self.bytes = 0;
+        if self.sums.is_err() || bucket.is_empty() {
+            return;
+        }
+        let owner = |name: &Arc<str>| self.owners[name];
+        let (names, tensors) = bucket
+            .into_iter()
+            .map(|(name, gradient)| {
+                let owner = owner(&name);
+                (name, (gradient, owner))
+            })
+            .unzip();
+        match B::start_reduce(self.ranks.communicator(), tensors) {
+            Ok(exchange) => self.under_way = Some((names, exchange)),
+            Err(error) => self.sums = Err(error.into()),
+        }
+    }
+
+    /// Adds this rank's part of the bucket that was under way.
+    fn add_arrived(&mut self) {
+        let Some((names, exchange)) = self.under_way.take() else { return };
+        let arrived = B::finish(exchange, &self.device);
+        let Ok(sums) = &mut self.sums else { return };
+        for (name, gradient) in names.into_iter().zip(arrived) {
+            if self.owners[&name] == self.ranks.rank() {
+                let gradient = gradient.into_values();
+                let sum = match sums.remove(&name) {
+                    Some(earlier) => B::accumulate(earlier, gradient),
+                    None => gradient,
+                };
+                sums.insert(name, sum);
+            }
+        }
+    }
+}
+
+impl<B: Kernels> GradientSink<B> for ShardingSink<B> {
+    fn begin_micro_batch(&mut self, is_last: bool) {
+        assert!(!self.in_last_micro_batch, "a micro-batch follows the last one of the step");
+        self.end_micro_batch();
+        self.in_last_micro_batch = is_last;
+    }
+
+    fn add(&mut self, parameter: &Parameter<B>, gradient: Tensor<B, 1>) {
+        self.incomplete.add(parameter, gradient);
+        if !self.contributions.arrive(&parameter.name) {
+            return;
+        }
+        let gradient = self.incomplete.remove(&parameter.name).expect("the contribution was just added");
+        self.bytes += parameter.elements() * size_of::<f32>();
+        self.bucket.push((parameter.name.clone(), gradient));
+        if self.bytes >= self.capacity {
+            self.send_bucket();
+        }
+    }
+}

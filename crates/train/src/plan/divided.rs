@@ -1,0 +1,134 @@
+//! What ranks divide (ZeRO), as the plan counts it: for the rank that has the most.
+//!
+//! The formulas are those of docs/scaling.md. The largest shares of gradients and of weights are counted together, even where they are on
+//! different ranks.
+//! Trade-off: a parameter is never divided, so with few parameters or many ranks the largest share is above the even one.
+
+use std::collections::BTreeMap;
+
+use firebrick_arch::{LoraConfig, ModelSpec, Role, TensorSpec};
+use firebrick_kernels::{BaseStorage, DividedBytes};
+use firebrick_parallel::{BUCKET_BYTES, owners};
+use firebrick_precision::Format;
+
+/// Bytes of a gradient, and of a weight that trains.
+const TRAINED_BYTES: u64 = 4;
+
+/// The rank that has each weight of the layers, where ranks divide them: a trained one is where its optimizer state is.
+pub fn weight_owners(spec: &ModelSpec, trains: bool, world_size: usize) -> BTreeMap<String, usize> {
+    let is_divided = |tensor: &TensorSpec| tensor.role == Role::Projection;
+    let tensors: Vec<TensorSpec> = spec.tensors().into_iter().filter(|tensor| trains || is_divided(tensor)).collect();
+    let owners = owners_of(&tensors, world_size);
+    let pairs = tensors.into_iter().zip(owners).filter(|(tensor, _)| is_divided(tensor));
+    pairs.map(|(tensor, owner)| (tensor.name, owner)).collect()
+}
+
+fn owners_of(tensors: &[TensorSpec], world_size: usize) -> Vec<usize> {
+    owners(tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.elements())), world_size)
+}
+
+/// What a stage divides of a model that is trained like this.
+pub(super) fn divided_bytes(
+    stage: u8,
+    world_size: usize,
+    spec: &ModelSpec,
+    base: BaseStorage,
+    lora: Option<&LoraConfig>,
+    trained: &[TensorSpec],
+) -> DividedBytes {
+    let mut divided = DividedBytes::default();
+    if world_size == 1 {
+        return divided;
+    }
+    if stage >= 2 {
+        (divided.gradients_elsewhere, divided.gradients_leaving) = gradients(trained, world_size);
+    }
+    if stage >= 3 {
+        let stored = match (lora, base) {
+            (Some(_), BaseStorage::Frozen(format)) => format,
+            (None, _) | (_, BaseStorage::Trained) => Format::F32,
+        };
+        (divided.weights_elsewhere, divided.weights_borrowed) = weights(spec, lora.is_none(), stored, world_size);
+    }
+    divided
+}
+
+/// Gradients that other ranks keep, and those that leave: two buckets, each of which may end with a parameter larger than itself.
+fn gradients(trained: &[TensorSpec], world_size: usize) -> (u64, u64) {
+    let bytes = |tensor: &TensorSpec| tensor.elements() as u64 * TRAINED_BYTES;
+    let all: u64 = trained.iter().map(bytes).sum();
+    let mut shares = vec![0; world_size];
+    for (tensor, owner) in trained.iter().zip(owners_of(trained, world_size)) {
+        shares[owner] += bytes(tensor);
+    }
+    let mut sizes: Vec<u64> = trained.iter().map(bytes).collect();
+    sizes.sort_unstable_by(|a, b| b.cmp(a));
+    let leaving = 2 * BUCKET_BYTES as u64 + sizes.iter().take(2).sum::<u64>();
+    (all - shares.into_iter().max().unwrap_or(0), leaving.min(all))
+}
+
+/// Weights of the layers that other ranks have, and those of two layers in a row that are borrowed.
+fn weights(spec: &ModelSpec, trains: bool, stored: Format, world_size: usize) -> (u64, u64) {
+    let owners = weight_owners(spec, trains, world_size);
+    // By layer and rank.
+    let mut bytes = vec![vec![0u64; world_size]; spec.layers.len()];
+    for tensor in spec.tensors() {
+        if let (Some(owner), Some(layer)) = (owners.get(&tensor.name), tensor.layer) {
+            bytes[layer][*owner] += stored.bytes(&tensor.shape) as u64;
+        }
+    }
+    let of = |rank: usize| bytes.iter().map(|layer| layer[rank]).sum::<u64>();
+    let foreign = |layer: &[u64], rank: usize| layer.iter().sum::<u64>() - layer[rank];
+    let borrowed = |rank: usize| {
+        let layers: Vec<u64> = bytes.iter().map(|layer| foreign(layer, rank)).collect();
+        let pairs = layers.windows(2).map(|pair| pair.iter().sum()).max();
+        pairs.unwrap_or_else(|| layers.iter().sum())
+    };
+    let all: u64 = bytes.iter().flatten().sum();
+    let most = (0..world_size).map(of).max().unwrap_or(0);
+    (all - most, (0..world_size).map(borrowed).max().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use firebrick_arch::shapes::llama_3_1_8b;
+    use firebrick_precision::QuantFormat;
+
+    use super::*;
+
+    #[test]
+    fn shares_of_gradients_and_weights_are_nearly_even() {
+        let model = llama_3_1_8b();
+        let trained = model.tensors();
+        let bytes = 4 * model.parameters();
+        for ranks in [2, 4, 8] {
+            let (elsewhere, leaving) = gradients(&trained, ranks);
+            let share = bytes - elsewhere;
+            assert!(share >= bytes / ranks as u64 && share < bytes / ranks as u64 * 11 / 10, "{ranks}: {share}");
+            // Embedding and head.
+            assert_eq!(leaving, 2 * (25 << 20) + 2 * 4 * 128_256 * 4096);
+        }
+    }
+
+    #[test]
+    fn two_layers_are_borrowed_at_most() {
+        let model = llama_3_1_8b();
+        let format = Format::Quantized(QuantFormat::Nf4 { double_quant: true });
+        let projections = model.tensors().into_iter().filter(|tensor| tensor.role == Role::Projection);
+        let all: u64 = projections.map(|tensor| format.bytes(&tensor.shape) as u64).sum();
+        for ranks in [2, 4, 8] {
+            let (elsewhere, borrowed) = weights(&model, false, format, ranks);
+            let share = all - elsewhere;
+            assert!(share * ranks as u64 >= all && share * ranks as u64 <= all * 11 / 10, "{ranks}: {share} of {all}");
+            assert!(borrowed <= all / 16 && borrowed >= all / 16 / 3, "{ranks}: {borrowed}");
+        }
+    }
+
+    #[test]
+    fn one_rank_divides_nothing() {
+        let (model, base) = (llama_3_1_8b(), BaseStorage::Trained);
+        assert_eq!(divided_bytes(3, 1, &model, base, None, &model.tensors()), DividedBytes::default());
+        let stage_1 = divided_bytes(1, 4, &model, base, None, &model.tensors());
+        assert_eq!(stage_1, DividedBytes::default(), "stage 1 divides the state alone");
+    }
+}

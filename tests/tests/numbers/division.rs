@@ -1,0 +1,96 @@
+//! Weights that ranks divide: a pass over them gives the numbers of a model that is whole, for every form in which a base is stored.
+//!
+//! Trade-off: ranks are threads of this process, and exchange through host memory.
+
+use std::collections::BTreeMap;
+use std::thread;
+
+use burn_tensor::DType;
+use firebrick_data::Batch;
+use firebrick_kernels::comm::local_group;
+use firebrick_kernels::{GradientMap, GradientSink, Kernels, Parameter, Recompute};
+use firebrick_model::{BaseStorage, Decoder, Division, GenerateOptions, PassOptions, Sampler};
+use firebrick_parallel::Ranks;
+use firebrick_precision::{Format, QuantFormat};
+use firebrick_tests::{
+    FROZEN, TRAINED, every_next_token, host, host_gradients, load, load_divided, loss_options, on_every_backend, upload,
+};
+use firebrick_train::plan::weight_owners;
+
+/// Loss and gradients of a pass.
+type Pass = (Vec<f32>, BTreeMap<String, Vec<f32>>);
+
+/// What a model computes: losses and gradients under each recompute policy, a score, and answers.
+#[derive(Debug, PartialEq)]
+struct Numbers {
+    passes: Vec<Pass>,
+    score: Vec<f32>,
+    answers: Vec<Vec<u32>>,
+}
+
+fn a_batch() -> Batch {
+    let ids: Vec<u32> = (0..32).map(|index| index * 17 % 256).collect();
+    every_next_token(&ids, 16)
+}
+
+fn numbers<B: Kernels>(model: &Decoder<B>) -> Numbers {
+    let on_device = upload(model, &a_batch());
+    let pass = |recompute| {
+        let options = PassOptions { recompute, ..PassOptions::default() };
+        let mut sink = GradientMap::default();
+        sink.begin_micro_batch(true);
+        let loss = model.loss_and_gradients(&on_device, options, loss_options(0.1), &mut sink);
+        (host(loss), host_gradients(&sink))
+    };
+    let score = model.score(&on_device, 7);
+    let options = GenerateOptions { max_new_tokens: 3, stop_tokens: Vec::new(), sampler: Sampler::greedy() };
+    Numbers {
+        passes: [Recompute::Full, Recompute::Selective, Recompute::None].map(pass).into(),
+        score: [host(score.loss_sum), host(score.correct)].concat(),
+        answers: model.generate(&[vec![1, 2, 3], vec![4]], &options).expect("the answers are finite"),
+    }
+}
+
+/// What each of `world_size` ranks computes with its share of the weights.
+fn on_ranks<B: Kernels>(world_size: usize, adapter: Option<&str>, storage: BaseStorage) -> Vec<Numbers> {
+    let work = |ranks: Ranks| {
+        let whole = load::<B>("tiny-llama", adapter, storage);
+        let owners = weight_owners(&whole.config.spec, storage == TRAINED, world_size);
+        assert_eq!(owners.len(), whole.layers().iter().flat_map(|layer| layer.linears()).count());
+        let division = Division { communicator: ranks.communicator().clone(), owners };
+        let model = load_divided::<B>("tiny-llama", adapter, storage, DType::F32, Some(division));
+        assert!(model.is_divided() && model.base_hash() == whole.base_hash());
+        let elements = |parameter: &Parameter<B>| parameter.value.dims()[0];
+        let here: usize = model.parameters().into_iter().map(elements).sum();
+        let all: usize = whole.parameters().into_iter().map(elements).sum();
+        assert!(storage != TRAINED || here < all, "{here} of {all} trained values are here");
+        let collected = model.collect_weights();
+        let trained = if storage == TRAINED && ranks.is_main() { whole.layers().len() * 7 } else { 0 };
+        assert_eq!(collected.len(), trained);
+        for parameter in whole.parameters() {
+            if let Some(values) = collected.get(&parameter.name) {
+                assert_eq!(*values, host(parameter.value.clone()), "{}", parameter.name);
+            }
+        }
+        numbers(&model)
+    };
+    thread::scope(|scope| {
+        let start = |communicator| scope.spawn(move || work(Ranks::new(communicator)));
+        let threads: Vec<_> = local_group(world_size).into_iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no rank panics")).collect()
+    })
+}
+
+fn divided_weights<B: Kernels>() {
+    let quantized = QuantFormat::ALL.map(|format| BaseStorage::Frozen(Format::Quantized(format)));
+    let lora = Some("tiny-llama-lora");
+    let cases = quantized.into_iter().chain([FROZEN]).map(|storage| (lora, storage)).chain([(None, TRAINED)]);
+    for (adapter, storage) in cases {
+        let whole = numbers(&load::<B>("tiny-llama", adapter, storage));
+        for (rank, found) in on_ranks::<B>(2, adapter, storage).into_iter().enumerate() {
+            assert!(found == whole, "rank {rank}, {storage:?}: {found:?} is not {whole:?}");
+        }
+    }
+}
+
+on_every_backend!(weights_that_ranks_divide_give_the_numbers_of_a_whole_model, divided_weights);
