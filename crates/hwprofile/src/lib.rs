@@ -13,6 +13,7 @@ pub mod nvidia;
 pub mod roofline;
 pub mod spec;
 pub mod tuning;
+pub mod usage;
 
 use std::path::Path;
 
