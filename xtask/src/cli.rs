@@ -89,6 +89,9 @@ pub(crate) enum Command {
     /// Compare a model's logits with golden ones
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Verify(PassThrough),
+    /// Write the report of a run folder, one HTML page with plots: `runs/my-run`
+    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
+    Report(PassThrough),
     /// Print the JSON schema of recipes
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Schema(PassThrough),
@@ -157,6 +160,7 @@ impl Command {
             Self::Generate(rest) => ("generate", rest),
             Self::Export(rest) => ("export", rest),
             Self::Verify(rest) => ("verify", rest),
+            Self::Report(rest) => ("report", rest),
             Self::Schema(rest) => ("schema", rest),
             Self::Other(mut words) => {
                 let name = words.remove(0);

@@ -31,7 +31,7 @@ use firebrick_train::run::trace::TraceSteps;
 use firebrick_train::run::verify::{VerifyOptions, verify};
 use firebrick_train::run::{RunOptions, reading_data, run};
 use firebrick_train::state::resume_point::ResumeFrom;
-use firebrick_train::{RunError, with_backend};
+use firebrick_train::{RunError, report, with_backend};
 
 /// glibc returns an operation's megabytes to the system and faults them in again for the next one; that took a quarter of a
 /// CPU step (docs/decisions.md).
@@ -64,6 +64,8 @@ enum Command {
     Export(ExportOptions),
     /// Compare a model's logits with a golden file.
     Verify(Verify),
+    /// Write the report of a run folder: one HTML page with plots, as a run writes it at its end.
+    Report(Report),
     /// Print the JSON schema of recipes.
     Schema,
 }
@@ -246,6 +248,15 @@ struct Bench {
 }
 
 #[derive(Args)]
+struct Report {
+    /// The folder of the run, finished or not, such as runs/my-run.
+    run: PathBuf,
+    /// Write the page here instead of to report.html in that folder.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+#[derive(Args)]
 struct Generate {
     #[command(flatten)]
     weights: Weights,
@@ -321,6 +332,11 @@ fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
         Command::Generate(arguments) => write_text(arguments),
         Command::Export(options) => export(&options).map(|text| Console::VERBOSE.print(&text)).map_err(Into::into),
         Command::Verify(arguments) => compare(arguments),
+        Command::Report(Report { run, out }) => {
+            let path = report::write(&run, out.as_deref())?;
+            Console::VERBOSE.print(&format!("written to {}", path.display()));
+            Ok(())
+        }
         Command::Schema => {
             Console::VERBOSE.print(json_schema().trim_end());
             Ok(())

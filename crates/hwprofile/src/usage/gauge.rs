@@ -107,7 +107,7 @@ pub enum Throttle {
     Thermal,
     /// The hardware halves its clocks: heat, power brake or a draw that rose too fast.
     HardwareSlowdown,
-    /// The power supply asked for less.
+    /// The power supply requested less.
     PowerBrake,
     /// Another card of its group is slower.
     SyncBoost,

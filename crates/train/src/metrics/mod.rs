@@ -7,7 +7,9 @@ mod appended;
 mod jsonl;
 mod memory_meter;
 mod tensorboard;
+mod usage_target;
 
+use firebrick_hwprofile::usage::{Gauge, Usage};
 use serde::{Deserialize, Serialize};
 
 use crate::state::storage::StorageError;
@@ -15,6 +17,7 @@ use crate::state::storage::StorageError;
 pub use jsonl::JsonLines;
 pub use memory_meter::{MemoryMeter, MemorySource};
 pub use tensorboard::EventWriter;
+pub(crate) use usage_target::usage_target;
 
 /// The numbers of one step. In JSON a number that is not finite is `null`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -48,6 +51,39 @@ pub struct StepMetrics {
     /// are slower. On CUDA with several ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub comm_wait_ms: Option<f64>,
+    /// Bytes that the backend's memory pools hold on the device, where no driver reports the memory of the card: on wgpu.
+    #[serde(rename = "allocated", skip_serializing_if = "Option::is_none")]
+    pub allocated_bytes: Option<u64>,
+    /// How busy rank 0's device and process were since the line before; without values after a short step.
+    #[serde(flatten)]
+    pub usage: Usage,
+}
+
+impl StepMetrics {
+    /// Everything as numbers under names, for sinks that plot: `train/loss`, ..., `usage/gpu_util`, ...
+    pub fn scalars(&self) -> Vec<(String, f64)> {
+        let always = [
+            ("loss", self.loss),
+            ("lr", self.learning_rate),
+            ("grad_norm", self.grad_norm),
+            ("loss_tokens", self.loss_tokens as f64),
+            ("tokens_per_s", self.tokens_per_s),
+            ("ms", self.ms),
+            ("memory", self.memory_bytes as f64),
+        ];
+        let sometimes = [
+            ("loss_scale", self.loss_scale),
+            ("restore_wait_ms", self.restore_wait_ms),
+            ("comm_wait_ms", self.comm_wait_ms),
+            ("allocated", self.allocated_bytes.map(|bytes| bytes as f64)),
+        ];
+        let sometimes = sometimes.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        let train = always.into_iter().chain(sometimes).map(|(name, value)| (format!("train/{name}"), value));
+        let usage = self.usage.values().map(|(gauge, value)| (format!("usage/{}", gauge.name()), value));
+        let throttled = if self.usage.throttle().is_empty() { 0.0 } else { 1.0 };
+        let throttled = self.usage.get(Gauge::PowerW).map(|_| ("usage/throttled".to_owned(), throttled));
+        train.chain(usage).chain(throttled).collect()
+    }
 }
 
 /// The numbers of one evaluation.
@@ -74,6 +110,17 @@ impl EvalMetrics {
         let Evaluation { loss, token_accuracy, exact_match } = *evaluation;
         let eval_loss = loss?;
         Some(EvalMetrics { step, eval_loss, perplexity: eval_loss.exp(), token_accuracy, exact_match })
+    }
+
+    /// Everything as numbers under names, for sinks that plot: `eval/loss`, ...
+    pub fn scalars(&self) -> Vec<(String, f64)> {
+        let measured = [
+            ("loss", Some(self.eval_loss)),
+            ("perplexity", Some(self.perplexity)),
+            ("token_accuracy", self.token_accuracy),
+            ("exact_match", self.exact_match),
+        ];
+        measured.into_iter().filter_map(|(name, value)| Some((format!("eval/{name}"), value?))).collect()
     }
 }
 
@@ -250,6 +297,8 @@ mod tests {
             loss_scale: None,
             restore_wait_ms: None,
             comm_wait_ms: None,
+            allocated_bytes: None,
+            usage: Usage::default(),
         }
     }
 

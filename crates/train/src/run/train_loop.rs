@@ -12,12 +12,16 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use firebrick_data::{Batch, Cursor, Loader};
+use firebrick_hwprofile::usage::UsageMonitor;
 use firebrick_kernels::Kernels;
 use firebrick_parallel::Ranks;
 
 use crate::console::{Console, Outcome, Progress, Summary};
 use crate::error::RunError;
-use crate::metrics::{EvalMetrics, Evaluation, EventWriter, JsonLines, MemoryMeter, MetricSinks, StepMetrics};
+use crate::metrics::{
+    EvalMetrics, Evaluation, EventWriter, JsonLines, MemoryMeter, MetricSinks, StepMetrics, usage_target,
+};
+use crate::report;
 use crate::run::assemble;
 use crate::run::device::{dtype_of, head_dim, self_test};
 use crate::run::evaluate::Stage;
@@ -42,6 +46,8 @@ pub(super) struct Run<B: Kernels> {
     interrupt: Interrupt,
     loader: Loader,
     meter: MemoryMeter,
+    /// Of rank 0, which writes the metrics.
+    usage: Option<UsageMonitor>,
     started: Instant,
     wall_before: f64,
     /// Seconds spent in steps by this process, and the tokens they processed.
@@ -101,6 +107,7 @@ impl<B: Kernels> Run<B> {
         Ok(Self {
             loader: assemble::loader(&prepared.plan, prepared.train.clone(), &trainer.ranks, state.cursor),
             meter: MemoryMeter::new(prepared.plan.backend.value, trainer.ranks.local_rank()),
+            usage: trainer.ranks.is_main().then(|| watch_usage(&prepared, trainer.ranks.local_rank(), console)),
             wall_before: state.wall_s,
             prepared,
             folder,
@@ -282,6 +289,7 @@ impl<B: Kernels> Run<B> {
     /// Ends a run that was stopped and saved.
     fn interrupted(mut self) -> Outcome {
         self.sinks.close();
+        self.report();
         Outcome::Interrupted {
             step: self.state.step,
             signal: self.interrupt.signal(),
@@ -347,6 +355,11 @@ impl<B: Kernels> Run<B> {
         self.remember_loss(f64::from(numbers.loss));
         let plan = &self.prepared.plan;
         if step.is_multiple_of(plan.log_every.value) {
+            let usage = self.usage.as_ref().map(UsageMonitor::take).unwrap_or_default();
+            self.usage
+                .iter()
+                .flat_map(UsageMonitor::notes)
+                .for_each(|note| self.console.print(&format!("note: {note}")));
             let waits = plan.offload.value || plan.paged_state_bytes.value > 0;
             self.sinks.step(&StepMetrics {
                 step,
@@ -360,6 +373,8 @@ impl<B: Kernels> Run<B> {
                 loss_scale: numbers.loss_scale.map(f64::from),
                 restore_wait_ms: waits.then_some(f64::from(numbers.restore_wait_ms)),
                 comm_wait_ms: numbers.comm_wait_ms.map(f64::from),
+                allocated_bytes: B::allocated_bytes(self.trainer.model.device()),
+                usage,
             });
         }
         Ok(())
@@ -464,7 +479,19 @@ impl<B: Kernels> Run<B> {
             self.folder.write(&self.folder.summary_json(), &(text + "\n"))?;
         }
         self.console.summary(&summary, plan);
+        self.report();
         Ok(Outcome::Finished(summary))
+    }
+
+    /// Writes the report of the run. A run does not fail for its report.
+    fn report(&self) {
+        if !self.trainer.ranks.is_main() {
+            return;
+        }
+        match report::write(self.folder.path(), None) {
+            Ok(path) => self.console.print(&format!("  report: {}", path.display())),
+            Err(error) => self.console.print(&format!("warning: the report was not written: {error}")),
+        }
     }
 
     /// Prints sample answers and writes the trained weights. Returns their folder.
@@ -495,6 +522,15 @@ fn open_sinks(folder: &RunFolder, resumed: Option<u64>, state: &RunState) -> Res
         report_evaluation(&mut sinks, 0, &state.before);
     }
     Ok(sinks)
+}
+
+/// Starts to sample how busy the device of this rank and this process are.
+fn watch_usage(prepared: &Prepared, local_rank: usize, console: Console) -> UsageMonitor {
+    let (target, note) = usage_target(prepared.plan.backend.value, local_rank);
+    if let Some(note) = note {
+        console.print(&format!("note: {note}"));
+    }
+    UsageMonitor::start(target)
 }
 
 /// Sends an evaluation to the sinks.
