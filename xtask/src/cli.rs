@@ -25,7 +25,7 @@ Options that xtask reads and passes on:
 The backend comes from --backend or --set, else from the recipe's `backend` key, else from the run that --resume names,
 else it is `auto`: cuda if an NVIDIA driver is installed, wgpu on macOS, otherwise flex. `flex` is always compiled in as
 well, so that `auto` can fall back at run time without another build. `plan --for MACHINE` needs no backend and builds flex
-alone; `profile` builds wgpu, which finds the GPUs of every maker.";
+alone, and so does `report`; `profile` builds wgpu, which finds the GPUs of every maker, unless it is to `--measure`.";
 
 const TEST_HELP: &str = "\
 Runs the tests of the whole workspace in one build: every backend is compiled into one set of crates, because Burn built
@@ -71,7 +71,7 @@ pub(crate) enum Command {
     /// Print what a run would do, and why: `--config FILE`, `--set a.b=c`, `--for b200`
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Plan(PassThrough),
-    /// Print what machine this is: `--json`, `--for b200`
+    /// Print what machine this is: `--json`, `--for b200`, `--measure`
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Profile(PassThrough),
     /// Show the data: counts, lengths, packing, sample rows with their masks: `--config FILE`

@@ -14,6 +14,7 @@ table { border-collapse: collapse } td, th { padding: 0.1rem 1rem 0.1rem 0; vert
 td:first-child, td.number { white-space: nowrap } td:last-child { overflow-wrap: anywhere }
 td.bar { width: 24rem; vertical-align: middle } td.bar div { height: 0.8rem; background: var(--bar) }
 td.number, th.number { text-align: right }
+@media (max-width: 50rem) { td.bar { display: none } }
 details { margin: 0.4rem 0 } summary { overflow-wrap: anywhere }
 ";
 

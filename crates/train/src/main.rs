@@ -9,12 +9,13 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use firebrick_hwprofile::measure::ProcessClock;
+use firebrick_hwprofile::peaks::cache_folder;
 use firebrick_hwprofile::spec::UnknownMachine;
 use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
 use firebrick_kernels::{BackendKind, BaseStorage};
 use firebrick_parallel::{Placement, Ranks};
 use firebrick_precision::{Format, QuantFormat};
-use firebrick_train::bench::{BenchOptions, bench};
+use firebrick_train::bench::{BenchOptions, bench, measure_peaks};
 use firebrick_train::config::{BackendChoice, EvalConfig, RunConfig, compute, json_schema};
 use firebrick_train::console::{Console, Outcome, error_message};
 use firebrick_train::export::{ExportOptions, export};
@@ -174,6 +175,12 @@ struct Profile {
     /// Describe this machine of the table instead of the one at hand.
     #[arg(long = "for", value_name = "MACHINE", value_parser = machine)]
     machine: Option<&'static AcceleratorSpec>,
+    /// Time large matrix multiplications of each format and copies, and keep the rates for the plans of this machine.
+    #[arg(long, conflicts_with = "machine")]
+    measure: bool,
+    /// The backend to measure: auto, cuda, wgpu, candle or flex.
+    #[arg(long, default_value_t, requires = "measure")]
+    backend: BackendChoice,
 }
 
 /// The row of a machine that was typed.
@@ -388,9 +395,24 @@ fn plan(arguments: &PlanArguments) -> anyhow::Result<()> {
 }
 
 fn profile(arguments: &Profile) -> anyhow::Result<()> {
-    let profile = arguments.machine.map_or_else(HardwareProfile::detect_with_adapters, HardwareProfile::of_machine);
+    let mut profile = arguments.machine.map_or_else(HardwareProfile::detect_with_adapters, HardwareProfile::of_machine);
+    if arguments.measure {
+        measure(&mut profile, arguments.backend)?;
+    }
     let text = if arguments.json { serde_json::to_string_pretty(&profile)? } else { profile.to_string() };
     Console::VERBOSE.print(text.trim_end_matches('\n'));
+    Ok(())
+}
+
+/// Measures the peaks of a backend here, keeps them, and puts them into the profile.
+fn measure(profile: &mut HardwareProfile, choice: BackendChoice) -> anyhow::Result<()> {
+    let backend = choose_backend(choice, profile)?.value;
+    let peaks = measure_peaks(backend, profile, &warn)?;
+    let folder = cache_folder().context("there is no cache folder to keep the peaks in: set HOME or XDG_CACHE_HOME")?;
+    let path = peaks.save(&folder).with_context(|| format!("cannot write to {}", folder.display()))?;
+    warn(&format!("kept in {}", path.display()));
+    profile.measured.retain(|kept| (&kept.backend, &kept.device) != (&peaks.backend, &peaks.device));
+    profile.measured.push(peaks);
     Ok(())
 }
 

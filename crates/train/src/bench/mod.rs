@@ -7,6 +7,7 @@
 mod measure;
 mod options;
 mod peaks;
+mod probe;
 mod report;
 mod synthetic;
 mod trace;
@@ -29,6 +30,7 @@ use crate::with_backend;
 use measure::{Case, Measured, measure};
 pub use options::BenchOptions;
 pub use peaks::Peaks;
+pub use probe::measure_peaks;
 pub use report::{BenchReport, Spread, Utilization};
 pub use trace::{OperationTime, StepTrace};
 

@@ -24,6 +24,9 @@ svg { display: block; width: 100%; height: auto; font: 11px sans-serif } svg tex
 /// Points per line, at most; more are averaged.
 const MAX_POINTS: usize = 400;
 
+/// Lines of so few points have dots, as evaluations between steps.
+const DOTTED: usize = 40;
+
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 240.0;
 const LEFT: f64 = 62.0;
@@ -265,15 +268,18 @@ fn line(out: &mut String, scale: &Scale, index: usize, name: &str, parts: &[Part
     let mean: Vec<String> = parts.iter().map(|part| point(part.x, part.mean)).collect();
     let last = parts.last().map_or(f64::NAN, |part| part.mean);
     let name = escape(name);
-    if let [only] = parts {
-        let (x, y) = (scale.x(only.x), scale.y(only.mean));
-        write(
-            out,
-            format_args!(
-                "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"var(--line{color})\"><title>{name}: {}</title></circle>\n",
-                short(last)
-            ),
-        );
+    if parts.len() <= DOTTED {
+        for part in parts {
+            let (x, y, value) = (scale.x(part.x), scale.y(part.mean), short(part.mean));
+            write(
+                out,
+                format_args!(
+                    "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.5\" fill=\"var(--line{color})\"><title>{name}: {value}</title></circle>\n"
+                ),
+            );
+        }
+    }
+    if parts.len() == 1 {
         return;
     }
     write(
