@@ -6,6 +6,7 @@
 mod appended;
 mod jsonl;
 mod memory_meter;
+mod mlflow;
 mod tensorboard;
 mod usage_target;
 
@@ -16,6 +17,7 @@ use crate::state::storage::StorageError;
 
 pub use jsonl::JsonLines;
 pub use memory_meter::{MemoryMeter, MemorySource};
+pub use mlflow::{Mlflow, MlflowError, MlflowSection};
 pub use tensorboard::EventWriter;
 pub(crate) use usage_target::usage_target;
 
@@ -135,6 +137,17 @@ pub struct Evaluation {
     pub exact_match: Option<f64>,
 }
 
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunEnd {
+    /// All steps were taken.
+    Finished,
+    /// A signal came; the run can be resumed.
+    Interrupted,
+    /// An error ended it.
+    Failed,
+}
+
 /// A place where metrics go.
 pub trait MetricSink {
     /// Takes the numbers of a step.
@@ -154,6 +167,9 @@ pub trait MetricSink {
     /// # Errors
     /// [`StorageError`] if the disk refuses.
     fn flush(&mut self) -> Result<(), StorageError>;
+
+    /// Learns how the run ended; no numbers come after that. A sink that is dropped without this belongs to a run that failed.
+    fn end(&mut self, _how: RunEnd) {}
 
     /// Shows what the run is doing besides steps, if this is what the user looks at.
     fn activity(&mut self, _what: &str) {}
@@ -203,8 +219,9 @@ impl MetricSinks {
         self.sinks.iter_mut().for_each(|entry| entry.sink.activity(what));
     }
 
-    /// Closes every sink.
-    pub fn close(&mut self) {
+    /// Closes every sink of a run that ended so.
+    pub fn close(&mut self, how: RunEnd) {
+        self.sinks.iter_mut().for_each(|entry| entry.sink.end(how));
         self.sinks.clear();
     }
 

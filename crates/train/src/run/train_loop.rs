@@ -19,8 +19,10 @@ use firebrick_parallel::Ranks;
 use crate::console::{Console, Outcome, Progress, Summary};
 use crate::error::RunError;
 use crate::metrics::{
-    EvalMetrics, Evaluation, EventWriter, JsonLines, MemoryMeter, MetricSinks, StepMetrics, usage_target,
+    EvalMetrics, Evaluation, EventWriter, JsonLines, MemoryMeter, MetricSinks, Mlflow, RunEnd, StepMetrics,
+    usage_target,
 };
+use crate::plan::Plan;
 use crate::report;
 use crate::run::assemble;
 use crate::run::device::{dtype_of, head_dim, self_test};
@@ -99,8 +101,11 @@ impl<B: Kernels> Run<B> {
         let mut trainer = load::<B>(&prepared, ranks, console, &device)?;
         let weights = SavedWeights { adapter: plan.lora.value.clone(), companions: prepared.companions.clone() };
         let Start { folder, state, resumed } = Start::new(place, &prepared, &mut trainer, &weights, console)?;
-        let mut sinks =
-            if trainer.ranks.is_main() { open_sinks(&folder, resumed, &state)? } else { MetricSinks::default() };
+        let mut sinks = if trainer.ranks.is_main() {
+            open_sinks(&folder, resumed, &state, &prepared.plan)?
+        } else {
+            MetricSinks::default()
+        };
         if console.verbose {
             sinks.push(Progress::start(prepared.plan.steps.value, state.step));
         }
@@ -288,7 +293,7 @@ impl<B: Kernels> Run<B> {
 
     /// Ends a run that was stopped and saved.
     fn interrupted(mut self) -> Outcome {
-        self.sinks.close();
+        self.sinks.close(RunEnd::Interrupted);
         self.report();
         Outcome::Interrupted {
             step: self.state.step,
@@ -455,7 +460,7 @@ impl<B: Kernels> Run<B> {
         let Some(after) = self.evaluation()? else { return Ok(self.interrupted()) };
         report_evaluation(&mut self.sinks, self.state.step, &after);
         self.sinks.flush();
-        self.sinks.close();
+        self.sinks.close(RunEnd::Finished);
         let plan = &self.prepared.plan;
         let is_main = self.trainer.ranks.is_main();
         let weights = if is_main { self.results()? } else { PathBuf::new() };
@@ -514,10 +519,19 @@ fn mean(values: &[f64]) -> Option<f64> {
 }
 
 /// The files of metrics, with the evaluation before the first step if that comes next.
-fn open_sinks(folder: &RunFolder, resumed: Option<u64>, state: &RunState) -> Result<MetricSinks, RunError> {
+fn open_sinks(
+    folder: &RunFolder,
+    resumed: Option<u64>,
+    state: &RunState,
+    plan: &Plan,
+) -> Result<MetricSinks, RunError> {
     let mut sinks = MetricSinks::default();
     sinks.push(JsonLines::open(&folder.metrics_jsonl(), resumed)?);
     sinks.push(EventWriter::create(&folder.tensorboard(), resumed)?);
+    if let Some(target) = &plan.mlflow {
+        let note = folder.path().join("mlflow.json");
+        sinks.push(Mlflow::start(&target.value, folder.name(), &plan.parameters(), &note, resumed.is_some())?);
+    }
     if resumed.is_none() {
         report_evaluation(&mut sinks, 0, &state.before);
     }
