@@ -1,6 +1,6 @@
 //! `[mlflow]`: what a tracking server gets of a run, over MLflow's REST API as a small server here speaks it.
 //!
-//! Trade-off: the server answers as the API's reference says; a run against MLflow's own server was made by hand (docs/interoperability.md).
+//! Trade-off: the server answers as the API's reference says; MLflow's own server was not tried.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
