@@ -25,7 +25,7 @@ Options that xtask reads and passes on:
 The backend comes from --backend or --set, else from the recipe's `backend` key, else from the run that --resume names,
 else it is `auto`: cuda if an NVIDIA driver is installed, wgpu on macOS, otherwise flex. `flex` is always compiled in as
 well, so that `auto` can fall back at run time without another build. `plan --for MACHINE` needs no backend and builds flex
-alone; `profile` builds wgpu, which finds the GPUs of every maker.";
+alone, and so does `report`; `profile` builds wgpu, which finds the GPUs of every maker, unless it is to `--measure`.";
 
 /// What `bench-matrix` does differently.
 const MATRIX_HELP: &str = "\
@@ -79,7 +79,7 @@ pub(crate) enum Command {
     /// Print what a run would do, and why: `--config FILE`, `--set a.b=c`, `--for b200`
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Plan(PassThrough),
-    /// Print what machine this is: `--json`, `--for b200`
+    /// Print what machine this is: `--json`, `--for b200`, `--measure`
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Profile(PassThrough),
     /// Show the data: counts, lengths, packing, sample rows with their masks: `--config FILE`
@@ -100,6 +100,9 @@ pub(crate) enum Command {
     /// Compare a model's logits with golden ones
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Verify(PassThrough),
+    /// Write the report of a run folder, one HTML page with plots: `runs/my-run`
+    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
+    Report(PassThrough),
     /// Print the JSON schema of recipes
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Schema(PassThrough),
@@ -169,6 +172,7 @@ impl Command {
             Self::Generate(rest) => ("generate", rest),
             Self::Export(rest) => ("export", rest),
             Self::Verify(rest) => ("verify", rest),
+            Self::Report(rest) => ("report", rest),
             Self::Schema(rest) => ("schema", rest),
             Self::Other(mut words) => {
                 let name = words.remove(0);

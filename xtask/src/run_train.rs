@@ -134,7 +134,10 @@ fn without_a_device(args: &[String]) -> Option<(&'static str, &'static str)> {
     let is_for = |word: &String| word == "--for" || word.starts_with("--for=");
     match args.first().map(String::as_str) {
         Some("plan" | "profile") if args.iter().any(is_for) => Some(("flex", "--for")),
+        // What is measured is what --backend says, or what a run would use.
+        Some("profile") if args.iter().any(|word| word == "--measure") => None,
         Some("profile") => Some(("wgpu", "profile")),
+        Some("report") => Some(("flex", "report")),
         _ => None,
     }
 }

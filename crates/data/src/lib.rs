@@ -53,6 +53,6 @@ pub use record_format::{Chat, Fields, RecordFormat, RecordFormatError, Row, Turn
 pub use selection::TrainOn;
 pub use source::{
     ContentKeys, FileFormat, Hub, HubSettings, MAX_RECORD_BYTES, Mix, MixUntil, MixedRecords, Mixture, Record, Records,
-    Source, SourceError, SourceSpec, TextDocument,
+    Source, SourceError, SourceSpec, TextDocument, http_agent,
 };
 pub use tokenizer::Tokenizer;

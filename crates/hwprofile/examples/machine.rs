@@ -1,16 +1,37 @@
-//! Prints what this machine is, or with `--record` what NVML says about it, as the recordings in `tests/recorded` hold it.
+//! Prints what this machine is; with `--record` what NVML says about it, as the recordings in `tests/recorded` hold it; with `--watch` how
+//! busy its first accelerator is, ten times.
 //!
 //! Trade-off: identifiers of cards are printed as they are; replace them before a recording is kept.
 #![allow(clippy::print_stdout, reason = "an example talks to its terminal")]
 
+use std::time::Duration;
+
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::nvidia::describe_this_machine;
+use firebrick_hwprofile::usage::{UsageMonitor, UsageTarget};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     if std::env::args().any(|argument| argument == "--record") {
         println!("{}", serde_json::to_string_pretty(&describe_this_machine()?)?);
+    } else if std::env::args().any(|argument| argument == "--watch") {
+        watch()?;
     } else {
         print!("{}", HardwareProfile::detect_with_adapters());
     }
+    Ok(())
+}
+
+/// Prints ten readings of the first accelerator and of this process, what could not be sampled, and what sampling cost.
+fn watch() -> Result<(), serde_json::Error> {
+    let machine = HardwareProfile::detect();
+    let target = machine.gpus.first().and_then(UsageTarget::of).unwrap_or_default();
+    let monitor = UsageMonitor::start(target);
+    for _ in 0..10 {
+        std::thread::sleep(Duration::from_secs(1));
+        println!("{}", serde_json::to_string(&monitor.take())?);
+    }
+    monitor.notes().iter().for_each(|note| println!("note: {note}"));
+    let (samples, took) = monitor.cost();
+    println!("{samples} samples took {took:?}");
     Ok(())
 }

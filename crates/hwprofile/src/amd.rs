@@ -3,7 +3,7 @@
 //! Trade-off: ROCm's own variables that hide cards (`ROCR_VISIBLE_DEVICES`) are not read, because no backend here uses ROCm.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::gpu::{Gpu, Pcie};
 use crate::spec::{AcceleratorSpec, Maker};
@@ -20,6 +20,13 @@ const DEVICES: [(u32, &str); 3] =
 
 /// The cards below a folder like [`SYSFS`], in the order of their numbers.
 pub(crate) fn detect(root: &Path, notes: &mut Vec<String>) -> Vec<Gpu> {
+    let cards = folders(root);
+    let indexed = cards.iter().zip(0u32..);
+    indexed.filter_map(|((number, device), index)| card(device, *number, index, notes)).collect()
+}
+
+/// Numbers and folders of AMD's cards, in the order of their numbers.
+pub(crate) fn folders(root: &Path) -> Vec<(u32, PathBuf)> {
     let Ok(entries) = fs::read_dir(root) else { return Vec::new() };
     let number = |name: &str| name.strip_prefix("card")?.parse::<u32>().ok();
     let mut cards: Vec<_> = entries
@@ -28,8 +35,7 @@ pub(crate) fn detect(root: &Path, notes: &mut Vec<String>) -> Vec<Gpu> {
         .filter(|(_, device)| hex(device, "vendor") == Some(AMD))
         .collect();
     cards.sort_unstable_by_key(|(number, _)| *number);
-    let indexed = cards.iter().zip(0u32..);
-    indexed.filter_map(|((number, device), index)| card(device, *number, index, notes)).collect()
+    cards
 }
 
 fn card(device: &Path, number: u32, index: u32, notes: &mut Vec<String>) -> Option<Gpu> {
@@ -66,8 +72,12 @@ fn name(device: &Path) -> String {
 
 /// `hwmon/hwmon*/power1_cap`, in microwatts.
 fn power_limit(device: &Path) -> Option<f64> {
-    let monitors = fs::read_dir(device.join("hwmon")).ok()?;
-    monitors.flatten().find_map(|monitor| integer(&monitor.path(), "power1_cap")).map(|limit| limit as f64 / 1e6)
+    monitors(device).find_map(|monitor| integer(&monitor, "power1_cap")).map(|limit| limit as f64 / 1e6)
+}
+
+/// The folders of a card's sensors.
+pub(crate) fn monitors(device: &Path) -> impl Iterator<Item = PathBuf> {
+    fs::read_dir(device.join("hwmon")).into_iter().flatten().flatten().map(|monitor| monitor.path())
 }
 
 /// `max_link_speed` is like `32.0 GT/s PCIe`, `max_link_width` like `16`.
@@ -88,7 +98,7 @@ fn text(folder: &Path, file: &str) -> Option<String> {
     fs::read_to_string(folder.join(file)).ok().map(|text| text.trim().to_owned())
 }
 
-fn integer(folder: &Path, file: &str) -> Option<u64> {
+pub(crate) fn integer(folder: &Path, file: &str) -> Option<u64> {
     text(folder, file)?.parse().ok()
 }
 

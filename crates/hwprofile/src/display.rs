@@ -5,6 +5,7 @@
 use std::fmt;
 
 use crate::memory::human_bytes;
+use crate::peaks::MeasuredPeaks;
 use crate::spec::{AcceleratorSpec, HardwareKind, MathFormat};
 use crate::tuning::get_optimal_config;
 use crate::{Cpu, Gpu, HardwareProfile};
@@ -25,6 +26,9 @@ impl fmt::Display for HardwareProfile {
         }
         for adapter in &self.adapters {
             writeln!(formatter, "adapter        {} through {}, {:?}", adapter.name, adapter.interface, adapter.kind)?;
+        }
+        for peaks in &self.measured {
+            writeln!(formatter, "measured       {}", measured(peaks))?;
         }
         writeln!(formatter, "tuning         {}", tuning(self))?;
         for note in &self.notes {
@@ -87,6 +91,19 @@ fn peaks(spec: &AcceleratorSpec) -> String {
         rates.join(", "),
         spec.bandwidth_tb_s.value,
         spec.rates.bf16.source()
+    )
+}
+
+fn measured(peaks: &MeasuredPeaks) -> String {
+    let rates: Vec<String> =
+        peaks.gemms.iter().map(|gemm| format!("{} {:.3}", gemm.format.name(), gemm.tflops)).collect();
+    format!(
+        "{} on {}: GEMMs of {} {} TFLOP/s, copies {:.3} TB/s",
+        peaks.backend,
+        peaks.device,
+        peaks.gemm_size,
+        rates.join(", "),
+        peaks.copy_tb_s
     )
 }
 

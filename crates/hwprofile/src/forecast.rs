@@ -14,8 +14,9 @@
 
 use serde::Serialize;
 
+use crate::peaks::MeasuredPeaks;
 use crate::roofline::{Rates, RooflineTime, Work};
-use crate::spec::{AcceleratorSpec, MathFormat};
+use crate::spec::{AcceleratorSpec, Link, MathFormat};
 
 /// Rate of attention, forward and backward, over that of plain GEMMs: cuDNN was measured at 490 TFLOP/s where cuBLASLt reached 735.
 pub const ATTENTION_SHARE: f64 = 490.0 / 735.0;
@@ -84,22 +85,53 @@ pub struct StepTime {
 }
 
 impl StepTime {
+    /// As [`of`](Self::of), on an accelerator whose rates were measured: `upper` counts with these, arithmetic and memory alike, and
+    /// `lower` with the maker's peaks, or with the measured ones where those are higher or nothing is known of the accelerator.
+    pub fn at_measured(
+        work: &Work,
+        host_bytes: f64,
+        spec: Option<&AcceleratorSpec>,
+        format: MathFormat,
+        measured: &MeasuredPeaks,
+    ) -> Option<Self> {
+        let reached = measured.rates(format, ATTENTION_SHARE)?;
+        let without_share = measured.rates(format, 1.0)?;
+        let best = spec
+            .and_then(|spec| Rates::of_spec(spec, format))
+            .map_or(without_share, |peak| peak.or_faster(without_share));
+        let host_link = spec.and_then(|spec| spec.host_link);
+        let share = reached.matmul_flops_per_s / best.matmul_flops_per_s;
+        Some(Self::between(work, host_bytes, host_link, best, reached, share))
+    }
+
     /// The time of `work` in `format` on an accelerator, with `host_bytes` copied to or from the host. `None`: it does not multiply that
     /// format.
     pub fn of(work: &Work, host_bytes: f64, spec: &AcceleratorSpec, format: MathFormat) -> Option<Self> {
         let peak = Rates::of_spec(spec, format)?;
         let (share, _) = spec.sustained_share();
-        let best = RooflineTime::of(work, &peak);
-        let sustained = RooflineTime::of(work, &peak.at_shares(share, share * FP8_SHARE, share * ATTENTION_SHARE));
+        let sustained = peak.at_shares(share, share * FP8_SHARE, share * ATTENTION_SHARE);
+        Some(Self::between(work, host_bytes, spec.host_link, peak, sustained, share))
+    }
+
+    /// From the time at the best rates with everything overlapping to that at the reached ones with nothing.
+    fn between(
+        work: &Work,
+        host_bytes: f64,
+        host_link: Option<Link>,
+        best: Rates,
+        reached: Rates,
+        sustained_share: f64,
+    ) -> Self {
+        let (best, reached) = (RooflineTime::of(work, &best), RooflineTime::of(work, &reached));
         // A link's figure counts both directions.
-        let t_host = spec.host_link.map_or(0.0, |link| host_bytes / (link.gb_s.value * 1e9 / 2.0));
-        let seconds = Range { lower: best.lower().max(t_host), upper: ALLOWANCE * (sustained.upper() + t_host) };
+        let t_host = host_link.map_or(0.0, |link| host_bytes / (link.gb_s.value * 1e9 / 2.0));
+        let seconds = Range { lower: best.lower().max(t_host), upper: ALLOWANCE * (reached.upper() + t_host) };
         let bound = match seconds.lower {
             lower if lower == best.t_math => StepBound::Math,
             lower if lower == best.t_memory => StepBound::Memory,
             _ => StepBound::HostLink,
         };
-        Some(Self { seconds, t_math: best.t_math, t_memory: best.t_memory, t_host, sustained_share: share, bound })
+        Self { seconds, t_math: best.t_math, t_memory: best.t_memory, t_host, sustained_share, bound }
     }
 }
 
@@ -132,6 +164,7 @@ impl RunCost {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::peaks::MeasuredGemm;
 
     fn h100() -> &'static AcceleratorSpec {
         AcceleratorSpec::named("h100").unwrap()
@@ -148,6 +181,29 @@ mod tests {
         let offloaded = StepTime::of(&work, 128e9, h100(), MathFormat::Bf16).unwrap();
         assert_eq!((offloaded.t_host, offloaded.bound), (2.0, StepBound::HostLink));
         assert!((offloaded.seconds.upper - step.seconds.upper - 2.0 * ALLOWANCE).abs() < 1e-9);
+    }
+
+    #[test]
+    fn measured_rates_bound_a_step_from_above_and_documents_from_below() {
+        let measured = MeasuredPeaks {
+            backend: "cuda".to_owned(),
+            device: "H100".to_owned(),
+            driver: "1".to_owned(),
+            measured_at: 0,
+            gemm_size: 8192,
+            gemms: vec![MeasuredGemm { format: MathFormat::Bf16, tflops: 494.7 }],
+            copy_tb_s: 1.675,
+        };
+        let work = Work { matmul_flops: 989.4e12, fp8_flops: 0.0, attention_flops: 0.0, bytes: 3.35e12 };
+        let step = StepTime::at_measured(&work, 0.0, Some(h100()), MathFormat::Bf16, &measured).unwrap();
+        assert!(
+            (step.seconds.lower - 1.0).abs() < 1e-9 && (step.seconds.upper - ALLOWANCE * 4.0).abs() < 1e-9,
+            "{step:?}"
+        );
+        assert!((step.sustained_share - 0.5).abs() < 1e-9);
+        let unknown = StepTime::at_measured(&work, 0.0, None, MathFormat::Bf16, &measured).unwrap();
+        assert!((unknown.seconds.lower - 2.0).abs() < 1e-9, "nothing faster is known: {unknown:?}");
+        assert!(StepTime::at_measured(&work, 0.0, Some(h100()), MathFormat::F32, &measured).is_none());
     }
 
     #[test]

@@ -11,14 +11,18 @@ pub mod measure;
 pub mod memory;
 mod numa;
 pub mod nvidia;
+pub mod peaks;
 pub mod roofline;
 pub mod scaling;
 pub mod spec;
 pub mod tuning;
+pub mod usage;
 
 use std::path::Path;
 
 use serde::Serialize;
+
+use peaks::MeasuredPeaks;
 
 pub use adapter::{Adapter, AdapterKind};
 pub use cpu::{Cache, Cpu, SimdLevel};
@@ -39,6 +43,8 @@ pub struct HardwareProfile {
     pub gpus: Vec<Gpu>,
     /// wgpu's adapters, where they were requested.
     pub adapters: Vec<Adapter>,
+    /// Peaks that were measured on this machine before, of its present devices and drivers.
+    pub measured: Vec<MeasuredPeaks>,
     /// What could not be found out, and why; in sentences to print.
     pub notes: Vec<String>,
 }
@@ -60,7 +66,21 @@ impl HardwareProfile {
         let (cpu, memory) = (host::cpu(&mut notes), host::memory(&mut notes));
         let mut gpus = nvidia::detect(&mut notes);
         gpus.extend(amd::detect(Path::new(amd::SYSFS), &mut notes));
-        Self { named: None, cpu, memory, gpus, adapters: Vec::new(), notes }
+        Self { named: None, cpu, memory, gpus, adapters: Vec::new(), measured: Vec::new(), notes }.with_measured_peaks()
+    }
+
+    /// The same profile with the peaks that were kept of its devices.
+    fn with_measured_peaks(mut self) -> Self {
+        self.measured =
+            peaks::cache_folder().map_or_else(Vec::new, |folder| MeasuredPeaks::load_all(&folder, &mut self.notes));
+        let kept = std::mem::take(&mut self.measured);
+        self.measured = kept.into_iter().filter(|peaks| peaks.is_of(&self)).collect();
+        self
+    }
+
+    /// The peaks that a backend reached on a device, if they were measured. On a processor `device` is its [`peaks::processor_key`].
+    pub fn measured_peaks(&self, backend: &str, device: &str) -> Option<&MeasuredPeaks> {
+        self.measured.iter().find(|peaks| peaks.backend == backend && peaks.device == device)
     }
 
     /// As [`detect`](Self::detect), with wgpu's adapters, through which Apple's and other GPUs are found. Loads the graphics drivers,
@@ -69,6 +89,10 @@ impl HardwareProfile {
         let mut profile = Self::detect();
         profile.adapters = adapter::adapters();
         adapter::add(&mut profile.gpus, &profile.adapters, profile.memory, &mut profile.notes);
+        // Notes about unreadable files were made by `detect`.
+        let known = profile.notes.len();
+        let mut profile = profile.with_measured_peaks();
+        profile.notes.truncate(known);
         profile
     }
 
@@ -80,6 +104,7 @@ impl HardwareProfile {
             memory: Memory { total_bytes: memory_bytes, available_bytes: memory_bytes },
             gpus,
             adapters: Vec::new(),
+            measured: Vec::new(),
             notes: Vec::new(),
         }
     }

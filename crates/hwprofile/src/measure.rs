@@ -29,11 +29,13 @@ impl ProcessClock {
     }
 }
 
+/// `USER_HZ`, which is 100 on every architecture that Rust's standard library is built for.
+#[cfg(target_os = "linux")]
+const TICKS_PER_SECOND: f64 = 100.0;
+
 /// Time since the system started this process: `/proc/uptime` less field 22 of `/proc/self/stat` (proc_pid_stat(5)).
 #[cfg(target_os = "linux")]
 fn process_age() -> Option<Duration> {
-    /// `USER_HZ`, which is 100 on every architecture that Rust's standard library is built for.
-    const TICKS_PER_SECOND: f64 = 100.0;
     let uptime: f64 = std::fs::read_to_string("/proc/uptime").ok()?.split_whitespace().next()?.parse().ok()?;
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
     // Field 2 is the command in brackets and may contain spaces: fields are counted after it, starting with field 3.
@@ -43,6 +45,21 @@ fn process_age() -> Option<Duration> {
 
 #[cfg(not(target_os = "linux"))]
 fn process_age() -> Option<Duration> {
+    None
+}
+
+/// Seconds of processor time of all threads of this process: fields 14 and 15 of `/proc/self/stat`. `None` on other systems.
+#[cfg(target_os = "linux")]
+pub fn process_cpu_seconds() -> Option<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(14 - 3);
+    let mut ticks = || fields.next()?.parse::<f64>().ok();
+    Some((ticks()? + ticks()?) / TICKS_PER_SECOND)
+}
+
+/// Seconds of processor time of all threads of this process. `None`: only Linux is asked.
+#[cfg(not(target_os = "linux"))]
+pub fn process_cpu_seconds() -> Option<f64> {
     None
 }
 

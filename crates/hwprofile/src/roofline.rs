@@ -52,6 +52,17 @@ impl Rates {
         })
     }
 
+    /// The higher of each of two rates, as what no implementation exceeds.
+    pub fn or_faster(self, other: Self) -> Self {
+        Self {
+            matmul_flops_per_s: self.matmul_flops_per_s.max(other.matmul_flops_per_s),
+            fp8_flops_per_s: self.fp8_flops_per_s.max(other.fp8_flops_per_s),
+            attention_flops_per_s: self.attention_flops_per_s.max(other.attention_flops_per_s),
+            bytes_per_s: self.bytes_per_s.max(other.bytes_per_s),
+            source: self.source,
+        }
+    }
+
     /// These rates with a share of each kind of arithmetic.
     pub fn at_shares(self, matmul: f64, fp8: f64, attention: f64) -> Self {
         Self {

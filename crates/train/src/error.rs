@@ -71,6 +71,9 @@ pub enum RunError {
         /// What would make it work.
         install: &'static str,
     },
+    /// A tracking server that does not take the run.
+    #[error(transparent)]
+    Mlflow(#[from] crate::metrics::MlflowError),
     /// 8-bit floats where there are none.
     #[error("compute = \"fp8\": {reason}. Write compute = \"bfloat16\"")]
     NoFp8 {

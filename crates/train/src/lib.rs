@@ -5,9 +5,11 @@ pub mod config;
 pub mod console;
 pub mod error;
 pub mod export;
+mod html;
 pub mod inspect;
 pub mod metrics;
 pub mod plan;
+pub mod report;
 pub mod run;
 pub mod state;
 

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use firebrick_hwprofile::measure::ProcessClock;
+use firebrick_hwprofile::peaks::cache_folder;
 use firebrick_hwprofile::spec::UnknownMachine;
 use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
 use firebrick_kernels::{BackendKind, BaseStorage};
@@ -16,7 +17,7 @@ use firebrick_parallel::{Placement, Ranks};
 use firebrick_precision::{Format, QuantFormat};
 #[cfg(feature = "flex")]
 use firebrick_train::bench::matrix::{MatrixOptions, bench_matrix};
-use firebrick_train::bench::{BenchOptions, bench};
+use firebrick_train::bench::{BenchOptions, bench, measure_peaks};
 use firebrick_train::config::{BackendChoice, EvalConfig, RunConfig, compute, json_schema};
 use firebrick_train::console::{Console, Outcome, error_message};
 use firebrick_train::export::{ExportOptions, export};
@@ -33,7 +34,7 @@ use firebrick_train::run::trace::TraceSteps;
 use firebrick_train::run::verify::{VerifyOptions, verify};
 use firebrick_train::run::{RunOptions, reading_data, run};
 use firebrick_train::state::resume_point::ResumeFrom;
-use firebrick_train::{RunError, with_backend};
+use firebrick_train::{RunError, report, with_backend};
 
 /// glibc returns an operation's megabytes to the system and faults them in again for the next one; that took a quarter of a
 /// CPU step (docs/decisions.md).
@@ -69,6 +70,8 @@ enum Command {
     Export(ExportOptions),
     /// Compare a model's logits with a golden file.
     Verify(Verify),
+    /// Write the report of a run folder: one HTML page with plots, as a run writes it at its end.
+    Report(Report),
     /// Print the JSON schema of recipes.
     Schema,
 }
@@ -177,6 +180,12 @@ struct Profile {
     /// Describe this machine of the table instead of the one at hand.
     #[arg(long = "for", value_name = "MACHINE", value_parser = machine)]
     machine: Option<&'static AcceleratorSpec>,
+    /// Time large matrix multiplications of each format and copies, and keep the rates for the plans of this machine.
+    #[arg(long, conflicts_with = "machine")]
+    measure: bool,
+    /// The backend to measure: auto, cuda, wgpu, candle or flex.
+    #[arg(long, default_value_t, requires = "measure")]
+    backend: BackendChoice,
 }
 
 /// The row of a machine that was typed.
@@ -258,6 +267,15 @@ struct BenchMatrix {
 }
 
 #[derive(Args)]
+struct Report {
+    /// The folder of the run, finished or not, such as runs/my-run.
+    run: PathBuf,
+    /// Write the page here instead of to report.html in that folder.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+#[derive(Args)]
 struct Generate {
     #[command(flatten)]
     weights: Weights,
@@ -335,6 +353,11 @@ fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
         Command::Generate(arguments) => write_text(arguments),
         Command::Export(options) => export(&options).map(|text| Console::VERBOSE.print(&text)).map_err(Into::into),
         Command::Verify(arguments) => compare(arguments),
+        Command::Report(Report { run, out }) => {
+            let path = report::write(&run, out.as_deref())?;
+            Console::VERBOSE.print(&format!("written to {}", path.display()));
+            Ok(())
+        }
         Command::Schema => {
             Console::VERBOSE.print(json_schema().trim_end());
             Ok(())
@@ -386,9 +409,24 @@ fn plan(arguments: &PlanArguments) -> anyhow::Result<()> {
 }
 
 fn profile(arguments: &Profile) -> anyhow::Result<()> {
-    let profile = arguments.machine.map_or_else(HardwareProfile::detect_with_adapters, HardwareProfile::of_machine);
+    let mut profile = arguments.machine.map_or_else(HardwareProfile::detect_with_adapters, HardwareProfile::of_machine);
+    if arguments.measure {
+        measure(&mut profile, arguments.backend)?;
+    }
     let text = if arguments.json { serde_json::to_string_pretty(&profile)? } else { profile.to_string() };
     Console::VERBOSE.print(text.trim_end_matches('\n'));
+    Ok(())
+}
+
+/// Measures the peaks of a backend here, keeps them, and puts them into the profile.
+fn measure(profile: &mut HardwareProfile, choice: BackendChoice) -> anyhow::Result<()> {
+    let backend = choose_backend(choice, profile)?.value;
+    let peaks = measure_peaks(backend, profile, &warn)?;
+    let folder = cache_folder().context("there is no cache folder to keep the peaks in: set HOME or XDG_CACHE_HOME")?;
+    let path = peaks.save(&folder).with_context(|| format!("cannot write to {}", folder.display()))?;
+    warn(&format!("kept in {}", path.display()));
+    profile.measured.retain(|kept| (&kept.backend, &kept.device) != (&peaks.backend, &peaks.device));
+    profile.measured.push(peaks);
     Ok(())
 }
 

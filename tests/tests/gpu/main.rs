@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use burn_tensor::DType;
 use firebrick_arch::{AttentionSpec, LoraConfig, MlpSpec, RopeScaling, TargetModules};
 use firebrick_data::{Batch, IGNORE_INDEX};
+use firebrick_hwprofile::HardwareProfile;
 use firebrick_kernels::backends::cuda::refuse_cudnn;
 use firebrick_kernels::backends::{BackendKind, Cuda, Flex};
 use firebrick_kernels::{GemmFormat, GradientMap, GradientSink, Kernels};
@@ -19,6 +20,7 @@ use firebrick_tests::{
     FAMILIES, FROZEN, Golden, NEW, NF4, TRAINED, finish, finish_traced, fixture, host, host_gradients, load,
     loss_and_gradients, metrics, packed, preference_loss, recipe, relative_difference, snapshot, step_losses, upload,
 };
+use firebrick_train::bench::measure_peaks;
 use firebrick_train::run::trace::TraceSteps;
 use tempfile::tempdir;
 
@@ -523,4 +525,49 @@ fn changing_a_document_changes_nothing_of_its_neighbors_on_the_card() {
             assert_no_leak::<Cuda>("tiny-mistral", lengths, true);
         }
     }
+}
+
+#[test]
+fn a_run_on_a_card_reports_how_busy_the_card_was() {
+    if !has_card() {
+        return;
+    }
+    let output = tempdir().unwrap();
+    // Wide enough and long enough for several samples.
+    let model = tempdir().unwrap();
+    wide_model(model.path());
+    let model = format!("model='{}'", model.path().display());
+    let changes =
+        ["backend=cuda", &model, "init=random", "bnb_4bit=", "lora=", "train.steps=400", "data.eval_fraction="];
+    finish(recipe(output.path(), &changes), NEW);
+    let lines = metrics(&output.path().join("run"));
+    let read = |key: &str| lines.iter().filter_map(|line| line.get(key)?.as_f64()).collect::<Vec<f64>>();
+    for key in ["gpu_util", "power_w", "energy_j", "temperature_c", "sm_mhz", "host_memory"] {
+        assert!(read(key).iter().any(|value| *value > 0.0), "{key} was not sampled: {:?}", lines.last());
+    }
+    assert!(read("energy_j").windows(2).all(|pair| pair[0] <= pair[1]), "a meter does not run backward");
+    let machine = HardwareProfile::detect();
+    let card = machine.cuda_card().expect("there is a card");
+    if card.compute_capability >= Some((9, 0)) && !card.is_partition {
+        for key in ["sm_util", "tensor_util", "dram_util", "pcie_tx_gb_s", "pcie_rx_gb_s"] {
+            let found = read(key);
+            assert!(!found.is_empty() && found.iter().all(|value| *value >= 0.0), "{key}: {found:?}");
+        }
+        assert!(read("tensor_util").iter().all(|percent| *percent <= 100.0));
+    }
+    let report = std::fs::read_to_string(output.path().join("run/report.html")).unwrap();
+    assert!(report.contains("<figcaption>Power") && report.contains("<figcaption>Utilization"));
+}
+
+#[test]
+fn peaks_are_measured_in_every_format_of_the_card() {
+    if !has_card() {
+        return;
+    }
+    let machine = HardwareProfile::detect();
+    let peaks = measure_peaks(BackendKind::Cuda, &machine, &|_| ()).unwrap();
+    assert!(peaks.is_of(&machine), "{peaks:?}");
+    let formats = if has_fp8() { 4 } else { 3 };
+    assert_eq!(peaks.gemms.len(), formats, "{peaks:?}");
+    assert!(peaks.gemms.iter().all(|gemm| gemm.tflops > 0.0) && peaks.copy_tb_s > 0.0, "{peaks:?}");
 }

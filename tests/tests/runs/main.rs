@@ -7,6 +7,7 @@ mod checkpoints;
 mod data;
 mod folder;
 mod learning;
+mod mlflow;
 mod refusals;
 mod results;
 mod resume;

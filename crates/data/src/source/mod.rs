@@ -33,7 +33,7 @@ mod text;
 pub use content::ContentKeys;
 pub use error::SourceError;
 pub use format::{FileFormat, TextDocument};
-pub use hub::{Hub, HubSettings};
+pub use hub::{Hub, HubSettings, http_agent};
 pub use mixture::{Mix, MixUntil, MixedRecords, Mixture};
 pub use record::{MAX_RECORD_BYTES, Record};
 pub use records::{Records, Source};

@@ -2,7 +2,9 @@
 //!
 //! Trade-off: everything is read at once, also what a caller does not use; that takes some milliseconds per card.
 
-use nvml_wrapper::enum_wrappers::device::{Clock, TopologyLevel};
+use nvml_wrapper::enum_wrappers::device::Clock;
+#[cfg(target_os = "linux")]
+use nvml_wrapper::enum_wrappers::device::TopologyLevel;
 use nvml_wrapper::enum_wrappers::nv_link::IntDeviceType;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};

@@ -3,7 +3,9 @@
 //! Trade-off: partitions of one card are not rows of their own.
 
 use super::figure::{Figure, Source};
-use super::sources::{AMD_SPECS, BEST_GEMM, L40S_TABLE, MI300X_CATALOG, MI300X_PAGE, MI355X_NOTES, OVERVIEW};
+use super::sources::{
+    AMD_SPECS, BEST_GEMM, L40S_TABLE, MI300X_CATALOG, MI300X_PAGE, MI325X_PAGE, MI355X_LINKS, MI355X_NOTES, OVERVIEW,
+};
 use super::types::{AcceleratorSpec, DenseRates, Entry, Feature, HardwareKind, Link, Maker};
 
 const PCIE_5: Option<Link> =
@@ -68,11 +70,11 @@ const fn card(aliases: &'static [&'static [&'static str]], card: Card) -> Entry 
 pub(super) const CARDS: &[Entry] = &[
     card(&[&["mi355x"]], Card {
         id: "mi355x", name: "MI355X", kind: HardwareKind::Cdna4, memory_gib: 288.0, bandwidth_tb_s: 8.0, rates: CDNA4,
-        sustained: 1565.0, peers: Figure::unverified(1075.0, "AMD's page, from memory"), power_w: 1400.0, power_source: &MI355X_NOTES,
+        sustained: 1565.0, peers: Figure::derived(1075.0, &MI355X_LINKS, "seven links of 153.6 GB/s"), power_w: 1400.0, power_source: &MI355X_NOTES,
     }),
     card(&[&["mi325x"]], Card {
         id: "mi325x", name: "MI325X", kind: HardwareKind::Cdna3, memory_gib: 256.0, bandwidth_tb_s: 6.0, rates: CDNA3,
-        sustained: 784.9, peers: Figure::unverified(896.0, "as the MI300X"), power_w: 1000.0, power_source: &BEST_GEMM,
+        sustained: 784.9, peers: Figure::derived(896.0, &MI325X_PAGE, "seven links, each as the MI300X's of 128 GB/s"), power_w: 1000.0, power_source: &BEST_GEMM,
     }),
     card(&[&["mi300x"]], Card {
         id: "mi300x", name: "MI300X", kind: HardwareKind::Cdna3, memory_gib: 192.0, bandwidth_tb_s: 5.3, rates: CDNA3,

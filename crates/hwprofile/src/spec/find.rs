@@ -225,11 +225,12 @@ mod tests {
     fn the_main_rows_rest_on_documents_alone() {
         for id in [
             "a100", "a100-40", "l40s", "h100", "h200", "b200", "b300", "gb200", "rtx4090", "mi300x", "gaudi3",
-            "tpu-v5p",
+            "tpu-v5p", "l4", "rtx3090", "rtx5090", "mi325x", "mi355x", "gaudi2", "max1550", "m3-max", "m4-max",
+            "tpu-v5e", "tpu-v6e",
         ] {
             let spec = AcceleratorSpec::named(id).unwrap();
             assert_eq!(spec.unverified(), Vec::<&str>::new(), "{id}");
         }
-        assert!(AcceleratorSpec::named("max1550").unwrap().unverified().contains(&"bf16 rate"));
+        assert!(AcceleratorSpec::named("a30").unwrap().unverified().contains(&"bf16 rate"));
     }
 }

@@ -5,7 +5,7 @@
 use super::figure::{Figure, Source};
 use super::sources::{
     A100_FORMS, A100_NOTES, B200_NOTES, B200_SERVER, B300_NOTES, BEST_GEMM, BLACKWELL_HGX, GB200_NOTES, H100_PAGE,
-    H100_PCIE_BRIEF, H200_NOTES, L4_PAGE, L40S_TABLE, OVERVIEW,
+    H100_PCIE_BRIEF, H200_NOTES, L4_PAGE, L4_SHOP, L40S_TABLE, NVLINK_PAGE, OVERVIEW,
 };
 use super::types::{AcceleratorSpec, DenseRates, Entry, Feature, HardwareKind, Link, Maker};
 
@@ -230,7 +230,7 @@ pub(super) const CARDS: &[Entry] = &[
         id: "a100-pcie", name: "A100 80GB PCIe", kind: HardwareKind::Ampere,
         memory_gib: Figure::of(80.0, &A100_FORMS), bandwidth_tb_s: Figure::of(1.935, &A100_FORMS),
         rates: A100_RATES, sustained: best(252.9), host: PCIE_4,
-        peers: Some(Link { name: "NVLink bridge", gb_s: Figure::unverified(600.0, "as the A100 SXM") }),
+        peers: Some(Link { name: "NVLink bridge", gb_s: Figure::derived(600.0, &NVLINK_PAGE, "twelve links, in PCIe pairs too") }),
         power_w: Figure::of(300.0, &A100_FORMS), features: AMPERE,
     }),
     card(&[&["a100"]], Card {
@@ -253,7 +253,7 @@ pub(super) const CARDS: &[Entry] = &[
         id: "l4", name: "L4", kind: HardwareKind::Ada,
         memory_gib: Figure::of(24.0, &L4_PAGE), bandwidth_tb_s: Figure::of(0.3, &L4_PAGE),
         rates: DenseRates {
-            f32: Some(Figure::of(30.3, &L4_PAGE)), tf32: Some(Figure::unverified(60.0, "a shop's data sheet, halved")),
+            f32: Some(Figure::of(30.3, &L4_PAGE)), tf32: Some(Figure::of(60.0, &L4_SHOP)),
             bf16: Figure::of(121.0, &L4_PAGE), fp8: Some(Figure::of(242.5, &L4_PAGE)), fp4: None,
             int8: Some(Figure::of(242.5, &L4_PAGE)),
         },

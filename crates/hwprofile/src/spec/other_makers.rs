@@ -4,7 +4,8 @@
 
 use super::figure::Figure;
 use super::sources::{
-    APPLE_GPUS, APPLE_M3_ULTRA, APPLE_M4, BEST_GEMM, GAUDI_SLIDES, OVERVIEW, PONTE_VECCHIO, TPU_V5E, TPU_V5P, TPU_V6E,
+    APPLE_GPUS, APPLE_M3, APPLE_M3_ULTRA, APPLE_M4, BEST_GEMM, GAUDI_SLIDES, OVERVIEW, PONTE_VECCHIO, TPU_V5E, TPU_V5P,
+    TPU_V6E,
 };
 use super::types::{AcceleratorSpec, DenseRates, Entry, Feature, HardwareKind, Link, Maker};
 
@@ -117,15 +118,18 @@ const MAX_1550: Entry = Entry {
         memory_gib: Figure::of(128.0, &PONTE_VECCHIO),
         bandwidth_tb_s: Figure::of(3.2768, &PONTE_VECCHIO),
         rates: DenseRates {
-            f32: Some(Figure::unverified(52.4, "128 cores x 256 operations x 1.6 GHz; the operations from memory")),
+            f32: Some(Figure::derived(52.4, &PONTE_VECCHIO, "1,024 vector engines of 512 bits x 2 x 1.6 GHz")),
             tf32: None,
-            bf16: Figure::unverified(838.9, "128 cores x 4,096 operations x 1.6 GHz; the operations from memory"),
+            bf16: Figure::derived(838.9, &PONTE_VECCHIO, "1,024 matrix engines of 4,096 bits x 2 x 1.6 GHz"),
             fp8: None,
             fp4: None,
             int8: None,
         },
         sustained_bf16: Some(Figure::derived(546.0, &PONTE_VECCHIO, "273 TFLOP/s measured on one of its two stacks")),
-        host_link: Some(Link { name: "PCIe 5.0 x16", gb_s: Figure::unverified(128.0, "PCIe 5.0 in general") }),
+        host_link: Some(Link {
+            name: "PCIe 5.0 x16",
+            gb_s: Figure::derived(128.0, &PONTE_VECCHIO, "16 lanes of PCIe 5.0"),
+        }),
         peer_link: None,
         power_w: Some(Figure::of(600.0, &PONTE_VECCHIO)),
         features: &[],
@@ -150,7 +154,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     ),
     apple(
         &[&["m3", "max"]], "m3-max", "Apple M3 Max (40 cores)",
-        Figure::unverified(128.0, "the chapter on hardware"), Figure::of(0.4, &APPLE_M4),
+        Figure::of(128.0, &APPLE_M3), Figure::of(0.4, &APPLE_M4),
         Figure::of(14.32, &APPLE_GPUS), None,
     ),
     tpu(&[&["tpu", "v6e"]], "tpu-v6e", "TPU v6e (Trillium)", [

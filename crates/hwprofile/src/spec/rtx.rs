@@ -4,7 +4,10 @@
 //! Trade-off: less common cards keep earlier figures, marked as not verified where no document was read.
 
 use super::figure::Figure;
-use super::sources::{A40_TABLE, ADA_PAPER, GA102_PAPER, L40S_TABLE, RTX_BLACKWELL_PAPER, RTX_CATALOG, RTX_COMPARED};
+use super::sources::{
+    A10_CATALOG, A10_COMPARED, A40_TABLE, A6000_CATALOG, ADA_PAPER, GA102_PAPER, L40S_TABLE, RTX_3090_TABLE,
+    RTX_3090_TI_NEWS, RTX_BLACKWELL_PAPER, RTX_CATALOG, RTX_COMPARED,
+};
 use super::types::{AcceleratorSpec, DenseRates, Entry, Feature, HardwareKind, Link, Maker};
 
 const PCIE_4: Option<Link> = Some(Link { name: "PCIe 4.0 x16", gb_s: Figure::of(64.0, &L40S_TABLE) });
@@ -74,34 +77,45 @@ pub(super) const CARDS: &[Entry] = &[
     }),
     card(&[&["a10"]], Card {
         id: "a10", name: "A10", kind: HardwareKind::Ampere,
-        memory_gib: not_read(24.0), bandwidth_tb_s: not_read(0.6),
-        rates: rates(None, not_read(125.0), None, None), peers: None, power_w: not_read(150.0),
+        memory_gib: Figure::of(24.0, &A10_COMPARED), bandwidth_tb_s: Figure::of(0.6, &A10_COMPARED),
+        rates: rates(
+            Some(Figure::of(31.24, &A10_CATALOG)), Figure::derived(125.0, &A10_CATALOG, "four times the f32 rate, as the A40 of the same chip"),
+            None, None,
+        ),
+        peers: None, power_w: not_read(150.0),
     }),
     card(&[&["a6000"]], Card {
         id: "a6000", name: "RTX A6000", kind: HardwareKind::Ampere,
-        memory_gib: Figure::of(48.0, &RTX_CATALOG), bandwidth_tb_s: not_read(0.768),
+        memory_gib: Figure::of(48.0, &RTX_CATALOG), bandwidth_tb_s: Figure::of(0.768, &A6000_CATALOG),
         rates: rates(Some(Figure::of(38.71, &RTX_CATALOG)), Figure::of(154.8, &GA102_PAPER), None, None),
         peers: BRIDGE, power_w: Figure::of(300.0, &RTX_CATALOG),
     }),
     card(&[&["rtx", "3090", "ti"]], Card {
         id: "rtx3090ti", name: "RTX 3090 Ti", kind: HardwareKind::Ampere,
-        memory_gib: not_read(24.0), bandwidth_tb_s: not_read(1.008),
-        rates: rates(None, not_read(80.0), None, None), peers: BRIDGE, power_w: not_read(450.0),
+        memory_gib: Figure::of(24.0, &RTX_3090_TI_NEWS), bandwidth_tb_s: Figure::of(1.008, &RTX_3090_TI_NEWS),
+        rates: rates(
+            Some(Figure::of(40.0, &RTX_3090_TI_NEWS)),
+            Figure::derived(80.0, &RTX_3090_TI_NEWS, "twice the f32 rate, as GeForce cards with f32 accumulation"), None, None,
+        ),
+        peers: BRIDGE, power_w: Figure::of(450.0, &RTX_3090_TI_NEWS),
     }),
     card(&[&["rtx", "3090"]], Card {
         id: "rtx3090", name: "RTX 3090", kind: HardwareKind::Ampere,
-        memory_gib: Figure::of(24.0, &RTX_CATALOG), bandwidth_tb_s: not_read(0.936),
+        memory_gib: Figure::of(24.0, &RTX_CATALOG), bandwidth_tb_s: Figure::of(0.936, &RTX_3090_TABLE),
         rates: rates(
             Some(Figure::of(35.58, &RTX_CATALOG)),
             Figure::derived(71.2, &RTX_CATALOG, "twice the f32 rate, as GeForce cards with f32 accumulation"), None, None,
         ),
-        peers: Some(Link { name: "NVLink 3 bridge", gb_s: Figure::unverified(112.5, "as the A40, of the same chip") }),
+        peers: Some(Link { name: "NVLink 3 bridge", gb_s: Figure::of(112.5, &GA102_PAPER) }),
         power_w: Figure::of(350.0, &RTX_CATALOG),
     }),
     card(&[&["rtx", "6000", "ada"]], Card {
         id: "rtx6000-ada", name: "RTX 6000 Ada", kind: HardwareKind::Ada,
         memory_gib: Figure::of(48.0, &RTX_CATALOG), bandwidth_tb_s: not_read(0.96),
-        rates: rates(Some(Figure::of(91.1, &RTX_CATALOG)), not_read(364.2), Some(not_read(728.5)), None),
+        rates: rates(
+            Some(Figure::of(91.1, &RTX_CATALOG)), Figure::derived(364.2, &RTX_CATALOG, "four times the f32 rate, as the L40S of the same chip"),
+            Some(Figure::derived(728.5, &RTX_CATALOG, "twice the bf16 rate")), None,
+        ),
         peers: None, power_w: Figure::of(300.0, &RTX_CATALOG),
     }),
     card(&[&["rtx", "4090"]], Card {

@@ -118,3 +118,39 @@ pub(super) static TPU_V5P: Source = maker("Google Cloud TPU v5p", "https://docs.
 pub(super) static TPU_V6E: Source = maker("Google Cloud TPU v6e", "https://docs.cloud.google.com/tpu/docs/v6e");
 /// What the card itself reports.
 pub(crate) static DRIVER: Source = maker("this card's clocks, cores and bus, as its driver reports them", "NVML");
+pub(super) static RTX_3090_TABLE: Source = account(
+    "Tables of the RTX 3090 (2022), from NVIDIA's figures",
+    "https://holynerdvana.blogspot.com/2022/10/nvidia-geforce-rtx-3090-specifications.html",
+);
+pub(super) static RTX_3090_TI_NEWS: Source = account(
+    "TweakTown on the RTX 3090 Ti (2022)",
+    "https://www.tweaktown.com/news/84164/nvidia-geforce-rtx-3090-ti-full-specs-price-performance-details/index.html",
+);
+pub(super) static A10_COMPARED: Source = account(
+    "Baseten, A10 and A10G (2023), from their data sheets",
+    "https://www.baseten.co/blog/nvidia-a10-vs-a10g-for-ml-model-inference/",
+);
+pub(super) static A10_CATALOG: Source = account(
+    "sysrqmts.com on the A10 PCIe",
+    "https://sysrqmts.com/ru/gpus/compare/nvidia-a10-pcie-vs-nvidia-quadro-rtx-4000",
+);
+pub(super) static A6000_CATALOG: Source = account(
+    "sysrqmts.com on the RTX A6000",
+    "https://sysrqmts.com/tr/gpus/compare/nvidia-a16-pcie-vs-nvidia-rtx-a6000",
+);
+pub(super) static L4_SHOP: Source = account(
+    "Source Code on the L4 (NVIDIA data sheet); halved: printed with sparsity",
+    "https://store.sourcecode.com/en-us/bg-bucket-compare/125/9820",
+);
+pub(super) static NVLINK_PAGE: Source =
+    maker("NVIDIA on NVLink (A100 generation)", "https://www.nvidia.com/de-de/data-center/nvlink/");
+pub(super) static MI325X_PAGE: Source =
+    account("Wiaix on the MI325X (AMD data sheet)", "https://wiaix.com/amd-instincttm-mi325x-accelerators");
+pub(super) static MI355X_LINKS: Source = account(
+    "Hume Consulting on the MI355X (2025)",
+    "https://humeconsulting.co/amd-mi355x-strong-node-level-inference-but-not-yet-rack-scale",
+);
+pub(super) static APPLE_M3: Source = account(
+    "Clubic on the M3, M3 Pro and M3 Max (Apple, 2023)",
+    "https://www.clubic.com/actualite-507205-avec-ses-puces-m3-m3-pro-et-m3-max-apple-essaye-encore-de-vous-faire-jouer-sur-mac.html",
+);

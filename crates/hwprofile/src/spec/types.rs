@@ -2,7 +2,7 @@
 //!
 //! Trade-off: rates are those of matrix units where there are any, and vector units only in f32.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::figure::Figure;
 
@@ -57,7 +57,7 @@ pub enum HardwareKind {
 }
 
 /// A format that matrix units multiply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MathFormat {
     /// IEEE 754 binary32, on the vector units where the matrix units have none.
@@ -74,6 +74,21 @@ pub enum MathFormat {
     Fp4,
     /// 8-bit integers.
     Int8,
+}
+
+impl MathFormat {
+    /// Name to print.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Tf32 => "tf32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Fp8 => "FP8",
+            Self::Fp4 => "FP4",
+            Self::Int8 => "int8",
+        }
+    }
 }
 
 /// Dense rates, 1e12 operations per second, products accumulated in f32 (i32 for integers). `None`: the accelerator has no such unit, or

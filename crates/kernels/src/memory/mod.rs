@@ -58,6 +58,12 @@ pub trait MemoryOps: Backend {
         Self::memory_cleanup(device);
     }
 
+    /// Bytes that this thread's memory pools hold on the device. `None` where no pools are kept, or the driver reports the card's memory.
+    fn allocated_bytes(device: &Self::Device) -> Option<u64> {
+        let _ = device;
+        None
+    }
+
     /// Host memory to fill with a tensor's bytes for [`MemoryOps::upload`]; from any thread.
     fn host_buffer(device: &Self::Device, bytes: usize) -> HostBuffer {
         let _ = device;

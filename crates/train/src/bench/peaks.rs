@@ -30,6 +30,25 @@ pub struct Peaks {
     pub copy_tb_s: f64,
 }
 
+/// Sizes of the work that is timed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Probe {
+    pub(super) gemm_size: usize,
+    copy_bytes: usize,
+    launches: usize,
+}
+
+impl Probe {
+    /// Large enough for the best rate of the device, small enough to take milliseconds; copies well beyond its caches.
+    pub(super) fn of(is_cpu: bool) -> Self {
+        if is_cpu {
+            Self { gemm_size: 1024, copy_bytes: 128 << 20, launches: 1 }
+        } else {
+            Self { gemm_size: 8192, copy_bytes: 1 << 30, launches: 10 }
+        }
+    }
+}
+
 impl Peaks {
     /// Measures both on a device that has nothing else to do.
     ///
@@ -41,19 +60,30 @@ impl Peaks {
         gemms: GemmFormat,
         is_cpu: bool,
     ) -> Result<Self, RunError> {
-        // Large enough for the best rate of the device, small enough to take milliseconds; copies well beyond its caches.
-        let (gemm_size, copy_bytes) = if is_cpu { (1024, 128 << 20) } else { (8192, 1 << 30) };
-        let launches = if is_cpu { 1 } else { 10 };
-        let tflops = |format| -> Result<f64, RunError> {
-            let seconds = gemm_seconds::<B>(gemm_size, launches, dtype, format, device)?;
-            Ok(2.0 * (gemm_size as f64).powi(3) / seconds / 1e12)
-        };
+        let probe = Probe::of(is_cpu);
+        let tflops = |format| Self::gemm_tflops::<B>(probe, dtype, format, device);
         Ok(Self {
             gemm_tflops: tflops(GemmFormat::Compute)?,
             fp8_gemm_tflops: (gemms == GemmFormat::Fp8).then(|| tflops(gemms)).transpose()?,
-            gemm_size,
-            copy_tb_s: copy_rate::<B>(copy_bytes, launches, device)? / 1e12,
+            gemm_size: probe.gemm_size,
+            copy_tb_s: Self::copy_tb_s::<B>(probe, device)?,
         })
+    }
+
+    /// The best rate of square GEMMs, 1e12 operations per second.
+    pub(super) fn gemm_tflops<B: Kernels>(
+        probe: Probe,
+        dtype: DType,
+        format: GemmFormat,
+        device: &B::Device,
+    ) -> Result<f64, RunError> {
+        let seconds = gemm_seconds::<B>(probe.gemm_size, probe.launches, dtype, format, device)?;
+        Ok(2.0 * (probe.gemm_size as f64).powi(3) / seconds / 1e12)
+    }
+
+    /// The best rate of memory traffic, 1e12 bytes per second.
+    pub(super) fn copy_tb_s<B: Kernels>(probe: Probe, device: &B::Device) -> Result<f64, RunError> {
+        Ok(copy_rate::<B>(probe.copy_bytes, probe.launches, device)? / 1e12)
     }
 
     /// For the roofline. Attention is compared with the rate of GEMMs, which it does not reach.

@@ -63,6 +63,12 @@ fn names(config: &RunConfig) -> Vec<Rule> {
         (is_folder_name, "name", "must be usable as a folder name".into(), "write a word such as \"llama-8b-qlora\""),
         (!config.model.is_empty(), "model", "is empty".into(), "write the folder of the model"),
         (!config.output_dir.is_empty(), "output_dir", "is empty".into(), "write a folder such as \"runs\""),
+        (
+            config.mlflow.as_ref().is_none_or(|mlflow| mlflow.tracking_uri.starts_with("http")),
+            "mlflow.tracking_uri",
+            "is no address of a server".into(),
+            "write the one that `mlflow server` prints, such as \"http://127.0.0.1:5000\"",
+        ),
     ]
 }
 

@@ -17,6 +17,7 @@ use crate::config::base_name::base_name;
 use crate::config::compute::{self, Compute};
 use crate::config::data_section::DataConfig;
 use crate::config::device_budget::DeviceBudget;
+use crate::metrics::MlflowSection;
 
 /// A whole recipe. Every key has a default except `model` and `data`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -82,6 +83,9 @@ pub struct RunConfig {
     /// When to save, and how many checkpoints to keep.
     #[serde(default)]
     pub checkpoint: CheckpointConfig,
+    /// An MLflow tracking server that gets parameters and metrics too. Default: absent, nothing leaves the machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mlflow: Option<MlflowSection>,
 }
 
 /// `init`.

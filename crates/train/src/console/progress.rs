@@ -16,6 +16,8 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 /// Progress on standard error.
 pub struct Progress {
     display: Display,
+    /// How busy the device was, as last reported.
+    usage: String,
 }
 
 enum Display {
@@ -47,13 +49,13 @@ impl Progress {
         bar.reset_eta();
         bar.set_message("starting");
         bar.enable_steady_tick(Duration::from_millis(500));
-        Progress { display: Display::Bar(bar) }
+        Progress { display: Display::Bar(bar), usage: String::new() }
     }
 
     fn lines(total_steps: u64, done_steps: u64, out: Box<dyn Write + Send>) -> Progress {
         let started = Instant::now();
         let lines = Lines { out, total_steps, done_at_start: done_steps, started, last_line: None };
-        Progress { display: Display::Lines(lines) }
+        Progress { display: Display::Lines(lines), usage: String::new() }
     }
 
     /// Prints a line above the bar.
@@ -81,7 +83,10 @@ impl Drop for Progress {
 
 impl MetricSink for Progress {
     fn step(&mut self, metrics: &StepMetrics) -> Result<(), StorageError> {
-        let message = format!("loss {:.4}  {} tokens/s", metrics.loss, grouped(metrics.tokens_per_s));
+        if let Some(words) = metrics.usage.in_words() {
+            self.usage = format!("  {words}");
+        }
+        let message = format!("loss {:.4}  {} tokens/s{}", metrics.loss, grouped(metrics.tokens_per_s), self.usage);
         match &mut self.display {
             Display::Bar(bar) => {
                 bar.set_position(metrics.step);
@@ -179,6 +184,8 @@ fn with_units(time: Duration) -> String {
 mod tests {
     use std::sync::{Arc, Mutex};
 
+    use firebrick_hwprofile::usage::{Gauge, Throttle, Usage};
+
     use super::*;
     use crate::metrics::Evaluation;
 
@@ -209,6 +216,8 @@ mod tests {
             restore_wait_ms: None,
             comm_wait_ms: None,
             ranks: None,
+            allocated_bytes: None,
+            usage: Usage::default(),
         }
     }
 
@@ -228,6 +237,17 @@ mod tests {
             "step 1/10  loss 1.2500  12,345 tokens/s  0s left\nstep 10/10  loss 1.2500  12,345 tokens/s  0s left\n\
              step 10: evaluation loss 0.0000  perplexity 1.000  token accuracy 50.0 %  exact match 82.5 %\n"
         );
+    }
+
+    #[test]
+    fn a_line_says_how_busy_the_card_was_when_last_sampled() {
+        let written = Written::default();
+        let mut progress = Progress::lines(2, 0, Box::new(written.clone()));
+        let usage = Usage::of([(Gauge::GpuUtil, 98.0), (Gauge::PowerW, 650.0)], [Throttle::PowerCap]);
+        progress.step(&StepMetrics { usage, ..metrics(1) }).unwrap();
+        progress.step(&metrics(2)).unwrap();
+        let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(text.matches("12,345 tokens/s  GPU 98 %, 650 W, power cap  0s left").count(), 2, "{text}");
     }
 
     #[test]

@@ -7,36 +7,23 @@ use std::fmt::Write;
 
 use super::{Inspection, SampleDocument, SampleRecord, SetView};
 use crate::console::grouped;
+use crate::html::{escape, head};
 
 const STYLE: &str = "\
-:root { color-scheme: light dark; --loss: #b7e4c7; --loss2: #9fd9b4; --ink: #1b1b1b; --paper: #fff; --faint: #5c5c5c;
-  --edge: #e9e9e9; --bar: #5b8def; --drop: #ffd4d4; --change: #ffe9b8 }
-@media (prefers-color-scheme: dark) {
-  :root { --loss: #1f5c3a; --loss2: #2a7049; --ink: #e6e6e6; --paper: #161616; --faint: #b3b3b3; --edge: #2c2c2c; --bar: #4a74c9;
-    --drop: #6b2626; --change: #5f4a15 }
-}
-body { margin: 2rem auto; max-width: 70rem; padding: 0 1rem; font: 15px/1.5 sans-serif; color: var(--ink);
-  background: var(--paper) }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.6 monospace }
-table { border-collapse: collapse } td, th { padding: 0.1rem 1rem 0.1rem 0; vertical-align: top; text-align: left }
-td:first-child, td.number { white-space: nowrap } td:last-child { overflow-wrap: anywhere }
-td.bar { width: 24rem; vertical-align: middle } td.bar div { height: 0.8rem; background: var(--bar) }
-td.number, th.number { text-align: right } tr.drop td { background: var(--drop) } tr.change td { background: var(--change) }
+:root { --loss: #b7e4c7; --loss2: #9fd9b4; --drop: #ffd4d4; --change: #ffe9b8 }
+@media (prefers-color-scheme: dark) { :root { --loss: #1f5c3a; --loss2: #2a7049; --drop: #6b2626; --change: #5f4a15 } }
+tr.drop td { background: var(--drop) } tr.change td { background: var(--change) }
 .document { border-left: 3px solid var(--faint); padding-left: 0.8rem; margin: 0.6rem 0 }
 i { font-style: normal; color: var(--faint); box-shadow: inset -1px 0 var(--edge) }
 i:nth-of-type(even) { background: var(--edge) }
 b { font-weight: normal; background: var(--loss) } b:nth-of-type(even) { background: var(--loss2) }
 u { text-decoration: none } u::before { content: \"\\21b5\"; opacity: 0.5 }
-details { margin: 0.4rem 0 } summary { overflow-wrap: anywhere }
 .cut { text-decoration: line-through; opacity: 0.6 } .mark { background: var(--drop); padding: 0 0.3rem }
 ";
 
 pub(super) fn render(inspection: &Inspection) -> String {
-    let name = escape(&inspection.name);
-    let mut out = format!(
-        "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width\">\n\
-         <title>{name}: data</title>\n<style>\n{STYLE}</style>\n<h1>{name}</h1>\n<table>\n"
-    );
+    let mut out = head(&inspection.name, "data", STYLE);
+    out.push_str("<table>\n");
     for (key, value) in &inspection.settings {
         add(&mut out, format_args!("<tr><td>{key}<td>{}\n", escape(value)));
     }
@@ -157,23 +144,6 @@ fn document(out: &mut String, document: &SampleDocument, cut_at: Option<usize>) 
 /// style, so that it is not copied with the text.
 fn visible(text: &str) -> String {
     escape(text).replace('\n', "<u></u>\n")
-}
-
-/// Text that a browser shows instead of interpreting it.
-fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for character in text.chars() {
-        match character {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\n' | '\t' => out.push(character),
-            _ if character.is_control() => out.extend(character.escape_default()),
-            _ => out.push(character),
-        }
-    }
-    out
 }
 
 #[cfg(test)]

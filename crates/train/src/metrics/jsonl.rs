@@ -77,6 +77,8 @@ fn drop_later_lines(path: &Path, step: u64) -> Result<(), StorageError> {
 
 #[cfg(test)]
 mod tests {
+    use firebrick_hwprofile::usage::{Gauge, Throttle, Usage};
+
     use super::*;
     use crate::metrics::{Evaluation, EventWriter, MetricSinks};
 
@@ -94,6 +96,8 @@ mod tests {
             restore_wait_ms: None,
             comm_wait_ms: None,
             ranks: None,
+            allocated_bytes: None,
+            usage: Usage::default(),
         }
     }
 
@@ -118,6 +122,20 @@ mod tests {
              \"ms\":100.0,\"memory\":4096}\n{\"step\":1,\"eval_loss\":0.0,\"perplexity\":1.0,\
              \"token_accuracy\":0.5,\"exact_match\":0.25}\n"
         );
+    }
+
+    #[test]
+    fn usage_follows_the_other_keys_of_a_step() {
+        let usage = Usage::of([(Gauge::GpuUtil, 98.5), (Gauge::PowerW, 650.0)], [Throttle::PowerCap]);
+        let metrics = StepMetrics { allocated_bytes: Some(64), usage, ..step_metrics(1) };
+        let line = serde_json::to_string(&metrics).unwrap();
+        assert!(line.ends_with(
+            "\"memory\":4096,\"allocated\":64,\"gpu_util\":98.5,\"power_w\":650.0,\"throttle\":[\"power_cap\"]}"
+        ));
+        let plotted = metrics.scalars();
+        let names: Vec<&str> = plotted.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names[..2], ["train/loss", "train/lr"]);
+        assert_eq!(names[7..], ["train/allocated", "usage/gpu_util", "usage/power_w", "usage/throttled"]);
     }
 
     #[test]

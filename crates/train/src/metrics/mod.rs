@@ -6,17 +6,22 @@
 mod appended;
 mod jsonl;
 mod memory_meter;
+mod mlflow;
 mod ranks;
 mod tensorboard;
+mod usage_target;
 
+use firebrick_hwprofile::usage::{Gauge, Usage};
 use serde::{Deserialize, Serialize};
 
 use crate::state::storage::StorageError;
 
 pub use jsonl::JsonLines;
 pub use memory_meter::{MemoryMeter, MemorySource};
+pub use mlflow::{Mlflow, MlflowError, MlflowSection};
 pub use ranks::{RankMeter, RankMetrics, RankTimes};
 pub use tensorboard::EventWriter;
+pub(crate) use usage_target::usage_target;
 
 /// The numbers of one step. In JSON a number that is not finite is `null`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -52,6 +57,40 @@ pub struct StepMetrics {
     /// The same of every rank, with its time in collectives and its own time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks: Option<RankMetrics>,
+    /// Bytes that the backend's memory pools hold on the device, where no driver reports the memory of the card: on wgpu.
+    #[serde(rename = "allocated", skip_serializing_if = "Option::is_none")]
+    pub allocated_bytes: Option<u64>,
+    /// How busy rank 0's device and process were since the line before; without values after a short step.
+    #[serde(flatten)]
+    pub usage: Usage,
+}
+
+impl StepMetrics {
+    /// Everything as numbers under names, for sinks that plot: `train/loss`, ..., `usage/gpu_util`, ...
+    pub fn scalars(&self) -> Vec<(String, f64)> {
+        let always = [
+            ("loss", self.loss),
+            ("lr", self.learning_rate),
+            ("grad_norm", self.grad_norm),
+            ("loss_tokens", self.loss_tokens as f64),
+            ("tokens_per_s", self.tokens_per_s),
+            ("ms", self.ms),
+            ("memory", self.memory_bytes as f64),
+        ];
+        let sometimes = [
+            ("loss_scale", self.loss_scale),
+            ("restore_wait_ms", self.restore_wait_ms),
+            ("comm_wait_ms", self.comm_wait_ms),
+            ("allocated", self.allocated_bytes.map(|bytes| bytes as f64)),
+        ];
+        let sometimes = sometimes.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        let ranks = self.ranks.iter().flat_map(RankMetrics::scalars);
+        let train = always.into_iter().chain(sometimes).map(|(name, value)| (format!("train/{name}"), value));
+        let usage = self.usage.values().map(|(gauge, value)| (format!("usage/{}", gauge.name()), value));
+        let throttled = if self.usage.throttle().is_empty() { 0.0 } else { 1.0 };
+        let throttled = self.usage.get(Gauge::PowerW).map(|_| ("usage/throttled".to_owned(), throttled));
+        train.chain(ranks).chain(usage).chain(throttled).collect()
+    }
 }
 
 /// The numbers of one evaluation.
@@ -79,6 +118,17 @@ impl EvalMetrics {
         let eval_loss = loss?;
         Some(EvalMetrics { step, eval_loss, perplexity: eval_loss.exp(), token_accuracy, exact_match })
     }
+
+    /// Everything as numbers under names, for sinks that plot: `eval/loss`, ...
+    pub fn scalars(&self) -> Vec<(String, f64)> {
+        let measured = [
+            ("loss", Some(self.eval_loss)),
+            ("perplexity", Some(self.perplexity)),
+            ("token_accuracy", self.token_accuracy),
+            ("exact_match", self.exact_match),
+        ];
+        measured.into_iter().filter_map(|(name, value)| Some((format!("eval/{name}"), value?))).collect()
+    }
 }
 
 /// Quality on held-out data.
@@ -90,6 +140,17 @@ pub struct Evaluation {
     pub token_accuracy: Option<f64>,
     /// Fraction of the prompts whose greedy answer counts as the reference; `None` without prompts.
     pub exact_match: Option<f64>,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunEnd {
+    /// All steps were taken.
+    Finished,
+    /// A signal came; the run can be resumed.
+    Interrupted,
+    /// An error ended it.
+    Failed,
 }
 
 /// A place where metrics go.
@@ -111,6 +172,9 @@ pub trait MetricSink {
     /// # Errors
     /// [`StorageError`] if the disk refuses.
     fn flush(&mut self) -> Result<(), StorageError>;
+
+    /// Learns how the run ended; no numbers come after that. A sink that is dropped without this belongs to a run that failed.
+    fn end(&mut self, _how: RunEnd) {}
 
     /// Shows what the run is doing besides steps, if this is what the user looks at.
     fn activity(&mut self, _what: &str) {}
@@ -160,8 +224,9 @@ impl MetricSinks {
         self.sinks.iter_mut().for_each(|entry| entry.sink.activity(what));
     }
 
-    /// Closes every sink.
-    pub fn close(&mut self) {
+    /// Closes every sink of a run that ended so.
+    pub fn close(&mut self, how: RunEnd) {
+        self.sinks.iter_mut().for_each(|entry| entry.sink.end(how));
         self.sinks.clear();
     }
 
@@ -255,6 +320,8 @@ mod tests {
             restore_wait_ms: None,
             comm_wait_ms: None,
             ranks: None,
+            allocated_bytes: None,
+            usage: Usage::default(),
         }
     }
 

@@ -65,6 +65,16 @@ impl RankMetrics {
         }
     }
 
+    /// What sinks that plot show: the slowest rank, its own time, and rank 0's time in collectives.
+    pub(super) fn scalars(&self) -> Vec<(String, f64)> {
+        let values = [
+            ("slowest", self.slowest as f64),
+            ("slowest_own_ms", self.own_ms[self.slowest]),
+            ("collectives_ms", self.collectives_ms[0]),
+        ];
+        values.map(|(name, value)| (format!("ranks/{name}"), value)).into()
+    }
+
     /// The rank with the shortest own time.
     fn fastest(&self) -> usize {
         let own = &self.own_ms;

@@ -45,7 +45,7 @@ impl EventWriter {
     ///
     /// # Errors
     /// [`StorageError`] if the file cannot be written.
-    pub fn scalars(&mut self, step: u64, values: &[(&str, f64)]) -> Result<(), StorageError> {
+    pub fn scalars(&mut self, step: u64, values: &[(String, f64)]) -> Result<(), StorageError> {
         let mut summary = Vec::new();
         for (tag, value) in values {
             let mut one = string(1, tag);
@@ -78,31 +78,11 @@ impl EventWriter {
 
 impl MetricSink for EventWriter {
     fn step(&mut self, metrics: &StepMetrics) -> Result<(), StorageError> {
-        let mut values = vec![
-            ("train/loss", metrics.loss),
-            ("train/lr", metrics.learning_rate),
-            ("train/grad_norm", metrics.grad_norm),
-            ("train/loss_tokens", metrics.loss_tokens as f64),
-            ("train/tokens_per_s", metrics.tokens_per_s),
-            ("train/ms", metrics.ms),
-            ("train/memory", metrics.memory_bytes as f64),
-        ];
-        values.extend(metrics.loss_scale.map(|scale| ("train/loss_scale", scale)));
-        values.extend(metrics.restore_wait_ms.map(|wait| ("train/restore_wait_ms", wait)));
-        values.extend(metrics.comm_wait_ms.map(|wait| ("train/comm_wait_ms", wait)));
-        if let Some(ranks) = &metrics.ranks {
-            values.push(("ranks/slowest", ranks.slowest as f64));
-            values.push(("ranks/slowest_own_ms", ranks.own_ms[ranks.slowest]));
-            values.push(("ranks/collectives_ms", ranks.collectives_ms[0]));
-        }
-        self.scalars(metrics.step, &values)
+        self.scalars(metrics.step, &metrics.scalars())
     }
 
     fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), StorageError> {
-        let mut values = vec![("eval/loss", metrics.eval_loss), ("eval/perplexity", metrics.perplexity)];
-        values.extend(metrics.token_accuracy.map(|part| ("eval/token_accuracy", part)));
-        values.extend(metrics.exact_match.map(|part| ("eval/exact_match", part)));
-        self.scalars(metrics.step, &values)
+        self.scalars(metrics.step, &metrics.scalars())
     }
 
     fn flush(&mut self) -> Result<(), StorageError> {
@@ -253,7 +233,7 @@ mod tests {
     fn scalars_read_back_with_step_tag_and_value() {
         let folder = tempfile::tempdir().unwrap();
         let mut writer = EventWriter::create(folder.path(), None).unwrap();
-        writer.scalars(300, &[("train/loss", 1.5), ("train/lr", 2e-4)]).unwrap();
+        writer.scalars(300, &[("train/loss".to_owned(), 1.5), ("train/lr".to_owned(), 2e-4)]).unwrap();
         writer.flush().unwrap();
         let records = records(&only_file(folder.path()));
         assert_eq!(records.len(), 2);

@@ -130,6 +130,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         host_memory_bytes: host_memory(&case, &estimate),
         memory: estimate.lines,
         forced,
+        mlflow: config.mlflow.clone().map(Chosen::recipe),
         forecast,
         training,
         smaller,

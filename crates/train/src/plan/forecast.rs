@@ -5,8 +5,9 @@
 
 use firebrick_hwprofile::forecast::{ALLOWANCE, Range, RunCost, StepBound, StepTime};
 use firebrick_hwprofile::memory::MemoryEstimate;
+use firebrick_hwprofile::peaks::MeasuredPeaks;
 use firebrick_hwprofile::scaling::{EIGHT_BY_400_GBIT, Links, Network, RankStep, Sharding};
-use firebrick_hwprofile::spec::MathFormat;
+use firebrick_hwprofile::spec::{HardwareKind, MathFormat};
 use firebrick_hwprofile::tuning::{Engine, HardwareConfig, get_optimal_config};
 use firebrick_hwprofile::{AcceleratorSpec, Gpu};
 use firebrick_kernels::{BackendKind, TrainingShape, step_work};
@@ -109,21 +110,24 @@ pub(super) fn forecast(
     extent: Extent,
 ) -> Option<Forecast> {
     let card = case.card()?;
-    let spec = card.spec?;
-    let mut step = step_time(case, training, estimate, extent, &spec)?;
-    let communication = communication(case, training, &step, extent, &spec);
+    let spec = card.spec;
+    let measured = case.profile.measured_peaks(&case.backend.to_string(), &card.name);
+    let mut step = step_time(case, training, estimate, extent, Rated { spec: spec.as_ref(), measured })?;
+    let communication = spec.as_ref().and_then(|spec| communication(case, training, &step, extent, spec));
     if let Some(Chosen { value, .. }) = &communication {
         step.seconds = Range { lower: step.seconds.lower + value.lower, upper: step.seconds.upper + value.upper };
     }
     let Extent { steps, price_per_hour, .. } = extent;
     let world_size = extent.world_size as f64;
     let tokens = (training.micro_batch_size * training.row_len * extent.micro_batches) as f64 * world_size;
-    let power = card.power_limit_w.or(spec.power_w.map(|power| power.value));
+    let power = card.power_limit_w.or(spec.and_then(|spec| spec.power_w).map(|power| power.value));
     let run = RunCost::of(&step, steps, tokens, power.map(|watts| watts * world_size), price_per_hour);
-    let config = get_optimal_config(spec.kind);
+    let config =
+        get_optimal_config(case.hardware().or(spec.map(|spec| spec.kind)).unwrap_or(HardwareKind::OlderNvidia));
+    let machine = spec.map_or_else(|| card.name.clone(), |spec| spec.name.to_owned());
     Some(Forecast {
-        machine: Chosen::new(spec.name.to_owned(), machine_reason(&spec, case.profile.named.is_some())),
-        step_seconds: Chosen::new(step.seconds, step_reason(&step, &spec, case.backend)),
+        machine: Chosen::new(machine, machine_reason(spec.as_ref(), measured, case.profile.named.is_some())),
+        step_seconds: Chosen::new(step.seconds, step_reason(&step, spec.as_ref(), measured, config, case.backend)),
         communication_seconds: communication,
         tokens_per_second: Chosen::new(run.tokens_per_s, format!("{tokens} tokens per step, padding included")),
         run_seconds: Chosen::new(run.seconds, format!("{steps} steps, without evaluation, checkpoints and loading")),
@@ -190,19 +194,28 @@ fn communication(
     Some(Chosen::new(range, why))
 }
 
+/// What is known of an accelerator's rates.
+#[derive(Clone, Copy)]
+struct Rated<'a> {
+    spec: Option<&'a AcceleratorSpec>,
+    measured: Option<&'a MeasuredPeaks>,
+}
+
 /// The range of a step: from rows of many documents, whose attention is short, to rows of one.
 fn step_time(
     case: &fit::Case<'_>,
     training: &TrainingShape,
     estimate: &MemoryEstimate,
     extent: Extent,
-    spec: &AcceleratorSpec,
+    rated: Rated<'_>,
 ) -> Option<StepTime> {
     let host_bytes = 2.0 * estimate.host_bytes() as f64 * extent.micro_batches as f64;
     let format = if training.compute == Format::F32 { MathFormat::F32 } else { MathFormat::Bf16 };
     let with_documents = |tokens: f64| {
         let work = step_work(case.spec, training, extent.micro_batches, tokens);
-        StepTime::of(&work, host_bytes, spec, format)
+        let at_measured =
+            rated.measured.and_then(|peaks| StepTime::at_measured(&work, host_bytes, rated.spec, format, peaks));
+        at_measured.or_else(|| StepTime::of(&work, host_bytes, rated.spec?, format))
     };
     let shortest = with_documents(training.row_len as f64 / extent.documents_per_row.max(1) as f64)?;
     let longest = with_documents(training.longest_document.min(training.row_len) as f64)?;
@@ -210,28 +223,48 @@ fn step_time(
     Some(StepTime { seconds, ..shortest })
 }
 
-fn machine_reason(spec: &AcceleratorSpec, is_named: bool) -> String {
+fn machine_reason(spec: Option<&AcceleratorSpec>, measured: Option<&MeasuredPeaks>, is_named: bool) -> String {
     let whence = if is_named { "--for" } else { "found here" };
-    let unverified = spec.unverified();
-    let doubt =
-        if unverified.is_empty() { String::new() } else { format!("; NOT VERIFIED: {}", unverified.join(", ")) };
-    format!(
-        "{whence}: {} TFLOP/s dense bf16 ({}), {} TB/s ({}){doubt}",
-        spec.rates.bf16.value,
-        spec.rates.bf16.source(),
-        spec.bandwidth_tb_s.value,
-        spec.bandwidth_tb_s.source()
-    )
+    let documented = spec.map(|spec| {
+        let unverified = spec.unverified();
+        let doubt =
+            if unverified.is_empty() { String::new() } else { format!("; NOT VERIFIED: {}", unverified.join(", ")) };
+        format!(
+            "{} TFLOP/s dense bf16 ({}), {} TB/s ({}){doubt}",
+            spec.rates.bf16.value,
+            spec.rates.bf16.source(),
+            spec.bandwidth_tb_s.value,
+            spec.bandwidth_tb_s.source()
+        )
+    });
+    let measured = measured.map(|peaks| {
+        let gemms: Vec<String> =
+            peaks.gemms.iter().map(|gemm| format!("{} {:.0}", gemm.format.name(), gemm.tflops)).collect();
+        format!("measured here by profile --measure: {} TFLOP/s, {:.2} TB/s", gemms.join(", "), peaks.copy_tb_s)
+    });
+    let rates: Vec<String> = measured.into_iter().chain(documented).collect();
+    format!("{whence}: {}", rates.join("; "))
 }
 
-fn step_reason(step: &StepTime, spec: &AcceleratorSpec, backend: BackendKind) -> String {
+fn step_reason(
+    step: &StepTime,
+    spec: Option<&AcceleratorSpec>,
+    measured: Option<&MeasuredPeaks>,
+    config: &HardwareConfig,
+    backend: BackendKind,
+) -> String {
     let bound = match step.bound {
         StepBound::Math => "arithmetic",
         StepBound::Memory => "memory traffic",
         StepBound::HostLink => "copies to the host",
     };
-    let (share, whence) = spec.sustained_share();
-    let other_kernels = match get_optimal_config(spec.kind).engine {
+    let whence = match (measured, spec) {
+        (Some(_), _) => "measured on this machine, and its copies".to_owned(),
+        (None, Some(spec)) => spec.sustained_share().1,
+        (None, None) => unreachable!("a forecast rests on one of them"),
+    };
+    let other_kernels = match config.engine {
+        _ if measured.is_some() => "",
         Engine::Cuda => "",
         Engine::NoBackend => ", with kernels that do not exist",
         Engine::Wgpu | Engine::Cpu if backend == BackendKind::Wgpu => {
@@ -245,7 +278,7 @@ fn step_reason(step: &StepTime, spec: &AcceleratorSpec, backend: BackendKind) ->
         step.t_math,
         step.t_memory,
         step.t_host,
-        100.0 * share
+        100.0 * step.sustained_share
     )
 }
 
@@ -273,6 +306,7 @@ mod tests {
 
     use firebrick_arch::ModelConfig;
     use firebrick_hwprofile::HardwareProfile;
+    use firebrick_hwprofile::peaks::MeasuredGemm;
 
     use super::*;
     use crate::config::RunConfig;
@@ -299,14 +333,7 @@ mod tests {
         let config = RunConfig::from_toml(recipe, Path::new("recipe.toml"), &changes).unwrap();
         let model = ModelConfig::parse(LLAMA_8B, Path::new("config.json")).unwrap();
         let profile = HardwareProfile::of_machine(AcceleratorSpec::named(machine).unwrap());
-        let data = DataShape {
-            rows: 4800,
-            row_len: 4096,
-            longest_document: 4096,
-            documents_per_row: 1,
-            has_chats: false,
-            report: "full".to_owned(),
-        };
+        let data = full_rows();
         let inputs = PlanInputs {
             config: &config,
             profile: &profile,
@@ -333,6 +360,18 @@ mod tests {
         let text = plan_of_ranks(ADR, "h100", &[], PlanRequest::default(), 1024).to_string();
         assert!(text.contains("exposed communication") && text.contains("which is an assumption"), "{text}");
         assert!(text.contains("NCCL"), "{text}");
+    }
+
+    /// Rows of one document each.
+    fn full_rows() -> DataShape {
+        DataShape {
+            rows: 4800,
+            row_len: 4096,
+            longest_document: 4096,
+            documents_per_row: 1,
+            has_chats: false,
+            report: "full".to_owned(),
+        }
     }
 
     fn forecast_of(machine: &str, changes: &[&str]) -> Forecast {
@@ -372,6 +411,52 @@ mod tests {
                 "{rows}, {recompute}, {compute}: {tokens_per_s} outside of {range:?}"
             );
         }
+    }
+
+    #[test]
+    fn peaks_measured_here_take_the_place_of_a_library_s_and_the_plan_says_so() {
+        let config = RunConfig::from_toml(ADR, Path::new("recipe.toml"), &[]).unwrap();
+        let model = ModelConfig::parse(LLAMA_8B, Path::new("config.json")).unwrap();
+        let mut machine = HardwareProfile::of_machine(AcceleratorSpec::named("h100").unwrap());
+        machine.measured.push(MeasuredPeaks {
+            backend: "cuda".to_owned(),
+            device: machine.gpus[0].name.clone(),
+            driver: String::new(),
+            measured_at: 0,
+            gemm_size: 8192,
+            gemms: vec![MeasuredGemm { format: MathFormat::Bf16, tflops: 400.0 }],
+            copy_tb_s: 2.0,
+        });
+        let data = full_rows();
+        let request = PlanRequest::default();
+        let inputs = PlanInputs {
+            config: &config,
+            profile: &machine,
+            model: &model,
+            data: &data,
+            world_size: 1,
+            request: &request,
+        };
+        let measured = Plan::resolve(inputs).unwrap().forecast.unwrap();
+        let documented = forecast_of("h100", &[]);
+        assert_eq!(
+            measured.step_seconds.value.lower, documented.step_seconds.value.lower,
+            "no implementation is faster"
+        );
+        assert!(measured.step_seconds.value.upper > 1.5 * documented.step_seconds.value.upper);
+        assert!(measured.machine.reason.contains("measured here by profile --measure: bf16 400 TFLOP/s, 2.00 TB/s"));
+        assert!(measured.step_seconds.reason.contains("40 % of the peak (measured on this machine"));
+        machine.gpus[0].spec = None;
+        let inputs = PlanInputs {
+            config: &config,
+            profile: &machine,
+            model: &model,
+            data: &data,
+            world_size: 1,
+            request: &request,
+        };
+        let unknown = Plan::resolve(inputs).unwrap().forecast.expect("measured peaks are enough");
+        assert_eq!(unknown.step_seconds.value.upper, measured.step_seconds.value.upper);
     }
 
     #[test]
@@ -428,6 +513,38 @@ mod tests {
             assert_eq!(plan.forced, None, "{machine}");
             assert!(plan.forecast.is_some(), "{machine}");
         }
+    }
+
+    #[test]
+    #[cfg(feature = "flex")]
+    fn the_recipe_for_a_processor_fits_into_the_memory_of_a_small_one() {
+        let smollm = LLAMA_8B
+            .replace("\"vocab_size\": 128256", "\"vocab_size\": 49152")
+            .replace("\"hidden_size\": 4096", "\"hidden_size\": 576")
+            .replace("\"intermediate_size\": 14336", "\"intermediate_size\": 1536")
+            .replace("\"num_hidden_layers\": 32", "\"num_hidden_layers\": 30")
+            .replace("\"num_attention_heads\": 32", "\"num_attention_heads\": 9")
+            .replace("\"num_key_value_heads\": 8", "\"num_key_value_heads\": 3")
+            .replace("\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");
+        let changes = ["backend=flex".to_owned()];
+        let recipe = include_str!("../../../../configs/cpu.toml");
+        let config = RunConfig::from_toml(recipe, Path::new("recipe.toml"), &changes).unwrap();
+        let model = ModelConfig::parse(&smollm, Path::new("config.json")).unwrap();
+        let profile = HardwareProfile::described(4, 4 << 30, Vec::new());
+        let data = DataShape { row_len: 512, longest_document: 512, ..full_rows() };
+        let request = PlanRequest::default();
+        let inputs = PlanInputs {
+            config: &config,
+            profile: &profile,
+            model: &model,
+            data: &data,
+            world_size: 1,
+            request: &request,
+        };
+        let plan = Plan::resolve(inputs).unwrap();
+        // The recipe's own arithmetic says about 1 GB.
+        assert!((700_000_000..1_500_000_000).contains(&plan.memory_bytes.value), "{}", plan.memory_bytes.value);
+        assert_eq!((plan.forced, plan.forecast), (None, None), "a processor has no forecast");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use firebrick_precision::Format;
 use serde::Serialize;
 
 use crate::config::{Init, RunConfig};
+use crate::metrics::MlflowSection;
 use crate::plan::chosen::Chosen;
 use crate::plan::fit::SmallerRun;
 use crate::plan::forecast::Forecast;
@@ -148,6 +149,9 @@ pub struct Plan {
     /// A shortage of memory that the user chose to ignore, in a sentence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forced: Option<Chosen<bool>>,
+    /// The tracking server that gets parameters and metrics too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mlflow: Option<Chosen<MlflowSection>>,
     /// What the run will cost on a known accelerator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forecast: Option<Forecast>,
@@ -265,6 +269,17 @@ impl Plan {
     /// Rows per step over all ranks.
     pub fn rows_per_step(&self) -> usize {
         self.micro_batch_size.value * self.gradient_accumulation.value * self.world_size.value
+    }
+
+    /// Every decision as words, for a tracking server: its name, and its value as plan.toml has it.
+    pub fn parameters(&self) -> Vec<(String, String)> {
+        // Invariant: as in `to_toml`.
+        let table = toml::Table::try_from(self).expect("a plan of plain fields is expressible as TOML");
+        let value = |(name, decision): (String, toml::Value)| {
+            let value = decision.get("value")?;
+            Some((name, value.as_str().map_or_else(|| value.to_string(), str::to_owned)))
+        };
+        table.into_iter().filter_map(value).collect()
     }
 
     /// The text of `plan.toml`.

@@ -12,15 +12,18 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use firebrick_data::{Batch, Cursor, Loader};
+use firebrick_hwprofile::usage::UsageMonitor;
 use firebrick_kernels::Kernels;
 use firebrick_parallel::{Limits, Ranks, Watchdog};
 
 use crate::console::{Console, Outcome, Progress, Summary};
 use crate::error::RunError;
 use crate::metrics::{
-    EvalMetrics, Evaluation, EventWriter, JsonLines, MemoryMeter, MetricSinks, RankMeter, RankMetrics, RankTimes,
-    StepMetrics,
+    EvalMetrics, Evaluation, EventWriter, JsonLines, MemoryMeter, MetricSinks, Mlflow, RankMeter, RankMetrics,
+    RankTimes, RunEnd, StepMetrics, usage_target,
 };
+use crate::plan::Plan;
+use crate::report;
 use crate::run::assemble;
 use crate::run::device::{dtype_of, head_dim, self_test};
 use crate::run::evaluate::Stage;
@@ -45,6 +48,8 @@ pub(super) struct Run<B: Kernels> {
     interrupt: Interrupt,
     loader: Loader,
     meter: MemoryMeter,
+    /// Of rank 0, which writes the metrics.
+    usage: Option<UsageMonitor>,
     started: Instant,
     wall_before: f64,
     /// Seconds spent in steps by this process, and the tokens they processed.
@@ -112,8 +117,11 @@ impl<B: Kernels> Run<B> {
         let mut trainer = load::<B>(&prepared, ranks, console, &device)?;
         let weights = SavedWeights { adapter: plan.lora.value.clone(), companions: prepared.companions.clone() };
         let Start { folder, state, resumed } = Start::new(place, &prepared, &mut trainer, &weights, console)?;
-        let mut sinks =
-            if trainer.ranks.is_main() { open_sinks(&folder, resumed, &state)? } else { MetricSinks::default() };
+        let mut sinks = if trainer.ranks.is_main() {
+            open_sinks(&folder, resumed, &state, &prepared.plan)?
+        } else {
+            MetricSinks::default()
+        };
         if console.verbose {
             sinks.push(Progress::start(prepared.plan.steps.value, state.step));
         }
@@ -122,6 +130,7 @@ impl<B: Kernels> Run<B> {
         Ok(Self {
             loader: assemble::loader(&prepared.plan, prepared.train.clone(), &trainer.ranks, state.cursor),
             meter: MemoryMeter::new(prepared.plan.backend.value, trainer.ranks.local_rank()),
+            usage: trainer.ranks.is_main().then(|| watch_usage(&prepared, trainer.ranks.local_rank(), console)),
             wall_before: state.wall_s,
             prepared,
             folder,
@@ -344,7 +353,8 @@ impl<B: Kernels> Run<B> {
 
     /// Ends a run that was stopped and saved.
     fn interrupted(mut self) -> Outcome {
-        self.sinks.close();
+        self.sinks.close(RunEnd::Interrupted);
+        self.write_report_page();
         Outcome::Interrupted {
             step: self.state.step,
             signal: self.interrupt.signal(),
@@ -427,6 +437,11 @@ impl<B: Kernels> Run<B> {
         let times = rank_times(1e3 * seconds, exchanged, &numbers);
         let mut metrics = None;
         if step.is_multiple_of(plan.log_every.value) {
+            let usage = self.usage.as_ref().map(UsageMonitor::take).unwrap_or_default();
+            self.usage
+                .iter()
+                .flat_map(UsageMonitor::notes)
+                .for_each(|note| self.console.print(&format!("note: {note}")));
             let waits = plan.offload.value || plan.paged_state_bytes.value > 0;
             metrics = Some(StepMetrics {
                 step,
@@ -441,6 +456,8 @@ impl<B: Kernels> Run<B> {
                 restore_wait_ms: waits.then_some(f64::from(numbers.restore_wait_ms)),
                 comm_wait_ms: (!is_alone).then_some(times.comm_wait),
                 ranks: None,
+                allocated_bytes: B::allocated_bytes(self.trainer.model.device()),
+                usage,
             });
         }
         assert!(self.unreported.is_none(), "a step is reported before the next one is logged");
@@ -528,7 +545,7 @@ impl<B: Kernels> Run<B> {
         let Some(after) = self.evaluation()? else { return Ok(self.interrupted()) };
         report_evaluation(&mut self.sinks, self.state.step, &after);
         self.sinks.flush();
-        self.sinks.close();
+        self.sinks.close(RunEnd::Finished);
         let plan = &self.prepared.plan;
         let is_main = self.trainer.ranks.is_main();
         // A pass over weights that ranks divide is one of all ranks.
@@ -555,7 +572,19 @@ impl<B: Kernels> Run<B> {
             self.folder.write(&self.folder.summary_json(), &(text + "\n"))?;
         }
         self.console.summary(&summary, plan);
+        self.write_report_page();
         Ok(Outcome::Finished(summary))
+    }
+
+    /// Writes the report of the run. A run does not fail for its report.
+    fn write_report_page(&self) {
+        if !self.trainer.ranks.is_main() {
+            return;
+        }
+        match report::write(self.folder.path(), None) {
+            Ok(path) => self.console.print(&format!("  report: {}", path.display())),
+            Err(error) => self.console.print(&format!("warning: the report was not written: {error}")),
+        }
     }
 
     /// Prints sample answers and writes the trained weights. Returns their folder.
@@ -592,14 +621,32 @@ fn mean(values: &[f64]) -> Option<f64> {
 }
 
 /// The files of metrics, with the evaluation before the first step if that comes next.
-fn open_sinks(folder: &RunFolder, resumed: Option<u64>, state: &RunState) -> Result<MetricSinks, RunError> {
+fn open_sinks(
+    folder: &RunFolder,
+    resumed: Option<u64>,
+    state: &RunState,
+    plan: &Plan,
+) -> Result<MetricSinks, RunError> {
     let mut sinks = MetricSinks::default();
     sinks.push(JsonLines::open(&folder.metrics_jsonl(), resumed)?);
     sinks.push(EventWriter::create(&folder.tensorboard(), resumed)?);
+    if let Some(target) = &plan.mlflow {
+        let note = folder.path().join("mlflow.json");
+        sinks.push(Mlflow::start(&target.value, folder.name(), &plan.parameters(), &note, resumed.is_some())?);
+    }
     if resumed.is_none() {
         report_evaluation(&mut sinks, 0, &state.before);
     }
     Ok(sinks)
+}
+
+/// Starts to sample how busy the device of this rank and this process are.
+fn watch_usage(prepared: &Prepared, local_rank: usize, console: Console) -> UsageMonitor {
+    let (target, note) = usage_target(prepared.plan.backend.value, local_rank);
+    if let Some(note) = note {
+        console.print(&format!("note: {note}"));
+    }
+    UsageMonitor::start(target)
 }
 
 /// Sends an evaluation to the sinks.

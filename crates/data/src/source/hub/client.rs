@@ -39,6 +39,11 @@ static AGENT: LazyLock<Agent> = LazyLock::new(|| {
         .new_agent()
 });
 
+/// The client for HTTP requests of this process: TLS by the system's certificates, no redirects, statuses as answers, time limits.
+pub fn http_agent() -> &'static Agent {
+    &AGENT
+}
+
 /// The Hub's response about a file, and the open connection.
 pub(super) struct Content {
     /// Name of the content.

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use super::error::SourceError;
 use cache::DatasetCache;
 use client::Content;
+pub use client::http_agent;
 pub(super) use listing::{HubFile, HubId, Listing};
 pub use settings::HubSettings;
 

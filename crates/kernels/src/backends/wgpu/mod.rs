@@ -6,6 +6,7 @@
 mod weights;
 
 use burn_cubecl::CubeBackend;
+use cubecl::Runtime;
 use cubecl::future::block_on;
 use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuRuntime};
 
@@ -14,7 +15,11 @@ use crate::{AttentionOps, CommOps, EmbeddingOps, Kernels, LinearOps, LossOps, Me
 /// f32 values, i32 indices, booleans as u32: WebGPU has no 8-bit storage.
 pub type Wgpu = CubeBackend<WgpuRuntime, f32, i32, u32>;
 
-impl MemoryOps for Wgpu {}
+impl MemoryOps for Wgpu {
+    fn allocated_bytes(device: &Self::Device) -> Option<u64> {
+        WgpuRuntime::client(device).memory_usage().ok().map(|usage| usage.bytes_reserved)
+    }
+}
 impl NormOps for Wgpu {}
 impl LinearOps for Wgpu {}
 impl AttentionOps for Wgpu {}

@@ -23,8 +23,8 @@ use super::super::case::{Case, Comparison, Output, Prepared, key, to_floats, tok
 use super::super::models::{LLAMA_1B, LLAMA_8B, Model, SMOLLM2_135M, SMOLLM2_360M};
 use super::super::results::{Axis, Work};
 use super::{Scale, Setting, tolerance};
-use crate::config::compute::Compute;
 use crate::config::BackendChoice;
+use crate::config::compute::Compute;
 use crate::error::RunError;
 use crate::plan::{DataShape, Plan, PlanInputs, PlanRequest};
 use crate::run::assemble::{self, WeightSource};

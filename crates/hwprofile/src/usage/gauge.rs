@@ -1,0 +1,144 @@
+//! What is sampled: names, units, how samples become one reading, and why a card lowers its clocks.
+//!
+//! Trade-off: one list for all makers; a maker's interface fills the part that it has.
+
+use serde::Serialize;
+
+/// A number that a machine reports about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Gauge {
+    /// Percent of the time in which at least one kernel ran.
+    GpuUtil,
+    /// Percent of the multiprocessors that were busy (NVML's GPM counters: Hopper and later).
+    SmUtil,
+    /// Percent of the time in which multiprocessors used their tensor cores (GPM).
+    TensorUtil,
+    /// Percent of the peak memory bandwidth (GPM).
+    DramUtil,
+    /// Percent of the time in which memory was read or written: what there is where bandwidth is not counted.
+    MemoryBusy,
+    /// Watts.
+    PowerW,
+    /// Joules since the monitor began.
+    EnergyJ,
+    /// Degrees Celsius, the highest.
+    TemperatureC,
+    /// Clock of the multiprocessors, MHz.
+    SmMhz,
+    /// 1e9 bytes per second to the host.
+    PcieTxGbS,
+    /// 1e9 bytes per second from the host.
+    PcieRxGbS,
+    /// 1e9 bytes per second to other cards.
+    NvlinkTxGbS,
+    /// 1e9 bytes per second from other cards.
+    NvlinkRxGbS,
+    /// Percent of the hardware threads that this process may use.
+    CpuUtil,
+    /// Bytes of this process in the host's memory, the most.
+    HostMemory,
+}
+
+/// How samples become one reading.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Combine {
+    Mean,
+    Highest,
+    Latest,
+}
+
+impl Gauge {
+    /// All of them.
+    pub const ALL: [Self; 15] = [
+        Self::GpuUtil,
+        Self::SmUtil,
+        Self::TensorUtil,
+        Self::DramUtil,
+        Self::MemoryBusy,
+        Self::PowerW,
+        Self::EnergyJ,
+        Self::TemperatureC,
+        Self::SmMhz,
+        Self::PcieTxGbS,
+        Self::PcieRxGbS,
+        Self::NvlinkTxGbS,
+        Self::NvlinkRxGbS,
+        Self::CpuUtil,
+        Self::HostMemory,
+    ];
+
+    /// Its key in metrics.jsonl.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::GpuUtil => "gpu_util",
+            Self::SmUtil => "sm_util",
+            Self::TensorUtil => "tensor_util",
+            Self::DramUtil => "dram_util",
+            Self::MemoryBusy => "memory_busy",
+            Self::PowerW => "power_w",
+            Self::EnergyJ => "energy_j",
+            Self::TemperatureC => "temperature_c",
+            Self::SmMhz => "sm_mhz",
+            Self::PcieTxGbS => "pcie_tx_gb_s",
+            Self::PcieRxGbS => "pcie_rx_gb_s",
+            Self::NvlinkTxGbS => "nvlink_tx_gb_s",
+            Self::NvlinkRxGbS => "nvlink_rx_gb_s",
+            Self::CpuUtil => "cpu_util",
+            Self::HostMemory => "host_memory",
+        }
+    }
+
+    pub(super) fn combine(self) -> Combine {
+        match self {
+            Self::TemperatureC | Self::HostMemory => Combine::Highest,
+            Self::EnergyJ => Combine::Latest,
+            _ => Combine::Mean,
+        }
+    }
+}
+
+/// Why a card runs below its highest clocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Throttle {
+    /// It draws what its power limit allows.
+    PowerCap,
+    /// It or its memory is too hot.
+    Thermal,
+    /// The hardware halves its clocks: heat, power brake or a draw that rose too fast.
+    HardwareSlowdown,
+    /// The power supply requested less.
+    PowerBrake,
+    /// Another card of its group is slower.
+    SyncBoost,
+    /// Somebody set lower clocks.
+    ApplicationClocks,
+}
+
+impl Throttle {
+    /// Name to print.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PowerCap => "power cap",
+            Self::Thermal => "too hot",
+            Self::HardwareSlowdown => "hardware slowdown",
+            Self::PowerBrake => "power brake",
+            Self::SyncBoost => "sync boost",
+            Self::ApplicationClocks => "application clocks",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_gauge_is_listed_once_in_its_order_with_a_key_of_its_own() {
+        assert!(Gauge::ALL.windows(2).all(|pair| pair[0] < pair[1]));
+        let mut names: Vec<_> = Gauge::ALL.map(Gauge::name).into();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Gauge::ALL.len());
+    }
+}

@@ -1,0 +1,221 @@
+//! How busy the machine is while something runs on it: a thread samples one accelerator and this process, and its owner takes the
+//! averages since the last time it asked.
+//!
+//! The thread rests at least 200 times as long as a sample took, so that sampling takes less than 0.5 % of one thread whatever a driver
+//! does. What a machine does not report is missing in the readings and named once in [`UsageMonitor::notes`].
+//! Trade-off: one accelerator per monitor, and readings of short intervals rest on one sample, or on none and are then empty.
+
+mod amd;
+mod gauge;
+mod nvidia;
+mod process;
+mod reading;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+pub use gauge::{Gauge, Throttle};
+pub use reading::Usage;
+
+use crate::spec::Maker;
+use crate::{Gpu, amd as amd_cards};
+use process::ProcessSampler;
+use reading::{Sample, Totals};
+
+/// Time between two samples, at least.
+const EVERY: Duration = Duration::from_millis(500);
+
+/// A rest is this many times as long as the sample before it: at most 1 / 201 of a thread's time goes into samples.
+const REST: u32 = 200;
+
+/// What is sampled next to the process itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum UsageTarget {
+    /// The process alone.
+    #[default]
+    Process,
+    /// An NVIDIA card, through NVML.
+    Nvidia {
+        /// `GPU-` and a number that no other card has.
+        uuid: String,
+        /// NVML's library, where it is not the driver's own.
+        library: Option<PathBuf>,
+    },
+    /// An AMD card, by its folder in sysfs.
+    Amd(PathBuf),
+}
+
+impl UsageTarget {
+    /// How a found card is sampled. `None`: its maker's interfaces report no usage, or it is a partition, which NVML does not measure.
+    pub fn of(gpu: &Gpu) -> Option<Self> {
+        match gpu.maker {
+            Maker::Nvidia if !gpu.is_partition => Some(Self::Nvidia { uuid: gpu.uuid.clone()?, library: None }),
+            Maker::Amd => {
+                let folders = amd_cards::folders(std::path::Path::new(amd_cards::SYSFS));
+                folders.into_iter().nth(gpu.index as usize).map(|(_, folder)| Self::Amd(folder))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A sampling thread; it ends with this value.
+#[derive(Debug)]
+pub struct UsageMonitor {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    totals: Totals,
+    notes: Vec<String>,
+    is_over: bool,
+    samples: u64,
+    sampling: Duration,
+}
+
+impl UsageMonitor {
+    /// Starts to sample. A target that cannot be sampled becomes a note, and the process is sampled alone.
+    pub fn start(target: UsageTarget) -> Self {
+        let shared = Arc::new(Shared::default());
+        let seen = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("usage".to_owned()).spawn(move || sample(target, &seen));
+        if let Err(error) = &thread {
+            shared.lock().notes.push(format!("usage is not sampled: no thread could be started ({error})"));
+        }
+        Self { shared, thread: thread.ok() }
+    }
+
+    /// The averages since the last call; without values if no sample was taken in between.
+    pub fn take(&self) -> Usage {
+        self.shared.lock().totals.take()
+    }
+
+    /// What could not be sampled, in sentences, each once.
+    pub fn notes(&self) -> Vec<String> {
+        std::mem::take(&mut self.shared.lock().notes)
+    }
+
+    /// Samples so far, and the time that they took.
+    pub fn cost(&self) -> (u64, Duration) {
+        let state = self.shared.lock();
+        (state.samples, state.sampling)
+    }
+}
+
+impl Drop for UsageMonitor {
+    fn drop(&mut self) {
+        self.shared.lock().is_over = true;
+        self.shared.wake.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A sampler that panicked has nothing left to end.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, notes: Vec<String>) {
+        self.lock().notes.extend(notes);
+    }
+
+    /// Samples until the monitor is dropped.
+    fn repeat(&self, mut read: impl FnMut(&mut Sample)) {
+        let mut process = ProcessSampler::default();
+        loop {
+            let started = Instant::now();
+            let mut sample = Sample::default();
+            process.read(&mut sample);
+            read(&mut sample);
+            let took = started.elapsed();
+            let mut state = self.lock();
+            state.totals.add(&sample);
+            state.samples += 1;
+            state.sampling += took;
+            let rest = EVERY.max(took * REST);
+            let (state, _) = self
+                .wake
+                .wait_timeout_while(state, rest, |state| !state.is_over)
+                .unwrap_or_else(PoisonError::into_inner);
+            if state.is_over {
+                return;
+            }
+        }
+    }
+}
+
+fn sample(target: UsageTarget, shared: &Shared) {
+    match target {
+        UsageTarget::Process => shared.repeat(|_| ()),
+        UsageTarget::Amd(folder) => {
+            let mut card = amd::Card::new(folder);
+            shared.repeat(|sample| card.read(sample));
+        }
+        UsageTarget::Nvidia { uuid, library } => {
+            if let Err(error) = nvidia::watch(&uuid, library.as_deref(), shared) {
+                shared.note(vec![format!("the card's usage is not sampled: NVML reports \"{error}\"")]);
+                shared.repeat(|_| ());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Waits for the first sample.
+    fn first(monitor: &UsageMonitor) -> Usage {
+        let started = Instant::now();
+        while monitor.cost().0 == 0 {
+            assert!(started.elapsed() < Duration::from_secs(30), "no sample was taken");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        monitor.take()
+    }
+
+    #[test]
+    fn a_process_without_an_accelerator_reports_its_memory() {
+        let monitor = UsageMonitor::start(UsageTarget::Process);
+        let usage = first(&monitor);
+        assert!(usage.get(Gauge::GpuUtil).is_none() && usage.throttle().is_empty());
+        assert!(usage.get(Gauge::HostMemory).is_some_and(|bytes| bytes > 0.0) || !cfg!(target_os = "linux"));
+        assert!(monitor.take().is_empty(), "a sample counts once");
+    }
+
+    #[test]
+    fn a_missing_library_is_a_note_and_the_process_is_still_sampled() {
+        let library = Some(PathBuf::from("libnvidia-ml-that-is-not-there.so"));
+        let monitor = UsageMonitor::start(UsageTarget::Nvidia { uuid: "GPU-0".to_owned(), library });
+        let usage = first(&monitor);
+        assert!(usage.get(Gauge::PowerW).is_none());
+        let notes = monitor.notes();
+        assert!(notes.len() == 1 && notes[0].contains("not sampled"), "{notes:?}");
+        assert!(monitor.notes().is_empty(), "a note is given once");
+    }
+
+    #[test]
+    fn a_monitor_ends_at_once_and_its_cost_is_bounded() {
+        let monitor = UsageMonitor::start(UsageTarget::Process);
+        first(&monitor);
+        let (samples, sampling) = monitor.cost();
+        assert!(samples >= 1 && sampling > Duration::ZERO);
+        assert!(1.0 / f64::from(REST + 1) < 0.005);
+        let started = Instant::now();
+        drop(monitor);
+        assert!(started.elapsed() < Duration::from_secs(5), "the end does not wait for the next sample");
+    }
+}

@@ -1,0 +1,137 @@
+//! An NVIDIA card's usage through NVML; on Hopper and later with the counters of GPM (`nvmlGpmSampleGet`, `nvmlGpmMetricsGet`).
+//!
+//! GPM compares two samples: each look keeps its sample for the next one. NVML's own "memory utilization" is the share of time in which
+//! memory was used at all, so without GPM it is reported under that name and not as bandwidth.
+//! Trade-off: without GPM there is no tensor-core utilization and no NVLink traffic, and NVML measures PCIe traffic by waiting 20 ms per
+//! direction.
+
+use std::path::Path;
+
+use nvml_wrapper::bitmasks::device::ThrottleReasons;
+use nvml_wrapper::enum_wrappers::device::{Clock, PcieUtilCounter, TemperatureSensor};
+use nvml_wrapper::enums::gpm::GpmMetricId;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::gpm::gpm_metrics_get;
+use nvml_wrapper::{Device, GpmSample, Nvml};
+
+use super::Shared;
+use super::gauge::{Gauge, Throttle};
+use super::reading::Sample;
+
+/// The counters, their gauges, and what one of their units is in the gauge's: percent, or MiB/s in 1e9 bytes per second.
+const COUNTERS: [(GpmMetricId, Gauge, f64); 7] = [
+    (GpmMetricId::SmUtil, Gauge::SmUtil, 1.0),
+    (GpmMetricId::AnyTensorUtil, Gauge::TensorUtil, 1.0),
+    (GpmMetricId::DramBwUtil, Gauge::DramUtil, 1.0),
+    (GpmMetricId::PcieTxPerSec, Gauge::PcieTxGbS, MIB_IN_GB),
+    (GpmMetricId::PcieRxPerSec, Gauge::PcieRxGbS, MIB_IN_GB),
+    (GpmMetricId::NvlinkTotalTxPerSec, Gauge::NvlinkTxGbS, MIB_IN_GB),
+    (GpmMetricId::NvlinkTotalRxPerSec, Gauge::NvlinkRxGbS, MIB_IN_GB),
+];
+const MIB_IN_GB: f64 = 1_048_576.0 / 1e9;
+
+/// Samples a card until the monitor is dropped.
+///
+/// # Errors
+/// NVML cannot be loaded, or knows no such card.
+pub(super) fn watch(uuid: &str, library: Option<&Path>, shared: &Shared) -> Result<(), NvmlError> {
+    let nvml = match library {
+        Some(path) => Nvml::builder().lib_path(path.as_os_str()).init()?,
+        None => Nvml::init()?,
+    };
+    let device = nvml.device_by_uuid(uuid)?;
+    let (mut card, notes) = Card::new(&nvml, device);
+    shared.note(notes);
+    shared.repeat(|sample| card.read(sample));
+    Ok(())
+}
+
+struct Card<'nvml> {
+    nvml: &'nvml Nvml,
+    device: Device<'nvml>,
+    energy_at_start_mj: Option<u64>,
+    counters: Counters<'nvml>,
+}
+
+/// Where bandwidth and traffic come from.
+enum Counters<'nvml> {
+    /// GPM, with the sample of the last look.
+    Gpm(GpmSample<'nvml>),
+    /// NVML's older calls.
+    Basic,
+}
+
+impl<'nvml> Card<'nvml> {
+    /// The card, and what of it cannot be sampled.
+    fn new(nvml: &'nvml Nvml, device: Device<'nvml>) -> (Self, Vec<String>) {
+        let (counters, note) = match first_sample(&device) {
+            Ok(sample) => (Counters::Gpm(sample), None),
+            Err(why) => (
+                Counters::Basic,
+                Some(format!("tensor-core and memory-bandwidth utilization and NVLink traffic are not sampled: {why}")),
+            ),
+        };
+        let energy_at_start_mj = device.total_energy_consumption().ok();
+        (Self { nvml, device, energy_at_start_mj, counters }, note.into_iter().collect())
+    }
+
+    fn read(&mut self, sample: &mut Sample) {
+        let device = &self.device;
+        let utilization = device.utilization_rates().ok();
+        sample.set(Gauge::GpuUtil, utilization.as_ref().map(|rates| f64::from(rates.gpu)));
+        sample.set(Gauge::PowerW, device.power_usage().ok().map(|milliwatts| f64::from(milliwatts) / 1e3));
+        sample.set(Gauge::TemperatureC, device.temperature(TemperatureSensor::Gpu).ok().map(f64::from));
+        sample.set(Gauge::SmMhz, device.clock_info(Clock::SM).ok().map(f64::from));
+        if let (Some(start), Ok(now)) = (self.energy_at_start_mj, device.total_energy_consumption()) {
+            sample.set(Gauge::EnergyJ, Some(now.saturating_sub(start) as f64 / 1e3));
+        }
+        if let Ok(reasons) = device.current_throttle_reasons() {
+            throttles(reasons).for_each(|reason| sample.throttle(reason));
+        }
+        match &mut self.counters {
+            Counters::Gpm(before) => gpm(self.nvml, device, before, sample),
+            Counters::Basic => {
+                sample.set(Gauge::MemoryBusy, utilization.map(|rates| f64::from(rates.memory)));
+                let kilobytes = |counter| device.pcie_throughput(counter).ok().map(|rate| f64::from(rate) / 1e6);
+                sample.set(Gauge::PcieTxGbS, kilobytes(PcieUtilCounter::Send));
+                sample.set(Gauge::PcieRxGbS, kilobytes(PcieUtilCounter::Receive));
+            }
+        }
+    }
+}
+
+/// The first sample of GPM; else why there is none. On a partitioned card it would be of one partition and disturb what others read.
+fn first_sample<'nvml>(device: &Device<'nvml>) -> Result<GpmSample<'nvml>, String> {
+    if device.mig_mode().is_ok_and(|mode| mode.current == 1) {
+        return Err("the card is partitioned (MIG)".to_owned());
+    }
+    match device.gpm_support() {
+        Ok(true) => device.gpm_sample().map_err(|error| format!("GPM reports \"{error}\"")),
+        Ok(false) => Err("NVML's GPM counters need a Hopper card or a later one".to_owned()),
+        Err(error) => Err(format!("this driver has no GPM counters ({error})")),
+    }
+}
+
+/// The counters between the last look and this one.
+fn gpm<'nvml>(nvml: &'nvml Nvml, device: &Device<'nvml>, before: &mut GpmSample<'nvml>, sample: &mut Sample) {
+    let Ok(now) = device.gpm_sample() else { return };
+    if let Ok(metrics) = gpm_metrics_get(nvml, before, &now, &COUNTERS.map(|(counter, ..)| counter)) {
+        for ((_, gauge, unit), metric) in COUNTERS.iter().zip(metrics) {
+            sample.set(*gauge, metric.ok().map(|metric| metric.value * unit));
+        }
+    }
+    *before = now;
+}
+
+fn throttles(reasons: ThrottleReasons) -> impl Iterator<Item = Throttle> {
+    let known = [
+        (ThrottleReasons::SW_POWER_CAP, Throttle::PowerCap),
+        (ThrottleReasons::SW_THERMAL_SLOWDOWN, Throttle::Thermal),
+        (ThrottleReasons::HW_THERMAL_SLOWDOWN, Throttle::Thermal),
+        (ThrottleReasons::HW_SLOWDOWN, Throttle::HardwareSlowdown),
+        (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, Throttle::PowerBrake),
+        (ThrottleReasons::SYNC_BOOST, Throttle::SyncBoost),
+        (ThrottleReasons::APPLICATIONS_CLOCKS_SETTING, Throttle::ApplicationClocks),
+    ];
+    known.into_iter().filter(move |(bit, _)| reasons.contains(*bit)).map(|(_, reason)| reason)
+}

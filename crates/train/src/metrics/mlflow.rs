@@ -1,0 +1,405 @@
+//! MLflow's tracking server over REST, as a sink that is off unless the recipe has `[mlflow]`.
+//!
+//! A thread of its own sends what steps leave in a queue, many numbers per request, so a slow or lost server never delays a step. The
+//! run's identifier is kept in the run folder, so a resumed run goes on in the same MLflow run. Credentials come from MLflow's own
+//! variables: `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`.
+//! Trade-off: while a server cannot be reached, the newest numbers wait and the oldest beyond [`QUEUE`] are dropped; metrics.jsonl has all.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::metrics::{EvalMetrics, MetricSink, RunEnd, StepMetrics};
+use crate::state::storage::{StorageError, write_atomically};
+
+/// `[mlflow]`: an MLflow tracking server that gets parameters and metrics too.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MlflowSection {
+    /// Address of the server, such as "http://127.0.0.1:5000". Credentials are read from MLFLOW_TRACKING_TOKEN, or from
+    /// MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.
+    pub tracking_uri: String,
+    /// Name of the experiment, which is created if it is not there. Default "firebrick".
+    #[serde(default = "default_experiment")]
+    pub experiment_name: String,
+}
+
+fn default_experiment() -> String {
+    "firebrick".to_owned()
+}
+
+/// Why a run is not tracked.
+#[derive(Debug, thiserror::Error)]
+pub enum MlflowError {
+    /// What the server refused, or why it was not reached.
+    #[error(
+        "mlflow.tracking_uri = \"{uri}\": {problem} ({request}). Start the server (`mlflow server`), correct the address, or leave \
+         [mlflow] out"
+    )]
+    Server {
+        /// Its address.
+        uri: String,
+        /// The request of MLflow's REST API.
+        request: &'static str,
+        /// The server's or the system's words.
+        problem: String,
+    },
+    /// The run's identifier cannot be kept in the run folder.
+    #[error(transparent)]
+    Note(#[from] StorageError),
+    /// No thread can be started.
+    #[error("metrics cannot be sent to MLflow: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// Numbers that wait for the server, at most.
+const QUEUE: usize = 100_000;
+/// Numbers per request; MLflow takes 1,000.
+const BATCH: usize = 1000;
+/// Parameters per request; MLflow takes 100.
+const PARAMETERS: usize = 100;
+/// Letters of a parameter's value; older servers take 500.
+const VALUE_LETTERS: usize = 500;
+/// Longest wait between two attempts, and for the last numbers at the end of a run.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The sink.
+#[derive(Debug)]
+pub struct Mlflow {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    metrics: VecDeque<Value>,
+    dropped: u64,
+    end: Option<(RunEnd, Instant)>,
+}
+
+impl Mlflow {
+    /// Begins an MLflow run, or goes on with the one that `note`, a file of the run folder, names; sends the parameters.
+    ///
+    /// # Errors
+    /// The server cannot be reached or refuses; the note cannot be written.
+    pub fn start(
+        section: &MlflowSection,
+        name: &str,
+        parameters: &[(String, String)],
+        note: &Path,
+        resumed: bool,
+    ) -> Result<Self, MlflowError> {
+        let client = Client::new(&section.tracking_uri);
+        let known = if resumed { known_run(note, &section.tracking_uri) } else { None };
+        let run_id = match known {
+            Some(run_id) => {
+                client.update(&run_id, "RUNNING", None)?;
+                run_id
+            }
+            None => {
+                let run_id = client.create_run(&section.experiment_name, name, parameters)?;
+                let text = json!({"tracking_uri": section.tracking_uri, "run_id": run_id}).to_string();
+                write_atomically(note, (text + "\n").as_bytes())?;
+                run_id
+            }
+        };
+        let shared = Arc::new(Shared::default());
+        let queue = Arc::clone(&shared);
+        let thread =
+            std::thread::Builder::new().name("mlflow".to_owned()).spawn(move || send(&client, &run_id, &queue))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    fn queue(&self, step: u64, scalars: Vec<(String, f64)>) {
+        let timestamp = now_ms();
+        let finite = scalars.into_iter().filter(|(_, value)| value.is_finite());
+        let metrics =
+            finite.map(|(key, value)| json!({"key": key, "value": value, "timestamp": timestamp, "step": step}));
+        let mut state = self.shared.lock();
+        state.metrics.extend(metrics);
+        while state.metrics.len() > QUEUE {
+            state.metrics.pop_front();
+            state.dropped += 1;
+        }
+        drop(state);
+        self.shared.wake.notify_all();
+    }
+}
+
+impl MetricSink for Mlflow {
+    fn step(&mut self, metrics: &StepMetrics) -> Result<(), StorageError> {
+        self.queue(metrics.step, metrics.scalars());
+        Ok(())
+    }
+
+    fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), StorageError> {
+        self.queue(metrics.step, metrics.scalars());
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), StorageError> {
+        Ok(())
+    }
+
+    fn end(&mut self, how: RunEnd) {
+        self.shared.lock().end = Some((how, Instant::now()));
+        self.shared.wake.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A sender that panicked has nothing left to send.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Mlflow {
+    fn drop(&mut self) {
+        if self.thread.is_some() {
+            self.end(RunEnd::Failed);
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for numbers or the end, or for a pause to be over.
+    fn wait(&self, pause: Option<Duration>) {
+        let waits = |state: &mut State| pause.is_some() || state.end.is_none() && state.metrics.is_empty();
+        let longest = pause.unwrap_or(Duration::from_secs(3600));
+        drop(self.wake.wait_timeout_while(self.lock(), longest, waits));
+    }
+}
+
+/// Sends until the run has ended and nothing waits, or the server stays lost after that.
+fn send(client: &Client, run_id: &str, shared: &Shared) {
+    let mut pause = None;
+    loop {
+        shared.wait(pause);
+        let (batch, end) = {
+            let state = shared.lock();
+            (state.metrics.iter().take(BATCH).cloned().collect::<Vec<_>>(), state.end)
+        };
+        if batch.is_empty() {
+            let Some((how, _)) = end else { continue };
+            if let Err(error) = client.update(run_id, how.mlflow_status(), Some(now_ms())) {
+                tracing::warn!("{error}: the run's end is not noted there");
+            }
+            return;
+        }
+        match client.log_batch(run_id, &batch) {
+            Ok(()) => {
+                let mut state = shared.lock();
+                // What was sent may have been dropped from the front meanwhile.
+                let sent = batch.len().min(state.metrics.len());
+                state.metrics.drain(..sent);
+                if pause.take().is_some() {
+                    tracing::warn!("MLflow is reached again; {} numbers were dropped", state.dropped);
+                }
+            }
+            Err(error) => {
+                if pause.is_none() {
+                    tracing::warn!("{error}. The run goes on; metrics.jsonl has all numbers");
+                }
+                if end.is_some_and(|(_, since)| since.elapsed() > PATIENCE) || end.is_some() && pause.is_some() {
+                    tracing::warn!("{} numbers were not sent to MLflow", shared.lock().metrics.len());
+                    return;
+                }
+                pause = Some(pause.map_or(Duration::from_millis(500), |pause| (2 * pause).min(PATIENCE)));
+            }
+        }
+    }
+}
+
+impl RunEnd {
+    fn mlflow_status(self) -> &'static str {
+        match self {
+            Self::Finished => "FINISHED",
+            Self::Interrupted => "KILLED",
+            Self::Failed => "FAILED",
+        }
+    }
+}
+
+/// The run that a note names, if it is on that server.
+fn known_run(note: &Path, uri: &str) -> Option<String> {
+    let note: Value = serde_json::from_str(&fs::read_to_string(note).ok()?).ok()?;
+    (note["tracking_uri"] == uri).then(|| note["run_id"].as_str().map(str::to_owned)).flatten()
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis() as u64)
+}
+
+/// The five requests of MLflow's REST API that are needed (version 2.0).
+#[derive(Debug)]
+struct Client {
+    uri: String,
+    authorization: Option<String>,
+}
+
+impl Client {
+    fn new(uri: &str) -> Self {
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let basic = || {
+            let (user, password) = (variable("MLFLOW_TRACKING_USERNAME")?, variable("MLFLOW_TRACKING_PASSWORD")?);
+            Some(format!("Basic {}", base64(format!("{user}:{password}").as_bytes())))
+        };
+        let bearer = variable("MLFLOW_TRACKING_TOKEN").map(|token| format!("Bearer {token}"));
+        Self { uri: uri.trim_end_matches('/').to_owned(), authorization: bearer.or_else(basic) }
+    }
+
+    fn create_run(&self, experiment: &str, name: &str, parameters: &[(String, String)]) -> Result<String, MlflowError> {
+        let experiment_id = self.experiment(experiment)?;
+        let run = json!({"experiment_id": experiment_id, "run_name": name, "start_time": now_ms(),
+            "tags": [{"key": "mlflow.runName", "value": name}, {"key": "mlflow.source.name", "value": "firebrick"}]});
+        let created = self.post("runs/create", &run)?;
+        let run_id = text(&created["run"]["info"]["run_id"])
+            .ok_or_else(|| self.error("runs/create", "the answer has no run.info.run_id".to_owned()))?;
+        for some in parameters.chunks(PARAMETERS) {
+            let some: Vec<Value> =
+                some.iter().map(|(key, value)| json!({"key": key, "value": shortened(value)})).collect();
+            self.post("runs/log-batch", &json!({"run_id": run_id, "params": some}))?;
+        }
+        Ok(run_id)
+    }
+
+    /// The identifier of an experiment, which is created if there is none of that name.
+    fn experiment(&self, name: &str) -> Result<String, MlflowError> {
+        const GET: &str = "experiments/get-by-name";
+        let url = format!("{}/api/2.0/mlflow/{GET}?experiment_name={}", self.uri, percent_encoded(name));
+        let mut request = firebrick_data::http_agent().get(&url);
+        if let Some(authorization) = &self.authorization {
+            request = request.header("authorization", authorization);
+        }
+        let (status, answer) = self.read(GET, request.call())?;
+        if status == 200 {
+            let found = text(&answer["experiment"]["experiment_id"]);
+            return found.ok_or_else(|| self.error(GET, "the answer has no experiment.experiment_id".to_owned()));
+        }
+        if answer["error_code"] != "RESOURCE_DOES_NOT_EXIST" {
+            return Err(self.refused(GET, status, &answer));
+        }
+        let created = self.post("experiments/create", &json!({"name": name}))?;
+        text(&created["experiment_id"])
+            .ok_or_else(|| self.error("experiments/create", "the answer has no experiment_id".to_owned()))
+    }
+
+    fn log_batch(&self, run_id: &str, metrics: &[Value]) -> Result<(), MlflowError> {
+        self.post("runs/log-batch", &json!({"run_id": run_id, "metrics": metrics})).map(|_| ())
+    }
+
+    fn update(&self, run_id: &str, status: &str, end_time: Option<u64>) -> Result<(), MlflowError> {
+        self.post("runs/update", &json!({"run_id": run_id, "status": status, "end_time": end_time})).map(|_| ())
+    }
+
+    fn post(&self, request: &'static str, body: &Value) -> Result<Value, MlflowError> {
+        let url = format!("{}/api/2.0/mlflow/{request}", self.uri);
+        let mut call = firebrick_data::http_agent().post(&url).header("content-type", "application/json");
+        if let Some(authorization) = &self.authorization {
+            call = call.header("authorization", authorization);
+        }
+        let (status, answer) = self.read(request, call.send(body.to_string()))?;
+        if status == 200 { Ok(answer) } else { Err(self.refused(request, status, &answer)) }
+    }
+
+    /// Status and body of an answer.
+    fn read(
+        &self,
+        request: &'static str,
+        answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
+    ) -> Result<(u16, Value), MlflowError> {
+        let mut answer = answer.map_err(|error| self.error(request, error.to_string()))?;
+        let status = answer.status().as_u16();
+        let body = answer.body_mut().read_to_string().map_err(|error| self.error(request, error.to_string()))?;
+        Ok((status, serde_json::from_str(&body).unwrap_or(Value::Null)))
+    }
+
+    fn refused(&self, request: &'static str, status: u16, answer: &Value) -> MlflowError {
+        let message = answer["message"].as_str().unwrap_or("no reason given");
+        self.error(request, format!("the server answers {status}: {message}"))
+    }
+
+    fn error(&self, request: &'static str, problem: String) -> MlflowError {
+        MlflowError::Server { uri: self.uri.clone(), request, problem }
+    }
+}
+
+fn text(value: &Value) -> Option<String> {
+    value.as_str().map(str::to_owned)
+}
+
+fn shortened(value: &str) -> String {
+    value.chars().take(VALUE_LETTERS).collect()
+}
+
+/// Text as a part of an address (RFC 3986).
+fn percent_encoded(text: &str) -> String {
+    let byte = |byte: u8| {
+        let is_plain = byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+        if is_plain { char::from(byte).to_string() } else { format!("%{byte:02X}") }
+    };
+    text.bytes().map(byte).collect()
+}
+
+/// Base64 with padding (RFC 4648), for basic authentication.
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let group = |group: &[u8]| {
+        let bits = (0..3).fold(0u32, |bits, at| bits << 8 | u32::from(group.get(at).copied().unwrap_or(0)));
+        (0..4)
+            .map(|at| if at <= group.len() { char::from(LETTERS[(bits >> (18 - 6 * at) & 63) as usize]) } else { '=' })
+            .collect::<String>()
+    };
+    bytes.chunks(3).map(group).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_encoded_as_the_standards_say() {
+        assert_eq!(
+            ["", "f", "fo", "foo", "foob"].map(|text| base64(text.as_bytes())),
+            ["", "Zg==", "Zm8=", "Zm9v", "Zm9vYg=="]
+        );
+        assert_eq!(percent_encoded("a b/ü~"), "a%20b%2F%C3%BC~");
+    }
+
+    #[test]
+    fn a_note_names_a_run_of_its_own_server_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let note = folder.path().join("mlflow.json");
+        fs::write(&note, r#"{"tracking_uri": "http://a", "run_id": "7"}"#).unwrap();
+        assert_eq!(known_run(&note, "http://a").as_deref(), Some("7"));
+        assert_eq!(known_run(&note, "http://b"), None);
+        assert_eq!(known_run(&folder.path().join("none"), "http://a"), None);
+    }
+
+    #[test]
+    fn a_server_that_is_not_there_is_named_with_what_to_do() {
+        let section = MlflowSection { tracking_uri: "http://127.0.0.1:9".to_owned(), experiment_name: "e".to_owned() };
+        let folder = tempfile::tempdir().unwrap();
+        let error =
+            Mlflow::start(&section, "run", &[], &folder.path().join("mlflow.json"), false).unwrap_err().to_string();
+        assert!(
+            error.contains("mlflow.tracking_uri = \"http://127.0.0.1:9\"") && error.contains("[mlflow]"),
+            "{error}"
+        );
+    }
+}

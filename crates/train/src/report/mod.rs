@@ -1,0 +1,37 @@
+//! The report of a run: one self-contained HTML page with plots, made from what the run folder holds.
+//!
+//! A run writes it when it ends or is stopped, and `train report` writes it again, also while a run is going on. Everything is read from
+//! `metrics.jsonl`, `plan.toml`, `summary.json` and `config.toml`, so a page never knows more than the folder.
+//! Trade-off: one run per page; TensorBoard and MLflow compare runs.
+
+mod page;
+mod plot;
+mod record;
+
+use std::path::{Path, PathBuf};
+
+use crate::state::storage::{StorageError, write_atomically};
+
+pub use record::{ReportError, RunRecord};
+
+/// Name of the page in a run folder.
+pub const REPORT: &str = "report.html";
+
+/// The page of a run folder.
+///
+/// # Errors
+/// [`ReportError`]: there are no metrics, or they cannot be read.
+pub fn page(run: &Path) -> Result<String, ReportError> {
+    Ok(page::render(&RunRecord::read(run)?))
+}
+
+/// Writes the page of a run folder into it, or to `out`. Returns its path.
+///
+/// # Errors
+/// [`ReportError`].
+pub fn write(run: &Path, out: Option<&Path>) -> Result<PathBuf, ReportError> {
+    let path = out.map_or_else(|| run.join(REPORT), Path::to_owned);
+    let page = page(run)?;
+    write_atomically(&path, page.as_bytes()).map_err(|source: StorageError| ReportError::Write { source })?;
+    Ok(path)
+}

@@ -1,0 +1,189 @@
+//! What a run folder says about its run: the lines of metrics, the plan, and the summary of a finished run.
+//!
+//! Files are read as plain data and not as the types that wrote them, so that folders of other versions can be shown too.
+//! Trade-off: a number under another name is not found and not missed.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::state::storage::StorageError;
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// No run folder.
+    #[error("{path}: no metrics.jsonl to report on; give the folder of a run, such as runs/my-run ({source})")]
+    NoMetrics {
+        /// The folder.
+        path: PathBuf,
+        /// The system's words.
+        source: std::io::Error,
+    },
+    /// A file that is there and cannot be understood.
+    #[error("{path}: expected {expected}: {problem}")]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What should be in it.
+        expected: &'static str,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The page cannot be written.
+    #[error(transparent)]
+    Write {
+        /// Why.
+        source: StorageError,
+    },
+}
+
+/// A run, as its folder tells it.
+#[derive(Clone, Debug)]
+pub struct RunRecord {
+    /// Name of the folder.
+    pub name: String,
+    /// The lines of metrics.jsonl, in their order.
+    pub lines: Vec<Value>,
+    /// plan.toml; empty where there is none.
+    pub plan: toml::Table,
+    /// summary.json; `None` for a run that has not finished.
+    pub summary: Option<Value>,
+    /// config.toml, as saved.
+    pub recipe: Option<String>,
+}
+
+impl RunRecord {
+    /// Reads a run folder.
+    ///
+    /// # Errors
+    /// [`ReportError`]: there are no metrics, or a file is not what its name says. A last line that is cut off, as of a run that goes on,
+    /// is left out.
+    pub fn read(run: &Path) -> Result<Self, ReportError> {
+        let metrics = run.join("metrics.jsonl");
+        let text =
+            fs::read_to_string(&metrics).map_err(|source| ReportError::NoMetrics { path: run.to_owned(), source })?;
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        let malformed = |path: &Path, expected, problem: String| ReportError::Malformed {
+            path: path.to_owned(),
+            expected,
+            problem,
+        };
+        let lines: Result<Vec<Value>, _> = whole.lines().map(serde_json::from_str).collect();
+        let lines = lines.map_err(|error| malformed(&metrics, "one JSON object per line", error.to_string()))?;
+        let optional = |name: &str| {
+            let path = run.join(name);
+            fs::read_to_string(&path).ok().map(|text| (path, text))
+        };
+        let plan = optional("plan.toml").map(|(path, text)| {
+            text.parse::<toml::Table>().map_err(|error| malformed(&path, "TOML", error.message().to_owned()))
+        });
+        let summary = optional("summary.json").map(|(path, text)| {
+            serde_json::from_str(&text).map_err(|error| malformed(&path, "one JSON object", error.to_string()))
+        });
+        let folder = fs::canonicalize(run).unwrap_or_else(|_| run.to_owned());
+        Ok(Self {
+            name: folder.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned()),
+            lines,
+            plan: plan.transpose()?.unwrap_or_default(),
+            summary: summary.transpose()?,
+            recipe: optional("config.toml").map(|(_, text)| text),
+        })
+    }
+
+    /// The points (step, value) of a key, without those that are no finite number.
+    pub fn series(&self, key: &str) -> Vec<(f64, f64)> {
+        let point = |line: &Value| Some((line.get("step")?.as_f64()?, line.get(key)?.as_f64()?));
+        self.lines.iter().filter_map(point).filter(|(_, value)| value.is_finite()).collect()
+    }
+
+    /// The last step that the metrics have.
+    pub fn last_step(&self) -> Option<u64> {
+        self.lines.iter().filter_map(|line| line.get("step")?.as_u64()).max()
+    }
+
+    /// Joules of the accelerator over all parts of the run: each part's meter begins at 0.
+    pub fn energy_j(&self) -> Option<f64> {
+        let meter = self.series("energy_j");
+        let (_, first) = meter.first()?;
+        let growth = |pair: &[(f64, f64)]| if pair[1].1 < pair[0].1 { pair[1].1 } else { pair[1].1 - pair[0].1 };
+        Some(first + meter.windows(2).map(growth).sum::<f64>())
+    }
+
+    /// Steps at which the card ran below its highest clocks, and the reasons.
+    pub fn throttled(&self) -> (usize, BTreeSet<String>) {
+        let reasons = |line: &Value| -> Option<Vec<String>> {
+            Some(
+                line.get("throttle")?
+                    .as_array()?
+                    .iter()
+                    .filter_map(|reason| Some(reason.as_str()?.replace('_', " ")))
+                    .collect(),
+            )
+        };
+        let found: Vec<Vec<String>> = self.lines.iter().filter_map(reasons).collect();
+        (found.len(), found.into_iter().flatten().collect())
+    }
+
+    /// A number of the plan: the `value` of a decision, or what is below it.
+    pub fn planned(&self, path: &[&str]) -> Option<f64> {
+        let mut at = self.plan.get(*path.first()?)?;
+        for key in &path[1..] {
+            at = at.get(key)?;
+        }
+        let at = at.get("value").unwrap_or(at);
+        at.as_float().or_else(|| at.as_integer().map(|number| number as f64))
+    }
+
+    /// A word of the plan.
+    pub fn planned_word(&self, decision: &str) -> Option<String> {
+        let value = self.plan.get(decision)?.get("value")?;
+        Some(value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+    }
+
+    /// A number of the summary.
+    pub fn summed(&self, key: &str) -> Option<f64> {
+        self.summary.as_ref()?.get(key)?.as_f64()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_of_a_run_that_goes_on_is_read_up_to_its_last_whole_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = "{\"step\":1,\"loss\":2.5,\"energy_j\":100.0,\"throttle\":[\"power_cap\"]}\n{\"step\":2,\"loss\":null,\"energy_j\":250.0}\n\
+                    {\"step\":3,\"loss\":2.0,\"energy_j\":50.0}\n{\"step\":4,\"lo";
+        fs::write(folder.path().join("metrics.jsonl"), text).unwrap();
+        fs::write(
+            folder.path().join("plan.toml"),
+            "[steps]\nvalue = 9\n[forecast.tokens_per_second.value]\nlower = 1.5\n",
+        )
+        .unwrap();
+        let record = RunRecord::read(folder.path()).unwrap();
+        assert_eq!(record.series("loss"), [(1.0, 2.5), (3.0, 2.0)]);
+        assert_eq!(
+            (record.last_step(), record.energy_j()),
+            (Some(3), Some(300.0)),
+            "the meter of a resumed part begins at 0"
+        );
+        assert_eq!(record.throttled(), (1, BTreeSet::from(["power cap".to_owned()])));
+        assert_eq!(record.planned(&["steps"]), Some(9.0));
+        assert_eq!(record.planned(&["forecast", "tokens_per_second", "value", "lower"]), Some(1.5));
+        assert!(record.summary.is_none() && record.planned(&["nothing"]).is_none());
+    }
+
+    #[test]
+    fn a_folder_without_metrics_and_a_broken_line_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let message = RunRecord::read(folder.path()).unwrap_err().to_string();
+        assert!(message.contains("no metrics.jsonl"), "{message}");
+        fs::write(folder.path().join("metrics.jsonl"), "{\"step\":1}\nnot JSON\n").unwrap();
+        let message = RunRecord::read(folder.path()).unwrap_err().to_string();
+        assert!(message.contains("expected one JSON object per line"), "{message}");
+    }
+}
