@@ -102,6 +102,8 @@ fn ranges(config: &RunConfig) -> Vec<Rule> {
     if let Some(lora) = &config.lora {
         rules.push(at_least_one("lora.r", lora.r as u64));
         rules.push(above_zero("lora.alpha", lora.alpha));
+        rules.push(below_one("lora.dropout", lora.dropout));
+        rules.push(above_zero("lora.loraplus_lr_ratio", lora.loraplus_lr_ratio.unwrap_or(1.0)));
     }
     if let (Some(warmup), Some(steps)) = (train.warmup_steps, train.steps) {
         let problem = format!("{warmup} steps of warm-up are longer than the run of {steps}");

@@ -59,6 +59,9 @@ pub fn trainer<B: Kernels>(
         }
     };
     let mut optimizer = Optimizer::new(plan.optimizer_config());
+    if let Some(ratio) = &plan.loraplus_lr_ratio {
+        optimizer = optimizer.with_loraplus(ratio.value);
+    }
     if plan.paged_state_bytes.value > 0 {
         optimizer = optimizer.with_paging(plan.resident_state_bytes.value);
     }
@@ -75,7 +78,12 @@ pub fn trainer<B: Kernels>(
         optimizer,
         schedule: plan.learning_rate_schedule(),
         ranks,
-        pass: PassOptions { recompute: plan.recompute.value, offload: plan.offload.value, adapters: true },
+        pass: PassOptions {
+            recompute: plan.recompute.value,
+            offload: plan.offload.value,
+            adapters: true,
+            dropout_seed: plan.adapter_dropout.as_ref().map(|_| plan.seed.value),
+        },
         loss_chunk_tokens: plan.loss_chunk_tokens.value,
     })
 }

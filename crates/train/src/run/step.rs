@@ -11,6 +11,7 @@ use firebrick_kernels::{GradientSink, Kernels, Readback};
 use firebrick_model::{Decoder, LossOptions, PassOptions};
 use firebrick_optim::{Optimizer, Schedule};
 use firebrick_parallel::{BUCKET_BYTES, Ranks, ReducingSink, bucket_bytes};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::RunError;
 
@@ -24,7 +25,7 @@ pub struct Trainer<B: Kernels> {
     pub schedule: Schedule,
     /// The processes that train together.
     pub ranks: Ranks,
-    /// What the forward pass saves, and where.
+    /// What the forward pass saves, and where. A seed of dropout is the run's: those of micro-batches follow from it.
     pub pass: PassOptions,
     /// Rows of logits at a time.
     pub loss_chunk_tokens: usize,
@@ -118,7 +119,8 @@ impl<B: Kernels> Trainer<B> {
             let count = on_device.targets.count;
             on_device.targets.weights_m = loss_scale.as_ref().filter(|_| count > 0).map(|scale| repeated(scale, count));
             sink.begin_micro_batch(index + 1 == micro_batches.len());
-            loss_sum = loss_sum.add(self.model.loss_and_gradients(&on_device, self.pass, loss_options, &mut sink));
+            let pass = PassOptions { dropout_seed: self.dropout_seed(index), ..self.pass };
+            loss_sum = loss_sum.add(self.model.loss_and_gradients(&on_device, pass, loss_options, &mut sink));
         }
         let gradients = sink.finish()?;
         let loss_sum = self.ranks.all_reduce_scalar(loss_sum)?;
@@ -139,6 +141,17 @@ impl<B: Kernels> Trainer<B> {
             restore_wait: B::restore_wait(self.model.device()),
             comm_wait: if self.ranks.world_size() > 1 { B::comm_wait(self.model.device()) } else { None },
         })
+    }
+}
+
+impl<B: Kernels> Trainer<B> {
+    /// What the masks of a micro-batch of the coming step follow from: the run's seed, the step, and the number of the micro-batch over all
+    /// ranks. Nothing of it is state, so a resumed run has the masks of one that was not interrupted.
+    fn dropout_seed(&self, micro_batch: usize) -> Option<u64> {
+        let seed = self.pass.dropout_seed?;
+        let micro_batch = micro_batch * self.ranks.world_size() + self.ranks.rank();
+        let place = [seed, self.optimizer.steps() + 1, micro_batch as u64];
+        Some(xxh3_64(&place.map(u64::to_le_bytes).concat()))
     }
 }
 
