@@ -83,13 +83,7 @@ fn focal_loss<B: Kernels>(model: &Decoder<B>, batch: &MicroBatch<B>, sink: &mut 
 /// The quickstart model in NF4 with an adapter of rank 8 on every projection.
 fn model<B: Kernels>() -> Result<Decoder<B>, Box<dyn Error>> {
     let folder = format!("{QUICKSTART}/base");
-    let lora = LoraConfig {
-        r: 8,
-        lora_alpha: 16.0,
-        use_rslora: false,
-        target_modules: TargetModules::AllLinear,
-        base_model_name_or_path: None,
-    };
+    let lora = LoraConfig { r: 8, lora_alpha: 16.0, target_modules: TargetModules::AllLinear, ..LoraConfig::default() };
     let options = BuildOptions {
         storage: BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: true })),
         lora: Some(lora),

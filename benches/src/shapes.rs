@@ -130,10 +130,10 @@ impl Products {
             self.add(Part::Projections, Gemm::new(o, i, n), 1);
             return;
         };
-        if !lora.target_modules.matches(&module.path) {
+        if !lora.adapts(&module.path) {
             return;
         }
-        let r = lora.r;
+        let r = lora.rank_of(&module.path);
         self.add(Part::Adapter, Gemm::new(n, r, i), forwards);
         self.add(Part::Adapter, Gemm::new(n, o, r), forwards);
         // In this order: dy B, its GEMM with A into dx, dA, dB.
@@ -220,7 +220,7 @@ mod tests {
     }
 
     fn lora(r: usize, target_modules: TargetModules) -> LoraConfig {
-        LoraConfig { r, lora_alpha: 16.0, use_rslora: false, target_modules, base_model_name_or_path: None }
+        LoraConfig { r, lora_alpha: 16.0, target_modules, ..LoraConfig::default() }
     }
 
     fn step(model: ModelSpec, lora: Option<LoraConfig>, recompute: Recompute) -> StepShape {

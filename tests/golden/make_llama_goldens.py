@@ -118,7 +118,8 @@ def forward_tensors(model, input_ids):
 
 def adapter_gradients(model):
     """Gradients under the names that PEFT gives the parameters in adapter_model.safetensors."""
-    names = {key.replace(".default.", "."): p for key, p in model.named_parameters() if p.requires_grad}
+    trained = [(key, parameter) for key, parameter in model.named_parameters() if parameter.requires_grad]
+    names = {key.replace(".modules_to_save", "").replace(".default.", "."): parameter for key, parameter in trained}
     assert set(names) == set(get_peft_model_state_dict(model))
     return {f"grad.{key}": parameter.grad for key, parameter in names.items()}
 
@@ -140,6 +141,8 @@ def make_lora_gradients(maker):
         ("tiny-llama-lora", "tiny-llama"),
         ("tiny-llama-rslora", "tiny-llama"),
         ("tiny-llama-tied-lora", "tiny-llama-tied"),
+        ("tiny-llama-patterns", "tiny-llama"),
+        ("tiny-llama-layers", "tiny-llama-tied"),
     ]
     for seed, (name, base) in enumerate(adapters, start=311):
         make_lora(maker, name, base, seed)

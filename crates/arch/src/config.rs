@@ -59,6 +59,18 @@ impl ModelConfig {
         }
     }
 
+    /// Gives the head a table of its own, where it shared the embedding's.
+    ///
+    /// # Panics
+    /// If the text is no JSON object: it was parsed from one.
+    pub fn untie(&mut self) {
+        self.spec.tie_word_embeddings = false;
+        let mut map: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(&self.text).expect("a config was parsed from a JSON object");
+        map.insert("tie_word_embeddings".to_owned(), false.into());
+        self.text = serde_json::to_string_pretty(&map).expect("a JSON object prints") + "\n";
+    }
+
     /// Parses the text of a `config.json`; `path` is for messages.
     ///
     /// # Errors

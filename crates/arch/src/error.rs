@@ -119,11 +119,46 @@ pub enum ArchError {
         modules: Vec<String>,
     },
 
-    /// The list of LoRA targets is empty.
-    #[error("the list of LoRA targets is empty; choose \"all-linear\" or from {}", modules.join(", "))]
+    /// No module carries LoRA: an empty list, or all targets are excluded.
+    #[error("the settings of the adapter leave no module; choose \"all-linear\" or from {}", modules.join(", "))]
     NoTargets {
         /// The names of the linear modules of a layer.
         modules: Vec<String>,
+    },
+
+    /// A setting of the adapter that matches nothing of the model.
+    #[error("{key}: `{value}` matches nothing of this model, which has {has}")]
+    Unused {
+        /// The setting.
+        key: &'static str,
+        /// The name, expression or number that was given.
+        value: String,
+        /// What it could match.
+        has: String,
+    },
+
+    /// Two keys of a pattern that give one module different values.
+    #[error("`{first}` and `{other}` give `{module}` different values; write keys of which one matches each module")]
+    TwoValues {
+        /// The module.
+        module: String,
+        /// A key that matches it.
+        first: String,
+        /// Another one.
+        other: String,
+    },
+
+    /// Layers next to an expression, which names its own.
+    #[error("layers_to_transform needs targets as a list of names; a regular expression says the layers itself")]
+    LayersAndExpression,
+
+    /// A text that is no regular expression.
+    #[error("`{pattern}` is not a regular expression")]
+    BadPattern {
+        /// The text.
+        pattern: String,
+        /// What is wrong with it.
+        source: Box<fancy_regex::Error>,
     },
 
     /// The rank of a LoRA adapter is zero.

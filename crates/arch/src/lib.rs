@@ -7,6 +7,7 @@ pub mod families;
 pub mod groups;
 pub mod json;
 pub mod lora;
+pub mod module_names;
 pub mod rope;
 pub mod shapes;
 pub mod spec;
@@ -16,7 +17,8 @@ pub use config::{CONFIG_FILE, GENERATION_CONFIG_FILE, ModelConfig, generation_eo
 pub use error::ArchError;
 pub use families::{FAMILIES, Family};
 pub use groups::{GroupKind, GroupSpec, ModuleSpec};
-pub use lora::{LoraConfig, TargetModules, lora_tensor_names};
+pub use lora::{LoraConfig, lora_tensor_names, saved_tensor_name};
+pub use module_names::{ALL_LINEAR, ByPattern, PathPattern, TargetModules};
 pub use rope::{LongRopeFactors, Rope, RopeScaling};
 pub use spec::{Activation, AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec, NormNames, QkNorm};
 pub use tensors::{EMBEDDING, FINAL_NORM, HEAD, Role, TensorSpec, layer_norm_name};

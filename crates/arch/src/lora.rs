@@ -1,25 +1,22 @@
-//! LoRA adapters as a description: rank, scaling, target modules, and the tensors that follow from them for a model.
+//! LoRA adapters as a description: ranks, scaling, target modules, modules that train whole, and the tensors that follow from them for a
+//! model.
 //!
 //! Names and matching are those of PEFT. Reading and writing adapter files is elsewhere.
-//! Not supported: ranks per module, DoRA, adapters on the embedding or the head.
+//! Not supported: adapters on the embedding or the head.
 
-use std::collections::BTreeSet;
-use std::fmt;
-
-use serde::de::{Error as DeError, SeqAccess, Unexpected, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::ArchError;
 use crate::groups::ModuleSpec;
+use crate::module_names::{ByPattern, TargetModules};
 use crate::spec::ModelSpec;
-use crate::tensors::{Role, TensorSpec};
+use crate::tensors::{EMBEDDING, HEAD, Role, TensorSpec};
 
-/// PEFT's name for every linear layer but the head.
-const ALL_LINEAR: &str = "all-linear";
+/// What PEFT puts before the names of the model.
+const PREFIX: &str = "base_model.model.";
 
 /// The settings of a LoRA adapter. Fields carry PEFT's names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 pub struct LoraConfig {
     /// Rank: rows of A, columns of B.
     pub r: usize,
@@ -29,83 +26,181 @@ pub struct LoraConfig {
     pub use_rslora: bool,
     /// Which linear modules carry LoRA.
     pub target_modules: TargetModules,
+    /// Which of them do not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exclude_modules: Option<TargetModules>,
+    /// The layers whose modules carry LoRA; `None`: all.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "one_or_several")]
+    pub layers_to_transform: Option<Vec<usize>>,
+    /// Ranks of modules that have another one.
+    #[serde(default, skip_serializing_if = "ByPattern::is_empty")]
+    pub rank_pattern: ByPattern<usize>,
+    /// Numerators of the scaling of modules that have another one.
+    #[serde(default, skip_serializing_if = "ByPattern::is_empty")]
+    pub alpha_pattern: ByPattern<f64>,
+    /// Probability with which a value that an adapter reads is dropped in training; the rest is scaled up.
+    #[serde(default)]
+    pub lora_dropout: f64,
+    /// Modules that train whole and are saved with the adapter: those whose path ends in one of these.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub modules_to_save: Option<Vec<String>>,
     /// The base model: a Hub id or a folder.
     pub base_model_name_or_path: Option<String>,
 }
 
-/// Which linear modules carry LoRA. In a recipe: `"all-linear"` or a list of names such as `["q_proj", "v_proj"]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TargetModules {
-    /// Every linear module of every layer, never the head: PEFT's "all-linear".
-    AllLinear,
-    /// Modules whose path is one of these or ends in a dot and one of these, as PEFT matches a list: `q_proj`, `self_attn.q_proj`, or a
-    /// whole path such as `model.layers.3.self_attn.q_proj`.
-    Named(Vec<String>),
+/// A number, or a list of them.
+fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<usize>>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Layers {
+        One(usize),
+        Several(Vec<usize>),
+    }
+    let layers = Option::<Layers>::deserialize(deserializer)?;
+    Ok(layers.map(|layers| match layers {
+        Layers::One(layer) => vec![layer],
+        Layers::Several(layers) => layers,
+    }))
+}
+
+impl Default for LoraConfig {
+    /// Rank 16 and alpha 32 on every linear module of the layers.
+    fn default() -> Self {
+        Self {
+            r: 16,
+            lora_alpha: 32.0,
+            use_rslora: false,
+            target_modules: TargetModules::AllLinear,
+            exclude_modules: None,
+            layers_to_transform: None,
+            rank_pattern: ByPattern::default(),
+            alpha_pattern: ByPattern::default(),
+            lora_dropout: 0.0,
+            modules_to_save: None,
+            base_model_name_or_path: None,
+        }
+    }
 }
 
 /// PEFT's names of the A `[r, in]` and the B `[out, r]` of the module at `path`.
 pub fn lora_tensor_names(path: &str) -> (String, String) {
-    let name = |side| format!("base_model.model.{path}.lora_{side}.weight");
+    let name = |side| format!("{PREFIX}{path}.lora_{side}.weight");
     (name('A'), name('B'))
 }
 
-impl LoraConfig {
-    /// What `B A x` is multiplied by: `lora_alpha / r`, or `lora_alpha / sqrt(r)` with rsLoRA.
-    pub fn scaling(&self) -> f64 {
-        let rank = self.r as f64;
-        self.lora_alpha / if self.use_rslora { rank.sqrt() } else { rank }
-    }
+/// PEFT's name of a tensor of the model that is saved with an adapter.
+pub fn saved_tensor_name(name: &str) -> String {
+    format!("{PREFIX}{name}")
 }
 
-impl TargetModules {
-    /// Targets by name. A list that is just "all-linear" is [`TargetModules::AllLinear`].
-    pub fn from_names(names: Vec<String>) -> Self {
-        match names.as_slice() {
-            [only] if only.eq_ignore_ascii_case(ALL_LINEAR) => Self::AllLinear,
-            _ => Self::Named(names),
-        }
+/// The path of the module that a tensor belongs to.
+fn module_of(tensor: &str) -> &str {
+    tensor.strip_suffix(".weight").or(tensor.strip_suffix(".bias")).unwrap_or(tensor)
+}
+
+impl LoraConfig {
+    /// Whether the linear module at `path` carries LoRA. `path` must come from [`ModelSpec::modules`].
+    pub fn adapts(&self, path: &str) -> bool {
+        let excluded = self.exclude_modules.as_ref().is_some_and(|excluded| excluded.matches(path));
+        !excluded && !self.saves(path) && self.target_modules.matches(path) && self.is_in_layers(path)
     }
 
-    /// Whether the linear module at a path such as `model.layers.0.self_attn.q_proj` carries LoRA. `path` must come from
-    /// [`ModelSpec::modules`].
-    pub fn matches(&self, path: &str) -> bool {
-        match self {
-            Self::AllLinear => true,
-            Self::Named(names) => names.iter().any(|name| path_ends_in(path, name)),
-        }
+    /// Whether the module at `path` trains whole.
+    pub fn saves(&self, path: &str) -> bool {
+        self.modules_to_save.iter().flatten().any(|name| path.ends_with(name.as_str()))
     }
 
-    /// These targets, checked against a model. A list that names every kind of linear module becomes [`TargetModules::AllLinear`], so
-    /// that targets which mean the same compare equal.
+    /// Whether the tensor of this name trains whole.
+    pub fn saves_tensor(&self, name: &str) -> bool {
+        self.saves(module_of(name))
+    }
+
+    /// Whether embedding and head, which share one table in the model, are two: one of them trains, or both do.
+    pub fn unties(&self) -> bool {
+        self.saves_tensor(EMBEDDING) || self.saves_tensor(HEAD)
+    }
+
+    fn is_in_layers(&self, path: &str) -> bool {
+        let Some(layers) = self.layers_to_transform.as_ref().filter(|layers| !layers.is_empty()) else { return true };
+        layer_of(path).is_some_and(|layer| layers.contains(&layer))
+    }
+
+    /// The rank of the adapter of the module at `path`.
+    pub fn rank_of(&self, path: &str) -> usize {
+        self.rank_pattern.get(path).unwrap_or(self.r)
+    }
+
+    /// What `B A x` is multiplied by in the module at `path`: `alpha / r`, or `alpha / sqrt(r)` with rsLoRA.
+    pub fn scaling_of(&self, path: &str) -> f64 {
+        let (alpha, rank) = (self.alpha_pattern.get(path).unwrap_or(self.lora_alpha), self.rank_of(path) as f64);
+        alpha / if self.use_rslora { rank.sqrt() } else { rank }
+    }
+
+    /// These settings, checked against a model, with targets that mean the same written the same.
     ///
     /// # Errors
-    /// An empty list, and a name that matches no linear module of the model, `lm_head` and `embed_tokens` among them.
+    /// A rank of zero; what [`TargetModules::resolve`] refuses; a name, key or layer that matches nothing of the model; settings under which
+    /// no module carries LoRA.
     pub fn resolve(&self, spec: &ModelSpec) -> Result<Self, ArchError> {
-        let Self::Named(names) = self else { return Ok(Self::AllLinear) };
-        let modules = spec.linear_module_names();
-        if names.is_empty() {
-            return Err(ArchError::NoTargets { modules });
+        if self.r == 0 || self.rank_pattern.iter().any(|(_, rank)| rank == 0) {
+            return Err(ArchError::ZeroRank);
+        }
+        let resolved = Self { target_modules: self.target_modules.resolve(spec)?, ..self.clone() };
+        let unused = |key, value: &str, has: String| ArchError::Unused { key, value: value.to_owned(), has };
+        let names = || spec.linear_module_names().join(", ");
+        if let Some(excluded) = &self.exclude_modules {
+            let wrong = |_| unused("exclude_modules", &excluded.names(spec).join(", "), names());
+            excluded.resolve(spec).map_err(wrong)?;
+        }
+        let layers = spec.layers.len();
+        if let Some(layer) = self.layers_to_transform.iter().flatten().find(|layer| **layer >= layers) {
+            return Err(unused("layers_to_transform", &layer.to_string(), format!("layers 0 to {}", layers - 1)));
+        }
+        if matches!(self.target_modules, TargetModules::Matching(_)) && self.layers_to_transform.is_some() {
+            return Err(ArchError::LayersAndExpression);
         }
         let paths: Vec<String> = spec.modules().map(|(module, _)| module.path).collect();
-        if let Some(name) = names.iter().find(|name| !paths.iter().any(|path| path_ends_in(path, name))) {
-            return Err(ArchError::UnknownTarget { name: name.clone(), modules });
+        for (key, pattern) in [
+            ("rank_pattern", self.rank_pattern.unused(&paths).next()),
+            ("alpha_pattern", self.alpha_pattern.unused(&paths).next()),
+        ] {
+            if let Some(pattern) = pattern {
+                return Err(unused(key, pattern, names()));
+            }
         }
-        let given: BTreeSet<&String> = names.iter().collect();
-        let all = given == modules.iter().collect();
-        Ok(if all { Self::AllLinear } else { self.clone() })
+        let whole: Vec<String> =
+            spec.tensors().into_iter().map(|tensor| tensor.name).chain([HEAD.to_owned()]).collect();
+        for name in self.modules_to_save.iter().flatten() {
+            if !whole.iter().any(|tensor| module_of(tensor).ends_with(name.as_str())) {
+                return Err(unused("modules_to_save", name, format!("embed_tokens, lm_head, norms and {}", names())));
+            }
+        }
+        if !paths.iter().any(|path| resolved.adapts(path)) {
+            return Err(ArchError::NoTargets { modules: spec.linear_module_names() });
+        }
+        Ok(resolved)
     }
 
-    /// As a list for PEFT. "all-linear" is spelled out, because readers other than PEFT may not know it.
-    pub fn names(&self, spec: &ModelSpec) -> Vec<String> {
-        match self {
-            Self::AllLinear => spec.linear_module_names(),
-            Self::Named(names) => names.clone(),
+    /// Checks that no module gets two values from the keys of a pattern: in a file the first key counts, but in a recipe keys have no
+    /// order.
+    ///
+    /// # Errors
+    /// [`ArchError::TwoValues`].
+    pub fn check_unordered(&self, spec: &ModelSpec) -> Result<(), ArchError> {
+        let paths: Vec<String> = spec.modules().map(|(module, _)| module.path).collect();
+        match self.rank_pattern.ambiguous(&paths).or_else(|| self.alpha_pattern.ambiguous(&paths)) {
+            Some((path, first, other)) => {
+                let [module, first, other] = [path, first, other].map(str::to_owned);
+                Err(ArchError::TwoValues { module, first, other })
+            }
+            None => Ok(()),
         }
     }
 }
 
-fn path_ends_in(path: &str, end: &str) -> bool {
-    path.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+/// The number of the layer that a path such as `model.layers.3.mlp.up_proj` lies in.
+fn layer_of(path: &str) -> Option<usize> {
+    path.strip_prefix("model.layers.")?.split_once('.')?.0.parse().ok()
 }
 
 impl ModelSpec {
@@ -121,24 +216,35 @@ impl ModelSpec {
         names
     }
 
-    /// The tensors of an adapter in the order of the forward pass: A `[r, in]` and B `[out, r]` of each target, under PEFT's names.
+    /// The tensors of an adapter under PEFT's names: A `[r, in]` and B `[out, r]` of each target in the order of the forward pass, and
+    /// then the tensors that train whole.
     ///
     /// # Errors
-    /// A rank of zero, and what [`TargetModules::resolve`] refuses.
+    /// What [`LoraConfig::resolve`] refuses.
     pub fn adapter_tensors(&self, lora: &LoraConfig) -> Result<Vec<TensorSpec>, ArchError> {
-        if lora.r == 0 {
-            return Err(ArchError::ZeroRank);
-        }
-        let targets = lora.target_modules.resolve(self)?;
+        Ok(self.tensors_of(&lora.resolve(self)?))
+    }
+
+    /// [`ModelSpec::adapter_tensors`] of settings that were checked.
+    pub fn tensors_of(&self, lora: &LoraConfig) -> Vec<TensorSpec> {
         let mut tensors = Vec::new();
         for layer in 0..self.layers.len() {
             for group in self.groups(layer) {
-                for module in group.modules.iter().filter(|module| targets.matches(&module.path)) {
-                    tensors.extend(pair(module, layer, group.in_features, lora.r));
+                for module in group.modules.iter().filter(|module| lora.adapts(&module.path)) {
+                    tensors.extend(pair(module, layer, group.in_features, lora.rank_of(&module.path)));
                 }
             }
         }
-        Ok(tensors)
+        let head = TensorSpec {
+            name: HEAD.to_owned(),
+            shape: vec![self.vocab_size, self.hidden_size],
+            role: Role::Head,
+            layer: None,
+        };
+        let whole = self.tensors().into_iter().chain(self.tie_word_embeddings.then_some(head));
+        let saved = whole.filter(|tensor| lora.saves_tensor(&tensor.name));
+        tensors.extend(saved.map(|tensor| TensorSpec { name: saved_tensor_name(&tensor.name), ..tensor }));
+        tensors
     }
 }
 
@@ -150,63 +256,9 @@ fn pair(module: &ModuleSpec, layer: usize, in_features: usize, r: usize) -> [Ten
     ]
 }
 
-impl Serialize for TargetModules {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::AllLinear => serializer.serialize_str(ALL_LINEAR),
-            Self::Named(names) => names.serialize(serializer),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for TargetModules {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(TargetVisitor)
-    }
-}
-
-struct TargetVisitor;
-
-impl<'de> Visitor<'de> for TargetVisitor {
-    type Value = TargetModules;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\"{ALL_LINEAR}\" or a list of module names such as [\"q_proj\", \"v_proj\"]")
-    }
-
-    fn visit_str<E: DeError>(self, name: &str) -> Result<TargetModules, E> {
-        match name {
-            ALL_LINEAR => Ok(TargetModules::AllLinear),
-            other => Err(E::invalid_value(Unexpected::Str(other), &self)),
-        }
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<TargetModules, A::Error> {
-        let mut names = Vec::new();
-        while let Some(name) = list.next_element()? {
-            names.push(name);
-        }
-        Ok(TargetModules::from_names(names))
-    }
-}
-
-#[cfg(feature = "schemars")]
-impl schemars::JsonSchema for TargetModules {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "TargetModules".into()
-    }
-
-    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        schemars::json_schema!({
-            "description": "\"all-linear\" or a list of Hugging Face module names.",
-            "oneOf": [{ "const": ALL_LINEAR }, { "type": "array", "items": { "type": "string" }, "minItems": 1 }]
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::{from_value, json, to_value};
+    use serde_json::{from_value, json};
 
     use super::*;
     use crate::config::tests::tiny;
@@ -217,7 +269,7 @@ mod tests {
     }
 
     fn lora(target_modules: TargetModules) -> LoraConfig {
-        LoraConfig { r: 16, lora_alpha: 32.0, use_rslora: false, target_modules, base_model_name_or_path: None }
+        LoraConfig { target_modules, ..LoraConfig::default() }
     }
 
     fn tiny_spec() -> ModelSpec {
@@ -226,16 +278,9 @@ mod tests {
 
     #[test]
     fn scaling_divides_by_the_rank_or_by_its_root() {
-        assert_eq!(lora(TargetModules::AllLinear).scaling(), 2.0);
-        assert_eq!(LoraConfig { use_rslora: true, ..lora(TargetModules::AllLinear) }.scaling(), 8.0);
-    }
-
-    #[test]
-    fn targets_match_whole_parts_of_a_path() {
-        assert!(named(&["q_proj"]).matches("model.layers.0.self_attn.q_proj"));
-        assert!(named(&["model.layers.1.self_attn.q_proj"]).matches("model.layers.1.self_attn.q_proj"));
-        assert!(!named(&["1.self_attn.q_proj"]).matches("model.layers.11.self_attn.q_proj"));
-        assert!(!named(&["model.layers.1.self_attn.q_proj"]).matches("model.layers.11.self_attn.q_proj"));
+        let path = "model.layers.0.mlp.up_proj";
+        assert_eq!(lora(TargetModules::AllLinear).scaling_of(path), 2.0);
+        assert_eq!(LoraConfig { use_rslora: true, ..lora(TargetModules::AllLinear) }.scaling_of(path), 8.0);
     }
 
     #[test]
@@ -285,22 +330,65 @@ mod tests {
         assert_eq!(tensors.iter().map(|tensor| tensor.elements() as u64).sum::<u64>(), 41_943_040);
     }
 
-    #[test]
-    fn targets_read_from_a_word_or_a_list_and_are_written_the_same_way() {
-        for value in [json!("all-linear"), json!(["q_proj", "v_proj"])] {
-            let targets: TargetModules = from_value(value.clone()).unwrap();
-            assert_eq!(to_value(&targets).unwrap(), value);
-        }
-        assert_eq!(from_value::<TargetModules>(json!(["q_proj"])).unwrap(), named(&["q_proj"]));
-        let error = from_value::<TargetModules>(json!("q_proj")).unwrap_err().to_string();
-        assert!(error.contains("\"all-linear\" or a list of module names"), "{error}");
+    fn settings(keys: serde_json::Value) -> LoraConfig {
+        let mut all = json!({"r": 4, "lora_alpha": 8, "use_rslora": false, "target_modules": "all-linear"});
+        all.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        from_value(all).unwrap()
     }
 
-    #[cfg(feature = "schemars")]
+    /// Module paths of the A matrices, and the names of everything else.
+    fn names_of(lora: &LoraConfig) -> Vec<String> {
+        let short =
+            |name: &str| name.trim_start_matches("base_model.model.").trim_start_matches("model.layers.").to_owned();
+        let tensors = tiny_spec().adapter_tensors(lora).unwrap().into_iter();
+        let names = tensors.filter(|tensor| tensor.role != Role::LoraB).map(|tensor| short(&tensor.name));
+        names.map(|name| name.replace(".lora_A.weight", "")).collect()
+    }
+
     #[test]
-    fn the_schema_allows_the_word_or_a_list() {
-        let schema = to_value(schemars::schema_for!(TargetModules)).unwrap();
-        assert_eq!(schema["oneOf"][0]["const"], "all-linear");
-        assert_eq!(schema["oneOf"][1]["items"]["type"], "string");
+    fn excluded_modules_other_layers_and_modules_that_train_whole_carry_no_adapter() {
+        let lora = settings(json!({"target_modules": ["q_proj", "up_proj"], "exclude_modules": ["1.mlp.up_proj"]}));
+        assert_eq!(names_of(&lora), ["0.self_attn.q_proj", "0.mlp.up_proj", "1.self_attn.q_proj"]);
+        let lora = settings(json!({"target_modules": ["q_proj", "up_proj"], "exclude_modules": ".*mlp.*"}));
+        assert_eq!(names_of(&lora), ["0.self_attn.q_proj", "1.self_attn.q_proj"]);
+        for layers in [json!(1), json!([1])] {
+            let lora = settings(json!({"target_modules": ["q_proj"], "layers_to_transform": layers}));
+            assert_eq!(names_of(&lora), ["1.self_attn.q_proj"]);
+        }
+        let lora =
+            settings(json!({"target_modules": ["q_proj", "up_proj"], "modules_to_save": ["up_proj", "lm_head"]}));
+        let whole = ["0.mlp.up_proj.weight", "1.mlp.up_proj.weight", "lm_head.weight"];
+        assert_eq!(names_of(&lora), [&["0.self_attn.q_proj", "1.self_attn.q_proj"][..], &whole].concat());
+    }
+
+    #[test]
+    fn patterns_give_modules_ranks_and_scalings_of_their_own() {
+        let lora = settings(json!({
+            "target_modules": ["q_proj", "v_proj"], "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"layers.1.self_attn.v_proj": 2}
+        }));
+        let tensors = tiny_spec().adapter_tensors(&lora).unwrap();
+        assert_eq!([&tensors[0].shape, &tensors[2].shape], [&[2, 8], &[4, 8]]);
+        let scaling = |name: &str| lora.scaling_of(&format!("model.layers.{name}"));
+        assert_eq!(["0.self_attn.q_proj", "0.self_attn.v_proj", "1.self_attn.v_proj"].map(scaling), [4.0, 2.0, 0.5]);
+    }
+
+    #[test]
+    fn what_matches_nothing_is_refused_by_its_key() {
+        for (keys, part) in [
+            (json!({"exclude_modules": ["lm_head"]}), "exclude_modules: `lm_head`"),
+            (json!({"layers_to_transform": [2]}), "layers_to_transform: `2`"),
+            (json!({"rank_pattern": {"qproj": 2}}), "rank_pattern: `qproj`"),
+            (json!({"alpha_pattern": {"qproj": 2}}), "alpha_pattern: `qproj`"),
+            (json!({"modules_to_save": ["score"]}), "modules_to_save: `score`"),
+            (json!({"target_modules": ".*", "layers_to_transform": 1}), "layers_to_transform"),
+            (json!({"exclude_modules": ".*"}), "no module"),
+            (json!({"rank_pattern": {"q_proj": 0}}), "`r` is 0"),
+        ] {
+            let message = tiny_spec().adapter_tensors(&settings(keys)).unwrap_err().to_string();
+            assert!(message.contains(part), "{message}");
+        }
+        let two = settings(json!({"rank_pattern": {"0.self_attn.q_proj": 2, "q_proj": 8}}));
+        let message = two.check_unordered(&tiny_spec()).unwrap_err().to_string();
+        assert!(message.contains("`model.layers.0.self_attn.q_proj`"), "{message}");
     }
 }

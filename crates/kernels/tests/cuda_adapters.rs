@@ -30,7 +30,7 @@ fn project(x: &Matrix, weight: Weight<Cuda>, adapter: Option<Adapter<Cuda>>, res
     let out = weight.shape()[0];
     let module = Module { columns: 0..out, weight, weight_gradient: WeightGradient::Frozen, bias: None, adapter };
     let epilogue = residual.map_or(Epilogue::None, |residual| Epilogue::Residual(residual.clone()));
-    let group = Group { modules: vec![module], parts: vec![out], gemms: GemmFormat::Compute };
+    let group = Group { modules: vec![module], parts: vec![out], gemms: GemmFormat::Compute, dropout: None };
     Cuda::project(Prologue::None { x: x.clone() }, &group, epilogue, Keep::Nothing).0.remove(0)
 }
 
@@ -134,7 +134,7 @@ fn gradients<B: LinearOps>(
         first += width;
         group.push(Module { columns, weight, weight_gradient: WeightGradient::Frozen, bias: None, adapter });
     }
-    let group = Group { modules: group, parts: vec![first], gemms: GemmFormat::Compute };
+    let group = Group { modules: group, parts: vec![first], gemms: GemmFormat::Compute, dropout: None };
     assert_eq!((x.dims(), dy.dims()), ([tokens, inputs], [tokens, first]));
     let gradients = B::section(device, || {
         let (_, saved) = B::project(Prologue::None { x }, &group, Epilogue::None, Keep::Inputs);

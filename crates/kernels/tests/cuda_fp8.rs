@@ -87,7 +87,7 @@ impl Inputs {
             let columns = index * width..(index + 1) * width;
             Module { columns, weight, weight_gradient: WeightGradient::Frozen, bias: None, adapter }
         };
-        Group { modules: (0..modules).map(module).collect(), parts: vec![out], gemms }
+        Group { modules: (0..modules).map(module).collect(), parts: vec![out], gemms, dropout: None }
     }
 
     /// Output, gradient of the input, and gradients of all factors, from x and dy in `dtype`.

@@ -8,23 +8,24 @@ use firebrick_kernels::{Kernels, Parameter};
 use crate::companions::Companions;
 use crate::decoder::Decoder;
 use crate::error::ModelError;
-use crate::linear::Lora;
 use crate::peft::{self, LoraConfig, TensorF32};
 
 impl<B: Kernels> Decoder<B> {
-    /// Replaces the values of the model's LoRA pairs by those of a PEFT adapter folder.
+    /// Replaces the values of the model's LoRA pairs and of what trains whole by those of a PEFT adapter folder.
     ///
     /// # Errors
     /// A folder that is not a readable adapter, or one whose modules or ranks are not the ones this model was built with.
     pub fn load_adapter(&mut self, dir: &Path) -> Result<(), ModelError> {
         let (config, mut tensors) = peft::read_adapter(dir)?;
         let device = self.device.clone();
-        for lora in self.loras_mut() {
-            lora.scale = config.scaling();
-            for parameter in [&mut lora.a, &mut lora.b] {
-                let found = tensors.remove(parameter.name.as_ref());
-                *parameter = replaced(dir, parameter, found, &device)?;
+        for linear in self.layers.iter_mut().flat_map(|layer| layer.linears_mut()) {
+            if let Some(lora) = &mut linear.lora {
+                lora.scale = config.scaling_of(&linear.path);
             }
+        }
+        for parameter in self.parameters_mut() {
+            let found = tensors.remove(parameter.name.as_ref());
+            *parameter = replaced(dir, parameter, found, &device)?;
         }
         match tensors.into_keys().next() {
             Some(name) => Err(adapter_problem(dir, &name, "belongs to a module that this run does not adapt")),
@@ -32,7 +33,7 @@ impl<B: Kernels> Decoder<B> {
         }
     }
 
-    /// Writes the model's LoRA pairs as a PEFT adapter folder, each file replacing an earlier one only once it is on disk. With
+    /// Writes the model's LoRA pairs and what trains whole as a PEFT adapter folder, each file replacing an earlier one only once it is on disk. With
     /// companions the folder also holds tokenizer, chat template, generation settings and license: all that a prompt needs.
     ///
     /// # Errors
@@ -43,18 +44,9 @@ impl<B: Kernels> Decoder<B> {
         config: &LoraConfig,
         companions: Option<&Companions>,
     ) -> Result<(), ModelError> {
-        let tensors: BTreeMap<String, TensorF32> =
-            self.loras().flat_map(|lora| [&lora.a, &lora.b]).map(host_tensor).collect();
+        let tensors: BTreeMap<String, TensorF32> = self.parameters().into_iter().map(host_tensor).collect();
         peft::write_adapter(dir, config, &tensors)?;
         companions.map_or(Ok(()), |companions| companions.write(dir, &self.config.eos_token_ids))
-    }
-
-    fn loras(&self) -> impl Iterator<Item = &Lora<B>> {
-        self.layers.iter().flat_map(|layer| layer.linears()).filter_map(|linear| linear.lora.as_ref())
-    }
-
-    fn loras_mut(&mut self) -> impl Iterator<Item = &mut Lora<B>> {
-        self.layers.iter_mut().flat_map(|layer| layer.linears_mut()).filter_map(|linear| linear.lora.as_mut())
     }
 }
 

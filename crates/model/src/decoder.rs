@@ -25,7 +25,7 @@ use half::{bf16, f16};
 
 use crate::division::{Blocks, Division, LayerRef};
 use crate::layer::{Attend, Context, Layer, SavedForBackward};
-use crate::linear::{Base, add_matrix, weight_gradient};
+use crate::linear::{AdapterPass, Base, add_matrix, weight_gradient};
 use crate::norm::Norm;
 
 /// How a training pass goes through the layers.
@@ -36,13 +36,22 @@ pub struct PassOptions {
     /// Under [`Recompute::Full`]: whether layer inputs wait for the backward in host memory, where the backend can copy them there and
     /// back while other work runs.
     pub offload: bool,
-    /// Whether LoRA pairs take part. Without them the model is its frozen base: the reference of a preference loss.
+    /// Whether LoRA pairs take part. Without them the model is its frozen base: the reference of a preference loss. Modules that train
+    /// whole always do.
     pub adapters: bool,
+    /// What the masks of dropout follow from: another number in each micro-batch of a run. `None`: nothing is dropped.
+    pub dropout_seed: Option<u64>,
+}
+
+impl PassOptions {
+    fn adapter_pass(self) -> AdapterPass {
+        AdapterPass { are_on: self.adapters, dropout_seed: self.dropout_seed }
+    }
 }
 
 impl Default for PassOptions {
     fn default() -> Self {
-        Self { recompute: Recompute::Full, offload: false, adapters: true }
+        Self { recompute: Recompute::Full, offload: false, adapters: true, dropout_seed: None }
     }
 }
 
@@ -87,7 +96,7 @@ pub struct Tape<B: Kernels> {
     last_nd: Tensor<B, 2>,
     ids_n: Tensor<B, 1, Int>,
     context: Context<B>,
-    adapters: bool,
+    adapters: AdapterPass,
 }
 
 /// What the forward saved of each layer, until its backward takes it.
@@ -223,7 +232,7 @@ impl<B: Kernels> Decoder<B> {
         let mut schedule = Schedule::new(&mut blocks, 0..self.layers.len(), 1);
         while let Some((index, layer)) = schedule.next_item() {
             let input = (keep == Keep::Nothing).then(|| x_nd.clone());
-            let (y_nd, activations) = self.layer_forward(&layer, x_nd, context, keep, pass.adapters);
+            let (y_nd, activations) = self.layer_forward(&layer, x_nd, context, keep, pass.adapter_pass());
             x_nd = y_nd;
             // The last layer's backward comes next: its input would only go there and back.
             let offload = pass.offload && index + 1 < self.layers.len();
@@ -241,7 +250,7 @@ impl<B: Kernels> Decoder<B> {
             last_nd: x_nd.clone(),
             ids_n: batch.ids_n.clone(),
             context: context.clone(),
-            adapters: pass.adapters,
+            adapters: pass.adapter_pass(),
         };
         (self.norm.forward(x_nd), tape)
     }
@@ -252,7 +261,7 @@ impl<B: Kernels> Decoder<B> {
         x_nd: Tensor<B, 2>,
         context: &Context<B>,
         keep: Keep,
-        adapters: bool,
+        adapters: AdapterPass,
     ) -> (Tensor<B, 2>, Option<SavedForBackward<B>>) {
         layer.forward(x_nd, &context.rotary, Attend::Documents(&context.documents), keep, adapters)
     }
@@ -328,7 +337,7 @@ impl<B: Kernels> Decoder<B> {
         let mut blocks = self.blocks();
         let mut schedule = Schedule::new(&mut blocks, 0..self.layers.len(), 1);
         while let Some((_, layer)) = schedule.next_item() {
-            x_nd = self.layer_forward(&layer, x_nd, &batch.context, Keep::Nothing, true).0;
+            x_nd = self.layer_forward(&layer, x_nd, &batch.context, Keep::Nothing, AdapterPass::PLAIN).0;
         }
         self.norm.forward(x_nd)
     }
@@ -367,7 +376,7 @@ impl<B: Kernels> Decoder<B> {
             bias: None,
             adapter: None,
         };
-        let group = Group { modules: vec![head], parts: vec![vocab_size], gemms: GemmFormat::Compute };
+        let group = Group { modules: vec![head], parts: vec![vocab_size], gemms: GemmFormat::Compute, dropout: None };
         let (mut outputs, _) = B::project(Prologue::None { x: hidden_cd }, &group, Epilogue::None, Keep::Nothing);
         outputs.pop().expect("a group of one part has one output")
     }

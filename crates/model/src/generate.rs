@@ -12,6 +12,7 @@ use crate::cache::LayerCache;
 use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::layer::Attend;
+use crate::linear::AdapterPass;
 use crate::sampling::Sampler;
 
 /// When to stop and how to choose.
@@ -98,7 +99,7 @@ impl<B: Kernels> Decoder<B> {
             let mut caches: Vec<_> =
                 running.iter_mut().map(|sequence| std::mem::take(&mut sequence.caches[index])).collect();
             let attend = Attend::Cached { tokens: &lengths, caches: &mut caches };
-            x_nd = layer.forward(x_nd, &rotary, attend, Keep::Nothing, true).0;
+            x_nd = layer.forward(x_nd, &rotary, attend, Keep::Nothing, AdapterPass::PLAIN).0;
             for (sequence, cache) in running.iter_mut().zip(caches) {
                 sequence.caches[index] = cache;
             }

@@ -13,7 +13,7 @@ use firebrick_kernels::{
 };
 
 use crate::cache::LayerCache;
-use crate::linear::{Linear, LinearGroup};
+use crate::linear::{AdapterPass, Linear, LinearGroup};
 use crate::norm::Norm;
 
 /// What all layers share for one micro-batch.
@@ -121,7 +121,7 @@ impl<B: Kernels> Layer<B> {
         rotary: &[RotaryTables<B>],
         attend: Attend<'_, B>,
         keep: Keep,
-        adapters: bool,
+        adapters: AdapterPass,
     ) -> (Tensor<B, 2>, Option<SavedForBackward<B>>) {
         let UpToGate { qkv, heads, attention, attention_output, h_nd, gate_up, gate_nf, up_nf } =
             self.forward_to_gate(x_nd, rotary, attend, keep, adapters);
@@ -142,7 +142,12 @@ impl<B: Kernels> Layer<B> {
 
     /// What the backward needs, from the layer's input alone. The output is not computed, unless it is normalized: nothing else reads it
     /// a second time.
-    pub(crate) fn recompute(&self, x_nd: Tensor<B, 2>, context: &Context<B>, adapters: bool) -> SavedForBackward<B> {
+    pub(crate) fn recompute(
+        &self,
+        x_nd: Tensor<B, 2>,
+        context: &Context<B>,
+        adapters: AdapterPass,
+    ) -> SavedForBackward<B> {
         let attend = Attend::Documents(&context.documents);
         if self.after_mlp.is_some() {
             let (_, saved) = self.forward(x_nd, &context.rotary, attend, Keep::Inputs, adapters);
@@ -172,7 +177,7 @@ impl<B: Kernels> Layer<B> {
         rotary: &[RotaryTables<B>],
         attend: Attend<'_, B>,
         keep: Keep,
-        adapters: bool,
+        adapters: AdapterPass,
     ) -> UpToGate<B> {
         let prologue = input(x_nd.clone(), self.before_attention.as_ref());
         let (outputs, qkv) = self.qkv.forward(prologue, Epilogue::Heads(self.heads_epilogue(rotary)), keep, adapters);
@@ -197,7 +202,7 @@ impl<B: Kernels> Layer<B> {
         saved: SavedForBackward<B>,
         context: &Context<B>,
         dy_nd: Tensor<B, 2>,
-        adapters: bool,
+        adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 2> {
         let SavedForBackward { qkv, heads, attention, attention_output, gate_up, down } = saved;

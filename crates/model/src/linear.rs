@@ -8,9 +8,10 @@ use std::ops::Range;
 
 use burn_tensor::{DType, Tensor};
 use firebrick_kernels::{
-    Adapter, Bias, Epilogue, GemmFormat, GradientSink, Group, InputGradient, Keep, Kernels, Module, ModuleGradients,
-    Parameter, ProjectGradients, ProjectSaved, Prologue, Weight, WeightGradient,
+    Adapter, Bias, Dropout, Epilogue, GemmFormat, GradientSink, Group, InputGradient, Keep, Kernels, Module,
+    ModuleGradients, Parameter, ProjectGradients, ProjectSaved, Prologue, Weight, WeightGradient,
 };
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// A weight matrix and whether it trains.
 #[derive(Clone, Debug)]
@@ -150,6 +151,20 @@ fn flat<B: Kernels>(matrix: Tensor<B, 2>) -> Tensor<B, 1> {
     matrix.reshape([rows * columns])
 }
 
+/// How adapters take part in a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AdapterPass {
+    /// Whether they do.
+    pub(crate) are_on: bool,
+    /// What the masks of their dropout follow from; `None`: nothing is dropped.
+    pub(crate) dropout_seed: Option<u64>,
+}
+
+impl AdapterPass {
+    /// Outside of training.
+    pub(crate) const PLAIN: Self = Self { are_on: true, dropout_seed: None };
+}
+
 /// Linear modules that share an input.
 #[derive(Clone, Debug)]
 pub struct LinearGroup<B: Kernels> {
@@ -159,6 +174,8 @@ pub struct LinearGroup<B: Kernels> {
     pub parts: Vec<usize>,
     /// What its GEMMs multiply.
     pub gemms: GemmFormat,
+    /// Probability with which a value that the adapters read is dropped in training.
+    pub dropout: f64,
 }
 
 /// What a group's backward returns to the layer; gradients of the modules went to the sink.
@@ -176,15 +193,23 @@ impl<B: Kernels> LinearGroup<B> {
         prologue: Prologue<B>,
         epilogue: Epilogue<B>,
         keep: Keep,
-        adapters: bool,
+        adapters: AdapterPass,
     ) -> (Vec<Tensor<B, 2>>, Option<ProjectSaved<B>>) {
         B::project(prologue, &self.frozen(adapters), epilogue, keep)
     }
 
+    /// The mask of this group in a pass: by the pass and by the path of its first module.
+    fn mask(&self, adapters: AdapterPass) -> Option<Dropout> {
+        let seed = adapters.dropout_seed?;
+        let first = self.modules.first()?;
+        Dropout::new(self.dropout, xxh3_64_with_seed(first.path.as_bytes(), seed))
+    }
+
     /// The group without gradients of its weights.
-    fn frozen(&self, adapters: bool) -> Group<B> {
-        let modules = self.modules.iter().map(|linear| linear.module(adapters, WeightGradient::Frozen)).collect();
-        Group { modules, parts: self.parts.clone(), gemms: self.gemms }
+    fn frozen(&self, adapters: AdapterPass) -> Group<B> {
+        let modules =
+            self.modules.iter().map(|linear| linear.module(adapters.are_on, WeightGradient::Frozen)).collect();
+        Group { modules, parts: self.parts.clone(), gemms: self.gemms, dropout: self.mask(adapters) }
     }
 
     /// Backward of [`LinearGroup::forward`]. `next` is the group whose backward comes next, with the gradients of this one's input.
@@ -194,7 +219,7 @@ impl<B: Kernels> LinearGroup<B> {
         d_outputs: Vec<Tensor<B, 2>>,
         d_residual: Option<Tensor<B, 2>>,
         next: Option<&Self>,
-        adapters: bool,
+        adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
     ) -> GroupBackward<B> {
         let (modules, lent): (Vec<_>, Vec<bool>) = self
@@ -202,10 +227,11 @@ impl<B: Kernels> LinearGroup<B> {
             .iter()
             .map(|linear| {
                 let (weight_gradient, lent) = weight_gradient(linear.base.trained(), sink);
-                (linear.module(adapters, weight_gradient), lent)
+                (linear.module(adapters.are_on, weight_gradient), lent)
             })
             .unzip();
-        let group = Group { modules, parts: self.parts.clone(), gemms: self.gemms };
+        let dropout = self.mask(adapters);
+        let group = Group { modules, parts: self.parts.clone(), gemms: self.gemms, dropout };
         // GEMMs in the compute format read gradients as they are.
         let next = next.filter(|next| next.gemms != GemmFormat::Compute).map(|next| next.frozen(adapters));
         let mut gradients = B::project_backward(saved, group, d_outputs, d_residual, next.as_ref());

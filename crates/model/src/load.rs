@@ -14,7 +14,7 @@ use std::thread::available_parallelism;
 use burn_tensor::{DType, Tensor};
 use firebrick_arch::{
     EMBEDDING, FINAL_NORM, GroupSpec, HEAD, LayerSpec, LoraConfig, ModelConfig, ModelSpec, ModuleSpec, Role,
-    TensorSpec, layer_norm_name, lora_tensor_names, rope,
+    TensorSpec, layer_norm_name, lora_tensor_names, rope, saved_tensor_name,
 };
 use firebrick_kernels::{BaseStorage, GemmFormat, Kernels, Parameter, QuantizedWeight, RotaryTables, Weight};
 use firebrick_precision::{Format, QuantFormat};
@@ -109,18 +109,28 @@ impl<B: Kernels> Decoder<B> {
         progress: &mut dyn FnMut(&str),
     ) -> Result<Self, ModelError> {
         folder.check_complete(&config.spec)?;
-        let request = |tensor: TensorSpec| {
-            let dtype = options.dtype_to_read(tensor.role, quantizes_on_device);
-            Request { name: tensor.name, shape: tensor.shape, dtype }
+        let request = |tensor: &TensorSpec| {
+            let dtype = options.dtype_to_read(tensor, quantizes_on_device);
+            Request { name: tensor.name.clone(), shape: tensor.shape.clone(), dtype }
         };
-        let requests: Vec<_> = config.spec.tensors().into_iter().map(request).collect();
+        let tensors = config.spec.tensors();
+        let mut requests: Vec<_> = tensors.iter().map(request).collect();
+        if options.unties(&config.spec) {
+            // The head starts as the table that it shared with the embedding.
+            let dtype =
+                options.dtype_to_read(&TensorSpec { name: HEAD.to_owned(), ..tensors[0].clone() }, quantizes_on_device);
+            requests.push(Request { dtype, ..request(&tensors[0]) });
+        }
         let allocate = |bytes| B::host_buffer(device, bytes);
         let mut hash = Xxh3::new();
         let mut decoder = read_ahead(folder, &requests, limits, &allocate, |ahead| {
             let mut read = |tensor: &TensorSpec| {
-                let values = ahead.take(&tensor.name)?;
-                hash.update(tensor.name.as_bytes());
-                hash.update(&values.hash.to_le_bytes());
+                let is_untied_head = tensor.name == HEAD && config.spec.tie_word_embeddings;
+                let values = ahead.take(if is_untied_head { EMBEDDING } else { &tensor.name })?;
+                if !is_untied_head {
+                    hash.update(tensor.name.as_bytes());
+                    hash.update(&values.hash.to_le_bytes());
+                }
                 Ok(values)
             };
             Builder { config, options, division, device, quantizes_on_device, read: &mut read, progress }.build()
@@ -206,13 +216,13 @@ impl<B: Kernels> Decoder<B> {
 
 impl BuildOptions {
     /// The number format in which a tensor is read; `None`: as it is stored.
-    fn dtype_to_read(&self, role: Role, quantizes_on_device: bool) -> Option<DType> {
-        match (self.storage, role) {
+    fn dtype_to_read(&self, tensor: &TensorSpec, quantizes_on_device: bool) -> Option<DType> {
+        match (self.storage, tensor.role) {
             (_, Role::Norm | Role::Bias) => Some(DType::F32),
-            (BaseStorage::Frozen(Format::Quantized(_)), Role::Projection) => None,
             // Widened by the device, it is half the bytes to upload.
-            (BaseStorage::Trained, _) => (!quantizes_on_device).then_some(DType::F32),
-            (BaseStorage::Frozen(_), _) => Some(match self.compute_dtype {
+            _ if self.trains(&tensor.name) => (!quantizes_on_device).then_some(DType::F32),
+            (BaseStorage::Frozen(Format::Quantized(_)), Role::Projection) => None,
+            _ => Some(match self.compute_dtype {
                 dtype @ (DType::BF16 | DType::F16) => dtype,
                 _ => DType::F32,
             }),
@@ -227,8 +237,19 @@ impl BuildOptions {
         }
     }
 
-    fn trains_base(&self) -> bool {
-        self.storage == BaseStorage::Trained
+    /// Whether a tensor of the base trains.
+    fn trains(&self, name: &str) -> bool {
+        self.storage == BaseStorage::Trained || self.lora.as_ref().is_some_and(|lora| lora.saves_tensor(name))
+    }
+
+    /// Whether embedding and head, which share one table on disk, are two.
+    fn unties(&self, spec: &ModelSpec) -> bool {
+        spec.tie_word_embeddings && self.lora.as_ref().is_some_and(LoraConfig::unties)
+    }
+
+    /// The name under which a trained tensor of the base is saved.
+    fn saved_name(&self, name: &str) -> String {
+        if self.lora.is_some() && self.trains(name) { saved_tensor_name(name) } else { name.to_owned() }
     }
 }
 
@@ -261,8 +282,11 @@ impl<B: Kernels> Builder<'_, B> {
         let embed_tokens = self.base(&tensor(EMBEDDING, &table, Role::Embedding))?;
         let layers = (0..spec.layers.len()).map(|index| self.layer(spec, index)).collect::<Result<_, _>>()?;
         let norm = self.norm(FINAL_NORM, spec.hidden_size)?;
-        let lm_head =
-            if spec.tie_word_embeddings { None } else { Some(self.base(&tensor(HEAD, &table, Role::Head))?) };
+        let lm_head = if spec.tie_word_embeddings && !self.options.unties(spec) {
+            None
+        } else {
+            Some(self.base(&tensor(HEAD, &table, Role::Head))?)
+        };
         Ok(Decoder {
             embed_tokens,
             layers,
@@ -312,7 +336,8 @@ impl<B: Kernels> Builder<'_, B> {
     fn group(&mut self, group: &GroupSpec) -> Result<LinearGroup<B>, ModelError> {
         let modules =
             group.modules.iter().map(|module| self.linear(module, group.in_features)).collect::<Result<_, _>>()?;
-        Ok(LinearGroup { modules, parts: group.parts.clone(), gemms: self.options.gemms })
+        let dropout = self.options.lora.as_ref().map_or(0.0, |lora| lora.lora_dropout);
+        Ok(LinearGroup { modules, parts: group.parts.clone(), gemms: self.options.gemms, dropout })
     }
 
     fn linear(&mut self, module: &ModuleSpec, in_features: usize) -> Result<Linear<B>, ModelError> {
@@ -320,7 +345,7 @@ impl<B: Kernels> Builder<'_, B> {
         let base = self.base(&tensor(&module.weight_name(), &shape, Role::Projection))?;
         let bias = if module.bias { Some(self.bias(module)?) } else { None };
         let lora = match &self.options.lora {
-            Some(lora) if lora.target_modules.matches(&module.path) => Some(self.lora(&module.path, shape, lora)),
+            Some(lora) if lora.adapts(&module.path) => Some(self.lora(&module.path, shape, lora)),
             _ => None,
         };
         Ok(Linear { path: module.path.clone(), columns: module.columns.clone(), shape, base, bias, lora })
@@ -335,7 +360,7 @@ impl<B: Kernels> Builder<'_, B> {
                 drop(values);
                 self.placeholder(tensor, columns)?
             }
-            (BaseStorage::Trained, _) => Base::Trained(self.parameter(tensor, values)),
+            _ if self.options.trains(&tensor.name) => Base::Trained(self.parameter(tensor, values)),
             (_, Some(format)) => {
                 Base::Frozen(Weight::Quantized(self.quantize(&tensor.name, [rows, columns], values, format)?))
             }
@@ -347,29 +372,31 @@ impl<B: Kernels> Builder<'_, B> {
 
     /// A base whose values another rank has. What is quantized is quantized as one row, which has the tables and the layout of all.
     fn placeholder(&self, tensor: &TensorSpec, columns: usize) -> Result<Base<B>, ModelError> {
-        if let Some(format) = self.options.quantized(tensor.role) {
-            let mut buffer = B::host_buffer(self.device, columns * size_of::<f32>());
-            buffer.as_chunks_mut().0.iter_mut().for_each(|bytes| *bytes = 1.0f32.to_ne_bytes());
-            let row = Values { buffer, dtype: DType::F32, hash: 0 };
-            return Ok(Base::Frozen(Weight::Quantized(self.quantize(&tensor.name, [1, columns], row, format)?)));
+        if self.options.trains(&tensor.name) {
+            let (name, shape, role) = (self.options.saved_name(&tensor.name).into(), tensor.shape.clone(), tensor.role);
+            let value = Tensor::zeros([1], (self.device, DType::F32));
+            return Ok(Base::Trained(Parameter { name, shape, role, value }));
         }
-        let (name, shape, role) = (tensor.name.as_str().into(), tensor.shape.clone(), tensor.role);
-        Ok(if self.options.trains_base() {
-            Base::Trained(Parameter { name, shape, role, value: Tensor::zeros([1], (self.device, DType::F32)) })
-        } else {
-            Base::Frozen(Weight::Dense(Tensor::zeros([1, 1], (self.device, self.options.compute_dtype))))
-        })
+        let Some(format) = self.options.quantized(tensor.role) else {
+            let nothing = Tensor::zeros([1, 1], (self.device, self.options.compute_dtype));
+            return Ok(Base::Frozen(Weight::Dense(nothing)));
+        };
+        let mut buffer = B::host_buffer(self.device, columns * size_of::<f32>());
+        buffer.as_chunks_mut().0.iter_mut().for_each(|bytes| *bytes = 1.0f32.to_ne_bytes());
+        let row = Values { buffer, dtype: DType::F32, hash: 0 };
+        Ok(Base::Frozen(Weight::Quantized(self.quantize(&tensor.name, [1, columns], row, format)?)))
     }
 
     fn norm(&mut self, name: &str, size: usize) -> Result<Norm<B>, ModelError> {
         let weight = self.vector(&tensor(name, &[size], Role::Norm))?;
         let ModelSpec { rms_norm_eps, norm_offset, .. } = self.config.spec;
-        Ok(Norm { weight, trains: self.options.trains_base(), offset: norm_offset, epsilon: rms_norm_eps })
+        Ok(Norm { weight, trains: self.options.trains(name), offset: norm_offset, epsilon: rms_norm_eps })
     }
 
     fn bias(&mut self, module: &ModuleSpec) -> Result<ModuleBias<B>, ModelError> {
-        let parameter = self.vector(&tensor(&module.bias_name(), &[module.out_features()], Role::Bias))?;
-        Ok(ModuleBias { parameter, trains: self.options.trains_base() })
+        let name = module.bias_name();
+        let parameter = self.vector(&tensor(&name, &[module.out_features()], Role::Bias))?;
+        Ok(ModuleBias { parameter, trains: self.options.trains(&name) })
     }
 
     fn vector(&mut self, tensor: &TensorSpec) -> Result<Parameter<B>, ModelError> {
@@ -410,19 +437,25 @@ impl<B: Kernels> Builder<'_, B> {
     fn parameter(&self, tensor: &TensorSpec, values: Values) -> Parameter<B> {
         let elements = tensor.elements();
         let value = self.upload([1, elements], values, DType::F32).reshape([elements]);
-        Parameter { name: tensor.name.as_str().into(), shape: tensor.shape.clone(), role: tensor.role, value }
+        Parameter {
+            name: self.options.saved_name(&tensor.name).into(),
+            shape: tensor.shape.clone(),
+            role: tensor.role,
+            value,
+        }
     }
 
     fn lora(&self, path: &str, [out_features, in_features]: [usize; 2], config: &LoraConfig) -> Lora<B> {
         let (a_name, b_name) = lora_tensor_names(path);
         let bound = 1.0 / (in_features as f32).sqrt();
         let mut random = stream(self.options.seed, &a_name);
-        let a: Vec<f32> = (0..config.r * in_features).map(|_| random.random_range(-bound..bound)).collect();
-        let b = vec![0.0; out_features * config.r];
+        let r = config.rank_of(path);
+        let a: Vec<f32> = (0..r * in_features).map(|_| random.random_range(-bound..bound)).collect();
+        let b = vec![0.0; out_features * r];
         Lora {
-            a: Parameter::from_host(a_name, &[config.r, in_features], Role::LoraA, &a, self.device),
-            b: Parameter::from_host(b_name, &[out_features, config.r], Role::LoraB, &b, self.device),
-            scale: config.scaling(),
+            a: Parameter::from_host(a_name, &[r, in_features], Role::LoraA, &a, self.device),
+            b: Parameter::from_host(b_name, &[out_features, r], Role::LoraB, &b, self.device),
+            scale: config.scaling_of(path),
         }
     }
 

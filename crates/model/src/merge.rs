@@ -11,7 +11,9 @@ use std::num::NonZero;
 use std::path::Path;
 use std::thread::{available_parallelism, scope};
 
-use firebrick_arch::{ModelConfig, generation_eos_token_ids, lora_tensor_names};
+use firebrick_arch::{
+    EMBEDDING, HEAD, LoraConfig, ModelConfig, generation_eos_token_ids, lora_tensor_names, saved_tensor_name,
+};
 use firebrick_precision::QuantFormat;
 
 use crate::companions::Companions;
@@ -65,13 +67,19 @@ pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelE
     check_adapter(merge.adapter, &config.spec, &settings)?;
     config.add_eos_token_ids(generation_eos_token_ids(merge.adapter)?);
     let dtype = merge.dtype.unwrap_or_else(|| SavedDtype::of_config(config.dtype.as_deref()));
+    if config.spec.tie_word_embeddings && settings.unties() {
+        config.untie();
+    }
     let shapes: BTreeMap<String, Vec<usize>> =
         config.spec.tensors().into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
-    let source = Source { base: &base, tensors: &tensors, shapes: &shapes, merge, scale: settings.scaling() };
+    let source = Source { base: &base, tensors: &tensors, shapes: &shapes, merge, settings: &settings };
     write_hf_folder(to, &config, dtype, Some(&merge.companions), |name| {
-        let Some((a, b)) = source.adapter_of(name) else { return source.unchanged(name, dtype) };
+        if let Some(trained) = source.tensors.get(&saved_tensor_name(name)) {
+            return Ok(Fetched::Values(trained.values.clone()));
+        }
+        let Some((a, b, scale)) = source.adapter_of(name) else { return source.unchanged(name, dtype) };
         let mut values = source.base_weight(name)?;
-        add_product(&mut values, a, b, source.scale as f32);
+        add_product(&mut values, a, b, scale as f32);
         Ok(Fetched::Values(values))
     })?;
     source.check(&HfFolder::open(to)?, dtype)
@@ -83,18 +91,21 @@ struct Source<'a> {
     tensors: &'a BTreeMap<String, TensorF32>,
     shapes: &'a BTreeMap<String, Vec<usize>>,
     merge: &'a Merge<'a>,
-    scale: f64,
+    settings: &'a LoraConfig,
 }
 
 impl Source<'_> {
-    /// A and B of a weight's module.
-    fn adapter_of(&self, name: &str) -> Option<(&TensorF32, &TensorF32)> {
-        let (a, b) = lora_tensor_names(name.strip_suffix(".weight")?);
-        self.tensors.get(&a).zip(self.tensors.get(&b))
+    /// A, B and the scale of a weight's module.
+    fn adapter_of(&self, name: &str) -> Option<(&TensorF32, &TensorF32, f64)> {
+        let path = name.strip_suffix(".weight")?;
+        let (a, b) = lora_tensor_names(path);
+        Some((self.tensors.get(&a)?, self.tensors.get(&b)?, self.settings.scaling_of(path)))
     }
 
     /// A tensor that has no adapter: byte for byte where the format stays.
     fn unchanged(&self, name: &str, dtype: SavedDtype) -> Result<Fetched, ModelError> {
+        // An untied head that does not train stays the table that it shared.
+        let name = if name == HEAD && self.base.info(name).is_err() { EMBEDDING } else { name };
         if self.base.info(name)?.dtype == dtype.stored() {
             return Ok(Fetched::Bytes(self.base.read(name)?.bytes));
         }
@@ -121,7 +132,7 @@ impl Source<'_> {
         let mut report = MergeReport { modules: 0, largest_error: 0.0, lost_of_adapter: 0.0, dtype };
         let (mut lost, mut contributed) = (0.0, 0.0);
         for (name, shape) in self.shapes {
-            let Some((a, b)) = self.adapter_of(name) else { continue };
+            let Some((a, b, scale)) = self.adapter_of(name) else { continue };
             let x = probes(shape[1]);
             let merged = product(&written.read_f32(name, shape)?, shape, &x);
             let base = product(&self.base_weight(name)?, shape, &x);
@@ -132,7 +143,7 @@ impl Source<'_> {
             for ((merged, base), adapter) in
                 merged.iter().flatten().zip(base.iter().flatten()).zip(adapter.iter().flatten())
             {
-                let part = self.scale * adapter;
+                let part = scale * adapter;
                 wrong += (merged - base - part).powi(2);
                 size += (base + part).powi(2);
                 contributed += part * part;
@@ -229,7 +240,7 @@ mod tests {
     use tempfile::{TempDir, tempdir};
 
     use super::*;
-    use crate::peft::{LoraConfig, TargetModules, write_adapter};
+    use crate::peft::{TargetModules, write_adapter};
     use crate::test_config::{shapes, tiny};
 
     /// Values of every size that half formats have to round.
@@ -246,13 +257,8 @@ mod tests {
         let count = |shape: &[usize]| shape.iter().product::<usize>();
         let fetch = |name: &str| Ok(Fetched::Values(values(name, count(&shapes[name]), 0.5)));
         write_hf_folder(&temp.path().join("base"), &config, dtype, None, fetch).unwrap();
-        let lora = LoraConfig {
-            r: 4,
-            lora_alpha: 8.0,
-            use_rslora: false,
-            target_modules: TargetModules::AllLinear,
-            base_model_name_or_path: None,
-        };
+        let lora =
+            LoraConfig { r: 4, lora_alpha: 8.0, target_modules: TargetModules::AllLinear, ..LoraConfig::default() };
         let tensors = config.spec.adapter_tensors(&lora).unwrap().into_iter().map(|tensor| {
             let values = values(&tensor.name, count(&tensor.shape), size);
             (tensor.name, TensorF32 { shape: tensor.shape, values })
@@ -299,18 +305,19 @@ mod tests {
     }
 
     #[test]
-    fn a_merge_into_dequantized_weights_is_one_into_what_qlora_trained_on() {
-        let temp = folders(SavedDtype::F32, 0.1);
-        let format = QuantFormat::Nf4 { double_quant: true };
-        merged(temp.path(), None, Some(format)).unwrap();
-        let [base, merged] = ["base", "merged"].map(|name| HfFolder::open(&temp.path().join(name)).unwrap());
+    fn a_merge_into_dequantized_weights_is_one_into_what_was_trained_on_in_any_format() {
         let (name, shape) = ("model.layers.0.self_attn.o_proj.weight", [8, 8]);
-        let dequantized = format.quantize(&base.read_f32(name, &shape).unwrap(), &shape).unwrap().dequantize();
-        let (_, tensors) = read_adapter(&temp.path().join("adapter")).unwrap();
-        let (a, b) = lora_tensor_names("model.layers.0.self_attn.o_proj");
-        let mut expected = dequantized;
-        add_product(&mut expected, &tensors[&a], &tensors[&b], 2.0);
-        assert_eq!(merged.read_f32(name, &shape).unwrap(), expected);
+        for format in QuantFormat::ALL.into_iter().filter(|format| format.check_columns(8).is_ok()) {
+            let temp = folders(SavedDtype::F32, 0.1);
+            merged(temp.path(), None, Some(format)).unwrap();
+            let [base, merged] = ["base", "merged"].map(|name| HfFolder::open(&temp.path().join(name)).unwrap());
+            let dequantized = format.quantize(&base.read_f32(name, &shape).unwrap(), &shape).unwrap().dequantize();
+            let (_, tensors) = read_adapter(&temp.path().join("adapter")).unwrap();
+            let (a, b) = lora_tensor_names("model.layers.0.self_attn.o_proj");
+            let mut expected = dequantized;
+            add_product(&mut expected, &tensors[&a], &tensors[&b], 2.0);
+            assert_eq!(merged.read_f32(name, &shape).unwrap(), expected, "{format}");
+        }
     }
 
     #[test]

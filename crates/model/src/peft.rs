@@ -1,8 +1,9 @@
 //! LoRA adapters in PEFT's format: `adapter_config.json` here, the tensors in `peft/adapter.rs`.
 //!
-//! What is written loads in PEFT unchanged, and plain LoRA adapters that PEFT wrote load here.
-//! Not supported: variants that need other arithmetic (DoRA, trained embeddings, per-module ranks, ...). They are refused by the name
-//! of the setting, never loaded approximately.
+//! What is written loads in PEFT unchanged, and adapters that PEFT wrote load here: patterns, excluded modules, layers and modules that
+//! train whole included.
+//! Not supported: variants that need other arithmetic (DoRA, ...). They are refused by the name of the setting, never loaded
+//! approximately.
 
 mod adapter;
 
@@ -10,9 +11,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use firebrick_arch::ArchError;
+use firebrick_arch::ByPattern;
 use firebrick_arch::json::{JsonObject, parse_object};
 pub use firebrick_arch::{LoraConfig, TargetModules};
-use serde_json::{Value, json, to_string_pretty};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, from_value, json, to_string_pretty};
 
 pub use self::adapter::{check_adapter, read_adapter, read_adapter_config, write_adapter};
 pub use crate::weights::TensorF32;
@@ -22,16 +25,11 @@ pub const ADAPTER_CONFIG_FILE: &str = "adapter_config.json";
 /// PEFT's name of the file that holds the matrices.
 pub const ADAPTER_WEIGHTS_FILE: &str = "adapter_model.safetensors";
 
-/// PEFT's word for every linear layer but the head.
-const ALL_LINEAR: &str = "all-linear";
 /// Settings that change the arithmetic; a value that switches one on is refused.
-const REFUSED: [&str; 18] = [
+const REFUSED: [&str; 15] = [
     "use_dora",
-    "modules_to_save",
     "bias",
     "lora_bias",
-    "rank_pattern",
-    "alpha_pattern",
     "fan_in_fan_out",
     "target_parameters",
     "trainable_token_indices",
@@ -58,44 +56,107 @@ fn config_json(config: &LoraConfig, targets: &[String]) -> String {
         ("lora_alpha", whole_if_whole(config.lora_alpha)),
         ("peft_type", json!("LORA")),
         ("r", json!(config.r)),
-        ("target_modules", json!(targets)),
+        ("target_modules", targets_json(&config.target_modules, targets)),
         ("task_type", json!("CAUSAL_LM")),
     ]);
+    if let Some(excluded) = &config.exclude_modules {
+        keys.insert("exclude_modules", json!(excluded));
+    }
+    if let Some(layers) = &config.layers_to_transform {
+        keys.insert("layers_to_transform", json!(layers));
+    }
+    if !config.rank_pattern.is_empty() {
+        keys.insert("rank_pattern", json!(config.rank_pattern));
+    }
+    if !config.alpha_pattern.is_empty() {
+        let alphas = config.alpha_pattern.iter().map(|(key, alpha)| (key.to_owned(), whole_if_whole(alpha)));
+        keys.insert("alpha_pattern", Value::Object(alphas.collect()));
+    }
+    if config.lora_dropout > 0.0 {
+        keys.insert("lora_dropout", json!(config.lora_dropout));
+    }
+    if let Some(modules) = &config.modules_to_save {
+        keys.insert("modules_to_save", json!(modules));
+    }
     if config.use_rslora {
         keys.insert("use_rslora", json!(true));
     }
     to_string_pretty(&keys).expect("a JSON object prints") + "\n"
 }
 
-/// Reads the settings. `modules` are the module paths that the adapter has matrices for: where PEFT would choose
-/// the targets by a regular expression or by layer number, they say what was chosen.
+/// An expression as it is; otherwise a list.
+fn targets_json(targets: &TargetModules, names: &[String]) -> Value {
+    match targets {
+        TargetModules::Matching(pattern) => json!(pattern.as_str()),
+        TargetModules::AllLinear | TargetModules::Named(_) => json!(names),
+    }
+}
+
+/// Reads the settings. `modules` are the module paths that the adapter has matrices for: they say what was chosen where the file holds
+/// an expression that only Python reads.
 fn config_from(json: &JsonObject, modules: &[String]) -> Result<LoraConfig, ArchError> {
     check_supported(json)?;
     let r = json.required("r", json.usize("r")?, "a whole number")?;
     if r == 0 {
         return Err(json.bad("r", r, "the rank must be at least 1"));
     }
-    let lora_alpha = json.required("lora_alpha", json.f64("lora_alpha")?, "a number")?;
-    let chosen_by_rule = ["layers_to_transform", "exclude_modules"].iter().any(|key| json.get(key).is_some_and(is_on));
-    let target_modules = match json.get("target_modules") {
-        Some(Value::String(name)) if name.eq_ignore_ascii_case(ALL_LINEAR) && !chosen_by_rule => {
-            TargetModules::AllLinear
-        }
-        Some(Value::Array(names)) if !chosen_by_rule => {
-            let name = |name: &Value| name.as_str().map(str::to_owned);
-            let wrong = || json.wrong_type("target_modules", "a list of strings", &json!(names));
-            TargetModules::from_names(names.iter().map(name).collect::<Option<_>>().ok_or_else(wrong)?)
-        }
-        Some(Value::Array(_) | Value::String(_)) | None => TargetModules::Named(modules.to_vec()),
-        Some(other) => return Err(json.wrong_type("target_modules", "a string or a list of strings", other)),
-    };
+    let read = |key: &str| json.get(key).filter(|value| is_on(value)).cloned();
     Ok(LoraConfig {
         r,
-        lora_alpha,
+        lora_alpha: json.required("lora_alpha", json.f64("lora_alpha")?, "a number")?,
         use_rslora: json.bool("use_rslora")?.unwrap_or(false),
-        target_modules,
+        target_modules: module_names(json, "target_modules")?.unwrap_or_else(|| TargetModules::Named(modules.to_vec())),
+        exclude_modules: match read("exclude_modules") {
+            Some(_) => module_names(json, "exclude_modules")?,
+            None => None,
+        },
+        layers_to_transform: match read("layers_to_transform") {
+            Some(layer @ Value::Number(_)) => typed(json, "layers_to_transform", "a layer", json!([layer]))?,
+            Some(layers) => typed(json, "layers_to_transform", "a list of layers", layers)?,
+            None => None,
+        },
+        rank_pattern: pattern(json, "rank_pattern")?,
+        alpha_pattern: pattern(json, "alpha_pattern")?,
+        lora_dropout: json.f64("lora_dropout")?.unwrap_or(0.0),
+        modules_to_save: match read("modules_to_save") {
+            Some(names) => typed(json, "modules_to_save", "a list of strings", names)?,
+            None => None,
+        },
         base_model_name_or_path: json.str("base_model_name_or_path")?.map(str::to_owned),
     })
+}
+
+/// A value of this type.
+fn typed<T: DeserializeOwned>(
+    json: &JsonObject,
+    key: &str,
+    expected: &'static str,
+    value: Value,
+) -> Result<T, ArchError> {
+    from_value(value.clone()).map_err(|_| json.wrong_type(key, expected, &value))
+}
+
+/// Numbers by pattern; absent or empty: none.
+fn pattern<T: DeserializeOwned + Copy + PartialEq>(json: &JsonObject, key: &str) -> Result<ByPattern<T>, ArchError> {
+    let Some(value) = json.get(key).filter(|value| is_on(value)) else { return Ok(ByPattern::default()) };
+    typed(json, key, "an object of names or regular expressions and numbers", value.clone())
+}
+
+/// A list of names or an expression; `None` where it is absent, or an expression that cannot be read here.
+fn module_names(json: &JsonObject, key: &str) -> Result<Option<TargetModules>, ArchError> {
+    match json.get(key) {
+        Some(Value::String(text)) => match TargetModules::from_text(text) {
+            Err(ArchError::BadPattern { .. }) if key == "target_modules" => Ok(None),
+            read => read.map(Some),
+        },
+        Some(Value::Array(names)) => {
+            let name = |name: &Value| name.as_str().map(str::to_owned);
+            let wrong = || json.wrong_type(key, "a list of strings", &json!(names));
+            Ok(Some(TargetModules::from_names(names.iter().map(name).collect::<Option<_>>().ok_or_else(wrong)?)))
+        }
+        None | Some(Value::Null) => Ok(None),
+        Some(other) => Err(json.wrong_type(key, "a string or a list of strings", other)),
+    }
 }
 
 fn whole_if_whole(value: f64) -> Value {
@@ -126,6 +187,12 @@ fn check_supported(json: &JsonObject) -> Result<(), ArchError> {
             return Err(json.unsupported(key, value, advice));
         }
     }
+    if let Some(pattern) = json.get("layers_pattern").filter(|pattern| is_on(pattern)) {
+        // Paths of layers have this name and no other.
+        if ![json!("layers"), json!(["layers"])].contains(pattern) {
+            return Err(json.unsupported("layers_pattern", pattern, advice));
+        }
+    }
     match json.get("init_lora_weights") {
         Some(Value::String(name)) if !HARMLESS_INITS.contains(&name.as_str()) => {
             let advice = "It belongs to changed base weights. Convert the adapter with PEFT: save_pretrained with \
@@ -152,7 +219,7 @@ mod tests {
 
     fn lora(target_modules: TargetModules) -> LoraConfig {
         let base_model_name_or_path = Some("meta-llama/Llama-3.1-8B".to_owned());
-        LoraConfig { r: 16, lora_alpha: 32.0, use_rslora: false, target_modules, base_model_name_or_path }
+        LoraConfig { target_modules, base_model_name_or_path, ..LoraConfig::default() }
     }
 
     /// The names of the seven projections.
@@ -234,10 +301,9 @@ mod tests {
     fn settings_with_other_arithmetic_are_refused_by_name() {
         let cases = [
             ("use_dora", json!(true)),
-            ("modules_to_save", json!(["embed_tokens"])),
+            ("trainable_token_indices", json!([1])),
+            ("layers_pattern", json!("blocks")),
             ("bias", json!("lora_only")),
-            ("rank_pattern", json!({"q_proj": 4})),
-            ("alpha_pattern", json!({"q_proj": 4})),
             ("lora_bias", json!(true)),
             ("fan_in_fan_out", json!(true)),
             ("peft_type", json!("LOHA")),
@@ -252,10 +318,37 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_for_targets_becomes_the_modules_that_the_adapter_has() {
+    fn rules_for_targets_are_read_and_one_that_only_python_reads_becomes_the_modules_that_the_adapter_has() {
+        let read = |key, value| with(key, value).unwrap();
+        let expression = TargetModules::from_text(".*layers.1.*up_proj").unwrap();
+        assert_eq!(read("target_modules", json!(".*layers.1.*up_proj")).target_modules, expression);
         let resolved = TargetModules::Named(vec!["model.layers.1.mlp.up_proj".to_owned()]);
-        assert_eq!(with("target_modules", json!(".*layers.1.*up_proj")).unwrap().target_modules, resolved);
-        assert_eq!(with("layers_to_transform", json!([1])).unwrap().target_modules, resolved);
-        assert_eq!(with("target_modules", json!("all-linear")).unwrap().target_modules, TargetModules::AllLinear);
+        assert_eq!(read("target_modules", json!("(?(1)a|b)[")).target_modules, resolved);
+        assert_eq!(read("target_modules", json!("all-linear")).target_modules, TargetModules::AllLinear);
+        for layers in [json!(1), json!([1])] {
+            assert_eq!(read("layers_to_transform", layers).layers_to_transform, Some(vec![1]));
+        }
+        let config = read("rank_pattern", json!({"up_proj": 4, "1.mlp.up_proj": 2}));
+        assert_eq!(config.rank_of("model.layers.1.mlp.up_proj"), 4, "the first that matches");
+        let off = [("exclude_modules", json!(null)), ("modules_to_save", json!([])), ("alpha_pattern", json!({}))];
+        for (key, value) in off {
+            assert_eq!(read(key, value), with("lora_dropout", json!(0.0)).unwrap(), "{key}");
+        }
+    }
+
+    #[test]
+    fn settings_beyond_a_rank_read_back_as_written() {
+        let config = LoraConfig {
+            exclude_modules: Some(TargetModules::from_text(".*o_proj").unwrap()),
+            layers_to_transform: Some(vec![0, 1]),
+            rank_pattern: ByPattern::new([("z_proj|q_proj".to_owned(), 4), ("0.self_attn.q_proj".to_owned(), 2)])
+                .unwrap(),
+            alpha_pattern: ByPattern::new([("q_proj".to_owned(), 0.5)]).unwrap(),
+            modules_to_save: Some(vec!["lm_head".to_owned()]),
+            lora_dropout: 0.05,
+            ..lora(TargetModules::Named(vec!["q_proj".to_owned(), "o_proj".to_owned()]))
+        };
+        let names = config.target_modules.names(&tiny(&[]).unwrap().spec);
+        assert_eq!(parse(&config_json(&config, &names)).unwrap(), config);
     }
 }

@@ -6,22 +6,35 @@
 use firebrick_arch::Role;
 use firebrick_kernels::{Kernels, Parameter};
 
-/// Parameters with the same weight decay.
+/// Parameters with the same weight decay and learning rate.
 pub(crate) struct Group<'a, B: Kernels> {
     /// Decoupled weight decay of all of them.
     pub(crate) weight_decay: f64,
+    /// Factor of the learning rate.
+    pub(crate) rate_factor: f64,
     /// In the order in which they were given.
     pub(crate) parameters: Vec<&'a mut Parameter<B>>,
 }
 
-/// Groups by weight decay, none of them empty.
-pub(crate) fn by_weight_decay<B: Kernels>(parameters: Vec<&mut Parameter<B>>, weight_decay: f64) -> Vec<Group<'_, B>> {
-    let (decayed, others): (Vec<_>, Vec<_>) = parameters.into_iter().partition(|parameter| decays(parameter.role));
-    [(weight_decay, decayed), (0.0, others)]
-        .into_iter()
-        .filter(|(_, parameters)| !parameters.is_empty())
-        .map(|(weight_decay, parameters)| Group { weight_decay, parameters })
-        .collect()
+/// Groups by weight decay and learning rate, none of them empty. `loraplus_lr_ratio` is the factor of LoRA+ (Hayou et al., 2024) for B and
+/// for vectors, as PEFT's `create_loraplus_optimizer` groups them.
+pub(crate) fn by_numbers<B: Kernels>(
+    parameters: Vec<&mut Parameter<B>>,
+    weight_decay: f64,
+    loraplus_lr_ratio: f64,
+) -> Vec<Group<'_, B>> {
+    let mut groups: Vec<Group<'_, B>> = Vec::new();
+    for parameter in parameters {
+        let weight_decay = if decays(parameter.role) { weight_decay } else { 0.0 };
+        let is_fast = parameter.role == Role::LoraB || parameter.shape.len() == 1;
+        let rate_factor = if is_fast { loraplus_lr_ratio } else { 1.0 };
+        let same = |group: &&mut Group<'_, B>| (group.weight_decay, group.rate_factor) == (weight_decay, rate_factor);
+        match groups.iter_mut().find(same) {
+            Some(group) => group.parameters.push(parameter),
+            None => groups.push(Group { weight_decay, rate_factor, parameters: vec![parameter] }),
+        }
+    }
+    groups
 }
 
 /// Whether weight decay applies to parameters of this role.

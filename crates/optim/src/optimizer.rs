@@ -19,7 +19,7 @@ use firebrick_kernels::{GradientMap, Kernels, Parameter};
 
 use crate::config::OptimizerConfig;
 use crate::error::OptimError;
-use crate::groups::{Group, by_weight_decay};
+use crate::groups::{Group, by_numbers};
 use crate::loss_scale::{LossScaleState, LossScaler, LossScaling};
 use crate::paging::{self, BUCKETS_AHEAD, PagedState};
 use crate::rules::{self, Rule, StepNumbers, Update};
@@ -48,6 +48,8 @@ pub struct Optimizer<B: Kernels> {
     loss_scaler: Option<LossScaler<B>>,
     /// The parameters that are updated here; `None`: all.
     owned: Option<BTreeSet<Arc<str>>>,
+    /// Factor of the learning rate of LoRA's B.
+    loraplus_lr_ratio: f64,
 }
 
 /// Parameters on their way through an update, with the layouts of their state.
@@ -65,7 +67,14 @@ impl<B: Kernels> Optimizer<B> {
             paged: None,
             loss_scaler: None,
             owned: None,
+            loraplus_lr_ratio: 1.0,
         }
+    }
+
+    /// The same optimizer, in which B and trained vectors learn at `ratio` times the learning rate (LoRA+).
+    #[must_use]
+    pub fn with_loraplus(self, ratio: f64) -> Self {
+        Self { loraplus_lr_ratio: ratio, ..self }
     }
 
     /// The same optimizer, which updates only these parameters, and has no state of the others. The norm is still that of all gradients.
@@ -169,7 +178,8 @@ impl<B: Kernels> Optimizer<B> {
         let (grad_norm, scale) = self.gradient_scale(squared_norm.sqrt());
         let parameters = parameters.into_iter().filter(|parameter| self.owns(&parameter.name)).collect::<Vec<_>>();
         self.prepare(&parameters);
-        for group in by_weight_decay(parameters, self.config.weight_decay) {
+        for group in by_numbers(parameters, self.config.weight_decay, self.loraplus_lr_ratio) {
+            let learning_rate = learning_rate * group.rate_factor;
             let numbers = StepNumbers { learning_rate, weight_decay: group.weight_decay, step: update };
             self.update(group, &mut gradients, &scale, &numbers);
         }
@@ -521,6 +531,27 @@ mod tests {
         assert!((clipped / unscaled - 2.0 / norm).abs() < 1e-5 && norm > 2.0);
         let (_, below_the_limit) = first_step(Some(1e6));
         assert_eq!(below_the_limit, unscaled);
+    }
+
+    #[test]
+    fn with_loraplus_b_and_vectors_move_by_the_ratio_and_everything_else_as_before() {
+        let device = Default::default();
+        let shapes =
+            [(Role::LoraA, vec![1, 2]), (Role::LoraB, vec![2, 1]), (Role::Head, vec![1, 2]), (Role::Norm, vec![2])];
+        let mut parameters: Vec<Parameter<Flex>> = shapes
+            .map(|(role, shape)| Parameter::from_host(format!("{role:?}"), &shape, role, &[0.0, 0.0], &device))
+            .into();
+        let mut gradients = GradientMap::default();
+        for parameter in &parameters {
+            gradients.add(parameter, Tensor::<Flex, 1>::ones([2], &device));
+        }
+        let mut optimizer = Optimizer::new(config(OptimizerKind::AdamW, None)).with_loraplus(16.0);
+        optimizer.step(parameters.iter_mut().collect(), gradients, 1e-2);
+        // The first update of Adam is the learning rate, whatever the gradient.
+        let moved: Vec<f32> = values(&parameters).iter().map(|values| -values[0] / 1e-2).collect();
+        for (moved, expected) in moved.into_iter().zip([1.0, 16.0, 1.0, 16.0]) {
+            assert!((moved - expected).abs() < 1e-4, "{moved} instead of {expected}");
+        }
     }
 
     #[test]

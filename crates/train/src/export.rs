@@ -3,9 +3,11 @@
 //! Trade-off: the number format of the base is kept unless another is requested, so a small adapter may lose part of itself to rounding;
 //! the command says how much.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use firebrick_model::{
     CHAT_TEMPLATE_FILE, Companions, GgufType, Merge, MergeReport, SavedDtype, merge_adapter, write_gguf,
 };
@@ -41,18 +43,50 @@ pub struct ExportOptions {
     /// Number format of the merged weights; without it, the base's.
     #[arg(long, value_name = "FORMAT", requires = "merge", value_parser = parse_format)]
     pub dtype: Option<Format>,
-    /// Which weights the adapter is added to.
-    #[arg(long, value_enum, default_value_t = MergeBase::Stored)]
+    /// Which weights the adapter is added to: "stored", or the base's format in training (nf4_double_quant, nf4, nvfp4, mxfp4, fp8), for
+    /// weights that are quantized to it and back. "dequantized" is nf4_double_quant.
+    #[arg(long, value_name = "FORMAT", default_value_t = MergeBase::Stored)]
     pub base: MergeBase,
 }
 
 /// Which weights an adapter is added to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MergeBase {
     /// Those of the model folder.
     Stored,
-    /// Those that QLoRA trained on: quantized to NF4 with double quantization and back.
-    Dequantized,
+    /// Those of a base that was quantized to this format in training: quantized and dequantized.
+    Dequantized(QuantFormat),
+}
+
+impl MergeBase {
+    fn format(self) -> Option<QuantFormat> {
+        match self {
+            Self::Stored => None,
+            Self::Dequantized(format) => Some(format),
+        }
+    }
+}
+
+impl fmt::Display for MergeBase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.format().map_or("stored", QuantFormat::name))
+    }
+}
+
+impl FromStr for MergeBase {
+    type Err = String;
+
+    /// "stored", the name of a format, or "dequantized": what `[bnb_4bit]` trains on by default.
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "stored" => Ok(Self::Stored),
+            "dequantized" => Ok(Self::Dequantized(QuantFormat::Nf4 { double_quant: true })),
+            format => format.parse().map(Self::Dequantized).map_err(|_| {
+                let formats = QuantFormat::ALL.map(QuantFormat::name).join(", ");
+                format!("'{format}' is not one of stored, dequantized, {formats}")
+            }),
+        }
+    }
 }
 
 /// Does what the options ask for; returns what to tell the user.
@@ -91,7 +125,7 @@ fn merge(options: &ExportOptions, adapter: &Path) -> Result<String, RunError> {
     let merge = Merge {
         model: &options.model,
         adapter,
-        requantized: (options.base == MergeBase::Dequantized).then_some(QuantFormat::Nf4 { double_quant: true }),
+        requantized: options.base.format(),
         dtype: options.dtype.map(|format| SavedDtype::of_config(Some(format.name()))),
         companions: Companions {
             from: options.model.clone(),
@@ -119,4 +153,20 @@ fn text(options: &ExportOptions, report: &MergeReport) -> String {
         );
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_base_is_named_by_the_format_that_it_had_in_training() {
+        for format in QuantFormat::ALL {
+            let base: MergeBase = format.name().parse().unwrap();
+            assert_eq!((base, base.to_string()), (MergeBase::Dequantized(format), format.name().to_owned()));
+        }
+        assert_eq!("stored".parse(), Ok(MergeBase::Stored));
+        assert_eq!("dequantized".parse(), Ok(MergeBase::Dequantized(QuantFormat::Nf4 { double_quant: true })));
+        assert!("fp4".parse::<MergeBase>().unwrap_err().contains("stored, dequantized, nf4, nf4_double_quant, nvfp4"));
+    }
 }

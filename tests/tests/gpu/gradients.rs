@@ -36,9 +36,8 @@ fn model(storage: BaseStorage, dtype: DType, gemms: GemmFormat) -> Decoder<Cuda>
     let lora = LoraConfig {
         r: 16,
         lora_alpha: 32.0,
-        use_rslora: false,
         target_modules: TargetModules::AllLinear,
-        base_model_name_or_path: None,
+        ..LoraConfig::default()
     };
     let options = BuildOptions {
         storage,

@@ -289,9 +289,8 @@ fn random_model<B: Kernels>(family: &str, head_dim: usize, dtype: DType, storage
     let lora = (storage != TRAINED).then_some(LoraConfig {
         r: 8,
         lora_alpha: 16.0,
-        use_rslora: false,
         target_modules: TargetModules::AllLinear,
-        base_model_name_or_path: None,
+        ..LoraConfig::default()
     });
     let build = BuildOptions {
         storage,

@@ -8,7 +8,8 @@ use firebrick_tests::{
     upload,
 };
 
-const WITHOUT_ADAPTER: PassOptions = PassOptions { recompute: Recompute::Full, offload: false, adapters: false };
+const WITHOUT_ADAPTER: PassOptions =
+    PassOptions { recompute: Recompute::Full, offload: false, adapters: false, dropout_seed: None };
 
 /// Log-probabilities of all targets of the golden batch.
 fn log_probs<B: Kernels>(model: &Decoder<B>, golden: &Golden, pass: PassOptions) -> Vec<f32> {

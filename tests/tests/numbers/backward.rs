@@ -1,19 +1,20 @@
 //! The hand-written backward pass: gradients of adapters and of whole models.
 
-use firebrick_kernels::Kernels;
+use burn_tensor::DType;
 use firebrick_kernels::backends::Flex;
-use firebrick_model::{Decoder, PassOptions, Recompute};
+use firebrick_kernels::{GemmFormat, Kernels};
+use firebrick_model::{BuildOptions, Decoder, HfFolder, LoraConfig, ModelConfig, PassOptions, Recompute};
 use firebrick_tests::{
-    FAMILIES, FROZEN, Golden, NF4, TRAINED, every_next_token, load, loss_and_gradients, on_every_backend,
+    FAMILIES, FROZEN, Golden, NF4, TRAINED, every_next_token, fixture, load, loss_and_gradients, on_every_backend,
     relative_difference,
 };
 
-use crate::forward::TOKENS;
+use crate::forward::{ADAPTERS, TOKENS};
 
 const POLICIES: [Recompute; 3] = [Recompute::Full, Recompute::Selective, Recompute::None];
 
 fn pass(recompute: Recompute) -> PassOptions {
-    PassOptions { recompute, offload: recompute == Recompute::Full, adapters: true }
+    PassOptions { recompute, offload: recompute == Recompute::Full, adapters: true, dropout_seed: None }
 }
 
 /// Under every recompute policy, we have every gradient of the golden file, and no other.
@@ -38,12 +39,52 @@ fn gradients_of_adapters<B: Kernels>() {
         let adapter = format!("{family}-lora");
         assert_gradients_agree(&adapter, &load::<B>(family, Some(&adapter), FROZEN));
     }
-    for (adapter, model) in [("tiny-llama-rslora", "tiny-llama"), ("tiny-llama-tied-lora", "tiny-llama-tied")] {
+    for (adapter, model) in ADAPTERS {
         assert_gradients_agree(adapter, &load::<B>(model, Some(adapter), FROZEN));
     }
 }
 
 on_every_backend!(lora_gradients_equal_those_of_peft_under_every_recompute_policy, gradients_of_adapters);
+
+/// A model whose adapters drop a quarter of what they read.
+fn with_dropout<B: Kernels>() -> Decoder<B> {
+    let lora = LoraConfig { lora_dropout: 0.25, r: 4, ..LoraConfig::default() };
+    let folder = fixture("tiny-llama");
+    let options = BuildOptions {
+        storage: FROZEN,
+        lora: Some(lora),
+        seed: 0,
+        compute_dtype: DType::F32,
+        gemms: GemmFormat::Compute,
+        max_positions: TOKENS,
+        sequence_tokens: TOKENS,
+    };
+    let config = ModelConfig::read(&folder).expect("the model has a readable config");
+    let weights = HfFolder::open(&folder).expect("the model has weights");
+    let mut model = Decoder::load(&weights, config, &options, &B::Device::default(), &mut |_| ()).expect("it loads");
+    model.load_adapter(&fixture("tiny-llama-lora")).expect("it has the same matrices");
+    model
+}
+
+/// Loss and gradients depend on the seed of the masks and on nothing else: not on what is recomputed, and not on the backend.
+fn dropout_in_training<B: Kernels>() {
+    let (model, reference) = (with_dropout::<B>(), with_dropout::<Flex>());
+    let batch = every_next_token(&Golden::open("tiny-llama-lora").ids("input_ids"), TOKENS);
+    let pass = |recompute, seed| PassOptions { dropout_seed: seed, ..pass(recompute) };
+    let (expected, expected_gradients) = loss_and_gradients(&reference, &batch, pass(Recompute::None, Some(5)));
+    for policy in POLICIES {
+        let (loss, gradients) = loss_and_gradients(&model, &batch, pass(policy, Some(5)));
+        assert!((loss - expected).abs() < 1e-4 * expected, "{policy:?}: {loss}, not {expected}");
+        for (name, gradient) in &gradients {
+            let difference = relative_difference(gradient, &expected_gradients[name]);
+            assert!(difference < 1e-3, "{policy:?}, {name}: {difference:e}");
+        }
+        let [other, without] = [Some(6), None].map(|seed| loss_and_gradients(&model, &batch, pass(policy, seed)).0);
+        assert!((other - expected).abs() > 1e-3 && (without - expected).abs() > 1e-3, "{other} {without} {expected}");
+    }
+}
+
+on_every_backend!(dropout_depends_on_its_seed_and_on_nothing_else, dropout_in_training);
 
 fn gradients_of_all_weights<B: Kernels>() {
     for family in FAMILIES {

@@ -16,6 +16,14 @@ use firebrick_train::run::generate::LoadOptions;
 use firebrick_train::run::verify::{VerifyOptions, verify};
 use serde_json::Value;
 
+/// Adapters with more settings than a rank, each with its base.
+pub(crate) const ADAPTERS: [(&str, &str); 4] = [
+    ("tiny-llama-rslora", "tiny-llama"),
+    ("tiny-llama-tied-lora", "tiny-llama-tied"),
+    ("tiny-llama-patterns", "tiny-llama"),
+    ("tiny-llama-layers", "tiny-llama-tied"),
+];
+
 /// Tokens per sequence of the golden batches, if the golden file does not say otherwise.
 pub(crate) const TOKENS: usize = 48;
 
@@ -62,12 +70,12 @@ on_every_backend!(
 );
 
 /// A tied head with `rope_scaling` of type llama3, four shards with linear scaling, yarn with an explicit attention factor, and the long
-/// factors of longrope with a window; adapters with rank stabilization on two of the projections, and on a tied model.
+/// factors of longrope with a window; adapters with rank stabilization, patterns, modules that train whole, and on a tied model.
 fn special_checkpoints<B: Kernels>() {
     for name in ["tiny-llama-tied", "tiny-llama-sharded", "tiny-llama-yarn", "tiny-phi3-long"] {
         assert_forward_agrees::<B>(name, name, None);
     }
-    for (adapter, model) in [("tiny-llama-rslora", "tiny-llama"), ("tiny-llama-tied-lora", "tiny-llama-tied")] {
+    for (adapter, model) in ADAPTERS {
         assert_forward_agrees::<B>(adapter, model, Some(adapter));
     }
 }

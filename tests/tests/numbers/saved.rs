@@ -9,13 +9,13 @@ use std::path::Path;
 
 use firebrick_data::{Chat, Tokenizer};
 use firebrick_kernels::backends::Flex;
-use firebrick_model::peft::read_adapter_config;
-use firebrick_model::{Companions, LoraConfig, ModelConfig, SavedDtype};
+use firebrick_model::peft::{read_adapter, read_adapter_config};
+use firebrick_model::{Companions, LoraConfig, Merge, ModelConfig, SavedDtype, merge_adapter};
 use firebrick_tests::{FROZEN, TRAINED, fixture, golden_file, load, snapshot};
 use serde_json::{Map, Value};
 use tempfile::tempdir;
 
-use crate::forward::differences;
+use crate::forward::{ADAPTERS, differences};
 
 /// Another template than that of the models; its turns end with another token.
 const TEMPLATE: &str = "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|eos|>{% endfor %}\
@@ -92,4 +92,38 @@ fn saved_folders_give_transformers_our_prompts_and_ends_of_text() {
     }
     let config = ModelConfig::read(&fixture("saved-model")).expect("the folder has a config");
     assert_eq!(config.dtype.as_deref(), Some("float16"));
+}
+
+/// What is written of an adapter has the settings and values of what was read.
+#[test]
+fn adapters_of_every_kind_read_back_as_they_were_saved() {
+    for (adapter, model) in ADAPTERS {
+        let folder = tempdir().expect("a temporary folder");
+        let loaded = load::<Flex>(model, Some(adapter), FROZEN);
+        let (settings, tensors) = read_adapter(&fixture(adapter)).expect("the fixture is an adapter");
+        loaded.save_adapter(folder.path(), &settings, None).expect("it is written");
+        assert_eq!(read_adapter(folder.path()).expect("it is an adapter"), (settings, tensors), "{adapter}");
+    }
+}
+
+/// A merged folder gives the logits of base and adapter, embedding and head being two tables where one of them trained.
+#[test]
+fn merged_adapters_of_every_kind_give_the_logits_of_peft() {
+    for (adapter, model) in ADAPTERS {
+        let (folder, base) = (tempdir().expect("a temporary folder"), fixture(model));
+        let companions = Companions { from: base.clone(), chat_template: None, chat_settings: Default::default() };
+        let merge = Merge {
+            model: &base,
+            adapter: &fixture(adapter),
+            requantized: None,
+            dtype: Some(SavedDtype::F32),
+            companions,
+        };
+        let merged = folder.path().join("merged");
+        let report = merge_adapter(&merge, &merged).expect("it is merged and checked");
+        assert!(report.modules > 0 && report.largest_error < 1e-5, "{adapter}: {report:?}");
+        let merged = merged.to_str().expect("a plain path");
+        let (logits, loss) = differences::<Flex>(adapter, merged, None, FROZEN);
+        assert!(logits < 2e-4 && loss < 1e-5, "{adapter}: a logit differs by {logits:e}, the loss by {loss:e}");
+    }
 }

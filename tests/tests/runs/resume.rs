@@ -11,7 +11,7 @@ use tempfile::tempdir;
 
 /// Changes of the recipe that make a different kind of state to save. Rank 64 gives matrices of 4,096 elements, the fewest
 /// that get 8-bit moments.
-const KINDS: [&[&str]; 7] = [
+const KINDS: [&[&str]; 8] = [
     &[],
     &["lora.r=64", "train.optimizer=adamw_8bit"],
     &["base=nvfp4"],
@@ -19,6 +19,14 @@ const KINDS: [&[&str]; 7] = [
     &["base=fp8"],
     &["bnb_4bit=", "lora=", "mode=full"],
     &["bnb_4bit=", "lora=", "mode=full", "train.optimizer=adamw_8bit"],
+    &[
+        "lora.target='.*_proj'",
+        "lora.exclude_modules=['1.self_attn.q_proj']",
+        "lora.rank_pattern={down_proj=2}",
+        "lora.modules_to_save=['lm_head', 'norm']",
+        "lora.loraplus_lr_ratio=4",
+        "lora.dropout=0.1",
+    ],
 ];
 
 /// Evaluations in between must not disturb the training either.

@@ -75,7 +75,7 @@ mod tests {
     use crate::config::ModelConfig;
     use crate::config::tests::{family_json, layout_5_of, parse, refusal_of};
     use crate::error::ArchError;
-    use crate::lora::TargetModules;
+    use crate::module_names::TargetModules;
     use crate::rope::RopeScaling;
 
     fn phi3(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {

@@ -15,7 +15,7 @@ use firebrick_precision::Format;
 use super::cuda_layer::buffers_per_token;
 use super::cuda_rows::{appended_to, fp8_row_bytes, fp8_weight_bytes, low_rank_parts_bytes, row_stride};
 use crate::GemmFormat;
-use crate::memory::estimate::{Recompute, TrainingShape, line};
+use crate::memory::estimate::{Recompute, TrainingShape, line, widest_dropped};
 
 /// The device's context, CubeCL's and our kernels, cuBLASLt and cuDNN once loaded.
 const CONTEXT_BYTES: u64 = 716 << 20;
@@ -55,6 +55,7 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
         ),
         line("8-bit rows", rows, "the widest activation or gradient in E4M3".to_owned()),
         line("parts of adapters", low_rank_parts_bytes(model, training), "of sums over the widest gradient".to_owned()),
+        line("dropped inputs", dropped_bytes(model, training), "the widest input of adapters under dropout".to_owned()),
         line("converted weights", converted_bytes(model, training), converted_why(training)),
         line(
             "logits",
@@ -75,6 +76,11 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
 /// What connections to other ranks take.
 pub(super) fn line_of_ranks() -> MemoryLine {
     line("NCCL", NCCL_BYTES, "its buffers and kernels, once the ranks are connected".to_owned())
+}
+
+/// What is left of the input of a group, or the gradient of that.
+fn dropped_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
+    training.tokens() * widest_dropped(model, training) * training.activation_bytes()
 }
 
 /// What a forward pass without a backward takes besides the activations of a layer.

@@ -73,7 +73,7 @@ pub(super) fn low_rank_parts_bytes(model: &ModelSpec, training: &TrainingShape) 
 /// Ranks of the adapters of a run in a group.
 fn ranks_in(group: &GroupSpec, training: &TrainingShape) -> Vec<usize> {
     let rank = |module: &ModuleSpec| match &training.lora {
-        Some(lora) if lora.target_modules.matches(&module.path) => lora.r,
+        Some(lora) if lora.adapts(&module.path) => lora.rank_of(&module.path),
         _ => 0,
     };
     group.modules.iter().map(rank).collect()
@@ -118,7 +118,7 @@ pub fn fp8_refusal(model: &ModelSpec) -> Option<String> {
 /// In words: the groups of a layer whose adapters are appended, and those whose GEMMs are separate; `None` without adapters.
 pub(super) fn adapter_gemms(model: &ModelSpec, training: &TrainingShape) -> Option<String> {
     let lora = training.lora.as_ref()?;
-    let is_adapted = |group: &GroupSpec| group.modules.iter().any(|module| lora.target_modules.matches(&module.path));
+    let is_adapted = |group: &GroupSpec| group.modules.iter().any(|module| lora.adapts(&module.path));
     let groups: Vec<GroupSpec> = model.groups(0).into_iter().filter(is_adapted).collect();
     let (appended, separate): (Vec<_>, Vec<_>) =
         groups.iter().partition(|group| training.gemms == GemmFormat::Fp8 || appended_to(group, training) > 0);

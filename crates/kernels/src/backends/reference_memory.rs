@@ -7,7 +7,7 @@ use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::MemoryLine;
 
 use super::BackendKind;
-use crate::memory::estimate::{TrainingShape, layer_values, line, sum};
+use crate::memory::estimate::{TrainingShape, layer_values, line, sum, widest_dropped};
 
 /// Logits, their exponentials and their gradient live together, in f32; under a soft cap its slope and logits before it too.
 pub(super) fn logit_copies(model: &ModelSpec) -> u64 {
@@ -50,6 +50,11 @@ fn layer_lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape
             "those of the MLP and of both residual sums of one layer".to_owned(),
         ),
         converted_line(model, training),
+        line(
+            "dropped inputs",
+            training.tokens() * widest_dropped(model, training) * (4 + training.activation_bytes()),
+            "a mask in f32 and what it leaves of the widest input of adapters".to_owned(),
+        ),
         line(
             "attention scores",
             scores * 4 * score_copies(model),

@@ -10,7 +10,7 @@ use firebrick_arch::Activation;
 use firebrick_precision::QuantFormat;
 
 use self::scenario::{Base, Extras, Scenario, group, heads, norm, tables};
-use super::{Epilogue, Keep, Prologue, reference};
+use super::{Dropout, Epilogue, Keep, Prologue, reference};
 use crate::Kernels;
 use crate::conformance::check::Check;
 
@@ -24,6 +24,39 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     down(check);
     without_norm(check);
     norms_after(check);
+    dropout(check);
+}
+
+/// Adapters that read through a mask, at widths of vectors and of single values, appended and separate, with every prologue.
+fn dropout<B: Kernels>(check: &mut Check<'_, B>) {
+    let mask = Dropout::new(0.25, 0x1234_5678_9abc_def0).expect("a probability above 0");
+    let (tokens, hidden, wide) = (check.case.tokens(), check.case.hidden_size, check.case.intermediate_size);
+    let x = check.random([tokens, hidden], 1.0);
+    check.compare("dropped", B::dropped(x.0.clone(), mask), reference::dropped(x.1.clone(), mask));
+    let odd = check.random([tokens, 37], 1.0);
+    check.compare("dropped, odd width", B::dropped(odd.0, mask), reference::dropped(odd.1, mask));
+    let adapter = Extras { adapter: true, ..Extras::default() };
+    for (name, base) in check.variants([("quantized", Base::NF4), ("dense", Base::Dense), ("trained", Base::New)]) {
+        let modules = [(base, adapter), (base, adapter)];
+        let mut group = group(check, &modules, &[wide, wide], &[wide, wide], hidden);
+        (group.0.dropout, group.1.dropout) = (Some(mask), Some(mask));
+        let norm = norm(check, hidden, false);
+        let prologue =
+            (Prologue::Norm { x: x.0.clone(), norm: norm.0 }, Prologue::Norm { x: x.1.clone(), norm: norm.1 });
+        let scenario = Scenario::new(check, group, prologue, (Epilogue::None, Epilogue::None));
+        scenario.with_residual_path(check).run(check, &format!("dropout, {name}"), &ALL);
+    }
+    let mut group = group(check, &[(Base::NF4, adapter)], &[hidden], &[hidden], wide);
+    (group.0.dropout, group.1.dropout) = (Some(mask), Some(mask));
+    let [gate, up] = [check.random([tokens, wide], 1.0), check.random([tokens, wide], 1.0)];
+    let activation = Activation::Silu;
+    let prologue = (
+        Prologue::Gated { gate: gate.0, up: up.0, activation },
+        Prologue::Gated { gate: gate.1, up: up.1, activation },
+    );
+    let residual = check.random([tokens, hidden], 1.0);
+    let epilogue = (Epilogue::Residual(residual.0), Epilogue::Residual(residual.1));
+    Scenario::new(check, group, prologue, epilogue).run(check, "dropout, down", &ALL);
 }
 
 fn gated_and_rotary<B: Kernels>(check: &mut Check<'_, B>) {

@@ -10,6 +10,7 @@
 
 #[cfg(feature = "flex")]
 pub(crate) mod conformance;
+mod dropout;
 mod fp8_reference;
 pub mod reference;
 
@@ -19,6 +20,7 @@ use burn_tensor::{Tensor, backend::Backend};
 use firebrick_arch::Activation;
 use serde::{Deserialize, Serialize};
 
+pub use self::dropout::Dropout;
 use crate::norm::{NormOps, NormWeight};
 use crate::weights::{Weight, WeightOps};
 
@@ -31,6 +33,8 @@ pub struct Group<B: Backend> {
     pub parts: Vec<usize>,
     /// What the GEMMs of the weights multiply.
     pub gemms: GemmFormat,
+    /// Dropout of what the adapters read; the weights read everything.
+    pub dropout: Option<Dropout>,
 }
 
 /// What the GEMMs of a group's weights multiply, forward and for the gradient of the input. Sums are f32, and results have the compute
@@ -60,7 +64,7 @@ impl<B: Backend> Group<B> {
     }
 }
 
-/// One linear module: `y = x Wᵀ + bias + scale (x Aᵀ) Bᵀ`.
+/// One linear module: `y = x Wᵀ + bias + scale (x̃ Aᵀ) Bᵀ`, where x̃ is the input after the group's dropout.
 #[derive(Clone, Debug)]
 pub struct Module<B: Backend> {
     /// Columns of the group's output that it computes.
@@ -322,6 +326,11 @@ pub trait LinearOps: NormOps + WeightOps {
     ) -> ProjectGradients<Self> {
         let _ = next;
         reference::project_backward(saved, group, d_outputs, d_residual_ni)
+    }
+
+    /// `x` with dropped values at zero and the others scaled, rounded once; it is its own backward.
+    fn dropped(x: Tensor<Self, 2>, dropout: Dropout) -> Tensor<Self, 2> {
+        reference::dropped(x, dropout)
     }
 
     /// `activation(gate) * up`, `[n, f]`.

@@ -3,6 +3,7 @@
 //!
 //! Forward of a module: `y = x Wᵀ + bias + s (x Aᵀ) Bᵀ`. Backward, with `u = x Aᵀ` and `t = s dy B`: `dx = dy W + t A`, `dA = tᵀ x`,
 //! `dB = s dyᵀ u`, `dW = dyᵀ x`, `dbias = Σ dy` over the tokens.
+//! Under dropout, `u`, `dA` and the part `t A` of `dx` go through its mask.
 //! Trade-off: `u` is computed again from the input; its `r` values per token cost less than keeping them.
 
 use std::ops::Range;
@@ -13,8 +14,9 @@ use firebrick_arch::Activation;
 
 use super::fp8_reference;
 use super::{
-    Adapter, Epilogue, GemmFormat, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Module, ModuleGradients,
-    ProjectGradients, ProjectSaved, Prologue, RotaryTables, SavedHeads, SavedOutputNorm, WeightGradient,
+    Adapter, Dropout, Epilogue, GemmFormat, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Module,
+    ModuleGradients, ProjectGradients, ProjectSaved, Prologue, RotaryTables, SavedHeads, SavedOutputNorm,
+    WeightGradient,
 };
 use crate::dtype::{to_dtype, to_f32};
 use crate::norm::NormWeight;
@@ -28,7 +30,9 @@ pub fn project<B: LinearOps>(
     keep: Keep,
 ) -> (Vec<Tensor<B, 2>>, Option<ProjectSaved<B>>) {
     let input_ni = prologue_output(&prologue);
-    let outputs = group.modules.iter().map(|module| module_forward(input_ni.clone(), module, group.gemms)).collect();
+    let adapters_ni = adapter_input(&input_ni, group);
+    let forward = |module| module_forward(input_ni.clone(), adapters_ni.clone(), module, group.gemms);
+    let outputs = group.modules.iter().map(forward).collect();
     let parts = regroup(outputs, &columns(group), &part_ranges(&group.parts));
     let (outputs, heads, output_norm) = apply_epilogue(parts, epilogue, keep);
     let saved = (keep != Keep::Nothing).then(|| {
@@ -64,19 +68,47 @@ pub fn project_backward<B: LinearOps>(
     };
     let d_modules = regroup(d_parts, &part_ranges(&group.parts), &columns(&group));
     let input_ni = prologue_output.unwrap_or_else(|| self::prologue_output(&prologue));
-    let mut d_input: Option<Tensor<B, 2>> = None;
+    let adapters_ni = adapter_input(&input_ni, &group);
+    let (mut d_input, mut d_adapters): (Option<Tensor<B, 2>>, Option<Tensor<B, 2>>) = (None, None);
     let mut modules = Vec::with_capacity(group.modules.len());
     for (module, dy_no) in group.modules.into_iter().zip(d_modules) {
-        let (dx_ni, gradients) = module_backward(input_ni.clone(), module, group.gemms, dy_no);
-        d_input = Some(match d_input {
-            Some(earlier) => earlier.add(dx_ni),
-            None => dx_ni,
-        });
+        let (dx_ni, through_ni, gradients) =
+            module_backward(input_ni.clone(), adapters_ni.clone(), module, group.gemms, dy_no);
+        d_input = plus(d_input, Some(dx_ni));
+        d_adapters = plus(d_adapters, through_ni);
         modules.push(gradients);
     }
-    let d_input = d_input.expect("a group has at least one module");
+    let d_adapters = match group.dropout {
+        Some(dropout) => d_adapters.map(|d_adapters| B::dropped(d_adapters, dropout)),
+        None => d_adapters,
+    };
+    let d_input = plus(d_input, d_adapters).expect("a group has at least one module");
     let (input, norm) = prologue_backward(prologue, d_input, d_residual_ni);
     ProjectGradients { input, norm, output_norm, qk_norm, modules }
+}
+
+/// The sum of what there is.
+fn plus<B: Backend>(a: Option<Tensor<B, 2>>, b: Option<Tensor<B, 2>>) -> Option<Tensor<B, 2>> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.add(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+/// What the adapters of a group read.
+fn adapter_input<B: LinearOps>(input_ni: &Tensor<B, 2>, group: &Group<B>) -> Tensor<B, 2> {
+    let has_adapter = group.modules.iter().any(|module| module.adapter.is_some());
+    match group.dropout.filter(|_| has_adapter) {
+        Some(dropout) => B::dropped(input_ni.clone(), dropout),
+        None => input_ni.clone(),
+    }
+}
+
+/// See [`LinearOps::dropped`].
+pub fn dropped<B: Backend>(x: Tensor<B, 2>, dropout: Dropout) -> Tensor<B, 2> {
+    let ([rows, width], dtype, device) = (x.dims(), x.dtype(), x.device());
+    let factors = Tensor::<B, 1>::from_floats(dropout.factors(rows * width).as_slice(), &device);
+    to_dtype(to_f32(x).mul(factors.reshape([rows, width])), dtype)
 }
 
 /// What the GEMM reads.
@@ -114,17 +146,22 @@ fn prologue_backward<B: LinearOps>(
 }
 
 /// The GEMM of one module, `[n, o]`.
-fn module_forward<B: LinearOps>(x_ni: Tensor<B, 2>, module: &Module<B>, gemms: GemmFormat) -> Tensor<B, 2> {
+fn module_forward<B: LinearOps>(
+    x_ni: Tensor<B, 2>,
+    adapters_ni: Tensor<B, 2>,
+    module: &Module<B>,
+    gemms: GemmFormat,
+) -> Tensor<B, 2> {
     let dtype = x_ni.dtype();
     let mut y_no = match gemms {
-        GemmFormat::Compute => x_ni.clone().matmul(dense(&module.weight, dtype).transpose()),
-        GemmFormat::Fp8 => fp8_reference::product(x_ni.clone(), &module.weight),
+        GemmFormat::Compute => x_ni.matmul(dense(&module.weight, dtype).transpose()),
+        GemmFormat::Fp8 => fp8_reference::product(x_ni, &module.weight),
     };
     if let Some(bias) = &module.bias {
         y_no = y_no.add(to_dtype(bias.value.clone(), dtype).unsqueeze());
     }
     let Some(adapter) = &module.adapter else { return y_no };
-    y_no.add(low_rank(x_ni, adapter).matmul(scaled_b(adapter, dtype).transpose()))
+    y_no.add(low_rank(adapters_ni, adapter).matmul(scaled_b(adapter, dtype).transpose()))
 }
 
 /// `x Aᵀ`, `[n, r]`.
@@ -138,12 +175,14 @@ fn scaled_b<B: Backend>(adapter: &Adapter<B>, dtype: DType) -> Tensor<B, 2> {
     to_dtype(adapter.b.clone().mul_scalar(adapter.scale), dtype)
 }
 
+/// The gradients of what the weight read and of what the adapter read, and those of the parameters.
 fn module_backward<B: LinearOps>(
     x_ni: Tensor<B, 2>,
+    adapters_ni: Tensor<B, 2>,
     module: Module<B>,
     gemms: GemmFormat,
     dy_no: Tensor<B, 2>,
-) -> (Tensor<B, 2>, ModuleGradients<B>) {
+) -> (Tensor<B, 2>, Option<Tensor<B, 2>>, ModuleGradients<B>) {
     let dtype = dy_no.dtype();
     let dx_ni = match gemms {
         GemmFormat::Compute => dy_no.clone().matmul(dense(&module.weight, dtype)),
@@ -156,13 +195,13 @@ fn module_backward<B: LinearOps>(
         WeightGradient::AddTo(sum) => Some(sum.add(of_weight())),
     };
     let bias = module.bias.filter(|bias| bias.trains).map(|_| to_f32(dy_no.clone()).sum_dim(0).squeeze_dim(0));
-    let Some(pair) = &module.adapter else { return (dx_ni, ModuleGradients { weight, bias, adapter: None }) };
+    let Some(pair) = &module.adapter else { return (dx_ni, None, ModuleGradients { weight, bias, adapter: None }) };
     let dxa_nr = dy_no.clone().matmul(scaled_b(pair, dtype));
-    let dx_ni = dx_ni.add(dxa_nr.clone().matmul(to_dtype(pair.a.clone(), dtype)));
-    let xa_nr = low_rank(x_ni.clone(), pair);
-    let da_ri = to_f32(dxa_nr.transpose().matmul(x_ni));
+    let through_ni = dxa_nr.clone().matmul(to_dtype(pair.a.clone(), dtype));
+    let xa_nr = low_rank(adapters_ni.clone(), pair);
+    let da_ri = to_f32(dxa_nr.transpose().matmul(adapters_ni));
     let db_or = to_f32(dy_no.transpose().matmul(xa_nr)).mul_scalar(pair.scale);
-    (dx_ni, ModuleGradients { weight, bias, adapter: Some((da_ri, db_or)) })
+    (dx_ni, Some(through_ni), ModuleGradients { weight, bias, adapter: Some((da_ri, db_or)) })
 }
 
 fn columns<B: Backend>(group: &Group<B>) -> Vec<Range<usize>> {

@@ -5,7 +5,7 @@
 //! allocates (`backends/reference_memory.rs`, `backends/cuda_memory.rs`), compiled whether or not the backend is.
 //! Trade-off: what depends on the machine and not on the run, such as an allocator's rounding, is left out.
 
-use firebrick_arch::{GroupSpec, LoraConfig, ModelSpec, QkNorm, Role, TensorSpec};
+use firebrick_arch::{EMBEDDING, GroupSpec, HEAD, LoraConfig, ModelSpec, QkNorm, Role, TensorSpec};
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 use serde::{Deserialize, Serialize};
@@ -127,16 +127,18 @@ impl TrainingShape {
 
     /// Bytes of the frozen base; 0 where every parameter trains.
     pub(crate) fn base_bytes(&self, model: &ModelSpec) -> u64 {
-        if self.lora.is_none() {
-            return 0;
-        }
+        let Some(lora) = &self.lora else { return 0 };
         let stored = self.stored_format();
         let other = if matches!(stored, Format::Quantized(_)) { self.compute } else { stored };
         let bytes = |tensor: &TensorSpec| {
             let format = if tensor.role == Role::Projection { stored } else { other };
             format.bytes(&tensor.shape) as u64
         };
-        model.tensors().iter().map(bytes).sum()
+        let tensors = model.tensors();
+        let frozen: u64 = tensors.iter().filter(|tensor| !lora.saves_tensor(&tensor.name)).map(bytes).sum();
+        // A table that embedding and head shared: the head stays as it was where the embedding alone trains.
+        let keeps_head = model.tie_word_embeddings && lora.saves_tensor(EMBEDDING) && !lora.saves_tensor(HEAD);
+        frozen + if keeps_head { other.bytes(&[model.vocab_size, model.hidden_size]) as u64 } else { 0 }
     }
 
     fn is_offloaded(&self) -> bool {
@@ -162,10 +164,16 @@ impl TrainingShape {
     }
 }
 
-/// Parameters of A `[r, in]` and B `[out, r]` of all targets.
+/// Parameters of all that an adapter trains.
 pub(crate) fn adapter_parameters(model: &ModelSpec, lora: &LoraConfig) -> u64 {
-    let targets = model.modules().filter(|(module, _)| lora.target_modules.matches(&module.path));
-    targets.map(|(module, in_features)| (lora.r * (module.out_features() + in_features)) as u64).sum()
+    model.tensors_of(lora).iter().map(|tensor| tensor.elements() as u64).sum()
+}
+
+/// Columns of the widest input that adapters read under dropout; 0 without it.
+pub(crate) fn widest_dropped(model: &ModelSpec, training: &TrainingShape) -> u64 {
+    let Some(lora) = training.lora.as_ref().filter(|lora| lora.lora_dropout > 0.0) else { return 0 };
+    let adapted = model.modules().filter(|(module, _)| lora.adapts(&module.path));
+    adapted.map(|(_, in_features)| in_features as u64).max().unwrap_or(0)
 }
 
 /// Values per token that a layer's forward computes and its backward reads.
@@ -352,7 +360,7 @@ pub(crate) mod tests {
     }
 
     fn lora(target_modules: TargetModules) -> LoraConfig {
-        LoraConfig { r: 16, lora_alpha: 16.0, use_rslora: false, target_modules, base_model_name_or_path: None }
+        LoraConfig { lora_alpha: 16.0, target_modules, ..LoraConfig::default() }
     }
 
     pub(crate) fn bytes_of(estimate: &MemoryEstimate, what: &str) -> u64 {

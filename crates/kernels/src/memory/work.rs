@@ -5,7 +5,7 @@
 //! backward of attention has five GEMMs to the forward's two, since it recomputes the scores.
 //! Trade-off: traffic is what cannot be avoided when each operation reads its inputs and writes its results once.
 
-use firebrick_arch::{GroupKind, ModelSpec, ModuleSpec};
+use firebrick_arch::{GroupKind, GroupSpec, ModelSpec, ModuleSpec};
 use firebrick_hwprofile::roofline::Work;
 use firebrick_precision::Format;
 
@@ -32,7 +32,8 @@ pub fn step_work(model: &ModelSpec, training: &TrainingShape, micro_batches: usi
         matmul_flops,
         fp8_flops,
         attention_flops: tokens * attention * (attention_forwards + 2.5),
-        bytes: (weight_bytes(model, training) + activation_traffic(model, training)) * micro_batches as f64
+        bytes: (weight_bytes(model, training) + activation_traffic(model, training) + dropout_traffic(model, training))
+            * micro_batches as f64
             + optimizer_bytes(model, training),
     }
 }
@@ -65,9 +66,9 @@ fn recomputed(model: &ModelSpec, training: &TrainingShape) -> f64 {
 fn adapter(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let Some(lora) = &training.lora else { return 0.0 };
     let parameters = |down_too: bool| -> f64 {
-        let targets = modules(model)
-            .filter(|(module, _, is_down)| (down_too || !is_down) && lora.target_modules.matches(&module.path));
-        targets.map(|(module, in_features, _)| (lora.r * (module.out_features() + in_features)) as f64).sum()
+        let targets = modules(model).filter(|(module, _, is_down)| (down_too || !is_down) && lora.adapts(&module.path));
+        let rank = |module: &ModuleSpec| lora.rank_of(&module.path);
+        targets.map(|(module, inputs, _)| (rank(&module) * (module.out_features() + inputs)) as f64).sum()
     };
     let again = if training.recompute == Recompute::Full { parameters(false) } else { 0.0 };
     3.0 * parameters(true) + again
@@ -101,6 +102,18 @@ fn activation_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let layers: f64 = (0..model.layers.len()).map(of_layer).sum();
     let logits = 4.0 * model.vocab_size as f64;
     training.tokens() as f64 * (layers + 3.0 * logits)
+}
+
+/// The inputs of adapted groups are read and written under their mask in each forward and for the gradient of A; the part of their gradient
+/// that flows through the adapters is written, and read and added under the mask.
+fn dropout_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
+    let Some(lora) = training.lora.as_ref().filter(|lora| lora.lora_dropout > 0.0) else { return 0.0 };
+    let groups = (0..model.layers.len()).flat_map(|layer| model.groups(layer));
+    let adapted = groups.filter(|group| group.modules.iter().any(|module| lora.adapts(&module.path)));
+    let again = |group: &GroupSpec| training.recompute == Recompute::Full && group.kind != GroupKind::Down;
+    let passes = |group: &GroupSpec| if again(group) { 10.0 } else { 8.0 };
+    let values: f64 = adapted.map(|group| passes(&group) * group.in_features as f64).sum();
+    values * (training.tokens() * training.activation_bytes()) as f64
 }
 
 /// Parameters and state are read and written, gradients read.

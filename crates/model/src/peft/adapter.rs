@@ -9,6 +9,7 @@ use std::path::Path;
 
 use firebrick_arch::json::read_text;
 use firebrick_arch::{ArchError, ModelSpec, lora_tensor_names};
+use serde_json::json;
 
 use super::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, LoraConfig, TargetModules, config_json, parse_config};
 use crate::atomic_file::write_text;
@@ -37,9 +38,10 @@ pub fn read_adapter_config(dir: &Path) -> Result<LoraConfig, ModelError> {
             "Copy it here; an old adapter_model.bin becomes one by loading it with PEFT and calling save_pretrained";
         return Err(not_there(ADAPTER_WEIGHTS_FILE, advice));
     }
-    let modules = module_paths(&weights_path, &safetensors_names(&weights_path)?)?;
-    let config = parse_config(&read_text(&config_path)?, &config_path, &modules)?;
-    check_targets(&config.target_modules, &modules, &config_path, &weights_path)?;
+    let names = safetensors_names(&weights_path)?;
+    let config = parse_config(&read_text(&config_path)?, &config_path, &lora_modules(&names))?;
+    let modules = module_paths(&weights_path, &names, &config)?;
+    check_targets(&config, &modules, &config_path, &weights_path)?;
     Ok(config)
 }
 
@@ -52,10 +54,10 @@ pub fn read_adapter(dir: &Path) -> Result<(LoraConfig, BTreeMap<String, TensorF3
     let config = read_adapter_config(dir)?;
     let path = dir.join(ADAPTER_WEIGHTS_FILE);
     let tensors = read_safetensors_f32(&path)?;
-    for module in module_paths(&path, &tensors.keys().cloned().collect::<Vec<_>>())? {
-        let (a, b) = lora_tensor_names(&module);
-        check_rank(&path, &tensors, a, 0, config.r)?;
-        check_rank(&path, &tensors, b, 1, config.r)?;
+    for module in lora_modules(&tensors.keys().cloned().collect::<Vec<_>>()) {
+        let ((a, b), r) = (lora_tensor_names(&module), config.rank_of(&module));
+        check_rank(&path, &tensors, a, 0, r)?;
+        check_rank(&path, &tensors, b, 1, r)?;
     }
     Ok((config, tensors))
 }
@@ -69,11 +71,13 @@ pub fn read_adapter(dir: &Path) -> Result<(LoraConfig, BTreeMap<String, TensorF3
 pub fn check_adapter(dir: &Path, spec: &ModelSpec, expected: &LoraConfig) -> Result<(), ModelError> {
     let mut found = read_adapter_config(dir)?;
     let modules = |lora: &LoraConfig| -> Vec<String> {
-        spec.modules().map(|(module, _)| module.path).filter(|path| lora.target_modules.matches(path)).collect()
+        spec.modules().map(|(module, _)| module.path).filter(|path| lora.adapts(path)).collect()
     };
     if modules(&found) == modules(expected) {
         // The same modules may be written in several ways.
         found.target_modules = expected.target_modules.clone();
+        found.exclude_modules = expected.exclude_modules.clone();
+        found.layers_to_transform = expected.layers_to_transform.clone();
     }
     let settings = settings_of(&found, spec);
     let differences: Vec<String> = settings
@@ -83,7 +87,9 @@ pub fn check_adapter(dir: &Path, spec: &ModelSpec, expected: &LoraConfig) -> Res
         .map(|((key, found), (_, expected))| format!("{key} = {found}, not {expected}"))
         .collect();
     if !differences.is_empty() {
-        let settings = settings.map(|(key, value)| format!("{key} = {value}")).join(", ");
+        let is_said = |(_, value): &&(&str, String)| !["nothing", "{}"].contains(&value.as_str());
+        let said: Vec<_> = settings.iter().filter(is_said).map(|(key, value)| format!("{key} = {value}")).collect();
+        let settings = said.join(", ");
         return Err(ModelError::OtherAdapter { dir: dir.to_path_buf(), differences, settings });
     }
     let path = dir.join(ADAPTER_WEIGHTS_FILE);
@@ -100,7 +106,8 @@ pub fn check_adapter(dir: &Path, spec: &ModelSpec, expected: &LoraConfig) -> Res
 }
 
 /// What two adapters must share to continue one from the other, as a recipe writes it.
-fn settings_of(config: &LoraConfig, spec: &ModelSpec) -> [(&'static str, String); 4] {
+fn settings_of(config: &LoraConfig, spec: &ModelSpec) -> [(&'static str, String); 9] {
+    let nothing = || "nothing".to_owned();
     let mut names = config.target_modules.names(spec);
     names.sort();
     names.dedup();
@@ -109,6 +116,14 @@ fn settings_of(config: &LoraConfig, spec: &ModelSpec) -> [(&'static str, String)
         ("alpha", config.lora_alpha.to_string()),
         ("use_rslora", config.use_rslora.to_string()),
         ("target", format!("{names:?}")),
+        ("exclude_modules", config.exclude_modules.as_ref().map_or_else(nothing, |names| json!(names).to_string())),
+        (
+            "layers_to_transform",
+            config.layers_to_transform.as_ref().map_or_else(nothing, |layers| format!("{layers:?}")),
+        ),
+        ("rank_pattern", json!(config.rank_pattern).to_string()),
+        ("alpha_pattern", json!(config.alpha_pattern).to_string()),
+        ("modules_to_save", config.modules_to_save.as_ref().map_or_else(nothing, |names| format!("{names:?}"))),
     ]
 }
 
@@ -126,8 +141,10 @@ pub fn write_adapter(dir: &Path, config: &LoraConfig, tensors: &BTreeMap<String,
 
 /// The targets as a list for PEFT: those of the settings, or for "all-linear" the last parts of the modules' paths, in forward order.
 fn target_names(config: &LoraConfig, tensors: &BTreeMap<String, TensorF32>) -> Vec<String> {
-    if let TargetModules::Named(names) = &config.target_modules {
-        return names.clone();
+    match &config.target_modules {
+        TargetModules::Named(names) => return names.clone(),
+        TargetModules::Matching(pattern) => return vec![pattern.as_str().to_owned()],
+        TargetModules::AllLinear => {}
     }
     /// The order of a layer's forward pass; names that are not listed follow.
     const ORDER: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
@@ -139,26 +156,32 @@ fn target_names(config: &LoraConfig, tensors: &BTreeMap<String, TensorF32>) -> V
 }
 
 /// The modules that the file has matrices for, after checking that it holds nothing else.
-fn module_paths(path: &Path, names: &[String]) -> Result<Vec<String>, ModelError> {
-    let mut modules = Vec::new();
-    for name in names {
-        let stem = name.strip_suffix(A_SUFFIX).or(name.strip_suffix(B_SUFFIX));
-        let module = stem.and_then(|stem| stem.strip_prefix(PREFIX)).filter(|module| is_module_of_a_layer(module));
-        let Some(module) = module else {
+fn module_paths(path: &Path, names: &[String], config: &LoraConfig) -> Result<Vec<String>, ModelError> {
+    let is_saved = |name: &str| name.strip_prefix(PREFIX).is_some_and(|name| config.saves_tensor(name));
+    match names.iter().find(|name| lora_module(name).is_none() && !is_saved(name)) {
+        Some(name) => {
             let problem = "is not a LoRA matrix of a layer's linear module \
-                           (base_model.model.model.layers.N.*.lora_A.weight or lora_B.weight). Merge this \
-                           adapter into its base with PEFT and give the merged folder as the model";
-            return Err(ModelError::AdapterTensor {
-                path: path.to_path_buf(),
-                name: name.clone(),
-                problem: problem.to_owned(),
-            });
-        };
-        modules.push(module.to_owned());
+                           (base_model.model.model.layers.N.*.lora_A.weight or lora_B.weight), and modules_to_save does not \
+                           name it. Merge this adapter into its base with PEFT and give the merged folder as the model";
+            let (path, name) = (path.to_path_buf(), name.clone());
+            Err(ModelError::AdapterTensor { path, name, problem: problem.to_owned() })
+        }
+        None => Ok(lora_modules(names)),
     }
+}
+
+/// The modules that these tensors are LoRA matrices of, each once.
+fn lora_modules(names: &[String]) -> Vec<String> {
+    let mut modules: Vec<String> = names.iter().filter_map(|name| lora_module(name)).map(str::to_owned).collect();
     modules.sort();
     modules.dedup();
-    Ok(modules)
+    modules
+}
+
+/// The module that a LoRA matrix belongs to.
+fn lora_module(name: &str) -> Option<&str> {
+    let stem = name.strip_suffix(A_SUFFIX).or(name.strip_suffix(B_SUFFIX))?;
+    stem.strip_prefix(PREFIX).filter(|module| is_module_of_a_layer(module))
 }
 
 /// Whether a path lies inside a layer; that the model has such a module is checked when the adapter is loaded onto one.
@@ -169,18 +192,22 @@ fn is_module_of_a_layer(module: &str) -> bool {
 
 /// Settings and matrices must name the same modules.
 fn check_targets(
-    targets: &TargetModules,
+    config: &LoraConfig,
     modules: &[String],
     config_path: &Path,
     weights_path: &Path,
 ) -> Result<(), ModelError> {
-    if let Some(module) = modules.iter().find(|module| !targets.matches(module)) {
+    if let Some(module) = modules.iter().find(|module| !config.adapts(module)) {
         let (path, name) = (weights_path.to_path_buf(), lora_tensor_names(module).0);
         let problem =
-            "is not among target_modules of adapter_config.json: the two files do not belong together".to_owned();
+            "is not a target by the settings of adapter_config.json: the two files do not belong together".to_owned();
         return Err(ModelError::AdapterTensor { path, name, problem });
     }
-    let TargetModules::Named(names) = targets else { return Ok(()) };
+    let TargetModules::Named(names) = &config.target_modules else { return Ok(()) };
+    if config.exclude_modules.is_some() || config.modules_to_save.is_some() {
+        // They may leave a target without any module.
+        return Ok(());
+    }
     let unused = names.iter().find(|name| {
         let single = TargetModules::Named(vec![(*name).clone()]);
         !modules.iter().any(|module| single.matches(module))
@@ -225,6 +252,7 @@ fn model_card(config: &LoraConfig) -> String {
     let targets = match &config.target_modules {
         TargetModules::AllLinear => "all linear projections".to_owned(),
         TargetModules::Named(names) => names.join(", "),
+        TargetModules::Matching(pattern) => format!("`{}`", pattern.as_str()),
     };
     let (r, alpha, kind) = (config.r, config.lora_alpha, if config.use_rslora { "rsLoRA" } else { "LoRA" });
     format!(
@@ -255,9 +283,9 @@ mod tests {
         LoraConfig {
             r: 2,
             lora_alpha: 4.0,
-            use_rslora: false,
             target_modules: TargetModules::from_names(names.iter().map(|&name| name.to_owned()).collect()),
             base_model_name_or_path: Some("owner/tiny".to_owned()),
+            ..LoraConfig::default()
         }
     }
 
@@ -371,7 +399,8 @@ mod tests {
     #[test]
     fn targets_and_matrices_must_agree() {
         let (dir, ..) = written(&["q_proj"]);
-        for (names, part) in [(&["k_proj"][..], "not among target_modules"), (&["q_proj", "k_proj"], "\"k_proj\"")] {
+        for (names, part) in [(&["k_proj"][..], "not a target by the settings"), (&["q_proj", "k_proj"], "\"k_proj\"")]
+        {
             let targets: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
             write(dir.path().join(ADAPTER_CONFIG_FILE), config_json(&lora(names), &targets)).unwrap();
             let message = read_adapter(dir.path()).unwrap_err().to_string();

@@ -119,7 +119,7 @@ fn gemm_seconds<B: Kernels>(
         bias: None,
         adapter: None,
     };
-    let group = Group { modules: vec![module], parts: vec![size], gemms };
+    let group = Group { modules: vec![module], parts: vec![size], gemms, dropout: None };
     min_seconds::<B>(launches, device, || {
         B::section(device, || {
             for _ in 0..launches {

@@ -108,8 +108,14 @@ fn ranges(config: &RunConfig) -> Vec<Rule> {
     let help = "write 2, or compute = \"bfloat16\"";
     rules.push((train.zero_stage < 3 || !in_fp8, "train.zero_stage", problem, help));
     if let Some(lora) = &config.lora {
+        let is_whole = lora.modules_to_save.as_ref().is_some_and(|names| !names.is_empty());
+        let problem =
+            "is 3, and modules that train whole beside adapters (lora.modules_to_save) are not divided".to_owned();
+        rules.push((train.zero_stage < 3 || !is_whole, "train.zero_stage", problem, "write 2, or adapt those modules"));
         rules.push(at_least_one("lora.r", lora.r as u64));
         rules.push(above_zero("lora.alpha", lora.alpha));
+        rules.push(below_one("lora.dropout", lora.dropout));
+        rules.push(above_zero("lora.loraplus_lr_ratio", lora.loraplus_lr_ratio.unwrap_or(1.0)));
     }
     if let (Some(warmup), Some(steps)) = (train.warmup_steps, train.steps) {
         let problem = format!("{warmup} steps of warm-up are longer than the run of {steps}");

@@ -408,7 +408,7 @@ mod tests {
             "--set train.optimizer=adamw_8bits: train.optimizer: 'adamw_8bits' is not one of 'adamw', 'adamw_8bit', ";
         assert!(message.starts_with(start), "{message}");
         assert!(message.ends_with("; did you mean 'adamw_8bit'?"), "{message}");
-        assert!(refusal(SMALLEST, &["lora.target=q_proj"]).contains("\"all-linear\" or a list of module names"));
+        assert!(refusal(SMALLEST, &["lora.target=q_proj"]).contains("\"all-linear\", a list of module names"));
     }
 
     #[test]
@@ -559,6 +559,10 @@ mod tests {
             (&["train.weight_decay=-1"], "train.weight_decay: must be 0 or more"),
             (&["train.zero_stage=4"], "train.zero_stage: is 4, and ZeRO has stages 0 to 3"),
             (&["train.zero_stage=3", "compute=fp8"], "train.zero_stage: is 3, and compute = \"fp8\""),
+            (
+                &["train.zero_stage=3", "lora.modules_to_save=['lm_head']"],
+                "train.zero_stage: is 3, and modules that train whole",
+            ),
             (&["train.max_grad_norm=-1"], "train.max_grad_norm: must be 0 or more"),
             (&["train.micro_batch_size=0"], "train.micro_batch_size: must be at least 1"),
             (&["train.gradient_accumulation=0"], "train.gradient_accumulation: must be at least 1"),

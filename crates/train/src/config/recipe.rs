@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use firebrick_arch::{LoraConfig, TargetModules};
+use firebrick_arch::{ByPattern, LoraConfig, TargetModules};
 use firebrick_kernels::Recompute;
 use firebrick_optim::{OptimizerKind, ScheduleKind};
 use firebrick_precision::{Format, QuantFormat};
@@ -157,11 +157,28 @@ pub struct LoraSection {
     pub r: usize,
     /// Numerator of the scale. Default 32.
     pub alpha: f64,
-    /// Modules that get an adapter: "all-linear" or a list of Hugging Face module names such as ["q_proj", "v_proj"]. Default
-    /// "all-linear": every linear module of the layers.
+    /// Modules that get an adapter: "all-linear", a list of Hugging Face module names such as ["q_proj", "v_proj"], or one regular
+    /// expression over the whole path of a module, as PEFT matches a string. Default "all-linear": every linear module of the layers.
     pub target: TargetModules,
     /// Scale by `alpha / sqrt(r)` (rsLoRA). Default false.
     pub use_rslora: bool,
+    /// Modules among `target` that get no adapter: a list of names or a regular expression. Default: absent, none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exclude_modules: Option<TargetModules>,
+    /// Layers whose modules get an adapter, counted from 0. Default: absent, all of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layers_to_transform: Option<Vec<usize>>,
+    /// Modules outside of adapters that train whole, in float32, and are saved with the adapter: those whose path ends in one of these, such
+    /// as ["embed_tokens", "lm_head"]. Where the model has one table for both, the one that trains becomes a table of its own, as in
+    /// PEFT. Default: absent, none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub modules_to_save: Option<Vec<String>>,
+    /// Probability with which a value that an adapter reads is dropped in training, 0 or more and below 1. The modules of a group (queries, keys
+    /// and values; gate and up) share the mask of their input. Default 0.
+    pub dropout: f64,
+    /// LoRA+: how many times the learning rate of A that of B is. Default: absent, 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loraplus_lr_ratio: Option<f64>,
     /// Adapter folder to continue from, in PEFT's format: the run starts with its matrices and a new optimizer. The other keys of
     /// this section must be the adapter's. Default: absent, a new adapter.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -170,6 +187,13 @@ pub struct LoraSection {
     /// `model` is a snapshot in a Hub cache, otherwise the model folder's absolute path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base_model_name_or_path: Option<String>,
+    /// Ranks of modules that have another one: names or regular expressions over the end of a path, such as { "down_proj" = 32 }.
+    /// Default: none.
+    #[serde(skip_serializing_if = "ByPattern::is_empty")]
+    pub rank_pattern: ByPattern<usize>,
+    /// Alphas of modules that have another one, written the same way. Default: none.
+    #[serde(skip_serializing_if = "ByPattern::is_empty")]
+    pub alpha_pattern: ByPattern<f64>,
 }
 
 impl Default for LoraSection {
@@ -179,8 +203,15 @@ impl Default for LoraSection {
             alpha: 32.0,
             target: TargetModules::AllLinear,
             use_rslora: false,
+            exclude_modules: None,
+            layers_to_transform: None,
+            modules_to_save: None,
+            dropout: 0.0,
+            loraplus_lr_ratio: None,
             init_from: None,
             base_model_name_or_path: None,
+            rank_pattern: ByPattern::default(),
+            alpha_pattern: ByPattern::default(),
         }
     }
 }
@@ -194,6 +225,12 @@ impl LoraSection {
             lora_alpha: self.alpha,
             use_rslora: self.use_rslora,
             target_modules: self.target,
+            exclude_modules: self.exclude_modules,
+            layers_to_transform: self.layers_to_transform,
+            rank_pattern: self.rank_pattern,
+            alpha_pattern: self.alpha_pattern,
+            modules_to_save: self.modules_to_save,
+            lora_dropout: self.dropout,
             base_model_name_or_path: Some(self.base_model_name_or_path.unwrap_or_else(|| base_name(model))),
         }
     }

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use firebrick_arch::{LongRopeFactors, ModelSpec, Rope, RopeScaling};
+use firebrick_arch::{LongRopeFactors, ModelSpec, Role, Rope, RopeScaling};
 use firebrick_hwprofile::memory::{MemoryEstimate, human_bytes};
 use firebrick_kernels::{BackendKind, Recompute, TrainingShape, step_work};
 use firebrick_precision::Format;
@@ -83,6 +83,8 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         base,
         trained_parameters: trained_parameters(inputs, &trained, lora.is_some()),
         lora_init_from: lora_init_from(config),
+        adapter_dropout: adapter_dropout(config, backend.value),
+        loraplus_lr_ratio: loraplus_lr_ratio(config),
         adapter_gemms: adapter_gemms(backend.value, &model.spec, &training),
         lora: Chosen::new(lora, if config.lora.is_some() { "[lora]" } else { "mode = \"full\"" }),
         recompute: recompute(config.recompute()),
@@ -161,13 +163,35 @@ fn trained_parameters(inputs: &PlanInputs<'_>, trained: &[firebrick_arch::Tensor
     let total = inputs.model.spec.parameters();
     let rank = inputs.config.lora.as_ref().map_or(0, |lora| lora.r);
     let share = 100.0 * count as f64 / total as f64;
-    Chosen::new(count, format!("LoRA of rank {rank}: {share:.2} % of {total} parameters"))
+    let whole = trained.iter().filter(|tensor| !matches!(tensor.role, Role::LoraA | Role::LoraB));
+    let whole: u64 = whole.map(|tensor| tensor.elements() as u64).sum();
+    let whole = if whole > 0 { format!(", {whole} of them in modules_to_save") } else { String::new() };
+    Chosen::new(count, format!("LoRA of rank {rank}: {share:.2} % of {total} parameters{whole}"))
 }
 
 fn lora_init_from(config: &RunConfig) -> Chosen<Option<PathBuf>> {
     let folder = config.lora.as_ref().and_then(|lora| lora.init_from.as_ref()).map(PathBuf::from);
     let why = if folder.is_some() { "its matrices; the optimizer starts from zero" } else { "A is random, B is zero" };
     Chosen::new(folder, why)
+}
+
+fn adapter_dropout(config: &RunConfig, backend: BackendKind) -> Option<Chosen<f64>> {
+    let dropout = config.lora.as_ref()?.dropout;
+    let how = if backend == BackendKind::Cuda {
+        "computed again in each pass, never stored; the adapters' part of the gradient of an input is a GEMM of its own"
+    } else {
+        "computed by one CPU thread and copied to the device in each pass"
+    };
+    (dropout > 0.0).then(|| Chosen::new(dropout, format!("one mask per group and micro-batch, {how}")))
+}
+
+fn loraplus_lr_ratio(config: &RunConfig) -> Option<Chosen<f64>> {
+    let ratio = config.lora.as_ref()?.loraplus_lr_ratio?;
+    let rate = ratio * config.learning_rate();
+    Some(Chosen::new(
+        ratio,
+        format!("LoRA+: B and trained vectors learn at {rate:e}, everything else at the learning rate"),
+    ))
 }
 
 fn adapter_gemms(backend: BackendKind, spec: &ModelSpec, training: &TrainingShape) -> Option<Chosen<String>> {

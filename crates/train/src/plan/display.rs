@@ -52,6 +52,12 @@ impl fmt::Display for Plan {
             let folder = folder.display().to_string();
             writeln!(formatter, "{}", line("adapter starts from", folder, &self.lora_init_from.reason))?;
         }
+        if let Some(dropout) = &self.adapter_dropout {
+            writeln!(formatter, "{}", line("adapter dropout", dropout.value.to_string(), &dropout.reason))?;
+        }
+        if let Some(ratio) = &self.loraplus_lr_ratio {
+            writeln!(formatter, "{}", line("rate of B", format!("{} x", ratio.value), &ratio.reason))?;
+        }
         if let Some(kernels) = &self.attention {
             writeln!(formatter, "{}", line("attention kernels", kernels.value.clone(), &kernels.reason))?;
         }

@@ -56,6 +56,10 @@ pub struct Plan {
     pub lora: Chosen<Option<LoraConfig>>,
     /// The adapter folder whose matrices the run starts with.
     pub lora_init_from: Chosen<Option<PathBuf>>,
+    /// Probability with which values that adapters read are dropped.
+    pub adapter_dropout: Option<Chosen<f64>>,
+    /// How many times the learning rate of A that of B is.
+    pub loraplus_lr_ratio: Option<Chosen<f64>>,
     /// Which modules' adapters are part of the base's GEMMs, and which have GEMMs of their own.
     pub adapter_gemms: Option<Chosen<String>>,
     /// Number of parameters that train.

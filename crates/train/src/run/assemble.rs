@@ -81,6 +81,9 @@ pub fn trainer<B: Kernels>(
         }
     };
     let mut optimizer = Optimizer::new(plan.optimizer_config());
+    if let Some(ratio) = &plan.loraplus_lr_ratio {
+        optimizer = optimizer.with_loraplus(ratio.value);
+    }
     if plan.paged_state_bytes.value > 0 {
         optimizer = optimizer.with_paging(plan.resident_state_bytes.value);
     }
@@ -98,7 +101,12 @@ pub fn trainer<B: Kernels>(
         schedule: plan.learning_rate_schedule(),
         ranks,
         zero_stage: plan.zero_stage.value,
-        pass: PassOptions { recompute: plan.recompute.value, offload: plan.offload.value, adapters: true },
+        pass: PassOptions {
+            recompute: plan.recompute.value,
+            offload: plan.offload.value,
+            adapters: true,
+            dropout_seed: plan.adapter_dropout.as_ref().map(|_| plan.seed.value),
+        },
         loss_chunk_tokens: plan.loss_chunk_tokens.value,
     })
 }

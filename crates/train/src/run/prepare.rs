@@ -139,10 +139,11 @@ fn chosen_template(recipe: &RunConfig, tokenizer: &Tokenizer) -> Result<Option<S
     Ok(template.map(|template| template.source().to_owned()))
 }
 
-/// Refuses a LoRA target and weight files that do not fit the model, before data is read, which may take long.
+/// Refuses settings of the adapter and weight files that do not fit the model, before data is read, which may take long.
 fn check_model(recipe: &RunConfig, folder: &Path, model_config: &ModelConfig) -> Result<(), RunError> {
     if let Some(lora) = &recipe.lora {
-        lora.target.resolve(&model_config.spec)?;
+        let lora = lora.clone().into_config(folder).resolve(&model_config.spec)?;
+        lora.check_unordered(&model_config.spec)?;
     }
     if recipe.init == Init::Pretrained {
         HfFolder::open(folder)?.check_complete(&model_config.spec)?;

@@ -11,6 +11,7 @@ use firebrick_kernels::{GradientMap, GradientSink, Kernels, Parameter, Readback}
 use firebrick_model::{Decoder, LossOptions, PassOptions};
 use firebrick_optim::{Optimizer, Schedule, StepReport, squared_norm};
 use firebrick_parallel::{BUCKET_BYTES, Ranks, ReducingSink, ShardingSink};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::RunError;
 
@@ -26,7 +27,7 @@ pub struct Trainer<B: Kernels> {
     pub ranks: Ranks,
     /// What is divided over them (ZeRO): 0 nothing, 1 the optimizer's state, 2 gradients too, 3 the weights of the layers too.
     pub zero_stage: u8,
-    /// What the forward pass saves, and where.
+    /// What the forward pass saves, and where. A seed of dropout is the run's: those of micro-batches follow from it.
     pub pass: PassOptions,
     /// Rows of logits at a time.
     pub loss_chunk_tokens: usize,
@@ -172,7 +173,8 @@ impl<B: Kernels> Trainer<B> {
             let count = on_device.targets.count;
             on_device.targets.weights_m = loss_scale.as_ref().filter(|_| count > 0).map(|scale| repeated(scale, count));
             sink.begin_micro_batch(index + 1 == micro_batches.len());
-            loss_sum = loss_sum.add(self.model.loss_and_gradients(&on_device, self.pass, loss_options, sink));
+            let pass = PassOptions { dropout_seed: self.dropout_seed(index), ..self.pass };
+            loss_sum = loss_sum.add(self.model.loss_and_gradients(&on_device, pass, loss_options, sink));
         }
         loss_sum
     }
@@ -212,6 +214,17 @@ impl<B: Kernels> Trainer<B> {
         let shared = updated.zip(is_shared).filter_map(|(updated, is_shared)| is_shared.then_some(updated));
         self.ranks.share_updates(shared.collect())?;
         Ok((loss_sum, report))
+    }
+}
+
+impl<B: Kernels> Trainer<B> {
+    /// What the masks of a micro-batch of the coming step follow from: the run's seed, the step, and the number of the micro-batch over all
+    /// ranks. Nothing of it is state, so a resumed run has the masks of one that was not interrupted.
+    fn dropout_seed(&self, micro_batch: usize) -> Option<u64> {
+        let seed = self.pass.dropout_seed?;
+        let micro_batch = micro_batch * self.ranks.world_size() + self.ranks.rank();
+        let place = [seed, self.optimizer.steps() + 1, micro_batch as u64];
+        Some(xxh3_64(&place.map(u64::to_le_bytes).concat()))
     }
 }
 

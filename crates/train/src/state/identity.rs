@@ -5,7 +5,7 @@
 //! Trade-off: `micro_batch_size` and `gradient_accumulation` may change as long as their product stays; sums are then rounded in
 //! another order, so the result is equal up to rounding, not bit for bit.
 
-use firebrick_arch::TargetModules;
+use firebrick_arch::{ByPattern, LoraConfig, TargetModules};
 use firebrick_kernels::{BaseStorage, GemmFormat, Recompute};
 use firebrick_optim::{OptimizerKind, ScheduleKind};
 use firebrick_precision::Format;
@@ -71,6 +71,37 @@ pub struct AdapterIdentity {
     pub target: TargetModules,
     /// Whether the scale divides by the square root of the rank.
     pub use_rslora: bool,
+    /// Modules among them that have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exclude_modules: Option<TargetModules>,
+    /// Layers whose modules have one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layers_to_transform: Option<Vec<usize>>,
+    /// Ranks of modules that have another one.
+    #[serde(default, skip_serializing_if = "ByPattern::is_empty")]
+    pub rank_pattern: ByPattern<usize>,
+    /// Numerators of modules that have another one.
+    #[serde(default, skip_serializing_if = "ByPattern::is_empty")]
+    pub alpha_pattern: ByPattern<f64>,
+    /// Modules that train whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub modules_to_save: Option<Vec<String>>,
+}
+
+impl AdapterIdentity {
+    fn new(lora: &LoraConfig) -> Self {
+        Self {
+            r: lora.r,
+            alpha: lora.lora_alpha,
+            target: lora.target_modules.clone(),
+            use_rslora: lora.use_rslora,
+            exclude_modules: lora.exclude_modules.clone(),
+            layers_to_transform: lora.layers_to_transform.clone(),
+            rank_pattern: lora.rank_pattern.clone(),
+            alpha_pattern: lora.alpha_pattern.clone(),
+            modules_to_save: lora.modules_to_save.clone(),
+        }
+    }
 }
 
 /// What may change when a run is resumed. Each change is reported.
@@ -94,6 +125,12 @@ pub struct RunSettings {
     /// Highest learning rate.
     #[serde(rename = "train.learning_rate")]
     pub learning_rate: f64,
+    /// Probability with which values that adapters read are dropped.
+    #[serde(rename = "lora.dropout", default)]
+    pub adapter_dropout: f64,
+    /// How many times the learning rate of A that of B is.
+    #[serde(rename = "lora.loraplus_lr_ratio", default)]
+    pub loraplus_lr_ratio: Option<f64>,
     /// Shape of the learning rate.
     #[serde(rename = "train.schedule")]
     pub schedule: ScheduleKind,
@@ -152,12 +189,7 @@ pub struct Difference {
 impl RunIdentity {
     /// The identity of a planned run on packed rows with this fingerprint.
     pub fn new(plan: &Plan, data_fingerprint: u64) -> Self {
-        let lora = plan.lora.value.as_ref().map(|lora| AdapterIdentity {
-            r: lora.r,
-            alpha: lora.lora_alpha,
-            target: lora.target_modules.clone(),
-            use_rslora: lora.use_rslora,
-        });
+        let lora = plan.lora.value.as_ref().map(AdapterIdentity::new);
         Self {
             init: plan.init.value,
             seed: plan.seed.value,
@@ -197,6 +229,8 @@ impl RunSettings {
             gradient_accumulation: plan.gradient_accumulation.value,
             recompute: plan.recompute.value,
             learning_rate: plan.learning_rate.value,
+            adapter_dropout: plan.adapter_dropout.as_ref().map_or(0.0, |dropout| dropout.value),
+            loraplus_lr_ratio: plan.loraplus_lr_ratio.as_ref().map(|ratio| ratio.value),
             schedule: plan.schedule.value,
             min_lr: plan.min_lr.value,
             warmup_steps: plan.warmup_steps.value,
@@ -266,7 +300,7 @@ mod tests {
             shuffle: true,
             max_seq_len: 64,
             pack: true,
-            lora: Some(AdapterIdentity { r: 4, alpha: 8.0, target: TargetModules::AllLinear, use_rslora: false }),
+            lora: Some(AdapterIdentity::new(&LoraConfig { r: 4, ..LoraConfig::default() })),
             base: BaseStorage::Frozen(Format::Bf16),
             compute: Format::F32,
             gemms: GemmFormat::Compute,

@@ -147,6 +147,8 @@ mod tests {
                 gradient_accumulation: 1,
                 recompute: Recompute::Full,
                 learning_rate: 1e-4,
+                adapter_dropout: 0.0,
+                loraplus_lr_ratio: None,
                 schedule: ScheduleKind::Cosine,
                 min_lr: 0.0,
                 warmup_steps: 0,

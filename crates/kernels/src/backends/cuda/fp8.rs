@@ -93,7 +93,8 @@ impl Engine {
         out: DeviceBlock,
     ) -> Option<DeviceBlock> {
         let weight = self.fp8_weight(group, x.dtype);
-        let low = self.fp8_adapters(group, &weight, x.dtype).map(|adapters| self.low_rank(x, &adapters));
+        let adapters = self.fp8_adapters(group, &weight, x.dtype);
+        let low = adapters.map(|adapters| self.low_rank(self.adapter_input(x, group), &adapters));
         let input = self.fp8_operand(x, None, low, &weight);
         let bias = self.biases(group, x.dtype).map(|biases| biases.address);
         let gemm = Gemm::forward("linear fp8", input.block, weight.codes.block);

@@ -17,8 +17,8 @@ use super::heads::projection_norms;
 use super::matrix::{Cuda, DeviceBlock, MatrixView, tensor};
 use crate::linear::{SavedHeads, SavedOutputNorm};
 use crate::{
-    Epilogue, GemmFormat, Group, HeadsEpilogue, Keep, LinearOps, NormWeight, ProjectGradients, ProjectSaved, Prologue,
-    RotaryTables,
+    Dropout, Epilogue, GemmFormat, Group, HeadsEpilogue, Keep, LinearOps, NormWeight, ProjectGradients, ProjectSaved,
+    Prologue, RotaryTables,
 };
 
 /// A group's output after its epilogue.
@@ -51,6 +51,11 @@ impl LinearOps for Cuda {
     ) -> ProjectGradients<Self> {
         let engine = engine(&device_of(&saved.prologue));
         engine.section(|| engine.project_backward(saved, group, d_outputs, d_residual_ni, next))
+    }
+
+    fn dropped(x: Tensor<Self, 2>, dropout: Dropout) -> Tensor<Self, 2> {
+        let engine = engine(&x.device());
+        engine.section(|| engine.dropped(x, dropout))
     }
 
     fn gated(gate_nf: Tensor<Self, 2>, up_nf: Tensor<Self, 2>, activation: Activation) -> Tensor<Self, 2> {
@@ -226,7 +231,7 @@ impl Engine {
             let (mut input, mut low) = (x, None);
             if let Some(adapters) = adapters.as_ref().filter(|adapters| adapters.appended_b.is_some()) {
                 let columns = x.columns_after(adapters.ranks());
-                self.gemm(Gemm::forward("lora", x, adapters.a), columns);
+                self.gemm(Gemm::forward("lora", self.adapter_input(x, group), adapters.a), columns);
                 (input, low) = (x.widened(adapters.ranks()), Some(columns));
             }
             let bias = biases.map(|biases| biases.address);
@@ -244,7 +249,7 @@ impl Engine {
             }
         }
         let adapters = adapters?;
-        let low = self.low_rank(x, &adapters);
+        let low = self.low_rank(self.adapter_input(x, group), &adapters);
         self.add_low_rank(low, &adapters, out);
         Some(low)
     }

@@ -3,7 +3,7 @@
 //! One GEMM for the gradient of the input where the group is one weight, and GEMMs over all tokens for the gradients of what trains:
 //! weights (added to the running sum in place where nothing else holds it), adapters, biases. Where adapters are appended, `dy s B` goes to
 //! the columns after `dy`, in its own memory where that has room. The gradient of a norm's input takes the place of the gradient of its
-//! output.
+//! output. Under dropout of what adapters read, their part of that gradient is a GEMM of its own, because it goes through the mask.
 //! Trade-off: under a gated prologue whose result was not saved, it is computed again by the pass that needs gate and up anyway,
 //! which puts it after the GEMM for the gradient of the input.
 
@@ -149,12 +149,16 @@ impl Engine {
         let dx = self.empty_with_room([dy.rows, group.in_features()], room, dy.dtype);
         let out = dx.block();
         let mut so_far = plus.map(|plus| plus.block());
+        let is_masked = group.dropout.is_some() && gradient.adapters.is_some();
         if group.gemms == GemmFormat::Fp8 {
-            let d_low = gradient.adapters.as_ref().map(|adapters| adapters.d_low);
+            let d_low = gradient.adapters.as_ref().filter(|_| !is_masked).map(|adapters| adapters.d_low);
             self.fp8_input_gradient(group, dy, d_low, so_far, out);
-            return dx;
-        }
-        if let Some(weight) = &gradient.weight {
+            if !is_masked {
+                return dx;
+            }
+        } else if let Some(weight) = gradient.weight.as_ref().filter(|_| is_masked) {
+            self.gemm(Gemm { c: so_far, ..Gemm::input_gradient("linear", dy, weight.base()) }, out);
+        } else if let Some(weight) = &gradient.weight {
             let dy = dy.widened(weight.ranks());
             self.gemm(Gemm { c: so_far, ..Gemm::input_gradient("linear", dy, weight.backward()) }, out);
             if weight.ranks() > 0 {
@@ -169,7 +173,15 @@ impl Engine {
             }
         }
         if let Some(LowRankGradient { adapters, d_low, .. }) = &gradient.adapters {
-            self.gemm(Gemm { c: Some(out), ..Gemm::input_gradient("lora", *d_low, adapters.a) }, out);
+            let gemm = Gemm::input_gradient("lora", *d_low, adapters.a);
+            match group.dropout {
+                None => self.gemm(Gemm { c: Some(out), ..gemm }, out),
+                Some(dropout) => {
+                    let through = self.masked_block(out);
+                    self.gemm(gemm, through);
+                    self.drop_values(through, dropout, out, true);
+                }
+            }
         }
         dx
     }
@@ -192,6 +204,7 @@ impl Engine {
             gradients.push(ModuleGradients { weight: self.weight_gradient(module, x, dy_part), bias, adapter: None });
         }
         if let Some(adapters) = &gradient.adapters {
+            let x = self.adapter_input(x, group);
             for (module, factors) in self.factor_gradients(x, low.as_ref().map(|low| low.block()), dy, adapters) {
                 gradients[module].adapter = Some(factors);
             }

@@ -17,6 +17,7 @@ mod columns;
 mod comm;
 mod copy;
 mod cudnn;
+mod dropout;
 mod embedding;
 mod engine;
 mod failure;

@@ -52,6 +52,8 @@ pub(super) enum ScratchSlot {
     LoraB,
     /// Low-rank intermediates `x Aᵀ`.
     LowRank,
+    /// The input of a group on one side of a mask: what adapters read under dropout, or the gradient of that.
+    Masked,
     /// Gradients of the low-rank intermediates.
     LowRankGradient,
     /// Parts of the sums in the pass over an output's gradient.

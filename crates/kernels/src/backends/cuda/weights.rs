@@ -82,6 +82,11 @@ impl GroupWeight {
         self.whole.columns(0, self.in_features)
     }
 
+    /// `W` alone.
+    pub(super) fn base(&self) -> DeviceBlock {
+        self.backward().rows(0, self.out_features)
+    }
+
     /// All A, `[ranks, i]`.
     pub(super) fn a(&self) -> DeviceBlock {
         self.backward().rows(self.out_features, self.ranks())

@@ -59,8 +59,8 @@ pub(super) fn group<B: Kernels>(
         })
         .unzip();
     (
-        Group { modules, parts: parts.to_vec(), gemms: GemmFormat::Compute },
-        Group { modules: expected, parts: parts.to_vec(), gemms: GemmFormat::Compute },
+        Group { modules, parts: parts.to_vec(), gemms: GemmFormat::Compute, dropout: None },
+        Group { modules: expected, parts: parts.to_vec(), gemms: GemmFormat::Compute, dropout: None },
     )
 }
 

@@ -40,7 +40,7 @@ fn gradients_of_weight_bias_adapter_and_input_equal_autodiff() {
         adapter: Some(recorded_pair.clone()),
         ..module(0..40, Weight::Dense(rw.clone()))
     };
-    let group = Group { modules: vec![recorded], parts: vec![40], gemms: GemmFormat::Compute };
+    let group = Group { modules: vec![recorded], parts: vec![40], gemms: GemmFormat::Compute, dropout: None };
     let (outputs, saved) = project(Prologue::None { x: rx.clone() }, &group, Epilogue::None, Keep::Nothing);
     assert!(saved.is_none());
     let expected = recorded_backward(outputs.into_iter().next().unwrap(), &dy);
@@ -51,7 +51,7 @@ fn gradients_of_weight_bias_adapter_and_input_equal_autodiff() {
         adapter: Some(Adapter { a, b, scale: SCALE }),
         ..module(0..40, Weight::Dense(weight))
     };
-    let group = Group { modules: vec![trained], parts: vec![40], gemms: GemmFormat::Compute };
+    let group = Group { modules: vec![trained], parts: vec![40], gemms: GemmFormat::Compute, dropout: None };
     let mut grads = run(Prologue::None { x }, group, vec![dy], None);
     let module = grads.modules.remove(0);
     assert_close(grads.input.plain(), rx.grad(&expected).unwrap(), 1e-5);
@@ -60,6 +60,29 @@ fn gradients_of_weight_bias_adapter_and_input_equal_autodiff() {
     let (da, db) = module.adapter.unwrap();
     assert_close(da, recorded_pair.a.grad(&expected).unwrap(), 1e-5);
     assert_close(db, recorded_pair.b.grad(&expected).unwrap(), 1e-5);
+}
+
+#[test]
+fn gradients_under_dropout_equal_autodiff_and_the_weight_reads_what_is_dropped() {
+    let (x, dy) = (random::<Plain, 2>(1, [TOKENS, INPUT]), random(5, [TOKENS, 40]));
+    let (weight, a, b) = (random::<Plain, 2>(2, [40, INPUT]), random::<Plain, 2>(3, [4, INPUT]), random(4, [40, 4]));
+    let (rx, ra, rb) = (leaf(&x), leaf(&a), leaf(&b));
+    let dropout = Dropout::new(0.4, 9);
+    let factors = Tensor::<Recorded, 1>::from_floats(dropout.unwrap().factors(TOKENS * INPUT).as_slice(), &rx.device());
+    let read = rx.clone().mul(factors.reshape([TOKENS, INPUT]));
+    let adapted = read.matmul(ra.clone().transpose()).matmul(rb.clone().transpose()).mul_scalar(SCALE);
+    let y = rx.clone().matmul(leaf(&weight).transpose()).add(adapted);
+    let expected = recorded_backward(y.clone(), &dy);
+
+    let module = Module { adapter: Some(Adapter { a, b, scale: SCALE }), ..module(0..40, Weight::Dense(weight)) };
+    let group = Group { modules: vec![module], parts: vec![40], gemms: GemmFormat::Compute, dropout };
+    let (outputs, _) = project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Nothing);
+    assert_close(outputs.into_iter().next().unwrap(), y.inner(), 1e-5);
+    let mut grads = run(Prologue::None { x }, group, vec![dy], None);
+    let (da, db) = grads.modules.remove(0).adapter.unwrap();
+    assert_close(grads.input.plain(), rx.grad(&expected).unwrap(), 1e-5);
+    assert_close(da, ra.grad(&expected).unwrap(), 1e-5);
+    assert_close(db, rb.grad(&expected).unwrap(), 1e-5);
 }
 
 #[test]
@@ -90,7 +113,7 @@ fn head_norms_and_rotation(heads: usize, groups: usize, head_dim: usize, widths:
     let epilogue = HeadsEpilogue { head_dim, qk_norm, rotary: Some(recorded_tables) };
     let prologue = Prologue::Norm { x: rx.clone(), norm: norm(rn.clone()) };
     let one_module = vec![module(0..query + 2 * kv, Weight::Dense(rw.clone()))];
-    let group = Group { modules: one_module, parts: vec![query, kv, kv], gemms: GemmFormat::Compute };
+    let group = Group { modules: one_module, parts: vec![query, kv, kv], gemms: GemmFormat::Compute, dropout: None };
     let (outputs, _) = project(prologue, &group, Epilogue::Heads(epilogue), Keep::Nothing);
     let loss = outputs
         .into_iter()
@@ -104,7 +127,7 @@ fn head_norms_and_rotation(heads: usize, groups: usize, head_dim: usize, widths:
     let qk_norm = Some(QkNorms { q: norm(q_norm), k: norm(k_norm) });
     let epilogue = HeadsEpilogue { head_dim, qk_norm, rotary: Some(tables) };
     let trained = Module { weight_gradient: WeightGradient::New, ..module(0..query + 2 * kv, Weight::Dense(weight)) };
-    let group = Group { modules: vec![trained], parts: vec![query, kv, kv], gemms: GemmFormat::Compute };
+    let group = Group { modules: vec![trained], parts: vec![query, kv, kv], gemms: GemmFormat::Compute, dropout: None };
     let residual = random::<Plain, 2>(11, [TOKENS, INPUT]);
     for keep in [Keep::Inputs, Keep::Everything] {
         let prologue = Prologue::Norm { x: x.clone(), norm: norm(input_norm.clone()) };
@@ -128,8 +151,12 @@ fn gradients_through_a_norm_after_the_gemm_equal_autodiff() {
     let (weight, scale) = (random::<Plain, 2>(3, [40, INPUT]), random::<Plain, 1>(4, [40]));
     let (residual, past) = (random::<Plain, 2>(5, [TOKENS, 40]), random::<Plain, 2>(6, [TOKENS, INPUT]));
     let (rx, rw, rn) = (leaf(&x), leaf(&weight), leaf(&scale));
-    let group =
-        Group { modules: vec![module(0..40, Weight::Dense(rw.clone()))], parts: vec![40], gemms: GemmFormat::Compute };
+    let group = Group {
+        modules: vec![module(0..40, Weight::Dense(rw.clone()))],
+        parts: vec![40],
+        gemms: GemmFormat::Compute,
+        dropout: None,
+    };
     let norm = NormWeight { weight: rn.clone(), offset: 1.0, epsilon: 1e-5, trains: true };
     let epilogue = Epilogue::NormResidual { norm, residual: Tensor::from_inner(residual.clone()) };
     let (outputs, saved) = project(Prologue::None { x: rx.clone() }, &group, epilogue, Keep::Nothing);
@@ -137,7 +164,7 @@ fn gradients_through_a_norm_after_the_gemm_equal_autodiff() {
     let expected = recorded_backward(outputs.into_iter().next().unwrap(), &dy);
 
     let trained = Module { weight_gradient: WeightGradient::New, ..module(0..40, Weight::Dense(weight)) };
-    let group = Group { modules: vec![trained], parts: vec![40], gemms: GemmFormat::Compute };
+    let group = Group { modules: vec![trained], parts: vec![40], gemms: GemmFormat::Compute, dropout: None };
     let epilogue = Epilogue::NormResidual {
         norm: NormWeight { weight: scale, offset: 1.0, epsilon: 1e-5, trains: true },
         residual,
@@ -200,8 +227,12 @@ fn input_gradients_of_modules_that_share_an_input_add_up() {
     let weights = [Weight::Dense(random(4, [40, INPUT])), Weight::Dense(random(5, [16, INPUT]))];
     let alone = |weight: &Weight<Plain>, dy: &Tensor<Plain, 2>| {
         let width = dy.dims()[1];
-        let group =
-            Group { modules: vec![module(0..width, weight.clone())], parts: vec![width], gemms: GemmFormat::Compute };
+        let group = Group {
+            modules: vec![module(0..width, weight.clone())],
+            parts: vec![width],
+            gemms: GemmFormat::Compute,
+            dropout: None,
+        };
         run(Prologue::None { x: x.clone() }, group, vec![dy.clone()], None).input.plain()
     };
     let expected = alone(&weights[0], &first).add(alone(&weights[1], &second));
@@ -210,6 +241,7 @@ fn input_gradients_of_modules_that_share_an_input_add_up() {
         modules: vec![module(0..40, left), module(40..56, right)],
         parts: vec![40, 16],
         gemms: GemmFormat::Compute,
+        dropout: None,
     };
     let together = run(Prologue::None { x: x.clone() }, group, vec![first, second], None);
     assert_eq!(together.modules.len(), 2);
@@ -233,6 +265,7 @@ fn a_fused_module_computes_what_separate_ones_compute() {
             modules: cuts.iter().cloned().map(cut).collect(),
             parts: parts.clone(),
             gemms: GemmFormat::Compute,
+            dropout: None,
         };
         let (outputs, saved) = project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Inputs);
         let grads = project_backward(saved.unwrap(), group, d_outputs.clone(), None);
@@ -256,7 +289,7 @@ fn a_weight_gradient_is_added_to_the_sum_that_was_given() {
     let earlier = random::<Plain, 2>(4, [8, INPUT]);
     let gradient = |weight_gradient| {
         let modules = vec![Module { weight_gradient, ..module(0..8, weight.clone()) }];
-        let group = Group { modules, parts: vec![8], gemms: GemmFormat::Compute };
+        let group = Group { modules, parts: vec![8], gemms: GemmFormat::Compute, dropout: None };
         run(Prologue::None { x: x.clone() }, group, vec![dy.clone()], None).modules.remove(0).weight.unwrap()
     };
     let expected = earlier.clone().add(gradient(WeightGradient::New));
@@ -272,7 +305,12 @@ fn a_quantized_weight_computes_what_its_dequantized_values_compute() {
         let host = Tensor::<Plain, 1>::from_floats(quantized.dequantize().as_slice(), &device).reshape([40, INPUT]);
         let (x, dy) = (random::<Plain, 2>(8, [6, INPUT]), random::<Plain, 2>(9, [6, 40]));
         let of = |weight: Weight<Plain>| {
-            let group = Group { modules: vec![module(0..40, weight)], parts: vec![40], gemms: GemmFormat::Compute };
+            let group = Group {
+                modules: vec![module(0..40, weight)],
+                parts: vec![40],
+                gemms: GemmFormat::Compute,
+                dropout: None,
+            };
             let (y, saved) = project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Inputs);
             (y[0].clone(), project_backward(saved.unwrap(), group, vec![dy.clone()], None).input.plain())
         };
@@ -287,7 +325,8 @@ fn a_quantized_weight_computes_what_its_dequantized_values_compute() {
 #[should_panic(expected = "a gated prologue has no residual path")]
 fn a_residual_gradient_past_a_gated_prologue_is_a_bug() {
     let weight = Weight::Dense(random::<Plain, 2>(3, [8, INPUT]));
-    let group = Group { modules: vec![module(0..8, weight)], parts: vec![8], gemms: GemmFormat::Compute };
+    let group =
+        Group { modules: vec![module(0..8, weight)], parts: vec![8], gemms: GemmFormat::Compute, dropout: None };
     let x = random::<Plain, 2>(1, [5, INPUT]);
     let prologue = Prologue::Gated { gate: x.clone(), up: x.clone(), activation: Activation::Silu };
     run(prologue, group, vec![random(2, [5, 8])], Some(x));

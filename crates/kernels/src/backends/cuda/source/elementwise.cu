@@ -168,3 +168,51 @@ KERNEL __launch_bounds__(256) fill_zero(unsigned char *y, long long n) { fill_wo
 KERNEL __launch_bounds__(256) fill_f32(float *y, float value, long long n) {
     fill_words(reinterpret_cast<unsigned char *>(y), __float_as_uint(value), n * 4);
 }
+
+// --------------------------------------------------------------------------------------------------------- dropout
+
+DEVICE unsigned mixed(unsigned value) {
+    value ^= value >> 16;
+    value *= 0x7feb352du;
+    value ^= value >> 15;
+    value *= 0x846ca68bu;
+    return value ^ (value >> 16);
+}
+
+// The bits that decide over a pair of adjacent values (`linear/dropout.rs`).
+DEVICE unsigned dropout_bits(unsigned long long pair, unsigned long long key) {
+    const unsigned high = static_cast<unsigned>(pair >> 32) * 0x9e3779b9u;
+    return mixed(mixed(static_cast<unsigned>(pair) ^ static_cast<unsigned>(key)) ^ static_cast<unsigned>(key >> 32) ^ high);
+}
+
+template <int V>
+DEVICE void dropped_row(T *y, const T *x, long long first, int d, bool adds, unsigned threshold, float scale, unsigned long long key) {
+    const int step = gridDim.y * blockDim.x * V;
+    for (int c = (blockIdx.y * blockDim.x + threadIdx.x) * V; c < d; c += step) {
+        float values[V], sum[V];
+        Pack<T, V>::load_streaming(x + c).unpack(values);
+        if (adds) Pack<T, V>::load_streaming(y + c).unpack(sum);
+#pragma unroll
+        for (int i = 0; i < V; ++i) {
+            const unsigned long long index = first + c + i;
+            const unsigned bits = dropout_bits(index / 2, key) >> (index % 2 * 16) & 0xffffu;
+            const float kept = bits >= threshold ? values[i] * scale : 0.0f;
+            values[i] = adds ? sum[i] + kept : kept;
+        }
+        Pack<T, V>::pack(values).store(y + c);
+    }
+}
+
+// y [n, d] = (adds ? y : 0) + x with dropped values at zero and the others times scale; rows at strides of their own. y may be x only at
+// the same stride.
+// grid (n, 1); with few rows (n, ceil(d / 4096)) fills the device; block (256), no dynamic shared memory.
+KERNEL __launch_bounds__(256)
+dropout(T *y, long long y_stride, const T *x, long long x_stride, unsigned long long key, float scale, int threshold, int adds, long long n, int d) {
+    const bool vectors = d % 8 == 0 && y_stride % 8 == 0 && x_stride % 8 == 0 && aligned16(y, x);
+    for (long long row = blockIdx.x; row < n; row += gridDim.x) {
+        T *to = y + row * y_stride;
+        const T *from = x + row * x_stride;
+        if (vectors) dropped_row<8>(to, from, row * d, d, adds != 0, threshold, scale, key);
+        else dropped_row<1>(to, from, row * d, d, adds != 0, threshold, scale, key);
+    }
+}

@@ -170,7 +170,7 @@ fn group<B: Kernels>(weight: Weight<B>, gemms: GemmFormat, trains: bool) -> Grou
     let outputs = weight.shape()[0];
     let weight_gradient = if trains { WeightGradient::New } else { WeightGradient::Frozen };
     let module = Module { columns: 0..outputs, weight, weight_gradient, bias: None, adapter: None };
-    Group { modules: vec![module], parts: vec![outputs], gemms }
+    Group { modules: vec![module], parts: vec![outputs], gemms, dropout: None }
 }
 
 /// The values that are multiplied: quantizing them is a case of its own.

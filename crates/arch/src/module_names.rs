@@ -1,0 +1,371 @@
+//! Which modules of a model a setting means: "all-linear", a list of names, or a regular expression; and values by pattern. Matching is
+//! PEFT's.
+//!
+//! Trade-off: a regular expression is searched with backtracking, as Python does, because its dialect has look-ahead.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use fancy_regex::Regex;
+use serde::de::{Error as DeError, MapAccess, SeqAccess, Unexpected, Visitor};
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::error::ArchError;
+use crate::spec::ModelSpec;
+
+/// PEFT's name for every linear layer but the head.
+pub const ALL_LINEAR: &str = "all-linear";
+
+/// Which linear modules carry LoRA. In a recipe: `"all-linear"`, a list of names such as `["q_proj", "v_proj"]`, or a regular expression.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TargetModules {
+    /// Every linear module of every layer, never the head: PEFT's "all-linear".
+    AllLinear,
+    /// Modules whose path is one of these or ends in a dot and one of these, as PEFT matches a list: `q_proj`, `self_attn.q_proj`, or a
+    /// whole path such as `model.layers.3.self_attn.q_proj`.
+    Named(Vec<String>),
+    /// Modules whose whole path this expression matches, as PEFT matches a string.
+    Matching(PathPattern),
+}
+
+/// A regular expression over a module's whole path.
+#[derive(Clone, Debug)]
+pub struct PathPattern {
+    text: String,
+    whole: Regex,
+}
+
+impl PathPattern {
+    /// Compiles an expression.
+    ///
+    /// # Errors
+    /// [`ArchError::BadPattern`] where it is not one.
+    pub fn new(text: &str) -> Result<Self, ArchError> {
+        Self::anchored(text, format!("^(?:{text})$"))
+    }
+
+    /// For the key of a pattern table: the path, or its end after a dot.
+    fn of_end(text: &str) -> Result<Self, ArchError> {
+        Self::anchored(text, format!(r"^(?:.*\.)?(?:{text})$"))
+    }
+
+    fn anchored(text: &str, whole: String) -> Result<Self, ArchError> {
+        let bad = |source| ArchError::BadPattern { pattern: text.to_owned(), source: Box::new(source) };
+        Ok(Self { text: text.to_owned(), whole: Regex::new(&whole).map_err(bad)? })
+    }
+
+    /// The expression as it was written.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether it matches a path. An expression that exceeds the limit of backtracking matches nothing.
+    pub fn matches(&self, path: &str) -> bool {
+        self.whole.is_match(path).unwrap_or(false)
+    }
+}
+
+impl PartialEq for PathPattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for PathPattern {}
+
+impl TargetModules {
+    /// Targets by name. A list that is just "all-linear" is [`TargetModules::AllLinear`].
+    pub fn from_names(names: Vec<String>) -> Self {
+        match names.as_slice() {
+            [only] if only.eq_ignore_ascii_case(ALL_LINEAR) => Self::AllLinear,
+            _ => Self::Named(names),
+        }
+    }
+
+    /// Targets by one string: "all-linear" or a regular expression.
+    ///
+    /// # Errors
+    /// [`ArchError::BadPattern`].
+    pub fn from_text(text: &str) -> Result<Self, ArchError> {
+        if text.eq_ignore_ascii_case(ALL_LINEAR) {
+            return Ok(Self::AllLinear);
+        }
+        Ok(Self::Matching(PathPattern::new(text)?))
+    }
+
+    /// Whether the linear module at a path such as `model.layers.0.self_attn.q_proj` is meant. `path` must come from
+    /// [`ModelSpec::modules`].
+    pub fn matches(&self, path: &str) -> bool {
+        match self {
+            Self::AllLinear => true,
+            Self::Named(names) => names.iter().any(|name| path_ends_in(path, name)),
+            Self::Matching(pattern) => pattern.matches(path),
+        }
+    }
+
+    /// These targets, checked against a model. A list that names every kind of linear module becomes [`TargetModules::AllLinear`], so
+    /// that targets which mean the same compare equal.
+    ///
+    /// # Errors
+    /// An empty list, and a name or expression that matches no linear module of the model, `lm_head` and `embed_tokens` among them.
+    pub fn resolve(&self, spec: &ModelSpec) -> Result<Self, ArchError> {
+        let modules = || spec.linear_module_names();
+        let paths: Vec<String> = spec.modules().map(|(module, _)| module.path).collect();
+        let unknown = |name: &str| ArchError::UnknownTarget { name: name.to_owned(), modules: modules() };
+        match self {
+            Self::AllLinear => Ok(Self::AllLinear),
+            Self::Matching(pattern) if paths.iter().any(|path| pattern.matches(path)) => Ok(self.clone()),
+            Self::Matching(pattern) => Err(unknown(pattern.as_str())),
+            Self::Named(names) if names.is_empty() => Err(ArchError::NoTargets { modules: modules() }),
+            Self::Named(names) => {
+                let is_unknown = |name: &&String| !paths.iter().any(|path| path_ends_in(path, name));
+                if let Some(name) = names.iter().find(is_unknown) {
+                    return Err(unknown(name));
+                }
+                let given: BTreeSet<&String> = names.iter().collect();
+                let all = given == modules().iter().collect();
+                Ok(if all { Self::AllLinear } else { self.clone() })
+            }
+        }
+    }
+
+    /// As a list for PEFT. "all-linear" is spelled out, because readers other than PEFT may not know it; an expression is one name.
+    pub fn names(&self, spec: &ModelSpec) -> Vec<String> {
+        match self {
+            Self::AllLinear => spec.linear_module_names(),
+            Self::Named(names) => names.clone(),
+            Self::Matching(pattern) => vec![pattern.as_str().to_owned()],
+        }
+    }
+}
+
+/// Whether a path is `end`, or ends in a dot and `end`.
+pub(crate) fn path_ends_in(path: &str, end: &str) -> bool {
+    path.strip_suffix(end).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
+/// Values for the modules that a pattern matches: PEFT's `rank_pattern` and `alpha_pattern`. A key is a regular expression over the path
+/// or its end after a dot; the first one that matches counts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ByPattern<T>(Vec<(PathPattern, T)>);
+
+impl<T> Default for ByPattern<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T: Copy + PartialEq> ByPattern<T> {
+    /// From keys and values in their order.
+    ///
+    /// # Errors
+    /// [`ArchError::BadPattern`].
+    pub fn new(entries: impl IntoIterator<Item = (String, T)>) -> Result<Self, ArchError> {
+        let compiled = |(key, value): (String, T)| Ok((PathPattern::of_end(&key)?, value));
+        Ok(Self(entries.into_iter().map(compiled).collect::<Result<_, _>>()?))
+    }
+
+    /// The value of the module at `path`.
+    pub fn get(&self, path: &str) -> Option<T> {
+        self.0.iter().find(|(pattern, _)| pattern.matches(path)).map(|(_, value)| *value)
+    }
+
+    /// Keys and values in their order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, T)> {
+        self.0.iter().map(|(pattern, value)| (pattern.as_str(), *value))
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The keys that match no path of these.
+    pub(crate) fn unused<'a>(&'a self, paths: &'a [String]) -> impl Iterator<Item = &'a str> {
+        let matches_none = |pattern: &&(PathPattern, T)| !paths.iter().any(|path| pattern.0.matches(path));
+        self.0.iter().filter(matches_none).map(|(pattern, _)| pattern.as_str())
+    }
+
+    /// Two keys that match the same path with different values.
+    pub(crate) fn ambiguous<'a>(&'a self, paths: &'a [String]) -> Option<(&'a str, &'a str, &'a str)> {
+        paths.iter().find_map(|path| {
+            let mut matching = self.0.iter().filter(|(pattern, _)| pattern.matches(path));
+            let (first, value) = matching.next()?;
+            let (other, _) = matching.find(|(_, other)| other != value)?;
+            Some((path.as_str(), first.as_str(), other.as_str()))
+        })
+    }
+}
+
+impl<T: Serialize> Serialize for ByPattern<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (pattern, value) in &self.0 {
+            map.serialize_entry(pattern.as_str(), value)?;
+        }
+        map.end()
+    }
+}
+
+impl<'de, T: Deserialize<'de> + Copy + PartialEq> Deserialize<'de> for ByPattern<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries<T>(std::marker::PhantomData<T>);
+        impl<'de, T: Deserialize<'de> + Copy + PartialEq> Visitor<'de> for Entries<T> {
+            type Value = ByPattern<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a table of module names or regular expressions, each with a number")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ByPattern<T>, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                ByPattern::new(entries).map_err(A::Error::custom)
+            }
+        }
+        deserializer.deserialize_map(Entries(std::marker::PhantomData))
+    }
+}
+
+impl Serialize for TargetModules {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::AllLinear => serializer.serialize_str(ALL_LINEAR),
+            Self::Named(names) => names.serialize(serializer),
+            Self::Matching(pattern) => serializer.serialize_str(pattern.as_str()),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for TargetModules {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(TargetVisitor)
+    }
+}
+
+struct TargetVisitor;
+
+impl<'de> Visitor<'de> for TargetVisitor {
+    type Value = TargetModules;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "\"{ALL_LINEAR}\", a list of module names such as [\"q_proj\", \"v_proj\"], or a regular expression such as \".*_proj\""
+        )
+    }
+
+    fn visit_str<E: DeError>(self, text: &str) -> Result<TargetModules, E> {
+        // A name alone would be an expression that matches no whole path: a list was meant.
+        if !text.eq_ignore_ascii_case(ALL_LINEAR)
+            && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+        {
+            return Err(E::invalid_value(Unexpected::Str(text), &self));
+        }
+        TargetModules::from_text(text).map_err(E::custom)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<TargetModules, A::Error> {
+        let mut names = Vec::new();
+        while let Some(name) = list.next_element()? {
+            names.push(name);
+        }
+        Ok(TargetModules::from_names(names))
+    }
+}
+
+#[cfg(feature = "schemars")]
+impl schemars::JsonSchema for TargetModules {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "TargetModules".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "description": "\"all-linear\", a list of Hugging Face module names, or a regular expression over the whole path of a module.",
+            "oneOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" }, "minItems": 1 }]
+        })
+    }
+}
+
+#[cfg(feature = "schemars")]
+impl<T: schemars::JsonSchema> schemars::JsonSchema for ByPattern<T> {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        format!("ByPatternOf{}", T::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({ "type": "object", "additionalProperties": generator.subschema_for::<T>() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{from_str, from_value, json, to_value};
+
+    use super::*;
+    use crate::config::tests::tiny;
+
+    fn named(names: &[&str]) -> TargetModules {
+        TargetModules::from_names(names.iter().map(|&name| name.to_owned()).collect())
+    }
+
+    #[test]
+    fn targets_match_whole_parts_of_a_path() {
+        assert!(named(&["q_proj"]).matches("model.layers.0.self_attn.q_proj"));
+        assert!(named(&["model.layers.1.self_attn.q_proj"]).matches("model.layers.1.self_attn.q_proj"));
+        assert!(!named(&["1.self_attn.q_proj"]).matches("model.layers.11.self_attn.q_proj"));
+        assert!(!named(&["model.layers.1.self_attn.q_proj"]).matches("model.layers.11.self_attn.q_proj"));
+    }
+
+    #[test]
+    fn an_expression_matches_a_whole_path_and_may_look_ahead() {
+        let targets = TargetModules::from_text(r"model\.layers\.(?!1\b)\d+\..*\.(q|v)_proj").unwrap();
+        assert!(
+            targets.matches("model.layers.0.self_attn.q_proj") && targets.matches("model.layers.11.self_attn.v_proj")
+        );
+        assert!(!targets.matches("model.layers.1.self_attn.q_proj") && !targets.matches("model.layers.0.mlp.up_proj"));
+        let spec = tiny(&[]).unwrap().spec;
+        assert_eq!(targets.resolve(&spec).unwrap(), targets);
+        let message = TargetModules::from_text("xq.*").unwrap().resolve(&spec).unwrap_err().to_string();
+        assert!(message.contains("`xq.*` matches no linear module"), "{message}");
+        assert!(matches!(TargetModules::from_text("(q_proj"), Err(ArchError::BadPattern { .. })));
+    }
+
+    #[test]
+    fn the_first_pattern_that_matches_gives_the_value() {
+        let text = r#"{"layers.1.self_attn.q_proj": 2, "q_proj": 8, "mlp\\..*": 4}"#;
+        let ranks: ByPattern<usize> = from_str(text).unwrap();
+        assert_eq!(ranks.get("model.layers.1.self_attn.q_proj"), Some(2));
+        assert_eq!(ranks.get("model.layers.0.self_attn.q_proj"), Some(8));
+        assert_eq!(ranks.get("model.layers.0.mlp.up_proj"), Some(4));
+        assert_eq!(ranks.get("model.layers.0.self_attn.k_proj"), None);
+        assert_eq!(to_value(&ranks).unwrap(), from_str::<serde_json::Value>(text).unwrap());
+        let paths = ["model.layers.1.self_attn.q_proj".to_owned()];
+        assert_eq!(ranks.ambiguous(&paths), Some((&paths[0][..], "layers.1.self_attn.q_proj", "q_proj")));
+        assert_eq!(ranks.unused(&paths).collect::<Vec<_>>(), [r"mlp\..*"]);
+        assert!(from_str::<ByPattern<usize>>(r#"{"(": 1}"#).is_err());
+    }
+
+    #[test]
+    fn targets_read_from_a_word_a_list_or_an_expression_and_are_written_the_same_way() {
+        for value in [json!("all-linear"), json!(["q_proj", "v_proj"]), json!(".*_proj")] {
+            let targets: TargetModules = from_value(value.clone()).unwrap();
+            assert_eq!(to_value(&targets).unwrap(), value);
+        }
+        assert_eq!(from_value::<TargetModules>(json!(["q_proj"])).unwrap(), named(&["q_proj"]));
+        let error = from_value::<TargetModules>(json!("q_proj")).unwrap_err().to_string();
+        assert!(error.contains("\"all-linear\", a list of module names"), "{error}");
+    }
+
+    #[cfg(feature = "schemars")]
+    #[test]
+    fn the_schema_allows_a_string_or_a_list() {
+        let schema = to_value(schemars::schema_for!(TargetModules)).unwrap();
+        assert_eq!(schema["oneOf"][0]["type"], "string");
+        assert_eq!(schema["oneOf"][1]["items"]["type"], "string");
+    }
+}
