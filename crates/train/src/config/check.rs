@@ -110,7 +110,7 @@ fn ranges(config: &RunConfig) -> Vec<Rule> {
     if let Some(lora) = &config.lora {
         let is_whole = lora.modules_to_save.as_ref().is_some_and(|names| !names.is_empty());
         let problem =
-            "is 3, and modules that train whole beside adapters (lora.modules_to_save) are not divided".to_owned();
+            "is 3, and modules that train whole next to adapters (lora.modules_to_save) are not divided".to_owned();
         rules.push((train.zero_stage < 3 || !is_whole, "train.zero_stage", problem, "write 2, or adapt those modules"));
         rules.push(at_least_one("lora.r", lora.r as u64));
         rules.push(above_zero("lora.alpha", lora.alpha));
