@@ -192,8 +192,8 @@ fn payloads_that_arrive_inside_a_section_are_those_of_their_root() {
     let codes = |root: usize, block: usize| -> Vec<u8> { (0..length).map(|i| (i * 7 + root + block) as u8).collect() };
     let of = |root: usize, block: usize| -> [Payload<Cuda>; 2] {
         let data = TensorData::new(codes(root, block), [length]);
-        let half = on_device(root, block, length, &device).cast(DType::BF16);
-        [Payload::Codes(Tensor::from_data(data, (&device, DType::U8))), Payload::Values(half)]
+        let values = on_device(root, block, length, &device);
+        [Payload::Codes(Tensor::from_data(data, (&device, DType::U8))), Payload::Values(values)]
     };
     // Block `n` has its codes on rank `n % 2` and its values on the other.
     let roots = |block: usize| [block % 2, 1 - block % 2];

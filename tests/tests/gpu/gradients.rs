@@ -33,12 +33,8 @@ fn model(storage: BaseStorage, dtype: DType, gemms: GemmFormat) -> Decoder<Cuda>
         fill_adapters(&mut model);
         return model;
     };
-    let lora = LoraConfig {
-        r: 16,
-        lora_alpha: 32.0,
-        target_modules: TargetModules::AllLinear,
-        ..LoraConfig::default()
-    };
+    let lora =
+        LoraConfig { r: 16, lora_alpha: 32.0, target_modules: TargetModules::AllLinear, ..LoraConfig::default() };
     let options = BuildOptions {
         storage,
         lora: (storage != TRAINED).then_some(lora),
@@ -124,7 +120,9 @@ fn gradients_in_bf16_and_fp8_point_where_those_in_f32_point() {
     }
     for (mode, storage) in [("full", TRAINED), ("LoRA", FROZEN), ("QLoRA", NF4)] {
         let found = agreements(storage, DType::BF16, GemmFormat::Compute);
-        assert_agree(&format!("{mode}, bf16"), &found, 0.999, 0.999);
+        // Random weights and 200 tokens average over less.
+        let lowest = if real_model().is_some() { 0.999 } else { 0.99 };
+        assert_agree(&format!("{mode}, bf16"), &found, lowest, lowest);
         if has_fp8() && real_model().is_some() {
             let found = agreements(storage, DType::BF16, GemmFormat::Fp8);
             assert_agree(&format!("{mode}, fp8"), &found, 0.95, 0.98);

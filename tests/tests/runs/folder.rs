@@ -84,6 +84,7 @@ fn summary_and_metrics_hold_the_promised_keys() {
             "tokens_per_s",
             "wall_s",
             "backend",
+            "arithmetic",
             "weights"
         ]
     );

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use firebrick_hwprofile::usage::Gauge;
 use firebrick_tests::{NEW, NEWEST, checkpoint_folder, finish, metrics, one_step, recipe, refusal, snapshot};
 use firebrick_train::config::RunConfig;
 use serde_json::Value;
@@ -41,12 +42,15 @@ pub(crate) fn tensors(run: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     files
 }
 
-/// The metrics without the clock and the memory.
+/// The metrics without the clock, the memory, and how busy the machine was.
 fn numbers(run: &Path) -> Vec<Value> {
     let mut lines = metrics(run);
     for line in &mut lines {
         let line = line.as_object_mut().expect("each line is an object");
-        line.retain(|key, _| !["tokens_per_s", "ms", "memory"].contains(&key.as_str()));
+        let of_the_machine = ["tokens_per_s", "ms", "memory", "allocated", "throttle"];
+        line.retain(|key, _| {
+            !of_the_machine.contains(&key.as_str()) && !Gauge::ALL.iter().any(|gauge| gauge.name() == key)
+        });
     }
     lines
 }

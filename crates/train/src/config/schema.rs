@@ -132,10 +132,10 @@ mod tests {
     #[test]
     fn known_keys_hold_every_section() {
         let known = known_keys();
-        for section in ["", "bnb_4bit", "lora", "data", "train", "eval", "checkpoint"] {
+        for section in ["", "bnb_4bit", "lora", "data", "train", "eval", "checkpoint", "mlflow"] {
             assert!(known.contains_key(section), "{section} is missing in {known:?}");
         }
-        assert_eq!(known.len(), 7);
+        assert_eq!(known.len(), 8);
     }
 
     #[test]

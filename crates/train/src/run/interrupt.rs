@@ -19,6 +19,8 @@ pub struct Interrupt {
     request: Arc<AtomicI32>,
     /// Whether there is anything to save.
     is_training: Arc<AtomicBool>,
+    /// Whether the request is another rank's, whose signal may still be on its way to this one.
+    is_adopted: Arc<AtomicBool>,
 }
 
 impl Interrupt {
@@ -64,7 +66,9 @@ impl Interrupt {
     /// Takes over a request of another rank, unless there is one here.
     pub(crate) fn adopt(&self, code: u64) {
         let request = u32::try_from(code).map_or(NO_SIGNAL, u32::cast_signed);
-        let _ = self.request.compare_exchange(0, request, Ordering::Relaxed, Ordering::Relaxed);
+        if self.request.compare_exchange(0, request, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            self.is_adopted.store(true, Ordering::Relaxed);
+        }
     }
 
     /// From now on there is something to save, and a signal lets the run do that.
@@ -108,7 +112,8 @@ impl Interrupt {
             print_line("stopped; nothing was trained yet");
             std::process::exit(exit_status(signal));
         }
-        if self.is_requested() {
+        // All ranks get one signal of a terminal or a launcher, and an exchange may tell this one of it first.
+        if self.is_requested() && !self.is_adopted.swap(false, Ordering::Relaxed) {
             print_line("stopped at once; what was saved before is complete: continue with --resume");
             std::process::exit(exit_status(signal));
         }
@@ -211,6 +216,24 @@ mod tests {
                 sleep(Duration::from_millis(1));
             }
             assert_eq!(interrupt.signal(), Some(first));
+            raise(SIGINT).unwrap();
+            sleep(Duration::from_secs(20));
+            unreachable!("the second signal ends the process");
+        }
+        let output = in_a_child();
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(130), "{printed}");
+        assert!(printed.contains("finishing this step") && printed.contains("stopped at once"), "{printed}");
+    }
+
+    #[test]
+    fn the_signal_that_another_rank_told_of_does_not_count_as_a_second_one() {
+        if is_child() {
+            let interrupt = Interrupt::install().unwrap();
+            interrupt.training_begins();
+            interrupt.adopt(2);
+            raise(SIGINT).unwrap();
+            sleep(Duration::from_millis(300));
             raise(SIGINT).unwrap();
             sleep(Duration::from_secs(20));
             unreachable!("the second signal ends the process");
