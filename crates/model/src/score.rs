@@ -75,7 +75,7 @@ mod tests {
         // What the model would choose is the target of every second token: all of those are right, the others are not.
         let hidden_nd = model.hidden(&upload(&[0; 20]));
         let chosen: Vec<i64> = model.rounded_logits(hidden_nd).argmax(1).into_data().iter::<i64>().collect();
-        let target = |token: usize| if token % 2 == 0 { chosen[token] } else { (chosen[token] + 1) % 11 };
+        let target = |token: usize| if token.is_multiple_of(2) { chosen[token] } else { (chosen[token] + 1) % 11 };
         let targets: Vec<i64> = (0..20).map(|token| if token == 7 { -100 } else { target(token) }).collect();
         let batch = upload(&targets);
         let loss = host(model.loss_only(&batch, 5));
