@@ -176,7 +176,7 @@ impl<B: Kernels> Decoder<B> {
         Builder { config: &config, options, division, device, quantizes_on_device, read: &mut read, progress }.build()
     }
 
-    /// A model to measure, not to train: its weights repeat [`TILE`] random numbers, so that they are there as fast as they can be copied,
+    /// A model to measure, not to train: its weights repeat `TILE` random numbers, so that they are there as fast as they can be copied,
     /// and one tensor of the base as it is stored exists at a time.
     ///
     /// # Errors

@@ -21,9 +21,9 @@ pub(super) const VERSION: u32 = 1;
 /// A run of the matrix.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MatrixResults {
-    /// [`SCHEMA`].
+    /// Name of the format of this file.
     pub schema: String,
-    /// [`VERSION`].
+    /// Its version.
     pub version: u32,
     /// Version of this program.
     pub program: String,
