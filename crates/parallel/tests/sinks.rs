@@ -165,7 +165,7 @@ fn every_rank_gets_the_same_bits_where_sums_are_rounded() {
     }
 }
 
-/// The gradients that a rank owns after a step in which each rank gets its share of the micro-batches.
+/// Every rank takes its share of the micro-batches of a step; returns the gradients that this rank owns afterwards.
 fn shard(
     ranks: &Ranks,
     bucket_bytes: usize,

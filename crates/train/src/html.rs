@@ -3,6 +3,8 @@
 //!
 //! Trade-off: no interaction beyond what a browser does by itself: folding, and tooltips.
 
+use std::fmt::Write as _;
+
 /// The style of every page; pages add their own rules.
 pub(crate) const STYLE: &str = "\
 :root { color-scheme: light dark; --ink: #1b1b1b; --paper: #fff; --faint: #5c5c5c; --edge: #e9e9e9; --bar: #5b8def }
@@ -25,6 +27,11 @@ pub(crate) fn head(name: &str, what: &str, own_style: &str) -> String {
         "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width\">\n\
          <title>{name}: {what}</title>\n<style>\n{STYLE}{own_style}</style>\n<h1>{name}</h1>\n"
     )
+}
+
+/// Appends formatted text to a page or a table.
+pub(crate) fn add(out: &mut String, text: std::fmt::Arguments<'_>) {
+    out.write_fmt(text).expect("a string takes any text");
 }
 
 /// Text that a browser shows instead of interpreting it.

@@ -25,7 +25,7 @@ pub struct Forecast {
     pub machine: Chosen<String>,
     /// Seconds of a step.
     pub step_seconds: Chosen<Range>,
-    /// Seconds of a step in which nothing but communication between ranks goes on; part of `step_seconds`. `None` with one rank, where the
+    /// Seconds of a step in which a rank only communicates and computes nothing; part of `step_seconds`. `None` with one rank, where the
     /// accelerator's links are not in the table, and under ZeRO-3.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub communication_seconds: Option<Chosen<Range>>,
@@ -353,7 +353,7 @@ mod tests {
         let exposed = two.communication_seconds.as_ref().unwrap().value;
         let sum = two.step_seconds.value.lower - one.step_seconds.value.lower;
         assert!(exposed.lower > 0.0 && (sum / exposed.lower - 1.0).abs() < 1e-6, "{exposed:?}");
-        // An adapter of 168 MiB: well below 1 % of a step of seconds, on 1,024 cards too.
+        // An adapter's gradients are 168 MiB. Even on 1,024 cards their sum takes well below 1 % of a step.
         let share =
             |of: &Forecast| of.communication_seconds.as_ref().unwrap().value.upper / of.step_seconds.value.lower;
         assert!(share(&two) < share(&many) && share(&many) < 0.01, "{} {}", share(&two), share(&many));

@@ -2,15 +2,13 @@
 //!
 //! Trade-off: what a run did not record has no plot, rather than an empty one.
 
-use std::fmt::Write as _;
-
 use firebrick_hwprofile::memory::human_bytes;
 use toml::Value;
 
 use super::plot::{self, Planned, Plot, Series};
 use super::record::RunRecord;
 use crate::console::grouped;
-use crate::html::{escape, head};
+use crate::html::{add, escape, head};
 
 const GIB: f64 = (1u64 << 30) as f64;
 
@@ -22,28 +20,21 @@ pub(super) fn render(run: &RunRecord) -> String {
     out.push_str("</div>\n");
     let machine: String = machine(run).iter().map(Plot::svg).collect();
     if !machine.is_empty() {
-        write(&mut out, format_args!("<h2>Machine</h2>\n<div class=\"plots\">\n{machine}</div>\n"));
+        add(&mut out, format_args!("<h2>Machine</h2>\n<div class=\"plots\">\n{machine}</div>\n"));
     }
     memory(&mut out, run);
     decisions(&mut out, run);
     if let Some(recipe) = &run.recipe {
-        write(
-            &mut out,
-            format_args!("<details><summary>The recipe</summary><pre>{}</pre></details>\n", escape(recipe)),
-        );
+        add(&mut out, format_args!("<details><summary>The recipe</summary><pre>{}</pre></details>\n", escape(recipe)));
     }
     out.push_str("</html>\n");
     out
 }
 
-fn write(out: &mut String, text: std::fmt::Arguments<'_>) {
-    out.write_fmt(text).expect("a string takes any text");
-}
-
 fn table(out: &mut String, rows: &[(&str, String)]) {
     out.push_str("<table>\n");
     for (name, value) in rows {
-        write(out, format_args!("<tr><td>{name}<td>{}\n", escape(value)));
+        add(out, format_args!("<tr><td>{name}<td>{}\n", escape(value)));
     }
     out.push_str("</table>\n");
 }
@@ -218,7 +209,7 @@ fn memory(out: &mut String, run: &RunRecord) {
     for line in lines {
         let text = |key| escape(line.get(key).and_then(Value::as_str).unwrap_or(""));
         let percent = 100.0 * bytes(line) as f64 / largest as f64;
-        write(
+        add(
             out,
             format_args!(
                 "<tr><td>{}<td class=\"number\">{}<td class=\"bar\"><div style=\"width: {percent:.1}%\"></div><td>{}\n",
@@ -243,7 +234,7 @@ fn decisions(out: &mut String, run: &RunRecord) {
     let rows: String =
         run.plan.iter().chain(nested.into_iter().flatten()).filter_map(|(name, value)| row(name, value)).collect();
     if !rows.is_empty() {
-        write(
+        add(
             out,
             format_args!(
                 "<details><summary>Every decision of the plan, with its reason</summary><table>\n{rows}</table></details>\n"

@@ -3,9 +3,7 @@
 //! A long series is drawn as the mean of equal parts with a band from the lowest to the highest value of each, so that no spike is lost.
 //! Trade-off: fixed proportions; a narrow window shows smaller letters.
 
-use std::fmt::Write as _;
-
-use crate::html::escape;
+use crate::html::{add, escape};
 
 /// A page's rules for plots: colors are those of the reader's mode.
 pub(super) const STYLE: &str = "\
@@ -76,7 +74,7 @@ impl Plot {
         }
         let scale = Scale::new(&lines, self.planned, self.from_zero);
         let mut out = self.caption(&lines);
-        write(
+        add(
             &mut out,
             format_args!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">\n", escape(self.title)),
         );
@@ -95,7 +93,7 @@ impl Plot {
             format!("<figure><figcaption>{}<span>{}</span></figcaption>\n", escape(self.title), escape(&unit));
         if lines.len() > 1 || self.planned != Planned::Nothing {
             for (index, (name, _)) in lines.iter().enumerate() {
-                write(
+                add(
                     &mut out,
                     format_args!("<span class=\"key\" style=\"--c: var(--line{})\">{}</span>", index % 6, escape(name)),
                 );
@@ -210,18 +208,15 @@ fn axes(out: &mut String, scale: &Scale) {
     for tick in ticks(scale.values, 5.0) {
         let y = scale.y(tick);
         let label = short(tick);
-        write(out, format_args!("<line class=\"grid\" x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{right}\" y2=\"{y:.1}\"/>"));
-        write(
-            out,
-            format_args!("<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>\n", LEFT - 6.0, y + 4.0),
-        );
+        add(out, format_args!("<line class=\"grid\" x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{right}\" y2=\"{y:.1}\"/>"));
+        add(out, format_args!("<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>\n", LEFT - 6.0, y + 4.0));
     }
     for tick in ticks(scale.steps, 6.0).into_iter().filter(|tick| tick.fract() == 0.0) {
         let (x, y) = (scale.x(tick), bottom + 15.0);
-        write(out, format_args!("<text x=\"{x:.1}\" y=\"{y}\" text-anchor=\"middle\">{}</text>\n", short(tick)));
+        add(out, format_args!("<text x=\"{x:.1}\" y=\"{y}\" text-anchor=\"middle\">{}</text>\n", short(tick)));
     }
-    write(out, format_args!("<line class=\"axis\" x1=\"{LEFT}\" y1=\"{bottom}\" x2=\"{right}\" y2=\"{bottom}\"/>"));
-    write(out, format_args!("<text x=\"{right}\" y=\"{}\" text-anchor=\"end\">step</text>\n", HEIGHT - 4.0));
+    add(out, format_args!("<line class=\"axis\" x1=\"{LEFT}\" y1=\"{bottom}\" x2=\"{right}\" y2=\"{bottom}\"/>"));
+    add(out, format_args!("<text x=\"{right}\" y=\"{}\" text-anchor=\"end\">step</text>\n", HEIGHT - 4.0));
 }
 
 fn planned(out: &mut String, scale: &Scale, planned: Planned) {
@@ -230,7 +225,7 @@ fn planned(out: &mut String, scale: &Scale, planned: Planned) {
         Planned::Nothing => {}
         Planned::Limit(value) => {
             let y = scale.y(value);
-            write(
+            add(
                 out,
                 format_args!(
                     "<line class=\"limit\" x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{right}\" y2=\"{y:.1}\"><title>planned: {}</title></line>\n",
@@ -241,7 +236,7 @@ fn planned(out: &mut String, scale: &Scale, planned: Planned) {
         Planned::Between(from, to) => {
             let (top, bottom) = (scale.y(to), scale.y(from));
             let (width, height) = (right - LEFT, bottom - top);
-            write(
+            add(
                 out,
                 format_args!(
                     "<rect class=\"planned\" x=\"{LEFT}\" y=\"{top:.1}\" width=\"{width}\" height=\"{height:.1}\"><title>planned: {} to {}</title></rect>\n",
@@ -260,7 +255,7 @@ fn line(out: &mut String, scale: &Scale, index: usize, name: &str, parts: &[Part
         let over = parts.iter().map(|part| point(part.x, part.high));
         let under = parts.iter().rev().map(|part| point(part.x, part.low));
         let outline: Vec<String> = over.chain(under).collect();
-        write(
+        add(
             out,
             format_args!("<polygon class=\"band\" fill=\"var(--line{color})\" points=\"{}\"/>\n", outline.join(" ")),
         );
@@ -271,7 +266,7 @@ fn line(out: &mut String, scale: &Scale, index: usize, name: &str, parts: &[Part
     if parts.len() <= DOTTED {
         for part in parts {
             let (x, y, value) = (scale.x(part.x), scale.y(part.mean), short(part.mean));
-            write(
+            add(
                 out,
                 format_args!(
                     "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.5\" fill=\"var(--line{color})\"><title>{name}: {value}</title></circle>\n"
@@ -282,7 +277,7 @@ fn line(out: &mut String, scale: &Scale, index: usize, name: &str, parts: &[Part
     if parts.len() == 1 {
         return;
     }
-    write(
+    add(
         out,
         format_args!(
             "<polyline class=\"line\" stroke=\"var(--line{color})\" points=\"{}\"><title>{name}, last {}</title></polyline>\n",
@@ -290,10 +285,6 @@ fn line(out: &mut String, scale: &Scale, index: usize, name: &str, parts: &[Part
             short(last)
         ),
     );
-}
-
-fn write(out: &mut String, text: std::fmt::Arguments<'_>) {
-    out.write_fmt(text).expect("a string takes any text");
 }
 
 #[cfg(test)]

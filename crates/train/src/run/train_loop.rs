@@ -606,8 +606,8 @@ impl<B: Kernels> Run<B> {
     }
 }
 
-/// What a rank measured of a step of `ms` milliseconds, `exchanged` of them in exchanges through host memory. Where devices exchange tensors
-/// by themselves, those exchanges are of a few numbers, for which no device waits.
+/// The times of one rank in a step that took `ms` milliseconds. `exchanged` is the part spent in exchanges through host memory. Where devices
+/// exchange tensors themselves, the host exchanges only a few numbers, and no device waits for them.
 fn rank_times(ms: f64, exchanged: Duration, numbers: &StepNumbers) -> RankTimes {
     let exchanged = 1e3 * exchanged.as_secs_f64();
     let measured = |on_device: Option<f32>| on_device.filter(|_| numbers.comm_ms.is_some_and(|ms| ms > 0.0));

@@ -2,8 +2,6 @@
 //!
 //! Trade-off: the exact ones are in `matrix.json`.
 
-use std::fmt::Write;
-
 /// Three digits with the prefix of a unit: `1.23 G`.
 pub(super) fn si(value: f64) -> String {
     let prefixes = [(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, "")];
@@ -55,11 +53,6 @@ pub(super) fn seconds_text(seconds: f64) -> String {
 pub(super) fn percent(share: f64) -> String {
     let percent = 100.0 * share;
     if percent >= 9.5 { format!("{percent:.0} %") } else { format!("{percent:.1} %") }
-}
-
-/// Appends formatted text.
-pub(super) fn add(out: &mut String, text: std::fmt::Arguments<'_>) {
-    out.write_fmt(text).expect("a string takes any text");
 }
 
 #[cfg(test)]

@@ -5,11 +5,12 @@
 use std::collections::BTreeMap;
 
 use super::key::Key;
-use super::numbers::{add, percent, seconds_text};
+use super::numbers::{percent, seconds_text};
 use super::peer_text::peer_text;
-use super::plot::{COLORS, DRAWING, Series, cost, escape, legend, roofline};
+use super::plot::{COLORS, DRAWING, Series, cost, legend, roofline};
 use super::results::{MatrixResults, Outcome, Row};
 use super::text::{COLUMNS, cells, summary_notes};
+use crate::html::{add, escape};
 
 const STYLE: &str = "\
 :root { color-scheme: light dark }

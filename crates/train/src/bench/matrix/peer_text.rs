@@ -2,9 +2,10 @@
 //!
 //! Trade-off: medians only.
 
-use super::numbers::{add, seconds_text};
+use super::numbers::seconds_text;
 use super::peer_results::{PeerResults, PeerRow};
 use super::results::MatrixResults;
+use crate::html::add;
 
 /// Cases with our time, the other's, and the other's over ours.
 fn ratios<'a>(peers: &'a PeerResults, results: &'a MatrixResults) -> impl Iterator<Item = (&'a PeerRow, f64, f64)> {

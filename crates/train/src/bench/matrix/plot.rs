@@ -3,9 +3,10 @@
 //! Colors are CSS variables, so that one drawing is right on light and dark paper. Each point has its numbers as a tooltip.
 //! Trade-off: logarithmic axes only; a label may cover a point where many are close together.
 
-use super::numbers::{add, percent, round_seconds, round_si, seconds_text, si};
+use super::numbers::{percent, round_seconds, round_si, seconds_text, si};
 use super::results::{BackendResults, MatrixResults, Row};
 use super::text::has_roofline;
+use crate::html::{add, escape};
 
 /// Size of a plot in its own units.
 const WIDTH: f64 = 760.0;
@@ -252,11 +253,6 @@ pub(super) fn cost(title: &str, axis: &str, series: &[Series]) -> Option<String>
 fn open(title: &str) -> String {
     let title = escape(title);
     format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">\n")
-}
-
-/// Text that is not markup.
-pub(super) fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]

@@ -8,10 +8,11 @@ use chrono::DateTime;
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::memory::human_bytes;
 
-use super::numbers::{add, percent, seconds_text, si};
+use super::numbers::{percent, seconds_text, si};
 use super::options::MatrixOptions;
 use super::peer_text::{peer_markdown, peer_text};
 use super::results::{BackendResults, MatrixResults, Outcome, Row, SCHEMA, Timing, VERSION};
+use crate::html::add;
 
 /// Results without rows: date, program and machine.
 pub(super) fn begin(options: &MatrixOptions, profile: &HardwareProfile) -> MatrixResults {

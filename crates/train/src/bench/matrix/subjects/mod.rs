@@ -136,6 +136,7 @@ mod tests {
     use firebrick_kernels::backends::Flex;
 
     use super::super::case::{Output, Prepared};
+    use super::super::options::SUBJECTS;
     use super::*;
 
     #[test]
@@ -197,22 +198,7 @@ mod tests {
     #[test]
     fn every_subject_is_there_and_no_two_cases_are_the_same() {
         let cases = cases(&setting());
-        let subjects = [
-            "gemm",
-            "attention",
-            "norm",
-            "rotary",
-            "gated",
-            "cross_entropy",
-            "quantize",
-            "dequantize",
-            "optimizer",
-            "collective",
-            "data",
-            "generation",
-            "step",
-        ];
-        for subject in subjects {
+        for subject in SUBJECTS {
             assert!(cases.iter().any(|case| case.key.subject == subject), "{subject}");
         }
         for format in firebrick_precision::QuantFormat::ALL {
