@@ -46,11 +46,11 @@ impl BlasLt {
     /// # Errors
     /// [`CudaError::BlasLtNotFound`], [`CudaError::BrokenBlasLt`], or errors of the driver or the library.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
-        let (major, _) = context.driver().device(context.ordinal())?.compute_capability;
+        let capability = context.driver().device(context.ordinal())?.compute_capability;
         // More splits of a long reduction, and stream-K kernels on Hopper, need more than the 32 MiB that cuBLAS defaults to.
-        let workspace_bytes = if major >= 9 { 64 << 20 } else { 16 << 20 };
+        let workspace_bytes = if capability.0 >= 9 { 64 << 20 } else { 16 << 20 };
         let symbols = Symbols::load(context.driver())?;
-        let handle = Handle::new(symbols, context)?;
+        let handle = Handle::new(symbols, context, capability)?;
         Ok(Self { plans: Mutex::default(), handle, workspace: DeviceBuffer::new(context, workspace_bytes)? })
     }
 
@@ -98,6 +98,7 @@ impl BlasLt {
             return Ok(plan.clone());
         }
         matmul.check()?;
+        matmul.check_device(self.handle.capability)?;
         let make = || {
             // SAFETY: the handle lives as long as `self`, and `with_current` makes its context current.
             unsafe { Plan::new(self.handle.symbols, self.handle.handle, &key, self.workspace()) }
@@ -117,6 +118,7 @@ struct Handle {
     symbols: &'static Symbols,
     context: Context,
     handle: Opaque,
+    capability: (u32, u32),
 }
 
 // SAFETY: a cublasLtHandle_t may be used from any thread, and by several at once (cuBLAS documentation, "Thread Safety").
@@ -125,14 +127,14 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Handle {
-    fn new(symbols: &'static Symbols, context: &Context) -> Result<Self, CudaError> {
+    fn new(symbols: &'static Symbols, context: &Context, capability: (u32, u32)) -> Result<Self, CudaError> {
         let mut handle = ptr::null_mut();
         context.with_current(|| {
             // SAFETY: the pointer is valid for a write, and a context is current.
             let status = unsafe { (symbols.create)(&mut handle) };
             symbols.checked("cublasLtCreate", status, || format!("a handle on GPU {}", context.ordinal()))
         })?;
-        Ok(Self { symbols, context: context.clone(), handle })
+        Ok(Self { symbols, context: context.clone(), handle, capability })
     }
 }
 

@@ -20,7 +20,7 @@ pub mod weights;
 use burn_tensor::DType;
 
 pub use attention::{AttentionOps, AttentionOutput, Documents, Qkv, SoftmaxStatistics, StatisticsLayout};
-pub use backends::{BackendKind, estimate, fp8_refusal, fp8_weights_bytes};
+pub use backends::{BackendKind, converted_weights_bytes, estimate, fp8_refusal};
 pub use comm::{COLLECTIVE, CommError, CommOps, Communicator, Exchange, Loan, Payload, PayloadLayout};
 pub use embedding::EmbeddingOps;
 pub use gradient::{Contributions, GradientMap, GradientSink, Parameter};

@@ -138,29 +138,36 @@ fn products_equal_the_reference_and_are_near_the_exact_ones() {
 #[test]
 fn weights_that_stay_on_the_device_change_no_bit() {
     let Some(device) = device() else { return };
+    [GemmFormat::Fp8, GemmFormat::Compute].into_iter().for_each(|gemms| kept_weights_change_no_bit(gemms, &device));
+}
+
+fn kept_weights_change_no_bit(gemms: GemmFormat, device: &Device) {
     let first = Inputs::new([512, 1024], 2, [0.03, 0.01], 2.0);
     let other = changed(&first, first.weight.clone(), 0.5);
     let run = |inputs: &Inputs, group: &Group<Cuda>| {
-        let x = Matrix::from_data(inputs.x.clone(), (&device, DType::BF16));
-        let dy = Matrix::from_data(inputs.dy.clone(), (&device, DType::BF16));
+        let x = Matrix::from_data(inputs.x.clone(), (device, DType::BF16));
+        let dy = Matrix::from_data(inputs.dy.clone(), (device, DType::BF16));
         let (mut outputs, saved) = Cuda::project(Prologue::None { x }, group, Epilogue::None, Keep::Inputs);
         let gradients = Cuda::project_backward(saved.unwrap(), group.clone(), vec![dy], None, None);
         [host(outputs.remove(0)), host(gradients.input.plain())]
     };
-    let group = first.group::<Cuda>(GemmFormat::Fp8, NF4, &device);
-    // The same weights under another adapter.
-    let mut changed = other.group::<Cuda>(GemmFormat::Fp8, NF4, &device);
+    let group = first.group::<Cuda>(gemms, NF4, device);
+    // The same weights under another adapter, and without any.
+    let mut changed = other.group::<Cuda>(gemms, NF4, device);
     for (module, kept) in changed.modules.iter_mut().zip(&group.modules) {
         module.weight = kept.weight.clone();
     }
-    let without = [run(&first, &group), run(&other, &changed)];
-    Cuda::keep_weights(&device, [1 << 30; 2]);
+    let mut bare = group.clone();
+    bare.modules.iter_mut().for_each(|module| module.adapter = None);
+    let all = || [run(&first, &group), run(&other, &changed), run(&first, &bare)];
+    let without = all();
+    Cuda::keep_weights(device, [1 << 30; 2]);
     for _ in 0..2 {
-        assert!(without == [run(&first, &group), run(&other, &changed)], "kept weights gave other results");
+        assert!(without == all(), "{gemms:?}: kept weights gave other results");
     }
-    Cuda::release_memory(&device);
-    Cuda::keep_weights(&device, [0; 2]);
-    assert!(without == [run(&first, &group), run(&other, &changed)], "and so after they were released");
+    Cuda::release_memory(device);
+    Cuda::keep_weights(device, [0; 2]);
+    assert!(without == all(), "{gemms:?}: and so after they were released");
 }
 
 #[test]

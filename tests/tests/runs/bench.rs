@@ -28,7 +28,7 @@ fn options(recompute: Recompute) -> BenchOptions {
         steps: 2,
         warmup: 1,
         offload: None,
-        fp8_weights_gib: None,
+        kept_weights_gib: None,
         rank: 8,
         alpha: 16.0,
         optimizer: OptimizerKind::PagedAdamW8bit,

@@ -74,10 +74,10 @@ pub(super) struct Key {
 
 /// The GEMM in words, with the rules of 8-bit kernels if they apply.
 pub(super) fn requested(matmul: &Matmul) -> String {
-    if !matmul.a.element.is_fp8() {
+    if !matmul.a.element.is_narrow() {
         return matmul.to_string();
     }
-    format!("{matmul} (8-bit kernels need A untransposed, B transposed, and n and k to be multiples of 16)")
+    format!("{matmul} (8-bit and 4-bit kernels need A untransposed, B transposed, and n and k to be multiples of 16)")
 }
 
 /// The operation: compute type, transposes, epilogue, scaling.
@@ -206,7 +206,7 @@ impl Drop for Object {
 
 #[cfg(test)]
 mod tests {
-    use super::ElementType::{Bf16, E4m3, F32};
+    use super::ElementType::{Bf16, E2m1, E4m3, F32};
     use super::*;
     use crate::blaslt::pointers::Pointers;
 
@@ -280,6 +280,8 @@ mod tests {
             Matmul { allow_tf32: true, ..Matmul::dense([3, 5, 7], F32, [false, false], F32) },
             Matmul { scaling: Scaling::Tensor, fast_accumulation: true, ..fp8 },
             Matmul { scaling: Scaling::OuterVector, ..fp8 },
+            Matmul { scaling: Scaling::Blocks32, ..fp8 },
+            Matmul { scaling: Scaling::Blocks16, ..Matmul::dense([64, 32, 128], E2m1, [false, true], Bf16) },
         ] {
             let key = Key { matmul, alignment };
             let mapped = ColumnMajor::of(&matmul);

@@ -1,6 +1,9 @@
 //! The description of a GEMM in row-major terms, and the check that it is possible.
 //!
-//! Not supported: batches, and input types other than f32, bf16, f16 and the two 8-bit formats.
+//! Micro-scaled inputs (MXFP8, NVFP4) are for Blackwell. No such card was at hand: their descriptors are tested against the library, and
+//! nothing of them has run.
+//!
+//! Not supported: batches, and input types other than f32, bf16, f16, the two 8-bit formats and the 4-bit one.
 
 use std::fmt;
 
@@ -19,21 +22,38 @@ pub enum ElementType {
     E4m3,
     /// 8 bits: 5 of exponent, 2 of mantissa; maximum 57344 (same source).
     E5m2,
+    /// 4 bits: 2 of exponent, 1 of mantissa; maximum 6 ("OCP Microscaling Formats (MX) Specification", 2023). Two in a byte, the earlier
+    /// one low.
+    E2m1,
 }
 
 impl ElementType {
-    /// Bytes of one element.
-    pub const fn bytes(self) -> usize {
+    /// Bits of one element.
+    pub const fn bits(self) -> usize {
         match self {
-            Self::F32 => 4,
-            Self::Bf16 | Self::F16 => 2,
-            Self::E4m3 | Self::E5m2 => 1,
+            Self::F32 => 32,
+            Self::Bf16 | Self::F16 => 16,
+            Self::E4m3 | Self::E5m2 => 8,
+            Self::E2m1 => 4,
+        }
+    }
+
+    /// What the address of a matrix is a multiple of: a value, or 16 bytes where two values share a byte.
+    pub(super) const fn address_multiple(self) -> usize {
+        match self {
+            Self::E2m1 => 16,
+            _ => self.bits() / 8,
         }
     }
 
     /// Whether it is one of the 8-bit formats.
     pub const fn is_fp8(self) -> bool {
         matches!(self, Self::E4m3 | Self::E5m2)
+    }
+
+    /// Whether kernels take it only with A untransposed and B transposed.
+    pub(super) const fn is_narrow(self) -> bool {
+        self.is_fp8() || matches!(self, Self::E2m1)
     }
 
     /// `cudaDataType_t` (library_types.h).
@@ -44,6 +64,7 @@ impl ElementType {
             Self::Bf16 => 14,
             Self::E4m3 => 28,
             Self::E5m2 => 29,
+            Self::E2m1 => 33,
         }
     }
 }
@@ -56,6 +77,7 @@ impl fmt::Display for ElementType {
             Self::F16 => "f16",
             Self::E4m3 => "e4m3",
             Self::E5m2 => "e5m2",
+            Self::E2m1 => "e2m1",
         })
     }
 }
@@ -98,7 +120,7 @@ impl Epilogue {
     }
 }
 
-/// Scales in device memory by which the stored numbers of 8-bit inputs are multiplied.
+/// Scales in device memory by which the stored numbers of 8-bit and 4-bit inputs are multiplied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Scaling {
     /// None: all scales are 1.
@@ -109,13 +131,46 @@ pub enum Scaling {
     /// An f32 for each of the `m` rows of `op(A)` and each of the `n` columns of `op(B)`. Needs cuBLASLt of CUDA 12.9 and
     /// compute capability 9.0.
     OuterVector,
+    /// MXFP8: an E8M0 for each 32 values along `k` of 8-bit inputs, in tiles of 128 rows by 4 scales (`ScaleLayout` of firebrick-precision
+    /// has the order). Needs compute capability 10.0.
+    Blocks32,
+    /// NVFP4: an unsigned E4M3 for each 16 values along `k` of 4-bit inputs, in the same tiles; the f32 of a tensor goes into alpha. Needs
+    /// compute capability 10.0.
+    Blocks16,
 }
 
 impl Scaling {
+    /// Values along `k` that share a scale, where they are blocks.
+    pub const fn block(self) -> Option<usize> {
+        match self {
+            Self::Blocks32 => Some(32),
+            Self::Blocks16 => Some(16),
+            _ => None,
+        }
+    }
+
+    /// Bytes of the scales of an operand with this many rows of `op(A)`, or columns of `op(B)`: 0 without, or the whole tiles.
+    pub const fn bytes(self, rows: usize, k: usize) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Tensor => 4,
+            Self::OuterVector => 4 * rows,
+            Self::Blocks32 => rows.next_multiple_of(128) * k.div_ceil(32).next_multiple_of(4),
+            Self::Blocks16 => rows.next_multiple_of(128) * k.div_ceil(16).next_multiple_of(4),
+        }
+    }
+
+    /// What the address of scales is a multiple of.
+    pub(super) const fn address_multiple(self) -> usize {
+        if self.block().is_some() { 16 } else { 4 }
+    }
+
     /// `cublasLtMatmulMatrixScale_t`.
     pub(super) const fn code(self) -> u32 {
         match self {
             Self::None | Self::Tensor => 0,
+            Self::Blocks16 => 1,
+            Self::Blocks32 => 2,
             Self::OuterVector => 3,
         }
     }
@@ -196,16 +251,56 @@ impl Matmul {
         if a.element != b.element && !fp8 {
             return Some("A and B differ in type; only the two 8-bit formats can be mixed".to_string());
         }
-        if self.output.is_fp8() || !(fp8 || self.output == ElementType::F32 || self.output == a.element) {
+        if self.output.is_narrow()
+            || !(a.element.is_narrow() || self.output == ElementType::F32 || self.output == a.element)
+        {
             return Some(format!("{} inputs cannot give {} outputs", a.element, self.output));
         }
-        if self.scaling != Scaling::None && !fp8 {
-            return Some("scales are for 8-bit inputs".to_string());
+        self.scaling_fault().or_else(|| self.narrow_fault())
+    }
+
+    /// What is wrong with the scales for these inputs.
+    fn scaling_fault(&self) -> Option<String> {
+        let fp4 = self.a.element == ElementType::E2m1;
+        if self.scaling != Scaling::None && !self.a.element.is_narrow() {
+            return Some("scales are for 8-bit and 4-bit inputs".to_string());
+        }
+        if fp4 != (self.scaling == Scaling::Blocks16) {
+            return Some("4-bit inputs need a scale for each 16 values, and only they have them".to_string());
+        }
+        let block = self.scaling.block()?;
+        (!self.k.is_multiple_of(block))
+            .then(|| format!("k is {}, no multiple of the {block} values of a scale", self.k))
+    }
+
+    /// What is wrong with 8-bit and 4-bit inputs.
+    fn narrow_fault(&self) -> Option<String> {
+        let (a, b) = (self.a, self.b);
+        let fp8 = a.element.is_fp8() && b.element.is_fp8();
+        let plain = !a.transposed && b.transposed;
+        if self.scaling.block().is_some() && !plain {
+            return Some("micro-scaled inputs have their scales along k: A untransposed, B transposed".to_string());
         }
         if fp8 && (a.element, b.element) == (ElementType::E5m2, ElementType::E5m2) {
             return Some("no hardware multiplies e5m2 by e5m2: make one of them e4m3".to_string());
         }
         None
+    }
+
+    /// Refuses what the device has no instructions for; the library would only say that it is not supported.
+    pub(super) fn check_device(&self, capability: (u32, u32)) -> Result<(), CudaError> {
+        let needed = match self.scaling {
+            Scaling::Blocks32 | Scaling::Blocks16 => (10, 0),
+            Scaling::OuterVector => (9, 0),
+            _ if self.a.element.is_fp8() => (8, 9),
+            _ => (0, 0),
+        };
+        if capability >= needed {
+            return Ok(());
+        }
+        let dotted = |(major, minor): (u32, u32)| format!("{major}.{minor}");
+        let reason = format!("it needs compute capability {}, this device has {}", dotted(needed), dotted(capability));
+        Err(CudaError::InvalidMatmul { requested: self.to_string(), reason })
     }
 }
 
@@ -225,21 +320,56 @@ impl fmt::Display for Matmul {
 
 #[cfg(test)]
 mod tests {
-    use super::ElementType::{Bf16, E4m3, E5m2, F16, F32};
+    use super::ElementType::{Bf16, E2m1, E4m3, E5m2, F16, F32};
     use super::*;
+
+    #[test]
+    fn a_device_without_the_instructions_is_refused_by_its_capability() {
+        let narrow = |element, scaling| Matmul { scaling, ..Matmul::dense([4, 6, 64], element, [false, true], Bf16) };
+        let accepts = |matmul: Matmul, capability| matmul.check_device(capability).is_ok();
+        for (matmul, least, too_old) in [
+            (narrow(E4m3, Scaling::Blocks32), (10, 0), (9, 0)),
+            (narrow(E2m1, Scaling::Blocks16), (12, 0), (9, 0)),
+            (narrow(E4m3, Scaling::OuterVector), (9, 0), (8, 9)),
+            (narrow(E4m3, Scaling::Tensor), (8, 9), (8, 6)),
+        ] {
+            assert!(accepts(matmul, least) && !accepts(matmul, too_old), "{matmul}");
+        }
+        let message = narrow(E2m1, Scaling::Blocks16).check_device((9, 0)).expect_err("Hopper").to_string();
+        assert!(message.contains("needs compute capability 10.0, this device has 9.0"), "{message}");
+        assert!(accepts(Matmul::dense([4, 6, 8], Bf16, [false, true], F32), (7, 0)));
+    }
+
+    #[test]
+    fn scales_of_blocks_take_whole_tiles() {
+        assert_eq!(Scaling::Blocks32.bytes(128, 128), 512);
+        assert_eq!(Scaling::Blocks32.bytes(129, 160), 256 * 8);
+        assert_eq!(Scaling::Blocks16.bytes(1, 16), 512);
+        assert_eq!(
+            [Scaling::None, Scaling::Tensor, Scaling::OuterVector].map(|scaling| scaling.bytes(7, 64)),
+            [0, 4, 28]
+        );
+    }
 
     #[test]
     fn impossible_gemms_are_refused_with_a_reason() {
         let plain = Matmul::dense([4, 6, 8], Bf16, [false, true], F32);
         assert_eq!(plain.check(), Ok(()));
         assert_eq!(Matmul::dense([4, 6, 8], E4m3, [false, true], Bf16).check(), Ok(()));
+        let mx = Matmul { scaling: Scaling::Blocks32, ..Matmul::dense([4, 6, 64], E4m3, [false, true], Bf16) };
+        let nvfp4 = Matmul { scaling: Scaling::Blocks16, ..Matmul::dense([4, 6, 64], E2m1, [false, true], Bf16) };
+        assert_eq!([mx.check(), nvfp4.check()], [Ok(()), Ok(())]);
         let refused = [
             (Matmul { k: 0, ..plain }, "k is 0"),
             (Matmul { c_leading: 5, ..plain }, "C and D are 6 elements wide and only 5 apart"),
             (Matmul { b: Operand { leading: 7, ..plain.b }, ..plain }, "B are 8 elements wide and only 7 apart"),
             (Matmul { b: Operand { element: F16, ..plain.b }, ..plain }, "differ in type"),
             (Matmul { output: F16, ..plain }, "bf16 inputs cannot give f16 outputs"),
-            (Matmul { scaling: Scaling::Tensor, ..plain }, "for 8-bit inputs"),
+            (Matmul { scaling: Scaling::Tensor, ..plain }, "for 8-bit and 4-bit inputs"),
+            (Matmul::dense([4, 6, 32], E2m1, [false, true], Bf16), "a scale for each 16 values"),
+            (Matmul { scaling: Scaling::Blocks16, ..mx }, "a scale for each 16 values"),
+            (Matmul { scaling: Scaling::Blocks32, ..Matmul::dense([4, 6, 40], E4m3, [false, true], Bf16) }, "k is 40"),
+            (Matmul { scaling: Scaling::Blocks32, ..Matmul::dense([4, 6, 64], E4m3, [false, false], Bf16) }, "along k"),
             (Matmul::dense([4, 6, 8], E5m2, [false, true], Bf16), "no hardware"),
             (Matmul::dense([4, 6, 8], E4m3, [false, true], E4m3), "cannot give e4m3 outputs"),
         ];

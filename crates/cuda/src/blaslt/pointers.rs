@@ -20,9 +20,9 @@ pub struct Pointers {
     /// The bias (`n` elements, read) or its gradient (`m` elements, written), see [`Epilogue`]; 0 without one. Any beta may
     /// be combined with a bias.
     pub bias: u64,
-    /// Scales of A in f32, see [`Scaling`]; 0 without.
+    /// Scales of A, see [`Scaling`]; 0 without.
     pub a_scale: u64,
-    /// Scales of B in f32, see [`Scaling`]; 0 without.
+    /// Scales of B, see [`Scaling`]; 0 without.
     pub b_scale: u64,
 }
 
@@ -42,17 +42,17 @@ impl Pointers {
 
     /// Refuses null and misaligned addresses, which would cause a fault on the device or in the library.
     pub(super) fn check(&self, matmul: &Matmul) -> Result<(), CudaError> {
-        let output = matmul.output.bytes();
+        let output = matmul.output.address_multiple();
         let with_bias = matmul.epilogue != Epilogue::None;
         let scaled = matmul.scaling != Scaling::None;
         let all = [
-            ("A", self.a, matmul.a.element.bytes(), true),
-            ("B", self.b, matmul.b.element.bytes(), true),
+            ("A", self.a, matmul.a.element.address_multiple(), true),
+            ("B", self.b, matmul.b.element.address_multiple(), true),
             ("C", self.c, output, true),
             ("D", self.d, output, true),
             ("the bias", self.bias, output, with_bias),
-            ("the scale of A", self.a_scale, 4, scaled),
-            ("the scale of B", self.b_scale, 4, scaled),
+            ("the scale of A", self.a_scale, matmul.scaling.address_multiple(), scaled),
+            ("the scale of B", self.b_scale, matmul.scaling.address_multiple(), scaled),
         ];
         let wrong = |&(_, address, bytes, used): &(_, u64, usize, bool)| {
             used && (address == 0 || !address.is_multiple_of(bytes as u64))

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use firebrick_arch::{ModelSpec, QkNorm};
+use firebrick_arch::{GroupSpec, ModelSpec, QkNorm};
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 
@@ -49,7 +49,7 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
         ),
         line("8-bit weights", weights, "the projections of one layer in E4M3, as they are and transposed".to_owned()),
         line(
-            "8-bit weights that stay",
+            "converted weights that stay",
             training.kept_bytes.iter().sum(),
             "what would be written again in every pass".to_owned(),
         ),
@@ -142,17 +142,28 @@ fn converted_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     shapes.iter().map(|[rows, columns]| (rows * columns) as u64).sum::<u64>() * training.activation_bytes()
 }
 
-/// Bytes of all quantized weights in 8-bit codes, for the forward and for the backward: what may stay on the device.
+/// Bytes of all quantized weights as GEMMs read them, for the forward and for the backward: what may stay on the device. In the compute
+/// format one buffer serves both passes and counts as the forward's. 0 for weights that ranks divide: each arrives as another tensor.
 #[must_use]
-pub fn fp8_weights_bytes(model: &ModelSpec, training: &TrainingShape) -> [u64; 2] {
-    if training.gemms == GemmFormat::Compute || !matches!(training.stored_format(), Format::Quantized(_)) {
+pub fn converted_weights_bytes(model: &ModelSpec, training: &TrainingShape) -> [u64; 2] {
+    let is_quantized = matches!(training.stored_format(), Format::Quantized(_));
+    if !is_quantized || training.divided.weights_elsewhere > 0 {
         return [0; 2];
     }
     let groups = (0..model.layers.len()).flat_map(|layer| model.groups(layer));
     groups.fold([0; 2], |sum, group| {
-        let bytes = fp8_weight_bytes(&group, training);
+        let bytes = match training.gemms {
+            GemmFormat::Compute => [converted_values(&group, training) * training.activation_bytes() as usize, 0],
+            GemmFormat::Fp8 => fp8_weight_bytes(&group, training),
+        };
         [sum[0] + bytes[0] as u64, sum[1] + bytes[1] as u64]
     })
+}
+
+/// Values of a group's weight with the adapters around it, in the compute format.
+fn converted_values(group: &GroupSpec, training: &TrainingShape) -> usize {
+    let appended = appended_to(group, training);
+    (group.out_features() + appended) * row_stride(group.in_features, appended)
 }
 
 /// Weights of one layer in 8-bit codes, in both orders, and the rows that they are multiplied with.

@@ -23,7 +23,7 @@ mod wgpu;
 pub use candle::Candle;
 #[cfg(feature = "cuda")]
 pub use cuda::{Cuda, DeviceFailure};
-pub use cuda_memory::fp8_weights_bytes;
+pub use cuda_memory::converted_weights_bytes;
 pub use cuda_rows::fp8_refusal;
 pub use estimate::estimate;
 #[cfg(feature = "flex")]

@@ -137,7 +137,7 @@ fn choices<B: Kernels>(check: &mut Check<'_, B>) {
         weights_m: Some(check.random_f32([tokens], 1.0).0),
         count: tokens,
     };
-    for soft_cap in [None, Some(3.0)] {
+    for soft_cap in check.variants([None, Some(3.0)]) {
         let options = CrossEntropyOptions {
             chunk_tokens: (tokens / 2).max(1) + 1,
             gradient_scale: None,

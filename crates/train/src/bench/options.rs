@@ -59,9 +59,9 @@ pub struct BenchOptions {
     /// Whether layer inputs wait in host memory; without it, the plan decides.
     #[arg(long)]
     pub offload: Option<bool>,
-    /// GiB of weights in 8 bits that stay on the device; without it, the plan decides.
+    /// GiB of weights that stay on the device as GEMMs read them; without it, the plan decides.
     #[arg(long)]
-    pub fp8_weights_gib: Option<f64>,
+    pub kept_weights_gib: Option<f64>,
     /// Rank of the adapters.
     #[arg(long, default_value = "16", value_parser = count)]
     pub rank: usize,
@@ -116,7 +116,7 @@ impl BenchOptions {
             format!("train.zero_stage={}", self.zero),
             format!("train.steps={steps}"),
         ];
-        overrides.extend(self.fp8_weights_gib.map(|gib| format!("train.fp8_weights_gib={gib}")));
+        overrides.extend(self.kept_weights_gib.map(|gib| format!("train.kept_weights_gib={gib}")));
         overrides.extend(self.offload.map(|offload| format!("train.offload={offload}")));
         Ok(RunConfig::from_toml(RECIPE, Path::new("train bench"), &overrides)?)
     }

@@ -1,5 +1,5 @@
 //! How much of something stays on the device, in GiB, or "auto", which the plan decides: `train.optimizer_device_gib` and
-//! `train.fp8_weights_gib`.
+//! `train.kept_weights_gib`.
 //!
 //! Trade-off: serde and JSON schema are written by hand, so that a message names both forms.
 

@@ -263,10 +263,11 @@ pub struct TrainConfig {
     /// With "paged_adamw_8bit" on CUDA: GiB of optimizer state that stay on the device; the rest waits in pinned host memory and
     /// is copied there and back in each step. "auto": as much as fits. Other backends page nothing. Default "auto".
     pub optimizer_device_gib: DeviceBudget,
-    /// With compute = "fp8" on a quantized base: GiB of weights in 8 bits that stay on the device instead of being written again in every
-    /// pass (two bytes per parameter of a layer's projections for all of them). A number, or "auto": what fits. Default "auto".
-    #[serde(default)]
-    pub fp8_weights_gib: DeviceBudget,
+    /// On CUDA with a quantized base: GiB of weights that stay on the device as GEMMs read them (in the compute format, or in 8 bits with
+    /// compute = "fp8") instead of being written again in every pass; all of them take two bytes per parameter of the layers'
+    /// projections. A number, or "auto": what fits. Default "auto".
+    #[serde(default, alias = "fp8_weights_gib")]
+    pub kept_weights_gib: DeviceBudget,
     /// On several ranks, what is divided over them instead of being on each (ZeRO): 0 nothing, 1 the optimizer's state, 2 gradients too,
     /// 3 the weights of the layers too, frozen or trained, which then travel in every pass. Each rank updates its share of the parameters
     /// and gives it to the others. Default 0.
@@ -325,7 +326,7 @@ impl Default for TrainConfig {
             offload: None,
             optimizer: OptimizerKind::AdamW,
             optimizer_device_gib: DeviceBudget::Auto,
-            fp8_weights_gib: DeviceBudget::Auto,
+            kept_weights_gib: DeviceBudget::Auto,
             zero_stage: 0,
             micro_batch_size: 1,
             gradient_accumulation: 1,

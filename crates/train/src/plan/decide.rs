@@ -14,7 +14,7 @@ use crate::error::RunError;
 use crate::plan::backend::{activations, choose_backend, offload};
 use crate::plan::chosen::Chosen;
 use crate::plan::values::{DataShape, Plan, PlanInputs};
-use crate::plan::{answers, base, divided, fit, forecast, fp8, paging, shapes, workers};
+use crate::plan::{answers, base, divided, fit, forecast, fp8, kept_weights, paging, shapes, workers};
 
 impl Plan {
     /// Decides everything.
@@ -51,7 +51,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
     let base = base::decide(config, &model.spec, training.base)?;
     let answer_tokens = answers::decide(&case, config, data, &mut training);
     let paging = paging::decide(&case, config, &stated, &mut training);
-    let kept_weights_bytes = fp8::kept_weights(&case, config, &mut training);
+    let kept_weights_bytes = kept_weights::decide(&case, config, &mut training);
     let (estimate, forced) = fit::check(&case, &training, config.train.gradient_accumulation, request.force)?;
     let smaller = fit::next_smaller(&case, &training, config.train.gradient_accumulation);
     let steps = steps(config, data, world_size);

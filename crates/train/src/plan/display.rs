@@ -68,7 +68,7 @@ impl fmt::Display for Plan {
             writeln!(formatter, "{}", line("adapter GEMMs", gemms.value.clone(), &gemms.reason))?;
         }
         if let Some(kept) = &self.kept_weights_bytes {
-            writeln!(formatter, "{}", line("8-bit weights", human_bytes(kept.value), &kept.reason))?;
+            writeln!(formatter, "{}", line("kept weights", human_bytes(kept.value), &kept.reason))?;
         }
         if self.paged_state_bytes.value > 0 {
             let bytes = human_bytes(self.paged_state_bytes.value);

@@ -1,14 +1,10 @@
-//! Whether the GEMMs of the layers multiply 8-bit floats, and how many weights stay on the device in that form.
-//!
-//! Kept weights of the backward come first: writing them transposed costs more than writing them as they are.
-//! Trade-off: with "auto" the memory of a run depends on what is free; its numbers do not.
+//! Whether the GEMMs of the layers multiply 8-bit floats.
+//! Trade-off: "auto" knows the shapes that were measured, and takes the compute format for others.
 
-use firebrick_hwprofile::memory::human_bytes;
 use firebrick_hwprofile::spec::HardwareKind;
-use firebrick_kernels::{BackendKind, GemmFormat, TrainingShape, fp8_refusal, fp8_weights_bytes};
+use firebrick_kernels::{BackendKind, GemmFormat, TrainingShape, fp8_refusal};
 
 use crate::config::compute::Compute;
-use crate::config::{DeviceBudget, RunConfig};
 use crate::error::RunError;
 use crate::plan::chosen::Chosen;
 use crate::plan::fit::Case;
@@ -74,23 +70,6 @@ fn slower(case: &Case<'_>, training: &TrainingShape) -> Option<String> {
     })
 }
 
-/// Decides, and enters it into the shape; `None` where no weights are converted to 8 bits.
-pub(super) fn kept_weights(case: &Case<'_>, config: &RunConfig, training: &mut TrainingShape) -> Option<Chosen<u64>> {
-    let [forward, backward] = fp8_weights_bytes(case.spec, training);
-    let all = forward + backward;
-    if case.backend != BackendKind::Cuda || all == 0 {
-        return None;
-    }
-    let (budget, why) = match config.train.fp8_weights_gib {
-        DeviceBudget::Gib(gib) => ((gib * (1u64 << 30) as f64) as u64, "train.fp8_weights_gib"),
-        DeviceBudget::Auto => (case.left(training), "auto: what fits"),
-    };
-    let of_backward = budget.min(backward);
-    training.kept_bytes = [(budget - of_backward).min(forward), of_backward];
-    let kept = training.kept_bytes.iter().sum();
-    Some(Chosen::new(kept, format!("{why}, of {} that would be written again in every pass", human_bytes(all))))
-}
-
 #[cfg(test)]
 mod tests {
     use firebrick_precision::Format;
@@ -99,33 +78,8 @@ mod tests {
     use crate::plan::fit::tests::Example;
     use crate::plan::shapes;
 
-    const GIB: f64 = (1_u64 << 30) as f64;
-
     fn shape(example: &Example) -> TrainingShape {
         shapes::training(&example.config, Format::Bf16, BackendKind::Cuda, &example.data, &example.trained())
-    }
-
-    /// GiB that stay for the forward and for the backward of an 8B, on a card of this size.
-    fn kept(changes: &[&str], card_gib: u64) -> Option<[f64; 2]> {
-        let fp8 = ["compute=fp8", "train.recompute=selective", "train.micro_batch_size=3"];
-        let example = Example::new(&[&fp8, changes].concat(), card_gib, 512);
-        let mut training = shape(&example);
-        training.gemms = gemms(example.config.compute(), &example.case(), &training).unwrap().value;
-        let chosen = kept_weights(&example.case(), &example.config, &mut training)?;
-        assert_eq!(chosen.value, training.kept_bytes.iter().sum::<u64>());
-        Some(training.kept_bytes.map(|bytes| bytes as f64 / GIB))
-    }
-
-    #[test]
-    fn all_weights_stay_where_there_is_room_and_those_of_the_backward_come_first() {
-        let [forward, backward] = kept(&[], 80).unwrap();
-        assert!((6.5..7.2).contains(&forward) && (6.5..7.2).contains(&backward), "{forward} {backward}");
-        let [forward, backward] = kept(&[], 52).unwrap();
-        assert!(forward == 0.0 && backward > 1.0 && backward < 6.0, "{forward} {backward}");
-        assert_eq!(kept(&["train.fp8_weights_gib=0"], 80), Some([0.0; 2]));
-        let [forward, backward] = kept(&["train.fp8_weights_gib=8"], 80).unwrap();
-        assert!((forward + backward - 8.0).abs() < 1e-6 && backward > 6.5, "{forward} {backward}");
-        assert_eq!(kept(&["compute=bf16"], 80), None);
     }
 
     #[test]

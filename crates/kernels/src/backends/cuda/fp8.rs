@@ -29,8 +29,9 @@ use super::engine::Engine;
 use super::fp8_codes::{Codes, RowLayout};
 use super::gemm::Gemm;
 use super::kept::{Held, Pass};
-use super::launch::{Launch, MAX_MODULES, at, grid};
+use super::launch::{Launch, at, grid};
 use super::matrix::{Cuda, DeviceBlock, MatrixView};
+use super::modules::{ModulesArgument, PART_ALIGNMENT};
 use super::program::Source;
 use super::quantize::kernels_of;
 use super::scratch::{Contents, ScratchSlot};
@@ -42,8 +43,6 @@ use crate::{GemmFormat, Group, Weight};
 const FAST: bool = true;
 /// Parts of the maxima of a group's adapters, as `source/fp8.cu` has it.
 const MAXIMA_PARTS: usize = 256;
-/// Parts of a buffer begin on multiples of this many bytes, as GEMMs like them.
-const PART_ALIGNMENT: usize = 256;
 
 /// The weight of a group in codes, as one pass reads it.
 struct Fp8Weight {
@@ -58,29 +57,6 @@ struct Fp8Weight {
     b: u64,
     /// Columns of the adapter, in front of the others.
     lead: usize,
-}
-
-/// The adapter of a module as the kernels take it.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct ModuleArgument {
-    a: u64,
-    b: u64,
-    first_row: i32,
-    rows: i32,
-    first_rank: i32,
-    rank: i32,
-    scale: f32,
-    unused: i32,
-}
-
-/// The adapters of a group as the kernels take them.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct ModulesArgument {
-    of: [ModuleArgument; MAX_MODULES],
-    count: i32,
-    unused: i32,
 }
 
 impl Engine {
@@ -227,7 +203,7 @@ impl Engine {
         let starts: Vec<usize> = starts.collect();
         let kept = self
             .is_quantized(group)
-            .then(|| self.kept.of(pass, self.weight_sources(group), starts[5], contents.clone()));
+            .then(|| self.kept.of(pass, self.layout_sources(group, stride), starts[5], contents.clone()));
         let (address, held) = kept.flatten().unwrap_or_else(|| {
             let slot = match pass {
                 Pass::Forward => ScratchSlot::Fp8Weights { rows, columns: stride },
@@ -241,15 +217,6 @@ impl Engine {
         let b = at(4) + (modules.a_values(group.in_features()) * 4).next_multiple_of(PART_ALIGNMENT) as u64;
         let lead = fp8_lead(modules.ranks());
         (Fp8Weight { codes, row_scales: at(1), factor: at(2), maxima: at(3), a: at(4), b, lead }, held)
-    }
-
-    /// Whether all weights of a group are quantized, and so never change.
-    fn is_quantized(&self, group: &Group<Cuda>) -> bool {
-        group.modules.iter().all(|module| matches!(module.weight, Weight::Quantized(_)))
-    }
-
-    fn weight_sources(&self, group: &Group<Cuda>) -> Vec<u64> {
-        group.modules.iter().flat_map(|module| self.source_of(&module.weight)).collect()
     }
 
     /// Address of the scales of the rows of quantized weights, and whether they are computed.
@@ -351,48 +318,6 @@ impl Engine {
         let is_aligned = held.first().is_some_and(|values| values.address.is_multiple_of(16));
         assert!(is_aligned, "a weight that does not begin on 16 bytes");
         (arguments, held, bytes)
-    }
-
-    /// The adapters of a group as arguments, and the owners of their memory.
-    fn modules_argument(&self, group: &Group<Cuda>) -> (ModulesArgument, Vec<MatrixView>) {
-        assert!(group.modules.len() <= MAX_MODULES, "{} modules in a group", group.modules.len());
-        let (mut modules, mut held, mut first_rank) = (ModulesArgument::default(), Vec::new(), 0);
-        for module in &group.modules {
-            let Some(adapter) = &module.adapter else { continue };
-            let [a, b] = [&adapter.a, &adapter.b].map(|values| self.flat(values.clone()));
-            modules.of[modules.count as usize] = ModuleArgument {
-                a: a.address,
-                b: b.address,
-                first_row: module.columns.start as i32,
-                rows: module.columns.len() as i32,
-                first_rank,
-                rank: a.rows as i32,
-                scale: adapter.scale as f32,
-                unused: 0,
-            };
-            first_rank += a.rows as i32;
-            modules.count += 1;
-            held.extend([a, b]);
-        }
-        (modules, held)
-    }
-}
-
-impl ModulesArgument {
-    /// Ranks of all adapters.
-    fn ranks(&self) -> usize {
-        self.of.iter().map(|module| module.rank as usize).sum()
-    }
-
-    /// Values of all A.
-    fn a_values(&self, inputs: usize) -> usize {
-        self.ranks() * inputs
-    }
-
-    /// Bytes of all A and B.
-    fn bytes(&self, inputs: usize) -> usize {
-        let b_values: usize = self.of.iter().map(|module| (module.rank * module.rows) as usize).sum();
-        (self.a_values(inputs) + b_values) * 4 + 2 * PART_ALIGNMENT
     }
 }
 

@@ -1,6 +1,7 @@
 //! Converted frozen weights that stay in device memory from one section to the next, as many as the plan allows.
 //!
-//! A weight is identified by the numbers of its tensors, which are never used again, so a buffer cannot be taken for another weight's.
+//! A weight is identified by the numbers of its tensors, which are never used again, so a buffer cannot be taken for another weight's,
+//! and by how it lies. GEMMs in the compute format read one buffer in both passes, which counts as the forward's; 8-bit ones have two.
 //! What stands around the weight (its adapter) changes with every step and has contents of its own.
 //! Trade-off: the weights that are requested first are kept; all are of equal use, since every pass reads each of them once.
 
@@ -53,7 +54,7 @@ impl KeptWeights {
         let mut by_weight = self.by_weight.borrow_mut();
         let key = (pass, weight);
         if let Some(kept) = by_weight.get_mut(&key).filter(|kept| kept.memory.len_bytes() >= bytes) {
-            let held = Held { weight: true, adapter: kept.contents == contents };
+            let held = Held { weight: kept.contents.dtype == contents.dtype, adapter: kept.contents == contents };
             kept.contents = contents;
             return Some((kept.memory.pointer::<u8>().address(), held));
         }

@@ -39,6 +39,7 @@ mod loss;
 mod low_rank;
 mod matrix;
 mod memory;
+mod modules;
 mod norm;
 mod offload;
 mod optimizer;

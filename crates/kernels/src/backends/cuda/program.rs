@@ -14,6 +14,8 @@ use firebrick_cuda::{Compiler, Context, CudaError, Kernel, Module, Program};
 use super::failure::check;
 
 const PRELUDE: &str = include_str!("source/prelude.cu");
+/// Ranks of adapters that most runs have, and the self-test.
+const USUAL_RANKS: usize = 16;
 
 /// A soft cap that a source is compiled with: the bits of an f32, so that it can be a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -116,6 +118,7 @@ impl Source {
             Self::Fp8 => concat!(
                 include_str!("source/weight_values.cu"),
                 include_str!("source/fp8_codes.cu"),
+                include_str!("source/modules.cu"),
                 include_str!("source/fp8.cu")
             ),
             Self::Gated(_) => include_str!("source/gated.cu"),
@@ -139,7 +142,11 @@ impl Source {
                 include_str!("source/nf4.cu"),
                 include_str!("source/scaled_formats.cu")
             ),
-            Self::WriteOut => concat!(include_str!("source/weight_values.cu"), include_str!("source/write_out.cu")),
+            Self::WriteOut => concat!(
+                include_str!("source/weight_values.cu"),
+                include_str!("source/modules.cu"),
+                include_str!("source/write_out.cu")
+            ),
         }
     }
 
@@ -214,6 +221,9 @@ impl Programs {
             [Source::Columns, Source::CrossEntropy(None), Source::Elementwise, Source::WriteOut, Source::Optimizer];
         wanted.extend(plain.map(|source| (source, DType::F32)));
         wanted.extend(Activation::ALL.map(|activation| (Source::Gated(activation), dtype)));
+        if dtype != DType::F32 {
+            wanted.push((Source::LowRank(USUAL_RANKS), dtype));
+        }
         let flash = FlashVariant { head_dim, soft_cap: None };
         if with_flash && dtype == DType::F32 {
             wanted.push((Source::FlashF32(flash), dtype));

@@ -1,16 +1,21 @@
 //! Weights in the form that a GEMM reads: dense, in the compute format, `[o, i]`.
 //!
-//! The quantized weights of a group are dequantized side by side into scratch memory, once per pass, so that the modules that share an
-//! input are one GEMM each way; their adapters are written around them in the same launches (see `adapters`). Dense weights with
-//! adapters are copied there for the same reason.
+//! The quantized weights of a group are dequantized side by side, so that the modules that share an input are one GEMM each way; their
+//! adapters are written around them in the same launches (see `adapters`). Dense weights with adapters are copied for the same reason.
+//! Where they go is scratch memory, once per pass, or memory of their own that keeps them from step to step (`kept`): then only the
+//! adapters are written again, once per step.
 //! Trade-off: the scratch memory of the largest group, and the copy.
 
 use burn_tensor::{DType, Tensor};
+use firebrick_cuda::Arguments;
 use firebrick_precision::QuantFormat;
 
 use super::appended::{appended_columns, ranks};
 use super::engine::{Engine, engine};
+use super::kept::{Held, Pass};
+use super::launch::{Launch, at, grid};
 use super::matrix::{Cuda, DeviceBlock, MatrixView, float, tensor};
+use super::program::Source;
 use super::scratch::{Contents, ScratchSlot};
 use super::write_out::Around;
 use crate::backends::cuda_rows::row_stride;
@@ -118,14 +123,40 @@ impl Engine {
         let contents = Contents { section: self.section_number(), dtype, sources: sources.collect() };
         let (rows, width) = (out_features + ranks, in_features + ranks);
         let stride = row_stride(in_features, ranks);
-        let slot = ScratchSlot::Weights { rows, columns: width };
-        let (address, is_held) = self.scratch.holding(slot, rows * stride * dtype.size(), contents);
+        let bytes = rows * stride * dtype.size();
+        let kept = self
+            .is_quantized(group)
+            .then(|| self.kept.of(Pass::Forward, self.layout_sources(group, stride), bytes, contents.clone()));
+        let (address, held) = kept.flatten().unwrap_or_else(|| {
+            let slot = ScratchSlot::Weights { rows, columns: width };
+            let (address, is_held) = self.scratch.holding(slot, bytes, contents);
+            (address, Held { weight: is_held, adapter: is_held })
+        });
         let whole = DeviceBlock { address, rows, width, stride, dtype };
         let weight = GroupWeight { whole, out_features, in_features, _owner: None };
-        if !is_held {
+        if !held.weight {
             self.write_group(group, &weight);
+        } else if !held.adapter && ranks > 0 {
+            self.write_adapters(group, &weight);
         }
         Some(weight)
+    }
+
+    /// Writes the adapters of a group next to its weights, which are there.
+    fn write_adapters(&self, group: &Group<Cuda>, to: &GroupWeight) {
+        let (modules, _held) = self.modules_argument(group);
+        let bytes = modules.bytes(to.in_features);
+        let (whole, shape) = (to.whole, grid(bytes.div_ceil(4 * 1024).min(1024), 256));
+        let launch = Launch { source: Source::WriteOut, dtype: whole.dtype, name: "write_adapters", shape, bytes };
+        let arguments = Arguments::new()
+            .pointer(at(whole.address))
+            .value(&modules)
+            .i32(to.out_features as i32)
+            .i32(to.in_features as i32)
+            .i64(whole.stride as i64);
+        // SAFETY: the modules name f32 pairs [rank, inputs] and [rows, rank] that are held here; `whole` has a row for each rank below
+        // those of the weight, and a column for each rank after its inputs.
+        unsafe { self.launch(launch, &arguments) };
     }
 
     fn write_group(&self, group: &Group<Cuda>, to: &GroupWeight) {
@@ -163,6 +194,21 @@ impl Engine {
             Weight::Dense(values) => self.source(&float(values.clone())),
             Weight::Quantized(weight) => self.source(&weight.codes.clone().into_primitive()),
         }
+    }
+
+    /// Whether all weights of a group are quantized, and so never change.
+    pub(super) fn is_quantized(&self, group: &Group<Cuda>) -> bool {
+        group.modules.iter().all(|module| matches!(module.weight, Weight::Quantized(_)))
+    }
+
+    /// What a group's weights are computed from, without its adapters.
+    pub(super) fn weight_sources(&self, group: &Group<Cuda>) -> Vec<u64> {
+        group.modules.iter().flat_map(|module| self.source_of(&module.weight)).collect()
+    }
+
+    /// The same and how far apart its rows are: where adapters are left out, the same weights lie in another way.
+    pub(super) fn layout_sources(&self, group: &Group<Cuda>, stride: usize) -> Vec<u64> {
+        self.weight_sources(group).into_iter().chain([stride as u64]).collect()
     }
 
     /// What a group's weights and adapters are computed from.

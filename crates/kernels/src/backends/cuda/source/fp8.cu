@@ -48,20 +48,6 @@ DEVICE float balance(float row_size, float weight_size) {
     return wanted >= least ? wanted : 2.0f * power_below(fmaxf(least, 1e-30f));
 }
 
-// The adapters of up to four modules of a group.
-struct Module {
-    const float *a, *b; // [rank, i] and [rows, rank]; null without
-    int first_row, rows, first_rank, rank;
-    float scale;
-    int unused;
-};
-
-struct Modules {
-    Module of[4];
-    int count;
-    int unused;
-};
-
 // maxima [MAXIMA_PARTS]: of |A| and of |s B| / scale of the row; and all A and s B in T, one module after the other.
 // Launch: grid MAXIMA_PARTS, block 256.
 KERNEL __launch_bounds__(256) adapter_values(float2 *maxima, T *a_out, T *b_out, Modules modules,

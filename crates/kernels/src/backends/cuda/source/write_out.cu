@@ -91,3 +91,18 @@ QUANTIZED_FORMATS(QUANTIZED_WRITE_OUT)
 DENSE_WRITE_OUT(dense_write_out_bf16, bf16)
 DENSE_WRITE_OUT(dense_write_out_f16, f16)
 DENSE_WRITE_OUT(dense_write_out_f32, float)
+
+// All A and s B of a group next to weights that are written already; see WriteOut. What no module has stays as it is.
+// Launch: any grid and block, no shared memory.
+KERNEL __launch_bounds__(256) write_adapters(T *out, Modules modules, int o, int i, long long stride) {
+    const int first = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
+    for (int m = 0; m < modules.count; ++m) {
+        const Module module = modules.of[m];
+        T *a_out = out + (o + module.first_rank) * stride;
+        for (int at = first; at < module.rank * i; at += step)
+            a_out[at / i * stride + at % i] = from_float<T>(module.a[at]);
+        T *b_out = out + module.first_row * stride + i + module.first_rank;
+        for (int at = first; at < module.rank * module.rows; at += step)
+            b_out[at / module.rank * stride + at % module.rank] = from_float<T>(module.b[at] * module.scale);
+    }
+}

@@ -171,7 +171,7 @@ fn plan(
         steps: 1,
         warmup: 0,
         offload: None,
-        fp8_weights_gib: None,
+        kept_weights_gib: None,
         rank: 16,
         alpha: 32.0,
         optimizer: OptimizerKind::AdamW8bit,

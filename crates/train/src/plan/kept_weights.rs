@@ -1,0 +1,76 @@
+//! How many frozen weights stay on the device as GEMMs read them, instead of being converted again in every pass.
+//!
+//! In 8-bit floats each pass has its own; those of the backward come first, since writing them transposed costs more than writing them as
+//! they are. In the compute format both passes read the same.
+//! Trade-off: with "auto" the memory of a run depends on what is free; its numbers do not.
+
+use firebrick_hwprofile::memory::human_bytes;
+use firebrick_kernels::{BackendKind, TrainingShape, converted_weights_bytes};
+
+use crate::config::{DeviceBudget, RunConfig};
+use crate::plan::chosen::Chosen;
+use crate::plan::fit::Case;
+
+/// Decides, and enters it into the shape; `None` where no weights are converted.
+pub(super) fn decide(case: &Case<'_>, config: &RunConfig, training: &mut TrainingShape) -> Option<Chosen<u64>> {
+    let [forward, backward] = converted_weights_bytes(case.spec, training);
+    let all = forward + backward;
+    if case.backend != BackendKind::Cuda || all == 0 {
+        return None;
+    }
+    let (budget, why) = match config.train.kept_weights_gib {
+        DeviceBudget::Gib(gib) => ((gib * (1u64 << 30) as f64) as u64, "train.kept_weights_gib"),
+        DeviceBudget::Auto => (case.left(training), "auto: what fits"),
+    };
+    let of_backward = budget.min(backward);
+    training.kept_bytes = [(budget - of_backward).min(forward), of_backward];
+    let kept = training.kept_bytes.iter().sum();
+    Some(Chosen::new(kept, format!("{why}, of {} that would be written again in every pass", human_bytes(all))))
+}
+
+#[cfg(test)]
+mod tests {
+    use firebrick_precision::Format;
+
+    use super::*;
+    use crate::plan::fit::tests::Example;
+    use crate::plan::{fp8, shapes};
+
+    const GIB: f64 = (1_u64 << 30) as f64;
+
+    fn shape(example: &Example) -> TrainingShape {
+        shapes::training(&example.config, Format::Bf16, BackendKind::Cuda, &example.data, &example.trained())
+    }
+
+    /// GiB that stay for the forward and for the backward of an 8B, on a card of this size.
+    fn kept(changes: &[&str], card_gib: u64) -> Option<[f64; 2]> {
+        let fp8 = ["compute=fp8", "train.recompute=selective", "train.micro_batch_size=3"];
+        let example = Example::new(&[&fp8, changes].concat(), card_gib, 512);
+        let mut training = shape(&example);
+        training.gemms = fp8::gemms(example.config.compute(), &example.case(), &training).unwrap().value;
+        let chosen = decide(&example.case(), &example.config, &mut training)?;
+        assert_eq!(chosen.value, training.kept_bytes.iter().sum::<u64>());
+        Some(training.kept_bytes.map(|bytes| bytes as f64 / GIB))
+    }
+
+    #[test]
+    fn all_weights_stay_where_there_is_room_and_those_of_the_backward_come_first() {
+        let [forward, backward] = kept(&[], 80).unwrap();
+        assert!((6.5..7.2).contains(&forward) && (6.5..7.2).contains(&backward), "{forward} {backward}");
+        let [forward, backward] = kept(&[], 52).unwrap();
+        assert!(forward == 0.0 && backward > 1.0 && backward < 6.0, "{forward} {backward}");
+        assert_eq!(kept(&["train.kept_weights_gib=0"], 80), Some([0.0; 2]));
+        let [forward, backward] = kept(&["train.kept_weights_gib=8"], 80).unwrap();
+        assert!((forward + backward - 8.0).abs() < 1e-6 && backward > 6.5, "{forward} {backward}");
+    }
+
+    #[test]
+    fn one_buffer_of_the_compute_format_serves_both_passes() {
+        let [forward, backward] = kept(&["compute=bf16"], 80).unwrap();
+        assert!((13.0..14.5).contains(&forward) && backward == 0.0, "{forward} {backward}");
+        let [forward, backward] = kept(&["compute=bf16"], 52).unwrap();
+        assert!((3.0..9.0).contains(&forward) && backward == 0.0, "{forward} {backward}");
+        assert_eq!(kept(&["compute=bf16", "train.kept_weights_gib=0"], 80), Some([0.0; 2]));
+        assert_eq!(kept(&["compute=bf16", "mode=lora", "bnb_4bit="], 80), None);
+    }
+}
