@@ -184,6 +184,7 @@ impl<B: Kernels> Decoder<B> {
         let counted: Vec<(i32, i32)> =
             (0..).zip(targets).filter(|&(_, &target)| target >= 0).map(|(i, &target)| (i, target as i32)).collect();
         let (rows, targets): (Vec<i32>, Vec<i32>) = counted.into_iter().unzip();
+        B::make_room(&self.device, input_ids.len());
         let documents = Documents::new(cu_seqlens, &self.device);
         assert_eq!(documents.tokens(), input_ids.len(), "cu_seqlens must end at the number of tokens");
         MicroBatch {
