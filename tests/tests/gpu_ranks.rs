@@ -111,6 +111,14 @@ fn on_device(rank: usize, seed: usize, length: usize, device: &Device) -> Tensor
     Tensor::from_floats(values(rank, seed, length).as_slice(), device)
 }
 
+/// 24 parameters, of which two fill a bucket, and how many values each has.
+fn large_parameters(device: &Device) -> (usize, Vec<Parameter<Cuda>>) {
+    let length = 3_000_001;
+    let parameter =
+        |index| Parameter::from_host(format!("p{index:02}"), &[length], Role::Embedding, &vec![0.0; length], device);
+    (length, (0..24).map(parameter).collect())
+}
+
 fn host(tensor: Tensor<Cuda, 1>) -> Vec<f32> {
     tensor.into_data().to_vec().unwrap()
 }
@@ -151,12 +159,7 @@ fn buckets_that_are_summed_inside_a_section_are_right_after_it() {
         return;
     }
     let (ranks, device) = joined();
-    let length = 3_000_001;
-    let parameters: Vec<Parameter<Cuda>> = (0..24)
-        .map(|index| {
-            Parameter::from_host(format!("p{index:02}"), &[length], Role::Embedding, &vec![0.0; length], &device)
-        })
-        .collect();
+    let (length, parameters) = large_parameters(&device);
     for round in 0..3 {
         let gradients: Vec<_> =
             (0..parameters.len()).map(|index| on_device(ranks.rank(), round + index, length, &device)).collect();
@@ -245,12 +248,7 @@ fn gradients_that_are_divided_inside_a_section_are_right_on_their_owners() {
         return;
     }
     let (ranks, device) = joined();
-    let length = 3_000_001;
-    let parameters: Vec<Parameter<Cuda>> = (0..24)
-        .map(|index| {
-            Parameter::from_host(format!("p{index:02}"), &[length], Role::Embedding, &vec![0.0; length], &device)
-        })
-        .collect();
+    let (length, parameters) = large_parameters(&device);
     let listed: Vec<&Parameter<Cuda>> = parameters.iter().collect();
     let owners = ranks.owners(&listed);
     let bucket = 2 * 4 * length;

@@ -73,11 +73,6 @@ impl GroupSpec {
     pub fn out_features(&self) -> usize {
         self.parts.iter().sum()
     }
-
-    /// Parameters of the weights of all modules.
-    pub fn weight_parameters(&self) -> u64 {
-        self.out_features() as u64 * self.in_features as u64
-    }
 }
 
 impl ModelSpec {
@@ -169,7 +164,7 @@ mod tests {
         assert_eq!((output.in_features, &output.parts[..]), (4096, &[4096][..]));
         assert_eq!((gate_up.in_features, &gate_up.parts[..]), (4096, &[14_336, 14_336][..]));
         assert_eq!((down.in_features, &down.parts[..]), (14_336, &[4096][..]));
-        assert_eq!(gate_up.weight_parameters(), 2 * 4096 * 14_336);
+        assert_eq!(gate_up.out_features(), 2 * 14_336);
         let kinds = [GroupKind::Qkv, GroupKind::AttentionOutput, GroupKind::GateUp, GroupKind::Down];
         assert_eq!([qkv.kind, output.kind, gate_up.kind, down.kind], kinds);
     }

@@ -1,6 +1,5 @@
-//! GEMMs of cuBLASLt on a GPU compared with the host. Without a driver or cuBLASLt, every test returns early. With
-//! FIREBRICK_BENCH set, `speed` also prints TFLOP/s of training shapes:
-//! `FIREBRICK_BENCH=1 cargo test --release -p firebrick-cuda --test blaslt_gpu speed -- --nocapture`.
+//! GEMMs of cuBLASLt on a GPU compared with the host. Without a driver or cuBLASLt, every test returns early. Their speed is a subject of
+//! `train bench-matrix`.
 //!
 //! Trade-off: inputs are small integers, so that every order of summation gives the same bits and results are compared exactly.
 //! Rounding is not tested.
@@ -9,8 +8,6 @@
 
 #[path = "blaslt_gpu/machine.rs"]
 mod machine;
-#[path = "blaslt_gpu/speed.rs"]
-mod speed;
 
 use firebrick_cuda::ElementType::{Bf16, E4m3, E5m2, F16, F32};
 use firebrick_cuda::{CudaError, Epilogue, Matmul, Operand, Pointers, Scaling};

@@ -3,7 +3,6 @@
 //! Not supported: conversations in which every token counts in the loss (the answer cannot be distinguished from the
 //! prompt), and those that were cut before the answer ended.
 
-use crate::cache::DocumentSet;
 use crate::cache::Example;
 use crate::error::DataError;
 use crate::tokenizer::Tokenizer;
@@ -28,18 +27,6 @@ impl EvalPrompt {
         }
         let answer = tokenizer.decode(&example.tokens[start..last], true)?;
         Ok(Some(Self { prompt: example.tokens[..start].to_vec(), answer }))
-    }
-
-    /// The first `limit` prompts of some documents, in their order.
-    ///
-    /// Error: the tokenizer cannot decode the tokens.
-    pub fn from_documents(
-        documents: &DocumentSet,
-        tokenizer: &Tokenizer,
-        limit: usize,
-    ) -> Result<Vec<Self>, DataError> {
-        let prompt = |example| Self::from_example(&example, tokenizer).transpose();
-        documents.examples().filter_map(prompt).take(limit).collect()
     }
 }
 
@@ -80,9 +67,8 @@ mod tests {
         cut.tokens.truncate(end);
         cut.loss_mask.truncate(end);
         let all = encode(&tokenizer, &conversation(), TrainOn::All);
-        let examples = vec![cut, whole.clone(), all, whole];
-        let documents = DocumentSet::from_examples(&examples);
-        let prompts = |limit| EvalPrompt::from_documents(&documents, &tokenizer, limit).unwrap().len();
-        assert_eq!((prompts(9), prompts(1)), (2, 1));
+        let has_prompt =
+            [cut, whole, all].map(|example| EvalPrompt::from_example(&example, &tokenizer).unwrap().is_some());
+        assert_eq!(has_prompt, [false, true, false]);
     }
 }

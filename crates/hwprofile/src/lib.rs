@@ -15,6 +15,7 @@ pub mod peaks;
 pub mod roofline;
 pub mod scaling;
 pub mod spec;
+mod throttle;
 pub mod tuning;
 pub mod usage;
 

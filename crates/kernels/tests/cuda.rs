@@ -7,10 +7,11 @@
 
 mod adamw_8bit;
 
+use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn_tensor::backend::Backend;
-use burn_tensor::{DType, Distribution, Tensor};
+use burn_tensor::{DType, Distribution, Int, Tensor};
 use firebrick_arch::{AttentionSpec, QkNorm};
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::backends::cuda::{Cuda, DeviceFailure, probe, refuse_cudnn, scratch_bytes};
@@ -250,6 +251,28 @@ fn memory_comes_back_after_use() {
     assert!(lost < 64 << 20, "{lost} bytes were not returned");
 }
 
+/// Pools keep a buffer for each exact size. Where a pass would not fit next to what passes of other sizes left, that is returned.
+#[test]
+fn passes_over_many_lengths_take_the_memory_of_the_longest_where_the_device_is_full() {
+    let Some((device, _turn)) = device() else { return };
+    let passes = |bytes_per_token: u64| {
+        Cuda::release_memory(&device);
+        Cuda::expect_passes(&device, [bytes_per_token, 0], 1);
+        let before = free_bytes(&device);
+        for tokens in (1..=16).rev().map(|part| 256 * part) {
+            Cuda::make_room(&device, tokens);
+            let values = Tensor::<Cuda, 1>::zeros([tokens * 4096], &device);
+            assert_eq!(Cuda::squared_norm(&[values]).into_scalar(), 0.0);
+        }
+        before.saturating_sub(free_bytes(&device))
+    };
+    // Of 16 lengths, 4 to 64 MiB each.
+    let (in_an_empty_device, in_a_full_one) = (passes(0), passes(1 << 40));
+    Cuda::expect_passes(&device, [0, 0], 0);
+    assert!(in_an_empty_device > 512 << 20, "{in_an_empty_device} bytes: buffers are reused while there is room");
+    assert!(in_a_full_one < 128 << 20, "{in_a_full_one} bytes");
+}
+
 /// Packed documents, many layers in one section: the backward of a layer leaves nothing behind.
 #[test]
 fn attention_over_packed_documents_keeps_nothing_until_the_section_ends() {
@@ -319,6 +342,40 @@ fn running_out_of_memory_is_a_failure_that_says_so_and_leaves_a_working_device()
     let failure = failure.expect_err("no device has terabytes");
     assert!(failure.out_of_memory, "{failure}");
     assert_case(&Case::small(DType::BF16, 64), &device);
+}
+
+/// Set in the process that breaks its device.
+const BREAKS_THE_DEVICE: &str = "FIREBRICK_BREAKS_THE_DEVICE";
+
+/// A kernel that reads where nothing is leaves a context in which nothing works any more, so it runs in a process of its own. Allocations
+/// are what fails then, and they are not short of memory.
+#[test]
+fn a_kernel_that_broke_the_device_is_the_reported_cause_and_not_a_lack_of_memory() {
+    let Some((device, _turn)) = device() else { return };
+    if std::env::var_os(BREAKS_THE_DEVICE).is_none() {
+        let name = "a_kernel_that_broke_the_device_is_the_reported_cause_and_not_a_lack_of_memory";
+        let mut again = Command::new(std::env::current_exe().expect("this program has a file"));
+        again.args([name, "--exact", "--nocapture", "--test-threads=1"]).env(BREAKS_THE_DEVICE, "1");
+        let output = again.output().expect("this program starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    DeviceFailure::quiet_hook();
+    let failure = DeviceFailure::catch(|| {
+        let table = Tensor::<Cuda, 2>::zeros([1, 1024], &device);
+        let outside = Tensor::<Cuda, 1, Int>::from_ints([i32::MAX], &device);
+        let _ = Cuda::embed(table, outside, 1.0, DType::F32);
+        // Sizes that the pool does not hold.
+        for mebibytes in 1..64 {
+            let values = Tensor::<Cuda, 1>::zeros([mebibytes << 18], &device);
+            let _ = Cuda::squared_norm(&[values]);
+        }
+    });
+    let failure = failure.expect_err("no allocation is terabytes after the table");
+    assert!(!failure.out_of_memory, "{failure}");
+    assert!(failure.message.to_lowercase().contains("illegal"), "{failure}");
+    // Destructors would meet the broken context.
+    std::process::exit(0);
 }
 
 /// Two threads on one device take turns: sections of one never run while the other is inside one.

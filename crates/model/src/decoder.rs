@@ -9,6 +9,7 @@
 //! A caller opens one section around the three ([`Decoder::loss_and_gradients`] does). Any other loss is a function from the hidden
 //! states to their gradient. Peak memory is what the recompute policy saves of each layer, plus one layer.
 //! Parameters carry Hugging Face's names.
+//! Trade-off: one kind of decoder, layers one after another; what a family adds has to be a field of `ModelSpec`.
 
 use std::collections::BTreeMap;
 
@@ -183,6 +184,7 @@ impl<B: Kernels> Decoder<B> {
         let counted: Vec<(i32, i32)> =
             (0..).zip(targets).filter(|&(_, &target)| target >= 0).map(|(i, &target)| (i, target as i32)).collect();
         let (rows, targets): (Vec<i32>, Vec<i32>) = counted.into_iter().unzip();
+        B::make_room(&self.device, input_ids.len());
         let documents = Documents::new(cu_seqlens, &self.device);
         assert_eq!(documents.tokens(), input_ids.len(), "cu_seqlens must end at the number of tokens");
         MicroBatch {

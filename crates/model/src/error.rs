@@ -2,6 +2,7 @@
 //!
 //! Each message says what was expected, what was found, in which file, and what to do next. Messages that wrap another
 //! error leave its text to the error chain (`source`), so a report that prints the chain says nothing twice.
+//! Trade-off: one enum for the whole crate, so a caller may match on variants that its function never returns.
 
 use std::io::{Error as IoError, ErrorKind};
 use std::path::{Path, PathBuf};

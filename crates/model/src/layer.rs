@@ -4,6 +4,7 @@
 //! and activations are prologues of the GEMM that reads them; rotation, norms of outputs and residual sums are epilogues. Training, recomputation and
 //! the cached forward of generation are one function, which differs in how it attends.
 //! Inside a section only operations of `Kernels` touch the device. Tensor suffixes as in `firebrick_kernels::linear`.
+//! Trade-off: the order of the five calls is fixed; layers that differ in it need a function of their own.
 
 use burn_tensor::Tensor;
 use firebrick_arch::LayerSpec;

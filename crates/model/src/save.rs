@@ -1,4 +1,5 @@
 //! A fully trained model, to and from a Hugging Face folder.
+//! Trade-off: every weight has to train; a model with a frozen part is saved as an adapter.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -2,8 +2,8 @@
 //!
 //! Opening a folder reads every shard's header and compares the file's length with it, so that a download that did not
 //! finish is found before any weight is read. Tensors are then read with plain positioned reads, one at a time or by threads
-//! that read ahead within a bound (`read_ahead`): no `unsafe` memory map is needed, and host memory is a choice. PyTorch
-//! `.bin` files are not read.
+//! that read ahead within a bound (`read_ahead`): no `unsafe` memory map is needed, and host memory is a choice.
+//! Not supported: PyTorch `.bin` files.
 
 mod complete;
 mod convert;

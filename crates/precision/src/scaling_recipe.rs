@@ -125,22 +125,6 @@ impl ScalingRecipe {
         }
     }
 
-    /// Whether the codes of a tensor follow from that tensor alone, so that a resumed run computes what it would have
-    /// computed.
-    pub const fn stateless(self) -> bool {
-        !matches!(self, Self::DelayedScaling { .. })
-    }
-
-    /// Whether partial sums leave the tensor core for f32 registers ("split accumulator"). Fast accumulation is for the
-    /// forward GEMM of per-tensor scales; the recipes with blocks of 128 force splitting, and where the hardware applies
-    /// the scales (MXFP8, NVFP4) there is no choice to make.
-    pub const fn split_accumulator(self, gemm: LinearGemm) -> bool {
-        match self {
-            Self::Float8CurrentScaling(_) | Self::DelayedScaling { .. } => !matches!(gemm, LinearGemm::Forward),
-            _ => true,
-        }
-    }
-
     /// How the left and the right operand of a GEMM are quantized, in the order of the table above. For `DelayedScaling`
     /// the formats and groups; its scales come from [`crate::DelayedScale`].
     pub fn operands(self, gemm: LinearGemm) -> [OperandRecipe; 2] {
@@ -242,7 +226,6 @@ mod tests {
         let expected =
             ["Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling", "NVFP4BlockScaling", "DelayedScaling"];
         assert_eq!(names, expected);
-        assert_eq!(ScalingRecipe::ALL.map(ScalingRecipe::stateless), [true, true, true, true, false]);
     }
 
     #[test]

@@ -60,16 +60,14 @@ pub enum RunError {
         compiled: String,
     },
     /// The backend is in the binary, but the machine has no device for it.
-    #[error(
-        "backend `{wanted}` finds no device here: {looked_for}. {install}. Or train on the CPU with --set backend=flex"
-    )]
+    #[error("backend `{wanted}` finds no device here: {looked_for}. {advice}")]
     NoDevice {
         /// The requested backend.
         wanted: BackendKind,
         /// What was looked for, and the library's message.
         looked_for: String,
         /// What would make it work.
-        install: &'static str,
+        advice: &'static str,
     },
     /// A tracking server that does not take the run.
     #[error(transparent)]

@@ -2,8 +2,8 @@
 //! index.
 //!
 //! Always read as a stream, so it may be compressed and needs no seeking. Memory grows with the bytes that are there, not
-//! with those that a message claims. Not bounded: what a buffer that is compressed inside of the file decompresses to. Not
-//! supported: files whose messages are not in order (the format allows them, no known writer produces them).
+//! with those that a message claims. Not bounded: what a buffer that is compressed inside of the file decompresses to.
+//! Not supported: files whose messages are not in order (the format allows them, no known writer produces them).
 //!
 //! Source: Arrow columnar format, "Serialization and Interprocess Communication".
 

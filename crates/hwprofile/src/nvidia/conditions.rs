@@ -2,10 +2,14 @@
 //!
 //! Trade-off: one reading, not a mean; what happens between two readings is not seen.
 
-use nvml_wrapper::Nvml;
+use std::collections::BTreeSet;
+
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
 use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
+use nvml_wrapper::{Device, Nvml};
 use serde::{Deserialize, Serialize};
+
+use crate::throttle::Throttle;
 
 /// A reading of a card. What the card does not report is `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,7 +23,20 @@ pub struct CardConditions {
     /// Temperature of the chip, degrees Celsius.
     pub temperature_c: Option<u32>,
     /// What holds the clocks below their maximum, other than having nothing to do.
-    pub throttled_by: Vec<String>,
+    pub throttled_by: BTreeSet<Throttle>,
+}
+
+impl CardConditions {
+    /// What a card reports now.
+    pub(crate) fn of(card: &Device<'_>) -> Self {
+        Self {
+            sm_mhz: card.clock_info(Clock::SM).ok(),
+            memory_mhz: card.clock_info(Clock::Memory).ok(),
+            power_mw: card.power_usage().ok(),
+            temperature_c: card.temperature(TemperatureSensor::Gpu).ok(),
+            throttled_by: card.current_throttle_reasons().map(throttles).unwrap_or_default(),
+        }
+    }
 }
 
 /// Reads one card again and again.
@@ -38,30 +55,23 @@ impl ConditionsReader {
 
     /// The card now; `None` if it does not answer any more.
     pub fn read(&self) -> Option<CardConditions> {
-        let card = self.nvml.device_by_uuid(self.uuid.as_str()).ok()?;
-        Some(CardConditions {
-            sm_mhz: card.clock_info(Clock::SM).ok(),
-            memory_mhz: card.clock_info(Clock::Memory).ok(),
-            power_mw: card.power_usage().ok(),
-            temperature_c: card.temperature(TemperatureSensor::Gpu).ok(),
-            throttled_by: card.current_throttle_reasons().map(names).unwrap_or_default(),
-        })
+        self.nvml.device_by_uuid(self.uuid.as_str()).ok().map(|card| CardConditions::of(&card))
     }
 }
 
-/// The reasons in words, without idleness, which is no obstacle.
-fn names(reasons: ThrottleReasons) -> Vec<String> {
-    let words = [
-        (ThrottleReasons::APPLICATIONS_CLOCKS_SETTING, "application clocks"),
-        (ThrottleReasons::SW_POWER_CAP, "power limit"),
-        (ThrottleReasons::HW_SLOWDOWN, "hardware slowdown"),
-        (ThrottleReasons::SYNC_BOOST, "clocks of a group"),
-        (ThrottleReasons::SW_THERMAL_SLOWDOWN, "temperature, by the driver"),
-        (ThrottleReasons::HW_THERMAL_SLOWDOWN, "temperature, by the hardware"),
-        (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, "power brake"),
-        (ThrottleReasons::DISPLAY_CLOCK_SETTING, "display clocks"),
+/// The reasons without idleness, which is no obstacle.
+fn throttles(reasons: ThrottleReasons) -> BTreeSet<Throttle> {
+    let known = [
+        (ThrottleReasons::SW_POWER_CAP, Throttle::PowerCap),
+        (ThrottleReasons::SW_THERMAL_SLOWDOWN, Throttle::Thermal),
+        (ThrottleReasons::HW_THERMAL_SLOWDOWN, Throttle::Thermal),
+        (ThrottleReasons::HW_SLOWDOWN, Throttle::HardwareSlowdown),
+        (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, Throttle::PowerBrake),
+        (ThrottleReasons::SYNC_BOOST, Throttle::SyncBoost),
+        (ThrottleReasons::APPLICATIONS_CLOCKS_SETTING, Throttle::ApplicationClocks),
+        (ThrottleReasons::DISPLAY_CLOCK_SETTING, Throttle::ApplicationClocks),
     ];
-    words.into_iter().filter(|(reason, _)| reasons.contains(*reason)).map(|(_, word)| word.to_owned()).collect()
+    known.into_iter().filter(|(bit, _)| reasons.contains(*bit)).map(|(_, reason)| reason).collect()
 }
 
 #[cfg(test)]
@@ -69,10 +79,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_reason_has_a_word_but_idleness() {
-        assert_eq!(names(ThrottleReasons::all()).len(), 8);
-        assert!(names(ThrottleReasons::GPU_IDLE).is_empty() && names(ThrottleReasons::empty()).is_empty());
-        assert_eq!(names(ThrottleReasons::SW_POWER_CAP | ThrottleReasons::GPU_IDLE), ["power limit"]);
+    fn every_bit_but_idleness_is_a_reason() {
+        for bit in ThrottleReasons::all().iter() {
+            assert_eq!(throttles(bit).len(), usize::from(bit != ThrottleReasons::GPU_IDLE), "{bit:?}");
+        }
+        assert_eq!(throttles(ThrottleReasons::all()).len(), 6);
+        assert!(throttles(ThrottleReasons::empty()).is_empty());
     }
 
     #[test]

@@ -198,11 +198,6 @@ impl AcceleratorSpec {
         self.features.contains(&feature)
     }
 
-    /// bf16 operations per byte of memory traffic above which a kernel is bound by arithmetic.
-    pub fn bf16_critical_intensity(&self) -> f64 {
-        self.rates.bf16.value / self.bandwidth_tb_s.value
-    }
-
     /// Figures that no document was found for, by name.
     pub fn unverified(&self) -> Vec<&'static str> {
         let figures = [

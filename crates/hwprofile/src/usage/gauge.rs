@@ -1,8 +1,6 @@
-//! What is sampled: names, units, how samples become one reading, and why a card lowers its clocks.
+//! What is sampled: names, units, and how samples become one reading.
 //!
 //! Trade-off: one list for all makers; a maker's interface fills the part that it has.
-
-use serde::Serialize;
 
 /// A number that a machine reports about itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -93,38 +91,6 @@ impl Gauge {
             Self::TemperatureC | Self::HostMemory => Combine::Highest,
             Self::EnergyJ => Combine::Latest,
             _ => Combine::Mean,
-        }
-    }
-}
-
-/// Why a card runs below its highest clocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Throttle {
-    /// It draws what its power limit allows.
-    PowerCap,
-    /// It or its memory is too hot.
-    Thermal,
-    /// The hardware halves its clocks: heat, power brake or a draw that rose too fast.
-    HardwareSlowdown,
-    /// The power supply requested less.
-    PowerBrake,
-    /// Another card of its group is slower.
-    SyncBoost,
-    /// Somebody set lower clocks.
-    ApplicationClocks,
-}
-
-impl Throttle {
-    /// Name to print.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::PowerCap => "power cap",
-            Self::Thermal => "too hot",
-            Self::HardwareSlowdown => "hardware slowdown",
-            Self::PowerBrake => "power brake",
-            Self::SyncBoost => "sync boost",
-            Self::ApplicationClocks => "application clocks",
         }
     }
 }

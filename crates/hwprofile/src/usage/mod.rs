@@ -16,7 +16,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-pub use gauge::{Gauge, Throttle};
+pub use crate::throttle::Throttle;
+pub use gauge::Gauge;
 pub use reading::Usage;
 
 use crate::spec::Maker;

@@ -7,16 +7,16 @@
 
 use std::path::Path;
 
-use nvml_wrapper::bitmasks::device::ThrottleReasons;
-use nvml_wrapper::enum_wrappers::device::{Clock, PcieUtilCounter, TemperatureSensor};
+use nvml_wrapper::enum_wrappers::device::PcieUtilCounter;
 use nvml_wrapper::enums::gpm::GpmMetricId;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::gpm::gpm_metrics_get;
 use nvml_wrapper::{Device, GpmSample, Nvml};
 
 use super::Shared;
-use super::gauge::{Gauge, Throttle};
+use super::gauge::Gauge;
 use super::reading::Sample;
+use crate::nvidia::CardConditions;
 
 /// The counters, their gauges, and what one of their units is in the gauge's: percent, or MiB/s in 1e9 bytes per second.
 const COUNTERS: [(GpmMetricId, Gauge, f64); 7] = [
@@ -79,14 +79,13 @@ impl<'nvml> Card<'nvml> {
         let device = &self.device;
         let utilization = device.utilization_rates().ok();
         sample.set(Gauge::GpuUtil, utilization.as_ref().map(|rates| f64::from(rates.gpu)));
-        sample.set(Gauge::PowerW, device.power_usage().ok().map(|milliwatts| f64::from(milliwatts) / 1e3));
-        sample.set(Gauge::TemperatureC, device.temperature(TemperatureSensor::Gpu).ok().map(f64::from));
-        sample.set(Gauge::SmMhz, device.clock_info(Clock::SM).ok().map(f64::from));
+        let now = CardConditions::of(device);
+        sample.set(Gauge::PowerW, now.power_mw.map(|milliwatts| f64::from(milliwatts) / 1e3));
+        sample.set(Gauge::TemperatureC, now.temperature_c.map(f64::from));
+        sample.set(Gauge::SmMhz, now.sm_mhz.map(f64::from));
+        now.throttled_by.into_iter().for_each(|reason| sample.throttle(reason));
         if let (Some(start), Ok(now)) = (self.energy_at_start_mj, device.total_energy_consumption()) {
             sample.set(Gauge::EnergyJ, Some(now.saturating_sub(start) as f64 / 1e3));
-        }
-        if let Ok(reasons) = device.current_throttle_reasons() {
-            throttles(reasons).for_each(|reason| sample.throttle(reason));
         }
         match &mut self.counters {
             Counters::Gpm(before) => gpm(self.nvml, device, before, sample),
@@ -121,17 +120,4 @@ fn gpm<'nvml>(nvml: &'nvml Nvml, device: &Device<'nvml>, before: &mut GpmSample<
         }
     }
     *before = now;
-}
-
-fn throttles(reasons: ThrottleReasons) -> impl Iterator<Item = Throttle> {
-    let known = [
-        (ThrottleReasons::SW_POWER_CAP, Throttle::PowerCap),
-        (ThrottleReasons::SW_THERMAL_SLOWDOWN, Throttle::Thermal),
-        (ThrottleReasons::HW_THERMAL_SLOWDOWN, Throttle::Thermal),
-        (ThrottleReasons::HW_SLOWDOWN, Throttle::HardwareSlowdown),
-        (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, Throttle::PowerBrake),
-        (ThrottleReasons::SYNC_BOOST, Throttle::SyncBoost),
-        (ThrottleReasons::APPLICATIONS_CLOCKS_SETTING, Throttle::ApplicationClocks),
-    ];
-    known.into_iter().filter(move |(bit, _)| reasons.contains(*bit)).map(|(_, reason)| reason)
 }

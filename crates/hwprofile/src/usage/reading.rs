@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
-use super::gauge::{Combine, Gauge, Throttle};
+use super::gauge::{Combine, Gauge};
+use crate::throttle::Throttle;
 
 /// One look at the machine.
 #[derive(Debug, Default)]

@@ -17,11 +17,7 @@ pub fn estimate(backend: BackendKind, model: &ModelSpec, training: &TrainingShap
 impl BackendKind {
     /// What training `model` like this needs at its peak on this backend; see [`estimate`].
     pub fn memory_lines(self, model: &ModelSpec, training: &TrainingShape) -> MemoryEstimate {
-        let lines = match self {
-            Self::Flex | Self::Candle | Self::Wgpu => reference_memory::lines(self, model, training),
-            Self::Cuda => cuda_memory::lines(model, training),
-        };
-        let step = training.with_working_set(model, lines);
+        let step = self.step_lines(model, training);
         let Some((peak, lines)) = evaluation_memory::peak(self, model, training) else { return step };
         let mut lines = [training.resident_lines(model), lines].concat();
         lines.retain(|line| line.bytes > 0);
@@ -30,6 +26,21 @@ impl BackendKind {
         } else {
             step
         }
+    }
+
+    fn step_lines(self, model: &ModelSpec, training: &TrainingShape) -> MemoryEstimate {
+        let lines = match self {
+            Self::Flex | Self::Candle | Self::Wgpu => reference_memory::lines(self, model, training),
+            Self::Cuda => cuda_memory::lines(model, training),
+        };
+        training.with_working_set(model, lines)
+    }
+
+    /// Bytes that the forward and backward of a micro-batch take on the device and in host memory, in addition to what stays between them.
+    pub fn pass_bytes(self, model: &ModelSpec, training: &TrainingShape) -> [u64; 2] {
+        let stays = training.parameter_bytes(model) + training.kept_bytes.iter().sum::<u64>();
+        let step = self.step_lines(model, training);
+        [step.total_bytes() - stays, sum(&step.host_lines) - training.paged_bytes]
     }
 
     /// What a job of so many ranks takes on each device in addition to [`BackendKind::memory_lines`].

@@ -157,6 +157,11 @@ impl TrainingShape {
         MemoryEstimate { peak: "at the peak of a step", lines, host_lines }
     }
 
+    /// Bytes of parameters, gradients and optimizer state.
+    pub(crate) fn parameter_bytes(&self, model: &ModelSpec) -> u64 {
+        sum(&parameter_lines(model, self))
+    }
+
     /// The lines of what stays between steps: parameters and optimizer state.
     pub(crate) fn resident_lines(&self, model: &ModelSpec) -> Vec<MemoryLine> {
         let [base, trained, _, state, _, borrowed, _] = parameter_lines(model, self);
@@ -244,7 +249,7 @@ fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 
     let trained = training.trained_parameters(model);
     let base = match training.stored_format() {
         Format::Quantized(format) => format!(
-            "projections in {format}, {} bits per parameter; the rest in {}",
+            "projections in {format}, {:.3} bits per parameter; the rest in {}",
             format.bits_per_value(),
             training.compute
         ),

@@ -140,6 +140,19 @@ pub trait MemoryOps: Backend {
         let _ = (device, bytes);
     }
 
+    /// Tells what [`MemoryOps::make_room`] counts with: a pass over `tokens` tokens takes up to `bytes` on the device and in host memory, in
+    /// addition to parameters, gradients and optimizer state.
+    fn expect_passes(device: &Self::Device, bytes: [u64; 2], tokens: usize) {
+        let _ = (device, bytes, tokens);
+    }
+
+    /// Before a pass over `tokens` tokens: where pools keep buffers of exact sizes, returns what passes over other numbers of tokens left
+    /// there, if the device has too little left for this pass or the host's buffers are more than the largest pass needs. Not inside a
+    /// section.
+    fn make_room(device: &Self::Device, tokens: usize) {
+        let _ = (device, tokens);
+    }
+
     /// Allocates, while other work runs, what [`MemoryOps::offload`] will need for `count` tensors of `bytes` bytes.
     fn reserve_offload(device: &Self::Device, count: usize, bytes: usize) {
         let _ = (device, count, bytes);

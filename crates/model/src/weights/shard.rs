@@ -2,6 +2,7 @@
 //!
 //! The file is opened again for each read: that costs microseconds, needs no lock between threads, and works the same on
 //! every system.
+//! Trade-off: a file that is replaced between its header and a read is not noticed.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};

@@ -2,6 +2,7 @@
 //!
 //! A file appears under its name only when it is complete and on the disk; so does a folder. Equal tensors give equal
 //! bytes, in the layout of the reference writer: widest element type first, then by name.
+//! Trade-off: tensors are converted and written one after another, and saving waits for the disk.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

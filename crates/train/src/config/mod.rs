@@ -618,6 +618,13 @@ mod tests {
     }
 
     #[test]
+    fn the_recipe_of_the_readme_is_accepted() {
+        let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).unwrap();
+        let recipe = readme.split("```toml").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
+        assert_eq!(read(recipe, &[]).unwrap().mode(), Mode::Qlora);
+    }
+
+    #[test]
     fn every_shipped_recipe_loads_and_is_written_out_the_same() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs");
         let mut seen = 0;

@@ -167,6 +167,8 @@ mod tests {
             ("", "eval_steps", "here it is 'every_steps' in [eval]"),
             ("lora", "use_dora", "not there yet"),
             ("train", "fp16", "'compute' at the top of the file"),
+            ("train", "fp8", "write compute = \"fp8\""),
+            ("data", "dataset_text_field", "here it is 'fields'"),
             ("train", "gradient_clipping", "here it is 'max_grad_norm'"),
             ("", "load_in_4bit", "write the section [bnb_4bit]"),
             ("", "adapter", "'mode'"),

@@ -190,9 +190,9 @@ fn send(client: &Client, run_id: &str, shared: &Shared) {
     let mut pause = None;
     loop {
         shared.wait(pause);
-        let (batch, end) = {
+        let (batch, end, dropped_before) = {
             let state = shared.lock();
-            (state.metrics.iter().take(BATCH).cloned().collect::<Vec<_>>(), state.end)
+            (state.metrics.iter().take(BATCH).cloned().collect::<Vec<_>>(), state.end, state.dropped)
         };
         if batch.is_empty() {
             let Some((how, _)) = end else { continue };
@@ -204,8 +204,9 @@ fn send(client: &Client, run_id: &str, shared: &Shared) {
         match client.log_batch(run_id, &batch) {
             Ok(()) => {
                 let mut state = shared.lock();
-                // What was sent may have been dropped from the front meanwhile.
-                let sent = batch.len().min(state.metrics.len());
+                // Some of what was sent may have been dropped from the front meanwhile.
+                let gone = (state.dropped - dropped_before) as usize;
+                let sent = batch.len().saturating_sub(gone);
                 state.metrics.drain(..sent);
                 if pause.take().is_some() {
                     tracing::warn!("MLflow is reached again; {} numbers were dropped", state.dropped);

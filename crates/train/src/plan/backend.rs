@@ -85,11 +85,15 @@ fn check(backend: BackendKind) -> Result<(), RunError> {
     if !backend.is_compiled() {
         return Err(RunError::NotCompiled { wanted: backend, compiled: compiled_names() });
     }
-    let install = match backend {
-        BackendKind::Cuda => "Install the NVIDIA driver and the CUDA toolkit",
-        _ => "Install a Vulkan driver (on Debian: mesa-vulkan-drivers for Intel, AMD and software rendering)",
+    let advice = match backend {
+        // The driver's own message says what to install.
+        BackendKind::Cuda => "For the CPU: --set backend=flex",
+        _ => {
+            "Install a Vulkan driver (on Debian: mesa-vulkan-drivers for Intel, AMD and software rendering), or train on the CPU with \
+             --set backend=flex"
+        }
     };
-    let no_device = |looked_for| RunError::NoDevice { wanted: backend, looked_for, install };
+    let no_device = |looked_for| RunError::NoDevice { wanted: backend, looked_for, advice };
     backend.probe().map_err(no_device)
 }
 

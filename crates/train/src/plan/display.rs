@@ -31,10 +31,10 @@ impl fmt::Display for Plan {
             line("micro-batch", self.micro_batch_size.value.to_string(), &self.micro_batch_size.reason),
             line("accumulation", self.gradient_accumulation.value.to_string(), &self.gradient_accumulation.reason),
             line("steps", self.steps.value.to_string(), &self.steps.reason),
-            line("learning rate", format!("{:e}", self.learning_rate.value), &self.learning_rate.reason),
+            line("learning rate", rate(self.learning_rate.value), &self.learning_rate.reason),
             line("warm-up steps", self.warmup_steps.value.to_string(), &self.warmup_steps.reason),
             line("schedule", to_name(&self.schedule.value), &self.schedule.reason),
-            line("lowest rate", format!("{:e}", self.min_lr.value), &self.min_lr.reason),
+            line("lowest rate", rate(self.min_lr.value), &self.min_lr.reason),
             line("loss chunk", self.loss_chunk_tokens.value.to_string(), &self.loss_chunk_tokens.reason),
             line("tokenizing threads", self.tokenize_workers.value.to_string(), &self.tokenize_workers.reason),
             line("loader threads", self.loader_workers.value.to_string(), &self.loader_workers.reason),
@@ -88,4 +88,9 @@ impl fmt::Display for Plan {
         }
         Ok(())
     }
+}
+
+/// "2e-4", and "0" without an exponent.
+fn rate(value: f64) -> String {
+    if value == 0.0 { "0".to_owned() } else { format!("{value:e}") }
 }

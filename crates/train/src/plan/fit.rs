@@ -165,7 +165,7 @@ fn table(lines: &[MemoryLine]) -> String {
 }
 
 /// Smaller runs with the same effective batch, nearest first: layers save less, then save it elsewhere, then fewer rows at a time.
-fn smaller(case: &Case<'_>, training: &TrainingShape, mut accumulation: usize) -> Vec<(String, TrainingShape)> {
+fn smaller(case: &Case<'_>, training: &TrainingShape, accumulation: usize) -> Vec<(String, TrainingShape)> {
     let is_cuda = case.backend == BackendKind::Cuda;
     let mut runs = Vec::new();
     let mut next = training.clone();
@@ -194,13 +194,14 @@ fn smaller(case: &Case<'_>, training: &TrainingShape, mut accumulation: usize) -
             (next, settings) = (moved, words);
         }
     }
-    while next.micro_batch_size > 1 && next.micro_batch_size.is_multiple_of(2) {
-        next.micro_batch_size /= 2;
-        next.documents = next.documents.div_ceil(2);
-        accumulation *= 2;
+    let rows = training.micro_batch_size;
+    for fewer in (1..rows).rev().filter(|&fewer| rows.is_multiple_of(fewer)) {
+        let passes = rows / fewer;
+        next.micro_batch_size = fewer;
+        next.documents = training.documents.div_ceil(passes);
         let words = format!(
-            "{settings} --set train.micro_batch_size={} --set train.gradient_accumulation={accumulation} (the same effective batch)",
-            next.micro_batch_size
+            "{settings} --set train.micro_batch_size={fewer} --set train.gradient_accumulation={} (the same effective batch)",
+            accumulation * passes
         );
         runs.push((words.trim_start().to_owned(), next.clone()));
     }
@@ -334,6 +335,8 @@ pub(super) mod tests {
             "{settings}"
         );
         assert!(halved.table.contains("GiB"), "{}", halved.table);
+        let odd = of(&["train.micro_batch_size=15"]).settings.unwrap();
+        assert!(odd.starts_with("--set train.micro_batch_size=5 --set train.gradient_accumulation="), "{odd}");
         assert_eq!(of(&["train.micro_batch_size=1"]).settings, None);
     }
 }

@@ -65,6 +65,8 @@ pub fn trainer<B: Kernels>(
         sequence_tokens: plan.max_seq_len.value,
     };
     B::keep_weights(device, plan.training.kept_bytes);
+    let pass_bytes = plan.backend.value.pass_bytes(&model_config.spec, &plan.training);
+    B::expect_passes(device, pass_bytes, plan.training.tokens() as usize);
     if plan.offload.value && plan.pack.value {
         // Before weights are read: locking pages takes seconds, which pass while the weights are read. Unpacked micro-batches
         // differ in size, and each size takes its own buffers.

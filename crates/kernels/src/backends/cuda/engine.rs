@@ -35,6 +35,7 @@ use super::kept::KeptWeights;
 use super::library::Library;
 use super::matrix::{LowRankChunk, Primitive};
 use super::program::Programs;
+use super::room::Room;
 use super::scratch::Scratch;
 use super::tables::Tables;
 use super::trace::Trace;
@@ -67,6 +68,7 @@ pub(super) struct Engine {
     /// Rows in 8-bit floats for the GEMM that comes next.
     pub(super) prepared_rows: RefCell<Option<PreparedRows>>,
     pub(super) kept: KeptWeights,
+    pub(super) room: Room,
     /// Where the section saves low-rank intermediates.
     pub(super) saved_low_rank: RefCell<Option<LowRankChunk>>,
     pub(super) copies: HostCopies,
@@ -148,6 +150,7 @@ impl Engine {
             fp8_scales: Fp8Scales::new(&context),
             prepared_rows: RefCell::default(),
             kept: KeptWeights::new(&context),
+            room: Room::default(),
             saved_low_rank: RefCell::default(),
             copies: HostCopies::new(&context)?,
             collectives: Collectives::new(&context),

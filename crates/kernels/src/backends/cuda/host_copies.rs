@@ -178,6 +178,11 @@ impl HostCopies {
         Waits(self.waits.take())
     }
 
+    /// Bytes of pinned buffers that wait for a copy of their size.
+    pub(super) fn waiting_bytes(&self) -> u64 {
+        self.free.bytes()
+    }
+
     /// Returns the pinned buffers to the system. The caller has waited for the device.
     pub(super) fn release(&self) {
         for (buffer, done) in self.uploading.borrow_mut().drain(..) {

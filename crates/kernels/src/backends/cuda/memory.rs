@@ -107,6 +107,19 @@ impl MemoryOps for Cuda {
         engine(device).kept.allow(bytes);
     }
 
+    fn expect_passes(device: &Self::Device, bytes: [u64; 2], tokens: usize) {
+        engine(device).room.expect(bytes, tokens);
+    }
+
+    fn make_room(device: &Self::Device, tokens: usize) {
+        let engine = engine(device);
+        let Some([needed, pinned]) = engine.room.needed(tokens) else { return };
+        let free = check("asking for free memory", engine.context().memory()).free_bytes;
+        if free < needed || engine.copies.waiting_bytes() > pinned {
+            Self::release_memory(device);
+        }
+    }
+
     fn reserve_offload(device: &Self::Device, count: usize, bytes: usize) {
         engine(device).copies.reserve(count, bytes);
     }

@@ -47,6 +47,7 @@ mod pinned;
 mod processors;
 mod program;
 mod quantize;
+mod room;
 mod scratch;
 mod section;
 mod self_test;

@@ -40,6 +40,11 @@ impl Pool {
         self.lock().push(buffer);
     }
 
+    /// Bytes of the buffers that nothing uses.
+    pub(super) fn bytes(&self) -> u64 {
+        self.lock().iter().map(|buffer| buffer.len() as u64).sum()
+    }
+
     pub(super) fn clear(&self) {
         self.lock().clear();
     }

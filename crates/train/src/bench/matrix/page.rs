@@ -10,11 +10,9 @@ use super::peer_text::peer_text;
 use super::plot::{COLORS, DRAWING, Series, cost, legend, roofline};
 use super::results::{MatrixResults, Outcome, Row};
 use super::text::{COLUMNS, cells, summary_notes};
-use crate::html::{add, escape};
+use crate::html::{add, escape, head};
 
 const STYLE: &str = "\
-:root { color-scheme: light dark }
-body { margin: 2rem auto; max-width: 72rem; padding: 0 1rem; font: 15px/1.5 sans-serif; color: var(--ink); background: var(--paper) }
 h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.2rem } h3 { font-size: 1rem; font-weight: 600 }
 ul { padding-left: 1.2rem } li { overflow-wrap: anywhere }
 .scroll { overflow-x: auto } .scroll > svg { min-width: 34rem; width: 100%; height: auto; display: block }
@@ -25,8 +23,7 @@ ul { padding-left: 1.2rem } li { overflow-wrap: anywhere }
 .bars { display: grid; grid-template-columns: max-content 1fr max-content; gap: 0.1rem 0.6rem; align-items: center; font-size: 13px }
 .bars .case { grid-column: 1 / -1; margin-top: 0.5rem; color: var(--faint); overflow-wrap: anywhere }
 .bars svg { width: 100%; height: 0.8rem; display: block }
-table { border-collapse: collapse; font-size: 13px } th { text-align: left; border-bottom: 1px solid var(--ink) }
-td, th { padding: 0.15rem 0.9rem 0.15rem 0; vertical-align: top; border-bottom: 1px solid var(--edge) }
+table { font-size: 13px } th { border-bottom: 1px solid var(--ink) } td { border-bottom: 1px solid var(--edge) }
 td:nth-child(n+5), th:nth-child(n+5) { text-align: right; white-space: nowrap }
 tr.bad td:nth-child(5) { color: var(--c1); font-weight: 600; text-align: left; white-space: normal }
 tr.skipped td { color: var(--faint) } tr.skipped td:nth-child(5) { text-align: left; white-space: normal }
@@ -34,12 +31,13 @@ tr.skipped td { color: var(--faint) } tr.skipped td:nth-child(5) { text-align: l
 
 pub(super) fn render(results: &MatrixResults) -> String {
     let kind = if results.quick { "Short run" } else { "Whole run" };
-    let mut out = format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<title>bench-matrix, {}</title>\n\
-         <style>\n{COLORS}{DRAWING}{STYLE}</style>\n</head>\n<body>\n<h1>bench-matrix, {}</h1>\n\
-         <p>{kind} of {:.0} s, version {}. Every time is of a result that was compared with its reference in this run.</p>\n<ul>\n",
-        results.date, results.date, results.seconds, results.program
+    let mut out = head("bench-matrix", &results.date, &[COLORS, DRAWING, STYLE].concat());
+    add(
+        &mut out,
+        format_args!(
+            "<p>{}. {kind} of {:.0} s, version {}. Every time is of a result that was compared with its reference in this run.</p>\n<ul>\n",
+            results.date, results.seconds, results.program
+        ),
     );
     for line in results.machine.iter().chain(&summary_notes(results)) {
         add(&mut out, format_args!("<li>{}</li>\n", escape(line)));
@@ -58,7 +56,7 @@ pub(super) fn render(results: &MatrixResults) -> String {
         );
     }
     table(&mut out, results);
-    out.push_str("</body>\n</html>\n");
+    out.push_str("</html>\n");
     out
 }
 
@@ -203,8 +201,8 @@ mod tests {
         assert_eq!(still_open("<a><b/></a><!doctype html><c d=\"e\">").unwrap(), ["c"]);
         assert!(still_open("<a><b></a></b>").is_err());
         let page = render(&results());
-        assert_eq!(still_open(&page), Ok(Vec::new()));
-        let body = &page[page.find("<body>").unwrap()..];
+        let body = page[page.find("<h1>").unwrap()..].trim_end_matches("</html>\n");
+        assert_eq!(still_open(body), Ok(Vec::new()));
         assert_eq!(body.matches('<').count(), body.matches('>').count(), "text is escaped");
     }
 

@@ -201,7 +201,8 @@ fn conditions_note(results: &MatrixResults) -> Option<String> {
     let memory = range(conditions.iter().filter_map(|card| card.memory_mhz).collect());
     let watts = range(conditions.iter().filter_map(|card| card.power_mw).map(|power| power / 1000).collect());
     let heat = range(conditions.iter().filter_map(|card| card.temperature_c).collect());
-    let mut reasons: Vec<&str> = conditions.iter().flat_map(|card| &card.throttled_by).map(String::as_str).collect();
+    let mut reasons: Vec<&str> =
+        conditions.iter().flat_map(|card| &card.throttled_by).map(|reason| reason.name()).collect();
     reasons.sort_unstable();
     reasons.dedup();
     let held =
@@ -253,12 +254,12 @@ mod tests {
                 memory_mhz: Some(2619),
                 power_mw: Some(650_000),
                 temperature_c: Some(50),
-                throttled_by: vec!["power limit".to_owned()],
+                throttled_by: [firebrick_hwprofile::usage::Throttle::PowerCap].into(),
             });
         }
         let note = conditions_note(&results).unwrap();
         assert!(
-            note.contains("1980 to 1980 MHz") && note.contains("650 to 650 W") && note.contains("power limit"),
+            note.contains("1980 to 1980 MHz") && note.contains("650 to 650 W") && note.contains("power cap"),
             "{note}"
         );
     }

@@ -1,0 +1,339 @@
+//! Whole steps of the optimizer: what is saved, clipped, paged, scaled, skipped and refused.
+//!
+//! Trade-off: flex only; what backends compute for a rule is compared by the conformance checks of `kernels`.
+
+use burn_flex::Flex;
+use firebrick_arch::{Role, TensorSpec};
+use firebrick_kernels::GradientSink;
+
+use super::*;
+use crate::config::OptimizerKind;
+use crate::error::OptimError;
+use crate::state::{HostTensor, StateDict};
+
+fn config(kind: OptimizerKind, max_grad_norm: Option<f64>) -> OptimizerConfig {
+    OptimizerConfig { kind, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm }
+}
+
+/// A large matrix, a small one, a norm and an embedding that is large enough for 8-bit moments.
+fn parameters() -> Vec<Parameter<Flex>> {
+    [
+        ("large", vec![80, 64], Role::Projection),
+        ("small", vec![4, 4], Role::LoraA),
+        ("vector", vec![64], Role::Norm),
+        ("table", vec![100, 64], Role::Embedding),
+    ]
+    .into_iter()
+    .map(|(name, shape, role)| {
+        let values: Vec<f32> = (0..shape.iter().product()).map(|index| (index as f32 * 0.37).sin()).collect();
+        Parameter::from_host(name, &shape, role, &values, &Default::default())
+    })
+    .collect()
+}
+
+fn gradient_values(parameter: &Parameter<Flex>, step: u64) -> Vec<f32> {
+    (0..parameter.elements()).map(|index| (index as f32 * 0.11 + step as f32).cos()).collect()
+}
+
+/// The gradients of a step, after `change` was applied to those of `large`.
+fn gradients_with(parameters: &[Parameter<Flex>], step: u64, change: impl Fn(&mut [f32])) -> GradientMap<Flex> {
+    let mut gradients = GradientMap::default();
+    for parameter in parameters {
+        let mut values = gradient_values(parameter, step);
+        if parameter.name.as_ref() == "large" {
+            change(&mut values);
+        }
+        gradients.add(parameter, Tensor::<Flex, 1>::from_floats(values.as_slice(), &Default::default()));
+    }
+    gradients
+}
+
+fn take_steps(optimizer: &mut Optimizer<Flex>, parameters: &mut [Parameter<Flex>], steps: std::ops::Range<u64>) {
+    for step in steps {
+        let gradients = gradients_with(parameters, step, |_| {});
+        optimizer.step(parameters.iter_mut().collect(), gradients, 1e-2);
+    }
+}
+
+fn values(parameters: &[Parameter<Flex>]) -> Vec<Vec<f32>> {
+    parameters.iter().map(|parameter| parameter.value.to_data().to_vec().unwrap()).collect()
+}
+
+fn load(optimizer: &mut Optimizer<Flex>, parameters: &[Parameter<Flex>], state: StateDict) -> Result<(), OptimError> {
+    optimizer.load(&parameters.iter().collect::<Vec<_>>(), state, 3)
+}
+
+#[test]
+fn a_saved_and_loaded_optimizer_continues_bit_for_bit() {
+    for kind in [OptimizerKind::AdamW, OptimizerKind::AdamW8bit] {
+        let new = || Optimizer::new(config(kind, Some(1.0)));
+        let (mut uninterrupted, mut expected) = (new(), parameters());
+        take_steps(&mut uninterrupted, &mut expected, 0..6);
+
+        let (mut first, mut resumed) = (new(), parameters());
+        take_steps(&mut first, &mut resumed, 0..3);
+        assert_eq!(first.steps(), 3);
+        let mut second = new();
+        load(&mut second, &resumed, first.save()).unwrap();
+        take_steps(&mut second, &mut resumed, 3..6);
+        assert_eq!(values(&expected), values(&resumed));
+        assert_eq!(uninterrupted.save(), second.save());
+    }
+}
+
+#[test]
+fn optimizers_that_own_parts_make_the_update_and_the_state_of_one_that_owns_all() {
+    for kind in [OptimizerKind::AdamW, OptimizerKind::AdamW8bit] {
+        let (mut whole, mut expected) = (Optimizer::new(config(kind, Some(1.0))), parameters());
+        take_steps(&mut whole, &mut expected, 0..3);
+        let parts = [&["large", "vector"][..], &["small", "table"]];
+        let mut saved = StateDict::new();
+        for part in parts {
+            let owned = part.iter().map(|&name| Arc::from(name));
+            let mut optimizer = Optimizer::new(config(kind, Some(1.0))).owning(owned);
+            let mut found = parameters();
+            take_steps(&mut optimizer, &mut found, 0..3);
+            for ((found, expected), first) in found.iter().zip(&expected).zip(parameters()) {
+                let is_owned = part.contains(&found.name.as_ref());
+                let expected = if is_owned { expected } else { &first };
+                assert_eq!(values(std::slice::from_ref(found)), values(std::slice::from_ref(expected)));
+            }
+            saved.extend(optimizer.save());
+        }
+        assert_eq!(saved, whole.save());
+        // Each takes its part of the whole state.
+        let mut part = Optimizer::new(config(kind, Some(1.0))).owning(["table".into()]);
+        load(&mut part, &expected, saved).unwrap();
+        assert!(part.is_partial() && part.save().keys().all(|name| name.starts_with("table.")));
+    }
+}
+
+#[test]
+fn state_tensors_are_named_by_parameter_and_part() {
+    let (mut optimizer, mut parameters) = (Optimizer::new(config(OptimizerKind::AdamW8bit, None)), parameters());
+    take_steps(&mut optimizer, &mut parameters, 0..1);
+    let state = optimizer.save();
+    let names: Vec<&str> = state.keys().map(String::as_str).collect();
+    let expected = [
+        "large.exp_avg.absmax",
+        "large.exp_avg.codes",
+        "large.exp_avg_sq.absmax",
+        "large.exp_avg_sq.codes",
+        "small.exp_avg",
+        "small.exp_avg_sq",
+        "table.exp_avg",
+        "table.exp_avg_sq",
+        "vector.exp_avg",
+        "vector.exp_avg_sq",
+    ];
+    assert_eq!(names, expected);
+    assert!(matches!(state["large.exp_avg.codes"], HostTensor::U8(ref codes) if codes.len() == 80 * 64));
+    assert!(matches!(state["small.exp_avg"], HostTensor::F32(ref values) if values.len() == 16));
+    assert!(matches!(state["table.exp_avg"], HostTensor::F32(ref values) if values.len() == 6400));
+}
+
+#[test]
+fn clipping_scales_gradients_to_the_largest_allowed_norm() {
+    // The first step depends on the scale of the gradient only through epsilon: compare first moments.
+    let first_step = |max_grad_norm| {
+        let mut parameters = parameters();
+        let mut optimizer = Optimizer::new(config(OptimizerKind::AdamW, max_grad_norm));
+        let gradients = gradients_with(&parameters, 0, |_| {});
+        let report = optimizer.step(parameters.iter_mut().collect(), gradients, 1e-2);
+        let norm: f32 = report.grad_norm.into_scalar();
+        let Some(HostTensor::F32(values)) = optimizer.save().remove("large.exp_avg") else {
+            panic!("AdamW has f32 moments")
+        };
+        (norm, values[0])
+    };
+    let ((norm, unscaled), (same_norm, clipped)) = (first_step(None), first_step(Some(2.0)));
+    assert_eq!(norm, same_norm, "the reported norm is that before clipping");
+    assert!((clipped / unscaled - 2.0 / norm).abs() < 1e-5 && norm > 2.0);
+    let (_, below_the_limit) = first_step(Some(1e6));
+    assert_eq!(below_the_limit, unscaled);
+}
+
+#[test]
+fn with_loraplus_b_and_vectors_move_by_the_ratio_and_everything_else_as_before() {
+    let device = Default::default();
+    let shapes =
+        [(Role::LoraA, vec![1, 2]), (Role::LoraB, vec![2, 1]), (Role::Head, vec![1, 2]), (Role::Norm, vec![2])];
+    let mut parameters: Vec<Parameter<Flex>> = shapes
+        .map(|(role, shape)| Parameter::from_host(format!("{role:?}"), &shape, role, &[0.0, 0.0], &device))
+        .into();
+    let mut gradients = GradientMap::default();
+    for parameter in &parameters {
+        gradients.add(parameter, Tensor::<Flex, 1>::ones([2], &device));
+    }
+    let mut optimizer = Optimizer::new(config(OptimizerKind::AdamW, None)).with_loraplus(16.0);
+    optimizer.step(parameters.iter_mut().collect(), gradients, 1e-2);
+    // The first update of Adam is the learning rate, whatever the gradient.
+    let moved: Vec<f32> = values(&parameters).iter().map(|values| -values[0] / 1e-2).collect();
+    for (moved, expected) in moved.into_iter().zip([1.0, 16.0, 1.0, 16.0]) {
+        assert!((moved - expected).abs() < 1e-4, "{moved} instead of {expected}");
+    }
+}
+
+#[test]
+fn weight_decay_applies_to_all_roles_but_norms_and_biases() {
+    let roles = [
+        (Role::Embedding, true),
+        (Role::Projection, true),
+        (Role::Head, true),
+        (Role::LoraA, true),
+        (Role::LoraB, true),
+        (Role::Norm, false),
+        (Role::Bias, false),
+    ];
+    let device = Default::default();
+    let mut parameters: Vec<Parameter<Flex>> =
+        roles.map(|(role, _)| Parameter::from_host(format!("{role:?}"), &[1, 2], role, &[0.5, -2.0], &device)).into();
+    let mut gradients = GradientMap::default();
+    for parameter in &parameters {
+        gradients.add(parameter, Tensor::<Flex, 1>::zeros([2], &device));
+    }
+    let mut optimizer = Optimizer::new(config(OptimizerKind::AdamW, None));
+    optimizer.step(parameters.iter_mut().collect(), gradients, 1e-2);
+    for ((role, decays), values) in roles.into_iter().zip(values(&parameters)) {
+        let factor = if decays { 1.0 - 1e-2 * 0.1 } else { 1.0 };
+        assert!((values[0] - 0.5 * factor).abs() < 1e-7 && (values[1] + 2.0 * factor).abs() < 1e-6, "{role:?}");
+    }
+}
+
+#[test]
+fn a_non_finite_gradient_leaves_its_parameter_as_it_was_and_all_others_finite() {
+    for max_grad_norm in [None, Some(1.0)] {
+        for bad in [f32::NAN, f32::INFINITY] {
+            let mut parameters = parameters();
+            let mut optimizer = Optimizer::new(config(OptimizerKind::AdamW8bit, max_grad_norm));
+            take_steps(&mut optimizer, &mut parameters, 0..1);
+            let before = values(&parameters);
+            let gradients = gradients_with(&parameters, 1, |values| values[300] = bad);
+            let report = optimizer.step(parameters.iter_mut().collect(), gradients, 1e-2);
+            let norm: f32 = report.grad_norm.into_scalar();
+            assert!(!norm.is_finite(), "the report shows the norm as it is");
+            let after = values(&parameters);
+            assert_eq!(after[0][300], before[0][300]);
+            assert_ne!(after[0][301], before[0][301]);
+            assert!(after.iter().flatten().all(|value| value.is_finite()));
+            assert!(optimizer.save().values().all(|tensor| match tensor {
+                HostTensor::F32(values) => values.iter().all(|value| value.is_finite()),
+                HostTensor::U8(_) => true,
+            }));
+        }
+    }
+}
+
+/// Two matrices whose 8-bit state is large enough to be paged, an embedding with f32 moments that are, and small ones.
+fn large_parameters() -> Vec<Parameter<Flex>> {
+    [
+        ("embedding", vec![400, 256], Role::Embedding),
+        ("first", vec![500, 256], Role::Projection),
+        ("norm", vec![256], Role::Norm),
+        ("second", vec![256, 500], Role::Projection),
+        ("small", vec![64, 80], Role::Projection),
+    ]
+    .into_iter()
+    .map(|(name, shape, role)| {
+        let values: Vec<f32> = (0..shape.iter().product()).map(|index| (index as f32 * 0.37).sin()).collect();
+        Parameter::from_host(name, &shape, role, &values, &Default::default())
+    })
+    .collect()
+}
+
+#[test]
+fn paging_changes_no_bit_of_parameters_or_state_and_pages_what_the_plan_says() {
+    let config = config(OptimizerKind::PagedAdamW8bit, Some(1.0));
+    let tensors: Vec<_> = large_parameters()
+        .iter()
+        .map(|parameter| TensorSpec {
+            name: parameter.name.to_string(),
+            shape: parameter.shape.clone(),
+            role: parameter.role,
+            layer: None,
+        })
+        .collect();
+    let all = config.state_bytes(&tensors, 1);
+    let run = |resident_bytes: u64| {
+        let (mut optimizer, mut parameters) = (Optimizer::new(config).with_paging(resident_bytes), large_parameters());
+        take_steps(&mut optimizer, &mut parameters, 0..3);
+        // A checkpoint in the middle, loaded into another optimizer that pages as much.
+        let mut resumed = Optimizer::new(config).with_paging(resident_bytes);
+        resumed.load(&parameters.iter().collect::<Vec<_>>(), optimizer.save(), 3).unwrap();
+        assert_eq!(resumed.paged_bytes(), optimizer.paged_bytes());
+        take_steps(&mut resumed, &mut parameters, 3..5);
+        assert_eq!(resumed.paged_bytes(), config.paging(&tensors, resident_bytes).host);
+        (values(&parameters), resumed.save(), resumed.paged_bytes())
+    };
+    let (parameters, state, paged) = run(all);
+    assert_eq!(paged, 0);
+    for (resident_bytes, expected) in [(all - 300_000, 4 * 128_000), (0, 4 * 128_000 + 8 * 102_400)] {
+        let (paged_parameters, paged_state, paged) = run(resident_bytes);
+        assert_eq!(paged, expected, "{resident_bytes} of {all} bytes stay");
+        assert!(paged_parameters == parameters && paged_state == state, "{resident_bytes} of {all} bytes stay");
+    }
+}
+
+fn scaled(gradients: &GradientMap<Flex>, parameters: &[Parameter<Flex>], by: f32) -> GradientMap<Flex> {
+    let mut scaled = GradientMap::default();
+    for parameter in parameters {
+        scaled.add(parameter, gradients.get(&parameter.name).unwrap().clone().mul_scalar(by));
+    }
+    scaled
+}
+
+#[test]
+fn steps_with_loss_scaling_are_those_without_and_skip_overflows_whole() {
+    for kind in [OptimizerKind::AdamW, OptimizerKind::AdamW8bit] {
+        let config = config(kind, Some(1.0));
+        let (mut plain, mut expected) = (Optimizer::<Flex>::new(config), parameters());
+        let device = Default::default();
+        let new = || Optimizer::<Flex>::new(config).with_loss_scaling(LossScaling::default(), &device);
+        let (mut optimizer, mut scaled_parameters) = (new(), parameters());
+        for step in 0..6u64 {
+            let scale: f32 = optimizer.loss_scale().unwrap().into_scalar();
+            let gradients = gradients_with(&scaled_parameters, step, |values| {
+                if [1, 4].contains(&step) {
+                    values[7] = f32::INFINITY;
+                }
+            });
+            let gradients = scaled(&gradients, &scaled_parameters, scale);
+            let before = (values(&scaled_parameters), optimizer.save());
+            let report = optimizer.step(scaled_parameters.iter_mut().collect(), gradients, 1e-2);
+            let is_finite = report.grad_norm.into_scalar().is_finite();
+            if [1, 4].contains(&step) {
+                assert!(!is_finite);
+                assert_eq!((values(&scaled_parameters), optimizer.save()), before, "step {step}");
+            } else {
+                assert!(is_finite);
+                take_steps(&mut plain, &mut expected, step..step + 1);
+                assert_eq!(values(&scaled_parameters), values(&expected), "step {step}");
+            }
+        }
+        assert_eq!(optimizer.save(), plain.save());
+        assert_eq!((optimizer.steps(), optimizer.next_update()), (6, 5));
+        let state = LossScaleState { scale: 65_536.0 / 4.0, good_steps: 1, skipped_steps: 2 };
+        assert_eq!(optimizer.loss_scale_state(), Some(state));
+    }
+}
+
+#[test]
+fn a_state_of_another_recipe_is_refused_by_name() {
+    let mut parameters = parameters();
+    let mut adamw = Optimizer::new(config(OptimizerKind::AdamW, None));
+    take_steps(&mut adamw, &mut parameters, 0..1);
+    let mut in_8_bits = Optimizer::new(config(OptimizerKind::AdamW8bit, None));
+    let message = load(&mut in_8_bits, &parameters, adamw.save()).unwrap_err().to_string();
+    assert!(message.contains("lacks `large.exp_avg.codes`"), "{message}");
+    assert_eq!((in_8_bits.steps(), in_8_bits.save().len()), (0, 0), "a state that is refused changes nothing");
+
+    let mut short = adamw.save();
+    short.insert("small.exp_avg".into(), HostTensor::F32(vec![0.0; 3]));
+    let message = load(&mut adamw, &parameters, short).unwrap_err().to_string();
+    assert!(message.contains("`small.exp_avg` has 3 f32 values, expected 16 f32 values"), "{message}");
+
+    let mut foreign = adamw.save();
+    foreign.insert("other.exp_avg".into(), HostTensor::F32(vec![0.0]));
+    let message = load(&mut adamw, &parameters, foreign).unwrap_err().to_string();
+    assert!(message.contains("`other.exp_avg`"), "{message}");
+}
