@@ -109,6 +109,7 @@ impl BenchOptions {
             format!("base={}", self.base),
             format!("lora.r={}", self.rank),
             format!("lora.alpha={}", self.alpha),
+            "pack=true".to_owned(),
             format!("train.recompute={}", to_name(&self.recompute)),
             format!("train.optimizer={}", to_name(&self.optimizer)),
             format!("train.micro_batch_size={}", self.micro_batch),

@@ -20,6 +20,9 @@ pub(super) fn decide(case: &Case<'_>, config: &RunConfig, training: &mut Trainin
     }
     let (budget, why) = match config.train.kept_weights_gib {
         DeviceBudget::Gib(gib) => ((gib * (1u64 << 30) as f64) as u64, "train.kept_weights_gib"),
+        DeviceBudget::Auto if !config.pack => {
+            (case.left(training) / 2, "auto: half of what fits, since rows of many lengths leave buffers of each")
+        }
         DeviceBudget::Auto => (case.left(training), "auto: what fits"),
     };
     let of_backward = budget.min(backward);
@@ -44,7 +47,7 @@ mod tests {
 
     /// GiB that stay for the forward and for the backward of an 8B, on a card of this size.
     fn kept(changes: &[&str], card_gib: u64) -> Option<[f64; 2]> {
-        let fp8 = ["compute=fp8", "train.recompute=selective", "train.micro_batch_size=3"];
+        let fp8 = ["pack=true", "compute=fp8", "train.recompute=selective", "train.micro_batch_size=3"];
         let example = Example::new(&[&fp8, changes].concat(), card_gib, 512);
         let mut training = shape(&example);
         training.gemms = fp8::gemms(example.config.compute(), &example.case(), &training).unwrap().value;
@@ -70,6 +73,8 @@ mod tests {
         assert!((13.0..14.5).contains(&forward) && backward == 0.0, "{forward} {backward}");
         let [forward, backward] = kept(&["compute=bf16"], 52).unwrap();
         assert!((3.0..9.0).contains(&forward) && backward == 0.0, "{forward} {backward}");
+        let [of_many_lengths, _] = kept(&["compute=bf16", "pack=false"], 52).unwrap();
+        assert!((of_many_lengths * 2.0 - forward).abs() < 0.1, "{of_many_lengths} {forward}");
         assert_eq!(kept(&["compute=bf16", "train.kept_weights_gib=0"], 80), Some([0.0; 2]));
         assert_eq!(kept(&["compute=bf16", "mode=lora", "bnb_4bit="], 80), None);
     }

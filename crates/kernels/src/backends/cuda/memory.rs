@@ -8,7 +8,7 @@ use burn_tensor::{DType, Int, Tensor};
 use cubecl::cuda::CudaDevice;
 use firebrick_cuda::{Driver, Event};
 
-use super::engine::engine;
+use super::engine::{Engine, engine};
 use super::failure::check;
 use super::launch::at;
 use super::matrix::{Cuda, float, int_tensor, tensor};
@@ -35,11 +35,9 @@ impl MemoryOps for Cuda {
         let engine = engine(device);
         assert!(!engine.is_in_section(), "memory is not released inside a section: kernels may still use it");
         check("waiting for the device", engine.context().synchronize());
-        engine.scratch.release();
         engine.fp8_scales.clear();
         engine.kept.clear();
-        engine.copies.release();
-        Self::memory_cleanup(device);
+        release_pools(&engine, device);
     }
 
     fn host_buffer(device: &Self::Device, bytes: usize) -> HostBuffer {
@@ -116,11 +114,21 @@ impl MemoryOps for Cuda {
         let Some([needed, pinned]) = engine.room.needed(tokens) else { return };
         let free = check("asking for free memory", engine.context().memory()).free_bytes;
         if free < needed || engine.copies.waiting_bytes() > pinned {
-            Self::release_memory(device);
+            assert!(!engine.is_in_section(), "memory is not released inside a section: kernels may still use it");
+            check("waiting for the device", engine.context().synchronize());
+            // Kept weights are the same for passes of every size.
+            release_pools(&engine, device);
         }
     }
 
     fn reserve_offload(device: &Self::Device, count: usize, bytes: usize) {
         engine(device).copies.reserve(count, bytes);
     }
+}
+
+/// Returns what is kept for reuse by operations of the same sizes. The caller has waited for the device.
+fn release_pools(engine: &Engine, device: &CudaDevice) {
+    engine.scratch.release();
+    engine.copies.release();
+    Cuda::memory_cleanup(device);
 }
