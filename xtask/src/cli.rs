@@ -97,6 +97,9 @@ pub(crate) enum Command {
     /// Merge an adapter into its base: `--merge --model DIR --adapter DIR --out DIR`
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Export(PassThrough),
+    /// Send an adapter or a model to the Hugging Face Hub: `runs/my-run/adapter --to OWNER/NAME`
+    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
+    Push(PassThrough),
     /// Compare a model's logits with golden ones
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Verify(PassThrough),
@@ -171,6 +174,7 @@ impl Command {
             Self::BenchMatrix(rest) => ("bench-matrix", rest),
             Self::Generate(rest) => ("generate", rest),
             Self::Export(rest) => ("export", rest),
+            Self::Push(rest) => ("push", rest),
             Self::Verify(rest) => ("verify", rest),
             Self::Report(rest) => ("report", rest),
             Self::Schema(rest) => ("schema", rest),

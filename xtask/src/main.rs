@@ -9,6 +9,8 @@ mod build;
 mod cli;
 mod dist;
 mod lint;
+#[cfg(test)]
+mod models_table;
 mod quickstart;
 mod run_train;
 mod test;

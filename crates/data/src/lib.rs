@@ -45,6 +45,8 @@ pub use encoder::{EncodeOptions, Encoded, Encoder, OverflowPolicy};
 pub use error::DataError;
 pub use eval_prompt::EvalPrompt;
 pub use finding::{Finding, FindingKind};
+/// What datasets of the Hub are read with.
+pub use firebrick_hub::{Hub, HubSettings};
 pub use loader::{Cursor, Loader, LoaderConfig};
 pub use pack::{LengthHistogram, LengthStep, PackOptions, PackReport, PackedDataset};
 pub use pipeline::{Pipeline, records_encoded};
@@ -52,7 +54,7 @@ pub use place::Place;
 pub use record_format::{Chat, Fields, RecordFormat, RecordFormatError, Row, Turn};
 pub use selection::TrainOn;
 pub use source::{
-    ContentKeys, FileFormat, Hub, HubSettings, MAX_RECORD_BYTES, Mix, MixUntil, MixedRecords, Mixture, Record, Records,
-    Source, SourceError, SourceSpec, TextDocument, http_agent,
+    ContentKeys, FileFormat, MAX_RECORD_BYTES, Mix, MixUntil, MixedRecords, Mixture, Record, Records, Source,
+    SourceError, SourceSpec, TextDocument,
 };
 pub use tokenizer::Tokenizer;

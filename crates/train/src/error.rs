@@ -14,6 +14,25 @@ pub enum RunError {
     /// The recipe.
     #[error(transparent)]
     Config(#[from] crate::config::ConfigError),
+    /// The Hub or its cache.
+    #[error(transparent)]
+    Hub(#[from] firebrick_hub::HubError),
+    /// A repository to push to that is no id.
+    #[error("--to {to}: this is no repository. Write OWNER/NAME or OWNER/NAME@BRANCH")]
+    NoRepository {
+        /// What was typed.
+        to: String,
+    },
+    /// A folder to push that holds no model.
+    #[error(
+        "{}: neither an adapter (adapter_config.json) nor a model (config.json) is in this folder. A run's result is in its adapter/ or \
+         model/ folder",
+        folder.display()
+    )]
+    NotPushable {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// The data or the tokenizer.
     #[error(transparent)]
     Data(#[from] firebrick_data::DataError),

@@ -14,8 +14,9 @@ use firebrick_model::{
 use firebrick_precision::{Format, QuantFormat};
 
 use crate::config::compute::parse_format;
-use crate::console::shell_quoted;
+use crate::console::{Console, shell_quoted};
 use crate::error::RunError;
+use crate::hub::{Need, model_folder};
 use crate::run::chat_settings;
 use crate::state::storage::StorageError;
 
@@ -31,10 +32,10 @@ pub struct ExportOptions {
     /// Write the model as one GGUF file, for llama.cpp and Ollama, with its matrices as f16, bf16, q8_0 or q4_0, and a Modelfile next to it.
     #[arg(long, value_name = "TYPE")]
     pub gguf: Option<GgufType>,
-    /// Model folder; with --merge the base that the adapter was trained on.
+    /// Model folder or id of the Hub; with --merge the base that the adapter was trained on.
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// Adapter folder, ours or PEFT's.
+    /// Adapter folder or id of the Hub, ours or PEFT's.
     #[arg(long, value_name = "DIR", conflicts_with = "gguf")]
     pub adapter: Option<PathBuf>,
     /// Folder to write, which must be new or empty; or the GGUF file.
@@ -94,6 +95,9 @@ impl FromStr for MergeBase {
 /// # Errors
 /// Folders that cannot be read, do not fit each other, or cannot be written.
 pub fn export(options: &ExportOptions) -> Result<String, RunError> {
+    let folder = |path: &Path| model_folder(path, Need::Weights, Console::VERBOSE).map(|found| found.folder);
+    let adapter = options.adapter.as_deref().map(folder).transpose()?;
+    let options = &ExportOptions { model: folder(&options.model)?, adapter, ..options.clone() };
     match (options.gguf, &options.adapter) {
         (Some(kind), _) => gguf(options, kind),
         (None, Some(adapter)) => merge(options, adapter),

@@ -21,8 +21,10 @@ use firebrick_train::bench::{BenchOptions, bench, measure_peaks};
 use firebrick_train::config::{BackendChoice, EvalConfig, RunConfig, compute, json_schema};
 use firebrick_train::console::{Console, Outcome, error_message};
 use firebrick_train::export::{ExportOptions, export};
+use firebrick_train::hub::{Need, model_folder};
 use firebrick_train::inspect::{Style, inspect};
 use firebrick_train::plan::{PlanRequest, choose_backend, compute_format};
+use firebrick_train::push::{PushOptions, push};
 use firebrick_train::run::chat_settings;
 use firebrick_train::run::device::device_work;
 use firebrick_train::run::generate::{GenerateRequest, LoadOptions, generate};
@@ -68,6 +70,8 @@ enum Command {
     Generate(Generate),
     /// Write what a run made in the form that other programs take: an adapter merged into its base.
     Export(ExportOptions),
+    /// Send an adapter folder or a model folder to the Hugging Face Hub.
+    Push(PushOptions),
     /// Compare a model's logits with a golden file.
     Verify(Verify),
     /// Write the report of a run folder: one HTML page with plots, as a run writes it at its end.
@@ -231,10 +235,10 @@ struct Inspect {
 
 #[derive(Args)]
 struct Weights {
-    /// Model folder: config.json, safetensors, tokenizer files.
+    /// Model folder (config.json, safetensors, tokenizer files) or id of the Hub: OWNER/NAME or OWNER/NAME@REVISION.
     #[arg(long)]
     model: PathBuf,
-    /// PEFT adapter folder.
+    /// PEFT adapter folder, or id of the Hub.
     #[arg(long)]
     adapter: Option<PathBuf>,
     /// Store the base's projections in this format: nf4, nf4_double_quant, nvfp4, mxfp4 or fp8, as training on it does.
@@ -352,6 +356,9 @@ fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
         Command::BenchMatrix(arguments) => return time_matrix(&arguments.options),
         Command::Generate(arguments) => write_text(arguments),
         Command::Export(options) => export(&options).map(|text| Console::VERBOSE.print(&text)).map_err(Into::into),
+        Command::Push(options) => {
+            push(&options, Console::VERBOSE).map(|text| Console::VERBOSE.print(&text)).map_err(Into::into)
+        }
         Command::Verify(arguments) => compare(arguments),
         Command::Report(Report { run, out }) => {
             let path = report::write(&run, out.as_deref())?;
@@ -484,7 +491,7 @@ fn write_text(arguments: Generate) -> anyhow::Result<()> {
     let compute = arguments.dtype.unwrap_or_else(|| compute_format(Format::Bf16, backend).value);
     let Generate { weights, prompt, chat, max_new_tokens, system_prompt, temperature, top_p, top_k, seed, .. } =
         arguments;
-    let load = load_options(weights, compute);
+    let load = load_options(weights, compute)?;
     let typed = TypedSampling { temperature, top_p, top_k, seed };
     let sampling = ChosenSampling::resolve(&load.model, load.adapter.as_deref(), typed)?;
     let sampler = sampling.sampler();
@@ -503,7 +510,7 @@ fn write_text(arguments: Generate) -> anyhow::Result<()> {
 fn compare(arguments: Verify) -> anyhow::Result<()> {
     let backend = backend(&arguments.weights)?;
     let options = VerifyOptions {
-        load: load_options(arguments.weights, Format::F32),
+        load: load_options(arguments.weights, Format::F32)?,
         golden: arguments.golden,
         tolerance: arguments.tol,
     };
@@ -526,8 +533,10 @@ fn backend(weights: &Weights) -> Result<BackendKind, RunError> {
     Ok(choose_backend(weights.backend, &HardwareProfile::detect())?.value)
 }
 
-fn load_options(weights: Weights, compute: Format) -> LoadOptions {
+fn load_options(weights: Weights, compute: Format) -> Result<LoadOptions, RunError> {
     let nf4 = weights.nf4.then_some(QuantFormat::Nf4 { double_quant: true });
     let format = weights.base.or(nf4).map_or(compute, Format::Quantized);
-    LoadOptions { model: weights.model, adapter: weights.adapter, storage: BaseStorage::Frozen(format), compute }
+    let folder = |path: &PathBuf| model_folder(path, Need::Weights, Console::VERBOSE).map(|found| found.folder);
+    let adapter = weights.adapter.as_ref().map(folder).transpose()?;
+    Ok(LoadOptions { model: folder(&weights.model)?, adapter, storage: BaseStorage::Frozen(format), compute })
 }

@@ -128,8 +128,8 @@ fn chats_need_a_chat_template() {
 }
 
 #[test]
-fn missing_model_folder_is_named_with_the_command_that_downloads_it() {
-    assert_says(&refused(&["model=someone/some-model"]), &["someone/some-model", "hf download"]);
+fn missing_model_folder_is_named_with_what_to_write() {
+    assert_says(&refused(&["model=./some-model"]), &["./some-model", "config.json", "id of the Hub"]);
 }
 
 /// A file in the way, because a test that runs as root may write everywhere.

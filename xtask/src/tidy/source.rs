@@ -94,14 +94,14 @@ fn world_size(path: &str, line: &str) -> Option<String> {
     (!may_know && has_word(line, "world_size")).then(|| message.to_owned())
 }
 
-/// `data` has the client of the Hub and of HTTP, `parallel` connects ranks, whole-system tests imitate servers; no other code opens a
+/// `hub` has the client of the Hub and of HTTP, `parallel` connects ranks, whole-system tests imitate servers; no other code opens a
 /// connection.
 fn socket(path: &str, line: &str) -> Option<String> {
     let may_connect =
-        path.starts_with("tests/") || crate_of(path).is_some_and(|name| matches!(name, "data" | "parallel"));
+        path.starts_with("tests/") || crate_of(path).is_some_and(|name| matches!(name, "hub" | "parallel"));
     let names_net = has_word(line, "std") && words(line).any(|(word, rest)| word == "net" && !rest.starts_with('('));
     let found = names_net || words(line).any(|(word, _)| SOCKETS.contains(&word));
-    let message = "a socket outside crates/data (client of the Hub) and crates/parallel: ask one of them";
+    let message = "a socket outside crates/hub (its client) and crates/parallel: ask one of them";
     (found && !may_connect).then(|| message.to_owned())
 }
 
@@ -185,11 +185,11 @@ mod tests {
     }
 
     #[test]
-    fn only_data_and_parallel_open_sockets() {
+    fn only_hub_and_parallel_open_sockets() {
         for code in ["use std::net::TcpStream;", "use std :: net;", "let s = UnixListener::bind(p);"] {
             assert!(!clean("crates/train/src/a.rs", code), "{code}");
             assert!(!clean("xtask/src/a.rs", code), "{code}");
-            assert!(clean("crates/parallel/src/a.rs", code) && clean("crates/data/src/hub.rs", code), "{code}");
+            assert!(clean("crates/parallel/src/a.rs", code) && clean("crates/hub/src/http.rs", code), "{code}");
             assert!(clean("tests/tests/runs/a.rs", code) && !clean("crates/train/tests/a.rs", code), "{code}");
         }
         assert!(clean("crates/train/src/a.rs", "use std::network; // std::net"));

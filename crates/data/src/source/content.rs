@@ -9,12 +9,12 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use firebrick_hub::HubFile;
 use serde_json::{Value as Json, json};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::error::SourceError;
 use super::format::FileFormat;
-use super::hub::HubFile;
 use super::spec::SourceSpec;
 use crate::atomic_file;
 

@@ -53,8 +53,8 @@ pub enum SourceError {
         can_continue: bool,
     },
     /// The Hub or its cache: the network, access, or the disk.
-    #[error("{0}")]
-    Hub(String),
+    #[error(transparent)]
+    Hub(#[from] firebrick_hub::HubError),
 }
 
 impl SourceError {

@@ -7,12 +7,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use firebrick_hub::{Hub, HubId, RepoKind};
 use serde_json::Value as Json;
 
 use super::content::SourceFile;
 use super::error::SourceError;
 use super::format::{Compression, FileFormat, known_endings};
-use super::hub::{Hub, HubId};
+use super::hub_choice;
 use super::records::Source;
 use super::spec::SourceSpec;
 use super::splits;
@@ -50,7 +51,7 @@ fn resolve_files(spec: &SourceSpec, hub: &Hub) -> Result<Found, SourceError> {
         refuse_keys(spec, true)?;
         return local(spec, files, Vec::new());
     }
-    if !looks_local(path) && HubId::parse(&spec.path, None).is_some() {
+    if !looks_local(path) && HubId::parse(RepoKind::Dataset, &spec.path, None).is_some() {
         return on_hub(spec, hub);
     }
     Err(not_found(&spec.path, &format!("{}. A Hub dataset is named owner/name", siblings_of(path))))
@@ -75,12 +76,12 @@ fn refuse_keys(spec: &SourceSpec, is_file: bool) -> Result<(), SourceError> {
 }
 
 fn on_hub(spec: &SourceSpec, hub: &Hub) -> Result<Found, SourceError> {
-    let Some(id) = HubId::parse(&spec.path, spec.revision.as_deref()) else {
+    let Some(id) = HubId::parse(RepoKind::Dataset, &spec.path, spec.revision.as_deref()) else {
         let hint = "a Hub dataset is named owner/name, owner/name@revision or hf://datasets/owner/name";
         return Err(not_found(&spec.path, hint));
     };
     let listing = hub.listing(&id)?;
-    let paths = listing.choose(spec, &id)?;
+    let paths = hub_choice::choose(&listing, spec, &id)?;
     let format = common_format(paths.iter().map(Path::new), spec.file_format, &id.to_string())?;
     hub.check_cached(&id, &listing, &paths, spec.limit.is_some())?;
     let files = listing.files(&id, &paths).map(SourceFile::Hub).collect();
@@ -105,7 +106,7 @@ fn local(spec: &SourceSpec, files: Vec<PathBuf>, unread_splits: Vec<String>) -> 
         let size = fs::metadata(&path).map_err(|reason| SourceError::Open { path: path.clone(), reason })?.len();
         Ok(SourceFile::Local { path, size })
     };
-    let files = files.into_iter().map(with_size).collect::<Result<_, _>>()?;
+    let files = files.into_iter().map(with_size).collect::<Result<_, SourceError>>()?;
     Ok((files, format, unread_splits))
 }
 

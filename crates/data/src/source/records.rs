@@ -6,12 +6,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use firebrick_hub::Hub;
+
 use super::arrow::open_arrow;
 use super::content::{ContentKeys, SourceFile};
 use super::csv::CsvRecords;
 use super::error::SourceError;
 use super::format::FileFormat;
-use super::hub::Hub;
 use super::json::open_json;
 use super::jsonl::{TOO_LONG, json_lines};
 use super::open::{FileRecords, Lines, Progress, open_bytes, open_text};

@@ -24,8 +24,9 @@ use firebrick_kernels::{BackendKind, step_work};
 use firebrick_parallel::Ranks;
 use firebrick_precision::Format;
 
-use crate::console::{FailureReport, error_message};
+use crate::console::{Console, FailureReport, error_message};
 use crate::error::RunError;
+use crate::hub::Need;
 use crate::plan::{DataShape, Plan, PlanInputs, PlanRequest};
 use crate::run::device::catch_failure;
 use crate::run::together;
@@ -68,7 +69,10 @@ fn measured(
     print: &dyn Fn(&str),
 ) -> Result<BenchReport, RunError> {
     let config = options.recipe()?;
-    let model = ModelConfig::read(&config.model_folder()?)?;
+    let need = if options.random_base { Need::Description } else { Need::Weights };
+    let console = if ranks.is_main() { Console::VERBOSE } else { Console::QUIET };
+    let folder = config.fetch_model(need, console)?.folder;
+    let model = ModelConfig::read(&folder)?;
     let profile = HardwareProfile::detect();
     let data = DataShape {
         rows: options.micro_batch * ranks.world_size() * config.train.steps.unwrap_or(1) as usize,
@@ -82,7 +86,8 @@ fn measured(
     let world_size = ranks.world_size();
     let inputs =
         PlanInputs { config: &config, profile: &profile, model: &model, data: &data, world_size, request: &request };
-    let plan = Plan::resolve(inputs)?;
+    let mut plan = Plan::resolve(inputs)?;
+    plan.model_folder.value = folder;
     print(&format!("plan for the benchmark\n{plan}"));
     let report = FailureReport::new(&plan, None);
     let case = Case { options, plan: &plan, model: &model, ranks, clock, print };

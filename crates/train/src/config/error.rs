@@ -128,12 +128,12 @@ pub enum ConfigError {
         /// The reader's message.
         message: String,
     },
-    /// The model folder does not exist.
-    #[error("model '{model}' is not a folder on this machine; {help}")]
+    /// `model` is neither a folder nor an id of the Hub.
+    #[error("model '{model}' is neither a folder on this machine nor an id of the Hub; {help}")]
     NoModel {
         /// `model` as typed.
         model: String,
-        /// How to get it.
+        /// What to write.
         help: String,
     },
 }

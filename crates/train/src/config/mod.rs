@@ -86,38 +86,6 @@ impl RunConfig {
         // Invariant: a RunConfig is plain strings, numbers, lists and tables, and TOML can hold all of them.
         toml::to_string(&self.resolved()).expect("a RunConfig is always expressible as TOML")
     }
-
-    /// The model folder that `model` names.
-    ///
-    /// # Errors
-    /// [`ConfigError::NoModel`] with the download command if there is no such folder.
-    pub fn model_folder(&self) -> Result<PathBuf, ConfigError> {
-        let folder = PathBuf::from(&self.model);
-        if folder.is_dir() {
-            return Ok(folder);
-        }
-        let help = if let Some((_, short)) = self.model.split_once('/').filter(|parts| is_hub_id(*parts)) {
-            format!(
-                "download it first with `hf download {} --local-dir models/{short}` (pip install huggingface_hub), then \
-                 write model = \"models/{short}\"; relative paths start at the folder you run from",
-                self.model
-            )
-        } else {
-            "write the folder that holds config.json, the safetensors and tokenizer.json; relative paths start at the \
-             folder you run from"
-                .to_string()
-        };
-        Err(ConfigError::NoModel { model: self.model.clone(), help })
-    }
-}
-
-/// Whether `owner/name` may be an id on the Hub: then it needs no quotes in a shell.
-fn is_hub_id((owner, name): (&str, &str)) -> bool {
-    let is_plain = |part: &str| {
-        let allowed = |character: char| character.is_ascii_alphanumeric() || "-_.".contains(character);
-        !part.is_empty() && !part.starts_with('.') && part.chars().all(allowed)
-    };
-    is_plain(owner) && is_plain(name)
 }
 
 /// `path` itself where it exists or names a folder, otherwise the recipe of that name in `configs/`.
@@ -606,15 +574,6 @@ mod tests {
     fn unreadable_recipe_is_named() {
         let message = RunConfig::load(Path::new("no/such.toml"), &[]).unwrap_err().to_string();
         assert!(message.contains("cannot read the recipe no/such.toml"), "{message}");
-    }
-
-    #[test]
-    fn missing_model_folder_says_how_to_download() {
-        let config = read(SMALLEST, &["model=meta-llama/Llama-3.1-8B"]).unwrap();
-        let message = config.model_folder().unwrap_err().to_string();
-        assert!(message.contains("hf download meta-llama/Llama-3.1-8B --local-dir models/Llama-3.1-8B"), "{message}");
-        let message = read(SMALLEST, &["model=./nowhere"]).unwrap().model_folder().unwrap_err().to_string();
-        assert!(message.contains("config.json"), "{message}");
     }
 
     #[test]

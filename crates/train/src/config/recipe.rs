@@ -30,8 +30,8 @@ pub struct RunConfig {
     /// NVIDIA card, otherwise the fastest of the others.
     #[serde(default)]
     pub backend: BackendChoice,
-    /// Folder of the model (config.json, safetensors, tokenizer.json), relative to the working directory.
-    /// A Hub id is recognized and answered with the command that downloads it.
+    /// Folder of the model (config.json, safetensors, tokenizer.json), relative to the working directory, or an id of the Hub:
+    /// "owner/name" or "owner/name@revision". A folder wins over an id.
     pub model: String,
     /// Where the weights come from: "pretrained" reads them from the model folder, "random" needs only config.json and
     /// tokenizer.json there. Default "pretrained".

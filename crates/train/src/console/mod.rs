@@ -3,6 +3,7 @@
 //! Trade-off: the only place in the library that prints; everything else returns values.
 
 mod activity;
+mod download;
 mod failure;
 mod message;
 mod program;
@@ -12,6 +13,7 @@ mod source_report;
 mod summary;
 
 pub use activity::Activity;
+pub use download::Download;
 pub use failure::{Failure, FailureReport};
 pub use message::error_message;
 pub use program::program;

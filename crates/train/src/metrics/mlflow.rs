@@ -283,7 +283,7 @@ impl Client {
     fn experiment(&self, name: &str) -> Result<String, MlflowError> {
         const GET: &str = "experiments/get-by-name";
         let url = format!("{}/api/2.0/mlflow/{GET}?experiment_name={}", self.uri, percent_encoded(name));
-        let mut request = firebrick_data::http_agent().get(&url);
+        let mut request = firebrick_hub::http_agent().get(&url);
         if let Some(authorization) = &self.authorization {
             request = request.header("authorization", authorization);
         }
@@ -310,7 +310,7 @@ impl Client {
 
     fn post(&self, request: &'static str, body: &Value) -> Result<Value, MlflowError> {
         let url = format!("{}/api/2.0/mlflow/{request}", self.uri);
-        let mut call = firebrick_data::http_agent().post(&url).header("content-type", "application/json");
+        let mut call = firebrick_hub::http_agent().post(&url).header("content-type", "application/json");
         if let Some(authorization) = &self.authorization {
             call = call.header("authorization", authorization);
         }

@@ -15,6 +15,7 @@ use firebrick_parallel::{ParallelError, Ranks};
 use crate::config::RunConfig;
 use crate::console::{Console, FailureReport, Outcome, error_message};
 use crate::error::RunError;
+use crate::hub::Need;
 use crate::plan::PlanRequest;
 use crate::run::device::catch_failure;
 use crate::run::interrupt::Interrupt;
@@ -69,13 +70,14 @@ fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, 
     let RunOptions { config, resume, console, interrupt, trace, force, ranks } = options;
     together::agree_on_recipe(&ranks, &config)?;
     let (date, resumed) = together::start_of(&ranks, &config, resume.as_ref())?;
+    config.fetch_model(Need::Weights, console)?;
     if resumed.is_none() {
         check_start(&config)?;
     }
     let request = PlanRequest { force, local_ranks: ranks.local_world_size(), ..PlanRequest::default() };
     let prepared = {
         let _shown = console.activity(reading_data);
-        together::prepare_in_turn(&ranks, || prepare_as(config, date, ranks.world_size(), &request))?
+        together::prepare_in_turn(&ranks, || prepare_as(config, date, ranks.world_size(), &request, Need::Weights))?
     };
     together::agree_on_data(&ranks, &prepared)?;
     let mut notes = prepared.data_notes.clone();

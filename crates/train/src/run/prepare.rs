@@ -12,7 +12,9 @@ use firebrick_model::peft::check_adapter;
 use firebrick_model::{Companions, HfFolder};
 
 use crate::config::{Init, RunConfig};
+use crate::console::Console;
 use crate::error::RunError;
+use crate::hub::Need;
 use crate::plan::{self, DataShape, Plan, PlanInputs, PlanRequest};
 use crate::run::evaluate::EvaluationSet;
 use crate::run::sampling::{ChosenSampling, TypedSampling};
@@ -51,12 +53,13 @@ pub fn prepare(recipe: RunConfig) -> Result<Prepared, RunError> {
     prepare_at(recipe, now(), 1)
 }
 
-/// As [`prepare`], for a run of `world_size` processes, the machine, and with the liberties of `request`.
+/// As [`prepare`], for a run of `world_size` processes, the machine, and with the liberties of `request`. Of a model on the Hub the weights
+/// are left there.
 ///
 /// # Errors
 /// As [`prepare_at`].
 pub fn prepare_for(recipe: RunConfig, world_size: usize, request: &PlanRequest) -> Result<Prepared, RunError> {
-    prepare_as(recipe, now(), world_size, request)
+    prepare_as(recipe, now(), world_size, request, Need::Description)
 }
 
 /// Checks that a new run can start from the adapter that its recipe names. A resumed run starts from its checkpoint.
@@ -76,7 +79,7 @@ pub fn check_start(recipe: &RunConfig) -> Result<(), RunError> {
 /// # Errors
 /// Anything wrong with the recipe, the tokenizer, the data, the model's config or the machine.
 pub fn prepare_at(recipe: RunConfig, date: i64, world_size: usize) -> Result<Prepared, RunError> {
-    prepare_as(recipe, date, world_size, &PlanRequest::default())
+    prepare_as(recipe, date, world_size, &PlanRequest::default(), Need::Weights)
 }
 
 /// As [`prepare_at`] and [`prepare_for`].
@@ -88,10 +91,12 @@ pub(crate) fn prepare_as(
     date: i64,
     world_size: usize,
     request: &PlanRequest,
+    need: Need,
 ) -> Result<Prepared, RunError> {
-    let folder = recipe.model_folder()?;
+    let found = recipe.fetch_model(need, Console::QUIET)?;
+    let folder = found.folder;
     let mut model_config = ModelConfig::read(&folder)?;
-    check_model(&recipe, &folder, &model_config)?;
+    check_model(&recipe, &folder, &model_config, found.missing_bytes == 0)?;
     let tokenizer = data_sets::tokenizer(&recipe, &folder, date)?;
     let (tokens, rows) = (tokenizer.vocab_size(), model_config.spec.vocab_size);
     if tokens > rows {
@@ -100,6 +105,11 @@ pub(crate) fn prepare_as(
     let profile = request.profile();
     let data = data_sets::read(&recipe, &tokenizer, plan::tokenizing(&recipe, &profile))?;
     let mut data_notes = data.notes();
+    if recipe.init == Init::Pretrained && found.missing_bytes > 0 {
+        let gigabytes = found.missing_bytes as f64 / 1e9;
+        data_notes
+            .push(format!("the weights of {} ({gigabytes:.2} GB) are on the Hub; a run downloads them", recipe.model));
+    }
     if profile.named.is_some() {
         data_notes.extend(profile.notes.iter().cloned());
     }
@@ -115,7 +125,9 @@ pub(crate) fn prepare_as(
     let shape = DataShape::new(&train, has_chats);
     let inputs =
         PlanInputs { config: &recipe, profile: &profile, model: &model_config, data: &shape, world_size, request };
-    let plan = Plan::resolve(inputs)?;
+    let mut plan = Plan::resolve(inputs)?;
+    // The recipe may name it by its id.
+    plan.model_folder.value.clone_from(&folder);
     let evaluation = match data.held_out {
         Some(documents) => EvaluationSet::new(&plan, documents, packing, &tokenizer)?,
         None => EvaluationSet::default(),
@@ -140,12 +152,17 @@ fn chosen_template(recipe: &RunConfig, tokenizer: &Tokenizer) -> Result<Option<S
 }
 
 /// Refuses settings of the adapter and weight files that do not fit the model, before data is read, which may take long.
-fn check_model(recipe: &RunConfig, folder: &Path, model_config: &ModelConfig) -> Result<(), RunError> {
+fn check_model(
+    recipe: &RunConfig,
+    folder: &Path,
+    model_config: &ModelConfig,
+    has_weights: bool,
+) -> Result<(), RunError> {
     if let Some(lora) = &recipe.lora {
         let lora = lora.clone().into_config(folder).resolve(&model_config.spec)?;
         lora.check_unordered(&model_config.spec)?;
     }
-    if recipe.init == Init::Pretrained {
+    if recipe.init == Init::Pretrained && has_weights {
         HfFolder::open(folder)?.check_complete(&model_config.spec)?;
     }
     Ok(())

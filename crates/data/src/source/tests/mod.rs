@@ -5,6 +5,7 @@
 mod damage;
 mod formats;
 mod golden;
+mod hub;
 mod mixing;
 mod paths;
 
@@ -20,7 +21,9 @@ use arrow_schema::{DataType, Field, Fields};
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
-use super::{Hub, HubSettings, Record, SourceError, SourceSpec};
+use firebrick_hub::{Hub, HubSettings};
+
+use super::{Record, SourceError, SourceSpec};
 
 /// A folder for a test, with helpers.
 struct Folder(TempDir);

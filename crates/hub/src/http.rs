@@ -1,8 +1,8 @@
-//! The requests to the Hub: a dataset's listing and the content of a file.
+//! Requests that read from the Hub: a repository's listing and the content of a file.
 //!
 //! Redirects are followed here, because only the Hub may receive the token, and because the name of the content (its
-//! ETag) is in the Hub's own response, not in that of the storage it redirects to. Trade-off: one file is downloaded
-//! over one connection.
+//! ETag) is in the Hub's own response, not in that of the storage it redirects to.
+//! Trade-off: one file is downloaded over one connection.
 
 use std::io::Read;
 use std::sync::{Arc, LazyLock};
@@ -14,13 +14,14 @@ use ureq::http::Response;
 use ureq::tls::{RootCerts, TlsConfig};
 use ureq::{Agent, Body};
 
-use super::super::error::SourceError;
-use super::listing::HubId;
-use super::settings::HubSettings;
+use crate::error::HubError;
+use crate::id::{HubId, RepoKind};
+use crate::listing::HubFile;
+use crate::settings::HubSettings;
 
 const MAX_LISTING_BYTES: u64 = 256 << 20;
 const MAX_REDIRECTS: usize = 10;
-const ATTEMPTS: u32 = 5;
+pub(crate) const ATTEMPTS: u32 = 5;
 
 /// One connection pool for the process.
 static AGENT: LazyLock<Agent> = LazyLock::new(|| {
@@ -45,23 +46,23 @@ pub fn http_agent() -> &'static Agent {
 }
 
 /// The Hub's response about a file, and the open connection.
-pub(super) struct Content {
+pub(crate) struct Content {
     /// Name of the content.
-    pub(super) etag: String,
+    pub(crate) etag: String,
     /// Size of the whole file in bytes, if reported.
-    pub(super) size: Option<u64>,
+    pub(crate) size: Option<u64>,
     /// Offset of the first byte of `body`: 0 or the requested offset.
-    pub(super) begins_at: u64,
+    pub(crate) begins_at: u64,
     /// The bytes.
-    pub(super) body: Box<dyn Read + Send>,
+    pub(crate) body: Box<dyn Read + Send>,
 }
 
-/// Requests the listing of a dataset.
-pub(super) fn listing(settings: &HubSettings, id: &HubId) -> Result<Json, SourceError> {
-    let revision = encode(&id.revision, false);
-    let url = format!("{}/api/datasets/{}/revision/{revision}?blobs=true", settings.endpoint, id.name);
-    let mut response = get(settings, &url, 0, &id.to_string())?.0;
-    let failed = |reason: String| failed(&url, reason);
+/// Requests the listing of a repository.
+pub(crate) fn listing(settings: &HubSettings, id: &HubId) -> Result<Json, HubError> {
+    let (kind, revision) = (id.kind.plural(), encode(&id.revision, false));
+    let url = format!("{}/api/{kind}/{}/revision/{revision}?blobs=true", settings.endpoint, id.name);
+    let mut response = get(settings, &url, 0, (id.kind, &id.to_string()))?.0;
+    let failed = |reason: String| HubError::request(&url, reason);
     let mut text = Vec::new();
     let read = response.body_mut().as_reader().take(MAX_LISTING_BYTES + 1).read_to_end(&mut text);
     read.map_err(|error| failed(error.to_string()))?;
@@ -72,16 +73,11 @@ pub(super) fn listing(settings: &HubSettings, id: &HubId) -> Result<Json, Source
 }
 
 /// Requests a file's content from byte `begin` on.
-pub(super) fn content(
-    settings: &HubSettings,
-    name: &str,
-    commit: &str,
-    path: &str,
-    begin: u64,
-) -> Result<Content, SourceError> {
-    let url = format!("{}/datasets/{name}/resolve/{commit}/{}", settings.endpoint, encode(path, true));
-    let (response, etag) = get(settings, &url, begin, name)?;
-    let etag = etag.filter(|etag| is_name(etag)).ok_or_else(|| failed(&url, "the answer has no ETag".to_owned()))?;
+pub(crate) fn content(settings: &HubSettings, file: &HubFile, begin: u64) -> Result<Content, HubError> {
+    let HubFile { kind, name, commit, path, .. } = file;
+    let url = format!("{}/{}{name}/resolve/{commit}/{}", settings.endpoint, kind.prefix(), encode(path, true));
+    let (response, etag) = get(settings, &url, begin, (*kind, name))?;
+    let etag = etag.filter(|etag| is_name(etag)).ok_or_else(|| HubError::request(&url, "the answer has no ETag"))?;
     let header = |name: &str| response.headers().get(name)?.to_str().ok();
     let begins_at = if response.status().as_u16() == 206 { begin } else { 0 };
     // "bytes 100-199/200"
@@ -96,17 +92,17 @@ fn get(
     settings: &HubSettings,
     url: &str,
     begin: u64,
-    what: &str,
-) -> Result<(Response<Body>, Option<String>), SourceError> {
+    what: (RepoKind, &str),
+) -> Result<(Response<Body>, Option<String>), HubError> {
     let mut attempt = 1;
     loop {
         let error = match follow(settings, url, begin) {
             Ok((response, etag)) => match response.status().as_u16() {
                 200 | 206 => return Ok((response, etag)),
-                status @ (429 | 500..=599) => failed(url, format!("the server answered {status}")),
+                status @ (429 | 500..=599) => HubError::request(url, format!("the server answered {status}")),
                 _ => return Err(refused(settings, url, &response, what)),
             },
-            Err(reason) => failed(url, reason),
+            Err(reason) => HubError::request(url, reason),
         };
         if attempt == ATTEMPTS {
             return Err(error);
@@ -140,22 +136,29 @@ fn follow(settings: &HubSettings, url: &str, begin: u64) -> Result<(Response<Bod
         let target = header("location").ok_or("a redirect without a target")?;
         url = if target.starts_with('/') { format!("{}{target}", origin(&url)) } else { target };
         if !url.starts_with("https://") && !url.starts_with(origin(&settings.endpoint)) {
-            return Err(format!("redirected to {url}, which is not encrypted"));
+            let target = url.split('?').next().unwrap_or_default();
+            return Err(format!("redirected to {target}, which is not encrypted"));
         }
     }
     Err("too many redirects".to_owned())
 }
 
 /// Scheme, host and port.
-fn origin(url: &str) -> &str {
+pub(crate) fn origin(url: &str) -> &str {
     let start = url.find("://").map_or(0, |at| at + 3);
     url[start..].find(['/', '?', '#']).map_or(url, |end| &url[..start + end])
 }
 
-fn refused(settings: &HubSettings, url: &str, response: &Response<Body>, what: &str) -> SourceError {
+/// Why the Hub refuses access to a repository, and what to do about it.
+pub(crate) fn refused(
+    settings: &HubSettings,
+    url: &str,
+    response: &Response<Body>,
+    (kind, what): (RepoKind, &str),
+) -> HubError {
     let code = response.headers().get("x-error-code").and_then(|code| code.to_str().ok()).unwrap_or_default();
     let has_token = settings.token.is_some();
-    let page = format!("{}/datasets/{}", settings.endpoint, what.split('@').next().unwrap_or(what));
+    let page = format!("{}/{}{}", settings.endpoint, kind.prefix(), what.split('@').next().unwrap_or(what));
     let hint = match (response.status().as_u16(), code) {
         (_, "GatedRepo") if has_token => {
             format!("it is gated: ask for access at {page} with the account of your token")
@@ -179,15 +182,10 @@ fn refused(settings: &HubSettings, url: &str, response: &Response<Body>, what: &
         }
         (status, code) => {
             let answer = format!("the server answered {status} {code}");
-            return failed(url, answer.trim_end().to_owned());
+            return HubError::request(url, answer.trim_end());
         }
     };
-    SourceError::Hub(format!("{} has no dataset {what:?} that you can access: {hint}", settings.endpoint))
-}
-
-/// The error of a request that failed.
-pub(super) fn failed(url: &str, reason: String) -> SourceError {
-    SourceError::Hub(format!("cannot get {url}: {reason}. Try again, or work from the cache with HF_HUB_OFFLINE=1"))
+    HubError::Refused { endpoint: settings.endpoint.clone(), what: format!("{} {what:?}", kind.noun()), hint }
 }
 
 /// Whether an ETag can be a file name.
@@ -196,7 +194,7 @@ fn is_name(etag: &str) -> bool {
 }
 
 /// Percent-encodes a part of a URL; slashes too unless it is a path.
-fn encode(text: &str, is_path: bool) -> String {
+pub(crate) fn encode(text: &str, is_path: bool) -> String {
     let mut encoded = String::with_capacity(text.len());
     for &byte in text.as_bytes() {
         match byte {

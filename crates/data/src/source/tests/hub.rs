@@ -1,8 +1,6 @@
-//! A local imitation of the Hub: only the responses that are used, in the form of huggingface.co.
+//! Datasets of the Hub: selected by configuration and split, fetched, and read offline; against a server on this machine.
 //!
 //! Trade-off: no TLS, which the client's library covers.
-
-mod server;
 
 use std::fs;
 use std::path::Path;
@@ -11,14 +9,15 @@ use std::sync::Mutex;
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
 
+use firebrick_hub::imitation::{Answer, Request, Server, sha256};
+use firebrick_hub::{Hub, HubId, HubSettings, RepoKind};
+
 use super::super::{ContentKeys, Record, SourceError, SourceSpec};
-use super::*;
-use server::{Answer, Request, Server};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// A dataset with these files and these configurations on its card.
-fn dataset(files: &[(&str, &str)], configs: Json) -> impl Fn(&Request) -> Answer + Send + use<> {
+fn dataset(files: &[(&str, &str)], configs: Json) -> impl Fn(&Request) -> Answer + Send + Sync + use<> {
     let files: Vec<(String, String)> = files.iter().map(|&(path, text)| (path.to_owned(), text.to_owned())).collect();
     move |request| {
         if request.target.starts_with("/api/datasets/owner/name/revision/") {
@@ -30,27 +29,14 @@ fn dataset(files: &[(&str, &str)], configs: Json) -> impl Fn(&Request) -> Answer
         }
         let path = request.target.strip_prefix(&format!("/datasets/owner/name/resolve/{COMMIT}/"));
         match files.iter().find(|(known, _)| Some(known.as_str()) == path) {
-            Some((path, text)) => ranged(request, text).with("etag", format!("\"{}\"", etag(path))),
+            Some((_, text)) => Answer::ranged(request, text.as_bytes()).with("etag", format!("\"{}\"", etag(text))),
             None => Answer::new(404, "").with("x-error-code", "RepoNotFound"),
         }
     }
 }
 
-/// The text from the requested offset on.
-fn ranged(request: &Request, text: &str) -> Answer {
-    let begin =
-        request.head.split("range: bytes=").nth(1).and_then(|range| range.split('-').next()?.parse::<usize>().ok());
-    match begin {
-        None => Answer::new(200, text),
-        Some(begin) => {
-            let range = format!("bytes {begin}-{}/{}", text.len() - 1, text.len());
-            Answer::new(206, &text[begin..]).with("content-range", range)
-        }
-    }
-}
-
-fn etag(path: &str) -> String {
-    format!("{:064x}", xxhash_rust::xxh3::xxh3_128(path.as_bytes()))
+fn etag(text: &str) -> String {
+    sha256(text.as_bytes())
 }
 
 struct Client {
@@ -127,16 +113,16 @@ fn a_dataset_is_downloaded_by_split_into_the_layout_of_huggingface_hub() {
     assert_eq!(fs::read_to_string(repository.join("refs/main")).unwrap(), COMMIT);
     let file = repository.join("snapshots").join(COMMIT).join("data/train-00000-of-00002.jsonl");
     assert_eq!(fs::read_to_string(&file).unwrap(), row("a"));
-    let blob = repository.join("blobs").join(etag("data/train-00000-of-00002.jsonl"));
+    let blob = repository.join("blobs").join(etag(&row("a")));
     assert_eq!(fs::read_to_string(&blob).unwrap(), row("a"));
     if cfg!(unix) {
         assert_eq!(fs::canonicalize(&file).unwrap(), fs::canonicalize(&blob).unwrap());
         assert!(fs::read_link(&file).unwrap().starts_with("../../../blobs"));
     }
     // Downloaded files are not downloaded again; only the listing is requested.
-    let before = server.targets().len();
+    let before = server.requests().len();
     client.texts(&spec());
-    assert_eq!(server.targets().len(), before + 1);
+    assert_eq!(server.requests().len(), before + 1);
 }
 
 #[test]
@@ -145,14 +131,14 @@ fn offline_reads_downloaded_files_and_names_missing_ones() {
     let client = Client::new(&server);
     client.texts(&spec());
     let client = client.offline();
-    let before = server.targets().len();
+    let before = server.requests().len();
     assert_eq!(client.texts(&spec()), ["a", "b"]);
     assert_eq!(client.texts(&SourceSpec { revision: Some(COMMIT.to_owned()), ..spec() }), ["a", "b"]);
     let error = client.error(&split("test"));
     assert!(error.contains("not in the cache") && error.contains("HF_HUB_OFFLINE"), "{error}");
     assert!(client.error(&SourceSpec::new("owner/other")).contains("owner/other is not in the cache"));
     assert!(client.error(&SourceSpec::new("owner/name@dev")).contains("owner/name@dev is not in the cache"));
-    assert_eq!(server.targets().len(), before);
+    assert_eq!(server.requests().len(), before);
 }
 
 #[test]
@@ -207,13 +193,13 @@ fn a_private_dataset_needs_a_token_which_only_the_hub_receives() {
     let target = format!("{}/storage?signed=1", storage.address);
     let open = dataset(&[("train.jsonl", "")], Json::Null);
     let server = Server::new(move |request| {
-        if !request.head.contains("authorization: bearer secret") {
+        if request.header("authorization") != Some("bearer secret") {
             return Answer::new(401, "").with("x-error-code", "RepoNotFound");
         }
         if request.target.starts_with("/api") {
             return open(request);
         }
-        Answer::new(302, "").with("location", target.clone()).with("x-linked-etag", format!("\"{}\"", etag("linked")))
+        Answer::new(302, "").with("location", target.clone()).with("x-linked-etag", format!("\"{}\"", etag(&row("a"))))
     });
     let mut client = Client::new(&server);
     let error = client.error(&spec());
@@ -222,16 +208,16 @@ fn a_private_dataset_needs_a_token_which_only_the_hub_receives() {
     // The storage of the test has another port and so another origin, and is not encrypted: it is refused as such ...
     let error = client.error(&spec());
     assert!(error.contains("not encrypted"), "{error}");
-    assert!(storage.targets().is_empty());
+    assert!(storage.requests().is_empty());
 }
 
 #[test]
 fn a_redirect_within_the_hub_is_followed_with_the_token_and_keeps_its_etag() {
     let open = dataset(&[("train.jsonl", "{\"text\":\"a\"}\n")], Json::Null);
     let server = Server::new(move |request| {
-        assert!(request.head.contains("authorization: bearer secret"));
+        assert!(request.header("authorization") == Some("bearer secret"));
         if request.target.contains("/resolve/") {
-            let linked = format!("\"{}\"", etag("linked"));
+            let linked = format!("\"{}\"", etag(&row("a")));
             return Answer::new(302, "").with("location", "/elsewhere").with("x-linked-etag", linked);
         }
         if request.target == "/elsewhere" { Answer::new(200, row("a")) } else { open(request) }
@@ -239,7 +225,7 @@ fn a_redirect_within_the_hub_is_followed_with_the_token_and_keeps_its_etag() {
     let mut client = Client::new(&server);
     client.settings.token = Some("secret".to_owned());
     assert_eq!(client.texts(&spec()), ["a"]);
-    assert!(client.repository().join("blobs").join(etag("linked")).is_file());
+    assert!(client.repository().join("blobs").join(etag(&row("a"))).is_file());
 }
 
 #[test]
@@ -297,7 +283,7 @@ fn a_limit_downloads_only_the_files_it_needs() {
     let server = Server::new(dataset(&two_splits(), Json::Null));
     let client = Client::new(&server);
     assert_eq!(client.texts(&SourceSpec { limit: Some(1), ..spec() }), ["a"]);
-    assert_eq!(server.targets().len(), 2);
+    assert_eq!(server.requests().len(), 2);
     assert_eq!(client.offline().texts(&SourceSpec { limit: Some(1), ..spec() }), ["a"]);
 }
 
@@ -310,7 +296,7 @@ fn concurrent_downloads_all_succeed() {
         let readers: Vec<_> = (0..4).map(|_| scope.spawn(|| client.texts(&spec()).len())).collect();
         readers.into_iter().for_each(|reader| assert_eq!(reader.join().unwrap(), 20_000));
     });
-    assert_eq!(blobs_of(&client.repository()), [etag("train.jsonl")]);
+    assert_eq!(blobs_of(&client.repository()), [etag(&text)]);
 }
 
 #[test]
@@ -319,9 +305,15 @@ fn paths_that_leave_the_cache_are_not_downloaded() {
     let server = Server::new(dataset(&files, Json::Null));
     let client = Client::new(&server);
     assert!(client.error(&spec()).contains("no data files"));
-    assert!(HubId::parse("../name", None).is_none() && HubId::parse("owner/name@../x", None).is_none());
-    assert!(HubId::parse("a/b/c", None).is_none() && HubId::parse("data", None).is_none());
-    assert_eq!(HubId::parse("hf://datasets/o/n@v1", None).unwrap().to_string(), "o/n@v1");
+    assert!(
+        HubId::parse(RepoKind::Dataset, "../name", None).is_none()
+            && HubId::parse(RepoKind::Dataset, "owner/name@../x", None).is_none()
+    );
+    assert!(
+        HubId::parse(RepoKind::Dataset, "a/b/c", None).is_none()
+            && HubId::parse(RepoKind::Dataset, "data", None).is_none()
+    );
+    assert_eq!(HubId::parse(RepoKind::Dataset, "hf://datasets/o/n@v1", None).unwrap().to_string(), "o/n@v1");
 }
 
 #[test]
@@ -333,7 +325,7 @@ fn the_content_key_of_a_dataset_depends_on_its_commit_and_needs_no_download() {
         });
         let client = Client::new(&server);
         let key = spec().resolve(&client.hub()).unwrap().content_key(&ContentKeys::uncached()).unwrap();
-        assert_eq!(server.targets().len(), 1);
+        assert_eq!(server.requests().len(), 1);
         key
     };
     let other = "76543210fedcba9876543210fedcba9876543210";

@@ -1,0 +1,193 @@
+//! The Hub's cache on disk, in the layout of `huggingface_hub`, so that both find each other's files.
+//!
+//! ```text
+//! CACHE/models--OWNER--NAME/refs/REVISION          the commit of a branch or tag at the last request
+//!                          /blobs/ETAG             the content of a file
+//!                          /snapshots/COMMIT/PATH  a link to its blob (a copy where links are not available)
+//!                          /.firebrick/COMMIT.json the files of the repository and a part of its card (written by Firebrick)
+//! CACHE/.locks/models--OWNER--NAME/ETAG.lock       held while a blob is downloaded
+//! ```
+//!
+//! Trade-off: nothing is ever deleted. Source: huggingface_hub, "Understand caching".
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use tempfile::Builder;
+
+use crate::error::HubError;
+use crate::id::{RepoKind, is_commit};
+
+/// Deeper folders are not entered: a link that leads upwards would never end.
+const MAX_DEPTH: usize = 32;
+
+/// The part of the cache that belongs to one repository.
+pub(crate) struct RepoCache {
+    root: PathBuf,
+    locks: PathBuf,
+}
+
+impl RepoCache {
+    /// `name` is `owner/name`.
+    pub(crate) fn new(cache: &Path, kind: RepoKind, name: &str) -> Self {
+        let folder = format!("{}--{}", kind.plural(), name.replace('/', "--"));
+        Self { root: cache.join(&folder), locks: cache.join(".locks").join(folder) }
+    }
+
+    /// The commit of a revision, if it is known.
+    pub(crate) fn commit(&self, revision: &str) -> Option<String> {
+        if is_commit(revision) && self.snapshot(revision).is_dir() {
+            return Some(revision.to_owned());
+        }
+        let text = fs::read_to_string(self.root.join("refs").join(revision)).ok()?;
+        let commit = text.trim();
+        is_commit(commit).then(|| commit.to_owned())
+    }
+
+    /// Stores the commit of a revision.
+    pub(crate) fn set_commit(&self, revision: &str, commit: &str) -> Result<(), HubError> {
+        if revision == commit {
+            return Ok(());
+        }
+        write(&self.root.join("refs").join(revision), commit.as_bytes())
+    }
+
+    /// The folder of a commit.
+    pub(crate) fn snapshot(&self, commit: &str) -> PathBuf {
+        self.root.join("snapshots").join(commit)
+    }
+
+    /// The path of a file.
+    pub(crate) fn file(&self, commit: &str, path: &str) -> PathBuf {
+        path.split('/').fold(self.snapshot(commit), |folder, part| folder.join(part))
+    }
+
+    /// All files of a commit that are in the cache, as paths with `/`, with sizes.
+    pub(crate) fn files(&self, commit: &str) -> Vec<(String, u64)> {
+        let mut files = Vec::new();
+        list_files(&self.snapshot(commit), "", 0, &mut files);
+        files
+    }
+
+    /// The stored listing of a commit.
+    pub(crate) fn listing(&self, commit: &str) -> Option<serde_json::Value> {
+        serde_json::from_slice(&fs::read(self.listing_path(commit)).ok()?).ok()
+    }
+
+    /// Stores a listing.
+    pub(crate) fn set_listing(&self, commit: &str, listing: &serde_json::Value) -> Result<(), HubError> {
+        write(&self.listing_path(commit), listing.to_string().as_bytes())
+    }
+
+    fn listing_path(&self, commit: &str) -> PathBuf {
+        self.root.join(".firebrick").join(format!("{commit}.json"))
+    }
+
+    /// The path of a blob.
+    pub(crate) fn blob(&self, etag: &str) -> PathBuf {
+        self.root.join("blobs").join(etag)
+    }
+
+    /// Waits until no other process downloads this content; the lock ends with the returned file.
+    pub(crate) fn lock(&self, etag: &str) -> Result<File, HubError> {
+        let path = self.locks.join(format!("{etag}.lock"));
+        let failed = HubError::cache(&path);
+        fs::create_dir_all(&self.locks).map_err(&failed)?;
+        let file = File::options().create(true).append(true).open(&path).map_err(&failed)?;
+        file.lock().map_err(&failed)?;
+        Ok(file)
+    }
+
+    /// Links a blob as a file of a commit.
+    pub(crate) fn link(&self, etag: &str, commit: &str, path: &str) -> Result<PathBuf, HubError> {
+        let (place, blob) = (self.file(commit, path), self.blob(etag));
+        let failed = |reason| HubError::Cache { path: place.clone(), reason };
+        let folder = place.parent().expect("inside the snapshot");
+        fs::create_dir_all(folder).map_err(failed)?;
+        // A relative link stays valid when the cache is moved: it goes up from its folder to the repository's.
+        let up = "../".repeat(path.split('/').count() + 1);
+        let target = format!("{up}blobs/{etag}");
+        let link = Builder::new()
+            .make_in(folder, |link| symlink(Path::new(&target), link).or_else(|_| fs::copy(&blob, link).map(drop)));
+        link.and_then(|link| link.persist(&place).map_err(|error| error.error)).map_err(failed)?;
+        Ok(place)
+    }
+}
+
+/// All files below a folder as paths with `/` after `prefix`, with sizes, except hidden ones. Links are followed; what cannot be
+/// listed is not in the cache.
+fn list_files(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<(String, u64)>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+        let Ok(target) = fs::metadata(&path) else { continue };
+        if name.starts_with('.') {
+            continue;
+        }
+        if target.is_dir() && depth < MAX_DEPTH {
+            list_files(&path, &format!("{prefix}{name}/"), depth + 1, found);
+        } else if target.is_file() {
+            found.push((format!("{prefix}{name}"), target.len()));
+        }
+    }
+}
+
+/// The snapshot that a folder stands for: that of `refs/main`, or the only one, where the folder is a repository of a cache
+/// (`models--OWNER--NAME`); the folder itself otherwise.
+///
+/// # Errors
+/// A repository of a cache with no snapshot, or with several and no `refs/main`.
+pub fn snapshot_of(folder: &Path) -> Result<PathBuf, HubError> {
+    let snapshots = folder.join("snapshots");
+    let is_repository = folder.join("blobs").is_dir() || folder.join("refs").is_dir();
+    if folder.join("config.json").exists() || !snapshots.is_dir() || !is_repository {
+        return Ok(folder.to_owned());
+    }
+    let missing = |missing: String| HubError::NoSnapshot { folder: folder.to_owned(), missing };
+    if let Ok(commit) = fs::read_to_string(folder.join("refs/main")) {
+        let snapshot = snapshots.join(commit.trim());
+        let is_there = is_commit(commit.trim()) && snapshot.is_dir();
+        return if is_there { Ok(snapshot) } else { Err(missing(format!("the snapshot {} of main", commit.trim()))) };
+    }
+    let found: Vec<PathBuf> =
+        fs::read_dir(&snapshots).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    match found.as_slice() {
+        [only] => Ok(only.clone()),
+        [] => Err(missing("any snapshot".to_owned())),
+        _ => Err(missing(format!("refs/main, and with {} snapshots", found.len()))),
+    }
+}
+
+/// Writes a file so that readers see all of it or nothing.
+fn write(path: &Path, bytes: &[u8]) -> Result<(), HubError> {
+    let folder = path.parent().expect("inside the cache");
+    let write = || {
+        fs::create_dir_all(folder)?;
+        let mut file = readable_by_others().tempfile_in(folder)?;
+        file.write_all(bytes)?;
+        file.persist(path).map(drop).map_err(|error| error.error)
+    };
+    write().map_err(HubError::cache(path))
+}
+
+/// Temporary files that, as others, the process's umask decides about, and not only their owner reads: caches are shared.
+fn readable_by_others() -> Builder<'static, 'static> {
+    let mut builder = Builder::new();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(fs::Permissions::from_mode(0o666));
+    }
+    builder
+}
+
+#[cfg(unix)]
+fn symlink(target: &Path, link: &Path) -> std::io::Result<()> {
+    std::os::unix::fs::symlink(target, link)
+}
+
+/// Links need a privilege on Windows that few users have: a copy is made instead.
+#[cfg(not(unix))]
+fn symlink(_: &Path, _: &Path) -> std::io::Result<()> {
+    Err(std::io::ErrorKind::Unsupported.into())
+}

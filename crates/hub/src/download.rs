@@ -1,0 +1,141 @@
+//! From a file of a repository to a file in the cache.
+//!
+//! What arrived stays when a connection breaks, and the next attempt asks for the rest; the whole is checked against the hash that is
+//! its name before it appears in the cache.
+//! Trade-off: the check reads a large file once more, from the page cache.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::cache::RepoCache;
+use crate::digest;
+use crate::error::HubError;
+use crate::http::{self, Content};
+use crate::hub::Hub;
+use crate::listing::HubFile;
+
+const CHUNK_BYTES: usize = 1 << 20;
+const ATTEMPTS: u32 = 5;
+/// Files that travel at a time.
+const CONNECTIONS: usize = 4;
+
+impl Hub {
+    /// The path of a file in the cache; downloaded if it is not there.
+    ///
+    /// # Errors
+    /// No access; requests that keep failing; content that is not what its name says; a cache that cannot be written; offline and not
+    /// in the cache.
+    pub fn fetch(&self, file: &HubFile) -> Result<PathBuf, HubError> {
+        let (place, is_there) = self.place(file);
+        if is_there {
+            return Ok(place);
+        }
+        if self.settings.is_offline {
+            return Err(self.not_cached(file.to_string()));
+        }
+        let cache = RepoCache::new(&self.settings.cache, file.kind, &file.name);
+        let content = http::content(&self.settings, file, 0)?;
+        let etag = content.etag.clone();
+        let _lock = cache.lock(&etag)?;
+        if cache.blob(&etag).is_file() {
+            self.progress.advance(file.size);
+        } else {
+            self.download(file, content, &cache.blob(&etag))?;
+        }
+        cache.link(&etag, &file.commit, &file.path)
+    }
+
+    /// Fetches files that are not in the cache, several at a time.
+    ///
+    /// # Errors
+    /// As [`Hub::fetch`], for the first that fails.
+    pub(crate) fn fetch_all(&self, what: &str, files: &[HubFile]) -> Result<(), HubError> {
+        let missing: Vec<&HubFile> = files.iter().filter(|file| !self.place(file).1).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        self.progress.begin(what, missing.iter().map(|file| file.size).sum());
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while let Some(file) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if let Err(error) = self.fetch(file) {
+                    // The others finish the file they are at.
+                    next.store(missing.len(), Ordering::Relaxed);
+                    return Err(error);
+                }
+            }
+            Ok(())
+        };
+        let result = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..CONNECTIONS.min(missing.len())).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().try_for_each(|thread| thread.join().expect("downloading does not panic"))
+        });
+        self.progress.end();
+        result
+    }
+
+    /// Downloads content into the cache and resumes an interrupted download.
+    fn download(&self, file: &HubFile, first: Content, blob: &Path) -> Result<(), HubError> {
+        let partial = blob.with_extension("incomplete");
+        let failed = HubError::cache(&partial);
+        fs::create_dir_all(blob.parent().expect("inside the cache")).map_err(&failed)?;
+        let (etag, size) = (first.etag.clone(), first.size);
+        let mut output = File::options().create(true).append(true).open(&partial).map_err(&failed)?;
+        let mut done = output.metadata().map_err(&failed)?.len();
+        if size.is_some_and(|size| done > size) {
+            output.set_len(0).map_err(&failed)?;
+            done = 0;
+        }
+        self.progress.advance(done);
+        let mut content = (done == 0).then_some(first);
+        let (mut attempt, mut chunk) = (0, vec![0; CHUNK_BYTES]);
+        while size != Some(done) {
+            let next = match content.take() {
+                Some(content) => content,
+                None => http::content(&self.settings, file, done)?,
+            };
+            // Other content, or the content from its beginning: the partial file cannot be continued.
+            if next.etag != etag || next.begins_at != done {
+                output.set_len(0).map_err(&failed)?;
+                done = 0;
+                if next.etag != etag || next.begins_at != 0 {
+                    attempt = self.retry_after(attempt, file, "the file changed while it was downloaded")?;
+                    continue;
+                }
+            }
+            let (mut body, before) = (next.body, done);
+            let reason = loop {
+                match body.read(&mut chunk) {
+                    Ok(0) if size.is_none_or(|size| size == done) => break None,
+                    Ok(0) => break Some("the connection ended early".to_owned()),
+                    Ok(count) => {
+                        output.write_all(&chunk[..count]).map_err(&failed)?;
+                        done += count as u64;
+                        self.progress.advance(count as u64);
+                    }
+                    Err(reason) => break Some(reason.to_string()),
+                }
+            };
+            let Some(reason) = reason else { break };
+            // What was resumed and went on may be interrupted any number of times.
+            let is_resumed = before > 0 && done > before;
+            attempt = self.retry_after(if is_resumed { 0 } else { attempt }, file, &reason)?;
+        }
+        output.sync_all().map_err(&failed)?;
+        if let Err(error) = digest::check(&partial, &etag, &file.to_string()) {
+            fs::remove_file(&partial).map_err(&failed)?;
+            return Err(error);
+        }
+        fs::rename(&partial, blob).map_err(&failed)
+    }
+
+    fn retry_after(&self, attempt: u32, file: &HubFile, reason: &str) -> Result<u32, HubError> {
+        if attempt + 1 >= ATTEMPTS {
+            let url = format!("{}/{}{file}", self.settings.endpoint, file.kind.prefix());
+            return Err(HubError::request(&url, reason));
+        }
+        Ok(attempt + 1)
+    }
+}

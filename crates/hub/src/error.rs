@@ -1,0 +1,118 @@
+//! What can go wrong between an id and its files, worded so that the user can fix the cause.
+//!
+//! Trade-off: the text of a server's refusal is ours, by its error code; the server's own words are quoted for uploads only.
+
+use std::io::Error as IoError;
+use std::path::{Path, PathBuf};
+
+use crate::id::HubId;
+
+/// Why files of the Hub are not here, or not there.
+#[derive(Debug, thiserror::Error)]
+pub enum HubError {
+    /// Offline, and not in the cache.
+    #[error(
+        "{what} is not in the cache {} and the Hub is off (HF_HUB_OFFLINE): unset HF_HUB_OFFLINE for one run that fetches it, or copy the \
+         cache of a machine that has it",
+        cache.display()
+    )]
+    NotCached {
+        /// Repository or file.
+        what: String,
+        /// Cache folder.
+        cache: PathBuf,
+    },
+    /// No access, or no such repository, revision or file.
+    #[error("{endpoint} has no {what} that you can access: {hint}")]
+    Refused {
+        /// The Hub's address.
+        endpoint: String,
+        /// Kind and id.
+        what: String,
+        /// Why, and what to do.
+        hint: String,
+    },
+    /// A request that failed although it was repeated.
+    #[error("cannot get {url}: {reason}. Try again, or work from the cache with HF_HUB_OFFLINE=1")]
+    Request {
+        /// Address without its query.
+        url: String,
+        /// What happened.
+        reason: String,
+    },
+    /// Content that is not what the Hub announced.
+    #[error(
+        "{what}: the downloaded file has the {algorithm} {got} instead of {expected}. It was removed; try again. If it happens again, \
+         something between you and the Hub changes files"
+    )]
+    WrongContent {
+        /// File.
+        what: String,
+        /// Name of the hash.
+        algorithm: &'static str,
+        /// The Hub's.
+        expected: String,
+        /// The file's.
+        got: String,
+    },
+    /// The cache cannot be read or written.
+    #[error("cannot use the Hub cache at {}: {reason}", path.display())]
+    Cache {
+        /// File or folder.
+        path: PathBuf,
+        /// The operating system's error.
+        reason: IoError,
+    },
+    /// A repository without files that can be used.
+    #[error("{id} has no {missing}: {hint}")]
+    NotAModel {
+        /// The repository.
+        id: String,
+        /// What it lacks.
+        missing: &'static str,
+        /// What it has, and what to do.
+        hint: String,
+    },
+    /// A folder given as a Hub cache that does not hold the model.
+    #[error("{}: this is a repository of a Hub cache without {missing}. Download the model again, or give one of its snapshots", folder.display())]
+    NoSnapshot {
+        /// The folder.
+        folder: PathBuf,
+        /// What is missing.
+        missing: String,
+    },
+    /// A file to upload that cannot be read.
+    #[error("cannot read {}: {reason}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's error.
+        reason: IoError,
+    },
+    /// An upload that cannot be made or that the Hub did not take.
+    #[error("cannot push to {repository}: {reason}")]
+    Push {
+        /// `owner/name`.
+        repository: String,
+        /// Why, and what to do.
+        reason: String,
+    },
+}
+
+impl HubError {
+    /// An error of the cache at this path.
+    pub(crate) fn cache(path: &Path) -> impl Fn(IoError) -> Self + '_ {
+        |reason| Self::Cache { path: path.to_owned(), reason }
+    }
+
+    /// The error of a request that failed. Queries of addresses may be signatures and stay out of messages.
+    pub(crate) fn request(url: &str, reason: impl Into<String>) -> Self {
+        let url = url.split('?').next().unwrap_or(url).to_owned();
+        Self::Request { url, reason: reason.into() }
+    }
+
+    /// The error of a push to this repository.
+    pub(crate) fn push(id: &HubId, reason: impl Into<String>) -> Self {
+        Self::Push { repository: id.name.clone(), reason: reason.into() }
+    }
+}

@@ -1,0 +1,112 @@
+//! Access to the Hub: what a repository contains, and its files in the cache.
+//!
+//! Trade-off: the commit of a branch is requested at every use, so that a run sees new ones; that of a pinned commit never is.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::cache::RepoCache;
+use crate::error::HubError;
+use crate::http;
+use crate::id::HubId;
+use crate::listing::{HubFile, Listing};
+use crate::progress::{Progress, Silent};
+use crate::settings::HubSettings;
+
+/// Access to the Hub with some settings.
+#[derive(Clone)]
+pub struct Hub {
+    pub(crate) settings: Arc<HubSettings>,
+    pub(crate) progress: Arc<dyn Progress>,
+}
+
+impl std::fmt::Debug for Hub {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Hub").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl Hub {
+    /// With the given settings; nothing watches.
+    pub fn new(settings: HubSettings) -> Self {
+        Self { settings: Arc::new(settings), progress: Arc::new(Silent) }
+    }
+
+    /// With the settings of this process's environment variables.
+    pub fn from_environment() -> Self {
+        Self::new(HubSettings::from_environment())
+    }
+
+    /// The same, watched.
+    #[must_use]
+    pub fn watched_by(self, progress: Arc<dyn Progress>) -> Self {
+        Self { progress, ..self }
+    }
+
+    /// The settings.
+    pub fn settings(&self) -> &HubSettings {
+        &self.settings
+    }
+
+    pub(crate) fn cache(&self, id: &HubId) -> RepoCache {
+        RepoCache::new(&self.settings.cache, id.kind, &id.name)
+    }
+
+    /// The listing of a repository: from the Hub, or from the cache if offline or if the revision is a known commit.
+    ///
+    /// # Errors
+    /// No access; a failed request; offline and not in the cache.
+    pub fn listing(&self, id: &HubId) -> Result<Listing, HubError> {
+        let cache = self.cache(id);
+        let known = cache.commit(&id.revision);
+        let stored = |commit: &str| cache.listing(commit).and_then(|json| Listing::parse(&json));
+        if self.settings.is_offline {
+            let commit = known.ok_or_else(|| self.not_cached(id.to_string()))?;
+            return Ok(stored(&commit).unwrap_or_else(|| Listing::of_files(commit.clone(), cache.files(&commit))));
+        }
+        if known.as_deref() == Some(&id.revision)
+            && let Some(listing) = stored(&id.revision)
+        {
+            return Ok(listing);
+        }
+        let json = http::listing(&self.settings, id)?;
+        let listing = Listing::parse(&json).ok_or_else(|| {
+            let url = format!("{}/api/{}/{}", self.settings.endpoint, id.kind.plural(), id.name);
+            HubError::request(&url, "the answer is not a listing")
+        })?;
+        cache.set_commit(&id.revision, &listing.commit)?;
+        cache.set_listing(&listing.commit, &listing.to_json())?;
+        Ok(listing)
+    }
+
+    pub(crate) fn not_cached(&self, what: String) -> HubError {
+        HubError::NotCached { what, cache: self.settings.cache.clone() }
+    }
+
+    /// The place of a file in the cache, and whether it is there.
+    pub(crate) fn place(&self, file: &HubFile) -> (PathBuf, bool) {
+        let cache = RepoCache::new(&self.settings.cache, file.kind, &file.name);
+        let place = cache.file(&file.commit, &file.path);
+        let is_there = place.is_file();
+        (place, is_there)
+    }
+
+    /// Offline, all files that will be read must be in the cache; with a row limit, at least the first.
+    ///
+    /// # Errors
+    /// The first that is missing.
+    pub fn check_cached(
+        &self,
+        id: &HubId,
+        listing: &Listing,
+        paths: &[String],
+        is_limited: bool,
+    ) -> Result<(), HubError> {
+        if !self.settings.is_offline {
+            return Ok(());
+        }
+        let needed = if is_limited { &paths[..paths.len().min(1)] } else { paths };
+        let missing = listing.files(id, needed).find(|file| !self.place(file).1);
+        missing.map_or(Ok(()), |file| Err(self.not_cached(format!("{} of {id}", file.path))))
+    }
+}

@@ -1,0 +1,52 @@
+//! A Hub on this machine, for tests: repositories, commits, large-file storage, gates, and connections that break.
+//!
+//! It answers `huggingface_hub` as well as this crate (tests/golden/check_hub.py), so that neither is tested against itself alone.
+//! Trade-off: no TLS, no Xet, and no pages; lists have one page.
+
+mod answers;
+mod server;
+mod store;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub use crate::digest::{git_blob, sha256};
+pub use server::{Answer, Request, Server};
+pub use store::{Repo, Store};
+
+/// A Hub and the server that speaks for it.
+#[derive(Debug)]
+pub struct ImitatedHub {
+    /// The server.
+    pub server: Server,
+    store: Arc<Mutex<Store>>,
+}
+
+impl ImitatedHub {
+    /// A Hub without repositories, at a free port. Who writes needs this token.
+    pub fn new(token: &str) -> Self {
+        Self::at("127.0.0.1:0", token)
+    }
+
+    /// The same at this address.
+    pub fn at(address: &str, token: &str) -> Self {
+        let store = Arc::new(Mutex::new(Store { token: token.to_owned(), ..Store::default() }));
+        let answering = Arc::clone(&store);
+        let server = Server::at(address, move |request| {
+            let mut store = answering.lock().unwrap_or_else(PoisonError::into_inner);
+            answers::answer(&mut store, request)
+        });
+        Self { server, store }
+    }
+
+    /// What it holds.
+    pub fn store(&self) -> MutexGuard<'_, Store> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a repository of these files, as its only commit.
+    pub fn add(&self, id: &str, files: &[(&str, &[u8])]) {
+        let files: BTreeMap<_, _> = files.iter().map(|(path, bytes)| ((*path).to_owned(), bytes.to_vec())).collect();
+        self.store().repos.entry(id.to_owned()).or_default().commit(files);
+    }
+}

@@ -1,0 +1,35 @@
+//! The Hugging Face Hub: ids of models and datasets become local files, and folders become repositories.
+//!
+//! Trade-off: files go over plain HTTPS, one connection each; the Xet protocol, which every file can also do without, is not spoken.
+#![doc = include_str!("../README.md")]
+
+mod cache;
+mod commit;
+mod digest;
+mod download;
+mod error;
+mod http;
+mod hub;
+mod id;
+#[cfg(any(test, feature = "imitation"))]
+pub mod imitation;
+mod listing;
+mod model;
+mod progress;
+mod push;
+mod send;
+mod settings;
+#[cfg(test)]
+mod tests;
+mod upload;
+
+pub use cache::snapshot_of;
+pub use error::HubError;
+pub use http::http_agent;
+pub use hub::Hub;
+pub use id::{HubId, RepoKind};
+pub use listing::{HubFile, Listing};
+pub use model::{ModelFolder, Need};
+pub use progress::Progress;
+pub use push::{Push, Pushed};
+pub use settings::HubSettings;

@@ -1,0 +1,101 @@
+//! What a repository contains at a commit.
+//!
+//! Trade-off: of the card (the metadata at the top of README.md) only the keys that something reads are kept.
+
+use std::fmt::{Display, Formatter, Result as FormatResult};
+use std::path::Path;
+
+use serde_json::{Map, Value as Json, json};
+
+use crate::id::{HubId, RepoKind, is_commit};
+
+/// The keys of a card that are kept: the configurations of datasets, and what a model card says of its terms.
+const CARD_KEYS: [&str; 4] = ["configs", "license", "license_name", "license_link"];
+
+/// A file of a repository at a commit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HubFile {
+    pub(crate) kind: RepoKind,
+    pub(crate) name: String,
+    pub(crate) commit: String,
+    pub(crate) path: String,
+    /// Size in bytes, 0 if unknown.
+    pub size: u64,
+}
+
+impl Display for HubFile {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> FormatResult {
+        write!(formatter, "{}@{}/{}", self.name, self.commit, self.path)
+    }
+}
+
+/// A repository at a commit.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Listing {
+    /// The commit's hash.
+    pub commit: String,
+    /// Paths with sizes in bytes (0 where unknown).
+    files: Vec<(String, u64)>,
+    card: Json,
+}
+
+impl Listing {
+    /// Parses the Hub's response; `None` if it is not a listing. Paths that would leave a folder are left out.
+    pub fn parse(json: &Json) -> Option<Self> {
+        let commit = json["sha"].as_str().filter(|sha| is_commit(sha))?.to_owned();
+        let file = |entry: &Json| {
+            let path = entry["rfilename"].as_str().filter(|path| is_safe(path))?;
+            Some((path.to_owned(), entry["size"].as_u64().unwrap_or(0)))
+        };
+        let files = json["siblings"].as_array()?.iter().filter_map(file).collect();
+        let kept = CARD_KEYS.iter().filter_map(|key| Some(((*key).to_owned(), json["cardData"].get(*key)?.clone())));
+        Some(Self { commit, files, card: Json::Object(kept.collect::<Map<_, _>>()) })
+    }
+
+    /// The listing in the form of the Hub's response, for the cache.
+    pub(crate) fn to_json(&self) -> Json {
+        let siblings: Vec<Json> =
+            self.files.iter().map(|(path, size)| json!({ "rfilename": path, "size": size })).collect();
+        json!({ "sha": self.commit, "siblings": siblings, "cardData": self.card })
+    }
+
+    /// A listing for a commit in the cache of which only the files are known.
+    pub(crate) fn of_files(commit: String, files: Vec<(String, u64)>) -> Self {
+        Self { commit, files, card: Json::Null }
+    }
+
+    /// The paths of all files.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        self.files.iter().map(|(path, _)| path.as_str())
+    }
+
+    /// Whether there is a file of this path.
+    pub fn has(&self, path: &str) -> bool {
+        self.paths().any(|known| known == path)
+    }
+
+    /// A value of the card; null where there is none.
+    pub fn card(&self, key: &str) -> &Json {
+        &self.card[key]
+    }
+
+    /// These files with their sizes.
+    pub fn files<'a>(&'a self, id: &'a HubId, paths: &'a [String]) -> impl Iterator<Item = HubFile> + use<'a> {
+        let size = |path: &String| self.files.iter().find(|(known, _)| known == path).map_or(0, |(_, size)| *size);
+        paths.iter().map(move |path| HubFile {
+            kind: id.kind,
+            name: id.name.clone(),
+            commit: self.commit.clone(),
+            path: path.clone(),
+            size: size(path),
+        })
+    }
+}
+
+/// Whether a path from the network stays inside the folder it is written to.
+pub(crate) fn is_safe(path: &str) -> bool {
+    !path.contains(['\\', '\0'])
+        && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
+        && !Path::new(path).is_absolute()
+        && !path.contains(':')
+}

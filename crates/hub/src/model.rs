@@ -1,0 +1,131 @@
+//! Which files of a repository are a model, or an adapter: what reads them, and nothing else.
+//!
+//! Weights in safetensors only; copies of them in other formats, which many repositories also hold, are left where they are.
+//! Trade-off: a repository of several models in folders is not searched; the files of its top folder count.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::Value as Json;
+
+use crate::error::HubError;
+use crate::hub::Hub;
+use crate::id::HubId;
+use crate::listing::{HubFile, Listing, is_safe};
+
+const WEIGHTS: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+const ADAPTER_CONFIG: &str = "adapter_config.json";
+const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
+/// What may follow the names above where weights are compressed.
+const COMPRESSED: [&str; 3] = ["", ".zst", ".lz4"];
+/// Files that describe a model: sizes, tokenizer, template, settings of generation and of a run's chats.
+const DESCRIPTION: [&str; 16] = [
+    "config.json",
+    "generation_config.json",
+    ADAPTER_CONFIG,
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "chat_settings.json",
+    "hf_quant_config.json",
+];
+const TEMPLATES: &str = "additional_chat_templates/";
+/// How the names of files begin that state the terms of a model, in lower case.
+const TERMS: [&str; 5] = ["licen", "notice", "copying", "use_policy", "acceptable_use"];
+
+/// How much of a model is needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Need {
+    /// Everything but the weights.
+    Description,
+    /// The weights too.
+    Weights,
+}
+
+/// A model in the cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelFolder {
+    /// Its snapshot.
+    pub folder: PathBuf,
+    /// Bytes of weights that are not in it, because only its description was needed.
+    pub missing_bytes: u64,
+}
+
+impl Hub {
+    /// The snapshot of a model or an adapter, with its files; those that are not in the cache are downloaded.
+    ///
+    /// # Errors
+    /// As [`Hub::listing`] and [`Hub::fetch`]; a repository without weights in safetensors.
+    pub fn model(&self, id: &HubId, need: Need) -> Result<ModelFolder, HubError> {
+        let listing = self.listing(id)?;
+        let of = |paths: &[String]| -> Vec<HubFile> { listing.files(id, paths).collect() };
+        let described: Vec<String> = listing.paths().filter(|path| is_description(path)).map(str::to_owned).collect();
+        self.fetch_all(&id.to_string(), &of(&described))?;
+        let weights = of(&self.weights(id, &listing)?);
+        if need == Need::Weights {
+            self.fetch_all(&format!("the weights of {id}"), &weights)?;
+        }
+        let missing = weights.iter().filter(|file| !self.place(file).1).map(|file| file.size);
+        Ok(ModelFolder { folder: self.cache(id).snapshot(&listing.commit), missing_bytes: missing.sum() })
+    }
+
+    /// The paths of the weights, in the order in which a model folder is read: one file wins over an index.
+    fn weights(&self, id: &HubId, listing: &Listing) -> Result<Vec<String>, HubError> {
+        let name = if listing.has(ADAPTER_CONFIG) { ADAPTER_WEIGHTS } else { WEIGHTS };
+        if let Some(path) = COMPRESSED.iter().map(|end| format!("{name}{end}")).find(|path| listing.has(path)) {
+            return Ok(vec![path]);
+        }
+        if listing.has(INDEX) {
+            return self.shards(id, listing);
+        }
+        let others: Vec<&str> = listing.paths().filter(|path| !path.contains('/')).take(12).collect();
+        let others = others.join(", ");
+        let hint = if self.settings.is_offline {
+            format!("the cache holds {others}, and the Hub is off (HF_HUB_OFFLINE)")
+        } else if listing.paths().any(|path| path.ends_with(".gguf")) {
+            format!("it has {others}. GGUF files are for inference; take the repository that they were made from")
+        } else {
+            format!(
+                "it has {others}. Convert pytorch_model.bin by loading it with transformers and calling save_pretrained, or take \
+                 another revision (often refs/pr/1 holds a conversion)"
+            )
+        };
+        Err(HubError::NotAModel { id: id.to_string(), missing: "weights in safetensors", hint })
+    }
+
+    /// The shards that the index names.
+    fn shards(&self, id: &HubId, listing: &Listing) -> Result<Vec<String>, HubError> {
+        let index = listing.files(id, &[INDEX.to_owned()]).map(|file| self.fetch(&file)).next();
+        let path = index.expect("one file was named")?;
+        let text = fs::read(&path).map_err(HubError::cache(&path))?;
+        let json: Json = serde_json::from_slice(&text).unwrap_or_default();
+        let shards = json["weight_map"].as_object().into_iter().flat_map(|map| map.values()).filter_map(Json::as_str);
+        let shards: BTreeSet<String> = shards.filter(|path| is_safe(path)).map(str::to_owned).collect();
+        let not_a_model = |hint| Err(HubError::NotAModel { id: id.to_string(), missing: "complete weights", hint });
+        if shards.is_empty() {
+            return not_a_model(format!("{INDEX} names no file"));
+        }
+        match shards.iter().find(|shard| !listing.has(shard)) {
+            None => Ok(shards.into_iter().collect()),
+            Some(shard) if self.settings.is_offline => Err(self.not_cached(format!("{shard} of {id}"))),
+            Some(shard) => not_a_model(format!("{INDEX} names {shard}, which is not there")),
+        }
+    }
+}
+
+fn is_description(path: &str) -> bool {
+    let lower = path.to_lowercase();
+    DESCRIPTION.contains(&path)
+        || path.starts_with(TEMPLATES)
+        || !path.contains('/') && TERMS.iter().any(|start| lower.starts_with(start))
+}

@@ -1,0 +1,50 @@
+//! What the Hub is relied on for, against an imitation of it.
+//!
+//! Trade-off: no TLS; that the imitation answers as the Hub does is checked with `huggingface_hub` (tests/golden/check_hub.py).
+
+mod models;
+mod pushes;
+
+use tempfile::TempDir;
+
+use crate::imitation::ImitatedHub;
+use crate::{Hub, HubId, HubSettings, RepoKind};
+
+const TOKEN: &str = "hf_secret";
+
+/// A client with a cache of its own.
+struct Client {
+    cache: TempDir,
+    settings: HubSettings,
+}
+
+impl Client {
+    fn new(hub: &ImitatedHub) -> Self {
+        Self::of(&hub.server.address)
+    }
+
+    fn of(endpoint: &str) -> Self {
+        let cache = tempfile::tempdir().unwrap();
+        let path = cache.path().to_owned();
+        let settings = HubSettings { endpoint: endpoint.to_owned(), cache: path, token: None, is_offline: false };
+        Self { cache, settings }
+    }
+
+    fn with_token(mut self) -> Self {
+        self.settings.token = Some(TOKEN.to_owned());
+        self
+    }
+
+    fn offline(mut self) -> Self {
+        self.settings.is_offline = true;
+        self
+    }
+
+    fn hub(&self) -> Hub {
+        Hub::new(self.settings.clone())
+    }
+}
+
+fn id(text: &str) -> HubId {
+    HubId::parse(RepoKind::Model, text, None).unwrap()
+}

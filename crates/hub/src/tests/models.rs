@@ -1,0 +1,291 @@
+//! Models: which files come, from where, and what is said when they do not.
+//!
+//! Trade-off: weights are some bytes; nothing here reads them.
+
+use std::fs;
+use std::path::Path;
+
+use super::{Client, TOKEN, id};
+use crate::imitation::{Answer, ImitatedHub, Server, git_blob, sha256};
+use crate::{HubId, Need, snapshot_of};
+
+const CONFIG: &[u8] = b"{\"model_type\": \"llama\"}";
+
+/// A model of one file of weights, with files that nothing reads.
+fn hub_with_model() -> ImitatedHub {
+    let hub = ImitatedHub::new(TOKEN);
+    let weights = [7; 5000];
+    hub.add(
+        "org/tiny",
+        &[
+            ("config.json", CONFIG),
+            ("tokenizer.json", b"{}"),
+            ("LICENSE.txt", b"terms"),
+            ("model.safetensors", &weights),
+            ("pytorch_model.bin", b"not read"),
+            ("onnx/model.onnx", b"not read"),
+            ("original/config.json", b"not read"),
+        ],
+    );
+    hub
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn downloads(hub: &ImitatedHub) -> usize {
+    hub.server.requests().iter().filter(|request| request.contains("/resolve/")).count()
+}
+
+#[test]
+fn a_model_is_the_files_that_something_reads_in_the_layout_of_huggingface_hub() {
+    let hub = hub_with_model();
+    let client = Client::new(&hub);
+    let model = client.hub().model(&id("org/tiny"), Need::Weights).unwrap();
+    assert_eq!(names(&model.folder), ["LICENSE.txt", "config.json", "model.safetensors", "tokenizer.json"]);
+    assert_eq!(model.missing_bytes, 0);
+    let repository = client.cache.path().join("models--org--tiny");
+    let commit = hub.store().repos["org/tiny"].commits[0].0.clone();
+    assert_eq!(model.folder, repository.join("snapshots").join(&commit));
+    assert_eq!(fs::read_to_string(repository.join("refs/main")).unwrap(), commit);
+    let weights = repository.join("blobs").join(sha256(&[7; 5000]));
+    assert_eq!(fs::read(&weights).unwrap(), [7; 5000]);
+    assert!(repository.join("blobs").join(git_blob(CONFIG)).is_file());
+    if cfg!(unix) {
+        let link = fs::read_link(model.folder.join("model.safetensors")).unwrap();
+        assert_eq!(link, Path::new("../../blobs").join(sha256(&[7; 5000])));
+    }
+    // What is here is not requested again.
+    let before = downloads(&hub);
+    client.hub().model(&id("org/tiny"), Need::Weights).unwrap();
+    assert_eq!(downloads(&hub), before);
+}
+
+#[test]
+fn a_description_leaves_the_weights_on_the_hub_and_says_how_large_they_are() {
+    let hub = hub_with_model();
+    let client = Client::new(&hub);
+    let model = client.hub().model(&id("org/tiny"), Need::Description).unwrap();
+    assert_eq!((names(&model.folder).len(), model.missing_bytes), (3, 5000));
+    assert!(!model.folder.join("model.safetensors").exists());
+}
+
+#[test]
+fn shards_are_those_that_the_index_names_and_all_must_be_there() {
+    let hub = ImitatedHub::new(TOKEN);
+    let index: &[u8] =
+        br#"{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors", "c": "model-1.safetensors"}}"#;
+    let files: [(&str, &[u8]); 5] = [
+        ("config.json", CONFIG),
+        ("model.safetensors.index.json", index),
+        ("model-1.safetensors", b"one"),
+        ("model-2.safetensors", b"two"),
+        ("model-3.safetensors", b"of another conversion"),
+    ];
+    hub.add("org/sharded", &files);
+    hub.add("org/cut", &files[..3]);
+    let client = Client::new(&hub);
+    let model = client.hub().model(&id("org/sharded"), Need::Weights).unwrap();
+    assert_eq!(
+        names(&model.folder),
+        ["config.json", "model-1.safetensors", "model-2.safetensors", "model.safetensors.index.json"]
+    );
+    let error = client.hub().model(&id("org/cut"), Need::Weights).unwrap_err().to_string();
+    assert!(error.contains("org/cut") && error.contains("model-2.safetensors, which is not there"), "{error}");
+}
+
+#[test]
+fn an_index_cannot_name_files_outside_the_repository() {
+    let hub = ImitatedHub::new(TOKEN);
+    let index: &[u8] = br#"{"weight_map": {"a": "../../evil.safetensors", "b": "/etc/passwd"}}"#;
+    hub.add("org/evil", &[("config.json", CONFIG), ("model.safetensors.index.json", index)]);
+    let error = Client::new(&hub).hub().model(&id("org/evil"), Need::Weights).unwrap_err().to_string();
+    assert!(error.contains("names no file"), "{error}");
+}
+
+#[test]
+fn a_repository_without_safetensors_says_what_it_has_and_how_to_convert() {
+    let hub = ImitatedHub::new(TOKEN);
+    hub.add("org/old", &[("config.json", CONFIG), ("pytorch_model.bin", b"pickle")]);
+    hub.add("org/quant", &[("config.json", CONFIG), ("q4.gguf", b"GGUF")]);
+    let error = |name| Client::new(&hub).hub().model(&id(name), Need::Weights).unwrap_err().to_string();
+    assert!(error("org/old").contains("pytorch_model.bin") && error("org/old").contains("save_pretrained"));
+    assert!(error("org/quant").contains("GGUF files are for inference"), "{}", error("org/quant"));
+}
+
+#[test]
+fn an_adapter_is_its_config_and_weights() {
+    let hub = ImitatedHub::new(TOKEN);
+    hub.add(
+        "org/adapter",
+        &[("adapter_config.json", b"{}"), ("adapter_model.safetensors", b"w"), ("optimizer.pt", b"not read")],
+    );
+    let client = Client::new(&hub);
+    let model = client.hub().model(&id("org/adapter"), Need::Weights).unwrap();
+    assert_eq!(names(&model.folder), ["adapter_config.json", "adapter_model.safetensors"]);
+}
+
+#[test]
+fn a_download_that_breaks_goes_on_where_it_ended() {
+    let hub = ImitatedHub::new(TOKEN);
+    let weights: Vec<u8> = (0..300_000u32).flat_map(u32::to_le_bytes).collect();
+    hub.add("org/big", &[("config.json", CONFIG), ("model.safetensors", &weights)]);
+    let client = Client::new(&hub);
+    client.hub().model(&id("org/big"), Need::Description).unwrap();
+    hub.store().breaks = vec![100_000, 7, 500_000];
+    let model = client.hub().model(&id("org/big"), Need::Weights).unwrap();
+    assert!(fs::read(model.folder.join("model.safetensors")).unwrap() == weights);
+    let log = hub.server.log.lock().unwrap();
+    let begins: Vec<&str> = log.iter().filter_map(|request| request.header("range")).collect();
+    assert_eq!(begins, ["bytes=100000-", "bytes=100007-", "bytes=600007-"]);
+}
+
+#[test]
+fn a_partial_file_of_an_ended_process_is_continued_and_a_wrong_one_is_refused_and_removed() {
+    let hub = hub_with_model();
+    let client = Client::new(&hub);
+    let blobs = client.cache.path().join("models--org--tiny/blobs");
+    let partial = blobs.join(sha256(&[7; 5000])).with_extension("incomplete");
+    fs::create_dir_all(&blobs).unwrap();
+    fs::write(&partial, [7; 3000]).unwrap();
+    client.hub().model(&id("org/tiny"), Need::Weights).unwrap();
+    assert!(hub.server.log.lock().unwrap().iter().any(|request| request.header("range") == Some("bytes=3000-")));
+
+    let client = Client::new(&hub);
+    let partial = client.cache.path().join("models--org--tiny/blobs").join(partial.file_name().unwrap());
+    fs::create_dir_all(partial.parent().unwrap()).unwrap();
+    fs::write(&partial, [6; 3000]).unwrap();
+    let error = client.hub().model(&id("org/tiny"), Need::Weights).unwrap_err().to_string();
+    assert!(error.contains("model.safetensors") && error.contains("SHA-256"), "{error}");
+    assert!(!partial.exists() && !partial.with_extension("").exists());
+    client.hub().model(&id("org/tiny"), Need::Weights).unwrap();
+}
+
+#[test]
+fn a_gated_model_is_explained_and_opens_with_a_token() {
+    let hub = hub_with_model();
+    hub.store().repos.get_mut("org/tiny").unwrap().is_gated = true;
+    let client = Client::new(&hub);
+    let error = client.hub().model(&id("org/tiny"), Need::Weights).unwrap_err().to_string();
+    let page = format!("{}/org/tiny", hub.server.address);
+    assert!(error.contains("gated") && error.contains(&page) && error.contains("HF_TOKEN"), "{error}");
+    client.with_token().hub().model(&id("org/tiny"), Need::Weights).unwrap();
+}
+
+#[test]
+fn a_private_or_misspelled_model_is_one_message() {
+    let hub = hub_with_model();
+    hub.store().repos.get_mut("org/tiny").unwrap().is_private = true;
+    let client = Client::new(&hub);
+    for name in ["org/tiny", "org/tyni"] {
+        let error = client.hub().model(&id(name), Need::Weights).unwrap_err().to_string();
+        assert!(error.contains("misspelled") && error.contains("private") && error.contains(name), "{error}");
+    }
+    client.with_token().hub().model(&id("org/tiny"), Need::Weights).unwrap();
+}
+
+#[test]
+fn a_pinned_commit_stays_and_a_branch_follows() {
+    let hub = hub_with_model();
+    let old = hub.store().repos["org/tiny"].commits[0].0.clone();
+    let mut files = hub.store().repos["org/tiny"].commits[0].1.clone();
+    files.insert("config.json".to_owned(), b"{\"new\": 1}".to_vec());
+    let new = hub.store().repos.get_mut("org/tiny").unwrap().commit(files);
+    let client = Client::new(&hub);
+    let folder = |name: &str| client.hub().model(&id(name), Need::Weights).unwrap().folder;
+    assert!(folder("org/tiny").ends_with(&new));
+    let pinned = format!("org/tiny@{old}");
+    assert_eq!(fs::read(folder(&pinned).join("config.json")).unwrap(), CONFIG);
+    let before = hub.server.requests().len();
+    folder(&pinned);
+    assert_eq!(hub.server.requests().len(), before, "a commit never changes");
+    let error = client.hub().model(&id("org/tiny@v9"), Need::Weights).unwrap_err().to_string();
+    assert!(error.contains("no such branch, tag or commit"), "{error}");
+}
+
+#[test]
+fn offline_reads_what_is_there_names_what_is_not_and_connects_to_nothing() {
+    let hub = hub_with_model();
+    let client = Client::new(&hub);
+    let folder = client.hub().model(&id("org/tiny"), Need::Description).unwrap().folder;
+    let before = hub.server.requests().len();
+    let client = client.offline();
+    assert_eq!(client.hub().model(&id("org/tiny"), Need::Description).unwrap().folder, folder);
+    let error = client.hub().model(&id("org/tiny"), Need::Weights).unwrap_err().to_string();
+    assert!(error.contains("model.safetensors is not in the cache") && error.contains("HF_HUB_OFFLINE"), "{error}");
+    let error = client.hub().model(&id("org/other"), Need::Weights).unwrap_err().to_string();
+    assert!(error.contains("org/other is not in the cache"), "{error}");
+    assert_eq!(hub.server.requests().len(), before);
+}
+
+#[test]
+fn offline_reads_a_cache_that_has_no_listing_of_ours() {
+    let client = Client::of("http://127.0.0.1:9").offline();
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    let repository = client.cache.path().join("models--org--tiny");
+    let snapshot = repository.join("snapshots").join(commit);
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::create_dir_all(repository.join("refs")).unwrap();
+    fs::write(repository.join("refs/main"), commit).unwrap();
+    fs::write(snapshot.join("config.json"), CONFIG).unwrap();
+    let error = client.hub().model(&id("org/tiny"), Need::Weights).unwrap_err().to_string();
+    assert!(error.contains("the cache holds config.json"), "{error}");
+    fs::write(snapshot.join("model.safetensors"), "w").unwrap();
+    assert_eq!(client.hub().model(&id("org/tiny"), Need::Weights).unwrap().folder, snapshot);
+}
+
+#[test]
+fn the_token_goes_to_the_hub_and_not_to_the_storage_that_it_redirects_to() {
+    let storage = Server::new(|_| Answer::new(200, "w"));
+    let target = format!("{}/signed?signature=secret", storage.address);
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    let server = Server::new(move |request| {
+        assert_eq!(request.header("authorization"), Some("bearer hf_secret"));
+        if request.target.starts_with("/api") {
+            let siblings =
+                r#"[{"rfilename": "config.json", "size": 1}, {"rfilename": "model.safetensors", "size": 1}]"#;
+            return Answer::new(200, format!(r#"{{"sha": "{commit}", "siblings": {siblings}}}"#));
+        }
+        Answer::new(302, "").with("location", target.clone()).with("x-linked-etag", "\"x\"")
+    });
+    let error = Client::of(&server.address).with_token().hub().model(&id("o/n"), Need::Weights).unwrap_err();
+    // Another port is another origin; as it is not encrypted, nothing is sent there at all.
+    assert!(error.to_string().contains("not encrypted") && !format!("{error:?}").contains("secret"), "{error:?}");
+    assert!(storage.requests().is_empty());
+}
+
+#[test]
+fn a_folder_of_a_cache_stands_for_its_snapshot() {
+    let hub = hub_with_model();
+    let client = Client::new(&hub);
+    let folder = client.hub().model(&id("org/tiny"), Need::Weights).unwrap().folder;
+    let root = client.cache.path().join("models--org--tiny");
+    assert_eq!(snapshot_of(&root).unwrap(), folder);
+    assert_eq!(snapshot_of(&folder).unwrap(), folder);
+    assert_eq!(snapshot_of(client.cache.path()).unwrap(), client.cache.path());
+    fs::write(root.join("refs/main"), "f".repeat(40)).unwrap();
+    assert!(snapshot_of(&root).unwrap_err().to_string().contains("the snapshot ffff"));
+    fs::remove_file(root.join("refs/main")).unwrap();
+    assert_eq!(snapshot_of(&root).unwrap(), folder);
+    fs::create_dir(root.join("snapshots/other")).unwrap();
+    assert!(snapshot_of(&root).unwrap_err().to_string().contains("2 snapshots"));
+}
+
+#[test]
+fn a_busy_hub_is_asked_again() {
+    let hub = hub_with_model();
+    let (inner, count) = (hub.server.address.clone(), std::sync::atomic::AtomicUsize::new(0));
+    let server = Server::new(move |_| match count.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
+        0 => Answer::new(503, ""),
+        1 => Answer::new(429, ""),
+        _ => Answer::new(307, "").with("location", format!("{inner}/api/models/org/tiny/revision/main")),
+    });
+    let parsed: HubId = id("org/tiny");
+    let error = Client::of(&server.address).hub().listing(&parsed).unwrap_err().to_string();
+    assert!(error.contains("not encrypted"), "{error}");
+    assert!(server.requests().len() >= 3);
+}

@@ -1,0 +1,95 @@
+//! From the name of a model or an adapter to a folder: a local one, a repository of a Hub cache, or what an id of the Hub stands for.
+//!
+//! A local folder wins over an id. An id whose owner is a folder here is taken for a misspelled path, and nothing is requested.
+//! Trade-off: the commit of a branch is requested at every start; `@COMMIT` at the end of the id, or `HF_HUB_OFFLINE=1`, saves that.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use firebrick_hub::{Hub, HubId, ModelFolder, RepoKind, snapshot_of};
+
+pub use firebrick_hub::Need;
+
+use crate::config::{ConfigError, Init, RunConfig};
+use crate::console::{Console, Download};
+use crate::error::RunError;
+
+impl RunConfig {
+    /// The folder that `model` names, with everything but the weights where it is on the Hub.
+    ///
+    /// # Errors
+    /// As [`model_folder`].
+    pub fn model_folder(&self) -> Result<PathBuf, RunError> {
+        Ok(model_folder(Path::new(&self.model), Need::Description, Console::QUIET)?.folder)
+    }
+
+    /// The folder that `model` names, with what is needed of it; a run from random weights needs none.
+    ///
+    /// # Errors
+    /// As [`model_folder`].
+    pub fn fetch_model(&self, need: Need, console: Console) -> Result<ModelFolder, RunError> {
+        let need = if self.init == Init::Pretrained { need } else { Need::Description };
+        model_folder(Path::new(&self.model), need, console)
+    }
+}
+
+/// The folder of a model or an adapter; its files are downloaded where it is named by an id of the Hub.
+///
+/// # Errors
+/// Neither a folder nor an id; a repository that cannot be read, or is not a model.
+pub fn model_folder(model: &Path, need: Need, console: Console) -> Result<ModelFolder, RunError> {
+    if model.is_dir() {
+        return Ok(ModelFolder { folder: snapshot_of(model)?, missing_bytes: 0 });
+    }
+    let Some(id) = hub_id(model) else {
+        let help = "write the folder that holds config.json, the safetensors and tokenizer.json, or an id of the Hub such as \
+                    HuggingFaceTB/SmolLM2-135M; relative paths start at the folder you run from";
+        let model = model.display().to_string();
+        return Err(ConfigError::NoModel { model, help: help.to_owned() }.into());
+    };
+    Ok(client(console).model(&id, need)?)
+}
+
+/// The Hub with the settings of the environment, whose transfers the console shows.
+pub(crate) fn client(console: Console) -> Hub {
+    Hub::from_environment().watched_by(Arc::new(Download::new(console)))
+}
+
+/// The id that a text stands for, if it is no path on this machine.
+pub(crate) fn hub_id(model: &Path) -> Option<HubId> {
+    let is_local = model.exists() || model.parent().is_some_and(Path::is_dir);
+    HubId::parse(RepoKind::Model, model.to_str().filter(|_| !is_local)?, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn folder_of(model: &Path) -> Result<PathBuf, RunError> {
+        model_folder(model, Need::Weights, Console::QUIET).map(|found| found.folder)
+    }
+
+    #[test]
+    fn a_local_folder_wins_and_a_repository_of_a_cache_is_its_snapshot() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(folder_of(folder.path()).unwrap(), folder.path());
+        let (commit, root) = ("a".repeat(40), folder.path().join("models--org--tiny"));
+        fs::create_dir_all(root.join("snapshots").join(&commit)).unwrap();
+        fs::create_dir_all(root.join("refs")).unwrap();
+        fs::write(root.join("refs/main"), &commit).unwrap();
+        assert_eq!(folder_of(&root).unwrap(), root.join("snapshots").join(&commit));
+    }
+
+    #[test]
+    fn what_is_neither_a_folder_nor_an_id_says_what_to_write() {
+        let folder = tempfile::tempdir().unwrap();
+        let misspelled = folder.path().join("tiny");
+        for model in [Path::new("./nowhere"), Path::new("nowhere"), Path::new("src/nowhere"), misspelled.as_path()] {
+            let message = folder_of(model).unwrap_err().to_string();
+            assert!(message.contains("config.json") && message.contains("id of the Hub"), "{message}");
+        }
+        assert_eq!(hub_id(Path::new("org/tiny@v1")).unwrap().to_string(), "org/tiny@v1");
+    }
+}

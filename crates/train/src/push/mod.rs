@@ -1,0 +1,66 @@
+//! `push`: an adapter folder or a model folder becomes a commit of a repository on the Hub.
+//!
+//! Trade-off: the repository is public unless `--private` is given or its organization's settings say otherwise, as with
+//! `huggingface_hub`; the command says which it was.
+
+mod card;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use firebrick_hub::{HubId, Push, RepoKind};
+
+use crate::console::Console;
+use crate::error::RunError;
+use crate::hub::client;
+
+/// The options of `push`.
+#[derive(Args, Clone, Debug)]
+pub struct PushOptions {
+    /// Adapter folder or model folder, such as runs/my-run/adapter. Hidden files stay here.
+    #[arg(value_name = "DIR")]
+    pub folder: PathBuf,
+    /// Repository: OWNER/NAME, or OWNER/NAME@BRANCH. It is created if there is none.
+    #[arg(long, value_name = "ID")]
+    pub to: String,
+    /// Make a new repository private. Without it, it is public, unless the organization's settings say otherwise. One that exists stays
+    /// as it is.
+    #[arg(long)]
+    pub private: bool,
+    /// The commit's message.
+    #[arg(long, value_name = "TEXT", default_value = "Upload with Firebrick")]
+    pub message: String,
+}
+
+/// Pushes; returns what to tell the user. A folder without README.md gets a model card of what is known, in the repository alone.
+///
+/// # Errors
+/// A folder that is no model; an id that is none; whatever the Hub does not take.
+pub fn push(options: &PushOptions, console: Console) -> Result<String, RunError> {
+    let PushOptions { folder, to, private, message } = options;
+    let id = HubId::parse(RepoKind::Model, to, None).ok_or_else(|| RunError::NoRepository { to: to.clone() })?;
+    let hub = client(console);
+    let mut texts = Vec::new();
+    let facts = card::Facts::read(folder)?;
+    if !folder.join(card::FILE).is_file() {
+        let license = facts.base.as_ref().and_then(|base| card::License::of_base(&hub, base));
+        texts.push((card::FILE.to_owned(), facts.card(&id.name, license.as_ref())));
+    }
+    let private = private.then_some(true);
+    let pushed = hub.push(&Push { id, private, message: message.clone(), folder: folder.clone(), texts })?;
+    let what = match &pushed.commit {
+        Some(commit) => format!("{} files in commit {commit}", pushed.files.len()),
+        None => "nothing to do, all files are there".to_owned(),
+    };
+    let stored = format!("{:.1} MB to large-file storage", pushed.stored_bytes as f64 / 1e6);
+    let visibility = match (pushed.is_new, private) {
+        (true, Some(_)) => ", a new private repository",
+        (true, None) => ", a new repository, public unless its owner's settings say otherwise",
+        (false, _) => "",
+    };
+    let mut text = format!("pushed to {}{visibility}: {what}, {stored}", pushed.page);
+    if !pushed.ignored.is_empty() {
+        text += &format!("\nleft out by the repository's .gitignore: {}", pushed.ignored.join(", "));
+    }
+    Ok(text)
+}

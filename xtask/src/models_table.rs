@@ -1,0 +1,166 @@
+//! docs/models.md: what works for which model family, derived from the registry of families and from the tests that assert it.
+//!
+//! A family is a row because it is in `FAMILIES` of crates/arch, and has a mark where a test runs over every model of `FAMILIES` of
+//! tests/src/lib.rs and the golden file that the test reads is there. `UPDATE_GOLDEN=1` writes the file.
+//! Trade-off: sources are read as text, by the way they are formatted; a test that is renamed has to be renamed here.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What is marked, the test that asserts it for every model, and the end of the golden file's name that it reads.
+struct Column {
+    title: &'static str,
+    file: &'static str,
+    test: &'static str,
+    golden: &'static str,
+}
+
+const COLUMNS: [Column; 6] = [
+    Column { title: "logits", file: "numbers/forward.rs", test: "every_family", golden: "" },
+    Column { title: "LoRA", file: "numbers/backward.rs", test: "gradients_of_adapters", golden: "-lora" },
+    Column {
+        title: "QLoRA",
+        file: "backends.rs",
+        test: "three_steps_of_every_family_have_the_same_losses_on_every_backend",
+        golden: "",
+    },
+    Column {
+        title: "full fine-tuning, pretraining",
+        file: "numbers/backward.rs",
+        test: "gradients_of_all_weights",
+        golden: "-full-gradients",
+    },
+    Column { title: "packed rows", file: "numbers/documents.rs", test: "packed_equals_separate", golden: "-packed" },
+    Column { title: "generation", file: "numbers/text.rs", test: "greedy_text", golden: "-generation" },
+];
+
+const HEAD: &str = "# Model families
+
+What works for which family. This file is written by a test from the registry of families (`crates/arch/src/families/mod.rs`) and from
+the tests over every family (`tests/tests/`), which compare with transformers, PEFT and torch; the test fails where the file says
+something else. To write it again: `UPDATE_GOLDEN=1 cargo test -p xtask models_table`.
+
+A mark means: a test runs for this family, on the backends flex, candle and wgpu: against golden files of the independent
+implementation, for QLoRA against the first of the backends. CUDA is compared with the others per operation and on whole models in the
+GPU suite, which runs on a card.
+
+";
+
+const TAIL: &str = "
+- **LoRA**: gradients of adapters on all projections. **QLoRA**: steps over a base in NF4; a base in every other format is trained on one
+  family, since how a frozen matrix is stored knows no family.
+- **full fine-tuning, pretraining**: gradients of every weight under every recompute policy. Pretraining is the same from random weights
+  (`init = \"random\"`).
+- **export --merge** checks what it wrote against base and adapter before it reports success, whatever the family; merges of every kind of adapter are compared with PEFT's on one family (`tests/tests/numbers/saved.rs`).
+- **export --gguf**: families that the writer knows (`crates/model/src/gguf/mod.rs`), with byte-level BPE and the rope scalings that
+  llama.cpp has.
+- Every family loads from a folder or from the Hub (`model = \"OWNER/NAME\"`), and adapters and merged models go back with `push`.
+";
+
+fn read(root: &Path, path: &str) -> String {
+    fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// What stands between two quotes after `start`, again and again.
+fn quoted(text: &str) -> impl Iterator<Item = &str> {
+    text.split('"').skip(1).step_by(2)
+}
+
+/// Architecture and model type of every family of the registry.
+fn registry(root: &Path) -> Vec<(String, String)> {
+    let text = read(root, "crates/arch/src/families/mod.rs");
+    let calls = text.split("family(\"").skip(1).map(|call| format!("\"{call}"));
+    calls
+        .map(|call| {
+            let mut names = quoted(&call).map(str::to_owned);
+            (names.next().expect("an architecture"), names.next().expect("a model type"))
+        })
+        .collect()
+}
+
+/// Names of the test models, and the model type of each.
+fn test_models(root: &Path) -> Vec<(String, String)> {
+    let text = read(root, "tests/src/lib.rs");
+    let list = text.split("pub const FAMILIES").nth(1).and_then(|rest| rest.split("];").next()).expect("a list");
+    let lines = list.lines().filter_map(|line| line.trim().strip_prefix('"')?.split('"').next());
+    lines
+        .map(|name| {
+            let config = read(root, &format!("tests/fixtures/{name}/config.json"));
+            let kind =
+                config.split("\"model_type\"").nth(1).and_then(|rest| quoted(rest).next()).expect("a model type");
+            (name.to_owned(), kind.to_owned())
+        })
+        .collect()
+}
+
+/// Model types that are written as GGUF: the strings before the arrows of the writer's match.
+fn gguf(root: &Path) -> Vec<String> {
+    let text = read(root, "crates/model/src/gguf/mod.rs");
+    let arms = text.lines().filter(|line| line.trim_start().starts_with('"') && line.contains("=> (\""));
+    arms.flat_map(|arm| quoted(arm.split("=>").next().unwrap_or_default())).map(str::to_owned).collect()
+}
+
+impl Column {
+    /// Whether the test is there and runs over all models.
+    fn is_tested(&self, root: &Path) -> bool {
+        let text = read(root, &format!("tests/tests/{}", self.file));
+        let on_each = text.contains(&format!(", {});", self.test)) || text.contains(&format!("\n    {}\n", self.test));
+        let runs = on_each || text.contains(&format!("\n#[test]\nfn {}()", self.test));
+        let start = format!("\nfn {}", self.test);
+        let body = text.split(&start).filter_map(|rest| rest.split("\n}\n").next());
+        let mut body = body.skip(1).filter(|body| body.starts_with(['<', '(']));
+        runs && body.any(|body| body.contains("for family in FAMILIES"))
+    }
+}
+
+fn table(root: &Path) -> String {
+    let (models, gguf) = (test_models(root), gguf(root));
+    let mut text = String::from(HEAD);
+    let titles: Vec<&str> = COLUMNS.iter().map(|column| column.title).collect();
+    // Writing into a String cannot fail.
+    let _ = writeln!(text, "| family | `model_type` | {} | export --gguf | test models |", titles.join(" | "));
+    let _ = writeln!(text, "|---|---|{}---|---|", "---|".repeat(COLUMNS.len()));
+    for (architecture, kind) in registry(root) {
+        let own: Vec<&str> = models.iter().filter(|(_, of)| *of == kind).map(|(name, _)| name.as_str()).collect();
+        let mark = |is: bool| if is { "yes" } else { "no" };
+        let has = |column: &Column| {
+            let golden = |name: &&str| root.join(format!("tests/golden/{name}{}.safetensors", column.golden)).is_file();
+            !own.is_empty() && column.is_tested(root) && own.iter().all(|name| golden(&name))
+        };
+        let marks: Vec<&str> = COLUMNS.iter().map(|column| mark(has(column))).collect();
+        let (marks, tests) = (marks.join(" | "), own.join(", "));
+        let _ = writeln!(text, "| {architecture} | `{kind}` | {marks} | {} | {tests} |", mark(gguf.contains(&kind)));
+    }
+    text + TAIL
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+#[test]
+fn the_table_of_models_is_what_registry_and_tests_say() {
+    let (root, path) = (root(), root().join("docs/models.md"));
+    let expected = table(&root);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(&path, &expected).expect("docs can be written");
+    }
+    let found = fs::read_to_string(&path).unwrap_or_default();
+    assert!(found == expected, "docs/models.md differs: UPDATE_GOLDEN=1 cargo test -p xtask models_table");
+}
+
+#[test]
+fn every_family_of_the_registry_has_a_test_model_and_every_column_a_test() {
+    let (root, models) = (root(), test_models(&root()));
+    for (architecture, kind) in registry(&root) {
+        assert!(
+            models.iter().any(|(_, of)| *of == kind),
+            "{architecture} has no model in FAMILIES of tests/src/lib.rs"
+        );
+    }
+    for column in &COLUMNS {
+        assert!(column.is_tested(&root), "{}: no {} over FAMILIES in {}", column.title, column.test, column.file);
+    }
+    assert!(gguf(&root).contains(&"llama".to_owned()));
+}
