@@ -97,6 +97,12 @@ pub(crate) enum Command {
     /// Merge an adapter into its base: `--merge --model DIR --adapter DIR --out DIR`
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Export(PassThrough),
+    /// Write a model folder with compressed weights, which every command reads: `--model DIR --out DIR --codec zstd`
+    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
+    Compress(PassThrough),
+    /// Write a compressed model folder as it was: `--model DIR --out DIR`
+    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
+    Decompress(PassThrough),
     /// Compare a model's logits with golden ones
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Verify(PassThrough),
@@ -171,6 +177,8 @@ impl Command {
             Self::BenchMatrix(rest) => ("bench-matrix", rest),
             Self::Generate(rest) => ("generate", rest),
             Self::Export(rest) => ("export", rest),
+            Self::Compress(rest) => ("compress", rest),
+            Self::Decompress(rest) => ("decompress", rest),
             Self::Verify(rest) => ("verify", rest),
             Self::Report(rest) => ("report", rest),
             Self::Schema(rest) => ("schema", rest),

@@ -6,10 +6,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use firebrick_arch::ModelConfig;
+use firebrick_arch::{ModelConfig, Role};
 use firebrick_data::{PackOptions, PackedDataset, Tokenizer};
+use firebrick_kernels::BaseStorage;
 use firebrick_model::peft::check_adapter;
 use firebrick_model::{Companions, HfFolder};
+use firebrick_precision::Format;
 
 use crate::config::{Init, RunConfig};
 use crate::error::RunError;
@@ -91,7 +93,7 @@ pub(crate) fn prepare_as(
 ) -> Result<Prepared, RunError> {
     let folder = recipe.model_folder()?;
     let mut model_config = ModelConfig::read(&folder)?;
-    check_model(&recipe, &folder, &model_config)?;
+    let weights = check_model(&recipe, &folder, &model_config)?;
     let tokenizer = data_sets::tokenizer(&recipe, &folder, date)?;
     let (tokens, rows) = (tokenizer.vocab_size(), model_config.spec.vocab_size);
     if tokens > rows {
@@ -116,6 +118,7 @@ pub(crate) fn prepare_as(
     let inputs =
         PlanInputs { config: &recipe, profile: &profile, model: &model_config, data: &shape, world_size, request };
     let plan = Plan::resolve(inputs)?;
+    data_notes.extend(weights.and_then(|weights| base_note(&weights, &model_config, &plan)));
     let evaluation = match data.held_out {
         Some(documents) => EvaluationSet::new(&plan, documents, packing, &tokenizer)?,
         None => EvaluationSet::default(),
@@ -139,16 +142,48 @@ fn chosen_template(recipe: &RunConfig, tokenizer: &Tokenizer) -> Result<Option<S
     Ok(template.map(|template| template.source().to_owned()))
 }
 
-/// Refuses settings of the adapter and weight files that do not fit the model, before data is read, which may take long.
-fn check_model(recipe: &RunConfig, folder: &Path, model_config: &ModelConfig) -> Result<(), RunError> {
+/// Refuses settings of the adapter and weight files that do not fit the model, before data is read, which may take long. Returns the
+/// weights that the run starts from.
+fn check_model(recipe: &RunConfig, folder: &Path, model_config: &ModelConfig) -> Result<Option<HfFolder>, RunError> {
     if let Some(lora) = &recipe.lora {
         let lora = lora.clone().into_config(folder).resolve(&model_config.spec)?;
         lora.check_unordered(&model_config.spec)?;
     }
-    if recipe.init == Init::Pretrained {
-        HfFolder::open(folder)?.check_complete(&model_config.spec)?;
+    if recipe.init != Init::Pretrained {
+        return Ok(None);
     }
-    Ok(())
+    let weights = HfFolder::open(folder)?;
+    weights.check_complete(&model_config.spec)?;
+    Ok(Some(weights))
+}
+
+/// What becomes of weights that the folder stores quantized; `None` for an unquantized folder.
+fn base_note(weights: &HfFolder, model_config: &ModelConfig, plan: &Plan) -> Option<String> {
+    let stored = weights.quantized_weights();
+    let count: usize = stored.values().sum();
+    if count == 0 {
+        return None;
+    }
+    let names = stored.into_keys().collect::<Vec<_>>().join(" and ");
+    let begin = format!("weights: {count} are stored in {names}");
+    let BaseStorage::Frozen(Format::Quantized(format)) = plan.base.value else {
+        return Some(format!("{begin}; they are dequantized, because the recipe names no quantized base"));
+    };
+    let kept = weights.names().filter(|name| weights.stored_format(name) == Some(format)).count();
+    let mut note = match count - kept {
+        0 => format!("{begin}, the format of the base: their codes are kept byte for byte"),
+        changed => format!("{begin}; {changed} of them are dequantized and quantized again to {format}"),
+    };
+    let tensors = model_config.spec.tensors();
+    let dense = tensors.iter().filter(|tensor| tensor.role == Role::Projection && weights.skips(&tensor.name));
+    let bytes = |shape: &[usize]| plan.compute.value.bytes(shape).saturating_sub(format.bytes(shape));
+    let more: Vec<usize> = dense.map(|tensor| bytes(&tensor.shape)).collect();
+    if !more.is_empty() {
+        let mib = more.iter().sum::<usize>() as f64 / f64::from(1 << 20);
+        note +=
+            &format!("; {} projections stay unquantized as in the folder: {mib:.0} MiB more than planned", more.len());
+    }
+    Some(note)
 }
 
 /// Seconds since 1970.
