@@ -100,6 +100,12 @@ pub(crate) enum Command {
     /// Send an adapter or a model to the Hugging Face Hub: `runs/my-run/adapter --to OWNER/NAME`
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Push(PassThrough),
+    /// Write a model folder with compressed weights, which every command reads: `--model DIR --out DIR --codec zstd`
+    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
+    Compress(PassThrough),
+    /// Write a compressed model folder as it was: `--model DIR --out DIR`
+    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
+    Decompress(PassThrough),
     /// Compare a model's logits with golden ones
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Verify(PassThrough),
@@ -175,6 +181,8 @@ impl Command {
             Self::Generate(rest) => ("generate", rest),
             Self::Export(rest) => ("export", rest),
             Self::Push(rest) => ("push", rest),
+            Self::Compress(rest) => ("compress", rest),
+            Self::Decompress(rest) => ("decompress", rest),
             Self::Verify(rest) => ("verify", rest),
             Self::Report(rest) => ("report", rest),
             Self::Schema(rest) => ("schema", rest),

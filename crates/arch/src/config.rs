@@ -11,6 +11,7 @@ use serde_json::{Value, to_string_pretty};
 use crate::error::ArchError;
 use crate::families;
 use crate::json::{JsonObject, parse_object, read_text};
+use crate::quantization::QUANTIZATION_CONFIG;
 use crate::spec::ModelSpec;
 
 /// Hugging Face's name of the file that [`ModelConfig::read`] reads.
@@ -95,16 +96,29 @@ impl ModelConfig {
         &self.text
     }
 
-    /// The text of a `config.json` for weights saved as `dtype` ("float32", "bfloat16"): the original text, unless it names another
-    /// format.
+    /// The text of a `config.json` for weights saved unquantized as `dtype` ("float32", "bfloat16"): the original text, unless it names
+    /// another format.
     pub fn text_with_dtype(&self, dtype: &str) -> String {
-        if self.dtype.as_deref() == Some(dtype) {
-            return self.text.clone();
-        }
+        self.text_with(dtype, None)
+    }
+
+    /// The same for weights that are saved quantized, as `quantization` describes.
+    pub fn text_with_quantization(&self, dtype: &str, quantization: Value) -> String {
+        self.text_with(dtype, Some(quantization))
+    }
+
+    fn text_with(&self, dtype: &str, quantization: Option<Value>) -> String {
         // `text` parsed as an object when `self` was built, and an object always prints.
         let mut map = parse_object(&self.text, Path::new(CONFIG_FILE)).expect("the text was parsed before");
+        if self.dtype.as_deref() == Some(dtype) && quantization.is_none() && !map.contains_key(QUANTIZATION_CONFIG) {
+            return self.text.clone();
+        }
         let key = if map.contains_key("torch_dtype") && !map.contains_key("dtype") { "torch_dtype" } else { "dtype" };
         map.insert(key.to_owned(), Value::from(dtype));
+        match quantization {
+            Some(quantization) => map.insert(QUANTIZATION_CONFIG.to_owned(), quantization),
+            None => map.shift_remove(QUANTIZATION_CONFIG),
+        };
         to_string_pretty(&map).expect("a JSON object prints") + "\n"
     }
 }
@@ -242,6 +256,14 @@ pub(crate) mod tests {
         let new = [("torch_dtype", Value::Null), ("dtype", json!("float32"))];
         let changed = tiny_json(&[("torch_dtype", Value::Null), ("dtype", json!("bfloat16"))]) + "\n";
         assert_eq!(tiny(&new).unwrap().text_with_dtype("bfloat16"), changed);
+    }
+
+    #[test]
+    fn the_text_of_unquantized_weights_has_no_quantization() {
+        let quantization = json!({"quant_method": "bitsandbytes", "load_in_4bit": true});
+        let config = tiny(&[(QUANTIZATION_CONFIG, quantization.clone())]).unwrap();
+        assert_eq!(config.text_with_dtype("float32"), tiny_json(&[]) + "\n");
+        assert_eq!(tiny(&[]).unwrap().text_with_quantization("float32", quantization), config.text().to_owned() + "\n");
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub const CHAT_TEMPLATE_FILE: &str = "chat_template.jinja";
 /// An older file of chat templates.
 const TEMPLATE_JSON: &str = "chat_template.json";
 /// A folder of further templates by name.
-const ADDITIONAL_TEMPLATES: &str = "additional_chat_templates";
+pub(crate) const ADDITIONAL_TEMPLATES: &str = "additional_chat_templates";
 /// Settings of the tokenizer; readers that do not know [`CHAT_TEMPLATE_FILE`] find the template here.
 pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// The other files of a tokenizer.

@@ -181,6 +181,20 @@ pub enum ModelError {
         got: String,
     },
 
+    /// The parts of a quantized weight are missing or do not belong together, or are in a variant that is not read.
+    #[error(
+        "the quantized weight `{name}` in `{}` cannot be read: {problem}. Download the folder again, or use the unquantized model",
+        dir.display()
+    )]
+    QuantizedWeight {
+        /// The model folder.
+        dir: PathBuf,
+        /// The weight.
+        name: String,
+        /// What is wrong, as a clause.
+        problem: String,
+    },
+
     /// The operating system refused to read a tensor of a file that was whole when it was opened.
     #[error(
         "cannot read `{name}` from `{}`{}; if the file has been changed or cut short, download it again",

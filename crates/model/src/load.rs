@@ -3,11 +3,12 @@
 //! Threads read tensors ahead, in the number format that the device is to have, while this thread hands them to the device in the order
 //! of `ModelSpec::tensors`: quantized there if the base is to be quantized and the backend can, else quantized before the upload. LoRA
 //! pairs start as PEFT starts them (A uniform in ±1/sqrt(in), B zero), each from a random stream of its own name, so that the set of
-//! adapted modules changes no other start.
+//! adapted modules changes no other start. Weights that the folder stores in the format of the base are uploaded as they are.
 //! Trade-off: the model cannot run before its last tensor has arrived.
 
 mod random;
 
+use std::collections::BTreeSet;
 use std::num::NonZero;
 use std::thread::available_parallelism;
 
@@ -109,16 +110,20 @@ impl<B: Kernels> Decoder<B> {
         progress: &mut dyn FnMut(&str),
     ) -> Result<Self, ModelError> {
         folder.check_complete(&config.spec)?;
-        let request = |tensor: &TensorSpec| {
-            let dtype = options.dtype_to_read(tensor, quantizes_on_device);
-            Request { name: tensor.name.clone(), shape: tensor.shape.clone(), dtype }
-        };
         let tensors = config.spec.tensors();
+        let is_dense = |tensor: &&TensorSpec| tensor.role == Role::Projection && folder.skips(&tensor.name);
+        let dense: BTreeSet<String> = tensors.iter().filter(is_dense).map(|tensor| tensor.name.clone()).collect();
+        let request = |tensor: &TensorSpec| {
+            let stays_dense = dense.contains(&tensor.name) || options.trains(&tensor.name);
+            let format = options.quantized(tensor.role).filter(|_| !stays_dense);
+            let dtype = options.dtype_to_read(tensor, format, quantizes_on_device);
+            Request { name: tensor.name.clone(), shape: tensor.shape.clone(), dtype, format }
+        };
         let mut requests: Vec<_> = tensors.iter().map(request).collect();
         if options.unties(&config.spec) {
             // The head starts as the table that it shared with the embedding.
-            let dtype =
-                options.dtype_to_read(&TensorSpec { name: HEAD.to_owned(), ..tensors[0].clone() }, quantizes_on_device);
+            let head = TensorSpec { name: HEAD.to_owned(), ..tensors[0].clone() };
+            let dtype = options.dtype_to_read(&head, None, quantizes_on_device);
             requests.push(Request { dtype, ..request(&tensors[0]) });
         }
         let allocate = |bytes| B::host_buffer(device, bytes);
@@ -133,7 +138,7 @@ impl<B: Kernels> Decoder<B> {
                 }
                 Ok(values)
             };
-            Builder { config, options, division, device, quantizes_on_device, read: &mut read, progress }.build()
+            Builder { config, options, division, dense, device, quantizes_on_device, read: &mut read, progress }.build()
         })??;
         decoder.base_hash = Some(hash.digest());
         Ok(decoder)
@@ -170,10 +175,12 @@ impl<B: Kernels> Decoder<B> {
             for (bytes, value) in buffer.as_chunks_mut().0.iter_mut().zip(values) {
                 *bytes = value.to_ne_bytes();
             }
-            Ok(Values { buffer, dtype: DType::F32, hash: 0 })
+            Ok(Values { buffer, dtype: DType::F32, kept: None, hash: 0 })
         };
         let (quantizes_on_device, progress) = (B::quantizes_on_device(), &mut |_: &str| ());
-        Builder { config: &config, options, division, device, quantizes_on_device, read: &mut read, progress }.build()
+        let dense = BTreeSet::new();
+        Builder { config: &config, options, division, dense, device, quantizes_on_device, read: &mut read, progress }
+            .build()
     }
 
     /// A model to measure, not to train: its weights repeat `TILE` random numbers, so that they are there as fast as they can be copied,
@@ -202,12 +209,21 @@ impl<B: Kernels> Decoder<B> {
             let elements = if is_here { tensor.elements() } else { 1 };
             let mut buffer = B::host_buffer(device, elements * size_of::<bf16>());
             buffer.chunks_mut(tile.len()).for_each(|part| part.copy_from_slice(&tile[..part.len()]));
-            Ok(Values { buffer, dtype: DType::BF16, hash: 0 })
+            Ok(Values { buffer, dtype: DType::BF16, kept: None, hash: 0 })
         };
         let (quantizes_on_device, progress) = (B::quantizes_on_device(), &mut |_: &str| ());
-        let model =
-            Builder { config: &config, options, division, device, quantizes_on_device, read: &mut read, progress }
-                .build();
+        let dense = BTreeSet::new();
+        let model = Builder {
+            config: &config,
+            options,
+            division,
+            dense,
+            device,
+            quantizes_on_device,
+            read: &mut read,
+            progress,
+        }
+        .build();
         // Tensors as they were before they were quantized.
         B::release_memory(device);
         model
@@ -215,13 +231,18 @@ impl<B: Kernels> Decoder<B> {
 }
 
 impl BuildOptions {
-    /// The number format in which a tensor is read; `None`: as it is stored.
-    fn dtype_to_read(&self, tensor: &TensorSpec, quantizes_on_device: bool) -> Option<DType> {
-        match (self.storage, tensor.role) {
-            (_, Role::Norm | Role::Bias) => Some(DType::F32),
+    /// The number format in which a tensor is read that is quantized to `format`; `None`: as it is stored.
+    fn dtype_to_read(
+        &self,
+        tensor: &TensorSpec,
+        format: Option<QuantFormat>,
+        quantizes_on_device: bool,
+    ) -> Option<DType> {
+        match tensor.role {
+            Role::Norm | Role::Bias => Some(DType::F32),
             // Widened by the device, it is half the bytes to upload.
             _ if self.trains(&tensor.name) => (!quantizes_on_device).then_some(DType::F32),
-            (BaseStorage::Frozen(Format::Quantized(_)), Role::Projection) => None,
+            _ if format.is_some() => None,
             _ => Some(match self.compute_dtype {
                 dtype @ (DType::BF16 | DType::F16) => dtype,
                 _ => DType::F32,
@@ -229,7 +250,7 @@ impl BuildOptions {
         }
     }
 
-    /// The format that this tensor is quantized to.
+    /// The format that tensors of this role are quantized to.
     fn quantized(&self, role: Role) -> Option<QuantFormat> {
         match self.storage {
             BaseStorage::Frozen(Format::Quantized(format)) if role == Role::Projection => Some(format),
@@ -260,6 +281,8 @@ struct Builder<'a, B: Kernels> {
     config: &'a ModelConfig,
     options: &'a BuildOptions,
     division: Option<Division>,
+    /// Projections that stay unquantized, because the folder leaves them so.
+    dense: BTreeSet<String>,
     device: &'a B::Device,
     quantizes_on_device: bool,
     read: Read<'a>,
@@ -355,7 +378,7 @@ impl<B: Kernels> Builder<'_, B> {
         let values = (self.read)(tensor)?;
         let &[rows, columns] = tensor.shape.as_slice() else { unreachable!("a base weight is a matrix") };
         let is_elsewhere = self.division.as_ref().is_some_and(|division| division.is_elsewhere(&tensor.name));
-        let base = match (self.options.storage, self.options.quantized(tensor.role)) {
+        let base = match (self.options.storage, self.format_of(tensor)) {
             _ if is_elsewhere => {
                 drop(values);
                 self.placeholder(tensor, columns)?
@@ -370,6 +393,11 @@ impl<B: Kernels> Builder<'_, B> {
         Ok(base)
     }
 
+    /// The format that a base weight is quantized to.
+    fn format_of(&self, tensor: &TensorSpec) -> Option<QuantFormat> {
+        self.options.quantized(tensor.role).filter(|_| !self.dense.contains(&tensor.name))
+    }
+
     /// A base whose values another rank has. What is quantized is quantized as one row, which has the tables and the layout of all.
     fn placeholder(&self, tensor: &TensorSpec, columns: usize) -> Result<Base<B>, ModelError> {
         if self.options.trains(&tensor.name) {
@@ -377,13 +405,13 @@ impl<B: Kernels> Builder<'_, B> {
             let value = Tensor::zeros([1], (self.device, DType::F32));
             return Ok(Base::Trained(Parameter { name, shape, role, value }));
         }
-        let Some(format) = self.options.quantized(tensor.role) else {
+        let Some(format) = self.format_of(tensor) else {
             let nothing = Tensor::zeros([1, 1], (self.device, self.options.compute_dtype));
             return Ok(Base::Frozen(Weight::Dense(nothing)));
         };
         let mut buffer = B::host_buffer(self.device, columns * size_of::<f32>());
         buffer.as_chunks_mut().0.iter_mut().for_each(|bytes| *bytes = 1.0f32.to_ne_bytes());
-        let row = Values { buffer, dtype: DType::F32, hash: 0 };
+        let row = Values { buffer, dtype: DType::F32, kept: None, hash: 0 };
         Ok(Base::Frozen(Weight::Quantized(self.quantize(&tensor.name, [1, columns], row, format)?)))
     }
 
@@ -406,7 +434,7 @@ impl<B: Kernels> Builder<'_, B> {
         Ok(parameter)
     }
 
-    /// Quantizes a weight, where the backend does that faster.
+    /// Quantizes a weight, where the backend does that faster, unless the folder stores it so.
     fn quantize(
         &self,
         name: &str,
@@ -416,6 +444,9 @@ impl<B: Kernels> Builder<'_, B> {
     ) -> Result<QuantizedWeight<B>, ModelError> {
         let refused = |source| ModelError::Quantize { name: name.to_owned(), source };
         format.check_columns(shape[1]).map_err(refused)?;
+        if let Some(kept) = &values.kept {
+            return Ok(B::upload_quantized(kept, self.device));
+        }
         if self.quantizes_on_device {
             let values_oi = B::upload(values.buffer, shape, values.dtype, self.device);
             return Ok(B::quantize_weight(values_oi, format));

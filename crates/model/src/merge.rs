@@ -19,12 +19,16 @@ use firebrick_precision::QuantFormat;
 use crate::companions::Companions;
 use crate::error::ModelError;
 use crate::peft::{check_adapter, read_adapter};
-use crate::weights::{Fetched, HfFolder, SavedDtype, TensorF32, write_hf_folder};
+use crate::weights::{Bnb4bit, Fetched, HfFolder, SavedDtype, TensorF32, write_bnb_folder, write_hf_folder};
 
 /// Vectors that the written weights are tested with.
 const PROBES: usize = 4;
 /// Columns that one thread updates at a time: what fits into its nearest cache, next to the matrix that it comes from.
 const COLUMNS: usize = 2048;
+
+/// How far outputs of a merged weight in 4 bits may be from those of base and adapter, relative to them: several times what rounding of
+/// normally distributed weights explains.
+const BNB_4BIT_BOUND: f64 = 0.4;
 
 /// What to merge, and how.
 #[derive(Debug)]
@@ -37,6 +41,8 @@ pub struct Merge<'a> {
     pub requantized: Option<QuantFormat>,
     /// Number format of the merged weights; `None`: the base's.
     pub dtype: Option<SavedDtype>,
+    /// Quantizes the projections of the merged model; the rest has `dtype`.
+    pub bnb_4bit: Option<Bnb4bit>,
     /// What travels with the weights besides the base's own files.
     pub companions: Companions,
 }
@@ -52,6 +58,23 @@ pub struct MergeReport {
     pub lost_of_adapter: f64,
     /// Number format of the merged weights.
     pub dtype: SavedDtype,
+    /// The format of the projections, if they are quantized.
+    pub bnb_4bit: Option<Bnb4bit>,
+}
+
+/// Writes the model of a folder to `to` with its projections in 4 bits and everything else in the format that config.json names.
+/// Projections that are in this format already keep their bytes. Returns their number.
+///
+/// # Errors
+/// A folder that cannot be read, a folder `to` that holds something, a weight that is not finite.
+pub fn quantize_folder(model: &Path, to: &Path, format: Bnb4bit, companions: &Companions) -> Result<usize, ModelError> {
+    let (base, config) = (HfFolder::open(model)?, ModelConfig::read(model)?);
+    base.check_complete(&config.spec)?;
+    let dtype = SavedDtype::of_config(config.dtype.as_deref());
+    write_bnb_folder(to, &config, format, dtype, Some(companions), &base, |_| Ok(None))?;
+    let written = HfFolder::open(to)?;
+    written.check_complete(&config.spec)?;
+    Ok(written.quantized_weights().values().sum())
 }
 
 /// Writes the merged model to `to`, which appears only when it is complete, and checks it.
@@ -73,15 +96,20 @@ pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelE
     let shapes: BTreeMap<String, Vec<usize>> =
         config.spec.tensors().into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
     let source = Source { base: &base, tensors: &tensors, shapes: &shapes, merge, settings: &settings };
-    write_hf_folder(to, &config, dtype, Some(&merge.companions), |name| {
-        if let Some(trained) = source.tensors.get(&saved_tensor_name(name)) {
-            return Ok(Fetched::Values(trained.values.clone()));
+    let companions = Some(&merge.companions);
+    match merge.bnb_4bit {
+        None => write_hf_folder(to, &config, dtype, companions, |name| match source.merged(name)? {
+            Some(values) => Ok(Fetched::Values(values)),
+            None => source.unchanged(name, dtype),
+        })?,
+        Some(format) => {
+            write_bnb_folder(to, &config, format, dtype, companions, &base, |name| match source.merged(name)? {
+                Some(values) => Ok(Some(Fetched::Values(values))),
+                None if base.contains(name) => Ok(None),
+                None => source.unchanged(name, dtype).map(Some),
+            })?;
         }
-        let Some((a, b, scale)) = source.adapter_of(name) else { return source.unchanged(name, dtype) };
-        let mut values = source.base_weight(name)?;
-        add_product(&mut values, a, b, scale as f32);
-        Ok(Fetched::Values(values))
-    })?;
+    }
     source.check(&HfFolder::open(to)?, dtype)
 }
 
@@ -102,6 +130,17 @@ impl Source<'_> {
         Some((self.tensors.get(&a)?, self.tensors.get(&b)?, self.settings.scaling_of(path)))
     }
 
+    /// The values of a tensor that the adapter changes.
+    fn merged(&self, name: &str) -> Result<Option<Vec<f32>>, ModelError> {
+        if let Some(trained) = self.tensors.get(&saved_tensor_name(name)) {
+            return Ok(Some(trained.values.clone()));
+        }
+        let Some((a, b, scale)) = self.adapter_of(name) else { return Ok(None) };
+        let mut values = self.base_weight(name)?;
+        add_product(&mut values, a, b, scale as f32);
+        Ok(Some(values))
+    }
+
     /// A tensor that has no adapter: byte for byte where the format stays.
     fn unchanged(&self, name: &str, dtype: SavedDtype) -> Result<Fetched, ModelError> {
         // An untied head that does not train stays the table that it shared.
@@ -116,7 +155,9 @@ impl Source<'_> {
     fn base_weight(&self, name: &str) -> Result<Vec<f32>, ModelError> {
         let shape = &self.shapes[name];
         let values = self.base.read_f32(name, shape)?;
-        match self.merge.requantized.filter(|_| self.adapter_of(name).is_some()) {
+        match self.merge.requantized.filter(|format| {
+            self.adapter_of(name).is_some() && !self.base.skips(name) && self.base.stored_format(name) != Some(*format)
+        }) {
             Some(format) => {
                 let quantized = format.quantize(&values, shape);
                 Ok(quantized
@@ -129,7 +170,9 @@ impl Source<'_> {
 
     /// Multiplies test vectors with what was written, and with base and adapter.
     fn check(&self, written: &HfFolder, dtype: SavedDtype) -> Result<MergeReport, ModelError> {
-        let mut report = MergeReport { modules: 0, largest_error: 0.0, lost_of_adapter: 0.0, dtype };
+        let bnb_4bit = self.merge.bnb_4bit;
+        let mut report = MergeReport { modules: 0, largest_error: 0.0, lost_of_adapter: 0.0, dtype, bnb_4bit };
+        let bound = if bnb_4bit.is_some() { BNB_4BIT_BOUND } else { dtype.merge_bound() };
         let (mut lost, mut contributed) = (0.0, 0.0);
         for (name, shape) in self.shapes {
             let Some((a, b, scale)) = self.adapter_of(name) else { continue };
@@ -150,9 +193,9 @@ impl Source<'_> {
             }
             lost += wrong;
             let error = (wrong / size.max(f64::MIN_POSITIVE)).sqrt();
-            if error > dtype.merge_bound() {
+            if error > bound {
                 let (dir, name) = (written.dir().to_path_buf(), name.clone());
-                return Err(ModelError::MergedWrong { dir, name, error, bound: dtype.merge_bound() });
+                return Err(ModelError::MergedWrong { dir, name, error, bound });
             }
             report.largest_error = report.largest_error.max(error);
             report.modules += 1;
@@ -274,7 +317,7 @@ mod tests {
     ) -> Result<MergeReport, ModelError> {
         let (model, adapter) = (folder.join("base"), folder.join("adapter"));
         let companions = Companions { from: model.clone(), chat_template: None, chat_settings: Default::default() };
-        let merge = Merge { model: &model, adapter: &adapter, requantized, dtype, companions };
+        let merge = Merge { model: &model, adapter: &adapter, requantized, dtype, bnb_4bit: None, companions };
         merge_adapter(&merge, &folder.join("merged"))
     }
 

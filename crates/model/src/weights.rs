@@ -1,4 +1,5 @@
-//! Weights in a Hugging Face folder: `model.safetensors`, or shards with `model.safetensors.index.json`.
+//! Weights in a Hugging Face folder: `model.safetensors`, or shards with `model.safetensors.index.json`; either may be compressed
+//! (`compressed`), and weights may be quantized (`quantized`), which no caller sees unless it asks.
 //!
 //! Opening a folder reads every shard's header and compares the file's length with it, so that a download that did not
 //! finish is found before any weight is read. Tensors are then read with plain positioned reads, one at a time or by threads
@@ -6,22 +7,31 @@
 //! Not supported: PyTorch `.bin` files.
 
 mod complete;
+pub(crate) mod compressed;
 mod convert;
+mod quantized;
 mod read_ahead;
 mod shard;
 mod write;
+mod write_bnb;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use firebrick_arch::json::{JsonObject, parse_object, read_text};
+use firebrick_precision::{BlockScales, QuantFormat, QuantizedTensor};
 use safetensors::Dtype;
 use serde_json::Value;
 
 use self::complete::deciding_keys;
+pub use self::compressed::Codec;
+use self::quantized::QuantizedWeight;
+pub use self::quantized::{Bnb4bit, Bnb4bitType};
 pub(crate) use self::read_ahead::{Limits, Request, Values, read_ahead};
-use self::shard::Shard;
+pub(crate) use self::shard::Shard;
+pub(crate) use self::write::write_folder;
 pub use self::write::{Fetched, SavedDtype, write_hf_folder, write_safetensors, write_safetensors_f32};
+pub use self::write_bnb::write_bnb_folder;
 use crate::error::{ModelError, counted, first_few};
 
 /// The file of a model that is not split.
@@ -70,21 +80,55 @@ pub struct TensorF32 {
 pub struct HfFolder {
     dir: PathBuf,
     shards: Vec<Shard>,
-    /// The shard that holds each tensor.
-    holder: BTreeMap<String, usize>,
+    /// Where each tensor of the model is.
+    holder: BTreeMap<String, Holder>,
+}
+
+/// Where a tensor of the model is.
+#[derive(Debug)]
+enum Holder {
+    /// As it is, in this shard.
+    Plain(usize),
+    /// In several tensors of the shards.
+    Quantized(QuantizedWeight),
+}
+
+/// A tensor of the model, found.
+pub(crate) enum Located<'a> {
+    /// As it is.
+    Plain(&'a Shard, &'a safetensors::tensor::TensorInfo),
+    /// In several tensors of these shards.
+    Quantized(&'a QuantizedWeight, &'a [Shard]),
+}
+
+impl Located<'_> {
+    fn shape(&self) -> &[usize] {
+        match self {
+            Self::Plain(_, info) => &info.shape,
+            Self::Quantized(weight, _) => &weight.shape,
+        }
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Self::Plain(shard, _) => shard.path(),
+            Self::Quantized(weight, shards) => weight.path(shards),
+        }
+    }
 }
 
 impl HfFolder {
-    /// Opens a model folder. `model.safetensors` wins over an index, as in transformers.
+    /// Opens a model folder. `model.safetensors` wins over an index, as in transformers, and a file over its compressed form.
     ///
     /// # Errors
-    /// No weights; shards that are missing, cut short or damaged; an index that does not fit its shards.
+    /// No weights; shards that are missing, cut short or damaged; an index that does not fit its shards; a quantized weight whose parts
+    /// do not belong together.
     pub fn open(dir: &Path) -> Result<Self, ModelError> {
         let dir = dir.to_path_buf();
-        if dir.join(WEIGHTS_FILE).is_file() {
-            let shard = Shard::open(&dir.join(WEIGHTS_FILE))?;
-            let holder = shard.names().map(|name| (name, 0)).collect();
-            return Ok(Self { dir, shards: vec![shard], holder });
+        if let Some(path) = compressed::existing(&dir.join(WEIGHTS_FILE)) {
+            let shard = Shard::open(&path)?;
+            let places = shard.names().map(|name| (name, 0)).collect();
+            return Self::assemble(dir, vec![shard], places);
         }
         if !dir.join(INDEX_FILE).is_file() {
             let missing = "model.safetensors and no model.safetensors.index.json";
@@ -97,7 +141,7 @@ impl HfFolder {
 
     fn open_sharded(dir: PathBuf) -> Result<Self, ModelError> {
         let by_shard = read_index(&dir.join(INDEX_FILE))?;
-        let missing = by_shard.iter().filter(|(file, _)| !dir.join(file).is_file());
+        let missing = by_shard.iter().filter(|(file, _)| compressed::existing(&dir.join(file)).is_none());
         let missing = missing.map(|(file, names)| {
             let names = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>();
             format!("{file} (needed by {}: {})", counted(names.len(), "tensor"), first_few(&names).replace(';', ","))
@@ -106,16 +150,25 @@ impl HfFolder {
         if !missing.is_empty() {
             return Err(ModelError::MissingShards { dir, shards: missing });
         }
-        let (mut shards, mut holder) = (Vec::new(), BTreeMap::new());
+        let (mut shards, mut places) = (Vec::new(), BTreeMap::new());
         for (file, names) in by_shard {
-            let shard = Shard::open(&dir.join(file))?;
+            let path = dir.join(file);
+            let shard = Shard::open(&compressed::existing(&path).unwrap_or(path))?;
             let absent = names.iter().filter(|name| shard.info(name).is_none()).cloned().collect::<Vec<_>>();
             if !absent.is_empty() {
                 return Err(ModelError::NotInShard { path: shard.path().to_path_buf(), tensors: absent });
             }
-            holder.extend(names.into_iter().map(|name| (name, shards.len())));
+            places.extend(names.into_iter().map(|name| (name, shards.len())));
             shards.push(shard);
         }
+        Self::assemble(dir, shards, places)
+    }
+
+    /// Puts quantized weights together.
+    fn assemble(dir: PathBuf, shards: Vec<Shard>, mut places: BTreeMap<String, usize>) -> Result<Self, ModelError> {
+        let quantized = quantized::find(&dir, &shards, &mut places)?;
+        let mut holder: BTreeMap<_, _> = places.into_iter().map(|(name, shard)| (name, Holder::Plain(shard))).collect();
+        holder.extend(quantized.into_iter().map(|weight| (weight.name.clone(), Holder::Quantized(weight))));
         Ok(Self { dir, shards, holder })
     }
 
@@ -124,7 +177,7 @@ impl HfFolder {
         &self.dir
     }
 
-    /// All tensor names, sorted.
+    /// All tensor names, sorted. The parts of a quantized weight go by the name of the weight.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.holder.keys().map(String::as_str)
     }
@@ -134,55 +187,112 @@ impl HfFolder {
         self.holder.contains_key(name)
     }
 
-    /// How a tensor is stored.
+    /// How a tensor is stored; a quantized weight is shown as what it is read as, F32.
     ///
     /// # Errors
     /// No tensor of this name.
     pub fn info(&self, name: &str) -> Result<TensorInfo, ModelError> {
-        let (_, info) = self.locate(name)?;
-        Ok(TensorInfo { dtype: info.dtype, shape: info.shape.clone() })
+        Ok(match self.locate(name)? {
+            Located::Plain(_, info) => TensorInfo { dtype: info.dtype, shape: info.shape.clone() },
+            Located::Quantized(weight, _) => TensorInfo { dtype: Dtype::F32, shape: weight.shape.clone() },
+        })
     }
 
-    /// Reads one tensor as stored.
+    /// The format in which the folder stores a weight, where it is one of ours, bit for bit.
+    pub fn stored_format(&self, name: &str) -> Option<QuantFormat> {
+        match self.holder.get(name) {
+            Some(Holder::Quantized(weight)) => weight.format(),
+            _ => None,
+        }
+    }
+
+    /// How quantized weights are stored, with their number; empty for an unquantized folder.
+    pub fn quantized_weights(&self) -> BTreeMap<&'static str, usize> {
+        let mut counts = BTreeMap::new();
+        for holder in self.holder.values() {
+            if let Holder::Quantized(weight) = holder {
+                *counts.entry(weight.stored_as()).or_default() += 1;
+            }
+        }
+        counts
+    }
+
+    /// Whether a bitsandbytes folder leaves this tensor unquantized (`llm_int8_skip_modules`).
+    pub fn skips(&self, name: &str) -> bool {
+        let is_bnb = |holder: &Holder| matches!(holder, Holder::Quantized(weight) if weight.is_bnb());
+        matches!(self.holder.get(name), Some(Holder::Plain(_))) && self.holder.values().any(is_bnb)
+    }
+
+    /// The codes and scales of a weight for which [`HfFolder::stored_format`] names a format.
+    ///
+    /// # Errors
+    /// No such weight, or a failed read.
+    pub fn read_quantized(&self, name: &str) -> Result<Option<QuantizedTensor>, ModelError> {
+        match self.locate(name)? {
+            Located::Quantized(weight, shards) => match weight.read(shards)? {
+                quantized::Content::Codes(codes) => Ok(Some(codes)),
+                quantized::Content::Values(_) => Ok(None),
+            },
+            Located::Plain(..) => Ok(None),
+        }
+    }
+
+    /// Format, codes and scales of a weight that bitsandbytes quantized; `None` for any other tensor.
+    pub(crate) fn read_bnb(&self, name: &str) -> Result<Option<(Bnb4bit, Vec<u8>, BlockScales)>, ModelError> {
+        match self.holder.get(name) {
+            Some(Holder::Quantized(weight)) => weight.read_bnb(&self.shards),
+            _ => Ok(None),
+        }
+    }
+
+    /// Reads one tensor as [`HfFolder::info`] shows it.
     ///
     /// # Errors
     /// No tensor of this name, or a failed read.
     pub fn read(&self, name: &str) -> Result<TensorBytes, ModelError> {
-        self.locate(name)?.0.read(name)
+        match self.locate(name)? {
+            Located::Plain(shard, _) => shard.read(name),
+            Located::Quantized(weight, shards) => {
+                let bytes = weight.values(shards)?.iter().flat_map(|value| value.to_le_bytes()).collect();
+                Ok(TensorBytes { dtype: Dtype::F32, shape: weight.shape.clone(), bytes })
+            }
+        }
     }
 
-    /// Reads one tensor stored as F32, BF16 or F16 into f32. Besides the result, one block of 1 MiB is held.
+    /// Reads one tensor stored as F32, BF16 or F16, or a quantized weight, into f32. Besides the result, one block of 1 MiB is held,
+    /// or the codes of the weight.
     ///
     /// # Errors
     /// No tensor of this name, a shape other than `expected_shape` (which config.json decides), another number format,
     /// or a failed read.
     pub fn read_f32(&self, name: &str, expected_shape: &[usize]) -> Result<Vec<f32>, ModelError> {
-        self.locate_shaped(name, expected_shape)?.0.read_f32(name)
+        match self.locate_shaped(name, expected_shape)? {
+            Located::Plain(shard, _) => shard.read_f32(name),
+            Located::Quantized(weight, shards) => weight.values(shards),
+        }
     }
 
-    /// The shard and header entry of a tensor whose shape is what config.json decides.
-    fn locate_shaped(
-        &self,
-        name: &str,
-        expected_shape: &[usize],
-    ) -> Result<(&Shard, &safetensors::tensor::TensorInfo), ModelError> {
-        let (shard, info) = self.locate(name)?;
-        if info.shape == expected_shape {
-            return Ok((shard, info));
+    /// A tensor whose shape is what config.json decides.
+    fn locate_shaped(&self, name: &str, expected_shape: &[usize]) -> Result<Located<'_>, ModelError> {
+        let located = self.locate(name)?;
+        if located.shape() == expected_shape {
+            return Ok(located);
         }
         Err(ModelError::WrongShape {
             name: name.to_owned(),
-            path: shard.path().to_path_buf(),
+            path: located.path().to_path_buf(),
             expected: expected_shape.to_vec(),
-            got: info.shape.clone(),
+            got: located.shape().to_vec(),
             keys: deciding_keys(name),
         })
     }
 
-    fn locate(&self, name: &str) -> Result<(&Shard, &safetensors::tensor::TensorInfo), ModelError> {
-        let found =
-            self.holder.get(name).and_then(|&shard| Some((&self.shards[shard], self.shards[shard].info(name)?)));
-        found.ok_or_else(|| ModelError::MissingTensor { dir: self.dir.clone(), name: name.to_owned() })
+    fn locate(&self, name: &str) -> Result<Located<'_>, ModelError> {
+        let missing = || ModelError::MissingTensor { dir: self.dir.clone(), name: name.to_owned() };
+        Ok(match self.holder.get(name).ok_or_else(missing)? {
+            Holder::Plain(shard) => Located::Plain(&self.shards[*shard], self.shards[*shard].known(name)),
+            Holder::Quantized(weight) => Located::Quantized(weight, &self.shards),
+        })
     }
 }
 
@@ -280,7 +390,8 @@ mod tests {
     fn a_sharded_folder_is_read_ahead_across_its_files() {
         let (_temp, dir, config) = sharded();
         let folder = HfFolder::open(&dir).unwrap();
-        let requests = shapes(&config).into_iter().map(|(name, shape)| Request { name, shape, dtype: None });
+        let requests =
+            shapes(&config).into_iter().map(|(name, shape)| Request { name, shape, dtype: None, format: None });
         let requests: Vec<_> = requests.collect();
         let allocate = |bytes| Flex::host_buffer(&Default::default(), bytes);
         let limits = Limits { readers: 4, bytes: 1_000 };

@@ -9,9 +9,11 @@ use std::str::FromStr;
 
 use clap::Args;
 use firebrick_model::{
-    CHAT_TEMPLATE_FILE, Companions, GgufType, Merge, MergeReport, SavedDtype, merge_adapter, write_gguf,
+    Bnb4bit, CHAT_TEMPLATE_FILE, Companions, GgufType, Merge, MergeReport, SavedDtype, merge_adapter, quantize_folder,
+    write_gguf,
 };
 use firebrick_precision::{Format, QuantFormat};
+use serde_json::{Map, Value};
 
 use crate::config::compute::parse_format;
 use crate::console::{Console, shell_quoted};
@@ -27,8 +29,12 @@ const NOTEWORTHY_LOSS: f64 = 0.05;
 #[derive(Args, Clone, Debug)]
 pub struct ExportOptions {
     /// Merge the adapter into the model and write a model folder.
-    #[arg(long, requires = "adapter", required_unless_present = "gguf", conflicts_with = "gguf")]
+    #[arg(long, requires = "adapter", required_unless_present_any = ["gguf", "bnb_4bit"], conflicts_with = "gguf")]
     pub merge: bool,
+    /// Write the projections in 4 bits as bitsandbytes does (nf4_double_quant, nf4, fp4_double_quant, fp4): of the merged model with
+    /// --merge, otherwise of the model as it is. transformers loads the folder.
+    #[arg(long = "bnb-4bit", value_name = "FORMAT", conflicts_with = "gguf")]
+    pub bnb_4bit: Option<Bnb4bit>,
     /// Write the model as one GGUF file, for llama.cpp and Ollama, with its matrices as f16, bf16, q8_0 or q4_0, and a Modelfile next to it.
     #[arg(long, value_name = "TYPE")]
     pub gguf: Option<GgufType>,
@@ -36,7 +42,7 @@ pub struct ExportOptions {
     #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
     /// Adapter folder or id of the Hub, ours or PEFT's.
-    #[arg(long, value_name = "DIR", conflicts_with = "gguf")]
+    #[arg(long, value_name = "DIR", conflicts_with = "gguf", requires = "merge")]
     pub adapter: Option<PathBuf>,
     /// Folder to write, which must be new or empty; or the GGUF file.
     #[arg(long, value_name = "PATH")]
@@ -101,8 +107,26 @@ pub fn export(options: &ExportOptions) -> Result<String, RunError> {
     match (options.gguf, &options.adapter) {
         (Some(kind), _) => gguf(options, kind),
         (None, Some(adapter)) => merge(options, adapter),
-        (None, None) => unreachable!("the command line asks for an adapter"),
+        (None, None) => {
+            let format = options.bnb_4bit.expect("the command line asks for an adapter or a format");
+            quantize(options, format)
+        }
     }
+}
+
+/// The model as it is, in 4 bits.
+fn quantize(options: &ExportOptions, format: Bnb4bit) -> Result<String, RunError> {
+    let companions = Companions {
+        from: options.model.clone(),
+        chat_template: None,
+        chat_settings: chat_settings_of(&options.model)?,
+    };
+    let count = quantize_folder(&options.model, &options.out, format, &companions)?;
+    Ok(format!("{count} projections written in {format} to {}", options.out.display()))
+}
+
+fn chat_settings_of(folder: &Path) -> Result<Map<String, Value>, RunError> {
+    Ok(chat_settings::to_json(&chat_settings::read(folder)?))
 }
 
 /// The model as one file, and what Ollama reads next to it.
@@ -131,10 +155,11 @@ fn merge(options: &ExportOptions, adapter: &Path) -> Result<String, RunError> {
         adapter,
         requantized: options.base.format(),
         dtype: options.dtype.map(|format| SavedDtype::of_config(Some(format.name()))),
+        bnb_4bit: options.bnb_4bit,
         companions: Companions {
             from: options.model.clone(),
             chat_template,
-            chat_settings: chat_settings::to_json(&chat_settings::read(adapter)?),
+            chat_settings: chat_settings_of(adapter)?,
         },
     };
     let report = merge_adapter(&merge, &options.out)?;
@@ -142,17 +167,18 @@ fn merge(options: &ExportOptions, adapter: &Path) -> Result<String, RunError> {
 }
 
 fn text(options: &ExportOptions, report: &MergeReport) -> String {
-    let MergeReport { modules, largest_error, lost_of_adapter, dtype } = *report;
+    let MergeReport { modules, largest_error, lost_of_adapter, dtype, bnb_4bit } = *report;
+    let format = bnb_4bit.map_or(dtype.name(), Bnb4bit::name);
     let mut text = format!(
         "merged {modules} modules into {}, {}; read again, its outputs are within {largest_error:.0e} of those of base and adapter",
         options.out.display(),
-        dtype.name()
+        format
     );
     if lost_of_adapter > NOTEWORTHY_LOSS {
         text += &format!(
             "\nnote: rounding to {} adds noise of {:.0} % of what the adapter contributes. To keep all of it, use the adapter next to its \
              base, or merge with --dtype float32",
-            dtype.name(),
+            format,
             100.0 * lost_of_adapter
         );
     }

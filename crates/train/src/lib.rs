@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod bench;
+pub mod compress;
 pub mod config;
 pub mod console;
 pub mod error;

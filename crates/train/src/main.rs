@@ -18,6 +18,7 @@ use firebrick_precision::{Format, QuantFormat};
 #[cfg(feature = "flex")]
 use firebrick_train::bench::matrix::{MatrixOptions, bench_matrix};
 use firebrick_train::bench::{BenchOptions, bench, measure_peaks};
+use firebrick_train::compress::{CompressOptions, DecompressOptions, compress, decompress};
 use firebrick_train::config::{BackendChoice, EvalConfig, RunConfig, compute, json_schema};
 use firebrick_train::console::{Console, Outcome, error_message};
 use firebrick_train::export::{ExportOptions, export};
@@ -72,6 +73,10 @@ enum Command {
     Export(ExportOptions),
     /// Send an adapter folder or a model folder to the Hugging Face Hub.
     Push(PushOptions),
+    /// Write a model folder with compressed weights, which every command reads as it is.
+    Compress(CompressOptions),
+    /// Write a compressed model folder as it was, byte for byte.
+    Decompress(DecompressOptions),
     /// Compare a model's logits with a golden file.
     Verify(Verify),
     /// Write the report of a run folder: one HTML page with plots, as a run writes it at its end.
@@ -358,6 +363,10 @@ fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
         Command::Export(options) => export(&options).map(|text| Console::VERBOSE.print(&text)).map_err(Into::into),
         Command::Push(options) => {
             push(&options, Console::VERBOSE).map(|text| Console::VERBOSE.print(&text)).map_err(Into::into)
+        }
+        Command::Compress(options) => compress(&options).map(|text| Console::VERBOSE.print(&text)).map_err(Into::into),
+        Command::Decompress(options) => {
+            decompress(&options).map(|text| Console::VERBOSE.print(&text)).map_err(Into::into)
         }
         Command::Verify(arguments) => compare(arguments),
         Command::Report(Report { run, out }) => {

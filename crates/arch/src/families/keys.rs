@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::error::ArchError;
 use crate::json::JsonObject;
+use crate::quantization::Quantization;
 use crate::spec::Activation;
 
 /// The largest size of one dimension.
@@ -125,13 +126,9 @@ pub(super) fn windows_by_pattern(
     Ok(types.into_iter().map(|sliding| window.filter(|_| sliding)).collect())
 }
 
-/// Refuses a checkpoint whose weights are quantized already.
+/// Refuses a checkpoint whose weights are quantized in a way that is not read.
 pub(super) fn refuse_quantized(json: &JsonObject) -> Result<(), ArchError> {
-    let Some(config) = json.object("quantization_config")? else { return Ok(()) };
-    let method = config.str("quant_method")?.unwrap_or("not named");
-    let advice =
-        "Use the model's unquantized checkpoint: the base is quantized while it is read, if the run asks for it";
-    Err(json.unsupported("quantization_config", format!("there (method: {method})"), advice))
+    Quantization::parse(json).map(|_| ())
 }
 
 /// The window of each of `layers` layers: by `layer_types` if it is there, otherwise `sliding_window` from layer `max_window_layers` on;

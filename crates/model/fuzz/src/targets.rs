@@ -14,8 +14,14 @@ use firebrick_model::{HfFolder, ModelConfig};
 pub(crate) type Target = fn(&[u8]) -> Vec<String>;
 
 /// All targets by name; the corpus of each is the folder of its name.
-pub(crate) const TARGETS: [(&str, Target); 4] =
-    [("adapter_config", adapter_config), ("config", config), ("index", index), ("safetensors", safetensors)];
+pub(crate) const TARGETS: [(&str, Target); 6] = [
+    ("adapter_config", adapter_config),
+    ("compressed", compressed),
+    ("config", config),
+    ("index", index),
+    ("quantized", quantized),
+    ("safetensors", safetensors),
+];
 
 /// A shard that an index may name: one tensor `a`.
 const SHARD: &str = "a.safetensors";
@@ -91,6 +97,39 @@ fn safetensors(bytes: &[u8]) -> Vec<String> {
         assert_eq!(stored.bytes.len(), info.byte_len(), "{name}");
         match opened.read_f32(name, &info.shape) {
             Ok(values) => assert_eq!(values.len(), info.shape.iter().product::<usize>(), "{name}"),
+            Err(error) => messages.push(error.to_string()),
+        }
+    }
+    messages
+}
+
+/// The same of quantized weights, which have parts: each is read as codes where a format of ours has the same, and as values.
+fn quantized(bytes: &[u8]) -> Vec<String> {
+    let folder = folder_with(WEIGHTS_FILE, bytes);
+    if let Ok(opened) = HfFolder::open(folder.path()) {
+        for name in opened.names() {
+            let codes = opened.read_quantized(name).expect("a weight of an accepted file can be read");
+            let expected = opened.info(name).expect("a tensor that is listed is there").shape;
+            assert!(codes.is_none_or(|codes| codes.dequantize().len() == expected.iter().product::<usize>()), "{name}");
+        }
+    }
+    safetensors(bytes)
+}
+
+/// `model.safetensors.zst`, or `.lz4` where the file says so: every tensor of a file that is accepted has the bytes of its shape, or a
+/// damaged block is named.
+fn compressed(bytes: &[u8]) -> Vec<String> {
+    let extension = if bytes.get(12) == Some(&2) { "lz4" } else { "zst" };
+    let folder = folder_with(&format!("{WEIGHTS_FILE}.{extension}"), bytes);
+    let opened = match HfFolder::open(folder.path()) {
+        Ok(opened) => opened,
+        Err(error) => return vec![error.to_string()],
+    };
+    let mut messages = Vec::new();
+    for name in opened.names() {
+        let info = opened.info(name).expect("a tensor that is listed is there");
+        match opened.read(name) {
+            Ok(stored) => assert_eq!(stored.bytes.len(), info.byte_len(), "{name}"),
             Err(error) => messages.push(error.to_string()),
         }
     }

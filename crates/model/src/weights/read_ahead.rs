@@ -10,10 +10,12 @@ use std::thread::{self, Scope};
 
 use burn_tensor::DType;
 use firebrick_kernels::HostBuffer;
-use xxhash_rust::xxh3::xxh3_64;
+use firebrick_precision::{QuantFormat, QuantizedTensor};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
+use super::quantized::{Content, QuantizedWeight};
 use super::shard::Shard;
-use super::{HfFolder, convert};
+use super::{HfFolder, Located, convert};
 use crate::error::ModelError;
 
 /// A tensor to be read.
@@ -23,18 +25,22 @@ pub(crate) struct Request {
     pub(crate) name: String,
     /// Its shape by config.json.
     pub(crate) shape: Vec<usize>,
-    /// F32, BF16 or F16; `None`: as it is stored.
+    /// F32, BF16 or F16; `None`: as it is stored, or F32 for a quantized weight.
     pub(crate) dtype: Option<DType>,
+    /// The format in which the codes of a quantized weight are kept, if the folder stores it so.
+    pub(crate) format: Option<QuantFormat>,
 }
 
 /// A tensor's finite elements, row by row.
 #[derive(Debug)]
 pub(crate) struct Values {
-    /// The elements.
+    /// The elements; empty where codes are kept.
     pub(crate) buffer: HostBuffer,
     /// Their number format: F32, BF16 or F16.
     pub(crate) dtype: DType,
-    /// XXH3 of the elements in that format.
+    /// Codes and scales in the requested format, where the folder stores them.
+    pub(crate) kept: Option<QuantizedTensor>,
+    /// XXH3 of the elements in that format, or of codes and scales.
     pub(crate) hash: u64,
 }
 
@@ -50,14 +56,19 @@ pub(crate) struct Limits {
 /// Where a reader finds a tensor, and the format it converts to.
 struct Job<'a> {
     name: &'a str,
-    shard: &'a Shard,
+    located: Located<'a>,
     elements: usize,
     dtype: DType,
+    /// The format in which codes are kept.
+    keeps: Option<QuantFormat>,
 }
 
 impl Job<'_> {
     fn bytes(&self) -> usize {
-        self.elements * self.dtype.size()
+        match self.keeps {
+            Some(format) => format.bytes(self.located.shape()),
+            None => self.elements * self.dtype.size(),
+        }
     }
 }
 
@@ -116,15 +127,22 @@ pub(crate) fn read_ahead<R>(
 
 impl HfFolder {
     fn job<'a>(&'a self, request: &'a Request) -> Result<Job<'a>, ModelError> {
-        let (shard, info) = self.locate_shaped(&request.name, &request.shape)?;
-        let unsupported = || ModelError::UnsupportedDtype {
-            name: request.name.clone(),
-            path: shard.path().to_path_buf(),
-            got: format!("{:?}", info.dtype),
+        let located = self.locate_shaped(&request.name, &request.shape)?;
+        let (stored, keeps) = match &located {
+            Located::Plain(shard, info) => {
+                let unsupported = || ModelError::UnsupportedDtype {
+                    name: request.name.clone(),
+                    path: shard.path().to_path_buf(),
+                    got: format!("{:?}", info.dtype),
+                };
+                (convert::device_dtype(info.dtype).ok_or_else(unsupported)?, None)
+            }
+            Located::Quantized(weight, _) => {
+                (DType::F32, weight.format().filter(|format| request.format == Some(*format)))
+            }
         };
-        let stored = convert::device_dtype(info.dtype).ok_or_else(unsupported)?;
         let elements = request.shape.iter().product();
-        Ok(Job { name: &request.name, shard, elements, dtype: request.dtype.unwrap_or(stored) })
+        Ok(Job { name: &request.name, located, elements, dtype: request.dtype.unwrap_or(stored), keeps })
     }
 }
 
@@ -214,14 +232,26 @@ impl<'a> Shared<'a> {
     }
 
     fn read_tensor(&self, job: &Job<'_>) -> Result<Values, ModelError> {
-        let mut buffer = (self.allocate)(job.bytes());
-        assert_eq!(buffer.len(), job.bytes(), "a host buffer has the requested size");
+        match &job.located {
+            Located::Plain(shard, _) => self.read_plain(job, shard),
+            Located::Quantized(weight, shards) => self.read_quantized(job, weight, shards),
+        }
+    }
+
+    fn buffer(&self, bytes: usize) -> HostBuffer {
+        let buffer = (self.allocate)(bytes);
+        assert_eq!(buffer.len(), bytes, "a host buffer has the requested size");
+        buffer
+    }
+
+    fn read_plain(&self, job: &Job<'_>, shard: &Shard) -> Result<Values, ModelError> {
+        let mut buffer = self.buffer(job.bytes());
         let share = self.share(job);
         if share >= job.elements {
-            job.shard.read_elements(job.name, 0, job.dtype, &mut buffer)?;
+            shard.read_elements(job.name, 0, job.dtype, &mut buffer)?;
         } else {
             let shares = buffer.chunks_mut(share * job.dtype.size()).enumerate();
-            let read = |(index, out)| move || job.shard.read_elements(job.name, index * share, job.dtype, out);
+            let read = |(index, out)| move || shard.read_elements(job.name, index * share, job.dtype, out);
             thread::scope(|scope| {
                 let readers: Vec<_> = shares.map(|share| scope.spawn(read(share))).collect();
                 // In order, so that of several errors the first in the tensor is reported.
@@ -229,7 +259,44 @@ impl<'a> Shared<'a> {
             })?;
         }
         let hash = xxh3_64(&buffer);
-        Ok(Values { buffer, dtype: job.dtype, hash })
+        Ok(Values { buffer, dtype: job.dtype, kept: None, hash })
+    }
+
+    /// Codes that are kept, or values in the format of the request.
+    fn read_quantized(&self, job: &Job<'_>, weight: &QuantizedWeight, shards: &[Shard]) -> Result<Values, ModelError> {
+        let not_finite = |index: usize, value: f32| ModelError::NotFiniteWeight {
+            name: job.name.to_owned(),
+            path: weight.path(shards).to_path_buf(),
+            index,
+            value,
+            format: format!("{:?}", job.dtype),
+        };
+        let values = match weight.read(shards)? {
+            Content::Codes(codes) if job.keeps == Some(codes.format) => {
+                let scales = codes.scales.block.values();
+                if let Some(block) = scales.iter().position(|scale| !scale.is_finite()) {
+                    return Err(not_finite(block * codes.format.block_size(job.located.shape()[1]), scales[block]));
+                }
+                let mut hash = Xxh3::new();
+                hash.update(&codes.codes);
+                scales.iter().for_each(|scale| hash.update(&scale.to_le_bytes()));
+                let (buffer, hash) = (self.buffer(0), hash.digest());
+                return Ok(Values { buffer, dtype: job.dtype, kept: Some(codes), hash });
+            }
+            Content::Codes(codes) => codes.dequantize(),
+            Content::Values(values) => values,
+        };
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let mut buffer = self.buffer(job.elements * job.dtype.size());
+        match job.dtype {
+            DType::F32 => buffer.copy_from_slice(&bytes),
+            dtype => convert::convert(DType::F32, &bytes, dtype, &mut buffer),
+        }
+        if let Some(index) = convert::first_not_finite(&buffer, job.dtype) {
+            return Err(not_finite(index, values[index]));
+        }
+        let hash = xxh3_64(&buffer);
+        Ok(Values { buffer, dtype: job.dtype, kept: None, hash })
     }
 
     /// Elements that one thread reads of a tensor: all of it, unless it takes so much of the room that other readers have
@@ -300,7 +367,8 @@ mod tests {
     }
 
     fn requests(lengths: &[usize], dtype: Option<DType>) -> Vec<Request> {
-        let request = |(i, &len): (usize, &usize)| Request { name: format!("t{i:03}"), shape: vec![len], dtype };
+        let request =
+            |(i, &len): (usize, &usize)| Request { name: format!("t{i:03}"), shape: vec![len], dtype, format: None };
         lengths.iter().enumerate().map(request).collect()
     }
 

@@ -1,11 +1,11 @@
-//! One safetensors file: its header, checked against its length, and reads of single tensors.
+//! One safetensors file, as it is or compressed: its header, checked against its length, and reads of single tensors.
 //!
 //! The file is opened again for each read: that costs microseconds, needs no lock between threads, and works the same on
 //! every system.
 //! Trade-off: a file that is replaced between its header and a read is not noticed.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{Read, Result as IoResult, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use burn_tensor::DType;
@@ -14,6 +14,7 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::from_slice;
 
+use super::compressed::{self, Compressed, Head};
 use super::{TensorBytes, convert};
 use crate::error::ModelError;
 
@@ -28,19 +29,49 @@ const GIT_LFS_POINTER: &[u8] = b"version ";
 
 /// A safetensors file whose header has been read.
 #[derive(Debug)]
-pub(super) struct Shard {
+pub(crate) struct Shard {
     path: PathBuf,
     metadata: Metadata,
-    /// Where the data begins, in bytes.
-    start: u64,
+    /// What the file has before its data: the length of the header, and the header.
+    prefix: Vec<u8>,
+    data: Data,
+}
+
+/// Where the data of a file is.
+#[derive(Debug)]
+enum Data {
+    /// In the file, after the header.
+    Plain,
+    /// In compressed blocks.
+    Compressed(Compressed),
 }
 
 impl Shard {
     /// Reads and checks the header.
-    pub(super) fn open(path: &Path) -> Result<Self, ModelError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, ModelError> {
         let bad = |reason: String| ModelError::BadHeader { path: path.to_path_buf(), reason };
         let mut file = File::open(path).map_err(ModelError::io("open", path))?;
         let length = file.metadata().map_err(ModelError::io("read", path))?.len();
+        let Some(codec) = compressed::codec_of(path) else {
+            let (prefix, metadata) = Self::read_header(path, &mut file, length)?;
+            let expected = (prefix.len() + metadata.data_len()) as u64;
+            if expected != length {
+                return Err(ModelError::WrongLength { path: path.to_path_buf(), expected, got: length });
+            }
+            return Ok(Self { path: path.to_path_buf(), metadata, prefix, data: Data::Plain });
+        };
+        let head = Head::read(&mut file, codec, length).map_err(bad)?;
+        let (prefix, metadata) = Self::read_header(path, &mut file, head.prefix)?;
+        if prefix.len() as u64 != head.prefix {
+            return Err(bad(format!("its header is {} bytes instead of {}", prefix.len(), head.prefix)));
+        }
+        let data = head.read_table(&mut file, &prefix, &metadata, length).map_err(bad)?;
+        Ok(Self { path: path.to_path_buf(), metadata, prefix, data: Data::Compressed(data) })
+    }
+
+    /// The header of a file of `length` bytes, as it is stored and as it is understood.
+    fn read_header(path: &Path, file: &mut File, length: u64) -> Result<(Vec<u8>, Metadata), ModelError> {
+        let bad = |reason: String| ModelError::BadHeader { path: path.to_path_buf(), reason };
         if length < LENGTH_BYTES {
             return Err(bad(format!("it is {length} bytes, too short for a header")));
         }
@@ -51,6 +82,7 @@ impl Shard {
                 "it is a Git LFS pointer; run `git lfs pull` in its folder to fetch the weights".to_owned()
             ));
         }
+        let mut prefix = header_length.to_vec();
         let header_length = u64::from_le_bytes(header_length);
         if header_length > MAX_HEADER_BYTES {
             return Err(bad(format!("its first bytes announce a header of {header_length} bytes")));
@@ -59,26 +91,45 @@ impl Shard {
         if start > length {
             return Err(ModelError::WrongLength { path: path.to_path_buf(), expected: start, got: length });
         }
-        let mut header = vec![0; header_length as usize];
-        file.read_exact(&mut header).map_err(ModelError::io("read", path))?;
+        prefix.resize(start as usize, 0);
+        let header = &mut prefix[LENGTH_BYTES as usize..];
+        file.read_exact(header).map_err(ModelError::io("read", path))?;
         let metadata =
-            from_slice::<Metadata>(&header).map_err(|error| bad(format!("its header is invalid: {error}")))?;
-        let expected = start + metadata.data_len() as u64;
-        if expected != length {
-            return Err(ModelError::WrongLength { path: path.to_path_buf(), expected, got: length });
-        }
-        Ok(Self { path: path.to_path_buf(), metadata, start })
+            from_slice::<Metadata>(header).map_err(|error| bad(format!("its header is invalid: {error}")))?;
+        Ok((prefix, metadata))
     }
 
-    pub(super) fn path(&self) -> &Path {
+    /// What the safetensors file has before its data.
+    pub(crate) fn prefix(&self) -> &[u8] {
+        &self.prefix
+    }
+
+    /// What the header says.
+    pub(crate) fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// The data of the safetensors file from `start` on.
+    pub(crate) fn reader(&self, start: u64) -> IoResult<Box<dyn Read + '_>> {
+        let mut file = File::open(&self.path)?;
+        Ok(match &self.data {
+            Data::Plain => {
+                file.seek(SeekFrom::Start(self.prefix.len() as u64 + start))?;
+                Box::new(file)
+            }
+            Data::Compressed(compressed) => Box::new(compressed.reader(file, start)),
+        })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    pub(super) fn names(&self) -> impl Iterator<Item = String> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = String> {
         self.metadata.offset_keys().into_iter()
     }
 
-    pub(super) fn info(&self, name: &str) -> Option<&TensorInfo> {
+    pub(crate) fn info(&self, name: &str) -> Option<&TensorInfo> {
         self.metadata.info(name)
     }
 
@@ -130,9 +181,7 @@ impl Shard {
         let info = self.known(name);
         let stored = convert::device_dtype(info.dtype).expect("callers have checked the format");
         let failed = |source| ModelError::ReadTensor { name: name.to_owned(), path: self.path.clone(), source };
-        let mut file = File::open(&self.path).map_err(failed)?;
-        let position = self.start + (info.data_offsets.0 + first * stored.size()) as u64;
-        file.seek(SeekFrom::Start(position)).map_err(failed)?;
+        let mut file = self.reader((info.data_offsets.0 + first * stored.size()) as u64).map_err(failed)?;
         let block_elements = BLOCK_BYTES / stored.size();
         let mut scratch = vec![0; if stored == requested { 0 } else { BLOCK_BYTES }];
         for (block, out) in out.chunks_mut(block_elements * requested.size()).enumerate() {
@@ -158,15 +207,12 @@ impl Shard {
     }
 
     /// How a tensor is stored that the caller knows to be here.
-    pub(super) fn known(&self, name: &str) -> &TensorInfo {
+    pub(crate) fn known(&self, name: &str) -> &TensorInfo {
         self.info(name).expect("callers ask a shard only for tensors that it holds")
     }
 
-    fn open_at(&self, info: &TensorInfo) -> Result<File, ModelError> {
-        let mut file = File::open(&self.path).map_err(ModelError::io("open", &self.path))?;
-        let position = SeekFrom::Start(self.start + info.data_offsets.0 as u64);
-        file.seek(position).map_err(ModelError::io("read", &self.path))?;
-        Ok(file)
+    fn open_at(&self, info: &TensorInfo) -> Result<Box<dyn Read + '_>, ModelError> {
+        self.reader(info.data_offsets.0 as u64).map_err(ModelError::io("read", &self.path))
     }
 }
 

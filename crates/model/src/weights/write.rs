@@ -6,7 +6,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fs::{create_dir_all, read_dir, remove_dir, remove_dir_all, rename};
+use std::fs::{create_dir, create_dir_all, read_dir, remove_dir, remove_dir_all, rename};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ use crate::companions::Companions;
 use crate::error::ModelError;
 
 /// The largest shard of a saved model, in bytes.
-const MAX_SHARD_BYTES: usize = 5_000_000_000;
+pub(super) const MAX_SHARD_BYTES: usize = 5_000_000_000;
 
 /// A tensor that is about to be written.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,7 +73,7 @@ impl SavedDtype {
         }
     }
 
-    fn bytes(self, values: &[f32]) -> Vec<u8> {
+    pub(super) fn bytes(self, values: &[f32]) -> Vec<u8> {
         match self {
             Self::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
             Self::Bf16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
@@ -155,19 +155,43 @@ pub(super) fn write_sharded(
     max_shard_bytes: usize,
     mut fetch: impl FnMut(&str) -> Result<Fetched, ModelError>,
 ) -> Result<(), ModelError> {
+    write_folder(dir, |partial| {
+        write_shards(partial, &plan_shards(config, dtype, max_shard_bytes), dtype, &mut fetch)?;
+        write_companions(partial, config, companions, &config.text_with_dtype(dtype.name()))
+    })
+}
+
+/// What a model folder has besides its weights; `text` is that of config.json.
+pub(super) fn write_companions(
+    dir: &Path,
+    config: &ModelConfig,
+    companions: Option<&Companions>,
+    text: &str,
+) -> Result<(), ModelError> {
+    if let Some(companions) = companions {
+        companions.write(dir, &config.eos_token_ids)?;
+    }
+    write_text(&dir.join(CONFIG_FILE), text)
+}
+
+/// Lets `fill` write into a new folder next to `dir`, which gets its name only when that has succeeded.
+pub(crate) fn write_folder(
+    dir: &Path,
+    mut fill: impl FnMut(&Path) -> Result<(), ModelError>,
+) -> Result<(), ModelError> {
     if read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
         return Err(ModelError::AlreadyExists { dir: dir.to_path_buf() });
     }
     let partial = partial_path(dir);
     // Left by a run that was killed; ours by its name.
     remove_dir_all(&partial).ok();
-    create_dir_all(&partial).map_err(ModelError::io("create", dir))?;
+    if let Some(parent) = partial.parent() {
+        create_dir_all(parent).map_err(ModelError::io("create", dir))?;
+    }
+    // Not `create_dir_all`: a link of this name must not be followed.
+    create_dir(&partial).map_err(ModelError::io("create", &partial))?;
     let mut write_all = || {
-        write_shards(&partial, &plan_shards(config, dtype, max_shard_bytes), dtype, &mut fetch)?;
-        if let Some(companions) = companions {
-            companions.write(&partial, &config.eos_token_ids)?;
-        }
-        write_text(&partial.join(CONFIG_FILE), &config.text_with_dtype(dtype.name()))?;
+        fill(&partial)?;
         // An empty folder in the way would stop the rename on some systems.
         remove_dir(dir).ok();
         rename(&partial, dir).map_err(ModelError::io("create", dir))?;
@@ -241,6 +265,15 @@ fn write_shards(
         return Ok(());
     }
     let total_size = shards.iter().flat_map(BTreeMap::values).map(TensorInfo::byte_len).sum::<usize>();
+    write_index(dir, total_size, &weight_map)
+}
+
+/// Writes the file that says which shard holds which tensor.
+pub(super) fn write_index(
+    dir: &Path,
+    total_size: usize,
+    weight_map: &BTreeMap<String, String>,
+) -> Result<(), ModelError> {
     let index = json!({"metadata": {"total_size": total_size}, "weight_map": weight_map});
     let text = to_string_pretty(&index).expect("a JSON value prints") + "\n";
     write_text(&dir.join(INDEX_FILE), &text)

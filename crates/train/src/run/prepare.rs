@@ -6,10 +6,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use firebrick_arch::ModelConfig;
+use firebrick_arch::{ModelConfig, Role};
 use firebrick_data::{PackOptions, PackedDataset, Tokenizer};
+use firebrick_kernels::BaseStorage;
 use firebrick_model::peft::check_adapter;
 use firebrick_model::{Companions, HfFolder};
+use firebrick_precision::Format;
 
 use crate::config::{Init, RunConfig};
 use crate::console::Console;
@@ -96,7 +98,7 @@ pub(crate) fn prepare_as(
     let found = recipe.fetch_model(need, Console::QUIET)?;
     let folder = found.folder;
     let mut model_config = ModelConfig::read(&folder)?;
-    check_model(&recipe, &folder, &model_config, found.missing_bytes == 0)?;
+    let weights = check_model(&recipe, &folder, &model_config, found.missing_bytes == 0)?;
     let tokenizer = data_sets::tokenizer(&recipe, &folder, date)?;
     let (tokens, rows) = (tokenizer.vocab_size(), model_config.spec.vocab_size);
     if tokens > rows {
@@ -128,6 +130,7 @@ pub(crate) fn prepare_as(
     let mut plan = Plan::resolve(inputs)?;
     // The recipe may name it by its id.
     plan.model_folder.value.clone_from(&folder);
+    data_notes.extend(weights.and_then(|weights| base_note(&weights, &model_config, &plan)));
     let evaluation = match data.held_out {
         Some(documents) => EvaluationSet::new(&plan, documents, packing, &tokenizer)?,
         None => EvaluationSet::default(),
@@ -151,21 +154,53 @@ fn chosen_template(recipe: &RunConfig, tokenizer: &Tokenizer) -> Result<Option<S
     Ok(template.map(|template| template.source().to_owned()))
 }
 
-/// Refuses settings of the adapter and weight files that do not fit the model, before data is read, which may take long.
+/// Refuses settings of the adapter and weight files that do not fit the model, before data is read, which may take long. Returns the
+/// weights that the run starts from, if they are here.
 fn check_model(
     recipe: &RunConfig,
     folder: &Path,
     model_config: &ModelConfig,
     has_weights: bool,
-) -> Result<(), RunError> {
+) -> Result<Option<HfFolder>, RunError> {
     if let Some(lora) = &recipe.lora {
         let lora = lora.clone().into_config(folder).resolve(&model_config.spec)?;
         lora.check_unordered(&model_config.spec)?;
     }
-    if recipe.init == Init::Pretrained && has_weights {
-        HfFolder::open(folder)?.check_complete(&model_config.spec)?;
+    if recipe.init != Init::Pretrained || !has_weights {
+        return Ok(None);
     }
-    Ok(())
+    let weights = HfFolder::open(folder)?;
+    weights.check_complete(&model_config.spec)?;
+    Ok(Some(weights))
+}
+
+/// What becomes of weights that the folder stores quantized; `None` for an unquantized folder.
+fn base_note(weights: &HfFolder, model_config: &ModelConfig, plan: &Plan) -> Option<String> {
+    let stored = weights.quantized_weights();
+    let count: usize = stored.values().sum();
+    if count == 0 {
+        return None;
+    }
+    let names = stored.into_keys().collect::<Vec<_>>().join(" and ");
+    let begin = format!("weights: {count} are stored in {names}");
+    let BaseStorage::Frozen(Format::Quantized(format)) = plan.base.value else {
+        return Some(format!("{begin}; they are dequantized, because the recipe names no quantized base"));
+    };
+    let kept = weights.names().filter(|name| weights.stored_format(name) == Some(format)).count();
+    let mut note = match count - kept {
+        0 => format!("{begin}, the format of the base: their codes are kept byte for byte"),
+        changed => format!("{begin}; {changed} of them are dequantized and quantized again to {format}"),
+    };
+    let tensors = model_config.spec.tensors();
+    let dense = tensors.iter().filter(|tensor| tensor.role == Role::Projection && weights.skips(&tensor.name));
+    let bytes = |shape: &[usize]| plan.compute.value.bytes(shape).saturating_sub(format.bytes(shape));
+    let more: Vec<usize> = dense.map(|tensor| bytes(&tensor.shape)).collect();
+    if !more.is_empty() {
+        let mib = more.iter().sum::<usize>() as f64 / f64::from(1 << 20);
+        note +=
+            &format!("; {} projections stay unquantized as in the folder: {mib:.0} MiB more than planned", more.len());
+    }
+    Some(note)
 }
 
 /// Seconds since 1970.

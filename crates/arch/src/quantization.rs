@@ -1,0 +1,91 @@
+//! `quantization_config` of a `config.json`: which quantized checkpoints are read, and the refusal of all others by name.
+//!
+//! What a weight is made of is seen from the tensors in the folder; this decides whether their arithmetic is one that is known.
+//! Trade-off: only the keys that decide the arithmetic of weights are looked at, not those of activations and compute formats.
+
+use serde_json::{Value, json};
+
+use crate::error::ArchError;
+use crate::json::JsonObject;
+
+/// The key of `config.json`.
+pub const QUANTIZATION_CONFIG: &str = "quantization_config";
+/// What is read, for messages.
+const SUPPORTED: &str = "Supported: bitsandbytes in 4 bits (nf4 and fp4), fp8 with weight_block_size [128, 128] (DeepSeek and Qwen3 \
+                         style), compressed-tensors with format nvfp4-pack-quantized. Use such a checkpoint, or the unquantized one: \
+                         the base is quantized while it is read, if the run asks for it";
+
+/// How the weights of a checkpoint are quantized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quantization {
+    /// 4-bit blocks of bitsandbytes.
+    Bnb4bit,
+    /// E4M3 with one scale per 128 x 128 weights.
+    Fp8Blocks,
+    /// NVFP4 as compressed-tensors packs it.
+    Nvfp4,
+}
+
+impl Quantization {
+    /// Reads `quantization_config` of a `config.json`; `None` if there is none.
+    ///
+    /// # Errors
+    /// A method, or a variant of it, that is not read.
+    pub fn parse(json: &JsonObject) -> Result<Option<Self>, ArchError> {
+        let Some(config) = json.object(QUANTIZATION_CONFIG)? else { return Ok(None) };
+        let refused = |got: String| Err(json.unsupported(QUANTIZATION_CONFIG, got, SUPPORTED));
+        match config.str("quant_method")? {
+            Some("bitsandbytes") => {
+                if config.bool("load_in_8bit")? == Some(true) || config.bool("load_in_4bit")? != Some(true) {
+                    return refused("bitsandbytes, but not in 4 bits (load_in_4bit)".to_owned());
+                }
+                Ok(Some(Self::Bnb4bit))
+            }
+            Some("fp8") => match (config.get("weight_block_size"), config.str("fmt")?.unwrap_or("e4m3")) {
+                (Some(block), "e4m3") if *block == json!([128, 128]) => Ok(Some(Self::Fp8Blocks)),
+                (block, fmt) => {
+                    let block = block.unwrap_or(&Value::Null);
+                    refused(format!("fp8 ({fmt}) with weight_block_size {block}"))
+                }
+            },
+            Some("compressed-tensors") => match config.str("format")? {
+                Some("nvfp4-pack-quantized") => Ok(Some(Self::Nvfp4)),
+                format => refused(format!("compressed-tensors with format {}", format.unwrap_or("not named"))),
+            },
+            method => refused(format!("there (quant_method: {})", method.unwrap_or("not named"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::tests::{refusal_of, tiny};
+
+    #[test]
+    fn methods_that_are_read_are_accepted() {
+        for config in [
+            json!({"quant_method": "bitsandbytes", "load_in_4bit": true, "load_in_8bit": false}),
+            json!({"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}),
+            json!({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}),
+        ] {
+            tiny(&[(QUANTIZATION_CONFIG, config)]).unwrap();
+        }
+    }
+
+    #[test]
+    fn other_methods_are_refused_by_name_with_what_is_supported() {
+        for (config, name) in [
+            (json!({"quant_method": "gptq", "bits": 4}), "gptq"),
+            (json!({"quant_method": "modelopt"}), "modelopt"),
+            (json!({"bits": 4}), "not named"),
+            (json!({"quant_method": "bitsandbytes", "load_in_8bit": true}), "not in 4 bits"),
+            (json!({"quant_method": "fp8", "weight_block_size": null}), "weight_block_size null"),
+            (json!({"quant_method": "fp8", "weight_block_size": [64, 128]}), "[64,128]"),
+            (json!({"quant_method": "compressed-tensors", "format": "pack-quantized"}), "format pack-quantized"),
+        ] {
+            let message = refusal_of(tiny(&[(QUANTIZATION_CONFIG, config)]));
+            assert!(message.contains(name) && message.contains("nvfp4-pack-quantized"), "{message}");
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! 4-bit weights of bitsandbytes, as its `Linear4bit` saves them (QuantState.as_dict of bitsandbytes/functional.py).
+//!
+//! | tensor | dtype | content |
+//! |---|---|---|
+//! | `X.weight` | U8 `[n / 2, 1]`, or another dtype of the same bytes | codes, the earlier one in the high nibble |
+//! | `X.weight.absmax` | F32 `[n / 64]`, U8 if double-quantized | scales |
+//! | `X.weight.quant_map` | F32 `[16]` | values of the codes |
+//! | `X.weight.nested_absmax` | F32 `[n / 64 / 256]` | scales of the scales, if double-quantized |
+//! | `X.weight.nested_quant_map` | F32 `[256]` | values of the codes of scales |
+//! | `X.weight.quant_state.bitsandbytes__nf4` (or `__fp4`) | U8 | JSON: block sizes, dtype and shape of the values, offset |
+//!
+//! Trade-off: blocks of 64 and nested blocks of 256 only. Values of `nested_quant_map` may differ from ours in their last bits, as
+//! versions of PyTorch do; such a scale differs by as much.
+
+use std::fmt;
+use std::str::FromStr;
+
+use firebrick_precision::{
+    BlockScales, DynamicMap, Error as FormatError, HostScales, QuantFormat, QuantizedTensor, blockwise, fp4, nf4,
+};
+use safetensors::Dtype;
+use serde::Deserialize;
+
+use super::{Content, Part, QuantizedWeight, Scheme, Shard, Unclaimed, matrix};
+use crate::error::ModelError;
+
+/// A tensor of the file: what its name adds to the weight's, its dtype and shape, and its bytes.
+pub(in crate::weights) type EncodedPart = (String, Dtype, Vec<usize>, Vec<u8>);
+
+/// What the name of the JSON has between the weight's name and the format's.
+const STATE: &str = ".quant_state.bitsandbytes__";
+/// The JSON takes about 170 bytes.
+const MAX_STATE_BYTES: usize = 4096;
+/// Largest relative difference of a value of `nested_quant_map` from ours: a few roundings.
+const MAP_TOLERANCE: f32 = 1e-6;
+
+/// The 16 values of a 4-bit format of bitsandbytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bnb4bitType {
+    /// 4-bit NormalFloat.
+    Nf4,
+    /// A sign and eight magnitudes.
+    Fp4,
+}
+
+/// A 4-bit format of bitsandbytes. Its name is `nf4`, `fp4`, `nf4_double_quant` or `fp4_double_quant`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bnb4bit {
+    /// `bnb_4bit_quant_type`.
+    pub quant_type: Bnb4bitType,
+    /// `bnb_4bit_use_double_quant`: whether the scales are quantized as well.
+    pub double_quant: bool,
+}
+
+impl Bnb4bit {
+    /// All of them; the first is what QLoRA trains on by default.
+    pub const ALL: [Self; 4] = [
+        Self { quant_type: Bnb4bitType::Nf4, double_quant: true },
+        Self { quant_type: Bnb4bitType::Nf4, double_quant: false },
+        Self { quant_type: Bnb4bitType::Fp4, double_quant: true },
+        Self { quant_type: Bnb4bitType::Fp4, double_quant: false },
+    ];
+
+    /// The name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match (self.quant_type, self.double_quant) {
+            (Bnb4bitType::Nf4, true) => "nf4_double_quant",
+            (Bnb4bitType::Nf4, false) => "nf4",
+            (Bnb4bitType::Fp4, true) => "fp4_double_quant",
+            (Bnb4bitType::Fp4, false) => "fp4",
+        }
+    }
+
+    /// The format of ours with the same bytes.
+    pub(crate) fn format(self) -> Option<QuantFormat> {
+        (self.quant_type == Bnb4bitType::Nf4).then_some(QuantFormat::Nf4 { double_quant: self.double_quant })
+    }
+
+    /// `quantization_config` as transformers writes it, for weights of this dtype. `skipped` are modules that stay unquantized.
+    pub(crate) fn config(self, dtype: &str, skipped: Option<Vec<String>>) -> serde_json::Value {
+        serde_json::json!({
+            "_load_in_4bit": true,
+            "_load_in_8bit": false,
+            "bnb_4bit_compute_dtype": dtype,
+            "bnb_4bit_quant_storage": "uint8",
+            "bnb_4bit_quant_type": self.quant_type.name(),
+            "bnb_4bit_use_double_quant": self.double_quant,
+            "llm_int8_enable_fp32_cpu_offload": false,
+            "llm_int8_has_fp16_weight": false,
+            "llm_int8_skip_modules": skipped,
+            "llm_int8_threshold": 6.0,
+            "load_in_4bit": true,
+            "load_in_8bit": false,
+            "quant_method": "bitsandbytes",
+        })
+    }
+}
+
+impl fmt::Display for Bnb4bit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Bnb4bit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names = || Self::ALL.map(Self::name).join(", ");
+        Self::ALL.into_iter().find(|format| format.name() == text).ok_or_else(|| format!("expected one of {}", names()))
+    }
+}
+
+impl Bnb4bitType {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Nf4 => "nf4",
+            Self::Fp4 => "fp4",
+        }
+    }
+
+    fn levels(self) -> &'static [f32; 16] {
+        match self {
+            Self::Nf4 => &nf4::LEVELS,
+            Self::Fp4 => &fp4::LEVELS,
+        }
+    }
+}
+
+/// The JSON of `quant_state`.
+#[derive(Debug, Deserialize)]
+struct State {
+    quant_type: String,
+    blocksize: usize,
+    shape: Vec<usize>,
+    nested_blocksize: Option<usize>,
+    nested_offset: Option<f64>,
+}
+
+/// The tensors of a weight.
+#[derive(Debug)]
+pub(super) struct Parts {
+    format: Bnb4bit,
+    codes: Part,
+    absmax: Part,
+    /// Scales of the scales, and what is added to each scale.
+    nested: Option<(Part, f32)>,
+}
+
+pub(super) fn is_mark(name: &str) -> bool {
+    name.contains(STATE)
+}
+
+/// The weight that has this `quant_state`.
+pub(super) fn find(mark: &str, unclaimed: &mut Unclaimed<'_>) -> Result<QuantizedWeight, ModelError> {
+    let shards = unclaimed.shards;
+    let (name, kind) = mark.split_once(STATE).expect("a mark has it");
+    let state = unclaimed.take(name, mark.to_owned())?;
+    if state.byte_len(shards) > MAX_STATE_BYTES {
+        return Err(unclaimed.bad(name, format!("`{mark}` has {} bytes", state.byte_len(shards))));
+    }
+    let parsed = serde_json::from_slice(&state.bytes(shards)?);
+    let state: State = parsed.map_err(|error| unclaimed.bad(name, format!("`{mark}` is invalid: {error}")))?;
+    let quant_type = match kind {
+        "nf4" if state.quant_type == kind => Bnb4bitType::Nf4,
+        "fp4" if state.quant_type == kind => Bnb4bitType::Fp4,
+        _ => return Err(unclaimed.bad(name, format!("its quant_type is {}; supported: nf4, fp4", state.quant_type))),
+    };
+    let part = |suffix: &str| format!("{name}.{suffix}");
+    let double_quant = unclaimed.places.contains_key(&part("nested_absmax"));
+    let (codes, absmax) = (unclaimed.take(name, name.to_owned())?, unclaimed.take(name, part("absmax"))?);
+    let map = unclaimed.take(name, part("quant_map"))?;
+    let nested = match double_quant {
+        false => None,
+        true => {
+            let nested = (unclaimed.take(name, part("nested_absmax"))?, state.nested_offset.unwrap_or(0.0) as f32);
+            let map = unclaimed.take(name, part("nested_quant_map"))?;
+            check_nested_map(name, &map, unclaimed)?;
+            Some(nested)
+        }
+    };
+    if map.info(shards).shape != [16] || map.floats(shards)? != quant_type.levels()[..] {
+        return Err(unclaimed.bad(name, format!("its quant_map is not that of {}", quant_type.name())));
+    }
+    let parts = Parts { format: Bnb4bit { quant_type, double_quant }, codes, absmax, nested };
+    parts.check(&state, shards).map_err(|problem| unclaimed.bad(name, problem))?;
+    Ok(QuantizedWeight { name: name.to_owned(), shape: state.shape, scheme: Scheme::Bnb(parts) })
+}
+
+fn check_nested_map(name: &str, map: &Part, unclaimed: &Unclaimed<'_>) -> Result<(), ModelError> {
+    let is_near = |(stored, ours): (&f32, &f32)| (stored - ours).abs() <= MAP_TOLERANCE * ours.abs() || stored == ours;
+    let is_ours = map.info(unclaimed.shards).shape == [256]
+        && map.floats(unclaimed.shards)?.iter().zip(DynamicMap::signed().values()).all(is_near);
+    if is_ours { Ok(()) } else { Err(unclaimed.bad(name, "its nested_quant_map is not the dynamic map".to_owned())) }
+}
+
+impl Parts {
+    /// Whether all parts have the sizes that the state asks for.
+    fn check(&self, state: &State, shards: &[Shard]) -> Result<(), String> {
+        let &State { blocksize, nested_blocksize, ref shape, .. } = state;
+        if blocksize != nf4::BLOCK_SIZE || nested_blocksize.is_some_and(|size| size != blockwise::BLOCK_SIZE) {
+            let nested = nested_blocksize.map_or(String::new(), |size| format!(", its nested blocksize {size}"));
+            return Err(format!("its blocksize is {blocksize}{nested}; supported: 64 and 256"));
+        }
+        let Some((_, count)) = matrix(shape) else { return Err(format!("its shape is {shape:?}, which is no matrix")) };
+        let blocks = count.div_ceil(blocksize);
+        let mut expected = vec![(&self.codes, None, count.div_ceil(2))];
+        match &self.nested {
+            None => expected.push((&self.absmax, Some(Dtype::F32), 4 * blocks)),
+            Some((nested, _)) => {
+                expected.push((&self.absmax, Some(Dtype::U8), blocks));
+                expected.push((nested, Some(Dtype::F32), 4 * blocks.div_ceil(blockwise::BLOCK_SIZE)));
+            }
+        }
+        for (part, dtype, bytes) in expected {
+            let (info, got) = (part.info(shards), part.byte_len(shards));
+            if got != bytes || dtype.is_some_and(|dtype| dtype != info.dtype) {
+                return Err(format!(
+                    "`{}` is {got} bytes of {:?}, but its shape {shape:?} takes {bytes}",
+                    part.name, info.dtype
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn format(&self) -> Option<QuantFormat> {
+        self.format.format()
+    }
+
+    pub(super) fn stored_as(&self) -> &'static str {
+        self.format.name()
+    }
+
+    pub(super) fn codes(&self) -> &Part {
+        &self.codes
+    }
+
+    /// The format, the codes and the scales, as they are stored.
+    pub(super) fn stored(&self, shards: &[Shard]) -> Result<(Bnb4bit, Vec<u8>, BlockScales), ModelError> {
+        let block = match &self.nested {
+            None => BlockScales::Float(self.absmax.floats(shards)?),
+            Some((nested, offset)) => BlockScales::Nested {
+                codes: self.absmax.bytes(shards)?,
+                absmax: nested.floats(shards)?,
+                offset: *offset,
+            },
+        };
+        Ok((self.format, self.codes.bytes(shards)?, block))
+    }
+
+    pub(super) fn read(&self, shape: &[usize], shards: &[Shard]) -> Result<Content, ModelError> {
+        let (_, codes, block) = self.stored(shards)?;
+        Ok(match self.format() {
+            Some(format) => {
+                let (scales, shape) = (HostScales { block }, shape.to_vec());
+                Content::Codes(QuantizedTensor { format, codes, scales, shape })
+            }
+            None => Content::Values(fp4::dequantize(&codes, &block.values(), shape.iter().product())),
+        })
+    }
+}
+
+/// The tensors of a weight in this format, by what their names add to the weight's. `dtype` is that of the values, as torch names it.
+pub(in crate::weights) fn encode(
+    format: Bnb4bit,
+    values: &[f32],
+    shape: &[usize],
+    dtype: &str,
+) -> Result<Vec<EncodedPart>, FormatError> {
+    // The scales of both types are the largest magnitudes of their blocks.
+    let nf4 = QuantFormat::Nf4 { double_quant: format.double_quant }.quantize(values, shape)?;
+    let (codes, scales) = match format.quant_type {
+        Bnb4bitType::Nf4 => (nf4.codes, nf4.scales.block),
+        Bnb4bitType::Fp4 => (fp4::quantize(values)?.0, nf4.scales.block),
+    };
+    Ok(encode_codes(format, codes, &scales, shape, dtype))
+}
+
+/// The same for a weight that is quantized already.
+pub(in crate::weights) fn encode_codes(
+    format: Bnb4bit,
+    codes: Vec<u8>,
+    scales: &BlockScales,
+    shape: &[usize],
+    dtype: &str,
+) -> Vec<EncodedPart> {
+    let floats = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    let kind = format.quant_type.name();
+    let mut state = format!(
+        "{{\"quant_type\": \"{kind}\", \"blocksize\": {}, \"dtype\": \"{dtype}\", \"shape\": {shape:?}",
+        nf4::BLOCK_SIZE
+    );
+    // bitsandbytes stores the second zero of fp4 without its sign.
+    let map = floats(&format.quant_type.levels().map(|level| level + 0.0));
+    let mut parts = vec![("quant_map", Dtype::F32, vec![16], map)];
+    match scales {
+        BlockScales::Nested { codes, absmax, offset } => {
+            let map = floats(DynamicMap::signed().values());
+            parts.push(("absmax", Dtype::U8, vec![codes.len()], codes.clone()));
+            parts.push(("nested_absmax", Dtype::F32, vec![absmax.len()], floats(absmax)));
+            parts.push(("nested_quant_map", Dtype::F32, vec![256], map));
+            let offset = python_float(f64::from(*offset));
+            let size = blockwise::BLOCK_SIZE;
+            state +=
+                &format!(", \"nested_blocksize\": {size}, \"nested_dtype\": \"float32\", \"nested_offset\": {offset}");
+        }
+        scales => {
+            let values = scales.values();
+            parts.push(("absmax", Dtype::F32, vec![values.len()], floats(&values)));
+        }
+    }
+    state.push('}');
+    let mark = format!("{STATE}{kind}");
+    let parts = parts.into_iter().map(|(name, dtype, shape, bytes)| (format!(".{name}"), dtype, shape, bytes));
+    let codes = (String::new(), Dtype::U8, vec![codes.len(), 1], codes);
+    let state = (mark, Dtype::U8, vec![state.len()], state.into_bytes());
+    [codes, state].into_iter().chain(parts).collect()
+}
+
+/// A number as Python's `json` writes it: the shortest digits that give it back, with an exponent below 1e-4 and from 1e16 on.
+fn python_float(value: f64) -> String {
+    let magnitude = value.abs();
+    if magnitude == 0.0 || (1e-4..1e16).contains(&magnitude) {
+        return format!("{value:?}");
+    }
+    let text = format!("{value:e}");
+    let (digits, exponent) = text.split_once('e').expect("an exponent was requested");
+    let exponent: i32 = exponent.parse().expect("it is a number");
+    let sign = if exponent < 0 { '-' } else { '+' };
+    format!("{digits}e{sign}{:02}", exponent.abs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_as_python_writes_them() {
+        let cases = [
+            (0.0, "0.0"),
+            (1.0, "1.0"),
+            (0.05376434326171875, "0.05376434326171875"),
+            (0.0001, "0.0001"),
+            (0.00001, "1e-05"),
+            (-2.5e-7, "-2.5e-07"),
+            (1e16, "1e+16"),
+            (123456.75, "123456.75"),
+        ];
+        for (value, expected) in cases {
+            assert_eq!(python_float(value), expected);
+        }
+    }
+
+    #[test]
+    fn formats_read_back_from_their_names() {
+        for format in Bnb4bit::ALL {
+            assert_eq!(format.name().parse(), Ok(format));
+        }
+        assert!("int4".parse::<Bnb4bit>().unwrap_err().contains("nf4_double_quant, nf4, fp4_double_quant, fp4"));
+    }
+}

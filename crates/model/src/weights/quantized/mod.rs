@@ -1,0 +1,189 @@
+//! Weights that a folder stores quantized: found by the names of their parts, read as codes or as values.
+//!
+//! A quantized weight is several tensors of the file (codes, scales, tables). [`find`] puts them together under the name that the model
+//! has for the weight, so that the rest of this crate sees the tensors of an unquantized checkpoint. Where codes and scales are bit for
+//! bit those of a format of ours, they are kept; otherwise the weight is dequantized in f32 with the arithmetic of its format.
+//! Trade-off: a quantized weight is read whole, by one thread.
+
+mod bnb;
+mod fp8;
+mod nvfp4;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use firebrick_precision::{BlockScales, QuantFormat, QuantizedTensor};
+
+pub use self::bnb::{Bnb4bit, Bnb4bitType};
+pub(super) use self::bnb::{EncodedPart, encode as encode_bnb, encode_codes as encode_bnb_codes};
+use super::TensorBytes;
+use super::shard::Shard;
+use crate::error::ModelError;
+
+/// A weight that is put together from several tensors.
+#[derive(Debug)]
+pub(crate) struct QuantizedWeight {
+    /// Its name in the model.
+    pub(super) name: String,
+    /// `[out, in]`.
+    pub(super) shape: Vec<usize>,
+    scheme: Scheme,
+}
+
+#[derive(Debug)]
+enum Scheme {
+    Bnb(bnb::Parts),
+    Fp8(fp8::Parts),
+    Nvfp4(nvfp4::Parts),
+}
+
+/// What a quantized weight is read as.
+#[derive(Debug)]
+pub(crate) enum Content {
+    /// Codes and scales as they are stored.
+    Codes(QuantizedTensor),
+    /// Values, row by row.
+    Values(Vec<f32>),
+}
+
+impl QuantizedWeight {
+    /// The format of ours that its codes and scales are in, bit for bit.
+    pub(super) fn format(&self) -> Option<QuantFormat> {
+        match &self.scheme {
+            Scheme::Bnb(parts) => parts.format(),
+            Scheme::Fp8(_) => None,
+            Scheme::Nvfp4(parts) => parts.format(),
+        }
+    }
+
+    /// How it is stored, for messages.
+    pub(super) fn stored_as(&self) -> &'static str {
+        match &self.scheme {
+            Scheme::Bnb(parts) => parts.stored_as(),
+            Scheme::Fp8(_) => "fp8 in blocks of 128 x 128",
+            Scheme::Nvfp4(_) => "nvfp4",
+        }
+    }
+
+    pub(super) fn is_bnb(&self) -> bool {
+        matches!(self.scheme, Scheme::Bnb(_))
+    }
+
+    /// Format, codes and scales of a weight of bitsandbytes.
+    pub(super) fn read_bnb(&self, shards: &[Shard]) -> Result<Option<(Bnb4bit, Vec<u8>, BlockScales)>, ModelError> {
+        match &self.scheme {
+            Scheme::Bnb(parts) => parts.stored(shards).map(Some),
+            Scheme::Fp8(_) | Scheme::Nvfp4(_) => Ok(None),
+        }
+    }
+
+    /// The file that holds its codes.
+    pub(super) fn path<'a>(&self, shards: &'a [Shard]) -> &'a Path {
+        let codes = match &self.scheme {
+            Scheme::Bnb(parts) => parts.codes(),
+            Scheme::Fp8(parts) => parts.codes(),
+            Scheme::Nvfp4(parts) => parts.codes(),
+        };
+        shards[codes.shard].path()
+    }
+
+    /// Reads it: codes where [`QuantizedWeight::format`] names their format.
+    pub(super) fn read(&self, shards: &[Shard]) -> Result<Content, ModelError> {
+        match &self.scheme {
+            Scheme::Bnb(parts) => parts.read(&self.shape, shards),
+            Scheme::Fp8(parts) => parts.read(&self.shape, shards).map(Content::Values),
+            Scheme::Nvfp4(parts) => parts.read(&self.shape, shards),
+        }
+    }
+
+    /// Reads its values in f32.
+    pub(super) fn values(&self, shards: &[Shard]) -> Result<Vec<f32>, ModelError> {
+        Ok(match self.read(shards)? {
+            Content::Codes(codes) => codes.dequantize(),
+            Content::Values(values) => values,
+        })
+    }
+}
+
+/// One tensor of a quantized weight.
+#[derive(Debug)]
+struct Part {
+    shard: usize,
+    name: String,
+}
+
+impl Part {
+    fn info<'a>(&self, shards: &'a [Shard]) -> &'a safetensors::tensor::TensorInfo {
+        shards[self.shard].known(&self.name)
+    }
+
+    fn bytes(&self, shards: &[Shard]) -> Result<Vec<u8>, ModelError> {
+        let TensorBytes { bytes, .. } = shards[self.shard].read(&self.name)?;
+        Ok(bytes)
+    }
+
+    fn floats(&self, shards: &[Shard]) -> Result<Vec<f32>, ModelError> {
+        shards[self.shard].read_f32(&self.name)
+    }
+
+    fn byte_len(&self, shards: &[Shard]) -> usize {
+        let (start, end) = self.info(shards).data_offsets;
+        end - start
+    }
+}
+
+/// The tensors of a folder that no weight has claimed.
+struct Unclaimed<'a> {
+    dir: &'a Path,
+    shards: &'a [Shard],
+    places: &'a mut BTreeMap<String, usize>,
+}
+
+impl Unclaimed<'_> {
+    /// Takes a part of `weight`.
+    fn take(&mut self, weight: &str, name: String) -> Result<Part, ModelError> {
+        self.take_if_there(&name).ok_or_else(|| self.bad(weight, format!("its part `{name}` is missing")))
+    }
+
+    fn take_if_there(&mut self, name: &str) -> Option<Part> {
+        let (name, shard) = self.places.remove_entry(name)?;
+        Some(Part { shard, name })
+    }
+
+    fn bad(&self, weight: &str, problem: String) -> ModelError {
+        ModelError::QuantizedWeight { dir: PathBuf::from(self.dir), name: weight.to_owned(), problem }
+    }
+}
+
+/// Puts quantized weights together and removes their parts from `places`, which lists the shard of each tensor.
+pub(super) fn find(
+    dir: &Path,
+    shards: &[Shard],
+    places: &mut BTreeMap<String, usize>,
+) -> Result<Vec<QuantizedWeight>, ModelError> {
+    let marks = places.keys().filter(|name| bnb::is_mark(name) || fp8::is_mark(name) || nvfp4::is_mark(name));
+    let marks: Vec<String> = marks.cloned().collect();
+    let mut unclaimed = Unclaimed { dir, shards, places };
+    let mut weights = Vec::new();
+    for mark in marks {
+        weights.push(if bnb::is_mark(&mark) {
+            bnb::find(&mark, &mut unclaimed)?
+        } else if fp8::is_mark(&mark) {
+            fp8::find(&mark, &mut unclaimed)?
+        } else {
+            nvfp4::find(&mark, &mut unclaimed)?
+        });
+        let QuantizedWeight { name, .. } = weights.last().expect("one was just added");
+        if unclaimed.places.contains_key(name) {
+            return Err(unclaimed.bad(name, "it is stored unquantized as well".to_owned()));
+        }
+    }
+    Ok(weights)
+}
+
+/// Rows and columns of a matrix whose elements can be counted.
+fn matrix(shape: &[usize]) -> Option<([usize; 2], usize)> {
+    let &[rows, columns] = shape else { return None };
+    let count = rows.checked_mul(columns)?;
+    (count > 0).then_some(([rows, columns], count))
+}

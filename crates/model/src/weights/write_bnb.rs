@@ -1,0 +1,163 @@
+//! Model folders whose projections are 4-bit weights of bitsandbytes, as transformers writes them.
+//!
+//! A weight that the base stores in the same format is written as it was, byte for byte; others are quantized as bitsandbytes does.
+//! Trade-off: how long a weight's parts are is known only once it is quantized, so the tensors of a shard wait in a temporary file.
+
+use std::collections::BTreeMap;
+use std::fs::{File, rename};
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use firebrick_arch::{ModelConfig, Role, TensorSpec};
+
+use super::quantized::{EncodedPart, encode_bnb, encode_bnb_codes};
+use super::write::{MAX_SHARD_BYTES, write_companions, write_index};
+use super::{Bnb4bit, Fetched, HfFolder, SavedDtype, TensorInfo, WEIGHTS_FILE, write_folder, write_safetensors};
+use crate::companions::Companions;
+use crate::error::ModelError;
+
+/// Writes a model as a folder of 4-bit weights. Projections that a bitsandbytes `base` leaves unquantized stay so; everything that is
+/// not a projection is written in `dtype`. `fetch` is called once for each tensor that does not come as it is from `base`.
+///
+/// # Errors
+/// As [`super::write_hf_folder`], and a weight with a value that is not finite.
+pub fn write_bnb_folder(
+    dir: &Path,
+    config: &ModelConfig,
+    format: Bnb4bit,
+    dtype: SavedDtype,
+    companions: Option<&Companions>,
+    base: &HfFolder,
+    mut fetch: impl FnMut(&str) -> Result<Option<Fetched>, ModelError>,
+) -> Result<(), ModelError> {
+    let tensors = config.spec.tensors();
+    let is_skipped = |tensor: &&TensorSpec| tensor.role == Role::Projection && base.skips(&tensor.name);
+    let module = |tensor: &TensorSpec| tensor.name.trim_end_matches(".weight").to_owned();
+    let skipped: Vec<String> = tensors.iter().filter(is_skipped).map(module).collect();
+    write_folder(dir, |partial| {
+        let mut shards = Shards::new(partial)?;
+        for tensor in &tensors {
+            let quantizes = tensor.role == Role::Projection && !base.skips(&tensor.name);
+            for (name, info, bytes) in parts(tensor, quantizes, format, dtype, base, &mut fetch)? {
+                shards.push(name, info, &bytes)?;
+            }
+        }
+        shards.finish()?;
+        // A list of modules replaces the default, which is the head.
+        let skipped =
+            (!skipped.is_empty()).then(|| skipped.iter().cloned().chain(["lm_head".to_owned()]).collect::<Vec<_>>());
+        let text = config.text_with_quantization(dtype.name(), format.config(dtype.name(), skipped));
+        write_companions(partial, config, companions, &text)
+    })
+}
+
+/// The tensors of the file for one of the model.
+fn parts(
+    tensor: &TensorSpec,
+    quantizes: bool,
+    format: Bnb4bit,
+    dtype: SavedDtype,
+    base: &HfFolder,
+    fetch: &mut impl FnMut(&str) -> Result<Option<Fetched>, ModelError>,
+) -> Result<Vec<(String, TensorInfo, Vec<u8>)>, ModelError> {
+    let TensorSpec { name, shape, .. } = tensor;
+    let fetched = fetch(name)?;
+    let named = |parts: Vec<EncodedPart>| {
+        let named = |(suffix, dtype, shape, bytes)| (format!("{name}{suffix}"), TensorInfo { dtype, shape }, bytes);
+        parts.into_iter().map(named).collect()
+    };
+    if fetched.is_none()
+        && quantizes
+        && let Some((stored, codes, scales)) = base.read_bnb(name)?
+        && stored == format
+    {
+        return Ok(named(encode_bnb_codes(format, codes, &scales, shape, dtype.name())));
+    }
+    let info = TensorInfo { dtype: dtype.stored(), shape: shape.clone() };
+    let values = match fetched {
+        Some(Fetched::Bytes(bytes)) if !quantizes => return Ok(vec![(name.clone(), info, bytes)]),
+        Some(Fetched::Values(values)) => values,
+        Some(Fetched::Bytes(_)) | None => base.read_f32(name, shape)?,
+    };
+    if !quantizes {
+        return Ok(vec![(name.clone(), info, dtype.bytes(&values))]);
+    }
+    let refused = |source| ModelError::NotQuantizable { name: name.clone(), source };
+    Ok(named(encode_bnb(format, &values, shape, dtype.name()).map_err(refused)?))
+}
+
+/// Shards that are written one after another.
+struct Shards<'a> {
+    dir: &'a Path,
+    /// The tensors of the shard at hand, one after another.
+    spool: BufWriter<File>,
+    /// Its tensors, with the place where each begins in the spool.
+    tensors: BTreeMap<String, (TensorInfo, u64)>,
+    filled: usize,
+    /// The number of the shard of each tensor that is written.
+    written: BTreeMap<String, usize>,
+    count: usize,
+    total: usize,
+}
+
+impl<'a> Shards<'a> {
+    fn new(dir: &'a Path) -> Result<Self, ModelError> {
+        let spool = BufWriter::new(tempfile::tempfile_in(dir).map_err(ModelError::io("create", dir))?);
+        let (tensors, written) = (BTreeMap::new(), BTreeMap::new());
+        Ok(Self { dir, spool, tensors, filled: 0, written, count: 0, total: 0 })
+    }
+
+    fn push(&mut self, name: String, info: TensorInfo, bytes: &[u8]) -> Result<(), ModelError> {
+        if self.filled > 0 && self.filled + bytes.len() > MAX_SHARD_BYTES {
+            self.flush()?;
+        }
+        self.spool.write_all(bytes).map_err(ModelError::io("write", self.dir))?;
+        self.tensors.insert(name, (info, self.filled as u64));
+        self.filled += bytes.len();
+        Ok(())
+    }
+
+    fn path_of(&self, shard: usize) -> std::path::PathBuf {
+        self.dir.join(format!("shard-{shard}"))
+    }
+
+    fn flush(&mut self) -> Result<(), ModelError> {
+        let failed = |source| ModelError::io("write", self.dir)(source);
+        self.spool.flush().map_err(failed)?;
+        let spool = self.spool.get_mut();
+        let infos = self.tensors.iter().map(|(name, (info, _))| (name.clone(), info.clone())).collect();
+        let tensors = &self.tensors;
+        write_safetensors(&self.dir.join(format!("shard-{}", self.count)), &infos, &BTreeMap::new(), |name| {
+            let (info, start) = &tensors[name];
+            let mut bytes = vec![0; info.byte_len()];
+            let read = spool.seek(SeekFrom::Start(*start)).and_then(|_| spool.read_exact(&mut bytes));
+            read.map_err(ModelError::io("read", self.dir))?;
+            Ok(bytes)
+        })?;
+        let emptied = spool.set_len(0).and_then(|()| spool.seek(SeekFrom::Start(0)));
+        emptied.map_err(ModelError::io("write", self.dir))?;
+        self.total += self.filled;
+        self.filled = 0;
+        self.written.extend(std::mem::take(&mut self.tensors).into_keys().map(|name| (name, self.count)));
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Writes the last shard, gives all of them their names, and writes the index.
+    fn finish(mut self) -> Result<(), ModelError> {
+        self.flush()?;
+        let file = |shard: usize| match self.count {
+            1 => WEIGHTS_FILE.to_owned(),
+            count => format!("model-{:05}-of-{count:05}.safetensors", shard + 1),
+        };
+        for shard in 0..self.count {
+            let to = self.dir.join(file(shard));
+            rename(self.path_of(shard), &to).map_err(ModelError::io("write", &to))?;
+        }
+        if self.count == 1 {
+            return Ok(());
+        }
+        let weight_map = self.written.iter().map(|(name, shard)| (name.clone(), file(*shard))).collect();
+        write_index(self.dir, self.total, &weight_map)
+    }
+}

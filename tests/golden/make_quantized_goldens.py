@@ -1,0 +1,207 @@
+"""Make the fixtures with quantized weights, and what transformers computes with them.
+
+    python make_quantized_goldens.py [--out DIR] [--fixtures DIR]     (defaults: this folder, ../fixtures)
+
+`quant-source` is a Llama of one layer in bf16. `quant-bnb-*` are what transformers and bitsandbytes save of it on the CPU, `quant-fp8`
+has blocks of 128 x 128 as DeepSeek and Qwen3 store them, `quant-nvfp4` is packed by compressed-tensors. The logits are those of
+transformers in f32 over the dequantized weights; each weight is dequantized here by its written formula and compared with what the
+library that defines the format gives. The helpers are those of make_llama_goldens.py. Needs `pip install compressed-tensors` (0.20.0).
+"""
+
+import json
+import shutil
+
+import torch
+from bitsandbytes.functional import QuantState, create_dynamic_map, dequantize_4bit
+from compressed_tensors.compressors.nvfp4.helpers import quantize_and_pack_fp4, unpack_fp4_from_uint8
+from compressed_tensors.quantization import QuantizationArgs
+from compressed_tensors.quantization.lifecycle.forward import dequantize
+from make_llama_goldens import forward_tensors, maker_from_arguments, random_ids
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
+
+VOCABULARY = 96
+STATE = ".quant_state.bitsandbytes__"
+FORMATS = [("nf4", True), ("nf4", False), ("fp4", True), ("fp4", False)]
+LEVELS_E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+SAMPLES = ["model.layers.0.self_attn.k_proj.weight", "model.layers.0.mlp.down_proj.weight"]
+
+
+def model_of(seed, hidden, mlp):
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(4)
+    return model
+
+
+def emptied(folder):
+    shutil.rmtree(folder, ignore_errors=True)
+    return folder
+
+
+def bnb_value(tensors, name, state):
+    """A weight by the written formula: codes in the high nibble first, blocks of 64, scales in blocks of 256 around an offset."""
+    part = lambda suffix: tensors[f"{name}.{suffix}"]
+    packed = tensors[name].flatten()
+    codes = torch.stack([packed >> 4, packed & 15], dim=1).flatten().long()
+    scales = part("absmax")
+    if f"{name}.nested_absmax" in tensors:
+        scales = part("nested_quant_map")[scales.long()] * part("nested_absmax").repeat_interleave(256)[: len(scales)]
+        scales = scales + torch.tensor(state["nested_offset"], dtype=torch.float32)
+    return (part("quant_map")[codes] * scales.repeat_interleave(64)).reshape(state["shape"])
+
+
+def dequantized_bnb(folder):
+    tensors, weights = load_file(folder / "model.safetensors"), {}
+    for key in tensors:
+        if STATE in key:
+            name = key.split(STATE)[0]
+            state = json.loads(bytes(tensors[key].tolist()))
+            weights[name] = bnb_value(tensors, name, state)
+            parts = {part: value for part, value in tensors.items() if part.startswith(name + ".")}
+            library = dequantize_4bit(tensors[name], QuantState.from_dict(dict(parts), device=torch.device("cpu")))
+            # The library rounds to bf16, and its CPU kernel rounds the levels of fp4 to four digits.
+            torch.testing.assert_close(library.float(), weights[name], rtol=2**-8, atol=2e-4)
+    return weights
+
+
+def has_nearest_codes(folder):
+    """Whether the coarse table of the CPU kernel gave every scale its nearest code, as the CUDA kernel does."""
+    tensors, levels = load_file(folder / "model.safetensors"), create_dynamic_map().double()
+    plain = load_file(folder.parent / "quant-bnb-nf4" / "model.safetensors")
+    for key, codes in tensors.items():
+        if key.endswith(".weight.absmax"):
+            name = key.removesuffix(".absmax")
+            state = [value for part, value in tensors.items() if part.startswith(name + STATE)][0]
+            offset = torch.tensor(json.loads(bytes(state.tolist()))["nested_offset"], dtype=torch.float32)
+            scales = (plain[key] - offset) / tensors[f"{name}.nested_absmax"].repeat_interleave(256)[: len(codes)]
+            nearest = (scales.double()[:, None] - levels).abs().argmin(dim=1)
+            if not torch.equal(nearest, codes.long()):
+                return False
+    return True
+
+
+def save_bnb(maker, source, quant_type, double_quant):
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=quant_type,
+        bnb_4bit_use_double_quant=double_quant,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    name = f"quant-bnb-{quant_type}" + ("-double-quant" if double_quant else "")
+    model = AutoModelForCausalLM.from_pretrained(
+        source, quantization_config=config, dtype=torch.bfloat16, device_map="cpu"
+    )
+    model.save_pretrained(emptied(maker.fixtures / name))
+    return name
+
+
+def save_source_and_bnb(maker):
+    for seed in range(1, 400):
+        source = emptied(maker.fixtures / "quant-source")
+        model_of(seed, 64, 128).save_pretrained(source)
+        for quant_type, double_quant in [("nf4", False), ("nf4", True)]:
+            name = save_bnb(maker, source, quant_type, double_quant)
+        if has_nearest_codes(maker.fixtures / name):
+            break
+    else:
+        raise AssertionError("no seed without a scale between two codes")
+    for quant_type, double_quant in FORMATS[2:]:
+        save_bnb(maker, source, quant_type, double_quant)
+
+
+def save_quantized(folder, model, quantize, quantization_config):
+    """The weights of the layers through `quantize`, which returns the parts by suffix of the module and the values."""
+    tensors, values = {}, {}
+    for name, value in model.state_dict().items():
+        if "_proj.weight" in name:
+            parts, values[name] = quantize(name, value.float())
+            tensors.update({name.removesuffix(".weight") + suffix: part.contiguous() for suffix, part in parts.items()})
+        else:
+            tensors[name] = value.contiguous()
+    model.config.save_pretrained(emptied(folder))
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["architectures"] = ["LlamaForCausalLM"]
+    config["quantization_config"] = quantization_config
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return values
+
+
+def fp8_blocks(name, weight):
+    rows, columns = weight.shape
+    scales = torch.zeros(-(-rows // 128), -(-columns // 128))
+    for i in range(scales.shape[0]):
+        for j in range(scales.shape[1]):
+            scales[i, j] = weight[128 * i : 128 * (i + 1), 128 * j : 128 * (j + 1)].abs().max() / 448
+    spread = scales.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
+    codes = (weight / spread).to(torch.float8_e4m3fn)
+    return {".weight": codes, ".weight_scale_inv": scales}, codes.float() * spread
+
+
+def nvfp4(name, weight):
+    rows, columns = weight.shape
+    largest = weight.abs().max()
+    # As compressed-tensors chooses it; in one module a power of two, which multiplication divides by exactly.
+    global_scale = (448 * 6 / largest).float().reshape(1) if "q_proj" not in name else torch.tensor([2.0**13])
+    blocks = weight.reshape(rows, columns // 16, 16).abs().amax(2)
+    scales = (blocks / 6 * global_scale).clamp(2**-9, 448).to(torch.float8_e4m3fn)
+    args = QuantizationArgs(num_bits=4, type="float", strategy="tensor_group", group_size=16, symmetric=True)
+    packed = quantize_and_pack_fp4(weight, scales.float(), global_scale=global_scale, group_size=16)
+    codes = torch.stack([packed & 15, packed >> 4], dim=2).reshape(rows, columns).long()
+    values = LEVELS_E2M1[codes] * (scales.float() / global_scale).repeat_interleave(16, 1)
+    unpacked = unpack_fp4_from_uint8(packed, rows, columns, dtype=torch.float32)
+    library = dequantize(unpacked, scales.float(), args=args, global_scale=global_scale, dtype=torch.float32)
+    assert torch.equal(library, values), "compressed-tensors gives the same values"
+    return {".weight_packed": packed, ".weight_scale": scales, ".weight_global_scale": global_scale}, values
+
+
+def save_golden(maker, name, model, weights, seed):
+    model = model.float().eval()
+    for key, value in weights.items():
+        model.get_parameter(key).data = value.clone()
+    samples = {f"weight.{key}": weights[key] for key in SAMPLES}
+    maker.save(name, {**forward_tensors(model, random_ids(seed, VOCABULARY)), **samples})
+
+
+def main():
+    maker = maker_from_arguments("make_quantized_goldens.py", __doc__)
+    save_source_and_bnb(maker)
+    for seed, (quant_type, double_quant) in enumerate(FORMATS, start=341):
+        name = f"quant-bnb-{quant_type}" + ("-double-quant" if double_quant else "")
+        model = LlamaForCausalLM.from_pretrained(
+            maker.fixtures / "quant-source", dtype=torch.float32, attn_implementation="eager"
+        )
+        save_golden(maker, name, model, dequantized_bnb(maker.fixtures / name), seed)
+    fp8 = dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=[128, 128])
+    packed = dict(quant_method="compressed-tensors", format="nvfp4-pack-quantized", ignore=["lm_head"])
+    for seed, (name, sizes, quantize, config) in enumerate(
+        [("quant-fp8", (136, 144), fp8_blocks, fp8), ("quant-nvfp4", (64, 128), nvfp4, packed)], start=345
+    ):
+        model = model_of(seed, *sizes)
+        weights = save_quantized(maker.fixtures / name, model, quantize, config)
+        model.config._attn_implementation = "eager"
+        save_golden(maker, name, model, weights, seed)
+    for folder in maker.fixtures.glob("quant-*"):
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        for file in folder.iterdir():
+            file.chmod(0o644)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+//! Folders whose weights are quantized already: what is read equals what the libraries that define the formats read, codes that agree
+//! with ours are kept, and what is written is what bitsandbytes writes.
+
+use std::collections::BTreeMap;
+use std::fs::{copy, create_dir, read, read_to_string};
+use std::path::Path;
+
+use firebrick_kernels::Kernels;
+use firebrick_kernels::backends::Flex;
+use firebrick_model::weights::{TensorInfo, write_safetensors};
+use firebrick_model::{BaseStorage, Bnb4bit, Companions, HfFolder, ModelConfig, quantize_folder};
+use firebrick_precision::{Format, QuantFormat};
+use firebrick_tests::{
+    FROZEN, Golden, NF4, every_next_token, fixture, host, largest_difference, load, on_every_backend, upload,
+};
+use serde_json::{Value, json};
+use tempfile::tempdir;
+
+use crate::forward::{TOKENS, differences};
+
+const BNB: [&str; 4] = ["quant-bnb-nf4-double-quant", "quant-bnb-nf4", "quant-bnb-fp4-double-quant", "quant-bnb-fp4"];
+const OTHERS: [&str; 2] = ["quant-fp8", "quant-nvfp4"];
+
+/// The base in NF4 without double quantization, frozen.
+const PLAIN_NF4: BaseStorage = BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: false }));
+
+fn open(name: &str) -> HfFolder {
+    HfFolder::open(&fixture(name)).expect("the fixture has weights")
+}
+
+#[test]
+fn dequantized_weights_equal_those_of_the_defining_library_bit_for_bit() {
+    for name in BNB.into_iter().chain(OTHERS) {
+        let (folder, golden) = (open(name), Golden::open(name));
+        let config = ModelConfig::read(&fixture(name)).expect("the fixture has a config");
+        folder.check_complete(&config.spec).expect("every part belongs to a weight");
+        for weight in ["model.layers.0.self_attn.k_proj.weight", "model.layers.0.mlp.down_proj.weight"] {
+            let shape = folder.info(weight).unwrap().shape;
+            let values = folder.read_f32(weight, &shape).unwrap();
+            assert_eq!(values, golden.f32s(&format!("weight.{weight}")), "{name}: {weight}");
+        }
+    }
+}
+
+fn every_format<B: Kernels>() {
+    for name in BNB.into_iter().chain(OTHERS) {
+        let (logits, loss) = differences::<B>(name, name, None, FROZEN);
+        assert!(logits < 2e-4, "{name}: a logit differs by {logits:e}");
+        assert!(loss < 1e-5, "{name}: the loss differs by {loss:e}");
+    }
+}
+
+on_every_backend!(logits_of_quantized_folders_equal_those_of_transformers, every_format);
+
+fn kept_codes<B: Kernels>() {
+    for (name, storage) in [(BNB[0], NF4), (BNB[1], PLAIN_NF4)] {
+        let (logits, loss) = differences::<B>(name, name, None, storage);
+        assert!(logits < 2e-4, "{name}: a logit differs by {logits:e}");
+        assert!(loss < 1e-5, "{name}: the loss differs by {loss:e}");
+    }
+}
+
+on_every_backend!(logits_over_codes_that_are_kept_equal_those_of_transformers, kept_codes);
+
+#[test]
+fn a_base_that_is_quantized_while_it_is_read_is_the_one_that_bitsandbytes_saved() {
+    let batch = every_next_token(&Golden::open(BNB[0]).ids("input_ids"), TOKENS);
+    for (name, storage) in [(BNB[0], NF4), (BNB[1], PLAIN_NF4)] {
+        let [stored, quantized] = [name, "quant-source"].map(|name| {
+            let model = load::<Flex>(name, None, storage);
+            host(model.logits(&upload(&model, &batch)))
+        });
+        assert_eq!(stored, quantized, "{name}");
+    }
+}
+
+fn quantized(from: &Path, to: &Path, format: Bnb4bit) -> usize {
+    let companions = Companions { from: from.to_owned(), chat_template: None, chat_settings: Default::default() };
+    quantize_folder(from, to, format, &companions).unwrap()
+}
+
+fn quantization_config(dir: &Path) -> Value {
+    let config: Value = serde_json::from_str(&read_to_string(dir.join("config.json")).unwrap()).unwrap();
+    config["quantization_config"].clone()
+}
+
+#[test]
+fn written_folders_have_the_bytes_that_transformers_and_bitsandbytes_write() {
+    let temp = tempdir().unwrap();
+    for (name, format) in BNB.into_iter().zip(Bnb4bit::ALL) {
+        let theirs = fixture(name);
+        // What is in this format already is written as it was read. The codes of fp4 are those of the CUDA kernel, not of the CPU's.
+        let is_nf4 = format.name().starts_with("nf4");
+        for source in [is_nf4.then(|| fixture("quant-source")), Some(theirs.clone())].into_iter().flatten() {
+            let ours = temp.path().join(format!("{name}-{}", source.file_name().unwrap().to_string_lossy()));
+            assert_eq!(quantized(&source, &ours, format), 7);
+            let [written, expected] = [&ours, &theirs].map(|dir| read(dir.join("model.safetensors")).unwrap());
+            assert!(written == expected, "{name} from {}", source.display());
+            assert_eq!(quantization_config(&ours), quantization_config(&theirs));
+        }
+    }
+}
+
+#[test]
+fn modules_that_a_folder_leaves_unquantized_stay_so() {
+    let name = "model.layers.0.self_attn.o_proj.weight";
+    let temp = tempdir().unwrap();
+    let dir = temp.path().join("mixed");
+    create_dir(&dir).unwrap();
+    copy(fixture(BNB[0]).join("config.json"), dir.join("config.json")).unwrap();
+    // The file of bitsandbytes with one projection as it was.
+    let [source, bnb] = ["quant-source", BNB[0]].map(|name| {
+        let bytes = read(fixture(name).join("model.safetensors")).unwrap();
+        safetensors::SafeTensors::deserialize(&bytes)
+            .unwrap()
+            .tensors()
+            .into_iter()
+            .map(|(name, view)| {
+                (name, (TensorInfo { dtype: view.dtype(), shape: view.shape().to_vec() }, view.data().to_vec()))
+            })
+            .collect::<BTreeMap<_, _>>()
+    });
+    let mut tensors = bnb;
+    tensors.retain(|part, _| !part.starts_with(name));
+    tensors.insert(name.to_owned(), source[name].clone());
+    let infos = tensors.iter().map(|(name, (info, _))| (name.clone(), info.clone())).collect();
+    let bytes = |name: &str| Ok(tensors[name].1.clone());
+    write_safetensors(&dir.join("model.safetensors"), &infos, &BTreeMap::new(), bytes).unwrap();
+
+    let batch = every_next_token(&Golden::open(BNB[0]).ids("input_ids"), TOKENS);
+    let path = dir.display().to_string();
+    let [kept, dequantized] = [NF4, FROZEN].map(|storage| {
+        let model = load::<Flex>(&path, None, storage);
+        host(model.logits(&upload(&model, &batch)))
+    });
+    let difference = largest_difference(&kept, &dequantized);
+    assert!(difference < 1e-4, "the projection was quantized: {difference:e}");
+
+    let again = temp.path().join("again");
+    assert_eq!(quantized(&dir, &again, Bnb4bit::ALL[0]), 6);
+    assert!(read(dir.join("model.safetensors")).unwrap() == read(again.join("model.safetensors")).unwrap());
+    let skipped = json!(["model.layers.0.self_attn.o_proj", "lm_head"]);
+    assert_eq!(quantization_config(&again)["llm_int8_skip_modules"], skipped);
+}
