@@ -42,6 +42,7 @@ mod memory;
 mod norm;
 mod offload;
 mod optimizer;
+mod pairs;
 mod pinned;
 mod processors;
 mod program;

@@ -64,6 +64,7 @@ pub(super) enum Source {
     NormFp8,
     Optimizer,
     PackedIndex,
+    Pairs,
     Quantize,
     WriteOut,
 }
@@ -87,6 +88,7 @@ impl Source {
             Self::NormFp8 => "norm_fp8.cu",
             Self::Optimizer => "optimizer.cu",
             Self::PackedIndex => "packed_index.cu",
+            Self::Pairs => "pairs.cu",
             Self::Quantize => "quantize.cu",
             Self::WriteOut => "write_out.cu",
         }
@@ -134,6 +136,7 @@ impl Source {
             ),
             Self::Optimizer => include_str!("source/optimizer.cu"),
             Self::PackedIndex => include_str!("source/packed_index.cu"),
+            Self::Pairs => include_str!("source/pairs.cu"),
             Self::Quantize => concat!(
                 include_str!("source/weight_values.cu"),
                 include_str!("source/nf4.cu"),
@@ -167,6 +170,7 @@ impl Source {
             | Self::NormFp8
             | Self::Optimizer
             | Self::PackedIndex
+            | Self::Pairs
             | Self::Quantize
             | Self::WriteOut => String::new(),
         };
