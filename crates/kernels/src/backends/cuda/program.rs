@@ -211,6 +211,7 @@ impl Programs {
             (Source::Heads, dtype),
             (Source::Norm, dtype),
             (Source::PackedIndex, DType::F32),
+            (Source::Pairs, DType::F32),
             (Source::Quantize, DType::F32),
             (Source::WriteOut, dtype),
         ];
