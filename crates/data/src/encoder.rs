@@ -205,8 +205,7 @@ impl<'a> Encoder<'a> {
                 encoded.findings.push(finding.clone());
             }
         }
-        let counts = |side: &RecordTokens| side.closings.iter().any(|&index| side.example.loss_mask[index]);
-        encoded.end_trained = counts(&sides[0]);
+        encoded.end_trained = sides[0].closings.iter().any(|&index| sides[0].example.loss_mask[index]);
         let length: usize = sides.iter().map(|side| side.example.tokens.len()).sum();
         let limit = self.options.max_seq_len;
         let examples = sides.map(|side| side.example);

@@ -125,7 +125,7 @@ enum Prompt<'a> {
 
 fn prompt<'a>(record: Reader<'a>, names: &Fields) -> Result<Option<Prompt<'a>>, RecordFormatError> {
     let of_messages = |key: &String| names.messages.as_ref() == Some(key) || MESSAGE_KEYS.contains(&key.as_str());
-    if record.fields.keys().any(|key| of_messages(key)) {
+    if record.fields.keys().any(of_messages) {
         return messages::parse(record, names, false).map(|chat| Some(Prompt::Chat(chat)));
     }
     match record.get(&names.prompt) {

@@ -30,10 +30,10 @@ pub struct Summary {
     pub exact_match_after: Option<f64>,
     /// Rewards and log-probabilities of held-out pairs before the first step, in preference training.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub pairs_before: Option<PairMetrics>,
+    pub pairs_before: Option<Box<PairMetrics>>,
     /// The same after the last step.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub pairs_after: Option<PairMetrics>,
+    pub pairs_after: Option<Box<PairMetrics>>,
     /// Loss tokens over the whole run.
     pub loss_tokens: u64,
     /// Input tokens per second of training in this process, without padding and evaluation.
@@ -68,10 +68,20 @@ impl fmt::Display for Summary {
             self.token_accuracy_after.map(share),
         )?;
         change(formatter, "exact match", self.exact_match_before.map(share), self.exact_match_after.map(share))?;
-        let margin = |pairs: PairMetrics| format!("{:.4}", pairs.margin);
-        change(formatter, "reward margin", self.pairs_before.map(margin), self.pairs_after.map(margin))?;
-        let accuracy = |pairs: PairMetrics| share(pairs.accuracy);
-        change(formatter, "pairs ranked", self.pairs_before.map(accuracy), self.pairs_after.map(accuracy))?;
+        let margin = |pairs: &PairMetrics| format!("{:.4}", pairs.margin);
+        change(
+            formatter,
+            "reward margin",
+            self.pairs_before.as_deref().map(margin),
+            self.pairs_after.as_deref().map(margin),
+        )?;
+        let accuracy = |pairs: &PairMetrics| share(pairs.accuracy);
+        change(
+            formatter,
+            "pairs ranked",
+            self.pairs_before.as_deref().map(accuracy),
+            self.pairs_after.as_deref().map(accuracy),
+        )?;
         write!(formatter, "\n  arithmetic     {}", self.arithmetic)?;
         if let Some(ranks) = &self.ranks {
             write!(formatter, "\n  ranks          {ranks}")?;
