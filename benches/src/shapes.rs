@@ -251,6 +251,7 @@ mod tests {
             loss_chunk_tokens: step.loss_chunk_tokens,
             evaluation: Default::default(),
             divided: Default::default(),
+            pairs: None,
         }
     }
 
@@ -311,6 +312,7 @@ mod tests {
             positions: vec![0, 1, 0, 1, 2, 0],
             cu_seqlens: vec![0, 2, 5, 6],
             padding: 1,
+            pairs: None,
         };
         let shape = MicroBatchShape::of(&batch);
         assert_eq!((shape.documents.as_slice(), shape.loss_tokens, shape.tokens()), ([2, 3, 1].as_slice(), 3, 6));

@@ -123,6 +123,7 @@ pub fn batch(rows: &[Vec<u32>], counts: impl Fn(usize, usize) -> bool) -> Batch 
         positions: rows.iter().flat_map(|_| 0..row_len as u32).collect(),
         cu_seqlens: (0..=rows.len()).map(|row| (row * row_len) as u32).collect(),
         padding: 0,
+        pairs: None,
     }
 }
 
@@ -143,6 +144,7 @@ pub fn packed(documents: &[&[u32]]) -> Batch {
         positions: Vec::new(),
         cu_seqlens: vec![0],
         padding: 0,
+        pairs: None,
     };
     for document in documents {
         let alone = every_next_token(document, document.len());

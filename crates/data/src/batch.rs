@@ -27,6 +27,19 @@ pub struct Batch {
     pub cu_seqlens: Vec<u32>,
     /// Number of padding tokens.
     pub padding: usize,
+    /// What a batch of pairs knows in addition; `None` where documents stand alone.
+    pub pairs: Option<BatchPairs>,
+}
+
+/// Pairs of answers: documents alternate, chosen and rejected. Padding is no document.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct BatchPairs {
+    /// The documents, as indices into their set.
+    pub documents: Vec<u32>,
+    /// For each token, whether its target belongs to an answer; `None` where no other targets count.
+    pub is_answer: Option<Vec<bool>>,
+    /// Targets of chosen documents that count in the loss.
+    pub chosen_targets: usize,
 }
 
 impl Batch {
@@ -41,7 +54,28 @@ impl Batch {
             positions: Vec::with_capacity(tokens),
             cu_seqlens: vec![0],
             padding: 0,
+            pairs: None,
         }
+    }
+
+    /// Appends a pair, of which `numbers` are the indices in its set. With `prompt_loss` every token of the chosen document is a target.
+    pub(crate) fn push_pair(&mut self, pair: [&Document<'_>; 2], numbers: [u32; 2], prompt_loss: bool) {
+        let start = self.targets.len();
+        self.push_document(pair[0]);
+        let middle = self.targets.len();
+        self.push_document(pair[1]);
+        let pairs = self.pairs.get_or_insert_default();
+        pairs.documents.extend(numbers);
+        if prompt_loss {
+            let is_answer = pairs.is_answer.get_or_insert_default();
+            is_answer.resize(start, false);
+            is_answer.extend(self.targets[start..].iter().map(|&target| target != IGNORE_INDEX));
+            for token in start..middle - 1 {
+                self.targets[token] = i64::from(self.input_ids[token + 1]);
+            }
+        }
+        let chosen = &self.targets[start..middle];
+        pairs.chosen_targets += chosen.iter().filter(|&&target| target != IGNORE_INDEX).count();
     }
 
     /// Appends a document. The caller ends the row with [`Batch::pad_row`].
@@ -62,6 +96,9 @@ impl Batch {
             self.close_document(missing);
             self.padding += missing;
         }
+        if let Some(is_answer) = self.pairs.as_mut().and_then(|pairs| pairs.is_answer.as_mut()) {
+            is_answer.resize(self.targets.len(), false);
+        }
     }
 
     /// Appends positions and boundary of a document of `len` tokens that was just appended.
@@ -73,6 +110,11 @@ impl Batch {
     /// Number of targets that count in the loss.
     pub fn loss_tokens(&self) -> usize {
         self.targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
+    }
+
+    /// Number of pairs of answers.
+    pub fn pair_count(&self) -> usize {
+        self.pairs.as_ref().map_or(0, |pairs| pairs.documents.len() / 2)
     }
 
     /// Number of tokens without padding.
@@ -118,6 +160,28 @@ mod tests {
         assert_eq!(batch.cu_seqlens, [0, 3, 5, 6]);
         assert_eq!(batch.input_ids, [1, 2, 3, 4, 5, 9]);
         assert_eq!((batch.tokens(), batch.padding, batch.loss_tokens()), (5, 1, 3));
+    }
+
+    #[test]
+    fn a_pair_marks_answers_and_with_prompt_loss_trains_the_chosen_prompt_too() {
+        let chosen = Example { tokens: vec![1, 2, 3], loss_mask: vec![false, false, true] };
+        let rejected = Example { tokens: vec![1, 2, 4, 5], loss_mask: vec![false, false, true, true] };
+        let store = TokenStore::from_examples(&[chosen, rejected]);
+        let pushed = |prompt_loss| {
+            let mut batch = Batch::with_capacity(1, 8);
+            batch.push_pair([&store.document(0), &store.document(1)], [4, 5], prompt_loss);
+            batch.pad_row(9);
+            batch
+        };
+        let (plain, with_prompt) = (pushed(false), pushed(true));
+        let none = IGNORE_INDEX;
+        assert_eq!(plain.targets, [none, 3, none, none, 4, 5, none, none]);
+        assert_eq!(with_prompt.targets, [2, 3, none, none, 4, 5, none, none]);
+        let pairs = BatchPairs { documents: vec![4, 5], is_answer: None, chosen_targets: 1 };
+        assert_eq!((plain.pairs, plain.cu_seqlens), (Some(pairs), vec![0, 3, 7, 8]));
+        let is_answer = [false, true, false, false, true, true, false, false].to_vec();
+        let pairs = BatchPairs { documents: vec![4, 5], is_answer: Some(is_answer), chosen_targets: 2 };
+        assert_eq!((with_prompt.pair_count(), with_prompt.pairs), (1, Some(pairs)));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::cache::Example;
 use crate::conversation::{RecordTokens, encode_chat};
 use crate::error::DataError;
 use crate::finding::{Finding, FindingKind};
+use crate::pair::{PairCut, cut_pair};
 use crate::record_format::{Chat, Fields, RecordFormat, Row, headed_text};
 use crate::selection::{ASSISTANT, Selection, TrainOn};
 use crate::source::Record;
@@ -172,14 +173,64 @@ impl<'a> Encoder<'a> {
     pub fn encode(&self, record: &Record) -> Result<Encoded, DataError> {
         let row = self.options.record_format.parse(&record.fields, &self.options.fields, &record.place)?;
         let hash = row.content_hash();
-        let encoded = match self.encode_row(row) {
-            Ok(record) => self.cut(record),
+        let encoded = match row {
+            Row::Pair { chosen, rejected } => self.encode_pair(*chosen, *rejected),
+            row => self.encode_row(row).map(|record| self.cut(record)),
+        };
+        let encoded = match encoded {
+            Ok(encoded) => encoded,
             Err(Failure::Finding(kind, detail)) => Encoded::dropped(kind, detail),
             Err(Failure::Error(reason)) => {
                 return Err(DataError::InRow { place: record.place.clone(), reason: Box::new(reason) });
             }
         };
         Ok(Encoded { record: hash, ..encoded })
+    }
+
+    /// Two examples, chosen and rejected.
+    fn encode_pair(&self, chosen: Row, rejected: Row) -> Result<Encoded, Failure> {
+        let sides = [self.encode_row(chosen)?, self.encode_row(rejected)?];
+        let mut encoded = Encoded { is_chat: sides[0].is_chat, ..Encoded::default() };
+        let find = |kind, detail: &str| Finding { kind, detail: detail.to_owned() };
+        if sides.iter().any(|side| side.example.loss_tokens() == 0) {
+            encoded.findings.push(find(FindingKind::NothingToTrain, "no token of an answer counts in the loss"));
+            return Ok(encoded);
+        }
+        if sides[0].example == sides[1].example {
+            encoded.findings.push(find(FindingKind::SameAnswers, "both give the same tokens"));
+            return Ok(encoded);
+        }
+        for finding in sides.iter().flat_map(|side| &side.findings) {
+            if encoded.findings.iter().all(|found| found.kind != finding.kind) {
+                encoded.findings.push(finding.clone());
+            }
+        }
+        encoded.end_trained = sides[0].closings.iter().any(|&index| sides[0].example.loss_mask[index]);
+        let length: usize = sides.iter().map(|side| side.example.tokens.len()).sum();
+        let limit = self.options.max_seq_len;
+        let examples = sides.map(|side| side.example);
+        if length <= limit {
+            encoded.examples = examples.into();
+            return Ok(encoded);
+        }
+        let too_long = format!("{length} tokens in both answers with their prompt, max_seq_len is {limit}");
+        if self.overflow() == OverflowPolicy::Drop {
+            encoded.findings.push(find(FindingKind::TooLong, &too_long));
+            (encoded.tokens_cut, encoded.end_trained) = (length, false);
+            return Ok(encoded);
+        }
+        let PairCut { examples, of_prompt, of_answers } = cut_pair(examples, limit);
+        encoded.tokens_cut = of_prompt + of_answers;
+        if examples.iter().any(|example| example.loss_tokens() == 0) {
+            encoded.findings.push(find(FindingKind::CutToNothing, &too_long));
+            encoded.end_trained = false;
+            return Ok(encoded);
+        }
+        for (kind, tokens) in [(FindingKind::PromptCut, of_prompt), (FindingKind::Truncated, of_answers)] {
+            encoded.findings.extend((tokens > 0).then(|| find(kind, &too_long)));
+        }
+        encoded.examples = examples.into();
+        Ok(encoded)
     }
 
     fn encode_row(&self, row: Row) -> Result<RecordTokens, Failure> {
@@ -194,6 +245,7 @@ impl<'a> Encoder<'a> {
             Row::Chat(chat) => self.chat(chat),
             Row::PromptCompletion { prompt, completion } => self.prompt_completion(&prompt, &completion),
             Row::Pretokenized { tokens, loss_mask } => self.pretokenized(tokens, loss_mask),
+            Row::Pair { .. } => unreachable!("the answers of a pair are encoded one by one"),
         }
     }
 
@@ -221,7 +273,7 @@ impl<'a> Encoder<'a> {
             return Err(Failure::Finding(FindingKind::NoFlags, detail.to_owned()));
         }
         let chat = chat.with_system(self.tokenizer.system_prompt());
-        if self.options.record_format == RecordFormat::Alpaca
+        if matches!(self.options.record_format, RecordFormat::Alpaca | RecordFormat::Preference)
             && self.tokenizer.chat_template_for(chat.tools.is_some()).is_err()
             && let Some((prompt, completion)) = headed_text(&chat)
         {

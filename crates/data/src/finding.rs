@@ -24,8 +24,12 @@ pub enum FindingKind {
     DoubledBos,
     /// Dropped because of `overflow`: longer than `max_seq_len`.
     TooLong,
+    /// Dropped: the chosen and the rejected answer of a pair are the same.
+    SameAnswers,
     /// Kept: cut at `max_seq_len`.
     Truncated,
+    /// Kept: the beginning of the prompt of a pair was cut off.
+    PromptCut,
     /// Kept: split at `max_seq_len`.
     Split,
     /// Kept: the chat template writes nothing of a message with a text.
@@ -47,7 +51,10 @@ pub enum FindingKind {
 impl FindingKind {
     /// Whether it counts against the share of bad records. What the options ask for does not.
     pub fn is_bad(self) -> bool {
-        !matches!(self, Self::Empty | Self::TooLong | Self::Truncated | Self::Split)
+        !matches!(
+            self,
+            Self::Empty | Self::TooLong | Self::SameAnswers | Self::Truncated | Self::PromptCut | Self::Split
+        )
     }
 
     /// Whether records with it give no document.
@@ -68,7 +75,9 @@ impl FindingKind {
             Self::MaskNotFound => "dropped, the text to train on cannot be located",
             Self::DoubledBos => "dropped, the beginning-of-text token occurs twice",
             Self::TooLong => "dropped, longer than max_seq_len",
+            Self::SameAnswers => "dropped, the chosen and the rejected answer are the same",
             Self::Truncated => "cut at max_seq_len",
+            Self::PromptCut => "trained without the beginning of their prompt (a pair has to fit into max_seq_len)",
             Self::Split => "split at max_seq_len",
             Self::MessageIgnored => {
                 "trained without one of their messages, which the chat template leaves out (set data.chat_template to one \

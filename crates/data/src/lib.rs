@@ -20,6 +20,7 @@ mod locate;
 mod long_text;
 mod omissions;
 mod pack;
+mod pair;
 mod pipeline;
 mod place;
 mod record_format;
@@ -33,7 +34,7 @@ mod tokenizer;
 #[cfg(test)]
 mod test_tokenizer;
 
-pub use batch::{Batch, IGNORE_INDEX};
+pub use batch::{Batch, BatchPairs, IGNORE_INDEX};
 pub use cache::{
     CacheError, CacheKey, Cached, Document, DocumentEntry, DocumentSet, Example, Origin, StoreWriter, TokenCache,
     TokenStore,
@@ -48,7 +49,7 @@ pub use finding::{Finding, FindingKind};
 /// What datasets of the Hub are read with.
 pub use firebrick_hub::{Hub, HubSettings};
 pub use loader::{Cursor, Loader, LoaderConfig};
-pub use pack::{LengthHistogram, LengthStep, PackOptions, PackReport, PackedDataset};
+pub use pack::{LengthHistogram, LengthStep, PackOptions, PackReport, PackedDataset, PairRows};
 pub use pipeline::{Pipeline, records_encoded};
 pub use place::Place;
 pub use record_format::{Chat, Fields, RecordFormat, RecordFormatError, Row, Turn};

@@ -5,6 +5,8 @@
 //! Both are decided from the index alone; tokens are read when a batch is built. Documents are never cut and never
 //! cross a row; the encoder handles documents that are too long. Trade-off: documents do not move between windows of a
 //! few thousand.
+//!
+//! Pairs of answers are packed as one: both documents of a pair are in the same row, one after the other.
 
 use xxhash_rust::xxh3::Xxh3;
 
@@ -34,16 +36,25 @@ pub struct PackOptions {
     /// Rows have a multiple of this many tokens, even beyond `max_seq_len`; a packed row then holds that many tokens of
     /// documents. If absent, packed rows have `max_seq_len` tokens and unpacked rows a multiple of 16 up to it.
     pub pad_to_multiple_of: Option<usize>,
+    /// Whether documents come in pairs (chosen and rejected, in this order), which share a row.
+    pub pairs: Option<PairRows>,
     /// How many unpacked rows of similar length a shuffled loader shows in succession (see `Loader`); `None` shuffles
     /// rows individually. At least the rows of a micro-batch, preferably several times that.
     pub length_group: Option<usize>,
+}
+
+/// How pairs of answers become rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PairRows {
+    /// Whether the prompt of the chosen answer counts in the loss too.
+    pub prompt_loss: bool,
 }
 
 impl PackOptions {
     /// Packed, padded with 0, rows of exactly `max_seq_len` tokens; without packing, groups of 64 rows.
     pub fn new(max_seq_len: usize) -> Self {
         let length_group = Some(LENGTH_GROUP);
-        Self { max_seq_len, pack: true, pad_token_id: None, pad_to_multiple_of: None, length_group }
+        Self { max_seq_len, pack: true, pad_token_id: None, pad_to_multiple_of: None, pairs: None, length_group }
     }
 }
 
@@ -53,19 +64,30 @@ pub struct PackedDataset {
     documents: DocumentSet,
     options: PackOptions,
     row_len: usize,
-    /// `None` where each document is a row.
+    /// `None` where each document, or pair, is a row.
     table: Option<RowTable>,
+}
+
+/// Consecutive documents that stay together.
+fn documents_per_unit(options: &PackOptions) -> usize {
+    if options.pairs.is_some() { 2 } else { 1 }
 }
 
 impl PackedDataset {
     /// Assigns documents to rows.
     ///
     /// # Panics
-    /// If a document is longer than `max_seq_len` (encode with the same limit), there is no document, or an option is
-    /// 0.
+    /// If a document, or a pair, is longer than `max_seq_len` (encode with the same limit), there is no document, documents that
+    /// should be pairs are not, or an option is 0.
     pub fn new(documents: DocumentSet, options: PackOptions) -> Self {
-        let lengths = || (0..documents.len()).map(|document| documents.entry(document).tokens as usize);
-        let longest = lengths().max().expect("packing needs at least one example");
+        let per_unit = documents_per_unit(&options);
+        assert!(documents.len().is_multiple_of(per_unit), "{} documents are no pairs", documents.len());
+        let length = |unit: usize| {
+            let of_unit = unit * per_unit..(unit + 1) * per_unit;
+            of_unit.map(|document| documents.entry(document).tokens as usize).sum::<usize>()
+        };
+        let units = documents.len() / per_unit;
+        let longest = (0..units).map(length).max().expect("packing needs at least one example");
         let max_seq_len = options.max_seq_len;
         assert!(
             longest <= max_seq_len,
@@ -74,15 +96,13 @@ impl PackedDataset {
         assert!(options.pad_to_multiple_of != Some(0), "pad_to_multiple_of must be at least 1");
         assert!(options.length_group != Some(0), "length_group must be at least 1");
         let row_len = row_len(if options.pack { max_seq_len } else { longest }, &options);
-        let table = options
-            .pack
-            .then(|| RowTable::pack(documents.len(), |document| documents.entry(document).tokens as usize, row_len));
+        let table = options.pack.then(|| RowTable::pack(units, length, row_len));
         Self { documents, options, row_len, table }
     }
 
     /// Number of rows; an epoch shows each of them once.
     pub fn rows(&self) -> usize {
-        self.table.as_ref().map_or(self.documents.len(), RowTable::rows)
+        self.table.as_ref().map_or(self.documents.len() / documents_per_unit(&self.options), RowTable::rows)
     }
 
     /// Tokens per row, padding included; without packing, of the longest row.
@@ -107,7 +127,14 @@ impl PackedDataset {
             Some(table) => (table.row(row), None),
             None => (&[][..], Some(row)),
         };
-        packed.iter().map(|&document| document as usize).chain(single)
+        let per_unit = documents_per_unit(&self.options);
+        let units = packed.iter().map(|&unit| unit as usize).chain(single);
+        units.flat_map(move |unit| unit * per_unit..(unit + 1) * per_unit)
+    }
+
+    /// Pairs of answers in the set; 0 where documents stand alone.
+    pub fn pairs(&self) -> usize {
+        if self.options.pairs.is_some() { self.documents.len() / 2 } else { 0 }
     }
 
     /// The documents in the rows.
@@ -161,6 +188,9 @@ impl PackedDataset {
         let mut add = |value: u64| hash.update(&value.to_le_bytes());
         add(self.row_len as u64);
         add(u64::from(self.options.pack));
+        if let Some(PairRows { prompt_loss }) = self.options.pairs {
+            add(2 + u64::from(prompt_loss));
+        }
         add(self.length_group().unwrap_or(0) as u64);
         for row in 0..self.rows() {
             for document in self.row_documents(row) {
@@ -185,15 +215,28 @@ impl PackedDataset {
         let pad_token_id = self.options.pad_token_id.unwrap_or(0);
         let mut batch = Batch::with_capacity(rows.len().max(1), row_len);
         for &row in rows {
-            for document in self.row_documents(row) {
-                batch.push_document(&self.documents.document(document));
-            }
+            self.push_documents(row, &mut batch);
             batch.pad_row(pad_token_id);
         }
         if rows.is_empty() {
             batch.pad_row(pad_token_id);
         }
         batch
+    }
+
+    fn push_documents(&self, row: usize, batch: &mut Batch) {
+        let mut documents = self.row_documents(row);
+        while let Some(number) = documents.next() {
+            let document = self.documents.document(number);
+            match self.options.pairs {
+                Some(PairRows { prompt_loss }) => {
+                    let rejected = documents.next().expect("a row has whole pairs");
+                    let pair = [&document, &self.documents.document(rejected)];
+                    batch.push_pair(pair, [number as u32, rejected as u32], prompt_loss);
+                }
+                None => batch.push_document(&document),
+            }
+        }
     }
 }
 

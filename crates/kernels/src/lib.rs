@@ -28,8 +28,9 @@ pub use linear::{
     Adapter, Bias, Dropout, Epilogue, GemmFormat, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Module,
     ModuleGradients, ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables, WeightGradient,
 };
+pub use loss::pairs::{PAIR_NUMBERS, PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};
 pub use loss::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};
-pub use memory::estimate::{BaseStorage, DividedBytes, Recompute, TrainingShape};
+pub use memory::estimate::{BaseStorage, DividedBytes, PairPasses, Recompute, TrainingShape};
 pub use memory::evaluation::{Answers, EvaluatedRows, EvaluationShape};
 pub use memory::work::step_work;
 pub use memory::{HostBuffer, MemoryOps, Offloaded, Readback};

@@ -330,16 +330,17 @@ impl<B: Kernels> Decoder<B> {
 
     /// Logits of every token, `[n, v]` f32: for verification of small inputs, not for training.
     pub fn logits(&self, batch: &MicroBatch<B>) -> Tensor<B, 2> {
-        self.head_logits(self.hidden(batch))
+        self.head_logits(self.hidden(batch, true))
     }
 
-    /// Hidden states after the final norm, `[n, d]`.
-    pub(crate) fn hidden(&self, batch: &MicroBatch<B>) -> Tensor<B, 2> {
+    /// Hidden states after the final norm, `[n, d]`, with or without adapters.
+    pub(crate) fn hidden(&self, batch: &MicroBatch<B>, adapters: bool) -> Tensor<B, 2> {
+        let adapters = AdapterPass { are_on: adapters, ..AdapterPass::PLAIN };
         let mut x_nd = self.embed(batch.ids_n.clone());
         let mut blocks = self.blocks();
         let mut schedule = Schedule::new(&mut blocks, 0..self.layers.len(), 1);
         while let Some((_, layer)) = schedule.next_item() {
-            x_nd = self.layer_forward(&layer, x_nd, &batch.context, Keep::Nothing, AdapterPass::PLAIN).0;
+            x_nd = self.layer_forward(&layer, x_nd, &batch.context, Keep::Nothing, adapters).0;
         }
         self.norm.forward(x_nd)
     }

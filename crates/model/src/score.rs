@@ -41,7 +41,9 @@ impl<B: Kernels> Decoder<B> {
             correct,
             soft_cap: self.config.spec.logit_soft_cap,
         };
-        B::section(&self.device, || B::linear_cross_entropy(self.hidden(batch), &self.head(), &batch.targets, options))
+        B::section(&self.device, || {
+            B::linear_cross_entropy(self.hidden(batch, true), &self.head(), &batch.targets, options)
+        })
     }
 }
 
@@ -73,7 +75,7 @@ mod tests {
         let host = |value: Tensor<Flex, 1>| value.into_scalar();
 
         // What the model would choose is the target of every second token: all of those are right, the others are not.
-        let hidden_nd = model.hidden(&upload(&[0; 20]));
+        let hidden_nd = model.hidden(&upload(&[0; 20]), true);
         let chosen: Vec<i64> = model.rounded_logits(hidden_nd).argmax(1).into_data().iter::<i64>().collect();
         let target = |token: usize| if token.is_multiple_of(2) { chosen[token] } else { (chosen[token] + 1) % 11 };
         let targets: Vec<i64> = (0..20).map(|token| if token == 7 { -100 } else { target(token) }).collect();

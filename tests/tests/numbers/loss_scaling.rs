@@ -94,6 +94,7 @@ fn trainer<B: Kernels>(dtype: DType, storage: BaseStorage, scaling: Option<LossS
         zero_stage: 0,
         pass: PassOptions::default(),
         loss_chunk_tokens: 20,
+        pairs: None,
     }
 }
 

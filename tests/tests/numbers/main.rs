@@ -13,6 +13,7 @@ mod loss;
 mod loss_scaling;
 mod nf4;
 mod other_loss;
+mod preference;
 mod quantized;
 mod saved;
 mod sinks;

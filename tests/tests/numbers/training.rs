@@ -27,6 +27,7 @@ fn trainer(storage: BaseStorage, epsilon: f64) -> Trainer<Flex> {
         zero_stage: 0,
         pass: PassOptions::default(),
         loss_chunk_tokens: 20,
+        pairs: None,
     }
 }
 

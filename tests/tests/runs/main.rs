@@ -8,6 +8,7 @@ mod data;
 mod folder;
 mod learning;
 mod mlflow;
+mod preference;
 mod refusals;
 mod results;
 mod resume;

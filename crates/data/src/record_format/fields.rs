@@ -38,6 +38,10 @@ pub struct Fields {
     pub input: String,
     /// The answer.
     pub output: String,
+    /// The preferred answer of a pair.
+    pub chosen: String,
+    /// The other answer of a pair.
+    pub rejected: String,
     /// Token ids.
     pub input_ids: String,
     /// Targets, aligned with the token ids; -100 means no loss.
@@ -94,6 +98,8 @@ impl Default for Fields {
             instruction: own("instruction"),
             input: own("input"),
             output: own("output"),
+            chosen: own("chosen"),
+            rejected: own("rejected"),
             input_ids: own("input_ids"),
             labels: own("labels"),
             roles: BTreeMap::new(),

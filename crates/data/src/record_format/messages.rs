@@ -72,7 +72,13 @@ pub(crate) fn parse_list(
     messages.iter().enumerate().map(parse).collect()
 }
 
-fn parse_message(message: &Json, key: &str, names: &Fields, place: &Place) -> Result<Turn, RecordFormatError> {
+/// Parses one message; `key` names it in errors.
+pub(crate) fn parse_message(
+    message: &Json,
+    key: &str,
+    names: &Fields,
+    place: &Place,
+) -> Result<Turn, RecordFormatError> {
     let Json::Object(fields) = message else {
         return Err(wrong_type(place, key, "an object with \"role\" and \"content\"", message));
     };

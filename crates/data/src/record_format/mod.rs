@@ -1,4 +1,4 @@
-//! From the keys of a record to its content: a text, a conversation, a prompt with its completion, or token ids.
+//! From the keys of a record to its content: a text, a conversation, a prompt with its completion or with two, or token ids.
 //!
 //! The format is named in the recipe or detected from the first record. Trade-off: no guessing within a source. All its
 //! records have one format, and a record of another format is an error that lists the keys found.
@@ -46,6 +46,9 @@ pub enum RecordFormat {
     PromptCompletion,
     /// `input_ids` with `labels` (-100: no loss) or a mask of ones and zeros, used unchanged.
     Pretokenized,
+    /// `chosen` and `rejected`: two answers to a `prompt`, to `messages`, to an `instruction`, or two conversations that begin alike. Only
+    /// the answers count in the loss. What a recipe with `[preference]` reads, and no other.
+    Preference,
 }
 
 impl RecordFormat {
@@ -55,6 +58,10 @@ impl RecordFormat {
     /// Errors: the keys match no format, and the message lists the keys and the formats; or they are those of a set for
     /// preference training.
     pub fn resolve(self, fields: &Object, names: &mut Fields, place: &Place) -> Result<Self, RecordFormatError> {
+        if self == Self::Preference {
+            preference::resolve(fields, names, place)?;
+            return Ok(self);
+        }
         preference::refuse(fields, names, place)?;
         if !matches!(self, Self::Auto | Self::Alpaca) {
             return Ok(self);
@@ -100,6 +107,7 @@ impl RecordFormat {
             Self::Text => Ok(Row::Text(record.need_string(&names.text)?.to_owned())),
             Self::PromptCompletion => pairs::parse_prompt(record, names),
             Self::Pretokenized => pretokenized::parse(record, names),
+            Self::Preference => preference::parse(record, names),
         }
     }
 }

@@ -15,6 +15,14 @@ use crate::place::Place;
 
 /// Parses an instruction as a conversation.
 pub(crate) fn parse_instruction(record: Reader<'_>, names: &Fields) -> Result<Chat, RecordFormatError> {
+    let mut chat = parse_question(record, names, &names.instruction)?;
+    chat.turns.push(Turn::new("assistant", record.need_string(&names.output)?));
+    parse_extras(record, names, &mut chat)?;
+    Ok(chat)
+}
+
+/// Parses what comes before the answer to an instruction: system message, earlier turns, and the instruction, under the key `question`.
+pub(crate) fn parse_question(record: Reader<'_>, names: &Fields, question: &str) -> Result<Chat, RecordFormatError> {
     let mut chat = Chat::default();
     if let Some(system) = record.string(&names.system)?.filter(|system| !system.is_empty()) {
         chat.turns.push(Turn::new("system", system));
@@ -24,15 +32,14 @@ pub(crate) fn parse_instruction(record: Reader<'_>, names: &Fields) -> Result<Ch
         chat.turns.push(Turn::new("user", question));
         chat.turns.push(Turn::new("assistant", answer));
     }
-    let instruction = record.need_string(&names.instruction)?;
-    let question = match record.string(&names.input)?.filter(|input| !input.is_empty()) {
+    let instruction = record.need_string(question)?;
+    let input = if names.input == question { None } else { record.string(&names.input)? };
+    let question = match input.filter(|input| !input.is_empty()) {
         Some(input) if instruction.is_empty() => input.to_owned(),
         Some(input) => format!("{instruction}\n{input}"),
         None => instruction.to_owned(),
     };
     chat.turns.push(Turn::new("user", &question));
-    chat.turns.push(Turn::new("assistant", record.need_string(&names.output)?));
-    parse_extras(record, names, &mut chat)?;
     Ok(chat)
 }
 

@@ -1,49 +1,70 @@
-//! Sets for preference training (DPO, KTO, ...), recognized by their keys and refused by name.
+//! Sets for preference training: a prompt with a chosen and a rejected answer (DPO, ORPO). They are read where the recipe asks for pairs, and
+//! refused by name elsewhere; KTO's sets, whose answers have a label each, are always refused.
 //!
-//! Their records contain bad answers on purpose. Trade-off: recognized by the first record of a source.
+//! ```text
+//! prompt                   chosen, rejected
+//! prompt: text             texts: joined without a template; messages: the prompt is the user's turn
+//! prompt: messages         messages, one message, or text of the assistant
+//! messages, conversations  the same (axolotl, LLaMA-Factory's sharegpt)
+//! instruction, question    texts: turns of a chat, with input, system and history (LLaMA-Factory's alpaca, Intel, Argilla)
+//! none                     whole conversations or texts: what both begin with is the prompt
+//! ```
+//!
+//! A prompt next to whole conversations is inside of them already, as in TRL. Trade-off: recognized by the first record of a source.
 
 use serde_json::Value as Json;
 
-use super::fields::Fields;
-use super::row::Object;
-use super::value::RecordFormatError;
+use super::fields::{Fields, MESSAGE_KEYS};
+use super::messages::{self, parse_extras, parse_list, parse_message};
+use super::pairs::parse_question;
+use super::row::{Chat, Object, Row, Turn};
+use super::value::{Reader, RecordFormatError, bad_value, missing_key, string, wrong_type};
 use crate::place::Place;
+use crate::selection::ASSISTANT;
 
 /// Keys of KTO sets: whether the answer is a good one.
 const LABELS: [&str; 2] = ["label", "kto_tag"];
 /// Keys of a record that has an answer.
 const ANSWERS: [&str; 6] = ["messages", "conversations", "completion", "output", "response", "answer"];
+/// Keys of a question that has no key named in `fields`.
+const QUESTIONS: [&str; 4] = ["instruction", "question", "query", "input"];
 
 /// Refuses a record with chosen and rejected answers, unless the recipe maps one of them; and one whose answer has a
 /// label.
 pub(super) fn refuse(fields: &Object, names: &Fields, place: &Place) -> Result<(), RecordFormatError> {
-    let refused = |method, key: &str, hint: String| {
-        let problem = format!(
-            "the key {key:?} shows a set for preference training ({method}), which is not supported yet: its bad answers \
-             would be trained like the good ones. {hint}"
-        );
-        Err(RecordFormatError { place: place.clone(), problem })
-    };
-    let is_of_pair =
-        |key: &str| ["chosen", "rejected"].iter().any(|word| key == *word || key.starts_with(&format!("{word}_")));
     let rejected =
         fields.keys().find(|key| key.starts_with("rejected") && is_of_pair(key) && !fields[*key].is_number());
     if let Some(key) = rejected
         && !names.all().any(is_of_pair)
     {
-        return refused("DPO", key, hint(fields, &key.replacen("rejected", "chosen", 1)));
+        let problem = format!(
+            "the key {key:?} shows a set for preference training (DPO): its bad answers would be trained like the good ones. To train \
+             on pairs, add the section [preference] (loss = \"dpo\" or \"orpo\"). {}",
+            hint(fields, &key.replacen("rejected", "chosen", 1))
+        );
+        return Err(RecordFormatError { place: place.clone(), problem });
     }
+    refuse_labels(fields, names, place)
+}
+
+/// Refuses a record whose answer has a label.
+fn refuse_labels(fields: &Object, names: &Fields, place: &Place) -> Result<(), RecordFormatError> {
     let has_answer = ANSWERS.into_iter().chain(names.messages.as_deref()).any(|key| fields.contains_key(key));
     match LABELS.into_iter().find(|key| matches!(fields.get(*key), Some(Json::Bool(_)))) {
         Some(key) if has_answer => {
-            let hint = format!(
-                "To train on the good answers, make a file of the rows whose {key} is true; to train on all, leave the key out \
-                 with `columns`"
+            let problem = format!(
+                "the key {key:?} shows a set for preference training (KTO), which is not supported yet: its bad answers would be \
+                 trained like the good ones. To train on the good answers, make a file of the rows whose {key} is true; to train on \
+                 all, leave the key out with `columns`"
             );
-            refused("KTO", key, hint)
+            Err(RecordFormatError { place: place.clone(), problem })
         }
         _ => Ok(()),
     }
+}
+
+fn is_of_pair(key: &str) -> bool {
+    ["chosen", "rejected"].iter().any(|word| key == *word || key.starts_with(&format!("{word}_")))
 }
 
 /// How to train on the chosen answers alone, where a mapping of keys can express it.
@@ -56,4 +77,151 @@ fn hint(fields: &Object, chosen: &str) -> String {
         }
     };
     format!("To train on the chosen answers alone, name their key: fields = {{ {mapped} = {chosen:?} }}")
+}
+
+/// Takes the names of the answers from the first record where they are common ones, and checks that there are two.
+pub(super) fn resolve(fields: &Object, names: &mut Fields, place: &Place) -> Result<(), RecordFormatError> {
+    for name in [&mut names.chosen, &mut names.rejected] {
+        let alias = format!("{name}_response");
+        if !fields.contains_key(name.as_str()) && fields.contains_key(&alias) {
+            *name = alias;
+        }
+    }
+    if fields.contains_key(&names.chosen) && fields.contains_key(&names.rejected) {
+        return Ok(());
+    }
+    refuse_labels(fields, names, place)?;
+    let expected = format!("{:?} and the key {:?}", names.chosen, names.rejected);
+    let hint = "[preference] trains on pairs of answers; map other names with fields = { chosen = \"...\", rejected = \"...\" }";
+    Err(missing_key(place, &expected, fields, hint))
+}
+
+/// Parses a pair.
+pub(super) fn parse(record: Reader<'_>, names: &Fields) -> Result<Row, RecordFormatError> {
+    let answers = [record.need(&names.chosen)?, record.need(&names.rejected)?];
+    let are_lists = answers.map(Json::is_array);
+    if are_lists[0] != are_lists[1] {
+        let (key, expected) = match are_lists[0] {
+            true => (&names.rejected, "a list of messages, as the chosen answer is"),
+            false => (&names.chosen, "a list of messages, as the rejected answer is"),
+        };
+        return Err(wrong_type(record.place, key, expected, answers[usize::from(are_lists[0])]));
+    }
+    let [chosen, rejected] = match prompt(record, names)? {
+        Some(Prompt::Text(text)) if answers.iter().all(|answer| answer.is_string()) => {
+            texts(text, answers, record, names)?
+        }
+        prompt => conversations(prompt, answers, record, names)?,
+    };
+    Ok(Row::Pair { chosen: Box::new(chosen), rejected: Box::new(rejected) })
+}
+
+/// What is asked.
+enum Prompt<'a> {
+    /// To be joined with its answer, or the user's turn.
+    Text(&'a str),
+    Chat(Chat),
+}
+
+fn prompt<'a>(record: Reader<'a>, names: &Fields) -> Result<Option<Prompt<'a>>, RecordFormatError> {
+    let of_messages = |key: &String| names.messages.as_ref() == Some(key) || MESSAGE_KEYS.contains(&key.as_str());
+    if record.fields.keys().any(of_messages) {
+        return messages::parse(record, names, false).map(|chat| Some(Prompt::Chat(chat)));
+    }
+    match record.get(&names.prompt) {
+        Some(Json::String(_)) => return Ok(record.string(&names.prompt)?.map(Prompt::Text)),
+        Some(value) => {
+            let turns = parse_list(value, &names.prompt, names, record.place)?;
+            return Ok(Some(Prompt::Chat(Chat { turns, ..Chat::default() })));
+        }
+        None => {}
+    }
+    let is_text = |key: &&str| record.get(key).is_some_and(Json::is_string);
+    match [names.instruction.as_str()].into_iter().chain(QUESTIONS).find(is_text) {
+        Some(question) => Ok(Some(Prompt::Chat(parse_question(record, names, question)?))),
+        None => Ok(None),
+    }
+}
+
+/// Texts that are joined without a template.
+fn texts(prompt: &str, answers: [&Json; 2], record: Reader<'_>, names: &Fields) -> Result<[Row; 2], RecordFormatError> {
+    let row = |answer: &Json, key: &str| -> Result<Row, RecordFormatError> {
+        let completion = string(answer, key, record.place)?.to_owned();
+        Ok(Row::PromptCompletion { prompt: prompt.to_owned(), completion })
+    };
+    Ok([row(answers[0], &names.chosen)?, row(answers[1], &names.rejected)?])
+}
+
+fn conversations(
+    prompt: Option<Prompt<'_>>,
+    answers: [&Json; 2],
+    record: Reader<'_>,
+    names: &Fields,
+) -> Result<[Row; 2], RecordFormatError> {
+    if prompt.is_none() && answers.iter().all(|answer| answer.is_string()) {
+        return implicit_texts(answers, record, names);
+    }
+    let turns = |answer, key| answer_turns(answer, key, record, names);
+    let [chosen, rejected] = [turns(answers[0], &names.chosen)?, turns(answers[1], &names.rejected)?];
+    let is_whole = chosen.first().is_some_and(|turn| matches!(turn.role(), "system" | "user"));
+    let mut chat = match prompt {
+        // Inside of the conversations already.
+        _ if is_whole => Chat::default(),
+        Some(Prompt::Chat(chat)) => chat,
+        Some(Prompt::Text(text)) => Chat { turns: vec![Turn::new("user", text)], ..Chat::default() },
+        None => Chat::default(),
+    };
+    if chat.turns.iter().all(|turn| turn.role() != "system")
+        && let Some(system) = record.string(&names.system)?.filter(|system| !system.is_empty())
+        && chosen.first().is_none_or(|turn| turn.role() != "system")
+    {
+        chat.turns.insert(0, Turn::new("system", system));
+    }
+    parse_extras(record, names, &mut chat)?;
+    let common = common_turns(&chosen, &rejected);
+    if chat.turns.iter().all(|turn| turn.role() == "system") && common == 0 {
+        let problem = "and the rejected answer begin with different messages, and there is no prompt";
+        let hint = "Write the prompt as `prompt` or `messages`, or into both conversations";
+        return Err(bad_value(record.place, &names.chosen, problem, hint));
+    }
+    let whole = |answer: Vec<Turn>| {
+        let mut chat = chat.clone();
+        chat.prompt_turns = chat.turns.len() + common;
+        chat.turns.extend(answer);
+        Row::Chat(chat)
+    };
+    Ok([whole(chosen), whole(rejected)])
+}
+
+/// An answer as messages.
+fn answer_turns(answer: &Json, key: &str, record: Reader<'_>, names: &Fields) -> Result<Vec<Turn>, RecordFormatError> {
+    match answer {
+        Json::Array(_) => parse_list(answer, key, names, record.place),
+        Json::Object(_) => parse_message(answer, key, names, record.place).map(|turn| vec![turn]),
+        Json::String(_) => Ok(vec![Turn::new(ASSISTANT, string(answer, key, record.place)?)]),
+        other => Err(wrong_type(record.place, key, "a text, a message or a list of messages", other)),
+    }
+}
+
+/// How many messages both conversations begin with; the last one of the shorter is never among them.
+fn common_turns(chosen: &[Turn], rejected: &[Turn]) -> usize {
+    let most = chosen.len().min(rejected.len()).saturating_sub(1);
+    chosen.iter().zip(rejected).take(most).take_while(|(one, other)| one.message == other.message).count()
+}
+
+/// Whole texts: the prompt is what both begin with; a space before the answers belongs to them, as in TRL.
+fn implicit_texts(answers: [&Json; 2], record: Reader<'_>, names: &Fields) -> Result<[Row; 2], RecordFormatError> {
+    let chosen = string(answers[0], &names.chosen, record.place)?;
+    let rejected = string(answers[1], &names.rejected, record.place)?;
+    let common = chosen.char_indices().zip(rejected.chars()).find(|((_, one), other)| one != other);
+    let mut end = common.map_or(chosen.len().min(rejected.len()), |((at, _), _)| at);
+    if chosen[..end].ends_with(' ') {
+        end -= 1;
+    }
+    if end == 0 {
+        let problem = "and the rejected answer begin with different characters, and there is no prompt";
+        return Err(bad_value(record.place, &names.chosen, problem, "Write the prompt as `prompt`"));
+    }
+    let row = |text: &str| Row::PromptCompletion { prompt: text[..end].to_owned(), completion: text[end..].to_owned() };
+    Ok([row(chosen), row(rejected)])
 }

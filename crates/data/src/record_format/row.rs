@@ -1,6 +1,6 @@
 //! The parsed content of a record.
 //!
-//! Not supported: images, sound and preference pairs.
+//! Not supported: images and sound.
 
 use serde_json::{Map, Value as Json};
 use xxhash_rust::xxh3::Xxh3;
@@ -98,6 +98,13 @@ pub enum Row {
         /// For each token, whether it counts in the loss.
         loss_mask: Vec<bool>,
     },
+    /// Two answers to one prompt, each with the prompt: two conversations, or two completions.
+    Pair {
+        /// With the preferred answer.
+        chosen: Box<Row>,
+        /// With the other answer.
+        rejected: Box<Row>,
+    },
 }
 
 impl Row {
@@ -105,6 +112,10 @@ impl Row {
     pub(crate) fn content_hash(&self) -> u64 {
         let mut hash = Xxh3::new();
         match self {
+            Self::Pair { chosen, rejected } => {
+                hash.update(b"2");
+                [chosen, rejected].iter().for_each(|row| hash.update(&row.content_hash().to_le_bytes()));
+            }
             Self::Text(text) => add_text(&mut hash, b't', text),
             Self::Chat(chat) => {
                 for turn in &chat.turns {

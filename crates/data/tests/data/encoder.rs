@@ -4,7 +4,7 @@
 
 use firebrick_data::{
     Chat, DataError, Diagnosis, EncodeOptions, Encoded, Encoder, FindingKind, OverflowPolicy, Place, Record,
-    TemplateChoice, TemplateDefaults, Tokenizer, TrainOn,
+    RecordFormat, TemplateChoice, TemplateDefaults, Tokenizer, TrainOn,
 };
 use serde_json::{Value as Json, json};
 
@@ -60,6 +60,46 @@ fn completion_counts_in_the_loss_and_its_prompt_does_not() {
         loss_text(&tokenizer, &encode(&tokenizer, &options, &record).unwrap())[0],
         ".What is the capital? Paris</s>"
     );
+}
+
+fn pair_options(max_seq_len: usize) -> EncodeOptions {
+    EncodeOptions { record_format: RecordFormat::Preference, ..EncodeOptions::new(max_seq_len) }
+}
+
+#[test]
+fn a_pair_gives_two_examples_in_which_the_answers_alone_count() {
+    let tokenizer = tokenizer(Some(TEMPLATE));
+    let turn = |role: &str, content: &str| json!({ "role": role, "content": content });
+    let prompt = [turn("user", "q"), turn("assistant", "a1"), turn("user", "r")];
+    let record =
+        json!({ "prompt": prompt, "chosen": [turn("assistant", "good")], "rejected": [turn("assistant", "bad")] });
+    let encoded = encode(&tokenizer, &pair_options(200), &record).unwrap();
+    assert_eq!(loss_text(&tokenizer, &encoded), [".good</s>.", ".bad</s>."]);
+    assert!(encoded.is_chat && encoded.end_trained && encoded.findings.is_empty());
+    let texts = json!({ "prompt": "What is it?", "chosen": " this", "rejected": " that" });
+    assert_eq!(
+        loss_text(&tokenizer, &encode(&tokenizer, &pair_options(200), &texts).unwrap()),
+        [". this</s>", ". that</s>"]
+    );
+    let same = json!({ "prompt": "q", "chosen": "a", "rejected": "a" });
+    let encoded = encode(&tokenizer, &pair_options(200), &same).unwrap();
+    assert_eq!((kinds(&encoded), encoded.examples.len()), (vec![FindingKind::SameAnswers], 0));
+}
+
+#[test]
+fn a_pair_that_is_too_long_loses_the_beginning_of_its_prompt_and_is_counted() {
+    let tokenizer = tokenizer(None);
+    let record = json!({ "prompt": "x".repeat(50), "chosen": "good", "rejected": "bad" });
+    let whole = encode(&tokenizer, &pair_options(500), &record).unwrap();
+    let tokens = |encoded: &Encoded| encoded.examples.iter().map(|example| example.tokens.len()).sum::<usize>();
+    let limit = tokens(&whole) - 20;
+    let cut = encode(&tokenizer, &pair_options(limit), &record).unwrap();
+    assert_eq!((kinds(&cut), cut.tokens_cut, tokens(&cut)), (vec![FindingKind::PromptCut], 20, limit));
+    assert_eq!(loss_text(&tokenizer, &cut), loss_text(&tokenizer, &whole));
+    let both = encode(&tokenizer, &pair_options(8), &record).unwrap();
+    assert_eq!(kinds(&both), [FindingKind::PromptCut, FindingKind::Truncated]);
+    let drop = EncodeOptions { overflow: Some(OverflowPolicy::Drop), ..pair_options(limit) };
+    assert_eq!(kinds(&encode(&tokenizer, &drop, &record).unwrap()), [FindingKind::TooLong]);
 }
 
 #[test]

@@ -208,6 +208,84 @@ fn sets_for_preference_training_are_refused_by_name_unless_the_chosen_answers_ar
     assert!(parse(json!({ "messages": turns, "score_rejected": 0.5 })).is_ok());
 }
 
+/// Both answers of a pair as conversations, with the number of messages before the answer.
+fn pair(record: &Json) -> [(Vec<(String, String)>, usize); 2] {
+    let Row::Pair { chosen, rejected } = parse_with(record, RecordFormat::Preference, &Fields::default()).unwrap()
+    else {
+        panic!("a pair was expected: {record}")
+    };
+    [chosen, rejected].map(|row| match *row {
+        Row::Chat(chat) => {
+            let text = |turn: &Turn| (turn.role().to_owned(), turn.content().unwrap_or_default().to_owned());
+            (chat.turns.iter().map(text).collect(), chat.prompt_turns)
+        }
+        Row::PromptCompletion { prompt, completion } => (vec![(prompt, completion)], 0),
+        other => panic!("{other:?}"),
+    })
+}
+
+#[test]
+fn pairs_of_every_shape_have_one_prompt_and_two_answers() {
+    let user = json!({ "role": "user", "content": "q" });
+    let answer = |text: &str| json!({ "role": "assistant", "content": text });
+    let sharegpt = |from: &str, text: &str| json!({ "from": from, "value": text });
+    let whole = |text: &str| json!([user, answer(text)]);
+    let turns = [json!({ "role": "user", "content": "q" })];
+    let chats = [
+        json!({ "prompt": turns, "chosen": [answer("a")], "rejected": [answer("b")] }),
+        json!({ "prompt": turns, "chosen": "a", "rejected": "b" }),
+        json!({ "prompt": "q", "chosen": [answer("a")], "rejected": [answer("b")] }),
+        json!({ "messages": turns, "chosen": answer("a"), "rejected": answer("b") }),
+        json!({ "conversations": [sharegpt("human", "q")], "chosen": sharegpt("gpt", "a"), "rejected": sharegpt("gpt", "b") }),
+        json!({ "instruction": "q", "input": "", "chosen": "a", "rejected": "b" }),
+        json!({ "question": "q", "chosen": "a", "rejected": "b" }),
+        json!({ "input": "q", "chosen_response": "a", "rejected_response": "b" }),
+        json!({ "chosen": whole("a"), "rejected": whole("b") }),
+        // As in ultrafeedback_binarized: prompt and messages repeat what the conversations have.
+        json!({ "prompt": "q", "messages": whole("a"), "chosen": whole("a"), "rejected": whole("b"), "score_chosen": 9.0 }),
+    ];
+    for record in chats {
+        let expected = |text: &str| {
+            let own = |role: &str, text: &str| (role.to_owned(), text.to_owned());
+            (vec![own("user", "q"), own("assistant", text)], 1)
+        };
+        assert_eq!(pair(&record), [expected("a"), expected("b")], "{record}");
+    }
+    let text = |prompt: &str, answer: &str| (vec![(prompt.to_owned(), answer.to_owned())], 0);
+    let texts = json!({ "prompt": "p ", "chosen": "a", "rejected": "b" });
+    assert_eq!(pair(&texts), [text("p ", "a"), text("p ", "b")]);
+    let implicit = json!({ "chosen": "Human: x Assistant: yes", "rejected": "Human: x Assistant: no" });
+    assert_eq!(pair(&implicit), [text("Human: x Assistant:", " yes"), text("Human: x Assistant:", " no")]);
+}
+
+#[test]
+fn conversations_of_several_turns_share_what_they_begin_with() {
+    let turn = |role: &str, text: &str| json!({ "role": role, "content": text });
+    let common = [turn("system", "s"), turn("user", "q"), turn("assistant", "r"), turn("user", "again")];
+    let whole = |text: &str| Json::Array([&common[..], &[turn("assistant", text)]].concat());
+    let [(chosen, prompt), (rejected, same)] = pair(&json!({ "chosen": whole("a"), "rejected": whole("b") }));
+    assert_eq!((chosen.len(), prompt, rejected.len(), same), (5, 4, 5, 4));
+    let record = json!({ "system": "s", "instruction": "q", "history": [["x", "y"]], "chosen": "a", "rejected": "b" });
+    let [(chosen, prompt), _] = pair(&record);
+    assert_eq!((chosen.len(), prompt, chosen[0].1.as_str()), (5, 4, "s"));
+}
+
+#[test]
+fn pairs_without_a_prompt_or_of_two_kinds_are_refused() {
+    let refused =
+        |record: Json| parse_with(&record, RecordFormat::Preference, &Fields::default()).unwrap_err().to_string();
+    let message = refused(json!({ "chosen": "a", "rejected": "b" }));
+    assert!(message.contains("there is no prompt"), "{message}");
+    let answer = json!([{ "role": "assistant", "content": "a" }]);
+    let message = refused(json!({ "prompt": "q", "chosen": answer, "rejected": "b" }));
+    assert!(message.contains("rejected must be a list of messages, as the chosen answer is"), "{message}");
+    let mut names = Fields::default();
+    let record = json!({ "prompt": "q", "completion": "a", "label": true });
+    let message =
+        RecordFormat::Preference.resolve(record.as_object().unwrap(), &mut names, &place()).unwrap_err().to_string();
+    assert!(message.contains("KTO"), "{message}");
+}
+
 #[test]
 fn bare_function_schemas_are_wrapped_as_servers_wrap_them() {
     let turns = json!([{ "role": "user", "content": "q" }]);

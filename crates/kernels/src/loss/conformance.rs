@@ -6,6 +6,7 @@
 use burn_flex::Flex;
 use burn_tensor::DType;
 
+use super::pairs::{self, PairLogProbs, PairLoss, PairLossKind, PairTargets, PairWeights};
 use super::{CrossEntropy, CrossEntropyOptions, LossTargets, reference};
 use crate::Kernels;
 use crate::conformance::check::{Check, Pair};
@@ -24,6 +25,7 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     for soft_cap in check.variants([None, Some(6.0)]) {
         logits(check, soft_cap);
     }
+    pairs(check);
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -169,4 +171,64 @@ fn logits<B: Kernels>(check: &mut Check<'_, B>, soft_cap: Option<f64>) {
     }
     let without = B::cross_entropy(logits.0, targets.0, None, None, soft_cap).1;
     check.same("cross_entropy: no gradient without a scale", without.is_none());
+}
+
+/// Answers of one target and of many, with and without targets of the prompt.
+fn pairs<B: Kernels>(check: &mut Check<'_, B>) {
+    for prompt in check.variants([0, 3]) {
+        let lengths = [5, 1, 40, 33, 700, 2];
+        let targets = |(number, length): (usize, usize)| {
+            let prompt = if number.is_multiple_of(2) { prompt } else { 0 };
+            [vec![false; prompt], vec![true; length]].concat()
+        };
+        let documents: Vec<Vec<bool>> = lengths.into_iter().enumerate().map(targets).collect();
+        let targets = PairTargets::<B>::new(&documents, check.device);
+        let on_cpu = PairTargets::<Flex>::new(&documents, &check.cpu);
+        let (log_probs, log_probs_on_cpu) = check.random_f32([targets.count], 1.0);
+        let (log_probs, log_probs_on_cpu) = (log_probs.abs().neg(), log_probs_on_cpu.abs().neg());
+        let sums = [true, false].map(|of_answers| {
+            let found = B::document_sums(log_probs.clone(), &targets, of_answers);
+            let expected = pairs::reference::document_sums(log_probs_on_cpu.clone(), &on_cpu, of_answers);
+            check.compare("document_sums", found.clone(), expected.clone());
+            (found, expected)
+        });
+        for kind in [
+            PairLossKind::Sigmoid,
+            PairLossKind::Robust,
+            PairLossKind::Hinge,
+            PairLossKind::Ipo,
+            PairLossKind::OddsRatio,
+        ] {
+            pair_loss(check, (&targets, &on_cpu), &sums, kind);
+        }
+    }
+}
+
+fn pair_loss<B: Kernels>(
+    check: &mut Check<'_, B>,
+    (targets, on_cpu): (&PairTargets<B>, &PairTargets<Flex>),
+    [answers, all]: &[Pair<B, 1>; 2],
+    kind: PairLossKind,
+) {
+    let reference = check.random_f32([2 * targets.pairs], 3.0);
+    let factor = check.random_f32([1], 1.0);
+    for (label_smoothing, nll_factor, is_scaled) in [(0.0, 0.0, false), (0.1, 0.3, true)] {
+        let loss = PairLoss { kind, beta: 0.3, label_smoothing };
+        let log_probs = PairLogProbs {
+            answers: answers.0.clone(),
+            all: is_scaled.then(|| all.0.clone()),
+            reference: Some(reference.0.clone()),
+        };
+        let weights = PairWeights { nll_factor, factor: is_scaled.then(|| factor.0.clone()) };
+        let found = B::pair_loss(log_probs, targets, loss, weights);
+        let log_probs = PairLogProbs {
+            answers: answers.1.clone(),
+            all: is_scaled.then(|| all.1.clone()),
+            reference: Some(reference.1.clone()),
+        };
+        let weights = PairWeights { nll_factor, factor: is_scaled.then(|| factor.1.clone()) };
+        let expected = pairs::reference::pair_loss(log_probs, on_cpu, loss, weights);
+        check.compare("pair_loss: weights", found.weights_m, expected.weights_m);
+        check.compare("pair_loss: numbers", found.numbers, expected.numbers);
+    }
 }

@@ -6,12 +6,14 @@
 
 #[cfg(feature = "flex")]
 pub(crate) mod conformance;
+pub mod pairs;
 pub mod reference;
 
 use burn_tensor::{Int, Tensor, backend::Backend};
 
 use crate::linear::WeightGradient;
 use crate::weights::{Weight, WeightOps};
+use pairs::{PairLogProbs, PairLoss, PairResult, PairTargets, PairWeights};
 
 /// The tokens of a micro-batch whose next token counts in the loss.
 #[derive(Clone, Debug)]
@@ -80,5 +82,26 @@ pub trait LossOps: WeightOps {
         options: CrossEntropyOptions<Self>,
     ) -> CrossEntropy<Self> {
         reference::linear_cross_entropy(hidden_nd, head, targets, options)
+    }
+
+    /// Sums of values `[m]` f32 of targets over each document, `[2p]`: over the targets of its answer, or over all.
+    ///
+    /// # Panics
+    /// Without pairs.
+    fn document_sums(values_m: Tensor<Self, 1>, targets: &PairTargets<Self>, of_answers: bool) -> Tensor<Self, 1> {
+        pairs::reference::document_sums(values_m, targets, of_answers)
+    }
+
+    /// The loss of each pair, summed, and the weights with which the cross entropy of the targets has its gradient.
+    ///
+    /// # Panics
+    /// Without pairs; if a loss of log ratios gets no reference.
+    fn pair_loss(
+        log_probs: PairLogProbs<Self>,
+        targets: &PairTargets<Self>,
+        loss: PairLoss,
+        weights: PairWeights<Self>,
+    ) -> PairResult<Self> {
+        pairs::reference::pair_loss(log_probs, targets, loss, weights)
     }
 }

@@ -75,6 +75,15 @@ pub struct TrainingShape {
     pub evaluation: EvaluationShape,
     /// What is on other ranks instead.
     pub divided: DividedBytes,
+    /// What pairs of answers add to a step; `None`: documents are trained on one by one.
+    pub pairs: Option<PairPasses>,
+}
+
+/// The passes of a step over pairs of answers, in addition to those of plain training and a second one over the head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PairPasses {
+    /// A forward pass without adapters, head included: the reference.
+    pub reference: bool,
 }
 
 /// What ranks divide instead of having all of it each, and what that takes, on the rank that has most; nothing by default.
@@ -92,6 +101,9 @@ pub struct DividedBytes {
 
 /// Bytes of a trained parameter, and of its gradient: both are f32.
 const TRAINED_BYTES: u64 = 4;
+
+/// Values per target of a pair: log-probabilities, the document, weights, and whether it belongs to the answer.
+const PAIR_VALUES: u64 = 4;
 
 /// Offloaded layer inputs that are on the device at the same time: the one in use, and two on their way out or back.
 const INPUTS_ON_DEVICE: usize = 3;
@@ -149,6 +161,7 @@ impl TrainingShape {
     pub(crate) fn with_working_set(&self, model: &ModelSpec, working_set: Vec<MemoryLine>) -> MemoryEstimate {
         let mut lines = Vec::from(parameter_lines(model, self));
         lines.push(saved_activations(model, self));
+        lines.push(pair_values(self));
         lines.extend(working_set);
         let mut host_lines = vec![offloaded_activations(model, self), paged_state(self)];
         for lines in [&mut lines, &mut host_lines] {
@@ -316,6 +329,12 @@ fn saved_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryLine 
     line("saved activations", tokens * per_token, why)
 }
 
+/// Vectors over the targets of pairs. The pass of a reference is over before anything is saved for the backward, so it needs no line.
+fn pair_values(training: &TrainingShape) -> MemoryLine {
+    let bytes = training.pairs.map_or(0, |_| PAIR_VALUES * 4 * training.tokens());
+    line("values of pairs", bytes, format!("{PAIR_VALUES} f32 values per token: log-probabilities, weights, marks"))
+}
+
 /// The input of each layer but the last, which is needed at once.
 fn offloaded_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
     let layers = if training.is_offloaded() { model.layers.len().saturating_sub(1) as u64 } else { 0 };
@@ -352,6 +371,7 @@ pub(crate) mod tests {
             loss_chunk_tokens: 1024,
             evaluation: EvaluationShape::default(),
             divided: DividedBytes::default(),
+            pairs: None,
         }
     }
 

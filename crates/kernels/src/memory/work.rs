@@ -19,9 +19,13 @@ pub fn step_work(model: &ModelSpec, training: &TrainingShape, micro_batches: usi
     let weight_gradient = if training.lora.is_some() { 0.0 } else { 1.0 };
     let head = (model.vocab_size * model.hidden_size) as f64;
     let (forward, again) = (all_projections(model), recomputed(model, training));
+    let reference = reference_passes(training);
+    // Pairs take a second pass over the head, and one more for their reference.
+    let heads = if training.pairs.is_some() { 1.0 + reference } else { 0.0 };
     // The same weights, forward and for the gradient of the input.
-    let frozen = 2.0 * tokens * (2.0 * forward + again);
-    let others = 2.0 * tokens * (forward * weight_gradient + head * (2.0 + weight_gradient) + adapter(model, training));
+    let frozen = 2.0 * tokens * ((2.0 + reference) * forward + again);
+    let head = head * (2.0 + weight_gradient + heads);
+    let others = 2.0 * tokens * (forward * weight_gradient + head + adapter(model, training));
     let (fp8_flops, matmul_flops) = match training.gemms {
         GemmFormat::Fp8 => (frozen, others),
         GemmFormat::Compute => (0.0, frozen + others),
@@ -31,7 +35,7 @@ pub fn step_work(model: &ModelSpec, training: &TrainingShape, micro_batches: usi
     Work {
         matmul_flops,
         fp8_flops,
-        attention_flops: tokens * attention * (attention_forwards + 2.5),
+        attention_flops: tokens * attention * (attention_forwards + reference + 2.5),
         bytes: (weight_bytes(model, training) + activation_traffic(model, training) + dropout_traffic(model, training))
             * micro_batches as f64
             + optimizer_bytes(model, training),
@@ -76,7 +80,7 @@ fn adapter(model: &ModelSpec, training: &TrainingShape) -> f64 {
 
 /// Each pass reads the weights; a stored form that must be dequantized is written and read once more in the compute format.
 fn weight_bytes(model: &ModelSpec, training: &TrainingShape) -> f64 {
-    let passes = 2.0 + recomputed(model, training) / all_projections(model);
+    let passes = 2.0 + reference_passes(training) + recomputed(model, training) / all_projections(model);
     let trained = 4.0 * training.trained_parameters(model) as f64;
     let converted = match training.stored_format() {
         Format::Quantized(_) => 2.0 * all_projections(model) * training.activation_bytes() as f64,
@@ -97,11 +101,17 @@ fn activation_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
             Recompute::Full => everything - product,
             Recompute::Selective | Recompute::None => 0.0,
         };
-        5.0 * everything + 2.0 * again
+        5.0 * everything + 2.0 * (again + reference_passes(training) * everything)
     };
     let layers: f64 = (0..model.layers.len()).map(of_layer).sum();
     let logits = 4.0 * model.vocab_size as f64;
-    training.tokens() as f64 * (layers + 3.0 * logits)
+    let heads = 3.0 + training.pairs.map_or(0.0, |_| 0.5 * (1.0 + reference_passes(training)));
+    training.tokens() as f64 * (layers + heads * logits)
+}
+
+/// Forward passes without adapters in a micro-batch.
+fn reference_passes(training: &TrainingShape) -> f64 {
+    if training.pairs.is_some_and(|pairs| pairs.reference) { 1.0 } else { 0.0 }
 }
 
 /// The inputs of adapted groups are read and written under their mask in each forward and for the gradient of A; the part of their gradient
@@ -127,6 +137,7 @@ mod tests {
     use firebrick_hwprofile::roofline::{Bound, RateSource, Rates, RooflineTime};
 
     use super::*;
+    use crate::PairPasses;
     use crate::memory::estimate::tests::qlora;
 
     /// Library rates timed on one H100 SXM: cuBLASLt, cuDNN (forward and backward together), a device copy.
@@ -171,6 +182,18 @@ mod tests {
         assert_eq!(in_fp8.matmul_flops + in_fp8.fp8_flops, in_bf16.matmul_flops);
         assert!((0.80..0.84).contains(&in_fp8.fp8_share()), "{}", in_fp8.fp8_share());
         assert_eq!(in_bf16.fp8_share(), 0.0);
+    }
+
+    #[test]
+    fn pairs_add_a_pass_over_the_head_and_their_reference_a_forward() {
+        let plain = qlora(1, Recompute::None);
+        let flops = |reference| {
+            let pairs = Some(PairPasses { reference });
+            work(&TrainingShape { pairs, ..plain.clone() }, 1).matmul_flops - work(&plain, 1).matmul_flops
+        };
+        let head = 128_256.0 * 4096.0;
+        assert_eq!(flops(false), 2.0 * 4096.0 * head);
+        assert_eq!(flops(true), 2.0 * 4096.0 * (2.0 * head + 218_103_808.0 * 32.0));
     }
 
     #[test]

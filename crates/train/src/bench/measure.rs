@@ -68,6 +68,8 @@ pub(super) fn measure<B: Kernels>(case: &Case<'_>) -> Result<Measured, RunError>
     let started = Instant::now();
     let source = if options.random_base { WeightSource::Synthetic } else { WeightSource::Folder };
     let mut trainer = assemble::trainer::<B>(plan, case.model, source, ranks.clone(), &device, &mut |_| ())?;
+    // Random tokens are no pairs of answers.
+    trainer.pairs = None;
     wait::<B>(&device)?;
     let load_s = started.elapsed().as_secs_f64();
     meter.sample();

@@ -30,6 +30,7 @@ impl Synthetic {
             positions: Vec::with_capacity(tokens),
             cu_seqlens: vec![0],
             padding: 0,
+            pairs: None,
         };
         for _ in 0..self.rows {
             for document in 0..self.documents {

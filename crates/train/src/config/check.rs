@@ -10,6 +10,7 @@ use firebrick_kernels::Recompute;
 use firebrick_optim::ScheduleKind;
 
 use crate::config::check_data;
+use crate::config::check_preference;
 use crate::config::compute::Compute;
 use crate::config::error::ConfigError;
 use crate::config::extraction::Extraction;
@@ -29,6 +30,7 @@ pub(super) fn refuse_impossible(config: &RunConfig, source: &Source<'_>) -> Resu
         schedule(config),
         agreements(config, source),
         check_data::rules(config),
+        check_preference::rules(config),
         evaluation(config),
     ];
     for (holds, key, problem, help) in rules.into_iter().flatten() {

@@ -31,7 +31,7 @@ pub struct DataConfig {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_fraction: Option<f64>,
     /// What the records of `path` and `eval_path` are: "chat" (`messages`), "text" (`text`), "alpaca" (also pairs such as
-    /// `question` and `answer`), "sharegpt", "prompt_completion", "pretokenized", or "auto": detected from the first record.
+    /// `question` and `answer`), "sharegpt", "prompt_completion", "pretokenized", "preference" (with `[preference]`), or "auto": detected from the first record.
     /// Default "auto".
     #[serde(default, deserialize_with = "record_format")]
     pub format: RecordFormat,
@@ -121,7 +121,7 @@ pub struct DataConfig {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub chat_template_kwargs: BTreeMap<String, Value>,
     /// Names of the records' keys where they are not the usual ones, as in `fields = { text = "body" }`: text, messages,
-    /// role, content, tools, system, prompt, completion, instruction, input, output, input_ids, labels. Default: none.
+    /// role, content, tools, system, prompt, completion, instruction, input, output, chosen, rejected, input_ids, labels. Default: none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub fields: BTreeMap<String, String>,
     /// What the records' roles are called in chat templates, as in `roles = { bot = "assistant" }`. Default: none.
@@ -172,7 +172,7 @@ pub struct SourceConfig {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<f64>,
     /// Names of this source's keys where they are not the usual ones, as in `fields = { text = "body" }`: text, messages,
-    /// role, content, tools, system, prompt, completion, instruction, input, output, input_ids, labels. Default: none.
+    /// role, content, tools, system, prompt, completion, instruction, input, output, chosen, rejected, input_ids, labels. Default: none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub fields: BTreeMap<String, String>,
     /// What this source's roles are called in chat templates, as in `roles = { bot = "assistant" }`. Default: none.

@@ -15,6 +15,8 @@ const DEFAULT_WARMUP_RATIO: f64 = 0.03;
 const NEW_WEIGHTS_RATE: f64 = 2e-4;
 /// The same where every weight of a pretrained model trains: TRL's default. Ten times as much destroys what the model knows.
 const PRETRAINED_WEIGHTS_RATE: f64 = 2e-5;
+/// The same where adapters train on pairs of answers, and where every weight does: TRL's advice and default for DPO.
+const PAIRS_RATES: [f64; 2] = [1e-5, 1e-6];
 /// Steps between two checkpoints if the recipe has no key for it.
 const DEFAULT_CHECKPOINT_STEPS: u64 = 500;
 
@@ -84,8 +86,14 @@ impl RunConfig {
     /// The highest learning rate.
     #[must_use]
     pub fn learning_rate(&self) -> f64 {
-        let is_pretrained = self.mode() == Mode::Full && self.init == Init::Pretrained;
-        self.train.learning_rate.unwrap_or(if is_pretrained { PRETRAINED_WEIGHTS_RATE } else { NEW_WEIGHTS_RATE })
+        let is_full = self.mode() == Mode::Full;
+        let [pairs_adapters, pairs_full] = PAIRS_RATES;
+        self.train.learning_rate.unwrap_or(match (self.preference.is_some(), is_full) {
+            (true, false) => pairs_adapters,
+            (true, true) => pairs_full,
+            (false, true) if self.init == Init::Pretrained => PRETRAINED_WEIGHTS_RATE,
+            (false, _) => NEW_WEIGHTS_RATE,
+        })
     }
 
     /// How often the held-out data is evaluated.
@@ -145,6 +153,17 @@ impl RunConfig {
             (None, RecordFormat::Text) => TrainOn::All,
             (None, _) => TrainOn::Assistant,
         }
+    }
+
+    /// Whether the reference of a preference loss is not the base without its adapter: the adapter starts from a folder, trains modules
+    /// whole, or there is none.
+    #[must_use]
+    pub fn reference_is_precomputed_always(&self) -> bool {
+        let keeps_the_base = self
+            .lora
+            .as_ref()
+            .is_some_and(|lora| lora.init_from.is_none() && lora.modules_to_save.as_ref().is_none_or(Vec::is_empty));
+        !(keeps_the_base || self.mode() != Mode::Full && self.lora.is_none())
     }
 
     /// Seed of the order of rows and of mixtures.

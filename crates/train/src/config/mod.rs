@@ -9,6 +9,7 @@ mod backend_choice;
 mod base_name;
 mod check;
 mod check_data;
+mod check_preference;
 pub mod compute;
 mod data_section;
 mod defaults;
@@ -17,6 +18,7 @@ mod error;
 mod extraction;
 mod names;
 mod other_names;
+mod preference_section;
 mod recipe;
 mod rule;
 mod schema;
@@ -33,6 +35,7 @@ pub use device_budget::DeviceBudget;
 pub use error::{ConfigError, Place};
 pub use extraction::Extraction;
 pub use names::{from_name, to_name};
+pub use preference_section::{LossType, PreferenceLoss, PreferenceSection};
 pub use recipe::{
     Bnb4bitSection, CheckpointConfig, EvalConfig, Init, LoraSection, Mode, QuantType, RunConfig, TrainConfig,
 };

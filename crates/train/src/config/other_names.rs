@@ -177,7 +177,7 @@ const DATA: &[(&str, Answer)] = &[
 
 const SEQUENCE: &[(&str, Answer)] = &[
     ("sequence_len", Key("max_seq_len")),
-    ("max_length", Key("max_seq_len")),
+    ("max_length", KeyWith("max_seq_len", "with [preference] both answers share a row: write twice as much")),
     ("max_seq_length", Key("max_seq_len")),
     ("cutoff_len", Key("max_seq_len")),
     ("model_max_length", Key("max_seq_len")),
@@ -272,8 +272,22 @@ const ELSEWHERE: &[(&str, Answer)] = &[
     ("do_eval", NotNeeded("the command says it; [eval] says when to evaluate")),
     ("push_to_hub", NotYet("results stay in the run folder; `hf upload` takes them from there")),
     ("hub_model_id", NotYet("results stay in the run folder; `hf upload` takes them from there")),
-    ("rl", NotYet("only supervised fine-tuning and pretraining are")),
-    ("stage", NotYet("only supervised fine-tuning and pretraining are; leave the key out for them")),
+    ("rl", KeyWith("preference.loss", "\"dpo\" or \"orpo\"; KTO and GRPO are not there yet")),
+    ("stage", KeyWith("preference.loss", "\"dpo\" or \"orpo\"; leave the section out for pt and sft")),
+    ("pref_beta", Key("preference.beta")),
+    ("rl_beta", Key("preference.beta")),
+    ("dpo_beta", Key("preference.beta")),
+    ("orpo_alpha", Key("preference.beta")),
+    (
+        "pref_loss",
+        KeyWith("preference.loss_type", "\"sigmoid\", \"robust\", \"hinge\" or \"ipo\"; ORPO is loss = \"orpo\""),
+    ),
+    ("pref_ftx", Key("preference.rpo_alpha")),
+    ("dpo_label_smoothing", Key("preference.label_smoothing")),
+    ("reference_free", NotYet("loss = \"orpo\" is a loss without a reference")),
+    ("ref_model", NotYet("the reference is the model before training")),
+    ("max_prompt_length", NotNeeded("the beginning of a prompt is cut where a pair does not fit into max_seq_len")),
+    ("max_completion_length", NotNeeded("answers are cut where a pair does not fit into max_seq_len")),
     (
         "deepspeed",
         NotNeeded("ranks need no configuration (docs/scaling.md); train.zero_stage says what they divide: 1, 2 or 3"),

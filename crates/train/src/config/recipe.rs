@@ -17,6 +17,7 @@ use crate::config::base_name::base_name;
 use crate::config::compute::{self, Compute};
 use crate::config::data_section::DataConfig;
 use crate::config::device_budget::DeviceBudget;
+use crate::config::preference_section::PreferenceSection;
 use crate::metrics::MlflowSection;
 
 /// A whole recipe. Every key has a default except `model` and `data`.
@@ -72,6 +73,9 @@ pub struct RunConfig {
     /// Train low-rank adapters on a frozen base. Default: absent; see `mode`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraSection>,
+    /// Train on pairs of a chosen and a rejected answer (DPO, ORPO). Default: absent, every document is trained on by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preference: Option<PreferenceSection>,
     /// What to train and evaluate on.
     pub data: DataConfig,
     /// The training step and the number of steps.

@@ -132,10 +132,10 @@ mod tests {
     #[test]
     fn known_keys_hold_every_section() {
         let known = known_keys();
-        for section in ["", "bnb_4bit", "lora", "data", "train", "eval", "checkpoint", "mlflow"] {
+        for section in ["", "bnb_4bit", "lora", "preference", "data", "train", "eval", "checkpoint", "mlflow"] {
             assert!(known.contains_key(section), "{section} is missing in {known:?}");
         }
-        assert_eq!(known.len(), 8);
+        assert_eq!(known.len(), 9);
     }
 
     #[test]
@@ -172,6 +172,8 @@ mod tests {
             ("train", "gradient_clipping", "here it is 'max_grad_norm'"),
             ("", "load_in_4bit", "write the section [bnb_4bit]"),
             ("", "adapter", "'mode'"),
+            ("", "rl", "'loss' in [preference]"),
+            ("train", "rpo_alpha", "it belongs in [preference]"),
             ("bnb_4bit", "bnb_4bit_quant_type", "here it is 'quant_type'"),
             ("train", "max_seq_length", "here it is 'max_seq_len' at the top of the file"),
             ("", "val_set_size", "here it is 'eval_fraction' in [data]"),

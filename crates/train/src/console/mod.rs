@@ -75,7 +75,13 @@ impl Console {
 
     /// An evaluation under its title.
     pub fn evaluation(self, title: &str, evaluation: &Evaluation) {
-        let loss = evaluation.loss.map(|loss| format!("loss {loss:.4}, perplexity {:.3}", loss.exp()));
+        let pairs = evaluation.pairs;
+        let loss = evaluation.loss.map(|loss| match &pairs {
+            None => format!("loss {loss:.4}, perplexity {:.3}", loss.exp()),
+            Some(pairs) => {
+                format!("loss {loss:.4}, reward margin {:.4}, accuracy {:.1} %", pairs.margin, 100.0 * pairs.accuracy)
+            }
+        });
         let tokens = evaluation.token_accuracy.map(|share| format!("token accuracy {:.1} %", 100.0 * share));
         let exact = evaluation.exact_match.map(|share| format!("exact match {:.1} %", 100.0 * share));
         let parts: Vec<String> = loss.into_iter().chain(tokens).chain(exact).collect();

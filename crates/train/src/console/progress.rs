@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::metrics::{EvalMetrics, MetricSink, StepMetrics};
+use crate::metrics::{EvalMetrics, MetricSink, PairMetrics, StepMetrics};
 use crate::state::storage::StorageError;
 
 /// Time between two lines if there is no terminal.
@@ -86,7 +86,9 @@ impl MetricSink for Progress {
         if let Some(words) = metrics.usage.in_words() {
             self.usage = format!("  {words}");
         }
-        let message = format!("loss {:.4}  {} tokens/s{}", metrics.loss, grouped(metrics.tokens_per_s), self.usage);
+        let pairs = metrics.pairs.map_or_else(String::new, |pairs| rewards(&pairs));
+        let rate = grouped(metrics.tokens_per_s);
+        let message = format!("loss {:.4}{pairs}  {rate} tokens/s{}", metrics.loss, self.usage);
         match &mut self.display {
             Display::Bar(bar) => {
                 bar.set_position(metrics.step);
@@ -103,10 +105,11 @@ impl MetricSink for Progress {
             None => String::new(),
         };
         self.print(&format!(
-            "step {}: evaluation loss {:.4}  perplexity {:.3}{}{}",
+            "step {}: evaluation loss {:.4}{}{}{}{}",
             metrics.step,
             metrics.eval_loss,
-            metrics.perplexity,
+            metrics.perplexity.map_or_else(String::new, |perplexity| format!("  perplexity {perplexity:.3}")),
+            metrics.pairs.map_or_else(String::new, |pairs| rewards(&pairs)),
             share("token accuracy", metrics.token_accuracy),
             share("exact match", metrics.exact_match)
         ));
@@ -149,6 +152,11 @@ impl Lines {
         let left = self.started.elapsed().mul_f64(self.total_steps.saturating_sub(step) as f64 / done as f64);
         write_line(&mut self.out, &format!("step {step}/{}  {message}  {} left", self.total_steps, with_units(left)));
     }
+}
+
+/// "  margin 0.1200  accuracy 75.0 %".
+fn rewards(pairs: &PairMetrics) -> String {
+    format!("  margin {:.4}  accuracy {:.1} %", pairs.margin, 100.0 * pairs.accuracy)
 }
 
 /// A closed pipe must not end a training run.
@@ -213,6 +221,7 @@ mod tests {
             ms: 0.0,
             memory_bytes: 0,
             loss_scale: None,
+            pairs: None,
             restore_wait_ms: None,
             comm_wait_ms: None,
             ranks: None,
@@ -228,7 +237,8 @@ mod tests {
         for step in 1..=10 {
             progress.step(&metrics(step)).unwrap();
         }
-        let evaluation = Evaluation { loss: Some(0.0), token_accuracy: Some(0.5), exact_match: Some(0.825) };
+        let evaluation =
+            Evaluation { loss: Some(0.0), token_accuracy: Some(0.5), exact_match: Some(0.825), pairs: None };
         progress.eval(&EvalMetrics::new(10, &evaluation).unwrap()).unwrap();
         progress.activity("evaluating: the last line is too recent for this one");
         let text = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();

@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::metrics::RankMetrics;
+use crate::metrics::{PairMetrics, RankMetrics};
 
 /// The results of a finished run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -28,6 +28,12 @@ pub struct Summary {
     pub exact_match_before: Option<f64>,
     /// The same after the last step.
     pub exact_match_after: Option<f64>,
+    /// Rewards and log-probabilities of held-out pairs before the first step, in preference training.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pairs_before: Option<Box<PairMetrics>>,
+    /// The same after the last step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pairs_after: Option<Box<PairMetrics>>,
     /// Loss tokens over the whole run.
     pub loss_tokens: u64,
     /// Input tokens per second of training in this process, without padding and evaluation.
@@ -62,6 +68,20 @@ impl fmt::Display for Summary {
             self.token_accuracy_after.map(share),
         )?;
         change(formatter, "exact match", self.exact_match_before.map(share), self.exact_match_after.map(share))?;
+        let margin = |pairs: &PairMetrics| format!("{:.4}", pairs.margin);
+        change(
+            formatter,
+            "reward margin",
+            self.pairs_before.as_deref().map(margin),
+            self.pairs_after.as_deref().map(margin),
+        )?;
+        let accuracy = |pairs: &PairMetrics| share(pairs.accuracy);
+        change(
+            formatter,
+            "pairs ranked",
+            self.pairs_before.as_deref().map(accuracy),
+            self.pairs_after.as_deref().map(accuracy),
+        )?;
         write!(formatter, "\n  arithmetic     {}", self.arithmetic)?;
         if let Some(ranks) = &self.ranks {
             write!(formatter, "\n  ranks          {ranks}")?;

@@ -96,6 +96,11 @@ fn set_view(
     let documents = packed.documents();
     let sample = |index: usize| {
         let place = place(inputs, documents.entry(index).origin);
+        let place = match (config.preference.is_some(), index.is_multiple_of(2)) {
+            (false, _) => place,
+            (true, true) => format!("{place} (chosen)"),
+            (true, false) => format!("{place} (rejected)"),
+        };
         SampleDocument::new(place, &documents.document(index).to_example(), tokenizer)
     };
     let shown = count.min(packed.rows());
@@ -155,6 +160,9 @@ fn settings(config: &RunConfig, tokenizer: &Tokenizer) -> Vec<(&'static str, Str
     }
     settings.extend(config.data.system_prompt.clone().map(|prompt| ("system prompt", prompt)));
     settings.push(("max_seq_len", grouped(config.max_seq_len as f64)));
+    if let Some(preference) = &config.preference {
+        settings.push(("preference", crate::config::to_name(&preference.loss)));
+    }
     settings.push(("train_on", crate::config::to_name(&config.train_on())));
     settings
 }

@@ -19,7 +19,7 @@ pub struct SampleRow {
 /// One document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SampleDocument {
-    /// File and line of its record.
+    /// File and line of its record; of a pair, followed by which answer it is.
     pub place: String,
     /// Number of tokens.
     pub len: usize,

@@ -93,6 +93,7 @@ mod tests {
             ms: 100.0,
             memory_bytes: 4096,
             loss_scale: None,
+            pairs: None,
             restore_wait_ms: None,
             comm_wait_ms: None,
             ranks: None,
@@ -102,7 +103,8 @@ mod tests {
     }
 
     fn eval_metrics(step: u64, loss: f64) -> EvalMetrics {
-        let evaluation = Evaluation { loss: Some(loss), token_accuracy: Some(0.5), exact_match: Some(0.25) };
+        let evaluation =
+            Evaluation { loss: Some(loss), token_accuracy: Some(0.5), exact_match: Some(0.25), pairs: None };
         EvalMetrics::new(step, &evaluation).unwrap()
     }
 

@@ -7,6 +7,7 @@ mod appended;
 mod jsonl;
 mod memory_meter;
 mod mlflow;
+mod pairs;
 mod ranks;
 mod tensorboard;
 mod usage_target;
@@ -19,6 +20,7 @@ use crate::state::storage::StorageError;
 pub use jsonl::JsonLines;
 pub use memory_meter::{MemoryMeter, MemorySource};
 pub use mlflow::{Mlflow, MlflowError, MlflowSection};
+pub use pairs::PairMetrics;
 pub use ranks::{RankMeter, RankMetrics, RankTimes};
 pub use tensorboard::EventWriter;
 pub(crate) use usage_target::usage_target;
@@ -47,6 +49,9 @@ pub struct StepMetrics {
     /// Factor of this step's gradients, with dynamic loss scaling. The step was skipped if `grad_norm` is not finite.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
+    /// Rewards and log-probabilities, in preference training, where `loss` is a mean over pairs.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub pairs: Option<PairMetrics>,
     /// Milliseconds of the step in which the device waited for tensors from host memory, where some are there: what offloading and
     /// paging cost.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,7 +90,9 @@ impl StepMetrics {
         ];
         let sometimes = sometimes.into_iter().filter_map(|(name, value)| Some((name, value?)));
         let ranks = self.ranks.iter().flat_map(RankMetrics::scalars);
-        let train = always.into_iter().chain(sometimes).map(|(name, value)| (format!("train/{name}"), value));
+        let pairs = self.pairs.iter().flat_map(PairMetrics::scalars);
+        let train =
+            always.into_iter().chain(sometimes).chain(pairs).map(|(name, value)| (format!("train/{name}"), value));
         let usage = self.usage.values().map(|(gauge, value)| (format!("usage/{}", gauge.name()), value));
         let throttled = if self.usage.throttle().is_empty() { 0.0 } else { 1.0 };
         let throttled = self.usage.get(Gauge::PowerW).map(|_| ("usage/throttled".to_owned(), throttled));
@@ -98,36 +105,43 @@ impl StepMetrics {
 pub struct EvalMetrics {
     /// Steps done before this evaluation.
     pub step: u64,
-    /// Mean cross entropy over the loss tokens of the evaluation data, in nats.
+    /// Mean cross entropy over the loss tokens of the evaluation data, in nats; of pairs, their mean loss.
     pub eval_loss: f64,
-    /// `exp(eval_loss)`.
-    pub perplexity: f64,
+    /// `exp(eval_loss)`, where that is a cross entropy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub perplexity: Option<f64>,
     /// Fraction of the loss tokens that no other token was more probable than, given the true tokens before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_accuracy: Option<f64>,
     /// Fraction of the held-out prompts that were answered as the reference, if it was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exact_match: Option<f64>,
+    /// Rewards and log-probabilities of held-out pairs.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub pairs: Option<PairMetrics>,
 }
 
 impl EvalMetrics {
     /// The numbers of an evaluation after `step` steps, with its perplexity; `None` if it has no loss.
     #[must_use]
     pub fn new(step: u64, evaluation: &Evaluation) -> Option<Self> {
-        let Evaluation { loss, token_accuracy, exact_match } = *evaluation;
+        let Evaluation { loss, token_accuracy, exact_match, pairs } = *evaluation;
         let eval_loss = loss?;
-        Some(EvalMetrics { step, eval_loss, perplexity: eval_loss.exp(), token_accuracy, exact_match })
+        let perplexity = pairs.is_none().then(|| eval_loss.exp());
+        Some(EvalMetrics { step, eval_loss, perplexity, token_accuracy, exact_match, pairs })
     }
 
     /// Everything as numbers under names, for sinks that plot: `eval/loss`, ...
     pub fn scalars(&self) -> Vec<(String, f64)> {
         let measured = [
             ("loss", Some(self.eval_loss)),
-            ("perplexity", Some(self.perplexity)),
+            ("perplexity", self.perplexity),
             ("token_accuracy", self.token_accuracy),
             ("exact_match", self.exact_match),
         ];
-        measured.into_iter().filter_map(|(name, value)| Some((format!("eval/{name}"), value?))).collect()
+        let measured = measured.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        let pairs = self.pairs.iter().flat_map(PairMetrics::scalars);
+        measured.chain(pairs).map(|(name, value)| (format!("eval/{name}"), value)).collect()
     }
 }
 
@@ -140,6 +154,9 @@ pub struct Evaluation {
     pub token_accuracy: Option<f64>,
     /// Fraction of the prompts whose greedy answer counts as the reference; `None` without prompts.
     pub exact_match: Option<f64>,
+    /// Of held-out pairs of answers; then `loss` is their mean loss, and there is no token accuracy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pairs: Option<PairMetrics>,
 }
 
 /// How a run ended.
@@ -317,6 +334,7 @@ mod tests {
             ms: 0.0,
             memory_bytes: 0,
             loss_scale: None,
+            pairs: None,
             restore_wait_ms: None,
             comm_wait_ms: None,
             ranks: None,

@@ -14,7 +14,7 @@ use crate::error::RunError;
 use crate::plan::backend::{activations, choose_backend, offload};
 use crate::plan::chosen::Chosen;
 use crate::plan::values::{DataShape, Plan, PlanInputs};
-use crate::plan::{answers, base, divided, fit, forecast, fp8, kept_weights, paging, shapes, workers};
+use crate::plan::{answers, base, divided, fit, forecast, fp8, kept_weights, paging, preference, shapes, workers};
 
 impl Plan {
     /// Decides everything.
@@ -87,6 +87,8 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         loraplus_lr_ratio: loraplus_lr_ratio(config),
         adapter_gemms: adapter_gemms(backend.value, &model.spec, &training),
         lora: Chosen::new(lora, if config.lora.is_some() { "[lora]" } else { "mode = \"full\"" }),
+        preference: preference::preference(config),
+        reference: preference::reference(config),
         recompute: recompute(config.recompute()),
         offload: offload(config, backend.value),
         optimizer: Chosen::new(train.optimizer, train.optimizer.state()),
@@ -242,7 +244,12 @@ fn long_rope(config: &RunConfig, spec: &ModelSpec) -> Option<Chosen<&'static str
 }
 
 fn row_len(config: &RunConfig, data: &DataShape) -> Chosen<usize> {
-    let how = if config.pack { "packed" } else { "one document per row" };
+    let how = match (config.pack, config.preference.is_some()) {
+        (true, false) => "packed",
+        (true, true) => "packed, both answers of a pair in one row",
+        (false, false) => "one document per row",
+        (false, true) => "one pair of answers per row",
+    };
     Chosen::new(data.row_len, format!("max_seq_len; {how}: {}", data.report))
 }
 

@@ -6,7 +6,7 @@ use std::fmt;
 
 use firebrick_hwprofile::memory::human_bytes;
 
-use crate::config::to_name;
+use crate::config::{PreferenceLoss, to_name};
 use crate::plan::values::Plan;
 
 impl fmt::Display for Plan {
@@ -57,6 +57,17 @@ impl fmt::Display for Plan {
         }
         if let Some(ratio) = &self.loraplus_lr_ratio {
             writeln!(formatter, "{}", line("rate of B", format!("{} x", ratio.value), &ratio.reason))?;
+        }
+        if let Some(preference) = &self.preference {
+            let section = &preference.value;
+            let loss = match section.loss {
+                PreferenceLoss::Dpo => format!("dpo {}, beta {}", to_name(&section.loss_type), section.beta),
+                PreferenceLoss::Orpo => format!("orpo, beta {}", section.beta),
+            };
+            writeln!(formatter, "{}", line("preference", loss, &preference.reason))?;
+        }
+        if let Some(reference) = &self.reference {
+            writeln!(formatter, "{}", line("reference", to_name(&reference.value), &reference.reason))?;
         }
         if let Some(kernels) = &self.attention {
             writeln!(formatter, "{}", line("attention kernels", kernels.value.clone(), &kernels.reason))?;

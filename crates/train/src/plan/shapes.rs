@@ -13,6 +13,7 @@ use crate::error::RunError;
 use crate::plan::answers;
 use crate::plan::backend::offload;
 use crate::plan::base;
+use crate::plan::preference;
 use crate::plan::values::DataShape;
 
 /// The recipe's adapter; `None` if every weight trains.
@@ -71,6 +72,7 @@ pub(super) fn training(
         loss_chunk_tokens: config.train.loss_chunk_tokens,
         evaluation: answers::evaluation(config),
         divided: DividedBytes::default(),
+        pairs: preference::passes(config),
     }
 }
 

@@ -13,11 +13,12 @@ use firebrick_optim::{OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
 use firebrick_precision::Format;
 use serde::Serialize;
 
-use crate::config::{Init, RunConfig};
+use crate::config::{Init, PreferenceSection, RunConfig};
 use crate::metrics::MlflowSection;
 use crate::plan::chosen::Chosen;
 use crate::plan::fit::SmallerRun;
 use crate::plan::forecast::Forecast;
+use crate::plan::preference::PlannedReference;
 
 /// A whole plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -64,6 +65,12 @@ pub struct Plan {
     pub adapter_gemms: Option<Chosen<String>>,
     /// Number of parameters that train.
     pub trained_parameters: Chosen<u64>,
+    /// What pairs of answers are trained for; none where documents are trained on one by one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub preference: Option<Chosen<PreferenceSection>>,
+    /// Where the reference of that loss comes from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reference: Option<Chosen<PlannedReference>>,
     /// What layers save for their backward.
     pub recompute: Chosen<Recompute>,
     /// Whether saved layer inputs wait in host memory.

@@ -17,6 +17,7 @@ use crate::config::Init;
 use crate::error::RunError;
 use crate::plan::{Plan, weight_owners};
 use crate::run::device::dtype_of;
+use crate::run::preference::PairObjective;
 use crate::run::step::Trainer;
 
 /// Batches built ahead of the step.
@@ -110,6 +111,7 @@ pub fn trainer<B: Kernels>(
             dropout_seed: plan.adapter_dropout.as_ref().map(|_| plan.seed.value),
         },
         loss_chunk_tokens: plan.loss_chunk_tokens.value,
+        pairs: PairObjective::planned(plan),
     })
 }
 

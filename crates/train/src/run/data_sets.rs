@@ -36,6 +36,8 @@ pub struct ReadSet {
     pub inputs: Vec<Input>,
     /// Where the tokens are, in a sentence.
     pub location: String,
+    /// The folder of the cache; `None` where the tokens are in memory.
+    pub cache: Option<PathBuf>,
 }
 
 /// A source that was read.
@@ -122,7 +124,11 @@ impl DataSets {
     #[must_use]
     pub fn has_chats(&self, tokenizer: &Tokenizer) -> bool {
         let is_chat = |input: &Input| {
-            matches!(input.options.record_format, RecordFormat::Chat | RecordFormat::Sharegpt | RecordFormat::Alpaca)
+            let format = input.options.record_format;
+            matches!(
+                format,
+                RecordFormat::Chat | RecordFormat::Sharegpt | RecordFormat::Alpaca | RecordFormat::Preference
+            )
         };
         tokenizer.chat_template().is_ok() && self.train.inputs.iter().any(is_chat)
     }
@@ -150,7 +156,7 @@ fn read_set(
     pipeline: Pipeline,
 ) -> Result<ReadSet, DataError> {
     let corpus = corpus(config, tokenizer, sources, order, pipeline)?;
-    let (tokenized, location) = tokenized(&corpus, config)?;
+    let (tokenized, location, cache) = tokenized(&corpus, config)?;
     let input = |(source, encoder): (&Source, &Encoder<'_>)| Input {
         source: source.clone(),
         options: encoder.options().clone(),
@@ -166,7 +172,7 @@ fn read_set(
     };
     let sources = found.map(report).collect();
     let (documents, dropped) = (DocumentSet::all(Arc::new(tokenized.store)), tokenized.dropped);
-    Ok(ReadSet { documents, dropped, sources, inputs, location })
+    Ok(ReadSet { documents, dropped, sources, inputs, location, cache })
 }
 
 /// What a user may not expect about how a source is read.
@@ -184,6 +190,9 @@ fn remarks(source: &Source, encoder: &Encoder<'_>, diagnosis: &Diagnosis) -> Vec
             fields.instruction, fields.output
         ));
     }
+    if options.record_format == RecordFormat::Preference && diagnosis.chats == 0 {
+        remarks.push("prompts and answers are joined without the chat template".to_owned());
+    }
     let has_template = encoder.tokenizer().chat_template().is_ok();
     if options.record_format == RecordFormat::PromptCompletion && has_template && diagnosis.chats == 0 {
         let remedy = "for turns of a chat, map them: fields = { instruction = \"prompt\", output = \"completion\" }, format = \"alpaca\"";
@@ -196,7 +205,10 @@ fn remarks(source: &Source, encoder: &Encoder<'_>, diagnosis: &Diagnosis) -> Vec
             _ => "",
         };
         let (percent, limit) = (100.0 * share, options.max_seq_len);
-        let remedy = format!("set data.overflow = \"split\"{lines}, or raise max_seq_len");
+        let remedy = match options.record_format {
+            RecordFormat::Preference => "raise max_seq_len, which both answers of a pair share".to_owned(),
+            _ => format!("set data.overflow = \"split\"{lines}, or raise max_seq_len"),
+        };
         remarks.push(format!("{percent:.1} % of the tokens are lost to max_seq_len = {limit}: {remedy}"));
     }
     remarks
@@ -220,8 +232,9 @@ fn corpus<'a>(
 }
 
 fn encode_options(config: &RunConfig, source: &SourceConfig) -> EncodeOptions {
+    let record_format = if config.preference.is_some() { RecordFormat::Preference } else { source.format };
     EncodeOptions {
-        record_format: source.format,
+        record_format,
         fields: source.field_names().expect("the names were checked when the recipe was read"),
         train_on: config.train_on(),
         roles_to_train: config.data.roles_to_train.clone(),
@@ -231,28 +244,28 @@ fn encode_options(config: &RunConfig, source: &SourceConfig) -> EncodeOptions {
     }
 }
 
-/// The tokens, from the cache or tokenized now, with a sentence about where they are.
-fn tokenized(corpus: &Corpus<'_>, config: &RunConfig) -> Result<(Tokenized, String), DataError> {
+/// The tokens, from the cache or tokenized now, with a sentence about where they are and the folder of the cache.
+fn tokenized(corpus: &Corpus<'_>, config: &RunConfig) -> Result<(Tokenized, String, Option<PathBuf>), DataError> {
     let bytes = corpus.mixture().bytes();
     let cache = match &config.data.cache {
         Some(folder) => Ok(TokenCache::in_folder(folder)),
         None if bytes <= SMALL_BYTES => {
-            return Ok((corpus.in_memory()?, "tokenized now, kept in memory".to_owned()));
+            return Ok((corpus.in_memory()?, "tokenized now, kept in memory".to_owned(), None));
         }
         None => TokenCache::in_default_folder(),
     };
     match cache.map_err(DataError::from).and_then(|cache| cached(corpus, &cache)) {
         Err(DataError::Cache(problem @ (CacheError::NoFolder | CacheError::Io { .. }))) if bytes <= MEMORY_BYTES => {
-            Ok((corpus.in_memory()?, format!("tokenized now, kept in memory for this run: {problem}")))
+            Ok((corpus.in_memory()?, format!("tokenized now, kept in memory for this run: {problem}"), None))
         }
         result => result,
     }
 }
 
-fn cached(corpus: &Corpus<'_>, cache: &TokenCache) -> Result<(Tokenized, String), DataError> {
+fn cached(corpus: &Corpus<'_>, cache: &TokenCache) -> Result<(Tokenized, String, Option<PathBuf>), DataError> {
     let tokenized = corpus.cached(cache)?;
     let how = if tokenized.is_new { "tokenized now, stored" } else { "tokens of an earlier run, found" };
     let note = tokenized.note.as_ref().map_or_else(String::new, |note| format!("; {note}"));
     let location = format!("{how} in {}{note}", cache.folder().display());
-    Ok((tokenized, location))
+    Ok((tokenized, location, Some(cache.folder().to_owned())))
 }

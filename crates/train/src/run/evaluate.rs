@@ -11,16 +11,17 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use firebrick_data::{DocumentSet, Loader, LoaderConfig, PackOptions, PackedDataset, Tokenizer};
-use firebrick_kernels::Kernels;
+use firebrick_kernels::{Kernels, PAIR_NUMBERS};
 use firebrick_model::{Decoder, Sampler};
 use firebrick_parallel::Ranks;
 
 use crate::config::Extraction;
 use crate::error::RunError;
-use crate::metrics::Evaluation;
+use crate::metrics::{Evaluation, PairMetrics};
 use crate::plan::{MAX_PROMPTS_AT_ONCE, Plan};
 use crate::run::eval_prompts::EvalPrompts;
 use crate::run::generate::continue_prompts;
+use crate::run::preference::{PairObjective, Reference, StepCounts};
 use crate::run::step::scalar;
 
 /// What a run is evaluated on.
@@ -39,6 +40,8 @@ struct HeldOut {
     max_new_tokens: usize,
     answer_tokens: usize,
     loss_chunk_tokens: usize,
+    /// What pairs are evaluated by; `None`: single documents.
+    pairs: Option<PairObjective>,
 }
 
 /// Where an evaluation is, for a display.
@@ -89,8 +92,21 @@ impl EvaluationSet {
             max_new_tokens,
             answer_tokens: plan.answer_tokens.value,
             loss_chunk_tokens: plan.loss_chunk_tokens.value,
+            pairs: PairObjective::planned(plan),
         };
         Ok(Self { held_out: Some(held_out) })
+    }
+
+    /// The held-out rows.
+    pub(super) fn rows(&self) -> Option<&Arc<PackedDataset>> {
+        self.held_out.as_ref().map(|held_out| &held_out.rows)
+    }
+
+    /// Sets where the reference of held-out pairs comes from.
+    pub(super) fn set_reference(&mut self, reference: Reference) {
+        if let Some(pairs) = self.held_out.as_mut().and_then(|held_out| held_out.pairs.as_mut()) {
+            pairs.reference = reference;
+        }
     }
 
     /// What identifies the held-out rows, in a few words.
@@ -144,6 +160,9 @@ struct Tally {
     correct: f64,
     tokens: u64,
     right_answers: u64,
+    /// Sums over pairs, and what they are divided by.
+    pair_sums: [f64; PAIR_NUMBERS],
+    counts: StepCounts,
     /// Whether the evaluation was ended before all of it was counted.
     is_stopped: bool,
 }
@@ -154,7 +173,8 @@ impl Tally {
         if ranks.world_size() == 1 {
             return Ok(self);
         }
-        let Self { loss_sum, correct, tokens, right_answers, is_stopped } = self;
+        let Self { loss_sum, correct, tokens, right_answers, pair_sums, counts, is_stopped } = self;
+        let StepCounts { loss_tokens, pairs, chosen_targets } = counts;
         let own = [loss_sum.to_bits(), correct.to_bits(), tokens, right_answers, is_stopped.into()];
         let mut sum = Self::default();
         for [loss_sum, correct, tokens, right_answers, is_stopped] in ranks.all_gather_numbers("evaluation", own)? {
@@ -163,6 +183,14 @@ impl Tally {
             sum.tokens += tokens;
             sum.right_answers += right_answers;
             sum.is_stopped |= is_stopped != 0;
+        }
+        for sums in ranks.all_gather_numbers("evaluation", pair_sums.map(f64::to_bits))? {
+            sum.pair_sums.iter_mut().zip(sums).for_each(|(sum, part)| *sum += f64::from_bits(part));
+        }
+        for [loss_tokens, pairs, chosen_targets] in
+            ranks.all_gather_numbers("evaluation", [loss_tokens, pairs, chosen_targets])?
+        {
+            sum.counts = sum.counts.plus(StepCounts { loss_tokens, pairs, chosen_targets });
         }
         Ok(sum)
     }
@@ -180,10 +208,16 @@ impl HeldOut {
         if !tally.is_stopped {
             self.answer(model, tokenizer, ranks, watch, &mut tally)?;
         }
-        let Tally { loss_sum, correct, tokens, right_answers, is_stopped } = tally.over(ranks)?;
+        let Tally { loss_sum, correct, tokens, right_answers, pair_sums, counts, is_stopped } = tally.over(ranks)?;
+        if let Some(pairs) = &self.pairs {
+            let counts = [counts.pairs, counts.chosen_targets];
+            let (loss, pairs) = PairMetrics::new(pair_sums, counts, pairs.nll_weight);
+            let evaluation = Evaluation { loss: Some(loss), pairs: Some(pairs), ..Evaluation::default() };
+            return Ok((!is_stopped).then_some(evaluation));
+        }
         let exact_match = (!self.prompts.is_empty()).then(|| right_answers as f64 / self.prompts.len() as f64);
         let (loss, token_accuracy) = (Some(loss_sum / tokens as f64), Some(correct / tokens as f64));
-        Ok((!is_stopped).then_some(Evaluation { loss, token_accuracy, exact_match }))
+        Ok((!is_stopped).then_some(Evaluation { loss, token_accuracy, exact_match, pairs: None }))
     }
 
     fn loader(&self) -> Loader {
@@ -215,6 +249,16 @@ impl HeldOut {
             let of_last_round = batches - done / ranks.world_size() * ranks.world_size();
             let joins = model.is_divided() && done + 1 == batches && ranks.rank() >= of_last_round;
             if !is_own && !joins {
+                continue;
+            }
+            if let Some(pairs) = &self.pairs {
+                let numbers = model.pair_score(&pairs.upload(model, &batch), pairs.loss, self.loss_chunk_tokens);
+                if is_own {
+                    let numbers = numbers.into_data();
+                    let sums = tally.pair_sums.iter_mut().zip(numbers.iter::<f32>());
+                    sums.for_each(|(sum, number)| *sum += f64::from(number));
+                    tally.counts = tally.counts.plus(StepCounts::of(std::slice::from_ref(&batch)));
+                }
                 continue;
             }
             let on_device = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);

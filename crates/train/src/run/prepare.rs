@@ -2,12 +2,12 @@
 //!
 //! Trade-off: the data is read before the plan is made, because the plan depends on its size.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use firebrick_arch::{ModelConfig, Role};
-use firebrick_data::{PackOptions, PackedDataset, Tokenizer};
+use firebrick_data::{PackOptions, PackedDataset, PairRows, Tokenizer};
 use firebrick_kernels::BaseStorage;
 use firebrick_model::peft::check_adapter;
 use firebrick_model::{Companions, HfFolder};
@@ -36,6 +36,8 @@ pub struct Prepared {
     pub tokenizer: Tokenizer,
     /// When the run began, in seconds since 1970: the date that chat templates see.
     pub date: i64,
+    /// The folder that tokens are cached in; `None` where they are not.
+    pub cache: Option<PathBuf>,
     /// Rows to train on.
     pub train: Arc<PackedDataset>,
     /// What to evaluate on.
@@ -123,6 +125,7 @@ pub(crate) fn prepare_as(
     data_notes.extend(end_of_turn::note(&ends, &tokenizer)?);
     model_config.add_eos_token_ids(ends);
     let packing = pack_options(&recipe, &tokenizer);
+    let cache = data.train.cache;
     let train = Arc::new(PackedDataset::new(data.train.documents, packing.clone()));
     let shape = DataShape::new(&train, has_chats);
     let inputs =
@@ -145,7 +148,19 @@ pub(crate) fn prepare_as(
         chat_template: chosen_template(&recipe, &tokenizer)?,
         chat_settings: chat_settings::to_json(&data_sets::template_defaults(&recipe)),
     };
-    Ok(Prepared { recipe, plan, model_config, companions, tokenizer, date, train, evaluation, sampling, data_notes })
+    Ok(Prepared {
+        recipe,
+        plan,
+        model_config,
+        companions,
+        tokenizer,
+        date,
+        cache,
+        train,
+        evaluation,
+        sampling,
+        data_notes,
+    })
 }
 
 /// The text of the chat template, if the recipe chose it.
@@ -217,6 +232,7 @@ pub fn pack_options(config: &RunConfig, tokenizer: &Tokenizer) -> PackOptions {
         pack: config.pack,
         pad_token_id: tokenizer.pad_token_id(),
         pad_to_multiple_of: config.data.pad_to_multiple_of,
+        pairs: config.preference.as_ref().map(|section| PairRows { prompt_loss: section.counts_prompt() }),
         length_group,
         ..defaults
     }

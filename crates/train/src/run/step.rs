@@ -7,13 +7,15 @@
 
 use burn_tensor::Tensor;
 use firebrick_data::Batch;
-use firebrick_kernels::{GradientMap, GradientSink, Kernels, Parameter, Readback};
+use firebrick_kernels::{GradientMap, GradientSink, Kernels, PAIR_NUMBERS, Parameter, Readback};
 use firebrick_model::{Decoder, LossOptions, PassOptions};
 use firebrick_optim::{Optimizer, Schedule, StepReport, squared_norm};
 use firebrick_parallel::{BUCKET_BYTES, Ranks, ReducingSink, ShardingSink};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::RunError;
+use crate::metrics::PairMetrics;
+use crate::run::preference::{PairObjective, StepCounts};
 
 /// What trains, and how one step is taken.
 pub struct Trainer<B: Kernels> {
@@ -31,6 +33,8 @@ pub struct Trainer<B: Kernels> {
     pub pass: PassOptions,
     /// Rows of logits at a time.
     pub loss_chunk_tokens: usize,
+    /// What pairs of answers are trained for; `None`: the cross entropy of single documents.
+    pub pairs: Option<PairObjective>,
 }
 
 /// A step that was queued, with its numbers on their way to the host.
@@ -40,9 +44,11 @@ pub struct StepOutcome {
     pub step: u64,
     /// Loss tokens of the step over all ranks.
     pub loss_tokens: u64,
+    counts: StepCounts,
+    nll_weight: f64,
     /// The learning rate that was used.
     pub learning_rate: f64,
-    /// Loss sum, gradient norm, and the loss scale where there is one.
+    /// Gradient norm, the loss sum or the sums of pairs, and the loss scale where there is one.
     numbers: Readback,
     restore_wait: Readback,
     comm_wait: Option<Readback>,
@@ -52,8 +58,10 @@ pub struct StepOutcome {
 /// The numbers of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepNumbers {
-    /// Mean cross entropy over the loss tokens of all ranks.
+    /// Mean cross entropy over the loss tokens of all ranks; of pairs, their mean loss.
     pub loss: f32,
+    /// What is reported of pairs.
+    pub pairs: Option<PairMetrics>,
     /// Global norm of the gradients before clipping, without the loss scale.
     pub grad_norm: f32,
     /// The scale of the step's gradients, with dynamic loss scaling.
@@ -70,10 +78,20 @@ impl StepOutcome {
     /// The numbers. Waits for the end of this step on the device, not for later ones where the backend can distinguish them.
     pub fn read(self) -> StepNumbers {
         let numbers = self.numbers.wait();
+        let counts = self.counts;
+        let (loss, pairs, rest) = match numbers[1..].first_chunk::<PAIR_NUMBERS>() {
+            Some(sums) if counts.pairs > 0 => {
+                let (loss, pairs) =
+                    PairMetrics::new(sums.map(f64::from), [counts.pairs, counts.chosen_targets], self.nll_weight);
+                (loss as f32, Some(pairs), &numbers[1 + PAIR_NUMBERS..])
+            }
+            _ => (numbers[1] / self.loss_tokens as f32, None, &numbers[2..]),
+        };
         StepNumbers {
-            loss: numbers[0] / self.loss_tokens as f32,
-            grad_norm: numbers[1],
-            loss_scale: numbers.get(2).copied(),
+            loss,
+            pairs,
+            grad_norm: numbers[0],
+            loss_scale: rest.first().copied(),
             restore_wait_ms: self.restore_wait.wait()[0],
             comm_wait_ms: self.comm_wait.map(|wait| wait.wait()[0]),
             comm_ms: self.comm_time.map(|time| time.wait()[0]),
@@ -97,24 +115,25 @@ impl<B: Kernels> Trainer<B> {
     /// # Panics
     /// If no micro-batch has a loss token: the data crate refuses such rows.
     pub fn step(&mut self, micro_batches: &[Batch]) -> Result<StepOutcome, RunError> {
-        let loss_tokens = self.ranks.all_reduce_count(loss_tokens(micro_batches))?;
-        self.step_of(micro_batches, loss_tokens)
+        let own = StepCounts::of(micro_batches);
+        let counts = StepCounts {
+            loss_tokens: self.ranks.all_reduce_count(own.loss_tokens)?,
+            pairs: self.ranks.all_reduce_count(own.pairs)?,
+            chosen_targets: self.ranks.all_reduce_count(own.chosen_targets)?,
+        };
+        self.step_of(micro_batches, counts)
     }
 
-    /// As [`Trainer::step`], for a step whose ranks have agreed that it has this many loss tokens.
+    /// As [`Trainer::step`], for a step whose ranks have agreed that it has these counts.
     ///
     /// # Errors
     /// As [`Trainer::step`].
     ///
     /// # Panics
     /// As [`Trainer::step`].
-    pub fn step_of(&mut self, micro_batches: &[Batch], loss_tokens: u64) -> Result<StepOutcome, RunError> {
-        assert!(loss_tokens > 0, "a step needs at least one loss token");
-        let loss_options = LossOptions {
-            chunk_tokens: self.loss_chunk_tokens,
-            gradient_scale: Some(1.0 / loss_tokens as f64),
-            log_probs: false,
-        };
+    pub fn step_of(&mut self, micro_batches: &[Batch], counts: StepCounts) -> Result<StepOutcome, RunError> {
+        assert!(counts.loss_tokens > 0, "a step needs at least one loss token");
+        assert!(self.pairs.is_none() || counts.pairs > 0, "a step of preference training needs a pair");
         // Waits of an evaluation before this step are not the step's.
         drop(B::comm_wait(self.model.device()));
         let loss_scale = self.optimizer.loss_scale();
@@ -123,23 +142,29 @@ impl<B: Kernels> Trainer<B> {
             let (parameters, contributions) = (self.model.parameters(), self.model.contributions());
             let (ranks, device) = (&self.ranks, self.model.device());
             let mut sink = ShardingSink::new(ranks, &parameters, &owners, contributions, BUCKET_BYTES, device);
-            let loss_sum = self.micro_batches(micro_batches, loss_options, &mut sink);
+            let loss_sum = self.micro_batches(micro_batches, counts, &mut sink);
             (loss_sum, sink.finish()?)
         } else {
             let (parameters, contributions) = (self.model.parameters(), self.model.contributions());
             let mut sink = ReducingSink::for_parameters(&self.ranks, contributions, &parameters);
-            let loss_sum = self.micro_batches(micro_batches, loss_options, &mut sink);
+            let loss_sum = self.micro_batches(micro_batches, counts, &mut sink);
             (loss_sum, sink.finish()?)
         };
 
         // With loss scaling this waits for the preceding step: the forward and backward passes above are queued by now.
         let learning_rate = self.schedule.rate(self.optimizer.next_update());
         let (loss_sum, report) = self.update(loss_sum, gradients, &owners, learning_rate)?;
-        let loss_sum = loss_scale.into_iter().fold(loss_sum, Tensor::div);
-        let numbers = [loss_sum, report.grad_norm].into_iter().chain(report.loss_scale).collect();
+        let sums: Vec<Tensor<B, 1>> = match self.pairs {
+            // The loss scale is in the weights of their targets only.
+            Some(_) => (0..PAIR_NUMBERS).map(|number| loss_sum.clone().narrow(0, number, 1)).collect(),
+            None => vec![loss_scale.into_iter().fold(loss_sum, Tensor::div)],
+        };
+        let numbers = [report.grad_norm].into_iter().chain(sums).chain(report.loss_scale).collect();
         Ok(StepOutcome {
             step: self.optimizer.steps(),
-            loss_tokens,
+            loss_tokens: counts.loss_tokens,
+            counts,
+            nll_weight: self.pairs.as_ref().map_or(0.0, |pairs| pairs.nll_weight),
             learning_rate,
             numbers: B::read_later(numbers),
             restore_wait: B::restore_wait(self.model.device()),
@@ -158,25 +183,49 @@ impl<B: Kernels> Trainer<B> {
         if self.optimizer.is_partial() { self.ranks.owners(&self.model.parameters()) } else { Vec::new() }
     }
 
-    /// Forward and backward of all micro-batches; the sum of the losses.
+    /// Forward and backward of all micro-batches; the sum of the losses, or the sums of pairs.
     fn micro_batches(
         &self,
         micro_batches: &[Batch],
-        loss_options: LossOptions,
+        counts: StepCounts,
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 1> {
-        let mut loss_sum = Tensor::<B, 1>::zeros([1], self.model.device());
-        let loss_scale = self.optimizer.loss_scale();
+        let mut sum: Option<Tensor<B, 1>> = None;
         for (index, batch) in micro_batches.iter().enumerate() {
-            let mut on_device =
-                self.model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
-            let count = on_device.targets.count;
-            on_device.targets.weights_m = loss_scale.as_ref().filter(|_| count > 0).map(|scale| repeated(scale, count));
             sink.begin_micro_batch(index + 1 == micro_batches.len());
             let pass = PassOptions { dropout_seed: self.dropout_seed(index), ..self.pass };
-            loss_sum = loss_sum.add(self.model.loss_and_gradients(&on_device, pass, loss_options, sink));
+            let of_batch = match &self.pairs {
+                Some(pairs) => {
+                    let how = (pass, self.loss_chunk_tokens, self.optimizer.loss_scale());
+                    pairs.loss_and_gradients(&self.model, batch, counts, how, sink)
+                }
+                None => self.micro_batch(batch, pass, counts, sink),
+            };
+            sum = Some(match sum {
+                Some(sum) => sum.add(of_batch),
+                None => of_batch,
+            });
         }
-        loss_sum
+        sum.expect("a step has a micro-batch")
+    }
+
+    /// Forward and backward of one micro-batch; the sum of its cross entropies times the loss scale.
+    fn micro_batch(
+        &self,
+        batch: &Batch,
+        pass: PassOptions,
+        counts: StepCounts,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Tensor<B, 1> {
+        let mut on_device = self.model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
+        let (count, scale) = (on_device.targets.count, self.optimizer.loss_scale());
+        on_device.targets.weights_m = scale.filter(|_| count > 0).map(|scale| repeated(&scale, count));
+        let options = LossOptions {
+            chunk_tokens: self.loss_chunk_tokens,
+            gradient_scale: Some(1.0 / counts.loss_tokens as f64),
+            log_probs: false,
+        };
+        self.model.loss_and_gradients(&on_device, pass, options, sink)
     }
 
     /// Sums the loss over all ranks, updates what this rank updates, and gives it to the others.
@@ -226,11 +275,6 @@ impl<B: Kernels> Trainer<B> {
         let place = [seed, self.optimizer.steps() + 1, micro_batch as u64];
         Some(xxh3_64(&place.map(u64::to_le_bytes).concat()))
     }
-}
-
-/// Targets of a step's micro-batches that count in the loss, on this rank.
-pub fn loss_tokens(micro_batches: &[Batch]) -> u64 {
-    micro_batches.iter().map(|batch| batch.loss_tokens() as u64).sum()
 }
 
 /// A weight `[1]` for each of `count` targets. The loss scale is a weight, so that it stays on the device: the loss multiplies it with one

@@ -29,9 +29,11 @@ use crate::run::device::{dtype_of, head_dim, self_test};
 use crate::run::evaluate::Stage;
 use crate::run::finish;
 use crate::run::interrupt::Interrupt;
+use crate::run::preference::StepCounts;
 use crate::run::prepare::Prepared;
+use crate::run::reference;
 use crate::run::start::{Place, Start};
-use crate::run::step::{StepNumbers, StepOutcome, Trainer, loss_tokens};
+use crate::run::step::{StepNumbers, StepOutcome, Trainer};
 use crate::run::trace::{AGREE, DATA, HostSpans, NUMBERS, QUEUE, RunTrace, TraceSteps, of_all_ranks};
 use crate::state::checkpoint::{RunState, SavedWeights, Snapshot, save_part};
 use crate::state::run_folder::RunFolder;
@@ -116,6 +118,7 @@ impl<B: Kernels> Run<B> {
         }
         let mut trainer = load::<B>(&prepared, ranks, console, &device)?;
         let weights = SavedWeights { adapter: plan.lora.value.clone(), companions: prepared.companions.clone() };
+        reference::prepare(&mut prepared, &mut trainer, console)?;
         let Start { folder, state, resumed } = Start::new(place, &prepared, &mut trainer, &weights, console)?;
         let mut sinks = if trainer.ranks.is_main() {
             open_sinks(&folder, resumed, &state, &prepared.plan)?
@@ -263,28 +266,33 @@ impl<B: Kernels> Run<B> {
         let (model, ranks) = (&self.trainer.model, &self.trainer.ranks);
         let evaluation = self.prepared.evaluation.evaluate_watched(model, &self.prepared.tokenizer, ranks, watch)?;
         if evaluation.is_none() {
-            self.agree_on_step(0, 0)?;
+            self.agree_on_step(StepCounts::default(), 0)?;
         }
         Ok(evaluation)
     }
 
-    /// Sums loss tokens and tokens of the next step over all ranks, and notes whether one of them is requested to end.
-    fn agree_on_step(&mut self, loss_tokens: u64, tokens: u64) -> Result<[u64; 2], RunError> {
+    /// Sums what the next step divides by and its tokens over all ranks, and notes whether one of them is requested to end.
+    fn agree_on_step(&mut self, counts: StepCounts, tokens: u64) -> Result<(StepCounts, u64), RunError> {
         let ranks = &self.trainer.ranks;
         if ranks.world_size() == 1 {
-            return Ok([loss_tokens, tokens]);
+            return Ok((counts, tokens));
         }
         let times = self.unreported.as_ref().map(|step| step.times).unwrap_or_default();
         let [own, collectives, wait] = times.to_microseconds();
-        let numbers = [loss_tokens, tokens, self.interrupt.code(), own, collectives, wait];
+        let StepCounts { loss_tokens, pairs, chosen_targets } = counts;
+        let code = self.interrupt.code();
+        let numbers = [code, own, collectives, wait, loss_tokens, pairs, chosen_targets, tokens];
         let all = ranks.all_gather_numbers("step", numbers)?;
-        if let Some([_, _, code, ..]) = all.iter().find(|[_, _, code, ..]| *code != 0) {
+        if let Some([code, ..]) = all.iter().find(|[code, ..]| *code != 0) {
             self.interrupt.adopt(*code);
             self.ends_together = true;
         }
-        let times = all.iter().map(|&[_, _, _, own, collectives, wait]| [own, collectives, wait]);
+        let times = all.iter().map(|&[_, own, collectives, wait, ..]| [own, collectives, wait]);
         self.report(times.map(RankTimes::from_microseconds).collect());
-        Ok(all.iter().fold([0, 0], |[a, b], [loss_tokens, tokens, ..]| [a + loss_tokens, b + tokens]))
+        let sums = |(counts, sum): (StepCounts, u64), &[.., loss_tokens, pairs, chosen_targets, tokens]: &[u64; 8]| {
+            (counts.plus(StepCounts { loss_tokens, pairs, chosen_targets }), sum + tokens)
+        };
+        Ok(all.iter().fold(Default::default(), sums))
     }
 
     /// Reports the step whose numbers were waiting for the times of the other ranks.
@@ -377,12 +385,12 @@ impl<B: Kernels> Run<B> {
         let queued = Instant::now();
         let exchanged = self.trainer.ranks.exchanged();
         let here = micro_batches.iter().map(|batch| batch.tokens() as u64).sum();
-        let [loss_tokens, tokens] = self.agree_on_step(loss_tokens(&micro_batches), here)?;
+        let (counts, tokens) = self.agree_on_step(StepCounts::of(&micro_batches), here)?;
         if self.trainer.ranks.world_size() > 1 {
             self.note(AGREE, self.state.step + 1, queued);
         }
         let queued = Instant::now();
-        let outcome = self.trainer.step_of(&micro_batches, loss_tokens)?;
+        let outcome = self.trainer.step_of(&micro_batches, counts)?;
         self.note(QUEUE, outcome.step, queued);
         let exchanged = self.trainer.ranks.exchanged() - exchanged;
         self.state.step = outcome.step;
@@ -453,6 +461,7 @@ impl<B: Kernels> Run<B> {
                 ms: 1e3 * seconds,
                 memory_bytes: self.meter.sample(),
                 loss_scale: numbers.loss_scale.map(f64::from),
+                pairs: numbers.pairs,
                 restore_wait_ms: waits.then_some(f64::from(numbers.restore_wait_ms)),
                 comm_wait_ms: (!is_alone).then_some(times.comm_wait),
                 ranks: None,
@@ -559,6 +568,8 @@ impl<B: Kernels> Run<B> {
             token_accuracy_after: after.token_accuracy,
             exact_match_before: self.state.before.exact_match,
             exact_match_after: after.exact_match,
+            pairs_before: self.state.before.pairs.map(Box::new),
+            pairs_after: after.pairs.map(Box::new),
             loss_tokens: self.state.loss_tokens,
             tokens_per_s: if self.step_s > 0.0 { self.step_tokens as f64 / self.step_s } else { 0.0 },
             wall_s: self.wall_s(),

@@ -12,7 +12,7 @@ use firebrick_precision::Format;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::Init;
+use crate::config::{Init, PreferenceSection};
 use crate::error::RunError;
 use crate::plan::Plan;
 
@@ -45,6 +45,9 @@ pub struct RunIdentity {
     /// Rule and state format of the optimizer.
     #[serde(rename = "train.optimizer")]
     pub optimizer: OptimizerKind,
+    /// What pairs of answers are trained for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub preference: Option<PreferenceSection>,
     /// Rows per step over all ranks.
     #[serde(rename = "train.micro_batch_size x train.gradient_accumulation")]
     pub rows_per_step: usize,
@@ -202,6 +205,7 @@ impl RunIdentity {
             compute: plan.compute.value,
             gemms: plan.gemms.value,
             optimizer: plan.optimizer.value,
+            preference: plan.preference.as_ref().map(|preference| preference.value.clone()),
             rows_per_step: plan.rows_per_step(),
             data: format!("rows {data_fingerprint:016x}"),
         }
@@ -305,6 +309,7 @@ mod tests {
             compute: Format::F32,
             gemms: GemmFormat::Compute,
             optimizer: OptimizerKind::AdamW,
+            preference: None,
             rows_per_step: 8,
             data: "rows 1".to_owned(),
         }

@@ -137,6 +137,7 @@ mod tests {
                 compute: Format::F32,
                 gemms: GemmFormat::Compute,
                 optimizer: OptimizerKind::AdamW,
+                preference: None,
                 rows_per_step: 1,
                 data: "rows 1".to_owned(),
             },

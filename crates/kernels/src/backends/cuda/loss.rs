@@ -12,9 +12,11 @@ use super::engine::{Engine, engine};
 use super::gemm::Gemm;
 use super::launch::{Launch, at, grid};
 use super::matrix::{Cuda, DeviceBlock, MatrixView, float, tensor};
+use super::pairs;
 use super::program::{SoftCap, Source};
 use super::scratch::ScratchSlot;
 use super::weights::ReadyWeight;
+use crate::loss::pairs::{PairLogProbs, PairLoss, PairResult, PairTargets, PairWeights};
 use crate::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets, Weight, WeightGradient};
 
 /// Shared memory in which a block keeps parts of its row comes in tiles of this many bytes.
@@ -45,6 +47,19 @@ impl LossOps for Cuda {
             let pass = Pass::new(&engine, hidden_nd, head, targets, options);
             pass.run()
         })
+    }
+
+    fn document_sums(values_m: Tensor<Self, 1>, targets: &PairTargets<Self>, of_answers: bool) -> Tensor<Self, 1> {
+        pairs::document_sums(values_m, targets, of_answers)
+    }
+
+    fn pair_loss(
+        log_probs: PairLogProbs<Self>,
+        targets: &PairTargets<Self>,
+        loss: PairLoss,
+        weights: PairWeights<Self>,
+    ) -> PairResult<Self> {
+        pairs::pair_loss(log_probs, targets, loss, weights)
     }
 }
 

@@ -43,6 +43,7 @@ mod modules;
 mod norm;
 mod offload;
 mod optimizer;
+mod pairs;
 mod pinned;
 mod processors;
 mod program;

@@ -66,6 +66,7 @@ pub(super) enum Source {
     NormFp8,
     Optimizer,
     PackedIndex,
+    Pairs,
     Quantize,
     WriteOut,
 }
@@ -89,6 +90,7 @@ impl Source {
             Self::NormFp8 => "norm_fp8.cu",
             Self::Optimizer => "optimizer.cu",
             Self::PackedIndex => "packed_index.cu",
+            Self::Pairs => "pairs.cu",
             Self::Quantize => "quantize.cu",
             Self::WriteOut => "write_out.cu",
         }
@@ -137,6 +139,7 @@ impl Source {
             ),
             Self::Optimizer => include_str!("source/optimizer.cu"),
             Self::PackedIndex => include_str!("source/packed_index.cu"),
+            Self::Pairs => include_str!("source/pairs.cu"),
             Self::Quantize => concat!(
                 include_str!("source/weight_values.cu"),
                 include_str!("source/nf4.cu"),
@@ -174,6 +177,7 @@ impl Source {
             | Self::NormFp8
             | Self::Optimizer
             | Self::PackedIndex
+            | Self::Pairs
             | Self::Quantize
             | Self::WriteOut => String::new(),
         };
@@ -214,6 +218,7 @@ impl Programs {
             (Source::Heads, dtype),
             (Source::Norm, dtype),
             (Source::PackedIndex, DType::F32),
+            (Source::Pairs, DType::F32),
             (Source::Quantize, DType::F32),
             (Source::WriteOut, dtype),
         ];

@@ -1,0 +1,216 @@
+//! Log-probabilities of a preference loss's reference, computed before training where the model cannot be its own reference later: every
+//! weight trains, or the adapter did not start at zero.
+//!
+//! They lie next to the tokens in the cache, under a key of everything that they depend on: the documents, the content of the weights and
+//! of the adapter, and the formats of storage and arithmetic. All ranks take turns at the batches.
+//! Trade-off: of a model with random weights, and of data too small to be cached, they are computed by every run.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use burn_tensor::{Tensor, TensorData};
+use firebrick_data::{Batch, Loader, LoaderConfig, PackedDataset};
+use firebrick_kernels::Kernels;
+use firebrick_model::Decoder;
+use firebrick_parallel::Ranks;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use crate::console::Console;
+use crate::error::RunError;
+use crate::plan::{Plan, PlannedReference};
+use crate::run::preference::Reference;
+use crate::run::prepare::Prepared;
+use crate::run::step::Trainer;
+use crate::state::storage::{StorageError, write_atomically};
+
+/// Raised when the same inputs give other log-probabilities.
+const VERSION: u64 = 1;
+const MAGIC: &[u8; 8] = b"FBREFLP1";
+
+/// Computes what the plan wants computed before training, for the rows to train on and those to evaluate on.
+///
+/// # Errors
+/// The adapter to start from cannot be read, the cache cannot be written, or a rank is gone.
+pub(super) fn prepare<B: Kernels>(
+    prepared: &mut Prepared,
+    trainer: &mut Trainer<B>,
+    console: Console,
+) -> Result<(), RunError> {
+    let planned = prepared.plan.reference.as_ref().map(|reference| reference.value);
+    if planned != Some(PlannedReference::Precomputed) {
+        return Ok(());
+    }
+    let (plan, cache) = (&prepared.plan, prepared.cache.as_deref());
+    let mut pass = ReferencePass { trainer, plan, cache, is_adapter_loaded: false, console };
+    let train = pass.of(&prepared.train, plan.micro_batch_size.value)?;
+    if let Some(rows) = prepared.evaluation.rows() {
+        let held_out = pass.of(rows, plan.eval_micro_batch_size.value)?;
+        prepared.evaluation.set_reference(Reference::Cached(held_out));
+    }
+    if let Some(pairs) = &mut trainer.pairs {
+        pairs.reference = Reference::Cached(train);
+    }
+    Ok(())
+}
+
+/// How a set's log-probabilities are computed.
+struct ReferencePass<'a, B: Kernels> {
+    /// The model before its first step.
+    trainer: &'a mut Trainer<B>,
+    /// Decides about formats.
+    plan: &'a Plan,
+    /// Where they are kept; `None`: nowhere.
+    cache: Option<&'a Path>,
+    /// Whether the trainer has the matrices of the adapter that the run starts from.
+    is_adapter_loaded: bool,
+    /// Where it is said.
+    console: Console,
+}
+
+impl<B: Kernels> ReferencePass<'_, B> {
+    /// One sum per document, over the targets of its answer.
+    fn of(&mut self, rows: &Arc<PackedDataset>, rows_per_batch: usize) -> Result<Arc<Vec<f32>>, RunError> {
+        let file = self.file(rows)?;
+        let documents = rows.documents().len();
+        let found = file.as_deref().and_then(|file| read(file, documents));
+        // Every rank computes, or none: they may see different folders.
+        let missing = self.trainer.ranks.all_reduce_count(u64::from(found.is_none()))?;
+        if let (Some(sums), 0) = (found, missing) {
+            let file = file.as_deref().unwrap_or(Path::new("")).display();
+            self.console.print(&format!("reference: log-probabilities of {documents} answers, found in {file}"));
+            return Ok(Arc::new(sums));
+        }
+        if let (Some(adapter), false) = (&self.plan.lora_init_from.value, self.is_adapter_loaded) {
+            self.trainer.model.load_adapter(adapter)?;
+            self.is_adapter_loaded = true;
+        }
+        let sums = self.compute(rows, rows_per_batch)?;
+        let how = match &file {
+            Some(file) if self.trainer.ranks.is_main() => {
+                write(file, &sums)?;
+                format!("computed now, stored in {}", file.display())
+            }
+            _ => "computed now".to_owned(),
+        };
+        self.console.print(&format!("reference: log-probabilities of {documents} answers, {how}"));
+        Ok(Arc::new(sums))
+    }
+
+    /// The file of these rows; `None` where nothing is cached.
+    fn file(&self, rows: &PackedDataset) -> Result<Option<PathBuf>, RunError> {
+        let (Some(folder), Some(weights)) = (self.cache, self.trainer.model.base_hash()) else { return Ok(None) };
+        let plan = self.plan;
+        let adapter = match &plan.lora_init_from.value {
+            Some(folder) => {
+                let file = folder.join("adapter_model.safetensors");
+                let bytes = fs::read(&file).map_err(|source| StorageError::io("read", &file, source))?;
+                let settings = folder.join("adapter_config.json");
+                let settings = fs::read(&settings).map_err(|source| StorageError::io("read", &settings, source))?;
+                [xxh3_64(&bytes), xxh3_64(&settings)]
+            }
+            None => [0; 2],
+        };
+        let formats =
+            format!("{:?} {:?} {:?} {}", plan.base.value, plan.compute.value, plan.gemms.value, plan.backend.value);
+        let mut key = Xxh3::new();
+        let documents = rows.documents();
+        let hashes = (0..documents.len()).map(|document| documents.entry(document).hash);
+        [VERSION, weights].into_iter().chain(adapter).chain(hashes).for_each(|part| key.update(&part.to_le_bytes()));
+        key.update(formats.as_bytes());
+        Ok(Some(folder.join(format!("{:032x}.reference", key.digest128()))))
+    }
+
+    fn compute(&self, rows: &Arc<PackedDataset>, rows_per_batch: usize) -> Result<Vec<f32>, RunError> {
+        let Trainer { model, ranks, loss_chunk_tokens, .. } = &*self.trainer;
+        let mut sums = vec![0.0; rows.documents().len()];
+        let batches = rows.rows().div_ceil(rows_per_batch * ranks.world_size());
+        let mut loader = loader(rows, rows_per_batch, ranks);
+        let done = Arc::new(AtomicUsize::new(0));
+        let shown = Arc::clone(&done);
+        let _shown =
+            self.console.activity(move || format!("reference: batch {} of {batches}", shown.load(Ordering::Relaxed)));
+        while let Some((batch, _)) = loader.next_batch() {
+            score(model, &batch, *loss_chunk_tokens, &mut sums);
+            done.fetch_add(1, Ordering::Relaxed);
+        }
+        B::release_memory(model.device());
+        over_ranks::<B>(sums, ranks, model.device())
+    }
+}
+
+/// This rank's share of the rows, once.
+fn loader(rows: &Arc<PackedDataset>, rows_per_batch: usize, ranks: &Ranks) -> Loader {
+    let config = LoaderConfig {
+        rows_per_batch,
+        seed: 0,
+        shuffle: false,
+        epochs: Some(1),
+        rank: ranks.rank(),
+        world_size: ranks.world_size(),
+        prefetch: 1,
+        workers: 1,
+    };
+    Loader::new(Arc::clone(rows), config, Default::default())
+}
+
+/// The documents of a batch. The adapter takes part: it is as it is before the first step.
+fn score<B: Kernels>(model: &Decoder<B>, batch: &Batch, chunk_tokens: usize, sums: &mut [f32]) {
+    let tokens = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
+    let is_answer = batch.pairs.as_ref().and_then(|pairs| pairs.is_answer.as_deref());
+    let targets = model.upload_pairs(&batch.targets, is_answer, &batch.cu_seqlens);
+    let found = model.answer_log_probs(&tokens, targets.as_ref(), true, chunk_tokens);
+    let (Some(found), Some(pairs)) = (found, &batch.pairs) else { return };
+    for (value, &document) in found.into_data().iter::<f32>().zip(&pairs.documents) {
+        sums[document as usize] = value;
+    }
+}
+
+/// The sums of all ranks, of which each has its own documents and zeros.
+fn over_ranks<B: Kernels>(sums: Vec<f32>, ranks: &Ranks, device: &B::Device) -> Result<Vec<f32>, RunError> {
+    if ranks.world_size() == 1 {
+        return Ok(sums);
+    }
+    let count = sums.len();
+    let sums = Tensor::<B, 1>::from_data(TensorData::new(sums, [count]), device);
+    let all = ranks.all_reduce_scalar(sums)?;
+    Ok(all.into_data().iter::<f32>().collect())
+}
+
+/// The stored sums; `None` where there is no such file, or another one.
+fn read(file: &Path, documents: usize) -> Option<Vec<f32>> {
+    let bytes = fs::read(file).ok()?;
+    let (magic, rest) = bytes.split_at_checked(MAGIC.len())?;
+    let (hash, values) = rest.split_at_checked(8)?;
+    let is_whole = magic == MAGIC && values.len() == 4 * documents && hash == xxh3_64(values).to_le_bytes();
+    is_whole.then(|| values.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+}
+
+fn write(file: &Path, sums: &[f32]) -> Result<(), RunError> {
+    let values: Vec<u8> = sums.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let bytes = [&MAGIC[..], &xxh3_64(&values).to_le_bytes(), &values].concat();
+    if let Some(folder) = file.parent() {
+        fs::create_dir_all(folder).map_err(|source| StorageError::io("create", folder, source))?;
+    }
+    Ok(write_atomically(file, &bytes)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stored_sums_come_back_unless_the_file_is_damaged_or_of_other_documents() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("new/1.reference");
+        let sums = vec![-1.5, 0.0, -1e-7];
+        assert_eq!(read(&file, 3), None);
+        write(&file, &sums).unwrap();
+        assert_eq!((read(&file, 3), read(&file, 2)), (Some(sums), None));
+        let mut bytes = fs::read(&file).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(&file, bytes).unwrap();
+        assert_eq!(read(&file, 3), None);
+    }
+}
