@@ -7,6 +7,7 @@ mod companions;
 mod decoder;
 mod division;
 pub mod error;
+pub mod experts;
 mod generate;
 mod generation_config;
 mod gguf;

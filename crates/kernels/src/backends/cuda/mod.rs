@@ -46,6 +46,7 @@ mod pinned;
 mod processors;
 mod program;
 mod quantize;
+mod routing;
 mod scratch;
 mod section;
 mod self_test;

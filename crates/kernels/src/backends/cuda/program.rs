@@ -65,6 +65,7 @@ pub(super) enum Source {
     Optimizer,
     PackedIndex,
     Quantize,
+    Routing,
     WriteOut,
 }
 
@@ -88,6 +89,7 @@ impl Source {
             Self::Optimizer => "optimizer.cu",
             Self::PackedIndex => "packed_index.cu",
             Self::Quantize => "quantize.cu",
+            Self::Routing => "routing.cu",
             Self::WriteOut => "write_out.cu",
         }
     }
@@ -139,6 +141,7 @@ impl Source {
                 include_str!("source/nf4.cu"),
                 include_str!("source/scaled_formats.cu")
             ),
+            Self::Routing => include_str!("source/routing.cu"),
             Self::WriteOut => concat!(include_str!("source/weight_values.cu"), include_str!("source/write_out.cu")),
         }
     }
@@ -168,6 +171,7 @@ impl Source {
             | Self::Optimizer
             | Self::PackedIndex
             | Self::Quantize
+            | Self::Routing
             | Self::WriteOut => String::new(),
         };
         let source = format!("#define {format} 1\n{variant}{PRELUDE}\n{}", self.text());
