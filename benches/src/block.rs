@@ -7,13 +7,13 @@
 
 use burn_autodiff::Autodiff;
 use burn_tensor::{DType, Distribution, Tensor};
-use firebrick_arch::{EMBEDDING, MlpSpec, rope};
+use firebrick_arch::{EMBEDDING, rope};
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{
     Documents, GemmFormat, GradientMap, GradientSink, MemoryOps, NormWeight, Qkv, RotaryTables, Weight, attention,
     linear, norm,
 };
-use firebrick_model::layer::Layer;
+use firebrick_model::layer::{Layer, Mlp};
 use firebrick_model::linear::Linear;
 use firebrick_model::norm::Norm;
 use firebrick_model::{BaseStorage, BuildOptions, Decoder, MicroBatch, ModelConfig, PassOptions, Recompute};
@@ -148,7 +148,7 @@ impl Case {
     ) -> Tensor<Recorded, 2> {
         let layer = self.layer();
         let spec = &layer.spec.attention;
-        let MlpSpec::Gated { activation, .. } = layer.spec.mlp;
+        let Mlp::Gated { gate_up, down } = &layer.mlp else { unreachable!("the case has a dense MLP") };
         let input_nd = rms_norm(layer.before_attention.as_ref(), x_nd.clone());
         let [q, k, v] = [0, 1, 2].map(|index| project(&layer.qkv.modules[index], input_nd.clone(), see));
         let rotate = |x| linear::reference::rotary(x, &self.rotary, spec.head_dim);
@@ -157,9 +157,9 @@ impl Case {
         let h_nd = project(&layer.attention_output.modules[0], o, see).add(x_nd);
 
         let input_nd = rms_norm(layer.before_mlp.as_ref(), h_nd.clone());
-        let [gate_nf, up_nf] = [0, 1].map(|index| project(&layer.gate_up.modules[index], input_nd.clone(), see));
-        let gated_nf = linear::reference::gated(gate_nf, up_nf, activation);
-        let y_nd = project(&layer.down.modules[0], gated_nf, see).add(h_nd);
+        let [gate_nf, up_nf] = [0, 1].map(|index| project(&gate_up.modules[index], input_nd.clone(), see));
+        let gated_nf = linear::reference::gated(gate_nf, up_nf, layer.spec.mlp.activation());
+        let y_nd = project(&down.modules[0], gated_nf, see).add(h_nd);
         // The weights of the final norm of a random model are ones.
         let ones = Tensor::ones([self.model.config.spec.hidden_size], self.model.device());
         let epsilon = self.model.config.spec.rms_norm_eps;

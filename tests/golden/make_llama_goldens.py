@@ -148,11 +148,30 @@ def make_lora_gradients(maker):
         make_lora(maker, name, base, seed)
 
 
+def gradients_on_disk(model):
+    """Gradients under the names that checkpoints have: transformers 5 holds all experts of a layer in one parameter, and saves them one by
+    one."""
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    is_mixtral = model.config.model_type == "mixtral"
+    block, names = ("block_sparse_moe", ["w1", "w3", "w2"]) if is_mixtral else ("mlp", PROJECTIONS[4:])
+    tensors = {}
+    for name, gradient in gradients.items():
+        layer, fused, matrix = name.partition(".mlp.experts.")
+        if not fused:
+            tensors[name.replace(".mlp.gate.", f".{block}.gate.")] = gradient
+            continue
+        parts = gradient.chunk(2, dim=1) if matrix == "gate_up_proj" else [gradient]
+        for part, projection in zip(parts, names if matrix == "gate_up_proj" else names[2:]):
+            for expert, values in enumerate(part):
+                tensors[f"{layer}.{block}.experts.{expert}.{projection}.weight"] = values
+    return tensors
+
+
 def make_full_gradients(maker, name, seed):
     model, input_ids = maker.base(name), random_ids(seed)
     loss = loss_of(model, input_ids)[1]
     loss.backward()
-    gradients = {f"grad.{name}": parameter.grad for name, parameter in model.named_parameters()}
+    gradients = {f"grad.{name}": gradient for name, gradient in gradients_on_disk(model).items()}
     maker.save(f"{name}-full-gradients", dict(input_ids=input_ids, loss=loss.reshape(1), **gradients))
 
 

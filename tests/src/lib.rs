@@ -26,9 +26,9 @@ pub use recipe::{
     train,
 };
 
-/// One checkpoint per family. Each has an adapter `<name>-lora` on all projections, and the golden files `<name>`, `<name>-lora`,
+/// One checkpoint per family. Each has an adapter `<name>-lora` on all projections but experts, and the golden files `<name>`, `<name>-lora`,
 /// `<name>-full-gradients`, `<name>-packed` and `<name>-generation`. A new family is one more line here.
-pub const FAMILIES: [&str; 10] = [
+pub const FAMILIES: [&str; 12] = [
     "tiny-llama",
     "tiny-llama-bias", // biases on all projections
     "tiny-mistral",    // sliding window, head_dim 24
@@ -39,6 +39,8 @@ pub const FAMILIES: [&str; 10] = [
     "tiny-smollm3",    // one of two layers without rotation
     "tiny-gemma2",     // norms around attention and MLP, soft caps, scaled embedding, gated GELU
     "tiny-gemma3",     // norms of q and k; a rope per type of layer
+    "tiny-mixtral",    // experts in both layers, weights that add up to one
+    "tiny-qwen3-moe",  // a dense layer and one of experts, norms of q and k
 ];
 
 /// A path in this package, or in the folder that `FIREBRICK_TESTS` names: where the GPU suite was unpacked.

@@ -3,6 +3,7 @@
 //! Trade-off: operations are those that MFU counts by convention. Norms, activations, the softmax, biases and the GEMMs of a LoRA
 //! adapter (under 1 %) are left out.
 
+use crate::groups::{GroupSpec, MlpGroups};
 use crate::spec::{AttentionSpec, ModelSpec};
 use crate::tensors::{Role, TensorSpec};
 
@@ -17,9 +18,27 @@ impl ModelSpec {
         total(&self.tensors(), |tensor| tensor.role == role)
     }
 
-    /// Parameters that every token is multiplied with: the projections of all layers and the head, tied or not.
+    /// Parameters that a token is multiplied with: the projections and routers of all layers and the head, tied or not; of experts those
+    /// that a token goes to.
     pub fn matmul_parameters(&self) -> u64 {
-        self.parameters_of(Role::Projection) + (self.vocab_size * self.hidden_size) as u64
+        let head = (self.vocab_size as u64).saturating_mul(self.hidden_size as u64);
+        self.active_projections().saturating_add(head)
+    }
+
+    /// Parameters of all projections and routers that a token is multiplied with.
+    pub fn active_projections(&self) -> u64 {
+        let of_layer = |layer: usize| -> u64 {
+            let groups = self.layer_groups(layer);
+            let attention = groups.qkv.weight_parameters() + groups.attention_output.weight_parameters();
+            let mlp: u64 = groups.mlp_shapes().iter().map(GroupSpec::weight_parameters).sum();
+            let router = match &groups.mlp {
+                MlpGroups::Gated(_) => 0,
+                MlpGroups::Experts { router, .. } => router.weight_parameters(),
+            };
+            let of_token = mlp.saturating_mul(self.layers[layer].mlp.rows_per_token() as u64);
+            of_token.saturating_add(attention + router)
+        };
+        (0..self.layers.len()).map(of_layer).fold(0, u64::saturating_add)
     }
 
     /// Operations per token of the two GEMMs inside attention, forward, all layers, for documents of `document_tokens` tokens. A GEMM
@@ -121,8 +140,39 @@ mod tests {
     }
 
     #[test]
+    fn mixtures_have_their_published_parameter_counts_and_active_parameters() {
+        let mixtral = [
+            ("vocab_size", json!(32_000)),
+            ("hidden_size", json!(4096)),
+            ("intermediate_size", json!(14_336)),
+            ("num_hidden_layers", json!(32)),
+            ("num_attention_heads", json!(32)),
+            ("num_key_value_heads", json!(8)),
+            ("num_local_experts", json!(8)),
+        ];
+        let spec = parse(&family_json("MixtralForCausalLM", "mixtral", &mixtral)).unwrap().spec;
+        assert_eq!(spec.parameters(), 46_702_792_704);
+        assert_eq!(spec.matmul_parameters(), 12_748_587_008);
+        assert_eq!(spec.parameters_of(Role::Router), 32 * 8 * 4096);
+        let qwen = [
+            ("vocab_size", json!(151_936)),
+            ("hidden_size", json!(2048)),
+            ("num_hidden_layers", json!(48)),
+            ("num_attention_heads", json!(32)),
+            ("num_key_value_heads", json!(4)),
+            ("head_dim", json!(128)),
+            ("moe_intermediate_size", json!(768)),
+            ("num_experts", json!(128)),
+            ("num_experts_per_tok", json!(8)),
+        ];
+        let spec = parse(&family_json("Qwen3MoeForCausalLM", "qwen3_moe", &qwen)).unwrap().spec;
+        assert_eq!(spec.parameters(), 30_532_122_624);
+        assert_eq!(spec.matmul_parameters(), 3_041_656_832);
+    }
+
+    #[test]
     fn counts_by_role_add_up_to_all_parameters() {
-        let roles = [Role::Embedding, Role::Norm, Role::Projection, Role::Bias, Role::Head];
+        let roles = [Role::Embedding, Role::Norm, Role::Projection, Role::Router, Role::Bias, Role::Head];
         for spec in [llama_3_1_8b(), llama_3_2_1b(), qwen3_8b()] {
             assert_eq!(roles.iter().map(|&role| spec.parameters_of(role)).sum::<u64>(), spec.parameters());
         }

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use crate::spec::{LayerSpec, ModelSpec};
+use crate::spec::{LayerSpec, MlpSpec, ModelSpec};
 
 /// Which group of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -20,6 +20,62 @@ pub enum GroupKind {
     GateUp,
     /// Down projection.
     Down,
+    /// Router of a mixture of experts.
+    Router,
+    /// Gate and up projections of one expert; parts gate, up.
+    ExpertGateUp,
+    /// Down projection of one expert.
+    ExpertDown,
+}
+
+/// The groups of one layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerGroups {
+    /// Query, key and value projections.
+    pub qkv: GroupSpec,
+    /// Output projection of attention.
+    pub attention_output: GroupSpec,
+    /// The MLP's.
+    pub mlp: MlpGroups,
+}
+
+/// The groups of an MLP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MlpGroups {
+    /// Gate and up, then down.
+    Gated(Box<[GroupSpec; 2]>),
+    /// A mixture of experts.
+    Experts {
+        /// From the hidden size to one value per expert.
+        router: Box<GroupSpec>,
+        /// Gate and up, then down, of each expert.
+        experts: Vec<[GroupSpec; 2]>,
+    },
+}
+
+impl LayerGroups {
+    /// Gate and up, then down: of the MLP, or of the first expert, which has the shapes of all.
+    ///
+    /// # Panics
+    /// If a mixture has no experts, which no family reads.
+    pub fn mlp_shapes(&self) -> &[GroupSpec; 2] {
+        match &self.mlp {
+            MlpGroups::Gated(groups) => groups,
+            MlpGroups::Experts { experts, .. } => experts.first().expect("a mixture has experts"),
+        }
+    }
+
+    fn into_groups(self) -> Vec<GroupSpec> {
+        let mut groups = vec![self.qkv, self.attention_output];
+        match self.mlp {
+            MlpGroups::Gated(mlp) => groups.extend(*mlp),
+            MlpGroups::Experts { router, experts } => {
+                groups.push(*router);
+                groups.extend(experts.into_iter().flatten());
+            }
+        }
+        groups
+    }
 }
 
 /// Modules that share an input.
@@ -73,44 +129,94 @@ impl GroupSpec {
     pub fn out_features(&self) -> usize {
         self.parts.iter().sum()
     }
+
+    /// Parameters of the weights of all modules.
+    pub fn weight_parameters(&self) -> u64 {
+        self.out_features() as u64 * self.in_features as u64
+    }
+}
+
+/// Modules by name and width, side by side in one group of layer `layer`; one module of this name where they are `fused`.
+fn group(
+    layer: usize,
+    kind: GroupKind,
+    in_features: usize,
+    modules: &[(&str, usize)],
+    fused: Option<&str>,
+    bias: bool,
+) -> GroupSpec {
+    let parts: Vec<usize> = modules.iter().map(|(_, width)| *width).collect();
+    let all = fused.map(|name| [(name, parts.iter().sum())]);
+    let modules = all.as_ref().map_or(modules, |all| &all[..]);
+    let mut end = 0;
+    let modules = modules
+        .iter()
+        .map(|(name, width)| {
+            let start = end;
+            end += width;
+            ModuleSpec { path: format!("model.layers.{layer}.{name}"), columns: start..end, bias }
+        })
+        .collect();
+    GroupSpec { kind, in_features, parts, modules }
 }
 
 impl ModelSpec {
-    /// The four groups of layer `layer`, in the order of the forward pass.
-    pub fn groups(&self, layer: usize) -> [GroupSpec; 4] {
-        let LayerSpec { attention, mlp, .. } = &self.layers[layer];
-        let (hidden, query, kv) = (self.hidden_size, attention.query_size(), attention.kv_size());
-        let (intermediate, mlp_bias) = (mlp.intermediate_size(), mlp.bias());
-        let group = |kind, in_features, modules: &[(&str, usize)], fused: Option<&str>, bias| {
-            let parts: Vec<usize> = modules.iter().map(|(_, width)| *width).collect();
-            let all = fused.map(|name| [(name, parts.iter().sum())]);
-            let modules = all.as_ref().map_or(modules, |all| &all[..]);
-            let mut end = 0;
-            let modules = modules
-                .iter()
-                .map(|(name, width)| {
-                    let start = end;
-                    end += width;
-                    ModuleSpec { path: format!("model.layers.{layer}.{name}"), columns: start..end, bias }
-                })
-                .collect();
-            GroupSpec { kind, in_features, parts, modules }
-        };
-        let qkv = [("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
-        let gate_up = [("mlp.gate_proj", intermediate), ("mlp.up_proj", intermediate)];
-        let fused_qkv = attention.fused_qkv.then_some("self_attn.qkv_proj");
-        let fused_gate_up = mlp.fused().then_some("mlp.gate_up_proj");
-        [
-            group(GroupKind::Qkv, hidden, &qkv, fused_qkv, attention.qkv_bias),
-            group(GroupKind::AttentionOutput, query, &[("self_attn.o_proj", hidden)], None, attention.output_bias),
-            group(GroupKind::GateUp, hidden, &gate_up, fused_gate_up, mlp_bias),
-            group(GroupKind::Down, intermediate, &[("mlp.down_proj", hidden)], None, mlp_bias),
-        ]
+    /// The groups of layer `layer`, in the order of the forward pass: four, or with a mixture of experts two, the router, and two per
+    /// expert.
+    pub fn groups(&self, layer: usize) -> Vec<GroupSpec> {
+        self.layer_groups(layer).into_groups()
     }
 
-    /// Every linear module of every layer, in the order of the forward pass, with the width of its input.
+    /// The groups of layer `layer` by what they are for.
+    pub fn layer_groups(&self, layer: usize) -> LayerGroups {
+        let LayerSpec { attention, .. } = &self.layers[layer];
+        let (hidden, query, kv) = (self.hidden_size, attention.query_size(), attention.kv_size());
+        let qkv = [("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
+        let fused_qkv = attention.fused_qkv.then_some("self_attn.qkv_proj");
+        let output = [("self_attn.o_proj", hidden)];
+        LayerGroups {
+            qkv: group(layer, GroupKind::Qkv, hidden, &qkv, fused_qkv, attention.qkv_bias),
+            attention_output: group(layer, GroupKind::AttentionOutput, query, &output, None, attention.output_bias),
+            mlp: self.mlp_groups(layer),
+        }
+    }
+
+    fn mlp_groups(&self, layer: usize) -> MlpGroups {
+        let hidden = self.hidden_size;
+        match &self.layers[layer].mlp {
+            &MlpSpec::Gated { intermediate_size, fused, bias, .. } => {
+                let gate_up = [("mlp.gate_proj", intermediate_size), ("mlp.up_proj", intermediate_size)];
+                let fused = fused.then_some("mlp.gate_up_proj");
+                MlpGroups::Gated(Box::new([
+                    group(layer, GroupKind::GateUp, hidden, &gate_up, fused, bias),
+                    group(layer, GroupKind::Down, intermediate_size, &[("mlp.down_proj", hidden)], None, bias),
+                ]))
+            }
+            &MlpSpec::Experts { count, intermediate_size, names, .. } => {
+                let block = names.block();
+                let expert = |expert: usize| {
+                    let [gate, up, down] = names.projections().map(|name| format!("{block}.experts.{expert}.{name}"));
+                    let gate_up = [(gate.as_str(), intermediate_size), (up.as_str(), intermediate_size)];
+                    let down = [(down.as_str(), hidden)];
+                    [
+                        group(layer, GroupKind::ExpertGateUp, hidden, &gate_up, None, false),
+                        group(layer, GroupKind::ExpertDown, intermediate_size, &down, None, false),
+                    ]
+                };
+                let router = format!("{block}.gate");
+                MlpGroups::Experts {
+                    router: Box::new(group(layer, GroupKind::Router, hidden, &[(&router, count)], None, false)),
+                    experts: (0..count).map(expert).collect(),
+                }
+            }
+        }
+    }
+
+    /// Every linear module of every layer, in the order of the forward pass, with the width of its input. Routers are none: PEFT adapts
+    /// no router either.
     pub fn modules(&self) -> impl Iterator<Item = (ModuleSpec, usize)> + '_ {
-        (0..self.layers.len()).flat_map(|layer| self.groups(layer)).flat_map(|group| {
+        let groups = (0..self.layers.len()).flat_map(|layer| self.groups(layer));
+        groups.filter(|group| group.kind != GroupKind::Router).flat_map(|group| {
             let in_features = group.in_features;
             group.modules.into_iter().map(move |module| (module, in_features))
         })
@@ -143,10 +249,11 @@ mod tests {
         let mut spec = llama_3_1_8b();
         for layer in &mut spec.layers {
             layer.attention.fused_qkv = true;
-            let MlpSpec::Gated { fused, .. } = &mut layer.mlp;
+            let MlpSpec::Gated { fused, .. } = &mut layer.mlp else { panic!("a dense MLP") };
             *fused = true;
         }
-        let [qkv, _, gate_up, _] = spec.groups(3);
+        let groups = spec.layer_groups(3);
+        let (qkv, [gate_up, _]) = (&groups.qkv, groups.mlp_shapes());
         assert_eq!(
             (&qkv.parts[..], qkv.modules.len(), qkv.modules[0].columns.clone()),
             (&[4096, 1024, 1024][..], 1, 0..6144)
@@ -159,7 +266,8 @@ mod tests {
 
     #[test]
     fn widths_follow_from_heads_and_the_intermediate_size() {
-        let [qkv, output, gate_up, down] = llama_3_1_8b().groups(0);
+        let groups = llama_3_1_8b().groups(0);
+        let [qkv, output, gate_up, down] = groups.as_slice() else { panic!("four groups") };
         assert_eq!((qkv.in_features, &qkv.parts[..]), (4096, &[4096, 1024, 1024][..]));
         assert_eq!((output.in_features, &output.parts[..]), (4096, &[4096][..]));
         assert_eq!((gate_up.in_features, &gate_up.parts[..]), (4096, &[14_336, 14_336][..]));

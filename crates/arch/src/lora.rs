@@ -7,8 +7,8 @@
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::ArchError;
-use crate::groups::ModuleSpec;
-use crate::module_names::{ByPattern, TargetModules};
+use crate::groups::{GroupKind, ModuleSpec};
+use crate::module_names::{ByPattern, TargetModules, is_expert};
 use crate::spec::ModelSpec;
 use crate::tensors::{EMBEDDING, HEAD, Role, TensorSpec};
 
@@ -205,12 +205,16 @@ fn layer_of(path: &str) -> Option<usize> {
 
 impl ModelSpec {
     /// The names of the linear modules of the layers without their paths, each once, in the order of the forward pass: `q_proj`,
-    /// `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`; or `qkv_proj`, `o_proj`, `gate_up_proj`, `down_proj`.
+    /// `k_proj`, `v_proj`, `o_proj`, `gate_proj`, `up_proj`, `down_proj`; or `qkv_proj`, `o_proj`, `gate_up_proj`, `down_proj`. Experts
+    /// are left out, and the MLPs of other layers next to them are named `mlp.gate_proj` and so on, which no expert's path ends in.
     pub fn linear_module_names(&self) -> Vec<String> {
+        let is_mixture = self.is_mixture();
         let mut names: Vec<String> = Vec::new();
-        for (module, _) in self.modules() {
-            if !names.iter().any(|name| name == module.name()) {
-                names.push(module.name().to_owned());
+        for (module, _) in self.modules().filter(|(module, _)| !is_expert(&module.path)) {
+            let in_mlp = is_mixture && module.path.contains(".mlp.");
+            let name = if in_mlp { format!("mlp.{}", module.name()) } else { module.name().to_owned() };
+            if !names.contains(&name) {
+                names.push(name);
             }
         }
         names
@@ -229,7 +233,7 @@ impl ModelSpec {
     pub fn tensors_of(&self, lora: &LoraConfig) -> Vec<TensorSpec> {
         let mut tensors = Vec::new();
         for layer in 0..self.layers.len() {
-            for group in self.groups(layer) {
+            for group in self.groups(layer).into_iter().filter(|group| group.kind != GroupKind::Router) {
                 for module in group.modules.iter().filter(|module| lora.adapts(&module.path)) {
                     tensors.extend(pair(module, layer, group.in_features, lora.rank_of(&module.path)));
                 }

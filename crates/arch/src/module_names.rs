@@ -20,7 +20,8 @@ pub const ALL_LINEAR: &str = "all-linear";
 /// Which linear modules carry LoRA. In a recipe: `"all-linear"`, a list of names such as `["q_proj", "v_proj"]`, or a regular expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetModules {
-    /// Every linear module of every layer, never the head: PEFT's "all-linear".
+    /// Every linear module of every layer, never the head: PEFT's "all-linear", but without the experts of a mixture, which carry LoRA
+    /// only where they are named.
     AllLinear,
     /// Modules whose path is one of these or ends in a dot and one of these, as PEFT matches a list: `q_proj`, `self_attn.q_proj`, or a
     /// whole path such as `model.layers.3.self_attn.q_proj`.
@@ -98,7 +99,7 @@ impl TargetModules {
     /// [`ModelSpec::modules`].
     pub fn matches(&self, path: &str) -> bool {
         match self {
-            Self::AllLinear => true,
+            Self::AllLinear => !is_expert(path),
             Self::Named(names) => names.iter().any(|name| path_ends_in(path, name)),
             Self::Matching(pattern) => pattern.matches(path),
         }
@@ -138,6 +139,11 @@ impl TargetModules {
             Self::Matching(pattern) => vec![pattern.as_str().to_owned()],
         }
     }
+}
+
+/// Whether the module at a path belongs to one expert of a mixture.
+pub(crate) fn is_expert(path: &str) -> bool {
+    path.contains(".experts.")
 }
 
 /// Whether a path is `end`, or ends in a dot and `end`.

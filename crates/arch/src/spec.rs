@@ -171,6 +171,50 @@ pub enum MlpSpec {
         /// Whether the three projections have a bias.
         bias: bool,
     },
+    /// A mixture of experts: a router gives each token to `top_k` of `count` gated MLPs, whose outputs are added up with its weights
+    /// (Shazeer et al., 2017; Jiang et al., Mixtral of experts, 2024). No biases.
+    Experts {
+        /// Number of experts.
+        count: usize,
+        /// Experts per token.
+        top_k: usize,
+        /// Hidden width of one expert.
+        intermediate_size: usize,
+        /// Activation of the gates.
+        activation: Activation,
+        /// Whether the weights of a token's experts add up to one. Otherwise they are its largest probabilities over all experts.
+        normalizes_weights: bool,
+        /// What a checkpoint calls the router and the experts.
+        names: ExpertNames,
+    },
+}
+
+/// Hugging Face's names inside a mixture of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExpertNames {
+    /// `block_sparse_moe.gate`, `block_sparse_moe.experts.0.{w1,w3,w2}`.
+    Mixtral,
+    /// `mlp.gate`, `mlp.experts.0.{gate_proj,up_proj,down_proj}`.
+    Qwen,
+}
+
+impl ExpertNames {
+    /// Path of the block inside its layer.
+    pub const fn block(self) -> &'static str {
+        match self {
+            Self::Mixtral => "block_sparse_moe",
+            Self::Qwen => "mlp",
+        }
+    }
+
+    /// Names of an expert's gate, up and down projections.
+    pub const fn projections(self) -> [&'static str; 3] {
+        match self {
+            Self::Mixtral => ["w1", "w3", "w2"],
+            Self::Qwen => ["gate_proj", "up_proj", "down_proj"],
+        }
+    }
 }
 
 /// Activation function of a gated MLP.
@@ -219,27 +263,37 @@ impl AttentionSpec {
 }
 
 impl MlpSpec {
-    /// Hidden width.
+    /// Hidden width of the MLP, or of one expert.
     pub fn intermediate_size(&self) -> usize {
-        let Self::Gated { intermediate_size, .. } = self;
-        *intermediate_size
+        match self {
+            Self::Gated { intermediate_size, .. } | Self::Experts { intermediate_size, .. } => *intermediate_size,
+        }
     }
 
     /// Activation of the gate.
     pub fn activation(&self) -> Activation {
-        let Self::Gated { activation, .. } = self;
-        *activation
+        match self {
+            Self::Gated { activation, .. } | Self::Experts { activation, .. } => *activation,
+        }
     }
 
-    /// Whether gate and up are one module.
-    pub fn fused(&self) -> bool {
-        let Self::Gated { fused, .. } = self;
-        *fused
+    /// MLPs of this width that a token goes through.
+    pub fn rows_per_token(&self) -> usize {
+        match self {
+            Self::Gated { .. } => 1,
+            Self::Experts { top_k, .. } => *top_k,
+        }
     }
 
-    /// Whether the projections have a bias.
-    pub fn bias(&self) -> bool {
-        let Self::Gated { bias, .. } = self;
-        *bias
+    /// Whether it is a mixture of experts.
+    pub fn is_mixture(&self) -> bool {
+        matches!(self, Self::Experts { .. })
+    }
+}
+
+impl ModelSpec {
+    /// Whether any layer is a mixture of experts.
+    pub fn is_mixture(&self) -> bool {
+        self.layers.iter().any(|layer| layer.mlp.is_mixture())
     }
 }

@@ -26,6 +26,8 @@ pub enum Role {
     Norm,
     /// Weight `[out, in]` of a linear module of a layer.
     Projection,
+    /// Router `[experts, hidden]` of a mixture of experts: small, and never quantized.
+    Router,
     /// Bias `[out]` of a linear module.
     Bias,
     /// The output head `[vocab, hidden]`.
@@ -34,6 +36,13 @@ pub enum Role {
     LoraA,
     /// LoRA's B `[out, r]`.
     LoraB,
+}
+
+impl GroupKind {
+    /// What the weights of its modules are for.
+    pub fn weight_role(self) -> Role {
+        if self == Self::Router { Role::Router } else { Role::Projection }
+    }
 }
 
 /// A tensor of a model or of an adapter.
@@ -91,8 +100,9 @@ impl ModelSpec {
             let (before, after) = match group.kind {
                 GroupKind::Qkv => (names.before_attention, None),
                 GroupKind::AttentionOutput => (None, names.after_attention),
-                GroupKind::GateUp => (names.before_mlp, None),
+                GroupKind::GateUp | GroupKind::Router => (names.before_mlp, None),
                 GroupKind::Down => (None, names.after_mlp),
+                GroupKind::ExpertGateUp | GroupKind::ExpertDown => (None, None),
             };
             tensors.extend(before.map(|name| norm(name, self.hidden_size)));
             add_group(layer, &group, tensors);
@@ -110,7 +120,7 @@ fn add_group(layer: usize, group: &GroupSpec, tensors: &mut Vec<TensorSpec>) {
         tensors.push(TensorSpec {
             name: module.weight_name(),
             shape: vec![out, group.in_features],
-            role: Role::Projection,
+            role: group.kind.weight_role(),
             layer: Some(layer),
         });
         if module.bias {

@@ -8,8 +8,8 @@ use std::fs::{read, read_to_string};
 use std::path::{Path, PathBuf};
 
 use firebrick_arch::{
-    Activation, AttentionSpec, LayerNorms, LayerSpec, LoraConfig, MlpSpec, ModelConfig, ModelSpec, QkNorm, Rope,
-    RopeScaling, TargetModules, TensorSpec,
+    Activation, AttentionSpec, ExpertNames, LayerNorms, LayerSpec, LoraConfig, MlpSpec, ModelConfig, ModelSpec, QkNorm,
+    Rope, RopeScaling, TargetModules, TensorSpec,
 };
 use serde_json::{Value, from_slice, from_str};
 
@@ -176,6 +176,29 @@ fn tiny_gemma3_has_a_rope_for_each_type_of_layer_and_norms_of_heads() {
 }
 
 #[test]
+fn tiny_mixtral_and_tiny_qwen3_moe_have_experts() {
+    let experts = |count, top_k, intermediate_size, names| MlpSpec::Experts {
+        count,
+        top_k,
+        intermediate_size,
+        activation: Activation::Silu,
+        normalizes_weights: names == ExpertNames::Mixtral,
+        names,
+    };
+    let mut mixtral = expected(|_| ());
+    mixtral.ropes[0].theta = 1e6;
+    mixtral.layers.iter_mut().for_each(|layer| layer.mlp = experts(4, 2, 48, ExpertNames::Mixtral));
+    assert_eq!(spec("tiny-mixtral"), mixtral);
+    let mut qwen3_moe = expected(|attention| {
+        attention.head_dim = 32;
+        attention.qk_norm = QkNorm::PerHead;
+    });
+    qwen3_moe.ropes[0].theta = 1e6;
+    qwen3_moe.layers[1].mlp = experts(6, 3, 32, ExpertNames::Qwen);
+    assert_eq!(spec("tiny-qwen3-moe"), qwen3_moe);
+}
+
+#[test]
 fn tensors_equal_the_header_of_every_checkpoint() {
     for name in [
         "tiny-gemma2",
@@ -185,11 +208,13 @@ fn tensors_equal_the_header_of_every_checkpoint() {
         "tiny-llama-tied",
         "tiny-llama-yarn",
         "tiny-mistral",
+        "tiny-mixtral",
         "tiny-olmo2",
         "tiny-phi3",
         "tiny-phi3-long",
         "tiny-qwen2",
         "tiny-qwen3",
+        "tiny-qwen3-moe",
         "tiny-smollm3",
     ] {
         assert_eq!(shapes(spec(name).tensors()), header(&fixture(name).join("model.safetensors")), "{name}");
@@ -206,10 +231,12 @@ fn adapter_tensors_equal_the_header_of_every_adapter() {
         ("tiny-llama-tied", "tiny-llama-tied-lora"),
         ("tiny-llama-bias", "tiny-llama-bias-lora"),
         ("tiny-mistral", "tiny-mistral-lora"),
+        ("tiny-mixtral", "tiny-mixtral-lora"),
         ("tiny-olmo2", "tiny-olmo2-lora"),
         ("tiny-phi3", "tiny-phi3-lora"),
         ("tiny-qwen2", "tiny-qwen2-lora"),
         ("tiny-qwen3", "tiny-qwen3-lora"),
+        ("tiny-qwen3-moe", "tiny-qwen3-moe-lora"),
         ("tiny-smollm3", "tiny-smollm3-lora"),
     ];
     for (base, adapter) in adapters {

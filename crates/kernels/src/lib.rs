@@ -11,6 +11,7 @@ mod gradient;
 pub mod linear;
 pub mod loss;
 pub mod memory;
+pub mod moe;
 pub mod norm;
 pub mod optimizer;
 #[cfg(all(test, feature = "flex"))]
@@ -34,6 +35,7 @@ pub use memory::estimate::{BaseStorage, DividedBytes, PairPasses, Recompute, Tra
 pub use memory::evaluation::{Answers, EvaluatedRows, EvaluationShape};
 pub use memory::work::step_work;
 pub use memory::{HostBuffer, MemoryOps, Offloaded, Readback};
+pub use moe::{MoeOps, Routing};
 pub use norm::{NormOps, NormWeight};
 pub use optimizer::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, OptimizerOps, RangeGradient};
 pub use weights::{BlockScales, QuantizedWeight, Scales, Weight, WeightOps};
@@ -60,7 +62,7 @@ pub struct TracedOperation {
 /// Inputs may be f32 or a half format; reductions, norms and exponentials are computed in f32, and results come back in the dtype of
 /// the first input unless an operation states otherwise. CubeCL does not check dtypes, so operations cast mixed operands themselves.
 pub trait Kernels:
-    MemoryOps + WeightOps + NormOps + LinearOps + AttentionOps + EmbeddingOps + LossOps + OptimizerOps + CommOps
+    MemoryOps + WeightOps + NormOps + LinearOps + MoeOps + AttentionOps + EmbeddingOps + LossOps + OptimizerOps + CommOps
 {
     /// Runs every operation that training in this format uses once on small random input, against the reference body on the CPU.
     /// `Err` names the operation that is wrong: a broken driver must not train on zeros. `None`: this backend has nothing to test.

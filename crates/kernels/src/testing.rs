@@ -10,7 +10,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::{
-    AttentionOps, CommOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, NormOps, OptimizerOps, WeightOps,
+    AttentionOps, CommOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps,
+    WeightOps,
 };
 
 /// The backend under test.
@@ -23,6 +24,7 @@ impl WeightOps for Recorded {}
 impl NormOps for Recorded {}
 impl LinearOps for Recorded {}
 impl AttentionOps for Recorded {}
+impl MoeOps for Recorded {}
 impl EmbeddingOps for Recorded {}
 impl LossOps for Recorded {}
 impl OptimizerOps for Recorded {}

@@ -1,6 +1,7 @@
 //! One transformer layer: forward, what it saves, and backward, side by side in the same order.
 //!
-//! Five calls forward, five back: the qkv group, attention, the output projection, the gate and up group, the down projection. Norms
+//! Five calls forward, five back: the qkv group, attention, the output projection, the gate and up group, the down projection; or a mixture of experts
+//! (`experts.rs`) in place of the last two. Norms
 //! and activations are prologues of the GEMM that reads them; rotation, norms of outputs and residual sums are epilogues. Training, recomputation and
 //! the cached forward of generation are one function, which differs in how it attends.
 //! Inside a section only operations of `Kernels` touch the device. Tensor suffixes as in `firebrick_kernels::linear`.
@@ -14,6 +15,7 @@ use firebrick_kernels::{
 };
 
 use crate::cache::LayerCache;
+use crate::experts::{Experts, SavedExperts};
 use crate::linear::{AdapterPass, Linear, LinearGroup};
 use crate::norm::Norm;
 
@@ -43,12 +45,49 @@ pub struct Layer<B: Kernels> {
     pub after_attention: Option<Norm<B>>,
     /// Norm of the MLP's input.
     pub before_mlp: Option<Norm<B>>,
-    /// Gate and up projections.
-    pub gate_up: LinearGroup<B>,
-    /// Down projection.
-    pub down: LinearGroup<B>,
+    /// The MLP.
+    pub mlp: Mlp<B>,
     /// Norm of the MLP's output.
     pub after_mlp: Option<Norm<B>>,
+}
+
+/// The MLP of a layer.
+#[derive(Clone, Debug)]
+pub enum Mlp<B: Kernels> {
+    /// Gate and up projections, then the down projection.
+    Gated {
+        /// Gate and up.
+        gate_up: LinearGroup<B>,
+        /// Down.
+        down: LinearGroup<B>,
+    },
+    /// A mixture of experts.
+    Experts(Experts<B>),
+}
+
+impl<B: Kernels> Mlp<B> {
+    /// The groups of linear modules, without a router.
+    fn groups(&self) -> impl Iterator<Item = &LinearGroup<B>> {
+        let groups: Vec<&LinearGroup<B>> = match self {
+            Self::Gated { gate_up, down } => vec![gate_up, down],
+            Self::Experts(experts) => experts.experts.iter().flatten().collect(),
+        };
+        groups.into_iter()
+    }
+
+    fn groups_mut(&mut self) -> Vec<&mut LinearGroup<B>> {
+        match self {
+            Self::Gated { gate_up, down } => vec![gate_up, down],
+            Self::Experts(experts) => experts.experts.iter_mut().flatten().collect(),
+        }
+    }
+
+    fn router(&self) -> Option<&LinearGroup<B>> {
+        match self {
+            Self::Gated { .. } => None,
+            Self::Experts(experts) => Some(&experts.router),
+        }
+    }
 }
 
 /// What one layer's backward needs of its forward.
@@ -58,20 +97,38 @@ pub struct SavedForBackward<B: Kernels> {
     heads: Qkv<B>,
     attention: AttentionOutput<B>,
     attention_output: ProjectSaved<B>,
-    gate_up: ProjectSaved<B>,
-    down: ProjectSaved<B>,
+    mlp: SavedMlp<B>,
 }
 
-/// What is there when gate and up are computed: enough for the backward, but for the last GEMM.
-struct UpToGate<B: Kernels> {
+/// What the backward of an MLP needs of its forward.
+#[derive(Clone, Debug)]
+enum SavedMlp<B: Kernels> {
+    Gated { gate_up: ProjectSaved<B>, down: ProjectSaved<B> },
+    Experts(Box<SavedExperts<B>>),
+}
+
+/// What is there after attention.
+struct AfterAttention<B: Kernels> {
     qkv: Option<ProjectSaved<B>>,
     heads: Qkv<B>,
     attention: Option<AttentionOutput<B>>,
     attention_output: Option<ProjectSaved<B>>,
+    /// The residual stream.
     h_nd: Tensor<B, 2>,
-    gate_up: Option<ProjectSaved<B>>,
-    gate_nf: Tensor<B, 2>,
-    up_nf: Tensor<B, 2>,
+}
+
+impl<B: Kernels> AfterAttention<B> {
+    /// With what the MLP saved, all that the backward needs; `None` where nothing was saved.
+    fn saved(self, mlp: Option<SavedMlp<B>>) -> Option<SavedForBackward<B>> {
+        let Self { qkv, heads, attention, attention_output, .. } = self;
+        Some(SavedForBackward {
+            qkv: qkv?,
+            heads,
+            attention: attention?,
+            attention_output: attention_output?,
+            mlp: mlp?,
+        })
+    }
 }
 
 /// Which keys the queries meet.
@@ -124,25 +181,19 @@ impl<B: Kernels> Layer<B> {
         keep: Keep,
         adapters: AdapterPass,
     ) -> (Tensor<B, 2>, Option<SavedForBackward<B>>) {
-        let UpToGate { qkv, heads, attention, attention_output, h_nd, gate_up, gate_nf, up_nf } =
-            self.forward_to_gate(x_nd, rotary, attend, keep, adapters);
-        let epilogue = added_to(h_nd, self.after_mlp.as_ref());
-        let (y_nd, down) = self.down.forward(self.gated(gate_nf, up_nf), epilogue, keep, adapters);
-        let saved = (|| {
-            Some(SavedForBackward {
-                qkv: qkv?,
-                heads,
-                attention: attention?,
-                attention_output: attention_output?,
-                gate_up: gate_up?,
-                down: down?,
-            })
-        })();
-        (single(y_nd), saved)
+        let after = self.forward_attention(x_nd, rotary, attend, keep, adapters);
+        let (y_nd, mlp) = match &self.mlp {
+            Mlp::Gated { gate_up, down } => self.forward_gated(gate_up, down, after.h_nd.clone(), keep, adapters),
+            Mlp::Experts(experts) => {
+                let (y_nd, saved) = experts.forward(after.h_nd.clone(), self.experts_norm(), keep, adapters);
+                (y_nd, saved.map(|saved| SavedMlp::Experts(Box::new(saved))))
+            }
+        };
+        (y_nd, after.saved(mlp))
     }
 
-    /// What the backward needs, from the layer's input alone. The output is not computed, unless it is normalized: nothing else reads it
-    /// a second time.
+    /// What the backward needs, from the layer's input alone. The output of a gated MLP is not computed, unless it is normalized: nothing
+    /// else reads it a second time.
     pub(crate) fn recompute(
         &self,
         x_nd: Tensor<B, 2>,
@@ -150,36 +201,27 @@ impl<B: Kernels> Layer<B> {
         adapters: AdapterPass,
     ) -> SavedForBackward<B> {
         let attend = Attend::Documents(&context.documents);
-        if self.after_mlp.is_some() {
-            let (_, saved) = self.forward(x_nd, &context.rotary, attend, Keep::Inputs, adapters);
-            return saved.expect("a layer saves its activations under Keep::Inputs");
-        }
-        let again = self.forward_to_gate(x_nd, &context.rotary, attend, Keep::Inputs, adapters);
-        let kept = "a projection saves its inputs under Keep::Inputs";
-        SavedForBackward {
-            qkv: again.qkv.expect(kept),
-            heads: again.heads,
-            attention: again.attention.expect("attention over documents has an output"),
-            attention_output: again.attention_output.expect(kept),
-            gate_up: again.gate_up.expect(kept),
-            down: ProjectSaved {
-                prologue: self.gated(again.gate_nf, again.up_nf),
-                prologue_output: None,
-                low_rank: None,
-                heads: None,
-                output_norm: None,
-            },
-        }
+        let kept = "a layer saves its activations under Keep::Inputs";
+        let gate_up = match &self.mlp {
+            Mlp::Gated { gate_up, .. } if self.after_mlp.is_none() => gate_up,
+            _ => return self.forward(x_nd, &context.rotary, attend, Keep::Inputs, adapters).1.expect(kept),
+        };
+        let after = self.forward_attention(x_nd, &context.rotary, attend, Keep::Inputs, adapters);
+        let (gated, saved) = self.forward_gate(gate_up, after.h_nd.clone(), Keep::Inputs, adapters);
+        let down =
+            ProjectSaved { prologue: gated, prologue_output: None, low_rank: None, heads: None, output_norm: None };
+        let mlp = saved.map(|gate_up| SavedMlp::Gated { gate_up, down });
+        after.saved(mlp).expect(kept)
     }
 
-    fn forward_to_gate(
+    fn forward_attention(
         &self,
         x_nd: Tensor<B, 2>,
         rotary: &[RotaryTables<B>],
         attend: Attend<'_, B>,
         keep: Keep,
         adapters: AdapterPass,
-    ) -> UpToGate<B> {
+    ) -> AfterAttention<B> {
         let prologue = input(x_nd.clone(), self.before_attention.as_ref());
         let (outputs, qkv) = self.qkv.forward(prologue, Epilogue::Heads(self.heads_epilogue(rotary)), keep, adapters);
         let [q, k, v]: [_; 3] =
@@ -189,12 +231,34 @@ impl<B: Kernels> Layer<B> {
         let (o, attention) = self.attend(&heads, attend);
         let epilogue = added_to(x_nd, self.after_attention.as_ref());
         let (h_nd, attention_output) = self.attention_output.forward(Prologue::None { x: o }, epilogue, keep, adapters);
-        let h_nd = single(h_nd);
+        AfterAttention { qkv, heads, attention, attention_output, h_nd: single(h_nd) }
+    }
 
-        let prologue = input(h_nd.clone(), self.before_mlp.as_ref());
-        let (outputs, gate_up) = self.gate_up.forward(prologue, Epilogue::None, keep, adapters);
-        let [gate_nf, up_nf] = pair(outputs);
-        UpToGate { qkv, heads, attention, attention_output, h_nd, gate_up, gate_nf, up_nf }
+    /// What the down projection reads, and what gate and up save.
+    fn forward_gate(
+        &self,
+        gate_up: &LinearGroup<B>,
+        h_nd: Tensor<B, 2>,
+        keep: Keep,
+        adapters: AdapterPass,
+    ) -> (Prologue<B>, Option<ProjectSaved<B>>) {
+        let prologue = input(h_nd, self.before_mlp.as_ref());
+        let (outputs, saved) = gate_up.forward(prologue, Epilogue::None, keep, adapters);
+        let [gate, up] = pair(outputs);
+        (Prologue::Gated { gate, up, activation: self.spec.mlp.activation() }, saved)
+    }
+
+    fn forward_gated(
+        &self,
+        gate_up: &LinearGroup<B>,
+        down: &LinearGroup<B>,
+        h_nd: Tensor<B, 2>,
+        keep: Keep,
+        adapters: AdapterPass,
+    ) -> (Tensor<B, 2>, Option<SavedMlp<B>>) {
+        let (gated, gate_up) = self.forward_gate(gate_up, h_nd.clone(), keep, adapters);
+        let (y_nd, down) = down.forward(gated, added_to(h_nd, self.after_mlp.as_ref()), keep, adapters);
+        (single(y_nd), gate_up.zip(down).map(|(gate_up, down)| SavedMlp::Gated { gate_up, down }))
     }
 
     /// From the gradient of the output to the gradient of the input; gradients of parameters go to the sink.
@@ -206,14 +270,21 @@ impl<B: Kernels> Layer<B> {
         adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 2> {
-        let SavedForBackward { qkv, heads, attention, attention_output, gate_up, down } = saved;
-        let grads = self.down.backward(down, vec![dy_nd.clone()], None, Some(&self.gate_up), adapters, sink);
-        add_gradient(self.after_mlp.as_ref(), grads.output_norm, sink);
-        let (d_gate, d_up) = grads.input.gated();
-
-        let grads = self.gate_up.backward(gate_up, vec![d_gate, d_up], Some(dy_nd), None, adapters, sink);
-        add_gradient(self.before_mlp.as_ref(), grads.norm, sink);
-        let dh_nd = grads.input.plain();
+        let SavedForBackward { qkv, heads, attention, attention_output, mlp } = saved;
+        let dh_nd = match (&self.mlp, mlp) {
+            (Mlp::Gated { gate_up, down }, SavedMlp::Gated { gate_up: saved_gate_up, down: saved_down }) => {
+                let grads = down.backward(saved_down, vec![dy_nd.clone()], None, Some(gate_up), adapters, sink);
+                add_gradient(self.after_mlp.as_ref(), grads.output_norm, sink);
+                let (d_gate, d_up) = grads.input.gated();
+                let grads = gate_up.backward(saved_gate_up, vec![d_gate, d_up], Some(dy_nd), None, adapters, sink);
+                add_gradient(self.before_mlp.as_ref(), grads.norm, sink);
+                grads.input.plain()
+            }
+            (Mlp::Experts(experts), SavedMlp::Experts(saved)) => {
+                experts.backward(*saved, self.experts_norm(), dy_nd, adapters, sink)
+            }
+            _ => unreachable!("a layer saves what its own MLP computed"),
+        };
 
         let grads = self.attention_output.backward(attention_output, vec![dh_nd.clone()], None, None, adapters, sink);
         add_gradient(self.after_attention.as_ref(), grads.output_norm, sink);
@@ -231,8 +302,9 @@ impl<B: Kernels> Layer<B> {
         grads.input.plain()
     }
 
-    fn gated(&self, gate: Tensor<B, 2>, up: Tensor<B, 2>) -> Prologue<B> {
-        Prologue::Gated { gate, up, activation: self.spec.mlp.activation() }
+    /// The norm of what router and experts read.
+    fn experts_norm(&self) -> &Norm<B> {
+        self.before_mlp.as_ref().expect("every family with experts normalizes the input of its MLP")
     }
 
     fn heads_epilogue(&self, rotary: &[RotaryTables<B>]) -> HeadsEpilogue<B> {
@@ -265,18 +337,15 @@ impl<B: Kernels> Layer<B> {
         }
     }
 
-    fn groups(&self) -> [&LinearGroup<B>; 4] {
-        [&self.qkv, &self.attention_output, &self.gate_up, &self.down]
-    }
-
-    /// The linear modules, in the order of the forward pass.
+    /// The linear modules, in the order of the forward pass. A router is none of them.
     pub fn linears(&self) -> impl Iterator<Item = &Linear<B>> {
-        self.groups().into_iter().flat_map(|group| &group.modules)
+        let groups = [&self.qkv, &self.attention_output].into_iter().chain(self.mlp.groups());
+        groups.flat_map(|group| &group.modules)
     }
 
     pub(crate) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear<B>> {
-        let groups = [&mut self.qkv, &mut self.attention_output, &mut self.gate_up, &mut self.down];
-        groups.into_iter().flat_map(|group| &mut group.modules)
+        let groups = [&mut self.qkv, &mut self.attention_output].into_iter().chain(self.mlp.groups_mut());
+        groups.flat_map(|group| &mut group.modules)
     }
 
     /// Norms over the hidden size.
@@ -289,14 +358,21 @@ impl<B: Kernels> Layer<B> {
     }
 
     pub(crate) fn parameters(&self) -> impl Iterator<Item = &Parameter<B>> {
-        self.norms().flat_map(Norm::parameters).chain(self.linears().flat_map(Linear::parameters))
+        let router = self.mlp.router().into_iter().flat_map(|router| &router.modules);
+        self.norms().flat_map(Norm::parameters).chain(router.chain(self.linears()).flat_map(Linear::parameters))
     }
 
     pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<B>> {
         let norms = [&mut self.before_attention, &mut self.after_attention, &mut self.before_mlp, &mut self.after_mlp];
         let norms = norms.into_iter().flatten().chain(self.qk_norm.iter_mut().flatten()).flat_map(Norm::parameters_mut);
-        let groups = [&mut self.qkv, &mut self.attention_output, &mut self.gate_up, &mut self.down];
-        let linears = groups.into_iter().flat_map(|group| &mut group.modules);
+        let mlp = match &mut self.mlp {
+            Mlp::Gated { gate_up, down } => vec![gate_up, down],
+            Mlp::Experts(Experts { router, experts, .. }) => {
+                std::iter::once(router).chain(experts.iter_mut().flatten()).collect()
+            }
+        };
+        let groups = [&mut self.qkv, &mut self.attention_output].into_iter().chain(mlp);
+        let linears = groups.flat_map(|group| &mut group.modules);
         norms.chain(linears.flat_map(Linear::parameters_mut))
     }
 }

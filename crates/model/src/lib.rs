@@ -8,6 +8,7 @@ mod compress;
 mod decoder;
 mod division;
 pub mod error;
+pub mod experts;
 mod generate;
 mod generation_config;
 mod gguf;

@@ -14,8 +14,8 @@ use std::thread::available_parallelism;
 
 use burn_tensor::{DType, Tensor};
 use firebrick_arch::{
-    EMBEDDING, FINAL_NORM, GroupSpec, HEAD, LayerSpec, LoraConfig, ModelConfig, ModelSpec, ModuleSpec, Role,
-    TensorSpec, layer_norm_name, lora_tensor_names, rope, saved_tensor_name,
+    EMBEDDING, FINAL_NORM, GroupKind, GroupSpec, HEAD, LayerGroups, LayerSpec, LoraConfig, MlpGroups, MlpSpec,
+    ModelConfig, ModelSpec, ModuleSpec, Role, TensorSpec, layer_norm_name, lora_tensor_names, rope, saved_tensor_name,
 };
 use firebrick_kernels::{BaseStorage, GemmFormat, Kernels, Parameter, QuantizedWeight, RotaryTables, Weight};
 use firebrick_precision::{Format, QuantFormat};
@@ -27,7 +27,8 @@ use self::random::{normal, stream};
 use crate::decoder::Decoder;
 use crate::division::Division;
 use crate::error::ModelError;
-use crate::layer::Layer;
+use crate::experts::Experts;
+use crate::layer::{Layer, Mlp};
 use crate::linear::{Base, Linear, LinearGroup, Lora, ModuleBias};
 use crate::norm::Norm;
 use crate::weights::{HfFolder, Limits, Request, Values, read_ahead};
@@ -327,7 +328,7 @@ impl<B: Kernels> Builder<'_, B> {
 
     /// Reads a layer's tensors in the order of `ModelSpec::tensors`: each norm where the forward pass meets it.
     fn layer(&mut self, spec: &ModelSpec, index: usize) -> Result<Layer<B>, ModelError> {
-        let [qkv, attention_output, gate_up, down] = spec.groups(index);
+        let LayerGroups { qkv, attention_output, mlp } = spec.layer_groups(index);
         let layer: &LayerSpec = &spec.layers[index];
         let names = layer.norms.names();
         let hidden = spec.hidden_size;
@@ -346,10 +347,32 @@ impl<B: Kernels> Builder<'_, B> {
             attention_output: self.group(&attention_output)?,
             after_attention: self.layer_norm(index, names.after_attention, hidden)?,
             before_mlp: self.layer_norm(index, names.before_mlp, hidden)?,
-            gate_up: self.group(&gate_up)?,
-            down: self.group(&down)?,
+            mlp: self.mlp(&layer.mlp, &mlp)?,
             after_mlp: self.layer_norm(index, names.after_mlp, hidden)?,
         })
+    }
+
+    fn mlp(&mut self, spec: &MlpSpec, groups: &MlpGroups) -> Result<Mlp<B>, ModelError> {
+        match (spec, groups) {
+            (_, MlpGroups::Gated(groups)) => {
+                let [gate_up, down] = groups.as_ref();
+                Ok(Mlp::Gated { gate_up: self.group(gate_up)?, down: self.group(down)? })
+            }
+            (
+                &MlpSpec::Experts { top_k, normalizes_weights, activation, .. },
+                MlpGroups::Experts { router, experts },
+            ) => Ok(Mlp::Experts(Experts {
+                router: self.group(router)?,
+                experts: experts
+                    .iter()
+                    .map(|[gate_up, down]| Ok([self.group(gate_up)?, self.group(down)?]))
+                    .collect::<Result<_, ModelError>>()?,
+                top_k,
+                normalizes_weights,
+                activation,
+            })),
+            (MlpSpec::Gated { .. }, MlpGroups::Experts { .. }) => unreachable!("groups follow from the spec"),
+        }
     }
 
     fn layer_norm(&mut self, layer: usize, name: Option<&str>, size: usize) -> Result<Option<Norm<B>>, ModelError> {
@@ -357,18 +380,19 @@ impl<B: Kernels> Builder<'_, B> {
     }
 
     fn group(&mut self, group: &GroupSpec) -> Result<LinearGroup<B>, ModelError> {
-        let modules =
-            group.modules.iter().map(|module| self.linear(module, group.in_features)).collect::<Result<_, _>>()?;
+        let modules = group.modules.iter().map(|module| self.linear(module, group)).collect::<Result<_, _>>()?;
         let dropout = self.options.lora.as_ref().map_or(0.0, |lora| lora.lora_dropout);
         Ok(LinearGroup { modules, parts: group.parts.clone(), gemms: self.options.gemms, dropout })
     }
 
-    fn linear(&mut self, module: &ModuleSpec, in_features: usize) -> Result<Linear<B>, ModelError> {
-        let shape = [module.out_features(), in_features];
-        let base = self.base(&tensor(&module.weight_name(), &shape, Role::Projection))?;
+    fn linear(&mut self, module: &ModuleSpec, group: &GroupSpec) -> Result<Linear<B>, ModelError> {
+        let shape = [module.out_features(), group.in_features];
+        let base = self.base(&tensor(&module.weight_name(), &shape, group.kind.weight_role()))?;
         let bias = if module.bias { Some(self.bias(module)?) } else { None };
         let lora = match &self.options.lora {
-            Some(lora) if lora.adapts(&module.path) => Some(self.lora(&module.path, shape, lora)),
+            Some(lora) if group.kind != GroupKind::Router && lora.adapts(&module.path) => {
+                Some(self.lora(&module.path, shape, lora))
+            }
             _ => None,
         };
         Ok(Linear { path: module.path.clone(), columns: module.columns.clone(), shape, base, bias, lora })

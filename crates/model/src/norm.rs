@@ -38,7 +38,18 @@ impl<B: Kernels> Norm<B> {
         dy_nd: Tensor<B, 2>,
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 2> {
-        let (dx_nd, d_weight) = B::rms_norm_backward(x_nd, &self.operand(), dy_nd, None);
+        self.backward_with_residual(x_nd, dy_nd, None, sink)
+    }
+
+    /// The same plus the gradient that flows past the norm.
+    pub(crate) fn backward_with_residual(
+        &self,
+        x_nd: Tensor<B, 2>,
+        dy_nd: Tensor<B, 2>,
+        d_residual_nd: Option<Tensor<B, 2>>,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Tensor<B, 2> {
+        let (dx_nd, d_weight) = B::rms_norm_backward(x_nd, &self.operand(), dy_nd, d_residual_nd);
         self.add_gradient(d_weight, sink);
         dx_nd
     }

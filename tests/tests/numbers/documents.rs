@@ -57,9 +57,13 @@ fn results<B: Kernels>(model: &Decoder<B>, batch: &Batch) -> Results {
     Results { loss, gradients, logits: [first, second] }
 }
 
+/// An expert's GEMMs read the rows of all documents together, and how many there are decides the order of their sums: the last bits of a
+/// document follow its neighbors. That packed documents have the results that they have alone is tested for these families too.
+const MIXTURES: [&str; 2] = ["tiny-mixtral", "tiny-qwen3-moe"];
+
 /// Changes one document of the sequence, then the other. Every result of the unchanged one must stay the same to the bit.
 fn no_leak<B: Kernels>() {
-    for family in FAMILIES {
+    for family in FAMILIES.into_iter().filter(|family| !MIXTURES.contains(family)) {
         let ids = Golden::open(&format!("{family}-packed")).ids("packed.input_ids");
         let model = load::<B>(family, Some(&format!("{family}-lora")), FROZEN);
         let spans = [0..SECOND, SECOND..ids.len()];

@@ -7,6 +7,7 @@ mod adapter;
 mod backward;
 mod division;
 mod documents;
+mod experts;
 mod formats;
 mod forward;
 mod loss;

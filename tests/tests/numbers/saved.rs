@@ -117,6 +117,7 @@ fn merged_adapters_of_every_kind_give_the_logits_of_peft() {
             adapter: &fixture(adapter),
             requantized: None,
             dtype: Some(SavedDtype::F32),
+            bnb_4bit: None,
             companions,
         };
         let merged = folder.path().join("merged");

@@ -14,6 +14,10 @@ use crate::spec::Activation;
 const MAX_SIZE: usize = 1 << 28;
 /// The largest number of layers.
 const MAX_LAYERS: usize = 10_000;
+/// The largest number of experts of one layer.
+const MAX_EXPERTS: usize = 1024;
+/// The largest number of experts of all layers.
+const MAX_ALL_EXPERTS: usize = 1 << 16;
 
 /// A required size of at least 1.
 pub(super) fn size(json: &JsonObject, key: &str) -> Result<usize, ArchError> {
@@ -25,6 +29,30 @@ pub(super) fn size(json: &JsonObject, key: &str) -> Result<usize, ArchError> {
 pub(super) fn layer_count(json: &JsonObject) -> Result<usize, ArchError> {
     let key = "num_hidden_layers";
     in_range(json, key, size(json, key)?, MAX_LAYERS)
+}
+
+/// The number of experts of a layer, under one of these keys (transformers knows both names), and how many of them a token goes to.
+pub(super) fn experts(
+    json: &JsonObject,
+    keys: [&str; 2],
+    absent: [usize; 2],
+    layers: usize,
+) -> Result<(usize, usize), ArchError> {
+    let key = if json.get(keys[0]).is_some() { keys[0] } else { keys[1] };
+    let count = in_range(json, key, json.usize(key)?.unwrap_or(absent[0]), MAX_EXPERTS)?;
+    if count * layers > MAX_ALL_EXPERTS {
+        let rule = format!("{layers} layers may have at most {MAX_ALL_EXPERTS} experts together");
+        return Err(json.bad(key, count, rule));
+    }
+    let top_k = json.usize("num_experts_per_tok")?.unwrap_or(absent[1]);
+    if top_k == 0 || top_k > count {
+        return Err(json.bad(
+            "num_experts_per_tok",
+            top_k,
+            format!("it must be at least 1 and at most {count}, the experts"),
+        ));
+    }
+    Ok((count, top_k))
 }
 
 /// A size of at least 1 with a default.

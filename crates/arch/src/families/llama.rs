@@ -61,6 +61,11 @@ mod tests {
     use crate::config::tests::{layout_5, refusal_of, tiny};
     use crate::rope::RopeScaling;
     use crate::spec::{AttentionSpec, QkNorm};
+    use crate::spec::{LayerSpec, MlpSpec};
+
+    fn has_mlp_bias(layer: &LayerSpec) -> bool {
+        matches!(layer.mlp, MlpSpec::Gated { bias: true, .. })
+    }
 
     #[test]
     fn absent_keys_default_as_transformers_does() {
@@ -80,7 +85,7 @@ mod tests {
             scale: 1.0 / 2_f64.sqrt(),
             soft_cap: None,
         };
-        assert!(spec.layers.iter().all(|layer| layer.attention == attention && !layer.mlp.bias()));
+        assert!(spec.layers.iter().all(|layer| layer.attention == attention && !has_mlp_bias(layer)));
         assert_eq!((spec.rms_norm_eps, spec.initializer_range), (1e-6, 0.02));
         assert_eq!((spec.max_position_embeddings, spec.tie_word_embeddings), (2048, false));
         let rope = &spec.ropes[0];
@@ -91,9 +96,9 @@ mod tests {
     fn attention_bias_covers_all_four_projections_and_mlp_bias_all_three() {
         let with = |key| tiny(&[(key, json!(true))]).unwrap().spec.layers[0].clone();
         let attention = with("attention_bias");
-        assert!(attention.attention.qkv_bias && attention.attention.output_bias && !attention.mlp.bias());
+        assert!(attention.attention.qkv_bias && attention.attention.output_bias && !has_mlp_bias(&attention));
         let mlp = with("mlp_bias");
-        assert!(mlp.mlp.bias() && !mlp.attention.qkv_bias && !mlp.attention.output_bias);
+        assert!(has_mlp_bias(&mlp) && !mlp.attention.qkv_bias && !mlp.attention.output_bias);
     }
 
     #[test]

@@ -10,10 +10,12 @@ mod gemma3;
 mod keys;
 mod llama;
 mod mistral;
+mod mixtral;
 mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 mod recognize;
 mod rope_keys;
 mod smollm3;
@@ -45,7 +47,7 @@ const fn family(architecture: &'static str, model_type: &'static str, read_spec:
 }
 
 /// Every family.
-pub const FAMILIES: [Family; 9] = [
+pub const FAMILIES: [Family; 11] = [
     Family {
         special_keys: &["attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"],
         ..family("Gemma2ForCausalLM", "gemma2", gemma2::spec)
@@ -56,10 +58,18 @@ pub const FAMILIES: [Family; 9] = [
     },
     family("LlamaForCausalLM", "llama", llama::spec),
     family("MistralForCausalLM", "mistral", mistral::spec),
+    Family {
+        special_keys: &["num_local_experts", "num_experts"],
+        ..family("MixtralForCausalLM", "mixtral", mixtral::spec)
+    },
     family("Olmo2ForCausalLM", "olmo2", olmo2::spec),
     Family { special_keys: &["partial_rotary_factor"], ..family("Phi3ForCausalLM", "phi3", phi3::spec) },
     family("Qwen2ForCausalLM", "qwen2", qwen2::spec),
     family("Qwen3ForCausalLM", "qwen3", qwen3::spec),
+    Family {
+        special_keys: &["num_local_experts", "num_experts"],
+        ..family("Qwen3MoeForCausalLM", "qwen3_moe", qwen3_moe::spec)
+    },
     family("SmolLM3ForCausalLM", "smollm3", smollm3::spec),
 ];
 

@@ -153,11 +153,11 @@ mod tests {
     #[test]
     fn another_architecture_is_named_with_the_nearest_supported_one_and_what_differs() {
         let message = refusal(&[
-            ("architectures", json!(["Qwen3MoeForCausalLM"])),
-            ("model_type", json!("qwen3_moe")),
-            ("num_experts", json!(128)),
+            ("architectures", json!(["DeepseekV3ForCausalLM"])),
+            ("model_type", json!("deepseek_v3")),
+            ("n_routed_experts", json!(256)),
         ]);
-        for part in ["Qwen3MoeForCausalLM", "The nearest is Qwen3ForCausalLM", "`num_experts` (a mixture of experts)"] {
+        for part in ["DeepseekV3ForCausalLM", "The nearest is ", "`n_routed_experts` (a mixture of experts)"] {
             assert!(message.contains(part), "{message}");
         }
         assert!(FAMILIES.iter().all(|family| message.contains(family.architecture)), "{message}");

@@ -103,6 +103,7 @@ fn form(element: ElementType) -> (u32, u32) {
         ElementType::F16 => (5, 10),
         ElementType::E4m3 => (4, 3),
         ElementType::E5m2 => (5, 2),
+        ElementType::E2m1 => unreachable!("two numbers share a byte, and no card here multiplies them"),
     }
 }
 
@@ -124,7 +125,7 @@ pub(crate) fn encode(element: ElementType, numbers: &[f32]) -> Vec<u8> {
                 sign | (exponent as u32) << mantissa_bits | mantissa
             }
         };
-        packed.to_le_bytes().into_iter().take(element.bytes())
+        packed.to_le_bytes().into_iter().take(element.bits() / 8)
     };
     numbers.iter().flat_map(one).collect()
 }
@@ -148,7 +149,7 @@ pub(crate) fn decode(element: ElementType, bytes: &[u8]) -> Vec<f32> {
             f32::from_bits(((exponent as i32 - bias + 127) as u32) << 23 | mantissa << (23 - mantissa_bits));
         sign * magnitude
     };
-    bytes.chunks_exact(element.bytes()).map(one).collect()
+    bytes.chunks_exact(element.bits() / 8).map(one).collect()
 }
 
 #[test]

@@ -7,7 +7,8 @@
 )]
 
 use crate::{
-    AttentionOps, CommOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, NormOps, OptimizerOps, WeightOps,
+    AttentionOps, CommOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps,
+    WeightOps,
 };
 
 /// f32 values, i64 indices: what candle's CPU kernels are fastest with.
@@ -18,6 +19,7 @@ impl WeightOps for Candle {}
 impl NormOps for Candle {}
 impl LinearOps for Candle {}
 impl AttentionOps for Candle {}
+impl MoeOps for Candle {}
 impl EmbeddingOps for Candle {}
 impl LossOps for Candle {}
 impl OptimizerOps for Candle {}

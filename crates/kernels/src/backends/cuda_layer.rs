@@ -17,6 +17,10 @@ pub(super) fn buffers_per_token(model: &ModelSpec, training: &TrainingShape) -> 
     (0..model.layers.len()).map(|layer| Layer::new(model, training, layer).buffers()).max().unwrap_or(0)
 }
 
+/// What memory of experts' rows takes at most, as a factor: their sizes change from pass to pass and are rounded up to powers of two. The
+/// second is that of a mixture.
+const VARYING_SIZES: [usize; 2] = [1, 2];
+
 /// Row widths of a layer's buffers.
 struct Layer {
     recompute: Recompute,
@@ -31,17 +35,21 @@ struct Layer {
     normed: [usize; 2],
     gate_up: usize,
     activated: usize,
+    /// Rows of a mixture's experts: dispatched, their outputs one by one, and joined; or their gradients.
+    routed: Vec<usize>,
     /// Gradient of a layer's or of attention's output, with room for the next adapters.
     gradient: usize,
 }
 
 impl Layer {
     fn new(model: &ModelSpec, training: &TrainingShape, layer: usize) -> Self {
-        let [qkv, _, gate_up, down] = model.groups(layer);
-        let attention = &model.layers[layer].attention;
+        let groups = model.layer_groups(layer);
+        let (qkv, [gate_up, down]) = (&groups.qkv, groups.mlp_shapes());
+        let (attention, mlp) = (&model.layers[layer].attention, &model.layers[layer].mlp);
+        let rows = mlp.rows_per_token() * VARYING_SIZES[usize::from(mlp.is_mixture())];
         let appended = |group: &GroupSpec| appended_to(group, training);
         let input = |group: &GroupSpec| row_stride(group.in_features, appended(group));
-        let has_room = appended(&qkv) + appended(&gate_up) > 0;
+        let has_room = appended(qkv) + appended(gate_up) > 0;
         Self {
             recompute: training.recompute,
             hidden: model.hidden_size,
@@ -53,9 +61,10 @@ impl Layer {
                 QkNorm::WholeProjection => vec![attention.query_size(), attention.kv_size()],
             },
             normed_outputs: model.layers[layer].norms.names().outputs(),
-            normed: [input(&qkv), input(&gate_up)],
-            gate_up: row_stride(gate_up.out_features(), appended(&gate_up)),
-            activated: input(&down),
+            normed: [input(qkv), input(gate_up)],
+            gate_up: rows * row_stride(gate_up.out_features(), appended(gate_up)),
+            activated: rows * input(down),
+            routed: if mlp.is_mixture() { vec![model.hidden_size * rows; 3] } else { Vec::new() },
             gradient: row_stride(model.hidden_size, if has_room { ROW_MULTIPLE } else { 0 }),
         }
     }
@@ -93,10 +102,12 @@ impl Layer {
         vec![
             [&kept[..], &[normed_qkv]].concat(),
             [&kept[..], gate_up, &[normed_gate]].concat(),
-            [&kept[..], gate_up, &[activated, hidden], &normed_outputs[..self.normed_outputs.min(1)]].concat(),
+            [&kept[..], gate_up, &self.routed, &[activated, hidden], &normed_outputs[..self.normed_outputs.min(1)]]
+                .concat(),
             // The loss: the last layer's output, normalized, and its gradient.
             vec![hidden; 3],
-            [&kept[..], gate_up, &[gradient, activated], &normed_outputs[..self.normed_outputs.min(1)]].concat(),
+            [&kept[..], gate_up, &self.routed, &[gradient, activated], &normed_outputs[..self.normed_outputs.min(1)]]
+                .concat(),
             [&kept[..], gate_up, &[gradient, gradient], &again(hidden)].concat(),
             [&kept[..], &[gradient, query], &heads].concat(),
             [&[gradient, gradient][..], &again(hidden), raw].concat(),

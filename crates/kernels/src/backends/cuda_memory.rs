@@ -109,7 +109,7 @@ fn next_to_raw_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u
 fn wide_rows_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let chunk = (training.loss_chunk_tokens as u64).min(training.tokens());
     let joined = (0..model.layers.len()).map(|layer| {
-        let [qkv, ..] = model.groups(layer);
+        let qkv = model.layer_groups(layer).qkv;
         row_stride(qkv.out_features(), appended_to(&qkv, training)) as u64
     });
     let joined = joined.max().unwrap_or(0) * training.tokens() * training.activation_bytes();

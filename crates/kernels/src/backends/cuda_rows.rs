@@ -103,9 +103,12 @@ pub(super) fn appended_to(group: &GroupSpec, training: &TrainingShape) -> usize 
     }
 }
 
-/// Why a model's GEMMs cannot multiply 8-bit floats: a width that is no multiple of 16; `None` if they can.
+/// Why a model's GEMMs cannot multiply 8-bit floats: experts, or a width that is no multiple of 16; `None` if they can.
 #[must_use]
 pub fn fp8_refusal(model: &ModelSpec) -> Option<String> {
+    if model.is_mixture() {
+        return Some("experts are multiplied in the compute format only".to_owned());
+    }
     let groups = (0..model.layers.len()).flat_map(|layer| model.groups(layer));
     let wrong = |group: &GroupSpec| {
         let width = [group.in_features, group.out_features()].into_iter().find(|width| !width.is_multiple_of(16))?;
@@ -123,11 +126,13 @@ pub(super) fn adapter_gemms(model: &ModelSpec, training: &TrainingShape) -> Opti
     let (appended, separate): (Vec<_>, Vec<_>) =
         groups.iter().partition(|group| training.gemms == GemmFormat::Fp8 || appended_to(group, training) > 0);
     let named = |way: &str, groups: Vec<&GroupSpec>| {
-        let names: Vec<_> = groups
-            .iter()
-            .flat_map(|group| &group.modules)
-            .filter_map(|module| module.path.rsplit('.').next())
-            .collect();
+        let mut names: Vec<&str> = Vec::new();
+        for module in groups.iter().flat_map(|group| &group.modules) {
+            // Every expert has modules of these names.
+            if !names.contains(&module.name()) {
+                names.push(module.name());
+            }
+        }
         (!names.is_empty()).then(|| format!("{way}: {}", names.join(", ")))
     };
     let ways: Vec<_> = [named("appended", appended), named("separate", separate)].into_iter().flatten().collect();

@@ -104,9 +104,13 @@ fn forward(backend: BackendKind, model: &ModelSpec, pass: &TrainingShape) -> Vec
 /// after their rotation, the output of attention, gate and up, and their product.
 fn widest_layer(model: &ModelSpec) -> u64 {
     let widths = (0..model.layers.len()).map(|layer| {
-        let [qkv, output, gate_up, down] = model.groups(layer);
-        let heads = 2 * qkv.out_features() + output.in_features;
-        (3 * qkv.in_features + heads + gate_up.out_features() + down.in_features) as u64
+        let groups = model.layer_groups(layer);
+        let (qkv, [gate_up, down]) = (&groups.qkv, groups.mlp_shapes());
+        let heads = 2 * qkv.out_features() + groups.attention_output.in_features;
+        let mlp = &model.layers[layer].mlp;
+        let rows = mlp.rows_per_token();
+        let routed = if mlp.is_mixture() { 3 * rows * model.hidden_size } else { 0 };
+        (3 * qkv.in_features + heads + rows * (gate_up.out_features() + down.in_features) + routed) as u64
     });
     widths.max().unwrap_or(0)
 }

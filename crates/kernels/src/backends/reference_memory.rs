@@ -33,8 +33,11 @@ fn layer_lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape
         values.everything(value) - values.saved(training.recompute, value)
     });
     // The widest point of a layer's backward: gradients of the MLP's product, gate and up, and of both residual sums.
-    let gradients =
-        widest(&|layer| (3 * model.layers[layer].mlp.intermediate_size() + 2 * model.hidden_size) as u64 * value);
+    let gradients = widest(&|layer| {
+        let mlp = &model.layers[layer].mlp;
+        let routed = if mlp.is_mixture() { 2 * mlp.rows_per_token() * model.hidden_size } else { 0 };
+        (3 * mlp.rows_per_token() * mlp.intermediate_size() + routed + 2 * model.hidden_size) as u64 * value
+    });
     // Flex holds the scores of one block of queries at a time, the reference body those of a whole document.
     let scored = if backend == BackendKind::Flex { 0 } else { training.longest_document as u64 };
     let scores = widest(&|layer| model.layers[layer].attention.heads as u64) * scored * scored;

@@ -31,6 +31,7 @@ fn run<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -> Vec<Findi
     crate::embedding::conformance::check(&mut check);
     crate::weights::conformance::check(&mut check);
     crate::linear::conformance::check(&mut check);
+    crate::moe::conformance::check(&mut check);
     crate::attention::conformance::check(&mut check);
     crate::memory::conformance::check(&mut check);
     crate::loss::conformance::check(&mut check);
@@ -108,6 +109,8 @@ mod tests {
             "quantize_weight",
             "project_backward (qkv)",
             "project_backward (down)",
+            "route",
+            "combine_backward",
             "attention_backward",
             "linear_cross_entropy",
             "adamw_foreach",

@@ -5,7 +5,7 @@
 //! allocates (`backends/reference_memory.rs`, `backends/cuda_memory.rs`), compiled whether or not the backend is.
 //! Trade-off: what depends on the machine and not on the run, such as an allocator's rounding, is left out.
 
-use firebrick_arch::{EMBEDDING, GroupSpec, HEAD, LoraConfig, ModelSpec, QkNorm, Role, TensorSpec};
+use firebrick_arch::{EMBEDDING, GroupSpec, HEAD, LoraConfig, MlpSpec, ModelSpec, QkNorm, Role, TensorSpec};
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 use serde::{Deserialize, Serialize};
@@ -210,20 +210,32 @@ pub(crate) struct LayerValues {
 
 /// The values of layer `layer`, from the parts of its groups.
 pub(crate) fn layer_values(model: &ModelSpec, layer: usize) -> LayerValues {
-    let [qkv, output, gate_up, down] = model.groups(layer);
-    let attention = &model.layers[layer].attention;
+    let groups = model.layer_groups(layer);
+    let (qkv, output, [gate_up, down]) = (&groups.qkv, &groups.attention_output, groups.mlp_shapes());
+    let (attention, mlp) = (&model.layers[layer].attention, &model.layers[layer].mlp);
     let norms = model.layers[layer].norms.names();
     let before_norm = match attention.qk_norm {
         QkNorm::None => 0,
         QkNorm::PerHead | QkNorm::WholeProjection => attention.query_size() + attention.kv_size(),
     };
     let before_norm = before_norm + norms.outputs() * model.hidden_size;
-    let computed = qkv.out_features() + before_norm + output.in_features + gate_up.in_features + gate_up.out_features();
+    let (rows, routed) = match mlp {
+        MlpSpec::Gated { .. } => (1, 0),
+        // The router's input; rows as they are dispatched and as they come back; two f32 per expert, in 2-byte values. Memory of experts'
+        // rows is rounded up to powers of two on CUDA: an upper bound elsewhere.
+        MlpSpec::Experts { count, top_k, .. } => (2 * top_k, (1 + 2 * top_k) * model.hidden_size + 4 * count),
+    };
+    let computed = qkv.out_features()
+        + before_norm
+        + output.in_features
+        + gate_up.in_features
+        + rows * gate_up.out_features()
+        + routed;
     let normed = |name: Option<&str>, group: &GroupSpec| if name.is_some() { group.in_features } else { 0 };
     LayerValues {
         input: qkv.in_features as u64,
         computed: computed as u64,
-        elementwise: (normed(norms.before_attention, &qkv) + normed(norms.before_mlp, &gate_up) + down.in_features)
+        elementwise: (normed(norms.before_attention, qkv) + normed(norms.before_mlp, gate_up) + rows * down.in_features)
             as u64,
         log_sums: attention.heads as u64,
     }

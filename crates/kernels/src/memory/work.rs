@@ -5,7 +5,7 @@
 //! backward of attention has five GEMMs to the forward's two, since it recomputes the scores.
 //! Trade-off: traffic is what cannot be avoided when each operation reads its inputs and writes its results once.
 
-use firebrick_arch::{GroupKind, GroupSpec, ModelSpec, ModuleSpec};
+use firebrick_arch::{GroupKind, GroupSpec, MlpSpec, ModelSpec, ModuleSpec, Role};
 use firebrick_hwprofile::roofline::Work;
 use firebrick_precision::Format;
 
@@ -42,17 +42,32 @@ pub fn step_work(model: &ModelSpec, training: &TrainingShape, micro_batches: usi
     }
 }
 
-/// A linear module with the width of its input and whether it is a down projection, the last of its layer.
-fn modules(model: &ModelSpec) -> impl Iterator<Item = (ModuleSpec, usize, bool)> + '_ {
-    (0..model.layers.len()).flat_map(|layer| model.groups(layer)).flat_map(|group| {
+/// The part of tokens that a linear module reads, the module, the width of its input, and whether it is a down projection, the last of
+/// its layer.
+fn modules(model: &ModelSpec) -> impl Iterator<Item = (f64, ModuleSpec, usize, bool)> + '_ {
+    let groups = (0..model.layers.len()).flat_map(|layer| {
+        let mlp = &model.layers[layer].mlp;
+        model.groups(layer).into_iter().map(move |group| (share(mlp, group.kind), group))
+    });
+    groups.flat_map(|(share, group)| {
         let (in_features, is_down) = (group.in_features, group.kind == GroupKind::Down);
-        group.modules.into_iter().map(move |module| (module, in_features, is_down))
+        group.modules.into_iter().map(move |module| (share, module, in_features, is_down))
     })
 }
 
-/// Parameters of the linear modules of all layers.
+/// The part of tokens that a group of a layer with this MLP reads, if all experts have equally many.
+fn share(mlp: &MlpSpec, kind: GroupKind) -> f64 {
+    match (mlp, kind) {
+        (MlpSpec::Experts { count, top_k, .. }, GroupKind::ExpertGateUp | GroupKind::ExpertDown) => {
+            *top_k as f64 / *count as f64
+        }
+        _ => 1.0,
+    }
+}
+
+/// Parameters of the linear modules of all layers that a token is multiplied with.
 fn all_projections(model: &ModelSpec) -> f64 {
-    modules(model).map(|(module, in_features, _)| (module.out_features() * in_features) as f64).sum()
+    modules(model).map(|(share, module, inputs, _)| share * (module.out_features() * inputs) as f64).sum()
 }
 
 /// Parameters of the linear modules that run forward a second time: a recomputed layer stops before its down projection, whose output
@@ -62,7 +77,7 @@ fn recomputed(model: &ModelSpec, training: &TrainingShape) -> f64 {
         return 0.0;
     }
     let stays = modules(model).filter(|(.., is_down)| !is_down);
-    stays.map(|(module, in_features, _)| (module.out_features() * in_features) as f64).sum()
+    stays.map(|(share, module, inputs, _)| share * (module.out_features() * inputs) as f64).sum()
 }
 
 /// The adapter's own GEMMs, in passes over its parameters: forward, recomputed forward, and two for the gradients of input and adapter.
@@ -70,9 +85,12 @@ fn recomputed(model: &ModelSpec, training: &TrainingShape) -> f64 {
 fn adapter(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let Some(lora) = &training.lora else { return 0.0 };
     let parameters = |down_too: bool| -> f64 {
-        let targets = modules(model).filter(|(module, _, is_down)| (down_too || !is_down) && lora.adapts(&module.path));
+        let targets =
+            modules(model).filter(|(_, module, _, is_down)| (down_too || !is_down) && lora.adapts(&module.path));
         let rank = |module: &ModuleSpec| lora.rank_of(&module.path);
-        targets.map(|(module, inputs, _)| (rank(&module) * (module.out_features() + inputs)) as f64).sum()
+        targets
+            .map(|(share, module, inputs, _)| share * (rank(&module) * (module.out_features() + inputs)) as f64)
+            .sum()
     };
     let again = if training.recompute == Recompute::Full { parameters(false) } else { 0.0 };
     3.0 * parameters(true) + again
@@ -83,7 +101,8 @@ fn weight_bytes(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let passes = 2.0 + reference_passes(training) + recomputed(model, training) / all_projections(model);
     let trained = 4.0 * training.trained_parameters(model) as f64;
     let converted = match training.stored_format() {
-        Format::Quantized(_) => 2.0 * all_projections(model) * training.activation_bytes() as f64,
+        // Every expert is converted, whatever tokens it has.
+        Format::Quantized(_) => 2.0 * model.parameters_of(Role::Projection) as f64 * training.activation_bytes() as f64,
         _ => 0.0,
     };
     let accumulated = 2.0 * trained;
@@ -96,7 +115,11 @@ fn activation_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let value = training.activation_bytes();
     let of_layer = |layer: usize| {
         let everything = layer_values(model, layer).everything(value) as f64;
-        let product = (model.layers[layer].mlp.intermediate_size() as u64 * value) as f64;
+        // A mixture runs again as a whole.
+        let product = match model.layers[layer].mlp {
+            MlpSpec::Gated { intermediate_size, .. } => (intermediate_size as u64 * value) as f64,
+            MlpSpec::Experts { .. } => 0.0,
+        };
         let again = match training.recompute {
             Recompute::Full => everything - product,
             Recompute::Selective | Recompute::None => 0.0,
@@ -118,11 +141,14 @@ fn reference_passes(training: &TrainingShape) -> f64 {
 /// that flows through the adapters is written, and read and added under the mask.
 fn dropout_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let Some(lora) = training.lora.as_ref().filter(|lora| lora.lora_dropout > 0.0) else { return 0.0 };
-    let groups = (0..model.layers.len()).flat_map(|layer| model.groups(layer));
-    let adapted = groups.filter(|group| group.modules.iter().any(|module| lora.adapts(&module.path)));
+    let groups = (0..model.layers.len()).flat_map(|layer| {
+        let mlp = &model.layers[layer].mlp;
+        model.groups(layer).into_iter().map(move |group| (share(mlp, group.kind), group))
+    });
+    let adapted = groups.filter(|(_, group)| group.modules.iter().any(|module| lora.adapts(&module.path)));
     let again = |group: &GroupSpec| training.recompute == Recompute::Full && group.kind != GroupKind::Down;
     let passes = |group: &GroupSpec| if again(group) { 10.0 } else { 8.0 };
-    let values: f64 = adapted.map(|group| passes(&group) * group.in_features as f64).sum();
+    let values: f64 = adapted.map(|(share, group)| share * passes(&group) * group.in_features as f64).sum();
     values * (training.tokens() * training.activation_bytes()) as f64
 }
 

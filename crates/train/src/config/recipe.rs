@@ -162,7 +162,7 @@ pub struct LoraSection {
     /// Numerator of the scale. Default 32.
     pub alpha: f64,
     /// Modules that get an adapter: "all-linear", a list of Hugging Face module names such as ["q_proj", "v_proj"], or one regular
-    /// expression over the whole path of a module, as PEFT matches a string. Default "all-linear": every linear module of the layers.
+    /// expression over the whole path of a module, as PEFT matches a string. Default "all-linear": every linear module of the layers but experts.
     pub target: TargetModules,
     /// Scale by `alpha / sqrt(r)` (rsLoRA). Default false.
     pub use_rslora: bool,

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use firebrick_arch::{LongRopeFactors, ModelSpec, Role, Rope, RopeScaling};
+use firebrick_arch::{LongRopeFactors, MlpSpec, ModelSpec, Role, Rope, RopeScaling};
 use firebrick_hwprofile::memory::{MemoryEstimate, human_bytes};
 use firebrick_kernels::{BackendKind, Recompute, TrainingShape, step_work};
 use firebrick_precision::Format;
@@ -107,6 +107,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
             "the longest row and an answer after it",
         ),
         attention: attention(backend.value, &model.spec, config.compute().activations()),
+        experts: experts(&model.spec),
         long_rope: long_rope(config, &model.spec),
         micro_batch_size: Chosen::recipe(train.micro_batch_size),
         gradient_accumulation: accumulation(config, world_size),
@@ -219,6 +220,17 @@ fn recompute(recompute: Recompute) -> Chosen<Recompute> {
 fn attention(backend: BackendKind, spec: &ModelSpec, compute: Format) -> Option<Chosen<String>> {
     let [kernels, why] = backend.capped_attention(spec, compute)?;
     Some(Chosen::new(kernels, why))
+}
+
+fn experts(spec: &ModelSpec) -> Option<Chosen<String>> {
+    let (count, top_k) = spec.layers.iter().find_map(|layer| match layer.mlp {
+        MlpSpec::Experts { count, top_k, .. } => Some((count, top_k)),
+        MlpSpec::Gated { .. } => None,
+    })?;
+    let mixtures = spec.layers.iter().filter(|layer| layer.mlp.is_mixture()).count();
+    let why = "one after the other, each as GEMMs over its own rows; in each pass over such a layer the host waits once for the numbers of rows, \
+               which decide the sizes of the GEMMs. No auxiliary loss balances the experts";
+    Some(Chosen::new(format!("{top_k} of {count} per token in {mixtures} of {} layers", spec.layers.len()), why))
 }
 
 /// transformers chooses for each batch, by its longest sequence; a run chooses once.

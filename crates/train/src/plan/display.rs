@@ -72,6 +72,9 @@ impl fmt::Display for Plan {
         if let Some(kernels) = &self.attention {
             writeln!(formatter, "{}", line("attention kernels", kernels.value.clone(), &kernels.reason))?;
         }
+        if let Some(experts) = &self.experts {
+            writeln!(formatter, "{}", line("experts", experts.value.clone(), &experts.reason))?;
+        }
         if let Some(factors) = &self.long_rope {
             writeln!(formatter, "{}", line("longrope", factors.value.to_owned(), &factors.reason))?;
         }

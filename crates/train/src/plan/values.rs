@@ -102,6 +102,9 @@ pub struct Plan {
     /// Which kernels compute attention, where that follows from the model alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention: Option<Chosen<String>>,
+    /// How experts are computed; none where the model has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<Chosen<String>>,
     /// Which factors of longrope are used; none where the model has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub long_rope: Option<Chosen<&'static str>>,

@@ -74,6 +74,8 @@ pub(super) struct Engine {
     pub(super) copies: HostCopies,
     pub(super) collectives: Collectives,
     pub(super) tables: Tables,
+    /// Whether new tensors have memory of a power of two of bytes, so that few sizes occur.
+    pub(super) rounds_sizes: Cell<bool>,
     pub(super) trace: Trace,
 }
 
@@ -158,6 +160,7 @@ impl Engine {
             addresses: Addresses::new(&context),
             multiprocessors: info.multiprocessors as usize,
             shared_bytes: info.shared_memory_per_block_bytes as usize,
+            rounds_sizes: Cell::new(false),
             trace: Trace::default(),
             depth: Cell::new(0),
             sections: Cell::new(0),

@@ -173,6 +173,20 @@ impl HostCopies {
         Ok(copied)
     }
 
+    /// The values of a dense i32 matrix, once the stream has computed them: waits for all of its work so far.
+    pub(super) fn integers(&self, main: &Stream, values: &MatrixView) -> Result<Vec<i32>, CudaError> {
+        assert!(values.dtype == DType::I32 && values.is_dense(), "integers are read as they lie");
+        let buffer = self.free.lend(&self.context, values.bytes())?;
+        // SAFETY: the values have that many bytes, in memory that the caller holds; the buffer is read and returned to its pool after the
+        // stream was waited for.
+        let copied = unsafe {
+            main.copy_to_host(buffer.pinned(), DevicePointer::<u8>::from_address(values.address), values.bytes())
+        };
+        // Waited for also where the copy was refused: nothing may still write the buffer.
+        main.synchronize().and(copied)?;
+        Ok(buffer.as_chunks().0.iter().map(|&bytes| i32::from_ne_bytes(bytes)).collect())
+    }
+
     /// The waits for restored tensors since the last call.
     pub(super) fn take_waits(&self) -> Waits {
         Waits(self.waits.take())

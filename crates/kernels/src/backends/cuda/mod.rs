@@ -49,6 +49,7 @@ mod processors;
 mod program;
 mod quantize;
 mod room;
+mod routing;
 mod scratch;
 mod section;
 mod self_test;

@@ -68,6 +68,7 @@ pub(super) enum Source {
     PackedIndex,
     Pairs,
     Quantize,
+    Routing,
     WriteOut,
 }
 
@@ -92,6 +93,7 @@ impl Source {
             Self::PackedIndex => "packed_index.cu",
             Self::Pairs => "pairs.cu",
             Self::Quantize => "quantize.cu",
+            Self::Routing => "routing.cu",
             Self::WriteOut => "write_out.cu",
         }
     }
@@ -145,6 +147,7 @@ impl Source {
                 include_str!("source/nf4.cu"),
                 include_str!("source/scaled_formats.cu")
             ),
+            Self::Routing => include_str!("source/routing.cu"),
             Self::WriteOut => concat!(
                 include_str!("source/weight_values.cu"),
                 include_str!("source/modules.cu"),
@@ -179,6 +182,7 @@ impl Source {
             | Self::PackedIndex
             | Self::Pairs
             | Self::Quantize
+            | Self::Routing
             | Self::WriteOut => String::new(),
         };
         let source = format!("#define {format} 1\n{variant}{PRELUDE}\n{}", self.text());

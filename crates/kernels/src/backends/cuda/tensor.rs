@@ -18,6 +18,7 @@ impl Engine {
         let shape = shape.into();
         // CubeCL allocates no memory of size zero.
         let bytes = (shape.num_elements() * dtype.size()).max(1);
+        let bytes = if self.rounds_sizes.get() { bytes.next_power_of_two() } else { bytes };
         let client = self.client();
         if !self.is_in_section() {
             let handle = client.empty(bytes);

@@ -17,9 +17,10 @@ mod weights;
 
 pub use burn_flex::Flex;
 
-use crate::{CommOps, EmbeddingOps, Kernels, MemoryOps};
+use crate::{CommOps, EmbeddingOps, Kernels, MemoryOps, MoeOps};
 
 impl MemoryOps for Flex {}
+impl MoeOps for Flex {}
 impl EmbeddingOps for Flex {}
 impl CommOps for Flex {}
 impl Kernels for Flex {}

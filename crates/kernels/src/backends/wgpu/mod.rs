@@ -10,7 +10,9 @@ use cubecl::Runtime;
 use cubecl::future::block_on;
 use cubecl::wgpu::{AutoGraphicsApi, GraphicsApi, WgpuRuntime};
 
-use crate::{AttentionOps, CommOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, NormOps, OptimizerOps};
+use crate::{
+    AttentionOps, CommOps, EmbeddingOps, Kernels, LinearOps, LossOps, MemoryOps, MoeOps, NormOps, OptimizerOps,
+};
 
 /// f32 values, i32 indices, booleans as u32: WebGPU has no 8-bit storage.
 pub type Wgpu = CubeBackend<WgpuRuntime, f32, i32, u32>;
@@ -23,6 +25,7 @@ impl MemoryOps for Wgpu {
 impl NormOps for Wgpu {}
 impl LinearOps for Wgpu {}
 impl AttentionOps for Wgpu {}
+impl MoeOps for Wgpu {}
 impl EmbeddingOps for Wgpu {}
 impl LossOps for Wgpu {}
 impl OptimizerOps for Wgpu {}

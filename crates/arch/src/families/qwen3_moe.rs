@@ -1,0 +1,173 @@
+//! Qwen3-MoE: a Qwen3 whose MLPs are mixtures of experts, in all layers or in some.
+//!
+//! Defaults are those of transformers' `Qwen3MoeConfig`. A layer is a mixture unless `mlp_only_layers` lists it or
+//! `decoder_sparse_step` skips it.
+//! Not supported: `attention_dropout`, which is ignored. The auxiliary loss (`output_router_logits`) is not computed.
+
+use serde_json::Value;
+
+use super::keys::{
+    activation, bool_or, experts, head_dim_or_quotient, kv_heads, layer_count, positive_or, refuse_quantized, size,
+    size_or, sliding_window,
+};
+use super::rope_keys::rope;
+use crate::error::ArchError;
+use crate::json::JsonObject;
+use crate::spec::{AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
+
+pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
+    refuse_quantized(json)?;
+    let hidden_size = size(json, "hidden_size")?;
+    let heads = size(json, "num_attention_heads")?;
+    let head_dim = head_dim_or_quotient(json, hidden_size, heads)?;
+    let layers = layer_count(json)?;
+    let max_position_embeddings = size_or(json, "max_position_embeddings", 32_768)?;
+    // One key for all four projections, and one window for all layers.
+    let attention_bias = bool_or(json, "attention_bias", false)?;
+    let window = if bool_or(json, "use_sliding_window", false)? { sliding_window(json, 4096)? } else { None };
+
+    let attention = AttentionSpec {
+        heads,
+        kv_heads: kv_heads(json, heads, 4)?,
+        head_dim,
+        rope: Some(0),
+        qk_norm: QkNorm::PerHead,
+        fused_qkv: false,
+        qkv_bias: attention_bias,
+        output_bias: attention_bias,
+        window,
+        scale: AttentionSpec::default_scale(head_dim),
+        soft_cap: None,
+    };
+    let layer = |is_mixture: bool| {
+        let mlp = if is_mixture { mixture(json, layers)? } else { dense(json)? };
+        Ok(LayerSpec { attention: attention.clone(), mlp, norms: LayerNorms::Pre })
+    };
+    Ok(ModelSpec {
+        vocab_size: size(json, "vocab_size")?,
+        hidden_size,
+        layers: mixture_layers(json, layers)?.into_iter().map(layer).collect::<Result<_, ArchError>>()?,
+        ropes: vec![rope(json, head_dim, max_position_embeddings)?],
+        rms_norm_eps: positive_or(json, "rms_norm_eps", 1e-6)?,
+        norm_offset: 0.0,
+        embedding_scale: None,
+        logit_soft_cap: None,
+        tie_word_embeddings: bool_or(json, "tie_word_embeddings", false)?,
+        max_position_embeddings,
+        initializer_range: positive_or(json, "initializer_range", 0.02)?,
+    })
+}
+
+fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {
+    let (count, top_k) = experts(json, ["num_experts", "num_local_experts"], [128, 8], layers)?;
+    Ok(MlpSpec::Experts {
+        count,
+        top_k,
+        intermediate_size: size_or(json, "moe_intermediate_size", 768)?,
+        activation: activation(json)?,
+        normalizes_weights: bool_or(json, "norm_topk_prob", false)?,
+        names: ExpertNames::Qwen,
+    })
+}
+
+fn dense(json: &JsonObject) -> Result<MlpSpec, ArchError> {
+    let intermediate_size = size_or(json, "intermediate_size", 6144)?;
+    Ok(MlpSpec::Gated { intermediate_size, activation: activation(json)?, fused: false, bias: false })
+}
+
+/// Whether each layer is a mixture: every `decoder_sparse_step`-th one that `mlp_only_layers` does not list.
+fn mixture_layers(json: &JsonObject, layers: usize) -> Result<Vec<bool>, ArchError> {
+    let step = size_or(json, "decoder_sparse_step", 1)?;
+    let key = "mlp_only_layers";
+    let dense: Vec<usize> = match json.get(key) {
+        None => Vec::new(),
+        Some(Value::Array(numbers)) => {
+            let number = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
+            let numbers: Option<_> = numbers.iter().map(number).collect();
+            numbers.ok_or_else(|| {
+                json.bad(key, &json.get(key).unwrap_or(&Value::Null), "it must list numbers of layers")
+            })?
+        }
+        Some(other) => return Err(json.wrong_type(key, "a list of numbers of layers", other)),
+    };
+    Ok((0..layers).map(|layer| !dense.contains(&layer) && (layer + 1).is_multiple_of(step)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::config::ModelConfig;
+    use crate::config::tests::{family_json, layout_5_of, parse, refusal_of};
+    use crate::error::ArchError;
+    use crate::lora::LoraConfig;
+    use crate::module_names::TargetModules;
+    use crate::spec::MlpSpec;
+
+    fn qwen3_moe(changes: &[(&str, Value)]) -> Result<ModelConfig, ArchError> {
+        let few = [("num_experts", json!(4)), ("num_experts_per_tok", json!(2)), ("moe_intermediate_size", json!(6))];
+        parse(&family_json("Qwen3MoeForCausalLM", "qwen3_moe", &[&few[..], changes].concat()))
+    }
+
+    fn mixtures(changes: &[(&str, Value)]) -> Vec<bool> {
+        let changes = [&[("num_hidden_layers", json!(4))][..], changes].concat();
+        qwen3_moe(&changes).unwrap().spec.layers.iter().map(|layer| layer.mlp.is_mixture()).collect()
+    }
+
+    #[test]
+    fn the_step_and_the_list_of_dense_layers_say_which_layers_are_mixtures() {
+        assert_eq!(mixtures(&[]), [true; 4]);
+        assert_eq!(mixtures(&[("decoder_sparse_step", json!(2))]), [false, true, false, true]);
+        assert_eq!(mixtures(&[("mlp_only_layers", json!([0, 3]))]), [false, true, true, false]);
+        assert_eq!(
+            mixtures(&[("decoder_sparse_step", json!(2)), ("mlp_only_layers", json!([3]))])[1..],
+            [true, false, false]
+        );
+        assert!(refusal_of(qwen3_moe(&[("mlp_only_layers", json!(["a"]))])).contains("`mlp_only_layers`"));
+    }
+
+    #[test]
+    fn weights_add_up_to_one_only_where_the_key_says_so() {
+        let normalizes = |changes: &[_]| match qwen3_moe(changes).unwrap().spec.layers[0].mlp {
+            MlpSpec::Experts { normalizes_weights, .. } => normalizes_weights,
+            MlpSpec::Gated { .. } => panic!("the layer is a mixture"),
+        };
+        assert!(!normalizes(&[]));
+        assert!(normalizes(&[("norm_topk_prob", json!(true))]));
+    }
+
+    #[test]
+    fn experts_have_a_width_of_their_own_and_dense_layers_the_other_one() {
+        let spec = qwen3_moe(&[("mlp_only_layers", json!([0]))]).unwrap().spec;
+        assert_eq!([0, 1].map(|layer: usize| spec.layers[layer].mlp.intermediate_size()), [12, 6]);
+        let names: Vec<_> = spec.tensors().into_iter().map(|tensor| tensor.name).collect();
+        for name in ["0.mlp.down_proj", "1.mlp.gate", "1.mlp.experts.3.up_proj"] {
+            assert!(names.contains(&format!("model.layers.{name}.weight")), "{name}");
+        }
+    }
+
+    #[test]
+    fn all_linear_leaves_experts_out_and_names_take_them_in() {
+        let spec = qwen3_moe(&[("mlp_only_layers", json!([0]))]).unwrap().spec;
+        let names = TargetModules::AllLinear.names(&spec);
+        let dense = ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"];
+        assert_eq!(names, [&["q_proj", "k_proj", "v_proj", "o_proj"][..], &dense].concat());
+        let tensors = |target_modules| {
+            let lora = LoraConfig { target_modules, ..LoraConfig::default() };
+            spec.adapter_tensors(&lora).unwrap().len() / 2
+        };
+        assert_eq!(tensors(TargetModules::AllLinear), 2 * 4 + 3);
+        assert_eq!(tensors(TargetModules::from_names(names)), 2 * 4 + 3, "a list means the same");
+        assert_eq!(tensors(TargetModules::from_names(vec!["up_proj".to_owned()])), 1 + 4);
+        let router = TargetModules::from_names(vec!["gate".to_owned()]);
+        assert!(router.resolve(&spec).is_err(), "PEFT adapts no router either");
+    }
+
+    #[test]
+    fn both_layouts_and_both_names_of_the_number_of_experts_give_one_spec() {
+        let old = qwen3_moe(&[]).unwrap().spec;
+        let keys =
+            [("num_local_experts", json!(4)), ("num_experts_per_tok", json!(2)), ("moe_intermediate_size", json!(6))];
+        assert_eq!(layout_5_of("Qwen3MoeForCausalLM", "qwen3_moe", &keys).unwrap().spec, old);
+    }
+}

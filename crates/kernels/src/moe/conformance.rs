@@ -1,0 +1,79 @@
+//! Routing against its reference: a few experts and many, one of which no token chooses; weights that add up to one and weights that do
+//! not.
+//!
+//! Trade-off: probabilities that differ by less than rounding are avoided, so ties are tried by the tests of the reference alone.
+
+use super::{Routing, reference};
+use crate::Kernels;
+use crate::conformance::check::{Check, Pair};
+use burn_flex::Flex;
+use burn_tensor::{DType, Int, Tensor, TensorData};
+
+pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
+    let variants = check.variants([(8, 2, true), (128, 8, false), (5, 5, true), (1, 1, false), (70, 3, true)]);
+    for (experts, top_k, normalizes) in variants {
+        routing(check, experts, top_k, normalizes);
+    }
+}
+
+/// Logits of a token that are a permutation of well separated values; of several experts the last is never chosen.
+fn logits<B: Kernels>(check: &Check<'_, B>, experts: usize, top_k: usize) -> Pair<B, 2> {
+    let tokens = check.case.tokens();
+    let spare = usize::from(experts > top_k);
+    let value = |token: usize, expert: usize| match expert {
+        expert if expert + spare == experts && spare > 0 => -4.0,
+        expert => ((expert * 31 + token * 17) % (experts - spare)) as f32 * (6.0 / experts as f32) - 2.0,
+    };
+    let values: Vec<f32> = (0..tokens).flat_map(|token| (0..experts).map(move |expert| value(token, expert))).collect();
+    let data = TensorData::new(values, [tokens, experts]).convert_dtype(check.case.dtype);
+    let on_cpu = Tensor::from_data(data.clone().convert_dtype(DType::F32), (&check.cpu, DType::F32));
+    (Tensor::from_data(data, (check.device, check.case.dtype)), on_cpu)
+}
+
+fn routing<B: Kernels>(check: &mut Check<'_, B>, experts: usize, top_k: usize, normalizes: bool) {
+    let (tokens, width) = (check.case.tokens(), check.case.hidden_size);
+    let logits = logits(check, experts, top_k);
+    let got = B::route(logits.0, top_k, normalizes);
+    let expected = reference::route(logits.1, top_k, normalizes);
+    same_routing(check, &got, &expected);
+    check.compare("route: probabilities", got.probabilities_ne.clone(), expected.probabilities_ne.clone());
+    check.compare("route: weights", got.weights_nk.clone(), expected.weights_nk.clone());
+
+    let x = check.random([tokens, width], 1.0);
+    let rows = B::dispatch(x.0.clone(), &got);
+    let expected_rows = reference::dispatch(x.1.clone(), &expected);
+    check.compare("dispatch", rows.clone(), expected_rows.clone());
+    let joined = B::join_rows(B::split_rows(rows.clone(), &got.rows));
+    check.compare("split_rows and join_rows", joined, expected_rows);
+    let dy = check.random([tokens * top_k, width], 1.0);
+    let sums = B::dispatch_backward(dy.0.clone(), &got);
+    check.compare("dispatch_backward", sums, reference::dispatch_backward(dy.1.clone(), &expected));
+
+    let (y, residual) = (dy, x);
+    let sums = B::combine(y.0.clone(), &got, residual.0);
+    check.compare("combine", sums, reference::combine(y.1.clone(), &expected, residual.1));
+    let d_sum = check.random([tokens, width], 1.0);
+    let (d_rows, d_weights) = B::combine_backward(y.0, &got, d_sum.0.clone());
+    let (expected_rows, expected_weights) = reference::combine_backward(y.1, &expected, d_sum.1.clone());
+    check.compare("combine_backward: rows", d_rows, expected_rows);
+    check.compare("combine_backward: weights", d_weights, expected_weights);
+
+    let d_weights = check.random_f32([tokens, top_k], 1.0);
+    let d_logits = B::route_backward(&got, d_weights.0, &d_sum.0);
+    check.same("route_backward: format", d_logits.dtype() == check.case.dtype);
+    check.compare("route_backward", d_logits, reference::route_backward(&expected, d_weights.1, &d_sum.1));
+    let zeros = B::zero_gradient(37, check.device);
+    check.same("zero_gradient: format", zeros.dtype() == DType::F32);
+    check.compare("zero_gradient", zeros.reshape([1, 37]), Tensor::<Flex, 2>::zeros([1, 37], &check.cpu));
+}
+
+fn same_routing<B: Kernels>(check: &mut Check<'_, B>, got: &Routing<B>, expected: &Routing<Flex>) {
+    fn host<C: burn_tensor::backend::Backend, const D: usize>(tensor: &Tensor<C, D, Int>) -> Vec<i64> {
+        tensor.to_data().iter::<i64>().collect()
+    }
+    check.same("route: experts", host(&got.experts_nk) == host(&expected.experts_nk));
+    check.same("route: rows of choices", host(&got.rows_nk) == host(&expected.rows_nk));
+    check.same("route: choices of rows", host(&got.choices_s) == host(&expected.choices_s));
+    check.same("route: tokens of rows", host(&got.tokens_s) == host(&expected.tokens_s));
+    check.same("route: rows of each expert", got.rows == expected.rows);
+}

@@ -1,0 +1,142 @@
+//! A mixture of experts in place of a layer's MLP: forward, what it saves, and backward.
+//!
+//! The normalized input goes to the router, and each token's row to its experts. An expert is two groups of linear modules over the rows
+//! that it got; those without rows compute nothing, and their gradients are zero.
+//! Trade-off: experts run one after the other, each as its own GEMMs, and the host waits once per routing for their numbers of rows. A
+//! layer that is computed again routes again.
+
+use burn_tensor::Tensor;
+use firebrick_arch::Activation;
+use firebrick_kernels::{Epilogue, GradientSink, Keep, Kernels, ProjectSaved, Prologue, Routing};
+
+use crate::linear::{AdapterPass, Linear, LinearGroup};
+use crate::norm::Norm;
+
+/// Router and experts.
+#[derive(Clone, Debug)]
+pub struct Experts<B: Kernels> {
+    /// From the hidden size to one logit per expert; never quantized.
+    pub router: LinearGroup<B>,
+    /// Gate and up, then down, of each expert.
+    pub experts: Vec<[LinearGroup<B>; 2]>,
+    /// Experts per token.
+    pub top_k: usize,
+    /// Whether the weights of a token's experts add up to one.
+    pub normalizes_weights: bool,
+    /// Activation of the gates.
+    pub activation: Activation,
+}
+
+/// What the backward needs of the forward.
+#[derive(Clone, Debug)]
+pub(crate) struct SavedExperts<B: Kernels> {
+    /// The input before its norm.
+    h_nd: Tensor<B, 2>,
+    router: ProjectSaved<B>,
+    routing: Routing<B>,
+    /// Of the experts that have rows, in their order.
+    experts: Vec<[ProjectSaved<B>; 2]>,
+    /// Their outputs.
+    y_sd: Tensor<B, 2>,
+}
+
+fn single<B: Kernels>(mut outputs: Vec<Tensor<B, 2>>) -> Tensor<B, 2> {
+    assert_eq!(outputs.len(), 1, "a router and a down projection have one part");
+    outputs.remove(0)
+}
+
+impl<B: Kernels> Experts<B> {
+    /// The residual stream `h` plus the weighted outputs of the experts.
+    pub(crate) fn forward(
+        &self,
+        h_nd: Tensor<B, 2>,
+        norm: &Norm<B>,
+        keep: Keep,
+        adapters: AdapterPass,
+    ) -> (Tensor<B, 2>, Option<SavedExperts<B>>) {
+        let device = h_nd.device();
+        let x_nd = norm.forward(h_nd.clone());
+        let (logits, router) = self.router.forward(Prologue::None { x: x_nd.clone() }, Epilogue::None, keep, adapters);
+        let routing = B::route(single(logits), self.top_k, self.normalizes_weights);
+        let rows = B::split_rows(B::dispatch(x_nd, &routing), &routing.rows);
+        let (outputs, experts): (Vec<_>, Vec<_>) = B::with_varying_sizes(&device, || {
+            let with_rows = self.with_rows(&routing).zip(rows);
+            with_rows.map(|(expert, rows)| self.expert_forward(expert, rows, keep, adapters)).unzip()
+        });
+        let y_sd = B::join_rows(outputs);
+        let output_nd = B::combine(y_sd.clone(), &routing, h_nd.clone());
+        let experts: Option<Vec<_>> = experts.into_iter().collect();
+        let saved = router.zip(experts);
+        (output_nd, saved.map(|(router, experts)| SavedExperts { h_nd, router, routing, experts, y_sd }))
+    }
+
+    fn expert_forward(
+        &self,
+        [gate_up, down]: &[LinearGroup<B>; 2],
+        x: Tensor<B, 2>,
+        keep: Keep,
+        adapters: AdapterPass,
+    ) -> (Tensor<B, 2>, Option<[ProjectSaved<B>; 2]>) {
+        let (outputs, saved_gate_up) = gate_up.forward(Prologue::None { x }, Epilogue::None, keep, adapters);
+        let [gate, up]: [_; 2] = outputs.try_into().expect("gate and up are two parts");
+        let gated = Prologue::Gated { gate, up, activation: self.activation };
+        let (y, saved_down) = down.forward(gated, Epilogue::None, keep, adapters);
+        (single(y), saved_gate_up.zip(saved_down).map(Into::into))
+    }
+
+    /// From the gradient of the output to the gradient of `h`; gradients of parameters go to the sink.
+    pub(crate) fn backward(
+        &self,
+        saved: SavedExperts<B>,
+        norm: &Norm<B>,
+        dy_nd: Tensor<B, 2>,
+        adapters: AdapterPass,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Tensor<B, 2> {
+        let SavedExperts { h_nd, router, routing, experts, y_sd } = saved;
+        let device = h_nd.device();
+        let (d_rows_sd, d_weights_nk) = B::combine_backward(y_sd, &routing, dy_nd.clone());
+        let d_rows = B::split_rows(d_rows_sd, &routing.rows);
+        let d_rows = B::with_varying_sizes(&device, || {
+            let with_rows = self.with_rows(&routing).zip(experts.into_iter().zip(d_rows));
+            with_rows.map(|(expert, (saved, dy))| expert_backward(expert, saved, dy, adapters, sink)).collect()
+        });
+        for (expert, _) in self.experts.iter().zip(&routing.rows).filter(|(_, rows)| **rows == 0) {
+            expert.iter().flat_map(|group| &group.modules).for_each(|linear| add_zeros(linear, &device, sink));
+        }
+        let dx_nd = B::dispatch_backward(B::join_rows(d_rows), &routing);
+        let d_logits = B::route_backward(&routing, d_weights_nk, &dx_nd);
+        let grads = self.router.backward(router, vec![d_logits], Some(dx_nd), None, adapters, sink);
+        let dx_nd = grads.input.plain();
+        norm.backward_with_residual(h_nd, dx_nd, Some(dy_nd), sink)
+    }
+
+    /// The experts that have rows, in their order.
+    fn with_rows(&self, routing: &Routing<B>) -> impl Iterator<Item = &[LinearGroup<B>; 2]> {
+        let rows = routing.rows.clone();
+        self.experts.iter().zip(rows).filter(|(_, rows)| *rows > 0).map(|(expert, _)| expert)
+    }
+}
+
+/// From the gradient of an expert's outputs to that of its rows.
+fn expert_backward<B: Kernels>(
+    [gate_up, down]: &[LinearGroup<B>; 2],
+    [saved_gate_up, saved_down]: [ProjectSaved<B>; 2],
+    dy: Tensor<B, 2>,
+    adapters: AdapterPass,
+    sink: &mut dyn GradientSink<B>,
+) -> Tensor<B, 2> {
+    let grads = down.backward(saved_down, vec![dy], None, Some(gate_up), adapters, sink);
+    let (d_gate, d_up) = grads.input.gated();
+    gate_up.backward(saved_gate_up, vec![d_gate, d_up], None, None, adapters, sink).input.plain()
+}
+
+/// A sink waits for a contribution of every parameter.
+fn add_zeros<B: Kernels>(linear: &Linear<B>, device: &B::Device, sink: &mut dyn GradientSink<B>) {
+    for parameter in linear.parameters() {
+        match sink.lend(parameter) {
+            Some(sum) => sink.give_back(parameter, sum),
+            None => sink.add(parameter, B::zero_gradient(parameter.elements(), device)),
+        }
+    }
+}
