@@ -17,7 +17,7 @@ pub use config::{CONFIG_FILE, GENERATION_CONFIG_FILE, ModelConfig, generation_eo
 pub use error::ArchError;
 pub use families::{FAMILIES, Family};
 pub use groups::{GroupKind, GroupSpec, ModuleSpec};
-pub use lora::{LoraConfig, lora_tensor_names, saved_tensor_name};
+pub use lora::{LoraConfig, lora_tensor_names, magnitude_tensor_name, saved_tensor_name};
 pub use module_names::{ALL_LINEAR, ByPattern, PathPattern, TargetModules};
 pub use rope::{LongRopeFactors, Rope, RopeScaling};
 pub use spec::{Activation, AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec, NormNames, QkNorm};

@@ -24,6 +24,9 @@ pub struct LoraConfig {
     pub lora_alpha: f64,
     /// Whether the scaling divides by the square root of the rank (<https://arxiv.org/abs/2312.03732>).
     pub use_rslora: bool,
+    /// Whether each output has a magnitude that trains apart from the direction of its weights (DoRA, Liu et al., 2024).
+    #[serde(default)]
+    pub use_dora: bool,
     /// Which linear modules carry LoRA.
     pub target_modules: TargetModules,
     /// Which of them do not.
@@ -70,6 +73,7 @@ impl Default for LoraConfig {
             r: 16,
             lora_alpha: 32.0,
             use_rslora: false,
+            use_dora: false,
             target_modules: TargetModules::AllLinear,
             exclude_modules: None,
             layers_to_transform: None,
@@ -86,6 +90,11 @@ impl Default for LoraConfig {
 pub fn lora_tensor_names(path: &str) -> (String, String) {
     let name = |side| format!("{PREFIX}{path}.lora_{side}.weight");
     (name('A'), name('B'))
+}
+
+/// PEFT's name of the magnitudes `[out]` of the module at `path` (DoRA).
+pub fn magnitude_tensor_name(path: &str) -> String {
+    format!("{PREFIX}{path}.lora_magnitude_vector")
 }
 
 /// PEFT's name of a tensor of the model that is saved with an adapter.
@@ -216,8 +225,8 @@ impl ModelSpec {
         names
     }
 
-    /// The tensors of an adapter under PEFT's names: A `[r, in]` and B `[out, r]` of each target in the order of the forward pass, and
-    /// then the tensors that train whole.
+    /// The tensors of an adapter under PEFT's names: A `[r, in]`, B `[out, r]` and with DoRA magnitudes `[out]` of each target in the order
+    /// of the forward pass, and then the tensors that train whole.
     ///
     /// # Errors
     /// What [`LoraConfig::resolve`] refuses.
@@ -232,6 +241,7 @@ impl ModelSpec {
             for group in self.groups(layer) {
                 for module in group.modules.iter().filter(|module| lora.adapts(&module.path)) {
                     tensors.extend(pair(module, layer, group.in_features, lora.rank_of(&module.path)));
+                    tensors.extend(lora.use_dora.then(|| magnitude(module, layer)));
                 }
             }
         }
@@ -254,6 +264,11 @@ fn pair(module: &ModuleSpec, layer: usize, in_features: usize, r: usize) -> [Ten
         TensorSpec { name: a, shape: vec![r, in_features], role: Role::LoraA, layer: Some(layer) },
         TensorSpec { name: b, shape: vec![module.out_features(), r], role: Role::LoraB, layer: Some(layer) },
     ]
+}
+
+fn magnitude(module: &ModuleSpec, layer: usize) -> TensorSpec {
+    let (name, shape) = (magnitude_tensor_name(&module.path), vec![module.out_features()]);
+    TensorSpec { name, shape, role: Role::LoraMagnitude, layer: Some(layer) }
 }
 
 #[cfg(test)]

@@ -34,6 +34,8 @@ pub enum Role {
     LoraA,
     /// LoRA's B `[out, r]`.
     LoraB,
+    /// DoRA's magnitudes `[out]`.
+    LoraMagnitude,
 }
 
 /// A tensor of a model or of an adapter.

@@ -165,6 +165,7 @@ impl<B: Kernels> Layer<B> {
                 prologue: self.gated(again.gate_nf, again.up_nf),
                 prologue_output: None,
                 low_rank: None,
+                unscaled: None,
                 heads: None,
                 output_norm: None,
             },

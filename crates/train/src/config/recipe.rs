@@ -162,6 +162,9 @@ pub struct LoraSection {
     pub target: TargetModules,
     /// Scale by `alpha / sqrt(r)` (rsLoRA). Default false.
     pub use_rslora: bool,
+    /// Magnitudes of the outputs that train apart from the directions of the weights (DoRA): `m / |W + s B A|` times the adapted output. Default
+    /// false.
+    pub use_dora: bool,
     /// Modules among `target` that get no adapter: a list of names or a regular expression. Default: absent, none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exclude_modules: Option<TargetModules>,
@@ -203,6 +206,7 @@ impl Default for LoraSection {
             alpha: 32.0,
             target: TargetModules::AllLinear,
             use_rslora: false,
+            use_dora: false,
             exclude_modules: None,
             layers_to_transform: None,
             modules_to_save: None,
@@ -224,6 +228,7 @@ impl LoraSection {
             r: self.r,
             lora_alpha: self.alpha,
             use_rslora: self.use_rslora,
+            use_dora: self.use_dora,
             target_modules: self.target,
             exclude_modules: self.exclude_modules,
             layers_to_transform: self.layers_to_transform,

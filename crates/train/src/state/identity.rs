@@ -71,6 +71,9 @@ pub struct AdapterIdentity {
     pub target: TargetModules,
     /// Whether the scale divides by the square root of the rank.
     pub use_rslora: bool,
+    /// Whether outputs have magnitudes.
+    #[serde(default)]
+    pub use_dora: bool,
     /// Modules among them that have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exclude_modules: Option<TargetModules>,
@@ -95,6 +98,7 @@ impl AdapterIdentity {
             alpha: lora.lora_alpha,
             target: lora.target_modules.clone(),
             use_rslora: lora.use_rslora,
+            use_dora: lora.use_dora,
             exclude_modules: lora.exclude_modules.clone(),
             layers_to_transform: lora.layers_to_transform.clone(),
             rank_pattern: lora.rank_pattern.clone(),
