@@ -119,6 +119,7 @@ def forward_tensors(model, input_ids):
 def name_of_saved(key):
     """The name that PEFT saves a parameter of its model under."""
     key = key.replace(".lora_magnitude_vector.default.weight", ".lora_magnitude_vector")
+    key = key.replace(".trainable_tokens_delta.default", ".trainable_tokens_delta")
     return key.replace(".modules_to_save", "").replace(".default.", ".")
 
 
@@ -150,6 +151,8 @@ def make_lora_gradients(maker):
         ("tiny-llama-patterns", "tiny-llama"),
         ("tiny-llama-layers", "tiny-llama-tied"),
         ("tiny-llama-dora", "tiny-llama"),
+        ("tiny-llama-rows", "tiny-llama"),
+        ("tiny-llama-tied-rows", "tiny-llama-tied"),
     ]
     for seed, (name, base) in enumerate(adapters, start=311):
         make_lora(maker, name, base, seed)

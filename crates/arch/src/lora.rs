@@ -11,6 +11,7 @@ use crate::groups::ModuleSpec;
 use crate::module_names::{ByPattern, TargetModules};
 use crate::spec::ModelSpec;
 use crate::tensors::{EMBEDDING, HEAD, Role, TensorSpec};
+use crate::token_rows::TokenIndices;
 
 /// What PEFT puts before the names of the model.
 const PREFIX: &str = "base_model.model.";
@@ -47,6 +48,9 @@ pub struct LoraConfig {
     /// Modules that train whole and are saved with the adapter: those whose path ends in one of these.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modules_to_save: Option<Vec<String>>,
+    /// Tokens whose rows of embedding and head train, and are saved with the adapter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trainable_token_indices: Option<TokenIndices>,
     /// The base model: a Hub id or a folder.
     pub base_model_name_or_path: Option<String>,
 }
@@ -81,6 +85,7 @@ impl Default for LoraConfig {
             alpha_pattern: ByPattern::default(),
             lora_dropout: 0.0,
             modules_to_save: None,
+            trainable_token_indices: None,
             base_model_name_or_path: None,
         }
     }
@@ -100,6 +105,12 @@ pub fn magnitude_tensor_name(path: &str) -> String {
 /// PEFT's name of a tensor of the model that is saved with an adapter.
 pub fn saved_tensor_name(name: &str) -> String {
     format!("{PREFIX}{name}")
+}
+
+/// PEFT's name of the rows `[tokens, hidden]` of the table of this name.
+pub fn token_rows_name(table: &str) -> String {
+    let path = table.strip_suffix(".weight").unwrap_or(table);
+    saved_tensor_name(&format!("{path}.token_adapter.trainable_tokens_delta"))
 }
 
 /// The path of the module that a tensor belongs to.
@@ -145,6 +156,30 @@ impl LoraConfig {
         alpha / if self.use_rslora { rank.sqrt() } else { rank }
     }
 
+    /// The tokens whose rows of a table (the embedding, or the head) train, in the order in which they are saved. Empty for a head that shares
+    /// its table with the embedding.
+    pub fn token_rows(&self, table: &str, spec: &ModelSpec) -> &[usize] {
+        match &self.trainable_token_indices {
+            Some(_) if table == HEAD && spec.tie_word_embeddings => &[],
+            Some(indices) => indices.of(table),
+            None => &[],
+        }
+    }
+
+    /// The rows that train, as tensors under PEFT's names.
+    fn token_row_tensors(&self, spec: &ModelSpec) -> Vec<TensorSpec> {
+        let tensor = |table: &str| {
+            let ids = self.token_rows(table, spec);
+            (!ids.is_empty()).then(|| TensorSpec {
+                name: token_rows_name(table),
+                shape: vec![ids.len(), spec.hidden_size],
+                role: Role::TokenRows,
+                layer: None,
+            })
+        };
+        [EMBEDDING, HEAD].into_iter().filter_map(tensor).collect()
+    }
+
     /// These settings, checked against a model, with targets that mean the same written the same.
     ///
     /// # Errors
@@ -183,6 +218,9 @@ impl LoraConfig {
             if !whole.iter().any(|tensor| module_of(tensor).ends_with(name.as_str())) {
                 return Err(unused("modules_to_save", name, format!("embed_tokens, lm_head, norms and {}", names())));
             }
+        }
+        if let Some(indices) = &self.trainable_token_indices {
+            indices.check(spec, |table| self.saves_tensor(table))?;
         }
         if !paths.iter().any(|path| resolved.adapts(path)) {
             return Err(ArchError::NoTargets { modules: spec.linear_module_names() });
@@ -254,6 +292,7 @@ impl ModelSpec {
         let whole = self.tensors().into_iter().chain(self.tie_word_embeddings.then_some(head));
         let saved = whole.filter(|tensor| lora.saves_tensor(&tensor.name));
         tensors.extend(saved.map(|tensor| TensorSpec { name: saved_tensor_name(&tensor.name), ..tensor }));
+        tensors.extend(lora.token_row_tensors(self));
         tensors
     }
 }

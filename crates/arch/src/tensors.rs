@@ -36,6 +36,8 @@ pub enum Role {
     LoraB,
     /// DoRA's magnitudes `[out]`.
     LoraMagnitude,
+    /// Rows of embedding or head that train alone, `[tokens, hidden]`.
+    TokenRows,
 }
 
 /// A tensor of a model or of an adapter.

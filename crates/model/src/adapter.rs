@@ -13,9 +13,20 @@ use crate::linear::Linear;
 use crate::peft::{self, LoraConfig, TensorF32};
 
 impl<B: Kernels> Decoder<B> {
-    /// Computes the norms that DoRA's magnitudes stand over from the adapters as they are now: after every change of them, so once per
-    /// optimizer step. Where ranks divide weights, all of them call it together. Nothing is waited for.
-    pub fn refresh_norms(&mut self) {
+    /// Computes what follows from the trained parameters: the norms that DoRA's magnitudes stand over, and the rows of embedding and head that
+    /// train alone in the format of their tables. After every change of them, so once per optimizer step. Where ranks divide weights, all of them
+    /// call it together. Nothing is waited for.
+    pub fn refresh_adapter(&mut self) {
+        if let Some(rows) = &self.embed_rows {
+            rows.write_to(&mut self.embed_tokens);
+        }
+        if let Some((rows, head)) = self.head_rows.as_ref().zip(self.lm_head.as_mut()) {
+            rows.write_to(head);
+        }
+        self.refresh_norms();
+    }
+
+    fn refresh_norms(&mut self) {
         let all = |linear: &Linear<B>| linear.lora.as_ref().is_some_and(|lora| lora.magnitude.is_some());
         if !self.layers.iter().any(|layer| layer.linears().any(all)) {
             return;
@@ -61,7 +72,7 @@ impl<B: Kernels> Decoder<B> {
             let found = tensors.remove(parameter.name.as_ref());
             *parameter = replaced(dir, parameter, found, &device)?;
         }
-        self.refresh_norms();
+        self.refresh_adapter();
         match tensors.into_keys().next() {
             Some(name) => Err(adapter_problem(dir, &name, "belongs to a module that this run does not adapt")),
             None => Ok(()),

@@ -74,7 +74,7 @@ pub struct Lora<B: Kernels> {
 pub struct LoraMagnitude<B: Kernels> {
     /// `..lora_magnitude_vector`, `[out]`.
     pub parameter: Parameter<B>,
-    /// What [`Decoder::refresh_norms`](crate::Decoder::refresh_norms) computed last.
+    /// What [`Decoder::refresh_adapter`](crate::Decoder::refresh_adapter) computed last.
     pub norms: Option<AdaptedNorms<B>>,
 }
 

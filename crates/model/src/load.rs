@@ -29,6 +29,7 @@ use crate::error::ModelError;
 use crate::layer::Layer;
 use crate::linear::{Base, Linear, LinearGroup, Lora, LoraMagnitude, ModuleBias};
 use crate::norm::Norm;
+use crate::token_rows::TokenRows;
 use crate::weights::{HfFolder, Limits, Request, Values, read_ahead};
 
 /// Threads that read weights: a few keep up with any link to a device, and more only take turns at the memory.
@@ -287,8 +288,13 @@ impl<B: Kernels> Builder<'_, B> {
         } else {
             Some(self.base(&tensor(HEAD, &table, Role::Head))?)
         };
+        let lora = self.options.lora.as_ref();
+        let embed_rows = TokenRows::new(EMBEDDING, &embed_tokens, spec, lora);
+        let head_rows = lm_head.as_ref().and_then(|head| TokenRows::new(HEAD, head, spec, lora));
         let mut decoder = Decoder {
             embed_tokens,
+            embed_rows,
+            head_rows,
             layers,
             norm,
             lm_head,

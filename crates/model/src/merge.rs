@@ -12,8 +12,8 @@ use std::path::Path;
 use std::thread::{available_parallelism, scope};
 
 use firebrick_arch::{
-    EMBEDDING, HEAD, LoraConfig, ModelConfig, generation_eos_token_ids, lora_tensor_names, magnitude_tensor_name,
-    saved_tensor_name,
+    EMBEDDING, HEAD, LoraConfig, ModelConfig, ModelSpec, generation_eos_token_ids, lora_tensor_names,
+    magnitude_tensor_name, saved_tensor_name, token_rows_name,
 };
 use firebrick_precision::QuantFormat;
 
@@ -78,6 +78,9 @@ pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelE
         if let Some(trained) = source.tensors.get(&saved_tensor_name(name)) {
             return Ok(Fetched::Values(trained.values.clone()));
         }
+        if let Some(rows) = source.tensors.get(&token_rows_name(name)) {
+            return source.with_rows(name, rows, &config.spec);
+        }
         let Some(adapter) = source.adapter_of(name) else { return source.unchanged(name, dtype) };
         let mut values = source.base_weight(name)?;
         add_product(&mut values, adapter.a, adapter.b, adapter.scale as f32);
@@ -139,6 +142,17 @@ impl Source<'_> {
             return Ok(Fetched::Bytes(self.base.read(name)?.bytes));
         }
         Ok(Fetched::Values(self.base.read_f32(name, &self.shapes[name])?))
+    }
+
+    /// A table of the base with the rows that trained alone.
+    fn with_rows(&self, name: &str, rows: &TensorF32, spec: &ModelSpec) -> Result<Fetched, ModelError> {
+        let stored = if name == HEAD && self.base.info(name).is_err() { EMBEDDING } else { name };
+        let mut values = self.base.read_f32(stored, &self.shapes[name])?;
+        let width = spec.hidden_size;
+        for (&id, row) in self.settings.token_rows(name, spec).iter().zip(rows.values.chunks(width)) {
+            values[id * width..][..width].copy_from_slice(row);
+        }
+        Ok(Fetched::Values(values))
     }
 
     /// A weight of the base, as the adapter was trained on it.

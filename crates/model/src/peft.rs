@@ -26,12 +26,11 @@ pub const ADAPTER_CONFIG_FILE: &str = "adapter_config.json";
 pub const ADAPTER_WEIGHTS_FILE: &str = "adapter_model.safetensors";
 
 /// Settings that change the arithmetic; a value that switches one on is refused.
-const REFUSED: [&str; 14] = [
+const REFUSED: [&str; 13] = [
     "bias",
     "lora_bias",
     "fan_in_fan_out",
     "target_parameters",
-    "trainable_token_indices",
     "layer_replication",
     "use_qalora",
     "use_bdlora",
@@ -76,6 +75,9 @@ fn config_json(config: &LoraConfig, targets: &[String]) -> String {
     }
     if let Some(modules) = &config.modules_to_save {
         keys.insert("modules_to_save", json!(modules));
+    }
+    if let Some(indices) = &config.trainable_token_indices {
+        keys.insert("trainable_token_indices", json!(indices));
     }
     if config.use_rslora {
         keys.insert("use_rslora", json!(true));
@@ -123,6 +125,12 @@ fn config_from(json: &JsonObject, modules: &[String]) -> Result<LoraConfig, Arch
         lora_dropout: json.f64("lora_dropout")?.unwrap_or(0.0),
         modules_to_save: match read("modules_to_save") {
             Some(names) => typed(json, "modules_to_save", "a list of strings", names)?,
+            None => None,
+        },
+        trainable_token_indices: match read("trainable_token_indices") {
+            Some(ids) => {
+                typed(json, "trainable_token_indices", "a list of ids, or an object of names and such lists", ids)?
+            }
             None => None,
         },
         base_model_name_or_path: json.str("base_model_name_or_path")?.map(str::to_owned),
@@ -305,7 +313,6 @@ mod tests {
     fn settings_with_other_arithmetic_are_refused_by_name() {
         let cases = [
             ("use_qalora", json!(true)),
-            ("trainable_token_indices", json!([1])),
             ("layers_pattern", json!("blocks")),
             ("bias", json!("lora_only")),
             ("lora_bias", json!(true)),

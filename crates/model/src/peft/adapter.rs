@@ -8,7 +8,9 @@ use std::fs::create_dir_all;
 use std::path::Path;
 
 use firebrick_arch::json::read_text;
-use firebrick_arch::{ArchError, ModelSpec, lora_tensor_names, magnitude_tensor_name};
+use firebrick_arch::{
+    ArchError, EMBEDDING, HEAD, ModelSpec, lora_tensor_names, magnitude_tensor_name, token_rows_name,
+};
 use serde_json::json;
 
 use super::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, LoraConfig, TargetModules, config_json, parse_config};
@@ -108,7 +110,7 @@ pub fn check_adapter(dir: &Path, spec: &ModelSpec, expected: &LoraConfig) -> Res
 }
 
 /// What two adapters must share to continue one from the other, as a recipe writes it.
-fn settings_of(config: &LoraConfig, spec: &ModelSpec) -> [(&'static str, String); 10] {
+fn settings_of(config: &LoraConfig, spec: &ModelSpec) -> [(&'static str, String); 11] {
     let nothing = || "nothing".to_owned();
     let mut names = config.target_modules.names(spec);
     names.sort();
@@ -126,6 +128,10 @@ fn settings_of(config: &LoraConfig, spec: &ModelSpec) -> [(&'static str, String)
         ),
         ("rank_pattern", json!(config.rank_pattern).to_string()),
         ("alpha_pattern", json!(config.alpha_pattern).to_string()),
+        (
+            "trainable_token_indices",
+            config.trainable_token_indices.as_ref().map_or_else(nothing, |indices| json!(indices).to_string()),
+        ),
         ("modules_to_save", config.modules_to_save.as_ref().map_or_else(nothing, |names| format!("{names:?}"))),
     ]
 }
@@ -160,7 +166,10 @@ fn target_names(config: &LoraConfig, tensors: &BTreeMap<String, TensorF32>) -> V
 
 /// The modules that the file has matrices for, after checking that it holds nothing else.
 fn module_paths(path: &Path, names: &[String], config: &LoraConfig) -> Result<Vec<String>, ModelError> {
-    let is_saved = |name: &str| name.strip_prefix(PREFIX).is_some_and(|name| config.saves_tensor(name));
+    let has_rows = config.trainable_token_indices.is_some();
+    let is_rows = |name: &str| has_rows && [EMBEDDING, HEAD].iter().any(|table| name == token_rows_name(table));
+    let is_saved =
+        |name: &str| is_rows(name) || name.strip_prefix(PREFIX).is_some_and(|name| config.saves_tensor(name));
     match names.iter().find(|name| lora_module(name).is_none() && !is_saved(name)) {
         Some(name) => {
             let problem = "is not a LoRA matrix of a layer's linear module \

@@ -127,6 +127,7 @@ const ADAPTER: &[(&str, Answer)] = &[
     ("peft_use_dora", Key("lora.use_dora")),
     ("lora_modules_to_save", Key("lora.modules_to_save")),
     ("additional_target", Key("lora.modules_to_save")),
+    ("peft_trainable_token_indices", Key("lora.trainable_token_indices")),
     ("lora_exclude_modules", Key("lora.exclude_modules")),
     ("init_lora_weights", NotYet("A is uniform and B zero, PEFT's default")),
     ("peft_layers_to_transform", Key("lora.layers_to_transform")),

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use firebrick_arch::{ByPattern, LoraConfig, TargetModules};
+use firebrick_arch::{ByPattern, LoraConfig, TargetModules, TokenIndices};
 use firebrick_kernels::Recompute;
 use firebrick_optim::{OptimizerKind, ScheduleKind};
 use firebrick_precision::{Format, QuantFormat};
@@ -176,6 +176,10 @@ pub struct LoraSection {
     /// PEFT. Default: absent, none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modules_to_save: Option<Vec<String>>,
+    /// Ids of tokens whose rows train, in float32, and are saved with the adapter, while the rest of the table is frozen: a list for the
+    /// embedding (and the head, where it is tied), or { embed_tokens = [..], lm_head = [..] }. Default: absent, none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trainable_token_indices: Option<TokenIndices>,
     /// Probability with which a value that an adapter reads is dropped in training, 0 or more and below 1. The modules of a group (queries, keys
     /// and values; gate and up) share the mask of their input. Default 0.
     pub dropout: f64,
@@ -210,6 +214,7 @@ impl Default for LoraSection {
             exclude_modules: None,
             layers_to_transform: None,
             modules_to_save: None,
+            trainable_token_indices: None,
             dropout: 0.0,
             loraplus_lr_ratio: None,
             init_from: None,
@@ -235,6 +240,7 @@ impl LoraSection {
             rank_pattern: self.rank_pattern,
             alpha_pattern: self.alpha_pattern,
             modules_to_save: self.modules_to_save,
+            trainable_token_indices: self.trainable_token_indices,
             lora_dropout: self.dropout,
             base_model_name_or_path: Some(self.base_model_name_or_path.unwrap_or_else(|| base_name(model))),
         }

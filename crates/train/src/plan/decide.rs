@@ -165,9 +165,12 @@ fn trained_parameters(inputs: &PlanInputs<'_>, trained: &[firebrick_arch::Tensor
     let share = 100.0 * count as f64 / total as f64;
     let kind = if inputs.config.lora.as_ref().is_some_and(|lora| lora.use_dora) { "DoRA" } else { "LoRA" };
     let whole = trained.iter().filter(|tensor| !matches!(tensor.role, Role::LoraA | Role::LoraB | Role::LoraMagnitude));
-    let whole: u64 = whole.map(|tensor| tensor.elements() as u64).sum();
+    let whole: u64 = whole.filter(|tensor| tensor.role != Role::TokenRows).map(|tensor| tensor.elements() as u64).sum();
+    let rows = trained.iter().filter(|tensor| tensor.role == Role::TokenRows);
+    let rows: u64 = rows.map(|tensor| tensor.shape[0] as u64).sum();
+    let rows = if rows > 0 { format!(", and {rows} rows of tokens") } else { String::new() };
     let whole = if whole > 0 { format!(", {whole} of them in modules_to_save") } else { String::new() };
-    Chosen::new(count, format!("{kind} of rank {rank}: {share:.2} % of {total} parameters{whole}"))
+    Chosen::new(count, format!("{kind} of rank {rank}: {share:.2} % of {total} parameters{whole}{rows}"))
 }
 
 fn lora_init_from(config: &RunConfig) -> Chosen<Option<PathBuf>> {

@@ -5,7 +5,7 @@
 //! Trade-off: `micro_batch_size` and `gradient_accumulation` may change as long as their product stays; sums are then rounded in
 //! another order, so the result is equal up to rounding, not bit for bit.
 
-use firebrick_arch::{ByPattern, LoraConfig, TargetModules};
+use firebrick_arch::{ByPattern, LoraConfig, TargetModules, TokenIndices};
 use firebrick_kernels::{BaseStorage, GemmFormat, Recompute};
 use firebrick_optim::{OptimizerKind, ScheduleKind};
 use firebrick_precision::Format;
@@ -89,6 +89,9 @@ pub struct AdapterIdentity {
     /// Modules that train whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modules_to_save: Option<Vec<String>>,
+    /// Tokens whose rows train.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trainable_token_indices: Option<TokenIndices>,
 }
 
 impl AdapterIdentity {
@@ -104,6 +107,7 @@ impl AdapterIdentity {
             rank_pattern: lora.rank_pattern.clone(),
             alpha_pattern: lora.alpha_pattern.clone(),
             modules_to_save: lora.modules_to_save.clone(),
+            trainable_token_indices: lora.trainable_token_indices.clone(),
         }
     }
 }
