@@ -116,10 +116,17 @@ def forward_tensors(model, input_ids):
     return dict(input_ids=input_ids, logits=logits, loss=loss.reshape(1))
 
 
+def name_of_saved(key):
+    """The name that PEFT saves a parameter of its model under."""
+    key = key.replace(".lora_magnitude_vector.default.weight", ".lora_magnitude_vector")
+    key = key.replace(".trainable_tokens_delta.default", ".trainable_tokens_delta")
+    return key.replace(".modules_to_save", "").replace(".default.", ".")
+
+
 def adapter_gradients(model):
     """Gradients under the names that PEFT gives the parameters in adapter_model.safetensors."""
     trained = [(key, parameter) for key, parameter in model.named_parameters() if parameter.requires_grad]
-    names = {key.replace(".modules_to_save", "").replace(".default.", "."): parameter for key, parameter in trained}
+    names = {name_of_saved(key): parameter for key, parameter in trained}
     assert set(names) == set(get_peft_model_state_dict(model))
     return {f"grad.{key}": parameter.grad for key, parameter in names.items()}
 
@@ -143,6 +150,9 @@ def make_lora_gradients(maker):
         ("tiny-llama-tied-lora", "tiny-llama-tied"),
         ("tiny-llama-patterns", "tiny-llama"),
         ("tiny-llama-layers", "tiny-llama-tied"),
+        ("tiny-llama-dora", "tiny-llama"),
+        ("tiny-llama-rows", "tiny-llama"),
+        ("tiny-llama-tied-rows", "tiny-llama-tied"),
     ]
     for seed, (name, base) in enumerate(adapters, start=311):
         make_lora(maker, name, base, seed)
@@ -246,6 +256,9 @@ def make_training(maker):
     input_ids = random_ids(301)
     model = maker.adapted("tiny-llama-lora", maker.base("tiny-llama"))
     maker.save("tiny-llama-lora-train", train_three_steps(model, input_ids))
+
+    model = maker.adapted("tiny-llama-dora", maker.base("tiny-llama"))
+    maker.save("tiny-llama-dora-train", train_three_steps(model, input_ids))
 
     base = maker.base("tiny-llama")
     quantize_and_restore(base)

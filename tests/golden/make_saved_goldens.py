@@ -33,6 +33,10 @@ def main():
     active = adapted.peft_config["default"]
     assert active.use_rslora and active.base_model_name_or_path == "tests/tiny-llama", active
     maker.save("saved-adapter", forward_tensors(adapted, random_ids(331)))
+    for seed, (name, base) in enumerate([("saved-dora", "tiny-llama"), ("saved-rows", "tiny-llama-tied")], start=333):
+        adapted = maker.adapted(name, maker.base(base))
+        assert adapted.peft_config["default"].base_model_name_or_path == f"tests/{base}", name
+        maker.save(name, forward_tensors(adapted, random_ids(seed)))
     stored = AutoModelForCausalLM.from_pretrained(maker.fixtures / "saved-model", dtype="auto")
     assert stored.dtype == torch.float16 and stored.generation_config.eos_token_id[-1] == 260, stored.generation_config
     maker.save("saved-model", forward_tensors(maker.base("saved-model"), random_ids(332)))

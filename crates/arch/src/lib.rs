@@ -13,14 +13,16 @@ pub mod rope;
 pub mod shapes;
 pub mod spec;
 pub mod tensors;
+mod token_rows;
 
 pub use config::{CONFIG_FILE, GENERATION_CONFIG_FILE, ModelConfig, generation_eos_token_ids};
 pub use error::ArchError;
 pub use families::{FAMILIES, Family};
 pub use groups::{GroupKind, GroupSpec, LayerGroups, MlpGroups, ModuleSpec};
-pub use lora::{LoraConfig, lora_tensor_names, saved_tensor_name};
+pub use lora::{LoraConfig, lora_tensor_names, magnitude_tensor_name, saved_tensor_name, token_rows_name};
 pub use module_names::{ALL_LINEAR, ByPattern, PathPattern, TargetModules};
 pub use quantization::{QUANTIZATION_CONFIG, Quantization};
 pub use rope::{LongRopeFactors, Rope, RopeScaling};
 pub use spec::{Activation, AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, NormNames, QkNorm};
 pub use tensors::{EMBEDDING, FINAL_NORM, HEAD, Role, TensorSpec, layer_norm_name};
+pub use token_rows::{TokenIndices, token_runs};

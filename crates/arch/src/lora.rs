@@ -11,6 +11,7 @@ use crate::groups::{GroupKind, ModuleSpec};
 use crate::module_names::{ByPattern, TargetModules, is_expert};
 use crate::spec::ModelSpec;
 use crate::tensors::{EMBEDDING, HEAD, Role, TensorSpec};
+use crate::token_rows::TokenIndices;
 
 /// What PEFT puts before the names of the model.
 const PREFIX: &str = "base_model.model.";
@@ -24,6 +25,9 @@ pub struct LoraConfig {
     pub lora_alpha: f64,
     /// Whether the scaling divides by the square root of the rank (<https://arxiv.org/abs/2312.03732>).
     pub use_rslora: bool,
+    /// Whether each output has a magnitude that trains apart from the direction of its weights (DoRA, Liu et al., 2024).
+    #[serde(default)]
+    pub use_dora: bool,
     /// Which linear modules carry LoRA.
     pub target_modules: TargetModules,
     /// Which of them do not.
@@ -44,6 +48,9 @@ pub struct LoraConfig {
     /// Modules that train whole and are saved with the adapter: those whose path ends in one of these.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modules_to_save: Option<Vec<String>>,
+    /// Tokens whose rows of embedding and head train, and are saved with the adapter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trainable_token_indices: Option<TokenIndices>,
     /// The base model: a Hub id or a folder.
     pub base_model_name_or_path: Option<String>,
 }
@@ -70,6 +77,7 @@ impl Default for LoraConfig {
             r: 16,
             lora_alpha: 32.0,
             use_rslora: false,
+            use_dora: false,
             target_modules: TargetModules::AllLinear,
             exclude_modules: None,
             layers_to_transform: None,
@@ -77,6 +85,7 @@ impl Default for LoraConfig {
             alpha_pattern: ByPattern::default(),
             lora_dropout: 0.0,
             modules_to_save: None,
+            trainable_token_indices: None,
             base_model_name_or_path: None,
         }
     }
@@ -88,9 +97,20 @@ pub fn lora_tensor_names(path: &str) -> (String, String) {
     (name('A'), name('B'))
 }
 
+/// PEFT's name of the magnitudes `[out]` of the module at `path` (DoRA).
+pub fn magnitude_tensor_name(path: &str) -> String {
+    format!("{PREFIX}{path}.lora_magnitude_vector")
+}
+
 /// PEFT's name of a tensor of the model that is saved with an adapter.
 pub fn saved_tensor_name(name: &str) -> String {
     format!("{PREFIX}{name}")
+}
+
+/// PEFT's name of the rows `[tokens, hidden]` of the table of this name.
+pub fn token_rows_name(table: &str) -> String {
+    let path = table.strip_suffix(".weight").unwrap_or(table);
+    saved_tensor_name(&format!("{path}.token_adapter.trainable_tokens_delta"))
 }
 
 /// The path of the module that a tensor belongs to.
@@ -136,6 +156,30 @@ impl LoraConfig {
         alpha / if self.use_rslora { rank.sqrt() } else { rank }
     }
 
+    /// The tokens whose rows of a table (the embedding, or the head) train, in the order in which they are saved. Empty for a head that shares
+    /// its table with the embedding.
+    pub fn token_rows(&self, table: &str, spec: &ModelSpec) -> &[usize] {
+        match &self.trainable_token_indices {
+            Some(_) if table == HEAD && spec.tie_word_embeddings => &[],
+            Some(indices) => indices.of(table),
+            None => &[],
+        }
+    }
+
+    /// The rows that train, as tensors under PEFT's names.
+    fn token_row_tensors(&self, spec: &ModelSpec) -> Vec<TensorSpec> {
+        let tensor = |table: &str| {
+            let ids = self.token_rows(table, spec);
+            (!ids.is_empty()).then(|| TensorSpec {
+                name: token_rows_name(table),
+                shape: vec![ids.len(), spec.hidden_size],
+                role: Role::TokenRows,
+                layer: None,
+            })
+        };
+        [EMBEDDING, HEAD].into_iter().filter_map(tensor).collect()
+    }
+
     /// These settings, checked against a model, with targets that mean the same written the same.
     ///
     /// # Errors
@@ -174,6 +218,9 @@ impl LoraConfig {
             if !whole.iter().any(|tensor| module_of(tensor).ends_with(name.as_str())) {
                 return Err(unused("modules_to_save", name, format!("embed_tokens, lm_head, norms and {}", names())));
             }
+        }
+        if let Some(indices) = &self.trainable_token_indices {
+            indices.check(spec, |table| self.saves_tensor(table))?;
         }
         if !paths.iter().any(|path| resolved.adapts(path)) {
             return Err(ArchError::NoTargets { modules: spec.linear_module_names() });
@@ -220,8 +267,8 @@ impl ModelSpec {
         names
     }
 
-    /// The tensors of an adapter under PEFT's names: A `[r, in]` and B `[out, r]` of each target in the order of the forward pass, and
-    /// then the tensors that train whole.
+    /// The tensors of an adapter under PEFT's names: A `[r, in]`, B `[out, r]` and with DoRA magnitudes `[out]` of each target in the order
+    /// of the forward pass, and then the tensors that train whole.
     ///
     /// # Errors
     /// What [`LoraConfig::resolve`] refuses.
@@ -236,6 +283,7 @@ impl ModelSpec {
             for group in self.groups(layer).into_iter().filter(|group| group.kind != GroupKind::Router) {
                 for module in group.modules.iter().filter(|module| lora.adapts(&module.path)) {
                     tensors.extend(pair(module, layer, group.in_features, lora.rank_of(&module.path)));
+                    tensors.extend(lora.use_dora.then(|| magnitude(module, layer)));
                 }
             }
         }
@@ -248,6 +296,7 @@ impl ModelSpec {
         let whole = self.tensors().into_iter().chain(self.tie_word_embeddings.then_some(head));
         let saved = whole.filter(|tensor| lora.saves_tensor(&tensor.name));
         tensors.extend(saved.map(|tensor| TensorSpec { name: saved_tensor_name(&tensor.name), ..tensor }));
+        tensors.extend(lora.token_row_tensors(self));
         tensors
     }
 }
@@ -258,6 +307,11 @@ fn pair(module: &ModuleSpec, layer: usize, in_features: usize, r: usize) -> [Ten
         TensorSpec { name: a, shape: vec![r, in_features], role: Role::LoraA, layer: Some(layer) },
         TensorSpec { name: b, shape: vec![module.out_features(), r], role: Role::LoraB, layer: Some(layer) },
     ]
+}
+
+fn magnitude(module: &ModuleSpec, layer: usize) -> TensorSpec {
+    let (name, shape) = (magnitude_tensor_name(&module.path), vec![module.out_features()]);
+    TensorSpec { name, shape, role: Role::LoraMagnitude, layer: Some(layer) }
 }
 
 #[cfg(test)]

@@ -36,6 +36,10 @@ pub enum Role {
     LoraA,
     /// LoRA's B `[out, r]`.
     LoraB,
+    /// DoRA's magnitudes `[out]`.
+    LoraMagnitude,
+    /// Rows of embedding or head that train alone, `[tokens, hidden]`.
+    TokenRows,
 }
 
 impl GroupKind {

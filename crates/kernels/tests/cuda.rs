@@ -317,6 +317,7 @@ fn scratch_memory_is_bounded_over_different_counts_of_loss_tokens() {
             chunk_tokens,
             gradient_scale: Some(1.0),
             weight_gradient: WeightGradient::Frozen,
+            weight_rows: None,
             log_probs: false,
             correct: false,
             soft_cap: None,

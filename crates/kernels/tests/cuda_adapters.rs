@@ -68,7 +68,7 @@ fn adapter(base: &Base, size: f64, device: &Device) -> (Adapter<Cuda>, Matrix) {
     let length = |values: Matrix| host(values.powf_scalar(2.0).sum().reshape([1, 1]))[0].sqrt();
     let product = b.clone().matmul(a.clone());
     let b = b.mul_scalar(size * length(base.values.clone()) / (2.0 * length(product)));
-    (Adapter { a: a.clone(), b: b.clone(), scale: 2.0 }, b.matmul(a).mul_scalar(2.0))
+    (Adapter { a: a.clone(), b: b.clone(), scale: 2.0, magnitude: None }, b.matmul(a).mul_scalar(2.0))
 }
 
 #[test]
@@ -129,7 +129,8 @@ fn gradients<B: LinearOps>(
     let (mut group, mut first) = (Vec::new(), 0);
     for &(width, rank) in modules {
         let weight = Weight::Dense(next(dtype));
-        let adapter = (rank > 0).then(|| Adapter { a: next(DType::F32), b: next(DType::F32), scale: 2.0 });
+        let adapter =
+            (rank > 0).then(|| Adapter { a: next(DType::F32), b: next(DType::F32), scale: 2.0, magnitude: None });
         let columns = first..first + width;
         first += width;
         group.push(Module { columns, weight, weight_gradient: WeightGradient::Frozen, bias: None, adapter });

@@ -82,7 +82,7 @@ impl Inputs {
             };
             let adapter = self.pairs.get(index).map(|(_, a, b, scale)| {
                 let [a, b] = [a, b].map(|values| Tensor::from_data(values.clone(), (device, DType::F32)));
-                Adapter { a, b, scale: *scale }
+                Adapter { a, b, scale: *scale, magnitude: None }
             });
             let columns = index * width..(index + 1) * width;
             Module { columns, weight, weight_gradient: WeightGradient::Frozen, bias: None, adapter }

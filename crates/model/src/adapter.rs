@@ -4,14 +4,59 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{Kernels, Parameter};
 
 use crate::companions::Companions;
 use crate::decoder::Decoder;
 use crate::error::ModelError;
+use crate::linear::Linear;
 use crate::peft::{self, LoraConfig, TensorF32};
 
 impl<B: Kernels> Decoder<B> {
+    /// Computes what follows from the trained parameters: the norms that DoRA's magnitudes stand over, and the rows of embedding and head that
+    /// train alone in the format of their tables. After every change of them, so once per optimizer step. Where ranks divide weights, all of them
+    /// call it together. Nothing is waited for.
+    pub fn refresh_adapter(&mut self) {
+        if let Some(rows) = &self.embed_rows {
+            rows.write_to(&mut self.embed_tokens);
+        }
+        if let Some((rows, head)) = self.head_rows.as_ref().zip(self.lm_head.as_mut()) {
+            rows.write_to(head);
+        }
+        self.refresh_norms();
+    }
+
+    fn refresh_norms(&mut self) {
+        let all = |linear: &Linear<B>| linear.lora.as_ref().is_some_and(|lora| lora.magnitude.is_some());
+        if !self.layers.iter().any(|layer| layer.linears().any(all)) {
+            return;
+        }
+        let mut norms = Vec::new();
+        let mut blocks = self.blocks();
+        let mut schedule = Schedule::new(&mut blocks, 0..self.layers.len(), 1);
+        while let Some((_, layer)) = schedule.next_item() {
+            norms.extend(layer.linears().map(|linear| linear.adapted_norms(self.compute_dtype)));
+        }
+        let linears = self.layers.iter_mut().flat_map(|layer| layer.linears_mut());
+        for (linear, norms) in linears.zip(norms) {
+            if let Some(magnitude) = linear.lora.as_mut().and_then(|lora| lora.magnitude.as_mut()) {
+                magnitude.norms = norms;
+            }
+        }
+    }
+
+    /// Sets DoRA's magnitudes to the norms of their rows: a start that leaves every output as it is.
+    pub(crate) fn start_magnitudes(&mut self) {
+        self.refresh_norms();
+        for linear in self.layers.iter_mut().flat_map(|layer| layer.linears_mut()) {
+            if let Some(magnitude) = linear.lora.as_mut().and_then(|lora| lora.magnitude.as_mut()) {
+                let norms = magnitude.norms.as_ref().expect("norms were computed above");
+                magnitude.parameter.value = norms.norm.clone();
+            }
+        }
+    }
+
     /// Replaces the values of the model's LoRA pairs and of what trains whole by those of a PEFT adapter folder.
     ///
     /// # Errors
@@ -28,6 +73,7 @@ impl<B: Kernels> Decoder<B> {
             let found = tensors.remove(parameter.name.as_ref());
             *parameter = replaced(dir, parameter, found, &device)?;
         }
+        self.refresh_adapter();
         match tensors.into_keys().next() {
             Some(name) => Err(adapter_problem(dir, &name, "belongs to a module that this run does not adapt")),
             None => Ok(()),

@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 
 use burn_tensor::{DType, Int, Tensor};
-use firebrick_arch::{EMBEDDING, ModelConfig};
+use firebrick_arch::ModelConfig;
 use firebrick_kernels::memory::prefetch::{Schedule, Store};
 use firebrick_kernels::{
     Contributions, CrossEntropy, CrossEntropyOptions, Documents, Epilogue, GemmFormat, GradientSink, Group, Keep,
@@ -28,6 +28,7 @@ use crate::division::{Blocks, Division, LayerRef};
 use crate::layer::{Attend, Context, Layer, SavedForBackward};
 use crate::linear::{AdapterPass, Base, add_matrix, weight_gradient};
 use crate::norm::Norm;
+use crate::token_rows::TokenRows;
 
 /// How a training pass goes through the layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +38,7 @@ pub struct PassOptions {
     /// Under [`Recompute::Full`]: whether layer inputs wait for the backward in host memory, where the backend can copy them there and
     /// back while other work runs.
     pub offload: bool,
-    /// Whether LoRA pairs take part. Without them the model is its frozen base: the reference of a preference loss. Modules that train
+    /// Whether LoRA pairs take part. Without them the model is its frozen base: the reference of a preference loss. Modules and rows that train
     /// whole always do.
     pub adapters: bool,
     /// What the masks of dropout follow from: another number in each micro-batch of a run. `None`: nothing is dropped.
@@ -73,6 +74,8 @@ pub struct LossOptions {
 pub struct MicroBatch<B: Kernels> {
     /// Token ids, `[n]`.
     pub ids_n: Tensor<B, 1, Int>,
+    /// Which of the embedding's rows that train alone each token is, -1 for none, `[n]`; `None` where there are none.
+    pub slots_n: Option<Tensor<B, 1, Int>>,
     /// Document boundaries and rotary angles.
     pub context: Context<B>,
     /// The targets that count in the loss.
@@ -96,6 +99,7 @@ pub struct Tape<B: Kernels> {
     /// The last layer's output: the final norm's input.
     last_nd: Tensor<B, 2>,
     ids_n: Tensor<B, 1, Int>,
+    slots_n: Option<Tensor<B, 1, Int>>,
     context: Context<B>,
     adapters: AdapterPass,
 }
@@ -153,10 +157,14 @@ pub struct Decoder<B: Kernels> {
     /// The model's own description.
     pub config: ModelConfig,
     pub(crate) embed_tokens: Base<B>,
+    /// Rows of it that train alone; of the head too, where that is tied.
+    pub(crate) embed_rows: Option<TokenRows<B>>,
     pub(crate) layers: Vec<Layer<B>>,
     pub(crate) norm: Norm<B>,
     /// Absent where the head is tied to the embedding.
     pub(crate) lm_head: Option<Base<B>>,
+    /// Rows of it that train alone.
+    pub(crate) head_rows: Option<TokenRows<B>>,
     /// Angles by position, one pair of tables per rope.
     pub(crate) rotary: Vec<RotaryTables<B>>,
     pub(crate) max_positions: usize,
@@ -189,6 +197,7 @@ impl<B: Kernels> Decoder<B> {
         assert_eq!(documents.tokens(), input_ids.len(), "cu_seqlens must end at the number of tokens");
         MicroBatch {
             ids_n: self.indices(input_ids),
+            slots_n: self.embed_rows.as_ref().map(|rows| rows.slots(input_ids, &self.device)),
             context: Context { documents, rotary: self.rotary_at(positions) },
             targets: LossTargets {
                 count: rows.len(),
@@ -251,6 +260,7 @@ impl<B: Kernels> Decoder<B> {
             saved,
             last_nd: x_nd.clone(),
             ids_n: batch.ids_n.clone(),
+            slots_n: batch.slots_n.clone(),
             context: context.clone(),
             adapters: pass.adapter_pass(),
         };
@@ -292,12 +302,15 @@ impl<B: Kernels> Decoder<B> {
         sink: &mut dyn GradientSink<B>,
         operation: impl FnOnce(Tensor<B, 2>, &Weight<B>, &LossTargets<B>, CrossEntropyOptions<B>) -> CrossEntropy<B>,
     ) -> Loss<B> {
-        let head = self.head_parameter().filter(|_| options.gradient_scale.is_some());
+        let rows = if self.lm_head.is_some() { self.head_rows.as_ref() } else { self.embed_rows.as_ref() };
+        let head = self.head_parameter().or(rows.map(|rows| &rows.parameter));
+        let head = head.filter(|_| options.gradient_scale.is_some());
         let (weight_gradient, lent) = weight_gradient(head, sink);
         let options = CrossEntropyOptions {
             chunk_tokens: options.chunk_tokens,
             gradient_scale: options.gradient_scale,
             weight_gradient,
+            weight_rows: rows.map(TokenRows::runs),
             log_probs: options.log_probs,
             correct: false,
             soft_cap: self.config.spec.logit_soft_cap,
@@ -311,7 +324,7 @@ impl<B: Kernels> Decoder<B> {
 
     /// From the gradient of the hidden states that [`Decoder::forward`] returned to the gradients of all parameters below the head.
     pub fn backward(&self, tape: Tape<B>, d_hidden_nd: Tensor<B, 2>, sink: &mut dyn GradientSink<B>) {
-        let Tape { saved, last_nd, ids_n, context, adapters } = tape;
+        let Tape { saved, last_nd, ids_n, slots_n, context, adapters } = tape;
         let mut dx_nd = self.norm.backward(last_nd, d_hidden_nd, sink);
         let mut items = BackwardItems { blocks: self.blocks(), saved };
         let mut schedule = Schedule::new(&mut items, (0..self.layers.len()).rev(), 1);
@@ -325,6 +338,9 @@ impl<B: Kernels> Decoder<B> {
         if let Some(table) = self.embed_tokens.trained() {
             let gradient = B::embed_backward(ids_n, dx_nd, self.embedding_scale(), self.config.spec.vocab_size);
             add_matrix(table, gradient, false, sink);
+        } else if let Some((rows, slots_n)) = self.embed_rows.as_ref().zip(slots_n) {
+            let gradient = rows.embedding_gradient(slots_n, dx_nd, self.embedding_scale());
+            add_matrix(&rows.parameter, gradient, false, sink);
         }
     }
 
@@ -445,23 +461,28 @@ impl<B: Kernels> Decoder<B> {
 
     /// How many gradient contributions each parameter gets per micro-batch: a tied head adds to the embedding a second time.
     pub fn contributions(&self) -> Contributions {
-        let tied = self.lm_head.is_none() && self.embed_tokens.trained().is_some();
-        Contributions::with_twice(if tied { vec![EMBEDDING.into()] } else { Vec::new() })
+        let rows = self.embed_rows.as_ref().map(|rows| &rows.parameter);
+        let shared = self.embed_tokens.trained().or(rows).filter(|_| self.lm_head.is_none());
+        Contributions::with_twice(shared.map(|parameter| parameter.name.clone()).into_iter().collect())
     }
 
     /// Every parameter that trains, in the order of the forward pass.
     pub fn parameters(&self) -> Vec<&Parameter<B>> {
-        let embedding = self.embed_tokens.trained().into_iter();
+        let embedding =
+            self.embed_tokens.trained().into_iter().chain(self.embed_rows.iter().map(|rows| &rows.parameter));
         let layers = self.layers.iter().flat_map(Layer::parameters);
-        let head = self.lm_head.as_ref().and_then(Base::trained);
+        let head = self.lm_head.as_ref().and_then(Base::trained).into_iter();
+        let head = head.chain(self.head_rows.iter().map(|rows| &rows.parameter));
         embedding.chain(layers).chain(self.norm.parameters()).chain(head).collect()
     }
 
     /// The same, to be updated.
     pub fn parameters_mut(&mut self) -> Vec<&mut Parameter<B>> {
-        let embedding = self.embed_tokens.trained_mut().into_iter();
+        let rows = self.embed_rows.iter_mut().map(|rows| &mut rows.parameter);
+        let embedding = self.embed_tokens.trained_mut().into_iter().chain(rows);
         let layers = self.layers.iter_mut().flat_map(Layer::parameters_mut);
-        let head = self.lm_head.as_mut().and_then(Base::trained_mut);
+        let head = self.lm_head.as_mut().and_then(Base::trained_mut).into_iter();
+        let head = head.chain(self.head_rows.iter_mut().map(|rows| &mut rows.parameter));
         embedding.chain(layers).chain(self.norm.parameters_mut()).chain(head).collect()
     }
 }

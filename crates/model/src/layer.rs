@@ -208,8 +208,14 @@ impl<B: Kernels> Layer<B> {
         };
         let after = self.forward_attention(x_nd, &context.rotary, attend, Keep::Inputs, adapters);
         let (gated, saved) = self.forward_gate(gate_up, after.h_nd.clone(), Keep::Inputs, adapters);
-        let down =
-            ProjectSaved { prologue: gated, prologue_output: None, low_rank: None, heads: None, output_norm: None };
+        let down = ProjectSaved {
+            prologue: gated,
+            prologue_output: None,
+            low_rank: None,
+            unscaled: None,
+            heads: None,
+            output_norm: None,
+        };
         let mlp = saved.map(|gate_up| SavedMlp::Gated { gate_up, down });
         after.saved(mlp).expect(kept)
     }

@@ -24,6 +24,7 @@ mod save;
 mod score;
 #[cfg(test)]
 mod test_config;
+mod token_rows;
 pub mod weights;
 
 pub use companions::{CHAT_SETTINGS_FILE, CHAT_TEMPLATE_FILE, Companions};

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use burn_tensor::{DType, Tensor};
 use firebrick_kernels::{
-    Adapter, Bias, Dropout, Epilogue, GemmFormat, GradientSink, Group, InputGradient, Keep, Kernels, Module,
+    Adapter, Bias, Dropout, Epilogue, GemmFormat, GradientSink, Group, InputGradient, Keep, Kernels, Magnitude, Module,
     ModuleGradients, Parameter, ProjectGradients, ProjectSaved, Prologue, Weight, WeightGradient,
 };
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -66,6 +66,52 @@ pub struct Lora<B: Kernels> {
     pub b: Parameter<B>,
     /// `alpha / r`, or `alpha / sqrt(r)`.
     pub scale: f64,
+    /// DoRA's magnitudes.
+    pub magnitude: Option<LoraMagnitude<B>>,
+}
+
+/// DoRA's magnitudes of a module's outputs, and the norms that they stand over.
+#[derive(Clone, Debug)]
+pub struct LoraMagnitude<B: Kernels> {
+    /// `..lora_magnitude_vector`, `[out]`.
+    pub parameter: Parameter<B>,
+    /// What [`Decoder::refresh_adapter`](crate::Decoder::refresh_adapter) computed last.
+    pub norms: Option<AdaptedNorms<B>>,
+}
+
+/// Norms of the rows of an adapted weight.
+#[derive(Clone, Debug)]
+pub struct AdaptedNorms<B: Kernels> {
+    /// Squares of the norms of the rows of the base weight, `[out]` f32: they never change.
+    pub(crate) row_squares: Tensor<B, 1>,
+    /// Norms of the rows of `W + s B A`, `[out]` f32.
+    pub(crate) norm: Tensor<B, 1>,
+}
+
+impl<B: Kernels> LoraMagnitude<B> {
+    fn operand(&self) -> Magnitude<B> {
+        let norms = self.norms.as_ref().expect("norms are computed after every change of an adapter");
+        Magnitude { value: self.parameter.value.clone(), norm: norms.norm.clone() }
+    }
+}
+
+impl<B: Kernels> Lora<B> {
+    /// The pair without its magnitudes.
+    fn pair(&self) -> Adapter<B> {
+        Adapter { a: self.a.matrix(), b: self.b.matrix(), scale: self.scale, magnitude: None }
+    }
+
+    fn operand(&self) -> Adapter<B> {
+        Adapter { magnitude: self.magnitude.as_ref().map(LoraMagnitude::operand), ..self.pair() }
+    }
+
+    fn parameters(&self) -> impl Iterator<Item = &Parameter<B>> {
+        [&self.a, &self.b].into_iter().chain(self.magnitude.as_ref().map(|magnitude| &magnitude.parameter))
+    }
+
+    fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<B>> {
+        [&mut self.a, &mut self.b].into_iter().chain(self.magnitude.as_mut().map(|magnitude| &mut magnitude.parameter))
+    }
 }
 
 /// A linear module: `y = x Wᵀ + bias`, plus the LoRA pair if there is one.
@@ -86,14 +132,23 @@ pub struct Linear<B: Kernels> {
 }
 
 impl<B: Kernels> Linear<B> {
+    /// The norms of the rows of the adapted weight as they are now; `None` where the module has no magnitudes.
+    pub(crate) fn adapted_norms(&self, compute_dtype: DType) -> Option<AdaptedNorms<B>> {
+        let lora = self.lora.as_ref()?;
+        let known = lora.magnitude.as_ref()?.norms.as_ref().map(|norms| norms.row_squares.clone());
+        let weight = self.base.weight();
+        let row_squares = known.unwrap_or_else(|| B::row_squares(&weight, compute_dtype));
+        let norm = B::adapted_norms(&weight, &row_squares, &lora.pair(), compute_dtype);
+        Some(AdaptedNorms { row_squares, norm })
+    }
+
     fn module(&self, adapters: bool, weight_gradient: WeightGradient<B>) -> Module<B> {
-        let adapter = |lora: &Lora<B>| Adapter { a: lora.a.matrix(), b: lora.b.matrix(), scale: lora.scale };
         Module {
             columns: self.columns.clone(),
             weight: self.base.weight(),
             weight_gradient,
             bias: self.bias.as_ref().map(|bias| Bias { value: bias.parameter.value.clone(), trains: bias.trains }),
-            adapter: self.lora.as_ref().filter(|_| adapters).map(adapter),
+            adapter: self.lora.as_ref().filter(|_| adapters).map(Lora::operand),
         }
     }
 
@@ -107,18 +162,21 @@ impl<B: Kernels> Linear<B> {
         if let (Some(lora), Some((a, b))) = (&self.lora, gradients.adapter) {
             sink.add(&lora.a, flat(a));
             sink.add(&lora.b, flat(b));
+            if let (Some(magnitude), Some(gradient)) = (&lora.magnitude, gradients.magnitude) {
+                sink.add(&magnitude.parameter, gradient);
+            }
         }
     }
 
     pub(crate) fn parameters(&self) -> impl Iterator<Item = &Parameter<B>> {
         let bias = self.bias.iter().filter(|bias| bias.trains).map(|bias| &bias.parameter);
-        let lora = self.lora.iter().flat_map(|lora| [&lora.a, &lora.b]);
+        let lora = self.lora.iter().flat_map(Lora::parameters);
         self.base.trained().into_iter().chain(bias).chain(lora)
     }
 
     pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<B>> {
         let bias = self.bias.iter_mut().filter(|bias| bias.trains).map(|bias| &mut bias.parameter);
-        let lora = self.lora.iter_mut().flat_map(|lora| [&mut lora.a, &mut lora.b]);
+        let lora = self.lora.iter_mut().flat_map(Lora::parameters_mut);
         self.base.trained_mut().into_iter().chain(bias).chain(lora)
     }
 }

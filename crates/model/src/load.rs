@@ -2,8 +2,9 @@
 //!
 //! Threads read tensors ahead, in the number format that the device is to have, while this thread hands them to the device in the order
 //! of `ModelSpec::tensors`: quantized there if the base is to be quantized and the backend can, else quantized before the upload. LoRA
-//! pairs start as PEFT starts them (A uniform in ±1/sqrt(in), B zero), each from a random stream of its own name, so that the set of
-//! adapted modules changes no other start. Weights that the folder stores in the format of the base are uploaded as they are.
+//! pairs start as PEFT starts them (A uniform in ±1/sqrt(in), B zero, magnitudes the norms of the rows), each from a random stream of its
+//! own name, so that the set of adapted modules changes no other start. Weights that the folder stores in the format of the base are
+//! uploaded as they are.
 //! Trade-off: the model cannot run before its last tensor has arrived.
 
 mod random;
@@ -15,7 +16,8 @@ use std::thread::available_parallelism;
 use burn_tensor::{DType, Tensor};
 use firebrick_arch::{
     EMBEDDING, FINAL_NORM, GroupKind, GroupSpec, HEAD, LayerGroups, LayerSpec, LoraConfig, MlpGroups, MlpSpec,
-    ModelConfig, ModelSpec, ModuleSpec, Role, TensorSpec, layer_norm_name, lora_tensor_names, rope, saved_tensor_name,
+    ModelConfig, ModelSpec, ModuleSpec, Role, TensorSpec, layer_norm_name, lora_tensor_names, magnitude_tensor_name,
+    rope, saved_tensor_name,
 };
 use firebrick_kernels::{BaseStorage, GemmFormat, Kernels, Parameter, QuantizedWeight, RotaryTables, Weight};
 use firebrick_precision::{Format, QuantFormat};
@@ -29,8 +31,9 @@ use crate::division::Division;
 use crate::error::ModelError;
 use crate::experts::Experts;
 use crate::layer::{Layer, Mlp};
-use crate::linear::{Base, Linear, LinearGroup, Lora, ModuleBias};
+use crate::linear::{Base, Linear, LinearGroup, Lora, LoraMagnitude, ModuleBias};
 use crate::norm::Norm;
+use crate::token_rows::TokenRows;
 use crate::weights::{HfFolder, Limits, Request, Values, read_ahead};
 
 /// Threads that read weights: a few keep up with any link to a device, and more only take turns at the memory.
@@ -311,8 +314,13 @@ impl<B: Kernels> Builder<'_, B> {
         } else {
             Some(self.base(&tensor(HEAD, &table, Role::Head))?)
         };
-        Ok(Decoder {
+        let lora = self.options.lora.as_ref();
+        let embed_rows = TokenRows::new(EMBEDDING, &embed_tokens, spec, lora);
+        let head_rows = lm_head.as_ref().and_then(|head| TokenRows::new(HEAD, head, spec, lora));
+        let mut decoder = Decoder {
             embed_tokens,
+            embed_rows,
+            head_rows,
             layers,
             norm,
             lm_head,
@@ -323,7 +331,9 @@ impl<B: Kernels> Builder<'_, B> {
             division: self.division,
             device: self.device.clone(),
             config: self.config.clone(),
-        })
+        };
+        decoder.start_magnitudes();
+        Ok(decoder)
     }
 
     /// Reads a layer's tensors in the order of `ModelSpec::tensors`: each norm where the forward pass meets it.
@@ -511,6 +521,12 @@ impl<B: Kernels> Builder<'_, B> {
             a: Parameter::from_host(a_name, &[r, in_features], Role::LoraA, &a, self.device),
             b: Parameter::from_host(b_name, &[out_features, r], Role::LoraB, &b, self.device),
             scale: config.scaling_of(path),
+            magnitude: config.use_dora.then(|| {
+                let (name, shape) = (magnitude_tensor_name(path), [out_features]);
+                let start = vec![1.0; out_features];
+                let parameter = Parameter::from_host(name, &shape, Role::LoraMagnitude, &start, self.device);
+                LoraMagnitude { parameter, norms: None }
+            }),
         }
     }
 

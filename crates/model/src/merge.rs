@@ -1,6 +1,6 @@
 //! An adapter merged into its base: a model folder that needs no adapter, written one tensor at a time.
 //!
-//! Every adapted weight becomes `W + scale B A`, computed in f32 and rounded once to the format of the folder. What was written is read
+//! Every adapted weight becomes `W + scale B A`, its rows of the norms that DoRA's magnitudes say if there are any, computed in f32 and rounded once to the format of the folder. What was written is read
 //! again and multiplied with a few test vectors next to base and adapter, so a folder is only reported as done when it computes what
 //! they compute.
 //! Trade-off: rounding to a half format costs part of a small adapter; how much is measured on the same vectors and returned. The test
@@ -12,7 +12,8 @@ use std::path::Path;
 use std::thread::{available_parallelism, scope};
 
 use firebrick_arch::{
-    EMBEDDING, HEAD, LoraConfig, ModelConfig, generation_eos_token_ids, lora_tensor_names, saved_tensor_name,
+    EMBEDDING, HEAD, LoraConfig, ModelConfig, ModelSpec, generation_eos_token_ids, lora_tensor_names,
+    magnitude_tensor_name, saved_tensor_name, token_rows_name,
 };
 use firebrick_precision::QuantFormat;
 
@@ -95,7 +96,8 @@ pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelE
     }
     let shapes: BTreeMap<String, Vec<usize>> =
         config.spec.tensors().into_iter().map(|tensor| (tensor.name, tensor.shape)).collect();
-    let source = Source { base: &base, tensors: &tensors, shapes: &shapes, merge, settings: &settings };
+    let source =
+        Source { base: &base, tensors: &tensors, shapes: &shapes, merge, settings: &settings, spec: &config.spec };
     let companions = Some(&merge.companions);
     match merge.bnb_4bit {
         None => write_hf_folder(to, &config, dtype, companions, |name| match source.merged(name)? {
@@ -113,6 +115,26 @@ pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelE
     source.check(&HfFolder::open(to)?, dtype)
 }
 
+/// The adapter of one module.
+struct ModuleAdapter<'a> {
+    a: &'a TensorF32,
+    b: &'a TensorF32,
+    scale: f64,
+    /// DoRA's.
+    magnitude: Option<&'a TensorF32>,
+}
+
+impl ModuleAdapter<'_> {
+    /// What the rows of `W + scale B A` are multiplied by, in f64: magnitude over norm, or 1.
+    fn row_factors(&self, base: &[f32]) -> Vec<f64> {
+        let Some(magnitude) = self.magnitude else { return vec![1.0; self.b.shape[0]] };
+        let (mut values, inputs) = (base.to_vec(), self.a.shape[1]);
+        add_product(&mut values, self.a, self.b, self.scale as f32);
+        let norms = values.chunks(inputs).map(norm);
+        norms.zip(&magnitude.values).map(|(norm, &magnitude)| f64::from(magnitude) / norm).collect()
+    }
+}
+
 /// Where merged weights come from.
 struct Source<'a> {
     base: &'a HfFolder,
@@ -120,14 +142,20 @@ struct Source<'a> {
     shapes: &'a BTreeMap<String, Vec<usize>>,
     merge: &'a Merge<'a>,
     settings: &'a LoraConfig,
+    spec: &'a ModelSpec,
 }
 
 impl Source<'_> {
-    /// A, B and the scale of a weight's module.
-    fn adapter_of(&self, name: &str) -> Option<(&TensorF32, &TensorF32, f64)> {
+    /// The adapter of a weight's module.
+    fn adapter_of(&self, name: &str) -> Option<ModuleAdapter<'_>> {
         let path = name.strip_suffix(".weight")?;
         let (a, b) = lora_tensor_names(path);
-        Some((self.tensors.get(&a)?, self.tensors.get(&b)?, self.settings.scaling_of(path)))
+        Some(ModuleAdapter {
+            a: self.tensors.get(&a)?,
+            b: self.tensors.get(&b)?,
+            scale: self.settings.scaling_of(path),
+            magnitude: self.tensors.get(&magnitude_tensor_name(path)),
+        })
     }
 
     /// The values of a tensor that the adapter changes.
@@ -135,9 +163,15 @@ impl Source<'_> {
         if let Some(trained) = self.tensors.get(&saved_tensor_name(name)) {
             return Ok(Some(trained.values.clone()));
         }
-        let Some((a, b, scale)) = self.adapter_of(name) else { return Ok(None) };
+        if let Some(rows) = self.tensors.get(&token_rows_name(name)) {
+            return self.with_rows(name, rows).map(Some);
+        }
+        let Some(adapter) = self.adapter_of(name) else { return Ok(None) };
         let mut values = self.base_weight(name)?;
-        add_product(&mut values, a, b, scale as f32);
+        add_product(&mut values, adapter.a, adapter.b, adapter.scale as f32);
+        if let Some(magnitude) = adapter.magnitude {
+            set_norms(&mut values, &magnitude.values);
+        }
         Ok(Some(values))
     }
 
@@ -149,6 +183,17 @@ impl Source<'_> {
             return Ok(Fetched::Bytes(self.base.read(name)?.bytes));
         }
         Ok(Fetched::Values(self.base.read_f32(name, &self.shapes[name])?))
+    }
+
+    /// A table of the base with the rows that trained alone.
+    fn with_rows(&self, name: &str, rows: &TensorF32) -> Result<Vec<f32>, ModelError> {
+        let stored = if name == HEAD && self.base.info(name).is_err() { EMBEDDING } else { name };
+        let mut values = self.base.read_f32(stored, &self.shapes[name])?;
+        let width = self.spec.hidden_size;
+        for (&id, row) in self.settings.token_rows(name, self.spec).iter().zip(rows.values.chunks(width)) {
+            values[id * width..][..width].copy_from_slice(row);
+        }
+        Ok(values)
     }
 
     /// A weight of the base, as the adapter was trained on it.
@@ -175,21 +220,23 @@ impl Source<'_> {
         let bound = if bnb_4bit.is_some() { BNB_4BIT_BOUND } else { dtype.merge_bound() };
         let (mut lost, mut contributed) = (0.0, 0.0);
         for (name, shape) in self.shapes {
-            let Some((a, b, scale)) = self.adapter_of(name) else { continue };
+            let Some(adapter) = self.adapter_of(name) else { continue };
             let x = probes(shape[1]);
             let merged = product(&written.read_f32(name, shape)?, shape, &x);
-            let base = product(&self.base_weight(name)?, shape, &x);
-            let low = product(&a.values, &a.shape, &x);
+            let weight = self.base_weight(name)?;
+            let base = product(&weight, shape, &x);
+            let low = product(&adapter.a.values, &adapter.a.shape, &x);
             let low: Vec<Vec<f64>> = (0..PROBES).map(|probe| low.iter().map(|row| row[probe]).collect()).collect();
-            let adapter = product(&b.values, &b.shape, &low);
+            let low = product(&adapter.b.values, &adapter.b.shape, &low);
+            let factors = adapter.row_factors(&weight);
             let (mut wrong, mut size) = (0.0, 0.0);
-            for ((merged, base), adapter) in
-                merged.iter().flatten().zip(base.iter().flatten()).zip(adapter.iter().flatten())
-            {
-                let part = scale * adapter;
-                wrong += (merged - base - part).powi(2);
-                size += (base + part).powi(2);
-                contributed += part * part;
+            for (((merged, base), low), factor) in merged.iter().zip(&base).zip(&low).zip(factors) {
+                for ((merged, base), low) in merged.iter().zip(base).zip(low) {
+                    let expected = factor * (base + adapter.scale * low);
+                    wrong += (merged - expected).powi(2);
+                    size += expected * expected;
+                    contributed += (expected - base).powi(2);
+                }
             }
             lost += wrong;
             let error = (wrong / size.max(f64::MIN_POSITIVE)).sqrt();
@@ -218,6 +265,20 @@ impl SavedDtype {
 
 fn rows_per_thread(rows: usize) -> usize {
     rows.div_ceil(available_parallelism().map_or(1, NonZero::get))
+}
+
+/// The norm of a row.
+fn norm(row: &[f32]) -> f64 {
+    row.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt()
+}
+
+/// Rows of these norms, in their own directions; a norm may be negative, as DoRA's magnitudes may.
+fn set_norms(values: &mut [f32], norms: &[f32]) {
+    let inputs = values.len() / norms.len().max(1);
+    for (row, &wanted) in values.chunks_mut(inputs.max(1)).zip(norms) {
+        let factor = f64::from(wanted) / norm(row);
+        row.iter_mut().for_each(|value| *value = (f64::from(*value) * factor) as f32);
+    }
 }
 
 /// `values += scale b a`, rows on all processors. `values` is `[out, in]`, `b` `[out, r]`, `a` `[r, in]`.
@@ -294,14 +355,23 @@ mod tests {
 
     /// A base and an adapter of every projection, whose contribution has this size.
     fn folders(dtype: SavedDtype, size: f32) -> TempDir {
+        folders_of(dtype, size, false)
+    }
+
+    fn folders_of(dtype: SavedDtype, size: f32, use_dora: bool) -> TempDir {
         let temp = tempdir().unwrap();
         let config = tiny(&[]).unwrap();
         let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
         let count = |shape: &[usize]| shape.iter().product::<usize>();
         let fetch = |name: &str| Ok(Fetched::Values(values(name, count(&shapes[name]), 0.5)));
         write_hf_folder(&temp.path().join("base"), &config, dtype, None, fetch).unwrap();
-        let lora =
-            LoraConfig { r: 4, lora_alpha: 8.0, target_modules: TargetModules::AllLinear, ..LoraConfig::default() };
+        let lora = LoraConfig {
+            r: 4,
+            lora_alpha: 8.0,
+            use_dora,
+            target_modules: TargetModules::AllLinear,
+            ..LoraConfig::default()
+        };
         let tensors = config.spec.adapter_tensors(&lora).unwrap().into_iter().map(|tensor| {
             let values = values(&tensor.name, count(&tensor.shape), size);
             (tensor.name, TensorF32 { shape: tensor.shape, values })
@@ -332,6 +402,24 @@ mod tests {
             for name in base.names() {
                 let is_adapted = name.contains("_proj");
                 assert_eq!(base.read(name).unwrap() == merged.read(name).unwrap(), !is_adapted, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_of_a_merged_dora_weight_have_the_norms_of_its_magnitudes_and_the_directions_of_its_sum() {
+        let [plain, temp] = [false, true].map(|use_dora| folders_of(SavedDtype::F32, 0.1, use_dora));
+        merged(plain.path(), None, None).unwrap();
+        assert_eq!(merged(temp.path(), None, None).unwrap().modules, 14);
+        let (name, shape) = ("model.layers.1.mlp.down_proj.weight", [8, 12]);
+        let read = |folder: &TempDir| HfFolder::open(&folder.path().join("merged")).unwrap().read_f32(name, &shape);
+        let (sum, merged) = (read(&plain).unwrap(), read(&temp).unwrap());
+        let (_, tensors) = read_adapter(&temp.path().join("adapter")).unwrap();
+        let magnitudes = &tensors[&magnitude_tensor_name("model.layers.1.mlp.down_proj")].values;
+        for ((sum, merged), &magnitude) in sum.chunks(12).zip(merged.chunks(12)).zip(magnitudes) {
+            let factor = f64::from(magnitude) / norm(sum);
+            for (sum, merged) in sum.iter().zip(merged) {
+                assert!((factor * f64::from(*sum) - f64::from(*merged)).abs() < 1e-6, "{magnitude}: {sum} {merged}");
             }
         }
     }

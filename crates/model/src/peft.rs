@@ -2,7 +2,7 @@
 //!
 //! What is written loads in PEFT unchanged, and adapters that PEFT wrote load here: patterns, excluded modules, layers and modules that
 //! train whole included.
-//! Not supported: variants that need other arithmetic (DoRA, ...). They are refused by the name of the setting, never loaded
+//! Not supported: variants that need other arithmetic (QALoRA, aLoRA, ...). They are refused by the name of the setting, never loaded
 //! approximately.
 
 mod adapter;
@@ -26,13 +26,11 @@ pub const ADAPTER_CONFIG_FILE: &str = "adapter_config.json";
 pub const ADAPTER_WEIGHTS_FILE: &str = "adapter_model.safetensors";
 
 /// Settings that change the arithmetic; a value that switches one on is refused.
-const REFUSED: [&str; 15] = [
-    "use_dora",
+const REFUSED: [&str; 13] = [
     "bias",
     "lora_bias",
     "fan_in_fan_out",
     "target_parameters",
-    "trainable_token_indices",
     "layer_replication",
     "use_qalora",
     "use_bdlora",
@@ -78,8 +76,14 @@ fn config_json(config: &LoraConfig, targets: &[String]) -> String {
     if let Some(modules) = &config.modules_to_save {
         keys.insert("modules_to_save", json!(modules));
     }
+    if let Some(indices) = &config.trainable_token_indices {
+        keys.insert("trainable_token_indices", json!(indices));
+    }
     if config.use_rslora {
         keys.insert("use_rslora", json!(true));
+    }
+    if config.use_dora {
+        keys.insert("use_dora", json!(true));
     }
     to_string_pretty(&keys).expect("a JSON object prints") + "\n"
 }
@@ -105,6 +109,7 @@ fn config_from(json: &JsonObject, modules: &[String]) -> Result<LoraConfig, Arch
         r,
         lora_alpha: json.required("lora_alpha", json.f64("lora_alpha")?, "a number")?,
         use_rslora: json.bool("use_rslora")?.unwrap_or(false),
+        use_dora: json.bool("use_dora")?.unwrap_or(false),
         target_modules: module_names(json, "target_modules")?.unwrap_or_else(|| TargetModules::Named(modules.to_vec())),
         exclude_modules: match read("exclude_modules") {
             Some(_) => module_names(json, "exclude_modules")?,
@@ -120,6 +125,12 @@ fn config_from(json: &JsonObject, modules: &[String]) -> Result<LoraConfig, Arch
         lora_dropout: json.f64("lora_dropout")?.unwrap_or(0.0),
         modules_to_save: match read("modules_to_save") {
             Some(names) => typed(json, "modules_to_save", "a list of strings", names)?,
+            None => None,
+        },
+        trainable_token_indices: match read("trainable_token_indices") {
+            Some(ids) => {
+                typed(json, "trainable_token_indices", "a list of ids, or an object of names and such lists", ids)?
+            }
             None => None,
         },
         base_model_name_or_path: json.str("base_model_name_or_path")?.map(str::to_owned),
@@ -177,7 +188,7 @@ fn is_on(value: &Value) -> bool {
 
 fn check_supported(json: &JsonObject) -> Result<(), ArchError> {
     let kind = json.required("peft_type", json.str("peft_type")?, "a string")?;
-    let advice = "Only plain LoRA adapters load here. Merge this adapter into its base with PEFT (merge_and_unload, \
+    let advice = "Only LoRA, rsLoRA and DoRA adapters load here. Merge this adapter into its base with PEFT (merge_and_unload, \
                   then save_pretrained) and give the merged folder as the model";
     if kind != "LORA" {
         return Err(json.unsupported("peft_type", format!("\"{kind}\""), advice));
@@ -243,7 +254,8 @@ mod tests {
         let spec = tiny(&[]).unwrap().spec;
         let some = TargetModules::from_names(vec!["q_proj".to_owned(), "mlp.up_proj".to_owned()]);
         let rank_stabilized = LoraConfig { lora_alpha: 0.5, use_rslora: true, ..lora(TargetModules::AllLinear) };
-        for config in [lora(TargetModules::AllLinear), lora(some), rank_stabilized] {
+        let dora = LoraConfig { use_dora: true, ..lora(TargetModules::AllLinear) };
+        for config in [lora(TargetModules::AllLinear), lora(some), rank_stabilized, dora] {
             let read = parse(&config_json(&config, &config.target_modules.names(&spec))).unwrap();
             let target_modules = read.target_modules.resolve(&spec).unwrap();
             assert_eq!(LoraConfig { target_modules, ..read }, config);
@@ -300,8 +312,7 @@ mod tests {
     #[test]
     fn settings_with_other_arithmetic_are_refused_by_name() {
         let cases = [
-            ("use_dora", json!(true)),
-            ("trainable_token_indices", json!([1])),
+            ("use_qalora", json!(true)),
             ("layers_pattern", json!("blocks")),
             ("bias", json!("lora_only")),
             ("lora_bias", json!(true)),

@@ -148,6 +148,7 @@ impl<B: Kernels> Decoder<B> {
             chunk_tokens,
             gradient_scale: None,
             weight_gradient: WeightGradient::Frozen,
+            weight_rows: None,
             log_probs: true,
             correct: false,
             soft_cap: self.config.spec.logit_soft_cap,

@@ -37,6 +37,7 @@ impl<B: Kernels> Decoder<B> {
             chunk_tokens,
             gradient_scale: None,
             weight_gradient: WeightGradient::Frozen,
+            weight_rows: None,
             log_probs: false,
             correct,
             soft_cap: self.config.spec.logit_soft_cap,

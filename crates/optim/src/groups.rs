@@ -40,7 +40,14 @@ pub(crate) fn by_numbers<B: Kernels>(
 /// Whether weight decay applies to parameters of this role.
 fn decays(role: Role) -> bool {
     match role {
-        Role::Embedding | Role::Projection | Role::Router | Role::Head | Role::LoraA | Role::LoraB => true,
+        Role::Embedding
+        | Role::Projection
+        | Role::Router
+        | Role::Head
+        | Role::LoraA
+        | Role::LoraB
+        | Role::LoraMagnitude
+        | Role::TokenRows => true,
         Role::Norm | Role::Bias => false,
     }
 }

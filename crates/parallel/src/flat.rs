@@ -22,7 +22,7 @@ const ALIGNMENT: usize = 4;
 
 /// Whether only adapters train.
 pub(crate) fn are_adapters<B: Kernels>(parameters: &[&Parameter<B>]) -> bool {
-    parameters.iter().all(|parameter| matches!(parameter.role, Role::LoraA | Role::LoraB))
+    parameters.iter().all(|parameter| matches!(parameter.role, Role::LoraA | Role::LoraB | Role::LoraMagnitude))
 }
 
 /// See the head of this file.

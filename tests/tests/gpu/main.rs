@@ -93,6 +93,22 @@ fn twenty_steps_over_a_base_in_every_format_have_the_losses_of_the_cpu() {
     }
 }
 
+/// DoRA and rows of single tokens, on a quantized and on a dense base, with and without dropout and under each recompute policy. One id is in
+/// most texts, one in none.
+#[test]
+fn twenty_steps_of_dora_and_token_rows_have_the_losses_of_the_cpu() {
+    if has_card() {
+        let rows = "lora.trainable_token_indices=[97, 101, 102, 262]";
+        for compute in ["compute=float32", "compute=bfloat16"] {
+            for base in [&[][..], &["bnb_4bit="]] {
+                for more in [&["train.recompute=full"][..], &["train.recompute=none"], &["lora.dropout=0.1"]] {
+                    assert_agrees(&[&[compute, "lora.use_dora=true", rows], base, more].concat(), 2e-2);
+                }
+            }
+        }
+    }
+}
+
 /// Full fine-tuning adds the gradients of weights, norms and biases. Adam's first updates are nearly the sign of a gradient, so where
 /// one is close to zero bf16 turns whole weights the other way: it is allowed six times what f32 is.
 #[test]

@@ -13,7 +13,8 @@ use firebrick_model::{BaseStorage, Decoder, Division, GenerateOptions, PassOptio
 use firebrick_parallel::Ranks;
 use firebrick_precision::{Format, QuantFormat};
 use firebrick_tests::{
-    FROZEN, TRAINED, every_next_token, host, host_gradients, load, load_divided, loss_options, on_every_backend, upload,
+    FROZEN, NF4, TRAINED, every_next_token, host, host_gradients, load, load_divided, loss_options, on_every_backend,
+    upload,
 };
 use firebrick_train::plan::weight_owners;
 
@@ -85,6 +86,7 @@ fn divided_weights<B: Kernels>() {
     let quantized = QuantFormat::ALL.map(|format| BaseStorage::Frozen(Format::Quantized(format)));
     let lora = Some("tiny-llama-lora");
     let cases = quantized.into_iter().chain([FROZEN]).map(|storage| (lora, storage)).chain([(None, TRAINED)]);
+    let cases = cases.chain([NF4, FROZEN].map(|storage| (Some("tiny-llama-dora"), storage)));
     for (adapter, storage) in cases {
         let whole = numbers(&load::<B>("tiny-llama", adapter, storage));
         for (rank, found) in on_ranks::<B>(2, adapter, storage).into_iter().enumerate() {

@@ -17,11 +17,14 @@ use firebrick_train::run::verify::{VerifyOptions, verify};
 use serde_json::Value;
 
 /// Adapters with more settings than a rank, each with its base.
-pub(crate) const ADAPTERS: [(&str, &str); 4] = [
+pub(crate) const ADAPTERS: [(&str, &str); 7] = [
     ("tiny-llama-rslora", "tiny-llama"),
     ("tiny-llama-tied-lora", "tiny-llama-tied"),
     ("tiny-llama-patterns", "tiny-llama"),
     ("tiny-llama-layers", "tiny-llama-tied"),
+    ("tiny-llama-dora", "tiny-llama"),
+    ("tiny-llama-rows", "tiny-llama"),
+    ("tiny-llama-tied-rows", "tiny-llama-tied"),
 ];
 
 /// Tokens per sequence of the golden batches, if the golden file does not say otherwise.

@@ -36,6 +36,7 @@ fn cross_entropy<B: Kernels>(golden: &Golden, chunk_tokens: usize, gradient_scal
         chunk_tokens,
         gradient_scale,
         weight_gradient,
+        weight_rows: None,
         log_probs: true,
         correct: false,
         soft_cap: None,

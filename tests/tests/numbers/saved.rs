@@ -1,6 +1,6 @@
 //! The folders that Firebrick writes, as transformers and PEFT read them.
 //!
-//! `saved-adapter` and `saved-model` in the fixtures were written by this file (`UPDATE_GOLDEN=1`); `make_saved_goldens.py` loaded them.
+//! `saved-adapter`, `saved-dora`, `saved-rows` and `saved-model` in the fixtures were written by this file (`UPDATE_GOLDEN=1`); `make_saved_goldens.py` loaded them.
 //! Here the same bytes are written again, and our numbers are compared with theirs.
 
 use std::collections::BTreeMap;
@@ -27,8 +27,19 @@ fn companions(model: &str) -> Companions {
     Companions { from: fixture(model), chat_template: Some(TEMPLATE.to_owned()), chat_settings: Default::default() }
 }
 
-/// An rsLoRA adapter on two of the projections, and a tied model with scaled rope in float16.
+/// Adapters that are saved without companions: folder, fixture and base.
+const BARE: [(&str, &str, &str); 2] =
+    [("saved-dora", "tiny-llama-dora", "tiny-llama"), ("saved-rows", "tiny-llama-tied-rows", "tiny-llama-tied")];
+const SAVED: [&str; 4] = ["saved-adapter", "saved-dora", "saved-rows", "saved-model"];
+
+/// An rsLoRA adapter on two of the projections, DoRA, rows of single tokens, and a tied model with scaled rope in float16.
 fn write(folder: &Path) {
+    for (name, adapter, base) in BARE {
+        let lora = read_adapter_config(&fixture(adapter)).expect("the fixture is an adapter");
+        let lora = LoraConfig { base_model_name_or_path: Some(format!("tests/{base}")), ..lora };
+        let model = load::<Flex>(base, Some(adapter), FROZEN);
+        model.save_adapter(&folder.join(name), &lora, None).expect("it is written");
+    }
     let mut adapted = load::<Flex>("tiny-llama", Some("tiny-llama-rslora"), FROZEN);
     adapted.config.add_eos_token_ids([NEW_END]);
     let lora = read_adapter_config(&fixture("tiny-llama-rslora")).expect("the fixture is an adapter");
@@ -43,14 +54,14 @@ fn write(folder: &Path) {
 #[test]
 fn the_same_folders_are_written_as_those_that_transformers_and_peft_loaded() {
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        for name in ["saved-adapter", "saved-model"] {
+        for name in SAVED {
             fs::remove_dir_all(fixture(name)).ok();
         }
         write(&fixture(""));
     }
     let folder = tempdir().expect("a temporary folder");
     write(folder.path());
-    for name in ["saved-adapter", "saved-model"] {
+    for name in SAVED {
         let (ours, loaded) = (snapshot(&folder.path().join(name)), snapshot(&fixture(name)));
         assert!(ours.keys().eq(loaded.keys()), "{name}: {:?} {:?}", ours.keys(), loaded.keys());
         for (file, bytes) in &ours {
@@ -61,9 +72,8 @@ fn the_same_folders_are_written_as_those_that_transformers_and_peft_loaded() {
 
 #[test]
 fn saved_folders_give_transformers_and_peft_our_logits() {
-    for (golden, model, adapter) in
-        [("saved-adapter", "tiny-llama", Some("saved-adapter")), ("saved-model", "saved-model", None)]
-    {
+    let whole = [("saved-adapter", "tiny-llama", Some("saved-adapter")), ("saved-model", "saved-model", None)];
+    for (golden, model, adapter) in whole.into_iter().chain(BARE.map(|(name, _, base)| (name, base, Some(name)))) {
         let (logits, loss) = differences::<Flex>(golden, model, adapter, FROZEN);
         assert!(logits < 2e-4 && loss < 1e-5, "{golden}: a logit differs by {logits:e}, the loss by {loss:e}");
     }

@@ -11,9 +11,9 @@ use firebrick_tests::{FROZEN, Golden, NF4, batch, every_next_token, host, load, 
 use firebrick_train::run::step::Trainer;
 
 /// The golden files' optimizer over the adapter they start from; theirs has an `epsilon` of 1e-8.
-fn trainer(storage: BaseStorage, epsilon: f64) -> Trainer<Flex> {
+fn trainer(adapter: &str, storage: BaseStorage, epsilon: f64) -> Trainer<Flex> {
     Trainer {
-        model: load("tiny-llama", Some("tiny-llama-lora"), storage),
+        model: load("tiny-llama", Some(adapter), storage),
         optimizer: Optimizer::new(OptimizerConfig {
             kind: OptimizerKind::AdamW,
             beta1: 0.9,
@@ -45,10 +45,10 @@ struct Tolerance {
     change: f64,
 }
 
-fn assert_three_steps_agree(golden: &str, storage: BaseStorage, tolerance: &Tolerance) {
+fn assert_three_steps_agree(golden: &str, start: &str, storage: BaseStorage, tolerance: &Tolerance) {
     let golden = Golden::open(golden);
     let batch = [every_next_token(&golden.ids("input_ids"), 48)];
-    let mut trainer = trainer(storage, 1e-8);
+    let mut trainer = trainer(start, storage, 1e-8);
     let start = adapter(&trainer);
     for (loss, grad_norm) in golden.f32s("losses").into_iter().zip(golden.f32s("grad_norms")) {
         let outcome = trainer.step(&batch).expect("one rank reaches itself");
@@ -69,14 +69,21 @@ fn assert_three_steps_agree(golden: &str, storage: BaseStorage, tolerance: &Tole
 #[test]
 fn three_steps_of_lora_equal_those_of_peft_and_torch() {
     let tolerance = Tolerance { loss: 1e-5, grad_norm: 1e-5, change: 1e-4 };
-    assert_three_steps_agree("tiny-llama-lora-train", FROZEN, &tolerance);
+    assert_three_steps_agree("tiny-llama-lora-train", "tiny-llama-lora", FROZEN, &tolerance);
+}
+
+/// The norms of the second and third step are those of the updated matrices.
+#[test]
+fn three_steps_of_dora_equal_those_of_peft_and_torch() {
+    let tolerance = Tolerance { loss: 1e-5, grad_norm: 1e-5, change: 5e-4 };
+    assert_three_steps_agree("tiny-llama-dora-train", "tiny-llama-dora", FROZEN, &tolerance);
 }
 
 /// The golden's base has the coarser block scales of bitsandbytes' CPU path (`nf4.rs`), which alone move logits by 8e-4.
 #[test]
 fn three_steps_of_qlora_equal_those_of_bitsandbytes_peft_and_torch() {
     let tolerance = Tolerance { loss: 1e-4, grad_norm: 1e-4, change: 1e-2 };
-    assert_three_steps_agree("tiny-llama-qlora-train", NF4, &tolerance);
+    assert_three_steps_agree("tiny-llama-qlora-train", "tiny-llama-lora", NF4, &tolerance);
 }
 
 /// Eight sequences with 1, 4, 7, .. 22 loss tokens: a mean of the sequences' means would weigh them 22 to 1 wrongly.
@@ -97,7 +104,7 @@ fn eight_sequences_at_once_and_one_by_one_give_the_same_update() {
     for storage in [FROZEN, NF4] {
         let step = |sequences_each: usize| {
             // Where a gradient is nothing but rounding, AdamW's first step is its sign; a larger epsilon keeps it small.
-            let mut trainer = trainer(storage, 1e-5);
+            let mut trainer = trainer("tiny-llama-lora", storage, 1e-5);
             let outcome = trainer.step(&micro_batches(sequences_each)).expect("one rank reaches itself");
             assert_eq!(outcome.loss_tokens, (0..8).map(|row| 1 + 3 * row).sum::<u64>());
             let numbers = outcome.read();

@@ -15,7 +15,7 @@ use firebrick_precision::Format;
 use super::cuda_layer::buffers_per_token;
 use super::cuda_rows::{appended_to, fp8_row_bytes, fp8_weight_bytes, low_rank_parts_bytes, row_stride};
 use crate::GemmFormat;
-use crate::memory::estimate::{Recompute, TrainingShape, line, widest_dropped};
+use crate::memory::estimate::{Recompute, TrainingShape, line, scaled_widths, widest_dropped};
 
 /// The device's context, CubeCL's and our kernels, cuBLASLt and cuDNN once loaded.
 const CONTEXT_BYTES: u64 = 716 << 20;
@@ -56,6 +56,11 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
         line("8-bit rows", rows, "the widest activation or gradient in E4M3".to_owned()),
         line("parts of adapters", low_rank_parts_bytes(model, training), "of sums over the widest gradient".to_owned()),
         line("dropped inputs", dropped_bytes(model, training), "the widest input of adapters under dropout".to_owned()),
+        line(
+            "outputs before magnitudes",
+            unscaled_bytes(model, training),
+            "what DoRA scales, until its backward; and the widest gradient of that".to_owned(),
+        ),
         line("converted weights", converted_bytes(model, training), converted_why(training)),
         line(
             "logits",
@@ -81,6 +86,20 @@ pub(super) fn line_of_ranks() -> MemoryLine {
 /// What is left of the input of a group, or the gradient of that.
 fn dropped_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     training.tokens() * widest_dropped(model, training) * training.activation_bytes()
+}
+
+/// Outputs that DoRA scales as they were before, of all layers or of the one that is recomputed, and a gradient of them. Under dropout the
+/// difference of two gradients lies next to it.
+fn unscaled_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
+    let widths: Vec<Vec<u64>> = (0..model.layers.len()).map(|layer| scaled_widths(model, training, layer)).collect();
+    let of_layers = widths.iter().map(|layer| layer.iter().sum::<u64>());
+    let saved = match training.recompute {
+        Recompute::Full => of_layers.max().unwrap_or(0),
+        Recompute::Selective | Recompute::None => of_layers.sum(),
+    };
+    let gradients = if widest_dropped(model, training) > 0 { 2 } else { 1 };
+    let widest = widths.iter().flatten().max().copied().unwrap_or(0);
+    training.tokens() * (saved + gradients * widest) * training.activation_bytes()
 }
 
 /// What a forward pass without a backward takes besides the activations of a layer.

@@ -7,7 +7,7 @@ use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::MemoryLine;
 
 use super::BackendKind;
-use crate::memory::estimate::{TrainingShape, layer_values, line, sum, widest_dropped};
+use crate::memory::estimate::{TrainingShape, layer_values, line, scaled_widths, sum, widest_dropped};
 
 /// Logits, their exponentials and their gradient live together, in f32; under a soft cap its slope and logits before it too.
 pub(super) fn logit_copies(model: &ModelSpec) -> u64 {
@@ -57,6 +57,13 @@ fn layer_lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape
             "dropped inputs",
             training.tokens() * widest_dropped(model, training) * (4 + training.activation_bytes()),
             "a mask in f32 and what it leaves of the widest input of adapters".to_owned(),
+        ),
+        line(
+            "outputs before magnitudes",
+            training.tokens()
+                * widest(&|layer| scaled_widths(model, training, layer).into_iter().max().unwrap_or(0))
+                * 16,
+            "what DoRA scales, its gradient, and their product in f32".to_owned(),
         ),
         line(
             "attention scores",

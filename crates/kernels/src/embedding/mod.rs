@@ -25,4 +25,15 @@ pub trait EmbeddingOps: Backend {
     ) -> Tensor<Self, 2> {
         reference::backward(ids_n, dy_nd, scale, vocab_size)
     }
+
+    /// Gradient of some rows of the table, `[rows, d]` f32: rows of `dy` times `scale`, summed by the row that `slots_n` names for each
+    /// token; -1 names none.
+    fn embed_rows_backward(
+        slots_n: Tensor<Self, 1, Int>,
+        dy_nd: Tensor<Self, 2>,
+        scale: f32,
+        rows: usize,
+    ) -> Tensor<Self, 2> {
+        reference::rows_backward(slots_n, dy_nd, scale, rows)
+    }
 }

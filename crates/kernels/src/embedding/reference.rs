@@ -24,6 +24,18 @@ pub fn backward<B: Backend>(
     zeros.select_assign(0, ids_n, dy_nd, IndexingUpdateOp::Add)
 }
 
+/// See [`crate::EmbeddingOps::embed_rows_backward`].
+pub fn rows_backward<B: Backend>(
+    slots_n: Tensor<B, 1, Int>,
+    dy_nd: Tensor<B, 2>,
+    scale: f32,
+    rows: usize,
+) -> Tensor<B, 2> {
+    // One row more, for what belongs to none.
+    let is_none = slots_n.clone().lower_elem(0);
+    backward(slots_n.mask_fill(is_none, rows as i32), dy_nd, scale, rows + 1).narrow(0, 0, rows)
+}
+
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;

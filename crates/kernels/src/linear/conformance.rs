@@ -10,7 +10,7 @@ use firebrick_arch::Activation;
 use firebrick_precision::QuantFormat;
 
 use self::scenario::{Base, Extras, Scenario, group, heads, norm, tables};
-use super::{Dropout, Epilogue, Keep, Prologue, reference};
+use super::{Dropout, Epilogue, Keep, Prologue, magnitude, reference};
 use crate::Kernels;
 use crate::conformance::check::Check;
 
@@ -25,6 +25,8 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     without_norm(check);
     norms_after(check);
     dropout(check);
+    magnitudes(check);
+    norms_of_adapted_weights(check);
 }
 
 /// Adapters that read through a mask, at widths of vectors and of single values, appended and separate, with every prologue.
@@ -57,6 +59,83 @@ fn dropout<B: Kernels>(check: &mut Check<'_, B>) {
     let residual = check.random([tokens, hidden], 1.0);
     let epilogue = (Epilogue::Residual(residual.0), Epilogue::Residual(residual.1));
     Scenario::new(check, group, prologue, epilogue).run(check, "dropout, down", &ALL);
+}
+
+/// DoRA: magnitudes on some or all modules of a group, with every prologue and epilogue, dense and quantized, with and without dropout.
+fn magnitudes<B: Kernels>(check: &mut Check<'_, B>) {
+    let case = check.case;
+    let (tokens, hidden, wide) = (case.tokens(), case.hidden_size, case.intermediate_size);
+    let adapter = Extras { adapter: true, ..Extras::default() };
+    let dora = Extras { magnitude: true, ..adapter };
+    let biased = Extras { bias: true, trained_bias: true, ..dora };
+    let mask = Dropout::new(0.25, 77);
+    let x = check.random([tokens, hidden], 1.0);
+    let named = [
+        ("all", vec![(Base::NF4, dora), (Base::NF4, dora)]),
+        ("one of two", vec![(Base::NF4, adapter), (Base::NF4, biased)]),
+        ("dense, one adapted", vec![(Base::Dense, dora), (Base::Dense, Extras::default())]),
+        ("next to a trained weight", vec![(Base::New, Extras::default()), (Base::Dense, biased)]),
+    ];
+    for (name, modules) in check.variants(named) {
+        for dropout in [None, mask] {
+            let mut group = group(check, &modules, &[wide; 2], &[wide; 2], hidden);
+            (group.0.dropout, group.1.dropout) = (dropout, dropout);
+            let norm = norm(check, hidden, false);
+            let prologue =
+                (Prologue::Norm { x: x.0.clone(), norm: norm.0 }, Prologue::Norm { x: x.1.clone(), norm: norm.1 });
+            let scenario = Scenario::new(check, group, prologue, (Epilogue::None, Epilogue::None));
+            let name = format!("magnitudes, {name}, dropout {}", dropout.is_some());
+            scenario.with_residual_path(check).run(check, &name, &ALL);
+        }
+    }
+    let (query, kv) = (case.heads * case.head_dim, case.kv_heads * case.head_dim);
+    for norms in check.variants([None, Some([case.head_dim; 2]), Some([query, kv])]) {
+        let group = group(check, &[(Base::NF4, dora)], &[query + 2 * kv], &[query, kv, kv], hidden);
+        let prologue = (Prologue::None { x: x.0.clone() }, Prologue::None { x: x.1.clone() });
+        let heads = heads(check, norms, Some(case.head_dim));
+        let epilogue = (Epilogue::Heads(heads.0), Epilogue::Heads(heads.1));
+        let scenario = Scenario::new(check, group, prologue, epilogue).with_residual_path(check);
+        scenario.run(check, "magnitudes, qkv", &ALL);
+    }
+    for dropout in [None, mask] {
+        let mut group = group(check, &[(Base::NF4, dora)], &[hidden], &[hidden], wide);
+        (group.0.dropout, group.1.dropout) = (dropout, dropout);
+        let [gate, up] = [check.random([tokens, wide], 1.0), check.random([tokens, wide], 1.0)];
+        let activation = Activation::Silu;
+        let prologue = (
+            Prologue::Gated { gate: gate.0, up: up.0, activation },
+            Prologue::Gated { gate: gate.1, up: up.1, activation },
+        );
+        let residual = check.random([tokens, hidden], 1.0);
+        let epilogue = (Epilogue::Residual(residual.0), Epilogue::Residual(residual.1));
+        Scenario::new(check, group, prologue, epilogue).run(check, "magnitudes, down", &ALL);
+    }
+    let group = group(check, &[(Base::NF4, biased)], &[hidden], &[hidden], hidden);
+    let (norm, residual) = (norm(check, hidden, true), check.random([tokens, hidden], 1.0));
+    let prologue = (Prologue::None { x: x.0.clone() }, Prologue::None { x: x.1.clone() });
+    let epilogue = (
+        Epilogue::NormResidual { norm: norm.0, residual: residual.0 },
+        Epilogue::NormResidual { norm: norm.1, residual: residual.1 },
+    );
+    Scenario::new(check, group, prologue, epilogue).run(check, "magnitudes, output with a norm after", &ALL);
+}
+
+/// The norms of adapted rows: the backend's way against a pass over the whole weight.
+fn norms_of_adapted_weights<B: Kernels>(check: &mut Check<'_, B>) {
+    let adapter = Extras { adapter: true, ..Extras::default() };
+    let (wide, hidden, dtype) = (check.case.intermediate_size, check.case.hidden_size, check.case.dtype);
+    for (name, base) in check.variants([("quantized", Base::NF4), ("dense", Base::Dense)]) {
+        let (group, expected) = group(check, &[(base, adapter)], &[wide], &[wide], hidden);
+        let (module, expected) = (&group.modules[0], &expected.modules[0]);
+        let squares = B::row_squares(&module.weight, dtype);
+        let expected_squares = magnitude::row_squares(&expected.weight);
+        check.compare(&format!("row_squares, {name}"), squares.clone(), expected_squares);
+        let there = "the module has an adapter";
+        let pair = module.adapter.as_ref().expect(there);
+        let norms = B::adapted_norms(&module.weight, &squares, pair, dtype);
+        let expected = magnitude::adapted_norms(&expected.weight, expected.adapter.as_ref().expect(there));
+        check.compare(&format!("adapted_norms, {name}"), norms, expected);
+    }
 }
 
 fn gated_and_rotary<B: Kernels>(check: &mut Check<'_, B>) {
@@ -93,7 +172,7 @@ fn plain_groups<B: Kernels>(check: &mut Check<'_, B>) {
     let (wide, narrow) = (check.case.intermediate_size, check.case.kv_heads * check.case.head_dim);
     let plain = Extras::default();
     let (adapter, bias) = (Extras { adapter: true, ..plain }, Extras { bias: true, ..plain });
-    let trained_bias = Extras { bias: true, trained_bias: true, adapter: false };
+    let trained_bias = Extras { bias: true, trained_bias: true, ..plain };
     let named = [
         ("quantized", vec![(Base::NF4, adapter), (Base::NF4, adapter)]),
         ("quantized, half adapted", vec![(Base::NF4, plain), (Base::NF4, adapter)]),
@@ -127,7 +206,8 @@ fn qkv<B: Kernels>(check: &mut Check<'_, B>) {
     let (query, kv) = (case.heads * case.head_dim, case.kv_heads * case.head_dim);
     let parts = [query, kv, kv];
     let plain = Extras::default();
-    let (adapter, all) = (Extras { adapter: true, ..plain }, Extras { adapter: true, bias: true, trained_bias: true });
+    let (adapter, all) =
+        (Extras { adapter: true, ..plain }, Extras { adapter: true, bias: true, trained_bias: true, magnitude: false });
     let (per_head, whole) = (Some([case.head_dim; 2]), Some([query, kv]));
     let (all_columns, part) = (Some(case.head_dim), Some(part_of(case.head_dim)));
     let three = |base, extras| vec![(base, extras); 3];
@@ -187,7 +267,7 @@ fn norms_after<B: Kernels>(check: &mut Check<'_, B>) {
     let (query, hidden) = (case.heads * case.head_dim, case.hidden_size);
     let keeps = check.variants(ALL);
     for (base, trains) in check.variants([(Base::NF4, false), (Base::AddTo, true)]) {
-        let modules = [(base, Extras { adapter: true, bias: true, trained_bias: true })];
+        let modules = [(base, Extras { adapter: true, bias: true, trained_bias: true, magnitude: false })];
         let group = group(check, &modules, &[hidden], &[hidden], query);
         let (x, residual) = (check.random([case.tokens(), query], 1.0), check.random([case.tokens(), hidden], 1.0));
         let norm = norm(check, hidden, trains);
@@ -206,7 +286,7 @@ fn residuals<B: Kernels>(check: &mut Check<'_, B>) {
     let (query, hidden) = (case.heads * case.head_dim, case.hidden_size);
     let keeps = check.variants(ALL);
     for (name, base) in check.variants([("output", Base::NF4), ("output, trained", Base::AddTo)]) {
-        let modules = [(base, Extras { adapter: true, bias: true, trained_bias: true })];
+        let modules = [(base, Extras { adapter: true, bias: true, trained_bias: true, magnitude: false })];
         let group = group(check, &modules, &[hidden], &[hidden], query);
         let (x, residual) = (check.random([case.tokens(), query], 1.0), check.random([case.tokens(), hidden], 1.0));
         let prologue = (Prologue::None { x: x.0 }, Prologue::None { x: x.1 });

@@ -12,15 +12,17 @@
 pub(crate) mod conformance;
 mod dropout;
 mod fp8_reference;
+pub mod magnitude;
 pub mod reference;
 
 use std::ops::Range;
 
-use burn_tensor::{Tensor, backend::Backend};
+use burn_tensor::{DType, Tensor, backend::Backend};
 use firebrick_arch::Activation;
 use serde::{Deserialize, Serialize};
 
 pub use self::dropout::Dropout;
+pub use self::magnitude::Magnitude;
 use crate::norm::{NormOps, NormWeight};
 use crate::weights::{Weight, WeightOps};
 
@@ -64,7 +66,8 @@ impl<B: Backend> Group<B> {
     }
 }
 
-/// One linear module: `y = x Wᵀ + bias + scale (x̃ Aᵀ) Bᵀ`, where x̃ is the input after the group's dropout.
+/// One linear module: `y = x Wᵀ + bias + scale (x̃ Aᵀ) Bᵀ`, where x̃ is the input after the group's dropout; with magnitudes as
+/// [`magnitude`] says.
 #[derive(Clone, Debug)]
 pub struct Module<B: Backend> {
     /// Columns of the group's output that it computes.
@@ -115,6 +118,8 @@ pub struct Adapter<B: Backend> {
     pub b: Tensor<B, 2>,
     /// `alpha / r`, or `alpha / sqrt(r)` for rank-stabilized LoRA.
     pub scale: f64,
+    /// The magnitudes of the module's outputs (DoRA).
+    pub magnitude: Option<Magnitude<B>>,
 }
 
 /// What happens to the input before the GEMM.
@@ -212,6 +217,8 @@ pub struct ProjectSaved<B: Backend> {
     pub prologue_output: Option<Tensor<B, 2>>,
     /// `x Aᵀ` of all adapters `[n, ranks]`, where the backend keeps it; computed again otherwise.
     pub low_rank: Option<Tensor<B, 2>>,
+    /// The GEMMs' output before magnitudes `[n, o]`, where the group has any and the backend keeps it; computed again otherwise.
+    pub unscaled: Option<Tensor<B, 2>>,
     /// The heads epilogue, if that was it.
     pub heads: Option<SavedHeads<B>>,
     /// The norm after the GEMM, if there was one.
@@ -298,6 +305,8 @@ pub struct ModuleGradients<B: Backend> {
     pub bias: Option<Tensor<B, 1>>,
     /// Of A `[r, i]` and B `[o, r]`.
     pub adapter: Option<(Tensor<B, 2>, Tensor<B, 2>)>,
+    /// Of the magnitudes `[o]`.
+    pub magnitude: Option<Tensor<B, 1>>,
 }
 
 /// Linear layers with what surrounds them.
@@ -326,6 +335,25 @@ pub trait LinearOps: NormOps + WeightOps {
     ) -> ProjectGradients<Self> {
         let _ = next;
         reference::project_backward(saved, group, d_outputs, d_residual_ni)
+    }
+
+    /// Squares of the norms of the rows of a weight, `[o]` f32. `dtype` is the compute dtype, to which a backend may round the weight first.
+    fn row_squares(weight: &Weight<Self>, dtype: DType) -> Tensor<Self, 1> {
+        let _ = dtype;
+        magnitude::row_squares(weight)
+    }
+
+    /// Norms of the rows of `W + s B A`, `[o]` f32, as DoRA's forward and backward use them as constants. `row_squares_o` is
+    /// [`LinearOps::row_squares`] of the weight: with it `|W + s B A|² = |W|² + 2 s <W Aᵀ, B> + s² <B A Aᵀ, B>` row by row, where a backend
+    /// computes it that way.
+    fn adapted_norms(
+        weight: &Weight<Self>,
+        row_squares_o: &Tensor<Self, 1>,
+        adapter: &Adapter<Self>,
+        dtype: DType,
+    ) -> Tensor<Self, 1> {
+        let _ = (row_squares_o, dtype);
+        magnitude::adapted_norms(weight, adapter)
     }
 
     /// `x` with dropped values at zero and the others scaled, rounded once; it is its own backward.

@@ -31,14 +31,14 @@ pub fn project<B: LinearOps>(
 ) -> (Vec<Tensor<B, 2>>, Option<ProjectSaved<B>>) {
     let input_ni = prologue_output(&prologue);
     let adapters_ni = adapter_input(&input_ni, group);
-    let forward = |module| module_forward(input_ni.clone(), adapters_ni.clone(), module, group.gemms);
+    let forward = |module| module_forward(&input_ni, &adapters_ni, module, group);
     let outputs = group.modules.iter().map(forward).collect();
     let parts = regroup(outputs, &columns(group), &part_ranges(&group.parts));
     let (outputs, heads, output_norm) = apply_epilogue(parts, epilogue, keep);
     let saved = (keep != Keep::Nothing).then(|| {
         let is_computed = !matches!(prologue, Prologue::None { .. });
         let prologue_output = (keep == Keep::Everything && is_computed).then_some(input_ni);
-        ProjectSaved { prologue, prologue_output, low_rank: None, heads, output_norm }
+        ProjectSaved { prologue, prologue_output, low_rank: None, unscaled: None, heads, output_norm }
     });
     (outputs, saved)
 }
@@ -71,9 +71,9 @@ pub fn project_backward<B: LinearOps>(
     let adapters_ni = adapter_input(&input_ni, &group);
     let (mut d_input, mut d_adapters): (Option<Tensor<B, 2>>, Option<Tensor<B, 2>>) = (None, None);
     let mut modules = Vec::with_capacity(group.modules.len());
+    let how = (group.gemms, group.dropout.is_some());
     for (module, dy_no) in group.modules.into_iter().zip(d_modules) {
-        let (dx_ni, through_ni, gradients) =
-            module_backward(input_ni.clone(), adapters_ni.clone(), module, group.gemms, dy_no);
+        let (dx_ni, through_ni, gradients) = module_backward(&input_ni, &adapters_ni, module, how, dy_no);
         d_input = plus(d_input, Some(dx_ni));
         d_adapters = plus(d_adapters, through_ni);
         modules.push(gradients);
@@ -145,23 +145,55 @@ fn prologue_backward<B: LinearOps>(
     }
 }
 
-/// The GEMM of one module, `[n, o]`.
+/// The output of one module, `[n, o]`.
 fn module_forward<B: LinearOps>(
-    x_ni: Tensor<B, 2>,
-    adapters_ni: Tensor<B, 2>,
+    x_ni: &Tensor<B, 2>,
+    adapters_ni: &Tensor<B, 2>,
     module: &Module<B>,
-    gemms: GemmFormat,
+    group: &Group<B>,
 ) -> Tensor<B, 2> {
     let dtype = x_ni.dtype();
-    let mut y_no = match gemms {
+    let mut y_no = base_output(x_ni.clone(), module, group.gemms);
+    if let Some(adapter) = &module.adapter {
+        let update_no = adapter_output(adapters_ni.clone(), adapter);
+        y_no = match &adapter.magnitude {
+            None => y_no.add(update_no),
+            Some(magnitude) if group.dropout.is_none() => magnitude.scaled(y_no.add(update_no)),
+            Some(magnitude) => {
+                let dropped_no = base_output(adapters_ni.clone(), module, group.gemms);
+                let scaled_no = magnitude.scaled(dropped_no.clone().add(update_no));
+                y_no.add(scaled_no.sub(dropped_no))
+            }
+        };
+    }
+    match &module.bias {
+        Some(bias) => y_no.add(to_dtype(bias.value.clone(), dtype).unsqueeze()),
+        None => y_no,
+    }
+}
+
+/// `x Wᵀ`, `[n, o]`.
+fn base_output<B: LinearOps>(x_ni: Tensor<B, 2>, module: &Module<B>, gemms: GemmFormat) -> Tensor<B, 2> {
+    let dtype = x_ni.dtype();
+    match gemms {
         GemmFormat::Compute => x_ni.matmul(dense(&module.weight, dtype).transpose()),
         GemmFormat::Fp8 => fp8_reference::product(x_ni, &module.weight),
-    };
-    if let Some(bias) = &module.bias {
-        y_no = y_no.add(to_dtype(bias.value.clone(), dtype).unsqueeze());
     }
-    let Some(adapter) = &module.adapter else { return y_no };
-    y_no.add(low_rank(adapters_ni, adapter).matmul(scaled_b(adapter, dtype).transpose()))
+}
+
+/// `dy W`, `[n, i]`.
+fn base_input_gradient<B: LinearOps>(dy_no: Tensor<B, 2>, module: &Module<B>, gemms: GemmFormat) -> Tensor<B, 2> {
+    let dtype = dy_no.dtype();
+    match gemms {
+        GemmFormat::Compute => dy_no.matmul(dense(&module.weight, dtype)),
+        GemmFormat::Fp8 => fp8_reference::input_gradient(dy_no, &module.weight),
+    }
+}
+
+/// `s (x Aᵀ) Bᵀ`, `[n, o]`.
+fn adapter_output<B: Backend>(x_ni: Tensor<B, 2>, adapter: &Adapter<B>) -> Tensor<B, 2> {
+    let dtype = x_ni.dtype();
+    low_rank(x_ni, adapter).matmul(scaled_b(adapter, dtype).transpose())
 }
 
 /// `x Aᵀ`, `[n, r]`.
@@ -176,32 +208,52 @@ fn scaled_b<B: Backend>(adapter: &Adapter<B>, dtype: DType) -> Tensor<B, 2> {
 }
 
 /// The gradients of what the weight read and of what the adapter read, and those of the parameters.
+///
+/// # Panics
+/// If a weight under magnitudes trains.
 fn module_backward<B: LinearOps>(
-    x_ni: Tensor<B, 2>,
-    adapters_ni: Tensor<B, 2>,
-    module: Module<B>,
-    gemms: GemmFormat,
+    x_ni: &Tensor<B, 2>,
+    adapters_ni: &Tensor<B, 2>,
+    mut module: Module<B>,
+    (gemms, is_dropped): (GemmFormat, bool),
     dy_no: Tensor<B, 2>,
 ) -> (Tensor<B, 2>, Option<Tensor<B, 2>>, ModuleGradients<B>) {
     let dtype = dy_no.dtype();
-    let dx_ni = match gemms {
-        GemmFormat::Compute => dy_no.clone().matmul(dense(&module.weight, dtype)),
-        GemmFormat::Fp8 => fp8_reference::input_gradient(dy_no.clone(), &module.weight),
-    };
     let of_weight = || to_f32(dy_no.clone().transpose().matmul(x_ni.clone()));
-    let weight = match module.weight_gradient {
+    let weight = match std::mem::replace(&mut module.weight_gradient, WeightGradient::Frozen) {
         WeightGradient::Frozen => None,
         WeightGradient::New => Some(of_weight()),
         WeightGradient::AddTo(sum) => Some(sum.add(of_weight())),
     };
-    let bias = module.bias.filter(|bias| bias.trains).map(|_| to_f32(dy_no.clone()).sum_dim(0).squeeze_dim(0));
-    let Some(pair) = &module.adapter else { return (dx_ni, None, ModuleGradients { weight, bias, adapter: None }) };
-    let dxa_nr = dy_no.clone().matmul(scaled_b(pair, dtype));
-    let through_ni = dxa_nr.clone().matmul(to_dtype(pair.a.clone(), dtype));
+    let trained_bias = module.bias.as_ref().filter(|bias| bias.trains);
+    let bias = trained_bias.map(|_| to_f32(dy_no.clone()).sum_dim(0).squeeze_dim(0));
+    let Some(pair) = &module.adapter else {
+        let dx_ni = base_input_gradient(dy_no, &module, gemms);
+        return (dx_ni, None, ModuleGradients { weight, bias, adapter: None, magnitude: None });
+    };
+    // What comes out of the adapter's sum, before magnitudes.
+    let dz_no = match &pair.magnitude {
+        Some(magnitude) => magnitude.scaled(dy_no.clone()),
+        None => dy_no.clone(),
+    };
+    let magnitude = pair.magnitude.as_ref().map(|magnitude| {
+        assert!(weight.is_none(), "a weight under magnitudes is frozen");
+        let base_no = base_output(adapters_ni.clone(), &module, gemms);
+        magnitude.gradient(dy_no.clone(), base_no.add(adapter_output(adapters_ni.clone(), pair)))
+    });
+    let dxa_nr = dz_no.clone().matmul(scaled_b(pair, dtype));
+    let mut through_ni = dxa_nr.clone().matmul(to_dtype(pair.a.clone(), dtype));
+    let dx_ni = if magnitude.is_some() && is_dropped {
+        let difference_no = dz_no.clone().sub(dy_no.clone());
+        through_ni = through_ni.add(base_input_gradient(difference_no, &module, gemms));
+        base_input_gradient(dy_no, &module, gemms)
+    } else {
+        base_input_gradient(dz_no.clone(), &module, gemms)
+    };
     let xa_nr = low_rank(adapters_ni.clone(), pair);
-    let da_ri = to_f32(dxa_nr.transpose().matmul(adapters_ni));
-    let db_or = to_f32(dy_no.transpose().matmul(xa_nr)).mul_scalar(pair.scale);
-    (dx_ni, Some(through_ni), ModuleGradients { weight, bias, adapter: Some((da_ri, db_or)) })
+    let da_ri = to_f32(dxa_nr.transpose().matmul(adapters_ni.clone()));
+    let db_or = to_f32(dz_no.transpose().matmul(xa_nr)).mul_scalar(pair.scale);
+    (dx_ni, Some(through_ni), ModuleGradients { weight, bias, adapter: Some((da_ri, db_or)), magnitude })
 }
 
 fn columns<B: Backend>(group: &Group<B>) -> Vec<Range<usize>> {

@@ -21,6 +21,7 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
             linear_cross_entropy(check, &targets, head_gradient);
         }
     }
+    some_rows_of_the_head(check);
     choices(check);
     for soft_cap in check.variants([None, Some(6.0)]) {
         logits(check, soft_cap);
@@ -73,6 +74,7 @@ fn linear_cross_entropy<B: Kernels>(check: &mut Check<'_, B>, targets: &Targets<
             chunk_tokens,
             gradient_scale,
             weight_gradient: weight_gradient.0,
+            weight_rows: None,
             log_probs,
             correct: log_probs,
             soft_cap,
@@ -82,6 +84,7 @@ fn linear_cross_entropy<B: Kernels>(check: &mut Check<'_, B>, targets: &Targets<
             chunk_tokens,
             gradient_scale,
             weight_gradient: weight_gradient.1,
+            weight_rows: None,
             log_probs,
             correct: log_probs,
             soft_cap,
@@ -90,6 +93,29 @@ fn linear_cross_entropy<B: Kernels>(check: &mut Check<'_, B>, targets: &Targets<
         let expected = reference::linear_cross_entropy(hidden.1.clone(), &head, &targets.1, options);
         compare(check, grads, expected);
     }
+}
+
+/// Runs of neighbors and single rows, at places that no vector of values begins at.
+fn some_rows_of_the_head<B: Kernels>(check: &mut Check<'_, B>) {
+    let (tokens, width, vocabulary) = (check.case.tokens(), check.case.hidden_size, check.case.vocab_size);
+    let targets = targets(check, 0.6, true);
+    let hidden = check.random([tokens, width], 1.0);
+    let head = check.random_in(check.case.dtype, [vocabulary, width], 0.3);
+    let rows = vec![vocabulary - 3..vocabulary, 5..6, 9..11];
+    fn options<B: burn_tensor::backend::Backend>(rows: &[std::ops::Range<usize>]) -> CrossEntropyOptions<B> {
+        CrossEntropyOptions {
+            chunk_tokens: 7,
+            gradient_scale: Some(0.125),
+            weight_gradient: WeightGradient::New,
+            weight_rows: Some(rows.to_vec()),
+            log_probs: false,
+            correct: false,
+            soft_cap: None,
+        }
+    }
+    let grads = B::linear_cross_entropy(hidden.0, &Weight::Dense(head.0), &targets.0, options(&rows));
+    let expected = reference::linear_cross_entropy(hidden.1, &Weight::Dense(head.1), &targets.1, options(&rows));
+    compare(check, grads, expected);
 }
 
 fn weight_gradients<B: Kernels>(
@@ -144,6 +170,7 @@ fn choices<B: Kernels>(check: &mut Check<'_, B>) {
             chunk_tokens: (tokens / 2).max(1) + 1,
             gradient_scale: None,
             weight_gradient: WeightGradient::Frozen,
+            weight_rows: None,
             log_probs: false,
             correct: true,
             soft_cap,

@@ -9,6 +9,8 @@ pub(crate) mod conformance;
 pub mod pairs;
 pub mod reference;
 
+use std::ops::Range;
+
 use burn_tensor::{Int, Tensor, backend::Backend};
 
 use crate::linear::WeightGradient;
@@ -37,6 +39,8 @@ pub struct CrossEntropyOptions<B: Backend> {
     pub gradient_scale: Option<f64>,
     /// Whether the head trains, and where its gradient goes.
     pub weight_gradient: WeightGradient<B>,
+    /// The rows of the head whose gradient is needed, side by side in the gradient; `None`: all.
+    pub weight_rows: Option<Vec<Range<usize>>>,
     /// Whether [`CrossEntropy::log_probs_m`] is returned.
     pub log_probs: bool,
     /// Whether [`CrossEntropy::correct`] is returned.
@@ -56,7 +60,7 @@ pub struct CrossEntropy<B: Backend> {
     pub correct: Option<Tensor<B, 1>>,
     /// Gradient of the hidden states `[n, d]`, scaled; zero rows where nothing counts.
     pub d_hidden_nd: Option<Tensor<B, 2>>,
-    /// Gradient of the head `[v, d]` f32, scaled; with [`WeightGradient::AddTo`] the new sum.
+    /// Gradient of the head `[v, d]` f32, or of the rows that are needed, scaled; with [`WeightGradient::AddTo`] the new sum.
     pub d_weight_vd: Option<Tensor<B, 2>>,
 }
 

@@ -6,6 +6,8 @@
 //! trick of TRL's chunked loss, with the gradient taken on the spot so that no chunk is computed twice).
 //! Trade-off: a chunk's logits, their exponentials and their gradient exist together, in f32.
 
+use std::ops::Range;
+
 use burn_tensor::{DType, IndexingUpdateOp, Int, Tensor, backend::Backend};
 
 use super::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};
@@ -57,7 +59,14 @@ pub fn linear_cross_entropy<B: LossOps>(
         let d_hidden_cd = d_logits_cv.clone().matmul(weight_vd.clone());
         d_hidden = Some(so_far.select_assign(0, positions_c, d_hidden_cd, IndexingUpdateOp::Add));
         if wants_weight {
-            let part = to_f32(d_logits_cv.transpose().matmul(hidden_cd));
+            let d_rows_cv = match &options.weight_rows {
+                None => d_logits_cv,
+                Some(rows) => {
+                    let columns = rows.iter().map(|run| d_logits_cv.clone().narrow(1, run.start, run.len()));
+                    Tensor::cat(columns.collect(), 1)
+                }
+            };
+            let part = to_f32(d_rows_cv.transpose().matmul(hidden_cd));
             d_weight = Some(match d_weight.take() {
                 Some(so_far) => so_far.add(part),
                 None => part,
@@ -65,7 +74,9 @@ pub fn linear_cross_entropy<B: LossOps>(
         }
     }
     if wants_weight && d_weight.is_none() {
-        d_weight = Some(Tensor::zeros(head.shape(), (&device, DType::F32)));
+        let [all, width] = head.shape();
+        let rows = options.weight_rows.as_ref().map_or(all, |rows| rows.iter().map(Range::len).sum());
+        d_weight = Some(Tensor::zeros([rows, width], (&device, DType::F32)));
     }
     let log_probs_m = options.log_probs.then(|| match log_probs.len() {
         0 => Tensor::zeros([0], (&device, DType::F32)),
@@ -159,6 +170,7 @@ mod tests {
             chunk_tokens,
             gradient_scale: Some(SCALE),
             weight_gradient: WeightGradient::New,
+            weight_rows: None,
             log_probs: true,
             correct: true,
             soft_cap: None,
@@ -204,6 +216,18 @@ mod tests {
         let added =
             linear_cross_entropy(hidden, &head, &targets, CrossEntropyOptions { weight_gradient, ..options(2) });
         assert_close(added.d_weight_vd.unwrap(), earlier.add(fresh), 1e-6);
+    }
+
+    #[test]
+    fn the_gradient_of_some_rows_of_the_head_is_those_rows_of_the_whole() {
+        let (hidden, weight) = (random::<Plain, 2>(1, [10, 12]), random::<Plain, 2>(2, [VOCABULARY, 12]));
+        let (head, targets) = (Weight::Dense(weight), targets(&POSITIONS, &TARGETS, None));
+        let whole = linear_cross_entropy(hidden.clone(), &head, &targets, options(2)).d_weight_vd.unwrap();
+        let rows = vec![29..31, 5..6, 0..2];
+        let expected = Tensor::cat(rows.iter().map(|run| whole.clone().narrow(0, run.start, run.len())).collect(), 0);
+        let options = CrossEntropyOptions { weight_rows: Some(rows), ..options(2) };
+        let some = linear_cross_entropy(hidden, &head, &targets, options).d_weight_vd.unwrap();
+        assert_close(some, expected, 1e-6);
     }
 
     #[test]

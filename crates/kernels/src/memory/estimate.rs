@@ -160,6 +160,7 @@ impl TrainingShape {
     /// The lines that follow from the model, with a backend's working set after them.
     pub(crate) fn with_working_set(&self, model: &ModelSpec, working_set: Vec<MemoryLine>) -> MemoryEstimate {
         let mut lines = Vec::from(parameter_lines(model, self));
+        lines.push(adapted_norms(model, self));
         lines.push(saved_activations(model, self));
         lines.push(pair_values(self));
         lines.extend(working_set);
@@ -178,7 +179,7 @@ impl TrainingShape {
     /// The lines of what stays between steps: parameters and optimizer state.
     pub(crate) fn resident_lines(&self, model: &ModelSpec) -> Vec<MemoryLine> {
         let [base, trained, _, state, _, borrowed, _] = parameter_lines(model, self);
-        vec![base, trained, state, borrowed]
+        vec![base, trained, adapted_norms(model, self), state, borrowed]
     }
 }
 
@@ -192,6 +193,24 @@ pub(crate) fn widest_dropped(model: &ModelSpec, training: &TrainingShape) -> u64
     let Some(lora) = training.lora.as_ref().filter(|lora| lora.lora_dropout > 0.0) else { return 0 };
     let adapted = model.modules().filter(|(module, _)| lora.adapts(&module.path));
     adapted.map(|(_, in_features)| in_features as u64).max().unwrap_or(0)
+}
+
+/// Widths of the outputs of a layer that DoRA scales: of each group with an adapted module, in the order of the forward pass.
+pub(crate) fn scaled_widths(model: &ModelSpec, training: &TrainingShape, layer: usize) -> Vec<u64> {
+    let Some(lora) = training.lora.as_ref().filter(|lora| lora.use_dora) else { return Vec::new() };
+    let groups = model.groups(layer);
+    let scaled = groups.iter().filter(|group| group.modules.iter().any(|module| lora.adapts(&module.path)));
+    scaled.map(|group| group.out_features() as u64).collect()
+}
+
+/// What DoRA's magnitudes stand over: the norms of adapted rows, and the squares of those of the base.
+fn adapted_norms(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
+    let lora = training.lora.as_ref().filter(|lora| lora.use_dora);
+    let of_lora = |lora: &LoraConfig| {
+        let magnitudes = model.tensors_of(lora).into_iter().filter(|tensor| tensor.role == Role::LoraMagnitude);
+        2 * TRAINED_BYTES * magnitudes.map(|tensor| tensor.elements() as u64).sum::<u64>()
+    };
+    line("norms of adapted rows", lora.map_or(0, of_lora), "two f32 values per magnitude".to_owned())
 }
 
 /// Values per token that a layer's forward computes and its backward reads.

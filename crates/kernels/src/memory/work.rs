@@ -9,7 +9,7 @@ use firebrick_arch::{GroupKind, GroupSpec, MlpSpec, ModelSpec, ModuleSpec, Role}
 use firebrick_hwprofile::roofline::Work;
 use firebrick_precision::Format;
 
-use super::estimate::{Recompute, TrainingShape, layer_values};
+use super::estimate::{Recompute, TrainingShape, layer_values, scaled_widths};
 use crate::GemmFormat;
 
 /// Work of one step of `micro_batches` micro-batches, recomputation included. `document_tokens` is the mean length of a document: the
@@ -26,6 +26,8 @@ pub fn step_work(model: &ModelSpec, training: &TrainingShape, micro_batches: usi
     let frozen = 2.0 * tokens * ((2.0 + reference) * forward + again);
     let head = head * (2.0 + weight_gradient + heads);
     let others = 2.0 * tokens * (forward * weight_gradient + head + adapter(model, training));
+    let [of_tokens, of_steps] = dora(model, training);
+    let others = others + 2.0 * tokens * of_tokens + 2.0 * of_steps;
     let (fp8_flops, matmul_flops) = match training.gemms {
         GemmFormat::Fp8 => (frozen, others),
         GemmFormat::Compute => (0.0, frozen + others),
@@ -36,7 +38,10 @@ pub fn step_work(model: &ModelSpec, training: &TrainingShape, micro_batches: usi
         matmul_flops,
         fp8_flops,
         attention_flops: tokens * attention * (attention_forwards + reference + 2.5),
-        bytes: (weight_bytes(model, training) + activation_traffic(model, training) + dropout_traffic(model, training))
+        bytes: (weight_bytes(model, training)
+            + activation_traffic(model, training)
+            + dropout_traffic(model, training)
+            + magnitude_traffic(model, training))
             * micro_batches as f64
             + optimizer_bytes(model, training),
     }
@@ -94,6 +99,32 @@ fn adapter(model: &ModelSpec, training: &TrainingShape) -> f64 {
     };
     let again = if training.recompute == Recompute::Full { parameters(false) } else { 0.0 };
     3.0 * parameters(true) + again
+}
+
+/// DoRA's own GEMMs, in passes over parameters: per token, and once per step for the norms. Per token there are the outputs of down
+/// projections that a recomputed layer leaves out but magnitudes need; and under dropout the weight times what is left of its input, and the
+/// same for the gradient.
+fn dora(model: &ModelSpec, training: &TrainingShape) -> [f64; 2] {
+    let Some(lora) = training.lora.as_ref().filter(|lora| lora.use_dora) else { return [0.0; 2] };
+    let (mut of_tokens, mut of_steps) = (0.0, 0.0);
+    let is_full = training.recompute == Recompute::Full;
+    for (share, module, inputs, is_down) in modules(model).filter(|(_, module, ..)| lora.adapts(&module.path)) {
+        let all = (module.out_features() * inputs) as f64;
+        let parameters = share * all;
+        let forwards = if is_full { 2.0 } else { 1.0 };
+        let missing = if is_full && is_down { 1.0 } else { 0.0 };
+        let dropped = if lora.lora_dropout > 0.0 { forwards - missing + 1.0 } else { 0.0 };
+        of_tokens += parameters * (missing + dropped);
+        of_steps += all * lora.rank_of(&module.path) as f64;
+    }
+    [of_tokens, of_steps]
+}
+
+/// Outputs that DoRA scales are read and written once more in each forward; their gradient is read with them and written in the backward.
+fn magnitude_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
+    let passes = if training.recompute == Recompute::Full { 7.0 } else { 5.0 };
+    let widths = (0..model.layers.len()).flat_map(|layer| scaled_widths(model, training, layer));
+    passes * widths.sum::<u64>() as f64 * (training.tokens() * training.activation_bytes()) as f64
 }
 
 /// Each pass reads the weights; a stored form that must be dequantized is written and read once more in the compute format.

@@ -9,7 +9,9 @@ use std::fs::create_dir_all;
 use std::path::Path;
 
 use firebrick_arch::json::read_text;
-use firebrick_arch::{ArchError, ModelSpec, lora_tensor_names};
+use firebrick_arch::{
+    ArchError, EMBEDDING, HEAD, ModelSpec, lora_tensor_names, magnitude_tensor_name, token_rows_name,
+};
 use serde_json::json;
 
 use super::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, LoraConfig, TargetModules, config_json, parse_config};
@@ -21,6 +23,7 @@ use crate::weights::{TensorF32, read_safetensors_f32, safetensors_names, safeten
 const PREFIX: &str = "base_model.model.";
 const A_SUFFIX: &str = ".lora_A.weight";
 const B_SUFFIX: &str = ".lora_B.weight";
+const MAGNITUDE_SUFFIX: &str = ".lora_magnitude_vector";
 
 /// Reads the settings of an adapter folder. Where PEFT would find the targets by a regular expression or by layer
 /// number, the adapter's tensors say what was found.
@@ -59,6 +62,7 @@ pub fn read_adapter(dir: &Path) -> Result<(LoraConfig, BTreeMap<String, TensorF3
         let ((a, b), r) = (lora_tensor_names(&module), config.rank_of(&module));
         check_rank(&path, &tensors, a, 0, r)?;
         check_rank(&path, &tensors, b, 1, r)?;
+        check_magnitude(&path, &tensors, &module, &config)?;
     }
     Ok((config, tensors))
 }
@@ -107,7 +111,7 @@ pub fn check_adapter(dir: &Path, spec: &ModelSpec, expected: &LoraConfig) -> Res
 }
 
 /// What two adapters must share to continue one from the other, as a recipe writes it.
-fn settings_of(config: &LoraConfig, spec: &ModelSpec) -> [(&'static str, String); 9] {
+fn settings_of(config: &LoraConfig, spec: &ModelSpec) -> [(&'static str, String); 11] {
     let nothing = || "nothing".to_owned();
     let mut names = config.target_modules.names(spec);
     names.sort();
@@ -116,6 +120,7 @@ fn settings_of(config: &LoraConfig, spec: &ModelSpec) -> [(&'static str, String)
         ("r", config.r.to_string()),
         ("alpha", config.lora_alpha.to_string()),
         ("use_rslora", config.use_rslora.to_string()),
+        ("use_dora", config.use_dora.to_string()),
         ("target", format!("{names:?}")),
         ("exclude_modules", config.exclude_modules.as_ref().map_or_else(nothing, |names| json!(names).to_string())),
         (
@@ -124,6 +129,10 @@ fn settings_of(config: &LoraConfig, spec: &ModelSpec) -> [(&'static str, String)
         ),
         ("rank_pattern", json!(config.rank_pattern).to_string()),
         ("alpha_pattern", json!(config.alpha_pattern).to_string()),
+        (
+            "trainable_token_indices",
+            config.trainable_token_indices.as_ref().map_or_else(nothing, |indices| json!(indices).to_string()),
+        ),
         ("modules_to_save", config.modules_to_save.as_ref().map_or_else(nothing, |names| format!("{names:?}"))),
     ]
 }
@@ -158,7 +167,10 @@ fn target_names(config: &LoraConfig, tensors: &BTreeMap<String, TensorF32>) -> V
 
 /// The modules that the file has matrices for, after checking that it holds nothing else.
 fn module_paths(path: &Path, names: &[String], config: &LoraConfig) -> Result<Vec<String>, ModelError> {
-    let is_saved = |name: &str| name.strip_prefix(PREFIX).is_some_and(|name| config.saves_tensor(name));
+    let has_rows = config.trainable_token_indices.is_some();
+    let is_rows = |name: &str| has_rows && [EMBEDDING, HEAD].iter().any(|table| name == token_rows_name(table));
+    let is_saved =
+        |name: &str| is_rows(name) || name.strip_prefix(PREFIX).is_some_and(|name| config.saves_tensor(name));
     match names.iter().find(|name| lora_module(name).is_none() && !is_saved(name)) {
         Some(name) => {
             let problem = "is not a LoRA matrix of a layer's linear module \
@@ -179,9 +191,10 @@ fn lora_modules(names: &[String]) -> Vec<String> {
     modules
 }
 
-/// The module that a LoRA matrix belongs to.
+/// The module that a LoRA matrix or a vector of magnitudes belongs to.
 fn lora_module(name: &str) -> Option<&str> {
-    let stem = name.strip_suffix(A_SUFFIX).or(name.strip_suffix(B_SUFFIX))?;
+    let suffixes = [A_SUFFIX, B_SUFFIX, MAGNITUDE_SUFFIX];
+    let stem = suffixes.into_iter().find_map(|suffix| name.strip_suffix(suffix))?;
     stem.strip_prefix(PREFIX).filter(|module| is_module_of_a_layer(module))
 }
 
@@ -241,6 +254,25 @@ fn check_rank(
     Err(ModelError::AdapterTensor { path: path.to_path_buf(), name, problem })
 }
 
+/// Checks that a module has magnitudes exactly where the settings have DoRA, and one per output.
+fn check_magnitude(
+    path: &Path,
+    tensors: &BTreeMap<String, TensorF32>,
+    module: &str,
+    config: &LoraConfig,
+) -> Result<(), ModelError> {
+    let name = magnitude_tensor_name(module);
+    let outputs = &tensors[&lora_tensor_names(module).1].shape[..1];
+    let problem = match (tensors.get(&name), config.use_dora) {
+        (None, false) => return Ok(()),
+        (Some(magnitude), true) if magnitude.shape == outputs => return Ok(()),
+        (Some(magnitude), true) => format!("has shape {:?}, but the module's lora_B has {outputs:?}", magnitude.shape),
+        (None, true) => format!("is missing, though use_dora in {ADAPTER_CONFIG_FILE} is true"),
+        (Some(_), false) => format!("belongs to DoRA, but use_dora in {ADAPTER_CONFIG_FILE} is not true"),
+    };
+    Err(ModelError::AdapterTensor { path: path.to_path_buf(), name, problem })
+}
+
 /// A README.md with the front matter that model hubs read.
 fn model_card(config: &LoraConfig) -> String {
     let base = config.base_model_name_or_path.as_deref().unwrap_or("its base model");
@@ -255,7 +287,13 @@ fn model_card(config: &LoraConfig) -> String {
         TargetModules::Named(names) => names.join(", "),
         TargetModules::Matching(pattern) => format!("`{}`", pattern.as_str()),
     };
-    let (r, alpha, kind) = (config.r, config.lora_alpha, if config.use_rslora { "rsLoRA" } else { "LoRA" });
+    let (r, alpha) = (config.r, config.lora_alpha);
+    let kind = match (config.use_dora, config.use_rslora) {
+        (false, false) => "LoRA",
+        (false, true) => "rsLoRA",
+        (true, false) => "DoRA",
+        (true, true) => "rank-stabilized DoRA",
+    };
     format!(
         "---\n{base_line}library_name: peft\npipeline_tag: text-generation\ntags:\n- lora\n---\n\n\
          # {kind} adapter\n\nFor `{base}`: rank {r}, alpha {alpha}, on {targets}.\n\n\
@@ -293,9 +331,9 @@ mod tests {
     fn matrices(lora: &LoraConfig, config: &ModelConfig) -> BTreeMap<String, TensorF32> {
         let tensors = config.spec.adapter_tensors(lora).unwrap();
         let matrix_of = |tensor: firebrick_arch::TensorSpec| {
-            let shape = [tensor.shape[0], tensor.shape[1]];
             let start = if tensor.role == firebrick_arch::Role::LoraA { 0.5 } else { -3.0 };
-            (tensor.name, matrix(shape, start))
+            let values = (0..tensor.elements()).map(|i| start + i as f32).collect();
+            (tensor.name, TensorF32 { shape: tensor.shape, values })
         };
         tensors.into_iter().map(matrix_of).collect()
     }
@@ -374,7 +412,7 @@ mod tests {
         let names = [
             "base_model.model.model.embed_tokens.lora_embedding_A",
             "base_model.model.lm_head.lora_A.weight",
-            "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector",
+            "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude",
             "model.layers.0.self_attn.q_proj.lora_A.weight",
             "base_model.model.model.layers.x.self_attn.q_proj.lora_A.weight",
         ];
@@ -393,6 +431,24 @@ mod tests {
         let (dir, ..) = written(&["q_proj"]);
         let message = rewrite_tensors(dir.path(), |tensors| tensors.get_mut(key).unwrap().shape.reverse());
         assert!(message.contains(key) && message.contains("r in adapter_config.json is 2"), "{message}");
+        let message = rewrite_tensors(dir.path(), |tensors| drop(tensors.remove(key)));
+        assert!(message.contains(key) && message.contains("is missing"), "{message}");
+    }
+
+    #[test]
+    fn magnitudes_are_there_exactly_with_use_dora_and_one_per_output() {
+        let key = "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector";
+        let vector = |length| TensorF32 { shape: vec![length], values: vec![1.0; length] };
+        let (dir, ..) = written(&["q_proj"]);
+        let message = rewrite_tensors(dir.path(), |tensors| drop(tensors.insert(key.to_owned(), vector(8))));
+        assert!(message.contains(key) && message.contains("use_dora in adapter_config.json is not true"), "{message}");
+        let (dir, dora) = (tempdir().unwrap(), LoraConfig { use_dora: true, ..lora(&["q_proj"]) });
+        let tensors = matrices(&dora, &tiny(&[]).unwrap());
+        assert_eq!(tensors.len(), 6);
+        write_adapter(dir.path(), &dora, &tensors).unwrap();
+        assert_eq!(read_adapter(dir.path()).unwrap(), (resolved(dora), tensors));
+        let message = rewrite_tensors(dir.path(), |tensors| tensors.get_mut(key).unwrap().shape.push(1));
+        assert!(message.contains("has shape [8, 1]"), "{message}");
         let message = rewrite_tensors(dir.path(), |tensors| drop(tensors.remove(key)));
         assert!(message.contains(key) && message.contains("is missing"), "{message}");
     }

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use firebrick_arch::{ByPattern, LoraConfig, TargetModules};
+use firebrick_arch::{ByPattern, LoraConfig, TargetModules, TokenIndices};
 use firebrick_kernels::Recompute;
 use firebrick_optim::{OptimizerKind, ScheduleKind};
 use firebrick_precision::{Format, QuantFormat};
@@ -166,6 +166,9 @@ pub struct LoraSection {
     pub target: TargetModules,
     /// Scale by `alpha / sqrt(r)` (rsLoRA). Default false.
     pub use_rslora: bool,
+    /// Magnitudes of the outputs that train apart from the directions of the weights (DoRA): `m / |W + s B A|` times the adapted output. Default
+    /// false.
+    pub use_dora: bool,
     /// Modules among `target` that get no adapter: a list of names or a regular expression. Default: absent, none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exclude_modules: Option<TargetModules>,
@@ -177,6 +180,10 @@ pub struct LoraSection {
     /// PEFT. Default: absent, none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modules_to_save: Option<Vec<String>>,
+    /// Ids of tokens whose rows train, in float32, and are saved with the adapter, while the rest of the table is frozen: a list for the
+    /// embedding (and the head, where it is tied), or { embed_tokens = [..], lm_head = [..] }. Default: absent, none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trainable_token_indices: Option<TokenIndices>,
     /// Probability with which a value that an adapter reads is dropped in training, 0 or more and below 1. The modules of a group (queries, keys
     /// and values; gate and up) share the mask of their input. Default 0.
     pub dropout: f64,
@@ -207,9 +214,11 @@ impl Default for LoraSection {
             alpha: 32.0,
             target: TargetModules::AllLinear,
             use_rslora: false,
+            use_dora: false,
             exclude_modules: None,
             layers_to_transform: None,
             modules_to_save: None,
+            trainable_token_indices: None,
             dropout: 0.0,
             loraplus_lr_ratio: None,
             init_from: None,
@@ -228,12 +237,14 @@ impl LoraSection {
             r: self.r,
             lora_alpha: self.alpha,
             use_rslora: self.use_rslora,
+            use_dora: self.use_dora,
             target_modules: self.target,
             exclude_modules: self.exclude_modules,
             layers_to_transform: self.layers_to_transform,
             rank_pattern: self.rank_pattern,
             alpha_pattern: self.alpha_pattern,
             modules_to_save: self.modules_to_save,
+            trainable_token_indices: self.trainable_token_indices,
             lora_dropout: self.dropout,
             base_model_name_or_path: Some(self.base_model_name_or_path.unwrap_or_else(|| base_name(model))),
         }

@@ -165,7 +165,7 @@ mod tests {
             ("", "micro_batch_size", "it belongs in [train]"),
             ("train", "eval_steps", "here it is 'every_steps' in [eval]"),
             ("", "eval_steps", "here it is 'every_steps' in [eval]"),
-            ("lora", "use_dora", "not there yet"),
+            ("", "peft_use_dora", "here it is 'use_dora' in [lora]"),
             ("train", "fp16", "'compute' at the top of the file"),
             ("train", "fp8", "write compute = \"fp8\""),
             ("data", "dataset_text_field", "here it is 'fields'"),

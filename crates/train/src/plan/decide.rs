@@ -166,15 +166,23 @@ fn trained_parameters(inputs: &PlanInputs<'_>, trained: &[firebrick_arch::Tensor
     let total = inputs.model.spec.parameters();
     let rank = inputs.config.lora.as_ref().map_or(0, |lora| lora.r);
     let share = 100.0 * count as f64 / total as f64;
-    let whole = trained.iter().filter(|tensor| !matches!(tensor.role, Role::LoraA | Role::LoraB));
-    let whole: u64 = whole.map(|tensor| tensor.elements() as u64).sum();
+    let kind = if inputs.config.lora.as_ref().is_some_and(|lora| lora.use_dora) { "DoRA" } else { "LoRA" };
+    let whole = trained.iter().filter(|tensor| !matches!(tensor.role, Role::LoraA | Role::LoraB | Role::LoraMagnitude));
+    let whole: u64 = whole.filter(|tensor| tensor.role != Role::TokenRows).map(|tensor| tensor.elements() as u64).sum();
+    let rows = trained.iter().filter(|tensor| tensor.role == Role::TokenRows);
+    let rows: u64 = rows.map(|tensor| tensor.shape[0] as u64).sum();
+    let rows = if rows > 0 { format!(", and {rows} rows of tokens") } else { String::new() };
     let whole = if whole > 0 { format!(", {whole} of them in modules_to_save") } else { String::new() };
-    Chosen::new(count, format!("LoRA of rank {rank}: {share:.2} % of {total} parameters{whole}"))
+    Chosen::new(count, format!("{kind} of rank {rank}: {share:.2} % of {total} parameters{whole}{rows}"))
 }
 
 fn lora_init_from(config: &RunConfig) -> Chosen<Option<PathBuf>> {
     let folder = config.lora.as_ref().and_then(|lora| lora.init_from.as_ref()).map(PathBuf::from);
-    let why = if folder.is_some() { "its matrices; the optimizer starts from zero" } else { "A is random, B is zero" };
+    let why = match (folder.is_some(), config.lora.as_ref().is_some_and(|lora| lora.use_dora)) {
+        (true, _) => "its matrices; the optimizer starts from zero",
+        (false, false) => "A is random, B is zero",
+        (false, true) => "A is random, B is zero, magnitudes are the norms of the rows",
+    };
     Chosen::new(folder, why)
 }
 

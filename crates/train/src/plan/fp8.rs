@@ -24,7 +24,7 @@ pub(super) fn gemms(
     training: &TrainingShape,
 ) -> Result<Chosen<GemmFormat>, RunError> {
     let how = "E4M3 with a scale per row, computed from the row; adapters, norms, attention, head and loss in bfloat16";
-    match (requested, refusal(case)) {
+    match (requested, refusal(case, training)) {
         (Compute::Plain(_), _) => Ok(Chosen::new(GemmFormat::Compute, "in the format of activations")),
         (Compute::Fp8, Some(reason)) => Err(RunError::NoFp8 { reason }),
         (Compute::Fp8, None) => Ok(Chosen::new(GemmFormat::Fp8, format!("the recipe; {how}"))),
@@ -37,9 +37,12 @@ pub(super) fn gemms(
 }
 
 /// Why there are no GEMMs in 8-bit floats for a run; `None` if there are.
-fn refusal(case: &Case<'_>) -> Option<String> {
+fn refusal(case: &Case<'_>, training: &TrainingShape) -> Option<String> {
     if case.backend != BackendKind::Cuda {
         return Some(format!("backend {} has no matrix multiplications in 8-bit floats", case.backend));
+    }
+    if training.lora.as_ref().is_some_and(|lora| lora.use_dora) {
+        return Some("lora.use_dora scales the outputs of GEMMs in the compute format only".to_owned());
     }
     match case.hardware() {
         None | Some(HardwareKind::Hopper) => fp8_refusal(case.spec),
@@ -72,6 +75,7 @@ fn slower(case: &Case<'_>, training: &TrainingShape) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use firebrick_arch::LoraConfig;
     use firebrick_precision::Format;
 
     use super::*;
@@ -92,6 +96,10 @@ mod tests {
             refusal(BackendKind::Flex),
             "compute = \"fp8\": backend flex has no matrix multiplications in 8-bit floats. Write compute = \"bfloat16\""
         );
+        let dora =
+            TrainingShape { lora: Some(LoraConfig { use_dora: true, ..LoraConfig::default() }), ..shape(&example) };
+        let message = super::gemms(Compute::Fp8, &example.case(), &dora).unwrap_err().to_string();
+        assert!(message.contains("compute = \"fp8\": lora.use_dora"), "{message}");
         let mut odd = example.case().spec.clone();
         odd.vocab_size += 1;
         assert_eq!(gemms(&Case { spec: &odd, ..example.case() }).unwrap().value, GemmFormat::Fp8);

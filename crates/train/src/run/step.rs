@@ -239,6 +239,7 @@ impl<B: Kernels> Trainer<B> {
         if !self.optimizer.is_partial() {
             let loss_sum = self.ranks.all_reduce_scalar(loss_sum)?;
             let report = self.optimizer.step(self.model.parameters_mut(), gradients, learning_rate);
+            self.model.refresh_adapter();
             return Ok((loss_sum, report));
         }
         let (loss_sum, report) = if self.divides_gradients() {
@@ -262,6 +263,7 @@ impl<B: Kernels> Trainer<B> {
         let updated = self.model.parameters_mut().into_iter().zip(owners.iter().copied());
         let shared = updated.zip(is_shared).filter_map(|(updated, is_shared)| is_shared.then_some(updated));
         self.ranks.share_updates(shared.collect())?;
+        self.model.refresh_adapter();
         Ok((loss_sum, report))
     }
 }

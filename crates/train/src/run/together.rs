@@ -190,6 +190,7 @@ pub(super) fn agree_on_weights<B: Kernels>(ranks: &Ranks, model: &mut Decoder<B>
     let is_shared: Vec<bool> = model.parameters().iter().map(|parameter| !model.divides(&parameter.name)).collect();
     let shared = model.parameters_mut().into_iter().zip(is_shared);
     ranks.broadcast_parameters(shared.filter_map(|(parameter, is_shared)| is_shared.then_some(parameter)))?;
+    model.refresh_adapter();
     let mut facts = Facts::default();
     facts.add("the sum of the trained weights", format!("{:016x}", checksum(model)));
     Ok(ranks.agree(&facts)?)

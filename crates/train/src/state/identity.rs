@@ -5,7 +5,7 @@
 //! Trade-off: `micro_batch_size` and `gradient_accumulation` may change as long as their product stays; sums are then rounded in
 //! another order, so the result is equal up to rounding, not bit for bit.
 
-use firebrick_arch::{ByPattern, LoraConfig, TargetModules};
+use firebrick_arch::{ByPattern, LoraConfig, TargetModules, TokenIndices};
 use firebrick_kernels::{BaseStorage, GemmFormat, Recompute};
 use firebrick_optim::{OptimizerKind, ScheduleKind};
 use firebrick_precision::Format;
@@ -74,6 +74,9 @@ pub struct AdapterIdentity {
     pub target: TargetModules,
     /// Whether the scale divides by the square root of the rank.
     pub use_rslora: bool,
+    /// Whether outputs have magnitudes.
+    #[serde(default)]
+    pub use_dora: bool,
     /// Modules among them that have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exclude_modules: Option<TargetModules>,
@@ -89,6 +92,9 @@ pub struct AdapterIdentity {
     /// Modules that train whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modules_to_save: Option<Vec<String>>,
+    /// Tokens whose rows train.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trainable_token_indices: Option<TokenIndices>,
 }
 
 impl AdapterIdentity {
@@ -98,11 +104,13 @@ impl AdapterIdentity {
             alpha: lora.lora_alpha,
             target: lora.target_modules.clone(),
             use_rslora: lora.use_rslora,
+            use_dora: lora.use_dora,
             exclude_modules: lora.exclude_modules.clone(),
             layers_to_transform: lora.layers_to_transform.clone(),
             rank_pattern: lora.rank_pattern.clone(),
             alpha_pattern: lora.alpha_pattern.clone(),
             modules_to_save: lora.modules_to_save.clone(),
+            trainable_token_indices: lora.trainable_token_indices.clone(),
         }
     }
 }

@@ -28,6 +28,15 @@ impl EmbeddingOps for Cuda {
             tensor(engine.embed_backward(&ids, &dy, scale, vocab_size).tensor)
         })
     }
+
+    fn embed_rows_backward(
+        slots_n: Tensor<Self, 1, Int>,
+        dy_nd: Tensor<Self, 2>,
+        scale: f32,
+        rows: usize,
+    ) -> Tensor<Self, 2> {
+        Self::embed_backward(slots_n, dy_nd, scale, rows)
+    }
 }
 
 impl Engine {
@@ -56,7 +65,7 @@ impl Engine {
         y
     }
 
-    /// Rows of `dy` times `scale` summed by id into `[vocab_size, width]` f32.
+    /// Rows of `dy` times `scale` summed by id into `[vocab_size, width]` f32; those with an id below 0 are left out.
     fn embed_backward(&self, ids: &MatrixView, dy: &MatrixView, scale: f32, vocab_size: usize) -> MatrixView {
         let table = self.empty_matrix(vocab_size, dy.width, DType::F32);
         self.fill(table.block(), 0.0);

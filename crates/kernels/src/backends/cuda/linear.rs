@@ -6,7 +6,7 @@
 //! added by the GEMM itself.
 //! Trade-off: outputs of a group are column ranges of one buffer, which lives until the last of them is dropped.
 
-use burn_tensor::Tensor;
+use burn_tensor::{DType, Tensor};
 use firebrick_arch::Activation;
 
 use super::appended::appended_columns;
@@ -14,11 +14,12 @@ use super::engine::{Engine, engine};
 use super::fp8_codes::RowLayout;
 use super::gemm::Gemm;
 use super::heads::projection_norms;
+use super::magnitude::has_magnitudes;
 use super::matrix::{Cuda, DeviceBlock, MatrixView, tensor};
 use crate::linear::{SavedHeads, SavedOutputNorm};
 use crate::{
-    Dropout, Epilogue, GemmFormat, Group, HeadsEpilogue, Keep, LinearOps, NormWeight, ProjectGradients, ProjectSaved,
-    Prologue, RotaryTables,
+    Adapter, Dropout, Epilogue, GemmFormat, Group, HeadsEpilogue, Keep, LinearOps, NormWeight, ProjectGradients,
+    ProjectSaved, Prologue, RotaryTables, Weight,
 };
 
 /// A group's output after its epilogue.
@@ -27,8 +28,16 @@ struct Projected {
     /// What the backward of the epilogue needs.
     heads: Option<SavedHeads<Cuda>>,
     output_norm: Option<SavedOutputNorm<Cuda>>,
+    kept: GroupKept,
+}
+
+/// What the GEMMs of a group leave for the backward.
+#[derive(Default)]
+pub(super) struct GroupKept {
     /// `x Aᵀ` of the adapters.
     low: Option<DeviceBlock>,
+    /// The outputs before magnitudes.
+    unscaled: Option<MatrixView>,
 }
 
 impl LinearOps for Cuda {
@@ -51,6 +60,21 @@ impl LinearOps for Cuda {
     ) -> ProjectGradients<Self> {
         let engine = engine(&device_of(&saved.prologue));
         engine.section(|| engine.project_backward(saved, group, d_outputs, d_residual_ni, next))
+    }
+
+    fn row_squares(weight: &Weight<Self>, dtype: DType) -> Tensor<Self, 1> {
+        let engine = engine(&weight_device(weight));
+        engine.section(|| tensor(engine.row_squares(weight, dtype)))
+    }
+
+    fn adapted_norms(
+        weight: &Weight<Self>,
+        row_squares_o: &Tensor<Self, 1>,
+        adapter: &Adapter<Self>,
+        dtype: DType,
+    ) -> Tensor<Self, 1> {
+        let engine = engine(&row_squares_o.device());
+        engine.section(|| tensor(engine.adapted_norms(weight, row_squares_o, adapter, dtype)))
     }
 
     fn dropped(x: Tensor<Self, 2>, dropout: Dropout) -> Tensor<Self, 2> {
@@ -103,6 +127,13 @@ fn device_of(prologue: &Prologue<Cuda>) -> cubecl::cuda::CudaDevice {
     }
 }
 
+fn weight_device(weight: &Weight<Cuda>) -> cubecl::cuda::CudaDevice {
+    match weight {
+        Weight::Dense(values) => values.device(),
+        Weight::Quantized(weight) => weight.codes.device(),
+    }
+}
+
 impl Engine {
     fn project(
         &self,
@@ -114,7 +145,7 @@ impl Engine {
         let room = appended_columns(group);
         let codes = self.fp8_input_layout(group);
         let (x, owner) = self.input_rows(&prologue, room, codes, matches!(epilogue, Epilogue::Heads(_)));
-        let Projected { parts, heads, output_norm, low } = match epilogue {
+        let Projected { parts, heads, output_norm, kept } = match epilogue {
             Epilogue::None => self.split_group(x, group, None),
             Epilogue::Residual(residual) => {
                 let residual = self.flat_as(residual, x.dtype);
@@ -124,10 +155,11 @@ impl Engine {
             Epilogue::Heads(epilogue) => self.project_heads(x, group, epilogue, keep != Keep::Nothing),
         };
         let saved = (keep != Keep::Nothing).then(|| {
-            let low_rank = low.map(|low| tensor(self.saved_low_rank(low)));
+            let low_rank = kept.low.map(|low| tensor(self.saved_low_rank(low)));
+            let unscaled = kept.unscaled.map(|unscaled| tensor(unscaled.tensor));
             let is_computed = !matches!(prologue, Prologue::None { .. });
             let prologue_output = owner.filter(|_| keep == Keep::Everything && is_computed).map(|x| tensor(x.tensor));
-            ProjectSaved { prologue, prologue_output, low_rank, heads, output_norm }
+            ProjectSaved { prologue, prologue_output, low_rank, unscaled, heads, output_norm }
         });
         (parts, saved)
     }
@@ -169,9 +201,9 @@ impl Engine {
     fn split_group(&self, x: DeviceBlock, group: &Group<Cuda>, residual: Option<DeviceBlock>) -> Projected {
         let room = if group.parts.len() == 1 { 0 } else { appended_columns(group) };
         let y = self.empty_with_room([x.rows, group.out_features()], room, x.dtype);
-        let low = self.group_forward(x, group, residual, y.block());
+        let kept = self.group_forward(x, group, residual, y.block());
         let parts = if group.parts.len() == 1 { vec![tensor(y.tensor)] } else { self.split(&y, &group.parts) };
-        Projected { parts, heads: None, output_norm: None, low }
+        Projected { parts, heads: None, output_norm: None, kept }
     }
 
     /// The one output of a group, normalized and added to a residual.
@@ -184,10 +216,10 @@ impl Engine {
     ) -> Projected {
         assert_eq!(group.parts.len(), 1, "a residual is added to a group of one part");
         let raw = self.empty_matrix(x.rows, group.out_features(), x.dtype);
-        let low = self.group_forward(x, group, None, raw.block());
+        let kept = self.group_forward(x, group, None, raw.block());
         let y = self.rms_norm_add(&raw, &norm, residual);
         let output_norm = Some(SavedOutputNorm { norm, raw: tensor(raw.tensor) });
-        Projected { parts: vec![tensor(y.tensor)], heads: None, output_norm, low }
+        Projected { parts: vec![tensor(y.tensor)], heads: None, output_norm, kept }
     }
 
     fn project_heads(
@@ -199,7 +231,7 @@ impl Engine {
     ) -> Projected {
         let saves_raw = is_saved && epilogue.qk_norm.is_some() && projection_norms(&epilogue).is_none();
         let (joined, owner) = self.joined_rows([x.rows, group.out_features()], x.dtype, saves_raw);
-        let low = self.group_forward(x, group, None, joined);
+        let kept = self.group_forward(x, group, None, joined);
         let copies = self.normalize_projections(joined, &group.parts, &epilogue);
         let parts = self.heads_forward(joined, &group.parts, &epilogue);
         let raw = owner.map(|joined| {
@@ -209,20 +241,23 @@ impl Engine {
         });
         let copies = copies.filter(|_| is_saved).map(|[q, k]| (tensor(q.tensor), tensor(k.tensor)));
         let heads = Some(SavedHeads { epilogue, raw: raw.or(copies) });
-        Projected { parts, heads, output_norm: None, low }
+        Projected { parts, heads, output_norm: None, kept }
     }
 
-    /// All outputs of a group side by side to `out`, plus a residual. Returns `x Aᵀ` of its adapters, which is scratch memory or lies in
-    /// the columns after `x`.
-    fn group_forward(
+    /// All outputs of a group side by side to `out`, plus a residual. `x Aᵀ` of its adapters is scratch memory or lies in the columns
+    /// after `x`.
+    pub(super) fn group_forward(
         &self,
         x: DeviceBlock,
         group: &Group<Cuda>,
         residual: Option<DeviceBlock>,
         out: DeviceBlock,
-    ) -> Option<DeviceBlock> {
+    ) -> GroupKept {
+        if has_magnitudes(group) {
+            return GroupKept { low: None, unscaled: Some(self.magnitude_forward(x, group, residual, out)) };
+        }
         if group.gemms == GemmFormat::Fp8 {
-            return self.fp8_forward(x, group, residual, out);
+            return GroupKept { low: self.fp8_forward(x, group, residual, out), unscaled: None };
         }
         let weight = self.group_weight(group, x.dtype);
         let adapters = self.adapters(group, x.dtype, weight.as_ref());
@@ -237,7 +272,7 @@ impl Engine {
             let bias = biases.map(|biases| biases.address);
             self.gemm(Gemm { c: residual, bias, ..Gemm::forward("linear", input, weight.forward()) }, out);
             if low.is_some() {
-                return low;
+                return GroupKept { low, unscaled: None };
             }
         } else {
             for module in &group.modules {
@@ -248,9 +283,9 @@ impl Engine {
                 self.gemm(gemm, part(out));
             }
         }
-        let adapters = adapters?;
+        let Some(adapters) = adapters else { return GroupKept::default() };
         let low = self.low_rank(self.adapter_input(x, group), &adapters);
         self.add_low_rank(low, &adapters, out);
-        Some(low)
+        GroupKept { low: Some(low), unscaled: None }
     }
 }

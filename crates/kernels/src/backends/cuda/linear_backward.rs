@@ -14,12 +14,14 @@ use super::appended::appended_columns;
 use super::engine::Engine;
 use super::gemm::Gemm;
 use super::linear::halves;
+use super::magnitude::{Unscaled, as_gradients, has_magnitudes};
 use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, float, tensor};
 use super::weights::GroupWeight;
 use crate::backends::cuda_rows::ROW_MULTIPLE;
 use crate::linear::{SavedHeads, SavedOutputNorm};
 use crate::{
-    GemmFormat, Group, InputGradient, Module, ModuleGradients, ProjectGradients, ProjectSaved, Prologue, WeightGradient,
+    Dropout, GemmFormat, Group, InputGradient, Module, ModuleGradients, ProjectGradients, ProjectSaved, Prologue,
+    WeightGradient,
 };
 
 /// The gradient of a group's outputs, with what the GEMMs that read it share.
@@ -31,8 +33,19 @@ struct OutputGradient {
     qk_norm: [Option<Primitive>; 2],
     output_norm: Option<Primitive>,
     weight: Option<GroupWeight>,
+    /// Where the group has magnitudes: `dy` is then the gradient of what they scale.
+    magnitudes: Option<BehindMagnitudes>,
     /// The adapters with `dy s B`.
     adapters: Option<LowRankGradient>,
+}
+
+/// What the backward of a group with magnitudes has in addition.
+struct BehindMagnitudes {
+    /// The gradient of the scaled outputs.
+    dy: DeviceBlock,
+    _owner: Option<MatrixView>,
+    /// One per module.
+    gradients: Vec<Option<Primitive>>,
 }
 
 fn single(mut d_outputs: Vec<Tensor<Cuda, 2>>) -> Tensor<Cuda, 2> {
@@ -49,10 +62,15 @@ impl Engine {
         d_residual: Option<Tensor<Cuda, 2>>,
         next: Option<&Group<Cuda>>,
     ) -> ProjectGradients<Cuda> {
-        let ProjectSaved { prologue, prologue_output, low_rank, heads, output_norm } = saved;
-        let prologue_output = prologue_output.map(|output| self.matrix(output));
+        let ProjectSaved { prologue, prologue_output, low_rank, unscaled, heads, output_norm } = saved;
+        let mut prologue_output = prologue_output.map(|output| self.matrix(output));
+        let mut unscaled = unscaled.map(|unscaled| self.matrix(unscaled));
+        if unscaled.is_none() && has_magnitudes(&group) {
+            let (outputs, input) = self.unscaled_again(&prologue, prologue_output, &group);
+            (unscaled, prologue_output) = (Some(outputs), input);
+        }
         let low = low_rank.map(|low| self.flat(low));
-        let gradient = self.output_gradient(&group, heads, output_norm, d_outputs, low.as_ref());
+        let gradient = self.output_gradient(&group, heads, output_norm, d_outputs, low.as_ref(), unscaled);
         let dy = gradient.dy;
         let (input, norm, modules) = match prologue {
             Prologue::None { x } => {
@@ -103,6 +121,7 @@ impl Engine {
         output_norm: Option<SavedOutputNorm<Cuda>>,
         d_outputs: Vec<Tensor<Cuda, 2>>,
         low: Option<&MatrixView>,
+        unscaled: Option<MatrixView>,
     ) -> OutputGradient {
         let room = appended_columns(group);
         let mut d_output_norm = None;
@@ -124,6 +143,14 @@ impl Engine {
             let (dy, owner) = self.with_room(whole, room);
             (dy, owner, [None, None])
         };
+        let (dy, owner, magnitudes) = match unscaled {
+            None => (dy, owner, None),
+            Some(unscaled) => {
+                let Unscaled { dy: before, d_magnitudes } = self.magnitude_backward(dy, unscaled.block(), group);
+                let magnitudes = BehindMagnitudes { dy, _owner: owner, gradients: d_magnitudes };
+                (before.block(), Some(before), Some(magnitudes))
+            }
+        };
         let (weight, adapters) = match group.gemms {
             GemmFormat::Compute => {
                 let weight = self.group_weight(group, dy.dtype);
@@ -134,7 +161,7 @@ impl Engine {
         };
         let low = low.map(|low| low.block());
         let adapters = adapters.map(|adapters| self.low_rank_gradient(dy, low, adapters));
-        OutputGradient { dy, _owner: owner, qk_norm, output_norm: d_output_norm, weight, adapters }
+        OutputGradient { dy, _owner: owner, qk_norm, output_norm: d_output_norm, weight, magnitudes, adapters }
     }
 
     /// `dy W + dy s B A`, summed over the group, plus what is given; in rows with `room` columns more.
@@ -148,7 +175,11 @@ impl Engine {
         let dy = gradient.dy;
         let dx = self.empty_with_room([dy.rows, group.in_features()], room, dy.dtype);
         let out = dx.block();
-        let mut so_far = plus.map(|plus| plus.block());
+        let so_far = plus.map(|plus| plus.block());
+        if let (Some(behind), Some(dropout)) = (&gradient.magnitudes, group.dropout) {
+            self.masked_input_gradient(group, gradient, behind, dropout, so_far, out);
+            return dx;
+        }
         let is_masked = group.dropout.is_some() && gradient.adapters.is_some();
         if group.gemms == GemmFormat::Fp8 {
             let d_low = gradient.adapters.as_ref().filter(|_| !is_masked).map(|adapters| adapters.d_low);
@@ -165,12 +196,7 @@ impl Engine {
                 return dx;
             }
         } else {
-            for module in &group.modules {
-                let dy_part = dy.columns(module.columns.start, module.columns.len());
-                let weight = self.base_weight(&module.weight, dy.dtype);
-                self.gemm(Gemm { c: so_far, ..Gemm::input_gradient("linear", dy_part, weight.block) }, out);
-                so_far = Some(out);
-            }
+            self.base_gradient(group, None, dy, so_far, out);
         }
         if let Some(LowRankGradient { adapters, d_low, .. }) = &gradient.adapters {
             let gemm = Gemm::input_gradient("lora", *d_low, adapters.a);
@@ -184,6 +210,51 @@ impl Engine {
             }
         }
         dx
+    }
+
+    /// `dy W` of all modules, plus what is given, to `out`.
+    fn base_gradient(
+        &self,
+        group: &Group<Cuda>,
+        weight: Option<&GroupWeight>,
+        dy: DeviceBlock,
+        plus: Option<DeviceBlock>,
+        out: DeviceBlock,
+    ) {
+        if let Some(weight) = weight {
+            self.gemm(Gemm { c: plus, ..Gemm::input_gradient("linear", dy, weight.base()) }, out);
+            return;
+        }
+        let mut so_far = plus;
+        for module in &group.modules {
+            let dy_part = dy.columns(module.columns.start, module.columns.len());
+            let weight = self.base_weight(&module.weight, dy.dtype);
+            self.gemm(Gemm { c: so_far, ..Gemm::input_gradient("linear", dy_part, weight.block) }, out);
+            so_far = Some(out);
+        }
+    }
+
+    /// The gradient of the input of a group with magnitudes whose adapters read through a mask: `dy W`, and through the mask
+    /// `(c - 1) dy W + c dy s B A`, plus what is given.
+    fn masked_input_gradient(
+        &self,
+        group: &Group<Cuda>,
+        gradient: &OutputGradient,
+        behind: &BehindMagnitudes,
+        dropout: Dropout,
+        plus: Option<DeviceBlock>,
+        out: DeviceBlock,
+    ) {
+        let weight = gradient.weight.as_ref();
+        self.base_gradient(group, weight, behind.dy, plus, out);
+        let difference = self.empty_matrix(gradient.dy.rows, gradient.dy.width, gradient.dy.dtype);
+        self.subtract(gradient.dy, behind.dy, difference.block());
+        let through = self.masked_block(out);
+        self.base_gradient(group, weight, difference.block(), None, through);
+        if let Some(LowRankGradient { adapters, d_low, .. }) = &gradient.adapters {
+            self.gemm(Gemm { c: Some(through), ..Gemm::input_gradient("lora", *d_low, adapters.a) }, through);
+        }
+        self.drop_values(through, dropout, out, true);
     }
 
     /// Gradients of what trains in a group, in the order of its modules. Takes the running sums out of the group. `low` is `x Aᵀ`, if it
@@ -200,8 +271,16 @@ impl Engine {
         for module in &mut group.modules {
             let dy_part = dy.columns(module.columns.start, module.columns.len());
             let bias = module.bias.as_ref().filter(|bias| bias.trains);
-            let bias = bias.map(|_| tensor(self.column_sums(dy_part)));
-            gradients.push(ModuleGradients { weight: self.weight_gradient(module, x, dy_part), bias, adapter: None });
+            let outputs = gradient.magnitudes.as_ref().map_or(dy, |behind| behind.dy);
+            let outputs = outputs.columns(module.columns.start, module.columns.len());
+            let bias = bias.map(|_| tensor(self.column_sums(outputs)));
+            let weight = self.weight_gradient(module, x, dy_part);
+            gradients.push(ModuleGradients { weight, bias, adapter: None, magnitude: None });
+        }
+        if let Some(behind) = &gradient.magnitudes {
+            for (gradients, magnitude) in gradients.iter_mut().zip(as_gradients(&behind.gradients)) {
+                gradients.magnitude = magnitude;
+            }
         }
         if let Some(adapters) = &gradient.adapters {
             let x = self.adapter_input(x, group);

@@ -5,6 +5,8 @@
 //! gathered, and their gradients scattered into the gradient of the hidden states, which is zeroed once.
 //! Trade-off: one block per row, so chunks of fewer rows than multiprocessors leave some idle.
 
+use std::ops::Range;
+
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_cuda::{Arguments, LaunchShape};
 
@@ -66,25 +68,44 @@ impl LossOps for Cuda {
 /// The gradient of the head while chunks add to it.
 struct HeadGradient {
     sum: MatrixView,
+    /// The rows of the head that it is of; `None`: all.
+    rows: Option<Vec<Range<usize>>>,
     /// Whether `sum` holds anything yet.
     is_filled: bool,
 }
 
 impl HeadGradient {
-    fn new(engine: &Engine, gradient: WeightGradient<Cuda>, [vocabulary, width]: [usize; 2]) -> Option<Self> {
+    fn new(
+        engine: &Engine,
+        gradient: WeightGradient<Cuda>,
+        rows: Option<Vec<Range<usize>>>,
+        [vocabulary, width]: [usize; 2],
+    ) -> Option<Self> {
+        let count = rows.as_ref().map_or(vocabulary, |rows| rows.iter().map(Range::len).sum());
         match gradient {
             WeightGradient::Frozen => None,
             WeightGradient::New => {
-                Some(Self { sum: engine.empty_matrix(vocabulary, width, DType::F32), is_filled: false })
+                Some(Self { sum: engine.empty_matrix(count, width, DType::F32), rows, is_filled: false })
             }
-            WeightGradient::AddTo(sum) => Some(Self { sum: engine.view_of(engine.owned(float(sum))), is_filled: true }),
+            WeightGradient::AddTo(sum) => {
+                Some(Self { sum: engine.view_of(engine.owned(float(sum))), rows, is_filled: true })
+            }
         }
     }
 
     fn add(&mut self, engine: &Engine, d_logits: DeviceBlock, hidden: DeviceBlock) {
-        let sum = self.sum.block();
-        let c = std::mem::replace(&mut self.is_filled, true).then_some(sum);
-        engine.gemm(Gemm { c, ..Gemm::token_sum("head gradient", d_logits, hidden) }, sum);
+        let was_filled = std::mem::replace(&mut self.is_filled, true);
+        let add = |d_logits: DeviceBlock, sum: DeviceBlock| {
+            let c = was_filled.then_some(sum);
+            engine.gemm(Gemm { c, ..Gemm::token_sum("head gradient", d_logits, hidden) }, sum);
+        };
+        let Some(rows) = &self.rows else { return add(d_logits, self.sum.block()) };
+        // Neighbors are columns of the gradient of the logits as they lie.
+        let mut first = 0;
+        for run in rows {
+            add(d_logits.columns(run.start, run.len()), self.sum.block().rows(first, run.len()));
+            first += run.len();
+        }
     }
 
     fn into_tensor(self, engine: &Engine) -> Tensor<Cuda, 2> {
@@ -132,7 +153,7 @@ impl<'a> Pass<'a> {
             engine.fill(sum.block(), 0.0);
             sum
         };
-        let gradient = options.gradient_scale.map(|_| options.weight_gradient);
+        let (gradient, rows) = (options.gradient_scale.map(|_| options.weight_gradient), options.weight_rows);
         let d_hidden = options.gradient_scale.map(|_| engine.empty_matrix(hidden.rows, hidden.width, hidden.dtype));
         if let Some(d_hidden) = d_hidden.as_ref().filter(|_| is_partial) {
             engine.fill_zero(d_hidden.block());
@@ -146,7 +167,7 @@ impl<'a> Pass<'a> {
             targets: (!is_empty).then(|| ints(&targets.targets_m)),
             positions: (is_partial && !is_empty).then(|| ints(&targets.positions_m)),
             weights: targets.weights_m.clone().filter(|_| !is_empty).map(|weights| engine.flat_as(weights, DType::F32)),
-            d_head: gradient.and_then(|gradient| HeadGradient::new(engine, gradient, head.shape())),
+            d_head: gradient.and_then(|gradient| HeadGradient::new(engine, gradient, rows, head.shape())),
             d_hidden,
             log_probs: options.log_probs.then(|| engine.view_of(engine.empty([targets.count], DType::F32))),
             loss_sum: zero(),

@@ -37,6 +37,7 @@ mod linear;
 mod linear_backward;
 mod loss;
 mod low_rank;
+mod magnitude;
 mod matrix;
 mod memory;
 mod modules;

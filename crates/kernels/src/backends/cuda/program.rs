@@ -62,6 +62,7 @@ pub(super) enum Source {
     Heads,
     /// The most ranks of an adapter.
     LowRank(usize),
+    Magnitude,
     Norm,
     NormFp8,
     Optimizer,
@@ -87,6 +88,7 @@ impl Source {
             Self::GatedFp8(_) => "gated_fp8.cu",
             Self::Heads => "heads.cu",
             Self::LowRank(_) => "low_rank.cu",
+            Self::Magnitude => "magnitude.cu",
             Self::Norm => "norm.cu",
             Self::NormFp8 => "norm_fp8.cu",
             Self::Optimizer => "optimizer.cu",
@@ -133,6 +135,7 @@ impl Source {
             ),
             Self::Heads => include_str!("source/heads.cu"),
             Self::LowRank(_) => concat!(include_str!("source/matrix_units.cu"), include_str!("source/low_rank.cu")),
+            Self::Magnitude => include_str!("source/magnitude.cu"),
             Self::Norm => include_str!("source/norm.cu"),
             Self::NormFp8 => concat!(
                 include_str!("source/fp8_codes.cu"),
@@ -176,6 +179,7 @@ impl Source {
             | Self::Embedding
             | Self::Fp8
             | Self::Heads
+            | Self::Magnitude
             | Self::Norm
             | Self::NormFp8
             | Self::Optimizer

@@ -10,8 +10,8 @@ use crate::GemmFormat;
 use crate::Kernels;
 use crate::conformance::check::{Check, Pair};
 use crate::linear::{
-    Adapter, Bias, Epilogue, Group, HeadsEpilogue, InputGradient, Keep, Module, ModuleGradients, ProjectGradients,
-    ProjectSaved, Prologue, QkNorms, RotaryTables, WeightGradient, reference,
+    Adapter, Bias, Epilogue, Group, HeadsEpilogue, InputGradient, Keep, Magnitude, Module, ModuleGradients,
+    ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables, WeightGradient, reference,
 };
 use crate::norm::NormWeight;
 use crate::weights::Weight;
@@ -39,6 +39,8 @@ pub(super) struct Extras {
     pub(super) adapter: bool,
     pub(super) bias: bool,
     pub(super) trained_bias: bool,
+    /// Of an adapter.
+    pub(super) magnitude: bool,
 }
 
 /// One module per entry of `widths`, in column order, over `parts`.
@@ -94,7 +96,8 @@ fn module<B: Kernels>(
         .then(|| {
             let (rank, scale) = (check.case.rank, 1.5);
             let (a, b) = (check.random_f32([rank, shape[1]], 0.2), check.random_f32([shape[0], rank], 0.2));
-            (Adapter { a: a.0, b: b.0, scale }, Adapter { a: a.1, b: b.1, scale })
+            let (magnitude, expected) = extras.magnitude.then(|| self::magnitude(check, shape[0])).unzip();
+            (Adapter { a: a.0, b: b.0, scale, magnitude }, Adapter { a: a.1, b: b.1, scale, magnitude: expected })
         })
         .unzip();
     (
@@ -106,6 +109,15 @@ fn module<B: Kernels>(
             bias: expected_bias,
             adapter: expected_adapter,
         },
+    )
+}
+
+/// Magnitudes of either sign over norms of order one.
+fn magnitude<B: Kernels>(check: &mut Check<'_, B>, width: usize) -> Both<Magnitude<B>, Magnitude<Reference>> {
+    let (value, norm) = (check.random_f32([width], 2.0), check.random_f32([width], 1.0));
+    (
+        Magnitude { value: value.0, norm: norm.0.abs().add_scalar(0.5) },
+        Magnitude { value: value.1, norm: norm.1.abs().add_scalar(0.5) },
     )
 }
 
@@ -256,12 +268,13 @@ fn compare<B: Kernels>(
     }
     check.same(&format!("{what}: number of modules"), grads.modules.len() == expected.modules.len());
     for (grads, expected) in grads.modules.into_iter().zip(expected.modules) {
-        let ModuleGradients { weight, bias, adapter } = grads;
+        let ModuleGradients { weight, bias, adapter, magnitude } = grads;
         compare_parameter(check, &format!("{what}: weight"), weight, expected.weight);
         compare_parameter(check, &format!("{what}: bias"), bias, expected.bias);
         let ((a, b), (expected_a, expected_b)) = (adapter.unzip(), expected.adapter.unzip());
         compare_parameter(check, &format!("{what}: A"), a, expected_a);
         compare_parameter(check, &format!("{what}: B"), b, expected_b);
+        compare_parameter(check, &format!("{what}: magnitudes"), magnitude, expected.magnitude);
     }
 }
 

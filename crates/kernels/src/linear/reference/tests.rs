@@ -5,7 +5,7 @@
 use firebrick_precision::QuantFormat;
 
 use super::*;
-use crate::linear::{Bias, QkNorms};
+use crate::linear::{Bias, Magnitude, QkNorms};
 use crate::testing::{Plain, Recorded, assert_close, backward as recorded_backward, leaf, random};
 use crate::weights::{Weight, WeightOps};
 
@@ -34,7 +34,7 @@ fn gradients_of_weight_bias_adapter_and_input_equal_autodiff() {
     let (weight, bias) = (random::<Plain, 2>(2, [40, INPUT]), random::<Plain, 1>(6, [40]));
     let (a, b) = (random::<Plain, 2>(3, [4, INPUT]), random::<Plain, 2>(4, [40, 4]));
     let (rx, rw, rb) = (leaf(&x), leaf(&weight), leaf(&bias));
-    let recorded_pair = Adapter::<Recorded> { a: leaf(&a), b: leaf(&b), scale: SCALE };
+    let recorded_pair = Adapter::<Recorded> { a: leaf(&a), b: leaf(&b), scale: SCALE, magnitude: None };
     let recorded = Module {
         bias: Some(Bias { value: rb.clone(), trains: true }),
         adapter: Some(recorded_pair.clone()),
@@ -48,7 +48,7 @@ fn gradients_of_weight_bias_adapter_and_input_equal_autodiff() {
     let trained = Module {
         weight_gradient: WeightGradient::New,
         bias: Some(Bias { value: bias, trains: true }),
-        adapter: Some(Adapter { a, b, scale: SCALE }),
+        adapter: Some(Adapter { a, b, scale: SCALE, magnitude: None }),
         ..module(0..40, Weight::Dense(weight))
     };
     let group = Group { modules: vec![trained], parts: vec![40], gemms: GemmFormat::Compute, dropout: None };
@@ -74,7 +74,10 @@ fn gradients_under_dropout_equal_autodiff_and_the_weight_reads_what_is_dropped()
     let y = rx.clone().matmul(leaf(&weight).transpose()).add(adapted);
     let expected = recorded_backward(y.clone(), &dy);
 
-    let module = Module { adapter: Some(Adapter { a, b, scale: SCALE }), ..module(0..40, Weight::Dense(weight)) };
+    let module = Module {
+        adapter: Some(Adapter { a, b, scale: SCALE, magnitude: None }),
+        ..module(0..40, Weight::Dense(weight))
+    };
     let group = Group { modules: vec![module], parts: vec![40], gemms: GemmFormat::Compute, dropout };
     let (outputs, _) = project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Nothing);
     assert_close(outputs.into_iter().next().unwrap(), y.inner(), 1e-5);
@@ -83,6 +86,49 @@ fn gradients_under_dropout_equal_autodiff_and_the_weight_reads_what_is_dropped()
     assert_close(grads.input.plain(), rx.grad(&expected).unwrap(), 1e-5);
     assert_close(da, ra.grad(&expected).unwrap(), 1e-5);
     assert_close(db, rb.grad(&expected).unwrap(), 1e-5);
+}
+
+#[test]
+fn gradients_under_magnitudes_equal_autodiff_with_the_norms_held_constant() {
+    for dropout in [None, Dropout::new(0.4, 9)] {
+        let (x, dy) = (random::<Plain, 2>(1, [TOKENS, INPUT]), random(5, [TOKENS, 40]));
+        let (weight, a, b) =
+            (random::<Plain, 2>(2, [40, INPUT]), random::<Plain, 2>(3, [4, INPUT]), random(4, [40, 4]));
+        let (m, bias) = (random::<Plain, 1>(6, [40]), random::<Plain, 1>(7, [40]));
+        let (rx, rw, ra, rb, rm) = (leaf(&x), leaf(&weight), leaf(&a), leaf(&b), leaf(&m));
+        let all: Tensor<Recorded, 2> = rb.clone().matmul(ra.clone()).mul_scalar(SCALE).add(rw.clone());
+        let norm: Tensor<Recorded, 1> = all.square().sum_dim(1).squeeze_dim::<1>(1).sqrt().detach();
+        let ones = vec![1.0; TOKENS * INPUT];
+        let factors = dropout.map_or(ones, |dropout| dropout.factors(TOKENS * INPUT));
+        let factors = Tensor::<Recorded, 1>::from_floats(factors.as_slice(), &rx.device());
+        let read = rx.clone().mul(factors.reshape([TOKENS, INPUT]));
+        // PEFT's formula.
+        let c: Tensor<Recorded, 2> = rm.clone().div(norm.clone()).unsqueeze();
+        let lora = read.clone().matmul(ra.clone().transpose()).matmul(rb.clone().transpose()).mul_scalar(SCALE);
+        let base = read.matmul(rw.clone().transpose());
+        let plain = rx.clone().matmul(rw.transpose());
+        let y = plain.add(base.mul(c.clone().sub_scalar(1.0))).add(lora.mul(c)).add(leaf(&bias).unsqueeze());
+        let expected = recorded_backward(y.clone(), &dy);
+
+        let mut pair = Adapter { a, b, scale: SCALE, magnitude: None };
+        let weight = Weight::Dense(weight);
+        let norm_of_all = Plain::adapted_norms(&weight, &Plain::row_squares(&weight, DType::F32), &pair, DType::F32);
+        assert_close(norm_of_all.clone(), norm.inner(), 1e-6);
+        pair.magnitude = Some(Magnitude { value: m, norm: norm_of_all });
+        let module =
+            Module { adapter: Some(pair), bias: Some(Bias { value: bias, trains: true }), ..module(0..40, weight) };
+        let group = Group { modules: vec![module], parts: vec![40], gemms: GemmFormat::Compute, dropout };
+        let (outputs, _) = project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Nothing);
+        assert_close(outputs.into_iter().next().unwrap(), y.inner(), 1e-5);
+        let mut grads = run(Prologue::None { x }, group, vec![dy.clone()], None);
+        let module = grads.modules.remove(0);
+        let (da, db) = module.adapter.unwrap();
+        assert_close(grads.input.plain(), rx.grad(&expected).unwrap(), 1e-5);
+        assert_close(da, ra.grad(&expected).unwrap(), 1e-5);
+        assert_close(db, rb.grad(&expected).unwrap(), 1e-5);
+        assert_close(module.magnitude.unwrap(), rm.grad(&expected).unwrap(), 1e-5);
+        assert_close(module.bias.unwrap(), dy.sum_dim(0).squeeze_dim(0), 1e-5);
+    }
 }
 
 #[test]

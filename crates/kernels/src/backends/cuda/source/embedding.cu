@@ -111,7 +111,7 @@ DEVICE void add_rows(float *dtable_row, const T *dy, const unsigned short *list,
     }
 }
 
-// dtable [v, d] f32 += rows of dy [n, d] times scale, summed by id.
+// dtable [v, d] f32 += rows of dy [n, d] times scale, summed by id; rows with an id below 0 are left out.
 // grid (n, 1), or (n, up to ceil(d / 2048)) where few ids make up most tokens; block (256) exactly, no dynamic shared
 // memory.
 KERNEL __launch_bounds__(SCAN_THREADS, 4)
@@ -120,6 +120,7 @@ embed_backward(float *dtable, const int *ids, const T *dy, long long n, int d, f
     const long long token = blockIdx.x;
     if (token >= n) return;
     const int id = ids[token];
+    if (id < 0) return;
     const long long own_offset = threadIdx.x * SCAN_IDS;
     // The nearest earlier tokens first: in text, most repeats are near.
     for (long long chunk = token / SCAN; chunk >= 0; --chunk) {

@@ -203,6 +203,7 @@ fn check_gradients<B: Kernels>(
             prologue: Prologue::None { x },
             prologue_output: None,
             low_rank: None,
+            unscaled: None,
             heads: None,
             output_norm: None,
         };

@@ -117,6 +117,7 @@ fn options<B: Kernels>() -> CrossEntropyOptions<B> {
         chunk_tokens: CHUNK,
         gradient_scale: Some(GRADIENT_SCALE),
         weight_gradient: WeightGradient::Frozen,
+        weight_rows: None,
         log_probs: false,
         correct: false,
         soft_cap: None,
