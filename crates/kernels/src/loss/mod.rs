@@ -81,4 +81,10 @@ pub trait LossOps: WeightOps {
     ) -> CrossEntropy<Self> {
         reference::linear_cross_entropy(hidden_nd, head, targets, options)
     }
+
+    /// The first index of the largest value of each row of logits `[n, v]`: `[n]`. -1 for a row with a value that is NaN or plus infinity,
+    /// or of minus infinities alone.
+    fn most_probable(logits_nv: Tensor<Self, 2>) -> Tensor<Self, 1, Int> {
+        reference::most_probable(logits_nv)
+    }
 }
