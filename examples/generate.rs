@@ -12,7 +12,9 @@ use burn_tensor::DType;
 use firebrick_data::Tokenizer;
 use firebrick_kernels::GemmFormat;
 use firebrick_kernels::backends::Flex;
-use firebrick_model::{BaseStorage, BuildOptions, Decoder, GenerateOptions, HfFolder, ModelConfig, Sampler};
+use firebrick_model::{
+    BaseStorage, BatchLimits, BuildOptions, Decoder, GenerateOptions, HfFolder, ModelConfig, Sampler,
+};
 use firebrick_precision::Format;
 
 const QUICKSTART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/quickstart/base");
@@ -40,6 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         max_new_tokens: 32,
         stop_tokens: model.config.eos_token_ids.clone(),
         sampler: Sampler::greedy(),
+        limits: BatchLimits::NONE,
     };
     // Several prompts may be continued at once; here is one.
     let written = model.generate(&[prompt_tokens], &options)?;

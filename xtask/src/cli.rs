@@ -91,9 +91,15 @@ pub(crate) enum Command {
     /// Time every operation on every backend that is there, checked against its reference: `--quick`, `--out DIR`
     #[command(long_about = MATRIX_HELP, disable_help_flag = true)]
     BenchMatrix(PassThrough),
+    /// Time the writing of text, on random prompts: `--model DIR`, `--sequences 1,64`
+    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
+    BenchGenerate(PassThrough),
     /// Sample from a model, with or without an adapter
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Generate(PassThrough),
+    /// Talk to a model in the terminal, through its chat template: `--model DIR`
+    #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
+    Chat(PassThrough),
     /// Merge an adapter into its base: `--merge --model DIR --adapter DIR --out DIR`
     #[command(long_about = TRAIN_HELP, disable_help_flag = true)]
     Export(PassThrough),
@@ -178,7 +184,9 @@ impl Command {
             Self::Inspect(rest) => ("inspect", rest),
             Self::Bench(rest) => ("bench", rest),
             Self::BenchMatrix(rest) => ("bench-matrix", rest),
+            Self::BenchGenerate(rest) => ("bench-generate", rest),
             Self::Generate(rest) => ("generate", rest),
+            Self::Chat(rest) => ("chat", rest),
             Self::Export(rest) => ("export", rest),
             Self::Push(rest) => ("push", rest),
             Self::Compress(rest) => ("compress", rest),

@@ -20,7 +20,10 @@ pub mod weights;
 
 use burn_tensor::DType;
 
-pub use attention::{AttentionOps, AttentionOutput, Documents, Qkv, SoftmaxStatistics, StatisticsLayout};
+pub use attention::{
+    AttentionOps, AttentionOutput, CachedTokens, Documents, KvCache, NewTokens, Qkv, SoftmaxStatistics,
+    StatisticsLayout,
+};
 pub use backends::{BackendKind, converted_weights_bytes, estimate, fp8_refusal};
 pub use comm::{COLLECTIVE, CommError, CommOps, Communicator, Exchange, Loan, Payload, PayloadLayout};
 pub use embedding::EmbeddingOps;

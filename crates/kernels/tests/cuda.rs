@@ -63,6 +63,9 @@ fn cases(dtype: DType) -> Vec<Case> {
         heads(8, 1, 64),
         documents(vec![1]),
         documents(vec![1; 9]),
+        // Rows of each kernel for few of them.
+        documents(vec![5]),
+        documents(vec![9, 20]),
         documents(vec![130]),
         documents(vec![64, 64]),
         documents((1..=64).collect()),

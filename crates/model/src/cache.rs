@@ -1,73 +1,81 @@
-//! Keys and values of one sequence in one layer, for generation.
+//! Keys and values of all sequences that are being written, and which rows of them are free.
 //!
-//! Room is allocated in powers of two and filled in place, so a growing text asks for few sizes of memory.
-//! Trade-off: up to half of the room is unused; there is no paging between sequences.
+//! Everything is allocated before the first token. A sequence owns the rows of its prompt and of the longest answer it may get, and they
+//! go to another one when it has ended.
+//! Trade-off: rows are given out first fit, so a long prompt may have to wait for neighbors although enough rows are free.
 
-use burn_tensor::Tensor;
-use firebrick_kernels::Kernels;
+use std::ops::Range;
 
-/// Tokens that a new cache has room for.
-const FIRST_ROOM: usize = 64;
+use burn_tensor::DType;
+use firebrick_arch::ModelSpec;
+use firebrick_kernels::{Kernels, KvCache};
 
-/// Keys (already rotated) and values, `[room, g * k]` each, of which the first `length` rows are filled.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct LayerCache<B: Kernels> {
-    stored: Option<(Tensor<B, 2>, Tensor<B, 2>)>,
-    length: usize,
+/// One cache per layer, all with the same rows.
+#[derive(Debug)]
+pub(crate) struct Caches<B: Kernels> {
+    pub(crate) layers: Vec<KvCache<B>>,
+    /// Free rows, ascending, with others in between.
+    free: Vec<Range<usize>>,
 }
 
-impl<B: Kernels> LayerCache<B> {
-    /// Appends rows; all keys and values so far, `[length, g * k]`.
-    pub(crate) fn extend(&mut self, k: Tensor<B, 2>, v: Tensor<B, 2>) -> (Tensor<B, 2>, Tensor<B, 2>) {
-        let ([new, width], start) = (k.dims(), self.length);
-        self.length += new;
-        let room = self.length.next_power_of_two().max(FIRST_ROOM);
-        let (keys, values) = match self.stored.take() {
-            Some((keys, values)) if keys.dims()[0] >= self.length => (keys, values),
-            earlier => {
-                let grown = |part: Option<Tensor<B, 2>>, like: &Tensor<B, 2>| {
-                    let empty = Tensor::zeros([room, width], (&like.device(), like.dtype()));
-                    match part {
-                        Some(part) => {
-                            let filled = part.narrow(0, 0, start);
-                            empty.slice_assign([0..start, 0..width], filled)
-                        }
-                        None => empty,
-                    }
-                };
-                let (keys, values) = earlier.unzip();
-                (grown(keys, &k), grown(values, &v))
+impl<B: Kernels> Default for Caches<B> {
+    /// No layers.
+    fn default() -> Self {
+        Self { layers: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<B: Kernels> Caches<B> {
+    pub(crate) fn new(spec: &ModelSpec, rows: usize, dtype: DType, device: &B::Device) -> Self {
+        let cache = |width| KvCache::new([rows, width], dtype, device);
+        let layers = spec.layers.iter().map(|layer| cache(layer.attention.kv_size())).collect();
+        Self { layers, free: Vec::from_iter((rows > 0).then_some(0..rows)) }
+    }
+
+    /// The first of `rows` rows that follow each other; `None` if there are not so many.
+    pub(crate) fn take(&mut self, rows: usize) -> Option<usize> {
+        let index = self.free.iter().position(|range| range.len() >= rows)?;
+        let range = &mut self.free[index];
+        let first = range.start;
+        range.start += rows;
+        if range.start == range.end {
+            self.free.remove(index);
+        }
+        Some(first)
+    }
+
+    /// Returns rows that were taken.
+    pub(crate) fn give_back(&mut self, rows: Range<usize>) {
+        let index = self.free.partition_point(|range| range.start < rows.start);
+        self.free.insert(index, rows);
+        self.free.dedup_by(|next, range| {
+            let touch = range.end == next.start;
+            if touch {
+                range.end = next.end;
             }
-        };
-        let rows = [start..self.length, 0..width];
-        let (keys, values) = (keys.slice_assign(rows.clone(), k), values.slice_assign(rows, v));
-        let filled = |part: &Tensor<B, 2>| part.clone().narrow(0, 0, self.length);
-        let result = (filled(&keys), filled(&values));
-        self.stored = Some((keys, values));
-        result
+            touch
+        });
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use burn_tensor::Distribution;
     use firebrick_kernels::backends::Flex;
 
     use super::*;
+    use crate::test_config::tiny;
 
     #[test]
-    fn a_cache_returns_all_rows_in_order_across_growth() {
-        let device = Default::default();
-        let mut cache = LayerCache::<Flex>::default();
-        let rows: Tensor<Flex, 2> = Tensor::random([200, 6], Distribution::Uniform(-1.0, 1.0), &device);
-        let mut start = 0;
-        for length in [3, 1, 60, 1, 1, 70, 64] {
-            let part = rows.clone().narrow(0, start, length);
-            let (k, v) = cache.extend(part.clone(), part.neg());
-            start += length;
-            let expected = rows.clone().narrow(0, 0, start);
-            assert_eq!(k.into_data(), expected.clone().into_data());
-            assert_eq!(v.into_data(), expected.neg().into_data());
-        }
+    fn rows_are_given_out_once_and_join_when_they_return() {
+        let spec = tiny(&[]).unwrap().spec;
+        let mut caches = Caches::<Flex>::new(&spec, 10, DType::F32, &Default::default());
+        assert_eq!(caches.layers.len(), spec.layers.len());
+        assert_eq!([caches.take(4), caches.take(3), caches.take(3), caches.take(1)], [Some(0), Some(4), Some(7), None]);
+        caches.give_back(0..4);
+        caches.give_back(7..10);
+        assert_eq!(caches.take(5), None, "seven rows are free, in two places");
+        caches.give_back(4..7);
+        assert_eq!(caches.free, [0..10]);
+        assert_eq!(caches.take(10), Some(0));
     }
 }

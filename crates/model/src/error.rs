@@ -285,7 +285,7 @@ pub enum ModelError {
     /// A setting of the sampler is out of its range.
     #[error("`{key}` is {got}, but must be {expected}")]
     Sampling {
-        /// `temperature` or `top_p`.
+        /// `temperature`, `top_p`, `min_p` or `repetition_penalty`.
         key: &'static str,
         /// The value that was given.
         got: f32,
@@ -312,6 +312,15 @@ pub enum ModelError {
         index: usize,
         /// Its value.
         value: f32,
+    },
+
+    /// The same, where the tokens are chosen on the device.
+    #[error(
+        "the logits after prompt {prompt} are not finite (prompts count from 0). Lower the learning rate or check the weights"
+    )]
+    LogitsNotFinite {
+        /// Index of the prompt.
+        prompt: usize,
     },
 }
 

@@ -1,14 +1,18 @@
-//! Writing text: prompts are read packed in one pass, then every sequence grows by one token per step over its own KV cache.
+//! Writing text: prompts are read packed in one pass, then every sequence grows by one token per step over caches of keys and values.
 //!
-//! All running sequences share each step's projections, so a 4-bit base is dequantized once per step, not once per sequence. Finished
-//! sequences leave the batch.
-//! Trade-off: caches are not paged, which suits evaluation and samples, not serving.
+//! All running sequences share each step's projections, so weights are read once per step, not once per sequence. A sequence that has
+//! ended makes room for the next prompt, so memory is bounded by [`BatchLimits`], whatever the number of prompts. Greedy tokens are chosen
+//! on the device; only their ids come to the host.
+//! Trade-off: a new prompt is read in a pass of its own, while the running sequences wait.
 
-use burn_tensor::Tensor;
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+
+use burn_tensor::{Int, Tensor};
 use firebrick_kernels::memory::prefetch::Schedule;
-use firebrick_kernels::{Keep, Kernels};
+use firebrick_kernels::{CachedTokens, Documents, Keep, Kernels, NewTokens, RotaryTables};
 
-use crate::cache::LayerCache;
+use crate::cache::Caches;
 use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::layer::Attend;
@@ -24,15 +28,62 @@ pub struct GenerateOptions {
     pub stop_tokens: Vec<u32>,
     /// How the next token is chosen. Every prompt gets a copy, so an answer does not depend on the prompts next to it.
     pub sampler: Sampler,
+    /// How much is written at the same time.
+    pub limits: BatchLimits,
 }
 
-/// A sequence that is still being written.
-struct Running<B: Kernels> {
+/// What bounds the memory of generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchLimits {
+    /// Sequences that are written at the same time; at least one is.
+    pub sequences: usize,
+    /// Tokens of these sequences, with the longest answers they may get. A prompt that needs more is answered alone.
+    pub tokens: usize,
+}
+
+impl BatchLimits {
+    /// All prompts at the same time.
+    pub const NONE: Self = Self { sequences: usize::MAX, tokens: usize::MAX };
+}
+
+/// A sequence that is being written.
+struct Running {
     prompt: usize,
-    length: usize,
-    next: u32,
+    first_row: usize,
+    /// Rows that are its own.
+    room: usize,
+    /// Tokens in the caches.
+    past: usize,
+    /// Tokens of the next pass.
+    new: Vec<u32>,
+    /// New tokens so far.
+    written: usize,
     sampler: Sampler,
-    caches: Vec<LayerCache<B>>,
+}
+
+/// The state of a call of [`Decoder::generate`].
+struct Batch<'a, B: Kernels> {
+    model: &'a Decoder<B>,
+    options: &'a GenerateOptions,
+    caches: Caches<B>,
+    running: Vec<Running>,
+}
+
+/// What a pass reads besides the weights.
+struct Pass<B: Kernels> {
+    ids_n: Tensor<B, 1, Int>,
+    rotary: Vec<RotaryTables<B>>,
+    tokens: CachedTokens<B>,
+    /// Where the prompts begin, if it is a pass over whole prompts.
+    documents: Option<Documents<B>>,
+}
+
+/// A conversation: its tokens and what the model computed of them, so that a longer prompt that begins with the same tokens is read from
+/// there on.
+pub struct Conversation<B: Kernels> {
+    caches: Caches<B>,
+    rows: usize,
+    tokens: Vec<u32>,
 }
 
 impl<B: Kernels> Decoder<B> {
@@ -41,80 +92,250 @@ impl<B: Kernels> Decoder<B> {
     /// # Errors
     /// An empty prompt, one that leaves no room within the positions the model was built for, or logits that are not finite.
     pub fn generate(&self, prompts: &[Vec<u32>], options: &GenerateOptions) -> Result<Vec<Vec<u32>>, ModelError> {
-        self.check_prompts(prompts, options)?;
         let mut written = vec![Vec::new(); prompts.len()];
-        let mut running: Vec<Running<B>> = prompts
-            .iter()
-            .enumerate()
-            .map(|(prompt, tokens)| Running {
-                prompt,
-                length: tokens.len(),
-                next: 0,
-                sampler: options.sampler.clone(),
-                caches: self.empty_caches(),
-            })
-            .collect();
-        let mut tokens: Vec<Vec<u32>> = prompts.to_vec();
-        for _ in 0..options.max_new_tokens {
-            if running.is_empty() {
-                break;
-            }
-            let logits = self.advance(&tokens, &mut running);
-            for (sequence, row) in running.iter_mut().zip(logits) {
-                sequence.next = sequence.sampler.sample(&row)?;
-            }
-            running.retain(|sequence| !options.stop_tokens.contains(&sequence.next));
-            for sequence in &mut running {
-                written[sequence.prompt].push(sequence.next);
-                sequence.length += 1;
-            }
-            tokens = running.iter().map(|sequence| vec![sequence.next]).collect();
-        }
+        self.generate_each(prompts, options, &mut |prompt, token| {
+            written[prompt].push(token);
+            ControlFlow::Continue(())
+        })?;
         Ok(written)
     }
 
-    fn check_prompts(&self, prompts: &[Vec<u32>], options: &GenerateOptions) -> Result<(), ModelError> {
-        for tokens in prompts {
-            let room = self.max_positions().saturating_sub(options.max_new_tokens);
-            if tokens.is_empty() || tokens.len() > room {
-                return Err(ModelError::PromptLength { got: tokens.len(), room });
+    /// As [`Decoder::generate`], with a call for each new token, in the order in which they are chosen: index of the prompt, and token. A
+    /// break ends all texts.
+    ///
+    /// # Errors
+    /// As [`Decoder::generate`].
+    pub fn generate_each(
+        &self,
+        prompts: &[Vec<u32>],
+        options: &GenerateOptions,
+        on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
+    ) -> Result<(), ModelError> {
+        prompts.iter().try_for_each(|prompt| self.check_prompt(prompt, options.max_new_tokens))?;
+        if options.max_new_tokens == 0 {
+            return Ok(());
+        }
+        let room = |prompt: &Vec<u32>| prompt.len() + options.max_new_tokens;
+        let longest = prompts.iter().map(room).max().unwrap_or(0);
+        let rows = prompts.iter().map(room).sum::<usize>().min(options.limits.tokens).max(longest);
+        let caches = Caches::new(&self.config.spec, rows, self.compute_dtype, &self.device);
+        let mut batch = Batch { model: self, options, caches, running: Vec::new() };
+        let mut waiting: VecDeque<(usize, &Vec<u32>)> = prompts.iter().enumerate().collect();
+        loop {
+            let fresh = batch.admit(&mut waiting);
+            if batch.running.is_empty() {
+                return Ok(());
+            }
+            if batch.pass(fresh, on_token)?.is_break() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// An empty conversation of at most `rows` tokens.
+    pub fn conversation(&self, rows: usize) -> Conversation<B> {
+        let caches = Caches::new(&self.config.spec, rows, self.compute_dtype, &self.device);
+        Conversation { caches, rows, tokens: Vec::new() }
+    }
+
+    /// Continues a prompt, reading only what the conversation does not begin with; the new tokens become part of it.
+    ///
+    /// # Errors
+    /// As [`Decoder::generate`], or a prompt that leaves no room in the conversation.
+    pub fn converse(
+        &self,
+        conversation: &mut Conversation<B>,
+        prompt: &[u32],
+        options: &GenerateOptions,
+        on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<(), ModelError> {
+        self.check_prompt(prompt, options.max_new_tokens)?;
+        let room = conversation.rows.saturating_sub(options.max_new_tokens);
+        if prompt.len() > room {
+            return Err(ModelError::PromptLength { got: prompt.len(), room });
+        }
+        // The last token is read again in any case: its logits choose the next one.
+        let common = prompt.iter().zip(&conversation.tokens).take_while(|(left, right)| left == right).count();
+        let past = common.min(prompt.len() - 1);
+        conversation.tokens.truncate(past);
+        let running = Running {
+            prompt: 0,
+            first_row: 0,
+            room: conversation.rows,
+            past,
+            new: prompt[past..].to_vec(),
+            written: 0,
+            sampler: options.sampler.clone().after(prompt),
+        };
+        let caches = std::mem::take(&mut conversation.caches);
+        let mut batch = Batch { model: self, options, caches, running: vec![running] };
+        let mut written = Vec::new();
+        let result = batch.finish(&mut |_, token| {
+            written.push(token);
+            on_token(token)
+        });
+        conversation.caches = batch.caches;
+        // The last token that was chosen was not read.
+        conversation.tokens.extend(&prompt[past..]);
+        conversation.tokens.extend(&written[..written.len().saturating_sub(1)]);
+        result
+    }
+
+    fn check_prompt(&self, tokens: &[u32], max_new_tokens: usize) -> Result<(), ModelError> {
+        let room = self.max_positions().saturating_sub(max_new_tokens);
+        if tokens.is_empty() || tokens.len() > room {
+            return Err(ModelError::PromptLength { got: tokens.len(), room });
+        }
+        Ok(())
+    }
+}
+
+impl<B: Kernels> Batch<'_, B> {
+    /// Starts as many of the prompts that wait as there is room for, in their order; how many.
+    fn admit(&mut self, waiting: &mut VecDeque<(usize, &Vec<u32>)>) -> usize {
+        let before = self.running.len();
+        while let Some(&(prompt, tokens)) = waiting.front() {
+            let room = tokens.len() + self.options.max_new_tokens;
+            if self.running.len() >= self.options.limits.sequences.max(1) {
+                break;
+            }
+            let Some(first_row) = self.caches.take(room) else { break };
+            waiting.pop_front();
+            let sampler = self.options.sampler.clone().after(tokens);
+            self.running.push(Running { prompt, first_row, room, past: 0, new: tokens.clone(), written: 0, sampler });
+        }
+        self.running.len() - before
+    }
+
+    /// Passes until all sequences have ended.
+    fn finish(&mut self, on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>) -> Result<(), ModelError> {
+        while !self.running.is_empty() {
+            if self.pass(0, on_token)?.is_break() {
+                break;
             }
         }
         Ok(())
     }
 
-    /// Logits `[v]` of the last of each sequence's new tokens; the caches take the tokens in.
-    fn advance(&self, tokens: &[Vec<u32>], running: &mut [Running<B>]) -> Vec<Vec<f32>> {
-        let lengths: Vec<usize> = tokens.iter().map(Vec::len).collect();
-        let positions: Vec<u32> = running
-            .iter()
-            .zip(&lengths)
-            .flat_map(|(sequence, &new)| (sequence.length - new) as u32..sequence.length as u32)
-            .collect();
-        let rotary = self.rotary_at(&positions);
-        let mut x_nd = self.embed(self.indices(&tokens.concat()));
-        let mut blocks = self.blocks();
-        let mut schedule = Schedule::new(&mut blocks, 0..self.layers().len(), 1);
-        while let Some((index, layer)) = schedule.next_item() {
-            let mut caches: Vec<_> =
-                running.iter_mut().map(|sequence| std::mem::take(&mut sequence.caches[index])).collect();
-            let attend = Attend::Cached { tokens: &lengths, caches: &mut caches };
-            x_nd = layer.forward(x_nd, &rotary, attend, Keep::Nothing, AdapterPass::PLAIN).0;
-            for (sequence, cache) in running.iter_mut().zip(caches) {
-                sequence.caches[index] = cache;
+    /// One pass: over the prompts of the last `fresh` sequences, or over the new tokens of all. Chooses a token for each of them.
+    fn pass(
+        &mut self,
+        fresh: usize,
+        on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, ModelError> {
+        let first = if fresh > 0 { self.running.len() - fresh } else { 0 };
+        let chosen = self.choose(first, fresh > 0)?;
+        let mut flow = ControlFlow::Continue(());
+        for (sequence, &token) in self.running[first..].iter_mut().zip(&chosen) {
+            sequence.past += sequence.new.len();
+            sequence.new = vec![token];
+            let is_end = self.options.stop_tokens.contains(&token);
+            if !is_end {
+                sequence.written += 1;
+                if on_token(sequence.prompt, token).is_break() {
+                    flow = ControlFlow::Break(());
+                }
+            }
+            if is_end || sequence.written == self.options.max_new_tokens {
+                sequence.new.clear();
             }
         }
-        let ends = lengths.iter().scan(0, |end, &length| {
-            *end += length as u32;
-            Some(*end - 1)
-        });
-        let last: Tensor<B, 2> = x_nd.select(0, self.indices(&ends.collect::<Vec<_>>()));
-        let logits = self.head_logits(self.norm.forward(last)).into_data();
-        let values = logits.to_vec::<f32>().expect("logits are cast to f32");
-        values.chunks(self.config.spec.vocab_size).map(<[f32]>::to_vec).collect()
+        for ended in self.running.extract_if(.., |sequence| sequence.new.is_empty()) {
+            self.caches.give_back(ended.first_row..ended.first_row + ended.room);
+        }
+        Ok(flow)
     }
 
-    fn empty_caches(&self) -> Vec<LayerCache<B>> {
-        self.layers().iter().map(|_| LayerCache::default()).collect()
+    /// The next token of each sequence from `first` on.
+    fn choose(&mut self, first: usize, are_prompts: bool) -> Result<Vec<u32>, ModelError> {
+        let model = self.model;
+        let is_greedy = self.running[first..].iter().all(|sequence| sequence.sampler.is_greedy());
+        let pass = self.prepare(first, are_prompts);
+        let best = |x_nd| B::most_probable(model.rounded_logits(model.norm.forward(x_nd)));
+        let ends: Vec<u32> = pass.tokens.in_pass().map(|(_, range)| range.end as u32 - 1).collect();
+        let last = if pass.tokens.count() > ends.len() {
+            let x_nd = B::section(&model.device, || self.layers(&pass));
+            x_nd.select(0, model.indices(&ends))
+        } else if is_greedy {
+            let ids = B::recycling_section(&model.device, || best(self.layers(&pass)));
+            return self.tokens_of(first, ids);
+        } else {
+            B::recycling_section(&model.device, || self.layers(&pass))
+        };
+        if is_greedy {
+            let ids = B::section(&model.device, || best(last));
+            return self.tokens_of(first, ids);
+        }
+        let logits = model.head_logits(model.norm.forward(last)).into_data();
+        let values = logits.to_vec::<f32>().expect("logits are cast to f32");
+        let rows = values.chunks(model.config.spec.vocab_size);
+        sample_all(self.running[first..].iter_mut().map(|sequence| &mut sequence.sampler).zip(rows).collect())
     }
+
+    /// What was chosen on the device for each sequence from `first` on.
+    fn tokens_of(&self, first: usize, ids: Tensor<B, 1, Int>) -> Result<Vec<u32>, ModelError> {
+        let ids = ids.into_data();
+        let token = |(id, sequence): (i64, &Running)| {
+            u32::try_from(id).map_err(|_| ModelError::LogitsNotFinite { prompt: sequence.prompt })
+        };
+        ids.iter::<i64>().zip(&self.running[first..]).map(token).collect()
+    }
+
+    /// Uploads what a pass over the new tokens of the sequences from `first` on reads.
+    fn prepare(&self, first: usize, are_prompts: bool) -> Pass<B> {
+        let (model, running) = (self.model, &self.running[first..]);
+        let ids: Vec<u32> = running.iter().flat_map(|sequence| &sequence.new).copied().collect();
+        let positions = |sequence: &Running| sequence.past as u32..(sequence.past + sequence.new.len()) as u32;
+        let positions: Vec<u32> = running.iter().flat_map(positions).collect();
+        let new = |sequence: &Running| NewTokens {
+            first_row: sequence.first_row,
+            past: sequence.past,
+            count: sequence.new.len(),
+        };
+        let tokens = CachedTokens::new(running.iter().map(new).collect(), &model.device);
+        let documents = are_prompts.then(|| {
+            let ends = tokens.in_pass().map(|(_, range)| range.end as u32);
+            Documents::new(&[0].into_iter().chain(ends).collect::<Vec<_>>(), &model.device)
+        });
+        Pass { ids_n: model.indices(&ids), rotary: model.rotary_at(&positions), tokens, documents }
+    }
+
+    /// Hidden states before the final norm, `[n, d]`; the caches take the new tokens in. Inside a section.
+    fn layers(&mut self, pass: &Pass<B>) -> Tensor<B, 2> {
+        let model = self.model;
+        let mut x_nd = model.embed(pass.ids_n.clone());
+        let mut blocks = model.blocks();
+        let mut schedule = Schedule::new(&mut blocks, 0..model.layers().len(), 1);
+        while let Some((index, layer)) = schedule.next_item() {
+            let (tokens, cache) = (&pass.tokens, &mut self.caches.layers[index]);
+            let attend = match &pass.documents {
+                Some(documents) => Attend::Prompts { documents, tokens, cache },
+                None => Attend::Cached { tokens, cache },
+            };
+            x_nd = layer.forward(x_nd, &pass.rotary, attend, Keep::Nothing, AdapterPass::PLAIN).0;
+        }
+        x_nd
+    }
+}
+
+/// A token from each row of logits, on as many threads as there are cores.
+fn sample_all(mut rows: Vec<(&mut Sampler, &[f32])>) -> Result<Vec<u32>, ModelError> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(rows.len()).max(1);
+    let sample = |part: &mut [(&mut Sampler, &[f32])]| -> Result<Vec<u32>, ModelError> {
+        part.iter_mut().map(|(sampler, logits)| sampler.sample(logits)).collect()
+    };
+    if threads == 1 {
+        return sample(&mut rows);
+    }
+    let size = rows.len().div_ceil(threads);
+    let parts: Vec<_> = std::thread::scope(|scope| {
+        let sample = &sample;
+        let workers: Vec<_> = rows.chunks_mut(size).map(|part| scope.spawn(move || sample(part))).collect();
+        workers.into_iter().map(|worker| worker.join().expect("sampling does not panic")).collect()
+    });
+    let mut chosen = Vec::new();
+    for part in parts {
+        chosen.extend(part?);
+    }
+    Ok(chosen)
 }

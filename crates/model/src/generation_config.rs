@@ -2,7 +2,7 @@
 //!
 //! A file that does not say `do_sample` is greedy. Where it does, keys that are absent have transformers' defaults, because its writer
 //! leaves out what equals them.
-//! Trade-off: penalties, minimum probabilities and beams are only named, not applied; `max_new_tokens` is not read, since it is a limit of a server, not a property of
+//! Trade-off: beams and less usual filters are only named, not applied; `max_new_tokens` is not read, since it is a limit of a server, not a property of
 //! a model's answers.
 
 use std::path::Path;
@@ -17,11 +17,9 @@ use crate::sampling::Sampling;
 const DEFAULT_TOP_K: usize = 50;
 
 /// Keys that change which tokens are chosen and are not read, with the value that changes nothing.
-const NOT_READ: [(&str, f64); 9] = [
-    ("repetition_penalty", 1.0),
+const NOT_READ: [(&str, f64); 7] = [
     ("encoder_repetition_penalty", 1.0),
     ("no_repeat_ngram_size", 0.0),
-    ("min_p", 0.0),
     ("typical_p", 1.0),
     ("epsilon_cutoff", 0.0),
     ("eta_cutoff", 0.0),
@@ -50,7 +48,8 @@ impl FolderSampling {
         }
         let map = parse_object(&read_text(&path)?, &path)?;
         let json = JsonObject::new(&path, &map);
-        let sampling = if json.bool("do_sample")? == Some(true) { sampling(&json)? } else { Sampling::GREEDY };
+        let mut sampling = if json.bool("do_sample")? == Some(true) { sampling(&json)? } else { Sampling::GREEDY };
+        sampling.repetition_penalty = repetition_penalty(&json)?;
         let mut not_applied = Vec::new();
         for (key, neutral) in NOT_READ {
             if json.f64(key)?.is_some_and(|value| value != neutral) {
@@ -70,7 +69,21 @@ fn sampling(json: &JsonObject<'_>) -> Result<Sampling, ModelError> {
     if !(top_p > 0.0 && top_p <= 1.0) {
         return Err(json.bad("top_p", top_p, "above 0 and at most 1").into());
     }
-    Ok(Sampling { temperature, top_p, top_k: json.usize("top_k")?.unwrap_or(DEFAULT_TOP_K) })
+    let min_p = json.f64("min_p")?.unwrap_or(0.0) as f32;
+    if !(0.0..=1.0).contains(&min_p) {
+        return Err(json.bad("min_p", min_p, "from 0 to 1").into());
+    }
+    let top_k = json.usize("top_k")?.unwrap_or(DEFAULT_TOP_K);
+    Ok(Sampling { temperature, top_p, top_k, min_p, ..Sampling::GREEDY })
+}
+
+/// Applied to greedy choices too.
+fn repetition_penalty(json: &JsonObject<'_>) -> Result<f32, ModelError> {
+    let penalty = json.f64("repetition_penalty")?.unwrap_or(1.0) as f32;
+    if !(penalty.is_finite() && penalty > 0.0) {
+        return Err(json.bad("repetition_penalty", penalty, "above 0; 1 changes nothing").into());
+    }
+    Ok(penalty)
 }
 
 #[cfg(test)]
@@ -93,11 +106,14 @@ mod tests {
 
     #[test]
     fn a_folder_says_how_it_samples_with_the_defaults_of_transformers() {
-        let sampling = |temperature, top_p, top_k| Some(Sampling { temperature, top_p, top_k });
+        let sampling = |temperature, top_p, top_k| Some(Sampling { temperature, top_p, top_k, ..Sampling::GREEDY });
         let llama = r#"{"do_sample": true, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [1, 2]}"#;
         assert_eq!(of(llama).unwrap(), sampling(0.6, 0.9, 50));
         let qwen = r#"{"do_sample": true, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05}"#;
-        assert_eq!(of(qwen).unwrap(), sampling(0.7, 0.8, 20));
+        let penalized = sampling(0.7, 0.8, 20).map(|sampling| Sampling { repetition_penalty: 1.05, ..sampling });
+        assert_eq!(of(qwen).unwrap(), penalized);
+        let min_p = sampling(1.0, 1.0, 50).map(|sampling| Sampling { min_p: 0.1, ..sampling });
+        assert_eq!(of(r#"{"do_sample": true, "min_p": 0.1}"#).unwrap(), min_p);
         assert_eq!(of(r#"{"do_sample": true}"#).unwrap(), sampling(1.0, 1.0, 50));
         assert_eq!(of(r#"{"do_sample": true, "top_k": 0, "top_p": null}"#).unwrap(), sampling(1.0, 1.0, 0));
     }
@@ -107,13 +123,15 @@ mod tests {
         for text in ["{}", r#"{"temperature": 0.6, "top_p": 0.9}"#, r#"{"do_sample": false, "top_k": 5}"#] {
             assert_eq!(of(text).unwrap(), Some(Sampling::GREEDY), "{text}");
         }
+        let penalized = Sampling { repetition_penalty: 1.1, ..Sampling::GREEDY };
+        assert_eq!(of(r#"{"repetition_penalty": 1.1}"#).unwrap(), Some(penalized), "as in transformers");
         assert_eq!(FolderSampling::read(tempdir().unwrap().path()).unwrap(), None);
     }
 
     #[test]
     fn keys_that_would_change_the_choice_and_are_not_applied_are_named() {
-        let text = r#"{"do_sample": true, "repetition_penalty": 1.05, "num_beams": 1, "no_repeat_ngram_size": 3}"#;
-        assert_eq!(read(text).unwrap().unwrap().not_applied, ["repetition_penalty", "no_repeat_ngram_size"]);
+        let text = r#"{"do_sample": true, "typical_p": 0.9, "num_beams": 1, "no_repeat_ngram_size": 3}"#;
+        assert_eq!(read(text).unwrap().unwrap().not_applied, ["no_repeat_ngram_size", "typical_p"]);
     }
 
     #[test]
@@ -123,7 +141,10 @@ mod tests {
             (r#""temperature": -1"#, "temperature"),
             (r#""top_p": 0"#, "top_p"),
         ];
-        for (key, named) in [&cases[..], &[(r#""top_p": 2"#, "top_p"), (r#""top_k": -1"#, "top_k")]].concat() {
+        for (key, named) in
+            [&cases[..], &[(r#""top_p": 2"#, "top_p"), (r#""top_k": -1"#, "top_k"), (r#""min_p": 2"#, "min_p")]]
+                .concat()
+        {
             let message = of(&format!("{{\"do_sample\": true, {key}}}")).unwrap_err().to_string();
             assert!(message.contains(named) && message.contains("generation_config.json"), "{key}: {message}");
         }

@@ -10,11 +10,10 @@
 use burn_tensor::Tensor;
 use firebrick_arch::LayerSpec;
 use firebrick_kernels::{
-    AttentionOutput, Documents, Epilogue, GradientSink, HeadsEpilogue, Keep, Kernels, Parameter, ProjectSaved,
-    Prologue, QkNorms, Qkv, RotaryTables,
+    AttentionOutput, CachedTokens, Documents, Epilogue, GradientSink, HeadsEpilogue, Keep, Kernels, KvCache, Parameter,
+    ProjectSaved, Prologue, QkNorms, Qkv, RotaryTables,
 };
 
-use crate::cache::LayerCache;
 use crate::experts::{Experts, SavedExperts};
 use crate::linear::{AdapterPass, Linear, LinearGroup};
 use crate::norm::Norm;
@@ -135,8 +134,10 @@ impl<B: Kernels> AfterAttention<B> {
 pub(crate) enum Attend<'a, B: Kernels> {
     /// The earlier tokens of the same document.
     Documents(&'a Documents<B>),
-    /// Each sequence's cache, extended by its new tokens: `tokens[i]` rows belong to sequence `i`.
-    Cached { tokens: &'a [usize], caches: &'a mut [LayerCache<B>] },
+    /// The same; keys and values are stored as well. Each document begins a sequence.
+    Prompts { documents: &'a Documents<B>, tokens: &'a CachedTokens<B>, cache: &'a mut KvCache<B> },
+    /// All earlier tokens of the same sequence, which are stored; so are the new ones.
+    Cached { tokens: &'a CachedTokens<B>, cache: &'a mut KvCache<B> },
 }
 
 fn pair<B: Kernels>(outputs: Vec<Tensor<B, 2>>) -> [Tensor<B, 2>; 2] {
@@ -329,16 +330,13 @@ impl<B: Kernels> Layer<B> {
                 let output = B::packed_attention(heads, &self.spec.attention, documents);
                 (output.o.clone(), Some(output))
             }
-            Attend::Cached { tokens, caches } => {
-                let mut outputs = Vec::with_capacity(tokens.len());
-                let mut start = 0;
-                for (&length, cache) in tokens.iter().zip(caches) {
-                    let rows = |x: &Tensor<B, 2>| x.clone().narrow(0, start, length);
-                    let (k, v) = cache.extend(rows(&heads.k), rows(&heads.v));
-                    outputs.push(B::attention_cached(rows(&heads.q), k, v, &self.spec.attention));
-                    start += length;
-                }
-                (Tensor::cat(outputs, 0), None)
+            Attend::Prompts { documents, tokens, cache } => {
+                B::store_in_cache(cache, heads.k.clone(), heads.v.clone(), tokens);
+                (B::packed_attention(heads, &self.spec.attention, documents).o, None)
+            }
+            Attend::Cached { tokens, cache } => {
+                B::store_in_cache(cache, heads.k.clone(), heads.v.clone(), tokens);
+                (B::cached_attention(heads.q.clone(), cache, tokens, &self.spec.attention), None)
             }
         }
     }

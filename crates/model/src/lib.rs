@@ -34,7 +34,7 @@ pub use division::Division;
 pub use error::ModelError;
 pub use firebrick_arch::{LoraConfig, ModelConfig, ModelSpec, TargetModules};
 pub use firebrick_kernels::{BaseStorage, Recompute};
-pub use generate::GenerateOptions;
+pub use generate::{BatchLimits, Conversation, GenerateOptions};
 pub use generation_config::FolderSampling;
 pub use gguf::{GgufType, write_gguf};
 pub use load::BuildOptions;

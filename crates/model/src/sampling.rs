@@ -1,16 +1,23 @@
-//! Choosing the next token from logits: greedy, temperature, the most probable tokens (top-k), nucleus (top-p).
+//! Choosing the next token from logits: greedy, temperature, the most probable tokens (top-k), nucleus (top-p), a minimum probability
+//! (min-p), and a penalty of tokens that are there already.
 //!
 //! The random stream is ChaCha8, so one seed gives the same text on every machine that computes the same logits. Sums
-//! are taken in f64 on the host; there is no batched or on-device sampling. Nucleus sampling:
-//! <https://arxiv.org/abs/1904.09751>.
+//! are taken in f64 on the host. Nucleus sampling: <https://arxiv.org/abs/1904.09751>; min-p: <https://arxiv.org/abs/2407.01082>; the
+//! penalty: <https://arxiv.org/abs/1909.05858>.
 //! Trade-off: top-k keeps exactly k tokens, the lowest ids among equals, where transformers keeps all equals of the k-th.
+
+use std::cmp::Ordering;
+use std::collections::HashSet;
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::error::ModelError;
 
-/// How tokens are chosen. Top-k comes first, then top-p of what is left, as in transformers.
+/// Most probable tokens among which the nucleus is looked for first.
+const FIRST_SORTED: usize = 256;
+
+/// How tokens are chosen. The penalty comes first, then the temperature, top-k, top-p of what is left, and min-p, as in transformers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// 0 is greedy; above, logits are divided by it.
@@ -19,21 +26,33 @@ pub struct Sampling {
     pub top_p: f32,
     /// Keep this many most probable tokens; 0 keeps every token.
     pub top_k: usize,
+    /// Keep the tokens that have at least this part of the largest probability; 0 keeps every token.
+    pub min_p: f32,
+    /// Logits of tokens that prompt or answer have already are divided by it where they are positive, and multiplied where negative; 1
+    /// changes nothing.
+    pub repetition_penalty: f32,
 }
 
 impl Sampling {
     /// The largest logit, always.
-    pub const GREEDY: Self = Self { temperature: 0.0, top_p: 1.0, top_k: 0 };
+    pub const GREEDY: Self = Self { temperature: 0.0, top_p: 1.0, top_k: 0, min_p: 0.0, repetition_penalty: 1.0 };
 
     /// # Errors
-    /// A temperature that is negative or not finite; a `top_p` outside (0, 1].
+    /// A temperature that is negative or not finite; a `top_p` outside (0, 1], a `min_p` outside [0, 1], a penalty that is not above 0.
     pub fn check(self) -> Result<(), ModelError> {
-        let Self { temperature, top_p, .. } = self;
+        let Self { temperature, top_p, min_p, repetition_penalty, .. } = self;
         if !temperature.is_finite() || temperature < 0.0 {
             return Err(ModelError::Sampling { key: "temperature", got: temperature, expected: "0 (greedy) or above" });
         }
         if !(top_p > 0.0 && top_p <= 1.0) {
             return Err(ModelError::Sampling { key: "top_p", got: top_p, expected: "above 0 and at most 1" });
+        }
+        if !(0.0..=1.0).contains(&min_p) {
+            return Err(ModelError::Sampling { key: "min_p", got: min_p, expected: "from 0 to 1" });
+        }
+        if !(repetition_penalty.is_finite() && repetition_penalty > 0.0) {
+            let expected = "above 0; 1 changes nothing";
+            return Err(ModelError::Sampling { key: "repetition_penalty", got: repetition_penalty, expected });
         }
         Ok(())
     }
@@ -44,6 +63,8 @@ impl Sampling {
 pub struct Sampler {
     sampling: Sampling,
     random: ChaCha8Rng,
+    /// The tokens that are there already, where they are penalized.
+    seen: HashSet<u32>,
 }
 
 impl Sampler {
@@ -53,12 +74,30 @@ impl Sampler {
     /// As [`Sampling::check`].
     pub fn new(sampling: Sampling, seed: u64) -> Result<Self, ModelError> {
         sampling.check()?;
-        Ok(Self { sampling, random: ChaCha8Rng::seed_from_u64(seed) })
+        Ok(Self { sampling, random: ChaCha8Rng::seed_from_u64(seed), seen: HashSet::new() })
     }
 
     /// The sampler that always takes the largest logit, the lowest token id among equals.
     pub fn greedy() -> Self {
-        Self { sampling: Sampling::GREEDY, random: ChaCha8Rng::seed_from_u64(0) }
+        Self { sampling: Sampling::GREEDY, random: ChaCha8Rng::seed_from_u64(0), seen: HashSet::new() }
+    }
+
+    /// The sampler after the tokens of a prompt.
+    #[must_use]
+    pub fn after(mut self, prompt: &[u32]) -> Self {
+        if self.penalizes() {
+            self.seen.extend(prompt);
+        }
+        self
+    }
+
+    /// Whether it always takes the largest logit as it is.
+    pub fn is_greedy(&self) -> bool {
+        self.sampling.temperature == 0.0 && !self.penalizes()
+    }
+
+    fn penalizes(&self) -> bool {
+        self.sampling.repetition_penalty != 1.0
     }
 
     /// The id of the next token. A logit of minus infinity masks its token.
@@ -69,19 +108,42 @@ impl Sampler {
     /// # Panics
     /// If `logits` is empty.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32, ModelError> {
+        if !self.penalizes() {
+            return self.choose(logits);
+        }
+        let mut penalized = logits.to_vec();
+        for &token in &self.seen {
+            if let Some(logit) = penalized.get_mut(token as usize) {
+                let penalty = self.sampling.repetition_penalty;
+                *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
+            }
+        }
+        let token = self.choose(&penalized)?;
+        self.seen.insert(token);
+        Ok(token)
+    }
+
+    fn choose(&mut self, logits: &[f32]) -> Result<u32, ModelError> {
         let best = greedy(logits)?;
-        let Sampling { temperature, top_p, top_k } = self.sampling;
+        let Sampling { temperature, top_p, top_k, min_p, .. } = self.sampling;
         if temperature == 0.0 {
             return Ok(best as u32);
         }
-        // Subtracting the largest logit first keeps every exponent at or below zero.
-        let weight = |logit: f32| f64::exp(f64::from(logit - logits[best]) / f64::from(temperature));
-        let mut candidates = logits.iter().map(|&logit| weight(logit)).enumerate().collect::<Vec<_>>();
+        let mut candidates: Vec<(usize, f64)> =
+            logits.iter().enumerate().map(|(token, &logit)| (token, f64::from(logit))).collect();
         if (1..candidates.len()).contains(&top_k) {
             keep_most_probable(&mut candidates, top_k);
         }
+        for (_, value) in &mut candidates {
+            // Subtracting the largest logit first keeps every exponent at or below zero.
+            *value = ((*value - f64::from(logits[best])) / f64::from(temperature)).exp();
+        }
         if top_p < 1.0 {
             keep_nucleus(&mut candidates, f64::from(top_p));
+        }
+        if min_p > 0.0 {
+            // The most probable token has weight 1, and is kept by whatever came before.
+            candidates.retain(|&(_, weight)| weight >= f64::from(min_p));
         }
         let total = candidates.iter().map(|(_, weight)| weight).sum::<f64>();
         let mut left = self.random.random::<f64>() * total;
@@ -114,18 +176,31 @@ fn greedy(logits: &[f32]) -> Result<usize, ModelError> {
     }
 }
 
+/// By probability, descending; the lowest id first among equals.
+fn more_probable(left: &(usize, f64), right: &(usize, f64)) -> Ordering {
+    right.1.total_cmp(&left.1).then(left.0.cmp(&right.0))
+}
+
 /// Keeps the `count` most probable tokens, the lowest ids among equals, in the order of their ids.
 fn keep_most_probable(candidates: &mut Vec<(usize, f64)>, count: usize) {
-    candidates.select_nth_unstable_by(count - 1, |left, right| right.1.total_cmp(&left.1).then(left.0.cmp(&right.0)));
+    candidates.select_nth_unstable_by(count - 1, more_probable);
     candidates.truncate(count);
     candidates.sort_unstable_by_key(|&(token, _)| token);
 }
 
-/// Keeps the smallest set of most probable tokens that holds at least `top_p` of the mass; at least one.
+/// Keeps the smallest set of most probable tokens that holds at least `top_p` of the mass; at least one. Sorts no more than it has to.
 fn keep_nucleus(candidates: &mut Vec<(usize, f64)>, top_p: f64) {
     let enough = top_p * candidates.iter().map(|(_, weight)| weight).sum::<f64>();
-    // The sort is stable: among equals the lowest id comes first.
-    candidates.sort_by(|(_, left), (_, right)| right.total_cmp(left));
+    let mut count = FIRST_SORTED.min(candidates.len());
+    while count < candidates.len() {
+        candidates.select_nth_unstable_by(count - 1, more_probable);
+        if candidates[..count].iter().map(|(_, weight)| weight).sum::<f64>() >= enough {
+            candidates.truncate(count);
+        } else {
+            count = (8 * count).min(candidates.len());
+        }
+    }
+    candidates.sort_unstable_by(more_probable);
     let mut held = 0.0;
     let kept = candidates.iter().take_while(|(_, weight)| {
         let needed = held < enough;
@@ -145,7 +220,7 @@ mod tests {
     }
 
     fn sampler(temperature: f32, top_p: f32, top_k: usize, seed: u64) -> Sampler {
-        Sampler::new(Sampling { temperature, top_p, top_k }, seed).unwrap()
+        Sampler::new(Sampling { temperature, top_p, top_k, ..Sampling::GREEDY }, seed).unwrap()
     }
 
     fn frequencies(mut sampler: Sampler, draws: usize) -> Vec<f64> {
@@ -221,9 +296,46 @@ mod tests {
     #[test]
     fn frequencies_are_the_probabilities_of_the_definitions() {
         for (temperature, top_p, top_k) in [(0.7, 0.9, 3), (1.5, 0.95, 4), (2.0, 1.0, 2), (0.3, 0.5, 4)] {
-            let sampling = Sampling { temperature, top_p, top_k };
+            let sampling = Sampling { temperature, top_p, top_k, ..Sampling::GREEDY };
             let expected = by_definition(&logits(), sampling);
             assert_close(&frequencies(Sampler::new(sampling, 11).unwrap(), 40_000), &expected);
+        }
+    }
+
+    #[test]
+    fn min_p_keeps_what_has_a_part_of_the_largest_probability() {
+        let of = |min_p| Sampler::new(Sampling { temperature: 1.0, min_p, ..Sampling::GREEDY }, 7).unwrap();
+        assert_close(&frequencies(of(0.5), 40_000), &[0.625, 0.375, 0.0, 0.0]);
+        assert_close(&frequencies(of(0.29), 40_000), &[0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0.0]);
+        assert_close(&frequencies(of(1.0), 100), &[1.0, 0.0, 0.0, 0.0]);
+    }
+
+    /// The values that transformers' RepetitionPenaltyLogitsProcessor gives are these by its definition.
+    #[test]
+    fn tokens_that_are_there_are_penalized_whatever_the_sign_of_their_logit() {
+        let greedy = Sampling { repetition_penalty: 2.0, ..Sampling::GREEDY };
+        let after = |prompt: &[u32]| Sampler::new(greedy, 0).unwrap().after(prompt);
+        assert_eq!(after(&[]).sample(&[3.0, 2.0, -1.0]).unwrap(), 0);
+        assert_eq!(after(&[0]).sample(&[3.0, 2.0, -1.0]).unwrap(), 1, "3 / 2 is less than 2");
+        assert_eq!(after(&[0, 1]).sample(&[-3.0, -2.0, -3.5]).unwrap(), 2, "-2 * 2 is less than -3.5");
+        let mut sampler = after(&[]);
+        assert_eq!([0; 3].map(|_| sampler.sample(&[3.0, 2.0, 1.6]).unwrap()), [0, 1, 2], "its own tokens count");
+        assert!(!sampler.is_greedy() && Sampler::greedy().is_greedy());
+    }
+
+    #[test]
+    fn a_nucleus_of_many_tokens_is_the_one_of_all_sorted() {
+        let weights: Vec<(usize, f64)> =
+            (0..5000).map(|token| (token, 1.0 / (1 + token * 7919 % 997) as f64)).collect();
+        for top_p in [0.001, 0.3, 0.5, 0.9, 0.999] {
+            let mut sorted = weights.clone();
+            sorted.sort_by(|left, right| right.1.total_cmp(&left.1));
+            let enough = top_p * weights.iter().map(|(_, weight)| weight).sum::<f64>();
+            let held = |count: usize| sorted[..count].iter().map(|(_, weight)| weight).sum::<f64>();
+            let count = (1..=sorted.len()).find(|&count| held(count) >= enough).unwrap();
+            let mut kept = weights.clone();
+            keep_nucleus(&mut kept, top_p);
+            assert_eq!(kept, sorted[..count], "{top_p}");
         }
     }
 
@@ -253,7 +365,12 @@ mod tests {
     #[test]
     fn settings_out_of_range_are_refused() {
         for (temperature, top_p) in [(-1.0, 1.0), (f32::NAN, 1.0), (1.0, 0.0), (1.0, 1.1), (1.0, f32::NAN)] {
-            let sampling = Sampling { temperature, top_p, top_k: 0 };
+            let sampling = Sampling { temperature, top_p, ..Sampling::GREEDY };
+            assert!(matches!(Sampler::new(sampling, 0), Err(ModelError::Sampling { .. })));
+        }
+        for (min_p, repetition_penalty) in [(-0.1, 1.0), (1.5, 1.0), (f32::NAN, 1.0), (0.0, 0.0), (0.0, f32::INFINITY)]
+        {
+            let sampling = Sampling { min_p, repetition_penalty, ..Sampling::GREEDY };
             assert!(matches!(Sampler::new(sampling, 0), Err(ModelError::Sampling { .. })));
         }
     }

@@ -218,6 +218,17 @@ pub enum RunError {
         /// Rows.
         model: usize,
     },
+    /// Messages of a chat cannot be read, or answers not be written.
+    #[error("the terminal is gone: {0}")]
+    Terminal(std::io::Error),
+    /// A file of prompts that cannot be read as such.
+    #[error("`{}`: {problem}", path.display())]
+    Prompts {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        problem: String,
+    },
     /// A key of sampling was typed, and nothing is sampled.
     #[error(
         "--{key} changes nothing: answers are greedy, which takes the most probable token. Type a --temperature above 0 too, such as \

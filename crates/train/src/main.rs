@@ -5,9 +5,12 @@
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
+use firebrick_arch::ModelConfig;
 use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_hwprofile::peaks::cache_folder;
 use firebrick_hwprofile::spec::UnknownMachine;
@@ -17,7 +20,7 @@ use firebrick_parallel::{Placement, Ranks};
 use firebrick_precision::{Format, QuantFormat};
 #[cfg(feature = "flex")]
 use firebrick_train::bench::matrix::{MatrixOptions, bench_matrix};
-use firebrick_train::bench::{BenchOptions, bench, measure_peaks};
+use firebrick_train::bench::{BenchOptions, GenerationOptions, bench, bench_generation, measure_peaks};
 use firebrick_train::compress::{CompressOptions, DecompressOptions, compress, decompress};
 use firebrick_train::config::{BackendChoice, EvalConfig, RunConfig, compute, json_schema};
 use firebrick_train::console::{Console, Outcome, error_message};
@@ -26,9 +29,10 @@ use firebrick_train::hub::{Need, model_folder};
 use firebrick_train::inspect::{Style, inspect};
 use firebrick_train::plan::{PlanRequest, choose_backend, compute_format};
 use firebrick_train::push::{PushOptions, push};
+use firebrick_train::run::chat::{ChatRequest, ChatTerminal, HELP, chat};
 use firebrick_train::run::chat_settings;
 use firebrick_train::run::device::device_work;
-use firebrick_train::run::generate::{GenerateRequest, LoadOptions, generate};
+use firebrick_train::run::generate::{GenerateRequest, LoadOptions, generate, generate_streaming, read_prompts};
 use firebrick_train::run::interrupt::{Interrupt, exit_status};
 use firebrick_train::run::local_ranks::{self, GpuCount};
 use firebrick_train::run::prepare::prepare_for;
@@ -38,6 +42,7 @@ use firebrick_train::run::verify::{VerifyOptions, verify};
 use firebrick_train::run::{RunOptions, reading_data, run};
 use firebrick_train::state::resume_point::ResumeFrom;
 use firebrick_train::{RunError, report, with_backend};
+use serde_json::json;
 
 /// glibc returns an operation's megabytes to the system and faults them in again for the next one; that took a quarter of a
 /// CPU step (docs/decisions.md).
@@ -67,8 +72,12 @@ enum Command {
     /// Time the operations of training and whole steps on every backend that is there, each checked against its reference.
     #[cfg(feature = "flex")]
     BenchMatrix(BenchMatrix),
+    /// Time the writing of text with a model, on random prompts: tokens per second for one sequence and for many.
+    BenchGenerate(BenchGenerate),
     /// Continue prompts with a model.
     Generate(Generate),
+    /// Talk to a model in the terminal, through its chat template.
+    Chat(Talk),
     /// Write what a run made in the form that other programs take: an adapter merged into its base.
     Export(ExportOptions),
     /// Send an adapter folder or a model folder to the Hugging Face Hub.
@@ -276,6 +285,15 @@ struct BenchMatrix {
 }
 
 #[derive(Args)]
+struct BenchGenerate {
+    #[command(flatten)]
+    options: GenerationOptions,
+    /// Print one JSON object as the last line, and everything else to standard error.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
 struct Report {
     /// The folder of the run, finished or not, such as runs/my-run.
     run: PathBuf,
@@ -289,22 +307,38 @@ struct Generate {
     #[command(flatten)]
     weights: Weights,
     /// Text to answer or continue. May be given several times.
-    #[arg(long, required = true)]
+    #[arg(long, required_unless_present = "input")]
     prompt: Vec<String>,
+    /// A file of prompts: one per line, or with the ending .jsonl the `prompt` of the object of each line.
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    input: Option<PathBuf>,
+    /// Write the answers here, an object with `prompt` and `text` on each line, instead of printing them.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Prompts that are answered at the same time, at most.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    batch: u32,
     /// Treat prompts as a user's turn, rendered by the tokenizer's chat template.
     #[arg(long)]
     chat: bool,
     /// Maximum new tokens per prompt.
     #[arg(long, default_value_t = EvalConfig::default().max_new_tokens)]
     max_new_tokens: usize,
+    /// The system message of a chat; an empty text for none. Default: the one of the training, where a run saved it.
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    system_prompt: Option<String>,
+    #[command(flatten)]
+    choice: TokenChoice,
+}
+
+/// How text is written.
+#[derive(Args)]
+struct TokenChoice {
     /// Number format of activations and matrix multiplications: float32, bfloat16 or float16. Default: bfloat16 on CUDA, float32
     /// elsewhere.
     #[arg(long, value_name = "FORMAT", value_parser = compute::parse_format)]
     dtype: Option<Format>,
-    /// The system message of a chat; an empty text for none. Default: the one of the training, where a run saved it.
-    #[arg(long, value_name = "TEXT", requires = "chat")]
-    system_prompt: Option<String>,
-    /// 0 is greedy. Default: what the folder's generation_config.json says; 0 where it does not sample. So are the next two.
+    /// 0 is greedy. Default: what the folder's generation_config.json says; 0 where it does not sample. So are the next four.
     #[arg(long)]
     temperature: Option<f32>,
     /// Keep the most probable tokens up to this sum of probabilities. Default 1, all of them.
@@ -313,9 +347,39 @@ struct Generate {
     /// Keep this many most probable tokens. Default 0, all of them.
     #[arg(long)]
     top_k: Option<usize>,
+    /// Keep tokens that have at least this part of the largest probability. Default 0, all of them.
+    #[arg(long)]
+    min_p: Option<f32>,
+    /// Divide positive logits of tokens that are there already by this, and multiply negative ones. Default 1, no penalty.
+    #[arg(long)]
+    repetition_penalty: Option<f32>,
     /// Seed of the sampler. Every prompt is sampled as if it were the only one. Default 0.
     #[arg(long)]
     seed: Option<u64>,
+}
+
+impl TokenChoice {
+    fn typed(&self) -> TypedSampling {
+        let &Self { temperature, top_p, top_k, min_p, repetition_penalty, seed, .. } = self;
+        TypedSampling { temperature, top_p, top_k, min_p, repetition_penalty, seed }
+    }
+}
+
+#[derive(Args)]
+struct Talk {
+    #[command(flatten)]
+    weights: Weights,
+    /// The system message; an empty text for none. Default: the one of the training, where a run saved it.
+    #[arg(long, value_name = "TEXT")]
+    system_prompt: Option<String>,
+    /// Maximum tokens of an answer.
+    #[arg(long, default_value_t = 512)]
+    max_new_tokens: usize,
+    /// Tokens of the whole conversation, at most. Default: 4096, or the positions of the model if it has fewer.
+    #[arg(long, value_name = "TOKENS")]
+    context: Option<usize>,
+    #[command(flatten)]
+    choice: TokenChoice,
 }
 
 #[derive(Args)]
@@ -359,7 +423,18 @@ fn execute(command: Command, clock: ProcessClock) -> anyhow::Result<ExitCode> {
         Command::Bench(arguments) => return time_steps(&arguments, clock),
         #[cfg(feature = "flex")]
         Command::BenchMatrix(arguments) => return time_matrix(&arguments.options),
+        Command::BenchGenerate(BenchGenerate { options, json }) => {
+            let report = bench_generation(&options)?;
+            if json {
+                warn(report.to_string().trim_end());
+                Console::VERBOSE.print(&serde_json::to_string(&report)?);
+            } else {
+                Console::VERBOSE.print(report.to_string().trim_end());
+            }
+            Ok(())
+        }
         Command::Generate(arguments) => write_text(arguments),
+        Command::Chat(arguments) => talk(arguments),
         Command::Export(options) => export(&options).map(|text| Console::VERBOSE.print(&text)).map_err(Into::into),
         Command::Push(options) => {
             push(&options, Console::VERBOSE).map(|text| Console::VERBOSE.print(&text)).map_err(Into::into)
@@ -497,23 +572,71 @@ fn time_matrix(options: &MatrixOptions) -> anyhow::Result<ExitCode> {
 
 fn write_text(arguments: Generate) -> anyhow::Result<()> {
     let backend = backend(&arguments.weights)?;
-    let compute = arguments.dtype.unwrap_or_else(|| compute_format(Format::Bf16, backend).value);
-    let Generate { weights, prompt, chat, max_new_tokens, system_prompt, temperature, top_p, top_k, seed, .. } =
-        arguments;
+    let typed = arguments.choice.typed();
+    let compute = arguments.choice.dtype.unwrap_or_else(|| compute_format(Format::Bf16, backend).value);
+    let Generate { weights, prompt, input, out, batch, chat, max_new_tokens, system_prompt, .. } = arguments;
     let load = load_options(weights, compute)?;
-    let typed = TypedSampling { temperature, top_p, top_k, seed };
     let sampling = ChosenSampling::resolve(&load.model, load.adapter.as_deref(), typed)?;
-    let sampler = sampling.sampler();
-    let request = GenerateRequest { load, prompts: prompt, chat, system_prompt, max_new_tokens, sampler };
+    let prompts = input.as_deref().map_or(Ok(prompt), read_prompts)?;
+    let (sampler, sequences) = (sampling.sampler(), batch as usize);
+    let request = GenerateRequest { load, prompts, chat, system_prompt, max_new_tokens, sampler, sequences };
     let saved = if chat { chat_settings::note(&request.template_defaults()?) } else { None };
     for note in sampling.note().into_iter().chain(saved) {
         warn(&note);
     }
-    let texts = with_backend!(backend, B => device_work(|| generate::<B>(&request, &Default::default())))?;
-    for (prompt, text) in request.prompts.iter().zip(texts) {
-        Console::VERBOSE.print(&format!("{prompt}\n{text}\n"));
+    if let ([prompt], None) = (request.prompts.as_slice(), &out) {
+        print_part(&format!("{prompt}\n"));
+        with_backend!(backend, B => device_work(|| {
+            generate_streaming::<B>(&request, &Default::default(), &mut |_, text| print_part(text))
+        }))?;
+        print_part("\n\n");
+        return Ok(());
     }
-    Ok(())
+    let texts = with_backend!(backend, B => device_work(|| generate::<B>(&request, &Default::default())))?;
+    let answers = request.prompts.iter().zip(&texts);
+    let Some(path) = out else {
+        answers.for_each(|(prompt, text)| Console::VERBOSE.print(&format!("{prompt}\n{text}\n")));
+        return Ok(());
+    };
+    let lines: String =
+        answers.map(|(prompt, text)| format!("{}\n", json!({"prompt": prompt, "text": text}))).collect();
+    std::fs::write(&path, lines).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Part of a text on standard output, at once; which may be closed.
+fn print_part(text: &str) {
+    let mut output = std::io::stdout();
+    let _ = write!(output, "{text}").and_then(|()| output.flush());
+}
+
+fn talk(arguments: Talk) -> anyhow::Result<()> {
+    let backend = backend(&arguments.weights)?;
+    let typed = arguments.choice.typed();
+    let compute = arguments.choice.dtype.unwrap_or_else(|| compute_format(Format::Bf16, backend).value);
+    let Talk { weights, system_prompt, max_new_tokens, context, .. } = arguments;
+    let load = load_options(weights, compute)?;
+    let sampling = ChosenSampling::resolve(&load.model, load.adapter.as_deref(), typed)?;
+    let positions = ModelConfig::read(&load.model)?.spec.max_position_embeddings;
+    let context = context.unwrap_or_else(|| positions.min(4096));
+    let saved = chat_settings::note(&load.template_defaults(system_prompt.as_deref())?);
+    for note in sampling.note().into_iter().chain(saved) {
+        warn(&note);
+    }
+    let (stop, is_idle) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
+    // While an answer is written, Ctrl-C ends it; otherwise it ends the process.
+    let interrupt = signal_hook::consts::SIGINT;
+    signal_hook::flag::register_conditional_shutdown(interrupt, exit_status(interrupt), is_idle.clone())
+        .and_then(|_| signal_hook::flag::register(interrupt, stop.clone()))
+        .context("cannot listen for Ctrl-C")?;
+    let request = ChatRequest { load, system_prompt, max_new_tokens, context, sampling };
+    let is_terminal = std::io::stdin().is_terminal();
+    if is_terminal {
+        warn(HELP);
+    }
+    let (mut input, mut output) = (std::io::stdin().lock(), std::io::stdout());
+    let mut terminal =
+        ChatTerminal { input: &mut input, output: &mut output, prompts: is_terminal, stop: &stop, is_idle: &is_idle };
+    Ok(with_backend!(backend, B => device_work(|| chat::<B>(&request, &Default::default(), &mut terminal)))?)
 }
 
 fn compare(arguments: Verify) -> anyhow::Result<()> {

@@ -59,7 +59,7 @@ fn real_model() -> Option<PathBuf> {
 }
 
 /// `B` as it is after some training: A has no gradient while B is zero.
-fn fill_adapters(model: &mut Decoder<Cuda>) {
+pub(super) fn fill_adapters(model: &mut Decoder<Cuda>) {
     for parameter in model.parameters_mut() {
         if parameter.name.contains("lora_B") {
             let elements = parameter.shape.iter().product::<usize>() as u32;

@@ -3,6 +3,7 @@
 //! Trade-off: without a card each test prints that and passes.
 #![cfg(feature = "cuda")]
 
+mod generation;
 mod gradients;
 
 use std::collections::BTreeMap;

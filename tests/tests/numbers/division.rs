@@ -9,7 +9,7 @@ use burn_tensor::DType;
 use firebrick_data::Batch;
 use firebrick_kernels::comm::local_group;
 use firebrick_kernels::{GradientMap, GradientSink, Kernels, Parameter, Recompute};
-use firebrick_model::{BaseStorage, Decoder, Division, GenerateOptions, PassOptions, Sampler};
+use firebrick_model::{BaseStorage, BatchLimits, Decoder, Division, GenerateOptions, PassOptions, Sampler};
 use firebrick_parallel::Ranks;
 use firebrick_precision::{Format, QuantFormat};
 use firebrick_tests::{
@@ -44,7 +44,12 @@ fn numbers<B: Kernels>(model: &Decoder<B>) -> Numbers {
         (host(loss), host_gradients(&sink))
     };
     let score = model.score(&on_device, 7);
-    let options = GenerateOptions { max_new_tokens: 3, stop_tokens: Vec::new(), sampler: Sampler::greedy() };
+    let options = GenerateOptions {
+        max_new_tokens: 3,
+        stop_tokens: Vec::new(),
+        sampler: Sampler::greedy(),
+        limits: BatchLimits::NONE,
+    };
     Numbers {
         passes: [Recompute::Full, Recompute::Selective, Recompute::None].map(pass).into(),
         score: [host(score.loss_sum), host(score.correct)].concat(),

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs::read_to_string;
+use std::ops::ControlFlow;
 
 use firebrick_data::{Chat, Tokenizer};
 use firebrick_kernels::Kernels;
 use firebrick_kernels::backends::Flex;
-use firebrick_model::{Decoder, GenerateOptions, Sampler};
+use firebrick_model::{BatchLimits, Decoder, GenerateOptions, Sampler};
 use firebrick_tests::{
     FAMILIES, FROZEN, Golden, NF4, every_next_token, fixture, golden_file, host, load, on_every_backend, upload,
 };
@@ -17,7 +18,20 @@ fn prompts(golden: &Golden) -> Vec<Vec<u32>> {
 }
 
 fn greedy<B: Kernels>(model: &Decoder<B>, prompts: &[Vec<u32>], stop_tokens: Vec<u32>) -> Vec<Vec<u32>> {
-    let options = GenerateOptions { max_new_tokens: 16, stop_tokens, sampler: Sampler::greedy() };
+    greedy_within(model, prompts, stop_tokens, BatchLimits::NONE)
+}
+
+fn options(stop_tokens: Vec<u32>, limits: BatchLimits) -> GenerateOptions {
+    GenerateOptions { max_new_tokens: 16, stop_tokens, sampler: Sampler::greedy(), limits }
+}
+
+fn greedy_within<B: Kernels>(
+    model: &Decoder<B>,
+    prompts: &[Vec<u32>],
+    stop_tokens: Vec<u32>,
+    limits: BatchLimits,
+) -> Vec<Vec<u32>> {
+    let options = options(stop_tokens, limits);
     model.generate(prompts, &options).expect("the prompts are short and the logits finite")
 }
 
@@ -55,6 +69,74 @@ fn text_written_through_the_cache_equals_text_written_without_it() {
             }
         }
     }
+}
+
+/// Prompts of many lengths, longer and shorter than the window of the families that have one.
+fn ragged(golden: &Golden) -> Vec<Vec<u32>> {
+    let whole = prompts(golden).concat();
+    [9, 1, 18, 3, 14, 2, 5].iter().enumerate().map(|(at, &length)| whole[at..at + length].to_vec()).collect()
+}
+
+#[test]
+fn a_text_does_not_depend_on_what_is_written_at_the_same_time() {
+    for family in FAMILIES {
+        let model = load::<Flex>(family, Some(&format!("{family}-lora")), FROZEN);
+        let prompts = ragged(&Golden::open(&format!("{family}-generation")));
+        let alone: Vec<Vec<u32>> =
+            prompts.iter().flat_map(|prompt| greedy(&model, std::slice::from_ref(prompt), Vec::new())).collect();
+        // Texts that end at different times make room for others in between.
+        let stop = alone[2][4];
+        let until = |tokens: &Vec<u32>| tokens.iter().take_while(|token| **token != stop).copied().collect();
+        let expected: Vec<Vec<u32>> = alone.iter().map(until).collect();
+        for (sequences, tokens) in [(usize::MAX, usize::MAX), (3, usize::MAX), (usize::MAX, 80), (2, 50), (0, 0)] {
+            let limits = BatchLimits { sequences, tokens };
+            assert_eq!(greedy_within(&model, &prompts, vec![stop], limits), expected, "{family}, {limits:?}");
+        }
+    }
+}
+
+/// A second turn that begins with the first, one that leaves it, and one that is part of it.
+#[test]
+fn a_conversation_goes_on_as_if_it_were_read_at_once() {
+    for family in FAMILIES {
+        let model = load::<Flex>(family, None, FROZEN);
+        let prompts = prompts(&Golden::open(&format!("{family}-generation")));
+        let options = options(Vec::new(), BatchLimits::NONE);
+        let mut conversation = model.conversation(64);
+        let mut say = |prompt: &[u32]| {
+            let mut written = Vec::new();
+            let mut on_token = |token| {
+                written.push(token);
+                ControlFlow::Continue(())
+            };
+            model.converse(&mut conversation, prompt, &options, &mut on_token).expect("there is room");
+            written
+        };
+        let first = &prompts[0][..prompts[0].len().min(9)];
+        let answer = say(first);
+        let second = [first, &answer[..], &prompts[1][..3]].concat();
+        let [left, part] = [[&first[..4], &prompts[1][..5]].concat(), first[..6].to_vec()];
+        for prompt in [&second, &left, &part] {
+            assert_eq!(say(prompt), greedy(&model, std::slice::from_ref(prompt), Vec::new())[0], "{family}");
+        }
+        assert_eq!(answer, greedy(&model, &[first.to_vec()], Vec::new())[0], "{family}");
+    }
+}
+
+#[test]
+fn tokens_come_as_they_are_chosen_and_a_break_ends_all_texts() {
+    let golden = Golden::open("tiny-llama-generation");
+    let model = load::<Flex>("tiny-llama", None, FROZEN);
+    let expected = greedy(&model, &prompts(&golden), Vec::new());
+    let mut seen = Vec::new();
+    let mut on_token = |prompt, token| {
+        seen.push((prompt, token));
+        if seen.len() == 6 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let options = options(Vec::new(), BatchLimits::NONE);
+    model.generate_each(&prompts(&golden), &options, &mut on_token).expect("the logits are finite");
+    let order: Vec<(usize, u32)> = (0..3).flat_map(|at| [(0, expected[0][at]), (1, expected[1][at])]).collect();
+    assert_eq!(seen, order);
 }
 
 #[test]

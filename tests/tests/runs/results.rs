@@ -68,6 +68,7 @@ fn texts(model: &Path, adapter: Option<&Path>, storage: BaseStorage) -> Vec<Stri
         max_new_tokens: 8,
         system_prompt: None,
         sampler: ChosenSampling::resolve(model, adapter, TypedSampling::default()).unwrap().sampler(),
+        sequences: 1,
     };
     generate::<Flex>(&request, &Default::default()).unwrap()
 }

@@ -2,9 +2,11 @@
 //!
 //! Trade-off: the log-sum-exp is compared only where its layout is the reference's; the backward covers the others.
 
+use burn_flex::Flex;
+use burn_tensor::DType;
 use firebrick_arch::AttentionSpec;
 
-use super::{Qkv, StatisticsLayout, reference};
+use super::{CachedTokens, KvCache, NewTokens, Qkv, StatisticsLayout, reference};
 use crate::Kernels;
 use crate::conformance::check::Check;
 
@@ -40,13 +42,33 @@ fn packed<B: Kernels>(check: &mut Check<'_, B>, spec: &AttentionSpec) {
     check.compare("attention_backward: a copy of its queries", copies.1, expected_qkv.q);
 }
 
+/// Sequences that are read at once, continued by several tokens, and by one token each; other rows stay as they are.
 fn cached<B: Kernels>(check: &mut Check<'_, B>, spec: &AttentionSpec) {
-    let past = check.case.tokens();
-    let keys = [past, spec.kv_size()];
-    let (k, v) = (check.random(keys, 1.5), check.random(keys, 1.0));
-    for tokens in [1, past.div_ceil(2)] {
-        let q = check.random([tokens, spec.query_size()], 1.5);
-        let o = B::attention_cached(q.0, k.0.clone(), v.0.clone(), spec);
-        check.compare("attention_cached", o, reference::cached(q.1, k.1.clone(), v.1.clone(), spec));
+    let lengths = check.case.documents.clone();
+    let room = lengths.iter().sum::<usize>() + 4 * lengths.len() + 3;
+    let shape = [room, spec.kv_size()];
+    let (mut cache, mut expected_cache) =
+        (KvCache::<B>::new(shape, check.case.dtype, check.device), KvCache::<Flex>::new(shape, DType::F32, &check.cpu));
+    for step in 0..4 {
+        let mut first_row = 3;
+        let new = |&length: &usize| {
+            let past = if step == 0 { 0 } else { length + step.min(2) - 1 + usize::from(step == 3) };
+            let count = [length, 1, 2, 1][step];
+            let new = NewTokens { first_row, past, count };
+            first_row += length + 4;
+            new
+        };
+        let sequences: Vec<NewTokens> = lengths.iter().map(new).collect();
+        let tokens = CachedTokens::<B>::new(sequences.clone(), check.device);
+        let expected_tokens = CachedTokens::<Flex>::new(sequences, &check.cpu);
+        let [queries, keys] = [spec.query_size(), spec.kv_size()].map(|width| [tokens.count(), width]);
+        let (q, k, v) = (check.random(queries, 1.5), check.random(keys, 1.5), check.random(keys, 1.0));
+        B::store_in_cache(&mut cache, k.0, v.0, &tokens);
+        reference::store(&mut expected_cache, k.1, v.1, &expected_tokens);
+        let o = B::cached_attention(q.0, &cache, &tokens, spec);
+        check.compare("cached_attention", o, reference::cached(q.1, &expected_cache, &expected_tokens, spec));
+    }
+    for (stored, expected) in cache.tensors().into_iter().zip(expected_cache.tensors()) {
+        check.compare("store_in_cache", stored, expected);
     }
 }

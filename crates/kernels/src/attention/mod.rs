@@ -4,6 +4,7 @@
 //! softmax and their layout, so that the backward never has to guess which kernel computed them.
 //! Not supported: masks other than causal with a window, and attention across documents.
 
+mod cache;
 #[cfg(feature = "flex")]
 pub(crate) mod conformance;
 mod documents;
@@ -12,6 +13,7 @@ pub mod reference;
 use burn_tensor::{Tensor, backend::Backend};
 use firebrick_arch::AttentionSpec;
 
+pub use cache::{CachedTokens, KvCache, NewTokens};
 pub use documents::Documents;
 
 /// Queries, keys and values of a layer, or their gradients.
@@ -73,14 +75,19 @@ pub trait AttentionOps: Backend {
         reference::backward(qkv, spec, output, d_o, documents)
     }
 
-    /// Attention of the newest `n` tokens of one sequence over all its `t` tokens so far: queries `[n, h * k]`, cached keys and
-    /// values `[t, g * k]`, result `[n, h * k]`.
-    fn attention_cached(
+    /// Stores keys and values `[n, g * k]` of new tokens in the rows that are theirs. A backend may write them in place.
+    fn store_in_cache(cache: &mut KvCache<Self>, k: Tensor<Self, 2>, v: Tensor<Self, 2>, tokens: &CachedTokens<Self>) {
+        reference::store(cache, k, v, tokens);
+    }
+
+    /// Attention of new tokens, whose keys and values are stored already, to all tokens of their sequences up to themselves: queries
+    /// and result `[n, h * k]`.
+    fn cached_attention(
         q: Tensor<Self, 2>,
-        k_cache: Tensor<Self, 2>,
-        v_cache: Tensor<Self, 2>,
+        cache: &KvCache<Self>,
+        tokens: &CachedTokens<Self>,
         spec: &AttentionSpec,
     ) -> Tensor<Self, 2> {
-        reference::cached(q, k_cache, v_cache, spec)
+        reference::cached(q, cache, tokens, spec)
     }
 }

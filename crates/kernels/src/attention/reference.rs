@@ -11,7 +11,7 @@ use std::ops::Range;
 use burn_tensor::{DType, Int, Tensor, backend::Backend};
 use firebrick_arch::AttentionSpec;
 
-use super::{AttentionOutput, Documents, Qkv, SoftmaxStatistics, StatisticsLayout};
+use super::{AttentionOutput, CachedTokens, Documents, KvCache, Qkv, SoftmaxStatistics, StatisticsLayout};
 use crate::dtype::{to_dtype, to_f32};
 
 /// Added to the score of a key that the query must not see; finite, so that a masked row never becomes NaN.
@@ -56,18 +56,35 @@ pub fn backward<B: Backend>(
     Qkv { q: join(dqs, 0), k: join(dks, 0), v: join(dvs, 0) }
 }
 
-/// See [`crate::AttentionOps::attention_cached`].
+/// See [`crate::AttentionOps::store_in_cache`].
+pub fn store<B: Backend>(cache: &mut KvCache<B>, k: Tensor<B, 2>, v: Tensor<B, 2>, tokens: &CachedTokens<B>) {
+    let width = k.dims()[1];
+    cache.replace(|[mut keys, mut values]| {
+        for (new, in_pass) in tokens.in_pass() {
+            let to = [new.rows(), 0..width];
+            keys = keys.slice_assign(to.clone(), rows(&k, &in_pass));
+            values = values.slice_assign(to, rows(&v, &in_pass));
+        }
+        [keys, values]
+    });
+}
+
+/// See [`crate::AttentionOps::cached_attention`].
 pub fn cached<B: Backend>(
     q: Tensor<B, 2>,
-    k_cache: Tensor<B, 2>,
-    v_cache: Tensor<B, 2>,
+    cache: &KvCache<B>,
+    tokens: &CachedTokens<B>,
     spec: &AttentionSpec,
 ) -> Tensor<B, 2> {
-    let ([tokens, _], [past, _]) = (q.dims(), k_cache.dims());
-    // Keys before the window of the first query are seen by none.
-    let first = spec.window.map_or(0, |window| (past + 1).saturating_sub(tokens + window));
-    let visible = first..past;
-    one_sequence(q, rows(&k_cache, &visible), rows(&v_cache, &visible), spec).0
+    let [keys, values] = cache.tensors();
+    let outputs = tokens.in_pass().map(|(new, in_pass)| {
+        let mut seen = new.all_rows();
+        // Keys before the window of the first query are seen by none.
+        let hidden = spec.window.map_or(0, |window| (seen.len() + 1).saturating_sub(new.count + window));
+        seen.start += hidden;
+        one_sequence(rows(&q, &in_pass), rows(&keys, &seen), rows(&values, &seen), spec).0
+    });
+    join(outputs.collect(), 0)
 }
 
 fn rows<B: Backend>(x: &Tensor<B, 2>, range: &Range<usize>) -> Tensor<B, 2> {
@@ -186,6 +203,7 @@ fn join<B: Backend, const D: usize>(mut parts: Vec<Tensor<B, D>>, dim: usize) ->
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
+    use crate::attention::NewTokens;
     use crate::testing::{Plain, Recorded, assert_close, backward as recorded_backward, leaf, random};
 
     fn spec(heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>) -> AttentionSpec {
@@ -296,7 +314,11 @@ mod tests {
             let qkv = inputs(1, 7, &spec);
             let whole = forward(&qkv, &spec, &documents(&[0, 7])).o;
             for new in [1, 3, 7] {
-                let newest = cached(qkv.q.clone().narrow(0, 7 - new, new), qkv.k.clone(), qkv.v.clone(), &spec);
+                let mut cache = KvCache::new([9, spec.kv_size()], DType::F32, &Default::default());
+                let tokens =
+                    |past, count| CachedTokens::new(vec![NewTokens { first_row: 2, past, count }], &Default::default());
+                store(&mut cache, qkv.k.clone(), qkv.v.clone(), &tokens(0, 7));
+                let newest = cached(qkv.q.clone().narrow(0, 7 - new, new), &cache, &tokens(7 - new, new), &spec);
                 assert_close(newest, whole.clone().narrow(0, 7 - new, new), 1e-5);
             }
         }

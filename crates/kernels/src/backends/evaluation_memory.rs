@@ -2,8 +2,7 @@
 //!
 //! Gradients and saved activations do not exist at these moments, so a run needs more memory for them than for a step only with more
 //! rows or many long answers.
-//! Trade-off: every buffer of a layer's forward counts at once, which is an upper bound; caches are rounded up to the powers of two in
-//! which they grow.
+//! Trade-off: every buffer of a layer's forward counts at once, which is an upper bound.
 
 use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::MemoryLine;
@@ -13,9 +12,6 @@ use super::reference_memory::{logit_copies, score_copies};
 use super::{BackendKind, cuda_memory, reference_memory};
 use crate::memory::estimate::{Recompute, TrainingShape, line, sum};
 use crate::memory::evaluation::{Answers, EvaluatedRows};
-
-/// Tokens that a new cache of keys and values has room for.
-const FIRST_ROOM: usize = 64;
 
 /// The most demanding moment besides a step, and what it is called; `None` if there is none.
 pub(super) fn peak(
@@ -60,18 +56,20 @@ fn scored(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, row
 fn answered(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, answers: &Answers) -> Vec<MemoryLine> {
     let &Answers { prompts, tokens, longest } = answers;
     let value = training.activation_bytes();
-    // All prompts are read in one pass; later passes have one token each.
+    // All prompts are read in one pass; later passes have one token each. A cache has the rows of all tokens from the start.
     let pass = TrainingShape { micro_batch_size: 1, row_len: tokens, ..training.clone() };
-    let room = prompts * tokens.div_ceil(prompts.max(1)).next_power_of_two().max(FIRST_ROOM);
+    let scored_tokens = match backend {
+        BackendKind::Flex | BackendKind::Cuda => 0,
+        BackendKind::Candle | BackendKind::Wgpu => longest,
+    };
     let per_token: u64 = model.layers.iter().map(|layer| 2 * layer.attention.kv_size() as u64 * value).sum();
     let mut lines = forward(backend, model, &pass);
     lines.extend([
-        // Attention over a cache is the reference body on every backend.
-        scores(model, longest),
+        scores(model, scored_tokens),
         line(
             "keys and values",
-            room as u64 * per_token,
-            format!("of {prompts} prompts and answers, {tokens} tokens, with room to grow"),
+            tokens as u64 * per_token,
+            format!("of {prompts} prompts and answers, {tokens} tokens"),
         ),
         line(
             "predictions",
@@ -161,14 +159,16 @@ mod tests {
     }
 
     #[test]
-    fn caches_of_many_long_answers_count_by_the_rooms_they_grow_in() {
+    fn caches_of_many_long_answers_count_every_token_once() {
         let training = qlora(1, Recompute::Full);
         let answers = Answers { prompts: 64, tokens: 64 * 3000, longest: 3500 };
         let shape = with(&training, EvaluatedRows::None, vec![answers]);
-        let estimate = estimate(BackendKind::Cuda, &llama_3_1_8b(), &shape);
-        assert_eq!(estimate.peak, "while prompts are answered");
-        // 32 layers, keys and values of 1024 values in 2 bytes each.
-        assert_eq!(bytes_of(&estimate, "keys and values"), 64 * 4096 * 32 * 2 * 1024 * 2);
-        assert_eq!(bytes_of(&estimate, "attention scores"), 3 * 4 * 32 * 3500 * 3500);
+        for (backend, scores) in [(BackendKind::Cuda, 0), (BackendKind::Wgpu, 3 * 4 * 32 * 3500 * 3500)] {
+            let estimate = estimate(backend, &llama_3_1_8b(), &shape);
+            assert_eq!(estimate.peak, "while prompts are answered");
+            // 32 layers, keys and values of 1024 values in 2 bytes each.
+            assert_eq!(bytes_of(&estimate, "keys and values"), 64 * 3000 * 32 * 2 * 1024 * 2, "{backend}");
+            assert_eq!(bytes_of(&estimate, "attention scores"), scores, "{backend}");
+        }
     }
 }

@@ -4,7 +4,7 @@
 //! Trade-off: targets are in range; the data pipeline guarantees it.
 
 use burn_flex::Flex;
-use burn_tensor::DType;
+use burn_tensor::{DType, Tensor, TensorData};
 
 use super::pairs::{self, PairLogProbs, PairLoss, PairLossKind, PairTargets, PairWeights};
 use super::{CrossEntropy, CrossEntropyOptions, LossTargets, reference};
@@ -23,6 +23,7 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     }
     some_rows_of_the_head(check);
     choices(check);
+    most_probable(check);
     for soft_cap in check.variants([None, Some(6.0)]) {
         logits(check, soft_cap);
     }
@@ -258,4 +259,28 @@ fn pair_loss<B: Kernels>(
         check.compare("pair_loss: weights", found.weights_m, expected.weights_m);
         check.compare("pair_loss: numbers", found.numbers, expected.numbers);
     }
+}
+
+/// Ties go to the lowest id, and rows that are not finite to none.
+fn most_probable<B: Kernels>(check: &mut Check<'_, B>) {
+    let width = check.case.vocab_size;
+    let mut values: Vec<f32> = (0..7 * width).map(|at| ((at * 37) % 101) as f32 * 0.25 - 12.0).collect();
+    let row = |index: usize| index * width..(index + 1) * width;
+    values[row(1)].fill(-2.0);
+    values[row(2)].fill(f32::NEG_INFINITY);
+    values[3 * width + width / 2] = f32::NAN;
+    values[5 * width - 1] = f32::INFINITY;
+    values[row(5)].fill(f32::NEG_INFINITY);
+    values[6 * width - 1] = -1.0;
+    values[6 * width + width / 3] = 20.0;
+    values[7 * width - 1] = 20.0;
+    let data = TensorData::new(values, [7, width]).convert_dtype(check.case.dtype);
+    let ids = B::most_probable(Tensor::from_data(data.clone(), (check.device, check.case.dtype)));
+    let on_cpu = Tensor::from_data(data.convert_dtype(DType::F32), (&check.cpu, DType::F32));
+    let expected = reference::most_probable::<Flex>(on_cpu).into_data();
+    let equal = ids.into_data().iter::<i64>().eq(expected.iter::<i64>());
+    check.same("most_probable", equal);
+    let [best, last] = [width / 3, width - 1].map(|id| id as i64);
+    let rows: Vec<i64> = expected.iter::<i64>().skip(1).collect();
+    check.same("most_probable: ties and values that are not finite", rows == [0, -1, -1, -1, last, best]);
 }

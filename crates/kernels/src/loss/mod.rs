@@ -108,4 +108,10 @@ pub trait LossOps: WeightOps {
     ) -> PairResult<Self> {
         pairs::reference::pair_loss(log_probs, targets, loss, weights)
     }
+
+    /// The first index of the largest value of each row of logits `[n, v]`: `[n]`. -1 for a row with a value that is NaN or plus infinity,
+    /// or of minus infinities alone.
+    fn most_probable(logits_nv: Tensor<Self, 2>) -> Tensor<Self, 1, Int> {
+        reference::most_probable(logits_nv)
+    }
 }

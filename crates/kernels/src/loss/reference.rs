@@ -143,6 +143,28 @@ pub fn cross_entropy<B: Backend>(
     (losses_c, gradient)
 }
 
+/// See [`LossOps::most_probable`]. Goes through the host, where NaN compares the same on every backend.
+pub fn most_probable<B: Backend>(logits_nv: Tensor<B, 2>) -> Tensor<B, 1, Int> {
+    let ([_, width], device) = (logits_nv.dims(), logits_nv.device());
+    let values = to_f32(logits_nv).into_data().to_vec::<f32>().expect("logits were cast to f32");
+    let ids: Vec<i32> = values.chunks(width).map(|row| first_largest(row).map_or(-1, |id| id as i32)).collect();
+    Tensor::from_ints(ids.as_slice(), &device)
+}
+
+/// The first index of the largest value; `None` where a value is NaN or plus infinity, or all are minus infinity.
+fn first_largest(values: &[f32]) -> Option<usize> {
+    let mut best = 0;
+    for (index, &value) in values.iter().enumerate() {
+        if value.is_nan() || value == f32::INFINITY {
+            return None;
+        }
+        if value > values[best] {
+            best = index;
+        }
+    }
+    values.get(best).filter(|value| value.is_finite()).map(|_| best)
+}
+
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use burn_tensor::activation::log_softmax;

@@ -4,6 +4,7 @@
 //! log, checkpoints, evaluation. A step ends when its loss has been read, so steps do not overlap.
 //! Not supported: full fine-tuning and dense bases, whose step has the same parts.
 
+mod generation;
 #[cfg(feature = "flex")]
 pub mod matrix;
 mod measure;
@@ -32,6 +33,7 @@ use crate::run::device::catch_failure;
 use crate::run::together;
 use crate::with_backend;
 
+pub use generation::{GenerationOptions, GenerationReport, GenerationSpeed, bench_generation};
 use measure::{Case, Measured, measure};
 pub use options::BenchOptions;
 pub use peaks::Peaks;

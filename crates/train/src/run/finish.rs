@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use firebrick_kernels::Kernels;
-use firebrick_model::{CollectedWeights, Decoder, SavedDtype};
+use firebrick_model::{BatchLimits, CollectedWeights, Decoder, SavedDtype};
 
 use crate::error::RunError;
 use crate::run::generate::{continue_prompts, encode_prompt};
@@ -22,7 +22,8 @@ pub(super) fn sample<B: Kernels>(prepared: &Prepared, model: &Decoder<B>) -> Res
     let chat = plan.prompts_are_chats.value;
     let prompts = plan.sample_prompts.value.iter();
     let encoded: Vec<Vec<u32>> = prompts.map(|text| encode_prompt(tokenizer, text, chat)).collect::<Result<_, _>>()?;
-    let answers = continue_prompts(model, tokenizer, &encoded, plan.max_new_tokens.value, prepared.sampling.sampler());
+    let (new, sampler) = (plan.max_new_tokens.value, prepared.sampling.sampler());
+    let answers = continue_prompts(model, tokenizer, &encoded, new, sampler, BatchLimits::NONE);
     // The steps that may follow cannot use memory of these sizes.
     B::release_memory(model.device());
     answers

@@ -1,19 +1,23 @@
 //! `generate`: text from a model folder, with or without an adapter.
 //!
-//! Trade-off: all prompts run as one batch, so their caches exist at the same time.
+//! Prompts are answered in a batch of bounded size: what has ended makes room for the next.
+//! Trade-off: the room is for the longest prompt, times the number of sequences.
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use firebrick_arch::{ModelConfig, generation_eos_token_ids};
 use firebrick_data::{Chat, TemplateChoice, TemplateDefaults, Tokenizer};
 use firebrick_kernels::{BaseStorage, GemmFormat, Kernels};
 use firebrick_model::peft::read_adapter_config;
-use firebrick_model::{BuildOptions, CHAT_TEMPLATE_FILE, Decoder, GenerateOptions, HfFolder, Sampler};
+use firebrick_model::{BatchLimits, BuildOptions, CHAT_TEMPLATE_FILE, Decoder, GenerateOptions, HfFolder, Sampler};
 use firebrick_precision::Format;
+use serde_json::Value;
 
 use crate::error::RunError;
 use crate::run::chat_settings;
 use crate::run::device::dtype_of;
+use crate::run::text_stream::TextStream;
 
 /// A model folder and how it is loaded.
 #[derive(Clone, Debug)]
@@ -62,6 +66,18 @@ impl LoadOptions {
         chat_settings::read(self.adapter.as_deref().unwrap_or(&self.model))
     }
 
+    /// The same with another system prompt, if one was typed; an empty one is none.
+    ///
+    /// # Errors
+    /// As [`LoadOptions::chat_settings`].
+    pub fn template_defaults(&self, system_prompt: Option<&str>) -> Result<TemplateDefaults, RunError> {
+        let mut defaults = self.chat_settings()?;
+        if let Some(prompt) = system_prompt {
+            defaults.system_prompt = Some(prompt.to_owned()).filter(|prompt| !prompt.is_empty());
+        }
+        Ok(defaults)
+    }
+
     /// The tokenizer of the adapter's folder, where it has one, otherwise the model's; with the adapter's chat template and settings in
     /// both cases.
     ///
@@ -99,6 +115,8 @@ pub struct GenerateRequest {
     pub max_new_tokens: usize,
     /// How tokens are chosen.
     pub sampler: Sampler,
+    /// Prompts that are answered at the same time, at most.
+    pub sequences: usize,
 }
 
 impl GenerateRequest {
@@ -107,11 +125,7 @@ impl GenerateRequest {
     /// # Errors
     /// As [`LoadOptions::chat_settings`].
     pub fn template_defaults(&self) -> Result<TemplateDefaults, RunError> {
-        let mut defaults = self.load.chat_settings()?;
-        if let Some(prompt) = &self.system_prompt {
-            defaults.system_prompt = Some(prompt.clone()).filter(|prompt| !prompt.is_empty());
-        }
-        Ok(defaults)
+        self.load.template_defaults(self.system_prompt.as_deref())
     }
 }
 
@@ -120,13 +134,79 @@ impl GenerateRequest {
 /// # Errors
 /// A folder that cannot be read, a tokenizer without a chat template where one is needed, a prompt that is too long.
 pub fn generate<B: Kernels>(request: &GenerateRequest, device: &B::Device) -> Result<Vec<String>, RunError> {
+    generate_streaming::<B>(request, device, &mut |_, _| ())
+}
+
+/// As [`generate`], with a call for each piece of text, in the order in which they are written: index of the prompt, and text.
+///
+/// # Errors
+/// As [`generate`].
+pub fn generate_streaming<B: Kernels>(
+    request: &GenerateRequest,
+    device: &B::Device,
+    on_text: &mut dyn FnMut(usize, &str),
+) -> Result<Vec<String>, RunError> {
     let mut tokenizer = request.load.tokenizer()?;
     tokenizer.set_template_defaults(request.template_defaults()?);
     let prompts: Vec<Vec<u32>> =
         request.prompts.iter().map(|text| encode_prompt(&tokenizer, text, request.chat)).collect::<Result<_, _>>()?;
-    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
-    let model = request.load.load::<B>(longest + request.max_new_tokens, device)?;
-    continue_prompts(&model, &tokenizer, &prompts, request.max_new_tokens, request.sampler.clone())
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + request.max_new_tokens;
+    let model = request.load.load::<B>(longest, device)?;
+    let sequences = request.sequences.max(1);
+    let options = GenerateOptions {
+        max_new_tokens: request.max_new_tokens,
+        stop_tokens: stop_tokens(&model, &tokenizer),
+        sampler: request.sampler.clone(),
+        limits: BatchLimits { sequences, tokens: sequences.saturating_mul(longest) },
+    };
+    let mut streams: Vec<TextStream<'_>> = prompts.iter().map(|_| TextStream::new(&tokenizer)).collect();
+    let mut failed = None;
+    model.generate_each(&prompts, &options, &mut |prompt, token| match streams[prompt].push(token) {
+        Ok(text) => {
+            on_text(prompt, &text);
+            ControlFlow::Continue(())
+        }
+        Err(error) => {
+            failed = Some(error);
+            ControlFlow::Break(())
+        }
+    })?;
+    if let Some(error) = failed {
+        return Err(error.into());
+    }
+    let finish = |(prompt, stream): (usize, TextStream<'_>)| {
+        let (whole, rest) = stream.finish()?;
+        on_text(prompt, &rest);
+        Ok(whole)
+    };
+    streams.into_iter().enumerate().map(finish).collect()
+}
+
+/// The prompts of a file: of each line of a `.jsonl` file the text of `prompt`, of any other file each line that is not empty.
+///
+/// # Errors
+/// A file that cannot be read, that has no prompt, or a line that is no object with a `prompt`.
+pub fn read_prompts(path: &Path) -> Result<Vec<String>, RunError> {
+    let wrong = |problem| RunError::Prompts { path: path.to_path_buf(), problem };
+    let text = std::fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let is_json = path.extension().is_some_and(|extension| extension == "jsonl");
+    let prompt = |(index, line): (usize, &str)| {
+        if !is_json {
+            return Ok(line.to_owned());
+        }
+        let object: Value =
+            serde_json::from_str(line).map_err(|error| wrong(format!("line {}: {error}", index + 1)))?;
+        let prompt = object.get("prompt").and_then(Value::as_str);
+        prompt
+            .map(str::to_owned)
+            .ok_or_else(|| wrong(format!("line {}: expected an object with a text `prompt`", index + 1)))
+    };
+    let prompts: Vec<String> = lines.map(prompt).collect::<Result<_, _>>()?;
+    if prompts.is_empty() {
+        return Err(wrong("there is no prompt in it".to_owned()));
+    }
+    Ok(prompts)
 }
 
 /// A prompt's token ids: a user's turn through the chat template, or plain text.
@@ -151,10 +231,42 @@ pub fn continue_prompts<B: Kernels>(
     prompts: &[Vec<u32>],
     max_new_tokens: usize,
     sampler: Sampler,
+    limits: BatchLimits,
 ) -> Result<Vec<String>, RunError> {
-    let mut stop_tokens = model.config.eos_token_ids.clone();
-    stop_tokens.extend(tokenizer.eos_token_id());
-    let options = GenerateOptions { max_new_tokens, stop_tokens, sampler };
+    let options = GenerateOptions { max_new_tokens, stop_tokens: stop_tokens(model, tokenizer), sampler, limits };
     let written = model.generate(prompts, &options)?;
     written.iter().map(|tokens| Ok(tokenizer.decode(tokens, true)?)).collect()
+}
+
+/// The tokens that end a text: those of the model's folder and its adapter's, and the tokenizer's.
+pub(crate) fn stop_tokens<B: Kernels>(model: &Decoder<B>, tokenizer: &Tokenizer) -> Vec<u32> {
+    let mut stop_tokens = model.config.eos_token_ids.clone();
+    stop_tokens.extend(tokenizer.eos_token_id());
+    stop_tokens
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_are_lines_or_objects_and_a_wrong_line_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let read = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            read_prompts(&path).map_err(|error| error.to_string())
+        };
+        assert_eq!(read("a.txt", "one\n\n two \n").unwrap(), ["one", " two "]);
+        assert_eq!(read("a.jsonl", "{\"prompt\": \"a\\nb\"}\n").unwrap(), ["a\nb"]);
+        for (name, text, expected) in [
+            ("b.jsonl", "{\"prompt\": \"a\"}\n{\"text\": 1}", "line 2"),
+            ("c.jsonl", "{\"prompt\"", "line 1"),
+            ("d.txt", "\n \n", "no prompt"),
+        ] {
+            let message = read(name, text).unwrap_err();
+            assert!(message.contains(expected) && message.contains(name), "{message}");
+        }
+        assert!(read_prompts(Path::new("nowhere.txt")).unwrap_err().to_string().contains("nowhere.txt"));
+    }
 }

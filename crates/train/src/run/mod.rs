@@ -1,9 +1,10 @@
-//! What the commands do: prepare, train step by step, evaluate, generate, verify.
+//! What the commands do: prepare, train step by step, evaluate, generate, chat, verify.
 //!
 //! Trade-off: concrete backends are named in one macro, [`with_backend!`](crate::with_backend), so every command is compiled once
 //! per backend.
 
 pub mod assemble;
+pub mod chat;
 pub mod chat_settings;
 pub mod data_sets;
 pub mod device;
@@ -21,6 +22,7 @@ mod reference;
 pub mod sampling;
 mod start;
 pub mod step;
+pub mod text_stream;
 pub(crate) mod together;
 pub mod trace;
 mod train_loop;

@@ -34,6 +34,10 @@ pub struct TypedSampling {
     pub top_p: Option<f32>,
     /// As in [`Sampling`].
     pub top_k: Option<usize>,
+    /// As in [`Sampling`].
+    pub min_p: Option<f32>,
+    /// As in [`Sampling`].
+    pub repetition_penalty: Option<f32>,
     /// Default [`SEED`].
     pub seed: Option<u64>,
 }
@@ -51,17 +55,22 @@ impl ChosenSampling {
         };
         let FolderSampling { sampling, not_applied } =
             found.unwrap_or(FolderSampling { sampling: Sampling::GREEDY, not_applied: Vec::new() });
-        let TypedSampling { temperature, top_p, top_k, seed } = typed;
+        let TypedSampling { temperature, top_p, top_k, min_p, repetition_penalty, seed } = typed;
         let chosen = Sampling {
             temperature: temperature.unwrap_or(sampling.temperature),
             top_p: top_p.unwrap_or(sampling.top_p),
             top_k: top_k.unwrap_or(sampling.top_k),
+            min_p: min_p.unwrap_or(sampling.min_p),
+            repetition_penalty: repetition_penalty.unwrap_or(sampling.repetition_penalty),
         };
         chosen.check()?;
-        if chosen.temperature == 0.0 && (top_p.is_some() || top_k.is_some()) {
-            return Err(RunError::GreedyIgnores { key: if top_p.is_some() { "top-p" } else { "top-k" } });
+        let ignored = [("top-p", top_p.is_some()), ("top-k", top_k.is_some()), ("min-p", min_p.is_some())];
+        if let Some((key, _)) = ignored.into_iter().find(|(_, is_typed)| *is_typed && chosen.temperature == 0.0) {
+            return Err(RunError::GreedyIgnores { key });
         }
-        let from_folder = sampling != Sampling::GREEDY && (temperature, top_p, top_k) != (Some(0.0), None, None);
+        let of_folder = if chosen.temperature == 0.0 { Sampling::GREEDY } else { sampling };
+        let penalizes = sampling.repetition_penalty != 1.0 && repetition_penalty.is_none();
+        let from_folder = of_folder != Sampling::GREEDY || penalizes;
         Ok(Self { sampling: chosen, seed: seed.unwrap_or(SEED), from_folder, not_applied })
     }
 
@@ -71,7 +80,16 @@ impl ChosenSampling {
     /// Never: the values were checked.
     #[must_use]
     pub fn sampler(&self) -> Sampler {
-        Sampler::new(self.sampling, self.seed).expect("the values were checked")
+        self.sampler_at(0)
+    }
+
+    /// The same for a turn of a conversation, counted from 0: each has a random stream of its own.
+    ///
+    /// # Panics
+    /// Never: the values were checked.
+    #[must_use]
+    pub fn sampler_at(&self, turn: u64) -> Sampler {
+        Sampler::new(self.sampling, self.seed.wrapping_add(turn)).expect("the values were checked")
     }
 
     /// What is done because the folder says so, and what is not, in a sentence; `None` if it says nothing.
@@ -92,14 +110,19 @@ impl ChosenSampling {
 
 impl fmt::Display for ChosenSampling {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Sampling { temperature, top_p, top_k } = self.sampling;
+        let Sampling { temperature, top_p, top_k, min_p, repetition_penalty } = self.sampling;
+        let penalty = match repetition_penalty {
+            1.0 => String::new(),
+            penalty => format!(", repetition_penalty {penalty}"),
+        };
         if temperature == 0.0 {
-            return formatter.write_str("answers are greedy");
+            return write!(formatter, "answers are greedy{penalty}");
         }
         let top_k = if top_k == 0 { "all tokens".to_owned() } else { format!("top_k {top_k}") };
+        let min_p = if min_p == 0.0 { String::new() } else { format!(", min_p {min_p}") };
         write!(
             formatter,
-            "answers are sampled with temperature {temperature}, top_p {top_p}, {top_k}, seed {}",
+            "answers are sampled with temperature {temperature}, top_p {top_p}, {top_k}{min_p}{penalty}, seed {}",
             self.seed
         )
     }
@@ -121,7 +144,7 @@ mod tests {
         folder
     }
 
-    const SAMPLED: &str = r#"{"do_sample": true, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.1}"#;
+    const SAMPLED: &str = r#"{"do_sample": true, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "typical_p": 0.1}"#;
 
     #[test]
     fn typed_keys_take_precedence_then_the_adapter_then_the_model() {
@@ -129,7 +152,7 @@ mod tests {
         let of = |adapter: Option<&TempDir>, typed| {
             ChosenSampling::resolve(model.path(), adapter.map(TempDir::path), typed).unwrap().sampling
         };
-        let sampling = |temperature, top_p, top_k| Sampling { temperature, top_p, top_k };
+        let sampling = |temperature, top_p, top_k| Sampling { temperature, top_p, top_k, ..Sampling::GREEDY };
         let none = TypedSampling::default();
         assert_eq!(of(None, none), sampling(0.6, 0.9, 20));
         assert_eq!(of(Some(&other), none), sampling(1.0, 1.0, 3));
@@ -145,12 +168,14 @@ mod tests {
             ChosenSampling::resolve(folder(Some(text)).path(), None, typed).unwrap().note().unwrap_or_default()
         };
         let said = note(SAMPLED, TypedSampling::default());
-        for part in ["temperature 0.6, top_p 0.9, top_k 20, seed 0", "as generation_config.json says", "min_p of"] {
+        for part in ["temperature 0.6, top_p 0.9, top_k 20, seed 0", "as generation_config.json says", "typical_p of"] {
             assert!(said.contains(part), "{said}");
         }
         assert_eq!(note("{}", TypedSampling::default()), "");
         let greedy = TypedSampling { temperature: Some(0.0), ..TypedSampling::default() };
         assert_eq!(note(r#"{"do_sample": true}"#, greedy), "");
+        let penalized = note(r#"{"min_p": 0.1, "repetition_penalty": 1.1}"#, TypedSampling::default());
+        assert_eq!(penalized, "answers are greedy, repetition_penalty 1.1, as generation_config.json says");
     }
 
     #[test]

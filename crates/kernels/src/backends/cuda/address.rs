@@ -99,6 +99,13 @@ impl Addresses {
         }
     }
 
+    /// Forgets [`Addresses::set_width`]: the memory is that of another matrix now.
+    pub(super) fn forget_width(&self, handle: &Handle) {
+        if let Some(number) = handle_number(handle) {
+            self.with_room.borrow_mut().remove(&number);
+        }
+    }
+
     /// Whether a matrix is all that its rows hold, so that what comes after it in a row is free.
     pub(super) fn is_whole(&self, handle: &Handle, width: usize) -> bool {
         let is_first = handle.offset_start.unwrap_or(0) == 0;

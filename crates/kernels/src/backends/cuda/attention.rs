@@ -13,7 +13,9 @@ use super::attention_case::{BackwardInputs, Gradients, Inputs, Sizes};
 use super::engine::{Engine, engine};
 use super::matrix::{Cuda, tensor};
 use crate::attention::reference;
-use crate::{AttentionOps, AttentionOutput, Documents, Qkv, SoftmaxStatistics, StatisticsLayout};
+use crate::{
+    AttentionOps, AttentionOutput, CachedTokens, Documents, KvCache, Qkv, SoftmaxStatistics, StatisticsLayout,
+};
 
 impl AttentionOps for Cuda {
     fn packed_attention(qkv: &Qkv<Self>, spec: &AttentionSpec, documents: &Documents<Self>) -> AttentionOutput<Self> {
@@ -32,13 +34,19 @@ impl AttentionOps for Cuda {
         engine.section(|| engine.attention_backward(qkv, spec, output, d_o, documents))
     }
 
-    fn attention_cached(
+    fn store_in_cache(cache: &mut KvCache<Self>, k: Tensor<Self, 2>, v: Tensor<Self, 2>, tokens: &CachedTokens<Self>) {
+        let engine = engine(&k.device());
+        engine.section(|| engine.store_in_cache(cache, k, v, tokens));
+    }
+
+    fn cached_attention(
         q: Tensor<Self, 2>,
-        k_cache: Tensor<Self, 2>,
-        v_cache: Tensor<Self, 2>,
+        cache: &KvCache<Self>,
+        tokens: &CachedTokens<Self>,
         spec: &AttentionSpec,
     ) -> Tensor<Self, 2> {
-        engine(&q.device()).pause(|| reference::cached(q, k_cache, v_cache, spec))
+        let engine = engine(&q.device());
+        engine.section(|| engine.cached_attention(q, cache, tokens, spec))
     }
 }
 

@@ -35,6 +35,7 @@ use super::kept::KeptWeights;
 use super::library::Library;
 use super::matrix::{LowRankChunk, Primitive};
 use super::program::Programs;
+use super::recycled::Recycled;
 use super::room::Room;
 use super::scratch::Scratch;
 use super::tables::Tables;
@@ -60,6 +61,7 @@ pub(super) struct Engine {
     multiprocessors: usize,
     shared_bytes: usize,
     pub(super) addresses: Addresses,
+    pub(super) recycled: Recycled,
     pub(super) blas: RefCell<BlasLt>,
     pub(super) library: Library,
     pub(super) programs: Programs,
@@ -158,6 +160,7 @@ impl Engine {
             collectives: Collectives::new(&context),
             tables: Tables::default(),
             addresses: Addresses::new(&context),
+            recycled: Recycled::default(),
             multiprocessors: info.multiprocessors as usize,
             shared_bytes: info.shared_memory_per_block_bytes as usize,
             rounds_sizes: Cell::new(false),

@@ -142,6 +142,11 @@ impl Engine {
         epilogue: Epilogue<Cuda>,
         keep: Keep,
     ) -> (Vec<Tensor<Cuda, 2>>, Option<ProjectSaved<Cuda>>) {
+        if keep == Keep::Nothing
+            && let Some(product) = self.few_rows(&prologue, group)
+        {
+            return (self.project_few_rows(&product, prologue, group, epilogue), None);
+        }
         let room = appended_columns(group);
         let codes = self.fp8_input_layout(group);
         let (x, owner) = self.input_rows(&prologue, room, codes, matches!(epilogue, Epilogue::Heads(_)));

@@ -63,6 +63,11 @@ impl LossOps for Cuda {
     ) -> PairResult<Self> {
         pairs::pair_loss(log_probs, targets, loss, weights)
     }
+
+    fn most_probable(logits_nv: Tensor<Self, 2>) -> Tensor<Self, 1, Int> {
+        let engine = engine(&logits_nv.device());
+        engine.section(|| engine.most_probable(&engine.matrix(logits_nv)))
+    }
 }
 
 /// The gradient of the head while chunks add to it.

@@ -27,6 +27,10 @@ impl MemoryOps for Cuda {
         engine(device).section(work)
     }
 
+    fn recycling_section<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
+        engine(device).recycling_section(work)
+    }
+
     fn pause<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
         engine(device).pause(work)
     }

@@ -45,14 +45,40 @@ impl FlashVariant {
     }
 }
 
+/// The weights that the products with few rows read: a struct of `source/weight_values.cu`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum WeightValues {
+    Nf4,
+    Nvfp4,
+    Mxfp4,
+    Fp8,
+    /// In the format of activations.
+    Dense,
+}
+
+impl WeightValues {
+    fn define(self) -> String {
+        let name = match self {
+            Self::Nf4 => "Nf4Values",
+            Self::Nvfp4 => "Nvfp4Values",
+            Self::Mxfp4 => "Mxfp4Values",
+            Self::Fp8 => "Fp8Values",
+            Self::Dense => "DenseValues<T>",
+        };
+        format!("#define WEIGHT_VALUES {name}\n")
+    }
+}
+
 /// A file of `source/`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Source {
+    CachedAttention(FlashVariant),
     Columns,
     /// Soft cap of the logits.
     CrossEntropy(Option<SoftCap>),
     Elementwise,
     Embedding,
+    FewRows(WeightValues),
     FlashForward(FlashVariant),
     FlashBackward(FlashVariant),
     FlashF32(FlashVariant),
@@ -70,16 +96,19 @@ pub(super) enum Source {
     Pairs,
     Quantize,
     Routing,
+    StoreRows,
     WriteOut,
 }
 
 impl Source {
     fn name(self) -> &'static str {
         match self {
+            Self::CachedAttention(_) => "cached_attention.cu",
             Self::Columns => "columns.cu",
             Self::CrossEntropy(_) => "cross_entropy.cu",
             Self::Elementwise => "elementwise.cu",
             Self::Embedding => "embedding.cu",
+            Self::FewRows(_) => "few_rows.cu",
             Self::FlashForward(_) => "flash_forward.cu",
             Self::FlashBackward(_) => "flash_backward.cu",
             Self::FlashF32(_) => "flash_f32.cu",
@@ -96,16 +125,23 @@ impl Source {
             Self::Pairs => "pairs.cu",
             Self::Quantize => "quantize.cu",
             Self::Routing => "routing.cu",
+            Self::StoreRows => "store_rows.cu",
             Self::WriteOut => "write_out.cu",
         }
     }
 
     fn text(self) -> &'static str {
         match self {
+            Self::CachedAttention(_) => include_str!("source/cached_attention.cu"),
             Self::Columns => include_str!("source/columns.cu"),
             Self::CrossEntropy(_) => include_str!("source/cross_entropy.cu"),
             Self::Elementwise => include_str!("source/elementwise.cu"),
             Self::Embedding => include_str!("source/embedding.cu"),
+            Self::FewRows(_) => concat!(
+                include_str!("source/matrix_units.cu"),
+                include_str!("source/weight_values.cu"),
+                include_str!("source/few_rows.cu")
+            ),
             Self::FlashForward(_) => {
                 concat!(
                     include_str!("source/matrix_units.cu"),
@@ -151,6 +187,7 @@ impl Source {
                 include_str!("source/scaled_formats.cu")
             ),
             Self::Routing => include_str!("source/routing.cu"),
+            Self::StoreRows => include_str!("source/store_rows.cu"),
             Self::WriteOut => concat!(
                 include_str!("source/weight_values.cu"),
                 include_str!("source/modules.cu"),
@@ -167,7 +204,11 @@ impl Source {
             other => unreachable!("activations are f32, f16 or bf16, not {other:?}"),
         };
         let variant = match self {
-            Self::FlashForward(variant) | Self::FlashBackward(variant) | Self::FlashF32(variant) => variant.define(),
+            Self::CachedAttention(variant)
+            | Self::FlashForward(variant)
+            | Self::FlashBackward(variant)
+            | Self::FlashF32(variant) => variant.define(),
+            Self::FewRows(values) => values.define(),
             Self::CrossEntropy(Some(soft_cap)) => soft_cap.define(),
             Self::LowRank(ranks) => format!("#define RANKS {ranks}\n"),
             Self::Gated(activation) | Self::GatedFp8(activation) => {
@@ -187,6 +228,7 @@ impl Source {
             | Self::Pairs
             | Self::Quantize
             | Self::Routing
+            | Self::StoreRows
             | Self::WriteOut => String::new(),
         };
         let source = format!("#define {format} 1\n{variant}{PRELUDE}\n{}", self.text());

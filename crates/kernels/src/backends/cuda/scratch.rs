@@ -64,6 +64,8 @@ pub(super) enum ScratchSlot {
     AttentionWorkspace,
     /// Lengths and offsets of packed documents.
     AttentionIndex,
+    /// Sums of the parts of each query's keys.
+    AttentionParts,
     /// Partial sums.
     Partial,
     /// Hidden states gathered for the loss, then their gradients.

@@ -24,10 +24,15 @@ impl Engine {
             let handle = client.empty(bytes);
             return CubeTensor::new_contiguous(client.clone(), self.device().clone(), shape, handle, dtype);
         }
+        if let Some(handle) = self.recycled.take(bytes) {
+            self.addresses.forget_width(&handle);
+            return CubeTensor::new_contiguous(client.clone(), self.device().clone(), shape, handle, dtype);
+        }
         self.watch.verify();
         let handle = client.empty(bytes);
         let new = CubeTensor::new_contiguous(client.clone(), self.device().clone(), shape, handle, dtype);
         self.addresses.resolve_new(&new);
+        self.recycled.keep(bytes, &new.handle);
         self.watch.restart();
         new
     }

@@ -28,13 +28,20 @@ pub(super) struct Around<'a> {
 /// Where a quantized weight lies, as the kernels take it. What a format does not have is null.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct StoredArgument {
+pub(super) struct StoredArgument {
     codes: u64,
     scales: u64,
     scale_codes: u64,
     map: u64,
     nested: u64,
     offset: u64,
+}
+
+impl StoredArgument {
+    /// Values as they are, without scales.
+    pub(super) fn dense(address: u64) -> Self {
+        Self { codes: address, ..Self::default() }
+    }
 }
 
 impl Engine {
@@ -56,7 +63,7 @@ impl Engine {
         }
     }
 
-    fn stored_argument(&self, weight: &QuantizedWeight<Cuda>, held: &mut Vec<MatrixView>) -> StoredArgument {
+    pub(super) fn stored_argument(&self, weight: &QuantizedWeight<Cuda>, held: &mut Vec<MatrixView>) -> StoredArgument {
         let mut address = |view: MatrixView| {
             held.push(view);
             held.last().map_or(0, |view| view.address)

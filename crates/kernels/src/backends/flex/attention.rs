@@ -15,9 +15,12 @@ use rayon::prelude::*;
 use firebrick_arch::AttentionSpec;
 
 use super::gemm::{Matrix, product};
-use super::host::{Floats, is_f32, tensor};
+use super::host::{Floats, in_place, is_f32, tensor};
 use super::lanes;
-use crate::attention::{AttentionOps, AttentionOutput, Documents, Qkv, SoftmaxStatistics, StatisticsLayout, reference};
+use crate::attention::{
+    AttentionOps, AttentionOutput, CachedTokens, Documents, KvCache, Qkv, SoftmaxStatistics, StatisticsLayout,
+    reference,
+};
 
 /// Queries whose scores exist at a time.
 const QUERY_BLOCK: usize = 64;
@@ -38,6 +41,24 @@ impl AttentionOps for Flex {
         let backward = if is_f32(&qkv.q) { backward } else { reference::backward };
         backward(qkv, spec, output, d_o, documents)
     }
+
+    fn store_in_cache(cache: &mut KvCache<Self>, k: Tensor<Self, 2>, v: Tensor<Self, 2>, tokens: &CachedTokens<Self>) {
+        if !is_f32(&k) {
+            return reference::store(cache, k, v, tokens);
+        }
+        // Burn's own assignment copies the whole tensor.
+        cache.replace(|[keys, values]| [store(keys, k, tokens), store(values, v, tokens)]);
+    }
+}
+
+fn store(stored: Tensor<Flex, 2>, new: Tensor<Flex, 2>, tokens: &CachedTokens<Flex>) -> Tensor<Flex, 2> {
+    let (width, new) = (new.dims()[1], Floats::of(new));
+    in_place(stored, |stored| {
+        for (sequence, in_pass) in tokens.in_pass() {
+            let [to, from] = [sequence.rows(), in_pass].map(|rows| rows.start * width..rows.end * width);
+            stored[to].copy_from_slice(&new.values()[from]);
+        }
+    })
 }
 
 /// What every task needs: heads that share a key/value head, key/value heads, head width, keys that a query sees, scale, soft cap.

@@ -1,6 +1,6 @@
 //! Between Burn tensors on the CPU and slices, without copies where the tensor is contiguous; and how work is cut into tasks.
 //!
-//! Trade-off: results are new vectors; nothing is updated in place.
+//! Trade-off: results are new vectors; only a cache of keys and values is updated in place.
 
 use burn_flex::{Flex, FlexTensor};
 use burn_tensor::{DType, Int, Tensor, TensorData, TensorPrimitive};
@@ -37,6 +37,14 @@ impl Floats {
 /// A tensor of the given values, row-major.
 pub(super) fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> Tensor<Flex, D> {
     Tensor::from_primitive(TensorPrimitive::Float(FlexTensor::from_data(TensorData::new(values, shape))))
+}
+
+/// Changes the values of a contiguous f32 tensor; copies them first if anything else holds them.
+pub(super) fn in_place<const D: usize>(tensor: Tensor<Flex, D>, work: impl FnOnce(&mut [f32])) -> Tensor<Flex, D> {
+    let mut primitive = tensor.into_primitive().tensor();
+    assert!(primitive.is_contiguous(), "a tensor that is written in place is contiguous");
+    work(primitive.storage_mut::<f32>());
+    Tensor::from_primitive(TensorPrimitive::Float(primitive))
 }
 
 /// An 8-bit tensor as bytes.

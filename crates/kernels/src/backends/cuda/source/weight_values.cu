@@ -39,7 +39,33 @@ struct Scales {
         // Two roundings as on the host: a fused one would give other values than bitsandbytes.
         return nested ? __fadd_rn(__fmul_rn(level, nested[block / BLOCKS_PER_NESTED]), *offset) : level;
     }
+
+    // The scale of a block as it is stored: loads that do not wait for each other.
+    struct Raw {
+        float direct, nested;
+        unsigned code;
+    };
+
+    DEVICE Raw load(long long block) const {
+        Raw raw = {};
+        if (floats) raw.direct = floats[block];
+        else {
+            raw.code = codes[block];
+            if (nested) raw.nested = nested[block / BLOCKS_PER_NESTED];
+        }
+        return raw;
+    }
+
+    // What at() gives.
+    DEVICE float value(const Raw &raw) const {
+        if (floats) return raw.direct;
+        const float level = map[raw.code];
+        return nested ? __fadd_rn(__fmul_rn(level, raw.nested), *offset) : level;
+    }
 };
+
+// Neighbors of a row that are loaded at once by the products with few rows (few_rows.cu). They begin at a multiple of this.
+constexpr int CHUNK = 32;
 
 // Where a quantized weight lies.
 struct Stored {
@@ -82,6 +108,31 @@ template <class FORMAT> struct FourBits {
     template <int V> static DEVICE void unpack(const Loaded<V> &loaded, float level, float (&value)[V]) {
 #pragma unroll
         for (int k = 0; k < V; ++k) value[k] = decode(level, loaded.word >> shift(k)) * loaded.scale;
+    }
+
+    // A chunk as it is stored; a scale is for all of it, or for half.
+    static constexpr int SCALES = FORMAT::BLOCK < CHUNK ? CHUNK / FORMAT::BLOCK : 1;
+    struct Chunk {
+        uint4 words;
+        Scales::Raw raw[SCALES];
+    };
+
+    DEVICE Chunk load_chunk(long long row, int column, bool inside) const {
+        const long long start = row * inputs + column;
+        Chunk chunk = {};
+        if (!inside) return chunk;
+        chunk.words = __ldcs(reinterpret_cast<const uint4 *>(stored.codes + start / 2));
+#pragma unroll
+        for (int k = 0; k < SCALES; ++k) chunk.raw[k] = stored.scales.load((start + k * FORMAT::BLOCK) / FORMAT::BLOCK);
+        return chunk;
+    }
+
+    // Values 8 * part and on of a chunk; 0 outside of the matrix. All lanes of the warp must call.
+    DEVICE void unpack_part(const Chunk &chunk, int part, bool inside, float level, float (&value)[8]) const {
+        const unsigned word = part == 0 ? chunk.words.x : part == 1 ? chunk.words.y : part == 2 ? chunk.words.z : chunk.words.w;
+        const float scale = inside ? stored.scales.value(chunk.raw[part * SCALES / 4]) : 0.0f;
+#pragma unroll
+        for (int k = 0; k < 8; ++k) value[k] = decode(level, word >> shift(k)) * scale;
     }
 };
 
@@ -135,6 +186,28 @@ struct Fp8Values {
         for (int k = 0; k < V; ++k)
             value[k] = value_of_e4m3((k < 4 ? loaded.words.x : loaded.words.y) >> k % 4 * 8) * loaded.scale;
     }
+
+    struct Chunk {
+        uint4 words[2];
+        Scales::Raw raw;
+    };
+
+    DEVICE Chunk load_chunk(long long row, int column, bool inside) const {
+        Chunk chunk = {};
+        if (!inside) return chunk;
+        const uint4 *from = reinterpret_cast<const uint4 *>(stored.codes + row * inputs + column);
+        chunk.words[0] = __ldcs(from), chunk.words[1] = __ldcs(from + 1);
+        chunk.raw = stored.scales.load(row);
+        return chunk;
+    }
+
+    DEVICE void unpack_part(const Chunk &chunk, int part, bool inside, float, float (&value)[8]) const {
+        const uint4 &words = chunk.words[part / 2];
+        const unsigned low = part % 2 == 0 ? words.x : words.z, high = part % 2 == 0 ? words.y : words.w;
+        const float scale = inside ? stored.scales.value(chunk.raw) : 0.0f;
+#pragma unroll
+        for (int k = 0; k < 8; ++k) value[k] = value_of_e4m3((k < 4 ? low : high) >> k % 4 * 8) * scale;
+    }
 };
 
 // All quantized formats: the names of their kernels in write_out.cu and fp8.cu, and their values.
@@ -163,5 +236,21 @@ template <class E> struct DenseValues {
 
     template <int V> static DEVICE void unpack(const Loaded<V> &loaded, float, float (&value)[V]) {
         loaded.pack.unpack(value);
+    }
+
+    struct Chunk {
+        Pack<E, 8> packs[CHUNK / 8];
+    };
+
+    DEVICE Chunk load_chunk(long long row, int column, bool inside) const {
+        Chunk chunk = {};
+#pragma unroll
+        for (int part = 0; part < CHUNK / 8; ++part)
+            if (inside) chunk.packs[part] = Pack<E, 8>::load_streaming(values + row * inputs + column + part * 8);
+        return chunk;
+    }
+
+    DEVICE void unpack_part(const Chunk &chunk, int part, bool, float, float (&value)[8]) const {
+        chunk.packs[part].unpack(value);
     }
 };

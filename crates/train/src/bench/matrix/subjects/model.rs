@@ -12,7 +12,7 @@ use firebrick_data::Batch;
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{BackendKind, BaseStorage, GemmFormat, Kernels, Recompute, step_work};
-use firebrick_model::{BuildOptions, Decoder, GenerateOptions, Sampler};
+use firebrick_model::{BatchLimits, BuildOptions, Decoder, GenerateOptions, Sampler};
 use firebrick_optim::OptimizerKind;
 use firebrick_parallel::Ranks;
 use firebrick_precision::{Format, QuantFormat};
@@ -221,8 +221,12 @@ fn generation<B: Kernels>(setting: &Setting<B>, model: Model) -> Case<B> {
         let prompts: Vec<Vec<u32>> = prompts.chunks(PROMPT_TOKENS).map(<[u32]>::to_vec).collect();
         let written = Rc::new(RefCell::new(Vec::new()));
         let (first, of_check, keep, model) = (prompts[0].clone(), written.clone(), decoder.clone(), decoder);
-        let options =
-            GenerateOptions { max_new_tokens: new_tokens, stop_tokens: Vec::new(), sampler: Sampler::greedy() };
+        let options = GenerateOptions {
+            max_new_tokens: new_tokens,
+            stop_tokens: Vec::new(),
+            sampler: Sampler::greedy(),
+            limits: BatchLimits::NONE,
+        };
         let call = move || {
             let texts = model.generate(&prompts, &options).unwrap_or_else(|error| panic!("{error}"));
             let tokens = texts.iter().map(Vec::len).sum::<usize>();

@@ -1,0 +1,299 @@
+//! `train bench-generate`: how fast this machine writes text with a model of this shape, on random prompts.
+//!
+//! The code of `generate`, greedy, without tokenizer and text: prompts of one length are read, and each gets the same number of tokens.
+//! One run warms up; of the timed ones the median counts. Speed is new tokens over the whole time, that of reading the prompts included.
+//! Trade-off: random weights write random tokens, which costs the same.
+
+use std::fmt::{self, Write as _};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+use firebrick_arch::{LoraConfig, ModelConfig};
+use firebrick_hwprofile::HardwareProfile;
+use firebrick_kernels::{BackendKind, BaseStorage, GemmFormat, Kernels, TracedOperation};
+use firebrick_model::{BatchLimits, BuildOptions, Decoder, GenerateOptions, HfFolder, Sampler};
+use firebrick_precision::{Format, QuantFormat};
+use serde::Serialize;
+
+use super::spread::Spread;
+use super::synthetic::Synthetic;
+use crate::config::{BackendChoice, compute};
+use crate::error::RunError;
+use crate::plan::{choose_backend, compute_format};
+use crate::run::device::{device_work, dtype_of, wait};
+use crate::with_backend;
+
+/// Tokens that a traced run writes: enough to see a step.
+const TRACED_TOKENS: usize = 8;
+
+/// The options of `train bench-generate`.
+#[derive(Args, Clone, Debug)]
+pub struct GenerationOptions {
+    /// Model folder: config.json and safetensors; no tokenizer is needed.
+    #[arg(long)]
+    pub model: PathBuf,
+    /// Repeat random numbers instead of reading weights: the model folder needs a config.json alone.
+    #[arg(long)]
+    pub random_base: bool,
+    /// How the base is stored: nf4, nf4_double_quant, nvfp4, mxfp4 or fp8. Without it, in the format that is computed in.
+    #[arg(long, value_name = "FORMAT")]
+    pub base: Option<QuantFormat>,
+    /// Rank of adapters on all projections; 0: no adapters.
+    #[arg(long, default_value_t = 0)]
+    pub rank: usize,
+    /// Sequences that are written at the same time. Several numbers are measured one after the other.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 64])]
+    pub sequences: Vec<usize>,
+    /// Tokens of a prompt.
+    #[arg(long, default_value_t = 128)]
+    pub prompt_tokens: usize,
+    /// Tokens that are written after it.
+    #[arg(long, default_value_t = 256)]
+    pub new_tokens: usize,
+    /// Number format of activations and matrix multiplications: float32, bfloat16 or float16. Default: bfloat16 on CUDA, float32
+    /// elsewhere.
+    #[arg(long, value_name = "FORMAT", value_parser = compute::parse_format)]
+    pub dtype: Option<Format>,
+    /// Timed runs of each number of sequences.
+    #[arg(long, default_value_t = 3)]
+    pub runs: usize,
+    /// Where tensors live: auto, cuda, wgpu, candle or flex.
+    #[arg(long, default_value_t)]
+    pub backend: BackendChoice,
+    /// Write a few tokens more and report how long the device took for each operation.
+    #[arg(long)]
+    pub trace: bool,
+}
+
+/// What was measured with one number of sequences.
+#[derive(Clone, Debug, Serialize)]
+pub struct GenerationSpeed {
+    /// Sequences at the same time.
+    pub sequences: usize,
+    /// New tokens per second, of all sequences together.
+    pub tok_s: f64,
+    /// Seconds of a whole run.
+    pub run_s: Spread,
+    /// Seconds until the first token of each sequence was chosen, in the median run.
+    pub first_token_s: f64,
+    /// Milliseconds per step after that.
+    pub step_ms: f64,
+    /// Operations of a traced run: name, launches and milliseconds of all of them.
+    pub operations: Vec<(String, usize, f64)>,
+}
+
+/// Everything that was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct GenerationReport {
+    /// The model folder as typed.
+    pub model: String,
+    /// The backend.
+    pub backend: BackendKind,
+    /// The format that was computed in.
+    pub compute: Format,
+    /// How the base was stored.
+    pub base: Format,
+    /// Rank of the adapters.
+    pub rank: usize,
+    /// Tokens of a prompt.
+    pub prompt_tokens: usize,
+    /// Tokens written after it.
+    pub new_tokens: usize,
+    /// Seconds until the model was on the device.
+    pub load_s: f64,
+    /// For each number of sequences.
+    pub speeds: Vec<GenerationSpeed>,
+}
+
+/// Loads the model and measures.
+///
+/// # Errors
+/// A folder that cannot be read, a backend that is not there, or logits that are not finite.
+pub fn bench_generation(options: &GenerationOptions) -> Result<GenerationReport, RunError> {
+    let backend = choose_backend(options.backend, &HardwareProfile::detect())?.value;
+    let compute = options.dtype.unwrap_or_else(|| compute_format(Format::Bf16, backend).value);
+    with_backend!(backend, B => device_work(|| measure::<B>(options, backend, compute)))
+}
+
+fn measure<B: Kernels>(
+    options: &GenerationOptions,
+    backend: BackendKind,
+    compute: Format,
+) -> Result<GenerationReport, RunError> {
+    let device = B::Device::default();
+    let base = options.base.map_or(compute, Format::Quantized);
+    let started = Instant::now();
+    let model = decoder::<B>(options, base, compute, &device)?;
+    wait::<B>(&device)?;
+    let load_s = started.elapsed().as_secs_f64();
+    let speeds =
+        options.sequences.iter().map(|&sequences| speed(&model, options, sequences)).collect::<Result<_, _>>()?;
+    Ok(GenerationReport {
+        model: options.model.display().to_string(),
+        backend,
+        compute,
+        base,
+        rank: options.rank,
+        prompt_tokens: options.prompt_tokens,
+        new_tokens: options.new_tokens,
+        load_s,
+        speeds,
+    })
+}
+
+fn decoder<B: Kernels>(
+    options: &GenerationOptions,
+    base: Format,
+    compute: Format,
+    device: &B::Device,
+) -> Result<Decoder<B>, RunError> {
+    let positions = options.prompt_tokens + options.new_tokens;
+    let lora = LoraConfig { r: options.rank, lora_alpha: 2.0 * options.rank as f64, ..LoraConfig::default() };
+    let build = BuildOptions {
+        storage: BaseStorage::Frozen(base),
+        lora: (options.rank > 0).then_some(lora),
+        seed: 0,
+        compute_dtype: dtype_of(compute),
+        gemms: GemmFormat::Compute,
+        max_positions: positions,
+        sequence_tokens: positions,
+    };
+    let config = ModelConfig::read(&options.model)?;
+    if options.random_base {
+        return Ok(Decoder::synthetic(config, &build, None, device)?);
+    }
+    Ok(Decoder::load(&HfFolder::open(&options.model)?, config, &build, device, &mut |_| ())?)
+}
+
+/// Seconds of one run, and until the first token of the last sequence.
+struct Run {
+    seconds: f64,
+    first_token_s: f64,
+}
+
+fn speed<B: Kernels>(
+    model: &Decoder<B>,
+    options: &GenerationOptions,
+    sequences: usize,
+) -> Result<GenerationSpeed, RunError> {
+    let vocab_size = model.config.spec.vocab_size;
+    let length = options.prompt_tokens;
+    let mut random = Synthetic { rows: sequences, row_len: length, documents: 1, vocab_size, seed: 0 };
+    let prompts: Vec<Vec<u32>> = random.next_batch().input_ids.chunks(length).map(<[u32]>::to_vec).collect();
+    write_all(model, &prompts, options.new_tokens)?;
+    let mut runs = Vec::new();
+    for _ in 0..options.runs.max(1) {
+        runs.push(write_all(model, &prompts, options.new_tokens)?);
+    }
+    runs.sort_by(|left, right| left.seconds.total_cmp(&right.seconds));
+    let Run { seconds, first_token_s } = runs[runs.len() / 2];
+    let (traced, operations) = if options.trace {
+        B::trace(model.device(), || write_all(model, &prompts, TRACED_TOKENS))
+    } else {
+        (Ok(Run { seconds, first_token_s }), Vec::new())
+    };
+    traced?;
+    B::release_memory(model.device());
+    Ok(GenerationSpeed {
+        sequences,
+        tok_s: (sequences * options.new_tokens) as f64 / seconds,
+        first_token_s,
+        step_ms: 1e3 * (seconds - first_token_s) / options.new_tokens.saturating_sub(1).max(1) as f64,
+        run_s: Spread::of(runs.iter().map(|run| run.seconds).collect()),
+        operations: by_name(&operations),
+    })
+}
+
+fn write_all<B: Kernels>(model: &Decoder<B>, prompts: &[Vec<u32>], max_new_tokens: usize) -> Result<Run, RunError> {
+    let options = GenerateOptions {
+        max_new_tokens,
+        stop_tokens: Vec::new(),
+        sampler: Sampler::greedy(),
+        limits: BatchLimits::NONE,
+    };
+    let (started, mut written, mut first_token_s) = (Instant::now(), 0, 0.0);
+    model.generate_each(prompts, &options, &mut |_, _| {
+        written += 1;
+        if written == prompts.len() {
+            first_token_s = started.elapsed().as_secs_f64();
+        }
+        ControlFlow::Continue(())
+    })?;
+    assert_eq!(written, prompts.len() * max_new_tokens, "nothing ends a text before its last token");
+    Ok(Run { seconds: started.elapsed().as_secs_f64(), first_token_s })
+}
+
+/// Launches and milliseconds by operation, the longest first.
+fn by_name(operations: &[TracedOperation]) -> Vec<(String, usize, f64)> {
+    let mut sums: Vec<(String, usize, f64)> = Vec::new();
+    for operation in operations {
+        match sums.iter_mut().find(|(name, ..)| name == operation.name) {
+            Some((_, count, milliseconds)) => {
+                *count += 1;
+                *milliseconds += operation.milliseconds;
+            }
+            None => sums.push((operation.name.to_owned(), 1, operation.milliseconds)),
+        }
+    }
+    sums.sort_by(|left, right| right.2.total_cmp(&left.2));
+    sums
+}
+
+impl fmt::Display for GenerationReport {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { model, backend, compute, base, rank, prompt_tokens, new_tokens, load_s, speeds } = self;
+        writeln!(formatter, "{model} on {backend}: base {base}, computed in {compute}, adapters of rank {rank}")?;
+        writeln!(
+            formatter,
+            "{prompt_tokens} tokens read and {new_tokens} written per sequence; loaded in {load_s:.1} s"
+        )?;
+        for speed in speeds {
+            writeln!(
+                formatter,
+                "{:>4} sequences  {:>8.1} tokens/s  {:.3} s per run  first token after {:.3} s  {:.2} ms per step",
+                speed.sequences, speed.tok_s, speed.run_s.median, speed.first_token_s, speed.step_ms
+            )?;
+            let mut operations = String::new();
+            for (name, count, milliseconds) in &speed.operations {
+                let _ = writeln!(operations, "      {name:<28} {count:>6} launches  {milliseconds:>9.3} ms");
+            }
+            formatter.write_str(&operations)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shipped_model_is_measured_with_and_without_adapters() {
+        let options = GenerationOptions {
+            model: concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny-llama").into(),
+            random_base: true,
+            base: Some(QuantFormat::Nf4 { double_quant: true }),
+            rank: 4,
+            sequences: vec![1, 3],
+            prompt_tokens: 5,
+            new_tokens: 4,
+            dtype: None,
+            runs: 1,
+            backend: BackendChoice::Named(BackendKind::Flex),
+            trace: true,
+        };
+        for rank in [0, 4] {
+            let report = bench_generation(&GenerationOptions { rank, ..options.clone() }).unwrap();
+            assert_eq!(report.speeds.iter().map(|speed| speed.sequences).collect::<Vec<_>>(), [1, 3]);
+            for speed in &report.speeds {
+                let tokens = (speed.sequences * 4) as f64;
+                assert!((speed.tok_s * speed.run_s.median - tokens).abs() < 1e-6 * tokens);
+                assert!(speed.first_token_s > 0.0 && speed.first_token_s <= speed.run_s.median);
+            }
+            let text = report.to_string();
+            assert!(text.contains("nf4_double_quant") && text.contains("3 sequences"), "{text}");
+        }
+    }
+}

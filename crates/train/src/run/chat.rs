@@ -1,0 +1,259 @@
+//! `chat`: a conversation with a model in the terminal, through its chat template, token by token.
+//!
+//! Every turn is rendered from all messages, as training renders them, and only the tokens that differ from what the model has already
+//! read are read. An answer stops where the model's folder says, and at the token with which the template closes a turn.
+//! Trade-off: one line is one message; a conversation that has filled its room has to begin again.
+
+use std::io::{BufRead, Write};
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use firebrick_data::{Chat, Tokenizer};
+use firebrick_kernels::Kernels;
+use firebrick_model::{BatchLimits, Conversation, Decoder, GenerateOptions, Sampler};
+use serde_json::{Map, Value};
+
+use crate::error::RunError;
+use crate::run::end_of_turn;
+use crate::run::generate::{LoadOptions, stop_tokens};
+use crate::run::sampling::ChosenSampling;
+use crate::run::text_stream::TextStream;
+
+/// What a user may type besides messages.
+pub const HELP: &str =
+    "one line is one message; /reset begins again, /exit or the end of input leaves, Ctrl-C ends an answer";
+
+/// What to talk to, and how.
+#[derive(Clone, Debug)]
+pub struct ChatRequest {
+    /// The model.
+    pub load: LoadOptions,
+    /// The system message, instead of the one of the training; empty: none.
+    pub system_prompt: Option<String>,
+    /// Maximum tokens of an answer.
+    pub max_new_tokens: usize,
+    /// Tokens of a whole conversation, at most.
+    pub context: usize,
+    /// How tokens are chosen.
+    pub sampling: ChosenSampling,
+}
+
+/// Where messages come from and answers go.
+pub struct ChatTerminal<'a> {
+    /// Lines of the user.
+    pub input: &'a mut dyn BufRead,
+    /// Answers.
+    pub output: &'a mut dyn Write,
+    /// Whether to write a mark where a message is expected.
+    pub prompts: bool,
+    /// Set to end the answer that is being written.
+    pub stop: &'a AtomicBool,
+    /// Whether nothing is being written.
+    pub is_idle: &'a AtomicBool,
+}
+
+/// Loads the model and answers until the input ends.
+///
+/// # Errors
+/// A folder that cannot be read, a tokenizer without a chat template, a template that refuses the messages, logits that are not finite, or
+/// a terminal that is gone.
+pub fn chat<B: Kernels>(
+    request: &ChatRequest,
+    device: &B::Device,
+    terminal: &mut ChatTerminal<'_>,
+) -> Result<(), RunError> {
+    let mut tokenizer = request.load.tokenizer()?;
+    tokenizer.set_template_defaults(request.load.template_defaults(request.system_prompt.as_deref())?);
+    tokenizer.chat_template()?;
+    let model = request.load.load::<B>(request.context, device)?;
+    let mut stops = stop_tokens(&model, &tokenizer);
+    stops.extend(end_of_turn::in_template(&tokenizer)?);
+    let cache = model.conversation(request.context);
+    let mut session =
+        Session { request, model: &model, tokenizer: &tokenizer, stops, cache, messages: Vec::new(), turns: 0 };
+    session.run(terminal)
+}
+
+struct Session<'a, B: Kernels> {
+    request: &'a ChatRequest,
+    model: &'a Decoder<B>,
+    tokenizer: &'a Tokenizer,
+    stops: Vec<u32>,
+    cache: Conversation<B>,
+    messages: Vec<Map<String, Value>>,
+    turns: u64,
+}
+
+impl<B: Kernels> Session<'_, B> {
+    fn run(&mut self, terminal: &mut ChatTerminal<'_>) -> Result<(), RunError> {
+        loop {
+            if terminal.prompts {
+                write!(terminal.output, "> ").and_then(|()| terminal.output.flush()).map_err(RunError::Terminal)?;
+            }
+            let mut line = String::new();
+            if terminal.input.read_line(&mut line).map_err(RunError::Terminal)? == 0 {
+                return Ok(());
+            }
+            match line.trim() {
+                "" => {}
+                "/exit" | "/quit" => return Ok(()),
+                "/reset" => {
+                    self.messages.clear();
+                    writeln!(terminal.output, "(a new conversation)").map_err(RunError::Terminal)?;
+                }
+                "/help" => writeln!(terminal.output, "({HELP})").map_err(RunError::Terminal)?,
+                text => {
+                    terminal.is_idle.store(false, Ordering::Relaxed);
+                    let answered = self.turn(text, terminal);
+                    terminal.is_idle.store(true, Ordering::Relaxed);
+                    terminal.stop.store(false, Ordering::Relaxed);
+                    answered?;
+                }
+            }
+        }
+    }
+
+    /// Answers a message.
+    fn turn(&mut self, text: &str, terminal: &mut ChatTerminal<'_>) -> Result<(), RunError> {
+        self.messages.push(message("user", text));
+        let rendered = self.tokenizer.chat_template()?.render(&Chat::from_messages(self.messages.clone()), true)?;
+        let prompt = self.tokenizer.encode(&rendered, false)?;
+        let room = self.request.context.saturating_sub(prompt.len());
+        if room == 0 {
+            self.messages.pop();
+            let (got, context) = (prompt.len(), self.request.context);
+            return writeln!(
+                terminal.output,
+                "(with this message the conversation has {got} tokens, and there is room for {context}: /reset begins again, and \
+                 --context gives more room)"
+            )
+            .map_err(RunError::Terminal);
+        }
+        let options = GenerateOptions {
+            max_new_tokens: room.min(self.request.max_new_tokens),
+            stop_tokens: self.stops.clone(),
+            sampler: self.sampler(),
+            limits: BatchLimits::NONE,
+        };
+        let mut stream = TextStream::new(self.tokenizer);
+        let mut failed = None;
+        self.model.converse(&mut self.cache, &prompt, &options, &mut |token| {
+            let written = stream.push(token).map_err(RunError::from).and_then(|part| {
+                write!(terminal.output, "{part}").and_then(|()| terminal.output.flush()).map_err(RunError::Terminal)
+            });
+            failed = written.err();
+            if failed.is_some() || terminal.stop.load(Ordering::Relaxed) {
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
+        })?;
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let (answer, rest) = stream.finish()?;
+        writeln!(terminal.output, "{rest}\n").map_err(RunError::Terminal)?;
+        self.messages.push(message("assistant", &answer));
+        Ok(())
+    }
+
+    /// Each turn has a random stream of its own.
+    fn sampler(&mut self) -> Sampler {
+        self.turns += 1;
+        self.request.sampling.sampler_at(self.turns - 1)
+    }
+}
+
+fn message(role: &str, text: &str) -> Map<String, Value> {
+    [("role", role), ("content", text)].into_iter().map(|(key, value)| (key.to_owned(), Value::from(value))).collect()
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use std::path::Path;
+
+    use firebrick_kernels::BaseStorage;
+    use firebrick_kernels::backends::Flex;
+    use firebrick_precision::Format;
+
+    use super::*;
+    use crate::run::generate::{GenerateRequest, generate};
+    use crate::run::sampling::TypedSampling;
+
+    fn request(context: usize) -> ChatRequest {
+        let model = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/quickstart/base")).to_path_buf();
+        let sampling = ChosenSampling::resolve(&model, None, TypedSampling::default()).unwrap();
+        let load =
+            LoadOptions { model, adapter: None, storage: BaseStorage::Frozen(Format::F32), compute: Format::F32 };
+        ChatRequest { load, system_prompt: None, max_new_tokens: 12, context, sampling }
+    }
+
+    fn say(request: &ChatRequest, input: &str, stop: bool) -> String {
+        let (mut input, mut output) = (input.as_bytes(), Vec::new());
+        let (stop, is_idle) = (AtomicBool::new(stop), AtomicBool::new(true));
+        let mut terminal =
+            ChatTerminal { input: &mut input, output: &mut output, prompts: false, stop: &stop, is_idle: &is_idle };
+        chat::<Flex>(request, &Default::default(), &mut terminal).unwrap();
+        assert!(is_idle.load(Ordering::Relaxed) && !stop.load(Ordering::Relaxed));
+        String::from_utf8(output).unwrap()
+    }
+
+    fn alone(request: &ChatRequest, prompt: &str) -> String {
+        let request = GenerateRequest {
+            load: request.load.clone(),
+            prompts: vec![prompt.to_owned()],
+            chat: true,
+            system_prompt: None,
+            max_new_tokens: request.max_new_tokens,
+            sampler: request.sampling.sampler(),
+            sequences: 1,
+        };
+        generate::<Flex>(&request, &Default::default()).unwrap().remove(0)
+    }
+
+    #[test]
+    fn a_first_answer_is_what_generate_writes_and_a_reset_begins_again() {
+        let request = request(256);
+        let [first, second] = ["Spell stove backwards.", "Spell rovis backwards."].map(|text| alone(&request, text));
+        let said =
+            say(&request, "Spell stove backwards.\n/reset\n\nSpell rovis backwards.\n/exit\nnever read\n", false);
+        assert_eq!(said, format!("{first}\n\n(a new conversation)\n{second}\n\n"));
+    }
+
+    /// A second turn goes on from what was read in the first one.
+    #[test]
+    fn a_second_answer_is_that_of_a_conversation_that_was_read_at_once() {
+        let request = request(256);
+        let said = say(&request, "Spell stove backwards.\nSpell rovis backwards.\n", false);
+        let (first, second) = said.split_once("\n\n").unwrap();
+        let mut tokenizer = request.load.tokenizer().unwrap();
+        tokenizer.set_template_defaults(request.load.template_defaults(None).unwrap());
+        let messages = [
+            message("user", "Spell stove backwards."),
+            message("assistant", first),
+            message("user", "Spell rovis backwards."),
+        ];
+        let template = tokenizer.chat_template().unwrap();
+        let rendered = template.render(&Chat::from_messages(messages.to_vec()), true).unwrap();
+        let prompt = tokenizer.encode(&rendered, false).unwrap();
+        let model = request.load.load::<Flex>(256, &Default::default()).unwrap();
+        let mut stops = stop_tokens(&model, &tokenizer);
+        stops.extend(end_of_turn::in_template(&tokenizer).unwrap());
+        let options = GenerateOptions {
+            max_new_tokens: 12,
+            stop_tokens: stops,
+            sampler: Sampler::greedy(),
+            limits: BatchLimits::NONE,
+        };
+        let expected = tokenizer.decode(&model.generate(&[prompt], &options).unwrap()[0], true).unwrap();
+        assert_eq!(second, format!("{expected}\n\n"));
+    }
+
+    #[test]
+    fn an_answer_that_is_stopped_has_one_token_and_a_full_conversation_says_so() {
+        let stopped = say(&request(256), "Spell stove backwards.\n", true);
+        let whole = say(&request(256), "Spell stove backwards.\n", false);
+        assert!(stopped.trim_end().len() < whole.trim_end().len() && whole.starts_with(stopped.trim_end()));
+        let full = say(&request(8), "Spell stove backwards, and then a lot of other words.\n", false);
+        assert!(full.contains("room for 8") && full.contains("/reset"), "{full}");
+    }
+}

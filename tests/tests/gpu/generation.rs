@@ -1,0 +1,141 @@
+//! Text written on a card: through the caches as without them, by the kernels for few rows and cached attention and never by a reference
+//! body, for one sequence and for many, and with nothing left behind.
+//!
+//! Trade-off: weights are random, so logits are close to each other; a chosen token may be as far below the largest as rounding explains.
+
+use std::collections::BTreeMap;
+
+use burn_tensor::DType;
+use firebrick_kernels::backends::cuda::scratch_bytes;
+use firebrick_kernels::backends::{Cuda, Flex};
+use firebrick_kernels::{Kernels, MemoryOps};
+use firebrick_model::{BatchLimits, Decoder, GenerateOptions, Sampler};
+use firebrick_precision::{Format, QuantFormat};
+use firebrick_tests::{FAMILIES, FROZEN, NF4, every_next_token, host, upload};
+
+use super::gradients::fill_adapters;
+use super::{BaseStorage, has_card, ids, random_model};
+
+const NEW_TOKENS: usize = 12;
+
+fn prompts(count: usize) -> Vec<Vec<u32>> {
+    (0..count).map(|index| ids(index, 3 + index * 7 % 40, index as u32)).collect()
+}
+
+fn written<B: Kernels>(model: &Decoder<B>, prompts: &[Vec<u32>], limits: BatchLimits) -> Vec<Vec<u32>> {
+    let options =
+        GenerateOptions { max_new_tokens: NEW_TOKENS, stop_tokens: Vec::new(), sampler: Sampler::greedy(), limits };
+    model.generate(prompts, &options).expect("the logits are finite")
+}
+
+/// The largest distance of a chosen token's logit from the largest one, as a part of the range of the logits, in a pass over the whole
+/// text.
+fn distance(model: &Decoder<Cuda>, prompt: &[u32], written: &[u32]) -> f32 {
+    let text = [prompt, written].concat();
+    let logits = host(model.logits(&upload(model, &every_next_token(&text, text.len()))));
+    let rows = logits.chunks(model.config.spec.vocab_size).skip(prompt.len() - 1);
+    let of_row = |(row, &token): (&[f32], &u32)| {
+        let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let smallest = row.iter().copied().fold(f32::INFINITY, f32::min);
+        (largest - row[token as usize]) / (largest - smallest)
+    };
+    rows.zip(written).map(of_row).fold(0.0, f32::max)
+}
+
+/// How often each operation of the engine runs while something is written.
+fn operations(model: &Decoder<Cuda>, prompts: &[Vec<u32>]) -> BTreeMap<&'static str, usize> {
+    let (_, trace) = Cuda::trace(model.device(), || written(model, prompts, BatchLimits::NONE));
+    let mut counts = BTreeMap::new();
+    for operation in trace {
+        *counts.entry(operation.name).or_default() += 1;
+    }
+    counts
+}
+
+#[test]
+fn every_family_writes_through_the_caches_what_it_writes_without_them_and_uses_no_reference_body() {
+    if !has_card() {
+        return;
+    }
+    for family in FAMILIES {
+        for head_dim in [64, 128, 256] {
+            for (dtype, tolerance) in [(DType::F32, 1e-3), (DType::BF16, 5e-2)] {
+                let mut model = random_model::<Cuda>(family, head_dim, dtype, NF4);
+                fill_adapters(&mut model);
+                let context = format!("{family}, heads of {head_dim}, {dtype:?}");
+                for count in [1, 5] {
+                    let prompts = prompts(count);
+                    for (prompt, text) in prompts.iter().zip(written(&model, &prompts, BatchLimits::NONE)) {
+                        assert_eq!(text.len(), NEW_TOKENS);
+                        let distance = distance(&model, prompt, &text);
+                        assert!(distance < tolerance, "{context}, {count} prompts: {distance}");
+                    }
+                }
+                // The first token comes from the pass over the prompt.
+                let steps = model.config.spec.layers.len() * (NEW_TOKENS - 1);
+                let counts = operations(&model, &prompts(1));
+                let count = |name: &str| counts.get(name).copied().unwrap_or(0);
+                assert_eq!(count("cached_attention"), steps, "{context}: {counts:?}");
+                assert_eq!(count("most_probable"), NEW_TOKENS, "{context}: {counts:?}");
+                if dtype == DType::BF16 {
+                    assert!(count("few_rows_8") >= 4 * steps, "{context}: {counts:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_base_format_writes_with_few_rows_what_it_computes_with_many() {
+    if !has_card() {
+        return;
+    }
+    let quantized = [
+        QuantFormat::Nf4 { double_quant: false },
+        QuantFormat::Nf4 { double_quant: true },
+        QuantFormat::Nvfp4,
+        QuantFormat::Mxfp4,
+        QuantFormat::Fp8,
+    ];
+    let formats = quantized.map(Format::Quantized).into_iter().chain([Format::Bf16]);
+    for format in formats {
+        for family in ["tiny-llama", "tiny-qwen2"] {
+            let mut model = random_model::<Cuda>(family, 64, DType::BF16, BaseStorage::Frozen(format));
+            fill_adapters(&mut model);
+            // One for each size of the kernels, and one that is too many for them.
+            for count in [1, 12, 30, 64, 70] {
+                let prompts = prompts(count);
+                for (prompt, text) in prompts.iter().zip(written(&model, &prompts, BatchLimits::NONE)) {
+                    let distance = distance(&model, prompt, &text);
+                    assert!(distance < 5e-2, "{family}, {format}, {count} prompts: {distance}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_card_writes_in_f32_what_the_cpu_writes_whatever_is_written_at_the_same_time() {
+    if !has_card() {
+        return;
+    }
+    let prompts = prompts(9);
+    for family in FAMILIES {
+        let expected = written(&random_model::<Flex>(family, 64, DType::F32, FROZEN), &prompts, BatchLimits::NONE);
+        let model = random_model::<Cuda>(family, 64, DType::F32, FROZEN);
+        for limits in [BatchLimits::NONE, BatchLimits { sequences: 2, tokens: 90 }] {
+            assert_eq!(written(&model, &prompts, limits), expected, "{family}, {limits:?}");
+        }
+    }
+}
+
+#[test]
+fn generation_leaves_no_scratch_memory_behind() {
+    if !has_card() {
+        return;
+    }
+    let model = random_model::<Cuda>("tiny-llama", 64, DType::BF16, NF4);
+    written(&model, &prompts(20), BatchLimits::NONE);
+    Cuda::release_memory(model.device());
+    assert_eq!(scratch_bytes(model.device()), 0);
+}
