@@ -126,7 +126,7 @@ fn table(root: &Path) -> String {
         let mark = |is: bool| if is { "yes" } else { "no" };
         let has = |column: &Column| {
             let golden = |name: &&str| root.join(format!("tests/golden/{name}{}.safetensors", column.golden)).is_file();
-            !own.is_empty() && column.is_tested(root) && own.iter().all(|name| golden(&name))
+            !own.is_empty() && column.is_tested(root) && own.iter().all(golden)
         };
         let marks: Vec<&str> = COLUMNS.iter().map(|column| mark(has(column))).collect();
         let (marks, tests) = (marks.join(" | "), own.join(", "));

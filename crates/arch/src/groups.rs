@@ -183,8 +183,8 @@ impl ModelSpec {
 
     fn mlp_groups(&self, layer: usize) -> MlpGroups {
         let hidden = self.hidden_size;
-        match &self.layers[layer].mlp {
-            &MlpSpec::Gated { intermediate_size, fused, bias, .. } => {
+        match self.layers[layer].mlp {
+            MlpSpec::Gated { intermediate_size, fused, bias, .. } => {
                 let gate_up = [("mlp.gate_proj", intermediate_size), ("mlp.up_proj", intermediate_size)];
                 let fused = fused.then_some("mlp.gate_up_proj");
                 MlpGroups::Gated(Box::new([
@@ -192,7 +192,7 @@ impl ModelSpec {
                     group(layer, GroupKind::Down, intermediate_size, &[("mlp.down_proj", hidden)], None, bias),
                 ]))
             }
-            &MlpSpec::Experts { count, intermediate_size, names, .. } => {
+            MlpSpec::Experts { count, intermediate_size, names, .. } => {
                 let block = names.block();
                 let expert = |expert: usize| {
                     let [gate, up, down] = names.projections().map(|name| format!("{block}.experts.{expert}.{name}"));

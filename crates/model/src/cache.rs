@@ -75,7 +75,7 @@ mod tests {
         caches.give_back(7..10);
         assert_eq!(caches.take(5), None, "seven rows are free, in two places");
         caches.give_back(4..7);
-        assert_eq!(caches.free, [0..10]);
+        assert!(caches.free.len() == 1 && caches.free[0] == (0..10), "neighbors are joined");
         assert_eq!(caches.take(10), Some(0));
     }
 }

@@ -84,9 +84,8 @@ fn mixture_layers(json: &JsonObject, layers: usize) -> Result<Vec<bool>, ArchErr
         Some(Value::Array(numbers)) => {
             let number = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
             let numbers: Option<_> = numbers.iter().map(number).collect();
-            numbers.ok_or_else(|| {
-                json.bad(key, &json.get(key).unwrap_or(&Value::Null), "it must list numbers of layers")
-            })?
+            numbers
+                .ok_or_else(|| json.bad(key, json.get(key).unwrap_or(&Value::Null), "it must list numbers of layers"))?
         }
         Some(other) => return Err(json.wrong_type(key, "a list of numbers of layers", other)),
     };
