@@ -172,7 +172,11 @@ def nvfp4(name, weight):
 
 
 def save_golden(maker, name, model, weights, seed):
-    model = model.float().eval()
+    # A new model: the rotary frequencies of one in bf16 stay rounded to it.
+    fresh = LlamaForCausalLM(model.config)
+    fresh.load_state_dict(model.state_dict())
+    model = fresh.float().eval()
+    model.config._attn_implementation = "eager"
     for key, value in weights.items():
         model.get_parameter(key).data = value.clone()
     samples = {f"weight.{key}": weights[key] for key in SAMPLES}

@@ -112,7 +112,7 @@ impl<B: Kernels> Decoder<B> {
         on_token: &mut dyn FnMut(usize, u32) -> ControlFlow<()>,
     ) -> Result<(), ModelError> {
         prompts.iter().try_for_each(|prompt| self.check_prompt(prompt, options.max_new_tokens))?;
-        if options.max_new_tokens == 0 {
+        if options.max_new_tokens == 0 || prompts.is_empty() {
             return Ok(());
         }
         let room = |prompt: &Vec<u32>| prompt.len() + options.max_new_tokens;

@@ -40,7 +40,7 @@ impl Workplace {
 
     fn program(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_train"));
-        command.current_dir(&self.folder).env_remove("FIREBRICK_CALLED_AS");
+        command.current_dir(&self.folder).env_remove("FIREBRICK_CALLED_AS").env("HF_HUB_OFFLINE", "1");
         command
     }
 
@@ -150,7 +150,7 @@ fn a_mistake_is_one_line_and_ends_with_status_1_before_anything_is_written() {
         (&["--set", "train.lr=1"][..], "unknown key 'lr' in [train]; here it is 'learning_rate'"),
         (&["--set", "lora.target=['q_prj']"], "q_prj"),
         (&["--set", "mode=full"], "[lora]"),
-        (&["--set", "model=owner/absent"], "hf download owner/absent"),
+        (&["--set", "model=owner/absent"], "owner/absent"),
     ];
     for command in ["train", "plan"] {
         for (set, expected) in cases {

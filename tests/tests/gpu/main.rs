@@ -300,7 +300,7 @@ fn random_model<B: Kernels>(family: &str, head_dim: usize, dtype: DType, storage
         let attention = &mut layer.attention;
         (attention.heads, attention.kv_heads, attention.head_dim) = (4, 2, head_dim);
         attention.scale = AttentionSpec::default_scale(head_dim);
-        let MlpSpec::Gated { intermediate_size, .. } = &mut layer.mlp else { panic!("a dense MLP") };
+        let (MlpSpec::Gated { intermediate_size, .. } | MlpSpec::Experts { intermediate_size, .. }) = &mut layer.mlp;
         *intermediate_size = 384;
     }
     let lora = (storage != TRAINED).then_some(LoraConfig {

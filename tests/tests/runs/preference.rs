@@ -10,8 +10,16 @@ use crate::resume::tensors;
 
 fn pairs(output: &std::path::Path, changes: &[&str]) -> RunConfig {
     let path = format!("data.path='{}'", fixture("data/pairs-tiny.jsonl").display());
+    let held_out = format!("data.eval_path='{}'", fixture("data/pairs-tiny.jsonl").display());
     let cache = format!("data.cache='{}'", output.join("cache").display());
-    let usual = [path.as_str(), cache.as_str(), "max_seq_len=128", "eval.every_steps=3"];
+    let usual = [
+        path.as_str(),
+        held_out.as_str(),
+        "data.eval_fraction=",
+        cache.as_str(),
+        "max_seq_len=128",
+        "eval.every_steps=3",
+    ];
     recipe(output, &[&usual, changes].concat())
 }
 

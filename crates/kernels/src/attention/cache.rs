@@ -16,9 +16,12 @@ pub struct KvCache<B: Backend> {
 }
 
 impl<B: Backend> KvCache<B> {
-    /// Room for `rows` tokens of `width` values each. Outside of sections.
+    /// Room for `rows` tokens of `width` values each; at least one. Outside of sections.
     pub fn new([rows, width]: [usize; 2], dtype: DType, device: &B::Device) -> Self {
-        Self { stored: Some([0, 1].map(|_| Tensor::zeros([rows, width], (device, dtype)))) }
+        // CubeCL lays out the rows of a matrix apart where their bytes are no round number, and launches nothing over no elements.
+        let rows = rows.max(1);
+        let zeros = || Tensor::<B, 1>::zeros([rows * width], (device, dtype)).reshape([rows, width]);
+        Self { stored: Some([zeros(), zeros()]) }
     }
 
     /// Keys and values; handles, not copies.

@@ -149,7 +149,7 @@ fn decoder<B: Kernels>(
     compute: Format,
     device: &B::Device,
 ) -> Result<Decoder<B>, RunError> {
-    let positions = options.prompt_tokens + options.new_tokens;
+    let positions = options.prompt_tokens + options.new_tokens.max(TRACED_TOKENS);
     let lora = LoraConfig { r: options.rank, lora_alpha: 2.0 * options.rank as f64, ..LoraConfig::default() };
     let build = BuildOptions {
         storage: BaseStorage::Frozen(base),

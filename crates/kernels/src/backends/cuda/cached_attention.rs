@@ -38,7 +38,8 @@ impl Engine {
     ) {
         let (k, v, rows) = (self.matrix(k), self.matrix(v), self.int_matrix(tokens.rows_2n.clone()));
         cache.replace(|stored| {
-            let [keys, values] = [0, 1].map(|part: usize| self.flat(stored[part].clone()));
+            let [keys, values] = [0, 1].map(|part: usize| self.matrix(stored[part].clone()));
+            assert!(keys.stride == keys.width && values.stride == values.width, "the rows of a cache lie without gaps");
             assert!(k.width == keys.width && k.dtype == keys.dtype && k.count() == v.count(), "keys of one width");
             let launch = Launch {
                 source: Source::StoreRows,
