@@ -130,7 +130,7 @@ impl MemoryOps for Cuda {
     }
 }
 
-/// Returns what is kept for reuse by operations of the same sizes. The caller has waited for the device.
+/// Returns buffers that wait for operations of the same sizes. The caller has waited for the device.
 fn release_pools(engine: &Engine, device: &CudaDevice) {
     engine.scratch.release();
     engine.copies.release();
