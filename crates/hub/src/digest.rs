@@ -25,7 +25,7 @@ pub(crate) fn git_blob_of(path: &Path) -> Result<String, IoError> {
 }
 
 /// The hash that git gives a file of these bytes.
-pub fn git_blob(bytes: &[u8]) -> String {
+pub(crate) fn git_blob(bytes: &[u8]) -> String {
     let mut context = Context::new(&SHA1_FOR_LEGACY_USE_ONLY);
     context.update(format!("blob {}\0", bytes.len()).as_bytes());
     context.update(bytes);
@@ -33,7 +33,7 @@ pub fn git_blob(bytes: &[u8]) -> String {
 }
 
 /// The SHA-256 of bytes.
-pub fn sha256(bytes: &[u8]) -> String {
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     let mut context = Context::new(&SHA256);
     context.update(bytes);
     hexadecimal(context)

@@ -10,7 +10,7 @@ mod store;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use crate::digest::{git_blob, sha256};
+use crate::digest;
 pub use server::{Answer, Request, Server};
 pub use store::{Repo, Store};
 
@@ -49,4 +49,14 @@ impl ImitatedHub {
         let files: BTreeMap<_, _> = files.iter().map(|(path, bytes)| ((*path).to_owned(), bytes.to_vec())).collect();
         self.store().repos.entry(id.to_owned()).or_default().commit(files);
     }
+}
+
+/// The hash that git gives a file of these bytes.
+pub fn git_blob(bytes: &[u8]) -> String {
+    digest::git_blob(bytes)
+}
+
+/// The SHA-256 of bytes.
+pub fn sha256(bytes: &[u8]) -> String {
+    digest::sha256(bytes)
 }
