@@ -13,11 +13,6 @@ pub(super) fn flash_takes(is_f32: bool, head_dim: usize) -> bool {
     if is_f32 { head_dim.is_multiple_of(32) && head_dim <= 256 } else { matches!(head_dim, 64 | 96 | 128 | 256) }
 }
 
-/// Whether a kernel takes heads of this width over a cache of keys and values.
-pub(super) fn cached_takes(head_dim: usize) -> bool {
-    head_dim.is_multiple_of(16) && head_dim <= 256
-}
-
 impl BackendKind {
     /// The kernels that compute attention with a soft cap of the scores, and why; `None` for models without one, and for backends that
     /// have one implementation for all models.

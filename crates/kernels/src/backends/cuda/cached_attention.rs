@@ -15,13 +15,17 @@ use super::matrix::{Cuda, MatrixView, int_tensor, tensor};
 use super::program::{FlashVariant, SoftCap, Source};
 use super::scratch::ScratchSlot;
 use crate::attention::reference;
-use crate::backends::cuda_attention::cached_takes;
 use crate::{CachedTokens, KvCache};
 
 /// Keys that are worth a block of their own.
 const MIN_PART_KEYS: usize = 128;
 /// Blocks per multiprocessor that keep it busy.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
+
+/// Whether a kernel takes heads of this width over a cache of keys and values.
+fn cached_takes(head_dim: usize) -> bool {
+    head_dim.is_multiple_of(16) && head_dim <= 256
+}
 
 /// As `source/cached_attention.cu` has them: heads of one key/value head that a block computes.
 fn queries_of_block(head_dim: usize) -> usize {
