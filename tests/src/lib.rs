@@ -43,6 +43,9 @@ pub const FAMILIES: [&str; 12] = [
     "tiny-qwen3-moe",  // a dense layer and one of experts, norms of q and k
 ];
 
+/// Those of [`FAMILIES`] with experts.
+pub const MIXTURES: [&str; 2] = ["tiny-mixtral", "tiny-qwen3-moe"];
+
 /// A path in this package, or in the folder that `FIREBRICK_TESTS` names: where the GPU suite was unpacked.
 fn here(parts: &[&str]) -> PathBuf {
     let package = || PathBuf::from(env!("CARGO_MANIFEST_DIR"));

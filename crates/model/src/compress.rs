@@ -164,7 +164,7 @@ fn compress_file(from: &Path, to: &Path, codec: Codec) -> Result<(), ModelError>
     Shard::open(to).map(|_| ())
 }
 
-/// Reads chunks, and compresses each on a thread of its own.
+/// Reads chunks, and compresses each on its own thread.
 fn compress_chunks(reader: &mut impl Read, chunks: &[Chunk], codec: Codec) -> std::io::Result<Vec<Packed>> {
     let mut read = Vec::with_capacity(chunks.len());
     for chunk in chunks {

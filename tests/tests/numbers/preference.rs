@@ -7,12 +7,12 @@ use firebrick_data::{Batch, DocumentSet, Example, PackOptions, PackedDataset, Pa
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{GradientMap, GradientSink, Kernels, PAIR_NUMBERS, PairLoss, PairLossKind};
 use firebrick_model::{Decoder, PassOptions};
-use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
-use firebrick_parallel::Ranks;
 use firebrick_tests::{FROZEN, Golden, host, host_gradients, load, on_every_backend, relative_difference};
 use firebrick_train::metrics::PairMetrics;
 use firebrick_train::run::preference::{PairObjective, Reference, StepCounts};
 use firebrick_train::run::step::Trainer;
+
+use crate::training::trainer;
 
 const PAIRS: usize = 3;
 
@@ -157,23 +157,8 @@ fn three_steps_of_dpo_equal_those_of_trl() {
     let golden = Golden::open("tiny-llama-preference");
     let [case, ..] = cases();
     let batches = micro_batches(&rows(&golden, &case, 64));
-    let mut trainer = Trainer {
-        model: load::<Flex>("tiny-llama", Some("tiny-llama-lora"), FROZEN),
-        optimizer: Optimizer::new(OptimizerConfig {
-            kind: OptimizerKind::AdamW,
-            beta1: 0.9,
-            beta2: 0.999,
-            epsilon: 1e-8,
-            weight_decay: 0.01,
-            max_grad_norm: Some(1.0),
-        }),
-        schedule: Schedule { kind: ScheduleKind::Constant, peak: 1e-3, lowest: 0.0, warmup_steps: 0, total_steps: 3 },
-        ranks: Ranks::single(),
-        zero_stage: 0,
-        pass: PassOptions::default(),
-        loss_chunk_tokens: 20,
-        pairs: Some(case.objective(case.reference())),
-    };
+    let mut trainer =
+        Trainer { pairs: Some(case.objective(case.reference())), ..trainer("tiny-llama-lora", FROZEN, 1e-8) };
     for (loss, margin) in golden.f32s("steps.losses").into_iter().zip(golden.f32s("steps.margins")) {
         let numbers = trainer.step(&batches).expect("one rank reaches itself").read();
         let pairs = numbers.pairs.expect("a step of pairs reports them");

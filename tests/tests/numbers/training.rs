@@ -11,7 +11,7 @@ use firebrick_tests::{FROZEN, Golden, NF4, batch, every_next_token, host, load, 
 use firebrick_train::run::step::Trainer;
 
 /// The golden files' optimizer over the adapter they start from; theirs has an `epsilon` of 1e-8.
-fn trainer(adapter: &str, storage: BaseStorage, epsilon: f64) -> Trainer<Flex> {
+pub(crate) fn trainer(adapter: &str, storage: BaseStorage, epsilon: f64) -> Trainer<Flex> {
     Trainer {
         model: load("tiny-llama", Some(adapter), storage),
         optimizer: Optimizer::new(OptimizerConfig {

@@ -7,7 +7,9 @@ use std::path::Path;
 use firebrick_kernels::backends::Flex;
 use firebrick_model::peft::read_adapter;
 use firebrick_model::{HfFolder, ModelConfig};
-use firebrick_tests::{FAMILIES, FROZEN, NEW, finish, fixture, load, recipe, relative_difference, step_losses};
+use firebrick_tests::{
+    FAMILIES, FROZEN, MIXTURES, NEW, finish, fixture, load, recipe, relative_difference, step_losses,
+};
 use firebrick_train::run::prepare::prepare;
 use safetensors::SafeTensors;
 use tempfile::tempdir;
@@ -58,7 +60,7 @@ fn every_family_trains_from_the_same_recipe() {
             let data = eval_on_the_training_data("chat-tiny.jsonl");
             let data: Vec<&str> = data.iter().map(String::as_str).collect();
             // PEFT has no module of its own for each expert, and "all-linear" takes the dense MLPs next to them.
-            let mixture = ["tiny-mixtral", "tiny-qwen3-moe"].contains(&family) && !kind.contains(&"mode=full");
+            let mixture = MIXTURES.contains(&family) && !kind.contains(&"mode=full");
             let attention = ["lora.target=['q_proj', 'k_proj', 'v_proj', 'o_proj']"];
             let target = if mixture { &attention[..] } else { &[] };
             let changes = [&TEN_QUICK_STEPS, kind, target, &data, &[&model, "train.steps=5"]].concat();

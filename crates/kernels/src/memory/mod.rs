@@ -47,7 +47,7 @@ pub trait MemoryOps: Backend {
         work()
     }
 
-    /// A section whose operations ask for the same few sizes of memory over and over, such as a step of generation: a backend may give
+    /// A section whose operations ask for the same few sizes of memory over and over, such as a decoding step: a backend may give
     /// what one of them frees to the next at once, and keeps all of it until the section ends.
     fn recycling_section<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
         Self::section(device, work)

@@ -23,9 +23,9 @@ use crate::plan::fit;
 pub struct Forecast {
     /// Name of the accelerator.
     pub machine: Chosen<String>,
-    /// Seconds of a step.
+    /// Seconds per step.
     pub step_seconds: Chosen<Range>,
-    /// Seconds of a step in which a rank only communicates and computes nothing; part of `step_seconds`. `None` with one rank, where the
+    /// Seconds per step in which a rank only communicates and computes nothing; part of `step_seconds`. `None` with one rank, where the
     /// accelerator's links are not in the table, and under ZeRO-3.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub communication_seconds: Option<Chosen<Range>>,

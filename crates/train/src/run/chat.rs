@@ -69,12 +69,11 @@ pub fn chat<B: Kernels>(
     let mut stops = stop_tokens(&model, &tokenizer);
     stops.extend(end_of_turn::in_template(&tokenizer)?);
     let cache = model.conversation(request.context);
-    let mut session =
-        Session { request, model: &model, tokenizer: &tokenizer, stops, cache, messages: Vec::new(), turns: 0 };
-    session.run(terminal)
+    let mut talk = Talk { request, model: &model, tokenizer: &tokenizer, stops, cache, messages: Vec::new(), turns: 0 };
+    talk.run(terminal)
 }
 
-struct Session<'a, B: Kernels> {
+struct Talk<'a, B: Kernels> {
     request: &'a ChatRequest,
     model: &'a Decoder<B>,
     tokenizer: &'a Tokenizer,
@@ -84,7 +83,7 @@ struct Session<'a, B: Kernels> {
     turns: u64,
 }
 
-impl<B: Kernels> Session<'_, B> {
+impl<B: Kernels> Talk<'_, B> {
     fn run(&mut self, terminal: &mut ChatTerminal<'_>) -> Result<(), RunError> {
         loop {
             if terminal.prompts {

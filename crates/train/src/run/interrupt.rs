@@ -203,6 +203,12 @@ mod tests {
         Command::new(std::env::current_exe().unwrap()).args(arguments).env(CHILD, "1").output().unwrap()
     }
 
+    fn assert_stopped_at_once(output: &Output) {
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(130), "{printed}");
+        assert!(printed.contains("finishing this step") && printed.contains("stopped at once"), "{printed}");
+    }
+
     #[test]
     fn first_signal_requests_the_end_and_second_one_exits_with_its_own_status() {
         if is_child() {
@@ -220,10 +226,7 @@ mod tests {
             sleep(Duration::from_secs(20));
             unreachable!("the second signal ends the process");
         }
-        let output = in_a_child();
-        let printed = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(130), "{printed}");
-        assert!(printed.contains("finishing this step") && printed.contains("stopped at once"), "{printed}");
+        assert_stopped_at_once(&in_a_child());
     }
 
     #[test]
@@ -238,10 +241,7 @@ mod tests {
             sleep(Duration::from_secs(20));
             unreachable!("the second signal ends the process");
         }
-        let output = in_a_child();
-        let printed = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(130), "{printed}");
-        assert!(printed.contains("finishing this step") && printed.contains("stopped at once"), "{printed}");
+        assert_stopped_at_once(&in_a_child());
     }
 
     #[test]

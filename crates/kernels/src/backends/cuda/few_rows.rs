@@ -1,4 +1,4 @@
-//! Groups of linear modules over few rows: what a step of generation multiplies. Kernels: `source/few_rows.cu`.
+//! Groups of linear modules over few rows: what a decoding step multiplies. Kernels: `source/few_rows.cu`.
 //!
 //! One launch for the weights of a whole group, as they are stored, with bias, adapters and residual; one more before it where there are
 //! adapters. Prologues and the other epilogues are the launches that larger groups have too.

@@ -1,5 +1,5 @@
 //! Memory that operations of a section freed and others of the same section get again, without asking CubeCL: about ten microseconds
-//! for each tensor, which is most of what a step of generation would cost the host.
+//! for each tensor, most of what a decoding step would cost the host.
 //!
 //! The same rule as for CubeCL's own pool makes it right: all work of a section is on one stream, so what is freed after a call is
 //! reused only by later work.
