@@ -1,17 +1,17 @@
 //! GEMMs by cuBLASLt.
 //!
 //! Callers use row-major matrices; `descriptors.rs` maps a GEMM to the library's column-major one. A GEMM is described and its
-//! algorithm chosen once. The plan is cached under its shape, its types and the alignment of its addresses, so that a call
-//! costs a lookup and a launch.
+//! algorithm chosen once ([`AlgorithmChoice`]). The plan is cached under its shape, its types and the alignment of its addresses, so
+//! that a call costs a lookup and a launch.
 //!
-//! Not supported: batches (one GEMM per call), fused activations, and choosing algorithms by measurement (the library's
-//! first choice is used, so runs repeat bit by bit).
+//! Not supported: batches (one GEMM per call) and fused activations.
 
 mod descriptors;
 mod matmul;
 mod plan;
 mod pointers;
 mod symbols;
+mod tune;
 
 use std::collections::HashMap;
 use std::ptr;
@@ -27,7 +27,9 @@ use crate::stream::{Stream, same_device};
 use descriptors::{Key, Workspace};
 use plan::{Call, Plan};
 use pointers::Alignment;
-use symbols::{Opaque, Symbols};
+use symbols::{Algorithm, Opaque, Symbols};
+pub use tune::AlgorithmChoice;
+use tune::{Choice, Choices};
 
 /// cuBLASLt on one device, with a workspace and the plans made so far.
 ///
@@ -35,7 +37,8 @@ use symbols::{Opaque, Symbols};
 /// events: that is part of the contract of [`BlasLt::run`]. Streams that run concurrently need a `BlasLt` each.
 pub struct BlasLt {
     // Dropped in this order: the plans know the handle, and the handle may know the workspace.
-    plans: Mutex<HashMap<Key, Arc<Plan>>>,
+    plans: Mutex<HashMap<Key, Choice>>,
+    choices: Choices,
     handle: Handle,
     workspace: DeviceBuffer,
 }
@@ -46,12 +49,22 @@ impl BlasLt {
     /// # Errors
     /// [`CudaError::BlasLtNotFound`], [`CudaError::BrokenBlasLt`], or errors of the driver or the library.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
-        let capability = context.driver().device(context.ordinal())?.compute_capability;
+        let device = context.driver().device(context.ordinal())?;
+        let capability = device.compute_capability;
         // More splits of a long reduction, and stream-K kernels on Hopper, need more than the 32 MiB that cuBLAS defaults to.
         let workspace_bytes = if capability.0 >= 9 { 64 << 20 } else { 16 << 20 };
         let symbols = Symbols::load(context.driver())?;
         let handle = Handle::new(symbols, context, capability)?;
-        Ok(Self { plans: Mutex::default(), handle, workspace: DeviceBuffer::new(context, workspace_bytes)? })
+        let workspace = DeviceBuffer::new(context, workspace_bytes)?;
+        let choices = Choices::new(symbols, &device, workspace_bytes);
+        Ok(Self { plans: Mutex::default(), choices, handle, workspace })
+    }
+
+    /// Sets how algorithms are chosen for large GEMMs, from now on.
+    pub fn choose(&self, choice: AlgorithmChoice) {
+        if self.choices.set(choice) != choice {
+            self.plans.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        }
     }
 
     /// Submits `D = alpha * op(A) op(B) + beta * C` (plus the bias, with [`Epilogue::Bias`]) to the stream; the host does not
@@ -81,31 +94,39 @@ impl BlasLt {
         same_device("cublasLtMatmul", &self.handle.context, stream.context())?;
         let pointers = pointers.completed(beta);
         pointers.check(matmul)?;
-        let plan = self.plan(matmul, Alignment::of(&pointers))?;
         let (handle, workspace) = (self.handle.handle, self.workspace());
         let call = Call { handle, stream: stream.handle().cast(), workspace, alpha, beta, pointers };
+        // SAFETY: the caller's promise is the one that is required.
+        let (plan, algorithm) = unsafe { self.plan(matmul, &call, stream) }?;
         // SAFETY: the addresses are the caller's promise. Handle, stream and workspace are borrowed, so they are alive, and
         // their context is made current.
-        self.handle.context.with_current(|| unsafe { plan.submit(&call) })
+        self.handle.context.with_current(|| unsafe { plan.submit(&algorithm, &call) })
     }
 
-    /// The plan for a GEMM with this alignment of its addresses, cached or new.
-    fn plan(&self, matmul: &Matmul, alignment: Alignment) -> Result<Arc<Plan>, CudaError> {
-        let key = Key { matmul: *matmul, alignment };
+    /// The plan for a GEMM and its algorithm: cached, or made now, perhaps by trying algorithms on this call.
+    ///
+    /// # Safety
+    /// As [`BlasLt::run`] for this call, which is submitted after it.
+    unsafe fn plan(&self, matmul: &Matmul, call: &Call, stream: &Stream) -> Result<(Arc<Plan>, Algorithm), CudaError> {
+        let key = Key { matmul: *matmul, alignment: Alignment::of(&call.pointers) };
         // Locked while a plan is made, so that two threads do not make it twice. A panic leaves the map intact.
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(plan) = plans.get(&key) {
-            return Ok(plan.clone());
+        if !plans.contains_key(&key) {
+            matmul.check()?;
+            matmul.check_device(self.handle.capability)?;
+            let make = || {
+                // SAFETY: the handle lives as long as `self`, and `with_current` makes its context current.
+                unsafe { Plan::new(self.handle.symbols, self.handle.handle, &key, self.workspace()) }
+            };
+            let (plan, proposed) = self.handle.context.with_current(make)?;
+            plans.insert(key, self.choices.first(&key, plan, proposed));
         }
-        matmul.check()?;
-        matmul.check_device(self.handle.capability)?;
-        let make = || {
-            // SAFETY: the handle lives as long as `self`, and `with_current` makes its context current.
-            unsafe { Plan::new(self.handle.symbols, self.handle.handle, &key, self.workspace()) }
-        };
-        let plan = Arc::new(self.handle.context.with_current(make)?);
-        plans.insert(key, plan.clone());
-        Ok(plan)
+        let choice = plans.get_mut(&key).expect("it was inserted above");
+        if choice.is_due(call) {
+            // SAFETY: the caller's promise; the call may be repeated, and `with_current` makes the context current.
+            self.handle.context.with_current(|| unsafe { self.choices.measure(&key, choice, call, stream) })?;
+        }
+        Ok((choice.plan.clone(), choice.algorithm))
     }
 
     fn workspace(&self) -> Workspace {

@@ -71,6 +71,29 @@ impl Context {
         Ok(DeviceMemory { free_bytes: info.0 as u64, total_bytes: info.1 as u64 })
     }
 
+    /// Lets allocations in the order of a stream (`cuMemAllocAsync`) reuse only memory whose release that stream is ordered after. By
+    /// default the driver may also wait for another stream, or look whether it happens to be done, and the memory would then depend on
+    /// work that a second stream, which is ordered by events alone, does not know of.
+    ///
+    /// # Errors
+    /// Errors of the driver.
+    pub fn reuse_in_stream_order_only(&self) -> Result<(), CudaError> {
+        let mut pool = std::ptr::null_mut();
+        // SAFETY: the pointer is valid for a write, and the device came from cuDeviceGet.
+        let found = unsafe { sys::cuDeviceGetDefaultMemPool(&mut pool, self.primary.device) };
+        self.driver().checked("cuDeviceGetDefaultMemPool", found.result())?;
+        for attribute in [
+            sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC,
+            sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES,
+        ] {
+            let mut is_allowed: std::ffi::c_int = 0;
+            // SAFETY: the pool is the device's own, and both attributes are of the type int, which the driver copies.
+            let set = unsafe { sys::cuMemPoolSetAttribute(pool, attribute, (&raw mut is_allowed).cast()) };
+            self.driver().checked("cuMemPoolSetAttribute", set.result())?;
+        }
+        Ok(())
+    }
+
     /// Waits until the device has done everything that was submitted to this context, including the work of CubeCL.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ mod blaslt;
 mod context;
 mod copy;
 pub mod cudnn;
+mod disk_cache;
 mod driver;
 mod error;
 mod library;
@@ -18,7 +19,7 @@ pub mod processors;
 mod stream;
 mod stream_handoff;
 
-pub use blaslt::{BlasLt, ElementType, Epilogue, Matmul, Operand, Pointers, Scaling};
+pub use blaslt::{AlgorithmChoice, BlasLt, ElementType, Epilogue, Matmul, Operand, Pointers, Scaling};
 pub use context::{Context, DeviceMemory};
 pub use cudnn::Cudnn;
 pub use driver::{DeviceInfo, Driver};

@@ -4,16 +4,15 @@
 //!
 //! Not supported: includes, and linking of several sources.
 
-mod cache;
-
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
+use std::time::Instant;
 
+use crate::disk_cache::{Cache, Key};
 use crate::driver::Driver;
 use crate::error::CudaError;
 use crate::library::{NVRTC, NotFound};
-use cache::{Cache, Key};
 
 type Status = c_int;
 type Raw = *mut c_void;
@@ -88,7 +87,7 @@ impl Compiler {
     /// # Errors
     /// [`CudaError::NvrtcNotFound`], [`CudaError::BrokenNvrtc`], or [`CudaError::Compilation`] if it cannot compile anything.
     pub fn load() -> Result<Self, CudaError> {
-        Self::with_cache(Cache::default_folder())
+        Self::with_cache(Cache::of("kernels"))
     }
 
     fn with_cache(cache: Cache) -> Result<Self, CudaError> {
@@ -112,7 +111,9 @@ impl Compiler {
         let bytes = match self.cache.read(&key) {
             Some(bytes) => bytes,
             None => {
+                let start = Instant::now();
                 let bytes = Compilation::new(&self.symbols, program, &options)?.cubin()?;
+                tracing::debug!("{} compiled in {:.2} s", program.name, start.elapsed().as_secs_f64());
                 self.cache.write(&key, &bytes);
                 bytes
             }

@@ -1,4 +1,4 @@
-//! One GEMM as the library knows it, with the algorithm that the library proposes first.
+//! One GEMM as the library knows it, and the algorithms that it proposes for it. `tune.rs` chooses among them.
 //!
 //! Trade-off: bias and scale addresses are attributes of the shared descriptor, so calls of one plan hold a lock while they
 //! are submitted.
@@ -13,12 +13,12 @@ use super::pointers::Pointers;
 use super::symbols::{Algorithm, HeuristicResult, Opaque, Status, Symbols, description};
 use crate::error::CudaError;
 
-/// The number of algorithms to request: the first ones may need more workspace than there is.
-const CANDIDATES: usize = 8;
+/// The number of algorithms to request: the first ones may need more workspace than there is, and the first is not always the fastest.
+const CANDIDATES: usize = 16;
 /// `CUBLAS_STATUS_NOT_SUPPORTED`.
 const NOT_SUPPORTED: Status = 15;
 
-/// The descriptors of a GEMM and its algorithm.
+/// The descriptors of a GEMM.
 pub(super) struct Plan {
     symbols: &'static Symbols,
     matmul: Matmul,
@@ -27,7 +27,6 @@ pub(super) struct Plan {
     first: Object,
     second: Object,
     output: Object,
-    algorithm: Algorithm,
 }
 
 /// What differs from one call of a plan to the next.
@@ -42,7 +41,7 @@ pub(super) struct Call {
 }
 
 impl Plan {
-    /// Describes the GEMM to the library and asks for algorithms.
+    /// Describes the GEMM to the library, and asks for algorithms: at least one, in the library's order.
     ///
     /// # Safety
     /// `handle` is alive and its context is current.
@@ -51,7 +50,7 @@ impl Plan {
         handle: Opaque,
         key: &Key,
         workspace: Workspace,
-    ) -> Result<Self, CudaError> {
+    ) -> Result<(Self, Vec<Algorithm>), CudaError> {
         let mapped = ColumnMajor::of(&key.matmul);
         let description = describe(symbols, key, &mapped, workspace)?;
         let first = lay_out(symbols, &key.matmul, mapped.first)?;
@@ -80,21 +79,26 @@ impl Plan {
         symbols.checked("cublasLtMatmulAlgoGetHeuristic", status, || requested(&key.matmul))?;
         let written = usize::try_from(written).unwrap_or(0).min(CANDIDATES);
         let usable = |result: &&HeuristicResult| result.state == 0 && result.workspace_bytes <= workspace.bytes;
-        let Some(chosen) = results[..written].iter().find(usable) else {
+        let proposed: Vec<_> = results[..written].iter().filter(usable).map(|result| result.algorithm).collect();
+        if proposed.is_empty() {
             // The library can return success with no usable result: the GEMM cannot be computed then either.
             return Err(symbols.error("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED, requested(&key.matmul)));
-        };
-        let algorithm = chosen.algorithm;
+        }
         let description = Mutex::new(description);
-        Ok(Self { symbols, matmul: key.matmul, description, first, second, output, algorithm })
+        Ok((Self { symbols, matmul: key.matmul, description, first, second, output }, proposed))
     }
 
-    /// Submits the GEMM.
+    /// The GEMM.
+    pub(super) fn matmul(&self) -> &Matmul {
+        &self.matmul
+    }
+
+    /// Submits the GEMM by one of the algorithms that were proposed for it.
     ///
     /// # Safety
     /// As [`BlasLt::run`](crate::BlasLt::run); the handle, stream and workspace of `call` are alive, and their context is
-    /// current.
-    pub(super) unsafe fn submit(&self, call: &Call) -> Result<(), CudaError> {
+    /// current. The algorithm was proposed when this plan was made.
+    pub(super) unsafe fn submit(&self, algorithm: &Algorithm, call: &Call) -> Result<(), CudaError> {
         // After a panic of another call, the addresses in the descriptor are stale; they are set again below.
         let description = self.description.lock().unwrap_or_else(PoisonError::into_inner);
         let p = &call.pointers;
@@ -116,7 +120,7 @@ impl Plan {
                 self.output.handle,
                 p.d as *mut c_void,
                 self.output.handle,
-                &self.algorithm,
+                algorithm,
                 call.workspace.address as *mut c_void,
                 call.workspace.bytes,
                 call.stream,

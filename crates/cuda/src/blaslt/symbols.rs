@@ -62,9 +62,9 @@ pub(super) const REDUCTION_ANY: u32 = 7;
 
 /// `cublasLtMatmulAlgo_t`: 64 bytes that only the library reads.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Algorithm {
-    data: [u64; 8],
+    pub(super) data: [u64; 8],
 }
 
 /// `cublasLtMatmulHeuristicResult_t`.
@@ -140,6 +140,7 @@ pub(super) struct Symbols {
     pub(super) preference_set: SetAttribute,
     pub(super) heuristic: Heuristic,
     pub(super) matmul: Matmul,
+    pub(super) version: unsafe extern "C" fn() -> usize,
     status_name: unsafe extern "C" fn(Status) -> *const c_char,
 }
 
@@ -184,6 +185,7 @@ impl Symbols {
                 preference_set: symbol(library, file, "cublasLtMatmulPreferenceSetAttribute")?,
                 heuristic: symbol(library, file, "cublasLtMatmulAlgoGetHeuristic")?,
                 matmul: symbol(library, file, "cublasLtMatmul")?,
+                version: symbol(library, file, "cublasLtGetVersion")?,
                 status_name: symbol(library, file, "cublasLtGetStatusName")?,
             })
         }

@@ -62,6 +62,9 @@ pub struct BenchOptions {
     /// GiB of weights that stay on the device as GEMMs read them; without it, the plan decides.
     #[arg(long)]
     pub kept_weights_gib: Option<f64>,
+    /// Whether algorithms of large GEMMs are measured first; without it, what was measured before is used.
+    #[arg(long)]
+    pub tune_gemms: Option<bool>,
     /// Rank of the adapters.
     #[arg(long, default_value = "16", value_parser = count)]
     pub rank: usize,
@@ -118,6 +121,7 @@ impl BenchOptions {
             format!("train.steps={steps}"),
         ];
         overrides.extend(self.kept_weights_gib.map(|gib| format!("train.kept_weights_gib={gib}")));
+        overrides.extend(self.tune_gemms.map(|tune| format!("train.tune_gemms={tune}")));
         overrides.extend(self.offload.map(|offload| format!("train.offload={offload}")));
         Ok(RunConfig::from_toml(RECIPE, Path::new("train bench"), &overrides)?)
     }

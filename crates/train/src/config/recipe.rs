@@ -283,6 +283,11 @@ pub struct TrainConfig {
     /// projections. A number, or "auto": what fits. Default "auto".
     #[serde(default, alias = "fp8_weights_gib")]
     pub kept_weights_gib: DeviceBudget,
+    /// On CUDA: whether the algorithm of each large GEMM is chosen by measuring it, in the first step, which then takes 5 to 15 s longer.
+    /// Choices are kept on disk for this card and library, and used whenever this is not false. Default: true where the run is
+    /// planned to take ten minutes or more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tune_gemms: Option<bool>,
     /// On several ranks, what is divided over them instead of being on each (ZeRO): 0 nothing, 1 the optimizer's state, 2 gradients too,
     /// 3 the weights of the layers too, frozen or trained, which then travel in every pass. Each rank updates its share of the parameters
     /// and gives it to the others. Default 0.
@@ -342,6 +347,7 @@ impl Default for TrainConfig {
             optimizer: OptimizerKind::AdamW,
             optimizer_device_gib: DeviceBudget::Auto,
             kept_weights_gib: DeviceBudget::Auto,
+            tune_gemms: None,
             zero_stage: 0,
             micro_batch_size: 1,
             gradient_accumulation: 1,

@@ -14,7 +14,9 @@ use crate::error::RunError;
 use crate::plan::backend::{activations, choose_backend, offload};
 use crate::plan::chosen::Chosen;
 use crate::plan::values::{DataShape, Plan, PlanInputs};
-use crate::plan::{answers, base, divided, fit, forecast, fp8, kept_weights, paging, preference, shapes, workers};
+use crate::plan::{
+    answers, base, divided, fit, forecast, fp8, gemm_algorithms, kept_weights, paging, preference, shapes, workers,
+};
 
 impl Plan {
     /// Decides everything.
@@ -80,6 +82,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         gemms,
         arithmetic,
         kept_weights_bytes,
+        gemm_algorithms: gemm_algorithms::decide(backend.value, config.train.tune_gemms, forecast.as_ref()),
         base,
         trained_parameters: trained_parameters(inputs, &trained, lora.is_some()),
         lora_init_from: lora_init_from(config),

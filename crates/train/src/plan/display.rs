@@ -84,6 +84,9 @@ impl fmt::Display for Plan {
         if let Some(kept) = &self.kept_weights_bytes {
             writeln!(formatter, "{}", line("kept weights", human_bytes(kept.value), &kept.reason))?;
         }
+        if let Some(algorithms) = &self.gemm_algorithms {
+            writeln!(formatter, "{}", line("GEMM algorithms", to_name(&algorithms.value), &algorithms.reason))?;
+        }
         if self.paged_state_bytes.value > 0 {
             let bytes = human_bytes(self.paged_state_bytes.value);
             writeln!(formatter, "{}", line("paged state", bytes, &self.paged_state_bytes.reason))?;

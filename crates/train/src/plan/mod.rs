@@ -14,6 +14,7 @@ mod divided;
 mod fit;
 mod forecast;
 mod fp8;
+mod gemm_algorithms;
 mod kept_weights;
 mod paging;
 mod preference;

@@ -8,7 +8,7 @@ use firebrick_arch::{LoraConfig, ModelConfig};
 use firebrick_data::PackedDataset;
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
-use firebrick_kernels::{BackendKind, BaseStorage, GemmFormat, Recompute, TrainingShape};
+use firebrick_kernels::{BackendKind, BaseStorage, GemmAlgorithms, GemmFormat, Recompute, TrainingShape};
 use firebrick_optim::{OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
 use firebrick_precision::Format;
 use serde::Serialize;
@@ -51,6 +51,8 @@ pub struct Plan {
     pub arithmetic: Chosen<String>,
     /// Bytes of frozen weights that stay on the device in 8 bits; none where there are no such weights.
     pub kept_weights_bytes: Option<Chosen<u64>>,
+    /// How algorithms of large GEMMs are chosen; `None` where the backend has no choice.
+    pub gemm_algorithms: Option<Chosen<GemmAlgorithms>>,
     /// How the base weights are stored.
     pub base: Chosen<BaseStorage>,
     /// The adapter; without one every weight trains.

@@ -66,6 +66,7 @@ pub fn trainer<B: Kernels>(
         sequence_tokens: plan.max_seq_len.value,
     };
     B::keep_weights(device, plan.training.kept_bytes);
+    B::choose_gemms(device, plan.gemm_algorithms.as_ref().map_or_else(Default::default, |algorithms| algorithms.value));
     let pass_bytes = plan.backend.value.pass_bytes(&model_config.spec, &plan.training);
     B::expect_passes(device, pass_bytes, plan.training.tokens() as usize);
     if plan.offload.value && plan.pack.value {

@@ -8,6 +8,7 @@
 
 use burn_tensor::{DType, Tensor};
 use firebrick_arch::Activation;
+use firebrick_cuda::AlgorithmChoice;
 
 use super::appended::appended_columns;
 use super::engine::{Engine, engine};
@@ -18,8 +19,8 @@ use super::magnitude::has_magnitudes;
 use super::matrix::{Cuda, DeviceBlock, MatrixView, tensor};
 use crate::linear::{SavedHeads, SavedOutputNorm};
 use crate::{
-    Adapter, Dropout, Epilogue, GemmFormat, Group, HeadsEpilogue, Keep, LinearOps, NormWeight, ProjectGradients,
-    ProjectSaved, Prologue, RotaryTables, Weight,
+    Adapter, Dropout, Epilogue, GemmAlgorithms, GemmFormat, Group, HeadsEpilogue, Keep, LinearOps, NormWeight,
+    ProjectGradients, ProjectSaved, Prologue, RotaryTables, Weight,
 };
 
 /// A group's output after its epilogue.
@@ -60,6 +61,14 @@ impl LinearOps for Cuda {
     ) -> ProjectGradients<Self> {
         let engine = engine(&device_of(&saved.prologue));
         engine.section(|| engine.project_backward(saved, group, d_outputs, d_residual_ni, next))
+    }
+
+    fn choose_gemms(device: &Self::Device, algorithms: GemmAlgorithms) {
+        engine(device).blas.borrow().choose(match algorithms {
+            GemmAlgorithms::Library => AlgorithmChoice::Library,
+            GemmAlgorithms::Kept => AlgorithmChoice::Kept,
+            GemmAlgorithms::Measured => AlgorithmChoice::Measured,
+        });
     }
 
     fn row_squares(weight: &Weight<Self>, dtype: DType) -> Tensor<Self, 1> {

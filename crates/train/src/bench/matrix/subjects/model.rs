@@ -172,6 +172,7 @@ fn plan(
         warmup: 0,
         offload: None,
         kept_weights_gib: None,
+        tune_gemms: None,
         rank: 16,
         alpha: 32.0,
         optimizer: OptimizerKind::AdamW8bit,

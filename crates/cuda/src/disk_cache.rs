@@ -1,8 +1,9 @@
-//! Compiled images on disk: one file per key, written completely or not at all.
+//! What took time to find out, kept on disk: compiled kernels, and the algorithms of GEMMs. One file per key, written completely or not
+//! at all.
 //!
-//! The key is a hash of everything that determines the machine code: source, options (including the architecture), and the
+//! The key is a hash of everything that determines the contents: for machine code source, options (including the architecture), and the
 //! build of the compiler. A file begins with the key and a checksum of the rest, so a truncated or damaged file is not used: the
-//! program is compiled and written again.
+//! contents are made and written again.
 //!
 //! Cached code runs on the device with the rights of the user, so no other user may be able to write it. The folder has mode
 //! 0700, and a file is used only if this user owns it and no one else can write it. A folder that belongs to another user is
@@ -18,21 +19,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use xxhash_rust::xxh3::xxh3_128;
 
-/// A folder of images; `None` caches nothing.
+/// A folder of files of one kind; `None` caches nothing.
 #[derive(Clone, Debug)]
-pub(super) struct Cache {
+pub(crate) struct Cache {
     folder: Option<PathBuf>,
 }
 
-/// The key of an image.
+/// The key of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Key(u128);
+pub(crate) struct Key(u128);
 
 const HEADER_BYTES: usize = 32;
 
 impl Key {
-    /// The hash of `parts`, the texts that determine the machine code.
-    pub(super) fn of<'a>(parts: impl IntoIterator<Item = &'a str>) -> Self {
+    /// The hash of `parts`, the texts that determine the contents.
+    pub(crate) fn of<'a>(parts: impl IntoIterator<Item = &'a str>) -> Self {
         let mut text = String::new();
         for part in [env!("CARGO_PKG_VERSION")].into_iter().chain(parts) {
             // Lengths keep adjacent parts apart.
@@ -43,8 +44,8 @@ impl Key {
 }
 
 impl Cache {
-    /// The folder `kernels` in `FIREBRICK_CACHE`, or in `firebrick` in the user's cache folder.
-    pub(super) fn default_folder() -> Self {
+    /// A folder of this name, such as `kernels`, in `FIREBRICK_CACHE`, or in `firebrick` in the user's cache folder.
+    pub(crate) fn of(kind: &str) -> Self {
         let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let user = || {
             if cfg!(windows) {
@@ -53,17 +54,17 @@ impl Cache {
             variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")))
         };
         let folder = variable("FIREBRICK_CACHE").or_else(|| Some(user()?.join("firebrick")));
-        folder.map_or(Self { folder: None }, |folder| Self::in_folder(&folder.join("kernels")))
+        folder.map_or(Self { folder: None }, |folder| Self::in_folder(&folder.join(kind)))
     }
 
     /// Creates the folder if there is none, and makes it private. If it cannot be used, nothing is cached.
-    pub(super) fn in_folder(folder: &Path) -> Self {
+    pub(crate) fn in_folder(folder: &Path) -> Self {
         match private_folder(folder) {
             Ok(()) => Self { folder: Some(folder.to_owned()) },
             Err(error) => {
                 tracing::warn!(
-                    "compiled kernels are not cached, so each start compiles them again: {}: {error}. Set FIREBRICK_CACHE \
-                     to a folder of your own",
+                    "nothing is kept in {}, so each start does the work again: {error}. Set FIREBRICK_CACHE to a folder of \
+                     your own",
                     folder.display()
                 );
                 Self { folder: None }
@@ -72,12 +73,12 @@ impl Cache {
     }
 
     #[cfg(test)]
-    pub(super) fn none() -> Self {
+    pub(crate) fn none() -> Self {
         Self { folder: None }
     }
 
-    /// The image, if there is a complete one that only this user could have written.
-    pub(super) fn read(&self, key: &Key) -> Option<Vec<u8>> {
+    /// The contents, if there is a complete file that only this user could have written.
+    pub(crate) fn read(&self, key: &Key) -> Option<Vec<u8>> {
         let mut file = File::open(self.file(key)?).ok()?;
         // Checked on the open file, so that the path cannot be exchanged in between.
         if !written_by_this_user_only(&file.metadata().ok()?) {
@@ -89,8 +90,8 @@ impl Cache {
         (header == header_of(key, image)).then(|| image.to_vec())
     }
 
-    /// Writes an image. Two processes at once write the same bytes to files of different names, and the last rename wins.
-    pub(super) fn write(&self, key: &Key, image: &[u8]) {
+    /// Writes a file. Two processes at once write the same bytes to files of different names, and the last rename wins.
+    pub(crate) fn write(&self, key: &Key, image: &[u8]) {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let Some(file) = self.file(key) else { return };
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -98,13 +99,13 @@ impl Cache {
         let complete = [header_of(key, image).as_slice(), image].concat();
         let written = write_new(&unfinished, &complete).and_then(|()| fs::rename(&unfinished, &file));
         if written.is_err() {
-            // Nothing is lost but the time to compile it again.
+            // Nothing is lost but the time to make it again.
             let _ = fs::remove_file(&unfinished);
         }
     }
 
     fn file(&self, key: &Key) -> Option<PathBuf> {
-        self.folder.as_deref().map(|folder: &Path| folder.join(format!("{:032x}.cubin", key.0)))
+        self.folder.as_deref().map(|folder: &Path| folder.join(format!("{:032x}", key.0)))
     }
 }
 

@@ -1,0 +1,260 @@
+//! Which of the algorithms that the library proposes for a GEMM is used.
+//!
+//! The library orders its proposals by a model of the card; the first is often within a percent of the fastest, and sometimes ten
+//! percent slower. Measuring takes place at the first call of a large GEMM, on its own operands and into its own output, which the call
+//! itself then overwrites: no memory is added, and the values are those of the run, which decide what power the card draws. Each
+//! algorithm is timed in a few calls; those near the fastest then run for long enough that a card at its power limit slows down.
+//! The choice is kept on disk for this card, library and shape, so that it is made once and runs repeat bit by bit.
+//!
+//! Trade-off: a tenth of a second to a second per shape, once; and where the file is lost, another choice may round differently.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+
+use super::descriptors::Key;
+use super::matmul::Matmul;
+use super::plan::{Call, Plan};
+use super::symbols::{Algorithm, Symbols};
+use crate::disk_cache::{Cache, Key as FileKey};
+use crate::driver::DeviceInfo;
+use crate::error::CudaError;
+use crate::stream::{Event, Stream};
+
+/// Work below which a GEMM is left to the library: a quarter of a millisecond on an H100. The operands of smaller ones stay in the level 2
+/// cache while they are repeated, but not between the operations of a step: a 1B with rows of 512 tokens was 15 % slower by what such
+/// measurements chose.
+const LARGE_FLOPS: f64 = 2e11;
+/// The call of a shape at which it is measured.
+const DUE: usize = 3;
+/// Shapes that a process measures at most.
+const MAX_SHAPES: usize = 64;
+/// Timed calls of each algorithm at first.
+const FIRST_CALLS: usize = 2;
+/// What is this much slower than the fastest at first is not tried further.
+const CLOSE: f32 = 1.04;
+/// How long the others run, in each of [`ROUNDS`].
+const ROUND_MILLISECONDS: f32 = 40.0;
+const ROUNDS: usize = 3;
+/// Another algorithm must take less than this share of the time of the library's first.
+const WORTH: f32 = 0.995;
+
+/// How algorithms of large GEMMs are chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum AlgorithmChoice {
+    /// The first that the library proposes.
+    #[default]
+    Library,
+    /// What was measured before on this machine; the library's first where nothing was.
+    Kept,
+    /// What was measured before, or is measured at the third call of a shape.
+    Measured,
+}
+
+/// See the head of this file.
+pub(super) struct Choices {
+    choice: AtomicU8,
+    measured: AtomicUsize,
+    cache: Cache,
+    /// What a choice holds for: library, card, workspace.
+    machine: String,
+}
+
+impl Choices {
+    pub(super) fn new(symbols: &Symbols, device: &DeviceInfo, workspace_bytes: usize) -> Self {
+        // SAFETY: takes nothing and returns a number.
+        let version = unsafe { (symbols.version)() };
+        let (name, capability) = (&device.name, device.compute_capability);
+        let machine = format!("cuBLASLt {version}, {name} {capability:?}, {workspace_bytes} bytes");
+        Self {
+            choice: AtomicU8::new(AlgorithmChoice::Library as u8),
+            measured: AtomicUsize::new(0),
+            cache: Cache::of("gemms"),
+            machine,
+        }
+    }
+
+    /// Sets the choice and returns the earlier one.
+    pub(super) fn set(&self, choice: AlgorithmChoice) -> AlgorithmChoice {
+        choice_of(self.choice.swap(choice as u8, Ordering::Relaxed))
+    }
+
+    /// The choice for a shape that is called for the first time.
+    pub(super) fn first(&self, key: &Key, plan: Plan, proposed: Vec<Algorithm>) -> Choice {
+        let choice = choice_of(self.choice.load(Ordering::Relaxed));
+        if choice == AlgorithmChoice::Library || proposed.len() == 1 || !is_large(&key.matmul) {
+            return Choice::settled(plan, proposed[0]);
+        }
+        // Only what the library proposes today is run, whatever the file says.
+        let kept = self.cache.read(&self.file(key));
+        let kept = kept.and_then(|bytes| proposed.iter().find(|one| bytes_of(one) == bytes).copied());
+        match kept {
+            Some(algorithm) => Choice::settled(plan, algorithm),
+            None if choice == AlgorithmChoice::Kept => Choice::settled(plan, proposed[0]),
+            None => {
+                let settled = Choice::settled(plan, proposed[0]);
+                Choice { open: Some(Open { proposed, calls: 0 }), ..settled }
+            }
+        }
+    }
+
+    /// Measures a shape, unless so many were measured already, and keeps the choice.
+    ///
+    /// # Safety
+    /// As [`BlasLt::run`](crate::BlasLt::run) for this call, for which the choice is due and which the caller submits afterwards; its
+    /// context is current.
+    pub(super) unsafe fn measure(
+        &self,
+        key: &Key,
+        choice: &mut Choice,
+        call: &Call,
+        stream: &Stream,
+    ) -> Result<(), CudaError> {
+        let Some(Open { proposed, .. }) = choice.open.take() else { return Ok(()) };
+        if self.measured.fetch_add(1, Ordering::Relaxed) >= MAX_SHAPES {
+            return Ok(());
+        }
+        // SAFETY: the caller's promise; repeating the call writes the same output.
+        choice.algorithm = unsafe { fastest(&choice.plan, &proposed, call, stream) }?;
+        self.cache.write(&self.file(key), &bytes_of(&choice.algorithm));
+        Ok(())
+    }
+
+    fn file(&self, key: &Key) -> FileKey {
+        FileKey::of([self.machine.as_str(), &format!("{key:?}")])
+    }
+}
+
+/// The plan of a shape and its algorithm, and what is still to be tried for it.
+pub(super) struct Choice {
+    pub(super) plan: Arc<Plan>,
+    pub(super) algorithm: Algorithm,
+    open: Option<Open>,
+}
+
+struct Open {
+    proposed: Vec<Algorithm>,
+    calls: usize,
+}
+
+impl Choice {
+    fn settled(plan: Plan, algorithm: Algorithm) -> Self {
+        Self { plan: Arc::new(plan), algorithm, open: None }
+    }
+
+    /// Whether this call is the one to measure with. One that adds to its own output cannot be repeated.
+    pub(super) fn is_due(&mut self, call: &Call) -> bool {
+        let Some(open) = &mut self.open else { return false };
+        open.calls += 1;
+        open.calls >= DUE && (call.beta == 0.0 || call.pointers.c != call.pointers.d)
+    }
+}
+
+fn choice_of(code: u8) -> AlgorithmChoice {
+    [AlgorithmChoice::Library, AlgorithmChoice::Kept, AlgorithmChoice::Measured][usize::from(code)]
+}
+
+fn bytes_of(algorithm: &Algorithm) -> Vec<u8> {
+    algorithm.data.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn is_large(matmul: &Matmul) -> bool {
+    2.0 * matmul.m as f64 * matmul.n as f64 * matmul.k as f64 >= LARGE_FLOPS
+}
+
+/// The algorithm that takes the least time; the first where none is clearly faster.
+///
+/// # Safety
+/// As [`Choices::measure`], for a call that may be repeated.
+unsafe fn fastest(plan: &Plan, proposed: &[Algorithm], call: &Call, stream: &Stream) -> Result<Algorithm, CudaError> {
+    let timer = Timer { start: Event::timed(stream.context())?, end: Event::timed(stream.context())? };
+    // SAFETY: the caller's promise.
+    let time = |algorithm: &Algorithm, calls: usize| unsafe { timer.time(plan, algorithm, call, stream, calls) };
+    let mut times = Vec::with_capacity(proposed.len());
+    for (index, algorithm) in proposed.iter().enumerate() {
+        // An algorithm that the library proposes and then refuses is passed over; the first is reported when it is submitted.
+        let Ok(_) = time(algorithm, 1) else { continue };
+        times.push((index, time(algorithm, FIRST_CALLS)?));
+    }
+    let best = times.iter().map(|(_, time)| *time).fold(f32::INFINITY, f32::min);
+    times.retain(|(index, time)| *index == 0 || *time <= best * CLOSE);
+    let mut long = vec![Vec::with_capacity(ROUNDS); times.len()];
+    for _ in 0..ROUNDS {
+        for ((index, once), rounds) in times.iter().zip(&mut long) {
+            let calls = (ROUND_MILLISECONDS / once.max(1e-3)).ceil() as usize;
+            rounds.push(time(&proposed[*index], calls)?);
+        }
+    }
+    let medians: Vec<_> = times.iter().zip(long).map(|((index, _), rounds)| (*index, median(rounds))).collect();
+    let index = choose(&medians);
+    tracing::debug!("{}: algorithm {index} of {} in {medians:?} ms", plan.matmul(), proposed.len());
+    Ok(proposed[index])
+}
+
+/// The index with the least time, or 0 where that is not clearly less than the time of 0.
+fn choose(times: &[(usize, f32)]) -> usize {
+    let of_first = times.iter().find(|(index, _)| *index == 0).map_or(f32::INFINITY, |(_, time)| *time);
+    let fastest = times.iter().min_by(|left, right| left.1.total_cmp(&right.1));
+    fastest.filter(|(_, time)| *time < of_first * WORTH).map_or(0, |(index, _)| *index)
+}
+
+fn median(mut times: Vec<f32>) -> f32 {
+    times.sort_by(f32::total_cmp);
+    times[times.len() / 2]
+}
+
+struct Timer {
+    start: Event,
+    end: Event,
+}
+
+impl Timer {
+    /// Milliseconds of one of `calls` calls. Waits for them.
+    ///
+    /// # Safety
+    /// As [`fastest`].
+    unsafe fn time(
+        &self,
+        plan: &Plan,
+        algorithm: &Algorithm,
+        call: &Call,
+        stream: &Stream,
+        calls: usize,
+    ) -> Result<f32, CudaError> {
+        stream.record(&self.start)?;
+        for _ in 0..calls {
+            // SAFETY: the caller's promise.
+            unsafe { plan.submit(algorithm, call) }?;
+        }
+        stream.record(&self.end)?;
+        self.end.synchronize()?;
+        Ok(self.end.milliseconds_since(&self.start)? / calls as f32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blaslt::matmul::ElementType::Bf16;
+
+    #[test]
+    fn another_algorithm_is_taken_only_if_it_is_clearly_faster() {
+        assert_eq!(choose(&[(0, 1.0), (3, 0.998), (5, 1.01)]), 0);
+        assert_eq!(choose(&[(0, 1.0), (3, 0.98), (5, 0.97)]), 5);
+        assert_eq!(choose(&[(2, 1.0), (3, 0.9)]), 3, "the library's first was refused");
+    }
+
+    #[test]
+    fn only_gemms_that_take_long_are_measured() {
+        let matmul = |sizes| Matmul::dense(sizes, Bf16, [false, true], Bf16);
+        assert!(is_large(&matmul([12_288, 4096, 4096])));
+        assert!(!is_large(&matmul([12_288, 48, 4096])));
+        assert!(!is_large(&matmul([512, 16_384, 2048])));
+    }
+
+    #[test]
+    fn a_choice_is_the_last_one_set() {
+        let all = [AlgorithmChoice::Library, AlgorithmChoice::Kept, AlgorithmChoice::Measured];
+        assert_eq!(all.map(|choice| choice_of(choice as u8)), all);
+    }
+}
