@@ -12,13 +12,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn_tensor::backend::Backend;
 use burn_tensor::{DType, Distribution, Int, Tensor};
-use firebrick_arch::{AttentionSpec, QkNorm};
+use firebrick_arch::{Activation, AttentionSpec, QkNorm};
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::backends::cuda::{Cuda, DeviceFailure, probe, refuse_cudnn, scratch_bytes};
 use firebrick_kernels::conformance::{Case, every_operation, tolerance};
 use firebrick_kernels::{
-    AttentionOps, CrossEntropyOptions, Documents, EmbeddingOps, Kernels, LossOps, LossTargets, MemoryOps, NormOps,
-    NormWeight, OptimizerOps, Qkv, Weight, WeightGradient,
+    AttentionOps, CrossEntropyOptions, Documents, EmbeddingOps, Epilogue, GemmAlgorithms, GemmFormat, Group, Keep,
+    Kernels, LinearOps, LossOps, LossTargets, MemoryOps, Module, NormOps, NormWeight, OptimizerOps, Prologue, Qkv,
+    Weight, WeightGradient,
 };
 
 type Device = <Cuda as burn_tensor::backend::BackendTypes>::Device;
@@ -274,6 +275,83 @@ fn passes_over_many_lengths_take_the_memory_of_the_longest_where_the_device_is_f
     Cuda::expect_passes(&device, [0, 0], 0);
     assert!(in_an_empty_device > 512 << 20, "{in_an_empty_device} bytes: buffers are reused while there is room");
     assert!(in_a_full_one < 128 << 20, "{in_a_full_one} bytes");
+}
+
+/// Outputs `[n, o]` of dense weights over one input: column ranges of one buffer.
+fn projected(x: &Tensor<Cuda, 2>, weights: &[Tensor<Cuda, 2>]) -> Vec<Tensor<Cuda, 2>> {
+    let out = weights[0].dims()[0];
+    let module = |(index, weight): (usize, &Tensor<Cuda, 2>)| Module {
+        columns: index * out..(index + 1) * out,
+        weight: Weight::Dense(weight.clone()),
+        weight_gradient: WeightGradient::Frozen,
+        bias: None,
+        adapter: None,
+    };
+    let modules = weights.iter().enumerate().map(module).collect();
+    let group = Group { modules, parts: vec![out; weights.len()], gemms: GemmFormat::Compute, dropout: None };
+    Cuda::project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Nothing).0
+}
+
+fn random_bf16(shape: [usize; 2], device: &Device) -> Tensor<Cuda, 2> {
+    Tensor::<Cuda, 2>::random(shape, Distribution::Normal(0.0, 0.1), (device, DType::F32)).cast(DType::BF16)
+}
+
+fn host(tensor: Tensor<Cuda, 2>) -> Vec<f32> {
+    tensor.into_data().convert::<f32>().to_vec().expect("floats")
+}
+
+/// The backward of a gated activation writes over gate and up where nothing else has them; sections use memory again and again.
+#[test]
+fn gradients_never_overwrite_a_gate_that_something_still_reads() {
+    let Some((device, _turn)) = device() else { return };
+    let (x, dy) = (random_bf16([64, 128], &device), random_bf16([64, 256], &device));
+    let weights = [random_bf16([256, 128], &device), random_bf16([256, 128], &device)];
+    let [gate, up] = <[_; 2]>::try_from(projected(&x, &weights)).expect("two parts");
+    let expected = host(gate.clone());
+    let reference = Cuda::gated_backward(gate, up, Activation::Silu, dy.clone());
+    let reference = [host(reference.0), host(reference.1)];
+    let rounds = |keeps: bool| {
+        Cuda::section(&device, || {
+            let round = |_| {
+                let [gate, up] = <[_; 2]>::try_from(projected(&x, &weights)).expect("two parts");
+                let kept = keeps.then(|| gate.clone());
+                (kept, Cuda::gated_backward(gate, up, Activation::Silu, dy.clone()))
+            };
+            (0..4).map(round).collect::<Vec<_>>()
+        })
+    };
+    for (kept, (d_gate, d_up)) in rounds(true).into_iter().chain(rounds(false)).chain(rounds(true)) {
+        assert!(kept.is_none_or(|kept| host(kept) == expected));
+        assert_eq!([host(d_gate), host(d_up)], reference);
+    }
+}
+
+/// The algorithm that is measured computes what the library's first does, up to the order of sums, and another engine takes the same.
+#[test]
+fn measured_algorithms_compute_the_same_and_are_kept() {
+    let Some((device, _turn)) = device() else { return };
+    let (x, weight) = (random_bf16([8192, 4096], &device), random_bf16([4096, 4096], &device));
+    let (library, measured) = {
+        let project = || host(projected(&x, std::slice::from_ref(&weight)).remove(0));
+        let library = project();
+        Cuda::choose_gemms(&device, GemmAlgorithms::Measured);
+        let measured: Vec<_> = (0..4).map(|_| project()).collect();
+        Cuda::choose_gemms(&device, GemmAlgorithms::Library);
+        (library, measured)
+    };
+    let largest = library.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+    for run in &measured {
+        let error = run.iter().zip(&library).map(|(run, library)| (run - library).abs()).fold(0.0_f32, f32::max);
+        assert!(error <= largest / 128.0, "off by {error} of {largest}");
+    }
+    let elsewhere = std::thread::scope(|scope| {
+        let work = || {
+            Cuda::choose_gemms(&device, GemmAlgorithms::Kept);
+            host(projected(&x, std::slice::from_ref(&weight)).remove(0))
+        };
+        scope.spawn(work).join().expect("the other thread")
+    });
+    assert!(elsewhere == measured[3], "an engine that starts later takes the kept choice");
 }
 
 /// Packed documents, many layers in one section: the backward of a layer leaves nothing behind.

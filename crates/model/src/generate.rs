@@ -257,10 +257,10 @@ impl<B: Kernels> Batch<'_, B> {
             let x_nd = B::section(&model.device, || self.layers(&pass));
             x_nd.select(0, model.indices(&ends))
         } else if is_greedy {
-            let ids = B::recycling_section(&model.device, || best(self.layers(&pass)));
+            let ids = B::section(&model.device, || best(self.layers(&pass)));
             return self.tokens_of(first, ids);
         } else {
-            B::recycling_section(&model.device, || self.layers(&pass))
+            B::section(&model.device, || self.layers(&pass))
         };
         if is_greedy {
             let ids = B::section(&model.device, || best(last));

@@ -47,12 +47,6 @@ pub trait MemoryOps: Backend {
         work()
     }
 
-    /// A section whose operations ask for the same few sizes of memory over and over, such as a decoding step: a backend may give
-    /// what one of them frees to the next at once, and keeps all of it until the section ends.
-    fn recycling_section<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
-        Self::section(device, work)
-    }
-
     /// Runs ordinary Burn operations in the middle of a section, ordered after everything before and ahead of everything after.
     fn pause<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
         let _ = device;

@@ -135,6 +135,9 @@ impl Engine {
 
     /// A tensor that may be written in place: itself where nothing else holds it, a copy otherwise.
     pub(super) fn owned(&self, primitive: Primitive) -> Primitive {
-        if primitive.is_contiguous() && primitive.handle.can_mut() { primitive } else { self.contiguous(&primitive) }
+        if !primitive.is_contiguous() {
+            return self.contiguous(&primitive);
+        }
+        self.recycled.unshared(primitive).unwrap_or_else(|shared| self.contiguous(&shared))
     }
 }

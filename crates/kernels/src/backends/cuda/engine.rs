@@ -5,7 +5,8 @@
 //! - All device work of the engine is on one stream, in the order of the calls. Memory that is freed after a call is reused only by
 //!   later work of the same stream, so dropping a tensor whose kernels are still queued is safe inside a section.
 //! - CubeCL's pool has one stream for all threads and buffers of exactly the requested size ([`configure`]), and nothing is returned
-//!   to the driver inside a section: memory that CubeCL allocates there is therefore new, or was free before the section began.
+//!   to the driver inside a section: memory that CubeCL allocates there is therefore new, or was free before the section began. Nor may
+//!   the driver reuse freed memory in any other order than that of the stream.
 //! - Only one thread at a time is inside a section of a device (`section.rs`), since CubeCL would hand memory that one thread frees
 //!   to the other while the first one's kernels still read it.
 //! - Values derived from parameters (converted weights) are valid for one section: nothing may update a parameter in a section
@@ -35,7 +36,7 @@ use super::kept::KeptWeights;
 use super::library::Library;
 use super::matrix::{LowRankChunk, Primitive};
 use super::program::Programs;
-use super::recycled::Recycled;
+use super::recycled::{Recycled, uses};
 use super::room::Room;
 use super::scratch::Scratch;
 use super::tables::Tables;
@@ -80,6 +81,9 @@ pub(super) struct Engine {
     pub(super) rounds_sizes: Cell<bool>,
     pub(super) trace: Trace,
 }
+
+/// Bits of a number of CubeCL's: more than a process ever allocates.
+const NUMBER_BITS: u32 = 40;
 
 thread_local! {
     static ENGINES: RefCell<HashMap<usize, Rc<Engine>>> = RefCell::new(HashMap::new());
@@ -144,6 +148,8 @@ impl Engine {
         let info = driver.device(device.index)?;
         let client = CudaRuntime::client(device);
         let context = Context::retain(&driver, device.index)?;
+        // CubeCL allocates in the order of its stream; what it allocates inside a section is used on ours.
+        context.reuse_in_stream_order_only()?;
         let stream = Arc::new(Stream::new(&context)?);
         Ok(Self {
             handoff: StreamHandoff::new(stream.clone())?,
@@ -191,8 +197,9 @@ impl Engine {
     /// from another tensor that got the same memory later.
     pub(super) fn source(&self, primitive: &Primitive) -> [u64; 2] {
         let offset = primitive.handle.offset_start.unwrap_or(0);
-        let number = handle_number(&primitive.handle).map(|number| number as u64);
-        [number.unwrap_or_else(|| self.address(primitive)), offset]
+        let number = handle_number(&primitive.handle);
+        let identity = number.map(|number| number as u64 | uses(number) << NUMBER_BITS);
+        [identity.unwrap_or_else(|| self.address(primitive)), offset]
     }
 
     /// The device.

@@ -35,6 +35,7 @@ use super::modules::{ModulesArgument, PART_ALIGNMENT};
 use super::program::Source;
 use super::quantize::kernels_of;
 use super::scratch::{Contents, ScratchSlot};
+use super::weights::GroupSources;
 use crate::backends::cuda_rows::{fp8_lead, fp8_stride};
 use crate::{GemmFormat, Group, Weight};
 
@@ -131,7 +132,7 @@ impl Engine {
 
     /// Address of the scales of the rows of a group's weight.
     fn fp8_row_scales(&self, group: &Group<Cuda>, dtype: DType) -> u64 {
-        match self.known_row_scales(group) {
+        match self.known_row_scales(group, self.group_sources(group, false).weights) {
             Some((address, true)) => address,
             // Dense weights may train, and then have new scales in every step.
             _ => self.fp8_weight(group, dtype).row_scales,
@@ -144,8 +145,9 @@ impl Engine {
         assert!(outputs.is_multiple_of(16) && inputs.is_multiple_of(16), "FP8 weights [{outputs}, {inputs}]");
         let (modules, _held) = self.modules_argument(group);
         let stride = fp8_stride(inputs, modules.ranks());
-        let (mut weight, held) = self.fp8_buffer(group, Pass::Forward, [outputs, stride], &modules);
-        let known = self.known_row_scales(group);
+        let sources = self.group_sources(group, true);
+        let (mut weight, held) = self.fp8_buffer(group, &sources, Pass::Forward, [outputs, stride], &modules);
+        let known = self.known_row_scales(group, sources.weights);
         if let Some((address, _)) = known {
             (weight.codes.scales, weight.row_scales) = (address, address);
         }
@@ -168,7 +170,8 @@ impl Engine {
         let (modules, _held) = self.modules_argument(group);
         let stride = fp8_stride(outputs, modules.ranks());
         let row_scales = self.fp8_row_scales(group, dtype);
-        let (weight, held) = self.fp8_buffer(group, Pass::Backward, [inputs, stride], &modules);
+        let sources = self.group_sources(group, true);
+        let (weight, held) = self.fp8_buffer(group, &sources, Pass::Backward, [inputs, stride], &modules);
         let weight = Fp8Weight { row_scales, ..weight };
         if !held.weight {
             for module in &group.modules {
@@ -188,12 +191,12 @@ impl Engine {
     fn fp8_buffer(
         &self,
         group: &Group<Cuda>,
+        sources: &GroupSources,
         pass: Pass,
         [rows, stride]: [usize; 2],
         modules: &ModulesArgument,
     ) -> (Fp8Weight, Held) {
-        let contents =
-            Contents { section: self.section_number(), dtype: DType::U8, sources: self.group_sources(group) };
+        let contents = Contents { section: self.section_number(), dtype: DType::U8, sources: sources.all() };
         let parts = [rows * stride, rows * 4, 16, MAXIMA_PARTS * 8, modules.bytes(group.in_features()), 0];
         let starts = parts.iter().scan(0, |start, bytes| {
             let this = *start;
@@ -201,9 +204,8 @@ impl Engine {
             Some(this)
         });
         let starts: Vec<usize> = starts.collect();
-        let kept = self
-            .is_quantized(group)
-            .then(|| self.kept.of(pass, self.layout_sources(group, stride), starts[5], contents.clone()));
+        let kept =
+            self.is_quantized(group).then(|| self.kept.of(pass, sources.laid_out(stride), starts[5], contents.clone()));
         let (address, held) = kept.flatten().unwrap_or_else(|| {
             let slot = match pass {
                 Pass::Forward => ScratchSlot::Fp8Weights { rows, columns: stride },
@@ -220,8 +222,8 @@ impl Engine {
     }
 
     /// Address of the scales of the rows of quantized weights, and whether they are computed.
-    fn known_row_scales(&self, group: &Group<Cuda>) -> Option<(u64, bool)> {
-        self.is_quantized(group).then(|| self.fp8_scales.of(self.weight_sources(group), group.out_features()))
+    fn known_row_scales(&self, group: &Group<Cuda>, sources: Vec<u64>) -> Option<(u64, bool)> {
+        self.is_quantized(group).then(|| self.fp8_scales.of(sources, group.out_features()))
     }
 
     /// The adapters in the compute format, and how large their values are.

@@ -117,6 +117,9 @@ impl Engine {
         }
         // Joining drops the second view, so that one handle is left if nothing else holds the buffer.
         let whole = self.adjacent_columns(inputs.into());
-        if whole.tensor.handle.can_mut() { whole } else { self.empty_matrix(rows, 2 * width, dtype) }
+        match self.recycled.unshared(whole.tensor) {
+            Ok(tensor) => MatrixView { tensor, ..whole },
+            Err(_) => self.empty_matrix(rows, 2 * width, dtype),
+        }
     }
 }

@@ -27,21 +27,15 @@ impl MemoryOps for Cuda {
         engine(device).section(work)
     }
 
-    fn recycling_section<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
-        engine(device).recycling_section(work)
-    }
-
     fn pause<R>(device: &Self::Device, work: impl FnOnce() -> R) -> R {
         engine(device).pause(work)
     }
 
     fn release_memory(device: &Self::Device) {
         let engine = engine(device);
-        assert!(!engine.is_in_section(), "memory is not released inside a section: kernels may still use it");
-        check("waiting for the device", engine.context().synchronize());
+        release_pools(&engine, device);
         engine.fp8_scales.clear();
         engine.kept.clear();
-        release_pools(&engine, device);
     }
 
     fn host_buffer(device: &Self::Device, bytes: usize) -> HostBuffer {
@@ -118,8 +112,6 @@ impl MemoryOps for Cuda {
         let Some([needed, pinned]) = engine.room.needed(tokens) else { return };
         let free = check("asking for free memory", engine.context().memory()).free_bytes;
         if free < needed || engine.copies.waiting_bytes() > pinned {
-            assert!(!engine.is_in_section(), "memory is not released inside a section: kernels may still use it");
-            check("waiting for the device", engine.context().synchronize());
             // Kept weights are the same for passes of every size.
             release_pools(&engine, device);
         }
@@ -130,9 +122,12 @@ impl MemoryOps for Cuda {
     }
 }
 
-/// Returns buffers that wait for operations of the same sizes. The caller has waited for the device.
+/// Waits for the device, and returns buffers that wait for operations of the same sizes.
 fn release_pools(engine: &Engine, device: &CudaDevice) {
+    assert!(!engine.is_in_section(), "memory is not released inside a section: kernels may still use it");
+    check("waiting for the device", engine.context().synchronize());
     engine.scratch.release();
     engine.copies.release();
+    engine.recycled.release();
     Cuda::memory_cleanup(device);
 }

@@ -5,11 +5,12 @@
 //! Trade-off: a kernel that does not compile is found when it is launched, not when the crate is built.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::thread::JoinHandle;
 
 use burn_tensor::DType;
 use firebrick_arch::Activation;
-use firebrick_cuda::{Compiler, Context, CudaError, Kernel, Module, Program};
+use firebrick_cuda::{Compiler, Context, CudaError, Image, Kernel, Module, Program};
 
 use super::failure::check;
 
@@ -242,6 +243,8 @@ pub(super) struct Programs {
     compiler: Compiler,
     compute_capability: (u32, u32),
     modules: RefCell<HashMap<(Source, DType), Module>>,
+    /// What other threads compile.
+    compiling: RefCell<HashMap<(Source, DType), JoinHandle<Option<Image>>>>,
     kernels: RefCell<HashMap<(Source, DType, &'static str), Kernel>>,
 }
 
@@ -253,12 +256,14 @@ impl Programs {
             compiler: Compiler::load()?,
             compute_capability: device.compute_capability,
             modules: RefCell::default(),
+            compiling: RefCell::default(),
             kernels: RefCell::default(),
         })
     }
 
-    /// Compiles, on all cores, what a run in this format and with this head width launches. A source that fails is left to
-    /// the launch that needs it, which reports it.
+    /// Begins to compile, on all cores, what a run in this format and with this head width launches. A launch waits for its own source
+    /// alone, so that other work, such as cuDNN's own compiling, goes on meanwhile. A source that fails is left to the launch that needs
+    /// it, which reports it.
     pub(super) fn prepare(&self, dtype: DType, head_dim: usize, with_flash: bool) {
         let mut wanted = vec![
             (Source::Columns, dtype),
@@ -266,10 +271,15 @@ impl Programs {
             (Source::Elementwise, dtype),
             (Source::Embedding, dtype),
             (Source::Heads, dtype),
+            (Source::Magnitude, dtype),
+            (Source::Magnitude, DType::F32),
             (Source::Norm, dtype),
             (Source::PackedIndex, DType::F32),
             (Source::Pairs, DType::F32),
             (Source::Quantize, DType::F32),
+            (Source::Routing, dtype),
+            (Source::Routing, DType::F32),
+            (Source::StoreRows, dtype),
             (Source::WriteOut, dtype),
         ];
         let plain =
@@ -280,25 +290,32 @@ impl Programs {
             wanted.push((Source::LowRank(USUAL_RANKS), dtype));
         }
         let flash = FlashVariant { head_dim, soft_cap: None };
+        wanted.push((Source::CachedAttention(flash), dtype));
         if with_flash && dtype == DType::F32 {
             wanted.push((Source::FlashF32(flash), dtype));
         } else if with_flash {
             wanted.extend([(Source::FlashForward(flash), dtype), (Source::FlashBackward(flash), dtype)]);
         }
-        let mut seen = HashSet::new();
-        wanted.retain(|program| seen.insert(*program));
-        // Only the compiler goes to the threads: modules belong to this thread.
-        let (compiler, capability) = (&self.compiler, self.compute_capability);
-        let compile = |&(source, dtype): &(Source, DType)| compiler.compile(&source.program(dtype), capability).ok();
-        let images: Vec<_> = std::thread::scope(|scope| {
-            let compile = &compile;
-            let workers: Vec<_> = wanted.iter().map(|program| scope.spawn(move || compile(program))).collect();
-            workers.into_iter().map(|worker| worker.join().ok().flatten()).collect()
-        });
-        let mut modules = self.modules.borrow_mut();
-        for (program, image) in wanted.into_iter().zip(images) {
-            if let Some(module) = image.and_then(|image| Module::load(&self.context, &image).ok()) {
-                modules.entry(program).or_insert(module);
+        // A program that is twice in the list is started once.
+        for program in wanted {
+            if !self.modules.borrow().contains_key(&program) {
+                self.compiling.borrow_mut().entry(program).or_insert_with(|| self.start(program));
+            }
+        }
+    }
+
+    /// Compiles on a thread of its own. Only the image comes from there: modules belong to this thread.
+    fn start(&self, (source, dtype): (Source, DType)) -> JoinHandle<Option<Image>> {
+        let (compiler, capability) = (self.compiler.clone(), self.compute_capability);
+        std::thread::spawn(move || compiler.compile(&source.program(dtype), capability).ok())
+    }
+
+    /// Waits for what [`Programs::prepare`] started and no launch has needed yet.
+    pub(super) fn finish(&self) {
+        let compiling: Vec<_> = self.compiling.borrow_mut().drain().collect();
+        for (program, image) in compiling {
+            if let Some(module) = compiled(image).and_then(|image| Module::load(&self.context, &image).ok()) {
+                self.modules.borrow_mut().insert(program, module);
             }
         }
     }
@@ -318,10 +335,19 @@ impl Programs {
         let module = match modules.entry((source, dtype)) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
             std::collections::hash_map::Entry::Vacant(entry) => {
-                let image = self.compiler.compile(&source.program(dtype), self.compute_capability)?;
+                let prepared = self.compiling.borrow_mut().remove(&(source, dtype)).and_then(compiled);
+                let image = match prepared {
+                    Some(image) => image,
+                    None => self.compiler.compile(&source.program(dtype), self.compute_capability)?,
+                };
                 entry.insert(Module::load(&self.context, &image)?)
             }
         };
         module.kernel(name)
     }
+}
+
+/// What a thread has compiled; `None` if it failed.
+fn compiled(thread: JoinHandle<Option<Image>>) -> Option<Image> {
+    thread.join().ok().flatten()
 }

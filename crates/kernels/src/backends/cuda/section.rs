@@ -38,20 +38,6 @@ impl Engine {
         result
     }
 
-    /// As [`Engine::section`], for work that asks for few sizes of memory over and over: see `recycled.rs`. Inside another section it is
-    /// a plain call.
-    pub(super) fn recycling_section<R>(&self, work: impl FnOnce() -> R) -> R {
-        if self.is_in_section() {
-            return work();
-        }
-        self.section(|| {
-            self.recycled.start();
-            let result = work();
-            self.recycled.stop();
-            result
-        })
-    }
-
     /// Runs ordinary Burn operations in the middle of a section: after the work so far, and before the work that follows.
     pub(super) fn pause<R>(&self, work: impl FnOnce() -> R) -> R {
         let depth = self.depth.replace(0);
@@ -120,7 +106,7 @@ impl Drop for Open<'_> {
             *self.engine.prepared_rows.borrow_mut() = None;
             self.engine.fp8_scales.clear();
             self.engine.kept.clear();
-            self.engine.recycled.stop();
+            self.engine.recycled.release();
             *self.engine.saved_low_rank.borrow_mut() = None;
             // Copies between host and device may still use memory that unwinding frees. A failure here means that the context
             // is lost: the failure that is already on its way reports that better.

@@ -103,6 +103,24 @@ impl GroupWeight {
     }
 }
 
+/// The numbers of the tensors that the weights of a group are computed from.
+pub(super) struct GroupSources {
+    pub weights: Vec<u64>,
+    adapters: Vec<u64>,
+}
+
+impl GroupSources {
+    /// Of weights and adapters.
+    pub(super) fn all(&self) -> Vec<u64> {
+        [self.weights.as_slice(), &self.adapters].concat()
+    }
+
+    /// Of the weights, and how far apart rows are: where adapters are left out, the same weights lie in another way.
+    pub(super) fn laid_out(&self, stride: usize) -> Vec<u64> {
+        [self.weights.as_slice(), &[stride as u64]].concat()
+    }
+}
+
 impl Engine {
     /// The weights of a whole group; `None` where modules have to be taken one by one.
     pub(super) fn group_weight(&self, group: &Group<Cuda>, dtype: DType) -> Option<GroupWeight> {
@@ -119,14 +137,14 @@ impl Engine {
         if ranks == 0 && modules.iter().any(|module| matches!(module.weight, Weight::Dense(_))) {
             return None;
         }
-        let sources = modules.iter().flat_map(|module| self.sources(module, ranks));
-        let contents = Contents { section: self.section_number(), dtype, sources: sources.collect() };
+        let sources = self.group_sources(group, ranks > 0);
+        let contents = Contents { section: self.section_number(), dtype, sources: sources.all() };
         let (rows, width) = (out_features + ranks, in_features + ranks);
         let stride = row_stride(in_features, ranks);
         let bytes = rows * stride * dtype.size();
         let kept = self
             .is_quantized(group)
-            .then(|| self.kept.of(Pass::Forward, self.layout_sources(group, stride), bytes, contents.clone()));
+            .then(|| self.kept.of(Pass::Forward, sources.laid_out(stride), bytes, contents.clone()));
         let (address, held) = kept.flatten().unwrap_or_else(|| {
             let slot = ScratchSlot::Weights { rows, columns: width };
             let (address, is_held) = self.scratch.holding(slot, bytes, contents);
@@ -182,13 +200,6 @@ impl Engine {
         }
     }
 
-    /// What a module's part of its group's weight is computed from.
-    fn sources(&self, module: &Module<Cuda>, ranks: usize) -> Vec<u64> {
-        let pair = module.adapter.iter().filter(|_| ranks > 0).flat_map(|adapter| [&adapter.a, &adapter.b]);
-        let pair = pair.flat_map(|values| self.source(&float(values.clone())));
-        self.source_of(&module.weight).into_iter().chain(pair).collect()
-    }
-
     pub(super) fn source_of(&self, weight: &Weight<Cuda>) -> [u64; 2] {
         match weight {
             Weight::Dense(values) => self.source(&float(values.clone())),
@@ -201,19 +212,12 @@ impl Engine {
         group.modules.iter().all(|module| matches!(module.weight, Weight::Quantized(_)))
     }
 
-    /// What a group's weights are computed from, without its adapters.
-    pub(super) fn weight_sources(&self, group: &Group<Cuda>) -> Vec<u64> {
-        group.modules.iter().flat_map(|module| self.source_of(&module.weight)).collect()
-    }
-
-    /// The same and how far apart its rows are: where adapters are left out, the same weights lie in another way.
-    pub(super) fn layout_sources(&self, group: &Group<Cuda>, stride: usize) -> Vec<u64> {
-        self.weight_sources(group).into_iter().chain([stride as u64]).collect()
-    }
-
-    /// What a group's weights and adapters are computed from.
-    pub(super) fn group_sources(&self, group: &Group<Cuda>) -> Vec<u64> {
-        group.modules.iter().flat_map(|module| self.sources(module, usize::MAX)).collect()
+    /// What a group's weights are computed from, and its adapters.
+    pub(super) fn group_sources(&self, group: &Group<Cuda>, with_adapters: bool) -> GroupSources {
+        let weights = group.modules.iter().flat_map(|module| self.source_of(&module.weight)).collect();
+        let adapters = group.modules.iter().filter_map(|module| module.adapter.as_ref()).filter(|_| with_adapters);
+        let factors = adapters.flat_map(|adapter| [&adapter.a, &adapter.b]);
+        GroupSources { weights, adapters: factors.flat_map(|values| self.source(&float(values.clone()))).collect() }
     }
 
     /// One base weight without its adapter.
