@@ -3,7 +3,6 @@
 //! Not supported: images and sound. The README below lists the other limits.
 #![doc = include_str!("../README.md")]
 
-mod atomic_file;
 mod batch;
 mod cache;
 mod catch_panic;

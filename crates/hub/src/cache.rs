@@ -11,7 +11,6 @@
 //! Trade-off: nothing is ever deleted. Source: huggingface_hub, "Understand caching".
 
 use std::fs::{self, File};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use tempfile::Builder;
@@ -161,24 +160,7 @@ pub fn snapshot_of(folder: &Path) -> Result<PathBuf, HubError> {
 /// Writes a file so that readers see all of it or nothing.
 fn write(path: &Path, bytes: &[u8]) -> Result<(), HubError> {
     let folder = path.parent().expect("inside the cache");
-    let write = || {
-        fs::create_dir_all(folder)?;
-        let mut file = readable_by_others().tempfile_in(folder)?;
-        file.write_all(bytes)?;
-        file.persist(path).map(drop).map_err(|error| error.error)
-    };
-    write().map_err(HubError::cache(path))
-}
-
-/// Temporary files that, as others, the process's umask decides about, and not only their owner reads: caches are shared.
-fn readable_by_others() -> Builder<'static, 'static> {
-    let mut builder = Builder::new();
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(fs::Permissions::from_mode(0o666));
-    }
-    builder
+    fs::create_dir_all(folder).and_then(|()| firebrick_files::write(path, bytes)).map_err(HubError::cache(path))
 }
 
 #[cfg(unix)]

@@ -12,7 +12,6 @@ use firebrick_arch::json::{parse_object, read_text};
 use firebrick_arch::{GENERATION_CONFIG_FILE, generation_eos_token_ids};
 use serde_json::{Map, Value, json, to_string_pretty};
 
-use crate::atomic_file::{write_bytes, write_text};
 use crate::error::ModelError;
 
 /// The file of what a chat template got in training in addition to the messages: its arguments and the system prompt.
@@ -79,7 +78,7 @@ impl Companions {
         if !path.is_file() {
             return Ok(());
         }
-        write_bytes(&to.join(file), &read(&path).map_err(ModelError::io("read", &path))?)
+        write_file(&to.join(file), read(&path).map_err(ModelError::io("read", &path))?)
     }
 
     /// The names of the files that state the model's terms.
@@ -110,7 +109,7 @@ impl Companions {
 
     /// Writes a template for old and new readers; those of the folder would take precedence or contradict it, and stay behind.
     fn write_template(&self, to: &Path, template: &str) -> Result<(), ModelError> {
-        write_text(&to.join(CHAT_TEMPLATE_FILE), template)?;
+        write_file(&to.join(CHAT_TEMPLATE_FILE), template)?;
         let path = self.from.join(TOKENIZER_CONFIG);
         if !path.is_file() {
             return Ok(());
@@ -138,9 +137,14 @@ impl Companions {
     }
 }
 
+/// Writes a small file atomically.
+pub(crate) fn write_file(path: &Path, bytes: impl AsRef<[u8]>) -> Result<(), ModelError> {
+    firebrick_files::write(path, bytes).map_err(ModelError::io("write", path))
+}
+
 fn write_json(path: &Path, object: &Map<String, Value>) -> Result<(), ModelError> {
     // Invariant: maps of JSON values have string keys and no values that JSON lacks.
-    write_text(path, &(to_string_pretty(object).expect("a JSON object prints") + "\n"))
+    write_file(path, to_string_pretty(object).expect("a JSON object prints") + "\n")
 }
 
 #[cfg(test)]

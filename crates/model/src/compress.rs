@@ -10,9 +10,9 @@ use std::num::NonZero;
 use std::path::Path;
 use std::thread::{available_parallelism, scope};
 
+use firebrick_files::AtomicFile;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use crate::atomic_file::write_atomically;
 use crate::companions::ADDITIONAL_TEMPLATES;
 use crate::error::ModelError;
 use crate::weights::compressed::{
@@ -139,27 +139,27 @@ fn compress_file(from: &Path, to: &Path, codec: Codec) -> Result<(), ModelError>
     [prefix.len(), data, blocks].into_iter().for_each(|number| head.extend((number as u64).to_le_bytes()));
     assert_eq!(head.len(), HASHED_HEAD_BYTES);
     let threads = available_parallelism().map_or(1, NonZero::get);
-    write_atomically(to, |file| {
-        let failed = || ModelError::io("write", to);
-        // Head and table are known at the end.
-        let blank = vec![0; HEAD_BYTES + prefix.len() + blocks * ENTRY_BYTES];
-        file.write_all(&blank).map_err(failed())?;
-        let mut table = Vec::with_capacity(blocks * ENTRY_BYTES);
-        let mut reader = shard.reader(0).map_err(ModelError::io("read", from))?;
-        for chunks in chunks.chunks(threads) {
-            for block in compress_chunks(&mut reader, chunks, codec).map_err(ModelError::io("read", from))? {
-                table.extend(xxh3_64(&block.bytes).to_le_bytes());
-                table.extend((block.bytes.len() as u32).to_le_bytes());
-                table.extend((block.raw as u32).to_le_bytes());
-                file.write_all(&block.bytes).map_err(failed())?;
-            }
+    let mut file = AtomicFile::create(to).map_err(ModelError::io("create", to))?;
+    let failed = || ModelError::io("write", to);
+    // Head and table are known at the end.
+    let blank = vec![0; HEAD_BYTES + prefix.len() + blocks * ENTRY_BYTES];
+    file.write_all(&blank).map_err(failed())?;
+    let mut table = Vec::with_capacity(blocks * ENTRY_BYTES);
+    let mut reader = shard.reader(0).map_err(ModelError::io("read", from))?;
+    for chunks in chunks.chunks(threads) {
+        for block in compress_chunks(&mut reader, chunks, codec).map_err(ModelError::io("read", from))? {
+            table.extend(xxh3_64(&block.bytes).to_le_bytes());
+            table.extend((block.bytes.len() as u32).to_le_bytes());
+            table.extend((block.raw as u32).to_le_bytes());
+            file.write_all(&block.bytes).map_err(failed())?;
         }
-        let mut hash = Xxh3::new();
-        [&head, prefix, &table].into_iter().for_each(|part| hash.update(part));
-        head.extend(hash.digest().to_le_bytes());
-        file.seek(SeekFrom::Start(0)).map_err(failed())?;
-        [&head, prefix, &table].into_iter().try_for_each(|part| file.write_all(part)).map_err(failed())
-    })?;
+    }
+    let mut hash = Xxh3::new();
+    [&head, prefix, &table].into_iter().for_each(|part| hash.update(part));
+    head.extend(hash.digest().to_le_bytes());
+    file.seek(SeekFrom::Start(0)).map_err(failed())?;
+    [&head, prefix, &table].into_iter().try_for_each(|part| file.write_all(part)).map_err(failed())?;
+    file.commit().map_err(failed())?;
     // A file that its reader refuses must not replace what it was made from.
     Shard::open(to).map(|_| ())
 }
@@ -188,18 +188,17 @@ fn compress_chunks(reader: &mut impl Read, chunks: &[Chunk], codec: Codec) -> st
 
 fn decompress_file(from: &Path, to: &Path) -> Result<(), ModelError> {
     let shard = Shard::open(from)?;
-    write_atomically(to, |file| {
-        file.write_all(shard.prefix()).map_err(ModelError::io("write", to))?;
-        let mut reader = shard.reader(0).map_err(ModelError::io("read", from))?;
-        let mut block = vec![0; CHUNK_BYTES];
-        loop {
-            let length = reader.read(&mut block).map_err(ModelError::io("read", from))?;
-            if length == 0 {
-                return Ok(());
-            }
-            file.write_all(&block[..length]).map_err(ModelError::io("write", to))?;
+    let mut file = AtomicFile::create(to).map_err(ModelError::io("create", to))?;
+    file.write_all(shard.prefix()).map_err(ModelError::io("write", to))?;
+    let mut reader = shard.reader(0).map_err(ModelError::io("read", from))?;
+    let mut block = vec![0; CHUNK_BYTES];
+    loop {
+        let length = reader.read(&mut block).map_err(ModelError::io("read", from))?;
+        if length == 0 {
+            return file.commit().map_err(ModelError::io("write", to));
         }
-    })
+        file.write_all(&block[..length]).map_err(ModelError::io("write", to))?;
+    }
 }
 
 #[cfg(test)]

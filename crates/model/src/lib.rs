@@ -1,7 +1,6 @@
 #![doc = include_str!("../README.md")]
 
 mod adapter;
-mod atomic_file;
 mod cache;
 mod companions;
 mod compress;

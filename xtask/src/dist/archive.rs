@@ -4,10 +4,11 @@
 //! Not supported: links and empty folders, which an archive here never has.
 
 use std::fs::{self, File};
-use std::io::{self, BufReader, BufWriter, Write};
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use firebrick_files::AtomicFile;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use tar::{Builder, EntryType, Header};
@@ -61,9 +62,8 @@ pub(super) fn folder_size(folder: &Path) -> Result<u64> {
 
 /// Writes `folder` as `name/...` into the gzipped tar `archive`, which appears when it is complete.
 pub(super) fn pack(folder: &Path, name: &str, archive: &Path) -> Result<()> {
-    let out = archive.parent().context("the archive has no folder")?;
-    let file = unfinished_file(out).with_context(|| format!("could not write to {}", out.display()))?;
-    let mut tar = Builder::new(GzEncoder::new(BufWriter::new(file), Compression::best()));
+    let file = AtomicFile::create(archive).with_context(|| format!("could not write {}", archive.display()))?;
+    let mut tar = Builder::new(GzEncoder::new(file, Compression::best()));
     for (path, size) in files_below(folder)? {
         let mut header = Header::new_gnu();
         header.set_entry_type(EntryType::Regular);
@@ -75,22 +75,8 @@ pub(super) fn pack(folder: &Path, name: &str, archive: &Path) -> Result<()> {
         let content = BufReader::new(File::open(folder.join(&path))?);
         tar.append_data(&mut header, Path::new(name).join(&path), content)?;
     }
-    let file = tar.into_inner().and_then(GzEncoder::finish).and_then(flush).context("could not finish the archive")?;
-    file.persist(archive).with_context(|| format!("could not write {}", archive.display()))?;
-    Ok(())
-}
-
-/// A temporary file in `folder` with the permissions of an ordinary new file.
-fn unfinished_file(folder: &Path) -> io::Result<tempfile::NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666)); // less the user's umask
-    builder.prefix("dist-").suffix(".tmp").tempfile_in(folder)
-}
-
-fn flush(mut writer: BufWriter<tempfile::NamedTempFile>) -> io::Result<tempfile::NamedTempFile> {
-    writer.flush()?;
-    writer.into_inner().map_err(io::IntoInnerError::into_error)
+    let file = tar.into_inner().and_then(GzEncoder::finish).context("could not finish the archive")?;
+    file.commit().with_context(|| format!("could not write {}", archive.display()))
 }
 
 /// Whether a path inside the archive is a program: the trainer, the script that runs the GPU suite, or one of the suite.

@@ -6,14 +6,12 @@
 //! document.
 
 use std::fmt::{Debug, Formatter, Result as FormatResult};
-use std::fs::File;
 use std::io::{BufWriter, Error as IoError, Result as IoResult, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use firebrick_files::{sync_folder, temporary_in};
 use tempfile::NamedTempFile;
 use xxhash_rust::xxh3::Xxh3;
-
-use crate::atomic_file::create_temporary;
 
 use super::document::{Example, append_words};
 use super::error::CacheError;
@@ -126,7 +124,8 @@ impl StoreWriter {
             .and_then(|temporary| temporary.persist(path).map_err(|error| error.error))
         {
             Ok(_) => {
-                sync_folder(path);
+                // A name that a power failure takes back means that the file is built again.
+                let _ = path.parent().map(sync_folder);
                 Ok(())
             }
             Err(_) if matches!(TokenStore::open(path, header.key), Ok(Some(_))) => Ok(()),
@@ -173,7 +172,7 @@ impl PartialFile {
     /// Creates a file with a unique name and locks it, which marks it as being built.
     fn create(folder: &Path, key: CacheKey) -> Result<Self, CacheError> {
         let io = |reason| CacheError::Io { doing: "write a file in", path: folder.to_owned(), reason };
-        let file = create_temporary(folder, &format!("{key}."), &format!(".{PARTIAL}")).map_err(io)?;
+        let file = temporary_in(folder, &format!("{key}."), &format!(".{PARTIAL}")).map_err(io)?;
         // Some network file systems have no locks; sweeping then relies on age alone.
         let _ = file.as_file().lock();
         let path = file.path().to_owned();
@@ -227,14 +226,5 @@ impl PartialFile {
 impl Debug for PartialFile {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> FormatResult {
         formatter.debug_struct("PartialFile").field("path", &self.path).finish_non_exhaustive()
-    }
-}
-
-/// Makes a new name durable across power failures, where folders can be synced; without it the file would be rebuilt.
-fn sync_folder(file: &Path) {
-    if let Some(folder) = file.parent()
-        && let Ok(folder) = File::open(folder)
-    {
-        let _ = folder.sync_all();
     }
 }

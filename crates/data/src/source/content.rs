@@ -16,7 +16,6 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 use super::error::SourceError;
 use super::format::FileFormat;
 use super::spec::SourceSpec;
-use crate::atomic_file;
 
 const BUFFER_BYTES: usize = 1 << 20;
 /// File systems may store modification times only to two seconds.
@@ -107,10 +106,10 @@ impl ContentKeys {
     }
 
     fn remember(&self, path: &Path, stamp: &Json, hash: u128) {
-        let Some(entry) = self.entry_path(path) else { return };
+        let (Some(folder), Some(entry)) = (&self.folder, self.entry_path(path)) else { return };
         let text = json!({ "stamp": stamp, "hash": format!("{hash:032x}") }).to_string();
         // A cache that cannot be written costs time, not correctness.
-        let _ = atomic_file::write(&entry, text.as_bytes());
+        let _ = fs::create_dir_all(folder).and_then(|()| firebrick_files::write(&entry, &text));
     }
 }
 

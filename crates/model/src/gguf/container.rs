@@ -2,10 +2,12 @@
 //!
 //! Trade-off: sizes and offsets are computed before any tensor is read, so one tensor is in memory at a time.
 
+use std::io::Write;
 use std::path::Path;
 
+use firebrick_files::AtomicFile;
+
 use super::blocks::GgmlType;
-use crate::atomic_file::write_atomically;
 use crate::error::ModelError;
 
 /// Where tensors begin: multiples of this many bytes.
@@ -45,17 +47,16 @@ pub(super) fn write(
     mut bytes_of: impl FnMut(usize) -> Result<Vec<u8>, ModelError>,
 ) -> Result<(), ModelError> {
     let header = header(metadata, entries);
-    write_atomically(path, |file| {
-        let mut put = |bytes: &[u8]| std::io::Write::write_all(file, bytes).map_err(ModelError::io("write", path));
-        put(&header)?;
-        for (index, entry) in entries.iter().enumerate() {
-            let mut bytes = bytes_of(index)?;
-            assert_eq!(bytes.len(), entry.bytes(), "bytes of `{}`", entry.name);
-            bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0);
-            put(&bytes)?;
-        }
-        Ok(())
-    })
+    let mut file = AtomicFile::create(path).map_err(ModelError::io("create", path))?;
+    let mut put = |bytes: &[u8]| file.write_all(bytes).map_err(ModelError::io("write", path));
+    put(&header)?;
+    for (index, entry) in entries.iter().enumerate() {
+        let mut bytes = bytes_of(index)?;
+        assert_eq!(bytes.len(), entry.bytes(), "bytes of `{}`", entry.name);
+        bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0);
+        put(&bytes)?;
+    }
+    file.commit().map_err(ModelError::io("write", path))
 }
 
 fn header(metadata: &[(String, Value)], entries: &[Entry]) -> Vec<u8> {

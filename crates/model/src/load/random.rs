@@ -5,7 +5,8 @@
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// A random stream of its own for each seed and name (FNV-1a of the name, so that it is the same on every machine).
+/// A random stream of its own for each seed and name (FNV-1a of the name; another hash would change what a
+/// seed gives).
 pub(super) fn stream(seed: u64, name: &str) -> ChaCha8Rng {
     let hash = name
         .bytes()

@@ -15,7 +15,7 @@ use firebrick_arch::{
 use serde_json::json;
 
 use super::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, LoraConfig, TargetModules, config_json, parse_config};
-use crate::atomic_file::write_text;
+use crate::companions::write_file;
 use crate::error::ModelError;
 use crate::weights::{TensorF32, read_safetensors_f32, safetensors_names, safetensors_shapes, write_safetensors_f32};
 
@@ -145,8 +145,8 @@ fn settings_of(config: &LoraConfig, spec: &ModelSpec) -> [(&'static str, String)
 pub fn write_adapter(dir: &Path, config: &LoraConfig, tensors: &BTreeMap<String, TensorF32>) -> Result<(), ModelError> {
     create_dir_all(dir).map_err(ModelError::io("create", dir))?;
     write_safetensors_f32(&dir.join(ADAPTER_WEIGHTS_FILE), tensors, &BTreeMap::new())?;
-    write_text(&dir.join(ADAPTER_CONFIG_FILE), &config_json(config, &target_names(config, tensors)))?;
-    write_text(&dir.join("README.md"), &model_card(config))
+    write_file(&dir.join(ADAPTER_CONFIG_FILE), config_json(config, &target_names(config, tensors)))?;
+    write_file(&dir.join("README.md"), model_card(config))
 }
 
 /// The targets as a list for PEFT: those of the settings, or for "all-linear" the last parts of the modules' paths, in forward order.

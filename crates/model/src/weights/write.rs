@@ -6,18 +6,18 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fs::{create_dir, create_dir_all, read_dir, remove_dir, remove_dir_all, rename};
+use std::fs::{create_dir, create_dir_all, read_dir, remove_dir, remove_dir_all};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use firebrick_arch::{CONFIG_FILE, ModelConfig, TensorSpec};
+use firebrick_files::AtomicFile;
 use half::{bf16, f16};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json, to_string_pretty, to_vec};
 
 use super::{INDEX_FILE, TensorF32, TensorInfo, WEIGHTS_FILE};
-use crate::atomic_file::{sync_parent, write_atomically, write_text};
-use crate::companions::Companions;
+use crate::companions::{Companions, write_file};
 use crate::error::ModelError;
 
 /// The largest shard of a saved model, in bytes.
@@ -100,17 +100,16 @@ pub fn write_safetensors(
     // The sort is stable, so names stay in order within an element type.
     order.sort_by_key(|(_, info)| Reverse(info.dtype));
     let header = header(&order, metadata);
-    write_atomically(path, |file| {
-        let mut put = |bytes: &[u8]| file.write_all(bytes).map_err(ModelError::io("write", path));
-        put(&(header.len() as u64).to_le_bytes())?;
-        put(&header)?;
-        for (name, info) in &order {
-            let bytes = bytes_of(name)?;
-            assert_eq!(bytes.len(), info.byte_len(), "bytes of `{name}`");
-            put(&bytes)?;
-        }
-        Ok(())
-    })
+    let mut file = AtomicFile::create(path).map_err(ModelError::io("create", path))?;
+    let mut put = |bytes: &[u8]| file.write_all(bytes).map_err(ModelError::io("write", path));
+    put(&(header.len() as u64).to_le_bytes())?;
+    put(&header)?;
+    for (name, info) in &order {
+        let bytes = bytes_of(name)?;
+        assert_eq!(bytes.len(), info.byte_len(), "bytes of `{name}`");
+        put(&bytes)?;
+    }
+    file.commit().map_err(ModelError::io("write", path))
 }
 
 /// Writes f32 tensors held in memory as one safetensors file; see [`write_safetensors`].
@@ -171,7 +170,7 @@ pub(super) fn write_companions(
     if let Some(companions) = companions {
         companions.write(dir, &config.eos_token_ids)?;
     }
-    write_text(&dir.join(CONFIG_FILE), text)
+    write_file(&dir.join(CONFIG_FILE), text)
 }
 
 /// Lets `fill` write into a new folder next to `dir`, which gets its name only when that has succeeded.
@@ -194,8 +193,7 @@ pub(crate) fn write_folder(
         fill(&partial)?;
         // An empty folder in the way would stop the rename on some systems.
         remove_dir(dir).ok();
-        rename(&partial, dir).map_err(ModelError::io("create", dir))?;
-        sync_parent(dir)
+        firebrick_files::rename(&partial, dir).map_err(ModelError::io("create", dir))
     };
     let result = write_all();
     if result.is_err() {
@@ -276,7 +274,7 @@ pub(super) fn write_index(
 ) -> Result<(), ModelError> {
     let index = json!({"metadata": {"total_size": total_size}, "weight_map": weight_map});
     let text = to_string_pretty(&index).expect("a JSON value prints") + "\n";
-    write_text(&dir.join(INDEX_FILE), &text)
+    write_file(&dir.join(INDEX_FILE), &text)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use crate::state::manifest::{Manifest, list};
-use crate::state::storage::{StorageError, ensure_free_space, rename_durably, sync_folder, write_atomically};
+use crate::state::storage::{StorageError, ensure_free_space, rename_durably, write_atomically};
 
 /// The folder in a run folder that holds the checkpoints.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
@@ -194,7 +194,7 @@ fn sync_below(folder: &Path) -> Result<(), StorageError> {
             })?;
         }
     }
-    sync_folder(folder)
+    firebrick_files::sync_folder(folder).map_err(|source| StorageError::io("flush to disk", folder, source))
 }
 
 fn remove_folder(path: &Path) -> Result<(), StorageError> {

@@ -2,11 +2,8 @@
 //!
 //! Trade-off: speed. Every write here waits for the disk, so it is for checkpoints and summaries, not for every step.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
-
-use tempfile::NamedTempFile;
 
 /// Why something could not be stored or read back.
 #[derive(Debug, thiserror::Error)]
@@ -161,53 +158,12 @@ pub fn ensure_free_space(path: &Path, bytes: u64) -> Result<(), StorageError> {
 /// # Errors
 /// [`StorageError::DiskFull`] or [`StorageError::Io`]; the old file is untouched then.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), StorageError> {
-    replace(path, bytes.len() as u64, |file| file.write_all(bytes))
-}
-
-/// Replaces a file by what `write` writes, about `bytes` bytes: into a temporary file next to it, flushed to the disk, renamed.
-fn replace(path: &Path, bytes: u64, write: impl FnOnce(&mut File) -> io::Result<()>) -> Result<(), StorageError> {
-    let folder = parent(path);
-    let written = temporary_in(folder).and_then(|mut temporary| {
-        write(temporary.as_file_mut())?;
-        temporary.as_file().sync_all()?;
-        temporary.persist(path).map_err(|error| error.error)?;
-        Ok(())
-    });
-    written.map_err(|source| StorageError::writing(path, bytes, source))?;
-    sync_folder(folder)
-}
-
-/// A temporary file that others may read as far as the user's umask lets them, as any other new file.
-fn temporary_in(folder: &Path) -> io::Result<NamedTempFile> {
-    let mut builder = tempfile::Builder::new();
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(fs::Permissions::from_mode(0o666));
-    }
-    builder.tempfile_in(folder)
-}
-
-fn parent(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    firebrick_files::write(path, bytes).map_err(|source| StorageError::writing(path, bytes.len() as u64, source))
 }
 
 /// Renames a file or folder and waits until the new name is on the disk.
 pub(crate) fn rename_durably(from: &Path, to: &Path) -> Result<(), StorageError> {
-    fs::rename(from, to).map_err(|source| StorageError::io("rename to", to, source))?;
-    sync_folder(parent(to))
-}
-
-/// Waits until a folder's list of names is on the disk. Windows does not offer this and does it by itself; some network file
-/// systems refuse it, which is no reason to stop.
-pub(crate) fn sync_folder(folder: &Path) -> Result<(), StorageError> {
-    if !cfg!(unix) {
-        return Ok(());
-    }
-    match File::open(folder).and_then(|open| open.sync_all()) {
-        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
-        result => result.map_err(|source| StorageError::io("flush to disk", folder, source)),
-    }
+    firebrick_files::rename(from, to).map_err(|source| StorageError::io("rename to", to, source))
 }
 
 #[cfg(test)]
@@ -215,29 +171,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn atomic_write_replaces_the_file_and_leaves_no_temporary() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("summary.json");
-        write_atomically(&path, b"old").unwrap();
-        write_atomically(&path, b"new").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"new");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-    }
-
-    #[test]
-    fn full_disk_is_named_with_the_bytes_needed_and_the_old_file_stays() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("summary.json");
-        write_atomically(&path, b"old").unwrap();
-        let full = |file: &mut File| {
-            file.write_all(b"half")?;
-            Err(io::Error::from(io::ErrorKind::StorageFull))
-        };
-        let error = replace(&path, 2000, full).unwrap_err();
+    fn full_disk_is_named_with_the_bytes_needed() {
+        let full = io::Error::from(io::ErrorKind::StorageFull);
+        let error = StorageError::writing(Path::new("summary.json"), 2000, full);
         assert!(matches!(error, StorageError::DiskFull { needed: 2000, .. }), "{error}");
         assert!(error.to_string().contains("2.0 kB are needed"), "{error}");
-        assert_eq!(fs::read(&path).unwrap(), b"old");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[cfg(unix)]

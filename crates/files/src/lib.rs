@@ -1,0 +1,130 @@
+//! Files that appear under their names only when they are complete and on the disk.
+//!
+//! Trade-off: every write waits for the disk, so this is for files that matter, not for something written every step.
+#![doc = include_str!("../README.md")]
+
+use std::fs::{self, File};
+use std::io::{BufWriter, ErrorKind, IntoInnerError, Result, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use tempfile::{Builder, NamedTempFile};
+
+/// A file that is written under a temporary name next to `path`, and appears at `path` with [`AtomicFile::commit`]. Dropped
+/// without it, it leaves nothing behind, and what stood at `path` stays.
+#[derive(Debug)]
+pub struct AtomicFile {
+    file: BufWriter<NamedTempFile>,
+    path: PathBuf,
+}
+
+impl AtomicFile {
+    /// Begins a file in the folder of `path`, which exists.
+    ///
+    /// # Errors
+    /// The temporary file cannot be created.
+    pub fn create(path: &Path) -> Result<Self> {
+        let file = temporary_in(parent(path), ".partial-", "")?;
+        Ok(Self { file: BufWriter::new(file), path: path.to_owned() })
+    }
+
+    /// Flushes the file to the disk, gives it its name, in place of an older file, and waits until the name is on the disk.
+    ///
+    /// # Errors
+    /// The file cannot be written or renamed: the older file is as it was. The folder cannot be flushed.
+    pub fn commit(self) -> Result<()> {
+        let file = self.file.into_inner().map_err(IntoInnerError::into_error)?;
+        file.as_file().sync_all()?;
+        file.persist(&self.path).map_err(|error| error.error)?;
+        sync_folder(parent(&self.path))
+    }
+}
+
+impl Write for AtomicFile {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Seek for AtomicFile {
+    fn seek(&mut self, position: SeekFrom) -> Result<u64> {
+        self.file.seek(position)
+    }
+}
+
+/// Writes a whole file; after a crash at any moment it holds either the old bytes or the new ones.
+///
+/// # Errors
+/// As [`AtomicFile::create`] and [`AtomicFile::commit`].
+pub fn write(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
+    let mut file = AtomicFile::create(path)?;
+    file.write_all(bytes.as_ref())?;
+    file.commit()
+}
+
+/// Renames a file or folder and waits until the new name is on the disk.
+///
+/// # Errors
+/// The rename fails, or the folder of `to` cannot be flushed.
+pub fn rename(from: &Path, to: &Path) -> Result<()> {
+    fs::rename(from, to)?;
+    sync_folder(parent(to))
+}
+
+/// Waits until a folder's list of names is on the disk, so that a rename in it lasts through a power cut. Windows does not offer this
+/// and does it by itself; some network file systems refuse it, which is no reason to stop.
+///
+/// # Errors
+/// The folder cannot be opened or flushed.
+pub fn sync_folder(folder: &Path) -> Result<()> {
+    if !cfg!(unix) {
+        return Ok(());
+    }
+    match File::open(folder).and_then(|folder| folder.sync_all()) {
+        Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => Ok(()),
+        result => result,
+    }
+}
+
+/// A temporary file in `folder` with a name between `prefix` and `suffix`, removed when it is dropped before
+/// `NamedTempFile::persist`. As for any other new file, the user's umask determines who may read it.
+///
+/// # Errors
+/// The file cannot be created.
+pub fn temporary_in(folder: &Path, prefix: &str, suffix: &str) -> Result<NamedTempFile> {
+    let mut builder = Builder::new();
+    builder.prefix(prefix).suffix(suffix);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(fs::Permissions::from_mode(0o666));
+    }
+    builder.tempfile_in(folder)
+}
+
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole_and_nothing_else_remains() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        for text in ["first", "second"] {
+            write(&path, text).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+        let mut unfinished = AtomicFile::create(&path).unwrap();
+        unfinished.write_all(b"half").unwrap();
+        drop(unfinished);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "second");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}
