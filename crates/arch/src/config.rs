@@ -10,14 +10,10 @@ use serde_json::{Value, to_string_pretty};
 
 use crate::error::ArchError;
 use crate::families;
+use crate::folder::{CONFIG_FILE, GENERATION_CONFIG_FILE};
 use crate::json::{JsonObject, parse_object, read_text};
 use crate::quantization::QUANTIZATION_CONFIG;
 use crate::spec::ModelSpec;
-
-/// Hugging Face's name of the file that [`ModelConfig::read`] reads.
-pub const CONFIG_FILE: &str = "config.json";
-/// Hugging Face's name of the file that may hold further end-of-text tokens.
-pub const GENERATION_CONFIG_FILE: &str = "generation_config.json";
 
 /// What a model folder's `config.json` describes.
 #[derive(Clone, Debug, PartialEq)]

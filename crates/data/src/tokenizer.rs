@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use firebrick_arch::folder::{SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE};
 use serde_json::{Map, Value as Json};
 use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, Tokenizer as Inner};
 use xxhash_rust::xxh3::xxh3_128;
@@ -21,9 +22,6 @@ use crate::chat_template::{BuiltIn, ChatTemplate, TemplateChoice, TemplateDefaul
 use crate::error::DataError;
 use crate::long_text::{PIECE_BYTES, encode_in_pieces};
 
-const TOKENIZER: &str = "tokenizer.json";
-const CONFIG: &str = "tokenizer_config.json";
-const SPECIAL_TOKENS: &str = "special_tokens_map.json";
 /// The special tokens that templates may use.
 const SPECIAL_TOKEN_KEYS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
@@ -56,18 +54,18 @@ impl Tokenizer {
     /// in [`Tokenizer::chat_template`].
     pub fn from_folder(dir: &Path) -> Result<Self, DataError> {
         let (mut inner, content_key) = read_tokenizer_json(dir)?;
-        let bad = |reason: tokenizers::Error| bad_file(&dir.join(TOKENIZER), reason);
+        let bad = |reason: tokenizers::Error| bad_file(&dir.join(TOKENIZER_FILE), reason);
         inner.with_truncation(None).map_err(bad)?;
         inner.with_padding(None);
         let post_processor = inner.get_post_processor().cloned();
         inner.with_post_processor(None::<PostProcessorWrapper>);
 
-        let config = read_json(&dir.join(CONFIG))?.unwrap_or_default();
-        let special_tokens = special_tokens(&config, &read_json(&dir.join(SPECIAL_TOKENS))?.unwrap_or_default());
+        let config = read_json(&dir.join(TOKENIZER_CONFIG_FILE))?.unwrap_or_default();
+        let special_tokens = special_tokens(&config, &read_json(&dir.join(SPECIAL_TOKENS_FILE))?.unwrap_or_default());
         for (key, token) in &special_tokens {
             if inner.token_to_id(token).is_none() && matches!(key.as_str(), "bos_token" | "eos_token" | "pad_token") {
-                let reason = format!("{key} is {token:?}, which is not in the vocabulary of {TOKENIZER}");
-                return Err(bad_file(&dir.join(CONFIG), reason));
+                let reason = format!("{key} is {token:?}, which is not in the vocabulary of {TOKENIZER_FILE}");
+                return Err(bad_file(&dir.join(TOKENIZER_CONFIG_FILE), reason));
             }
         }
         let special = inner.get_added_tokens_decoder().into_iter().filter(|(_, token)| token.special);
@@ -187,8 +185,8 @@ impl Tokenizer {
         self.templates.get(has_tools).ok_or_else(|| {
             DataError::Tokenizer(format!(
                 "the tokenizer has no chat template; looked for chat_template.jinja, a template named \"default\" \
-                 (available: {}), the key \"chat_template\" of {CONFIG}, and chat_template.json in {}. Use the folder of an \
-                 instruction-tuned model of the same family, or write a template into chat_template.jinja of the tokenizer \
+                 (available: {}), the key \"chat_template\" of {TOKENIZER_CONFIG_FILE}, and chat_template.json in {}. Use \
+                 the folder of an instruction-tuned model of the same family, or write a template into chat_template.jinja of the tokenizer \
                  folder, or train on records like {{\"text\": ...}}, which need no template",
                 self.templates.names(),
                 self.folder.display()
@@ -268,8 +266,8 @@ impl Tokenizer {
     pub(crate) fn require_eos_token_id(&self) -> Result<u32, DataError> {
         self.eos_token_id().ok_or_else(|| {
             DataError::Tokenizer(format!(
-                "the tokenizer defines no eos_token, which ends every {{\"text\": ...}} record; looked for it in {CONFIG} and \
-                 {SPECIAL_TOKENS} in {}. Add \"eos_token\" to tokenizer_config.json",
+                "the tokenizer defines no eos_token, which ends every {{\"text\": ...}} record; looked for it in \
+                 {TOKENIZER_CONFIG_FILE} and {SPECIAL_TOKENS_FILE} in {}. Add \"eos_token\" to {TOKENIZER_CONFIG_FILE}",
                 self.folder.display()
             ))
         })
@@ -292,7 +290,7 @@ fn bad_file(path: &Path, reason: impl Display) -> DataError {
 
 /// `tokenizer.json` and the hash of its bytes.
 fn read_tokenizer_json(dir: &Path) -> Result<(Inner, u128), DataError> {
-    let path = dir.join(TOKENIZER);
+    let path = dir.join(TOKENIZER_FILE);
     let bytes = match read(&path) {
         Ok(bytes) => bytes,
         Err(reason) if reason.kind() == ErrorKind::NotFound => {
@@ -385,7 +383,7 @@ mod tests {
         write(&jinja, "file {{ messages[0].content }}").unwrap();
         assert_eq!(render(), "file hello");
         remove_file(&jinja).unwrap();
-        write(folder.path().join(CONFIG), "{}").unwrap();
+        write(folder.path().join(TOKENIZER_CONFIG_FILE), "{}").unwrap();
         write(folder.path().join("chat_template.json"), json!({ "chat_template": "json" }).to_string()).unwrap();
         assert_eq!(render(), "json");
     }
@@ -424,7 +422,7 @@ mod tests {
 
     #[test]
     fn damaged_files_are_named() {
-        for name in [TOKENIZER, CONFIG, SPECIAL_TOKENS] {
+        for name in [TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE] {
             let folder = TestTokenizer::default().write();
             write(folder.path().join(name), "{").unwrap();
             let error = Tokenizer::from_folder(folder.path()).unwrap_err().to_string();

@@ -139,7 +139,7 @@ fn list_files(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<(String
 pub fn snapshot_of(folder: &Path) -> Result<PathBuf, HubError> {
     let snapshots = folder.join("snapshots");
     let is_repository = folder.join("blobs").is_dir() || folder.join("refs").is_dir();
-    if folder.join("config.json").exists() || !snapshots.is_dir() || !is_repository {
+    if folder.join(firebrick_arch::CONFIG_FILE).exists() || !snapshots.is_dir() || !is_repository {
         return Ok(folder.to_owned());
     }
     let missing = |missing: String| HubError::NoSnapshot { folder: folder.to_owned(), missing };

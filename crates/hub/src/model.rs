@@ -7,6 +7,11 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
+use firebrick_arch::folder::{
+    ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, ADDITIONAL_TEMPLATES, CHAT_SETTINGS_FILE, CHAT_TEMPLATE_FILE,
+    CHAT_TEMPLATE_JSON, CONFIG_FILE, GENERATION_CONFIG_FILE, INDEX_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILES,
+    WEIGHTS_FILE, states_terms,
+};
 use serde_json::Value as Json;
 
 use crate::error::HubError;
@@ -14,34 +19,19 @@ use crate::hub::Hub;
 use crate::id::HubId;
 use crate::listing::{HubFile, Listing, is_safe};
 
-const WEIGHTS: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
-const ADAPTER_CONFIG: &str = "adapter_config.json";
-const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
-/// What may follow the names above where weights are compressed.
+/// What may follow the names of weight files where they are compressed.
 const COMPRESSED: [&str; 3] = ["", ".zst", ".lz4"];
-/// Files that describe a model: sizes, tokenizer, template, settings of generation and of a run's chats.
-const DESCRIPTION: [&str; 16] = [
-    "config.json",
-    "generation_config.json",
-    ADAPTER_CONFIG,
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    "spiece.model",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "chat_settings.json",
+/// Files that describe a model, besides those of its tokenizer: sizes, template, settings of generation and of a run's chats.
+const DESCRIPTION: [&str; 8] = [
+    CONFIG_FILE,
+    GENERATION_CONFIG_FILE,
+    ADAPTER_CONFIG_FILE,
+    TOKENIZER_CONFIG_FILE,
+    CHAT_TEMPLATE_FILE,
+    CHAT_TEMPLATE_JSON,
+    CHAT_SETTINGS_FILE,
     "hf_quant_config.json",
 ];
-const TEMPLATES: &str = "additional_chat_templates/";
-/// How the names of files begin that state the terms of a model, in lower case.
-const TERMS: [&str; 5] = ["licen", "notice", "copying", "use_policy", "acceptable_use"];
 
 /// How much of a model is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,11 +71,11 @@ impl Hub {
 
     /// The paths of the weights, in the order in which a model folder is read: one file wins over an index.
     fn weights(&self, id: &HubId, listing: &Listing) -> Result<Vec<String>, HubError> {
-        let name = if listing.has(ADAPTER_CONFIG) { ADAPTER_WEIGHTS } else { WEIGHTS };
+        let name = if listing.has(ADAPTER_CONFIG_FILE) { ADAPTER_WEIGHTS_FILE } else { WEIGHTS_FILE };
         if let Some(path) = COMPRESSED.iter().map(|end| format!("{name}{end}")).find(|path| listing.has(path)) {
             return Ok(vec![path]);
         }
-        if listing.has(INDEX) {
+        if listing.has(INDEX_FILE) {
             return self.shards(id, listing);
         }
         let others: Vec<&str> = listing.paths().filter(|path| !path.contains('/')).take(12).collect();
@@ -105,7 +95,7 @@ impl Hub {
 
     /// The shards that the index names.
     fn shards(&self, id: &HubId, listing: &Listing) -> Result<Vec<String>, HubError> {
-        let index = listing.files(id, &[INDEX.to_owned()]).map(|file| self.fetch(&file)).next();
+        let index = listing.files(id, &[INDEX_FILE.to_owned()]).map(|file| self.fetch(&file)).next();
         let path = index.expect("one file was named")?;
         let text = fs::read(&path).map_err(HubError::cache(&path))?;
         let json: Json = serde_json::from_slice(&text).unwrap_or_default();
@@ -113,19 +103,19 @@ impl Hub {
         let shards: BTreeSet<String> = shards.filter(|path| is_safe(path)).map(str::to_owned).collect();
         let not_a_model = |hint| Err(HubError::NotAModel { id: id.to_string(), missing: "complete weights", hint });
         if shards.is_empty() {
-            return not_a_model(format!("{INDEX} names no file"));
+            return not_a_model(format!("{INDEX_FILE} names no file"));
         }
         match shards.iter().find(|shard| !listing.has(shard)) {
             None => Ok(shards.into_iter().collect()),
             Some(shard) if self.settings.is_offline => Err(self.not_cached(format!("{shard} of {id}"))),
-            Some(shard) => not_a_model(format!("{INDEX} names {shard}, which is not there")),
+            Some(shard) => not_a_model(format!("{INDEX_FILE} names {shard}, which is not there")),
         }
     }
 }
 
 fn is_description(path: &str) -> bool {
-    let lower = path.to_lowercase();
-    DESCRIPTION.contains(&path)
-        || path.starts_with(TEMPLATES)
-        || !path.contains('/') && TERMS.iter().any(|start| lower.starts_with(start))
+    match path.split_once('/') {
+        Some((folder, _)) => folder == ADDITIONAL_TEMPLATES,
+        None => DESCRIPTION.contains(&path) || TOKENIZER_FILES.contains(&path) || states_terms(path),
+    }
 }

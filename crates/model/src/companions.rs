@@ -8,36 +8,15 @@
 use std::fs::{create_dir_all, read, read_dir};
 use std::path::{Path, PathBuf};
 
+use firebrick_arch::folder::{
+    ADDITIONAL_TEMPLATES, CHAT_TEMPLATE_JSON, TOKENIZER_CONFIG_FILE, TOKENIZER_FILES, states_terms,
+};
+pub use firebrick_arch::folder::{CHAT_SETTINGS_FILE, CHAT_TEMPLATE_FILE};
 use firebrick_arch::json::{parse_object, read_text};
 use firebrick_arch::{GENERATION_CONFIG_FILE, generation_eos_token_ids};
 use serde_json::{Map, Value, json, to_string_pretty};
 
 use crate::error::ModelError;
-
-/// The file of what a chat template got in training in addition to the messages: its arguments and the system prompt.
-pub const CHAT_SETTINGS_FILE: &str = "chat_settings.json";
-/// The file of a chat template; it takes precedence over the key in `tokenizer_config.json`.
-pub const CHAT_TEMPLATE_FILE: &str = "chat_template.jinja";
-/// An older file of chat templates.
-const TEMPLATE_JSON: &str = "chat_template.json";
-/// A folder of further templates by name.
-pub(crate) const ADDITIONAL_TEMPLATES: &str = "additional_chat_templates";
-/// Settings of the tokenizer; readers that do not know [`CHAT_TEMPLATE_FILE`] find the template here.
-pub(crate) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
-/// The other files of a tokenizer.
-const TOKENIZER_FILES: [&str; 8] = [
-    "tokenizer.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    "spiece.model",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-];
-/// How the names of files begin that state the terms of a model, in lower case. Most licenses require that they travel with copies
-/// and derivatives.
-const TERMS: [&str; 5] = ["licen", "notice", "copying", "use_policy", "acceptable_use"];
 
 /// What is saved next to trained weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,13 +64,12 @@ impl Companions {
     fn terms(&self) -> Result<Vec<String>, ModelError> {
         let listed = read_dir(&self.from).map_err(ModelError::io("list", &self.from))?;
         let names = listed.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        let is_terms = |name: &String| TERMS.iter().any(|start| name.to_lowercase().starts_with(start));
-        Ok(names.filter(is_terms).collect())
+        Ok(names.filter(|name| states_terms(name)).collect())
     }
 
     /// Copies the folder's own templates.
     fn copy_templates(&self, to: &Path) -> Result<(), ModelError> {
-        for file in [TOKENIZER_CONFIG, CHAT_TEMPLATE_FILE, TEMPLATE_JSON] {
+        for file in [TOKENIZER_CONFIG_FILE, CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_JSON] {
             self.copy(file, to)?;
         }
         let folder = self.from.join(ADDITIONAL_TEMPLATES);
@@ -110,13 +88,13 @@ impl Companions {
     /// Writes a template for old and new readers; those of the folder would take precedence or contradict it, and stay behind.
     fn write_template(&self, to: &Path, template: &str) -> Result<(), ModelError> {
         write_file(&to.join(CHAT_TEMPLATE_FILE), template)?;
-        let path = self.from.join(TOKENIZER_CONFIG);
+        let path = self.from.join(TOKENIZER_CONFIG_FILE);
         if !path.is_file() {
             return Ok(());
         }
         let mut config = parse_object(&read_text(&path)?, &path)?;
         config.insert("chat_template".to_owned(), Value::from(template));
-        write_json(&to.join(TOKENIZER_CONFIG), &config)
+        write_json(&to.join(TOKENIZER_CONFIG_FILE), &config)
     }
 
     /// Writes the folder's generation settings, unchanged if they name all these tokens.
@@ -204,8 +182,8 @@ mod tests {
     fn the_template_of_the_run_replaces_every_other_for_old_and_new_readers() {
         let to = written(Some("{{ new }}"), &[]);
         assert_eq!(read_to_string(to.path().join(CHAT_TEMPLATE_FILE)).unwrap(), "{{ new }}");
-        assert_eq!(json(&to, TOKENIZER_CONFIG), json!({"eos_token": "<e>", "chat_template": "{{ new }}"}));
-        assert!(!to.path().join(TEMPLATE_JSON).exists() && !to.path().join(ADDITIONAL_TEMPLATES).exists());
+        assert_eq!(json(&to, TOKENIZER_CONFIG_FILE), json!({"eos_token": "<e>", "chat_template": "{{ new }}"}));
+        assert!(!to.path().join(CHAT_TEMPLATE_JSON).exists() && !to.path().join(ADDITIONAL_TEMPLATES).exists());
     }
 
     #[test]

@@ -10,10 +10,10 @@ use std::num::NonZero;
 use std::path::Path;
 use std::thread::{available_parallelism, scope};
 
+use firebrick_arch::folder::ADDITIONAL_TEMPLATES;
 use firebrick_files::AtomicFile;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use crate::companions::ADDITIONAL_TEMPLATES;
 use crate::error::ModelError;
 use crate::weights::compressed::{
     CHUNK_BYTES, Chunk, ENTRY_BYTES, HASHED_HEAD_BYTES, HEAD_BYTES, MAGIC, VERSION, chunks, codec_of, split,

@@ -12,6 +12,7 @@ use std::path::Path;
 
 use firebrick_arch::ArchError;
 use firebrick_arch::ByPattern;
+pub use firebrick_arch::folder::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE};
 use firebrick_arch::json::{JsonObject, parse_object};
 pub use firebrick_arch::{LoraConfig, TargetModules};
 use serde::de::DeserializeOwned;
@@ -19,11 +20,6 @@ use serde_json::{Value, from_value, json, to_string_pretty};
 
 pub use self::adapter::{check_adapter, read_adapter, read_adapter_config, write_adapter};
 pub use crate::weights::TensorF32;
-
-/// PEFT's name of the file that holds a [`LoraConfig`].
-pub const ADAPTER_CONFIG_FILE: &str = "adapter_config.json";
-/// PEFT's name of the file that holds the matrices.
-pub const ADAPTER_WEIGHTS_FILE: &str = "adapter_model.safetensors";
 
 /// Settings that change the arithmetic; a value that switches one on is refused.
 const REFUSED: [&str; 13] = [

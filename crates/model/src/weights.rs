@@ -18,6 +18,7 @@ mod write_bnb;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+pub use firebrick_arch::folder::{INDEX_FILE, WEIGHTS_FILE};
 use firebrick_arch::json::{JsonObject, parse_object, read_text};
 use firebrick_precision::{BlockScales, QuantFormat, QuantizedTensor};
 use safetensors::Dtype;
@@ -33,11 +34,6 @@ pub(crate) use self::write::write_folder;
 pub use self::write::{Fetched, SavedDtype, write_hf_folder, write_safetensors, write_safetensors_f32};
 pub use self::write_bnb::write_bnb_folder;
 use crate::error::{ModelError, counted, first_few};
-
-/// The file of a model that is not split.
-pub const WEIGHTS_FILE: &str = "model.safetensors";
-/// The file that says which shard holds which tensor.
-pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// How a tensor is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]

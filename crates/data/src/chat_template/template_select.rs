@@ -8,15 +8,13 @@ use std::fs::{read, read_dir};
 use std::io::{Error, ErrorKind, Result as IoResult};
 use std::path::{Path, PathBuf};
 
+use firebrick_arch::folder::{ADDITIONAL_TEMPLATES, CHAT_TEMPLATE_FILE, CHAT_TEMPLATE_JSON, TOKENIZER_CONFIG_FILE};
 use serde_json::{Map, Value as Json};
 
 use super::built_in::BuiltIn;
 use super::template::{ChatTemplate, TemplateDefaults};
 use crate::error::DataError;
 
-const TEMPLATE: &str = "chat_template.jinja";
-const ADDITIONAL: &str = "additional_chat_templates";
-const TEMPLATE_JSON: &str = "chat_template.json";
 const DEFAULT: &str = "default";
 /// The template for conversations with tools, if there is one of this name.
 const TOOL_USE: &str = "tool_use";
@@ -54,10 +52,10 @@ impl TemplateSet {
     ) -> Result<Self, DataError> {
         let mut sources = files(dir)?;
         if sources.is_empty() {
-            sources = named(config.get("chat_template"), &dir.join("tokenizer_config.json"));
+            sources = named(config.get("chat_template"), &dir.join(TOKENIZER_CONFIG_FILE));
         }
         if sources.is_empty() {
-            let path = dir.join(TEMPLATE_JSON);
+            let path = dir.join(CHAT_TEMPLATE_JSON);
             sources = named(read_json(&path)?.unwrap_or_default().get("chat_template"), &path);
         }
         let mut set = Self { sources, special_tokens, ..Self::default() };
@@ -138,7 +136,7 @@ fn read_text(path: &Path) -> IoResult<String> {
 /// Templates in separate files.
 fn files(dir: &Path) -> Result<BTreeMap<String, (String, PathBuf)>, DataError> {
     let mut sources = BTreeMap::new();
-    let path = dir.join(TEMPLATE);
+    let path = dir.join(CHAT_TEMPLATE_FILE);
     match read_text(&path) {
         Ok(source) => {
             sources.insert(DEFAULT.to_owned(), (source, path));
@@ -146,7 +144,7 @@ fn files(dir: &Path) -> Result<BTreeMap<String, (String, PathBuf)>, DataError> {
         Err(reason) if reason.kind() == ErrorKind::NotFound => {}
         Err(reason) => return Err(DataError::Io { path, reason }),
     }
-    let folder = dir.join(ADDITIONAL);
+    let folder = dir.join(ADDITIONAL_TEMPLATES);
     let entries = match read_dir(&folder) {
         Ok(entries) => entries,
         Err(_) => return Ok(sources),

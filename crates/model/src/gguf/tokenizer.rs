@@ -7,11 +7,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use firebrick_arch::folder::{CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE};
 use firebrick_arch::json::{parse_object, read_text};
 use serde_json::{Map, Value as Json};
 
 use super::container::Value;
-use crate::companions::{CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG};
 use crate::error::ModelError;
 
 /// Kinds of tokens, as ggml numbers them.
@@ -35,7 +35,7 @@ pub(super) fn metadata(
     bos: Option<u32>,
     eos: Option<u32>,
 ) -> Result<Vec<(String, Value)>, ModelError> {
-    let path = folder.join("tokenizer.json");
+    let path = folder.join(TOKENIZER_FILE);
     let json = parse_object(&read_text(&path)?, &path)?;
     let refused = |what: String| ModelError::NoGguf { what };
     let model =
@@ -140,7 +140,7 @@ fn chat_template(folder: &Path) -> Result<Option<String>, ModelError> {
     if path.is_file() {
         return Ok(Some(read_text(&path)?));
     }
-    let path = folder.join(TOKENIZER_CONFIG);
+    let path = folder.join(TOKENIZER_CONFIG_FILE);
     if !path.is_file() {
         return Ok(None);
     }

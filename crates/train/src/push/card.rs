@@ -6,6 +6,8 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
+use firebrick_arch::CONFIG_FILE;
+use firebrick_arch::folder::ADAPTER_CONFIG_FILE;
 use firebrick_arch::json::{parse_object, read_text};
 use firebrick_hub::{Hub, HubId, RepoKind};
 use serde_json::Value;
@@ -15,8 +17,6 @@ use crate::error::RunError;
 
 /// The file of a card.
 pub(super) const FILE: &str = "README.md";
-const ADAPTER_CONFIG: &str = "adapter_config.json";
-const MODEL_CONFIG: &str = "config.json";
 /// The recipe of the run that saved the folder, next to the folder.
 const RECIPE: &str = "config.toml";
 
@@ -56,9 +56,9 @@ impl Facts {
     /// # Errors
     /// Neither an adapter nor a model; files that cannot be read.
     pub(super) fn read(folder: &Path) -> Result<Self, RunError> {
-        let adapter = folder.join(ADAPTER_CONFIG);
+        let adapter = folder.join(ADAPTER_CONFIG_FILE);
         let is_adapter = adapter.is_file();
-        if !is_adapter && !folder.join(MODEL_CONFIG).is_file() {
+        if !is_adapter && !folder.join(CONFIG_FILE).is_file() {
             return Err(RunError::NotPushable { folder: folder.to_owned() });
         }
         let config = if is_adapter { parse_object(&read_text(&adapter)?, &adapter)? } else { Default::default() };
@@ -126,8 +126,11 @@ mod tests {
         let folder = run.path().join("adapter");
         fs::create_dir(&folder).unwrap();
         assert!(Facts::read(&folder).unwrap_err().to_string().contains("adapter_config.json"));
-        fs::write(folder.join(ADAPTER_CONFIG), r#"{"base_model_name_or_path": "org/base", "r": 8, "lora_alpha": 16}"#)
-            .unwrap();
+        fs::write(
+            folder.join(ADAPTER_CONFIG_FILE),
+            r#"{"base_model_name_or_path": "org/base", "r": 8, "lora_alpha": 16}"#,
+        )
+        .unwrap();
         let recipe = "model='org/base@v1'\nmax_seq_len=64\n[lora]\n[data]\nsources=[{path='org/rows'}, {path='rows.jsonl'}]\n\
                       [train]\nsteps=1\n";
         fs::write(run.path().join(RECIPE), recipe).unwrap();
@@ -140,7 +143,7 @@ mod tests {
                         Data: [org/rows](https://huggingface.co/datasets/org/rows).\n";
         assert_eq!(card, expected);
         fs::remove_file(run.path().join(RECIPE)).unwrap();
-        fs::write(folder.join(ADAPTER_CONFIG), r#"{"base_model_name_or_path": "./models/base"}"#).unwrap();
+        fs::write(folder.join(ADAPTER_CONFIG_FILE), r#"{"base_model_name_or_path": "./models/base"}"#).unwrap();
         let card = Facts::read(&folder).unwrap().card("me/mine", None);
         assert!(!card.contains("base_model") && !card.contains("./models") && !card.contains("license"), "{card}");
     }
