@@ -97,6 +97,16 @@ fn joined() -> (Ranks, Device) {
     (ranks, device)
 }
 
+/// As [`joined`], where this process is one of the two ranks of the calling test; `None` where it started them, once both have passed.
+fn one_of_two() -> Option<(Ranks, Device)> {
+    let folder = tempdir().unwrap();
+    if let Some(statuses) = as_two_ranks(folder.path()) {
+        assert_eq!(statuses, [0, 0]);
+        return None;
+    }
+    Some(joined())
+}
+
 /// Values that differ between ranks, and whose sum over two ranks is exact to one rounding.
 fn values(rank: usize, seed: usize, length: usize) -> Vec<f32> {
     let value = |index: usize| ((index * 7 + seed * 13) % 1009) as f32 * 0.37 - 150.0 + 1000.0 * rank as f32 * 0.01;
@@ -125,12 +135,7 @@ fn host(tensor: Tensor<Cuda, 1>) -> Vec<f32> {
 
 #[test]
 fn collectives_on_two_cards_equal_sums_on_the_host() {
-    let folder = tempdir().unwrap();
-    if let Some(statuses) = as_two_ranks(folder.path()) {
-        assert_eq!(statuses, [0, 0]);
-        return;
-    }
-    let (ranks, device) = joined();
+    let Some((ranks, device)) = one_of_two() else { return };
     let (communicator, rank) = (ranks.communicator(), ranks.rank());
     let lengths = [1, 3, 1023, 4096, 1_000_003, 1 << 24];
     for round in 0..3 {
@@ -153,12 +158,7 @@ fn collectives_on_two_cards_equal_sums_on_the_host() {
 /// Buckets are summed on the side stream while the section goes on; what the section computes meanwhile must not disturb them.
 #[test]
 fn buckets_that_are_summed_inside_a_section_are_right_after_it() {
-    let folder = tempdir().unwrap();
-    if let Some(statuses) = as_two_ranks(folder.path()) {
-        assert_eq!(statuses, [0, 0]);
-        return;
-    }
-    let (ranks, device) = joined();
+    let Some((ranks, device)) = one_of_two() else { return };
     let (length, parameters) = large_parameters(&device);
     for round in 0..3 {
         let gradients: Vec<_> =
@@ -185,12 +185,7 @@ fn buckets_that_are_summed_inside_a_section_are_right_after_it() {
 /// Codes and half floats arrive while the section computes, exchange by exchange, and memory that comes and goes does not disturb them.
 #[test]
 fn payloads_that_arrive_inside_a_section_are_those_of_their_root() {
-    let folder = tempdir().unwrap();
-    if let Some(statuses) = as_two_ranks(folder.path()) {
-        assert_eq!(statuses, [0, 0]);
-        return;
-    }
-    let (ranks, device) = joined();
+    let Some((ranks, device)) = one_of_two() else { return };
     let (communicator, rank, length) = (ranks.communicator(), ranks.rank(), 1_000_003);
     let codes = |root: usize, block: usize| -> Vec<u8> { (0..length).map(|i| (i * 7 + root + block) as u8).collect() };
     let of = |root: usize, block: usize| -> [Payload<Cuda>; 2] {
@@ -242,12 +237,7 @@ fn payloads_that_arrive_inside_a_section_are_those_of_their_root() {
 /// The shares of gradients that are summed while the section goes on, over several micro-batches.
 #[test]
 fn gradients_that_are_divided_inside_a_section_are_right_on_their_owners() {
-    let folder = tempdir().unwrap();
-    if let Some(statuses) = as_two_ranks(folder.path()) {
-        assert_eq!(statuses, [0, 0]);
-        return;
-    }
-    let (ranks, device) = joined();
+    let Some((ranks, device)) = one_of_two() else { return };
     let (length, parameters) = large_parameters(&device);
     let listed: Vec<&Parameter<Cuda>> = parameters.iter().collect();
     let owners = ranks.owners(&listed);
@@ -278,12 +268,7 @@ fn gradients_that_are_divided_inside_a_section_are_right_on_their_owners() {
 /// Prints times of sums as large as the gradients of an adapter of an 8B, and as 1 GiB; nothing is asserted about them.
 #[test]
 fn times_of_sums_are_printed() {
-    let folder = tempdir().unwrap();
-    if let Some(statuses) = as_two_ranks(folder.path()) {
-        assert_eq!(statuses, [0, 0]);
-        return;
-    }
-    let (ranks, device) = joined();
+    let Some((ranks, device)) = one_of_two() else { return };
     for (what, count, length) in
         [("168 MiB in one", 1, 42 << 20), ("168 MiB in 448", 448, 98_304), ("1 GiB in one", 1, 256 << 20)]
     {

@@ -12,7 +12,7 @@ use firebrick_precision::QuantFormat;
 use self::scenario::{Base, Extras, Scenario, group, heads, norm, tables};
 use super::{Dropout, Epilogue, Keep, Prologue, magnitude, reference};
 use crate::Kernels;
-use crate::conformance::check::Check;
+use crate::conformance::check::{Check, Pair};
 
 const ALL: [Keep; 3] = [Keep::Inputs, Keep::Nothing, Keep::Everything];
 
@@ -32,24 +32,79 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
 /// Adapters that read through a mask, at widths of vectors and of single values, appended and separate, with every prologue.
 fn dropout<B: Kernels>(check: &mut Check<'_, B>) {
     let mask = Dropout::new(0.25, 0x1234_5678_9abc_def0).expect("a probability above 0");
-    let (tokens, hidden, wide) = (check.case.tokens(), check.case.hidden_size, check.case.intermediate_size);
-    let x = check.random([tokens, hidden], 1.0);
+    let x = check.random([check.case.tokens(), check.case.hidden_size], 1.0);
     check.compare("dropped", B::dropped(x.0.clone(), mask), reference::dropped(x.1.clone(), mask));
-    let odd = check.random([tokens, 37], 1.0);
+    let odd = check.random([check.case.tokens(), 37], 1.0);
     check.compare("dropped, odd width", B::dropped(odd.0, mask), reference::dropped(odd.1, mask));
     let adapter = Extras { adapter: true, ..Extras::default() };
     for (name, base) in check.variants([("quantized", Base::NF4), ("dense", Base::Dense), ("trained", Base::New)]) {
-        let modules = [(base, adapter), (base, adapter)];
-        let mut group = group(check, &modules, &[wide, wide], &[wide, wide], hidden);
-        (group.0.dropout, group.1.dropout) = (Some(mask), Some(mask));
-        let norm = norm(check, hidden, false);
-        let prologue =
-            (Prologue::Norm { x: x.0.clone(), norm: norm.0 }, Prologue::Norm { x: x.1.clone(), norm: norm.1 });
-        let scenario = Scenario::new(check, group, prologue, (Epilogue::None, Epilogue::None));
-        scenario.with_residual_path(check).run(check, &format!("dropout, {name}"), &ALL);
+        after_norm(check, &x, [(base, adapter); 2], Some(mask)).run(check, &format!("dropout, {name}"), &ALL);
     }
-    let mut group = group(check, &[(Base::NF4, adapter)], &[hidden], &[hidden], wide);
-    (group.0.dropout, group.1.dropout) = (Some(mask), Some(mask));
+    after_gate(check, adapter, Some(mask)).run(check, "dropout, down", &ALL);
+}
+
+/// DoRA: magnitudes on some or all modules of a group, with every prologue and epilogue, dense and quantized, with and without dropout.
+fn magnitudes<B: Kernels>(check: &mut Check<'_, B>) {
+    let case = check.case;
+    let adapter = Extras { adapter: true, ..Extras::default() };
+    let dora = Extras { magnitude: true, ..adapter };
+    let biased = Extras { bias: true, trained_bias: true, ..dora };
+    let mask = Dropout::new(0.25, 77);
+    let x = check.random([case.tokens(), case.hidden_size], 1.0);
+    let named = [
+        ("all", [(Base::NF4, dora), (Base::NF4, dora)]),
+        ("one of two", [(Base::NF4, adapter), (Base::NF4, biased)]),
+        ("dense, one adapted", [(Base::Dense, dora), (Base::Dense, Extras::default())]),
+        ("next to a trained weight", [(Base::New, Extras::default()), (Base::Dense, biased)]),
+    ];
+    for (name, modules) in check.variants(named) {
+        for dropout in [None, mask] {
+            let name = format!("magnitudes, {name}, dropout {}", dropout.is_some());
+            after_norm(check, &x, modules, dropout).run(check, &name, &ALL);
+        }
+    }
+    let (query, kv) = (case.heads * case.head_dim, case.kv_heads * case.head_dim);
+    for norms in check.variants([None, Some([case.head_dim; 2]), Some([query, kv])]) {
+        let group = group(check, &[(Base::NF4, dora)], &[query + 2 * kv], &[query, kv, kv], case.hidden_size);
+        let prologue = (Prologue::None { x: x.0.clone() }, Prologue::None { x: x.1.clone() });
+        let heads = heads(check, norms, Some(case.head_dim));
+        let epilogue = (Epilogue::Heads(heads.0), Epilogue::Heads(heads.1));
+        let scenario = Scenario::new(check, group, prologue, epilogue).with_residual_path(check);
+        scenario.run(check, "magnitudes, qkv", &ALL);
+    }
+    for dropout in [None, mask] {
+        after_gate(check, dora, dropout).run(check, "magnitudes, down", &ALL);
+    }
+    let group = group(check, &[(Base::NF4, biased)], &[case.hidden_size], &[case.hidden_size], case.hidden_size);
+    let (norm, residual) = (norm(check, case.hidden_size, true), check.random([case.tokens(), case.hidden_size], 1.0));
+    let prologue = (Prologue::None { x: x.0.clone() }, Prologue::None { x: x.1.clone() });
+    let epilogue = (
+        Epilogue::NormResidual { norm: norm.0, residual: residual.0 },
+        Epilogue::NormResidual { norm: norm.1, residual: residual.1 },
+    );
+    Scenario::new(check, group, prologue, epilogue).run(check, "magnitudes, output with a norm after", &ALL);
+}
+
+/// Gate and up: two modules after a norm, with a gradient that flows past it.
+fn after_norm<B: Kernels>(
+    check: &mut Check<'_, B>,
+    x: &Pair<B, 2>,
+    modules: [(Base, Extras); 2],
+    dropout: Option<Dropout>,
+) -> Scenario<B> {
+    let (wide, hidden) = (check.case.intermediate_size, check.case.hidden_size);
+    let mut group = group(check, &modules, &[wide; 2], &[wide; 2], hidden);
+    (group.0.dropout, group.1.dropout) = (dropout, dropout);
+    let norm = norm(check, hidden, false);
+    let prologue = (Prologue::Norm { x: x.0.clone(), norm: norm.0 }, Prologue::Norm { x: x.1.clone(), norm: norm.1 });
+    Scenario::new(check, group, prologue, (Epilogue::None, Epilogue::None)).with_residual_path(check)
+}
+
+/// Down: a quantized module after a gated activation, added to the residual stream.
+fn after_gate<B: Kernels>(check: &mut Check<'_, B>, extras: Extras, dropout: Option<Dropout>) -> Scenario<B> {
+    let (tokens, wide, hidden) = (check.case.tokens(), check.case.intermediate_size, check.case.hidden_size);
+    let mut group = group(check, &[(Base::NF4, extras)], &[hidden], &[hidden], wide);
+    (group.0.dropout, group.1.dropout) = (dropout, dropout);
     let [gate, up] = [check.random([tokens, wide], 1.0), check.random([tokens, wide], 1.0)];
     let activation = Activation::Silu;
     let prologue = (
@@ -58,66 +113,7 @@ fn dropout<B: Kernels>(check: &mut Check<'_, B>) {
     );
     let residual = check.random([tokens, hidden], 1.0);
     let epilogue = (Epilogue::Residual(residual.0), Epilogue::Residual(residual.1));
-    Scenario::new(check, group, prologue, epilogue).run(check, "dropout, down", &ALL);
-}
-
-/// DoRA: magnitudes on some or all modules of a group, with every prologue and epilogue, dense and quantized, with and without dropout.
-fn magnitudes<B: Kernels>(check: &mut Check<'_, B>) {
-    let case = check.case;
-    let (tokens, hidden, wide) = (case.tokens(), case.hidden_size, case.intermediate_size);
-    let adapter = Extras { adapter: true, ..Extras::default() };
-    let dora = Extras { magnitude: true, ..adapter };
-    let biased = Extras { bias: true, trained_bias: true, ..dora };
-    let mask = Dropout::new(0.25, 77);
-    let x = check.random([tokens, hidden], 1.0);
-    let named = [
-        ("all", vec![(Base::NF4, dora), (Base::NF4, dora)]),
-        ("one of two", vec![(Base::NF4, adapter), (Base::NF4, biased)]),
-        ("dense, one adapted", vec![(Base::Dense, dora), (Base::Dense, Extras::default())]),
-        ("next to a trained weight", vec![(Base::New, Extras::default()), (Base::Dense, biased)]),
-    ];
-    for (name, modules) in check.variants(named) {
-        for dropout in [None, mask] {
-            let mut group = group(check, &modules, &[wide; 2], &[wide; 2], hidden);
-            (group.0.dropout, group.1.dropout) = (dropout, dropout);
-            let norm = norm(check, hidden, false);
-            let prologue =
-                (Prologue::Norm { x: x.0.clone(), norm: norm.0 }, Prologue::Norm { x: x.1.clone(), norm: norm.1 });
-            let scenario = Scenario::new(check, group, prologue, (Epilogue::None, Epilogue::None));
-            let name = format!("magnitudes, {name}, dropout {}", dropout.is_some());
-            scenario.with_residual_path(check).run(check, &name, &ALL);
-        }
-    }
-    let (query, kv) = (case.heads * case.head_dim, case.kv_heads * case.head_dim);
-    for norms in check.variants([None, Some([case.head_dim; 2]), Some([query, kv])]) {
-        let group = group(check, &[(Base::NF4, dora)], &[query + 2 * kv], &[query, kv, kv], hidden);
-        let prologue = (Prologue::None { x: x.0.clone() }, Prologue::None { x: x.1.clone() });
-        let heads = heads(check, norms, Some(case.head_dim));
-        let epilogue = (Epilogue::Heads(heads.0), Epilogue::Heads(heads.1));
-        let scenario = Scenario::new(check, group, prologue, epilogue).with_residual_path(check);
-        scenario.run(check, "magnitudes, qkv", &ALL);
-    }
-    for dropout in [None, mask] {
-        let mut group = group(check, &[(Base::NF4, dora)], &[hidden], &[hidden], wide);
-        (group.0.dropout, group.1.dropout) = (dropout, dropout);
-        let [gate, up] = [check.random([tokens, wide], 1.0), check.random([tokens, wide], 1.0)];
-        let activation = Activation::Silu;
-        let prologue = (
-            Prologue::Gated { gate: gate.0, up: up.0, activation },
-            Prologue::Gated { gate: gate.1, up: up.1, activation },
-        );
-        let residual = check.random([tokens, hidden], 1.0);
-        let epilogue = (Epilogue::Residual(residual.0), Epilogue::Residual(residual.1));
-        Scenario::new(check, group, prologue, epilogue).run(check, "magnitudes, down", &ALL);
-    }
-    let group = group(check, &[(Base::NF4, biased)], &[hidden], &[hidden], hidden);
-    let (norm, residual) = (norm(check, hidden, true), check.random([tokens, hidden], 1.0));
-    let prologue = (Prologue::None { x: x.0.clone() }, Prologue::None { x: x.1.clone() });
-    let epilogue = (
-        Epilogue::NormResidual { norm: norm.0, residual: residual.0 },
-        Epilogue::NormResidual { norm: norm.1, residual: residual.1 },
-    );
-    Scenario::new(check, group, prologue, epilogue).run(check, "magnitudes, output with a norm after", &ALL);
+    Scenario::new(check, group, prologue, epilogue)
 }
 
 /// The norms of adapted rows: the backend's way against a pass over the whole weight.

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use firebrick_model::peft::read_adapter;
 use firebrick_model::weights::{INDEX_FILE, WEIGHTS_FILE};
-use firebrick_model::{HfFolder, ModelConfig};
+use firebrick_model::{HfFolder, ModelConfig, ModelError};
 
 /// A target takes any bytes.
 pub(crate) type Target = fn(&[u8]) -> Vec<String>;
@@ -85,22 +85,14 @@ fn index(bytes: &[u8]) -> Vec<String> {
 
 /// `model.safetensors`: every tensor of a file that is accepted can be read, or its number format is refused.
 fn safetensors(bytes: &[u8]) -> Vec<String> {
-    let folder = folder_with(WEIGHTS_FILE, bytes);
-    let opened = match HfFolder::open(folder.path()) {
-        Ok(opened) => opened,
-        Err(error) => return vec![error.to_string()],
-    };
-    let mut messages = Vec::new();
-    for name in opened.names() {
-        let info = opened.info(name).expect("a tensor that is listed is there");
+    read_all(WEIGHTS_FILE, bytes, |opened, name| {
         let stored = opened.read(name).expect("a tensor of an accepted file can be read");
+        let info = opened.info(name).expect("a tensor that is listed is there");
         assert_eq!(stored.bytes.len(), info.byte_len(), "{name}");
-        match opened.read_f32(name, &info.shape) {
-            Ok(values) => assert_eq!(values.len(), info.shape.iter().product::<usize>(), "{name}"),
-            Err(error) => messages.push(error.to_string()),
-        }
-    }
-    messages
+        let values = opened.read_f32(name, &info.shape)?;
+        assert_eq!(values.len(), info.shape.iter().product::<usize>(), "{name}");
+        Ok(())
+    })
 }
 
 /// The same of quantized weights, which have parts: each is read as codes where a format of ours has the same, and as values.
@@ -120,20 +112,22 @@ fn quantized(bytes: &[u8]) -> Vec<String> {
 /// damaged block is named.
 fn compressed(bytes: &[u8]) -> Vec<String> {
     let extension = if bytes.get(12) == Some(&2) { "lz4" } else { "zst" };
-    let folder = folder_with(&format!("{WEIGHTS_FILE}.{extension}"), bytes);
-    let opened = match HfFolder::open(folder.path()) {
-        Ok(opened) => opened,
-        Err(error) => return vec![error.to_string()],
-    };
-    let mut messages = Vec::new();
-    for name in opened.names() {
+    read_all(&format!("{WEIGHTS_FILE}.{extension}"), bytes, |opened, name| {
         let info = opened.info(name).expect("a tensor that is listed is there");
-        match opened.read(name) {
-            Ok(stored) => assert_eq!(stored.bytes.len(), info.byte_len(), "{name}"),
-            Err(error) => messages.push(error.to_string()),
+        assert_eq!(opened.read(name)?.bytes.len(), info.byte_len(), "{name}");
+        Ok(())
+    })
+}
+
+/// Opens a folder with one file of weights and reads its tensors; the messages of what is refused.
+fn read_all(file: &str, bytes: &[u8], read: impl Fn(&HfFolder, &str) -> Result<(), ModelError>) -> Vec<String> {
+    let folder = folder_with(file, bytes);
+    match HfFolder::open(folder.path()) {
+        Ok(opened) => {
+            opened.names().filter_map(|name| read(&opened, name).err()).map(|error| error.to_string()).collect()
         }
+        Err(error) => vec![error.to_string()],
     }
-    messages
 }
 
 /// The bytes of the shard.

@@ -211,23 +211,7 @@ mod tests {
     }
 
     fn metrics(step: u64) -> StepMetrics {
-        StepMetrics {
-            step,
-            loss: 1.25,
-            learning_rate: 0.0,
-            grad_norm: 0.0,
-            loss_tokens: 0,
-            tokens_per_s: 12345.4,
-            ms: 0.0,
-            memory_bytes: 0,
-            loss_scale: None,
-            pairs: None,
-            restore_wait_ms: None,
-            comm_wait_ms: None,
-            ranks: None,
-            allocated_bytes: None,
-            usage: Usage::default(),
-        }
+        StepMetrics { step, loss: 1.25, tokens_per_s: 12345.4, ..StepMetrics::default() }
     }
 
     #[test]

@@ -92,13 +92,7 @@ mod tests {
             tokens_per_s: 1000.0,
             ms: 100.0,
             memory_bytes: 4096,
-            loss_scale: None,
-            pairs: None,
-            restore_wait_ms: None,
-            comm_wait_ms: None,
-            ranks: None,
-            allocated_bytes: None,
-            usage: Usage::default(),
+            ..StepMetrics::default()
         }
     }
 

@@ -26,7 +26,7 @@ pub use tensorboard::EventWriter;
 pub(crate) use usage_target::usage_target;
 
 /// The numbers of one step. In JSON a number that is not finite is `null`.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct StepMetrics {
     /// Steps done, this one included.
     pub step: u64,
@@ -324,23 +324,7 @@ mod tests {
     }
 
     fn metrics(step: u64) -> StepMetrics {
-        StepMetrics {
-            step,
-            loss: 1.0,
-            learning_rate: 0.0,
-            grad_norm: 0.0,
-            loss_tokens: 0,
-            tokens_per_s: 0.0,
-            ms: 0.0,
-            memory_bytes: 0,
-            loss_scale: None,
-            pairs: None,
-            restore_wait_ms: None,
-            comm_wait_ms: None,
-            ranks: None,
-            allocated_bytes: None,
-            usage: Usage::default(),
-        }
+        StepMetrics { step, loss: 1.0, ..StepMetrics::default() }
     }
 
     #[test]
