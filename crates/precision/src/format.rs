@@ -124,16 +124,6 @@ impl QuantFormat {
         }
     }
 
-    /// The scale of each 8-bit code of a scale, before the f32 of NVFP4; `None` where block scales are f32 or are quantized
-    /// around their mean.
-    pub const fn scale_format(self) -> Option<FloatFormat> {
-        match self {
-            Self::Nf4 { .. } | Self::Fp8 => None,
-            Self::Nvfp4 => Some(FloatFormat::Ue4m3),
-            Self::Mxfp4 => Some(FloatFormat::E8m0),
-        }
-    }
-
     /// Packed codes and scales of at least one value, in rows of `columns`.
     pub(crate) fn encode<T: Copy + Sync>(
         self,

@@ -24,11 +24,9 @@ pub struct DataConfig {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub path: String,
     /// What to evaluate on, named as `path`. Default: absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_path: Option<String>,
     /// Fraction of the training data that is held out to evaluate on, between 0 and 1, chosen by a hash of each
     /// record: the same records whatever the tokenizer, template and lengths. Default: absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_fraction: Option<f64>,
     /// What the records of `path` and `eval_path` are: "chat" (`messages`), "text" (`text`), "alpaca" (also pairs such as
     /// `question` and `answer`), "sharegpt", "prompt_completion", "pretokenized", "preference" (with `[preference]`), or "auto": detected from the first record.
@@ -37,36 +35,27 @@ pub struct DataConfig {
     pub format: RecordFormat,
     /// File format of `path` and `eval_path`, where names do not show it: "jsonl", "json", "csv", "tsv", "text", "parquet" or
     /// "arrow". Default: absent, detected from the files' names.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_format: Option<FileFormat>,
     /// Split of `path`, where it is a Hub dataset or a folder laid out like one. Default: absent, "train".
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<String>,
     /// Split of `eval_path`. Default: absent, "train".
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eval_split: Option<String>,
     /// Configuration (subset) of a Hub dataset. Default: absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<String>,
     /// Branch, tag or commit of the Hub dataset `path`. Default: absent, "main".
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
     /// Key of a JSON document that holds the list of records. Default: absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub field: Option<String>,
     /// Only these columns are read. Default: absent, all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub columns: Option<Vec<String>>,
     /// What is one document of a text file: the whole "file" or each "line". Default "file".
     #[serde(default)]
     pub text_unit: TextDocument,
     /// At most this many records of `path`, from the beginning. Default: absent, all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
     /// Which tokens count in the loss: what the "assistant" writes, only its "last" answer, or "all"; messages that have a
     /// flag of their own (`train`, `training`, `trained`, or a `weight` of 0 or 1) follow it. "flags": only messages whose
     /// flag is true. Default: "assistant", and "all" for plain text.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train_on: Option<TrainOn>,
     /// The roles whose messages count in the loss. Default ["assistant"].
     #[serde(default = "assistant")]
@@ -76,7 +65,6 @@ pub struct DataConfig {
     pub train_end_of_turn: bool,
     /// What happens to documents longer than `max_seq_len`: "truncate", "split" into several, or "drop". All are counted.
     /// Default: absent, plain text and token ids are split, conversations are truncated.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overflow: Option<OverflowPolicy>,
     /// Maximum fraction of a source's records that may be untrainable (refused by the chat template, nothing to train, ...)
     /// or lose a part to the template (tools, a message, ...); a run with more is refused, fewer are counted and reported.
@@ -85,28 +73,22 @@ pub struct DataConfig {
     pub max_bad_share: f64,
     /// Chat template to use instead of the model's default: a file, the name of one of the tokenizer's templates, or a
     /// built-in one: "chatml", "llama3", "gemma", "phi3", "zephyr", "alpaca". Default: absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chat_template: Option<String>,
     /// System message of conversations that have none, and of prompts. Default: absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system_prompt: Option<String>,
     /// Shuffle the rows in each epoch; false keeps the order of the data. Default true.
     #[serde(default = "yes")]
     pub shuffle: bool,
     /// Seed of the order of rows and of mixtures by weight. Default: absent, `seed`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_seed: Option<u64>,
     /// Rows are padded to a multiple of this many tokens. Default: absent, packed rows have `max_seq_len` tokens, others a
     /// multiple of 16.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad_to_multiple_of: Option<usize>,
     /// Threads that tokenize, and that build batches. Default: absent, the plan decides both from the machine's cores and the
     /// backend.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workers: Option<usize>,
     /// Folder that stores tokenized data. Default: absent, data of up to 8 MB is tokenized by each run, larger data is stored in
     /// `FIREBRICK_CACHE` or else in the user's cache folder.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<String>,
     /// How several sources are mixed: "concatenate" (one after the other), "size" (each row once, spread evenly) or
     /// "weight" (sampled by the sources' `weight`). Batches are shuffled in any case. Default "concatenate".
@@ -145,31 +127,23 @@ pub struct SourceConfig {
     #[serde(default, alias = "shape", deserialize_with = "record_format")]
     pub format: RecordFormat,
     /// The file format, as `data.file_format`. Default: absent, detected from the files' names.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_format: Option<FileFormat>,
     /// Split of a Hub dataset or of a folder laid out like one. Default: absent, "train".
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<String>,
     /// Configuration (subset) of a Hub dataset. Default: absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<String>,
     /// Branch, tag or commit of a Hub dataset. Default: absent, "main".
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
     /// Key of a JSON document that holds the list of records. Default: absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub field: Option<String>,
     /// Only these columns are read. Default: absent, all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub columns: Option<Vec<String>>,
     /// What is one document of a text file: the whole "file" or each "line". Default "file".
     #[serde(default)]
     pub text_unit: TextDocument,
     /// At most this many records, from the beginning. Default: absent, all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
     /// Share in a mixture by weight. Default: absent, 1.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<f64>,
     /// Names of this source's keys where they are not the usual ones, as in `fields = { text = "body" }`: text, messages,
     /// role, content, tools, system, prompt, completion, instruction, input, output, chosen, rejected, input_ids, labels. Default: none.

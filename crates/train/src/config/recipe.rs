@@ -41,13 +41,11 @@ pub struct RunConfig {
     /// Which weights train: "full" (all of them), "lora" (adapters on a base that stays as stored) or "qlora" (adapters on a
     /// quantized base). Default: what the recipe says otherwise. `base` or `[bnb_4bit]` is "qlora", `[lora]` alone is "lora"; a
     /// recipe with none of them and pretrained weights has to say `mode = "full"`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<Mode>,
     /// Number format of activations and matrix multiplications: "float32", "bfloat16" or "float16" (also "f32", "fp32", "bf16",
     /// "f16", "fp16"), or "fp8": the matrix multiplications of the layers in 8-bit floats with a scale per row, everything else in
     /// bfloat16; on an H100 or H200. CPU backends compute in float32 whatever this says, wgpu in float16
     /// where its device can if this says so, else in float32. float16 trains with dynamic loss scaling. Default "bfloat16".
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute: Option<Compute>,
     /// Fill each row with several documents, which do not see each other. Default true.
     #[serde(default = "yes")]
@@ -65,16 +63,12 @@ pub struct RunConfig {
     /// (E2M1, 16 values per E4M3 scale), "mxfp4" (E2M1, 32 values per power of two), "fp8" (E4M3, a scale per row), or "nf4" and
     /// "nf4_double_quant", which are what `[bnb_4bit]` says. Weights are dequantized where they are multiplied, on every backend; with
     /// `compute = "fp8"` they become its 8-bit floats. Default: absent, what `[bnb_4bit]` says, or else the base stays as stored.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<QuantFormat>,
     /// Keep the frozen base in 4 bits as bitsandbytes does, like `base`, and train adapters on it. Default: absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bnb_4bit: Option<Bnb4bitSection>,
     /// Train low-rank adapters on a frozen base. Default: absent; see `mode`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraSection>,
     /// Train on pairs of a chosen and a rejected answer (DPO, ORPO). Default: absent, every document is trained on by itself.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub preference: Option<PreferenceSection>,
     /// What to train and evaluate on.
     pub data: DataConfig,
@@ -88,7 +82,6 @@ pub struct RunConfig {
     #[serde(default)]
     pub checkpoint: CheckpointConfig,
     /// An MLflow tracking server that gets parameters and metrics too. Default: absent, nothing leaves the machine.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mlflow: Option<MlflowSection>,
 }
 
