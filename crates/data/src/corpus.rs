@@ -13,6 +13,7 @@ use crate::diagnose::Diagnosis;
 use crate::encoder::{EncodeOptions, Encoder};
 use crate::error::DataError;
 use crate::pipeline::Pipeline;
+use crate::place::Place;
 use crate::source::{ContentKeys, Mixture, Record, Source};
 use crate::tokenizer::Tokenizer;
 
@@ -101,6 +102,7 @@ impl<'a> Corpus<'a> {
     /// on; the writer's errors.
     fn tokenize(&self, writer: &mut StoreWriter) -> Result<(Vec<Diagnosis>, Vec<u64>), DataError> {
         let mut found = vec![Diagnosis::default(); self.encoders.len()];
+        let files = self.file_names();
         let (mut documents, mut dropped) = (0, Vec::new());
         self.pipeline.run(
             self.mixture.records(),
@@ -113,17 +115,18 @@ impl<'a> Corpus<'a> {
                     let encoded = encoder.encode(&record)?;
                     let line = u32::try_from(record.place.line).unwrap_or(u32::MAX);
                     let origin = Origin { source: record.source, record: encoded.record, file: record.file, line };
-                    Ok::<_, DataError>((encoded, record.place, origin))
+                    Ok::<_, DataError>((encoded, record.place.line, origin))
                 }
             },
-            |(encoded, place, origin)| {
+            |(encoded, line, origin)| {
                 for example in &encoded.examples {
                     writer.push(example, origin)?;
                 }
                 documents += encoded.examples.len();
                 dropped.extend(encoded.examples.is_empty().then_some(encoded.record));
                 let diagnosis = &mut found[origin.source as usize];
-                diagnosis.add(&encoded, &place);
+                let path = files[origin.source as usize][origin.file as usize].as_str().into();
+                diagnosis.add(&encoded, &Place { path, line });
                 diagnosis.check_early(self.max_bad_share)
             },
         )?;

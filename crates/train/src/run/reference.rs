@@ -14,6 +14,7 @@ use burn_tensor::{Tensor, TensorData};
 use firebrick_data::{Batch, Loader, LoaderConfig, PackedDataset};
 use firebrick_kernels::Kernels;
 use firebrick_model::Decoder;
+use firebrick_model::peft::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE};
 use firebrick_parallel::Ranks;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
@@ -42,7 +43,11 @@ pub(super) fn prepare<B: Kernels>(
     if planned != Some(PlannedReference::Precomputed) {
         return Ok(());
     }
-    let (plan, cache) = (&prepared.plan, prepared.cache.as_deref());
+    let plan = &prepared.plan;
+    let cache = match (&prepared.cache, trainer.model.base_hash()) {
+        (Some(folder), Some(weights)) => Some((folder.as_path(), key_of_model(plan, weights)?)),
+        _ => None,
+    };
     let mut pass = ReferencePass { trainer, plan, cache, is_adapter_loaded: false, console };
     let train = pass.of(&prepared.train, plan.micro_batch_size.value)?;
     if let Some(rows) = prepared.evaluation.rows() {
@@ -61,8 +66,8 @@ struct ReferencePass<'a, B: Kernels> {
     trainer: &'a mut Trainer<B>,
     /// Decides about formats.
     plan: &'a Plan,
-    /// Where they are kept; `None`: nowhere.
-    cache: Option<&'a Path>,
+    /// Where they are kept, and the hash of the model that they come from; `None`: nowhere.
+    cache: Option<(&'a Path, Xxh3)>,
     /// Whether the trainer has the matrices of the adapter that the run starts from.
     is_adapter_loaded: bool,
     /// Where it is said.
@@ -72,7 +77,7 @@ struct ReferencePass<'a, B: Kernels> {
 impl<B: Kernels> ReferencePass<'_, B> {
     /// One sum per document, over the targets of its answer.
     fn of(&mut self, rows: &Arc<PackedDataset>, rows_per_batch: usize) -> Result<Arc<Vec<f32>>, RunError> {
-        let file = self.file(rows)?;
+        let file = self.file(rows);
         let documents = rows.documents().len();
         let found = file.as_deref().and_then(|file| read(file, documents));
         // Every rank computes, or none: they may see different folders.
@@ -99,27 +104,14 @@ impl<B: Kernels> ReferencePass<'_, B> {
     }
 
     /// The file of these rows; `None` where nothing is cached.
-    fn file(&self, rows: &PackedDataset) -> Result<Option<PathBuf>, RunError> {
-        let (Some(folder), Some(weights)) = (self.cache, self.trainer.model.base_hash()) else { return Ok(None) };
-        let plan = self.plan;
-        let adapter = match &plan.lora_init_from.value {
-            Some(folder) => {
-                let file = folder.join("adapter_model.safetensors");
-                let bytes = fs::read(&file).map_err(|source| StorageError::io("read", &file, source))?;
-                let settings = folder.join("adapter_config.json");
-                let settings = fs::read(&settings).map_err(|source| StorageError::io("read", &settings, source))?;
-                [xxh3_64(&bytes), xxh3_64(&settings)]
-            }
-            None => [0; 2],
-        };
+    fn file(&self, rows: &PackedDataset) -> Option<PathBuf> {
+        let (folder, mut key) = self.cache.clone()?;
+        let (documents, plan) = (rows.documents(), self.plan);
+        (0..documents.len()).for_each(|document| key.update(&documents.entry(document).hash.to_le_bytes()));
         let formats =
             format!("{:?} {:?} {:?} {}", plan.base.value, plan.compute.value, plan.gemms.value, plan.backend.value);
-        let mut key = Xxh3::new();
-        let documents = rows.documents();
-        let hashes = (0..documents.len()).map(|document| documents.entry(document).hash);
-        [VERSION, weights].into_iter().chain(adapter).chain(hashes).for_each(|part| key.update(&part.to_le_bytes()));
         key.update(formats.as_bytes());
-        Ok(Some(folder.join(format!("{:032x}.reference", key.digest128()))))
+        Some(folder.join(format!("{:032x}.reference", key.digest128())))
     }
 
     fn compute(&self, rows: &Arc<PackedDataset>, rows_per_batch: usize) -> Result<Vec<f32>, RunError> {
@@ -138,6 +130,21 @@ impl<B: Kernels> ReferencePass<'_, B> {
         B::release_memory(model.device());
         over_ranks::<B>(sums, ranks, model.device())
     }
+}
+
+/// A hash of the weights and of the adapter that the run starts from, to which that of the documents is added.
+fn key_of_model(plan: &Plan, weights: u64) -> Result<Xxh3, RunError> {
+    let hash = |file: PathBuf| match fs::read(&file) {
+        Ok(bytes) => Ok(xxh3_64(&bytes)),
+        Err(source) => Err(StorageError::io("read", &file, source)),
+    };
+    let adapter = match &plan.lora_init_from.value {
+        Some(folder) => [hash(folder.join(ADAPTER_WEIGHTS_FILE))?, hash(folder.join(ADAPTER_CONFIG_FILE))?],
+        None => [0; 2],
+    };
+    let mut key = Xxh3::new();
+    [VERSION, weights].into_iter().chain(adapter).for_each(|part| key.update(&part.to_le_bytes()));
+    Ok(key)
 }
 
 /// This rank's share of the rows, once.
