@@ -39,20 +39,10 @@ pub(crate) fn omissions(
     if chat.documents.is_some() && same(Chat { documents: None, ..chat.clone() }) {
         add(FindingKind::DocumentsIgnored, "nothing is written of the documents".to_owned());
     }
-    let without = |keys: &[&str], content: Option<&str>| {
-        let mut chat = chat.clone();
-        for turn in chat.turns.iter_mut().filter(|turn| keys.iter().any(|key| has(turn, key))) {
-            keys.iter().for_each(|key| drop(turn.message.shift_remove(*key)));
-            if let Some(content) = content.filter(|_| !turn.message.contains_key("content")) {
-                turn.message.insert("content".to_owned(), content.into());
-            }
-        }
-        chat
-    };
     // Some templates need a content where there are no calls, and some write it.
     let ignores = |keys: &[&str]| {
         chat.turns.iter().any(|turn| keys.iter().any(|key| has(turn, key)))
-            && (same(without(keys, None)) || same(without(keys, Some(""))))
+            && (same(without(chat, keys, None)) || same(without(chat, keys, Some(""))))
     };
     let (calls, reasoning) = (ignores(&[TOOL_CALLS]), ignores(&REASONING));
     if calls {
@@ -73,6 +63,18 @@ pub(crate) fn omissions(
 }
 
 const TOOL_CALLS: &str = "tool_calls";
+
+/// A conversation without these keys, with `content` in the messages that are left without one.
+fn without(chat: &Chat, keys: &[&str], content: Option<&str>) -> Chat {
+    let mut chat = chat.clone();
+    for turn in chat.turns.iter_mut().filter(|turn| keys.iter().any(|key| has(turn, key))) {
+        keys.iter().for_each(|key| drop(turn.message.shift_remove(*key)));
+        if let Some(content) = content.filter(|_| !turn.message.contains_key("content")) {
+            turn.message.insert("content".to_owned(), content.into());
+        }
+    }
+    chat
+}
 
 /// Whether a message has more than nothing under a key.
 fn has(turn: &Turn, key: &str) -> bool {

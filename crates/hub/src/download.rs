@@ -5,7 +5,7 @@
 //! Trade-off: the check reads a large file once more, from the page cache.
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{Read, Result as IoResult, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -90,7 +90,7 @@ impl Hub {
         }
         self.progress.advance(done);
         let mut content = (done == 0).then_some(first);
-        let (mut attempt, mut chunk) = (0, vec![0; CHUNK_BYTES]);
+        let mut attempt = 0;
         while size != Some(done) {
             let next = match content.take() {
                 Some(content) => content,
@@ -105,20 +105,9 @@ impl Hub {
                     continue;
                 }
             }
-            let (mut body, before) = (next.body, done);
-            let reason = loop {
-                match body.read(&mut chunk) {
-                    Ok(0) if size.is_none_or(|size| size == done) => break None,
-                    Ok(0) => break Some("the connection ended early".to_owned()),
-                    Ok(count) => {
-                        output.write_all(&chunk[..count]).map_err(&failed)?;
-                        done += count as u64;
-                        self.progress.advance(count as u64);
-                    }
-                    Err(reason) => break Some(reason.to_string()),
-                }
-            };
-            let Some(reason) = reason else { break };
+            let before = done;
+            let ended = self.receive(next.body, &mut output, &mut done, size).map_err(&failed)?;
+            let Some(reason) = ended else { break };
             // What was resumed and went on may be interrupted any number of times.
             let is_resumed = before > 0 && done > before;
             attempt = self.retry_after(if is_resumed { 0 } else { attempt }, file, &reason)?;
@@ -129,6 +118,30 @@ impl Hub {
             return Err(error);
         }
         fs::rename(&partial, blob).map_err(&failed)
+    }
+
+    /// Appends content to a file of which `done` bytes are there, until it has `size` of them. Returns why the content ended before that;
+    /// an error is the file's.
+    fn receive(
+        &self,
+        mut content: impl Read,
+        file: &mut File,
+        done: &mut u64,
+        size: Option<u64>,
+    ) -> IoResult<Option<String>> {
+        let mut chunk = vec![0; CHUNK_BYTES];
+        loop {
+            match content.read(&mut chunk) {
+                Ok(0) if size.is_none_or(|size| size == *done) => return Ok(None),
+                Ok(0) => return Ok(Some("the connection ended early".to_owned())),
+                Ok(count) => {
+                    file.write_all(&chunk[..count])?;
+                    *done += count as u64;
+                    self.progress.advance(count as u64);
+                }
+                Err(reason) => return Ok(Some(reason.to_string())),
+            }
+        }
     }
 
     fn retry_after(&self, attempt: u32, file: &HubFile, reason: &str) -> Result<u32, HubError> {

@@ -59,13 +59,7 @@ pub fn linear_cross_entropy<B: LossOps>(
         let d_hidden_cd = d_logits_cv.clone().matmul(weight_vd.clone());
         d_hidden = Some(so_far.select_assign(0, positions_c, d_hidden_cd, IndexingUpdateOp::Add));
         if wants_weight {
-            let d_rows_cv = match &options.weight_rows {
-                None => d_logits_cv,
-                Some(rows) => {
-                    let columns = rows.iter().map(|run| d_logits_cv.clone().narrow(1, run.start, run.len()));
-                    Tensor::cat(columns.collect(), 1)
-                }
-            };
+            let d_rows_cv = columns_of(d_logits_cv, options.weight_rows.as_deref());
             let part = to_f32(d_rows_cv.transpose().matmul(hidden_cd));
             d_weight = Some(match d_weight.take() {
                 Some(so_far) => so_far.add(part),
@@ -78,12 +72,24 @@ pub fn linear_cross_entropy<B: LossOps>(
         let rows = options.weight_rows.as_ref().map_or(all, |rows| rows.iter().map(Range::len).sum());
         d_weight = Some(Tensor::zeros([rows, width], (&device, DType::F32)));
     }
-    let log_probs_m = options.log_probs.then(|| match log_probs.len() {
-        0 => Tensor::zeros([0], (&device, DType::F32)),
-        1 => log_probs.remove(0),
-        _ => Tensor::cat(log_probs, 0),
-    });
+    let log_probs_m = options.log_probs.then(|| joined(log_probs, &device));
     CrossEntropy { loss_sum, log_probs_m, correct, d_hidden_nd: d_hidden, d_weight_vd: d_weight }
+}
+
+/// The columns of the rows of the head that train; `None`: all train.
+fn columns_of<B: Backend>(logits_cv: Tensor<B, 2>, rows: Option<&[Range<usize>]>) -> Tensor<B, 2> {
+    let Some(rows) = rows else { return logits_cv };
+    let columns = rows.iter().map(|run| logits_cv.clone().narrow(1, run.start, run.len()));
+    Tensor::cat(columns.collect(), 1)
+}
+
+/// The values of all chunks; none where there was no chunk.
+fn joined<B: Backend>(mut chunks: Vec<Tensor<B, 1>>, device: &B::Device) -> Tensor<B, 1> {
+    match chunks.len() {
+        0 => Tensor::zeros([0], (device, DType::F32)),
+        1 => chunks.remove(0),
+        _ => Tensor::cat(chunks, 0),
+    }
 }
 
 fn weighted<B: Backend>(values: Tensor<B, 1>, weights: Option<Tensor<B, 1>>) -> Tensor<B, 1> {

@@ -84,21 +84,7 @@ pub fn trainer<B: Kernels>(
             Decoder::load_divided(&folder, config, &build, division, device, progress)?
         }
     };
-    let mut optimizer = Optimizer::new(plan.optimizer_config());
-    if let Some(ratio) = &plan.loraplus_lr_ratio {
-        optimizer = optimizer.with_loraplus(ratio.value);
-    }
-    if plan.paged_state_bytes.value > 0 {
-        optimizer = optimizer.with_paging(plan.resident_state_bytes.value);
-    }
-    if plan.compute.value == Format::F16 {
-        optimizer = optimizer.with_loss_scaling(LossScaling::default(), device);
-    }
-    if plan.zero_stage.value > 0 && ranks.world_size() > 1 {
-        let parameters = model.parameters();
-        let owned = ranks.owners(&parameters).into_iter().zip(parameters).filter(|(owner, _)| *owner == ranks.rank());
-        optimizer = optimizer.owning(owned.map(|(_, parameter)| parameter.name.clone()));
-    }
+    let optimizer = optimizer(plan, &model, &ranks);
     Ok(Trainer {
         model,
         optimizer,
@@ -114,6 +100,26 @@ pub fn trainer<B: Kernels>(
         loss_chunk_tokens: plan.loss_chunk_tokens.value,
         pairs: PairObjective::planned(plan),
     })
+}
+
+/// The optimizer of a plan, with the state of this rank's share of the parameters.
+fn optimizer<B: Kernels>(plan: &Plan, model: &Decoder<B>, ranks: &Ranks) -> Optimizer<B> {
+    let mut optimizer = Optimizer::new(plan.optimizer_config());
+    if let Some(ratio) = &plan.loraplus_lr_ratio {
+        optimizer = optimizer.with_loraplus(ratio.value);
+    }
+    if plan.paged_state_bytes.value > 0 {
+        optimizer = optimizer.with_paging(plan.resident_state_bytes.value);
+    }
+    if plan.compute.value == Format::F16 {
+        optimizer = optimizer.with_loss_scaling(LossScaling::default(), model.device());
+    }
+    if plan.zero_stage.value > 0 && ranks.world_size() > 1 {
+        let parameters = model.parameters();
+        let owned = ranks.owners(&parameters).into_iter().zip(parameters).filter(|(owner, _)| *owner == ranks.rank());
+        optimizer = optimizer.owning(owned.map(|(_, parameter)| parameter.name.clone()));
+    }
+    optimizer
 }
 
 /// Which rank has which weights of the layers, if the plan divides them. A trained weight is where its optimizer state is.
