@@ -63,13 +63,14 @@ impl Rates {
         }
     }
 
-    /// These rates with a share of each kind of arithmetic.
-    pub fn at_shares(self, matmul: f64, fp8: f64, attention: f64) -> Self {
+    /// These rates with a share of each kind of arithmetic, and of the bandwidth.
+    pub fn at_shares(self, matmul: f64, fp8: f64, attention: f64, memory: f64) -> Self {
         Self {
             matmul_flops_per_s: self.matmul_flops_per_s * matmul,
             fp8_flops_per_s: self.fp8_flops_per_s * fp8,
             attention_flops_per_s: self.attention_flops_per_s * attention,
-            ..self
+            bytes_per_s: self.bytes_per_s * memory,
+            source: self.source,
         }
     }
 }

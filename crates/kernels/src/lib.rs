@@ -37,7 +37,7 @@ pub use loss::pairs::{PAIR_NUMBERS, PairLogProbs, PairLoss, PairLossKind, PairRe
 pub use loss::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};
 pub use memory::estimate::{BaseStorage, DividedBytes, PairPasses, Recompute, TrainingShape};
 pub use memory::evaluation::{Answers, EvaluatedRows, EvaluationShape};
-pub use memory::work::step_work;
+pub use memory::work::{cuda_launches, step_work};
 pub use memory::{HostBuffer, MemoryOps, Offloaded, Readback};
 pub use moe::{MoeOps, Routing};
 pub use norm::{NormOps, NormWeight};

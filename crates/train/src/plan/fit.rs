@@ -232,7 +232,7 @@ pub(super) mod tests {
 
     pub(in crate::plan) struct Example {
         pub(in crate::plan) config: RunConfig,
-        profile: HardwareProfile,
+        pub(in crate::plan) profile: HardwareProfile,
         model: ModelConfig,
         pub(in crate::plan) data: DataShape,
     }
@@ -284,6 +284,22 @@ pub(super) mod tests {
         fn refusal(&self) -> String {
             self.check(false).expect_err("it should not fit").to_string()
         }
+    }
+
+    #[test]
+    fn unified_memory_is_counted_once_and_up_to_what_its_gpu_may_use() {
+        let mac = Example::on("m4-max", &[]);
+        let case = Case { backend: BackendKind::Wgpu, ..mac.case() };
+        let total = mac.profile.memory.total_bytes;
+        assert_eq!((total, mac.profile.gpus[0].memory_total_bytes), (128 << 30, 128 << 30), "the same memory");
+        let (free, place) = case.available();
+        assert_eq!((free, place), (total / 4 * 3, "for the GPU in unified memory"));
+        let rows = |rows| TrainingShape { micro_batch_size: rows, ..mac.training() };
+        let beyond = (1..400).map(|count| rows(4 * count)).find(|run| case.bytes(run) as f64 > 0.9 * free as f64);
+        let beyond = beyond.expect("some number of rows is too much");
+        assert!((case.bytes(&beyond) as f64) < 0.9 * total as f64, "the whole memory would do");
+        assert!(!case.fits(&beyond), "but not what the GPU may use");
+        assert!(case.fits(&rows(beyond.micro_batch_size - 4)));
     }
 
     #[test]

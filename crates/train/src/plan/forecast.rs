@@ -3,14 +3,14 @@
 //!
 //! Trade-off: a row is taken to hold between one document and the most that any row holds, so data with one odd row has a wider range.
 
-use firebrick_hwprofile::forecast::{ALLOWANCE, Range, RunCost, StepBound, StepTime};
+use firebrick_hwprofile::forecast::{ALLOWANCE, HostSide, Range, RunCost, StepBound, StepTime};
 use firebrick_hwprofile::memory::MemoryEstimate;
 use firebrick_hwprofile::peaks::MeasuredPeaks;
 use firebrick_hwprofile::scaling::{EIGHT_BY_400_GBIT, Links, Network, RankStep, Sharding};
 use firebrick_hwprofile::spec::{HardwareKind, MathFormat};
 use firebrick_hwprofile::tuning::{Engine, HardwareConfig, get_optimal_config};
 use firebrick_hwprofile::{AcceleratorSpec, Gpu};
-use firebrick_kernels::{BackendKind, TrainingShape, step_work};
+use firebrick_kernels::{BackendKind, TrainingShape, cuda_launches, step_work};
 use firebrick_parallel::BUCKET_BYTES;
 use firebrick_precision::Format;
 use serde::Serialize;
@@ -209,13 +209,19 @@ fn step_time(
     extent: Extent,
     rated: Rated<'_>,
 ) -> Option<StepTime> {
-    let host_bytes = 2.0 * estimate.host_bytes() as f64 * extent.micro_batches as f64;
+    let host = HostSide {
+        bytes: 2.0 * estimate.host_bytes() as f64 * extent.micro_batches as f64,
+        launches: match case.backend {
+            BackendKind::Cuda => cuda_launches(case.spec, training, extent.micro_batches),
+            _ => 0.0,
+        },
+    };
     let format = if training.compute == Format::F32 { MathFormat::F32 } else { MathFormat::Bf16 };
     let with_documents = |tokens: f64| {
         let work = step_work(case.spec, training, extent.micro_batches, tokens);
         let at_measured =
-            rated.measured.and_then(|peaks| StepTime::at_measured(&work, host_bytes, rated.spec, format, peaks));
-        at_measured.or_else(|| StepTime::of(&work, host_bytes, rated.spec?, format))
+            rated.measured.and_then(|peaks| StepTime::at_measured(&work, host, rated.spec, format, peaks));
+        at_measured.or_else(|| StepTime::of(&work, host, rated.spec?, format))
     };
     let shortest = with_documents(training.row_len as f64 / extent.documents_per_row.max(1) as f64)?;
     let longest = with_documents(training.longest_document.min(training.row_len) as f64)?;
@@ -272,9 +278,14 @@ fn step_reason(
         }
         Engine::Wgpu | Engine::Cpu => "",
     };
+    let launches = if step.t_launch >= step.seconds.upper {
+        format!("; the host launches for {:.3} s, which is longer", step.t_launch)
+    } else {
+        String::new()
+    };
     format!(
         "at least, at the peaks, {bound} ({:.3} s of arithmetic, {:.3} of memory traffic, {:.3} of copies); at most {ALLOWANCE} times all in turn, \
-         GEMMs at {:.0} % of the peak ({whence}){other_kernels}",
+         GEMMs at {:.0} % of the peak ({whence}){other_kernels}{launches}",
         step.t_math,
         step.t_memory,
         step.t_host,
@@ -307,10 +318,12 @@ mod tests {
     use firebrick_arch::ModelConfig;
     use firebrick_hwprofile::HardwareProfile;
     use firebrick_hwprofile::peaks::MeasuredGemm;
+    use firebrick_hwprofile::spec::{CardClocks, Maker};
 
     use super::*;
     use crate::config::RunConfig;
-    use crate::plan::{DataShape, Plan, PlanInputs, PlanRequest};
+    use crate::plan::fit::tests::Example;
+    use crate::plan::{DataShape, Plan, PlanInputs, PlanRequest, shapes};
 
     const LLAMA_8B: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256,
         "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -464,6 +477,53 @@ mod tests {
             assert!((cost.lower / (forecast.run_seconds.value.lower / 1800.0) - 1.0).abs() < 1e-9);
             assert!(plan.to_string().contains("step time") && plan.to_toml().contains("[forecast.step_seconds]"));
         }
+    }
+
+    /// A machine with an NVIDIA card that no table has.
+    fn unknown_card(compute_capability: (u32, u32), clocks: CardClocks) -> HardwareProfile {
+        let (name, bytes) = ("NVIDIA Card of Tomorrow", 80 << 30);
+        let spec = AcceleratorSpec::of_unknown_card(name, compute_capability, clocks, bytes);
+        let card =
+            Gpu { compute_capability: Some(compute_capability), spec, ..Gpu::described(Maker::Nvidia, name, bytes) };
+        HardwareProfile::described(16, 256 << 30, vec![card])
+    }
+
+    /// The forecast of the recipe of `fit`'s tests on a machine.
+    fn forecast_on(profile: HardwareProfile) -> Option<Forecast> {
+        let mut example = Example::new(&[], 80, 256);
+        example.profile = profile;
+        let (case, trained) = (example.case(), example.trained());
+        let training = shapes::training(&example.config, Format::Bf16, BackendKind::Cuda, &example.data, &trained);
+        let (estimate, _) = fit::check(&case, &training, 1, true).unwrap();
+        let extent = Extent {
+            steps: 100,
+            micro_batches: 1,
+            world_size: 1,
+            zero_stage: 0,
+            documents_per_row: 1,
+            price_per_hour: None,
+        };
+        forecast(&case, &training, &estimate, extent)
+    }
+
+    #[test]
+    fn a_card_that_no_table_has_is_forecast_from_its_compute_capability_and_clocks() {
+        // Those of an H100.
+        let clocks = CardClocks { sm_mhz: 1830, memory_mhz: 2619, cores: 16_896, bus_bits: 5120 };
+        let of = |capability, clocks| forecast_on(unknown_card(capability, clocks));
+        let known = forecast_on(HardwareProfile::of_machine(AcceleratorSpec::named("h100").unwrap())).unwrap();
+        let unknown = of((9, 0), clocks).expect("its rates follow");
+        let [known_s, unknown_s] = [&known, &unknown].map(|forecast| forecast.step_seconds.value);
+        assert!((unknown_s.lower / known_s.lower - 1.0).abs() < 0.03, "{known_s:?} {unknown_s:?}");
+        assert!(unknown.step_seconds.reason.contains("smallest share of an accelerator of this maker"));
+        assert_eq!(unknown.precision, known.precision, "a Hopper's tuning");
+        let half = CardClocks { sm_mhz: 915, ..clocks };
+        let slower = of((9, 0), half).unwrap().step_seconds.value.lower / unknown_s.lower;
+        assert!((1.9..2.1).contains(&slower), "half the clock takes twice as long: {slower}");
+        let ampere = of((8, 0), clocks).unwrap();
+        assert_ne!(ampere.precision, known.precision, "the capability decides, not the clocks");
+        assert_eq!(of((9, 0), CardClocks::default()), None, "a silent driver");
+        assert_eq!(of((7, 5), clocks), None, "no bf16 products");
     }
 
     #[test]

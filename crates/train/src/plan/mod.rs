@@ -16,6 +16,8 @@ mod forecast;
 mod fp8;
 mod gemm_algorithms;
 mod kept_weights;
+#[cfg(test)]
+mod measured_steps;
 mod paging;
 mod preference;
 mod shapes;

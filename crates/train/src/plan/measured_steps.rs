@@ -1,0 +1,143 @@
+//! The forecast next to every step of an H100 in `benches/results/`: QLoRA of three models, in bf16 and FP8, uniform and packed rows,
+//! layers saved and recomputed, layer inputs offloaded, weights kept and converted again.
+//!
+//! Trade-off: the accelerator's row of the table is forecast, not the card's own measured peaks, so cards that differ share one range.
+
+use std::path::Path;
+
+use firebrick_arch::ModelConfig;
+use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
+use serde::Deserialize;
+
+use super::{DataShape, Plan, PlanInputs, PlanRequest};
+use crate::config::RunConfig;
+
+/// What `train bench --json` wrote: those of its fields that a recipe follows from, and the result.
+#[derive(Deserialize)]
+struct Report {
+    model: String,
+    gemms: String,
+    recompute: String,
+    offload: bool,
+    seq: usize,
+    micro_batch: usize,
+    documents: usize,
+    tok_s: f64,
+    /// Written by hand where it was varied.
+    kept_weights: Option<String>,
+    #[serde(default)]
+    planned: Vec<PlannedLine>,
+}
+
+#[derive(Deserialize)]
+struct PlannedLine {
+    what: String,
+    bytes: u64,
+}
+
+impl Report {
+    /// GiB of converted weights that stayed.
+    fn kept_gib(&self) -> f64 {
+        match self.kept_weights.as_deref() {
+            Some("none") => 0.0,
+            Some("all") => 100.0,
+            Some(amount) => amount.trim_end_matches(" GiB").parse().expect("an amount in GiB"),
+            None => {
+                let lines = self.planned.iter().filter(|line| line.what == "converted weights that stay");
+                lines.map(|line| line.bytes).sum::<u64>() as f64 / f64::from(1 << 30)
+            }
+        }
+    }
+
+    fn name(&self) -> String {
+        let Self { model, gemms, recompute, seq, micro_batch, documents, .. } = self;
+        let kept = self.kept_gib();
+        format!("{model} {gemms} {recompute} {micro_batch} x {seq}, {documents} documents, {kept:.1} GiB kept")
+    }
+
+    fn config_json(&self) -> String {
+        let [architecture, sizes] = if self.model.contains("8B") {
+            [
+                "Llama",
+                r#""vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+                "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": false"#,
+            ]
+        } else if self.model.contains("1B") {
+            [
+                "Llama",
+                r#""vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+                "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": true"#,
+            ]
+        } else {
+            assert!(self.model.contains("0.5B"), "{}", self.model);
+            [
+                "Qwen2",
+                r#""vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+                "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": true"#,
+            ]
+        };
+        let model_type = architecture.to_lowercase();
+        format!(
+            r#"{{"architectures": ["{architecture}ForCausalLM"], "model_type": "{model_type}", {sizes}, "rope_theta": 500000.0,
+            "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "hidden_act": "silu"}}"#
+        )
+    }
+
+    fn plan(&self) -> Plan {
+        let changes = [
+            "train.gradient_accumulation=1".to_owned(),
+            "train.grad_checkpointing=".to_owned(),
+            format!("compute={}", if self.gemms == "fp8" { "fp8" } else { "bf16" }),
+            format!("max_seq_len={}", self.seq),
+            format!("train.recompute={}", self.recompute),
+            format!("train.offload={}", self.offload),
+            format!("train.micro_batch_size={}", self.micro_batch),
+            format!("train.kept_weights_gib={}", self.kept_gib()),
+        ];
+        let config =
+            RunConfig::from_toml(include_str!("../../../../configs/h100.toml"), Path::new("h100.toml"), &changes);
+        let model = ModelConfig::parse(&self.config_json(), Path::new("config.json")).expect("a config.json");
+        let data = DataShape {
+            rows: 4800,
+            row_len: self.seq,
+            longest_document: self.seq.div_ceil(self.documents),
+            documents_per_row: self.documents,
+            has_chats: false,
+            report: String::new(),
+        };
+        Plan::resolve(PlanInputs {
+            config: &config.expect("a recipe"),
+            profile: &HardwareProfile::of_machine(AcceleratorSpec::named("h100").expect("in the table")),
+            model: &model,
+            data: &data,
+            world_size: 1,
+            request: &PlanRequest::default(),
+        })
+        .expect("a run that was made fits")
+    }
+}
+
+#[test]
+fn every_step_measured_on_an_h100_lies_in_its_range() {
+    let files = [
+        include_str!("../../../../benches/results/h100-kept-weights.json"),
+        include_str!("../../../../benches/results/h100-full-recompute-and-short-rows.json"),
+        include_str!("../../../../benches/results/h100-fp8-fused.json"),
+        include_str!("../../../../benches/results/h100-fp8.json"),
+    ];
+    let reports: Vec<Report> = files
+        .iter()
+        .flat_map(|file| serde_json::from_str::<Vec<Report>>(file).expect("reports of train bench"))
+        .collect();
+    let mut outside = Vec::new();
+    for report in &reports {
+        let range = report.plan().forecast.expect("the peaks are known").tokens_per_second.value;
+        if !range.contains(report.tok_s) {
+            outside.push(format!("{}: {:.0} outside of {range:?}", report.name(), report.tok_s));
+        }
+    }
+    assert!(outside.is_empty(), "{outside:#?}");
+    let has = |what: &dyn Fn(&Report) -> bool| reports.iter().any(what);
+    assert!(has(&|report| report.documents > 1 && report.gemms == "fp8") && has(&|report| report.offload));
+    assert!(has(&|report| report.model.contains("1B")) && has(&|report| report.kept_gib() > 0.0));
+}
