@@ -7,6 +7,7 @@ mod context;
 mod copy;
 pub mod cudnn;
 mod disk_cache;
+pub mod decompression;
 mod driver;
 mod error;
 mod library;
