@@ -293,7 +293,7 @@ pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
         micro_batch_start: 1,
         padding: NO_PADDING,
         loader_workers: 1,
-        notes: "little bandwidth makes small batches right; Burn's wgpu backend computes in f32, where Metal could in f16",
+        notes: "little bandwidth makes small batches right; compute = \"float16\" runs through Metal, f32 is the default",
     },
     HardwareConfig {
         kind: HardwareKind::Tpu,
