@@ -1,15 +1,17 @@
 """The cases of `train bench-matrix` through PyTorch, bitsandbytes, transformers with PEFT, and Unsloth.
 
-Called by `bench-matrix --peers` with one argument, a JSON file of cases; the last line of standard output is the answer as JSON. A
-package that is missing, and a case that a package cannot do, is a note. Warm-up, synchronization and fresh inputs are those of the
-matrix: samples end with a synchronization, inputs together exceed the caches.
+Called by `bench-matrix --peers` with one argument, a JSON file of cases; each result, and each package or case that is left out, is a line
+of JSON on standard output. Warm-up, synchronization and fresh inputs are those of the matrix: samples end with a synchronization, inputs
+together exceed the caches. Formats and sizes are those of the case; where a program multiplies in another way, its name says so.
 Trade-off: eager PyTorch, no torch.compile: what a training script gets without further work.
 """
 
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -17,37 +19,45 @@ import time
 MAX_SETS, MAX_CALLS, SAMPLE_S = 32, 64, 1e-3
 
 
-def package(name, notes, versions):
-    try:
-        module = importlib.import_module(name)
-        versions[name] = importlib.metadata.version(name)
-        return module
-    except Exception as error:  # a package may fail to import for many reasons, and each is a note
-        notes.append(f"Python has no {name} that can be imported ({type(error).__name__}: {str(error).splitlines()[0][:120]}).")
-        return None
+def first_line(error, length):
+    return (str(error).splitlines() or ["no message"])[0][:length]
 
 
 class Peers:
-    def __init__(self, request):
-        self.notes, self.versions, self.rows = [], {}, []
+    def __init__(self, request, write, with_unsloth):
+        self.write = write
         self.quick, self.on_gpu = request["quick"], request["on_gpu"]
-        self.torch = package("torch", self.notes, self.versions)
+        self.deadline = time.monotonic() + request["seconds"]
+        self.torch = self.package("torch")
         self.device = "cpu"
         if self.torch is not None and self.on_gpu:
             if self.torch.cuda.is_available():
                 self.device = "cuda"
             else:
-                self.notes.append("PyTorch finds no CUDA device: its times are of the processor and are left out.")
+                self.note("PyTorch finds no CUDA device: its times are of the processor and are left out.")
                 self.torch = None
-        self.bitsandbytes = package("bitsandbytes", self.notes, self.versions) if self.torch else None
-        self.unsloth = package("unsloth", self.notes, self.versions) if self.torch and self.on_gpu else None
-        self.transformers = package("transformers", self.notes, self.versions) if self.torch else None
-        self.peft = package("peft", self.notes, self.versions) if self.transformers else None
-        if self.torch and not self.on_gpu:
-            self.notes.append("Unsloth needs a GPU and was left out.")
+        # Before the others, of which it replaces parts when it is imported; so they are timed in a process without it.
+        self.unsloth = self.package("unsloth") if self.torch and with_unsloth else None
+        self.bitsandbytes = self.package("bitsandbytes") if self.torch else None
+        self.transformers = self.package("transformers") if self.torch else None
+        self.peft = self.package("peft") if self.transformers else None
+        if self.torch:
+            self.write({"device": self.torch.cuda.get_device_name() if self.device == "cuda" else "the processor"})
         self.fresh_bytes = 256e6 if self.on_gpu else 128e6
         self.target = 0.08 if self.quick else 0.5
         self.min_samples = 5 if self.quick else 20
+
+    def package(self, name):
+        try:
+            module = importlib.import_module(name)
+            self.write({"version": [name, importlib.metadata.version(name)]})
+            return module
+        except Exception as error:  # a package may fail to import for many reasons, and each is a note
+            self.note(f"Python has no {name} that can be imported ({type(error).__name__}: {first_line(error, 120)}).")
+            return None
+
+    def note(self, text):
+        self.write({"note": text})
 
     def wait(self):
         if self.device == "cuda":
@@ -77,16 +87,16 @@ class Peers:
             seconds.append(sample(calls))
             elapsed = time.perf_counter() - started
             enough = elapsed >= self.target and len(seconds) >= self.min_samples
-            if enough or len(seconds) >= 200 or (elapsed >= 4 * self.target and len(seconds) >= 3):
+            if time.monotonic() > self.deadline or enough or len(seconds) >= 200 or (elapsed >= 4 * self.target and len(seconds) >= 3):
                 return seconds
 
     def add(self, case, peer, prepare, set_bytes=0.0):
         try:
             samples = self.samples(prepare, set_bytes)
-            self.rows.append({"index": case["index"], "peer": peer, "samples": samples})
+            self.write({"row": {"index": case["index"], "peer": peer, "samples": samples}})
         except Exception as error:  # one case that fails must not end the others
             what = f"{case['key']['subject']} {case['key']['pass']} {case['key']['format']}"
-            self.notes.append(f"{peer} failed at {what}: {type(error).__name__}: {str(error).splitlines()[0][:160]}")
+            self.note(f"{peer} failed at {what}: {type(error).__name__}: {first_line(error, 160)}")
         finally:
             if self.device == "cuda":
                 self.torch.cuda.empty_cache()
@@ -132,6 +142,7 @@ class Peers:
         return self.add(case, "pytorch", prepare, bytes_)
 
     def gemm_fp8(self, case, n, i, o):
+        """Both operands are converted in the call, with a scale per row, as ours are."""
         torch = self.torch
 
         def codes(x):
@@ -139,16 +150,15 @@ class Peers:
             return (x / scale).to(torch.float8_e4m3fn), scale
 
         def prepare():
-            x = self.random(n, i, dtype=torch.bfloat16)
-            w, w_scale = codes(self.random(o, i, dtype=torch.bfloat16))
+            x, w = self.random(n, i, dtype=torch.bfloat16), self.random(o, i, dtype=torch.bfloat16)
 
             def call():
-                x8, x_scale = codes(x)
-                return torch._scaled_mm(x8, w.t(), scale_a=x_scale, scale_b=w_scale.t(), out_dtype=torch.bfloat16, use_fast_accum=True)
+                (x8, x_scale), (w8, w_scale) = codes(x), codes(w)
+                return torch._scaled_mm(x8, w8.t(), scale_a=x_scale, scale_b=w_scale.t(), out_dtype=torch.bfloat16, use_fast_accum=True)
 
             return call
 
-        self.add(case, "pytorch", prepare, 2 * n * (i + o) + i * o)
+        self.add(case, "pytorch", prepare, 2 * (n * (i + o) + i * o))
 
     def attention(self, case, kind, name, s):
         torch, dtype = self.torch, self.dtype(name)
@@ -266,9 +276,11 @@ class Peers:
         transformers, torch = self.transformers, self.torch
         dtype = self.dtype(case["key"]["format"])
         config = transformers.LlamaConfig(**{k: v for k, v in json.loads(case["config"]).items() if k not in ("architectures", "model_type")})
-        model = transformers.LlamaForCausalLM(config).to(dtype)
+        # Random numbers of a billion weights take the processor a minute.
+        with torch.device(self.device):
+            model = transformers.LlamaForCausalLM(config).to(dtype)
         if not four_bit:
-            return model.to(self.device)
+            return model
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             settings = transformers.BitsAndBytesConfig(
@@ -299,6 +311,8 @@ class Peers:
 
     def step(self, case, kind, name, s):
         on_gpu = self.device == "cuda"
+        if self.unsloth is not None:
+            return self.add(case, "unsloth", lambda: self.unsloth_step(case))
         if self.peft is not None and (self.bitsandbytes is not None or not on_gpu):
 
             def prepare():
@@ -308,8 +322,6 @@ class Peers:
                 return self.training(case, model.train(), on_gpu)
 
             self.add(case, "transformers + peft" + ("" if on_gpu else " (base in f32)"), prepare)
-        if self.unsloth is not None:
-            self.add(case, "unsloth", lambda: self.unsloth_step(case))
 
     def unsloth_step(self, case):
         """Unsloth loads from folders that have a tokenizer; one is made of nothing but bytes."""
@@ -343,22 +355,44 @@ class Peers:
         self.add(case, "transformers", prepare)
 
 
+def run_unsloth(seconds_left, write, answer):
+    """Steps in another process, where Unsloth can replace parts of transformers."""
+    if importlib.util.find_spec("unsloth") is None:
+        return write({"note": "Python has no unsloth."})
+    seconds = max(60, int(seconds_left))
+    subprocess.run([sys.executable, __file__, sys.argv[1], str(seconds)], stdin=subprocess.DEVNULL, stdout=answer, check=False)
+
+
 def main():
+    """Arguments: the file of cases; with a number of seconds after it, only the steps by Unsloth."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     # What libraries print must not mix with the answer.
-    answer_to, sys.stdout = sys.stdout, sys.stderr
+    answer, sys.stdout = sys.stdout, sys.stderr
     with open(sys.argv[1], encoding="utf-8") as file:
         request = json.load(file)
-    peers = Peers(request)
-    limit = time.monotonic() + (60 if peers.quick else 300)
-    for done, case in enumerate(request["cases"]):
-        if time.monotonic() > limit:
-            peers.notes.append(f"{len(request['cases']) - done} cases were left out: the time for other programs was spent.")
+    cases, with_unsloth = request["cases"], len(sys.argv) > 2
+    if with_unsloth:
+        request["seconds"] = int(sys.argv[2])
+        cases = [case for case in cases if case["key"]["subject"] == "step"]
+
+    def write(line):
+        print(json.dumps(line), file=answer, flush=True)
+
+    peers = Peers(request, write, with_unsloth)
+    for done, case in enumerate(cases):
+        if time.monotonic() > peers.deadline:
+            peers.note(f"{len(cases) - done} cases were left out: the {request['seconds']} s for other programs were spent.")
             break
-        peers.run(case)
-    device = peers.torch.cuda.get_device_name() if peers.device == "cuda" else "the processor"
-    answer = {"versions": peers.versions, "device": device, "notes": peers.notes, "rows": peers.rows}
-    print(json.dumps(answer), file=answer_to)
+        if peers.unsloth is not None or not with_unsloth:
+            peers.run(case)
+    if with_unsloth:
+        return
+    if peers.device == "cuda":
+        run_unsloth(peers.deadline - time.monotonic(), write, answer)
+    else:
+        peers.note("Unsloth needs a GPU and was left out.")
+    write("end")
+    # The caller ends this process now: what libraries do on exit may take as long as the cases.
 
 
 if __name__ == "__main__":

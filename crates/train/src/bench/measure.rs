@@ -12,7 +12,7 @@ use firebrick_kernels::{Kernels, TracedOperation};
 use firebrick_parallel::Ranks;
 
 use super::options::BenchOptions;
-use super::peaks::Peaks;
+use super::peaks::{Peaks, Probe};
 use super::spread::Spread;
 use super::synthetic::Synthetic;
 use super::trace::StepTrace;
@@ -82,7 +82,7 @@ pub(super) fn measure<B: Kernels>(case: &Case<'_>) -> Result<Measured, RunError>
     // The buffers of the peak rates must not be added to those of training.
     drop(trainer);
     B::release_memory(&device);
-    let peaks = Peaks::measure::<B>(&device, dtype, plan.gemms.value, plan.backend.value.is_cpu())?;
+    let peaks = Peaks::measure::<B>(&device, dtype, plan.gemms.value, Probe::of(plan.backend.value.is_cpu()))?;
     let step_s = Spread::of(steps.seconds);
     Ok(Measured {
         step_s,

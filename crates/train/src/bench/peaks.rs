@@ -39,6 +39,9 @@ pub(super) struct Probe {
 }
 
 impl Probe {
+    /// For a GPU through operations that are slow to tune at large sizes.
+    pub(super) const MEDIUM: Self = Self { gemm_size: 4096, copy_bytes: 512 << 20, launches: 4 };
+
     /// Large enough for the best rate of the device, small enough to take milliseconds; copies well beyond its caches.
     pub(super) fn of(is_cpu: bool) -> Self {
         if is_cpu {
@@ -58,9 +61,8 @@ impl Peaks {
         device: &B::Device,
         dtype: DType,
         gemms: GemmFormat,
-        is_cpu: bool,
+        probe: Probe,
     ) -> Result<Self, RunError> {
-        let probe = Probe::of(is_cpu);
         let tflops = |format| Self::gemm_tflops::<B>(probe, dtype, format, device);
         Ok(Self {
             gemm_tflops: tflops(GemmFormat::Compute)?,

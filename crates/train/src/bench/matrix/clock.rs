@@ -18,6 +18,8 @@ use crate::run::device::wait;
 pub(super) struct Effort {
     /// Samples are taken until they fill this time.
     pub target: Duration,
+    /// After this time one sample is enough.
+    pub longest: Duration,
     /// At least so many, if they take less than four times the target; at least [`FEWEST`] otherwise.
     pub min_samples: usize,
     /// Inputs have this many bytes together, if there are not too many of them.
@@ -97,7 +99,8 @@ pub(super) fn run<B: Kernels>(case: &Case<B>, effort: Effort, device: &B::Device
 
 /// Whether so many samples in so much time are enough.
 fn is_enough(samples: usize, elapsed: Duration, effort: Effort) -> bool {
-    if samples >= MAX_SAMPLES || (samples > 0 && Instant::now() > effort.deadline) {
+    let is_late = elapsed > effort.longest || Instant::now() > effort.deadline;
+    if samples >= MAX_SAMPLES || (samples > 0 && is_late) {
         return true;
     }
     let is_long = elapsed >= effort.target && samples >= effort.min_samples;
@@ -117,7 +120,8 @@ mod tests {
 
     fn effort() -> Effort {
         let deadline = Instant::now() + Duration::from_secs(3600);
-        Effort { target: Duration::from_millis(1), min_samples: 4, fresh_bytes: 1e3, deadline }
+        let longest = Duration::from_secs(3600);
+        Effort { target: Duration::from_millis(1), longest, min_samples: 4, fresh_bytes: 1e3, deadline }
     }
 
     /// A case over sets of 100 bytes whose result is `value` where the reference is 1; counts sets and calls.
@@ -171,5 +175,7 @@ mod tests {
         assert!(!is_enough(2, ms(99), effort) && is_enough(3, ms(4), effort) && is_enough(200, ms(0), effort));
         let late = Effort { deadline: Instant::now() - ms(1), ..effort };
         assert!(!is_enough(0, ms(0), late) && is_enough(1, ms(0), late));
+        let slow = Effort { longest: ms(3), ..effort };
+        assert!(!is_enough(1, ms(3), slow) && is_enough(1, ms(4), slow));
     }
 }

@@ -46,6 +46,9 @@ use subjects::StepReference;
 const QUICK_S: u64 = 95;
 const WHOLE_S: u64 = 540;
 
+/// A backend with less time than this would spend it on its peaks.
+const LEAST_OF_A_BACKEND: Duration = Duration::from_secs(10);
+
 /// What a matrix ended as.
 pub struct MatrixRun {
     /// The results.
@@ -90,6 +93,10 @@ pub fn bench_matrix(options: &MatrixOptions, print: &dyn Fn(&str)) -> Result<Mat
     let budget = Duration::from_secs(if options.quick { QUICK_S } else { WHOLE_S });
     for (index, &kind) in backends.iter().enumerate() {
         let left = budget.saturating_sub(started.elapsed());
+        if left < LEAST_OF_A_BACKEND {
+            results.notes.push(format!("{kind} was left out: the time of the run was spent by those before it"));
+            continue;
+        }
         let request = Request {
             kind,
             options,

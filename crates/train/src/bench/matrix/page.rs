@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use super::key::Key;
 use super::numbers::{percent, seconds_text};
-use super::peer_text::peer_text;
+use super::peer_text::peer_html;
 use super::plot::{COLORS, DRAWING, Series, cost, legend, roofline};
 use super::results::{MatrixResults, Outcome, Row};
 use super::text::{COLUMNS, cells, summary_notes};
@@ -15,7 +15,7 @@ use crate::html::{add, escape, head};
 const STYLE: &str = "\
 h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.2rem } h3 { font-size: 1rem; font-weight: 600 }
 ul { padding-left: 1.2rem } li { overflow-wrap: anywhere }
-.scroll { overflow-x: auto } .scroll > svg { min-width: 34rem; width: 100%; height: auto; display: block }
+.scroll { overflow-x: auto } .scroll > svg { min-width: 30rem; width: 100%; height: auto; display: block }
 .grid2 { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 32rem), 1fr)); gap: 1.2rem }
 .grid2 > * { min-width: 0 }
 .legend { display: flex; flex-wrap: wrap; gap: 0.2rem 1rem; font-size: 13px; padding: 0; list-style: none }
@@ -47,13 +47,7 @@ pub(super) fn render(results: &MatrixResults) -> String {
     costs(&mut out, results);
     bars(&mut out, results);
     if let Some(peers) = &results.peers {
-        add(
-            &mut out,
-            format_args!(
-                "<h2>Other programs</h2>\n<pre class=\"scroll\">{}</pre>\n",
-                escape(&peer_text(peers, results))
-            ),
-        );
+        add(&mut out, format_args!("<h2>Other programs</h2>\n{}", peer_html(peers, results)));
     }
     table(&mut out, results);
     out.push_str("</html>\n");

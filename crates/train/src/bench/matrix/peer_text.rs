@@ -5,7 +5,7 @@
 use super::numbers::seconds_text;
 use super::peer_results::{PeerResults, PeerRow};
 use super::results::MatrixResults;
-use crate::html::add;
+use crate::html::{add, escape};
 
 /// Cases with our time, the other's, and the other's over ours.
 fn ratios<'a>(peers: &'a PeerResults, results: &'a MatrixResults) -> impl Iterator<Item = (&'a PeerRow, f64, f64)> {
@@ -19,6 +19,36 @@ fn introduction(peers: &PeerResults) -> Vec<String> {
     let versions: Vec<String> = peers.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
     let found = (!versions.is_empty()).then(|| format!("Other programs on {}: {}.", peers.device, versions.join(", ")));
     found.into_iter().chain(peers.notes.iter().cloned()).collect()
+}
+
+/// A line about a case that has just run.
+pub(super) fn progress(row: &PeerRow) -> String {
+    format!("{}: {} {}", row.key, row.peer, seconds_text(row.seconds.median))
+}
+
+/// For the page: bars of the other program's time over ours, with a line at 1.
+pub(super) fn peer_html(peers: &PeerResults, results: &MatrixResults) -> String {
+    let mut out = String::from("<ul>\n");
+    for line in introduction(peers) {
+        add(&mut out, format_args!("<li>{}</li>\n", escape(&line)));
+    }
+    out.push_str("</ul>\n<p>Its time over ours: above 1 this program is faster. Bars are logarithmic, from a tenth to ten times.</p>\n");
+    out.push_str("<div class=\"bars\">\n");
+    for (peer, ours, ratio) in ratios(peers, results) {
+        // A tenth is the left end, ten times the right one, 1 the middle.
+        let end = 50.0 + 50.0 * ratio.log10().clamp(-1.0, 1.0);
+        let (start, width) = (end.min(50.0), (end - 50.0).abs());
+        let color = usize::from(ratio < 1.0);
+        let bar = format!(
+            "<svg><rect x=\"{start:.1}%\" width=\"{width:.1}%\" height=\"100%\" fill=\"var(--c{color})\"/>\
+             <rect x=\"50%\" width=\"1\" height=\"100%\" fill=\"var(--ink)\"/></svg>"
+        );
+        let times = format!("{ratio:.2} ({} / {})", seconds_text(peer.seconds.median), seconds_text(ours));
+        add(&mut out, format_args!("<div class=\"case\">{}</div>\n", escape(&peer.key.to_string())));
+        add(&mut out, format_args!("<span>{}</span>{bar}<span>{times}</span>\n", escape(&peer.peer)));
+    }
+    out.push_str("</div>\n");
+    out
 }
 
 /// For a terminal.
@@ -57,6 +87,9 @@ mod tests {
         let peers = PeerResults { rows: vec![row], notes: vec!["no unsloth".to_owned()], ..PeerResults::default() };
         assert!(peer_text(&peers, &results).contains("2.00 times our time: pytorch 20.0 ms, ours 10.0 ms"));
         assert!(peer_text(&peers, &results).contains("no unsloth"));
+        let html = peer_html(&peers, &results);
+        assert!(html.contains("<rect x=\"50.0%\" width=\"15.1%\"") && html.contains("a &lt;b&gt; &amp; c"), "{html}");
+        assert!(html.contains("2.00 (20.0 ms / 10.0 ms)") && html.contains("<li>no unsloth</li>"), "{html}");
         assert!(peer_markdown(&peers, &results).contains("| pytorch | 20.0 ms | 10.0 ms | 2.00 |"));
     }
 }

@@ -1,11 +1,14 @@
-//! The same work by other programs: a Python script gets the cases as JSON and returns seconds.
+//! The same work by other programs: a Python script gets the cases as JSON and writes a line of JSON for each result.
 //!
-//! The script lies in benches/peers.py and in this binary, so that one file is enough on a machine with a GPU.
+//! The script lies in benches/peers.py and in this binary, so that one file is enough on a machine with a GPU. It has a time limit of its
+//! own between cases; a program that hangs inside one is ended here, and what came before counts.
 //! Trade-off: what Python lacks is named and left out; it is not installed.
 
-use std::collections::BTreeMap;
-use std::io::Write;
-use std::process::{Command, Stdio};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use serde_json::json;
@@ -18,46 +21,56 @@ use super::results::{MatrixResults, Row};
 
 const SCRIPT: &str = include_str!("../../../../../benches/peers.py");
 
-/// What the script returns.
-#[derive(Deserialize)]
-struct Answer {
-    versions: BTreeMap<String, String>,
-    device: String,
-    notes: Vec<String>,
-    rows: Vec<AnswerRow>,
-}
+/// Seconds for the cases of the short run and of the whole one.
+const QUICK_S: u64 = 60;
+const WHOLE_S: u64 = 300;
+/// Seconds in addition before a program is ended: for imports, the case that was begun last, and Unsloth's own process.
+const GRACE_S: u64 = 180;
 
-#[derive(Deserialize)]
-struct AnswerRow {
-    index: usize,
-    peer: String,
-    samples: Vec<f64>,
+/// A line of what the script writes.
+#[derive(Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    /// A package that was found, and its version.
+    Version([String; 2]),
+    /// What it runs on.
+    Device(String),
+    /// Something that was left out, and why.
+    Note(String),
+    /// Seconds of a case.
+    Row { index: usize, peer: String, samples: Vec<f64> },
+    /// Everything has been written.
+    End,
 }
 
 /// Runs the script on the cases of the fastest backend per kind of device; the reason is a note where it cannot run.
 pub(super) fn run(options: &MatrixOptions, results: &MatrixResults, print: &dyn Fn(&str)) -> PeerResults {
     let rows = compared(results);
+    let mut peers = PeerResults::default();
     if rows.is_empty() {
-        return PeerResults { notes: vec!["no case of cuda or flex was timed".to_owned()], ..PeerResults::default() };
+        peers.notes.push("no case of cuda or flex was timed".to_owned());
+        return peers;
     }
     print(&format!("peers: {} cases through {}", rows.len(), options.python.display()));
-    match ask(options, &rows) {
-        Ok(answer) => PeerResults {
-            versions: answer.versions,
-            device: answer.device,
-            notes: answer.notes,
-            rows: answer
-                .rows
-                .into_iter()
-                .filter(|row| row.index < rows.len() && !row.samples.is_empty())
-                .map(|AnswerRow { index, peer, samples }| PeerRow {
-                    key: rows[index].key.clone(),
-                    peer,
-                    seconds: Spread::of(samples),
-                })
-                .collect(),
-        },
-        Err(problem) => PeerResults { notes: vec![problem], ..PeerResults::default() },
+    let limit = if options.quick { QUICK_S } else { WHOLE_S };
+    if let Err(problem) = ask(options, &rows, limit, &mut |line| add(&mut peers, &rows, line, print)) {
+        peers.notes.push(problem);
+    }
+    peers
+}
+
+/// Adds a line to the results.
+fn add(peers: &mut PeerResults, rows: &[&Row], line: Line, print: &dyn Fn(&str)) {
+    match line {
+        Line::Version([name, version]) => drop(peers.versions.insert(name, version)),
+        Line::Device(device) => peers.device = device,
+        Line::Note(note) => peers.notes.push(note),
+        Line::Row { index, peer, samples } if index < rows.len() && !samples.is_empty() => {
+            let row = PeerRow { key: rows[index].key.clone(), peer, seconds: Spread::of(samples) };
+            print(&super::peer_text::progress(&row));
+            peers.rows.push(row);
+        }
+        Line::Row { .. } | Line::End => (),
     }
 }
 
@@ -68,31 +81,74 @@ fn compared(results: &MatrixResults) -> Vec<&Row> {
     results.rows.iter().filter(|row| row.key.backend == name && row.timing().is_some()).filter(is_elsewhere).collect()
 }
 
-fn ask(options: &MatrixOptions, rows: &[&Row]) -> Result<Answer, String> {
+/// Runs the script and hands on its lines.
+fn ask(options: &MatrixOptions, rows: &[&Row], limit_s: u64, take: &mut dyn FnMut(Line)) -> Result<(), String> {
     let cases: Vec<_> = rows
         .iter()
         .enumerate()
         .map(|(index, row)| json!({ "index": index, "key": row.key, "config": config_of(&row.key.what) }))
         .collect();
     let on_gpu = rows[0].key.backend == "cuda";
-    let request = json!({ "cases": cases, "quick": options.quick, "on_gpu": on_gpu }).to_string();
+    let request = json!({ "cases": cases, "quick": options.quick, "on_gpu": on_gpu, "seconds": limit_s }).to_string();
     let python = options.python.display();
-    let mut script =
-        tempfile::NamedTempFile::with_suffix(".py").map_err(|error| format!("no temporary file: {error}"))?;
-    script.write_all(SCRIPT.as_bytes()).map_err(|error| format!("no temporary file: {error}"))?;
-    let mut input = tempfile::NamedTempFile::new().map_err(|error| format!("no temporary file: {error}"))?;
-    input.write_all(request.as_bytes()).map_err(|error| format!("no temporary file: {error}"))?;
-    let output = Command::new(&options.python)
+    let no_file = |error: std::io::Error| format!("no temporary file: {error}");
+    let mut script = tempfile::NamedTempFile::with_suffix(".py").map_err(no_file)?;
+    script.write_all(SCRIPT.as_bytes()).map_err(no_file)?;
+    let mut input = tempfile::NamedTempFile::new().map_err(no_file)?;
+    input.write_all(request.as_bytes()).map_err(no_file)?;
+    let mut program = Command::new(&options.python)
         .args([script.path(), input.path()])
         .stdin(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::inherit())
-        .output()
+        .spawn()
         .map_err(|error| format!("{python} could not be started, so no other program was timed: {error}"))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    let answer = text.lines().rev().find(|line| line.starts_with('{')).unwrap_or_default();
-    serde_json::from_str(answer).map_err(|error| {
-        format!("{python} ended with {} and returned no result: {error}. Its messages are above", output.status)
-    })
+    let deadline = Instant::now() + Duration::from_secs(limit_s + GRACE_S);
+    let ended = hand_on(&lines_of(&mut program), deadline, take);
+    // It has said everything, or hangs: nothing is lost with it.
+    let killed = program.kill();
+    let status = program.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
+    match ended {
+        Ended::Said => Ok(()),
+        Ended::Silent => Err(format!("{python} ended with {status} before its last case; its messages are above")),
+        Ended::Late => {
+            let how = if killed.is_ok() { "was ended" } else { "could not be ended" };
+            Err(format!("{python} {how} after {} s: its last case took too long", limit_s + GRACE_S))
+        }
+    }
+}
+
+/// How the lines of a program ended.
+#[derive(Debug, PartialEq)]
+enum Ended {
+    /// With [`Line::End`].
+    Said,
+    /// Without it.
+    Silent,
+    /// Not before the deadline.
+    Late,
+}
+
+/// What a program writes, line by line, from a thread that waits for it; lines that are no JSON of ours are its chatter.
+fn lines_of(program: &mut Child) -> Receiver<Line> {
+    let (send, lines) = mpsc::channel();
+    let output = BufReader::new(program.stdout.take().expect("its output is piped"));
+    thread::spawn(move || {
+        let ours = output.lines().map_while(Result::ok).filter_map(|line| serde_json::from_str::<Line>(&line).ok());
+        ours.map_while(|line| send.send(line).ok()).for_each(drop);
+    });
+    lines
+}
+
+fn hand_on(lines: &Receiver<Line>, deadline: Instant, take: &mut dyn FnMut(Line)) -> Ended {
+    loop {
+        match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(Line::End) => return Ended::Said,
+            Ok(line) => take(line),
+            Err(RecvTimeoutError::Disconnected) => return Ended::Silent,
+            Err(RecvTimeoutError::Timeout) => return Ended::Late,
+        }
+    }
 }
 
 /// The config.json of the model that a case names, for programs that build it.
@@ -112,6 +168,43 @@ mod tests {
         let options = MatrixOptions { python: "no/such/python".into(), ..MatrixOptions::default() };
         let peers = run(&options, &results(), &|_| ());
         assert!(peers.rows.is_empty() && peers.notes[0].contains("no/such/python"), "{:?}", peers.notes);
+    }
+
+    #[test]
+    fn lines_before_the_end_of_a_program_that_fails_or_hangs_count() {
+        let soon = || Instant::now() + Duration::from_millis(50);
+        let (send, lines) = mpsc::channel();
+        send.send(Line::Note("a".to_owned())).unwrap();
+        let mut taken = Vec::new();
+        assert_eq!(hand_on(&lines, soon(), &mut |line| taken.push(line)), Ended::Late);
+        send.send(Line::Row { index: 0, peer: "p".to_owned(), samples: vec![1.0] }).unwrap();
+        drop(send);
+        assert_eq!(hand_on(&lines, soon(), &mut |line| taken.push(line)), Ended::Silent);
+        assert_eq!(taken.len(), 2);
+        let (send, lines) = mpsc::channel();
+        send.send(Line::End).unwrap();
+        assert_eq!(hand_on(&lines, soon(), &mut |_| ()), Ended::Said);
+    }
+
+    #[test]
+    fn lines_of_the_script_are_read_into_results() {
+        let all = results();
+        let rows: Vec<&Row> = all.rows.iter().collect();
+        let mut peers = PeerResults::default();
+        for text in [
+            r#"{"version": ["torch", "2.9"]}"#,
+            r#"{"device": "a card"}"#,
+            r#"{"note": "no unsloth"}"#,
+            r#"{"row": {"index": 1, "peer": "pytorch", "samples": [1.0, 3.0, 2.0]}}"#,
+            r#"{"row": {"index": 99, "peer": "pytorch", "samples": [1.0]}}"#,
+        ] {
+            add(&mut peers, &rows, serde_json::from_str(text).unwrap(), &|_| ());
+        }
+        assert_eq!((peers.versions["torch"].as_str(), peers.device.as_str()), ("2.9", "a card"));
+        assert_eq!(peers.notes, ["no unsloth"]);
+        assert_eq!(peers.rows.len(), 1, "a case that does not exist");
+        assert_eq!((&peers.rows[0].key, peers.rows[0].seconds.median), (&all.rows[1].key, 2.0));
+        assert_eq!(serde_json::from_str::<Line>(r#""end""#).unwrap(), Line::End);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! Trade-off: a case that fails is a row and the next one runs; after a CUDA error that cannot be recovered from, the rest fails too.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use firebrick_hwprofile::nvidia::ConditionsReader;
 use firebrick_hwprofile::{AdapterKind, HardwareProfile};
 use firebrick_kernels::{BackendKind, GemmFormat, Kernels};
 
-use super::super::peaks::Peaks;
+use super::super::peaks::{Peaks, Probe};
 use super::super::spread::Spread;
 use super::case::Case;
 use super::clock::{self, Effort, Samples};
@@ -21,6 +22,8 @@ use crate::run::device::catch_failure;
 
 /// Bytes of inputs that no cache of a GPU holds.
 const GPU_CACHES: f64 = 256e6;
+/// Calls of a case that is given the least time: the checked one, its reference, and a sample.
+const CALLS_OF_A_CASE: f64 = 3.0;
 /// The same for processors that do not state their caches.
 const CPU_CACHES: f64 = 64e6;
 
@@ -67,24 +70,61 @@ pub(super) fn run_backend<B: Kernels>(request: &Request<'_>, results: &mut Matri
     };
     let reader = card_reader(kind, profile);
     let effort = effort(setting.scale, request);
-    for case in cases(&setting) {
-        if !options.includes(&case.key.subject) {
-            continue;
-        }
-        let outcome = if Instant::now() > request.deadline {
-            Outcome::Skipped { reason: format!("the time of {kind} was spent") }
-        } else {
-            outcome(&case, effort, &device, reader.as_ref())
+    let (mut pace, mut rows) = (Pace::default(), Vec::new());
+    let wanted = cases(&setting).into_iter().filter(|case| options.includes(&case.key.subject)).collect();
+    for (index, case) in in_turns(wanted, |case: &Case<B>| case.key.subject.clone()) {
+        let left = request.deadline.saturating_duration_since(Instant::now()).as_secs_f64();
+        let outcome = match pace.refusal(&case.key.subject, case.work.flops, left) {
+            Some(reason) => Outcome::Skipped { reason: format!("{reason} {kind}") },
+            None => outcome(&case, effort, &device, reader.as_ref()),
         };
         let mut row = Row { key: case.key, work: case.work, axis: case.axis, outcome };
         row.key.backend = kind.to_string();
+        pace.learn(&row);
         raise_peak(&mut backend, &row);
         print(&super::text::progress(&row));
-        results.rows.push(row);
+        rows.push((index, row));
     }
+    rows.sort_by_key(|(index, _)| *index);
+    results.rows.extend(rows.into_iter().map(|(_, row)| row));
     backend.seconds = started.elapsed().as_secs_f64();
     results.backends.push(backend);
     Ok(())
+}
+
+/// The first case of each subject, then the second of each, and so on, with their places: when the time is spent, every subject has cases.
+fn in_turns<C>(cases: Vec<C>, subject: impl Fn(&C) -> String) -> Vec<(usize, C)> {
+    let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+    let mut turns: Vec<(usize, usize, C)> = Vec::new();
+    for (index, case) in cases.into_iter().enumerate() {
+        let turn = seen.entry(subject(&case)).or_default();
+        turns.push((*turn, index, case));
+        *turn += 1;
+    }
+    turns.sort_by_key(|(turn, index, _)| (*turn, *index));
+    turns.into_iter().map(|(_, index, case)| (index, case)).collect()
+}
+
+/// The slowest operations per second of each subject, from which the time of its next case follows.
+#[derive(Default)]
+struct Pace(BTreeMap<String, f64>);
+
+impl Pace {
+    fn learn(&mut self, row: &Row) {
+        if let Some(rate) = row.flops_per_s().filter(|rate| *rate > 0.0) {
+            let slowest = self.0.entry(row.key.subject.clone()).or_insert(rate);
+            *slowest = slowest.min(rate);
+        }
+    }
+
+    /// Why a case is not begun with so many seconds left: none are, or the checked call and a sample would take longer.
+    fn refusal(&self, subject: &str, flops: f64, left: f64) -> Option<String> {
+        if left <= 0.0 {
+            return Some("the time was spent of".to_owned());
+        }
+        let needed = CALLS_OF_A_CASE * flops / self.0.get(subject)?;
+        (needed > left).then(|| format!("about {needed:.0} s would be needed, {left:.0} s were left of"))
+    }
 }
 
 /// A GEMM of a case may be faster than the square one: the peak is the fastest of the run.
@@ -143,6 +183,8 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 
 fn peaks<B: Kernels>(setting: &Setting<B>) -> Result<BackendResults, RunError> {
     let on_cpu = setting.scale == Scale::Small;
+    // Autotuning tries many kernels at the size of the peak, which wgpu's are slow at.
+    let probe = if setting.scale == Scale::Medium { Probe::MEDIUM } else { Probe::of(on_cpu) };
     let mut backend = BackendResults {
         backend: setting.kind.to_string(),
         device: String::new(),
@@ -154,7 +196,7 @@ fn peaks<B: Kernels>(setting: &Setting<B>) -> Result<BackendResults, RunError> {
     for (dtype, name) in setting.formats() {
         let gemms =
             if setting.has_fp8 && backend.flops_per_s.is_empty() { GemmFormat::Fp8 } else { GemmFormat::Compute };
-        let peaks = Peaks::measure::<B>(&setting.device, dtype, gemms, on_cpu)?;
+        let peaks = Peaks::measure::<B>(&setting.device, dtype, gemms, probe)?;
         backend.flops_per_s.insert(name.to_owned(), peaks.gemm_tflops * 1e12);
         backend.flops_per_s.extend(peaks.fp8_gemm_tflops.map(|rate| ("fp8".to_owned(), rate * 1e12)));
         backend.bytes_per_s = backend.bytes_per_s.max(peaks.copy_tb_s * 1e12);
@@ -208,8 +250,12 @@ fn effort(scale: Scale, request: &Request<'_>) -> Effort {
         Scale::Small => largest.map_or(CPU_CACHES, |bytes| 2.0 * bytes as f64).min(128e6),
         Scale::Medium | Scale::Large => GPU_CACHES,
     };
-    let (target, min_samples) = if quick { (Duration::from_millis(80), 5) } else { (Duration::from_millis(500), 20) };
-    Effort { target, min_samples, fresh_bytes, deadline: request.deadline }
+    let (target, longest, min_samples) = if quick {
+        (Duration::from_millis(80), Duration::from_secs(4), 5)
+    } else {
+        (Duration::from_millis(500), Duration::from_secs(15), 20)
+    };
+    Effort { target, longest, min_samples, fresh_bytes, deadline: request.deadline }
 }
 
 #[cfg(test)]
@@ -230,6 +276,29 @@ mod tests {
         assert_eq!(judged(1e-3, samples(2e-3), None), wrong);
         let Outcome::Wrong { error, .. } = judged(1e-3, samples(f64::INFINITY), None) else { panic!("not finite") };
         assert!(error.is_finite(), "JSON has no infinity");
+    }
+
+    #[test]
+    fn every_subject_has_its_first_case_before_any_has_its_second() {
+        let turns = in_turns(vec!["a1", "a2", "a3", "b1", "c1", "c2"], |case: &&str| case[..1].to_owned());
+        let order: Vec<&str> = turns.iter().map(|(_, case)| *case).collect();
+        assert_eq!(order, ["a1", "b1", "c1", "a2", "c2", "a3"]);
+        assert_eq!(turns.iter().map(|(index, _)| *index).collect::<Vec<_>>(), [0, 3, 4, 1, 5, 2]);
+    }
+
+    #[test]
+    fn a_case_that_would_not_end_in_time_is_not_begun() {
+        let mut pace = Pace::default();
+        assert_eq!(pace.refusal("step", 1e12, 1.0), None, "nothing is known yet");
+        assert!(pace.refusal("step", 1e12, 0.0).is_some());
+        // 10 s for each 1e12 operations.
+        let mut row = super::super::results::tests::row("flex", "step", 64, 10.0);
+        row.work.flops = 1e12;
+        pace.learn(&row);
+        assert_eq!(pace.refusal("step", 1e12, 31.0), None);
+        let reason = pace.refusal("step", 4e12, 31.0).unwrap();
+        assert_eq!(reason, "about 120 s would be needed, 31 s were left of");
+        assert_eq!(pace.refusal("gemm", 4e12, 31.0), None, "another subject");
     }
 
     #[test]
