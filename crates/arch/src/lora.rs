@@ -1,7 +1,9 @@
 //! LoRA adapters as a description: ranks, scaling, target modules, modules that train whole, and the tensors that follow from them for a
 //! model.
 //!
-//! Names and matching are those of PEFT. Reading and writing adapter files is elsewhere.
+//! Names and matching are those of PEFT. One type is the section of a recipe, what the plan decides and what an adapter folder says;
+//! reading and writing adapter files is elsewhere.
+//! Trade-off: two fields mean something to a run only, and no adapter folder has them.
 //! Not supported: adapters on the embedding or the head.
 
 use serde::{Deserialize, Deserializer, Serialize};
@@ -16,43 +18,63 @@ use crate::token_rows::TokenIndices;
 /// What PEFT puts before the names of the model.
 const PREFIX: &str = "base_model.model.";
 
-/// The settings of a LoRA adapter. Fields carry PEFT's names.
+/// `[lora]`: low-rank adapters, scaled by `alpha / r`. Fields carry PEFT's names, keys are those of a recipe; PEFT's are read too.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schemars", schemars(deny_unknown_fields))]
+#[serde(default)]
 pub struct LoraConfig {
-    /// Rank: rows of A, columns of B.
+    /// Rank. Default 16.
     pub r: usize,
-    /// Numerator of the scaling.
+    /// Numerator of the scale. Default 32.
+    #[serde(rename = "alpha", alias = "lora_alpha")]
     pub lora_alpha: f64,
-    /// Whether the scaling divides by the square root of the rank (<https://arxiv.org/abs/2312.03732>).
-    pub use_rslora: bool,
-    /// Whether each output has a magnitude that trains apart from the direction of its weights (DoRA, Liu et al., 2024).
-    #[serde(default)]
-    pub use_dora: bool,
-    /// Which linear modules carry LoRA.
+    /// Modules that get an adapter: "all-linear", a list of Hugging Face module names such as ["q_proj", "v_proj"], or one regular
+    /// expression over the whole path of a module, as PEFT matches a string. Default "all-linear": every linear module of the layers but experts.
+    #[serde(rename = "target", alias = "target_modules")]
     pub target_modules: TargetModules,
-    /// Which of them do not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Scale by `alpha / sqrt(r)` (rsLoRA). Default false.
+    pub use_rslora: bool,
+    /// Magnitudes of the outputs that train apart from the directions of the weights (DoRA): `m / |W + s B A|` times the adapted output. Default
+    /// false.
+    pub use_dora: bool,
+    /// Modules among `target` that get no adapter: a list of names or a regular expression. Default: absent, none.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub exclude_modules: Option<TargetModules>,
-    /// The layers whose modules carry LoRA; `None`: all.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "one_or_several")]
+    /// Layers whose modules get an adapter, counted from 0. Default: absent, all of them.
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "one_or_several")]
     pub layers_to_transform: Option<Vec<usize>>,
-    /// Ranks of modules that have another one.
-    #[serde(default, skip_serializing_if = "ByPattern::is_empty")]
-    pub rank_pattern: ByPattern<usize>,
-    /// Numerators of the scaling of modules that have another one.
-    #[serde(default, skip_serializing_if = "ByPattern::is_empty")]
-    pub alpha_pattern: ByPattern<f64>,
-    /// Probability with which a value that an adapter reads is dropped in training; the rest is scaled up.
-    #[serde(default)]
-    pub lora_dropout: f64,
-    /// Modules that train whole and are saved with the adapter: those whose path ends in one of these.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Modules outside of adapters that train whole, in float32, and are saved with the adapter: those whose path ends in one of these, such
+    /// as ["embed_tokens", "lm_head"]. Where the model has one table for both, the one that trains becomes a table of its own, as in
+    /// PEFT. Default: absent, none.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub modules_to_save: Option<Vec<String>>,
-    /// Tokens whose rows of embedding and head train, and are saved with the adapter.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Ids of tokens whose rows train, in float32, and are saved with the adapter, while the rest of the table is frozen: a list for the
+    /// embedding (and the head, where it is tied), or { embed_tokens = [..], lm_head = [..] }. Default: absent, none.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub trainable_token_indices: Option<TokenIndices>,
-    /// The base model: a Hub id or a folder.
+    /// Probability with which a value that an adapter reads is dropped in training, 0 or more and below 1. The modules of a group (queries, keys
+    /// and values; gate and up) share the mask of their input. Default 0.
+    #[serde(rename = "dropout", alias = "lora_dropout")]
+    pub lora_dropout: f64,
+    /// LoRA+: how many times the learning rate of A that of B is. Default: absent, 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loraplus_lr_ratio: Option<f64>,
+    /// Adapter folder to continue from, in PEFT's format: the run starts with its matrices and a new optimizer. The other keys of
+    /// this section must be the adapter's. Default: absent, a new adapter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub init_from: Option<String>,
+    /// What the saved adapter calls its base: a Hub id such as "HuggingFaceTB/SmolLM2-135M-Instruct". Default: absent, the id where
+    /// `model` is a snapshot in a Hub cache, otherwise the model folder's absolute path.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub base_model_name_or_path: Option<String>,
+    /// Ranks of modules that have another one: names or regular expressions over the end of a path, such as { "down_proj" = 32 }.
+    /// Default: none.
+    #[serde(skip_serializing_if = "ByPattern::is_empty")]
+    pub rank_pattern: ByPattern<usize>,
+    /// Alphas of modules that have another one, written the same way. Default: none.
+    #[serde(skip_serializing_if = "ByPattern::is_empty")]
+    pub alpha_pattern: ByPattern<f64>,
 }
 
 /// A number, or a list of them.
@@ -76,17 +98,19 @@ impl Default for LoraConfig {
         Self {
             r: 16,
             lora_alpha: 32.0,
+            target_modules: TargetModules::AllLinear,
             use_rslora: false,
             use_dora: false,
-            target_modules: TargetModules::AllLinear,
             exclude_modules: None,
             layers_to_transform: None,
-            rank_pattern: ByPattern::default(),
-            alpha_pattern: ByPattern::default(),
-            lora_dropout: 0.0,
             modules_to_save: None,
             trainable_token_indices: None,
+            lora_dropout: 0.0,
+            loraplus_lr_ratio: None,
+            init_from: None,
             base_model_name_or_path: None,
+            rank_pattern: ByPattern::default(),
+            alpha_pattern: ByPattern::default(),
         }
     }
 }

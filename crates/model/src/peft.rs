@@ -129,6 +129,8 @@ fn config_from(json: &JsonObject, modules: &[String]) -> Result<LoraConfig, Arch
             }
             None => None,
         },
+        loraplus_lr_ratio: None,
+        init_from: None,
         base_model_name_or_path: json.str("base_model_name_or_path")?.map(str::to_owned),
     })
 }

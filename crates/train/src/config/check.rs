@@ -115,8 +115,8 @@ fn ranges(config: &RunConfig) -> Vec<Rule> {
             "is 3, and modules that train whole next to adapters (lora.modules_to_save) are not divided".to_owned();
         rules.push((train.zero_stage < 3 || !is_whole, "train.zero_stage", problem, "write 2, or adapt those modules"));
         rules.push(at_least_one("lora.r", lora.r as u64));
-        rules.push(above_zero("lora.alpha", lora.alpha));
-        rules.push(below_one("lora.dropout", lora.dropout));
+        rules.push(above_zero("lora.alpha", lora.lora_alpha));
+        rules.push(below_one("lora.dropout", lora.lora_dropout));
         rules.push(above_zero("lora.loraplus_lr_ratio", lora.loraplus_lr_ratio.unwrap_or(1.0)));
     }
     if let (Some(warmup), Some(steps)) = (train.warmup_steps, train.steps) {
@@ -155,7 +155,7 @@ fn weights(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
             "train all weights (remove [lora], [bnb_4bit] and base) or start from init = \"pretrained\"",
         ),
         (
-            config.lora.as_ref().is_none_or(|lora| lora.target != TargetModules::Named(Vec::new())),
+            config.lora.as_ref().is_none_or(|lora| lora.target_modules != TargetModules::Named(Vec::new())),
             "lora.target",
             "names no module".into(),
             "write \"all-linear\", or module names such as [\"q_proj\", \"v_proj\"]",

@@ -2,11 +2,15 @@
 //!
 //! Trade-off: a recipe that is written out has the defaults of its mode as values, so they stay if the mode is changed later.
 
+use std::path::Path;
+
+use firebrick_arch::LoraConfig;
 use firebrick_data::{RecordFormat, TrainOn};
 use firebrick_kernels::Recompute;
 use firebrick_optim::ScheduleKind;
 use firebrick_precision::QuantFormat;
 
+use crate::config::base_name::base_name;
 use crate::config::recipe::{Bnb4bitSection, Init, Mode, RunConfig};
 
 /// The fraction of a run that warms up if the recipe has no key for it and the rate falls afterwards.
@@ -81,6 +85,15 @@ impl RunConfig {
     #[must_use]
     pub fn quantized_base(&self) -> Option<QuantFormat> {
         self.base.or_else(|| self.bnb_4bit.as_ref().map(Bnb4bitSection::format))
+    }
+
+    /// The adapter on the base in the folder `model`, without where it starts and how fast it learns, which are decisions of their own;
+    /// `None` where every weight trains.
+    #[must_use]
+    pub fn adapter(&self, model: &Path) -> Option<LoraConfig> {
+        let lora = self.lora.clone()?;
+        let base = lora.base_model_name_or_path.unwrap_or_else(|| base_name(model));
+        Some(LoraConfig { base_model_name_or_path: Some(base), init_from: None, loraplus_lr_ratio: None, ..lora })
     }
 
     /// The highest learning rate.

@@ -36,9 +36,7 @@ pub use error::{ConfigError, Place};
 pub use extraction::Extraction;
 pub use names::{from_name, to_name};
 pub use preference_section::{LossType, PreferenceLoss, PreferenceSection};
-pub use recipe::{
-    Bnb4bitSection, CheckpointConfig, EvalConfig, Init, LoraSection, Mode, QuantType, RunConfig, TrainConfig,
-};
+pub use recipe::{Bnb4bitSection, CheckpointConfig, EvalConfig, Init, Mode, QuantType, RunConfig, TrainConfig};
 pub use schema::json_schema;
 use source::{Language, Source};
 

@@ -1,11 +1,9 @@
 //! Every key of the recipe with its default. The doc comments here are the descriptions in docs/config.schema.json.
 //!
 //! Values have the types of the crates that use them, so a number format, an optimizer or a schedule has one type in the whole
-//! workspace. Trade-off: a section such as `[lora]` keeps its own struct where its keys differ from the library's fields.
+//! workspace. Trade-off: a library's settings carry the recipe's names of their keys.
 
-use std::path::Path;
-
-use firebrick_arch::{ByPattern, LoraConfig, TargetModules, TokenIndices};
+use firebrick_arch::LoraConfig;
 use firebrick_kernels::Recompute;
 use firebrick_optim::{OptimizerKind, ScheduleKind};
 use firebrick_precision::{Format, QuantFormat};
@@ -13,7 +11,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::config::backend_choice::BackendChoice;
-use crate::config::base_name::base_name;
 use crate::config::compute::{self, Compute};
 use crate::config::data_section::DataConfig;
 use crate::config::device_budget::DeviceBudget;
@@ -67,7 +64,7 @@ pub struct RunConfig {
     /// Keep the frozen base in 4 bits as bitsandbytes does, like `base`, and train adapters on it. Default: absent.
     pub bnb_4bit: Option<Bnb4bitSection>,
     /// Train low-rank adapters on a frozen base. Default: absent; see `mode`.
-    pub lora: Option<LoraSection>,
+    pub lora: Option<LoraConfig>,
     /// Train on pairs of a chosen and a rejected answer (DPO, ORPO). Default: absent, every document is trained on by itself.
     pub preference: Option<PreferenceSection>,
     /// What to train and evaluate on.
@@ -144,104 +141,6 @@ impl Bnb4bitSection {
 pub enum QuantType {
     /// 4-bit NormalFloat.
     Nf4,
-}
-
-/// `[lora]`: low-rank adapters, scaled by `alpha / r`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct LoraSection {
-    /// Rank. Default 16.
-    pub r: usize,
-    /// Numerator of the scale. Default 32.
-    pub alpha: f64,
-    /// Modules that get an adapter: "all-linear", a list of Hugging Face module names such as ["q_proj", "v_proj"], or one regular
-    /// expression over the whole path of a module, as PEFT matches a string. Default "all-linear": every linear module of the layers but experts.
-    pub target: TargetModules,
-    /// Scale by `alpha / sqrt(r)` (rsLoRA). Default false.
-    pub use_rslora: bool,
-    /// Magnitudes of the outputs that train apart from the directions of the weights (DoRA): `m / |W + s B A|` times the adapted output. Default
-    /// false.
-    pub use_dora: bool,
-    /// Modules among `target` that get no adapter: a list of names or a regular expression. Default: absent, none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub exclude_modules: Option<TargetModules>,
-    /// Layers whose modules get an adapter, counted from 0. Default: absent, all of them.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub layers_to_transform: Option<Vec<usize>>,
-    /// Modules outside of adapters that train whole, in float32, and are saved with the adapter: those whose path ends in one of these, such
-    /// as ["embed_tokens", "lm_head"]. Where the model has one table for both, the one that trains becomes a table of its own, as in
-    /// PEFT. Default: absent, none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub modules_to_save: Option<Vec<String>>,
-    /// Ids of tokens whose rows train, in float32, and are saved with the adapter, while the rest of the table is frozen: a list for the
-    /// embedding (and the head, where it is tied), or { embed_tokens = [..], lm_head = [..] }. Default: absent, none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub trainable_token_indices: Option<TokenIndices>,
-    /// Probability with which a value that an adapter reads is dropped in training, 0 or more and below 1. The modules of a group (queries, keys
-    /// and values; gate and up) share the mask of their input. Default 0.
-    pub dropout: f64,
-    /// LoRA+: how many times the learning rate of A that of B is. Default: absent, 1.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub loraplus_lr_ratio: Option<f64>,
-    /// Adapter folder to continue from, in PEFT's format: the run starts with its matrices and a new optimizer. The other keys of
-    /// this section must be the adapter's. Default: absent, a new adapter.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub init_from: Option<String>,
-    /// What the saved adapter calls its base: a Hub id such as "HuggingFaceTB/SmolLM2-135M-Instruct". Default: absent, the id where
-    /// `model` is a snapshot in a Hub cache, otherwise the model folder's absolute path.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub base_model_name_or_path: Option<String>,
-    /// Ranks of modules that have another one: names or regular expressions over the end of a path, such as { "down_proj" = 32 }.
-    /// Default: none.
-    #[serde(skip_serializing_if = "ByPattern::is_empty")]
-    pub rank_pattern: ByPattern<usize>,
-    /// Alphas of modules that have another one, written the same way. Default: none.
-    #[serde(skip_serializing_if = "ByPattern::is_empty")]
-    pub alpha_pattern: ByPattern<f64>,
-}
-
-impl Default for LoraSection {
-    fn default() -> Self {
-        LoraSection {
-            r: 16,
-            alpha: 32.0,
-            target: TargetModules::AllLinear,
-            use_rslora: false,
-            use_dora: false,
-            exclude_modules: None,
-            layers_to_transform: None,
-            modules_to_save: None,
-            trainable_token_indices: None,
-            dropout: 0.0,
-            loraplus_lr_ratio: None,
-            init_from: None,
-            base_model_name_or_path: None,
-            rank_pattern: ByPattern::default(),
-            alpha_pattern: ByPattern::default(),
-        }
-    }
-}
-
-impl LoraSection {
-    /// The adapter that the section describes, on the base in the folder `model`.
-    #[must_use]
-    pub fn into_config(self, model: &Path) -> LoraConfig {
-        LoraConfig {
-            r: self.r,
-            lora_alpha: self.alpha,
-            use_rslora: self.use_rslora,
-            use_dora: self.use_dora,
-            target_modules: self.target,
-            exclude_modules: self.exclude_modules,
-            layers_to_transform: self.layers_to_transform,
-            rank_pattern: self.rank_pattern,
-            alpha_pattern: self.alpha_pattern,
-            modules_to_save: self.modules_to_save,
-            trainable_token_indices: self.trainable_token_indices,
-            lora_dropout: self.dropout,
-            base_model_name_or_path: Some(self.base_model_name_or_path.unwrap_or_else(|| base_name(model))),
-        }
-    }
 }
 
 /// `[train]`: the training step and the number of steps.

@@ -190,7 +190,7 @@ fn lora_init_from(config: &RunConfig) -> Chosen<Option<PathBuf>> {
 }
 
 fn adapter_dropout(config: &RunConfig, backend: BackendKind) -> Option<Chosen<f64>> {
-    let dropout = config.lora.as_ref()?.dropout;
+    let dropout = config.lora.as_ref()?.lora_dropout;
     let how = if backend == BackendKind::Cuda {
         "computed again in each pass, never stored; the adapters' part of the gradient of an input is a GEMM of its own"
     } else {

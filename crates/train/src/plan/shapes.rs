@@ -18,7 +18,7 @@ use crate::plan::values::DataShape;
 
 /// The recipe's adapter; `None` if every weight trains.
 pub(super) fn lora(config: &RunConfig) -> Option<LoraConfig> {
-    config.lora.clone().map(|section| section.into_config(config.model.as_ref()))
+    config.adapter(config.model.as_ref())
 }
 
 /// The tensors that train.

@@ -71,11 +71,13 @@ pub fn prepare_for(recipe: RunConfig, world_size: usize, request: &PlanRequest) 
 /// # Errors
 /// An adapter that cannot be read, or was made with other settings or for another model.
 pub fn check_start(recipe: &RunConfig) -> Result<(), RunError> {
-    let Some(lora) = &recipe.lora else { return Ok(()) };
-    let Some(adapter) = &lora.init_from else { return Ok(()) };
+    let Some(from) = recipe.lora.as_ref().and_then(|lora| lora.init_from.as_ref()) else { return Ok(()) };
     let folder = recipe.model_folder()?;
     let spec = ModelConfig::read(&folder)?.spec;
-    Ok(check_adapter(adapter.as_ref(), &spec, &lora.clone().into_config(&folder))?)
+    match recipe.adapter(&folder) {
+        Some(lora) => Ok(check_adapter(from.as_ref(), &spec, &lora)?),
+        None => Ok(()),
+    }
 }
 
 /// As [`prepare`], for a run of `world_size` processes that began at `date` (seconds since 1970), which chat templates see.
@@ -177,9 +179,8 @@ fn check_model(
     model_config: &ModelConfig,
     has_weights: bool,
 ) -> Result<Option<HfFolder>, RunError> {
-    if let Some(lora) = &recipe.lora {
-        let lora = lora.clone().into_config(folder).resolve(&model_config.spec)?;
-        lora.check_unordered(&model_config.spec)?;
+    if let Some(lora) = recipe.adapter(folder) {
+        lora.resolve(&model_config.spec)?.check_unordered(&model_config.spec)?;
     }
     if recipe.init != Init::Pretrained || !has_weights {
         return Ok(None);

@@ -5,7 +5,7 @@
 //! Trade-off: `micro_batch_size` and `gradient_accumulation` may change as long as their product stays; sums are then rounded in
 //! another order, so the result is equal up to rounding, not bit for bit.
 
-use firebrick_arch::{ByPattern, LoraConfig, TargetModules, TokenIndices};
+use firebrick_arch::LoraConfig;
 use firebrick_kernels::{BaseStorage, GemmFormat, Recompute};
 use firebrick_optim::{OptimizerKind, ScheduleKind};
 use firebrick_precision::Format;
@@ -34,7 +34,7 @@ pub struct RunIdentity {
     /// Whether rows hold several documents.
     pub pack: bool,
     /// The adapter; `None` if every weight trains.
-    pub lora: Option<AdapterIdentity>,
+    pub lora: Option<LoraConfig>,
     /// How the base weights are stored.
     pub base: BaseStorage,
     /// Format of activations and GEMMs.
@@ -63,56 +63,10 @@ fn one() -> usize {
     1
 }
 
-/// The shape and scaling of an adapter.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AdapterIdentity {
-    /// Rank.
-    pub r: usize,
-    /// Numerator of the scale.
-    pub alpha: f64,
-    /// Modules that have an adapter.
-    pub target: TargetModules,
-    /// Whether the scale divides by the square root of the rank.
-    pub use_rslora: bool,
-    /// Whether outputs have magnitudes.
-    #[serde(default)]
-    pub use_dora: bool,
-    /// Modules among them that have none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub exclude_modules: Option<TargetModules>,
-    /// Layers whose modules have one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub layers_to_transform: Option<Vec<usize>>,
-    /// Ranks of modules that have another one.
-    #[serde(default, skip_serializing_if = "ByPattern::is_empty")]
-    pub rank_pattern: ByPattern<usize>,
-    /// Numerators of modules that have another one.
-    #[serde(default, skip_serializing_if = "ByPattern::is_empty")]
-    pub alpha_pattern: ByPattern<f64>,
-    /// Modules that train whole.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub modules_to_save: Option<Vec<String>>,
-    /// Tokens whose rows train.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub trainable_token_indices: Option<TokenIndices>,
-}
-
-impl AdapterIdentity {
-    fn new(lora: &LoraConfig) -> Self {
-        Self {
-            r: lora.r,
-            alpha: lora.lora_alpha,
-            target: lora.target_modules.clone(),
-            use_rslora: lora.use_rslora,
-            use_dora: lora.use_dora,
-            exclude_modules: lora.exclude_modules.clone(),
-            layers_to_transform: lora.layers_to_transform.clone(),
-            rank_pattern: lora.rank_pattern.clone(),
-            alpha_pattern: lora.alpha_pattern.clone(),
-            modules_to_save: lora.modules_to_save.clone(),
-            trainable_token_indices: lora.trainable_token_indices.clone(),
-        }
-    }
+/// Of an adapter's settings those that a run which continues must share.
+fn adapter_identity(lora: &LoraConfig) -> LoraConfig {
+    let lora = lora.clone();
+    LoraConfig { lora_dropout: 0.0, loraplus_lr_ratio: None, init_from: None, base_model_name_or_path: None, ..lora }
 }
 
 /// What may change when a run is resumed. Each change is reported.
@@ -200,7 +154,7 @@ pub struct Difference {
 impl RunIdentity {
     /// The identity of a planned run on packed rows with this fingerprint.
     pub fn new(plan: &Plan, data_fingerprint: u64) -> Self {
-        let lora = plan.lora.value.as_ref().map(AdapterIdentity::new);
+        let lora = plan.lora.value.as_ref().map(adapter_identity);
         Self {
             init: plan.init.value,
             seed: plan.seed.value,
@@ -312,7 +266,7 @@ mod tests {
             shuffle: true,
             max_seq_len: 64,
             pack: true,
-            lora: Some(AdapterIdentity::new(&LoraConfig { r: 4, ..LoraConfig::default() })),
+            lora: Some(LoraConfig { r: 4, ..LoraConfig::default() }),
             base: BaseStorage::Frozen(Format::Bf16),
             compute: Format::F32,
             gemms: GemmFormat::Compute,
