@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use burn_tensor::{DType, Tensor};
 use firebrick_data::{Batch, IGNORE_INDEX};
 use firebrick_kernels::{GemmFormat, GradientMap, GradientSink, Kernels};
-use firebrick_model::peft::read_adapter_config;
+use firebrick_model::peft::{grow_for_adapter, read_adapter_config};
 use firebrick_model::{
     BaseStorage, BuildOptions, Decoder, Division, HfFolder, LossOptions, MicroBatch, ModelConfig, PassOptions,
 };
@@ -58,7 +58,10 @@ pub fn load_divided<B: Kernels>(
         max_positions: POSITIONS,
         sequence_tokens: POSITIONS,
     };
-    let config = ModelConfig::read(&folder).expect("the model has a readable config");
+    let mut config = ModelConfig::read(&folder).expect("the model has a readable config");
+    if let Some(dir) = &adapter {
+        grow_for_adapter(&mut config, dir).expect("the adapter has the rows that the model lacks");
+    }
     let weights = HfFolder::open(&folder).expect("the model has weights");
     let device = B::Device::default();
     let loaded = Decoder::load_divided(&weights, config, &options, division, &device, &mut |_| ());

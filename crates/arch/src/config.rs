@@ -28,6 +28,10 @@ pub struct ModelConfig {
     pub eos_token_ids: Vec<u32>,
     /// The number format that the weights were stored in, such as "bfloat16" (`dtype`, in transformers 4 `torch_dtype`).
     pub dtype: Option<String>,
+    /// Rows of embedding and head in the folder: fewer than `spec.vocab_size` where tokens were added.
+    pub stored_vocab_size: usize,
+    /// Added tokens, whose rows start at the mean of the folder's.
+    pub new_tokens: Vec<usize>,
     text: String,
 }
 
@@ -57,15 +61,35 @@ impl ModelConfig {
     }
 
     /// Gives the head a table of its own, where it shared the embedding's.
-    ///
-    /// # Panics
-    /// If the text is no JSON object: it was parsed from one.
     pub fn untie(&mut self) {
         self.spec.tie_word_embeddings = false;
-        let mut map: serde_json::Map<String, serde_json::Value> =
-            serde_json::from_str(&self.text).expect("a config was parsed from a JSON object");
-        map.insert("tie_word_embeddings".to_owned(), false.into());
-        self.text = serde_json::to_string_pretty(&map).expect("a JSON object prints") + "\n";
+        self.set("tie_word_embeddings", false.into());
+    }
+
+    /// Adds tokens of these ids: embedding and head get the rows that they lack, and the rows of all of them start at the mean of the table.
+    pub fn add_tokens(&mut self, ids: &[usize]) {
+        self.new_tokens.extend(ids);
+        self.grow_vocabulary(ids.iter().max().map_or(0, |id| id + 1));
+    }
+
+    /// Gives embedding and head at least this many rows; a table that has as many keeps its size.
+    pub fn grow_vocabulary(&mut self, rows: usize) {
+        if rows > self.spec.vocab_size {
+            self.spec.vocab_size = rows;
+            self.set("vocab_size", rows.into());
+        }
+    }
+
+    /// The decoder as its folder has it: without rows that were added.
+    pub fn stored_spec(&self) -> ModelSpec {
+        ModelSpec { vocab_size: self.stored_vocab_size, ..self.spec.clone() }
+    }
+
+    /// Changes a key of the text.
+    fn set(&mut self, key: &str, value: Value) {
+        let mut map = parse_object(&self.text, Path::new(CONFIG_FILE)).expect("the text was parsed before");
+        map.insert(key.to_owned(), value);
+        self.text = to_string_pretty(&map).expect("a JSON object prints") + "\n";
     }
 
     /// Parses the text of a `config.json`; `path` is for messages.
@@ -77,8 +101,11 @@ impl ModelConfig {
         let map = parse_object(text, path)?;
         let json = JsonObject::new(path, &map);
         let family = families::family_of(&json)?;
+        let spec = family.spec(&json)?;
         Ok(Self {
-            spec: family.spec(&json)?,
+            stored_vocab_size: spec.vocab_size,
+            new_tokens: Vec::new(),
+            spec,
             model_type: family.model_type.to_owned(),
             bos_token_id: json.token_ids("bos_token_id")?.and_then(|ids| ids.first().copied()),
             eos_token_ids: json.token_ids("eos_token_id")?.unwrap_or_default(),
@@ -240,6 +267,17 @@ pub(crate) mod tests {
         write(dir.path().join(GENERATION_CONFIG_FILE), r#"{"eos_token_id": "</s>"}"#).unwrap();
         let error = ModelConfig::read(dir.path()).unwrap_err().to_string();
         assert!(error.contains("generation_config.json") && error.contains("eos_token_id"), "{error}");
+    }
+
+    #[test]
+    fn added_tokens_take_rows_that_are_there_before_tables_grow() {
+        let mut config = tiny(&[]).unwrap();
+        config.add_tokens(&[9, 10]);
+        assert_eq!((config.spec.vocab_size, config.text()), (11, &tiny_json(&[])[..]));
+        config.add_tokens(&[11, 12]);
+        let read = parse(config.text()).unwrap();
+        assert_eq!((read.spec.vocab_size, config.stored_spec().vocab_size), (13, 11));
+        assert_eq!((config.spec == read.spec, config.new_tokens), (true, vec![9, 10, 11, 12]));
     }
 
     #[test]

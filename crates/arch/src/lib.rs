@@ -9,6 +9,7 @@ pub mod groups;
 pub mod json;
 pub mod lora;
 pub mod module_names;
+mod new_tokens;
 pub mod quantization;
 pub mod rope;
 pub mod shapes;

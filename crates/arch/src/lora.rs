@@ -60,7 +60,7 @@ pub struct LoraConfig {
     /// LoRA+: how many times the learning rate of A that of B is. Default: absent, 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loraplus_lr_ratio: Option<f64>,
-    /// Adapter folder to continue from, in PEFT's format: the run starts with its matrices and a new optimizer. The other keys of
+    /// Adapter to continue from, a folder in PEFT's format or an id of the Hub: the run starts with its matrices and a new optimizer. The other keys of
     /// this section must be the adapter's. Default: absent, a new adapter.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init_from: Option<String>,

@@ -25,7 +25,7 @@ pub enum TokenIndices {
 
 impl TokenIndices {
     /// The tokens of the table of this name.
-    pub(crate) fn of(&self, table: &str) -> &[usize] {
+    pub fn of(&self, table: &str) -> &[usize] {
         let path = table.strip_suffix(".weight").unwrap_or(table);
         match self {
             Self::Embedding(ids) => {

@@ -17,6 +17,7 @@ mod finding;
 mod loader;
 mod locate;
 mod long_text;
+mod new_tokens;
 mod omissions;
 mod pack;
 mod pair;
@@ -57,4 +58,4 @@ pub use source::{
     ContentKeys, FileFormat, MAX_RECORD_BYTES, Mix, MixUntil, MixedRecords, Mixture, Record, Records, Source,
     SourceError, SourceSpec, TextDocument,
 };
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{NewToken, Tokenizer};

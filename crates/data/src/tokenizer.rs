@@ -26,6 +26,17 @@ use crate::long_text::{PIECE_BYTES, encode_in_pieces};
 const SPECIAL_TOKEN_KEYS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
+/// A token that the folder does not have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewToken {
+    /// Its text.
+    pub content: String,
+    /// Its id.
+    pub id: u32,
+    /// Whether it is left out of decoded text, as the tokens that begin and end turns are.
+    pub special: bool,
+}
+
 /// Text to token ids and back, with the special tokens and the chat template of a model.
 ///
 /// Threads may share it, but one copy per thread is faster: regular expressions keep their working memory for the first
@@ -33,18 +44,20 @@ const SPECIAL_TOKEN_KEYS: [&str; 7] =
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     /// Without its post-processor, which may trim the offsets of tokens; the mask needs the offset of every character.
-    inner: Inner,
+    pub(crate) inner: Inner,
     post_processor: Option<PostProcessorWrapper>,
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
     special_tokens: BTreeMap<String, String>,
-    special_ids: HashSet<u32>,
+    pub(crate) special_ids: HashSet<u32>,
     add_bos_token: bool,
     /// The result of [`Tokenizer::token_before_text`].
-    before_text: OnceLock<Option<u32>>,
-    vocab_size: usize,
+    pub(crate) before_text: OnceLock<Option<u32>>,
+    pub(crate) vocab_size: usize,
     templates: TemplateSet,
     /// Hash of `tokenizer.json`.
     content_key: u128,
+    /// Tokens that the folder does not have.
+    pub(crate) new_tokens: Vec<NewToken>,
 }
 
 impl Tokenizer {
@@ -84,6 +97,7 @@ impl Tokenizer {
             special_ids,
             templates,
             content_key,
+            new_tokens: Vec::new(),
         })
     }
 
@@ -238,13 +252,14 @@ impl Tokenizer {
         (reads_date(false) || reads_date(true)).then_some(self.templates.date)
     }
 
-    /// Everything that tokenization depends on, as bytes: `tokenizer.json`, the special tokens, the chat templates and what
+    /// Everything that tokenization depends on, as bytes: `tokenizer.json`, new tokens, the special tokens, the chat templates and what
     /// they get by default.
     /// Equal bytes mean equal tokens (apart from the date, where a template reads it).
     pub fn fingerprint(&self) -> Vec<u8> {
         let templates = [false, true].map(|tools| self.templates.get(tools).map(ChatTemplate::source));
         let rest = serde_json::json!([self.special_tokens, self.add_bos_token, templates, self.templates.defaults]);
-        [&self.content_key.to_le_bytes(), rest.to_string().as_bytes()].concat()
+        let added = self.new_tokens.iter().map(|token| format!("{token:?}").into_bytes()).collect::<Vec<_>>().concat();
+        [&self.content_key.to_le_bytes(), &added[..], rest.to_string().as_bytes()].concat()
     }
 
     /// Whether the id is a token that is never part of ordinary text.
@@ -284,7 +299,7 @@ fn call_library<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, Da
     result.map_err(|reason| DataError::Tokenizer(format!("the tokenizer failed: {reason}")))
 }
 
-fn bad_file(path: &Path, reason: impl Display) -> DataError {
+pub(crate) fn bad_file(path: &Path, reason: impl Display) -> DataError {
     DataError::Tokenizer(format!("cannot use {}: {reason}", path.display()))
 }
 
@@ -312,7 +327,7 @@ fn read_tokenizer_json(dir: &Path) -> Result<(Inner, u128), DataError> {
 }
 
 /// A JSON object from a file that may be absent.
-fn read_json(path: &Path) -> Result<Option<Map<String, Json>>, DataError> {
+pub(crate) fn read_json(path: &Path) -> Result<Option<Map<String, Json>>, DataError> {
     match read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|reason| bad_file(path, reason)),
         Err(reason) if reason.kind() == ErrorKind::NotFound => Ok(None),

@@ -5,11 +5,13 @@
 //! one, and the tokens that end a text.
 //! Trade-off: each file is held in memory while it is copied; a tokenizer has 20 MB at most.
 
+use std::collections::BTreeMap;
 use std::fs::{create_dir_all, read, read_dir};
 use std::path::{Path, PathBuf};
 
 use firebrick_arch::folder::{
-    ADDITIONAL_TEMPLATES, CHAT_TEMPLATE_JSON, TOKENIZER_CONFIG_FILE, TOKENIZER_FILES, states_terms,
+    ADDITIONAL_TEMPLATES, CHAT_TEMPLATE_JSON, SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE,
+    TOKENIZER_FILES, states_terms,
 };
 pub use firebrick_arch::folder::{CHAT_SETTINGS_FILE, CHAT_TEMPLATE_FILE};
 use firebrick_arch::json::{parse_object, read_text};
@@ -27,9 +29,24 @@ pub struct Companions {
     pub chat_template: Option<String>,
     /// What the template got in addition to the messages, for [`CHAT_SETTINGS_FILE`]; nothing is written if it is empty.
     pub chat_settings: Map<String, Value>,
+    /// The text of files of the tokenizer that training has changed, by name: instead of the folder's.
+    pub tokenizer: BTreeMap<String, String>,
 }
 
 impl Companions {
+    /// The files of the tokenizer in an adapter's folder, which may have tokens that its base lacks; none where it has no tokenizer.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn tokenizer_of(adapter: &Path) -> Result<BTreeMap<String, String>, ModelError> {
+        if !adapter.join(TOKENIZER_FILE).is_file() {
+            return Ok(BTreeMap::new());
+        }
+        let files = [TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE].into_iter();
+        let there = files.filter(|file| adapter.join(file).is_file());
+        there.map(|file| Ok((file.to_owned(), read_text(&adapter.join(file))?))).collect()
+    }
+
     /// Writes the files into `to`. The generation settings name `eos_token_ids` in addition to those they had.
     ///
     /// # Errors
@@ -51,8 +68,11 @@ impl Companions {
         self.write_generation_config(to, eos_token_ids)
     }
 
-    /// Copies a file if the folder has it.
+    /// Writes a file if training has changed it, or copies it if the folder has it.
     fn copy(&self, file: &str, to: &Path) -> Result<(), ModelError> {
+        if let Some(text) = self.tokenizer.get(file) {
+            return write_file(&to.join(file), text);
+        }
         let path = self.from.join(file);
         if !path.is_file() {
             return Ok(());
@@ -89,10 +109,12 @@ impl Companions {
     fn write_template(&self, to: &Path, template: &str) -> Result<(), ModelError> {
         write_file(&to.join(CHAT_TEMPLATE_FILE), template)?;
         let path = self.from.join(TOKENIZER_CONFIG_FILE);
-        if !path.is_file() {
-            return Ok(());
-        }
-        let mut config = parse_object(&read_text(&path)?, &path)?;
+        let text = match self.tokenizer.get(TOKENIZER_CONFIG_FILE) {
+            Some(text) => text.clone(),
+            None if path.is_file() => read_text(&path)?,
+            None => return Ok(()),
+        };
+        let mut config = parse_object(&text, &path)?;
         config.insert("chat_template".to_owned(), Value::from(template));
         write_json(&to.join(TOKENIZER_CONFIG_FILE), &config)
     }
@@ -159,8 +181,12 @@ mod tests {
     fn written(chat_template: Option<&str>, eos_token_ids: &[u32]) -> TempDir {
         let chat_settings = Map::new();
         let (from, to) = (model(), tempdir().unwrap());
-        let companions =
-            Companions { from: from.path().to_owned(), chat_template: chat_template.map(str::to_owned), chat_settings };
+        let companions = Companions {
+            from: from.path().to_owned(),
+            chat_template: chat_template.map(str::to_owned),
+            chat_settings,
+            tokenizer: BTreeMap::new(),
+        };
         companions.write(to.path(), eos_token_ids).unwrap();
         to
     }
@@ -195,8 +221,12 @@ mod tests {
     #[test]
     fn a_folder_without_generation_settings_gets_them() {
         let (from, to) = (tempdir().unwrap(), tempdir().unwrap());
-        let mut companions =
-            Companions { from: from.path().to_owned(), chat_template: None, chat_settings: Map::new() };
+        let mut companions = Companions {
+            from: from.path().to_owned(),
+            chat_template: None,
+            chat_settings: Map::new(),
+            tokenizer: BTreeMap::new(),
+        };
         companions.write(to.path(), &[]).unwrap();
         assert_eq!(read_dir(to.path()).unwrap().count(), 0);
         companions.write(to.path(), &[5]).unwrap();

@@ -7,6 +7,7 @@
 //! uploaded as they are.
 //! Trade-off: the model cannot run before its last tensor has arrived.
 
+mod new_tokens;
 mod random;
 
 use std::collections::BTreeSet;
@@ -25,6 +26,7 @@ use half::bf16;
 use rand::Rng;
 use xxhash_rust::xxh3::Xxh3;
 
+use self::new_tokens::with_new_rows;
 use self::random::{normal, stream};
 use crate::decoder::Decoder;
 use crate::division::Division;
@@ -113,8 +115,9 @@ impl<B: Kernels> Decoder<B> {
         limits: Limits,
         progress: &mut dyn FnMut(&str),
     ) -> Result<Self, ModelError> {
-        folder.check_complete(&config.spec)?;
-        let tensors = config.spec.tensors();
+        let stored = config.stored_spec();
+        folder.check_complete(&stored)?;
+        let tensors = stored.tensors();
         let is_dense = |tensor: &&TensorSpec| tensor.role == Role::Projection && folder.skips(&tensor.name);
         let dense: BTreeSet<String> = tensors.iter().filter(is_dense).map(|tensor| tensor.name.clone()).collect();
         let request = |tensor: &TensorSpec| {
@@ -135,12 +138,16 @@ impl<B: Kernels> Decoder<B> {
         let mut decoder = read_ahead(folder, &requests, limits, &allocate, |ahead| {
             let mut read = |tensor: &TensorSpec| {
                 let is_untied_head = tensor.name == HEAD && config.spec.tie_word_embeddings;
-                let values = ahead.take(if is_untied_head { EMBEDDING } else { &tensor.name })?;
+                let stored_name = if is_untied_head { EMBEDDING } else { &tensor.name };
+                let values = ahead.take(stored_name)?;
                 if !is_untied_head {
                     hash.update(tensor.name.as_bytes());
                     hash.update(&values.hash.to_le_bytes());
                 }
-                Ok(values)
+                Ok(match tensor.role {
+                    Role::Embedding | Role::Head => with_new_rows(values, stored_name, config, options.seed, &allocate),
+                    _ => values,
+                })
             };
             Builder { config, options, division, dense, device, quantizes_on_device, read: &mut read, progress }.build()
         })??;

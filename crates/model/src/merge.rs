@@ -19,7 +19,7 @@ use firebrick_precision::QuantFormat;
 
 use crate::companions::Companions;
 use crate::error::ModelError;
-use crate::peft::{check_adapter, read_adapter};
+use crate::peft::{check_adapter, grow_for_adapter, read_adapter};
 use crate::weights::{Bnb4bit, Fetched, HfFolder, SavedDtype, TensorF32, write_bnb_folder, write_hf_folder};
 
 /// Vectors that the written weights are tested with.
@@ -88,6 +88,7 @@ pub fn merge_adapter(merge: &Merge<'_>, to: &Path) -> Result<MergeReport, ModelE
     let mut config = ModelConfig::read(merge.model)?;
     base.check_complete(&config.spec)?;
     let (settings, tensors) = read_adapter(merge.adapter)?;
+    grow_for_adapter(&mut config, merge.adapter)?;
     check_adapter(merge.adapter, &config.spec, &settings)?;
     config.add_eos_token_ids(generation_eos_token_ids(merge.adapter)?);
     let dtype = merge.dtype.unwrap_or_else(|| SavedDtype::of_config(config.dtype.as_deref()));
@@ -188,8 +189,9 @@ impl Source<'_> {
     /// A table of the base with the rows that trained alone.
     fn with_rows(&self, name: &str, rows: &TensorF32) -> Result<Vec<f32>, ModelError> {
         let stored = if name == HEAD && self.base.info(name).is_err() { EMBEDDING } else { name };
-        let mut values = self.base.read_f32(stored, &self.shapes[name])?;
+        let mut values = self.base.read_f32(stored, &self.base.info(stored)?.shape)?;
         let width = self.spec.hidden_size;
+        values.resize(self.spec.vocab_size * width, 0.0);
         for (&id, row) in self.settings.token_rows(name, self.spec).iter().zip(rows.values.chunks(width)) {
             values[id * width..][..width].copy_from_slice(row);
         }
@@ -386,7 +388,12 @@ mod tests {
         requantized: Option<QuantFormat>,
     ) -> Result<MergeReport, ModelError> {
         let (model, adapter) = (folder.join("base"), folder.join("adapter"));
-        let companions = Companions { from: model.clone(), chat_template: None, chat_settings: Default::default() };
+        let companions = Companions {
+            from: model.clone(),
+            chat_template: None,
+            chat_settings: Default::default(),
+            tokenizer: Default::default(),
+        };
         let merge = Merge { model: &model, adapter: &adapter, requantized, dtype, bnb_4bit: None, companions };
         merge_adapter(&merge, &folder.join("merged"))
     }

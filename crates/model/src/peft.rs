@@ -18,7 +18,7 @@ pub use firebrick_arch::{LoraConfig, TargetModules};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, from_value, json, to_string_pretty};
 
-pub use self::adapter::{check_adapter, read_adapter, read_adapter_config, write_adapter};
+pub use self::adapter::{check_adapter, grow_for_adapter, read_adapter, read_adapter_config, write_adapter};
 pub use crate::weights::TensorF32;
 
 /// Settings that change the arithmetic; a value that switches one on is refused.

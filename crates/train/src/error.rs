@@ -218,6 +218,21 @@ pub enum RunError {
         /// Rows.
         model: usize,
     },
+    /// An adapter to continue from has rows for other tokens.
+    #[error(
+        "the adapter in {} has {} as {token:?}, which gets id {here} here: write data.new_tokens in the order in which it was \
+         trained", adapter.display(), there.map_or("no token".to_owned(), |id| format!("token {id}"))
+    )]
+    OtherTokens {
+        /// The folder.
+        adapter: PathBuf,
+        /// The token's text.
+        token: String,
+        /// Its id in this run.
+        here: u32,
+        /// Its id in the adapter's tokenizer.
+        there: Option<u32>,
+    },
     /// Messages of a chat cannot be read, or answers not be written.
     #[error("the terminal is gone: {0}")]
     Terminal(std::io::Error),

@@ -3,6 +3,7 @@
 //! Trade-off: the number format of the base is kept unless another is requested, so a small adapter may lose part of itself to rounding;
 //! the command says how much.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -120,6 +121,7 @@ fn quantize(options: &ExportOptions, format: Bnb4bit) -> Result<String, RunError
         from: options.model.clone(),
         chat_template: None,
         chat_settings: chat_settings_of(&options.model)?,
+        tokenizer: BTreeMap::new(),
     };
     let count = quantize_folder(&options.model, &options.out, format, &companions)?;
     Ok(format!("{count} projections written in {format} to {}", options.out.display()))
@@ -160,6 +162,7 @@ fn merge(options: &ExportOptions, adapter: &Path) -> Result<String, RunError> {
             from: options.model.clone(),
             chat_template,
             chat_settings: chat_settings_of(adapter)?,
+            tokenizer: Companions::tokenizer_of(adapter)?,
         },
     };
     let report = merge_adapter(&merge, &options.out)?;

@@ -33,6 +33,17 @@ impl RunConfig {
     }
 }
 
+impl RunConfig {
+    /// The folder of the adapter that the run starts from, with what is needed of it; `None` where it starts from none.
+    ///
+    /// # Errors
+    /// As [`model_folder`].
+    pub fn fetch_adapter(&self, need: Need, console: Console) -> Result<Option<PathBuf>, RunError> {
+        let from = self.lora.as_ref().and_then(|lora| lora.init_from.as_ref());
+        from.map(|from| Ok(model_folder(Path::new(from), need, console)?.folder)).transpose()
+    }
+}
+
 /// The folder of a model or an adapter; its files are downloaded where it is named by an id of the Hub.
 ///
 /// # Errors

@@ -12,6 +12,7 @@ mod formats;
 mod forward;
 mod loss;
 mod loss_scaling;
+mod new_tokens;
 mod nf4;
 mod other_loss;
 mod preference;

@@ -75,7 +75,12 @@ fn a_base_that_is_quantized_while_it_is_read_is_the_one_that_bitsandbytes_saved(
 }
 
 fn quantized(from: &Path, to: &Path, format: Bnb4bit) -> usize {
-    let companions = Companions { from: from.to_owned(), chat_template: None, chat_settings: Default::default() };
+    let companions = Companions {
+        from: from.to_owned(),
+        chat_template: None,
+        chat_settings: Default::default(),
+        tokenizer: Default::default(),
+    };
     quantize_folder(from, to, format, &companions).unwrap()
 }
 

@@ -24,7 +24,12 @@ const TEMPLATE: &str = "{% for message in messages %}<|{{ message['role'] }}|>{{
 const NEW_END: u32 = 260;
 
 fn companions(model: &str) -> Companions {
-    Companions { from: fixture(model), chat_template: Some(TEMPLATE.to_owned()), chat_settings: Default::default() }
+    Companions {
+        from: fixture(model),
+        chat_template: Some(TEMPLATE.to_owned()),
+        chat_settings: Default::default(),
+        tokenizer: Default::default(),
+    }
 }
 
 /// Adapters that are saved without companions: folder, fixture and base.
@@ -121,7 +126,12 @@ fn adapters_of_every_kind_read_back_as_they_were_saved() {
 fn merged_adapters_of_every_kind_give_the_logits_of_peft() {
     for (adapter, model) in ADAPTERS {
         let (folder, base) = (tempdir().expect("a temporary folder"), fixture(model));
-        let companions = Companions { from: base.clone(), chat_template: None, chat_settings: Default::default() };
+        let companions = Companions {
+            from: base.clone(),
+            chat_template: None,
+            chat_settings: Default::default(),
+            tokenizer: Default::default(),
+        };
         let merge = Merge {
             model: &base,
             adapter: &fixture(adapter),

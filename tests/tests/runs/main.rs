@@ -8,6 +8,7 @@ mod data;
 mod folder;
 mod learning;
 mod mlflow;
+mod new_tokens;
 mod preference;
 mod refusals;
 mod results;

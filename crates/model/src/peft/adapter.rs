@@ -10,7 +10,8 @@ use std::path::Path;
 
 use firebrick_arch::json::read_text;
 use firebrick_arch::{
-    ArchError, EMBEDDING, HEAD, ModelSpec, lora_tensor_names, magnitude_tensor_name, token_rows_name,
+    ArchError, EMBEDDING, HEAD, ModelConfig, ModelSpec, lora_tensor_names, magnitude_tensor_name, saved_tensor_name,
+    token_rows_name,
 };
 use serde_json::json;
 
@@ -65,6 +66,31 @@ pub fn read_adapter(dir: &Path) -> Result<(LoraConfig, BTreeMap<String, TensorF3
         check_magnitude(&path, &tensors, &module, &config)?;
     }
     Ok((config, tensors))
+}
+
+/// Gives a model the rows of embedding and head that the adapter in `dir` has and its folder lacks: those of tokens that were added in
+/// training.
+///
+/// # Errors
+/// Those of [`read_adapter_config`]; rows that neither the model nor the adapter has.
+pub fn grow_for_adapter(config: &mut ModelConfig, dir: &Path) -> Result<(), ModelError> {
+    let lora = read_adapter_config(dir)?;
+    let path = dir.join(ADAPTER_WEIGHTS_FILE);
+    let whole = safetensors_shapes(&path)?;
+    let tables: &[&str] =
+        if config.spec.tie_word_embeddings && !lora.unties() { &[EMBEDDING] } else { &[EMBEDDING, HEAD] };
+    let saved = |table: &str| whole.get(&saved_tensor_name(table)).and_then(|shape| shape.first().copied());
+    let trained = |table: &str| lora.trainable_token_indices.as_ref().map_or(&[][..], |rows| rows.of(table));
+    let needed = |table: &&str| saved(table).or(trained(table).iter().max().map(|id| id + 1)).unwrap_or(0);
+    let (stored, rows) = (config.spec.vocab_size, tables.iter().map(needed).max().unwrap_or(0));
+    for &table in tables.iter().filter(|table| saved(table).is_none()) {
+        if let Some(id) = (stored..rows).find(|id| !trained(table).contains(id)) {
+            let problem = format!("is missing for token {id}, and the base has {stored} rows");
+            return Err(ModelError::AdapterTensor { path, name: token_rows_name(table), problem });
+        }
+    }
+    config.grow_vocabulary(rows);
+    Ok(())
 }
 
 /// Checks that the adapter in `dir` can be the start of an adapter with these settings on this model: the same rank, scale and modules,
@@ -294,11 +320,21 @@ fn model_card(config: &LoraConfig) -> String {
         (true, false) => "DoRA",
         (true, true) => "rank-stabilized DoRA",
     };
+    // Tokens that were added in training need rows first.
+    let (imports, grown) = match config.trainable_token_indices {
+        None => ("AutoModelForCausalLM", ""),
+        Some(_) => (
+            "AutoModelForCausalLM, AutoTokenizer",
+            "tokenizer = AutoTokenizer.from_pretrained(\"path/to/this/folder\")\n\
+             if len(tokenizer) > model.get_input_embeddings().num_embeddings:\n    \
+             model.resize_token_embeddings(len(tokenizer))\n",
+        ),
+    };
     format!(
         "---\n{base_line}library_name: peft\npipeline_tag: text-generation\ntags:\n- lora\n---\n\n\
          # {kind} adapter\n\nFor `{base}`: rank {r}, alpha {alpha}, on {targets}.\n\n\
-         ```python\nfrom peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n\
-         model = AutoModelForCausalLM.from_pretrained(\"{base}\")\n\
+         ```python\nfrom peft import PeftModel\nfrom transformers import {imports}\n\n\
+         model = AutoModelForCausalLM.from_pretrained(\"{base}\")\n{grown}\
          model = PeftModel.from_pretrained(model, \"path/to/this/folder\")\n```\n"
     )
 }

@@ -341,7 +341,8 @@ mod tests {
         let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
         // Half way between two bf16 values: ties go to the even one.
         let fetch = |name: &str| Ok(Fetched::Values(vec![1.0 + 1.0 / 256.0; shapes[name].iter().product()]));
-        let companions = Companions { from, chat_template: None, chat_settings: Default::default() };
+        let companions =
+            Companions { from, chat_template: None, chat_settings: Default::default(), tokenizer: Default::default() };
         write_hf_folder(&dir, &config, SavedDtype::Bf16, Some(&companions), fetch).unwrap();
         let mut files = read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>();
         files.sort();

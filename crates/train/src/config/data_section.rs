@@ -74,6 +74,13 @@ pub struct DataConfig {
     /// Chat template to use instead of the model's default: a file, the name of one of the tokenizer's templates, or a
     /// built-in one: "chatml", "llama3", "gemma", "phi3", "zephyr", "alpaca". Default: absent.
     pub chat_template: Option<String>,
+    /// Tokens to add to the model's tokenizer, as in ["<tool_call>", "</tool_call>"]: each is one id wherever its text occurs. Embedding and
+    /// head get rows for them, which start at the mean of the others; with adapters only these rows of the tables train. Default: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub new_tokens: Vec<String>,
+    /// The same for special tokens, which are left out of decoded text as the ends of turns are. Default: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub new_special_tokens: Vec<String>,
     /// System message of conversations that have none, and of prompts. Default: absent.
     pub system_prompt: Option<String>,
     /// Shuffle the rows in each epoch; false keeps the order of the data. Default true.
@@ -155,6 +162,12 @@ pub struct SourceConfig {
 }
 
 impl DataConfig {
+    /// Whether the tokenizer gets tokens that the model's folder does not have.
+    #[must_use]
+    pub fn adds_tokens(&self) -> bool {
+        !self.new_tokens.is_empty() || !self.new_special_tokens.is_empty()
+    }
+
     /// The training sources: those of `sources`, or the one of `path`.
     #[must_use]
     pub fn training_sources(&self) -> Vec<SourceConfig> {

@@ -168,14 +168,14 @@ impl RunConfig {
         }
     }
 
-    /// Whether the reference of a preference loss is not the base without its adapter: the adapter starts from a folder, trains modules
-    /// whole, or there is none.
+    /// Whether the reference of a preference loss is not the base without its adapter: the adapter starts from a folder, trains modules or
+    /// rows of tokens whole, or there is none.
     #[must_use]
     pub fn reference_is_precomputed_always(&self) -> bool {
-        let keeps_the_base = self
-            .lora
-            .as_ref()
-            .is_some_and(|lora| lora.init_from.is_none() && lora.modules_to_save.as_ref().is_none_or(Vec::is_empty));
+        let keeps_the_base = self.lora.as_ref().is_some_and(|lora| {
+            let trains_base = lora.modules_to_save.as_ref().is_some_and(|names| !names.is_empty());
+            lora.init_from.is_none() && !trains_base && lora.trainable_token_indices.is_none()
+        });
         !(keeps_the_base || self.mode() != Mode::Full && self.lora.is_none())
     }
 

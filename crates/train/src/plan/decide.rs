@@ -86,6 +86,7 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         base,
         trained_parameters: trained_parameters(inputs, &trained, lora.is_some()),
         lora_init_from: lora_init_from(config),
+        new_tokens: new_tokens(config, model),
         adapter_dropout: adapter_dropout(config, backend.value),
         loraplus_lr_ratio: loraplus_lr_ratio(config),
         adapter_gemms: adapter_gemms(backend.value, &model.spec, &training),
@@ -187,6 +188,21 @@ fn lora_init_from(config: &RunConfig) -> Chosen<Option<PathBuf>> {
         (false, true) => "A is random, B is zero, magnitudes are the norms of the rows",
     };
     Chosen::new(folder, why)
+}
+
+fn new_tokens(config: &RunConfig, model: &firebrick_arch::ModelConfig) -> Option<Chosen<Vec<String>>> {
+    let (first, last) = (model.new_tokens.first()?, model.new_tokens.last()?);
+    let (stored, rows) = (model.stored_vocab_size, model.spec.vocab_size);
+    let tables = match rows == stored {
+        true => format!("rows that the {stored} of the model's tables have to spare"),
+        false => format!("its tables grow from {stored} to {rows} rows"),
+    };
+    let trains = if config.lora.is_some() { "of the tables only these train" } else { "all rows train" };
+    let tokens = config.data.new_tokens.iter().chain(&config.data.new_special_tokens).cloned().collect();
+    Some(Chosen::new(
+        tokens,
+        format!("ids {first} to {last}: {tables}; they start at the mean of the others; {trains}"),
+    ))
 }
 
 fn adapter_dropout(config: &RunConfig, backend: BackendKind) -> Option<Chosen<f64>> {

@@ -52,6 +52,9 @@ impl fmt::Display for Plan {
             let folder = folder.display().to_string();
             writeln!(formatter, "{}", line("adapter starts from", folder, &self.lora_init_from.reason))?;
         }
+        if let Some(tokens) = &self.new_tokens {
+            writeln!(formatter, "{}", line("new tokens", tokens.value.join(" "), &tokens.reason))?;
+        }
         if let Some(dropout) = &self.adapter_dropout {
             writeln!(formatter, "{}", line("adapter dropout", dropout.value.to_string(), &dropout.reason))?;
         }

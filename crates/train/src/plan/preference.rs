@@ -37,7 +37,7 @@ pub(super) fn reference(config: &RunConfig) -> Option<Chosen<PlannedReference>> 
     if config.reference_is_precomputed_always() {
         let why = match &config.lora {
             None => "every weight trains: one forward pass over all pairs before the first step",
-            Some(_) => "the adapter does not start at zero: one forward pass over all pairs before the first step",
+            Some(_) => "more than zeros is added to the base: one forward pass over all pairs before the first step",
         };
         return Some(Chosen::new(PlannedReference::Precomputed, why));
     }

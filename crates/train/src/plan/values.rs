@@ -59,6 +59,9 @@ pub struct Plan {
     pub lora: Chosen<Option<LoraConfig>>,
     /// The adapter folder whose matrices the run starts with.
     pub lora_init_from: Chosen<Option<PathBuf>>,
+    /// Tokens that the tokenizer gets in addition to the model's; none where it gets none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub new_tokens: Option<Chosen<Vec<String>>>,
     /// Probability with which values that adapters read are dropped.
     pub adapter_dropout: Option<Chosen<f64>>,
     /// How many times the learning rate of A that of B is.

@@ -69,13 +69,15 @@ pub struct DataSets {
     pub held_out_inputs: Vec<Input>,
 }
 
-/// The model's tokenizer, with the chat template that the recipe names. Templates that use the date get the beginning of the UTC
+/// The model's tokenizer, with the tokens that the recipe adds and the chat template that it names. Templates that use the date get the beginning of the UTC
 /// day of `date` (seconds since 1970), so that all runs that begin on one day get the same.
 ///
 /// # Errors
-/// A folder without a tokenizer, or a template that does not exist or does not parse.
+/// A folder without a tokenizer, a new token that is none, or a template that does not exist or does not parse.
 pub fn tokenizer(config: &RunConfig, folder: &Path, date: i64) -> Result<Tokenizer, DataError> {
     let mut tokenizer = Tokenizer::from_folder(folder)?;
+    tokenizer.add_tokens(&config.data.new_tokens, false)?;
+    tokenizer.add_tokens(&config.data.new_special_tokens, true)?;
     if let Some(template) = &config.data.chat_template {
         let is_file = Path::new(template).is_file() || template.contains(['/', '\\']) || template.ends_with(".jinja");
         tokenizer.choose_template(&match is_file {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use firebrick_arch::{ModelConfig, generation_eos_token_ids};
 use firebrick_data::{Chat, TemplateChoice, TemplateDefaults, Tokenizer};
 use firebrick_kernels::{BaseStorage, GemmFormat, Kernels};
-use firebrick_model::peft::read_adapter_config;
+use firebrick_model::peft::{grow_for_adapter, read_adapter_config};
 use firebrick_model::{BatchLimits, BuildOptions, CHAT_TEMPLATE_FILE, Decoder, GenerateOptions, HfFolder, Sampler};
 use firebrick_precision::Format;
 use serde_json::Value;
@@ -47,7 +47,7 @@ impl LoadOptions {
             max_positions,
             sequence_tokens: max_positions,
         };
-        let mut config = ModelConfig::read(&self.model)?;
+        let mut config = self.config()?;
         if let Some(adapter) = &self.adapter {
             config.add_eos_token_ids(generation_eos_token_ids(adapter)?);
         }
@@ -56,6 +56,15 @@ impl LoadOptions {
             model.load_adapter(adapter)?;
         }
         Ok(model)
+    }
+
+    /// The model's config, with rows for the tokens that the adapter has and the model lacks.
+    fn config(&self) -> Result<ModelConfig, RunError> {
+        let mut config = ModelConfig::read(&self.model)?;
+        if let Some(adapter) = &self.adapter {
+            grow_for_adapter(&mut config, adapter)?;
+        }
+        Ok(config)
     }
 
     /// What the chat template got in the training of the adapter, or of the model if there is none.
@@ -92,7 +101,7 @@ impl LoadOptions {
             tokenizer.choose_template(&TemplateChoice::File(adapter.join(CHAT_TEMPLATE_FILE)))?;
         }
         tokenizer.set_template_defaults(self.chat_settings()?);
-        let (tokens, rows) = (tokenizer.vocab_size(), ModelConfig::read(&self.model)?.spec.vocab_size);
+        let (tokens, rows) = (tokenizer.vocab_size(), self.config()?.spec.vocab_size);
         if tokens > rows {
             return Err(RunError::VocabularyTooSmall { tokenizer: tokens, model: rows });
         }

@@ -16,6 +16,7 @@ pub mod generate;
 pub mod interrupt;
 mod launch;
 pub mod local_ranks;
+mod new_tokens;
 pub mod preference;
 pub mod prepare;
 mod reference;

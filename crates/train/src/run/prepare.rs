@@ -20,7 +20,7 @@ use crate::hub::Need;
 use crate::plan::{self, DataShape, Plan, PlanInputs, PlanRequest};
 use crate::run::evaluate::EvaluationSet;
 use crate::run::sampling::{ChosenSampling, TypedSampling};
-use crate::run::{chat_settings, data_sets, end_of_turn};
+use crate::run::{chat_settings, data_sets, end_of_turn, new_tokens};
 
 /// A run that is ready to load its model.
 pub struct Prepared {
@@ -71,11 +71,17 @@ pub fn prepare_for(recipe: RunConfig, world_size: usize, request: &PlanRequest) 
 /// # Errors
 /// An adapter that cannot be read, or was made with other settings or for another model.
 pub fn check_start(recipe: &RunConfig) -> Result<(), RunError> {
-    let Some(from) = recipe.lora.as_ref().and_then(|lora| lora.init_from.as_ref()) else { return Ok(()) };
+    let Some(from) = recipe.fetch_adapter(Need::Weights, Console::QUIET)? else { return Ok(()) };
     let folder = recipe.model_folder()?;
-    let spec = ModelConfig::read(&folder)?.spec;
-    match recipe.adapter(&folder) {
-        Some(lora) => Ok(check_adapter(from.as_ref(), &spec, &lora)?),
+    let mut model = ModelConfig::read(&folder)?;
+    let mut planned = recipe.clone();
+    if recipe.data.adds_tokens() {
+        let tokenizer = data_sets::tokenizer(recipe, &folder, now())?;
+        new_tokens::check_adapter_tokens(&from, &tokenizer)?;
+        planned = new_tokens::planned(recipe, &tokenizer, &mut model)?;
+    }
+    match planned.adapter(&folder) {
+        Some(lora) => Ok(check_adapter(&from, &model.spec, &lora)?),
         None => Ok(()),
     }
 }
@@ -104,9 +110,11 @@ pub(crate) fn prepare_as(
     let mut model_config = ModelConfig::read(&folder)?;
     let weights = check_model(&recipe, &folder, &model_config, found.missing_bytes == 0)?;
     let tokenizer = data_sets::tokenizer(&recipe, &folder, date)?;
-    let (tokens, rows) = (tokenizer.vocab_size(), model_config.spec.vocab_size);
-    if tokens > rows {
-        return Err(RunError::VocabularyTooSmall { tokenizer: tokens, model: rows });
+    let mut planned = new_tokens::planned(&recipe, &tokenizer, &mut model_config)?;
+    // A new run was refused before this if its adapter is not there; a resumed one does not need it any more.
+    let from = recipe.fetch_adapter(need, Console::QUIET).ok().flatten();
+    if let Some((lora, from)) = planned.lora.as_mut().zip(from) {
+        lora.init_from = Some(from.to_string_lossy().into_owned());
     }
     let profile = request.profile();
     let data = data_sets::read(&recipe, &tokenizer, plan::tokenizing(&recipe, &profile))?;
@@ -131,7 +139,7 @@ pub(crate) fn prepare_as(
     let train = Arc::new(PackedDataset::new(data.train.documents, packing.clone()));
     let shape = DataShape::new(&train, has_chats);
     let inputs =
-        PlanInputs { config: &recipe, profile: &profile, model: &model_config, data: &shape, world_size, request };
+        PlanInputs { config: &planned, profile: &profile, model: &model_config, data: &shape, world_size, request };
     let mut plan = Plan::resolve(inputs)?;
     // The recipe may name it by its id.
     plan.model_folder.value.clone_from(&folder);
@@ -149,6 +157,7 @@ pub(crate) fn prepare_as(
         from: folder,
         chat_template: chosen_template(&recipe, &tokenizer)?,
         chat_settings: chat_settings::to_json(&data_sets::template_defaults(&recipe)),
+        tokenizer: tokenizer.changed_files()?,
     };
     Ok(Prepared {
         recipe,

@@ -35,6 +35,9 @@ pub struct RunIdentity {
     pub pack: bool,
     /// The adapter; `None` if every weight trains.
     pub lora: Option<LoraConfig>,
+    /// Tokens that the tokenizer got in addition to the model's.
+    #[serde(rename = "data.new_tokens", default)]
+    pub new_tokens: Vec<String>,
     /// How the base weights are stored.
     pub base: BaseStorage,
     /// Format of activations and GEMMs.
@@ -163,6 +166,7 @@ impl RunIdentity {
             max_seq_len: plan.max_seq_len.value,
             pack: plan.pack.value,
             lora,
+            new_tokens: plan.new_tokens.as_ref().map(|tokens| tokens.value.clone()).unwrap_or_default(),
             base: plan.base.value,
             compute: plan.compute.value,
             gemms: plan.gemms.value,
@@ -267,6 +271,7 @@ mod tests {
             max_seq_len: 64,
             pack: true,
             lora: Some(LoraConfig { r: 4, ..LoraConfig::default() }),
+            new_tokens: Vec::new(),
             base: BaseStorage::Frozen(Format::Bf16),
             compute: Format::F32,
             gemms: GemmFormat::Compute,

@@ -133,6 +133,7 @@ mod tests {
                 max_seq_len: 64,
                 pack: true,
                 lora: None,
+                new_tokens: Vec::new(),
                 base: BaseStorage::Trained,
                 compute: Format::F32,
                 gemms: GemmFormat::Compute,

@@ -1,0 +1,165 @@
+//! Rows of embedding and head for added tokens, as transformers' `resize_token_embeddings` starts them: normal around the mean of the
+//! table's rows, with their covariance times 1e-9.
+//!
+//! Such a vector is the mean plus a weighted sum of the centered rows, with normally distributed weights, so no covariance is computed.
+//! Rows that the folder has for a new token, because its tables are larger than its tokenizer, start so too: nothing trained them.
+//! Trade-off: the table is copied once more on the host, and one thread adds up its rows, so that the sums are the same on every machine.
+
+use burn_tensor::DType;
+use firebrick_arch::ModelConfig;
+use firebrick_kernels::HostBuffer;
+use half::{bf16, f16};
+
+use super::random::{normal, stream};
+use crate::weights::Values;
+
+/// What transformers scales the covariance by.
+const COVARIANCE_SCALE: f64 = 1e-9;
+
+/// The table `[vocab, hidden]` of this name from the folder's `[stored vocab, hidden]`. Rows that belong to no new token are zero.
+pub(super) fn with_new_rows(
+    values: Values,
+    name: &str,
+    config: &ModelConfig,
+    seed: u64,
+    allocate: &dyn Fn(usize) -> HostBuffer,
+) -> Values {
+    let (rows, width) = (config.spec.vocab_size, config.spec.hidden_size);
+    if rows == config.stored_vocab_size && config.new_tokens.is_empty() {
+        return values;
+    }
+    let row_bytes = width * values.dtype.size();
+    let mut buffer = allocate(rows * row_bytes);
+    buffer[..values.buffer.len()].copy_from_slice(&values.buffer);
+    buffer[values.buffer.len()..].fill(0);
+    if !config.new_tokens.is_empty() {
+        let table = Table { bytes: &values.buffer, dtype: values.dtype, width };
+        let started = table.start_rows(config.new_tokens.len(), seed, name);
+        for (&id, row) in config.new_tokens.iter().zip(started.chunks(width)) {
+            let out = &mut buffer[id * row_bytes..][..row_bytes];
+            out.chunks_mut(values.dtype.size())
+                .zip(row)
+                .for_each(|(out, &value)| write(out, values.dtype, value as f32));
+        }
+    }
+    Values { buffer, ..values }
+}
+
+/// The rows of a table on the host.
+struct Table<'a> {
+    bytes: &'a [u8],
+    dtype: DType,
+    width: usize,
+}
+
+impl Table<'_> {
+    /// The start of `count` rows, one after the other, in f64.
+    fn start_rows(&self, count: usize, seed: u64, name: &str) -> Vec<f64> {
+        let row_bytes = self.width * self.dtype.size();
+        let rows = self.bytes.len() / row_bytes;
+        let mut random = stream(seed, &format!("{name} of new tokens"));
+        let (mut mean, mut sums) = (vec![0.0; self.width], vec![0.0; count * self.width]);
+        let mut totals = vec![0.0; count];
+        for bytes in self.bytes.chunks(row_bytes) {
+            let row: Vec<f64> = bytes.chunks(self.dtype.size()).map(|bytes| read(bytes, self.dtype)).collect();
+            let weights = normal(count, 1.0, &mut random);
+            mean.iter_mut().zip(&row).for_each(|(sum, value)| *sum += value);
+            for ((weight, sums), total) in weights.iter().zip(sums.chunks_mut(self.width)).zip(&mut totals) {
+                let weight = f64::from(*weight);
+                *total += weight;
+                sums.iter_mut().zip(&row).for_each(|(sum, value)| *sum += weight * value);
+            }
+        }
+        mean.iter_mut().for_each(|sum| *sum /= rows as f64);
+        let scale = (COVARIANCE_SCALE / rows as f64).sqrt();
+        for (sums, total) in sums.chunks_mut(self.width).zip(totals) {
+            sums.iter_mut().zip(&mean).for_each(|(sum, mean)| *sum = mean + scale * (*sum - total * mean));
+        }
+        sums
+    }
+}
+
+fn read(bytes: &[u8], dtype: DType) -> f64 {
+    match (dtype, bytes) {
+        (DType::F32, &[a, b, c, d]) => f64::from(f32::from_le_bytes([a, b, c, d])),
+        (DType::BF16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f64(),
+        (DType::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f64(),
+        _ => unreachable!("weights are read as F32, BF16 or F16"),
+    }
+}
+
+fn write(out: &mut [u8], dtype: DType, value: f32) {
+    match dtype {
+        DType::F32 => out.copy_from_slice(&value.to_le_bytes()),
+        DType::BF16 => out.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
+        DType::F16 => out.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
+        _ => unreachable!("weights are read as F32, BF16 or F16"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use firebrick_kernels::MemoryOps;
+    use firebrick_kernels::backends::Flex;
+
+    use super::*;
+    use crate::test_config::tiny;
+
+    /// The tiny model's table of 11 rows, in this format, with rows of these new tokens.
+    fn table(new_tokens: &[usize], dtype: DType) -> Vec<f64> {
+        let mut config = tiny(&[]).unwrap();
+        config.add_tokens(new_tokens);
+        let mut bytes = vec![0; 11 * config.spec.hidden_size * dtype.size()];
+        let out = bytes.chunks_mut(dtype.size()).enumerate();
+        out.for_each(|(at, out)| write(out, dtype, (0.9 * at as f32).sin()));
+        let device = Default::default();
+        let mut buffer = Flex::host_buffer(&device, bytes.len());
+        buffer.copy_from_slice(&bytes);
+        let values = Values { buffer, dtype, kept: None, hash: 7 };
+        let values = with_new_rows(values, "t", &config, 3, &|bytes| Flex::host_buffer(&device, bytes));
+        assert_eq!(
+            (values.hash, values.buffer.len()),
+            (7, config.spec.vocab_size * config.spec.hidden_size * dtype.size())
+        );
+        values.buffer.chunks(dtype.size()).map(|bytes| read(bytes, dtype)).collect()
+    }
+
+    #[test]
+    fn new_rows_lie_around_the_mean_of_the_table_and_the_others_stay() {
+        for (dtype, tolerance) in [(DType::F32, 1e-4), (DType::BF16, 1e-2), (DType::F16, 1e-2)] {
+            let (old, grown) = (table(&[], dtype), table(&[11, 12], dtype));
+            let width = old.len() / 11;
+            assert_eq!(grown[..old.len()], old);
+            for column in 0..width {
+                let mean = (0..11).map(|row| old[row * width + column]).sum::<f64>() / 11.0;
+                for row in [11, 12] {
+                    let value = grown[row * width + column];
+                    assert!((value - mean).abs() < tolerance, "{dtype:?}: {value} and {mean}");
+                }
+            }
+            assert_eq!(grown, table(&[11, 12], dtype), "the same seed gives the same rows");
+            let taken = table(&[9, 10], dtype);
+            assert_eq!((taken.len(), &taken[..9 * width]), (old.len(), &old[..9 * width]));
+        }
+        let rows = table(&[11, 12], DType::F32);
+        let width = rows.len() / 13;
+        assert_ne!(rows[11 * width..12 * width], rows[12 * width..]);
+    }
+
+    #[test]
+    fn rows_spread_as_the_table_does_times_the_square_root_of_the_scale() {
+        let (rows, width, count) = (400, 3, 64);
+        let values = normal(rows * width, 1.0, &mut stream(1, "table"));
+        let bytes: Vec<u8> =
+            values.iter().enumerate().flat_map(|(at, value)| (value * (1 + at % width) as f32).to_le_bytes()).collect();
+        let table = Table { bytes: &bytes, dtype: DType::F32, width };
+        let started = table.start_rows(count, 0, "t");
+        for column in 0..width {
+            let of = |row: usize| started[row * width + column];
+            let mean = (0..count).map(of).sum::<f64>() / count as f64;
+            let deviation = ((0..count).map(|row| (of(row) - mean).powi(2)).sum::<f64>() / count as f64).sqrt();
+            let expected = (column + 1) as f64 * COVARIANCE_SCALE.sqrt();
+            assert!((deviation / expected - 1.0).abs() < 0.3, "column {column}: {deviation:e}, expected {expected:e}");
+        }
+    }
+}
