@@ -16,7 +16,7 @@ struct Column {
     golden: &'static str,
 }
 
-const COLUMNS: [Column; 6] = [
+const COLUMNS: [Column; 7] = [
     Column { title: "logits", file: "numbers/forward.rs", test: "every_family", golden: "" },
     Column { title: "LoRA", file: "numbers/backward.rs", test: "gradients_of_adapters", golden: "-lora" },
     Column {
@@ -33,6 +33,12 @@ const COLUMNS: [Column; 6] = [
     },
     Column { title: "packed rows", file: "numbers/documents.rs", test: "packed_equals_separate", golden: "-packed" },
     Column { title: "generation", file: "numbers/text.rs", test: "greedy_text", golden: "-generation" },
+    Column {
+        title: "export --merge",
+        file: "numbers/saved.rs",
+        test: "merged_adapters_of_every_family_give_the_logits_of_peft",
+        golden: "-lora",
+    },
 ];
 
 const HEAD: &str = "# Model families
@@ -52,7 +58,8 @@ const TAIL: &str = "
   family, since how a frozen matrix is stored knows no family.
 - **full fine-tuning, pretraining**: gradients of every weight under every recompute policy. Pretraining is the same from random weights
   (`init = \"random\"`).
-- **export --merge** checks what it wrote against base and adapter before it reports success, whatever the family; merges of every kind of adapter are compared with PEFT's on one family (`tests/tests/numbers/saved.rs`).
+- **export --merge**: the merged folder, computed by flex, has the logits of PEFT's base and adapter. The command also checks what it wrote
+  against base and adapter before it reports success; other kinds of adapters are merged on one family.
 - **export --gguf**: families that the writer knows (`crates/model/src/gguf/mod.rs`), with byte-level BPE and the rope scalings that
   llama.cpp has.
 - Every family loads from a folder or from the Hub (`model = \"OWNER/NAME\"`), and adapters and merged models go back with `push`.

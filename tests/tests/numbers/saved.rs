@@ -11,7 +11,7 @@ use firebrick_data::{Chat, Tokenizer};
 use firebrick_kernels::backends::Flex;
 use firebrick_model::peft::{read_adapter, read_adapter_config};
 use firebrick_model::{Companions, LoraConfig, Merge, ModelConfig, SavedDtype, merge_adapter};
-use firebrick_tests::{FROZEN, TRAINED, fixture, golden_file, load, snapshot};
+use firebrick_tests::{FAMILIES, FROZEN, TRAINED, fixture, golden_file, load, snapshot};
 use serde_json::{Map, Value};
 use tempfile::tempdir;
 
@@ -122,29 +122,40 @@ fn adapters_of_every_kind_read_back_as_they_were_saved() {
 }
 
 /// A merged folder gives the logits of base and adapter, embedding and head being two tables where one of them trained.
+fn assert_merged(adapter: &str, model: &str) {
+    let (folder, base) = (tempdir().expect("a temporary folder"), fixture(model));
+    let companions = Companions {
+        from: base.clone(),
+        chat_template: None,
+        chat_settings: Default::default(),
+        tokenizer: Default::default(),
+    };
+    let merge = Merge {
+        model: &base,
+        adapter: &fixture(adapter),
+        requantized: None,
+        dtype: Some(SavedDtype::F32),
+        bnb_4bit: None,
+        companions,
+    };
+    let merged = folder.path().join("merged");
+    let report = merge_adapter(&merge, &merged).expect("it is merged and checked");
+    assert!(report.modules > 0 && report.largest_error < 1e-5, "{adapter}: {report:?}");
+    let merged = merged.to_str().expect("a plain path");
+    let (logits, loss) = differences::<Flex>(adapter, merged, None, FROZEN);
+    assert!(logits < 2e-4 && loss < 1e-5, "{adapter}: a logit differs by {logits:e}, the loss by {loss:e}");
+}
+
 #[test]
 fn merged_adapters_of_every_kind_give_the_logits_of_peft() {
     for (adapter, model) in ADAPTERS {
-        let (folder, base) = (tempdir().expect("a temporary folder"), fixture(model));
-        let companions = Companions {
-            from: base.clone(),
-            chat_template: None,
-            chat_settings: Default::default(),
-            tokenizer: Default::default(),
-        };
-        let merge = Merge {
-            model: &base,
-            adapter: &fixture(adapter),
-            requantized: None,
-            dtype: Some(SavedDtype::F32),
-            bnb_4bit: None,
-            companions,
-        };
-        let merged = folder.path().join("merged");
-        let report = merge_adapter(&merge, &merged).expect("it is merged and checked");
-        assert!(report.modules > 0 && report.largest_error < 1e-5, "{adapter}: {report:?}");
-        let merged = merged.to_str().expect("a plain path");
-        let (logits, loss) = differences::<Flex>(adapter, merged, None, FROZEN);
-        assert!(logits < 2e-4 && loss < 1e-5, "{adapter}: a logit differs by {logits:e}, the loss by {loss:e}");
+        assert_merged(adapter, model);
+    }
+}
+
+#[test]
+fn merged_adapters_of_every_family_give_the_logits_of_peft() {
+    for family in FAMILIES {
+        assert_merged(&format!("{family}-lora"), family);
     }
 }
