@@ -161,6 +161,19 @@ pub enum ArchError {
         source: Box<fancy_regex::Error>,
     },
 
+    /// A weight has no principal part of this rank.
+    #[error(
+        "`{module}` has rank {rank}, but a principal part of it at most {most}: write a smaller lora.r, or one of its own in lora.rank_pattern"
+    )]
+    NoSuchPart {
+        /// The module.
+        module: String,
+        /// Its rank.
+        rank: usize,
+        /// The shorter side of its weight.
+        most: usize,
+    },
+
     /// The rank of a LoRA adapter is zero.
     #[error("the LoRA rank `r` is 0, but must be at least 1")]
     ZeroRank,

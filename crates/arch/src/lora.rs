@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::ArchError;
 use crate::groups::{GroupKind, ModuleSpec};
+use crate::lora_init::LoraInit;
 use crate::module_names::{ByPattern, TargetModules, is_expert};
 use crate::spec::ModelSpec;
 use crate::tensors::{EMBEDDING, HEAD, Role, TensorSpec};
@@ -38,6 +39,11 @@ pub struct LoraConfig {
     /// Magnitudes of the outputs that train apart from the directions of the weights (DoRA): `m / |W + s B A|` times the adapted output. Default
     /// false.
     pub use_dora: bool,
+    /// How A and B start. true: A uniform, B zero. "pissa" or "pissa_niter_N": the principal singular vectors of the weight, which the base
+    /// loses before it is stored or quantized; N iterations of a randomized decomposition, or as many as it takes. The adapter is saved with
+    /// twice the rank, for the original base. Default true.
+    #[serde(skip_serializing_if = "LoraInit::is_uniform")]
+    pub init_lora_weights: LoraInit,
     /// Modules among `target` that get no adapter: a list of names or a regular expression. Default: absent, none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exclude_modules: Option<TargetModules>,
@@ -101,6 +107,7 @@ impl Default for LoraConfig {
             target_modules: TargetModules::AllLinear,
             use_rslora: false,
             use_dora: false,
+            init_lora_weights: LoraInit::Uniform,
             exclude_modules: None,
             layers_to_transform: None,
             modules_to_save: None,
@@ -180,6 +187,19 @@ impl LoraConfig {
         alpha / if self.use_rslora { rank.sqrt() } else { rank }
     }
 
+    /// These settings for a pair next to the one that it started as: twice the ranks at the same scaling, as PEFT converts PiSSA.
+    pub fn with_start(&self) -> Self {
+        let factor = if self.use_rslora { std::f64::consts::SQRT_2 } else { 2.0 };
+        Self {
+            r: 2 * self.r,
+            lora_alpha: factor * self.lora_alpha,
+            init_lora_weights: LoraInit::Uniform,
+            rank_pattern: self.rank_pattern.map(|rank| 2 * rank),
+            alpha_pattern: self.alpha_pattern.map(|alpha| factor * alpha),
+            ..self.clone()
+        }
+    }
+
     /// The tokens whose rows of a table (the embedding, or the head) train, in the order in which they are saved. Empty for a head that shares
     /// its table with the embedding.
     pub fn token_rows(&self, table: &str, spec: &ModelSpec) -> &[usize] {
@@ -245,6 +265,14 @@ impl LoraConfig {
         }
         if let Some(indices) = &self.trainable_token_indices {
             indices.check(spec, |table| self.saves_tensor(table))?;
+        }
+        if !self.init_lora_weights.is_uniform() {
+            let shapes = spec.modules().filter(|(module, _)| resolved.adapts(&module.path));
+            let mut most = shapes.map(|(module, inputs)| (inputs.min(module.out_features()), module.path));
+            if let Some((most, module)) = most.find(|(most, path)| self.rank_of(path) > *most) {
+                let rank = self.rank_of(&module);
+                return Err(ArchError::NoSuchPart { module, rank, most });
+            }
         }
         if !paths.iter().any(|path| resolved.adapts(path)) {
             return Err(ArchError::NoTargets { modules: spec.linear_module_names() });
@@ -363,6 +391,22 @@ mod tests {
         let path = "model.layers.0.mlp.up_proj";
         assert_eq!(lora(TargetModules::AllLinear).scaling_of(path), 2.0);
         assert_eq!(LoraConfig { use_rslora: true, ..lora(TargetModules::AllLinear) }.scaling_of(path), 8.0);
+    }
+
+    #[test]
+    fn a_pair_next_to_its_start_has_twice_the_rank_and_the_same_scaling() {
+        let names = ["model.layers.0.mlp.up_proj", "model.layers.1.self_attn.q_proj"];
+        for use_rslora in [false, true] {
+            let patterns = json!({"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"up_proj": 3}});
+            let lora = LoraConfig { use_rslora, ..settings(patterns) };
+            for name in names {
+                assert!((lora.with_start().scaling_of(name) - lora.scaling_of(name)).abs() < 1e-12);
+                assert_eq!(lora.with_start().rank_of(name), 2 * lora.rank_of(name));
+            }
+        }
+        let large = LoraConfig { r: 9, init_lora_weights: LoraInit::Pissa { niter: None }, ..LoraConfig::default() };
+        let message = large.resolve(&tiny_spec()).unwrap_err().to_string();
+        assert!(message.contains("q_proj") && message.contains("at most 8"), "{message}");
     }
 
     #[test]

@@ -182,6 +182,12 @@ impl<T: Copy + PartialEq> ByPattern<T> {
         self.0.iter().map(|(pattern, value)| (pattern.as_str(), *value))
     }
 
+    /// The same keys with other values.
+    #[must_use]
+    pub fn map(&self, to: impl Fn(T) -> T) -> Self {
+        Self(self.0.iter().map(|(pattern, value)| (pattern.clone(), to(*value))).collect())
+    }
+
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use firebrick_arch::lora_tensor_names;
 use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{Kernels, Parameter};
 
@@ -65,8 +66,16 @@ impl<B: Kernels> Decoder<B> {
         let (config, mut tensors) = peft::read_adapter(dir)?;
         let device = self.device.clone();
         for linear in self.layers.iter_mut().flat_map(|layer| layer.linears_mut()) {
-            if let Some(lora) = &mut linear.lora {
-                lora.scale = config.scaling_of(&linear.path);
+            let Some(lora) = &mut linear.lora else { continue };
+            match &lora.start {
+                None => lora.scale = config.scaling_of(&linear.path),
+                Some(start) => {
+                    let found = peft::take_start(&mut tensors, &linear.path, lora.a.shape[0]);
+                    if found.as_ref() != Some(start) {
+                        let name = lora_tensor_names(&linear.path).0;
+                        return Err(adapter_problem(dir, &name, "started as another part of the base than this run's"));
+                    }
+                }
             }
         }
         for parameter in self.parameters_mut() {
@@ -80,7 +89,7 @@ impl<B: Kernels> Decoder<B> {
         }
     }
 
-    /// Writes the model's LoRA pairs and what trains whole as a PEFT adapter folder, each file replacing an earlier one only once it is on disk. With
+    /// Writes the model's LoRA pairs and what trains whole as a PEFT adapter folder for the original base, each file replacing an earlier one only once it is on disk. With
     /// companions the folder also holds tokenizer, chat template, generation settings and license: all that a prompt needs.
     ///
     /// # Errors
@@ -91,8 +100,14 @@ impl<B: Kernels> Decoder<B> {
         config: &LoraConfig,
         companions: Option<&Companions>,
     ) -> Result<(), ModelError> {
-        let tensors: BTreeMap<String, TensorF32> = self.parameters().into_iter().map(host_tensor).collect();
-        peft::write_adapter(dir, config, &tensors)?;
+        let mut tensors: BTreeMap<String, TensorF32> = self.parameters().into_iter().map(host_tensor).collect();
+        let linears = self.layers.iter().flat_map(|layer| layer.linears());
+        let starts = linears.filter_map(|linear| Some((&linear.path, linear.lora.as_ref()?.start.as_ref()?)));
+        starts.for_each(|(path, start)| peft::add_start(&mut tensors, path, start));
+        match config.init_lora_weights.is_uniform() {
+            true => peft::write_adapter(dir, config, &tensors)?,
+            false => peft::write_adapter(dir, &config.with_start(), &tensors)?,
+        }
         companions.map_or(Ok(()), |companions| companions.write(dir, &self.config.eos_token_ids))
     }
 }

@@ -273,6 +273,16 @@ pub enum ModelError {
         settings: String,
     },
 
+    /// PiSSA changes the weights of the base, and those of this folder are quantized.
+    #[error(
+        "`{name}` is stored quantized, and init_lora_weights = \"pissa\" takes the principal part out of unquantized weights: give the \
+         model that the folder was quantized from, and quantize it in the run ([bnb_4bit], base)"
+    )]
+    PrincipalPartOfCodes {
+        /// The tensor.
+        name: String,
+    },
+
     /// A weight cannot be packed into 4 bits.
     #[error("`{name}` cannot be stored in 4 bits: the weights are damaged, or train without [bnb_4bit]")]
     Quantize {

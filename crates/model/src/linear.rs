@@ -66,8 +66,17 @@ pub struct Lora<B: Kernels> {
     pub b: Parameter<B>,
     /// `alpha / r`, or `alpha / sqrt(r)`.
     pub scale: f64,
+    /// The values that the pair started with, where the base lost them (PiSSA).
+    pub(crate) start: Option<StartPair>,
     /// DoRA's magnitudes.
     pub magnitude: Option<LoraMagnitude<B>>,
+}
+
+/// A LoRA pair on the host: A `[r, in]`, B `[out, r]`.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct StartPair {
+    pub(crate) a: Vec<f32>,
+    pub(crate) b: Vec<f32>,
 }
 
 /// DoRA's magnitudes of a module's outputs, and the norms that they stand over.

@@ -8,6 +8,7 @@
 //! Trade-off: the model cannot run before its last tensor has arrived.
 
 mod new_tokens;
+mod pissa;
 mod random;
 
 use std::collections::BTreeSet;
@@ -404,14 +405,16 @@ impl<B: Kernels> Builder<'_, B> {
 
     fn linear(&mut self, module: &ModuleSpec, group: &GroupSpec) -> Result<Linear<B>, ModelError> {
         let shape = [module.out_features(), group.in_features];
-        let base = self.base(&tensor(&module.weight_name(), &shape, group.kind.weight_role()))?;
-        let bias = if module.bias { Some(self.bias(module)?) } else { None };
-        let lora = match &self.options.lora {
-            Some(lora) if group.kind != GroupKind::Router && lora.adapts(&module.path) => {
-                Some(self.lora(&module.path, shape, lora))
+        let weight = tensor(&module.weight_name(), &shape, group.kind.weight_role());
+        let adapts = |lora: &&LoraConfig| group.kind != GroupKind::Router && lora.adapts(&module.path);
+        let (base, lora) = match self.options.lora.as_ref().filter(adapts) {
+            Some(lora) if !lora.init_lora_weights.is_uniform() => {
+                self.divided_at_its_principal_part(&weight, module, lora)?
             }
-            _ => None,
+            Some(lora) => (self.base(&weight)?, Some(self.lora(&module.path, shape, lora))),
+            None => (self.base(&weight)?, None),
         };
+        let bias = if module.bias { Some(self.bias(module)?) } else { None };
         Ok(Linear { path: module.path.clone(), columns: module.columns.clone(), shape, base, bias, lora })
     }
 
@@ -528,6 +531,7 @@ impl<B: Kernels> Builder<'_, B> {
             a: Parameter::from_host(a_name, &[r, in_features], Role::LoraA, &a, self.device),
             b: Parameter::from_host(b_name, &[out_features, r], Role::LoraB, &b, self.device),
             scale: config.scaling_of(path),
+            start: None,
             magnitude: config.use_dora.then(|| {
                 let (name, shape) = (magnitude_tensor_name(path), [out_features]);
                 let start = vec![1.0; out_features];

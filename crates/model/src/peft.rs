@@ -6,19 +6,21 @@
 //! approximately.
 
 mod adapter;
+mod start;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use firebrick_arch::ArchError;
-use firebrick_arch::ByPattern;
 pub use firebrick_arch::folder::{ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE};
 use firebrick_arch::json::{JsonObject, parse_object};
+use firebrick_arch::{ByPattern, LoraInit};
 pub use firebrick_arch::{LoraConfig, TargetModules};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, from_value, json, to_string_pretty};
 
 pub use self::adapter::{check_adapter, grow_for_adapter, read_adapter, read_adapter_config, write_adapter};
+pub(crate) use self::start::{add_start, read_start, take_start};
 pub use crate::weights::TensorF32;
 
 /// Settings that change the arithmetic; a value that switches one on is refused.
@@ -129,6 +131,7 @@ fn config_from(json: &JsonObject, modules: &[String]) -> Result<LoraConfig, Arch
             }
             None => None,
         },
+        init_lora_weights: LoraInit::Uniform,
         loraplus_lr_ratio: None,
         init_from: None,
         base_model_name_or_path: json.str("base_model_name_or_path")?.map(str::to_owned),

@@ -39,8 +39,14 @@ impl RunConfig {
     /// # Errors
     /// As [`model_folder`].
     pub fn fetch_adapter(&self, need: Need, console: Console) -> Result<Option<PathBuf>, RunError> {
-        let from = self.lora.as_ref().and_then(|lora| lora.init_from.as_ref());
-        from.map(|from| Ok(model_folder(Path::new(from), need, console)?.folder)).transpose()
+        let Some(from) = self.lora.as_ref().and_then(|lora| lora.init_from.as_ref()) else { return Ok(None) };
+        match model_folder(Path::new(from), need, console) {
+            Err(RunError::Config(ConfigError::NoModel { model, .. })) => {
+                let help = "write the folder that holds adapter_config.json and adapter_model.safetensors, or an id of the Hub";
+                Err(ConfigError::NoModel { what: "lora.init_from", model, help: help.to_owned() }.into())
+            }
+            found => Ok(Some(found?.folder)),
+        }
     }
 }
 
@@ -56,7 +62,7 @@ pub fn model_folder(model: &Path, need: Need, console: Console) -> Result<ModelF
         let help = "write the folder that holds config.json, the safetensors and tokenizer.json, or an id of the Hub such as \
                     HuggingFaceTB/SmolLM2-135M; relative paths start at the folder you run from";
         let model = model.display().to_string();
-        return Err(ConfigError::NoModel { model, help: help.to_owned() }.into());
+        return Err(ConfigError::NoModel { what: "model", model, help: help.to_owned() }.into());
     };
     Ok(client(console).model(&id, need)?)
 }

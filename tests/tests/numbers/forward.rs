@@ -17,7 +17,7 @@ use firebrick_train::run::verify::{VerifyOptions, verify};
 use serde_json::Value;
 
 /// Adapters with more settings than a rank, each with its base.
-pub(crate) const ADAPTERS: [(&str, &str); 9] = [
+pub(crate) const ADAPTERS: [(&str, &str); 10] = [
     ("tiny-llama-rslora", "tiny-llama"),
     ("tiny-llama-tied-lora", "tiny-llama-tied"),
     ("tiny-llama-patterns", "tiny-llama"),
@@ -27,6 +27,7 @@ pub(crate) const ADAPTERS: [(&str, &str); 9] = [
     ("tiny-llama-tied-rows", "tiny-llama-tied"),
     ("tiny-llama-new", "tiny-llama"),
     ("tiny-llama-tied-new", "tiny-llama-tied"),
+    ("tiny-llama-pissa", "tiny-llama"),
 ];
 
 /// Tokens per sequence of the golden batches, if the golden file does not say otherwise.

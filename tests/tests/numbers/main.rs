@@ -15,6 +15,7 @@ mod loss_scaling;
 mod new_tokens;
 mod nf4;
 mod other_loss;
+mod pissa;
 mod preference;
 mod quantized;
 mod saved;

@@ -12,7 +12,7 @@ use tempfile::tempdir;
 
 /// Changes of the recipe that make a different kind of state to save. Rank 64 gives matrices of 4,096 elements, the fewest
 /// that get 8-bit moments.
-const KINDS: [&[&str]; 11] = [
+const KINDS: [&[&str]; 13] = [
     &[],
     &["lora.r=64", "train.optimizer=adamw_8bit"],
     &["base=nvfp4"],
@@ -30,6 +30,8 @@ const KINDS: [&[&str]; 11] = [
     ],
     &["lora.use_dora=true", "lora.trainable_token_indices=[97, 101, 262]", "lora.dropout=0.1"],
     &["data.new_tokens=['th', 'a ']", "data.new_special_tokens=['in']"],
+    &["lora.init_lora_weights=pissa"],
+    &["lora.init_lora_weights=pissa_niter_2", "bnb_4bit=", "lora.use_rslora=true", "lora.rank_pattern={down_proj=2}"],
     &["bnb_4bit=", "lora=", "mode=full", "data.new_tokens=['th', 'a ', 'in']"],
 ];
 

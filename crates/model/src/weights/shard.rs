@@ -142,7 +142,7 @@ impl Shard {
     }
 
     /// One tensor in f32, converted block by block. The caller has checked that it is here.
-    pub(super) fn read_f32(&self, name: &str) -> Result<Vec<f32>, ModelError> {
+    pub(crate) fn read_f32(&self, name: &str) -> Result<Vec<f32>, ModelError> {
         let info = self.known(name);
         let convert: fn(&[u8], &mut Vec<f32>) = match info.dtype {
             Dtype::F32 => |bytes, values| values.extend(words(bytes).map(f32::from_le_bytes)),

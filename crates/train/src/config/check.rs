@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use firebrick_arch::TargetModules;
+use firebrick_arch::{LoraConfig, TargetModules};
 use firebrick_data::RecordFormat;
 use firebrick_kernels::Recompute;
 use firebrick_optim::ScheduleKind;
@@ -114,6 +114,9 @@ fn ranges(config: &RunConfig) -> Vec<Rule> {
         let problem =
             "is 3, and modules that train whole next to adapters (lora.modules_to_save) are not divided".to_owned();
         rules.push((train.zero_stage < 3 || !is_whole, "train.zero_stage", problem, "write 2, or adapt those modules"));
+        if !lora.init_lora_weights.is_uniform() {
+            rules.extend(pissa(config, lora));
+        }
         rules.push(at_least_one("lora.r", lora.r as u64));
         rules.push(above_zero("lora.alpha", lora.lora_alpha));
         rules.push(below_one("lora.dropout", lora.lora_dropout));
@@ -124,6 +127,27 @@ fn ranges(config: &RunConfig) -> Vec<Rule> {
         rules.push((warmup <= steps, "train.warmup_steps", problem, "warm up for about 3 % of the steps"));
     }
     rules
+}
+
+/// What an adapter that starts as a part of its base does not go with.
+fn pissa(config: &RunConfig, lora: &LoraConfig) -> [Rule; 3] {
+    let key = "lora.init_lora_weights";
+    let without = |what: &str| format!("is \"{}\", and {what}", lora.init_lora_weights);
+    [
+        (
+            lora.init_from.is_none(),
+            key,
+            without("lora.init_from has matrices of its own"),
+            "remove one of the two; an adapter that was saved continues on the original base",
+        ),
+        (!lora.use_dora, key, without("with lora.use_dora it is not there yet"), "remove one of the two"),
+        (
+            config.train.zero_stage < 3,
+            key,
+            without("with train.zero_stage = 3 no rank has all weights"),
+            "write train.zero_stage = 2, or remove the key",
+        ),
+    ]
 }
 
 /// A recipe has to say which weights train: all of a pretrained model by omission would be an accident.

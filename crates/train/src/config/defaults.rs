@@ -174,7 +174,10 @@ impl RunConfig {
     pub fn reference_is_precomputed_always(&self) -> bool {
         let keeps_the_base = self.lora.as_ref().is_some_and(|lora| {
             let trains_base = lora.modules_to_save.as_ref().is_some_and(|names| !names.is_empty());
-            lora.init_from.is_none() && !trains_base && lora.trainable_token_indices.is_none()
+            lora.init_from.is_none()
+                && lora.init_lora_weights.is_uniform()
+                && !trains_base
+                && lora.trainable_token_indices.is_none()
         });
         !(keeps_the_base || self.mode() != Mode::Full && self.lora.is_none())
     }

@@ -128,10 +128,12 @@ pub enum ConfigError {
         /// The reader's message.
         message: String,
     },
-    /// `model` is neither a folder nor an id of the Hub.
-    #[error("model '{model}' is neither a folder on this machine nor an id of the Hub; {help}")]
+    /// A model or an adapter is neither a folder nor an id of the Hub.
+    #[error("{what} '{model}' is neither a folder on this machine nor an id of the Hub; {help}")]
     NoModel {
-        /// `model` as typed.
+        /// "model", or the key of an adapter.
+        what: &'static str,
+        /// Its name as typed.
         model: String,
         /// What to write.
         help: String,

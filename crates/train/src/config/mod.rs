@@ -485,6 +485,13 @@ mod tests {
             (&["lora.r=0"], "lora.r: must be at least 1"),
             (&["lora.alpha=0"], "lora.alpha: must be above 0"),
             (&["lora.target=[]"], "lora.target: names no module"),
+            (
+                &["lora.init_lora_weights=pissa", "lora.init_from=a"],
+                "lora.init_lora_weights: is \"pissa\", and lora.init_from",
+            ),
+            (&["lora.init_lora_weights=pissa", "lora.use_dora=true"], "not there yet"),
+            (&["lora.init_lora_weights=pissa_niter_4", "train.zero_stage=3"], "no rank has all weights"),
+            (&["lora.init_lora_weights=olora"], "pissa_niter_4"),
             (&["init=random", "lora.r=8"], "init = \"random\""),
             (&["init=random", "bnb_4bit={}", "lora={}"], "init = \"random\""),
             (

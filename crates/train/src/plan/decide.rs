@@ -182,6 +182,14 @@ fn trained_parameters(inputs: &PlanInputs<'_>, trained: &[firebrick_arch::Tensor
 
 fn lora_init_from(config: &RunConfig) -> Chosen<Option<PathBuf>> {
     let folder = config.lora.as_ref().and_then(|lora| lora.init_from.as_ref()).map(PathBuf::from);
+    if let Some(lora) = config.lora.as_ref().filter(|lora| !lora.init_lora_weights.is_uniform()) {
+        let why = format!(
+            "{}: the principal part of each weight, which the base loses before it is stored; saved with rank {} for the original base",
+            lora.init_lora_weights,
+            2 * lora.r
+        );
+        return Chosen::new(folder, why);
+    }
     let why = match (folder.is_some(), config.lora.as_ref().is_some_and(|lora| lora.use_dora)) {
         (true, _) => "its matrices; the optimizer starts from zero",
         (false, false) => "A is random, B is zero",

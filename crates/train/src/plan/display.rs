@@ -48,8 +48,10 @@ impl fmt::Display for Plan {
         for part in &self.memory {
             writeln!(formatter, "    {:<34} {:>10}  {}", part.what, human_bytes(part.bytes), part.why)?;
         }
-        if let Some(folder) = &self.lora_init_from.value {
-            let folder = folder.display().to_string();
+        let is_divided = self.lora.value.as_ref().is_some_and(|lora| !lora.init_lora_weights.is_uniform());
+        if is_divided || self.lora_init_from.value.is_some() {
+            let folder =
+                self.lora_init_from.value.as_ref().map_or("PiSSA".to_owned(), |from| from.display().to_string());
             writeln!(formatter, "{}", line("adapter starts from", folder, &self.lora_init_from.reason))?;
         }
         if let Some(tokens) = &self.new_tokens {

@@ -10,7 +10,7 @@ use firebrick_arch::{ModelConfig, Role};
 use firebrick_data::{PackOptions, PackedDataset, PairRows, Tokenizer};
 use firebrick_kernels::BaseStorage;
 use firebrick_model::peft::check_adapter;
-use firebrick_model::{Companions, HfFolder};
+use firebrick_model::{Companions, HfFolder, ModelError};
 use firebrick_precision::Format;
 
 use crate::config::{Init, RunConfig};
@@ -196,7 +196,12 @@ fn check_model(
     }
     let weights = HfFolder::open(folder)?;
     weights.check_complete(&model_config.spec)?;
-    Ok(Some(weights))
+    let divides = recipe.lora.as_ref().is_some_and(|lora| !lora.init_lora_weights.is_uniform());
+    let quantized = weights.names().find(|name| divides && weights.stored_format(name).is_some()).map(str::to_owned);
+    match quantized {
+        Some(name) => Err(ModelError::PrincipalPartOfCodes { name }.into()),
+        None => Ok(Some(weights)),
+    }
 }
 
 /// What becomes of weights that the folder stores quantized; `None` for an unquantized folder.

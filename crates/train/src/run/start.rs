@@ -3,6 +3,7 @@
 //! Trade-off: a new run is evaluated before it trains, which costs an evaluation and shows what training changed.
 
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use firebrick_data::Cursor;
@@ -32,6 +33,14 @@ pub(super) enum Place {
 }
 
 impl Place {
+    /// The checkpoint that a resumed run continues from.
+    pub(super) fn checkpoint(&self) -> Option<&Path> {
+        match self {
+            Self::New(_) => None,
+            Self::Resumed(point) => Some(&point.checkpoint),
+        }
+    }
+
     /// The run folder.
     pub(super) fn folder(&self) -> &RunFolder {
         match self {

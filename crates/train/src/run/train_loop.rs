@@ -6,7 +6,7 @@
 //! Trade-off: a step that is not finite is found one step late, but always before anything of it is saved.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ use crate::run::reference;
 use crate::run::start::{Place, Start};
 use crate::run::step::{StepNumbers, StepOutcome, Trainer};
 use crate::run::trace::{AGREE, DATA, HostSpans, NUMBERS, QUEUE, RunTrace, TraceSteps, of_all_ranks};
-use crate::state::checkpoint::{RunState, SavedWeights, Snapshot, save_part};
+use crate::state::checkpoint::{ADAPTER, RunState, SavedWeights, Snapshot, save_part};
 use crate::state::run_folder::RunFolder;
 
 /// A run on a backend.
@@ -116,7 +116,7 @@ impl<B: Kernels> Run<B> {
             let (all, here) = (ranks.world_size(), ranks.local_world_size());
             console.print(&format!("{all} ranks, {here} of them here; gradients: {carrier}"));
         }
-        let mut trainer = load::<B>(&prepared, ranks, console, &device)?;
+        let mut trainer = load::<B>(&prepared, place.checkpoint(), ranks, console, &device)?;
         let weights = SavedWeights { adapter: plan.lora.value.clone(), companions: prepared.companions.clone() };
         reference::prepare(&mut prepared, &mut trainer, console)?;
         let Start { folder, state, resumed } = Start::new(place, &prepared, &mut trainer, &weights, console)?;
@@ -670,16 +670,21 @@ fn report_evaluation(sinks: &mut MetricSinks, step: u64, evaluation: &Evaluation
 /// Builds the trainer, and shows how far its weights are read.
 fn load<B: Kernels>(
     prepared: &Prepared,
+    checkpoint: Option<&Path>,
     ranks: Ranks,
     console: Console,
     device: &B::Device,
 ) -> Result<Trainer<B>, RunError> {
-    let (plan, model) = (&prepared.plan, &prepared.model_config);
+    let (mut plan, model) = (prepared.plan.clone(), &prepared.model_config);
+    if let (Some(lora), Some(checkpoint)) = (&mut plan.lora.value, checkpoint) {
+        // Where the base lost a part to the adapter, the checkpoint says which.
+        lora.init_from = Some(checkpoint.join(ADAPTER).to_string_lossy().into_owned());
+    }
     let (read, all) = (Arc::new(AtomicUsize::new(0)), model.spec.tensors().len());
     let shown = Arc::clone(&read);
     let _shown =
         console.activity(move || format!("loading the model: {} of {all} tensors", shown.load(Ordering::Relaxed)));
-    assemble::trainer::<B>(plan, model, plan.init.value.into(), ranks, device, &mut |_| {
+    assemble::trainer::<B>(&plan, model, plan.init.value.into(), ranks, device, &mut |_| {
         read.fetch_add(1, Ordering::Relaxed);
     })
 }

@@ -25,7 +25,7 @@ use crate::state::checkpoint_folder::CheckpointWriter;
 use crate::state::identity::{RunIdentity, RunSettings};
 use crate::state::storage::StorageError;
 
-const ADAPTER: &str = "adapter";
+pub(crate) const ADAPTER: &str = "adapter";
 const MODEL: &str = "model";
 const OPTIMIZER: &str = "optimizer.safetensors";
 /// Beginning of the names of the files of other ranks, where they divide the optimizer's state.
