@@ -32,7 +32,7 @@ pub(super) fn peer_html(peers: &PeerResults, results: &MatrixResults) -> String 
     for line in introduction(peers) {
         add(&mut out, format_args!("<li>{}</li>\n", escape(&line)));
     }
-    out.push_str("</ul>\n<p>Its time over ours: above 1 this program is faster. Bars are logarithmic, from a tenth to ten times.</p>\n");
+    out.push_str("</ul>\n<p>Its time over ours: above 1 Firebrick is faster. Bars are logarithmic, from a tenth to ten times.</p>\n");
     out.push_str("<div class=\"bars\">\n");
     for (peer, ours, ratio) in ratios(peers, results) {
         // A tenth is the left end, ten times the right one, 1 the middle.

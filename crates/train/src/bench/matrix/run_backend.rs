@@ -122,7 +122,9 @@ impl Pace {
         if left <= 0.0 {
             return Some("the time was spent of".to_owned());
         }
-        let needed = CALLS_OF_A_CASE * flops / self.0.get(subject)?;
+        // Before its first case a subject is taken to be as fast as GEMMs.
+        let rate = self.0.get(subject).or_else(|| self.0.get("gemm"))?;
+        let needed = CALLS_OF_A_CASE * flops / rate;
         (needed > left).then(|| format!("about {needed:.0} s would be needed, {left:.0} s were left of"))
     }
 }
@@ -299,6 +301,9 @@ mod tests {
         let reason = pace.refusal("step", 4e12, 31.0).unwrap();
         assert_eq!(reason, "about 120 s would be needed, 31 s were left of");
         assert_eq!(pace.refusal("gemm", 4e12, 31.0), None, "another subject");
+        row.key.subject = "gemm".to_owned();
+        pace.learn(&row);
+        assert!(pace.refusal("attention", 4e12, 31.0).is_some(), "as fast as GEMMs at first");
     }
 
     #[test]
