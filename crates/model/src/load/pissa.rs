@@ -25,8 +25,9 @@ const EXACT_OVERSAMPLING: usize = 32;
 const EXACT_ITERATIONS: usize = 16;
 /// Weights with no side above this are decomposed exactly where PEFT does so.
 const SMALL: usize = 192;
-/// Added to the diagonal of a Gram matrix, relative to its largest value, so that it has a Cholesky factor.
-const SHIFT: f64 = 1e-10;
+/// Added to the diagonal of a Gram matrix, relative to its largest value, so that it has a Cholesky factor: more than the rounding of its f32
+/// values, which is all that is left of a direction that the weight does not have.
+const SHIFT: f64 = 1e-6;
 
 impl<B: Kernels> Builder<'_, B> {
     /// Base and adapter of a module that starts as PiSSA says: divided now, or as the adapter in the folder `init_from` was, from which a run
@@ -282,6 +283,7 @@ mod tests {
             let pair = principal(&sum, rank, scale, niter, 1, "w");
             let rest = host(residual(sum, &pair, rank, scale));
             let expected = host(parts[rank..].iter().cloned().reduce(|sum, part| sum + part).unwrap());
+            assert!(rest.iter().all(|value| value.is_finite()), "{outputs} x {inputs}, {niter:?}");
             let largest = rest.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
             assert!(largest < 2e-5, "{outputs} x {inputs}, {niter:?}: {largest:e}");
             let norms = |values: &[f32]| values.iter().map(|value| value * value).sum::<f32>();
