@@ -14,6 +14,7 @@ mod symbols;
 mod tune;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -111,17 +112,19 @@ impl BlasLt {
         let key = Key { matmul: *matmul, alignment: Alignment::of(&call.pointers) };
         // Locked while a plan is made, so that two threads do not make it twice. A panic leaves the map intact.
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        if !plans.contains_key(&key) {
-            matmul.check()?;
-            matmul.check_device(self.handle.capability)?;
-            let make = || {
-                // SAFETY: the handle lives as long as `self`, and `with_current` makes its context current.
-                unsafe { Plan::new(self.handle.symbols, self.handle.handle, &key, self.workspace()) }
-            };
-            let (plan, proposed) = self.handle.context.with_current(make)?;
-            plans.insert(key, self.choices.first(&key, plan, proposed));
-        }
-        let choice = plans.get_mut(&key).expect("it was inserted above");
+        let choice = match plans.entry(key) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                matmul.check()?;
+                matmul.check_device(self.handle.capability)?;
+                let make = || {
+                    // SAFETY: the handle lives as long as `self`, and `with_current` makes its context current.
+                    unsafe { Plan::new(self.handle.symbols, self.handle.handle, &key, self.workspace()) }
+                };
+                let (plan, proposed) = self.handle.context.with_current(make)?;
+                new.insert(self.choices.first(&key, plan, proposed))
+            }
+        };
         if choice.is_due(call) {
             // SAFETY: the caller's promise; the call may be repeated, and `with_current` makes the context current.
             self.handle.context.with_current(|| unsafe { self.choices.measure(&key, choice, call, stream) })?;

@@ -135,9 +135,7 @@ impl Engine {
 
     /// A tensor that may be written in place: itself where nothing else holds it, a copy otherwise.
     pub(super) fn owned(&self, primitive: Primitive) -> Primitive {
-        if !primitive.is_contiguous() {
-            return self.contiguous(&primitive);
-        }
-        self.recycled.unshared(primitive).unwrap_or_else(|shared| self.contiguous(&shared))
+        let is_owned = primitive.is_contiguous() && self.recycled.is_unshared(&primitive);
+        if is_owned { primitive } else { self.contiguous(&primitive) }
     }
 }

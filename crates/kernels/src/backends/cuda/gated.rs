@@ -117,9 +117,6 @@ impl Engine {
         }
         // Joining drops the second view, so that one handle is left if nothing else holds the buffer.
         let whole = self.adjacent_columns(inputs.into());
-        match self.recycled.unshared(whole.tensor) {
-            Ok(tensor) => MatrixView { tensor, ..whole },
-            Err(_) => self.empty_matrix(rows, 2 * width, dtype),
-        }
+        if self.recycled.is_unshared(&whole.tensor) { whole } else { self.empty_matrix(rows, 2 * width, dtype) }
     }
 }

@@ -237,6 +237,9 @@ impl Source {
     }
 }
 
+/// A thread that compiles; `None` if it failed.
+type Compiling = JoinHandle<Option<Image>>;
+
 /// See the head of this file.
 pub(super) struct Programs {
     context: Context,
@@ -244,7 +247,7 @@ pub(super) struct Programs {
     compute_capability: (u32, u32),
     modules: RefCell<HashMap<(Source, DType), Module>>,
     /// What other threads compile.
-    compiling: RefCell<HashMap<(Source, DType), JoinHandle<Option<Image>>>>,
+    compiling: RefCell<HashMap<(Source, DType), Compiling>>,
     kernels: RefCell<HashMap<(Source, DType, &'static str), Kernel>>,
 }
 
@@ -305,7 +308,7 @@ impl Programs {
     }
 
     /// Compiles on a thread of its own. Only the image comes from there: modules belong to this thread.
-    fn start(&self, (source, dtype): (Source, DType)) -> JoinHandle<Option<Image>> {
+    fn start(&self, (source, dtype): (Source, DType)) -> Compiling {
         let (compiler, capability) = (self.compiler.clone(), self.compute_capability);
         std::thread::spawn(move || compiler.compile(&source.program(dtype), capability).ok())
     }
@@ -348,6 +351,6 @@ impl Programs {
 }
 
 /// What a thread has compiled; `None` if it failed.
-fn compiled(thread: JoinHandle<Option<Image>>) -> Option<Image> {
+fn compiled(thread: Compiling) -> Option<Image> {
     thread.join().ok().flatten()
 }

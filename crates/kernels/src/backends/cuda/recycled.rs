@@ -54,26 +54,21 @@ impl Recycled {
         }
     }
 
-    /// The tensor, if nothing else has its memory, so that an operation that takes it may write there; else it is the error.
-    pub(super) fn unshared(&self, tensor: Primitive) -> Result<Primitive, Primitive> {
+    /// Whether nothing but this tensor has its memory, so that an operation that takes it may write there.
+    pub(super) fn is_unshared(&self, tensor: &Primitive) -> bool {
         let place = handle_number(&tensor.handle).and_then(|number| self.places.borrow().get(&number).copied());
-        let is_unshared = match place {
-            None => tensor.handle.can_mut(),
-            Some((bytes, index)) => {
-                let mut by_bytes = self.by_bytes.borrow_mut();
-                let kept = by_bytes.get_mut(&bytes).and_then(|of_size| of_size.get_mut(index));
-                let kept = kept.expect("a place is one of these");
-                // The handle of this pool does not count.
-                *kept = None;
-                let is_unshared = tensor.handle.can_mut();
-                // A view has offsets, which the whole memory has not.
-                let mut whole = tensor.handle.clone();
-                (whole.offset_start, whole.offset_end) = (None, None);
-                *kept = Some(whole);
-                is_unshared
-            }
-        };
-        if is_unshared { Ok(tensor) } else { Err(tensor) }
+        let Some((bytes, index)) = place else { return tensor.handle.can_mut() };
+        let mut by_bytes = self.by_bytes.borrow_mut();
+        let kept = by_bytes.get_mut(&bytes).and_then(|of_size| of_size.get_mut(index));
+        let kept = kept.expect("a place is one of these");
+        // The handle of this pool does not count.
+        *kept = None;
+        let is_unshared = tensor.handle.can_mut();
+        // A view has offsets, which the whole memory has not.
+        let mut whole = tensor.handle.clone();
+        (whole.offset_start, whole.offset_end) = (None, None);
+        *kept = Some(whole);
+        is_unshared
     }
 
     /// Returns what no tensor has to CubeCL, and forgets the rest.
