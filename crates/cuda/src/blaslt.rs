@@ -32,14 +32,19 @@ use symbols::{Algorithm, Opaque, Symbols};
 pub use tune::AlgorithmChoice;
 use tune::{Choice, Choices};
 
+/// The plans made so far, and how their algorithms are chosen.
+struct Plans {
+    by_key: HashMap<Key, Choice>,
+    choices: Choices,
+}
+
 /// cuBLASLt on one device, with a workspace and the plans made so far.
 ///
 /// It can be used from all threads. There is one workspace, so all GEMMs must go to one stream, or to streams ordered by
 /// events: that is part of the contract of [`BlasLt::run`]. Streams that run concurrently need a `BlasLt` each.
 pub struct BlasLt {
     // Dropped in this order: the plans know the handle, and the handle may know the workspace.
-    plans: Mutex<HashMap<Key, Choice>>,
-    choices: Choices,
+    plans: Mutex<Plans>,
     handle: Handle,
     workspace: DeviceBuffer,
 }
@@ -57,14 +62,16 @@ impl BlasLt {
         let symbols = Symbols::load(context.driver())?;
         let handle = Handle::new(symbols, context, capability)?;
         let workspace = DeviceBuffer::new(context, workspace_bytes)?;
-        let choices = Choices::new(symbols, &device, workspace_bytes);
-        Ok(Self { plans: Mutex::default(), choices, handle, workspace })
+        let plans = Plans { by_key: HashMap::new(), choices: Choices::new(symbols, &device, workspace_bytes) };
+        Ok(Self { plans: Mutex::new(plans), handle, workspace })
     }
 
     /// Sets how algorithms are chosen for large GEMMs, from now on.
     pub fn choose(&self, choice: AlgorithmChoice) {
-        if self.choices.set(choice) != choice {
-            self.plans.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        if plans.choices.choice != choice {
+            plans.choices.choice = choice;
+            plans.by_key.clear();
         }
     }
 
@@ -112,7 +119,8 @@ impl BlasLt {
         let key = Key { matmul: *matmul, alignment: Alignment::of(&call.pointers) };
         // Locked while a plan is made, so that two threads do not make it twice. A panic leaves the map intact.
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let choice = match plans.entry(key) {
+        let Plans { by_key, choices } = &mut *plans;
+        let choice = match by_key.entry(key) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {
                 matmul.check()?;
@@ -122,12 +130,12 @@ impl BlasLt {
                     unsafe { Plan::new(self.handle.symbols, self.handle.handle, &key, self.workspace()) }
                 };
                 let (plan, proposed) = self.handle.context.with_current(make)?;
-                new.insert(self.choices.first(&key, plan, proposed))
+                new.insert(choices.first(&key, plan, proposed))
             }
         };
         if choice.is_due(call) {
             // SAFETY: the caller's promise; the call may be repeated, and `with_current` makes the context current.
-            self.handle.context.with_current(|| unsafe { self.choices.measure(&key, choice, call, stream) })?;
+            self.handle.context.with_current(|| unsafe { choices.measure(&key, choice, call, stream) })?;
         }
         Ok((choice.plan.clone(), choice.algorithm))
     }

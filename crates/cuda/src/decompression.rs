@@ -1,7 +1,7 @@
 //! The decompression engine of Blackwell's data-center cards, for the LZ4 blocks of compressed checkpoints.
 //!
-//! The engine takes a batch of independent blocks that lie in device memory and writes them next to each other. [`places`] reads a
-//! checkpoint's table of blocks (docs/compressed-checkpoints.md), [`DecompressionEngine::descriptors`] makes what
+//! The engine takes a batch of independent blocks that lie in device memory and writes them next to each other. [`places`] takes the
+//! sizes in a checkpoint's table of blocks (docs/compressed-checkpoints.md), [`DecompressionEngine::descriptors`] makes what
 //! `cuMemBatchDecompressAsync` reads of it, and [`Stream::decompress`] submits that.
 //! Trade-off: written from the documentation and tested to the bytes of the descriptors; no card with such an engine has run it.
 
@@ -18,8 +18,6 @@ const ALGORITHM_MASK: c_int = 136;
 const MAXIMUM_LENGTH: c_int = 137;
 /// `CU_MEM_DECOMPRESS_ALGORITHM_LZ4`, a bit of the mask and the value in a descriptor; of CUDA 12.9.
 const LZ4: c_uint = 4;
-/// Bytes of a block in a checkpoint's table: a hash of 8, the stored size and the size in memory of 4 each, little-endian.
-const ENTRY_BYTES: usize = 16;
 
 /// `CUmemDecompressParams`: one block. 64 bytes.
 #[repr(C)]
@@ -54,20 +52,15 @@ impl BlockPlace {
     }
 }
 
-/// The places of the blocks of a table, or of a part of one.
-///
-/// # Panics
-/// If the table is cut within an entry.
-pub fn places(table: &[u8]) -> Vec<BlockPlace> {
-    assert!(table.len().is_multiple_of(ENTRY_BYTES), "a table of {} bytes is cut within an entry", table.len());
+/// The places of blocks of these sizes, stored and in memory, in the order of a checkpoint's table.
+pub fn places(sizes: &[[u32; 2]]) -> Vec<BlockPlace> {
     let (mut stored_at, mut at) = (0, 0);
-    let entries = table.chunks_exact(ENTRY_BYTES).map(|entry| {
-        let number = |at: usize| u32::from_le_bytes([entry[at], entry[at + 1], entry[at + 2], entry[at + 3]]) as usize;
-        let place = BlockPlace { stored_at, stored_bytes: number(8), at, bytes: number(12) };
+    let of = |&[stored, bytes]: &[u32; 2]| {
+        let place = BlockPlace { stored_at, stored_bytes: stored as usize, at, bytes: bytes as usize };
         (stored_at, at) = (stored_at + place.stored_bytes, at + place.bytes);
         place
-    });
-    entries.collect()
+    };
+    sizes.iter().map(of).collect()
 }
 
 /// A decompression engine that takes LZ4.
@@ -174,21 +167,13 @@ impl Stream {
 mod tests {
     use super::*;
 
-    /// A table of blocks of these sizes, stored and in memory.
-    fn table(blocks: &[[u32; 2]]) -> Vec<u8> {
-        let entry = |[stored, bytes]: &[u32; 2]| {
-            [&0xAAAA_AAAA_AAAA_AAAA_u64.to_le_bytes()[..], &stored.to_le_bytes(), &bytes.to_le_bytes()].concat()
-        };
-        blocks.iter().flat_map(entry).collect()
-    }
-
     const ENGINE: DecompressionEngine = DecompressionEngine { longest_bytes: 4 << 20 };
     const BLOCKS: [[u32; 2]; 3] = [[100, 4 << 20], [4096, 4096], [7, 640]];
     const TARGET_BYTES: usize = (4 << 20) + 4096 + 640;
 
     #[test]
     fn blocks_of_a_table_lie_one_after_another_in_both_buffers() {
-        let places = places(&table(&BLOCKS));
+        let places = places(&BLOCKS);
         let of = |index: usize| {
             let BlockPlace { stored_at, stored_bytes, at, bytes } = places[index];
             [stored_at, stored_bytes, at, bytes]
@@ -202,7 +187,7 @@ mod tests {
     #[test]
     fn descriptors_have_the_bytes_of_the_documented_structure() {
         let buffers = [(0x7000_0000_0000, 4203), (0x7100_0000_0000, TARGET_BYTES), (0x7200_0000_0000, 8)];
-        let descriptors = ENGINE.descriptors_at(&places(&table(&BLOCKS)), buffers).unwrap();
+        let descriptors = ENGINE.descriptors_at(&places(&BLOCKS), buffers).unwrap();
         assert_eq!((size_of::<Descriptor>(), align_of::<Descriptor>(), descriptors.len()), (64, 8, 2));
         // srcNumBytes, dstNumBytes, dstActBytes, src, dst, algo; then 20 bytes of zeros.
         let expected = [
@@ -223,7 +208,7 @@ mod tests {
     fn blocks_that_the_engine_does_not_take_and_buffers_that_are_short_are_refused() {
         let refusal = |engine: DecompressionEngine, lengths: [usize; 3]| {
             let buffers = lengths.map(|length| (0x1000, length));
-            engine.descriptors_at(&places(&table(&BLOCKS)), buffers).unwrap_err().to_string()
+            engine.descriptors_at(&places(&BLOCKS), buffers).unwrap_err().to_string()
         };
         let short = DecompressionEngine { longest_bytes: 1 << 20 };
         assert!(

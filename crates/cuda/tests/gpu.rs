@@ -180,17 +180,13 @@ fn the_decompression_engine_gives_blocks_back_and_cards_before_blackwell_have_no
     let device = driver.device(0).expect("a device");
     let Some(engine) = DecompressionEngine::of(driver, 0).expect("attributes") else { return };
     assert!(device.compute_capability >= (10, 0), "{device:?}");
-    let mut table = [0; 2 * 16];
-    for block in 0..2 {
-        table[block * 16 + 8..][..4].copy_from_slice(&20_u32.to_le_bytes());
-        table[block * 16 + 12..][..4].copy_from_slice(&640_u32.to_le_bytes());
-    }
     let mut stored = PinnedBuffer::new(&gpu.context, 40).expect("pinned memory");
     stored.copy_from_slice(&[LZ4_OF_SEVENS, LZ4_OF_SEVENS].concat());
     let [source, target, actual] =
         [40, 1280, 8].map(|bytes| DeviceBuffer::new(&gpu.context, bytes).expect("device memory"));
     let results = [&target, &actual].map(|buffer| PinnedBuffer::new(&gpu.context, buffer.len_bytes()).expect("pinned"));
-    let mut descriptors = engine.descriptors(&places(&table), &source, &target, &actual).expect("short blocks");
+    let mut descriptors =
+        engine.descriptors(&places(&[[20, 640]; 2]), &source, &target, &actual).expect("short blocks");
     // SAFETY: all buffers have the bytes and live until the stream is synchronized; the host reads only then.
     unsafe {
         gpu.stream.copy_to_device(source.pointer(), &stored, 40).expect("copied");

@@ -4,11 +4,11 @@
 //! lower = max(arithmetic, memory traffic, host traffic)    at the maker's peaks, everything overlaps: no implementation is faster
 //! upper = (arithmetic + memory traffic + host traffic) x 1.25   arithmetic and memory at the rates that a good library and copies were
 //!                                                           measured at, nothing overlaps, and an allowance for what is not counted;
-//!         launches x host time of a launch                  if that is longer: a step of few tokens waits for the host
+//!         or launches x host time of a launch, if that is more: a step of few tokens waits for the host
 //! ```
 //!
-//! The allowance, the time of a launch and the shares of attention and memory come from this framework's own steps on one H100 (docs/roofline.md); on other accelerators they
-//! are an assumption.
+//! The allowance, the time of a launch and the shares of attention and memory come from this framework's own steps on one H100
+//! (docs/roofline.md); on other accelerators they are an assumption.
 //!
 //! Trade-off: evaluation, checkpoints, loading and communication between devices are left out, and energy is the accelerator's alone at its
 //! power limit.

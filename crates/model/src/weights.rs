@@ -8,7 +8,7 @@
 
 mod complete;
 pub(crate) mod compressed;
-mod convert;
+pub(crate) mod convert;
 mod quantized;
 mod read_ahead;
 mod shard;

@@ -1,15 +1,17 @@
 //! Which of the algorithms that the library proposes for a GEMM is used.
 //!
 //! The library orders its proposals by a model of the card; the first is often within a percent of the fastest, and sometimes ten
-//! percent slower. Measuring takes place at the first call of a large GEMM, on its own operands and into its own output, which the call
-//! itself then overwrites: no memory is added, and the values are those of the run, which decide what power the card draws. Each
-//! algorithm is timed in a few calls; those near the fastest then run for long enough that a card at its power limit slows down.
-//! The choice is kept on disk for this card, library and shape, so that it is made once and runs repeat bit by bit.
+//! percent slower. A large GEMM is measured in one of its own calls, on its operands and into its output, which the call itself then
+//! overwrites: no memory is added, and the values are those of the run, which decide what power the card draws. Each algorithm is timed
+//! in a few calls; those near the fastest then run for long enough that a card at its power limit slows down. The choice is saved on
+//! disk for this card, library and shape, so that it is made once and runs repeat bit by bit.
+//!
+//! A shape is measured at its third call: layers repeat theirs, while the number of tokens with a loss in a packed batch, which is the
+//! height of some GEMMs of the head, hardly ever comes again.
 //!
 //! Trade-off: a tenth of a second to a second per shape, once; and where the file is lost, another choice may round differently.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use super::descriptors::Key;
 use super::matmul::Matmul;
@@ -30,7 +32,7 @@ const DUE: usize = 3;
 const MAX_SHAPES: usize = 64;
 /// Timed calls of each algorithm at first.
 const FIRST_CALLS: usize = 2;
-/// What is this much slower than the fastest at first is not tried further.
+/// Algorithms that are this much slower than the fastest at first are not timed again.
 const CLOSE: f32 = 1.04;
 /// How long the others run, in each of [`ROUNDS`].
 const ROUND_MILLISECONDS: f32 = 40.0;
@@ -40,7 +42,6 @@ const WORTH: f32 = 0.995;
 
 /// How algorithms of large GEMMs are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(u8)]
 pub enum AlgorithmChoice {
     /// The first that the library proposes.
     #[default]
@@ -53,8 +54,9 @@ pub enum AlgorithmChoice {
 
 /// See the head of this file.
 pub(super) struct Choices {
-    choice: AtomicU8,
-    measured: AtomicUsize,
+    pub(super) choice: AlgorithmChoice,
+    /// Shapes measured so far.
+    measured: usize,
     cache: Cache,
     /// What a choice holds for: library, card, workspace.
     machine: String,
@@ -66,23 +68,12 @@ impl Choices {
         let version = unsafe { (symbols.version)() };
         let (name, capability) = (&device.name, device.compute_capability);
         let machine = format!("cuBLASLt {version}, {name} {capability:?}, {workspace_bytes} bytes");
-        Self {
-            choice: AtomicU8::new(AlgorithmChoice::Library as u8),
-            measured: AtomicUsize::new(0),
-            cache: Cache::of("gemms"),
-            machine,
-        }
-    }
-
-    /// Sets the choice and returns the earlier one.
-    pub(super) fn set(&self, choice: AlgorithmChoice) -> AlgorithmChoice {
-        choice_of(self.choice.swap(choice as u8, Ordering::Relaxed))
+        Self { choice: AlgorithmChoice::Library, measured: 0, cache: Cache::of("gemms"), machine }
     }
 
     /// The choice for a shape that is called for the first time.
     pub(super) fn first(&self, key: &Key, plan: Plan, proposed: Vec<Algorithm>) -> Choice {
-        let choice = choice_of(self.choice.load(Ordering::Relaxed));
-        if choice == AlgorithmChoice::Library || proposed.len() == 1 || !is_large(&key.matmul) {
+        if self.choice == AlgorithmChoice::Library || proposed.len() == 1 || !is_large(&key.matmul) {
             return Choice::settled(plan, proposed[0]);
         }
         // Only what the library proposes today is run, whatever the file says.
@@ -90,7 +81,7 @@ impl Choices {
         let kept = kept.and_then(|bytes| proposed.iter().find(|one| bytes_of(one) == bytes).copied());
         match kept {
             Some(algorithm) => Choice::settled(plan, algorithm),
-            None if choice == AlgorithmChoice::Kept => Choice::settled(plan, proposed[0]),
+            None if self.choice == AlgorithmChoice::Kept => Choice::settled(plan, proposed[0]),
             None => {
                 let settled = Choice::settled(plan, proposed[0]);
                 Choice { open: Some(Open { proposed, calls: 0 }), ..settled }
@@ -104,16 +95,17 @@ impl Choices {
     /// As [`BlasLt::run`](crate::BlasLt::run) for this call, for which the choice is due and which the caller submits afterwards; its
     /// context is current.
     pub(super) unsafe fn measure(
-        &self,
+        &mut self,
         key: &Key,
         choice: &mut Choice,
         call: &Call,
         stream: &Stream,
     ) -> Result<(), CudaError> {
         let Some(Open { proposed, .. }) = choice.open.take() else { return Ok(()) };
-        if self.measured.fetch_add(1, Ordering::Relaxed) >= MAX_SHAPES {
+        if self.measured == MAX_SHAPES {
             return Ok(());
         }
+        self.measured += 1;
         // SAFETY: the caller's promise; repeating the call writes the same output.
         choice.algorithm = unsafe { fastest(&choice.plan, &proposed, call, stream) }?;
         self.cache.write(&self.file(key), &bytes_of(&choice.algorithm));
@@ -150,10 +142,6 @@ impl Choice {
     }
 }
 
-fn choice_of(code: u8) -> AlgorithmChoice {
-    [AlgorithmChoice::Library, AlgorithmChoice::Kept, AlgorithmChoice::Measured][usize::from(code)]
-}
-
 fn bytes_of(algorithm: &Algorithm) -> Vec<u8> {
     algorithm.data.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
@@ -162,7 +150,7 @@ fn is_large(matmul: &Matmul) -> bool {
     2.0 * matmul.m as f64 * matmul.n as f64 * matmul.k as f64 >= LARGE_FLOPS
 }
 
-/// The algorithm that takes the least time; the first where none is clearly faster.
+/// The fastest algorithm; the library's first, unless another beats it by more than [`WORTH`] allows for noise.
 ///
 /// # Safety
 /// As [`Choices::measure`], for a call that may be repeated.
@@ -191,7 +179,7 @@ unsafe fn fastest(plan: &Plan, proposed: &[Algorithm], call: &Call, stream: &Str
     Ok(proposed[index])
 }
 
-/// The index with the least time, or 0 where that is not clearly less than the time of 0.
+/// The index of the shortest time, or 0 unless that is below [`WORTH`] times the time of 0.
 fn choose(times: &[(usize, f32)]) -> usize {
     let of_first = times.iter().find(|(index, _)| *index == 0).map_or(f32::INFINITY, |(_, time)| *time);
     let fastest = times.iter().min_by(|left, right| left.1.total_cmp(&right.1));
@@ -250,11 +238,5 @@ mod tests {
         assert!(is_large(&matmul([12_288, 4096, 4096])));
         assert!(!is_large(&matmul([12_288, 48, 4096])));
         assert!(!is_large(&matmul([512, 16_384, 2048])));
-    }
-
-    #[test]
-    fn a_choice_is_the_last_one_set() {
-        let all = [AlgorithmChoice::Library, AlgorithmChoice::Kept, AlgorithmChoice::Measured];
-        assert_eq!(all.map(|choice| choice_of(choice as u8)), all);
     }
 }

@@ -8,10 +8,10 @@
 use burn_tensor::DType;
 use firebrick_arch::ModelConfig;
 use firebrick_kernels::HostBuffer;
-use half::{bf16, f16};
 
 use super::random::{normal, stream};
 use crate::weights::Values;
+use crate::weights::convert::{convert, element};
 
 /// What transformers scales the covariance by.
 const COVARIANCE_SCALE: f64 = 1e-9;
@@ -37,9 +37,7 @@ pub(super) fn with_new_rows(
         let started = table.start_rows(config.new_tokens.len(), seed, name);
         for (&id, row) in config.new_tokens.iter().zip(started.chunks(width)) {
             let out = &mut buffer[id * row_bytes..][..row_bytes];
-            out.chunks_mut(values.dtype.size())
-                .zip(row)
-                .for_each(|(out, &value)| write(out, values.dtype, value as f32));
+            write(row.iter().map(|&value| value as f32), values.dtype, out);
         }
     }
     Values { buffer, ..values }
@@ -61,7 +59,7 @@ impl Table<'_> {
         let (mut mean, mut sums) = (vec![0.0; self.width], vec![0.0; count * self.width]);
         let mut totals = vec![0.0; count];
         for bytes in self.bytes.chunks(row_bytes) {
-            let row: Vec<f64> = bytes.chunks(self.dtype.size()).map(|bytes| read(bytes, self.dtype)).collect();
+            let row: Vec<f64> = (0..self.width).map(|at| f64::from(element(bytes, self.dtype, at))).collect();
             let weights = normal(count, 1.0, &mut random);
             mean.iter_mut().zip(&row).for_each(|(sum, value)| *sum += value);
             for ((weight, sums), total) in weights.iter().zip(sums.chunks_mut(self.width)).zip(&mut totals) {
@@ -79,21 +77,12 @@ impl Table<'_> {
     }
 }
 
-fn read(bytes: &[u8], dtype: DType) -> f64 {
-    match (dtype, bytes) {
-        (DType::F32, &[a, b, c, d]) => f64::from(f32::from_le_bytes([a, b, c, d])),
-        (DType::BF16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f64(),
-        (DType::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f64(),
-        _ => unreachable!("weights are read as F32, BF16 or F16"),
-    }
-}
-
-fn write(out: &mut [u8], dtype: DType, value: f32) {
+/// Writes values in the format of a table.
+fn write(values: impl Iterator<Item = f32>, dtype: DType, out: &mut [u8]) {
+    let values: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
     match dtype {
-        DType::F32 => out.copy_from_slice(&value.to_le_bytes()),
-        DType::BF16 => out.copy_from_slice(&bf16::from_f32(value).to_le_bytes()),
-        DType::F16 => out.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
-        _ => unreachable!("weights are read as F32, BF16 or F16"),
+        DType::F32 => out.copy_from_slice(&values),
+        _ => convert(DType::F32, &values, dtype, out),
     }
 }
 
@@ -110,8 +99,8 @@ mod tests {
         let mut config = tiny(&[]).unwrap();
         config.add_tokens(new_tokens);
         let mut bytes = vec![0; 11 * config.spec.hidden_size * dtype.size()];
-        let out = bytes.chunks_mut(dtype.size()).enumerate();
-        out.for_each(|(at, out)| write(out, dtype, (0.9 * at as f32).sin()));
+        let elements = bytes.len() / dtype.size();
+        write((0..elements).map(|at| (0.9 * at as f32).sin()), dtype, &mut bytes);
         let device = Default::default();
         let mut buffer = Flex::host_buffer(&device, bytes.len());
         buffer.copy_from_slice(&bytes);
@@ -121,7 +110,8 @@ mod tests {
             (values.hash, values.buffer.len()),
             (7, config.spec.vocab_size * config.spec.hidden_size * dtype.size())
         );
-        values.buffer.chunks(dtype.size()).map(|bytes| read(bytes, dtype)).collect()
+        let elements = values.buffer.len() / dtype.size();
+        (0..elements).map(|at| f64::from(element(&values.buffer, dtype, at))).collect()
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub(super) fn device_dtype(stored: Dtype) -> Option<DType> {
 ///
 /// # Panics
 /// For formats other than F32, BF16, F16, or the same on both sides: callers read those without conversion.
-pub(super) fn convert(stored: DType, bytes: &[u8], requested: DType, out: &mut [u8]) {
+pub(crate) fn convert(stored: DType, bytes: &[u8], requested: DType, out: &mut [u8]) {
     match (stored, requested) {
         (DType::F32, DType::BF16) => each(bytes, out, |word| bf16::from_f32(f32::from_le_bytes(word)).to_le_bytes()),
         (DType::F32, DType::F16) => each(bytes, out, |word| f16::from_f32(f32::from_le_bytes(word)).to_le_bytes()),
@@ -75,7 +75,7 @@ pub(super) fn first_not_finite(bytes: &[u8], dtype: DType) -> Option<usize> {
 }
 
 /// One element as a number.
-pub(super) fn element(bytes: &[u8], dtype: DType, index: usize) -> f32 {
+pub(crate) fn element(bytes: &[u8], dtype: DType, index: usize) -> f32 {
     match dtype {
         DType::F32 => f32::from_le_bytes(bytes.as_chunks().0[index]),
         DType::BF16 => widen(bytes.as_chunks().0[index]),

@@ -127,12 +127,15 @@ impl Engine {
     /// How the gradient of a group's outputs is quantized; `None` where its GEMMs are in the compute format.
     pub(super) fn fp8_gradient_layout(&self, group: &Group<Cuda>, dtype: DType) -> Option<RowLayout> {
         let is_fp8 = group.gemms == GemmFormat::Fp8;
-        is_fp8.then(|| RowLayout::new(group.out_features(), &ranks(group), Some(self.fp8_row_scales(group, dtype))))
+        is_fp8.then(|| {
+            let scales = self.fp8_row_scales(group, self.group_sources(group, false).weights, dtype);
+            RowLayout::new(group.out_features(), &ranks(group), Some(scales))
+        })
     }
 
     /// Address of the scales of the rows of a group's weight.
-    fn fp8_row_scales(&self, group: &Group<Cuda>, dtype: DType) -> u64 {
-        match self.known_row_scales(group, self.group_sources(group, false).weights) {
+    fn fp8_row_scales(&self, group: &Group<Cuda>, weights: Vec<u64>, dtype: DType) -> u64 {
+        match self.known_row_scales(group, weights) {
             Some((address, true)) => address,
             // Dense weights may train, and then have new scales in every step.
             _ => self.fp8_weight(group, dtype).row_scales,
@@ -169,8 +172,8 @@ impl Engine {
         let (outputs, inputs) = (group.out_features(), group.in_features());
         let (modules, _held) = self.modules_argument(group);
         let stride = fp8_stride(outputs, modules.ranks());
-        let row_scales = self.fp8_row_scales(group, dtype);
         let sources = self.group_sources(group, true);
+        let row_scales = self.fp8_row_scales(group, sources.weights.clone(), dtype);
         let (weight, held) = self.fp8_buffer(group, &sources, Pass::Backward, [inputs, stride], &modules);
         let weight = Fp8Weight { row_scales, ..weight };
         if !held.weight {

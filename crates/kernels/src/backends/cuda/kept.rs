@@ -1,7 +1,7 @@
 //! Converted frozen weights that stay in device memory from one section to the next, as many as the plan allows.
 //!
-//! A weight is identified by the numbers of its tensors, which are never used again, so a buffer cannot be taken for another weight's,
-//! and by how it lies. GEMMs in the compute format read one buffer in both passes, which counts as the forward's; 8-bit ones have two.
+//! A weight is identified by what no other tensor of the process ever has (`Engine::source`), so a buffer cannot be taken for another
+//! weight's, and by how it lies. GEMMs in the compute format read one buffer in both passes, which counts as the forward's; 8-bit ones have two.
 //! What stands around the weight (its adapter) changes with every step and has contents of its own.
 //! Trade-off: the weights that are requested first are kept; all are of equal use, since every pass reads each of them once.
 

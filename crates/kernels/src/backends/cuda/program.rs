@@ -307,7 +307,7 @@ impl Programs {
         }
     }
 
-    /// Compiles on a thread of its own. Only the image comes from there: modules belong to this thread.
+    /// Compiles on a new thread, which returns the image; the thread of the engine loads it as a module.
     fn start(&self, (source, dtype): (Source, DType)) -> Compiling {
         let (compiler, capability) = (self.compiler.clone(), self.compute_capability);
         std::thread::spawn(move || compiler.compile(&source.program(dtype), capability).ok())

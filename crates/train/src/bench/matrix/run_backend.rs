@@ -22,7 +22,7 @@ use crate::run::device::catch_failure;
 
 /// Bytes of inputs that no cache of a GPU holds.
 const GPU_CACHES: f64 = 256e6;
-/// Calls of a case that is given the least time: the checked one, its reference, and a sample.
+/// Calls that a case takes at least: the checked one, its reference, and one sample.
 const CALLS_OF_A_CASE: f64 = 3.0;
 /// The same for processors that do not state their caches.
 const CPU_CACHES: f64 = 64e6;
