@@ -95,19 +95,7 @@ fn llama3_scaling(factor: f64) -> RopeScaling {
 
 impl Sizes {
     fn spec(self, rope: Rope, rms_norm_eps: f64) -> ModelSpec {
-        let attention = AttentionSpec {
-            heads: self.heads,
-            kv_heads: 8,
-            head_dim: self.head_dim,
-            rope: Some(0),
-            qk_norm: QkNorm::None,
-            fused_qkv: false,
-            qkv_bias: false,
-            output_bias: false,
-            window: None,
-            scale: AttentionSpec::default_scale(self.head_dim),
-            soft_cap: None,
-        };
+        let attention = AttentionSpec::new(self.heads, 8, self.head_dim);
         let mlp = MlpSpec::Gated {
             intermediate_size: self.intermediate,
             activation: Activation::Silu,

@@ -241,9 +241,21 @@ impl Activation {
 }
 
 impl AttentionSpec {
-    /// The usual factor of the scores, `1 / sqrt(head_dim)`.
-    pub fn default_scale(head_dim: usize) -> f64 {
-        1.0 / (head_dim as f64).sqrt()
+    /// Attention as most families have it: over all earlier tokens, rotated by the model's first rope, without norms and biases.
+    pub fn new(heads: usize, kv_heads: usize, head_dim: usize) -> Self {
+        Self {
+            heads,
+            kv_heads,
+            head_dim,
+            rope: Some(0),
+            qk_norm: QkNorm::None,
+            fused_qkv: false,
+            qkv_bias: false,
+            output_bias: false,
+            window: None,
+            scale: 1.0 / (head_dim as f64).sqrt(),
+            soft_cap: None,
+        }
     }
 
     /// Width of all query heads together.

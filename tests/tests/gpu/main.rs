@@ -299,7 +299,7 @@ fn random_model<B: Kernels>(family: &str, head_dim: usize, dtype: DType, storage
     for layer in &mut config.spec.layers {
         let attention = &mut layer.attention;
         (attention.heads, attention.kv_heads, attention.head_dim) = (4, 2, head_dim);
-        attention.scale = AttentionSpec::default_scale(head_dim);
+        attention.scale = AttentionSpec::new(4, 2, head_dim).scale;
         let (MlpSpec::Gated { intermediate_size, .. } | MlpSpec::Experts { intermediate_size, .. }) = &mut layer.mlp;
         *intermediate_size = 384;
     }

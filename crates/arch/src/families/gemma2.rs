@@ -5,13 +5,13 @@
 //! Not supported: the first Gemma, which is an architecture of its own, bidirectional attention, and `attention_dropout`, which is ignored.
 
 use super::keys::{
-    activation_or, bool_or, head_dim_or, kv_heads, layer_count, positive_or, refuse_quantized, size, size_or, soft_cap,
-    windows_by_pattern,
+    activation_or, bool_or, gated_mlp, head_dim_or, kv_heads, layer_count, model, positive_or, refuse_quantized, size,
+    size_or, soft_cap, windows_by_pattern,
 };
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::spec::{Activation, AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
+use crate::spec::{Activation, AttentionSpec, LayerNorms, LayerSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     refuse_quantized(json)?;
@@ -24,40 +24,25 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let attention_bias = bool_or(json, "attention_bias", false)?;
 
     let attention = AttentionSpec {
-        heads,
-        kv_heads: kv_heads(json, heads, 4)?,
-        head_dim,
-        rope: Some(0),
-        qk_norm: QkNorm::None,
-        fused_qkv: false,
         qkv_bias: attention_bias,
         output_bias: attention_bias,
-        window: None,
         scale: 1.0 / positive_or(json, "query_pre_attn_scalar", 256.0)?.sqrt(),
         soft_cap: soft_cap(json, "attn_logit_softcapping", Some(50.0))?,
+        ..AttentionSpec::new(heads, kv_heads(json, heads, 4)?, head_dim)
     };
-    let mlp = MlpSpec::Gated {
-        intermediate_size: size(json, "intermediate_size")?,
-        activation: activation_or(json, "hidden_activation", Activation::GeluTanh)?,
-        fused: false,
-        bias: false,
-    };
+    let mlp = gated_mlp(json, activation_or(json, "hidden_activation", Activation::GeluTanh)?)?;
     let layer = |window| {
         let attention = AttentionSpec { window, ..attention.clone() };
         LayerSpec { attention, mlp: mlp.clone(), norms: LayerNorms::PreAndPost }
     };
+    let layers = windows.into_iter().map(layer).collect();
+    let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
     Ok(ModelSpec {
-        vocab_size: size(json, "vocab_size")?,
-        hidden_size,
-        layers: windows.into_iter().map(layer).collect(),
-        ropes: vec![rope(json, head_dim, max_position_embeddings)?],
-        rms_norm_eps: positive_or(json, "rms_norm_eps", 1e-6)?,
         norm_offset: 1.0,
         embedding_scale: Some((hidden_size as f64).sqrt()),
         logit_soft_cap: soft_cap(json, "final_logit_softcapping", Some(30.0))?,
         tie_word_embeddings: bool_or(json, "tie_word_embeddings", true)?,
-        max_position_embeddings,
-        initializer_range: positive_or(json, "initializer_range", 0.02)?,
+        ..model(json, layers, ropes, max_position_embeddings, 1e-6)?
     })
 }
 

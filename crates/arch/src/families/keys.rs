@@ -8,7 +8,8 @@ use serde_json::Value;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::quantization::Quantization;
-use crate::spec::Activation;
+use crate::rope::Rope;
+use crate::spec::{Activation, LayerSpec, MlpSpec, ModelSpec};
 
 /// The largest size of one dimension.
 const MAX_SIZE: usize = 1 << 28;
@@ -120,6 +121,35 @@ pub(super) fn activation_or(json: &JsonObject, key: &str, default: Activation) -
     Activation::ALL.into_iter().find(|activation| activation.name() == name).ok_or_else(|| {
         let names = Activation::ALL.map(|activation| format!("\"{}\"", activation.name()));
         json.unsupported(key, format!("\"{name}\""), format!("Supported: {}", names.join(", ")))
+    })
+}
+
+/// Gate, up and down as modules of their own, without biases.
+pub(super) fn gated_mlp(json: &JsonObject, activation: Activation) -> Result<MlpSpec, ArchError> {
+    let intermediate_size = size(json, "intermediate_size")?;
+    Ok(MlpSpec::Gated { intermediate_size, activation, fused: false, bias: false })
+}
+
+/// A model of these layers as most families have it: norms that multiply by their weights, and embedding and logits as they are.
+pub(super) fn model(
+    json: &JsonObject,
+    layers: Vec<LayerSpec>,
+    ropes: Vec<Rope>,
+    max_position_embeddings: usize,
+    rms_norm_eps: f64,
+) -> Result<ModelSpec, ArchError> {
+    Ok(ModelSpec {
+        vocab_size: size(json, "vocab_size")?,
+        hidden_size: size(json, "hidden_size")?,
+        layers,
+        ropes,
+        rms_norm_eps: positive_or(json, "rms_norm_eps", rms_norm_eps)?,
+        norm_offset: 0.0,
+        embedding_scale: None,
+        logit_soft_cap: None,
+        tie_word_embeddings: bool_or(json, "tie_word_embeddings", false)?,
+        max_position_embeddings,
+        initializer_range: positive_or(json, "initializer_range", 0.02)?,
     })
 }
 

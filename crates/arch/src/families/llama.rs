@@ -4,12 +4,12 @@
 //! Not supported: `attention_dropout`, and `pretraining_tp`, which changes the order of sums only; both are ignored.
 
 use super::keys::{
-    activation, bool_or, head_dim_or_quotient, kv_heads, layer_count, positive_or, refuse_quantized, size, size_or,
+    activation, bool_or, head_dim_or_quotient, kv_heads, layer_count, model, refuse_quantized, size, size_or,
 };
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
+use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     refuse_quantized(json)?;
@@ -21,17 +21,9 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let attention_bias = bool_or(json, "attention_bias", false)?;
 
     let attention = AttentionSpec {
-        heads,
-        kv_heads: kv_heads(json, heads, heads)?,
-        head_dim,
-        rope: Some(0),
-        qk_norm: QkNorm::None,
-        fused_qkv: false,
         qkv_bias: attention_bias,
         output_bias: attention_bias,
-        window: None,
-        scale: AttentionSpec::default_scale(head_dim),
-        soft_cap: None,
+        ..AttentionSpec::new(heads, kv_heads(json, heads, heads)?, head_dim)
     };
     let mlp = MlpSpec::Gated {
         intermediate_size: size(json, "intermediate_size")?,
@@ -39,19 +31,9 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         fused: false,
         bias: bool_or(json, "mlp_bias", false)?,
     };
-    Ok(ModelSpec {
-        vocab_size: size(json, "vocab_size")?,
-        hidden_size,
-        layers: vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layer_count(json)?],
-        ropes: vec![rope(json, head_dim, max_position_embeddings)?],
-        rms_norm_eps: positive_or(json, "rms_norm_eps", 1e-6)?,
-        norm_offset: 0.0,
-        embedding_scale: None,
-        logit_soft_cap: None,
-        tie_word_embeddings: bool_or(json, "tie_word_embeddings", false)?,
-        max_position_embeddings,
-        initializer_range: positive_or(json, "initializer_range", 0.02)?,
-    })
+    let layers = vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layer_count(json)?];
+    let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
+    model(json, layers, ropes, max_position_embeddings, 1e-6)
 }
 
 #[cfg(test)]

@@ -4,13 +4,13 @@
 //! Not supported: a window on some layers only (Ministral), and `attention_dropout`, which is ignored.
 
 use super::keys::{
-    activation, bool_or, head_dim_or_quotient, kv_heads, layer_count, layer_types, positive_or, refuse_quantized, size,
+    activation, gated_mlp, head_dim_or_quotient, kv_heads, layer_count, layer_types, model, refuse_quantized, size,
     size_or, sliding_window,
 };
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
+use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     refuse_quantized(json)?;
@@ -22,38 +22,11 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let window = sliding_window(json, 4096)?;
     refuse_other_layer_types(json, layers, window)?;
 
-    let attention = AttentionSpec {
-        heads,
-        kv_heads: kv_heads(json, heads, 8)?,
-        head_dim,
-        rope: Some(0),
-        qk_norm: QkNorm::None,
-        fused_qkv: false,
-        qkv_bias: false,
-        output_bias: false,
-        window,
-        scale: AttentionSpec::default_scale(head_dim),
-        soft_cap: None,
-    };
-    let mlp = MlpSpec::Gated {
-        intermediate_size: size(json, "intermediate_size")?,
-        activation: activation(json)?,
-        fused: false,
-        bias: false,
-    };
-    Ok(ModelSpec {
-        vocab_size: size(json, "vocab_size")?,
-        hidden_size,
-        layers: vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layers],
-        ropes: vec![rope(json, head_dim, max_position_embeddings)?],
-        rms_norm_eps: positive_or(json, "rms_norm_eps", 1e-6)?,
-        norm_offset: 0.0,
-        embedding_scale: None,
-        logit_soft_cap: None,
-        tie_word_embeddings: bool_or(json, "tie_word_embeddings", false)?,
-        max_position_embeddings,
-        initializer_range: positive_or(json, "initializer_range", 0.02)?,
-    })
+    let attention = AttentionSpec { window, ..AttentionSpec::new(heads, kv_heads(json, heads, 8)?, head_dim) };
+    let mlp = gated_mlp(json, activation(json)?)?;
+    let layers = vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layers];
+    let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
+    model(json, layers, ropes, max_position_embeddings, 1e-6)
 }
 
 /// transformers ignores `layer_types` of a Mistral and applies the window everywhere: refused where that is not what it says.

@@ -6,13 +6,12 @@
 //! (`output_router_logits`) is not computed.
 
 use super::keys::{
-    activation, bool_or, experts, head_dim_or_quotient, kv_heads, layer_count, positive_or, refuse_quantized, size,
-    size_or,
+    activation, experts, head_dim_or_quotient, kv_heads, layer_count, model, refuse_quantized, size, size_or,
 };
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::spec::{AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
+use crate::spec::{AttentionSpec, ExpertNames, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     refuse_quantized(json)?;
@@ -31,19 +30,7 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         return Err(json.unsupported("router_jitter_noise", noise, advice));
     }
 
-    let attention = AttentionSpec {
-        heads,
-        kv_heads: kv_heads(json, heads, 8)?,
-        head_dim,
-        rope: Some(0),
-        qk_norm: QkNorm::None,
-        fused_qkv: false,
-        qkv_bias: false,
-        output_bias: false,
-        window,
-        scale: AttentionSpec::default_scale(head_dim),
-        soft_cap: None,
-    };
+    let attention = AttentionSpec { window, ..AttentionSpec::new(heads, kv_heads(json, heads, 8)?, head_dim) };
     let mlp = MlpSpec::Experts {
         count,
         top_k,
@@ -52,19 +39,9 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         normalizes_weights: true,
         names: ExpertNames::Mixtral,
     };
-    Ok(ModelSpec {
-        vocab_size: size(json, "vocab_size")?,
-        hidden_size,
-        layers: vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layers],
-        ropes: vec![rope(json, head_dim, max_position_embeddings)?],
-        rms_norm_eps: positive_or(json, "rms_norm_eps", 1e-5)?,
-        norm_offset: 0.0,
-        embedding_scale: None,
-        logit_soft_cap: None,
-        tie_word_embeddings: bool_or(json, "tie_word_embeddings", false)?,
-        max_position_embeddings,
-        initializer_range: positive_or(json, "initializer_range", 0.02)?,
-    })
+    let layers = vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layers];
+    let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
+    model(json, layers, ropes, max_position_embeddings, 1e-5)
 }
 
 #[cfg(test)]

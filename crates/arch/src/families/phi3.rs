@@ -5,14 +5,12 @@
 //! Not supported: Phi-3-small, Phi-3.5-MoE and the multimodal models, which are architectures of their own; `resid_pdrop`, `embd_pdrop`
 //! and `attention_dropout`, which are ignored.
 
-use super::keys::{
-    activation, bool_or, head_dim_or_quotient, kv_heads, layer_count, positive_or, refuse_quantized, size, size_or,
-};
+use super::keys::{activation, head_dim_or_quotient, kv_heads, layer_count, model, refuse_quantized, size, size_or};
 use super::rope_keys::partial_rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
 use crate::rope::{Rope, RopeScaling};
-use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
+use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     refuse_quantized(json)?;
@@ -22,38 +20,17 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let max_position_embeddings = size_or(json, "max_position_embeddings", 4096)?;
     let window = json.get("sliding_window").map(|_| size(json, "sliding_window")).transpose()?;
 
-    let attention = AttentionSpec {
-        heads,
-        kv_heads: kv_heads(json, heads, heads)?,
-        head_dim,
-        rope: Some(0),
-        qk_norm: QkNorm::None,
-        fused_qkv: true,
-        qkv_bias: false,
-        output_bias: false,
-        window,
-        scale: AttentionSpec::default_scale(head_dim),
-        soft_cap: None,
-    };
+    let attention =
+        AttentionSpec { fused_qkv: true, window, ..AttentionSpec::new(heads, kv_heads(json, heads, heads)?, head_dim) };
     let mlp = MlpSpec::Gated {
         intermediate_size: size(json, "intermediate_size")?,
         activation: activation(json)?,
         fused: true,
         bias: false,
     };
-    Ok(ModelSpec {
-        vocab_size: size(json, "vocab_size")?,
-        hidden_size,
-        layers: vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layer_count(json)?],
-        ropes: vec![rope(json, head_dim, max_position_embeddings)?],
-        rms_norm_eps: positive_or(json, "rms_norm_eps", 1e-5)?,
-        norm_offset: 0.0,
-        embedding_scale: None,
-        logit_soft_cap: None,
-        tie_word_embeddings: bool_or(json, "tie_word_embeddings", false)?,
-        max_position_embeddings,
-        initializer_range: positive_or(json, "initializer_range", 0.02)?,
-    })
+    let layers = vec![LayerSpec { attention, mlp, norms: LayerNorms::Pre }; layer_count(json)?];
+    let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
+    model(json, layers, ropes, max_position_embeddings, 1e-5)
 }
 
 /// Plain rotation or longrope. transformers reads "yarn" in a Phi-3 as longrope, so other names are refused rather than taken literally.

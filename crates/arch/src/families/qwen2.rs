@@ -4,13 +4,13 @@
 //! Not supported: `attention_dropout`, which is ignored.
 
 use super::keys::{
-    activation, bool_or, head_dim_or_quotient, kv_heads, layer_count, positive_or, refuse_quantized, size, size_or,
+    activation, gated_mlp, head_dim_or_quotient, kv_heads, layer_count, model, refuse_quantized, size, size_or,
     windows_by_layer,
 };
 use super::rope_keys::rope;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
+use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, ModelSpec};
 
 pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     refuse_quantized(json)?;
@@ -20,42 +20,15 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let max_position_embeddings = size_or(json, "max_position_embeddings", 32_768)?;
     let windows = windows_by_layer(json, layer_count(json)?)?;
 
-    let attention = AttentionSpec {
-        heads,
-        kv_heads: kv_heads(json, heads, 32)?,
-        head_dim,
-        rope: Some(0),
-        qk_norm: QkNorm::None,
-        fused_qkv: false,
-        qkv_bias: true,
-        output_bias: false,
-        window: None,
-        scale: AttentionSpec::default_scale(head_dim),
-        soft_cap: None,
-    };
-    let mlp = MlpSpec::Gated {
-        intermediate_size: size(json, "intermediate_size")?,
-        activation: activation(json)?,
-        fused: false,
-        bias: false,
-    };
+    let attention = AttentionSpec { qkv_bias: true, ..AttentionSpec::new(heads, kv_heads(json, heads, 32)?, head_dim) };
+    let mlp = gated_mlp(json, activation(json)?)?;
     let layer = |window| {
         let attention = AttentionSpec { window, ..attention.clone() };
         LayerSpec { attention, mlp: mlp.clone(), norms: LayerNorms::Pre }
     };
-    Ok(ModelSpec {
-        vocab_size: size(json, "vocab_size")?,
-        hidden_size,
-        layers: windows.into_iter().map(layer).collect(),
-        ropes: vec![rope(json, head_dim, max_position_embeddings)?],
-        rms_norm_eps: positive_or(json, "rms_norm_eps", 1e-6)?,
-        norm_offset: 0.0,
-        embedding_scale: None,
-        logit_soft_cap: None,
-        tie_word_embeddings: bool_or(json, "tie_word_embeddings", false)?,
-        max_position_embeddings,
-        initializer_range: positive_or(json, "initializer_range", 0.02)?,
-    })
+    let layers = windows.into_iter().map(layer).collect();
+    let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
+    model(json, layers, ropes, max_position_embeddings, 1e-6)
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@
 use serde_json::Value;
 
 use super::keys::{
-    activation, bool_or, experts, head_dim_or_quotient, kv_heads, layer_count, positive_or, refuse_quantized, size,
-    size_or, sliding_window,
+    activation, bool_or, experts, head_dim_or_quotient, kv_heads, layer_count, model, refuse_quantized, size, size_or,
+    sliding_window,
 };
 use super::rope_keys::rope;
 use crate::error::ArchError;
@@ -27,35 +27,19 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let window = if bool_or(json, "use_sliding_window", false)? { sliding_window(json, 4096)? } else { None };
 
     let attention = AttentionSpec {
-        heads,
-        kv_heads: kv_heads(json, heads, 4)?,
-        head_dim,
-        rope: Some(0),
         qk_norm: QkNorm::PerHead,
-        fused_qkv: false,
         qkv_bias: attention_bias,
         output_bias: attention_bias,
         window,
-        scale: AttentionSpec::default_scale(head_dim),
-        soft_cap: None,
+        ..AttentionSpec::new(heads, kv_heads(json, heads, 4)?, head_dim)
     };
     let layer = |is_mixture: bool| {
         let mlp = if is_mixture { mixture(json, layers)? } else { dense(json)? };
         Ok(LayerSpec { attention: attention.clone(), mlp, norms: LayerNorms::Pre })
     };
-    Ok(ModelSpec {
-        vocab_size: size(json, "vocab_size")?,
-        hidden_size,
-        layers: mixture_layers(json, layers)?.into_iter().map(layer).collect::<Result<_, ArchError>>()?,
-        ropes: vec![rope(json, head_dim, max_position_embeddings)?],
-        rms_norm_eps: positive_or(json, "rms_norm_eps", 1e-6)?,
-        norm_offset: 0.0,
-        embedding_scale: None,
-        logit_soft_cap: None,
-        tie_word_embeddings: bool_or(json, "tie_word_embeddings", false)?,
-        max_position_embeddings,
-        initializer_range: positive_or(json, "initializer_range", 0.02)?,
-    })
+    let layers = mixture_layers(json, layers)?.into_iter().map(layer).collect::<Result<_, ArchError>>()?;
+    let ropes = vec![rope(json, head_dim, max_position_embeddings)?];
+    model(json, layers, ropes, max_position_embeddings, 1e-6)
 }
 
 fn mixture(json: &JsonObject, layers: usize) -> Result<MlpSpec, ArchError> {

@@ -7,13 +7,13 @@
 use serde_json::Value;
 
 use super::keys::{
-    activation, bool_or, head_dim_or_quotient, kv_heads, layer_count, layer_types, positive_or, refuse_quantized, size,
+    activation, bool_or, head_dim_or_quotient, kv_heads, layer_count, layer_types, model, refuse_quantized, size,
     size_or, sliding_window,
 };
 use super::rope_keys::rope_with_theta;
 use crate::error::ArchError;
 use crate::json::JsonObject;
-use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec, QkNorm};
+use crate::spec::{AttentionSpec, LayerNorms, LayerSpec, MlpSpec, ModelSpec};
 
 /// The base of the frequencies when a config names none.
 const DEFAULT_THETA: f64 = 2_000_000.0;
@@ -30,17 +30,10 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
     let windows = windows(json, &rotated)?;
 
     let attention = AttentionSpec {
-        heads,
-        kv_heads: kv_heads(json, heads, 4)?,
-        head_dim,
         rope: None,
-        qk_norm: QkNorm::None,
-        fused_qkv: false,
         qkv_bias: attention_bias,
         output_bias: attention_bias,
-        window: None,
-        scale: AttentionSpec::default_scale(head_dim),
-        soft_cap: None,
+        ..AttentionSpec::new(heads, kv_heads(json, heads, 4)?, head_dim)
     };
     let mlp = MlpSpec::Gated {
         intermediate_size: size(json, "intermediate_size")?,
@@ -52,18 +45,11 @@ pub(super) fn spec(json: &JsonObject) -> Result<ModelSpec, ArchError> {
         let attention = AttentionSpec { rope: rotated.then_some(0), window, ..attention.clone() };
         LayerSpec { attention, mlp: mlp.clone(), norms: LayerNorms::Pre }
     };
+    let layers = rotated.iter().zip(windows).map(layer).collect();
+    let ropes = vec![rope_with_theta(json, head_dim, max_position_embeddings, DEFAULT_THETA)?];
     Ok(ModelSpec {
-        vocab_size: size(json, "vocab_size")?,
-        hidden_size,
-        layers: rotated.iter().zip(windows).map(layer).collect(),
-        ropes: vec![rope_with_theta(json, head_dim, max_position_embeddings, DEFAULT_THETA)?],
-        rms_norm_eps: positive_or(json, "rms_norm_eps", 1e-6)?,
-        norm_offset: 0.0,
-        embedding_scale: None,
-        logit_soft_cap: None,
         tie_word_embeddings: bool_or(json, "tie_word_embeddings", true)?,
-        max_position_embeddings,
-        initializer_range: positive_or(json, "initializer_range", 0.02)?,
+        ..model(json, layers, ropes, max_position_embeddings, 1e-6)?
     })
 }
 

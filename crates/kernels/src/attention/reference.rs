@@ -207,19 +207,7 @@ mod tests {
     use crate::testing::{Plain, Recorded, assert_close, backward as recorded_backward, leaf, random};
 
     fn spec(heads: usize, kv_heads: usize, head_dim: usize, window: Option<usize>) -> AttentionSpec {
-        AttentionSpec {
-            heads,
-            kv_heads,
-            head_dim,
-            rope: None,
-            qk_norm: firebrick_arch::QkNorm::None,
-            fused_qkv: false,
-            qkv_bias: false,
-            output_bias: false,
-            window,
-            scale: AttentionSpec::default_scale(head_dim),
-            soft_cap: None,
-        }
+        AttentionSpec { window, ..AttentionSpec::new(heads, kv_heads, head_dim) }
     }
 
     fn documents(cu_seqlens: &[u32]) -> Documents<Plain> {

@@ -4,7 +4,7 @@
 
 use burn_flex::Flex;
 use burn_tensor::{DType, Int, Tensor, TensorData};
-use firebrick_arch::{AttentionSpec, QkNorm};
+use firebrick_arch::AttentionSpec;
 
 use crate::Kernels;
 use crate::attention::Documents;
@@ -59,19 +59,7 @@ impl Case {
     }
 
     pub(crate) fn attention(&self) -> AttentionSpec {
-        AttentionSpec {
-            heads: self.heads,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            rope: None,
-            qk_norm: QkNorm::None,
-            fused_qkv: false,
-            qkv_bias: false,
-            output_bias: false,
-            window: self.window,
-            scale: AttentionSpec::default_scale(self.head_dim),
-            soft_cap: None,
-        }
+        AttentionSpec { window: self.window, ..AttentionSpec::new(self.heads, self.kv_heads, self.head_dim) }
     }
 }
 
