@@ -11,12 +11,12 @@
 //!
 //! Not supported: these checks on Windows, where the folder is in the user's profile.
 
-use std::env;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use firebrick_files::cache_folder;
 use xxhash_rust::xxh3::xxh3_128;
 
 /// A folder of files of one kind; `None` caches nothing.
@@ -44,17 +44,9 @@ impl Key {
 }
 
 impl Cache {
-    /// A folder of this name, such as `kernels`, in `FIREBRICK_CACHE`, or in `firebrick` in the user's cache folder.
+    /// The folder of all caches with this name, such as `kernels` ([`cache_folder`]).
     pub(crate) fn of(kind: &str) -> Self {
-        let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let user = || {
-            if cfg!(windows) {
-                return variable("LOCALAPPDATA");
-            }
-            variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")?.join(".cache")))
-        };
-        let folder = variable("FIREBRICK_CACHE").or_else(|| Some(user()?.join("firebrick")));
-        folder.map_or(Self { folder: None }, |folder| Self::in_folder(&folder.join(kind)))
+        cache_folder(kind).map_or(Self { folder: None }, |folder| Self::in_folder(&folder))
     }
 
     /// Creates the folder if there is none, and makes it private. If it cannot be used, nothing is cached.
@@ -176,7 +168,7 @@ mod tests {
 
     /// An empty folder of this test, which the test removes.
     fn folder(name: &str) -> PathBuf {
-        let folder = env::temp_dir().join(format!("firebrick-cache-{name}-{}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("firebrick-cache-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&folder);
         folder
     }

@@ -1,8 +1,9 @@
-//! Files that appear under their names only when they are complete and on the disk.
+//! Files that appear under their names only when they are complete and on the disk, and the folders for files that later runs use again.
 //!
 //! Trade-off: every write waits for the disk, so this is for files that matter, not for something written every step.
 #![doc = include_str!("../README.md")]
 
+use std::env;
 use std::fs::{self, File};
 use std::io::{BufWriter, ErrorKind, IntoInnerError, Result, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -105,6 +106,30 @@ pub fn temporary_in(folder: &Path, prefix: &str, suffix: &str) -> Result<NamedTe
     builder.tempfile_in(folder)
 }
 
+/// The folder for files of one kind that later runs use again: `<kind>` in `$FIREBRICK_CACHE`, or else `firebrick/<kind>` in the user's cache
+/// folder, which is `$XDG_CACHE_HOME` or `~/.cache`, `~/Library/Caches` on macOS, `%LOCALAPPDATA%` on Windows. `None`: the environment
+/// defines none of them, and the user has no home.
+pub fn cache_folder(kind: &str) -> Option<PathBuf> {
+    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    cache_folder_from(set, env::home_dir()).map(|folder| folder.join(kind))
+}
+
+fn cache_folder_from(set: impl Fn(&str) -> Option<PathBuf>, home: Option<PathBuf>) -> Option<PathBuf> {
+    if let Some(folder) = set("FIREBRICK_CACHE") {
+        return Some(folder);
+    }
+    let in_home = |folder| home.map(|home| home.join(folder));
+    let of_user = if cfg!(windows) {
+        set("LOCALAPPDATA").or_else(|| in_home("AppData/Local"))
+    } else if cfg!(target_os = "macos") {
+        in_home("Library/Caches")
+    } else {
+        // The XDG standard ignores relative paths.
+        set("XDG_CACHE_HOME").filter(|folder| folder.is_absolute()).or_else(|| in_home(".cache"))
+    };
+    of_user.map(|folder| folder.join("firebrick"))
+}
+
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -126,5 +151,17 @@ mod tests {
         drop(unfinished);
         assert_eq!(fs::read_to_string(&path).unwrap(), "second");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn the_cache_is_in_the_folder_of_the_variable_or_else_of_the_user() {
+        let home = Some(PathBuf::from("/users/one"));
+        let set = |name: &str| (name == "FIREBRICK_CACHE").then(|| PathBuf::from("/big/disk"));
+        assert_eq!(cache_folder_from(set, home.clone()), Some("/big/disk".into()));
+        assert_eq!(cache_folder_from(|_| None, None), None);
+        let of_user = cache_folder_from(|_| None, home.clone()).unwrap();
+        assert!(of_user.starts_with("/users/one") && of_user.ends_with("firebrick"), "{of_user:?}");
+        let relative = |name: &str| (name == "XDG_CACHE_HOME").then(|| PathBuf::from("cache"));
+        assert_eq!(cache_folder_from(relative, home), Some(of_user));
     }
 }

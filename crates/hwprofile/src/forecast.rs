@@ -4,7 +4,7 @@
 //! lower = max(arithmetic, memory traffic, host traffic)    at the maker's peaks, everything overlaps: no implementation is faster
 //! upper = (arithmetic + memory traffic + host traffic) x 1.25   arithmetic and memory at the rates that a good library and copies were
 //!                                                           measured at, nothing overlaps, and an allowance for what is not counted;
-//!         or launches x host time of a launch, if that is more: a step of few tokens waits for the host
+//!         or launches x the host's time for one, if that is longer: with few tokens the card waits for the host
 //! ```
 //!
 //! The allowance, the time of a launch and the shares of attention and memory come from this framework's own steps on one H100

@@ -71,11 +71,8 @@ impl MeasuredPeaks {
             word.split('-').filter(|part| !part.is_empty()).collect::<Vec<_>>().join("-")
         };
         let path = folder.join(format!("{}_{}_{}.json", word(&self.backend), word(&self.device), word(&self.driver)));
-        let text = serde_json::to_string_pretty(self)?;
         // Another process may read it at this moment.
-        let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
-        fs::write(&unfinished, text + "\n")?;
-        fs::rename(&unfinished, &path)?;
+        firebrick_files::write(&path, serde_json::to_string_pretty(self)? + "\n")?;
         Ok(path)
     }
 
@@ -107,19 +104,9 @@ pub fn processor_key(profile: &HardwareProfile) -> String {
     format!("{}, {} threads", profile.cpu.name, profile.cpu.logical_cores)
 }
 
-/// Where peaks are kept: `firebrick/peaks` in `$XDG_CACHE_HOME` or `~/.cache`, `~/Library/Caches` on macOS, `%LOCALAPPDATA%` on Windows.
-/// `None`: the environment defines none of them.
+/// Where peaks are kept. `None`: the user has no cache folder.
 pub fn cache_folder() -> Option<PathBuf> {
-    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let home = std::env::home_dir;
-    let of_user = if cfg!(windows) {
-        variable("LOCALAPPDATA")
-    } else if cfg!(target_os = "macos") {
-        home().map(|home| home.join("Library").join("Caches"))
-    } else {
-        variable("XDG_CACHE_HOME").or_else(|| home().map(|home| home.join(".cache")))
-    };
-    of_user.map(|folder| folder.join("firebrick").join("peaks"))
+    firebrick_files::cache_folder("peaks")
 }
 
 #[cfg(test)]

@@ -4,10 +4,11 @@
 //! the first's file with an equal one, which readers of the first do not notice. Trade-off: the second build is not
 //! avoided (waiting for a process that may hang is worse), and files of old keys stay until the folder is deleted.
 
-use std::env;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use firebrick_files::cache_folder;
 
 use super::error::CacheError;
 use super::key::CacheKey;
@@ -42,14 +43,12 @@ impl TokenCache {
         Self { folder: folder.into() }
     }
 
-    /// The cache in `$FIREBRICK_CACHE`, else in `firebrick/data` in the user's cache folder: `$XDG_CACHE_HOME` or `~/.cache`,
-    /// `~/Library/Caches` on macOS, `%LOCALAPPDATA%` on Windows.
+    /// The folder `data` of all caches ([`cache_folder`]).
     ///
     /// # Errors
     /// The environment defines neither the folder nor a home.
     pub fn in_default_folder() -> Result<Self, CacheError> {
-        let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        folder_from(variable, env::home_dir()).map(Self::in_folder).ok_or(CacheError::NoFolder)
+        cache_folder("data").map(Self::in_folder).ok_or(CacheError::NoFolder)
     }
 
     /// The folder of the cache.
@@ -123,20 +122,6 @@ impl TokenCache {
             }
         }
     }
-}
-
-fn folder_from(variable: impl Fn(&str) -> Option<PathBuf>, home: Option<PathBuf>) -> Option<PathBuf> {
-    if let Some(folder) = variable("FIREBRICK_CACHE") {
-        return Some(folder);
-    }
-    let of_user = if cfg!(windows) {
-        variable("LOCALAPPDATA").or_else(|| home.map(|home| home.join("AppData").join("Local")))
-    } else if cfg!(target_os = "macos") {
-        home.map(|home| home.join("Library").join("Caches"))
-    } else {
-        variable("XDG_CACHE_HOME").or_else(|| home.map(|home| home.join(".cache")))
-    };
-    of_user.map(|folder| folder.join("firebrick").join("data"))
 }
 
 #[cfg(test)]
@@ -301,14 +286,5 @@ mod tests {
         assert_eq!(files(&folder).len(), 2, "too recent to be swept by the build");
         cache.sweep(Duration::ZERO);
         assert_eq!(files(&folder), [cache.path_of(of_file)]);
-    }
-
-    #[test]
-    fn folder_comes_from_the_variable_or_the_user() {
-        let home = Some(PathBuf::from("/users/one"));
-        let set = |name: &str| (name == "FIREBRICK_CACHE").then(|| PathBuf::from("/big/disk"));
-        assert_eq!(folder_from(set, home.clone()), Some("/big/disk".into()));
-        assert_eq!(folder_from(|_| None, None), None);
-        assert!(folder_from(|_| None, home).unwrap().ends_with("firebrick/data"));
     }
 }
