@@ -1,7 +1,7 @@
 //! GEMMs by cuBLASLt.
 //!
 //! Callers use row-major matrices; `descriptors.rs` maps a GEMM to the library's column-major one. A GEMM is described and its
-//! algorithm chosen once ([`AlgorithmChoice`]). The plan is cached under its shape, its types and the alignment of its addresses, so
+//! algorithm chosen once ([`BlasLt::measure`] and its neighbors). The plan is cached under its shape, its types and the alignment of its addresses, so
 //! that a call costs a lookup and a launch.
 //!
 //! Not supported: batches (one GEMM per call) and fused activations.
@@ -29,8 +29,7 @@ use descriptors::{Key, Workspace};
 use plan::{Call, Plan};
 use pointers::Alignment;
 use symbols::{Algorithm, Opaque, Symbols};
-pub use tune::AlgorithmChoice;
-use tune::{Choice, Choices};
+use tune::{Choice, Choices, Measuring};
 
 /// The plans made so far, and how their algorithms are chosen.
 struct Plans {
@@ -66,12 +65,26 @@ impl BlasLt {
         Ok(Self { plans: Mutex::new(plans), handle, workspace })
     }
 
-    /// Sets how algorithms are chosen for large GEMMs, from now on.
-    pub fn choose(&self, choice: AlgorithmChoice) {
-        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        if plans.choices.choice != choice {
-            plans.choices.choice = choice;
-            plans.by_key.clear();
+    /// From now on large GEMMs run the first algorithm that the library proposes.
+    pub fn use_proposed(&self) {
+        self.choose(Measuring::Off);
+    }
+
+    /// From now on large GEMMs run what was measured before on this machine, where something was.
+    pub fn use_measured(&self) {
+        self.choose(Measuring::Kept);
+    }
+
+    /// As [`Self::use_measured`]; other shapes are measured at their third call.
+    pub fn measure(&self) {
+        self.choose(Measuring::On);
+    }
+
+    fn choose(&self, measuring: Measuring) {
+        let Plans { by_key, choices } = &mut *self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        if choices.measuring != measuring {
+            choices.measuring = measuring;
+            by_key.clear();
         }
     }
 

@@ -20,7 +20,7 @@ pub mod processors;
 mod stream;
 mod stream_handoff;
 
-pub use blaslt::{AlgorithmChoice, BlasLt, ElementType, Epilogue, Matmul, Operand, Pointers, Scaling};
+pub use blaslt::{BlasLt, ElementType, Epilogue, Matmul, Operand, Pointers, Scaling};
 pub use context::{Context, DeviceMemory};
 pub use cudnn::Cudnn;
 pub use driver::{DeviceInfo, Driver};

@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn_tensor::backend::Backend;
 use burn_tensor::{DType, Distribution, Int, Tensor};
-use firebrick_arch::{Activation, AttentionSpec, QkNorm};
+use firebrick_arch::{Activation, AttentionSpec};
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::backends::cuda::{Cuda, DeviceFailure, probe, refuse_cudnn, scratch_bytes};
 use firebrick_kernels::conformance::{Case, every_operation, tolerance};
@@ -120,19 +120,7 @@ fn the_flash_kernels_equal_the_cpu_where_cudnn_refuses_both_passes() {
 
 /// Heads of width 64: four queries, two keys.
 fn spec() -> AttentionSpec {
-    AttentionSpec {
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 64,
-        rope: None,
-        qk_norm: QkNorm::None,
-        fused_qkv: false,
-        qkv_bias: false,
-        output_bias: false,
-        window: None,
-        scale: 0.125,
-        soft_cap: None,
-    }
+    AttentionSpec::new(4, 2, 64)
 }
 
 /// Values that both backends can hold exactly: multiples of 1/64.

@@ -220,6 +220,7 @@ impl<B: Kernels> Decoder<B> {
         loss: LossOptions,
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 1> {
+        self.begin_attention(batch);
         B::section(&self.device, || {
             let (hidden_nd, tape) = self.forward(batch, pass);
             let loss = self.loss(hidden_nd, &batch.targets, loss, sink);
@@ -227,6 +228,17 @@ impl<B: Kernels> Decoder<B> {
             self.backward(tape, d_hidden_nd, sink);
             loss.loss_sum
         })
+    }
+
+    /// Starts to prepare what takes long and the attention of both passes over a micro-batch will need.
+    pub(crate) fn begin_attention(&self, batch: &MicroBatch<B>) {
+        let layers = &self.config.spec.layers;
+        for (index, layer) in layers.iter().enumerate() {
+            // Layers in a row mostly have one kind of attention.
+            if index == 0 || layers[index - 1].attention != layer.attention {
+                B::begin_attention(&layer.attention, self.compute_dtype, &batch.context.documents);
+            }
+        }
     }
 
     /// Hidden states after the final norm, `[n, d]`, and what the backward needs.

@@ -74,6 +74,7 @@ impl<B: Kernels> Decoder<B> {
         loss: LossOptions,
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 1> {
+        self.begin_attention(&pairs.batch);
         let numbers = B::section(self.device(), || {
             let reference = self.reference(pairs, loss.chunk_tokens);
             let (hidden_nd, tape) = self.forward(&pairs.batch, pass);

@@ -40,21 +40,20 @@ const ROUNDS: usize = 3;
 /// Another algorithm must take less than this share of the time of the library's first.
 const WORTH: f32 = 0.995;
 
-/// How algorithms of large GEMMs are chosen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum AlgorithmChoice {
-    /// The first that the library proposes.
-    #[default]
-    Library,
-    /// What was measured before on this machine; the library's first where nothing was.
+/// What decides on the algorithm of a large GEMM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Measuring {
+    /// The library, whose first proposal runs.
+    Off,
+    /// What was measured before on this machine, where something was.
     Kept,
-    /// What was measured before, or is measured at the third call of a shape.
-    Measured,
+    /// The same; other shapes are measured at their third call.
+    On,
 }
 
 /// See the head of this file.
 pub(super) struct Choices {
-    pub(super) choice: AlgorithmChoice,
+    pub(super) measuring: Measuring,
     /// Shapes measured so far.
     measured: usize,
     cache: Cache,
@@ -68,12 +67,12 @@ impl Choices {
         let version = unsafe { (symbols.version)() };
         let (name, capability) = (&device.name, device.compute_capability);
         let machine = format!("cuBLASLt {version}, {name} {capability:?}, {workspace_bytes} bytes");
-        Self { choice: AlgorithmChoice::Library, measured: 0, cache: Cache::of("gemms"), machine }
+        Self { measuring: Measuring::Off, measured: 0, cache: Cache::of("gemms"), machine }
     }
 
     /// The choice for a shape that is called for the first time.
     pub(super) fn first(&self, key: &Key, plan: Plan, proposed: Vec<Algorithm>) -> Choice {
-        if self.choice == AlgorithmChoice::Library || proposed.len() == 1 || !is_large(&key.matmul) {
+        if self.measuring == Measuring::Off || proposed.len() == 1 || !is_large(&key.matmul) {
             return Choice::settled(plan, proposed[0]);
         }
         // Only what the library proposes today is run, whatever the file says.
@@ -81,7 +80,7 @@ impl Choices {
         let kept = kept.and_then(|bytes| proposed.iter().find(|one| bytes_of(one) == bytes).copied());
         match kept {
             Some(algorithm) => Choice::settled(plan, algorithm),
-            None if self.choice == AlgorithmChoice::Kept => Choice::settled(plan, proposed[0]),
+            None if self.measuring == Measuring::Kept => Choice::settled(plan, proposed[0]),
             None => {
                 let settled = Choice::settled(plan, proposed[0]);
                 Choice { open: Some(Open { proposed, calls: 0 }), ..settled }

@@ -1,10 +1,16 @@
-//! The loaded library, its handle on a device, and the plans made so far.
+//! The loaded library, its handles on a device, and the plans made so far.
 //!
-//! Trade-off: one handle serves all streams of a context, one call at a time. Calls only submit work, which takes microseconds.
+//! A plan takes up to a few seconds to make, most of it cuDNN compiling on one core, so plans can be made ahead on threads of their own:
+//! [`Cudnn::begin`]. Each pass has a handle, which makes its plans and runs them; the plans of both passes are made at the same time.
+//!
+//! Trade-off: a handle serves all streams of a context, one call at a time. Calls only submit work, which takes microseconds, but one that
+//! comes while a plan of its pass is being made waits for that.
 
 use std::collections::HashMap;
+use std::panic::resume_unwind;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
 
 use super::plan::Plan;
 use super::shape::{AttentionShape, Pass};
@@ -17,18 +23,32 @@ use crate::stream::Stream;
 
 /// cuDNN on one device, with the plans that were made so far.
 pub struct Cudnn {
+    // Dropped before the handles that the plans refer to: fields are dropped in order.
+    plans: Mutex<HashMap<Key, Entry>>,
+    maker: Arc<Maker>,
+}
+
+type Key = (Pass, AttentionShape);
+
+/// The result of making a plan.
+type Built = Result<Arc<Plan>, CudaError>;
+
+/// A plan, or the thread that makes it.
+enum Entry {
+    Built(Built),
+    Begun(JoinHandle<Built>),
+}
+
+/// What makes plans, on any thread.
+struct Maker {
     context: Context,
     symbols: Symbols,
     version: Version,
     /// Major compute capability.
     major: u32,
-    // Dropped before the handle that the plans refer to: fields are dropped in order.
-    plans: Mutex<HashMap<(Pass, AttentionShape), Built>>,
-    handle: Mutex<Handle>,
+    forward: Mutex<Handle>,
+    backward: Mutex<Handle>,
 }
-
-/// The result of building a plan.
-type Built = Result<Arc<Plan>, CudaError>;
 
 /// `cudnnHandle_t`, behind a lock: only one thread at a time may use it.
 pub(super) struct Handle {
@@ -41,21 +61,51 @@ pub(super) struct Handle {
 unsafe impl Send for Handle {}
 
 impl Cudnn {
-    /// Finds and loads cuDNN and creates a handle for the device of the context. Takes about a second the first time.
+    /// Finds and loads cuDNN and creates handles for the device of the context. Takes about a second the first time.
     ///
     /// # Errors
     /// [`CudaError::CudnnNotFound`], [`CudaError::BrokenCudnn`], or errors of cuDNN or the driver.
     pub fn load(context: &Context) -> Result<Self, CudaError> {
         let (symbols, version) = load_library()?;
         let major = context.driver().device(context.ordinal())?.compute_capability.0;
-        let handle = Handle::new(context, symbols)?;
-        let context = context.clone();
-        Ok(Self { context, symbols, version, major, handle: Mutex::new(handle), plans: Mutex::default() })
+        let handle = || Handle::new(context, symbols).map(Mutex::new);
+        let (forward, backward) = (handle()?, handle()?);
+        let maker = Maker { context: context.clone(), symbols, version, major, forward, backward };
+        Ok(Self { plans: Mutex::default(), maker: Arc::new(maker) })
     }
 
     /// Major, minor and patch version of the library.
     pub fn version(&self) -> (u32, u32, u32) {
-        (self.version.0, self.version.1, self.version.2)
+        let version = self.maker.version;
+        (version.0, version.1, version.2)
+    }
+
+    /// Starts a thread for the forward plan of `forward` and one for the backward plan of `backward`; a plan that exists or is being made needs
+    /// none. An error is reported by the call that requests the plan.
+    pub fn begin(&self, forward: &AttentionShape, backward: &AttentionShape) {
+        let mut plans = self.lock_plans();
+        for key in [(Pass::Forward, forward.without_gradients()), (Pass::Backward, *backward)] {
+            if plans.contains_key(&key) {
+                continue;
+            }
+            let maker = self.maker.clone();
+            // Without a thread, the call that requests the plan makes it.
+            if let Ok(thread) = Builder::new().name("cuDNN plan".to_owned()).spawn(move || maker.make(key)) {
+                plans.insert(key, Entry::Begun(thread));
+            }
+        }
+    }
+
+    /// Waits for the plans that [`Cudnn::begin`] has begun and that were not requested yet: a process must not end while a thread is inside
+    /// cuDNN.
+    pub fn finish(&self) {
+        let mut plans = self.lock_plans();
+        for (_, entry) in plans.extract_if(|_, entry| matches!(entry, Entry::Begun(_))) {
+            if let Entry::Begun(thread) = entry {
+                // What came of it, a panic included, has no use: the plan was not requested.
+                drop(thread.join());
+            }
+        }
     }
 
     /// The plan that computes output and statistics of `shape`. It is made in the first call, which takes up to a few seconds.
@@ -65,7 +115,7 @@ impl Cudnn {
     /// [`CudaError::CudnnUnsupported`] if cuDNN does not support this shape, [`CudaError::AttentionShape`] if the shape is
     /// invalid, or errors of cuDNN. The first two are cached; other errors may be temporary, and the next call tries again.
     pub fn forward_plan(&self, shape: &AttentionShape) -> Result<Arc<Plan>, CudaError> {
-        self.plan(Pass::Forward, shape)
+        self.made((Pass::Forward, shape.without_gradients()))
     }
 
     /// The plan that computes the gradients of `shape`; see [`Self::forward_plan`].
@@ -73,53 +123,73 @@ impl Cudnn {
     /// # Errors
     /// As for [`Self::forward_plan`].
     pub fn backward_plan(&self, shape: &AttentionShape) -> Result<Arc<Plan>, CudaError> {
-        self.plan(Pass::Backward, shape)
+        self.made((Pass::Backward, *shape))
     }
 
-    fn plan(&self, pass: Pass, shape: &AttentionShape) -> Result<Arc<Plan>, CudaError> {
-        shape.check()?;
-        let shape = if pass == Pass::Forward { shape.without_gradients() } else { *shape };
-        // A panic while the lock was held left the map intact: only complete results are inserted.
-        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        cached(&mut plans, (pass, shape), || self.build(pass, shape).map(Arc::new))
+    fn made(&self, key: Key) -> Built {
+        made(&mut self.lock_plans(), key, || self.maker.make(key))
     }
 
-    fn build(&self, pass: Pass, shape: AttentionShape) -> Result<Plan, CudaError> {
-        shape.check_known_limits(pass, self.version, self.major)?;
-        let handle = self.lock_handle();
-        self.context.with_current(|| {
-            // SAFETY: the handle is alive and locked.
-            unsafe { Plan::build(self.symbols, self.version, pass, shape, handle.raw) }
-        })
+    fn lock_plans(&self) -> MutexGuard<'_, HashMap<Key, Entry>> {
+        // A panic while the lock was held left the map usable: what was taken out is made again.
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn lock_handle(&self) -> MutexGuard<'_, Handle> {
-        // The handle has no state of ours that a panic could have left inconsistent.
-        self.handle.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The handle that makes and runs the plans of a pass.
+    pub(super) fn lock_handle(&self, pass: Pass) -> MutexGuard<'_, Handle> {
+        self.maker.lock_handle(pass)
     }
 
     pub(super) fn context(&self) -> &Context {
-        &self.context
+        &self.maker.context
     }
 
     pub(super) fn symbols(&self) -> Symbols {
-        self.symbols
+        self.maker.symbols
     }
 }
 
-/// The cached result for `key`, or a new one. Errors that depend only on the shape are cached as well; an error such as a lack
-/// of memory is not, since a later call may succeed.
-fn cached<K: std::hash::Hash + Eq, P>(
-    plans: &mut HashMap<K, Result<Arc<P>, CudaError>>,
-    key: K,
-    build: impl FnOnce() -> Result<Arc<P>, CudaError>,
-) -> Result<Arc<P>, CudaError> {
-    if let Some(known) = plans.get(&key) {
+impl Drop for Cudnn {
+    /// The plan that a thread makes refers to the handles, so the thread ends before they do.
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+impl Maker {
+    fn make(&self, (pass, shape): Key) -> Built {
+        shape.check()?;
+        shape.check_known_limits(pass, self.version, self.major)?;
+        let handle = self.lock_handle(pass);
+        let plan = self.context.with_current(|| {
+            // SAFETY: the handle is alive and locked.
+            unsafe { Plan::build(self.symbols, self.version, pass, shape, handle.raw) }
+        });
+        plan.map(Arc::new)
+    }
+
+    fn lock_handle(&self, pass: Pass) -> MutexGuard<'_, Handle> {
+        let handle = match pass {
+            Pass::Forward => &self.forward,
+            Pass::Backward => &self.backward,
+        };
+        // The handle has no state of ours that a panic could have left inconsistent.
+        handle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The plan of `key`: the one that is there, that of the thread which makes it, or a new one. Errors that depend only on the shape are kept as
+/// well; an error such as a lack of memory is not, since a later call may succeed.
+fn made(plans: &mut HashMap<Key, Entry>, key: Key, make: impl FnOnce() -> Built) -> Built {
+    if let Some(Entry::Built(known)) = plans.get(&key) {
         return known.clone();
     }
-    let built = build();
+    let built = match plans.remove(&key) {
+        Some(Entry::Begun(thread)) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+        _ => make(),
+    };
     if matches!(built, Ok(_) | Err(CudaError::CudnnUnsupported { .. } | CudaError::AttentionShape { .. })) {
-        plans.insert(key, built.clone());
+        plans.insert(key, Entry::Built(built.clone()));
     }
     built
 }
@@ -168,6 +238,7 @@ impl Drop for Handle {
 
 #[cfg(test)]
 mod tests {
+    use super::super::shape::{Element, Layout, RowStrides};
     use super::*;
 
     #[test]
@@ -178,18 +249,44 @@ mod tests {
         }
     }
 
+    fn key() -> Key {
+        let layout = Layout::Uniform { documents: 1, length: 64 };
+        let strides = RowStrides::contiguous(2, 1, 64);
+        let element = Element::Bf16;
+        let (query_heads, key_value_heads, head_dim) = (2, 1, 64);
+        let shape =
+            AttentionShape { element, layout, query_heads, key_value_heads, head_dim, strides, deterministic: false };
+        (Pass::Forward, shape)
+    }
+
     #[test]
-    fn plans_and_refusals_are_cached_and_other_errors_are_not() {
+    fn refusals_are_kept_and_other_errors_are_not() {
         let unsupported = CudaError::CudnnUnsupported { case: String::new(), reason: String::new() };
         let invalid = CudaError::AttentionShape { reason: String::new() };
         let temporary = CudaError::OutOfMemory { requested_bytes: 1, free_bytes: 0, total_bytes: 1 };
-        for (first, is_cached) in
-            [(Ok(Arc::new(1)), true), (Err(unsupported), true), (Err(invalid), true), (Err(temporary), false)]
-        {
+        for (first, is_kept) in [(unsupported, true), (invalid, true), (temporary, false)] {
             let mut plans = HashMap::new();
-            assert_eq!(cached(&mut plans, "shape", || first.clone()), first);
-            let second = cached(&mut plans, "shape", || Ok(Arc::new(2)));
-            assert_eq!(second, if is_cached { first } else { Ok(Arc::new(2)) });
+            let mut calls = 0;
+            for _ in 0..2 {
+                let result = made(&mut plans, key(), || {
+                    calls += 1;
+                    Err(first.clone())
+                });
+                assert_eq!(result.err(), Some(first.clone()));
+            }
+            assert_eq!(calls, if is_kept { 1 } else { 2 }, "{first}");
         }
+    }
+
+    #[test]
+    fn what_a_thread_has_begun_is_waited_for_and_kept() {
+        let refusal = CudaError::CudnnUnsupported { case: "on a thread".to_owned(), reason: String::new() };
+        let sent = refusal.clone();
+        let mut plans = HashMap::from([(key(), Entry::Begun(std::thread::spawn(move || Err(sent))))]);
+        for _ in 0..2 {
+            let result = made(&mut plans, key(), || panic!("it was begun"));
+            assert_eq!(result.err(), Some(refusal.clone()));
+        }
+        assert!(matches!(plans[&key()], Entry::Built(Err(_))));
     }
 }

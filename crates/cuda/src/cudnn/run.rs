@@ -113,7 +113,7 @@ impl Cudnn {
         same_device("cudnnBackendExecute", self.context(), stream.context())?;
         let scalars = Scalars { scale: pointers.scale, one: 1.0, masked: plan.masked };
         let pack = pack(self, plan, pointers, &scalars, gradient)?;
-        let handle = self.lock_handle();
+        let handle = self.lock_handle(plan.pass);
         self.context().with_current(|| {
             handle.set_stream(stream)?;
             // SAFETY: the workspace has the plan's bytes, as the caller promised.

@@ -10,7 +10,7 @@ pub(crate) mod conformance;
 mod documents;
 pub mod reference;
 
-use burn_tensor::{Tensor, backend::Backend};
+use burn_tensor::{DType, Tensor, backend::Backend};
 use firebrick_arch::AttentionSpec;
 
 pub use cache::{CachedTokens, KvCache, NewTokens};
@@ -58,6 +58,10 @@ pub enum StatisticsLayout {
 
 /// Attention, forward and backward.
 pub trait AttentionOps: Backend {
+    /// Starts to prepare what takes long and both passes over documents will need in this compute format, while other work runs. It is
+    /// optional: a pass prepares what is missing.
+    fn begin_attention(_spec: &AttentionSpec, _dtype: DType, _documents: &Documents<Self>) {}
+
     /// Attention of each document's tokens to the earlier ones of the same document, as `spec` describes it (heads, window, scale,
     /// soft cap).
     fn packed_attention(qkv: &Qkv<Self>, spec: &AttentionSpec, documents: &Documents<Self>) -> AttentionOutput<Self> {

@@ -2,6 +2,8 @@
 //!
 //! Trade-off: values are uniform and of order one, so overflow and cancellation of large values are not tried.
 
+use std::ops::Range;
+
 use burn_flex::Flex;
 use burn_tensor::{DType, Int, Tensor, TensorData};
 use firebrick_arch::AttentionSpec;
@@ -135,8 +137,19 @@ impl<'a, B: Kernels> Check<'a, B> {
         self.random_in(DType::F32, shape, scale)
     }
 
+    /// Random f32 values of a range. They are made on the host: operations on the device would be compiled for this alone.
+    pub(crate) fn random_within<const D: usize>(&mut self, shape: [usize; D], range: Range<f32>) -> Pair<B, D> {
+        let half = (range.end - range.start) / 2.0;
+        let values = self.values(shape.iter().product(), half).into_iter().map(|value| range.start + half + value);
+        self.on_both(DType::F32, shape, values.collect())
+    }
+
     pub(crate) fn random_in<const D: usize>(&mut self, dtype: DType, shape: [usize; D], scale: f32) -> Pair<B, D> {
         let values = self.values(shape.iter().product(), scale);
+        self.on_both(dtype, shape, values)
+    }
+
+    fn on_both<const D: usize>(&self, dtype: DType, shape: [usize; D], values: Vec<f32>) -> Pair<B, D> {
         let data = TensorData::new(values, shape).convert_dtype(dtype);
         let on_cpu = Tensor::from_data(data.clone().convert_dtype(DType::F32), (&self.cpu, DType::F32));
         (Tensor::from_data(data, (self.device, dtype)), on_cpu)

@@ -15,7 +15,7 @@ pub use self::check::{Case, Finding, tolerance};
 use self::check::{Check, Extent};
 use crate::Kernels;
 
-/// Runs every operation in all its variants, in the order of a training step.
+/// Runs every operation in all its variants.
 pub fn every_operation<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Finding> {
     run::<B>(case, device, Extent::All)
 }
@@ -27,8 +27,6 @@ pub fn usual_operations<B: Kernels>(case: &Case, device: &B::Device) -> Vec<Find
 
 fn run<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -> Vec<Finding> {
     let mut check = Check::<B>::new(case, device, extent);
-    // First, since a library may compile its kernels for it while threads compile those of the others.
-    crate::attention::conformance::check(&mut check);
     crate::norm::conformance::check(&mut check);
     crate::embedding::conformance::check(&mut check);
     crate::weights::conformance::check(&mut check);
@@ -38,7 +36,16 @@ fn run<B: Kernels>(case: &Case, device: &B::Device, extent: Extent) -> Vec<Findi
     crate::loss::conformance::check(&mut check);
     crate::optimizer::conformance::check(&mut check);
     crate::comm::conformance::check(&mut check);
+    // Last: what it needs takes longest to prepare, which may have started before.
+    crate::attention::conformance::check(&mut check);
     check.findings
+}
+
+/// Starts to prepare what the attention of a case will need in [`usual_operations`] or [`attention`].
+#[cfg(feature = "cuda")]
+pub(crate) fn begin_attention<B: Kernels>(case: &Case, device: &B::Device) {
+    let check = Check::<B>::new(case, device, Extent::First);
+    B::begin_attention(&case.attention(), case.dtype, &check.documents().0);
 }
 
 /// Runs attention alone: documents of one length may take another way than packed ones.

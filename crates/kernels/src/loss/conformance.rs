@@ -3,6 +3,8 @@
 //!
 //! Trade-off: targets are in range; the data pipeline guarantees it.
 
+use std::ops::Range;
+
 use burn_flex::Flex;
 use burn_tensor::{DType, Tensor, TensorData};
 
@@ -40,17 +42,14 @@ enum HeadGradient {
 type Targets<B> = (LossTargets<B>, LossTargets<Flex>);
 
 /// Weights of one sign: those of both would cancel in the sum, and the relative error of what is left says nothing.
-fn positive_weights<B: Kernels>(check: &mut Check<'_, B>, count: usize) -> Pair<B, 1> {
-    let (weights, on_cpu) = check.random_f32([count], 1.5);
-    (weights.abs() + 0.25, on_cpu.abs() + 0.25)
-}
+const WEIGHTS: Range<f32> = 0.25..1.75;
 
 fn targets<B: Kernels>(check: &mut Check<'_, B>, share: f64, is_weighted: bool) -> Targets<B> {
     let (tokens, vocabulary) = (check.case.tokens(), check.case.vocab_size);
     let positions: Vec<i32> = (0..tokens as i32).filter(|&token| (f64::from(token) * 0.37).fract() < share).collect();
     let targets: Vec<i32> = positions.iter().map(|&token| (token * 13) % vocabulary as i32).collect();
     let (positions, targets, count) = (check.ints(&positions), check.ints(&targets), positions.len());
-    let weights = is_weighted.then(|| positive_weights(check, count)).unzip();
+    let weights = is_weighted.then(|| check.random_within([count], WEIGHTS)).unzip();
     (
         LossTargets { positions_m: positions.0, targets_m: targets.0, weights_m: weights.0, count },
         LossTargets { positions_m: positions.1, targets_m: targets.1, weights_m: weights.1, count },
@@ -212,8 +211,7 @@ fn pairs<B: Kernels>(check: &mut Check<'_, B>) {
         let documents: Vec<Vec<bool>> = lengths.into_iter().enumerate().map(targets).collect();
         let targets = PairTargets::<B>::new(&documents, check.device);
         let on_cpu = PairTargets::<Flex>::new(&documents, &check.cpu);
-        let (log_probs, log_probs_on_cpu) = check.random_f32([targets.count], 1.0);
-        let (log_probs, log_probs_on_cpu) = (log_probs.abs().neg(), log_probs_on_cpu.abs().neg());
+        let (log_probs, log_probs_on_cpu) = check.random_within([targets.count], -1.0..0.0);
         let sums = [true, false].map(|of_answers| {
             let found = B::document_sums(log_probs.clone(), &targets, of_answers);
             let expected = pairs::reference::document_sums(log_probs_on_cpu.clone(), &on_cpu, of_answers);

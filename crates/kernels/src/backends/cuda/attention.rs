@@ -18,6 +18,10 @@ use crate::{
 };
 
 impl AttentionOps for Cuda {
+    fn begin_attention(spec: &AttentionSpec, dtype: DType, documents: &Documents<Self>) {
+        engine(&documents.cu_seqlens.device()).begin_cudnn(&Sizes::new(spec, documents), dtype, documents);
+    }
+
     fn packed_attention(qkv: &Qkv<Self>, spec: &AttentionSpec, documents: &Documents<Self>) -> AttentionOutput<Self> {
         let engine = engine(&qkv.q.device());
         engine.section(|| engine.attention(qkv, spec, documents))

@@ -74,6 +74,13 @@ impl Engine {
         })
     }
 
+    /// Begins to make the plans of both passes on other threads, if cuDNN takes the case.
+    pub(super) fn begin_cudnn(&self, sizes: &Sizes, dtype: DType, documents: &Documents<Cuda>) {
+        if let (Some(cudnn), Some(whole)) = (&self.library.cudnn, self.cudnn_shape(sizes, dtype, documents)) {
+            cudnn.begin(&whole, &backward_call(whole, 0));
+        }
+    }
+
     /// cuDNN's forward pass and the order of the statistics it leaves; `None` where it does not take the case.
     pub(super) fn cudnn_forward(
         &self,
@@ -123,13 +130,12 @@ impl Engine {
             let plan = supported(cudnn.backward_plan(&whole))?;
             return Some(BackwardPlans { calls: vec![(plan, whole, 0)] });
         };
-        let together = (MAX_BACKWARD_TOKENS / length).clamp(1, count);
         let call = |first: usize| {
-            let layout = Layout::Uniform { documents: together.min(count - first), length };
-            let shape = AttentionShape { layout, ..whole };
+            let shape = backward_call(whole, first);
             Some((supported(cudnn.backward_plan(&shape))?, shape, first * length))
         };
-        Some(BackwardPlans { calls: (0..count).step_by(together).map(call).collect::<Option<_>>()? })
+        let calls = (0..count).step_by(backward_call(whole, 0).documents()).map(call);
+        Some(BackwardPlans { calls: calls.collect::<Option<_>>()? })
     }
 
     /// cuDNN's backward pass.
@@ -228,6 +234,14 @@ fn statistics_layout(shape: &AttentionShape) -> StatisticsLayout {
         cudnn::StatisticsLayout::DocumentsHeadsTokens => StatisticsLayout::DocumentsHeadsTokens,
         cudnn::StatisticsLayout::TokensHeads => StatisticsLayout::TokensHeads,
     }
+}
+
+/// The part of a backward that is one call, from document `first` on: of documents of one length as many as make [`MAX_BACKWARD_TOKENS`],
+/// packed ones at once.
+fn backward_call(whole: AttentionShape, first: usize) -> AttentionShape {
+    let Layout::Uniform { documents, length } = whole.layout else { return whole };
+    let together = (MAX_BACKWARD_TOKENS / length).clamp(1, documents);
+    AttentionShape { layout: Layout::Uniform { documents: together.min(documents - first), length }, ..whole }
 }
 
 /// How documents lie, in classes that plans are made for.

@@ -16,8 +16,10 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::panic::resume_unwind;
 use std::rc::Rc;
 use std::sync::{Arc, MutexGuard, PoisonError};
+use std::thread::ScopedJoinHandle;
 
 use cubecl::client::ComputeClient;
 use cubecl::config::memory::PersistentMemory;
@@ -142,6 +144,11 @@ pub(super) fn engine(device: &CudaDevice) -> Rc<Engine> {
     })
 }
 
+/// What a thread returned; its panic goes on here.
+fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+}
+
 impl Engine {
     fn new(device: &CudaDevice) -> Result<Self, CudaError> {
         let driver = Driver::load()?;
@@ -151,11 +158,18 @@ impl Engine {
         // CubeCL allocates in the order of its stream; what it allocates inside a section is used on ours.
         context.reuse_in_stream_order_only()?;
         let stream = Arc::new(Stream::new(&context)?);
+        // Large libraries, which may have to be read from the disk.
+        let (blas, library, programs) = std::thread::scope(|scope| {
+            let blas = scope.spawn(|| BlasLt::new(&context));
+            let library = scope.spawn(|| Library::new(&context));
+            let programs = Programs::new(&context);
+            (joined(blas), joined(library), programs)
+        });
         Ok(Self {
             handoff: StreamHandoff::new(stream.clone())?,
-            blas: RefCell::new(BlasLt::new(&context)?),
-            library: Library::new(&context)?,
-            programs: Programs::new(&context)?,
+            blas: RefCell::new(blas?),
+            library: library?,
+            programs: programs?,
             scratch: Scratch::new(&context),
             fp8_scales: Fp8Scales::new(&context),
             prepared_rows: RefCell::default(),

@@ -24,6 +24,13 @@ impl Library {
         Ok(Self { cudnn, refuses_forward: Cell::new(false), refuses_backward: Cell::new(false) })
     }
 
+    /// Waits for plans that were begun and not requested.
+    pub(super) fn finish(&self) {
+        if let Some(cudnn) = &self.cudnn {
+            cudnn.finish();
+        }
+    }
+
     /// Treats passes as refused by the library, or not.
     pub(super) fn refuse(&self, forward: bool, backward: bool) {
         self.refuses_forward.set(forward);

@@ -8,7 +8,6 @@
 
 use burn_tensor::{DType, Tensor};
 use firebrick_arch::Activation;
-use firebrick_cuda::AlgorithmChoice;
 
 use super::appended::appended_columns;
 use super::engine::{Engine, engine};
@@ -64,11 +63,13 @@ impl LinearOps for Cuda {
     }
 
     fn choose_gemms(device: &Self::Device, algorithms: GemmAlgorithms) {
-        engine(device).blas.borrow().choose(match algorithms {
-            GemmAlgorithms::Library => AlgorithmChoice::Library,
-            GemmAlgorithms::Kept => AlgorithmChoice::Kept,
-            GemmAlgorithms::Measured => AlgorithmChoice::Measured,
-        });
+        let engine = engine(device);
+        let blas = engine.blas.borrow();
+        match algorithms {
+            GemmAlgorithms::Library => blas.use_proposed(),
+            GemmAlgorithms::Kept => blas.use_measured(),
+            GemmAlgorithms::Measured => blas.measure(),
+        }
     }
 
     fn row_squares(weight: &Weight<Self>, dtype: DType) -> Tensor<Self, 1> {

@@ -114,11 +114,8 @@ fn module<B: Kernels>(
 
 /// Magnitudes of either sign over norms of order one.
 fn magnitude<B: Kernels>(check: &mut Check<'_, B>, width: usize) -> Both<Magnitude<B>, Magnitude<Reference>> {
-    let (value, norm) = (check.random_f32([width], 2.0), check.random_f32([width], 1.0));
-    (
-        Magnitude { value: value.0, norm: norm.0.abs().add_scalar(0.5) },
-        Magnitude { value: value.1, norm: norm.1.abs().add_scalar(0.5) },
-    )
+    let (value, norm) = (check.random_f32([width], 2.0), check.random_within([width], 0.5..1.5));
+    (Magnitude { value: value.0, norm: norm.0 }, Magnitude { value: value.1, norm: norm.1 })
 }
 
 fn weight<B: Kernels>(check: &mut Check<'_, B>, base: Base, shape: [usize; 2]) -> Both<Weight<B>, Weight<Reference>> {
