@@ -1,21 +1,20 @@
 //! An adapter merged into its base: a model folder that needs no adapter, written one tensor at a time.
 //!
-//! Every adapted weight becomes `W + scale B A`, its rows of the norms that DoRA's magnitudes say if there are any, computed in f32 and rounded once to the format of the folder. What was written is read
-//! again and multiplied with a few test vectors next to base and adapter, so a folder is only reported as done when it computes what
-//! they compute.
+//! Every adapted weight becomes `W + scale B A`, its rows of the norms that DoRA's magnitudes say if there are any, computed in f32 and
+//! rounded once to the format of the folder. What was written is read again and multiplied with a few test vectors next to base and
+//! adapter, so a folder is only reported as done when it computes what they compute.
 //! Trade-off: rounding to a half format costs part of a small adapter; how much is measured on the same vectors and returned. The test
 //! vectors are smooth, not activations of the model.
 
 use std::collections::BTreeMap;
-use std::num::NonZero;
 use std::path::Path;
-use std::thread::{available_parallelism, scope};
 
 use firebrick_arch::{
     EMBEDDING, HEAD, LoraConfig, ModelConfig, ModelSpec, generation_eos_token_ids, lora_tensor_names,
     magnitude_tensor_name, saved_tensor_name, token_rows_name,
 };
 use firebrick_precision::QuantFormat;
+use rayon::prelude::*;
 
 use crate::companions::Companions;
 use crate::error::ModelError;
@@ -26,6 +25,8 @@ use crate::weights::{Bnb4bit, Fetched, HfFolder, SavedDtype, TensorF32, write_bn
 const PROBES: usize = 4;
 /// Columns that one thread updates at a time: what fits into its nearest cache, next to the matrix that it comes from.
 const COLUMNS: usize = 2048;
+/// Rows that one processor works on at a time.
+const ROWS: usize = 16;
 
 /// How far outputs of a merged weight in 4 bits may be from those of base and adapter, relative to them: several times what rounding of
 /// normally distributed weights explains.
@@ -265,10 +266,6 @@ impl SavedDtype {
     }
 }
 
-fn rows_per_thread(rows: usize) -> usize {
-    rows.div_ceil(available_parallelism().map_or(1, NonZero::get))
-}
-
 /// The norm of a row.
 fn norm(row: &[f32]) -> f64 {
     row.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt()
@@ -285,22 +282,17 @@ fn set_norms(values: &mut [f32], norms: &[f32]) {
 
 /// `values += scale b a`, rows on all processors. `values` is `[out, in]`, `b` `[out, r]`, `a` `[r, in]`.
 fn add_product(values: &mut [f32], a: &TensorF32, b: &TensorF32, scale: f32) {
-    let ([r, inputs], outputs) = ([a.shape[0], a.shape[1]], b.shape[0]);
-    let rows_each = rows_per_thread(outputs);
-    scope(|scope| {
-        for (values, b) in values.chunks_mut(rows_each * inputs).zip(b.values.chunks(rows_each * r)) {
-            scope.spawn(move || {
-                for first in (0..inputs).step_by(COLUMNS) {
-                    let columns = first..(first + COLUMNS).min(inputs);
-                    for (row, b) in values.chunks_mut(inputs).zip(b.chunks(r)) {
-                        let row = &mut row[columns.clone()];
-                        for (factor, a) in b.iter().zip(a.values.chunks(inputs)) {
-                            let factor = factor * scale;
-                            row.iter_mut().zip(&a[columns.clone()]).for_each(|(sum, a)| *sum += factor * a);
-                        }
-                    }
+    let [r, inputs] = [a.shape[0], a.shape[1]];
+    values.par_chunks_mut(ROWS * inputs).zip(b.values.par_chunks(ROWS * r)).for_each(|(values, b)| {
+        for first in (0..inputs).step_by(COLUMNS) {
+            let columns = first..(first + COLUMNS).min(inputs);
+            for (row, b) in values.chunks_mut(inputs).zip(b.chunks(r)) {
+                let row = &mut row[columns.clone()];
+                for (factor, a) in b.iter().zip(a.values.chunks(inputs)) {
+                    let factor = factor * scale;
+                    row.iter_mut().zip(&a[columns.clone()]).for_each(|(sum, a)| *sum += factor * a);
                 }
-            });
+            }
         }
     });
 }
@@ -316,16 +308,7 @@ fn probes(width: usize) -> Vec<Vec<f64>> {
 
 /// `W x` of each vector, in f64, rows on all processors: `[row][vector]`.
 fn product(values: &[f32], shape: &[usize], x: &[Vec<f64>]) -> Vec<Vec<f64>> {
-    let rows_each = rows_per_thread(shape[0]);
-    let of_rows = |rows: &[f32]| -> Vec<Vec<f64>> {
-        rows.chunks(shape[1]).map(|row| x.iter().map(|x| dot(row, x)).collect()).collect()
-    };
-    let of_rows = &of_rows;
-    scope(|scope| {
-        let parts = values.chunks(rows_each * shape[1]);
-        let workers: Vec<_> = parts.map(|rows| scope.spawn(move || of_rows(rows))).collect();
-        workers.into_iter().flat_map(|worker| worker.join().expect("a product of numbers does not panic")).collect()
-    })
+    values.par_chunks(shape[1]).with_min_len(ROWS).map(|row| x.iter().map(|x| dot(row, x)).collect()).collect()
 }
 
 /// With eight sums, so that they can be computed at once.

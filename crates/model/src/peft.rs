@@ -20,7 +20,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, from_value, json, to_string_pretty};
 
 pub use self::adapter::{check_adapter, grow_for_adapter, read_adapter, read_adapter_config, write_adapter};
-pub(crate) use self::start::{add_start, read_start, take_start};
+pub(crate) use self::start::{add_start, open_starts, read_start, take_start};
 pub use crate::weights::TensorF32;
 
 /// Settings that change the arithmetic; a value that switches one on is refused.

@@ -7,7 +7,7 @@ use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine};
 
 use super::{BackendKind, cuda_memory, cuda_rows, evaluation_memory, reference_memory};
-use crate::memory::estimate::{TrainingShape, sum};
+use crate::memory::estimate::{TrainingShape, adapter_starts, sum};
 
 /// What training `model` like this needs at its peak on `backend`. Lines of zero bytes are left out.
 pub fn estimate(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> MemoryEstimate {
@@ -17,15 +17,23 @@ pub fn estimate(backend: BackendKind, model: &ModelSpec, training: &TrainingShap
 impl BackendKind {
     /// What training `model` like this needs at its peak on this backend; see [`estimate`].
     pub fn memory_lines(self, model: &ModelSpec, training: &TrainingShape) -> MemoryEstimate {
-        let step = self.step_lines(model, training);
-        let Some((peak, lines)) = evaluation_memory::peak(self, model, training) else { return step };
-        let mut lines = [training.resident_lines(model), lines].concat();
-        lines.retain(|line| line.bytes > 0);
-        if sum(&lines) > step.total_bytes() {
-            MemoryEstimate { peak, lines, host_lines: step.host_lines }
-        } else {
-            step
+        let mut estimate = self.step_lines(model, training);
+        if let Some((peak, lines)) = evaluation_memory::peak(self, model, training) {
+            let mut lines = [training.resident_lines(model), lines].concat();
+            lines.retain(|line| line.bytes > 0);
+            if sum(&lines) > estimate.total_bytes() {
+                (estimate.peak, estimate.lines) = (peak, lines);
+            }
         }
+        let starts = adapter_starts(model, training);
+        if starts.bytes > 0 {
+            let of_host = match self {
+                Self::Flex | Self::Candle => &mut estimate.lines,
+                Self::Wgpu | Self::Cuda => &mut estimate.host_lines,
+            };
+            of_host.push(starts);
+        }
+        estimate
     }
 
     fn step_lines(self, model: &ModelSpec, training: &TrainingShape) -> MemoryEstimate {
@@ -59,6 +67,7 @@ impl BackendKind {
 
 #[cfg(test)]
 mod tests {
+    use firebrick_arch::LoraInit;
     use firebrick_arch::shapes::llama_3_1_8b;
     use firebrick_precision::Format;
 
@@ -97,6 +106,21 @@ mod tests {
                 "{recompute:?}: {gib:.1} GiB against {measured}: {estimate:#?}"
             );
         }
+    }
+
+    #[test]
+    fn what_adapters_started_as_is_in_host_memory() {
+        let mut training = qlora(1, Recompute::Full);
+        training.lora.as_mut().unwrap().init_lora_weights = LoraInit::Pissa { niter: Some(4) };
+        let flex = |training: &TrainingShape| estimate(BackendKind::Flex, &llama_3_1_8b(), training);
+        let (on_card, on_host) = (on_wgpu(&training), flex(&training));
+        // 41,943,040 parameters of adapters.
+        assert_eq!(
+            (on_card.host_bytes(), on_card.total_bytes()),
+            (4 * 41_943_040, on_wgpu(&qlora(1, Recompute::Full)).total_bytes())
+        );
+        assert_eq!(on_host.total_bytes() - flex(&qlora(1, Recompute::Full)).total_bytes(), 4 * 41_943_040);
+        assert_eq!(on_host.host_bytes(), 0);
     }
 
     #[test]

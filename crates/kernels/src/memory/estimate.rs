@@ -153,6 +153,14 @@ impl TrainingShape {
         frozen + if keeps_head { other.bytes(&[model.vocab_size, model.hidden_size]) as u64 } else { 0 }
     }
 
+    /// Bytes of the pairs that adapters started as, where their base lost them (PiSSA): on the host, where they stay.
+    pub fn start_bytes(&self, model: &ModelSpec) -> u64 {
+        let Some(lora) = self.lora.as_ref().filter(|lora| !lora.init_lora_weights.is_uniform()) else { return 0 };
+        let pairs =
+            model.tensors_of(lora).into_iter().filter(|tensor| matches!(tensor.role, Role::LoraA | Role::LoraB));
+        pairs.map(|tensor| 4 * tensor.elements() as u64).sum()
+    }
+
     fn is_offloaded(&self) -> bool {
         self.offload && self.recompute == Recompute::Full
     }
@@ -344,6 +352,11 @@ fn parameter_lines(model: &ModelSpec, training: &TrainingShape) -> [MemoryLine; 
 /// Moments of the optimizer that are copied to the device for their update and back.
 fn paged_state(training: &TrainingShape) -> MemoryLine {
     line("paged optimizer state", training.paged_bytes, "pinned; copied to the device and back in each step".to_owned())
+}
+
+/// What adapters started as, in host memory.
+pub(crate) fn adapter_starts(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
+    line("starts of adapters", training.start_bytes(model), "f32; saved next to the trained pairs".to_owned())
 }
 
 fn saved_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {

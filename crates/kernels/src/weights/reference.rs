@@ -75,34 +75,50 @@ pub(crate) fn matrix_shape(quantized: &QuantizedTensor) -> [usize; 2] {
 
 /// The packed bytes, the last block filled up with the code of zero.
 pub(crate) fn padded_codes(quantized: &QuantizedTensor) -> Vec<u8> {
+    let (bytes, fill) = padding(quantized);
+    let mut codes = quantized.codes.clone();
+    codes.resize(bytes, fill);
+    codes
+}
+
+/// Bytes of the codes of whole blocks, and what fills the last one: codes of zero.
+pub(crate) fn padding(quantized: &QuantizedTensor) -> (usize, u8) {
     let (format, columns) = (quantized.format, *quantized.shape.last().expect("a weight has rows"));
     let zero = format.levels().iter().position(|&level| level == 0.0).expect("every format has a zero") as u8;
     let values = format.blocks(quantized.count(), columns) * format.block_size(columns);
-    let mut codes = quantized.codes.clone();
-    codes.resize(values / format.packing().codes_per_byte(), format.packing().repeated(zero));
-    codes
+    (values / format.packing().codes_per_byte(), format.packing().repeated(zero))
 }
 
 /// Uploads scales, their codes padded to whole nested blocks.
 pub(crate) fn upload_scales<B: WeightOps>(scales: &HostScales, device: &B::Device) -> Scales<B> {
+    let padded = |given: &[u8], count| {
+        let mut padded = given.to_vec();
+        padded.resize(count, 0);
+        codes(padded, device)
+    };
+    let values = |values: &[f32]| Tensor::from_floats(values, device);
+    scales_by(scales, padded, values, || values(DynamicMap::signed().values()))
+}
+
+/// Scales of which `codes` uploads codes, and zeros after them up to a count, `values` f32 values; `signed` is the signed dynamic map.
+pub(crate) fn scales_by<B: Backend>(
+    scales: &HostScales,
+    codes: impl Fn(&[u8], usize) -> Tensor<B, 1, Int>,
+    values: impl Fn(&[f32]) -> Tensor<B, 1>,
+    signed: impl FnOnce() -> Tensor<B, 1>,
+) -> Scales<B> {
     let block = match &scales.block {
-        HostBlockScales::Float(values) => BlockScales::Float(Tensor::from_floats(values.as_slice(), device)),
-        HostBlockScales::Narrow { codes: scale_codes, format, tensor } => BlockScales::Narrow {
-            codes: codes(scale_codes.clone(), device),
-            map: Tensor::from_floats(narrow_map(*format, *tensor), device),
-        },
-        HostBlockScales::Nested { codes: nested_codes, absmax, offset } => {
-            let blocks = nested_codes.len();
-            let mut padded = nested_codes.clone();
-            padded.resize(blocks.next_multiple_of(blockwise::BLOCK_SIZE), 0);
-            BlockScales::Nested {
-                codes: codes(padded, device),
-                absmax: Tensor::from_floats(absmax.as_slice(), device),
-                map: Tensor::from_floats(DynamicMap::signed().values().as_slice(), device),
-                offset: Tensor::from_floats([*offset], device),
-                blocks,
-            }
+        HostBlockScales::Float(of_blocks) => BlockScales::Float(values(of_blocks)),
+        HostBlockScales::Narrow { codes: of_blocks, format, tensor } => {
+            BlockScales::Narrow { codes: codes(of_blocks, of_blocks.len()), map: values(&narrow_map(*format, *tensor)) }
         }
+        HostBlockScales::Nested { codes: of_blocks, absmax, offset } => BlockScales::Nested {
+            codes: codes(of_blocks, of_blocks.len().next_multiple_of(blockwise::BLOCK_SIZE)),
+            absmax: values(absmax),
+            map: signed(),
+            offset: values(&[*offset]),
+            blocks: of_blocks.len(),
+        },
     };
     Scales { block }
 }

@@ -256,7 +256,7 @@ mod tests {
     use crate::weights::{Fetched, SavedDtype, write_hf_folder};
 
     const TOKENIZER: &str = r#"{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]},
-        "pre_tokenizer": {"type": "ByteLevel"}, "added_tokens": [{"id": 3, "content": "<end>", "special": true}]}"#;
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false}, "added_tokens": [{"id": 3, "content": "<end>", "special": true}]}"#;
 
     #[test]
     fn rows_of_a_head_alternate_between_its_halves() {

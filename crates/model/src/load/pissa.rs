@@ -16,7 +16,7 @@ use super::Builder;
 use super::random::{normal, stream};
 use crate::error::ModelError;
 use crate::linear::{Base, Lora, StartPair};
-use crate::peft::read_start;
+use crate::peft::{open_starts, read_start};
 
 /// Vectors of the search beyond the rank.
 const OVERSAMPLING: usize = 16;
@@ -49,7 +49,13 @@ impl<B: Kernels> Builder<'_, B> {
         let (a_name, b_name) = lora_tensor_names(path);
         let weight_oi = self.upload([outputs, inputs], values, DType::F32);
         let start = match &config.init_from {
-            Some(folder) => read_start(folder.as_ref(), path, [outputs, inputs], rank)?,
+            Some(folder) => {
+                if self.starts.is_none() {
+                    self.starts = Some(open_starts(folder.as_ref())?);
+                }
+                let starts = self.starts.as_ref().expect("it was opened above");
+                read_start(starts, path, [outputs, inputs], rank)?
+            }
             None => principal(&weight_oi, rank, scale, niter, self.options.seed, &a_name),
         };
         let rest = residual(weight_oi, &start, rank, scale);

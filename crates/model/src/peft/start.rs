@@ -46,19 +46,25 @@ pub(crate) fn take_start(tensors: &mut BTreeMap<String, TensorF32>, path: &str, 
     Some(StartPair { a: start_a, b: start_b })
 }
 
-/// The pair that the adapter in `dir` started as in the module at `path`, whose weight has this shape.
+/// The matrices of the adapter in a folder.
+///
+/// # Errors
+/// A file that cannot be read.
+pub(crate) fn open_starts(dir: &Path) -> Result<Shard, ModelError> {
+    Shard::open(&dir.join(ADAPTER_WEIGHTS_FILE))
+}
+
+/// The pair that an adapter started as in the module at `path`, whose weight has this shape.
 ///
 /// # Errors
 /// A file that cannot be read, or that has no such pair of this rank.
-pub(crate) fn read_start(dir: &Path, path: &str, shape: [usize; 2], rank: usize) -> Result<StartPair, ModelError> {
-    let file = dir.join(ADAPTER_WEIGHTS_FILE);
-    let shard = Shard::open(&file)?;
+pub(crate) fn read_start(shard: &Shard, path: &str, shape: [usize; 2], rank: usize) -> Result<StartPair, ModelError> {
     let (a_name, b_name) = lora_tensor_names(path);
     let mut tensors = BTreeMap::new();
     for (name, shape) in [(a_name, [2 * rank, shape[1]]), (b_name, [shape[0], 2 * rank])] {
         if shard.info(&name).is_none_or(|info| info.shape != shape) {
             let problem = format!("is missing, or has another shape than {shape:?}: two pairs of rank {rank}");
-            return Err(ModelError::AdapterTensor { path: file, name, problem });
+            return Err(ModelError::AdapterTensor { path: shard.path().to_owned(), name, problem });
         }
         let values = shard.read_f32(&name)?;
         tensors.insert(name, TensorF32 { shape: shape.to_vec(), values });

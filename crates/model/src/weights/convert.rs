@@ -1,11 +1,12 @@
 //! Elements of a safetensors file in the number format that a device takes, and the check that they are finite.
 //!
 //! Works on blocks that stay in the cache between the read, the conversion and the check, so that each costs little compared with
-//! the read itself.
+//! the read itself. What is written to files is converted whole, by all processors.
 //! Not supported: big-endian machines. safetensors stores little-endian elements, and most are uploaded as they are.
 
 use burn_tensor::DType;
 use half::{bf16, f16};
+use rayon::prelude::*;
 use safetensors::Dtype;
 
 const _: () =
@@ -37,6 +38,33 @@ pub(crate) fn convert(stored: DType, bytes: &[u8], requested: DType, out: &mut [
         }
         _ => panic!("no conversion from {stored:?} to {requested:?}"),
     }
+}
+
+/// Elements in f32.
+///
+/// # Panics
+/// For stored formats other than F32, BF16 and F16.
+pub(super) fn to_f32(stored: DType, bytes: &[u8], out: &mut [f32]) {
+    match stored {
+        DType::F32 => widened(bytes, out, f32::from_le_bytes),
+        DType::BF16 => widened(bytes, out, widen),
+        DType::F16 => widened(bytes, out, |word| f16::from_le_bytes(word).to_f32()),
+        _ => panic!("no conversion from {stored:?} to F32"),
+    }
+}
+
+fn widened<const N: usize>(bytes: &[u8], out: &mut [f32], to: impl Fn([u8; N]) -> f32) {
+    let words = bytes.as_chunks::<N>().0;
+    assert_eq!(words.len(), out.len(), "a block is converted element by element");
+    out.iter_mut().zip(words).for_each(|(out, &word)| *out = to(word));
+}
+
+/// The bytes of values in the format of `to`, on all processors.
+pub(super) fn from_f32<const N: usize>(values: &[f32], to: impl Fn(f32) -> [u8; N] + Sync) -> Vec<u8> {
+    let mut bytes = vec![0; N * values.len()];
+    let words = bytes.as_chunks_mut::<N>().0;
+    words.par_iter_mut().zip(values).with_min_len(1 << 16).for_each(|(word, &value)| *word = to(value));
+    bytes
 }
 
 fn each<const N: usize, const M: usize>(bytes: &[u8], out: &mut [u8], to: impl Fn([u8; N]) -> [u8; M]) {

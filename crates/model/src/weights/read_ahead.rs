@@ -286,7 +286,7 @@ impl<'a> Shared<'a> {
             Content::Codes(codes) => codes.dequantize(),
             Content::Values(values) => values,
         };
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let bytes = convert::from_f32(&values, f32::to_le_bytes);
         let mut buffer = self.buffer(job.elements * job.dtype.size());
         match job.dtype {
             DType::F32 => buffer.copy_from_slice(&bytes),

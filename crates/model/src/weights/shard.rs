@@ -9,8 +9,7 @@ use std::io::{Read, Result as IoResult, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use burn_tensor::DType;
-use half::f16;
-use safetensors::Dtype;
+use rayon::prelude::*;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::from_slice;
 
@@ -24,6 +23,8 @@ const LENGTH_BYTES: u64 = 8;
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// Bytes read from the file at a time; a multiple of every element size.
 const BLOCK_BYTES: usize = 1 << 20;
+/// Elements that one processor reads at a time.
+const PART: usize = 4 << 20;
 /// How a file begins that stands for one not yet fetched.
 const GIT_LFS_POINTER: &[u8] = b"version ";
 
@@ -141,32 +142,31 @@ impl Shard {
         Ok(TensorBytes { dtype: info.dtype, shape: info.shape.clone(), bytes })
     }
 
-    /// One tensor in f32, converted block by block. The caller has checked that it is here.
+    /// One tensor in f32, read and converted on all processors. The caller has checked that it is here.
     pub(crate) fn read_f32(&self, name: &str) -> Result<Vec<f32>, ModelError> {
         let info = self.known(name);
-        let convert: fn(&[u8], &mut Vec<f32>) = match info.dtype {
-            Dtype::F32 => |bytes, values| values.extend(words(bytes).map(f32::from_le_bytes)),
-            // A bf16 is the upper half of an f32.
-            Dtype::BF16 => |bytes, values| {
-                values.extend(words(bytes).map(|word| f32::from_bits(u32::from(u16::from_le_bytes(word)) << 16)));
-            },
-            Dtype::F16 => |bytes, values| values.extend(words(bytes).map(|word| f16::from_le_bytes(word).to_f32())),
-            other => {
-                let (name, path, got) = (name.to_owned(), self.path.clone(), format!("{other:?}"));
-                return Err(ModelError::UnsupportedDtype { name, path, got });
-            }
+        let Some(stored) = convert::device_dtype(info.dtype) else {
+            let (name, path, got) = (name.to_owned(), self.path.clone(), format!("{:?}", info.dtype));
+            return Err(ModelError::UnsupportedDtype { name, path, got });
         };
-        let mut file = self.open_at(info)?;
-        let mut left = info.data_offsets.1 - info.data_offsets.0;
-        let mut values = Vec::with_capacity(info.shape.iter().product());
-        let mut block = vec![0; left.min(BLOCK_BYTES)];
-        while left > 0 {
-            let part = &mut block[..left.min(BLOCK_BYTES)];
-            file.read_exact(part).map_err(ModelError::io("read", &self.path))?;
-            convert(part, &mut values);
-            left -= part.len();
-        }
+        let mut values = vec![0.0; info.shape.iter().product()];
+        let part = |(index, out): (usize, &mut [f32])| {
+            self.read_part(info.data_offsets.0 + index * PART * stored.size(), stored, out)
+        };
+        values.par_chunks_mut(PART).enumerate().try_for_each(part).map_err(ModelError::io("read", &self.path))?;
         Ok(values)
+    }
+
+    /// Elements from a byte of the data on, as many as `out` holds.
+    fn read_part(&self, start: usize, stored: DType, out: &mut [f32]) -> IoResult<()> {
+        let mut file = self.reader(start as u64)?;
+        let mut block = vec![0; BLOCK_BYTES.min(out.len() * stored.size())];
+        for out in out.chunks_mut(BLOCK_BYTES / stored.size()) {
+            let block = &mut block[..out.len() * stored.size()];
+            file.read_exact(block)?;
+            convert::to_f32(stored, block, out);
+        }
+        Ok(())
     }
 
     /// Elements of a tensor from `first` on, as many as `out` holds in the number format `requested`, all finite. The caller
@@ -214,9 +214,4 @@ impl Shard {
     fn open_at(&self, info: &TensorInfo) -> Result<Box<dyn Read + '_>, ModelError> {
         self.reader(info.data_offsets.0 as u64).map_err(ModelError::io("read", &self.path))
     }
-}
-
-/// The `N`-byte elements of a block.
-fn words<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N]> {
-    bytes.as_chunks::<N>().0.iter().copied()
 }

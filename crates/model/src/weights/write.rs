@@ -16,7 +16,7 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use serde_json::{Map, Value, json, to_string_pretty, to_vec};
 
-use super::{INDEX_FILE, TensorF32, TensorInfo, WEIGHTS_FILE};
+use super::{INDEX_FILE, TensorF32, TensorInfo, WEIGHTS_FILE, convert};
 use crate::companions::{Companions, write_file};
 use crate::error::ModelError;
 
@@ -75,9 +75,9 @@ impl SavedDtype {
 
     pub(super) fn bytes(self, values: &[f32]) -> Vec<u8> {
         match self {
-            Self::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-            Self::Bf16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
-            Self::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
+            Self::F32 => convert::from_f32(values, f32::to_le_bytes),
+            Self::Bf16 => convert::from_f32(values, |value| bf16::from_f32(value).to_le_bytes()),
+            Self::F16 => convert::from_f32(values, |value| f16::from_f32(value).to_le_bytes()),
         }
     }
 }

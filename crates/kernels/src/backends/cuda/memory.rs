@@ -6,11 +6,10 @@
 use burn_tensor::backend::Backend;
 use burn_tensor::{DType, Int, Tensor};
 use cubecl::cuda::CudaDevice;
-use firebrick_cuda::{Driver, Event};
+use firebrick_cuda::Driver;
 
 use super::engine::{Engine, engine};
 use super::failure::check;
-use super::launch::at;
 use super::matrix::{Cuda, float, int_tensor, tensor};
 use super::offload;
 use super::pinned::{Lent, shared};
@@ -50,12 +49,7 @@ impl MemoryOps for Cuda {
         let lent = buffer.into_memory::<Lent>().expect("a buffer of this backend");
         engine.section(|| {
             let matrix = engine.empty_matrix(shape[0], shape[1], dtype);
-            // SAFETY: the tensor has the bytes of the buffer; the buffer is held below until the copy is done.
-            let copied = unsafe { engine.stream().copy_to_device(at(matrix.address), lent.pinned(), bytes) };
-            check("copying to the device", copied);
-            let done = check("recording an event", Event::new(engine.context()));
-            check("recording an event", engine.stream().record(&done));
-            engine.copies.keep_until(lent, done);
+            engine.upload(lent, matrix.address);
             tensor(matrix.tensor)
         })
     }

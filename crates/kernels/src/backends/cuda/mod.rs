@@ -60,6 +60,7 @@ mod self_test;
 mod tables;
 mod tensor;
 mod trace;
+mod upload;
 mod watch;
 mod weights;
 mod write_out;

@@ -8,7 +8,7 @@
 
 use burn_tensor::{DType, Tensor};
 use firebrick_cuda::Arguments;
-use firebrick_precision::QuantFormat;
+use firebrick_precision::{QuantFormat, QuantizedTensor};
 
 use super::appended::{appended_columns, ranks};
 use super::engine::{Engine, engine};
@@ -24,6 +24,11 @@ use crate::{Bias, Group, Module, QuantizedWeight, Weight, WeightOps};
 impl WeightOps for Cuda {
     fn quantizes_on_device() -> bool {
         true
+    }
+
+    fn upload_quantized(quantized: &QuantizedTensor, device: &Self::Device) -> QuantizedWeight<Self> {
+        let engine = engine(device);
+        engine.section(|| engine.upload_quantized(quantized))
     }
 
     fn quantize_weight(values_oi: Tensor<Self, 2>, format: QuantFormat) -> QuantizedWeight<Self> {

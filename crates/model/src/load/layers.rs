@@ -1,0 +1,163 @@
+//! The layers of a decoder, module by module, in the order of `ModelSpec::tensors`.
+//!
+//! Trade-off: a folder is read in this order only, so fields of `Layer` are written in the order in which they are read.
+
+use burn_tensor::Tensor;
+use firebrick_arch::{
+    EMBEDDING, FINAL_NORM, GroupKind, GroupSpec, HEAD, LayerGroups, LayerSpec, LoraConfig, MlpGroups, MlpSpec,
+    ModelSpec, ModuleSpec, Role, TensorSpec, layer_norm_name, rope,
+};
+use firebrick_kernels::{Kernels, RotaryTables};
+
+use super::Builder;
+use crate::decoder::Decoder;
+use crate::error::ModelError;
+use crate::experts::Experts;
+use crate::layer::{Layer, Mlp};
+use crate::linear::{Linear, LinearGroup, ModuleBias};
+use crate::norm::Norm;
+use crate::token_rows::TokenRows;
+
+/// Shorthand for a tensor to be read.
+fn tensor(name: &str, shape: &[usize], role: Role) -> TensorSpec {
+    TensorSpec { name: name.to_owned(), shape: shape.to_vec(), role, layer: None }
+}
+
+impl<B: Kernels> Builder<'_, B> {
+    pub(super) fn build(mut self) -> Result<Decoder<B>, ModelError> {
+        let spec = &self.config.spec;
+        if let Some(lora) = &self.options.lora {
+            // Refuses a target that the model does not have.
+            spec.adapter_tensors(lora)?;
+        }
+        let table = [spec.vocab_size, spec.hidden_size];
+        let embed_tokens = self.base(&tensor(EMBEDDING, &table, Role::Embedding))?;
+        let layers = (0..spec.layers.len()).map(|index| self.layer(spec, index)).collect::<Result<_, _>>()?;
+        let norm = self.norm(FINAL_NORM, spec.hidden_size)?;
+        let lm_head = if spec.tie_word_embeddings && !self.options.unties(spec) {
+            None
+        } else {
+            Some(self.base(&tensor(HEAD, &table, Role::Head))?)
+        };
+        let lora = self.options.lora.as_ref();
+        let embed_rows = TokenRows::new(EMBEDDING, &embed_tokens, spec, lora);
+        let head_rows = lm_head.as_ref().and_then(|head| TokenRows::new(HEAD, head, spec, lora));
+        let mut decoder = Decoder {
+            embed_tokens,
+            embed_rows,
+            head_rows,
+            layers,
+            norm,
+            lm_head,
+            rotary: self.rotary(),
+            max_positions: self.options.max_positions,
+            compute_dtype: self.options.compute_dtype,
+            base_hash: None,
+            division: self.division,
+            device: self.device.clone(),
+            config: self.config.clone(),
+        };
+        decoder.start_magnitudes();
+        Ok(decoder)
+    }
+
+    /// Reads a layer's tensors in the order of `ModelSpec::tensors`: each norm where the forward pass meets it.
+    fn layer(&mut self, spec: &ModelSpec, index: usize) -> Result<Layer<B>, ModelError> {
+        let LayerGroups { qkv, attention_output, mlp } = spec.layer_groups(index);
+        let layer: &LayerSpec = &spec.layers[index];
+        let names = layer.norms.names();
+        let hidden = spec.hidden_size;
+        // Fields are read in the order in which they are written.
+        Ok(Layer {
+            spec: layer.clone(),
+            before_attention: self.layer_norm(index, names.before_attention, hidden)?,
+            qkv: self.group(&qkv)?,
+            qk_norm: match layer.attention.qk_norm.widths(&layer.attention) {
+                None => None,
+                Some([q, k]) => Some([
+                    self.norm(&layer_norm_name(index, "self_attn.q_norm"), q)?,
+                    self.norm(&layer_norm_name(index, "self_attn.k_norm"), k)?,
+                ]),
+            },
+            attention_output: self.group(&attention_output)?,
+            after_attention: self.layer_norm(index, names.after_attention, hidden)?,
+            before_mlp: self.layer_norm(index, names.before_mlp, hidden)?,
+            mlp: self.mlp(&layer.mlp, &mlp)?,
+            after_mlp: self.layer_norm(index, names.after_mlp, hidden)?,
+        })
+    }
+
+    fn mlp(&mut self, spec: &MlpSpec, groups: &MlpGroups) -> Result<Mlp<B>, ModelError> {
+        match (spec, groups) {
+            (_, MlpGroups::Gated(groups)) => {
+                let [gate_up, down] = groups.as_ref();
+                Ok(Mlp::Gated { gate_up: self.group(gate_up)?, down: self.group(down)? })
+            }
+            (
+                &MlpSpec::Experts { top_k, normalizes_weights, activation, .. },
+                MlpGroups::Experts { router, experts },
+            ) => Ok(Mlp::Experts(Experts {
+                router: self.group(router)?,
+                experts: experts
+                    .iter()
+                    .map(|[gate_up, down]| Ok([self.group(gate_up)?, self.group(down)?]))
+                    .collect::<Result<_, ModelError>>()?,
+                top_k,
+                normalizes_weights,
+                activation,
+            })),
+            (MlpSpec::Gated { .. }, MlpGroups::Experts { .. }) => unreachable!("groups follow from the spec"),
+        }
+    }
+
+    fn layer_norm(&mut self, layer: usize, name: Option<&str>, size: usize) -> Result<Option<Norm<B>>, ModelError> {
+        name.map(|name| self.norm(&layer_norm_name(layer, name), size)).transpose()
+    }
+
+    fn group(&mut self, group: &GroupSpec) -> Result<LinearGroup<B>, ModelError> {
+        let modules = group.modules.iter().map(|module| self.linear(module, group)).collect::<Result<_, _>>()?;
+        let dropout = self.options.lora.as_ref().map_or(0.0, |lora| lora.lora_dropout);
+        Ok(LinearGroup { modules, parts: group.parts.clone(), gemms: self.options.gemms, dropout })
+    }
+
+    fn linear(&mut self, module: &ModuleSpec, group: &GroupSpec) -> Result<Linear<B>, ModelError> {
+        let shape = [module.out_features(), group.in_features];
+        let weight = tensor(&module.weight_name(), &shape, group.kind.weight_role());
+        let adapts = |lora: &&LoraConfig| group.kind != GroupKind::Router && lora.adapts(&module.path);
+        let (base, lora) = match self.options.lora.as_ref().filter(adapts) {
+            Some(lora) if !lora.init_lora_weights.is_uniform() => {
+                self.divided_at_its_principal_part(&weight, module, lora)?
+            }
+            Some(lora) => (self.base(&weight)?, Some(self.lora(&module.path, shape, lora))),
+            None => (self.base(&weight)?, None),
+        };
+        let bias = if module.bias { Some(self.bias(module)?) } else { None };
+        Ok(Linear { path: module.path.clone(), columns: module.columns.clone(), shape, base, bias, lora })
+    }
+
+    fn norm(&mut self, name: &str, size: usize) -> Result<Norm<B>, ModelError> {
+        let weight = self.vector(&tensor(name, &[size], Role::Norm))?;
+        let ModelSpec { rms_norm_eps, norm_offset, .. } = self.config.spec;
+        Ok(Norm { weight, trains: self.options.trains(name), offset: norm_offset, epsilon: rms_norm_eps })
+    }
+
+    fn bias(&mut self, module: &ModuleSpec) -> Result<ModuleBias<B>, ModelError> {
+        let name = module.bias_name();
+        let parameter = self.vector(&tensor(&name, &[module.out_features()], Role::Bias))?;
+        Ok(ModuleBias { parameter, trains: self.options.trains(&name) })
+    }
+
+    fn rotary(&self) -> Vec<RotaryTables<B>> {
+        let positions: Vec<u32> = (0..self.options.max_positions as u32).collect();
+        let tables = |rope: &rope::Rope| {
+            let (frequencies, attention_scaling) = rope.inverse_frequencies(self.options.sequence_tokens);
+            let (cos, sin) = rope::tables(&positions, &frequencies, attention_scaling);
+            let table = |values: Vec<f32>| {
+                let flat = Tensor::<B, 1>::from_floats(values.as_slice(), self.device);
+                flat.reshape([positions.len(), frequencies.len()])
+            };
+            RotaryTables { cos: table(cos), sin: table(sin) }
+        };
+        self.config.spec.ropes.iter().map(tables).collect()
+    }
+}

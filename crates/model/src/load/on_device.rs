@@ -1,0 +1,128 @@
+//! One tensor on its way to the device: quantized, cast, trained, or left to another rank; and the start of a LoRA pair.
+//!
+//! Trade-off: a tensor of another rank is read and dropped, because a folder is read in order.
+
+use burn_tensor::{DType, Tensor};
+use firebrick_arch::{LoraConfig, Role, TensorSpec, lora_tensor_names, magnitude_tensor_name};
+use firebrick_kernels::{Kernels, Parameter, QuantizedWeight, Weight};
+use firebrick_precision::{Format, QuantFormat};
+use rand::Rng;
+
+use super::Builder;
+use super::random::stream;
+use crate::error::ModelError;
+use crate::linear::{Base, Lora, LoraMagnitude};
+use crate::weights::Values;
+
+impl<B: Kernels> Builder<'_, B> {
+    pub(super) fn base(&mut self, tensor: &TensorSpec) -> Result<Base<B>, ModelError> {
+        let values = (self.read)(tensor)?;
+        let &[rows, columns] = tensor.shape.as_slice() else { unreachable!("a base weight is a matrix") };
+        let is_elsewhere = self.division.as_ref().is_some_and(|division| division.is_elsewhere(&tensor.name));
+        let base = match (self.options.storage, self.format_of(tensor)) {
+            _ if is_elsewhere => {
+                drop(values);
+                self.placeholder(tensor, columns)?
+            }
+            _ if self.options.trains(&tensor.name) => Base::Trained(self.parameter(tensor, values)),
+            (_, Some(format)) => {
+                Base::Frozen(Weight::Quantized(self.quantize(&tensor.name, [rows, columns], values, format)?))
+            }
+            (_, None) => Base::Frozen(Weight::Dense(self.upload([rows, columns], values, self.options.compute_dtype))),
+        };
+        (self.progress)(&tensor.name);
+        Ok(base)
+    }
+
+    pub(super) fn vector(&mut self, tensor: &TensorSpec) -> Result<Parameter<B>, ModelError> {
+        let values = (self.read)(tensor)?;
+        let parameter = self.parameter(tensor, values);
+        (self.progress)(&tensor.name);
+        Ok(parameter)
+    }
+
+    /// The format that a base weight is quantized to.
+    pub(super) fn format_of(&self, tensor: &TensorSpec) -> Option<QuantFormat> {
+        self.options.quantized(tensor.role).filter(|_| !self.dense.contains(&tensor.name))
+    }
+
+    /// A base whose values another rank has. What is quantized is quantized as one row, which has the tables and the layout of all.
+    fn placeholder(&self, tensor: &TensorSpec, columns: usize) -> Result<Base<B>, ModelError> {
+        if self.options.trains(&tensor.name) {
+            let (name, shape, role) = (self.options.saved_name(&tensor.name).into(), tensor.shape.clone(), tensor.role);
+            let value = Tensor::zeros([1], (self.device, DType::F32));
+            return Ok(Base::Trained(Parameter { name, shape, role, value }));
+        }
+        let Some(format) = self.format_of(tensor) else {
+            let nothing = Tensor::zeros([1, 1], (self.device, self.options.compute_dtype));
+            return Ok(Base::Frozen(Weight::Dense(nothing)));
+        };
+        let mut buffer = B::host_buffer(self.device, columns * size_of::<f32>());
+        buffer.as_chunks_mut().0.iter_mut().for_each(|bytes| *bytes = 1.0f32.to_ne_bytes());
+        let row = Values { buffer, dtype: DType::F32, kept: None, hash: 0 };
+        Ok(Base::Frozen(Weight::Quantized(self.quantize(&tensor.name, [1, columns], row, format)?)))
+    }
+
+    /// Quantizes a weight, where the backend does that faster, unless the folder stores it so.
+    pub(super) fn quantize(
+        &self,
+        name: &str,
+        shape: [usize; 2],
+        values: Values,
+        format: QuantFormat,
+    ) -> Result<QuantizedWeight<B>, ModelError> {
+        let refused = |source| ModelError::Quantize { name: name.to_owned(), source };
+        format.check_columns(shape[1]).map_err(refused)?;
+        if let Some(kept) = &values.kept {
+            return Ok(B::upload_quantized(kept, self.device));
+        }
+        if self.quantizes_on_device {
+            let values_oi = B::upload(values.buffer, shape, values.dtype, self.device);
+            return Ok(B::quantize_weight(values_oi, format));
+        }
+        let stored = match values.dtype {
+            DType::BF16 => Format::Bf16,
+            DType::F16 => Format::F16,
+            _ => Format::F32,
+        };
+        let quantized = format.quantize_bytes(&values.buffer, stored, &shape).map_err(refused)?;
+        Ok(B::upload_quantized(&quantized, self.device))
+    }
+
+    pub(super) fn upload(&self, shape: [usize; 2], values: Values, dtype: DType) -> Tensor<B, 2> {
+        let uploaded = B::upload(values.buffer, shape, values.dtype, self.device);
+        if values.dtype == dtype { uploaded } else { uploaded.cast(dtype) }
+    }
+
+    pub(super) fn parameter(&self, tensor: &TensorSpec, values: Values) -> Parameter<B> {
+        let elements = tensor.elements();
+        let value = self.upload([1, elements], values, DType::F32).reshape([elements]);
+        Parameter {
+            name: self.options.saved_name(&tensor.name).into(),
+            shape: tensor.shape.clone(),
+            role: tensor.role,
+            value,
+        }
+    }
+
+    pub(super) fn lora(&self, path: &str, [out_features, in_features]: [usize; 2], config: &LoraConfig) -> Lora<B> {
+        let (a_name, b_name) = lora_tensor_names(path);
+        let bound = 1.0 / (in_features as f32).sqrt();
+        let mut random = stream(self.options.seed, &a_name);
+        let r = config.rank_of(path);
+        let a: Vec<f32> = (0..r * in_features).map(|_| random.random_range(-bound..bound)).collect();
+        let b = vec![0.0; out_features * r];
+        Lora {
+            a: Parameter::from_host(a_name, &[r, in_features], Role::LoraA, &a, self.device),
+            b: Parameter::from_host(b_name, &[out_features, r], Role::LoraB, &b, self.device),
+            scale: config.scaling_of(path),
+            start: None,
+            magnitude: config.use_dora.then(|| {
+                let (name, shape) = (magnitude_tensor_name(path), [out_features]);
+                let start = vec![1.0; out_features];
+                let parameter = Parameter::from_host(name, &shape, Role::LoraMagnitude, &start, self.device);
+                LoraMagnitude { parameter, norms: None }
+            }),
+        }
+    }
+}

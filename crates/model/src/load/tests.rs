@@ -1,0 +1,230 @@
+//! What a loaded model holds on the device, whichever way its tensors went there.
+//!
+//! Trade-off: the tiny model in every format, on flex only.
+
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+
+use burn_tensor::{Tensor, TensorData};
+use firebrick_kernels::backends::Flex;
+use firebrick_kernels::{BlockScales, Parameter, Weight, WeightOps};
+use half::{bf16, f16};
+use safetensors::Dtype;
+use tempfile::{TempDir, tempdir};
+
+use super::random::{normal, stream};
+use super::*;
+use crate::linear::Base;
+use crate::test_config::tiny;
+use crate::weights::{TensorInfo, WEIGHTS_FILE, write_safetensors};
+
+fn storages() -> impl Iterator<Item = BaseStorage> {
+    let quantized = QuantFormat::ALL.map(|format| BaseStorage::Frozen(Format::Quantized(format)));
+    [BaseStorage::Trained, BaseStorage::Frozen(Format::F32)].into_iter().chain(quantized)
+}
+
+/// So little room that every tensor is read by several threads.
+const NARROW: Limits = Limits { readers: 8, bytes: 64 };
+
+fn options(storage: BaseStorage, compute_dtype: DType) -> BuildOptions {
+    BuildOptions {
+        storage,
+        lora: None,
+        seed: 0,
+        compute_dtype,
+        gemms: GemmFormat::Compute,
+        max_positions: 4,
+        sequence_tokens: 4,
+    }
+}
+
+/// The tiny model, with biases, stored in a format; `damage` may change a tensor's values.
+fn folder(stored: Dtype, damage: impl Fn(&str, &mut Vec<f32>)) -> (TempDir, HfFolder, ModelConfig) {
+    // Rows of whole blocks in every format.
+    folder_of_width(64, stored, damage)
+}
+
+/// The same with an MLP of this width.
+fn folder_of_width(
+    width: usize,
+    stored: Dtype,
+    damage: impl Fn(&str, &mut Vec<f32>),
+) -> (TempDir, HfFolder, ModelConfig) {
+    let widths = [("hidden_size", 32.into()), ("intermediate_size", width.into())];
+    let biases = [("attention_bias", true.into()), ("mlp_bias", true.into())];
+    let changes: Vec<_> = widths.into_iter().chain(biases).collect();
+    let (temp, config) = (tempdir().unwrap(), tiny(&changes).unwrap());
+    let infos: BTreeMap<_, _> = config
+        .spec
+        .tensors()
+        .into_iter()
+        .map(|tensor| (tensor.name, TensorInfo { dtype: stored, shape: tensor.shape }))
+        .collect();
+    let bytes = |name: &str| {
+        let mut values = normal(infos[name].shape.iter().product(), 1.0, &mut stream(3, name));
+        damage(name, &mut values);
+        Ok(match stored {
+            Dtype::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            Dtype::BF16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
+            _ => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
+        })
+    };
+    write_safetensors(&temp.path().join(WEIGHTS_FILE), &infos, &BTreeMap::new(), bytes).unwrap();
+    let folder = HfFolder::open(temp.path()).unwrap();
+    (temp, folder, config)
+}
+
+fn load(
+    (_, folder, config): &(TempDir, HfFolder, ModelConfig),
+    options: &BuildOptions,
+    quantizes_on_device: bool,
+    limits: Limits,
+) -> Result<Decoder<Flex>, ModelError> {
+    Decoder::load_within(folder, config, options, None, &Default::default(), quantizes_on_device, limits, &mut |_| ())
+}
+
+fn data_of_weight(weight: Weight<Flex>) -> Vec<TensorData> {
+    match weight {
+        Weight::Dense(weight) => vec![weight.into_data()],
+        Weight::Quantized(weight) => {
+            let mut data = vec![weight.codes.into_data(), weight.table.into_data()];
+            match weight.scales.block {
+                BlockScales::Float(absmax) => data.push(absmax.into_data()),
+                BlockScales::Narrow { codes, map } => data.extend([codes.into_data(), map.into_data()]),
+                BlockScales::Nested { codes, absmax, map, offset, .. } => {
+                    data.extend([codes.into_data(), absmax.into_data(), map.into_data(), offset.into_data()]);
+                }
+            }
+            data
+        }
+    }
+}
+
+/// Every base tensor of the model as it lies on the device, by name.
+fn data(model: &Decoder<Flex>) -> BTreeMap<String, Vec<TensorData>> {
+    let vector = |parameter: &Parameter<Flex>| (parameter.name.to_string(), vec![parameter.value.to_data()]);
+    let base = |name: String, base: &Base<Flex>| (name, data_of_weight(base.weight()));
+    let mut all = BTreeMap::from([vector(&model.norm.weight)]);
+    all.extend([base(EMBEDDING.to_owned(), &model.embed_tokens)]);
+    all.extend(model.lm_head.iter().map(|head| base(HEAD.to_owned(), head)));
+    for layer in &model.layers {
+        all.extend(layer.hidden_norms().map(|norm| vector(&norm.weight)));
+        all.extend(layer.qk_norm.iter().flatten().map(|norm| vector(&norm.weight)));
+        for linear in layer.linears() {
+            all.extend([base(format!("{}.weight", linear.path), &linear.base)]);
+            all.extend(linear.bias.iter().map(|bias| vector(&bias.parameter)));
+        }
+    }
+    all
+}
+
+/// What a tensor is on the device when it is read whole as f32 and brought there by itself.
+fn one_by_one(folder: &HfFolder, tensor: &TensorSpec, options: &BuildOptions) -> Vec<TensorData> {
+    let TensorSpec { name, shape, role, .. } = tensor;
+    let (values, device) = (folder.read_f32(name, shape).unwrap(), Default::default());
+    if let Some(format) = options.quantized(*role) {
+        let quantized = format.quantize(&values, shape).unwrap();
+        return data_of_weight(Weight::Quantized(Flex::upload_quantized(&quantized, &device)));
+    }
+    let flat = Tensor::<Flex, 1>::from_floats(values.as_slice(), &device);
+    match (options.storage, shape.as_slice()) {
+        // Ties to even; burn-flex rounds them otherwise.
+        (BaseStorage::Frozen(_), &[rows, columns]) => {
+            vec![TensorData::new(values, [rows, columns]).convert_dtype(options.compute_dtype)]
+        }
+        (BaseStorage::Trained, &[rows, columns]) => vec![flat.reshape([rows, columns]).into_data()],
+        _ => vec![flat.into_data()],
+    }
+}
+
+#[test]
+fn every_tensor_is_what_it_would_be_by_itself_with_any_readers_and_packed_on_either_side() {
+    for stored in [Dtype::F32, Dtype::BF16, Dtype::F16] {
+        let source = folder(stored, |_, _| ());
+        for (storage, compute) in storages().flat_map(|s| [(s, DType::F32), (s, DType::BF16)]) {
+            let options = options(storage, compute);
+            let expected: BTreeMap<_, _> = source
+                .2
+                .spec
+                .tensors()
+                .into_iter()
+                .map(|tensor| (tensor.name.clone(), one_by_one(&source.1, &tensor, &options)))
+                .collect();
+            for limits in [NARROW, Limits { readers: 1, bytes: 1 << 30 }, Limits { readers: 8, bytes: 1 << 30 }] {
+                for quantizes_on_device in [false, true] {
+                    let loaded = data(&load(&source, &options, quantizes_on_device, limits).unwrap());
+                    let context = format!("{stored:?}, {options:?}, {limits:?}, on device: {quantizes_on_device}");
+                    assert!(loaded.keys().eq(expected.keys()), "{context}");
+                    for (name, expected) in &expected {
+                        assert_eq!(&loaded[name], expected, "{name}: {context}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_nan_in_any_tensor_is_refused_by_its_name() {
+    let names = ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight", "model.norm.weight"];
+    for (name, storage) in names.into_iter().flat_map(|name| storages().map(move |storage| (name, storage))) {
+        let source = folder(Dtype::BF16, |tensor, values| {
+            if tensor == name {
+                values[5] = f32::NAN;
+            }
+        });
+        for quantizes_on_device in [false, true] {
+            let error = load(&source, &options(storage, DType::BF16), quantizes_on_device, NARROW).unwrap_err();
+            assert!(error.to_string().contains(&format!("value 5 of `{name}`")), "{error}");
+        }
+    }
+}
+
+#[test]
+fn rows_that_are_not_whole_blocks_are_refused_by_the_name_of_the_tensor() {
+    let source = folder_of_width(48, Dtype::BF16, |_, _| ());
+    for quantizes_on_device in [false, true] {
+        let storage = BaseStorage::Frozen(Format::Quantized(QuantFormat::Mxfp4));
+        let error = load(&source, &options(storage, DType::F32), quantizes_on_device, NARROW).unwrap_err();
+        let message = format!("{error} {:?}", std::error::Error::source(&error).map(ToString::to_string));
+        assert!(message.contains("layers.0.mlp.down_proj.weight") && message.contains("blocks of 32"), "{message}");
+    }
+}
+
+#[test]
+fn progress_names_every_tensor_in_the_order_of_the_model() {
+    let (_temp, folder, config) = folder(Dtype::F32, |_, _| ());
+    let (options, mut seen) = (options(BaseStorage::Frozen(Format::F32), DType::F32), Vec::new());
+    let mut progress = |name: &str| seen.push(name.to_owned());
+    Decoder::<Flex>::load(&folder, config.clone(), &options, &Default::default(), &mut progress).unwrap();
+    let expected: Vec<_> = config.spec.tensors().into_iter().map(|tensor| tensor.name).collect();
+    assert_eq!(seen, expected);
+}
+
+#[test]
+fn the_base_hash_depends_on_names_and_values_and_not_on_how_they_are_read() {
+    let hash = |damage: f32, limits| {
+        let source = folder(Dtype::F32, |name, values| {
+            if name == EMBEDDING {
+                values[3] += damage;
+            }
+        });
+        let options = options(BaseStorage::Frozen(Format::F32), DType::F32);
+        load(&source, &options, false, limits).unwrap().base_hash().expect("a loaded model has a hash")
+    };
+    let one_reader = Limits { readers: 1, bytes: 1 << 30 };
+    assert_eq!(hash(0.0, NARROW), hash(0.0, one_reader));
+    assert_ne!(hash(0.0, one_reader), hash(1.0, one_reader));
+}
+
+#[test]
+fn a_file_cut_short_after_it_was_opened_is_named_with_a_tensor() {
+    let source = folder(Dtype::F32, |_, _| ());
+    let path = source.0.path().join(WEIGHTS_FILE);
+    let length = path.metadata().unwrap().len();
+    OpenOptions::new().write(true).open(&path).unwrap().set_len(length / 2).unwrap();
+    let error = load(&source, &options(BaseStorage::Trained, DType::F32), false, NARROW).unwrap_err();
+    let message = error.to_string();
+    assert!(message.contains("model.") && message.contains(&path.display().to_string()), "{message}");
+    assert!(matches!(error, ModelError::ReadTensor { .. }), "{message}");
+}
