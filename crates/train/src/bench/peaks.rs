@@ -34,8 +34,8 @@ pub struct Peaks {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Probe {
     pub(super) gemm_size: usize,
-    copy_bytes: usize,
-    launches: usize,
+    pub(super) copy_bytes: usize,
+    pub(super) launches: usize,
 }
 
 impl Probe {

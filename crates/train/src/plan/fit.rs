@@ -85,7 +85,7 @@ impl Case<'_> {
         let host = Shortage {
             needed: estimate.host_bytes(),
             free: self.profile.memory.available_bytes,
-            place: "in host memory, where layer inputs and paged optimizer state wait",
+            place: "in host memory",
             lines: &estimate.host_lines,
         };
         [device, host].into_iter().find(|memory| memory.needed as f64 > memory.free as f64 * USABLE)

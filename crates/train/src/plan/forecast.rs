@@ -209,8 +209,9 @@ fn step_time(
     extent: Extent,
     rated: Rated<'_>,
 ) -> Option<StepTime> {
+    let copied = estimate.host_bytes().saturating_sub(training.start_bytes(case.spec));
     let host = HostSide {
-        bytes: 2.0 * estimate.host_bytes() as f64 * extent.micro_batches as f64,
+        bytes: 2.0 * copied as f64 * extent.micro_batches as f64,
         launches: match case.backend {
             BackendKind::Cuda => cuda_launches(case.spec, training, extent.micro_batches),
             _ => 0.0,

@@ -81,7 +81,7 @@ impl Interrupt {
         // Standard error may be closed, and then there is nothing to do about it.
         let _ = writeln!(io::stderr(), "{reason}");
         if !self.is_training.load(Ordering::Relaxed) {
-            std::process::exit(1);
+            end_process(1);
         }
         self.request();
     }
@@ -110,12 +110,12 @@ impl Interrupt {
     fn receive(&self, signal: i32) {
         if !self.is_training.load(Ordering::Relaxed) {
             print_line("stopped; nothing was trained yet");
-            std::process::exit(exit_status(signal));
+            end_process(exit_status(signal));
         }
         // All ranks get one signal of a terminal or a launcher, and an exchange may tell this one of it first.
         if self.is_requested() && !self.is_adopted.swap(false, Ordering::Relaxed) {
             print_line("stopped at once; what was saved before is complete: continue with --resume");
-            std::process::exit(exit_status(signal));
+            end_process(exit_status(signal));
         }
         self.request.store(signal, Ordering::Relaxed);
         print_line("finishing this step, then saving everything; press Ctrl-C again to stop at once");
@@ -138,12 +138,19 @@ impl Interrupt {
                 std::thread::sleep(std::time::Duration::from_millis(50));
             }
             if !interrupt.is_training.load(Ordering::Relaxed) {
-                std::process::exit(exit_status(SIGINT));
+                end_process(exit_status(SIGINT));
             }
             interrupt.request.store(SIGINT, Ordering::Relaxed);
         })?;
         Ok(())
     }
+}
+
+/// Ends the process at once, from any thread. Exit handlers do not run: they would take down libraries that another thread is inside of.
+pub(crate) fn end_process(status: i32) -> ! {
+    // Standard output may be closed, and then there is nothing to do about it.
+    let _ = io::stdout().flush();
+    signal_hook::low_level::exit(status)
 }
 
 /// The exit status of a process that a signal ended, as in shells.

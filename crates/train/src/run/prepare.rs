@@ -9,14 +9,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use firebrick_arch::{ModelConfig, Role};
 use firebrick_data::{PackOptions, PackedDataset, PairRows, Tokenizer};
 use firebrick_kernels::BaseStorage;
-use firebrick_model::peft::check_adapter;
+use firebrick_model::peft::{check_adapter, read_adapter_config};
 use firebrick_model::{Companions, HfFolder, ModelError};
 use firebrick_precision::Format;
 
 use crate::config::{Init, RunConfig};
 use crate::console::Console;
 use crate::error::RunError;
-use crate::hub::Need;
+use crate::hub::{Need, hub_id};
 use crate::plan::{self, DataShape, Plan, PlanInputs, PlanRequest};
 use crate::run::evaluate::EvaluationSet;
 use crate::run::sampling::{ChosenSampling, TypedSampling};
@@ -113,12 +113,14 @@ pub(crate) fn prepare_as(
     let mut planned = new_tokens::planned(&recipe, &tokenizer, &mut model_config)?;
     // A new run was refused before this if its adapter is not there; a resumed one does not need it any more.
     let from = recipe.fetch_adapter(need, Console::QUIET).ok().flatten();
+    let start_note = from.as_deref().and_then(|from| start_note(from, &planned, &folder));
     if let Some((lora, from)) = planned.lora.as_mut().zip(from) {
         lora.init_from = Some(from.to_string_lossy().into_owned());
     }
     let profile = request.profile();
     let data = data_sets::read(&recipe, &tokenizer, plan::tokenizing(&recipe, &profile))?;
     let mut data_notes = data.notes();
+    data_notes.extend(start_note);
     if recipe.init == Init::Pretrained && found.missing_bytes > 0 {
         let gigabytes = found.missing_bytes as f64 / 1e9;
         data_notes
@@ -202,6 +204,17 @@ fn check_model(
         Some(name) => Err(ModelError::PrincipalPartOfCodes { name }.into()),
         None => Ok(Some(weights)),
     }
+}
+
+/// A note on an adapter whose base has another id of the Hub than the model in `folder`; only shapes are a reason to refuse it. Paths are
+/// not compared.
+fn start_note(from: &Path, planned: &RunConfig, folder: &Path) -> Option<String> {
+    let name = planned.lora.as_ref()?.init_from.clone()?;
+    let made_for = read_adapter_config(from).ok()?.base_model_name_or_path?;
+    let base = planned.adapter(folder)?.base_model_name_or_path?;
+    let is_id = |name: &String| hub_id(Path::new(name)).is_some();
+    let differs = [&made_for, &base].into_iter().all(is_id) && !made_for.eq_ignore_ascii_case(&base);
+    differs.then(|| format!("adapter: {name} was made for {made_for}, and this run trains on {base}"))
 }
 
 /// What becomes of weights that the folder stores quantized; `None` for an unquantized folder.

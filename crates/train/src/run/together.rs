@@ -6,7 +6,6 @@
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::exit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
@@ -21,6 +20,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 use crate::config::RunConfig;
 use crate::error::RunError;
 use crate::plan::Plan;
+use crate::run::interrupt::end_process;
 use crate::run::prepare::{Prepared, now};
 use crate::state::checkpoint::{RunState, read_state};
 use crate::state::resume_point::{ResumeFrom, ResumePoint};
@@ -223,6 +223,6 @@ pub(crate) fn end_when_lost(ranks: &Ranks, is_saving: Arc<AtomicBool>) {
             sleep(Duration::from_millis(50));
         }
         let _ = writeln!(std::io::stderr(), "error: {problem}; this rank did not end by itself and is ended");
-        exit(1);
+        end_process(1);
     });
 }

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 use super::super::spread::Spread;
 use super::key::Key;
 
+/// The name of the peak of memory traffic.
+pub(super) const MEMORY: &str = "memory";
+
 /// What other programs needed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PeerResults {
@@ -16,6 +19,9 @@ pub struct PeerResults {
     pub versions: BTreeMap<String, String>,
     /// The device that they used.
     pub device: String,
+    /// PyTorch's peaks, measured as ours: operations per second of GEMMs by format, and bytes per second under `memory`.
+    #[serde(default)]
+    pub peaks: BTreeMap<String, f64>,
     /// What was left out, and why; in sentences.
     pub notes: Vec<String>,
     /// Times.

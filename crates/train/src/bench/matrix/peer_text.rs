@@ -2,8 +2,8 @@
 //!
 //! Trade-off: medians only.
 
-use super::numbers::seconds_text;
-use super::peer_results::{PeerResults, PeerRow};
+use super::numbers::{seconds_text, si};
+use super::peer_results::{MEMORY, PeerResults, PeerRow};
 use super::results::MatrixResults;
 use crate::html::{add, escape};
 
@@ -15,10 +15,25 @@ fn ratios<'a>(peers: &'a PeerResults, results: &'a MatrixResults) -> impl Iterat
     })
 }
 
-fn introduction(peers: &PeerResults) -> Vec<String> {
+/// PyTorch's peaks over ours.
+fn peak_line(peers: &PeerResults, results: &MatrixResults) -> Option<String> {
+    let backend = results.compared_backend()?;
+    let ratio = |(name, &theirs): (&String, &f64)| {
+        let (ours, unit) = match backend.flops_per_s.get(name) {
+            Some(&ours) => (ours, "FLOP/s"),
+            None => (Some(backend.bytes_per_s).filter(|_| name == MEMORY)?, "B/s"),
+        };
+        let how = if name == "fp8" { ", with the quantization of rows" } else { "" };
+        Some(format!("{name} {:.2} ({}{unit}, ours {}{unit}{how})", theirs / ours, si(theirs), si(ours)))
+    };
+    let ratios: Vec<String> = peers.peaks.iter().filter_map(ratio).collect();
+    (!ratios.is_empty()).then(|| format!("PyTorch's peaks over ours on {}: {}.", backend.backend, ratios.join(", ")))
+}
+
+fn introduction(peers: &PeerResults, results: &MatrixResults) -> Vec<String> {
     let versions: Vec<String> = peers.versions.iter().map(|(name, version)| format!("{name} {version}")).collect();
     let found = (!versions.is_empty()).then(|| format!("Other programs on {}: {}.", peers.device, versions.join(", ")));
-    found.into_iter().chain(peers.notes.iter().cloned()).collect()
+    found.into_iter().chain(peak_line(peers, results)).chain(peers.notes.iter().cloned()).collect()
 }
 
 /// A line about a case that has just run.
@@ -29,7 +44,7 @@ pub(super) fn progress(row: &PeerRow) -> String {
 /// For the page: bars of the other program's time over ours, with a line at 1.
 pub(super) fn peer_html(peers: &PeerResults, results: &MatrixResults) -> String {
     let mut out = String::from("<ul>\n");
-    for line in introduction(peers) {
+    for line in introduction(peers, results) {
         add(&mut out, format_args!("<li>{}</li>\n", escape(&line)));
     }
     out.push_str("</ul>\n<p>Its time over ours: above 1 Firebrick is faster. Bars are logarithmic, from a tenth to ten times.</p>\n");
@@ -53,7 +68,7 @@ pub(super) fn peer_html(peers: &PeerResults, results: &MatrixResults) -> String 
 
 /// For a terminal.
 pub(super) fn peer_text(peers: &PeerResults, results: &MatrixResults) -> String {
-    let mut out = introduction(peers).join("\n") + "\n";
+    let mut out = introduction(peers, results).join("\n") + "\n";
     for (peer, ours, ratio) in ratios(peers, results) {
         let (theirs, ours) = (seconds_text(peer.seconds.median), seconds_text(ours));
         add(&mut out, format_args!("{ratio:>6.2} times our time: {} {theirs}, ours {ours}  {}\n", peer.peer, peer.key));
@@ -63,7 +78,7 @@ pub(super) fn peer_text(peers: &PeerResults, results: &MatrixResults) -> String 
 
 /// For a file.
 pub(super) fn peer_markdown(peers: &PeerResults, results: &MatrixResults) -> String {
-    let mut out: String = introduction(peers).iter().map(|line| format!("- {line}\n")).collect();
+    let mut out: String = introduction(peers, results).iter().map(|line| format!("- {line}\n")).collect();
     out.push_str("\n| case | program | its time | our time | its time / ours |\n|---|---|---:|---:|---:|\n");
     for (peer, ours, ratio) in ratios(peers, results) {
         let (theirs, ours) = (seconds_text(peer.seconds.median), seconds_text(ours));
@@ -78,6 +93,16 @@ mod tests {
     use super::super::super::spread::Spread;
     use super::super::results::tests::results;
     use super::*;
+
+    #[test]
+    fn peaks_of_a_name_that_both_have_are_compared() {
+        let results = results();
+        let peaks = [("f32".to_owned(), 9e10), (MEMORY.to_owned(), 1.1e10), ("bf16".to_owned(), 1.0)].into();
+        let line = peak_line(&PeerResults { peaks, ..PeerResults::default() }, &results).unwrap();
+        assert!(line.contains("on flex: f32 0.90 (90.0 GFLOP/s, ours 100 GFLOP/s)"), "{line}");
+        assert!(line.ends_with("memory 1.10 (11.0 GB/s, ours 10.0 GB/s)."), "{line}");
+        assert_eq!(peak_line(&PeerResults::default(), &results), None);
+    }
 
     #[test]
     fn ratios_are_their_time_over_ours() {

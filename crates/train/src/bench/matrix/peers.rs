@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde_json::json;
 
+use super::super::peaks::Probe;
 use super::super::spread::Spread;
 use super::models::{LLAMA_1B, LLAMA_8B, Model, SMOLLM2_135M, SMOLLM2_360M};
 use super::options::MatrixOptions;
 use super::peer_results::{PeerResults, PeerRow};
-use super::results::{MatrixResults, Row};
+use super::results::{BackendResults, MatrixResults, Row};
 
 const SCRIPT: &str = include_str!("../../../../../benches/peers.py");
 
@@ -37,6 +38,8 @@ enum Line {
     Device(String),
     /// Something that was left out, and why.
     Note(String),
+    /// A peak rate of PyTorch, by the name that ours has.
+    Peak { name: String, rate: f64 },
     /// Seconds of a case.
     Row { index: usize, peer: String, samples: Vec<f64> },
     /// Everything has been written.
@@ -47,13 +50,13 @@ enum Line {
 pub(super) fn run(options: &MatrixOptions, results: &MatrixResults, print: &dyn Fn(&str)) -> PeerResults {
     let rows = compared(results);
     let mut peers = PeerResults::default();
-    if rows.is_empty() {
+    let Some(backend) = results.compared_backend().filter(|_| !rows.is_empty()) else {
         peers.notes.push("no case of cuda or flex was timed".to_owned());
         return peers;
-    }
+    };
     print(&format!("peers: {} cases through {}", rows.len(), options.python.display()));
     let limit = if options.quick { QUICK_S } else { WHOLE_S };
-    if let Err(problem) = ask(options, &rows, limit, &mut |line| add(&mut peers, &rows, line, print)) {
+    if let Err(problem) = ask(options, &rows, backend, limit, &mut |line| add(&mut peers, &rows, line, print)) {
         peers.notes.push(problem);
     }
     peers
@@ -65,6 +68,7 @@ fn add(peers: &mut PeerResults, rows: &[&Row], line: Line, print: &dyn Fn(&str))
         Line::Version([name, version]) => drop(peers.versions.insert(name, version)),
         Line::Device(device) => peers.device = device,
         Line::Note(note) => peers.notes.push(note),
+        Line::Peak { name, rate } => drop(peers.peaks.insert(name, rate)),
         Line::Row { index, peer, samples } if index < rows.len() && !samples.is_empty() => {
             let row = PeerRow { key: rows[index].key.clone(), peer, seconds: Spread::of(samples) };
             print(&super::peer_text::progress(&row));
@@ -76,20 +80,32 @@ fn add(peers: &mut PeerResults, rows: &[&Row], line: Line, print: &dyn Fn(&str))
 
 /// The rows that other programs are compared with: those of CUDA if it ran, else those of flex.
 fn compared(results: &MatrixResults) -> Vec<&Row> {
-    let name = if results.backend("cuda").is_some() { "cuda" } else { "flex" };
+    let Some(backend) = results.compared_backend() else { return Vec::new() };
+    let name = &backend.backend;
     let is_elsewhere = |row: &&Row| !matches!(row.key.subject.as_str(), "data" | "collective");
-    results.rows.iter().filter(|row| row.key.backend == name && row.timing().is_some()).filter(is_elsewhere).collect()
+    results.rows.iter().filter(|row| row.key.backend == *name && row.timing().is_some()).filter(is_elsewhere).collect()
 }
 
 /// Runs the script and hands on its lines.
-fn ask(options: &MatrixOptions, rows: &[&Row], limit_s: u64, take: &mut dyn FnMut(Line)) -> Result<(), String> {
+fn ask(
+    options: &MatrixOptions,
+    rows: &[&Row],
+    backend: &BackendResults,
+    limit_s: u64,
+    take: &mut dyn FnMut(Line),
+) -> Result<(), String> {
     let cases: Vec<_> = rows
         .iter()
         .enumerate()
         .map(|(index, row)| json!({ "index": index, "key": row.key, "config": config_of(&row.key.what) }))
         .collect();
-    let on_gpu = rows[0].key.backend == "cuda";
-    let request = json!({ "cases": cases, "quick": options.quick, "on_gpu": on_gpu, "seconds": limit_s }).to_string();
+    let on_gpu = !backend.on_cpu;
+    let Probe { gemm_size, copy_bytes, launches } = Probe::of(backend.on_cpu);
+    let formats: Vec<&String> = backend.flops_per_s.keys().collect();
+    let peaks = json!({ "gemm_size": gemm_size, "copy_bytes": copy_bytes, "launches": launches, "formats": formats });
+    let request =
+        json!({ "cases": cases, "peaks": peaks, "quick": options.quick, "on_gpu": on_gpu, "seconds": limit_s })
+            .to_string();
     let python = options.python.display();
     let no_file = |error: std::io::Error| format!("no temporary file: {error}");
     let mut script = tempfile::NamedTempFile::with_suffix(".py").map_err(no_file)?;
@@ -195,6 +211,7 @@ mod tests {
             r#"{"version": ["torch", "2.9"]}"#,
             r#"{"device": "a card"}"#,
             r#"{"note": "no unsloth"}"#,
+            r#"{"peak": {"name": "bf16", "rate": 7.9e14}}"#,
             r#"{"row": {"index": 1, "peer": "pytorch", "samples": [1.0, 3.0, 2.0]}}"#,
             r#"{"row": {"index": 99, "peer": "pytorch", "samples": [1.0]}}"#,
         ] {
@@ -202,6 +219,7 @@ mod tests {
         }
         assert_eq!((peers.versions["torch"].as_str(), peers.device.as_str()), ("2.9", "a card"));
         assert_eq!(peers.notes, ["no unsloth"]);
+        assert_eq!(peers.peaks["bf16"], 7.9e14);
         assert_eq!(peers.rows.len(), 1, "a case that does not exist");
         assert_eq!((&peers.rows[0].key, peers.rows[0].seconds.median), (&all.rows[1].key, 2.0));
         assert_eq!(serde_json::from_str::<Line>(r#""end""#).unwrap(), Line::End);

@@ -171,6 +171,11 @@ impl MatrixResults {
         self.backends.iter().find(|backend| backend.backend == name)
     }
 
+    /// The backend that other programs are compared with: CUDA if it ran, else flex.
+    pub(super) fn compared_backend(&self) -> Option<&BackendResults> {
+        self.backend("cuda").or_else(|| self.backend("flex"))
+    }
+
     /// The time that the measured peaks allow a row, over its median: 1 is on the roofline.
     pub fn roofline_share(&self, row: &Row) -> Option<f64> {
         let (backend, timing) = (self.backend(&row.key.backend)?, row.timing()?);

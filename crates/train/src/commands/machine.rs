@@ -1,0 +1,59 @@
+//! What machine this is, or one that is named, and its measured peaks.
+//!
+//! Trade-off: a machine is named by a row of the table, not described by options.
+
+use anyhow::Context;
+use clap::Args;
+use firebrick_hwprofile::peaks::cache_folder;
+use firebrick_hwprofile::spec::UnknownMachine;
+use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
+use firebrick_train::bench::measure_peaks;
+use firebrick_train::config::BackendChoice;
+use firebrick_train::console::Console;
+use firebrick_train::plan::choose_backend;
+
+use super::warn;
+
+#[derive(Args)]
+pub(crate) struct Profile {
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+    /// Describe this machine of the table instead of the one at hand.
+    #[arg(long = "for", value_name = "MACHINE", value_parser = machine)]
+    machine: Option<&'static AcceleratorSpec>,
+    /// Time large matrix multiplications of each format and copies, and keep the rates for the plans of this machine.
+    #[arg(long, conflicts_with = "machine")]
+    measure: bool,
+    /// The backend to measure: auto, cuda, wgpu, candle or flex.
+    #[arg(long, default_value_t, requires = "measure")]
+    backend: BackendChoice,
+}
+
+/// The row of a machine that was typed.
+pub(crate) fn machine(name: &str) -> Result<&'static AcceleratorSpec, UnknownMachine> {
+    AcceleratorSpec::named(name)
+}
+
+pub(crate) fn profile(arguments: &Profile) -> anyhow::Result<()> {
+    let mut profile = arguments.machine.map_or_else(HardwareProfile::detect_with_adapters, HardwareProfile::of_machine);
+    if arguments.measure {
+        measure(&mut profile, arguments.backend)?;
+    }
+    let text = if arguments.json { serde_json::to_string_pretty(&profile)? } else { profile.to_string() };
+    Console::VERBOSE.print(text.trim_end_matches('\n'));
+    Ok(())
+}
+
+/// Measures the peaks of a backend here, keeps them, and puts them into the profile.
+fn measure(profile: &mut HardwareProfile, choice: BackendChoice) -> anyhow::Result<()> {
+    let backend = choose_backend(choice, profile)?.value;
+    let peaks = measure_peaks(backend, profile, &warn)?;
+    let folder =
+        cache_folder().context("there is no cache folder to keep the peaks in: set FIREBRICK_CACHE or HOME")?;
+    let path = peaks.save(&folder).with_context(|| format!("cannot write to {}", folder.display()))?;
+    warn(&format!("kept in {}", path.display()));
+    profile.measured.retain(|kept| (&kept.backend, &kept.device) != (&peaks.backend, &peaks.device));
+    profile.measured.push(peaks);
+    Ok(())
+}

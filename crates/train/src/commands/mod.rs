@@ -1,0 +1,16 @@
+//! The commands of `train`: their options, and what each calls.
+//!
+//! Trade-off: options that two commands share are flattened from one type, so neither can word them for itself.
+
+pub(crate) mod machine;
+pub(crate) mod ranks;
+pub(crate) mod text;
+pub(crate) mod timing;
+pub(crate) mod training;
+
+use std::io::Write;
+
+/// A line on standard error, which may be closed: then there is nothing to do about it.
+pub(crate) fn warn(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}

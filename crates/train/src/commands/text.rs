@@ -1,0 +1,244 @@
+//! What a model writes: prompts continued, a chat, and its logits against a golden file.
+//!
+//! Trade-off: a model is loaded for one command and dropped with it.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Context;
+use clap::Args;
+use firebrick_arch::ModelConfig;
+use firebrick_hwprofile::HardwareProfile;
+use firebrick_kernels::{BackendKind, BaseStorage};
+use firebrick_precision::{Format, QuantFormat};
+use firebrick_train::config::{BackendChoice, EvalConfig, compute};
+use firebrick_train::console::Console;
+use firebrick_train::hub::{Need, model_folder};
+use firebrick_train::plan::{choose_backend, compute_format};
+use firebrick_train::run::chat::{ChatRequest, ChatTerminal, HELP, chat};
+use firebrick_train::run::chat_settings;
+use firebrick_train::run::device::device_work;
+use firebrick_train::run::generate::{GenerateRequest, LoadOptions, generate, generate_streaming, read_prompts};
+use firebrick_train::run::interrupt::exit_status;
+use firebrick_train::run::sampling::{ChosenSampling, TypedSampling};
+use firebrick_train::run::verify::{VerifyOptions, verify};
+use firebrick_train::{RunError, with_backend};
+use serde_json::json;
+
+use super::warn;
+
+#[derive(Args)]
+struct Weights {
+    /// Model folder (config.json, safetensors, tokenizer files) or id of the Hub: OWNER/NAME or OWNER/NAME@REVISION.
+    #[arg(long)]
+    model: PathBuf,
+    /// PEFT adapter folder, or id of the Hub.
+    #[arg(long)]
+    adapter: Option<PathBuf>,
+    /// Store the base's projections in this format: nf4, nf4_double_quant, nvfp4, mxfp4 or fp8, as training on it does.
+    #[arg(long, value_name = "FORMAT")]
+    base: Option<QuantFormat>,
+    /// The same as `--base nf4_double_quant`.
+    #[arg(long, conflicts_with = "base")]
+    nf4: bool,
+    /// Where tensors live: auto, cuda, wgpu, candle or flex.
+    #[arg(long, default_value_t)]
+    backend: BackendChoice,
+}
+
+#[derive(Args)]
+pub(crate) struct Generate {
+    #[command(flatten)]
+    weights: Weights,
+    /// Text to answer or continue. May be given several times.
+    #[arg(long, required_unless_present = "input")]
+    prompt: Vec<String>,
+    /// A file of prompts: one per line, or with the ending .jsonl the `prompt` of the object of each line.
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    input: Option<PathBuf>,
+    /// Write the answers here, an object with `prompt` and `text` on each line, instead of printing them.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Prompts that are answered at the same time, at most.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    batch: u32,
+    /// Treat prompts as a user's turn, rendered by the tokenizer's chat template.
+    #[arg(long)]
+    chat: bool,
+    /// Maximum new tokens per prompt.
+    #[arg(long, default_value_t = EvalConfig::default().max_new_tokens)]
+    max_new_tokens: usize,
+    /// The system message of a chat; an empty text for none. Default: the one of the training, where a run saved it.
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    system_prompt: Option<String>,
+    #[command(flatten)]
+    choice: TokenChoice,
+}
+
+/// How text is written.
+#[derive(Args)]
+struct TokenChoice {
+    /// Number format of activations and matrix multiplications: float32, bfloat16 or float16. Default: bfloat16 on CUDA, float32
+    /// elsewhere.
+    #[arg(long, value_name = "FORMAT", value_parser = compute::parse_format)]
+    dtype: Option<Format>,
+    /// 0 is greedy. Default: what the folder's generation_config.json says; 0 where it does not sample. So are the next four.
+    #[arg(long)]
+    temperature: Option<f32>,
+    /// Keep the most probable tokens up to this sum of probabilities. Default 1, all of them.
+    #[arg(long)]
+    top_p: Option<f32>,
+    /// Keep this many most probable tokens. Default 0, all of them.
+    #[arg(long)]
+    top_k: Option<usize>,
+    /// Keep tokens that have at least this part of the largest probability. Default 0, all of them.
+    #[arg(long)]
+    min_p: Option<f32>,
+    /// Divide positive logits of tokens that are there already by this, and multiply negative ones. Default 1, no penalty.
+    #[arg(long)]
+    repetition_penalty: Option<f32>,
+    /// Seed of the sampler. Every prompt is sampled as if it were the only one. Default 0.
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+impl TokenChoice {
+    fn typed(&self) -> TypedSampling {
+        let &Self { temperature, top_p, top_k, min_p, repetition_penalty, seed, .. } = self;
+        TypedSampling { temperature, top_p, top_k, min_p, repetition_penalty, seed }
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct Talk {
+    #[command(flatten)]
+    weights: Weights,
+    /// The system message; an empty text for none. Default: the one of the training, where a run saved it.
+    #[arg(long, value_name = "TEXT")]
+    system_prompt: Option<String>,
+    /// Maximum tokens of an answer.
+    #[arg(long, default_value_t = 512)]
+    max_new_tokens: usize,
+    /// Tokens of the whole conversation, at most. Default: 4096, or the positions of the model if it has fewer.
+    #[arg(long, value_name = "TOKENS")]
+    context: Option<usize>,
+    #[command(flatten)]
+    choice: TokenChoice,
+}
+
+#[derive(Args)]
+pub(crate) struct Verify {
+    #[command(flatten)]
+    weights: Weights,
+    /// Safetensors file with input_ids (i64, B x T), logits (f32, B x T x V) and optionally loss (one f32).
+    #[arg(long)]
+    golden: PathBuf,
+    /// Largest absolute difference of a logit that passes.
+    #[arg(long, default_value_t = 2e-4)]
+    tol: f32,
+}
+
+pub(crate) fn write_text(arguments: Generate) -> anyhow::Result<()> {
+    let backend = backend(&arguments.weights)?;
+    let typed = arguments.choice.typed();
+    let compute = arguments.choice.dtype.unwrap_or_else(|| compute_format(Format::Bf16, backend).value);
+    let Generate { weights, prompt, input, out, batch, chat, max_new_tokens, system_prompt, .. } = arguments;
+    let load = load_options(weights, compute)?;
+    let sampling = ChosenSampling::resolve(&load.model, load.adapter.as_deref(), typed)?;
+    let prompts = input.as_deref().map_or(Ok(prompt), read_prompts)?;
+    let (sampler, sequences) = (sampling.sampler(), batch as usize);
+    let request = GenerateRequest { load, prompts, chat, system_prompt, max_new_tokens, sampler, sequences };
+    let saved = if chat { chat_settings::note(&request.template_defaults()?) } else { None };
+    for note in sampling.note().into_iter().chain(saved) {
+        warn(&note);
+    }
+    if let ([prompt], None) = (request.prompts.as_slice(), &out) {
+        print_part(&format!("{prompt}\n"));
+        with_backend!(backend, B => device_work(|| {
+            generate_streaming::<B>(&request, &Default::default(), &mut |_, text| print_part(text))
+        }))?;
+        print_part("\n\n");
+        return Ok(());
+    }
+    let texts = with_backend!(backend, B => device_work(|| generate::<B>(&request, &Default::default())))?;
+    let answers = request.prompts.iter().zip(&texts);
+    let Some(path) = out else {
+        answers.for_each(|(prompt, text)| Console::VERBOSE.print(&format!("{prompt}\n{text}\n")));
+        return Ok(());
+    };
+    let lines: String =
+        answers.map(|(prompt, text)| format!("{}\n", json!({"prompt": prompt, "text": text}))).collect();
+    std::fs::write(&path, lines).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Part of a text on standard output, at once; which may be closed.
+fn print_part(text: &str) {
+    let mut output = std::io::stdout();
+    let _ = write!(output, "{text}").and_then(|()| output.flush());
+}
+
+pub(crate) fn talk(arguments: Talk) -> anyhow::Result<()> {
+    let backend = backend(&arguments.weights)?;
+    let typed = arguments.choice.typed();
+    let compute = arguments.choice.dtype.unwrap_or_else(|| compute_format(Format::Bf16, backend).value);
+    let Talk { weights, system_prompt, max_new_tokens, context, .. } = arguments;
+    let load = load_options(weights, compute)?;
+    let sampling = ChosenSampling::resolve(&load.model, load.adapter.as_deref(), typed)?;
+    let positions = ModelConfig::read(&load.model)?.spec.max_position_embeddings;
+    let context = context.unwrap_or_else(|| positions.min(4096));
+    let saved = chat_settings::note(&load.template_defaults(system_prompt.as_deref())?);
+    for note in sampling.note().into_iter().chain(saved) {
+        warn(&note);
+    }
+    let (stop, is_idle) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
+    // While an answer is written, Ctrl-C ends it; otherwise it ends the process.
+    let interrupt = signal_hook::consts::SIGINT;
+    signal_hook::flag::register_conditional_shutdown(interrupt, exit_status(interrupt), is_idle.clone())
+        .and_then(|_| signal_hook::flag::register(interrupt, stop.clone()))
+        .context("cannot listen for Ctrl-C")?;
+    let request = ChatRequest { load, system_prompt, max_new_tokens, context, sampling };
+    let is_terminal = std::io::stdin().is_terminal();
+    if is_terminal {
+        warn(HELP);
+    }
+    let (mut input, mut output) = (std::io::stdin().lock(), std::io::stdout());
+    let mut terminal =
+        ChatTerminal { input: &mut input, output: &mut output, prompts: is_terminal, stop: &stop, is_idle: &is_idle };
+    Ok(with_backend!(backend, B => device_work(|| chat::<B>(&request, &Default::default(), &mut terminal)))?)
+}
+
+pub(crate) fn compare(arguments: Verify) -> anyhow::Result<()> {
+    let backend = backend(&arguments.weights)?;
+    let options = VerifyOptions {
+        load: load_options(arguments.weights, Format::F32)?,
+        golden: arguments.golden,
+        tolerance: arguments.tol,
+    };
+    let found = with_backend!(backend, B => device_work(|| verify::<B>(&options, &Default::default())))?;
+    let console = Console::VERBOSE;
+    console.print(&format!("largest difference  {:e}", found.largest));
+    console.print(&format!("mean difference     {:e}", found.mean));
+    console.print(&format!("top-1 agreement     {:.2} %", 100.0 * found.top1_agreement));
+    if let Some(loss) = found.loss {
+        console.print(&format!("loss difference     {loss:e}"));
+    }
+    if found.largest > options.tolerance {
+        return Err(RunError::VerifyFailed { largest: found.largest, tolerance: options.tolerance }.into());
+    }
+    console.print(&format!("within {:e}", options.tolerance));
+    Ok(())
+}
+
+fn backend(weights: &Weights) -> Result<BackendKind, RunError> {
+    Ok(choose_backend(weights.backend, &HardwareProfile::detect())?.value)
+}
+
+fn load_options(weights: Weights, compute: Format) -> Result<LoadOptions, RunError> {
+    let nf4 = weights.nf4.then_some(QuantFormat::Nf4 { double_quant: true });
+    let format = weights.base.or(nf4).map_or(compute, Format::Quantized);
+    let folder = |path: &PathBuf| model_folder(path, Need::Weights, Console::VERBOSE).map(|found| found.folder);
+    let adapter = weights.adapter.as_ref().map(folder).transpose()?;
+    Ok(LoadOptions { model: folder(&weights.model)?, adapter, storage: BaseStorage::Frozen(format), compute })
+}

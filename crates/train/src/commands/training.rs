@@ -1,0 +1,167 @@
+//! Recipes: train one, plan it, show its data.
+//!
+//! Trade-off: a recipe is read again by each command.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Args;
+use firebrick_hwprofile::AcceleratorSpec;
+use firebrick_parallel::Ranks;
+use firebrick_train::config::RunConfig;
+use firebrick_train::console::{Console, Outcome};
+use firebrick_train::inspect::{Style, inspect};
+use firebrick_train::plan::PlanRequest;
+use firebrick_train::run::interrupt::{Interrupt, exit_status};
+use firebrick_train::run::local_ranks;
+use firebrick_train::run::prepare::prepare_for;
+use firebrick_train::run::trace::TraceSteps;
+use firebrick_train::run::{RunOptions, reading_data, run};
+use firebrick_train::state::resume_point::ResumeFrom;
+
+use super::machine::machine;
+use super::ranks::{LocalRankCount, Place, status};
+
+#[derive(Args)]
+pub(crate) struct Train {
+    /// The recipe: a path, or the name of a file in configs/. Without it, the saved recipe of the run to resume.
+    #[arg(long, required_unless_present = "resume")]
+    config: Option<PathBuf>,
+    /// Override a key, e.g. --set train.learning_rate=1e-4. May be given several times.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+    /// Continue a run from its newest checkpoint. RUN is a run folder, a run's name or a checkpoint folder; without it, the newest
+    /// run of the recipe's name.
+    #[arg(long, value_name = "RUN", num_args = 0..=1)]
+    resume: Option<Option<PathBuf>>,
+    /// Trace these steps, e.g. 5-8: when the host queued and waited and when the device ran what, written to trace.json in the run
+    /// folder, for <https://ui.perfetto.dev>. Only CUDA shows its device.
+    #[arg(long, value_name = "STEPS")]
+    trace: Option<TraceSteps>,
+    /// Train although the plan says that the run does not fit into memory.
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    ranks: LocalRankCount,
+}
+
+impl Train {
+    /// The recipe file: the given one, or the config.toml of the run folder that RUN is or is inside of.
+    fn config(&self) -> anyhow::Result<PathBuf> {
+        if let Some(config) = &self.config {
+            return Ok(config.clone());
+        }
+        let named = self.resume.as_ref().and_then(Option::as_ref);
+        let folders = named.into_iter().flat_map(|run| run.ancestors().take(3));
+        let found = folders.map(|folder| folder.join("config.toml")).find(|path| path.is_file());
+        found.context("give the recipe with --config FILE, or the folder of the run as in --resume runs/my-run")
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct PlanArguments {
+    #[command(flatten)]
+    recipe: Recipe,
+    /// Plan for this machine instead of the one at hand: b200, h100, a100, l4, mi300x, m4-max, tpu-v5p, ...; a wrong name lists all.
+    #[arg(long = "for", value_name = "MACHINE", value_parser = machine)]
+    machine: Option<&'static AcceleratorSpec>,
+    /// Price of the machine per hour, for the cost of the run.
+    #[arg(long, value_name = "PRICE", value_parser = price)]
+    price_per_hour: Option<f64>,
+    /// Print the plan of a run that does not fit into memory, too.
+    #[arg(long)]
+    force: bool,
+    /// Plan for a run of this many ranks, on one machine or many.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    ranks: u32,
+}
+
+/// A price: a number above 0.
+fn price(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(price) if price > 0.0 && price.is_finite() => Ok(price),
+        _ => Err("expected a price above 0, such as 2.50".to_owned()),
+    }
+}
+
+#[derive(Args)]
+struct Recipe {
+    /// The recipe: a path, or the name of a file in configs/.
+    #[arg(long)]
+    config: PathBuf,
+    /// Override a key, e.g. --set train.learning_rate=1e-4. May be given several times.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    overrides: Vec<String>,
+}
+
+impl Recipe {
+    fn load(&self) -> anyhow::Result<RunConfig> {
+        Ok(RunConfig::load(&self.config, &self.overrides)?)
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct Inspect {
+    #[command(flatten)]
+    recipe: Recipe,
+    /// Samples of each kind: rows spread evenly; the longest, the shortest and random documents.
+    #[arg(long, default_value_t = 3)]
+    rows: usize,
+    /// Write one HTML page too: complete samples with token boundaries and ids, and the records with findings.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+/// Trains. The exit status of a run that a signal ended is that of a process which the signal killed.
+pub(crate) fn train(arguments: Train) -> anyhow::Result<ExitCode> {
+    let path = arguments.config()?;
+    let config = RunConfig::load(&path, &arguments.overrides)?;
+    let placement = match arguments.ranks.place(config.backend, false)? {
+        Place::Supervised(ended) => return Ok(status(ended)),
+        Place::Rank(placement) => placement,
+    };
+    let interrupt = Interrupt::install().context("cannot listen for Ctrl-C")?;
+    local_ranks::follow_supervisor(&interrupt);
+    let ranks = placement.as_deref().map_or_else(|| Ok(Ranks::single()), Ranks::join)?;
+    let resume = arguments.resume.map(|named| named.map_or(ResumeFrom::Newest, ResumeFrom::Named));
+    let console = if ranks.is_main() { Console::VERBOSE } else { Console::QUIET };
+    let mut words = vec!["--config".to_owned(), path.display().to_string()];
+    words.extend(arguments.overrides.into_iter().flat_map(|set| ["--set".to_owned(), set]));
+    words.extend(arguments.ranks.words());
+    let Train { trace, force, .. } = arguments;
+    let outcome = run(RunOptions { config, resume, console, interrupt, trace, force, ranks })?;
+    let Outcome::Interrupted { step, signal, folder, .. } = outcome else { return Ok(ExitCode::SUCCESS) };
+    console.stopped(step, &words, &folder);
+    Ok(signal.map(exit_status).map_or(ExitCode::SUCCESS, status))
+}
+
+pub(crate) fn plan(arguments: &PlanArguments) -> anyhow::Result<()> {
+    let &PlanArguments { machine, price_per_hour, force, ranks, .. } = arguments;
+    let request = PlanRequest { machine, force, price_per_hour, local_ranks: 1 };
+    let prepared = {
+        let _shown = Console::VERBOSE.activity(reading_data);
+        prepare_for(arguments.recipe.load()?, ranks as usize, &request)?
+    };
+    for note in &prepared.data_notes {
+        Console::VERBOSE.print(note);
+    }
+    Console::VERBOSE.plan(&prepared.plan);
+    Ok(())
+}
+
+pub(crate) fn show_data(arguments: &Inspect) -> anyhow::Result<()> {
+    let inspection = {
+        let _shown = Console::VERBOSE.activity(reading_data);
+        inspect(&arguments.recipe.load()?, arguments.rows)?
+    };
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let style = if std::io::stdout().is_terminal() && !no_color { Style::Colors } else { Style::Markers };
+    Console::VERBOSE.print(inspection.text(style).trim_end_matches('\n'));
+    if let Some(path) = &arguments.html {
+        std::fs::write(path, inspection.page()).with_context(|| format!("cannot write {}", path.display()))?;
+        Console::VERBOSE.print(&format!("\nwritten to {}", path.display()));
+    }
+    Ok(())
+}
