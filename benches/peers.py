@@ -113,6 +113,41 @@ class Peers:
     def dtype(self, name):
         return {"f32": self.torch.float32, "bf16": self.torch.bfloat16, "f16": self.torch.float16}.get(name)
 
+    def peaks(self, asked):
+        """Peak rates, measured as the matrix measures ours: the best of four rounds of some launches in a row."""
+        torch, size, launches = self.torch, asked["gemm_size"], asked["launches"]
+
+        def seconds(call):
+            rounds = []
+            for _ in range(5):
+                self.wait()
+                started = time.perf_counter()
+                for _ in range(launches):
+                    call()
+                self.wait()
+                rounds.append((time.perf_counter() - started) / launches)
+            return min(rounds[1:])
+
+        def square(name):
+            if name != "fp8":
+                x, w = [self.random(size, size, dtype=self.dtype(name)) for _ in range(2)]
+                return lambda: x @ w.t()
+            x, w = [self.random(size, size).to(torch.float8_e4m3fn) for _ in range(2)]
+            scales = torch.ones(size, 1, device=self.device)
+            return lambda: torch._scaled_mm(x, w.t(), scale_a=scales, scale_b=scales.t(), out_dtype=torch.bfloat16, use_fast_accum=True)
+
+        def memory():
+            count = asked["copy_bytes"] // 4
+            x, total = torch.ones(count, device=self.device), torch.zeros(count, device=self.device)
+            return max(2 / seconds(lambda: x + 1.0), 3 / seconds(lambda: total.add_(x))) * asked["copy_bytes"]
+
+        for name in [*asked["formats"], "memory"]:
+            try:
+                rate = memory() if name == "memory" else 2 * size**3 / seconds(square(name))
+                self.write({"peak": {"name": name, "rate": rate}})
+            except Exception as error:  # a format that this PyTorch or device lacks
+                self.note(f"no peak of PyTorch in {name}: {type(error).__name__}: {first_line(error, 160)}")
+
     def gemm(self, case, kind, name, s):
         dtype, what = self.dtype(name), case["key"]["what"]
         n, i, o = s["tokens"], s["in"], s["out"]
@@ -379,6 +414,8 @@ def main():
         print(json.dumps(line), file=answer, flush=True)
 
     peers = Peers(request, write, with_unsloth)
+    if peers.torch is not None and not with_unsloth:
+        peers.peaks(request["peaks"])
     for done, case in enumerate(cases):
         if time.monotonic() > peers.deadline:
             peers.note(f"{len(cases) - done} cases were left out: the {request['seconds']} s for other programs were spent.")
