@@ -139,7 +139,7 @@ fn gradients<B: LinearOps>(
     assert_eq!((x.dims(), dy.dims()), ([tokens, inputs], [tokens, first]));
     let gradients = B::section(device, || {
         let (_, saved) = B::project(Prologue::None { x }, &group, Epilogue::None, Keep::Inputs);
-        B::project_backward(saved.unwrap(), group, vec![dy], None, None)
+        B::project_backward(*saved.unwrap(), group, vec![dy], None, None)
     });
     let factors = gradients.modules.into_iter().filter_map(|module| module.adapter).flat_map(|(a, b)| [a, b]);
     [gradients.input.plain()].into_iter().chain(factors).map(host).collect()

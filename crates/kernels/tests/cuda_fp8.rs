@@ -103,7 +103,7 @@ impl Inputs {
         // The values of bf16 on every backend.
         let [x, dy] = [x, dy].map(|values| values.cast(DType::BF16).cast(dtype));
         let (mut outputs, saved) = B::project(Prologue::None { x }, &group, Epilogue::None, Keep::Inputs);
-        let gradients = B::project_backward(saved.unwrap(), group, vec![dy], None, None);
+        let gradients = B::project_backward(*saved.unwrap(), group, vec![dy], None, None);
         let InputGradient::Plain(dx) = gradients.input else { unreachable!("the prologue is plain") };
         let factors = gradients.modules.into_iter().filter_map(|module| module.adapter).flat_map(|(a, b)| [a, b]);
         [outputs.remove(0), dx].into_iter().chain(factors).map(host).collect()
@@ -148,7 +148,7 @@ fn kept_weights_change_no_bit(gemms: GemmFormat, device: &Device) {
         let x = Matrix::from_data(inputs.x.clone(), (device, DType::BF16));
         let dy = Matrix::from_data(inputs.dy.clone(), (device, DType::BF16));
         let (mut outputs, saved) = Cuda::project(Prologue::None { x }, group, Epilogue::None, Keep::Inputs);
-        let gradients = Cuda::project_backward(saved.unwrap(), group.clone(), vec![dy], None, None);
+        let gradients = Cuda::project_backward(*saved.unwrap(), group.clone(), vec![dy], None, None);
         [host(outputs.remove(0)), host(gradients.input.plain())]
     };
     let group = first.group::<Cuda>(gemms, NF4, device);
@@ -210,13 +210,13 @@ fn mlp(up: &Inputs, down: &Inputs, base: Option<QuantFormat>, together: bool, de
         let (y, saved) = Cuda::project(activated, &down_group, Epilogue::None, Keep::Inputs);
 
         let next = together.then_some(&gate_up);
-        let of_down = Cuda::project_backward(saved.unwrap(), down_group, vec![dy], None, next);
+        let of_down = Cuda::project_backward(*saved.unwrap(), down_group, vec![dy], None, next);
         let (d_gate, d_up) = match of_down.input {
             InputGradient::Gated { d_gate, d_up } => (d_gate, d_up),
             InputGradient::Plain(d_activated) => Cuda::gated_backward(gate, up, activation, d_activated),
         };
         let d_gate_up = vec![d_gate, d_up];
-        let of_up = Cuda::project_backward(up_saved.unwrap(), gate_up.clone(), d_gate_up.clone(), None, None);
+        let of_up = Cuda::project_backward(*up_saved.unwrap(), gate_up.clone(), d_gate_up.clone(), None, None);
         let mut dx = of_up.input.plain();
         if !together {
             dx = Cuda::rms_norm_backward(x, &norm, dx, None).0;
@@ -237,7 +237,7 @@ fn contribution(with: &Inputs, without: &Inputs, device: &Device) -> Vec<Vec<f64
         let [y_away, dx_away] = away.map_or([None, None], |pair| pair.map(Some));
         let epilogue = y_away.map_or(Epilogue::None, Epilogue::Residual);
         let (mut outputs, saved) = Cuda::project(Prologue::None { x }, &group, epilogue, Keep::Inputs);
-        let gradients = Cuda::project_backward(saved.unwrap(), group, vec![dy], dx_away, None);
+        let gradients = Cuda::project_backward(*saved.unwrap(), group, vec![dy], dx_away, None);
         [outputs.remove(0), gradients.input.plain()]
     };
     let away = run(without, None).map(|values| values.neg());

@@ -264,7 +264,7 @@ impl<B: Kernels> Decoder<B> {
                 Some(input) => SavedLayer::Input(Offloaded::on_device(input)),
                 None => {
                     let activations = activations.expect("a layer saves its activations under this policy");
-                    SavedLayer::Activations(Box::new(activations))
+                    SavedLayer::Activations(activations)
                 }
             }));
         }
@@ -286,7 +286,7 @@ impl<B: Kernels> Decoder<B> {
         context: &Context<B>,
         keep: Keep,
         adapters: AdapterPass,
-    ) -> (Tensor<B, 2>, Option<SavedForBackward<B>>) {
+    ) -> (Tensor<B, 2>, Option<Box<SavedForBackward<B>>>) {
         layer.forward(x_nd, &context.rotary, Attend::Documents(&context.documents), keep, adapters)
     }
 
@@ -343,9 +343,9 @@ impl<B: Kernels> Decoder<B> {
         while let Some((_, (layer, saved))) = schedule.next_item() {
             let saved = match saved {
                 Restored::Input(x_nd) => layer.recompute(x_nd, &context, adapters),
-                Restored::Activations(activations) => *activations,
+                Restored::Activations(activations) => activations,
             };
-            dx_nd = layer.backward(saved, &context, dx_nd, adapters, sink);
+            dx_nd = layer.backward(*saved, &context, dx_nd, adapters, sink);
         }
         if let Some(table) = self.embed_tokens.trained() {
             let gradient = B::embed_backward(ids_n, dx_nd, self.embedding_scale(), self.config.spec.vocab_size);

@@ -27,15 +27,18 @@ pub struct Experts<B: Kernels> {
     pub activation: Activation,
 }
 
+/// What an expert's two groups saved: gate and up, and down.
+type SavedExpert<B> = [Box<ProjectSaved<B>>; 2];
+
 /// What the backward needs of the forward.
 #[derive(Clone, Debug)]
 pub(crate) struct SavedExperts<B: Kernels> {
     /// The input before its norm.
     h_nd: Tensor<B, 2>,
-    router: ProjectSaved<B>,
+    router: Box<ProjectSaved<B>>,
     routing: Routing<B>,
     /// Of the experts that have rows, in their order.
-    experts: Vec<[ProjectSaved<B>; 2]>,
+    experts: Vec<SavedExpert<B>>,
     /// Their outputs.
     y_sd: Tensor<B, 2>,
 }
@@ -76,7 +79,7 @@ impl<B: Kernels> Experts<B> {
         x: Tensor<B, 2>,
         keep: Keep,
         adapters: AdapterPass,
-    ) -> (Tensor<B, 2>, Option<[ProjectSaved<B>; 2]>) {
+    ) -> (Tensor<B, 2>, Option<SavedExpert<B>>) {
         let (outputs, saved_gate_up) = gate_up.forward(Prologue::None { x }, Epilogue::None, keep, adapters);
         let [gate, up]: [_; 2] = outputs.try_into().expect("gate and up are two parts");
         let gated = Prologue::Gated { gate, up, activation: self.activation };
@@ -106,7 +109,7 @@ impl<B: Kernels> Experts<B> {
         }
         let dx_nd = B::dispatch_backward(B::join_rows(d_rows), &routing);
         let d_logits = B::route_backward(&routing, d_weights_nk, &dx_nd);
-        let grads = self.router.backward(router, vec![d_logits], Some(dx_nd), None, adapters, sink);
+        let grads = self.router.backward(*router, vec![d_logits], Some(dx_nd), None, adapters, sink);
         let dx_nd = grads.input.plain();
         norm.backward_with_residual(h_nd, dx_nd, Some(dy_nd), sink)
     }
@@ -121,14 +124,14 @@ impl<B: Kernels> Experts<B> {
 /// From the gradient of an expert's outputs to that of its rows.
 fn expert_backward<B: Kernels>(
     [gate_up, down]: &[LinearGroup<B>; 2],
-    [saved_gate_up, saved_down]: [ProjectSaved<B>; 2],
+    [saved_gate_up, saved_down]: SavedExpert<B>,
     dy: Tensor<B, 2>,
     adapters: AdapterPass,
     sink: &mut dyn GradientSink<B>,
 ) -> Tensor<B, 2> {
-    let grads = down.backward(saved_down, vec![dy], None, Some(gate_up), adapters, sink);
+    let grads = down.backward(*saved_down, vec![dy], None, Some(gate_up), adapters, sink);
     let (d_gate, d_up) = grads.input.gated();
-    gate_up.backward(saved_gate_up, vec![d_gate, d_up], None, None, adapters, sink).input.plain()
+    gate_up.backward(*saved_gate_up, vec![d_gate, d_up], None, None, adapters, sink).input.plain()
 }
 
 /// A sink waits for a contribution of every parameter.

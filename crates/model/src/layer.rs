@@ -92,41 +92,41 @@ impl<B: Kernels> Mlp<B> {
 /// What one layer's backward needs of its forward.
 #[derive(Clone, Debug)]
 pub struct SavedForBackward<B: Kernels> {
-    qkv: ProjectSaved<B>,
+    qkv: Box<ProjectSaved<B>>,
     heads: Qkv<B>,
     attention: AttentionOutput<B>,
-    attention_output: ProjectSaved<B>,
+    attention_output: Box<ProjectSaved<B>>,
     mlp: SavedMlp<B>,
 }
 
 /// What the backward of an MLP needs of its forward.
 #[derive(Clone, Debug)]
 enum SavedMlp<B: Kernels> {
-    Gated { gate_up: ProjectSaved<B>, down: ProjectSaved<B> },
+    Gated { gate_up: Box<ProjectSaved<B>>, down: Box<ProjectSaved<B>> },
     Experts(Box<SavedExperts<B>>),
 }
 
 /// What is there after attention.
 struct AfterAttention<B: Kernels> {
-    qkv: Option<ProjectSaved<B>>,
+    qkv: Option<Box<ProjectSaved<B>>>,
     heads: Qkv<B>,
     attention: Option<AttentionOutput<B>>,
-    attention_output: Option<ProjectSaved<B>>,
+    attention_output: Option<Box<ProjectSaved<B>>>,
     /// The residual stream.
     h_nd: Tensor<B, 2>,
 }
 
 impl<B: Kernels> AfterAttention<B> {
     /// With what the MLP saved, all that the backward needs; `None` where nothing was saved.
-    fn saved(self, mlp: Option<SavedMlp<B>>) -> Option<SavedForBackward<B>> {
+    fn saved(self, mlp: Option<SavedMlp<B>>) -> Option<Box<SavedForBackward<B>>> {
         let Self { qkv, heads, attention, attention_output, .. } = self;
-        Some(SavedForBackward {
+        Some(Box::new(SavedForBackward {
             qkv: qkv?,
             heads,
             attention: attention?,
             attention_output: attention_output?,
             mlp: mlp?,
-        })
+        }))
     }
 }
 
@@ -181,7 +181,7 @@ impl<B: Kernels> Layer<B> {
         attend: Attend<'_, B>,
         keep: Keep,
         adapters: AdapterPass,
-    ) -> (Tensor<B, 2>, Option<SavedForBackward<B>>) {
+    ) -> (Tensor<B, 2>, Option<Box<SavedForBackward<B>>>) {
         let after = self.forward_attention(x_nd, rotary, attend, keep, adapters);
         let (y_nd, mlp) = match &self.mlp {
             Mlp::Gated { gate_up, down } => self.forward_gated(gate_up, down, after.h_nd.clone(), keep, adapters),
@@ -200,7 +200,7 @@ impl<B: Kernels> Layer<B> {
         x_nd: Tensor<B, 2>,
         context: &Context<B>,
         adapters: AdapterPass,
-    ) -> SavedForBackward<B> {
+    ) -> Box<SavedForBackward<B>> {
         let attend = Attend::Documents(&context.documents);
         let kept = "a layer saves its activations under Keep::Inputs";
         let gate_up = match &self.mlp {
@@ -209,14 +209,14 @@ impl<B: Kernels> Layer<B> {
         };
         let after = self.forward_attention(x_nd, &context.rotary, attend, Keep::Inputs, adapters);
         let (gated, saved) = self.forward_gate(gate_up, after.h_nd.clone(), Keep::Inputs, adapters);
-        let down = ProjectSaved {
+        let down = Box::new(ProjectSaved {
             prologue: gated,
             prologue_output: None,
             low_rank: None,
             unscaled: None,
             heads: None,
             output_norm: None,
-        };
+        });
         let mlp = saved.map(|gate_up| SavedMlp::Gated { gate_up, down });
         after.saved(mlp).expect(kept)
     }
@@ -248,7 +248,7 @@ impl<B: Kernels> Layer<B> {
         h_nd: Tensor<B, 2>,
         keep: Keep,
         adapters: AdapterPass,
-    ) -> (Prologue<B>, Option<ProjectSaved<B>>) {
+    ) -> (Prologue<B>, Option<Box<ProjectSaved<B>>>) {
         let prologue = input(h_nd, self.before_mlp.as_ref());
         let (outputs, saved) = gate_up.forward(prologue, Epilogue::None, keep, adapters);
         let [gate, up] = pair(outputs);
@@ -280,10 +280,10 @@ impl<B: Kernels> Layer<B> {
         let SavedForBackward { qkv, heads, attention, attention_output, mlp } = saved;
         let dh_nd = match (&self.mlp, mlp) {
             (Mlp::Gated { gate_up, down }, SavedMlp::Gated { gate_up: saved_gate_up, down: saved_down }) => {
-                let grads = down.backward(saved_down, vec![dy_nd.clone()], None, Some(gate_up), adapters, sink);
+                let grads = down.backward(*saved_down, vec![dy_nd.clone()], None, Some(gate_up), adapters, sink);
                 add_gradient(self.after_mlp.as_ref(), grads.output_norm, sink);
                 let (d_gate, d_up) = grads.input.gated();
-                let grads = gate_up.backward(saved_gate_up, vec![d_gate, d_up], Some(dy_nd), None, adapters, sink);
+                let grads = gate_up.backward(*saved_gate_up, vec![d_gate, d_up], Some(dy_nd), None, adapters, sink);
                 add_gradient(self.before_mlp.as_ref(), grads.norm, sink);
                 grads.input.plain()
             }
@@ -293,13 +293,13 @@ impl<B: Kernels> Layer<B> {
             _ => unreachable!("a layer saves what its own MLP computed"),
         };
 
-        let grads = self.attention_output.backward(attention_output, vec![dh_nd.clone()], None, None, adapters, sink);
+        let grads = self.attention_output.backward(*attention_output, vec![dh_nd.clone()], None, None, adapters, sink);
         add_gradient(self.after_attention.as_ref(), grads.output_norm, sink);
         let d_o = grads.input.plain();
         let Qkv { q, k, v } =
             B::packed_attention_backward(heads, &self.spec.attention, attention, d_o, &context.documents);
 
-        let grads = self.qkv.backward(qkv, vec![q, k, v], Some(dh_nd), None, adapters, sink);
+        let grads = self.qkv.backward(*qkv, vec![q, k, v], Some(dh_nd), None, adapters, sink);
         add_gradient(self.before_attention.as_ref(), grads.norm, sink);
         if let Some(norms) = &self.qk_norm {
             for (norm, gradient) in norms.iter().zip(grads.qk_norm) {

@@ -262,7 +262,7 @@ impl<B: Kernels> LinearGroup<B> {
         epilogue: Epilogue<B>,
         keep: Keep,
         adapters: AdapterPass,
-    ) -> (Vec<Tensor<B, 2>>, Option<ProjectSaved<B>>) {
+    ) -> (Vec<Tensor<B, 2>>, Option<Box<ProjectSaved<B>>>) {
         B::project(prologue, &self.frozen(adapters), epilogue, keep)
     }
 

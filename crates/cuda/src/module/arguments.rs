@@ -40,8 +40,8 @@ impl Default for Arguments {
 }
 
 impl Arguments {
-    /// No arguments.
-    #[inline]
+    /// No arguments. This and what adds to it are inlined: otherwise each call would copy all arguments, which have 850 bytes.
+    #[inline(always)]
     pub const fn new() -> Self {
         Self {
             inline: [Word::uninit(); INLINE],
@@ -53,42 +53,42 @@ impl Arguments {
     }
 
     /// Adds an address.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn pointer<T>(self, pointer: DevicePointer<T>) -> Self {
         self.value(&pointer.address())
     }
 
     /// Adds an `int`.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn i32(self, value: i32) -> Self {
         self.value(&value)
     }
 
     /// Adds a `long long`.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn i64(self, value: i64) -> Self {
         self.value(&value)
     }
 
     /// Adds an `unsigned int`.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn u32(self, value: u32) -> Self {
         self.value(&value)
     }
 
     /// Adds an `unsigned long long`.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn u64(self, value: u64) -> Self {
         self.value(&value)
     }
 
     /// Adds a `float`.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn f32(self, value: f32) -> Self {
         self.value(&value)
@@ -99,7 +99,7 @@ impl Arguments {
     ///
     /// # Panics
     /// For the 41st argument. A type that is aligned to more than 16 bytes does not compile.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn value<T: Copy>(mut self, value: &T) -> Self {
         const { assert!(align_of::<T>() <= align_of::<Word>(), "arguments are aligned to at most 16 bytes") };

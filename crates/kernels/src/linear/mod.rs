@@ -221,7 +221,8 @@ pub enum Keep {
     Everything,
 }
 
-/// What [`LinearOps::project_backward`] needs of its forward.
+/// What [`LinearOps::project_backward`] needs of its forward. [`LinearOps::project`] returns it in a box: with a dozen tensors it is
+/// kilobytes large, and is handed up through the layer.
 #[derive(Clone, Debug)]
 pub struct ProjectSaved<B: Backend> {
     /// The prologue with its inputs.
@@ -331,7 +332,7 @@ pub trait LinearOps: NormOps + WeightOps {
         group: &Group<Self>,
         epilogue: Epilogue<Self>,
         keep: Keep,
-    ) -> (Vec<Tensor<Self, 2>>, Option<ProjectSaved<Self>>) {
+    ) -> (Vec<Tensor<Self, 2>>, Option<Box<ProjectSaved<Self>>>) {
         reference::project(prologue, group, epilogue, keep)
     }
 

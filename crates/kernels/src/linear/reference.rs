@@ -28,7 +28,7 @@ pub fn project<B: LinearOps>(
     group: &Group<B>,
     epilogue: Epilogue<B>,
     keep: Keep,
-) -> (Vec<Tensor<B, 2>>, Option<ProjectSaved<B>>) {
+) -> (Vec<Tensor<B, 2>>, Option<Box<ProjectSaved<B>>>) {
     let input_ni = prologue_output(&prologue);
     let adapters_ni = adapter_input(&input_ni, group);
     let forward = |module| module_forward(&input_ni, &adapters_ni, module, group);
@@ -38,7 +38,7 @@ pub fn project<B: LinearOps>(
     let saved = (keep != Keep::Nothing).then(|| {
         let is_computed = !matches!(prologue, Prologue::None { .. });
         let prologue_output = (keep == Keep::Everything && is_computed).then_some(input_ni);
-        ProjectSaved { prologue, prologue_output, low_rank: None, unscaled: None, heads, output_norm }
+        Box::new(ProjectSaved { prologue, prologue_output, low_rank: None, unscaled: None, heads, output_norm })
     });
     (outputs, saved)
 }

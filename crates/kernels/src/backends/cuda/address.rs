@@ -5,21 +5,18 @@
 //! as long as it lives: pools hand out whole slices and never move them. So the address is remembered by that number. An entry
 //! holds no handle, so it keeps no memory alive; once the handle is gone no tensor has its number, so the entry is never read.
 //!
-//! CubeCL shows the number only in the `Debug` text of a handle, whose formatting also reads the handle's place. Its queue thread
-//! writes that place once, when it reserves the memory. Inside a section this has always happened before: handles from outside
-//! were reserved before the section began (it waits for the queue thread), and the engine requests the address of everything that
-//! it allocates before it reads the number. Outside a section nothing is remembered.
-//! Trade-off: if a later CubeCL prints handles differently, every request goes to CubeCL again: slower, never wrong.
+//! Outside a section nothing is remembered.
+//! Trade-off: if a later CubeCL does not show the number (`handle_number.rs`), every request goes to CubeCL again: slower, never wrong.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
-use std::fmt::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use cubecl::server::Handle;
 use firebrick_cuda::Context;
+use rustc_hash::FxHashMap;
 
 use super::failure::failed_allocation;
+use super::handle_number::handle_number;
 use super::matrix::Primitive;
 
 /// Entries after which all are forgotten: numbers of tensors that are gone would pile up.
@@ -28,9 +25,9 @@ const MAX_ENTRIES: usize = 1 << 16;
 /// See the head of this file.
 pub(super) struct Addresses {
     context: Context,
-    by_number: RefCell<HashMap<usize, u64>>,
+    by_number: RefCell<FxHashMap<usize, u64>>,
     /// Matrices whose rows were allocated with room: how many values of a row are theirs.
-    with_room: RefCell<HashMap<usize, usize>>,
+    with_room: RefCell<FxHashMap<usize, usize>>,
 }
 
 impl Addresses {
@@ -111,42 +108,5 @@ impl Addresses {
         let is_first = handle.offset_start.unwrap_or(0) == 0;
         let known = || handle_number(handle).and_then(|number| self.with_room.borrow().get(&number).copied());
         is_first && known() == Some(width)
-    }
-}
-
-/// The number that CubeCL gave a memory handle; `None` if it is not where it used to be.
-pub(super) fn handle_number(handle: &Handle) -> Option<usize> {
-    let mut first = FirstNumber(None);
-    // The error only ends the formatting early.
-    let _ = write!(first, "{:?}", handle.memory);
-    first.0
-}
-
-/// Takes the first number out of formatted text and stops the formatting there.
-struct FirstNumber(Option<usize>);
-
-impl Write for FirstNumber {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        if text.as_bytes().first().is_some_and(u8::is_ascii_digit) {
-            self.0 = text.parse().ok();
-            return Err(fmt::Error);
-        }
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use cubecl::stream_id::StreamId;
-
-    use super::*;
-
-    #[test]
-    fn every_handle_has_a_number_of_its_own_that_its_clones_share() {
-        let new = || Handle::new(StreamId::current(), 1);
-        let (first, second) = (new(), new());
-        let number = handle_number(&first).expect("CubeCL prints the number of a handle");
-        assert_eq!(handle_number(&first.clone()), Some(number));
-        assert!(handle_number(&second).is_some_and(|other| other > number));
     }
 }

@@ -28,11 +28,12 @@ use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::prelude::Runtime;
 use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, Stream, StreamHandoff};
 
-use super::address::{Addresses, handle_number};
+use super::address::Addresses;
 use super::collectives::Collectives;
 use super::failure::check;
 use super::fp8_codes::PreparedRows;
 use super::fp8_scales::Fp8Scales;
+use super::handle_number::{self, handle_number};
 use super::host_copies::HostCopies;
 use super::kept::KeptWeights;
 use super::library::Library;
@@ -151,6 +152,7 @@ fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
 
 impl Engine {
     fn new(device: &CudaDevice) -> Result<Self, CudaError> {
+        handle_number::prepare();
         let driver = Driver::load()?;
         let info = driver.device(device.index)?;
         let client = CudaRuntime::client(device);

@@ -46,7 +46,7 @@ impl LinearOps for Cuda {
         group: &Group<Self>,
         epilogue: Epilogue<Self>,
         keep: Keep,
-    ) -> (Vec<Tensor<Self, 2>>, Option<ProjectSaved<Self>>) {
+    ) -> (Vec<Tensor<Self, 2>>, Option<Box<ProjectSaved<Self>>>) {
         let engine = engine(&device_of(&prologue));
         engine.section(|| engine.project(prologue, group, epilogue, keep))
     }
@@ -151,7 +151,7 @@ impl Engine {
         group: &Group<Cuda>,
         epilogue: Epilogue<Cuda>,
         keep: Keep,
-    ) -> (Vec<Tensor<Cuda, 2>>, Option<ProjectSaved<Cuda>>) {
+    ) -> (Vec<Tensor<Cuda, 2>>, Option<Box<ProjectSaved<Cuda>>>) {
         if keep == Keep::Nothing
             && let Some(product) = self.few_rows(&prologue, group)
         {
@@ -174,7 +174,7 @@ impl Engine {
             let unscaled = kept.unscaled.map(|unscaled| tensor(unscaled.tensor));
             let is_computed = !matches!(prologue, Prologue::None { .. });
             let prologue_output = owner.filter(|_| keep == Keep::Everything && is_computed).map(|x| tensor(x.tensor));
-            ProjectSaved { prologue, prologue_output, low_rank, unscaled, heads, output_norm }
+            Box::new(ProjectSaved { prologue, prologue_output, low_rank, unscaled, heads, output_norm })
         });
         (parts, saved)
     }

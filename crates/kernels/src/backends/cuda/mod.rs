@@ -30,6 +30,7 @@ mod fp8_rows;
 mod fp8_scales;
 mod gated;
 mod gemm;
+mod handle_number;
 mod heads;
 mod host_copies;
 mod kept;

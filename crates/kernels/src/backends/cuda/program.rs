@@ -5,12 +5,12 @@
 //! Trade-off: a kernel that does not compile is found when it is launched, not when the crate is built.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::thread::JoinHandle;
 
 use burn_tensor::DType;
 use firebrick_arch::Activation;
 use firebrick_cuda::{Compiler, Context, CudaError, Image, Kernel, Module, Program};
+use rustc_hash::FxHashMap;
 
 use super::failure::check;
 
@@ -245,10 +245,10 @@ pub(super) struct Programs {
     context: Context,
     compiler: Compiler,
     compute_capability: (u32, u32),
-    modules: RefCell<HashMap<(Source, DType), Module>>,
+    modules: RefCell<FxHashMap<(Source, DType), Module>>,
     /// What other threads compile.
-    compiling: RefCell<HashMap<(Source, DType), Compiling>>,
-    kernels: RefCell<HashMap<(Source, DType, &'static str), Kernel>>,
+    compiling: RefCell<FxHashMap<(Source, DType), Compiling>>,
+    kernels: RefCell<FxHashMap<(Source, DType, &'static str), Kernel>>,
 }
 
 impl Programs {

@@ -7,25 +7,25 @@
 //! Trade-off: Burn's own operations cannot have this memory until it is released, and do not write in the place of such a tensor.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
 
 use cubecl::server::Handle;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
-use super::address::handle_number;
+use super::handle_number::handle_number;
 use super::matrix::Primitive;
 
 /// See the head of this file.
 #[derive(Default)]
 pub(super) struct Recycled {
-    by_bytes: RefCell<HashMap<usize, Vec<Option<Handle>>>>,
+    by_bytes: RefCell<FxHashMap<usize, Vec<Option<Handle>>>>,
     /// By number: the bytes of a handle, and its index among those of that size.
-    places: RefCell<HashMap<usize, (usize, usize)>>,
+    places: RefCell<FxHashMap<usize, (usize, usize)>>,
 }
 
 /// How often handles were used again, by number, of all threads. A tensor may outlive the handle that is kept here, so nothing is
 /// removed.
-static USES: Mutex<BTreeMap<usize, u64>> = Mutex::new(BTreeMap::new());
+static USES: Mutex<FxHashMap<usize, u64>> = Mutex::new(FxHashMap::with_hasher(FxBuildHasher));
 
 /// How many tensors had the memory of this number before the one that has it.
 pub(super) fn uses(number: usize) -> u64 {

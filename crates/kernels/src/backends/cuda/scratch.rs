@@ -7,10 +7,10 @@
 //! Trade-off: a slot keeps its largest size until memory is released.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 
 use burn_tensor::DType;
 use firebrick_cuda::{Context, DeviceBuffer};
+use rustc_hash::FxHashMap;
 
 use super::failure::check;
 
@@ -90,7 +90,7 @@ struct Buffer {
 /// See the head of this file.
 pub(super) struct Scratch {
     context: Context,
-    buffers: RefCell<HashMap<ScratchSlot, Buffer>>,
+    buffers: RefCell<FxHashMap<ScratchSlot, Buffer>>,
 }
 
 impl Scratch {

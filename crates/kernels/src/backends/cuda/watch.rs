@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use cubecl::server::Handle;
 use cubecl::stream_id::StreamId;
 
-use super::address::handle_number;
+use super::handle_number::handle_number;
 
 /// Engines in this process now.
 static ENGINES: AtomicUsize = AtomicUsize::new(0);

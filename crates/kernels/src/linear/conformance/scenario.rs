@@ -218,7 +218,7 @@ impl<B: Kernels> Scenario<B> {
             }
             check.same(&format!("project ({name}): what is saved"), saved.is_some() == (keep != Keep::Nothing));
             if let Some((saved, expected)) = saved.zip(expected_saved) {
-                self.run_backward(check, name, saved, expected);
+                self.run_backward(check, name, *saved, *expected);
             }
         }
         for (d_output, expected) in self.d_outputs {

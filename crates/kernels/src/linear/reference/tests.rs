@@ -25,7 +25,7 @@ fn run(
     d_residual: Option<Tensor<Plain, 2>>,
 ) -> ProjectGradients<Plain> {
     let (_, saved) = project(prologue, &group, Epilogue::None, Keep::Everything);
-    project_backward(saved.unwrap(), group, d_outputs, d_residual)
+    project_backward(*saved.unwrap(), group, d_outputs, d_residual)
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn head_norms_and_rotation(heads: usize, groups: usize, head_dim: usize, widths:
         let (_, saved) = project(prologue, &group, Epilogue::Heads(epilogue.clone()), keep);
         let saved = saved.unwrap();
         assert_eq!(saved.prologue_output.is_some(), keep == Keep::Everything);
-        let mut grads = project_backward(saved, group.clone(), d_outputs.clone(), Some(residual.clone()));
+        let mut grads = project_backward(*saved, group.clone(), d_outputs.clone(), Some(residual.clone()));
         let expected_input = rx.grad(&expected).unwrap().add(residual.clone());
         assert_close(grads.input.plain(), expected_input, 1e-5);
         assert_close(grads.modules.remove(0).weight.unwrap(), rw.grad(&expected).unwrap(), 1e-5);
@@ -216,7 +216,7 @@ fn gradients_through_a_norm_after_the_gemm_equal_autodiff() {
         residual,
     };
     let (_, saved) = project(Prologue::None { x }, &group, epilogue, Keep::Inputs);
-    let mut grads = project_backward(saved.unwrap(), group, vec![dy], Some(past.clone()));
+    let mut grads = project_backward(*saved.unwrap(), group, vec![dy], Some(past.clone()));
     assert_close(grads.input.plain(), rx.grad(&expected).unwrap().add(past), 1e-5);
     assert_close(grads.modules.remove(0).weight.unwrap(), rw.grad(&expected).unwrap(), 1e-5);
     assert_close(grads.output_norm.unwrap(), rn.grad(&expected).unwrap(), 1e-5);
@@ -314,7 +314,7 @@ fn a_fused_module_computes_what_separate_ones_compute() {
             dropout: None,
         };
         let (outputs, saved) = project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Inputs);
-        let grads = project_backward(saved.unwrap(), group, d_outputs.clone(), None);
+        let grads = project_backward(*saved.unwrap(), group, d_outputs.clone(), None);
         let weights = grads.modules.into_iter().map(|module| module.weight.unwrap()).collect();
         (Tensor::cat(outputs, 1), grads.input.plain(), Tensor::cat(weights, 0))
     };
@@ -358,7 +358,7 @@ fn a_quantized_weight_computes_what_its_dequantized_values_compute() {
                 dropout: None,
             };
             let (y, saved) = project(Prologue::None { x: x.clone() }, &group, Epilogue::None, Keep::Inputs);
-            (y[0].clone(), project_backward(saved.unwrap(), group, vec![dy.clone()], None).input.plain())
+            (y[0].clone(), project_backward(*saved.unwrap(), group, vec![dy.clone()], None).input.plain())
         };
         let (y, dx) = of(Weight::Quantized(Plain::upload_quantized(&quantized, &device)));
         let (expected_y, expected_dx) = of(Weight::Dense(host));
