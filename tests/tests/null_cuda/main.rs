@@ -1,0 +1,181 @@
+//! The host's side of the CUDA backend on a machine without a card: training steps over a driver and libraries that compute nothing
+//! (`null_cuda.c`) and count what they are called for. CI has no card. What needs none is found here: a step that panics, that allocates
+//! in every step, or that does not launch what the step before it launched.
+//!
+//! The libraries have to be there when a process starts, so the test builds them and starts itself again.
+//! Trade-off: numbers mean nothing here; mixtures of experts, whose launches depend on them, are left out. Needs Linux and a C compiler.
+#![cfg(all(feature = "cuda", target_os = "linux"))]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use std::{env, fs};
+
+use burn_tensor::DType;
+use firebrick_kernels::Recompute;
+use firebrick_kernels::backends::{BackendKind, Cuda};
+use firebrick_model::{BaseStorage, PassOptions};
+use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
+use firebrick_parallel::Ranks;
+use firebrick_tests::{FAMILIES, FROZEN, MIXTURES, NF4, TRAINED, load_in, packed};
+use firebrick_train::run::step::Trainer;
+
+/// The file that the libraries count in.
+const COUNTS: &str = "NULL_CUDA_COUNTS";
+const THIS_TEST: &str = "steps_launch_what_the_one_before_launched_and_allocate_nothing_from_the_third_on";
+/// After which the process is taken to hang; it needs some seconds.
+const LONGEST: Duration = Duration::from_secs(180);
+/// Names under which the libraries are looked for: of NVIDIA's for CUDA 13.
+const LIBRARIES: [&str; 6] =
+    ["libcuda.so.1", "libcuda.so", "libcublasLt.so.13", "libcudnn.so.9", "libnvrtc.so.13", "libnvrtc.so"];
+
+/// What layers save, whether their inputs wait on the host, and what is computed in.
+const PASSES: [(Recompute, bool, DType); 5] = [
+    (Recompute::Full, false, DType::BF16),
+    (Recompute::Full, true, DType::BF16),
+    (Recompute::Selective, false, DType::BF16),
+    (Recompute::None, false, DType::BF16),
+    (Recompute::Selective, false, DType::F32),
+];
+
+/// What was counted so far, in the order of `enum count` of `null_cuda.c`.
+#[derive(Clone, Copy)]
+struct Counts {
+    launches: i64,
+    /// The sum of hashes of the kernels' names and grids.
+    launched: i64,
+    gemms: i64,
+    attentions: i64,
+    bytes: i64,
+    allocations: i64,
+}
+
+impl Counts {
+    fn now() -> Self {
+        let bytes = fs::read(env::var_os(COUNTS).expect("the caller names the file")).unwrap();
+        let mut values = bytes.chunks_exact(8).map(|value| i64::from_le_bytes(value.try_into().unwrap()));
+        let mut next = || values.next().expect("six counts");
+        let [launches, launched, gemms, attentions] = [next(), next(), next(), next()];
+        Self { launches, launched, gemms, attentions, bytes: next(), allocations: next() }
+    }
+
+    /// What was counted from an earlier time on.
+    fn since(self, earlier: Self) -> [i64; 6] {
+        let of = |counts: Self| {
+            [counts.launches, counts.launched, counts.gemms, counts.attentions, counts.bytes, counts.allocations]
+        };
+        let (now, before) = (of(self), of(earlier));
+        std::array::from_fn(|which| now[which].wrapping_sub(before[which]))
+    }
+}
+
+#[test]
+fn steps_launch_what_the_one_before_launched_and_allocate_nothing_from_the_third_on() {
+    if env::var_os(COUNTS).is_some() {
+        steps_of_every_family();
+    } else {
+        run_again_over_null_cuda(THIS_TEST);
+    }
+}
+
+/// Runs a test of this file in a process that finds the libraries of `null_cuda.c`.
+fn run_again_over_null_cuda(test: &str) {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    build(folder.path());
+    let [counts, text] = ["counts", "text"].map(|name| folder.path().join(name));
+    fs::write(&counts, [0; size_of::<Counts>()]).unwrap();
+    let mut paths = vec![folder.path().to_owned()];
+    paths.extend(env::var_os("LD_LIBRARY_PATH").iter().flat_map(env::split_paths));
+    let output = fs::File::create(&text).unwrap();
+    let mut running = Command::new(env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture"])
+        .env("LD_LIBRARY_PATH", env::join_paths(paths).unwrap())
+        .env("FIREBRICK_CACHE", folder.path().join("cache"))
+        // CubeCL looks for headers there, which nothing reads here.
+        .env("CUDA_PATH", folder.path())
+        .env(COUNTS, &counts)
+        .stdout(output.try_clone().unwrap())
+        .stderr(output)
+        .spawn()
+        .unwrap();
+    let started = Instant::now();
+    let status = loop {
+        match running.try_wait().unwrap() {
+            None if started.elapsed() > LONGEST => running.kill().unwrap(),
+            None => sleep(Duration::from_millis(50)),
+            Some(status) => break status,
+        }
+    };
+    let text = fs::read_to_string(&text).unwrap();
+    assert!(status.success() && text.contains("1 passed"), "{status} after {:?}\n{text}", started.elapsed());
+}
+
+/// Compiles the libraries: one for all, which has each name.
+fn build(folder: &Path) {
+    let source = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/null_cuda/null_cuda.c");
+    let first = folder.join(LIBRARIES[0]);
+    let built = Command::new("cc").args(["-O1", "-shared", "-fPIC", "-o"]).args([&first, &source]).output();
+    let built = built.expect("a C compiler, which building this project needs as well");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    LIBRARIES[1..].iter().for_each(|name| fs::hard_link(&first, folder.join(name)).unwrap());
+    fs::create_dir(folder.join("include")).unwrap();
+}
+
+fn steps_of_every_family() {
+    BackendKind::Cuda.probe().expect("the libraries are found");
+    for family in FAMILIES.into_iter().filter(|family| !MIXTURES.contains(family)) {
+        let adapter = format!("{family}-lora");
+        for (storage, adapter) in [(NF4, Some(adapter.as_str())), (FROZEN, Some(&adapter)), (TRAINED, None)] {
+            for (recompute, offload, dtype) in PASSES {
+                let pass = PassOptions { recompute, offload, ..PassOptions::default() };
+                let case = format!("{family} {storage:?} {dtype:?} {pass:?}");
+                let lengths = if recompute == Recompute::None { [48, 48, 48] } else { [39, 29, 61] };
+                steps_are_alike(trainer(family, adapter, storage, dtype, pass), lengths, &case);
+            }
+        }
+    }
+    assert!(Counts::now().attentions > 0, "cuDNN takes some of these cases");
+}
+
+fn trainer(
+    family: &str,
+    adapter: Option<&str>,
+    storage: BaseStorage,
+    dtype: DType,
+    pass: PassOptions,
+) -> Trainer<Cuda> {
+    Trainer {
+        model: load_in(family, adapter, storage, dtype),
+        optimizer: Optimizer::new(OptimizerConfig {
+            kind: OptimizerKind::AdamW8bit,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            weight_decay: 0.01,
+            max_grad_norm: Some(1.0),
+        }),
+        schedule: Schedule { kind: ScheduleKind::Constant, peak: 1e-3, lowest: 0.0, warmup_steps: 0, total_steps: 9 },
+        ranks: Ranks::single(),
+        zero_stage: 0,
+        pass,
+        loss_chunk_tokens: 20,
+        pairs: None,
+    }
+}
+
+/// The first two steps allocate, compile and choose; after them nothing is new.
+fn steps_are_alike(mut trainer: Trainer<Cuda>, lengths: [u32; 3], case: &str) {
+    let documents: [Vec<u32>; 3] = lengths.map(|length| (1..=length).collect());
+    let batch = [packed(&documents.each_ref().map(Vec::as_slice))];
+    let mut step = || {
+        let outcome = trainer.step(&batch).expect("one rank reaches itself");
+        outcome.read();
+        Counts::now()
+    };
+    let [_, second, third, fourth] = [step(), step(), step(), step()];
+    let [launches, launched, gemms, attentions, bytes, allocations] = fourth.since(third);
+    assert_eq!([launches, launched, gemms, attentions, bytes, allocations], third.since(second), "{case}: two steps");
+    assert_eq!((allocations, bytes), (0, 0), "{case}: memory");
+    assert!(launches > 0 && gemms > 0, "{case}: {launches} launches and {gemms} GEMMs");
+}

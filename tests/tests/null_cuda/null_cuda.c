@@ -1,0 +1,209 @@
+// A CUDA driver, cuBLASLt, cuDNN and NVRTC that compute nothing: every call succeeds at once, kernels and GEMMs leave memory as it is. With
+// it the host's side of the CUDA backend runs on a machine without a card: main.rs says what for. Memory of the "device" is memory of the
+// host, reserved and not touched, so copies to it and from it work.
+//
+// What was called is counted in a file of 64-bit integers that NULL_CUDA_COUNTS names, in the order of `enum count`.
+//
+// Trade-off: written for the calls that the tests make; another one is a missing symbol, which the caller reports.
+
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define API __attribute__((visibility("default")))
+// Calls whose arguments do not matter here.
+#define SUCCEEDS(name) API int name(void) { return 0; }
+#define DESTROYS(name) API int name(void *object) { free(object); return 0; }
+
+enum count { LAUNCHES, LAUNCHED, GEMMS, ATTENTIONS, BYTES, ALLOCATIONS, COUNTS };
+
+static int64_t *counts;
+
+__attribute__((constructor)) static void map_counts(void) {
+    static int64_t own[COUNTS];
+    const char *path = getenv("NULL_CUDA_COUNTS");
+    const int file = path ? open(path, O_RDWR) : -1;
+    void *mapped = file < 0 ? MAP_FAILED : mmap(0, sizeof own, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (path && mapped == MAP_FAILED) fprintf(stderr, "cannot count in %s\n", path), abort();
+    counts = mapped == MAP_FAILED ? own : mapped;
+}
+
+static int add(enum count which, int64_t number) {
+    __atomic_add_fetch(&counts[which], number, __ATOMIC_RELAXED);
+    return 0;
+}
+
+// ------------------------------------------------------------------------------------------------------------- driver
+
+// An allocation begins with a page that holds its size.
+enum { PAGE = 4096 };
+
+static int allocate(uint64_t *address, size_t bytes) {
+    const size_t whole = PAGE + (bytes + PAGE - 1) / PAGE * PAGE;
+    char *start = mmap(0, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED) return 2; // CUDA_ERROR_OUT_OF_MEMORY
+    *(size_t *)start = whole;
+    *address = (uint64_t)start + PAGE;
+    add(ALLOCATIONS, 1);
+    return add(BYTES, whole - PAGE);
+}
+
+static int release(uint64_t address) {
+    if (!address) return 0;
+    char *start = (char *)address - PAGE;
+    const size_t whole = *(size_t *)start;
+    add(BYTES, -(int64_t)(whole - PAGE));
+    return munmap(start, whole) ? 1 : 0;
+}
+
+static const size_t TOTAL_BYTES = 80ull << 30;
+
+API int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+API int cuDeviceGetCount(int *count) { *count = 1; return 0; }
+API int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
+API int cuDeviceGetName(char *name, int bytes, int device) { strncpy(name, "null CUDA device", bytes); return 0; }
+API int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = TOTAL_BYTES; return 0; }
+API int cuMemGetInfo_v2(size_t *available, size_t *total) {
+    *total = TOTAL_BYTES, *available = TOTAL_BYTES - counts[BYTES];
+    return 0;
+}
+API int cuDeviceGetUuid_v2(char *uuid, int device) { memset(uuid, 0, 16); return 0; }
+
+// CUDA_MEMCPY2D; kind 1 is the host, 2 the device.
+struct copy_2d {
+    size_t from_x, from_y;
+    int from_kind;
+    const char *from_host;
+    uint64_t from_device;
+    void *from_array;
+    size_t from_pitch, to_x, to_y;
+    int to_kind;
+    char *to_host;
+    uint64_t to_device;
+    void *to_array;
+    size_t to_pitch, width, height;
+};
+
+// The attributes of an H100 that anything asks for; others are 1.
+API int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    static const int OF_H100[][2] = {
+        {1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, {5, 2147483647}, {6, 65535}, {7, 65535}, {8, 49152}, {10, 32}, {12, 65536},
+        {16, 132}, {33, 0}, {34, 0}, {38, 52428800}, {39, 2048}, {50, 0}, {75, 9}, {76, 0}, {81, 233472}, {97, 232448},
+        {106, 32},
+    };
+    *value = 1;
+    for (size_t k = 0; k < sizeof OF_H100 / sizeof *OF_H100; ++k)
+        if (OF_H100[k][0] == attribute) *value = OF_H100[k][1];
+    return 0;
+}
+
+API int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)0x1000; return 0; }
+API int cuCtxGetCurrent(void **context) { *context = (void *)0x1000; return 0; }
+API int cuCtxPopCurrent_v2(void **context) { *context = (void *)0x1000; return 0; }
+API int cuDeviceGetDefaultMemPool(void **pool, int device) { *pool = (void *)0x2000; return 0; }
+API int cuStreamCreate(void **stream, unsigned flags) { *stream = malloc(16); return 0; }
+API int cuStreamCreateWithPriority(void **stream, unsigned flags, int priority) { return cuStreamCreate(stream, flags); }
+API int cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = 0, *greatest = -5; return 0; }
+API int cuEventCreate(void **event, unsigned flags) { *event = malloc(16); return 0; }
+API int cuEventElapsedTime(float *milliseconds, void *start, void *end) { *milliseconds = 1.0f; return 0; }
+API int cuMemAlloc_v2(uint64_t *address, size_t bytes) { return allocate(address, bytes); }
+API int cuMemAllocAsync(uint64_t *address, size_t bytes, void *stream) { return allocate(address, bytes); }
+API int cuMemFree_v2(uint64_t address) { return release(address); }
+API int cuMemFreeAsync(uint64_t address, void *stream) { return release(address); }
+API int cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) {
+    add(ALLOCATIONS, 1);
+    return posix_memalign(memory, PAGE, bytes ? bytes : 1) ? 2 : 0;
+}
+API int cuMemAllocHost_v2(void **memory, size_t bytes) { return cuMemHostAlloc(memory, bytes, 0); }
+API int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) { memcpy((void *)to, from, bytes); return 0; }
+API int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) { memcpy(to, (void *)from, bytes); return 0; }
+API int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, void *stream) { memmove((void *)to, (void *)from, bytes); return 0; }
+API int cuModuleLoadData(void **module, const void *image) { *module = malloc(16); return 0; }
+// A function is its name; it is never freed, as a driver frees it with its module.
+API int cuModuleGetFunction(void **function, void *module, const char *name) { *function = strdup(name); return 0; }
+API int cuFuncGetAttribute(int *value, int attribute, void *function) { *value = attribute == 0 ? 1024 : 0; return 0; }
+API int cuGetErrorName(int error, const char **text) { *text = "ERROR_OF_NULL_CUDA"; return 0; }
+API int cuGetErrorString(int error, const char **text) { *text = "an error of the CUDA driver that computes nothing"; return 0; }
+
+// Adds up hashes of names and grids: two threads launch, and their order among each other is not always the same.
+API int cuLaunchKernel(const char *name, unsigned x, unsigned y, unsigned z) {
+    uint64_t hash = 14695981039346656037u;
+    for (; *name; ++name) hash = (hash ^ (unsigned char)*name) * 1099511628211u;
+    const unsigned grid[] = {x, y, z};
+    for (int axis = 0; axis < 3; ++axis) hash = (hash ^ grid[axis]) * 1099511628211u;
+    add(LAUNCHED, (int64_t)hash);
+    return add(LAUNCHES, 1);
+}
+
+API int cuMemcpy2DAsync_v2(const struct copy_2d *copy, void *stream) {
+    const char *from = copy->from_kind == 1 ? copy->from_host : (const char *)copy->from_device;
+    char *to = copy->to_kind == 1 ? copy->to_host : (char *)copy->to_device;
+    from += copy->from_y * copy->from_pitch + copy->from_x, to += copy->to_y * copy->to_pitch + copy->to_x;
+    for (size_t row = 0; row < copy->height; ++row)
+        memcpy(to + row * copy->to_pitch, from + row * copy->from_pitch, copy->width);
+    return 0;
+}
+
+SUCCEEDS(cuInit) SUCCEEDS(cuCtxPushCurrent_v2) SUCCEEDS(cuCtxSetCurrent) SUCCEEDS(cuCtxSynchronize) SUCCEEDS(cuCtxRecordEvent)
+SUCCEEDS(cuCtxWaitEvent) SUCCEEDS(cuDevicePrimaryCtxRelease_v2) SUCCEEDS(cuMemPoolSetAttribute) SUCCEEDS(cuMemPoolTrimTo)
+SUCCEEDS(cuEventRecord) SUCCEEDS(cuEventSynchronize) SUCCEEDS(cuEventQuery) SUCCEEDS(cuStreamSynchronize)
+SUCCEEDS(cuStreamWaitEvent) SUCCEEDS(cuFuncSetAttribute) SUCCEEDS(cuMemsetD8Async)
+SUCCEEDS(cuMemsetD32Async)
+DESTROYS(cuEventDestroy_v2) DESTROYS(cuStreamDestroy_v2) DESTROYS(cuModuleUnload) DESTROYS(cuMemFreeHost)
+
+// ----------------------------------------------------------------------------------------------------------- cuBLASLt
+
+API int cublasLtCreate(void **object) { *object = malloc(16); return 0; }
+API int cublasLtMatmulDescCreate(void **object, unsigned compute, unsigned scale) { *object = malloc(16); return 0; }
+API int cublasLtMatrixLayoutCreate(void **object, unsigned type, uint64_t rows, uint64_t columns, int64_t leading) { *object = malloc(16); return 0; }
+API int cublasLtMatmulPreferenceCreate(void **object) { *object = malloc(16); return 0; }
+// One algorithm that needs no workspace.
+API int cublasLtMatmulAlgoGetHeuristic(void *handle, void *description, void *a, void *b, void *c, void *d, void *preference, int most, void *results, int *found) {
+    memset(results, 0, 96), *found = 1;
+    return 0;
+}
+API int cublasLtMatmul(void) { return add(GEMMS, 1); }
+API size_t cublasLtGetVersion(void) { return 130002; }
+API const char *cublasLtGetStatusName(int status) { return "STATUS_OF_NULL_CUDA"; }
+SUCCEEDS(cublasLtMatmulDescSetAttribute) SUCCEEDS(cublasLtMatmulPreferenceSetAttribute)
+DESTROYS(cublasLtDestroy) DESTROYS(cublasLtMatmulDescDestroy) DESTROYS(cublasLtMatrixLayoutDestroy)
+DESTROYS(cublasLtMatmulPreferenceDestroy)
+
+// -------------------------------------------------------------------------------------------------------------- cuDNN
+
+API size_t cudnnGetVersion(void) { return 91800; }
+API const char *cudnnGetErrorString(int status) { return "STATUS_OF_NULL_CUDA"; }
+API void cudnnGetLastErrorString(char *text, size_t bytes) { text[0] = 0; }
+API int cudnnCreate(void **handle) { *handle = malloc(16); return 0; }
+API int cudnnBackendCreateDescriptor(int kind, void **descriptor) { *descriptor = malloc(16); return 0; }
+// One engine, and no workspace.
+API int cudnnBackendGetAttribute(void *descriptor, int name, int type, int64_t most, int64_t *found, void *values) {
+    *found = 1;
+    if (type == 3 && values) *(int64_t *)values = 0; // CUDNN_TYPE_INT64
+    return 0;
+}
+API int cudnnBackendExecute(void) { return add(ATTENTIONS, 1); }
+SUCCEEDS(cudnnSetStream) SUCCEEDS(cudnnBackendFinalize) SUCCEEDS(cudnnBackendSetAttribute)
+DESTROYS(cudnnDestroy) DESTROYS(cudnnBackendDestroyDescriptor)
+
+// -------------------------------------------------------------------------------------------------------------- NVRTC
+
+static const char IMAGE[] = "nothing";
+
+API int nvrtcVersion(int *major, int *minor) { *major = 13, *minor = 0; return 0; }
+API int nvrtcCreateProgram(void **program) { *program = malloc(16); return 0; }
+API int nvrtcGetProgramLogSize(void *program, size_t *bytes) { *bytes = 1; return 0; }
+API int nvrtcGetProgramLog(void *program, char *text) { *text = 0; return 0; }
+API int nvrtcGetPTXSize(void *program, size_t *bytes) { *bytes = sizeof IMAGE; return 0; }
+API int nvrtcGetPTX(void *program, char *image) { memcpy(image, IMAGE, sizeof IMAGE); return 0; }
+API int nvrtcGetCUBINSize(void *program, size_t *bytes) { return nvrtcGetPTXSize(program, bytes); }
+API int nvrtcGetCUBIN(void *program, char *image) { return nvrtcGetPTX(program, image); }
+API int nvrtcDestroyProgram(void **program) { free(*program); return 0; }
+API const char *nvrtcGetErrorString(int status) { return "ERROR_OF_NULL_CUDA"; }
+SUCCEEDS(nvrtcCompileProgram)
