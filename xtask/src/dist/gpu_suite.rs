@@ -1,7 +1,7 @@
 //! `cargo xtask dist --tests`: the GPU suite as programs, for a machine that has a GPU and no Rust.
 //!
 //! CI has no GPU, so these tests return early there; the bundle is how they are run for real. Its `run.sh` runs every
-//! program and prints one line per program.
+//! program and prints one line per program, several at a time where that disturbs none of them.
 //!
 //! Not supported: Windows, where the script does not run (the programs do).
 
@@ -22,7 +22,7 @@ const SUITES: [(&str, &str, &[&str]); 3] = [
 ];
 
 /// Data that the programs read, at the same relative path in the bundle and in the project.
-const DATA: [&str; 2] = ["tests/fixtures", "tests/golden"];
+const DATA: [&str; 3] = ["tests/fixtures", "tests/golden", "docs/decisions.md"];
 
 /// Runs every program of the bundle and reports; fails if one of them failed.
 const SCRIPT: &str = "\
@@ -30,11 +30,22 @@ const SCRIPT: &str = "\
 # Runs the GPU suite. Needs the NVIDIA driver, and cuBLASLt, NVRTC and (for attention) cuDNN where the loader finds them.
 cd \"$(dirname \"$0\")\" || exit 1
 export FIREBRICK_TESTS=\"$PWD/tests\"
+run() {
+  if \"./bin/$1\" --test-threads=1 > \"$1.log\" 2>&1; then verdict=passed; else verdict=FAILED; fi
+  echo \"$verdict $1: $(grep '^test result' \"$1.log\")\"
+  [ \"$verdict\" = passed ]
+}
 failed=0
+# These two count the card's memory: nothing else may run meanwhile.
+for program in firebrick-cuda-gpu firebrick-kernels-cuda; do run \"$program\" || failed=1; done
+running=
 for program in bin/*; do
-  if \"./$program\" --test-threads=1 > \"$(basename \"$program\").log\" 2>&1; then verdict=passed; else verdict=FAILED; failed=1; fi
-  echo \"$verdict $(basename \"$program\"): $(grep '^test result' \"$(basename \"$program\").log\")\"
+  program=$(basename \"$program\")
+  case \"$program\" in firebrick-cuda-gpu | firebrick-kernels-cuda) continue ;; esac
+  run \"$program\" &
+  running=\"$running $!\"
 done
+for process in $running; do wait \"$process\" || failed=1; done
 exit $failed
 ";
 
@@ -49,7 +60,9 @@ pub(super) fn assemble(workspace: &Workspace, folder: &Path) -> Result<()> {
         }
     }
     for data in DATA {
-        copy(&workspace.root().join(data), &folder.join(data))?;
+        let to = folder.join(data);
+        fs::create_dir_all(to.parent().context("data lies in a folder")?)?;
+        copy(&workspace.root().join(data), &to)?;
     }
     write_script(&folder.join("run.sh"))
 }
@@ -99,6 +112,41 @@ mod tests {
         assert!(!build_args("firebrick-cuda", "", &["gpu"]).contains(&"--features".to_owned()));
     }
 
+    /// Scripts stand for the programs.
+    #[cfg(unix)]
+    #[test]
+    fn the_script_runs_every_program_and_fails_if_one_does() {
+        let folder = tempfile::tempdir().unwrap();
+        let bin = folder.path().join("bin");
+        fs::create_dir(&bin).unwrap();
+        write_script(&folder.path().join("run.sh")).unwrap();
+        let run = || {
+            let ran = std::process::Command::new(folder.path().join("run.sh")).output().unwrap();
+            (ran.status.success(), String::from_utf8(ran.stdout).unwrap())
+        };
+        let stand_in = |name: &str, status: u8| {
+            let text = format!("#!/bin/sh\necho test result: {name} $FIREBRICK_TESTS\nexit {status}\n");
+            fs::write(bin.join(name), text).unwrap();
+            fs::set_permissions(bin.join(name), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        };
+        let names: Vec<String> = SUITES
+            .iter()
+            .flat_map(|(package, _, tests)| tests.iter().map(move |test| format!("{package}-{test}")))
+            .collect();
+        names.iter().for_each(|name| stand_in(name, 0));
+        let (passed, printed) = run();
+        assert!(
+            passed && names.iter().all(|name| printed.contains(&format!("passed {name}: test result"))),
+            "{printed}"
+        );
+        for name in ["firebrick-tests-gpu", "firebrick-kernels-cuda"] {
+            stand_in(name, 1);
+            let (passed, printed) = run();
+            assert!(!passed && printed.contains(&format!("FAILED {name}: test result")), "{printed}");
+            stand_in(name, 0);
+        }
+    }
+
     #[cfg(unix)]
     #[test]
     fn the_script_is_executable() {
@@ -123,6 +171,6 @@ mod tests {
                 assert!(file.is_file() || root.join(&folder).join(test).join("main.rs").is_file(), "{folder}/{test}");
             }
         }
-        assert!(DATA.iter().all(|data| root.join(data).is_dir()));
+        assert!(DATA.iter().all(|data| root.join(data).exists()));
     }
 }
