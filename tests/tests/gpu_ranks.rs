@@ -125,7 +125,7 @@ fn on_device(rank: usize, seed: usize, length: usize, device: &Device) -> Tensor
 fn large_parameters(device: &Device) -> (usize, Vec<Parameter<Cuda>>) {
     let length = 3_000_001;
     let parameter =
-        |index| Parameter::from_host(format!("p{index:02}"), &[length], Role::Embedding, &vec![0.0; length], device);
+        |index| Parameter::from_host(format!("p{index:02}"), &[length], Role::Embedding, vec![0.0; length], device);
     (length, (0..24).map(parameter).collect())
 }
 
@@ -288,7 +288,7 @@ fn times_of_sums_are_printed() {
         }
     }
     let adapters: Vec<Parameter<Cuda>> = (0..448)
-        .map(|index| Parameter::from_host(format!("p{index:03}"), &[98_304], Role::LoraA, &vec![0.0; 98_304], &device))
+        .map(|index| Parameter::from_host(format!("p{index:03}"), &[98_304], Role::LoraA, vec![0.0; 98_304], &device))
         .collect();
     let parameters: Vec<_> = adapters.iter().collect();
     let (mut in_backward, mut at_the_end) = (f64::MAX, f64::MAX);

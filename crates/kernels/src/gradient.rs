@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use burn_tensor::{DType, Tensor, backend::Backend};
+use burn_tensor::{DType, Tensor, TensorData, backend::Backend};
 use firebrick_arch::Role;
 
 use crate::Kernels;
@@ -35,13 +35,20 @@ impl<B: Backend> Parameter<B> {
         name: impl Into<Arc<str>>,
         shape: &[usize],
         role: Role,
-        values: &[f32],
+        values: impl Into<Vec<f32>>,
         device: &B::Device,
     ) -> Self {
-        let name = name.into();
+        let (name, values) = (name.into(), values.into());
         let elements: usize = shape.iter().product();
         assert_eq!(values.len(), elements, "parameter {name}: {} values for shape {shape:?}", values.len());
-        Self { name, shape: shape.to_vec(), role, value: Tensor::from_floats(values, device) }
+        let value = Tensor::from_data(TensorData::new(values, [elements]), (device, DType::F32));
+        Self { name, shape: shape.to_vec(), role, value }
+    }
+
+    /// Zeros in `shape`.
+    pub fn zeros(name: impl Into<Arc<str>>, shape: &[usize], role: Role, device: &B::Device) -> Self {
+        let value = Tensor::zeros([shape.iter().product::<usize>()], (device, DType::F32));
+        Self { name: name.into(), shape: shape.to_vec(), role, value }
     }
 
     /// The value as a matrix.
@@ -205,7 +212,7 @@ mod tests {
     const MICRO_BATCHES: u64 = 3;
 
     fn parameter(name: &str, elements: usize) -> Parameter<Plain> {
-        Parameter::from_host(name, &[elements], Role::Embedding, &vec![0.0; elements], &Default::default())
+        Parameter::from_host(name, &[elements], Role::Embedding, vec![0.0; elements], &Default::default())
     }
 
     fn gradient(seed: u64, elements: usize) -> Tensor<Plain, 1> {
@@ -290,7 +297,8 @@ mod tests {
     #[test]
     fn a_parameter_is_a_matrix_of_its_shape() {
         let values = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
-        let parameter = Parameter::<Plain>::from_host("p", &[2, 3], Role::LoraA, &values, &Default::default());
+        let parameter =
+            Parameter::<Plain>::from_host("p", &[2, 3], Role::LoraA, values.as_slice(), &Default::default());
         let expected = Tensor::<Plain, 2>::from_floats([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], &Default::default());
         assert_eq!((parameter.matrix().into_data(), parameter.elements()), (expected.into_data(), 6));
     }

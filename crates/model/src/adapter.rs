@@ -126,7 +126,7 @@ fn replaced<B: Kernels>(
     match found {
         Some(tensor) if tensor.shape == parameter.shape => {
             let (name, role) = (parameter.name.clone(), parameter.role);
-            Ok(Parameter::from_host(name, &tensor.shape, role, &tensor.values, device))
+            Ok(Parameter::from_host(name, &tensor.shape, role, tensor.values.as_slice(), device))
         }
         Some(tensor) => {
             let problem = format!("has shape {:?}, expected {:?}", tensor.shape, parameter.shape);

@@ -22,7 +22,6 @@ use burn_tensor::DType;
 use firebrick_arch::{EMBEDDING, HEAD, LoraConfig, ModelConfig, ModelSpec, Role, TensorSpec, saved_tensor_name};
 use firebrick_kernels::{BaseStorage, GemmFormat, Kernels};
 use firebrick_precision::{Format, QuantFormat};
-use xxhash_rust::xxh3::Xxh3;
 
 use self::new_tokens::with_new_rows;
 use crate::decoder::Decoder;
@@ -32,10 +31,12 @@ use crate::weights::{HfFolder, Limits, Request, Shard, Values, read_ahead};
 
 /// Threads that read weights: a few keep up with any link to a device, and more only take turns at the memory.
 const MAX_READERS: usize = 8;
-/// Bytes read ahead of a device that quantizes: a few tensors, in pinned memory next to the largest one.
+/// Bytes read ahead of a device that quantizes: two pieces for each reader, and codes of a few weights, in pinned memory.
 const LOOK_AHEAD: usize = 384 << 20;
-/// Bytes read ahead where quantizing is the host's work, which is slower than reading: a few tensors.
+/// Bytes read ahead where quantizing is the host's work, which is slower than reading.
 const LOOK_AHEAD_OF_HOST: usize = 256 << 20;
+/// Bytes that one reader reads of a tensor at a time. Another number gives other hashes of weights, and checkpoints name those.
+const PIECE: usize = 16 << 20;
 
 /// What to build in addition to what the checkpoint describes.
 #[derive(Clone, Debug)]
@@ -90,7 +91,7 @@ impl<B: Kernels> Decoder<B> {
         let readers = available_parallelism().map_or(1, NonZero::get).min(MAX_READERS);
         let quantizes_on_device = B::quantizes_on_device();
         let bytes = if quantizes_on_device { LOOK_AHEAD } else { LOOK_AHEAD_OF_HOST };
-        let limits = Limits { readers, bytes };
+        let limits = Limits { readers, bytes, piece: PIECE };
         Self::load_within(folder, &config, options, division, device, quantizes_on_device, limits, progress)
     }
 
@@ -123,26 +124,23 @@ impl<B: Kernels> Decoder<B> {
             requests.push(Request { dtype, ..request(&tensors[0]) });
         }
         let allocate = |bytes| B::host_buffer(device, bytes);
-        let mut hash = Xxh3::new();
-        let mut decoder = read_ahead(folder, &requests, limits, &allocate, |ahead| {
+        read_ahead(folder, &requests, limits, &allocate, |ahead| {
             let mut read = |tensor: &TensorSpec| {
                 let is_untied_head = tensor.name == HEAD && config.spec.tie_word_embeddings;
                 let stored_name = if is_untied_head { EMBEDDING } else { &tensor.name };
-                let values = ahead.take(stored_name)?;
-                if !is_untied_head {
-                    hash.update(tensor.name.as_bytes());
-                    hash.update(&values.hash.to_le_bytes());
-                }
-                Ok(match tensor.role {
+                let values = ahead.take(stored_name);
+                match tensor.role {
                     Role::Embedding | Role::Head => with_new_rows(values, stored_name, config, options.seed, &allocate),
-                    _ => values,
-                })
+                    _ => Ok(values),
+                }
             };
             let (read, starts) = (&mut read, None);
-            Builder { config, options, division, dense, device, quantizes_on_device, read, progress, starts }.build()
-        })??;
-        decoder.base_hash = Some(hash.digest());
-        Ok(decoder)
+            let builder =
+                Builder { config, options, division, dense, device, quantizes_on_device, read, progress, starts };
+            let mut decoder = builder.build()?;
+            decoder.base_hash = Some(ahead.hash());
+            Ok(decoder)
+        })?
     }
 }
 
@@ -191,9 +189,9 @@ impl BuildOptions {
 }
 
 /// Where the values of a tensor come from. A folder's come in the order of `ModelSpec::tensors` only.
-type Read<'a> = &'a mut dyn FnMut(&TensorSpec) -> Result<Values, ModelError>;
+type Read<'a, 'v> = &'a mut dyn FnMut(&TensorSpec) -> Result<Values<'v>, ModelError>;
 
-struct Builder<'a, B: Kernels> {
+struct Builder<'a, 'v, B: Kernels> {
     config: &'a ModelConfig,
     options: &'a BuildOptions,
     division: Option<Division>,
@@ -201,7 +199,7 @@ struct Builder<'a, B: Kernels> {
     dense: BTreeSet<String>,
     device: &'a B::Device,
     quantizes_on_device: bool,
-    read: Read<'a>,
+    read: Read<'a, 'v>,
     progress: &'a mut dyn FnMut(&str),
     /// The adapter that the run continues, where its modules started as parts of their weights; open from the first of them on.
     starts: Option<Shard>,

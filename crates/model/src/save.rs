@@ -89,7 +89,7 @@ impl<B: Kernels> Decoder<B> {
             }
             let values = folder.read_f32(&parameter.name, &parameter.shape)?;
             let name = parameter.name.clone();
-            *parameter = Parameter::from_host(name, &parameter.shape, parameter.role, &values, &device);
+            *parameter = Parameter::from_host(name, &parameter.shape, parameter.role, values, &device);
         }
         Ok(())
     }

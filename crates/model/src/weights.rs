@@ -28,7 +28,7 @@ use self::complete::deciding_keys;
 pub use self::compressed::Codec;
 use self::quantized::QuantizedWeight;
 pub use self::quantized::{Bnb4bit, Bnb4bitType};
-pub(crate) use self::read_ahead::{Limits, Request, Values, read_ahead};
+pub(crate) use self::read_ahead::{Limits, Request, Stored, Values, read_ahead};
 pub(crate) use self::shard::Shard;
 pub(crate) use self::write::write_folder;
 pub use self::write::{Fetched, SavedDtype, write_hf_folder, write_safetensors, write_safetensors_f32};
@@ -390,12 +390,12 @@ mod tests {
             shapes(&config).into_iter().map(|(name, shape)| Request { name, shape, dtype: None, format: None });
         let requests: Vec<_> = requests.collect();
         let allocate = |bytes| Flex::host_buffer(&Default::default(), bytes);
-        let limits = Limits { readers: 4, bytes: 1_000 };
+        let limits = Limits { readers: 4, bytes: 1_000, piece: 300 };
         read_ahead(&folder, &requests, limits, &allocate, |ahead| {
             for Request { name, shape, .. } in &requests {
                 let stored: Vec<u8> =
                     values(name, shape.iter().product()).iter().flat_map(|value| value.to_le_bytes()).collect();
-                assert_eq!(ahead.take(name).unwrap().buffer[..], stored, "{name}");
+                assert_eq!(ahead.take(name).into_buffer(&allocate).unwrap()[..], stored, "{name}");
             }
         })
         .unwrap();

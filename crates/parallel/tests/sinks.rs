@@ -35,7 +35,7 @@ fn parameters() -> Vec<Parameter<Flex>> {
     .into_iter()
     .map(|(name, shape, role)| {
         let values = vec![0.0; shape.iter().product()];
-        Parameter::from_host(name, &shape, role, &values, &Default::default())
+        Parameter::from_host(name, &shape, role, values, &Default::default())
     })
     .collect()
 }
@@ -263,7 +263,7 @@ fn adapters() -> Vec<Parameter<Flex>> {
     let adapter = |index: usize| {
         let (name, elements) = (format!("adapter.{}", index * 37 % 150), 1 + index % 9);
         let role = if index.is_multiple_of(2) { Role::LoraA } else { Role::LoraB };
-        Parameter::from_host(name, &[elements], role, &vec![0.0; elements], &Default::default())
+        Parameter::from_host(name, &[elements], role, vec![0.0; elements], &Default::default())
     };
     (0..150).map(adapter).collect()
 }

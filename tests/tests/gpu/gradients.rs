@@ -66,7 +66,7 @@ pub(super) fn fill_adapters(model: &mut Decoder<Cuda>) {
             let value = |index: u32| (f64::from(index.wrapping_mul(2_654_435_761)) / f64::from(u32::MAX) - 0.5) * 0.02;
             let values: Vec<f32> = (0..elements).map(|index| value(index) as f32).collect();
             let (name, shape) = (parameter.name.clone(), parameter.shape.clone());
-            *parameter = Parameter::from_host(name, &shape, parameter.role, &values, &Default::default());
+            *parameter = Parameter::from_host(name, &shape, parameter.role, values, &Default::default());
         }
     }
 }

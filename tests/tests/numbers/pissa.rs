@@ -82,7 +82,7 @@ fn an_adapter_that_moved_is_saved_for_the_original_base() {
                 parameter.name.clone(),
                 &parameter.shape,
                 parameter.role,
-                &moved,
+                moved,
                 &Default::default(),
             );
         }

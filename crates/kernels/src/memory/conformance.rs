@@ -2,10 +2,12 @@
 //!
 //! Trade-off: values are compared, not where they were kept.
 
+use std::convert::Infallible;
+
 use burn_tensor::{DType, Int, IntDType, Tensor, TensorData};
 
-use crate::Kernels;
 use crate::conformance::check::Check;
+use crate::{HostBuffer, Kernels};
 
 pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     offloaded(check);
@@ -75,8 +77,18 @@ fn uploaded<B: Kernels>(check: &mut Check<'_, B>) {
     for dtype in [DType::F32, check.case.dtype] {
         let (_, expected) = check.random_in(dtype, shape, 1.0);
         let data: TensorData = expected.to_data().convert_dtype(dtype);
-        let mut buffer = B::host_buffer(check.device, data.as_bytes().len());
-        buffer.copy_from_slice(data.as_bytes());
-        check.compare("upload", B::upload(buffer, shape, dtype, check.device), expected);
+        let bytes = data.as_bytes();
+        for pieces in [vec![bytes.len()], vec![2, 0, bytes.len() / 2, bytes.len() - bytes.len() / 2 - 2]] {
+            let mut left = bytes;
+            let buffers = pieces.into_iter().map(|count| {
+                let mut buffer = B::host_buffer(check.device, count);
+                buffer.copy_from_slice(left.split_off(..count).expect("the pieces are all bytes"));
+                Ok::<_, Infallible>(buffer)
+            });
+            let Ok(uploaded) = B::upload(buffers, shape, dtype, check.device);
+            check.compare("upload", uploaded, expected.clone());
+        }
+        let refused = B::upload([Err::<HostBuffer, _>("unread")], shape, dtype, check.device);
+        check.same("upload: an error", matches!(refused, Err("unread")));
     }
 }

@@ -70,14 +70,30 @@ pub trait MemoryOps: Backend {
         HostBuffer::new(vec![0; bytes])
     }
 
-    /// A matrix of the bytes of a buffer, row-major and in the machine's byte order.
+    /// A matrix of the bytes of buffers, one after the other: row-major and in the machine's byte order. A buffer is on its way to the
+    /// device before the next one is asked for, where the backend can.
+    ///
+    /// # Errors
+    /// The first that `buffers` has.
     ///
     /// # Panics
-    /// If the buffer does not have the bytes of the shape.
-    fn upload(buffer: HostBuffer, shape: [usize; 2], dtype: DType, device: &Self::Device) -> Tensor<Self, 2> {
-        let bytes: Vec<u8> = buffer.into_memory().expect("the default buffer is a Vec");
-        let data = TensorData::from_bytes_vec(bytes, shape, dtype);
-        Tensor::from_data(data, (device, dtype))
+    /// If the buffers do not have the bytes of the shape.
+    fn upload<E>(
+        buffers: impl IntoIterator<Item = Result<HostBuffer, E>>,
+        shape: [usize; 2],
+        dtype: DType,
+        device: &Self::Device,
+    ) -> Result<Tensor<Self, 2>, E> {
+        let mut buffers = buffers.into_iter();
+        let first = buffers.next().transpose()?;
+        let mut bytes: Vec<u8> =
+            first.map_or_else(Vec::new, |first| first.into_memory().expect("the default is a Vec"));
+        // Room for the rest at once, should there be one.
+        bytes.reserve_exact((shape[0] * shape[1] * dtype.size()).saturating_sub(bytes.len()));
+        for buffer in buffers {
+            bytes.extend_from_slice(&buffer?);
+        }
+        Ok(Tensor::from_data(TensorData::from_bytes_vec(bytes, shape, dtype), (device, dtype)))
     }
 
     /// Moves a tensor out of the way until its backward; where the backend can, into host memory, copied while other work runs.

@@ -9,10 +9,10 @@ pub(crate) mod conformance;
 pub mod reference;
 
 use burn_tensor::{DType, Int, IntDType, Shape, Tensor, backend::Backend};
-use firebrick_precision::{QuantFormat, QuantizedTensor, blockwise};
+use firebrick_precision::{HostScales, QuantFormat, QuantizedTensor, blockwise};
 
 use crate::comm::{Payload, PayloadLayout};
-use crate::memory::MemoryOps;
+use crate::memory::{HostBuffer, MemoryOps};
 
 /// A weight matrix `[out, in]`.
 #[derive(Clone, Debug)]
@@ -158,6 +158,14 @@ impl<B: Backend> QuantizedWeight<B> {
     }
 }
 
+/// Bytes of a weight's codes in whole blocks, and what fills the last of them: codes of zero.
+pub fn code_bytes(format: QuantFormat, shape: &[usize]) -> (usize, u8) {
+    let columns = *shape.last().expect("a weight has rows");
+    let zero = format.levels().iter().position(|&level| level == 0.0).expect("every format has a zero") as u8;
+    let values = format.blocks(shape.iter().product(), columns) * format.block_size(columns);
+    (values / format.packing().codes_per_byte(), format.packing().repeated(zero))
+}
+
 /// Quantized weights on a device.
 pub trait WeightOps: MemoryOps {
     /// The integer dtype in which codes of at most 8 bits are stored: a byte, where the backend has bytes.
@@ -170,9 +178,30 @@ pub trait WeightOps: MemoryOps {
         false
     }
 
+    /// Uploads codes and scales that are on the host. The buffer has the bytes of [`code_bytes`], the last of them codes of zero.
+    fn upload_codes(
+        codes: HostBuffer,
+        scales: &HostScales,
+        format: QuantFormat,
+        shape: [usize; 2],
+        device: &Self::Device,
+    ) -> QuantizedWeight<Self> {
+        reference::upload_codes(codes, scales, format, shape, device)
+    }
+
     /// Uploads a weight that was quantized on the host.
+    ///
+    /// # Panics
+    /// If it is not a matrix: only linear modules are quantized.
     fn upload_quantized(quantized: &QuantizedTensor, device: &Self::Device) -> QuantizedWeight<Self> {
-        reference::upload(quantized, device)
+        let shape: Result<[usize; 2], _> = quantized.shape.as_slice().try_into();
+        let shape = shape.unwrap_or_else(|_| panic!("a quantized weight must be a matrix, not {:?}", quantized.shape));
+        let (bytes, fill) = code_bytes(quantized.format, &quantized.shape);
+        let mut buffer = Self::host_buffer(device, bytes);
+        let (codes, padding) = buffer.split_at_mut(quantized.codes.len());
+        codes.copy_from_slice(&quantized.codes);
+        padding.fill(fill);
+        Self::upload_codes(buffer, &quantized.scales, quantized.format, shape, device)
     }
 
     /// Quantizes a matrix `[out, in]` of finite values that the format takes ([`QuantFormat::check_columns`]); the same bytes as

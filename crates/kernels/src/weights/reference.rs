@@ -4,11 +4,10 @@
 //! Trade-off: some backends (candle) have no integer bit operations, so values are looked up, which reads a table for every byte.
 
 use burn_tensor::{DType, Element, Int, IntDType, Tensor, TensorData, backend::Backend};
-use firebrick_precision::{
-    BlockScales as HostBlockScales, DynamicMap, HostScales, QuantFormat, QuantizedTensor, blockwise, narrow_map,
-};
+use firebrick_precision::{BlockScales as HostBlockScales, DynamicMap, HostScales, QuantFormat, blockwise, narrow_map};
 
 use super::{BlockScales, QuantizedWeight, Scales, Weight, WeightOps};
+use crate::HostBuffer;
 use crate::dtype::to_dtype;
 
 /// The weight as a dense matrix `[out, in]` in `dtype`.
@@ -19,15 +18,16 @@ pub fn dense<B: WeightOps>(weight: &Weight<B>, dtype: DType) -> Tensor<B, 2> {
     }
 }
 
-/// See [`WeightOps::upload_quantized`].
-pub fn upload<B: WeightOps>(quantized: &QuantizedTensor, device: &B::Device) -> QuantizedWeight<B> {
-    QuantizedWeight {
-        format: quantized.format,
-        codes: codes(padded_codes(quantized), device),
-        scales: upload_scales(&quantized.scales, device),
-        table: byte_table(quantized.format, device),
-        shape: matrix_shape(quantized),
-    }
+/// See [`WeightOps::upload_codes`].
+pub fn upload_codes<B: WeightOps>(
+    buffer: HostBuffer,
+    scales: &HostScales,
+    format: QuantFormat,
+    shape: [usize; 2],
+    device: &B::Device,
+) -> QuantizedWeight<B> {
+    let codes = codes(buffer.into_memory().expect("the default buffer is a Vec"), device);
+    QuantizedWeight { format, codes, scales: upload_scales(scales, device), table: byte_table(format, device), shape }
 }
 
 /// See [`WeightOps::quantize_weight`].
@@ -62,31 +62,6 @@ pub fn block_scales<B: Backend>(weight: &QuantizedWeight<B>) -> Tensor<B, 1> {
             scaled.reshape([nested * blockwise::BLOCK_SIZE]).narrow(0, 0, *blocks)
         }
     }
-}
-
-/// Rows and columns of a quantized matrix.
-///
-/// # Panics
-/// If it is not a matrix: only linear modules are quantized.
-pub(crate) fn matrix_shape(quantized: &QuantizedTensor) -> [usize; 2] {
-    let shape: Result<[usize; 2], _> = quantized.shape.as_slice().try_into();
-    shape.unwrap_or_else(|_| panic!("a quantized weight must be a matrix, got shape {:?}", quantized.shape))
-}
-
-/// The packed bytes, the last block filled up with the code of zero.
-pub(crate) fn padded_codes(quantized: &QuantizedTensor) -> Vec<u8> {
-    let (bytes, fill) = padding(quantized);
-    let mut codes = quantized.codes.clone();
-    codes.resize(bytes, fill);
-    codes
-}
-
-/// Bytes of the codes of whole blocks, and what fills the last one: codes of zero.
-pub(crate) fn padding(quantized: &QuantizedTensor) -> (usize, u8) {
-    let (format, columns) = (quantized.format, *quantized.shape.last().expect("a weight has rows"));
-    let zero = format.levels().iter().position(|&level| level == 0.0).expect("every format has a zero") as u8;
-    let values = format.blocks(quantized.count(), columns) * format.block_size(columns);
-    (values / format.packing().codes_per_byte(), format.packing().repeated(zero))
 }
 
 /// Uploads scales, their codes padded to whole nested blocks.
@@ -159,7 +134,7 @@ mod tests {
             for format in QuantFormat::ALL.into_iter().filter(|format| format.check_columns(shape[1]).is_ok()) {
                 let host = format.quantize(&values, &shape).unwrap();
                 let expected = Tensor::<Plain, 1>::from_floats(host.dequantize().as_slice(), &device).reshape(shape);
-                let weight = Weight::Quantized(upload::<Plain>(&host, &device));
+                let weight = Weight::Quantized(Plain::upload_quantized(&host, &device));
                 assert_eq!(weight.shape(), shape);
                 // Offsets of nested scales may be added in one operation or in two; everything else is one product.
                 let tolerance = if format.double_quant() { 1e-6 } else { 0.0 };
@@ -173,7 +148,7 @@ mod tests {
         let values: Vec<f32> = random::<Plain, 1>(7, [256 * 512]).into_data().to_vec().unwrap();
         for format in QuantFormat::ALL {
             let host = format.quantize(&values, &[256, 512]).unwrap();
-            let weight = upload::<Plain>(&host, &Default::default());
+            let weight = Plain::upload_quantized(&host, &Default::default());
             // Offset and scale of a whole tensor are in the tables.
             let difference = format.bytes(&[256, 512]) - weight.bytes();
             assert!(difference <= 4, "{format}: {} bytes", weight.bytes());

@@ -23,7 +23,7 @@ fn tensor(name: &str, shape: &[usize], role: Role) -> TensorSpec {
     TensorSpec { name: name.to_owned(), shape: shape.to_vec(), role, layer: None }
 }
 
-impl<B: Kernels> Builder<'_, B> {
+impl<B: Kernels> Builder<'_, '_, B> {
     pub(super) fn build(mut self) -> Result<Decoder<B>, ModelError> {
         let spec = &self.config.spec;
         if let Some(lora) = &self.options.lora {

@@ -10,6 +10,7 @@ use firebrick_arch::ModelConfig;
 use firebrick_kernels::HostBuffer;
 
 use super::random::{normal, stream};
+use crate::error::ModelError;
 use crate::weights::Values;
 use crate::weights::convert::{convert, element};
 
@@ -17,30 +18,34 @@ use crate::weights::convert::{convert, element};
 const COVARIANCE_SCALE: f64 = 1e-9;
 
 /// The table `[vocab, hidden]` of this name from the folder's `[stored vocab, hidden]`. Rows that belong to no new token are zero.
-pub(super) fn with_new_rows(
-    values: Values,
+///
+/// # Errors
+/// The table could not be read.
+pub(super) fn with_new_rows<'a>(
+    values: Values<'a>,
     name: &str,
     config: &ModelConfig,
     seed: u64,
     allocate: &dyn Fn(usize) -> HostBuffer,
-) -> Values {
-    let (rows, width) = (config.spec.vocab_size, config.spec.hidden_size);
+) -> Result<Values<'a>, ModelError> {
+    let (rows, width, dtype) = (config.spec.vocab_size, config.spec.hidden_size, values.dtype);
     if rows == config.stored_vocab_size && config.new_tokens.is_empty() {
-        return values;
+        return Ok(values);
     }
-    let row_bytes = width * values.dtype.size();
+    let stored = values.into_buffer(allocate)?;
+    let row_bytes = width * dtype.size();
     let mut buffer = allocate(rows * row_bytes);
-    buffer[..values.buffer.len()].copy_from_slice(&values.buffer);
-    buffer[values.buffer.len()..].fill(0);
+    buffer[..stored.len()].copy_from_slice(&stored);
+    buffer[stored.len()..].fill(0);
     if !config.new_tokens.is_empty() {
-        let table = Table { bytes: &values.buffer, dtype: values.dtype, width };
+        let table = Table { bytes: &stored, dtype, width };
         let started = table.start_rows(config.new_tokens.len(), seed, name);
         for (&id, row) in config.new_tokens.iter().zip(started.chunks(width)) {
             let out = &mut buffer[id * row_bytes..][..row_bytes];
-            write(row.iter().map(|&value| value as f32), values.dtype, out);
+            write(row.iter().map(|&value| value as f32), dtype, out);
         }
     }
-    Values { buffer, ..values }
+    Ok(Values::here(buffer, dtype))
 }
 
 /// The rows of a table on the host.
@@ -104,14 +109,12 @@ mod tests {
         let device = Default::default();
         let mut buffer = Flex::host_buffer(&device, bytes.len());
         buffer.copy_from_slice(&bytes);
-        let values = Values { buffer, dtype, kept: None, hash: 7 };
-        let values = with_new_rows(values, "t", &config, 3, &|bytes| Flex::host_buffer(&device, bytes));
-        assert_eq!(
-            (values.hash, values.buffer.len()),
-            (7, config.spec.vocab_size * config.spec.hidden_size * dtype.size())
-        );
-        let elements = values.buffer.len() / dtype.size();
-        (0..elements).map(|at| f64::from(element(&values.buffer, dtype, at))).collect()
+        let allocate = |bytes| Flex::host_buffer(&device, bytes);
+        let values = with_new_rows(Values::here(buffer, dtype), "t", &config, 3, &allocate).unwrap();
+        let grown = values.into_buffer(&allocate).unwrap();
+        let elements = config.spec.vocab_size * config.spec.hidden_size;
+        assert_eq!(grown.len(), elements * dtype.size());
+        (0..elements).map(|at| f64::from(element(&grown, dtype, at))).collect()
     }
 
     #[test]

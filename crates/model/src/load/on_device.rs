@@ -12,23 +12,25 @@ use super::Builder;
 use super::random::stream;
 use crate::error::ModelError;
 use crate::linear::{Base, Lora, LoraMagnitude};
-use crate::weights::Values;
+use crate::weights::{Stored, Values};
 
-impl<B: Kernels> Builder<'_, B> {
+impl<B: Kernels> Builder<'_, '_, B> {
     pub(super) fn base(&mut self, tensor: &TensorSpec) -> Result<Base<B>, ModelError> {
         let values = (self.read)(tensor)?;
         let &[rows, columns] = tensor.shape.as_slice() else { unreachable!("a base weight is a matrix") };
         let is_elsewhere = self.division.as_ref().is_some_and(|division| division.is_elsewhere(&tensor.name));
         let base = match (self.options.storage, self.format_of(tensor)) {
             _ if is_elsewhere => {
-                drop(values);
+                values.skip()?;
                 self.placeholder(tensor, columns)?
             }
-            _ if self.options.trains(&tensor.name) => Base::Trained(self.parameter(tensor, values)),
+            _ if self.options.trains(&tensor.name) => Base::Trained(self.parameter(tensor, values)?),
             (_, Some(format)) => {
                 Base::Frozen(Weight::Quantized(self.quantize(&tensor.name, [rows, columns], values, format)?))
             }
-            (_, None) => Base::Frozen(Weight::Dense(self.upload([rows, columns], values, self.options.compute_dtype))),
+            (_, None) => {
+                Base::Frozen(Weight::Dense(self.upload([rows, columns], values, self.options.compute_dtype)?))
+            }
         };
         (self.progress)(&tensor.name);
         Ok(base)
@@ -36,7 +38,7 @@ impl<B: Kernels> Builder<'_, B> {
 
     pub(super) fn vector(&mut self, tensor: &TensorSpec) -> Result<Parameter<B>, ModelError> {
         let values = (self.read)(tensor)?;
-        let parameter = self.parameter(tensor, values);
+        let parameter = self.parameter(tensor, values)?;
         (self.progress)(&tensor.name);
         Ok(parameter)
     }
@@ -59,7 +61,7 @@ impl<B: Kernels> Builder<'_, B> {
         };
         let mut buffer = B::host_buffer(self.device, columns * size_of::<f32>());
         buffer.as_chunks_mut().0.iter_mut().for_each(|bytes| *bytes = 1.0f32.to_ne_bytes());
-        let row = Values { buffer, dtype: DType::F32, kept: None, hash: 0 };
+        let row = Values::here(buffer, DType::F32);
         Ok(Base::Frozen(Weight::Quantized(self.quantize(&tensor.name, [1, columns], row, format)?)))
     }
 
@@ -68,41 +70,45 @@ impl<B: Kernels> Builder<'_, B> {
         &self,
         name: &str,
         shape: [usize; 2],
-        values: Values,
+        values: Values<'_>,
         format: QuantFormat,
     ) -> Result<QuantizedWeight<B>, ModelError> {
         let refused = |source| ModelError::Quantize { name: name.to_owned(), source };
         format.check_columns(shape[1]).map_err(refused)?;
-        if let Some(kept) = &values.kept {
-            return Ok(B::upload_quantized(kept, self.device));
-        }
+        let values = match values.into_stored()? {
+            Stored::Codes { codes, scales } => return Ok(B::upload_codes(codes, &scales, format, shape, self.device)),
+            Stored::Values(values) => values,
+        };
+        let dtype = values.dtype;
         if self.quantizes_on_device {
-            let values_oi = B::upload(values.buffer, shape, values.dtype, self.device);
-            return Ok(B::quantize_weight(values_oi, format));
+            return Ok(B::quantize_weight(B::upload(values, shape, dtype, self.device)?, format));
         }
-        let stored = match values.dtype {
+        let stored = match dtype {
             DType::BF16 => Format::Bf16,
             DType::F16 => Format::F16,
             _ => Format::F32,
         };
-        let quantized = format.quantize_bytes(&values.buffer, stored, &shape).map_err(refused)?;
+        let buffer = values.into_buffer(&|bytes| B::host_buffer(self.device, bytes))?;
+        let quantized = format.quantize_bytes(&buffer, stored, &shape).map_err(refused)?;
         Ok(B::upload_quantized(&quantized, self.device))
     }
 
-    pub(super) fn upload(&self, shape: [usize; 2], values: Values, dtype: DType) -> Tensor<B, 2> {
-        let uploaded = B::upload(values.buffer, shape, values.dtype, self.device);
-        if values.dtype == dtype { uploaded } else { uploaded.cast(dtype) }
+    pub(super) fn upload(
+        &self,
+        shape: [usize; 2],
+        values: Values<'_>,
+        dtype: DType,
+    ) -> Result<Tensor<B, 2>, ModelError> {
+        let stored = values.dtype;
+        let uploaded = B::upload(values, shape, stored, self.device)?;
+        Ok(if stored == dtype { uploaded } else { uploaded.cast(dtype) })
     }
 
-    pub(super) fn parameter(&self, tensor: &TensorSpec, values: Values) -> Parameter<B> {
+    pub(super) fn parameter(&self, tensor: &TensorSpec, values: Values<'_>) -> Result<Parameter<B>, ModelError> {
         let elements = tensor.elements();
-        let value = self.upload([1, elements], values, DType::F32).reshape([elements]);
-        Parameter {
-            name: self.options.saved_name(&tensor.name).into(),
-            shape: tensor.shape.clone(),
-            role: tensor.role,
-            value,
-        }
+        let value = self.upload([1, elements], values, DType::F32)?.reshape([elements]);
+        let (name, shape, role) = (self.options.saved_name(&tensor.name).into(), tensor.shape.clone(), tensor.role);
+        Ok(Parameter { name, shape, role, value })
     }
 
     pub(super) fn lora(&self, path: &str, [out_features, in_features]: [usize; 2], config: &LoraConfig) -> Lora<B> {
@@ -111,16 +117,15 @@ impl<B: Kernels> Builder<'_, B> {
         let mut random = stream(self.options.seed, &a_name);
         let r = config.rank_of(path);
         let a: Vec<f32> = (0..r * in_features).map(|_| random.random_range(-bound..bound)).collect();
-        let b = vec![0.0; out_features * r];
         Lora {
-            a: Parameter::from_host(a_name, &[r, in_features], Role::LoraA, &a, self.device),
-            b: Parameter::from_host(b_name, &[out_features, r], Role::LoraB, &b, self.device),
+            a: Parameter::from_host(a_name, &[r, in_features], Role::LoraA, a, self.device),
+            b: Parameter::zeros(b_name, &[out_features, r], Role::LoraB, self.device),
             scale: config.scaling_of(path),
             start: None,
             magnitude: config.use_dora.then(|| {
                 let (name, shape) = (magnitude_tensor_name(path), [out_features]);
                 let start = vec![1.0; out_features];
-                let parameter = Parameter::from_host(name, &shape, Role::LoraMagnitude, &start, self.device);
+                let parameter = Parameter::from_host(name, &shape, Role::LoraMagnitude, start, self.device);
                 LoraMagnitude { parameter, norms: None }
             }),
         }

@@ -17,6 +17,7 @@ use super::random::{normal, stream};
 use crate::error::ModelError;
 use crate::linear::{Base, Lora, StartPair};
 use crate::peft::{open_starts, read_start};
+use crate::weights::Stored;
 
 /// Vectors of the search beyond the rank.
 const OVERSAMPLING: usize = 16;
@@ -29,7 +30,7 @@ const SMALL: usize = 192;
 /// values, which is all that is left of a direction that the weight does not have.
 const SHIFT: f64 = 1e-6;
 
-impl<B: Kernels> Builder<'_, B> {
+impl<B: Kernels> Builder<'_, '_, B> {
     /// Base and adapter of a module that starts as PiSSA says: divided now, or as the adapter in the folder `init_from` was, from which a run
     /// continues.
     pub(super) fn divided_at_its_principal_part(
@@ -39,15 +40,14 @@ impl<B: Kernels> Builder<'_, B> {
         config: &LoraConfig,
     ) -> Result<(Base<B>, Option<Lora<B>>), ModelError> {
         let LoraInit::Pissa { niter } = config.init_lora_weights else { unreachable!("the caller has looked") };
-        let values = (self.read)(weight)?;
-        if values.kept.is_some() {
+        let Stored::Values(values) = (self.read)(weight)?.into_stored()? else {
             return Err(ModelError::PrincipalPartOfCodes { name: weight.name.clone() });
-        }
+        };
         let &[outputs, inputs] = weight.shape.as_slice() else { unreachable!("a base weight is a matrix") };
         let path = &module.path;
         let (rank, scale) = (config.rank_of(path), config.scaling_of(path));
         let (a_name, b_name) = lora_tensor_names(path);
-        let weight_oi = self.upload([outputs, inputs], values, DType::F32);
+        let weight_oi = self.upload([outputs, inputs], values, DType::F32)?;
         let start = match &config.init_from {
             Some(folder) => {
                 if self.starts.is_none() {
@@ -66,8 +66,8 @@ impl<B: Kernels> Builder<'_, B> {
         };
         (self.progress)(&weight.name);
         let lora = Lora {
-            a: Parameter::from_host(a_name, &[rank, inputs], Role::LoraA, &start.a, self.device),
-            b: Parameter::from_host(b_name, &[outputs, rank], Role::LoraB, &start.b, self.device),
+            a: Parameter::from_host(a_name, &[rank, inputs], Role::LoraA, start.a.as_slice(), self.device),
+            b: Parameter::from_host(b_name, &[outputs, rank], Role::LoraB, start.b.as_slice(), self.device),
             scale,
             start: Some(start),
             magnitude: None,

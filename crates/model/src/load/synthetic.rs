@@ -52,7 +52,7 @@ impl<B: Kernels> Decoder<B> {
             for (bytes, value) in buffer.as_chunks_mut().0.iter_mut().zip(values) {
                 *bytes = value.to_ne_bytes();
             }
-            Ok(Values { buffer, dtype: DType::F32, kept: None, hash: 0 })
+            Ok(Values::here(buffer, DType::F32))
         };
         from_values(&config, options, division, device, &mut read)
     }
@@ -87,7 +87,7 @@ impl<B: Kernels> Decoder<B> {
             let elements = if is_here { tensor.elements() } else { 1 };
             let mut buffer = B::host_buffer(device, elements * size_of::<bf16>());
             buffer.par_chunks_mut(tile.len()).for_each(|part| part.copy_from_slice(&tile[..part.len()]));
-            Ok(Values { buffer, dtype: DType::BF16, kept: None, hash: 0 })
+            Ok(Values::here(buffer, DType::BF16))
         };
         let model = from_values(&config, options, division, device, &mut read);
         // Tensors as they were before they were quantized.
@@ -101,7 +101,7 @@ fn from_values<B: Kernels>(
     options: &BuildOptions,
     division: Option<Division>,
     device: &B::Device,
-    read: Read<'_>,
+    read: Read<'_, '_>,
 ) -> Result<Decoder<B>, ModelError> {
     let (dense, quantizes_on_device) = (BTreeSet::new(), B::quantizes_on_device());
     let (progress, starts) = (&mut |_: &str| (), None);

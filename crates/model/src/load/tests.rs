@@ -24,7 +24,8 @@ fn storages() -> impl Iterator<Item = BaseStorage> {
 }
 
 /// So little room that every tensor is read by several threads.
-const NARROW: Limits = Limits { readers: 8, bytes: 64 };
+const NARROW: Limits = Limits { readers: 8, bytes: 640, piece: 600 };
+const WIDE: Limits = Limits { readers: 8, bytes: 1 << 30, piece: 1 << 20 };
 
 fn options(storage: BaseStorage, compute_dtype: DType) -> BuildOptions {
     BuildOptions {
@@ -150,7 +151,7 @@ fn every_tensor_is_what_it_would_be_by_itself_with_any_readers_and_packed_on_eit
                 .into_iter()
                 .map(|tensor| (tensor.name.clone(), one_by_one(&source.1, &tensor, &options)))
                 .collect();
-            for limits in [NARROW, Limits { readers: 1, bytes: 1 << 30 }, Limits { readers: 8, bytes: 1 << 30 }] {
+            for limits in [NARROW, Limits { readers: 1, ..WIDE }, WIDE] {
                 for quantizes_on_device in [false, true] {
                     let loaded = data(&load(&source, &options, quantizes_on_device, limits).unwrap());
                     let context = format!("{stored:?}, {options:?}, {limits:?}, on device: {quantizes_on_device}");
@@ -212,7 +213,7 @@ fn the_base_hash_depends_on_names_and_values_and_not_on_how_they_are_read() {
         let options = options(BaseStorage::Frozen(Format::F32), DType::F32);
         load(&source, &options, false, limits).unwrap().base_hash().expect("a loaded model has a hash")
     };
-    let one_reader = Limits { readers: 1, bytes: 1 << 30 };
+    let one_reader = Limits { readers: 1, bytes: 1 << 30, ..NARROW };
     assert_eq!(hash(0.0, NARROW), hash(0.0, one_reader));
     assert_ne!(hash(0.0, one_reader), hash(1.0, one_reader));
 }

@@ -1,19 +1,21 @@
-//! Tensors read ahead by threads, in the order in which one consumer takes them.
+//! Tensors read ahead by threads, piece by piece, in the order in which one consumer takes them.
 //!
-//! Readers fill the buffers that the device copies from, so the read itself is the only copy on the host. What is ready or being read
-//! is bounded in bytes; a tensor above the bound is read alone, by all readers together. Readers also hash what they read.
-//! Trade-off: nothing is read after a tensor that cannot be read: the consumer gets the tensors before it, then the error.
+//! Readers fill the buffers that the device copies from, so the read itself is the only copy on the host. A tensor of any size is read by
+//! all readers, and goes to the device while its later pieces are read. What is ready or being read is bounded in bytes; a piece above
+//! the bound is read alone. Readers also hash what they read.
+//! Trade-off: nothing is read after a piece that cannot be read: the consumer gets the tensors before it, then the error.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Scope};
 
 use burn_tensor::DType;
-use firebrick_kernels::HostBuffer;
-use firebrick_precision::{QuantFormat, QuantizedTensor};
+use firebrick_kernels::{HostBuffer, code_bytes};
+use firebrick_precision::{HostScales, QuantFormat};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::quantized::{Content, QuantizedWeight};
+use super::quantized::QuantizedWeight;
 use super::shard::Shard;
 use super::{HfFolder, Located, convert};
 use crate::error::ModelError;
@@ -31,73 +33,106 @@ pub(crate) struct Request {
     pub(crate) format: Option<QuantFormat>,
 }
 
-/// A tensor's finite elements, row by row.
-#[derive(Debug)]
-pub(crate) struct Values {
-    /// The elements; empty where codes are kept.
-    pub(crate) buffer: HostBuffer,
-    /// Their number format: F32, BF16 or F16.
-    pub(crate) dtype: DType,
-    /// Codes and scales in the requested format, where the folder stores them.
-    pub(crate) kept: Option<QuantizedTensor>,
-    /// XXH3 of the elements in that format, or of codes and scales.
-    pub(crate) hash: u64,
-}
-
-/// How far and with how many threads to read ahead.
+/// How far, with how many threads and in what pieces to read ahead.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Threads that read.
     pub(crate) readers: usize,
-    /// Bytes that lie ready or are being read; a single tensor may be larger.
+    /// Bytes that lie ready or are being read; a single piece may be larger.
     pub(crate) bytes: usize,
+    /// Bytes of a piece. Hashes depend on it, and on nothing else here. Codes that are kept are one piece.
+    pub(crate) piece: usize,
 }
 
-/// Where a reader finds a tensor, and the format it converts to.
+/// A tensor's finite elements, row by row: pieces on the host, in order, some of which may not have been read yet.
+#[derive(Debug)]
+pub(crate) struct Values<'a> {
+    /// The number format of the elements: F32, BF16 or F16.
+    pub(crate) dtype: DType,
+    source: Source<'a>,
+}
+
+#[derive(Debug)]
+enum Source<'a> {
+    /// All elements; `None` once they were taken.
+    Here(Option<HostBuffer>),
+    /// Pieces that threads read: those that were not taken yet, and whether they may be codes.
+    Ahead { shared: &'a Shared<'a>, left: Range<usize>, keeps: bool },
+}
+
+/// A tensor as the folder stores it.
+#[derive(Debug)]
+pub(crate) enum Stored<'a> {
+    /// Codes in the requested format, with the codes of zero after them that fill the last block, and their scales.
+    Codes { codes: HostBuffer, scales: HostScales },
+    /// Elements.
+    Values(Values<'a>),
+}
+
+/// A tensor to be read, and the format it is converted to.
 struct Job<'a> {
     name: &'a str,
     located: Located<'a>,
-    elements: usize,
+    shape: &'a [usize],
     dtype: DType,
     /// The format in which codes are kept.
     keeps: Option<QuantFormat>,
+    /// Its pieces among those of all tensors.
+    pieces: Range<usize>,
 }
 
-impl Job<'_> {
-    fn bytes(&self) -> usize {
-        match self.keeps {
-            Some(format) => format.bytes(self.located.shape()),
-            None => self.elements * self.dtype.size(),
-        }
-    }
+/// A part of a tensor that one reader reads: these bytes, elements from `first` on. A quantized weight is one piece.
+struct Piece {
+    job: usize,
+    first: usize,
+    bytes: usize,
+}
+
+/// What a reader has read.
+struct Ready {
+    /// Elements, or codes with the codes of zero after them that fill the last block.
+    buffer: HostBuffer,
+    /// The scales of kept codes.
+    scales: Option<HostScales>,
+    /// XXH3 of the elements in their format, or of codes and scales.
+    hash: u64,
 }
 
 /// What readers and consumer share.
 struct Shared<'a> {
     jobs: Vec<Job<'a>>,
+    pieces: Vec<Piece>,
     limits: Limits,
     allocate: &'a (dyn Fn(usize) -> HostBuffer + Sync),
     state: Mutex<State>,
     /// Readers wait here for room.
     room: Condvar,
-    /// The consumer waits here for a tensor.
+    /// The consumer waits here for a piece.
     arrival: Condvar,
+}
+
+impl std::fmt::Debug for Shared<'_> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Shared({} pieces of {} tensors)", self.pieces.len(), self.jobs.len())
+    }
 }
 
 #[derive(Default)]
 struct State {
-    /// The next job to be claimed. Claims are in order, so every earlier one is ready, being read or taken.
+    /// The next piece to be claimed. Claims are in order, so every earlier one is ready, being read or taken.
     next: usize,
     /// Bytes claimed and not yet taken.
     ahead: usize,
-    ready: BTreeMap<usize, Result<Values, ModelError>>,
-    /// No job is claimed any more.
+    ready: BTreeMap<usize, Result<Ready, ModelError>>,
+    /// Hashes of the pieces that were taken.
+    hashes: Vec<u64>,
+    /// No piece is claimed any more.
     closed: bool,
     /// A reader panicked.
     broken: bool,
 }
 
-/// The consumer's end. When it is dropped, readers finish the tensor that they are at and end.
+/// The consumer's end. When it is dropped, readers finish the pieces that they are at and end.
 pub(crate) struct ReadAhead<'a> {
     shared: &'a Shared<'a>,
     taken: usize,
@@ -114,9 +149,14 @@ pub(crate) fn read_ahead<R>(
     allocate: &(dyn Fn(usize) -> HostBuffer + Sync),
     work: impl FnOnce(&mut ReadAhead<'_>) -> R,
 ) -> Result<R, ModelError> {
-    let jobs = requests.iter().map(|request| folder.job(request)).collect::<Result<_, _>>()?;
+    let (mut jobs, mut pieces) = (Vec::with_capacity(requests.len()), Vec::new());
+    for (index, request) in requests.iter().enumerate() {
+        let job = folder.job(request, pieces.len())?;
+        pieces.extend(job.pieces(index, limits.piece));
+        jobs.push(Job { pieces: job.pieces.start..pieces.len(), ..job });
+    }
     let (state, room, arrival) = (Mutex::default(), Condvar::new(), Condvar::new());
-    let shared = Shared { jobs, limits, allocate, state, room, arrival };
+    let shared = Shared { jobs, pieces, limits, allocate, state, room, arrival };
     Ok(thread::scope(|scope| {
         // Made before the first reader: should one fail to start, dropping this ends those that did.
         let mut ahead = ReadAhead { shared: &shared, taken: 0 };
@@ -126,7 +166,8 @@ pub(crate) fn read_ahead<R>(
 }
 
 impl HfFolder {
-    fn job<'a>(&'a self, request: &'a Request) -> Result<Job<'a>, ModelError> {
+    /// A request, with the first of its pieces.
+    fn job<'a>(&'a self, request: &'a Request, first_piece: usize) -> Result<Job<'a>, ModelError> {
         let located = self.locate_shaped(&request.name, &request.shape)?;
         let (stored, keeps) = match &located {
             Located::Plain(shard, info) => {
@@ -141,34 +182,75 @@ impl HfFolder {
                 (DType::F32, weight.format().filter(|format| request.format == Some(*format)))
             }
         };
-        let elements = request.shape.iter().product();
-        Ok(Job { name: &request.name, located, elements, dtype: request.dtype.unwrap_or(stored), keeps })
+        let (dtype, pieces) = (request.dtype.unwrap_or(stored), first_piece..first_piece);
+        Ok(Job { name: &request.name, located, shape: &request.shape, dtype, keeps, pieces })
     }
 }
 
-impl ReadAhead<'_> {
-    /// The next tensor in the order of the requests.
-    ///
-    /// # Errors
-    /// It could not be read, or holds a value that is not finite.
+impl Job<'_> {
+    fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The parts that readers claim; `index` is this job's.
+    fn pieces(&self, index: usize, piece_bytes: usize) -> impl Iterator<Item = Piece> {
+        let (all, size) = (self.elements(), self.dtype.size());
+        let kept_bytes = self.keeps.map(|format| format.bytes(self.shape));
+        let per_piece = match self.located {
+            Located::Plain(..) => (piece_bytes / size).max(1),
+            Located::Quantized(..) => all.max(1),
+        };
+        // A tensor without elements is one piece, too.
+        (0..all.max(1)).step_by(per_piece).map(move |first| Piece {
+            job: index,
+            first,
+            bytes: kept_bytes.unwrap_or(per_piece.min(all - first) * size),
+        })
+    }
+
+    /// A block whose scale is not a finite number, or a value that the requested format does not have.
+    fn not_finite(&self, weight: &QuantizedWeight, shards: &[Shard], index: usize, value: f32) -> ModelError {
+        ModelError::NotFiniteWeight {
+            name: self.name.to_owned(),
+            path: weight.path(shards).to_path_buf(),
+            index,
+            value,
+            format: format!("{:?}", self.dtype),
+        }
+    }
+}
+
+impl<'a> ReadAhead<'a> {
+    /// The next tensor in the order of the requests. Its pieces are to be taken before the next tensor is.
     ///
     /// # Panics
-    /// If `name` is not the next tensor's: the consumer made the requests; or if a reader panicked.
-    pub(crate) fn take(&mut self, name: &str) -> Result<Values, ModelError> {
-        let expected = self.shared.jobs.get(self.taken).map(|job| job.name);
-        assert_eq!(expected, Some(name), "tensors are taken in the order in which they were requested");
-        let mut state = self.shared.lock();
-        let values = loop {
-            assert!(!state.broken, "a thread that reads weights panicked; its message is above");
-            if let Some(values) = state.ready.remove(&self.taken) {
-                break values;
-            }
-            state = self.shared.arrival.wait(state).unwrap_or_else(PoisonError::into_inner);
+    /// If `name` is not the next tensor's: the consumer made the requests.
+    pub(crate) fn take(&mut self, name: &str) -> Values<'a> {
+        let Some(job) = self.shared.jobs.get(self.taken).filter(|job| job.name == name) else {
+            panic!("tensors are taken in the order in which they were requested, so not {name} now")
         };
-        state.ahead -= self.shared.jobs[self.taken].bytes();
         self.taken += 1;
-        self.shared.room.notify_all();
-        values
+        Values {
+            dtype: job.dtype,
+            source: Source::Ahead { shared: self.shared, left: job.pieces.clone(), keeps: job.keeps.is_some() },
+        }
+    }
+
+    /// Hash of names and contents of all tensors, each counted once. Does not depend on the order in which pieces were read.
+    ///
+    /// # Panics
+    /// If a piece was not taken.
+    pub(crate) fn hash(&self) -> u64 {
+        let (state, mut hash, mut seen) = (self.shared.lock(), Xxh3::new(), BTreeSet::new());
+        for job in self.shared.jobs.iter().filter(|job| seen.insert(job.name)) {
+            let of_tensor = match &state.hashes[job.pieces.clone()] {
+                &[of_piece] => of_piece,
+                of_pieces => xxh3_64(&of_pieces.iter().flat_map(|hash| hash.to_le_bytes()).collect::<Vec<_>>()),
+            };
+            hash.update(job.name.as_bytes());
+            hash.update(&of_tensor.to_le_bytes());
+        }
+        hash.digest()
     }
 }
 
@@ -179,7 +261,76 @@ impl Drop for ReadAhead<'_> {
     }
 }
 
-/// Notifies the consumer when a reader panics, so that it does not wait for its tensor.
+impl<'a> Values<'a> {
+    /// Codes, where the folder stores those that were requested. Waits for them.
+    ///
+    /// # Errors
+    /// They could not be read, or a scale is not finite.
+    pub(crate) fn into_stored(mut self) -> Result<Stored<'a>, ModelError> {
+        if !matches!(self.source, Source::Ahead { keeps: true, .. }) {
+            return Ok(Stored::Values(self));
+        }
+        let Ready { buffer, scales, .. } = self.next_ready().expect("values are taken once")?;
+        Ok(match scales {
+            Some(scales) => Stored::Codes { codes: buffer, scales },
+            None => Stored::Values(Values::here(buffer, self.dtype)),
+        })
+    }
+
+    /// Elements in this format that are on the host.
+    pub(crate) fn here(buffer: HostBuffer, dtype: DType) -> Self {
+        Self { dtype, source: Source::Here(Some(buffer)) }
+    }
+
+    /// All elements in one buffer.
+    ///
+    /// # Errors
+    /// They could not be read, or one is not finite.
+    pub(crate) fn into_buffer(mut self, allocate: &dyn Fn(usize) -> HostBuffer) -> Result<HostBuffer, ModelError> {
+        let bytes = match &self.source {
+            Source::Ahead { shared, left, .. } if left.len() > 1 => {
+                shared.pieces[left.clone()].iter().map(|piece| piece.bytes).sum()
+            }
+            _ => return self.next().expect("values are taken once"),
+        };
+        let (mut all, mut filled) = (allocate(bytes), 0);
+        for piece in self {
+            let piece = piece?;
+            all[filled..][..piece.len()].copy_from_slice(&piece);
+            filled += piece.len();
+        }
+        Ok(all)
+    }
+
+    /// Reads the tensor without a use for it.
+    ///
+    /// # Errors
+    /// It could not be read.
+    pub(crate) fn skip(mut self) -> Result<(), ModelError> {
+        while let Some(ready) = self.next_ready() {
+            drop(ready?);
+        }
+        Ok(())
+    }
+
+    fn next_ready(&mut self) -> Option<Result<Ready, ModelError>> {
+        match &mut self.source {
+            Source::Here(buffer) => buffer.take().map(|buffer| Ok(Ready { buffer, scales: None, hash: 0 })),
+            Source::Ahead { shared, left, .. } => left.next().map(|piece| shared.wait_for(piece)),
+        }
+    }
+}
+
+/// The pieces of the elements, in order.
+impl Iterator for Values<'_> {
+    type Item = Result<HostBuffer, ModelError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        Some(self.next_ready()?.map(|ready| ready.buffer))
+    }
+}
+
+/// Notifies the consumer when a reader panics, so that it does not wait for its piece.
 struct Watch<'a>(&'a Shared<'a>);
 
 impl Drop for Watch<'_> {
@@ -195,20 +346,37 @@ impl Drop for Watch<'_> {
 
 impl<'a> Shared<'a> {
     fn start<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
-        for reader in 0..self.limits.readers.clamp(1, self.jobs.len().max(1)) {
+        for reader in 0..self.limits.readers.clamp(1, self.pieces.len().max(1)) {
             let builder = thread::Builder::new().name(format!("weights {reader}"));
             builder.spawn_scoped(scope, || self.read()).expect("the system can start a few threads");
         }
+    }
+
+    /// The consumer waits for the piece `index`, the next one that it has not taken.
+    fn wait_for(&self, index: usize) -> Result<Ready, ModelError> {
+        let mut state = self.lock();
+        assert_eq!(index, state.hashes.len(), "tensors are taken whole, in the order in which they were requested");
+        let ready = loop {
+            assert!(!state.broken, "a thread that reads weights panicked; its message is above");
+            if let Some(ready) = state.ready.remove(&index) {
+                break ready?;
+            }
+            state = self.arrival.wait(state).unwrap_or_else(PoisonError::into_inner);
+        };
+        state.ahead -= self.pieces[index].bytes;
+        state.hashes.push(ready.hash);
+        self.room.notify_all();
+        Ok(ready)
     }
 
     /// One reader.
     fn read(&self) {
         let _watch = Watch(self);
         while let Some(index) = self.claim() {
-            let values = self.read_tensor(&self.jobs[index]);
+            let ready = self.read_piece(&self.pieces[index]);
             let mut state = self.lock();
-            state.closed |= values.is_err();
-            state.ready.insert(index, values);
+            state.closed |= ready.is_err();
+            state.ready.insert(index, ready);
             self.arrival.notify_one();
             if state.closed {
                 self.room.notify_all();
@@ -216,12 +384,12 @@ impl<'a> Shared<'a> {
         }
     }
 
-    /// The next job, once there is room for it; `None` when there is nothing more to read.
+    /// The next piece, once there is room for it; `None` when there is nothing more to read.
     fn claim(&self) -> Option<usize> {
         let mut state = self.lock();
         loop {
             let index = state.next;
-            let bytes = self.jobs.get(index).filter(|_| !state.closed)?.bytes();
+            let bytes = self.pieces.get(index).filter(|_| !state.closed)?.bytes;
             // With nothing ahead, the consumer may be waiting for just this one.
             if state.ahead == 0 || state.ahead + bytes <= self.limits.bytes {
                 (state.next, state.ahead) = (index + 1, state.ahead + bytes);
@@ -231,10 +399,21 @@ impl<'a> Shared<'a> {
         }
     }
 
-    fn read_tensor(&self, job: &Job<'_>) -> Result<Values, ModelError> {
+    fn read_piece(&self, piece: &Piece) -> Result<Ready, ModelError> {
+        let job = &self.jobs[piece.job];
         match &job.located {
-            Located::Plain(shard, _) => self.read_plain(job, shard),
-            Located::Quantized(weight, shards) => self.read_quantized(job, weight, shards),
+            Located::Plain(shard, _) => {
+                let mut buffer = self.buffer(piece.bytes);
+                let hash = shard.read_elements(job.name, piece.first, job.dtype, &mut buffer)?;
+                Ok(Ready { buffer, scales: None, hash })
+            }
+            Located::Quantized(weight, shards) => match job.keeps {
+                Some(format) => match self.read_codes(job, format, weight, shards)? {
+                    Some(codes) => Ok(codes),
+                    None => self.read_dequantized(job, weight, shards),
+                },
+                None => self.read_dequantized(job, weight, shards),
+            },
         }
     }
 
@@ -244,67 +423,44 @@ impl<'a> Shared<'a> {
         buffer
     }
 
-    fn read_plain(&self, job: &Job<'_>, shard: &Shard) -> Result<Values, ModelError> {
-        let mut buffer = self.buffer(job.bytes());
-        let share = self.share(job);
-        if share >= job.elements {
-            shard.read_elements(job.name, 0, job.dtype, &mut buffer)?;
-        } else {
-            let shares = buffer.chunks_mut(share * job.dtype.size()).enumerate();
-            let read = |(index, out)| move || shard.read_elements(job.name, index * share, job.dtype, out);
-            thread::scope(|scope| {
-                let readers: Vec<_> = shares.map(|share| scope.spawn(read(share))).collect();
-                // In order, so that of several errors the first in the tensor is reported.
-                readers.into_iter().try_for_each(|reader| reader.join().expect("reading returns its errors"))
-            })?;
+    /// Codes and scales; `None` where they are not those of the format.
+    fn read_codes(
+        &self,
+        job: &Job<'_>,
+        format: QuantFormat,
+        weight: &QuantizedWeight,
+        shards: &[Shard],
+    ) -> Result<Option<Ready>, ModelError> {
+        let (bytes, fill) = code_bytes(format, job.shape);
+        let mut buffer = self.buffer(bytes);
+        let (codes, padding) = buffer.split_at_mut(weight.code_bytes(shards));
+        padding.fill(fill);
+        let Some(block) = weight.read_codes(shards, codes)? else { return Ok(None) };
+        let scales = block.values();
+        if let Some(index) = scales.iter().position(|scale| !scale.is_finite()) {
+            let first = index * format.block_size(job.shape[1]);
+            return Err(job.not_finite(weight, shards, first, scales[index]));
         }
-        let hash = xxh3_64(&buffer);
-        Ok(Values { buffer, dtype: job.dtype, kept: None, hash })
+        let mut hash = Xxh3::new();
+        hash.update(codes);
+        hash.update(&scales.iter().flat_map(|scale| scale.to_le_bytes()).collect::<Vec<_>>());
+        Ok(Some(Ready { hash: hash.digest(), buffer, scales: Some(HostScales { block }) }))
     }
 
-    /// Codes that are kept, or values in the format of the request.
-    fn read_quantized(&self, job: &Job<'_>, weight: &QuantizedWeight, shards: &[Shard]) -> Result<Values, ModelError> {
-        let not_finite = |index: usize, value: f32| ModelError::NotFiniteWeight {
-            name: job.name.to_owned(),
-            path: weight.path(shards).to_path_buf(),
-            index,
-            value,
-            format: format!("{:?}", job.dtype),
-        };
-        let values = match weight.read(shards)? {
-            Content::Codes(codes) if job.keeps == Some(codes.format) => {
-                let scales = codes.scales.block.values();
-                if let Some(block) = scales.iter().position(|scale| !scale.is_finite()) {
-                    return Err(not_finite(block * codes.format.block_size(job.located.shape()[1]), scales[block]));
-                }
-                let mut hash = Xxh3::new();
-                hash.update(&codes.codes);
-                scales.iter().for_each(|scale| hash.update(&scale.to_le_bytes()));
-                let (buffer, hash) = (self.buffer(0), hash.digest());
-                return Ok(Values { buffer, dtype: job.dtype, kept: Some(codes), hash });
-            }
-            Content::Codes(codes) => codes.dequantize(),
-            Content::Values(values) => values,
-        };
+    /// A quantized weight in the format of the request.
+    fn read_dequantized(&self, job: &Job<'_>, weight: &QuantizedWeight, shards: &[Shard]) -> Result<Ready, ModelError> {
+        let values = weight.values(shards)?;
         let bytes = convert::from_f32(&values, f32::to_le_bytes);
-        let mut buffer = self.buffer(job.elements * job.dtype.size());
+        let mut buffer = self.buffer(job.elements() * job.dtype.size());
         match job.dtype {
             DType::F32 => buffer.copy_from_slice(&bytes),
             dtype => convert::convert(DType::F32, &bytes, dtype, &mut buffer),
         }
         if let Some(index) = convert::first_not_finite(&buffer, job.dtype) {
-            return Err(not_finite(index, values[index]));
+            return Err(job.not_finite(weight, shards, index, values[index]));
         }
         let hash = xxh3_64(&buffer);
-        Ok(Values { buffer, dtype: job.dtype, kept: None, hash })
-    }
-
-    /// Elements that one thread reads of a tensor: all of it, unless it takes so much of the room that other readers have
-    /// nothing to do meanwhile.
-    fn share(&self, job: &Job<'_>) -> usize {
-        let readers = self.limits.readers.max(1);
-        let parts = (job.bytes() / (self.limits.bytes / readers).max(1)).clamp(1, readers);
-        job.elements.div_ceil(parts).max(1)
+        Ok(Ready { buffer, scales: None, hash })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -331,7 +487,8 @@ mod tests {
     use super::*;
     use crate::weights::{TensorInfo, WEIGHTS_FILE, write_safetensors};
 
-    const NARROW: Limits = Limits { readers: 3, bytes: 4_000 };
+    const NARROW: Limits = Limits { readers: 3, bytes: 4_000, piece: 400 };
+    const WIDE: Limits = Limits { readers: 8, bytes: 1 << 30, piece: 1 << 20 };
 
     fn buffer(bytes: usize) -> HostBuffer {
         Flex::host_buffer(&Default::default(), bytes)
@@ -374,7 +531,7 @@ mod tests {
 
     fn read_all(folder: &HfFolder, requests: &[Request], limits: Limits) -> Result<Vec<Vec<u8>>, ModelError> {
         read_ahead(folder, requests, limits, &buffer, |ahead| {
-            requests.iter().map(|request| Ok(ahead.take(&request.name)?.buffer.to_vec())).collect()
+            requests.iter().map(|request| Ok(ahead.take(&request.name).into_buffer(&buffer)?.to_vec())).collect()
         })?
     }
 
@@ -394,8 +551,11 @@ mod tests {
                     .map(|(i, &len)| encode(&folder.read_f32(&format!("t{i:03}"), &[len]).unwrap(), format))
                     .collect();
                 for (readers, bytes) in [(1, 1 << 30), (1, 1), (8, 1 << 30), (8, 1), (8, 100_000)] {
-                    let read = read_all(&folder, &requests, Limits { readers, bytes }).unwrap();
-                    assert!(read == expected, "{stored:?} as {dtype:?}, {readers} readers, {bytes} bytes ahead");
+                    for piece in [10_002, 1 << 30] {
+                        let limits = Limits { readers, bytes, piece };
+                        let read = read_all(&folder, &requests, limits).unwrap();
+                        assert!(read == expected, "{stored:?} as {dtype:?}, {limits:?}");
+                    }
                 }
             }
         }
@@ -406,8 +566,8 @@ mod tests {
         let lengths = [40, 600_000, 40, 40];
         for (bad, dtype, limits) in [
             (f32::NAN, None, NARROW),
-            (f32::INFINITY, Some(DType::F32), Limits { readers: 1, bytes: 1 << 30 }),
-            (f32::NEG_INFINITY, Some(DType::F16), Limits { readers: 8, bytes: 1_000_000 }),
+            (f32::INFINITY, Some(DType::F32), Limits { readers: 1, ..WIDE }),
+            (f32::NEG_INFINITY, Some(DType::F16), Limits { bytes: 1_000_000, piece: 30_000, ..WIDE }),
         ] {
             let (temp, path) = folder(&lengths, Dtype::BF16, |index, values| {
                 if index == 1 {
@@ -417,7 +577,7 @@ mod tests {
             });
             let (folder, requests) = (HfFolder::open(temp.path()).unwrap(), requests(&lengths, dtype));
             let (before, error) = read_ahead(&folder, &requests, limits, &buffer, |ahead| {
-                (ahead.take("t000").map(|_| ()), ahead.take("t001").unwrap_err())
+                (ahead.take("t000").skip(), ahead.take("t001").skip().unwrap_err())
             })
             .unwrap();
             before.unwrap();
@@ -440,7 +600,7 @@ mod tests {
     #[test]
     fn a_read_that_fails_in_the_middle_names_file_and_tensor() {
         let lengths = [100; 20];
-        for limits in [NARROW, Limits { readers: 1, bytes: 1 }, Limits { readers: 8, bytes: 1 << 30 }] {
+        for limits in [NARROW, Limits { readers: 1, bytes: 1, piece: 60 }, WIDE] {
             let (temp, path) = folder(&lengths, Dtype::F32, |_, _| ());
             let (folder, requests) = (HfFolder::open(temp.path()).unwrap(), requests(&lengths, None));
             // Cut inside the twelfth of 20 tensors of 400 bytes, once the header has been read.
@@ -448,7 +608,7 @@ mod tests {
             OpenOptions::new().write(true).open(&path).unwrap().set_len(length - 8 * 400 - 7).unwrap();
             let mut taken = 0;
             let error = read_ahead(&folder, &requests, limits, &buffer, |ahead| {
-                requests.iter().find_map(|request| ahead.take(&request.name).map(|_| taken += 1).err())
+                requests.iter().find_map(|request| ahead.take(&request.name).skip().map(|()| taken += 1).err())
             })
             .unwrap()
             .unwrap();
@@ -467,7 +627,7 @@ mod tests {
             started.fetch_add(1, Ordering::SeqCst);
             buffer(bytes)
         };
-        read_ahead(&folder, &requests, NARROW, &allocate, |ahead| ahead.take("t000").map(|_| ())).unwrap().unwrap();
+        read_ahead(&folder, &requests, NARROW, &allocate, |ahead| ahead.take("t000").skip()).unwrap().unwrap();
         let read = started.load(Ordering::SeqCst);
         // One taken, and ten of 400 bytes each that fit ahead.
         assert!((1..=11).contains(&read), "{read} of 50 tensors were read");
@@ -489,11 +649,43 @@ mod tests {
                 thread::sleep(Duration::from_millis(1));
                 let read = started.load(Ordering::SeqCst);
                 assert!(read <= taken + 10, "{read} tensors read, {taken} taken");
-                ahead.take(&request.name).unwrap();
+                ahead.take(&request.name).skip().unwrap();
             }
         })
         .unwrap();
         assert_eq!(started.load(Ordering::SeqCst), 50);
+    }
+
+    #[test]
+    fn the_hash_depends_on_contents_and_pieces_and_not_on_readers_or_repeats() {
+        let lengths = [40, 700, 3];
+        let hash = |damaged: usize, limits: Limits, again: bool| {
+            let (temp, _) = folder(&lengths, Dtype::F32, |index, values| values[2] += (index == damaged) as u8 as f32);
+            let (folder, mut requests) = (HfFolder::open(temp.path()).unwrap(), requests(&lengths, None));
+            requests.extend(again.then(|| requests[1].clone()));
+            read_ahead(&folder, &requests, limits, &buffer, |ahead| {
+                requests.iter().for_each(|request| ahead.take(&request.name).skip().unwrap());
+                ahead.hash()
+            })
+            .unwrap()
+        };
+        let expected = hash(9, NARROW, false);
+        assert_eq!(hash(9, Limits { readers: 1, bytes: 1, ..NARROW }, true), expected);
+        for index in 0..3 {
+            assert_ne!(hash(index, NARROW, false), expected, "tensor {index}");
+        }
+        assert_ne!(hash(9, Limits { piece: 800, ..NARROW }, false), expected);
+    }
+
+    #[test]
+    #[should_panic(expected = "tensors are taken whole")]
+    fn a_tensor_that_is_not_taken_whole_is_a_mistake() {
+        let (temp, _) = folder(&[300, 4], Dtype::F32, |_, _| ());
+        let (folder, requests) = (HfFolder::open(temp.path()).unwrap(), requests(&[300, 4], None));
+        let _ = read_ahead(&folder, &requests, NARROW, &buffer, |ahead| {
+            ahead.take("t000").next().unwrap().unwrap();
+            ahead.take("t001").skip()
+        });
     }
 
     #[test]
@@ -508,7 +700,7 @@ mod tests {
         };
         let reader = || {
             read_ahead(&folder, &requests, NARROW, &fails, |ahead| {
-                requests.iter().for_each(|request| drop(ahead.take(&request.name).unwrap()));
+                requests.iter().for_each(|request| ahead.take(&request.name).skip().unwrap());
             })
         };
         assert!(catch_unwind(AssertUnwindSafe(reader)).is_err());

@@ -12,6 +12,7 @@ use burn_tensor::DType;
 use rayon::prelude::*;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::from_slice;
+use xxhash_rust::xxh3::Xxh3;
 
 use super::compressed::{self, Compressed, Head};
 use super::{TensorBytes, convert};
@@ -138,8 +139,15 @@ impl Shard {
     pub(super) fn read(&self, name: &str) -> Result<TensorBytes, ModelError> {
         let info = self.known(name);
         let mut bytes = vec![0; info.data_offsets.1 - info.data_offsets.0];
-        self.open_at(info)?.read_exact(&mut bytes).map_err(ModelError::io("read", &self.path))?;
+        self.read_into(name, &mut bytes)?;
         Ok(TensorBytes { dtype: info.dtype, shape: info.shape.clone(), bytes })
+    }
+
+    /// The bytes of one tensor, as many as `out` holds. The caller has checked that it is here.
+    pub(super) fn read_into(&self, name: &str, out: &mut [u8]) -> Result<(), ModelError> {
+        let failed = |source| ModelError::ReadTensor { name: name.to_owned(), path: self.path.clone(), source };
+        let mut file = self.reader(self.known(name).data_offsets.0 as u64).map_err(failed)?;
+        file.read_exact(out).map_err(failed)
     }
 
     /// One tensor in f32, read and converted on all processors. The caller has checked that it is here.
@@ -170,20 +178,21 @@ impl Shard {
     }
 
     /// Elements of a tensor from `first` on, as many as `out` holds in the number format `requested`, all finite. The caller
-    /// has checked that they are here, in a format that is read as weights.
+    /// has checked that they are here, in a format that is read as weights. Returns the XXH3 of `out`.
     pub(super) fn read_elements(
         &self,
         name: &str,
         first: usize,
         requested: DType,
         out: &mut [u8],
-    ) -> Result<(), ModelError> {
+    ) -> Result<u64, ModelError> {
         let info = self.known(name);
         let stored = convert::device_dtype(info.dtype).expect("callers have checked the format");
         let failed = |source| ModelError::ReadTensor { name: name.to_owned(), path: self.path.clone(), source };
         let mut file = self.reader((info.data_offsets.0 + first * stored.size()) as u64).map_err(failed)?;
         let block_elements = BLOCK_BYTES / stored.size();
         let mut scratch = vec![0; if stored == requested { 0 } else { BLOCK_BYTES }];
+        let mut hash = Xxh3::new();
         for (block, out) in out.chunks_mut(block_elements * requested.size()).enumerate() {
             let elements = out.len() / requested.size();
             if stored == requested {
@@ -202,16 +211,14 @@ impl Shard {
                     format: format!("{requested:?}"),
                 });
             }
+            // While the block is in the processor's cache.
+            hash.update(out);
         }
-        Ok(())
+        Ok(hash.digest())
     }
 
     /// How a tensor is stored that the caller knows to be here.
     pub(crate) fn known(&self, name: &str) -> &TensorInfo {
         self.info(name).expect("callers ask a shard only for tensors that it holds")
-    }
-
-    fn open_at(&self, info: &TensorInfo) -> Result<Box<dyn Read + '_>, ModelError> {
-        self.reader(info.data_offsets.0 as u64).map_err(ModelError::io("read", &self.path))
     }
 }

@@ -26,7 +26,7 @@ fn parameters() -> Vec<Parameter<Flex>> {
     .into_iter()
     .map(|(name, shape, role)| {
         let values: Vec<f32> = (0..shape.iter().product()).map(|index| (index as f32 * 0.37).sin()).collect();
-        Parameter::from_host(name, &shape, role, &values, &Default::default())
+        Parameter::from_host(name, &shape, role, values, &Default::default())
     })
     .collect()
 }
@@ -158,9 +158,8 @@ fn with_loraplus_b_and_vectors_move_by_the_ratio_and_everything_else_as_before()
     let device = Default::default();
     let shapes =
         [(Role::LoraA, vec![1, 2]), (Role::LoraB, vec![2, 1]), (Role::Head, vec![1, 2]), (Role::Norm, vec![2])];
-    let mut parameters: Vec<Parameter<Flex>> = shapes
-        .map(|(role, shape)| Parameter::from_host(format!("{role:?}"), &shape, role, &[0.0, 0.0], &device))
-        .into();
+    let mut parameters: Vec<Parameter<Flex>> =
+        shapes.map(|(role, shape)| Parameter::from_host(format!("{role:?}"), &shape, role, [0.0, 0.0], &device)).into();
     let mut gradients = GradientMap::default();
     for parameter in &parameters {
         gradients.add(parameter, Tensor::<Flex, 1>::ones([2], &device));
@@ -187,7 +186,7 @@ fn weight_decay_applies_to_all_roles_but_norms_and_biases() {
     ];
     let device = Default::default();
     let mut parameters: Vec<Parameter<Flex>> =
-        roles.map(|(role, _)| Parameter::from_host(format!("{role:?}"), &[1, 2], role, &[0.5, -2.0], &device)).into();
+        roles.map(|(role, _)| Parameter::from_host(format!("{role:?}"), &[1, 2], role, [0.5, -2.0], &device)).into();
     let mut gradients = GradientMap::default();
     for parameter in &parameters {
         gradients.add(parameter, Tensor::<Flex, 1>::zeros([2], &device));
@@ -236,7 +235,7 @@ fn large_parameters() -> Vec<Parameter<Flex>> {
     .into_iter()
     .map(|(name, shape, role)| {
         let values: Vec<f32> = (0..shape.iter().product()).map(|index| (index as f32 * 0.37).sin()).collect();
-        Parameter::from_host(name, &shape, role, &values, &Default::default())
+        Parameter::from_host(name, &shape, role, values, &Default::default())
     })
     .collect()
 }

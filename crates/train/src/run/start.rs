@@ -126,6 +126,7 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
         evaluation_is_due: false,
         samples_before,
         base_hash: trainer.model.base_hash(),
+        hashed_in_pieces: true,
         identity: RunIdentity::new(&prepared.plan, prepared.train.fingerprint()),
         settings: RunSettings::new(&prepared.plan),
     })
@@ -158,8 +159,11 @@ fn continue_from<B: Kernels>(
     console: Console,
 ) -> Result<(RunFolder, RunState), RunError> {
     let ResumePoint { folder, checkpoint, mut state, .. } = point;
-    check_model(state.base_hash, trainer.model.base_hash())?;
+    if let Some(note) = check_model(state.base_hash, state.hashed_in_pieces, trainer.model.base_hash())? {
+        console.print(note);
+    }
     restore(&checkpoint, weights, &mut trainer.model, &mut trainer.optimizer, &state)?;
+    (state.base_hash, state.hashed_in_pieces) = (trainer.model.base_hash(), true);
     state.settings = RunSettings::new(&prepared.plan);
     let set_aside = if trainer.ranks.is_main() { set_aside_after(folder.path(), state.step)? } else { Vec::new() };
     for path in set_aside {

@@ -57,8 +57,11 @@ pub struct RunState {
     pub evaluation_is_due: bool,
     /// The sample answers before the first step.
     pub samples_before: Vec<String>,
-    /// Hash of the base model's weight files; `None` if the weights were drawn from the seed.
+    /// Hash of the base model's weights; `None` if the weights were drawn from the seed.
     pub base_hash: Option<u64>,
+    /// Whether that hash is of pieces of the weights. Checkpoints of versions that do not say so have another one.
+    #[serde(default)]
+    pub hashed_in_pieces: bool,
     /// What a run that continues must share.
     pub identity: RunIdentity,
     /// What may have changed when a run continues.

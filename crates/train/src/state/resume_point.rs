@@ -125,6 +125,7 @@ mod tests {
             evaluation_is_due: false,
             samples_before: vec!["a".to_owned()],
             base_hash: Some(u64::MAX),
+            hashed_in_pieces: true,
             identity: RunIdentity {
                 init: Init::Pretrained,
                 seed: 0,

@@ -25,7 +25,7 @@ use crate::memory::{Elsewhere, Numbers};
 /// Tensors held for copies that may still run.
 const MAX_IN_FLIGHT: usize = 2;
 /// Uploads whose buffers may still be read.
-const MAX_UPLOADS: usize = 3;
+const MAX_UPLOADS: usize = 8;
 
 /// Waits for restored tensors that are remembered until they are requested: more than those of one step.
 const MAX_WAITS: usize = 1 << 14;

@@ -42,15 +42,25 @@ impl MemoryOps for Cuda {
         HostBuffer::new(check("allocating pinned memory", pool.lend(&context, bytes)))
     }
 
-    fn upload(buffer: HostBuffer, shape: [usize; 2], dtype: DType, device: &Self::Device) -> Tensor<Self, 2> {
-        let bytes = shape[0] * shape[1] * dtype.size();
-        assert_eq!(buffer.len(), bytes, "a tensor of shape {shape:?} in {dtype:?} has {bytes} bytes");
+    fn upload<E>(
+        buffers: impl IntoIterator<Item = Result<HostBuffer, E>>,
+        shape: [usize; 2],
+        dtype: DType,
+        device: &Self::Device,
+    ) -> Result<Tensor<Self, 2>, E> {
         let engine = engine(device);
-        let lent = buffer.into_memory::<Lent>().expect("a buffer of this backend");
         engine.section(|| {
             let matrix = engine.empty_matrix(shape[0], shape[1], dtype);
-            engine.upload(lent, matrix.address);
-            tensor(matrix.tensor)
+            let (bytes, mut filled) = (shape[0] * shape[1] * dtype.size(), 0);
+            for buffer in buffers {
+                let lent = buffer?.into_memory::<Lent>().expect("a buffer of this backend");
+                let end = filled + lent.len();
+                assert!(end <= bytes, "a tensor of shape {shape:?} in {dtype:?} has {bytes} bytes, and {end} came");
+                engine.upload(lent, matrix.address + filled as u64);
+                filled = end;
+            }
+            assert_eq!(filled, bytes, "a tensor of shape {shape:?} in {dtype:?} has more bytes than came");
+            Ok(tensor(matrix.tensor))
         })
     }
 

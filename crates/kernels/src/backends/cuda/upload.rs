@@ -3,15 +3,15 @@
 
 use burn_tensor::DType;
 use firebrick_cuda::Event;
-use firebrick_precision::QuantizedTensor;
+use firebrick_precision::{HostScales, QuantFormat};
 
 use super::engine::Engine;
 use super::failure::check;
 use super::launch::at;
 use super::matrix::{Cuda, Primitive, int_tensor, tensor};
 use super::pinned::{Lent, shared};
-use crate::QuantizedWeight;
-use crate::weights::reference::{matrix_shape, padding, scales_by};
+use crate::weights::reference::scales_by;
+use crate::{HostBuffer, QuantizedWeight};
 
 impl Engine {
     /// Copies a pinned buffer to an address with room for it. The buffer returns to its pool once that is done.
@@ -26,41 +26,44 @@ impl Engine {
     }
 
     /// Codes and scales that the host has, as [`Engine::quantize`] would have written them.
-    pub(super) fn upload_quantized(&self, quantized: &QuantizedTensor) -> QuantizedWeight<Cuda> {
-        let format = quantized.format;
-        let (bytes, fill) = padding(quantized);
-        let codes = int_tensor(self.uploaded_codes(&quantized.codes, bytes, fill));
-        let scales = scales_by(
-            &quantized.scales,
-            |codes, count| int_tensor(self.uploaded_codes(codes, count, 0)),
-            |values| tensor(self.uploaded_values(values)),
-            || self.tables.signed(),
-        );
-        QuantizedWeight { format, codes, scales, table: self.tables.byte_table(format), shape: matrix_shape(quantized) }
-    }
-
-    /// A tensor of `count` codes: these, then `fill`.
-    fn uploaded_codes(&self, codes: &[u8], count: usize, fill: u8) -> Primitive {
-        self.uploaded(count, DType::U8, |bytes| {
-            let (given, padding) = bytes.split_at_mut(codes.len());
-            given.copy_from_slice(codes);
-            padding.fill(fill);
-        })
+    pub(super) fn upload_codes(
+        &self,
+        codes: HostBuffer,
+        scales: &HostScales,
+        format: QuantFormat,
+        shape: [usize; 2],
+    ) -> QuantizedWeight<Cuda> {
+        let codes = int_tensor(self.uploaded(codes.into_memory().expect("a buffer of this backend"), DType::U8));
+        let padded = |codes: &[u8], count| {
+            let write = |bytes: &mut [u8]| {
+                let (given, padding) = bytes.split_at_mut(codes.len());
+                given.copy_from_slice(codes);
+                padding.fill(0);
+            };
+            int_tensor(self.written(count, DType::U8, write))
+        };
+        let scales = scales_by(scales, padded, |values| tensor(self.uploaded_values(values)), || self.tables.signed());
+        QuantizedWeight { format, codes, scales, table: self.tables.byte_table(format), shape }
     }
 
     fn uploaded_values(&self, values: &[f32]) -> Primitive {
-        self.uploaded(values.len(), DType::F32, |bytes| {
+        self.written(values.len(), DType::F32, |bytes| {
             let words = bytes.as_chunks_mut().0;
             words.iter_mut().zip(values).for_each(|(word, value)| *word = value.to_ne_bytes());
         })
     }
 
     /// A tensor `[count]` of bytes that `write` puts into pinned memory.
-    fn uploaded(&self, count: usize, dtype: DType, write: impl FnOnce(&mut [u8])) -> Primitive {
+    fn written(&self, count: usize, dtype: DType, write: impl FnOnce(&mut [u8])) -> Primitive {
         let (context, pool) = shared(self.device());
         let mut lent = check("allocating pinned memory", pool.lend(&context, count * dtype.size()));
         write(&mut lent);
-        let new = self.empty([count], dtype);
+        self.uploaded(lent, dtype)
+    }
+
+    /// A tensor of one dimension from its bytes.
+    fn uploaded(&self, lent: Lent, dtype: DType) -> Primitive {
+        let new = self.empty([lent.len() / dtype.size()], dtype);
         self.upload(lent, self.address(&new));
         new
     }

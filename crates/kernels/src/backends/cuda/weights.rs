@@ -8,7 +8,7 @@
 
 use burn_tensor::{DType, Tensor};
 use firebrick_cuda::Arguments;
-use firebrick_precision::{QuantFormat, QuantizedTensor};
+use firebrick_precision::{HostScales, QuantFormat};
 
 use super::appended::{appended_columns, ranks};
 use super::engine::{Engine, engine};
@@ -19,16 +19,22 @@ use super::program::Source;
 use super::scratch::{Contents, ScratchSlot};
 use super::write_out::Around;
 use crate::backends::cuda_rows::row_stride;
-use crate::{Bias, Group, Module, QuantizedWeight, Weight, WeightOps};
+use crate::{Bias, Group, HostBuffer, Module, QuantizedWeight, Weight, WeightOps};
 
 impl WeightOps for Cuda {
     fn quantizes_on_device() -> bool {
         true
     }
 
-    fn upload_quantized(quantized: &QuantizedTensor, device: &Self::Device) -> QuantizedWeight<Self> {
+    fn upload_codes(
+        codes: HostBuffer,
+        scales: &HostScales,
+        format: QuantFormat,
+        shape: [usize; 2],
+        device: &Self::Device,
+    ) -> QuantizedWeight<Self> {
         let engine = engine(device);
-        engine.section(|| engine.upload_quantized(quantized))
+        engine.section(|| engine.upload_codes(codes, scales, format, shape))
     }
 
     fn quantize_weight(values_oi: Tensor<Self, 2>, format: QuantFormat) -> QuantizedWeight<Self> {

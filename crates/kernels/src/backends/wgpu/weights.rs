@@ -10,9 +10,10 @@ use burn_tensor::backend::BackendTypes;
 use burn_tensor::{DType, Int, IntDType, Shape, Tensor, TensorData, TensorPrimitive};
 use cubecl::prelude::*;
 use cubecl::wgpu::WgpuRuntime;
-use firebrick_precision::{BlockScales as HostBlockScales, Packing, QuantizedTensor, narrow_map};
+use firebrick_precision::{BlockScales as HostBlockScales, HostScales, Packing, QuantFormat, narrow_map};
 
 use super::Wgpu;
+use crate::memory::HostBuffer;
 use crate::weights::{BlockScales, QuantizedWeight, Scales, WeightOps, reference};
 
 /// Units of a workgroup: every adapter allows at least 256.
@@ -80,22 +81,24 @@ impl WeightOps for Wgpu {
         IntDType::I32
     }
 
-    fn upload_quantized(quantized: &QuantizedTensor, device: &Self::Device) -> QuantizedWeight<Self> {
-        let levels = quantized.format.levels();
-        let scales = match &quantized.scales.block {
+    fn upload_codes(
+        codes: HostBuffer,
+        scales: &HostScales,
+        format: QuantFormat,
+        shape: [usize; 2],
+        device: &Self::Device,
+    ) -> QuantizedWeight<Self> {
+        let levels = format.levels();
+        let scales = match &scales.block {
             HostBlockScales::Narrow { codes, format, tensor } => {
                 let map = Tensor::from_floats(narrow_map(*format, *tensor), device);
                 Scales { block: BlockScales::Narrow { codes: upload_words(codes.clone(), device), map } }
             }
-            _ => reference::upload_scales(&quantized.scales, device),
+            _ => reference::upload_scales(scales, device),
         };
-        QuantizedWeight {
-            format: quantized.format,
-            codes: upload_words(reference::padded_codes(quantized), device),
-            scales,
-            table: Tensor::<Self, 1>::from_floats(levels, device).reshape([levels.len(), 1]),
-            shape: reference::matrix_shape(quantized),
-        }
+        let codes = upload_words(codes.into_memory().expect("the default buffer is a Vec"), device);
+        let table = Tensor::<Self, 1>::from_floats(levels, device).reshape([levels.len(), 1]);
+        QuantizedWeight { format, codes, scales, table, shape }
     }
 
     fn dequantize_weight(weight: &QuantizedWeight<Self>) -> Tensor<Self, 2> {

@@ -14,7 +14,7 @@ use crate::linear::{
     ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables, WeightGradient, reference,
 };
 use crate::norm::NormWeight;
-use crate::weights::Weight;
+use crate::weights::{Weight, WeightOps};
 
 /// Something on the device under test and its counterpart on the CPU.
 pub(super) type Both<A, R> = (A, R);
@@ -124,7 +124,7 @@ fn weight<B: Kernels>(check: &mut Check<'_, B>, base: Base, shape: [usize; 2]) -
             let (_, values) = check.random_f32(shape, 0.1);
             let host: Vec<f32> = values.into_data().to_vec().expect("the values are f32");
             let quantized = format.quantize(&host, &shape).expect("random values can be quantized");
-            let expected = crate::weights::reference::upload::<Reference>(&quantized, &check.cpu);
+            let expected = Reference::upload_quantized(&quantized, &check.cpu);
             (Weight::Quantized(B::upload_quantized(&quantized, check.device)), Weight::Quantized(expected))
         }
         Base::Dense => {

@@ -239,15 +239,19 @@ impl Parts {
 
     /// The format, the codes and the scales, as they are stored.
     pub(super) fn stored(&self, shards: &[Shard]) -> Result<(Bnb4bit, Vec<u8>, BlockScales), ModelError> {
-        let block = match &self.nested {
+        let scales = self.scales(shards)?;
+        Ok((self.format, self.codes.bytes(shards)?, scales))
+    }
+
+    pub(super) fn scales(&self, shards: &[Shard]) -> Result<BlockScales, ModelError> {
+        Ok(match &self.nested {
             None => BlockScales::Float(self.absmax.floats(shards)?),
             Some((nested, offset)) => BlockScales::Nested {
                 codes: self.absmax.bytes(shards)?,
                 absmax: nested.floats(shards)?,
                 offset: *offset,
             },
-        };
-        Ok((self.format, self.codes.bytes(shards)?, block))
+        })
     }
 
     pub(super) fn read(&self, shape: &[usize], shards: &[Shard]) -> Result<Content, ModelError> {

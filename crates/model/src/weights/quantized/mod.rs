@@ -79,12 +79,34 @@ impl QuantizedWeight {
 
     /// The file that holds its codes.
     pub(super) fn path<'a>(&self, shards: &'a [Shard]) -> &'a Path {
-        let codes = match &self.scheme {
+        shards[self.codes().shard].path()
+    }
+
+    fn codes(&self) -> &Part {
+        match &self.scheme {
             Scheme::Bnb(parts) => parts.codes(),
             Scheme::Fp8(parts) => parts.codes(),
             Scheme::Nvfp4(parts) => parts.codes(),
+        }
+    }
+
+    /// Bytes of its codes, as they are stored.
+    pub(super) fn code_bytes(&self, shards: &[Shard]) -> usize {
+        self.codes().byte_len(shards)
+    }
+
+    /// Reads its codes into `codes`, which has room for them, and returns its scales; `None` where they are not bit for bit those of
+    /// the format that [`QuantizedWeight::format`] names.
+    pub(super) fn read_codes(&self, shards: &[Shard], codes: &mut [u8]) -> Result<Option<BlockScales>, ModelError> {
+        let scales = match &self.scheme {
+            Scheme::Bnb(parts) => Some(parts.scales(shards)?),
+            Scheme::Fp8(_) => None,
+            Scheme::Nvfp4(parts) => parts.scales(shards)?,
         };
-        shards[codes.shard].path()
+        if scales.is_some() {
+            self.codes().read_into(shards, codes)?;
+        }
+        Ok(scales)
     }
 
     /// Reads it: codes where [`QuantizedWeight::format`] names their format.
@@ -120,6 +142,10 @@ impl Part {
     fn bytes(&self, shards: &[Shard]) -> Result<Vec<u8>, ModelError> {
         let TensorBytes { bytes, .. } = shards[self.shard].read(&self.name)?;
         Ok(bytes)
+    }
+
+    fn read_into(&self, shards: &[Shard], out: &mut [u8]) -> Result<(), ModelError> {
+        shards[self.shard].read_into(&self.name, out)
     }
 
     fn floats(&self, shards: &[Shard]) -> Result<Vec<f32>, ModelError> {

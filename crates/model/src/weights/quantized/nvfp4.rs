@@ -86,16 +86,21 @@ impl Parts {
         &self.codes
     }
 
+    /// The scales as NVFP4 has them; `None` where they are none of its, because one is negative for example.
+    pub(super) fn scales(&self, shards: &[Shard]) -> Result<Option<BlockScales>, ModelError> {
+        let codes = self.scales.bytes(shards)?;
+        let are_ours = self.format().is_some() && codes.iter().all(|&scale| usize::from(scale) < SIGN);
+        let tensor = Some(1.0 / self.global_scale);
+        Ok(are_ours.then_some(BlockScales::Narrow { codes, format: FloatFormat::Ue4m3, tensor }))
+    }
+
     pub(super) fn read(&self, shape: &[usize], shards: &[Shard]) -> Result<Content, ModelError> {
-        let (codes, scales) = (self.codes.bytes(shards)?, self.scales.bytes(shards)?);
-        if let Some(format) = self.format()
-            && scales.iter().all(|&scale| usize::from(scale) < SIGN)
-        {
-            let tensor = Some(1.0 / self.global_scale);
-            let block = BlockScales::Narrow { codes: scales, format: FloatFormat::Ue4m3, tensor };
-            let (scales, shape) = (HostScales { block }, shape.to_vec());
+        let codes = self.codes.bytes(shards)?;
+        if let Some(block) = self.scales(shards)? {
+            let (format, scales, shape) = (QuantFormat::Nvfp4, HostScales { block }, shape.to_vec());
             return Ok(Content::Codes(QuantizedTensor { format, codes, scales, shape }));
         }
+        let scales = self.scales.bytes(shards)?;
         let (levels, map) = (QuantFormat::Nvfp4.levels(), self.map());
         let packing = QuantFormat::Nvfp4.packing();
         let mut values = Vec::with_capacity(2 * codes.len());
