@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn unified_memory_is_the_hosts_and_three_quarters_of_it_are_for_the_gpu() {
+    fn unified_memory_is_the_hosts_and_a_part_of_it_is_for_the_gpu() {
         let (mut gpus, mut notes) = (Vec::new(), Vec::new());
         add(&mut gpus, &[adapter("Apple M4 Max", AdapterKind::Integrated, 0)], HOST, &mut notes);
         let mac = &gpus[0];

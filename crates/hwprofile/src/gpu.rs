@@ -128,10 +128,14 @@ impl Gpu {
     }
 }
 
-/// The part of unified memory that a GPU may use: Metal recommends a working set of three quarters of it on larger machines, and wgpu does
-/// not report Metal's own figure (`recommendedMaxWorkingSetSize`).
+/// Unified memory from which on a GPU may use three quarters of it, and below it two thirds.
+const LARGE_UNIFIED: u64 = 36 << 30;
+
+/// The part of unified memory that a GPU may use. wgpu does not report Metal's own figure (`recommendedMaxWorkingSetSize`), which depends on
+/// the version of macOS too: 21.3 of 32 GiB on an M2 Max (ollama, issue 434), 107.5 of 128 GiB on an M5 Max with macOS 26. This is no more
+/// than either; a limit that the user has raised (`iogpu.wired_limit_mb`) is not seen.
 pub(crate) fn unified_share(total_bytes: u64) -> u64 {
-    total_bytes / 4 * 3
+    if total_bytes < LARGE_UNIFIED { total_bytes / 3 * 2 } else { total_bytes / 4 * 3 }
 }
 
 #[cfg(test)]
@@ -150,6 +154,10 @@ mod tests {
     fn unified_memory_is_not_all_for_the_gpu() {
         let mac = Gpu::of_spec(AcceleratorSpec::named("m4-max").unwrap());
         assert!(mac.unified_memory && mac.memory_free_bytes == 96 << 30 && mac.memory_total_bytes == 128 << 30);
+        for (total, reported_mib) in [(32, 21_845), (128, 110_100)] {
+            let share = unified_share(total << 30) >> 20;
+            assert!((reported_mib * 4 / 5..=reported_mib).contains(&share), "{total} GiB: {share} MiB");
+        }
         let card = Gpu::of_spec(AcceleratorSpec::named("h100").unwrap());
         assert!(!card.unified_memory && card.memory_free_bytes == 80 << 30 && card.power_limit_w == Some(700.0));
     }
