@@ -36,6 +36,7 @@ fn options(recompute: Recompute) -> BenchOptions {
         loss_chunk: 48,
         documents: 3,
         backend: BackendChoice::Named(BackendKind::Flex),
+        usage: false,
         trace: true,
     }
 }

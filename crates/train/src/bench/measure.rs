@@ -16,6 +16,7 @@ use super::peaks::{Peaks, Probe};
 use super::spread::Spread;
 use super::synthetic::Synthetic;
 use super::trace::StepTrace;
+use super::usage::UsageCost;
 use crate::error::RunError;
 use crate::metrics::{MemoryMeter, MemorySource};
 use crate::plan::Plan;
@@ -37,6 +38,7 @@ pub(super) struct Case<'a> {
 /// The measurements.
 pub(super) struct Measured {
     pub(super) step_s: Spread,
+    pub(super) host_s: Spread,
     pub(super) load_s: f64,
     pub(super) first_step_s: f64,
     pub(super) self_test_s: Option<f64>,
@@ -45,6 +47,7 @@ pub(super) struct Measured {
     pub(super) loss_first: f32,
     pub(super) loss_last: f32,
     pub(super) peaks: Peaks,
+    pub(super) usage: Option<UsageCost>,
     pub(super) trace: Option<StepTrace>,
 }
 
@@ -77,6 +80,7 @@ pub(super) fn measure<B: Kernels>(case: &Case<'_>) -> Result<Measured, RunError>
 
     let mut batches = batches(case);
     let steps = timed_steps(case, &mut trainer, &mut batches, &mut meter)?;
+    let usage = options.usage.then(|| UsageCost::measure(case, &mut trainer, &mut batches)).transpose()?;
     let traced = options.trace.then(|| traced_step(&mut trainer, &batches.next_batch(), &device)).transpose()?;
     let (peak_bytes, peak_source) = (meter.sample(), meter.source());
     // The buffers of the peak rates must not be added to those of training.
@@ -86,6 +90,7 @@ pub(super) fn measure<B: Kernels>(case: &Case<'_>) -> Result<Measured, RunError>
     let step_s = Spread::of(steps.seconds);
     Ok(Measured {
         step_s,
+        host_s: Spread::of(steps.host_seconds),
         load_s,
         first_step_s: steps.first_step_s,
         self_test_s,
@@ -93,6 +98,7 @@ pub(super) fn measure<B: Kernels>(case: &Case<'_>) -> Result<Measured, RunError>
         peak_source,
         loss_first: steps.losses[0],
         loss_last: steps.losses[steps.losses.len() - 1],
+        usage,
         trace: traced.map(|operations| StepTrace::new(&operations, step_s.median, &peaks)),
         peaks,
     })
@@ -111,6 +117,8 @@ fn batches(case: &Case<'_>) -> Synthetic {
 struct Steps {
     /// Seconds of the steps after the warm-up.
     seconds: Vec<f64>,
+    /// Seconds of them until the host had nothing left to do but to wait for the loss.
+    host_seconds: Vec<f64>,
     /// Mean loss of every step.
     losses: Vec<f32>,
     first_step_s: f64,
@@ -122,17 +130,18 @@ fn timed_steps<B: Kernels>(
     batches: &mut Synthetic,
     meter: &mut MemoryMeter,
 ) -> Result<Steps, RunError> {
-    let mut steps = Steps { seconds: Vec::new(), losses: Vec::new(), first_step_s: 0.0 };
+    let mut steps = Steps { seconds: Vec::new(), host_seconds: Vec::new(), losses: Vec::new(), first_step_s: 0.0 };
     for index in 0..case.options.warmup + case.options.steps {
         let batch = batches.next_batch();
         let started = Instant::now();
-        let loss = step(trainer, &batch)?;
+        let (loss, host_seconds) = step(trainer, &batch)?;
         let seconds = started.elapsed().as_secs_f64();
         if index == 0 {
             steps.first_step_s = case.clock.elapsed().as_secs_f64();
         }
         if index >= case.options.warmup {
             steps.seconds.push(seconds);
+            steps.host_seconds.push(host_seconds);
         }
         steps.losses.push(loss);
         meter.sample();
@@ -141,14 +150,16 @@ fn timed_steps<B: Kernels>(
     Ok(steps)
 }
 
-/// One step to its end: the mean loss, read back.
-fn step<B: Kernels>(trainer: &mut Trainer<B>, batch: &Batch) -> Result<f32, RunError> {
+/// One step to its end: the mean loss, read back, and the seconds before the host waited for it.
+pub(super) fn step<B: Kernels>(trainer: &mut Trainer<B>, batch: &Batch) -> Result<(f32, f64), RunError> {
+    let started = Instant::now();
     let outcome = trainer.step(std::slice::from_ref(batch))?;
+    let host_s = started.elapsed().as_secs_f64();
     let step = outcome.step;
     let numbers = outcome.read();
     let StepNumbers { loss, grad_norm, .. } = numbers;
     if loss.is_finite() && (grad_norm.is_finite() || numbers.was_skipped()) {
-        Ok(loss)
+        Ok((loss, host_s))
     } else {
         Err(RunError::NotFinite { step, loss, grad_norm })
     }

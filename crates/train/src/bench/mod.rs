@@ -15,6 +15,7 @@ mod report;
 mod spread;
 mod synthetic;
 mod trace;
+mod usage;
 
 use firebrick_arch::ModelConfig;
 use firebrick_hwprofile::HardwareProfile;
@@ -41,6 +42,7 @@ pub use probe::measure_peaks;
 pub use report::{BenchReport, Utilization};
 pub use spread::{Spread, timed};
 pub use trace::{OperationTime, StepTrace};
+pub use usage::UsageCost;
 
 /// Bytes of a GiB.
 const GIB: f64 = (1u64 << 30) as f64;
@@ -139,6 +141,7 @@ fn result(
         warmup: options.warmup,
         tok_s,
         step_s: measured.step_s,
+        host_s: measured.host_s,
         load_s: measured.load_s,
         first_step_s: measured.first_step_s,
         self_test_s: measured.self_test_s,
@@ -156,6 +159,7 @@ fn result(
         loss_first: measured.loss_first,
         loss_last: measured.loss_last,
         peaks: measured.peaks,
+        usage: measured.usage,
         trace: measured.trace,
     }
 }

@@ -14,6 +14,7 @@ use serde::Serialize;
 use super::peaks::Peaks;
 use super::spread::Spread;
 use super::trace::{OperationTime, StepTrace};
+use super::usage::UsageCost;
 use crate::config::to_name;
 use crate::metrics::MemorySource;
 
@@ -73,6 +74,8 @@ pub struct BenchReport {
     pub tok_s: f64,
     /// Seconds per step.
     pub step_s: Spread,
+    /// Seconds per step in which the host computes and hands work to the device, before it waits for the loss.
+    pub host_s: Spread,
     /// Seconds of reading and quantizing the weights.
     pub load_s: f64,
     /// Seconds from the start of the process to the end of the first step.
@@ -97,6 +100,9 @@ pub struct BenchReport {
     pub loss_last: f32,
     /// The peak rates of the device, measured after the steps.
     pub peaks: Peaks,
+    /// What it costs to sample the machine's usage meanwhile; `None` unless requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<UsageCost>,
     /// One more step, operation by operation; `None` unless requested.
     pub trace: Option<StepTrace>,
 }
@@ -123,6 +129,17 @@ impl fmt::Display for BenchReport {
                 let Spread { min, median, max, .. } = self.step_s;
                 format!("{median:.4} s (from {min:.4} to {max:.4})")
             }),
+            line("host", {
+                let calls = self.trace.as_ref().map_or(0, |trace| trace.operations.iter().map(|each| each.calls).sum());
+                let each = |calls: usize| {
+                    format!(", {:.1} µs for each of {calls} launches", self.host_s.median / calls as f64 * 1e6)
+                };
+                format!(
+                    "{:.4} s of a step until all was queued{}",
+                    self.host_s.median,
+                    if calls == 0 { String::new() } else { each(calls) }
+                )
+            }),
             line("start", {
                 let (load_s, first_s) = (self.load_s, self.first_step_s);
                 format!("{load_s:.2} s to load; the first step ended {first_s:.2} s after the process started")
@@ -147,6 +164,9 @@ impl fmt::Display for BenchReport {
             line("loss", format!("{:.4}, then {:.4}", self.loss_first, self.loss_last)),
         ];
         write!(formatter, "{}", lines.join("\n"))?;
+        if let Some(usage) = &self.usage {
+            write!(formatter, "\n{usage}")?;
+        }
         match &self.trace {
             Some(trace) if trace.operations.is_empty() => {
                 write!(formatter, "\n  trace        {backend} cannot measure the time of single operations")

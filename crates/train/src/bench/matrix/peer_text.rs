@@ -23,8 +23,7 @@ fn peak_line(peers: &PeerResults, results: &MatrixResults) -> Option<String> {
             Some(&ours) => (ours, "FLOP/s"),
             None => (Some(backend.bytes_per_s).filter(|_| name == MEMORY)?, "B/s"),
         };
-        let how = if name == "fp8" { ", with the quantization of rows" } else { "" };
-        Some(format!("{name} {:.2} ({}{unit}, ours {}{unit}{how})", theirs / ours, si(theirs), si(ours)))
+        Some(format!("{name} {:.2} ({}{unit}, ours {}{unit})", theirs / ours, si(theirs), si(ours)))
     };
     let ratios: Vec<String> = peers.peaks.iter().filter_map(ratio).collect();
     (!ratios.is_empty()).then(|| format!("PyTorch's peaks over ours on {}: {}.", backend.backend, ratios.join(", ")))

@@ -179,6 +179,7 @@ fn plan(
         loss_chunk: 1024,
         documents: 1,
         backend: BackendChoice::Named(kind),
+        usage: false,
         trace: false,
         zero: 0,
         random_base: false,
