@@ -128,7 +128,7 @@ impl Gpu {
     }
 }
 
-/// Unified memory from which on a GPU may use three quarters of it, and below it two thirds.
+/// From this much unified memory on, a GPU may use three quarters of it; of less, two thirds.
 const LARGE_UNIFIED: u64 = 36 << 30;
 
 /// The part of unified memory that a GPU may use. wgpu does not report Metal's own figure (`recommendedMaxWorkingSetSize`), which depends on

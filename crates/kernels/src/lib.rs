@@ -42,7 +42,7 @@ pub use memory::{HostBuffer, MemoryOps, Offloaded, Readback};
 pub use moe::{MoeOps, Routing};
 pub use norm::{NormOps, NormWeight};
 pub use optimizer::{AdamW, AdamW8bitState, AdamWState, EightBitMoments, OptimizerOps, RangeGradient};
-pub use weights::{BlockScales, QuantizedWeight, Scales, Weight, WeightOps, code_bytes};
+pub use weights::{BlockScales, QuantizedWeight, Scales, Weight, WeightOps, padded_codes};
 
 /// Device time of one launch, and the work it could not avoid.
 #[derive(Clone, Copy, Debug, PartialEq)]

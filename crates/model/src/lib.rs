@@ -36,7 +36,7 @@ pub use firebrick_kernels::{BaseStorage, Recompute};
 pub use generate::{BatchLimits, Conversation, GenerateOptions};
 pub use generation_config::FolderSampling;
 pub use gguf::{GgufType, write_gguf};
-pub use load::BuildOptions;
+pub use load::{BuildOptions, HASHED_PIECE};
 pub use merge::{Merge, MergeReport, merge_adapter, quantize_folder};
 pub use preference::{PairBatch, PairReference};
 pub use sampling::{Sampler, Sampling};

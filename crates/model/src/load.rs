@@ -35,8 +35,9 @@ const MAX_READERS: usize = 8;
 const LOOK_AHEAD: usize = 384 << 20;
 /// Bytes read ahead where quantizing is the host's work, which is slower than reading.
 const LOOK_AHEAD_OF_HOST: usize = 256 << 20;
-/// Bytes that one reader reads of a tensor at a time. Another number gives other hashes of weights, and checkpoints name those.
-const PIECE: usize = 16 << 20;
+/// Bytes that one reader reads of a tensor at a time, and of which one hash is. Another number gives other hashes of larger tensors, so a
+/// checkpoint says next to the hash of its base which it was.
+pub const HASHED_PIECE: usize = 16 << 20;
 
 /// What to build in addition to what the checkpoint describes.
 #[derive(Clone, Debug)]
@@ -91,7 +92,7 @@ impl<B: Kernels> Decoder<B> {
         let readers = available_parallelism().map_or(1, NonZero::get).min(MAX_READERS);
         let quantizes_on_device = B::quantizes_on_device();
         let bytes = if quantizes_on_device { LOOK_AHEAD } else { LOOK_AHEAD_OF_HOST };
-        let limits = Limits { readers, bytes, piece: PIECE };
+        let limits = Limits { readers, bytes, piece: HASHED_PIECE };
         Self::load_within(folder, &config, options, division, device, quantizes_on_device, limits, progress)
     }
 

@@ -28,7 +28,7 @@ use self::complete::deciding_keys;
 pub use self::compressed::Codec;
 use self::quantized::QuantizedWeight;
 pub use self::quantized::{Bnb4bit, Bnb4bitType};
-pub(crate) use self::read_ahead::{Limits, Request, Stored, Values, read_ahead};
+pub(crate) use self::read_ahead::{CodesOrValues, Limits, Request, Values, read_ahead};
 pub(crate) use self::shard::Shard;
 pub(crate) use self::write::write_folder;
 pub use self::write::{Fetched, SavedDtype, write_hf_folder, write_safetensors, write_safetensors_f32};

@@ -71,7 +71,7 @@ pub trait MemoryOps: Backend {
     }
 
     /// A matrix of the bytes of buffers, one after the other: row-major and in the machine's byte order. A buffer is on its way to the
-    /// device before the next one is asked for, where the backend can.
+    /// device before the next one is asked for, where the backend can. `buffers` runs no Burn operation: it may be inside a section.
     ///
     /// # Errors
     /// The first that `buffers` has.
@@ -93,6 +93,8 @@ pub trait MemoryOps: Backend {
         for buffer in buffers {
             bytes.extend_from_slice(&buffer?);
         }
+        let expected = shape[0] * shape[1] * dtype.size();
+        assert_eq!(bytes.len(), expected, "a tensor of shape {shape:?} in {dtype:?} has {expected} bytes");
         Ok(Tensor::from_data(TensorData::from_bytes_vec(bytes, shape, dtype), (device, dtype)))
     }
 

@@ -159,7 +159,7 @@ impl<B: Backend> QuantizedWeight<B> {
 }
 
 /// Bytes of a weight's codes in whole blocks, and what fills the last of them: codes of zero.
-pub fn code_bytes(format: QuantFormat, shape: &[usize]) -> (usize, u8) {
+pub fn padded_codes(format: QuantFormat, shape: &[usize]) -> (usize, u8) {
     let columns = *shape.last().expect("a weight has rows");
     let zero = format.levels().iter().position(|&level| level == 0.0).expect("every format has a zero") as u8;
     let values = format.blocks(shape.iter().product(), columns) * format.block_size(columns);
@@ -178,7 +178,7 @@ pub trait WeightOps: MemoryOps {
         false
     }
 
-    /// Uploads codes and scales that are on the host. The buffer has the bytes of [`code_bytes`], the last of them codes of zero.
+    /// Uploads codes and scales that are on the host. The buffer has the bytes of [`padded_codes`], the last of them codes of zero.
     fn upload_codes(
         codes: HostBuffer,
         scales: &HostScales,
@@ -196,7 +196,7 @@ pub trait WeightOps: MemoryOps {
     fn upload_quantized(quantized: &QuantizedTensor, device: &Self::Device) -> QuantizedWeight<Self> {
         let shape: Result<[usize; 2], _> = quantized.shape.as_slice().try_into();
         let shape = shape.unwrap_or_else(|_| panic!("a quantized weight must be a matrix, not {:?}", quantized.shape));
-        let (bytes, fill) = code_bytes(quantized.format, &quantized.shape);
+        let (bytes, fill) = padded_codes(quantized.format, &quantized.shape);
         let mut buffer = Self::host_buffer(device, bytes);
         let (codes, padding) = buffer.split_at_mut(quantized.codes.len());
         codes.copy_from_slice(&quantized.codes);

@@ -3,7 +3,7 @@
 //!
 //! Such a vector is the mean plus a weighted sum of the centered rows, with normally distributed weights, so no covariance is computed.
 //! Rows that the folder has for a new token, because its tables are larger than its tokenizer, start so too: nothing trained them.
-//! Trade-off: the table is copied once more on the host, and one thread adds up its rows, so that the sums are the same on every machine.
+//! Trade-off: the whole grown table is in host memory, and one thread adds up its rows, so that the sums are the same on every machine.
 
 use burn_tensor::DType;
 use firebrick_arch::ModelConfig;
@@ -32,13 +32,12 @@ pub(super) fn with_new_rows<'a>(
     if rows == config.stored_vocab_size && config.new_tokens.is_empty() {
         return Ok(values);
     }
-    let stored = values.into_buffer(allocate)?;
     let row_bytes = width * dtype.size();
     let mut buffer = allocate(rows * row_bytes);
-    buffer[..stored.len()].copy_from_slice(&stored);
-    buffer[stored.len()..].fill(0);
+    let stored = values.read_into(&mut buffer)?;
+    buffer[stored..].fill(0);
     if !config.new_tokens.is_empty() {
-        let table = Table { bytes: &stored, dtype, width };
+        let table = Table { bytes: &buffer[..stored], dtype, width };
         let started = table.start_rows(config.new_tokens.len(), seed, name);
         for (&id, row) in config.new_tokens.iter().zip(started.chunks(width)) {
             let out = &mut buffer[id * row_bytes..][..row_bytes];

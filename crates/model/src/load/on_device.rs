@@ -12,7 +12,7 @@ use super::Builder;
 use super::random::stream;
 use crate::error::ModelError;
 use crate::linear::{Base, Lora, LoraMagnitude};
-use crate::weights::{Stored, Values};
+use crate::weights::{CodesOrValues, Values};
 
 impl<B: Kernels> Builder<'_, '_, B> {
     pub(super) fn base(&mut self, tensor: &TensorSpec) -> Result<Base<B>, ModelError> {
@@ -75,9 +75,11 @@ impl<B: Kernels> Builder<'_, '_, B> {
     ) -> Result<QuantizedWeight<B>, ModelError> {
         let refused = |source| ModelError::Quantize { name: name.to_owned(), source };
         format.check_columns(shape[1]).map_err(refused)?;
-        let values = match values.into_stored()? {
-            Stored::Codes { codes, scales } => return Ok(B::upload_codes(codes, &scales, format, shape, self.device)),
-            Stored::Values(values) => values,
+        let values = match values.into_codes_or_values()? {
+            CodesOrValues::Codes { codes, scales } => {
+                return Ok(B::upload_codes(codes, &scales, format, shape, self.device));
+            }
+            CodesOrValues::Values(values) => values,
         };
         let dtype = values.dtype;
         if self.quantizes_on_device {

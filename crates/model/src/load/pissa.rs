@@ -17,7 +17,7 @@ use super::random::{normal, stream};
 use crate::error::ModelError;
 use crate::linear::{Base, Lora, StartPair};
 use crate::peft::{open_starts, read_start};
-use crate::weights::Stored;
+use crate::weights::CodesOrValues;
 
 /// Vectors of the search beyond the rank.
 const OVERSAMPLING: usize = 16;
@@ -40,7 +40,7 @@ impl<B: Kernels> Builder<'_, '_, B> {
         config: &LoraConfig,
     ) -> Result<(Base<B>, Option<Lora<B>>), ModelError> {
         let LoraInit::Pissa { niter } = config.init_lora_weights else { unreachable!("the caller has looked") };
-        let Stored::Values(values) = (self.read)(weight)?.into_stored()? else {
+        let CodesOrValues::Values(values) = (self.read)(weight)?.into_codes_or_values()? else {
             return Err(ModelError::PrincipalPartOfCodes { name: weight.name.clone() });
         };
         let &[outputs, inputs] = weight.shape.as_slice() else { unreachable!("a base weight is a matrix") };

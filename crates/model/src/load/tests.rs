@@ -23,8 +23,8 @@ fn storages() -> impl Iterator<Item = BaseStorage> {
     [BaseStorage::Trained, BaseStorage::Frozen(Format::F32)].into_iter().chain(quantized)
 }
 
-/// So little room that every tensor is read by several threads.
-const NARROW: Limits = Limits { readers: 8, bytes: 640, piece: 600 };
+/// Larger tensors are several pieces, of which a few are read at once.
+const NARROW: Limits = Limits { readers: 8, bytes: 4_000, piece: 600 };
 const WIDE: Limits = Limits { readers: 8, bytes: 1 << 30, piece: 1 << 20 };
 
 fn options(storage: BaseStorage, compute_dtype: DType) -> BuildOptions {

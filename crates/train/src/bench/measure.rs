@@ -80,14 +80,15 @@ pub(super) fn measure<B: Kernels>(case: &Case<'_>) -> Result<Measured, RunError>
 
     let mut batches = batches(case);
     let steps = timed_steps(case, &mut trainer, &mut batches, &mut meter)?;
-    let usage = options.usage.then(|| UsageCost::measure(case, &mut trainer, &mut batches)).transpose()?;
+    let step_s = Spread::of(steps.seconds);
+    let usage =
+        options.usage.then(|| UsageCost::measure(case, &mut trainer, &mut batches, step_s.median)).transpose()?;
     let traced = options.trace.then(|| traced_step(&mut trainer, &batches.next_batch(), &device)).transpose()?;
     let (peak_bytes, peak_source) = (meter.sample(), meter.source());
     // The buffers of the peak rates must not be added to those of training.
     drop(trainer);
     B::release_memory(&device);
     let peaks = Peaks::measure::<B>(&device, dtype, plan.gemms.value, Probe::of(plan.backend.value.is_cpu()))?;
-    let step_s = Spread::of(steps.seconds);
     Ok(Measured {
         step_s,
         host_s: Spread::of(steps.host_seconds),

@@ -137,18 +137,20 @@ fn gemm_seconds<B: Kernels>(
     }
 }
 
-/// Minimum seconds of a GEMM on the device, after one round that does not count. Only CUDA has GEMMs of 8-bit floats, and it can trace.
+/// Seconds of a GEMM on the device: the mean of a round, the minimum of the rounds after one that does not count. Only CUDA has GEMMs of
+/// 8-bit floats, and it can trace.
 fn min_traced_gemm<B: Kernels>(device: &B::Device, work: impl Fn()) -> Result<f64, RunError> {
     let mut minimum = f64::INFINITY;
     for round in 0..=ROUNDS {
         let ((), operations) = B::trace(device, &work);
         wait::<B>(device)?;
         let gemms = operations.iter().filter(|operation| operation.gemm.is_some());
+        let (count, milliseconds) = gemms.fold((0, 0.0), |(count, sum), gemm| (count + 1, sum + gemm.milliseconds));
+        assert!(count > 0, "a backend with 8-bit GEMMs traces them");
         if round > 0 {
-            minimum = gemms.map(|gemm| gemm.milliseconds / 1e3).fold(minimum, f64::min);
+            minimum = minimum.min(milliseconds / f64::from(count) / 1e3);
         }
     }
-    assert!(minimum.is_finite(), "a backend with 8-bit GEMMs traces them");
     Ok(minimum)
 }
 

@@ -74,7 +74,7 @@ pub struct BenchReport {
     pub tok_s: f64,
     /// Seconds per step.
     pub step_s: Spread,
-    /// Seconds per step in which the host computes and hands work to the device, before it waits for the loss.
+    /// Seconds per step before the host waits for the loss: what it computes and hands to the device, and where it has to wait for room there.
     pub host_s: Spread,
     /// Seconds of reading and quantizing the weights.
     pub load_s: f64,
@@ -107,6 +107,20 @@ pub struct BenchReport {
     pub trace: Option<StepTrace>,
 }
 
+impl BenchReport {
+    /// The host's share of a step.
+    fn host_side(&self) -> String {
+        let seconds = self.host_s.median;
+        let launches =
+            self.trace.iter().flat_map(|trace| &trace.operations).map(|operation| operation.calls).sum::<usize>();
+        let each = match launches {
+            0 => String::new(),
+            _ => format!(", {:.1} µs for each of {launches} launches", seconds / launches as f64 * 1e6),
+        };
+        format!("{seconds:.4} s of a step until all was queued{each}")
+    }
+}
+
 impl fmt::Display for BenchReport {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { backend, device, seq, micro_batch, documents, steps, warmup, .. } = self;
@@ -129,17 +143,7 @@ impl fmt::Display for BenchReport {
                 let Spread { min, median, max, .. } = self.step_s;
                 format!("{median:.4} s (from {min:.4} to {max:.4})")
             }),
-            line("host", {
-                let calls = self.trace.as_ref().map_or(0, |trace| trace.operations.iter().map(|each| each.calls).sum());
-                let each = |calls: usize| {
-                    format!(", {:.1} µs for each of {calls} launches", self.host_s.median / calls as f64 * 1e6)
-                };
-                format!(
-                    "{:.4} s of a step until all was queued{}",
-                    self.host_s.median,
-                    if calls == 0 { String::new() } else { each(calls) }
-                )
-            }),
+            line("host", self.host_side()),
             line("start", {
                 let (load_s, first_s) = (self.load_s, self.first_step_s);
                 format!("{load_s:.2} s to load; the first step ended {first_s:.2} s after the process started")

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use firebrick_data::Cursor;
 use firebrick_kernels::Kernels;
+use firebrick_model::HASHED_PIECE;
 use firebrick_parallel::Ranks;
 
 use crate::console::Console;
@@ -126,7 +127,7 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
         evaluation_is_due: false,
         samples_before,
         base_hash: trainer.model.base_hash(),
-        hashed_in_pieces: true,
+        hashed_piece: Some(HASHED_PIECE as u64),
         identity: RunIdentity::new(&prepared.plan, prepared.train.fingerprint()),
         settings: RunSettings::new(&prepared.plan),
     })
@@ -159,11 +160,11 @@ fn continue_from<B: Kernels>(
     console: Console,
 ) -> Result<(RunFolder, RunState), RunError> {
     let ResumePoint { folder, checkpoint, mut state, .. } = point;
-    if let Some(note) = check_model(state.base_hash, state.hashed_in_pieces, trainer.model.base_hash())? {
+    if let Some(note) = check_model(state.base_hash, state.hashed_piece, trainer.model.base_hash())? {
         console.print(note);
     }
     restore(&checkpoint, weights, &mut trainer.model, &mut trainer.optimizer, &state)?;
-    (state.base_hash, state.hashed_in_pieces) = (trainer.model.base_hash(), true);
+    (state.base_hash, state.hashed_piece) = (trainer.model.base_hash(), Some(HASHED_PIECE as u64));
     state.settings = RunSettings::new(&prepared.plan);
     let set_aside = if trainer.ranks.is_main() { set_aside_after(folder.path(), state.step)? } else { Vec::new() };
     for path in set_aside {

@@ -59,9 +59,9 @@ pub struct RunState {
     pub samples_before: Vec<String>,
     /// Hash of the base model's weights; `None` if the weights were drawn from the seed.
     pub base_hash: Option<u64>,
-    /// Whether that hash is of pieces of the weights. Checkpoints of versions that do not say so have another one.
+    /// Bytes of the pieces in which weights were hashed; `None` in checkpoints of versions that hashed them whole.
     #[serde(default)]
-    pub hashed_in_pieces: bool,
+    pub hashed_piece: Option<u64>,
     /// What a run that continues must share.
     pub identity: RunIdentity,
     /// What may have changed when a run continues.

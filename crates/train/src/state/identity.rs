@@ -7,6 +7,7 @@
 
 use firebrick_arch::LoraConfig;
 use firebrick_kernels::{BaseStorage, GemmFormat, Recompute};
+use firebrick_model::HASHED_PIECE;
 use firebrick_optim::{OptimizerKind, ScheduleKind};
 use firebrick_precision::Format;
 use serde::{Deserialize, Serialize};
@@ -228,22 +229,24 @@ impl RunSettings {
     }
 }
 
-/// Compares the base model of a checkpoint with the one that was loaded, by the hash of its weights. Returns a note where they cannot be
-/// compared: before weights were hashed in pieces, those above 16 MiB had other hashes.
+/// Compares the base model of a checkpoint with the one that was loaded, by the hash of its weights, which is of pieces of `piece_bytes`.
+/// Returns a note where they cannot be compared: in pieces of another size, weights above it have other hashes, and before there were
+/// pieces they were hashed whole.
 ///
 /// # Errors
 /// [`RunError::Changed`] if they differ.
 pub fn check_model(
     saved: Option<u64>,
-    hashed_in_pieces: bool,
+    piece_bytes: Option<u64>,
     now: Option<u64>,
 ) -> Result<Option<&'static str>, RunError> {
     if saved == now {
         return Ok(None);
     }
-    if saved.is_some() && now.is_some() && !hashed_in_pieces {
+    if saved.is_some() && now.is_some() && piece_bytes != Some(HASHED_PIECE as u64) {
         return Ok(Some(
-            "the checkpoint has a hash of its base model that this version does not compute: not compared",
+            "the hash of the base model is not that of the checkpoint, whose version may have hashed the same weights in another way: it is \
+             taken to be the same model",
         ));
     }
     let shown = |hash: Option<u64>| hash.map_or("random weights".to_owned(), |hash| format!("weights {hash:016x}"));
@@ -318,13 +321,17 @@ mod tests {
 
     #[test]
     fn models_are_compared_by_content() {
-        for hashed_in_pieces in [false, true] {
-            assert_eq!(check_model(Some(7), hashed_in_pieces, Some(7)).unwrap(), None);
-            assert_eq!(check_model(None, hashed_in_pieces, None).unwrap(), None);
-            check_model(None, hashed_in_pieces, Some(7)).unwrap_err();
+        let as_now = Some(HASHED_PIECE as u64);
+        for piece_bytes in [None, Some(1), as_now] {
+            assert_eq!(check_model(Some(7), piece_bytes, Some(7)).unwrap(), None);
+            assert_eq!(check_model(None, piece_bytes, None).unwrap(), None);
+            check_model(None, piece_bytes, Some(7)).unwrap_err();
+            check_model(Some(7), piece_bytes, None).unwrap_err();
         }
-        assert!(check_model(Some(7), false, Some(8)).unwrap().unwrap().contains("not compared"));
-        let message = check_model(Some(7), true, Some(8)).unwrap_err().to_string();
+        for piece_bytes in [None, Some(1)] {
+            assert!(check_model(Some(7), piece_bytes, Some(8)).unwrap().unwrap().contains("in another way"));
+        }
+        let message = check_model(Some(7), as_now, Some(8)).unwrap_err().to_string();
         assert!(message.contains("made with model = weights 0000000000000007"), "{message}");
     }
 }

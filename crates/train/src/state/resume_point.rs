@@ -103,6 +103,7 @@ mod tests {
 
     use firebrick_data::Cursor;
     use firebrick_kernels::{BaseStorage, GemmFormat, Recompute};
+    use firebrick_model::HASHED_PIECE;
     use firebrick_optim::{OptimizerKind, ScheduleKind};
     use firebrick_precision::Format;
 
@@ -125,7 +126,7 @@ mod tests {
             evaluation_is_due: false,
             samples_before: vec!["a".to_owned()],
             base_hash: Some(u64::MAX),
-            hashed_in_pieces: true,
+            hashed_piece: Some(HASHED_PIECE as u64),
             identity: RunIdentity {
                 init: Init::Pretrained,
                 seed: 0,
@@ -237,5 +238,13 @@ mod tests {
         fs::rename(checkpoint.join("manifest.json"), checkpoint.join("DONE")).unwrap();
         let message = open(&ResumeFrom::Newest, output.path()).unwrap_err();
         assert!(message.contains("versions before checksums") && message.contains("start a new run"), "{message}");
+    }
+
+    #[test]
+    fn a_state_from_before_weights_were_hashed_in_pieces_is_read_and_says_so() {
+        let mut saved = serde_json::to_value(state(3)).unwrap();
+        assert!(saved.as_object_mut().unwrap().remove("hashed_piece").is_some());
+        let read: RunState = serde_json::from_value(saved).unwrap();
+        assert_eq!((read.base_hash, read.hashed_piece), (Some(u64::MAX), None));
     }
 }

@@ -1,11 +1,10 @@
 // Sums, casts, row moves, copies and fills.
 //
-// Flat kernels walk the array in a grid-stride loop, two vectors of eight per thread and step; any grid is right, and
-// ceil(n / 4096) blocks of 256 threads is fast. An element whose index is beyond the last whole vector, and every
-// element where a pointer is off the 16-byte grid, goes one at a time. Outputs may be inputs unless stated
-// otherwise. Trade-off: none of them is fused with its neighbors.
-
-static constexpr int AT_ONCE = 2;
+// Flat kernels walk the array in a grid-stride loop, sixteen elements per thread and step, in vectors of 16 bytes where
+// all arrays are f32 and of eight elements otherwise; any grid is right, and ceil(n / 4096) blocks of 256 threads is
+// fast. An element whose index is beyond the last whole vector, and every element where a pointer is off the 16-byte
+// grid, goes one at a time. Outputs may be inputs unless stated otherwise. Trade-off: none of them is fused with its
+// neighbors.
 
 DEVICE long long flat_thread() { return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; }
 DEVICE long long flat_threads() { return static_cast<long long>(gridDim.x) * blockDim.x; }
@@ -13,6 +12,7 @@ DEVICE long long flat_threads() { return static_cast<long long>(gridDim.x) * blo
 // y[i] = function(a[i], b[i]) over n elements; b may be null, and the function then gets zeros.
 template <int V, class Y, class A, class B, class F>
 DEVICE void map_range(Y *y, const A *a, const B *b, long long begin, long long end, F function) {
+    constexpr int AT_ONCE = V == 1 ? 2 : 16 / V;
     const long long step = flat_threads() * V;
     for (long long base = begin + flat_thread() * V; base < end; base += AT_ONCE * step) {
         Pack<A, V> left[AT_ONCE];
@@ -40,8 +40,9 @@ DEVICE void map_range(Y *y, const A *a, const B *b, long long begin, long long e
 }
 
 template <class Y, class A, class B, class F> DEVICE void map(Y *y, const A *a, const B *b, long long n, F function) {
-    const long long whole = aligned16(y, a, b) ? n / 8 * 8 : 0;
-    map_range<8>(y, a, b, 0, whole, function);
+    constexpr int V = sizeof(Y) == 4 && sizeof(A) == 4 && sizeof(B) == 4 ? 4 : 8;
+    const long long whole = aligned16(y, a, b) ? n / V * V : 0;
+    map_range<V>(y, a, b, 0, whole, function);
     map_range<1>(y, a, b, whole, n, function);
 }
 
