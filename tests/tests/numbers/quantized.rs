@@ -2,7 +2,7 @@
 //! with ours are kept, and what is written is what bitsandbytes writes.
 
 use std::collections::BTreeMap;
-use std::fs::{copy, create_dir, read, read_to_string};
+use std::fs::{copy, create_dir, read, read_to_string, write};
 use std::path::Path;
 
 use firebrick_kernels::Kernels;
@@ -14,7 +14,7 @@ use firebrick_tests::{
     FROZEN, Golden, NF4, every_next_token, fixture, host, largest_difference, load, on_every_backend, upload,
 };
 use serde_json::{Value, json};
-use tempfile::tempdir;
+use tempfile::{TempDir, tempdir};
 
 use crate::forward::{TOKENS, differences};
 
@@ -61,6 +61,51 @@ fn kept_codes<B: Kernels>() {
 }
 
 on_every_backend!(logits_over_codes_that_are_kept_equal_those_of_transformers, kept_codes);
+
+/// Where the bytes of a tensor are in a safetensors file.
+fn place(bytes: &[u8], name: &str) -> usize {
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let infos: Value = serde_json::from_slice(&bytes[8..header]).unwrap();
+    header + infos[name]["data_offsets"][0].as_u64().unwrap() as usize
+}
+
+/// A copy of the NVFP4 folder in which a weight has a global scale that is a power of two, so that its codes can be kept, and a first block
+/// scale of this sign.
+fn nvfp4_folder(weight: &str, is_negative: bool) -> TempDir {
+    let (temp, stored) = (tempdir().unwrap(), fixture("quant-nvfp4"));
+    copy(stored.join("config.json"), temp.path().join("config.json")).unwrap();
+    let mut bytes = read(stored.join("model.safetensors")).unwrap();
+    let [scale, global] = ["_scale", "_global_scale"].map(|part| place(&bytes, &format!("{weight}{part}")));
+    bytes[scale] |= if is_negative { 0x80 } else { 0 };
+    bytes[global..][..4].copy_from_slice(&256.0f32.to_le_bytes());
+    write(temp.path().join("model.safetensors"), bytes).unwrap();
+    temp
+}
+
+#[test]
+fn an_nvfp4_weight_with_a_negative_scale_is_quantized_from_its_values() {
+    let weight = "model.layers.0.self_attn.k_proj.weight";
+    let temps = [false, true].map(|is_negative| nvfp4_folder(weight, is_negative));
+    let folders = temps.each_ref().map(|temp| HfFolder::open(temp.path()).unwrap());
+    assert!(folders.iter().all(|folder| folder.stored_format(weight) == Some(QuantFormat::Nvfp4)));
+    let shape = folders[0].info(weight).unwrap().shape;
+    let [before, after] = folders.each_ref().map(|folder| folder.read_f32(weight, &shape).unwrap());
+    assert!(before[..16].iter().zip(&after).all(|(before, after)| *before == -after) && before[16..] == after[16..]);
+
+    let [positive, negative] = temps.each_ref().map(|temp| temp.path().to_str().unwrap());
+    let batch = every_next_token(&Golden::open("quant-nvfp4").ids("input_ids"), TOKENS);
+    let nvfp4 = BaseStorage::Frozen(Format::Quantized(QuantFormat::Nvfp4));
+    let cases = [(negative, FROZEN), (negative, nvfp4), (positive, nvfp4)];
+    let [dense, quantized, unchanged] = cases.map(|(folder, storage)| {
+        let model = load::<Flex>(folder, None, storage);
+        host(model.logits(&upload(&model, &batch)))
+    });
+    let (rounding, change) = (largest_difference(&quantized, &dense), largest_difference(&quantized, &unchanged));
+    assert!(
+        rounding < 0.2 * change,
+        "rounding to NVFP4 changes logits by {rounding:e}, the scale's sign by {change:e}"
+    );
+}
 
 #[test]
 fn a_base_that_is_quantized_while_it_is_read_is_the_one_that_bitsandbytes_saved() {

@@ -71,7 +71,7 @@ pub trait MemoryOps: Backend {
     }
 
     /// A matrix of the bytes of buffers, one after the other: row-major and in the machine's byte order. A buffer is on its way to the
-    /// device before the next one is asked for, where the backend can. `buffers` runs no Burn operation: it may be inside a section.
+    /// device before the next one is requested, where the backend can. `buffers` runs no Burn operation: it may be inside a section.
     ///
     /// # Errors
     /// The first that `buffers` has.

@@ -1,39 +1,25 @@
 //! The timed part of a benchmark, on one backend.
 //!
-//! Trade-off: a step ends when its loss has been read, so steps do not overlap as they do in a run.
+//! Trade-off: one process measures one case; the peak rates come after the steps, when the card is warm.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use firebrick_arch::ModelConfig;
 use firebrick_data::Batch;
-use firebrick_hwprofile::measure::ProcessClock;
 use firebrick_kernels::{Kernels, TracedOperation};
-use firebrick_parallel::Ranks;
 
-use super::options::BenchOptions;
 use super::peaks::{Peaks, Probe};
 use super::spread::Spread;
+use super::step::{Case, step};
 use super::synthetic::Synthetic;
 use super::trace::StepTrace;
 use super::usage::UsageCost;
 use crate::error::RunError;
 use crate::metrics::{MemoryMeter, MemorySource};
-use crate::plan::Plan;
 use crate::run::assemble::{self, WeightSource};
 use crate::run::device::{dtype_of, head_dim, self_test, wait};
-use crate::run::step::{StepNumbers, Trainer};
+use crate::run::step::Trainer;
 use crate::run::together;
-
-/// What is measured, and where progress goes.
-pub(super) struct Case<'a> {
-    pub(super) options: &'a BenchOptions,
-    pub(super) plan: &'a Plan,
-    pub(super) model: &'a ModelConfig,
-    pub(super) ranks: &'a Ranks,
-    pub(super) clock: ProcessClock,
-    pub(super) print: &'a dyn Fn(&str),
-}
 
 /// The measurements.
 pub(super) struct Measured {
@@ -149,21 +135,6 @@ fn timed_steps<B: Kernels>(
         (case.print)(&format!("step {}: {seconds:.3} s, loss {loss:.4}", index + 1));
     }
     Ok(steps)
-}
-
-/// One step to its end: the mean loss, read back, and the seconds before the host waited for it.
-pub(super) fn step<B: Kernels>(trainer: &mut Trainer<B>, batch: &Batch) -> Result<(f32, f64), RunError> {
-    let started = Instant::now();
-    let outcome = trainer.step(std::slice::from_ref(batch))?;
-    let host_s = started.elapsed().as_secs_f64();
-    let step = outcome.step;
-    let numbers = outcome.read();
-    let StepNumbers { loss, grad_norm, .. } = numbers;
-    if loss.is_finite() && (grad_norm.is_finite() || numbers.was_skipped()) {
-        Ok((loss, host_s))
-    } else {
-        Err(RunError::NotFinite { step, loss, grad_norm })
-    }
 }
 
 fn traced_step<B: Kernels>(

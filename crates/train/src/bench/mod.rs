@@ -13,6 +13,7 @@ mod peaks;
 mod probe;
 mod report;
 mod spread;
+mod step;
 mod synthetic;
 mod trace;
 mod usage;
@@ -35,12 +36,13 @@ use crate::run::together;
 use crate::with_backend;
 
 pub use generation::{GenerationOptions, GenerationReport, GenerationSpeed, bench_generation};
-use measure::{Case, Measured, measure};
+use measure::{Measured, measure};
 pub use options::BenchOptions;
 pub use peaks::Peaks;
 pub use probe::measure_peaks;
 pub use report::{BenchReport, Utilization};
 pub use spread::{Spread, timed};
+use step::Case;
 pub use trace::{OperationTime, StepTrace};
 pub use usage::UsageCost;
 

@@ -12,7 +12,7 @@ use firebrick_hwprofile::usage::UsageMonitor;
 use firebrick_kernels::Kernels;
 use serde::Serialize;
 
-use super::measure::{Case, step};
+use super::step::{Case, step};
 use super::synthetic::Synthetic;
 use crate::error::RunError;
 use crate::metrics::usage_target;
