@@ -9,6 +9,7 @@
 mod complete;
 pub(crate) mod compressed;
 pub(crate) mod convert;
+mod located;
 mod quantized;
 mod read_ahead;
 mod shard;
@@ -26,6 +27,7 @@ use serde_json::Value;
 
 use self::complete::deciding_keys;
 pub use self::compressed::Codec;
+use self::located::Located;
 use self::quantized::QuantizedWeight;
 pub use self::quantized::{Bnb4bit, Bnb4bitType};
 pub(crate) use self::read_ahead::{CodesOrValues, Limits, Request, Values, read_ahead};
@@ -87,30 +89,6 @@ enum Holder {
     Plain(usize),
     /// In several tensors of the shards.
     Quantized(QuantizedWeight),
-}
-
-/// A tensor of the model, found.
-pub(crate) enum Located<'a> {
-    /// As it is.
-    Plain(&'a Shard, &'a safetensors::tensor::TensorInfo),
-    /// In several tensors of these shards.
-    Quantized(&'a QuantizedWeight, &'a [Shard]),
-}
-
-impl Located<'_> {
-    fn shape(&self) -> &[usize] {
-        match self {
-            Self::Plain(_, info) => &info.shape,
-            Self::Quantized(weight, _) => &weight.shape,
-        }
-    }
-
-    fn path(&self) -> &Path {
-        match self {
-            Self::Plain(shard, _) => shard.path(),
-            Self::Quantized(weight, shards) => weight.path(shards),
-        }
-    }
 }
 
 impl HfFolder {

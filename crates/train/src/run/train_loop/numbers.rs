@@ -1,0 +1,228 @@
+//! The numbers of steps: read one step late, put together with those of the other ranks, and sent to the sinks.
+//!
+//! Trade-off: what is logged of a step with several ranks comes with the exchange of the next one.
+
+use std::time::{Duration, Instant};
+
+use firebrick_hwprofile::usage::UsageMonitor;
+use firebrick_kernels::Kernels;
+
+use super::Run;
+use crate::console::Console;
+use crate::error::RunError;
+use crate::metrics::{
+    EvalMetrics, Evaluation, EventWriter, JsonLines, MetricSinks, Mlflow, RankMetrics, RankTimes, StepMetrics,
+    usage_target,
+};
+use crate::plan::Plan;
+use crate::run::preference::StepCounts;
+use crate::run::prepare::Prepared;
+use crate::run::step::{StepNumbers, StepOutcome};
+use crate::run::trace::NUMBERS;
+use crate::state::checkpoint::RunState;
+use crate::state::run_folder::RunFolder;
+
+/// A loss scale below which float16 cannot be what makes the gradients overflow (fairseq's `min_loss_scale`).
+const MIN_LOSS_SCALE: f32 = 1e-4;
+
+/// A step whose numbers are still on their way.
+pub(super) struct Pending {
+    pub(super) outcome: StepOutcome,
+    /// Loss tokens of the run up to this step.
+    pub(super) loss_tokens: u64,
+    pub(super) tokens: u64,
+    pub(super) seconds: f64,
+    /// Of it in exchanges with other ranks through host memory.
+    pub(super) exchanged: Duration,
+}
+
+/// What this rank knows of a step.
+pub(super) struct Unreported {
+    /// `None` where the step is not logged.
+    pub(super) metrics: Option<StepMetrics>,
+    pub(super) times: RankTimes,
+}
+
+impl<B: Kernels> Run<B> {
+    /// Sums what the next step divides by and its tokens over all ranks, and notes whether one of them is requested to end.
+    pub(super) fn agree_on_step(&mut self, counts: StepCounts, tokens: u64) -> Result<(StepCounts, u64), RunError> {
+        let ranks = &self.trainer.ranks;
+        if ranks.world_size() == 1 {
+            return Ok((counts, tokens));
+        }
+        let times = self.unreported.as_ref().map(|step| step.times).unwrap_or_default();
+        let [own, collectives, wait] = times.to_microseconds();
+        let StepCounts { loss_tokens, pairs, chosen_targets } = counts;
+        let code = self.interrupt.code();
+        let numbers = [code, own, collectives, wait, loss_tokens, pairs, chosen_targets, tokens];
+        let all = ranks.all_gather_numbers("step", numbers)?;
+        if let Some([code, ..]) = all.iter().find(|[code, ..]| *code != 0) {
+            self.interrupt.adopt(*code);
+            self.ends_together = true;
+        }
+        let times = all.iter().map(|&[_, own, collectives, wait, ..]| [own, collectives, wait]);
+        self.report(times.map(RankTimes::from_microseconds).collect());
+        let sums = |(counts, sum): (StepCounts, u64), &[.., loss_tokens, pairs, chosen_targets, tokens]: &[u64; 8]| {
+            (counts.plus(StepCounts { loss_tokens, pairs, chosen_targets }), sum + tokens)
+        };
+        Ok(all.iter().fold(Default::default(), sums))
+    }
+
+    /// Reports the step whose numbers were waiting for the times of the other ranks.
+    pub(super) fn report(&mut self, times: Vec<RankTimes>) {
+        let Some(Unreported { metrics, .. }) = self.unreported.take() else { return };
+        self.rank_meter.add(&times);
+        if let Some(metrics) = metrics {
+            self.sinks.step(&StepMetrics { ranks: Some(RankMetrics::new(&times)), ..metrics });
+        }
+    }
+
+    /// Reports it without the other ranks, of which one is lost.
+    pub(super) fn report_alone(&mut self) {
+        if let Some(metrics) = self.unreported.take().and_then(|step| step.metrics) {
+            self.sinks.step(&metrics);
+        }
+    }
+
+    /// Reports it now: all ranks do so after the same step.
+    pub(super) fn report_now(&mut self) -> Result<(), RunError> {
+        let ranks = &self.trainer.ranks;
+        let Some(step) = &self.unreported else { return Ok(()) };
+        if ranks.check("times of a step").is_err() {
+            self.report_alone();
+            return Ok(());
+        }
+        let all = ranks.all_gather_numbers("times of a step", step.times.to_microseconds())?;
+        self.report(all.into_iter().map(RankTimes::from_microseconds).collect());
+        Ok(())
+    }
+
+    /// Reads the numbers of the step in flight.
+    pub(super) fn flush(&mut self) -> Result<(), RunError> {
+        self.report_now()?;
+        if let Some(pending) = self.pending.take() {
+            self.log(pending)?;
+        }
+        self.report_now()
+    }
+
+    pub(super) fn log(&mut self, pending: Pending) -> Result<(), RunError> {
+        let Pending { outcome, loss_tokens, tokens, seconds, exchanged } = pending;
+        let StepOutcome { step, learning_rate, .. } = outcome;
+        let started = Instant::now();
+        let numbers = self.watchdog.waiting_for_device(|| outcome.read());
+        if !self.trainer.ranks.is_exact_after_loss::<B>() {
+            self.trainer.ranks.check("a step")?;
+        }
+        self.note(NUMBERS, step, started);
+        self.check_finite(step, &numbers)?;
+        self.remember_loss(f64::from(numbers.loss));
+        let plan = &self.prepared.plan;
+        let is_alone = self.trainer.ranks.world_size() == 1;
+        let times = rank_times(1e3 * seconds, exchanged, &numbers);
+        let mut metrics = None;
+        if step.is_multiple_of(plan.log_every.value) {
+            let usage = self.usage.as_ref().map(UsageMonitor::take).unwrap_or_default();
+            self.usage
+                .iter()
+                .flat_map(UsageMonitor::notes)
+                .for_each(|note| self.console.print(&format!("note: {note}")));
+            let waits = plan.offload.value || plan.paged_state_bytes.value > 0;
+            metrics = Some(StepMetrics {
+                step,
+                loss: f64::from(numbers.loss),
+                learning_rate,
+                grad_norm: f64::from(numbers.grad_norm),
+                loss_tokens,
+                tokens_per_s: tokens as f64 / seconds,
+                ms: 1e3 * seconds,
+                memory_bytes: self.meter.sample(),
+                loss_scale: numbers.loss_scale.map(f64::from),
+                pairs: numbers.pairs,
+                restore_wait_ms: waits.then_some(f64::from(numbers.restore_wait_ms)),
+                comm_wait_ms: (!is_alone).then_some(times.comm_wait),
+                ranks: None,
+                allocated_bytes: B::allocated_bytes(self.trainer.model.device()),
+                usage,
+            });
+        }
+        assert!(self.unreported.is_none(), "a step is reported before the next one is logged");
+        self.unreported = Some(Unreported { metrics, times });
+        if is_alone {
+            self.report_alone();
+        }
+        Ok(())
+    }
+
+    /// Reports a skipped step. An overflow that no loss scale avoids ends the run, as does any without loss scaling.
+    fn check_finite(&self, step: u64, numbers: &StepNumbers) -> Result<(), RunError> {
+        let &StepNumbers { loss, grad_norm, loss_scale, .. } = numbers;
+        match loss_scale {
+            Some(scale) if numbers.was_skipped() && scale >= MIN_LOSS_SCALE => {
+                self.console.print(&format!(
+                    "step {step}: gradients overflowed with a loss scale of {scale}; the step was skipped, the scale is lowered"
+                ));
+                Ok(())
+            }
+            _ if loss.is_finite() && grad_norm.is_finite() => Ok(()),
+            _ => Err(RunError::NotFinite { step, loss, grad_norm }),
+        }
+    }
+
+    fn remember_loss(&mut self, loss: f64) {
+        if !loss.is_finite() {
+            return;
+        }
+        let kept = (self.prepared.plan.steps.value as usize / 10).max(1);
+        self.state.last_losses.push(loss);
+        if self.state.last_losses.len() > kept {
+            self.state.last_losses.remove(0);
+        }
+    }
+}
+
+/// The times of one rank in a step that took `ms` milliseconds. `exchanged` is the part spent in exchanges through host memory. Where devices
+/// exchange tensors themselves, the host exchanges only a few numbers, and no device waits for them.
+fn rank_times(ms: f64, exchanged: Duration, numbers: &StepNumbers) -> RankTimes {
+    let exchanged = 1e3 * exchanged.as_secs_f64();
+    let measured = |on_device: Option<f32>| on_device.filter(|_| numbers.comm_ms.is_some_and(|ms| ms > 0.0));
+    let comm_wait = measured(numbers.comm_wait_ms).map_or(exchanged, f64::from);
+    let collectives = measured(numbers.comm_ms).map_or(exchanged, f64::from);
+    RankTimes { own: (ms - comm_wait).max(0.0), collectives, comm_wait }
+}
+
+/// The files of metrics, with the evaluation before the first step if that comes next.
+pub(super) fn open_sinks(
+    folder: &RunFolder,
+    resumed: Option<u64>,
+    state: &RunState,
+    plan: &Plan,
+) -> Result<MetricSinks, RunError> {
+    let mut sinks = MetricSinks::default();
+    sinks.push(JsonLines::open(&folder.metrics_jsonl(), resumed)?);
+    sinks.push(EventWriter::create(&folder.tensorboard(), resumed)?);
+    if let Some(target) = &plan.mlflow {
+        let note = folder.path().join("mlflow.json");
+        sinks.push(Mlflow::start(&target.value, folder.name(), &plan.parameters(), &note, resumed.is_some())?);
+    }
+    if resumed.is_none() {
+        report_evaluation(&mut sinks, 0, &state.before);
+    }
+    Ok(sinks)
+}
+
+/// Starts to sample how busy the device of this rank and this process are.
+pub(super) fn watch_usage(prepared: &Prepared, local_rank: usize, console: Console) -> UsageMonitor {
+    let (target, note) = usage_target(prepared.plan.backend.value, local_rank);
+    if let Some(note) = note {
+        console.print(&format!("note: {note}"));
+    }
+    UsageMonitor::start(target)
+}
+
+/// Sends an evaluation to the sinks.
+pub(super) fn report_evaluation(sinks: &mut MetricSinks, step: u64, evaluation: &Evaluation) {
+    if let Some(metrics) = EvalMetrics::new(step, evaluation) {
+        sinks.eval(&metrics);
+    }
+}

@@ -1,0 +1,162 @@
+//! What a run leaves behind: checkpoints, and at its end the trained weights, the summary and the report.
+//!
+//! Trade-off: a checkpoint is written while the device waits.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+use firebrick_kernels::Kernels;
+
+use super::Run;
+use super::numbers::report_evaluation;
+use crate::console::{Outcome, Summary};
+use crate::error::RunError;
+use crate::metrics::RunEnd;
+use crate::report;
+use crate::run::finish;
+use crate::run::step::Trainer;
+use crate::state::checkpoint::{Snapshot, save_part};
+
+impl<B: Kernels> Run<B> {
+    /// Saves the last step if another rank was lost since, where that step cannot have been touched by the loss.
+    pub(super) fn save_after_loss(&mut self) {
+        let ranks = &self.trainer.ranks;
+        let is_whole = self.state.step > 0 && self.trainer.optimizer.steps() == self.state.step;
+        let is_here = ranks.is_main() && !self.trainer.optimizer.is_partial();
+        if ranks.check("saving").is_err() && is_here && ranks.is_exact_after_loss::<B>() && is_whole {
+            match self.save() {
+                Ok(()) => self.console.print(&format!("saved step {} before ending", self.state.step)),
+                Err(error) => self.console.print(&format!("step {} could not be saved: {error}", self.state.step)),
+            }
+        }
+    }
+
+    /// Ends a run that was stopped and saved.
+    pub(super) fn interrupted(mut self) -> Outcome {
+        self.sinks.close(RunEnd::Interrupted);
+        self.write_report_page();
+        Outcome::Interrupted {
+            step: self.state.step,
+            signal: self.interrupt.signal(),
+            name: self.folder.name().to_owned(),
+            folder: self.folder.path().to_owned(),
+        }
+    }
+
+    pub(super) fn save(&mut self) -> Result<(), RunError> {
+        // A step that is not finite must be found before it replaces a good checkpoint.
+        self.flush()?;
+        let collected = self.trainer.model.collect_weights();
+        let ranks = &self.trainer.ranks;
+        if !ranks.is_main() {
+            return self.save_part();
+        }
+        self.sinks.flush();
+        self.state.wall_s = self.wall_s();
+        self.state.loss_scale = self.trainer.optimizer.loss_scale_state();
+        let texts = [("config.toml", self.prepared.recipe.to_toml()), ("plan.toml", self.prepared.plan.to_toml())];
+        let snapshot = Snapshot {
+            model: &self.trainer.model,
+            weights: &self.weights,
+            collected,
+            optimizer: &self.trainer.optimizer,
+            state: &self.state,
+            texts: &texts,
+        };
+        self.is_saving.store(true, Ordering::Relaxed);
+        let parts_of_others = || {
+            if self.trainer.optimizer.is_partial() {
+                // The folder is there; then all parts are in it.
+                self.trainer.ranks.barrier()?;
+                self.trainer.ranks.barrier()?;
+            }
+            Ok(())
+        };
+        let saved = snapshot.save(self.folder.path(), self.prepared.plan.checkpoints_kept.value, parts_of_others);
+        self.is_saving.store(false, Ordering::Relaxed);
+        saved?;
+        Ok(())
+    }
+
+    /// On a rank other than 0: adds its share of the optimizer's state to the checkpoint, where ranks divide it.
+    fn save_part(&self) -> Result<(), RunError> {
+        let Trainer { ranks, optimizer, .. } = &self.trainer;
+        if optimizer.is_partial() {
+            ranks.barrier()?;
+            save_part(self.folder.path(), self.state.step, ranks.rank(), optimizer)?;
+            ranks.barrier()?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn finish(mut self) -> Result<Outcome, RunError> {
+        // Everything is saved: a run that is stopped here is evaluated and finished by the one that resumes it.
+        let Some(after) = self.evaluation()? else { return Ok(self.interrupted()) };
+        report_evaluation(&mut self.sinks, self.state.step, &after);
+        self.sinks.flush();
+        self.sinks.close(RunEnd::Finished);
+        let plan = &self.prepared.plan;
+        let is_main = self.trainer.ranks.is_main();
+        // A pass over weights that ranks divide is one of all ranks.
+        let weights = if is_main || self.trainer.model.is_divided() { self.results()? } else { PathBuf::new() };
+        let summary = Summary {
+            steps: self.state.step,
+            train_loss: mean(&self.state.last_losses),
+            eval_loss_before: self.state.before.loss,
+            eval_loss_after: after.loss,
+            token_accuracy_before: self.state.before.token_accuracy,
+            token_accuracy_after: after.token_accuracy,
+            exact_match_before: self.state.before.exact_match,
+            exact_match_after: after.exact_match,
+            pairs_before: self.state.before.pairs.map(Box::new),
+            pairs_after: after.pairs.map(Box::new),
+            loss_tokens: self.state.loss_tokens,
+            tokens_per_s: if self.step_s > 0.0 { self.step_tokens as f64 / self.step_s } else { 0.0 },
+            wall_s: self.wall_s(),
+            backend: plan.backend.value.to_string(),
+            arithmetic: plan.arithmetic.value.clone(),
+            weights: weights.display().to_string(),
+            ranks: self.rank_meter.mean().map(Box::new),
+        };
+        let text = serde_json::to_string_pretty(&summary).expect("a summary of plain fields is expressible as JSON");
+        if is_main {
+            self.folder.write(&self.folder.summary_json(), &(text + "\n"))?;
+        }
+        self.console.summary(&summary, plan);
+        self.write_report_page();
+        Ok(Outcome::Finished(summary))
+    }
+
+    /// Writes the report of the run. A run does not fail for its report.
+    pub(super) fn write_report_page(&self) {
+        if !self.trainer.ranks.is_main() {
+            return;
+        }
+        match report::write(self.folder.path(), None) {
+            Ok(path) => self.console.print(&format!("  report: {}", path.display())),
+            Err(error) => self.console.print(&format!("warning: the report was not written: {error}")),
+        }
+    }
+
+    /// Prints sample answers and writes the trained weights. Returns their folder.
+    fn results(&self) -> Result<PathBuf, RunError> {
+        let prompts = &self.prepared.plan.sample_prompts.value;
+        let samples = finish::sample(&self.prepared, &self.trainer.model)?;
+        self.console.samples("before", prompts, &self.state.samples_before);
+        self.console.samples("after ", prompts, &samples);
+        let collected = self.trainer.model.collect_weights();
+        if !self.trainer.ranks.is_main() {
+            return Ok(PathBuf::new());
+        }
+        finish::write_weights(self.folder.path(), &self.weights, &self.trainer.model, collected)
+    }
+
+    /// Seconds from start, over all resumed parts.
+    pub(super) fn wall_s(&self) -> f64 {
+        self.wall_before + self.started.elapsed().as_secs_f64()
+    }
+}
+
+fn mean(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
