@@ -84,16 +84,16 @@ pub trait MemoryOps: Backend {
         dtype: DType,
         device: &Self::Device,
     ) -> Result<Tensor<Self, 2>, E> {
+        let expected = shape[0] * shape[1] * dtype.size();
         let mut buffers = buffers.into_iter();
         let first = buffers.next().transpose()?;
         let mut bytes: Vec<u8> =
             first.map_or_else(Vec::new, |first| first.into_memory().expect("the default is a Vec"));
         // Room for the rest at once, should there be one.
-        bytes.reserve_exact((shape[0] * shape[1] * dtype.size()).saturating_sub(bytes.len()));
+        bytes.reserve_exact(expected.saturating_sub(bytes.len()));
         for buffer in buffers {
             bytes.extend_from_slice(&buffer?);
         }
-        let expected = shape[0] * shape[1] * dtype.size();
         assert_eq!(bytes.len(), expected, "a tensor of shape {shape:?} in {dtype:?} has {expected} bytes");
         Ok(Tensor::from_data(TensorData::from_bytes_vec(bytes, shape, dtype), (device, dtype)))
     }

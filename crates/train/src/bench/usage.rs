@@ -36,7 +36,7 @@ pub struct UsageCost {
     pub noise: f64,
     /// Samples taken.
     pub samples: u64,
-    /// Seconds that they took, on a thread of their own.
+    /// Seconds that the sampling thread needed for them.
     pub sampling_s: f64,
     /// What could not be sampled, in sentences.
     pub notes: Vec<String>,

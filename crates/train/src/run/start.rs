@@ -127,7 +127,7 @@ fn first_state<B: Kernels>(prepared: &Prepared, trainer: &Trainer<B>, console: C
         evaluation_is_due: false,
         samples_before,
         base_hash: trainer.model.base_hash(),
-        hashed_piece: Some(HASHED_PIECE as u64),
+        hashed_piece: Some(HASHED_PIECE),
         identity: RunIdentity::new(&prepared.plan, prepared.train.fingerprint()),
         settings: RunSettings::new(&prepared.plan),
     })
@@ -164,7 +164,7 @@ fn continue_from<B: Kernels>(
         console.print(note);
     }
     restore(&checkpoint, weights, &mut trainer.model, &mut trainer.optimizer, &state)?;
-    (state.base_hash, state.hashed_piece) = (trainer.model.base_hash(), Some(HASHED_PIECE as u64));
+    (state.base_hash, state.hashed_piece) = (trainer.model.base_hash(), Some(HASHED_PIECE));
     state.settings = RunSettings::new(&prepared.plan);
     let set_aside = if trainer.ranks.is_main() { set_aside_after(folder.path(), state.step)? } else { Vec::new() };
     for path in set_aside {

@@ -61,7 +61,7 @@ pub struct RunState {
     pub base_hash: Option<u64>,
     /// Bytes of the pieces in which weights were hashed; `None` in checkpoints of versions that hashed them whole.
     #[serde(default)]
-    pub hashed_piece: Option<u64>,
+    pub hashed_piece: Option<usize>,
     /// What a run that continues must share.
     pub identity: RunIdentity,
     /// What may have changed when a run continues.

@@ -237,13 +237,13 @@ impl RunSettings {
 /// [`RunError::Changed`] if they differ.
 pub fn check_model(
     saved: Option<u64>,
-    piece_bytes: Option<u64>,
+    piece_bytes: Option<usize>,
     now: Option<u64>,
 ) -> Result<Option<&'static str>, RunError> {
     if saved == now {
         return Ok(None);
     }
-    if saved.is_some() && now.is_some() && piece_bytes != Some(HASHED_PIECE as u64) {
+    if saved.is_some() && now.is_some() && piece_bytes != Some(HASHED_PIECE) {
         return Ok(Some(
             "the hash of the base model is not that of the checkpoint, whose version may have hashed the same weights in another way: it is \
              taken to be the same model",
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn models_are_compared_by_content() {
-        let as_now = Some(HASHED_PIECE as u64);
+        let as_now = Some(HASHED_PIECE);
         for piece_bytes in [None, Some(1), as_now] {
             assert_eq!(check_model(Some(7), piece_bytes, Some(7)).unwrap(), None);
             assert_eq!(check_model(None, piece_bytes, None).unwrap(), None);

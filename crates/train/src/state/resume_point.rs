@@ -126,7 +126,7 @@ mod tests {
             evaluation_is_due: false,
             samples_before: vec!["a".to_owned()],
             base_hash: Some(u64::MAX),
-            hashed_piece: Some(HASHED_PIECE as u64),
+            hashed_piece: Some(HASHED_PIECE),
             identity: RunIdentity {
                 init: Init::Pretrained,
                 seed: 0,

@@ -26,6 +26,14 @@ fn buffer(bytes: usize) -> HostBuffer {
     Flex::host_buffer(&Default::default(), bytes)
 }
 
+/// Counts the buffers that are requested.
+fn counting(started: &AtomicUsize) -> impl Fn(usize) -> HostBuffer + Sync {
+    |bytes| {
+        started.fetch_add(1, Ordering::SeqCst);
+        buffer(bytes)
+    }
+}
+
 fn encode(values: &[f32], dtype: Dtype) -> Vec<u8> {
     match dtype {
         Dtype::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
@@ -155,10 +163,7 @@ fn a_dropped_loader_joins_its_threads_before_they_have_read_everything() {
     let (lengths, started) = ([100; 50], AtomicUsize::new(0));
     let (temp, _) = folder(&lengths, Dtype::F32, |_, _| ());
     let (folder, requests) = (HfFolder::open(temp.path()).unwrap(), requests(&lengths, None));
-    let allocate = |bytes| {
-        started.fetch_add(1, Ordering::SeqCst);
-        buffer(bytes)
-    };
+    let allocate = counting(&started);
     read_ahead(&folder, &requests, NARROW, &allocate, |ahead| ahead.take("t000").skip()).unwrap().unwrap();
     let read = started.load(Ordering::SeqCst);
     // One taken, and ten of 400 bytes each that fit ahead.
@@ -172,10 +177,7 @@ fn what_lies_ahead_stays_within_the_bound() {
     let (lengths, started) = ([100; 50], AtomicUsize::new(0));
     let (temp, _) = folder(&lengths, Dtype::F32, |_, _| ());
     let (folder, requests) = (HfFolder::open(temp.path()).unwrap(), requests(&lengths, None));
-    let allocate = |bytes| {
-        started.fetch_add(1, Ordering::SeqCst);
-        buffer(bytes)
-    };
+    let allocate = counting(&started);
     let halves = Limits { piece: 200, ..NARROW };
     read_ahead(&folder, &requests, halves, &allocate, |ahead| {
         for (taken, request) in requests.iter().enumerate() {
