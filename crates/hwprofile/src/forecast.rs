@@ -23,7 +23,7 @@ use crate::spec::{AcceleratorSpec, Link, MathFormat};
 pub const ATTENTION_SHARE: f64 = 490.0 / 735.0;
 
 /// Share of the peak that GEMMs of 8-bit floats reach, over that of bf16 GEMMs: with the quantization of their rows, which a step has to do
-/// as well, 1,307 of 1,979 TFLOP/s were measured, where bf16 reached 785 of 989 on the same H100. The GEMM alone reaches 1,520.
+/// as well, 1,307 of 1,979 TFLOP/s were measured, where bf16 reached 785 of 989 on the same H100. The fastest launch of the GEMM alone reached 1,520.
 pub const FP8_SHARE: f64 = (1307.0 / 1979.0) / (785.0 / 989.0);
 
 /// A step over the sum of its counted parts, at most: launches, low-rank GEMMs and some passes over memory are not counted. A round number
