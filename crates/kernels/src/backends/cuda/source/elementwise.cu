@@ -1,8 +1,8 @@
 // Sums, casts, row moves, copies and fills.
 //
-// Flat kernels walk the array in a grid-stride loop, sixteen elements per thread and step, in vectors of 16 bytes where
-// all arrays are f32 and of eight elements otherwise; any grid is right, and ceil(n / 4096) blocks of 256 threads is
-// fast. An element whose index is beyond the last whole vector, and every element where a pointer is off the 16-byte
+// Flat kernels walk the array in pieces that lie together, one per block and step, sixteen elements per thread, in
+// vectors of 16 bytes where all arrays are f32 and of eight elements otherwise; any grid is right, and ceil(n / 4096)
+// blocks of 256 threads is fast. An element whose index is beyond the last whole vector, and every element where a pointer is off the 16-byte
 // grid, goes one at a time. Outputs may be inputs unless stated otherwise. Trade-off: none of them is fused with its
 // neighbors.
 
@@ -13,8 +13,9 @@ DEVICE long long flat_threads() { return static_cast<long long>(gridDim.x) * blo
 template <int V, class Y, class A, class B, class F>
 DEVICE void map_range(Y *y, const A *a, const B *b, long long begin, long long end, F function) {
     constexpr int AT_ONCE = V == 1 ? 2 : 16 / V;
-    const long long step = flat_threads() * V;
-    for (long long base = begin + flat_thread() * V; base < end; base += AT_ONCE * step) {
+    const long long step = static_cast<long long>(blockDim.x) * V;
+    const long long first_of_thread = begin + blockIdx.x * AT_ONCE * step + threadIdx.x * V;
+    for (long long base = first_of_thread; base < end; base += gridDim.x * AT_ONCE * step) {
         Pack<A, V> left[AT_ONCE];
         Pack<B, V> right[AT_ONCE];
 #pragma unroll
