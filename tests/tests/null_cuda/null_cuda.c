@@ -120,6 +120,7 @@ API int cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) {
     add(ALLOCATIONS, 1);
     return posix_memalign(memory, PAGE, bytes ? bytes : 1) ? 2 : 0;
 }
+API int cuMemHostRegister_v2(void *memory, size_t bytes, unsigned flags) { add(ALLOCATIONS, 1); return 0; }
 API int cuMemAllocHost_v2(void **memory, size_t bytes) { return cuMemHostAlloc(memory, bytes, 0); }
 API int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stream) { memcpy((void *)to, from, bytes); return 0; }
 API int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) { memcpy(to, (void *)from, bytes); return 0; }
@@ -156,6 +157,7 @@ SUCCEEDS(cuEventRecord) SUCCEEDS(cuEventSynchronize) SUCCEEDS(cuEventQuery) SUCC
 SUCCEEDS(cuStreamWaitEvent) SUCCEEDS(cuFuncSetAttribute) SUCCEEDS(cuMemsetD8Async)
 SUCCEEDS(cuMemsetD32Async)
 DESTROYS(cuEventDestroy_v2) DESTROYS(cuStreamDestroy_v2) DESTROYS(cuModuleUnload) DESTROYS(cuMemFreeHost)
+SUCCEEDS(cuMemHostUnregister)
 
 // ----------------------------------------------------------------------------------------------------------- cuBLASLt
 
