@@ -15,47 +15,20 @@ use std::collections::BTreeMap;
 
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::ModelConfig;
-use firebrick_kernels::memory::prefetch::{Schedule, Store};
+use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{
     Contributions, CrossEntropy, CrossEntropyOptions, Documents, Epilogue, GemmFormat, GradientSink, Group, Keep,
-    Kernels, LossTargets, Module, Offloaded, Parameter, Prologue, Recompute, RotaryTables, Weight, WeightGradient,
-    loss,
+    Kernels, LossTargets, Module, Parameter, Prologue, RotaryTables, Weight, WeightGradient, loss,
 };
 
 use half::{bf16, f16};
 
-use crate::division::{Blocks, Division, LayerRef};
-use crate::layer::{Attend, Context, Layer, SavedForBackward};
+use crate::division::{Blocks, Division};
+use crate::layer::{Attend, Context, Layer};
 use crate::linear::{AdapterPass, Base, add_matrix, weight_gradient};
 use crate::norm::Norm;
+use crate::pass::{BackwardItems, PassOptions, SavedLayer, backward_layer, forward_layer};
 use crate::token_rows::TokenRows;
-
-/// How a training pass goes through the layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PassOptions {
-    /// What the forward pass saves of each layer.
-    pub recompute: Recompute,
-    /// Under [`Recompute::Full`]: whether layer inputs wait for the backward in host memory, where the backend can copy them there and
-    /// back while other work runs.
-    pub offload: bool,
-    /// Whether LoRA pairs take part. Without them the model is its frozen base: the reference of a preference loss. Modules and rows that train
-    /// whole always do.
-    pub adapters: bool,
-    /// What the masks of dropout follow from: another number in each micro-batch of a run. `None`: nothing is dropped.
-    pub dropout_seed: Option<u64>,
-}
-
-impl PassOptions {
-    fn adapter_pass(self) -> AdapterPass {
-        AdapterPass { are_on: self.adapters, dropout_seed: self.dropout_seed }
-    }
-}
-
-impl Default for PassOptions {
-    fn default() -> Self {
-        Self { recompute: Recompute::Full, offload: false, adapters: true, dropout_seed: None }
-    }
-}
 
 /// How the cross entropy over the vocabulary is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -95,60 +68,13 @@ pub struct Loss<B: Kernels> {
 
 /// What a forward pass leaves for its backward.
 pub struct Tape<B: Kernels> {
-    saved: SavedLayers<B>,
+    saved: Vec<Option<SavedLayer<B>>>,
     /// The last layer's output: the final norm's input.
     last_nd: Tensor<B, 2>,
     ids_n: Tensor<B, 1, Int>,
     slots_n: Option<Tensor<B, 1, Int>>,
     context: Context<B>,
     adapters: AdapterPass,
-}
-
-/// What the forward saved of each layer, until its backward takes it.
-struct SavedLayers<B: Kernels> {
-    layers: Vec<Option<SavedLayer<B>>>,
-    device: B::Device,
-}
-
-/// What the forward saved of one layer.
-enum SavedLayer<B: Kernels> {
-    /// Its input, which may wait in host memory.
-    Input(Offloaded<B>),
-    Activations(Box<SavedForBackward<B>>),
-}
-
-/// What a layer's backward needs of it.
-enum Restored<B: Kernels> {
-    Input(Tensor<B, 2>),
-    Activations(Box<SavedForBackward<B>>),
-}
-
-/// What the backward fetches ahead: the layers, and what the forward saved of them.
-struct BackwardItems<'a, B: Kernels> {
-    blocks: Blocks<'a, B>,
-    saved: SavedLayers<B>,
-}
-
-impl<'a, B: Kernels> Store for BackwardItems<'a, B> {
-    type Item = (LayerRef<'a, B>, Restored<B>);
-
-    fn prefetch(&mut self, index: usize) {
-        self.blocks.prefetch(index);
-        if let Some(SavedLayer::Input(input)) = &mut self.saved.layers[index] {
-            B::prefetch(input, &self.saved.device);
-        }
-    }
-
-    fn take(&mut self, index: usize) -> Self::Item {
-        let saved = match self.saved.layers[index].take().expect("what a layer saved is taken once") {
-            SavedLayer::Input(input) => Restored::Input(B::restore(input, &self.saved.device)),
-            SavedLayer::Activations(activations) => Restored::Activations(activations),
-        };
-        (self.blocks.take(index), saved)
-    }
-
-    /// A backward gives nothing back.
-    fn put(&mut self, _index: usize, _item: Self::Item) {}
 }
 
 /// A decoder-only transformer.
@@ -245,28 +171,18 @@ impl<B: Kernels> Decoder<B> {
     pub fn forward(&self, batch: &MicroBatch<B>, pass: PassOptions) -> (Tensor<B, 2>, Tape<B>) {
         let mut x_nd = self.embed(batch.ids_n.clone());
         let context = &batch.context;
-        let keep = match pass.recompute {
-            Recompute::Full => Keep::Nothing,
-            Recompute::Selective => Keep::Inputs,
-            Recompute::None => Keep::Everything,
-        };
-        let mut saved = SavedLayers { layers: Vec::new(), device: self.device.clone() };
+        let mut saved = Vec::with_capacity(self.layers.len());
         let mut blocks = self.blocks();
         let mut schedule = Schedule::new(&mut blocks, 0..self.layers.len(), 1);
         while let Some((index, layer)) = schedule.next_item() {
-            let input = (keep == Keep::Nothing).then(|| x_nd.clone());
-            let (y_nd, activations) = self.layer_forward(&layer, x_nd, context, keep, pass.adapter_pass());
+            let is_last = index + 1 == self.layers.len();
+            let (y_nd, of_layer) = forward_layer(&layer, x_nd, context, pass, is_last);
             x_nd = y_nd;
-            // The last layer's backward comes next: its input would only go there and back.
-            let offload = pass.offload && index + 1 < self.layers.len();
-            saved.layers.push(Some(match input {
-                Some(input) if offload => SavedLayer::Input(B::offload(input)),
-                Some(input) => SavedLayer::Input(Offloaded::on_device(input)),
-                None => {
-                    let activations = activations.expect("a layer saves its activations under this policy");
-                    SavedLayer::Activations(activations)
-                }
-            }));
+            saved.push(Some(of_layer));
+        }
+        if pass.offload {
+            // The last copies ran next to the last layer.
+            B::settle_offloads(&self.device);
         }
         let tape = Tape {
             saved,
@@ -277,17 +193,6 @@ impl<B: Kernels> Decoder<B> {
             adapters: pass.adapter_pass(),
         };
         (self.norm.forward(x_nd), tape)
-    }
-
-    fn layer_forward(
-        &self,
-        layer: &Layer<B>,
-        x_nd: Tensor<B, 2>,
-        context: &Context<B>,
-        keep: Keep,
-        adapters: AdapterPass,
-    ) -> (Tensor<B, 2>, Option<Box<SavedForBackward<B>>>) {
-        layer.forward(x_nd, &context.rotary, Attend::Documents(&context.documents), keep, adapters)
     }
 
     /// Head and cross entropy of hidden states `[n, d]`: the loss, and with a gradient scale the gradient of the hidden states; the
@@ -341,11 +246,7 @@ impl<B: Kernels> Decoder<B> {
         let mut items = BackwardItems { blocks: self.blocks(), saved };
         let mut schedule = Schedule::new(&mut items, (0..self.layers.len()).rev(), 1);
         while let Some((_, (layer, saved))) = schedule.next_item() {
-            let saved = match saved {
-                Restored::Input(x_nd) => layer.recompute(x_nd, &context, adapters),
-                Restored::Activations(activations) => activations,
-            };
-            dx_nd = layer.backward(*saved, &context, dx_nd, adapters, sink);
+            dx_nd = backward_layer(&layer, saved, &context, dx_nd, adapters, sink);
         }
         if let Some(table) = self.embed_tokens.trained() {
             let gradient = B::embed_backward(ids_n, dx_nd, self.embedding_scale(), self.config.spec.vocab_size);
@@ -368,7 +269,8 @@ impl<B: Kernels> Decoder<B> {
         let mut blocks = self.blocks();
         let mut schedule = Schedule::new(&mut blocks, 0..self.layers.len(), 1);
         while let Some((_, layer)) = schedule.next_item() {
-            x_nd = self.layer_forward(&layer, x_nd, &batch.context, Keep::Nothing, adapters).0;
+            let attend = Attend::Documents(&batch.context.documents);
+            x_nd = layer.forward(x_nd, &batch.context.rotary, attend, Keep::Nothing, adapters).0;
         }
         self.norm.forward(x_nd)
     }

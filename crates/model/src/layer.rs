@@ -1,5 +1,6 @@
 //! One transformer layer: forward, what it saves, and backward, side by side in the same order.
 //!
+//! A layer has two halves, attention and the MLP, which can be computed again and go back one at a time.
 //! Five calls forward, five back: the qkv group, attention, the output projection, the gate and up group, the down projection; or a mixture of experts
 //! (`experts.rs`) in place of the last two. Norms
 //! and activations are prologues of the GEMM that reads them; rotation, norms of outputs and residual sums are epilogues. Training, recomputation and
@@ -92,25 +93,32 @@ impl<B: Kernels> Mlp<B> {
 /// What one layer's backward needs of its forward.
 #[derive(Clone, Debug)]
 pub struct SavedForBackward<B: Kernels> {
+    attention: SavedAttention<B>,
+    mlp: SavedMlp<B>,
+}
+
+/// What the backward of the attention half needs of its forward.
+#[derive(Clone, Debug)]
+pub(crate) struct SavedAttention<B: Kernels> {
     qkv: Box<ProjectSaved<B>>,
     heads: Qkv<B>,
-    attention: AttentionOutput<B>,
+    output: AttentionOutput<B>,
     attention_output: Box<ProjectSaved<B>>,
-    mlp: SavedMlp<B>,
 }
 
 /// What the backward of an MLP needs of its forward.
 #[derive(Clone, Debug)]
-enum SavedMlp<B: Kernels> {
+pub(crate) enum SavedMlp<B: Kernels> {
     Gated { gate_up: Box<ProjectSaved<B>>, down: Box<ProjectSaved<B>> },
     Experts(Box<SavedExperts<B>>),
 }
 
 /// What is there after attention.
-struct AfterAttention<B: Kernels> {
+pub(crate) struct AfterAttention<B: Kernels> {
     qkv: Option<Box<ProjectSaved<B>>>,
     heads: Qkv<B>,
-    attention: Option<AttentionOutput<B>>,
+    /// `None` over a cache.
+    output: Option<AttentionOutput<B>>,
     attention_output: Option<Box<ProjectSaved<B>>>,
     /// The residual stream.
     h_nd: Tensor<B, 2>,
@@ -119,16 +127,19 @@ struct AfterAttention<B: Kernels> {
 impl<B: Kernels> AfterAttention<B> {
     /// With what the MLP saved, all that the backward needs; `None` where nothing was saved.
     fn saved(self, mlp: Option<SavedMlp<B>>) -> Option<Box<SavedForBackward<B>>> {
-        let Self { qkv, heads, attention, attention_output, .. } = self;
-        Some(Box::new(SavedForBackward {
-            qkv: qkv?,
-            heads,
-            attention: attention?,
-            attention_output: attention_output?,
-            mlp: mlp?,
-        }))
+        let Self { qkv, heads, output, attention_output, .. } = self;
+        let attention = SavedAttention { qkv: qkv?, heads, output: output?, attention_output: attention_output? };
+        Some(Box::new(SavedForBackward { attention, mlp: mlp? }))
+    }
+
+    /// What attention computed, and the residual stream, which is what the MLP reads.
+    pub(crate) fn into_outputs(self) -> (AttentionOutput<B>, Tensor<B, 2>) {
+        (self.output.expect("attention over documents returns what its backward reads"), self.h_nd)
     }
 }
+
+/// Under [`Keep::Inputs`] and [`Keep::Everything`].
+const KEPT: &str = "a group keeps what its backward needs";
 
 /// Which keys the queries meet.
 pub(crate) enum Attend<'a, B: Kernels> {
@@ -183,18 +194,11 @@ impl<B: Kernels> Layer<B> {
         adapters: AdapterPass,
     ) -> (Tensor<B, 2>, Option<Box<SavedForBackward<B>>>) {
         let after = self.forward_attention(x_nd, rotary, attend, keep, adapters);
-        let (y_nd, mlp) = match &self.mlp {
-            Mlp::Gated { gate_up, down } => self.forward_gated(gate_up, down, after.h_nd.clone(), keep, adapters),
-            Mlp::Experts(experts) => {
-                let (y_nd, saved) = experts.forward(after.h_nd.clone(), self.experts_norm(), keep, adapters);
-                (y_nd, saved.map(|saved| SavedMlp::Experts(Box::new(saved))))
-            }
-        };
+        let (y_nd, mlp) = self.forward_mlp(after.h_nd.clone(), keep, adapters);
         (y_nd, after.saved(mlp))
     }
 
-    /// What the backward needs, from the layer's input alone. The output of a gated MLP is not computed, unless it is normalized: nothing
-    /// else reads it a second time.
+    /// What the backward needs, from the layer's input alone.
     pub(crate) fn recompute(
         &self,
         x_nd: Tensor<B, 2>,
@@ -202,26 +206,13 @@ impl<B: Kernels> Layer<B> {
         adapters: AdapterPass,
     ) -> Box<SavedForBackward<B>> {
         let attend = Attend::Documents(&context.documents);
-        let kept = "a layer saves its activations under Keep::Inputs";
-        let gate_up = match &self.mlp {
-            Mlp::Gated { gate_up, .. } if self.after_mlp.is_none() => gate_up,
-            _ => return self.forward(x_nd, &context.rotary, attend, Keep::Inputs, adapters).1.expect(kept),
-        };
         let after = self.forward_attention(x_nd, &context.rotary, attend, Keep::Inputs, adapters);
-        let (gated, saved) = self.forward_gate(gate_up, after.h_nd.clone(), Keep::Inputs, adapters);
-        let down = Box::new(ProjectSaved {
-            prologue: gated,
-            prologue_output: None,
-            low_rank: None,
-            unscaled: None,
-            heads: None,
-            output_norm: None,
-        });
-        let mlp = saved.map(|gate_up| SavedMlp::Gated { gate_up, down });
-        after.saved(mlp).expect(kept)
+        let mlp = self.recompute_mlp(after.h_nd.clone(), adapters);
+        after.saved(Some(mlp)).expect(KEPT)
     }
 
-    fn forward_attention(
+    /// The first half of the layer: from its input to the sum after attention.
+    pub(crate) fn forward_attention(
         &self,
         x_nd: Tensor<B, 2>,
         rotary: &[RotaryTables<B>],
@@ -229,16 +220,74 @@ impl<B: Kernels> Layer<B> {
         keep: Keep,
         adapters: AdapterPass,
     ) -> AfterAttention<B> {
-        let prologue = input(x_nd.clone(), self.before_attention.as_ref());
-        let (outputs, qkv) = self.qkv.forward(prologue, Epilogue::Heads(self.heads_epilogue(rotary)), keep, adapters);
-        let [q, k, v]: [_; 3] =
-            outputs.try_into().unwrap_or_else(|parts: Vec<_>| panic!("expected q, k and v, got {} parts", parts.len()));
-        let heads = Qkv { q, k, v };
-
-        let (o, attention) = self.attend(&heads, attend);
+        let (heads, qkv) = self.forward_qkv(x_nd.clone(), rotary, keep, adapters);
+        let (o, output) = self.attend(&heads, attend);
         let epilogue = added_to(x_nd, self.after_attention.as_ref());
         let (h_nd, attention_output) = self.attention_output.forward(Prologue::None { x: o }, epilogue, keep, adapters);
-        AfterAttention { qkv, heads, attention, attention_output, h_nd: single(h_nd) }
+        AfterAttention { qkv, heads, output, attention_output, h_nd: single(h_nd) }
+    }
+
+    /// What the backward of the attention half needs, from its input and what attention computed of it. The output projection does not run,
+    /// unless its output is normalized: nothing else reads it a second time.
+    pub(crate) fn recompute_attention(
+        &self,
+        x_nd: Tensor<B, 2>,
+        output: AttentionOutput<B>,
+        context: &Context<B>,
+        adapters: AdapterPass,
+    ) -> SavedAttention<B> {
+        let (heads, qkv) = self.forward_qkv(x_nd.clone(), &context.rotary, Keep::Inputs, adapters);
+        let prologue = Prologue::None { x: output.o.clone() };
+        let attention_output = match &self.after_attention {
+            None => ProjectSaved::of_inputs(prologue),
+            norm @ Some(_) => {
+                let epilogue = added_to(x_nd, norm.as_ref());
+                self.attention_output.forward(prologue, epilogue, Keep::Inputs, adapters).1.expect(KEPT)
+            }
+        };
+        SavedAttention { qkv: qkv.expect(KEPT), heads, output, attention_output }
+    }
+
+    fn forward_qkv(
+        &self,
+        x_nd: Tensor<B, 2>,
+        rotary: &[RotaryTables<B>],
+        keep: Keep,
+        adapters: AdapterPass,
+    ) -> (Qkv<B>, Option<Box<ProjectSaved<B>>>) {
+        let prologue = input(x_nd, self.before_attention.as_ref());
+        let (outputs, saved) = self.qkv.forward(prologue, Epilogue::Heads(self.heads_epilogue(rotary)), keep, adapters);
+        let [q, k, v]: [_; 3] =
+            outputs.try_into().unwrap_or_else(|parts: Vec<_>| panic!("expected q, k and v, got {} parts", parts.len()));
+        (Qkv { q, k, v }, saved)
+    }
+
+    /// The second half of the layer: from the sum after attention to its output.
+    pub(crate) fn forward_mlp(
+        &self,
+        h_nd: Tensor<B, 2>,
+        keep: Keep,
+        adapters: AdapterPass,
+    ) -> (Tensor<B, 2>, Option<SavedMlp<B>>) {
+        match &self.mlp {
+            Mlp::Gated { gate_up, down } => self.forward_gated(gate_up, down, h_nd, keep, adapters),
+            Mlp::Experts(experts) => {
+                let (y_nd, saved) = experts.forward(h_nd, self.experts_norm(), keep, adapters);
+                (y_nd, saved.map(|saved| SavedMlp::Experts(Box::new(saved))))
+            }
+        }
+    }
+
+    /// What the backward of the MLP needs, from its input. The output of a gated MLP is not computed, unless it is normalized: nothing else
+    /// reads it a second time.
+    pub(crate) fn recompute_mlp(&self, h_nd: Tensor<B, 2>, adapters: AdapterPass) -> SavedMlp<B> {
+        match &self.mlp {
+            Mlp::Gated { gate_up, .. } if self.after_mlp.is_none() => {
+                let (gated, gate_up) = self.forward_gate(gate_up, h_nd, Keep::Inputs, adapters);
+                SavedMlp::Gated { gate_up: gate_up.expect(KEPT), down: ProjectSaved::of_inputs(gated) }
+            }
+            _ => self.forward_mlp(h_nd, Keep::Inputs, adapters).1.expect(KEPT),
+        }
     }
 
     /// What the down projection reads, and what gate and up save.
@@ -277,8 +326,20 @@ impl<B: Kernels> Layer<B> {
         adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
     ) -> Tensor<B, 2> {
-        let SavedForBackward { qkv, heads, attention, attention_output, mlp } = saved;
-        let dh_nd = match (&self.mlp, mlp) {
+        let SavedForBackward { attention, mlp } = saved;
+        let dh_nd = self.backward_mlp(mlp, dy_nd, adapters, sink);
+        self.backward_attention(attention, context, dh_nd, adapters, sink)
+    }
+
+    /// From the gradient of the output to that of the sum after attention.
+    pub(crate) fn backward_mlp(
+        &self,
+        saved: SavedMlp<B>,
+        dy_nd: Tensor<B, 2>,
+        adapters: AdapterPass,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Tensor<B, 2> {
+        match (&self.mlp, saved) {
             (Mlp::Gated { gate_up, down }, SavedMlp::Gated { gate_up: saved_gate_up, down: saved_down }) => {
                 let grads = down.backward(*saved_down, vec![dy_nd.clone()], None, Some(gate_up), adapters, sink);
                 add_gradient(self.after_mlp.as_ref(), grads.output_norm, sink);
@@ -291,13 +352,24 @@ impl<B: Kernels> Layer<B> {
                 experts.backward(*saved, self.experts_norm(), dy_nd, adapters, sink)
             }
             _ => unreachable!("a layer saves what its own MLP computed"),
-        };
+        }
+    }
 
+    /// From the gradient of the sum after attention to that of the input.
+    pub(crate) fn backward_attention(
+        &self,
+        saved: SavedAttention<B>,
+        context: &Context<B>,
+        dh_nd: Tensor<B, 2>,
+        adapters: AdapterPass,
+        sink: &mut dyn GradientSink<B>,
+    ) -> Tensor<B, 2> {
+        let SavedAttention { qkv, heads, output, attention_output } = saved;
         let grads = self.attention_output.backward(*attention_output, vec![dh_nd.clone()], None, None, adapters, sink);
         add_gradient(self.after_attention.as_ref(), grads.output_norm, sink);
         let d_o = grads.input.plain();
         let Qkv { q, k, v } =
-            B::packed_attention_backward(heads, &self.spec.attention, attention, d_o, &context.documents);
+            B::packed_attention_backward(heads, &self.spec.attention, output, d_o, &context.documents);
 
         let grads = self.qkv.backward(*qkv, vec![q, k, v], Some(dh_nd), None, adapters, sink);
         add_gradient(self.before_attention.as_ref(), grads.norm, sink);

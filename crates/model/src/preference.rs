@@ -16,7 +16,8 @@ use firebrick_kernels::{
     PairTargets, PairWeights, WeightGradient,
 };
 
-use crate::decoder::{Decoder, LossOptions, MicroBatch, PassOptions};
+use crate::decoder::{Decoder, LossOptions, MicroBatch};
+use crate::pass::PassOptions;
 
 /// Where the log-probabilities of the reference come from.
 #[derive(Clone, Debug)]

@@ -102,8 +102,10 @@ fn twenty_steps_of_dora_and_token_rows_have_the_losses_of_the_cpu() {
         let rows = "lora.trainable_token_indices=[97, 101, 102, 262]";
         for compute in ["compute=float32", "compute=bfloat16"] {
             for base in [&[][..], &["bnb_4bit="]] {
-                for more in [&["train.recompute=full"][..], &["train.recompute=none"], &["lora.dropout=0.1"]] {
-                    assert_agrees(&[&[compute, "lora.use_dora=true", rows], base, more].concat(), 2e-2);
+                for more in
+                    ["train.recompute=full", "train.recompute=projections", "train.recompute=none", "lora.dropout=0.1"]
+                {
+                    assert_agrees(&[&[compute, "lora.use_dora=true", rows, more], base].concat(), 2e-2);
                 }
             }
         }
@@ -149,13 +151,21 @@ fn twenty_steps_in_fp8_have_nearly_the_losses_of_bf16_in_every_mode() {
         (&["bnb_4bit=", "lora=", "mode=full"], 0.1),
     ];
     for (mode, tolerance) in modes {
-        let [fp8, again, bf16] =
-            [&["compute=fp8"][..], &["compute=fp8", "train.recompute=full"], &["compute=bfloat16"]]
-                .map(|changes| losses("cuda", &[mode, changes].concat()));
+        let [fp8, again, halves, bf16] = [
+            &["compute=fp8"][..],
+            &["compute=fp8", "train.recompute=full"],
+            &["compute=fp8", "train.recompute=projections"],
+            &["compute=bfloat16"],
+        ]
+        .map(|changes| losses("cuda", &[mode, changes].concat()));
         for step in 0..20 {
-            let all = (fp8[step], again[step], bf16[step]);
+            let all = (fp8[step], again[step], halves[step], bf16[step]);
             let is_near = |loss: f64| (loss - bf16[step]).abs() < tolerance;
-            assert!(is_near(fp8[step]) && is_near(again[step]), "{mode:?}, step {}: {all:?}", step + 1);
+            assert!(
+                is_near(fp8[step]) && is_near(again[step]) && is_near(halves[step]),
+                "{mode:?}, step {}: {all:?}",
+                step + 1
+            );
         }
         assert!(fp8 != bf16, "{mode:?}: 8-bit floats round differently");
     }
@@ -257,6 +267,8 @@ fn recomputation_and_offloading_change_no_loss() {
         let full = losses("cuda", &["train.recompute=full", "train.offload=true"]);
         for changes in [
             &["train.recompute=full", "train.offload=false"][..],
+            &["train.recompute=projections", "train.offload=true"],
+            &["train.recompute=projections", "train.offload=false"],
             &["train.recompute=selective"],
             &["train.recompute=none"],
         ] {

@@ -11,10 +11,10 @@ use firebrick_tests::{
 
 use crate::forward::{ADAPTERS, TOKENS};
 
-const POLICIES: [Recompute; 3] = [Recompute::Full, Recompute::Selective, Recompute::None];
+const POLICIES: [Recompute; 4] = [Recompute::Full, Recompute::Projections, Recompute::Selective, Recompute::None];
 
 fn pass(recompute: Recompute) -> PassOptions {
-    PassOptions { recompute, offload: recompute == Recompute::Full, adapters: true, dropout_seed: None }
+    PassOptions { recompute, offload: recompute.may_offload(), adapters: true, dropout_seed: None }
 }
 
 /// Under every recompute policy, we have every gradient of the golden file, and no other.
@@ -114,7 +114,7 @@ fn recomputing_layers_changes_no_bit() {
     for (adapter, storage) in [(Some("tiny-llama-lora"), NF4), (Some("tiny-llama-lora"), FROZEN), (None, TRAINED)] {
         let model = load::<Flex>("tiny-llama", adapter, storage);
         let saved = loss_and_gradients(&model, &batch, pass(Recompute::None));
-        for policy in [Recompute::Full, Recompute::Selective] {
+        for policy in POLICIES {
             assert!(loss_and_gradients(&model, &batch, pass(policy)) == saved, "{storage:?}, {policy:?}");
         }
     }

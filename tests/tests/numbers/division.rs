@@ -51,7 +51,7 @@ fn numbers<B: Kernels>(model: &Decoder<B>) -> Numbers {
         limits: BatchLimits::NONE,
     };
     Numbers {
-        passes: [Recompute::Full, Recompute::Selective, Recompute::None].map(pass).into(),
+        passes: [Recompute::Full, Recompute::Projections, Recompute::Selective, Recompute::None].map(pass).into(),
         score: [host(score.loss_sum), host(score.correct)].concat(),
         answers: model.generate(&[vec![1, 2, 3], vec![4]], &options).expect("the answers are finite"),
     }

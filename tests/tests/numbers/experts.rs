@@ -50,7 +50,7 @@ fn adapters_on_experts<B: Kernels>() {
         let golden = Golden::open(&format!("{name}-full-gradients"));
         let model = adapted::<B>(name, &targets);
         let batch = every_next_token(&golden.ids("input_ids"), TOKENS);
-        for recompute in [Recompute::Full, Recompute::None] {
+        for recompute in [Recompute::Full, Recompute::Projections, Recompute::None] {
             let pass = PassOptions { recompute, ..PassOptions::default() };
             let (_, gradients) = loss_and_gradients(&model, &batch, pass);
             let on_experts = gradients.keys().filter(|name| name.contains(experts)).count();
@@ -77,7 +77,7 @@ fn experts_without_tokens_have_gradients_of_zero_for_all_their_parameters() {
         let model = load::<Flex>(name, None, TRAINED);
         let ids = Golden::open(name).ids("input_ids");
         let batch = every_next_token(&ids[..2], 2);
-        for recompute in [Recompute::Full, Recompute::Selective, Recompute::None] {
+        for recompute in [Recompute::Full, Recompute::Projections, Recompute::Selective, Recompute::None] {
             let pass = PassOptions { recompute, ..PassOptions::default() };
             let (_, gradients) = loss_and_gradients(&model, &batch, pass);
             assert_eq!(gradients.len(), model.parameters().len(), "{name}, {recompute:?}");

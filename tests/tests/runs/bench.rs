@@ -107,6 +107,7 @@ fn bench_computes_the_same_losses_under_every_recompute_policy() {
     };
     let full = losses(Recompute::Full);
     assert_eq!(full, losses(Recompute::Selective));
+    assert_eq!(full, losses(Recompute::Projections));
     assert_eq!(full, losses(Recompute::None));
 }
 

@@ -115,7 +115,7 @@ fn the_recompute_policy_changes_no_bit_of_what_is_learned() {
     };
     let none = run("none");
     assert_eq!(none.0.len(), 3);
-    for recompute in ["selective", "full"] {
+    for recompute in ["selective", "projections", "full"] {
         assert!(run(recompute) == none, "{recompute} gives other weights, though it computes the same sums");
     }
 }

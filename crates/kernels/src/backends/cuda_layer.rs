@@ -91,25 +91,32 @@ impl Layer {
         let heads = [query, key_value, key_value];
         let raw = &self.raw[..];
         let normed_outputs = vec![hidden; self.normed_outputs];
-        // What the layer keeps from its (recomputed) forward to its backward; saved under the other policies, and counted there.
-        let kept: Vec<usize> = match self.recompute {
-            Recompute::Full => [&heads[..], raw, &[query, hidden], &normed_outputs].concat(),
-            Recompute::Selective | Recompute::None => Vec::new(),
+        // What each half keeps from its (recomputed) forward to its backward; saved under the other policies, and counted there. Where halves
+        // are computed again one at a time, the MLP meets what comes back for the half after it.
+        let [in_attention, in_mlp]: [Vec<usize>; 2] = match self.recompute {
+            Recompute::Full => {
+                let both = [&heads[..], raw, &[query, hidden], &normed_outputs].concat();
+                [both.clone(), both]
+            }
+            Recompute::Projections => {
+                [[&heads[..], raw, &normed_outputs].concat(), [&[hidden], &normed_outputs[..]].concat()]
+            }
+            Recompute::Selective | Recompute::None => [Vec::new(), Vec::new()],
         };
-        let gate_up: &[usize] = if self.recompute == Recompute::Full { &[gate_up] } else { &[] };
+        let gate_up: &[usize] = if self.recompute.repeats_gemms() { &[gate_up] } else { &[] };
         // Norms and activated values that the backward computes again.
         let again = |width: usize| if self.recompute == Recompute::None { vec![] } else { vec![width] };
         vec![
-            [&kept[..], &[normed_qkv]].concat(),
-            [&kept[..], gate_up, &[normed_gate]].concat(),
-            [&kept[..], gate_up, &self.routed, &[activated, hidden], &normed_outputs[..self.normed_outputs.min(1)]]
+            [&in_attention[..], &[normed_qkv]].concat(),
+            [&in_mlp[..], gate_up, &[normed_gate]].concat(),
+            [&in_mlp[..], gate_up, &self.routed, &[activated, hidden], &normed_outputs[..self.normed_outputs.min(1)]]
                 .concat(),
             // The loss: the last layer's output, normalized, and its gradient.
             vec![hidden; 3],
-            [&kept[..], gate_up, &self.routed, &[gradient, activated], &normed_outputs[..self.normed_outputs.min(1)]]
+            [&in_mlp[..], gate_up, &self.routed, &[gradient, activated], &normed_outputs[..self.normed_outputs.min(1)]]
                 .concat(),
-            [&kept[..], gate_up, &[gradient, gradient], &again(hidden)].concat(),
-            [&kept[..], &[gradient, query], &heads].concat(),
+            [&in_mlp[..], gate_up, &[gradient, gradient], &again(hidden)].concat(),
+            [&in_attention[..], &[gradient, query], &heads].concat(),
             [&[gradient, gradient][..], &again(hidden), raw].concat(),
         ]
     }
@@ -130,5 +137,7 @@ mod tests {
         assert_eq!(buffers(Recompute::None), buffers(Recompute::Selective));
         // Queries, attention's output, the sum after it, and another; keys, values, and their gradients.
         assert_eq!(buffers(Recompute::Full), 5 * 4096 + 2 * 4160 + 4 * 1024 + 14_400 + 28_736);
+        // Queries, and the gradients of attention's output and of queries: neither output nor sum, which are saved.
+        assert_eq!(buffers(Recompute::Projections), 3 * 4096 + 2 * 4160 + 4 * 1024 + 14_400 + 28_736);
     }
 }

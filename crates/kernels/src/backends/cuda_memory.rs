@@ -94,7 +94,7 @@ fn unscaled_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let widths: Vec<Vec<u64>> = (0..model.layers.len()).map(|layer| scaled_widths(model, training, layer)).collect();
     let of_layers = widths.iter().map(|layer| layer.iter().sum::<u64>());
     let saved = match training.recompute {
-        Recompute::Full => of_layers.max().unwrap_or(0),
+        Recompute::Full | Recompute::Projections => of_layers.max().unwrap_or(0),
         Recompute::Selective | Recompute::None => of_layers.sum(),
     };
     let gradients = if widest_dropped(model, training) > 0 { 2 } else { 1 };
@@ -120,7 +120,7 @@ pub(super) fn forward_lines(model: &ModelSpec, pass: &TrainingShape) -> Vec<Memo
 fn next_to_raw_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
     // Norms over all heads save dense copies of queries and keys instead.
     let layers = model.layers.iter().filter(|layer| layer.attention.qk_norm == QkNorm::PerHead);
-    let saved = if training.recompute == Recompute::Full { 0 } else { usize::MAX };
+    let saved = if training.recompute.repeats_gemms() { 0 } else { usize::MAX };
     layers.take(saved).map(|layer| layer.attention.kv_size() as u64).sum::<u64>() * training.activation_bytes()
 }
 

@@ -134,15 +134,30 @@ mod tests {
     }
 
     #[test]
-    fn offloaded_layer_inputs_are_in_host_memory_but_for_three() {
+    fn offloaded_layer_inputs_are_in_host_memory_but_for_two() {
         let without = on_wgpu(&qlora(8, Recompute::Full));
         let with = on_wgpu(&TrainingShape { offload: true, ..qlora(8, Recompute::Full) });
         let input = 8 * 4096 * 4096 * 2;
         assert_eq!((without.host_bytes(), with.host_bytes()), (0, 31 * input));
-        assert_eq!(bytes_of(&with, "saved activations"), 3 * input);
-        assert_eq!(without.total_bytes() - with.total_bytes(), 29 * input);
+        assert_eq!(bytes_of(&with, "saved activations"), 2 * input);
+        assert_eq!(without.total_bytes() - with.total_bytes(), 30 * input);
         let selective = on_wgpu(&TrainingShape { offload: true, ..qlora(1, Recompute::Selective) });
-        assert_eq!(selective, on_wgpu(&qlora(1, Recompute::Selective)), "only layer inputs are offloaded");
+        assert_eq!(
+            selective,
+            on_wgpu(&qlora(1, Recompute::Selective)),
+            "only rows as wide as the stream are offloaded"
+        );
+    }
+
+    #[test]
+    fn inputs_of_both_halves_and_attentions_output_are_offloaded_but_for_those_of_one_layer() {
+        let row = 8 * 4096 * 4096 * 2;
+        let sums = 8 * 4096 * 32 * 4;
+        let without = on_wgpu(&qlora(8, Recompute::Projections));
+        let with = on_wgpu(&TrainingShape { offload: true, ..qlora(8, Recompute::Projections) });
+        assert_eq!(bytes_of(&without, "saved activations"), 32 * (3 * row + sums));
+        assert_eq!((without.host_bytes(), with.host_bytes()), (0, (31 + 2 * 32) * row));
+        assert_eq!(bytes_of(&with, "saved activations"), 3 * row + 32 * sums, "one value per head and token stays");
     }
 
     #[test]

@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn evaluating_the_rows_of_a_micro_batch_never_needs_more_than_training_them() {
         for backend in BackendKind::ALL {
-            for recompute in [Recompute::Full, Recompute::Selective, Recompute::None] {
+            for recompute in [Recompute::Full, Recompute::Projections, Recompute::Selective, Recompute::None] {
                 for (rows, offload) in [(1, false), (8, false), (8, true)] {
                     let training = TrainingShape { offload, ..qlora(rows, recompute) };
                     let evaluated = with(&training, EvaluatedRows::LikeTraining, Vec::new());

@@ -239,6 +239,22 @@ pub struct ProjectSaved<B: Backend> {
     pub output_norm: Option<SavedOutputNorm<B>>,
 }
 
+impl<B: Backend> ProjectSaved<B> {
+    /// Of a group that did not run: its backward computes from the inputs what else it needs. Only for epilogues whose backward needs
+    /// nothing.
+    #[must_use]
+    pub fn of_inputs(prologue: Prologue<B>) -> Box<Self> {
+        Box::new(Self {
+            prologue,
+            prologue_output: None,
+            low_rank: None,
+            unscaled: None,
+            heads: None,
+            output_norm: None,
+        })
+    }
+}
+
 /// What the backward of a norm after the GEMM needs.
 #[derive(Clone, Debug)]
 pub struct SavedOutputNorm<B: Backend> {

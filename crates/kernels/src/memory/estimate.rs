@@ -5,6 +5,8 @@
 //! allocates (`backends/reference_memory.rs`, `backends/cuda_memory.rs`), compiled whether or not the backend is.
 //! Trade-off: what depends on the machine and not on the run, such as an allocator's rounding, is left out.
 
+use std::collections::BTreeMap;
+
 use firebrick_arch::{EMBEDDING, GroupSpec, HEAD, LoraConfig, MlpSpec, ModelSpec, QkNorm, Role, TensorSpec};
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
@@ -22,10 +24,27 @@ pub use firebrick_hwprofile::memory::MemoryEstimate;
 pub enum Recompute {
     /// Only the layer's input; the layer runs forward a second time, its last GEMM left out.
     Full,
+    /// The layer's input, attention's output, and the sum after attention; the projections before attention and the MLP's first ones are
+    /// computed again, attention and its output projection are not.
+    Projections,
     /// Outputs of GEMMs and of attention; norms and activation functions are computed again.
     Selective,
     /// Everything the backward reads.
     None,
+}
+
+impl Recompute {
+    /// Whether GEMMs run forward a second time: gradient checkpointing.
+    #[must_use]
+    pub fn repeats_gemms(self) -> bool {
+        matches!(self, Self::Full | Self::Projections)
+    }
+
+    /// Whether what a layer saves may wait in host memory: only rows as wide as the residual stream are few enough.
+    #[must_use]
+    pub fn may_offload(self) -> bool {
+        self.repeats_gemms()
+    }
 }
 
 /// How the base weights live on the device.
@@ -67,7 +86,7 @@ pub struct TrainingShape {
     pub documents: usize,
     /// What layers save.
     pub recompute: Recompute,
-    /// Whether, under [`Recompute::Full`], layer inputs wait in host memory.
+    /// Whether what layers save waits in host memory, where [`Recompute::may_offload`].
     pub offload: bool,
     /// Rows of logits that exist at a time.
     pub loss_chunk_tokens: usize,
@@ -105,8 +124,8 @@ const TRAINED_BYTES: u64 = 4;
 /// Values per target of a pair: log-probabilities, the document, weights, and whether it belongs to the answer.
 const PAIR_VALUES: u64 = 4;
 
-/// Offloaded layer inputs that are on the device at the same time: the one in use, and two on their way out or back.
-const INPUTS_ON_DEVICE: usize = 3;
+/// Offloaded layer inputs that are on the device at the same time in the backward: the one in use, and one on its way back.
+const INPUTS_ON_DEVICE: usize = 2;
 
 impl TrainingShape {
     /// Tokens of a micro-batch.
@@ -161,8 +180,27 @@ impl TrainingShape {
         pairs.map(|tensor| 4 * tensor.elements() as u64).sum()
     }
 
+    /// Tensors that wait in host memory, as their number and their values per token: what the last layer's backward reads first stays.
+    #[must_use]
+    pub fn offloaded_tensors(&self, model: &ModelSpec) -> Vec<[usize; 2]> {
+        let layers = model.layers.len();
+        let inputs = [layers.saturating_sub(1), model.hidden_size];
+        match self.recompute {
+            _ if !self.is_offloaded() => Vec::new(),
+            Recompute::Projections => {
+                let mut outputs: BTreeMap<usize, usize> = BTreeMap::new();
+                for layer in &model.layers {
+                    *outputs.entry(layer.attention.query_size()).or_default() += 1;
+                }
+                let sums = [layers, model.hidden_size];
+                [inputs, sums].into_iter().chain(outputs.into_iter().map(|(width, count)| [count, width])).collect()
+            }
+            _ => vec![inputs],
+        }
+    }
+
     fn is_offloaded(&self) -> bool {
-        self.offload && self.recompute == Recompute::Full
+        self.offload && self.recompute.may_offload()
     }
 
     /// The lines that follow from the model, with a backend's working set after them.
@@ -224,8 +262,10 @@ fn adapted_norms(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
 /// Values per token that a layer's forward computes and its backward reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LayerValues {
-    /// The layer's input.
+    /// The layer's input; the sum after attention is as wide.
     input: u64,
+    /// Attention's output.
+    attended: u64,
     /// What GEMMs and attention compute: queries, keys and values (once more before their norm), attention output, outputs before a
     /// norm after them, the sum after attention, gate and up.
     computed: u64,
@@ -261,6 +301,7 @@ pub(crate) fn layer_values(model: &ModelSpec, layer: usize) -> LayerValues {
     let normed = |name: Option<&str>, group: &GroupSpec| if name.is_some() { group.in_features } else { 0 };
     LayerValues {
         input: qkv.in_features as u64,
+        attended: output.in_features as u64,
         computed: computed as u64,
         elementwise: (normed(norms.before_attention, qkv) + normed(norms.before_mlp, gate_up) + rows * down.in_features)
             as u64,
@@ -273,9 +314,15 @@ impl LayerValues {
     pub(crate) fn saved(&self, recompute: Recompute, value: u64) -> u64 {
         match recompute {
             Recompute::Full => self.input * value,
+            Recompute::Projections => self.half_inputs() * value + 4 * self.log_sums,
             Recompute::Selective => self.selective(value),
             Recompute::None => self.everything(value),
         }
+    }
+
+    /// Inputs of both halves of the layer, attention and the MLP, and attention's output.
+    fn half_inputs(&self) -> u64 {
+        2 * self.input + self.attended
     }
 
     /// Bytes per token of the input and of what GEMMs and attention compute.
@@ -361,15 +408,25 @@ pub(crate) fn adapter_starts(model: &ModelSpec, training: &TrainingShape) -> Mem
 
 fn saved_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
     let (tokens, value) = (training.tokens(), training.activation_bytes());
-    let per_layer = (0..model.layers.len()).map(|layer| layer_values(model, layer).saved(training.recompute, value));
-    let layers = if training.is_offloaded() { model.layers.len().min(INPUTS_ON_DEVICE) } else { model.layers.len() };
-    let per_token: u64 = per_layer.take(layers).sum();
+    let values = || (0..model.layers.len()).map(|layer| layer_values(model, layer));
+    let all = model.layers.len();
+    let (layers, log_sums) = match (training.is_offloaded(), training.recompute) {
+        (false, _) => (all, 0),
+        (true, Recompute::Projections) => (1, 4 * values().skip(1).map(|layer| layer.log_sums).sum::<u64>()),
+        (true, _) => (all.min(INPUTS_ON_DEVICE), 0),
+    };
+    let per_token = values().take(layers).map(|layer| layer.saved(training.recompute, value)).sum::<u64>() + log_sums;
     let what_is_saved = match training.recompute {
         Recompute::Full => "the input",
+        Recompute::Projections if log_sums > 0 => {
+            "sums of the softmax of all layers, attention's output and the inputs of both halves"
+        }
+        Recompute::Projections => "attention's output and the inputs of both halves",
         Recompute::Selective => "outputs of GEMMs and attention",
         Recompute::None => "everything that the backward reads",
     };
-    let why = format!("{what_is_saved} of {layers} layers, {per_token} bytes per token, {tokens} tokens");
+    let layers = if layers == 1 { "one layer".to_owned() } else { format!("{layers} layers") };
+    let why = format!("{what_is_saved} of {layers}, {per_token} bytes per token, {tokens} tokens");
     line("saved activations", tokens * per_token, why)
 }
 
@@ -379,12 +436,15 @@ fn pair_values(training: &TrainingShape) -> MemoryLine {
     line("values of pairs", bytes, format!("{PAIR_VALUES} f32 values per token: log-probabilities, weights, marks"))
 }
 
-/// The input of each layer but the last, which is needed at once.
 fn offloaded_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
-    let layers = if training.is_offloaded() { model.layers.len().saturating_sub(1) as u64 } else { 0 };
-    let bytes = layers * training.tokens() * model.hidden_size as u64 * training.activation_bytes();
-    let why = format!("the input of each layer but the last, {} tokens, pinned", training.tokens());
-    line("offloaded activations", bytes, why)
+    let tensors = training.offloaded_tensors(model);
+    let bytes = tensors.iter().map(|[count, width]| (count * width) as u64).sum::<u64>();
+    let what = match training.recompute {
+        Recompute::Projections => "the inputs of both halves of each layer, and attention's output",
+        _ => "the input of each layer but the last",
+    };
+    let why = format!("{what}, {} tokens, pinned", training.tokens());
+    line("offloaded activations", bytes * training.tokens() * training.activation_bytes(), why)
 }
 
 #[cfg(test)]

@@ -103,6 +103,11 @@ pub trait MemoryOps: Backend {
         Offloaded::on_device(x_nd)
     }
 
+    /// Frees what offloaded tensors still take on the device: later work waits for their copies. Before work that needs the memory.
+    fn settle_offloads(device: &Self::Device) {
+        let _ = device;
+    }
+
     /// Starts to bring a tensor back, so that [`MemoryOps::restore`] need not wait.
     fn prefetch(offloaded: &mut Offloaded<Self>, device: &Self::Device) {
         let _ = (offloaded, device);

@@ -1,7 +1,8 @@
 //! The work that one optimizer step does, for the roofline: operations of GEMMs and of attention, and bytes moved.
 //!
 //! Arithmetic: a GEMM over `N` parameters takes `2 N` operations per token in each of forward, recomputed forward, gradient of the
-//! input, and (where the weight trains) gradient of the weight. The head and a layer's down projection are never recomputed. The
+//! input, and (where the weight trains) gradient of the weight. The head and a layer's down projection are never recomputed, and attention's
+//! output projection only with attention. The
 //! backward of attention has five GEMMs to the forward's two, since it recomputes the scores.
 //! Trade-off: traffic is what cannot be avoided when each operation reads its inputs and writes its results once.
 
@@ -46,16 +47,15 @@ pub fn step_work(model: &ModelSpec, training: &TrainingShape, micro_batches: usi
     }
 }
 
-/// The part of tokens that a linear module reads, the module, the width of its input, and whether it is a down projection, the last of
-/// its layer.
-fn modules(model: &ModelSpec) -> impl Iterator<Item = (f64, ModuleSpec, usize, bool)> + '_ {
+/// The part of tokens that a linear module reads, the module, the width of its input, and the kind of its group.
+fn modules(model: &ModelSpec) -> impl Iterator<Item = (f64, ModuleSpec, usize, GroupKind)> + '_ {
     let groups = (0..model.layers.len()).flat_map(|layer| {
         let mlp = &model.layers[layer].mlp;
         model.groups(layer).into_iter().map(move |group| (share(mlp, group.kind), group))
     });
     groups.flat_map(|(share, group)| {
-        let (in_features, is_down) = (group.in_features, group.kind == GroupKind::Down);
-        group.modules.into_iter().map(move |module| (share, module, in_features, is_down))
+        let (in_features, kind) = (group.in_features, group.kind);
+        group.modules.into_iter().map(move |module| (share, module, in_features, kind))
     })
 }
 
@@ -74,44 +74,47 @@ fn all_projections(model: &ModelSpec) -> f64 {
     modules(model).map(|(share, module, inputs, _)| share * (module.out_features() * inputs) as f64).sum()
 }
 
-/// Parameters of the linear modules that run forward a second time: a recomputed layer stops before its down projection, whose output
-/// is not read again.
-fn recomputed(model: &ModelSpec, training: &TrainingShape) -> f64 {
-    if training.recompute != Recompute::Full {
-        return 0.0;
+/// Whether a group runs forward a second time: what only the next half of the layer reads does not.
+fn runs_again(recompute: Recompute, kind: GroupKind) -> bool {
+    match recompute {
+        Recompute::Full => kind != GroupKind::Down,
+        Recompute::Projections => !matches!(kind, GroupKind::Down | GroupKind::AttentionOutput),
+        Recompute::Selective | Recompute::None => false,
     }
-    let stays = modules(model).filter(|(.., is_down)| !is_down);
-    stays.map(|(share, module, inputs, _)| share * (module.out_features() * inputs) as f64).sum()
+}
+
+/// Parameters of the linear modules that run forward a second time.
+fn recomputed(model: &ModelSpec, training: &TrainingShape) -> f64 {
+    let again = modules(model).filter(|&(.., kind)| runs_again(training.recompute, kind));
+    again.map(|(share, module, inputs, _)| share * (module.out_features() * inputs) as f64).sum()
 }
 
 /// The adapter's own GEMMs, in passes over its parameters: forward, recomputed forward, and two for the gradients of input and adapter.
 /// The zeros of appended ranks are not counted.
 fn adapter(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let Some(lora) = &training.lora else { return 0.0 };
-    let parameters = |down_too: bool| -> f64 {
-        let targets =
-            modules(model).filter(|(_, module, _, is_down)| (down_too || !is_down) && lora.adapts(&module.path));
+    let parameters = |runs: &dyn Fn(GroupKind) -> bool| -> f64 {
+        let targets = modules(model).filter(|(_, module, _, kind)| runs(*kind) && lora.adapts(&module.path));
         let rank = |module: &ModuleSpec| lora.rank_of(&module.path);
         targets
             .map(|(share, module, inputs, _)| share * (rank(&module) * (module.out_features() + inputs)) as f64)
             .sum()
     };
-    let again = if training.recompute == Recompute::Full { parameters(false) } else { 0.0 };
-    3.0 * parameters(true) + again
+    3.0 * parameters(&|_| true) + parameters(&|kind| runs_again(training.recompute, kind))
 }
 
-/// DoRA's own GEMMs, in passes over parameters: per token, and once per step for the norms. Per token there are the outputs of down
+/// DoRA's own GEMMs, in passes over parameters: per token, and once per step for the norms. Per token there are the outputs of
 /// projections that a recomputed layer leaves out but magnitudes need; and under dropout the weight times what is left of its input, and the
 /// same for the gradient.
 fn dora(model: &ModelSpec, training: &TrainingShape) -> [f64; 2] {
     let Some(lora) = training.lora.as_ref().filter(|lora| lora.use_dora) else { return [0.0; 2] };
     let (mut of_tokens, mut of_steps) = (0.0, 0.0);
-    let is_full = training.recompute == Recompute::Full;
-    for (share, module, inputs, is_down) in modules(model).filter(|(_, module, ..)| lora.adapts(&module.path)) {
+    let repeats = training.recompute.repeats_gemms();
+    for (share, module, inputs, kind) in modules(model).filter(|(_, module, ..)| lora.adapts(&module.path)) {
         let all = (module.out_features() * inputs) as f64;
         let parameters = share * all;
-        let forwards = if is_full { 2.0 } else { 1.0 };
-        let missing = if is_full && is_down { 1.0 } else { 0.0 };
+        let forwards = if repeats { 2.0 } else { 1.0 };
+        let missing = if repeats && !runs_again(training.recompute, kind) { 1.0 } else { 0.0 };
         let dropped = if lora.lora_dropout > 0.0 { forwards - missing + 1.0 } else { 0.0 };
         of_tokens += parameters * (missing + dropped);
         of_steps += all * lora.rank_of(&module.path) as f64;
@@ -121,7 +124,7 @@ fn dora(model: &ModelSpec, training: &TrainingShape) -> [f64; 2] {
 
 /// Outputs that DoRA scales are read and written once more in each forward; their gradient is read with them and written in the backward.
 fn magnitude_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
-    let passes = if training.recompute == Recompute::Full { 7.0 } else { 5.0 };
+    let passes = if training.recompute.repeats_gemms() { 7.0 } else { 5.0 };
     let widths = (0..model.layers.len()).flat_map(|layer| scaled_widths(model, training, layer));
     passes * widths.sum::<u64>() as f64 * (training.tokens() * training.activation_bytes()) as f64
 }
@@ -150,7 +153,7 @@ fn weight_bytes(model: &ModelSpec, training: &TrainingShape) -> f64 {
 pub fn cuda_launches(model: &ModelSpec, training: &TrainingShape, micro_batches: usize) -> f64 {
     let [forward, backward] = kept_shares(model, training);
     let per_layer = 50.0 + 10.0 * (1.0 - 0.5 * (forward + backward));
-    let again = if training.recompute == Recompute::Full { 4.0 / 3.0 } else { 1.0 };
+    let again = if training.recompute.repeats_gemms() { 4.0 / 3.0 } else { 1.0 };
     per_layer * again * (model.layers.len() * micro_batches) as f64
 }
 
@@ -186,6 +189,9 @@ fn activation_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
         };
         let again = match training.recompute {
             Recompute::Full => everything - product,
+            Recompute::Projections => {
+                everything - product - layer_values(model, layer).saved(training.recompute, value) as f64
+            }
             Recompute::Selective | Recompute::None => 0.0,
         };
         5.0 * everything + 2.0 * (again + reference_passes(training) * everything)
@@ -256,11 +262,13 @@ mod tests {
     }
 
     #[test]
-    fn a_recomputed_layer_leaves_out_its_down_projection() {
+    fn a_recomputed_layer_leaves_out_its_last_gemm_and_one_with_saved_attention_the_output_projection_too() {
         let adapter_again = 41_943_040.0 - (4096.0 + 14_336.0) * 16.0 * 32.0;
         let flops = |recompute| work(&qlora(1, recompute), 1).matmul_flops / (2.0 * 4096.0);
         let once_more = (218_103_808.0 - 4096.0 * 14_336.0) * 32.0 + adapter_again;
         assert_eq!(flops(Recompute::Full) - flops(Recompute::None), once_more);
+        let output_once_more = 4096.0 * 4096.0 * 32.0 + 2.0 * 4096.0 * 16.0 * 32.0;
+        assert_eq!(flops(Recompute::Full) - flops(Recompute::Projections), output_once_more);
         assert_eq!(flops(Recompute::Selective), flops(Recompute::None));
     }
 

@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn unknown_names_are_answered_with_the_allowed_ones() {
         let message = parse("--recompute some").unwrap_err();
-        assert!(message.contains("'some'") && message.contains("full, selective, none"), "{message}");
+        assert!(message.contains("'some'") && message.contains("full, projections, selective, none"), "{message}");
         let message = parse("--compute nf4").unwrap_err();
         assert!(message.contains("float32, bfloat16, float16"), "{message}");
         let message = parse("--optimizer sgd").unwrap_err();

@@ -6,7 +6,6 @@ use std::path::Path;
 
 use firebrick_arch::{LoraConfig, TargetModules};
 use firebrick_data::RecordFormat;
-use firebrick_kernels::Recompute;
 use firebrick_optim::ScheduleKind;
 
 use crate::config::check_data;
@@ -231,7 +230,7 @@ fn agreements(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
     let checkpointing = config.train.grad_checkpointing;
     let recompute_agrees = checkpointing
         .zip(config.train.recompute)
-        .is_none_or(|(checkpointing, recompute)| checkpointing == (recompute == Recompute::Full));
+        .is_none_or(|(checkpointing, recompute)| checkpointing == recompute.repeats_gemms());
     let mut rules: Vec<Rule> = Vec::new();
     if let Some((key, written, other)) = config.compute_contradiction() {
         let problem = format!("contradicts {written} ({})", source.place(other));
@@ -247,13 +246,13 @@ fn agreements(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
             recompute_agrees,
             "train.recompute",
             format!("contradicts train.grad_checkpointing = {}", checkpointing.unwrap_or(true)),
-            "remove one of the two keys: true is \"full\", false is \"selective\" or \"none\"",
+            "remove one of the two keys: true is \"full\" or \"projections\", false is \"selective\" or \"none\"",
         ),
         (
-            config.train.offload != Some(true) || config.recompute() == Recompute::Full,
+            config.train.offload != Some(true) || config.recompute().may_offload(),
             "train.offload",
-            "only layer inputs can be offloaded, and layers save more than their input".into(),
-            "write train.recompute = \"full\", or remove this key",
+            "layers save too much of their work to be copied to the host and back next to it".into(),
+            "write train.recompute = \"full\" or \"projections\", or remove this key",
         ),
     ]);
     rules

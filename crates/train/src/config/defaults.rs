@@ -225,7 +225,7 @@ impl RunConfig {
         (config.eval.every_steps, config.eval.every_epochs) = self.eval_interval().keys();
         (config.checkpoint.every_steps, config.checkpoint.every_epochs) = self.checkpoint_interval().keys();
         config.train.recompute = Some(self.recompute());
-        config.train.grad_checkpointing = Some(self.recompute() == Recompute::Full);
+        config.train.grad_checkpointing = Some(self.recompute().repeats_gemms());
         config.compute = Some(self.compute());
         config.train.bf16 = None;
         if let Some(bnb) = &mut config.bnb_4bit {

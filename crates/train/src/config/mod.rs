@@ -473,7 +473,7 @@ mod tests {
                 "contradicts train.grad_checkpointing = false",
             ),
             (&["train.grad_checkpointing=true", "train.recompute=none"], "contradicts train.grad_checkpointing = true"),
-            (&["train.offload=true", "train.recompute=selective"], "train.offload: only layer inputs can be offloaded"),
+            (&["train.offload=true", "train.recompute=selective"], "train.offload: layers save too much"),
             (&["lora="], "mode = \"full\""),
             (&["train.min_lr=1"], "train.min_lr: is 1e0, above the highest rate"),
             (&["train.min_lr=1e-5", "train.schedule=constant"], "never decreases"),

@@ -52,6 +52,6 @@ mod tests {
         assert_eq!(from_name("selective"), Ok(Recompute::Selective));
         let base = BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: true }));
         assert_eq!(to_name(&base), "frozen nf4_double_quant");
-        assert_eq!(from_name::<Recompute>("some").unwrap_err(), "expected one of full, selective, none");
+        assert_eq!(from_name::<Recompute>("some").unwrap_err(), "expected one of full, projections, selective, none");
     }
 }

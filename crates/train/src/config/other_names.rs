@@ -218,7 +218,10 @@ const STEP: &[(&str, Answer)] = &[
     ("auto_find_batch_size", NotNeeded("a run that will not fit is refused with the nearest change that does")),
     ("gradient_checkpointing", Key("train.grad_checkpointing")),
     ("use_gradient_checkpointing", Key("train.grad_checkpointing")),
-    ("gradient_checkpointing_kwargs", KeyWith("train.recompute", "\"full\", \"selective\" or \"none\"")),
+    (
+        "gradient_checkpointing_kwargs",
+        KeyWith("train.recompute", "\"full\", \"projections\", \"selective\" or \"none\""),
+    ),
     ("activation_offloading", Key("train.offload")),
     ("optim", Key("train.optimizer")),
     ("optim_args", NotYet("the keys of [train] are all that optimizers take")),

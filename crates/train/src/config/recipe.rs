@@ -155,13 +155,14 @@ pub struct TrainConfig {
     /// Default true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grad_checkpointing: Option<bool>,
-    /// A finer form of `grad_checkpointing`: "full" (true), "none" (false), or "selective" (also false): save the outputs of
-    /// matrix multiplications and attention, compute norms and activation functions again. Default: what `grad_checkpointing`
-    /// says.
+    /// A finer form of `grad_checkpointing`: "full" (true), "projections" (also true): save attention's output and the inputs of attention
+    /// and of the MLP, so that attention and its output projection do not run twice, for three times the memory; "none" (false), or
+    /// "selective" (also false): save the outputs of matrix multiplications and attention, compute norms and activation functions again.
+    /// Default: what `grad_checkpointing` says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Recompute>,
-    /// With `recompute = "full"`: keep layer inputs in pinned host memory (tokens x hidden size x 2 bytes for each layer), copied
-    /// there and back while other work runs. Default true on CUDA; the other backends leave them where they are.
+    /// With `recompute = "full"` or `"projections"`: keep what layers save in pinned host memory (tokens x hidden size x 2 bytes for each
+    /// layer, three times that for "projections"), copied there and back while other work runs. Default true on CUDA; the other backends leave it where it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offload: Option<bool>,
     /// "adamw" (32-bit state), "adamw_8bit" (block-wise 8-bit state) or "paged_adamw_8bit" (the same, but on CUDA state beyond

@@ -6,7 +6,7 @@
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::spec::HardwareKind;
 use firebrick_hwprofile::tuning::{Engine, get_optimal_config};
-use firebrick_kernels::{BackendKind, Recompute};
+use firebrick_kernels::BackendKind;
 use firebrick_precision::Format;
 
 use crate::config::compute::Compute;
@@ -125,17 +125,19 @@ pub fn compute_format(requested: Format, backend: BackendKind) -> Chosen<Format>
     }
 }
 
-/// Whether layer inputs wait in host memory.
+/// Whether what layers save waits in host memory.
 pub(super) fn offload(config: &RunConfig, backend: BackendKind) -> Chosen<bool> {
     match (backend, config.recompute(), config.train.offload) {
-        (BackendKind::Cuda, Recompute::Full, None | Some(true)) => {
-            Chosen::new(true, "layer inputs wait in pinned host memory, copied while other work runs")
+        (BackendKind::Cuda, recompute, None | Some(true)) if recompute.may_offload() => {
+            Chosen::new(true, "what layers save waits in pinned host memory, copied while other work runs")
         }
-        (BackendKind::Cuda, Recompute::Full, Some(false)) => Chosen::recipe(false),
-        (BackendKind::Cuda, ..) => Chosen::new(false, "only layer inputs are offloaded: recompute = \"full\""),
+        (BackendKind::Cuda, recompute, Some(false)) if recompute.may_offload() => Chosen::recipe(false),
+        (BackendKind::Cuda, ..) => {
+            Chosen::new(false, "layers save too much for the bus: recompute = \"full\" or \"projections\" is offloaded")
+        }
         (backend, _, Some(true)) => {
-            Chosen::new(false, format!("{backend} leaves layer inputs where they are, whatever the recipe says"))
+            Chosen::new(false, format!("{backend} leaves what layers save where it is, whatever the recipe says"))
         }
-        (backend, ..) => Chosen::new(false, format!("{backend} leaves layer inputs where they are")),
+        (backend, ..) => Chosen::new(false, format!("{backend} leaves what layers save where it is")),
     }
 }

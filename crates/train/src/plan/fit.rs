@@ -178,10 +178,10 @@ fn smaller(case: &Case<'_>, training: &TrainingShape, accumulation: usize) -> Ve
         runs.push((settings.clone(), next.clone()));
     }
     let evaluation = settings.clone();
-    let ladder = [Recompute::None, Recompute::Selective, Recompute::Full];
+    let ladder = [Recompute::None, Recompute::Selective, Recompute::Projections, Recompute::Full];
     for recompute in ladder.into_iter().skip_while(|&step| step != training.recompute).skip(1) {
         next.recompute = recompute;
-        next.offload = is_cuda && case.may_offload && recompute == Recompute::Full;
+        next.offload = is_cuda && case.may_offload && recompute.may_offload();
         settings = format!("{evaluation} --set train.recompute={}", to_name(&recompute)).trim_start().to_owned();
         runs.push((settings.clone(), next.clone()));
     }
@@ -320,7 +320,12 @@ pub(super) mod tests {
     fn the_advice_is_the_nearest_step_that_fits() {
         let message = Example::new(&["train.recompute=none"], 40, 64).refusal();
         assert!(message.contains("on the card") && message.contains("saved activations"), "{message}");
-        assert!(message.ends_with("--set train.recompute=full"), "{message}");
+        assert!(message.ends_with("--set train.recompute=projections"), "{message}");
+        let message = Example::new(&["train.recompute=none"], 40, 24).refusal();
+        assert!(
+            message.ends_with("--set train.recompute=full"),
+            "three times as much would wait in host memory: {message}"
+        );
         let message = Example::new(&["train.offload=false"], 20, 64).refusal();
         assert!(message.ends_with(": --set train.offload=true"), "{message}");
         let message = Example::new(&["train.recompute=none", "train.offload=false"], 12, 64).refusal();

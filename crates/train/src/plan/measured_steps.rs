@@ -1,5 +1,5 @@
 //! The forecast next to every step of an H100 in `benches/results/`: QLoRA of three models, in bf16 and FP8, uniform and packed rows,
-//! layers saved and recomputed, layer inputs offloaded, weights kept and converted again.
+//! layers saved and recomputed, what they save offloaded, weights kept and converted again.
 //!
 //! Trade-off: the accelerator's row of the table is forecast, not the card's own measured peaks, so cards that differ share one range.
 
@@ -131,6 +131,7 @@ fn every_step_measured_on_an_h100_lies_in_its_range() {
     let files = [
         include_str!("../../../../benches/results/h100-memory-used-again.json"),
         include_str!("../../../../benches/results/h100-kept-weights.json"),
+        include_str!("../../../../benches/results/h100-projections.json"),
         include_str!("../../../../benches/results/h100-full-recompute-and-short-rows.json"),
         include_str!("../../../../benches/results/h100-fp8-fused.json"),
         include_str!("../../../../benches/results/h100-fp8.json"),

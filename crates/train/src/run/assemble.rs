@@ -72,8 +72,9 @@ pub fn trainer<B: Kernels>(
     if plan.offload.value && plan.pack.value {
         // Before weights are read: locking pages takes seconds, which pass while the weights are read. Unpacked micro-batches
         // differ in size, and each size takes its own buffers.
-        let input_bytes = plan.training.tokens() as usize * plan.compute.value.bytes(&[model_config.spec.hidden_size]);
-        B::reserve_offload(device, model_config.spec.layers.len().saturating_sub(1), input_bytes);
+        for [count, width] in plan.training.offloaded_tensors(&model_config.spec) {
+            B::reserve_offload(device, count, plan.training.tokens() as usize * plan.compute.value.bytes(&[width]));
+        }
     }
     let (config, division) = (model_config.clone(), division(plan, &model_config.spec, &ranks));
     let model = match source {

@@ -1,8 +1,8 @@
 //! Copies between tensors and pinned host memory, on side streams, one for each direction, while other work runs.
 //!
 //! Order, for one tensor. Out: the outgoing stream waits for the engine's stream (which wrote the tensor), copies, and records `done`;
-//! the tensor is held until the engine's stream waits for `done`, which is when two younger copies are under way, or when the section
-//! ends. Back: the incoming stream waits for `done` and for the engine's stream (whose earlier work may still read the memory that the
+//! the tensor is held until the engine's stream waits for `done`, which is when two younger copies are under way, or when everything
+//! is settled: between forward and backward, and when the section ends. Back: the incoming stream waits for `done` and for the engine's stream (whose earlier work may still read the memory that the
 //! new tensor got), copies, and records a new `done`; the engine's stream waits for that before the tensor is used. Only then does the
 //! pinned buffer return to the pool, so a later copy out, which waits for the engine's stream, never overtakes the copy back that reads
 //! the buffer. Pinned buffers are kept for the next pass, since allocating them costs more than a step.
@@ -136,7 +136,8 @@ impl HostCopies {
         })
     }
 
-    /// Makes the engine's stream wait for every copy that is under way, so that the end of a section is after them.
+    /// Makes the engine's stream wait for every copy that is under way, and lets go of what they read: at the end of a section, so that it
+    /// is after them.
     pub(super) fn settle(&self, main: &Stream) {
         for (matrix, done) in self.leaving.borrow_mut().drain(..) {
             check("waiting for a copy", main.wait_for(&done));

@@ -69,6 +69,10 @@ impl MemoryOps for Cuda {
         Offloaded::elsewhere(offload::offload(&engine, float(x_nd)))
     }
 
+    fn settle_offloads(device: &Self::Device) {
+        offload::settle(&engine(device));
+    }
+
     fn prefetch(offloaded: &mut Offloaded<Self>, device: &Self::Device) {
         offload::prefetch(&engine(device), offloaded.elsewhere_mut());
     }

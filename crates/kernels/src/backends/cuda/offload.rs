@@ -17,6 +17,11 @@ pub(super) fn offload(engine: &Engine, x: Primitive) -> HostCopy {
     })
 }
 
+/// See [`crate::MemoryOps::settle_offloads`].
+pub(super) fn settle(engine: &Engine) {
+    engine.section(|| engine.copies.settle(engine.stream()));
+}
+
 /// See [`crate::MemoryOps::prefetch`].
 pub(super) fn prefetch(engine: &Engine, copy: Option<&mut HostCopy>) {
     if let Some(copy) = copy {

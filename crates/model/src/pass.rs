@@ -1,0 +1,177 @@
+//! How a training pass goes through the layers: what each saves in the forward, where that waits, and how its backward gets it.
+//!
+//! Under [`Recompute::Projections`] a layer goes back in its two halves, and each is fetched on its own: the input of the MLP comes while the
+//! layer after it goes back, the inputs of the attention half while its MLP does. So the two halves are never computed again at the same time,
+//! and what waits in host memory is on the device for the time of a half.
+//! Trade-off: what is saved follows one policy for all layers.
+
+use burn_tensor::Tensor;
+use firebrick_kernels::memory::prefetch::Store;
+use firebrick_kernels::{AttentionOutput, GradientSink, Keep, Kernels, Offloaded, Recompute, SoftmaxStatistics};
+
+use crate::division::{Blocks, LayerRef};
+use crate::layer::{Attend, Context, Layer, SavedForBackward};
+use crate::linear::AdapterPass;
+
+/// How a training pass goes through the layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PassOptions {
+    /// What the forward pass saves of each layer.
+    pub recompute: Recompute,
+    /// Where [`Recompute::may_offload`]: whether what layers save waits for the backward in host memory, where the backend can copy it there
+    /// and back while other work runs.
+    pub offload: bool,
+    /// Whether LoRA pairs take part. Without them the model is its frozen base: the reference of a preference loss. Modules and rows that train
+    /// whole always do.
+    pub adapters: bool,
+    /// What the masks of dropout follow from: another number in each micro-batch of a run. `None`: nothing is dropped.
+    pub dropout_seed: Option<u64>,
+}
+
+impl PassOptions {
+    pub(crate) fn adapter_pass(self) -> AdapterPass {
+        AdapterPass { are_on: self.adapters, dropout_seed: self.dropout_seed }
+    }
+}
+
+impl Default for PassOptions {
+    fn default() -> Self {
+        Self { recompute: Recompute::Full, offload: false, adapters: true, dropout_seed: None }
+    }
+}
+
+/// What the forward saved of one layer.
+pub(crate) enum SavedLayer<B: Kernels> {
+    /// Its input.
+    Input(Offloaded<B>),
+    /// The inputs of its two halves.
+    Halves { attention: Box<AttentionInputs<B>>, h_nd: Offloaded<B> },
+    /// All that its backward needs, but for what is cheap to compute.
+    Activations(Box<SavedForBackward<B>>),
+}
+
+/// What the attention half is computed again from.
+pub(crate) struct AttentionInputs<B: Kernels> {
+    x_nd: Offloaded<B>,
+    o_nd: Offloaded<B>,
+    /// One value per head and token, which stay on the device.
+    statistics: SoftmaxStatistics<B>,
+}
+
+impl<B: Kernels> AttentionInputs<B> {
+    fn prefetch(&mut self, device: &B::Device) {
+        B::prefetch(&mut self.o_nd, device);
+        B::prefetch(&mut self.x_nd, device);
+    }
+
+    fn restore(self, device: &B::Device) -> (Tensor<B, 2>, AttentionOutput<B>) {
+        let o = B::restore(self.o_nd, device);
+        (B::restore(self.x_nd, device), AttentionOutput { o, statistics: self.statistics })
+    }
+}
+
+fn put_away<B: Kernels>(x_nd: Tensor<B, 2>, offload: bool) -> Offloaded<B> {
+    if offload { B::offload(x_nd) } else { Offloaded::on_device(x_nd) }
+}
+
+/// A layer's output, and what is saved of it. The last layer goes back next, so that what its backward needs first stays on the device.
+pub(crate) fn forward_layer<B: Kernels>(
+    layer: &Layer<B>,
+    x_nd: Tensor<B, 2>,
+    context: &Context<B>,
+    pass: PassOptions,
+    is_last: bool,
+) -> (Tensor<B, 2>, SavedLayer<B>) {
+    let adapters = pass.adapter_pass();
+    let attend = || Attend::Documents(&context.documents);
+    let forward = |x_nd, keep| layer.forward(x_nd, &context.rotary, attend(), keep, adapters);
+    let all = |(y_nd, activations): (_, Option<_>)| {
+        (y_nd, SavedLayer::Activations(activations.expect("a layer saves its activations under this policy")))
+    };
+    match pass.recompute {
+        Recompute::Full => {
+            let (y_nd, _) = forward(x_nd.clone(), Keep::Nothing);
+            (y_nd, SavedLayer::Input(put_away(x_nd, pass.offload && !is_last)))
+        }
+        Recompute::Projections => {
+            let after = layer.forward_attention(x_nd.clone(), &context.rotary, attend(), Keep::Nothing, adapters);
+            let (output, h_nd) = after.into_outputs();
+            let attention = Box::new(AttentionInputs {
+                x_nd: put_away(x_nd, pass.offload),
+                o_nd: put_away(output.o, pass.offload),
+                statistics: output.statistics,
+            });
+            let (y_nd, _) = layer.forward_mlp(h_nd.clone(), Keep::Nothing, adapters);
+            (y_nd, SavedLayer::Halves { attention, h_nd: put_away(h_nd, pass.offload && !is_last) })
+        }
+        Recompute::Selective => all(forward(x_nd, Keep::Inputs)),
+        Recompute::None => all(forward(x_nd, Keep::Everything)),
+    }
+}
+
+/// What a layer's backward starts from. Tensors are on the device, or on their way to it.
+pub(crate) enum Restored<B: Kernels> {
+    Input(Tensor<B, 2>),
+    Halves { attention: Box<AttentionInputs<B>>, h_nd: Tensor<B, 2> },
+    Activations(Box<SavedForBackward<B>>),
+}
+
+/// From the gradient of a layer's output to that of its input.
+pub(crate) fn backward_layer<B: Kernels>(
+    layer: &Layer<B>,
+    saved: Restored<B>,
+    context: &Context<B>,
+    dy_nd: Tensor<B, 2>,
+    adapters: AdapterPass,
+    sink: &mut dyn GradientSink<B>,
+) -> Tensor<B, 2> {
+    let saved = match saved {
+        Restored::Input(x_nd) => layer.recompute(x_nd, context, adapters),
+        Restored::Activations(activations) => activations,
+        Restored::Halves { attention, h_nd } => {
+            let mlp = layer.recompute_mlp(h_nd, adapters);
+            let dh_nd = layer.backward_mlp(mlp, dy_nd, adapters, sink);
+            let (x_nd, output) = attention.restore(&dh_nd.device());
+            let attention = layer.recompute_attention(x_nd, output, context, adapters);
+            return layer.backward_attention(attention, context, dh_nd, adapters, sink);
+        }
+    };
+    layer.backward(*saved, context, dy_nd, adapters, sink)
+}
+
+/// What the backward fetches ahead: the layers, and what the forward saved of them.
+pub(crate) struct BackwardItems<'a, B: Kernels> {
+    pub(crate) blocks: Blocks<'a, B>,
+    pub(crate) saved: Vec<Option<SavedLayer<B>>>,
+}
+
+impl<'a, B: Kernels> Store for BackwardItems<'a, B> {
+    type Item = (LayerRef<'a, B>, Restored<B>);
+
+    fn prefetch(&mut self, index: usize) {
+        self.blocks.prefetch(index);
+        match &mut self.saved[index] {
+            Some(SavedLayer::Input(x_nd) | SavedLayer::Halves { h_nd: x_nd, .. }) => {
+                B::prefetch(x_nd, self.blocks.device);
+            }
+            Some(SavedLayer::Activations(_)) | None => (),
+        }
+    }
+
+    fn take(&mut self, index: usize) -> Self::Item {
+        let device = self.blocks.device;
+        let saved = match self.saved[index].take().expect("what a layer saved is taken once") {
+            SavedLayer::Input(x_nd) => Restored::Input(B::restore(x_nd, device)),
+            SavedLayer::Halves { mut attention, h_nd } => {
+                let h_nd = B::restore(h_nd, device);
+                attention.prefetch(device);
+                Restored::Halves { attention, h_nd }
+            }
+            SavedLayer::Activations(activations) => Restored::Activations(activations),
+        };
+        (self.blocks.take(index), saved)
+    }
+
+    /// A backward gives nothing back.
+    fn put(&mut self, _index: usize, _item: Self::Item) {}
+}
