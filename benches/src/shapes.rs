@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use firebrick_arch::{AttentionSpec, GroupKind, LoraConfig, ModelSpec, ModuleSpec};
+use firebrick_arch::{AttentionSpec, LoraConfig, ModelSpec, ModuleSpec};
 use firebrick_data::Batch;
 use firebrick_kernels::Recompute;
 use serde::Serialize;
@@ -65,7 +65,7 @@ pub struct StepShape {
     pub model: ModelSpec,
     /// The adapter; `None`: every weight trains.
     pub lora: Option<LoraConfig>,
-    /// Whether layers run forward twice.
+    /// What layers save, and so what runs forward twice.
     pub recompute: Recompute,
     /// Rows of logits at a time.
     pub loss_chunk_tokens: usize,
@@ -107,7 +107,8 @@ impl Products {
             for (index, layer) in step.model.layers.iter().enumerate() {
                 for group in step.model.groups(index) {
                     for module in &group.modules {
-                        products.linear(step, group.kind, module, group.in_features, micro_batch.tokens());
+                        let again = step.recompute.repeats(group.kind, &layer.norms.names());
+                        products.linear(step, again, module, group.in_features, micro_batch.tokens());
                     }
                 }
                 for &tokens in &micro_batch.documents {
@@ -120,9 +121,8 @@ impl Products {
     }
 
     /// One linear module: `y = x Wᵀ + (x Aᵀ) Bᵀ` and its backward, over `n` tokens.
-    fn linear(&mut self, step: &StepShape, kind: GroupKind, module: &ModuleSpec, i: usize, n: usize) {
-        // A recomputed layer stops before its down projection.
-        let forwards = if kind == GroupKind::Down { 1 } else { step.forwards() };
+    fn linear(&mut self, step: &StepShape, again: bool, module: &ModuleSpec, i: usize, n: usize) {
+        let forwards = 1 + usize::from(again);
         let o = module.out_features();
         self.add(Part::Projections, Gemm::new(n, o, i), forwards);
         self.add(Part::Projections, Gemm::new(n, i, o), 1);
@@ -144,7 +144,8 @@ impl Products {
 
     /// One document of `t` tokens in one layer. Query heads of a group are stacked, so key/value heads are the batch.
     fn attention(&mut self, step: &StepShape, attention: &AttentionSpec, t: usize) {
-        let (batch, k, forwards) = (attention.kv_heads, attention.head_dim, step.forwards());
+        let (batch, k) = (attention.kv_heads, attention.head_dim);
+        let forwards = 1 + usize::from(step.recompute == Recompute::Full);
         for start in (0..t).step_by(QUERY_BLOCK) {
             let end = t.min(start + QUERY_BLOCK);
             let first_key = attention.window.map_or(0, |window| (start + 1).saturating_sub(window));
@@ -190,13 +191,6 @@ impl Products {
     /// Operations of all parts.
     pub fn flops(&self) -> f64 {
         Part::ALL.into_iter().map(|part| self.flops_of(part)).sum()
-    }
-}
-
-impl StepShape {
-    /// How often a layer runs forward.
-    fn forwards(&self) -> usize {
-        if self.recompute == Recompute::Full { 2 } else { 1 }
     }
 }
 
@@ -261,7 +255,7 @@ mod tests {
         let adapters = [None, Some(lora(16, TargetModules::AllLinear)), Some(lora(8, some))];
         for model in [quickstart(), llama_3_2_1b(), mistral_7b(), qwen3_8b()] {
             for lora in &adapters {
-                for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
+                for recompute in [Recompute::None, Recompute::Selective, Recompute::Projections, Recompute::Full] {
                     let step = step(model.clone(), lora.clone(), recompute);
                     let products = Products::of_step(&step, &[equal_documents(), equal_documents()]);
                     let expected = step_work(&model, &training(&step), 2, DOCUMENT as f64);

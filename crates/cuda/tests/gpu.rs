@@ -102,8 +102,8 @@ fn copies_through_pinned_memory_keep_every_byte() {
     // The driver's memory, pages that one thread writes, and pages that several do.
     for count in [COUNT, 1_500_001, 9_000_001] {
         let values: Vec<f32> = (0..count).map(|value| value as f32).collect();
-        let fresh = PinnedBuffer::new(&gpu.context, count).expect("pinned memory");
-        assert!(fresh.iter().all(|byte| *byte == 0) && fresh.len() == count);
+        let fresh = PinnedBuffer::new(&gpu.context, 4 * count).expect("pinned memory");
+        assert!(fresh.iter().all(|byte| *byte == 0) && fresh.len() == 4 * count);
         let first = gpu.upload(&values);
         assert_eq!(gpu.download(&first), values);
         let second = gpu.upload(&vec![0.0; count]);

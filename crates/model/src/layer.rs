@@ -1,10 +1,9 @@
 //! One transformer layer: forward, what it saves, and backward, side by side in the same order.
 //!
-//! A layer has two halves, attention and the MLP, which can be computed again and go back one at a time.
-//! Five calls forward, five back: the qkv group, attention, the output projection, the gate and up group, the down projection; or a mixture of experts
-//! (`experts.rs`) in place of the last two. Norms
-//! and activations are prologues of the GEMM that reads them; rotation, norms of outputs and residual sums are epilogues. Training, recomputation and
-//! the cached forward of generation are one function, which differs in how it attends.
+//! A layer has two halves, attention and the MLP, which can be computed again and go back one at a time. Five calls forward, five back: the
+//! qkv group, attention, the output projection, the gate and up group, the down projection; or a mixture of experts (`experts.rs`) in
+//! place of the last two. Norms and activations are prologues of the GEMM that reads them; rotation, norms of outputs and residual sums
+//! are epilogues. Training, recomputation and the cached forward of generation are one function, which differs in how it attends.
 //! Inside a section only operations of `Kernels` touch the device. Tensor suffixes as in `firebrick_kernels::linear`.
 //! Trade-off: the order of the five calls is fixed; layers that differ in it need a function of their own.
 

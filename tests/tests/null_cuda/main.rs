@@ -30,7 +30,7 @@ const LONGEST: Duration = Duration::from_secs(180);
 const LIBRARIES: [&str; 6] =
     ["libcuda.so.1", "libcuda.so", "libcublasLt.so.13", "libcudnn.so.9", "libnvrtc.so.13", "libnvrtc.so"];
 
-/// What layers save, whether their inputs wait on the host, and what is computed in.
+/// What layers save, whether it waits on the host, and what is computed in.
 const PASSES: [(Recompute, bool, DType); 7] = [
     (Recompute::Full, false, DType::BF16),
     (Recompute::Full, true, DType::BF16),

@@ -7,7 +7,7 @@
 use std::ffi::c_void;
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
-use std::{slice, thread};
+use std::{mem, slice, thread};
 
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTREGISTER_PORTABLE};
@@ -45,10 +45,11 @@ impl PinnedBuffer {
     /// Allocates `bytes` bytes and sets them to zero.
     ///
     /// # Errors
-    /// Errors of the driver; [`CudaError::is_out_of_memory`] tells whether the host has too few pages to pin.
+    /// Errors of the driver; [`CudaError::is_out_of_memory`] tells whether the host has too few pages to pin. On Linux a host that promised
+    /// more pages than it has may end the process while a large buffer is written.
     pub fn new(context: &Context, bytes: usize) -> Result<Self, CudaError> {
-        // Where the system has no pages or the driver does not lock those that are there (not every platform can), it is the driver that allocates, or
-        // says what is missing.
+        // Where the system refuses or the driver does not lock pages that are there (not every platform can), it is the driver that
+        // allocates, or says what is missing.
         if bytes >= LARGE
             && let Some(buffer) = Self::of_pages(context, bytes)
         {
@@ -131,17 +132,21 @@ impl DerefMut for PinnedBuffer {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        let _ = self.context.with_current(|| {
+        let is_freed = self.context.with_current(|| {
             let address = self.address.as_ptr().cast::<c_void>();
             // SAFETY: allocated by cuMemHostAlloc, or registered; undone once, and before the pages go. The caller of a copy promised that
-            // none is in progress. The status is ignored: it is an error only if the driver is already shutting down with the process.
-            let _ = unsafe {
+            // none is in progress.
+            let freed = unsafe {
                 match self.pages {
                     Some(_) => sys::cuMemHostUnregister(address).result(),
                     None => result::free_host(address),
                 }
             };
-            Ok(())
+            self.context.driver().checked("freeing pinned memory", freed)
         });
+        // An error only if the driver is already shutting down with the process. Pages that it still has as pinned stay.
+        if is_freed.is_err() {
+            mem::forget(self.pages.take());
+        }
     }
 }

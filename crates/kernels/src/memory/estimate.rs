@@ -7,7 +7,9 @@
 
 use std::collections::BTreeMap;
 
-use firebrick_arch::{EMBEDDING, GroupSpec, HEAD, LoraConfig, MlpSpec, ModelSpec, QkNorm, Role, TensorSpec};
+use firebrick_arch::{
+    EMBEDDING, GroupKind, GroupSpec, HEAD, LoraConfig, MlpSpec, ModelSpec, NormNames, QkNorm, Role, TensorSpec,
+};
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 use serde::{Deserialize, Serialize};
@@ -22,10 +24,10 @@ pub use firebrick_hwprofile::memory::MemoryEstimate;
 #[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
-    /// Only the layer's input; the layer runs forward a second time, its last GEMM left out.
+    /// Only the layer's input; the layer runs forward a second time, its last GEMM left out unless a norm follows it.
     Full,
     /// The layer's input, attention's output, and the sum after attention; the projections before attention and the MLP's first ones are
-    /// computed again, attention and its output projection are not.
+    /// computed again, attention and its output projection are not (unless a norm follows that).
     Projections,
     /// Outputs of GEMMs and of attention; norms and activation functions are computed again.
     Selective,
@@ -40,7 +42,19 @@ impl Recompute {
         matches!(self, Self::Full | Self::Projections)
     }
 
-    /// Whether what a layer saves may wait in host memory: only rows as wide as the residual stream are few enough.
+    /// Whether a group of a layer with these norms runs forward a second time: what only the next half of the layer reads does not, unless
+    /// a norm follows it.
+    #[must_use]
+    pub fn repeats(self, kind: GroupKind, norms: &NormNames) -> bool {
+        match (self, kind) {
+            (Self::Full | Self::Projections, GroupKind::Down) => norms.after_mlp.is_some(),
+            (Self::Projections, GroupKind::AttentionOutput) => norms.after_attention.is_some(),
+            (Self::Full | Self::Projections, _) => true,
+            (Self::Selective | Self::None, _) => false,
+        }
+    }
+
+    /// Whether what a layer saves may wait in host memory: the inputs of its halves and attention's output are few enough bytes.
     #[must_use]
     pub fn may_offload(self) -> bool {
         self.repeats_gemms()
@@ -409,16 +423,20 @@ pub(crate) fn adapter_starts(model: &ModelSpec, training: &TrainingShape) -> Mem
 fn saved_activations(model: &ModelSpec, training: &TrainingShape) -> MemoryLine {
     let (tokens, value) = (training.tokens(), training.activation_bytes());
     let values = || (0..model.layers.len()).map(|layer| layer_values(model, layer));
+    let of_layers = |count| values().take(count).map(|layer| layer.saved(training.recompute, value)).sum::<u64>();
     let all = model.layers.len();
-    let (layers, log_sums) = match (training.is_offloaded(), training.recompute) {
-        (false, _) => (all, 0),
-        (true, Recompute::Projections) => (1, 4 * values().skip(1).map(|layer| layer.log_sums).sum::<u64>()),
-        (true, _) => (all.min(INPUTS_ON_DEVICE), 0),
+    let is_offloaded = training.is_offloaded();
+    let (layers, per_token) = match training.recompute {
+        Recompute::Projections if is_offloaded => {
+            let widest = values().map(|layer| layer.half_inputs()).max().unwrap_or(0);
+            (1, widest * value + 4 * values().map(|layer| layer.log_sums).sum::<u64>())
+        }
+        _ if is_offloaded => (all.min(INPUTS_ON_DEVICE), of_layers(INPUTS_ON_DEVICE)),
+        _ => (all, of_layers(all)),
     };
-    let per_token = values().take(layers).map(|layer| layer.saved(training.recompute, value)).sum::<u64>() + log_sums;
     let what_is_saved = match training.recompute {
         Recompute::Full => "the input",
-        Recompute::Projections if log_sums > 0 => {
+        Recompute::Projections if is_offloaded => {
             "sums of the softmax of all layers, attention's output and the inputs of both halves"
         }
         Recompute::Projections => "attention's output and the inputs of both halves",

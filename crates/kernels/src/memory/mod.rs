@@ -103,7 +103,7 @@ pub trait MemoryOps: Backend {
         Offloaded::on_device(x_nd)
     }
 
-    /// Frees what offloaded tensors still take on the device: later work waits for their copies. Before work that needs the memory.
+    /// Lets go of what offloaded tensors still take on the device, so that later work, which waits for their copies, can have the memory.
     fn settle_offloads(device: &Self::Device) {
         let _ = device;
     }

@@ -1,8 +1,7 @@
 //! The work that one optimizer step does, for the roofline: operations of GEMMs and of attention, and bytes moved.
 //!
 //! Arithmetic: a GEMM over `N` parameters takes `2 N` operations per token in each of forward, recomputed forward, gradient of the
-//! input, and (where the weight trains) gradient of the weight. The head and a layer's down projection are never recomputed, and attention's
-//! output projection only with attention. The
+//! input, and (where the weight trains) gradient of the weight. [`Recompute::repeats`] says what is recomputed; the head never is. The
 //! backward of attention has five GEMMs to the forward's two, since it recomputes the scores.
 //! Trade-off: traffic is what cannot be avoided when each operation reads its inputs and writes its results once.
 
@@ -47,15 +46,16 @@ pub fn step_work(model: &ModelSpec, training: &TrainingShape, micro_batches: usi
     }
 }
 
-/// The part of tokens that a linear module reads, the module, the width of its input, and the kind of its group.
-fn modules(model: &ModelSpec) -> impl Iterator<Item = (f64, ModuleSpec, usize, GroupKind)> + '_ {
-    let groups = (0..model.layers.len()).flat_map(|layer| {
-        let mlp = &model.layers[layer].mlp;
-        model.groups(layer).into_iter().map(move |group| (share(mlp, group.kind), group))
+/// The part of tokens that a linear module reads, the module, the width of its input, and whether it runs forward a second time.
+fn modules(model: &ModelSpec, recompute: Recompute) -> impl Iterator<Item = (f64, ModuleSpec, usize, bool)> + '_ {
+    let groups = (0..model.layers.len()).flat_map(move |layer| {
+        let (mlp, norms) = (&model.layers[layer].mlp, model.layers[layer].norms.names());
+        let of_group = move |group: GroupSpec| (share(mlp, group.kind), recompute.repeats(group.kind, &norms), group);
+        model.groups(layer).into_iter().map(of_group)
     });
-    groups.flat_map(|(share, group)| {
-        let (in_features, kind) = (group.in_features, group.kind);
-        group.modules.into_iter().map(move |module| (share, module, in_features, kind))
+    groups.flat_map(|(share, again, group)| {
+        let in_features = group.in_features;
+        group.modules.into_iter().map(move |module| (share, module, in_features, again))
     })
 }
 
@@ -71,21 +71,13 @@ fn share(mlp: &MlpSpec, kind: GroupKind) -> f64 {
 
 /// Parameters of the linear modules of all layers that a token is multiplied with.
 fn all_projections(model: &ModelSpec) -> f64 {
-    modules(model).map(|(share, module, inputs, _)| share * (module.out_features() * inputs) as f64).sum()
-}
-
-/// Whether a group runs forward a second time: what only the next half of the layer reads does not.
-fn runs_again(recompute: Recompute, kind: GroupKind) -> bool {
-    match recompute {
-        Recompute::Full => kind != GroupKind::Down,
-        Recompute::Projections => !matches!(kind, GroupKind::Down | GroupKind::AttentionOutput),
-        Recompute::Selective | Recompute::None => false,
-    }
+    let all = modules(model, Recompute::None);
+    all.map(|(share, module, inputs, _)| share * (module.out_features() * inputs) as f64).sum()
 }
 
 /// Parameters of the linear modules that run forward a second time.
 fn recomputed(model: &ModelSpec, training: &TrainingShape) -> f64 {
-    let again = modules(model).filter(|&(.., kind)| runs_again(training.recompute, kind));
+    let again = modules(model, training.recompute).filter(|&(.., again)| again);
     again.map(|(share, module, inputs, _)| share * (module.out_features() * inputs) as f64).sum()
 }
 
@@ -93,14 +85,15 @@ fn recomputed(model: &ModelSpec, training: &TrainingShape) -> f64 {
 /// The zeros of appended ranks are not counted.
 fn adapter(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let Some(lora) = &training.lora else { return 0.0 };
-    let parameters = |runs: &dyn Fn(GroupKind) -> bool| -> f64 {
-        let targets = modules(model).filter(|(_, module, _, kind)| runs(*kind) && lora.adapts(&module.path));
+    let parameters = |all: bool| -> f64 {
+        let targets = modules(model, training.recompute)
+            .filter(|(_, module, _, again)| (all || *again) && lora.adapts(&module.path));
         let rank = |module: &ModuleSpec| lora.rank_of(&module.path);
         targets
             .map(|(share, module, inputs, _)| share * (rank(&module) * (module.out_features() + inputs)) as f64)
             .sum()
     };
-    3.0 * parameters(&|_| true) + parameters(&|kind| runs_again(training.recompute, kind))
+    3.0 * parameters(true) + parameters(false)
 }
 
 /// DoRA's own GEMMs, in passes over parameters: per token, and once per step for the norms. Per token there are the outputs of
@@ -110,11 +103,12 @@ fn dora(model: &ModelSpec, training: &TrainingShape) -> [f64; 2] {
     let Some(lora) = training.lora.as_ref().filter(|lora| lora.use_dora) else { return [0.0; 2] };
     let (mut of_tokens, mut of_steps) = (0.0, 0.0);
     let repeats = training.recompute.repeats_gemms();
-    for (share, module, inputs, kind) in modules(model).filter(|(_, module, ..)| lora.adapts(&module.path)) {
+    let all = modules(model, training.recompute);
+    for (share, module, inputs, again) in all.filter(|(_, module, ..)| lora.adapts(&module.path)) {
         let all = (module.out_features() * inputs) as f64;
         let parameters = share * all;
         let forwards = if repeats { 2.0 } else { 1.0 };
-        let missing = if repeats && !runs_again(training.recompute, kind) { 1.0 } else { 0.0 };
+        let missing = if repeats && !again { 1.0 } else { 0.0 };
         let dropped = if lora.lora_dropout > 0.0 { forwards - missing + 1.0 } else { 0.0 };
         of_tokens += parameters * (missing + dropped);
         of_steps += all * lora.rank_of(&module.path) as f64;
@@ -149,7 +143,7 @@ fn weight_bytes(model: &ModelSpec, training: &TrainingShape) -> f64 {
 }
 
 /// Kernels that a step launches on CUDA, about: a trace of 16 layers counted 958, and 805 where no weight was converted. A layer that is
-/// recomputed launches its forward twice, which is a third of them.
+/// recomputed launches its forward twice, which is a third of them; under [`Recompute::Projections`] a little less.
 pub fn cuda_launches(model: &ModelSpec, training: &TrainingShape, micro_batches: usize) -> f64 {
     let [forward, backward] = kept_shares(model, training);
     let per_layer = 50.0 + 10.0 * (1.0 - 0.5 * (forward + backward));
@@ -212,13 +206,13 @@ fn reference_passes(training: &TrainingShape) -> f64 {
 fn dropout_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let Some(lora) = training.lora.as_ref().filter(|lora| lora.lora_dropout > 0.0) else { return 0.0 };
     let groups = (0..model.layers.len()).flat_map(|layer| {
-        let mlp = &model.layers[layer].mlp;
-        model.groups(layer).into_iter().map(move |group| (share(mlp, group.kind), group))
+        let (mlp, norms) = (&model.layers[layer].mlp, model.layers[layer].norms.names());
+        let again = move |kind| training.recompute.repeats(kind, &norms);
+        model.groups(layer).into_iter().map(move |group| (share(mlp, group.kind), again(group.kind), group))
     });
-    let adapted = groups.filter(|(_, group)| group.modules.iter().any(|module| lora.adapts(&module.path)));
-    let again = |group: &GroupSpec| training.recompute == Recompute::Full && group.kind != GroupKind::Down;
-    let passes = |group: &GroupSpec| if again(group) { 10.0 } else { 8.0 };
-    let values: f64 = adapted.map(|(share, group)| share * passes(&group) * group.in_features as f64).sum();
+    let adapted = groups.filter(|(.., group)| group.modules.iter().any(|module| lora.adapts(&module.path)));
+    let passes = |again| if again { 10.0 } else { 8.0 };
+    let values: f64 = adapted.map(|(share, again, group)| share * passes(again) * group.in_features as f64).sum();
     values * (training.tokens() * training.activation_bytes()) as f64
 }
 
@@ -229,6 +223,7 @@ fn optimizer_bytes(model: &ModelSpec, training: &TrainingShape) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use firebrick_arch::LayerNorms;
     use firebrick_arch::shapes::llama_3_1_8b;
     use firebrick_hwprofile::roofline::{Bound, RateSource, Rates, RooflineTime};
 
@@ -270,6 +265,30 @@ mod tests {
         let output_once_more = 4096.0 * 4096.0 * 32.0 + 2.0 * 4096.0 * 16.0 * 32.0;
         assert_eq!(flops(Recompute::Full) - flops(Recompute::Projections), output_once_more);
         assert_eq!(flops(Recompute::Selective), flops(Recompute::None));
+    }
+
+    #[test]
+    fn a_projection_that_a_norm_follows_runs_again_where_its_half_does() {
+        let mut model = llama_3_1_8b();
+        model.layers.iter_mut().for_each(|layer| layer.norms = LayerNorms::PreAndPost);
+        let flops = |recompute| step_work(&model, &qlora(1, recompute), 1, 4096.0).matmul_flops;
+        assert_eq!(flops(Recompute::Full), flops(Recompute::Projections));
+        let once_more = (218_103_808.0 + 41_943_040.0 / 32.0) * 32.0 * 2.0 * 4096.0;
+        assert_eq!(flops(Recompute::Full) - flops(Recompute::None), once_more);
+    }
+
+    #[test]
+    fn dropout_moves_the_inputs_of_what_runs_again_once_more() {
+        let bytes = |recompute, dropout| {
+            let mut training = qlora(1, recompute);
+            training.lora.as_mut().unwrap().lora_dropout = dropout;
+            work(&training, 1).bytes
+        };
+        let dropped = |recompute| bytes(recompute, 0.1) - bytes(recompute, 0.0);
+        let values = |widths: f64| 2.0 * widths * 32.0 * 4096.0 * 2.0;
+        let none = dropped(Recompute::None);
+        assert_eq!(dropped(Recompute::Full) - none, values(3.0 * 4096.0), "qkv, attention's output, gate and up");
+        assert_eq!(dropped(Recompute::Projections) - none, values(2.0 * 4096.0), "without attention's output");
     }
 
     #[test]

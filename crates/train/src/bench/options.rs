@@ -41,7 +41,7 @@ pub struct BenchOptions {
     /// Rows per step.
     #[arg(long, default_value = "8", value_parser = count)]
     pub micro_batch: usize,
-    /// What layers compute again in their backward: full, selective or none.
+    /// What layers compute again in their backward: full, projections, selective or none.
     #[arg(long, default_value = "full", value_parser = from_name::<Recompute>)]
     pub recompute: Recompute,
     /// What to compute in, if the backend has it: bf16, fp16, fp32, or fp8 for the matrix multiplications of the layers.
@@ -56,7 +56,7 @@ pub struct BenchOptions {
     /// Steps before them: pools fill, kernels compile, clocks go up.
     #[arg(long, default_value_t = 3)]
     pub warmup: usize,
-    /// Whether layer inputs wait in host memory; without it, the plan decides.
+    /// Whether what layers save waits in host memory; without it, the plan decides.
     #[arg(long)]
     pub offload: Option<bool>,
     /// GiB of weights that stay on the device as GEMMs read them; without it, the plan decides.
@@ -184,10 +184,15 @@ mod tests {
     }
 
     #[test]
-    fn documents_need_two_tokens_and_offloading_full_recomputation() {
+    fn documents_need_two_tokens_and_offloading_gemms_that_run_again() {
         let refusal = |words| parse(words).unwrap().recipe().unwrap_err().to_string();
         assert!(refusal("--seq 8 --documents 5").contains("at least two tokens"));
-        assert!(refusal("--recompute none --offload true").contains("train.offload"));
+        for words in ["--recompute none --offload true", "--recompute selective --offload true"] {
+            assert!(refusal(words).contains("train.offload"));
+        }
+        for words in ["--recompute projections --offload true", "--recompute full --offload true"] {
+            assert!(parse(words).unwrap().recipe().is_ok());
+        }
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub struct BenchReport {
     pub base: QuantFormat,
     /// What layers computed again.
     pub recompute: Recompute,
-    /// Whether layer inputs waited in host memory.
+    /// Whether what layers save waited in host memory.
     pub offload: bool,
     /// The optimizer.
     pub optimizer: OptimizerKind,

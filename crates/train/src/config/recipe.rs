@@ -161,8 +161,9 @@ pub struct TrainConfig {
     /// Default: what `grad_checkpointing` says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Recompute>,
-    /// With `recompute = "full"` or `"projections"`: keep what layers save in pinned host memory (tokens x hidden size x 2 bytes for each
-    /// layer, three times that for "projections"), copied there and back while other work runs. Default true on CUDA; the other backends leave it where it is.
+    /// With `recompute = "full"` or `"projections"`: keep what layers save in pinned host memory, copied there and back while other work
+    /// runs: tokens x hidden size x 2 bytes for each layer, and under "projections" as much for the sum after attention, and tokens x
+    /// width of the queries x 2 bytes for attention's output. Default true on CUDA; the other backends leave it where it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offload: Option<bool>,
     /// "adamw" (32-bit state), "adamw_8bit" (block-wise 8-bit state) or "paged_adamw_8bit" (the same, but on CUDA state beyond

@@ -1,5 +1,5 @@
 //! Which backend a run uses, the one that the recipe names or the fastest that works here, and what the backend decides: the format
-//! it computes in and whether layer inputs are offloaded.
+//! it computes in and whether what layers save is offloaded.
 //!
 //! Trade-off: a backend is probed by opening its device, which takes some milliseconds.
 

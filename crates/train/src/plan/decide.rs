@@ -243,7 +243,9 @@ fn adapter_gemms(backend: BackendKind, spec: &ModelSpec, training: &TrainingShap
 
 fn recompute(recompute: Recompute) -> Chosen<Recompute> {
     let why = match recompute {
-        Recompute::Full => "layers save their input and run forward twice, except for their last GEMM: minimum memory",
+        Recompute::Full => {
+            "layers save their input and run forward twice, except for their last GEMM: the least is saved"
+        }
         Recompute::Projections => {
             "layers save the inputs of attention and of the MLP, and attention's output; attention does not run twice"
         }

@@ -1,6 +1,6 @@
 //! Whether a run fits into memory, and the nearest change that does if it does not.
 //!
-//! Two memories count: the one where the tensors live, and the host's, in which layer inputs and optimizer state may wait.
+//! Two memories count: the one where the tensors live, and the host's, in which what layers save and optimizer state may wait.
 //! Trade-off: a tenth of the free memory is left unplanned for what the estimate cannot see, so a run that would just fit is
 //! refused.
 
@@ -17,13 +17,16 @@ use crate::plan::chosen::Chosen;
 /// The fraction of the free memory that a plan may use: the estimate leaves out rounding and what a backend reserves for itself.
 const USABLE: f64 = 0.9;
 
+/// The part of a failed run's memory that a smaller one may need at most: the plan itself is not exact to more.
+const NOTABLY_LESS: f64 = 0.95;
+
 /// Where a model is trained.
 #[derive(Clone, Copy)]
 pub(super) struct Case<'a> {
     pub(super) profile: &'a HardwareProfile,
     pub(super) backend: BackendKind,
     pub(super) spec: &'a ModelSpec,
-    /// Whether the recipe lets layer inputs wait in host memory where the backend can do it.
+    /// Whether the recipe lets what layers save wait in host memory where the backend can do it.
     pub(super) may_offload: bool,
     /// Processes that train together.
     pub(super) ranks: usize,
@@ -151,7 +154,7 @@ pub(super) fn next_smaller(case: &Case<'_>, training: &TrainingShape, accumulati
     let planned = case.estimate(training);
     let next = smaller(case, training, accumulation).into_iter().find_map(|(settings, training)| {
         let needed = case.estimate(&training).total_bytes();
-        (needed < planned.total_bytes()).then_some((settings, needed))
+        (needed as f64 <= NOTABLY_LESS * planned.total_bytes() as f64).then_some((settings, needed))
     });
     SmallerRun {
         table: table(&planned.lines),
@@ -180,10 +183,19 @@ fn smaller(case: &Case<'_>, training: &TrainingShape, accumulation: usize) -> Ve
     let evaluation = settings.clone();
     let ladder = [Recompute::None, Recompute::Selective, Recompute::Projections, Recompute::Full];
     for recompute in ladder.into_iter().skip_while(|&step| step != training.recompute).skip(1) {
-        next.recompute = recompute;
-        next.offload = is_cuda && case.may_offload && recompute.may_offload();
-        settings = format!("{evaluation} --set train.recompute={}", to_name(&recompute)).trim_start().to_owned();
-        runs.push((settings.clone(), next.clone()));
+        let offload = is_cuda && case.may_offload && recompute.may_offload();
+        let less = TrainingShape { recompute, offload, ..next.clone() };
+        let words = format!("{evaluation} --set train.recompute={}", to_name(&recompute)).trim_start().to_owned();
+        runs.push((words.clone(), less.clone()));
+        // What saves less may take more of the card, where it is offloaded: then it only helps a host that is short of memory.
+        if case.bytes(&less) < case.bytes(&next) {
+            (next, settings) = (less, words);
+        }
+    }
+    if training.recompute == Recompute::Full && training.offload {
+        let halves = TrainingShape { recompute: Recompute::Projections, ..next.clone() };
+        let words = format!("{evaluation} --set train.recompute={}", to_name(&halves.recompute));
+        runs.push((words.trim_start().to_owned(), halves));
     }
     if is_cuda {
         // To the host if the device is short of memory, and back if the host is.
@@ -321,6 +333,11 @@ pub(super) mod tests {
         let message = Example::new(&["train.recompute=none"], 40, 64).refusal();
         assert!(message.contains("on the card") && message.contains("saved activations"), "{message}");
         assert!(message.ends_with("--set train.recompute=projections"), "{message}");
+        // Without room for three times a layer's input on the host it helps nothing to be nearer; on the card "full" takes more than it.
+        let message = Example::new(&["train.recompute=projections"], 13, 64).refusal();
+        assert!(message.contains(": --set train.micro_batch_size=4 "), "{message}");
+        let message = Example::new(&["train.recompute=projections"], 20, 24).refusal();
+        assert!(message.ends_with("--set train.recompute=full"), "{message}");
         let message = Example::new(&["train.recompute=none"], 40, 24).refusal();
         assert!(
             message.ends_with("--set train.recompute=full"),

@@ -78,7 +78,7 @@ pub struct Plan {
     pub reference: Option<Chosen<PlannedReference>>,
     /// What layers save for their backward.
     pub recompute: Chosen<Recompute>,
-    /// Whether saved layer inputs wait in host memory.
+    /// Whether what layers save waits in host memory.
     pub offload: Chosen<bool>,
     /// Rule and state format of the optimizer.
     pub optimizer: Chosen<OptimizerKind>,

@@ -70,7 +70,7 @@ pub fn trainer<B: Kernels>(
     let pass_bytes = plan.backend.value.pass_bytes(&model_config.spec, &plan.training);
     B::expect_passes(device, pass_bytes, plan.training.tokens() as usize);
     if plan.offload.value && plan.pack.value {
-        // Before weights are read: locking pages takes seconds, which pass while the weights are read. Unpacked micro-batches
+        // Before weights are read: locking pages takes a second or two, which pass while the weights are read. Unpacked micro-batches
         // differ in size, and each size takes its own buffers.
         for [count, width] in plan.training.offloaded_tensors(&model_config.spec) {
             B::reserve_offload(device, count, plan.training.tokens() as usize * plan.compute.value.bytes(&[width]));

@@ -2,10 +2,11 @@
 //!
 //! Order, for one tensor. Out: the outgoing stream waits for the engine's stream (which wrote the tensor), copies, and records `done`;
 //! the tensor is held until the engine's stream waits for `done`, which is when two younger copies are under way, or when everything
-//! is settled: between forward and backward, and when the section ends. Back: the incoming stream waits for `done` and for the engine's stream (whose earlier work may still read the memory that the
-//! new tensor got), copies, and records a new `done`; the engine's stream waits for that before the tensor is used. Only then does the
-//! pinned buffer return to the pool, so a later copy out, which waits for the engine's stream, never overtakes the copy back that reads
-//! the buffer. Pinned buffers are kept for the next pass, since allocating them costs more than a step.
+//! is settled: between forward and backward, and when the section ends. Back: the incoming stream waits for `done` and for the engine's
+//! stream (whose earlier work may still read the memory that the new tensor got), copies, and records a new `done`; the engine's stream
+//! waits for that before the tensor is used. Only then does the pinned buffer return to the pool, so a later copy out, which waits for
+//! the engine's stream, never overtakes the copy back that reads the buffer. Pinned buffers are kept for the next pass, since allocating
+//! them costs time.
 //! Trade-off: up to two tensors more on the device than are in use.
 
 use std::any::Any;
@@ -208,8 +209,8 @@ impl HostCopies {
         shared(&CudaDevice { index: self.context.ordinal() }).1.clear();
     }
 
-    /// Allocates the buffers before the first pass, on a separate thread: pinning 8 GiB of host memory takes about a second. A
-    /// failure shows when the first pass asks for what is missing.
+    /// Allocates the buffers before the first pass, on a separate thread: pinning 8 GiB of host memory takes about half a second. A
+    /// refusal shows when the first pass asks for what is missing.
     pub(super) fn reserve(&self, count: usize, bytes: usize) {
         let (context, free) = (self.context.clone(), self.free.clone());
         std::thread::spawn(move || {

@@ -2,7 +2,7 @@
 //!
 //! CubeCL's pools keep a buffer for every exact size, so rows of many lengths (`pack = false`) would leave a set of buffers for each length.
 //! A pass over another number of tokens than the one before therefore asks the driver what is left; where that is less than the pass may
-//! take, everything that is kept for reuse is returned first. So are pinned buffers of layer inputs once those that wait for reuse are more
+//! take, everything that is kept for reuse is returned first. So are pinned buffers of what layers save once those that wait for reuse are more
 //! than the largest pass needs.
 //! Trade-off: returning it waits for the device and allocates again, so a card that is nearly full is slower with rows of many lengths
 //! than with packed rows.

@@ -204,7 +204,9 @@ pub(super) fn roofline_file(results: &MatrixResults, backend: &BackendResults) -
     for (color, name) in legend(&results.rows) {
         add(&mut out, format_args!("<circle cx=\"{}\" cy=\"38\" r=\"5\" fill=\"var(--c{color})\"/>", x + 5.0));
         add(&mut out, format_args!("<text x=\"{}\" y=\"42\">{name}</text>\n", x + 14.0));
-        x += 26.0 + 6.4 * name.len() as f64;
+        // Capitals are wider.
+        let capitals = name.chars().filter(char::is_ascii_uppercase).count();
+        x += 28.0 + 6.4 * name.len() as f64 + 4.0 * capitals as f64;
     }
     out + &inner + "</svg>\n"
 }

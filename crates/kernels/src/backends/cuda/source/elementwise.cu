@@ -2,9 +2,9 @@
 //
 // Flat kernels walk the array in pieces that lie together, one per block and step, sixteen elements per thread, in
 // vectors of 16 bytes where all arrays are f32 and of eight elements otherwise; any grid is right, and ceil(n / 4096)
-// blocks of 256 threads is fast. An element whose index is beyond the last whole vector, and every element where a pointer is off the 16-byte
-// grid, goes one at a time. Outputs may be inputs unless stated otherwise. Trade-off: none of them is fused with its
-// neighbors.
+// blocks of 256 threads is fast. An element whose index is beyond the last whole vector, and every element where a
+// pointer is off the 16-byte grid, goes one at a time. Outputs may be inputs unless stated otherwise. Trade-off: none
+// of them is fused with its neighbors.
 
 DEVICE long long flat_thread() { return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; }
 DEVICE long long flat_threads() { return static_cast<long long>(gridDim.x) * blockDim.x; }
