@@ -7,6 +7,7 @@
 use std::ffi::c_void;
 use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
+use std::sync::Once;
 use std::{mem, slice, thread};
 
 use cudarc::driver::result;
@@ -23,6 +24,9 @@ const HUGE_PAGE: usize = 2 << 20;
 const BYTES_PER_THREAD: usize = 8 * HUGE_PAGE;
 const SMALLEST_PAGE: usize = 4096;
 const MAX_THREADS: usize = 8;
+
+/// Large buffers could not be pages of the system, which is said once.
+static REFUSED: Once = Once::new();
 
 /// Page-locked bytes on the host, usable for copies with every device of this process, and initially zero.
 ///
@@ -50,10 +54,15 @@ impl PinnedBuffer {
     pub fn new(context: &Context, bytes: usize) -> Result<Self, CudaError> {
         // Where the system refuses or the driver does not lock pages that are there (not every platform can), it is the driver that
         // allocates, or says what is missing.
-        if bytes >= LARGE
-            && let Some(buffer) = Self::of_pages(context, bytes)
-        {
-            return Ok(buffer);
+        if bytes >= LARGE {
+            match Self::of_pages(context, bytes) {
+                Ok(buffer) => return Ok(buffer),
+                Err(why) => REFUSED.call_once(|| {
+                    tracing::warn!(
+                        "large pinned buffers come from the driver, which takes several times as long: {why}"
+                    );
+                }),
+            }
         }
         // cuMemHostAlloc refuses 0 bytes.
         let allocate = || {
@@ -68,13 +77,15 @@ impl PinnedBuffer {
         Ok(Self { context: context.clone(), address, bytes, pages: None })
     }
 
-    fn of_pages(context: &Context, bytes: usize) -> Option<Self> {
-        let mut pages = MmapMut::map_anon(bytes).ok()?;
+    /// # Errors
+    /// What the system or the driver said.
+    fn of_pages(context: &Context, bytes: usize) -> Result<Self, String> {
+        let mut pages = MmapMut::map_anon(bytes).map_err(|error| error.to_string())?;
         #[cfg(target_os = "linux")]
         // Advice: without it pages are small, which is slower and as good.
         let _ = pages.advise(memmap2::Advice::HugePage);
         touch(&mut pages);
-        let address = NonNull::new(pages.as_mut_ptr())?;
+        let address = NonNull::new(pages.as_mut_ptr()).expect("a mapping has an address");
         let register = || {
             // SAFETY: these are `bytes` bytes of a mapping that this value owns. They are unregistered in `drop`, before the mapping goes.
             let status = unsafe {
@@ -82,8 +93,8 @@ impl PinnedBuffer {
             };
             context.driver().checked("cuMemHostRegister", status.result())
         };
-        context.with_current(register).ok()?;
-        Some(Self { context: context.clone(), address, bytes, pages: Some(pages) })
+        context.with_current(register).map_err(|error| error.to_string())?;
+        Ok(Self { context: context.clone(), address, bytes, pages: Some(pages) })
     }
 
     /// The requested number of bytes.

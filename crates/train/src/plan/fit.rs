@@ -333,7 +333,7 @@ pub(super) mod tests {
         let message = Example::new(&["train.recompute=none"], 40, 64).refusal();
         assert!(message.contains("on the card") && message.contains("saved activations"), "{message}");
         assert!(message.ends_with("--set train.recompute=projections"), "{message}");
-        // Without room for three times a layer's input on the host it helps nothing to be nearer; on the card "full" takes more than it.
+        // On the card "full" takes more than "projections", so it is no advice where the card is short, but it is where the host is.
         let message = Example::new(&["train.recompute=projections"], 13, 64).refusal();
         assert!(message.contains(": --set train.micro_batch_size=4 "), "{message}");
         let message = Example::new(&["train.recompute=projections"], 20, 24).refusal();
