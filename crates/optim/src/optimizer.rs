@@ -176,7 +176,7 @@ impl<B: Kernels> Optimizer<B> {
         let update = self.next_update();
         self.steps += 1;
         let loss_scale = self.loss_scale();
-        let (grad_norm, scale) = self.gradient_scale(squared_norm.sqrt());
+        let (grad_norm, scale) = self.gradient_scale(squared_norm);
         let parameters = parameters.into_iter().filter(|parameter| self.owns(&parameter.name)).collect::<Vec<_>>();
         self.prepare(&parameters);
         for group in by_numbers(parameters, self.config.weight_decay, self.loraplus_lr_ratio) {
@@ -191,27 +191,16 @@ impl<B: Kernels> Optimizer<B> {
     }
 
     /// The global norm without the loss scale, and the factor of the gradients in the update: not finite if the step is skipped.
-    fn gradient_scale(&self, norm: Tensor<B, 1>) -> (Tensor<B, 1>, Tensor<B, 1>) {
-        let Some(scaler) = &self.loss_scaler else {
-            let coefficient = self.clip_coefficient(&norm);
-            return (norm, coefficient);
+    fn gradient_scale(&self, squared_norm: Tensor<B, 1>) -> (Tensor<B, 1>, Tensor<B, 1>) {
+        let clip = |squared_norm: Tensor<B, 1>| match self.config.max_grad_norm {
+            Some(max_norm) => B::clip(squared_norm, max_norm),
+            None => (squared_norm.clone().sqrt(), Tensor::ones_like(&squared_norm)),
         };
+        let Some(scaler) = &self.loss_scaler else { return clip(squared_norm) };
         let inverse = scaler.scale().recip();
-        let norm = norm.mul(inverse.clone());
-        let coefficient = self.clip_coefficient(&norm).mul(inverse);
+        let (norm, factor) = clip(squared_norm.mul(inverse.clone().square()));
         let is_skipped = norm.clone().is_finite().bool_not();
-        (norm, coefficient.mask_fill(is_skipped, f32::NAN))
-    }
-
-    /// `min(1, max / (norm + 1e-6))`, as in torch's `clip_grad_norm_`; 0 if the norm is not finite.
-    fn clip_coefficient(&self, grad_norm: &Tensor<B, 1>) -> Tensor<B, 1> {
-        match self.config.max_grad_norm {
-            Some(max) => {
-                let coefficient = grad_norm.clone().add_scalar(1e-6).recip().mul_scalar(max).clamp_max(1.0);
-                coefficient.mask_fill(grad_norm.clone().is_finite().bool_not(), 0.0)
-            }
-            None => Tensor::ones([1], &grad_norm.device()),
-        }
+        (norm, factor.mul(inverse).mask_fill(is_skipped, f32::NAN))
     }
 
     /// Decides what is paged, and creates the state of parameters that have none.

@@ -19,6 +19,15 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     let gradients = SIZES.map(|size| check.random_f32([size], 2.0));
     let (ours, expected): (Vec<_>, Vec<_>) = gradients.into_iter().unzip();
     check.compare("squared_norm", B::squared_norm(&ours), reference::squared_norm(&expected));
+    for value in [0.0, 0.25, 1.0, 400.0, 1e30, f32::INFINITY, f32::NAN] {
+        let squared_norm = |device| Tensor::from_floats([value], device);
+        let (norm, factor) = B::clip(squared_norm(check.device), 1.5);
+        let (expected_norm, expected_factor) = reference::clip(Tensor::from_floats([value], &check.cpu), 1.5);
+        if value.is_finite() {
+            check.compare("clip: norm", norm, expected_norm);
+        }
+        check.compare("clip", factor, expected_factor);
+    }
     for (gradient, expected) in ours.into_iter().zip(expected) {
         let earlier = check.random_f32(gradient.dims(), 1.0);
         let copy = earlier.0.clone();
@@ -156,5 +165,5 @@ fn zero_8bit_state<B: Kernels>(parameter: Tensor<B, 1>) -> AdamW8bitState<B> {
         second_codes: zero_codes(DynamicMap::unsigned()),
         second_absmax: Tensor::zeros([blocks], &device),
     };
-    AdamW8bitState { parameter, moments }
+    AdamW8bitState { parameter, moments: Box::new(moments) }
 }

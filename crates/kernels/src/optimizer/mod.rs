@@ -58,8 +58,8 @@ pub struct EightBitMoments<B: Backend> {
 pub struct AdamW8bitState<B: Backend> {
     /// The parameter, f32.
     pub parameter: Tensor<B, 1>,
-    /// Its moments.
-    pub moments: EightBitMoments<B>,
+    /// Its moments, in a box: hundreds of states are handed from call to call, and four tensors are a kilobyte and more.
+    pub moments: Box<EightBitMoments<B>>,
 }
 
 /// A gradient that belongs to a range of a flat sum.
@@ -98,6 +98,12 @@ pub trait OptimizerOps: WeightOps {
     /// Sum of the squares of all elements of all tensors, `[1]` f32: the square of the global norm.
     fn squared_norm(tensors: &[Tensor<Self, 1>]) -> Tensor<Self, 1> {
         reference::squared_norm(tensors)
+    }
+
+    /// The norm from its square, both `[1]` f32, and what to multiply the gradients by so that it is at most `max_norm`, as torch's
+    /// `clip_grad_norm_` has it: `min(1, max_norm / (norm + 1e-6))`; 0 if the norm is not finite.
+    fn clip(squared_norm: Tensor<Self, 1>, max_norm: f64) -> (Tensor<Self, 1>, Tensor<Self, 1>) {
+        reference::clip(squared_norm, max_norm)
     }
 
     /// One AdamW step of each parameter from its gradient. Gradients are first multiplied by `gradient_scale` `[1]`, which stays on

@@ -50,6 +50,14 @@ pub fn squared_norm<B: Backend>(tensors: &[Tensor<B, 1>]) -> Tensor<B, 1> {
     Tensor::cat(squares, 0).sum()
 }
 
+/// See [`crate::OptimizerOps::clip`].
+pub fn clip<B: Backend>(squared_norm: Tensor<B, 1>, max_norm: f64) -> (Tensor<B, 1>, Tensor<B, 1>) {
+    let norm = squared_norm.sqrt();
+    let factor = norm.clone().add_scalar(1e-6).recip().mul_scalar(max_norm).clamp_max(1.0);
+    let factor = factor.mask_fill(norm.clone().is_finite().bool_not(), 0.0);
+    (norm, factor)
+}
+
 /// See [`crate::OptimizerOps::adamw_foreach`].
 pub fn adamw_foreach<B: Backend>(
     states: Vec<AdamWState<B>>,
@@ -139,7 +147,7 @@ fn adamw_8bit<B: WeightOps>(
         second_codes: second_codes.mask_where(of_codes, old.second_codes),
         second_absmax: second_absmax.mask_where(of_scales, old.second_absmax),
     };
-    AdamW8bitState { parameter, moments }
+    AdamW8bitState { parameter, moments: Box::new(moments) }
 }
 
 fn update_moments<B: Backend>(
@@ -282,7 +290,7 @@ mod tests {
         };
         let start = random::<Plain, 1>(1, [elements]);
         let zeros = || Tensor::zeros([elements], &device);
-        let mut in_8_bit = AdamW8bitState { parameter: start.clone(), moments };
+        let mut in_8_bit = AdamW8bitState { parameter: start.clone(), moments: Box::new(moments) };
         let mut in_f32 = AdamWState { parameter: start, first: zeros(), second: zeros() };
         for step in 1..=10 {
             let gradient = random::<Plain, 1>(20 + step, [elements]);

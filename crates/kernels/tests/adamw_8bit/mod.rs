@@ -55,12 +55,12 @@ fn device_step<B: Kernels>(
     let (signed, unsigned) = (DynamicMap::signed(), DynamicMap::unsigned());
     let state = DeviceState {
         parameter: upload_f32(parameters),
-        moments: EightBitMoments {
+        moments: Box::new(EightBitMoments {
             first_codes: upload_codes(&moments.first.codes, signed),
             first_absmax: upload_f32(&moments.first.absmax),
             second_codes: upload_codes(&moments.second.codes, unsigned),
             second_absmax: upload_f32(&moments.second.absmax),
-        },
+        }),
     };
     let hyper = AdamW {
         learning_rate: f64::from(config.learning_rate),

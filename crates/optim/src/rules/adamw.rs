@@ -98,7 +98,7 @@ impl AdamWRule {
 /// The state of a parameter as the kernels take it.
 enum Moments<B: Kernels> {
     F32 { first: Tensor<B, 1>, second: Tensor<B, 1> },
-    EightBit(EightBitMoments<B>),
+    EightBit(Box<EightBitMoments<B>>),
 }
 
 impl<B: Kernels> Moments<B> {
@@ -113,7 +113,10 @@ impl<B: Kernels> Moments<B> {
                 Some(F32(first_absmax)),
                 Some(Codes(second_codes)),
                 Some(F32(second_absmax)),
-            ) => Self::EightBit(EightBitMoments { first_codes, first_absmax, second_codes, second_absmax }),
+            ) => {
+                let moments = EightBitMoments { first_codes, first_absmax, second_codes, second_absmax };
+                Self::EightBit(Box::new(moments))
+            }
             _ => panic!("AdamW's state has two f32 tensors, or codes and scales of two moments"),
         }
     }
@@ -122,7 +125,8 @@ impl<B: Kernels> Moments<B> {
         use StateTensor::{Codes, F32};
         match self {
             Self::F32 { first, second } => vec![F32(first), F32(second)],
-            Self::EightBit(EightBitMoments { first_codes, first_absmax, second_codes, second_absmax }) => {
+            Self::EightBit(moments) => {
+                let EightBitMoments { first_codes, first_absmax, second_codes, second_absmax } = *moments;
                 vec![Codes(first_codes), F32(first_absmax), Codes(second_codes), F32(second_absmax)]
             }
         }

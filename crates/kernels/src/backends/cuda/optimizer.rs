@@ -141,6 +141,22 @@ impl OptimizerOps for Cuda {
         })
     }
 
+    fn clip(squared_norm: Tensor<Self, 1>, max_norm: f64) -> (Tensor<Self, 1>, Tensor<Self, 1>) {
+        let engine = engine(&squared_norm.device());
+        engine.section(|| {
+            let squared_norm = engine.f32_values(squared_norm);
+            let [norm, factor] = [0, 1].map(|_: usize| engine.empty([1], DType::F32));
+            let arguments = Arguments::new()
+                .pointer(at(engine.address(&norm)))
+                .pointer(at(engine.address(&factor)))
+                .pointer(at(squared_norm.address))
+                .f32(max_norm as f32);
+            // SAFETY: all three are one f32.
+            unsafe { engine.launch(plain("clip", grid(1, 1), 12), &arguments) };
+            (tensor(norm), tensor(factor))
+        })
+    }
+
     fn adamw_foreach(
         states: Vec<AdamWState<Self>>,
         gradients: Vec<Tensor<Self, 1>>,
@@ -172,13 +188,13 @@ impl OptimizerOps for Cuda {
 fn in_groups<S>(
     states: Vec<S>,
     gradients: Vec<Tensor<Cuda, 1>>,
-    update: impl Fn(Vec<(S, Tensor<Cuda, 1>)>) -> Vec<S>,
+    update: impl Fn(&mut dyn Iterator<Item = (S, Tensor<Cuda, 1>)>) -> Vec<S>,
 ) -> Vec<S> {
     assert_eq!(states.len(), gradients.len(), "every parameter has a gradient");
     let mut updated = Vec::with_capacity(states.len());
     let mut remaining = states.into_iter().zip(gradients).peekable();
     while remaining.peek().is_some() {
-        updated.extend(update(remaining.by_ref().take(MAX_TENSORS).collect()));
+        updated.extend(update(&mut remaining.by_ref().take(MAX_TENSORS)));
     }
     updated
 }
@@ -249,7 +265,7 @@ impl Engine {
     /// One AdamW step of up to [`MAX_TENSORS`] parameters, in one launch.
     fn adamw_group(
         &self,
-        group: Vec<(AdamWState<Cuda>, Tensor<Cuda, 1>)>,
+        group: &mut dyn Iterator<Item = (AdamWState<Cuda>, Tensor<Cuda, 1>)>,
         scale: &MatrixView,
         hyper: &AdamW,
     ) -> Vec<AdamWState<Cuda>> {
@@ -261,11 +277,11 @@ impl Engine {
             v: none,
             n: [0; MAX_TENSORS],
             first_piece: [0; MAX_TENSORS],
-            tensors: group.len() as i32,
+            tensors: 0,
         };
         let (mut pieces, mut values) = (0, 0);
-        let mut held = Vec::with_capacity(group.len());
-        for (index, (state, gradient)) in group.into_iter().enumerate() {
+        let (mut updated, mut gradients) = (Vec::new(), Vec::new());
+        for (index, (state, gradient)) in group.enumerate() {
             let gradient = self.f32_values(gradient);
             let owned = [state.parameter, state.first, state.second].map(|values| self.owned(float(values)));
             [table.p[index], table.m[index], table.v[index]] = owned.each_ref().map(|values| self.address(values));
@@ -274,25 +290,22 @@ impl Engine {
             table.first_piece[index] = pieces as i32;
             pieces += gradient.width.div_ceil(ADAMW_PIECE);
             values += gradient.width;
-            held.push((owned, gradient));
+            let [parameter, first, second] = owned.map(tensor);
+            updated.push(AdamWState { parameter, first, second });
+            gradients.push(gradient);
         }
+        table.tensors = updated.len() as i32;
         let rates = Rates::new(hyper, hyper.learning_rate / corrections(hyper).0, hyper.epsilon);
         let arguments = Arguments::new().value(&table).pointer(at(scale.address)).value(&rates);
         // SAFETY: the table lists f32 tensors of `n` values that are held until the launch is queued; what is written is owned.
         unsafe { self.launch(plain("adamw_foreach", grid(pieces, 256), values * 28), &arguments) };
-        held.into_iter()
-            .map(|([parameter, first, second], _)| AdamWState {
-                parameter: tensor(parameter),
-                first: tensor(first),
-                second: tensor(second),
-            })
-            .collect()
+        updated
     }
 
     /// One step in 8 bits of up to [`MAX_TENSORS`] parameters, in one launch.
     fn adamw_8bit_group(
         &self,
-        group: Vec<(AdamW8bitState<Cuda>, Tensor<Cuda, 1>)>,
+        group: &mut dyn Iterator<Item = (AdamW8bitState<Cuda>, Tensor<Cuda, 1>)>,
         scale: &MatrixView,
         hyper: &AdamW,
     ) -> Vec<AdamW8bitState<Cuda>> {
@@ -306,12 +319,12 @@ impl Engine {
             v_absmax: none,
             n: [0; MAX_TENSORS],
             first_block: [0; MAX_TENSORS],
-            tensors: group.len() as i32,
+            tensors: 0,
             blocks: 0,
         };
         let mut values = 0;
-        let mut held = Vec::with_capacity(group.len());
-        for (index, (state, gradient)) in group.into_iter().enumerate() {
+        let (mut updated, mut gradients) = (Vec::new(), Vec::new());
+        for (index, (state, gradient)) in group.enumerate() {
             let gradient = self.f32_values(gradient);
             let count = gradient.width;
             let owned = Owned::new(self, state);
@@ -323,8 +336,10 @@ impl Engine {
             table.first_block[index] = table.blocks;
             table.blocks += count.div_ceil(MOMENT_BLOCK) as i32;
             values += count;
-            held.push((owned, gradient));
+            updated.push(owned.into_state());
+            gradients.push(gradient);
         }
+        table.tensors = updated.len() as i32;
         let maps = [self.tables.signed(), self.tables.unsigned()].map(|map| self.flat(map));
         let arguments = Arguments::new()
             .value(&table)
@@ -336,7 +351,7 @@ impl Engine {
         // SAFETY: the table lists tensors that are held until the launch is queued: f32 values with their gradients, and whole
         // blocks of codes with one f32 each; what is written is owned.
         unsafe { self.launch(plain("adamw_8bit_foreach", grid(blocks, 512), values * 16), &arguments) };
-        held.into_iter().map(|(owned, _)| owned.into_state()).collect()
+        updated
     }
 }
 
@@ -379,6 +394,7 @@ struct Owned {
 impl Owned {
     fn new(engine: &Engine, state: AdamW8bitState<Cuda>) -> Self {
         let AdamW8bitState { parameter, moments } = state;
+        let moments = *moments;
         Self {
             parameter: engine.owned(float(parameter)),
             codes: [moments.first_codes, moments.second_codes].map(|codes| engine.owned(codes.into_primitive())),
@@ -391,7 +407,7 @@ impl Owned {
         let [first_absmax, second_absmax] = self.absmax.map(tensor);
         AdamW8bitState {
             parameter: tensor(self.parameter),
-            moments: EightBitMoments { first_codes, first_absmax, second_codes, second_absmax },
+            moments: Box::new(EightBitMoments { first_codes, first_absmax, second_codes, second_absmax }),
         }
     }
 }

@@ -85,6 +85,13 @@ KERNEL __launch_bounds__(1024) sum_partials(float *out, const float *partial, in
     if (threadIdx.x == 0) *out = static_cast<float>(sums[0]);
 }
 
+// norm[1] = sqrt(squared_norm[1]); factor[1] = min(1, max_norm / (norm + 1e-6)), 0 if the norm is not finite. Launch: one thread.
+KERNEL clip(float *norm, float *factor, const float *squared_norm, float max_norm) {
+    const float root = sqrtf(*squared_norm);
+    *norm = root;
+    *factor = isfinite(root) ? fminf(max_norm * (1.0f / (root + 1e-6f)), 1.0f) : 0.0f;
+}
+
 // ------------------------------------------------------------------------------------------------------- sums of ranges
 
 struct RangesTable {

@@ -104,7 +104,7 @@ impl<B: Kernels> State<B> {
             second_codes: zero_codes::<B>(DynamicMap::unsigned(), blocks, &device),
             second_absmax: zeros(blocks),
         };
-        Self::EightBit(AdamW8bitState { parameter, moments })
+        Self::EightBit(AdamW8bitState { parameter, moments: Box::new(moments) })
     }
 
     fn parameter(&self) -> Tensor<B, 1> {
