@@ -11,7 +11,10 @@ use firebrick_model::peft::{grow_for_adapter, read_adapter_config};
 use firebrick_model::{
     BaseStorage, BuildOptions, Decoder, Division, HfFolder, LossOptions, MicroBatch, ModelConfig, PassOptions,
 };
+use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
+use firebrick_parallel::Ranks;
 use firebrick_precision::{Format, QuantFormat};
+use firebrick_train::run::step::Trainer;
 
 use crate::fixture;
 
@@ -70,6 +73,33 @@ pub fn load_divided<B: Kernels>(
         loaded.load_adapter(&dir).expect("the adapter fits the model");
     }
     loaded
+}
+
+/// What takes steps: 8-bit AdamW at a rate of 1e-3, over the model that [`load_in`] returns.
+pub fn trainer<B: Kernels>(
+    model: &str,
+    adapter: Option<&str>,
+    storage: BaseStorage,
+    dtype: DType,
+    pass: PassOptions,
+) -> Trainer<B> {
+    Trainer {
+        model: load_in(model, adapter, storage, dtype),
+        optimizer: Optimizer::new(OptimizerConfig {
+            kind: OptimizerKind::AdamW8bit,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            weight_decay: 0.01,
+            max_grad_norm: Some(1.0),
+        }),
+        schedule: Schedule { kind: ScheduleKind::Constant, peak: 1e-3, lowest: 0.0, warmup_steps: 0, total_steps: 9 },
+        ranks: Ranks::single(),
+        zero_stage: 0,
+        pass,
+        loss_chunk_tokens: 20,
+        pairs: None,
+    }
 }
 
 /// Uploads a batch.

@@ -15,6 +15,7 @@ mod tune;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::hash::{Hash, Hasher};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -109,26 +110,51 @@ impl BlasLt {
         beta: f32,
         pointers: Pointers,
     ) -> Result<(), CudaError> {
-        if matmul.m == 0 || matmul.n == 0 {
-            return Ok(());
+        // SAFETY: the caller's promise is the one that is required.
+        match unsafe { self.prepare(|| stream, matmul, alpha, beta, pointers)? } {
+            // SAFETY: as above; the library's state is borrowed.
+            Some(prepared) => unsafe { prepared.submit(stream) },
+            None => Ok(()),
         }
-        same_device("cublasLtMatmul", &self.handle.context, stream.context())?;
+    }
+
+    /// A GEMM that is submitted later; `None` if D has no elements. If its algorithms are to be measured, that happens now, on the stream
+    /// that `to_measure` gives.
+    ///
+    /// # Safety
+    /// As for [`BlasLt::run`], from now until the prepared GEMM is submitted and done.
+    ///
+    /// # Errors
+    /// [`CudaError::InvalidMatmul`], [`CudaError::DifferentDevices`], or errors of the library.
+    pub unsafe fn prepare<'a>(
+        &self,
+        to_measure: impl FnOnce() -> &'a Stream,
+        matmul: &Matmul,
+        alpha: f32,
+        beta: f32,
+        pointers: Pointers,
+    ) -> Result<Option<PreparedMatmul>, CudaError> {
+        if matmul.m == 0 || matmul.n == 0 {
+            return Ok(None);
+        }
         let pointers = pointers.completed(beta);
         pointers.check(matmul)?;
-        let (handle, workspace) = (self.handle.handle, self.workspace());
-        let call = Call { handle, stream: stream.handle().cast(), workspace, alpha, beta, pointers };
+        let call = Call { handle: self.handle.handle, workspace: self.workspace(), alpha, beta, pointers };
         // SAFETY: the caller's promise is the one that is required.
-        let (plan, algorithm) = unsafe { self.plan(matmul, &call, stream) }?;
-        // SAFETY: the addresses are the caller's promise. Handle, stream and workspace are borrowed, so they are alive, and
-        // their context is made current.
-        self.handle.context.with_current(|| unsafe { plan.submit(&algorithm, &call) })
+        let (plan, algorithm) = unsafe { self.plan(matmul, &call, to_measure) }?;
+        Ok(Some(PreparedMatmul { context: self.handle.context.clone(), plan, algorithm, call }))
     }
 
     /// The plan for a GEMM and its algorithm: cached, or made now, perhaps by trying algorithms on this call.
     ///
     /// # Safety
     /// As [`BlasLt::run`] for this call, which is submitted after it.
-    unsafe fn plan(&self, matmul: &Matmul, call: &Call, stream: &Stream) -> Result<(Arc<Plan>, Algorithm), CudaError> {
+    unsafe fn plan<'a>(
+        &self,
+        matmul: &Matmul,
+        call: &Call,
+        to_measure: impl FnOnce() -> &'a Stream,
+    ) -> Result<(Arc<Plan>, Algorithm), CudaError> {
         let key = Key { matmul: *matmul, alignment: Alignment::of(&call.pointers) };
         // Locked while a plan is made, so that two threads do not make it twice. A panic leaves the map intact.
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
@@ -147,6 +173,8 @@ impl BlasLt {
             }
         };
         if choice.is_due(call) {
+            let stream = to_measure();
+            same_device("cublasLtMatmul", &self.handle.context, stream.context())?;
             // SAFETY: the caller's promise; the call may be repeated, and `with_current` makes the context current.
             self.handle.context.with_current(|| unsafe { choices.measure(&key, choice, call, stream) })?;
         }
@@ -155,6 +183,38 @@ impl BlasLt {
 
     fn workspace(&self) -> Workspace {
         Workspace { address: self.workspace.pointer::<u8>().address(), bytes: self.workspace.len_bytes() }
+    }
+}
+
+/// A GEMM with its addresses and its algorithm. Two that hash alike compute the same.
+pub struct PreparedMatmul {
+    context: Context,
+    plan: Arc<Plan>,
+    algorithm: Algorithm,
+    call: Call,
+}
+
+impl PreparedMatmul {
+    /// Submits it to the stream; the host does not wait.
+    ///
+    /// # Safety
+    /// As for [`BlasLt::run`]; and the [`BlasLt`] that prepared it is alive.
+    ///
+    /// # Errors
+    /// [`CudaError::DifferentDevices`], or errors of the library.
+    pub unsafe fn submit(&self, stream: &Stream) -> Result<(), CudaError> {
+        same_device("cublasLtMatmul", &self.context, stream.context())?;
+        // SAFETY: the addresses, the handle and the workspace are the caller's promise, the stream is borrowed, and their context is made
+        // current.
+        self.context.with_current(|| unsafe { self.plan.submit(&self.algorithm, &self.call, stream) })
+    }
+}
+
+impl Hash for PreparedMatmul {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        Arc::as_ptr(&self.plan).hash(state);
+        self.algorithm.data.hash(state);
+        (self.call.alpha.to_bits(), self.call.beta.to_bits(), self.call.pointers).hash(state);
     }
 }
 

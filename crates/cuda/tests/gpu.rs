@@ -6,10 +6,12 @@
 
 #![allow(unsafe_code, reason = "copies and launches are promises about memory, which the tests make")]
 
+use std::sync::Arc;
+
 use firebrick_cuda::decompression::{DecompressionEngine, places};
 use firebrick_cuda::{
     Arguments, Compiler, Context, CudaError, DeviceBuffer, DevicePointer, Driver, Kernel, LaunchShape, Module,
-    PinnedBuffer, Program, Stream,
+    PinnedBuffer, Program, Repeats, Stream,
 };
 
 const COUNT: usize = 1000;
@@ -31,22 +33,22 @@ extern "C" __global__ void reversed(float *x, int count) {
 "#;
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, bytemuck::NoUninit)]
 struct Line {
     slope: f32,
-    unused: u8,
+    unused: [u8; 4],
     offset: f64,
 }
 
 struct Gpu {
     context: Context,
-    stream: Stream,
+    stream: Arc<Stream>,
 }
 
 fn gpu() -> Option<Gpu> {
     let driver = Driver::load().ok()?;
     let context = Context::retain(&driver, 0).expect("device 0 of a loaded driver");
-    let stream = Stream::new(&context).expect("a stream");
+    let stream = Arc::new(Stream::new(&context).expect("a stream"));
     Some(Gpu { context, stream })
 }
 
@@ -83,7 +85,7 @@ impl Gpu {
     }
 
     fn launch_line(&self, kernel: &Kernel, y: &DeviceBuffer, x: &DeviceBuffer) -> Result<(), CudaError> {
-        let line = Line { slope: 2.0, unused: 0xff, offset: 0.5 };
+        let line = Line { slope: 2.0, unused: [0xff; 4], offset: 0.5 };
         let arguments =
             Arguments::new().pointer::<f32>(y.pointer()).pointer::<f32>(x.pointer()).value(&line).i64(COUNT as i64);
         let shape = LaunchShape { grid: [4, 1, 1], block: [64, 1, 1], shared_bytes: 0 };
@@ -121,6 +123,42 @@ fn a_kernel_gets_its_arguments_and_outlives_its_module() {
     let (x, y) = (gpu.upload(&values()), gpu.upload(&vec![f32::NAN; COUNT]));
     gpu.launch_line(&kernel, &y, &x).expect("launched");
     assert_eq!(gpu.download(&y), values().iter().map(|x| 2.0 * x + 0.5).collect::<Vec<_>>());
+}
+
+#[test]
+fn launches_that_come_again_are_repeated_as_a_graph_and_others_are_not() {
+    let Some(gpu) = gpu() else { return };
+    let Some(module) = gpu.module() else { return };
+    let line = module.kernel("line").expect("it is in the program");
+    let repeats = Repeats::new(gpu.stream.clone());
+    let buffers: Vec<DeviceBuffer> = (0..5).map(|_| gpu.upload(&values())).collect();
+    let shape = LaunchShape { grid: [4, 1, 1], block: [64, 1, 1], shared_bytes: 0 };
+    // Each buffer becomes a line of the one before it; the last line changes from the fifth round on.
+    let round = |number: usize| {
+        for (index, pair) in buffers.windows(2).enumerate() {
+            let slope = if index == 3 { number.max(3) as f32 } else { 2.0 };
+            let line_of = Line { slope, unused: [0; 4], offset: 0.5 };
+            let [x, y] = [0, 1].map(|which: usize| pair[which].pointer::<f32>());
+            let arguments = Arguments::new().pointer(y).pointer(x).value(&line_of).i64(COUNT as i64);
+            // SAFETY: the arguments are those of `line`, kernel and arguments are what is hashed, and the buffers outlive the work.
+            let requested = unsafe {
+                repeats.submit("line", (line.clone(), arguments), move |(kernel, arguments), stream| {
+                    kernel.launch(stream, shape, arguments)
+                })
+            };
+            requested.expect("submitted");
+        }
+        repeats.flush().expect("submitted");
+        (gpu.download(&buffers[4])[7], repeats.in_graphs())
+    };
+    let rounds: Vec<_> = (0..8).map(round).collect();
+    let expected = |slope: f32| slope * (2.0 * (2.0 * (2.0 * 7.0 + 0.5) + 0.5) + 0.5) + 0.5;
+    let values: Vec<f32> = rounds.iter().map(|(value, _)| *value).collect();
+    assert_eq!(values, [3.0, 3.0, 3.0, 3.0, 4.0, 5.0, 6.0, 7.0].map(expected));
+    let in_graphs: Vec<usize> = rounds.iter().map(|(_, launches)| *launches).collect();
+    assert_eq!(in_graphs, [0, 0, 4, 4, 4, 4, 4, 4]);
+    repeats.release();
+    assert_eq!(repeats.in_graphs(), 0);
 }
 
 #[test]

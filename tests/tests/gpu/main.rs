@@ -5,6 +5,7 @@
 
 mod generation;
 mod gradients;
+mod graphs;
 
 use std::collections::BTreeMap;
 

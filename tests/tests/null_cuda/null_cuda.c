@@ -21,7 +21,9 @@
 #define SUCCEEDS(name) API int name(void) { return 0; }
 #define DESTROYS(name) API int name(void *object) { free(object); return 0; }
 
-enum count { LAUNCHES, LAUNCHED, GEMMS, ATTENTIONS, BYTES, ALLOCATIONS, COUNTS };
+// The first four also count what a graph does when it is launched; SUBMITTED counts the calls that submit work, of which a graph is one.
+enum count { LAUNCHES, LAUNCHED, GEMMS, ATTENTIONS, BYTES, ALLOCATIONS, SUBMITTED, COUNTS };
+enum { OF_GRAPHS = BYTES };
 
 static int64_t *counts;
 
@@ -37,6 +39,16 @@ __attribute__((constructor)) static void map_counts(void) {
 static int add(enum count which, int64_t number) {
     __atomic_add_fetch(&counts[which], number, __ATOMIC_RELAXED);
     return 0;
+}
+
+// A graph is what its work adds to the first counts.
+static __thread int64_t *recorded;
+
+// Counts a call that submits work: now, or when the graph that is being recorded is launched.
+static int submit(enum count which, int64_t launched) {
+    if (recorded) return recorded[which] += 1, recorded[LAUNCHED] += launched, 0;
+    add(LAUNCHED, launched), add(SUBMITTED, 1);
+    return add(which, 1);
 }
 
 // ------------------------------------------------------------------------------------------------------------- driver
@@ -138,8 +150,18 @@ API int cuLaunchKernel(const char *name, unsigned x, unsigned y, unsigned z) {
     for (; *name; ++name) hash = (hash ^ (unsigned char)*name) * 1099511628211u;
     const unsigned grid[] = {x, y, z};
     for (int axis = 0; axis < 3; ++axis) hash = (hash ^ grid[axis]) * 1099511628211u;
-    add(LAUNCHED, (int64_t)hash);
-    return add(LAUNCHES, 1);
+    return submit(LAUNCHES, (int64_t)hash);
+}
+
+API int cuStreamBeginCapture_v2(void *stream, int mode) { recorded = calloc(OF_GRAPHS, sizeof *recorded); return 0; }
+API int cuStreamEndCapture(void *stream, void **graph) { *graph = recorded, recorded = 0; return 0; }
+API int cuGraphInstantiateWithFlags(void **executable, const void *graph, unsigned long long flags) {
+    *executable = memcpy(malloc(OF_GRAPHS * sizeof *recorded), graph, OF_GRAPHS * sizeof *recorded);
+    return 0;
+}
+API int cuGraphLaunch(const int64_t *executable, void *stream) {
+    for (int which = 0; which < OF_GRAPHS; ++which) add(which, executable[which]);
+    return add(SUBMITTED, 1);
 }
 
 API int cuMemcpy2DAsync_v2(const struct copy_2d *copy, void *stream) {
@@ -156,7 +178,7 @@ SUCCEEDS(cuCtxWaitEvent) SUCCEEDS(cuDevicePrimaryCtxRelease_v2) SUCCEEDS(cuMemPo
 SUCCEEDS(cuEventRecord) SUCCEEDS(cuEventSynchronize) SUCCEEDS(cuEventQuery) SUCCEEDS(cuStreamSynchronize)
 SUCCEEDS(cuStreamWaitEvent) SUCCEEDS(cuFuncSetAttribute) SUCCEEDS(cuMemsetD8Async)
 SUCCEEDS(cuMemsetD32Async)
-DESTROYS(cuEventDestroy_v2) DESTROYS(cuStreamDestroy_v2) DESTROYS(cuModuleUnload) DESTROYS(cuMemFreeHost)
+DESTROYS(cuGraphDestroy) DESTROYS(cuGraphExecDestroy) DESTROYS(cuEventDestroy_v2) DESTROYS(cuStreamDestroy_v2) DESTROYS(cuModuleUnload) DESTROYS(cuMemFreeHost)
 SUCCEEDS(cuMemHostUnregister)
 
 // ----------------------------------------------------------------------------------------------------------- cuBLASLt
@@ -170,7 +192,7 @@ API int cublasLtMatmulAlgoGetHeuristic(void *handle, void *description, void *a,
     memset(results, 0, 96), *found = 1;
     return 0;
 }
-API int cublasLtMatmul(void) { return add(GEMMS, 1); }
+API int cublasLtMatmul(void) { return submit(GEMMS, 0); }
 API size_t cublasLtGetVersion(void) { return 130002; }
 API const char *cublasLtGetStatusName(int status) { return "STATUS_OF_NULL_CUDA"; }
 SUCCEEDS(cublasLtMatmulDescSetAttribute) SUCCEEDS(cublasLtMatmulPreferenceSetAttribute)
@@ -190,7 +212,7 @@ API int cudnnBackendGetAttribute(void *descriptor, int name, int type, int64_t m
     if (type == 3 && values) *(int64_t *)values = 0; // CUDNN_TYPE_INT64
     return 0;
 }
-API int cudnnBackendExecute(void) { return add(ATTENTIONS, 1); }
+API int cudnnBackendExecute(void) { return submit(ATTENTIONS, 0); }
 SUCCEEDS(cudnnSetStream) SUCCEEDS(cudnnBackendFinalize) SUCCEEDS(cudnnBackendSetAttribute)
 DESTROYS(cudnnDestroy) DESTROYS(cudnnBackendDestroyDescriptor)
 

@@ -12,6 +12,7 @@ use super::matmul::{Epilogue, Matmul, Scaling};
 use super::pointers::Pointers;
 use super::symbols::{Algorithm, HeuristicResult, Opaque, Status, Symbols, description};
 use crate::error::CudaError;
+use crate::stream::Stream;
 
 /// The number of algorithms to request: the first ones may need more workspace than there is, and the first is not always the fastest.
 const CANDIDATES: usize = 16;
@@ -33,7 +34,6 @@ pub(super) struct Plan {
 #[derive(Clone, Copy)]
 pub(super) struct Call {
     pub(super) handle: Opaque,
-    pub(super) stream: *mut c_void,
     pub(super) workspace: Workspace,
     pub(super) alpha: f32,
     pub(super) beta: f32,
@@ -96,9 +96,9 @@ impl Plan {
     /// Submits the GEMM by one of the algorithms that were proposed for it.
     ///
     /// # Safety
-    /// As [`BlasLt::run`](crate::BlasLt::run); the handle, stream and workspace of `call` are alive, and their context is
+    /// As [`BlasLt::run`](crate::BlasLt::run); the handle and workspace of `call` are alive, and their context is
     /// current. The algorithm was proposed when this plan was made.
-    pub(super) unsafe fn submit(&self, algorithm: &Algorithm, call: &Call) -> Result<(), CudaError> {
+    pub(super) unsafe fn submit(&self, algorithm: &Algorithm, call: &Call, stream: &Stream) -> Result<(), CudaError> {
         // After a panic of another call, the addresses in the descriptor are stale; they are set again below.
         let description = self.description.lock().unwrap_or_else(PoisonError::into_inner);
         let p = &call.pointers;
@@ -123,7 +123,7 @@ impl Plan {
                 algorithm,
                 call.workspace.address as *mut c_void,
                 call.workspace.bytes,
-                call.stream,
+                stream.handle().cast(),
             )
         };
         self.symbols.checked("cublasLtMatmul", status, || requested(&self.matmul))

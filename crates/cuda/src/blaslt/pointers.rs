@@ -7,7 +7,7 @@ use super::matmul::{Epilogue, Matmul, Scaling};
 use crate::error::CudaError;
 
 /// The device addresses of one call.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Pointers {
     /// A, as stored.
     pub a: u64,

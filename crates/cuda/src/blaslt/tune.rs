@@ -211,7 +211,7 @@ impl Timer {
         stream.record(&self.start)?;
         for _ in 0..calls {
             // SAFETY: the caller's promise.
-            unsafe { plan.submit(algorithm, call) }?;
+            unsafe { plan.submit(algorithm, call, stream) }?;
         }
         stream.record(&self.end)?;
         self.end.synchronize()?;

@@ -3,6 +3,7 @@
 //! Trade-off: pointers are plain addresses without lifetimes, so the calls are `unsafe`.
 
 use std::ffi::c_void;
+use std::hash::{Hash, Hasher};
 
 use cudarc::driver::sys::{self as driver, CUdeviceptr};
 
@@ -36,8 +37,15 @@ pub struct ForwardPointers {
     pub scale: f32,
 }
 
+impl Hash for ForwardPointers {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Self { query, key, value, output, statistics, index, workspace, scale } = *self;
+        ([query, key, value, output, statistics, index, workspace], scale.to_bits()).hash(state);
+    }
+}
+
 /// Buffers of a backward call, with the same requirements.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Hash)]
 pub struct BackwardPointers {
     /// The buffers of the forward call, all of them read here, except `workspace`, which has the size for the backward plan.
     pub forward: ForwardPointers,

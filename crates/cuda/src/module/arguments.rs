@@ -6,8 +6,11 @@
 //! Trade-off: at most [`MAX_ARGUMENTS`] arguments per launch.
 
 use std::ffi::c_void;
+use std::hash::{Hash, Hasher};
 use std::mem::MaybeUninit;
-use std::ptr;
+use std::{ptr, slice};
+
+use bytemuck::NoUninit;
 
 use crate::pointer::DevicePointer;
 
@@ -94,21 +97,21 @@ impl Arguments {
         self.value(&value)
     }
 
-    /// Adds a value of any type with the same layout in CUDA C++, such as a `#[repr(C)]` struct. All parameters together may have
+    /// Adds a value of any type with the same layout in CUDA C++, such as a `#[repr(C)]` struct without padding. All parameters together may have
     /// 4096 bytes, or 32764 with CUDA 12.1 and compute capability 7.0 or newer ("CUDA C++ Programming Guide", parameters).
     ///
     /// # Panics
     /// For the 41st argument. A type that is aligned to more than 16 bytes does not compile.
     #[inline(always)]
     #[must_use]
-    pub fn value<T: Copy>(mut self, value: &T) -> Self {
+    pub fn value<T: NoUninit>(mut self, value: &T) -> Self {
         const { assert!(align_of::<T>() <= align_of::<Word>(), "arguments are aligned to at most 16 bytes") };
         assert!(self.count < MAX_ARGUMENTS, "a launch has at most {MAX_ARGUMENTS} arguments");
         let first = self.words;
         let end = first + size_of::<T>().div_ceil(size_of::<Word>());
         self.grow(end);
         // SAFETY: `grow` made the words from `first` to `end` available. They have the size and alignment for a T, and do not
-        // overlap `value`, since they are borrowed mutably. They may be uninitialized, so padding is allowed.
+        // overlap `value`, since they are borrowed mutably.
         unsafe { ptr::copy_nonoverlapping(value, self.all_words_mut().as_mut_ptr().add(first).cast(), 1) };
         // Fits: a kernel takes far fewer than 2^32 words.
         self.places[self.count] = (first as u32, size_of::<T>() as u32);
@@ -162,14 +165,27 @@ impl Arguments {
     }
 }
 
+/// The bytes of all values. Their sizes are those that the kernel declares.
+impl Hash for Arguments {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let words = self.all_words().as_ptr();
+        for &(first, bytes) in self.places() {
+            // SAFETY: `value` wrote these bytes, all of which are initialized, since its types have no padding.
+            state.write(unsafe { slice::from_raw_parts(words.add(first as usize).cast(), bytes as usize) });
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::hash::DefaultHasher;
+
     use super::*;
 
     #[repr(C)]
-    #[derive(Clone, Copy, Debug, PartialEq)]
-    struct Padded {
-        small: u8,
+    #[derive(Clone, Copy, Debug, PartialEq, NoUninit)]
+    struct Pair {
+        small: [u8; 8],
         large: f64,
     }
 
@@ -183,8 +199,8 @@ mod tests {
     #[test]
     fn every_argument_has_its_value_and_size() {
         let pointer = DevicePointer::<f32>::from_address(0x1234_5678_9abc);
-        let padded = Padded { small: 7, large: 0.5 };
-        let arguments = Arguments::new().pointer(pointer).i32(-1).i64(-2).u32(3).u64(4).f32(1.5).value(&padded);
+        let pair = Pair { small: [7; 8], large: 0.5 };
+        let arguments = Arguments::new().pointer(pointer).i32(-1).i64(-2).u32(3).u64(4).f32(1.5).value(&pair);
         assert_eq!(arguments.sizes(), [8, 4, 8, 4, 8, 4, 16]);
         assert!(arguments.have_sizes(&[8, 4, 8, 4, 8, 4, 16]));
         assert!(!arguments.have_sizes(&[8, 4, 8, 4, 8, 4]), "one too many");
@@ -193,7 +209,7 @@ mod tests {
         assert_eq!((read::<i32>(&arguments, 1), read::<i64>(&arguments, 2)), (-1, -2));
         assert_eq!((read::<u32>(&arguments, 3), read::<u64>(&arguments, 4)), (3, 4));
         assert_eq!(read::<f32>(&arguments, 5), 1.5);
-        assert_eq!(read::<Padded>(&arguments, 6), padded);
+        assert_eq!(read::<Pair>(&arguments, 6), pair);
     }
 
     #[test]
@@ -221,6 +237,20 @@ mod tests {
                 assert_eq!(read::<u32>(&arguments, value), value as u32, "{count} arguments");
             }
         }
+    }
+
+    #[test]
+    fn arguments_hash_alike_exactly_if_all_their_bytes_are_alike() {
+        let hash = |arguments: Arguments| {
+            let mut hasher = DefaultHasher::new();
+            arguments.hash(&mut hasher);
+            hasher.finish()
+        };
+        let table: [u32; 500] = std::array::from_fn(|index| index as u32);
+        let last = |value| hash(Arguments::new().f32(0.5).value(&table).i32(value));
+        assert_eq!(last(3), last(3));
+        assert_ne!(last(3), last(4));
+        assert_ne!(hash(Arguments::new().f32(0.0)), hash(Arguments::new().f32(-0.0)));
     }
 
     #[test]

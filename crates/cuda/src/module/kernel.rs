@@ -3,6 +3,7 @@
 //! Trade-off: the number and the sizes of arguments are checked at each launch, their types are not.
 
 use std::ffi::c_int;
+use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError};
 
@@ -44,6 +45,13 @@ pub struct LaunchShape {
     pub block: [u32; 3],
     /// Dynamic shared memory of each block in bytes; more than 48 KiB needs [`Kernel::set_dynamic_shared_memory`] first.
     pub shared_bytes: u32,
+}
+
+/// Which kernel of the process it is.
+impl Hash for Kernel {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.entry.function as usize).hash(state);
+    }
 }
 
 impl Kernel {

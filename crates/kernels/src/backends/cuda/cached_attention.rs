@@ -19,6 +19,8 @@ use crate::{CachedTokens, KvCache};
 
 /// Keys that are worth a block of their own.
 const MIN_PART_KEYS: usize = 128;
+/// The keys that a query may see are counted in steps of this many.
+const SEEN_STEP: usize = 256;
 /// Blocks per multiprocessor that keep it busy.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
 
@@ -83,7 +85,8 @@ impl Engine {
         let o = self.empty_matrix(q.rows, q.width, q.dtype);
         let queries = queries_of_block(spec.head_dim);
         let blocks = spec.kv_heads * (spec.heads / spec.kv_heads).div_ceil(queries);
-        let seen = spec.window.unwrap_or(usize::MAX).min(tokens.longest());
+        // Rounded up, since launches whose arguments are those of the token before are cheaper.
+        let seen = spec.window.unwrap_or(usize::MAX).min(tokens.longest().next_multiple_of(SEEN_STEP));
         let part_keys = self.keys_per_block(blocks * q.rows, seen);
         let splits = seen.div_ceil(part_keys);
         let parts = match splits {

@@ -5,13 +5,14 @@
 //! of plans. Rows are always dense, forward and backward.
 //! Not supported: f32, sliding windows, soft caps, and packed documents before cuDNN 9.18 (their backward was seen to be wrong in 9.14).
 
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use burn_tensor::DType;
 use firebrick_cuda::cudnn::{
     self, AttentionShape, BackwardPointers, Element, ForwardPointers, Layout, Plan, RowStrides,
 };
-use firebrick_cuda::{Arguments, CudaError};
+use firebrick_cuda::{Arguments, CudaError, Cudnn};
 
 use super::attention_case::{BackwardInputs, Gradients, Inputs, Sizes};
 use super::engine::Engine;
@@ -38,6 +39,19 @@ const MAX_STRIDES: usize = 12;
 /// The backward calls of documents: a plan and the first token of each.
 pub(super) struct BackwardPlans {
     calls: Vec<(Arc<Plan>, AttentionShape, usize)>,
+}
+
+/// A call with its addresses.
+struct Call<P> {
+    cudnn: Arc<Cudnn>,
+    plan: Arc<Plan>,
+    pointers: P,
+}
+
+impl<P: Hash> Hash for Call<P> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (Arc::as_ptr(&self.plan), &self.pointers).hash(state);
+    }
 }
 
 impl Engine {
@@ -104,11 +118,12 @@ impl Engine {
             scale: sizes.scale,
         };
         let cost = Cost { flops: sizes.forward_flops(documents), ..Cost::default() };
-        self.traced("attention", cost, || {
-            // SAFETY: the buffers are tensors that the caller holds and scratch memory of the sizes that the plan says; all rows
-            // are dense, as the plan was made for.
-            check("attention", unsafe { cudnn.forward(self.stream(), &plan, &pointers) });
-        });
+        let call = Call { cudnn: cudnn.clone(), plan, pointers };
+        // SAFETY: the buffers are tensors that the caller holds and scratch memory of the sizes that the plan says; all rows
+        // are dense, as the plan was made for.
+        unsafe {
+            self.submit("attention", cost, call, |call, stream| call.cudnn.forward(stream, &call.plan, &call.pointers));
+        }
         Some(statistics_layout(&shape))
     }
 
@@ -170,11 +185,14 @@ impl Engine {
             };
             let share = shape.tokens().min(sizes.tokens) as f64 / sizes.tokens as f64;
             let cost = Cost { flops: 2.5 * share * sizes.forward_flops(documents), ..Cost::default() };
-            self.traced("attention_backward", cost, || {
-                // SAFETY: as for the forward pass; the documents of this call begin at `start` in every buffer, and the
-                // statistics are in the order that the plan reads.
-                check("attention", unsafe { cudnn.backward(self.stream(), plan, &pointers) });
-            });
+            let call = Call { cudnn: cudnn.clone(), plan: plan.clone(), pointers };
+            // SAFETY: as for the forward pass; the documents of this call begin at `start` in every buffer, and the
+            // statistics are in the order that the plan reads.
+            unsafe {
+                self.submit("attention_backward", cost, call, |call, stream| {
+                    call.cudnn.backward(stream, &call.plan, &call.pointers)
+                });
+            }
         }
     }
 

@@ -2,7 +2,8 @@
 //! and the trace.
 //!
 //! Invariants that every operation relies on:
-//! - All device work of the engine is on one stream, in the order of the calls. Memory that is freed after a call is reused only by
+//! - All device work of the engine is on one stream, in the order of the calls; launches may wait on the host until something else is
+//!   submitted (`Repeats` of firebrick-cuda). Memory that is freed after a call is reused only by
 //!   later work of the same stream, so dropping a tensor whose kernels are still queued is safe inside a section.
 //! - CubeCL's pool has one stream for all threads and buffers of exactly the requested size ([`configure`]), and nothing is returned
 //!   to the driver inside a section: memory that CubeCL allocates there is therefore new, or was free before the section began. Nor may
@@ -26,11 +27,11 @@ use cubecl::config::memory::PersistentMemory;
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 use cubecl::cuda::{CudaDevice, CudaRuntime};
 use cubecl::prelude::Runtime;
-use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, Stream, StreamHandoff};
+use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, Repeats, Stream, StreamHandoff};
 
 use super::address::Addresses;
 use super::collectives::Collectives;
-use super::failure::check;
+use super::failure::{check, check_launch};
 use super::fp8_codes::PreparedRows;
 use super::fp8_scales::Fp8Scales;
 use super::handle_number::{self, handle_number};
@@ -51,7 +52,8 @@ pub(super) struct Engine {
     device: CudaDevice,
     client: ComputeClient<CudaRuntime>,
     context: Context,
-    stream: Arc<Stream>,
+    // Dropped before the libraries that its launches refer to.
+    pub(super) repeats: Rc<Repeats>,
     pub(super) handoff: StreamHandoff,
     /// How many sections are open, one inside the other.
     pub(super) depth: Cell<usize>,
@@ -127,6 +129,17 @@ pub fn refuse_cudnn(device: &CudaDevice, forward: bool, backward: bool) {
     engine(device).library.refuse(forward, backward);
 }
 
+/// Whether this thread's launches on a device that repeat are submitted as graphs, which they are unless this says otherwise: for tests
+/// that it makes no difference.
+pub fn use_graphs(device: &CudaDevice, on: bool) {
+    engine(device).repeats.turn(on);
+}
+
+/// Launches of this thread on a device that are in graphs: for tests that there are some.
+pub fn launches_in_graphs(device: &CudaDevice) -> usize {
+    engine(device).repeats.in_graphs()
+}
+
 /// Bytes of scratch memory that this thread's engine holds on a device: for tests that it stays bounded.
 pub fn scratch_bytes(device: &CudaDevice) -> usize {
     engine(device).scratch.bytes()
@@ -160,6 +173,7 @@ impl Engine {
         // CubeCL allocates in the order of its stream; what it allocates inside a section is used on ours.
         context.reuse_in_stream_order_only()?;
         let stream = Arc::new(Stream::new(&context)?);
+        let repeats = Rc::new(Repeats::new(stream.clone()));
         // Large libraries, which may have to be read from the disk.
         let (blas, library, programs) = std::thread::scope(|scope| {
             let blas = scope.spawn(|| BlasLt::new(&context));
@@ -168,11 +182,12 @@ impl Engine {
             (joined(blas), joined(library), programs)
         });
         Ok(Self {
-            handoff: StreamHandoff::new(stream.clone())?,
+            handoff: StreamHandoff::new(stream)?,
             blas: RefCell::new(blas?),
             library: library?,
             programs: programs?,
-            scratch: Scratch::new(&context),
+            scratch: Scratch::new(&context, repeats.clone()),
+            repeats,
             fp8_scales: Fp8Scales::new(&context),
             prepared_rows: RefCell::default(),
             kept: KeptWeights::new(&context),
@@ -195,7 +210,6 @@ impl Engine {
             device: device.clone(),
             client,
             context,
-            stream,
         })
     }
 
@@ -243,15 +257,16 @@ impl Engine {
         &self.context
     }
 
-    /// The stream that all work of the engine goes to.
+    /// The stream that all work of the engine goes to, with what waited for it submitted.
     pub(super) fn stream(&self) -> &Stream {
-        &self.stream
+        check_launch(self.repeats.flush());
+        self.repeats.stream()
     }
 
     /// A new timed event, recorded on the stream.
     pub(super) fn mark(&self) -> Result<Event, CudaError> {
         let event = Event::timed(&self.context)?;
-        self.stream.record(&event)?;
+        self.stream().record(&event)?;
         Ok(event)
     }
 }

@@ -9,7 +9,7 @@
 use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
 use std::sync::{Mutex, PoisonError};
 
-use firebrick_cuda::{Context, CudaError};
+use firebrick_cuda::{Context, CudaError, FailedLaunch};
 
 /// What CubeCL's queue threads said last and the panic hook did not print.
 static SUPPRESSED: Mutex<Option<String>> = Mutex::new(None);
@@ -104,6 +104,11 @@ pub(crate) fn check<T>(operation: &'static str, result: Result<T, CudaError>) ->
         let out_of_memory = error.is_out_of_memory();
         DeviceFailure { operation, out_of_memory, message: error.to_string() }.raise()
     })
+}
+
+/// The end of the operation whose launch failed, if one did.
+pub(crate) fn check_launch(launched: Result<(), FailedLaunch>) {
+    launched.unwrap_or_else(|FailedLaunch { name, error }| check(name, Err(error)));
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! Trade-off: no backward follows such a pass, and groups of mixed formats, odd inner widths or 8-bit GEMMs go the way of many rows.
 
 use burn_tensor::{DType, Tensor};
+use bytemuck::{NoUninit, Pod, Zeroable};
 use firebrick_cuda::{Arguments, LaunchShape};
 use firebrick_precision::QuantFormat;
 
@@ -46,7 +47,7 @@ pub(super) struct FewRows {
 
 /// A module as the kernels take it. What it does not have is null.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
 struct ModuleArgument {
     stored: StoredArgument,
     a: u64,
@@ -64,7 +65,7 @@ struct ModuleArgument {
 
 /// The modules of a group as the kernels take them.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, NoUninit)]
 struct ModulesArgument {
     of: [ModuleArgument; MAX_MODULES],
     count: i32,

@@ -7,6 +7,7 @@
 //! quantization in between drops them.
 
 use burn_tensor::{DType, Tensor};
+use bytemuck::NoUninit;
 use firebrick_arch::Activation;
 use firebrick_cuda::{Arguments, LaunchShape};
 
@@ -27,7 +28,7 @@ const WIDEST_GATED: usize = 512 * KEPT_VALUES;
 
 /// Where a kernel writes codes, as it takes it.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, NoUninit)]
 struct RowsOfCodes {
     codes: u64,
     scales: u64,

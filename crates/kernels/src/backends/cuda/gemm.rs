@@ -99,12 +99,13 @@ impl Engine {
             b_scale,
             ..Pointers::new(a.address, b.address, c.address, d.address)
         };
-        self.traced(name, cost, || {
-            // SAFETY: the blocks lie in tensors or scratch memory that the caller holds, with the strides that the descriptor
-            // repeats; the bias has `n` values, and scales are those of the rows; the library reads and writes nothing else but its workspace.
-            let ran = unsafe { self.blas.borrow().run(self.stream(), &matmul, gemm.alpha as f32, beta, pointers) };
-            check("a GEMM", ran);
-        });
+        // SAFETY: the blocks lie in tensors or scratch memory that the caller holds, with the strides that the descriptor
+        // repeats; the bias has `n` values, and scales are those of the rows; the library reads and writes nothing else but its workspace.
+        let prepared =
+            unsafe { self.blas.borrow().prepare(|| self.stream(), &matmul, gemm.alpha as f32, beta, pointers) };
+        let prepared = check(name, prepared).expect("m and n are not 0");
+        // SAFETY: as above; the library lives as long as the engine, and a prepared GEMM is hashed with all that it depends on.
+        unsafe { self.submit(name, cost, prepared, |prepared, stream| prepared.submit(stream)) };
     }
 }
 

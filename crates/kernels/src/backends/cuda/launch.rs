@@ -2,14 +2,17 @@
 //!
 //! What makes them sound, for all of them: addresses come from tensors that the caller holds (or from scratch memory, which lives as
 //! long as the engine), sizes and strides are those of the same tensors, and everything runs on one stream in the order of the
-//! calls, so memory that is freed after a call is reused only by later work of the same stream.
+//! calls, so memory that is freed after a call is reused only by later work of the same stream. Launches of a section may wait on the host
+//! for those that follow, to be submitted as one graph.
 //! Trade-off: arguments are matched with a kernel's parameters by number and size only, when it is launched.
 
+use std::hash::Hash;
+
 use burn_tensor::DType;
-use firebrick_cuda::{Arguments, DevicePointer, LaunchShape};
+use firebrick_cuda::{Arguments, CudaError, DevicePointer, LaunchShape, Stream};
 
 use super::engine::Engine;
-use super::failure::check;
+use super::failure::{check, check_launch};
 use super::program::Source;
 use super::trace::Cost;
 
@@ -68,13 +71,36 @@ impl Engine {
     /// As for [`Engine::launch`].
     pub(super) unsafe fn launch_with_cost(&self, launch: Launch, cost: Cost, arguments: &Arguments) {
         let kernel = self.programs.kernel(launch.source, launch.dtype, launch.name);
-        self.traced(launch.name, cost, || {
-            if launch.shape.shared_bytes > 48 << 10 {
-                check(launch.name, kernel.set_dynamic_shared_memory(launch.shape.shared_bytes));
-            }
-            // SAFETY: the caller's promise is the one that is required.
-            check(launch.name, unsafe { kernel.launch(self.stream(), launch.shape, arguments) });
-        });
+        if launch.shape.shared_bytes > 48 << 10 {
+            check(launch.name, kernel.set_dynamic_shared_memory(launch.shape.shared_bytes));
+        }
+        let (shape, arguments) = (launch.shape, arguments.clone());
+        // SAFETY: the caller's promise; kernel, shape and arguments are all that a launch depends on.
+        unsafe {
+            self.submit(launch.name, cost, (kernel, shape, arguments), |(kernel, shape, arguments), stream| {
+                kernel.launch(stream, *shape, arguments)
+            });
+        }
+    }
+
+    /// Has `submit` called for the stream, in the order of the calls: now, or later in this section, or never if the graph of an earlier
+    /// step does the same. While a trace is being recorded it is called now, between two events.
+    ///
+    /// # Safety
+    /// `submit` only submits to the stream; what it submits is the same for all `what` that write the same when they are hashed, and it may
+    /// be done at any time before the section ends, in the order of the calls.
+    pub(super) unsafe fn submit<W: Hash + 'static>(
+        &self,
+        name: &'static str,
+        cost: Cost,
+        what: W,
+        submit: impl Fn(&W, &Stream) -> Result<(), CudaError> + 'static,
+    ) {
+        if self.trace.is_recording() || !self.is_in_section() {
+            return self.traced(name, cost, || check(name, submit(&what, self.stream())));
+        }
+        // SAFETY: the caller's promise.
+        check_launch(unsafe { self.repeats.submit(name, what, submit) });
     }
 
     /// Runs `work`, which submits to the stream, between two events if a trace is being recorded.

@@ -2,12 +2,13 @@
 //! Trade-off: it is looked for once, when the engine starts.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
 use firebrick_cuda::{Context, CudaError, Cudnn};
 
 /// cuDNN, if it is installed.
 pub(super) struct Library {
-    pub(super) cudnn: Option<Cudnn>,
+    pub(super) cudnn: Option<Arc<Cudnn>>,
     /// Set by tests: passes that count as refused.
     pub(super) refuses_forward: Cell<bool>,
     pub(super) refuses_backward: Cell<bool>,
@@ -16,7 +17,7 @@ pub(super) struct Library {
 impl Library {
     pub(super) fn new(context: &Context) -> Result<Self, CudaError> {
         let cudnn = match Cudnn::load(context) {
-            Ok(cudnn) => Some(cudnn),
+            Ok(cudnn) => Some(Arc::new(cudnn)),
             // The plan of a run reports that attention is slower without it, and what to install.
             Err(CudaError::CudnnNotFound { .. } | CudaError::BrokenCudnn { .. }) => None,
             Err(error) => return Err(error),

@@ -5,6 +5,7 @@
 //! Trade-off: small ranks only ([`low_rank_tile`]), and `x Aᵀ` has to be there already; otherwise they are GEMMs (`adapters`).
 
 use burn_tensor::DType;
+use bytemuck::{NoUninit, Pod, Zeroable};
 use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::adapters::Adapters;
@@ -26,7 +27,7 @@ const BLOCK_OVERHEAD: usize = 4 * TOKENS;
 
 /// An adapted module as the kernels take it.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
 struct ModuleArgument {
     b: u64,
     db: u64,
@@ -41,7 +42,7 @@ struct ModuleArgument {
 
 /// The adapted modules of a group as the kernels take them.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, NoUninit)]
 struct ModulesArgument {
     of: [ModuleArgument; MAX_MODULES],
     count: i32,

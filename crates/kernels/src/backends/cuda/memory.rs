@@ -134,6 +134,7 @@ impl MemoryOps for Cuda {
 fn release_pools(engine: &Engine, device: &CudaDevice) {
     assert!(!engine.is_in_section(), "memory is not released inside a section: kernels may still use it");
     check("waiting for the device", engine.context().synchronize());
+    engine.repeats.release();
     engine.scratch.release();
     engine.copies.release();
     engine.recycled.release();

@@ -66,7 +66,7 @@ mod watch;
 mod weights;
 mod write_out;
 
-pub use engine::{device_count, probe, refuse_cudnn, scratch_bytes};
+pub use engine::{device_count, launches_in_graphs, probe, refuse_cudnn, scratch_bytes, use_graphs};
 pub use failure::DeviceFailure;
 pub use matrix::Cuda;
 

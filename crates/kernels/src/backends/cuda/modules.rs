@@ -5,13 +5,14 @@ use super::engine::Engine;
 use super::launch::MAX_MODULES;
 use super::matrix::{Cuda, MatrixView};
 use crate::Group;
+use bytemuck::{NoUninit, Pod, Zeroable};
 
 /// Parts of a buffer begin on multiples of this many bytes, as GEMMs like them.
 pub(super) const PART_ALIGNMENT: usize = 256;
 
 /// The adapter of a module as the kernels take it.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
 struct ModuleArgument {
     a: u64,
     b: u64,
@@ -25,7 +26,7 @@ struct ModuleArgument {
 
 /// The adapters of a group as the kernels take them.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, NoUninit)]
 pub(super) struct ModulesArgument {
     of: [ModuleArgument; MAX_MODULES],
     count: i32,

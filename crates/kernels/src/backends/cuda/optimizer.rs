@@ -5,6 +5,7 @@
 //! Not supported: parameters of 2^31 elements or more.
 
 use burn_tensor::{DType, Tensor};
+use bytemuck::NoUninit;
 use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::engine::{Engine, engine};
@@ -25,12 +26,13 @@ const MOMENT_BLOCK: usize = firebrick_precision::blockwise::BLOCK_SIZE;
 
 /// `NormTable` of `optimizer.cu`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, NoUninit)]
 struct NormTable {
     x: [u64; MAX_TENSORS],
     n: [i64; MAX_TENSORS],
     first_piece: [i32; MAX_TENSORS],
     tensors: i32,
+    unused: i32,
 }
 
 /// Values that one block adds to its range.
@@ -38,7 +40,7 @@ const RANGE_PIECE: usize = 2_048;
 
 /// `RangesTable` of `optimizer.cu`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, NoUninit)]
 struct RangesTable {
     to: [u64; MAX_TENSORS],
     from: [u64; MAX_TENSORS],
@@ -46,11 +48,12 @@ struct RangesTable {
     first_piece: [i32; MAX_TENSORS],
     tensors: i32,
     adds: [u8; MAX_TENSORS],
+    unused: i32,
 }
 
 /// `Rates` of `optimizer.cu`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, NoUninit)]
 struct Rates {
     beta1: f32,
     rest1: f32,
@@ -212,6 +215,7 @@ impl Engine {
             n: [0; MAX_TENSORS],
             first_piece: [0; MAX_TENSORS],
             tensors: group.len() as i32,
+            unused: 0,
         };
         let (mut pieces, mut values) = (0, 0);
         let held: Vec<_> = group.iter().map(|values| self.f32_values(values.clone())).collect();
@@ -237,6 +241,7 @@ impl Engine {
             first_piece: [0; MAX_TENSORS],
             tensors: group.len() as i32,
             adds: [0; MAX_TENSORS],
+            unused: 0,
         };
         let held: Vec<_> = group.iter().map(|range| self.f32_values(range.gradient.clone())).collect();
         let (mut pieces, mut values) = (0, 0);
@@ -278,6 +283,7 @@ impl Engine {
             n: [0; MAX_TENSORS],
             first_piece: [0; MAX_TENSORS],
             tensors: 0,
+            unused: 0,
         };
         let (mut pieces, mut values) = (0, 0);
         let (mut updated, mut gradients) = (Vec::new(), Vec::new());
@@ -357,7 +363,7 @@ impl Engine {
 
 /// `AdamWTable` of `optimizer.cu`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, NoUninit)]
 struct AdamWTable {
     p: [u64; MAX_TENSORS],
     g: [u64; MAX_TENSORS],
@@ -366,11 +372,12 @@ struct AdamWTable {
     n: [i64; MAX_TENSORS],
     first_piece: [i32; MAX_TENSORS],
     tensors: i32,
+    unused: i32,
 }
 
 /// `EightBitTable` of `optimizer.cu`.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, NoUninit)]
 struct EightBitTable {
     p: [u64; MAX_TENSORS],
     g: [u64; MAX_TENSORS],

@@ -7,12 +7,13 @@
 //! Trade-off: a slot keeps its largest size until memory is released.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 
 use burn_tensor::DType;
-use firebrick_cuda::{Context, DeviceBuffer};
+use firebrick_cuda::{Context, DeviceBuffer, Repeats};
 use rustc_hash::FxHashMap;
 
-use super::failure::check;
+use super::failure::{check, check_launch};
 
 /// What a buffer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -90,12 +91,13 @@ struct Buffer {
 /// See the head of this file.
 pub(super) struct Scratch {
     context: Context,
+    repeats: Rc<Repeats>,
     buffers: RefCell<FxHashMap<ScratchSlot, Buffer>>,
 }
 
 impl Scratch {
-    pub(super) fn new(context: &Context) -> Self {
-        Self { context: context.clone(), buffers: RefCell::default() }
+    pub(super) fn new(context: &Context, repeats: Rc<Repeats>) -> Self {
+        Self { context: context.clone(), repeats, buffers: RefCell::default() }
     }
 
     /// Address of a buffer of at least `bytes` whose contents are about to be overwritten.
@@ -113,6 +115,7 @@ impl Scratch {
         if buffers.get(&slot).is_none_or(|buffer| buffer.memory.len_bytes() < bytes.max(1)) {
             if let Some(smaller) = buffers.remove(&slot) {
                 // Queued launches may still read it.
+                check_launch(self.repeats.flush());
                 check("waiting for the device", self.context.synchronize());
                 drop(smaller);
             }

@@ -14,7 +14,7 @@ use burn_tensor::DType;
 use firebrick_cuda::CudaError;
 
 use super::engine::Engine;
-use super::failure::check;
+use super::failure::{check, check_launch};
 use super::watch::lock_of;
 
 impl Engine {
@@ -63,8 +63,10 @@ impl Engine {
     }
 
     fn end(&self) -> Result<(), CudaError> {
+        let submitted = self.repeats.flush();
         let ended = self.handoff.end();
         *self.turn.borrow_mut() = None;
+        check_launch(submitted);
         ended
     }
 
@@ -102,6 +104,7 @@ impl Drop for Open<'_> {
     fn drop(&mut self) {
         if !self.is_closed {
             self.engine.depth.set(0);
+            self.engine.repeats.drop_waiting();
             self.engine.scratch.forget_contents();
             *self.engine.prepared_rows.borrow_mut() = None;
             self.engine.fp8_scales.clear();

@@ -3,6 +3,7 @@
 //! Trade-off: dequantizing is writing out in f32, so an odd width goes value by value.
 
 use burn_tensor::DType;
+use bytemuck::{Pod, Zeroable};
 use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::engine::Engine;
@@ -27,7 +28,7 @@ pub(super) struct Around<'a> {
 
 /// Where a quantized weight lies, as the kernels take it. What a format does not have is null.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
 pub(super) struct StoredArgument {
     codes: u64,
     scales: u64,

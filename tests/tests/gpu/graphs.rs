@@ -1,0 +1,57 @@
+//! Steps whose launches are repeated as CUDA graphs against the same steps launch by launch.
+//!
+//! Trade-off: sums of attention's backward in bf16 are added in any order, so two runs are only nearly alike there.
+
+use burn_tensor::DType;
+use firebrick_kernels::Recompute;
+use firebrick_kernels::backends::Cuda;
+use firebrick_kernels::backends::cuda::{launches_in_graphs, use_graphs};
+use firebrick_model::{BaseStorage, PassOptions};
+use firebrick_tests::{NF4, TRAINED, packed, trainer};
+
+use super::{has_card, ids};
+
+const STEPS: usize = 8;
+
+/// Losses of steps over batches that come in turn, of which the third has documents of other lengths, and launches in graphs afterwards.
+fn losses(storage: BaseStorage, dtype: DType, pass: PassOptions, graphs: bool) -> (Vec<f32>, usize) {
+    let adapter = (storage != TRAINED).then_some("tiny-llama-lora");
+    let mut trainer = trainer::<Cuda>("tiny-llama", adapter, storage, dtype, pass);
+    let device = trainer.model.device().clone();
+    use_graphs(&device, graphs);
+    let batch = |lengths: [usize; 3]| {
+        let documents = lengths.map(|length| ids(length, length, 7));
+        packed(&documents.each_ref().map(Vec::as_slice))
+    };
+    let batches = [batch([39, 29, 60]), batch([39, 29, 60]), batch([50, 20, 58])];
+    let before = launches_in_graphs(&device);
+    let mut step =
+        |number: usize| trainer.step(&batches[number % 3..][..1]).expect("one rank reaches itself").read().loss;
+    ((0..STEPS).map(&mut step).collect(), launches_in_graphs(&device) - before)
+}
+
+#[test]
+fn steps_repeated_as_graphs_have_the_losses_of_launches_one_by_one() {
+    if !has_card() {
+        return;
+    }
+    for (storage, dtype, tolerance) in
+        [(NF4, DType::F32, 1e-5), (NF4, DType::BF16, 1e-2), (TRAINED, DType::F32, 1e-5), (TRAINED, DType::BF16, 1e-2)]
+    {
+        for (recompute, offload) in [
+            (Recompute::Full, false),
+            (Recompute::Projections, true),
+            (Recompute::Selective, false),
+            (Recompute::None, false),
+        ] {
+            let pass = PassOptions { recompute, offload, ..PassOptions::default() };
+            let (expected, without) = losses(storage, dtype, pass, false);
+            let (found, in_graphs) = losses(storage, dtype, pass, true);
+            assert!(without == 0 && in_graphs > 0, "{in_graphs} launches in graphs, {without} without");
+            for (step, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                let context = format!("{storage:?} {dtype:?} {pass:?}, step {step}");
+                assert!((found - expected).abs() <= tolerance, "{context}: {found}, {expected} one by one");
+            }
+        }
+    }
+}
