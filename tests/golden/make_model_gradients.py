@@ -34,8 +34,9 @@ def main():
         part.backward()
         loss += part.item()
     gradients = {f"grad.{name}": value.grad.reshape(-1).contiguous() for name, value in model.named_parameters()}
+    gradients["input_ids"] = torch.tensor(ids)
     save_file(gradients, out, metadata={"made_with": f"torch {torch.__version__}", "loss": f"{loss:.6f}"})
-    print(f"{len(gradients)} gradients on {device}, loss {loss:.6f}")
+    print(f"{len(gradients) - 1} gradients on {device}, loss {loss:.6f}")
 
 
 if __name__ == "__main__":

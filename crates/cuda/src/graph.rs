@@ -4,48 +4,88 @@
 //! valid again. `repeats.rs` knows where that is.
 
 use cudarc::driver::result::{graph, stream};
-use cudarc::driver::sys::{CUgraphExec, CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::sys::{CUgraph, CUgraphExec, CUgraphInstantiate_flags, CUstreamCaptureMode};
 
 use crate::context::Context;
 use crate::error::CudaError;
 use crate::stream::{Stream, same_device};
 
 /// Recorded work of a stream, ready to be launched.
-pub struct Graph {
+pub(crate) struct Graph {
     context: Context,
     handle: CUgraphExec,
 }
 
 impl Stream {
-    /// Records what `work` submits to this stream, which does not run.
+    /// Records what `work` submits to this stream, which does not run. What it submits has run before: libraries have loaded their kernels,
+    /// and nothing is allocated.
     ///
     /// Calls of other threads are not affected, but for those that concern all streams of the context (`cuCtxSynchronize`, and
     /// [`crate::StreamHandoff`]): they fail while this records.
     ///
     /// # Errors
     /// Those of `work`, or errors of the driver: not everything can be recorded. The stream is usable afterwards.
-    pub fn record_graph(&self, work: impl FnOnce() -> Result<(), CudaError>) -> Result<Graph, CudaError> {
+    pub(crate) fn record_graph(&self, work: impl FnOnce() -> Result<(), CudaError>) -> Result<Graph, CudaError> {
         let context = self.context();
         let driver = context.driver();
         context.with_current(|| {
-            // Only what was submitted before is recorded: libraries have loaded their kernels, and nothing is allocated.
-            let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-            // SAFETY: the stream is alive.
-            driver.checked("cuStreamBeginCapture", unsafe { stream::begin_capture(self.handle(), mode) })?;
-            let worked = work();
-            // SAFETY: the stream is alive, and recording began above.
-            let ended = driver.checked("cuStreamEndCapture", unsafe { stream::end_capture(self.handle()) });
-            worked?;
-            let recorded = ended?;
-            // SAFETY: the graph was recorded just now, and is destroyed once. The status of that is ignored: the graph is not used again.
-            let instantiated = unsafe {
-                let instantiated = graph::instantiate(recorded, CUgraphInstantiate_flags(0));
-                let _ = graph::destroy(recorded);
-                instantiated
-            };
+            let recording = Recording::begin(self)?;
+            work()?;
+            let recorded = recording.end()?;
+            // SAFETY: the graph was recorded just now.
+            let instantiated = unsafe { graph::instantiate(recorded.0, CUgraphInstantiate_flags(0)) };
             let handle = driver.checked("cuGraphInstantiate", instantiated)?;
-            Ok(Graph { context: context.clone(), handle })
+            let graph = Graph { context: context.clone(), handle };
+            // Memory that it needs on the device is there from now on.
+            // SAFETY: both handles are alive.
+            driver.checked("cuGraphUpload", unsafe { graph::upload(graph.handle, self.handle()) })?;
+            Ok(graph)
         })
+    }
+}
+
+/// A stream that records. It ends with this value, also where something fails.
+struct Recording<'a> {
+    stream: &'a Stream,
+    is_ended: bool,
+}
+
+/// What was recorded.
+struct Recorded(CUgraph);
+
+impl<'a> Recording<'a> {
+    /// Expects the context to be current.
+    fn begin(stream: &'a Stream) -> Result<Self, CudaError> {
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the stream is alive.
+        let begun = unsafe { stream::begin_capture(stream.handle(), mode) };
+        stream.context().driver().checked("cuStreamBeginCapture", begun)?;
+        Ok(Self { stream, is_ended: false })
+    }
+
+    fn end(mut self) -> Result<Recorded, CudaError> {
+        self.is_ended = true;
+        // SAFETY: the stream is alive, and records.
+        let ended = unsafe { stream::end_capture(self.stream.handle()) };
+        self.stream.context().driver().checked("cuStreamEndCapture", ended).map(Recorded)
+    }
+}
+
+impl Drop for Recording<'_> {
+    fn drop(&mut self) {
+        if !self.is_ended {
+            // SAFETY: the stream is alive, and records. What it recorded is not needed, and a failure of this is not the first one.
+            let _ = unsafe { stream::end_capture(self.stream.handle()) }.map(Recorded);
+        }
+    }
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: made by cuStreamEndCapture and destroyed once. The status is ignored: the graph is not used again.
+            let _ = unsafe { graph::destroy(self.0) };
+        }
     }
 }
 
@@ -57,7 +97,7 @@ impl Graph {
     ///
     /// # Errors
     /// [`CudaError::DifferentDevices`], or errors of the driver, including those of earlier kernels.
-    pub unsafe fn launch(&self, stream: &Stream) -> Result<(), CudaError> {
+    pub(crate) unsafe fn launch(&self, stream: &Stream) -> Result<(), CudaError> {
         same_device("cuGraphLaunch", stream.context(), &self.context)?;
         // SAFETY: both handles are alive, since their owners are borrowed; the rest is the caller's promise.
         self.context.driver().checked("cuGraphLaunch", unsafe { graph::launch(self.handle, stream.handle()) })

@@ -27,7 +27,6 @@ pub use context::{Context, DeviceMemory};
 pub use cudnn::Cudnn;
 pub use driver::{DeviceInfo, Driver};
 pub use error::CudaError;
-pub use graph::Graph;
 pub use memory::{DeviceBuffer, PinnedBuffer};
 pub use module::{Arguments, Kernel, LaunchShape, Module};
 pub use nccl::{Nccl, NcclCommunicator, NcclId};

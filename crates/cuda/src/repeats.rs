@@ -30,8 +30,13 @@ const MAX_WAITING: usize = 32;
 const MIN_RECORDED: usize = 3;
 /// The time at which launches that come again are recorded.
 const DUE: u32 = 3;
-/// Launches in all graphs together, after which graphs that were not used lately make room for others.
+/// How often recording a sequence may fail.
+const MAX_REFUSALS: u32 = 3;
+/// Launches in all graphs together, and graphs, after which those that were not used lately make room for others.
 const MAX_IN_GRAPHS: usize = 1 << 14;
+const MAX_GRAPHS: usize = 1 << 11;
+/// A graph is unused after this many times as many sequences as there are graphs.
+const UNUSED: u64 = 8;
 /// Sequences that are remembered without a graph; beyond this they are forgotten: those of batches of which no two are alike.
 const MAX_SEEN: usize = 1 << 16;
 
@@ -63,18 +68,21 @@ type Submit = dyn Fn(&Stream) -> Result<(), CudaError>;
 #[derive(Default)]
 struct Known {
     by_hash: FxHashMap<u64, Sequence>,
+    graphs: usize,
     /// Launches in graphs.
     in_graphs: usize,
     /// Sequences so far.
     now: u64,
+    /// When graphs that are not used are looked for again.
+    next_search: u64,
 }
 
 enum Sequence {
     /// Came this often.
     Seen(u32),
     Recorded(Recorded),
-    /// The driver does not record it.
-    Refused,
+    /// The driver did not record it, this often.
+    Refused(u32),
 }
 
 struct Recorded {
@@ -100,7 +108,7 @@ impl Hasher for Key {
     }
 }
 
-/// A launch that the driver or a library refused.
+/// A launch that the driver or a library refused, or the first of a graph that was.
 #[derive(Debug)]
 pub struct FailedLaunch {
     /// The launch.
@@ -147,7 +155,11 @@ impl Repeats {
         }
         let is_full = {
             let mut waiting = self.waiting.borrow_mut();
+            let begin = waiting.key.0.len();
             what.hash(&mut waiting.key);
+            // Where one ends and the next begins is part of the key.
+            let bytes = waiting.key.0.len() - begin;
+            waiting.key.write(&bytes.to_ne_bytes());
             let submit = Box::new(move |stream: &Stream| submit(&what, stream));
             waiting.launches.push(Launch { name, submit });
             waiting.launches.len() == MAX_WAITING
@@ -207,62 +219,82 @@ impl Known {
         repeats: &Repeats,
     ) -> Result<(), FailedLaunch> {
         self.now += 1;
-        if self.by_hash.len() > MAX_SEEN {
+        if self.by_hash.len() > self.graphs + MAX_SEEN {
             self.by_hash.retain(|_, sequence| matches!(sequence, Sequence::Recorded(_)));
         }
-        let stream = &repeats.stream;
-        let failed = |error| FailedLaunch { name: launches[0].name, error };
-        match self.by_hash.entry(hash).or_insert(Sequence::Seen(0)) {
+        let is_due = match self.by_hash.entry(hash).or_insert(Sequence::Seen(0)) {
             Sequence::Recorded(recorded) if *recorded.key == *key => {
                 recorded.used = self.now;
-                // SAFETY: the launches that were requested now are those of the graph, with the same arguments, and their callers promised
-                // what each of them needs.
-                return unsafe { recorded.graph.launch(stream) }.map_err(failed);
+                return recorded.launch(&repeats.stream);
             }
-            Sequence::Recorded(_) | Sequence::Refused => return repeats.submit_each(launches),
+            Sequence::Recorded(_) => false,
             Sequence::Seen(times) => {
                 *times += 1;
-                if *times < DUE {
-                    return repeats.submit_each(launches);
-                }
+                *times >= DUE
             }
+            Sequence::Refused(times) => *times < MAX_REFUSALS,
+        };
+        if is_due && self.has_room(launches.len()) {
+            self.record(hash, key, launches, repeats)
+        } else {
+            repeats.submit_each(launches)
         }
-        if !self.has_room(launches.len()) {
-            return repeats.submit_each(launches);
-        }
+    }
+
+    fn record(
+        &mut self,
+        hash: u64,
+        key: &[u8],
+        launches: &mut Vec<Launch>,
+        repeats: &Repeats,
+    ) -> Result<(), FailedLaunch> {
+        let stream = &repeats.stream;
         let recorded = stream.record_graph(|| launches.iter().try_for_each(|launch| (launch.submit)(stream)));
         let graph = match recorded {
             Ok(graph) => graph,
             Err(error) => {
                 tracing::warn!("launches from {} on are submitted one by one: {error}", launches[0].name);
-                self.by_hash.insert(hash, Sequence::Refused);
+                let earlier = match self.by_hash.get(&hash) {
+                    Some(Sequence::Refused(times)) => *times,
+                    _ => 0,
+                };
+                self.by_hash.insert(hash, Sequence::Refused(earlier + 1));
                 return repeats.submit_each(launches);
             }
         };
-        // SAFETY: as above.
-        unsafe { graph.launch(stream) }.map_err(failed)?;
-        self.in_graphs += launches.len();
         let recorded = Recorded { graph, launches: std::mem::take(launches), key: key.into(), used: self.now };
+        recorded.launch(stream)?;
+        self.in_graphs += recorded.launches.len();
+        self.graphs += 1;
         self.by_hash.insert(hash, Sequence::Recorded(recorded));
         Ok(())
     }
 
     /// Whether a graph of this many launches may be added, perhaps in the place of some that were not used for as long as it takes to use
-    /// all that there are.
+    /// all of them a few times. That is looked up seldom, since it takes as long as submitting many launches.
     fn has_room(&mut self, launches: usize) -> bool {
-        if self.in_graphs + launches > MAX_IN_GRAPHS {
-            let (now, window) = (self.now, 2 * self.by_hash.len() as u64);
-            let mut in_graphs = 0;
-            self.by_hash.retain(|_, sequence| match sequence {
-                Sequence::Recorded(recorded) if recorded.used + window < now => false,
-                Sequence::Recorded(recorded) => {
-                    in_graphs += recorded.launches.len();
-                    true
-                }
-                Sequence::Seen(_) | Sequence::Refused => true,
+        let is_full = |known: &Self| known.in_graphs + launches > MAX_IN_GRAPHS || known.graphs == MAX_GRAPHS;
+        if is_full(self) && self.now >= self.next_search {
+            let window = UNUSED * self.graphs as u64;
+            self.next_search = self.now + window / 2;
+            let now = self.now;
+            let is_unused = |recorded: &Recorded| recorded.used + window < now;
+            self.by_hash.retain(|_, sequence| !matches!(sequence, Sequence::Recorded(recorded) if is_unused(recorded)));
+            let left = self.by_hash.values().filter_map(|sequence| match sequence {
+                Sequence::Recorded(recorded) => Some(recorded.launches.len()),
+                Sequence::Seen(_) | Sequence::Refused(_) => None,
             });
-            self.in_graphs = in_graphs;
+            (self.graphs, self.in_graphs) = left.fold((0, 0), |(graphs, all), launches| (graphs + 1, all + launches));
         }
-        self.in_graphs + launches <= MAX_IN_GRAPHS
+        !is_full(self)
+    }
+}
+
+impl Recorded {
+    fn launch(&self, stream: &Stream) -> Result<(), FailedLaunch> {
+        // SAFETY: launches were requested just now that are those of the graph, with the same arguments, and their callers promised
+        // what each of them needs.
+        let launched = unsafe { self.graph.launch(stream) };
+        launched.map_err(|error| FailedLaunch { name: self.launches[0].name, error })
     }
 }

@@ -162,6 +162,47 @@ fn launches_that_come_again_are_repeated_as_a_graph_and_others_are_not() {
 }
 
 #[test]
+fn as_many_graphs_as_are_kept_take_little_memory() {
+    let Some(gpu) = gpu() else { return };
+    let Some(module) = gpu.module() else { return };
+    let line = module.kernel("line").expect("it is in the program");
+    let repeats = Repeats::new(gpu.stream.clone());
+    let [x, y] = [0, 1].map(|_: usize| gpu.upload(&values()));
+    let free = || gpu.context.memory().expect("memory").free_bytes;
+    let sequence = |number: usize, launches: usize| {
+        for index in 0..launches {
+            let of_sequence = Line { slope: number as f32, unused: [0; 4], offset: index as f64 };
+            let [from, to] = [&x, &y].map(|buffer| buffer.pointer::<f32>());
+            let arguments = Arguments::new().pointer(to).pointer(from).value(&of_sequence).i64(COUNT as i64);
+            let shape = LaunchShape { grid: [4, 1, 1], block: [64, 1, 1], shared_bytes: 0 };
+            // SAFETY: as above.
+            let requested = unsafe {
+                repeats.submit("line", (line.clone(), arguments), move |(kernel, arguments), stream| {
+                    kernel.launch(stream, shape, arguments)
+                })
+            };
+            requested.expect("submitted");
+        }
+        repeats.flush().expect("submitted");
+    };
+    sequence(0, 4);
+    gpu.stream.synchronize().expect("synchronized");
+    let before = free();
+    // More sequences than there may be graphs, and then as many launches in fewer.
+    for (sequences, launches, most) in [(2_100, 4, 2_048 * 4), (700, 30, 16_384)] {
+        for _ in 0..3 {
+            (0..sequences).for_each(|number| sequence(number, launches));
+        }
+        gpu.stream.synchronize().expect("synchronized");
+        let (in_graphs, taken) = (repeats.in_graphs(), before.saturating_sub(free()));
+        eprintln!("{in_graphs} launches in graphs take {} MiB", taken >> 20);
+        assert!(in_graphs <= most && in_graphs + 31 > most, "{in_graphs} launches in graphs");
+        assert!(taken < 256 << 20, "{in_graphs} launches in graphs take {taken} bytes");
+        repeats.release();
+    }
+}
+
+#[test]
 fn arguments_that_do_not_match_the_parameters_are_refused_before_the_launch() {
     let Some(gpu) = gpu() else { return };
     let Some(module) = gpu.module() else { return };

@@ -34,7 +34,7 @@ pub const ALLOWANCE: f64 = 1.25;
 pub const MEMORY_SHARE: f64 = 2.9 / 3.35;
 
 /// Host time of a launch, at most, in seconds. Steps of 805 launches over 512 tokens took 10 to 11 ms, 13 µs per launch, on one host
-/// (`h100-memory-used-again.json` in `benches/results/`); hosts differ by half. Where batches are alike, launches are graphs and take 8 µs.
+/// (`h100-memory-used-again.json` in `benches/results/`); hosts differ by half. Where batches are alike, launches are graphs and take 6 to 9 µs.
 pub const LAUNCH_S: f64 = 20e-6;
 
 /// What a step needs of the host.

@@ -198,7 +198,7 @@ impl<B: Kernels> Optimizer<B> {
         };
         let Some(scaler) = &self.loss_scaler else { return clip(squared_norm) };
         let inverse = scaler.scale().recip();
-        let (norm, factor) = clip(squared_norm.mul(inverse.clone().square()));
+        let (norm, factor) = clip(squared_norm.mul(inverse.clone()).mul(inverse.clone()));
         let is_skipped = norm.clone().is_finite().bool_not();
         (norm, factor.mul(inverse).mask_fill(is_skipped, f32::NAN))
     }

@@ -33,6 +33,8 @@ const IN_BF16: Bounds = Bounds { lowest: 0.995, mean: 0.999, norms: 0.06 };
 const IN_BF16_RANDOM: Bounds = Bounds { lowest: 0.99, mean: 0.99, norms: 0.06 };
 /// PyTorch with the same roundings to E4M3 and f32 otherwise has 0.68, 0.967 and 0.66 (`benches/results/smollm2-fp8-gradients.json`).
 const IN_FP8: Bounds = Bounds { lowest: 0.6, mean: 0.95, norms: 0.8 };
+/// Of adapters.
+const IN_FP8_LORA: Bounds = Bounds { lowest: 0.75, mean: 0.95, norms: 0.5 };
 
 /// Tokens of the batch of real text, in four documents of unequal length.
 const TOKENS: usize = 2048;
@@ -109,6 +111,7 @@ fn gradients(storage: BaseStorage, dtype: DType, gemms: GemmFormat) -> Gradients
 fn of_torch(ours: &Gradients) -> Option<Gradients> {
     let file = std::env::var("FIREBRICK_TEST_GRADIENTS").ok()?;
     let golden = Golden::open(file.trim_end_matches(".safetensors"));
+    assert_eq!(golden.ids("input_ids"), text().input_ids, "the file is of the same text");
     Some(ours.keys().map(|name| (name.clone(), golden.f32s(&format!("grad.{name}")))).collect())
 }
 
@@ -159,7 +162,8 @@ fn gradients_in_bf16_and_fp8_point_where_those_in_f32_point() {
         all_agree &= agree(&format!("{mode}, bf16"), &agreements(&expected, &found), &bounds);
         if has_fp8() && real_model().is_some() {
             let found = gradients(storage, DType::BF16, GemmFormat::Fp8);
-            all_agree &= agree(&format!("{mode}, fp8"), &agreements(&expected, &found), &IN_FP8);
+            let bounds = if storage == TRAINED { &IN_FP8 } else { &IN_FP8_LORA };
+            all_agree &= agree(&format!("{mode}, fp8"), &agreements(&expected, &found), bounds);
         }
     }
     assert!(all_agree, "what was printed says which is off");

@@ -171,7 +171,7 @@ fn texts_are_written_by_graphs() {
     assert!(of_tokens.launches > 0 && 4 * of_tokens.submitted <= of_tokens.launches, "20 tokens more: {of_tokens:?}");
 }
 
-/// The first two steps allocate, compile and choose; after them nothing is new, and from the fourth on most launches are in graphs.
+/// The first two steps allocate, compile and choose; after them nothing is new, and in the fifth most launches are in graphs.
 fn steps_are_alike(mut trainer: Trainer<Cuda>, lengths: [u32; 3], case: &str) {
     let documents: [Vec<u32>; 3] = lengths.map(|length| (1..=length).collect());
     let batch = [packed(&documents.each_ref().map(Vec::as_slice))];
@@ -191,5 +191,6 @@ fn steps_are_alike(mut trainer: Trainer<Cuda>, lengths: [u32; 3], case: &str) {
     // The layers whose attention is not cuDNN's are too narrow for our kernels: operations of Burn's interrupt the section.
     let is_whole = attentions > 0 && !case.starts_with(WINDOWED);
     let (all, submitted) = (launches + gemms + attentions, fifth.since(fourth).submitted);
-    assert!(submitted <= if is_whole { all / 5 } else { all }, "{case}: {submitted} submissions of {all} launches");
+    let most = if is_whole { all / 5 } else { all - 1 };
+    assert!(submitted <= most, "{case}: {submitted} submissions of {all} launches");
 }

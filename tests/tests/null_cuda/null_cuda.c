@@ -159,6 +159,7 @@ API int cuGraphInstantiateWithFlags(void **executable, const void *graph, unsign
     *executable = memcpy(malloc(OF_GRAPHS * sizeof *recorded), graph, OF_GRAPHS * sizeof *recorded);
     return 0;
 }
+SUCCEEDS(cuGraphUpload)
 API int cuGraphLaunch(const int64_t *executable, void *stream) {
     for (int which = 0; which < OF_GRAPHS; ++which) add(which, executable[which]);
     return add(SUBMITTED, 1);

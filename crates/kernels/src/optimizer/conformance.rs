@@ -25,6 +25,8 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
         let (expected_norm, expected_factor) = reference::clip(Tensor::from_floats([value], &check.cpu), 1.5);
         if value.is_finite() {
             check.compare("clip: norm", norm, expected_norm);
+        } else {
+            check.same("clip: a norm that is not finite", !norm.into_data().iter::<f32>().any(f32::is_finite));
         }
         check.compare("clip", factor, expected_factor);
     }

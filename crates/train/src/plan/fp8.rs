@@ -10,7 +10,7 @@ use crate::plan::chosen::Chosen;
 use crate::plan::fit::Case;
 
 /// From which width of a model, and which width times tokens of a micro-batch, 8-bit floats were measured to be faster
-/// (docs/roofline.md): 896 wide with 32,768 tokens 1.12 times, 2,048 wide with 4,096 tokens 1.21 times, with 512 tokens 0.96 times.
+/// (docs/roofline.md): 896 wide with 32,768 tokens 1.12 times, 2,048 wide with 4,096 tokens 1.21 times, with 512 tokens 0.95 times.
 const MIN_WIDTH: usize = 896;
 const MIN_VALUES: u64 = 2048 * 4096;
 

@@ -19,7 +19,7 @@ use crate::{CachedTokens, KvCache};
 
 /// Keys that are worth a block of their own.
 const MIN_PART_KEYS: usize = 128;
-/// The keys that a query may see are counted in steps of this many.
+/// The keys that a query may see are counted in steps of this many, or of half as many while that is all there are.
 const SEEN_STEP: usize = 256;
 /// Blocks per multiprocessor that keep it busy.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
@@ -27,6 +27,11 @@ const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
 /// Whether a kernel takes heads of this width over a cache of keys and values.
 fn cached_takes(head_dim: usize) -> bool {
     head_dim.is_multiple_of(16) && head_dim <= 256
+}
+
+/// A number of keys rounded up, since launches whose arguments are those of the token before are cheaper.
+fn counted(keys: usize) -> usize {
+    keys.next_multiple_of(if keys <= SEEN_STEP / 2 { SEEN_STEP / 2 } else { SEEN_STEP })
 }
 
 /// As `source/cached_attention.cu` has them: heads of one key/value head that a block computes.
@@ -85,8 +90,7 @@ impl Engine {
         let o = self.empty_matrix(q.rows, q.width, q.dtype);
         let queries = queries_of_block(spec.head_dim);
         let blocks = spec.kv_heads * (spec.heads / spec.kv_heads).div_ceil(queries);
-        // Rounded up, since launches whose arguments are those of the token before are cheaper.
-        let seen = spec.window.unwrap_or(usize::MAX).min(tokens.longest().next_multiple_of(SEEN_STEP));
+        let seen = spec.window.unwrap_or(usize::MAX).min(counted(tokens.longest()));
         let part_keys = self.keys_per_block(blocks * q.rows, seen);
         let splits = seen.div_ceil(part_keys);
         let parts = match splits {

@@ -52,8 +52,9 @@ pub(super) struct Engine {
     device: CudaDevice,
     client: ComputeClient<CudaRuntime>,
     context: Context,
-    // Dropped before the libraries that its launches refer to.
+    // These two are dropped before the libraries that waiting and recorded launches refer to.
     pub(super) repeats: Rc<Repeats>,
+    pub(super) scratch: Scratch,
     pub(super) handoff: StreamHandoff,
     /// How many sections are open, one inside the other.
     pub(super) depth: Cell<usize>,
@@ -71,7 +72,6 @@ pub(super) struct Engine {
     pub(super) blas: RefCell<BlasLt>,
     pub(super) library: Library,
     pub(super) programs: Programs,
-    pub(super) scratch: Scratch,
     pub(super) fp8_scales: Fp8Scales,
     /// Rows in 8-bit floats for the GEMM that comes next.
     pub(super) prepared_rows: RefCell<Option<PreparedRows>>,
@@ -261,6 +261,14 @@ impl Engine {
     pub(super) fn stream(&self) -> &Stream {
         check_launch(self.repeats.flush());
         self.repeats.stream()
+    }
+
+    /// Waits for all work of the device, where no section is open. Not while another thread is inside one: while that records a graph, the
+    /// driver refuses to wait.
+    pub(super) fn synchronize(&self) {
+        assert!(!self.is_in_section(), "a section does not wait for the device");
+        let _turn = lock_of(self.device.index).lock().unwrap_or_else(PoisonError::into_inner);
+        check("waiting for the device", self.context.synchronize());
     }
 
     /// A new timed event, recorded on the stream.

@@ -49,7 +49,8 @@ impl KeptWeights {
         self.left.set(bytes);
     }
 
-    /// Address of a weight's buffer, and what it holds; `None` where it is not kept. What it does not hold, the caller writes now.
+    /// Address of a weight's buffer, and what it holds; `None` where it is not kept, or was kept with
+    /// fewer bytes. What it does not hold, the caller writes now.
     pub(super) fn of(&self, pass: Pass, weight: Vec<u64>, bytes: usize, contents: Contents) -> Option<(u64, Held)> {
         let mut by_weight = self.by_weight.borrow_mut();
         let key = (pass, weight);
@@ -57,6 +58,10 @@ impl KeptWeights {
             let held = Held { weight: kept.contents.dtype == contents.dtype, adapter: kept.contents == contents };
             kept.contents = contents;
             return Some((kept.memory.pointer::<u8>().address(), held));
+        }
+        // Launches that wait on the host may still refer to a smaller buffer.
+        if by_weight.contains_key(&key) {
+            return None;
         }
         let mut left = self.left.get();
         let of_pass = &mut left[pass as usize];

@@ -133,7 +133,7 @@ impl MemoryOps for Cuda {
 /// Waits for the device, and returns buffers that wait for operations of the same sizes.
 fn release_pools(engine: &Engine, device: &CudaDevice) {
     assert!(!engine.is_in_section(), "memory is not released inside a section: kernels may still use it");
-    check("waiting for the device", engine.context().synchronize());
+    engine.synchronize();
     engine.repeats.release();
     engine.scratch.release();
     engine.copies.release();

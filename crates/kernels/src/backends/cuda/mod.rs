@@ -80,12 +80,12 @@ impl crate::Kernels for Cuda {
     fn trace<R>(device: &Self::Device, work: impl FnOnce() -> R) -> (R, Vec<crate::TracedOperation>) {
         let engine = engine::engine(device);
         // The trace begins now for both, the host and the device.
-        check("waiting for the device", engine.context().synchronize());
+        engine.synchronize();
         let origin = check("recording an event", engine.mark());
         check("waiting for the device", origin.synchronize());
         engine.trace.start(origin);
         let result = work();
-        check("waiting for the device", engine.context().synchronize());
+        engine.synchronize();
         (result, engine.trace.finish())
     }
 }

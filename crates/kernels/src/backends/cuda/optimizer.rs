@@ -286,7 +286,8 @@ impl Engine {
             unused: 0,
         };
         let (mut pieces, mut values) = (0, 0);
-        let (mut updated, mut gradients) = (Vec::new(), Vec::new());
+        // Gradients are held until the launch is queued.
+        let (mut updated, mut held) = (Vec::new(), Vec::new());
         for (index, (state, gradient)) in group.enumerate() {
             let gradient = self.f32_values(gradient);
             let owned = [state.parameter, state.first, state.second].map(|values| self.owned(float(values)));
@@ -298,7 +299,7 @@ impl Engine {
             values += gradient.width;
             let [parameter, first, second] = owned.map(tensor);
             updated.push(AdamWState { parameter, first, second });
-            gradients.push(gradient);
+            held.push(gradient);
         }
         table.tensors = updated.len() as i32;
         let rates = Rates::new(hyper, hyper.learning_rate / corrections(hyper).0, hyper.epsilon);
@@ -329,7 +330,8 @@ impl Engine {
             blocks: 0,
         };
         let mut values = 0;
-        let (mut updated, mut gradients) = (Vec::new(), Vec::new());
+        // Gradients are held until the launch is queued.
+        let (mut updated, mut held) = (Vec::new(), Vec::new());
         for (index, (state, gradient)) in group.enumerate() {
             let gradient = self.f32_values(gradient);
             let count = gradient.width;
@@ -343,7 +345,7 @@ impl Engine {
             table.blocks += count.div_ceil(MOMENT_BLOCK) as i32;
             values += count;
             updated.push(owned.into_state());
-            gradients.push(gradient);
+            held.push(gradient);
         }
         table.tensors = updated.len() as i32;
         let maps = [self.tables.signed(), self.tables.unsigned()].map(|map| self.flat(map));
