@@ -189,7 +189,7 @@ fn as_many_graphs_as_are_kept_take_little_memory() {
     gpu.stream.synchronize().expect("synchronized");
     let before = free();
     // More sequences than there may be graphs, and then as many launches in fewer.
-    for (sequences, launches, most) in [(2_100, 4, 2_048 * 4), (700, 30, 16_384)] {
+    for (sequences, launches, most) in [(600, 4, 512 * 4), (350, 30, 8_192)] {
         for _ in 0..3 {
             (0..sequences).for_each(|number| sequence(number, launches));
         }

@@ -14,6 +14,7 @@ use std::{env, fs};
 
 use burn_tensor::DType;
 use firebrick_kernels::Recompute;
+use firebrick_kernels::backends::cuda::use_graphs;
 use firebrick_kernels::backends::{BackendKind, Cuda};
 use firebrick_model::{BatchLimits, GenerateOptions, PassOptions, Sampler};
 use firebrick_tests::{FAMILIES, FROZEN, MIXTURES, NF4, TRAINED, load_in, packed, trainer};
@@ -193,4 +194,7 @@ fn steps_are_alike(mut trainer: Trainer<Cuda>, lengths: [u32; 3], case: &str) {
     let (all, submitted) = (launches + gemms + attentions, fifth.since(fourth).submitted);
     let most = if is_whole { all / 5 } else { all - 1 };
     assert!(submitted <= most, "{case}: {submitted} submissions of {all} launches");
+    // Graphs of all cases together are more than are kept.
+    use_graphs(trainer.model.device(), false);
+    use_graphs(trainer.model.device(), true);
 }
