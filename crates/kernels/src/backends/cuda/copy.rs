@@ -23,6 +23,9 @@ fn elementwise(name: &'static str, dtype: DType, shape: LaunchShape, bytes: usiz
     Launch { source: Source::Elementwise, dtype, name, shape, bytes }
 }
 
+/// Rows of fewer bytes do not fill a block, as `source/elementwise.cu` has it.
+const NARROW_BYTES: usize = 256 * 16;
+
 impl Engine {
     /// Converts dense values between f32 and a half format (or copies values of one format). Only f32 can be scaled.
     pub(super) fn cast(&self, from: DeviceBlock, to: DeviceBlock, scale: f32) {
@@ -105,7 +108,11 @@ impl Engine {
             .i64((from.stride * element) as i64)
             .i64(from.rows as i64)
             .i64((from.width * element) as i64);
-        let launch = elementwise("copy_rows", DType::F32, grid(from.rows, 256), 2 * from.bytes());
+        // A block copies several narrow rows.
+        let bytes = [from.width, from.stride, to.stride].map(|values| values * element);
+        let is_in_vectors = bytes.iter().all(|bytes| bytes.is_multiple_of(16)) && (from.address | to.address) % 16 == 0;
+        let blocks = if is_in_vectors && bytes[0] < NARROW_BYTES { from.bytes().div_ceil(16_384) } else { from.rows };
+        let launch = elementwise("copy_rows", DType::F32, grid(blocks, 256), 2 * from.bytes());
         // SAFETY: both blocks have the same rows and width, at the strides given.
         unsafe { self.launch(launch, &arguments) };
     }

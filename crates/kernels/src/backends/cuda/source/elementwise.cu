@@ -127,11 +127,21 @@ copy_strided(void *y, const void *x, int element_bytes, long long size0, long lo
     }
 }
 
-// y[row * y_stride ..] = x[row * x_stride ..] for `bytes` bytes of each of `rows` rows; strides in bytes; no overlap.
-// grid any, rows is fast; block (256), no dynamic shared memory.
+// y[row * y_stride ..] = x[row * x_stride ..] for `bytes` bytes of each of `rows` rows; strides in bytes; no overlap. A block copies a row at
+// a time; narrow rows are copied by neighboring threads.
+// grid any, rows is fast, or ceil(rows * bytes / 16384) where rows are narrow; block (256), no dynamic shared memory.
 KERNEL __launch_bounds__(256) copy_rows(unsigned char *y, long long y_stride, const unsigned char *x, long long x_stride,
                                         long long rows, long long bytes) {
     const bool vectors = bytes % 16 == 0 && y_stride % 16 == 0 && x_stride % 16 == 0 && aligned16(y, x);
+    if (vectors && bytes < 256 * 16) {
+        const long long each = bytes / 16, count = rows * each;
+        for (long long at = flat_thread(); at < count; at += flat_threads()) {
+            const long long row = at / each, column = at % each * 16;
+            *reinterpret_cast<uint4 *>(y + row * y_stride + column) =
+                __ldcs(reinterpret_cast<const uint4 *>(x + row * x_stride + column));
+        }
+        return;
+    }
     for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
         unsigned char *to = y + row * y_stride;
         const unsigned char *from = x + row * x_stride;
