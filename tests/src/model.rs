@@ -51,13 +51,24 @@ pub fn load_divided<B: Kernels>(
     compute_dtype: DType,
     division: Option<Division>,
 ) -> Decoder<B> {
+    load_as(model, adapter, storage, compute_dtype, GemmFormat::Compute, division)
+}
+
+fn load_as<B: Kernels>(
+    model: &str,
+    adapter: Option<&str>,
+    storage: BaseStorage,
+    compute_dtype: DType,
+    gemms: GemmFormat,
+    division: Option<Division>,
+) -> Decoder<B> {
     let (folder, adapter) = (fixture(model), adapter.map(fixture));
     let options = BuildOptions {
         storage,
         lora: adapter.as_ref().map(|dir| read_adapter_config(dir).expect("the adapter has a readable config")),
         seed: 0,
         compute_dtype,
-        gemms: GemmFormat::Compute,
+        gemms,
         max_positions: POSITIONS,
         sequence_tokens: POSITIONS,
     };
@@ -75,16 +86,17 @@ pub fn load_divided<B: Kernels>(
     loaded
 }
 
-/// What takes steps: 8-bit AdamW at a rate of 1e-3, over the model that [`load_in`] returns.
+/// What takes steps: 8-bit AdamW at a rate of 1e-3, over the model that [`load_in`] returns, whose GEMMs multiply in a format.
 pub fn trainer<B: Kernels>(
     model: &str,
     adapter: Option<&str>,
     storage: BaseStorage,
     dtype: DType,
+    gemms: GemmFormat,
     pass: PassOptions,
 ) -> Trainer<B> {
     Trainer {
-        model: load_in(model, adapter, storage, dtype),
+        model: load_as(model, adapter, storage, dtype, gemms, None),
         optimizer: Optimizer::new(OptimizerConfig {
             kind: OptimizerKind::AdamW8bit,
             beta1: 0.9,

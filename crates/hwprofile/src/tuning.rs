@@ -123,7 +123,7 @@ pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
         micro_batch_start: 16,
         padding: TENSOR_CORES,
         loader_workers: 2,
-        notes: "FlashAttention 3 itself runs on Hopper alone; training here is in bf16, without FP8 or FP4 products",
+        notes: "FlashAttention 3 itself runs on Hopper alone; compute = \"fp8\" multiplies in MXFP8, untried on a card; bf16 is the default",
     },
     HardwareConfig {
         kind: HardwareKind::BlackwellRtx,
@@ -140,7 +140,7 @@ pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
         micro_batch_start: 2,
         padding: TENSOR_CORES,
         loader_workers: 2,
-        notes: "the seeds take it for a B200; it has an RTX 40's shared memory and no tensor memory, so an RTX 40's tiles",
+        notes: "the seeds take it for a B200; it has an RTX 40's shared memory and no tensor memory, so an RTX 40's tiles; compute = \"fp8\" as on a B200",
     },
     HardwareConfig {
         kind: HardwareKind::Hopper,
@@ -174,7 +174,7 @@ pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
         micro_batch_start: 2,
         padding: TENSOR_CORES,
         loader_workers: 2,
-        notes: "the seeds take it for an A100, but it has FP8 units; 24 or 48 GB leave room for fewer rows",
+        notes: "the seeds take it for an A100, but it has FP8 units; 24 or 48 GB leave room for fewer rows; compute = \"fp8\" is untried on a card",
     },
     HardwareConfig {
         kind: HardwareKind::Ampere,

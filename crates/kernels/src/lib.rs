@@ -68,10 +68,15 @@ pub struct TracedOperation {
 pub trait Kernels:
     MemoryOps + WeightOps + NormOps + LinearOps + MoeOps + AttentionOps + EmbeddingOps + LossOps + OptimizerOps + CommOps
 {
-    /// Runs every operation that training in this format uses once on small random input, against the reference body on the CPU.
+    /// Runs every operation that training in these formats uses once on small random input, against the reference body on the CPU.
     /// `Err` names the operation that is wrong: a broken driver must not train on zeros. `None`: this backend has nothing to test.
-    fn self_test(device: &Self::Device, dtype: DType, head_dim: usize) -> Option<Result<(), String>> {
-        let _ = (device, dtype, head_dim);
+    fn self_test(
+        device: &Self::Device,
+        dtype: DType,
+        gemms: GemmFormat,
+        head_dim: usize,
+    ) -> Option<Result<(), String>> {
+        let _ = (device, dtype, gemms, head_dim);
         None
     }
 

@@ -14,7 +14,9 @@ use burn_tensor::backend::Backend;
 use burn_tensor::{DType, Distribution, Int, Tensor};
 use firebrick_arch::{Activation, AttentionSpec};
 use firebrick_kernels::backends::Flex;
-use firebrick_kernels::backends::cuda::{Cuda, DeviceFailure, probe, refuse_cudnn, scratch_bytes};
+use firebrick_kernels::backends::cuda::{
+    Cuda, CudnnLimits, DeviceFailure, limit_cudnn, limit_shared_memory, probe, refuse_cudnn, scratch_bytes,
+};
 use firebrick_kernels::conformance::{Case, every_operation, tolerance};
 use firebrick_kernels::{
     AttentionOps, CrossEntropyOptions, Documents, EmbeddingOps, Epilogue, GemmAlgorithms, GemmFormat, Group, Keep,
@@ -96,6 +98,24 @@ fn every_operation_equals_the_cpu_in_bf16() {
     cases(DType::BF16).iter().for_each(|case| assert_case(case, &device));
 }
 
+/// Of an A100, and of cards with 100 KiB on a multiprocessor: L4, L40S, RTX 30, 40 and 50.
+#[test]
+fn blocks_fit_the_shared_memory_of_smaller_cards() {
+    let Some((device, _turn)) = device() else { return };
+    refuse_cudnn(&device, true, true);
+    for bytes in [166_912, 101_376] {
+        assert!(limit_shared_memory(&device, Some(bytes)) <= bytes);
+        for head_dim in [64, 96, 128, 256] {
+            let small = Case::small(DType::BF16, head_dim);
+            for case in [Case { hidden_size: 640, rank: 16, ..small.clone() }, Case { rank: 32, ..small }] {
+                assert_case(&case, &device);
+            }
+        }
+    }
+    limit_shared_memory(&device, None);
+    refuse_cudnn(&device, false, false);
+}
+
 #[test]
 fn every_operation_equals_the_cpu_in_f16() {
     let Some((device, _turn)) = device() else { return };
@@ -116,6 +136,21 @@ fn the_flash_kernels_equal_the_cpu_where_cudnn_refuses_both_passes() {
         cases(dtype).iter().for_each(|case| assert_case(case, &device));
     }
     refuse_cudnn(&device, false, false);
+}
+
+/// cuDNN is given short documents here, where its version takes packed ones, all at once and a few at a time.
+#[test]
+fn packed_documents_equal_the_cpu_through_cudnn_in_one_call_and_in_parts() {
+    let Some((device, _turn)) = device() else { return };
+    for max_backward_tokens in [16_384, 64] {
+        let card_s_own = limit_cudnn(&device, CudnnLimits { min_mean_tokens: 0, max_backward_tokens });
+        for documents in [vec![3, 1, 257, 1, 90], (1..=64).collect(), vec![64, 64], vec![40, 24, 64, 130, 10, 54]] {
+            for head_dim in [64, 128] {
+                assert_case(&Case { documents: documents.clone(), ..Case::small(DType::BF16, head_dim) }, &device);
+            }
+        }
+        limit_cudnn(&device, card_s_own);
+    }
 }
 
 /// Heads of width 64: four queries, two keys.
@@ -155,6 +190,8 @@ fn two_layers<B: Kernels>(boundaries: &[u32], dtype: DType, device: &B::Device) 
 #[test]
 fn gradients_of_all_layers_are_right_whichever_pass_cudnn_refuses() {
     let Some((device, _turn)) = device() else { return };
+    // Short documents of several lengths go to it, too.
+    let limits = limit_cudnn(&device, CudnnLimits { min_mean_tokens: 0, ..CudnnLimits::default() });
     for boundaries in [vec![0, 64, 128, 192], vec![0, 40, 41, 200, 230]] {
         let expected = two_layers::<Flex>(&boundaries, DType::F32, &Default::default());
         for (forward, backward) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -170,13 +207,19 @@ fn gradients_of_all_layers_are_right_whichever_pass_cudnn_refuses() {
             }
         }
     }
+    limit_cudnn(&device, limits);
 }
 
 #[test]
 fn the_self_test_passes() {
     let Some((device, _turn)) = device() else { return };
     for dtype in [DType::BF16, DType::F32] {
-        Cuda::self_test(&device, dtype, 128).expect("CUDA has a self-test").expect("a working device");
+        for gemms in [GemmFormat::Compute, GemmFormat::Fp8] {
+            let multiplies = gemms == GemmFormat::Compute || (dtype == DType::BF16 && has_fp8(&device));
+            if multiplies {
+                Cuda::self_test(&device, dtype, gemms, 128).expect("CUDA has a self-test").expect("a working device");
+            }
+        }
     }
 }
 
@@ -209,6 +252,11 @@ fn operations_of_the_engine_and_of_burn_follow_each_other_in_order() {
             assert!((got - 10.0 * value).abs() <= 1e-3 * value, "round {value}, element {index}: {got}");
         }
     }
+}
+
+fn has_fp8(device: &Device) -> bool {
+    let card = firebrick_cuda::Driver::load().and_then(|driver| driver.device(device.index));
+    card.is_ok_and(|card| card.compute_capability >= (8, 9))
 }
 
 fn context() -> firebrick_cuda::Context {

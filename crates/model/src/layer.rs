@@ -131,10 +131,19 @@ impl<B: Kernels> AfterAttention<B> {
         Some(Box::new(SavedForBackward { attention, mlp: mlp? }))
     }
 
-    /// What attention computed, and the residual stream, which is what the MLP reads.
-    pub(crate) fn into_outputs(self) -> (AttentionOutput<B>, Tensor<B, 2>) {
-        (self.output.expect("attention over documents returns what its backward reads"), self.h_nd)
+    /// What attention computed, what the adapter of its output projection kept, and the residual stream, which is what the MLP reads.
+    pub(crate) fn into_outputs(self) -> (AttentionOutput<B>, LowRank<B>, Tensor<B, 2>) {
+        let output = self.output.expect("attention over documents returns what its backward reads");
+        (output, self.attention_output.and_then(|saved| saved.low_rank), self.h_nd)
     }
+}
+
+/// `x Aᵀ` of a group's adapters `[n, ranks]`, where there are any and the backend keeps it.
+pub(crate) type LowRank<B> = Option<Tensor<B, 2>>;
+
+/// What a group keeps whose inputs are computed again before the backward: `runs_again` says whether its forward is, too.
+fn kept_of_inputs(runs_again: bool) -> Keep {
+    if runs_again { Keep::Nothing } else { Keep::LowRank }
 }
 
 /// Under [`Keep::Inputs`] and [`Keep::Everything`].
@@ -197,20 +206,21 @@ impl<B: Kernels> Layer<B> {
         (y_nd, after.saved(mlp))
     }
 
-    /// What the backward needs, from the layer's input alone.
+    /// What the backward needs, from the layer's input and what [`Self::forward_mlp_of_inputs`] kept.
     pub(crate) fn recompute(
         &self,
         x_nd: Tensor<B, 2>,
+        low_rank: LowRank<B>,
         context: &Context<B>,
         adapters: AdapterPass,
     ) -> Box<SavedForBackward<B>> {
         let attend = Attend::Documents(&context.documents);
         let after = self.forward_attention(x_nd, &context.rotary, attend, Keep::Inputs, adapters);
-        let mlp = self.recompute_mlp(after.h_nd.clone(), adapters);
+        let mlp = self.recompute_mlp(after.h_nd.clone(), low_rank, adapters);
         after.saved(Some(mlp)).expect(KEPT)
     }
 
-    /// The first half of the layer: from its input to the sum after attention.
+    /// The first half of the layer: from its input to the sum after attention. Under [`Keep::LowRank`] queries, keys and values run again.
     pub(crate) fn forward_attention(
         &self,
         x_nd: Tensor<B, 2>,
@@ -219,26 +229,31 @@ impl<B: Kernels> Layer<B> {
         keep: Keep,
         adapters: AdapterPass,
     ) -> AfterAttention<B> {
-        let (heads, qkv) = self.forward_qkv(x_nd.clone(), rotary, keep, adapters);
+        let [of_qkv, of_output] = match keep {
+            Keep::LowRank => [Keep::Nothing, kept_of_inputs(self.after_attention.is_some())],
+            keep => [keep; 2],
+        };
+        let (heads, qkv) = self.forward_qkv(x_nd.clone(), rotary, of_qkv, adapters);
         let (o, output) = self.attend(&heads, attend);
         let epilogue = added_to(x_nd, self.after_attention.as_ref());
-        let (h_nd, attention_output) = self.attention_output.forward(Prologue::None { x: o }, epilogue, keep, adapters);
+        let prologue = Prologue::None { x: o };
+        let (h_nd, attention_output) = self.attention_output.forward(prologue, epilogue, of_output, adapters);
         AfterAttention { qkv, heads, output, attention_output, h_nd: single(h_nd) }
     }
 
-    /// What the backward of the attention half needs, from its input and what attention computed of it. The output projection does not run,
+    /// What the backward of the attention half needs, from its input and what it computed and kept. The output projection does not run,
     /// unless its output is normalized: nothing else reads it a second time.
     pub(crate) fn recompute_attention(
         &self,
         x_nd: Tensor<B, 2>,
-        output: AttentionOutput<B>,
+        (output, low_rank): (AttentionOutput<B>, LowRank<B>),
         context: &Context<B>,
         adapters: AdapterPass,
     ) -> SavedAttention<B> {
         let (heads, qkv) = self.forward_qkv(x_nd.clone(), &context.rotary, Keep::Inputs, adapters);
         let prologue = Prologue::None { x: output.o.clone() };
         let attention_output = match &self.after_attention {
-            None => ProjectSaved::of_inputs(prologue),
+            None => ProjectSaved::of_inputs(prologue, low_rank),
             norm @ Some(_) => {
                 let epilogue = added_to(x_nd, norm.as_ref());
                 self.attention_output.forward(prologue, epilogue, Keep::Inputs, adapters).1.expect(KEPT)
@@ -277,13 +292,31 @@ impl<B: Kernels> Layer<B> {
         }
     }
 
-    /// What the backward of the MLP needs, from its input. The output of a gated MLP is not computed, unless it is normalized: nothing else
-    /// reads it a second time.
-    pub(crate) fn recompute_mlp(&self, h_nd: Tensor<B, 2>, adapters: AdapterPass) -> SavedMlp<B> {
+    /// [`Self::forward_mlp`] of an input that is all that is saved, and what the adapter of the down projection keeps.
+    pub(crate) fn forward_mlp_of_inputs(
+        &self,
+        h_nd: Tensor<B, 2>,
+        adapters: AdapterPass,
+    ) -> (Tensor<B, 2>, LowRank<B>) {
+        match &self.mlp {
+            Mlp::Gated { gate_up, down } => {
+                let (gated, _) = self.forward_gate(gate_up, h_nd.clone(), Keep::Nothing, adapters);
+                let (epilogue, keep) =
+                    (added_to(h_nd, self.after_mlp.as_ref()), kept_of_inputs(self.after_mlp.is_some()));
+                let (y_nd, saved) = down.forward(gated, epilogue, keep, adapters);
+                (single(y_nd), saved.and_then(|saved| saved.low_rank))
+            }
+            Mlp::Experts(_) => (self.forward_mlp(h_nd, Keep::Nothing, adapters).0, None),
+        }
+    }
+
+    /// What the backward of the MLP needs, from its input and what it kept. The output of a gated MLP is not computed, unless it is normalized:
+    /// nothing else reads it a second time.
+    pub(crate) fn recompute_mlp(&self, h_nd: Tensor<B, 2>, low_rank: LowRank<B>, adapters: AdapterPass) -> SavedMlp<B> {
         match &self.mlp {
             Mlp::Gated { gate_up, .. } if self.after_mlp.is_none() => {
                 let (gated, gate_up) = self.forward_gate(gate_up, h_nd, Keep::Inputs, adapters);
-                SavedMlp::Gated { gate_up: gate_up.expect(KEPT), down: ProjectSaved::of_inputs(gated) }
+                SavedMlp::Gated { gate_up: gate_up.expect(KEPT), down: ProjectSaved::of_inputs(gated, low_rank) }
             }
             _ => self.forward_mlp(h_nd, Keep::Inputs, adapters).1.expect(KEPT),
         }

@@ -10,7 +10,7 @@ use firebrick_kernels::memory::prefetch::Store;
 use firebrick_kernels::{AttentionOutput, GradientSink, Keep, Kernels, Offloaded, Recompute, SoftmaxStatistics};
 
 use crate::division::{Blocks, LayerRef};
-use crate::layer::{Attend, Context, Layer, SavedForBackward};
+use crate::layer::{Attend, Context, Layer, LowRank, SavedForBackward};
 use crate::linear::AdapterPass;
 
 /// How a training pass goes through the layers.
@@ -43,9 +43,9 @@ impl Default for PassOptions {
 /// What the forward saved of one layer.
 pub(crate) enum SavedLayer<B: Kernels> {
     /// Its input.
-    Input(Offloaded<B>),
+    Input { x_nd: Offloaded<B>, low_rank: LowRank<B> },
     /// The inputs of its two halves.
-    Halves { attention: Box<AttentionInputs<B>>, h_nd: Offloaded<B> },
+    Halves { attention: Box<AttentionInputs<B>>, h_nd: Offloaded<B>, low_rank: LowRank<B> },
     /// All that its backward needs, but for what is cheap to compute.
     Activations(Box<SavedForBackward<B>>),
 }
@@ -56,6 +56,8 @@ pub(crate) struct AttentionInputs<B: Kernels> {
     o_nd: Offloaded<B>,
     /// One value per head and token, which stay on the device.
     statistics: SoftmaxStatistics<B>,
+    /// Of the output projection; so do these.
+    low_rank: LowRank<B>,
 }
 
 impl<B: Kernels> AttentionInputs<B> {
@@ -64,9 +66,9 @@ impl<B: Kernels> AttentionInputs<B> {
         B::prefetch(&mut self.x_nd, device);
     }
 
-    fn restore(self, device: &B::Device) -> (Tensor<B, 2>, AttentionOutput<B>) {
+    fn restore(self, device: &B::Device) -> (Tensor<B, 2>, (AttentionOutput<B>, LowRank<B>)) {
         let o = B::restore(self.o_nd, device);
-        (B::restore(self.x_nd, device), AttentionOutput { o, statistics: self.statistics })
+        (B::restore(self.x_nd, device), (AttentionOutput { o, statistics: self.statistics }, self.low_rank))
     }
 }
 
@@ -90,19 +92,21 @@ pub(crate) fn forward_layer<B: Kernels>(
     };
     match pass.recompute {
         Recompute::Full => {
-            let (y_nd, _) = forward(x_nd.clone(), Keep::Nothing);
-            (y_nd, SavedLayer::Input(put_away(x_nd, pass.offload && !is_last)))
+            let after = layer.forward_attention(x_nd.clone(), &context.rotary, attend(), Keep::Nothing, adapters);
+            let (y_nd, low_rank) = layer.forward_mlp_of_inputs(after.into_outputs().2, adapters);
+            (y_nd, SavedLayer::Input { x_nd: put_away(x_nd, pass.offload && !is_last), low_rank })
         }
         Recompute::Projections => {
-            let after = layer.forward_attention(x_nd.clone(), &context.rotary, attend(), Keep::Nothing, adapters);
-            let (output, h_nd) = after.into_outputs();
+            let after = layer.forward_attention(x_nd.clone(), &context.rotary, attend(), Keep::LowRank, adapters);
+            let (output, low_rank, h_nd) = after.into_outputs();
             let attention = Box::new(AttentionInputs {
                 x_nd: put_away(x_nd, pass.offload),
                 o_nd: put_away(output.o, pass.offload),
                 statistics: output.statistics,
+                low_rank,
             });
-            let (y_nd, _) = layer.forward_mlp(h_nd.clone(), Keep::Nothing, adapters);
-            (y_nd, SavedLayer::Halves { attention, h_nd: put_away(h_nd, pass.offload && !is_last) })
+            let (y_nd, low_rank) = layer.forward_mlp_of_inputs(h_nd.clone(), adapters);
+            (y_nd, SavedLayer::Halves { attention, h_nd: put_away(h_nd, pass.offload && !is_last), low_rank })
         }
         Recompute::Selective => all(forward(x_nd, Keep::Inputs)),
         Recompute::None => all(forward(x_nd, Keep::Everything)),
@@ -111,8 +115,8 @@ pub(crate) fn forward_layer<B: Kernels>(
 
 /// What a layer's backward starts from. Tensors are on the device, or on their way to it.
 pub(crate) enum Restored<B: Kernels> {
-    Input(Tensor<B, 2>),
-    Halves { attention: Box<AttentionInputs<B>>, h_nd: Tensor<B, 2> },
+    Input { x_nd: Tensor<B, 2>, low_rank: LowRank<B> },
+    Halves { attention: Box<AttentionInputs<B>>, h_nd: Tensor<B, 2>, low_rank: LowRank<B> },
     Activations(Box<SavedForBackward<B>>),
 }
 
@@ -126,13 +130,13 @@ pub(crate) fn backward_layer<B: Kernels>(
     sink: &mut dyn GradientSink<B>,
 ) -> Tensor<B, 2> {
     let saved = match saved {
-        Restored::Input(x_nd) => layer.recompute(x_nd, context, adapters),
+        Restored::Input { x_nd, low_rank } => layer.recompute(x_nd, low_rank, context, adapters),
         Restored::Activations(activations) => activations,
-        Restored::Halves { attention, h_nd } => {
-            let mlp = layer.recompute_mlp(h_nd, adapters);
+        Restored::Halves { attention, h_nd, low_rank } => {
+            let mlp = layer.recompute_mlp(h_nd, low_rank, adapters);
             let dh_nd = layer.backward_mlp(mlp, dy_nd, adapters, sink);
-            let (x_nd, output) = attention.restore(&dh_nd.device());
-            let attention = layer.recompute_attention(x_nd, output, context, adapters);
+            let (x_nd, computed) = attention.restore(&dh_nd.device());
+            let attention = layer.recompute_attention(x_nd, computed, context, adapters);
             return layer.backward_attention(attention, context, dh_nd, adapters, sink);
         }
     };
@@ -151,7 +155,7 @@ impl<'a, B: Kernels> Store for BackwardItems<'a, B> {
     fn prefetch(&mut self, index: usize) {
         self.blocks.prefetch(index);
         match &mut self.saved[index] {
-            Some(SavedLayer::Input(x_nd) | SavedLayer::Halves { h_nd: x_nd, .. }) => {
+            Some(SavedLayer::Input { x_nd, .. } | SavedLayer::Halves { h_nd: x_nd, .. }) => {
                 B::prefetch(x_nd, self.blocks.device);
             }
             Some(SavedLayer::Activations(_)) | None => (),
@@ -161,11 +165,11 @@ impl<'a, B: Kernels> Store for BackwardItems<'a, B> {
     fn take(&mut self, index: usize) -> Self::Item {
         let device = self.blocks.device;
         let saved = match self.saved[index].take().expect("what a layer saved is taken once") {
-            SavedLayer::Input(x_nd) => Restored::Input(B::restore(x_nd, device)),
-            SavedLayer::Halves { mut attention, h_nd } => {
+            SavedLayer::Input { x_nd, low_rank } => Restored::Input { x_nd: B::restore(x_nd, device), low_rank },
+            SavedLayer::Halves { mut attention, h_nd, low_rank } => {
                 let h_nd = B::restore(h_nd, device);
                 attention.prefetch(device);
-                Restored::Halves { attention, h_nd }
+                Restored::Halves { attention, h_nd, low_rank }
             }
             SavedLayer::Activations(activations) => Restored::Activations(activations),
         };

@@ -3,20 +3,25 @@
 //! Trade-off: sums of attention's backward in bf16 are added in any order, so two runs are only nearly alike there.
 
 use burn_tensor::DType;
-use firebrick_kernels::Recompute;
 use firebrick_kernels::backends::Cuda;
 use firebrick_kernels::backends::cuda::{launches_in_graphs, use_graphs};
+use firebrick_kernels::{GemmFormat, Recompute};
 use firebrick_model::{BaseStorage, PassOptions};
 use firebrick_tests::{NF4, TRAINED, packed, trainer};
 
-use super::{has_card, ids};
+use super::{has_card, has_fp8, ids};
 
 const STEPS: usize = 8;
 
 /// Losses of steps over batches that come in turn, of which the third has documents of other lengths, and launches in graphs afterwards.
-fn losses(storage: BaseStorage, dtype: DType, pass: PassOptions, graphs: bool) -> (Vec<f32>, usize) {
+fn losses(
+    storage: BaseStorage,
+    (dtype, gemms): (DType, GemmFormat),
+    pass: PassOptions,
+    graphs: bool,
+) -> (Vec<f32>, usize) {
     let adapter = (storage != TRAINED).then_some("tiny-llama-lora");
-    let mut trainer = trainer::<Cuda>("tiny-llama", adapter, storage, dtype, pass);
+    let mut trainer = trainer::<Cuda>("tiny-llama", adapter, storage, dtype, gemms, pass);
     let device = trainer.model.device().clone();
     use_graphs(&device, graphs);
     let batch = |lengths: [usize; 3]| {
@@ -35,9 +40,13 @@ fn steps_repeated_as_graphs_have_the_losses_of_launches_one_by_one() {
     if !has_card() {
         return;
     }
-    for (storage, dtype, tolerance) in
-        [(NF4, DType::F32, 1e-5), (NF4, DType::BF16, 1e-2), (TRAINED, DType::F32, 1e-5), (TRAINED, DType::BF16, 1e-2)]
-    {
+    let [f32, bf16] = [DType::F32, DType::BF16].map(|dtype| (dtype, GemmFormat::Compute));
+    let fp8 = (DType::BF16, GemmFormat::Fp8);
+    let mut cases = vec![(NF4, f32, 1e-5), (NF4, bf16, 1e-2), (TRAINED, f32, 1e-5), (TRAINED, bf16, 1e-2)];
+    if has_fp8() {
+        cases.extend([(NF4, fp8, 2e-2), (TRAINED, fp8, 2e-2)]);
+    }
+    for (storage, arithmetic, tolerance) in cases {
         for (recompute, offload) in [
             (Recompute::Full, false),
             (Recompute::Projections, true),
@@ -45,11 +54,11 @@ fn steps_repeated_as_graphs_have_the_losses_of_launches_one_by_one() {
             (Recompute::None, false),
         ] {
             let pass = PassOptions { recompute, offload, ..PassOptions::default() };
-            let (expected, without) = losses(storage, dtype, pass, false);
-            let (found, in_graphs) = losses(storage, dtype, pass, true);
+            let (expected, without) = losses(storage, arithmetic, pass, false);
+            let (found, in_graphs) = losses(storage, arithmetic, pass, true);
             assert!(without == 0 && in_graphs > 0, "{in_graphs} launches in graphs, {without} without");
             for (step, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                let context = format!("{storage:?} {dtype:?} {pass:?}, step {step}");
+                let context = format!("{storage:?} {arithmetic:?} {pass:?}, step {step}");
                 assert!((found - expected).abs() <= tolerance, "{context}: {found}, {expected} one by one");
             }
         }

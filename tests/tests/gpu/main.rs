@@ -13,7 +13,7 @@ use burn_tensor::DType;
 use firebrick_arch::{AttentionSpec, LoraConfig, MlpSpec, RopeScaling, TargetModules};
 use firebrick_data::{Batch, IGNORE_INDEX};
 use firebrick_hwprofile::HardwareProfile;
-use firebrick_kernels::backends::cuda::refuse_cudnn;
+use firebrick_kernels::backends::cuda::{RowScaling, refuse_cudnn, scale_rows};
 use firebrick_kernels::backends::{BackendKind, Cuda, Flex};
 use firebrick_kernels::{GemmFormat, GradientMap, GradientSink, Kernels};
 use firebrick_model::{BaseStorage, BuildOptions, Decoder, ModelConfig, PassOptions};
@@ -172,10 +172,33 @@ fn twenty_steps_in_fp8_have_nearly_the_losses_of_bf16_in_every_mode() {
     }
 }
 
-/// Whether cuBLASLt multiplies 8-bit rows that have a scale each here.
+/// Whether the card multiplies 8-bit floats.
 fn has_fp8() -> bool {
     let device = firebrick_cuda::Driver::load().and_then(|driver| driver.device(0));
-    device.is_ok_and(|device| device.compute_capability.0 == 9)
+    device.is_ok_and(|device| device.compute_capability >= (8, 9))
+}
+
+/// Scales as other generations of cards take them, on this one.
+#[test]
+fn losses_in_fp8_do_not_depend_on_where_the_scales_are_applied() {
+    if !has_card() || !has_fp8() {
+        return;
+    }
+    let modes = [(&["bnb_4bit={}"][..], 0.1), (&["base=fp8"], 0.1), (&["bnb_4bit=", "lora=", "mode=full"], 0.1)];
+    let ways = [RowScaling::Afterwards, RowScaling::InGemm { powers_of_two: true }];
+    // On kernels that add in a fixed order, so that two runs in one way are the same.
+    refuse_cudnn(&Default::default(), true, true);
+    for (mode, tolerance) in modes {
+        let changes = [mode, &["compute=fp8"]].concat();
+        let usual = losses("cuda", &changes);
+        for way in ways {
+            let card_s_own = scale_rows(&Default::default(), way);
+            let found = losses("cuda", &changes);
+            scale_rows(&Default::default(), card_s_own);
+            let differs = usual.iter().zip(&found).map(|(usual, found)| (usual - found).abs()).fold(0.0, f64::max);
+            assert!(differs > 0.0 && differs < tolerance, "{mode:?} {way:?}: {found:?} for {usual:?}");
+        }
+    }
 }
 
 /// Full fine-tuning with the state of every parameter that is large enough in host memory, on kernels that add in a fixed order.

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use std::{env, fs};
 
 use burn_tensor::DType;
-use firebrick_kernels::Recompute;
-use firebrick_kernels::backends::cuda::use_graphs;
+use firebrick_kernels::backends::cuda::{RowScaling, scale_rows, use_graphs};
 use firebrick_kernels::backends::{BackendKind, Cuda};
+use firebrick_kernels::{GemmFormat, Recompute};
 use firebrick_model::{BatchLimits, GenerateOptions, PassOptions, Sampler};
 use firebrick_tests::{FAMILIES, FROZEN, MIXTURES, NF4, TRAINED, load_in, packed, trainer};
 use firebrick_train::run::step::Trainer;
@@ -24,7 +24,6 @@ use firebrick_train::run::step::Trainer;
 const COUNTS: &str = "NULL_CUDA_COUNTS";
 /// The family that has layers with and without a window.
 const WINDOWED: &str = "tiny-gemma3";
-const THIS_TEST: &str = "steps_launch_what_the_one_before_launched_and_allocate_nothing_from_the_third_on";
 /// After which the process is taken to hang; it needs some seconds.
 const LONGEST: Duration = Duration::from_secs(180);
 /// Names under which the libraries are looked for: of NVIDIA's for CUDA 13.
@@ -85,15 +84,24 @@ impl Counts {
 
 #[test]
 fn steps_launch_what_the_one_before_launched_and_allocate_nothing_from_the_third_on() {
-    if env::var_os(COUNTS).is_some() {
-        steps_of_every_family();
-    } else {
-        run_again_over_null_cuda();
+    let this = "steps_launch_what_the_one_before_launched_and_allocate_nothing_from_the_third_on";
+    over_null_cuda(this, "9.0", steps_of_every_family);
+}
+
+/// Ada has its own number of launches for the scales, and so has Blackwell, whose GEMMs are refused where descriptors do not fit.
+#[test]
+fn steps_in_8_bit_floats_are_alike_on_every_generation_that_has_them() {
+    let this = "steps_in_8_bit_floats_are_alike_on_every_generation_that_has_them";
+    for capability in ["8.9", "9.0", "10.0", "12.0"] {
+        over_null_cuda(this, capability, steps_in_8_bit_floats);
     }
 }
 
-/// Runs the test in a process that finds the libraries of `null_cuda.c`.
-fn run_again_over_null_cuda() {
+/// Does `work` in a process that finds the libraries of `null_cuda.c`, as a card of this compute capability; `test` calls this again there.
+fn over_null_cuda(test: &str, capability: &str, work: fn()) {
+    if env::var_os(COUNTS).is_some() {
+        return work();
+    }
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     build(folder.path());
     let [counts, text] = ["counts", "text"].map(|name| folder.path().join(name));
@@ -102,12 +110,13 @@ fn run_again_over_null_cuda() {
     paths.extend(env::var_os("LD_LIBRARY_PATH").iter().flat_map(env::split_paths));
     let output = fs::File::create(&text).unwrap();
     let mut running = Command::new(env::current_exe().unwrap())
-        .args([THIS_TEST, "--exact", "--nocapture"])
+        .args([test, "--exact", "--nocapture"])
         .env("LD_LIBRARY_PATH", env::join_paths(paths).unwrap())
         .env("FIREBRICK_CACHE", folder.path().join("cache"))
         // CubeCL looks for headers there, which nothing reads here.
         .env("CUDA_PATH", folder.path())
         .env(COUNTS, &counts)
+        .env("NULL_CUDA_CAPABILITY", capability)
         .stdout(output.try_clone().unwrap())
         .stderr(output)
         .spawn()
@@ -121,7 +130,8 @@ fn run_again_over_null_cuda() {
         }
     };
     let text = fs::read_to_string(&text).unwrap();
-    assert!(status.success() && text.contains("1 passed"), "{status} after {:?}\n{text}", started.elapsed());
+    let took = started.elapsed();
+    assert!(status.success() && text.contains("1 passed"), "{capability}: {status} after {took:?}\n{text}");
 }
 
 /// Compiles the libraries: one for all, which has each name.
@@ -144,7 +154,11 @@ fn steps_of_every_family() {
                 let pass = PassOptions { recompute, offload, ..PassOptions::default() };
                 let case = format!("{family} {storage:?} {dtype:?} {pass:?}");
                 let lengths = if recompute == Recompute::None { [48, 48, 48] } else { [39, 29, 61] };
-                steps_are_alike(trainer::<Cuda>(family, adapter, storage, dtype, pass), lengths, &case);
+                steps_are_alike(
+                    trainer::<Cuda>(family, adapter, storage, dtype, GemmFormat::Compute, pass),
+                    lengths,
+                    &case,
+                );
             }
         }
     }
@@ -172,8 +186,34 @@ fn texts_are_written_by_graphs() {
     assert!(of_tokens.launches > 0 && 4 * of_tokens.submitted <= of_tokens.launches, "20 tokens more: {of_tokens:?}");
 }
 
-/// The first two steps allocate, compile and choose; after them nothing is new, and in the fifth most launches are in graphs.
-fn steps_are_alike(mut trainer: Trainer<Cuda>, lengths: [u32; 3], case: &str) {
+fn steps_in_8_bit_floats() {
+    BackendKind::Cuda.probe().expect("the libraries are found");
+    let device = Default::default();
+    let card_s_own = scale_rows(&device, RowScaling::Afterwards);
+    for (storage, adapter) in [(NF4, Some("tiny-llama-lora")), (TRAINED, None)] {
+        let launches = |scaling| {
+            scale_rows(&device, scaling);
+            let pass = PassOptions { recompute: Recompute::Selective, ..PassOptions::default() };
+            let trainer = trainer::<Cuda>("tiny-llama", adapter, storage, DType::BF16, GemmFormat::Fp8, pass);
+            steps_are_alike(trainer, [39, 29, 61], &format!("{storage:?} {scaling:?}"))
+        };
+        let (own, passes) = (launches(card_s_own), launches(RowScaling::Afterwards));
+        match card_s_own {
+            RowScaling::Afterwards => assert_eq!(own, passes),
+            // A pass over the result of each of these GEMMs.
+            RowScaling::InGemm { .. } => assert!(own < passes, "{own} launches, {passes} with passes"),
+            // One for the blocks of each operand.
+            RowScaling::InBlocks => {
+                let in_gemm = launches(RowScaling::InGemm { powers_of_two: true });
+                assert!(in_gemm < passes && own - in_gemm == 2 * (passes - in_gemm), "{in_gemm}, {passes}, {own}");
+            }
+        }
+    }
+}
+
+/// The first two steps allocate, compile and choose; after them nothing is new, and in the fifth most launches are in graphs. Returns
+/// launches of a step.
+fn steps_are_alike(mut trainer: Trainer<Cuda>, lengths: [u32; 3], case: &str) -> i64 {
     let documents: [Vec<u32>; 3] = lengths.map(|length| (1..=length).collect());
     let batch = [packed(&documents.each_ref().map(Vec::as_slice))];
     let mut step = || {
@@ -197,4 +237,5 @@ fn steps_are_alike(mut trainer: Trainer<Cuda>, lengths: [u32; 3], case: &str) {
     // Graphs of all cases together are more than are kept.
     use_graphs(trainer.model.device(), false);
     use_graphs(trainer.model.device(), true);
+    launches
 }

@@ -102,7 +102,7 @@ struct copy_2d {
     size_t to_pitch, width, height;
 };
 
-// The attributes of an H100 that anything asks for; others are 1.
+// The attributes of an H100 that anything asks for; others are 1. NULL_CUDA_CAPABILITY makes it a card of another generation.
 API int cuDeviceGetAttribute(int *value, int attribute, int device) {
     static const int OF_H100[][2] = {
         {1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, {5, 2147483647}, {6, 65535}, {7, 65535}, {8, 49152}, {10, 32}, {12, 65536},
@@ -112,6 +112,14 @@ API int cuDeviceGetAttribute(int *value, int attribute, int device) {
     *value = 1;
     for (size_t k = 0; k < sizeof OF_H100 / sizeof *OF_H100; ++k)
         if (OF_H100[k][0] == attribute) *value = OF_H100[k][1];
+    const char *capability = getenv("NULL_CUDA_CAPABILITY");
+    int major, minor;
+    if (capability != NULL && sscanf(capability, "%d.%d", &major, &minor) == 2) {
+        if (attribute == 75) *value = major;
+        if (attribute == 76) *value = minor;
+        // Shared memory of a block: those with 100 KiB of a multiprocessor.
+        if (attribute == 97 && (major == 8 || major == 12)) *value = 101376;
+    }
     return 0;
 }
 

@@ -13,7 +13,9 @@ use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 
 use super::cuda_layer::buffers_per_token;
-use super::cuda_rows::{appended_to, fp8_row_bytes, fp8_weight_bytes, low_rank_parts_bytes, row_stride};
+use super::cuda_rows::{
+    appended_to, fp8_row_bytes, fp8_weight_bytes, low_rank_parts_bytes, row_stride, saved_low_rank_bytes,
+};
 use crate::GemmFormat;
 use crate::memory::estimate::{Recompute, TrainingShape, line, scaled_widths, widest_dropped};
 
@@ -26,8 +28,8 @@ const CONTEXT_BYTES: u64 = 716 << 20;
 const NCCL_BYTES: u64 = 900 << 20;
 /// cuBLASLt's workspace on Hopper.
 const GEMM_WORKSPACE_BYTES: u64 = 64 << 20;
-/// Tokens of documents of one length that one backward call of attention takes: cuDNN's workspace grows with the tokens of a call, and a
-/// few thousand of them fill the device.
+/// Tokens that one backward call of attention takes: cuDNN's workspace grows with the tokens of a call, and a few thousand of them fill the
+/// device.
 pub(super) const MAX_BACKWARD_TOKENS: usize = 16_384;
 
 /// What is alive at the widest point of a layer's backward, in addition to what is saved.
@@ -54,6 +56,11 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
             "what would be written again in every pass".to_owned(),
         ),
         line("8-bit rows", rows, "the widest activation or gradient in E4M3".to_owned()),
+        line(
+            "low-rank values",
+            saved_low_rank_bytes(model, training),
+            "of adapters, of all projections that do not run twice, until their backward".to_owned(),
+        ),
         line("parts of adapters", low_rank_parts_bytes(model, training), "of sums over the widest gradient".to_owned()),
         line("dropped inputs", dropped_bytes(model, training), "the widest input of adapters under dropout".to_owned()),
         line(
@@ -136,10 +143,11 @@ fn wide_rows_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
 }
 
 /// The workspace of attention's backward: per value of a query an f32 accumulator of its gradient, and gradients of keys and values for
-/// every query head in the compute format, before they are summed over their group.
+/// every query head, before they are summed over their group: in the compute format, of packed documents in f32.
 fn attention_bytes_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let widest = model.layers.iter().map(|layer| layer.attention.query_size()).max().unwrap_or(0);
-    widest as u64 * (4 + 2 * training.activation_bytes())
+    let is_packed = training.documents > training.micro_batch_size;
+    widest as u64 * (4 + 2 * if is_packed { 4 } else { training.activation_bytes() })
 }
 
 /// One buffer per group of a layer, which all layers share, with the adapters around the weight; in full training one more for the head.

@@ -15,6 +15,8 @@ const MAX_APPENDED_DIVISOR: usize = 8;
 pub(super) const ROW_MULTIPLE: usize = 64;
 /// Inner widths of GEMMs in 8-bit floats are multiples of this: one tile.
 const FP8_MULTIPLE: usize = 128;
+/// The same where there are no ranks: one block of scales.
+const FP8_BLOCK: usize = 32;
 
 /// Columns that the adapters of a group add to its input of `in_features`, from the rank of each module: all ranks, filled up to a
 /// multiple of 8 for the matrix units; 0 where their GEMMs are separate.
@@ -29,9 +31,9 @@ pub(super) fn row_stride(width: usize, appended: usize) -> usize {
 }
 
 /// Bytes from the start of one row of 8-bit codes to the next: inner width and ranks, filled up to whole tiles of the matrix units. Where
-/// there are no ranks, 16 is enough of a multiple for cuBLASLt.
+/// there are no ranks, whole blocks are enough.
 pub(super) fn fp8_stride(width: usize, ranks: usize) -> usize {
-    (fp8_lead(ranks) + width).next_multiple_of(if ranks == 0 { 16 } else { FP8_MULTIPLE })
+    (fp8_lead(ranks) + width).next_multiple_of(if ranks == 0 { FP8_BLOCK } else { FP8_MULTIPLE })
 }
 
 /// Columns of 8-bit codes that the ranks of adapters take in front: whole steps of the matrix units.
@@ -39,6 +41,8 @@ pub(super) fn fp8_lead(ranks: usize) -> usize {
     ranks.next_multiple_of(32)
 }
 
+/// Ranks of `x Aᵀ` that share an allocation until the backward: on small models one for each would cost more than the copy.
+pub(super) const SAVED_RANKS: usize = 256;
 /// Values of `dB` that a block of the pass over an output's gradient sums up: 2048 in each of eight warps.
 pub(super) const LOW_RANK_BLOCK_VALUES: usize = 8 * 2048;
 /// Bytes of the parts of `dB` in that pass: up to three blocks on each of an H100's multiprocessors.
@@ -68,6 +72,46 @@ pub(super) fn low_rank_parts_bytes(model: &ModelSpec, training: &TrainingShape) 
     };
     let groups = (0..model.layers.len()).flat_map(|layer| model.groups(layer));
     groups.filter_map(|group| of_group(&group)).max().unwrap_or(0)
+}
+
+/// Bytes of `x Aᵀ` that the forward keeps for the backward, in whole allocations, and of a layer that runs again.
+pub(super) fn saved_low_rank_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
+    if training.lora.as_ref().is_none_or(|lora| lora.use_dora) {
+        return 0;
+    }
+    let mut saved = SavedRanks::default();
+    for layer in 0..model.layers.len() {
+        let norms = model.layers[layer].norms.names();
+        for group in model.groups(layer).iter().filter(|group| !training.recompute.repeats(group.kind, &norms)) {
+            let ranks = ranks_in(group, training);
+            let bare = ranks.iter().sum();
+            saved.add(match training.gemms {
+                GemmFormat::Compute => appended_ranks(group.in_features, &ranks).max(bare),
+                GemmFormat::Fp8 => bare,
+            });
+        }
+    }
+    let again = if training.recompute.repeats_gemms() { SAVED_RANKS } else { 0 };
+    training.tokens() * (saved.allocated + again) as u64 * training.activation_bytes()
+}
+
+/// The allocations of `x Aᵀ`: a group goes into the last one, or into a new one if it does not fit.
+#[derive(Default)]
+struct SavedRanks {
+    /// Of all allocations.
+    allocated: usize,
+    /// Free in the last one.
+    free: usize,
+}
+
+impl SavedRanks {
+    fn add(&mut self, ranks: usize) {
+        if ranks > self.free {
+            self.free = ranks.max(SAVED_RANKS);
+            self.allocated += self.free;
+        }
+        self.free -= ranks;
+    }
 }
 
 /// Ranks of the adapters of a run in a group.
@@ -159,6 +203,23 @@ mod tests {
         assert_eq!(of_rank(16), "appended: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj");
         assert_eq!(of_rank(256), "appended: o_proj, gate_proj, up_proj, down_proj; separate: q_proj, k_proj, v_proj");
         assert_eq!(adapter_gemms(&llama_3_1_8b(), &full(Format::Bf16)), None);
+    }
+
+    #[test]
+    fn low_rank_values_are_counted_in_allocations_that_no_group_is_divided_among() {
+        let ranks = |r: usize, recompute, use_dora| {
+            let mut training = qlora(1, recompute);
+            training.lora = training.lora.map(|lora| LoraConfig { r, use_dora, ..lora });
+            saved_low_rank_bytes(&llama_3_1_8b(), &training) / training.tokens() / training.activation_bytes()
+        };
+        // 48, 16, 32 and 16: two layers share an allocation, whose last 32 have no room for the next 48.
+        assert_eq!(ranks(16, Recompute::Selective, false), 256 * 16);
+        // 384, 128, 256 and 128: the last of a layer has room for the first of the next in no case.
+        assert_eq!(ranks(128, Recompute::Selective, false), 32 * (384 + 256 + 256 + 256));
+        // Of o_proj and down_proj, and of a layer that runs again.
+        assert_eq!(ranks(16, Recompute::Projections, false), 32 * 32 + 256);
+        assert_eq!(ranks(16, Recompute::Full, false), 32 * 16 + 256);
+        assert_eq!(ranks(16, Recompute::Projections, true), 0);
     }
 
     #[test]

@@ -192,7 +192,11 @@ fn plain_groups<B: Kernels>(check: &mut Check<'_, B>) {
         let group = group(check, &modules, &widths, &widths, check.case.hidden_size);
         let x = check.random([check.case.tokens(), check.case.hidden_size], 1.0);
         let prologue = (Prologue::None { x: x.0 }, Prologue::None { x: x.1 });
-        Scenario::new(check, group, prologue, (Epilogue::None, Epilogue::None)).run(check, name, &[Keep::Inputs]);
+        Scenario::new(check, group, prologue, (Epilogue::None, Epilogue::None)).run(
+            check,
+            name,
+            &[Keep::Inputs, Keep::LowRank],
+        );
     }
 }
 

@@ -215,6 +215,8 @@ pub struct RotaryTables<B: Backend> {
 pub enum Keep {
     /// Nothing: there is no backward, or the forward runs again before it.
     Nothing,
+    /// [`ProjectSaved::low_rank`], of a forward that does not run again but whose inputs are computed again: the caller lets go of the rest.
+    LowRank,
     /// What came in; the prologue's result is computed again.
     Inputs,
     /// What came in and the prologue's result.
@@ -240,18 +242,11 @@ pub struct ProjectSaved<B: Backend> {
 }
 
 impl<B: Backend> ProjectSaved<B> {
-    /// Of a group that did not run: its backward computes from the inputs what else it needs. Only for epilogues whose backward needs
-    /// nothing.
+    /// Of a group that does not run again, from its inputs and what it kept under [`Keep::LowRank`]: its backward computes what else it needs.
+    /// Only for epilogues whose backward needs nothing.
     #[must_use]
-    pub fn of_inputs(prologue: Prologue<B>) -> Box<Self> {
-        Box::new(Self {
-            prologue,
-            prologue_output: None,
-            low_rank: None,
-            unscaled: None,
-            heads: None,
-            output_norm: None,
-        })
+    pub fn of_inputs(prologue: Prologue<B>, low_rank: Option<Tensor<B, 2>>) -> Box<Self> {
+        Box::new(Self { prologue, prologue_output: None, low_rank, unscaled: None, heads: None, output_norm: None })
     }
 }
 

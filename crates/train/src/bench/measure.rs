@@ -46,7 +46,7 @@ pub(super) fn measure<B: Kernels>(case: &Case<'_>) -> Result<Measured, RunError>
     let device = B::device_of(ranks.local_rank());
     together::end_when_lost(ranks, Arc::default());
     let dtype = dtype_of(plan.compute.value);
-    let self_test_s = self_test::<B>(plan.backend.value, &device, dtype, head_dim(&case.model.spec))?;
+    let self_test_s = self_test::<B>(plan.backend.value, &device, dtype, plan.gemms.value, head_dim(&case.model.spec))?;
     if let Some(seconds) = self_test_s {
         print(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
     }

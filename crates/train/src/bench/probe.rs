@@ -8,13 +8,15 @@ use burn_tensor::DType;
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::peaks::{MeasuredGemm, MeasuredPeaks, processor_key};
 use firebrick_hwprofile::spec::{HardwareKind, MathFormat};
+use firebrick_hwprofile::tuning::get_optimal_config;
 use firebrick_kernels::{BackendKind, CommOps, GemmFormat, Kernels};
 use firebrick_precision::Format;
 
 use super::peaks::{Peaks, Probe};
+use crate::console::Failure;
 use crate::error::RunError;
 use crate::plan::compute_format;
-use crate::run::device::device_work;
+use crate::run::device::{catch_failure, device_work};
 use crate::with_backend;
 
 /// Times GEMMs of each format and copies on the device that a run of rank 0 would use.
@@ -38,7 +40,18 @@ fn of_backend<B: Kernels>(
     let probe = Probe::of(backend.is_cpu());
     let mut gemms = Vec::new();
     for (format, dtype, kind) in formats(backend, profile) {
-        let tflops = Peaks::gemm_tflops::<B>(probe, dtype, kind, &device)?;
+        let measured = catch_failure(|| Peaks::gemm_tflops::<B>(probe, dtype, kind, &device));
+        let tflops = match measured {
+            Ok(tflops) => tflops?,
+            // Not tried on every generation that should have them; the other peaks are worth having.
+            Err(failure) if kind == GemmFormat::Fp8 => {
+                print(&format!("{} GEMM: {} failed: {}", format.name(), failure.operation, failure.message));
+                continue;
+            }
+            Err(Failure { operation, message, .. }) => {
+                return Err(RunError::DeviceFailed { operation, message, advice: "Start it again.".to_owned() });
+            }
+        };
         print(&format!("{} GEMM of {}: {tflops:.3} TFLOP/s", format.name(), probe.gemm_size));
         gemms.push(MeasuredGemm { format, tflops });
     }
@@ -59,12 +72,17 @@ fn formats(backend: BackendKind, profile: &HardwareProfile) -> Vec<(MathFormat, 
             formats.push((math, dtype, GemmFormat::Compute));
         }
     }
-    let capability = profile.cuda_card().and_then(|card| card.compute_capability);
-    let is_hopper = capability.map(HardwareKind::of_compute_capability) == Some(HardwareKind::Hopper);
-    if backend == BackendKind::Cuda && is_hopper {
+    if has_fp8(backend, profile) {
         formats.push((MathFormat::Fp8, DType::BF16, GemmFormat::Fp8));
     }
     formats
+}
+
+/// Whether the device that the backend computes on multiplies 8-bit floats.
+pub(super) fn has_fp8(backend: BackendKind, profile: &HardwareProfile) -> bool {
+    let capability = profile.cuda_card().and_then(|card| card.compute_capability);
+    let has_them = |capability| get_optimal_config(HardwareKind::of_compute_capability(capability)).use_fp8;
+    backend == BackendKind::Cuda && capability.is_some_and(has_them)
 }
 
 /// Name and driver of the device that the backend computes on.

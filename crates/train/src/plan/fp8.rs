@@ -1,7 +1,9 @@
 //! Whether the GEMMs of the layers multiply 8-bit floats.
-//! Trade-off: "auto" knows the shapes that were measured, and takes the compute format for others.
+//! Trade-off: "auto" knows the shapes that were measured on Hopper, and takes the compute format for others; on other cards it goes by
+//! their measured peaks.
 
-use firebrick_hwprofile::spec::HardwareKind;
+use firebrick_hwprofile::spec::{HardwareKind, MathFormat};
+use firebrick_hwprofile::tuning::get_optimal_config;
 use firebrick_kernels::{BackendKind, GemmFormat, TrainingShape, fp8_refusal};
 
 use crate::config::compute::Compute;
@@ -13,6 +15,9 @@ use crate::plan::fit::Case;
 /// (docs/roofline.md): 896 wide with 32,768 tokens 1.12 times, 2,048 wide with 4,096 tokens 1.21 times, with 512 tokens 0.95 times.
 const MIN_WIDTH: usize = 896;
 const MIN_VALUES: u64 = 2048 * 4096;
+/// What a card's peak in 8-bit floats has to be of that in bfloat16: on Hopper it is 1.9 times, of which an eighth is left in a step of the
+/// smallest of those shapes. The passes that quantize, and Ada's over the results, are not in a peak.
+const MIN_RATIO: f64 = 1.75;
 
 /// What the GEMMs of the layers multiply.
 ///
@@ -23,7 +28,7 @@ pub(super) fn gemms(
     case: &Case<'_>,
     training: &TrainingShape,
 ) -> Result<Chosen<GemmFormat>, RunError> {
-    let how = "E4M3 with a scale per row, computed from the row; adapters, norms, attention, head and loss in bfloat16";
+    let how = how(case.hardware());
     match (requested, refusal(case, training)) {
         (Compute::Plain(_), _) => Ok(Chosen::new(GemmFormat::Compute, "in the format of activations")),
         (Compute::Fp8, Some(reason)) => Err(RunError::NoFp8 { reason }),
@@ -36,6 +41,16 @@ pub(super) fn gemms(
     }
 }
 
+/// What is multiplied, and how it is scaled, on a kind of card.
+fn how(kind: Option<HardwareKind>) -> String {
+    let scale = match kind {
+        Some(HardwareKind::Ada) => "with a scale per row, applied to what the GEMM gives,",
+        Some(HardwareKind::Blackwell | HardwareKind::BlackwellRtx) => "in blocks (MXFP8) with one power of two per row",
+        _ => "with a scale per row",
+    };
+    format!("E4M3 {scale} computed from the row; adapters, norms, attention, head and loss in bfloat16")
+}
+
 /// Why there are no GEMMs in 8-bit floats for a run; `None` if there are.
 fn refusal(case: &Case<'_>, training: &TrainingShape) -> Option<String> {
     if case.backend != BackendKind::Cuda {
@@ -44,12 +59,11 @@ fn refusal(case: &Case<'_>, training: &TrainingShape) -> Option<String> {
     if training.lora.as_ref().is_some_and(|lora| lora.use_dora) {
         return Some("lora.use_dora scales the outputs of GEMMs in the compute format only".to_owned());
     }
-    match case.hardware() {
-        None | Some(HardwareKind::Hopper) => fp8_refusal(case.spec),
-        Some(other) => Some(format!(
-            "cuBLASLt multiplies 8-bit rows with a scale each on compute capability 9.0 (H100, H200) only, and this card is of the kind \
-             {other:?}"
-        )),
+    match case.hardware().filter(|kind| !get_optimal_config(*kind).use_fp8) {
+        None => fp8_refusal(case.spec),
+        Some(kind) => {
+            Some(format!("cards of the kind {kind:?} have no 8-bit floats, which begin with compute capability 8.9"))
+        }
     }
 }
 
@@ -59,8 +73,14 @@ fn slower(case: &Case<'_>, training: &TrainingShape) -> Option<String> {
     if training.divided.weights_elsewhere > 0 {
         return Some("what 8-bit floats derive from weights is not kept of weights that other ranks have".to_owned());
     }
-    if case.hardware().is_none() {
-        return Some("the card does not say its compute capability".to_owned());
+    match case.hardware() {
+        None => return Some("the card does not say its compute capability".to_owned()),
+        Some(HardwareKind::Hopper) => (),
+        Some(kind) => {
+            if let Some(reason) = slower_peak(case, kind) {
+                return Some(reason);
+            }
+        }
     }
     if width < MIN_WIDTH {
         return Some(format!(
@@ -73,9 +93,25 @@ fn slower(case: &Case<'_>, training: &TrainingShape) -> Option<String> {
     })
 }
 
+/// Why the card's own peaks do not speak for 8-bit floats; `None` if they do.
+fn slower_peak(case: &Case<'_>, kind: HardwareKind) -> Option<String> {
+    let peaks = case.card().and_then(|card| case.profile.measured_peaks("cuda", &card.name));
+    let ratio = peaks.and_then(|peaks| Some(peaks.rate(MathFormat::Fp8)? / peaks.rate(MathFormat::Bf16)?));
+    match ratio {
+        None => Some(format!(
+            "8-bit floats were not measured on this card ({kind:?}): `train profile --measure` does, and compute = \"fp8\" takes them"
+        )),
+        Some(ratio) if ratio < MIN_RATIO => Some(format!(
+            "GEMMs in 8-bit floats were measured to be {ratio:.2} times as fast here, {MIN_RATIO} are enough"
+        )),
+        Some(_) => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use firebrick_arch::LoraConfig;
+    use firebrick_hwprofile::peaks::{MeasuredGemm, MeasuredPeaks};
     use firebrick_precision::Format;
 
     use super::*;
@@ -106,6 +142,47 @@ mod tests {
         odd.hidden_size = 4104;
         let message = gemms(&Case { spec: &odd, ..example.case() }).unwrap_err().to_string();
         assert!(message.contains("has a width of 4104, and 8-bit floats need multiples of 16"), "{message}");
+    }
+
+    #[test]
+    fn cards_from_compute_capability_8_9_on_have_8_bit_floats_and_others_are_refused_by_their_kind() {
+        let gemms = |machine: &str| {
+            let example = Example::on(machine, &["compute=fp8"]);
+            gemms(Compute::Fp8, &example.case(), &shape(&example))
+        };
+        for (machine, scales) in [
+            ("h100", "E4M3 with a scale per row computed"),
+            ("l40s", "with a scale per row, applied to what the GEMM gives,"),
+            ("b200", "in blocks (MXFP8) with one power of two per row"),
+            ("rtx5090", "in blocks (MXFP8)"),
+        ] {
+            let found = gemms(machine).unwrap();
+            assert!(found.value == GemmFormat::Fp8 && found.reason.contains(scales), "{machine}: {}", found.reason);
+        }
+        let message = gemms("a100").unwrap_err().to_string();
+        assert!(message.contains("Ampere") && message.contains("compute capability 8.9"), "{message}");
+    }
+
+    #[test]
+    fn auto_on_other_cards_than_hopper_s_goes_by_their_measured_peaks() {
+        let mut example = Example::on("b200", &["compute=auto"]);
+        let mut chosen = |tflops: [f64; 2]| {
+            let rates = [(MathFormat::Bf16, tflops[0]), (MathFormat::Fp8, tflops[1])]
+                .map(|(format, tflops)| MeasuredGemm { format, tflops });
+            example.profile.measured = vec![MeasuredPeaks {
+                backend: "cuda".to_owned(),
+                device: example.profile.gpus[0].name.clone(),
+                driver: String::new(),
+                measured_at: 0,
+                gemm_size: 8192,
+                gemms: rates.to_vec(),
+                copy_tb_s: 6.0,
+            }];
+            gemms(Compute::Auto, &example.case(), &shape(&example)).unwrap()
+        };
+        assert_eq!(chosen([1500.0, 2800.0]).value, GemmFormat::Fp8);
+        let slow = chosen([1500.0, 1800.0]);
+        assert!(slow.value == GemmFormat::Compute && slow.reason.contains("1.20 times as fast"), "{}", slow.reason);
     }
 
     #[test]

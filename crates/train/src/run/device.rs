@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use burn_tensor::DType;
 use firebrick_arch::ModelSpec;
-use firebrick_kernels::{BackendKind, Kernels};
+use firebrick_kernels::{BackendKind, GemmFormat, Kernels};
 use firebrick_precision::Format;
 
 use crate::console::Failure;
@@ -39,10 +39,11 @@ pub fn self_test<B: Kernels>(
     backend: BackendKind,
     device: &B::Device,
     dtype: DType,
+    gemms: GemmFormat,
     head_dim: usize,
 ) -> Result<Option<f64>, RunError> {
     let started = Instant::now();
-    let Some(result) = B::self_test(device, dtype, head_dim) else { return Ok(None) };
+    let Some(result) = B::self_test(device, dtype, gemms, head_dim) else { return Ok(None) };
     result.map_err(|problem| RunError::SelfTestFailed { backend, problem })?;
     Ok(Some(started.elapsed().as_secs_f64()))
 }

@@ -87,7 +87,8 @@ impl<B: Kernels> Run<B> {
             console.print(&where_threads_are);
         }
         let head_dim = head_dim(&prepared.model_config.spec);
-        if let Some(seconds) = self_test::<B>(plan.backend.value, &device, dtype_of(plan.compute.value), head_dim)? {
+        let (dtype, gemms) = (dtype_of(plan.compute.value), plan.gemms.value);
+        if let Some(seconds) = self_test::<B>(plan.backend.value, &device, dtype, gemms, head_dim)? {
             console.print(&format!("self-test: every operation agrees with its reference ({seconds:.2} s)"));
         }
         if let Some(carrier) = ranks.connect::<B>(&device)? {

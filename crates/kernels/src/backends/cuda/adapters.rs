@@ -17,6 +17,7 @@ use super::matrix::{Cuda, DeviceBlock, LowRankChunk, MatrixView, Primitive, tens
 use super::scratch::{Contents, ScratchSlot};
 use super::weights::GroupWeight;
 use crate::Group;
+use crate::backends::cuda_rows::SAVED_RANKS;
 
 /// The adapters of a group in the compute format.
 pub(super) struct Adapters {
@@ -49,9 +50,6 @@ pub(super) struct LowRankGradient {
     /// `dB` of each place, where it came with it.
     d_b: Option<Vec<MatrixView>>,
 }
-
-/// Ranks of the low-rank intermediates that share an allocation.
-const SAVED_RANKS: usize = 256;
 
 /// `dA` and `dB` of one adapter, in f32.
 pub(super) type FactorGradients = (Tensor<Cuda, 2>, Tensor<Cuda, 2>);
@@ -189,7 +187,7 @@ impl Engine {
         d_b
     }
 
-    /// A copy of `x Aᵀ` for the backward. Several share an allocation: on small models each would cost more than the copy.
+    /// A copy of `x Aᵀ` for the backward. Several share an allocation.
     pub(super) fn saved_low_rank(&self, low: DeviceBlock) -> Primitive {
         let mut saved = self.saved_low_rank.borrow_mut();
         let fits = |chunk: &LowRankChunk| {

@@ -2,8 +2,8 @@
 //!
 //! The output says which order its softmax statistics have, and the backward reads that: cuDNN's backward runs only on statistics in
 //! the order that it reads, the flash kernels only on `[heads, tokens]`. Where the pass that made the statistics cannot be followed
-//! by its own backward, the flash forward recomputes them. A sliding window that hides anything and a soft cap of the scores go to
-//! the flash kernels, and head widths that neither takes go to the reference body.
+//! by its own backward, the flash forward recomputes them. A sliding window that hides anything, a soft cap of the scores and short packed
+//! documents (`cudnn_limits`) go to the flash kernels, and head widths that neither takes go to the reference body.
 //! Trade-off: a backward that cuDNN refuses after its own forward costs a second forward, in every call.
 
 use burn_tensor::{DType, Tensor};

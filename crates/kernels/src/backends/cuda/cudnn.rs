@@ -2,8 +2,10 @@
 //!
 //! Documents of one length are one plain batch to cuDNN; packed ones are ragged. A plan is made once per shape, and making one takes
 //! longer than a layer runs, so the number of documents and the longest are rounded up to powers of two: a whole run uses a handful
-//! of plans. Rows are always dense, forward and backward.
+//! of plans. Rows are always dense, forward and backward. A backward goes a part of the documents at a time, since its workspace grows with
+//! the tokens of a call.
 //! Not supported: f32, sliding windows, soft caps, and packed documents before cuDNN 9.18 (their backward was seen to be wrong in 9.14).
+//! Short packed documents are left to the flash kernels, which are as fast and need no workspace.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -15,6 +17,7 @@ use firebrick_cuda::cudnn::{
 use firebrick_cuda::{Arguments, CudaError, Cudnn};
 
 use super::attention_case::{BackwardInputs, Gradients, Inputs, Sizes};
+use super::cudnn_limits::parts_of;
 use super::engine::Engine;
 use super::failure::check;
 use super::launch::{Launch, at, grid};
@@ -22,7 +25,6 @@ use super::matrix::{Cuda, MatrixView};
 use super::program::Source;
 use super::scratch::{Contents, ScratchSlot};
 use super::trace::Cost;
-use crate::backends::cuda_memory::MAX_BACKWARD_TOKENS;
 use crate::{Documents, StatisticsLayout};
 
 /// First version of cuDNN that packed documents are given to.
@@ -33,12 +35,25 @@ const PACKED_HEAD_DIM: usize = 128;
 const MIN_DOCUMENTS: usize = 8;
 /// Shortest longest document that a ragged plan is made for.
 const MIN_LONGEST: usize = 256;
+/// Tokens of a part that is one long document are rounded up to a multiple of this, so that few lengths have plans of their own.
+const LONG_MULTIPLE: usize = 2048;
 /// Row strides that `packed_index` has room for, as `source/packed_index.cu` has it.
 const MAX_STRIDES: usize = 12;
 
-/// The backward calls of documents: a plan and the first token of each.
+/// The backward calls of documents.
 pub(super) struct BackwardPlans {
-    calls: Vec<(Arc<Plan>, AttentionShape, usize)>,
+    calls: Vec<(Arc<Plan>, Part)>,
+}
+
+/// Documents that go back together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    shape: AttentionShape,
+    first_document: usize,
+    documents: usize,
+    /// First token.
+    start: usize,
+    tokens: usize,
 }
 
 /// A call with its addresses.
@@ -74,7 +89,9 @@ impl Engine {
         }
         let layout = layout(documents);
         let is_packed = matches!(layout, Layout::Packed { .. });
-        if is_packed && (cudnn.version() < PACKED_SINCE || sizes.head_dim > PACKED_HEAD_DIM) {
+        let is_short = documents.tokens() < self.cudnn_limits.get().min_mean_tokens * documents.count()
+            && super::flash::takes(dtype, sizes.head_dim);
+        if is_packed && (cudnn.version() < PACKED_SINCE || sizes.head_dim > PACKED_HEAD_DIM || is_short) {
             return None;
         }
         Some(AttentionShape {
@@ -91,7 +108,7 @@ impl Engine {
     /// Begins to make the plans of both passes on other threads, if cuDNN takes the case.
     pub(super) fn begin_cudnn(&self, sizes: &Sizes, dtype: DType, documents: &Documents<Cuda>) {
         if let (Some(cudnn), Some(whole)) = (&self.library.cudnn, self.cudnn_shape(sizes, dtype, documents)) {
-            cudnn.begin(&whole, &backward_call(whole, 0));
+            self.backward_parts(whole, documents).iter().for_each(|part| cudnn.begin(&whole, &part.shape));
         }
     }
 
@@ -113,7 +130,7 @@ impl Engine {
             value: inputs.v.address,
             output: o.address,
             statistics: log_sum_exp.address,
-            index: self.packed_index(&shape, documents),
+            index: self.packed_index(&shape, documents, None),
             workspace: self.scratch.take(ScratchSlot::AttentionWorkspace, plan.workspace_bytes()),
             scale: sizes.scale,
         };
@@ -128,7 +145,7 @@ impl Engine {
     }
 
     /// The plans of a backward pass over statistics in this order; `None` where cuDNN does not take the case or reads another
-    /// order. Documents of one length go a few at a time.
+    /// order.
     pub(super) fn cudnn_backward_plans(
         &self,
         sizes: &Sizes,
@@ -141,16 +158,13 @@ impl Engine {
         if statistics_layout(&whole) != statistics {
             return None;
         }
-        let Layout::Uniform { documents: count, length } = whole.layout else {
-            let plan = supported(cudnn.backward_plan(&whole))?;
-            return Some(BackwardPlans { calls: vec![(plan, whole, 0)] });
-        };
-        let call = |first: usize| {
-            let shape = backward_call(whole, first);
-            Some((supported(cudnn.backward_plan(&shape))?, shape, first * length))
-        };
-        let calls = (0..count).step_by(backward_call(whole, 0).documents()).map(call);
+        let parts = self.backward_parts(whole, documents).into_iter();
+        let calls = parts.map(|part| Some((supported(cudnn.backward_plan(&part.shape))?, part)));
         Some(BackwardPlans { calls: calls.collect::<Option<_>>()? })
+    }
+
+    fn backward_parts(&self, whole: AttentionShape, documents: &Documents<Cuda>) -> Vec<Part> {
+        backward_parts(whole, documents, self.cudnn_limits.get().max_backward_tokens)
     }
 
     /// cuDNN's backward pass.
@@ -163,18 +177,17 @@ impl Engine {
         documents: &Documents<Cuda>,
     ) {
         let cudnn = self.library.cudnn.as_ref().expect("plans come from the library");
-        for (plan, shape, start) in &plans.calls {
-            let rows = sizes.tokens - start;
-            let from = |matrix: &MatrixView| matrix.block().rows(*start, rows).address;
+        for (number, (plan, part)) in plans.calls.iter().enumerate() {
+            let from = |matrix: &MatrixView| matrix.block().rows(part.start, part.tokens).address;
             let pointers = BackwardPointers {
                 forward: ForwardPointers {
                     query: from(inputs.forward.q),
                     key: from(inputs.forward.k),
                     value: from(inputs.forward.v),
                     output: from(inputs.o),
-                    // The statistics of documents of one length lie document by document.
-                    statistics: inputs.log_sum_exp.address + (4 * start * sizes.query_heads) as u64,
-                    index: self.packed_index(shape, documents),
+                    // Statistics lie document by document, or token by token.
+                    statistics: inputs.log_sum_exp.address + (4 * part.start * sizes.query_heads) as u64,
+                    index: self.packed_index(&part.shape, documents, Some((number, part))),
                     workspace: self.scratch.take(ScratchSlot::AttentionWorkspace, plan.workspace_bytes()),
                     scale: sizes.scale,
                 },
@@ -183,11 +196,11 @@ impl Engine {
                 key_gradient: from(&gradients.dk),
                 value_gradient: from(&gradients.dv),
             };
-            let share = shape.tokens().min(sizes.tokens) as f64 / sizes.tokens as f64;
+            let share = part.tokens as f64 / sizes.tokens as f64;
             let cost = Cost { flops: 2.5 * share * sizes.forward_flops(documents), ..Cost::default() };
             let call = Call { cudnn: cudnn.clone(), plan: plan.clone(), pointers };
-            // SAFETY: as for the forward pass; the documents of this call begin at `start` in every buffer, and the
-            // statistics are in the order that the plan reads.
+            // SAFETY: as for the forward pass; the documents of this part begin at its first token in every buffer, and the statistics are in
+            // the order that the plan reads.
             unsafe {
                 self.submit("attention_backward", cost, call, |call, stream| {
                     call.cudnn.backward(stream, &call.plan, &call.pointers)
@@ -196,19 +209,20 @@ impl Engine {
         }
     }
 
-    /// Address of the index of packed documents, computed once per section; null for uniform ones.
-    fn packed_index(&self, shape: &AttentionShape, documents: &Documents<Cuda>) -> u64 {
+    /// Address of the index of all packed documents, or of a numbered part of them, computed once per section; null for uniform ones.
+    fn packed_index(&self, shape: &AttentionShape, documents: &Documents<Cuda>, part: Option<(usize, &Part)>) -> u64 {
         if !shape.is_packed() {
             return 0;
         }
+        let [first, count] = part.map_or([0, documents.count()], |(_, part)| [part.first_document, part.documents]);
         let boundaries = self.int_matrix(documents.cu_seqlens.clone());
         let strides = shape.index_strides();
         let most = shape.documents();
-        let sizes = std::iter::once(most as u64).chain(strides.iter().map(|&stride| stride as u64));
+        let sizes = [most, first, count].into_iter().chain(strides.iter().copied()).map(|size| size as u64);
         let sources = self.source(&boundaries.tensor).into_iter().chain(sizes).collect();
         let contents = Contents { section: self.section_number(), dtype: DType::I32, sources };
-        let (index, is_held) =
-            self.scratch.holding(ScratchSlot::AttentionIndex, shape.packed_index_len() * 4, contents);
+        let slot = ScratchSlot::AttentionIndex { part: part.map(|(number, _)| number) };
+        let (index, is_held) = self.scratch.holding(slot, shape.packed_index_len() * 4, contents);
         if is_held {
             return index;
         }
@@ -219,8 +233,8 @@ impl Engine {
         }
         let arguments = Arguments::new()
             .pointer(at(index))
-            .pointer(at(boundaries.address))
-            .i32(documents.count() as i32)
+            .pointer(at(boundaries.address + 4 * first as u64))
+            .i32(count as i32)
             .i32(most as i32)
             .i32(strides.len() as i32)
             .value(&table);
@@ -231,7 +245,7 @@ impl Engine {
             shape: grid(1, 256),
             bytes: 4 * (most + 1) * (strides.len() + 1),
         };
-        // SAFETY: the index has room for the lengths and one list of offsets per stride; boundaries has documents + 1 values.
+        // SAFETY: the index has room for the lengths and one list of offsets per stride; boundaries has count + 1 values from `first` on.
         unsafe { self.launch(launch, &arguments) };
         index
     }
@@ -254,12 +268,24 @@ fn statistics_layout(shape: &AttentionShape) -> StatisticsLayout {
     }
 }
 
-/// The part of a backward that is one call, from document `first` on: of documents of one length as many as make [`MAX_BACKWARD_TOKENS`],
-/// packed ones at once.
-fn backward_call(whole: AttentionShape, first: usize) -> AttentionShape {
-    let Layout::Uniform { documents, length } = whole.layout else { return whole };
-    let together = (MAX_BACKWARD_TOKENS / length).clamp(1, documents);
-    AttentionShape { layout: Layout::Uniform { documents: together.min(documents - first), length }, ..whole }
+/// The calls of a backward: as many documents each as make `most` tokens, or one that is longer.
+fn backward_parts(whole: AttentionShape, documents: &Documents<Cuda>, most: usize) -> Vec<Part> {
+    let lengths: Vec<usize> = documents.ranges().map(|range| range.len()).collect();
+    parts_of(&lengths, most)
+        .into_iter()
+        .map(|(first_document, start, lengths)| {
+            let (count, tokens) = (lengths.len(), lengths.iter().sum());
+            let layout = match whole.layout {
+                Layout::Uniform { length, .. } => Layout::Uniform { documents: count, length },
+                // One part keeps the plan of its size, several share those of whole parts.
+                Layout::Packed { .. } if count == documents.count() => whole.layout,
+                Layout::Packed { longest, .. } => {
+                    packed_layout(count, longest, most.max(documents.longest()).next_multiple_of(LONG_MULTIPLE))
+                }
+            };
+            Part { shape: AttentionShape { layout, ..whole }, first_document, documents: count, start, tokens }
+        })
+        .collect()
 }
 
 /// How documents lie, in classes that plans are made for.
@@ -268,6 +294,11 @@ fn layout(documents: &Documents<Cuda>) -> Layout {
     if count * longest == tokens {
         return Layout::Uniform { documents: count, length: longest };
     }
+    packed_layout(count, longest, tokens)
+}
+
+/// The class of packed documents.
+fn packed_layout(count: usize, longest: usize, tokens: usize) -> Layout {
     Layout::Packed {
         documents: count.next_power_of_two().max(MIN_DOCUMENTS),
         longest: longest.next_power_of_two().max(MIN_LONGEST).min(tokens),

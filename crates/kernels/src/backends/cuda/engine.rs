@@ -31,6 +31,7 @@ use firebrick_cuda::{BlasLt, Context, CudaError, Driver, Event, Repeats, Stream,
 
 use super::address::Addresses;
 use super::collectives::Collectives;
+use super::cudnn_limits::CudnnLimits;
 use super::failure::{check, check_launch};
 use super::fp8_codes::PreparedRows;
 use super::fp8_scales::Fp8Scales;
@@ -42,6 +43,7 @@ use super::matrix::{LowRankChunk, Primitive};
 use super::program::Programs;
 use super::recycled::{Recycled, uses};
 use super::room::Room;
+use super::row_scaling::RowScaling;
 use super::scratch::Scratch;
 use super::tables::Tables;
 use super::trace::Trace;
@@ -66,13 +68,16 @@ pub(super) struct Engine {
     pub(super) marker: RefCell<Option<Primitive>>,
     pub(super) watch: BurnWatch,
     multiprocessors: usize,
-    shared_bytes: usize,
+    card_shared_bytes: usize,
+    shared_bytes: Cell<usize>,
     pub(super) addresses: Addresses,
     pub(super) recycled: Recycled,
     pub(super) blas: RefCell<BlasLt>,
     pub(super) library: Library,
+    pub(super) cudnn_limits: Cell<CudnnLimits>,
     pub(super) programs: Programs,
     pub(super) fp8_scales: Fp8Scales,
+    pub(super) row_scaling: Cell<RowScaling>,
     /// Rows in 8-bit floats for the GEMM that comes next.
     pub(super) prepared_rows: RefCell<Option<PreparedRows>>,
     pub(super) kept: KeptWeights,
@@ -140,6 +145,19 @@ pub fn launches_in_graphs(device: &CudaDevice) -> usize {
     engine(device).repeats.in_graphs()
 }
 
+/// Makes this thread's attention on a device go by other limits, and returns those of before: for tests of both kernels on small documents.
+pub fn limit_cudnn(device: &CudaDevice, limits: CudnnLimits) -> CudnnLimits {
+    engine(device).cudnn_limits.replace(limits)
+}
+
+/// Makes this thread's launches on a device take a block to have at most this much shared memory, or again what it has: for tests that smaller
+/// cards are served. Returns what that is.
+pub fn limit_shared_memory(device: &CudaDevice, bytes: Option<usize>) -> usize {
+    let engine = engine(device);
+    engine.shared_bytes.set(bytes.unwrap_or(usize::MAX).min(engine.card_shared_bytes));
+    engine.shared_bytes()
+}
+
 /// Bytes of scratch memory that this thread's engine holds on a device: for tests that it stays bounded.
 pub fn scratch_bytes(device: &CudaDevice) -> usize {
     engine(device).scratch.bytes()
@@ -185,10 +203,12 @@ impl Engine {
             handoff: StreamHandoff::new(stream)?,
             blas: RefCell::new(blas?),
             library: library?,
+            cudnn_limits: Cell::default(),
             programs: programs?,
             scratch: Scratch::new(&context, repeats.clone()),
             repeats,
             fp8_scales: Fp8Scales::new(&context),
+            row_scaling: Cell::new(RowScaling::of(info.compute_capability)),
             prepared_rows: RefCell::default(),
             kept: KeptWeights::new(&context),
             room: Room::default(),
@@ -199,7 +219,8 @@ impl Engine {
             addresses: Addresses::new(&context),
             recycled: Recycled::default(),
             multiprocessors: info.multiprocessors as usize,
-            shared_bytes: info.shared_memory_per_block_bytes as usize,
+            card_shared_bytes: info.shared_memory_per_block_bytes as usize,
+            shared_bytes: Cell::new(info.shared_memory_per_block_bytes as usize),
             rounds_sizes: Cell::new(false),
             trace: Trace::default(),
             depth: Cell::new(0),
@@ -244,7 +265,7 @@ impl Engine {
 
     /// Shared memory that a block may have.
     pub(super) fn shared_bytes(&self) -> usize {
-        self.shared_bytes
+        self.shared_bytes.get()
     }
 
     /// CubeCL's client for the device, whose memory tensors live in.

@@ -1,7 +1,7 @@
 //! The flash attention kernels: which heads they take, their tiles, and their launches. Kernels: `source/flash*.cu`.
 //!
 //! O(tokens) memory, any documents, sliding windows, soft caps, the same bits every time.
-//! Trade-off: about half of cuDNN's speed on an H100.
+//! Trade-off: about half of cuDNN's speed on an H100 over long documents; over short ones they are as fast.
 
 use burn_tensor::DType;
 use firebrick_cuda::{Arguments, LaunchShape};
@@ -33,10 +33,12 @@ struct Tiles {
 
 impl Tiles {
     fn of(head_dim: usize) -> Self {
-        if head_dim == 256 {
+        if head_dim == 64 {
+            Self { forward: [128, 64], keys: [64, 64, 2, 4], queries: [128, 64, 2, 4] }
+        } else if head_dim == 256 {
             Self { forward: [64, 64], keys: [64, 32, 1, 4], queries: [64, 32, 1, 4] }
         } else {
-            Self { forward: [128, 64], keys: [128, 64, 2, 8], queries: [64, 64, 2, 4] }
+            Self { forward: [128, 64], keys: [64, 64, 2, 4], queries: [64, 64, 2, 4] }
         }
     }
 
@@ -85,8 +87,9 @@ impl Engine {
         let shape = if q.dtype == DType::F32 {
             f32_rows(sizes.query_heads, sizes.tokens)
         } else {
-            let of = Tiles::of(sizes.head_dim);
-            tiles(sizes.query_heads, sizes.tokens, of.forward[0], 4, of.forward_shared(sizes.head_dim))
+            let (of, heads) = (Tiles::of(sizes.head_dim), heads_of_a_tile(sizes));
+            let [blocks, rows] = [sizes.query_heads / heads, of.forward[0] / heads];
+            tiles(blocks, sizes.tokens, rows, 4, of.forward_shared(sizes.head_dim))
         };
         let arguments = Arguments::new()
             .pointer(at(o.address))
@@ -115,58 +118,54 @@ impl Engine {
         let BackwardInputs { forward: Inputs { q, k, v }, o, d_o, log_sum_exp } = inputs;
         let boundaries = self.int_matrix(documents.cu_seqlens.clone());
         let delta = self.scratch.take(ScratchSlot::Partial, sizes.query_heads * sizes.tokens * 4);
-        let [dot_shape, keys_shape, queries_shape] = backward_shapes(sizes, q.dtype);
+        let [queries_shape, keys_shape] = backward_shapes(sizes, q.dtype);
         let flops = sizes.forward_flops(documents);
 
-        let dot = Arguments::new()
-            .pointer(at(delta))
-            .pointer(at(o.address))
-            .pointer(at(d_o.address))
-            .i64(o.stride as i64)
-            .i64(d_o.stride as i64)
-            .i32(sizes.tokens as i32);
-        let inputs = |arguments: Arguments| {
-            [q, k, v, d_o]
-                .into_iter()
-                .fold(arguments, |arguments, x| arguments.pointer(at(x.address)))
-                .pointer(at(log_sum_exp.address))
-                .pointer(at(delta))
+        let addresses = |arguments: Arguments, of: &[&MatrixView]| {
+            of.iter().fold(arguments, |arguments, x| arguments.pointer(at(x.address)))
         };
-        let strides = |arguments: Arguments, written: &[&MatrixView]| {
-            written.iter().chain(&[q, k, v, d_o]).fold(arguments, |arguments, x| arguments.i64(x.stride as i64))
+        let strides = |arguments: Arguments, of: &[&MatrixView]| {
+            let arguments = of.iter().fold(arguments, |arguments, x| arguments.i64(x.stride as i64));
+            size_arguments(arguments, sizes, boundaries.address, documents)
         };
         let Gradients { dq, dk, dv } = gradients;
-        let keys = inputs(Arguments::new().pointer(at(dk.address)).pointer(at(dv.address)));
-        let keys = size_arguments(strides(keys, &[dk, dv]), sizes, boundaries.address, documents);
-        let queries = inputs(Arguments::new().pointer(at(dq.address)));
-        let queries = size_arguments(strides(queries, &[dq]), sizes, boundaries.address, documents);
+        let queries = Arguments::new().pointer(at(dq.address)).pointer(at(delta));
+        let queries = strides(addresses(queries, &[q, k, v, o, d_o, log_sum_exp]), &[dq, q, k, v, o, d_o]);
+        let keys = addresses(Arguments::new(), &[dk, dv, q, k, v, d_o, log_sum_exp]).pointer(at(delta));
+        let keys = strides(keys, &[dk, dv, q, k, v, d_o]);
         let cost = |share: f64| Cost { flops: share * flops, ..Cost::default() };
         let launch = |name, shape| flash(sizes, q.dtype, name, shape, true);
-        // SAFETY: as for the forward pass; each gradient has the rows and heads of its tensor; delta is written before it is
-        // read.
+        // SAFETY: as for the forward pass; each gradient has the rows and heads of its tensor; the pass over queries writes delta, which
+        // that over keys reads.
         unsafe {
-            self.launch_with_cost(launch("flash_backward_dot", dot_shape), cost(0.0), &dot);
-            self.launch_with_cost(launch("flash_backward_keys", keys_shape), cost(1.5), &keys);
             self.launch_with_cost(launch("flash_backward_queries", queries_shape), cost(1.0), &queries);
+            self.launch_with_cost(launch("flash_backward_keys", keys_shape), cost(1.5), &keys);
         }
     }
 }
 
-/// Grids of the three kernels of the backward pass.
-fn backward_shapes(sizes: &Sizes, dtype: DType) -> [LaunchShape; 3] {
+/// Query heads of one key head whose queries share a tile: so many that each of its four warps has one head.
+fn heads_of_a_tile(sizes: &Sizes) -> usize {
+    let group = sizes.query_heads / sizes.key_value_heads;
+    [4, 2].into_iter().find(|heads| group.is_multiple_of(*heads)).unwrap_or(1)
+}
+
+/// Grids of the two kernels of the backward pass.
+fn backward_shapes(sizes: &Sizes, dtype: DType) -> [LaunchShape; 2] {
     let Sizes { tokens, query_heads, key_value_heads, head_dim, .. } = *sizes;
     if dtype == DType::F32 {
-        return [query_heads, key_value_heads, query_heads].map(|heads| f32_rows(heads, tokens));
+        return [query_heads, key_value_heads].map(|heads| f32_rows(heads, tokens));
     }
     let of = Tiles::of(head_dim);
     let mut keys = tiles(key_value_heads, tokens, of.keys[0], of.keys[3], of.keys_shared(head_dim));
     // At 256 the sums of both gradients do not fit the registers together.
     keys.grid[2] = if head_dim == 256 { 2 } else { 1 };
-    let queries = tiles(query_heads, tokens, of.queries[0], of.queries[3], of.queries_shared(head_dim));
-    [tiles(query_heads, tokens, 64, 8, 0), keys, queries]
+    let heads = heads_of_a_tile(sizes);
+    let [blocks, rows] = [query_heads / heads, of.queries[0] / heads];
+    [tiles(blocks, tokens, rows, of.queries[3], of.queries_shared(head_dim)), keys]
 }
 
-/// Documents, sizes, scale and window. Without a window a query may see all tokens.
+/// Documents, sizes, scale, window, and heads of a tile. Without a window a query may see all tokens.
 fn size_arguments(arguments: Arguments, sizes: &Sizes, boundaries: u64, documents: &Documents<Cuda>) -> Arguments {
     arguments
         .pointer(at(boundaries))
@@ -176,6 +175,7 @@ fn size_arguments(arguments: Arguments, sizes: &Sizes, boundaries: u64, document
         .i32(sizes.key_value_heads as i32)
         .f32(sizes.scale)
         .i32(sizes.window.unwrap_or(sizes.tokens) as i32)
+        .i32(heads_of_a_tile(sizes) as i32)
 }
 
 fn flash(sizes: &Sizes, dtype: DType, name: &'static str, shape: LaunchShape, backward: bool) -> Launch {
@@ -198,9 +198,9 @@ mod tests {
             let of = Tiles::of(head_dim);
             [of.forward_shared(head_dim), of.keys_shared(head_dim), of.queries_shared(head_dim)]
         };
-        assert_eq!(bytes(64), [33_280, 67_072, 49_408]);
-        assert_eq!(bytes(96), [49_664, 99_840, 73_984]);
-        assert_eq!(bytes(128), [66_048, 132_608, 98_560]);
+        assert_eq!(bytes(64), [33_280, 50_432, 66_048]);
+        assert_eq!(bytes(96), [49_664, 75_008, 73_984]);
+        assert_eq!(bytes(128), [66_048, 99_584, 98_560]);
         assert_eq!(bytes(256), [98_560, 98_816, 98_560]);
     }
 }

@@ -3,7 +3,7 @@
 //! A GEMM in FP8 takes a little more than half the time of one in bf16. What is multiplied is E4M3 (3 bits of mantissa, so a rounding
 //! step is 6 to 12 % of a value), in both passes; sums are f32. What keeps that harmless:
 //!
-//! - **A scale per row, from the row as it is now.** Each token of an activation or a gradient, and each output feature of a weight, is
+//! - **A scale per row, from the row as it is now** (`fp8_scaling` has how each generation of cards takes it). Each token of an activation or a gradient, and each output feature of a weight, is
 //!   divided by its own largest value first. Nothing is remembered between steps, so a resumed run computes the same.
 //! - **Weights come straight from how they are stored** (in any quantized format, or dense), rounded once; the backward multiplies with the same codes,
 //!   transposed. The scales of a weight's rows cannot stand outside of that sum, so they go into the gradient before it is quantized.
@@ -14,7 +14,7 @@
 //!   train.
 //!
 //! Widths have to be multiples of 16 ([`crate::fp8_refusal`] says so before a run starts), and inner widths are filled up with zeros to
-//! multiples of 128, as matrix units like them.
+//! multiples of 128, as matrix units like them, or of 32 without adapters.
 //! Rows of activations and gradients are quantized by the operation that writes them (`fp8_rows`).
 //! Trade-off: weights that are not kept in codes are converted again in every pass.
 
@@ -39,9 +39,6 @@ use super::weights::GroupSources;
 use crate::backends::cuda_rows::{fp8_lead, fp8_stride};
 use crate::{GemmFormat, Group, Weight};
 
-/// Whether sums of codes may be kept in fewer bits between the steps of a product. cuBLASLt's fast accumulation rounds partial sums to 14
-/// bits or so.
-const FAST: bool = true;
 /// Parts of the maxima of a group's adapters, as `source/fp8.cu` has it.
 const MAXIMA_PARTS: usize = 256;
 
@@ -75,8 +72,7 @@ impl Engine {
         let input = self.fp8_operand(x, None, low, &weight);
         let bias = self.biases(group, x.dtype).map(|biases| biases.address);
         let gemm = Gemm::forward("linear fp8", input.block, weight.codes.block);
-        let scales = Some([input.scales, weight.codes.scales]);
-        self.gemm(Gemm { c: residual, bias, scales, is_fast: FAST, ..gemm }, out);
+        self.fp8_gemm(Gemm { c: residual, bias, ..gemm }, [&input, &weight.codes], out);
         low
     }
 
@@ -92,8 +88,7 @@ impl Engine {
         let weight = self.fp8_transposed(group, dy.dtype);
         let input = self.fp8_operand(dy, Some(weight.row_scales), d_low, &weight);
         let gemm = Gemm::forward("linear fp8", input.block, weight.codes.block);
-        let scales = Some([input.scales, weight.codes.scales]);
-        self.gemm(Gemm { c: plus, scales, is_fast: FAST, ..gemm }, out);
+        self.fp8_gemm(Gemm { c: plus, ..gemm }, [&input, &weight.codes], out);
     }
 
     /// The adapters of a group in the compute format, as their GEMMs with `dy` read them.
@@ -160,8 +155,10 @@ impl Engine {
                 self.weight_rows(&module.weight, &module.columns, &weight, is_known);
             }
         }
-        if !held.adapter && modules.ranks() > 0 {
-            self.adapter_values(&modules, &weight, inputs, dtype);
+        if !held.adapter && stride > inputs {
+            if modules.ranks() > 0 {
+                self.adapter_values(&modules, &weight, inputs, dtype);
+            }
             self.write_columns_b(&modules, &weight, inputs);
         }
         weight
@@ -288,7 +285,8 @@ impl Engine {
             .pointer(at(to.row_scales + (rows.start * 4) as u64))
             .i32(inputs as i32)
             .i32(block.stride as i32)
-            .i32(i32::from(is_known));
+            .i32(i32::from(is_known))
+            .i32(i32::from(self.row_scaling.get().has_powers_of_two()));
         let (arguments, _held, bytes) = self.stored(weight, arguments);
         let launch = plain(kernels_of(weight).fp8_rows, grid(rows.len(), 256), rows.len() * inputs + bytes);
         // SAFETY: `block` has these rows at its stride and a scale for each; what is read is a weight of this shape.

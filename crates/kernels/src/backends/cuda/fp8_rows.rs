@@ -35,19 +35,23 @@ struct RowsOfCodes {
     column_scales: u64,
     lead: i32,
     stride: i32,
-}
-
-fn argument(layout: &RowLayout, codes: &Codes) -> RowsOfCodes {
-    RowsOfCodes {
-        codes: codes.block.address,
-        scales: codes.scales,
-        column_scales: layout.column_scales.unwrap_or(0),
-        lead: layout.lead as i32,
-        stride: layout.stride as i32,
-    }
+    powers_of_two: i32,
+    unused: i32,
 }
 
 impl Engine {
+    fn argument(&self, layout: &RowLayout, codes: &Codes) -> RowsOfCodes {
+        RowsOfCodes {
+            codes: codes.block.address,
+            scales: codes.scales,
+            column_scales: layout.column_scales.unwrap_or(0),
+            lead: layout.lead as i32,
+            stride: layout.stride as i32,
+            powers_of_two: i32::from(self.row_scaling.get().has_powers_of_two()),
+            unused: 0,
+        }
+    }
+
     /// The codes of `x`, times the scales of its columns where there are any: those that were prepared, or new ones.
     pub(super) fn rows_in_codes(&self, x: DeviceBlock, layout: RowLayout) -> Codes {
         let section = self.section_number();
@@ -68,7 +72,7 @@ impl Engine {
             bytes,
         };
         let arguments = Arguments::new()
-            .value(&argument(&layout, &codes))
+            .value(&self.argument(&layout, &codes))
             .pointer(at(x.address))
             .i64(x.stride as i64)
             .i32(x.width as i32);
@@ -96,7 +100,7 @@ impl Engine {
         let (bytes, shape) = (rows * (columns + ranks * 2), grid((rows * columns).div_ceil(4096), 256));
         let launch = Launch { source: Source::Fp8, dtype, name: "low_columns", shape, bytes };
         let arguments = Arguments::new()
-            .value(&argument(&layout, codes))
+            .value(&self.argument(&layout, codes))
             .pointer(at(low.map_or(0, |(low, _)| low.address)))
             .i64(low.map_or(0, |(low, _)| low.stride) as i64)
             .pointer(at(low.map_or(0, |(_, factor)| factor)))
@@ -124,7 +128,7 @@ impl Engine {
             bytes: 2 * x.bytes() + x.count(),
         };
         let arguments = Arguments::new()
-            .value(&argument(&layout, &codes))
+            .value(&self.argument(&layout, &codes))
             .pointer(at(y.address))
             .i64(y.stride as i64)
             .pointer(at(x.address))
@@ -159,7 +163,7 @@ impl Engine {
             bytes: 3 * gate.bytes() + gate.count(),
         };
         let arguments = Arguments::new()
-            .value(&argument(&layout, &codes))
+            .value(&self.argument(&layout, &codes))
             .pointer(at(y.address))
             .i64(y.stride as i64)
             .pointer(at(gate.address))
@@ -196,7 +200,7 @@ impl Engine {
             shape: one_row_each(gate.rows, threads(gate.width, 512)),
             bytes: (6 + usize::from(recompute)) * gate.bytes(),
         };
-        let arguments = Arguments::new().value(&argument(&layout, &codes));
+        let arguments = Arguments::new().value(&self.argument(&layout, &codes));
         let arguments = operands.arguments(arguments, dy, recompute).i32(gate.width as i32);
         // SAFETY: as for `gated_backward`, and there is room for the codes of both gradients side by side.
         unsafe { self.launch(launch, &arguments) };

@@ -1,5 +1,5 @@
 //! GEMMs, all by cuBLASLt: rows as Rust sees them, any row stride.
-//! Trade-off: operands of 8 bits are E4M3 and have a scale per row; no other form is used.
+//! Trade-off: operands of 8 bits are E4M3; no other form is used.
 
 use burn_tensor::DType;
 use firebrick_cuda::{ElementType, Epilogue, Matmul, Operand, Pointers, Scaling};
@@ -23,10 +23,20 @@ pub(super) struct Gemm {
     /// Address of `n` values in the format of the result, added to every row.
     pub bias: Option<u64>,
     pub alpha: f64,
-    /// Addresses of the scales of the rows of `op(A)` and of the columns of `op(B)`, f32: with operands of 8 bits.
-    pub scales: Option<[u64; 2]>,
+    /// With operands of 8 bits; without, codes are multiplied as they are.
+    pub scales: Option<GemmScales>,
     /// Whether sums of 8-bit products may be kept in fewer bits on the way.
     pub is_fast: bool,
+}
+
+/// Scales of 8-bit operands.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GemmScales {
+    /// Address of those of the rows of `op(A)`, or of their blocks.
+    pub a: u64,
+    /// Address of those of the columns of `op(B)`, or of their blocks.
+    pub b: u64,
+    pub scaling: Scaling,
 }
 
 impl Gemm {
@@ -83,7 +93,7 @@ impl Engine {
             c_leading: d.stride,
             output: element(d.dtype),
             epilogue: if gemm.bias.is_some() { Epilogue::Bias } else { Epilogue::None },
-            scaling: if gemm.scales.is_some() { Scaling::OuterVector } else { Scaling::None },
+            scaling: gemm.scales.map_or(Scaling::None, |scales| scales.scaling),
             allow_tf32: false,
             fast_accumulation: gemm.is_fast,
         };
@@ -92,7 +102,7 @@ impl Engine {
         let bytes = (a.bytes() + b.bytes() + d.bytes() + gemm.c.map_or(0, |c| c.bytes())) as f64;
         let cost = Cost { flops: 2.0 * m as f64 * n as f64 * k as f64, bytes, gemm: Some([m, n, k]) };
         let beta = if gemm.c.is_some() { 1.0 } else { 0.0 };
-        let [a_scale, b_scale] = gemm.scales.unwrap_or_default();
+        let [a_scale, b_scale] = gemm.scales.map_or([0; 2], |scales| [scales.a, scales.b]);
         let pointers = Pointers {
             bias: gemm.bias.unwrap_or(0),
             a_scale,
@@ -100,7 +110,7 @@ impl Engine {
             ..Pointers::new(a.address, b.address, c.address, d.address)
         };
         // SAFETY: the blocks lie in tensors or scratch memory that the caller holds, with the strides that the descriptor
-        // repeats; the bias has `n` values, and scales are those of the rows; the library reads and writes nothing else but its workspace.
+        // repeats; the bias has `n` values, and scales are those of all rows; the library reads and writes nothing else but its workspace.
         let prepared =
             unsafe { self.blas.borrow().prepare(|| self.stream(), &matmul, gemm.alpha as f32, beta, pointers) };
         let prepared = check(name, prepared).expect("m and n are not 0");

@@ -71,7 +71,13 @@ impl Engine {
     /// As for [`Engine::launch`].
     pub(super) unsafe fn launch_with_cost(&self, launch: Launch, cost: Cost, arguments: &Arguments) {
         let kernel = self.programs.kernel(launch.source, launch.dtype, launch.name);
-        if launch.shape.shared_bytes > 48 << 10 {
+        let (needed, there_is) = (launch.shape.shared_bytes as usize, self.shared_bytes());
+        assert!(
+            needed <= there_is,
+            "{}: a block needs {needed} bytes of shared memory and may have {there_is}",
+            launch.name
+        );
+        if needed > 48 << 10 {
             check(launch.name, kernel.set_dynamic_shared_memory(launch.shape.shared_bytes));
         }
         let (shape, arguments) = (launch.shape, arguments.clone());

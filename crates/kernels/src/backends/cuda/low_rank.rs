@@ -19,7 +19,7 @@ use crate::backends::cuda_rows::{LOW_RANK_BLOCK_VALUES, low_rank_chunks, low_ran
 /// As `source/low_rank.cu` has them.
 const WARPS: usize = 8;
 const TOKENS: usize = 16;
-const STAGES: usize = 4;
+const MAX_STAGES: usize = 4;
 /// Blocks that one multiprocessor gets at most, one after the other.
 const WAVES: usize = 3;
 /// What a block costs besides its tokens, in tokens: filling the pipeline, and writing its sums.
@@ -61,6 +61,7 @@ impl Engine {
     ) -> Option<Vec<MatrixView>> {
         let ranks: Vec<usize> = adapters.places.iter().map(|place| place.ranks[1]).collect();
         let tile = low_rank_tile(&ranks)?;
+        let stages = stages(tile, self.shared_bytes())?;
         let widths = adapters.places.iter().all(|place| place.columns.iter().all(|columns| columns.is_multiple_of(8)));
         if dy.dtype == DType::F32
             || ranks.len() > MAX_MODULES
@@ -77,8 +78,9 @@ impl Engine {
         let low_parts =
             self.scratch.take(ScratchSlot::LowRankParts, low_bytes + parts * chunks * LOW_RANK_BLOCK_VALUES * 4);
         let b_parts = low_parts + low_bytes as u64;
-        let [shared, values] = [shared_bytes(tile), chunks * LOW_RANK_BLOCK_VALUES];
-        let launch = |name, shape, bytes| Launch { source: Source::LowRank(tile), dtype: dy.dtype, name, shape, bytes };
+        let [shared, values] = [bytes_of_block(tile, stages), chunks * LOW_RANK_BLOCK_VALUES];
+        let source = Source::LowRank { ranks: tile, stages };
+        let launch = |name, shape, bytes| Launch { source, dtype: dy.dtype, name, shape, bytes };
 
         let shape =
             LaunchShape { grid: [chunks as u32, parts as u32, 1], block: [256, 1, 1], shared_bytes: shared as u32 };
@@ -145,16 +147,34 @@ fn parts_of_tokens(tokens: usize, chunks: usize, multiprocessors: usize) -> usiz
     (1..=(WAVES * multiprocessors / chunks).max(1)).min_by_key(longest).unwrap_or(1)
 }
 
+/// Tiles under way, where a block may have this much shared memory; `None` if there is too little for any.
+pub(super) fn stages(tile: usize, shared_bytes: usize) -> Option<usize> {
+    (2..=MAX_STAGES).rev().find(|stages| bytes_of_block(tile, *stages) <= shared_bytes)
+}
+
 /// Shared memory of a block: tiles under way, and what its warps have of `d_low`.
-fn shared_bytes(tile: usize) -> usize {
+fn bytes_of_block(tile: usize, stages: usize) -> usize {
     let columns = LOW_RANK_BLOCK_VALUES / tile / WARPS;
     let stage_values = TOKENS * (columns + 8 + tile + 8);
-    WARPS * STAGES * stage_values * 2 + 2 * WARPS * TOKENS * tile * 4
+    WARPS * stages * stage_values * 2 + 2 * WARPS * TOKENS * tile * 4
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_card_has_a_pass_that_fits_its_blocks() {
+        // H100 and B200, A100, and cards of 8.6, 8.9 and 12.0; older ones.
+        for (shared, expected) in [
+            (232_448, [Some(4), Some(4)]),
+            (166_912, [Some(3), Some(4)]),
+            (101_376, [Some(2), Some(2)]),
+            (65_536, [None, None]),
+        ] {
+            assert_eq!([16, 32].map(|tile| stages(tile, shared)), expected, "{shared} bytes");
+        }
+    }
 
     #[test]
     fn blocks_fill_the_device_in_whole_waves_unless_there_are_few_tokens() {

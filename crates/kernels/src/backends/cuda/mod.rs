@@ -18,6 +18,7 @@ mod columns;
 mod comm;
 mod copy;
 mod cudnn;
+mod cudnn_limits;
 mod dropout;
 mod embedding;
 mod engine;
@@ -28,6 +29,7 @@ mod fp8;
 mod fp8_codes;
 mod fp8_rows;
 mod fp8_scales;
+mod fp8_scaling;
 mod gated;
 mod gemm;
 mod handle_number;
@@ -55,6 +57,7 @@ mod quantize;
 mod recycled;
 mod room;
 mod routing;
+mod row_scaling;
 mod scratch;
 mod section;
 mod self_test;
@@ -66,15 +69,25 @@ mod watch;
 mod weights;
 mod write_out;
 
-pub use engine::{device_count, launches_in_graphs, probe, refuse_cudnn, scratch_bytes, use_graphs};
+pub use cudnn_limits::CudnnLimits;
+pub use engine::{
+    device_count, launches_in_graphs, limit_cudnn, limit_shared_memory, probe, refuse_cudnn, scratch_bytes, use_graphs,
+};
 pub use failure::DeviceFailure;
+pub use fp8_scaling::{block_scales, scale_rows};
 pub use matrix::Cuda;
+pub use row_scaling::RowScaling;
 
 use failure::check;
 
 impl crate::Kernels for Cuda {
-    fn self_test(device: &Self::Device, dtype: burn_tensor::DType, head_dim: usize) -> Option<Result<(), String>> {
-        Some(self_test::run(device, dtype, head_dim))
+    fn self_test(
+        device: &Self::Device,
+        dtype: burn_tensor::DType,
+        gemms: crate::GemmFormat,
+        head_dim: usize,
+    ) -> Option<Result<(), String>> {
+        Some(self_test::run(device, dtype, gemms, head_dim))
     }
 
     fn trace<R>(device: &Self::Device, work: impl FnOnce() -> R) -> (R, Vec<crate::TracedOperation>) {

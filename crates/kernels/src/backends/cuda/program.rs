@@ -16,7 +16,7 @@ use super::failure::check;
 
 const PRELUDE: &str = include_str!("source/prelude.cu");
 /// Ranks of adapters that most runs have, and the self-test.
-const USUAL_RANKS: usize = 16;
+pub(super) const USUAL_RANKS: usize = 16;
 
 /// A soft cap that a source is compiled with: the bits of an f32, so that it can be a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -87,8 +87,12 @@ pub(super) enum Source {
     Gated(Activation),
     GatedFp8(Activation),
     Heads,
-    /// The most ranks of an adapter.
-    LowRank(usize),
+    LowRank {
+        /// The most of an adapter.
+        ranks: usize,
+        /// Tiles under way.
+        stages: usize,
+    },
     Magnitude,
     Norm,
     NormFp8,
@@ -117,7 +121,7 @@ impl Source {
             Self::Gated(_) => "gated.cu",
             Self::GatedFp8(_) => "gated_fp8.cu",
             Self::Heads => "heads.cu",
-            Self::LowRank(_) => "low_rank.cu",
+            Self::LowRank { .. } => "low_rank.cu",
             Self::Magnitude => "magnitude.cu",
             Self::Norm => "norm.cu",
             Self::NormFp8 => "norm_fp8.cu",
@@ -171,7 +175,7 @@ impl Source {
                 include_str!("source/gated_fp8.cu")
             ),
             Self::Heads => include_str!("source/heads.cu"),
-            Self::LowRank(_) => concat!(include_str!("source/matrix_units.cu"), include_str!("source/low_rank.cu")),
+            Self::LowRank { .. } => concat!(include_str!("source/matrix_units.cu"), include_str!("source/low_rank.cu")),
             Self::Magnitude => include_str!("source/magnitude.cu"),
             Self::Norm => include_str!("source/norm.cu"),
             Self::NormFp8 => concat!(
@@ -211,7 +215,7 @@ impl Source {
             | Self::FlashF32(variant) => variant.define(),
             Self::FewRows(values) => values.define(),
             Self::CrossEntropy(Some(soft_cap)) => soft_cap.define(),
-            Self::LowRank(ranks) => format!("#define RANKS {ranks}\n"),
+            Self::LowRank { ranks, stages } => format!("#define RANKS {ranks}\n#define STAGES {stages}\n"),
             Self::Gated(activation) | Self::GatedFp8(activation) => {
                 format!("#define ACTIVATION {}\n", activation.name())
             }
@@ -266,8 +270,8 @@ impl Programs {
 
     /// Begins to compile, on all cores, what a run in this format and with this head width launches. A launch waits for its own source
     /// alone, so that other work, such as cuDNN's own compiling, goes on meanwhile. A source that fails is left to the launch that needs
-    /// it, which reports it.
-    pub(super) fn prepare(&self, dtype: DType, head_dim: usize, with_flash: bool) {
+    /// it, which reports it. `low_rank_stages`: of the pass over gradients of adapted outputs, where there is one here.
+    pub(super) fn prepare(&self, dtype: DType, head_dim: usize, with_flash: bool, low_rank_stages: Option<usize>) {
         let mut wanted = vec![
             (Source::Columns, dtype),
             (Source::CrossEntropy(None), dtype),
@@ -289,8 +293,8 @@ impl Programs {
             [Source::Columns, Source::CrossEntropy(None), Source::Elementwise, Source::WriteOut, Source::Optimizer];
         wanted.extend(plain.map(|source| (source, DType::F32)));
         wanted.extend(Activation::ALL.map(|activation| (Source::Gated(activation), dtype)));
-        if dtype != DType::F32 {
-            wanted.push((Source::LowRank(USUAL_RANKS), dtype));
+        if let Some(stages) = low_rank_stages.filter(|_| dtype != DType::F32) {
+            wanted.push((Source::LowRank { ranks: USUAL_RANKS, stages }, dtype));
         }
         let flash = FlashVariant { head_dim, soft_cap: None };
         wanted.push((Source::CachedAttention(flash), dtype));

@@ -42,6 +42,10 @@ pub(super) enum ScratchSlot {
     },
     /// The other operand of a GEMM in 8-bit floats.
     Fp8Rows,
+    /// Scales of the blocks of that operand, where a GEMM reads such.
+    Fp8RowBlocks,
+    /// The same of the weight.
+    Fp8WeightBlocks,
     /// Biases of a group of this width, side by side.
     Bias {
         /// Output features.
@@ -64,7 +68,10 @@ pub(super) enum ScratchSlot {
     /// What cuDNN needs in addition to its tensors.
     AttentionWorkspace,
     /// Lengths and offsets of packed documents.
-    AttentionIndex,
+    AttentionIndex {
+        /// Which part of them; all of them if none.
+        part: Option<usize>,
+    },
     /// Sums of the parts of each query's keys.
     AttentionParts,
     /// Partial sums.

@@ -11,6 +11,7 @@ use firebrick_hwprofile::{AdapterKind, HardwareProfile};
 use firebrick_kernels::{BackendKind, GemmFormat, Kernels};
 
 use super::super::peaks::{Peaks, Probe};
+use super::super::probe::has_fp8;
 use super::super::spread::Spread;
 use super::case::Case;
 use super::clock::{self, Effort, Samples};
@@ -48,8 +49,7 @@ pub(super) fn run_backend<B: Kernels>(request: &Request<'_>, results: &mut Matri
         kind,
         scale: scale(kind, profile),
         quick: options.quick,
-        has_fp8: kind == BackendKind::Cuda
-            && profile.cuda_card().and_then(|card| card.compute_capability) == Some((9, 0)),
+        has_fp8: has_fp8(kind, profile),
         reference: request.reference,
         device: device.clone(),
     };

@@ -14,6 +14,9 @@
 // Math: Dao, FlashAttention-2, 2023 (arXiv 2307.08691). A tile in shared memory is HEAD_DIM values per row, its 16-byte
 // chunks permuted inside the row so that eight rows of one chunk hit all banks.
 //
+// A tile of queries has those of `heads` query heads that share a key head, one head after the other: 1, 2 or 4, a divisor of query_heads /
+// kv_heads. So it spans fewer tokens, of which fewer are hidden from each other, and keys are read once for all of them.
+//
 // Macros of the host: HEAD_DIM 64, 96, 128 or 256 (default 128); SOFT_CAP, where scaled scores s become SOFT_CAP * tanh(s / SOFT_CAP)
 // before the softmax; and the tile sizes of flash_forward.cu, flash_backward.cu.
 
@@ -253,6 +256,46 @@ DEVICE void multiply_rounded(float (&c)[M][CHUNKS][4], const float (&a)[M][N][4]
             }
         }
     }
+}
+
+// How a tile of ROWS rows is divided among `heads` heads, the first of which is head0. A warp's rows are of one head.
+struct Heads {
+    int head0, tokens_log2;   // tokens: rows of one head
+
+    template <int ROWS> DEVICE static Heads of_tile(int index, int heads) { return {index * heads, 31 - __clz(ROWS / heads)}; }
+
+    DEVICE int tokens() const { return 1 << tokens_log2; }
+    DEVICE int head(int row) const { return row >> tokens_log2; }   // after head0
+    DEVICE int token(int row) const { return row & (tokens() - 1); }
+};
+
+// Starts copying such a tile, whose tokens begin at `first`; rows past the last become zero. `source` is head0 of the tensor.
+template <int ROWS, int THREADS>
+DEVICE void copy_heads(Word tile, const Rows<const Half> &source, Heads heads, int first, int tokens) {
+    static_assert(ROWS * CHUNKS % THREADS == 0, "each thread copies as much");
+    const Half *base = source.data;
+    if (!source.aligned) {
+#pragma unroll 1
+        for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
+            const int row = i / CHUNKS, chunk = i % CHUNKS, token = first + heads.token(row);
+            const Half *from = base + token * source.stride + heads.head(row) * HEAD_DIM + chunk * 8;
+            store_chunk(chunk_address(tile, row, chunk), token < tokens ? read_chunk_slowly(from) : make_uint4(0, 0, 0, 0));
+        }
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < ROWS * CHUNKS / THREADS; ++k) {
+        const int i = threadIdx.x + k * THREADS, row = i / CHUNKS, chunk = i % CHUNKS, token = first + heads.token(row);
+        const bool inside = token < tokens;
+        const Half *from = base + (inside ? token * source.stride + heads.head(row) * HEAD_DIM + chunk * 8 : 0);
+        copy_16(chunk_address(tile, row, chunk), from, inside);
+    }
+}
+
+// Whether any of a warp's rows, from `row` on, sees a key of a step: what is hidden from all of them is not computed. `starts` holds
+// the band's rows; they rise.
+template <int M> DEVICE bool sees_keys(const int *starts, int row, int key0, int keys) {
+    return key0 < row + M * 16 && key0 + keys > starts[0];
 }
 
 // Hides keys outside [start, row] of each row. `starts` holds the band's rows, `row` is the lane's first row and `key` its

@@ -1,6 +1,6 @@
 // Flash attention, backward. Compiled after prelude.cu and flash.cu; see the latter for the layout of the tensors.
 //
-// Three launches: flash_backward_dot, then flash_backward_keys (dk, dv) and flash_backward_queries (dq) in either order.
+// Two launches: flash_backward_queries (dq, and the delta of each row), then flash_backward_keys (dk, dv).
 // With p = exp(scale * q k - lse), dp = do v and delta = Σ do o:  ds = p (dp - delta),  dv = pᵀ do,  dk = scale dsᵀ q,
 // dq = scale ds k; where scores have a soft cap, ds is multiplied by its slope too. Each output element has one block that sums it in a fixed order: no atomics, the same bits every time.
 // Trade-off: two of seven GEMMs are computed by both launches, against a kernel that adds dq in global memory.
@@ -16,13 +16,13 @@
 // flash_backward_keys. OWN: keys a block. STEP: queries a step. STAGES: steps in shared memory at a time, 1 or 2. HELD: 1 if
 // a warp's rows of k and v live in registers. BLOCKS: blocks that must fit a multiprocessor.
 #ifndef FLASH_KEYS_OWN
-#define FLASH_KEYS_OWN (HEAD_DIM == 256 ? 64 : 128)
+#define FLASH_KEYS_OWN 64
 #endif
 #ifndef FLASH_KEYS_STEP
 #define FLASH_KEYS_STEP (HEAD_DIM == 256 ? 32 : 64)
 #endif
 #ifndef FLASH_KEYS_WARPS
-#define FLASH_KEYS_WARPS (HEAD_DIM == 256 ? 4 : 8)
+#define FLASH_KEYS_WARPS 4
 #endif
 #ifndef FLASH_KEYS_STAGES
 #define FLASH_KEYS_STAGES (HEAD_DIM == 256 ? 1 : 2)
@@ -31,12 +31,12 @@
 #define FLASH_KEYS_HELD (HEAD_DIM == 64)
 #endif
 #ifndef FLASH_KEYS_BLOCKS
-#define FLASH_KEYS_BLOCKS (HEAD_DIM == 256 ? 2 : 1)
+#define FLASH_KEYS_BLOCKS 2
 #endif
 
 // flash_backward_queries. OWN: queries a block. STEP: keys a step. The others as above, HELD for q and do.
 #ifndef FLASH_QUERIES_OWN
-#define FLASH_QUERIES_OWN 64
+#define FLASH_QUERIES_OWN (HEAD_DIM == 64 ? 128 : 64)
 #endif
 #ifndef FLASH_QUERIES_STEP
 #define FLASH_QUERIES_STEP (HEAD_DIM == 256 ? 32 : 64)
@@ -48,10 +48,10 @@
 #define FLASH_QUERIES_STAGES (HEAD_DIM == 256 ? 1 : 2)
 #endif
 #ifndef FLASH_QUERIES_HELD
-#define FLASH_QUERIES_HELD (HEAD_DIM <= 128)
+#define FLASH_QUERIES_HELD (HEAD_DIM == 96 || HEAD_DIM == 128)
 #endif
 #ifndef FLASH_QUERIES_BLOCKS
-#define FLASH_QUERIES_BLOCKS 2
+#define FLASH_QUERIES_BLOCKS (HEAD_DIM == 64 ? 1 : 2)
 #endif
 
 namespace flash {
@@ -60,6 +60,7 @@ constexpr int KEYS_THREADS = FLASH_KEYS_WARPS * 32, KEYS_M = FLASH_KEYS_OWN / FL
 constexpr int QUERIES_THREADS = FLASH_QUERIES_WARPS * 32, QUERIES_M = FLASH_QUERIES_OWN / FLASH_QUERIES_WARPS / 16;
 static_assert(KEYS_M * FLASH_KEYS_WARPS * 16 == FLASH_KEYS_OWN, "each warp needs whole tiles of 16 keys");
 static_assert(QUERIES_M * FLASH_QUERIES_WARPS * 16 == FLASH_QUERIES_OWN, "each warp needs whole tiles of 16 queries");
+static_assert(FLASH_QUERIES_WARPS >= 4, "each warp needs one head");
 
 // A warp's rows of one tensor as left factor, in registers or read from the tile at each use.
 template <int M, bool HELD> struct Band {
@@ -82,6 +83,44 @@ template <int M> struct Band<M, true> {
         multiply(c, held, b_tile, right);
     }
 };
+
+// dots[m][half] = Σ o * do over the head width of row 16 m + 8 half + lane / 4 of a warp's: o in global memory, do in a tile that this waits
+// for. Four lanes have a row, and each gets the sum. All threads of the block must call.
+template <int M>
+DEVICE void row_dots(float (&dots)[M][2], const Rows<const Half> &o, Word do_tile, int first, int tokens) {
+    constexpr int EACH = CHUNKS / 4;
+    const int lane = threadIdx.x % 32;
+    uint4 x[M * 2][EACH];
+#pragma unroll
+    for (int i = 0; i < M * 2; ++i) {
+        const int row = first + i * 8 + lane / 4;
+        const Half *from = o.data + row * o.stride + lane % 4 * 8;
+#pragma unroll
+        for (int k = 0; k < EACH; ++k) {
+            if (row >= tokens) x[i][k] = make_uint4(0, 0, 0, 0);
+            else x[i][k] = o.aligned ? *reinterpret_cast<const uint4 *>(from + k * 32) : read_chunk_slowly(from + k * 32);
+        }
+    }
+    wait_for_copies();
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < M * 2; ++i) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int k = 0; k < EACH; ++k) {
+            const uint4 y = load_chunk(chunk_address(do_tile, i * 8 + lane / 4, k * 4 + lane % 4));
+            const Word left[4] = {x[i][k].x, x[i][k].y, x[i][k].z, x[i][k].w}, right[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                float x0, x1, y0, y1;
+                unpack2<T>(left[j], x0, x1), unpack2<T>(right[j], y0, y1);
+                sum += x0 * y0 + x1 * y1;
+            }
+        }
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        dots[i / 2][i % 2] = sum + __shfl_xor_sync(0xffffffffu, sum, 2);
+    }
+}
 
 // What the two launches share: the tensors that they read.
 struct Inputs {
@@ -204,17 +243,20 @@ DEVICE void keys_body(Inputs in, const Rows<Half> &dk_rows, const Rows<Half> &dv
             copies_issued();
         }
 
-        float p[M][STEP / 8][4];
-        clear(p);
-        k_band.times(p, left, q_tile, right);
-        cap_scores(p, scale);
-        probabilities(p, lse, scale_log2);
-        if (this_query0 < key0 + OWN - 1 || this_query0 + STEP > first_end)
-            hide_queries(p, ends + band, key, this_query0 + lane % 4 * 2);
-        if (DV) multiply_rounded(dv, p, do_tile, left);
-        if (DK) {
-            score_gradients(p, v_band, left, do_tile, right, lse, delta);
-            multiply_rounded(dk, p, q_tile, left);
+        // Queries before the band's first key, and after the last document of its last.
+        if (this_query0 + STEP > key0 + band && this_query0 < ends[band + M * 16 - 1]) {
+            float p[M][STEP / 8][4];
+            clear(p);
+            k_band.times(p, left, q_tile, right);
+            cap_scores(p, scale);
+            probabilities(p, lse, scale_log2);
+            if (this_query0 < key0 + OWN - 1 || this_query0 + STEP > first_end)
+                hide_queries(p, ends + band, key, this_query0 + lane % 4 * 2);
+            if (DV) multiply_rounded(dv, p, do_tile, left);
+            if (DK) {
+                score_gradients(p, v_band, left, do_tile, right, lse, delta);
+                multiply_rounded(dk, p, q_tile, left);
+            }
         }
         if (STAGES == 1) {
             __syncthreads();
@@ -232,58 +274,20 @@ DEVICE void keys_body(Inputs in, const Rows<Half> &dk_rows, const Rows<Half> &dv
 
 }   // namespace flash
 
-// delta [query_heads, tokens] = Σ o * d_o over each head's row; f32 sums.
-//
-// Launch: grid (query_heads, ceil(tokens / 64)), block 256. Eight lanes per row, eight rows per warp.
-KERNEL __launch_bounds__(256)
-flash_backward_dot(float *delta, const T *o, const T *d_o, long long o_stride, long long do_stride, int tokens) {
-    using namespace flash;
-    const Rows<const Half> o_rows(o, o_stride, blockIdx.x), do_rows(d_o, do_stride, blockIdx.x);
-    const int lane = threadIdx.x % 32, first = blockIdx.y * 64 + threadIdx.x / 32 * 8 + lane / 8;
-    const bool aligned = o_rows.aligned && do_rows.aligned;
-    float sum[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const int row = first + i * 4;
-        const Half *a = o_rows.data + row * o_rows.stride, *b = do_rows.data + row * do_rows.stride;
-#pragma unroll
-        for (int chunk = lane % 8; chunk < CHUNKS; chunk += 8) {
-            if (row >= tokens) continue;
-            const uint4 x = aligned ? *reinterpret_cast<const uint4 *>(a + chunk * 8) : read_chunk_slowly(a + chunk * 8);
-            const uint4 y = aligned ? *reinterpret_cast<const uint4 *>(b + chunk * 8) : read_chunk_slowly(b + chunk * 8);
-            const Word left[4] = {x.x, x.y, x.z, x.w}, right[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                float x0, x1, y0, y1;
-                unpack2<T>(left[j], x0, x1), unpack2<T>(right[j], y0, y1);
-                sum[i] += x0 * y0 + x1 * y1;
-            }
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-        for (int step = 4; step > 0; step /= 2) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], step);
-        const int row = first + i * 4;
-        if (lane % 8 == 0 && row < tokens) delta[static_cast<Long>(blockIdx.x) * tokens + row] = sum[i];
-    }
-}
-
 // dk and dv [tokens, kv_heads, HEAD_DIM], summed over the query heads of each key head, from lse of flash_forward and delta
-// of flash_backward_dot, both [query_heads, tokens].
+// of flash_backward_queries, both [query_heads, tokens].
 //
 // Launch: grid (kv_heads, ceil(tokens / FLASH_KEYS_OWN), HEAD_DIM == 256 ? 2 : 1), block 32 * FLASH_KEYS_WARPS, dynamic
 // shared bytes 4 * HEAD_DIM * (FLASH_KEYS_OWN + FLASH_KEYS_STAGES * FLASH_KEYS_STEP) + 8 * FLASH_KEYS_STAGES *
-// FLASH_KEYS_STEP + 4 * FLASH_KEYS_OWN. By default, for HEAD_DIM 64, 96, 128, 256: keys 128, 128, 128, 64; 256, 256, 256,
-// 128 threads; 67072, 99840, 132608, 98816 bytes. A device with 99 KiB per block runs HEAD_DIM 128 with FLASH_KEYS_STEP 32
-// (99328 bytes).
+// FLASH_KEYS_STEP + 4 * FLASH_KEYS_OWN. By default 64 keys, 128 threads and, for HEAD_DIM 64, 96, 128, 256: 50432, 75008, 99584, 98816
+// bytes.
 //
 // At HEAD_DIM 256 the sums of dk and dv do not fit the registers together: blockIdx.z 0 makes dv and 1 makes dk.
 KERNEL __launch_bounds__(flash::KEYS_THREADS, FLASH_KEYS_BLOCKS)
 flash_backward_keys(T *dk, T *dv, const T *q, const T *k, const T *v, const T *d_o, const float *lse, const float *delta,
                     long long dk_stride, long long dv_stride, long long q_stride, long long k_stride, long long v_stride,
                     long long do_stride, const int *cu_seqlens, int documents, int tokens, int query_heads, int kv_heads,
-                    float scale, int window) {
+                    float scale, int window, int) {
     using namespace flash;
     extern __shared__ __align__(128) unsigned char shared_memory[];
     // The first tile has the most queries in a long document: it goes first.
@@ -300,50 +304,58 @@ flash_backward_keys(T *dk, T *dv, const T *q, const T *k, const T *v, const T *d
     }
 }
 
-// dq [tokens, query_heads, HEAD_DIM], from the same inputs.
+// dq [tokens, query_heads, HEAD_DIM], from the same inputs and o, and delta [query_heads, tokens].
 //
-// Launch: grid (query_heads, ceil(tokens / FLASH_QUERIES_OWN)), block 32 * FLASH_QUERIES_WARPS, dynamic shared bytes
-// 4 * HEAD_DIM * (FLASH_QUERIES_OWN + FLASH_QUERIES_STAGES * FLASH_QUERIES_STEP) + 4 * FLASH_QUERIES_OWN. By default 64
-// queries, 128 threads and, for HEAD_DIM 64, 96, 128, 256: 49408, 73984, 98560, 98560 bytes.
+// Launch: grid (query_heads / heads, ceil(tokens / (FLASH_QUERIES_OWN / heads))), block 32 * FLASH_QUERIES_WARPS, dynamic shared bytes
+// 4 * HEAD_DIM * (FLASH_QUERIES_OWN + FLASH_QUERIES_STAGES * FLASH_QUERIES_STEP) + 4 * FLASH_QUERIES_OWN. By default, for HEAD_DIM 64, 96,
+// 128, 256: queries 128, 64, 64, 64; 128 threads; 66048, 73984, 98560, 98560 bytes.
 KERNEL __launch_bounds__(flash::QUERIES_THREADS, FLASH_QUERIES_BLOCKS)
-flash_backward_queries(T *dq, const T *q, const T *k, const T *v, const T *d_o, const float *lse, const float *delta,
+flash_backward_queries(T *dq, float *delta, const T *q, const T *k, const T *v, const T *o, const T *d_o, const float *lse,
                        long long dq_stride, long long q_stride, long long k_stride, long long v_stride,
-                       long long do_stride, const int *cu_seqlens, int documents, int tokens, int query_heads,
-                       int kv_heads, float scale, int window) {
+                       long long o_stride, long long do_stride, const int *cu_seqlens, int documents, int tokens, int query_heads,
+                       int kv_heads, float scale, int window, int heads) {
     using namespace flash;
     constexpr int OWN = FLASH_QUERIES_OWN, STEP = FLASH_QUERIES_STEP, THREADS = QUERIES_THREADS, M = QUERIES_M;
     constexpr int STAGES = FLASH_QUERIES_STAGES;
     extern __shared__ __align__(128) unsigned char shared_memory[];
     const Word q_tile = shared_address(shared_memory), do_tile = q_tile + OWN * PITCH, stages = do_tile + OWN * PITCH;
 
-    const int head = blockIdx.x, kv_head = head / (query_heads / kv_heads);
-    const int query0 = (gridDim.y - 1 - blockIdx.y) * OWN, key_end = min(query0 + OWN, tokens);
+    const Heads of_heads = Heads::of_tile<OWN>(blockIdx.x, heads);
+    const int kv_head = of_heads.head0 / (query_heads / kv_heads), query0 = (gridDim.y - 1 - blockIdx.y) * of_heads.tokens();
+    const int key_end = min(query0 + of_heads.tokens(), tokens);
     const Rows<const Half> k_rows(k, k_stride, kv_head), v_rows(v, v_stride, kv_head);
     const Documents of_rows(cu_seqlens, documents, tokens, window, query0, key_end - 1);
-    const int last_start = of_rows.last_start(), key_begin = of_rows.first_start() / STEP * STEP;
+    const int last_start = of_rows.last_start(), key_begin = of_rows.first_start();
     const auto copy_key_step = [&](Word stage, int key0) {
         copy_rows<STEP, THREADS>(stage, k_rows, key0, tokens);
         copy_rows<STEP, THREADS>(stage + STEP * PITCH, v_rows, key0, tokens);
     };
-    copy_rows<OWN, THREADS>(q_tile, Rows<const Half>(q, q_stride, head), query0, tokens);
-    copy_rows<OWN, THREADS>(do_tile, Rows<const Half>(d_o, do_stride, head), query0, tokens);
+    copy_heads<OWN, THREADS>(q_tile, Rows<const Half>(q, q_stride, of_heads.head0), of_heads, query0, tokens);
+    copy_heads<OWN, THREADS>(do_tile, Rows<const Half>(d_o, do_stride, of_heads.head0), of_heads, query0, tokens);
     copy_key_step(stages, key_begin);
     copies_issued();
 
-    const int lane = threadIdx.x % 32, band = threadIdx.x / 32 * M * 16, row = query0 + band + lane / 4;
+    const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * M * 16;
+    const int head = of_heads.head0 + of_heads.head(warp_row), band = of_heads.token(warp_row), row = query0 + band + lane / 4;
     const Lane left = left_lane(lane), right = right_lane(lane);
     int *const starts = reinterpret_cast<int *>(shared_memory + 2 * (OWN + STAGES * STEP) * PITCH);
-    of_rows.store_starts(starts, OWN);
+    of_rows.store_starts(starts, of_heads.tokens());
     float base[M][2], minus_delta[M][2], scales[M][2];
 #pragma unroll
     for (int i = 0; i < M * 2; ++i) {
         const int mine = row + i / 2 * 16 + i % 2 * 8, m = i / 2, half = i % 2;
-        const Long at = static_cast<Long>(head) * tokens + mine;
-        base[m][half] = mine < tokens ? lse[at] * LOG2_E : 0.0f;
-        minus_delta[m][half] = mine < tokens ? -delta[at] : 0.0f;
+        base[m][half] = mine < tokens ? lse[static_cast<Long>(head) * tokens + mine] * LOG2_E : 0.0f;
         scales[m][half] = scale;
     }
-    Band<M, FLASH_QUERIES_HELD> q_band(q_tile + band * PITCH), do_band(do_tile + band * PITCH);
+    row_dots(minus_delta, Rows<const Half>(o, o_stride, head), do_tile + warp_row * PITCH, query0 + band, tokens);
+#pragma unroll
+    for (int i = 0; i < M * 2; ++i) {
+        const int mine = row + i / 2 * 16 + i % 2 * 8;
+        float &dot = minus_delta[i / 2][i % 2];
+        if (lane % 4 == 0 && mine < tokens) delta[static_cast<Long>(head) * tokens + mine] = dot;
+        dot = -dot;
+    }
+    Band<M, FLASH_QUERIES_HELD> q_band(q_tile + warp_row * PITCH), do_band(do_tile + warp_row * PITCH);
     float sum[M][CHUNKS][4];
     clear(sum);
 
@@ -360,32 +372,34 @@ flash_backward_queries(T *dq, const T *q, const T *k, const T *v, const T *d_o, 
             copies_issued();
         }
 
-        float p[M][STEP / 8][4], dp[M][STEP / 8][4];
-        clear(p);
-        q_band.times(p, left, k_tile, right);
-        cap_scores(p, scale);
+        if (sees_keys<M>(starts + band, query0 + band, key0, STEP)) {
+            float p[M][STEP / 8][4], dp[M][STEP / 8][4];
+            clear(p);
+            q_band.times(p, left, k_tile, right);
+            cap_scores(p, scale);
 #pragma unroll
-        for (int i = 0; i < M * STEP / 2; ++i) {
-            const int m = i / (STEP / 2), n = i / 4 % (STEP / 8), j = i % 4;
-            p[m][n][j] = exp2_fast(p[m][n][j] * scale_log2 - base[m][j / 2]);
-            dp[m][n][j] = minus_delta[m][j / 2];
-        }
-        if (key0 + STEP - 1 > query0 || key0 < last_start) hide_keys(p, starts + band, row, key0 + lane % 4 * 2, 0.0f);
-        do_band.times(dp, left, v_tile, right);
+            for (int i = 0; i < M * STEP / 2; ++i) {
+                const int m = i / (STEP / 2), n = i / 4 % (STEP / 8), j = i % 4;
+                p[m][n][j] = exp2_fast(p[m][n][j] * scale_log2 - base[m][j / 2]);
+                dp[m][n][j] = minus_delta[m][j / 2];
+            }
+            if (key0 + STEP - 1 > query0 || key0 < last_start) hide_keys(p, starts + band, row, key0 + lane % 4 * 2, 0.0f);
+            do_band.times(dp, left, v_tile, right);
 #pragma unroll
-        for (int i = 0; i < M * STEP / 2; ++i) {
-            const int m = i / (STEP / 2), n = i / 4 % (STEP / 8), j = i % 4;
+            for (int i = 0; i < M * STEP / 2; ++i) {
+                const int m = i / (STEP / 2), n = i / 4 % (STEP / 8), j = i % 4;
 #ifdef SOFT_CAP
-            p[m][n][j] *= cap_slope(p[m][n][j], base[m][j / 2]);
+                p[m][n][j] *= cap_slope(p[m][n][j], base[m][j / 2]);
 #endif
-            p[m][n][j] *= dp[m][n][j];
+                p[m][n][j] *= dp[m][n][j];
+            }
+            multiply_rounded(sum, p, k_tile, left);
         }
-        multiply_rounded(sum, p, k_tile, left);
         if (STAGES == 1) {
             __syncthreads();
             if (key0 + STEP < key_end) copy_key_step(stages, key0 + STEP);
             copies_issued();
         }
     }
-    write_rows(Rows<Half>(dq, dq_stride, head), query0 + band, tokens, q_tile + band * PITCH, sum, scales);
+    write_rows(Rows<Half>(dq, dq_stride, head), query0 + band, tokens, q_tile + warp_row * PITCH, sum, scales);
 }

@@ -94,7 +94,7 @@ DEVICE int row_of_warp() { return blockIdx.x * 4 + threadIdx.x / 32; }
 KERNEL __launch_bounds__(128)
 flash_forward(float *o, float *lse, const float *q, const float *k, const float *v, long long q_stride,
               long long k_stride, long long v_stride, long long o_stride, const int *cu_seqlens, int documents, int tokens,
-              int query_heads, int kv_heads, float scale, int window) {
+              int query_heads, int kv_heads, float scale, int window, int) {
     using namespace flash_f32;
     const int head = blockIdx.y, kv_head = head / (query_heads / kv_heads), row = row_of_warp();
     if (row >= tokens) return;
@@ -113,22 +113,12 @@ flash_forward(float *o, float *lse, const float *q, const float *k, const float 
     if (threadIdx.x % 32 == 0) lse[static_cast<Long>(head) * tokens + row] = maximum + logf(sum);
 }
 
-// Launch: grid (ceil(tokens / 4), query_heads), block 128.
-KERNEL __launch_bounds__(128)
-flash_backward_dot(float *delta, const float *o, const float *d_o, long long o_stride, long long do_stride, int tokens) {
-    using namespace flash_f32;
-    const int row = row_of_warp();
-    if (row >= tokens) return;
-    const float sum = dot(Row::load(o, o_stride, row, blockIdx.y), Row::load(d_o, do_stride, row, blockIdx.y));
-    if (threadIdx.x % 32 == 0) delta[static_cast<Long>(blockIdx.y) * tokens + row] = sum;
-}
-
 // Launch: grid (ceil(tokens / 4), kv_heads), block 128.
 KERNEL __launch_bounds__(128)
 flash_backward_keys(float *dk, float *dv, const float *q, const float *k, const float *v, const float *d_o,
                     const float *lse, const float *delta, long long dk_stride, long long dv_stride, long long q_stride,
                     long long k_stride, long long v_stride, long long do_stride, const int *cu_seqlens, int documents,
-                    int tokens, int query_heads, int kv_heads, float scale, int window) {
+                    int tokens, int query_heads, int kv_heads, float scale, int window, int) {
     using namespace flash_f32;
     const int kv_head = blockIdx.y, group = query_heads / kv_heads, row = row_of_warp();
     if (row >= tokens) return;
@@ -151,21 +141,23 @@ flash_backward_keys(float *dk, float *dv, const float *q, const float *k, const 
 
 // Launch: grid (ceil(tokens / 4), query_heads), block 128.
 KERNEL __launch_bounds__(128)
-flash_backward_queries(float *dq, const float *q, const float *k, const float *v, const float *d_o, const float *lse,
-                       const float *delta, long long dq_stride, long long q_stride, long long k_stride,
-                       long long v_stride, long long do_stride, const int *cu_seqlens, int documents, int tokens,
-                       int query_heads, int kv_heads, float scale, int window) {
+flash_backward_queries(float *dq, float *delta, const float *q, const float *k, const float *v, const float *o,
+                       const float *d_o, const float *lse, long long dq_stride, long long q_stride, long long k_stride,
+                       long long v_stride, long long o_stride, long long do_stride, const int *cu_seqlens, int documents,
+                       int tokens, int query_heads, int kv_heads, float scale, int window, int) {
     using namespace flash_f32;
     const int head = blockIdx.y, kv_head = head / (query_heads / kv_heads), row = row_of_warp();
     if (row >= tokens) return;
     const Long at = static_cast<Long>(head) * tokens + row;
     const Row query = Row::load(q, q_stride, row, head), d_out = Row::load(d_o, do_stride, row, head);
+    const float own_delta = dot(Row::load(o, o_stride, row, head), d_out);
+    if (threadIdx.x % 32 == 0) delta[at] = own_delta;
     Row d_query = Row::zero();
     for (int token = max(cu_seqlens[document_of(cu_seqlens, documents, row)], row - window + 1); token <= row; ++token) {
         const Row key = Row::load(k, k_stride, token, kv_head);
         const float score = score_of(dot(query, key), scale), p = expf(score - lse[at]);
         const float dp = dot(d_out, Row::load(v, v_stride, token, kv_head));
-        d_query.add(p * (dp - delta[at]) * slope_of(score), key);
+        d_query.add(p * (dp - own_delta) * slope_of(score), key);
     }
     d_query.store(dq, dq_stride, row, head, scale);
 }

@@ -1,4 +1,4 @@
-// Operands of 8-bit GEMMs in rows of codes. Compiled after weight_values.cu and fp8_codes.cu.
+// Operands of 8-bit GEMMs in rows of codes, and their scales where a GEMM does not take those by rows. Compiled after weight_values.cu and fp8_codes.cu.
 //
 // What is where, for y = x Wᵀ + low (s B)ᵀ and dx = dy W + d_low A with low = x Aᵀ and d_low = dy s B:
 //
@@ -203,7 +203,8 @@ DEVICE float weight_factor(float scale) { return __fdiv_rn(1.0f, scale); }
 // codes [o, i] at a row stride and scales [o] of a weight [o, i]; where the scales are known they are read. Launch: grid
 // o, block 256.
 template <class VALUES>
-DEVICE void weight_rows(unsigned char *codes, float *scales, VALUES values, int inputs, int stride, bool is_known) {
+DEVICE void weight_rows(unsigned char *codes, float *scales, VALUES values, int inputs, int stride, bool is_known,
+                        bool powers_of_two) {
     const long long row = blockIdx.x;
     const float level = VALUES::level_of_lane();
     codes += row * stride;
@@ -217,7 +218,7 @@ DEVICE void weight_rows(unsigned char *codes, float *scales, VALUES values, int 
             VALUES::template unpack<8>(values.template load<8>(row, at * 8, at < vectors), level, value);
             if (at < vectors) largest = max(largest, magnitude(value));
         }
-        const RowScale of_row(block_max_bits(largest), TOP_OF_WEIGHTS<VALUES>);
+        const RowScale of_row(block_max_bits(largest), TOP_OF_WEIGHTS<VALUES>, powers_of_two);
         if (threadIdx.x == 0) scales[row] = of_row.scale;
         __syncthreads();
     }
@@ -279,12 +280,12 @@ DEVICE void weight_columns(unsigned char *codes, const float *scales, VALUES val
     }
 }
 
-// Both for each kind of weight: rows(codes, scales, i, stride, is_known, weight) and columns(codes, scales, o, i, stride,
-// weight). Codes and dense values are aligned to 16 bytes.
+// Both for each kind of weight: rows(codes, scales, i, stride, is_known, powers_of_two, weight) and columns(codes, scales, o, i,
+// stride, weight). Codes and dense values are aligned to 16 bytes.
 #define QUANTIZED_WEIGHT_ROWS(WRITE_OUT, ROWS, COLUMNS, VALUES)                                                       \
     KERNEL __launch_bounds__(256) ROWS(unsigned char *out, float *row_scales, int inputs, int stride, int is_known,   \
-                                       Stored stored) {                                                               \
-        weight_rows(out, row_scales, VALUES{stored, inputs}, inputs, stride, is_known != 0);                          \
+                                       int powers_of_two, Stored stored) {                                            \
+        weight_rows(out, row_scales, VALUES{stored, inputs}, inputs, stride, is_known != 0, powers_of_two != 0);      \
     }
 QUANTIZED_FORMATS(QUANTIZED_WEIGHT_ROWS)
 
@@ -297,8 +298,8 @@ QUANTIZED_FORMATS(QUANTIZED_WEIGHT_COLUMNS)
 
 #define DENSE_WEIGHT_ROWS(NAME, E)                                                                                    \
     KERNEL __launch_bounds__(256) NAME(unsigned char *out, float *row_scales, int inputs, int stride, int is_known,   \
-                                       const E *w) {                                                                  \
-        weight_rows(out, row_scales, DenseValues<E>{w, inputs}, inputs, stride, is_known != 0);                               \
+                                       int powers_of_two, const E *w) {                                               \
+        weight_rows(out, row_scales, DenseValues<E>{w, inputs}, inputs, stride, is_known != 0, powers_of_two != 0);   \
     }
 DENSE_WEIGHT_ROWS(bf16_weight_rows, bf16)
 DENSE_WEIGHT_ROWS(f16_weight_rows, f16)
@@ -312,3 +313,49 @@ DENSE_WEIGHT_ROWS(f32_weight_rows, float)
 DENSE_WEIGHT_COLUMNS(bf16_weight_columns, bf16)
 DENSE_WEIGHT_COLUMNS(f16_weight_columns, f16)
 DENSE_WEIGHT_COLUMNS(f32_weight_columns, float)
+
+// -------------------------------------------------------------------------------- scales that a GEMM does not take by rows
+
+// E8M0 scales of blocks of 32 codes: the power of two of each row in all its blocks. They lie in tiles of 128 rows by four
+// blocks, in which rows 32 apart are side by side (ScaleLayout of firebrick-precision); rows after the last get 1. A thread
+// writes four rows of a tile. Launch: block 256, grid ceil(rows / 128) * tiles / 8, rounded up.
+KERNEL __launch_bounds__(256) block_scales(uint4 *blocks, const float *scales, int rows, int tiles) {
+    const int at = blockIdx.x * 256 + threadIdx.x, tile = at / 32, first = tile / tiles * 128 + at % 32;
+    if (tile >= (rows + 127) / 128 * tiles) return;
+    unsigned word[4];
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+        const int row = first + part * 32;
+        const unsigned exponent = row < rows ? __float_as_uint(scales[row]) >> 23 & 0xffu : 127u;
+        word[part] = exponent * 0x01010101u;
+    }
+    blocks[at] = make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+// d [n, width], what a GEMM of bare codes gave, times the scales of its rows and columns, plus c, which has the same strides, and
+// bias, each where it is given. A thread has eight columns; rows on 16 bytes. Launch: block 256, grid ceil(n * width / 2048).
+KERNEL __launch_bounds__(256) scale_products(T *d, long long stride, const float *row_scales, const float *column_scales,
+                                             const T *c, const T *bias, long long n, int width) {
+    const int vectors = width / 8;
+    const long long at = blockIdx.x * 256ll + threadIdx.x, row = at / vectors;
+    if (row >= n) return;
+    const int column = static_cast<int>(at % vectors) * 8;
+    const long long place = row * stride + column;
+    float value[8], by[8], added[8];
+    Pack<T, 8>::load(d + place).unpack(value);
+    Pack<float, 8>::load(column_scales + column).unpack(by);
+    const float of_row = row_scales[row];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) value[k] *= of_row * by[k];
+    if (c != nullptr) {
+        Pack<T, 8>::load(c + place).unpack(added);
+#pragma unroll
+        for (int k = 0; k < 8; ++k) value[k] += added[k];
+    }
+    if (bias != nullptr) {
+        Pack<T, 8>::load(bias + column).unpack(added);
+#pragma unroll
+        for (int k = 0; k < 8; ++k) value[k] += added[k];
+    }
+    Pack<T, 8>::pack(value).store(d + place);
+}

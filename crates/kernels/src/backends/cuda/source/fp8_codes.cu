@@ -41,27 +41,34 @@ DEVICE unsigned block_max_bits(unsigned bits) {
     return __reduce_max_sync(0xffffffffu, lane < blockDim.x / 32 ? partial[lane] : 0u);
 }
 
-// Scale of a row whose largest magnitude becomes `top`, and what values are multiplied by.
+// Smallest power of two that is not below a positive value.
+DEVICE float power_above(float value) {
+    const unsigned bits = __float_as_uint(value), power = bits & 0x7f800000u;
+    return __uint_as_float(bits == power ? power : power + 0x00800000u);
+}
+
+// Scale of a row whose largest magnitude becomes `top`, or at most `top` under a power of two, and what values are multiplied by.
 struct RowScale {
     float scale, factor;
 
-    DEVICE RowScale(unsigned bits, float top) {
+    DEVICE RowScale(unsigned bits, float top, bool powers_of_two) {
         const float largest = fmaxf(__uint_as_float(bits), SMALLEST_AMAX);
-        const bool is_finite = bits < 0x7f800000u;
-        scale = is_finite ? __fdiv_rn(largest, top) : __uint_as_float(0x7fffffffu);
-        factor = is_finite ? __fdiv_rn(top, largest) : __uint_as_float(0x7fffffffu);
+        scale = __fdiv_rn(largest, top), factor = __fdiv_rn(top, largest);
+        if (powers_of_two) scale = power_above(scale), factor = __fdiv_rn(1.0f, scale);
+        if (bits >= 0x7f800000u) scale = factor = __uint_as_float(0x7fffffffu);
     }
 };
 
 // ----------------------------------------------------------------------------------------- rows that a block has at hand
 
 // Rows [n, width] of codes among rows of `stride` bytes: columns before `lead` and after the last are left to
-// `low_columns`. Where column scales are given, what is quantized is the value times the scale of its column.
+// `low_columns`. Where column scales are given, what is quantized is the value times the scale of its column. Scales are
+// powers of two where the GEMM takes no others.
 struct RowsOfCodes {
     unsigned char *codes;
     float *scales;
     const float *column_scales;
-    int lead, stride;
+    int lead, stride, powers_of_two, unused;
 
     // Eight values from column `at` on, as they are quantized.
     DEVICE void values(const Pack<T, 8> &pack, int at, float (&value)[8]) const {
@@ -89,7 +96,7 @@ struct RowsOfCodes {
 
     // The scale of a row from the largest magnitude that each thread has seen, also in memory.
     DEVICE RowScale scale_of(long long row, unsigned seen) const {
-        const RowScale of_row(block_max_bits(seen), TOP_OF_ROWS);
+        const RowScale of_row(block_max_bits(seen), TOP_OF_ROWS, powers_of_two != 0);
         if (threadIdx.x == 0) scales[row] = of_row.scale;
         return of_row;
     }

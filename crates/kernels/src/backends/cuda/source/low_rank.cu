@@ -5,14 +5,13 @@
 // stays in registers until the end. The warps of a block add up what they have of d_low; what blocks have of both goes to
 // memory as parts, which `add_low_parts` and `add_b_parts` sum in a fixed order: results do not depend on scheduling.
 //
-// RANKS is defined by the host: 16 or 32, the most that an adapter here has; fewer are filled up with zeros. Compiled after
-// matrix_units.cu. Trade-off: parts of d_low are 4 * RANKS bytes per token for every 16,384 / RANKS columns, and more ranks are cheaper
+// Macros of the host: RANKS, 16 or 32, the most that an adapter here has; fewer are filled up with zeros. STAGES, 2 to 4: tiles under way,
+// as many as fit the shared memory of a block. Compiled after matrix_units.cu. Trade-off: parts of d_low are 4 * RANKS bytes per token for every 16,384 / RANKS columns, and more ranks are cheaper
 // as two products.
 
 constexpr int WARPS = 8;
 constexpr int TOKENS = 16;             // of a tile
 constexpr int COLUMNS = 2048 / RANKS;  // of a warp: its sums of dB are 64 registers
-constexpr int STAGES = 4;              // tiles under way
 constexpr int DY_PITCH = COLUMNS + 8, LOW_PITCH = RANKS + 8; // values; eight rows of one chunk hit all banks
 constexpr int STAGE_VALUES = TOKENS * (DY_PITCH + LOW_PITCH);
 

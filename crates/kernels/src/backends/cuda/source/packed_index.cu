@@ -8,7 +8,7 @@ struct Strides {
 
 // Lengths and offsets of packed documents as cuDNN takes them: the lengths of `most` documents (0 after the last one), then
 // for each of `strides` row strides the offset of every document and of the end, times that stride. Each list starts on a
-// multiple of four values. boundaries [documents + 1] begins with 0.
+// multiple of four values. boundaries [documents + 1] are counted from the first.
 // grid (1), block (256), no dynamic shared memory.
 KERNEL __launch_bounds__(256) packed_index(int *index, const int *boundaries, int documents, int most, int strides,
                                            Strides stride) {
@@ -18,6 +18,6 @@ KERNEL __launch_bounds__(256) packed_index(int *index, const int *boundaries, in
     for (int part = 0; part < strides; ++part) {
         int *list = index + lengths + part * offsets;
         for (int at = threadIdx.x; at < offsets; at += 256)
-            list[at] = at <= most ? boundaries[min(at, documents)] * stride.of[part] : 0;
+            list[at] = at <= most ? (boundaries[min(at, documents)] - boundaries[0]) * stride.of[part] : 0;
     }
 }
