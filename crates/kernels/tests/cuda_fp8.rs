@@ -141,6 +141,7 @@ fn products_equal_the_reference_and_are_near_the_exact_ones() {
     products_are_right(&Inputs::new([80, 48], 1, [0.0; 2], 1.0), None, &device);
 }
 
+#[expect(clippy::print_stderr, reason = "the table is what --nocapture is for")]
 fn products_are_right(inputs: &Inputs, base: Option<QuantFormat>, device: &Device) {
     let cpu = &Default::default();
     let same = inputs.run::<Flex>(GemmFormat::Fp8, base, DType::F32, cpu);
@@ -150,7 +151,7 @@ fn products_are_right(inputs: &Inputs, base: Option<QuantFormat>, device: &Devic
         let got = inputs.run::<Cuda>(GemmFormat::Fp8, base, DType::BF16, device);
         // The reference has scales that are no powers of two, and other codes under those that are.
         let has_powers = matches!(way, RowScaling::InBlocks | RowScaling::InGemm { powers_of_two: true });
-        let [most_off, most_noise] = if has_powers { [0.02, 0.06] } else { [0.01, 0.035] };
+        let [most_off, most_noise] = if has_powers { [0.03, 0.06] } else { [0.01, 0.035] };
         for ((name, got), (same, exact)) in ["y", "dx", "dA", "dB"].iter().zip(&got).zip(same.iter().zip(&exact)) {
             let [against, to_exact] = [same, exact].map(|other| slope_and_noise(got, other));
             eprintln!("| {way:?} | {shape:?} | {stored} | {name} | {against:.4?} | {to_exact:.4?} |");

@@ -110,7 +110,8 @@ impl Engine {
             .i64((from.width * element) as i64);
         // A block copies several narrow rows.
         let bytes = [from.width, from.stride, to.stride].map(|values| values * element);
-        let is_in_vectors = bytes.iter().all(|bytes| bytes.is_multiple_of(16)) && (from.address | to.address) % 16 == 0;
+        let is_in_vectors =
+            bytes.iter().all(|bytes| bytes.is_multiple_of(16)) && (from.address | to.address).is_multiple_of(16);
         let blocks = if is_in_vectors && bytes[0] < NARROW_BYTES { from.bytes().div_ceil(16_384) } else { from.rows };
         let launch = elementwise("copy_rows", DType::F32, grid(blocks, 256), 2 * from.bytes());
         // SAFETY: both blocks have the same rows and width, at the strides given.

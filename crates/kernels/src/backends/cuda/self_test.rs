@@ -1,6 +1,7 @@
 //! One small case of every operation in its usual variant, before a run trusts the device.
 //! Trade-off: a wrong result that only larger sizes or rare variants show is not found here; the GPU test suite looks for those.
 
+use burn_flex::Flex;
 use burn_tensor::{DType, Tensor, TensorData};
 use cubecl::cuda::CudaDevice;
 
@@ -12,9 +13,7 @@ use super::matrix::Cuda;
 use super::program::USUAL_RANKS;
 use crate::conformance::{Case, attention, begin_attention, usual_operations, verdict};
 use crate::linear::reference;
-use crate::{
-    Adapter, Epilogue, GemmFormat, Group, Keep, LinearOps, Module, ProjectGradients, Prologue, Weight, WeightGradient,
-};
+use crate::{Adapter, Epilogue, GemmFormat, Group, Keep, LinearOps, Module, Prologue, Weight, WeightGradient};
 
 /// How far a product in 8-bit floats may be from the reference, which rounds as they do: a wrong scale or order is further off, and codes
 /// under powers of two are half as far.
@@ -49,40 +48,21 @@ pub(super) fn run(device: &CudaDevice, dtype: DType, gemms: GemmFormat, head_dim
     }
 }
 
-/// A group with an adapter, and one that fills its rows up, forward and backward.
+/// A group with an adapter, and one that fills its rows up, forward and backward. The reference runs on the CPU, for which nothing is compiled.
 fn fp8_groups(device: &CudaDevice, dtype: DType) -> Result<(), String> {
-    for (rank, [outputs, inputs]) in [(Some(8), [144, 272]), (None, [80, 48])] {
-        let values = |[rows, columns]: [usize; 2], size: f64, seed: usize| {
-            let value = |at: usize| size * ((at * (7 + 2 * seed) + at / columns * 5) as f64 * 0.37).sin();
-            let values: Vec<f32> = (0..rows * columns).map(|at| value(at) as f32).collect();
-            Tensor::<Cuda, 2>::from_data(TensorData::new(values, [rows, columns]), (device, DType::F32))
-        };
-        let adapter = |rank| Adapter {
-            a: values([rank, inputs], 0.05, 1),
-            b: values([outputs, rank], 0.02, 2),
-            scale: 2.0,
-            magnitude: None,
-        };
-        let module = Module {
-            columns: 0..outputs,
-            weight: Weight::Dense(values([outputs, inputs], 0.02, 3)),
-            weight_gradient: WeightGradient::Frozen,
-            bias: None,
-            adapter: rank.map(adapter),
-        };
-        let group = Group { modules: vec![module], parts: vec![outputs], gemms: GemmFormat::Fp8, dropout: None };
-        let x = Prologue::None { x: values([40, inputs], 1.0, 4).cast(dtype) };
-        let dy = vec![values([40, outputs], 1e-3, 5).cast(dtype)];
-        let (y, saved) = Cuda::project(x.clone(), &group, Epilogue::None, Keep::Inputs);
-        let (expected_y, expected) = reference::project(x, &group, Epilogue::None, Keep::Inputs);
+    for (rank, shape) in [(Some(8), [144, 272]), (None, [80, 48])] {
+        let Operands { group, x, dy } = Operands::<Cuda>::new(rank, shape, dtype, device);
+        let (y, saved) = Cuda::project(x, &group, Epilogue::None, Keep::Inputs);
+        let Operands { group: same_group, x, dy: same_dy } =
+            Operands::<Flex>::new(rank, shape, DType::F32, &Default::default());
+        let (expected_y, expected) = reference::project(x, &same_group, Epilogue::None, Keep::Inputs);
         let (Some(saved), Some(expected)) = (saved, expected) else { unreachable!("inputs are kept") };
-        let dx = |gradients: ProjectGradients<Cuda>| gradients.input.plain();
-        let found = dx(Cuda::project_backward(*saved, group.clone(), dy.clone(), None, None));
-        let expected_dx = dx(reference::project_backward(*expected, group, dy, None));
-        for (what, found, expected) in
-            [("forward", y[0].clone(), expected_y[0].clone()), ("gradient of the input", found, expected_dx)]
-        {
-            let error = relative_error(found, expected);
+        let dx = Cuda::project_backward(*saved, group, vec![dy], None, None).input.plain();
+        let expected_dx = reference::project_backward(*expected, same_group, vec![same_dy], None).input.plain();
+        let found = [y, vec![dx]].concat().into_iter().map(host);
+        let expected = [expected_y, vec![expected_dx]].concat().into_iter().map(host);
+        for ((what, found), expected) in ["forward", "gradient of the input"].into_iter().zip(found).zip(expected) {
+            let error = relative_error(&found, &expected);
             if error.is_nan() || error > FP8_TOLERANCE {
                 return Err(format!(
                     "a group of linear modules in 8-bit floats ({what}) is wrong on this device: relative error {error:.1e}, at \
@@ -94,11 +74,76 @@ fn fp8_groups(device: &CudaDevice, dtype: DType) -> Result<(), String> {
     Ok(())
 }
 
+/// The same values on every backend, those of activations in bf16.
+struct Operands<B: LinearOps> {
+    group: Group<B>,
+    x: Prologue<B>,
+    dy: Tensor<B, 2>,
+}
+
+impl<B: LinearOps> Operands<B> {
+    fn new(rank: Option<usize>, [outputs, inputs]: [usize; 2], dtype: DType, device: &B::Device) -> Self {
+        let mut random = 1_u64;
+        let mut values = |[rows, columns]: [usize; 2], size: f32| {
+            let mut next = || {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                size * ((random >> 40) as f32 / (1_u64 << 23) as f32 - 1.0)
+            };
+            let values: Vec<f32> = (0..rows * columns).map(|_| next()).collect();
+            Tensor::<B, 2>::from_data(TensorData::new(values, [rows, columns]), (device, DType::F32))
+        };
+        let adapter = rank.map(|rank| Adapter {
+            a: values([rank, inputs], 0.05),
+            b: values([outputs, rank], 0.02),
+            scale: 2.0,
+            magnitude: None,
+        });
+        let module = Module {
+            columns: 0..outputs,
+            weight: Weight::Dense(values([outputs, inputs], 0.02)),
+            weight_gradient: WeightGradient::Frozen,
+            bias: None,
+            adapter,
+        };
+        Self {
+            group: Group { modules: vec![module], parts: vec![outputs], gemms: GemmFormat::Fp8, dropout: None },
+            x: Prologue::None { x: values([40, inputs], 1.0).cast(DType::BF16).cast(dtype) },
+            dy: values([40, outputs], 1e-3).cast(DType::BF16).cast(dtype),
+        }
+    }
+}
+
+fn host<B: LinearOps>(values: Tensor<B, 2>) -> Vec<f32> {
+    values.into_data().convert::<f32>().to_vec().unwrap_or_default()
+}
+
 /// The root of the squared differences over that of the squares.
-fn relative_error(found: Tensor<Cuda, 2>, expected: Tensor<Cuda, 2>) -> f64 {
-    let host = |values: Tensor<Cuda, 2>| values.into_data().convert::<f32>().to_vec::<f32>().unwrap_or_default();
-    let (found, expected) = (host(found), host(expected));
+fn relative_error(found: &[f32], expected: &[f32]) -> f64 {
     let sum = |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>();
-    let off = sum(&mut found.iter().zip(&expected).map(|(found, expected)| found - expected));
+    let off = sum(&mut found.iter().zip(expected).map(|(found, expected)| found - expected));
     (off / sum(&mut expected.iter().copied())).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A wrong scale is found, and rounding is not.
+    #[test]
+    fn products_in_8_bit_floats_are_as_far_from_exact_ones_as_rounding_is() {
+        for (rank, shape) in [(Some(8), [144, 272]), (None, [80, 48])] {
+            let [rounded, exact] = [GemmFormat::Fp8, GemmFormat::Compute].map(|gemms| {
+                let Operands { group, x, dy } = Operands::<Flex>::new(rank, shape, DType::F32, &Default::default());
+                let group = Group { gemms, ..group };
+                let (mut y, saved) = reference::project(x, &group, Epilogue::None, Keep::Inputs);
+                let saved = *saved.expect("inputs are kept");
+                let dx = reference::project_backward(saved, group, vec![dy], None).input.plain();
+                [host(y.remove(0)), host(dx)]
+            });
+            for (rounded, exact) in rounded.iter().zip(&exact) {
+                let error = relative_error(rounded, exact);
+                assert!((0.005..FP8_TOLERANCE / 2.0).contains(&error), "{shape:?}: {error}");
+            }
+        }
+    }
 }
