@@ -15,8 +15,9 @@ use crate::plan::fit::Case;
 /// (docs/roofline.md): 896 wide with 32,768 tokens 1.12 times, 2,048 wide with 4,096 tokens 1.21 times, with 512 tokens 0.95 times.
 const MIN_WIDTH: usize = 896;
 const MIN_VALUES: u64 = 2048 * 4096;
-/// What a card's peak in 8-bit floats has to be of that in bfloat16: on Hopper it is 1.9 times, of which an eighth is left in a step of the
-/// smallest of those shapes. The passes that quantize, and Ada's over the results, are not in a peak.
+/// GEMMs in 8-bit floats have to be this many times as fast as in bfloat16 for "auto" to take them. On Hopper they are 1.9 times as fast,
+/// and a whole step of the smallest measured shape is 1.12 times as fast: quantization, which a peak leaves out, takes time too. So do the
+/// passes over results on Ada.
 const MIN_RATIO: f64 = 1.75;
 
 /// What the GEMMs of the layers multiply.
