@@ -13,10 +13,9 @@ use firebrick_kernels::{BackendKind, CommOps, GemmFormat, Kernels};
 use firebrick_precision::Format;
 
 use super::peaks::{Peaks, Probe};
-use crate::console::Failure;
 use crate::error::RunError;
 use crate::plan::compute_format;
-use crate::run::device::{catch_failure, device_work};
+use crate::run::device::device_work;
 use crate::with_backend;
 
 /// Times GEMMs of each format and copies on the device that a run of rank 0 would use.
@@ -40,17 +39,13 @@ fn of_backend<B: Kernels>(
     let probe = Probe::of(backend.is_cpu());
     let mut gemms = Vec::new();
     for (format, dtype, kind) in formats(backend, profile) {
-        let measured = catch_failure(|| Peaks::gemm_tflops::<B>(probe, dtype, kind, &device));
-        let tflops = match measured {
-            Ok(tflops) => tflops?,
+        let tflops = match device_work(|| Peaks::gemm_tflops::<B>(probe, dtype, kind, &device)) {
             // Not tried on every generation that should have them; the other peaks are worth having.
-            Err(failure) if kind == GemmFormat::Fp8 => {
-                print(&format!("{} GEMM: {} failed: {}", format.name(), failure.operation, failure.message));
+            Err(error @ RunError::DeviceFailed { .. }) if kind == GemmFormat::Fp8 => {
+                print(&format!("{} GEMM: {error}", format.name()));
                 continue;
             }
-            Err(Failure { operation, message, .. }) => {
-                return Err(RunError::DeviceFailed { operation, message, advice: "Start it again.".to_owned() });
-            }
+            measured => measured?,
         };
         print(&format!("{} GEMM of {}: {tflops:.3} TFLOP/s", format.name(), probe.gemm_size));
         gemms.push(MeasuredGemm { format, tflops });
