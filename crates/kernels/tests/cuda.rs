@@ -84,6 +84,8 @@ fn cases(dtype: DType) -> Vec<Case> {
         // Ranks that are appended to the inner dimension: one to three adapters, whole and filled up.
         Case { rank: 5, ..small(64) },
         Case { hidden_size: 640, rank: 16, ..small(64) },
+        // Gated activations together with what adapters sum of them, over one block of columns and several.
+        Case { hidden_size: 384, intermediate_size: 1384, rank: 16, documents: vec![300, 3], ..small(64) },
         // Ranks whose GEMMs are separate, some and all.
         Case { rank: 24, ..small(64) },
         Case { rank: 136, ..small(64) },

@@ -11,9 +11,11 @@ mod noise;
 
 use burn_flex::Flex;
 use burn_tensor::{DType, Distribution, Tensor, TensorData};
+use firebrick_arch::Activation;
 use firebrick_kernels::backends::cuda::{Cuda, probe};
 use firebrick_kernels::{
-    Adapter, Epilogue, GemmFormat, Group, Keep, LinearOps, Module, Prologue, Weight, WeightGradient, WeightOps,
+    Adapter, Epilogue, GemmFormat, Group, InputGradient, Keep, LinearOps, MemoryOps, Module, NextBackward, Prologue,
+    Weight, WeightGradient, WeightOps,
 };
 use firebrick_precision::QuantFormat;
 
@@ -143,6 +145,77 @@ fn gradients<B: LinearOps>(
     });
     let factors = gradients.modules.into_iter().filter_map(|module| module.adapter).flat_map(|(a, b)| [a, b]);
     [gradients.input.plain()].into_iter().chain(factors).map(host).collect()
+}
+
+/// Tokens of two rounds at this width, and few.
+#[test]
+fn an_mlp_goes_back_in_one_pass_as_it_does_in_several() {
+    if let Err(reason) = probe() {
+        eprintln!("skipped: {reason}");
+        return;
+    }
+    let device = Device::default();
+    for (tokens, rank) in [(70_000, 16), (50_000, 8), (1000, 8), (3, 16)] {
+        let mlp = QloraMlp::new(tokens, [256, 4096], rank, &device);
+        let [together, apart] = [true, false].map(|together| mlp.gradients(together, &device));
+        // Sums have another order, so that gradients that are alike to the bit were made alike.
+        assert!(tokens < 1000 || together[1] != apart[1], "{tokens} tokens, rank {rank}: several passes");
+        for (index, (together, apart)) in together.iter().zip(&apart).enumerate() {
+            let (slope, noise) = slope_and_noise(together, apart);
+            let what = format!("gradient {index}, {tokens} tokens, rank {rank}: slope {slope}, noise {noise}");
+            assert!((slope - 1.0).abs() < 2e-3 && noise < 5e-3, "{what}");
+        }
+    }
+}
+
+/// Gate and up, and down, on an NF4 base.
+struct QloraMlp {
+    x: Matrix,
+    dy: Matrix,
+    gate_up: Group<Cuda>,
+    down: Group<Cuda>,
+}
+
+impl QloraMlp {
+    fn new(tokens: usize, [hidden, width]: [usize; 2], rank: usize, device: &Device) -> Self {
+        let random = |shape, size| Matrix::random(shape, Distribution::Normal(0.0, size), (device, DType::F32));
+        let group = |modules: usize, [out, inputs]: [usize; 2]| {
+            let module = |index: usize| {
+                let values = random([out, inputs], 0.5 / (inputs as f64).sqrt());
+                let weight = Weight::Quantized(Cuda::quantize_weight(values, QuantFormat::Nf4 { double_quant: true }));
+                let (a, b) = (random([rank, inputs], 0.05), random([out, rank], 0.05));
+                let adapter = Some(Adapter { a, b, scale: 2.0, magnitude: None });
+                let columns = index * out..(index + 1) * out;
+                Module { columns, weight, weight_gradient: WeightGradient::Frozen, bias: None, adapter }
+            };
+            let modules = (0..modules).map(module).collect::<Vec<_>>();
+            let parts = vec![out; modules.len()];
+            Group { modules, parts, gemms: GemmFormat::Compute, dropout: None }
+        };
+        let [x, dy] = [(); 2].map(|()| random([tokens, hidden], 1.0).cast(DType::BF16));
+        Self { x, dy, gate_up: group(2, [width, hidden]), down: group(1, [hidden, width]) }
+    }
+
+    /// Of the input, and of A and B of down, gate and up; with or without what comes next.
+    fn gradients(&self, together: bool, device: &Device) -> Vec<Vec<f64>> {
+        let found = Cuda::section(device, || {
+            let x = Prologue::None { x: self.x.clone() };
+            let (parts, of_gate_up) = Cuda::project(x, &self.gate_up, Epilogue::None, Keep::Inputs);
+            let [gate, up]: [_; 2] = parts.try_into().unwrap();
+            let gated = Prologue::Gated { gate, up, activation: Activation::Silu };
+            let (_, of_down) = Cuda::project(gated, &self.down, Epilogue::None, Keep::Inputs);
+            let (of_gate_up, of_down) = (*of_gate_up.unwrap(), *of_down.unwrap());
+            let next = NextBackward { group: &self.gate_up, low_rank: of_gate_up.low_rank.as_ref() };
+            let next = together.then_some(next);
+            let down = Cuda::project_backward(of_down, self.down.clone(), vec![self.dy.clone()], None, next);
+            let InputGradient::Gated { d_gate, d_up } = down.input else { unreachable!("the prologue is gated") };
+            let gate_up = Cuda::project_backward(of_gate_up, self.gate_up.clone(), vec![d_gate, d_up], None, None);
+            let modules = down.modules.into_iter().chain(gate_up.modules);
+            let factors = modules.filter_map(|module| module.adapter).flat_map(|(a, b)| [a, b]);
+            [gate_up.input.plain()].into_iter().chain(factors).collect::<Vec<_>>()
+        });
+        found.into_iter().map(host).collect()
+    }
 }
 
 #[test]

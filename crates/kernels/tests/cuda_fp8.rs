@@ -12,8 +12,8 @@ use burn_tensor::{DType, Distribution, Tensor, TensorData};
 use firebrick_arch::Activation;
 use firebrick_kernels::backends::cuda::{Cuda, RowScaling, block_scales, probe, scale_rows};
 use firebrick_kernels::{
-    Adapter, Epilogue, GemmFormat, Group, InputGradient, Keep, LinearOps, MemoryOps, Module, NormOps, NormWeight,
-    Prologue, Weight, WeightGradient,
+    Adapter, Epilogue, GemmFormat, Group, InputGradient, Keep, LinearOps, MemoryOps, Module, NextBackward, NormOps,
+    NormWeight, Prologue, Weight, WeightGradient,
 };
 use firebrick_precision::{QuantFormat, Scaling};
 
@@ -222,7 +222,7 @@ fn kept_weights_change_no_bit(gemms: GemmFormat, device: &Device) {
 }
 
 #[test]
-fn operations_that_write_codes_change_no_bit() {
+fn operations_that_write_codes_change_no_bit_of_them() {
     let Some(device) = device() else { return };
     // The last one is too wide for a block to keep, and goes the other way.
     for (hidden, width) in [(80, 48), (1024, 2816), (4096, 14_336), (8192, 16_400)] {
@@ -231,7 +231,16 @@ fn operations_that_write_codes_change_no_bit() {
             let up = Inputs::new([2 * width, hidden], 2, [pair, 0.01], 2.0);
             let down = Inputs::new([hidden, width], 1, [pair, 0.01], 2.0);
             let mlps = [true, false].map(|together| mlp(&up, &down, base, together, &device));
-            assert!(mlps[0] == mlps[1], "hidden {hidden}, width {width}, {base:?}");
+            for (index, (together, apart)) in mlps[0].iter().zip(&mlps[1]).enumerate() {
+                let what = format!("result {index}, hidden {hidden}, width {width}, {base:?}");
+                // A of gate and of up: after a norm their gradients are sums over its input, rounded elsewhere.
+                if [6, 8].contains(&index) {
+                    let (slope, noise) = slope_and_noise(together, apart);
+                    assert!((slope - 1.0).abs() < 2e-3 && noise < 5e-3, "{what}: slope {slope}, noise {noise}");
+                } else {
+                    assert!(together == apart, "{what}");
+                }
+            }
         }
     }
 }
@@ -260,7 +269,7 @@ fn mlp(up: &Inputs, down: &Inputs, base: Option<QuantFormat>, together: bool, de
         };
         let (y, saved) = Cuda::project(activated, &down_group, Epilogue::None, Keep::Inputs);
 
-        let next = together.then_some(&gate_up);
+        let next = together.then_some(NextBackward { group: &gate_up, low_rank: None });
         let of_down = Cuda::project_backward(*saved.unwrap(), down_group, vec![dy], None, next);
         let (d_gate, d_up) = match of_down.input {
             InputGradient::Gated { d_gate, d_up } => (d_gate, d_up),

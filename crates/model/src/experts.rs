@@ -129,7 +129,7 @@ fn expert_backward<B: Kernels>(
     adapters: AdapterPass,
     sink: &mut dyn GradientSink<B>,
 ) -> Tensor<B, 2> {
-    let grads = down.backward(*saved_down, vec![dy], None, Some(gate_up), adapters, sink);
+    let grads = down.backward(*saved_down, vec![dy], None, Some((gate_up, &*saved_gate_up)), adapters, sink);
     let (d_gate, d_up) = grads.input.gated();
     gate_up.backward(*saved_gate_up, vec![d_gate, d_up], None, None, adapters, sink).input.plain()
 }

@@ -373,7 +373,8 @@ impl<B: Kernels> Layer<B> {
     ) -> Tensor<B, 2> {
         match (&self.mlp, saved) {
             (Mlp::Gated { gate_up, down }, SavedMlp::Gated { gate_up: saved_gate_up, down: saved_down }) => {
-                let grads = down.backward(*saved_down, vec![dy_nd.clone()], None, Some(gate_up), adapters, sink);
+                let next = Some((gate_up, &*saved_gate_up));
+                let grads = down.backward(*saved_down, vec![dy_nd.clone()], None, next, adapters, sink);
                 add_gradient(self.after_mlp.as_ref(), grads.output_norm, sink);
                 let (d_gate, d_up) = grads.input.gated();
                 let grads = gate_up.backward(*saved_gate_up, vec![d_gate, d_up], Some(dy_nd), None, adapters, sink);

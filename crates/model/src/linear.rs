@@ -10,7 +10,7 @@ use std::ops::Range;
 use burn_tensor::{DType, Tensor};
 use firebrick_kernels::{
     Adapter, Bias, Dropout, Epilogue, GemmFormat, GradientSink, Group, InputGradient, Keep, Kernels, Magnitude, Module,
-    ModuleGradients, Parameter, ProjectGradients, ProjectSaved, Prologue, Weight, WeightGradient,
+    ModuleGradients, NextBackward, Parameter, ProjectGradients, ProjectSaved, Prologue, Weight, WeightGradient,
 };
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -280,13 +280,14 @@ impl<B: Kernels> LinearGroup<B> {
         Group { modules, parts: self.parts.clone(), gemms: self.gemms, dropout: self.mask(adapters) }
     }
 
-    /// Backward of [`LinearGroup::forward`]. `next` is the group whose backward comes next, with the gradients of this one's input.
+    /// Backward of [`LinearGroup::forward`]. `next` is the group whose backward comes next, with the gradients of this one's input, and what that
+    /// group saved.
     pub(crate) fn backward(
         &self,
         saved: ProjectSaved<B>,
         d_outputs: Vec<Tensor<B, 2>>,
         d_residual: Option<Tensor<B, 2>>,
-        next: Option<&Self>,
+        next: Option<(&Self, &ProjectSaved<B>)>,
         adapters: AdapterPass,
         sink: &mut dyn GradientSink<B>,
     ) -> GroupBackward<B> {
@@ -300,9 +301,9 @@ impl<B: Kernels> LinearGroup<B> {
             .unzip();
         let dropout = self.mask(adapters);
         let group = Group { modules, parts: self.parts.clone(), gemms: self.gemms, dropout };
-        // GEMMs in the compute format read gradients as they are.
-        let next = next.filter(|next| next.gemms != GemmFormat::Compute).map(|next| next.frozen(adapters));
-        let mut gradients = B::project_backward(saved, group, d_outputs, d_residual, next.as_ref());
+        let next = next.map(|(next, saved)| (next.frozen(adapters), saved.low_rank.as_ref()));
+        let next = next.as_ref().map(|(group, low_rank)| NextBackward { group, low_rank: *low_rank });
+        let mut gradients = B::project_backward(saved, group, d_outputs, d_residual, next);
         for ((linear, gradients), lent) in self.modules.iter().zip(std::mem::take(&mut gradients.modules)).zip(lent) {
             linear.add_gradients(gradients, lent, sink);
         }

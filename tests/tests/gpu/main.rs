@@ -594,7 +594,7 @@ fn a_run_on_a_card_reports_how_busy_the_card_was() {
     wide_model(model.path());
     let model = format!("model='{}'", model.path().display());
     let changes =
-        ["backend=cuda", &model, "init=random", "bnb_4bit=", "lora=", "train.steps=400", "data.eval_fraction="];
+        ["backend=cuda", &model, "init=random", "bnb_4bit=", "lora=", "train.steps=2000", "data.eval_fraction="];
     finish(recipe(output.path(), &changes), NEW);
     let lines = metrics(&output.path().join("run"));
     let read = |key: &str| lines.iter().filter_map(|line| line.get(key)?.as_f64()).collect::<Vec<f64>>();

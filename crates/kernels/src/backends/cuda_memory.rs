@@ -13,9 +13,8 @@ use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 
 use super::cuda_layer::buffers_per_token;
-use super::cuda_rows::{
-    appended_to, fp8_row_bytes, fp8_weight_bytes, low_rank_parts_bytes, row_stride, saved_low_rank_bytes,
-};
+use super::cuda_passes::{forward_sums_bytes, low_rank_sums_bytes};
+use super::cuda_rows::{appended_to, fp8_row_bytes, fp8_weight_bytes, row_stride, saved_low_rank_bytes};
 use crate::GemmFormat;
 use crate::memory::estimate::{Recompute, TrainingShape, line, scaled_widths, widest_dropped};
 
@@ -61,7 +60,7 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
             saved_low_rank_bytes(model, training),
             "of adapters, of all projections that do not run twice, until their backward".to_owned(),
         ),
-        line("parts of adapters", low_rank_parts_bytes(model, training), "of sums over the widest gradient".to_owned()),
+        line("parts of adapters", low_rank_sums_bytes(model, training), PARTS_WHY.to_owned()),
         line("dropped inputs", dropped_bytes(model, training), "the widest input of adapters under dropout".to_owned()),
         line(
             "outputs before magnitudes",
@@ -84,6 +83,8 @@ pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLi
         line("context and libraries", CONTEXT_BYTES, "CUDA, cuBLASLt and cuDNN, once loaded".to_owned()),
     ]
 }
+
+const PARTS_WHY: &str = "of sums over the widest values that they read";
 
 /// What connections to other ranks take.
 pub(super) fn line_of_ranks() -> MemoryLine {
@@ -118,6 +119,7 @@ pub(super) fn forward_lines(model: &ModelSpec, pass: &TrainingShape) -> Vec<Memo
             wide_rows_bytes(model, pass),
             "of the loss in f32; or queries, keys and values side by side".into(),
         ),
+        line("parts of adapters", forward_sums_bytes(model, pass), PARTS_WHY.to_owned()),
         line("workspaces", GEMM_WORKSPACE_BYTES, "of GEMMs".to_owned()),
         line("context and libraries", CONTEXT_BYTES, "CUDA, cuBLASLt and cuDNN, once loaded".to_owned()),
     ]

@@ -43,37 +43,6 @@ pub(super) fn fp8_lead(ranks: usize) -> usize {
 
 /// Ranks of `x Aᵀ` that share an allocation until the backward: on small models one for each would cost more than the copy.
 pub(super) const SAVED_RANKS: usize = 256;
-/// Values of `dB` that a block of the pass over an output's gradient sums up: 2048 in each of eight warps.
-pub(super) const LOW_RANK_BLOCK_VALUES: usize = 8 * 2048;
-/// Bytes of the parts of `dB` in that pass: up to three blocks on each of an H100's multiprocessors.
-const LOW_RANK_B_PARTS_BYTES: usize = 3 * 132 * LOW_RANK_BLOCK_VALUES * 4;
-
-/// The rank that the pass over an output's gradient is compiled for, from those of a group's adapters; `None` where both products
-/// with it are GEMMs.
-pub(super) fn low_rank_tile(ranks: &[usize]) -> Option<usize> {
-    let most = *ranks.iter().max()?;
-    let fits = ranks.iter().all(|rank| *rank > 0 && rank.is_multiple_of(8)) && most <= 32;
-    fits.then(|| most.next_multiple_of(16))
-}
-
-/// Blocks along the columns of a module in that pass.
-pub(super) fn low_rank_chunks(width: usize, tile: usize) -> usize {
-    width.div_ceil(LOW_RANK_BLOCK_VALUES / tile)
-}
-
-/// Bytes of what that pass sums up later, for the group of a run that has most of it.
-pub(super) fn low_rank_parts_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
-    let of_group = |group: &GroupSpec| {
-        let ranks = ranks_in(group, training);
-        let adapted = || group.modules.iter().zip(&ranks).filter(|(_, rank)| **rank > 0);
-        let tile = low_rank_tile(&adapted().map(|(_, rank)| *rank).collect::<Vec<_>>())?;
-        let chunks: usize = adapted().map(|(module, _)| low_rank_chunks(module.out_features(), tile)).sum();
-        Some(chunks as u64 * training.tokens() * tile as u64 * 4 + LOW_RANK_B_PARTS_BYTES as u64)
-    };
-    let groups = (0..model.layers.len()).flat_map(|layer| model.groups(layer));
-    groups.filter_map(|group| of_group(&group)).max().unwrap_or(0)
-}
-
 /// Bytes of `x Aᵀ` that the forward keeps for the backward, in whole allocations, and of a layer that runs again.
 pub(super) fn saved_low_rank_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     if training.lora.as_ref().is_none_or(|lora| lora.use_dora) {
@@ -115,7 +84,7 @@ impl SavedRanks {
 }
 
 /// Ranks of the adapters of a run in a group.
-fn ranks_in(group: &GroupSpec, training: &TrainingShape) -> Vec<usize> {
+pub(super) fn ranks_in(group: &GroupSpec, training: &TrainingShape) -> Vec<usize> {
     let rank = |module: &ModuleSpec| match &training.lora {
         Some(lora) if lora.adapts(&module.path) => lora.rank_of(&module.path),
         _ => 0,

@@ -9,6 +9,7 @@ pub mod cuda;
 mod cuda_attention;
 mod cuda_layer;
 mod cuda_memory;
+mod cuda_passes;
 mod cuda_rows;
 mod estimate;
 mod evaluation_memory;

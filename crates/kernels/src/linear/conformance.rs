@@ -9,7 +9,7 @@ use burn_tensor::Tensor;
 use firebrick_arch::Activation;
 use firebrick_precision::QuantFormat;
 
-use self::scenario::{Base, Extras, Scenario, group, heads, norm, tables};
+use self::scenario::{Base, Extras, Mlp, Scenario, group, heads, norm, tables};
 use super::{Dropout, Epilogue, Keep, Prologue, magnitude, reference};
 use crate::Kernels;
 use crate::conformance::check::{Check, Pair};
@@ -22,6 +22,7 @@ pub(crate) fn check<B: Kernels>(check: &mut Check<'_, B>) {
     qkv(check);
     residuals(check);
     down(check);
+    mlp(check);
     without_norm(check);
     norms_after(check);
     dropout(check);
@@ -114,6 +115,32 @@ fn after_gate<B: Kernels>(check: &mut Check<'_, B>, extras: Extras, dropout: Opt
     let residual = check.random([tokens, hidden], 1.0);
     let epilogue = (Epilogue::Residual(residual.0), Epilogue::Residual(residual.1));
     Scenario::new(check, group, prologue, epilogue)
+}
+
+/// A whole MLP, where a backend may do parts of the next group's backward together with those of the one before.
+fn mlp<B: Kernels>(check: &mut Check<'_, B>) {
+    // The gradients of B of one token are products of one rounded value, and further off than sums.
+    let tokens = check.case.tokens().max(16);
+    let (wide, hidden) = (check.case.intermediate_size, check.case.hidden_size);
+    let adapted = (Base::NF4, Extras { adapter: true, ..Extras::default() });
+    let bare = (Base::NF4, Extras::default());
+    let keeps = check.variants([Keep::Inputs, Keep::Everything]);
+    for of_gate_up in check.variants([[adapted; 2], [adapted, bare], [adapted, (Base::New, adapted.1)]]) {
+        for activation in check.variants([Activation::Silu, Activation::GeluTanh]) {
+            for keep in keeps.iter().copied() {
+                let gate_up = group(check, &of_gate_up, &[wide; 2], &[wide; 2], hidden);
+                let mlp = Mlp {
+                    x: check.random([tokens, hidden], 1.0),
+                    norm: norm(check, hidden, true),
+                    gate_up,
+                    down: group(check, &[adapted], &[hidden], &[hidden], wide),
+                    dy: check.random([tokens, hidden], 1.0),
+                    activation,
+                };
+                mlp.run(check, keep);
+            }
+        }
+    }
 }
 
 /// The norms of adapted rows: the backend's way against a pass over the whole weight.

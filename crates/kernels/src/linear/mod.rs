@@ -268,6 +268,24 @@ pub struct SavedHeads<B: Backend> {
     pub raw: Option<(Tensor<B, 2>, Tensor<B, 2>)>,
 }
 
+/// The group whose backward is the next call.
+#[derive(Debug)]
+pub struct NextBackward<'a, B: Backend> {
+    /// The group; whether its weights train is not read.
+    pub group: &'a Group<B>,
+    /// `x Aᵀ` of its adapters, if its forward kept it.
+    pub low_rank: Option<&'a Tensor<B, 2>>,
+}
+
+// A derived one would need `B: Copy`.
+impl<B: Backend> Clone for NextBackward<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for NextBackward<'_, B> {}
+
 /// What [`LinearOps::project_backward`] returns. Gradients of parameters are f32.
 #[derive(Clone, Debug)]
 pub struct ProjectGradients<B: Backend> {
@@ -349,14 +367,13 @@ pub trait LinearOps: NormOps + WeightOps {
 
     /// Backward of [`LinearOps::project`] from the gradients of its outputs. `d_residual` is added to the gradient of `x`: what flows
     /// past the norm, or past the whole group where there is no prologue, on the residual path. `next` is the group that made what a gated
-    /// prologue read, where its backward is the next call and takes the gradients that this one returns: a backend may prepare them for its
-    /// GEMM.
+    /// prologue read, where its backward is the next call and takes the gradients that this one returns, unchanged: a backend may prepare them for it.
     fn project_backward(
         saved: ProjectSaved<Self>,
         group: Group<Self>,
         d_outputs: Vec<Tensor<Self, 2>>,
         d_residual_ni: Option<Tensor<Self, 2>>,
-        next: Option<&Group<Self>>,
+        next: Option<NextBackward<'_, Self>>,
     ) -> ProjectGradients<Self> {
         let _ = next;
         reference::project_backward(saved, group, d_outputs, d_residual_ni)

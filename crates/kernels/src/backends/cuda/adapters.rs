@@ -49,6 +49,8 @@ pub(super) struct LowRankGradient {
     pub d_low: DeviceBlock,
     /// `dB` of each place, where it came with it.
     d_b: Option<Vec<MatrixView>>,
+    /// `dA` of all places, one below the other, where a pass over their input has found it.
+    pub d_a: Option<MatrixView>,
 }
 
 /// `dA` and `dB` of one adapter, in f32.
@@ -143,7 +145,8 @@ impl Engine {
         } else {
             self.low_rank_block(ScratchSlot::LowRankGradient, [dy.rows, adapters.ranks()], dy.dtype)
         };
-        let d_b = low.and_then(|low| self.low_rank_pass(dy, low, d_low, &adapters));
+        let prepared = if adapters.appended_b.is_some() { self.prepared_factors(dy) } else { None };
+        let d_b = prepared.or_else(|| low.and_then(|low| self.output_gradient_pass(dy, low, d_low, &adapters)));
         match adapters.appended_b {
             _ if d_b.is_some() => {}
             Some(b) => self.gemm(Gemm::input_gradient("lora gradient", dy, b), d_low),
@@ -154,22 +157,23 @@ impl Engine {
                 }
             }
         }
-        LowRankGradient { adapters, d_low, d_b }
+        LowRankGradient { adapters, d_low, d_b, d_a: None }
     }
 
-    /// `dA` and `dB` of each adapter, with the index of its module. All of them share the GEMM of `dA`.
+    /// `dA` and `dB` of each adapter, with the index of its module. All of them share the GEMM of `dA`. `x` is what the adapters read; it may be
+    /// missing where both are there.
     pub(super) fn factor_gradients(
         &self,
-        x: DeviceBlock,
+        x: Option<DeviceBlock>,
         low: Option<DeviceBlock>,
         dy: DeviceBlock,
         gradient: &LowRankGradient,
     ) -> Vec<(usize, FactorGradients)> {
-        let LowRankGradient { adapters, d_low, d_b } = gradient;
-        let da = self.empty_matrix(d_low.width, x.width, DType::F32);
-        self.gemm(Gemm::token_sum("lora gradient", *d_low, x), da.block());
+        let LowRankGradient { adapters, d_low, d_b, d_a } = gradient;
+        let x = || x.expect("what adapters read is there unless their gradients are");
+        let da = d_a.clone().unwrap_or_else(|| self.sum_over_tokens(*d_low, x()));
         let d_b = d_b.clone().unwrap_or_else(|| {
-            let low = low.unwrap_or_else(|| self.low_rank(x, adapters));
+            let low = low.unwrap_or_else(|| self.low_rank(x(), adapters));
             adapters.places.iter().map(|place| self.b_gradient(place, dy, low)).collect()
         });
         let factors = |(place, d_b): (&Place, MatrixView)| {
@@ -177,6 +181,13 @@ impl Engine {
             (place.module, (tensor(self.row_range(&da, first, rank)), tensor(d_b.tensor)))
         };
         adapters.places.iter().zip(d_b).map(factors).collect()
+    }
+
+    /// `d_lowᵀ x`, f32.
+    pub(super) fn sum_over_tokens(&self, d_low: DeviceBlock, x: DeviceBlock) -> MatrixView {
+        let sum = self.empty_matrix(d_low.width, x.width, DType::F32);
+        self.gemm(Gemm::token_sum("lora gradient", d_low, x), sum.block());
+        sum
     }
 
     /// `dB` of an adapter from `x Aᵀ`.
@@ -216,6 +227,13 @@ impl Engine {
     }
 }
 
+impl LowRankGradient {
+    /// Whether `dB` of each adapter is there.
+    pub(super) fn has_b_gradients(&self) -> bool {
+        self.d_b.is_some()
+    }
+}
+
 impl Place {
     /// This module's columns of the group's output.
     fn columns_of(&self, all: DeviceBlock) -> DeviceBlock {
@@ -223,7 +241,7 @@ impl Place {
     }
 
     /// This adapter's columns of the low-rank intermediates.
-    fn ranks_of(&self, all: DeviceBlock) -> DeviceBlock {
+    pub(super) fn ranks_of(&self, all: DeviceBlock) -> DeviceBlock {
         all.columns(self.ranks[0], self.ranks[1])
     }
 }

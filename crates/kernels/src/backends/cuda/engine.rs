@@ -39,7 +39,7 @@ use super::handle_number::{self, handle_number};
 use super::host_copies::HostCopies;
 use super::kept::KeptWeights;
 use super::library::Library;
-use super::matrix::{LowRankChunk, Primitive};
+use super::matrix::{LowRankChunk, PreparedFactors, Primitive};
 use super::program::Programs;
 use super::recycled::{Recycled, uses};
 use super::room::Room;
@@ -80,6 +80,8 @@ pub(super) struct Engine {
     pub(super) row_scaling: Cell<RowScaling>,
     /// Rows in 8-bit floats for the GEMM that comes next.
     pub(super) prepared_rows: RefCell<Option<PreparedRows>>,
+    /// What a pass over gated activations found for the next group.
+    pub(super) prepared_factors: RefCell<Option<PreparedFactors>>,
     pub(super) kept: KeptWeights,
     pub(super) room: Room,
     /// Where the section saves low-rank intermediates.
@@ -210,6 +212,7 @@ impl Engine {
             fp8_scales: Fp8Scales::new(&context),
             row_scaling: Cell::new(RowScaling::of(info.compute_capability)),
             prepared_rows: RefCell::default(),
+            prepared_factors: RefCell::default(),
             kept: KeptWeights::new(&context),
             room: Room::default(),
             saved_low_rank: RefCell::default(),

@@ -75,6 +75,7 @@ impl Engine {
         self.gated_backward_of(self.gated_operands(gate, up, dy), activation, dy, recompute)
     }
 
+    /// [`Self::gated_backward`] of what [`Self::gated_operands`] laid out.
     pub(super) fn gated_backward_of(
         &self,
         operands: GatedOperands,
@@ -92,13 +93,14 @@ impl Engine {
         };
         let arguments = operands.arguments(Arguments::new(), dy, recompute);
         let arguments = arguments.i64(gate.rows as i64).i32(gate.width as i32);
-        // SAFETY: the target has room for both gradients side by side; inputs have the strides given, and nothing was allocated
+        // SAFETY: the target has room for both gradients side by side; inputs have the strides given, and nothing was written
         // since they were released; dy has its stride.
         unsafe { self.launch(launch, &arguments) };
         operands.target
     }
 
-    /// What a backward of the gated activation reads and writes. Releases gate and up: the launch comes next.
+    /// What a backward of the gated activation reads and writes. Releases gate and up, unless they lie in the target: nothing may be written before the
+    /// launch.
     pub(super) fn gated_operands(&self, gate: Tensor<Cuda, 2>, up: Tensor<Cuda, 2>, dy: &MatrixView) -> GatedOperands {
         let inputs = [self.view_of(float(gate)), self.view_of(float(up))];
         let [gate, up] = [inputs[0].block(), inputs[1].block()];

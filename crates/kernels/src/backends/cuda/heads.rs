@@ -147,8 +147,8 @@ impl Engine {
         let [q, k] = raw;
         let columns = [joined.columns(0, q.width), joined.columns(q.width, k.width)];
         [
-            self.rms_norm_backward(columns[0], q, &norms.q, columns[0], None),
-            self.rms_norm_backward(columns[1], k, &norms.k, columns[1], None),
+            self.rms_norm_backward(columns[0], q, &norms.q, columns[0], None, None),
+            self.rms_norm_backward(columns[1], k, &norms.k, columns[1], None, None),
         ]
     }
 

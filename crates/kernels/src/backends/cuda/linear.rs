@@ -18,8 +18,8 @@ use super::magnitude::has_magnitudes;
 use super::matrix::{Cuda, DeviceBlock, MatrixView, tensor};
 use crate::linear::{SavedHeads, SavedOutputNorm};
 use crate::{
-    Adapter, Dropout, Epilogue, GemmAlgorithms, GemmFormat, Group, HeadsEpilogue, Keep, LinearOps, NormWeight,
-    ProjectGradients, ProjectSaved, Prologue, RotaryTables, Weight,
+    Adapter, Dropout, Epilogue, GemmAlgorithms, GemmFormat, Group, HeadsEpilogue, Keep, LinearOps, NextBackward,
+    NormWeight, ProjectGradients, ProjectSaved, Prologue, RotaryTables, Weight,
 };
 
 /// A group's output after its epilogue.
@@ -29,6 +29,20 @@ struct Projected {
     heads: Option<SavedHeads<Cuda>>,
     output_norm: Option<SavedOutputNorm<Cuda>>,
     kept: GroupKept,
+}
+
+/// What the GEMM of a group reads.
+#[derive(Clone, Copy)]
+pub(super) struct Input {
+    pub rows: DeviceBlock,
+    /// Whether `x Aᵀ` of the adapters is in the columns after it already.
+    has_low_rank: bool,
+}
+
+impl From<DeviceBlock> for Input {
+    fn from(rows: DeviceBlock) -> Self {
+        Self { rows, has_low_rank: false }
+    }
 }
 
 /// What the GEMMs of a group leave for the backward.
@@ -56,7 +70,7 @@ impl LinearOps for Cuda {
         group: Group<Self>,
         d_outputs: Vec<Tensor<Self, 2>>,
         d_residual_ni: Option<Tensor<Self, 2>>,
-        next: Option<&Group<Self>>,
+        next: Option<NextBackward<'_, Self>>,
     ) -> ProjectGradients<Self> {
         let engine = engine(&device_of(&saved.prologue));
         engine.section(|| engine.project_backward(saved, group, d_outputs, d_residual_ni, next))
@@ -157,13 +171,12 @@ impl Engine {
         {
             return (self.project_few_rows(&product, prologue, group, epilogue), None);
         }
-        let room = appended_columns(group);
         let codes = self.fp8_input_layout(group);
-        let (x, owner) = self.input_rows(&prologue, room, codes, matches!(epilogue, Epilogue::Heads(_)));
+        let (x, owner) = self.input_rows(&prologue, group, codes, matches!(epilogue, Epilogue::Heads(_)));
         let Projected { parts, heads, output_norm, kept } = match epilogue {
             Epilogue::None => self.split_group(x, group, None),
             Epilogue::Residual(residual) => {
-                let residual = self.flat_as(residual, x.dtype);
+                let residual = self.flat_as(residual, x.rows.dtype);
                 self.split_group(x, group, Some(residual.block()))
             }
             Epilogue::NormResidual { norm, residual } => self.project_norm(x, group, norm, residual),
@@ -179,15 +192,16 @@ impl Engine {
         (parts, saved)
     }
 
-    /// What the GEMM of a group reads, in rows with `room` columns more or prepared as codes; and the owner of its memory where it is not
+    /// What the GEMM of a group reads, in rows with room for its adapters or prepared as codes; and the owner of its memory where it is not
     /// scratch.
     fn input_rows(
         &self,
         prologue: &Prologue<Cuda>,
-        room: usize,
+        group: &Group<Cuda>,
         codes: Option<RowLayout>,
         is_scratch_taken: bool,
-    ) -> (DeviceBlock, Option<MatrixView>) {
+    ) -> (Input, Option<MatrixView>) {
+        let room = appended_columns(group);
         let matrix = match prologue {
             Prologue::None { x } if room > 0 && is_scratch_taken => {
                 let x = self.matrix(x.clone());
@@ -195,7 +209,16 @@ impl Engine {
                 self.copy_rows(x.block(), copy.block());
                 copy
             }
-            Prologue::None { x } => return self.with_room(self.matrix(x.clone()), room),
+            Prologue::None { x } => {
+                let x = self.matrix(x.clone());
+                if !self.has_room_in_place(&x, room)
+                    && let Some(rows) = self.copy_low_rank(x.block(), group)
+                {
+                    return (Input { rows, has_low_rank: true }, None);
+                }
+                let (rows, owner) = self.with_room(x, room);
+                return (rows.into(), owner);
+            }
             Prologue::Norm { x, norm } => {
                 let x = self.flat(x.clone());
                 codes.map_or_else(|| self.rms_norm(&x, norm, room), |codes| self.rms_norm_in_codes(&x, norm, codes))
@@ -203,19 +226,24 @@ impl Engine {
             Prologue::Gated { gate, up, activation } => {
                 let (gate, up) = (self.matrix(gate.clone()), self.matrix(up.clone()));
                 match codes {
-                    None => self.gated(&gate, &up, *activation, room),
+                    None => {
+                        let with_low_rank = self.gated_low_rank([&gate, &up], *activation, group);
+                        let has_low_rank = with_low_rank.is_some();
+                        let y = with_low_rank.unwrap_or_else(|| self.gated(&gate, &up, *activation, room));
+                        return (Input { rows: y.block(), has_low_rank }, Some(y));
+                    }
                     Some(codes) => self.gated_in_codes(&gate, &up, *activation, codes),
                 }
             }
         };
-        (matrix.block(), Some(matrix))
+        (matrix.block().into(), Some(matrix))
     }
 
     /// All outputs of a group side by side, plus a residual, as one tensor per part. Where there are several parts, their gradients may
     /// take their place, and then need room for the adapters' too.
-    fn split_group(&self, x: DeviceBlock, group: &Group<Cuda>, residual: Option<DeviceBlock>) -> Projected {
+    fn split_group(&self, x: Input, group: &Group<Cuda>, residual: Option<DeviceBlock>) -> Projected {
         let room = if group.parts.len() == 1 { 0 } else { appended_columns(group) };
-        let y = self.empty_with_room([x.rows, group.out_features()], room, x.dtype);
+        let y = self.empty_with_room([x.rows.rows, group.out_features()], room, x.rows.dtype);
         let kept = self.group_forward(x, group, residual, y.block());
         let parts = if group.parts.len() == 1 { vec![tensor(y.tensor)] } else { self.split(&y, &group.parts) };
         Projected { parts, heads: None, output_norm: None, kept }
@@ -224,28 +252,22 @@ impl Engine {
     /// The one output of a group, normalized and added to a residual.
     fn project_norm(
         &self,
-        x: DeviceBlock,
+        x: Input,
         group: &Group<Cuda>,
         norm: NormWeight<Cuda>,
         residual: Tensor<Cuda, 2>,
     ) -> Projected {
         assert_eq!(group.parts.len(), 1, "a residual is added to a group of one part");
-        let raw = self.empty_matrix(x.rows, group.out_features(), x.dtype);
+        let raw = self.empty_matrix(x.rows.rows, group.out_features(), x.rows.dtype);
         let kept = self.group_forward(x, group, None, raw.block());
         let y = self.rms_norm_add(&raw, &norm, residual);
         let output_norm = Some(SavedOutputNorm { norm, raw: tensor(raw.tensor) });
         Projected { parts: vec![tensor(y.tensor)], heads: None, output_norm, kept }
     }
 
-    fn project_heads(
-        &self,
-        x: DeviceBlock,
-        group: &Group<Cuda>,
-        epilogue: HeadsEpilogue<Cuda>,
-        is_saved: bool,
-    ) -> Projected {
+    fn project_heads(&self, x: Input, group: &Group<Cuda>, epilogue: HeadsEpilogue<Cuda>, is_saved: bool) -> Projected {
         let saves_raw = is_saved && epilogue.qk_norm.is_some() && projection_norms(&epilogue).is_none();
-        let (joined, owner) = self.joined_rows([x.rows, group.out_features()], x.dtype, saves_raw);
+        let (joined, owner) = self.joined_rows([x.rows.rows, group.out_features()], x.rows.dtype, saves_raw);
         let kept = self.group_forward(x, group, None, joined);
         let copies = self.normalize_projections(joined, &group.parts, &epilogue);
         let parts = self.heads_forward(joined, &group.parts, &epilogue);
@@ -263,7 +285,7 @@ impl Engine {
     /// after `x`.
     pub(super) fn group_forward(
         &self,
-        x: DeviceBlock,
+        Input { rows: x, has_low_rank }: Input,
         group: &Group<Cuda>,
         residual: Option<DeviceBlock>,
         out: DeviceBlock,
@@ -281,7 +303,9 @@ impl Engine {
             let (mut input, mut low) = (x, None);
             if let Some(adapters) = adapters.as_ref().filter(|adapters| adapters.appended_b.is_some()) {
                 let columns = x.columns_after(adapters.ranks());
-                self.gemm(Gemm::forward("lora", self.adapter_input(x, group), adapters.a), columns);
+                if !has_low_rank {
+                    self.gemm(Gemm::forward("lora", self.adapter_input(x, group), adapters.a), columns);
+                }
                 (input, low) = (x.widened(adapters.ranks()), Some(columns));
             }
             let bias = biases.map(|biases| biases.address);

@@ -17,17 +17,16 @@ use super::linear::halves;
 use super::magnitude::{Unscaled, as_gradients, has_magnitudes};
 use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, float, tensor};
 use super::weights::GroupWeight;
-use crate::backends::cuda_rows::ROW_MULTIPLE;
 use crate::linear::{SavedHeads, SavedOutputNorm};
 use crate::{
-    Dropout, GemmFormat, Group, InputGradient, Module, ModuleGradients, ProjectGradients, ProjectSaved, Prologue,
-    WeightGradient,
+    Dropout, GemmFormat, Group, InputGradient, Module, ModuleGradients, NextBackward, ProjectGradients, ProjectSaved,
+    Prologue, WeightGradient,
 };
 
 /// The gradient of a group's outputs, with what the GEMMs that read it share.
-struct OutputGradient {
+pub(super) struct OutputGradient {
     /// All parts side by side, in rows with room for `d_low` where adapters are appended.
-    dy: DeviceBlock,
+    pub dy: DeviceBlock,
     /// The owner of its memory where it is not scratch.
     _owner: Option<MatrixView>,
     qk_norm: [Option<Primitive>; 2],
@@ -36,7 +35,7 @@ struct OutputGradient {
     /// Where the group has magnitudes: `dy` is then the gradient of what they scale.
     magnitudes: Option<BehindMagnitudes>,
     /// The adapters with `dy s B`.
-    adapters: Option<LowRankGradient>,
+    pub adapters: Option<LowRankGradient>,
 }
 
 /// What the backward of a group with magnitudes has in addition.
@@ -60,7 +59,7 @@ impl Engine {
         mut group: Group<Cuda>,
         d_outputs: Vec<Tensor<Cuda, 2>>,
         d_residual: Option<Tensor<Cuda, 2>>,
-        next: Option<&Group<Cuda>>,
+        next: Option<NextBackward<'_, Cuda>>,
     ) -> ProjectGradients<Cuda> {
         let ProjectSaved { prologue, prologue_output, low_rank, unscaled, heads, output_norm } = saved;
         let mut prologue_output = prologue_output.map(|output| self.matrix(output));
@@ -70,40 +69,29 @@ impl Engine {
             (unscaled, prologue_output) = (Some(outputs), input);
         }
         let low = low_rank.map(|low| self.flat(low));
-        let gradient = self.output_gradient(&group, heads, output_norm, d_outputs, low.as_ref(), unscaled);
+        let mut gradient = self.output_gradient(&group, heads, output_norm, d_outputs, low.as_ref(), unscaled);
         let dy = gradient.dy;
         let (input, norm, modules) = match prologue {
             Prologue::None { x } => {
-                let modules = self.parameter_gradients(self.matrix(x).block(), low, &mut group, &gradient);
+                let x = self.matrix(x);
+                let modules = self.parameter_gradients(Some(x.block()), low, &mut group, &gradient);
                 let residual = d_residual.map(|residual| self.flat_as(residual, dy.dtype));
                 let dx = self.input_gradient(&group, &gradient, 0, residual.as_ref());
                 (InputGradient::Plain(tensor(dx.tensor)), None, modules)
             }
             Prologue::Norm { x, norm } => {
                 let x = self.flat(x);
-                let normed = prologue_output.unwrap_or_else(|| self.rms_norm(&x, &norm, 0));
-                let modules = self.parameter_gradients(normed.block(), low, &mut group, &gradient);
-                drop(normed);
-                // It is the next gradient that comes in, with adapters of its own to make room for.
-                let room = if appended_columns(&group) > 0 { ROW_MULTIPLE } else { 0 };
-                let dx = self.input_gradient(&group, &gradient, room, None);
-                let residual = d_residual.map(|residual| self.matrix_as(residual, dy.dtype));
-                let d_norm = self.rms_norm_backward(dx.block(), &x, &norm, dx.block(), residual.as_ref());
+                let (dx, d_norm, modules) =
+                    self.norm_backward((&x, &norm), prologue_output, low, &mut group, &mut gradient, d_residual);
                 (InputGradient::Plain(tensor(dx.tensor)), d_norm, modules)
             }
             Prologue::Gated { gate, up, activation } => {
                 assert!(d_residual.is_none(), "a gated prologue is not on the residual path");
                 let width = gate.dims()[1];
-                // In rows like those of the forward's activated values, whose memory it may then get.
-                let d_activated = self.input_gradient(&group, &gradient, appended_columns(&group), None);
-                // Overwrites the gradient that it reads with the activated values, where those were not saved.
-                let recompute = prologue_output.is_none();
-                let both = match next.and_then(|next| self.fp8_gradient_layout(next, dy.dtype)) {
-                    None => self.gated_backward(gate, up, activation, &d_activated, recompute),
-                    Some(codes) => self.gated_backward_in_codes(gate, up, activation, &d_activated, recompute, codes),
-                };
-                let activated = prologue_output.unwrap_or(d_activated);
-                let modules = self.parameter_gradients(activated.block(), low, &mut group, &gradient);
+                let (both, activated) =
+                    self.gated_input_backward(gate, up, activation, prologue_output, &group, &mut gradient, next);
+                let activated = activated.as_ref().map(|activated| activated.block());
+                let modules = self.parameter_gradients(activated, low, &mut group, &gradient);
                 let (d_gate, d_up) = halves(self, &both, width);
                 (InputGradient::Gated { d_gate, d_up }, None, modules)
             }
@@ -136,7 +124,7 @@ impl Engine {
         } else if let Some(SavedOutputNorm { norm, raw }) = output_norm {
             let (dy, raw) = (self.matrix(single(d_outputs)), self.flat(raw));
             let d_raw = self.empty_with_room([raw.rows, raw.width], room, raw.dtype);
-            d_output_norm = self.rms_norm_backward(d_raw.block(), &raw, &norm, dy.block(), None);
+            d_output_norm = self.rms_norm_backward(d_raw.block(), &raw, &norm, dy.block(), None, None);
             (d_raw.block(), Some(d_raw), [None, None])
         } else {
             let whole = self.adjacent_columns(d_outputs.into_iter().map(|d_output| self.matrix(d_output)).collect());
@@ -165,7 +153,7 @@ impl Engine {
     }
 
     /// `dy W + dy s B A`, summed over the group, plus what is given; in rows with `room` columns more.
-    fn input_gradient(
+    pub(super) fn input_gradient(
         &self,
         group: &Group<Cuda>,
         gradient: &OutputGradient,
@@ -258,10 +246,10 @@ impl Engine {
     }
 
     /// Gradients of what trains in a group, in the order of its modules. Takes the running sums out of the group. `low` is `x Aᵀ`, if it
-    /// was saved.
-    fn parameter_gradients(
+    /// was saved; `x` may be missing where only adapters train and their gradients are there.
+    pub(super) fn parameter_gradients(
         &self,
-        x: DeviceBlock,
+        x: Option<DeviceBlock>,
         low: Option<MatrixView>,
         group: &mut Group<Cuda>,
         gradient: &OutputGradient,
@@ -283,7 +271,7 @@ impl Engine {
             }
         }
         if let Some(adapters) = &gradient.adapters {
-            let x = self.adapter_input(x, group);
+            let x = x.map(|x| self.adapter_input(x, group));
             for (module, factors) in self.factor_gradients(x, low.as_ref().map(|low| low.block()), dy, adapters) {
                 gradients[module].adapter = Some(factors);
             }
@@ -292,18 +280,24 @@ impl Engine {
     }
 
     /// `dyᵀ x`, f32: new, or added to the running sum.
-    fn weight_gradient(&self, module: &mut Module<Cuda>, x: DeviceBlock, dy: DeviceBlock) -> Option<Tensor<Cuda, 2>> {
-        let gemm = Gemm::token_sum("weight gradient", dy, x);
+    fn weight_gradient(
+        &self,
+        module: &mut Module<Cuda>,
+        x: Option<DeviceBlock>,
+        dy: DeviceBlock,
+    ) -> Option<Tensor<Cuda, 2>> {
+        let x = || x.expect("what a trained weight reads is there");
+        let gemm = || Gemm::token_sum("weight gradient", dy, x());
         match std::mem::replace(&mut module.weight_gradient, WeightGradient::Frozen) {
             WeightGradient::Frozen => None,
             WeightGradient::New => {
-                let gradient = self.empty_matrix(dy.width, x.width, DType::F32);
-                self.gemm(gemm, gradient.block());
+                let gradient = self.empty_matrix(dy.width, x().width, DType::F32);
+                self.gemm(gemm(), gradient.block());
                 Some(tensor(gradient.tensor))
             }
             WeightGradient::AddTo(sum) => {
                 let sum = self.view_of(self.owned(float(sum)));
-                self.gemm(Gemm { c: Some(sum.block()), ..gemm }, sum.block());
+                self.gemm(Gemm { c: Some(sum.block()), ..gemm() }, sum.block());
                 Some(tensor(sum.tensor))
             }
         }

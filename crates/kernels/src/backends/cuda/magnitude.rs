@@ -66,7 +66,7 @@ impl Engine {
         if group.dropout.is_some() {
             let rest = self.empty_matrix(x.rows, x.width, x.dtype);
             self.subtract(x, self.adapter_input(x, group), rest.block());
-            self.group_forward(rest.block(), &bare(group, false), residual, out);
+            self.group_forward(rest.block().into(), &bare(group, false), residual, out);
             plus = Some(out);
         }
         let biases = self.biases(group, x.dtype);
@@ -87,11 +87,11 @@ impl Engine {
     pub(super) fn unscaled(&self, x: DeviceBlock, group: &Group<Cuda>) -> MatrixView {
         let unscaled = self.empty_matrix(x.rows, group.out_features(), x.dtype);
         match group.dropout {
-            None => self.group_forward(x, &bare(group, true), None, unscaled.block()),
+            None => self.group_forward(x.into(), &bare(group, true), None, unscaled.block()),
             Some(dropout) => {
                 let dropped = self.empty_with_room([x.rows, x.width], appended_columns(group), x.dtype);
                 self.drop_values(x, dropout, dropped.block(), false);
-                self.group_forward(dropped.block(), &bare(group, true), None, unscaled.block())
+                self.group_forward(dropped.block().into(), &bare(group, true), None, unscaled.block())
             }
         };
         unscaled

@@ -113,6 +113,13 @@ impl MatrixView {
     }
 }
 
+/// The gradient of a group's outputs for which a pass has found the low-rank gradients, which lie after it, and `dB` of each adapter.
+pub(super) struct PreparedFactors {
+    pub section: u64,
+    pub dy: DeviceBlock,
+    pub d_b: Vec<MatrixView>,
+}
+
 /// An allocation that low-rank intermediates are saved in, one after the other.
 #[derive(Debug)]
 pub(super) struct LowRankChunk {

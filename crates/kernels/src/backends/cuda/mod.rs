@@ -7,6 +7,7 @@
 #![allow(unsafe_code, reason = "launching device work is unsafe; this folder is where it is justified")]
 #![deny(clippy::undocumented_unsafe_blocks)]
 
+mod adapter_passes;
 mod adapters;
 mod address;
 mod appended;
@@ -31,6 +32,7 @@ mod fp8_rows;
 mod fp8_scales;
 mod fp8_scaling;
 mod gated;
+mod gated_low_rank;
 mod gemm;
 mod handle_number;
 mod heads;
@@ -53,6 +55,7 @@ mod pairs;
 mod pinned;
 mod processors;
 mod program;
+mod prologue_backward;
 mod quantize;
 mod recycled;
 mod room;

@@ -2,6 +2,7 @@
 //! Trade-off: one block per row, so a few very wide rows do not fill the device.
 
 use burn_tensor::Tensor;
+use bytemuck::NoUninit;
 use firebrick_cuda::Arguments;
 
 use super::engine::{Engine, engine};
@@ -33,9 +34,34 @@ impl NormOps for Cuda {
             let (x, dy) = (engine.flat(x_nd), engine.flat(dy_nd));
             let residual = d_residual_nd.map(|residual| engine.flat_as(residual, x.dtype));
             let dx = engine.empty_matrix(x.rows, x.width, x.dtype);
-            let d_weight = engine.rms_norm_backward(dx.block(), &x, norm, dy.block(), residual.as_ref());
+            let d_weight = engine.rms_norm_backward(dx.block(), &x, norm, dy.block(), residual.as_ref(), None);
             (tensor(dx.tensor), d_weight.map(tensor))
         })
+    }
+}
+
+/// Low-rank gradients, and where they go times `1 / rms` of their rows.
+#[derive(Clone, Copy)]
+pub(super) struct ScaledRows {
+    pub low: DeviceBlock,
+    /// Dense, of the same shape.
+    pub to: DeviceBlock,
+}
+
+/// The same as the kernel takes it.
+#[repr(C)]
+#[derive(Clone, Copy, Default, NoUninit)]
+struct LowRankRows {
+    low: u64,
+    scaled: u64,
+    stride: i64,
+    ranks: i32,
+    unused: i32,
+}
+
+impl From<ScaledRows> for LowRankRows {
+    fn from(ScaledRows { low, to }: ScaledRows) -> Self {
+        Self { low: low.address, scaled: to.address, stride: low.stride as i64, ranks: low.width as i32, unused: 0 }
     }
 }
 
@@ -95,7 +121,8 @@ impl Engine {
         unsafe { self.launch(launch, &arguments) };
     }
 
-    /// Gradient of the input plus the residual's, to `dx`, which may be `dy`; and the gradient of the weight where it trains.
+    /// Gradient of the input plus the residual's, to `dx`, which may be `dy`; and the gradient of the weight where it trains. With low-rank
+    /// gradients of the adapters that read the norm's result, also those times `1 / rms(x)` of their rows, to dense rows.
     pub(super) fn rms_norm_backward(
         &self,
         dx: DeviceBlock,
@@ -103,6 +130,7 @@ impl Engine {
         norm: &NormWeight<Cuda>,
         dy: DeviceBlock,
         residual: Option<&MatrixView>,
+        scaled: Option<ScaledRows>,
     ) -> Option<Primitive> {
         assert!(x.is_dense() && dy.dtype == x.dtype && dx.dtype == x.dtype, "norm: rows of one format");
         let weight = self.norm_weight(norm, x.width);
@@ -126,13 +154,41 @@ impl Engine {
             .pointer(at(residual.map_or(0, |residual| residual.address)))
             .i64(residual.map_or(0, |residual| residual.stride) as i64)
             .pointer(at(partial))
+            .value(&scaled.map_or_else(LowRankRows::default, LowRankRows::from))
             .i64(x.rows as i64)
             .i32(x.width as i32)
             .f32(norm.epsilon as f32);
         // SAFETY: all matrices are [rows, width] of this dtype at the strides given, x without gaps; the partial sums are [blocks, width]
-        // f32 or null.
+        // f32 or null; low-rank gradients are rows of this dtype, and there is room for them a second time.
         unsafe { self.launch(launch, &arguments) };
         norm.trains.then(|| self.sum_partial_rows(partial, blocks, x.width))
+    }
+
+    /// `dA` of the adapters that read a norm's result, from its input and [`ScaledRows::to`]: the result itself is not computed again.
+    pub(super) fn sum_over_normed_tokens(
+        &self,
+        scaled: DeviceBlock,
+        x: &MatrixView,
+        norm: &NormWeight<Cuda>,
+    ) -> MatrixView {
+        let sum = self.sum_over_tokens(scaled, x.block());
+        let weight = self.norm_weight(norm, x.width);
+        let launch = Launch {
+            source: Source::Norm,
+            dtype: x.dtype,
+            name: "times_weight",
+            shape: grid(sum.count().div_ceil(256), 256),
+            bytes: 2 * sum.bytes(),
+        };
+        let arguments = Arguments::new()
+            .pointer(at(sum.address))
+            .pointer(at(weight.address))
+            .f32(norm.offset as f32)
+            .i64(sum.count() as i64)
+            .i32(sum.width as i32);
+        // SAFETY: the sum is dense f32 rows of as many columns as the weight has f32 values.
+        unsafe { self.launch(launch, &arguments) };
+        sum
     }
 
     /// The weight of a norm, as the kernels read it.

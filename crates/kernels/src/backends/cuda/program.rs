@@ -13,10 +13,9 @@ use firebrick_cuda::{Compiler, Context, CudaError, Image, Kernel, Module, Progra
 use rustc_hash::FxHashMap;
 
 use super::failure::check;
+use crate::backends::cuda_passes::GATED_TILE;
 
 const PRELUDE: &str = include_str!("source/prelude.cu");
-/// Ranks of adapters that most runs have, and the self-test.
-pub(super) const USUAL_RANKS: usize = 16;
 
 /// A soft cap that a source is compiled with: the bits of an f32, so that it can be a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -86,6 +85,13 @@ pub(super) enum Source {
     Fp8,
     Gated(Activation),
     GatedFp8(Activation),
+    GatedLowRank {
+        activation: Activation,
+        /// Pieces of columns of a warp.
+        pieces: usize,
+        /// Tiles under way.
+        stages: usize,
+    },
     Heads,
     LowRank {
         /// The most of an adapter.
@@ -120,8 +126,9 @@ impl Source {
             Self::Fp8 => "fp8.cu",
             Self::Gated(_) => "gated.cu",
             Self::GatedFp8(_) => "gated_fp8.cu",
+            Self::GatedLowRank { .. } => "gated_low_rank.cu",
             Self::Heads => "heads.cu",
-            Self::LowRank { .. } => "low_rank.cu",
+            Self::LowRank { .. } => "adapter_passes.cu",
             Self::Magnitude => "magnitude.cu",
             Self::Norm => "norm.cu",
             Self::NormFp8 => "norm_fp8.cu",
@@ -174,8 +181,18 @@ impl Source {
                 include_str!("source/gated.cu"),
                 include_str!("source/gated_fp8.cu")
             ),
+            Self::GatedLowRank { .. } => concat!(
+                include_str!("source/matrix_units.cu"),
+                include_str!("source/gated.cu"),
+                include_str!("source/low_rank.cu"),
+                include_str!("source/gated_low_rank.cu")
+            ),
             Self::Heads => include_str!("source/heads.cu"),
-            Self::LowRank { .. } => concat!(include_str!("source/matrix_units.cu"), include_str!("source/low_rank.cu")),
+            Self::LowRank { .. } => concat!(
+                include_str!("source/matrix_units.cu"),
+                include_str!("source/low_rank.cu"),
+                include_str!("source/adapter_passes.cu")
+            ),
             Self::Magnitude => include_str!("source/magnitude.cu"),
             Self::Norm => include_str!("source/norm.cu"),
             Self::NormFp8 => concat!(
@@ -216,6 +233,12 @@ impl Source {
             Self::FewRows(values) => values.define(),
             Self::CrossEntropy(Some(soft_cap)) => soft_cap.define(),
             Self::LowRank { ranks, stages } => format!("#define RANKS {ranks}\n#define STAGES {stages}\n"),
+            Self::GatedLowRank { activation, pieces, stages } => {
+                let (name, ranks) = (activation.name(), GATED_TILE);
+                format!(
+                    "#define ACTIVATION {name}\n#define RANKS {ranks}\n#define STAGES {stages}\n#define GATED_PIECES {pieces}\n"
+                )
+            }
             Self::Gated(activation) | Self::GatedFp8(activation) => {
                 format!("#define ACTIVATION {}\n", activation.name())
             }
@@ -270,8 +293,8 @@ impl Programs {
 
     /// Begins to compile, on all cores, what a run in this format and with this head width launches. A launch waits for its own source
     /// alone, so that other work, such as cuDNN's own compiling, goes on meanwhile. A source that fails is left to the launch that needs
-    /// it, which reports it. `low_rank_stages`: of the pass over gradients of adapted outputs, where there is one here.
-    pub(super) fn prepare(&self, dtype: DType, head_dim: usize, with_flash: bool, low_rank_stages: Option<usize>) {
+    /// it, which reports it. `low_rank`: the passes over what adapters read.
+    pub(super) fn prepare(&self, dtype: DType, head_dim: usize, with_flash: bool, low_rank: Vec<Source>) {
         let mut wanted = vec![
             (Source::Columns, dtype),
             (Source::CrossEntropy(None), dtype),
@@ -293,8 +316,8 @@ impl Programs {
             [Source::Columns, Source::CrossEntropy(None), Source::Elementwise, Source::WriteOut, Source::Optimizer];
         wanted.extend(plain.map(|source| (source, DType::F32)));
         wanted.extend(Activation::ALL.map(|activation| (Source::Gated(activation), dtype)));
-        if let Some(stages) = low_rank_stages.filter(|_| dtype != DType::F32) {
-            wanted.push((Source::LowRank { ranks: USUAL_RANKS, stages }, dtype));
+        if dtype != DType::F32 {
+            wanted.extend(low_rank.into_iter().map(|source| (source, dtype)));
         }
         let flash = FlashVariant { head_dim, soft_cap: None };
         wanted.push((Source::CachedAttention(flash), dtype));

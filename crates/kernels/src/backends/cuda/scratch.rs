@@ -61,7 +61,9 @@ pub(super) enum ScratchSlot {
     Masked,
     /// Gradients of the low-rank intermediates.
     LowRankGradient,
-    /// Parts of the sums in the pass over an output's gradient.
+    /// The same times `1 / rms` of what a norm read.
+    ScaledLowRank,
+    /// Parts of the sums in passes over what adapters read.
     LowRankParts,
     /// The widest rows of one operation: logits of a chunk; queries, keys and values side by side, or their gradients.
     WideRows,

@@ -95,6 +95,7 @@ impl<'a> Open<'a> {
         self.engine.watch.verify();
         self.is_closed = true;
         *self.engine.saved_low_rank.borrow_mut() = None;
+        *self.engine.prepared_factors.borrow_mut() = None;
         self.engine.depth.set(0);
         check("ending a section", self.engine.end());
     }
@@ -107,6 +108,7 @@ impl Drop for Open<'_> {
             self.engine.repeats.drop_waiting();
             self.engine.scratch.forget_contents();
             *self.engine.prepared_rows.borrow_mut() = None;
+            *self.engine.prepared_factors.borrow_mut() = None;
             self.engine.fp8_scales.clear();
             self.engine.kept.clear();
             self.engine.recycled.release();

@@ -42,7 +42,7 @@ impl Engine {
         self.view_of(self.empty([rows, width], dtype))
     }
 
-    /// A new matrix whose rows have room for `room` columns more, which hold something only within one operation.
+    /// A new matrix whose rows have room for `room` columns more, which hold something only until the group that reads the rows has.
     pub(super) fn empty_with_room(&self, [rows, width]: [usize; 2], room: usize, dtype: DType) -> MatrixView {
         if room == 0 {
             return self.empty_matrix(rows, width, dtype);
@@ -54,15 +54,20 @@ impl Engine {
         MatrixView { block: DeviceBlock { width, stride, ..whole.block }, tensor }
     }
 
-    /// A matrix that may be written to in `room` columns after its own, until the next operation: itself, where it was allocated so;
+    /// A matrix that may be written to in `room` columns after its own, until the group that reads it has: itself, where it was allocated so;
     /// otherwise a copy in scratch memory.
     pub(super) fn with_room(&self, matrix: MatrixView, room: usize) -> (DeviceBlock, Option<MatrixView>) {
-        if room == 0 || (matrix.has_room(room) && self.addresses.is_whole(&matrix.tensor.handle, matrix.width)) {
+        if room == 0 || self.has_room_in_place(&matrix, room) {
             return (matrix.block(), Some(matrix));
         }
         let copy = self.scratch_rows([matrix.rows, matrix.width], room, matrix.dtype);
         self.copy_rows(matrix.block(), copy);
         (copy, None)
+    }
+
+    /// Whether nothing else is in the `room` columns after a matrix.
+    pub(super) fn has_room_in_place(&self, matrix: &MatrixView, room: usize) -> bool {
+        matrix.has_room(room) && self.addresses.is_whole(&matrix.tensor.handle, matrix.width)
     }
 
     /// Rows of scratch memory with room for `room` columns more.

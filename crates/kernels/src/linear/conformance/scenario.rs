@@ -3,6 +3,7 @@
 //! Trade-off: weights and gradients are random, so zero gradients and saturated activations are not reached.
 
 use burn_tensor::{DType, Tensor};
+use firebrick_arch::Activation;
 use firebrick_precision::QuantFormat;
 
 use super::Reference;
@@ -10,8 +11,8 @@ use crate::GemmFormat;
 use crate::Kernels;
 use crate::conformance::check::{Check, Pair};
 use crate::linear::{
-    Adapter, Bias, Epilogue, Group, HeadsEpilogue, InputGradient, Keep, Magnitude, Module, ModuleGradients,
-    ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables, WeightGradient, reference,
+    Adapter, Bias, Epilogue, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Magnitude, Module, ModuleGradients,
+    NextBackward, ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables, WeightGradient, reference,
 };
 use crate::norm::NormWeight;
 use crate::weights::{Weight, WeightOps};
@@ -244,6 +245,54 @@ impl<B: Kernels> Scenario<B> {
             reference::project_backward(expected_saved, self.group.1.clone(), expected_d_outputs, expected_d_residual);
         compare(check, &format!("project_backward ({name})"), grads, expected);
     }
+}
+
+/// What goes into an MLP and its backward.
+pub(super) struct Mlp<B: Kernels> {
+    pub(super) x: Pair<B, 2>,
+    pub(super) norm: Both<NormWeight<B>, NormWeight<Reference>>,
+    pub(super) gate_up: Both<Group<B>, Group<Reference>>,
+    pub(super) down: Both<Group<B>, Group<Reference>>,
+    pub(super) dy: Pair<B, 2>,
+    pub(super) activation: Activation,
+}
+
+impl<B: Kernels> Mlp<B> {
+    pub(super) fn run(self, check: &mut Check<'_, B>, keep: Keep) {
+        let Self { x, norm, gate_up, down, dy, activation } = self;
+        let device = check.device;
+        let (y, of_down, of_gate_up) =
+            B::section(device, || run_mlp::<B>((x.0, norm.0), (gate_up.0, down.0), dy.0, activation, keep));
+        let (expected_y, expected_down, expected_gate_up) =
+            run_mlp::<Reference>((x.1, norm.1), (gate_up.1, down.1), dy.1, activation, keep);
+        check.compare("project (mlp)", y, expected_y);
+        compare(check, "project_backward (mlp, gate and up)", of_gate_up, expected_gate_up);
+        compare(check, "project_backward (mlp, down)", of_down, expected_down);
+    }
+}
+
+/// The output of an MLP, and the gradients of its second and its first group. Nothing else holds what goes from one to the other.
+fn run_mlp<B: LinearOps>(
+    (x, norm): (Tensor<B, 2>, NormWeight<B>),
+    (gate_up, down): (Group<B>, Group<B>),
+    dy: Tensor<B, 2>,
+    activation: Activation,
+    keep: Keep,
+) -> (Tensor<B, 2>, ProjectGradients<B>, ProjectGradients<B>) {
+    const KEPT: &str = "something is kept";
+    let prologue = Prologue::Norm { x, norm };
+    let (parts, of_gate_up) = B::project(prologue, &gate_up, Epilogue::None, keep);
+    let [gate, up]: [_; 2] = parts.try_into().expect("two parts");
+    let (mut y, of_down) = B::project(Prologue::Gated { gate, up, activation }, &down, Epilogue::None, keep);
+    let of_gate_up = *of_gate_up.expect(KEPT);
+    let next = NextBackward { group: &gate_up, low_rank: of_gate_up.low_rank.as_ref() };
+    let of_down = B::project_backward(*of_down.expect(KEPT), down, vec![dy.clone()], None, Some(next));
+    // Gradients that the next group gets are compared through it: they may take each other's memory.
+    let ProjectGradients { input, norm, output_norm, qk_norm, modules } = of_down;
+    let InputGradient::Gated { d_gate, d_up } = input else { unreachable!("the prologue is gated") };
+    let of_down = ProjectGradients { input: InputGradient::Plain(dy.clone()), norm, output_norm, qk_norm, modules };
+    let of_gate_up = B::project_backward(of_gate_up, gate_up, vec![d_gate, d_up], Some(dy), None);
+    (y.remove(0), of_down, of_gate_up)
 }
 
 fn compare<B: Kernels>(

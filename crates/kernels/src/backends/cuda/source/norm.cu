@@ -134,10 +134,23 @@ DEVICE void store_gradient(T *dx, const Pack<T, V> &x, const Pack<T, V> &dy, Wei
     Pack<T, V>::pack(xs).store(dx);
 }
 
+// Low-rank gradients of the adapters that read the norm's result, and where they go times 1 / rms of their row: nowhere if there are none.
+struct LowRankRows {
+    const T *low;
+    T *scaled; // [n, ranks]
+    long long stride;
+    int ranks;
+
+    DEVICE void scale(long long row, float rstd) const {
+        for (int r = threadIdx.x; r < ranks; r += blockDim.x)
+            scaled[row * ranks + r] = from_float<T>(to_float(low[row * stride + r]) * rstd);
+    }
+};
+
 template <int V, bool WEIGHT_GRADIENT>
 DEVICE void rms_norm_backward_rows(T *dx_nd, long long dx_stride, const T *x_nd, Weight weight, const T *dy_nd,
                                    long long dy_stride, const T *residual_nd, long long residual_stride,
-                                   float *dw_partial, long long n, int d, float eps) {
+                                   float *dw_partial, LowRankRows low, long long n, int d, float eps) {
     const int count = d / V, stride = blockDim.x;
     float *dw_row = WEIGHT_GRADIENT ? dw_partial + static_cast<long long>(blockIdx.x) * d : nullptr;
     // Each thread's own sums; in shared memory because registers decide how many rows are in flight.
@@ -175,6 +188,7 @@ DEVICE void rms_norm_backward_rows(T *dx_nd, long long dx_stride, const T *x_nd,
         const float2 sums = block_sum2(squares, products);
         const float rstd = 1.0f / sqrtf(sums.x / d + eps);
         const float along = rstd * rstd * (sums.y / d);
+        low.scale(row, rstd);
 #pragma unroll
         for (int k = 0; k < KEEP; ++k) {
             const int c = threadIdx.x + k * stride;
@@ -216,12 +230,13 @@ DEVICE void rms_norm_backward_rows(T *dx_nd, long long dx_stride, const T *x_nd,
 // block threads_for(d, 256), no dynamic shared memory.
 KERNEL __launch_bounds__(BACKWARD_THREADS, 4)
 rms_norm_backward(T *dx, long long dx_stride, const T *x, const float *w, float w_offset, const T *dy,
-                  long long dy_stride, const T *dx_residual, long long residual_stride, float *dw_partial, long long n, int d, float eps) {
+                  long long dy_stride, const T *dx_residual, long long residual_stride, float *dw_partial, LowRankRows low, long long n, int d,
+                  float eps) {
     const bool vectors = d % 8 == 0 && dx_stride % 8 == 0 && dy_stride % 8 == 0 && residual_stride % 8 == 0 &&
                          aligned16(dx, x, w, dy, dx_residual, dw_partial);
 #define ROWS(V, WEIGHT_GRADIENT)                                                                                      \
     rms_norm_backward_rows<V, WEIGHT_GRADIENT>(dx, dx_stride, x, {w, w_offset}, dy, dy_stride, dx_residual, residual_stride,      \
-                                               dw_partial, n, d, eps)
+                                               dw_partial, low, n, d, eps)
     if (dw_partial != nullptr) {
         if (vectors) ROWS(8, true);
         else ROWS(1, true);
@@ -230,4 +245,10 @@ rms_norm_backward(T *dx, long long dx_stride, const T *x, const float *w, float 
         else ROWS(1, false);
     }
 #undef ROWS
+}
+
+// y [rows, d] times the weight of each column, in its place: dA from a sum over the norm's input. grid (ceil(rows * d / 256)), block (256).
+KERNEL __launch_bounds__(256) times_weight(float *y, const float *w, float w_offset, long long count, int d) {
+    const long long at = blockIdx.x * 256ll + threadIdx.x;
+    if (at < count) y[at] *= w[at % d] + w_offset;
 }

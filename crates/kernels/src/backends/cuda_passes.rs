@@ -1,0 +1,194 @@
+//! Passes over the values that adapters read on CUDA: how their blocks divide columns and tokens, and what their sums take until they are added.
+//!
+//! The engine launches them by this, and the memory estimate counts by it, whether or not the cargo feature `cuda` is on.
+//! Trade-off: memory is estimated for an H100's multiprocessors; other cards have other parts of the tokens.
+
+use firebrick_arch::{GroupKind, GroupSpec, ModelSpec};
+
+use super::cuda_rows::{appended_to, ranks_in};
+use crate::GemmFormat;
+use crate::memory::estimate::TrainingShape;
+
+/// Warps of a block of a pass over what adapters read, as `source/low_rank.cu` has them.
+pub(super) const LOW_RANK_WARPS: usize = 8;
+/// Columns of a warp's piece there.
+const PIECE_COLUMNS: usize = 32;
+/// Blocks of such a pass that one multiprocessor gets at most, one after the other.
+const WAVES: usize = 3;
+/// What a block costs besides its tokens, in tokens: filling the pipeline, and writing its sums.
+const BLOCK_OVERHEAD: usize = 128;
+/// Part of the multiprocessors that is enough to have as many bytes under way as the memory takes.
+const BUSY: f64 = 0.8;
+/// Multiprocessors of an H100, by which memory is estimated.
+const MULTIPROCESSORS: usize = 132;
+/// The rank that the passes over gated activations are compiled for.
+pub(super) const GATED_TILE: usize = 16;
+/// Bytes of sums over columns that those passes leave at a time: more tokens go in several rounds. An 8B has 42 MiB with 12,288 tokens.
+const GATED_PARTS_BYTES: usize = 48 << 20;
+
+/// What a pass over the values that adapters read loads and sums; `Walk` in `source/low_rank.cu`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LowRankPass {
+    /// Matrices that are loaded.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "decides what fits shared memory, not what is allocated")
+    )]
+    pub inputs: usize,
+    /// Pieces of columns of a warp.
+    pub pieces: usize,
+    /// Matrices that are summed over tokens.
+    pub over_tokens: usize,
+    /// Matrices that are summed over columns.
+    pub over_columns: usize,
+}
+
+impl LowRankPass {
+    /// Over the gradient of a group's outputs: sums over tokens fill 64 registers.
+    pub(super) const fn output_gradient(tile: usize) -> Self {
+        Self { inputs: 1, pieces: 64 / tile, over_tokens: 1, over_columns: 1 }
+    }
+
+    /// Over the input of a group, which is copied.
+    pub(super) const INPUT: Self = Self { inputs: 1, pieces: 2, over_tokens: 0, over_columns: 1 };
+
+    /// Over gate and up, making activated values.
+    pub(super) const fn gated(pieces: usize) -> Self {
+        Self { inputs: 2, pieces: 2 * pieces, over_tokens: 0, over_columns: 1 }
+    }
+
+    /// Over gate, up and the gradient of the activated values, making the gradients of gate and up.
+    pub(super) const fn gated_backward(pieces: usize) -> Self {
+        Self { inputs: 3, pieces, over_tokens: 3, over_columns: 2 }
+    }
+
+    /// Columns of a block.
+    pub(super) const fn block_columns(self) -> usize {
+        LOW_RANK_WARPS * self.pieces * PIECE_COLUMNS
+    }
+
+    /// Values that it sums over columns and over tokens, for each rank: of `chunks` blocks along all columns that it sums over, and of `parts` of
+    /// the tokens.
+    pub(super) const fn sums(self, [chunks, tokens]: [usize; 2], [parts, columns]: [usize; 2]) -> [usize; 2] {
+        [chunks * tokens, if self.over_tokens > 0 { parts * columns } else { 0 }]
+    }
+
+    /// Blocks along `width` columns.
+    pub(super) const fn chunks(self, width: usize) -> usize {
+        width.div_ceil(self.block_columns())
+    }
+}
+
+/// Of `tokens`, how many a pass over gated activations of this width takes at a time: all, or equal shares.
+pub(super) fn gated_tokens(pass: LowRankPass, tokens: usize, width: usize) -> usize {
+    let each = pass.over_columns * pass.chunks(width) * GATED_TILE * 4;
+    let rounds = (tokens * each).div_ceil(GATED_PARTS_BYTES).max(1);
+    tokens.div_ceil(rounds).next_multiple_of(16)
+}
+
+/// Into how many parts tokens are cut, so that `chunks` blocks for each keep `multiprocessors` busy to the end.
+pub(super) fn parts_of_tokens(tokens: usize, chunks: usize, multiprocessors: usize) -> usize {
+    // Fewer parts have less to write. Memory is the limit where most of the multiprocessors have a block.
+    let at_memory_rate = (chunks * tokens) as f64 / (BUSY * multiprocessors as f64);
+    let time = |parts: &usize| {
+        let waves = (chunks * parts).div_ceil(multiprocessors);
+        ((waves * (tokens.div_ceil(*parts) + BLOCK_OVERHEAD)) as f64).max(at_memory_rate)
+    };
+    let most = (WAVES * multiprocessors / chunks).max(1);
+    (1..=most).min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(1)
+}
+
+/// The rank that the pass over an output's gradient is compiled for, from those of a group's adapters; `None` where both products
+/// with it are GEMMs.
+pub(super) fn low_rank_tile(ranks: &[usize]) -> Option<usize> {
+    let most = *ranks.iter().max()?;
+    let fits = ranks.iter().all(|rank| *rank > 0 && rank.is_multiple_of(8)) && most <= 32;
+    fits.then(|| most.next_multiple_of(16))
+}
+
+/// Bytes of what passes over what adapters read leave to be added, for the group of a run that has most of it, and of low-rank gradients that a
+/// norm scales.
+pub(super) fn low_rank_sums_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
+    let scaled = |group: &GroupSpec| ranks_in(group, training).iter().sum::<usize>() as u64;
+    let scaled = all_groups(model).map(|group| scaled(&group)).max().unwrap_or(0);
+    let of_group = |group: GroupSpec| output_sums(&group, training).max(gated_sums(&group, training));
+    let sums = all_groups(model).map(of_group).max().unwrap_or(0).max(input_sums_of_any(model, training));
+    4 * sums as u64 + training.tokens() * scaled * training.activation_bytes()
+}
+
+/// The same of a forward pass alone.
+pub(super) fn forward_sums_bytes(model: &ModelSpec, pass: &TrainingShape) -> u64 {
+    4 * input_sums_of_any(model, pass) as u64
+}
+
+fn input_sums_of_any(model: &ModelSpec, training: &TrainingShape) -> usize {
+    all_groups(model).map(|group| input_sums(&group, training)).max().unwrap_or(0)
+}
+
+fn all_groups(model: &ModelSpec) -> impl Iterator<Item = GroupSpec> {
+    (0..model.layers.len()).flat_map(|layer| model.groups(layer))
+}
+
+/// The rank that passes over a group are compiled for, of its adapters.
+fn tile_of(group: &GroupSpec, training: &TrainingShape) -> Option<usize> {
+    let ranks: Vec<usize> = ranks_in(group, training).into_iter().filter(|rank| *rank > 0).collect();
+    low_rank_tile(&ranks)
+}
+
+/// Sums of the pass over the gradient of a group's outputs.
+fn output_sums(group: &GroupSpec, training: &TrainingShape) -> usize {
+    let Some(tile) = tile_of(group, training) else { return 0 };
+    let (pass, tokens, ranks) =
+        (LowRankPass::output_gradient(tile), training.tokens() as usize, ranks_in(group, training));
+    let adapted = || group.modules.iter().zip(&ranks).filter(|(_, rank)| **rank > 0).map(|(module, _)| module);
+    let chunks: usize = adapted().map(|module| pass.chunks(module.out_features())).sum();
+    let columns = adapted().map(|module| module.columns.end).max().unwrap_or(0);
+    let parts = parts_of_tokens(tokens, chunks, MULTIPROCESSORS);
+    tile * pass.sums([chunks, tokens], [parts, columns]).iter().sum::<usize>()
+}
+
+/// Sums of the pass over gate, up and their gradients. With one piece of columns, as on cards with little shared memory: with two it is less.
+fn gated_sums(group: &GroupSpec, training: &TrainingShape) -> usize {
+    let is_gated = matches!(group.kind, GroupKind::GateUp | GroupKind::ExpertGateUp);
+    if !is_gated || training.gemms != GemmFormat::Compute || tile_of(group, training) != Some(GATED_TILE) {
+        return 0;
+    }
+    let (pass, width) = (LowRankPass::gated_backward(1), group.out_features() / 2);
+    let tokens = gated_tokens(pass, training.tokens() as usize, width);
+    let chunks = pass.chunks(width);
+    let parts = parts_of_tokens(tokens, chunks, MULTIPROCESSORS);
+    GATED_TILE
+        * pass.sums([pass.over_columns * chunks, tokens], [parts, pass.over_tokens * width]).iter().sum::<usize>()
+}
+
+/// Sums of the pass over a group's input: a copy of it, or a gated activation.
+fn input_sums(group: &GroupSpec, training: &TrainingShape) -> usize {
+    let Some(tile) = tile_of(group, training).filter(|_| appended_to(group, training) > 0) else { return 0 };
+    let (width, tokens) = (group.in_features, training.tokens() as usize);
+    let (pass, tokens) = match group.kind {
+        GroupKind::AttentionOutput => (LowRankPass::INPUT, tokens),
+        GroupKind::Down | GroupKind::ExpertDown if tile == GATED_TILE => {
+            let pass = LowRankPass::gated(1);
+            (pass, gated_tokens(pass, tokens, width))
+        }
+        _ => return 0,
+    };
+    tile * pass.sums([pass.chunks(width), tokens], [0, 0]).iter().sum::<usize>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_fill_the_device_once_where_they_can() {
+        assert_eq!(parts_of_tokens(12_288, 4, 132), 33);
+        assert_eq!(parts_of_tokens(12_288, 6, 132), 22);
+        assert_eq!(parts_of_tokens(12_288, 56, 132), 2);
+        assert_eq!(parts_of_tokens(512, 32, 132), 4);
+        // One block for every second multiprocessor would be too few, and two for some of them too uneven.
+        assert_eq!(parts_of_tokens(12_288, 70, 132), 5);
+        assert_eq!(parts_of_tokens(12_288, 300, 132), 1);
+        assert!(parts_of_tokens(16, 4, 132) <= 33);
+    }
+}
