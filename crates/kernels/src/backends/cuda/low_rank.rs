@@ -2,7 +2,7 @@
 //! sums are added. Sums over tokens are gradients of adapters, sums over columns their low-rank values. Kernels: `source/low_rank.cu`.
 //!
 //! As GEMMs these products read all values for a handful of columns, which is what they take their time for.
-//! Trade-off: small ranks only ([`low_rank_tile`](crate::backends::cuda_rows::low_rank_tile)); others are GEMMs (`adapters`).
+//! Trade-off: small ranks only ([`low_rank_tile`]); others are GEMMs (`adapters`).
 
 use burn_tensor::DType;
 use bytemuck::{NoUninit, Pod, Zeroable};
@@ -21,7 +21,7 @@ use crate::backends::cuda_passes::{GATED_TILE, LOW_RANK_WARPS, LowRankPass, low_
 use crate::{GemmFormat, Group, WeightGradient};
 
 /// Tokens of a tile, as `source/low_rank.cu` has them.
-pub(super) const TOKENS: usize = 16;
+const TOKENS: usize = 16;
 /// Tiles that passes over gated activations have under way.
 pub(super) const GATED_STAGES: usize = 2;
 /// Pieces of columns of their warps, where the shared memory of a block is enough.

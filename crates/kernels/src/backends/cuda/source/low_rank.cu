@@ -51,7 +51,6 @@ DEVICE Word transposed(Word word) {
 template <int INPUTS_, int PIECES_, int OVER_TOKENS_, int OVER_COLUMNS_> struct Walk {
     static constexpr int INPUTS = INPUTS_, PIECES = PIECES_, OVER_TOKENS = OVER_TOKENS_, OVER_COLUMNS = OVER_COLUMNS_;
     static constexpr int MADE = OVER_TOKENS > OVER_COLUMNS ? OVER_TOKENS : OVER_COLUMNS;
-    static constexpr int BLOCK_COLUMNS = WARPS * PIECES * COLUMNS;
     static constexpr int LOW_PITCH = OVER_TOKENS * RANKS + 8; // values; eight rows of one chunk hit all banks
     static constexpr int LOW_COPIES = TOKENS * OVER_TOKENS * RANKS / 8;
     static constexpr int STAGE = INPUTS * PIECES * 2 * 32 * WARPS * VALUES + TOKENS * LOW_PITCH; // values
@@ -74,7 +73,7 @@ DEVICE void load_b(Word (&b)[VALUES / 4][RANKS / 8][2], const Adapter &adapter, 
             }
 }
 
-// The tokens of this block are blockIdx.y's part, its columns are `chunk`, counted from the adapters' first. `made(in, out, row, column, inside)`
+// The tokens of this block are blockIdx.y's part, its columns are `chunk`, counted from the adapters' first. `make(in, out, row, column, inside)`
 // turns the inputs of a thread, VALUES each, into MADE packs, and stores what is to be stored; `inside` is false past the rows or columns.
 // Widths are multiples of 8, rows of inputs and of low begin on 16 bytes. Launch: block 32 * WARPS, dynamic shared memory
 // STAGES * STAGE * 2 + 2 * SUMS * 4 bytes; low_parts [chunks, n, RANKS], parts [gridDim.y, RANKS, columns].
