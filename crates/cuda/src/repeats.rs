@@ -32,8 +32,8 @@ const MIN_RECORDED: usize = 3;
 const DUE: u32 = 3;
 /// How often recording a sequence may fail.
 const MAX_REFUSALS: u32 = 3;
-/// Maximum number of launches in all graphs together, and of graphs. Beyond it, graphs that were not used lately make room for others. A
-/// graph of 4 launches takes 120 KiB of an H100 (2,048 of them took 242 MiB), and a step of a 1B model needs about 30 graphs.
+/// Maximum number of launches in all graphs together, and of graphs. Beyond it, graphs that were not used lately make room for others. On an
+/// H100, graphs with 4 launches each take 120 KiB of memory: 2,048 of them took 242 MiB. A training step of a 1B model uses about 30 graphs.
 const MAX_IN_GRAPHS: usize = 1 << 13;
 const MAX_GRAPHS: usize = 1 << 9;
 /// A graph is unused after this many times as many sequences as there are graphs.

@@ -301,6 +301,8 @@ impl<B: Kernels> LinearGroup<B> {
             .unzip();
         let dropout = self.mask(adapters);
         let group = Group { modules, parts: self.parts.clone(), gemms: self.gemms, dropout };
+        // Without low-rank values, GEMMs in the compute format have nothing that could be prepared for them.
+        let next = next.filter(|(next, saved)| next.gemms != GemmFormat::Compute || saved.low_rank.is_some());
         let next = next.map(|(next, saved)| (next.frozen(adapters), saved.low_rank.as_ref()));
         let next = next.as_ref().map(|(group, low_rank)| NextBackward { group, low_rank: *low_rank });
         let mut gradients = B::project_backward(saved, group, d_outputs, d_residual, next);

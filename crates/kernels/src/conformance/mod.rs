@@ -80,9 +80,11 @@ mod tests {
         let findings = every_operation::<Flex>(case, &Default::default());
         assert!(findings.len() > 100, "{} findings", findings.len());
         for finding in findings {
-            // Gradients that are exactly zero are compared with an absolute 1e-3 (see `relative_error`): rounding leaves 1.2e-7 of those of the keys
-            // of a document of one token.
-            assert!(finding.relative_error < 2e-4, "{case:?}: {finding:?}");
+            // Gradients that are exactly zero are compared with an absolute 1e-3 (see `relative_error`). Of those of the keys of a document of one
+            // token, rounding leaves 1.2e-7.
+            let is_zero = case.documents == [1] && finding.what == "attention_backward: keys";
+            let bound = if is_zero { 2e-4 } else { 1e-4 };
+            assert!(finding.relative_error < bound, "{case:?}: {finding:?}");
         }
     }
 

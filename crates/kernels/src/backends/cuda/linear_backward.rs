@@ -2,10 +2,9 @@
 //!
 //! One GEMM for the gradient of the input where the group is one weight, and GEMMs over all tokens for the gradients of what trains:
 //! weights (added to the running sum in place where nothing else holds it), adapters, biases. Where adapters are appended, `dy s B` goes to
-//! the columns after `dy`, in its own memory where that has room. The gradient of a norm's input takes the place of the gradient of its
-//! output. Under dropout of what adapters read, their part of that gradient is a GEMM of its own, because it goes through the mask.
-//! Trade-off: under a gated prologue whose result was not saved, it is computed again by the pass that needs gate and up anyway,
-//! which puts it after the GEMM for the gradient of the input.
+//! the columns after `dy`, in its own memory where that has room. Under dropout of what adapters read, their part of the input's gradient is a
+//! GEMM of its own, because it goes through the mask. What comes before the GEMM goes back in `prologue_backward`.
+//! Trade-off: ways of a group differ by base, adapters and format, so that each reads as little as it can; all meet in one gradient of outputs.
 
 use burn_tensor::{DType, Tensor};
 

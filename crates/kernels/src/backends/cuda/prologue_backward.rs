@@ -1,6 +1,7 @@
 //! Groups of linear modules on CUDA, backward of what comes before their GEMM: norms and gated activations.
 //!
-//! The gradient of a norm's input takes the place of the gradient of its output. Where only adapters train, what the group read is not computed
+//! The gradient of a norm's input takes the place of the gradient of its output. A gated activation that was not saved is computed again by the
+//! pass that needs gate and up anyway, after the GEMM for the gradient of the input. Where only adapters train, what the group read is not computed
 //! again: `dA` is a sum over the norm's input, or comes with the pass over gate and up.
 //! Trade-off: which of these ways a group takes depends on what trains, on its adapters' ranks and on the format; all end in the same gradients.
 
