@@ -13,6 +13,7 @@ use firebrick_cuda::{Arguments, LaunchShape};
 
 use super::engine::Engine;
 use super::fp8_codes::{Codes, PreparedRows, RowLayout};
+use super::gated::gate_and_up;
 use super::launch::{Launch, at, grid, threads_for};
 use super::matrix::{Cuda, DeviceBlock, MatrixView};
 use super::program::Source;
@@ -162,15 +163,9 @@ impl Engine {
             shape: one_row_each(gate.rows, threads(gate.width, 512)),
             bytes: 3 * gate.bytes() + gate.count(),
         };
-        let arguments = Arguments::new()
-            .value(&self.argument(&layout, &codes))
-            .pointer(at(y.address))
-            .i64(y.stride as i64)
-            .pointer(at(gate.address))
-            .pointer(at(up.address))
-            .i64(gate.stride as i64)
-            .i64(up.stride as i64)
-            .i32(gate.width as i32);
+        let arguments = Arguments::new().value(&self.argument(&layout, &codes));
+        let arguments = arguments.pointer(at(y.address)).i64(y.stride as i64);
+        let arguments = gate_and_up(arguments, [gate.block(), up.block()]).i32(gate.width as i32);
         // SAFETY: y, gate and up have the strides given and are [rows, width] of this dtype; there is room for the codes of all rows.
         unsafe { self.launch(launch, &arguments) };
         self.prepare_rows(y.block(), layout, codes);

@@ -22,18 +22,18 @@ impl GatedOperands {
     /// All of them as arguments after others, up to the sizes.
     pub(super) fn arguments(&self, arguments: Arguments, dy: &MatrixView, recompute: bool) -> Arguments {
         let [gate, up, d_gate, d_up] = self.blocks;
-        arguments
-            .pointer(at(d_gate.address))
-            .pointer(at(d_up.address))
-            .i64(self.target.stride as i64)
-            .pointer(at(gate.address))
-            .pointer(at(up.address))
-            .i64(gate.stride as i64)
-            .i64(up.stride as i64)
+        let arguments = arguments.pointer(at(d_gate.address)).pointer(at(d_up.address)).i64(self.target.stride as i64);
+        gate_and_up(arguments, [gate, up])
             .pointer(at(dy.address))
             .pointer(at(if recompute { dy.address } else { 0 }))
             .i64(dy.stride as i64)
     }
+}
+
+/// What every gated kernel reads, as arguments after others: both addresses, then both strides.
+pub(super) fn gate_and_up(arguments: Arguments, [gate, up]: [DeviceBlock; 2]) -> Arguments {
+    let arguments = arguments.pointer(at(gate.address)).pointer(at(up.address));
+    arguments.i64(gate.stride as i64).i64(up.stride as i64)
 }
 
 impl Engine {
@@ -48,15 +48,9 @@ impl Engine {
             shape: rows_and_columns(gate.rows, gate.width),
             bytes: 3 * gate.bytes(),
         };
-        let arguments = Arguments::new()
-            .pointer(at(y.address))
-            .i64(y.stride as i64)
-            .pointer(at(gate.address))
-            .pointer(at(up.address))
-            .i64(gate.stride as i64)
-            .i64(up.stride as i64)
-            .i64(gate.rows as i64)
-            .i32(gate.width as i32);
+        let arguments = Arguments::new().pointer(at(y.address)).i64(y.stride as i64);
+        let arguments = gate_and_up(arguments, [gate.block(), up.block()]);
+        let arguments = arguments.i64(gate.rows as i64).i32(gate.width as i32);
         // SAFETY: y, gate and up have the strides given and are [rows, width] of this dtype.
         unsafe { self.launch(launch, &arguments) };
         y

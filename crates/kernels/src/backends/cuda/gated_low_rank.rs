@@ -15,7 +15,7 @@ use firebrick_cuda::Arguments;
 use super::adapters::{Adapters, LowRankGradient};
 use super::appended::appended_columns;
 use super::engine::Engine;
-use super::gated::GatedOperands;
+use super::gated::{GatedOperands, gate_and_up};
 use super::launch::at;
 use super::low_rank::{
     AdapterArgument, AdaptersArgument, GATED_STAGES, LowRankKernel, are_vectors, gated_pieces, only_adapters_train,
@@ -74,13 +74,8 @@ impl Engine {
             let [gate, up, y] =
                 [gate.block(), up.block(), y.block()].map(|block| block.rows(tokens.start, tokens.len()));
             let sums = self.sums(&kernel, &mut of_adapters, kernel.pass.chunks(gate.width), gate.rows);
-            let arguments = Arguments::new()
-                .pointer(at(y.address))
-                .i64(y.stride as i64)
-                .pointer(at(gate.address))
-                .pointer(at(up.address))
-                .i64(gate.stride as i64)
-                .i64(up.stride as i64)
+            let arguments = Arguments::new().pointer(at(y.address)).i64(y.stride as i64);
+            let arguments = gate_and_up(arguments, [gate, up])
                 .pointer(at(sums.over_columns))
                 .value(&of_adapters)
                 .i32(gate.rows as i32);
@@ -148,14 +143,9 @@ impl Engine {
         let dy = here(dy.block());
         of_adapters.move_to(tokens.start);
         let sums = self.sums(kernel, &mut of_adapters, kernel.pass.chunks(gate.width), gate.rows);
-        let arguments = Arguments::new()
-            .pointer(at(d_gate.address))
-            .pointer(at(d_up.address))
-            .i64(d_gate.stride as i64)
-            .pointer(at(gate.address))
-            .pointer(at(up.address))
-            .i64(gate.stride as i64)
-            .i64(up.stride as i64)
+        let arguments =
+            Arguments::new().pointer(at(d_gate.address)).pointer(at(d_up.address)).i64(d_gate.stride as i64);
+        let arguments = gate_and_up(arguments, [gate, up])
             .pointer(at(dy.address))
             .i64(dy.stride as i64)
             .pointer(at(sums.over_columns))
