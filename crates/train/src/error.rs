@@ -25,8 +25,8 @@ pub enum RunError {
     },
     /// A folder to push that holds no model.
     #[error(
-        "{}: neither an adapter (adapter_config.json) nor a model (config.json) is in this folder. A run's result is in its adapter/ or \
-         model/ folder",
+        "{}: neither an adapter (adapter_config.json) nor a model (config.json) is in this folder, nor is it that of a run that \
+         saved one",
         folder.display()
     )]
     NotPushable {
@@ -197,7 +197,7 @@ pub enum RunError {
     /// The recipe describes a different run than the one that is resumed.
     #[error(
         "the checkpoint was made with {key} = {saved}, now it is {now}: a resumed run must be the same run. Undo the change, or \
-         start a new run under another name"
+         start a new run under another name, which goes on from this one's adapter with lora.init_from = \"runs/NAME/adapter\""
     )]
     Changed {
         /// The recipe's key.

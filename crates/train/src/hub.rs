@@ -6,6 +6,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use firebrick_arch::CONFIG_FILE;
+use firebrick_arch::folder::ADAPTER_CONFIG_FILE;
 use firebrick_hub::{Hub, HubId, ModelFolder, RepoKind, snapshot_of};
 
 pub use firebrick_hub::Need;
@@ -56,7 +58,7 @@ impl RunConfig {
 /// Neither a folder nor an id; a repository that cannot be read, or is not a model.
 pub fn model_folder(model: &Path, need: Need, console: Console) -> Result<ModelFolder, RunError> {
     if model.is_dir() {
-        return Ok(ModelFolder { folder: snapshot_of(model)?, missing_bytes: 0 });
+        return Ok(ModelFolder { folder: snapshot_of(&result_of(model))?, missing_bytes: 0 });
     }
     let Some(id) = hub_id(model) else {
         let help = "write the folder that holds config.json, the safetensors and tokenizer.json, or an id of the Hub such as \
@@ -65,6 +67,15 @@ pub fn model_folder(model: &Path, need: Need, console: Console) -> Result<ModelF
         return Err(ConfigError::NoModel { what: "model", model, help: help.to_owned() }.into());
     };
     Ok(client(console).model(&id, need)?)
+}
+
+/// What a run or one of its checkpoints saved, where `folder` is one: its adapter or its model.
+pub(crate) fn result_of(folder: &Path) -> PathBuf {
+    let results = [("adapter", ADAPTER_CONFIG_FILE), ("model", CONFIG_FILE)];
+    let is_result = results.iter().any(|(_, file)| folder.join(file).is_file());
+    let saved = results.iter().map(|(name, file)| (folder.join(name), file));
+    let saved = saved.filter(|(result, file)| result.join(file).is_file()).map(|(result, _)| result).next();
+    saved.filter(|_| !is_result).unwrap_or_else(|| folder.to_owned())
 }
 
 /// The Hub with the settings of the environment, whose transfers the console shows.
@@ -97,6 +108,18 @@ mod tests {
         fs::create_dir_all(root.join("refs")).unwrap();
         fs::write(root.join("refs/main"), &commit).unwrap();
         assert_eq!(folder_of(&root).unwrap(), root.join("snapshots").join(&commit));
+    }
+
+    #[test]
+    fn a_run_stands_for_what_it_saved() {
+        let run = tempfile::tempdir().unwrap();
+        assert_eq!(folder_of(run.path()).unwrap(), run.path());
+        for (name, file) in [("model", "config.json"), ("adapter", "adapter_config.json")] {
+            fs::create_dir(run.path().join(name)).unwrap();
+            fs::write(run.path().join(name).join(file), "{}").unwrap();
+            assert_eq!(folder_of(run.path()).unwrap(), run.path().join(name));
+            assert_eq!(folder_of(&run.path().join(name)).unwrap(), run.path().join(name));
+        }
     }
 
     #[test]

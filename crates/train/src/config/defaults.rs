@@ -11,7 +11,10 @@ use firebrick_optim::ScheduleKind;
 use firebrick_precision::QuantFormat;
 
 use crate::config::base_name::base_name;
-use crate::config::recipe::{Bnb4bitSection, Init, Mode, RunConfig};
+use crate::config::recipe::{
+    Bnb4bitSection, CheckpointConfig, EvalConfig, Init, Mode, RunConfig, TrainConfig, default_max_seq_len,
+    default_output_dir, yes,
+};
 
 /// The fraction of a run that warms up if the recipe has no key for it and the rate falls afterwards.
 const DEFAULT_WARMUP_RATIO: f64 = 0.03;
@@ -198,6 +201,24 @@ impl RunConfig {
     #[must_use]
     pub fn rows_per_step(&self) -> usize {
         self.train.micro_batch_size * self.train.gradient_accumulation
+    }
+
+    /// What this recipe would be if it said nothing but what it trains: model, data, and which weights in which form.
+    #[must_use]
+    pub fn with_default_keys(&self) -> RunConfig {
+        let mut plain = RunConfig {
+            name: String::new(),
+            pack: yes(),
+            max_seq_len: default_max_seq_len(),
+            output_dir: default_output_dir(),
+            seed: 0,
+            train: TrainConfig::default(),
+            eval: EvalConfig::default(),
+            checkpoint: CheckpointConfig::default(),
+            ..self.clone()
+        };
+        (plain.data.data_seed, plain.data.shuffle) = (None, true);
+        plain
     }
 
     /// Whether there is anything to evaluate on.

@@ -60,18 +60,9 @@ pub enum ConfigError {
         /// What is wrong and how to write it.
         message: String,
     },
-    /// A key that does not exist.
-    #[error("{place}: unknown key '{key}' {section}; {hint}")]
-    UnknownKey {
-        /// Where.
-        place: Place,
-        /// The key as typed, without its section.
-        key: String,
-        /// "in `[train]`" or "at the top of the file".
-        section: String,
-        /// The nearest known key, or where it belongs.
-        hint: String,
-    },
+    /// Keys that do not exist, at least one.
+    #[error("{}", lines(.0))]
+    UnknownKeys(Vec<UnknownKey>),
     /// A value of the wrong type.
     #[error("{place}: {key}: expected {expected}, got {got}")]
     WrongType {
@@ -140,6 +131,24 @@ pub enum ConfigError {
     },
 }
 
+/// A key that does not exist.
+#[derive(Debug, thiserror::Error)]
+#[error("{place}: unknown key '{key}' {section}; {hint}")]
+pub struct UnknownKey {
+    /// Where.
+    pub place: Place,
+    /// The key as typed, without its section.
+    pub key: String,
+    /// "in `[train]`" or "at the top of the file".
+    pub section: String,
+    /// The nearest known key, or where it belongs.
+    pub hint: String,
+}
+
+fn lines(keys: &[UnknownKey]) -> String {
+    keys.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
 /// Turns a message of the TOML reader about the value of `key` into one of ours.
 pub(super) fn from_reader(place: Place, key: String, message: &str) -> ConfigError {
     if let Some((got, expected)) = message
@@ -147,7 +156,9 @@ pub(super) fn from_reader(place: Place, key: String, message: &str) -> ConfigErr
         .or_else(|| message.strip_prefix("invalid value: "))
         .and_then(|rest| rest.split_once(", expected "))
     {
-        return ConfigError::WrongType { place, key, expected: plain_type(expected), got: plain_value(got) };
+        let advice = advice_on_type(&key, got, expected);
+        let got = plain_value(got) + advice;
+        return ConfigError::WrongType { place, key, expected: plain_type(expected), got };
     }
     if message.starts_with("unknown variant ") {
         return unknown_value(place, key, message);
@@ -177,6 +188,17 @@ fn unknown_value(place: Place, key: String, message: &str) -> ConfigError {
     };
     let allowed = allowed.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(", ");
     ConfigError::UnknownValue { place, key, got, allowed: format!("{allowed}; {hint}") }
+}
+
+/// What to write instead of a value of the wrong type, where that is clear; it follows the value.
+fn advice_on_type(key: &str, got: &str, expected: &str) -> &'static str {
+    let text = got.strip_prefix("string \"").and_then(|rest| rest.strip_suffix('"'));
+    match (text, expected) {
+        (Some(text), "f64" | "u64" | "usize") if text.parse::<f64>().is_ok() => "; write it without the quotes",
+        (Some("true" | "false"), "a boolean") => "; write it without the quotes",
+        (None, "a string") if key == "data.path" && got == "sequence" => "; write a [[data.sources]] table for each",
+        _ => "",
+    }
 }
 
 /// Rust's name of a type in plain words.

@@ -330,14 +330,14 @@ impl Default for CheckpointConfig {
     }
 }
 
-fn yes() -> bool {
+pub(super) fn yes() -> bool {
     true
 }
 
-fn default_max_seq_len() -> usize {
+pub(super) fn default_max_seq_len() -> usize {
     2048
 }
 
-fn default_output_dir() -> String {
+pub(super) fn default_output_dir() -> String {
     "runs".to_string()
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use schemars::schema_for;
 use serde_json::Value;
 
-use crate::config::error::{ConfigError, nearest};
+use crate::config::error::{ConfigError, UnknownKey, nearest};
 use crate::config::other_names;
 use crate::config::recipe::RunConfig;
 use crate::config::source::Source;
@@ -23,9 +23,10 @@ pub fn json_schema() -> String {
 /// Keys by section; the keys outside of sections are under "".
 type KnownKeys = BTreeMap<String, Vec<String>>;
 
-/// Refuses a key that is not in the schema, and a section that is not a table.
+/// Refuses keys that are not in the schema, all of them at once, and a section that is not a table.
 pub(super) fn refuse_unknown_keys(source: &Source<'_>) -> Result<(), ConfigError> {
     let known = known_keys();
+    let mut unknown = Vec::new();
     let mut entries: Vec<_> = source.entries().iter().collect();
     entries.sort_by_key(|entry| entry.key_span.start);
     for entry in entries {
@@ -43,7 +44,7 @@ pub(super) fn refuse_unknown_keys(source: &Source<'_>) -> Result<(), ConfigError
                 });
             }
         } else if known.get(section).is_some_and(|keys| !keys.iter().any(|known| known == key)) {
-            return Err(ConfigError::UnknownKey {
+            unknown.push(UnknownKey {
                 place: source.place_of(&entry.key_span),
                 key: key.to_string(),
                 section: in_section(section),
@@ -51,7 +52,7 @@ pub(super) fn refuse_unknown_keys(source: &Source<'_>) -> Result<(), ConfigError
             });
         }
     }
-    Ok(())
+    if unknown.is_empty() { Ok(()) } else { Err(ConfigError::UnknownKeys(unknown)) }
 }
 
 /// "in `[train]`", "at the top of the file".

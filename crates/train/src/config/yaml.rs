@@ -1,7 +1,7 @@
 //! YAML recipes: a file's mappings, lists and scalars as the tree that a TOML file gives, with the places where they were typed.
 //!
-//! Scalars mean what YAML 1.2's core schema says. Not supported: anchors, tags, several documents, keys without a value; each is an
-//! error with its line.
+//! Scalars mean what YAML 1.2's core schema says; a key without a value, or with null, is as if it were not there, unless it is a section
+//! that says something by being there. Not supported: anchors, tags, several documents, lists with null; each is an error with its line.
 
 use std::borrow::Cow;
 use std::iter::Peekable;
@@ -10,6 +10,9 @@ use std::ops::Range;
 use saphyr_parser::{Event, Parser, ScalarStyle, Span, StrInput};
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
+
+/// Sections that say something by being there, so that one without keys needs a value.
+pub(super) const SECTIONS_BY_PRESENCE: [&str; 4] = ["bnb_4bit", "lora", "preference", "mlflow"];
 
 /// Mappings and lists inside each other; a recipe has three.
 const MAX_DEPTH: usize = 16;
@@ -85,9 +88,23 @@ impl<'i> Reader<'i> {
                 return Err(error(span, &format!("the key '{key}' is there twice")));
             }
             let name = key.to_string();
+            let says_something = depth == 1 && SECTIONS_BY_PRESENCE.contains(&name.as_str());
+            if !says_something && self.skips_null() {
+                continue;
+            }
             let value = self.value(&name, depth)?;
             table.insert(Spanned::new(self.bytes(span), key), value);
         }
+    }
+
+    /// Whether null comes next, which is skipped then.
+    fn skips_null(&mut self) -> bool {
+        let next = self.events.peek();
+        let is_null = matches!(next, Some(Ok((Event::Scalar(text, ScalarStyle::Plain, 0, None), _))) if is_null(text));
+        if is_null {
+            self.events.next();
+        }
+        is_null
     }
 
     /// The value of `key`, or of an element of its list.
@@ -167,9 +184,9 @@ fn scalar<'i>(key: &str, text: Cow<'i, str>, style: ScalarStyle) -> Result<DeVal
         return Ok(DeValue::String(text));
     }
     match &*text {
-        "" | "~" | "null" | "Null" | "NULL" => {
+        text if is_null(text) => {
             return Err(format!(
-                "'{key}' has no value: remove the line, or write `{key}: {{}}` for a section with its defaults"
+                "'{key}' has no value: write `{key}: {{}}` for a section with its defaults, or remove the line"
             ));
         }
         "true" | "True" | "TRUE" => return Ok(DeValue::Boolean(true)),
@@ -191,6 +208,10 @@ fn scalar<'i>(key: &str, text: Cow<'i, str>, style: ScalarStyle) -> Result<DeVal
         },
         owned => Ok(DeValue::String(owned)),
     }
+}
+
+fn is_null(text: &str) -> bool {
+    matches!(text, "" | "~" | "null" | "Null" | "NULL")
 }
 
 #[cfg(test)]
@@ -224,10 +245,20 @@ mod tests {
     }
 
     #[test]
+    fn a_key_with_null_is_as_if_it_were_not_there() {
+        let tree = parse("special_tokens:\na: null\nb:\n  c: ~\n  d: 1\ne: 'null'\n").unwrap();
+        let keys: Vec<_> = tree.get_ref().keys().map(|key| key.get_ref().to_string()).collect();
+        assert_eq!(keys, ["b", "e"]);
+        assert_eq!(tree.get_ref().get("b").unwrap().get_ref().as_table().unwrap().len(), 1);
+    }
+
+    #[test]
     fn what_is_not_read_is_refused_with_its_line() {
         let cases = [
             ("a: 1\na: 2\n", 2, "twice"),
             ("a: 1\nlora:\n", 2, "has no value"),
+            ("a: 1\npreference: null\n", 2, "has no value"),
+            ("a: [1, null]\n", 1, "has no value"),
             ("a: &x 1\nb: *x\n", 1, "anchors"),
             ("a: !!str 1\n", 1, "tags"),
             ("- a\n", 1, "key: value"),

@@ -51,6 +51,9 @@ pub struct Summary {
     pub weights: String,
 }
 
+/// A held-out loss above this multiple of the one before the run is worth a warning.
+const RISEN: f64 = 1.01;
+
 impl fmt::Display for Summary {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -86,7 +89,15 @@ impl fmt::Display for Summary {
         if let Some(ranks) = &self.ranks {
             write!(formatter, "\n  ranks          {ranks}")?;
         }
-        write!(formatter, "\n  saved          {}", self.weights)
+        write!(formatter, "\n  saved          {}", self.weights)?;
+        match self.eval_loss_before.zip(self.eval_loss_after) {
+            Some((before, after)) if after > RISEN * before => write!(
+                formatter,
+                "\n\nWARNING: the held-out loss rose: the model predicts that data worse than before the run. Look at the curve in the \
+                 report; a lower learning rate or fewer steps are the first things to try"
+            ),
+            _ => Ok(()),
+        }
     }
 }
 

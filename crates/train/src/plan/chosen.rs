@@ -19,8 +19,17 @@ impl<T> Chosen<T> {
         Self { value, reason: reason.into() }
     }
 
-    /// A value that the recipe states, or its default.
+    /// A value that the recipe states, where it has no default of its own.
     pub fn recipe(value: T) -> Self {
         Self::new(value, "the recipe")
+    }
+
+    /// The value of a key; the reason says whether it is anything but what the key would be without the recipe.
+    pub fn key(value: T, default: &T) -> Self
+    where
+        T: PartialEq,
+    {
+        let reason = if value == *default { "the default" } else { "the recipe" };
+        Self::new(value, reason)
     }
 }

@@ -9,7 +9,7 @@ use firebrick_hwprofile::memory::{MemoryEstimate, human_bytes};
 use firebrick_kernels::{BackendKind, Recompute, TrainingShape, step_work};
 use firebrick_precision::Format;
 
-use crate::config::{Interval, RunConfig, RunLength, Warmup};
+use crate::config::{Init, Interval, Mode, RunConfig, RunLength, Warmup};
 use crate::error::RunError;
 use crate::plan::backend::{activations, choose_backend, offload};
 use crate::plan::chosen::Chosen;
@@ -67,15 +67,15 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
     };
     let forecast = forecast::forecast(&case, &training, &estimate, extent);
     let arithmetic = arithmetic(&case, &training, data);
-    let (train, eval) = (&config.train, &config.eval);
+    let (train, eval, default) = (&config.train, &config.eval, config.with_default_keys());
     Ok(Plan {
         name: Chosen::recipe(config.name.clone()),
-        output_dir: Chosen::recipe(PathBuf::from(&config.output_dir)),
+        output_dir: Chosen::key(PathBuf::from(&config.output_dir), &PathBuf::from(&default.output_dir)),
         model_folder: Chosen::recipe(PathBuf::from(&config.model)),
-        init: Chosen::recipe(config.init),
-        seed: Chosen::recipe(config.seed),
-        data_seed: Chosen::recipe(config.data_seed()),
-        shuffle: Chosen::recipe(config.data.shuffle),
+        init: Chosen::key(config.init, &Init::default()),
+        seed: Chosen::key(config.seed, &default.seed),
+        data_seed: data_seed(config),
+        shuffle: Chosen::key(config.data.shuffle, &default.data.shuffle),
         world_size: ranks(config, world_size),
         zero_stage: zero_stage(config, world_size),
         compute,
@@ -98,13 +98,13 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         optimizer: Chosen::new(train.optimizer, train.optimizer.state()),
         resident_state_bytes: paging.resident,
         paged_state_bytes: paging.paged,
-        weight_decay: Chosen::recipe(train.weight_decay),
-        adam_beta1: Chosen::recipe(train.adam_beta1),
-        adam_beta2: Chosen::recipe(train.adam_beta2),
-        adam_epsilon: Chosen::recipe(train.adam_epsilon),
-        max_grad_norm: Chosen::recipe(train.max_grad_norm),
-        max_seq_len: Chosen::recipe(config.max_seq_len),
-        pack: Chosen::recipe(config.pack),
+        weight_decay: Chosen::key(train.weight_decay, &default.train.weight_decay),
+        adam_beta1: Chosen::key(train.adam_beta1, &default.train.adam_beta1),
+        adam_beta2: Chosen::key(train.adam_beta2, &default.train.adam_beta2),
+        adam_epsilon: Chosen::key(train.adam_epsilon, &default.train.adam_epsilon),
+        max_grad_norm: Chosen::key(train.max_grad_norm, &default.train.max_grad_norm),
+        max_seq_len: Chosen::key(config.max_seq_len, &default.max_seq_len),
+        pack: Chosen::key(config.pack, &default.pack),
         row_len: row_len(config, data),
         max_positions: Chosen::new(
             data.row_len.max(config.max_seq_len) + eval.max_new_tokens,
@@ -113,26 +113,27 @@ fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, RunError> {
         attention: attention(backend.value, &model.spec, config.compute().activations()),
         experts: experts(&model.spec),
         long_rope: long_rope(config, &model.spec),
-        micro_batch_size: Chosen::recipe(train.micro_batch_size),
+        micro_batch_size: Chosen::key(train.micro_batch_size, &default.train.micro_batch_size),
         gradient_accumulation: accumulation(config, world_size),
-        learning_rate: Chosen::recipe(config.learning_rate()),
+        learning_rate: learning_rate(config, &default),
         warmup_steps: warmup(config, steps.value),
-        schedule: Chosen::recipe(train.schedule),
-        min_lr: Chosen::recipe(train.min_lr),
+        schedule: Chosen::key(train.schedule, &default.train.schedule),
+        min_lr: Chosen::key(train.min_lr, &default.train.min_lr),
         loss_chunk_tokens: loss_chunk(train.loss_chunk_tokens, model.spec.vocab_size),
-        log_every: every(config.log_interval(), inputs),
-        eval_every_steps: every(config.eval_interval(), inputs),
-        eval_on_start: Chosen::recipe(eval.on_start),
-        eval_micro_batch_size: Chosen::recipe(config.eval_micro_batch_size()),
-        eval_max_batches: Chosen::recipe(eval.max_batches),
-        exact_match_prompts: Chosen::recipe(eval.exact_match_prompts),
+        log_every: every([config, &default].map(RunConfig::log_interval), inputs),
+        eval_every_steps: every([config, &default].map(RunConfig::eval_interval), inputs),
+        is_evaluated: config.has_eval_data() || !eval.prompts.is_empty(),
+        eval_on_start: Chosen::key(eval.on_start, &default.eval.on_start),
+        eval_micro_batch_size: eval_micro_batch_size(config),
+        eval_max_batches: Chosen::key(eval.max_batches, &default.eval.max_batches),
+        exact_match_prompts: Chosen::key(eval.exact_match_prompts, &default.eval.exact_match_prompts),
         answer_tokens,
-        extract: Chosen::recipe(eval.extract.clone()),
-        max_new_tokens: Chosen::recipe(eval.max_new_tokens),
-        sample_prompts: Chosen::recipe(eval.prompts.clone()),
+        extract: Chosen::key(eval.extract.clone(), &default.eval.extract),
+        max_new_tokens: Chosen::key(eval.max_new_tokens, &default.eval.max_new_tokens),
+        sample_prompts: Chosen::key(eval.prompts.clone(), &default.eval.prompts),
         prompts_are_chats: prompts_are_chats(data),
-        checkpoint_every_steps: every(config.checkpoint_interval(), inputs),
-        checkpoints_kept: Chosen::recipe(config.checkpoint.keep),
+        checkpoint_every_steps: every([config, &default].map(RunConfig::checkpoint_interval), inputs),
+        checkpoints_kept: Chosen::key(config.checkpoint.keep, &default.checkpoint.keep),
         tokenize_workers: workers::to_tokenize(config, profile),
         loader_workers: workers::to_load(config, profile, backend.value),
         memory_bytes: memory_budget(&case, &estimate),
@@ -355,10 +356,30 @@ fn steps(config: &RunConfig, data: &DataShape, world_size: usize) -> Chosen<u64>
     }
 }
 
+fn learning_rate(config: &RunConfig, default: &RunConfig) -> Chosen<f64> {
+    let (rate, usual) = (config.learning_rate(), default.learning_rate());
+    if rate != usual {
+        return Chosen::recipe(rate);
+    }
+    let trains = if config.mode() == Mode::Full { "all weights" } else { "adapters" };
+    let on = if config.preference.is_some() { " on pairs of answers" } else { "" };
+    Chosen::new(rate, format!("the default for {trains}{on}"))
+}
+
+fn data_seed(config: &RunConfig) -> Chosen<u64> {
+    let seed = config.data_seed();
+    Chosen::new(seed, if config.data.data_seed.is_some() { "the recipe" } else { "as seed" })
+}
+
+fn eval_micro_batch_size(config: &RunConfig) -> Chosen<usize> {
+    let rows = config.eval_micro_batch_size();
+    Chosen::new(rows, if rows == config.train.micro_batch_size { "as train.micro_batch_size" } else { "the recipe" })
+}
+
 /// Steps between two evaluations, checkpoints or lines of metrics.
-fn every(interval: Interval, inputs: &PlanInputs<'_>) -> Chosen<u64> {
+fn every([interval, default]: [Interval; 2], inputs: &PlanInputs<'_>) -> Chosen<u64> {
     match interval {
-        Interval::Steps(steps) => Chosen::recipe(steps),
+        Interval::Steps(steps) => Chosen::new(steps, if interval == default { "the default" } else { "the recipe" }),
         Interval::Epochs(epochs) => {
             let (rows, per_step) = (inputs.data.rows, inputs.config.rows_per_step() * inputs.world_size);
             let steps = (epochs * rows as f64 / per_step as f64).round().max(1.0) as u64;

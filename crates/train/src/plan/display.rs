@@ -7,108 +7,131 @@ use std::fmt;
 use firebrick_hwprofile::memory::human_bytes;
 
 use crate::config::{PreferenceLoss, to_name};
+use crate::plan::chosen::Chosen;
+use crate::plan::forecast::Forecast;
 use crate::plan::values::Plan;
+
+/// The lines of a plan: a name, a value and its reason each.
+#[derive(Default)]
+struct Table(Vec<String>);
+
+impl Table {
+    fn add(&mut self, name: &str, value: impl fmt::Display, reason: &str) {
+        let value = value.to_string();
+        self.0.push(format!("  {name:<22} {value:<16} {reason}"));
+    }
+
+    /// A decision, in words.
+    fn decision<T>(&mut self, name: &str, chosen: &Chosen<T>, words: impl Fn(&T) -> String) {
+        self.add(name, words(&chosen.value), &chosen.reason);
+    }
+
+    /// A decision that not every run takes.
+    fn maybe<T>(&mut self, name: &str, chosen: Option<&Chosen<T>>, words: impl Fn(&T) -> String) {
+        if let Some(chosen) = chosen {
+            self.decision(name, chosen, words);
+        }
+    }
+
+    /// Bytes, where there are any.
+    fn bytes(&mut self, name: &str, chosen: &Chosen<u64>) {
+        self.maybe(name, Some(chosen).filter(|chosen| chosen.value > 0), |&bytes| human_bytes(bytes));
+    }
+}
 
 impl fmt::Display for Plan {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let line = |name: &str, value: String, reason: &str| format!("  {name:<22} {value:<16} {reason}");
-        let lines = [
-            line("backend", self.backend.value.to_string(), &self.backend.reason),
-            line("compute", self.compute.value.to_string(), &self.compute.reason),
-            line("GEMMs of layers", to_name(&self.gemms.value), &self.gemms.reason),
-            line("arithmetic", self.arithmetic.value.clone(), &self.arithmetic.reason),
-            line("base", to_name(&self.base.value), &self.base.reason),
-            line("trained parameters", self.trained_parameters.value.to_string(), &self.trained_parameters.reason),
-            line("recompute", to_name(&self.recompute.value), &self.recompute.reason),
-            line("offload", self.offload.value.to_string(), &self.offload.reason),
-            line("optimizer", to_name(&self.optimizer.value), &self.optimizer.reason),
-            line(
-                "state on the device",
-                human_bytes(self.resident_state_bytes.value),
-                &self.resident_state_bytes.reason,
-            ),
-            line("row length", self.row_len.value.to_string(), &self.row_len.reason),
-            line("micro-batch", self.micro_batch_size.value.to_string(), &self.micro_batch_size.reason),
-            line("accumulation", self.gradient_accumulation.value.to_string(), &self.gradient_accumulation.reason),
-            line("steps", self.steps.value.to_string(), &self.steps.reason),
-            line("learning rate", rate(self.learning_rate.value), &self.learning_rate.reason),
-            line("warm-up steps", self.warmup_steps.value.to_string(), &self.warmup_steps.reason),
-            line("schedule", to_name(&self.schedule.value), &self.schedule.reason),
-            line("lowest rate", rate(self.min_lr.value), &self.min_lr.reason),
-            line("loss chunk", self.loss_chunk_tokens.value.to_string(), &self.loss_chunk_tokens.reason),
-            line("tokenizing threads", self.tokenize_workers.value.to_string(), &self.tokenize_workers.reason),
-            line("loader threads", self.loader_workers.value.to_string(), &self.loader_workers.reason),
-            line("memory", human_bytes(self.memory_bytes.value), &self.memory_bytes.reason),
-        ];
-        if self.world_size.value > 1 {
-            writeln!(formatter, "{}", line("ranks", self.world_size.value.to_string(), &self.world_size.reason))?;
-            writeln!(formatter, "{}", line("ZeRO stage", self.zero_stage.value.to_string(), &self.zero_stage.reason))?;
-        }
-        writeln!(formatter, "{}", lines.join("\n"))?;
+        let mut table = Table::default();
+        self.of_ranks(&mut table);
+        self.of_every_run(&mut table);
         for part in &self.memory {
-            writeln!(formatter, "    {:<34} {:>10}  {}", part.what, human_bytes(part.bytes), part.why)?;
+            table.0.push(format!("    {:<34} {:>10}  {}", part.what, human_bytes(part.bytes), part.why));
         }
+        self.of_some_runs(&mut table);
+        self.of_results(&mut table);
+        for (name, value, reason) in self.forecast.iter().flat_map(Forecast::lines) {
+            table.add(name, value, reason);
+        }
+        writeln!(formatter, "{}", table.0.join("\n"))?;
+        match &self.forced {
+            Some(forced) => writeln!(formatter, "\n  !!!!!!!! DOES NOT FIT {}\n", forced.reason),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Plan {
+    fn of_ranks(&self, table: &mut Table) {
+        if self.world_size.value > 1 {
+            table.decision("ranks", &self.world_size, ToString::to_string);
+            table.decision("ZeRO stage", &self.zero_stage, ToString::to_string);
+        }
+    }
+
+    fn of_every_run(&self, table: &mut Table) {
+        table.decision("backend", &self.backend, ToString::to_string);
+        table.decision("compute", &self.compute, ToString::to_string);
+        table.decision("GEMMs of layers", &self.gemms, to_name);
+        table.decision("arithmetic", &self.arithmetic, String::clone);
+        table.decision("base", &self.base, to_name);
+        table.decision("trained parameters", &self.trained_parameters, ToString::to_string);
+        table.decision("recompute", &self.recompute, to_name);
+        table.decision("offload", &self.offload, ToString::to_string);
+        table.decision("optimizer", &self.optimizer, to_name);
+        table.decision("state on the device", &self.resident_state_bytes, |&bytes| human_bytes(bytes));
+        table.decision("row length", &self.row_len, ToString::to_string);
+        table.decision("micro-batch", &self.micro_batch_size, ToString::to_string);
+        table.decision("accumulation", &self.gradient_accumulation, ToString::to_string);
+        table.decision("steps", &self.steps, ToString::to_string);
+        table.decision("learning rate", &self.learning_rate, |&value| rate(value));
+        table.decision("warm-up steps", &self.warmup_steps, ToString::to_string);
+        table.decision("schedule", &self.schedule, to_name);
+        table.decision("lowest rate", &self.min_lr, |&value| rate(value));
+        table.decision("loss chunk", &self.loss_chunk_tokens, ToString::to_string);
+        table.decision("tokenizing threads", &self.tokenize_workers, ToString::to_string);
+        table.decision("loader threads", &self.loader_workers, ToString::to_string);
+        table.decision("memory", &self.memory_bytes, |&bytes| human_bytes(bytes));
+    }
+
+    fn of_some_runs(&self, table: &mut Table) {
         let is_divided = self.lora.value.as_ref().is_some_and(|lora| !lora.init_lora_weights.is_uniform());
         if is_divided || self.lora_init_from.value.is_some() {
-            let folder =
-                self.lora_init_from.value.as_ref().map_or("PiSSA".to_owned(), |from| from.display().to_string());
-            writeln!(formatter, "{}", line("adapter starts from", folder, &self.lora_init_from.reason))?;
+            table.decision("adapter starts from", &self.lora_init_from, |from| {
+                from.as_ref().map_or("PiSSA".to_owned(), |folder| folder.display().to_string())
+            });
         }
-        if let Some(tokens) = &self.new_tokens {
-            writeln!(formatter, "{}", line("new tokens", tokens.value.join(" "), &tokens.reason))?;
-        }
-        if let Some(dropout) = &self.adapter_dropout {
-            writeln!(formatter, "{}", line("adapter dropout", dropout.value.to_string(), &dropout.reason))?;
-        }
-        if let Some(ratio) = &self.loraplus_lr_ratio {
-            writeln!(formatter, "{}", line("rate of B", format!("{} x", ratio.value), &ratio.reason))?;
-        }
-        if let Some(preference) = &self.preference {
-            let section = &preference.value;
-            let loss = match section.loss {
-                PreferenceLoss::Dpo => format!("dpo {}, beta {}", to_name(&section.loss_type), section.beta),
-                PreferenceLoss::Orpo => format!("orpo, beta {}", section.beta),
+        table.maybe("new tokens", self.new_tokens.as_ref(), |tokens| tokens.join(" "));
+        table.maybe("adapter dropout", self.adapter_dropout.as_ref(), ToString::to_string);
+        table.maybe("rate of B", self.loraplus_lr_ratio.as_ref(), |ratio| format!("{ratio} x"));
+        table.maybe("preference", self.preference.as_ref(), |section| match section.loss {
+            PreferenceLoss::Dpo => format!("dpo {}, beta {}", to_name(&section.loss_type), section.beta),
+            PreferenceLoss::Orpo => format!("orpo, beta {}", section.beta),
+        });
+        table.maybe("reference", self.reference.as_ref(), to_name);
+        table.maybe("attention kernels", self.attention.as_ref(), String::clone);
+        table.maybe("experts", self.experts.as_ref(), String::clone);
+        table.maybe("longrope", self.long_rope.as_ref(), ToString::to_string);
+        table.maybe("adapter GEMMs", self.adapter_gemms.as_ref(), String::clone);
+        table.maybe("kept weights", self.kept_weights_bytes.as_ref(), |&bytes| human_bytes(bytes));
+        table.maybe("GEMM algorithms", self.gemm_algorithms.as_ref(), to_name);
+        table.bytes("paged state", &self.paged_state_bytes);
+        table.bytes("host memory", &self.host_memory_bytes);
+    }
+
+    /// When the run is evaluated and saved, and where to.
+    fn of_results(&self, table: &mut Table) {
+        let every = |&steps: &u64| if steps == 0 { "at the end".to_owned() } else { format!("every {steps} steps") };
+        if self.is_evaluated {
+            let why = match self.eval_on_start.value {
+                true => "and before the first step and after the last",
+                false => "and after the last step",
             };
-            writeln!(formatter, "{}", line("preference", loss, &preference.reason))?;
+            table.add("evaluation", every(&self.eval_every_steps.value), why);
         }
-        if let Some(reference) = &self.reference {
-            writeln!(formatter, "{}", line("reference", to_name(&reference.value), &reference.reason))?;
-        }
-        if let Some(kernels) = &self.attention {
-            writeln!(formatter, "{}", line("attention kernels", kernels.value.clone(), &kernels.reason))?;
-        }
-        if let Some(experts) = &self.experts {
-            writeln!(formatter, "{}", line("experts", experts.value.clone(), &experts.reason))?;
-        }
-        if let Some(factors) = &self.long_rope {
-            writeln!(formatter, "{}", line("longrope", factors.value.to_owned(), &factors.reason))?;
-        }
-        if let Some(gemms) = &self.adapter_gemms {
-            writeln!(formatter, "{}", line("adapter GEMMs", gemms.value.clone(), &gemms.reason))?;
-        }
-        if let Some(kept) = &self.kept_weights_bytes {
-            writeln!(formatter, "{}", line("kept weights", human_bytes(kept.value), &kept.reason))?;
-        }
-        if let Some(algorithms) = &self.gemm_algorithms {
-            writeln!(formatter, "{}", line("GEMM algorithms", to_name(&algorithms.value), &algorithms.reason))?;
-        }
-        if self.paged_state_bytes.value > 0 {
-            let bytes = human_bytes(self.paged_state_bytes.value);
-            writeln!(formatter, "{}", line("paged state", bytes, &self.paged_state_bytes.reason))?;
-        }
-        if self.host_memory_bytes.value > 0 {
-            let bytes = human_bytes(self.host_memory_bytes.value);
-            writeln!(formatter, "{}", line("host memory", bytes, &self.host_memory_bytes.reason))?;
-        }
-        if let Some(forecast) = &self.forecast {
-            for (name, value, reason) in forecast.lines() {
-                writeln!(formatter, "{}", line(name, value, reason))?;
-            }
-        }
-        if let Some(forced) = &self.forced {
-            writeln!(formatter, "\n  !!!!!!!! DOES NOT FIT {}\n", forced.reason)?;
-        }
-        Ok(())
+        let kept = format!("the newest {} are kept; Ctrl-C saves one too", self.checkpoints_kept.value);
+        table.add("checkpoints", every(&self.checkpoint_every_steps.value), &kept);
+        let folder = self.output_dir.value.join(&self.name.value);
+        table.add("saved to", folder.display(), "or, where that is taken, the name with a number after it");
     }
 }
 

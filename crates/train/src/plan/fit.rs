@@ -4,11 +4,14 @@
 //! Trade-off: a tenth of the free memory is left unplanned for what the estimate cannot see, so a run that would just fit is
 //! refused.
 
+use std::iter::successors;
+
 use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine, human_bytes};
 use firebrick_hwprofile::spec::HardwareKind;
 use firebrick_hwprofile::{Gpu, HardwareProfile};
-use firebrick_kernels::{BackendKind, EvaluatedRows, Recompute, TrainingShape, estimate};
+use firebrick_kernels::{BackendKind, BaseStorage, EvaluatedRows, Recompute, TrainingShape, estimate};
+use firebrick_precision::Format;
 
 use crate::config::to_name;
 use crate::error::RunError;
@@ -19,6 +22,9 @@ const USABLE: f64 = 0.9;
 
 /// The part of a failed run's memory that a smaller one may need at most: the plan itself is not exact to more.
 const NOTABLY_LESS: f64 = 0.95;
+
+/// Tokens of the shortest row that is proposed.
+const SHORTEST_ROW: usize = 256;
 
 /// Where a model is trained.
 #[derive(Clone, Copy)]
@@ -42,7 +48,6 @@ impl Case<'_> {
         }
     }
 
-    /// The accelerator that the backend computes on, where its memory is known.
     /// The kind of the accelerator that the run would use; `None` on a processor, and where a card does not say.
     pub(super) fn hardware(&self) -> Option<HardwareKind> {
         let card = self.card()?;
@@ -50,6 +55,7 @@ impl Case<'_> {
         of_capability.or(card.spec.map(|spec| spec.kind))
     }
 
+    /// The accelerator that the backend computes on, where its memory is known.
     pub(super) fn card(&self) -> Option<&Gpu> {
         match self.backend {
             BackendKind::Cuda | BackendKind::Wgpu if self.profile.named.is_some() => self.profile.gpus.first(),
@@ -127,9 +133,7 @@ pub(super) fn check(
             let needed = human_bytes(case.estimate(&training).total_bytes());
             format!("The nearest change that fits needs {needed}: {settings}")
         }
-        None => {
-            "No smaller micro-batch fits either: shorten max_seq_len, or take a smaller model or a larger device".into()
-        }
+        None => beyond_micro_batches(case, training, accumulation),
     };
     Err(RunError::DoesNotFit {
         needed: human_bytes(short.needed),
@@ -137,6 +141,51 @@ pub(super) fn check(
         breakdown: table(short.lines),
         advice,
     })
+}
+
+/// What to change where no micro-batch fits: shorter rows if they do, else what takes less whatever the rows are.
+fn beyond_micro_batches(case: &Case<'_>, training: &TrainingShape, accumulation: usize) -> String {
+    let of_length = |row_len: usize| {
+        let mut next = training.clone();
+        (next.micro_batch_size, next.documents, next.row_len) = (1, 1, row_len);
+        next.longest_document = next.longest_document.min(row_len);
+        next.evaluation.rows = EvaluatedRows::Fixed(1);
+        next.recompute = Recompute::Full;
+        next.offload = case.backend == BackendKind::Cuda && case.may_offload;
+        next
+    };
+    let halves = successors(Some(training.row_len / 2), |length| Some(length / 2));
+    let mut lengths = halves.take_while(|&length| length >= SHORTEST_ROW);
+    if let Some(length) = lengths.find(|&length| case.shortage(&case.estimate(&of_length(length))).is_none()) {
+        let accumulation = accumulation * training.micro_batch_size;
+        return format!(
+            "No smaller micro-batch fits, but shorter rows do, which cut more documents: --set max_seq_len={length} --set \
+             train.micro_batch_size=1 --set train.gradient_accumulation={accumulation} --set train.recompute=full"
+        );
+    }
+    let left = human_bytes(case.bytes(&of_length(SHORTEST_ROW.min(training.row_len))));
+    format!(
+        "One short row would still need {left}, so the rows are not what is too large: {}",
+        other_runs(case, training)
+    )
+}
+
+/// What takes less memory whatever the rows are, nearest first.
+fn other_runs(case: &Case<'_>, training: &TrainingShape) -> String {
+    let mut advice = Vec::new();
+    if training.optimizer_bytes > 4 * training.trained_parameters(case.spec) {
+        advice.push("train.optimizer = \"adamw_8bit\" keeps a quarter of the optimizer's state");
+    }
+    if case.ranks == 1 && case.backend == BackendKind::Cuda {
+        advice.push("several ranks divide the model with train.zero_stage = 3");
+    }
+    match (&training.lora, training.base) {
+        (None, _) => advice.push("[lora] trains adapters alone, and [bnb_4bit] keeps their base in 4 bits"),
+        (_, BaseStorage::Frozen(Format::Quantized(_))) => {}
+        _ => advice.push("[bnb_4bit] keeps the base in 4 bits"),
+    }
+    advice.push("else take a smaller model or a larger device");
+    advice.join("; ")
 }
 
 /// A run that needs less than a planned one, for the case that the planned one runs out of memory.
@@ -227,7 +276,6 @@ pub(super) mod tests {
     use firebrick_arch::{ModelConfig, TensorSpec};
     use firebrick_hwprofile::AcceleratorSpec;
     use firebrick_hwprofile::spec::Maker;
-    use firebrick_precision::Format;
 
     use super::*;
     use crate::config::RunConfig;
@@ -357,6 +405,22 @@ pub(super) mod tests {
         let message = Example::new(&[], 80, 8).refusal();
         assert!(message.contains("8.00 GiB in host memory") && message.contains("offloaded activations"), "{message}");
         assert!(message.ends_with("--set train.offload=false"), "{message}");
+    }
+
+    #[test]
+    fn where_no_micro_batch_fits_shorter_rows_or_another_kind_of_run_are_proposed() {
+        let one_row = ["train.micro_batch_size=1", "train.recompute=full", "max_seq_len=131072"];
+        let mut long = Example::new(&one_row, 20, 512);
+        (long.data.row_len, long.data.longest_document) = (131_072, 131_072);
+        let message = long.refusal();
+        let fits = message.split("max_seq_len=").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+        let fits: usize = fits.parse().unwrap();
+        assert!((256..131_072).contains(&fits), "{message}");
+        let all = ["bnb_4bit=", "lora=", "mode=full", "train.optimizer=adamw", "train.micro_batch_size=1"];
+        let message = Example::new(&all, 80, 512).refusal();
+        let advice = message.split("would still need ").nth(1).unwrap();
+        assert!(advice.contains("adamw_8bit") && advice.contains("zero_stage = 3"), "{advice}");
+        assert!(advice.contains("[bnb_4bit]") && !advice.contains("max_seq_len"), "{advice}");
     }
 
     #[test]

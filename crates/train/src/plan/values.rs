@@ -133,6 +133,9 @@ pub struct Plan {
     pub log_every: Chosen<u64>,
     /// Steps between two evaluations; 0: only before and after training.
     pub eval_every_steps: Chosen<u64>,
+    /// Whether there is held-out data, or a prompt to answer.
+    #[serde(skip)]
+    pub is_evaluated: bool,
     /// Whether to evaluate before the first step too.
     pub eval_on_start: Chosen<bool>,
     /// Rows per forward pass of the evaluation.

@@ -12,12 +12,12 @@ use firebrick_hub::{HubId, Push, RepoKind};
 
 use crate::console::Console;
 use crate::error::RunError;
-use crate::hub::client;
+use crate::hub::{client, result_of};
 
 /// The options of `push`.
 #[derive(Args, Clone, Debug)]
 pub struct PushOptions {
-    /// Adapter folder or model folder, such as runs/my-run/adapter. Hidden files stay here.
+    /// Folder of an adapter, of a model, or of the run that made it. Hidden files stay here.
     #[arg(value_name = "DIR")]
     pub folder: PathBuf,
     /// Repository: OWNER/NAME, or OWNER/NAME@BRANCH. It is created if there is none.
@@ -41,6 +41,7 @@ pub fn push(options: &PushOptions, console: Console) -> Result<String, RunError>
     let id = HubId::parse(RepoKind::Model, to, None).ok_or_else(|| RunError::NoRepository { to: to.clone() })?;
     let hub = client(console);
     let mut texts = Vec::new();
+    let folder = &result_of(folder);
     let facts = card::Facts::read(folder)?;
     if !folder.join(card::FILE).is_file() {
         let license = facts.base.as_ref().and_then(|base| card::License::of_base(&hub, base));

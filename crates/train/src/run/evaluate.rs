@@ -56,8 +56,8 @@ pub enum Stage {
 impl std::fmt::Display for Stage {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Loss(done, all) => write!(formatter, "evaluating: batch {done} of {all}"),
-            Self::Answers(done, all) => write!(formatter, "evaluating: answer {done} of {all}"),
+            Self::Loss(done, all) => write!(formatter, "evaluating: batch {} of {all}", done + 1),
+            Self::Answers(done, all) => write!(formatter, "evaluating: answer {} of {all}", done + 1),
         }
     }
 }
