@@ -167,6 +167,11 @@ impl ModelSpec {
         self.layer_groups(layer).into_groups()
     }
 
+    /// The groups of all layers, in the order of the forward pass.
+    pub fn all_groups(&self) -> impl Iterator<Item = GroupSpec> + '_ {
+        (0..self.layers.len()).flat_map(|layer| self.groups(layer))
+    }
+
     /// The groups of layer `layer` by what they are for.
     pub fn layer_groups(&self, layer: usize) -> LayerGroups {
         let LayerSpec { attention, .. } = &self.layers[layer];
@@ -215,8 +220,7 @@ impl ModelSpec {
     /// Every linear module of every layer, in the order of the forward pass, with the width of its input. Routers are none: PEFT adapts
     /// no router either.
     pub fn modules(&self) -> impl Iterator<Item = (ModuleSpec, usize)> + '_ {
-        let groups = (0..self.layers.len()).flat_map(|layer| self.groups(layer));
-        groups.filter(|group| group.kind != GroupKind::Router).flat_map(|group| {
+        self.all_groups().filter(|group| group.kind != GroupKind::Router).flat_map(|group| {
             let in_features = group.in_features;
             group.modules.into_iter().map(move |module| (module, in_features))
         })

@@ -145,13 +145,13 @@ fn the_flash_kernels_equal_the_cpu_where_cudnn_refuses_both_passes() {
 fn packed_documents_equal_the_cpu_through_cudnn_in_one_call_and_in_parts() {
     let Some((device, _turn)) = device() else { return };
     for max_backward_tokens in [16_384, 64] {
-        let card_s_own = limit_cudnn(&device, CudnnLimits { min_mean_tokens: 0, max_backward_tokens });
+        let default_limits = limit_cudnn(&device, CudnnLimits { min_mean_tokens: 0, max_backward_tokens });
         for documents in [vec![3, 1, 257, 1, 90], (1..=64).collect(), vec![64, 64], vec![40, 24, 64, 130, 10, 54]] {
             for head_dim in [64, 128] {
                 assert_case(&Case { documents: documents.clone(), ..Case::small(DType::BF16, head_dim) }, &device);
             }
         }
-        limit_cudnn(&device, card_s_own);
+        limit_cudnn(&device, default_limits);
     }
 }
 

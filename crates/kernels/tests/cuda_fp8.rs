@@ -45,15 +45,15 @@ fn device() -> Option<Device> {
 
 /// Runs something with scales as each generation of cards takes them, as far as this one can.
 fn in_every_way(device: &Device, run: impl Fn(RowScaling)) {
-    let card_s_own = scale_rows(device, RowScaling::Afterwards);
+    let default_scaling = scale_rows(device, RowScaling::Afterwards);
     run(RowScaling::Afterwards);
-    if let RowScaling::InGemm { .. } = card_s_own {
+    if let RowScaling::InGemm { .. } = default_scaling {
         let powers = RowScaling::InGemm { powers_of_two: true };
         scale_rows(device, powers);
         run(powers);
     }
-    scale_rows(device, card_s_own);
-    run(card_s_own);
+    scale_rows(device, default_scaling);
+    run(default_scaling);
 }
 
 /// What an operation is tried with, on the host.

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 
 use burn_tensor::{DType, Int, Tensor};
 use firebrick_arch::ModelConfig;
+use firebrick_kernels::linear::into_single;
 use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{
     Contributions, CrossEntropy, CrossEntropyOptions, Documents, Epilogue, GemmFormat, GradientSink, Group, Keep,
@@ -310,8 +311,8 @@ impl<B: Kernels> Decoder<B> {
             adapter: None,
         };
         let group = Group { modules: vec![head], parts: vec![vocab_size], gemms: GemmFormat::Compute, dropout: None };
-        let (mut outputs, _) = B::project(Prologue::None { x: hidden_cd }, &group, Epilogue::None, Keep::Nothing);
-        outputs.pop().expect("a group of one part has one output")
+        let (outputs, _) = B::project(Prologue::None { x: hidden_cd }, &group, Epilogue::None, Keep::Nothing);
+        into_single(outputs)
     }
 
     pub(crate) fn head(&self) -> Weight<B> {

@@ -24,7 +24,7 @@ pub enum ModelError {
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// What the operating system said.
+        /// What the operating system reported.
         source: IoError,
     },
 
@@ -205,7 +205,7 @@ pub enum ModelError {
         name: String,
         /// The file that holds it.
         path: PathBuf,
-        /// What the operating system said.
+        /// What the operating system reported.
         source: IoError,
     },
 

@@ -7,6 +7,7 @@
 
 use burn_tensor::Tensor;
 use firebrick_arch::Activation;
+use firebrick_kernels::linear::{into_parts, into_single};
 use firebrick_kernels::{Epilogue, GradientSink, Keep, Kernels, ProjectSaved, Prologue, Routing};
 
 use crate::linear::{AdapterPass, Linear, LinearGroup};
@@ -43,11 +44,6 @@ pub(crate) struct SavedExperts<B: Kernels> {
     y_sd: Tensor<B, 2>,
 }
 
-fn single<B: Kernels>(mut outputs: Vec<Tensor<B, 2>>) -> Tensor<B, 2> {
-    assert_eq!(outputs.len(), 1, "a router and a down projection have one part");
-    outputs.remove(0)
-}
-
 impl<B: Kernels> Experts<B> {
     /// The residual stream `h` plus the weighted outputs of the experts.
     pub(crate) fn forward(
@@ -60,7 +56,7 @@ impl<B: Kernels> Experts<B> {
         let device = h_nd.device();
         let x_nd = norm.forward(h_nd.clone());
         let (logits, router) = self.router.forward(Prologue::None { x: x_nd.clone() }, Epilogue::None, keep, adapters);
-        let routing = B::route(single(logits), self.top_k, self.normalizes_weights);
+        let routing = B::route(into_single(logits), self.top_k, self.normalizes_weights);
         let rows = B::split_rows(B::dispatch(x_nd, &routing), &routing.rows);
         let (outputs, experts): (Vec<_>, Vec<_>) = B::with_varying_sizes(&device, || {
             let with_rows = self.with_rows(&routing).zip(rows);
@@ -81,10 +77,10 @@ impl<B: Kernels> Experts<B> {
         adapters: AdapterPass,
     ) -> (Tensor<B, 2>, Option<SavedExpert<B>>) {
         let (outputs, saved_gate_up) = gate_up.forward(Prologue::None { x }, Epilogue::None, keep, adapters);
-        let [gate, up]: [_; 2] = outputs.try_into().expect("gate and up are two parts");
+        let [gate, up] = into_parts(outputs);
         let gated = Prologue::Gated { gate, up, activation: self.activation };
         let (y, saved_down) = down.forward(gated, Epilogue::None, keep, adapters);
-        (single(y), saved_gate_up.zip(saved_down).map(Into::into))
+        (into_single(y), saved_gate_up.zip(saved_down).map(Into::into))
     }
 
     /// From the gradient of the output to the gradient of `h`; gradients of parameters go to the sink.

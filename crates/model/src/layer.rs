@@ -9,6 +9,7 @@
 
 use burn_tensor::Tensor;
 use firebrick_arch::LayerSpec;
+use firebrick_kernels::linear::{into_parts, into_single};
 use firebrick_kernels::{
     AttentionOutput, CachedTokens, Documents, Epilogue, GradientSink, HeadsEpilogue, Keep, Kernels, KvCache, Parameter,
     ProjectSaved, Prologue, QkNorms, Qkv, RotaryTables,
@@ -159,16 +160,6 @@ pub(crate) enum Attend<'a, B: Kernels> {
     Cached { tokens: &'a CachedTokens<B>, cache: &'a mut KvCache<B> },
 }
 
-fn pair<B: Kernels>(outputs: Vec<Tensor<B, 2>>) -> [Tensor<B, 2>; 2] {
-    outputs.try_into().unwrap_or_else(|outputs: Vec<_>| panic!("expected gate and up, got {} parts", outputs.len()))
-}
-
-fn single<B: Kernels>(outputs: Vec<Tensor<B, 2>>) -> Tensor<B, 2> {
-    let [output] =
-        outputs.try_into().unwrap_or_else(|outputs: Vec<_>| panic!("expected one part, got {}", outputs.len()));
-    output
-}
-
 /// The input of a group, normalized where there is a norm.
 fn input<B: Kernels>(x: Tensor<B, 2>, norm: Option<&Norm<B>>) -> Prologue<B> {
     match norm {
@@ -238,7 +229,7 @@ impl<B: Kernels> Layer<B> {
         let epilogue = added_to(x_nd, self.after_attention.as_ref());
         let prologue = Prologue::None { x: o };
         let (h_nd, attention_output) = self.attention_output.forward(prologue, epilogue, of_output, adapters);
-        AfterAttention { qkv, heads, output, attention_output, h_nd: single(h_nd) }
+        AfterAttention { qkv, heads, output, attention_output, h_nd: into_single(h_nd) }
     }
 
     /// What the backward of the attention half needs, from its input and what it computed and kept. The output projection does not run,
@@ -271,8 +262,7 @@ impl<B: Kernels> Layer<B> {
     ) -> (Qkv<B>, Option<Box<ProjectSaved<B>>>) {
         let prologue = input(x_nd, self.before_attention.as_ref());
         let (outputs, saved) = self.qkv.forward(prologue, Epilogue::Heads(self.heads_epilogue(rotary)), keep, adapters);
-        let [q, k, v]: [_; 3] =
-            outputs.try_into().unwrap_or_else(|parts: Vec<_>| panic!("expected q, k and v, got {} parts", parts.len()));
+        let [q, k, v] = into_parts(outputs);
         (Qkv { q, k, v }, saved)
     }
 
@@ -304,7 +294,7 @@ impl<B: Kernels> Layer<B> {
                 let (epilogue, keep) =
                     (added_to(h_nd, self.after_mlp.as_ref()), kept_of_inputs(self.after_mlp.is_some()));
                 let (y_nd, saved) = down.forward(gated, epilogue, keep, adapters);
-                (single(y_nd), saved.and_then(|saved| saved.low_rank))
+                (into_single(y_nd), saved.and_then(|saved| saved.low_rank))
             }
             Mlp::Experts(_) => (self.forward_mlp(h_nd, Keep::Nothing, adapters).0, None),
         }
@@ -332,7 +322,7 @@ impl<B: Kernels> Layer<B> {
     ) -> (Prologue<B>, Option<Box<ProjectSaved<B>>>) {
         let prologue = input(h_nd, self.before_mlp.as_ref());
         let (outputs, saved) = gate_up.forward(prologue, Epilogue::None, keep, adapters);
-        let [gate, up] = pair(outputs);
+        let [gate, up] = into_parts(outputs);
         (Prologue::Gated { gate, up, activation: self.spec.mlp.activation() }, saved)
     }
 
@@ -346,7 +336,7 @@ impl<B: Kernels> Layer<B> {
     ) -> (Tensor<B, 2>, Option<SavedMlp<B>>) {
         let (gated, gate_up) = self.forward_gate(gate_up, h_nd.clone(), keep, adapters);
         let (y_nd, down) = down.forward(gated, added_to(h_nd, self.after_mlp.as_ref()), keep, adapters);
-        (single(y_nd), gate_up.zip(down).map(|(gate_up, down)| SavedMlp::Gated { gate_up, down }))
+        (into_single(y_nd), gate_up.zip(down).map(|(gate_up, down)| SavedMlp::Gated { gate_up, down }))
     }
 
     /// From the gradient of the output to the gradient of the input; gradients of parameters go to the sink.

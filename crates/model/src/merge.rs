@@ -274,8 +274,8 @@ fn norm(row: &[f32]) -> f64 {
 /// Rows of these norms, in their own directions; a norm may be negative, as DoRA's magnitudes may.
 fn set_norms(values: &mut [f32], norms: &[f32]) {
     let inputs = values.len() / norms.len().max(1);
-    for (row, &wanted) in values.chunks_mut(inputs.max(1)).zip(norms) {
-        let factor = f64::from(wanted) / norm(row);
+    for (row, &target) in values.chunks_mut(inputs.max(1)).zip(norms) {
+        let factor = f64::from(target) / norm(row);
         row.iter_mut().for_each(|value| *value = (f64::from(*value) * factor) as f32);
     }
 }

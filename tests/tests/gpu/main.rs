@@ -192,9 +192,9 @@ fn losses_in_fp8_do_not_depend_on_where_the_scales_are_applied() {
         let changes = [mode, &["compute=fp8"]].concat();
         let usual = losses("cuda", &changes);
         for way in ways {
-            let card_s_own = scale_rows(&Default::default(), way);
+            let default_scaling = scale_rows(&Default::default(), way);
             let found = losses("cuda", &changes);
-            scale_rows(&Default::default(), card_s_own);
+            scale_rows(&Default::default(), default_scaling);
             let differs = usual.iter().zip(&found).map(|(usual, found)| (usual - found).abs()).fold(0.0, f64::max);
             assert!(differs > 0.0 && differs < tolerance, "{mode:?} {way:?}: {found:?} for {usual:?}");
         }

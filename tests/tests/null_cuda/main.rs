@@ -189,7 +189,7 @@ fn texts_are_written_by_graphs() {
 fn steps_in_8_bit_floats() {
     BackendKind::Cuda.probe().expect("the libraries are found");
     let device = Default::default();
-    let card_s_own = scale_rows(&device, RowScaling::Afterwards);
+    let default_scaling = scale_rows(&device, RowScaling::Afterwards);
     for (storage, adapter) in [(NF4, Some("tiny-llama-lora")), (TRAINED, None)] {
         let launches = |scaling| {
             scale_rows(&device, scaling);
@@ -197,8 +197,8 @@ fn steps_in_8_bit_floats() {
             let trainer = trainer::<Cuda>("tiny-llama", adapter, storage, DType::BF16, GemmFormat::Fp8, pass);
             steps_are_alike(trainer, [39, 29, 61], &format!("{storage:?} {scaling:?}"))
         };
-        let (own, passes) = (launches(card_s_own), launches(RowScaling::Afterwards));
-        match card_s_own {
+        let (own, passes) = (launches(default_scaling), launches(RowScaling::Afterwards));
+        match default_scaling {
             RowScaling::Afterwards => assert_eq!(own, passes),
             // A pass over the result of each of these GEMMs.
             RowScaling::InGemm { .. } => assert!(own < passes, "{own} launches, {passes} with passes"),

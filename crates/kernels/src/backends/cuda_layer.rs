@@ -105,7 +105,7 @@ impl Layer {
         };
         let gate_up: &[usize] = if self.recompute.repeats_gemms() { &[gate_up] } else { &[] };
         // Norms and activated values that the backward computes again.
-        let again = |width: usize| if self.recompute == Recompute::None { vec![] } else { vec![width] };
+        let recomputed = |width: usize| if self.recompute == Recompute::None { vec![] } else { vec![width] };
         vec![
             [&in_attention[..], &[normed_qkv]].concat(),
             [&in_mlp[..], gate_up, &[normed_gate]].concat(),
@@ -115,9 +115,9 @@ impl Layer {
             vec![hidden; 3],
             [&in_mlp[..], gate_up, &self.routed, &[gradient, activated], &normed_outputs[..self.normed_outputs.min(1)]]
                 .concat(),
-            [&in_mlp[..], gate_up, &[gradient, gradient], &again(hidden)].concat(),
+            [&in_mlp[..], gate_up, &[gradient, gradient], &recomputed(hidden)].concat(),
             [&in_attention[..], &[gradient, query], &heads].concat(),
-            [&[gradient, gradient][..], &again(hidden), raw].concat(),
+            [&[gradient, gradient][..], &recomputed(hidden), raw].concat(),
         ]
     }
 }

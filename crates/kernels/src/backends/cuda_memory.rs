@@ -158,7 +158,7 @@ fn converted_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let converts_all = training.needs_conversion() && training.gemms == GemmFormat::Compute;
     // Buffers of one shape are one buffer.
     let mut shapes: BTreeSet<[usize; 2]> = BTreeSet::new();
-    for group in (0..model.layers.len()).flat_map(|layer| model.groups(layer)) {
+    for group in model.all_groups() {
         let appended = appended_to(&group, training);
         if !converts_all && appended == 0 {
             continue;
@@ -179,8 +179,7 @@ pub fn converted_weights_bytes(model: &ModelSpec, training: &TrainingShape) -> [
     if !is_quantized || training.divided.weights_elsewhere > 0 {
         return [0; 2];
     }
-    let groups = (0..model.layers.len()).flat_map(|layer| model.groups(layer));
-    groups.fold([0; 2], |sum, group| {
+    model.all_groups().fold([0; 2], |sum, group| {
         let bytes = match training.gemms {
             GemmFormat::Compute => [converted_values(&group, training) * training.activation_bytes() as usize, 0],
             GemmFormat::Fp8 => fp8_weight_bytes(&group, training),
@@ -200,7 +199,7 @@ fn fp8_bytes(model: &ModelSpec, training: &TrainingShape) -> [u64; 2] {
     if training.gemms == GemmFormat::Compute {
         return [0; 2];
     }
-    let groups: Vec<_> = (0..model.layers.len()).flat_map(|layer| model.groups(layer)).collect();
+    let groups: Vec<_> = model.all_groups().collect();
     // Buffers of one shape are one buffer.
     let weights: BTreeSet<_> = groups
         .iter()

@@ -110,9 +110,9 @@ pub(super) fn low_rank_tile(ranks: &[usize]) -> Option<usize> {
 /// norm scales.
 pub(super) fn low_rank_sums_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     let scaled = |group: &GroupSpec| ranks_in(group, training).iter().sum::<usize>() as u64;
-    let scaled = all_groups(model).map(|group| scaled(&group)).max().unwrap_or(0);
+    let scaled = model.all_groups().map(|group| scaled(&group)).max().unwrap_or(0);
     let of_group = |group: GroupSpec| output_sums(&group, training).max(gated_sums(&group, training));
-    let sums = all_groups(model).map(of_group).max().unwrap_or(0).max(input_sums_of_any(model, training));
+    let sums = model.all_groups().map(of_group).max().unwrap_or(0).max(input_sums_of_any(model, training));
     4 * sums as u64 + training.tokens() * scaled * training.activation_bytes()
 }
 
@@ -122,11 +122,7 @@ pub(super) fn forward_sums_bytes(model: &ModelSpec, pass: &TrainingShape) -> u64
 }
 
 fn input_sums_of_any(model: &ModelSpec, training: &TrainingShape) -> usize {
-    all_groups(model).map(|group| input_sums(&group, training)).max().unwrap_or(0)
-}
-
-fn all_groups(model: &ModelSpec) -> impl Iterator<Item = GroupSpec> {
-    (0..model.layers.len()).flat_map(|layer| model.groups(layer))
+    model.all_groups().map(|group| input_sums(&group, training)).max().unwrap_or(0)
 }
 
 /// The rank that passes over a group are compiled for, of its adapters.

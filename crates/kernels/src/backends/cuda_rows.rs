@@ -11,7 +11,7 @@ use crate::memory::estimate::TrainingShape;
 /// Ranks are appended to the inner dimension of a group's GEMM while they are at most this part of it; more are separate GEMMs, which
 /// read and write the outputs once more but multiply with no zeros.
 const MAX_APPENDED_DIVISOR: usize = 8;
-/// Rows with appended columns begin on multiples of this many values, as matrix units like them.
+/// Rows with appended columns begin on multiples of this many values: matrix units read aligned rows fastest.
 pub(super) const ROW_MULTIPLE: usize = 64;
 /// Inner widths of GEMMs in 8-bit floats are multiples of this: one tile.
 const FP8_MULTIPLE: usize = 128;
@@ -60,8 +60,8 @@ pub(super) fn saved_low_rank_bytes(model: &ModelSpec, training: &TrainingShape) 
             });
         }
     }
-    let again = if training.recompute.repeats_gemms() { SAVED_RANKS } else { 0 };
-    training.tokens() * (saved.allocated + again) as u64 * training.activation_bytes()
+    let recomputed = if training.recompute.repeats_gemms() { SAVED_RANKS } else { 0 };
+    training.tokens() * (saved.allocated + recomputed) as u64 * training.activation_bytes()
 }
 
 /// The allocations of `x Aᵀ`: a group goes into the last one, or into a new one if it does not fit.
@@ -122,13 +122,12 @@ pub fn fp8_refusal(model: &ModelSpec) -> Option<String> {
     if model.is_mixture() {
         return Some("experts are multiplied in the compute format only".to_owned());
     }
-    let groups = (0..model.layers.len()).flat_map(|layer| model.groups(layer));
     let wrong = |group: &GroupSpec| {
         let width = [group.in_features, group.out_features()].into_iter().find(|width| !width.is_multiple_of(16))?;
         let module = &group.modules.first()?.path;
         Some(format!("{module} has a width of {width}, and 8-bit floats need multiples of 16"))
     };
-    groups.filter_map(|group| wrong(&group)).next()
+    model.all_groups().find_map(|group| wrong(&group))
 }
 
 /// In words: the groups of a layer whose adapters are appended, and those whose GEMMs are separate; `None` without adapters.

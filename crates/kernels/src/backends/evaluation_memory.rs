@@ -8,7 +8,7 @@ use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::MemoryLine;
 
 use super::cuda_layer::buffers_per_token;
-use super::reference_memory::{logit_copies, score_copies};
+use super::reference_memory::{logit_copies, score_bytes, score_copies};
 use super::{BackendKind, cuda_memory, reference_memory};
 use crate::memory::estimate::{Recompute, TrainingShape, line, sum};
 use crate::memory::evaluation::{Answers, EvaluatedRows};
@@ -40,13 +40,9 @@ fn scored(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, row
         BackendKind::Cuda => 0,
         BackendKind::Flex | BackendKind::Candle | BackendKind::Wgpu => chunk * 4 * logit_copies(model),
     };
-    let scored_tokens = match backend {
-        BackendKind::Flex | BackendKind::Cuda => 0,
-        BackendKind::Candle | BackendKind::Wgpu => training.longest_document,
-    };
     let mut lines = forward(backend, model, &pass);
     lines.extend([
-        scores(model, scored_tokens),
+        scores(backend, model, training.longest_document),
         line("predictions", logits * model.vocab_size as u64, format!("from the logits of up to {chunk} tokens")),
     ]);
     lines
@@ -58,14 +54,10 @@ fn answered(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, a
     let value = training.activation_bytes();
     // All prompts are read in one pass; later passes have one token each. A cache has the rows of all tokens from the start.
     let pass = TrainingShape { micro_batch_size: 1, row_len: tokens, ..training.clone() };
-    let scored_tokens = match backend {
-        BackendKind::Flex | BackendKind::Cuda => 0,
-        BackendKind::Candle | BackendKind::Wgpu => longest,
-    };
     let per_token: u64 = model.layers.iter().map(|layer| 2 * layer.attention.kv_size() as u64 * value).sum();
     let mut lines = forward(backend, model, &pass);
     lines.extend([
-        scores(model, scored_tokens),
+        scores(backend, model, longest),
         line(
             "keys and values",
             tokens as u64 * per_token,
@@ -113,10 +105,8 @@ fn widest_layer(model: &ModelSpec) -> u64 {
     widths.max().unwrap_or(0)
 }
 
-fn scores(model: &ModelSpec, tokens: usize) -> MemoryLine {
-    let heads = model.layers.iter().map(|layer| layer.attention.heads as u64).max().unwrap_or(0);
-    let copies = score_copies(model);
-    let bytes = heads * (tokens as u64).pow(2) * 4 * copies;
+fn scores(backend: BackendKind, model: &ModelSpec, tokens: usize) -> MemoryLine {
+    let (bytes, copies) = (score_bytes(backend, model, tokens), score_copies(model));
     line("attention scores", bytes, format!("{copies} f32 copies of the scores of {tokens} tokens"))
 }
 

@@ -59,6 +59,11 @@ impl BackendKind {
     pub fn is_cpu(self) -> bool {
         matches!(self, Self::Flex | Self::Candle)
     }
+
+    /// Whether attention holds the scores of a whole document at a time; the other backends hold those of one block of queries.
+    pub(super) fn materializes_scores(self) -> bool {
+        matches!(self, Self::Candle | Self::Wgpu)
+    }
 }
 
 impl fmt::Display for BackendKind {

@@ -19,6 +19,15 @@ pub(super) fn score_copies(model: &ModelSpec) -> u64 {
     if model.layers.iter().any(|layer| layer.attention.soft_cap.is_some()) { 4 } else { 3 }
 }
 
+/// Bytes of all copies of the scores over a document of `tokens` tokens; 0 where the backend has them block by block.
+pub(super) fn score_bytes(backend: BackendKind, model: &ModelSpec, tokens: usize) -> u64 {
+    if !backend.materializes_scores() {
+        return 0;
+    }
+    let heads = model.layers.iter().map(|layer| layer.attention.heads as u64).max().unwrap_or(0);
+    heads * (tokens as u64).pow(2) * 4 * score_copies(model)
+}
+
 /// The more demanding of the two moments that never coincide: the loss, and the backward of one layer.
 pub(super) fn lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {
     let (layer, loss) = (layer_lines(backend, model, training), loss_lines(model, training));
@@ -38,9 +47,6 @@ fn layer_lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape
         let routed = if mlp.is_mixture() { 2 * mlp.rows_per_token() * model.hidden_size } else { 0 };
         (3 * mlp.rows_per_token() * mlp.intermediate_size() + routed + 2 * model.hidden_size) as u64 * value
     });
-    // Flex holds the scores of one block of queries at a time, the reference body those of a whole document.
-    let scored = if backend == BackendKind::Flex { 0 } else { training.longest_document as u64 };
-    let scores = widest(&|layer| model.layers[layer].attention.heads as u64) * scored * scored;
     vec![
         line(
             "recomputed layer",
@@ -67,8 +73,12 @@ fn layer_lines(backend: BackendKind, model: &ModelSpec, training: &TrainingShape
         ),
         line(
             "attention scores",
-            scores * 4 * score_copies(model),
-            format!("{} f32 copies of the scores of a document of {scored} tokens", score_copies(model)),
+            score_bytes(backend, model, training.longest_document),
+            format!(
+                "{} f32 copies of the scores of a document of {} tokens",
+                score_copies(model),
+                training.longest_document
+            ),
         ),
     ]
 }

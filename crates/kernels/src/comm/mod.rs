@@ -39,7 +39,7 @@ pub enum CommError {
         world_size: usize,
         /// What was under way.
         operation: &'static str,
-        /// What the transport said.
+        /// What the transport reported.
         problem: String,
     },
     /// Ranks disagree about what is exchanged.
@@ -62,7 +62,7 @@ pub enum CommError {
     NoLibrary {
         /// This rank.
         rank: usize,
-        /// What the library, or the search for it, said.
+        /// What the library, or the search for it, reported.
         problem: String,
     },
 }

@@ -352,6 +352,29 @@ pub struct ModuleGradients<B: Backend> {
     pub magnitude: Option<Tensor<B, 1>>,
 }
 
+/// The tensors of a group, one per part, as an array.
+///
+/// # Panics
+/// If the group has another number of parts, which is a bug of the caller or of a backend.
+#[track_caller]
+pub fn into_parts<const N: usize, T>(parts: Vec<T>) -> [T; N] {
+    let count = parts.len();
+    let Ok(parts) = <[T; N]>::try_from(parts) else {
+        panic!("expected a group of linear modules with {N} parts, got {count}");
+    };
+    parts
+}
+
+/// The tensor of a group of one part.
+///
+/// # Panics
+/// If the group has another number of parts, which is a bug of the caller or of a backend.
+#[track_caller]
+pub fn into_single<T>(parts: Vec<T>) -> T {
+    let [part] = into_parts(parts);
+    part
+}
+
 /// Linear layers with what surrounds them.
 pub trait LinearOps: NormOps + WeightOps {
     /// Prologue, GEMM of the whole group, epilogue: one `[n, part]` per part of the group, in the compute dtype (the dtype of the

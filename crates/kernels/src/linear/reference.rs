@@ -16,7 +16,7 @@ use super::fp8_reference;
 use super::{
     Adapter, Dropout, Epilogue, GemmFormat, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Module,
     ModuleGradients, ProjectGradients, ProjectSaved, Prologue, RotaryTables, SavedHeads, SavedOutputNorm,
-    WeightGradient,
+    WeightGradient, into_parts, into_single,
 };
 use crate::dtype::{to_dtype, to_f32};
 use crate::norm::NormWeight;
@@ -61,7 +61,7 @@ pub fn project_backward<B: LinearOps>(
     };
     let (d_parts, output_norm) = match output_norm {
         Some(SavedOutputNorm { norm, raw }) => {
-            let (d_raw, d_weight) = B::rms_norm_backward(raw, &norm, single(d_parts), None);
+            let (d_raw, d_weight) = B::rms_norm_backward(raw, &norm, into_single(d_parts), None);
             (vec![d_raw], d_weight)
         }
         None => (d_parts, None),
@@ -275,15 +275,15 @@ fn regroup<B: Backend>(pieces: Vec<Tensor<B, 2>>, from: &[Range<usize>], to: &[R
         return pieces;
     }
     let overlap = |a: &Range<usize>, b: &Range<usize>| a.start.max(b.start)..a.end.min(b.end);
-    let cut = |wanted: &Range<usize>| {
+    let cut = |target: &Range<usize>| {
         let mut parts: Vec<Tensor<B, 2>> = Vec::new();
         for (piece, place) in pieces.iter().zip(from) {
-            let shared = overlap(place, wanted);
+            let shared = overlap(place, target);
             if !shared.is_empty() {
                 parts.push(piece.clone().narrow(1, shared.start - place.start, shared.len()));
             }
         }
-        assert!(!parts.is_empty(), "no column of {from:?} lies in {wanted:?}");
+        assert!(!parts.is_empty(), "no column of {from:?} lies in {target:?}");
         if parts.len() == 1 { parts.remove(0) } else { Tensor::cat(parts, 1) }
     };
     to.iter().map(cut).collect()
@@ -295,14 +295,14 @@ type AfterEpilogue<B> = (Vec<Tensor<B, 2>>, Option<SavedHeads<B>>, Option<SavedO
 fn apply_epilogue<B: LinearOps>(parts: Vec<Tensor<B, 2>>, epilogue: Epilogue<B>, keep: Keep) -> AfterEpilogue<B> {
     match epilogue {
         Epilogue::None => (parts, None, None),
-        Epilogue::Residual(residual_no) => (vec![single(parts).add(residual_no)], None, None),
+        Epilogue::Residual(residual_no) => (vec![into_single(parts).add(residual_no)], None, None),
         Epilogue::NormResidual { norm, residual } => {
-            let raw = single(parts);
+            let raw = into_single(parts);
             let output = B::rms_norm_add(raw.clone(), &norm, residual);
             (vec![output], None, (keep != Keep::Nothing).then_some(SavedOutputNorm { norm, raw }))
         }
         Epilogue::Heads(heads) => {
-            let [q, k, v] = three(parts);
+            let [q, k, v] = into_parts(parts);
             let raw = (heads.qk_norm.is_some() && keep != Keep::Nothing).then(|| (q.clone(), k.clone()));
             let norms = heads.qk_norm.as_ref();
             let q = rotated(normalized(q, norms.map(|norms| &norms.q)), &heads);
@@ -310,15 +310,6 @@ fn apply_epilogue<B: LinearOps>(parts: Vec<Tensor<B, 2>>, epilogue: Epilogue<B>,
             (vec![q, k, v], Some(SavedHeads { epilogue: heads, raw }), None)
         }
     }
-}
-
-fn single<B: Backend>(mut parts: Vec<Tensor<B, 2>>) -> Tensor<B, 2> {
-    assert_eq!(parts.len(), 1, "a residual is added to a group of one part");
-    parts.remove(0)
-}
-
-fn three<T>(parts: Vec<T>) -> [T; 3] {
-    parts.try_into().unwrap_or_else(|parts: Vec<T>| panic!("heads need the parts q, k and v, got {}", parts.len()))
 }
 
 fn rotated<B: LinearOps>(x: Tensor<B, 2>, heads: &HeadsEpilogue<B>) -> Tensor<B, 2> {
@@ -346,7 +337,7 @@ fn heads_backward<B: LinearOps>(
     d_outputs: Vec<Tensor<B, 2>>,
 ) -> (Vec<Tensor<B, 2>>, [Option<Tensor<B, 1>>; 2]) {
     let SavedHeads { epilogue: heads, raw } = saved;
-    let [dq, dk, dv] = three(d_outputs);
+    let [dq, dk, dv] = into_parts(d_outputs);
     let back = |d: Tensor<B, 2>| match &heads.rotary {
         Some(tables) => B::rotary_backward(d, tables, heads.head_dim),
         None => d,

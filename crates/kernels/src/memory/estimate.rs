@@ -71,6 +71,17 @@ pub enum BaseStorage {
     Frozen(Format),
 }
 
+impl BaseStorage {
+    /// How the weights of linear modules are stored, next to adapters or without any.
+    #[must_use]
+    pub fn stored_format(self, has_adapters: bool) -> Format {
+        match self {
+            Self::Frozen(format) if has_adapters => format,
+            Self::Frozen(_) | Self::Trained => Format::F32,
+        }
+    }
+}
+
 /// How a model is trained, as far as memory depends on it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingShape {
@@ -133,7 +144,7 @@ pub struct DividedBytes {
 }
 
 /// Bytes of a trained parameter, and of its gradient: both are f32.
-const TRAINED_BYTES: u64 = 4;
+pub const TRAINED_BYTES: u64 = 4;
 
 /// Values per target of a pair: log-probabilities, the document, weights, and whether it belongs to the answer.
 const PAIR_VALUES: u64 = 4;
@@ -164,10 +175,7 @@ impl TrainingShape {
 
     /// How the weights of linear modules are stored.
     pub(crate) fn stored_format(&self) -> Format {
-        match (&self.lora, self.base) {
-            (None, _) | (_, BaseStorage::Trained) => Format::F32,
-            (Some(_), BaseStorage::Frozen(format)) => format,
-        }
+        self.base.stored_format(self.lora.is_some())
     }
 
     /// Bytes of the frozen base; 0 where every parameter trains.

@@ -17,12 +17,12 @@ pub fn step_work(model: &ModelSpec, training: &TrainingShape, micro_batches: usi
     let tokens = training.tokens() as f64 * micro_batches as f64;
     let weight_gradient = if training.lora.is_some() { 0.0 } else { 1.0 };
     let head = (model.vocab_size * model.hidden_size) as f64;
-    let (forward, again) = (all_projections(model), recomputed(model, training));
+    let (forward, repeated) = (all_projections(model), recomputed(model, training));
     let reference = reference_passes(training);
     // Pairs take a second pass over the head, and one more for their reference.
     let heads = if training.pairs.is_some() { 1.0 + reference } else { 0.0 };
     // The same weights, forward and for the gradient of the input.
-    let frozen = 2.0 * tokens * ((2.0 + reference) * forward + again);
+    let frozen = 2.0 * tokens * ((2.0 + reference) * forward + repeated);
     let head = head * (2.0 + weight_gradient + heads);
     let others = 2.0 * tokens * (forward * weight_gradient + head + adapter(model, training));
     let [of_tokens, of_steps] = dora(model, training);
@@ -48,14 +48,18 @@ pub fn step_work(model: &ModelSpec, training: &TrainingShape, micro_batches: usi
 
 /// The part of tokens that a linear module reads, the module, the width of its input, and whether it runs forward a second time.
 fn modules(model: &ModelSpec, recompute: Recompute) -> impl Iterator<Item = (f64, ModuleSpec, usize, bool)> + '_ {
-    let groups = (0..model.layers.len()).flat_map(move |layer| {
+    groups(model, recompute).flat_map(|(share, is_repeated, group)| {
+        let in_features = group.in_features;
+        group.modules.into_iter().map(move |module| (share, module, in_features, is_repeated))
+    })
+}
+
+/// The part of tokens that a group reads, whether it runs forward a second time, and the group: of all layers.
+fn groups(model: &ModelSpec, recompute: Recompute) -> impl Iterator<Item = (f64, bool, GroupSpec)> + '_ {
+    (0..model.layers.len()).flat_map(move |layer| {
         let (mlp, norms) = (&model.layers[layer].mlp, model.layers[layer].norms.names());
         let of_group = move |group: GroupSpec| (share(mlp, group.kind), recompute.repeats(group.kind, &norms), group);
         model.groups(layer).into_iter().map(of_group)
-    });
-    groups.flat_map(|(share, again, group)| {
-        let in_features = group.in_features;
-        group.modules.into_iter().map(move |module| (share, module, in_features, again))
     })
 }
 
@@ -77,8 +81,8 @@ fn all_projections(model: &ModelSpec) -> f64 {
 
 /// Parameters of the linear modules that run forward a second time.
 fn recomputed(model: &ModelSpec, training: &TrainingShape) -> f64 {
-    let again = modules(model, training.recompute).filter(|&(.., again)| again);
-    again.map(|(share, module, inputs, _)| share * (module.out_features() * inputs) as f64).sum()
+    let repeated = modules(model, training.recompute).filter(|&(.., is_repeated)| is_repeated);
+    repeated.map(|(share, module, inputs, _)| share * (module.out_features() * inputs) as f64).sum()
 }
 
 /// The adapter's own GEMMs, in passes over its parameters: forward, recomputed forward, and two for the gradients of input and adapter.
@@ -87,7 +91,7 @@ fn adapter(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let Some(lora) = &training.lora else { return 0.0 };
     let parameters = |all: bool| -> f64 {
         let targets = modules(model, training.recompute)
-            .filter(|(_, module, _, again)| (all || *again) && lora.adapts(&module.path));
+            .filter(|(_, module, _, is_repeated)| (all || *is_repeated) && lora.adapts(&module.path));
         let rank = |module: &ModuleSpec| lora.rank_of(&module.path);
         targets
             .map(|(share, module, inputs, _)| share * (rank(&module) * (module.out_features() + inputs)) as f64)
@@ -104,11 +108,11 @@ fn dora(model: &ModelSpec, training: &TrainingShape) -> [f64; 2] {
     let (mut of_tokens, mut of_steps) = (0.0, 0.0);
     let repeats = training.recompute.repeats_gemms();
     let all = modules(model, training.recompute);
-    for (share, module, inputs, again) in all.filter(|(_, module, ..)| lora.adapts(&module.path)) {
+    for (share, module, inputs, is_repeated) in all.filter(|(_, module, ..)| lora.adapts(&module.path)) {
         let all = (module.out_features() * inputs) as f64;
         let parameters = share * all;
         let forwards = if repeats { 2.0 } else { 1.0 };
-        let missing = if repeats && !again { 1.0 } else { 0.0 };
+        let missing = if repeats && !is_repeated { 1.0 } else { 0.0 };
         let dropped = if lora.lora_dropout > 0.0 { forwards - missing + 1.0 } else { 0.0 };
         of_tokens += parameters * (missing + dropped);
         of_steps += all * lora.rank_of(&module.path) as f64;
@@ -147,8 +151,8 @@ fn weight_bytes(model: &ModelSpec, training: &TrainingShape) -> f64 {
 pub fn cuda_launches(model: &ModelSpec, training: &TrainingShape, micro_batches: usize) -> f64 {
     let [forward, backward] = kept_shares(model, training);
     let per_layer = 50.0 + 10.0 * (1.0 - 0.5 * (forward + backward));
-    let again = if training.recompute.repeats_gemms() { 4.0 / 3.0 } else { 1.0 };
-    per_layer * again * (model.layers.len() * micro_batches) as f64
+    let recompute_factor = if training.recompute.repeats_gemms() { 4.0 / 3.0 } else { 1.0 };
+    per_layer * recompute_factor * (model.layers.len() * micro_batches) as f64
 }
 
 /// Bytes of a weight's value as the layers' GEMMs read it.
@@ -181,14 +185,14 @@ fn activation_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
             MlpSpec::Gated { intermediate_size, .. } => (intermediate_size as u64 * value) as f64,
             MlpSpec::Experts { .. } => 0.0,
         };
-        let again = match training.recompute {
+        let recomputed_values = match training.recompute {
             Recompute::Full => everything - product,
             Recompute::Projections => {
                 everything - product - layer_values(model, layer).saved(training.recompute, value) as f64
             }
             Recompute::Selective | Recompute::None => 0.0,
         };
-        5.0 * everything + 2.0 * (again + reference_passes(training) * everything)
+        5.0 * everything + 2.0 * (recomputed_values + reference_passes(training) * everything)
     };
     let layers: f64 = (0..model.layers.len()).map(of_layer).sum();
     let logits = 4.0 * model.vocab_size as f64;
@@ -205,14 +209,11 @@ fn reference_passes(training: &TrainingShape) -> f64 {
 /// that flows through the adapters is written, and read and added under the mask.
 fn dropout_traffic(model: &ModelSpec, training: &TrainingShape) -> f64 {
     let Some(lora) = training.lora.as_ref().filter(|lora| lora.lora_dropout > 0.0) else { return 0.0 };
-    let groups = (0..model.layers.len()).flat_map(|layer| {
-        let (mlp, norms) = (&model.layers[layer].mlp, model.layers[layer].norms.names());
-        let again = move |kind| training.recompute.repeats(kind, &norms);
-        model.groups(layer).into_iter().map(move |group| (share(mlp, group.kind), again(group.kind), group))
-    });
-    let adapted = groups.filter(|(.., group)| group.modules.iter().any(|module| lora.adapts(&module.path)));
-    let passes = |again| if again { 10.0 } else { 8.0 };
-    let values: f64 = adapted.map(|(share, again, group)| share * passes(again) * group.in_features as f64).sum();
+    let is_adapted = |group: &GroupSpec| group.modules.iter().any(|module| lora.adapts(&module.path));
+    let adapted = groups(model, training.recompute).filter(|(.., group)| is_adapted(group));
+    let passes = |is_repeated| if is_repeated { 10.0 } else { 8.0 };
+    let values = adapted.map(|(share, is_repeated, group)| share * passes(is_repeated) * group.in_features as f64);
+    let values: f64 = values.sum();
     values * (training.tokens() * training.activation_bytes()) as f64
 }
 
@@ -258,9 +259,9 @@ mod tests {
 
     #[test]
     fn a_recomputed_layer_leaves_out_its_last_gemm_and_one_with_saved_attention_the_output_projection_too() {
-        let adapter_again = 41_943_040.0 - (4096.0 + 14_336.0) * 16.0 * 32.0;
+        let repeated_adapters = 41_943_040.0 - (4096.0 + 14_336.0) * 16.0 * 32.0;
         let flops = |recompute| work(&qlora(1, recompute), 1).matmul_flops / (2.0 * 4096.0);
-        let once_more = (218_103_808.0 - 4096.0 * 14_336.0) * 32.0 + adapter_again;
+        let once_more = (218_103_808.0 - 4096.0 * 14_336.0) * 32.0 + repeated_adapters;
         assert_eq!(flops(Recompute::Full) - flops(Recompute::None), once_more);
         let output_once_more = 4096.0 * 4096.0 * 32.0 + 2.0 * 4096.0 * 16.0 * 32.0;
         assert_eq!(flops(Recompute::Full) - flops(Recompute::Projections), output_once_more);
@@ -331,8 +332,9 @@ mod tests {
         assert!((launches(&training) / 958.0 - 1.0).abs() < 0.01);
         let kept = TrainingShape { kept_bytes: [1 << 34, 0], ..training.clone() };
         assert!((launches(&kept) / 805.0 - 1.0).abs() < 0.01);
-        let again = TrainingShape { recompute: Recompute::Full, ..training };
-        assert!(launches(&again) > launches(&kept) && cuda_launches(&model, &again, 2) == 2.0 * launches(&again));
+        let recomputing = TrainingShape { recompute: Recompute::Full, ..training };
+        assert!(launches(&recomputing) > launches(&kept));
+        assert_eq!(cuda_launches(&model, &recomputing, 2), 2.0 * launches(&recomputing));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 
 use burn_tensor::{DType, Tensor, TensorData};
 use firebrick_arch::{LoraConfig, LoraInit, ModuleSpec, Role, TensorSpec, lora_tensor_names};
+use firebrick_kernels::linear::into_single;
 use firebrick_kernels::{
     Epilogue, GemmFormat, Group, Keep, Kernels, Module, Parameter, Prologue, Weight, WeightGradient,
 };
@@ -156,8 +157,8 @@ fn times_transposed<B: Kernels>(x: Tensor<B, 2>, y: &Tensor<B, 2>) -> Tensor<B, 
         adapter: None,
     };
     let group = Group { modules: vec![module], parts: vec![columns], gemms: GemmFormat::Compute, dropout: None };
-    let (mut outputs, _) = B::project(Prologue::None { x }, &group, Epilogue::None, Keep::Nothing);
-    outputs.pop().expect("a group of one part has one output")
+    let (outputs, _) = B::project(Prologue::None { x }, &group, Epilogue::None, Keep::Nothing);
+    into_single(outputs)
 }
 
 /// Rows that span the same space and are orthonormal: `L⁻¹ x` with `x xᵀ = L Lᵀ`, twice, because f32 loses part of the first.

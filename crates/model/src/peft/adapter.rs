@@ -118,9 +118,9 @@ pub fn check_adapter(dir: &Path, spec: &ModelSpec, expected: &LoraConfig) -> Res
         .map(|((key, found), (_, expected))| format!("{key} = {found}, not {expected}"))
         .collect();
     if !differences.is_empty() {
-        let is_said = |(_, value): &&(&str, String)| !["nothing", "{}"].contains(&value.as_str());
-        let said: Vec<_> = settings.iter().filter(is_said).map(|(key, value)| format!("{key} = {value}")).collect();
-        let settings = said.join(", ");
+        let is_set = |(_, value): &&(&str, String)| !["nothing", "{}"].contains(&value.as_str());
+        let set: Vec<_> = settings.iter().filter(is_set).map(|(key, value)| format!("{key} = {value}")).collect();
+        let settings = set.join(", ");
         return Err(ModelError::OtherAdapter { dir: dir.to_path_buf(), differences, settings });
     }
     let path = dir.join(ADAPTER_WEIGHTS_FILE);

@@ -7,12 +7,9 @@
 use std::collections::BTreeMap;
 
 use firebrick_arch::{LoraConfig, ModelSpec, Role, TensorSpec};
-use firebrick_kernels::{BaseStorage, DividedBytes};
+use firebrick_kernels::{BaseStorage, DividedBytes, TRAINED_BYTES};
 use firebrick_parallel::{BUCKET_BYTES, owners};
 use firebrick_precision::Format;
-
-/// Bytes of a gradient, and of a weight that trains.
-const TRAINED_BYTES: u64 = 4;
 
 /// The rank that has each weight of the layers, where ranks divide them: a trained one is where its optimizer state is.
 pub fn weight_owners(spec: &ModelSpec, trains: bool, world_size: usize) -> BTreeMap<String, usize> {
@@ -44,10 +41,7 @@ pub(super) fn divided_bytes(
         (divided.gradients_elsewhere, divided.gradients_leaving) = gradients(trained, world_size);
     }
     if stage >= 3 {
-        let stored = match (lora, base) {
-            (Some(_), BaseStorage::Frozen(format)) => format,
-            (None, _) | (_, BaseStorage::Trained) => Format::F32,
-        };
+        let stored = base.stored_format(lora.is_some());
         (divided.weights_elsewhere, divided.weights_borrowed) = weights(spec, lora.is_none(), stored, world_size);
     }
     divided

@@ -231,7 +231,7 @@ fn step_time(
 }
 
 fn machine_reason(spec: Option<&AcceleratorSpec>, measured: Option<&MeasuredPeaks>, is_named: bool) -> String {
-    let whence = if is_named { "--for" } else { "found here" };
+    let origin = if is_named { "--for" } else { "found here" };
     let documented = spec.map(|spec| {
         let unverified = spec.unverified();
         let doubt =
@@ -250,7 +250,7 @@ fn machine_reason(spec: Option<&AcceleratorSpec>, measured: Option<&MeasuredPeak
         format!("measured here by profile --measure: {} TFLOP/s, {:.2} TB/s", gemms.join(", "), peaks.copy_tb_s)
     });
     let rates: Vec<String> = measured.into_iter().chain(documented).collect();
-    format!("{whence}: {}", rates.join("; "))
+    format!("{origin}: {}", rates.join("; "))
 }
 
 fn step_reason(
@@ -265,7 +265,7 @@ fn step_reason(
         StepBound::Memory => "memory traffic",
         StepBound::HostLink => "copies to the host",
     };
-    let whence = match (measured, spec) {
+    let origin = match (measured, spec) {
         (Some(_), _) => "measured on this machine, and its copies".to_owned(),
         (None, Some(spec)) => spec.sustained_share().1,
         (None, None) => unreachable!("a forecast rests on one of them"),
@@ -286,7 +286,7 @@ fn step_reason(
     };
     format!(
         "at least, at the peaks, {bound} ({:.3} s of arithmetic, {:.3} of memory traffic, {:.3} of copies); at most {ALLOWANCE} times all in turn, \
-         GEMMs at {:.0} % of the peak ({whence}){other_kernels}{launches}",
+         GEMMs at {:.0} % of the peak ({origin}){other_kernels}{launches}",
         step.t_math,
         step.t_memory,
         step.t_host,

@@ -105,8 +105,8 @@ impl Engine {
         if super::flash::takes(q.dtype, sizes.head_dim) {
             let recomputed = (!is_heads_tokens(layout, documents)).then(|| {
                 let log_sum_exp = self.empty_matrix(sizes.query_heads, sizes.tokens, DType::F32);
-                let again = self.empty_matrix(o.rows, o.width, o.dtype);
-                self.flash_forward(&sizes, forward, &again, &log_sum_exp, documents);
+                let recomputed_o = self.empty_matrix(o.rows, o.width, o.dtype);
+                self.flash_forward(&sizes, forward, &recomputed_o, &log_sum_exp, documents);
                 log_sum_exp
             });
             let gradients = Gradients::new(self, &forward);

@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use firebrick_cuda::{Context, CudaError, FailedLaunch};
 
-/// What CubeCL's queue threads said last and the panic hook did not print.
+/// The last message of CubeCL's queue threads, which the panic hook did not print.
 static SUPPRESSED: Mutex<Option<String>> = Mutex::new(None);
 
 /// A device could not do what an operation asked of it.

@@ -62,7 +62,7 @@ impl Engine {
     }
 
     fn quantize_rows(&self, x: DeviceBlock, layout: RowLayout) -> Codes {
-        assert!(is_in_vectors(&[x]) && x.width.is_multiple_of(16), "rows of {x:?}");
+        assert!(x.is_in_vectors() && x.width.is_multiple_of(16), "rows of {x:?}");
         let codes = self.room_for_codes(x, layout);
         let bytes = x.bytes() + x.count();
         let launch = Launch {
@@ -116,7 +116,7 @@ impl Engine {
     /// [`Engine::rms_norm`], with its result in codes too where a block can keep a row.
     pub(super) fn rms_norm_in_codes(&self, x: &MatrixView, norm: &NormWeight<Cuda>, layout: RowLayout) -> MatrixView {
         let weight = self.norm_weight(norm, x.width);
-        if x.width > WIDEST_NORM || x.dtype.size() != 2 || !is_in_vectors(&[x.block()]) {
+        if x.width > WIDEST_NORM || x.dtype.size() != 2 || !x.is_in_vectors() {
             return self.rms_norm(x, norm, 0);
         }
         let y = self.empty_matrix(x.rows, x.width, x.dtype);
@@ -151,7 +151,7 @@ impl Engine {
         activation: Activation,
         layout: RowLayout,
     ) -> MatrixView {
-        if gate.width > WIDEST_GATED || !is_in_vectors(&[gate.block(), up.block()]) {
+        if gate.width > WIDEST_GATED || !(gate.is_in_vectors() && up.is_in_vectors()) {
             return self.gated(gate, up, activation, 0);
         }
         let y = self.empty_matrix(gate.rows, gate.width, gate.dtype);
@@ -184,7 +184,7 @@ impl Engine {
     ) -> MatrixView {
         let operands = self.gated_operands(gate, up, dy);
         let [gate, up, d_gate, d_up] = operands.blocks;
-        if gate.width > WIDEST_GATED || !is_in_vectors(&[gate, up, d_gate, d_up, dy.block()]) {
+        if gate.width > WIDEST_GATED || ![gate, up, d_gate, d_up, dy.block()].iter().all(DeviceBlock::is_in_vectors) {
             return self.gated_backward_of(operands, activation, dy, recompute);
         }
         let codes = self.room_for_codes(operands.target.block(), layout);
@@ -225,9 +225,4 @@ fn threads(width: usize, most: usize) -> u32 {
 
 fn one_row_each(rows: usize, threads: u32) -> LaunchShape {
     LaunchShape { grid: [rows as u32, 1, 1], block: [threads, 1, 1], shared_bytes: 0 }
-}
-
-/// Whether all rows are whole vectors of eight values, on their boundaries.
-fn is_in_vectors(blocks: &[DeviceBlock]) -> bool {
-    blocks.iter().all(|block| block.width.is_multiple_of(8) && block.begins_on_vectors())
 }

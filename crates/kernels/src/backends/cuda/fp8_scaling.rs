@@ -97,9 +97,8 @@ impl Engine {
 
     /// Multiplies what a GEMM of bare codes gave by the scales of its rows and columns, and adds what the GEMM was to add.
     fn scale_products(&self, gemm: Gemm, [of_rows, of_columns]: [u64; 2], d: DeviceBlock) {
-        let begins = |block: &DeviceBlock| block.begins_on_vectors() && block.width.is_multiple_of(8);
         assert!(
-            begins(&d) && gemm.c.is_none_or(|c| begins(&c) && c.stride == d.stride),
+            d.is_in_vectors() && gemm.c.is_none_or(|c| c.is_in_vectors() && c.stride == d.stride),
             "{}: rows of {d:?}",
             gemm.name
         );

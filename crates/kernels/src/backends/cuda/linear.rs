@@ -16,7 +16,7 @@ use super::gemm::Gemm;
 use super::heads::projection_norms;
 use super::magnitude::has_magnitudes;
 use super::matrix::{Cuda, DeviceBlock, MatrixView, tensor};
-use crate::linear::{SavedHeads, SavedOutputNorm};
+use crate::linear::{SavedHeads, SavedOutputNorm, into_parts};
 use crate::{
     Adapter, Dropout, Epilogue, GemmAlgorithms, GemmFormat, Group, HeadsEpilogue, Keep, LinearOps, NextBackward,
     NormWeight, ProjectGradients, ProjectSaved, Prologue, RotaryTables, Weight,
@@ -139,9 +139,8 @@ impl LinearOps for Cuda {
 
 /// The two halves of a buffer as tensors.
 pub(super) fn halves(engine: &Engine, both: &MatrixView, width: usize) -> (Tensor<Cuda, 2>, Tensor<Cuda, 2>) {
-    let mut parts = engine.split(both, &[width, width]).into_iter();
-    let half = || unreachable!("two widths give two parts");
-    (parts.next().unwrap_or_else(half), parts.next().unwrap_or_else(half))
+    let [first, second] = into_parts(engine.split(both, &[width, width]));
+    (first, second)
 }
 
 fn device_of(prologue: &Prologue<Cuda>) -> cubecl::cuda::CudaDevice {
@@ -272,9 +271,8 @@ impl Engine {
         let copies = self.normalize_projections(joined, &group.parts, &epilogue);
         let parts = self.heads_forward(joined, &group.parts, &epilogue);
         let raw = owner.map(|joined| {
-            let mut parts = self.split(&joined, &group.parts[..2]).into_iter();
-            let part = || unreachable!("two widths give two parts");
-            (parts.next().unwrap_or_else(part), parts.next().unwrap_or_else(part))
+            let [q, k] = into_parts(self.split(&joined, &group.parts[..2]));
+            (q, k)
         });
         let copies = copies.filter(|_| is_saved).map(|[q, k]| (tensor(q.tensor), tensor(k.tensor)));
         let heads = Some(SavedHeads { epilogue, raw: raw.or(copies) });
@@ -315,7 +313,7 @@ impl Engine {
             }
         } else {
             for module in &group.modules {
-                let part = |whole: DeviceBlock| whole.columns(module.columns.start, module.columns.len());
+                let part = |whole: DeviceBlock| whole.column_range(&module.columns);
                 let weight = self.base_weight(&module.weight, x.dtype);
                 let bias = biases.filter(|_| module.bias.is_some()).map(|biases| part(biases).address);
                 let gemm = Gemm { c: residual.map(part), bias, ..Gemm::forward("linear", x, weight.block) };

@@ -16,7 +16,7 @@ use super::linear::halves;
 use super::magnitude::{Unscaled, as_gradients, has_magnitudes};
 use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, float, tensor};
 use super::weights::GroupWeight;
-use crate::linear::{SavedHeads, SavedOutputNorm};
+use crate::linear::{SavedHeads, SavedOutputNorm, into_parts, into_single};
 use crate::{
     Dropout, GemmFormat, Group, InputGradient, Module, ModuleGradients, NextBackward, ProjectGradients, ProjectSaved,
     Prologue, WeightGradient,
@@ -46,11 +46,6 @@ struct BehindMagnitudes {
     gradients: Vec<Option<Primitive>>,
 }
 
-fn single(mut d_outputs: Vec<Tensor<Cuda, 2>>) -> Tensor<Cuda, 2> {
-    assert_eq!(d_outputs.len(), 1, "a group of one part has one gradient");
-    d_outputs.remove(0)
-}
-
 impl Engine {
     pub(super) fn project_backward(
         &self,
@@ -64,7 +59,7 @@ impl Engine {
         let mut prologue_output = prologue_output.map(|output| self.matrix(output));
         let mut unscaled = unscaled.map(|unscaled| self.matrix(unscaled));
         if unscaled.is_none() && has_magnitudes(&group) {
-            let (outputs, input) = self.unscaled_again(&prologue, prologue_output, &group);
+            let (outputs, input) = self.recompute_unscaled(&prologue, prologue_output, &group);
             (unscaled, prologue_output) = (Some(outputs), input);
         }
         let low = low_rank.map(|low| self.flat(low));
@@ -113,15 +108,12 @@ impl Engine {
         let room = appended_columns(group);
         let mut d_output_norm = None;
         let (dy, owner, qk_norm) = if let Some(SavedHeads { epilogue, raw }) = heads {
-            let gradients: Vec<_> = d_outputs.into_iter().map(|d_output| self.flat(d_output)).collect();
-            let gradients: [MatrixView; 3] = gradients
-                .try_into()
-                .unwrap_or_else(|_| panic!("a heads epilogue has gradients of queries, keys and values"));
+            let gradients = into_parts::<3, _>(d_outputs).map(|d_output| self.flat(d_output));
             let raw = raw.map(|(q, k)| [self.matrix(q), self.matrix(k)]);
             let (joined, qk_norm) = self.heads_backward(&gradients, &epilogue, raw.as_ref(), room);
             (joined, None, qk_norm)
         } else if let Some(SavedOutputNorm { norm, raw }) = output_norm {
-            let (dy, raw) = (self.matrix(single(d_outputs)), self.flat(raw));
+            let (dy, raw) = (self.matrix(into_single(d_outputs)), self.flat(raw));
             let d_raw = self.empty_with_room([raw.rows, raw.width], room, raw.dtype);
             d_output_norm = self.rms_norm_backward(d_raw.block(), &raw, &norm, dy.block(), None, None);
             (d_raw.block(), Some(d_raw), [None, None])
@@ -214,7 +206,7 @@ impl Engine {
         }
         let mut so_far = plus;
         for module in &group.modules {
-            let dy_part = dy.columns(module.columns.start, module.columns.len());
+            let dy_part = dy.column_range(&module.columns);
             let weight = self.base_weight(&module.weight, dy.dtype);
             self.gemm(Gemm { c: so_far, ..Gemm::input_gradient("linear", dy_part, weight.block) }, out);
             so_far = Some(out);
@@ -256,10 +248,10 @@ impl Engine {
         let dy = gradient.dy;
         let mut gradients = Vec::with_capacity(group.modules.len());
         for module in &mut group.modules {
-            let dy_part = dy.columns(module.columns.start, module.columns.len());
+            let dy_part = dy.column_range(&module.columns);
             let bias = module.bias.as_ref().filter(|bias| bias.trains);
             let outputs = gradient.magnitudes.as_ref().map_or(dy, |behind| behind.dy);
-            let outputs = outputs.columns(module.columns.start, module.columns.len());
+            let outputs = outputs.column_range(&module.columns);
             let bias = bias.map(|_| tensor(self.column_sums(outputs)));
             let weight = self.weight_gradient(module, x, dy_part);
             gradients.push(ModuleGradients { weight, bias, adapter: None, magnitude: None });

@@ -1,7 +1,7 @@
 //! What passes over the values that adapters read share: how adapters are given to kernels, how blocks divide columns and tokens, and how their
 //! sums are added. Sums over tokens are gradients of adapters, sums over columns their low-rank values. Kernels: `source/low_rank.cu`.
 //!
-//! As GEMMs these products read all values for a handful of columns, which is what they take their time for.
+//! As GEMMs these products would read all values to multiply them with a handful of columns, and their time would be that of reading.
 //! Trade-off: small ranks only ([`low_rank_tile`]); others are GEMMs (`adapters`).
 
 use burn_tensor::DType;
@@ -297,8 +297,7 @@ pub(super) fn reads_whole_input(group: &Group<Cuda>) -> bool {
 
 /// Whether rows are whole vectors of eight 16-bit values.
 pub(super) fn are_vectors(blocks: &[DeviceBlock]) -> bool {
-    let is_vectors = |block: &DeviceBlock| block.dtype != DType::F32 && block.width.is_multiple_of(8);
-    blocks.iter().all(|block| is_vectors(block) && block.begins_on_vectors())
+    blocks.iter().all(|block| block.dtype != DType::F32 && block.is_in_vectors())
 }
 
 /// Tiles under way of the passes over inputs and gradients of outputs, where a block may have this much shared memory; `None` if there is too

@@ -71,7 +71,7 @@ impl Engine {
         }
         let biases = self.biases(group, x.dtype);
         for module in &group.modules {
-            let part = |whole: DeviceBlock| whole.columns(module.columns.start, module.columns.len());
+            let part = |whole: DeviceBlock| whole.column_range(&module.columns);
             self.scale_columns(
                 part(unscaled.block()),
                 magnitude_of(module),
@@ -98,7 +98,7 @@ impl Engine {
     }
 
     /// The unscaled outputs of a group and what its GEMMs read, where the forward did not save the former.
-    pub(super) fn unscaled_again(
+    pub(super) fn recompute_unscaled(
         &self,
         prologue: &Prologue<Cuda>,
         prologue_output: Option<MatrixView>,
@@ -128,7 +128,7 @@ impl Engine {
     pub(super) fn magnitude_backward(&self, dy: DeviceBlock, unscaled: DeviceBlock, group: &Group<Cuda>) -> Unscaled {
         let scaled = self.empty_with_room([dy.rows, dy.width], appended_columns(group), dy.dtype);
         let of_module = |module: &Module<Cuda>| {
-            let part = |whole: DeviceBlock| whole.columns(module.columns.start, module.columns.len());
+            let part = |whole: DeviceBlock| whole.column_range(&module.columns);
             match magnitude_of(module) {
                 Some(magnitude) => {
                     Some(self.scale_columns_backward(part(dy), part(unscaled), magnitude, part(scaled.block())))

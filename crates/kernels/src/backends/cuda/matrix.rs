@@ -5,7 +5,7 @@
 //! Trade-off: [`MatrixView`] owns its memory and is cheap to clone; a [`DeviceBlock`] is a bare address, and the caller that makes one holds
 //! the owner until the launch that uses it is queued.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 
 use burn_cubecl::CubeBackend;
 use burn_cubecl::tensor::CubeTensor;
@@ -46,6 +46,11 @@ impl DeviceBlock {
         Self { address: self.address + (start * self.dtype.size()) as u64, width, ..self }
     }
 
+    /// The columns of a range, as those of a module of a group.
+    pub(super) fn column_range(self, columns: &Range<usize>) -> Self {
+        self.columns(columns.start, columns.len())
+    }
+
     /// `rows` rows from `start` on.
     pub(super) fn rows(self, start: usize, rows: usize) -> Self {
         debug_assert!(start + rows <= self.rows, "rows {start}+{rows} of {}", self.rows);
@@ -72,6 +77,11 @@ impl DeviceBlock {
     /// Whether every row begins on 16 bytes, where its values have two.
     pub(super) fn begins_on_vectors(&self) -> bool {
         self.stride.is_multiple_of(8) && self.address.is_multiple_of(16)
+    }
+
+    /// Whether rows are whole vectors of eight values, each on 16 bytes where values have two.
+    pub(super) fn is_in_vectors(&self) -> bool {
+        self.width.is_multiple_of(8) && self.begins_on_vectors()
     }
 
     /// Number of values.

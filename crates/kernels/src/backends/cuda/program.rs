@@ -1,7 +1,7 @@
 //! The CUDA C++ sources of this backend, compiled when the first launch asks for them.
 //!
-//! Each source is compiled once per format of activations (and head width for attention, activation function, and soft cap). NVRTC takes about a second for all that a
-//! run needs; the images are kept on disk by `firebrick_cuda::Compiler`.
+//! Each source is compiled once per format of activations (and head width for attention, activation function, and soft cap). NVRTC takes
+//! about a second for all that a run needs; the images are kept on disk by `firebrick_cuda::Compiler`.
 //! Trade-off: a kernel that does not compile is found when it is launched, not when the crate is built.
 
 use std::cell::RefCell;
@@ -16,6 +16,13 @@ use super::failure::check;
 use crate::backends::cuda_passes::GATED_TILE;
 
 const PRELUDE: &str = include_str!("source/prelude.cu");
+
+/// Name and text of files of `source/`.
+macro_rules! sources {
+    ($($file:literal),+ $(,)?) => {
+        &[$(($file, include_str!(concat!("source/", $file)))),+]
+    };
+}
 
 /// A soft cap that a source is compiled with: the bits of an f32, so that it can be a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -69,7 +76,7 @@ impl WeightValues {
     }
 }
 
-/// A file of `source/`.
+/// What is compiled as one program: files of `source/`, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Source {
     CachedAttention(FlashVariant),
@@ -112,109 +119,34 @@ pub(super) enum Source {
 }
 
 impl Source {
-    fn name(self) -> &'static str {
+    /// Name and text of its files, in their order; the last one names the program.
+    fn files(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            Self::CachedAttention(_) => "cached_attention.cu",
-            Self::Columns => "columns.cu",
-            Self::CrossEntropy(_) => "cross_entropy.cu",
-            Self::Elementwise => "elementwise.cu",
-            Self::Embedding => "embedding.cu",
-            Self::FewRows(_) => "few_rows.cu",
-            Self::FlashForward(_) => "flash_forward.cu",
-            Self::FlashBackward(_) => "flash_backward.cu",
-            Self::FlashF32(_) => "flash_f32.cu",
-            Self::Fp8 => "fp8.cu",
-            Self::Gated(_) => "gated.cu",
-            Self::GatedFp8(_) => "gated_fp8.cu",
-            Self::GatedLowRank { .. } => "gated_low_rank.cu",
-            Self::Heads => "heads.cu",
-            Self::LowRank { .. } => "adapter_passes.cu",
-            Self::Magnitude => "magnitude.cu",
-            Self::Norm => "norm.cu",
-            Self::NormFp8 => "norm_fp8.cu",
-            Self::Optimizer => "optimizer.cu",
-            Self::PackedIndex => "packed_index.cu",
-            Self::Pairs => "pairs.cu",
-            Self::Quantize => "quantize.cu",
-            Self::Routing => "routing.cu",
-            Self::StoreRows => "store_rows.cu",
-            Self::WriteOut => "write_out.cu",
-        }
-    }
-
-    fn text(self) -> &'static str {
-        match self {
-            Self::CachedAttention(_) => include_str!("source/cached_attention.cu"),
-            Self::Columns => include_str!("source/columns.cu"),
-            Self::CrossEntropy(_) => include_str!("source/cross_entropy.cu"),
-            Self::Elementwise => include_str!("source/elementwise.cu"),
-            Self::Embedding => include_str!("source/embedding.cu"),
-            Self::FewRows(_) => concat!(
-                include_str!("source/matrix_units.cu"),
-                include_str!("source/weight_values.cu"),
-                include_str!("source/few_rows.cu")
-            ),
-            Self::FlashForward(_) => {
-                concat!(
-                    include_str!("source/matrix_units.cu"),
-                    include_str!("source/flash.cu"),
-                    include_str!("source/flash_forward.cu")
-                )
-            }
-            Self::FlashBackward(_) => {
-                concat!(
-                    include_str!("source/matrix_units.cu"),
-                    include_str!("source/flash.cu"),
-                    include_str!("source/flash_backward.cu")
-                )
-            }
-            Self::FlashF32(_) => include_str!("source/flash_f32.cu"),
-            Self::Fp8 => concat!(
-                include_str!("source/weight_values.cu"),
-                include_str!("source/fp8_codes.cu"),
-                include_str!("source/modules.cu"),
-                include_str!("source/fp8.cu")
-            ),
-            Self::Gated(_) => include_str!("source/gated.cu"),
-            Self::GatedFp8(_) => concat!(
-                include_str!("source/fp8_codes.cu"),
-                include_str!("source/gated.cu"),
-                include_str!("source/gated_fp8.cu")
-            ),
-            Self::GatedLowRank { .. } => concat!(
-                include_str!("source/matrix_units.cu"),
-                include_str!("source/gated.cu"),
-                include_str!("source/low_rank.cu"),
-                include_str!("source/gated_low_rank.cu")
-            ),
-            Self::Heads => include_str!("source/heads.cu"),
-            Self::LowRank { .. } => concat!(
-                include_str!("source/matrix_units.cu"),
-                include_str!("source/low_rank.cu"),
-                include_str!("source/adapter_passes.cu")
-            ),
-            Self::Magnitude => include_str!("source/magnitude.cu"),
-            Self::Norm => include_str!("source/norm.cu"),
-            Self::NormFp8 => concat!(
-                include_str!("source/fp8_codes.cu"),
-                include_str!("source/norm.cu"),
-                include_str!("source/norm_fp8.cu")
-            ),
-            Self::Optimizer => include_str!("source/optimizer.cu"),
-            Self::PackedIndex => include_str!("source/packed_index.cu"),
-            Self::Pairs => include_str!("source/pairs.cu"),
-            Self::Quantize => concat!(
-                include_str!("source/weight_values.cu"),
-                include_str!("source/nf4.cu"),
-                include_str!("source/scaled_formats.cu")
-            ),
-            Self::Routing => include_str!("source/routing.cu"),
-            Self::StoreRows => include_str!("source/store_rows.cu"),
-            Self::WriteOut => concat!(
-                include_str!("source/weight_values.cu"),
-                include_str!("source/modules.cu"),
-                include_str!("source/write_out.cu")
-            ),
+            Self::CachedAttention(_) => sources!("cached_attention.cu"),
+            Self::Columns => sources!("columns.cu"),
+            Self::CrossEntropy(_) => sources!("cross_entropy.cu"),
+            Self::Elementwise => sources!("elementwise.cu"),
+            Self::Embedding => sources!("embedding.cu"),
+            Self::FewRows(_) => sources!("matrix_units.cu", "weight_values.cu", "few_rows.cu"),
+            Self::FlashForward(_) => sources!("matrix_units.cu", "flash.cu", "flash_forward.cu"),
+            Self::FlashBackward(_) => sources!("matrix_units.cu", "flash.cu", "flash_backward.cu"),
+            Self::FlashF32(_) => sources!("flash_f32.cu"),
+            Self::Fp8 => sources!("weight_values.cu", "fp8_codes.cu", "modules.cu", "fp8.cu"),
+            Self::Gated(_) => sources!("gated.cu"),
+            Self::GatedFp8(_) => sources!("fp8_codes.cu", "gated.cu", "gated_fp8.cu"),
+            Self::GatedLowRank { .. } => sources!("matrix_units.cu", "gated.cu", "low_rank.cu", "gated_low_rank.cu"),
+            Self::Heads => sources!("heads.cu"),
+            Self::LowRank { .. } => sources!("matrix_units.cu", "low_rank.cu", "adapter_passes.cu"),
+            Self::Magnitude => sources!("magnitude.cu"),
+            Self::Norm => sources!("norm.cu"),
+            Self::NormFp8 => sources!("fp8_codes.cu", "norm.cu", "norm_fp8.cu"),
+            Self::Optimizer => sources!("optimizer.cu"),
+            Self::PackedIndex => sources!("packed_index.cu"),
+            Self::Pairs => sources!("pairs.cu"),
+            Self::Quantize => sources!("weight_values.cu", "nf4.cu", "scaled_formats.cu"),
+            Self::Routing => sources!("routing.cu"),
+            Self::StoreRows => sources!("store_rows.cu"),
+            Self::WriteOut => sources!("weight_values.cu", "modules.cu", "write_out.cu"),
         }
     }
 
@@ -259,8 +191,11 @@ impl Source {
             | Self::StoreRows
             | Self::WriteOut => String::new(),
         };
-        let source = format!("#define {format} 1\n{variant}{PRELUDE}\n{}", self.text());
-        Program { name: self.name().to_owned(), source, options: Vec::new() }
+        let files = self.files();
+        let text: String = files.iter().map(|&(_, text)| text).collect();
+        let &(name, _) = files.last().expect("every source has a file");
+        let source = format!("#define {format} 1\n{variant}{PRELUDE}\n{text}");
+        Program { name: name.to_owned(), source, options: Vec::new() }
     }
 }
 
@@ -295,7 +230,7 @@ impl Programs {
     /// alone, so that other work, such as cuDNN's own compiling, goes on meanwhile. A source that fails is left to the launch that needs
     /// it, which reports it. `low_rank`: the passes over what adapters read.
     pub(super) fn prepare(&self, dtype: DType, head_dim: usize, with_flash: bool, low_rank: Vec<Source>) {
-        let mut wanted = vec![
+        let mut programs = vec![
             (Source::Columns, dtype),
             (Source::CrossEntropy(None), dtype),
             (Source::Elementwise, dtype),
@@ -314,20 +249,20 @@ impl Programs {
         ];
         let plain =
             [Source::Columns, Source::CrossEntropy(None), Source::Elementwise, Source::WriteOut, Source::Optimizer];
-        wanted.extend(plain.map(|source| (source, DType::F32)));
-        wanted.extend(Activation::ALL.map(|activation| (Source::Gated(activation), dtype)));
+        programs.extend(plain.map(|source| (source, DType::F32)));
+        programs.extend(Activation::ALL.map(|activation| (Source::Gated(activation), dtype)));
         if dtype != DType::F32 {
-            wanted.extend(low_rank.into_iter().map(|source| (source, dtype)));
+            programs.extend(low_rank.into_iter().map(|source| (source, dtype)));
         }
         let flash = FlashVariant { head_dim, soft_cap: None };
-        wanted.push((Source::CachedAttention(flash), dtype));
+        programs.push((Source::CachedAttention(flash), dtype));
         if with_flash && dtype == DType::F32 {
-            wanted.push((Source::FlashF32(flash), dtype));
+            programs.push((Source::FlashF32(flash), dtype));
         } else if with_flash {
-            wanted.extend([(Source::FlashForward(flash), dtype), (Source::FlashBackward(flash), dtype)]);
+            programs.extend([(Source::FlashForward(flash), dtype), (Source::FlashBackward(flash), dtype)]);
         }
         // A program that is twice in the list is started once.
-        for program in wanted {
+        for program in programs {
             if !self.modules.borrow().contains_key(&program) {
                 self.compiling.borrow_mut().entry(program).or_insert_with(|| self.start(program));
             }

@@ -45,9 +45,9 @@ impl Tables {
     }
 
     /// The values of each byte of codes, `[256, codes per byte]` f32.
-    pub(super) fn byte_table(&self, wanted: QuantFormat) -> Tensor<Cuda, 2> {
+    pub(super) fn byte_table(&self, format: QuantFormat) -> Tensor<Cuda, 2> {
         let tables = self.byte_tables.get().expect("tables are prepared with the engine");
-        let (_, table) = tables.iter().find(|(format, _)| *format == wanted).expect("every format has a table");
+        let (_, table) = tables.iter().find(|(key, _)| *key == format).expect("every format has a table");
         table.clone()
     }
 }

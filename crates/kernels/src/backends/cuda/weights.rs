@@ -268,7 +268,7 @@ impl Engine {
                 self.fill_zero(whole);
             }
             for (columns, values) in &values {
-                self.cast(values.block(), whole.columns(columns.start, columns.len()), 1.0);
+                self.cast(values.block(), whole.column_range(columns), 1.0);
             }
         }
         Some(whole)

@@ -12,7 +12,8 @@ use crate::Kernels;
 use crate::conformance::check::{Check, Pair};
 use crate::linear::{
     Adapter, Bias, Epilogue, Group, HeadsEpilogue, InputGradient, Keep, LinearOps, Magnitude, Module, ModuleGradients,
-    NextBackward, ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables, WeightGradient, reference,
+    NextBackward, ProjectGradients, ProjectSaved, Prologue, QkNorms, RotaryTables, WeightGradient, into_parts,
+    into_single, reference,
 };
 use crate::norm::NormWeight;
 use crate::weights::{Weight, WeightOps};
@@ -282,8 +283,8 @@ fn run_mlp<B: LinearOps>(
     const KEPT: &str = "something is kept";
     let prologue = Prologue::Norm { x, norm };
     let (parts, of_gate_up) = B::project(prologue, &gate_up, Epilogue::None, keep);
-    let [gate, up]: [_; 2] = parts.try_into().expect("two parts");
-    let (mut y, of_down) = B::project(Prologue::Gated { gate, up, activation }, &down, Epilogue::None, keep);
+    let [gate, up] = into_parts(parts);
+    let (y, of_down) = B::project(Prologue::Gated { gate, up, activation }, &down, Epilogue::None, keep);
     let of_gate_up = *of_gate_up.expect(KEPT);
     let next = NextBackward { group: &gate_up, low_rank: of_gate_up.low_rank.as_ref() };
     let of_down = B::project_backward(*of_down.expect(KEPT), down, vec![dy.clone()], None, Some(next));
@@ -292,7 +293,7 @@ fn run_mlp<B: LinearOps>(
     let InputGradient::Gated { d_gate, d_up } = input else { unreachable!("the prologue is gated") };
     let of_down = ProjectGradients { input: InputGradient::Plain(dy.clone()), norm, output_norm, qk_norm, modules };
     let of_gate_up = B::project_backward(of_gate_up, gate_up, vec![d_gate, d_up], Some(dy), None);
-    (y.remove(0), of_down, of_gate_up)
+    (into_single(y), of_down, of_gate_up)
 }
 
 fn compare<B: Kernels>(
