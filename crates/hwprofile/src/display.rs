@@ -87,10 +87,11 @@ fn peaks(spec: &AcceleratorSpec) -> String {
     let doubt =
         if unverified.is_empty() { String::new() } else { format!("; not verified: {}", unverified.join(", ")) };
     format!(
-        "peaks: {} dense TFLOP/s, {} TB/s ({}){doubt}",
+        "peaks: {} dense TFLOP/s ({}), {} TB/s ({}){doubt}",
         rates.join(", "),
+        spec.rates.bf16.source(),
         spec.bandwidth_tb_s.value,
-        spec.rates.bf16.source()
+        spec.bandwidth_tb_s.source()
     )
 }
 

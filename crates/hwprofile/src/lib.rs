@@ -7,6 +7,7 @@ mod display;
 pub mod forecast;
 mod gpu;
 mod host;
+pub mod human;
 pub mod measure;
 pub mod memory;
 mod numa;

@@ -1,7 +1,7 @@
-//! How each kind of hardware is programmed and started: the seeds' `get_optimal_config` and `HARDWARE_CONFIGS`, one function and its table.
+//! How each kind of hardware is programmed and started: `get_optimal_config` and its table, `HARDWARE_CONFIGS`.
 //!
-//! `use_*`, `tile_size`, `precision`, `batch_size` and `enable_compression` are the seeds' values where they state one; the other fields
-//! say what this framework does there. Where the two differ, `notes` says why.
+//! `use_*`, `tile_size`, `precision`, `batch_size` and `enable_compression` are what suits the hardware in general, whatever framework runs
+//! there; the other fields say what this framework does there. Where the two differ, `notes` says why.
 //! Trade-off: a start is where a search begins, not its result: the plan checks memory, and `train bench` measures.
 
 use serde::Serialize;
@@ -66,7 +66,7 @@ pub struct HardwareConfig {
     pub kind: HardwareKind,
     /// Fused attention to prefer there.
     pub use_flash_attention: FlashAttention,
-    /// Whether FP8 products are worth it for training there.
+    /// Whether FP8 products are worth it for training there; [`HardwareKind::has_fp8`] says whether there are any.
     pub use_fp8: bool,
     /// Whether FP4 products are worth it (for inference).
     pub use_fp4: bool,
@@ -74,7 +74,7 @@ pub struct HardwareConfig {
     pub tile_size: usize,
     /// Format to prefer there.
     pub precision: TrainingPrecision,
-    /// The seeds' batch, in short rows.
+    /// Batch that suits it in general, in short rows.
     pub batch_size: usize,
     /// Whether data are decompressed by the accelerator.
     pub enable_compression: bool,
@@ -88,9 +88,7 @@ pub struct HardwareConfig {
     pub micro_batch_start: usize,
     /// Padding.
     pub padding: PaddingRule,
-    /// Loader threads per accelerator for rows of different lengths.
-    pub loader_workers: usize,
-    /// Why values differ from the seeds', and what else to know.
+    /// Why what runs here differs from what suits the hardware, and what else to know.
     pub notes: &'static str,
 }
 
@@ -122,7 +120,6 @@ pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
         compute_here: TrainingPrecision::Bf16,
         micro_batch_start: 16,
         padding: TENSOR_CORES,
-        loader_workers: 2,
         notes: "FlashAttention 3 itself runs on Hopper alone; compute = \"fp8\" multiplies in MXFP8, untried on a card; bf16 is the default",
     },
     HardwareConfig {
@@ -139,8 +136,7 @@ pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
         compute_here: TrainingPrecision::Bf16,
         micro_batch_start: 2,
         padding: TENSOR_CORES,
-        loader_workers: 2,
-        notes: "the seeds take it for a B200; it has an RTX 40's shared memory and no tensor memory, so an RTX 40's tiles; compute = \"fp8\" as on a B200",
+        notes: "unlike a B200 it has an RTX 40's shared memory and no tensor memory, so an RTX 40's tiles; compute = \"fp8\" as on a B200",
     },
     HardwareConfig {
         kind: HardwareKind::Hopper,
@@ -156,8 +152,7 @@ pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
         compute_here: TrainingPrecision::Bf16,
         micro_batch_start: 8,
         padding: TENSOR_CORES,
-        loader_workers: 2,
-        notes: "8 rows are ADR-004's; compute = \"fp8\" multiplies in 8 bits, bf16 is the default",
+        notes: "8 rows are those of configs/h100.toml; compute = \"fp8\" multiplies in 8 bits, bf16 is the default",
     },
     HardwareConfig {
         kind: HardwareKind::Ada,
@@ -173,8 +168,7 @@ pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
         compute_here: TrainingPrecision::Bf16,
         micro_batch_start: 2,
         padding: TENSOR_CORES,
-        loader_workers: 2,
-        notes: "the seeds take it for an A100, but it has FP8 units; 24 or 48 GB leave room for fewer rows; compute = \"fp8\" is untried on a card",
+        notes: "unlike an A100 it has FP8 units; 24 or 48 GB leave room for fewer rows; compute = \"fp8\" is untried on a card",
     },
     HardwareConfig {
         kind: HardwareKind::Ampere,
@@ -190,7 +184,6 @@ pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
         compute_here: TrainingPrecision::Bf16,
         micro_batch_start: 4,
         padding: TENSOR_CORES,
-        loader_workers: 2,
         notes: "4 rows are those of configs/a100.toml",
     },
     HardwareConfig {
@@ -207,7 +200,6 @@ pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
         compute_here: TrainingPrecision::Fp32,
         micro_batch_start: 1,
         padding: PaddingRule { rows: 1, width: 8 },
-        loader_workers: 2,
         notes: "no bf16 units, which backend cuda needs",
     },
     HardwareConfig {
@@ -224,7 +216,6 @@ pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
         compute_here: TrainingPrecision::Fp32,
         micro_batch_start: 12,
         padding: TENSOR_CORES,
-        loader_workers: 2,
         notes: "192 GB and more leave room for larger batches; through Vulkan there is no bf16 and no matrix core",
     },
     HardwareConfig {
@@ -241,7 +232,6 @@ pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
         compute_here: TrainingPrecision::Fp32,
         micro_batch_start: 16,
         padding: TENSOR_CORES,
-        loader_workers: 2,
         notes: "288 GB leave room for larger batches; through Vulkan there is no bf16 and no matrix core",
     },
     HardwareConfig {
@@ -258,7 +248,6 @@ pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
         compute_here: TrainingPrecision::Bf16,
         micro_batch_start: 8,
         padding: PaddingRule { rows: 1, width: 128 },
-        loader_workers: 2,
         notes: "its matrix engines are 256 x 256 arrays; sizes stay fixed, because each new shape is compiled again",
     },
     HardwareConfig {
@@ -275,7 +264,6 @@ pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
         compute_here: TrainingPrecision::Fp32,
         micro_batch_start: 8,
         padding: TENSOR_CORES,
-        loader_workers: 2,
         notes: "two stacks, which a driver may show as two devices; through Vulkan there is no matrix engine",
     },
     HardwareConfig {
@@ -292,7 +280,6 @@ pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
         compute_here: TrainingPrecision::Fp32,
         micro_batch_start: 1,
         padding: NO_PADDING,
-        loader_workers: 1,
         notes: "little bandwidth makes small batches right; compute = \"float16\" runs through Metal, f32 is the default",
     },
     HardwareConfig {
@@ -309,7 +296,6 @@ pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
         compute_here: TrainingPrecision::Bf16,
         micro_batch_start: 8,
         padding: PaddingRule { rows: 8, width: 128 },
-        loader_workers: 4,
         notes: "rows in multiples of 8 and widths in multiples of 128 fill its vector lanes and systolic arrays",
     },
     HardwareConfig {
@@ -326,7 +312,6 @@ pub static HARDWARE_CONFIGS: [HardwareConfig; 13] = [
         compute_here: TrainingPrecision::Fp32,
         micro_batch_start: 1,
         padding: NO_PADDING,
-        loader_workers: 1,
         notes: "training takes every core, so one thread loads",
     },
 ];
@@ -350,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn the_values_of_the_seeds_are_kept() {
+    fn compute_capability_and_kind_find_their_values() {
         let of = |major, minor| get_optimal_config(HardwareKind::of_compute_capability((major, minor)));
         let config = |c: &HardwareConfig| (c.use_fp8, c.tile_size, c.use_flash_attention);
         assert_eq!(config(of(10, 0)), (true, 512, FlashAttention::V3));
@@ -374,8 +359,9 @@ mod tests {
         for spec in AcceleratorSpec::all() {
             let config = get_optimal_config(spec.kind);
             assert!(!config.use_fp8 || spec.has(Feature::Fp8), "{}", spec.name);
-            assert!(!config.use_fp4 || spec.has(Feature::Fp4), "{}", spec.name);
+            assert_eq!(spec.kind.has_fp8(), spec.has(Feature::Fp8), "{}", spec.name);
             assert!(!config.enable_compression || spec.has(Feature::DecompressionEngine), "{}", spec.name);
+            assert!(!config.use_fp4 || spec.has(Feature::Fp4), "{}", spec.name);
             assert_eq!(
                 config.engine == Engine::NoBackend,
                 matches!(spec.kind, HardwareKind::Tpu | HardwareKind::Gaudi)

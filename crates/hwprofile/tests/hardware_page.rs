@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use firebrick_hwprofile::AcceleratorSpec;
-use firebrick_hwprofile::spec::{Figure, MathFormat, Origin, SEED_CORRECTIONS, Source, Voice};
+use firebrick_hwprofile::spec::{CORRECTIONS, Figure, MathFormat, Origin, Source, Voice};
 use firebrick_hwprofile::tuning::HARDWARE_CONFIGS;
 
 const HEAD: &str = "# Hardware: what accelerators can do, and how they are tuned
@@ -15,7 +15,8 @@ Written from the tables of `firebrick-hwprofile` (`src/spec/`, `src/tuning.rs`);
 machines: `cargo xtask plan --config my-recipe.toml --for NAME`.
 
 Rates are dense 10^12 operations per second with f32 accumulation. A number is followed by its source's number in the list below; `~`
-marks one that follows from that source, `?` one that no document was read for.
+marks one that follows from that source, `halved` a rate that the source prints with 2:4 sparsity, twice as high, `?` one that no
+document was read for.
 ";
 
 /// The sources in the order in which they are first named.
@@ -26,6 +27,7 @@ impl Sources {
         let Some(figure) = figure else { return "-".to_owned() };
         match figure.origin {
             Origin::Document(source) => format!("{} [{}]", figure.value, self.number(source)),
+            Origin::Halved(source) => format!("{} [{}, halved]", figure.value, self.number(source)),
             Origin::Derived { from, .. } => format!("~{} [{}]", figure.value, self.number(from)),
             Origin::Unverified { .. } => format!("{} ?", figure.value),
         }
@@ -101,8 +103,8 @@ fn links(page: &mut String, sources: &mut Sources) {
 }
 
 fn tuning(page: &mut String) {
-    page.push_str("\n## Tuning\n\n`get_optimal_config` returns a row of `HARDWARE_CONFIGS`. Attention, precision, tile and batch are the seeds' where\n");
-    page.push_str("they state one; the last columns are what runs here.\n\n");
+    page.push_str("\n## Tuning\n\n`get_optimal_config` returns a row of `HARDWARE_CONFIGS`. Attention, precision, FP8 and FP4, tile and batch\n");
+    page.push_str("are what suits the hardware in general; the last columns are what runs here.\n\n");
     page.push_str("| kind | attention | precision | FP8, FP4 | tile | batch | runs here | computes in | rows to start with | padding | notes |\n");
     page.push_str("|---|---|---|---|---:|---:|---|---|---:|---|---|\n");
     for config in &HARDWARE_CONFIGS {
@@ -129,9 +131,9 @@ fn tuning(page: &mut String) {
 }
 
 fn corrections(page: &mut String) {
-    page.push_str("\n## Corrections to the chapter on hardware that this project started from\n\n| about | it says | instead |\n|---|---|---|\n");
-    for correction in &SEED_CORRECTIONS {
-        writeln!(page, "| {} | {} | {} |", correction.about, correction.chapter, correction.instead).unwrap();
+    page.push_str("\n## Claims that the documents do not bear out\n\n| about | the claim | instead |\n|---|---|---|\n");
+    for correction in &CORRECTIONS {
+        writeln!(page, "| {} | {} | {} |", correction.about, correction.claim, correction.instead).unwrap();
     }
 }
 

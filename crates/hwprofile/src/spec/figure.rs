@@ -32,8 +32,10 @@ pub enum Voice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
-    /// It is in this document, as printed or halved where the document says that it counts 2:4 sparsity.
+    /// It is in this document, as printed.
     Document(&'static Source),
+    /// It is half of what this document prints, which counts 2:4 sparsity. Rates alone are printed so.
+    Halved(&'static Source),
     /// It follows from figures in this document.
     Derived {
         /// The document.
@@ -63,6 +65,11 @@ impl Figure {
         Self { value, origin: Origin::Document(source) }
     }
 
+    /// A dense rate, half of the one with sparsity that a document states.
+    pub(super) const fn halved(value: f64, source: &'static Source) -> Self {
+        Self { value, origin: Origin::Halved(source) }
+    }
+
     /// A figure that follows from a document.
     pub(crate) const fn derived(value: f64, from: &'static Source, how: &'static str) -> Self {
         Self { value, origin: Origin::Derived { from, how } }
@@ -82,6 +89,7 @@ impl Figure {
     pub fn source(&self) -> String {
         match self.origin {
             Origin::Document(source) => source.title.to_owned(),
+            Origin::Halved(source) => format!("{}; halved: printed with sparsity", source.title),
             Origin::Derived { from, how } => format!("{how}; {}", from.title),
             Origin::Unverified { why } => format!("not verified: {why}"),
         }

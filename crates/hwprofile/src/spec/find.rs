@@ -7,18 +7,21 @@ use super::{amd, nvidia, other_makers, rtx};
 
 /// A machine that is not in the table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no machine called `{name}` is in the table{nearest}; known are {known}")]
+#[error("no machine called `{name}` is in the table{hint}; known are {known}")]
 pub struct UnknownMachine {
     /// What was typed.
     pub name: String,
-    /// A suggestion, or nothing.
-    nearest: String,
+    /// What to type instead, or nothing.
+    hint: String,
     /// All names.
     known: String,
 }
 
 /// Words that say it is another or a smaller card: a slice of a card, a mobile or cut-down version.
 const ANOTHER_CARD: [&str; 5] = ["mig", "laptop", "mobile", "q", "d"];
+
+/// Words before a name that users type and that the table leaves out, in the order in which they are written.
+const BRANDS: [&str; 7] = ["nvidia", "geforce", "amd", "instinct", "intel", "apple", "google"];
 
 /// The whole table; rows with more words come before rows with fewer of the same.
 fn entries() -> impl Iterator<Item = &'static Entry> {
@@ -66,25 +69,63 @@ impl AcceleratorSpec {
         entries().find(is_named).map(|entry| &entry.spec)
     }
 
-    /// The accelerator that a user names on the command line, such as `b200`, `m4-max` or `tpu-v5p`; capitals, spaces and underscores
-    /// do not matter.
+    /// The accelerator that a user names on the command line, such as `b200`, `m4-max` or `tpu-v5p`, also as `h100-80gb`, `h100-sxm`,
+    /// `4090` or `nvidia-h100`; capitals and what separates words do not matter.
     ///
     /// # Errors
-    /// [`UnknownMachine`] with the names that are known.
+    /// [`UnknownMachine`] with the names that are known, and how to plan for several accelerators where the name counts them.
     pub fn named(name: &str) -> Result<&'static Self, UnknownMachine> {
-        let id = name.trim().to_lowercase().replace([' ', '_'], "-");
-        let squeezed = id.replace('-', "");
-        if let Some(spec) = Self::all().find(|spec| spec.id == id || spec.id.replace('-', "") == squeezed) {
+        let typed = squeezed(name);
+        if let Some(spec) = typed_as(&typed) {
             return Ok(spec);
         }
+        let hint = match several(&typed) {
+            Some((count, spec)) => {
+                format!(": it names one accelerator, and `plan` takes several as `--for {} --ranks {count}`", spec.id)
+            }
+            None => nearest(&typed).map_or_else(String::new, |near| format!(": did you mean `{near}`?")),
+        };
         let known: Vec<&str> = Self::all().map(|spec| spec.id).collect();
-        let nearest = known.iter().find(|known| squeezed.len() > 1 && known.replace('-', "").contains(&squeezed));
-        Err(UnknownMachine {
-            name: name.to_owned(),
-            nearest: nearest.map_or_else(String::new, |near| format!(": did you mean `{near}`?")),
-            known: known.join(", "),
-        })
+        Err(UnknownMachine { name: name.to_owned(), hint, known: known.join(", ") })
     }
+}
+
+/// Letters and digits alone, in lower case; a sign of multiplication is an `x`.
+fn squeezed(name: &str) -> String {
+    let letters = name.to_lowercase().replace(['*', '×'], "x");
+    letters.chars().filter(char::is_ascii_alphanumeric).collect()
+}
+
+/// Whether squeezed text is a name of an accelerator: its id, also without `rtx` or with its GB of memory, or its printed name.
+fn is_name_of(spec: &AcceleratorSpec, typed: &str) -> bool {
+    let id = squeezed(spec.id);
+    let with_memory = format!("{id}{}", spec.memory_gib.value);
+    typed == id
+        || id.strip_prefix("rtx") == Some(typed)
+        || typed == squeezed(spec.name)
+        || typed.strip_suffix("gb").unwrap_or(typed) == with_memory
+}
+
+/// The accelerator that squeezed text names, with or without its brand.
+fn typed_as(typed: &str) -> Option<&'static AcceleratorSpec> {
+    let bare = BRANDS.iter().fold(typed, |rest, brand| rest.strip_prefix(*brand).unwrap_or(rest));
+    AcceleratorSpec::all().find(|spec| is_name_of(spec, bare))
+}
+
+/// How many of which accelerator squeezed text such as `8xh100`, `8h100` or `h100x8` means.
+fn several(typed: &str) -> Option<(u32, &'static AcceleratorSpec)> {
+    let rest = typed.trim_start_matches(|c: char| c.is_ascii_digit());
+    let count_first = (&typed[..typed.len() - rest.len()], rest.strip_prefix('x').unwrap_or(rest));
+    let count_last = typed.rsplit_once('x').map(|(one, count)| (count, one));
+    let read = |(count, one): (&str, &str)| Some((count.parse::<u32>().ok()?, typed_as(one)?));
+    [Some(count_first), count_last].into_iter().flatten().find_map(read)
+}
+
+/// The id that squeezed text is a part of, else the longest one that it starts with.
+fn nearest(typed: &str) -> Option<&'static str> {
+    let ids = || AcceleratorSpec::all().map(|spec| spec.id);
+    let whole = ids().find(|id| typed.len() > 1 && squeezed(id).contains(typed));
+    whole.or_else(|| ids().filter(|id| typed.starts_with(&squeezed(id))).max_by_key(|id| id.len()))
 }
 
 #[cfg(test)]
@@ -155,6 +196,63 @@ mod tests {
         }
         let message = AcceleratorSpec::named("v5p").unwrap_err().to_string();
         assert!(message.contains("did you mean `tpu-v5p`?") && message.contains("h100"), "{message}");
+    }
+
+    #[test]
+    fn names_that_users_type_are_those_of_one_row() {
+        for (typed, id) in [
+            ("4090", "rtx4090"),
+            ("3090", "rtx3090"),
+            ("3090 Ti", "rtx3090ti"),
+            ("NVIDIA GeForce RTX 4090", "rtx4090"),
+            ("h100-sxm", "h100"),
+            ("H100-80GB", "h100"),
+            ("nvidia-h100", "h100"),
+            ("a100-80", "a100"),
+            ("A100 40GB", "a100-40"),
+            ("apple m4 max", "m4-max"),
+        ] {
+            assert_eq!(AcceleratorSpec::named(typed).map(|spec| spec.id), Ok(id), "{typed}");
+        }
+        for spec in AcceleratorSpec::all() {
+            let with_memory = format!("{}-{}gb", spec.id, spec.memory_gib.value);
+            for name in [spec.id, spec.name, with_memory.as_str()] {
+                let named = AcceleratorSpec::all().filter(|other| is_name_of(other, &squeezed(name)));
+                assert_eq!(named.map(|other| other.id).collect::<Vec<_>>(), [spec.id], "{name}");
+            }
+        }
+        for typed in ["", "80gb", "rtx", "h100-40gb", "h200-80gb", "RTX 4090 Laptop"] {
+            assert!(AcceleratorSpec::named(typed).is_err(), "{typed}");
+        }
+    }
+
+    #[test]
+    fn a_number_of_accelerators_is_answered_with_how_to_plan_for_them() {
+        let message = |typed: &str| AcceleratorSpec::named(typed).unwrap_err().to_string();
+        for (typed, options) in [
+            ("8xh100", "`--for h100 --ranks 8`"),
+            ("8 x H100 80GB", "`--for h100 --ranks 8`"),
+            ("h100x8", "`--for h100 --ranks 8`"),
+            ("2*4090", "`--for rtx4090 --ranks 2`"),
+            ("mi300x-x8", "`--for mi300x --ranks 8`"),
+        ] {
+            assert!(message(typed).contains(options), "{typed}: {}", message(typed));
+        }
+        assert!(message("h100-sxm5").contains("did you mean `h100`?"), "{}", message("h100-sxm5"));
+        assert!(!message("8xv100").contains("--ranks"), "{}", message("8xv100"));
+    }
+
+    #[test]
+    fn only_rates_are_halves_of_what_is_printed_with_sparsity() {
+        for spec in AcceleratorSpec::all() {
+            let links = [spec.host_link, spec.peer_link].map(|link| link.map(|link| link.gb_s));
+            let others = [Some(spec.memory_gib), Some(spec.bandwidth_tb_s), spec.rates.f32, spec.power_w];
+            for figure in others.into_iter().chain(links).flatten() {
+                assert!(!figure.source().contains("sparsity"), "{}: {}", spec.name, figure.source());
+            }
+        }
+        let l4 = AcceleratorSpec::named("l4").unwrap();
+        assert!(l4.rates.bf16.source().ends_with("; halved: printed with sparsity"), "{}", l4.rates.bf16.source());
     }
 
     #[test]

@@ -18,5 +18,5 @@ mod types;
 pub use capability::CardClocks;
 pub use figure::{Figure, Origin, Source, Voice};
 pub use find::UnknownMachine;
-pub use notes::{Correction, SEED_CORRECTIONS};
+pub use notes::{CORRECTIONS, Correction};
 pub use types::{AcceleratorSpec, DenseRates, Feature, HardwareKind, Link, Maker, MathFormat};

@@ -61,11 +61,11 @@ const H100_SXM_RATES: DenseRates = DenseRates {
 };
 const H100_NVL_RATES: DenseRates = DenseRates {
     f32: Some(Figure::of(60.0, &H100_PAGE)),
-    tf32: Some(Figure::of(417.5, &H100_PAGE)),
-    bf16: Figure::of(835.5, &H100_PAGE),
-    fp8: Some(Figure::of(1670.5, &H100_PAGE)),
+    tf32: Some(Figure::halved(417.5, &H100_PAGE)),
+    bf16: Figure::halved(835.5, &H100_PAGE),
+    fp8: Some(Figure::halved(1670.5, &H100_PAGE)),
     fp4: None,
-    int8: Some(Figure::of(1670.5, &H100_PAGE)),
+    int8: Some(Figure::halved(1670.5, &H100_PAGE)),
 };
 const H100_PCIE_RATES: DenseRates = DenseRates {
     f32: Some(Figure::of(51.0, &OVERVIEW)),
@@ -79,9 +79,9 @@ const B100_RATES: DenseRates = DenseRates {
     f32: None,
     tf32: Some(Figure::derived(875.0, &BLACKWELL_HGX, "a quarter of the FP8 rate")),
     bf16: Figure::derived(1750.0, &BLACKWELL_HGX, "half the FP8 rate"),
-    fp8: Some(Figure::derived(3500.0, &BLACKWELL_HGX, "56 PFLOP/s sparse for 8 cards")),
-    fp4: Some(Figure::derived(7000.0, &BLACKWELL_HGX, "112 PFLOP/s sparse for 8 cards")),
-    int8: Some(Figure::derived(3500.0, &BLACKWELL_HGX, "56 POP/s sparse for 8 cards")),
+    fp8: Some(Figure::derived(3500.0, &BLACKWELL_HGX, "56 PFLOP/s sparse for 8 cards, halved")),
+    fp4: Some(Figure::derived(7000.0, &BLACKWELL_HGX, "112 PFLOP/s sparse for 8 cards, halved")),
+    int8: Some(Figure::derived(3500.0, &BLACKWELL_HGX, "56 POP/s sparse for 8 cards, halved")),
 };
 const B200_RATES: DenseRates = DenseRates {
     f32: Some(Figure::of(80.0, &B200_NOTES)),
@@ -253,9 +253,9 @@ pub(super) const CARDS: &[Entry] = &[
         id: "l4", name: "L4", kind: HardwareKind::Ada,
         memory_gib: Figure::of(24.0, &L4_PAGE), bandwidth_tb_s: Figure::of(0.3, &L4_PAGE),
         rates: DenseRates {
-            f32: Some(Figure::of(30.3, &L4_PAGE)), tf32: Some(Figure::of(60.0, &L4_SHOP)),
-            bf16: Figure::of(121.0, &L4_PAGE), fp8: Some(Figure::of(242.5, &L4_PAGE)), fp4: None,
-            int8: Some(Figure::of(242.5, &L4_PAGE)),
+            f32: Some(Figure::of(30.3, &L4_PAGE)), tf32: Some(Figure::halved(60.0, &L4_SHOP)),
+            bf16: Figure::halved(121.0, &L4_PAGE), fp8: Some(Figure::halved(242.5, &L4_PAGE)), fp4: None,
+            int8: Some(Figure::halved(242.5, &L4_PAGE)),
         },
         sustained: None, host: PCIE_4, peers: None, power_w: Figure::of(72.0, &L4_PAGE), features: ADA,
     }),

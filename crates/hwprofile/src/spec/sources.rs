@@ -29,10 +29,8 @@ pub(super) static A100_FORMS: Source = account(
     "Thunder Compute, A100 specifications by form factor",
     "https://www.thundercompute.com/blog/nvidia-a100-specs-full-guide",
 );
-pub(super) static H100_PAGE: Source = account(
-    "NVIDIA H100 product page (2026), quoted; halved: printed with sparsity",
-    "https://www.nvidia.com/en-us/data-center/h100/",
-);
+pub(super) static H100_PAGE: Source =
+    account("NVIDIA H100 product page (2026), quoted", "https://www.nvidia.com/en-us/data-center/h100/");
 pub(super) static H100_PCIE_BRIEF: Source = maker(
     "NVIDIA H100 PCIe product brief PB-11133-001_v02 (2022)",
     "https://manuals.plus/m/56b0c3ef7d0a1c470c0af8f05a0bd1f29a778007472ba941201fbbb185c9bccd",
@@ -52,17 +50,15 @@ pub(super) static B200_SERVER: Source = account(
     "https://docs.vultr.com/inference-cookbook/cuda/getting-started/hardware-overview",
 );
 pub(super) static BLACKWELL_HGX: Source = account(
-    "NVIDIA Blackwell brief (2024), HGX B200 and B100, quoted; halved: printed with sparsity",
+    "NVIDIA Blackwell brief (2024), HGX B200 and B100, quoted",
     "https://resources.nvidia.com/en-us-blackwell-architecture",
 );
 pub(super) static GB200_NOTES: Source = account(
     "Grokipedia on the GB200 superchip (NVIDIA GB200 NVL72 page)",
     "https://grokipedia.com/page/NVIDIA_GB200_Superchip",
 );
-pub(super) static L4_PAGE: Source = account(
-    "NVIDIA L4 data sheet, quoted; halved: printed with sparsity",
-    "https://www.nvidia.com/en-us/data-center/l4/",
-);
+pub(super) static L4_PAGE: Source =
+    account("NVIDIA L4 data sheet, quoted", "https://www.nvidia.com/en-us/data-center/l4/");
 pub(super) static L40S_TABLE: Source =
     account("NVIDIA L40 and L40S data sheets, copied", "https://www.mullet.se/product.html?product_id=355414");
 pub(super) static GA102_PAPER: Source = account(
@@ -139,7 +135,7 @@ pub(super) static A6000_CATALOG: Source = account(
     "https://sysrqmts.com/tr/gpus/compare/nvidia-a16-pcie-vs-nvidia-rtx-a6000",
 );
 pub(super) static L4_SHOP: Source = account(
-    "Source Code on the L4 (NVIDIA data sheet); halved: printed with sparsity",
+    "Source Code on the L4 (NVIDIA data sheet)",
     "https://store.sourcecode.com/en-us/bg-bucket-compare/125/9820",
 );
 pub(super) static NVLINK_PAGE: Source =

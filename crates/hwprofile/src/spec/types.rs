@@ -56,6 +56,16 @@ pub enum HardwareKind {
     Cpu,
 }
 
+impl HardwareKind {
+    /// Whether its matrix units multiply 8-bit floats; on NVIDIA's cards those from compute capability 8.9 on.
+    pub fn has_fp8(self) -> bool {
+        matches!(
+            self,
+            Self::Blackwell | Self::BlackwellRtx | Self::Hopper | Self::Ada | Self::Cdna3 | Self::Cdna4 | Self::Gaudi
+        )
+    }
+}
+
 /// A format that matrix units multiply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -8,7 +8,6 @@ use burn_tensor::DType;
 use firebrick_hwprofile::HardwareProfile;
 use firebrick_hwprofile::peaks::{MeasuredGemm, MeasuredPeaks, processor_key};
 use firebrick_hwprofile::spec::{HardwareKind, MathFormat};
-use firebrick_hwprofile::tuning::get_optimal_config;
 use firebrick_kernels::{BackendKind, CommOps, GemmFormat, Kernels};
 use firebrick_precision::Format;
 
@@ -76,7 +75,7 @@ fn formats(backend: BackendKind, profile: &HardwareProfile) -> Vec<(MathFormat, 
 /// Whether the device that the backend computes on multiplies 8-bit floats.
 pub(super) fn has_fp8(backend: BackendKind, profile: &HardwareProfile) -> bool {
     let capability = profile.cuda_card().and_then(|card| card.compute_capability);
-    let has_them = |capability| get_optimal_config(HardwareKind::of_compute_capability(capability)).use_fp8;
+    let has_them = |capability| HardwareKind::of_compute_capability(capability).has_fp8();
     backend == BackendKind::Cuda && capability.is_some_and(has_them)
 }
 

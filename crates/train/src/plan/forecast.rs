@@ -4,11 +4,12 @@
 //! Trade-off: a row is taken to hold between one document and the most that any row holds, so data with one odd row has a wider range.
 
 use firebrick_hwprofile::forecast::{ALLOWANCE, HostSide, Range, RunCost, StepBound, StepTime};
+use firebrick_hwprofile::human::{human_energy, human_range, human_seconds};
 use firebrick_hwprofile::memory::MemoryEstimate;
 use firebrick_hwprofile::peaks::MeasuredPeaks;
 use firebrick_hwprofile::scaling::{EIGHT_BY_400_GBIT, Links, Network, RankStep, Sharding};
 use firebrick_hwprofile::spec::{HardwareKind, MathFormat};
-use firebrick_hwprofile::tuning::{Engine, HardwareConfig, get_optimal_config};
+use firebrick_hwprofile::tuning::{Engine, FlashAttention, HardwareConfig, get_optimal_config};
 use firebrick_hwprofile::{AcceleratorSpec, Gpu};
 use firebrick_kernels::{BackendKind, TrainingShape, cuda_launches, step_work};
 use firebrick_parallel::BUCKET_BYTES;
@@ -57,32 +58,17 @@ impl Forecast {
             ("precision there", self.precision.value.clone(), &self.precision.reason),
             ("micro-batch there", self.micro_batch_start.value.to_string(), &self.micro_batch_start.reason),
             ("padding there", self.padding.value.clone(), &self.padding.reason),
-            ("step time", range(self.step_seconds.value, "s"), &self.step_seconds.reason),
-            ("tokens/s", range(self.tokens_per_second.value, ""), &self.tokens_per_second.reason),
-            ("time of the run", range(self.run_seconds.value.times(1.0 / 3600.0), "h"), &self.run_seconds.reason),
-            (
-                "energy",
-                self.energy_kwh.value.map_or_else(unknown, |energy| range(energy, "kWh")),
-                &self.energy_kwh.reason,
-            ),
-            ("cost", self.cost.value.map_or_else(unknown, |cost| range(cost, "")), &self.cost.reason),
+            ("step time", human_seconds(self.step_seconds.value), &self.step_seconds.reason),
+            ("tokens/s", human_range(self.tokens_per_second.value), &self.tokens_per_second.reason),
+            ("time of the run", human_seconds(self.run_seconds.value), &self.run_seconds.reason),
+            ("energy", self.energy_kwh.value.map_or_else(unknown, human_energy), &self.energy_kwh.reason),
+            ("cost", self.cost.value.map_or_else(unknown, human_range), &self.cost.reason),
         ];
         if let Some(exposed) = &self.communication_seconds {
-            lines.push(("exposed communication", range(exposed.value, "s"), &exposed.reason));
+            lines.push(("exposed communication", human_seconds(exposed.value), &exposed.reason));
         }
         lines
     }
-}
-
-/// `[2.10, 3.00] s`: three digits and no fraction from a thousand on.
-fn range(range: Range, unit: &str) -> String {
-    let digits = |value: f64| match value {
-        v if v >= 100.0 => format!("{v:.0}"),
-        v if v >= 10.0 => format!("{v:.1}"),
-        v if v >= 0.1 => format!("{v:.2}"),
-        v => format!("{v:.2e}"),
-    };
-    format!("[{}, {}] {unit}", digits(range.lower), digits(range.upper)).trim_end().to_owned()
 }
 
 /// The length of a run.
@@ -137,7 +123,10 @@ pub(super) fn forecast(
         precision: Chosen::new(format!("{:?}", config.precision).to_lowercase(), config.notes),
         micro_batch_start: Chosen::new(
             config.micro_batch_start,
-            format!("rows of 4096 tokens to start a search with; the recipe has {}", training.micro_batch_size),
+            format!(
+                "rows of 4,096 tokens to begin with in the memory of such hardware; the recipe has {}",
+                training.micro_batch_size
+            ),
         ),
         padding: Chosen::new(
             format!("{} x {}", config.padding.rows, config.padding.width),
@@ -273,23 +262,24 @@ fn step_reason(
     let other_kernels = match config.engine {
         _ if measured.is_some() => "",
         Engine::Cuda => "",
-        Engine::NoBackend => ", with kernels that do not exist",
+        Engine::NoBackend => "; no backend exists for it here",
         Engine::Wgpu | Engine::Cpu if backend == BackendKind::Wgpu => {
             ", which wgpu's kernels do not reach: expect more"
         }
         Engine::Wgpu | Engine::Cpu => "",
     };
+    let time = |seconds: f64| human_seconds(Range { lower: seconds, upper: seconds });
     let launches = if step.t_launch >= step.seconds.upper {
-        format!("; the host launches for {:.3} s, which is longer", step.t_launch)
+        format!("; the host launches for {}, which is longer", time(step.t_launch))
     } else {
         String::new()
     };
     format!(
-        "at least, at the peaks, {bound} ({:.3} s of arithmetic, {:.3} of memory traffic, {:.3} of copies); at most {ALLOWANCE} times all in turn, \
+        "at least, at the peaks, {bound} ({} of arithmetic, {} of memory traffic, {} of copies); at most {ALLOWANCE} times all in turn, \
          GEMMs at {:.0} % of the peak ({origin}){other_kernels}{launches}",
-        step.t_math,
-        step.t_memory,
-        step.t_host,
+        time(step.t_math),
+        time(step.t_memory),
+        time(step.t_host),
         100.0 * step.sustained_share
     )
 }
@@ -309,7 +299,10 @@ fn cost_reason(price: Option<f64>) -> String {
 }
 
 fn attention_reason(config: &HardwareConfig) -> String {
-    format!("the seeds' table names FlashAttention {:?} for {:?}", config.use_flash_attention, config.kind)
+    match config.use_flash_attention {
+        FlashAttention::None => format!("docs/hardware.md names no FlashAttention for {:?}", config.kind),
+        version => format!("docs/hardware.md names FlashAttention {version:?} for {:?}", config.kind),
+    }
 }
 
 #[cfg(test)]
@@ -331,11 +324,11 @@ mod tests {
         "num_key_value_heads": 8, "max_position_embeddings": 131072, "rope_theta": 500000.0, "rms_norm_eps": 1e-5,
         "hidden_act": "silu", "tie_word_embeddings": false}"#;
 
-    /// The recipe of ADR-004.
-    const ADR: &str = include_str!("../../../../configs/h100.toml");
+    /// The recipe for one H100.
+    const RECIPE: &str = include_str!("../../../../configs/h100.toml");
 
     fn plan(machine: &str, changes: &[&str], request: PlanRequest) -> Plan {
-        plan_of(ADR, machine, changes, request)
+        plan_of(RECIPE, machine, changes, request)
     }
 
     fn plan_of(recipe: &str, machine: &str, changes: &[&str], request: PlanRequest) -> Plan {
@@ -361,7 +354,7 @@ mod tests {
 
     #[test]
     fn several_ranks_add_the_communication_that_they_do_not_hide() {
-        let forecast = |ranks| plan_of_ranks(ADR, "h100", &[], PlanRequest::default(), ranks).forecast.unwrap();
+        let forecast = |ranks| plan_of_ranks(RECIPE, "h100", &[], PlanRequest::default(), ranks).forecast.unwrap();
         let (one, two, many) = (forecast(1), forecast(2), forecast(1024));
         assert_eq!(one.communication_seconds, None);
         let exposed = two.communication_seconds.as_ref().unwrap().value;
@@ -371,7 +364,7 @@ mod tests {
         let share =
             |of: &Forecast| of.communication_seconds.as_ref().unwrap().value.upper / of.step_seconds.value.lower;
         assert!(share(&two) < share(&many) && share(&many) < 0.01, "{} {}", share(&two), share(&many));
-        let text = plan_of_ranks(ADR, "h100", &[], PlanRequest::default(), 1024).to_string();
+        let text = plan_of_ranks(RECIPE, "h100", &[], PlanRequest::default(), 1024).to_string();
         assert!(text.contains("exposed communication") && text.contains("which is an assumption"), "{text}");
         assert!(text.contains("NCCL"), "{text}");
     }
@@ -393,13 +386,23 @@ mod tests {
     }
 
     #[test]
-    fn the_recipe_of_adr_004_is_planned_two_to_three_times_faster_on_an_h100_than_on_an_a100() {
+    fn the_recipe_for_an_h100_is_planned_two_to_three_times_faster_on_an_h100_than_on_an_a100() {
         let (h100, a100) = (forecast_of("h100", &[]).step_seconds.value, forecast_of("a100", &[]).step_seconds.value);
         let at_measured_rates = a100.upper / h100.upper;
         assert!((2.0..3.0).contains(&at_measured_rates), "{at_measured_rates}");
-        // The peaks alone promise more than the ADR: 989.4 / 312 = 3.17 where arithmetic is everything.
+        // The peaks alone promise more: 989.4 / 312 = 3.17 where arithmetic is everything.
         let at_the_peaks = a100.lower / h100.lower;
         assert!((3.0..3.2).contains(&at_the_peaks), "{at_the_peaks}");
+    }
+
+    #[test]
+    fn ranges_are_printed_in_units_that_users_read() {
+        let forecast = forecast_of("h100", &[]);
+        let lines = forecast.lines();
+        let value = |name: &str| lines.iter().find(|(line, _, _)| *line == name).unwrap().1.clone();
+        assert!(value("step time").contains(" to ") && value("step time").ends_with(" s"), "{}", value("step time"));
+        assert!(value("tokens/s").contains(" to ") && value("tokens/s").contains(','), "{}", value("tokens/s"));
+        assert_eq!(value("cost"), "unknown");
     }
 
     #[test]
@@ -429,7 +432,7 @@ mod tests {
 
     #[test]
     fn peaks_measured_here_take_the_place_of_a_library_s_and_the_plan_says_so() {
-        let config = RunConfig::from_toml(ADR, Path::new("recipe.toml"), &[]).unwrap();
+        let config = RunConfig::from_toml(RECIPE, Path::new("recipe.toml"), &[]).unwrap();
         let model = ModelConfig::parse(LLAMA_8B, Path::new("config.json")).unwrap();
         let mut machine = HardwareProfile::of_machine(AcceleratorSpec::named("h100").unwrap());
         machine.measured.push(MeasuredPeaks {
@@ -547,7 +550,7 @@ mod tests {
             };
         }
         let recipes = [
-            (ADR, "h100"),
+            (RECIPE, "h100"),
             (recipe!("h100-fp8"), "h100"),
             (recipe!("a100"), "a100"),
             (recipe!("a100"), "a100-40"),

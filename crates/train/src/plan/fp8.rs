@@ -3,7 +3,6 @@
 //! their measured peaks.
 
 use firebrick_hwprofile::spec::{HardwareKind, MathFormat};
-use firebrick_hwprofile::tuning::get_optimal_config;
 use firebrick_kernels::{BackendKind, GemmFormat, TrainingShape, fp8_refusal};
 
 use crate::config::compute::Compute;
@@ -60,7 +59,7 @@ fn refusal(case: &Case<'_>, training: &TrainingShape) -> Option<String> {
     if training.lora.as_ref().is_some_and(|lora| lora.use_dora) {
         return Some("lora.use_dora scales the outputs of GEMMs in the compute format only".to_owned());
     }
-    match case.hardware().filter(|kind| !get_optimal_config(*kind).use_fp8) {
+    match case.hardware().filter(|kind| !kind.has_fp8()) {
         None => fp8_refusal(case.spec),
         Some(kind) => {
             Some(format!("cards of the kind {kind:?} have no 8-bit floats, which begin with compute capability 8.9"))

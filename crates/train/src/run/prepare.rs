@@ -108,7 +108,11 @@ pub(crate) fn prepare_as(
     let found = recipe.fetch_model(need, Console::QUIET)?;
     let folder = found.folder;
     let mut model_config = ModelConfig::read(&folder)?;
-    let weights = check_model(&recipe, &folder, &model_config, found.missing_bytes == 0)?;
+    let (weights, no_weights) = match check_model(&recipe, &folder, &model_config, found.missing_bytes == 0) {
+        // A plan needs none; what is wrong with weights that are there is said now.
+        Err(RunError::Model(error @ ModelError::NotThere { .. })) if need == Need::Description => (None, Some(error)),
+        weights => (weights?, None),
+    };
     let tokenizer = data_sets::tokenizer(&recipe, &folder, date)?;
     let mut planned = new_tokens::planned(&recipe, &tokenizer, &mut model_config)?;
     // A new run was refused before this if its adapter is not there; a resumed one does not need it any more.
@@ -121,6 +125,7 @@ pub(crate) fn prepare_as(
     let data = data_sets::read(&recipe, &tokenizer, plan::tokenizing(&recipe, &profile))?;
     let mut data_notes = data.notes();
     data_notes.extend(start_note);
+    data_notes.extend(no_weights.map(|error| format!("a run will not start: {error}")));
     if recipe.init == Init::Pretrained && found.missing_bytes > 0 {
         let gigabytes = found.missing_bytes as f64 / 1e9;
         data_notes
