@@ -2,7 +2,8 @@
 //! or in a cache.
 //!
 //! The whole way from files to tokens in one type. Trade-off: no continuing after a bad line. The first record that
-//! cannot be read or parsed ends the run, with file and line; records that cannot be trained on are counted instead.
+//! cannot be read, or has other keys than its source, ends the run, with file and line; records that cannot be trained on,
+//! because of a null among their values for example, are counted instead.
 
 mod report;
 
@@ -134,7 +135,12 @@ impl<'a> Corpus<'a> {
             found.iter().try_for_each(|diagnosis| diagnosis.check(self.max_bad_share, false))?;
             let reports: Vec<String> = found.iter().map(Diagnosis::to_string).collect();
             let path = self.mixture.sources()[0].spec().path.clone();
-            return Err(DataError::NothingToTrain { path, report: reports.join("\n") });
+            let too_long = found.iter().map(Diagnosis::rows_too_long).sum::<u64>();
+            let remedy = match too_long {
+                0 => "No record is longer than max_seq_len: correct what dropped them".to_owned(),
+                _ => format!("Raise max_seq_len: {too_long} records are longer"),
+            };
+            return Err(DataError::NothingToTrain { path, report: reports.join("\n"), remedy });
         }
         Ok((found, dropped))
     }

@@ -18,6 +18,8 @@ use crate::place::Place;
 const PLACES: usize = 5;
 /// Records before [`Diagnosis::check_early`] decides.
 const EARLY_ROWS: u64 = 1000;
+/// Share of a source's records or tokens that may be lost to `max_seq_len` without a warning.
+const ALLOWED_LOSS: f64 = 0.2;
 
 /// Findings of one kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,6 +91,30 @@ impl Diagnosis {
     /// Tokens lost to `max_seq_len`, as a share of all, 0 to 1.
     pub fn cut_share(&self) -> f64 {
         self.tokens_cut as f64 / (self.tokens + self.tokens_cut).max(1) as f64
+    }
+
+    /// Records that were dropped because of their length.
+    pub(crate) fn rows_too_long(&self) -> u64 {
+        self.count(FindingKind::TooLong) + self.count(FindingKind::CutToNothing)
+    }
+
+    /// A warning, with its remedy, where more than a fifth of the records or of the tokens are lost to `max_seq_len`.
+    pub fn loss_warning(&self) -> Option<String> {
+        let rows = self.rows_too_long();
+        let (of_rows, of_tokens) = (rows as f64 / self.rows.max(1) as f64, self.cut_share());
+        if of_rows.max(of_tokens) <= ALLOWED_LOSS {
+            return None;
+        }
+        // Splitting does not help where it was done, nor for pairs.
+        let is_split = [FindingKind::Split, FindingKind::PromptCut].iter().any(|&kind| self.count(kind) > 0);
+        let split = if is_split { "" } else { ", or set data.overflow = \"split\" (not for pairs of answers)" };
+        Some(format!(
+            "records longer than max_seq_len lose {:.1} % of all tokens, and {rows} of {} records ({:.1} %) are dropped \
+             whole: raise max_seq_len{split}",
+            100.0 * of_tokens,
+            self.rows,
+            100.0 * of_rows
+        ))
     }
 
     /// Replaces the path of every place; `None` if one has none.
@@ -171,6 +197,10 @@ impl Display for Diagnosis {
                 write!(formatter, " (then at {})", others.join(", "))?;
             }
         }
-        Ok(())
+        // A source of which nothing is kept is an error, which has its own remedy.
+        match self.loss_warning().filter(|_| self.rows_kept > 0) {
+            Some(warning) => write!(formatter, "\n  WARNING: {warning}"),
+            None => Ok(()),
+        }
     }
 }

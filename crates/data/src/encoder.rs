@@ -14,7 +14,7 @@ use crate::conversation::{RecordTokens, encode_chat};
 use crate::error::DataError;
 use crate::finding::{Finding, FindingKind};
 use crate::pair::{PairCut, cut_pair};
-use crate::record_format::{Chat, Fields, RecordFormat, Row, headed_text};
+use crate::record_format::{Chat, Fields, RecordFormat, Row, fields_hash, headed_text};
 use crate::selection::{ASSISTANT, Selection, TrainOn};
 use crate::source::Record;
 use crate::token_mask::TokenOffsets;
@@ -23,7 +23,7 @@ use crate::tokenizer::Tokenizer;
 /// Version of the meaning of tokens and masks. Raised whenever the same records, tokenizer and options give other
 /// examples: after a change in how records are parsed, rendered, tokenized, masked or cut. It is part of
 /// [`Encoder::fingerprint`] and so of a cache's key; the layout of token files has its own version.
-const CODE_VERSION: u32 = 4;
+const CODE_VERSION: u32 = 5;
 const SECONDS_PER_DAY: i64 = 86_400;
 
 /// What happens to a document that is longer than `max_seq_len`.
@@ -168,10 +168,17 @@ impl<'a> Encoder<'a> {
 
     /// Encodes a record.
     ///
-    /// Errors: a key is missing or has the wrong type; a chat template or an end-of-text token is needed and missing;
-    /// the tokenizer fails.
+    /// Errors: a key is missing or has the wrong type, except for a null or another value that is no text where one is
+    /// expected, which is a finding; a chat template or an end-of-text token is needed and missing; the tokenizer fails.
     pub fn encode(&self, record: &Record) -> Result<Encoded, DataError> {
-        let row = self.options.record_format.parse(&record.fields, &self.options.fields, &record.place)?;
+        let row = match self.options.record_format.parse(&record.fields, &self.options.fields, &record.place) {
+            Ok(row) => row,
+            Err(error) if error.is_bad_cell => {
+                let dropped = Encoded::dropped(FindingKind::BadCell, error.problem);
+                return Ok(Encoded { record: fields_hash(&record.fields), ..dropped });
+            }
+            Err(error) => return Err(error.into()),
+        };
         let hash = row.content_hash();
         let encoded = match row {
             Row::Pair { chosen, rejected } => self.encode_pair(*chosen, *rejected),

@@ -118,14 +118,14 @@ pub enum DataError {
         why: &'static str,
     },
     /// Every record was dropped.
-    #[error(
-        "{path} has nothing to train on: {report}. Raise max_seq_len if records were cut before the first loss token"
-    )]
+    #[error("{path} has nothing to train on: {report}\n{remedy}")]
     NothingToTrain {
         /// The first source as the recipe names it.
         path: String,
         /// What was read and why it was dropped.
         report: String,
+        /// What to do.
+        remedy: String,
     },
     /// `max_seq_len` has no room for a token and its target.
     #[error("max_seq_len = {max_seq_len} is too short: a sequence needs at least 2 tokens, an input and a target")]

@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 pub enum FindingKind {
     /// Dropped: blank text, no messages.
     Empty,
+    /// Dropped: null, or a list or an object where a text is expected.
+    BadCell,
     /// Dropped: no token would count in the loss.
     NothingToTrain,
     /// Dropped: only flagged messages are trained on, and none has a flag.
@@ -66,6 +68,7 @@ impl FindingKind {
     pub fn description(self) -> &'static str {
         match self {
             Self::Empty => "dropped, empty",
+            Self::BadCell => "dropped, a value is missing or no text",
             Self::NothingToTrain => "dropped, nothing to train",
             Self::NoFlags => "dropped, no message has a training flag (train_on = \"flags\")",
             Self::CutToNothing => {

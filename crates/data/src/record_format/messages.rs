@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 
 use super::fields::{Fields, MESSAGE_KEYS};
 use super::row::{Chat, Object, Turn};
-use super::value::{Reader, RecordFormatError, bad_value, list, missing_key, string, wrong_type};
+use super::value::{Reader, RecordFormatError, bad_value, list, missing_key, string, text, wrong_type};
 use crate::place::Place;
 
 /// Keys of a message that hold its training flag: a boolean, or a weight of 0 or 1 (OpenAI; `loss_weight`
@@ -28,11 +28,11 @@ pub(crate) fn parse(record: Reader<'_>, names: &Fields, sharegpt: bool) -> Resul
     };
     let turns = parse_list(record.need(key)?, key, names, record.place)?;
     let mut chat = Chat { turns, ..Chat::default() };
-    if let Some(system) = record.string(&names.system)?
+    if let Some(system) = record.text(&names.system)?
         && !system.is_empty()
         && chat.turns.first().is_none_or(|turn| turn.role() != "system")
     {
-        chat.turns.insert(0, Turn::new("system", system));
+        chat.turns.insert(0, Turn::new("system", &system));
     }
     parse_extras(record, names, &mut chat)?;
     Ok(chat)
@@ -149,15 +149,15 @@ fn template_role<'a>(role: &'a str, names: &'a Fields) -> &'a str {
 /// (LLaMA-Factory) become what templates read.
 fn read_content(content: &Json, key: &str, place: &Place, turn: &mut Turn) -> Result<(), RecordFormatError> {
     let Json::Array(parts) = content else {
-        turn.message.insert("content".to_owned(), string(content, key, place)?.into());
+        turn.message.insert("content".to_owned(), text(content, key, place)?.into());
         return Ok(());
     };
-    let (mut text, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
+    let (mut whole, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
     for (index, part) in parts.iter().enumerate() {
         let path = format!("{key}[{index}]");
         let fields = match part {
             Json::String(_) => {
-                text.push_str(string(part, &path, place)?);
+                whole.push_str(string(part, &path, place)?);
                 continue;
             }
             Json::Object(fields) => fields,
@@ -172,17 +172,17 @@ fn read_content(content: &Json, key: &str, place: &Place, turn: &mut Turn) -> Re
             let hint = "A part of a message is like {\"type\": \"text\", \"text\": ...}";
             return Err(missing_key(place, &format!("\"text\" in {path}"), fields, hint));
         };
-        let value = || string(value, &path, place);
+        let value = || text(value, &path, place);
         match kind {
-            "reasoning" => reasoning.push_str(value()?),
-            "tool_call" => calls.extend(calls_of(value()?).ok_or_else(|| {
+            "reasoning" => reasoning.push_str(&value()?),
+            "tool_call" => calls.extend(calls_of(&value()?).ok_or_else(|| {
                 let hint = "Write {\"name\": ..., \"arguments\": ...} as a string";
                 bad_value(place, &path, "is no tool call", hint)
             })?),
-            _ => text.push_str(value()?),
+            _ => whole.push_str(&value()?),
         }
     }
-    turn.message.insert("content".to_owned(), text.into());
+    turn.message.insert("content".to_owned(), whole.into());
     if !reasoning.is_empty() {
         turn.message.insert("reasoning_content".to_owned(), reasoning.into());
     }

@@ -1,7 +1,8 @@
 //! From the keys of a record to its content: a text, a conversation, a prompt with its completion or with two, or token ids.
 //!
 //! The format is named in the recipe or detected from the first record. Trade-off: no guessing within a source. All its
-//! records have one format, and a record of another format is an error that lists the keys found.
+//! records have one format, and a record of another format is an error that lists the keys found. A value that is null or
+//! no text where a text is expected is an error about that record alone ([`RecordFormatError::is_bad_cell`]).
 
 mod fields;
 mod messages;
@@ -19,8 +20,8 @@ use value::{Reader, names};
 
 pub use fields::Fields;
 pub(crate) use pairs::headed_text;
-pub(crate) use row::Object;
 pub use row::{Chat, Row, Turn};
+pub(crate) use row::{Object, fields_hash};
 pub use value::RecordFormatError;
 
 /// The format of a source's records: which keys they have and what they mean.
@@ -104,7 +105,7 @@ impl RecordFormat {
             }
             Self::Chat | Self::Sharegpt => messages::parse(record, names, self == Self::Sharegpt).map(Row::Chat),
             Self::Alpaca => pairs::parse_instruction(record, names).map(Row::Chat),
-            Self::Text => Ok(Row::Text(record.need_string(&names.text)?.to_owned())),
+            Self::Text => Ok(Row::Text(record.need_text(&names.text)?.into_owned())),
             Self::PromptCompletion => pairs::parse_prompt(record, names),
             Self::Pretokenized => pretokenized::parse(record, names),
             Self::Preference => preference::parse(record, names),
@@ -127,7 +128,9 @@ fn unrecognized(fields: &Object, expected: &Fields, place: &Place) -> RecordForm
     let separator = [';', '|', '\t'].into_iter().find(|&separator| fields.keys().any(|key| key.contains(separator)));
     let hint = match separator.filter(|_| fields.len() == 1) {
         Some(separator) => format!(". The columns seem to be separated by {separator:?}; CSV files need commas"),
-        None => String::new(),
+        None => expected.suggestion(fields).map_or_else(String::new, |line| {
+            format!(". Some of these look like other names of known keys: if they are, write {line}")
+        }),
     };
     let problem = format!(
         "found {}, which matches no known format. The formats are {}. Rename the keys, name the format, or map the keys with \
@@ -135,5 +138,5 @@ fn unrecognized(fields: &Object, expected: &Fields, place: &Place) -> RecordForm
         names(fields),
         known.join(", ")
     );
-    RecordFormatError { place: place.clone(), problem }
+    RecordFormatError::new(place, problem)
 }

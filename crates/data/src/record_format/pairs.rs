@@ -5,18 +5,20 @@
 //! Trade-off: the sentence that the Alpaca project wrote before every instruction is left out. With a chat template it
 //! is foreign to the model, and without one the headings say the same.
 
+use std::borrow::Cow;
+
 use serde_json::Value as Json;
 
 use super::fields::Fields;
 use super::messages::{parse_extras, parse_list};
 use super::row::{Chat, Row, Turn};
-use super::value::{Reader, RecordFormatError, list, string, wrong_type};
+use super::value::{Reader, RecordFormatError, list, text, wrong_type};
 use crate::place::Place;
 
 /// Parses an instruction as a conversation.
 pub(crate) fn parse_instruction(record: Reader<'_>, names: &Fields) -> Result<Chat, RecordFormatError> {
     let mut chat = parse_question(record, names, &names.instruction)?;
-    chat.turns.push(Turn::new("assistant", record.need_string(&names.output)?));
+    chat.turns.push(Turn::new("assistant", &record.need_text(&names.output)?));
     parse_extras(record, names, &mut chat)?;
     Ok(chat)
 }
@@ -24,20 +26,20 @@ pub(crate) fn parse_instruction(record: Reader<'_>, names: &Fields) -> Result<Ch
 /// Parses what comes before the answer to an instruction: system message, earlier turns, and the instruction, under the key `question`.
 pub(crate) fn parse_question(record: Reader<'_>, names: &Fields, question: &str) -> Result<Chat, RecordFormatError> {
     let mut chat = Chat::default();
-    if let Some(system) = record.string(&names.system)?.filter(|system| !system.is_empty()) {
-        chat.turns.push(Turn::new("system", system));
+    if let Some(system) = record.text(&names.system)?.filter(|system| !system.is_empty()) {
+        chat.turns.push(Turn::new("system", &system));
     }
     for (index, pair) in history(record)?.iter().enumerate() {
-        let (question, answer) = read_pair(pair, &format!("history[{index}]"), record.place)?;
-        chat.turns.push(Turn::new("user", question));
-        chat.turns.push(Turn::new("assistant", answer));
+        let [question, answer] = read_pair(pair, &format!("history[{index}]"), record.place)?;
+        chat.turns.push(Turn::new("user", &question));
+        chat.turns.push(Turn::new("assistant", &answer));
     }
-    let instruction = record.need_string(question)?;
-    let input = if names.input == question { None } else { record.string(&names.input)? };
+    let instruction = record.need_text(question)?;
+    let input = if names.input == question { None } else { record.text(&names.input)? };
     let question = match input.filter(|input| !input.is_empty()) {
-        Some(input) if instruction.is_empty() => input.to_owned(),
+        Some(input) if instruction.is_empty() => input.into_owned(),
         Some(input) => format!("{instruction}\n{input}"),
-        None => instruction.to_owned(),
+        None => instruction.into_owned(),
     };
     chat.turns.push(Turn::new("user", &question));
     Ok(chat)
@@ -58,8 +60,8 @@ pub(crate) fn parse_prompt(record: Reader<'_>, names: &Fields) -> Result<Row, Re
             Err(wrong_type(record.place, &names.completion, "a list of messages, as the prompt is", other))
         }
         _ => Ok(Row::PromptCompletion {
-            prompt: record.need_string(&names.prompt)?.to_owned(),
-            completion: record.need_string(&names.completion)?.to_owned(),
+            prompt: record.need_text(&names.prompt)?.into_owned(),
+            completion: record.need_text(&names.completion)?.into_owned(),
         }),
     }
 }
@@ -71,10 +73,10 @@ fn history<'a>(record: Reader<'a>) -> Result<&'a [Json], RecordFormatError> {
     }
 }
 
-fn read_pair<'a>(pair: &'a Json, key: &str, place: &Place) -> Result<(&'a str, &'a str), RecordFormatError> {
+fn read_pair<'a>(pair: &'a Json, key: &str, place: &Place) -> Result<[Cow<'a, str>; 2], RecordFormatError> {
     match pair.as_array().map(Vec::as_slice) {
         Some([question, answer]) => {
-            Ok((string(question, &format!("{key}[0]"), place)?, string(answer, &format!("{key}[1]"), place)?))
+            Ok([text(question, &format!("{key}[0]"), place)?, text(answer, &format!("{key}[1]"), place)?])
         }
         _ => Err(wrong_type(place, key, "a list of a question and an answer", pair)),
     }

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! prompt                   chosen, rejected
-//! prompt: text             texts: joined without a template; messages: the prompt is the user's turn
+//! prompt: text             texts: joined without a template, unless `fields` maps the prompt to the instruction; messages: the
+//!                          prompt is the user's turn
 //! prompt: messages         messages, one message, or text of the assistant
 //! messages, conversations  the same (axolotl, LLaMA-Factory's sharegpt)
 //! instruction, question    texts: turns of a chat, with input, system and history (LLaMA-Factory's alpaca, Intel, Argilla)
@@ -12,13 +13,15 @@
 //!
 //! A prompt next to whole conversations is inside of them already, as in TRL. Trade-off: recognized by the first record of a source.
 
+use std::borrow::Cow;
+
 use serde_json::Value as Json;
 
 use super::fields::{Fields, MESSAGE_KEYS};
 use super::messages::{self, parse_extras, parse_list, parse_message};
 use super::pairs::parse_question;
 use super::row::{Chat, Object, Row, Turn};
-use super::value::{Reader, RecordFormatError, bad_value, missing_key, string, wrong_type};
+use super::value::{Reader, RecordFormatError, bad_value, is_text, missing_key, text, wrong_type};
 use crate::place::Place;
 use crate::selection::ASSISTANT;
 
@@ -26,7 +29,7 @@ use crate::selection::ASSISTANT;
 const LABELS: [&str; 2] = ["label", "kto_tag"];
 /// Keys of a record that has an answer.
 const ANSWERS: [&str; 6] = ["messages", "conversations", "completion", "output", "response", "answer"];
-/// Keys of a question that has no key named in `fields`.
+/// Keys of a question that has no key named in `fields`; the first is its usual name.
 const QUESTIONS: [&str; 4] = ["instruction", "question", "query", "input"];
 
 /// Refuses a record with chosen and rejected answers, unless the recipe maps one of them; and one whose answer has a
@@ -42,7 +45,7 @@ pub(super) fn refuse(fields: &Object, names: &Fields, place: &Place) -> Result<(
              on pairs, add the section [preference] (loss = \"dpo\" or \"orpo\"). {}",
             hint(fields, &key.replacen("rejected", "chosen", 1))
         );
-        return Err(RecordFormatError { place: place.clone(), problem });
+        return Err(RecordFormatError::new(place, problem));
     }
     refuse_labels(fields, names, place)
 }
@@ -57,7 +60,7 @@ fn refuse_labels(fields: &Object, names: &Fields, place: &Place) -> Result<(), R
                  trained like the good ones. To train on the good answers, make a file of the rows whose {key} is true; to train on \
                  all, leave the key out with `columns`"
             );
-            Err(RecordFormatError { place: place.clone(), problem })
+            Err(RecordFormatError::new(place, problem))
         }
         _ => Ok(()),
     }
@@ -108,8 +111,8 @@ pub(super) fn parse(record: Reader<'_>, names: &Fields) -> Result<Row, RecordFor
         return Err(wrong_type(record.place, key, expected, answers[usize::from(are_lists[0])]));
     }
     let [chosen, rejected] = match prompt(record, names)? {
-        Some(Prompt::Text(text)) if answers.iter().all(|answer| answer.is_string()) => {
-            texts(text, answers, record, names)?
+        Some(Prompt::Text(text)) if answers.iter().all(|answer| is_text(answer)) => {
+            texts(&text, answers, record, names)?
         }
         prompt => conversations(prompt, answers, record, names)?,
     };
@@ -119,7 +122,7 @@ pub(super) fn parse(record: Reader<'_>, names: &Fields) -> Result<Row, RecordFor
 /// What is asked.
 enum Prompt<'a> {
     /// To be joined with its answer, or the user's turn.
-    Text(&'a str),
+    Text(Cow<'a, str>),
     Chat(Chat),
 }
 
@@ -128,16 +131,24 @@ fn prompt<'a>(record: Reader<'a>, names: &Fields) -> Result<Option<Prompt<'a>>, 
     if record.fields.keys().any(of_messages) {
         return messages::parse(record, names, false).map(|chat| Some(Prompt::Chat(chat)));
     }
+    // A question that the recipe names is the user's turn, also where it is called `prompt`.
+    let question = names.instruction.as_str();
+    let is_question = |value: &Json| value.is_null() || is_text(value);
+    if question != QUESTIONS[0] && record.fields.get(question).is_some_and(is_question) {
+        return parse_question(record, names, question).map(|chat| Some(Prompt::Chat(chat)));
+    }
     match record.get(&names.prompt) {
-        Some(Json::String(_)) => return Ok(record.string(&names.prompt)?.map(Prompt::Text)),
+        Some(value) if is_text(value) => {
+            return text(value, &names.prompt, record.place).map(|text| Some(Prompt::Text(text)));
+        }
         Some(value) => {
             let turns = parse_list(value, &names.prompt, names, record.place)?;
             return Ok(Some(Prompt::Chat(Chat { turns, ..Chat::default() })));
         }
         None => {}
     }
-    let is_text = |key: &&str| record.get(key).is_some_and(Json::is_string);
-    match [names.instruction.as_str()].into_iter().chain(QUESTIONS).find(is_text) {
+    let has_text = |key: &&str| record.get(key).is_some_and(is_text);
+    match [question].into_iter().chain(QUESTIONS).find(has_text) {
         Some(question) => Ok(Some(Prompt::Chat(parse_question(record, names, question)?))),
         None => Ok(None),
     }
@@ -146,7 +157,7 @@ fn prompt<'a>(record: Reader<'a>, names: &Fields) -> Result<Option<Prompt<'a>>, 
 /// Texts that are joined without a template.
 fn texts(prompt: &str, answers: [&Json; 2], record: Reader<'_>, names: &Fields) -> Result<[Row; 2], RecordFormatError> {
     let row = |answer: &Json, key: &str| -> Result<Row, RecordFormatError> {
-        let completion = string(answer, key, record.place)?.to_owned();
+        let completion = text(answer, key, record.place)?.into_owned();
         Ok(Row::PromptCompletion { prompt: prompt.to_owned(), completion })
     };
     Ok([row(answers[0], &names.chosen)?, row(answers[1], &names.rejected)?])
@@ -158,7 +169,7 @@ fn conversations(
     record: Reader<'_>,
     names: &Fields,
 ) -> Result<[Row; 2], RecordFormatError> {
-    if prompt.is_none() && answers.iter().all(|answer| answer.is_string()) {
+    if prompt.is_none() && answers.iter().all(|answer| is_text(answer)) {
         return implicit_texts(answers, record, names);
     }
     let turns = |answer, key| answer_turns(answer, key, record, names);
@@ -168,21 +179,21 @@ fn conversations(
         // Inside of the conversations already.
         _ if is_whole => Chat::default(),
         Some(Prompt::Chat(chat)) => chat,
-        Some(Prompt::Text(text)) => Chat { turns: vec![Turn::new("user", text)], ..Chat::default() },
+        Some(Prompt::Text(text)) => Chat { turns: vec![Turn::new("user", &text)], ..Chat::default() },
         None => Chat::default(),
     };
     if chat.turns.iter().all(|turn| turn.role() != "system")
-        && let Some(system) = record.string(&names.system)?.filter(|system| !system.is_empty())
+        && let Some(system) = record.text(&names.system)?.filter(|system| !system.is_empty())
         && chosen.first().is_none_or(|turn| turn.role() != "system")
     {
-        chat.turns.insert(0, Turn::new("system", system));
+        chat.turns.insert(0, Turn::new("system", &system));
     }
     parse_extras(record, names, &mut chat)?;
     let common = common_turns(&chosen, &rejected);
     if chat.turns.iter().all(|turn| turn.role() == "system") && common == 0 {
         let problem = "and the rejected answer begin with different messages, and there is no prompt";
         let hint = "Write the prompt as `prompt` or `messages`, or into both conversations";
-        return Err(bad_value(record.place, &names.chosen, problem, hint));
+        return Err(without_prompt(record, names, problem, hint));
     }
     let whole = |answer: Vec<Turn>| {
         let mut chat = chat.clone();
@@ -193,12 +204,18 @@ fn conversations(
     Ok([whole(chosen), whole(rejected)])
 }
 
+/// The error for a record whose prompt cannot be found; one whose prompt is null is a bad record among others.
+fn without_prompt(record: Reader<'_>, names: &Fields, problem: &str, hint: &str) -> RecordFormatError {
+    let is_bad_cell = record.has(&names.prompt);
+    RecordFormatError { is_bad_cell, ..bad_value(record.place, &names.chosen, problem, hint) }
+}
+
 /// An answer as messages.
 fn answer_turns(answer: &Json, key: &str, record: Reader<'_>, names: &Fields) -> Result<Vec<Turn>, RecordFormatError> {
     match answer {
         Json::Array(_) => parse_list(answer, key, names, record.place),
         Json::Object(_) => parse_message(answer, key, names, record.place).map(|turn| vec![turn]),
-        Json::String(_) => Ok(vec![Turn::new(ASSISTANT, string(answer, key, record.place)?)]),
+        value if is_text(value) => Ok(vec![Turn::new(ASSISTANT, &text(value, key, record.place)?)]),
         other => Err(wrong_type(record.place, key, "a text, a message or a list of messages", other)),
     }
 }
@@ -211,8 +228,8 @@ fn common_turns(chosen: &[Turn], rejected: &[Turn]) -> usize {
 
 /// Whole texts: the prompt is what both begin with; a space before the answers belongs to them, as in TRL.
 fn implicit_texts(answers: [&Json; 2], record: Reader<'_>, names: &Fields) -> Result<[Row; 2], RecordFormatError> {
-    let chosen = string(answers[0], &names.chosen, record.place)?;
-    let rejected = string(answers[1], &names.rejected, record.place)?;
+    let chosen = text(answers[0], &names.chosen, record.place)?;
+    let rejected = text(answers[1], &names.rejected, record.place)?;
     let common = chosen.char_indices().zip(rejected.chars()).find(|((_, one), other)| one != other);
     let mut end = common.map_or(chosen.len().min(rejected.len()), |((at, _), _)| at);
     if chosen[..end].ends_with(' ') {
@@ -220,8 +237,8 @@ fn implicit_texts(answers: [&Json; 2], record: Reader<'_>, names: &Fields) -> Re
     }
     if end == 0 {
         let problem = "and the rejected answer begin with different characters, and there is no prompt";
-        return Err(bad_value(record.place, &names.chosen, problem, "Write the prompt as `prompt`"));
+        return Err(without_prompt(record, names, problem, "Write the prompt as `prompt`"));
     }
     let row = |text: &str| Row::PromptCompletion { prompt: text[..end].to_owned(), completion: text[end..].to_owned() };
-    Ok([row(chosen), row(rejected)])
+    Ok([row(&chosen), row(&rejected)])
 }

@@ -136,6 +136,13 @@ impl Row {
     }
 }
 
+/// Hash of a record that has no content because one of its values is bad.
+pub(crate) fn fields_hash(fields: &Object) -> u64 {
+    let mut hash = Xxh3::new();
+    add_object(&mut hash, fields);
+    hash.digest()
+}
+
 /// With its length, so that no two texts give the bytes of two others.
 fn add_text(hash: &mut Xxh3, kind: u8, text: &str) {
     hash.update(&[kind]);

@@ -1,7 +1,10 @@
 //! Typed access to the values of a record, with errors that name the place and the path of the value.
 //!
-//! Trade-off: no conversions. The string "3" is not a number. Only a list or an object may be written as a JSON string,
-//! because table formats have no other way to store one.
+//! Trade-off: few conversions. The string "3" is not a number; where a text is expected, a number or a boolean is read as
+//! JSON writes it, as CSV has them. Only a list or an object may be written as a JSON string, because table formats have
+//! no other way to store one.
+
+use std::borrow::Cow;
 
 use serde_json::Value as Json;
 use thiserror::Error;
@@ -17,6 +20,16 @@ pub struct RecordFormatError {
     pub place: Place,
     /// What is wrong and what to do.
     pub problem: String,
+    /// Whether one value of this record is at fault rather than its keys: null, or no text where a text is expected. Such
+    /// a record is counted as a bad one and does not end the run.
+    pub is_bad_cell: bool,
+}
+
+impl RecordFormatError {
+    /// An error that ends the run.
+    pub(crate) fn new(place: &Place, problem: String) -> Self {
+        Self { place: place.clone(), problem, is_bad_cell: false }
+    }
 }
 
 /// Keys of an object that messages list.
@@ -46,14 +59,14 @@ impl<'a> Reader<'a> {
         self.fields.get(key).ok_or_else(|| missing_key(self.place, &format!("{key:?}"), self.fields, hint))
     }
 
-    /// A required string.
-    pub(crate) fn need_string(&self, key: &str) -> Result<&'a str, RecordFormatError> {
-        string(self.need(key)?, key, self.place)
+    /// A required text.
+    pub(crate) fn need_text(&self, key: &str) -> Result<Cow<'a, str>, RecordFormatError> {
+        text(self.need(key)?, key, self.place)
     }
 
-    /// An optional string.
-    pub(crate) fn string(&self, key: &str) -> Result<Option<&'a str>, RecordFormatError> {
-        self.get(key).map(|value| string(value, key, self.place)).transpose()
+    /// An optional text.
+    pub(crate) fn text(&self, key: &str) -> Result<Option<Cow<'a, str>>, RecordFormatError> {
+        self.get(key).map(|value| text(value, key, self.place)).transpose()
     }
 
     /// An optional list of objects, possibly written as a JSON string. An empty list counts as absent.
@@ -82,14 +95,27 @@ fn unfold(value: &Json, key: &str, place: &Place) -> Result<Json, RecordFormatEr
     })
 }
 
+/// Whether a value can be read as a text.
+pub(crate) fn is_text(value: &Json) -> bool {
+    matches!(value, Json::String(_) | Json::Number(_) | Json::Bool(_))
+}
+
+/// A text: a string, or a number or a boolean as JSON writes it.
+pub(crate) fn text<'a>(value: &'a Json, key: &str, place: &Place) -> Result<Cow<'a, str>, RecordFormatError> {
+    match value {
+        Json::Number(_) | Json::Bool(_) => Ok(Cow::Owned(value.to_string())),
+        value => string(value, key, place).map(Cow::Borrowed),
+    }
+}
+
 /// A string without NUL characters.
 pub(crate) fn string<'a>(value: &'a Json, key: &str, place: &Place) -> Result<&'a str, RecordFormatError> {
     let Json::String(text) = value else {
-        return Err(wrong_type(place, key, "a string", value));
+        return Err(RecordFormatError { is_bad_cell: true, ..wrong_type(place, key, "a string", value) });
     };
     if text.contains('\0') {
         let problem = format!("a NUL character in {key}: the file is damaged or not text");
-        return Err(RecordFormatError { place: place.clone(), problem });
+        return Err(RecordFormatError::new(place, problem));
     }
     Ok(text)
 }
@@ -116,8 +142,9 @@ pub(crate) fn names(fields: &Object) -> String {
     }
 }
 
-/// The error for a value of the wrong type.
+/// The error for a value of the wrong type; null is a bad cell of its record.
 pub(crate) fn wrong_type(place: &Place, key: &str, expected: &str, found: &Json) -> RecordFormatError {
+    let is_bad_cell = found.is_null();
     let found = match found {
         Json::Null => "null".to_owned(),
         Json::Bool(value) => format!("the boolean {value}"),
@@ -126,16 +153,17 @@ pub(crate) fn wrong_type(place: &Place, key: &str, expected: &str, found: &Json)
         Json::Array(items) => format!("a list of {}", items.len()),
         Json::Object(fields) => format!("an object with {}", names(fields)),
     };
-    RecordFormatError { place: place.clone(), problem: format!("{key} must be {expected}, found {found}") }
+    let problem = format!("{key} must be {expected}, found {found}");
+    RecordFormatError { is_bad_cell, ..RecordFormatError::new(place, problem) }
 }
 
 /// The error for a key that is absent: what was expected, and what to do.
 pub(crate) fn missing_key(place: &Place, expected: &str, fields: &Object, hint: &str) -> RecordFormatError {
     let problem = format!("expected the key {expected}, found {}. {hint}", names(fields));
-    RecordFormatError { place: place.clone(), problem }
+    RecordFormatError::new(place, problem)
 }
 
 /// The error for a value of the right type that is invalid.
 pub(crate) fn bad_value(place: &Place, key: &str, problem: &str, hint: &str) -> RecordFormatError {
-    RecordFormatError { place: place.clone(), problem: format!("{key} {problem}. {hint}") }
+    RecordFormatError::new(place, format!("{key} {problem}. {hint}"))
 }

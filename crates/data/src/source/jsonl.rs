@@ -3,6 +3,8 @@
 //! A bad line is an error with file, line and column; the lines after it can still be read. Trade-off: objects that
 //! span several lines are not supported.
 
+use std::mem::take;
+
 use serde_json::{Map, Value as Json};
 
 use super::error::SourceError;
@@ -14,11 +16,19 @@ use crate::place::Place;
 pub(super) const TOO_LONG: &str =
     "Each line must be one JSON object; a file that is one JSON list is read with file_format = \"json\"";
 
+/// What to do about lines that are no objects.
+const ONE_PER_LINE: &str = "Each line must be one whole JSON object";
+/// The same where the first line begins a list.
+const BEGINS_A_LIST: &str =
+    "The file begins with '[', so it seems to be one JSON list, which is read with file_format = \"json\"";
+
 /// The records of a JSONL file.
 pub(super) fn json_lines(lines: Lines) -> FileRecords {
-    Box::new(lines.map(|line| {
+    let mut is_first = true;
+    Box::new(lines.map(move |line| {
         let (line, place) = line?;
-        let fields = parse_object(&line, &place, "Each line must be one whole JSON object")?;
+        let is_list = take(&mut is_first) && line.trim_ascii_start().starts_with(b"[");
+        let fields = parse_object(&line, &place, if is_list { BEGINS_A_LIST } else { ONE_PER_LINE })?;
         Ok(Record::new(fields, place))
     }))
 }

@@ -133,11 +133,34 @@ fn data_with_nothing_or_too_little_to_train_on_is_refused_with_the_reasons() {
     assert!(matches!(refused, DataError::TooManyBadRows { .. }));
     let all = |options: &mut EncodeOptions| options.train_on = TrainOn::All;
     assert!(read_with(NO_ASSISTANT, &tokenizer(), all).is_ok());
-    let nothing = refuses(r#"{"text":" "}"#, &["nothing to train on", "1 records dropped, empty", "max_seq_len"]);
-    assert!(matches!(nothing, DataError::NothingToTrain { .. }));
+    let reasons = ["nothing to train on", "1 records dropped, empty", "No record is longer than max_seq_len"];
+    assert!(matches!(refuses(r#"{"text":" "}"#, &reasons), DataError::NothingToTrain { .. }));
+    let drop = |options: &mut EncodeOptions| (options.max_seq_len, options.overflow) = (3, Some(OverflowPolicy::Drop));
+    let too_long = read_with(CHAT, &tokenizer(), drop).unwrap_err().to_string();
+    assert!(
+        too_long.contains("nothing to train on") && too_long.contains("Raise max_seq_len: 1 records"),
+        "{too_long}"
+    );
     let flags = |options: &mut EncodeOptions| options.train_on = TrainOn::Flags;
     let unflagged = read_with(format!("{CHAT}\n").repeat(2000), &tokenizer(), flags).unwrap_err();
     assert!(matches!(unflagged, DataError::NoFlags { rows: 1000 }), "{unflagged}");
+}
+
+#[test]
+fn records_with_a_bad_cell_are_counted_among_the_bad_ones_wherever_they_are() {
+    let null = CHAT.replace("\"a\"", "null");
+    let plain = format!("{CHAT}\n").repeat(20);
+    for (content, line) in [(format!("{plain}{null}\n"), 21), (format!("{null}\n{plain}"), 1)] {
+        let found = &read(content).unwrap().diagnoses[0];
+        assert_eq!((found.rows, found.rows_kept, found.bad_rows), (21, 20, 1));
+        let (report, place) =
+            (found.to_string(), format!("rows.jsonl:{line}: messages[1].content must be a string, found null"));
+        for words in ["1 records dropped, a value is missing or no text; first ", place.as_str()] {
+            assert!(report.contains(words), "{words:?} is not in {report}");
+        }
+    }
+    let refused = refuses(format!("{CHAT}\n{null}\n"), &["1 of 2 records (50.0 %)", "found null"]);
+    assert!(matches!(refused, DataError::TooManyBadRows { .. }));
 }
 
 #[test]
@@ -155,7 +178,6 @@ fn the_first_of_several_bad_lines_is_named_and_ends_reading() {
     let corrupt = refuses(rows("{"), &["rows.jsonl:1101:"]);
     assert!(matches!(corrupt, DataError::Source(SourceError::BadRecord { column: Some(_), .. })));
     refuses(rows(r#"{"talks":[],"id":1}"#), &["rows.jsonl:1101:", "the key \"text\"", "found \"talks\", \"id\""]);
-    refuses(rows(r#"{"text":3}"#), &["rows.jsonl:1101:", "text must be a string, found the number 3"]);
     refuses(rows(r#"{"text":"a\u0000"}"#), &["rows.jsonl:1101:", "NUL"]);
 }
 

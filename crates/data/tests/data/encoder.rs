@@ -3,8 +3,8 @@
 //! Trade-off: a small byte-level tokenizer instead of a trained vocabulary.
 
 use firebrick_data::{
-    Chat, DataError, Diagnosis, EncodeOptions, Encoded, Encoder, FindingKind, OverflowPolicy, Place, Record,
-    RecordFormat, TemplateChoice, TemplateDefaults, Tokenizer, TrainOn,
+    Chat, DataError, Diagnosis, EncodeOptions, Encoded, Encoder, Fields, FindingCount, FindingKind, OverflowPolicy,
+    Place, Record, RecordFormat, TemplateChoice, TemplateDefaults, Tokenizer, TrainOn,
 };
 use serde_json::{Value as Json, json};
 
@@ -84,6 +84,16 @@ fn a_pair_gives_two_examples_in_which_the_answers_alone_count() {
     let same = json!({ "prompt": "q", "chosen": "a", "rejected": "a" });
     let encoded = encode(&tokenizer, &pair_options(200), &same).unwrap();
     assert_eq!((kinds(&encoded), encoded.examples.len()), (vec![FindingKind::SameAnswers], 0));
+}
+
+#[test]
+fn a_mapped_prompt_of_a_pair_of_texts_is_rendered_with_the_template() {
+    let tokenizer = tokenizer(Some(TEMPLATE));
+    let fields = Fields { instruction: "prompt".to_owned(), ..Fields::default() };
+    let record = json!({ "prompt": "What is it?", "chosen": "this", "rejected": "that" });
+    let encoded = encode(&tokenizer, &EncodeOptions { fields, ..pair_options(200) }, &record).unwrap();
+    assert_eq!(loss_text(&tokenizer, &encoded), [".this</s>.", ".that</s>."]);
+    assert!(encoded.is_chat && encoded.end_trained);
 }
 
 #[test]
@@ -233,6 +243,23 @@ fn diagnosis_counts_records_and_keeps_the_first_places() {
     let report = diagnosis.to_string();
     assert!(report.contains("10 records dropped, nothing to train; first rows.jsonl:1: "), "{report}");
     assert!(report.contains("(then at 5, 9, 13, 17)"), "{report}");
+}
+
+#[test]
+fn more_than_a_fifth_lost_to_the_length_is_a_warning_with_the_shares_and_the_remedy() {
+    let lost = |rows: u64, tokens_cut: u64, rows_kept: u64| {
+        let dropped = FindingCount { count: rows, ..FindingCount::default() };
+        let findings = [(FindingKind::TooLong, dropped)].into();
+        let tokens = 100 - tokens_cut;
+        Diagnosis { rows: 10, rows_kept, tokens, tokens_cut, findings, ..Diagnosis::default() }.to_string()
+    };
+    assert!(!lost(2, 20, 8).contains("WARNING"), "{}", lost(2, 20, 8));
+    for (report, shares) in [(lost(2, 21, 8), "lose 21.0 %"), (lost(3, 0, 7), "3 of 10 records (30.0 %)")] {
+        for words in ["WARNING: ", shares, "raise max_seq_len", "data.overflow = \"split\""] {
+            assert!(report.contains(words), "{words:?} is not in {report}");
+        }
+    }
+    assert!(!lost(10, 100, 0).contains("WARNING"), "nothing is kept, which is an error");
 }
 
 #[test]

@@ -137,7 +137,7 @@ fn unknown_formats_list_keys_and_formats() {
 
 #[test]
 fn wrong_values_are_named_with_their_place() {
-    refuses(json!({ "text": 3 }), &["text must be a string, found the number 3"]);
+    refuses(json!({ "text": ["a"] }), &["text must be a string, found a list of 1"]);
     refuses(json!({ "text": "a\u{0}" }), &["NUL", "text"]);
     refuses(json!({ "messages": "hi" }), &["messages must be a list of messages, found a string"]);
     refuses(json!({ "messages": [{ "role": "user" }] }), &["\"content\" in messages[0]", "found \"role\""]);
@@ -156,6 +156,77 @@ fn wrong_values_are_named_with_their_place() {
     refuses(json!({ "input_ids": [1, 2], "labels": [1, 3] }), &["labels[1] is 3, but the token there is 2"]);
     refuses(json!({ "input_ids": [1, 2, 3], "attention_mask": [1, 0, 1] }), &["attention_mask[1] is 0 between"]);
     refuses(json!({ "input_ids": [1], "loss_mask": [2] }), &["loss_mask[0] must be 0 or 1"]);
+}
+
+#[test]
+fn numbers_and_booleans_are_texts_where_a_text_is_expected() {
+    assert_eq!(parse(json!({ "text": 3 })).unwrap(), Row::Text("3".to_owned()));
+    for (record, question, answer) in [
+        (json!({ "question": "i", "answer": 42 }), "i", "42"),
+        (json!({ "instruction": 1, "input": 2.5, "output": true }), "1\n2.5", "true"),
+        (json!({ "messages": [{ "role": "user", "content": 1 }, { "role": "assistant", "content": -2 }] }), "1", "-2"),
+    ] {
+        let (turns, _) = chat(record.clone());
+        assert_eq!(texts(&turns), [("user", question), ("assistant", answer)], "{record}");
+    }
+    let pair = pair(&json!({ "prompt": "q", "chosen": 1, "rejected": 2 }));
+    assert_eq!(pair.map(|(texts, _)| texts[0].1.clone()), ["1", "2"]);
+}
+
+#[test]
+fn a_null_or_no_text_is_a_bad_cell_of_its_record_and_other_keys_are_another_format() {
+    let is_bad_cell = |record: Json, format| parse_with(&record, format, &Fields::default()).unwrap_err().is_bad_cell;
+    for record in [
+        json!({ "instruction": "q", "input": "", "output": null }),
+        json!({ "question": "q", "answer": null }),
+        json!({ "messages": null }),
+        json!({ "messages": [{ "role": "assistant", "content": null }] }),
+        json!({ "conversations": [{ "from": "gpt", "value": null }] }),
+        json!({ "prompt": "q", "completion": null }),
+        json!({ "prompt": [], "completion": null }),
+        json!({ "text": ["a"] }),
+    ] {
+        assert!(is_bad_cell(record.clone(), RecordFormat::Auto), "{record}");
+    }
+    for record in [
+        json!({ "prompt": "q", "chosen": "a", "rejected": null }),
+        json!({ "prompt": null, "chosen": "a", "rejected": "b" }),
+    ] {
+        assert!(is_bad_cell(record.clone(), RecordFormat::Preference), "{record}");
+    }
+    assert!(!is_bad_cell(json!({ "chosen": "a", "rejected": "b" }), RecordFormat::Preference));
+    for record in [json!({ "messages": [{ "role": "user" }] }), json!({ "messages": "hi" }), json!({ "text": "\u{0}" })]
+    {
+        assert!(!is_bad_cell(record.clone(), RecordFormat::Auto), "{record}");
+    }
+}
+
+#[test]
+fn keys_that_look_like_known_ones_are_suggested_with_the_line_to_write() {
+    let turns = json!([{ "role": "user", "content": "q" }]);
+    for (record, line) in [
+        (
+            json!({ "Instruction": "q", "Response": "a" }),
+            "fields = { instruction = \"Instruction\", output = \"Response\" }",
+        ),
+        (json!({ "Question": "q", "Answer": "a" }), "fields = { instruction = \"Question\", output = \"Answer\" }"),
+        (
+            json!({ "instruction": "q", "Context": "c", "solution": "a" }),
+            "fields = { input = \"Context\", output = \"solution\" }",
+        ),
+        (json!({ "prompt": "q", "Completion": "a" }), "fields = { completion = \"Completion\" }"),
+        (json!({ "Conversation": turns }), "fields = { messages = \"Conversation\" }"),
+        (json!({ "id": 1, "content": "t" }), "fields = { text = \"content\" }"),
+    ] {
+        refuses(record.clone(), &[line]);
+        let line: String = line.chars().skip_while(|&letter| letter != '{').collect();
+        let names = line.trim_matches(['{', '}']).split(", ").map(|part| part.trim().split_once(" = ").unwrap());
+        let names: Json = names.map(|(ours, theirs)| (ours.to_owned(), Json::from(theirs.trim_matches('"')))).collect();
+        let names: Fields = serde_json::from_value(names).unwrap();
+        assert!(parse_with(&record, RecordFormat::Auto, &names).is_ok(), "{record} is read with {line}");
+    }
+    let message = parse(json!({ "a": 1, "b": 2 })).unwrap_err().to_string();
+    assert!(!message.contains("fields = {"), "{message}");
 }
 
 #[test]
@@ -256,6 +327,21 @@ fn pairs_of_every_shape_have_one_prompt_and_two_answers() {
     assert_eq!(pair(&texts), [text("p ", "a"), text("p ", "b")]);
     let implicit = json!({ "chosen": "Human: x Assistant: yes", "rejected": "Human: x Assistant: no" });
     assert_eq!(pair(&implicit), [text("Human: x Assistant:", " yes"), text("Human: x Assistant:", " no")]);
+}
+
+#[test]
+fn a_prompt_that_is_mapped_to_the_instruction_makes_turns_of_a_pair_of_texts() {
+    let names = Fields { instruction: "prompt".to_owned(), ..Fields::default() };
+    let record = json!({ "prompt": "q", "chosen": "a", "rejected": "b" });
+    let Row::Pair { chosen, rejected } = parse_with(&record, RecordFormat::Preference, &names).unwrap() else {
+        panic!("a pair was expected")
+    };
+    for (row, answer) in [(chosen, "a"), (rejected, "b")] {
+        let Row::Chat(chat) = *row else { panic!("a conversation was expected") };
+        assert_eq!((texts(&chat.turns), chat.prompt_turns), (vec![("user", "q"), ("assistant", answer)], 1));
+    }
+    let record = json!({ "prompt": null, "chosen": "a 1", "rejected": "a 2" });
+    assert!(parse_with(&record, RecordFormat::Preference, &names).unwrap_err().is_bad_cell);
 }
 
 #[test]

@@ -57,6 +57,9 @@ fn describe(out: &mut String, set: &SetView) {
         for remark in &source.remarks {
             add(out, format_args!("<br>note: {}\n", escape(remark)));
         }
+        if let Some(warning) = diagnosis.loss_warning() {
+            add(out, format_args!("<br>WARNING: {}\n", escape(&warning)));
+        }
     }
     out.push_str("<table>\n");
     for (name, value) in set.measures() {

@@ -65,6 +65,9 @@ fn describe(out: &mut String, set: &SetView, style: Style) {
         for remark in &source.remarks {
             line(out, format_args!("  note: {}", visible(remark)));
         }
+        if let Some(warning) = diagnosis.loss_warning() {
+            line(out, format_args!("  WARNING: {warning}"));
+        }
     }
     for row in set.findings() {
         let text =

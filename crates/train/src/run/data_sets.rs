@@ -192,10 +192,14 @@ fn remarks(source: &Source, encoder: &Encoder<'_>, diagnosis: &Diagnosis) -> Vec
             fields.instruction, fields.output
         ));
     }
-    if options.record_format == RecordFormat::Preference && diagnosis.chats == 0 {
-        remarks.push("prompts and answers are joined without the chat template".to_owned());
-    }
     let has_template = encoder.tokenizer().chat_template().is_ok();
+    if options.record_format == RecordFormat::Preference && diagnosis.chats == 0 {
+        let remedy = match has_template && fields.instruction == usual.instruction {
+            true => format!("; for turns of a chat, map the prompt: fields = {{ instruction = {:?} }}", fields.prompt),
+            false => String::new(),
+        };
+        remarks.push(format!("prompts and answers are joined without the chat template{remedy}"));
+    }
     if options.record_format == RecordFormat::PromptCompletion && has_template && diagnosis.chats == 0 {
         let remedy = "for turns of a chat, map them: fields = { instruction = \"prompt\", output = \"completion\" }, format = \"alpaca\"";
         remarks.push(format!("prompt and completion are joined without the chat template; {remedy}"));

@@ -19,6 +19,7 @@ fn every_damaged_text_names_file_line_and_column() {
     refused(&folder, "b.jsonl", b"\n{\"text\":\"\xff\"}\n", "b.jsonl:2:10: not valid UTF-8");
     refused(&folder, "c.jsonl", "{\"text\":\"\0\"}", "c.jsonl:1:10: a NUL");
     refused(&folder, "d.jsonl", "[{\"text\":\"x\"}]\n", "file_format = \"json\"");
+    refused(&folder, "h.jsonl", "[\n  {\n    \"text\": \"x\"\n  }\n]\n", "file_format = \"json\"");
     refused(&folder, "e.jsonl", "\"text\"\n", "e.jsonl:1: a row must be a JSON object");
     refused(&folder, "f.jsonl", "[".repeat(100_000), "f.jsonl:1:");
     refused(&folder, "g.jsonl", "{\"text\":\"x", "g.jsonl:1:");
