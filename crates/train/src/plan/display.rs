@@ -120,16 +120,15 @@ impl Plan {
 
     /// When the run is evaluated and saved, and where to.
     fn of_results(&self, table: &mut Table) {
-        let every = |&steps: &u64| if steps == 0 { "at the end".to_owned() } else { format!("every {steps} steps") };
+        let is_during = |every: u64| (1..self.steps.value).contains(&every);
+        let when = |every: u64| if is_during(every) { format!("every {every} steps") } else { "at the end".to_owned() };
         if self.is_evaluated {
-            let why = match self.eval_on_start.value {
-                true => "and before the first step and after the last",
-                false => "and after the last step",
-            };
-            table.add("evaluation", every(&self.eval_every_steps.value), why);
+            let start = if self.eval_on_start.value { "and before the first step" } else { "not before the first step" };
+            let end = if is_during(self.eval_every_steps.value) { ", and after the last" } else { "" };
+            table.add("evaluation", when(self.eval_every_steps.value), &format!("{start}{end}"));
         }
-        let kept = format!("the newest {} are kept; Ctrl-C saves one too", self.checkpoints_kept.value);
-        table.add("checkpoints", every(&self.checkpoint_every_steps.value), &kept);
+        let kept = format!("and at the end; the newest {} are kept, and Ctrl-C saves one too", self.checkpoints_kept.value);
+        table.add("checkpoints", when(self.checkpoint_every_steps.value), &kept);
         let folder = self.output_dir.value.join(&self.name.value);
         table.add("saved to", folder.display(), "or, where that is taken, the name with a number after it");
     }
