@@ -35,8 +35,8 @@ pub use linear::{
 };
 pub use loss::pairs::{PAIR_NUMBERS, PairLogProbs, PairLoss, PairLossKind, PairResult, PairTargets, PairWeights};
 pub use loss::{CrossEntropy, CrossEntropyOptions, LossOps, LossTargets};
-pub use memory::estimate::{BaseStorage, DividedBytes, PairPasses, Recompute, TRAINED_BYTES, TrainingShape};
 pub use memory::evaluation::{Answers, EvaluatedRows, EvaluationShape};
+pub use memory::training_shape::{BaseStorage, DividedBytes, PairPasses, Recompute, TRAINED_BYTES, TrainingShape};
 pub use memory::work::{cuda_launches, step_work};
 pub use memory::{HostBuffer, MemoryOps, Offloaded, Readback};
 pub use moe::{MoeOps, Routing};

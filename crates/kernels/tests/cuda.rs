@@ -6,6 +6,8 @@
 #![cfg(feature = "cuda")]
 
 mod adamw_8bit;
+mod card;
+mod fp8;
 
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,7 +17,7 @@ use burn_tensor::{DType, Distribution, Int, Tensor};
 use firebrick_arch::{Activation, AttentionSpec};
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::backends::cuda::{
-    Cuda, CudnnLimits, DeviceFailure, limit_cudnn, limit_shared_memory, probe, refuse_cudnn, scratch_bytes,
+    Cuda, CudnnLimits, DeviceFailure, limit_cudnn, limit_shared_memory, refuse_cudnn, scratch_bytes,
 };
 use firebrick_kernels::conformance::{Case, every_operation, tolerance};
 use firebrick_kernels::{
@@ -24,21 +26,15 @@ use firebrick_kernels::{
     Weight, WeightGradient,
 };
 
-type Device = <Cuda as burn_tensor::backend::BackendTypes>::Device;
+use card::Device;
+use fp8::has_fp8;
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// The device for one test, or a line that says why there is none.
-#[expect(clippy::print_stderr, reason = "a test that is not run must be seen")]
+/// The device for one test, which has it to itself.
 fn device() -> Option<(Device, MutexGuard<'static, ()>)> {
     let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    match probe() {
-        Ok(()) => Some((Device::default(), turn)),
-        Err(reason) => {
-            eprintln!("skipped: {reason}");
-            None
-        }
-    }
+    Some((card::device()?, turn))
 }
 
 fn assert_case(case: &Case, device: &Device) {
@@ -217,7 +213,7 @@ fn the_self_test_passes() {
     let Some((device, _turn)) = device() else { return };
     for dtype in [DType::BF16, DType::F32] {
         for gemms in [GemmFormat::Compute, GemmFormat::Fp8] {
-            let multiplies = gemms == GemmFormat::Compute || (dtype == DType::BF16 && has_fp8(&device));
+            let multiplies = gemms == GemmFormat::Compute || (dtype == DType::BF16 && has_fp8(&device).is_ok());
             if multiplies {
                 Cuda::self_test(&device, dtype, gemms, 128).expect("CUDA has a self-test").expect("a working device");
             }
@@ -254,11 +250,6 @@ fn operations_of_the_engine_and_of_burn_follow_each_other_in_order() {
             assert!((got - 10.0 * value).abs() <= 1e-3 * value, "round {value}, element {index}: {got}");
         }
     }
-}
-
-fn has_fp8(device: &Device) -> bool {
-    let card = firebrick_cuda::Driver::load().and_then(|driver| driver.device(device.index));
-    card.is_ok_and(|card| card.compute_capability >= (8, 9))
 }
 
 fn context() -> firebrick_cuda::Context {

@@ -7,21 +7,22 @@
 //! Trade-off: random inputs and factors, 256 tokens; coherent inputs, as after training, have less noise.
 #![cfg(feature = "cuda")]
 
+mod card;
 mod noise;
 
 use burn_flex::Flex;
 use burn_tensor::{DType, Distribution, Tensor, TensorData};
 use firebrick_arch::Activation;
-use firebrick_kernels::backends::cuda::{Cuda, probe};
+use firebrick_kernels::backends::cuda::Cuda;
 use firebrick_kernels::{
     Adapter, Epilogue, GemmFormat, Group, InputGradient, Keep, LinearOps, MemoryOps, Module, NextBackward, Prologue,
     Weight, WeightGradient, WeightOps,
 };
 use firebrick_precision::QuantFormat;
 
+use card::{Device, device};
 use noise::{host, slope_and_noise};
 
-type Device = <Cuda as burn_tensor::backend::BackendTypes>::Device;
 type Matrix = Tensor<Cuda, 2>;
 
 const TOKENS: usize = 256;
@@ -75,11 +76,7 @@ fn adapter(base: &Base, size: f64, device: &Device) -> (Adapter<Cuda>, Matrix) {
 
 #[test]
 fn an_appended_adapter_is_exact_at_any_size_on_a_quantized_and_on_a_dense_base() {
-    if let Err(reason) = probe() {
-        eprintln!("skipped: {reason}");
-        return;
-    }
-    let device = Device::default();
+    let Some(device) = device() else { return };
     eprintln!("| projection | |BA| / |W| | on NF4: slope, noise | on bf16 | merged before rounding |");
     let shapes =
         [("q, o", [4096, 4096]), ("k, v", [1024, 4096]), ("gate, up", [14_336, 4096]), ("down", [4096, 14_336])];
@@ -150,11 +147,7 @@ fn gradients<B: LinearOps>(
 /// Tokens of two rounds at this width, and few.
 #[test]
 fn an_mlp_goes_back_in_one_pass_as_it_does_in_several() {
-    if let Err(reason) = probe() {
-        eprintln!("skipped: {reason}");
-        return;
-    }
-    let device = Device::default();
+    let Some(device) = device() else { return };
     for (tokens, rank) in [(70_000, 16), (50_000, 8), (1000, 8), (3, 16)] {
         let mlp = QloraMlp::new(tokens, [256, 4096], rank, &device);
         let [together, apart] = [true, false].map(|together| mlp.gradients(together, &device));
@@ -220,11 +213,7 @@ impl QloraMlp {
 
 #[test]
 fn gradients_of_adapters_are_those_of_the_reference_at_every_rank() {
-    if let Err(reason) = probe() {
-        eprintln!("skipped: {reason}");
-        return;
-    }
-    let device = Device::default();
+    let Some(device) = device() else { return };
     // With tails of tokens and columns; ranks that go through one pass, and some that do not.
     let cases: [Case; 9] = [
         ([1003, 256], &[(512, 16), (128, 16), (128, 16)]),

@@ -3,6 +3,8 @@
 //! Trade-off: random inputs; outliers of trained models are stood in for by one column of 50 times the others' size.
 #![cfg(feature = "cuda")]
 
+mod card;
+mod fp8;
 mod noise;
 
 use std::cell::RefCell;
@@ -10,34 +12,30 @@ use std::cell::RefCell;
 use burn_flex::Flex;
 use burn_tensor::{DType, Distribution, Tensor, TensorData};
 use firebrick_arch::Activation;
-use firebrick_kernels::backends::cuda::{Cuda, RowScaling, block_scales, probe, scale_rows};
+use firebrick_kernels::backends::cuda::{Cuda, RowScaling, block_scales, scale_rows};
 use firebrick_kernels::{
     Adapter, Epilogue, GemmFormat, Group, InputGradient, Keep, LinearOps, MemoryOps, Module, NextBackward, NormOps,
     NormWeight, Prologue, Weight, WeightGradient,
 };
 use firebrick_precision::{QuantFormat, Scaling};
 
+use card::Device;
+use fp8::has_fp8;
 use noise::{host, slope_and_noise};
 
 type Matrix = Tensor<Cuda, 2>;
-type Device = <Cuda as burn_tensor::backend::BackendTypes>::Device;
 
 const TOKENS: usize = 256;
 const RANK: usize = 16;
 /// What most runs store.
 const NF4: Option<QuantFormat> = Some(QuantFormat::Nf4 { double_quant: true });
 
-#[allow(clippy::print_stderr, reason = "says why the test does nothing")]
+/// The device for one test, where it multiplies 8-bit floats.
+#[expect(clippy::print_stderr, reason = "a test that is not run must be seen")]
 fn device() -> Option<Device> {
-    if let Err(reason) = probe() {
+    let device = card::device()?;
+    if let Err(reason) = has_fp8(&device) {
         eprintln!("skipped: {reason}");
-        return None;
-    }
-    let device = Device::default();
-    let capability =
-        firebrick_cuda::Driver::load().and_then(|driver| driver.device(device.index)).unwrap().compute_capability;
-    if capability < (8, 9) {
-        eprintln!("skipped: 8-bit floats need compute capability 8.9, this is {capability:?}");
         return None;
     }
     Some(device)

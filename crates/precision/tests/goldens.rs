@@ -9,7 +9,7 @@
 #[allow(dead_code)]
 mod common;
 
-use common::{Golden, around, bell, scaled, uniform};
+use common::{Golden, around, bell, relative_difference, scaled, uniform};
 use firebrick_precision::blockwise::{self, BlockwiseQuantized};
 use firebrick_precision::dynamic_map::midpoints;
 use firebrick_precision::nf4::LEVELS;
@@ -19,13 +19,6 @@ use half::{bf16, f16};
 
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
-}
-
-/// Largest difference, relative to the largest magnitude of `expected`.
-fn relative_difference(got: &[f32], expected: &[f32]) -> f32 {
-    assert_eq!(got.len(), expected.len());
-    let largest = expected.iter().fold(f32::MIN_POSITIVE, |largest, value| largest.max(value.abs()));
-    got.iter().zip(expected).map(|(got, expected)| (got - expected).abs() / largest).fold(0.0, f32::max)
 }
 
 fn mismatches(got: &[u8], expected: &[u8]) -> Vec<usize> {

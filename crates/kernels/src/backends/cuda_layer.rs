@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use firebrick_arch::{GroupSpec, ModelSpec, QkNorm};
 
 use super::cuda_rows::{ROW_MULTIPLE, appended_to, row_stride};
-use crate::memory::estimate::{Recompute, TrainingShape};
+use crate::memory::training_shape::{Recompute, TrainingShape};
 
 /// Values per token of all buffers of the widest layer that are not counted as saved.
 pub(super) fn buffers_per_token(model: &ModelSpec, training: &TrainingShape) -> u64 {
@@ -127,7 +127,7 @@ mod tests {
     use firebrick_arch::shapes::llama_3_1_8b;
 
     use super::*;
-    use crate::memory::estimate::tests::qlora;
+    use crate::memory::training_shape::tests::qlora;
 
     #[test]
     fn a_width_counts_as_often_as_it_is_alive_at_once() {

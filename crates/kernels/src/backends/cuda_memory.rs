@@ -16,7 +16,8 @@ use super::cuda_layer::buffers_per_token;
 use super::cuda_passes::{forward_sums_bytes, low_rank_sums_bytes};
 use super::cuda_rows::{appended_to, fp8_row_bytes, fp8_weight_bytes, row_stride, saved_low_rank_bytes};
 use crate::GemmFormat;
-use crate::memory::estimate::{Recompute, TrainingShape, line, scaled_widths, widest_dropped};
+use crate::memory::estimate::line;
+use crate::memory::training_shape::{Recompute, TrainingShape, scaled_widths, widest_dropped};
 
 /// The device's context, CubeCL's and our kernels, cuBLASLt and cuDNN once loaded.
 const CONTEXT_BYTES: u64 = 716 << 20;
@@ -222,7 +223,8 @@ mod tests {
     use super::*;
     use crate::backends::{BackendKind, estimate};
     use crate::memory::estimate::MemoryEstimate;
-    use crate::memory::estimate::tests::{bytes_of, dense, full, qlora};
+    use crate::memory::estimate::tests::bytes_of;
+    use crate::memory::training_shape::tests::{dense, full, qlora};
 
     const GIB: f64 = (1u64 << 30) as f64;
 

@@ -7,7 +7,7 @@ use firebrick_arch::{GroupKind, GroupSpec, ModelSpec};
 
 use super::cuda_rows::{appended_to, ranks_in};
 use crate::GemmFormat;
-use crate::memory::estimate::TrainingShape;
+use crate::memory::training_shape::TrainingShape;
 
 /// Warps of a block of a pass over what adapters read, as `source/low_rank.cu` has them.
 pub(super) const LOW_RANK_WARPS: usize = 8;

@@ -6,7 +6,7 @@
 use firebrick_arch::{GroupSpec, ModelSpec, ModuleSpec};
 
 use crate::GemmFormat;
-use crate::memory::estimate::TrainingShape;
+use crate::memory::training_shape::TrainingShape;
 
 /// Ranks are appended to the inner dimension of a group's GEMM while they are at most this part of it; more are separate GEMMs, which
 /// read and write the outputs once more but multiply with no zeros.
@@ -158,8 +158,8 @@ mod tests {
     use firebrick_precision::Format;
 
     use super::*;
-    use crate::memory::estimate::Recompute;
-    use crate::memory::estimate::tests::{full, qlora};
+    use crate::memory::training_shape::Recompute;
+    use crate::memory::training_shape::tests::{full, qlora};
 
     #[test]
     fn modules_are_named_under_the_way_that_their_adapters_go() {

@@ -7,7 +7,8 @@ use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine};
 
 use super::{BackendKind, cuda_memory, cuda_rows, evaluation_memory, reference_memory};
-use crate::memory::estimate::{TrainingShape, adapter_starts, sum};
+use crate::memory::estimate::{adapter_starts, sum};
+use crate::memory::training_shape::TrainingShape;
 
 /// What training `model` like this needs at its peak on `backend`. Lines of zero bytes are left out.
 pub fn estimate(backend: BackendKind, model: &ModelSpec, training: &TrainingShape) -> MemoryEstimate {
@@ -72,8 +73,9 @@ mod tests {
     use firebrick_precision::Format;
 
     use super::*;
-    use crate::memory::estimate::Recompute;
-    use crate::memory::estimate::tests::{bytes_of, full, qlora};
+    use crate::memory::estimate::tests::bytes_of;
+    use crate::memory::training_shape::Recompute;
+    use crate::memory::training_shape::tests::{full, qlora};
 
     /// Whole reports of one run on each of two cards, and of one on both.
     const TWO_CARDS: &str = include_str!("../../../../benches/results/h100-two-cards.json");

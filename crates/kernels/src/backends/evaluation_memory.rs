@@ -10,8 +10,9 @@ use firebrick_hwprofile::memory::MemoryLine;
 use super::cuda_layer::buffers_per_token;
 use super::reference_memory::{logit_copies, score_bytes, score_copies};
 use super::{BackendKind, cuda_memory, reference_memory};
-use crate::memory::estimate::{Recompute, TrainingShape, line, sum};
+use crate::memory::estimate::{line, sum};
 use crate::memory::evaluation::{Answers, EvaluatedRows};
+use crate::memory::training_shape::{Recompute, TrainingShape};
 
 /// The most demanding moment besides a step, and what it is called; `None` if there is none.
 pub(super) fn peak(
@@ -116,8 +117,9 @@ mod tests {
 
     use super::*;
     use crate::backends::estimate;
-    use crate::memory::estimate::tests::{bytes_of, qlora};
+    use crate::memory::estimate::tests::bytes_of;
     use crate::memory::evaluation::EvaluationShape;
+    use crate::memory::training_shape::tests::qlora;
 
     fn with(training: &TrainingShape, rows: EvaluatedRows, answers: Vec<Answers>) -> TrainingShape {
         TrainingShape { evaluation: EvaluationShape { rows, answers }, ..training.clone() }

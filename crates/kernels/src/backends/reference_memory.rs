@@ -7,7 +7,8 @@ use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::MemoryLine;
 
 use super::BackendKind;
-use crate::memory::estimate::{TrainingShape, layer_values, line, scaled_widths, sum, widest_dropped};
+use crate::memory::estimate::{layer_values, line, sum};
+use crate::memory::training_shape::{TrainingShape, scaled_widths, widest_dropped};
 
 /// Logits, their exponentials and their gradient live together, in f32; under a soft cap its slope and logits before it too.
 pub(super) fn logit_copies(model: &ModelSpec) -> u64 {

@@ -11,6 +11,7 @@ mod host_buffer;
 mod offload;
 pub mod prefetch;
 mod readback;
+pub mod training_shape;
 pub mod work;
 
 use std::convert::Infallible;

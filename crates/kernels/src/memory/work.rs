@@ -8,7 +8,8 @@
 use firebrick_arch::{GroupKind, GroupSpec, MlpSpec, ModelSpec, ModuleSpec, Role};
 use firebrick_hwprofile::roofline::Work;
 
-use super::estimate::{Recompute, TrainingShape, layer_values, scaled_widths};
+use super::estimate::layer_values;
+use super::training_shape::{Recompute, TrainingShape, scaled_widths};
 use crate::GemmFormat;
 
 /// Work of one step of `micro_batches` micro-batches, recomputation included. `document_tokens` is the mean length of a document: the
@@ -230,7 +231,7 @@ mod tests {
 
     use super::*;
     use crate::PairPasses;
-    use crate::memory::estimate::tests::qlora;
+    use crate::memory::training_shape::tests::qlora;
 
     /// Library rates timed on one H100 SXM: cuBLASLt, cuDNN (forward and backward together), a device copy.
     const H100_MEASURED: Rates = Rates {

@@ -10,7 +10,7 @@
 mod common;
 
 use burn_tensor::{DType, Int, IntDType, Tensor, TensorData};
-use common::{bell, scaled};
+use common::{bell, relative_difference, scaled};
 use firebrick_kernels::{AdamW, AdamW8bitState as DeviceState, EightBitMoments, Kernels};
 use firebrick_precision::{
     AdamW8bit, AdamW8bitState, BlockwiseQuantized, DynamicMap, adamw_8bit_reference, blockwise::BLOCK_SIZE,
@@ -76,13 +76,6 @@ fn device_step<B: Kernels>(
     let first = download(moments.first_codes, moments.first_absmax, parameters.len());
     let second = download(moments.second_codes, moments.second_absmax, parameters.len());
     (parameter.into_data().to_vec().unwrap(), AdamW8bitState { first, second })
-}
-
-/// Largest difference, relative to the largest magnitude of `expected`.
-fn relative_difference(got: &[f32], expected: &[f32]) -> f32 {
-    assert_eq!(got.len(), expected.len());
-    let largest = expected.iter().fold(f32::MIN_POSITIVE, |largest, value| largest.max(value.abs()));
-    got.iter().zip(expected).map(|(got, expected)| (got - expected).abs() / largest).fold(0.0, f32::max)
 }
 
 /// Asserts that two results differ by rounding only, and returns how many codes differ, by one. Codes of blocks of zeros are not

@@ -1,4 +1,5 @@
-//! The golden files, and their inputs, generated from integers exactly as in `golden/make_goldens.py`.
+//! The golden files, and their inputs, generated from integers exactly as in `golden/make_goldens.py`; and how far results are from
+//! them.
 //!
 //! Trade-off: the generator exists twice, in exchange for small golden files.
 
@@ -77,4 +78,11 @@ pub(crate) fn around(points: &[f32], length: usize) -> Vec<f32> {
 pub(crate) fn checksum(values: &[f32]) -> i64 {
     let sum: u64 = values.iter().map(|value| u64::from(value.to_bits())).sum();
     (sum & (u64::MAX >> 1)) as i64
+}
+
+/// Largest difference, relative to the largest magnitude of `expected`.
+pub(crate) fn relative_difference(got: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(got.len(), expected.len());
+    let largest = expected.iter().fold(f32::MIN_POSITIVE, |largest, value| largest.max(value.abs()));
+    got.iter().zip(expected).map(|(got, expected)| (got - expected).abs() / largest).fold(0.0, f32::max)
 }

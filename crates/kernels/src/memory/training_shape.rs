@@ -1,0 +1,310 @@
+//! How a model is trained, as far as its memory and its work depend on it: what trains, in which formats, what layers save, and what is
+//! on other ranks or on the host.
+//!
+//! Trade-off: one struct with a field per decision, all of which the caller fills in, even where a backend reads half of them.
+
+use std::collections::BTreeMap;
+
+use firebrick_arch::{EMBEDDING, GroupKind, HEAD, LoraConfig, ModelSpec, NormNames, Role, TensorSpec};
+use firebrick_precision::Format;
+use serde::{Deserialize, Serialize};
+
+use super::evaluation::EvaluationShape;
+use crate::GemmFormat;
+
+/// What the forward pass of a layer saves for its backward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemars", derive(schemars::JsonSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum Recompute {
+    /// Only the layer's input; the layer runs forward a second time, its last GEMM left out unless a norm follows it.
+    Full,
+    /// The layer's input, attention's output, and the sum after attention; the projections before attention and the MLP's first ones are
+    /// computed again, attention and its output projection are not (unless a norm follows that).
+    Projections,
+    /// Outputs of GEMMs and of attention; norms and activation functions are computed again.
+    Selective,
+    /// Everything the backward reads.
+    None,
+}
+
+impl Recompute {
+    /// Whether GEMMs run forward a second time: gradient checkpointing.
+    #[must_use]
+    pub fn repeats_gemms(self) -> bool {
+        matches!(self, Self::Full | Self::Projections)
+    }
+
+    /// Whether a group of a layer with these norms runs forward a second time: what only the next half of the layer reads does not, unless
+    /// a norm follows it.
+    #[must_use]
+    pub fn repeats(self, kind: GroupKind, norms: &NormNames) -> bool {
+        match (self, kind) {
+            (Self::Full | Self::Projections, GroupKind::Down) => norms.after_mlp.is_some(),
+            (Self::Projections, GroupKind::AttentionOutput) => norms.after_attention.is_some(),
+            (Self::Full | Self::Projections, _) => true,
+            (Self::Selective | Self::None, _) => false,
+        }
+    }
+
+    /// Whether what a layer saves may wait in host memory: the inputs of its halves and attention's output are few enough bytes.
+    #[must_use]
+    pub fn may_offload(self) -> bool {
+        self.repeats_gemms()
+    }
+}
+
+/// How the base weights live on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BaseStorage {
+    /// Every weight trains, in f32.
+    Trained,
+    /// Frozen, in this format: projections quantized where it is a quantized one, everything else in the compute format.
+    Frozen(Format),
+}
+
+impl BaseStorage {
+    /// How the weights of linear modules are stored, next to adapters or without any.
+    #[must_use]
+    pub fn stored_format(self, has_adapters: bool) -> Format {
+        match self {
+            Self::Frozen(format) if has_adapters => format,
+            Self::Frozen(_) | Self::Trained => Format::F32,
+        }
+    }
+}
+
+/// How a model is trained, as far as memory depends on it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainingShape {
+    /// How the base weights live on the device.
+    pub base: BaseStorage,
+    /// The adapter; `None`: every parameter trains.
+    pub lora: Option<LoraConfig>,
+    /// Format of activations.
+    pub compute: Format,
+    /// What the GEMMs of the layers multiply.
+    pub gemms: GemmFormat,
+    /// Bytes of converted frozen weights that stay on the device, for the forward and for the backward.
+    pub kept_bytes: [u64; 2],
+    /// Bytes of optimizer state, from the optimizer itself.
+    pub optimizer_bytes: u64,
+    /// Bytes of it that wait in host memory.
+    pub paged_bytes: u64,
+    /// Maximum bytes of paged state on the device at the same time.
+    pub paging_bytes: u64,
+    /// Packed sequences of a micro-batch.
+    pub micro_batch_size: usize,
+    /// Tokens of a packed sequence.
+    pub row_len: usize,
+    /// Tokens of the longest document.
+    pub longest_document: usize,
+    /// Documents of a micro-batch, padding included; 1 per sequence where each is one document.
+    pub documents: usize,
+    /// What layers save.
+    pub recompute: Recompute,
+    /// Whether what layers save waits in host memory, where [`Recompute::may_offload`].
+    pub offload: bool,
+    /// Rows of logits that exist at a time.
+    pub loss_chunk_tokens: usize,
+    /// What is computed between steps.
+    pub evaluation: EvaluationShape,
+    /// What is on other ranks instead.
+    pub divided: DividedBytes,
+    /// What pairs of answers add to a step; `None`: documents are trained on one by one.
+    pub pairs: Option<PairPasses>,
+}
+
+/// The passes of a step over pairs of answers, in addition to those of plain training and a second one over the head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PairPasses {
+    /// A forward pass without adapters, head included: the reference.
+    pub reference: bool,
+}
+
+/// What ranks divide instead of having all of it each, and what that takes, on the rank that has most; nothing by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DividedBytes {
+    /// Gradients that other ranks keep (ZeRO stage 2).
+    pub gradients_elsewhere: u64,
+    /// Gradients that wait to be sent, and that are on their way.
+    pub gradients_leaving: u64,
+    /// Weights of the layers that other ranks have (ZeRO stage 3).
+    pub weights_elsewhere: u64,
+    /// Weights of other ranks that are here at the same time: those of the layer that computes and of the next.
+    pub weights_borrowed: u64,
+}
+
+/// Bytes of a trained parameter, and of its gradient: both are f32.
+pub const TRAINED_BYTES: u64 = 4;
+
+impl TrainingShape {
+    /// Tokens of a micro-batch.
+    pub fn tokens(&self) -> u64 {
+        self.micro_batch_size as u64 * self.row_len as u64
+    }
+
+    /// Parameters that get a gradient and optimizer state.
+    pub fn trained_parameters(&self, model: &ModelSpec) -> u64 {
+        self.lora.as_ref().map_or_else(|| model.parameters(), |lora| adapter_parameters(model, lora))
+    }
+
+    /// Bytes of one value of an activation.
+    pub(crate) fn activation_bytes(&self) -> u64 {
+        self.compute.bytes(&[1]) as u64
+    }
+
+    /// Whether the weights of linear modules are stored in another format than the one they are multiplied in.
+    pub(crate) fn needs_conversion(&self) -> bool {
+        self.stored_format() != self.compute
+    }
+
+    /// How the weights of linear modules are stored.
+    pub(crate) fn stored_format(&self) -> Format {
+        self.base.stored_format(self.lora.is_some())
+    }
+
+    /// Bytes of the frozen base; 0 where every parameter trains.
+    pub(crate) fn base_bytes(&self, model: &ModelSpec) -> u64 {
+        let Some(lora) = &self.lora else { return 0 };
+        let stored = self.stored_format();
+        let other = if matches!(stored, Format::Quantized(_)) { self.compute } else { stored };
+        let bytes = |tensor: &TensorSpec| {
+            let format = if tensor.role == Role::Projection { stored } else { other };
+            format.bytes(&tensor.shape) as u64
+        };
+        let tensors = model.tensors();
+        let frozen: u64 = tensors.iter().filter(|tensor| !lora.saves_tensor(&tensor.name)).map(bytes).sum();
+        // A table that embedding and head shared: the head stays as it was where the embedding alone trains.
+        let keeps_head = model.tie_word_embeddings && lora.saves_tensor(EMBEDDING) && !lora.saves_tensor(HEAD);
+        frozen + if keeps_head { other.bytes(&[model.vocab_size, model.hidden_size]) as u64 } else { 0 }
+    }
+
+    /// Bytes of the pairs that adapters started as, where their base lost them (PiSSA): on the host, where they stay.
+    pub fn start_bytes(&self, model: &ModelSpec) -> u64 {
+        let Some(lora) = self.lora.as_ref().filter(|lora| !lora.init_lora_weights.is_uniform()) else { return 0 };
+        let pairs =
+            model.tensors_of(lora).into_iter().filter(|tensor| matches!(tensor.role, Role::LoraA | Role::LoraB));
+        pairs.map(|tensor| 4 * tensor.elements() as u64).sum()
+    }
+
+    /// Tensors that wait in host memory, as their number and their values per token: what the last layer's backward reads first stays.
+    #[must_use]
+    pub fn offloaded_tensors(&self, model: &ModelSpec) -> Vec<[usize; 2]> {
+        let layers = model.layers.len();
+        let inputs = [layers.saturating_sub(1), model.hidden_size];
+        match self.recompute {
+            _ if !self.is_offloaded() => Vec::new(),
+            Recompute::Projections => {
+                let mut outputs: BTreeMap<usize, usize> = BTreeMap::new();
+                for layer in &model.layers {
+                    *outputs.entry(layer.attention.query_size()).or_default() += 1;
+                }
+                let sums = [layers, model.hidden_size];
+                [inputs, sums].into_iter().chain(outputs.into_iter().map(|(width, count)| [count, width])).collect()
+            }
+            _ => vec![inputs],
+        }
+    }
+
+    /// Whether what layers save waits in host memory.
+    pub(super) fn is_offloaded(&self) -> bool {
+        self.offload && self.recompute.may_offload()
+    }
+}
+
+/// Parameters of all that an adapter trains.
+fn adapter_parameters(model: &ModelSpec, lora: &LoraConfig) -> u64 {
+    model.tensors_of(lora).iter().map(|tensor| tensor.elements() as u64).sum()
+}
+
+/// Columns of the widest input that adapters read under dropout; 0 without it.
+pub(crate) fn widest_dropped(model: &ModelSpec, training: &TrainingShape) -> u64 {
+    let Some(lora) = training.lora.as_ref().filter(|lora| lora.lora_dropout > 0.0) else { return 0 };
+    let adapted = model.modules().filter(|(module, _)| lora.adapts(&module.path));
+    adapted.map(|(_, in_features)| in_features as u64).max().unwrap_or(0)
+}
+
+/// Widths of the outputs of a layer that DoRA scales: of each group with an adapted module, in the order of the forward pass.
+pub(crate) fn scaled_widths(model: &ModelSpec, training: &TrainingShape, layer: usize) -> Vec<u64> {
+    let Some(lora) = training.lora.as_ref().filter(|lora| lora.use_dora) else { return Vec::new() };
+    let groups = model.groups(layer);
+    let scaled = groups.iter().filter(|group| group.modules.iter().any(|module| lora.adapts(&module.path)));
+    scaled.map(|group| group.out_features() as u64).collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use firebrick_arch::TargetModules;
+    use firebrick_arch::shapes::{llama_3_1_8b, llama_3_2_1b};
+    use firebrick_precision::QuantFormat;
+
+    use super::*;
+
+    pub(crate) fn qlora(micro_batch_size: usize, recompute: Recompute) -> TrainingShape {
+        TrainingShape {
+            base: BaseStorage::Frozen(Format::Quantized(QuantFormat::Nf4 { double_quant: true })),
+            lora: Some(lora(TargetModules::AllLinear)),
+            compute: Format::Bf16,
+            gemms: GemmFormat::Compute,
+            kept_bytes: [0; 2],
+            // 8-bit AdamW: both moments of 41,943,040 parameters with their scales.
+            optimizer_bytes: (41_943_040.0f64 * 2.03).ceil() as u64,
+            paged_bytes: 0,
+            paging_bytes: 0,
+            micro_batch_size,
+            row_len: 4096,
+            longest_document: 0,
+            documents: micro_batch_size,
+            recompute,
+            offload: false,
+            loss_chunk_tokens: 1024,
+            evaluation: EvaluationShape::default(),
+            divided: DividedBytes::default(),
+            pairs: None,
+        }
+    }
+
+    pub(crate) fn dense(format: Format) -> TrainingShape {
+        TrainingShape { base: BaseStorage::Frozen(format), ..qlora(1, Recompute::Full) }
+    }
+
+    pub(crate) fn full(compute: Format) -> TrainingShape {
+        let optimizer_bytes = 8 * llama_3_1_8b().parameters();
+        TrainingShape { base: BaseStorage::Trained, lora: None, compute, optimizer_bytes, ..qlora(1, Recompute::Full) }
+    }
+
+    fn lora(target_modules: TargetModules) -> LoraConfig {
+        LoraConfig { lora_alpha: 16.0, target_modules, ..LoraConfig::default() }
+    }
+
+    #[test]
+    fn adapters_have_the_parameters_of_their_targets() {
+        let model = llama_3_1_8b();
+        assert_eq!(adapter_parameters(&model, &lora(TargetModules::AllLinear)), 41_943_040);
+        let named = TargetModules::Named(vec!["q_proj".to_owned(), "v_proj".to_owned()]);
+        assert_eq!(adapter_parameters(&model, &LoraConfig { r: 8, ..lora(named) }), 3_407_872);
+        let listed: usize =
+            model.adapter_tensors(&lora(TargetModules::AllLinear)).unwrap().iter().map(TensorSpec::elements).sum();
+        assert_eq!(listed, 41_943_040);
+    }
+
+    #[test]
+    fn the_frozen_base_has_the_bytes_of_its_tensors() {
+        let model = llama_3_1_8b();
+        for (format, per_parameter) in [(Format::F32, 4), (Format::Bf16, 2)] {
+            assert_eq!(dense(format).base_bytes(&model), per_parameter * 8_030_261_248);
+        }
+        let quantized = qlora(1, Recompute::Full).base_bytes(&model);
+        let others = model.parameters() - model.parameters_of(Role::Projection);
+        let bits = 8.0 * (quantized - 2 * others) as f64 / model.parameters_of(Role::Projection) as f64;
+        assert!((bits - 4.127).abs() < 1e-3, "{bits}");
+    }
+
+    #[test]
+    fn a_tied_head_counts_once() {
+        let training = TrainingShape { lora: None, ..full(Format::F32) };
+        assert_eq!(training.trained_parameters(&llama_3_2_1b()), 1_235_814_400);
+    }
+}
