@@ -14,6 +14,7 @@ use firebrick_model::{
 use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
 use firebrick_parallel::Ranks;
 use firebrick_precision::{Format, QuantFormat};
+use firebrick_train::config::ZeroStage;
 use firebrick_train::run::step::Trainer;
 
 use crate::fixture;
@@ -107,7 +108,7 @@ pub fn trainer<B: Kernels>(
         }),
         schedule: Schedule { kind: ScheduleKind::Constant, peak: 1e-3, lowest: 0.0, warmup_steps: 0, total_steps: 9 },
         ranks: Ranks::single(),
-        zero_stage: 0,
+        zero_stage: ZeroStage::NONE,
         pass,
         loss_chunk_tokens: 20,
         pairs: None,

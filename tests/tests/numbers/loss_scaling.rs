@@ -16,6 +16,7 @@ use firebrick_tests::{
     FROZEN, Golden, every_next_token, host, host_gradients, load_in, loss_options, on_every_backend,
     relative_difference, upload,
 };
+use firebrick_train::config::ZeroStage;
 use firebrick_train::run::step::{StepNumbers, Trainer};
 
 /// The base in the format that it is multiplied in.
@@ -91,7 +92,7 @@ fn trainer<B: Kernels>(dtype: DType, storage: BaseStorage, scaling: Option<LossS
         },
         schedule: Schedule { kind: ScheduleKind::Linear, peak: 1e-3, warmup_steps: 2, total_steps: 20, lowest: 0.0 },
         ranks: Ranks::single(),
-        zero_stage: 0,
+        zero_stage: ZeroStage::NONE,
         pass: PassOptions::default(),
         loss_chunk_tokens: 20,
         pairs: None,

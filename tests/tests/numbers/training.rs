@@ -8,6 +8,7 @@ use firebrick_model::{BaseStorage, PassOptions};
 use firebrick_optim::{Optimizer, OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
 use firebrick_parallel::Ranks;
 use firebrick_tests::{FROZEN, Golden, NF4, batch, every_next_token, host, load, relative_difference};
+use firebrick_train::config::ZeroStage;
 use firebrick_train::run::step::Trainer;
 
 /// The golden files' optimizer over the adapter they start from; theirs has an `epsilon` of 1e-8.
@@ -24,7 +25,7 @@ pub(crate) fn trainer(adapter: &str, storage: BaseStorage, epsilon: f64) -> Trai
         }),
         schedule: Schedule { kind: ScheduleKind::Constant, peak: 1e-3, lowest: 0.0, warmup_steps: 0, total_steps: 3 },
         ranks: Ranks::single(),
-        zero_stage: 0,
+        zero_stage: ZeroStage::NONE,
         pass: PassOptions::default(),
         loss_chunk_tokens: 20,
         pairs: None,

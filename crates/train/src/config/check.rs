@@ -14,7 +14,7 @@ use crate::config::compute::Compute;
 use crate::config::error::ConfigError;
 use crate::config::extraction::Extraction;
 use crate::config::recipe::{Init, Mode, RunConfig};
-use crate::config::rule::{Rule, above_zero, at_least, below_one, zero_or_more};
+use crate::config::rule::{Rule, above_zero, at_least, below_one, rule, zero_or_more};
 use crate::config::source::{RIVALS, Source};
 
 /// Refuses the first thing that cannot work, with the place where it was typed.
@@ -32,7 +32,7 @@ pub(super) fn refuse_impossible(config: &RunConfig, source: &Source<'_>) -> Resu
         check_preference::rules(config),
         evaluation(config),
     ];
-    for (holds, key, problem, help) in rules.into_iter().flatten() {
+    for Rule { holds, key, problem, help } in rules.into_iter().flatten() {
         if !holds {
             let key = key.to_string();
             return Err(ConfigError::Impossible { place: source.place(&key), key, problem, help: help.to_string() });
@@ -61,13 +61,13 @@ fn names(config: &RunConfig) -> Vec<Rule> {
     let name = &config.name;
     let is_folder_name = !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0']);
     vec![
-        (is_folder_name, "name", "must be usable as a folder name".into(), "write a word such as \"llama-8b-qlora\""),
-        (!config.model.is_empty(), "model", "is empty".into(), "write the folder of the model"),
-        (!config.output_dir.is_empty(), "output_dir", "is empty".into(), "write a folder such as \"runs\""),
-        (
+        rule(is_folder_name, "name", "must be usable as a folder name", "write a word such as \"llama-8b-qlora\""),
+        rule(!config.model.is_empty(), "model", "is empty", "write the folder of the model"),
+        rule(!config.output_dir.is_empty(), "output_dir", "is empty", "write a folder such as \"runs\""),
+        rule(
             config.mlflow.as_ref().is_none_or(|mlflow| mlflow.tracking_uri.starts_with("http")),
             "mlflow.tracking_uri",
-            "is no address of a server".into(),
+            "is no address of a server",
             "write the one that `mlflow server` prints, such as \"http://127.0.0.1:5000\"",
         ),
     ]
@@ -102,17 +102,18 @@ fn ranges(config: &RunConfig) -> Vec<Rule> {
     ];
     let problem = format!("is {}, and ZeRO has stages 0 to 3", train.zero_stage);
     let help = "write 1 (divides the optimizer's state), 2 (gradients too), 3 (weights too), or 0";
-    rules.push((train.zero_stage <= 3, "train.zero_stage", problem, help));
+    rules.push(rule(train.zero_stage.exists(), "train.zero_stage", problem, help));
     let in_fp8 = config.compute() == Compute::Fp8;
     let problem =
         "is 3, and compute = \"fp8\" keeps what it derives from weights, which borrowed ones do not allow".to_owned();
     let help = "write 2, or compute = \"bfloat16\"";
-    rules.push((train.zero_stage < 3 || !in_fp8, "train.zero_stage", problem, help));
+    rules.push(rule(!train.zero_stage.divides_weights() || !in_fp8, "train.zero_stage", problem, help));
     if let Some(lora) = &config.lora {
         let is_whole = lora.modules_to_save.as_ref().is_some_and(|names| !names.is_empty());
         let problem =
             "is 3, and modules that train whole next to adapters (lora.modules_to_save) are not divided".to_owned();
-        rules.push((train.zero_stage < 3 || !is_whole, "train.zero_stage", problem, "write 2, or adapt those modules"));
+        let holds = !train.zero_stage.divides_weights() || !is_whole;
+        rules.push(rule(holds, "train.zero_stage", problem, "write 2, or adapt those modules"));
         if !lora.init_lora_weights.is_uniform() {
             rules.extend(pissa(config, lora));
         }
@@ -123,7 +124,7 @@ fn ranges(config: &RunConfig) -> Vec<Rule> {
     }
     if let (Some(warmup), Some(steps)) = (train.warmup_steps, train.steps) {
         let problem = format!("{warmup} steps of warm-up are longer than the run of {steps}");
-        rules.push((warmup <= steps, "train.warmup_steps", problem, "warm up for about 3 % of the steps"));
+        rules.push(rule(warmup <= steps, "train.warmup_steps", problem, "warm up for about 3 % of the steps"));
     }
     rules
 }
@@ -133,15 +134,15 @@ fn pissa(config: &RunConfig, lora: &LoraConfig) -> [Rule; 3] {
     let key = "lora.init_lora_weights";
     let without = |what: &str| format!("is \"{}\", and {what}", lora.init_lora_weights);
     [
-        (
+        rule(
             lora.init_from.is_none(),
             key,
             without("lora.init_from has matrices of its own"),
             "remove one of the two; an adapter that was saved continues on the original base",
         ),
-        (!lora.use_dora, key, without("with lora.use_dora it is not there yet"), "remove one of the two"),
-        (
-            config.train.zero_stage < 3,
+        rule(!lora.use_dora, key, without("with lora.use_dora it is not there yet"), "remove one of the two"),
+        rule(
+            !config.train.zero_stage.divides_weights(),
             key,
             without("with train.zero_stage = 3 no rank has all weights"),
             "write train.zero_stage = 2, or remove the key",
@@ -171,28 +172,28 @@ fn weights(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
     };
     let base_name = config.lora.as_ref().and_then(|lora| lora.base_model_name_or_path.as_ref());
     let mut rules = vec![
-        (
+        rule(
             config.init == Init::Pretrained || config.mode() == Mode::Full,
             if typed("init") { "init" } else { frozen_base.unwrap_or("mode") },
-            "init = \"random\" makes an untrained base, and adapters would leave it frozen".into(),
+            "init = \"random\" makes an untrained base, and adapters would leave it frozen",
             "train all weights (remove [lora], [bnb_4bit] and base) or start from init = \"pretrained\"",
         ),
-        (
+        rule(
             config.lora.as_ref().is_none_or(|lora| lora.target_modules != TargetModules::Named(Vec::new())),
             "lora.target",
-            "names no module".into(),
+            "names no module",
             "write \"all-linear\", or module names such as [\"q_proj\", \"v_proj\"]",
         ),
-        (
+        rule(
             base_name.is_none_or(|name| !Path::new(name).exists()),
             "lora.base_model_name_or_path",
-            "is a file or folder here, and others would read it as a Hub id".into(),
+            "is a file or folder here, and others would read it as a Hub id",
             "write the id of the base on the Hub, such as \"HuggingFaceTB/SmolLM2-135M-Instruct\", or leave the key out",
         ),
     ];
     if let (Some(Mode::Full), Some(section)) = (config.mode, frozen_base) {
         let problem = format!("\"full\" trains every weight, and {} trains adapters on a frozen base", of(section));
-        rules.push((
+        rules.push(rule(
             false,
             "mode",
             problem,
@@ -201,7 +202,7 @@ fn weights(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
     }
     if let (Some(Mode::Lora), Some(key)) = (config.mode, quantized) {
         let problem = format!("\"lora\" keeps the base as stored, and {} quantizes it", of(key));
-        rules.push((false, "mode", problem, "write mode = \"qlora\", or remove [bnb_4bit] and base"));
+        rules.push(rule(false, "mode", problem, "write mode = \"qlora\", or remove [bnb_4bit] and base"));
     }
     rules
 }
@@ -210,16 +211,16 @@ fn weights(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
 fn schedule(config: &RunConfig) -> Vec<Rule> {
     let (train, peak) = (&config.train, config.learning_rate());
     vec![
-        (
+        rule(
             train.min_lr <= peak,
             "train.min_lr",
             format!("is {:e}, above the highest rate, train.learning_rate = {peak:e}", train.min_lr),
             "write a rate such as a tenth of train.learning_rate",
         ),
-        (
+        rule(
             train.min_lr == 0.0 || train.schedule != ScheduleKind::Constant,
             "train.min_lr",
-            "schedule = \"constant\" never decreases".into(),
+            "schedule = \"constant\" never decreases",
             "write schedule = \"cosine\" or \"linear\", or remove this key",
         ),
     ]
@@ -234,7 +235,7 @@ fn agreements(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
     let mut rules: Vec<Rule> = Vec::new();
     if let Some((key, written, other)) = config.compute_contradiction() {
         let problem = format!("contradicts {written} ({})", source.place(other));
-        rules.push((
+        rules.push(rule(
             false,
             key,
             problem,
@@ -242,16 +243,16 @@ fn agreements(config: &RunConfig, source: &Source<'_>) -> Vec<Rule> {
         ));
     }
     rules.extend([
-        (
+        rule(
             recompute_agrees,
             "train.recompute",
             format!("contradicts train.grad_checkpointing = {}", checkpointing.unwrap_or(true)),
             "remove one of the two keys: true is \"full\" or \"projections\", false is \"selective\" or \"none\"",
         ),
-        (
+        rule(
             config.train.offload != Some(true) || config.recompute().may_offload(),
             "train.offload",
-            "layers save too much of their work to be copied to the host and back next to it".into(),
+            "layers save too much of their work to be copied to the host and back next to it",
             "write train.recompute = \"full\" or \"projections\", or remove this key",
         ),
     ]);
@@ -265,13 +266,13 @@ fn evaluation(config: &RunConfig) -> Vec<Rule> {
     let help = "add data.eval_path, or data.eval_fraction = 0.05, or remove this key";
     let every_steps = eval.every_steps.is_some_and(|steps| steps > 0);
     vec![
-        (config.has_eval_data() || !every_steps, "eval.every_steps", nothing(), help),
-        (config.has_eval_data() || eval.every_epochs.is_none(), "eval.every_epochs", nothing(), help),
-        (config.has_eval_data() || eval.exact_match_prompts == 0, "eval.exact_match_prompts", nothing(), help),
-        (
+        rule(config.has_eval_data() || !every_steps, "eval.every_steps", nothing(), help),
+        rule(config.has_eval_data() || eval.every_epochs.is_none(), "eval.every_epochs", nothing(), help),
+        rule(config.has_eval_data() || eval.exact_match_prompts == 0, "eval.exact_match_prompts", nothing(), help),
+        rule(
             eval.exact_match_prompts == 0 || config.data.format != RecordFormat::Text,
             "eval.exact_match_prompts",
-            "needs chat records, whose last assistant turn is the reference answer".into(),
+            "needs chat records, whose last assistant turn is the reference answer",
             "set it to 0 for format = \"text\"",
         ),
         extraction(&eval.extract),
@@ -282,5 +283,5 @@ fn evaluation(config: &RunConfig) -> Vec<Rule> {
 fn extraction(written: &str) -> Rule {
     let problem = Extraction::parse(written).err();
     let help = "write \"whole\", \"last_number\", \"choice\", or a regular expression such as \"#### (-?[0-9]+)\"";
-    (problem.is_none(), "eval.extract", problem.unwrap_or_default(), help)
+    rule(problem.is_none(), "eval.extract", problem.unwrap_or_default(), help)
 }

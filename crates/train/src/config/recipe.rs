@@ -15,6 +15,7 @@ use crate::config::compute::{self, Compute};
 use crate::config::data_section::DataConfig;
 use crate::config::device_budget::DeviceBudget;
 use crate::config::preference_section::PreferenceSection;
+use crate::config::zero_stage::ZeroStage;
 use crate::metrics::MlflowSection;
 
 /// A whole recipe. Every key has a default except `model` and `data`.
@@ -185,7 +186,7 @@ pub struct TrainConfig {
     /// On several ranks, what is divided over them instead of being on each (ZeRO): 0 nothing, 1 the optimizer's state, 2 gradients too,
     /// 3 the weights of the layers too, frozen or trained, which then travel in every pass. Each rank updates its share of the parameters
     /// and gives it to the others. Default 0.
-    pub zero_stage: u8,
+    pub zero_stage: ZeroStage,
     /// Rows per forward and backward pass. Default 1.
     pub micro_batch_size: usize,
     /// Micro-batches per step. Default 1.
@@ -242,7 +243,7 @@ impl Default for TrainConfig {
             optimizer_device_gib: DeviceBudget::Auto,
             kept_weights_gib: DeviceBudget::Auto,
             tune_gemms: None,
-            zero_stage: 0,
+            zero_stage: ZeroStage::NONE,
             micro_batch_size: 1,
             gradient_accumulation: 1,
             learning_rate: None,

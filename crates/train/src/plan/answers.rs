@@ -70,16 +70,12 @@ pub(super) fn decide(
 
 #[cfg(test)]
 mod tests {
-    use firebrick_precision::Format;
-
     use super::*;
-    use crate::plan::fit::tests::Example;
-    use crate::plan::shapes;
+    use crate::plan::fixtures::Example;
 
     fn decided(changes: &[&str]) -> (usize, u64, u64) {
         let example = Example::new(changes, 80, 64);
-        let mut training =
-            shapes::training(&example.config, Format::Bf16, example.case().backend, &example.data, &example.trained());
+        let mut training = example.training();
         let before = example.case().bytes(&training);
         let tokens = decide(&example.case(), &example.config, &example.data, &mut training).value;
         (tokens, before, example.case().bytes(&training))

@@ -123,11 +123,13 @@ impl Plan {
         let is_during = |every: u64| (1..self.steps.value).contains(&every);
         let when = |every: u64| if is_during(every) { format!("every {every} steps") } else { "at the end".to_owned() };
         if self.is_evaluated {
-            let start = if self.eval_on_start.value { "and before the first step" } else { "not before the first step" };
+            let start =
+                if self.eval_on_start.value { "and before the first step" } else { "not before the first step" };
             let end = if is_during(self.eval_every_steps.value) { ", and after the last" } else { "" };
             table.add("evaluation", when(self.eval_every_steps.value), &format!("{start}{end}"));
         }
-        let kept = format!("and at the end; the newest {} are kept, and Ctrl-C saves one too", self.checkpoints_kept.value);
+        let kept =
+            format!("and at the end; the newest {} are kept, and Ctrl-C saves one too", self.checkpoints_kept.value);
         table.add("checkpoints", when(self.checkpoint_every_steps.value), &kept);
         let folder = self.output_dir.value.join(&self.name.value);
         table.add("saved to", folder.display(), "or, where that is taken, the name with a number after it");

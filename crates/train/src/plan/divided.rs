@@ -11,6 +11,8 @@ use firebrick_kernels::{BaseStorage, DividedBytes, TRAINED_BYTES};
 use firebrick_parallel::{BUCKET_BYTES, owners};
 use firebrick_precision::Format;
 
+use crate::config::ZeroStage;
+
 /// The rank that has each weight of the layers, where ranks divide them: a trained one is where its optimizer state is.
 pub fn weight_owners(spec: &ModelSpec, trains: bool, world_size: usize) -> BTreeMap<String, usize> {
     let is_divided = |tensor: &TensorSpec| tensor.role == Role::Projection;
@@ -26,7 +28,7 @@ fn owners_of(tensors: &[TensorSpec], world_size: usize) -> Vec<usize> {
 
 /// What a stage divides of a model that is trained like this.
 pub(super) fn divided_bytes(
-    stage: u8,
+    stage: ZeroStage,
     world_size: usize,
     spec: &ModelSpec,
     base: BaseStorage,
@@ -37,10 +39,10 @@ pub(super) fn divided_bytes(
     if world_size == 1 {
         return divided;
     }
-    if stage >= 2 {
+    if stage.divides_gradients() {
         (divided.gradients_elsewhere, divided.gradients_leaving) = gradients(trained, world_size);
     }
-    if stage >= 3 {
+    if stage.divides_weights() {
         let stored = base.stored_format(lora.is_some());
         (divided.weights_elsewhere, divided.weights_borrowed) = weights(spec, lora.is_none(), stored, world_size);
     }
@@ -121,8 +123,8 @@ mod tests {
     #[test]
     fn one_rank_divides_nothing() {
         let (model, base) = (llama_3_1_8b(), BaseStorage::Trained);
-        assert_eq!(divided_bytes(3, 1, &model, base, None, &model.tensors()), DividedBytes::default());
-        let stage_1 = divided_bytes(1, 4, &model, base, None, &model.tensors());
+        assert_eq!(divided_bytes(ZeroStage::WEIGHTS, 1, &model, base, None, &model.tensors()), DividedBytes::default());
+        let stage_1 = divided_bytes(ZeroStage::STATE, 4, &model, base, None, &model.tensors());
         assert_eq!(stage_1, DividedBytes::default(), "stage 1 divides the state alone");
     }
 }

@@ -270,73 +270,11 @@ fn smaller(case: &Case<'_>, training: &TrainingShape, accumulation: usize) -> Ve
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use std::path::Path;
-
-    use firebrick_arch::{ModelConfig, TensorSpec};
-    use firebrick_hwprofile::AcceleratorSpec;
-    use firebrick_hwprofile::spec::Maker;
-
+mod tests {
     use super::*;
-    use crate::config::RunConfig;
-    use crate::plan::shapes;
-    use crate::plan::values::DataShape;
-
-    const LLAMA_8B: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256,
-        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "max_position_embeddings": 131072, "rope_theta": 500000.0, "rms_norm_eps": 1e-5,
-        "hidden_act": "silu", "tie_word_embeddings": false}"#;
-
-    const RECIPE: &str = "model='m'\nmax_seq_len=4096\n[bnb_4bit]\n[lora]\n[data]\npath='d'\n[train]\n\
-                          optimizer='adamw_8bit'\nmicro_batch_size=8\n";
-
-    pub(in crate::plan) struct Example {
-        pub(in crate::plan) config: RunConfig,
-        pub(in crate::plan) profile: HardwareProfile,
-        model: ModelConfig,
-        pub(in crate::plan) data: DataShape,
-    }
+    use crate::plan::fixtures::Example;
 
     impl Example {
-        pub(in crate::plan) fn new(changes: &[&str], card_gib: u64, host_gib: u64) -> Self {
-            let folder = tempfile::tempdir().unwrap();
-            std::fs::write(folder.path().join("config.json"), LLAMA_8B).unwrap();
-            let overrides: Vec<String> = changes.iter().map(ToString::to_string).collect();
-            let card = Gpu::described(Maker::Nvidia, "card", card_gib << 30);
-            Self {
-                config: RunConfig::from_toml(RECIPE, Path::new("r.toml"), &overrides).unwrap(),
-                profile: HardwareProfile::described(1, host_gib << 30, vec![card]),
-                model: ModelConfig::read(folder.path()).unwrap(),
-                data: DataShape {
-                    rows: 100,
-                    row_len: 4096,
-                    longest_document: 4096,
-                    documents_per_row: 1,
-                    has_chats: false,
-                    report: String::new(),
-                },
-            }
-        }
-
-        /// On a machine of the table.
-        pub(in crate::plan) fn on(machine: &str, changes: &[&str]) -> Self {
-            let profile = HardwareProfile::of_machine(AcceleratorSpec::named(machine).unwrap());
-            Self { profile, ..Self::new(changes, 80, 512) }
-        }
-
-        pub(in crate::plan) fn case(&self) -> Case<'_> {
-            let may_offload = self.config.train.offload != Some(false);
-            Case { profile: &self.profile, backend: BackendKind::Cuda, spec: &self.model.spec, may_offload, ranks: 1 }
-        }
-
-        pub(in crate::plan) fn trained(&self) -> Vec<TensorSpec> {
-            shapes::trained_tensors(&self.model.spec, shapes::lora(&self.config).as_ref()).unwrap()
-        }
-
-        fn training(&self) -> TrainingShape {
-            shapes::training(&self.config, Format::Bf16, BackendKind::Cuda, &self.data, &self.trained())
-        }
-
         fn check(&self, force: bool) -> Result<(MemoryEstimate, Option<Chosen<bool>>), RunError> {
             check(&self.case(), &self.training(), self.config.train.gradient_accumulation, force)
         }

@@ -112,20 +112,14 @@ fn slower_peak(case: &Case<'_>, kind: HardwareKind) -> Option<String> {
 mod tests {
     use firebrick_arch::LoraConfig;
     use firebrick_hwprofile::peaks::{MeasuredGemm, MeasuredPeaks};
-    use firebrick_precision::Format;
 
     use super::*;
-    use crate::plan::fit::tests::Example;
-    use crate::plan::shapes;
-
-    fn shape(example: &Example) -> TrainingShape {
-        shapes::training(&example.config, Format::Bf16, BackendKind::Cuda, &example.data, &example.trained())
-    }
+    use crate::plan::fixtures::Example;
 
     #[test]
     fn what_has_no_8_bit_floats_is_refused_with_the_reason() {
         let example = Example::new(&["compute=fp8"], 80, 512);
-        let training = shape(&example);
+        let training = example.training();
         let gemms = |case: &Case<'_>| gemms(Compute::Fp8, case, &training);
         let refusal = |backend| gemms(&Case { backend, ..example.case() }).unwrap_err().to_string();
         assert_eq!(
@@ -133,7 +127,7 @@ mod tests {
             "compute = \"fp8\": backend flex has no matrix multiplications in 8-bit floats. Write compute = \"bfloat16\""
         );
         let dora =
-            TrainingShape { lora: Some(LoraConfig { use_dora: true, ..LoraConfig::default() }), ..shape(&example) };
+            TrainingShape { lora: Some(LoraConfig { use_dora: true, ..LoraConfig::default() }), ..example.training() };
         let message = super::gemms(Compute::Fp8, &example.case(), &dora).unwrap_err().to_string();
         assert!(message.contains("compute = \"fp8\": lora.use_dora"), "{message}");
         let mut odd = example.case().spec.clone();
@@ -148,7 +142,7 @@ mod tests {
     fn cards_from_compute_capability_8_9_on_have_8_bit_floats_and_others_are_refused_by_their_kind() {
         let gemms = |machine: &str| {
             let example = Example::on(machine, &["compute=fp8"]);
-            gemms(Compute::Fp8, &example.case(), &shape(&example))
+            gemms(Compute::Fp8, &example.case(), &example.training())
         };
         for (machine, scales) in [
             ("h100", "E4M3 with a scale per row computed"),
@@ -178,7 +172,7 @@ mod tests {
                 gemms: rates.to_vec(),
                 copy_tb_s: 6.0,
             }];
-            gemms(Compute::Auto, &example.case(), &shape(&example)).unwrap()
+            gemms(Compute::Auto, &example.case(), &example.training()).unwrap()
         };
         assert_eq!(chosen([1500.0, 2800.0]).value, GemmFormat::Fp8);
         let slow = chosen([1500.0, 1800.0]);
@@ -189,7 +183,7 @@ mod tests {
     fn auto_takes_8_bit_floats_where_they_are_faster_and_says_why_not_elsewhere() {
         let chosen = |machine: &str, changes: &[&str]| {
             let example = Example::on(machine, &[&["compute=auto"], changes].concat());
-            gemms(Compute::Auto, &example.case(), &shape(&example)).unwrap()
+            gemms(Compute::Auto, &example.case(), &example.training()).unwrap()
         };
         for machine in ["h100", "h200"] {
             let found = chosen(machine, &["train.micro_batch_size=1"]);
@@ -202,7 +196,7 @@ mod tests {
         }
         let mut example = Example::on("h100", &["compute=auto", "train.micro_batch_size=1"]);
         example.data.row_len = 512;
-        let short = gemms(Compute::Auto, &example.case(), &shape(&example)).unwrap();
+        let short = gemms(Compute::Auto, &example.case(), &example.training()).unwrap();
         assert!(short.value == GemmFormat::Compute && short.reason.contains("512 tokens"), "{}", short.reason);
     }
 }

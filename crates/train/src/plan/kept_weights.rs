@@ -33,23 +33,17 @@ pub(super) fn decide(case: &Case<'_>, config: &RunConfig, training: &mut Trainin
 
 #[cfg(test)]
 mod tests {
-    use firebrick_precision::Format;
-
     use super::*;
-    use crate::plan::fit::tests::Example;
-    use crate::plan::{fp8, shapes};
+    use crate::plan::fixtures::Example;
+    use crate::plan::fp8;
 
     const GIB: f64 = (1_u64 << 30) as f64;
-
-    fn shape(example: &Example) -> TrainingShape {
-        shapes::training(&example.config, Format::Bf16, BackendKind::Cuda, &example.data, &example.trained())
-    }
 
     /// GiB that stay for the forward and for the backward of an 8B, on a card of this size.
     fn kept(changes: &[&str], card_gib: u64) -> Option<[f64; 2]> {
         let fp8 = ["pack=true", "compute=fp8", "train.recompute=selective", "train.micro_batch_size=3"];
         let example = Example::new(&[&fp8, changes].concat(), card_gib, 512);
-        let mut training = shape(&example);
+        let mut training = example.training();
         training.gemms = fp8::gemms(example.config.compute(), &example.case(), &training).unwrap().value;
         let chosen = decide(&example.case(), &example.config, &mut training)?;
         assert_eq!(chosen.value, training.kept_bytes.iter().sum::<u64>());

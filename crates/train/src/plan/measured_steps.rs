@@ -5,12 +5,12 @@
 
 use std::path::Path;
 
-use firebrick_arch::ModelConfig;
 use firebrick_hwprofile::{AcceleratorSpec, HardwareProfile};
 use serde::Deserialize;
 
-use super::{DataShape, Plan, PlanInputs, PlanRequest};
 use crate::config::RunConfig;
+use crate::plan::fixtures::{full_rows, inputs, read_model};
+use crate::plan::{DataShape, Plan};
 
 /// What `train bench --json` wrote: those of its fields that a recipe follows from, and the result.
 #[derive(Deserialize)]
@@ -105,24 +105,14 @@ impl Report {
         ];
         let config =
             RunConfig::from_toml(include_str!("../../../../configs/h100.toml"), Path::new("h100.toml"), &changes);
-        let model = ModelConfig::parse(&self.config_json(), Path::new("config.json")).expect("a config.json");
         let data = DataShape {
-            rows: 4800,
-            row_len: self.seq,
             longest_document: self.seq.div_ceil(self.documents),
             documents_per_row: self.documents,
-            has_chats: false,
-            report: String::new(),
+            ..full_rows(self.seq)
         };
-        Plan::resolve(PlanInputs {
-            config: &config.expect("a recipe"),
-            profile: &HardwareProfile::of_machine(AcceleratorSpec::named("h100").expect("in the table")),
-            model: &model,
-            data: &data,
-            world_size: 1,
-            request: &PlanRequest::default(),
-        })
-        .expect("a run that was made fits")
+        let profile = HardwareProfile::of_machine(AcceleratorSpec::named("h100").expect("in the table"));
+        Plan::resolve(inputs(&config.expect("a recipe"), &profile, &read_model(&self.config_json()), &data))
+            .expect("a run that was made fits")
     }
 }
 

@@ -4,6 +4,7 @@
 //! of the data. The run reads the plan and nothing else; the recipe is only saved next to it.
 //! Trade-off: the plan is made after the data has been read, because steps and memory depend on it.
 
+mod adapter;
 mod answers;
 mod backend;
 mod base;
@@ -12,6 +13,8 @@ mod decide;
 mod display;
 mod divided;
 mod fit;
+#[cfg(test)]
+mod fixtures;
 mod forecast;
 mod fp8;
 mod gemm_algorithms;
@@ -20,6 +23,7 @@ mod kept_weights;
 mod measured_steps;
 mod paging;
 mod preference;
+mod schedule;
 mod shapes;
 mod values;
 mod workers;

@@ -78,7 +78,7 @@ mod tests {
     use firebrick_precision::Format;
 
     use super::*;
-    use crate::plan::fit::tests::Example;
+    use crate::plan::fixtures::Example;
 
     fn paging(changes: &[&str], backend: BackendKind, card_gib: u64) -> (u64, u64, String, TrainingShape) {
         let full = ["mode=full", "lora=", "bnb_4bit=", "train.micro_batch_size=1", "train.optimizer=paged_adamw_8bit"];

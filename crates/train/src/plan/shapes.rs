@@ -34,7 +34,7 @@ pub(super) fn trained_tensors(spec: &ModelSpec, lora: Option<&LoraConfig>) -> Re
 
 /// The trained tensors whose optimizer state is on one rank, of the rank that has the most.
 pub(super) fn largest_share(config: &RunConfig, trained: &[TensorSpec], world_size: usize) -> Vec<TensorSpec> {
-    if config.train.zero_stage == 0 || world_size == 1 {
+    if !config.train.zero_stage.divides_state() || world_size == 1 {
         return trained.to_vec();
     }
     let owners = owners(trained.iter().map(|tensor| (tensor.name.as_str(), tensor.elements())), world_size);

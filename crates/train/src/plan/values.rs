@@ -13,7 +13,7 @@ use firebrick_optim::{OptimizerConfig, OptimizerKind, Schedule, ScheduleKind};
 use firebrick_precision::Format;
 use serde::Serialize;
 
-use crate::config::{Init, PreferenceSection, RunConfig};
+use crate::config::{Init, PreferenceSection, RunConfig, ZeroStage};
 use crate::metrics::MlflowSection;
 use crate::plan::chosen::Chosen;
 use crate::plan::fit::SmallerRun;
@@ -41,8 +41,8 @@ pub struct Plan {
     pub backend: Chosen<BackendKind>,
     /// Number of processes that train together.
     pub world_size: Chosen<usize>,
-    /// What is divided over the processes: 0 nothing, 1 the optimizer's state.
-    pub zero_stage: Chosen<u8>,
+    /// What is divided over the processes.
+    pub zero_stage: Chosen<ZeroStage>,
     /// Format of activations.
     pub compute: Chosen<Format>,
     /// What the GEMMs of the layers multiply.

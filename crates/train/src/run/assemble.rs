@@ -115,7 +115,7 @@ fn optimizer<B: Kernels>(plan: &Plan, model: &Decoder<B>, ranks: &Ranks) -> Opti
     if plan.compute.value == Format::F16 {
         optimizer = optimizer.with_loss_scaling(LossScaling::default(), model.device());
     }
-    if plan.zero_stage.value > 0 && ranks.world_size() > 1 {
+    if plan.zero_stage.value.divides_state() && ranks.world_size() > 1 {
         let parameters = model.parameters();
         let owned = ranks.owners(&parameters).into_iter().zip(parameters).filter(|(owner, _)| *owner == ranks.rank());
         optimizer = optimizer.owning(owned.map(|(_, parameter)| parameter.name.clone()));
@@ -125,7 +125,7 @@ fn optimizer<B: Kernels>(plan: &Plan, model: &Decoder<B>, ranks: &Ranks) -> Opti
 
 /// Which rank has which weights of the layers, if the plan divides them. A trained weight is where its optimizer state is.
 fn division(plan: &Plan, spec: &ModelSpec, ranks: &Ranks) -> Option<Division> {
-    if plan.zero_stage.value < 3 || ranks.world_size() == 1 {
+    if !plan.zero_stage.value.divides_weights() || ranks.world_size() == 1 {
         return None;
     }
     let owners = weight_owners(spec, plan.lora.value.is_none(), ranks.world_size());

@@ -13,6 +13,7 @@ use firebrick_optim::{Optimizer, Schedule, StepReport, squared_norm};
 use firebrick_parallel::{BUCKET_BYTES, Ranks, ReducingSink, ShardingSink};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::config::ZeroStage;
 use crate::error::RunError;
 use crate::metrics::PairMetrics;
 use crate::run::preference::{PairObjective, StepCounts};
@@ -27,8 +28,8 @@ pub struct Trainer<B: Kernels> {
     pub schedule: Schedule,
     /// The processes that train together.
     pub ranks: Ranks,
-    /// What is divided over them (ZeRO): 0 nothing, 1 the optimizer's state, 2 gradients too, 3 the weights of the layers too.
-    pub zero_stage: u8,
+    /// What is divided over them (ZeRO).
+    pub zero_stage: ZeroStage,
     /// What the forward pass saves, and where. A seed of dropout is the run's: those of micro-batches follow from it.
     pub pass: PassOptions,
     /// Rows of logits at a time.
@@ -175,7 +176,7 @@ impl<B: Kernels> Trainer<B> {
 
     /// Whether a rank has only its share of the gradients.
     fn divides_gradients(&self) -> bool {
-        self.zero_stage >= 2 && self.ranks.world_size() > 1
+        self.zero_stage.divides_gradients() && self.ranks.world_size() > 1
     }
 
     /// The rank that updates each parameter, where ranks divide that; else none.

@@ -13,7 +13,7 @@ use firebrick_precision::Format;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::{Init, PreferenceSection};
+use crate::config::{Init, PreferenceSection, ZeroStage};
 use crate::error::RunError;
 use crate::plan::Plan;
 
@@ -81,7 +81,7 @@ pub struct RunSettings {
     pub world_size: usize,
     /// What is divided over them.
     #[serde(rename = "train.zero_stage", default)]
-    pub zero_stage: u8,
+    pub zero_stage: ZeroStage,
     /// Rows per forward and backward pass.
     #[serde(rename = "train.micro_batch_size")]
     pub micro_batch_size: usize,

@@ -108,7 +108,7 @@ mod tests {
     use firebrick_precision::Format;
 
     use super::*;
-    use crate::config::Init;
+    use crate::config::{Init, ZeroStage};
     use crate::metrics::Evaluation;
     use crate::state::checkpoint_folder::CheckpointWriter;
     use crate::state::identity::{RunIdentity, RunSettings};
@@ -146,7 +146,7 @@ mod tests {
             },
             settings: RunSettings {
                 world_size: 1,
-                zero_stage: 0,
+                zero_stage: ZeroStage::NONE,
                 micro_batch_size: 1,
                 gradient_accumulation: 1,
                 recompute: Recompute::Full,

@@ -1,0 +1,105 @@
+//! Whole plans: that decisions agree with each other, and that each has a reason.
+//!
+//! Trade-off: one tiny model on the processor stands for all.
+
+use firebrick_kernels::BaseStorage;
+use firebrick_optim::OptimizerKind;
+use firebrick_precision::{Format, QuantFormat};
+
+use crate::config::ZeroStage;
+use crate::plan::Plan;
+use crate::plan::fixtures::{TINY, resolve, resolve_for};
+
+#[test]
+fn ranks_multiply_the_rows_of_a_step_and_zero_divides_the_state() {
+    let full = ["lora=", "mode=full", "train.micro_batch_size=2", "train.gradient_accumulation=3"];
+    let whole = resolve_for(TINY, 4, &full).unwrap();
+    assert_eq!((whole.rows_per_step(), whole.steps.value), (24, 5));
+    assert!(whole.to_string().contains("24 rows per step (6 on each of 4 ranks)"), "{whole}");
+    let zero = [&full[..], &["train.zero_stage=1"]].concat();
+    let (divided, alone) = (resolve_for(TINY, 4, &zero).unwrap(), resolve(&zero).unwrap());
+    let state = |plan: &Plan| plan.resident_state_bytes.value;
+    assert_eq!((divided.zero_stage.value, alone.zero_stage.value), (ZeroStage::STATE, ZeroStage::NONE));
+    assert!(state(&divided) * 4 >= state(&whole) && state(&divided) * 3 < state(&whole), "{}", state(&divided));
+    assert_eq!(state(&alone), state(&whole));
+    let line = |plan: &Plan, what: &str| plan.memory.iter().find(|line| line.what == what).map_or(0, |line| line.bytes);
+    let of_stage = |stage: u8| resolve_for(TINY, 4, &[&full[..], &[&format!("train.zero_stage={stage}")]].concat());
+    let (gradients, weights) = (of_stage(2).unwrap(), of_stage(3).unwrap());
+    for plan in [&gradients, &weights] {
+        assert_eq!(state(plan), state(&divided));
+        assert!(line(plan, "gradients") * 3 < line(&whole, "gradients"));
+        assert!(line(plan, "gradients for other ranks") > 0);
+    }
+    assert_eq!(line(&gradients, "trained weights"), line(&whole, "trained weights"));
+    assert!(line(&weights, "trained weights") < line(&whole, "trained weights") / 2);
+    assert!(line(&weights, "weights of other ranks") > 0);
+    assert!(weights.to_string().contains("and the weights of the layers are divided over 4 ranks"), "{weights}");
+}
+
+#[test]
+fn every_decision_has_a_reason_and_plan_toml_has_them_all() {
+    let plan = resolve(&["bnb_4bit={}", "train.micro_batch_size=2", "train.gradient_accumulation=3"]).unwrap();
+    let saved: toml::Table = plan.to_toml().parse().unwrap();
+    for (name, decision) in saved.iter().filter(|(name, _)| *name != "memory") {
+        let reason = decision.get("reason").and_then(|reason| reason.as_str());
+        assert!(reason.is_some_and(|reason| !reason.is_empty()), "{name} has no reason");
+    }
+    assert_eq!(saved["compute"]["value"].as_str(), Some("float32"));
+    assert_eq!(saved["base"]["value"]["frozen"].as_str(), Some("nf4_double_quant"));
+    assert_eq!((plan.steps.value, plan.warmup_steps.value, plan.rows_per_step()), (17, 1, 6));
+    // A and B of rank 4: q and o 32 + 32 wide, k and v 32 + 16, gate, up and down 32 + 64, in two layers.
+    assert_eq!(plan.trained_parameters.value, 2 * 4 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 64)));
+    assert!(plan.to_string().contains("tokenizing threads"));
+}
+
+#[test]
+fn a_base_in_any_format_is_planned_with_its_bytes_and_named_with_its_key() {
+    let planned = |format: &str| resolve(&[&format!("base={format}")]).unwrap();
+    let projections = |plan: &Plan| plan.memory.iter().find(|line| line.what == "base weights").unwrap().bytes;
+    for format in QuantFormat::ALL {
+        let plan = planned(format.name());
+        assert_eq!(plan.base.value, BaseStorage::Frozen(Format::Quantized(format)));
+        assert!(plan.base.reason.starts_with("base: "), "{}", plan.base.reason);
+    }
+    // Two layers of 10,240 projection weights each: q, o, k and v, and three of 32 x 64.
+    let [mxfp4, nvfp4, fp8] = ["mxfp4", "nvfp4", "fp8"].map(|format| projections(&planned(format)));
+    let modules = 2 * 7;
+    let values = 2 * (2 * 32 * 32 + 2 * 16 * 32 + 3 * 32 * 64);
+    assert_eq!(nvfp4 - mxfp4, values / 16 - values / 32 + 4 * modules);
+    let rows = 2 * (32 + 16 + 16 + 32 + 64 + 64 + 32);
+    assert_eq!(fp8 - mxfp4, values - values / 2 - values / 32 + 4 * rows);
+}
+
+#[test]
+fn a_plan_is_everything_that_optimizer_and_schedule_need() {
+    let plan =
+        resolve(&["train.optimizer=adamw_8bit", "train.max_grad_norm=0", "train.steps=50", "lora=", "mode=full"])
+            .unwrap();
+    let optimizer = plan.optimizer_config();
+    assert_eq!((optimizer.kind, optimizer.max_grad_norm), (OptimizerKind::AdamW8bit, None));
+    let schedule = plan.learning_rate_schedule();
+    assert_eq!((schedule.peak, schedule.warmup_steps, schedule.total_steps), (2e-5, 2, 50));
+    assert_eq!((plan.base.value, plan.lora.value), (BaseStorage::Trained, None));
+}
+
+#[test]
+fn the_factors_of_longrope_follow_from_max_seq_len_alone() {
+    let ones = ["1.0"; 4].join(", ");
+    let lists = format!(r#""type": "longrope", "short_factor": [{ones}], "long_factor": [{ones}]"#);
+    let model = TINY.replace("LlamaForCausalLM", "Phi3ForCausalLM").replace("\"llama\"", "\"phi3\"").replace(
+        "\"rope_theta\"",
+        &format!(r#""original_max_position_embeddings": 64, "rope_scaling": {{{lists}}}, "rope_theta""#),
+    );
+    for (tokens, expected) in [(64, "short_factor"), (65, "long_factor")] {
+        let plan = resolve_for(&model, 1, &[&format!("max_seq_len={tokens}"), "eval.max_new_tokens=32"]).unwrap();
+        assert_eq!(plan.long_rope.as_ref().unwrap().value, expected);
+        assert!(plan.to_string().contains(expected) && plan.to_toml().contains(expected));
+    }
+    assert!(resolve(&[]).unwrap().long_rope.is_none());
+}
+
+#[test]
+fn a_lora_target_that_matches_nothing_is_refused_before_any_weight_is_read() {
+    let message = resolve(&["lora.target=['q_projection']"]).unwrap_err().to_string();
+    assert!(message.contains("q_projection"), "{message}");
+}

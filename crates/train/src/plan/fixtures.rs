@@ -1,0 +1,126 @@
+//! What tests of plans share: an 8B and a tiny model, rows, the inputs of a plan, and a QLoRA run on a card of any size.
+//!
+//! Trade-off: an [`Example`] is sized for CUDA wherever tests run, so it says nothing about the choice of a backend.
+
+use std::path::Path;
+
+use firebrick_arch::{ModelConfig, TensorSpec};
+use firebrick_hwprofile::spec::Maker;
+use firebrick_hwprofile::{AcceleratorSpec, Gpu, HardwareProfile};
+use firebrick_kernels::{BackendKind, TrainingShape};
+use firebrick_precision::Format;
+
+use crate::config::RunConfig;
+#[cfg(feature = "flex")]
+use crate::error::RunError;
+#[cfg(feature = "flex")]
+use crate::plan::Plan;
+use crate::plan::fit::Case;
+use crate::plan::{DataShape, PlanInputs, PlanRequest, shapes};
+
+/// config.json of Llama-3.1-8B.
+pub(super) const LLAMA_8B: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256,
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "max_position_embeddings": 131072, "rope_theta": 500000.0, "rms_norm_eps": 1e-5,
+    "hidden_act": "silu", "tie_word_embeddings": false}"#;
+
+/// config.json of a model of two tiny layers.
+#[cfg(feature = "flex")]
+pub(super) const TINY: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 64, "hidden_size": 32,
+    "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 128, "rope_theta": 10000.0, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+    "tie_word_embeddings": true}"#;
+
+/// The recipe of an [`Example`].
+const RECIPE: &str = "model='m'\nmax_seq_len=4096\n[bnb_4bit]\n[lora]\n[data]\npath='d'\n[train]\n\
+                      optimizer='adamw_8bit'\nmicro_batch_size=8\n";
+
+/// The recipe with these overrides.
+pub(super) fn read_recipe(text: &str, changes: &[&str]) -> RunConfig {
+    let changes: Vec<String> = changes.iter().map(ToString::to_string).collect();
+    RunConfig::from_toml(text, Path::new("recipe.toml"), &changes).unwrap()
+}
+
+/// The model of a config.json.
+pub(super) fn read_model(text: &str) -> ModelConfig {
+    ModelConfig::parse(text, Path::new("config.json")).unwrap()
+}
+
+/// Rows of one document each.
+pub(super) fn full_rows(row_len: usize) -> DataShape {
+    DataShape {
+        rows: 4800,
+        row_len,
+        longest_document: row_len,
+        documents_per_row: 1,
+        has_chats: false,
+        report: "full".to_owned(),
+    }
+}
+
+/// What a plan for one rank is made from, where a command requests nothing.
+pub(super) fn inputs<'a>(
+    config: &'a RunConfig,
+    profile: &'a HardwareProfile,
+    model: &'a ModelConfig,
+    data: &'a DataShape,
+) -> PlanInputs<'a> {
+    const NOTHING: PlanRequest = PlanRequest { machine: None, force: false, price_per_hour: None, local_ranks: 0 };
+    PlanInputs { config, profile, model, data, world_size: 1, request: &NOTHING }
+}
+
+/// The plan of the tiny model on one rank of a small processor, for a short recipe with these overrides.
+#[cfg(feature = "flex")]
+pub(super) fn resolve(changes: &[&str]) -> Result<Plan, RunError> {
+    resolve_for(TINY, 1, changes)
+}
+
+/// The same of another model and number of ranks.
+#[cfg(feature = "flex")]
+pub(super) fn resolve_for(model: &str, world_size: usize, changes: &[&str]) -> Result<Plan, RunError> {
+    let recipe = "name='n'\nmodel='m'\nbackend='flex'\nmax_seq_len=64\n[lora]\nr=4\n[data]\npath='d'\n";
+    let (config, model) = (read_recipe(recipe, changes), read_model(model));
+    let profile = HardwareProfile::described(4, 8 << 30, Vec::new());
+    let data = DataShape { rows: 100, longest_document: 20, documents_per_row: 4, has_chats: true, ..full_rows(64) };
+    Plan::resolve(PlanInputs { world_size, ..inputs(&config, &profile, &model, &data) })
+}
+
+/// QLoRA of an 8B on one card.
+pub(super) struct Example {
+    pub(super) config: RunConfig,
+    pub(super) profile: HardwareProfile,
+    model: ModelConfig,
+    pub(super) data: DataShape,
+}
+
+impl Example {
+    /// On a card and a host with this much memory.
+    pub(super) fn new(changes: &[&str], card_gib: u64, host_gib: u64) -> Self {
+        let card = Gpu::described(Maker::Nvidia, "card", card_gib << 30);
+        Self {
+            config: read_recipe(RECIPE, changes),
+            profile: HardwareProfile::described(1, host_gib << 30, vec![card]),
+            model: read_model(LLAMA_8B),
+            data: full_rows(4096),
+        }
+    }
+
+    /// On a machine of the table.
+    pub(super) fn on(machine: &str, changes: &[&str]) -> Self {
+        let profile = HardwareProfile::of_machine(AcceleratorSpec::named(machine).unwrap());
+        Self { profile, ..Self::new(changes, 80, 512) }
+    }
+
+    pub(super) fn case(&self) -> Case<'_> {
+        let may_offload = self.config.train.offload != Some(false);
+        Case { profile: &self.profile, backend: BackendKind::Cuda, spec: &self.model.spec, may_offload, ranks: 1 }
+    }
+
+    pub(super) fn trained(&self) -> Vec<TensorSpec> {
+        shapes::trained_tensors(&self.model.spec, shapes::lora(&self.config).as_ref()).unwrap()
+    }
+
+    pub(super) fn training(&self) -> TrainingShape {
+        shapes::training(&self.config, Format::Bf16, BackendKind::Cuda, &self.data, &self.trained())
+    }
+}

@@ -1,0 +1,240 @@
+//! Forecasts of whole recipes on the machines of the table, against speeds that were measured.
+//!
+//! Trade-off: nothing runs here, so only the rows of docs/roofline.md say whether a forecast is right.
+
+use firebrick_hwprofile::HardwareProfile;
+use firebrick_hwprofile::peaks::MeasuredGemm;
+use firebrick_hwprofile::spec::{CardClocks, Maker};
+
+use super::*;
+use crate::plan::fixtures::{Example, LLAMA_8B, full_rows, inputs, read_model, read_recipe};
+use crate::plan::{Plan, PlanInputs, PlanRequest};
+
+/// The recipe for one H100.
+const RECIPE: &str = include_str!("../../../../../configs/h100.toml");
+
+fn plan(machine: &str, changes: &[&str], request: PlanRequest) -> Plan {
+    plan_of(RECIPE, machine, changes, request)
+}
+
+fn plan_of(recipe: &str, machine: &str, changes: &[&str], request: PlanRequest) -> Plan {
+    plan_of_ranks(recipe, machine, changes, request, 1)
+}
+
+fn plan_of_ranks(recipe: &str, machine: &str, changes: &[&str], request: PlanRequest, ranks: usize) -> Plan {
+    let (config, model, data) = (read_recipe(recipe, changes), read_model(LLAMA_8B), full_rows(4096));
+    let profile = HardwareProfile::of_machine(AcceleratorSpec::named(machine).unwrap());
+    let inputs = PlanInputs { world_size: ranks, request: &request, ..inputs(&config, &profile, &model, &data) };
+    Plan::resolve(inputs).unwrap()
+}
+
+#[test]
+fn several_ranks_add_the_communication_that_they_do_not_hide() {
+    let forecast = |ranks| plan_of_ranks(RECIPE, "h100", &[], PlanRequest::default(), ranks).forecast.unwrap();
+    let (one, two, many) = (forecast(1), forecast(2), forecast(1024));
+    assert_eq!(one.communication_seconds, None);
+    let exposed = two.communication_seconds.as_ref().unwrap().value;
+    let sum = two.step_seconds.value.lower - one.step_seconds.value.lower;
+    assert!(exposed.lower > 0.0 && (sum / exposed.lower - 1.0).abs() < 1e-6, "{exposed:?}");
+    // An adapter's gradients are 168 MiB. Even on 1,024 cards their sum takes well below 1 % of a step.
+    let share = |of: &Forecast| of.communication_seconds.as_ref().unwrap().value.upper / of.step_seconds.value.lower;
+    assert!(share(&two) < share(&many) && share(&many) < 0.01, "{} {}", share(&two), share(&many));
+    let text = plan_of_ranks(RECIPE, "h100", &[], PlanRequest::default(), 1024).to_string();
+    assert!(text.contains("exposed communication") && text.contains("which is an assumption"), "{text}");
+    assert!(text.contains("NCCL"), "{text}");
+}
+
+fn forecast_of(machine: &str, changes: &[&str]) -> Forecast {
+    plan(machine, changes, PlanRequest::default()).forecast.expect("every row of the table has peaks")
+}
+
+#[test]
+fn the_recipe_for_an_h100_is_planned_two_to_three_times_faster_on_an_h100_than_on_an_a100() {
+    let (h100, a100) = (forecast_of("h100", &[]).step_seconds.value, forecast_of("a100", &[]).step_seconds.value);
+    let at_measured_rates = a100.upper / h100.upper;
+    assert!((2.0..3.0).contains(&at_measured_rates), "{at_measured_rates}");
+    // The peaks alone promise more: 989.4 / 312 = 3.17 where arithmetic is everything.
+    let at_the_peaks = a100.lower / h100.lower;
+    assert!((3.0..3.2).contains(&at_the_peaks), "{at_the_peaks}");
+}
+
+#[test]
+fn ranges_are_printed_in_units_that_users_read() {
+    let forecast = forecast_of("h100", &[]);
+    let lines = forecast.lines();
+    let value = |name: &str| lines.iter().find(|(line, _, _)| *line == name).unwrap().1.clone();
+    assert!(value("step time").contains(" to ") && value("step time").ends_with(" s"), "{}", value("step time"));
+    assert!(value("tokens/s").contains(" to ") && value("tokens/s").contains(','), "{}", value("tokens/s"));
+    assert_eq!(value("cost"), "unknown");
+}
+
+#[test]
+fn speeds_measured_on_an_h100_lie_in_their_ranges() {
+    // docs/roofline.md, one document per row.
+    let measured = [
+        (8, "full", "bf16", 12_855.0),
+        (1, "selective", "bf16", 15_289.0),
+        (2, "none", "bf16", 16_002.0),
+        (3, "selective", "bf16", 16_153.0),
+        (4, "selective", "bf16", 16_373.0),
+        (5, "selective", "bf16", 16_487.0),
+        (3, "selective", "fp8", 21_822.0),
+        (8, "full", "fp8", 17_592.0),
+    ];
+    for (rows, recompute, compute, tokens_per_s) in measured {
+        let compute = format!("compute={compute}");
+        let (rows, recompute) = (format!("train.micro_batch_size={rows}"), format!("train.recompute={recompute}"));
+        let changes = ["train.gradient_accumulation=1", "train.grad_checkpointing=", &rows, &recompute, &compute];
+        let range = forecast_of("h100", &changes).tokens_per_second.value;
+        assert!(range.contains(tokens_per_s), "{rows}, {recompute}, {compute}: {tokens_per_s} outside of {range:?}");
+    }
+}
+
+#[test]
+fn peaks_measured_here_take_the_place_of_a_library_s_and_the_plan_says_so() {
+    let (config, model, data) = (read_recipe(RECIPE, &[]), read_model(LLAMA_8B), full_rows(4096));
+    let mut machine = HardwareProfile::of_machine(AcceleratorSpec::named("h100").unwrap());
+    machine.measured.push(MeasuredPeaks {
+        backend: "cuda".to_owned(),
+        device: machine.gpus[0].name.clone(),
+        driver: String::new(),
+        measured_at: 0,
+        gemm_size: 8192,
+        gemms: vec![MeasuredGemm { format: MathFormat::Bf16, tflops: 400.0 }],
+        copy_tb_s: 2.0,
+    });
+    let measured = Plan::resolve(inputs(&config, &machine, &model, &data)).unwrap().forecast.unwrap();
+    let documented = forecast_of("h100", &[]);
+    assert_eq!(measured.step_seconds.value.lower, documented.step_seconds.value.lower, "no implementation is faster");
+    assert!(measured.step_seconds.value.upper > 1.5 * documented.step_seconds.value.upper);
+    assert!(measured.machine.reason.contains("measured here by profile --measure: bf16 400 TFLOP/s, 2.00 TB/s"));
+    assert!(measured.step_seconds.reason.contains("40 % of the peak (measured on this machine"));
+}
+
+#[test]
+fn every_machine_of_the_table_answers_with_reasons() {
+    for spec in AcceleratorSpec::all() {
+        let request = PlanRequest { force: true, price_per_hour: Some(2.0), machine: Some(spec), local_ranks: 1 };
+        let plan = plan(spec.id, &["train.micro_batch_size=1"], request);
+        let forecast = plan.forecast.as_ref().expect("known peaks");
+        for (name, value, reason) in forecast.lines() {
+            assert!(!value.is_empty() && !reason.is_empty(), "{}: {name}", spec.name);
+        }
+        let seconds = forecast.step_seconds.value;
+        assert!(0.0 < seconds.lower && seconds.lower <= seconds.upper, "{}: {seconds:?}", spec.name);
+        assert_eq!(forecast.energy_kwh.value.is_some(), spec.power_w.is_some(), "{}", spec.name);
+        let cost = forecast.cost.value.expect("a price was given");
+        assert!((cost.lower / (forecast.run_seconds.value.lower / 1800.0) - 1.0).abs() < 1e-9);
+        assert!(plan.to_string().contains("step time") && plan.to_toml().contains("[forecast.step_seconds]"));
+    }
+}
+
+/// A machine with an NVIDIA card that no table has.
+fn unknown_card(compute_capability: (u32, u32), clocks: CardClocks) -> HardwareProfile {
+    let (name, bytes) = ("NVIDIA Card of Tomorrow", 80 << 30);
+    let spec = AcceleratorSpec::of_unknown_card(name, compute_capability, clocks, bytes);
+    let card = Gpu { compute_capability: Some(compute_capability), spec, ..Gpu::described(Maker::Nvidia, name, bytes) };
+    HardwareProfile::described(16, 256 << 30, vec![card])
+}
+
+/// The forecast of an [`Example`] on a machine.
+fn forecast_on(profile: HardwareProfile) -> Option<Forecast> {
+    let mut example = Example::new(&[], 80, 256);
+    example.profile = profile;
+    let (case, training) = (example.case(), example.training());
+    let (estimate, _) = fit::check(&case, &training, 1, true).unwrap();
+    let extent = Extent {
+        steps: 100,
+        micro_batches: 1,
+        world_size: 1,
+        zero_stage: ZeroStage::NONE,
+        documents_per_row: 1,
+        price_per_hour: None,
+    };
+    forecast(&case, &training, &estimate, extent)
+}
+
+#[test]
+fn a_card_that_no_table_has_is_forecast_from_its_compute_capability_and_clocks() {
+    // Those of an H100.
+    let clocks = CardClocks { sm_mhz: 1830, memory_mhz: 2619, cores: 16_896, bus_bits: 5120 };
+    let of = |capability, clocks| forecast_on(unknown_card(capability, clocks));
+    let known = forecast_on(HardwareProfile::of_machine(AcceleratorSpec::named("h100").unwrap())).unwrap();
+    let unknown = of((9, 0), clocks).expect("its rates follow");
+    let [known_s, unknown_s] = [&known, &unknown].map(|forecast| forecast.step_seconds.value);
+    assert!((unknown_s.lower / known_s.lower - 1.0).abs() < 0.03, "{known_s:?} {unknown_s:?}");
+    assert!(unknown.step_seconds.reason.contains("smallest share of an accelerator of this maker"));
+    assert_eq!(unknown.precision, known.precision, "a Hopper's tuning");
+    let half = CardClocks { sm_mhz: 915, ..clocks };
+    let slower = of((9, 0), half).unwrap().step_seconds.value.lower / unknown_s.lower;
+    assert!((1.9..2.1).contains(&slower), "half the clock takes twice as long: {slower}");
+    let ampere = of((8, 0), clocks).unwrap();
+    assert_ne!(ampere.precision, known.precision, "the capability decides, not the clocks");
+    assert_eq!(of((9, 0), CardClocks::default()), None, "a silent driver");
+    assert_eq!(of((7, 5), clocks), None, "no bf16 products");
+}
+
+#[test]
+fn a_machine_without_a_backend_says_that_no_run_can_be_made_there() {
+    for machine in ["tpu-v5p", "gaudi3"] {
+        let plan = plan(machine, &[], PlanRequest::default());
+        assert!(plan.backend.reason.starts_with("NO RUN"), "{}", plan.backend.reason);
+    }
+    let amd = plan("mi300x", &[], PlanRequest::default());
+    assert_eq!(amd.backend.value, BackendKind::Wgpu);
+    assert!(amd.backend.reason.ends_with("(the recipe names cuda)"), "{}", amd.backend.reason);
+    assert!(amd.memory_bytes.reason.contains("192 GiB free on the card"), "{}", amd.memory_bytes.reason);
+}
+
+#[test]
+fn the_recipes_for_one_machine_fit_on_it() {
+    macro_rules! recipe {
+        ($name:literal) => {
+            include_str!(concat!("../../../../../configs/", $name, ".toml"))
+        };
+    }
+    let recipes = [
+        (RECIPE, "h100"),
+        (recipe!("h100-fp8"), "h100"),
+        (recipe!("a100"), "a100"),
+        (recipe!("a100"), "a100-40"),
+        (recipe!("h200"), "h200"),
+        (recipe!("b200"), "b200"),
+        (recipe!("l4"), "l4"),
+        (recipe!("rtx4090"), "rtx4090"),
+        (recipe!("mi300x"), "mi300x"),
+        (recipe!("apple"), "m4-max"),
+    ];
+    for (recipe, machine) in recipes {
+        let plan = plan_of(recipe, machine, &[], PlanRequest::default());
+        assert_eq!(plan.forced, None, "{machine}");
+        assert!(plan.forecast.is_some(), "{machine}");
+    }
+}
+
+#[test]
+#[cfg(feature = "flex")]
+fn the_recipe_for_a_processor_fits_into_the_memory_of_a_small_one() {
+    let smollm = LLAMA_8B
+        .replace("\"vocab_size\": 128256", "\"vocab_size\": 49152")
+        .replace("\"hidden_size\": 4096", "\"hidden_size\": 576")
+        .replace("\"intermediate_size\": 14336", "\"intermediate_size\": 1536")
+        .replace("\"num_hidden_layers\": 32", "\"num_hidden_layers\": 30")
+        .replace("\"num_attention_heads\": 32", "\"num_attention_heads\": 9")
+        .replace("\"num_key_value_heads\": 8", "\"num_key_value_heads\": 3")
+        .replace("\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true");
+    let config = read_recipe(include_str!("../../../../../configs/cpu.toml"), &["backend=flex"]);
+    let (model, data) = (read_model(&smollm), full_rows(512));
+    let profile = HardwareProfile::described(4, 4 << 30, Vec::new());
+    let plan = Plan::resolve(inputs(&config, &profile, &model, &data)).unwrap();
+    // The recipe's own arithmetic says about 1 GB.
+    assert!((700_000_000..1_500_000_000).contains(&plan.memory_bytes.value), "{}", plan.memory_bytes.value);
+    assert_eq!((plan.forced, plan.forecast), (None, None), "a processor has no forecast");
+}
+
+#[test]
+fn a_forced_plan_prints_that_it_does_not_fit() {
+    let request = PlanRequest { force: true, ..PlanRequest::default() };
+    let text = plan("l4", &["train.recompute=none", "train.grad_checkpointing="], request).to_string();
+    assert!(text.contains("!!!!!!!! DOES NOT FIT --force"), "{text}");
+}

@@ -1,0 +1,99 @@
+//! Decisions about the course of a run: its steps, what happens every so many of them, the learning rate, and the order of rows.
+//!
+//! Trade-off: lengths in epochs become whole steps here, so that everything after the plan counts steps alone.
+
+use crate::config::{Interval, Mode, RunConfig, RunLength, Warmup};
+use crate::plan::chosen::Chosen;
+use crate::plan::values::{DataShape, PlanInputs};
+
+/// Optimizer steps of the run.
+pub(super) fn steps(config: &RunConfig, data: &DataShape, world_size: usize) -> Chosen<u64> {
+    let (rows, per_step) = (data.rows, config.rows_per_step() * world_size);
+    match config.length() {
+        RunLength::Steps(steps) => {
+            let epochs = (steps * per_step as u64) as f64 / rows as f64;
+            Chosen::new(steps, format!("the recipe: {epochs:.2} epochs of {rows} rows"))
+        }
+        RunLength::Epochs(epochs) => {
+            let steps = (epochs * rows as f64 / per_step as f64).ceil().max(1.0) as u64;
+            Chosen::new(steps, format!("{epochs} epochs of {rows} rows, {per_step} rows per step, rounded up"))
+        }
+    }
+}
+
+/// Steps between two evaluations, checkpoints or lines of metrics.
+pub(super) fn every([interval, default]: [Interval; 2], inputs: &PlanInputs<'_>) -> Chosen<u64> {
+    match interval {
+        Interval::Steps(steps) => Chosen::new(steps, if interval == default { "the default" } else { "the recipe" }),
+        Interval::Epochs(epochs) => {
+            let (rows, per_step) = (inputs.data.rows, inputs.config.rows_per_step() * inputs.world_size);
+            let steps = (epochs * rows as f64 / per_step as f64).round().max(1.0) as u64;
+            Chosen::new(steps, format!("{epochs} epochs of {rows} rows, {per_step} rows per step, rounded"))
+        }
+    }
+}
+
+/// Steps of increasing learning rate.
+pub(super) fn warmup(config: &RunConfig, steps: u64) -> Chosen<u64> {
+    match config.warmup() {
+        Warmup::Steps(warmup) => Chosen::recipe(warmup),
+        Warmup::Ratio(ratio) => {
+            // Less a rounding error of the product, which must not make a step more.
+            let warmup = (ratio * steps as f64 - 1e-9).ceil().max(0.0) as u64;
+            Chosen::new(warmup, format!("{:.1} % of the steps, rounded up", 100.0 * ratio))
+        }
+    }
+}
+
+/// The highest learning rate.
+pub(super) fn learning_rate(config: &RunConfig, default: &RunConfig) -> Chosen<f64> {
+    let (rate, usual) = (config.learning_rate(), default.learning_rate());
+    if rate != usual {
+        return Chosen::recipe(rate);
+    }
+    let trains = if config.mode() == Mode::Full { "all weights" } else { "adapters" };
+    let on = if config.preference.is_some() { " on pairs of answers" } else { "" };
+    Chosen::new(rate, format!("the default for {trains}{on}"))
+}
+
+/// The seed of the order of rows.
+pub(super) fn data_seed(config: &RunConfig) -> Chosen<u64> {
+    let seed = config.data_seed();
+    Chosen::new(seed, if config.data.data_seed.is_some() { "the recipe" } else { "as seed" })
+}
+
+/// Micro-batches per step; the reason counts the rows of all ranks.
+pub(super) fn accumulation(config: &RunConfig, world_size: usize) -> Chosen<usize> {
+    let own = config.rows_per_step();
+    let rows = own * world_size;
+    let ranks = if world_size == 1 { String::new() } else { format!(" ({own} on each of {world_size} ranks)") };
+    Chosen::new(
+        config.train.gradient_accumulation,
+        format!("{rows} rows per step{ranks}, one loss denominator over all of them"),
+    )
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use crate::plan::fixtures::resolve;
+
+    #[test]
+    fn intervals_in_epochs_become_whole_steps_and_warmup_is_rounded_up() {
+        let plan = resolve(&[
+            "train.micro_batch_size=6",
+            "train.log_every_epochs=0.001",
+            "eval.every_epochs=0.5",
+            "data.eval_fraction=0.1",
+            "checkpoint.every_epochs=2",
+            "train.steps=10",
+            "train.warmup_ratio=0.03",
+        ])
+        .unwrap();
+        let found = [plan.log_every, plan.eval_every_steps, plan.checkpoint_every_steps].map(|every| every.value);
+        // 100 rows in steps of 6.
+        assert_eq!((found, plan.warmup_steps.value), ([1, 8, 33], 1));
+        let exact = resolve(&["train.steps=100", "train.warmup_ratio=0.07"]).unwrap();
+        assert_eq!(exact.warmup_steps.value, 7, "0.07 x 100 is a little above 7 in floating point");
+        assert_eq!(resolve(&["train.schedule=constant"]).unwrap().warmup_steps.value, 0);
+    }
+}
