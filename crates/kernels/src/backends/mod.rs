@@ -1,4 +1,5 @@
-//! The backends, one file or folder each: which Burn type it is, what it overrides, and the memory it needs.
+//! The backends, one file or folder each: which Burn type it is, and what it overrides. `kind.rs` names them, and `planning/` states
+//! what each needs.
 //!
 //! Trade-off: the memory of every backend is stated whether or not it is compiled in, so that a plan can be made without it.
 
@@ -6,17 +7,10 @@
 mod candle;
 #[cfg(feature = "cuda")]
 pub mod cuda;
-mod cuda_attention;
-mod cuda_layer;
-mod cuda_memory;
-mod cuda_passes;
-mod cuda_rows;
-mod estimate;
-mod evaluation_memory;
 #[cfg(feature = "flex")]
 mod flex;
 mod kind;
-mod reference_memory;
+mod planning;
 #[cfg(feature = "wgpu")]
 mod wgpu;
 
@@ -24,12 +18,10 @@ mod wgpu;
 pub use candle::Candle;
 #[cfg(feature = "cuda")]
 pub use cuda::{Cuda, DeviceFailure};
-pub use cuda_memory::converted_weights_bytes;
-pub use cuda_rows::fp8_refusal;
-pub use estimate::estimate;
 #[cfg(feature = "flex")]
 pub use flex::Flex;
 pub use kind::{BackendKind, UnknownBackend};
+pub use planning::{converted_weights_bytes, estimate, fp8_refusal};
 #[cfg(feature = "wgpu")]
 pub use wgpu::Wgpu;
 

@@ -1,8 +1,8 @@
 //! What a training run holds at its peak, line by line, as host arithmetic that needs no device.
 //!
 //! The lines of weights, gradients, optimizer state and saved activations follow from the model and how it is trained; the working
-//! set of a layer's backward, of the loss and of libraries is the backend's own: each backend states it next to the code that
-//! allocates (`backends/reference_memory.rs`, `backends/cuda_memory.rs`), compiled whether or not the backend is.
+//! set of a layer's backward, of the loss and of libraries is the backend's own: `backends/planning/` states it (`reference.rs`,
+//! `cuda.rs`), compiled whether or not the backend is. How the model is trained is in `training_shape.rs`.
 //! Trade-off: what depends on the machine and not on the run, such as an allocator's rounding, is left out.
 
 use firebrick_arch::{GroupSpec, LoraConfig, MlpSpec, ModelSpec, QkNorm, Role};

@@ -12,7 +12,7 @@ use super::low_rank::{AdapterArgument, AdaptersArgument, LowRankKernel, are_vect
 use super::matrix::{Cuda, DeviceBlock, MatrixView};
 use super::program::Source;
 use crate::Group;
-use crate::backends::cuda_passes::{LowRankPass, low_rank_tile};
+use crate::backends::planning::passes::{LowRankPass, low_rank_tile};
 
 impl Engine {
     /// `dy s B` to `d_low`, and returns `dB` of each adapter in f32, from `low`, which is `x Aᵀ`; `None`, with nothing written, where that

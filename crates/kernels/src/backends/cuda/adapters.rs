@@ -17,7 +17,7 @@ use super::matrix::{Cuda, DeviceBlock, LowRankChunk, MatrixView, Primitive, tens
 use super::scratch::{Contents, ScratchSlot};
 use super::weights::GroupWeight;
 use crate::Group;
-use crate::backends::cuda_rows::SAVED_RANKS;
+use crate::backends::planning::rows::SAVED_RANKS;
 
 /// The adapters of a group in the compute format.
 pub(super) struct Adapters {

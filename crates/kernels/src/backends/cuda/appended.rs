@@ -2,7 +2,7 @@
 //! Trade-off: a dense weight is copied next to its adapter, in every pass.
 
 use super::matrix::Cuda;
-use crate::backends::cuda_rows::appended_ranks;
+use crate::backends::planning::rows::appended_ranks;
 use crate::{Adapter, GemmFormat, Group};
 
 /// Ranks of each module of a group, 0 where it has no adapter.

@@ -1,7 +1,7 @@
 //! How much cuDNN is given: which packed documents, and how many of them in one backward call.
 //! Trade-off: measured on Llama-3.1-8B's heads alone.
 
-use crate::backends::cuda_memory::MAX_BACKWARD_TOKENS;
+use crate::backends::planning::cuda::MAX_BACKWARD_TOKENS;
 
 /// Packed documents of fewer tokens on average are not given to cuDNN. With 124 tokens the flash kernels take three quarters of its time, with
 /// 372 as much (Llama-3.1-8B, cuDNN 9.19), and with more they are slower.

@@ -14,7 +14,7 @@ use super::program::{FlashVariant, Source};
 use super::scratch::ScratchSlot;
 use super::trace::Cost;
 use crate::Documents;
-use crate::backends::cuda_attention::flash_takes;
+use crate::backends::planning::attention::flash_takes;
 
 /// Whether the kernels take heads of this width.
 pub(super) fn takes(dtype: DType, head_dim: usize) -> bool {

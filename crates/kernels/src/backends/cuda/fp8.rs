@@ -36,7 +36,7 @@ use super::program::Source;
 use super::quantize::kernels_of;
 use super::scratch::{Contents, ScratchSlot};
 use super::weights::GroupSources;
-use crate::backends::cuda_rows::{fp8_lead, fp8_stride};
+use crate::backends::planning::rows::{fp8_lead, fp8_stride};
 use crate::{GemmFormat, Group, Weight};
 
 /// Parts of the maxima of a group's adapters, as `source/fp8.cu` has it.

@@ -2,7 +2,7 @@
 //! Trade-off: addresses without owners; the engine holds the memory.
 
 use super::matrix::DeviceBlock;
-use crate::backends::cuda_rows::{fp8_lead, fp8_stride};
+use crate::backends::planning::rows::{fp8_lead, fp8_stride};
 
 /// Rows of E4M3 codes with one f32 scale each.
 #[derive(Clone, Copy, Debug)]

@@ -24,7 +24,7 @@ use super::low_rank::{
 use super::magnitude::has_magnitudes;
 use super::matrix::{Cuda, DeviceBlock, MatrixView, PreparedFactors};
 use super::program::Source;
-use crate::backends::cuda_passes::{GATED_TILE, LowRankPass, gated_tokens, low_rank_tile};
+use crate::backends::planning::passes::{GATED_TILE, LowRankPass, gated_tokens, low_rank_tile};
 use crate::{Group, NextBackward};
 
 /// What [`Engine::gated_backward_low_rank`] found on its way.

@@ -17,7 +17,7 @@ use super::magnitude::has_magnitudes;
 use super::matrix::{Cuda, DeviceBlock, MatrixView};
 use super::program::Source;
 use super::scratch::ScratchSlot;
-use crate::backends::cuda_passes::{GATED_TILE, LOW_RANK_WARPS, LowRankPass, low_rank_tile, parts_of_tokens};
+use crate::backends::planning::passes::{GATED_TILE, LOW_RANK_WARPS, LowRankPass, low_rank_tile, parts_of_tokens};
 use crate::{GemmFormat, Group, WeightGradient};
 
 /// Tokens of a tile, as `source/low_rank.cu` has them.

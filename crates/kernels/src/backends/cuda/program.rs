@@ -13,7 +13,7 @@ use firebrick_cuda::{Compiler, Context, CudaError, Image, Kernel, Module, Progra
 use rustc_hash::FxHashMap;
 
 use super::failure::check;
-use crate::backends::cuda_passes::GATED_TILE;
+use crate::backends::planning::passes::GATED_TILE;
 
 const PRELUDE: &str = include_str!("source/prelude.cu");
 

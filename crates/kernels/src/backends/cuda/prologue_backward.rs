@@ -16,7 +16,7 @@ use super::low_rank::only_adapters_train;
 use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive};
 use super::norm::ScaledRows;
 use super::scratch::ScratchSlot;
-use crate::backends::cuda_rows::ROW_MULTIPLE;
+use crate::backends::planning::rows::ROW_MULTIPLE;
 use crate::{Group, ModuleGradients, NextBackward, NormWeight};
 
 impl Engine {

@@ -10,7 +10,7 @@ use burn_tensor::{DType, Int, Shape, Tensor, TensorMetadata};
 use super::engine::Engine;
 use super::matrix::{Cuda, DeviceBlock, MatrixView, Primitive, float, tensor, view};
 use super::scratch::ScratchSlot;
-use crate::backends::cuda_rows::row_stride;
+use crate::backends::planning::rows::row_stride;
 
 impl Engine {
     /// A new, uninitialized, contiguous tensor.

@@ -18,7 +18,7 @@ use super::matrix::{Cuda, DeviceBlock, MatrixView, float, tensor};
 use super::program::Source;
 use super::scratch::{Contents, ScratchSlot};
 use super::write_out::Around;
-use crate::backends::cuda_rows::row_stride;
+use crate::backends::planning::rows::row_stride;
 use crate::{Bias, Group, HostBuffer, Module, QuantizedWeight, Weight, WeightOps};
 
 impl WeightOps for Cuda {

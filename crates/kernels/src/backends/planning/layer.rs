@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use firebrick_arch::{GroupSpec, ModelSpec, QkNorm};
 
-use super::cuda_rows::{ROW_MULTIPLE, appended_to, row_stride};
+use super::rows::{ROW_MULTIPLE, appended_to, row_stride};
 use crate::memory::training_shape::{Recompute, TrainingShape};
 
 /// Values per token of all buffers of the widest layer that are not counted as saved.

@@ -7,9 +7,10 @@
 use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::MemoryLine;
 
-use super::cuda_layer::buffers_per_token;
-use super::reference_memory::{logit_copies, score_bytes, score_copies};
-use super::{BackendKind, cuda_memory, reference_memory};
+use super::layer::buffers_per_token;
+use super::reference::{logit_copies, score_bytes, score_copies};
+use super::{cuda, reference};
+use crate::backends::BackendKind;
 use crate::memory::estimate::{line, sum};
 use crate::memory::evaluation::{Answers, EvaluatedRows};
 use crate::memory::training_shape::{Recompute, TrainingShape};
@@ -77,12 +78,12 @@ fn answered(backend: BackendKind, model: &ModelSpec, training: &TrainingShape, a
 fn forward(backend: BackendKind, model: &ModelSpec, pass: &TrainingShape) -> Vec<MemoryLine> {
     let (values, mut lines) = match backend {
         BackendKind::Flex | BackendKind::Candle | BackendKind::Wgpu => {
-            (widest_layer(model), vec![reference_memory::converted_line(model, pass)])
+            (widest_layer(model), vec![reference::converted_line(model, pass)])
         }
         // A layer that is computed again holds what this one does.
         BackendKind::Cuda => {
             let recomputed = TrainingShape { recompute: Recompute::Full, ..pass.clone() };
-            (buffers_per_token(model, &recomputed), cuda_memory::forward_lines(model, pass))
+            (buffers_per_token(model, &recomputed), cuda::forward_lines(model, pass))
         }
     };
     let (bytes, tokens) = (values * pass.activation_bytes(), pass.tokens());

@@ -6,7 +6,8 @@
 use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::{MemoryEstimate, MemoryLine};
 
-use super::{BackendKind, cuda_memory, cuda_rows, evaluation_memory, reference_memory};
+use super::{cuda, evaluation, reference, rows};
+use crate::backends::BackendKind;
 use crate::memory::estimate::{adapter_starts, sum};
 use crate::memory::training_shape::TrainingShape;
 
@@ -19,7 +20,7 @@ impl BackendKind {
     /// What training `model` like this needs at its peak on this backend; see [`estimate`].
     pub fn memory_lines(self, model: &ModelSpec, training: &TrainingShape) -> MemoryEstimate {
         let mut estimate = self.step_lines(model, training);
-        if let Some((peak, lines)) = evaluation_memory::peak(self, model, training) {
+        if let Some((peak, lines)) = evaluation::peak(self, model, training) {
             let mut lines = [training.resident_lines(model), lines].concat();
             lines.retain(|line| line.bytes > 0);
             if sum(&lines) > estimate.total_bytes() {
@@ -39,8 +40,8 @@ impl BackendKind {
 
     fn step_lines(self, model: &ModelSpec, training: &TrainingShape) -> MemoryEstimate {
         let lines = match self {
-            Self::Flex | Self::Candle | Self::Wgpu => reference_memory::lines(self, model, training),
-            Self::Cuda => cuda_memory::lines(model, training),
+            Self::Flex | Self::Candle | Self::Wgpu => reference::lines(self, model, training),
+            Self::Cuda => cuda::lines(model, training),
         };
         training.with_working_set(model, lines)
     }
@@ -54,14 +55,14 @@ impl BackendKind {
 
     /// What a job of so many ranks takes on each device in addition to [`BackendKind::memory_lines`].
     pub fn memory_line_of_ranks(self, ranks: usize) -> Option<MemoryLine> {
-        (self == Self::Cuda && ranks > 1).then(cuda_memory::line_of_ranks)
+        (self == Self::Cuda && ranks > 1).then(cuda::line_of_ranks)
     }
 
     /// How the GEMMs of adapters run: appended to the inner dimension of the base's, or separate; `None` without adapters.
     pub fn adapter_gemms(self, model: &ModelSpec, training: &TrainingShape) -> Option<String> {
         match self {
             Self::Flex | Self::Candle | Self::Wgpu => training.lora.as_ref().map(|_| "separate".to_owned()),
-            Self::Cuda => cuda_rows::adapter_gemms(model, training),
+            Self::Cuda => rows::adapter_gemms(model, training),
         }
     }
 }
@@ -78,7 +79,7 @@ mod tests {
     use crate::memory::training_shape::tests::{full, qlora};
 
     /// Whole reports of one run on each of two cards, and of one on both.
-    const TWO_CARDS: &str = include_str!("../../../../benches/results/h100-two-cards.json");
+    const TWO_CARDS: &str = include_str!("../../../../../benches/results/h100-two-cards.json");
 
     #[test]
     fn what_nccl_takes_on_a_card_is_what_was_measured() {

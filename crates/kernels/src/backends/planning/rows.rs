@@ -12,7 +12,7 @@ use crate::memory::training_shape::TrainingShape;
 /// read and write the outputs once more but multiply with no zeros.
 const MAX_APPENDED_DIVISOR: usize = 8;
 /// Rows with appended columns begin on multiples of this many values: matrix units read aligned rows fastest.
-pub(super) const ROW_MULTIPLE: usize = 64;
+pub(in crate::backends) const ROW_MULTIPLE: usize = 64;
 /// Inner widths of GEMMs in 8-bit floats are multiples of this: one tile.
 const FP8_MULTIPLE: usize = 128;
 /// The same where there are no ranks: one block of scales.
@@ -20,29 +20,29 @@ const FP8_BLOCK: usize = 32;
 
 /// Columns that the adapters of a group add to its input of `in_features`, from the rank of each module: all ranks, filled up to a
 /// multiple of 8 for the matrix units; 0 where their GEMMs are separate.
-pub(super) fn appended_ranks(in_features: usize, ranks: &[usize]) -> usize {
+pub(in crate::backends) fn appended_ranks(in_features: usize, ranks: &[usize]) -> usize {
     let all = ranks.iter().sum::<usize>().next_multiple_of(8);
     if all * MAX_APPENDED_DIVISOR <= in_features { all } else { 0 }
 }
 
 /// Values from the start of one row to the next.
-pub(super) fn row_stride(width: usize, appended: usize) -> usize {
+pub(in crate::backends) fn row_stride(width: usize, appended: usize) -> usize {
     if appended == 0 { width } else { (width + appended).next_multiple_of(ROW_MULTIPLE) }
 }
 
 /// Bytes from the start of one row of 8-bit codes to the next: inner width and ranks, filled up to whole tiles of the matrix units. Where
 /// there are no ranks, whole blocks are enough.
-pub(super) fn fp8_stride(width: usize, ranks: usize) -> usize {
+pub(in crate::backends) fn fp8_stride(width: usize, ranks: usize) -> usize {
     (fp8_lead(ranks) + width).next_multiple_of(if ranks == 0 { FP8_BLOCK } else { FP8_MULTIPLE })
 }
 
 /// Columns of 8-bit codes that the ranks of adapters take in front: whole steps of the matrix units.
-pub(super) fn fp8_lead(ranks: usize) -> usize {
+pub(in crate::backends) fn fp8_lead(ranks: usize) -> usize {
     ranks.next_multiple_of(32)
 }
 
 /// Ranks of `x Aᵀ` that share an allocation until the backward: on small models one for each would cost more than the copy.
-pub(super) const SAVED_RANKS: usize = 256;
+pub(in crate::backends) const SAVED_RANKS: usize = 256;
 /// Bytes of `x Aᵀ` that the forward keeps for the backward, in whole allocations, and of a layer that runs again.
 pub(super) fn saved_low_rank_bytes(model: &ModelSpec, training: &TrainingShape) -> u64 {
     if training.lora.as_ref().is_none_or(|lora| lora.use_dora) {

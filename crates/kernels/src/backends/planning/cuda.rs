@@ -12,9 +12,9 @@ use firebrick_arch::{GroupSpec, ModelSpec, QkNorm};
 use firebrick_hwprofile::memory::MemoryLine;
 use firebrick_precision::Format;
 
-use super::cuda_layer::buffers_per_token;
-use super::cuda_passes::{forward_sums_bytes, low_rank_sums_bytes};
-use super::cuda_rows::{appended_to, fp8_row_bytes, fp8_weight_bytes, row_stride, saved_low_rank_bytes};
+use super::layer::buffers_per_token;
+use super::passes::{forward_sums_bytes, low_rank_sums_bytes};
+use super::rows::{appended_to, fp8_row_bytes, fp8_weight_bytes, row_stride, saved_low_rank_bytes};
 use crate::GemmFormat;
 use crate::memory::estimate::line;
 use crate::memory::training_shape::{Recompute, TrainingShape, scaled_widths, widest_dropped};
@@ -30,7 +30,7 @@ const NCCL_BYTES: u64 = 900 << 20;
 const GEMM_WORKSPACE_BYTES: u64 = 64 << 20;
 /// Tokens that one backward call of attention takes: cuDNN's workspace grows with the tokens of a call, and a few thousand of them fill the
 /// device.
-pub(super) const MAX_BACKWARD_TOKENS: usize = 16_384;
+pub(in crate::backends) const MAX_BACKWARD_TOKENS: usize = 16_384;
 
 /// What is alive at the widest point of a layer's backward, in addition to what is saved.
 pub(super) fn lines(model: &ModelSpec, training: &TrainingShape) -> Vec<MemoryLine> {

@@ -6,7 +6,7 @@
 use firebrick_arch::ModelSpec;
 use firebrick_hwprofile::memory::MemoryLine;
 
-use super::BackendKind;
+use crate::backends::BackendKind;
 use crate::memory::estimate::{layer_values, line, sum};
 use crate::memory::training_shape::{TrainingShape, scaled_widths, widest_dropped};
 

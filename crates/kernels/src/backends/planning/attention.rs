@@ -6,10 +6,10 @@
 use firebrick_arch::ModelSpec;
 use firebrick_precision::Format;
 
-use super::kind::BackendKind;
+use crate::backends::BackendKind;
 
 /// Whether the flash kernels take heads of this width, in f32 or in a 16-bit format.
-pub(super) fn flash_takes(is_f32: bool, head_dim: usize) -> bool {
+pub(in crate::backends) fn flash_takes(is_f32: bool, head_dim: usize) -> bool {
     if is_f32 { head_dim.is_multiple_of(32) && head_dim <= 256 } else { matches!(head_dim, 64 | 96 | 128 | 256) }
 }
 

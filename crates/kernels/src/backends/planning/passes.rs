@@ -5,12 +5,12 @@
 
 use firebrick_arch::{GroupKind, GroupSpec, ModelSpec};
 
-use super::cuda_rows::{appended_to, ranks_in};
+use super::rows::{appended_to, ranks_in};
 use crate::GemmFormat;
 use crate::memory::training_shape::TrainingShape;
 
 /// Warps of a block of a pass over what adapters read, as `source/low_rank.cu` has them.
-pub(super) const LOW_RANK_WARPS: usize = 8;
+pub(in crate::backends) const LOW_RANK_WARPS: usize = 8;
 /// Columns of a warp's piece there.
 const PIECE_COLUMNS: usize = 32;
 /// Blocks of such a pass that one multiprocessor gets at most, one after the other.
@@ -22,13 +22,13 @@ const BUSY: f64 = 0.8;
 /// Multiprocessors of an H100, by which memory is estimated.
 const MULTIPROCESSORS: usize = 132;
 /// The rank that the passes over gated activations are compiled for.
-pub(super) const GATED_TILE: usize = 16;
+pub(in crate::backends) const GATED_TILE: usize = 16;
 /// Bytes of sums over columns that those passes leave at a time: more tokens go in several rounds. An 8B has 42 MiB with 12,288 tokens.
 const GATED_PARTS_BYTES: usize = 48 << 20;
 
 /// What a pass over the values that adapters read loads and sums; `Walk` in `source/low_rank.cu`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LowRankPass {
+pub(in crate::backends) struct LowRankPass {
     /// Matrices that are loaded.
     #[cfg_attr(
         not(feature = "cuda"),
@@ -45,49 +45,53 @@ pub(super) struct LowRankPass {
 
 impl LowRankPass {
     /// Over the gradient of a group's outputs: sums over tokens fill 64 registers.
-    pub(super) const fn output_gradient(tile: usize) -> Self {
+    pub(in crate::backends) const fn output_gradient(tile: usize) -> Self {
         Self { inputs: 1, pieces: 64 / tile, over_tokens: 1, over_columns: 1 }
     }
 
     /// Over the input of a group, which is copied.
-    pub(super) const INPUT: Self = Self { inputs: 1, pieces: 2, over_tokens: 0, over_columns: 1 };
+    pub(in crate::backends) const INPUT: Self = Self { inputs: 1, pieces: 2, over_tokens: 0, over_columns: 1 };
 
     /// Over gate and up, making activated values.
-    pub(super) const fn gated(pieces: usize) -> Self {
+    pub(in crate::backends) const fn gated(pieces: usize) -> Self {
         Self { inputs: 2, pieces: 2 * pieces, over_tokens: 0, over_columns: 1 }
     }
 
     /// Over gate, up and the gradient of the activated values, making the gradients of gate and up.
-    pub(super) const fn gated_backward(pieces: usize) -> Self {
+    pub(in crate::backends) const fn gated_backward(pieces: usize) -> Self {
         Self { inputs: 3, pieces, over_tokens: 3, over_columns: 2 }
     }
 
     /// Columns of a block.
-    pub(super) const fn block_columns(self) -> usize {
+    pub(in crate::backends) const fn block_columns(self) -> usize {
         LOW_RANK_WARPS * self.pieces * PIECE_COLUMNS
     }
 
     /// Values that it sums over columns and over tokens, for each rank: of `chunks` blocks along all columns that it sums over, and of `parts` of
     /// the tokens.
-    pub(super) const fn sums(self, [chunks, tokens]: [usize; 2], [parts, columns]: [usize; 2]) -> [usize; 2] {
+    pub(in crate::backends) const fn sums(
+        self,
+        [chunks, tokens]: [usize; 2],
+        [parts, columns]: [usize; 2],
+    ) -> [usize; 2] {
         [chunks * tokens, if self.over_tokens > 0 { parts * columns } else { 0 }]
     }
 
     /// Blocks along `width` columns.
-    pub(super) const fn chunks(self, width: usize) -> usize {
+    pub(in crate::backends) const fn chunks(self, width: usize) -> usize {
         width.div_ceil(self.block_columns())
     }
 }
 
 /// Of `tokens`, how many a pass over gated activations of this width takes at a time: all, or equal shares.
-pub(super) fn gated_tokens(pass: LowRankPass, tokens: usize, width: usize) -> usize {
+pub(in crate::backends) fn gated_tokens(pass: LowRankPass, tokens: usize, width: usize) -> usize {
     let each = pass.over_columns * pass.chunks(width) * GATED_TILE * 4;
     let rounds = (tokens * each).div_ceil(GATED_PARTS_BYTES).max(1);
     tokens.div_ceil(rounds).next_multiple_of(16)
 }
 
 /// Into how many parts tokens are cut, so that `chunks` blocks for each keep `multiprocessors` busy to the end.
-pub(super) fn parts_of_tokens(tokens: usize, chunks: usize, multiprocessors: usize) -> usize {
+pub(in crate::backends) fn parts_of_tokens(tokens: usize, chunks: usize, multiprocessors: usize) -> usize {
     // Fewer parts have less to write. Memory is the limit where most of the multiprocessors have a block.
     let at_memory_rate = (chunks * tokens) as f64 / (BUSY * multiprocessors as f64);
     let time = |parts: &usize| {
@@ -100,7 +104,7 @@ pub(super) fn parts_of_tokens(tokens: usize, chunks: usize, multiprocessors: usi
 
 /// The rank that the pass over an output's gradient is compiled for, from those of a group's adapters; `None` where both products
 /// with it are GEMMs.
-pub(super) fn low_rank_tile(ranks: &[usize]) -> Option<usize> {
+pub(in crate::backends) fn low_rank_tile(ranks: &[usize]) -> Option<usize> {
     let most = *ranks.iter().max()?;
     let fits = ranks.iter().all(|rank| *rank > 0 && rank.is_multiple_of(8)) && most <= 32;
     fits.then(|| most.next_multiple_of(16))
