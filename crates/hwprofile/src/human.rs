@@ -30,7 +30,11 @@ pub fn human_energy(kwh: Range) -> String {
 fn digits(value: f64) -> String {
     let after_the_first = if value < 100.0 { 1 } else { 2 };
     let rounded: f64 = format!("{value:.after_the_first$e}").parse().unwrap_or(value);
-    let ungrouped = rounded.to_string();
+    grouped(&rounded.to_string())
+}
+
+/// The digits of a number that is not negative, with separators of thousands before its point: `12,345.5`.
+pub fn grouped(ungrouped: &str) -> String {
     let whole = ungrouped.find('.').unwrap_or(ungrouped.len());
     let mut text = String::new();
     for (index, digit) in ungrouped.char_indices() {

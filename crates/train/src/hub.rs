@@ -15,6 +15,7 @@ pub use firebrick_hub::Need;
 use crate::config::{ConfigError, Init, RunConfig};
 use crate::console::{Console, Download};
 use crate::error::RunError;
+use crate::state::checkpoint::{ADAPTER, MODEL};
 
 impl RunConfig {
     /// The folder that `model` names, with everything but the weights where it is on the Hub.
@@ -71,11 +72,12 @@ pub fn model_folder(model: &Path, need: Need, console: Console) -> Result<ModelF
 
 /// What a run or one of its checkpoints saved, where `folder` is one: its adapter or its model.
 pub(crate) fn result_of(folder: &Path) -> PathBuf {
-    let results = [("adapter", ADAPTER_CONFIG_FILE), ("model", CONFIG_FILE)];
-    let is_result = results.iter().any(|(_, file)| folder.join(file).is_file());
-    let saved = results.iter().map(|(name, file)| (folder.join(name), file));
-    let saved = saved.filter(|(result, file)| result.join(file).is_file()).map(|(result, _)| result).next();
-    saved.filter(|_| !is_result).unwrap_or_else(|| folder.to_owned())
+    let results = [(ADAPTER, ADAPTER_CONFIG_FILE), (MODEL, CONFIG_FILE)];
+    if results.iter().any(|(_, file)| folder.join(file).is_file()) {
+        return folder.to_owned();
+    }
+    let saved = results.iter().find(|(name, file)| folder.join(name).join(file).is_file());
+    saved.map_or_else(|| folder.to_owned(), |(name, _)| folder.join(name))
 }
 
 /// The Hub with the settings of the environment, whose transfers the console shows.

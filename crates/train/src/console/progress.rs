@@ -5,6 +5,7 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use firebrick_hwprofile::human;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::metrics::{EvalMetrics, MetricSink, PairMetrics, StepMetrics};
@@ -166,15 +167,7 @@ fn write_line(out: &mut dyn Write, text: &str) {
 
 /// "12,345".
 pub(crate) fn grouped(number: f64) -> String {
-    let digits = format!("{number:.0}");
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
+    human::grouped(&format!("{number:.0}"))
 }
 
 /// "2h05m", "3m20s", "45s".

@@ -24,7 +24,7 @@ pub(super) fn steps(config: &RunConfig, data: &DataShape, world_size: usize) -> 
 /// Steps between two evaluations, checkpoints or lines of metrics.
 pub(super) fn every([interval, default]: [Interval; 2], inputs: &PlanInputs<'_>) -> Chosen<u64> {
     match interval {
-        Interval::Steps(steps) => Chosen::new(steps, if interval == default { "the default" } else { "the recipe" }),
+        Interval::Steps(steps) => Chosen::new(steps, Chosen::key(interval, &default).reason),
         Interval::Epochs(epochs) => {
             let (rows, per_step) = (inputs.data.rows, inputs.config.rows_per_step() * inputs.world_size);
             let steps = (epochs * rows as f64 / per_step as f64).round().max(1.0) as u64;

@@ -10,7 +10,7 @@ use firebrick_model::{BatchLimits, CollectedWeights, Decoder, SavedDtype};
 use crate::error::RunError;
 use crate::run::generate::{continue_prompts, encode_prompt};
 use crate::run::prepare::Prepared;
-use crate::state::checkpoint::SavedWeights;
+use crate::state::checkpoint::{MODEL, SavedWeights};
 use crate::state::storage::StorageError;
 
 /// Answers to the plan's sample prompts, chosen as the model's folder says.
@@ -41,7 +41,7 @@ pub(super) fn write_weights<B: Kernels>(
 ) -> Result<PathBuf, RunError> {
     let dtype = SavedDtype::of_config(model.config.dtype.as_deref());
     // The last checkpoint has the same weights, so an earlier copy of a resumed run may be removed.
-    let earlier = run_folder.join("model");
+    let earlier = run_folder.join(MODEL);
     if earlier.exists() {
         std::fs::remove_dir_all(&earlier).map_err(|error| StorageError::io("replace", &earlier, error))?;
     }

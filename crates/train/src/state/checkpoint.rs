@@ -26,7 +26,7 @@ use crate::state::identity::{RunIdentity, RunSettings};
 use crate::state::storage::StorageError;
 
 pub(crate) const ADAPTER: &str = "adapter";
-const MODEL: &str = "model";
+pub(crate) const MODEL: &str = "model";
 const OPTIMIZER: &str = "optimizer.safetensors";
 /// Beginning of the names of the files of other ranks, where they divide the optimizer's state.
 const OPTIMIZER_PART: &str = "optimizer-";
