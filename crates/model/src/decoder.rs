@@ -380,24 +380,4 @@ impl<B: Kernels> Decoder<B> {
         let shared = self.embed_tokens.trained().or(rows).filter(|_| self.lm_head.is_none());
         Contributions::with_twice(shared.map(|parameter| parameter.name.clone()).into_iter().collect())
     }
-
-    /// Every parameter that trains, in the order of the forward pass.
-    pub fn parameters(&self) -> Vec<&Parameter<B>> {
-        let embedding =
-            self.embed_tokens.trained().into_iter().chain(self.embed_rows.iter().map(|rows| &rows.parameter));
-        let layers = self.layers.iter().flat_map(Layer::parameters);
-        let head = self.lm_head.as_ref().and_then(Base::trained).into_iter();
-        let head = head.chain(self.head_rows.iter().map(|rows| &rows.parameter));
-        embedding.chain(layers).chain(self.norm.parameters()).chain(head).collect()
-    }
-
-    /// The same, to be updated.
-    pub fn parameters_mut(&mut self) -> Vec<&mut Parameter<B>> {
-        let rows = self.embed_rows.iter_mut().map(|rows| &mut rows.parameter);
-        let embedding = self.embed_tokens.trained_mut().into_iter().chain(rows);
-        let layers = self.layers.iter_mut().flat_map(Layer::parameters_mut);
-        let head = self.lm_head.as_mut().and_then(Base::trained_mut).into_iter();
-        let head = head.chain(self.head_rows.iter_mut().map(|rows| &mut rows.parameter));
-        embedding.chain(layers).chain(self.norm.parameters_mut()).chain(head).collect()
-    }
 }

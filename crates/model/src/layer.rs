@@ -11,7 +11,7 @@ use burn_tensor::Tensor;
 use firebrick_arch::LayerSpec;
 use firebrick_kernels::linear::{into_parts, into_single};
 use firebrick_kernels::{
-    AttentionOutput, CachedTokens, Documents, Epilogue, GradientSink, HeadsEpilogue, Keep, Kernels, KvCache, Parameter,
+    AttentionOutput, CachedTokens, Documents, Epilogue, GradientSink, HeadsEpilogue, Keep, Kernels, KvCache,
     ProjectSaved, Prologue, QkNorms, Qkv, RotaryTables,
 };
 
@@ -79,13 +79,6 @@ impl<B: Kernels> Mlp<B> {
         match self {
             Self::Gated { gate_up, down } => vec![gate_up, down],
             Self::Experts(experts) => experts.experts.iter_mut().flatten().collect(),
-        }
-    }
-
-    fn router(&self) -> Option<&LinearGroup<B>> {
-        match self {
-            Self::Gated { .. } => None,
-            Self::Experts(experts) => Some(&experts.router),
         }
     }
 }
@@ -445,33 +438,5 @@ impl<B: Kernels> Layer<B> {
     pub(crate) fn linears_mut(&mut self) -> impl Iterator<Item = &mut Linear<B>> {
         let groups = [&mut self.qkv, &mut self.attention_output].into_iter().chain(self.mlp.groups_mut());
         groups.flat_map(|group| &mut group.modules)
-    }
-
-    /// Norms over the hidden size.
-    pub(crate) fn hidden_norms(&self) -> impl Iterator<Item = &Norm<B>> {
-        [&self.before_attention, &self.after_attention, &self.before_mlp, &self.after_mlp].into_iter().flatten()
-    }
-
-    fn norms(&self) -> impl Iterator<Item = &Norm<B>> {
-        self.hidden_norms().chain(self.qk_norm.iter().flatten())
-    }
-
-    pub(crate) fn parameters(&self) -> impl Iterator<Item = &Parameter<B>> {
-        let router = self.mlp.router().into_iter().flat_map(|router| &router.modules);
-        self.norms().flat_map(Norm::parameters).chain(router.chain(self.linears()).flat_map(Linear::parameters))
-    }
-
-    pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<B>> {
-        let norms = [&mut self.before_attention, &mut self.after_attention, &mut self.before_mlp, &mut self.after_mlp];
-        let norms = norms.into_iter().flatten().chain(self.qk_norm.iter_mut().flatten()).flat_map(Norm::parameters_mut);
-        let mlp = match &mut self.mlp {
-            Mlp::Gated { gate_up, down } => vec![gate_up, down],
-            Mlp::Experts(Experts { router, experts, .. }) => {
-                std::iter::once(router).chain(experts.iter_mut().flatten()).collect()
-            }
-        };
-        let groups = [&mut self.qkv, &mut self.attention_output].into_iter().chain(mlp);
-        let linears = groups.flat_map(|group| &mut group.modules);
-        norms.chain(linears.flat_map(Linear::parameters_mut))
     }
 }

@@ -16,6 +16,7 @@ pub mod linear;
 mod load;
 mod merge;
 pub mod norm;
+mod parameters;
 mod pass;
 pub mod peft;
 mod preference;

@@ -113,14 +113,6 @@ impl<B: Kernels> Lora<B> {
     fn operand(&self) -> Adapter<B> {
         Adapter { magnitude: self.magnitude.as_ref().map(LoraMagnitude::operand), ..self.pair() }
     }
-
-    fn parameters(&self) -> impl Iterator<Item = &Parameter<B>> {
-        [&self.a, &self.b].into_iter().chain(self.magnitude.as_ref().map(|magnitude| &magnitude.parameter))
-    }
-
-    fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<B>> {
-        [&mut self.a, &mut self.b].into_iter().chain(self.magnitude.as_mut().map(|magnitude| &mut magnitude.parameter))
-    }
 }
 
 /// A linear module: `y = x Wᵀ + bias`, plus the LoRA pair if there is one.
@@ -175,18 +167,6 @@ impl<B: Kernels> Linear<B> {
                 sink.add(&magnitude.parameter, gradient);
             }
         }
-    }
-
-    pub(crate) fn parameters(&self) -> impl Iterator<Item = &Parameter<B>> {
-        let bias = self.bias.iter().filter(|bias| bias.trains).map(|bias| &bias.parameter);
-        let lora = self.lora.iter().flat_map(Lora::parameters);
-        self.base.trained().into_iter().chain(bias).chain(lora)
-    }
-
-    pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<B>> {
-        let bias = self.bias.iter_mut().filter(|bias| bias.trains).map(|bias| &mut bias.parameter);
-        let lora = self.lora.iter_mut().flat_map(Lora::parameters_mut);
-        self.base.trained_mut().into_iter().chain(bias).chain(lora)
     }
 }
 

@@ -60,12 +60,4 @@ impl<B: Kernels> Norm<B> {
             sink.add(&self.weight, d_weight);
         }
     }
-
-    pub(crate) fn parameters(&self) -> impl Iterator<Item = &Parameter<B>> {
-        self.trains.then_some(&self.weight).into_iter()
-    }
-
-    pub(crate) fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Parameter<B>> {
-        self.trains.then_some(&mut self.weight).into_iter()
-    }
 }

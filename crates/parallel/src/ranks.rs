@@ -3,6 +3,7 @@
 //! Every rank calls the same exchanges in the same order.
 //! Trade-off: counts go through host memory, one message per call; there are a few per step.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -152,9 +153,11 @@ impl Ranks {
         Ok(())
     }
 
-    /// The rank that updates each parameter, where the optimizer's state is divided over ranks.
-    pub fn owners<B: Kernels>(&self, parameters: &[&Parameter<B>]) -> Vec<usize> {
-        owners(parameters.iter().map(|parameter| (parameter.name.as_ref(), parameter.elements())), self.world_size())
+    /// The rank that updates each parameter, by its name, where the optimizer's state is divided over ranks.
+    pub fn owners<B: Kernels>(&self, parameters: &[&Parameter<B>]) -> BTreeMap<Arc<str>, usize> {
+        let sizes = parameters.iter().map(|parameter| (parameter.name.as_ref(), parameter.elements()));
+        let names = parameters.iter().map(|parameter| parameter.name.clone());
+        names.zip(owners(sizes, self.world_size())).collect()
     }
 
     /// Gives every rank the value of each parameter that its owner, the rank named with it, has.

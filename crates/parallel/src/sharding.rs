@@ -35,11 +35,11 @@ pub struct ShardingSink<B: Kernels> {
 }
 
 impl<B: Kernels> ShardingSink<B> {
-    /// A sink for one step. `owners` has the rank of each of `parameters`; a bucket is sent once it has `bucket_bytes` bytes.
+    /// A sink for one step. `owners` has the rank of each parameter by name, as [`Ranks::owners`] returns it; a bucket
+    /// is sent once it has `bucket_bytes` bytes.
     pub fn new(
         ranks: &Ranks,
-        parameters: &[&Parameter<B>],
-        owners: &[usize],
+        owners: BTreeMap<Arc<str>, usize>,
         contributions: Contributions,
         bucket_bytes: usize,
         device: &B::Device,
@@ -47,7 +47,7 @@ impl<B: Kernels> ShardingSink<B> {
         Self {
             ranks: ranks.clone(),
             device: device.clone(),
-            owners: parameters.iter().map(|parameter| parameter.name.clone()).zip(owners.iter().copied()).collect(),
+            owners,
             contributions,
             in_last_micro_batch: false,
             incomplete: GradientMap::default(),

@@ -176,7 +176,7 @@ fn shard(
     let parameters = &parameters()[..4];
     let parameters: Vec<&Parameter<Flex>> = parameters.iter().collect();
     let owners = ranks.owners(&parameters);
-    let mut sink = ShardingSink::new(ranks, &parameters, &owners, contributions(), bucket_bytes, &Default::default());
+    let mut sink = ShardingSink::<Flex>::new(ranks, owners, contributions(), bucket_bytes, &Default::default());
     backward(&mut sink, &share, values);
     sink.finish()
 }
@@ -201,9 +201,8 @@ fn the_shares_of_all_ranks_together_are_the_sums_of_one_rank_and_no_gradient_is_
 fn divided_gradients_are_exchanged_in_every_micro_batch() {
     let mirror = Arc::new(Mirror::default());
     let ranks = Ranks::new(Communicator::new(0, 2, mirror.clone()));
-    let parameters = &parameters()[..4];
-    let parameters: Vec<&Parameter<Flex>> = parameters.iter().collect();
-    let mut sink = ShardingSink::new(&ranks, &parameters, &[0; 4], contributions(), 200, &Default::default());
+    let owners = parameters()[..4].iter().map(|parameter| (parameter.name.clone(), 0)).collect();
+    let mut sink = ShardingSink::<Flex>::new(&ranks, owners, contributions(), 200, &Default::default());
     backward(&mut sink, &[0, 1], integers);
     let bytes = [4 * (4 + 32 + 32), 4 * 44];
     assert_eq!(mirror.exchanges(), [&bytes[..], &bytes[..1]].concat());

@@ -366,6 +366,38 @@ fn divided_gradients_and_weights_train_as_one_rank_that_has_all_of_them() {
     }
 }
 
+/// Routers and experts: under each stage the weights and the optimizer's state are those of one rank.
+#[test]
+fn a_mixture_of_experts_trains_under_every_zero_stage_as_on_one_rank() {
+    let steps = ["train.steps=2", "eval.every_steps=0", "eval.exact_match_prompts=0", "checkpoint.every_steps=2"];
+    let mixtral = "model='{fixtures}/tiny-mixtral'";
+    let router: &[&str] = &[mixtral, "lora={r=4,alpha=8,modules_to_save=['gate']}", "train.learning_rate=1e-3"];
+    let kinds: [(&[&str], &[usize]); 3] = [
+        (&[mixtral, "mode=full"], &[0, 1, 2, 3]),
+        (&["model='{fixtures}/tiny-qwen3-moe'", "mode=full"], &[0, 1, 2, 3]),
+        (router, &[1, 2]),
+    ];
+    for (kind, stages) in kinds {
+        let here = Place::new();
+        let run = |name: &str, ranks: &str, accumulation: usize, stage: usize| {
+            let set = [
+                format!("name='{name}'"),
+                format!("train.gradient_accumulation={accumulation}"),
+                format!("train.zero_stage={stage}"),
+            ];
+            let changes = [kind, &steps, &set.each_ref().map(String::as_str)].concat();
+            succeeded(&here.program(&changes).args(["--ranks", ranks]).output().unwrap());
+            here.run(name)
+        };
+        let one = run("one", "1", 2, 0);
+        for stage in stages {
+            let found = run(&format!("stage-{stage}"), "2", 1, *stage);
+            assert_same_numbers(&numbers(&found), &numbers(&one));
+            assert_same_tensors(&found.join("checkpoints/step-2"), &one.join("checkpoints/step-2"));
+        }
+    }
+}
+
 /// Checkpoints are by tensor name: four ranks that divide everything continue as two, and those as one that has all of it.
 #[test]
 fn four_ranks_that_divide_weights_continue_as_two_and_as_one() {

@@ -1,4 +1,5 @@
-//! Weights that ranks divide: a pass over them gives the numbers of a model that is whole, for every form in which a base is stored.
+//! Weights that ranks divide: a pass over them gives the numbers of a model that is whole, for every form in which a
+//! base is stored; and what trains is listed in one order.
 //!
 //! Trade-off: ranks are threads of this process, and exchange through host memory.
 
@@ -7,16 +8,19 @@ use std::thread;
 
 use burn_tensor::DType;
 use firebrick_data::Batch;
+use firebrick_kernels::backends::Flex;
 use firebrick_kernels::comm::local_group;
 use firebrick_kernels::{GradientMap, GradientSink, Kernels, Parameter, Recompute};
 use firebrick_model::{BaseStorage, BatchLimits, Decoder, Division, GenerateOptions, PassOptions, Sampler};
 use firebrick_parallel::Ranks;
 use firebrick_precision::{Format, QuantFormat};
 use firebrick_tests::{
-    FROZEN, NF4, TRAINED, every_next_token, host, host_gradients, load, load_divided, loss_options, on_every_backend,
-    upload,
+    FAMILIES, FROZEN, NF4, TRAINED, every_next_token, host, host_gradients, load, load_divided, loss_options,
+    on_every_backend, upload,
 };
 use firebrick_train::plan::weight_owners;
+
+use crate::forward::ADAPTERS;
 
 /// Loss and gradients of a pass.
 type Pass = (Vec<f32>, BTreeMap<String, Vec<f32>>);
@@ -101,3 +105,19 @@ fn divided_weights<B: Kernels>() {
 }
 
 on_every_backend!(weights_that_ranks_divide_give_the_numbers_of_a_whole_model, divided_weights);
+
+#[test]
+fn parameters_are_updated_in_the_order_in_which_they_are_read() {
+    let adapters = FAMILIES.map(|family| (format!("{family}-lora"), family));
+    let adapters = adapters.iter().map(|(adapter, family)| (adapter.as_str(), *family)).collect::<Vec<_>>();
+    let of_families = [FROZEN, NF4]
+        .into_iter()
+        .flat_map(|storage| adapters.iter().map(move |&(adapter, family)| (family, Some(adapter), storage)));
+    let cases = of_families.chain(ADAPTERS.map(|(adapter, model)| (model, Some(adapter), FROZEN)));
+    for (name, adapter, storage) in cases.chain(FAMILIES.map(|family| (family, None, TRAINED))) {
+        let mut model = load::<Flex>(name, adapter, storage);
+        let read: Vec<_> = model.parameters().iter().map(|parameter| parameter.name.clone()).collect();
+        let updated: Vec<_> = model.parameters_mut().iter().map(|parameter| parameter.name.clone()).collect();
+        assert!(!read.is_empty() && read == updated, "{name}, {adapter:?}, {storage:?}: {read:?} {updated:?}");
+    }
+}

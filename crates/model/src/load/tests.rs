@@ -109,7 +109,8 @@ fn data(model: &Decoder<Flex>) -> BTreeMap<String, Vec<TensorData>> {
     all.extend([base(EMBEDDING.to_owned(), &model.embed_tokens)]);
     all.extend(model.lm_head.iter().map(|head| base(HEAD.to_owned(), head)));
     for layer in &model.layers {
-        all.extend(layer.hidden_norms().map(|norm| vector(&norm.weight)));
+        let norms = [&layer.before_attention, &layer.after_attention, &layer.before_mlp, &layer.after_mlp];
+        all.extend(norms.into_iter().flatten().map(|norm| vector(&norm.weight)));
         all.extend(layer.qk_norm.iter().flatten().map(|norm| vector(&norm.weight)));
         for linear in layer.linears() {
             all.extend([base(format!("{}.weight", linear.path), &linear.base)]);

@@ -116,9 +116,8 @@ fn optimizer<B: Kernels>(plan: &Plan, model: &Decoder<B>, ranks: &Ranks) -> Opti
         optimizer = optimizer.with_loss_scaling(LossScaling::default(), model.device());
     }
     if plan.zero_stage.value.divides_state() && ranks.world_size() > 1 {
-        let parameters = model.parameters();
-        let owned = ranks.owners(&parameters).into_iter().zip(parameters).filter(|(owner, _)| *owner == ranks.rank());
-        optimizer = optimizer.owning(owned.map(|(_, parameter)| parameter.name.clone()));
+        let owned = ranks.owners(&model.parameters()).into_iter().filter(|(_, owner)| *owner == ranks.rank());
+        optimizer = optimizer.owning(owned.map(|(name, _)| name));
     }
     optimizer
 }

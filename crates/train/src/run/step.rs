@@ -5,9 +5,12 @@
 //! clipped to a global norm, and passed to the optimizer. In float16 the loss is multiplied by a dynamic scale.
 //! Trade-off: the number of loss tokens is agreed on before the first forward pass, which costs one small reduction.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use burn_tensor::Tensor;
 use firebrick_data::Batch;
-use firebrick_kernels::{GradientMap, GradientSink, Kernels, PAIR_NUMBERS, Parameter, Readback};
+use firebrick_kernels::{GradientMap, GradientSink, Kernels, PAIR_NUMBERS, Readback};
 use firebrick_model::{Decoder, LossOptions, PassOptions};
 use firebrick_optim::{Optimizer, Schedule, StepReport, squared_norm};
 use firebrick_parallel::{BUCKET_BYTES, Ranks, ReducingSink, ShardingSink};
@@ -140,9 +143,8 @@ impl<B: Kernels> Trainer<B> {
         let loss_scale = self.optimizer.loss_scale();
         let owners = self.owners();
         let (loss_sum, gradients) = if self.divides_gradients() {
-            let (parameters, contributions) = (self.model.parameters(), self.model.contributions());
-            let (ranks, device) = (&self.ranks, self.model.device());
-            let mut sink = ShardingSink::new(ranks, &parameters, &owners, contributions, BUCKET_BYTES, device);
+            let (contributions, device) = (self.model.contributions(), self.model.device());
+            let mut sink = ShardingSink::<B>::new(&self.ranks, owners.clone(), contributions, BUCKET_BYTES, device);
             let loss_sum = self.micro_batches(micro_batches, counts, &mut sink);
             (loss_sum, sink.finish()?)
         } else {
@@ -154,7 +156,7 @@ impl<B: Kernels> Trainer<B> {
 
         // With loss scaling this waits for the preceding step: the forward and backward passes above are queued by now.
         let learning_rate = self.schedule.rate(self.optimizer.next_update());
-        let (loss_sum, report) = self.update(loss_sum, gradients, &owners, learning_rate)?;
+        let (loss_sum, report) = self.update(loss_sum, gradients, owners, learning_rate)?;
         let sums: Vec<Tensor<B, 1>> = match self.pairs {
             // The loss scale is in the weights of their targets only.
             Some(_) => (0..PAIR_NUMBERS).map(|number| loss_sum.clone().narrow(0, number, 1)).collect(),
@@ -179,9 +181,9 @@ impl<B: Kernels> Trainer<B> {
         self.zero_stage.divides_gradients() && self.ranks.world_size() > 1
     }
 
-    /// The rank that updates each parameter, where ranks divide that; else none.
-    fn owners(&self) -> Vec<usize> {
-        if self.optimizer.is_partial() { self.ranks.owners(&self.model.parameters()) } else { Vec::new() }
+    /// The rank that updates each parameter, by name, where ranks divide that; else none.
+    fn owners(&self) -> BTreeMap<Arc<str>, usize> {
+        if self.optimizer.is_partial() { self.ranks.owners(&self.model.parameters()) } else { BTreeMap::new() }
     }
 
     /// Forward and backward of all micro-batches; the sum of the losses, or the sums of pairs.
@@ -234,7 +236,7 @@ impl<B: Kernels> Trainer<B> {
         &mut self,
         loss_sum: Tensor<B, 1>,
         gradients: GradientMap<B>,
-        owners: &[usize],
+        mut owners: BTreeMap<Arc<str>, usize>,
         learning_rate: f64,
     ) -> Result<(Tensor<B, 1>, StepReport<B>), RunError> {
         if !self.optimizer.is_partial() {
@@ -249,20 +251,20 @@ impl<B: Kernels> Trainer<B> {
             let mut sums = self.ranks.all_reduce_sum::<B>(vec![loss_sum, squares])?;
             let squared_norm = sums.pop().expect("a sum over ranks has as many tensors as it was given");
             let loss_sum = sums.pop().expect("a sum over ranks has as many tensors as it was given");
-            let rank = self.ranks.rank();
-            let of_rank = |(parameter, owner): (_, &usize)| (*owner == rank).then_some(parameter);
-            let own: Vec<&mut Parameter<B>> =
-                self.model.parameters_mut().into_iter().zip(owners).filter_map(of_rank).collect();
+            let mut own = self.model.parameters_mut();
+            own.retain(|parameter| owners[&parameter.name] == self.ranks.rank());
             (loss_sum, self.optimizer.step_of_share(own, gradients, squared_norm, learning_rate))
         } else {
             let loss_sum = self.ranks.all_reduce_scalar(loss_sum)?;
             (loss_sum, self.optimizer.step(self.model.parameters_mut(), gradients, learning_rate))
         };
         // What is divided stays on its rank.
-        let is_shared: Vec<bool> =
-            self.model.parameters().iter().map(|parameter| !self.model.divides(&parameter.name)).collect();
-        let updated = self.model.parameters_mut().into_iter().zip(owners.iter().copied());
-        let shared = updated.zip(is_shared).filter_map(|(updated, is_shared)| is_shared.then_some(updated));
+        owners.retain(|name, _| !self.model.divides(name));
+        let shared = self.model.parameters_mut().into_iter();
+        let shared = shared.filter_map(|parameter| {
+            let owner = *owners.get(&parameter.name)?;
+            Some((parameter, owner))
+        });
         self.ranks.share_updates(shared.collect())?;
         self.model.refresh_adapter();
         Ok((loss_sum, report))

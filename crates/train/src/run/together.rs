@@ -4,6 +4,7 @@
 //! is nothing.
 //! Trade-off: a resumed run reads its checkpoint on every rank, so all machines see it under the same path.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -187,9 +188,10 @@ pub(super) fn agree_on_weights<B: Kernels>(ranks: &Ranks, model: &mut Decoder<B>
     if sums.iter().all(|sum| *sum == sums[0]) {
         return Ok(());
     }
-    let is_shared: Vec<bool> = model.parameters().iter().map(|parameter| !model.divides(&parameter.name)).collect();
-    let shared = model.parameters_mut().into_iter().zip(is_shared);
-    ranks.broadcast_parameters(shared.filter_map(|(parameter, is_shared)| is_shared.then_some(parameter)))?;
+    let mut shared: BTreeSet<Arc<str>> = model.parameters().iter().map(|parameter| parameter.name.clone()).collect();
+    shared.retain(|name| !model.divides(name));
+    let parameters = model.parameters_mut().into_iter().filter(|parameter| shared.contains(&parameter.name));
+    ranks.broadcast_parameters(parameters)?;
     model.refresh_adapter();
     let mut facts = Facts::default();
     facts.add("the sum of the trained weights", format!("{:016x}", checksum(model)));

@@ -1,0 +1,70 @@
+//! What trains, from one list: what `parameters` reads and what `parameters_mut` updates come in one order.
+//!
+//! Trade-off: a macro writes both, because a list of shared references cannot become one of mutable references.
+
+use firebrick_kernels::{Kernels, Parameter};
+
+use crate::decoder::Decoder;
+use crate::experts::Experts;
+use crate::layer::{Layer, Mlp};
+use crate::linear::{Base, Linear, LinearGroup, Lora, LoraMagnitude, ModuleBias};
+use crate::norm::Norm;
+use crate::token_rows::TokenRows;
+
+macro_rules! lists {
+    ($parameters:ident, $trained:ident $(, $mutable:tt)?) => {
+        impl<B: Kernels> Norm<B> {
+            pub(crate) fn $parameters(&$($mutable)? self) -> impl Iterator<Item = &$($mutable)? Parameter<B>> {
+                self.trains.then_some(&$($mutable)? self.weight).into_iter()
+            }
+        }
+
+        impl<B: Kernels> Linear<B> {
+            pub(crate) fn $parameters(&$($mutable)? self) -> impl Iterator<Item = &$($mutable)? Parameter<B>> {
+                let Self { base, bias, lora, .. } = self;
+                let bias = bias.into_iter().filter(|bias| bias.trains);
+                let bias = bias.map(|ModuleBias { parameter, .. }| parameter);
+                let lora = lora.into_iter().flat_map(|Lora { a, b, magnitude, .. }| {
+                    [a, b].into_iter().chain(magnitude.into_iter().map(|LoraMagnitude { parameter, .. }| parameter))
+                });
+                base.$trained().into_iter().chain(bias).chain(lora)
+            }
+        }
+
+        impl<B: Kernels> Layer<B> {
+            /// Norms first, then the linear modules with the router.
+            pub(crate) fn $parameters(&$($mutable)? self) -> impl Iterator<Item = &$($mutable)? Parameter<B>> {
+                let Self { before_attention, after_attention, before_mlp, after_mlp, qk_norm, .. } = self;
+                let norms = [before_attention, after_attention, before_mlp, after_mlp].into_iter().flatten();
+                let norms = norms.chain(qk_norm.into_iter().flatten());
+                let Self { qkv, attention_output, mlp, .. } = self;
+                let mlp = match mlp {
+                    Mlp::Gated { gate_up, down } => vec![gate_up, down],
+                    Mlp::Experts(Experts { router, experts, .. }) => {
+                        std::iter::once(router).chain(experts.into_iter().flatten()).collect()
+                    }
+                };
+                let groups = [qkv, attention_output].into_iter().chain(mlp);
+                let linears = groups.flat_map(|LinearGroup { modules, .. }| modules);
+                norms.flat_map(Norm::$parameters).chain(linears.flat_map(Linear::$parameters))
+            }
+        }
+
+        impl<B: Kernels> Decoder<B> {
+            /// Every parameter that trains, in the order of the forward pass: `parameters` to be read,
+            /// `parameters_mut` to be updated.
+            pub fn $parameters(&$($mutable)? self) -> Vec<&$($mutable)? Parameter<B>> {
+                let Self { embed_tokens, embed_rows, layers, norm, lm_head, head_rows, .. } = self;
+                let embed_rows = embed_rows.into_iter().map(|TokenRows { parameter, .. }| parameter);
+                let layers = layers.into_iter().flat_map(Layer::$parameters);
+                let head = lm_head.into_iter().filter_map(Base::$trained);
+                let head = head.chain(head_rows.into_iter().map(|TokenRows { parameter, .. }| parameter));
+                let embedding = embed_tokens.$trained().into_iter().chain(embed_rows);
+                embedding.chain(layers).chain(norm.$parameters()).chain(head).collect()
+            }
+        }
+    };
+}
+
+lists!(parameters, trained);
+lists!(parameters_mut, trained_mut, mut);
