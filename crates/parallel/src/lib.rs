@@ -7,6 +7,7 @@ mod handshake;
 mod links;
 mod non_finite;
 mod owners;
+mod patient;
 mod placement;
 mod ranks;
 mod reducing;

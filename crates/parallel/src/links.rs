@@ -1,7 +1,8 @@
 //! The connections of one rank: what arrives on them, signs of life, and the one reason why the job cannot go on.
 //!
 //! Each connection has a thread that reads it, so that no rank waits for another to read. Another thread sends a sign of life every two
-//! seconds. A connection that ends, or is silent for [`SILENCE`], is a lost rank; rank 0 then gives the reason to all others.
+//! seconds. A connection that ends, or is silent for [`SILENCE`] waits, is a lost rank; rank 0 then gives the reason to
+//! all others. A job that is suspended as a whole and continues loses no rank.
 //! Trade-off: a rank that lives but computes forever is not noticed here.
 
 use std::collections::VecDeque;
@@ -11,14 +12,17 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::patient::{Patient, is_timeout};
 use crate::wire::{self, Message};
 
-/// A rank that sends nothing for this long is lost.
-pub(crate) const SILENCE: Duration = Duration::from_secs(15);
+/// One wait for a rank.
+const WAIT: Duration = Duration::from_secs(1);
+/// A rank that sends nothing for so many waits is lost.
+const SILENCE: u32 = 15;
 /// Time between two signs of life.
 const HEARTBEAT: Duration = Duration::from_secs(2);
-/// Longest write to a rank that may be gone.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// Waits for a rank that may be gone.
+const LAST_WORDS: u32 = 2;
 
 /// Called with the reason once the job is lost.
 pub(crate) type Watcher = Box<dyn FnOnce(&str) + Send>;
@@ -34,7 +38,7 @@ pub(crate) struct Links {
 struct Peer {
     rank: usize,
     address: String,
-    writer: Mutex<TcpStream>,
+    writer: Mutex<Patient<TcpStream>>,
     stream: TcpStream,
 }
 
@@ -197,23 +201,24 @@ impl Links {
 impl Peer {
     fn new(rank: usize, stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(SILENCE))?;
-        stream.set_write_timeout(Some(SILENCE))?;
+        stream.set_read_timeout(Some(WAIT))?;
+        stream.set_write_timeout(Some(WAIT))?;
         let address = stream.peer_addr()?.ip().to_string();
-        Ok(Self { rank, address, writer: Mutex::new(stream.try_clone()?), stream })
+        let writer = Mutex::new(Patient::new(stream.try_clone()?, SILENCE));
+        Ok(Self { rank, address, writer, stream })
     }
 
-    fn writer(&self) -> MutexGuard<'_, TcpStream> {
+    fn writer(&self) -> MutexGuard<'_, Patient<TcpStream>> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sends the reason of a loss, unless the other rank does not read. A thread may be in the middle of another message.
     fn tell(&self, message: &Message) {
         let started = Instant::now();
-        while started.elapsed() < LAST_WORDS {
+        while started.elapsed() < LAST_WORDS * WAIT {
             if let Ok(mut writer) = self.writer.try_lock() {
+                writer.set_waits(LAST_WORDS);
                 // This connection may be what was lost.
-                let _ = writer.set_write_timeout(Some(LAST_WORDS));
                 let _ = wire::write(&mut *writer, message);
                 return;
             }
@@ -224,10 +229,10 @@ impl Peer {
     /// What an error of the connection means.
     fn gone(&self, error: &io::Error) -> String {
         let Self { rank, address, .. } = self;
+        if is_timeout(error) {
+            return format!("rank {rank} ({address}) gave no sign of life for {} s", (SILENCE * WAIT).as_secs());
+        }
         match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-                format!("rank {rank} ({address}) gave no sign of life for {} s", SILENCE.as_secs())
-            }
             io::ErrorKind::InvalidData => format!("rank {rank} ({address}) sent {error}"),
             _ => format!("rank {rank} ({address}) closed its connection: it failed or was killed; its log may say why"),
         }
@@ -241,7 +246,7 @@ fn call(watcher: Watcher, problem: String) {
 
 /// Reads a connection until it ends.
 fn receive_all(stream: TcpStream, index: usize, links: &Weak<Links>) {
-    let mut reader = io::BufReader::with_capacity(1 << 16, stream);
+    let mut reader = io::BufReader::with_capacity(1 << 16, Patient::new(stream, SILENCE));
     loop {
         let read = wire::read(&mut reader);
         let Some(links) = links.upgrade() else { return };

@@ -3,6 +3,8 @@
 //! A step may take as long as [`Limits::least`], or four times as long as the longest one so far if that is more. Time in which the rank
 //! waits for others in an exchange does not count: then another rank is stuck, and says so itself. A rank that waits for its device, where
 //! kernels may wait for another rank, has [`Limits::device`] longer, so that the rank that is stuck is named first.
+//! Where the watcher itself did not run, the process was suspended, and the time of its step begins again; the other
+//! ranks notice one that is suspended alone.
 //! Trade-off: only steps are watched, and none before two were taken: how long evaluation, saving and the first step may take is not known.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,6 +17,8 @@ use crate::ranks::Ranks;
 const WARM_UP: u64 = 2;
 /// How much longer than the longest step so far a step may take.
 const FACTOR: u32 = 4;
+/// A watcher that has not run for so many of its pauses was suspended.
+const SUSPENDED: u32 = 3;
 
 /// How long a step may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +65,8 @@ struct State {
     waits_for_device: bool,
     taken: u64,
     longest: Duration,
+    /// When this process was last seen to run, and the time between two looks; `None` where nothing is watched.
+    seen: Option<(Instant, Duration)>,
     is_over: bool,
 }
 
@@ -84,9 +90,11 @@ impl Watchdog {
         if ranks.world_size() == 1 {
             return Self::off();
         }
-        let shared = Arc::<Shared>::default();
+        let pause = Duration::from_millis(500).min(limits.least / 4);
+        let state = State { seen: Some((Instant::now(), pause)), ..State::default() };
+        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
         let (ranks, watched) = (ranks.clone(), Arc::clone(&shared));
-        let watch = move || watch(&ranks, &watched, limits);
+        let watch = move || watch(&ranks, &watched, limits, pause);
         // Without a thread a stuck rank is not noticed, as without a watchdog.
         let thread = thread::Builder::new().name("watchdog".to_owned()).spawn(watch).ok();
         Self { shared, thread }
@@ -100,14 +108,7 @@ impl Watchdog {
 
     /// The step is over.
     pub fn step_ends(&self) {
-        let mut state = self.shared.state();
-        if let Some((_, began, _)) = state.step.take() {
-            state.taken += 1;
-            if state.taken > 1 {
-                // The first step compiles and allocates.
-                state.longest = state.longest.max(began.elapsed());
-            }
-        }
+        self.shared.state().step_ends(Instant::now());
     }
 
     /// Runs `wait`, which waits for the device.
@@ -131,11 +132,10 @@ impl Drop for Watchdog {
 }
 
 /// Looks at the step every half second, or more often where it may take less.
-fn watch(ranks: &Ranks, shared: &Shared, limits: Limits) {
-    let pause = Duration::from_millis(500).min(limits.least / 4);
+fn watch(ranks: &Ranks, shared: &Shared, limits: Limits, pause: Duration) {
     let mut state = shared.state();
     while !state.is_over {
-        if let Some(problem) = state.look(ranks.communicator().is_exchanging(), limits) {
+        if let Some(problem) = state.look(Instant::now(), ranks.communicator().is_exchanging(), limits) {
             drop(state);
             ranks.fail(&problem);
             return;
@@ -145,14 +145,39 @@ fn watch(ranks: &Ranks, shared: &Shared, limits: Limits) {
 }
 
 impl State {
+    /// Leaves out time in which this process did not run.
+    fn leave_out_suspension(&mut self, now: Instant) {
+        let Some((seen, pause)) = &mut self.seen else { return };
+        let unseen = now.saturating_duration_since(std::mem::replace(seen, now));
+        if unseen > SUSPENDED * *pause
+            && let Some((_, began, since)) = &mut self.step
+        {
+            *began = (*began + unseen).min(now);
+            *since = now;
+        }
+    }
+
+    fn step_ends(&mut self, now: Instant) {
+        self.leave_out_suspension(now);
+        if let Some((_, began, _)) = self.step.take() {
+            self.taken += 1;
+            if self.taken > 1 {
+                // The first step compiles and allocates.
+                self.longest = self.longest.max(now.saturating_duration_since(began));
+            }
+        }
+    }
+
     /// Why the rank is stuck; `None` while it is not.
-    fn look(&mut self, is_exchanging: bool, limits: Limits) -> Option<String> {
+    fn look(&mut self, now: Instant, is_exchanging: bool, limits: Limits) -> Option<String> {
+        self.leave_out_suspension(now);
         let taken = self.taken;
         let (step, _, since) = self.step.as_mut()?;
         if is_exchanging {
-            *since = Instant::now();
+            *since = now;
         }
-        let (time, grace) = (since.elapsed(), if self.waits_for_device { limits.device } else { Duration::ZERO });
+        let time = now.saturating_duration_since(*since);
+        let grace = if self.waits_for_device { limits.device } else { Duration::ZERO };
         if taken < WARM_UP || time <= limits.least.max(FACTOR * self.longest) + grace {
             return None;
         }
@@ -182,29 +207,54 @@ mod tests {
 
     #[test]
     fn a_step_is_stuck_after_the_least_time_or_four_times_the_longest() {
-        assert_eq!(in_step_for(10, 1).look(false, LIMITS), None);
-        let problem = in_step_for(3000, 1).look(false, LIMITS).unwrap();
+        assert_eq!(in_step_for(10, 1).look(Instant::now(), false, LIMITS), None);
+        let problem = in_step_for(3000, 1).look(Instant::now(), false, LIMITS).unwrap();
         assert!(problem.starts_with("it is stuck in step 7: nothing for 3 s"), "{problem}");
-        assert_eq!(in_step_for(3000, 1000).look(false, LIMITS), None);
-        assert!(in_step_for(5000, 1000).look(false, LIMITS).is_some());
+        assert_eq!(in_step_for(3000, 1000).look(Instant::now(), false, LIMITS), None);
+        assert!(in_step_for(5000, 1000).look(Instant::now(), false, LIMITS).is_some());
     }
 
     #[test]
     fn time_in_exchanges_does_not_count_and_a_device_has_longer() {
         let mut state = in_step_for(3000, 1);
-        assert_eq!(state.look(true, LIMITS), None);
-        assert_eq!(state.look(false, LIMITS), None);
+        assert_eq!(state.look(Instant::now(), true, LIMITS), None);
+        assert_eq!(state.look(Instant::now(), false, LIMITS), None);
         let mut state = State { waits_for_device: true, ..in_step_for(50, 1) };
-        assert_eq!(state.look(false, LIMITS), None);
+        assert_eq!(state.look(Instant::now(), false, LIMITS), None);
         let mut state = State { waits_for_device: true, ..in_step_for(3000, 1) };
-        assert!(
-            state.look(false, LIMITS).unwrap().starts_with("its device, or a rank that its device waits for, is stuck")
-        );
+        let problem = state.look(Instant::now(), false, LIMITS).unwrap();
+        assert!(problem.starts_with("its device, or a rank that its device waits for, is stuck"), "{problem}");
     }
 
     #[test]
     fn nothing_is_stuck_between_steps_and_before_two_were_taken() {
-        assert_eq!(State { taken: 9, ..State::default() }.look(false, LIMITS), None);
-        assert_eq!(State { taken: 1, ..in_step_for(3000, 1) }.look(false, LIMITS), None);
+        assert_eq!(State { taken: 9, ..State::default() }.look(Instant::now(), false, LIMITS), None);
+        assert_eq!(State { taken: 1, ..in_step_for(3000, 1) }.look(Instant::now(), false, LIMITS), None);
+    }
+
+    #[test]
+    fn time_in_which_the_process_was_suspended_counts_neither_as_stuck_nor_as_a_long_step() {
+        let began = Instant::now();
+        let at = |ms| began + Duration::from_millis(ms);
+        let seen = Some((began, Duration::from_millis(5)));
+        let suspended = || {
+            let mut state = State { step: Some((7, began, began)), taken: WARM_UP, seen, ..State::default() };
+            assert_eq!(state.look(at(5), false, LIMITS), None);
+            state
+        };
+        // For a minute; then its time begins again.
+        let mut state = suspended();
+        for ms in [60_000, 60_005, 60_010, 60_015, 60_020] {
+            assert_eq!(state.look(at(ms), false, LIMITS), None, "{ms}");
+        }
+        let problem = state.look(at(60_025), false, LIMITS).unwrap();
+        assert!(problem.starts_with("it is stuck in step 7: nothing for 0 s"), "{problem}");
+        let mut state = suspended();
+        state.step_ends(at(60_000));
+        assert_eq!((state.taken, state.longest), (WARM_UP + 1, Duration::from_millis(5)));
+        // A watcher that is a little late was not suspended.
+        let mut state = suspended();
+        assert_eq!(state.look(at(19), false, LIMITS), None);
+        assert!(state.look(at(30), false, LIMITS).is_some());
     }
 }

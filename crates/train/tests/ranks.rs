@@ -77,11 +77,14 @@ struct Job {
     port: u16,
     token: &'static str,
     timeout: u64,
+    /// Seconds that a step has at least.
+    stuck_timeout: u64,
 }
 
 impl Job {
     fn new(world_size: usize) -> Self {
-        Self { world_size, port: free_port().unwrap(), token: "the secret of a test", timeout: 30 }
+        let (port, token) = (free_port().unwrap(), "the secret of a test");
+        Self { world_size, port, token, timeout: 30, stuck_timeout: 15 }
     }
 
     fn variables(&self, rank: usize) -> Vec<(&'static str, String)> {
@@ -96,6 +99,7 @@ impl Job {
             ("MASTER_PORT", master.1),
             ("FIREBRICK_JOB_TOKEN", self.token.to_owned()),
             ("FIREBRICK_RENDEZVOUS_TIMEOUT", self.timeout.to_string()),
+            ("FIREBRICK_STUCK_TIMEOUT", self.stuck_timeout.to_string()),
         ]
     }
 }
@@ -426,11 +430,11 @@ fn a_killed_rank_that_has_weights_of_the_others_ends_them_with_the_reason() {
     let mut ranks: Vec<Running> = (0..3).map(|rank| here.rank(&job, rank, &changes)).collect();
     wait_for_step(&here.run("run"), 4);
     drop(ranks.remove(1));
-    for rank in ranks {
-        let (status, log) = rank.end();
+    for (rank, running) in [0, 2].into_iter().zip(ranks) {
+        let (status, log) = running.end();
         assert_eq!(status, Some(1), "{log}");
         assert!(log.contains("rank 1 (127.0.0.1) closed its connection"), "{log}");
-        assert!(log.contains("is saved: continue as it was and --resume"), "{log}");
+        assert_only_rank_0_says_what_is_saved(rank, &log);
     }
 }
 
@@ -467,11 +471,11 @@ fn a_killed_rank_ends_the_others_with_the_reason_and_the_last_step_is_saved() {
         wait_for_step(&here.run("run"), 12);
         let started = Instant::now();
         drop(ranks.remove(killed));
-        for rank in ranks {
-            let (status, log) = rank.end();
+        for (rank, running) in (0..3).filter(|rank| *rank != killed).zip(ranks) {
+            let (status, log) = running.end();
             assert_eq!(status, Some(1), "{log}");
             assert!(log.contains(&format!("rank {killed} (127.0.0.1) closed its connection")), "{log}");
-            assert!(log.contains("is saved: continue as it was and --resume"), "{log}");
+            assert_only_rank_0_says_what_is_saved(rank, &log);
         }
         assert!(started.elapsed() < END, "{:?}", started.elapsed());
         let checkpoints = fs::read_dir(here.run("run").join("checkpoints")).unwrap();
@@ -484,6 +488,34 @@ fn a_killed_rank_ends_the_others_with_the_reason_and_the_last_step_is_saved() {
         let printed = fs::read_to_string(here.folder.path().join("log-0.out")).unwrap();
         assert_eq!(printed.contains(&format!("saved step {newest} before ending")), killed == 1, "{printed}");
         assert!(newest >= 7 && (killed == 1 || newest.is_multiple_of(7)), "{steps:?}");
+    }
+}
+
+/// Another one cannot know it, because rank 0 may be saving just then.
+fn assert_only_rank_0_says_what_is_saved(rank: usize, log: &str) {
+    assert!(log.contains("continue as it was and --resume"), "{log}");
+    assert_eq!(log.contains("Everything up to step"), rank == 0, "{log}");
+    assert!(!log.contains("Nothing was saved"), "{log}");
+}
+
+/// As a batch system suspends all processes of a job, for longer than a step may take.
+#[test]
+fn a_job_that_is_suspended_as_a_whole_goes_on_when_it_continues() {
+    let (here, job) = (Place::new(), Job { stuck_timeout: 3, ..Job::new(2) });
+    let changes = [LORA, &["train.steps=1000000", "eval.every_steps=0"]].concat();
+    let ranks = [0, 1].map(|rank| here.rank(&job, rank, &changes));
+    let ids = ranks.each_ref().map(|rank| rank.child.id().to_string());
+    let send = |signal: &str| assert!(Command::new("kill").arg(signal).args(&ids).status().unwrap().success());
+    wait_for_step(&here.run("run"), 5);
+    send("-STOP");
+    sleep(Duration::from_secs(5));
+    let metrics = fs::read_to_string(here.run("run").join("metrics.jsonl")).unwrap();
+    send("-CONT");
+    wait_for_step(&here.run("run"), metrics.lines().count() as u64 + 20);
+    send("-INT");
+    for rank in ranks {
+        let (status, log) = rank.end();
+        assert_eq!(status, Some(130), "{log}");
     }
 }
 

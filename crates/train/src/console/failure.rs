@@ -54,9 +54,17 @@ impl FailureReport {
         RunError::OutOfDeviceMemory { operation, message, table: self.smaller.table, advice }
     }
 
-    /// The loss of another rank as an error of the run.
-    pub fn lost(self, lost: &ParallelError) -> RunError {
-        RunError::RankLost { lost: lost.to_string(), advice: self.next_start("as it was") }
+    /// The loss of another rank as an error of the run. Rank 0 alone says what is saved: it may be saving while the
+    /// others end.
+    pub fn lost(self, lost: &ParallelError, is_main: bool) -> RunError {
+        let advice = match &self.folder {
+            Some(folder) if !is_main => format!(
+                "The log of rank 0 says what is saved; if anything is, continue as it was and --resume {}.",
+                shell_quoted(&folder.display().to_string())
+            ),
+            _ => self.next_start("as it was"),
+        };
+        RunError::RankLost { lost: lost.to_string(), advice }
     }
 
     fn next_start(&self, how: &str) -> String {

@@ -107,9 +107,9 @@ fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, 
     });
     match (result, job.check("training")) {
         // What a device or an exchange says once another rank is lost is a consequence of that.
-        (Err(_), Err(lost)) => Err(report.lost(&lost)),
+        (Err(_), Err(lost)) => Err(report.lost(&lost, job.is_main())),
         (Ok(Err(RunError::Parallel(ParallelError::Comm(CommError::Lost { .. })))), Err(lost)) => {
-            Err(report.lost(&lost))
+            Err(report.lost(&lost, job.is_main()))
         }
         (Ok(result), _) => result,
         (Err(failure), Ok(())) => Err(report.error(failure)),
