@@ -27,6 +27,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 const GRACE: Duration = Duration::from_secs(5);
 /// When they are killed.
 const END: Duration = Duration::from_secs(25);
+/// When they are killed if all of them are stopped (SIGSTOP), so that none can end by itself or save anything.
+const STOPPED_END: Duration = Duration::from_secs(1);
 
 /// Where a rank printed a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +63,7 @@ pub type Print = dyn Fn(usize, Printed, &str) + Send + Sync;
 pub fn supervise(ranks: &LocalRanks, signals: &Receiver<i32>, print: &'static Print) -> Result<i32, ParallelError> {
     let mut children = Children::start(ranks, print)?;
     let mut failure: Option<(i32, Instant)> = None;
-    while children.any_runs() {
+    while children.any_runs(print) {
         for signal in signals.try_iter() {
             children.send(signal);
         }
@@ -105,12 +107,15 @@ impl Children {
         Ok(children)
     }
 
-    fn any_runs(&mut self) -> bool {
-        for running in &mut self.children {
-            if running.status.is_none() {
-                // A child that cannot be waited for is gone.
-                running.status = running.child.try_wait().map_or(Some(1), |ended| ended.map(status_of));
+    /// Whether a rank still runs. Prints which signal killed one.
+    fn any_runs(&mut self, print: &Print) -> bool {
+        for (rank, running) in self.children.iter_mut().enumerate().filter(|(_, running)| running.status.is_none()) {
+            let ended = running.child.try_wait();
+            if let Some(signal) = ended.as_ref().ok().copied().flatten().and_then(signal_of) {
+                print(rank, Printed::Error, &format!("this rank was killed by signal {signal}"));
             }
+            // A child that cannot be waited for is gone.
+            running.status = ended.map_or(Some(1), |ended| ended.map(status_of));
         }
         self.running().next().is_some()
     }
@@ -129,7 +134,7 @@ impl Children {
 
     /// Ends the ranks that still run after another one has failed for this long.
     fn end_after(&mut self, time: Duration) {
-        if time >= END {
+        if time >= END || (time >= STOPPED_END && self.running().all(|child| is_stopped(child))) {
             self.kill();
         } else if time >= GRACE && !self.was_requested_to_end {
             self.was_requested_to_end = true;
@@ -202,11 +207,32 @@ fn printer(rank: usize, printed: Printed, stream: impl Read + Send + 'static, pr
 }
 
 fn status_of(status: ExitStatus) -> i32 {
-    #[cfg(unix)]
-    if let Some(signal) = std::os::unix::process::ExitStatusExt::signal(&status) {
-        return 128 + signal;
-    }
-    status.code().unwrap_or(1)
+    signal_of(status).map_or_else(|| status.code().unwrap_or(1), |signal| 128 + signal)
+}
+
+/// The signal that killed a process.
+#[cfg(unix)]
+fn signal_of(status: ExitStatus) -> Option<i32> {
+    std::os::unix::process::ExitStatusExt::signal(&status)
+}
+
+#[cfg(not(unix))]
+fn signal_of(_status: ExitStatus) -> Option<i32> {
+    None
+}
+
+/// Whether a process is stopped (SIGSTOP). It stays to be waited for.
+#[cfg(unix)]
+fn is_stopped(child: &Child) -> bool {
+    use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+
+    let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    waitid(WaitId::Pid(Pid::from_child(child)), options).is_ok_and(|status| status.is_some())
+}
+
+#[cfg(not(unix))]
+fn is_stopped(_child: &Child) -> bool {
+    false
 }
 
 #[cfg(unix)]
@@ -282,6 +308,18 @@ mod tests {
         let killed = "if [ $RANK = 0 ]; then kill -9 $$; fi";
         assert_eq!(supervise(&shell(2, killed), &channel().1, log().1).unwrap(), 137);
         assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+    }
+
+    /// The others have all the time that they have without it.
+    #[test]
+    fn a_stopped_rank_is_killed_soon_after_the_others_have_left_and_the_signal_is_named() {
+        let (started, (lines, print)) = (Instant::now(), log());
+        let script = "case $RANK in 0) kill -STOP $$;; 1) sleep 0.5; exit 7;; *) sleep 2.5; echo saved; exit 1;; esac";
+        assert_eq!(supervise(&shell(3, script), &channel().1, print).unwrap(), 7);
+        let mut lines = lines.lock().unwrap().clone();
+        lines.sort();
+        assert_eq!(lines, ["0 Error this rank was killed by signal 9", "2 Output saved"]);
+        assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
     }
 
     #[test]
