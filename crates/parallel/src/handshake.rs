@@ -6,16 +6,18 @@
 //! rank 0 -> rank   accepted or refused, a reason, proof over all of that
 //! ```
 //!
-//! All lengths are fixed, so a stranger can make rank 0 read some 90 bytes, and wait for them for [`PATIENCE`].
+//! All lengths are fixed, so a stranger can make rank 0 read 82 bytes. Rank 0 waits for none of them: it looks at each
+//! connection now and then, and a handshake that is not over after [`PATIENCE`] is refused.
 //! Trade-off: another version is refused, never translated.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use crate::patient::is_timeout;
 use crate::token::{JobToken, PROOF, random_bytes};
 
-/// How long a side waits for the bytes of the other.
+/// How long a handshake may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// First bytes of each side.
 const MAGIC: [u8; 8] = *b"FBRANKS\n";
@@ -25,6 +27,10 @@ const VERSION: u16 = 1;
 const GREETING: usize = 8 + 2 + PROOF;
 /// Bytes of rank and world size.
 const CLAIM: usize = 4 + 4;
+/// Bytes that a rank sends.
+const INTRODUCTION: usize = GREETING + CLAIM + PROOF;
+/// What a rank calls what it has reached, until that has proved to be rank 0.
+const LISTENER: &str = "what listens there";
 /// Longest reason of a refusal.
 const MAX_REASON: usize = 512;
 
@@ -43,6 +49,16 @@ impl From<io::Error> for Failure {
     }
 }
 
+impl Failure {
+    /// Why, in words.
+    pub(crate) fn reason(self) -> String {
+        match self {
+            Self::Connection(error) => error.to_string(),
+            Self::Refused(reason) => reason,
+        }
+    }
+}
+
 /// Rank and world size, as a rank claims them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
@@ -50,9 +66,27 @@ pub(crate) struct Claim {
     pub(crate) world_size: usize,
 }
 
+/// A connection to rank 0 in its handshake.
+pub(crate) struct Guest {
+    stream: TcpStream,
+    came: Instant,
+    greeting: [u8; GREETING],
+    received: [u8; INTRODUCTION],
+    /// How many bytes of it have arrived.
+    length: usize,
+}
+
+/// How far a handshake is.
+pub(crate) enum Progress {
+    /// Not all bytes have arrived.
+    Waits(Guest),
+    /// The rank knows the token.
+    Proved(Candidate),
+}
+
 /// A connection to a rank that knows the token, and waits for an answer.
 pub(crate) struct Candidate {
-    pub(crate) stream: TcpStream,
+    stream: TcpStream,
     pub(crate) claim: Claim,
     transcript: Vec<u8>,
 }
@@ -65,11 +99,13 @@ fn greeting() -> [u8; GREETING] {
     bytes
 }
 
-fn check_greeting(bytes: &[u8; GREETING], other: &str) -> Result<(), Failure> {
-    if bytes[..8] != MAGIC {
+/// Checks a greeting, or what has arrived of it.
+fn check_greeting(bytes: &[u8], other: &str) -> Result<(), Failure> {
+    let magic = bytes.len().min(MAGIC.len());
+    if bytes[..magic] != MAGIC[..magic] {
         return Err(Failure::Refused(format!("{other} is another program")));
     }
-    let version = u16::from_le_bytes([bytes[8], bytes[9]]);
+    let version = bytes.get(8..10).map_or(VERSION, |version| u16::from_le_bytes([version[0], version[1]]));
     if version != VERSION {
         let same = "run the same program on all ranks";
         return Err(Failure::Refused(format!("{other} speaks version {version}, this one version {VERSION}: {same}")));
@@ -77,39 +113,71 @@ fn check_greeting(bytes: &[u8; GREETING], other: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-fn prepare(stream: &TcpStream) -> io::Result<()> {
-    stream.set_nonblocking(false)?;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))
+/// A handshake that takes too long.
+fn too_slow(other: &str, is_silent: bool) -> Failure {
+    let seconds = PATIENCE.as_secs();
+    let problem = match is_silent {
+        true => format!("{other} sent nothing for {seconds} s"),
+        false => format!("{other} did not finish its handshake within {seconds} s"),
+    };
+    Failure::Connection(io::Error::new(io::ErrorKind::TimedOut, problem))
 }
 
-/// On rank 0: reads what a connection claims to be.
-pub(crate) fn receive(mut stream: TcpStream, token: &JobToken) -> Result<Candidate, Failure> {
-    prepare(&stream)?;
-    let own = greeting();
-    stream.write_all(&own)?;
-    let mut theirs = [0; GREETING];
-    stream.read_exact(&mut theirs)?;
-    check_greeting(&theirs, "what connected")?;
-    let (mut claim, mut proof) = ([0; CLAIM], [0; PROOF]);
-    stream.read_exact(&mut claim)?;
-    stream.read_exact(&mut proof)?;
-    let transcript = [&own[..], &theirs, &claim].concat();
-    if !token.accepts(&[b"rank", &transcript], &proof) {
-        let reason = "its FIREBRICK_JOB_TOKEN is not the one of this job";
-        answer(&mut stream, token, &transcript, Err(reason))?;
-        return Err(Failure::Refused(reason.to_owned()));
+fn closed(other: &str) -> Failure {
+    Failure::Connection(io::Error::new(io::ErrorKind::UnexpectedEof, format!("{other} closed the connection")))
+}
+
+impl Guest {
+    /// On rank 0: greets what connected. Does not wait.
+    pub(crate) fn greet(mut stream: TcpStream, now: Instant) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        let greeting = greeting();
+        // A new connection has room for it.
+        stream.write_all(&greeting)?;
+        Ok(Self { stream, came: now, greeting, received: [0; INTRODUCTION], length: 0 })
     }
-    let number = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().expect("four bytes")) as usize;
-    let claim = Claim { rank: number(&claim[..4]), world_size: number(&claim[4..]) };
-    Ok(Candidate { stream, claim, transcript })
+
+    /// Reads what has arrived. Does not wait.
+    pub(crate) fn look(mut self, now: Instant, token: &JobToken) -> Result<Progress, Failure> {
+        while self.length < INTRODUCTION {
+            match self.stream.read(&mut self.received[self.length..]) {
+                Ok(0) => return Err(closed("it")),
+                Ok(count) => self.length += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if is_timeout(&error) => {
+                    let is_late = now.saturating_duration_since(self.came) >= PATIENCE;
+                    return if is_late { Err(too_slow("it", self.length == 0)) } else { Ok(Progress::Waits(self)) };
+                }
+                Err(error) => return Err(error.into()),
+            }
+            check_greeting(&self.received[..self.length.min(GREETING)], "it")?;
+        }
+        self.prove(token)
+    }
+
+    /// Whether all that arrived was sent by a rank that knows the token.
+    fn prove(mut self, token: &JobToken) -> Result<Progress, Failure> {
+        let (theirs, rest) = self.received.split_at(GREETING);
+        let (claim, proof) = rest.split_at(CLAIM);
+        let transcript = [&self.greeting[..], theirs, claim].concat();
+        if !token.accepts(&[b"rank", &transcript], proof) {
+            let reason = "its FIREBRICK_JOB_TOKEN is not the one of this job";
+            answer(&mut self.stream, token, &transcript, Err(reason))?;
+            return Err(Failure::Refused(reason.to_owned()));
+        }
+        let number = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().expect("four bytes")) as usize;
+        let claim = Claim { rank: number(&claim[..4]), world_size: number(&claim[4..]) };
+        Ok(Progress::Proved(Candidate { stream: self.stream, claim, transcript }))
+    }
 }
 
 impl Candidate {
-    /// On rank 0: accepts the rank, or says why not.
+    /// On rank 0: accepts the rank, or says why not. Does not wait.
     pub(crate) fn answer(mut self, token: &JobToken, verdict: Result<(), &str>) -> io::Result<TcpStream> {
         answer(&mut self.stream, token, &self.transcript, verdict)?;
+        self.stream.set_nonblocking(false)?;
+        self.stream.set_write_timeout(Some(PATIENCE))?;
         Ok(self.stream)
     }
 }
@@ -129,28 +197,110 @@ fn answer(stream: &mut TcpStream, token: &JobToken, transcript: &[u8], verdict: 
 
 /// On another rank: says who it is, and waits for the answer.
 pub(crate) fn present(mut stream: TcpStream, token: &JobToken, claim: Claim) -> Result<TcpStream, Failure> {
-    prepare(&stream)?;
-    let mut theirs = [0; GREETING];
-    stream.read_exact(&mut theirs)?;
-    check_greeting(&theirs, "what listens there")?;
+    let deadline = Instant::now() + PATIENCE;
+    stream.set_nodelay(true)?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let theirs = receive::<GREETING>(&mut stream, deadline)?;
+    check_greeting(&theirs, LISTENER)?;
     let own = greeting();
     let claim = [(claim.rank as u32).to_le_bytes(), (claim.world_size as u32).to_le_bytes()].concat();
     let transcript = [&theirs[..], &own, &claim].concat();
     let proof = token.prove(&[b"rank", &transcript]);
     stream.write_all(&[&own[..], &claim, &proof].concat())?;
 
-    let mut head = [0; 1 + PROOF + 2];
-    stream.read_exact(&mut head)?;
+    let head = receive::<{ 1 + PROOF + 2 }>(&mut stream, deadline)?;
     let (is_refused, proof) = (head[0], &head[1..=PROOF]);
     let length = usize::from(u16::from_le_bytes([head[1 + PROOF], head[2 + PROOF]]));
     let mut reason = vec![0; length.min(MAX_REASON)];
-    stream.read_exact(&mut reason)?;
+    fill(&mut stream, deadline, &mut reason)?;
     if is_refused != 0 {
         let reason = String::from_utf8_lossy(&reason).replace(char::is_control, " ");
         return Err(Failure::Refused(reason));
     }
     if !token.accepts(&[b"rank 0", &transcript, &[0]], proof) {
-        return Err(Failure::Refused("what listens there does not know the job's token".to_owned()));
+        return Err(Failure::Refused(format!("{LISTENER} does not know the job's token")));
     }
     Ok(stream)
+}
+
+fn receive<const N: usize>(stream: &mut TcpStream, deadline: Instant) -> Result<[u8; N], Failure> {
+    let mut bytes = [0; N];
+    fill(stream, deadline, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Waits for bytes until the deadline of the whole handshake.
+fn fill(stream: &mut TcpStream, deadline: Instant, bytes: &mut [u8]) -> Result<(), Failure> {
+    let mut length = 0;
+    while length < bytes.len() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(too_slow(LISTENER, false));
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut bytes[length..]) {
+            Ok(0) => return Err(closed(LISTENER)),
+            Ok(count) => length += count,
+            Err(error) if is_timeout(&error) || error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    /// What connects, and how far rank 0 is with it once it has seen all that was sent.
+    fn guest_that_sends(bytes: &[u8]) -> (TcpStream, Result<Progress, Failure>, Instant) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        stream.write_all(bytes).unwrap();
+        let came = Instant::now();
+        let mut progress = Ok(Progress::Waits(Guest::greet(listener.accept().unwrap().0, came).unwrap()));
+        let token = JobToken::random();
+        while let Ok(Progress::Waits(guest)) = progress {
+            if guest.length == bytes.len() {
+                return (stream, Ok(Progress::Waits(guest)), came);
+            }
+            thread::sleep(Duration::from_millis(1));
+            progress = guest.look(came, &token);
+        }
+        (stream, progress, came)
+    }
+
+    #[test]
+    fn a_handshake_may_take_five_seconds_in_all_however_it_is_delayed() {
+        let start = greeting();
+        for (bytes, expected) in [
+            (&start[..0], "it sent nothing for 5 s"),
+            (&start[..3], "it did not finish its handshake within 5 s"),
+            (&start[..], "it did not finish its handshake within 5 s"),
+        ] {
+            let (_stream, progress, came) = guest_that_sends(bytes);
+            let Ok(Progress::Waits(guest)) = progress else { panic!("{} bytes are over", bytes.len()) };
+            let token = JobToken::random();
+            let Ok(Progress::Waits(guest)) = guest.look(came + PATIENCE - Duration::from_millis(1), &token) else {
+                panic!("{} bytes are over before their time", bytes.len())
+            };
+            let failure = guest.look(came + PATIENCE, &token).err().unwrap();
+            assert_eq!(failure.reason(), expected);
+        }
+    }
+
+    #[test]
+    fn garbage_is_refused_by_its_first_bytes() {
+        for garbage in [&b"G"[..], b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"FBRANKs", &[0xff; 4096]] {
+            let (_stream, progress, _) = guest_that_sends(garbage);
+            assert_eq!(progress.err().unwrap().reason(), "it is another program");
+        }
+        let mut other = greeting();
+        other[8] = 9;
+        let (_stream, progress, _) = guest_that_sends(&other[..10]);
+        assert!(progress.err().unwrap().reason().starts_with("it speaks version 9, this one version 1"));
+    }
 }

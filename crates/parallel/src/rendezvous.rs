@@ -1,32 +1,36 @@
 //! How ranks find each other: rank 0 listens on the master's address until all others have come, then the job begins for all at once.
 //!
 //! A connection must prove to know the job's token; anything else is refused, noted and otherwise ignored, so a port scan or a rank
-//! of another job does no harm. Rank 0 listens on that address alone, and stops once all ranks are there.
+//! of another job does no harm. Rank 0 waits for no single connection, and where there are too many the oldest makes
+//! room. It listens on that address alone, and stops once all ranks are there.
 //! Trade-off: ranks cannot join later, and a rank that is gone is not replaced.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::mem;
 use std::net::{TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use firebrick_kernels::Communicator;
 
 use crate::error::ParallelError;
-use crate::handshake::{self, Candidate, Claim, Failure, PATIENCE};
+use crate::handshake::{self, Candidate, Claim, Failure, Guest, PATIENCE, Progress};
 use crate::links::Links;
+use crate::patient::is_timeout;
 use crate::placement::Placement;
 use crate::socket::SocketTransport;
 use crate::wire::{self, Message};
 
 /// Time between two looks for a connection, and between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Connections that may be in their handshake at a time; more wait in the system's queue.
-const MAX_AT_ONCE: usize = 64;
-/// Refusals that are remembered for a message.
+/// Connections that may be in their handshake at a time, or as many as there are ranks.
+const MAX_GUESTS: usize = 128;
+/// Connections that are accepted between two looks at all of them: a rank that answers at once is through before it is
+/// the oldest.
+const ACCEPTED_AT_ONCE: usize = 16;
+/// Refusals that are logged, and remembered for a message. The others are counted.
 const MAX_REFUSALS: usize = 5;
 /// The operation of the message with which the job begins.
 const BEGIN: &str = "begin";
@@ -64,72 +68,68 @@ fn gather(placement: &Placement) -> Result<Vec<(usize, TcpStream)>, ParallelErro
         if Instant::now() >= deadline {
             return Err(hall.dismiss());
         }
-        match listener.accept() {
-            Ok((stream, address)) => hall.receive(stream, address.ip().to_string()),
-            // Nothing to accept, or a connection that ended before it was accepted.
-            Err(_) => thread::sleep(PAUSE),
+        if !hall.accept(&listener) {
+            thread::sleep(PAUSE);
         }
-        hall.settle();
+        hall.look();
     }
-    hall.begin()
+    Ok(hall.begin())
 }
 
 /// Where ranks wait on rank 0 until all have come.
 struct Hall<'a> {
     placement: &'a Placement,
+    /// Connections in their handshake with their addresses, the oldest first.
+    guests: VecDeque<(String, Guest)>,
     joined: BTreeMap<usize, TcpStream>,
-    refusals: Arc<Mutex<Vec<String>>>,
-    at_once: Arc<AtomicUsize>,
-    candidates: (Sender<Candidate>, Receiver<Candidate>),
+    refusals: Refusals,
 }
 
 impl<'a> Hall<'a> {
     fn new(placement: &'a Placement) -> Self {
-        Self {
-            placement,
-            joined: BTreeMap::new(),
-            refusals: Arc::default(),
-            at_once: Arc::default(),
-            candidates: channel(),
+        Self { placement, guests: VecDeque::new(), joined: BTreeMap::new(), refusals: Refusals::default() }
+    }
+
+    /// Greets connections that have come. Whether there was one.
+    fn accept(&mut self, listener: &TcpListener) -> bool {
+        for count in 0..ACCEPTED_AT_ONCE {
+            // Nothing to accept, or a connection that ended before it was accepted.
+            let Ok((stream, address)) = listener.accept() else { return count > 0 };
+            if self.guests.len() >= MAX_GUESTS.max(self.placement.world_size)
+                && let Some((oldest, _)) = self.guests.pop_front()
+            {
+                self.refusals.add(&oldest, "it had not said who it is when many others came");
+            }
+            let address = address.ip().to_string();
+            match Guest::greet(stream, Instant::now()) {
+                Ok(guest) => self.guests.push_back((address, guest)),
+                Err(error) => self.refusals.add(&address, &error.to_string()),
+            }
+        }
+        true
+    }
+
+    /// Reads what the connections have sent, and accepts the ranks whose handshake is done.
+    fn look(&mut self) {
+        let now = Instant::now();
+        for (address, guest) in mem::take(&mut self.guests) {
+            match guest.look(now, &self.placement.token) {
+                Ok(Progress::Waits(guest)) => self.guests.push_back((address, guest)),
+                Ok(Progress::Proved(candidate)) => self.settle(candidate, &address),
+                Err(failure) => self.refusals.add(&address, &failure.reason()),
+            }
         }
     }
 
-    /// Starts a thread for each handshake, so that a silent connection does not keep others waiting.
-    fn receive(&self, stream: TcpStream, address: String) {
-        while self.at_once.load(Ordering::Acquire) >= MAX_AT_ONCE {
-            thread::sleep(PAUSE);
+    fn settle(&mut self, candidate: Candidate, address: &str) {
+        let Claim { rank, world_size } = candidate.claim;
+        let verdict = self.verdict(candidate.claim);
+        if let Err(reason) = &verdict {
+            self.refusals.add(address, &format!("rank {rank} of {world_size}: {reason}"));
         }
-        self.at_once.fetch_add(1, Ordering::AcqRel);
-        let (token, refusals, at_once) = (self.placement.token.clone(), self.refusals.clone(), self.at_once.clone());
-        let sender = self.candidates.0.clone();
-        let work = move || {
-            match handshake::receive(stream, &token) {
-                // Rank 0 may have stopped waiting.
-                Ok(candidate) => drop(sender.send(candidate)),
-                Err(Failure::Refused(reason)) => refuse(&refusals, &address, &reason),
-                Err(Failure::Connection(error)) => refuse(&refusals, &address, &error.to_string()),
-            }
-            at_once.fetch_sub(1, Ordering::AcqRel);
-        };
-        // A system without a free thread: the rank tries again.
-        if thread::Builder::new().name("handshake".to_owned()).spawn(work).is_err() {
-            self.at_once.fetch_sub(1, Ordering::AcqRel);
-        }
-    }
-
-    /// Accepts the ranks whose handshake is done.
-    fn settle(&mut self) {
-        while let Ok(candidate) = self.candidates.1.try_recv() {
-            let Claim { rank, world_size } = candidate.claim;
-            let verdict = self.verdict(candidate.claim);
-            if let Err(reason) = &verdict {
-                let address = candidate.stream.peer_addr().map_or_else(|_| "a rank".to_owned(), |a| a.ip().to_string());
-                refuse(&self.refusals, &address, &format!("rank {rank} of {world_size}: {reason}"));
-            }
-            let answered = candidate.answer(&self.placement.token, verdict.as_ref().copied().map_err(String::as_str));
-            if let (Ok(()), Ok(stream)) = (verdict, answered) {
-                self.joined.insert(rank, stream);
-            }
+        let answered = candidate.answer(&self.placement.token, verdict.as_ref().copied().map_err(String::as_str));
+        if let (Ok(()), Ok(stream)) = (verdict, answered) {
+            self.joined.insert(rank, stream);
         }
     }
 
@@ -149,23 +149,26 @@ impl<'a> Hall<'a> {
     }
 
     /// All ranks are there.
-    fn begin(self) -> Result<Vec<(usize, TcpStream)>, ParallelError> {
+    fn begin(self) -> Vec<(usize, TcpStream)> {
+        if self.refusals.count > self.refusals.reasons.len() {
+            tracing::warn!("rendezvous: {} connections were refused in all", self.refusals.count);
+        }
         let joined = self.joined.into_iter().map(|(rank, mut stream)| {
             // A rank that is gone by now is noticed by its first exchange.
             let _ = wire::write(&mut stream, &Message::Part { operation: BEGIN.to_owned(), bytes: Vec::new() });
             (rank, stream)
         });
-        Ok(joined.collect())
+        joined.collect()
     }
 
     /// Time is over: says so to those that came.
     fn dismiss(self) -> ParallelError {
         let Placement { world_size, timeout, .. } = *self.placement;
         let missing: Vec<usize> = (1..world_size).filter(|rank| !self.joined.contains_key(rank)).collect();
-        let refusals = std::mem::take(&mut *self.refusals.lock().unwrap_or_else(PoisonError::into_inner));
-        let refused = match refusals.is_empty() {
-            true => String::new(),
-            false => format!("connections were refused ({}); ", refusals.join("; ")),
+        let Refusals { count, reasons } = &self.refusals;
+        let refused = match count {
+            0 => String::new(),
+            _ => format!("connections were refused, {count} in all ({}); ", reasons.join("; ")),
         };
         let address = self.placement.master();
         let error =
@@ -178,13 +181,22 @@ impl<'a> Hall<'a> {
     }
 }
 
-/// Notes a refusal, for the user to read if a rank is missing in the end.
-fn refuse(refusals: &Mutex<Vec<String>>, address: &str, reason: &str) {
-    tracing::warn!("rendezvous: a connection from {address} was refused: {reason}");
-    let mut refusals = refusals.lock().unwrap_or_else(PoisonError::into_inner);
-    let text = format!("{address}: {reason}");
-    if refusals.len() < MAX_REFUSALS && !refusals.contains(&text) {
-        refusals.push(text);
+/// Connections that were refused, for the user to read if a rank is missing in the end.
+#[derive(Default)]
+struct Refusals {
+    count: usize,
+    /// The first different ones.
+    reasons: Vec<String>,
+}
+
+impl Refusals {
+    fn add(&mut self, address: &str, reason: &str) {
+        self.count += 1;
+        let text = format!("{address}: {reason}");
+        if self.reasons.len() < MAX_REFUSALS && !self.reasons.contains(&text) {
+            tracing::warn!("rendezvous: a connection from {address} was refused: {reason}; others like it are counted");
+            self.reasons.push(text);
+        }
     }
 }
 
@@ -240,11 +252,15 @@ fn connect(placement: &Placement, started: Instant) -> Result<TcpStream, Failure
 
 /// Waits for the other ranks, for as long as rank 0 waits for them.
 fn wait_for_begin(placement: &Placement, mut stream: TcpStream) -> Result<TcpStream, ParallelError> {
-    let wait = stream.set_read_timeout(Some(placement.timeout + 2 * PATIENCE)).and_then(|()| wire::read(&mut stream));
+    let patience = placement.timeout + 2 * PATIENCE;
+    let wait = stream.set_read_timeout(Some(patience)).and_then(|()| wire::read(&mut stream));
     match wait {
         Ok(Message::Part { operation, .. }) if operation == BEGIN => Ok(stream),
         Ok(Message::Failed(problem)) => Err(placement.refused(problem)),
         Ok(_) => Err(placement.refused("rank 0 sent something else than the beginning of the job".to_owned())),
+        Err(error) if is_timeout(&error) => {
+            Err(placement.refused(format!("rank 0 sent nothing for {} s", patience.as_secs())))
+        }
         Err(error) => Err(placement.refused(format!("rank 0 left while the other ranks were waited for ({error})"))),
     }
 }

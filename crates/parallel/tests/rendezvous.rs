@@ -4,7 +4,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{TryRecvError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -125,6 +125,53 @@ fn strangers_garbage_and_wrong_tokens_are_refused_without_ending_the_job() {
     assert_eq!(second.all_reduce_count(1), Ok(2));
     assert_eq!(first.join().unwrap(), Ok(2));
     drop(silent);
+}
+
+/// More strangers than rank 0 listens to at once. Some say nothing; the others send a byte of what a rank sends now and
+/// then.
+#[test]
+fn slow_strangers_keep_no_rank_out_and_rank_0_waits_no_longer_for_them() {
+    let all = placements(2);
+    let (master, member) = (all[0].clone(), all[1].clone());
+    let impatient = Placement { timeout: Duration::from_secs(2), ..placements(2)[0].clone() };
+    let (is_over, over) = channel::<()>();
+    let strangers = |port| -> Vec<TcpStream> {
+        while !is_reachable(port) {
+            thread::sleep(Duration::from_millis(10));
+        }
+        (0..200).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect()
+    };
+    thread::scope(|scope| {
+        let first = scope.spawn(move || Ranks::join(&master).and_then(|ranks| ranks.all_reduce_count(1)));
+        let mut slow = strangers(member.master_port);
+        let silent: Vec<TcpStream> = slow.drain(..100).collect();
+        scope.spawn(move || {
+            let mut bytes = b"FBRANKS\n\x01\x00".iter().chain(std::iter::repeat(&0));
+            while over.try_recv() == Err(TryRecvError::Empty) {
+                let byte = *bytes.next().unwrap();
+                // Rank 0 closes them in the end.
+                slow.iter_mut().for_each(|stream| drop(stream.write_all(&[byte])));
+                thread::sleep(Duration::from_millis(100));
+            }
+        });
+        thread::sleep(Duration::from_millis(300));
+        let started = Instant::now();
+        let second = Ranks::join(&member).unwrap();
+        assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+        assert_eq!(second.all_reduce_count(1), Ok(2));
+        assert_eq!(first.join().unwrap(), Ok(2));
+        drop((is_over, silent));
+    });
+    thread::scope(|scope| {
+        let port = impatient.master_port;
+        let started = Instant::now();
+        let alone = scope.spawn(move || Ranks::join(&impatient).unwrap_err().to_string());
+        let silent = strangers(port);
+        let message = alone.join().unwrap();
+        assert!(message.contains("rank 1 of 2 did not come") && message.contains("were refused, "), "{message}");
+        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+        drop(silent);
+    });
 }
 
 #[test]
