@@ -56,6 +56,20 @@ pub enum RunError {
         /// What is saved and how to continue.
         advice: String,
     },
+    /// A rank that cannot write its part of a checkpoint where rank 0 writes.
+    #[error(
+        "rank {rank} does not see the folder {} of rank 0, where with train.zero_stage = {stage} every rank writes its \
+         part of a checkpoint: set output_dir to a folder that all machines share under the same path, or \
+         train.zero_stage = 0. Nothing was trained", folder.display()
+    )]
+    NotShared {
+        /// The first such rank.
+        rank: usize,
+        /// The folder.
+        folder: PathBuf,
+        /// What ranks divide.
+        stage: crate::config::ZeroStage,
+    },
     /// More ranks than the machine or the backend can run.
     #[error("{option}: {problem}")]
     Ranks {

@@ -614,6 +614,26 @@ fn ranks_with_another_recipe_model_or_data_are_refused_before_training() {
     }
 }
 
+/// As on two machines, each with a folder of its own under the same name.
+#[test]
+fn ranks_without_a_common_folder_are_refused_before_training_where_all_of_them_write_to_it() {
+    for (stage, expected) in [(1, Some(1)), (0, Some(0))] {
+        let (here, there, job) = (Place::new(), Place::new(), Job::new(2));
+        let stage = format!("train.zero_stage={stage}");
+        let changes = [LORA, &[stage.as_str(), "train.steps=2", "eval.every_steps=0"]].concat();
+        for rank in [here.rank(&job, 0, &changes), there.rank(&job, 1, &changes)] {
+            let (status, log) = rank.end();
+            assert_eq!(status, expected, "{log}");
+            let is_refused =
+                log.contains("rank 1 does not see the folder runs of rank 0") && log.contains("output_dir");
+            assert_eq!(is_refused, expected != Some(0), "{log}");
+        }
+        assert_eq!(here.run("run").exists(), expected == Some(0), "nothing was to be written");
+        let left = |place: &Place| fs::read_dir(place.folder.path().join("runs")).map_or(0, Iterator::count);
+        assert_eq!((left(&here), left(&there)), (usize::from(expected == Some(0)), 0));
+    }
+}
+
 #[test]
 fn a_signal_reaches_all_ranks_and_the_run_is_saved_and_continues() {
     let here = Place::new();

@@ -80,6 +80,7 @@ fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, 
         together::prepare_in_turn(&ranks, || prepare_as(config, date, ranks.world_size(), &request, Need::Weights))?
     };
     together::agree_on_data(&ranks, &prepared)?;
+    together::agree_on_folder(&ranks, &prepared.plan, resumed.as_ref())?;
     let mut notes = prepared.data_notes.clone();
     if let Some(point) = &resumed {
         notes.extend(compare(point, &prepared)?);

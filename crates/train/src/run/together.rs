@@ -5,8 +5,9 @@
 //! Trade-off: a resumed run reads its checkpoint on every rank, so all machines see it under the same path.
 
 use std::collections::BTreeSet;
-use std::io::Write;
-use std::path::PathBuf;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
@@ -26,9 +27,13 @@ use crate::run::prepare::{Prepared, now};
 use crate::state::checkpoint::{RunState, read_state};
 use crate::state::resume_point::{ResumeFrom, ResumePoint};
 use crate::state::run_folder::RunFolder;
+use crate::state::storage::StorageError;
 
 /// How long a rank may take to end by itself once another one is lost.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// How long a rank looks for a file of rank 0: a network file system may show it a little later.
+const SEEN_WITHIN: Duration = Duration::from_secs(5);
 
 /// Keys of a recipe that name places, which may differ between machines: what lies there is compared.
 const PLACES: [&str; 7] = ["model", "output_dir", "path", "eval_path", "cache", "init_from", "chat_template"];
@@ -54,12 +59,10 @@ pub(super) fn start_of(
         let open = |from: &ResumeFrom| ResumePoint::open(from, config.output_dir.as_ref(), &config.name);
         let point = resume.map(open).transpose()?;
         let date = point.as_ref().map_or_else(now, |point| point.state.date);
-        let place = |point: &ResumePoint| -> Result<_, RunError> {
-            let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
-            let folder = absolute(&point.folder.path().to_path_buf());
-            Ok((folder, point.folder.name().to_owned(), absolute(&point.checkpoint)))
+        let place = |point: &ResumePoint| {
+            (absolute(point.folder.path()), point.folder.name().to_owned(), absolute(&point.checkpoint))
         };
-        let shared = SharedStart { date, resumed: point.as_ref().map(place).transpose()? };
+        let shared = SharedStart { date, resumed: point.as_ref().map(place) };
         share(ranks, "start", Some(&shared))?;
         return Ok((date, point));
     }
@@ -70,6 +73,49 @@ pub(super) fn start_of(
         Ok(ResumePoint { folder, checkpoint, state, notes: Vec::new() })
     });
     Ok((date, point.transpose()?))
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Refuses ranks that do not see the folder of rank 0, where each of them writes its part of the checkpoints.
+///
+/// # Errors
+/// [`RunError::NotShared`], the same on all ranks; the folder cannot be written; a rank is gone.
+pub(super) fn agree_on_folder(ranks: &Ranks, plan: &Plan, resumed: Option<&ResumePoint>) -> Result<(), RunError> {
+    let stage = plan.zero_stage.value;
+    if ranks.world_size() == 1 || !stage.divides_state() {
+        return Ok(());
+    }
+    let folder = resumed.map_or_else(|| plan.output_dir.value.clone(), |point| absolute(point.folder.path()));
+    let mark = || -> io::Result<_> {
+        fs::create_dir_all(&folder)?;
+        firebrick_files::temporary_in(&folder, ".seen-by-all-ranks-", "")
+    };
+    // It is there until this function returns.
+    let mark = ranks.is_main().then(mark).transpose();
+    let mark = mark.map_err(|source| StorageError::NotWritable { path: folder.clone(), source })?;
+    let own = mark.as_ref().map(|mark| (folder, mark.path().file_name().map(PathBuf::from).unwrap_or_default()));
+    let (folder, file): (PathBuf, PathBuf) = share(ranks, "output_dir", own.as_ref())?;
+    let is_seen = appears(&folder.join(file), SEEN_WITHIN);
+    let all = ranks.all_gather_numbers("output_dir", [u64::from(is_seen)])?;
+    match all.iter().position(|[is_seen]| *is_seen == 0) {
+        Some(rank) => Err(RunError::NotShared { rank, folder, stage }),
+        None => Ok(()),
+    }
+}
+
+/// Whether a file is there, now or within this time.
+fn appears(file: &Path, patience: Duration) -> bool {
+    let started = Instant::now();
+    while !file.exists() {
+        if started.elapsed() >= patience {
+            return false;
+        }
+        sleep(Duration::from_millis(100));
+    }
+    true
 }
 
 /// The folder of a new run: created on rank 0.
