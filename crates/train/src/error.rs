@@ -70,6 +70,16 @@ pub enum RunError {
         /// What ranks divide.
         stage: crate::config::ZeroStage,
     },
+    /// A rank whose adapter has taken another part out of the base.
+    #[error(
+        "rank {rank} has taken another part out of the base than rank 0: with lora.init_lora_weights = \"pissa\" every \
+         rank decomposes the weights itself, and devices of different kinds round differently. Use devices of one \
+         kind, or start on one rank and continue from its checkpoint on all, or remove the key. Nothing was trained"
+    )]
+    StartDiffers {
+        /// The first such rank.
+        rank: usize,
+    },
     /// More ranks than the machine or the backend can run.
     #[error("{option}: {problem}")]
     Ranks {

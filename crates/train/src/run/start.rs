@@ -79,13 +79,13 @@ impl Start {
                 if let Some(adapter) = &prepared.plan.lora_init_from.value {
                     trainer.model.load_adapter(adapter)?;
                 }
-                together::agree_on_weights(&trainer.ranks, &mut trainer.model)?;
+                together::agree_on_weights(&trainer.ranks, &prepared.plan, &mut trainer.model)?;
                 let state = first_state(prepared, trainer, console)?;
                 Ok(Self { folder, state, resumed: None })
             }
             Place::Resumed(point) => {
                 let (folder, state) = continue_from(*point, prepared, trainer, weights, console)?;
-                together::agree_on_weights(&trainer.ranks, &mut trainer.model)?;
+                together::agree_on_weights(&trainer.ranks, &prepared.plan, &mut trainer.model)?;
                 save_texts(&folder, prepared, &trainer.ranks)?;
                 Ok(Self { resumed: Some(state.step), folder, state })
             }

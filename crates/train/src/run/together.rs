@@ -222,16 +222,16 @@ pub(super) fn agree_on_data(ranks: &Ranks, prepared: &Prepared) -> Result<(), Ru
 /// Refuses ranks that read another base, and gives all of them the trained weights of rank 0 where they differ by a bit.
 ///
 /// # Errors
-/// [`ParallelError::Differs`]; a rank is gone.
-pub(super) fn agree_on_weights<B: Kernels>(ranks: &Ranks, model: &mut Decoder<B>) -> Result<(), RunError> {
+/// [`ParallelError::Differs`]; [`RunError::StartDiffers`]; a rank is gone.
+pub(super) fn agree_on_weights<B: Kernels>(ranks: &Ranks, plan: &Plan, model: &mut Decoder<B>) -> Result<(), RunError> {
     if ranks.world_size() == 1 {
         return Ok(());
     }
     let mut facts = Facts::default();
     facts.add("model", model.base_hash().map_or("random weights".to_owned(), |hash| format!("weights {hash:016x}")));
     ranks.agree(&facts)?;
-    let sums = ranks.all_gather_numbers("weights", [checksum(model)])?;
-    if sums.iter().all(|sum| *sum == sums[0]) {
+    let is_part_of_base = plan.lora.value.as_ref().is_some_and(|lora| !lora.init_lora_weights.is_uniform());
+    if are_the_same(ranks, checksum(model), is_part_of_base)? {
         return Ok(());
     }
     let mut shared: BTreeSet<Arc<str>> = model.parameters().iter().map(|parameter| parameter.name.clone()).collect();
@@ -242,6 +242,17 @@ pub(super) fn agree_on_weights<B: Kernels>(ranks: &Ranks, model: &mut Decoder<B>
     let mut facts = Facts::default();
     facts.add("the sum of the trained weights", format!("{:016x}", checksum(model)));
     Ok(ranks.agree(&facts)?)
+}
+
+/// Whether the trained weights of all ranks have one checksum. Where they started as a part of the base, those of rank
+/// 0 do not fit the base of a rank that has others.
+fn are_the_same(ranks: &Ranks, checksum: u64, is_part_of_base: bool) -> Result<bool, RunError> {
+    let sums = ranks.all_gather_numbers("weights", [checksum])?;
+    match sums.iter().position(|sum| *sum != sums[0]) {
+        None => Ok(true),
+        Some(rank) if is_part_of_base => Err(RunError::StartDiffers { rank }),
+        Some(_) => Ok(false),
+    }
 }
 
 /// A hash of all trained weights with their names, but for those that are on one rank alone.
@@ -273,4 +284,36 @@ pub(crate) fn end_when_lost(ranks: &Ranks, is_saving: Arc<AtomicBool>) {
         let _ = writeln!(std::io::stderr(), "error: {problem}; this rank did not end by itself and is ended");
         end_process(1);
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use firebrick_kernels::comm::local_group;
+
+    use super::*;
+
+    /// What three ranks with these checksums find.
+    fn found(checksums: [u64; 3], is_part_of_base: bool) -> Vec<Result<bool, String>> {
+        thread::scope(|scope| {
+            let start = |communicator| {
+                let ranks = Ranks::new(communicator);
+                let compare = move || are_the_same(&ranks, checksums[ranks.rank()], is_part_of_base);
+                scope.spawn(move || compare().map_err(|error| error.to_string()))
+            };
+            let threads: Vec<_> = local_group(3).into_iter().map(start).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn weights_that_differ_are_shared_unless_they_started_as_parts_of_different_bases() {
+        assert_eq!(found([7, 7, 7], true), [Ok(true), Ok(true), Ok(true)]);
+        assert_eq!(found([7, 7, 8], false), [Ok(false), Ok(false), Ok(false)]);
+        for result in found([7, 7, 8], true) {
+            let message = result.unwrap_err();
+            assert!(message.contains("rank 2 ") && message.contains("init_lora_weights"), "{message}");
+        }
+    }
 }
