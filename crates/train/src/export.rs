@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::Args;
+use firebrick_data::Tokenizer;
 use firebrick_model::{
-    Bnb4bit, CHAT_TEMPLATE_FILE, Companions, GgufType, Merge, MergeReport, SavedDtype, merge_adapter, quantize_folder,
-    write_gguf,
+    Bnb4bit, CHAT_TEMPLATE_FILE, Companions, GgufEnds, GgufType, Merge, MergeReport, ModelConfig, SavedDtype,
+    merge_adapter, quantize_folder, write_gguf,
 };
 use firebrick_precision::{Format, QuantFormat};
 use serde_json::{Map, Value};
@@ -20,7 +21,7 @@ use crate::config::compute::parse_format;
 use crate::console::{Console, shell_quoted};
 use crate::error::RunError;
 use crate::hub::{Need, model_folder};
-use crate::run::chat_settings;
+use crate::run::{chat_settings, end_of_turn};
 use crate::state::storage::StorageError;
 
 /// Share of the adapter lost to rounding that is worth a warning.
@@ -133,17 +134,54 @@ fn chat_settings_of(folder: &Path) -> Result<Map<String, Value>, RunError> {
 
 /// The model as one file, and what Ollama reads next to it.
 fn gguf(options: &ExportOptions, kind: GgufType) -> Result<String, RunError> {
-    let out = &options.out;
-    write_gguf(&options.model, out, kind)?;
-    let modelfile = out.with_extension("Modelfile");
+    let (folder, out) = (&options.model, &options.out);
+    let mut tokenizer = Tokenizer::from_folder(folder)?;
+    tokenizer.set_template_defaults(chat_settings::read(folder)?);
+    let listed = ModelConfig::read(folder)?.eos_token_ids;
+    let ends = gguf_ends(&tokenizer, &listed)?;
+    write_gguf(folder, out, kind, ends)?;
+
     let name = out.file_name().unwrap_or_default().to_string_lossy();
-    std::fs::write(&modelfile, format!("FROM ./{name}\n"))
-        .map_err(|error| StorageError::io("write", &modelfile, error))?;
+    let mut text = format!("FROM ./{name}\n");
+    let mut stops: Vec<u32> = ends.text.into_iter().chain(ends.turn).collect();
+    stops.extend(listed.into_iter().filter(|id| ![ends.text, ends.turn].contains(&Some(*id))));
+    for id in stops {
+        let stop = tokenizer.decode(&[id], false)?;
+        // An id without a token has no text.
+        if !stop.is_empty() {
+            text += &format!("PARAMETER stop {}\n", quoted(&stop));
+        }
+    }
+    let modelfile = modelfile_of(out);
+    std::fs::write(&modelfile, text).map_err(|error| StorageError::io("write", &modelfile, error))?;
     Ok(format!(
         "written as {kind} to {}; for Ollama: ollama create NAME -f {}",
         out.display(),
         shell_quoted(&modelfile.display().to_string())
     ))
+}
+
+/// The tokenizer's end of text, or the first that the model lists; and the template's end of turn, or the last that the model lists, since
+/// those that a run trains come last.
+fn gguf_ends(tokenizer: &Tokenizer, listed: &[u32]) -> Result<GgufEnds, RunError> {
+    let text = tokenizer.eos_token_id().or(listed.first().copied());
+    let turn = end_of_turn::in_template(tokenizer)?.or(listed.last().copied());
+    Ok(GgufEnds { text, turn: turn.filter(|_| turn != text) })
+}
+
+/// `m.Modelfile` next to `m.gguf`; a dot in a name of another form is part of the name.
+fn modelfile_of(out: &Path) -> PathBuf {
+    let is_gguf = out.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    let name = if is_gguf { out.file_stem() } else { out.file_name() };
+    let mut name = name.unwrap_or_default().to_owned();
+    name.push(".Modelfile");
+    out.with_file_name(name)
+}
+
+/// A value of a Modelfile. Nothing is escaped there; a text with a quote stands between three.
+fn quoted(text: &str) -> String {
+    let quotes = if text.contains('"') { "\"\"\"" } else { "\"" };
+    format!("{quotes}{text}{quotes}")
 }
 
 fn merge(options: &ExportOptions, adapter: &Path) -> Result<String, RunError> {
@@ -201,5 +239,15 @@ mod tests {
         assert_eq!("stored".parse(), Ok(MergeBase::Stored));
         assert_eq!("dequantized".parse(), Ok(MergeBase::Dequantized(QuantFormat::Nf4 { double_quant: true })));
         assert!("fp4".parse::<MergeBase>().unwrap_err().contains("stored, dequantized, nf4, nf4_double_quant, nvfp4"));
+    }
+
+    #[test]
+    fn a_modelfile_is_named_by_the_whole_name_and_quotes_as_ollama_reads() {
+        let of = |out: &str| modelfile_of(Path::new(out)).display().to_string();
+        assert_eq!(of("out/m.gguf"), "out/m.Modelfile");
+        assert_eq!(of("out/Llama-3.1-8B"), "out/Llama-3.1-8B.Modelfile");
+        assert_eq!(of("Llama-3.1-8B.Q8_0.GGUF"), "Llama-3.1-8B.Q8_0.Modelfile");
+        assert_eq!(quoted("<|end|>"), "\"<|end|>\"");
+        assert_eq!(quoted("\\ \""), "\"\"\"\\ \"\"\"\"");
     }
 }

@@ -8,10 +8,11 @@ use firebrick_data::Tokenizer;
 use firebrick_kernels::BaseStorage;
 use firebrick_kernels::backends::Flex;
 use firebrick_model::peft::read_adapter;
-use firebrick_model::{HfFolder, ModelConfig};
+use firebrick_model::{GgufType, HfFolder, ModelConfig};
 use firebrick_precision::Format;
 use firebrick_tests::{NEW, NEWEST, NF4, checkpoint_folder, finish, fixture, one_step, recipe, refusal, snapshot};
 use firebrick_train::config::RunConfig;
+use firebrick_train::export::{ExportOptions, MergeBase, export};
 use firebrick_train::run::generate::{GenerateRequest, LoadOptions, generate};
 use firebrick_train::run::prepare::prepare;
 use firebrick_train::run::sampling::{ChosenSampling, TypedSampling};
@@ -156,6 +157,44 @@ fn a_run_stops_its_answers_at_the_end_of_turn_that_it_trains() {
     assert_eq!(ends(&["data.train_end_of_turn=false"]), [EOS], "nothing is trained to end a turn");
     let texts = format!("data.path='{}'", fixture("data").join("text-tiny.jsonl").display());
     assert_eq!(ends(&[&texts]), [EOS], "plain texts end with the tokenizer's own token");
+}
+
+/// The number after a key of a GGUF file's metadata.
+fn gguf_number(file: &[u8], key: &str) -> Option<u32> {
+    let at = file.windows(key.len()).position(|bytes| bytes == key.as_bytes())? + key.len();
+    let number = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().unwrap());
+    assert_eq!(number(at), 4, "the type of {key} is u32");
+    Some(number(at + 4))
+}
+
+#[test]
+fn a_gguf_file_and_its_modelfile_name_the_end_of_turn_that_was_trained() {
+    let output = tempdir().unwrap();
+    let (inputs, model, config) =
+        recipe_of(output.path(), &["data.new_special_tokens=['<|stop_here|>']", "train.steps=1"]);
+    fs::write(inputs.path().join("mine.jinja"), TEMPLATE.replace("<|pad|>", "<|stop_here|>")).unwrap();
+    finish(config, NEW);
+    let (merged, gguf) = (output.path().join("merged"), output.path().join("Tiny-1.5B"));
+    let merge = ExportOptions {
+        merge: true,
+        bnb_4bit: None,
+        gguf: None,
+        model,
+        adapter: Some(output.path().join("run/adapter")),
+        out: merged.clone(),
+        dtype: None,
+        base: MergeBase::Stored,
+    };
+    export(&merge).unwrap();
+    let kind = Some(GgufType::F16);
+    let options = ExportOptions { merge: false, gguf: kind, model: merged, adapter: None, out: gguf.clone(), ..merge };
+    export(&options).unwrap();
+    let file = fs::read(&gguf).unwrap();
+    assert_eq!(gguf_number(&file, "tokenizer.ggml.eos_token_id"), Some(EOS));
+    assert_eq!(gguf_number(&file, "tokenizer.ggml.eot_token_id"), Some(262));
+    let modelfile = fs::read_to_string(output.path().join("Tiny-1.5B.Modelfile")).unwrap();
+    let expected = "FROM ./Tiny-1.5B\nPARAMETER stop \"<|eos|>\"\nPARAMETER stop \"<|stop_here|>\"\n";
+    assert_eq!(modelfile, expected);
 }
 
 #[test]

@@ -87,18 +87,26 @@ impl FromStr for GgufType {
     }
 }
 
+/// The tokens that a reader of a GGUF file stops at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GgufEnds {
+    /// The token that ends a text.
+    pub text: Option<u32>,
+    /// The token that ends a turn, where it is another one.
+    pub turn: Option<u32>,
+}
+
 /// Writes the model in `folder` to the file `to`, which appears only when it is complete.
 ///
 /// # Errors
 /// A folder that cannot be read, a model or tokenizer that GGUF cannot describe here ([`ModelError::NoGguf`]), a failed write.
-pub fn write_gguf(folder: &Path, to: &Path, kind: GgufType) -> Result<(), ModelError> {
+pub fn write_gguf(folder: &Path, to: &Path, kind: GgufType, ends: GgufEnds) -> Result<(), ModelError> {
     let weights = HfFolder::open(folder)?;
     let config = ModelConfig::read(folder)?;
     weights.check_complete(&config.spec)?;
     let architecture = Architecture::of(&config)?;
     let mut metadata = architecture.metadata(&config, folder, kind);
-    let eos = config.eos_token_ids.first().copied();
-    metadata.extend(tokenizer::metadata(folder, config.spec.vocab_size, config.bos_token_id, eos)?);
+    metadata.extend(tokenizer::metadata(folder, config.spec.vocab_size, config.bos_token_id, ends)?);
 
     let tensors = config.spec.tensors();
     let mut entries: Vec<Entry> = tensors
@@ -275,7 +283,7 @@ mod tests {
         let fetch = |name: &str| Ok(Fetched::Values(vec![0.5; shapes[name].iter().product()]));
         write_hf_folder(&folder, &config, SavedDtype::F32, None, fetch).unwrap();
         write(folder.join("tokenizer.json"), TOKENIZER).unwrap();
-        write_gguf(&folder, &file, GgufType::F16).unwrap();
+        write_gguf(&folder, &file, GgufType::F16, GgufEnds::default()).unwrap();
         let bytes = read(&file).unwrap();
         assert_eq!((&bytes[..4], bytes[4], bytes[8]), (&b"GGUF"[..], 3, config.spec.tensors().len() as u8));
         // The last tensor is the head, 11 rows of 8 halves, padded to 32 bytes.
@@ -285,8 +293,9 @@ mod tests {
 
     #[test]
     fn what_llama_cpp_computes_differently_is_refused_by_name() {
-        let refused =
-            |folder: &Path| write_gguf(folder, &folder.join("x.gguf"), GgufType::Q8_0).unwrap_err().to_string();
+        let refused = |folder: &Path| {
+            write_gguf(folder, &folder.join("x.gguf"), GgufType::Q8_0, GgufEnds::default()).unwrap_err().to_string()
+        };
         let temp = tempdir().unwrap();
         let folder = temp.path().join("m");
         let config = tiny(&[]).unwrap();

@@ -11,6 +11,7 @@ use firebrick_arch::folder::{CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZE
 use firebrick_arch::json::{parse_object, read_text};
 use serde_json::{Map, Value as Json};
 
+use super::GgufEnds;
 use super::container::Value;
 use crate::error::ModelError;
 
@@ -42,7 +43,7 @@ pub(super) fn metadata(
     folder: &Path,
     vocab_size: usize,
     bos: Option<u32>,
-    eos: Option<u32>,
+    ends: GgufEnds,
 ) -> Result<Vec<(String, Value)>, ModelError> {
     let path = folder.join(TOKENIZER_FILE);
     let json = parse_object(&read_text(&path)?, &path)?;
@@ -57,7 +58,7 @@ pub(super) fn metadata(
         let [rule, normalizer] = ["pre_tokenizer", "normalizer"].map(|key| json.get(key).unwrap_or(&Json::Null));
         refused(format!("how this tokenizer cuts text: {rule}, after {normalizer}"))
     })?;
-    let (tokens, kinds) = tokens(&json, model, vocab_size, [bos, eos]).map_err(refused)?;
+    let (tokens, kinds) = tokens(&json, model, vocab_size, &[bos, ends.text, ends.turn]).map_err(refused)?;
     let key = |name: &str| format!("tokenizer.ggml.{name}");
     let mut metadata = vec![
         (key("model"), Value::Text("gpt2".to_owned())),
@@ -67,7 +68,8 @@ pub(super) fn metadata(
         (key("merges"), Value::Texts(merges(model).map_err(refused)?)),
     ];
     metadata.extend(bos.map(|id| (key("bos_token_id"), Value::U32(id))));
-    metadata.extend(eos.map(|id| (key("eos_token_id"), Value::U32(id))));
+    metadata.extend(ends.text.map(|id| (key("eos_token_id"), Value::U32(id))));
+    metadata.extend(ends.turn.map(|id| (key("eot_token_id"), Value::U32(id))));
     metadata.push((key("add_bos_token"), Value::Bool(bos.is_some_and(|bos| begins_with(&json, bos)))));
     metadata
         .extend(chat_template(folder)?.map(|template| ("tokenizer.chat_template".to_owned(), Value::Text(template))));
@@ -120,7 +122,7 @@ fn tokens(
     json: &Map<String, Json>,
     model: &Map<String, Json>,
     vocab_size: usize,
-    ends: [Option<u32>; 2],
+    ends: &[Option<u32>],
 ) -> Result<(Vec<String>, Vec<i32>), String> {
     let mut by_id: BTreeMap<usize, (String, i32)> = BTreeMap::new();
     let vocab = model.get("vocab").and_then(Json::as_object).ok_or("a tokenizer without a vocabulary")?;
@@ -218,7 +220,7 @@ mod tests {
         let json = json!({ "added_tokens": [{ "id": 2, "content": "<|im_end|>", "special": true }] });
         let model = json!({ "vocab": { "a": 0, "</s>": 1, "<eos>": 3 } });
         let [json, model] = [&json, &model].map(|json| json.as_object().unwrap());
-        let (texts, kinds) = tokens(json, model, 4, [None, Some(3)]).unwrap();
+        let (texts, kinds) = tokens(json, model, 4, &[None, Some(3)]).unwrap();
         assert_eq!(texts, ["a", "[PAD1]", "<|im_end|>", "<eos>"]);
         assert_eq!(kinds, [NORMAL, UNUSED, CONTROL, NORMAL]);
     }

@@ -8,7 +8,7 @@ pub mod chat;
 pub mod chat_settings;
 pub mod data_sets;
 pub mod device;
-mod end_of_turn;
+pub(crate) mod end_of_turn;
 pub mod eval_prompts;
 pub mod evaluate;
 mod finish;
