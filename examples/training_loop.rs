@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
     for step in 1..=steps {
         let (batch, _) = loader.next_batch().ok_or("the data is over")?;
-        let on_device = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
+        let on_device = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens)?;
         let mut gradients = GradientMap::default();
         gradients.begin_micro_batch(true);
         let loss = focal_loss(&model, &on_device, &mut gradients);

@@ -92,7 +92,7 @@ impl Case {
         let table = readable.parameters().into_iter().find(|parameter| parameter.name.as_ref() == EMBEDDING);
         let table = table.expect("a model that trains has its embedding among its parameters").matrix();
         let model = Decoder::<Flex>::random(config, &build, &device)?;
-        let on_device = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
+        let on_device = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens)?;
 
         let (frequencies, scaling) = model.config.spec.ropes[0].inverse_frequencies(batch.row_len);
         let (cos, sin) = rope::tables(&batch.positions, &frequencies, scaling);

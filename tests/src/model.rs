@@ -117,7 +117,8 @@ pub fn trainer<B: Kernels>(
 
 /// Uploads a batch.
 pub fn upload<B: Kernels>(model: &Decoder<B>, batch: &Batch) -> MicroBatch<B> {
-    model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens)
+    let on_device = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
+    on_device.expect("the batch has tokens of the model")
 }
 
 /// Values of a tensor on the host.

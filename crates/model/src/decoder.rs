@@ -25,6 +25,7 @@ use firebrick_kernels::{
 use half::{bf16, f16};
 
 use crate::division::{Blocks, Division};
+use crate::error::ModelError;
 use crate::layer::{Attend, Context, Layer};
 use crate::linear::{AdapterPass, Base, add_matrix, weight_gradient};
 use crate::norm::Norm;
@@ -106,9 +107,18 @@ impl<B: Kernels> Decoder<B> {
     /// Uploads a micro-batch: token ids, targets (negative: not in the loss), positions inside documents, and document boundaries, all
     /// over the flattened packed sequences.
     ///
+    /// # Errors
+    /// A token or target outside the vocabulary.
+    ///
     /// # Panics
     /// If lengths disagree, or a position lies outside the rotary table: the packer computes them.
-    pub fn upload(&self, input_ids: &[u32], targets: &[i64], positions: &[u32], cu_seqlens: &[u32]) -> MicroBatch<B> {
+    pub fn upload(
+        &self,
+        input_ids: &[u32],
+        targets: &[i64],
+        positions: &[u32],
+        cu_seqlens: &[u32],
+    ) -> Result<MicroBatch<B>, ModelError> {
         assert!(
             input_ids.len() == targets.len() && input_ids.len() == positions.len(),
             "a micro-batch of {} ids has {} targets and {} positions",
@@ -116,13 +126,15 @@ impl<B: Kernels> Decoder<B> {
             targets.len(),
             positions.len()
         );
+        self.check_ids(input_ids.iter().map(|&id| u64::from(id)))?;
+        self.check_ids(targets.iter().filter_map(|&target| u64::try_from(target).ok()))?;
         let counted: Vec<(i32, i32)> =
             (0..).zip(targets).filter(|&(_, &target)| target >= 0).map(|(i, &target)| (i, target as i32)).collect();
         let (rows, targets): (Vec<i32>, Vec<i32>) = counted.into_iter().unzip();
         B::make_room(&self.device, input_ids.len());
         let documents = Documents::new(cu_seqlens, &self.device);
         assert_eq!(documents.tokens(), input_ids.len(), "cu_seqlens must end at the number of tokens");
-        MicroBatch {
+        Ok(MicroBatch {
             ids_n: self.indices(input_ids),
             slots_n: self.embed_rows.as_ref().map(|rows| rows.slots(input_ids, &self.device)),
             context: Context { documents, rotary: self.rotary_at(positions) },
@@ -132,6 +144,15 @@ impl<B: Kernels> Decoder<B> {
                 targets_m: Tensor::from_ints(targets.as_slice(), &self.device),
                 weights_m: None,
             },
+        })
+    }
+
+    /// Refuses ids that embedding and head have no row for: a device does not check them, and would read other memory.
+    pub(crate) fn check_ids(&self, ids: impl Iterator<Item = u64>) -> Result<(), ModelError> {
+        let vocabulary = self.config.spec.vocab_size;
+        match ids.max().filter(|&id| id >= vocabulary as u64) {
+            Some(id) => Err(ModelError::TokenOutsideVocabulary { id, vocabulary }),
+            None => Ok(()),
         }
     }
 

@@ -315,6 +315,18 @@ pub enum ModelError {
         room: usize,
     },
 
+    /// A token that embedding and head have no row for.
+    #[error(
+        "token id {id} is outside the model's vocabulary of {vocabulary} tokens: the tokenizer and the model do not belong together. Take \
+         tokenizer.json from the model's own folder; if it is from there, its post_processor may add the token to every text"
+    )]
+    TokenOutsideVocabulary {
+        /// The highest such id.
+        id: u64,
+        /// Rows of the embedding.
+        vocabulary: usize,
+    },
+
     /// The model gave logits that no token can be chosen from.
     #[error("logit {index} is {value}: the model's output is not finite. Lower the learning rate or check the weights")]
     NotFinite {

@@ -90,7 +90,8 @@ impl<B: Kernels> Decoder<B> {
     /// Continues each prompt; the results are in the order of the prompts and hold new tokens only.
     ///
     /// # Errors
-    /// An empty prompt, one that leaves no room within the positions the model was built for, or logits that are not finite.
+    /// An empty prompt, one that leaves no room within the positions the model was built for, a token outside the vocabulary, or logits
+    /// that are not finite.
     pub fn generate(&self, prompts: &[Vec<u32>], options: &GenerateOptions) -> Result<Vec<Vec<u32>>, ModelError> {
         let mut written = vec![Vec::new(); prompts.len()];
         self.generate_each(prompts, options, &mut |prompt, token| {
@@ -186,7 +187,7 @@ impl<B: Kernels> Decoder<B> {
         if tokens.is_empty() || tokens.len() > room {
             return Err(ModelError::PromptLength { got: tokens.len(), room });
         }
-        Ok(())
+        self.check_ids(tokens.iter().map(|&id| u64::from(id)))
     }
 }
 

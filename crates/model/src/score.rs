@@ -72,7 +72,7 @@ mod tests {
         };
         let model = Decoder::<Flex>::random(tiny(&[]).unwrap(), &options, &Default::default()).unwrap();
         let ids: Vec<u32> = (0..20).map(|token| token * 7 % 11).collect();
-        let upload = |targets: &[i64]| model.upload(&ids, targets, &(0..20).collect::<Vec<_>>(), &[0, 20]);
+        let upload = |targets: &[i64]| model.upload(&ids, targets, &(0..20).collect::<Vec<_>>(), &[0, 20]).unwrap();
         let host = |value: Tensor<Flex, 1>| value.into_scalar();
 
         // What the model would choose is the target of every second token: all of those are right, the others are not.
@@ -101,7 +101,7 @@ mod tests {
             sequence_tokens: 8,
         };
         let model = Decoder::<Flex>::random(tiny(&[]).unwrap(), &options, &Default::default()).unwrap();
-        let score = model.score(&model.upload(&[1, 2], &[-100, -100], &[0, 1], &[0, 2]), 4);
+        let score = model.score(&model.upload(&[1, 2], &[-100, -100], &[0, 1], &[0, 2]).unwrap(), 4);
         assert_eq!((score.loss_sum.into_scalar(), score.correct.into_scalar()), (0.0, 0.0));
     }
 }

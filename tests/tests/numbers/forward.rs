@@ -143,6 +143,7 @@ fn score_of_every_family<B: Kernels>() {
             .map(|(token, predicted)| if token % 2 == 0 { predicted } else { (predicted + 1) % vocabulary } as i64)
             .collect();
         let on_device = model.upload(&batch.input_ids, &targets, &batch.positions, &batch.cu_seqlens);
+        let on_device = on_device.expect("the batch has tokens of the model");
         for chunk_tokens in [7, 1024] {
             let score = model.score(&on_device, chunk_tokens);
             assert_eq!(host(score.correct), [targets.len().div_ceil(2) as f32], "{family}");

@@ -7,7 +7,7 @@ use firebrick_data::{Batch, DocumentSet, Example, PackOptions, PackedDataset, Pa
 use firebrick_kernels::backends::Flex;
 use firebrick_kernels::{GradientMap, GradientSink, Kernels, PAIR_NUMBERS, PairLoss, PairLossKind};
 use firebrick_model::{Decoder, PassOptions};
-use firebrick_tests::{FROZEN, Golden, host, host_gradients, load, on_every_backend, relative_difference};
+use firebrick_tests::{FROZEN, Golden, host, host_gradients, load, on_every_backend, relative_difference, upload};
 use firebrick_train::metrics::PairMetrics;
 use firebrick_train::run::preference::{PairObjective, Reference, StepCounts};
 use firebrick_train::run::step::Trainer;
@@ -85,7 +85,8 @@ fn step<B: Kernels>(
     for (index, batch) in batches.iter().enumerate() {
         gradients.begin_micro_batch(index + 1 == batches.len());
         let how = (PassOptions::default(), 20, None);
-        let numbers = host(objective.loss_and_gradients(model, batch, counts, how, &mut gradients));
+        let numbers = objective.loss_and_gradients(model, batch, counts, how, &mut gradients);
+        let numbers = host(numbers.expect("the pairs have tokens of the model"));
         sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += f64::from(number));
     }
     let (loss, metrics) = PairMetrics::new(sums, [counts.pairs, counts.chosen_targets], objective.nll_weight);
@@ -139,7 +140,7 @@ fn a_cached_reference_gives_the_same_loss_and_gradients() {
     let batches = micro_batches(&rows);
     let mut sums = vec![0.0; rows.documents().len()];
     for batch in &batches {
-        let tokens = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
+        let tokens = upload(&model, batch);
         let targets = model.upload_pairs(&batch.targets, None, &batch.cu_seqlens);
         let found = model.answer_log_probs(&tokens, targets.as_ref(), false, 7).expect("there are pairs");
         for (value, &document) in host(found).into_iter().zip(&batch.pairs.as_ref().expect("of pairs").documents) {

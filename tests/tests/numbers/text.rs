@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use firebrick_data::{Chat, Tokenizer};
 use firebrick_kernels::Kernels;
 use firebrick_kernels::backends::Flex;
-use firebrick_model::{BatchLimits, Decoder, GenerateOptions, Sampler};
+use firebrick_model::{BatchLimits, Decoder, GenerateOptions, ModelError, Sampler};
 use firebrick_tests::{
     FAMILIES, FROZEN, Golden, NF4, every_next_token, fixture, golden_file, host, load, on_every_backend, upload,
 };
@@ -148,6 +148,31 @@ fn a_stop_token_ends_a_text_and_is_not_part_of_it() {
     let until = |tokens: &[u32]| tokens.iter().position(|&token| token == stop).unwrap_or(tokens.len());
     let written = greedy(&model, &prompts(&golden), vec![stop]);
     assert_eq!(written, [&first[..until(&first)], &second[..until(&second)]]);
+}
+
+#[test]
+fn a_token_outside_the_vocabulary_is_refused_before_a_device_reads_it() {
+    let model = load::<Flex>("tiny-llama", None, FROZEN);
+    let vocabulary = model.config.spec.vocab_size as u32;
+    let uploaded = |id: u32, target: i64| model.upload(&[1, id], &[target, -100], &[0, 1], &[0, 2]).map(|_| ());
+    uploaded(vocabulary - 1, i64::from(vocabulary) - 1).expect("the last token is one of the model");
+    let options = options(Vec::new(), BatchLimits::NONE);
+    let mut talk = model.conversation(32);
+    let refused = [
+        (vocabulary, uploaded(vocabulary, 1)),
+        (u32::MAX, uploaded(u32::MAX, 1)),
+        (vocabulary + 1, uploaded(1, i64::from(vocabulary) + 1)),
+        (vocabulary, model.generate(&[vec![1], vec![2, vocabulary]], &options).map(|_| ())),
+        (vocabulary, model.converse(&mut talk, &[vocabulary], &options, &mut |_| ControlFlow::Continue(()))),
+    ];
+    for (id, result) in refused {
+        let error = result.expect_err("the model has no such token");
+        assert!(matches!(error, ModelError::TokenOutsideVocabulary { .. }), "{error}");
+        assert!(
+            error.to_string().contains(&format!("{id} is outside the model's vocabulary of {vocabulary}")),
+            "{error}"
+        );
+    }
 }
 
 #[test]

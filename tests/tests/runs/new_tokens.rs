@@ -28,7 +28,7 @@ fn logits(load: &LoadOptions, text: &str, rows: usize) -> Vec<f32> {
     assert_eq!(model.config.spec.vocab_size, rows);
     let positions: Vec<u32> = (0..ids.len() as u32).collect();
     let targets = vec![-100; ids.len()];
-    let batch = model.upload(&ids, &targets, &positions, &[0, ids.len() as u32]);
+    let batch = model.upload(&ids, &targets, &positions, &[0, ids.len() as u32]).unwrap();
     firebrick_tests::host(model.logits(&batch))
 }
 

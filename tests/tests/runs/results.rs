@@ -55,9 +55,9 @@ fn recipe_of(output: &Path, changes: &[&str]) -> (TempDir, PathBuf, RunConfig) {
     (folder, model, recipe(output, &changes))
 }
 
-/// The texts that `generate` prints for the prompt of the runs.
-fn texts(model: &Path, adapter: Option<&Path>, storage: BaseStorage) -> Vec<String> {
-    let request = GenerateRequest {
+/// The prompt of the runs as `generate` takes it.
+fn request(model: &Path, adapter: Option<&Path>, storage: BaseStorage) -> GenerateRequest {
+    GenerateRequest {
         load: LoadOptions {
             model: model.to_path_buf(),
             adapter: adapter.map(Path::to_path_buf),
@@ -70,8 +70,12 @@ fn texts(model: &Path, adapter: Option<&Path>, storage: BaseStorage) -> Vec<Stri
         system_prompt: None,
         sampler: ChosenSampling::resolve(model, adapter, TypedSampling::default()).unwrap().sampler(),
         sequences: 1,
-    };
-    generate::<Flex>(&request, &Default::default()).unwrap()
+    }
+}
+
+/// The texts that `generate` prints for the prompt of the runs.
+fn texts(model: &Path, adapter: Option<&Path>, storage: BaseStorage) -> Vec<String> {
+    generate::<Flex>(&request(model, adapter, storage), &Default::default()).unwrap()
 }
 
 fn assert_travels(folder: &Path) {
@@ -157,6 +161,22 @@ fn a_run_stops_its_answers_at_the_end_of_turn_that_it_trains() {
     assert_eq!(ends(&["data.train_end_of_turn=false"]), [EOS], "nothing is trained to end a turn");
     let texts = format!("data.path='{}'", fixture("data").join("text-tiny.jsonl").display());
     assert_eq!(ends(&[&texts]), [EOS], "plain texts end with the tokenizer's own token");
+}
+
+#[test]
+fn a_token_of_a_post_processor_that_the_model_lacks_is_refused_by_runs_and_by_generate() {
+    let output = tempdir().unwrap();
+    let texts = format!("data.path='{}'", fixture("data").join("text-tiny.jsonl").display());
+    let (_folder, model, config) = recipe_of(output.path(), &[&texts]);
+    let file = model.join("tokenizer.json");
+    let mut tokenizer: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    tokenizer["post_processor"]["special_tokens"]["<|bos|>"]["ids"] = serde_json::json!([9999]);
+    fs::write(&file, tokenizer.to_string()).unwrap();
+    let request = GenerateRequest { chat: false, ..request(&model, None, NF4) };
+    let generated = generate::<Flex>(&request, &Default::default()).unwrap_err().to_string();
+    for message in [generated, refusal(config, NEW)] {
+        assert!(message.contains("token id 9999") && message.contains("264 tokens"), "{message}");
+    }
 }
 
 /// The number after a key of a GGUF file's metadata.

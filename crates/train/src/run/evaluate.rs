@@ -126,7 +126,7 @@ impl EvaluationSet {
     /// Evaluates the model as it is.
     ///
     /// # Errors
-    /// Logits that are not finite while answering.
+    /// A token outside the model's vocabulary, or logits that are not finite while answering.
     pub fn evaluate<B: Kernels>(&self, model: &Decoder<B>, tokenizer: &Tokenizer) -> Result<Evaluation, RunError> {
         let evaluation =
             self.evaluate_watched(model, tokenizer, &Ranks::single(), &mut |_| ControlFlow::Continue(()))?;
@@ -204,7 +204,7 @@ impl HeldOut {
         ranks: &Ranks,
         watch: Watch<'_>,
     ) -> Result<Option<Evaluation>, RunError> {
-        let mut tally = self.score(model, ranks, watch);
+        let mut tally = self.score(model, ranks, watch)?;
         if !tally.is_stopped {
             self.answer(model, tokenizer, ranks, watch, &mut tally)?;
         }
@@ -235,13 +235,13 @@ impl HeldOut {
     }
 
     /// This rank's share of the batches: sums of the loss and of the right tokens.
-    fn score<B: Kernels>(&self, model: &Decoder<B>, ranks: &Ranks, watch: Watch<'_>) -> Tally {
+    fn score<B: Kernels>(&self, model: &Decoder<B>, ranks: &Ranks, watch: Watch<'_>) -> Result<Tally, RunError> {
         let batches = self.rows.rows().div_ceil(self.rows_per_batch).min(self.max_batches);
         let mut loader = self.loader();
         let mut tally = Tally::default();
         for done in 0..batches {
             if watch(Stage::Loss(done, batches)).is_break() && !model.is_divided() {
-                return Tally { is_stopped: true, ..tally };
+                return Ok(Tally { is_stopped: true, ..tally });
             }
             let Some((batch, _)) = loader.next_batch() else { break };
             let is_own = done % ranks.world_size() == ranks.rank();
@@ -252,7 +252,7 @@ impl HeldOut {
                 continue;
             }
             if let Some(pairs) = &self.pairs {
-                let numbers = model.pair_score(&pairs.upload(model, &batch), pairs.loss, self.loss_chunk_tokens);
+                let numbers = model.pair_score(&pairs.upload(model, &batch)?, pairs.loss, self.loss_chunk_tokens);
                 if is_own {
                     let numbers = numbers.into_data();
                     let sums = tally.pair_sums.iter_mut().zip(numbers.iter::<f32>());
@@ -261,7 +261,7 @@ impl HeldOut {
                 }
                 continue;
             }
-            let on_device = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
+            let on_device = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens)?;
             let score = model.score(&on_device, self.loss_chunk_tokens);
             if !is_own {
                 continue;
@@ -270,7 +270,7 @@ impl HeldOut {
             tally.correct += f64::from(scalar(score.correct));
             tally.tokens += batch.loss_tokens() as u64;
         }
-        tally
+        Ok(tally)
     }
 
     /// This rank's share of the prompts: counts the right answers.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use burn_tensor::Tensor;
 use firebrick_data::Batch;
 use firebrick_kernels::{GradientSink, Kernels, PairLoss, PairWeights};
-use firebrick_model::{Decoder, LossOptions, PairBatch, PairReference, PassOptions};
+use firebrick_model::{Decoder, LossOptions, ModelError, PairBatch, PairReference, PassOptions};
 
 use crate::plan::{Plan, PlannedReference};
 
@@ -84,10 +84,13 @@ impl PairObjective {
 
     /// A batch of pairs on the device, with its reference.
     ///
+    /// # Errors
+    /// As [`Decoder::upload`].
+    ///
     /// # Panics
     /// If the batch is none of pairs, unless it is padding.
-    pub fn upload<B: Kernels>(&self, model: &Decoder<B>, batch: &Batch) -> PairBatch<B> {
-        let tokens = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
+    pub fn upload<B: Kernels>(&self, model: &Decoder<B>, batch: &Batch) -> Result<PairBatch<B>, ModelError> {
+        let tokens = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens)?;
         let is_answer = batch.pairs.as_ref().and_then(|pairs| pairs.is_answer.as_deref());
         let targets = model.upload_pairs(&batch.targets, is_answer, &batch.cu_seqlens);
         assert_eq!(targets.as_ref().map_or(0, |targets| targets.pairs), batch.pair_count(), "a batch has whole pairs");
@@ -103,11 +106,14 @@ impl PairObjective {
             Reference::BaseWithoutAdapter => PairReference::BaseWithoutAdapter,
             Reference::None => PairReference::None,
         };
-        PairBatch { batch: tokens, targets, reference }
+        Ok(PairBatch { batch: tokens, targets, reference })
     }
 
     /// Forward and backward of a micro-batch of a step with these counts; `PairResult::numbers`, `[7]`. `loss_scale` is a factor
     /// of the gradients alone.
+    ///
+    /// # Errors
+    /// As [`Decoder::upload`].
     pub fn loss_and_gradients<B: Kernels>(
         &self,
         model: &Decoder<B>,
@@ -115,11 +121,11 @@ impl PairObjective {
         counts: StepCounts,
         (pass, chunk_tokens, loss_scale): (PassOptions, usize, Option<Tensor<B, 1>>),
         sink: &mut dyn GradientSink<B>,
-    ) -> Tensor<B, 1> {
-        let pairs = self.upload(model, batch);
+    ) -> Result<Tensor<B, 1>, ModelError> {
+        let pairs = self.upload(model, batch)?;
         let loss = LossOptions { chunk_tokens, gradient_scale: Some(1.0 / counts.pairs as f64), log_probs: false };
         let nll_factor = self.nll_weight * counts.pairs as f64 / counts.chosen_targets as f64;
         let weights = PairWeights { nll_factor, factor: loss_scale };
-        model.pair_loss_and_gradients(&pairs, pass, (self.loss, weights), loss, sink)
+        Ok(model.pair_loss_and_gradients(&pairs, pass, (self.loss, weights), loss, sink))
     }
 }

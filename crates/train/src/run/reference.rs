@@ -124,7 +124,7 @@ impl<B: Kernels> ReferencePass<'_, B> {
         let _shown =
             self.console.activity(move || format!("reference: batch {} of {batches}", shown.load(Ordering::Relaxed)));
         while let Some((batch, _)) = loader.next_batch() {
-            score(model, &batch, *loss_chunk_tokens, &mut sums);
+            score(model, &batch, *loss_chunk_tokens, &mut sums)?;
             done.fetch_add(1, Ordering::Relaxed);
         }
         B::release_memory(model.device());
@@ -163,15 +163,16 @@ fn loader(rows: &Arc<PackedDataset>, rows_per_batch: usize, ranks: &Ranks) -> Lo
 }
 
 /// The documents of a batch. The adapter takes part: it is as it is before the first step.
-fn score<B: Kernels>(model: &Decoder<B>, batch: &Batch, chunk_tokens: usize, sums: &mut [f32]) {
-    let tokens = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
+fn score<B: Kernels>(model: &Decoder<B>, batch: &Batch, chunk_tokens: usize, sums: &mut [f32]) -> Result<(), RunError> {
+    let tokens = model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens)?;
     let is_answer = batch.pairs.as_ref().and_then(|pairs| pairs.is_answer.as_deref());
     let targets = model.upload_pairs(&batch.targets, is_answer, &batch.cu_seqlens);
     let found = model.answer_log_probs(&tokens, targets.as_ref(), true, chunk_tokens);
-    let (Some(found), Some(pairs)) = (found, &batch.pairs) else { return };
+    let (Some(found), Some(pairs)) = (found, &batch.pairs) else { return Ok(()) };
     for (value, &document) in found.into_data().iter::<f32>().zip(&pairs.documents) {
         sums[document as usize] = value;
     }
+    Ok(())
 }
 
 /// The sums of all ranks, of which each has its own documents and zeros.

@@ -114,7 +114,7 @@ impl<B: Kernels> Trainer<B> {
     /// Takes one step on this rank's micro-batches.
     ///
     /// # Errors
-    /// The other ranks could not be reached.
+    /// A token outside the model's vocabulary, or the other ranks could not be reached.
     ///
     /// # Panics
     /// If no micro-batch has a loss token: the data crate refuses such rows.
@@ -145,12 +145,12 @@ impl<B: Kernels> Trainer<B> {
         let (loss_sum, gradients) = if self.divides_gradients() {
             let (contributions, device) = (self.model.contributions(), self.model.device());
             let mut sink = ShardingSink::<B>::new(&self.ranks, owners.clone(), contributions, BUCKET_BYTES, device);
-            let loss_sum = self.micro_batches(micro_batches, counts, &mut sink);
+            let loss_sum = self.micro_batches(micro_batches, counts, &mut sink)?;
             (loss_sum, sink.finish()?)
         } else {
             let (parameters, contributions) = (self.model.parameters(), self.model.contributions());
             let mut sink = ReducingSink::for_parameters(&self.ranks, contributions, &parameters);
-            let loss_sum = self.micro_batches(micro_batches, counts, &mut sink);
+            let loss_sum = self.micro_batches(micro_batches, counts, &mut sink)?;
             (loss_sum, sink.finish()?)
         };
 
@@ -192,7 +192,7 @@ impl<B: Kernels> Trainer<B> {
         micro_batches: &[Batch],
         counts: StepCounts,
         sink: &mut dyn GradientSink<B>,
-    ) -> Tensor<B, 1> {
+    ) -> Result<Tensor<B, 1>, RunError> {
         let mut sum: Option<Tensor<B, 1>> = None;
         for (index, batch) in micro_batches.iter().enumerate() {
             sink.begin_micro_batch(index + 1 == micro_batches.len());
@@ -200,16 +200,16 @@ impl<B: Kernels> Trainer<B> {
             let of_batch = match &self.pairs {
                 Some(pairs) => {
                     let how = (pass, self.loss_chunk_tokens, self.optimizer.loss_scale());
-                    pairs.loss_and_gradients(&self.model, batch, counts, how, sink)
+                    pairs.loss_and_gradients(&self.model, batch, counts, how, sink)?
                 }
-                None => self.micro_batch(batch, pass, counts, sink),
+                None => self.micro_batch(batch, pass, counts, sink)?,
             };
             sum = Some(match sum {
                 Some(sum) => sum.add(of_batch),
                 None => of_batch,
             });
         }
-        sum.expect("a step has a micro-batch")
+        Ok(sum.expect("a step has a micro-batch"))
     }
 
     /// Forward and backward of one micro-batch; the sum of its cross entropies times the loss scale.
@@ -219,8 +219,8 @@ impl<B: Kernels> Trainer<B> {
         pass: PassOptions,
         counts: StepCounts,
         sink: &mut dyn GradientSink<B>,
-    ) -> Tensor<B, 1> {
-        let mut on_device = self.model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens);
+    ) -> Result<Tensor<B, 1>, RunError> {
+        let mut on_device = self.model.upload(&batch.input_ids, &batch.targets, &batch.positions, &batch.cu_seqlens)?;
         let (count, scale) = (on_device.targets.count, self.optimizer.loss_scale());
         on_device.targets.weights_m = scale.filter(|_| count > 0).map(|scale| repeated(&scale, count));
         let options = LossOptions {
@@ -228,7 +228,7 @@ impl<B: Kernels> Trainer<B> {
             gradient_scale: Some(1.0 / counts.loss_tokens as f64),
             log_probs: false,
         };
-        self.model.loss_and_gradients(&on_device, pass, options, sink)
+        Ok(self.model.loss_and_gradients(&on_device, pass, options, sink))
     }
 
     /// Sums the loss over all ranks, updates what this rank updates, and gives it to the others.

@@ -61,7 +61,7 @@ pub fn verify<B: Kernels>(options: &VerifyOptions, device: &B::Device) -> Result
     for row in golden.input_ids.chunks(golden.tokens) {
         let positions: Vec<u32> = (0..row.len() as u32).collect();
         let targets: Vec<i64> = row.iter().skip(1).map(|&id| i64::from(id)).chain([-100]).collect();
-        let batch = model.upload(row, &targets, &positions, &[0, row.len() as u32]);
+        let batch = model.upload(row, &targets, &positions, &[0, row.len() as u32])?;
         ours.extend(host(model.logits(&batch)));
         loss_sum += f64::from(host(model.loss_only(&batch, row.len()))[0]);
     }

@@ -276,6 +276,7 @@ fn without_cache<B: Kernels>(decoder: &Decoder<B>, prompt: &[u32], written: &[u3
     let count = ids.len();
     let positions: Vec<u32> = (0..count as u32).collect();
     let batch = decoder.upload(&ids, &vec![0; count], &positions, &[0, count as u32]);
+    let batch = batch.expect("prompt and text are tokens of the model");
     let logits = decoder.logits(&batch);
     let [_, vocab] = logits.dims();
     let rows = to_floats(logits.narrow(0, prompt.len() - 1, written.len()));
