@@ -361,7 +361,7 @@ mod tests {
             let values = values(&tensor.name, count(&tensor.shape), size);
             (tensor.name, TensorF32 { shape: tensor.shape, values })
         });
-        write_adapter(&temp.path().join("adapter"), &lora, &tensors.collect()).unwrap();
+        write_adapter(&temp.path().join("adapter"), &lora, &config.spec, &tensors.collect()).unwrap();
         temp
     }
 

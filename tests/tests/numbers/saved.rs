@@ -5,13 +5,19 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use burn_tensor::DType;
 use firebrick_data::{Chat, Tokenizer};
+use firebrick_kernels::GemmFormat;
 use firebrick_kernels::backends::Flex;
 use firebrick_model::peft::{read_adapter, read_adapter_config};
-use firebrick_model::{Companions, LoraConfig, Merge, ModelConfig, SavedDtype, merge_adapter};
+use firebrick_model::{
+    BuildOptions, Companions, Decoder, HfFolder, LoraConfig, Merge, ModelConfig, SavedDtype, merge_adapter,
+};
+use firebrick_precision::Format;
 use firebrick_tests::{FAMILIES, FROZEN, TRAINED, fixture, golden_file, load, snapshot};
+use firebrick_train::run::generate::LoadOptions;
 use serde_json::{Map, Value};
 use tempfile::tempdir;
 
@@ -121,26 +127,63 @@ fn adapters_of_every_kind_read_back_as_they_were_saved() {
     }
 }
 
-/// A merged folder gives the logits of base and adapter, embedding and head being two tables where one of them trained.
-fn assert_merged(adapter: &str, model: &str) {
-    let (folder, base) = (tempdir().expect("a temporary folder"), fixture(model));
+/// Every tiny model of the fixtures.
+fn models() -> Vec<PathBuf> {
+    let entries = fs::read_dir(fixture("")).expect("the fixtures can be listed");
+    let paths = entries.map(|entry| entry.expect("the fixtures can be listed").path());
+    let models: Vec<PathBuf> =
+        paths.filter(|path| path.to_string_lossy().contains("tiny-") && path.join("config.json").is_file()).collect();
+    assert!(models.len() > FAMILIES.len());
+    models
+}
+
+#[test]
+fn an_adapter_of_the_default_targets_loads_and_merges_on_every_model() {
+    for model in models() {
+        let folder = tempdir().expect("a temporary folder");
+        let adapter = folder.path().join("adapter");
+        let lora = LoraConfig { r: 4, ..LoraConfig::default() };
+        let build = BuildOptions {
+            storage: FROZEN,
+            lora: Some(lora.clone()),
+            seed: 0,
+            compute_dtype: DType::F32,
+            gemms: GemmFormat::Compute,
+            max_positions: 16,
+            sequence_tokens: 16,
+        };
+        let config = ModelConfig::read(&model).expect("the model has a readable config");
+        let weights = HfFolder::open(&model).expect("the model has weights");
+        let adapted = Decoder::<Flex>::load(&weights, config, &build, &Default::default(), &mut |_| ());
+        adapted.expect("it loads").save_adapter(&adapter, &lora, None).expect("it is written");
+        let load =
+            LoadOptions { model: model.clone(), adapter: Some(adapter.clone()), storage: FROZEN, compute: Format::F32 };
+        if let Err(error) = load.load::<Flex>(16, &Default::default()) {
+            panic!("{}: {error}", model.display());
+        }
+        merge(&model, &adapter, &folder.path().join("merged"));
+    }
+}
+
+/// Merges an adapter into a base, in f32.
+fn merge(base: &Path, adapter: &Path, to: &Path) {
     let companions = Companions {
-        from: base.clone(),
+        from: base.to_owned(),
         chat_template: None,
         chat_settings: Default::default(),
         tokenizer: Default::default(),
     };
-    let merge = Merge {
-        model: &base,
-        adapter: &fixture(adapter),
-        requantized: None,
-        dtype: Some(SavedDtype::F32),
-        bnb_4bit: None,
-        companions,
-    };
+    let dtype = Some(SavedDtype::F32);
+    let merge = Merge { model: base, adapter, requantized: None, dtype, bnb_4bit: None, companions };
+    let report = merge_adapter(&merge, to).expect("it is merged and checked");
+    assert!(report.modules > 0 && report.largest_error < 1e-5, "{}: {report:?}", adapter.display());
+}
+
+/// A merged folder gives the logits of base and adapter, embedding and head being two tables where one of them trained.
+fn assert_merged(adapter: &str, model: &str) {
+    let folder = tempdir().expect("a temporary folder");
     let merged = folder.path().join("merged");
-    let report = merge_adapter(&merge, &merged).expect("it is merged and checked");
-    assert!(report.modules > 0 && report.largest_error < 1e-5, "{adapter}: {report:?}");
+    merge(&fixture(model), &fixture(adapter), &merged);
     let merged = merged.to_str().expect("a plain path");
     let (logits, loss) = differences::<Flex>(adapter, merged, None, FROZEN);
     assert!(logits < 2e-4 && loss < 1e-5, "{adapter}: a logit differs by {logits:e}, the loss by {loss:e}");

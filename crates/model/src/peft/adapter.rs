@@ -163,31 +163,34 @@ fn settings_of(config: &LoraConfig, spec: &ModelSpec) -> [(&'static str, String)
     ]
 }
 
-/// Writes an adapter folder that PEFT loads: matrices by their names in PEFT, settings and a short model
+/// Writes the folder of an adapter of this model, as PEFT loads it: matrices by their names in PEFT, settings and a short model
 /// card, each file atomically. Files of an older adapter in the folder are replaced.
 ///
 /// # Errors
 /// A folder or file that cannot be written.
-pub fn write_adapter(dir: &Path, config: &LoraConfig, tensors: &BTreeMap<String, TensorF32>) -> Result<(), ModelError> {
+pub fn write_adapter(
+    dir: &Path,
+    config: &LoraConfig,
+    spec: &ModelSpec,
+    tensors: &BTreeMap<String, TensorF32>,
+) -> Result<(), ModelError> {
     create_dir_all(dir).map_err(ModelError::io("create", dir))?;
     write_safetensors_f32(&dir.join(ADAPTER_WEIGHTS_FILE), tensors, &BTreeMap::new())?;
-    write_file(&dir.join(ADAPTER_CONFIG_FILE), config_json(config, &target_names(config, tensors)))?;
+    write_file(&dir.join(ADAPTER_CONFIG_FILE), config_json(config, &target_names(config, spec, tensors)))?;
     write_file(&dir.join("README.md"), model_card(config))
 }
 
-/// The targets as a list for PEFT: those of the settings, or for "all-linear" the last parts of the modules' paths, in forward order.
-fn target_names(config: &LoraConfig, tensors: &BTreeMap<String, TensorF32>) -> Vec<String> {
-    match &config.target_modules {
-        TargetModules::Named(names) => return names.clone(),
-        TargetModules::Matching(pattern) => return vec![pattern.as_str().to_owned()],
-        TargetModules::AllLinear => {}
+/// The targets as a list for PEFT: those of the settings, or for "all-linear" the model's names of what has an adapter. No path of an expert
+/// ends in one of them, so PEFT finds the same modules.
+fn target_names(config: &LoraConfig, spec: &ModelSpec, tensors: &BTreeMap<String, TensorF32>) -> Vec<String> {
+    let mut names = config.target_modules.names(spec);
+    if config.target_modules == TargetModules::AllLinear {
+        let modules = lora_modules(&tensors.keys().cloned().collect::<Vec<_>>());
+        names.retain(|name| {
+            let single = TargetModules::Named(vec![name.clone()]);
+            modules.iter().any(|module| single.matches(module))
+        });
     }
-    /// The order of a layer's forward pass; names that are not listed follow.
-    const ORDER: [&str; 7] = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
-    let leaf = |name: &String| name.strip_suffix(A_SUFFIX)?.rsplit('.').next().map(str::to_owned);
-    let mut names: Vec<String> = tensors.keys().filter_map(leaf).collect();
-    names.sort_by_key(|name| ORDER.iter().position(|known| known == name).unwrap_or(ORDER.len()));
-    names.dedup();
     names
 }
 
@@ -381,9 +384,9 @@ mod tests {
     }
 
     fn written(names: &[&str]) -> (TempDir, LoraConfig, BTreeMap<String, TensorF32>) {
-        let (dir, lora) = (tempdir().unwrap(), lora(names));
-        let tensors = matrices(&lora, &tiny(&[]).unwrap());
-        write_adapter(dir.path(), &lora, &tensors).unwrap();
+        let (dir, lora, config) = (tempdir().unwrap(), lora(names), tiny(&[]).unwrap());
+        let tensors = matrices(&lora, &config);
+        write_adapter(dir.path(), &lora, &config.spec, &tensors).unwrap();
         (dir, lora, tensors)
     }
 
@@ -409,7 +412,7 @@ mod tests {
     fn writing_again_replaces_with_equal_bytes_and_leaves_no_other_file() {
         let (dir, lora, tensors) = written(&["all-linear"]);
         let before = read(dir.path().join(ADAPTER_WEIGHTS_FILE)).unwrap();
-        write_adapter(dir.path(), &lora, &tensors).unwrap();
+        write_adapter(dir.path(), &lora, &tiny(&[]).unwrap().spec, &tensors).unwrap();
         assert_eq!(read(dir.path().join(ADAPTER_WEIGHTS_FILE)).unwrap(), before);
         assert_eq!(read_dir(dir.path()).unwrap().count(), 3);
         assert!(read_to_string(dir.path().join("README.md")).unwrap().contains("base_model: owner/tiny\n"));
@@ -479,9 +482,10 @@ mod tests {
         let message = rewrite_tensors(dir.path(), |tensors| drop(tensors.insert(key.to_owned(), vector(8))));
         assert!(message.contains(key) && message.contains("use_dora in adapter_config.json is not true"), "{message}");
         let (dir, dora) = (tempdir().unwrap(), LoraConfig { use_dora: true, ..lora(&["q_proj"]) });
-        let tensors = matrices(&dora, &tiny(&[]).unwrap());
+        let config = tiny(&[]).unwrap();
+        let tensors = matrices(&dora, &config);
         assert_eq!(tensors.len(), 6);
-        write_adapter(dir.path(), &dora, &tensors).unwrap();
+        write_adapter(dir.path(), &dora, &config.spec, &tensors).unwrap();
         assert_eq!(read_adapter(dir.path()).unwrap(), (resolved(dora), tensors));
         let message = rewrite_tensors(dir.path(), |tensors| tensors.get_mut(key).unwrap().shape.push(1));
         assert!(message.contains("has shape [8, 1]"), "{message}");
