@@ -37,7 +37,8 @@ pub const CHAT_TEMPLATE_FILE: &str = "chat_template.jinja";
 pub const CHAT_TEMPLATE_JSON: &str = "chat_template.json";
 /// A folder of further chat templates by name.
 pub const ADDITIONAL_TEMPLATES: &str = "additional_chat_templates";
-/// What a chat template got in training in addition to the messages: its arguments and the system prompt. Ours.
+/// What a chat template got in training in addition to the messages, its arguments and the system prompt, and the length that chose
+/// longrope's factors. Ours.
 pub const CHAT_SETTINGS_FILE: &str = "chat_settings.json";
 
 /// Whether a file states the terms of a model. Most licenses require that they travel with copies and derivatives.

@@ -27,7 +27,7 @@ pub struct Companions {
     pub from: PathBuf,
     /// The chat template that it was trained with, if that is none of the folder's own.
     pub chat_template: Option<String>,
-    /// What the template got in addition to the messages, for [`CHAT_SETTINGS_FILE`]; nothing is written if it is empty.
+    /// What [`CHAT_SETTINGS_FILE`] says; nothing is written if it is empty.
     pub chat_settings: Map<String, Value>,
     /// The text of files of the tokenizer that training has changed, by name: instead of the folder's.
     pub tokenizer: BTreeMap<String, String>,

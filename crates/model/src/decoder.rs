@@ -96,6 +96,8 @@ pub struct Decoder<B: Kernels> {
     /// Angles by position, one pair of tables per rope.
     pub(crate) rotary: Vec<RotaryTables<B>>,
     pub(crate) max_positions: usize,
+    /// What longrope's factors were chosen by.
+    pub(crate) sequence_tokens: usize,
     pub(crate) compute_dtype: DType,
     pub(crate) base_hash: Option<u64>,
     /// Where the weights of the layers are, if ranks divide them.

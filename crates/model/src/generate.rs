@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
 use burn_tensor::{Int, Tensor};
+use firebrick_arch::Rope;
 use firebrick_kernels::memory::prefetch::Schedule;
 use firebrick_kernels::{CachedTokens, Documents, Keep, Kernels, NewTokens, RotaryTables};
 
@@ -17,6 +18,7 @@ use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::layer::Attend;
 use crate::linear::AdapterPass;
+use crate::rotary::rotary_tables;
 use crate::sampling::Sampler;
 
 /// When to stop and how to choose.
@@ -86,7 +88,31 @@ pub struct Conversation<B: Kernels> {
     tokens: Vec<u32>,
 }
 
+impl<B: Kernels> Conversation<B> {
+    /// Forgets what was computed; the next prompt is read from its start.
+    pub fn forget(&mut self) {
+        self.tokens.clear();
+    }
+}
+
 impl<B: Kernels> Decoder<B> {
+    /// Chooses longrope's factors by a sequence of this many tokens, from now on; other ropes have no choice. Whether they changed: then a
+    /// conversation has to be read again.
+    pub fn choose_rope_factors(&mut self, sequence_tokens: usize) -> bool {
+        let spec = &self.config.spec;
+        let changes = |rope: &Rope| {
+            let [old, new] =
+                [self.sequence_tokens, sequence_tokens].map(|tokens| rope.scaling.long_rope_factors(tokens));
+            old != new
+        };
+        if !spec.ropes.iter().any(changes) {
+            return false;
+        }
+        self.rotary = rotary_tables(spec, self.max_positions, sequence_tokens, &self.device);
+        self.sequence_tokens = sequence_tokens;
+        true
+    }
+
     /// Continues each prompt; the results are in the order of the prompts and hold new tokens only.
     ///
     /// # Errors

@@ -20,6 +20,7 @@ mod parameters;
 mod pass;
 pub mod peft;
 mod preference;
+mod rotary;
 pub mod sampling;
 mod save;
 mod score;

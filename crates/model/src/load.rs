@@ -54,8 +54,7 @@ pub struct BuildOptions {
     pub gemms: GemmFormat,
     /// Positions the rotary tables cover: the longest packed sequence, or the longest generated text.
     pub max_positions: usize,
-    /// Tokens of the longest sequence that the model is built for. It chooses the factors of longrope, once: `max_seq_len` of a run,
-    /// whatever is generated after it.
+    /// Tokens of the sequence that chooses the factors of longrope: `max_seq_len` of a run, whatever is generated after it.
     pub sequence_tokens: usize,
 }
 

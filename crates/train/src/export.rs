@@ -129,7 +129,7 @@ fn quantize(options: &ExportOptions, format: Bnb4bit) -> Result<String, RunError
 }
 
 fn chat_settings_of(folder: &Path) -> Result<Map<String, Value>, RunError> {
-    Ok(chat_settings::to_json(&chat_settings::read(folder)?))
+    Ok(chat_settings::to_json(&chat_settings::read(folder)?, chat_settings::read_sequence_tokens(folder)?))
 }
 
 /// The model as one file, and what Ollama reads next to it.

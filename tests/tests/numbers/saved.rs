@@ -158,7 +158,7 @@ fn an_adapter_of_the_default_targets_loads_and_merges_on_every_model() {
         adapted.expect("it loads").save_adapter(&adapter, &lora, None).expect("it is written");
         let load =
             LoadOptions { model: model.clone(), adapter: Some(adapter.clone()), storage: FROZEN, compute: Format::F32 };
-        if let Err(error) = load.load::<Flex>(16, &Default::default()) {
+        if let Err(error) = load.load::<Flex>(16, 16, &Default::default()) {
             panic!("{}: {error}", model.display());
         }
         merge(&model, &adapter, &folder.path().join("merged"));

@@ -24,7 +24,7 @@ fn options(model: &Path, adapter: Option<&Path>) -> LoadOptions {
 /// The logits after a text, whose ids must be below this number of rows.
 fn logits(load: &LoadOptions, text: &str, rows: usize) -> Vec<f32> {
     let ids = load.tokenizer().unwrap().encode(text, false).unwrap();
-    let model = load.load::<Flex>(ids.len(), &Default::default()).unwrap();
+    let model = load.load::<Flex>(ids.len(), ids.len(), &Default::default()).unwrap();
     assert_eq!(model.config.spec.vocab_size, rows);
     let positions: Vec<u32> = (0..ids.len() as u32).collect();
     let targets = vec![-100; ids.len()];

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use firebrick_arch::generation_eos_token_ids;
 use firebrick_data::Tokenizer;
@@ -13,6 +14,7 @@ use firebrick_precision::Format;
 use firebrick_tests::{NEW, NEWEST, NF4, checkpoint_folder, finish, fixture, one_step, recipe, refusal, snapshot};
 use firebrick_train::config::RunConfig;
 use firebrick_train::export::{ExportOptions, MergeBase, export};
+use firebrick_train::run::chat::{ChatRequest, ChatTerminal, chat};
 use firebrick_train::run::generate::{GenerateRequest, LoadOptions, generate};
 use firebrick_train::run::prepare::prepare;
 use firebrick_train::run::sampling::{ChosenSampling, TypedSampling};
@@ -179,6 +181,20 @@ fn a_token_of_a_post_processor_that_the_model_lacks_is_refused_by_runs_and_by_ge
     }
 }
 
+/// Merges into the weights of the folder.
+fn merge_options(model: &Path, adapter: &Path, to: &Path) -> ExportOptions {
+    ExportOptions {
+        merge: true,
+        bnb_4bit: None,
+        gguf: None,
+        model: model.to_owned(),
+        adapter: Some(adapter.to_owned()),
+        out: to.to_owned(),
+        dtype: None,
+        base: MergeBase::Stored,
+    }
+}
+
 /// The number after a key of a GGUF file's metadata.
 fn gguf_number(file: &[u8], key: &str) -> Option<u32> {
     let at = file.windows(key.len()).position(|bytes| bytes == key.as_bytes())? + key.len();
@@ -195,16 +211,7 @@ fn a_gguf_file_and_its_modelfile_name_the_end_of_turn_that_was_trained() {
     fs::write(inputs.path().join("mine.jinja"), TEMPLATE.replace("<|pad|>", "<|stop_here|>")).unwrap();
     finish(config, NEW);
     let (merged, gguf) = (output.path().join("merged"), output.path().join("Tiny-1.5B"));
-    let merge = ExportOptions {
-        merge: true,
-        bnb_4bit: None,
-        gguf: None,
-        model,
-        adapter: Some(output.path().join("run/adapter")),
-        out: merged.clone(),
-        dtype: None,
-        base: MergeBase::Stored,
-    };
+    let merge = merge_options(&model, &output.path().join("run/adapter"), &merged);
     export(&merge).unwrap();
     let kind = Some(GgufType::F16);
     let options = ExportOptions { merge: false, gguf: kind, model: merged, adapter: None, out: gguf.clone(), ..merge };
@@ -215,6 +222,57 @@ fn a_gguf_file_and_its_modelfile_name_the_end_of_turn_that_was_trained() {
     let modelfile = fs::read_to_string(output.path().join("Tiny-1.5B.Modelfile")).unwrap();
     let expected = "FROM ./Tiny-1.5B\nPARAMETER stop \"<|eos|>\"\nPARAMETER stop \"<|stop_here|>\"\n";
     assert_eq!(modelfile, expected);
+}
+
+/// The first line that `chat` answers.
+fn answer(load: LoadOptions, max_new_tokens: usize, context: usize) -> String {
+    let sampling = ChosenSampling::resolve(&load.model, load.adapter.as_deref(), TypedSampling::default()).unwrap();
+    let request = ChatRequest { load, system_prompt: None, max_new_tokens, context, sampling };
+    let line = format!("{PROMPT}\n");
+    let (mut input, mut output) = (line.as_bytes(), Vec::new());
+    let (stop, is_idle) = (AtomicBool::new(false), AtomicBool::new(true));
+    let mut terminal =
+        ChatTerminal { input: &mut input, output: &mut output, prompts: false, stop: &stop, is_idle: &is_idle };
+    chat::<Flex>(&request, &Default::default(), &mut terminal).unwrap();
+    String::from_utf8(output).unwrap().strip_suffix("\n\n").unwrap().to_owned()
+}
+
+/// The factors of longrope depend on the length of a sequence: 128 tokens is the old context of this model.
+#[test]
+fn neither_the_room_for_a_text_nor_its_neighbors_change_it_where_rotation_depends_on_length() {
+    let output = tempdir().unwrap();
+    let model = fixture("tiny-phi3");
+    let keys = [format!("model='{}'", model.display()), format!("eval.prompts=['{PROMPT}']")];
+    let [model_key, prompts] = keys.each_ref().map(String::as_str);
+    // A rate of almost zero: the adapter after the step is the one before it.
+    let small = ["max_seq_len=256", "eval.max_new_tokens=12", "train.steps=1", "train.learning_rate=1e-30"];
+    finish(recipe(output.path(), &[&[model_key, prompts][..], &small[..]].concat()), NEW);
+    let run = output.path().join("run");
+    let adapter = run.join("adapter");
+    let written = |adapter: Option<&Path>, max_new_tokens: usize, prompts: &[&str]| {
+        let prompts: Vec<String> = prompts.iter().map(|&prompt| prompt.to_owned()).collect();
+        let sequences = prompts.len();
+        let request = GenerateRequest { max_new_tokens, prompts, sequences, ..request(&model, adapter, NF4) };
+        generate::<Flex>(&request, &Default::default()).unwrap().remove(0)
+    };
+    let neighbor = "a long neighbor ".repeat(12);
+    let longer = [Some(adapter.as_path()), None].map(|adapter| {
+        let (text, longer) = (written(adapter, 12, &[PROMPT]), written(adapter, 110, &[PROMPT]));
+        // A character may be cut at the end of the shorter text.
+        assert!(longer.starts_with(text.trim_end_matches('\u{FFFD}')), "{text:?} {longer:?}");
+        assert_eq!(written(adapter, 12, &[PROMPT, neighbor.as_str()]), text);
+        for context in [100, 200] {
+            assert_eq!(answer(request(&model, adapter, NF4).load, 12, context), text);
+        }
+        longer
+    });
+    let sampled = read_state(&checkpoint_folder(&run, 1)).unwrap().samples_before;
+    assert_eq!(written(Some(&adapter), 12, &[PROMPT]), sampled[0], "the run has the long factors");
+    assert_ne!(longer[0], longer[1], "the adapter is zero, so only the factors differ");
+    let merged = output.path().join("merged");
+    export(&merge_options(&model, &adapter, &merged)).unwrap();
+    let settings: Value = serde_json::from_slice(&fs::read(merged.join("chat_settings.json")).unwrap()).unwrap();
+    assert_eq!(settings, serde_json::json!({"longrope_sequence_tokens": 256}));
 }
 
 #[test]

@@ -2,12 +2,11 @@
 //!
 //! Trade-off: a folder is read in this order only, so fields of `Layer` are written in the order in which they are read.
 
-use burn_tensor::Tensor;
 use firebrick_arch::{
     EMBEDDING, FINAL_NORM, GroupKind, GroupSpec, HEAD, LayerGroups, LayerSpec, LoraConfig, MlpGroups, MlpSpec,
-    ModelSpec, ModuleSpec, Role, TensorSpec, layer_norm_name, rope,
+    ModelSpec, ModuleSpec, Role, TensorSpec, layer_norm_name,
 };
-use firebrick_kernels::{Kernels, RotaryTables};
+use firebrick_kernels::Kernels;
 
 use super::Builder;
 use crate::decoder::Decoder;
@@ -16,6 +15,7 @@ use crate::experts::Experts;
 use crate::layer::{Layer, Mlp};
 use crate::linear::{Linear, LinearGroup, ModuleBias};
 use crate::norm::Norm;
+use crate::rotary::rotary_tables;
 use crate::token_rows::TokenRows;
 
 /// Shorthand for a tensor to be read.
@@ -49,8 +49,9 @@ impl<B: Kernels> Builder<'_, '_, B> {
             layers,
             norm,
             lm_head,
-            rotary: self.rotary(),
+            rotary: rotary_tables(spec, self.options.max_positions, self.options.sequence_tokens, self.device),
             max_positions: self.options.max_positions,
+            sequence_tokens: self.options.sequence_tokens,
             compute_dtype: self.options.compute_dtype,
             base_hash: None,
             division: self.division,
@@ -145,19 +146,5 @@ impl<B: Kernels> Builder<'_, '_, B> {
         let name = module.bias_name();
         let parameter = self.vector(&tensor(&name, &[module.out_features()], Role::Bias))?;
         Ok(ModuleBias { parameter, trains: self.options.trains(&name) })
-    }
-
-    fn rotary(&self) -> Vec<RotaryTables<B>> {
-        let positions: Vec<u32> = (0..self.options.max_positions as u32).collect();
-        let tables = |rope: &rope::Rope| {
-            let (frequencies, attention_scaling) = rope.inverse_frequencies(self.options.sequence_tokens);
-            let (cos, sin) = rope::tables(&positions, &frequencies, attention_scaling);
-            let table = |values: Vec<f32>| {
-                let flat = Tensor::<B, 1>::from_floats(values.as_slice(), self.device);
-                flat.reshape([positions.len(), frequencies.len()])
-            };
-            RotaryTables { cos: table(cos), sin: table(sin) }
-        };
-        self.config.spec.ropes.iter().map(tables).collect()
     }
 }

@@ -65,17 +65,22 @@ pub fn chat<B: Kernels>(
     let mut tokenizer = request.load.tokenizer()?;
     tokenizer.set_template_defaults(request.load.template_defaults(request.system_prompt.as_deref())?);
     tokenizer.chat_template()?;
-    let model = request.load.load::<B>(request.context, device)?;
+    let trained = request.load.trained_sequence_tokens()?;
+    let model = request.load.load::<B>(request.context, trained.unwrap_or(request.context), device)?;
     let mut stops = stop_tokens(&model, &tokenizer);
     stops.extend(end_of_turn::in_template(&tokenizer)?);
     let cache = model.conversation(request.context);
-    let mut talk = Talk { request, model: &model, tokenizer: &tokenizer, stops, cache, messages: Vec::new(), turns: 0 };
+    let is_chosen = trained.is_some();
+    let mut talk =
+        Talk { request, model, is_chosen, tokenizer: &tokenizer, stops, cache, messages: Vec::new(), turns: 0 };
     talk.run(terminal)
 }
 
 struct Talk<'a, B: Kernels> {
     request: &'a ChatRequest,
-    model: &'a Decoder<B>,
+    model: Decoder<B>,
+    /// Whether training chose longrope's factors.
+    is_chosen: bool,
     tokenizer: &'a Tokenizer,
     stops: Vec<u32>,
     cache: Conversation<B>,
@@ -127,6 +132,9 @@ impl<B: Kernels> Talk<'_, B> {
                  --context gives more room)"
             )
             .map_err(RunError::Terminal);
+        }
+        if !self.is_chosen && self.model.choose_rope_factors(prompt.len()) {
+            self.cache.forget();
         }
         let options = GenerateOptions {
             max_new_tokens: room.min(self.request.max_new_tokens),
@@ -234,7 +242,7 @@ mod tests {
         let template = tokenizer.chat_template().unwrap();
         let rendered = template.render(&Chat::from_messages(messages.to_vec()), true).unwrap();
         let prompt = tokenizer.encode(&rendered, false).unwrap();
-        let model = request.load.load::<Flex>(256, &Default::default()).unwrap();
+        let model = request.load.load::<Flex>(256, 256, &Default::default()).unwrap();
         let mut stops = stop_tokens(&model, &tokenizer);
         stops.extend(end_of_turn::in_template(&tokenizer).unwrap());
         let options = GenerateOptions {

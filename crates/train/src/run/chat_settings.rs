@@ -1,11 +1,12 @@
-//! What a chat template gets in addition to the messages, in the file that travels with a result: written by a run, read by `generate`.
+//! What a chat template gets in addition to the messages, and the length by which training chose longrope's factors, in the file that
+//! travels with a result: written by a run, read by `generate` and `chat`.
 //!
 //! ```json
-//! {"system_prompt": "Answer in one word.", "chat_template_kwargs": {"enable_thinking": false}}
+//! {"system_prompt": "Answer in one word.", "chat_template_kwargs": {"enable_thinking": false}, "longrope_sequence_tokens": 8192}
 //! ```
 //! Trade-off: the date is not in it: a template that writes the date gets today's, as wherever else a model is used.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use firebrick_arch::json::{JsonObject, parse_object, read_text};
 use firebrick_data::TemplateDefaults;
@@ -16,10 +17,11 @@ use crate::error::RunError;
 
 const SYSTEM_PROMPT: &str = "system_prompt";
 const ARGUMENTS: &str = "chat_template_kwargs";
+const SEQUENCE_TOKENS: &str = "longrope_sequence_tokens";
 
-/// The content of the file; empty if a template gets nothing more than the messages.
+/// The content of the file; empty if a template gets nothing more than the messages, and the model has no factors to choose.
 #[must_use]
-pub fn to_json(defaults: &TemplateDefaults) -> Map<String, Value> {
+pub fn to_json(defaults: &TemplateDefaults, sequence_tokens: Option<usize>) -> Map<String, Value> {
     let mut file = Map::new();
     if let Some(prompt) = &defaults.system_prompt {
         file.insert(SYSTEM_PROMPT.to_owned(), Value::from(prompt.as_str()));
@@ -27,23 +29,43 @@ pub fn to_json(defaults: &TemplateDefaults) -> Map<String, Value> {
     if !defaults.arguments.is_empty() {
         file.insert(ARGUMENTS.to_owned(), Value::Object(defaults.arguments.clone()));
     }
+    if let Some(tokens) = sequence_tokens {
+        file.insert(SEQUENCE_TOKENS.to_owned(), Value::from(tokens));
+    }
     file
 }
 
-/// What the file of a folder says; nothing if there is none.
+/// The file of a folder and its content, without any key if there is no such file.
+fn open(folder: &Path) -> Result<(PathBuf, Map<String, Value>), RunError> {
+    let path = folder.join(CHAT_SETTINGS_FILE);
+    if !path.is_file() {
+        return Ok((path, Map::new()));
+    }
+    let map = parse_object(&read_text(&path)?, &path)?;
+    let known = [SYSTEM_PROMPT, ARGUMENTS, SEQUENCE_TOKENS];
+    if let Some((key, value)) = map.iter().find(|(key, _)| !known.contains(&key.as_str())) {
+        let advice = format!("only {} are known", known.join(", "));
+        return Err(JsonObject::new(&path, &map).unsupported(key, value, advice).into());
+    }
+    Ok((path, map))
+}
+
+/// The length by which the training of a result chose longrope's factors; `None` if the folder does not say it.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_sequence_tokens(folder: &Path) -> Result<Option<usize>, RunError> {
+    let (path, map) = open(folder)?;
+    Ok(JsonObject::new(&path, &map).usize(SEQUENCE_TOKENS)?)
+}
+
+/// What a folder says of its chat template; nothing if it has no such file.
 ///
 /// # Errors
 /// A file that cannot be read, is no JSON object, has a key of another type, or one that is not known.
 pub fn read(folder: &Path) -> Result<TemplateDefaults, RunError> {
-    let path = folder.join(CHAT_SETTINGS_FILE);
-    if !path.is_file() {
-        return Ok(TemplateDefaults::default());
-    }
-    let map = parse_object(&read_text(&path)?, &path)?;
+    let (path, map) = open(folder)?;
     let json = JsonObject::new(&path, &map);
-    if let Some((key, value)) = map.iter().find(|(key, _)| ![SYSTEM_PROMPT, ARGUMENTS].contains(&key.as_str())) {
-        return Err(json.unsupported(key, value, format!("only {SYSTEM_PROMPT} and {ARGUMENTS} are known")).into());
-    }
     let arguments = match map.get(ARGUMENTS) {
         None | Some(Value::Null) => Map::new(),
         Some(Value::Object(arguments)) => arguments.clone(),
@@ -80,8 +102,15 @@ mod tests {
     fn what_is_written_is_read_again_and_said() {
         let arguments = json!({"enable_thinking": false, "depth": 2}).as_object().unwrap().clone();
         let defaults = TemplateDefaults { arguments, system_prompt: Some("Be brief.".to_owned()) };
-        let text = serde_json::to_string(&to_json(&defaults)).unwrap();
+        let text = serde_json::to_string(&to_json(&defaults, None)).unwrap();
         assert_eq!(of(&text).unwrap(), defaults);
+        let folder = tempdir().unwrap();
+        write(folder.path().join(CHAT_SETTINGS_FILE), Value::Object(to_json(&defaults, Some(256))).to_string())
+            .unwrap();
+        assert_eq!(
+            (read(folder.path()).unwrap(), read_sequence_tokens(folder.path()).unwrap()),
+            (defaults.clone(), Some(256))
+        );
         let note = note(&defaults).unwrap();
         assert!(note.contains("\"Be brief.\"") && note.contains("enable_thinking = false"), "{note}");
     }
@@ -89,7 +118,8 @@ mod tests {
     #[test]
     fn nothing_is_written_for_nothing_and_read_from_nothing() {
         let nothing = TemplateDefaults::default();
-        assert!(to_json(&nothing).is_empty() && note(&nothing).is_none());
+        assert!(to_json(&nothing, None).is_empty() && note(&nothing).is_none());
+        assert_eq!(read_sequence_tokens(tempdir().unwrap().path()).unwrap(), None);
         assert_eq!(read(tempdir().unwrap().path()).unwrap(), nothing);
     }
 

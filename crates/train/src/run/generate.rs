@@ -6,7 +6,7 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use firebrick_arch::{ModelConfig, generation_eos_token_ids};
+use firebrick_arch::{LongRopeFactors, ModelConfig, ModelSpec, generation_eos_token_ids};
 use firebrick_data::{Chat, TemplateChoice, TemplateDefaults, Tokenizer};
 use firebrick_kernels::{BaseStorage, GemmFormat, Kernels};
 use firebrick_model::peft::{grow_for_adapter, read_adapter_config};
@@ -33,11 +33,16 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
-    /// Loads the model, with rotary tables for `max_positions` positions.
+    /// Loads the model, with rotary tables for `max_positions` positions and longrope's factors for `sequence_tokens` tokens.
     ///
     /// # Errors
     /// A folder that cannot be read, or an adapter that does not fit the model.
-    pub fn load<B: Kernels>(&self, max_positions: usize, device: &B::Device) -> Result<Decoder<B>, RunError> {
+    pub fn load<B: Kernels>(
+        &self,
+        max_positions: usize,
+        sequence_tokens: usize,
+        device: &B::Device,
+    ) -> Result<Decoder<B>, RunError> {
         let build = BuildOptions {
             storage: self.storage,
             lora: self.adapter.as_deref().map(read_adapter_config).transpose()?,
@@ -45,7 +50,7 @@ impl LoadOptions {
             compute_dtype: dtype_of(self.compute),
             gemms: GemmFormat::Compute,
             max_positions,
-            sequence_tokens: max_positions,
+            sequence_tokens,
         };
         let mut config = self.config()?;
         if let Some(adapter) = &self.adapter {
@@ -65,6 +70,16 @@ impl LoadOptions {
             grow_for_adapter(&mut config, adapter)?;
         }
         Ok(config)
+    }
+
+    /// The tokens by which the training of the adapter, or of the model if there is none, chose longrope's factors. `None`: every prompt
+    /// chooses by its own length, as transformers does when it reads a prompt. So neither its neighbors nor the room for its answer change a
+    /// text; transformers changes the factors again where an answer crosses the old context.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn trained_sequence_tokens(&self) -> Result<Option<usize>, RunError> {
+        chat_settings::read_sequence_tokens(self.adapter.as_deref().unwrap_or(&self.model))
     }
 
     /// What the chat template got in the training of the adapter, or of the model if there is none.
@@ -160,7 +175,8 @@ pub fn generate_streaming<B: Kernels>(
     let prompts: Vec<Vec<u32>> =
         request.prompts.iter().map(|text| encode_prompt(&tokenizer, text, request.chat)).collect::<Result<_, _>>()?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + request.max_new_tokens;
-    let model = request.load.load::<B>(longest, device)?;
+    let trained = request.load.trained_sequence_tokens()?;
+    let mut model = request.load.load::<B>(longest, trained.unwrap_or(longest), device)?;
     let sequences = request.sequences.max(1);
     let options = GenerateOptions {
         max_new_tokens: request.max_new_tokens,
@@ -169,19 +185,23 @@ pub fn generate_streaming<B: Kernels>(
         limits: BatchLimits { sequences, tokens: sequences.saturating_mul(longest) },
     };
     let mut streams: Vec<TextStream<'_>> = prompts.iter().map(|_| TextStream::new(&tokenizer)).collect();
-    let mut failed = None;
-    model.generate_each(&prompts, &options, &mut |prompt, token| match streams[prompt].push(token) {
-        Ok(text) => {
-            on_text(prompt, &text);
-            ControlFlow::Continue(())
+    for group in groups(&model.config.spec, &prompts, trained) {
+        model.choose_rope_factors(trained.unwrap_or(prompts[group[0]].len()));
+        let of_group: Vec<Vec<u32>> = group.iter().map(|&prompt| prompts[prompt].clone()).collect();
+        let mut failed = None;
+        model.generate_each(&of_group, &options, &mut |index, token| match streams[group[index]].push(token) {
+            Ok(text) => {
+                on_text(group[index], &text);
+                ControlFlow::Continue(())
+            }
+            Err(error) => {
+                failed = Some(error);
+                ControlFlow::Break(())
+            }
+        })?;
+        if let Some(error) = failed {
+            return Err(error.into());
         }
-        Err(error) => {
-            failed = Some(error);
-            ControlFlow::Break(())
-        }
-    })?;
-    if let Some(error) = failed {
-        return Err(error.into());
     }
     let finish = |(prompt, stream): (usize, TextStream<'_>)| {
         let (whole, rest) = stream.finish()?;
@@ -189,6 +209,17 @@ pub fn generate_streaming<B: Kernels>(
         Ok(whole)
     };
     streams.into_iter().enumerate().map(finish).collect()
+}
+
+/// The indices of the prompts, in groups that have the same factors of longrope: all of them where training chose the factors.
+fn groups(spec: &ModelSpec, prompts: &[Vec<u32>], trained: Option<usize>) -> Vec<Vec<usize>> {
+    let long = Some(LongRopeFactors::Long);
+    let is_long = |&index: &usize| {
+        let tokens = prompts[index].len();
+        trained.is_none() && spec.ropes.iter().any(|rope| rope.scaling.long_rope_factors(tokens) == long)
+    };
+    let (long, short): (Vec<usize>, Vec<usize>) = (0..prompts.len()).partition(is_long);
+    [short, long].into_iter().filter(|group| !group.is_empty()).collect()
 }
 
 /// The prompts of a file: of each line of a `.jsonl` file the text of `prompt`, of any other file each line that is not empty.

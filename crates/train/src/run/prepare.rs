@@ -164,7 +164,10 @@ pub(crate) fn prepare_as(
     let companions = Companions {
         from: folder,
         chat_template: chosen_template(&recipe, &tokenizer)?,
-        chat_settings: chat_settings::to_json(&data_sets::template_defaults(&recipe)),
+        chat_settings: chat_settings::to_json(
+            &data_sets::template_defaults(&recipe),
+            plan.long_rope.as_ref().map(|_| plan.max_seq_len.value),
+        ),
         tokenizer: tokenizer.changed_files()?,
     };
     Ok(Prepared {

@@ -52,7 +52,7 @@ struct Golden {
 /// tolerance is not an error here: the caller decides.
 pub fn verify<B: Kernels>(options: &VerifyOptions, device: &B::Device) -> Result<Difference, RunError> {
     let golden = read_golden(&options.golden)?;
-    let model = options.load.load::<B>(golden.tokens, device)?;
+    let model = options.load.load::<B>(golden.tokens, golden.tokens, device)?;
     if golden.vocabulary != model.config.spec.vocab_size {
         let problem = format!("logits of {} tokens, the model has {}", golden.vocabulary, model.config.spec.vocab_size);
         return Err(RunError::Golden { path: options.golden.clone(), problem });
