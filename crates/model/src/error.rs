@@ -48,6 +48,17 @@ pub enum ModelError {
         what: String,
     },
 
+    /// A mixture of experts in bitsandbytes' 4 bits, which no transformers loads.
+    #[error(
+        "no 4-bit folder can be written of {family}, a mixture of experts: transformers 4 would expect its routers in 4 bits, and transformers \
+         5 holds its experts in fused tensors that bitsandbytes does not read. Write it unquantized; [bnb_4bit] of a recipe and `generate \
+         --nf4` quantize it while it is read"
+    )]
+    MixtureIn4Bits {
+        /// The family of the model.
+        family: String,
+    },
+
     /// A weight that its quantization does not take.
     #[error("`{name}` cannot be quantized as in training")]
     NotQuantizable {

@@ -68,7 +68,7 @@ pub struct MergeReport {
 /// Projections that are in this format already keep their bytes. Returns their number.
 ///
 /// # Errors
-/// A folder that cannot be read, a folder `to` that holds something, a weight that is not finite.
+/// A folder that cannot be read, a folder `to` that holds something, a weight that is not finite, a mixture of experts.
 pub fn quantize_folder(model: &Path, to: &Path, format: Bnb4bit, companions: &Companions) -> Result<usize, ModelError> {
     let (base, config) = (HfFolder::open(model)?, ModelConfig::read(model)?);
     base.check_complete(&config.spec)?;

@@ -34,7 +34,7 @@ pub struct ExportOptions {
     #[arg(long, requires = "adapter", required_unless_present_any = ["gguf", "bnb_4bit"], conflicts_with = "gguf")]
     pub merge: bool,
     /// Write the projections in 4 bits as bitsandbytes does (nf4_double_quant, nf4, fp4_double_quant, fp4): of the merged model with
-    /// --merge, otherwise of the model as it is. transformers loads the folder.
+    /// --merge, otherwise of the model as it is. transformers loads the folder. Mixtures of experts are refused.
     #[arg(long = "bnb-4bit", value_name = "FORMAT", conflicts_with = "gguf")]
     pub bnb_4bit: Option<Bnb4bit>,
     /// Write the model as one GGUF file, for llama.cpp and Ollama, with its matrices as f16, bf16, q8_0 or q4_0, and a Modelfile next to it.

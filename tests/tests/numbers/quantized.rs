@@ -8,10 +8,10 @@ use std::path::Path;
 use firebrick_kernels::Kernels;
 use firebrick_kernels::backends::Flex;
 use firebrick_model::weights::{TensorInfo, write_safetensors};
-use firebrick_model::{BaseStorage, Bnb4bit, Companions, HfFolder, ModelConfig, quantize_folder};
+use firebrick_model::{BaseStorage, Bnb4bit, Companions, HfFolder, ModelConfig, ModelError, quantize_folder};
 use firebrick_precision::{Format, QuantFormat};
 use firebrick_tests::{
-    FROZEN, Golden, NF4, every_next_token, fixture, host, largest_difference, load, on_every_backend, upload,
+    FROZEN, Golden, MIXTURES, NF4, every_next_token, fixture, host, largest_difference, load, on_every_backend, upload,
 };
 use serde_json::{Value, json};
 use tempfile::{TempDir, tempdir};
@@ -119,14 +119,28 @@ fn a_base_that_is_quantized_while_it_is_read_is_the_one_that_bitsandbytes_saved(
     }
 }
 
-fn quantized(from: &Path, to: &Path, format: Bnb4bit) -> usize {
+fn try_quantized(from: &Path, to: &Path, format: Bnb4bit) -> Result<usize, ModelError> {
     let companions = Companions {
         from: from.to_owned(),
         chat_template: None,
         chat_settings: Default::default(),
         tokenizer: Default::default(),
     };
-    quantize_folder(from, to, format, &companions).unwrap()
+    quantize_folder(from, to, format, &companions)
+}
+
+fn quantized(from: &Path, to: &Path, format: Bnb4bit) -> usize {
+    try_quantized(from, to, format).unwrap()
+}
+
+#[test]
+fn a_mixture_of_experts_is_not_written_in_4_bits() {
+    let temp = tempdir().unwrap();
+    for name in MIXTURES {
+        let message = try_quantized(&fixture(name), &temp.path().join(name), Bnb4bit::ALL[0]).unwrap_err().to_string();
+        assert!(message.contains("a mixture of experts") && message.contains("transformers 5"), "{message}");
+        assert!(!temp.path().join(name).exists());
+    }
 }
 
 fn quantization_config(dir: &Path) -> Value {

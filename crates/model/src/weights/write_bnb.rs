@@ -20,7 +20,7 @@ use crate::error::ModelError;
 /// not a projection is written in `dtype`. `fetch` is called once for each tensor that does not come as it is from `base`.
 ///
 /// # Errors
-/// As [`super::write_hf_folder`], and a weight with a value that is not finite.
+/// As [`super::write_hf_folder`], a weight with a value that is not finite, and a mixture of experts.
 pub fn write_bnb_folder(
     dir: &Path,
     config: &ModelConfig,
@@ -30,6 +30,9 @@ pub fn write_bnb_folder(
     base: &HfFolder,
     mut fetch: impl FnMut(&str) -> Result<Option<Fetched>, ModelError>,
 ) -> Result<(), ModelError> {
+    if config.spec.is_mixture() {
+        return Err(ModelError::MixtureIn4Bits { family: config.model_type.clone() });
+    }
     let tensors = config.spec.tensors();
     let is_skipped = |tensor: &&TensorSpec| tensor.role == Role::Projection && base.skips(&tensor.name);
     let module = |tensor: &TensorSpec| tensor.name.trim_end_matches(".weight").to_owned();
