@@ -114,6 +114,9 @@ fn generate_prints_what_a_run_samples_from_the_same_weights_template_and_ends_of
     assert_eq!(texts(&model, Some(&adapter), NF4), state.samples_before);
     // Neither the template nor the end of turn is the model's own.
     assert_ne!(texts(&model, None, NF4), state.samples_before);
+    // The template shows the end of turn where no settings name it.
+    fs::write(adapter.join("generation_config.json"), format!("{{\"eos_token_id\": {EOS}}}")).unwrap();
+    assert_eq!(texts(&model, Some(&adapter), NF4), state.samples_before);
 }
 
 /// With a system prompt, an argument of the template, and a model folder that samples.

@@ -14,7 +14,6 @@ use firebrick_model::{BatchLimits, Conversation, Decoder, GenerateOptions, Sampl
 use serde_json::{Map, Value};
 
 use crate::error::RunError;
-use crate::run::end_of_turn;
 use crate::run::generate::{LoadOptions, stop_tokens};
 use crate::run::sampling::ChosenSampling;
 use crate::run::text_stream::TextStream;
@@ -67,8 +66,7 @@ pub fn chat<B: Kernels>(
     tokenizer.chat_template()?;
     let trained = request.load.trained_sequence_tokens()?;
     let model = request.load.load::<B>(request.context, trained.unwrap_or(request.context), device)?;
-    let mut stops = stop_tokens(&model, &tokenizer);
-    stops.extend(end_of_turn::in_template(&tokenizer)?);
+    let stops = stop_tokens(&model, &tokenizer, true)?;
     let cache = model.conversation(request.context);
     let is_chosen = trained.is_some();
     let mut talk =
@@ -243,11 +241,9 @@ mod tests {
         let rendered = template.render(&Chat::from_messages(messages.to_vec()), true).unwrap();
         let prompt = tokenizer.encode(&rendered, false).unwrap();
         let model = request.load.load::<Flex>(256, 256, &Default::default()).unwrap();
-        let mut stops = stop_tokens(&model, &tokenizer);
-        stops.extend(end_of_turn::in_template(&tokenizer).unwrap());
         let options = GenerateOptions {
             max_new_tokens: 12,
-            stop_tokens: stops,
+            stop_tokens: stop_tokens(&model, &tokenizer, true).unwrap(),
             sampler: Sampler::greedy(),
             limits: BatchLimits::NONE,
         };

@@ -299,7 +299,7 @@ impl HeldOut {
             let answers = continue_prompts(
                 model,
                 tokenizer,
-                &prompts,
+                (&prompts, false),
                 self.max_new_tokens,
                 Sampler::greedy(),
                 BatchLimits::NONE,

@@ -23,7 +23,7 @@ pub(super) fn sample<B: Kernels>(prepared: &Prepared, model: &Decoder<B>) -> Res
     let prompts = plan.sample_prompts.value.iter();
     let encoded: Vec<Vec<u32>> = prompts.map(|text| encode_prompt(tokenizer, text, chat)).collect::<Result<_, _>>()?;
     let (new, sampler) = (plan.max_new_tokens.value, prepared.sampling.sampler());
-    let answers = continue_prompts(model, tokenizer, &encoded, new, sampler, BatchLimits::NONE);
+    let answers = continue_prompts(model, tokenizer, (&encoded, chat), new, sampler, BatchLimits::NONE);
     // The steps that may follow cannot use memory of these sizes.
     B::release_memory(model.device());
     answers

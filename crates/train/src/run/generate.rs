@@ -15,9 +15,9 @@ use firebrick_precision::Format;
 use serde_json::Value;
 
 use crate::error::RunError;
-use crate::run::chat_settings;
 use crate::run::device::dtype_of;
 use crate::run::text_stream::TextStream;
+use crate::run::{chat_settings, end_of_turn};
 
 /// A model folder and how it is loaded.
 #[derive(Clone, Debug)]
@@ -180,7 +180,7 @@ pub fn generate_streaming<B: Kernels>(
     let sequences = request.sequences.max(1);
     let options = GenerateOptions {
         max_new_tokens: request.max_new_tokens,
-        stop_tokens: stop_tokens(&model, &tokenizer),
+        stop_tokens: stop_tokens(&model, &tokenizer, request.chat)?,
         sampler: request.sampler.clone(),
         limits: BatchLimits { sequences, tokens: sequences.saturating_mul(longest) },
     };
@@ -261,28 +261,40 @@ pub fn encode_prompt(tokenizer: &Tokenizer, text: &str, chat: bool) -> Result<Ve
     Ok(tokenizer.encode(&rendered, false)?)
 }
 
-/// Continues token prompts and decodes the new tokens.
+/// Continues token prompts, of chats or of plain text, and decodes the new tokens.
 ///
 /// # Errors
 /// A prompt that leaves no room, or logits that are not finite.
 pub fn continue_prompts<B: Kernels>(
     model: &Decoder<B>,
     tokenizer: &Tokenizer,
-    prompts: &[Vec<u32>],
+    (prompts, chat): (&[Vec<u32>], bool),
     max_new_tokens: usize,
     sampler: Sampler,
     limits: BatchLimits,
 ) -> Result<Vec<String>, RunError> {
-    let options = GenerateOptions { max_new_tokens, stop_tokens: stop_tokens(model, tokenizer), sampler, limits };
+    let stop_tokens = stop_tokens(model, tokenizer, chat)?;
+    let options = GenerateOptions { max_new_tokens, stop_tokens, sampler, limits };
     let written = model.generate(prompts, &options)?;
     written.iter().map(|tokens| Ok(tokenizer.decode(tokens, true)?)).collect()
 }
 
-/// The tokens that end a text: those of the model's folder and its adapter's, and the tokenizer's.
-pub(crate) fn stop_tokens<B: Kernels>(model: &Decoder<B>, tokenizer: &Tokenizer) -> Vec<u32> {
+/// The tokens that end a text: those of the model's folder and its adapter's, the tokenizer's, and in a chat the one with which the template
+/// closes a turn.
+///
+/// # Errors
+/// The tokenizer fails on what the template writes.
+pub(crate) fn stop_tokens<B: Kernels>(
+    model: &Decoder<B>,
+    tokenizer: &Tokenizer,
+    chat: bool,
+) -> Result<Vec<u32>, RunError> {
     let mut stop_tokens = model.config.eos_token_ids.clone();
     stop_tokens.extend(tokenizer.eos_token_id());
-    stop_tokens
+    if chat {
+        stop_tokens.extend(end_of_turn::in_template(tokenizer)?);
+    }
+    Ok(stop_tokens)
 }
 
 #[cfg(test)]
@@ -308,5 +320,22 @@ mod tests {
             assert!(message.contains(expected) && message.contains(name), "{message}");
         }
         assert!(read_prompts(Path::new("nowhere.txt")).unwrap_err().to_string().contains("nowhere.txt"));
+    }
+
+    /// Only the template knows the end of turn of this model: its settings name another token.
+    #[cfg(feature = "flex")]
+    #[test]
+    fn a_chat_ends_where_its_template_closes_a_turn() {
+        let (folder, tiny) = (tempfile::tempdir().unwrap(), "/../../tests/fixtures/tiny-llama/");
+        for file in ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+            let from = [env!("CARGO_MANIFEST_DIR"), tiny, file].concat();
+            std::fs::copy(from, folder.path().join(file)).unwrap();
+        }
+        let (model, compute) = (folder.path().to_owned(), Format::F32);
+        let load = LoadOptions { model, adapter: None, storage: BaseStorage::Frozen(compute), compute };
+        let tokenizer = load.tokenizer().unwrap();
+        let model = load.load::<firebrick_kernels::backends::Flex>(8, 8, &Default::default()).unwrap();
+        let ends = |chat| stop_tokens(&model, &tokenizer, chat).unwrap();
+        assert_eq!((ends(false), ends(true)), (vec![257, 257], vec![257, 257, 261]));
     }
 }
