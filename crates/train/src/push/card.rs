@@ -27,6 +27,8 @@ pub(super) struct Facts {
     is_adapter: bool,
     /// The base's id, where it has one.
     pub(super) base: Option<HubId>,
+    /// What an adapter names as its base, if that is a path.
+    pub(super) local_base: Option<String>,
     /// Ids of datasets.
     datasets: Vec<String>,
     /// Rank and scale of an adapter.
@@ -65,7 +67,9 @@ impl Facts {
         let recipe = folder.parent().map(|run| run.join(RECIPE)).filter(|path| path.is_file());
         let recipe = recipe.map(|path| RunConfig::load(&path, &[])).transpose()?;
         let trained_from = recipe.as_ref().map(|recipe| recipe.model.clone());
-        let base = config.get("base_model_name_or_path").and_then(Value::as_str).map(str::to_owned).or(trained_from);
+        let named = config.get("base_model_name_or_path").and_then(Value::as_str).map(str::to_owned);
+        let local_base = named.clone().filter(|name| on_hub(RepoKind::Model, name).is_none());
+        let base = named.or(trained_from).and_then(|base| on_hub(RepoKind::Model, &base));
         let paths = recipe.iter().flat_map(|recipe| {
             let data = &recipe.data;
             data.sources.iter().map(|source| &source.path).chain([&data.path]).cloned().collect::<Vec<_>>()
@@ -74,7 +78,7 @@ impl Facts {
         datasets.sort();
         datasets.dedup();
         let lora = config.get("r").and_then(Value::as_u64).zip(config.get("lora_alpha").and_then(Value::as_f64));
-        Ok(Self { is_adapter, base: base.and_then(|base| on_hub(RepoKind::Model, &base)), datasets, lora })
+        Ok(Self { is_adapter, base, local_base, datasets, lora })
     }
 
     /// The card of the repository `name`.

@@ -35,7 +35,7 @@ pub struct PushOptions {
 /// Pushes; returns what to tell the user. A folder without README.md gets a model card of what is known, in the repository alone.
 ///
 /// # Errors
-/// A folder that is no model; an id that is none; whatever the Hub does not take.
+/// A folder that is no model; an adapter whose base is a path; an id that is none; whatever the Hub does not take.
 pub fn push(options: &PushOptions, console: Console) -> Result<String, RunError> {
     let PushOptions { folder, to, private, message } = options;
     let id = HubId::parse(RepoKind::Model, to, None).ok_or_else(|| RunError::NoRepository { to: to.clone() })?;
@@ -43,6 +43,9 @@ pub fn push(options: &PushOptions, console: Console) -> Result<String, RunError>
     let mut texts = Vec::new();
     let folder = &result_of(folder);
     let facts = card::Facts::read(folder)?;
+    if let Some(base) = &facts.local_base {
+        return Err(RunError::LocalBase { folder: folder.clone(), base: base.clone() });
+    }
     if !folder.join(card::FILE).is_file() {
         let license = facts.base.as_ref().and_then(|base| card::License::of_base(&hub, base));
         texts.push((card::FILE.to_owned(), facts.card(&id.name, license.as_ref())));
@@ -64,4 +67,27 @@ pub fn push(options: &PushOptions, console: Console) -> Result<String, RunError>
         text += &format!("\nleft out by the repository's .gitignore: {}", pushed.ignored.join(", "));
     }
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::write;
+
+    use super::*;
+
+    #[test]
+    fn an_adapter_whose_base_is_a_path_is_not_pushed() {
+        let folder = tempfile::tempdir().unwrap();
+        let base = folder.path().display().to_string();
+        let settings = serde_json::json!({ "base_model_name_or_path": base, "r": 8, "lora_alpha": 16 });
+        write(folder.path().join("adapter_config.json"), settings.to_string()).unwrap();
+        let options = PushOptions {
+            folder: folder.path().to_owned(),
+            to: "me/mine".to_owned(),
+            private: false,
+            message: "m".to_owned(),
+        };
+        let message = push(&options, Console::QUIET).unwrap_err().to_string();
+        assert!(message.contains(&base) && message.contains("lora.base_model_name_or_path"), "{message}");
+    }
 }
