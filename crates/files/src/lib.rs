@@ -8,7 +8,7 @@ use std::fs::{self, File};
 use std::io::{BufWriter, ErrorKind, IntoInnerError, Result, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use tempfile::{Builder, NamedTempFile};
+use tempfile::{Builder, NamedTempFile, TempDir};
 
 /// A file that is written under a temporary name next to `path`, and appears at `path` with [`AtomicFile::commit`]. Dropped
 /// without it, it leaves nothing behind, and what stood at `path` stays.
@@ -104,6 +104,23 @@ pub fn temporary_in(folder: &Path, prefix: &str, suffix: &str) -> Result<NamedTe
         builder.permissions(fs::Permissions::from_mode(0o666));
     }
     builder.tempfile_in(folder)
+}
+
+/// A temporary folder next to `path`, with a name of its own that begins with that of `path`; removed with what is in it when it is dropped
+/// before `TempDir::keep`. As for any other new folder, the user's umask determines who may read it.
+///
+/// # Errors
+/// The folder cannot be created.
+pub fn temporary_folder_for(path: &Path) -> Result<TempDir> {
+    let prefix = format!("{}.partial-", path.file_name().unwrap_or_default().to_string_lossy());
+    let mut builder = Builder::new();
+    builder.prefix(&prefix);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        builder.permissions(fs::Permissions::from_mode(0o777));
+    }
+    builder.tempdir_in(parent(path))
 }
 
 /// The folder for files of one kind that later runs use again: `<kind>` in `$FIREBRICK_CACHE`, or else `firebrick/<kind>` in the user's cache

@@ -327,7 +327,7 @@ mod tests {
         let (temp, dir) = folder(false);
         let outside = temp.path().join("outside");
         std::fs::create_dir(&outside).unwrap();
-        std::os::unix::fs::symlink(&outside, temp.path().join("packed.partial")).unwrap();
+        std::os::unix::fs::symlink(&outside, temp.path().join("packed")).unwrap();
         let result = compress_folder(&dir, &temp.path().join("packed"), Codec::Lz4);
         assert_eq!(read_dir(&outside).unwrap().count(), 0, "{result:?}");
     }

@@ -6,9 +6,9 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::fs::{create_dir, create_dir_all, read_dir, remove_dir, remove_dir_all};
+use std::fs::{create_dir_all, read_dir, remove_dir};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use firebrick_arch::{CONFIG_FILE, ModelConfig, TensorSpec};
 use firebrick_files::AtomicFile;
@@ -173,7 +173,8 @@ pub(super) fn write_companions(
     write_file(&dir.join(CONFIG_FILE), text)
 }
 
-/// Lets `fill` write into a new folder next to `dir`, which gets its name only when that has succeeded.
+/// Lets `fill` write into a new folder next to `dir`, which gets its name only when that has succeeded. Several writers of one `dir` have
+/// folders of their own, and the first to be complete gets the name; one that is killed leaves its folder behind.
 pub(crate) fn write_folder(
     dir: &Path,
     mut fill: impl FnMut(&Path) -> Result<(), ModelError>,
@@ -181,29 +182,17 @@ pub(crate) fn write_folder(
     if read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
         return Err(ModelError::AlreadyExists { dir: dir.to_path_buf() });
     }
-    let partial = partial_path(dir);
-    // Left by a run that was killed; ours by its name.
-    remove_dir_all(&partial).ok();
-    if let Some(parent) = partial.parent() {
+    if let Some(parent) = dir.parent() {
         create_dir_all(parent).map_err(ModelError::io("create", dir))?;
     }
-    // Not `create_dir_all`: a link of this name must not be followed.
-    create_dir(&partial).map_err(ModelError::io("create", &partial))?;
-    let mut write_all = || {
-        fill(&partial)?;
-        // An empty folder in the way would stop the rename on some systems.
-        remove_dir(dir).ok();
-        firebrick_files::rename(&partial, dir).map_err(ModelError::io("create", dir))
-    };
-    let result = write_all();
-    if result.is_err() {
-        remove_dir_all(&partial).ok();
-    }
-    result
-}
-
-fn partial_path(path: &Path) -> PathBuf {
-    path.with_file_name(format!("{}.partial", path.file_name().unwrap_or_default().to_string_lossy()))
+    let partial = firebrick_files::temporary_folder_for(dir).map_err(ModelError::io("create", dir))?;
+    fill(partial.path())?;
+    // An empty folder in the way would stop the rename on some systems.
+    remove_dir(dir).ok();
+    firebrick_files::rename(partial.path(), dir).map_err(ModelError::io("create", dir))?;
+    // It has another name now.
+    let _ = partial.keep();
+    Ok(())
 }
 
 /// The JSON header, padded with spaces so that the data begins at a multiple of 8 bytes.
@@ -280,6 +269,7 @@ pub(super) fn write_index(
 #[cfg(test)]
 mod tests {
     use std::fs::{create_dir, read, read_to_string, write};
+    use std::path::PathBuf;
 
     use safetensors::tensor::{TensorView, serialize};
     use tempfile::tempdir;
@@ -352,6 +342,21 @@ mod tests {
         assert_eq!(folder.read_f32("model.norm.weight", &[8]).unwrap(), [1.0; 8]);
         let again = write_hf_folder(&dir, &config, SavedDtype::F32, None, fetch).unwrap_err();
         assert!(matches!(again, ModelError::AlreadyExists { .. }));
+    }
+
+    #[test]
+    fn a_writer_that_fails_does_not_touch_another_of_the_same_folder() {
+        let temp = tempdir().unwrap();
+        let (dir, config) = (temp.path().join("to"), tiny(&[]).unwrap());
+        let shapes = shapes(&config).into_iter().collect::<BTreeMap<_, _>>();
+        let fail = |name: &str| Err(ModelError::MissingTensor { dir: PathBuf::new(), name: name.to_owned() });
+        write_hf_folder(&dir, &config, SavedDtype::F32, None, |name| {
+            write_hf_folder(&dir, &config, SavedDtype::F32, None, fail).unwrap_err();
+            Ok(Fetched::Values(vec![1.0; shapes[name].iter().product()]))
+        })
+        .unwrap();
+        assert_eq!(HfFolder::open(&dir).unwrap().read_f32("model.norm.weight", &[8]).unwrap(), [1.0; 8]);
+        assert_eq!(read_dir(temp.path()).unwrap().count(), 1);
     }
 
     #[test]
