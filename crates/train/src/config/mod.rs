@@ -49,8 +49,8 @@ impl RunConfig {
     /// Reads a recipe file, applies the `--set a.b=c` overrides, and refuses what cannot work.
     ///
     /// A bare file name that is not in the current folder is looked up in `configs/`. An override's value is read as TOML,
-    /// or as a plain string if it is not TOML; `a.b=` with nothing after it removes the key. Overriding one of two keys for
-    /// the same setting (`train.steps` and `train.epochs`, …) removes the other one of the file.
+    /// or as a plain string if it is not TOML or its key takes a text; `a.b=` with nothing after it removes the key. Overriding
+    /// one of two keys for the same setting (`train.steps` and `train.epochs`, …) removes the other one of the file.
     ///
     /// # Errors
     /// [`ConfigError`] names the place, the key and the way out.
@@ -72,7 +72,7 @@ impl RunConfig {
         RunConfig::from_source(Source::parse(text, file, Language::Toml, overrides)?, file)
     }
 
-    fn from_source(source: Source<'_>, file: &Path) -> Result<RunConfig, ConfigError> {
+    fn from_source(mut source: Source<'_>, file: &Path) -> Result<RunConfig, ConfigError> {
         schema::refuse_unknown_keys(&source)?;
         let mut config = source.read_config()?;
         if config.name.is_empty() {

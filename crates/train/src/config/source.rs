@@ -106,23 +106,43 @@ impl<'i> Source<'i> {
         let mut source = Source { file, text, overrides, synthetic: Vec::new(), tree, entries: Vec::new() };
         source.drop_overridden_rivals();
         for index in 0..overrides.len() {
-            source.apply_override(index)?;
+            source.apply_override(index, false)?;
         }
         list_entries(source.tree.get_ref(), "", &mut source.entries);
         Ok(source)
     }
 
-    /// Reads the tree as a [`RunConfig`].
-    pub(super) fn read_config(&self) -> Result<RunConfig, ConfigError> {
-        RunConfig::deserialize(Deserializer::from(self.tree.clone())).map_err(|error| {
+    /// Reads the tree as a [`RunConfig`]. The value of an override such as `name=2024`, whose key takes a text, becomes that text.
+    pub(super) fn read_config(&mut self) -> Result<RunConfig, ConfigError> {
+        loop {
+            let error = match RunConfig::deserialize(Deserializer::from(self.tree.clone())) {
+                Ok(config) => return Ok(config),
+                Err(error) => error,
+            };
             // The whole file's span means that the top of the file lacks a key.
             let span = error.span().filter(|span| *span != self.tree.span());
-            let (place, key) = match span.and_then(|span| self.entry_at(&span)) {
+            let entry = span.and_then(|span| self.entry_at(&span));
+            if let Some(index) = entry.and_then(|entry| self.text_override(entry, error.message())) {
+                self.apply_override(index, true)?;
+                self.entries.clear();
+                list_entries(self.tree.get_ref(), "", &mut self.entries);
+                continue;
+            }
+            let (place, key) = match entry {
                 Some(entry) => (self.place_of(&entry.key_span), entry.path.clone()),
                 None => (Place::File(self.file.clone()), String::new()),
             };
-            from_reader(place, key, error.message())
-        })
+            return Err(from_reader(place, key, error.message()));
+        }
+    }
+
+    /// The override of a key that takes a text by the reader's message, if TOML made something else of its value.
+    fn text_override(&self, entry: &Entry, message: &str) -> Option<usize> {
+        let takes_text =
+            ["a string", "path string"].iter().any(|kind| message.ends_with(&format!(", expected {kind}")));
+        let is_other = !["string", "array", "table"].contains(&entry.type_name);
+        let index = self.override_at(&entry.key_span)?;
+        (takes_text && is_other && key_of(&self.overrides[index]) == entry.path).then_some(index)
     }
 
     /// Every key that was typed.
@@ -150,10 +170,15 @@ impl<'i> Source<'i> {
 
     /// The place that a byte range stands for.
     pub(super) fn place_of(&self, span: &Range<usize>) -> Place {
-        match span.start.checked_sub(self.text.len() + 1).and_then(|index| self.synthetic.get(index)) {
-            Some(&index) => Place::Set(self.overrides[index].clone()),
+        match self.override_at(span) {
+            Some(index) => Place::Set(self.overrides[index].clone()),
             None => Place::Line(self.file.clone(), line_of(self.text, span.start)),
         }
+    }
+
+    /// The override that a byte range lies in.
+    fn override_at(&self, span: &Range<usize>) -> Option<usize> {
+        span.start.checked_sub(self.text.len() + 1).and_then(|index| self.synthetic.get(index)).copied()
     }
 
     /// The innermost key whose name or value holds a byte range.
@@ -177,8 +202,8 @@ impl<'i> Source<'i> {
         }
     }
 
-    /// Applies one `a.b=c` to the tree.
-    fn apply_override(&mut self, index: usize) -> Result<(), ConfigError> {
+    /// Applies one `a.b=c` to the tree, with its value as TOML or as a text.
+    fn apply_override(&mut self, index: usize, as_text: bool) -> Result<(), ConfigError> {
         let text: &'i str = &self.overrides[index];
         let refuse = |message: String| ConfigError::Override { place: Place::Set(text.to_string()), message };
         let Some((key, value)) = text.split_once('=') else {
@@ -193,8 +218,8 @@ impl<'i> Source<'i> {
             return Ok(());
         }
         let value = match DeValue::parse(value) {
-            Ok(parsed) => parsed.into_inner(),
-            Err(_) => DeValue::String(value.into()),
+            Ok(parsed) if !as_text => parsed.into_inner(),
+            _ => DeValue::String(value.into()),
         };
         let value = self.at_synthetic_position(value, index);
         let key_spans: Vec<_> = key.split('.').map(|part| (part, self.synthetic_position(index))).collect();

@@ -304,6 +304,17 @@ fn override_value_is_toml_or_else_a_string_and_empty_removes_the_key() {
 }
 
 #[test]
+fn override_of_a_key_that_takes_a_text_is_the_text_that_was_typed() {
+    for text in ["2024", "1_000", "nan", "true", "2024-01-01", "1e3"] {
+        let [name, model] = ["name", "model"].map(|key| format!("{key}={text}"));
+        let config = read(SMALLEST, &[name.as_str(), "train.steps=3", model.as_str()]).unwrap();
+        assert_eq!((config.name.as_str(), config.model.as_str(), config.train.steps), (text, text, Some(3)));
+    }
+    assert!(refusal(SMALLEST, &["name=[1]"]).contains("--set name=[1]: name: expected a string"));
+    assert!(refusal(&format!("name = 2024\n{SMALLEST}"), &[]).contains("configs/x.toml:1: name: expected a string"));
+}
+
+#[test]
 fn override_of_one_exclusive_key_replaces_the_other_of_the_file() {
     let text = format!("{SMALLEST}[train]\nepochs = 2\ngrad_checkpointing = true\n");
     let config = read(&text, &["train.steps=3", "train.recompute=none"]).unwrap();
