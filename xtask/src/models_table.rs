@@ -60,8 +60,9 @@ const TAIL: &str = "
   (`init = \"random\"`).
 - **export --merge**: the merged folder, computed by flex, has the logits of PEFT's base and adapter. The command also checks what it wrote
   against base and adapter before it reports success; other kinds of adapters are merged on one family.
-- **export --gguf**: families that the writer knows (`crates/model/src/gguf/mod.rs`), with byte-level BPE and the rope scalings that
-  llama.cpp has.
+- **export --gguf**: families that the writer knows (`crates/model/src/gguf/mod.rs`), with the rope scalings that llama.cpp has and a
+  byte-level BPE tokenizer whose rule it has a name for: Llama 3, SmolLM2, Qwen 2, 2.5 and 3. The tokenizers of Llama 2, TinyLlama and every
+  published Mistral are others (SentencePiece, tekken), and are refused.
 - Every family loads from a folder or from the Hub (`model = \"OWNER/NAME\"`), and adapters and merged models go back with `push`.
 ";
 
@@ -137,7 +138,8 @@ fn table(root: &Path) -> String {
         };
         let marks: Vec<&str> = COLUMNS.iter().map(|column| mark(has(column))).collect();
         let (marks, tests) = (marks.join(" | "), own.join(", "));
-        let _ = writeln!(text, "| {architecture} | `{kind}` | {marks} | {} | {tests} |", mark(gguf.contains(&kind)));
+        let gguf = if gguf.contains(&kind) { "byte-level BPE" } else { "no" };
+        let _ = writeln!(text, "| {architecture} | `{kind}` | {marks} | {gguf} | {tests} |");
     }
     text + TAIL
 }

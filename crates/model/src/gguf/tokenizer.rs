@@ -2,7 +2,7 @@
 //!
 //! llama.cpp has its own code for how text is cut before the merges, and knows it by a name. The names here are those whose rules are
 //! written in the file that is read; other rules are refused, since another cut gives other tokens.
-//! Trade-off: no SentencePiece models (Llama 2, Mistral 7B v0.1, Gemma).
+//! Trade-off: no SentencePiece models (Llama 2, Mistral 7B, Gemma), and no tekken (Mistral Nemo and later).
 
 use std::collections::BTreeMap;
 use std::path::Path;
