@@ -60,7 +60,8 @@ pub struct LoraConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trainable_token_indices: Option<TokenIndices>,
     /// Probability with which a value that an adapter reads is dropped in training, 0 or more and below 1. The modules of a group (queries, keys
-    /// and values; gate and up) share the mask of their input. Default 0.
+    /// and values; gate and up) share the mask of their input. On pairs it is on too, but not for the reference, where TRL turns it off for both
+    /// (`disable_dropout`). Default 0.
     #[serde(rename = "dropout", alias = "lora_dropout")]
     pub lora_dropout: f64,
     /// LoRA+: how many times the learning rate of A that of B is. Default: absent, 1.
