@@ -3,6 +3,7 @@
 //!
 //! Trade-off: not every place is kept. The first few of each kind are enough to look at.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter, Result as FormatResult};
 use std::path::{Path, PathBuf};
@@ -16,6 +17,10 @@ use crate::place::Place;
 
 /// Places kept per kind of finding.
 const PLACES: usize = 5;
+/// Keys that [`Diagnosis::unread_line`] names.
+const NAMED_KEYS: usize = 24;
+/// Characters of a key that are shown.
+const KEY_CHARACTERS: usize = 40;
 /// Records before [`Diagnosis::check_early`] decides.
 const EARLY_ROWS: u64 = 1000;
 /// Share of a source's records or tokens that may be lost to `max_seq_len` without a warning.
@@ -55,6 +60,9 @@ pub struct Diagnosis {
     pub bad_rows: u64,
     /// What was found, by kind.
     pub findings: BTreeMap<FindingKind, FindingCount>,
+    /// Keys that the records' format does not read, with the number of records in which they have a value: the first
+    /// such keys, one more than are named.
+    pub unread_keys: BTreeMap<String, u64>,
 }
 
 impl Diagnosis {
@@ -79,6 +87,13 @@ impl Diagnosis {
             found.count += 1;
             if found.first.len() < PLACES {
                 found.first.push((place.clone(), finding.detail.clone()));
+            }
+        }
+        for key in &encoded.unread_keys {
+            if let Some(rows) = self.unread_keys.get_mut(key) {
+                *rows += 1;
+            } else if self.unread_keys.len() <= NAMED_KEYS {
+                self.unread_keys.insert(key.clone(), 1);
             }
         }
     }
@@ -115,6 +130,19 @@ impl Diagnosis {
             self.rows,
             100.0 * of_rows
         ))
+    }
+
+    /// The keys that the records' format does not read, the most frequent first; `None` if there are none.
+    pub fn unread_line(&self) -> Option<String> {
+        let mut keys: Vec<(&String, &u64)> = self.unread_keys.iter().collect();
+        keys.sort_by_key(|(_, rows)| Reverse(**rows));
+        let shown = keys.iter().take(NAMED_KEYS).map(|(key, rows)| {
+            let cut = key.chars().nth(KEY_CHARACTERS).map_or("", |_| "…");
+            let key: String = key.chars().take(KEY_CHARACTERS).collect();
+            format!("{}{cut} ({rows} rows)", key.escape_debug())
+        });
+        let more = if keys.len() > NAMED_KEYS { ", and more" } else { "" };
+        (!keys.is_empty()).then(|| format!("keys not read: {}{more}", shown.collect::<Vec<_>>().join(", ")))
     }
 
     /// Replaces the path of every place; `None` if one has none.
@@ -196,6 +224,9 @@ impl Display for Diagnosis {
             if !others.is_empty() {
                 write!(formatter, " (then at {})", others.join(", "))?;
             }
+        }
+        if let Some(unread) = self.unread_line() {
+            write!(formatter, "\n  {unread}")?;
         }
         // A source of which nothing is kept is an error, which has its own remedy.
         match self.loss_warning().filter(|_| self.rows_kept > 0) {

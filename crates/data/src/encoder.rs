@@ -23,7 +23,7 @@ use crate::tokenizer::Tokenizer;
 /// Version of the meaning of tokens and masks. Raised whenever the same records, tokenizer and options give other
 /// examples: after a change in how records are parsed, rendered, tokenized, masked or cut. It is part of
 /// [`Encoder::fingerprint`] and so of a cache's key; the layout of token files has its own version.
-const CODE_VERSION: u32 = 5;
+const CODE_VERSION: u32 = 6;
 const SECONDS_PER_DAY: i64 = 86_400;
 
 /// What happens to a document that is longer than `max_seq_len`.
@@ -89,6 +89,8 @@ pub struct Encoded {
     pub is_chat: bool,
     /// Whether an end-of-turn token counts in the loss.
     pub end_trained: bool,
+    /// Keys of the record that have a value and that its format does not read; none of a record with a bad value.
+    pub unread_keys: Vec<String>,
 }
 
 impl Encoded {
@@ -169,10 +171,12 @@ impl<'a> Encoder<'a> {
     /// Encodes a record.
     ///
     /// Errors: a key is missing or has the wrong type, except for a null or another value that is no text where one is
-    /// expected, which is a finding; a chat template or an end-of-text token is needed and missing; the tokenizer fails.
+    /// expected, which is a finding; a key holds images, audio or video; a chat template or an end-of-text token is
+    /// needed and missing; the tokenizer fails.
     pub fn encode(&self, record: &Record) -> Result<Encoded, DataError> {
-        let row = match self.options.record_format.parse(&record.fields, &self.options.fields, &record.place) {
-            Ok(row) => row,
+        let options = &self.options;
+        let (row, unread) = match options.record_format.parse_whole(&record.fields, &options.fields, &record.place) {
+            Ok(parsed) => parsed,
             Err(error) if error.is_bad_cell => {
                 let dropped = Encoded::dropped(FindingKind::BadCell, error.problem);
                 return Ok(Encoded { record: fields_hash(&record.fields), ..dropped });
@@ -191,7 +195,7 @@ impl<'a> Encoder<'a> {
                 return Err(DataError::InRow { place: record.place.clone(), reason: Box::new(reason) });
             }
         };
-        Ok(Encoded { record: hash, ..encoded })
+        Ok(Encoded { record: hash, unread_keys: unread.into_iter().map(str::to_owned).collect(), ..encoded })
     }
 
     /// Two examples, chosen and rejected.

@@ -192,6 +192,30 @@ fn records_without_loss_tokens_are_counted_and_refused_above_the_allowed_share()
 }
 
 #[test]
+fn keys_that_the_format_does_not_read_are_shown_before_a_run_and_by_inspect_and_images_are_refused() {
+    let output = tempdir().unwrap();
+    let file = output.path().join("rows.jsonl");
+    let with = |key: &str, value: Value| {
+        let row = |line: &str| {
+            let mut row: Value = serde_json::from_str(line).unwrap();
+            row[key] = value.clone();
+            row.to_string() + "\n"
+        };
+        fs::write(&file, chats().lines().map(row).collect::<String>()).unwrap();
+    };
+    let path = format!("data.path='{}'", file.display());
+    with("functions", json!([{ "name": "f" }]));
+    let expected = format!("keys not read: functions ({} rows)", chats().lines().count());
+    let notes = data_of(&[&path]).notes().join("\n");
+    assert!(notes.contains(&expected), "{notes}");
+    let seen = inspect(&recipe(Path::new("unused"), &[&path]), 1).unwrap();
+    assert!(seen.text(Style::Markers).contains(&expected) && seen.page().contains(&expected));
+    with("images", json!(["a.jpg"]));
+    let message = refusal(recipe(output.path(), &[&path]), NEW);
+    assert!(message.contains("rows.jsonl:1: images is not empty, but images"), "{message}");
+}
+
+#[test]
 fn chat_template_of_the_recipe_replaces_that_of_the_model() {
     let output = tempdir().unwrap();
     let template = output.path().join("mine.jinja");

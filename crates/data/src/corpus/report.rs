@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::diagnose::Diagnosis;
 
 /// Version of the stored report, part of the cache's key. Raised when the fields of [`Diagnosis`] or their meaning change.
-pub(super) const VERSION: [u8; 1] = [5];
+pub(super) const VERSION: [u8; 1] = [6];
 
 /// `dropped` are the hashes of the records that gave nothing, `files` the names of each source's files.
 ///
@@ -66,6 +66,7 @@ mod tests {
             chats_ended: 6,
             bad_rows: 1,
             findings: [(FindingKind::Truncated, found)].into(),
+            unread_keys: [("functions".to_owned(), 4)].into(),
         }
     }
 

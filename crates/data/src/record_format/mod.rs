@@ -10,7 +10,10 @@ mod pairs;
 mod preference;
 mod pretokenized;
 mod row;
+mod unread;
 mod value;
+
+use std::cell::RefCell;
 
 use serde::{Deserialize, Serialize};
 
@@ -95,13 +98,31 @@ impl RecordFormat {
 
     /// Parses a record.
     ///
-    /// Errors: a key is missing or has the wrong type; the message names place and key.
+    /// Errors: a key is missing, has the wrong type, or holds images, audio or video; the message names place and key.
     pub fn parse(self, fields: &Object, names: &Fields, place: &Place) -> Result<Row, RecordFormatError> {
-        let record = Reader { fields, place };
+        self.parse_whole(fields, names, place).map(|(row, _)| row)
+    }
+
+    /// Parses a record, and lists the keys with a value that the format does not read.
+    ///
+    /// Errors: as [`RecordFormat::parse`].
+    pub(crate) fn parse_whole<'a>(
+        self,
+        fields: &'a Object,
+        names: &Fields,
+        place: &Place,
+    ) -> Result<(Row, Vec<&'a str>), RecordFormatError> {
+        let read = RefCell::default();
+        let row = self.content(Reader { fields, place, read: &read }, names)?;
+        let unread = unread::unread_keys(fields, &read.borrow(), place)?;
+        Ok((row, unread))
+    }
+
+    fn content(self, record: Reader<'_>, names: &Fields) -> Result<Row, RecordFormatError> {
         match self {
             Self::Auto => {
                 let mut names = names.clone();
-                Self::Auto.resolve(fields, &mut names, place)?.parse(fields, &names, place)
+                Self::Auto.resolve(record.fields, &mut names, record.place)?.content(record, &names)
             }
             Self::Chat | Self::Sharegpt => messages::parse(record, names, self == Self::Sharegpt).map(Row::Chat),
             Self::Alpaca => pairs::parse_instruction(record, names).map(Row::Chat),

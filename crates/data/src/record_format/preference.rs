@@ -147,7 +147,7 @@ fn prompt<'a>(record: Reader<'a>, names: &Fields) -> Result<Option<Prompt<'a>>, 
         }
         None => {}
     }
-    let has_text = |key: &&str| record.get(key).is_some_and(is_text);
+    let has_text = |key: &&str| record.fields.get(*key).is_some_and(is_text);
     match [question].into_iter().chain(QUESTIONS).find(has_text) {
         Some(question) => Ok(Some(Prompt::Chat(parse_question(record, names, question)?))),
         None => Ok(None),

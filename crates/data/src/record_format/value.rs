@@ -5,6 +5,7 @@
 //! no other way to store one.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 
 use serde_json::Value as Json;
 use thiserror::Error;
@@ -40,12 +41,21 @@ const SHOWN_KEYS: usize = 24;
 pub(crate) struct Reader<'a> {
     pub(crate) fields: &'a Object,
     pub(crate) place: &'a Place,
+    /// The values that were read so far: `unread.rs` lists the others.
+    pub(crate) read: &'a RefCell<Vec<&'a Json>>,
 }
 
 impl<'a> Reader<'a> {
+    /// The value of a key, null included.
+    fn find(&self, key: &str) -> Option<&'a Json> {
+        let value = self.fields.get(key)?;
+        self.read.borrow_mut().push(value);
+        Some(value)
+    }
+
     /// The value of a key. Null counts as absent, because tables fill missing values with it.
     pub(crate) fn get(&self, key: &str) -> Option<&'a Json> {
-        self.fields.get(key).filter(|value| !value.is_null())
+        self.find(key).filter(|value| !value.is_null())
     }
 
     /// Whether the key is present, even if null.
@@ -56,7 +66,7 @@ impl<'a> Reader<'a> {
     /// The value of a required key, null included.
     pub(crate) fn need(&self, key: &str) -> Result<&'a Json, RecordFormatError> {
         let hint = "All rows of a source have the same format";
-        self.fields.get(key).ok_or_else(|| missing_key(self.place, &format!("{key:?}"), self.fields, hint))
+        self.find(key).ok_or_else(|| missing_key(self.place, &format!("{key:?}"), self.fields, hint))
     }
 
     /// A required text.

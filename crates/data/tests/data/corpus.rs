@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use firebrick_data::{
     Corpus, DataError, DocumentSet, EncodeOptions, Example, Hub, Mix, MixUntil, Mixture, OverflowPolicy, Pipeline,
-    SourceError, SourceSpec, TokenCache, Tokenized, Tokenizer, TrainOn,
+    RecordFormat, SourceError, SourceSpec, TokenCache, Tokenized, Tokenizer, TrainOn,
 };
 use serde_json::{Value as Json, json};
 use tempfile::TempDir;
@@ -127,6 +127,56 @@ fn records_that_are_cut_empty_or_without_loss_are_counted_and_the_rest_is_kept()
 }
 
 #[test]
+fn keys_that_no_format_reads_are_named_once_with_the_number_of_records_that_have_them() {
+    let functions = CHAT.replacen('{', r#"{"functions":[{"name":"f"}],"#, 1);
+    let empty = CHAT.replacen('{', r#"{"functions":[],"note":null,"#, 1);
+    let alpaca = r#"{"instruction":"q","input":"i","output":"a","system":"s","history":[["b","c"]]}"#;
+    let cases = [
+        (format!("{functions}\n{functions}\n{empty}"), Some("keys not read: functions (2 rows)")),
+        (empty, None),
+        (CHAT.replacen('{', r#"{"system":"s","tools":[],"chat_template_kwargs":{"a":1},"#, 1), None),
+        (
+            CHAT.replacen('{', r#"{"conversations":[{"from":"gpt","value":"a"}],"#, 1),
+            Some("not read: conversations (1"),
+        ),
+        (r#"{"prompt":"q","completion":"a","system":"s"}"#.to_owned(), Some("keys not read: system (1 rows)")),
+        (r#"{"instruction":"q","output":"a","text":"q a"}"#.to_owned(), Some("keys not read: text (1 rows)")),
+        (alpaca.to_owned(), None),
+        (alpaca.replacen('{', r#"{"id":7,"topic":"t","#, 1), Some("keys not read: id (1 rows), topic (1 rows)")),
+        (r#"{"text":"a","source":"b"}"#.to_owned(), Some("keys not read: source (1 rows)")),
+        (
+            r#"{"input_ids":[5,6],"labels":[5,6],"attention_mask":[1,1],"loss_mask":[0,1]}"#.to_owned(),
+            Some("keys not read: loss_mask (1 rows)"),
+        ),
+    ];
+    for (rows, expected) in cases {
+        let report = read(&rows).unwrap().diagnoses[0].to_string();
+        let lines = report.matches("keys not read").count();
+        assert_eq!(lines, usize::from(expected.is_some()), "{rows}: {report}");
+        assert!(report.contains(expected.unwrap_or_default()), "{rows}: {report}");
+    }
+    let many: Vec<String> = (0..60).map(|index| format!(r#"{{"text":"a","key{index:02}":1,"all":1}}"#)).collect();
+    let report = read(many.join("\n")).unwrap().diagnoses[0].to_string();
+    assert!(
+        report.contains("keys not read: all (60 rows), key00 (1 rows), ") && report.contains(", and more"),
+        "{report}"
+    );
+    assert!(!report.contains("key50"), "{report}");
+}
+
+#[test]
+fn keys_of_pairs_and_named_keys_are_read() {
+    let pair = r#"{"prompt":"q","chosen":"a","rejected":"b","instruction":"q","margin":2}"#;
+    let preference = |options: &mut EncodeOptions| options.record_format = RecordFormat::Preference;
+    let found = read_with(pair, &tokenizer(), preference).unwrap();
+    let unread: Vec<&String> = found.diagnoses[0].unread_keys.keys().collect();
+    assert_eq!(unread, ["instruction", "margin"]);
+    let body = |options: &mut EncodeOptions| options.fields.text = "body".to_owned();
+    let found = read_with(r#"{"body":"a","text":"b"}"#, &tokenizer(), body).unwrap();
+    assert_eq!(found.diagnoses[0].unread_line().unwrap(), "keys not read: text (1 rows)");
+}
+
+#[test]
 fn data_with_nothing_or_too_little_to_train_on_is_refused_with_the_reasons() {
     let refused =
         refuses(format!("{CHAT}\n\n{NO_ASSISTANT}\n"), &["1 of 2 records (50.0 %)", "rows.jsonl:3:", "roles: user"]);
@@ -200,7 +250,8 @@ fn one_token_is_too_short() {
 #[test]
 fn cached_documents_equal_those_in_memory_and_their_report_uses_current_file_names() {
     let folder = TempDir::new().unwrap();
-    let rows = format!("{CHAT}\n").repeat(20) + NO_ASSISTANT;
+    let with_functions = CHAT.replacen('{', r#"{"functions":[{"name":"f"}],"#, 1);
+    let rows = format!("{CHAT}\n").repeat(19) + &with_functions + "\n" + NO_ASSISTANT;
     let old = file(&folder, "old.jsonl", rows);
     let cache = TokenCache::in_folder(folder.path().join("cache"));
     let tokenizer = tokenizer();
@@ -212,6 +263,7 @@ fn cached_documents_equal_those_in_memory_and_their_report_uses_current_file_nam
     let moved = corpus(&tokenizer, &[&new], &options).unwrap();
     let found = moved.cached(&cache).unwrap();
     assert!(!found.is_new && found.diagnoses[0].to_string().contains("new.jsonl:21: "), "{}", found.diagnoses[0]);
+    assert_eq!(found.diagnoses[0].unread_line().unwrap(), "keys not read: functions (1 rows)");
     let memory = moved.in_memory().unwrap();
     assert_eq!(found.diagnoses, memory.diagnoses);
     assert_eq!(examples(found), examples(memory));

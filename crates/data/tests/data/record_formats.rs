@@ -159,6 +159,46 @@ fn wrong_values_are_named_with_their_place() {
 }
 
 #[test]
+fn columns_of_images_audio_and_video_are_refused_by_name_in_every_format_unless_they_are_empty() {
+    let turns = json!([{ "role": "user", "content": "<image>q" }, { "role": "assistant", "content": "a" }]);
+    let talk = json!([{ "from": "human", "value": "<image>\nq" }, { "from": "gpt", "value": "a" }]);
+    let records = [
+        json!({ "messages": turns }),
+        json!({ "conversations": talk }),
+        json!({ "instruction": "q", "output": "a" }),
+        json!({ "prompt": "q", "completion": "a" }),
+        json!({ "text": "t" }),
+        json!({ "input_ids": [5, 6] }),
+        json!({ "prompt": "q", "chosen": "a", "rejected": "b" }),
+    ];
+    for record in records {
+        let format = if record.get("chosen").is_some() { RecordFormat::Preference } else { RecordFormat::Auto };
+        let parsed = |key: &str, value: &Json| {
+            let mut record = record.clone();
+            record[key] = value.clone();
+            parse_with(&record, format, &Fields::default())
+        };
+        for key in ["images", "audios", "videos", "image", "audio", "video"] {
+            for value in [json!(["a.jpg"]), json!("000/a.jpg"), json!({ "bytes": "AA", "path": null })] {
+                let error = parsed(key, &value).unwrap_err();
+                let message = error.to_string();
+                assert!(message.starts_with(&format!("rows.jsonl:7: {key} is not empty, but images")), "{message}");
+                assert!(
+                    message.contains("columns = [...]") && !error.is_bad_cell,
+                    "as a part of type image: {message}"
+                );
+            }
+            for value in [json!([]), json!(""), Json::Null, json!([null]), json!({ "bytes": null, "path": null })] {
+                assert!(parsed(key, &value).is_ok(), "{key} {value} in {record}");
+            }
+        }
+    }
+    let names = Fields { text: "video".to_owned(), ..Fields::default() };
+    let transcript = parse_with(&json!({ "video": "what is said" }), RecordFormat::Text, &names).unwrap();
+    assert_eq!(transcript, Row::Text("what is said".to_owned()));
+}
+
+#[test]
 fn numbers_and_booleans_are_texts_where_a_text_is_expected() {
     assert_eq!(parse(json!({ "text": 3 })).unwrap(), Row::Text("3".to_owned()));
     for (record, question, answer) in [

@@ -57,6 +57,9 @@ fn describe(out: &mut String, set: &SetView) {
         for remark in &source.remarks {
             add(out, format_args!("<br>note: {}\n", escape(remark)));
         }
+        if let Some(unread) = diagnosis.unread_line() {
+            add(out, format_args!("<br>{}\n", escape(&unread)));
+        }
         if let Some(warning) = diagnosis.loss_warning() {
             add(out, format_args!("<br>WARNING: {}\n", escape(&warning)));
         }
@@ -179,7 +182,8 @@ pub(super) mod tests {
         let found = |detail: &str| FindingCount { count: 3, first: vec![(place.clone(), text(detail))] };
         let findings =
             [(FindingKind::Truncated, found("too long")), (FindingKind::TemplateRefused, found("no <role>"))];
-        let diagnosis = Diagnosis { rows: 1200, findings: findings.into(), ..Diagnosis::default() };
+        let unread_keys = [(text("a\u{1b}"), 3), (text("functions"), 20)].into();
+        let diagnosis = Diagnosis { rows: 1200, findings: findings.into(), unread_keys, ..Diagnosis::default() };
         let source = SourceReport {
             name: text("a<b.jsonl"),
             file_format: text("jsonl"),
@@ -214,9 +218,16 @@ pub(super) mod tests {
         for outside in ["http", "//", "src=", "href=", "url(", "@import", "<script", "<link"] {
             assert!(!page.contains(outside), "{outside:?} in the page");
         }
-        for part in
-            ["1,200 records", "<td>2\n", "(75.0 %)", "50.0 %", "3 to 3", "note: a remark", "<td>model<td>folder"]
-        {
+        for part in [
+            "1,200 records",
+            "<td>2\n",
+            "(75.0 %)",
+            "50.0 %",
+            "3 to 3",
+            "note: a remark",
+            "<br>keys not read: functions (20 rows)",
+            "<td>model<td>folder",
+        ] {
             assert!(page.contains(part), "{part:?} is not in {page}");
         }
     }

@@ -65,6 +65,9 @@ fn describe(out: &mut String, set: &SetView, style: Style) {
         for remark in &source.remarks {
             line(out, format_args!("  note: {}", visible(remark)));
         }
+        if let Some(unread) = diagnosis.unread_line() {
+            line(out, format_args!("  {unread}"));
+        }
         if let Some(warning) = diagnosis.loss_warning() {
             line(out, format_args!("  WARNING: {warning}"));
         }
@@ -159,6 +162,7 @@ mod tests {
             "50.0 %",
             "3 to 3",
             "4 to 4",
+            "  keys not read: functions (20 rows), a\\u{1b} (3 rows)\n",
         ] {
             assert!(text.contains(part), "{part:?} is not in {text}");
         }

@@ -4,6 +4,7 @@
 
 use super::super::{FileFormat, TextDocument};
 use super::*;
+use crate::record_format::RecordFormat;
 
 #[test]
 fn every_format_of_the_same_rows_yields_the_same_records() {
@@ -138,6 +139,44 @@ fn a_column_without_a_json_form_is_refused_by_name_unless_it_is_left_out() {
     assert!(error.contains("\"image\"") && error.contains("Binary") && error.contains("columns ="), "{error}");
     let spec = SourceSpec { columns: Some(vec!["text".to_owned()]), ..folder.spec("a.parquet") };
     assert_eq!(fields(&spec), [json!({"text": "x"})]);
+}
+
+#[test]
+fn keys_that_the_format_does_not_read_are_the_same_in_every_file_format() {
+    let (folder, rows) = (Folder::new(), rows());
+    folder.write("a.parquet", parquet_bytes(&rows));
+    folder.write("b.arrow", arrow_bytes(&rows, false));
+    folder.write("c.arrow", arrow_bytes(&rows, true));
+    folder.write("d.jsonl", lines(&rows));
+    folder.write("e.json", Json::from(rows.clone()).to_string());
+    let unread = |name: &str| -> Vec<Vec<String>> {
+        let of_record = |record: &Record| {
+            let names = crate::record_format::Fields::default();
+            let (_, unread) = RecordFormat::Text.parse_whole(&record.fields, &names, &record.place).unwrap();
+            let mut unread: Vec<String> = unread.into_iter().map(str::to_owned).collect();
+            unread.sort();
+            unread
+        };
+        read(&folder.spec(name)).unwrap().iter().map(of_record).collect()
+    };
+    // Null and an empty list are nothing.
+    let expected: Vec<Vec<String>> = (0..7)
+        .map(|index| {
+            let keys = [
+                ("count", true),
+                ("good", true),
+                ("messages", index % 3 > 0),
+                ("note", index % 4 != 1),
+                ("share", true),
+            ];
+            keys.into_iter().filter(|(_, has)| *has).map(|(key, _)| key.to_owned()).collect()
+        })
+        .collect();
+    for name in ["a.parquet", "b.arrow", "c.arrow", "d.jsonl", "e.json"] {
+        assert_eq!(unread(name), expected, "{name}");
+    }
+    folder.write("f.csv", "text,system,functions\nx,,f\ny,,\n");
+    assert_eq!(unread("f.csv"), [vec!["functions".to_owned()], Vec::new()]);
 }
 
 #[test]
