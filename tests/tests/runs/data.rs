@@ -283,6 +283,31 @@ fn resumed_run_sees_the_date_of_its_start() {
 }
 
 #[test]
+fn inspection_names_a_template_that_writes_todays_date_and_how_to_fix_it() {
+    let output = tempdir().unwrap();
+    let template = output.path().join("dated.jinja");
+    let text = "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}\
+                {{ date_string }}{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\
+                {{ eos_token }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}";
+    fs::write(&template, text).unwrap();
+    let named = format!("data.chat_template='{}'", template.display());
+    let cache = format!("data.cache='{}'", output.path().join("cache").display());
+    let line = |changes: &[&str]| {
+        let seen = inspect(&recipe(Path::new("unused"), changes), 1).unwrap();
+        seen.settings.into_iter().find(|(key, _)| *key == "date").map(|(_, note)| note)
+    };
+    let fixed = "data.chat_template_kwargs={date_string='26 Jul 2024'}";
+    assert_eq!((line(&[]), line(&[&named, fixed])), (None, None));
+    let note = line(&[&named]).unwrap();
+    let words = ["writes today's date into every conversation (strftime_now).", "date_string = ", "data.chat_template"];
+    assert!(words.iter().all(|words| note.contains(words)), "{note}");
+    let note = line(&[&named, &cache]).unwrap();
+    assert!(note.contains("so cached data is tokenized again each day"), "{note}");
+    let note = line(&[&named, &cache, fixed]).unwrap();
+    assert!(note.contains("can write today's date") && !note.contains("date_string"), "{note}");
+}
+
+#[test]
 fn inspection_shows_the_rows_that_a_run_trains() {
     let config = recipe(Path::new("unused"), &[]);
     let seen = inspect(&config, 2).unwrap();

@@ -77,6 +77,17 @@ impl ChatTemplate {
         let rendered_chat = RenderedChat::new(self, &chat);
         Ok(rendered_chat.render(&rendered_chat.plain, add_generation_prompt)?.0)
     }
+
+    /// Whether the text of a conversation depends on the date.
+    pub fn writes_date(&self, chat: &Chat) -> bool {
+        // A Thursday in January and a Sunday in September.
+        let [first, second] = [0, 1_000_000_000].map(|unix_seconds| {
+            let mut dated = self.clone();
+            dated.set_date(unix_seconds);
+            dated.render(chat, false).ok()
+        });
+        first != second
+    }
 }
 
 /// Whether the tool calls of a message, or the call that it answers, have ids of nine letters or digits.

@@ -230,6 +230,18 @@ mod tests {
     }
 
     #[test]
+    fn a_date_is_written_only_where_the_variable_that_replaces_it_is_absent() {
+        let source = "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}\
+            {% for m in messages %}{% if m.role == 'system' %}{{ date_string }}{% endif %}{{ m.content }}{% endfor %}";
+        let mut template = template(source);
+        let (plain, system) = (Chat::new(&[("user", "q")]), Chat::new(&[("system", "s"), ("user", "q")]));
+        assert!(template.writes_date(&system) && !template.writes_date(&plain));
+        let arguments = [("date_string".to_owned(), "26 Jul 2024".into())].into_iter().collect();
+        template.set_defaults(&TemplateDefaults { arguments, ..TemplateDefaults::default() });
+        assert!(!template.writes_date(&system) && template.uses_date());
+    }
+
+    #[test]
     fn exception_raised_by_the_template_reaches_the_user() {
         let template = template("{% if true %}{{ raise_exception('only one system message') }}{% endif %}");
         let error = template.render(&Chat::new(&[("system", "a")]), false).unwrap_err().to_string();

@@ -10,7 +10,9 @@ mod text;
 
 use std::cmp::Reverse;
 
-use firebrick_data::{DataError, DocumentSet, FindingCount, FindingKind, PackReport, PackedDataset, Tokenizer};
+use firebrick_data::{
+    Chat, ChatTemplate, DataError, DocumentSet, FindingCount, FindingKind, PackReport, PackedDataset, Tokenizer,
+};
 use firebrick_hwprofile::HardwareProfile;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -22,7 +24,7 @@ use crate::config::RunConfig;
 use crate::console::{SourceReport, grouped};
 use crate::error::RunError;
 use crate::plan;
-use crate::run::data_sets::{self, Input, place};
+use crate::run::data_sets::{self, DataSets, Input, place};
 use crate::run::prepare::{self, pack_options};
 
 /// Everything that is shown of a recipe's data.
@@ -64,6 +66,7 @@ pub struct SetView {
 pub fn inspect(config: &RunConfig, count: usize) -> Result<Inspection, RunError> {
     let tokenizer = data_sets::tokenizer(config, &config.model_folder()?, prepare::now())?;
     let data = data_sets::read(config, &tokenizer, plan::tokenizing(config, &HardwareProfile::detect()))?;
+    let settings = settings(config, &tokenizer, &data);
     let view = |documents, inputs: &[Input]| set_view(config, &tokenizer, count, documents, inputs);
     let train = view(data.train.documents, &data.train.inputs)?;
     let records = records(&data.train.inputs, &data.train.sources, &tokenizer)?;
@@ -77,7 +80,7 @@ pub fn inspect(config: &RunConfig, count: usize) -> Result<Inspection, RunError>
         let (location, sources) = (location.to_owned(), data.held_out_sources);
         sets.push(SetView { title, location, sources, records, ..view(documents, inputs)? });
     }
-    Ok(Inspection { name: config.name.clone(), settings: settings(config, &tokenizer), sets })
+    Ok(Inspection { name: config.name.clone(), settings, sets })
 }
 
 fn records(inputs: &[Input], sources: &[SourceReport], tokenizer: &Tokenizer) -> Result<Vec<SampleRecord>, DataError> {
@@ -137,7 +140,7 @@ fn set_view(
 }
 
 /// What decides about tokens and masks.
-fn settings(config: &RunConfig, tokenizer: &Tokenizer) -> Vec<(&'static str, String)> {
+fn settings(config: &RunConfig, tokenizer: &Tokenizer, data: &DataSets) -> Vec<(&'static str, String)> {
     let token = |id: Option<u32>| match id {
         Some(id) => format!("{} ({id})", tokenizer.decode(&[id], false).unwrap_or_default()),
         None => "none".to_owned(),
@@ -158,6 +161,7 @@ fn settings(config: &RunConfig, tokenizer: &Tokenizer) -> Vec<(&'static str, Str
         let kwargs = config.data.chat_template_kwargs.iter().map(|(key, value)| format!("{key} = {value}"));
         settings.push(("template variables", kwargs.collect::<Vec<_>>().join(", ")));
     }
+    settings.extend(date_note(tokenizer, data).map(|note| ("date", note)));
     settings.extend(config.data.system_prompt.clone().map(|prompt| ("system prompt", prompt)));
     settings.push(("max_seq_len", grouped(config.max_seq_len as f64)));
     if let Some(preference) = &config.preference {
@@ -165,6 +169,33 @@ fn settings(config: &RunConfig, tokenizer: &Tokenizer) -> Vec<(&'static str, Str
     }
     settings.push(("train_on", crate::config::to_name(&config.train_on())));
     settings
+}
+
+/// What the chat template does with today's date, and how to fix it; `None` if it writes none that matters.
+fn date_note(tokenizer: &Tokenizer, data: &DataSets) -> Option<String> {
+    let has_chats = data.train.sources.iter().chain(&data.held_out_sources).any(|source| source.diagnosis.chats > 0);
+    tokenizer.date().filter(|_| has_chats)?;
+    let templates: Vec<&ChatTemplate> =
+        [false, true].iter().filter_map(|&tools| tokenizer.chat_template_for(tools).ok()).collect();
+    let writes = |turns: &[(&str, &str)]| templates.iter().any(|template| template.writes_date(&Chat::new(turns)));
+    let plain = writes(&[("user", "q"), ("assistant", "a")]);
+    let what = match (plain, writes(&[("system", "s"), ("user", "q"), ("assistant", "a")])) {
+        (true, true) => "writes today's date into every conversation",
+        (true, false) => "writes today's date into every conversation without a system message",
+        (false, true) => "writes today's date into every conversation with a system message",
+        (false, false) if data.train.cache.is_some() => "can write today's date",
+        (false, false) => return None,
+    };
+    let again = if data.train.cache.is_some() { ", so cached data is tokenized again each day" } else { "" };
+    let has_variable = templates.iter().any(|template| template.source().contains("date_string"));
+    let variable = match has_variable && what.starts_with("writes") {
+        true => "set data.chat_template_kwargs = { date_string = \"26 Jul 2024\" }, or ",
+        false => "",
+    };
+    Some(format!(
+        "the chat template {what} (strftime_now){again}. To fix it, {variable}name a copy of the template with a fixed \
+         date in data.chat_template"
+    ))
 }
 
 impl Inspection {
