@@ -7,14 +7,13 @@
 
 mod report;
 
-use serde_json::Value as Json;
-
 use crate::cache::{CacheKey, Origin, StoreWriter, TokenCache, TokenStore};
 use crate::diagnose::Diagnosis;
 use crate::encoder::{EncodeOptions, Encoder};
 use crate::error::DataError;
 use crate::pipeline::Pipeline;
 use crate::place::Place;
+use crate::record_format::weight;
 use crate::source::{ContentKeys, Mixture, Record, Source};
 use crate::tokenizer::Tokenizer;
 
@@ -205,14 +204,4 @@ fn encoder<'a>(tokenizer: &'a Tokenizer, source: &Source, options: EncodeOptions
         return Err(DataError::EmptyDataset(source.spec().path.clone()));
     };
     Encoder::new(tokenizer, options, &first)
-}
-
-/// Approximate bytes of a value in memory.
-fn weight(value: &Json) -> usize {
-    match value {
-        Json::String(text) => text.len(),
-        Json::Array(values) => values.iter().map(weight).sum(),
-        Json::Object(map) => map.iter().map(|(key, value)| key.len() + weight(value)).sum(),
-        _ => 8,
-    }
 }

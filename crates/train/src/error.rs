@@ -255,6 +255,18 @@ pub enum RunError {
         /// Rows.
         model: usize,
     },
+    /// A prompt is longer than what the model can read.
+    #[error(
+        "a prompt has {tokens} tokens (with what the chat template writes, if it is rendered), but the model has \
+         only {positions} positions (max_position_embeddings): shorten the prompt, or use another template if the \
+         prompt itself is short"
+    )]
+    PromptTooLong {
+        /// Tokens.
+        tokens: usize,
+        /// Positions.
+        positions: usize,
+    },
     /// An adapter to continue from has rows for other tokens.
     #[error(
         "the adapter in {} has {} as {token:?}, which gets id {here} here: write data.new_tokens in the order in which it was \

@@ -1,15 +1,17 @@
 //! The Jinja engine, configured like transformers' sandboxed environment, with limits for templates that do not end.
 //!
 //! A template is a file in a model folder that the user chose. Bounded are the instructions of a render, the depth of
-//! recursion, the bytes it writes and its time: a template that never ends is an error, not a hang. A panic of the engine
-//! is an error too. Trade-off: the memory of values inside a template is not bounded (`{% set x = 'a' * 10**10 %}` can
-//! exhaust it), and neither is the nesting of its expressions while they are compiled.
+//! recursion, the bytes it writes, into captured blocks too, and its time: a template that never ends, or that writes
+//! far more than its own text and the conversation have, is an error. (The tokenizer needs 250 bytes of memory per byte
+//! of text, so the 100 MB that a loop can write would end the process.) A panic of the engine is an error too.
+//! Trade-off: the memory of values is not bounded where the engine builds them (`{% set x = x ~ x %}` in a loop,
+//! lists), and neither is the nesting of expressions while they are compiled.
 //!
 //! A render runs on a helper thread of the calling thread, which waits for it until a deadline. A helper that misses it
 //! is abandoned: it ends once its instructions are used up, or with the process. The handoff costs about 15 µs per
 //! render, some percent of tokenizing a conversation.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io::{Error as IoError, Write as IoWrite};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -17,7 +19,7 @@ use std::thread::Builder;
 use std::time::Duration;
 
 use minijinja::value::ValueKind;
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, Value};
 
 use super::generation::{FILTER, generation};
 use super::python_compat::to_str;
@@ -28,12 +30,29 @@ use crate::catch_panic::catch_panic;
 const FUEL: u64 = 3_000_000;
 /// Depth of macros that call themselves.
 const RECURSION: usize = 100;
-/// Maximum bytes that a render may write.
+/// Maximum bytes that a render may write: twice the bytes of the largest record.
 const MAX_TEXT_BYTES: usize = 128 << 20;
+/// What it may write in any case: system messages of published templates have some thousand bytes.
+const BASE_BYTES: usize = 256 << 10;
+/// What it may write in addition, per byte of the template and the conversation. Published templates write each content
+/// once, with less than 80 bytes around it; tools as indented JSON take up to 8 times their bytes.
+const BYTES_PER_BYTE: usize = 16;
+/// How often a text may be written: into blocks that are captured, out of them, and at the end.
+const WRITES: usize = 8;
 /// Maximum time of a render. Published templates need less than a millisecond per conversation.
 pub(super) const DEADLINE: Duration = Duration::from_secs(60);
 /// Stack of a helper thread: recursive macros take some hundred KiB in unoptimized builds.
 const STACK_BYTES: usize = 16 << 20;
+
+thread_local! {
+    /// Bytes that the render of this thread may still write, captured or not.
+    static LEFT: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The bytes that a render may write, where the template and the conversation have `bytes` together.
+pub(super) fn max_text_bytes(bytes: usize) -> usize {
+    MAX_TEXT_BYTES.min(BASE_BYTES.saturating_add(bytes.saturating_mul(BYTES_PER_BYTE)))
+}
 
 /// An environment with everything but the template.
 pub(super) fn environment() -> Environment<'static> {
@@ -44,13 +63,24 @@ pub(super) fn environment() -> Environment<'static> {
     environment.set_fuel(Some(FUEL));
     environment.set_recursion_limit(RECURSION);
     environment.set_unknown_method_callback(python_methods::call);
-    environment.set_formatter(|output, _, value| Ok(output.write_str(&to_str(value)?)?));
+    environment.set_formatter(write);
     environment.add_function("raise_exception", filters::raise_exception);
     environment.add_function("dict", filters::dict);
     environment.add_filter(FILTER, generation);
     filters::add_filters(&mut environment);
     add_tests(&mut environment);
     environment
+}
+
+/// Writes a value as Python does.
+fn write(output: &mut Output<'_>, _: &State<'_, '_>, value: &Value) -> Result<(), Error> {
+    let text = to_str(value)?;
+    let Some(left) = LEFT.get().checked_sub(text.len()) else {
+        LEFT.set(0);
+        return Err(Error::new(ErrorKind::WriteFailure, "too much text"));
+    };
+    LEFT.set(left);
+    Ok(output.write_str(&text)?)
 }
 
 /// The tests of Jinja that follow Python's notion of types.
@@ -64,19 +94,21 @@ fn add_tests(environment: &mut Environment<'static>) {
     environment.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
 }
 
-/// Renders a template of the environment within the limits. Error: the template's or the engine's, with the line; or the
-/// limit that was exceeded.
+/// Renders a template of the environment within the limits; `max_bytes` is what it may write.
+///
+/// Error: the template's or the engine's, with the line; or the limit that was exceeded.
 pub(super) fn render(
     environment: &Arc<Environment<'static>>,
     name: &'static str,
     variables: Value,
+    max_bytes: usize,
     deadline: Duration,
 ) -> Result<String, String> {
     thread_local! {
         static HELPER: RefCell<Option<Helper>> = const { RefCell::new(None) };
     }
     HELPER.with_borrow_mut(|helper| {
-        let job = Job { environment: environment.clone(), name, variables };
+        let job = Job { environment: environment.clone(), name, variables, max_bytes };
         let result = helper.get_or_insert_with(Helper::spawn).run(job, deadline);
         result.unwrap_or_else(|| {
             *helper = None;
@@ -89,6 +121,7 @@ struct Job {
     environment: Arc<Environment<'static>>,
     name: &'static str,
     variables: Value,
+    max_bytes: usize,
 }
 
 /// A thread that renders for another thread.
@@ -103,8 +136,7 @@ impl Helper {
         let (outgoing, results) = channel();
         let work = move || {
             for job in incoming {
-                let text =
-                    catch_panic("the template engine", || render_here(&job.environment, job.name, job.variables));
+                let text = catch_panic("the template engine", || render_here(job));
                 if outgoing.send(text).is_err() {
                     return;
                 }
@@ -128,19 +160,21 @@ impl Helper {
     }
 }
 
-fn render_here(environment: &Environment<'_>, name: &str, variables: Value) -> Result<String, String> {
-    let mut text = BoundedText(Vec::with_capacity(1 << 12));
+fn render_here(job: Job) -> Result<String, String> {
+    let Job { environment, name, variables, max_bytes } = job;
+    LEFT.set(max_bytes.saturating_mul(WRITES));
+    let mut text = BoundedText { bytes: Vec::with_capacity(1 << 12), max_bytes };
     let template = environment.get_template(name).map_err(|error| full_reason(&error))?;
     let rendered = template.render_captured_to(variables, &mut text);
     if let Err(error) = rendered {
-        let is_full = text.0.len() >= MAX_TEXT_BYTES;
+        let is_full = text.bytes.len() >= max_bytes || LEFT.get() == 0;
         return Err(if is_full {
-            format!("it writes more than {} MiB", MAX_TEXT_BYTES >> 20)
+            format!("it writes more than {} KiB, far more than it and the conversation have", max_bytes >> 10)
         } else {
             full_reason(&error)
         });
     }
-    String::from_utf8(text.0).map_err(|_| "the engine wrote an incomplete character".to_owned())
+    String::from_utf8(text.bytes).map_err(|_| "the engine wrote an incomplete character".to_owned())
 }
 
 /// The engine's error with its causes and the template's line.
@@ -155,13 +189,16 @@ pub(super) fn full_reason(error: &Error) -> String {
     reason
 }
 
-/// A buffer that refuses to grow over [`MAX_TEXT_BYTES`].
-struct BoundedText(Vec<u8>);
+/// A buffer that refuses to grow over `max_bytes`.
+struct BoundedText {
+    bytes: Vec<u8>,
+    max_bytes: usize,
+}
 
 impl IoWrite for BoundedText {
     fn write(&mut self, bytes: &[u8]) -> Result<usize, IoError> {
-        let space = MAX_TEXT_BYTES - self.0.len();
-        self.0.extend_from_slice(&bytes[..bytes.len().min(space)]);
+        let space = self.max_bytes - self.bytes.len();
+        self.bytes.extend_from_slice(&bytes[..bytes.len().min(space)]);
         if bytes.len() > space { Err(IoError::other("too much text")) } else { Ok(bytes.len()) }
     }
 
@@ -177,7 +214,7 @@ mod tests {
     fn render_within(source: &'static str, deadline: Duration) -> Result<String, String> {
         let mut environment = environment();
         environment.add_template("t", source).unwrap();
-        render(&Arc::new(environment), "t", Value::UNDEFINED, deadline)
+        render(&Arc::new(environment), "t", Value::UNDEFINED, 1 << 20, deadline)
     }
 
     #[test]
@@ -195,7 +232,15 @@ mod tests {
         let cases = [
             ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "too many instructions"),
             ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "recursion"),
-            ("{% set x = 'x' * 100000 %}{% for a in range(9999) %}{{ x }}{% endfor %}", "more than 128 MiB"),
+            ("{% set x = 'x' * 100000 %}{% for a in range(9999) %}{{ x }}{% endfor %}", "more than 1024 KiB"),
+            ("{{ 'x' * 10**7 }}", "more than 1024 KiB"),
+            ("{% set y %}{% for a in range(9999) %}{{ 'x' * 10**5 }}{% endfor %}{% endset %}", "more than 1024 KiB"),
+            ("{{ (['a' * 10**6] * 10**6) | tojson }}", "larger than 128 MiB"),
+            ("{{ (['a' * 10**6] * 10**6) | join('b') }}", "larger than 128 MiB"),
+            ("{{ ','.join(['a' * 10**6] * 10**6) }}", "larger than 128 MiB"),
+            ("{{ ('a' * 10**5).replace('a', 'b' * 10**5) }}", "larger than 128 MiB"),
+            ("{{ 'a'.ljust(10**12) }}", "larger than 128 MiB"),
+            ("{{ ('a\n' * 10**5) | indent(10**5) }}", "larger than 128 MiB"),
         ];
         for (source, expected) in cases {
             let error = render_within(source, DEADLINE).unwrap_err();

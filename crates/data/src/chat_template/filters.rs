@@ -1,11 +1,12 @@
 //! The filters of Jinja whose result differs from Python's in the engine, and the functions of transformers.
 //!
-//! Source: Jinja's "List of Builtin Filters". Trade-off: the sizes of their results are not bounded (see `engine`).
+//! Source: Jinja's "List of Builtin Filters". Trade-off: the widths in `format` are not bounded, and neither are lists
+//! (see `engine`).
 
 use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, FormatStyle, State, Value, format_filter};
 
-use super::python_compat::{to_str, tojson};
+use super::python_compat::{check_size, to_str, tojson};
 use super::python_methods;
 use crate::text_marks::is_space;
 
@@ -57,6 +58,7 @@ fn join(value: &Value, arguments: Rest<Value>) -> Result<String, Error> {
             text.push_str(&separator);
         }
         text.push_str(&to_str(&item)?);
+        check_size(text.len())?;
     }
     Ok(text)
 }
@@ -145,6 +147,7 @@ fn indent(text: &str, arguments: &[Value]) -> Result<String, Error> {
             indented.push_str(&space);
         }
         indented.push_str(line);
+        check_size(indented.len())?;
     }
     Ok(indented)
 }

@@ -13,6 +13,18 @@ use minijinja::{Error, ErrorKind, Value};
 /// Maximum depth to which a value is written.
 const MAX_DEPTH: usize = 256;
 
+/// Maximum bytes of a text that a filter or a method builds.
+const MAX_VALUE_BYTES: usize = 128 << 20;
+
+/// Error: a text of this many bytes is too large.
+pub(super) fn check_size(bytes: usize) -> Result<(), Error> {
+    if bytes <= MAX_VALUE_BYTES {
+        return Ok(());
+    }
+    let message = format!("it builds a text larger than {} MiB", MAX_VALUE_BYTES >> 20);
+    Err(Error::new(ErrorKind::InvalidOperation, message))
+}
+
 /// The template filter `tojson`: Python's `json.dumps` with `ensure_ascii=False`, not Jinja's HTML-safe filter.
 pub(super) fn tojson(value: &Value, arguments: Kwargs) -> Result<Value, Error> {
     let failed = |message: String| Error::new(ErrorKind::InvalidOperation, format!("tojson: {message}"));
@@ -48,7 +60,7 @@ pub(super) fn tojson(value: &Value, arguments: Kwargs) -> Result<Value, Error> {
 
 /// Python's `str` of a value: a string unchanged, everything else as its `repr`. Undefined is empty, as in Jinja.
 ///
-/// Errors: the value is too deep.
+/// Errors: the value is too deep or too large.
 pub(super) fn to_str(value: &Value) -> Result<Cow<'_, str>, Error> {
     if let Some(text) = value.as_str() {
         return Ok(Cow::Borrowed(text));
@@ -127,11 +139,12 @@ struct JsonStyle {
 }
 
 impl ValueWriter {
-    /// Errors: the value is too deep, or has a key that JSON does not allow.
+    /// Errors: the value is too deep or too large, or has a key that JSON does not allow.
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         if depth > MAX_DEPTH {
             return Err(Error::new(ErrorKind::InvalidOperation, "a value is nested too deeply to be written"));
         }
+        check_size(self.text.len())?;
         if let Some(text) = value.as_str() {
             self.string(text);
             return Ok(());

@@ -7,6 +7,7 @@
 use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, FormatStyle, State, Value, format_filter};
 
+use super::python_compat::check_size;
 use crate::text_marks::is_space;
 
 /// Calls a Python method that the engine does not provide.
@@ -237,6 +238,10 @@ fn replace(text: &str, args: &[Value]) -> Result<Value, Error> {
     let (old, new, count): (&str, &str, Option<i64>) = from_args(args)?;
     // A negative count means all, as in Python.
     let count = count.and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX);
+    if new.len() > old.len() {
+        let places = text.matches(old).take(count).count();
+        check_size(text.len().saturating_add(places.saturating_mul(new.len())))?;
+    }
     Ok(text.replacen(old, new, count).into())
 }
 
@@ -251,6 +256,7 @@ fn join(separator: &str, args: &[Value]) -> Result<Value, Error> {
             text.push_str(separator);
         }
         text.push_str(item);
+        check_size(text.len())?;
     }
     Ok(text.into())
 }
@@ -298,6 +304,7 @@ fn pad(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let (width, fill): (usize, Option<&str>) = from_args(args)?;
     let missing = width.saturating_sub(text.chars().count());
     let fill = fill.unwrap_or(if method == "zfill" { "0" } else { " " });
+    check_size(missing.saturating_mul(fill.len()))?;
     let sign = text.starts_with(['+', '-']) && method == "zfill";
     let (sign, text) = text.split_at(usize::from(sign));
     let before = match method {

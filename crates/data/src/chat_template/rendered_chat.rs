@@ -20,6 +20,8 @@ pub(crate) struct RenderedChat<'a> {
     pub(crate) chat: &'a Chat,
     tools: Value,
     documents: Value,
+    /// Approximate bytes of the conversation.
+    bytes: usize,
     pub(crate) plain: Vec<Value>,
 }
 
@@ -28,14 +30,14 @@ impl<'a> RenderedChat<'a> {
         let list = |items: &Option<Vec<Json>>| items.as_ref().map_or(Value::from(()), Value::from_serialize);
         let (tools, documents) = (list(&chat.tools), list(&chat.documents));
         let plain = chat.turns.iter().map(|turn| to_value(&turn.message, None)).collect();
-        Self { template, chat, tools, documents, plain }
+        Self { template, chat, tools, documents, bytes: chat.bytes(), plain }
     }
 
     /// Renders some of the messages. Returns the text and the byte ranges that came from `{% generation %}` blocks.
     pub(crate) fn render(&self, messages: &[Value], prompt: bool) -> Result<(String, Vec<Range<usize>>), DataError> {
         let (tools, documents) = (self.tools.clone(), self.documents.clone());
         let variables = [("tools", tools), ("documents", documents), ("add_generation_prompt", prompt.into())];
-        let rendered = self.template.render_values(messages, variables, &self.chat.arguments);
+        let rendered = self.template.render_values(messages, variables, &self.chat.arguments, self.bytes);
         rendered.map_err(|error| self.explain_ids(error))
     }
 

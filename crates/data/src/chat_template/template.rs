@@ -13,11 +13,12 @@ use minijinja::{Environment, Value};
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
-use super::engine::{self, DEADLINE, full_reason};
+use super::engine::{self, DEADLINE, full_reason, max_text_bytes};
 use super::generation;
 use super::python_compat::{strftime, to_str};
 use crate::catch_panic::catch_panic;
 use crate::error::DataError;
+use crate::record_format::fields_weight;
 use crate::skeleton::Skeletons;
 use crate::text_marks::{BLOCK_END, BLOCK_START, find_mark};
 
@@ -103,13 +104,16 @@ impl ChatTemplate {
     }
 
     /// Renders messages with some `variables` and more `arguments` (`enable_thinking`, for example), which take precedence
-    /// over special tokens. Returns the text and the byte ranges that came from `{% generation %}` blocks.
+    /// over special tokens; the whole conversation has about `bytes` bytes. Returns the text and the byte ranges that
+    /// came from `{% generation %}` blocks.
     pub(super) fn render_values(
         &self,
         messages: &[Value],
         variables: [(&str, Value); 3],
         arguments: &Map<String, Json>,
+        bytes: usize,
     ) -> Result<(String, Vec<Range<usize>>), DataError> {
+        let max_bytes = max_text_bytes(self.source.len() + fields_weight(&self.defaults.arguments) + bytes);
         let tokens =
             self.special_tokens.iter().map(|(name, token)| (Value::from(name.as_str()), token.as_str().into()));
         let arguments = self.defaults.arguments.iter().chain(arguments);
@@ -117,7 +121,7 @@ impl ChatTemplate {
         let own = [("messages", Value::from(messages.to_vec()))].into_iter().chain(variables);
         let own = own.map(|(name, value)| (Value::from(name), value));
         let context: Value = tokens.chain(arguments).chain(own).collect::<BTreeMap<_, _>>().into();
-        let rendered = engine::render(&self.environment, NAME, context, DEADLINE).map_err(|reason| {
+        let rendered = engine::render(&self.environment, NAME, context, max_bytes, DEADLINE).map_err(|reason| {
             let roles: Vec<_> = messages.iter().map(describe).collect();
             let roles = if roles.is_empty() { NO_MESSAGE.to_owned() } else { roles.join(", ") };
             DataError::TemplateFailed { roles, reason }
@@ -255,6 +259,21 @@ mod tests {
         let template = template("{% for m in messages %}{{ 'x' + m.content }}{% endfor %}");
         let error = template.render(&Chat { turns: vec![call], ..Chat::default() }, false).unwrap_err().to_string();
         assert!(error.contains("roles: assistant without content"), "{error}");
+    }
+
+    #[test]
+    fn a_text_far_longer_than_template_and_conversation_is_refused_and_a_long_one_is_not() {
+        let long = "word ".repeat(200_000);
+        let chat = Chat::new(&[("user", &long)]);
+        let twice = template("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}");
+        assert_eq!(twice.render(&chat, false).unwrap().len(), 2 * long.len());
+        let raw = template(&("x".repeat(300_000) + "{{ messages[0].content }}"));
+        assert_eq!(raw.render(&Chat::new(&[("user", "q")]), false).unwrap().len(), 300_001);
+        let loops = "{% for a in range(9999) %}{{ 'x' * 1000 }}{% endfor %}";
+        for source in ["{{ 'x' * 10**8 }}", loops, &format!("{{% generation %}}{loops}{{% endgeneration %}}")] {
+            let error = template(source).render(&Chat::new(&[("user", "q")]), false).unwrap_err().to_string();
+            assert!(error.contains(" KiB, far more than it and the conversation have"), "{error}");
+        }
     }
 
     #[test]

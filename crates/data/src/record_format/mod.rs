@@ -24,7 +24,7 @@ use value::{Reader, names};
 pub use fields::Fields;
 pub(crate) use pairs::headed_text;
 pub use row::{Chat, Row, Turn};
-pub(crate) use row::{Object, fields_hash};
+pub(crate) use row::{Object, fields_hash, fields_weight, weight};
 pub use value::RecordFormatError;
 
 /// The format of a source's records: which keys they have and what they mean.

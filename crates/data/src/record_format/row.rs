@@ -65,6 +65,13 @@ impl Chat {
         Self { turns, ..Self::default() }
     }
 
+    /// Approximate bytes of what a template gets of it.
+    pub(crate) fn bytes(&self) -> usize {
+        let messages = self.turns.iter().map(|turn| fields_weight(&turn.message));
+        let lists = [&self.tools, &self.documents].into_iter().flatten().flatten().map(weight);
+        messages.chain(lists).sum::<usize>() + fields_weight(&self.arguments)
+    }
+
     /// The conversation after a system message, unless it has one.
     pub(crate) fn with_system(mut self, prompt: Option<&str>) -> Self {
         if let Some(prompt) = prompt
@@ -141,6 +148,21 @@ pub(crate) fn fields_hash(fields: &Object) -> u64 {
     let mut hash = Xxh3::new();
     add_object(&mut hash, fields);
     hash.digest()
+}
+
+/// Approximate bytes of a value in memory.
+pub(crate) fn weight(value: &Json) -> usize {
+    match value {
+        Json::String(text) => text.len(),
+        Json::Array(values) => values.iter().map(weight).sum(),
+        Json::Object(fields) => fields_weight(fields),
+        _ => 8,
+    }
+}
+
+/// The same of an object.
+pub(crate) fn fields_weight(fields: &Object) -> usize {
+    fields.iter().map(|(key, value)| key.len() + weight(value)).sum()
 }
 
 /// With its length, so that no two texts give the bytes of two others.

@@ -122,6 +122,16 @@ impl LoadOptions {
         }
         Ok(tokenizer)
     }
+
+    /// Refuses prompts of more tokens than the model has positions, before its weights are read: attention over them
+    /// takes minutes and gigabytes, for a text that the model cannot continue.
+    fn check_positions(&self, prompts: &[Vec<u32>]) -> Result<(), RunError> {
+        let positions = self.config()?.spec.max_position_embeddings;
+        match prompts.iter().map(Vec::len).find(|&tokens| tokens > positions) {
+            Some(tokens) => Err(RunError::PromptTooLong { tokens, positions }),
+            None => Ok(()),
+        }
+    }
 }
 
 /// What to generate, and how.
@@ -156,7 +166,8 @@ impl GenerateRequest {
 /// Loads the model and continues every prompt.
 ///
 /// # Errors
-/// A folder that cannot be read, a tokenizer without a chat template where one is needed, a prompt that is too long.
+/// A folder that cannot be read, a tokenizer without a chat template where one is needed, a prompt of more tokens than
+/// the model has positions.
 pub fn generate<B: Kernels>(request: &GenerateRequest, device: &B::Device) -> Result<Vec<String>, RunError> {
     generate_streaming::<B>(request, device, &mut |_, _| ())
 }
@@ -174,6 +185,7 @@ pub fn generate_streaming<B: Kernels>(
     tokenizer.set_template_defaults(request.template_defaults()?);
     let prompts: Vec<Vec<u32>> =
         request.prompts.iter().map(|text| encode_prompt(&tokenizer, text, request.chat)).collect::<Result<_, _>>()?;
+    request.load.check_positions(&prompts)?;
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + request.max_new_tokens;
     let trained = request.load.trained_sequence_tokens()?;
     let mut model = request.load.load::<B>(longest, trained.unwrap_or(longest), device)?;
@@ -300,6 +312,16 @@ pub(crate) fn stop_tokens<B: Kernels>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn prompts_of_more_tokens_than_the_model_has_positions_are_refused() {
+        let model = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/tiny-llama"));
+        let compute = Format::F32;
+        let load = LoadOptions { model, adapter: None, storage: BaseStorage::Frozen(compute), compute };
+        assert!(load.check_positions(&[vec![1; 256], vec![1]]).is_ok());
+        let message = load.check_positions(&[vec![1], vec![1; 257]]).unwrap_err().to_string();
+        assert!(message.contains("257 tokens") && message.contains("only 256 positions"), "{message}");
+    }
 
     #[test]
     fn prompts_are_lines_or_objects_and_a_wrong_line_is_named() {

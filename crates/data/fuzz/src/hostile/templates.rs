@@ -4,6 +4,8 @@
 
 use super::Hostile;
 
+const TOO_MUCH: &[&str] = &["it writes more than", "far more than it and the conversation have"];
+
 pub(super) fn all() -> Vec<Hostile> {
     vec![
         long("brackets_in_brackets", || format!("{{{{ {}{} }}}}", "[".repeat(20_000), "]".repeat(20_000))),
@@ -18,6 +20,10 @@ pub(super) fn all() -> Vec<Hostile> {
         long("raw_blocks", || "{% raw %}{% endraw %}".repeat(20_000)),
         long("raw_blocks_open", || "{% raw %}".repeat(20_000)),
         long("source_of_two_mib", || "a".repeat(2 << 20)),
+        Hostile::new("template", "text_of_100_mb", TOO_MUCH, || b"{{ 'x' * 10**8 }}".to_vec()),
+        Hostile::new("template", "captured_text_of_gigabytes", TOO_MUCH, || {
+            b"{% set y %}{% for a in range(9999) %}{{ 'x' * 10**6 }}{% endfor %}{% endset %}{{ y }}".to_vec()
+        }),
     ]
 }
 
