@@ -58,7 +58,8 @@ impl Batch {
         }
     }
 
-    /// Appends a pair, of which `numbers` are the indices in its set. With `prompt_loss` every token of the chosen document is a target.
+    /// Appends a pair, of which `numbers` are the indices in its set. With `prompt_loss` the prompt of the chosen
+    /// document is a target too: all before its first loss token. What a template writes after the answer never is.
     pub(crate) fn push_pair(&mut self, pair: [&Document<'_>; 2], numbers: [u32; 2], prompt_loss: bool) {
         let start = self.targets.len();
         self.push_document(pair[0]);
@@ -70,7 +71,8 @@ impl Batch {
             let is_answer = pairs.is_answer.get_or_insert_default();
             is_answer.resize(start, false);
             is_answer.extend(self.targets[start..].iter().map(|&target| target != IGNORE_INDEX));
-            for token in start..middle - 1 {
+            let answer = self.targets[start..middle].iter().position(|&target| target != IGNORE_INDEX).unwrap_or(0);
+            for token in start..start + answer {
                 self.targets[token] = i64::from(self.input_ids[token + 1]);
             }
         }
@@ -164,23 +166,25 @@ mod tests {
 
     #[test]
     fn a_pair_marks_answers_and_with_prompt_loss_trains_the_chosen_prompt_too() {
-        let chosen = Example { tokens: vec![1, 2, 3], loss_mask: vec![false, false, true] };
-        let rejected = Example { tokens: vec![1, 2, 4, 5], loss_mask: vec![false, false, true, true] };
+        // A token of the template follows the answers, and one of another turn is inside of the chosen one.
+        let chosen =
+            Example { tokens: vec![1, 2, 3, 6, 7, 8], loss_mask: vec![false, false, true, false, true, false] };
+        let rejected = Example { tokens: vec![1, 2, 4, 8], loss_mask: vec![false, false, true, false] };
         let store = TokenStore::from_examples(&[chosen, rejected]);
         let pushed = |prompt_loss| {
-            let mut batch = Batch::with_capacity(1, 8);
+            let mut batch = Batch::with_capacity(1, 11);
             batch.push_pair([&store.document(0), &store.document(1)], [4, 5], prompt_loss);
             batch.pad_row(9);
             batch
         };
         let (plain, with_prompt) = (pushed(false), pushed(true));
         let none = IGNORE_INDEX;
-        assert_eq!(plain.targets, [none, 3, none, none, 4, 5, none, none]);
-        assert_eq!(with_prompt.targets, [2, 3, none, none, 4, 5, none, none]);
-        let pairs = BatchPairs { documents: vec![4, 5], is_answer: None, chosen_targets: 1 };
-        assert_eq!((plain.pairs, plain.cu_seqlens), (Some(pairs), vec![0, 3, 7, 8]));
-        let is_answer = [false, true, false, false, true, true, false, false].to_vec();
-        let pairs = BatchPairs { documents: vec![4, 5], is_answer: Some(is_answer), chosen_targets: 2 };
+        assert_eq!(plain.targets, [none, 3, none, 7, none, none, none, 4, none, none, none]);
+        assert_eq!(with_prompt.targets, [2, 3, none, 7, none, none, none, 4, none, none, none]);
+        let pairs = BatchPairs { documents: vec![4, 5], is_answer: None, chosen_targets: 2 };
+        assert_eq!((plain.pairs, plain.cu_seqlens), (Some(pairs), vec![0, 6, 10, 11]));
+        let is_answer = vec![false, true, false, true, false, false, false, true, false, false, false];
+        let pairs = BatchPairs { documents: vec![4, 5], is_answer: Some(is_answer), chosen_targets: 3 };
         assert_eq!((with_prompt.pair_count(), with_prompt.pairs), (1, Some(pairs)));
     }
 

@@ -46,7 +46,7 @@ pub struct PackOptions {
 /// How pairs of answers become rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PairRows {
-    /// Whether the prompt of the chosen answer counts in the loss too.
+    /// Whether the prompt of the chosen answer counts in the loss too; what follows the answer does not.
     pub prompt_loss: bool,
 }
 
@@ -189,7 +189,8 @@ impl PackedDataset {
         add(self.row_len as u64);
         add(u64::from(self.options.pack));
         if let Some(PairRows { prompt_loss }) = self.options.pairs {
-            add(2 + u64::from(prompt_loss));
+            // 3 was a prompt loss that counted what a template writes after the answer.
+            add(if prompt_loss { 4 } else { 2 });
         }
         add(self.length_group().unwrap_or(0) as u64);
         for row in 0..self.rows() {

@@ -3,8 +3,9 @@
 //! Trade-off: a small byte-level tokenizer instead of a trained vocabulary.
 
 use firebrick_data::{
-    Chat, DataError, Diagnosis, EncodeOptions, Encoded, Encoder, Fields, FindingCount, FindingKind, OverflowPolicy,
-    Place, Record, RecordFormat, TemplateChoice, TemplateDefaults, Tokenizer, TrainOn,
+    Batch, Chat, DataError, Diagnosis, DocumentSet, EncodeOptions, Encoded, Encoder, Fields, FindingCount, FindingKind,
+    IGNORE_INDEX, OverflowPolicy, PackOptions, PackedDataset, PairRows, Place, Record, RecordFormat, TemplateChoice,
+    TemplateDefaults, Tokenizer, TrainOn,
 };
 use serde_json::{Value as Json, json};
 
@@ -84,6 +85,30 @@ fn a_pair_gives_two_examples_in_which_the_answers_alone_count() {
     let same = json!({ "prompt": "q", "chosen": "a", "rejected": "a" });
     let encoded = encode(&tokenizer, &pair_options(200), &same).unwrap();
     assert_eq!((kinds(&encoded), encoded.examples.len()), (vec![FindingKind::SameAnswers], 0));
+}
+
+/// The template writes a line break after the token that ends the answer: no loss counts it.
+#[test]
+fn cross_entropy_of_a_pair_counts_exactly_its_prompt_and_what_the_preference_loss_counts() {
+    let tokenizer = tokenizer(Some(TEMPLATE));
+    let turn = |role: &str, content: &str| json!({ "role": role, "content": content });
+    let (chosen, rejected) = ([turn("assistant", "good")], [turn("assistant", "bad")]);
+    let record = json!({ "prompt": [turn("user", "q")], "chosen": chosen, "rejected": rejected });
+    let encoded = encode(&tokenizer, &pair_options(200), &record).unwrap();
+    let rows = |pairs| {
+        let options = PackOptions { pairs: Some(pairs), ..PackOptions::new(200) };
+        PackedDataset::new(DocumentSet::from_examples(&encoded.examples), options).batch(&[0])
+    };
+    let (preference, both) = (rows(PairRows { prompt_loss: false }), rows(PairRows { prompt_loss: true }));
+    let counts = |batch: &Batch| batch.targets.iter().map(|&target| target != IGNORE_INDEX).collect::<Vec<_>>();
+    assert_eq!(both.pairs.as_ref().unwrap().is_answer, Some(counts(&preference)));
+    let first = counts(&preference).iter().position(|&counts| counts).unwrap();
+    let expected: Vec<bool> =
+        counts(&preference).into_iter().enumerate().map(|(token, counts)| counts || token < first).collect();
+    assert_eq!(counts(&both), expected);
+    let chosen = both.cu_seqlens[1] as usize;
+    assert_eq!(tokenizer.decode(&both.input_ids[chosen - 1..chosen], false).unwrap(), "\n");
+    assert_eq!(both.targets[chosen - 2..chosen], [IGNORE_INDEX; 2]);
 }
 
 #[test]
