@@ -63,8 +63,8 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// Reads a tokenizer from a model's folder.
     ///
-    /// Errors: no `tokenizer.json`, or a file that cannot be parsed. A missing chat template is not an error here, but
-    /// in [`Tokenizer::chat_template`].
+    /// Errors: no `tokenizer.json`, a file that cannot be parsed, or special tokens that are not in the vocabulary. A
+    /// missing chat template is not an error here, but in [`Tokenizer::chat_template`].
     pub fn from_folder(dir: &Path) -> Result<Self, DataError> {
         let (mut inner, content_key) = read_tokenizer_json(dir)?;
         let bad = |reason: tokenizers::Error| bad_file(&dir.join(TOKENIZER_FILE), reason);
@@ -72,6 +72,11 @@ impl Tokenizer {
         inner.with_padding(None);
         let post_processor = inner.get_post_processor().cloned();
         inner.with_post_processor(None::<PostProcessorWrapper>);
+        let vocab_size = inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
+        if let Some(post_processor) = &post_processor {
+            let checked = check_added_ids(post_processor, vocab_size);
+            checked.map_err(|reason| bad_file(&dir.join(TOKENIZER_FILE), reason))?;
+        }
 
         let config = read_json(&dir.join(TOKENIZER_CONFIG_FILE))?.unwrap_or_default();
         let special_tokens = special_tokens(&config, &read_json(&dir.join(SPECIAL_TOKENS_FILE))?.unwrap_or_default());
@@ -87,7 +92,7 @@ impl Tokenizer {
         templates.date = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs() as i64);
         templates.apply();
         Ok(Self {
-            vocab_size: inner.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1),
+            vocab_size,
             add_bos_token: config.get("add_bos_token").and_then(Json::as_bool).unwrap_or(false),
             before_text: OnceLock::new(),
             folder: dir.to_owned(),
@@ -299,6 +304,20 @@ fn call_library<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T, Da
     result.map_err(|reason| DataError::Tokenizer(format!("the tokenizer failed: {reason}")))
 }
 
+/// Refuses a post-processor that adds tokens which are not in the vocabulary: the model has no embedding for them.
+fn check_added_ids(post_processor: &PostProcessorWrapper, vocab_size: usize) -> Result<(), String> {
+    let added = catch_panic("the tokenizer", || {
+        post_processor.process(Encoding::default(), None, true).map_err(|reason| reason.to_string())
+    })?;
+    match added.get_ids().iter().find(|&&id| id as usize >= vocab_size) {
+        Some(id) => Err(format!(
+            "its post_processor adds the token {id} to every text, but the vocabulary has only {vocab_size} ids. Take \
+             the file from the model's own folder, or correct the id"
+        )),
+        None => Ok(()),
+    }
+}
+
 pub(crate) fn bad_file(path: &Path, reason: impl Display) -> DataError {
     DataError::Tokenizer(format!("cannot use {}: {reason}", path.display()))
 }
@@ -442,6 +461,43 @@ mod tests {
             write(folder.path().join(name), "{").unwrap();
             let error = Tokenizer::from_folder(folder.path()).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn post_processor_that_adds_a_token_outside_the_vocabulary_is_refused() {
+        let roberta = |sep: u32| {
+            json!({
+                "type": "RobertaProcessing", "sep": ["</s>", sep], "cls": ["<s>", BOS], "trim_offsets": true,
+                "add_prefix_space": false
+            })
+        };
+        let template = |id: u32| {
+            json!({
+                "type": "TemplateProcessing", "pair": [],
+                "single": [
+                    { "SpecialToken": { "id": "<s>", "type_id": 0 } },
+                    { "Sequence": { "id": "A", "type_id": 0 } }
+                ],
+                "special_tokens": { "<s>": { "id": "<s>", "ids": [id], "tokens": ["<s>"] } }
+            })
+        };
+        let load = |post_processor: Json| {
+            let folder = TestTokenizer::default().write();
+            let path = folder.path().join(TOKENIZER_FILE);
+            let mut tokenizer: Json = serde_json::from_slice(&read(&path).unwrap()).unwrap();
+            tokenizer["post_processor"] = post_processor;
+            write(&path, tokenizer.to_string()).unwrap();
+            Tokenizer::from_folder(folder.path())
+        };
+        for (good, bad, id) in [(roberta(EOS), roberta(262), 262), (template(BOS), template(256_000_768), 256_000_768)]
+        {
+            assert!(load(good).is_ok());
+            for bad in [bad.clone(), json!({ "type": "Sequence", "processors": [bad] })] {
+                let error = load(bad).unwrap_err().to_string();
+                let added = format!("post_processor adds the token {id} ");
+                assert!(error.contains(TOKENIZER_FILE) && error.contains(&added), "{error}");
+            }
         }
     }
 
