@@ -44,9 +44,9 @@ impl RepoCache {
         is_commit(commit).then(|| commit.to_owned())
     }
 
-    /// Stores the commit of a revision.
+    /// Stores the commit of a revision, unless it is known.
     pub(crate) fn set_commit(&self, revision: &str, commit: &str) -> Result<(), HubError> {
-        if revision == commit {
+        if revision == commit || self.commit(revision).as_deref() == Some(commit) {
             return Ok(());
         }
         write(&self.root.join("refs").join(revision), commit.as_bytes())
@@ -74,8 +74,11 @@ impl RepoCache {
         serde_json::from_slice(&fs::read(self.listing_path(commit)).ok()?).ok()
     }
 
-    /// Stores a listing.
+    /// Stores a listing, unless it is there.
     pub(crate) fn set_listing(&self, commit: &str, listing: &serde_json::Value) -> Result<(), HubError> {
+        if self.listing(commit).as_ref() == Some(listing) {
+            return Ok(());
+        }
         write(&self.listing_path(commit), listing.to_string().as_bytes())
     }
 

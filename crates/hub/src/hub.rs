@@ -74,9 +74,19 @@ impl Hub {
             let url = format!("{}/api/{}/{}", self.settings.endpoint, id.kind.plural(), id.name);
             HubError::request(&url, "the answer is not a listing")
         })?;
-        cache.set_commit(&id.revision, &listing.commit)?;
-        cache.set_listing(&listing.commit, &listing.to_json())?;
+        self.store(id, &listing);
         Ok(listing)
+    }
+
+    /// Writes down what the Hub said. A cache that cannot be written still gives what it holds; for a file that it lacks, the download
+    /// says so.
+    fn store(&self, id: &HubId, listing: &Listing) {
+        let cache = self.cache(id);
+        if let Err(error) = cache.set_commit(&id.revision, &listing.commit) {
+            tracing::warn!("{error}. Offline, {id} stays at the commit that this cache knows, not {}", listing.commit);
+        }
+        // Without it, the files in the cache are what is known of this commit offline.
+        let _ = cache.set_listing(&listing.commit, &listing.to_json());
     }
 
     pub(crate) fn not_cached(&self, what: String) -> HubError {

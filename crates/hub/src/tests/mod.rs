@@ -2,6 +2,7 @@
 //!
 //! Trade-off: no TLS; that the imitation answers as the Hub does is checked with `huggingface_hub` (tests/golden/check_hub.py).
 
+mod cache;
 mod models;
 mod pushes;
 

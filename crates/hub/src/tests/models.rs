@@ -9,10 +9,10 @@ use super::{Client, TOKEN, id};
 use crate::imitation::{Answer, ImitatedHub, Server, git_blob, sha256};
 use crate::{HubId, Need, snapshot_of};
 
-const CONFIG: &[u8] = b"{\"model_type\": \"llama\"}";
+pub(super) const CONFIG: &[u8] = b"{\"model_type\": \"llama\"}";
 
 /// A model of one file of weights, with files that nothing reads.
-fn hub_with_model() -> ImitatedHub {
+pub(super) fn hub_with_model() -> ImitatedHub {
     let hub = ImitatedHub::new(TOKEN);
     let weights = [7; 5000];
     hub.add(

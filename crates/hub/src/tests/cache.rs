@@ -1,0 +1,51 @@
+//! What the cache alone is enough for: one that cannot be written.
+//!
+//! Trade-off: a file in the place of a folder stands for a folder that cannot be written, because permissions do not stop root.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use super::models::hub_with_model;
+use super::{Client, id};
+use crate::Need;
+
+/// Puts an empty file in the place of a folder.
+fn close(folder: &Path) {
+    fs::remove_dir_all(folder).unwrap();
+    fs::write(folder, "").unwrap();
+}
+
+#[test]
+fn what_the_cache_knows_is_not_written_again() {
+    let hub = hub_with_model();
+    let client = Client::new(&hub);
+    let folder = client.hub().model(&id("org/tiny"), Need::Weights).unwrap().folder;
+    let repository = client.cache.path().join("models--org--tiny");
+    let listing = repository.join(".firebrick").join(folder.file_name().unwrap()).with_extension("json");
+    let written = [repository.join("refs/main"), listing];
+    let old = SystemTime::now() - Duration::from_secs(3600);
+    for path in &written {
+        File::options().write(true).open(path).unwrap().set_modified(old).unwrap();
+    }
+    let times = || written.each_ref().map(|path| fs::metadata(path).unwrap().modified().unwrap());
+    let before = times();
+    client.hub().model(&id("org/tiny"), Need::Weights).unwrap();
+    assert_eq!(times(), before);
+}
+
+#[test]
+fn a_cache_that_cannot_be_written_is_enough_where_it_holds_every_file() {
+    let hub = hub_with_model();
+    let client = Client::new(&hub);
+    let model = || client.hub().model(&id("org/tiny"), Need::Weights);
+    let folder = model().unwrap().folder;
+    let repository = client.cache.path().join("models--org--tiny");
+    for closed in [repository.join("refs"), repository.join(".firebrick"), client.cache.path().join(".locks")] {
+        close(&closed);
+    }
+    assert_eq!(model().unwrap().folder, folder);
+    fs::remove_file(folder.join("config.json")).unwrap();
+    let error = model().unwrap_err().to_string();
+    assert!(error.contains("cannot use the Hub cache at") && error.contains(".locks"), "{error}");
+}
