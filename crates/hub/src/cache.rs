@@ -91,14 +91,14 @@ impl RepoCache {
         self.root.join("blobs").join(etag)
     }
 
-    /// Waits until no other process downloads this content; the lock ends with the returned file.
-    pub(crate) fn lock(&self, etag: &str) -> Result<File, HubError> {
+    /// Waits until no other process downloads this content; the lock ends with the returned file. `None`: the file system has no locks
+    /// (NFS and Lustre are often mounted without).
+    pub(crate) fn lock(&self, etag: &str) -> Result<Option<File>, HubError> {
         let path = self.locks.join(format!("{etag}.lock"));
         let failed = HubError::cache(&path);
         fs::create_dir_all(&self.locks).map_err(&failed)?;
         let file = File::options().create(true).append(true).open(&path).map_err(&failed)?;
-        file.lock().map_err(&failed)?;
-        Ok(file)
+        Ok(file.lock().is_ok().then_some(file))
     }
 
     /// Links a blob as a file of a commit.

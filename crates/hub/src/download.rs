@@ -1,13 +1,16 @@
 //! From a file of a repository to a file in the cache.
 //!
 //! What arrived stays when a connection breaks, and the next attempt asks for the rest; the whole is checked against the hash that is
-//! its name before it appears in the cache.
+//! its name before it appears in the cache. Where files cannot be locked, processes that want the same content each write a file of
+//! their own, which ends with them.
 //! Trade-off: the check reads a large file once more, from the page cache.
 
 use std::fs::{self, File};
 use std::io::{Read, Result as IoResult, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tempfile::TempPath;
 
 use crate::cache::RepoCache;
 use crate::digest;
@@ -38,11 +41,11 @@ impl Hub {
         let cache = RepoCache::new(&self.settings.cache, file.kind, &file.name);
         let content = http::content(&self.settings, file, 0)?;
         let etag = content.etag.clone();
-        let _lock = cache.lock(&etag)?;
+        let lock = cache.lock(&etag)?;
         if cache.blob(&etag).is_file() {
             self.progress.advance(file.size);
         } else {
-            self.download(file, content, &cache.blob(&etag))?;
+            self.download(file, content, &cache.blob(&etag), lock.is_some())?;
         }
         cache.link(&etag, &file.commit, &file.path)
     }
@@ -76,11 +79,16 @@ impl Hub {
         result
     }
 
-    /// Downloads content into the cache and resumes an interrupted download.
-    fn download(&self, file: &HubFile, first: Content, blob: &Path) -> Result<(), HubError> {
-        let partial = blob.with_extension("incomplete");
+    /// Downloads content into the cache and resumes an interrupted download. `is_locked`: no other process downloads it now.
+    fn download(&self, file: &HubFile, first: Content, blob: &Path, is_locked: bool) -> Result<(), HubError> {
+        let folder = blob.parent().expect("inside the cache");
+        fs::create_dir_all(folder).map_err(HubError::cache(folder))?;
+        let of_this_process = match is_locked {
+            true => None,
+            false => Some(unshared(folder, &first.etag).map_err(HubError::cache(folder))?),
+        };
+        let partial = of_this_process.as_deref().map_or_else(|| blob.with_extension("incomplete"), Path::to_path_buf);
         let failed = HubError::cache(&partial);
-        fs::create_dir_all(blob.parent().expect("inside the cache")).map_err(&failed)?;
         let (etag, size) = (first.etag.clone(), first.size);
         let mut output = File::options().create(true).append(true).open(&partial).map_err(&failed)?;
         let mut done = output.metadata().map_err(&failed)?.len();
@@ -150,5 +158,41 @@ impl Hub {
             return Err(HubError::request(&url, reason));
         }
         Ok(attempt + 1)
+    }
+}
+
+/// The path of a new partial file that no other process knows; it is removed with the returned value.
+fn unshared(folder: &Path, etag: &str) -> IoResult<TempPath> {
+    Ok(firebrick_files::temporary_in(folder, &format!("{etag}."), ".incomplete")?.into_temp_path())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::imitation::{ImitatedHub, sha256};
+    use crate::{HubId, HubSettings, RepoKind};
+
+    #[test]
+    fn downloads_of_the_same_content_without_locks_do_not_mix() {
+        let hub = ImitatedHub::new("hf_secret");
+        let bytes: Vec<u8> = (0..300_000u32).flat_map(u32::to_le_bytes).collect();
+        hub.add("org/big", &[("model.safetensors", &bytes)]);
+        let cache = tempfile::tempdir().unwrap();
+        let (endpoint, path) = (hub.server.address.clone(), cache.path().to_owned());
+        let client = Hub::new(HubSettings { endpoint, cache: path, token: None, is_offline: false });
+        let id = HubId::parse(RepoKind::Model, "org/big", None).unwrap();
+        let listing = client.listing(&id).unwrap();
+        let file = listing.files(&id, &["model.safetensors".to_owned()]).next().unwrap();
+        let blob = client.cache(&id).blob(&sha256(&bytes));
+        // Both break once, at different places, and go on.
+        hub.store().breaks = vec![100_000, 500_000];
+        let contents = [0, 1].map(|_| http::content(&client.settings, &file, 0).unwrap());
+        std::thread::scope(|scope| {
+            for content in contents {
+                scope.spawn(|| client.download(&file, content, &blob, false).unwrap());
+            }
+        });
+        assert!(fs::read(&blob).unwrap() == bytes);
+        assert_eq!(fs::read_dir(blob.parent().unwrap()).unwrap().count(), 1, "no partial file stays");
     }
 }
