@@ -1,9 +1,11 @@
 //! Access to the Hub: what a repository contains, and its files in the cache.
 //!
-//! Trade-off: the commit of a branch is requested at every use, so that a run sees new ones; that of a pinned commit never is.
+//! What a branch stands for is requested once, so a process sees one commit of it from its beginning to its end.
+//! Trade-off: every process requests it again, so that it sees new commits; what a pinned commit contains is requested once for all.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::cache::RepoCache;
 use crate::error::HubError;
@@ -13,11 +15,15 @@ use crate::listing::{HubFile, Listing};
 use crate::progress::{Progress, Silent};
 use crate::settings::HubSettings;
 
-/// Access to the Hub with some settings.
+/// What was requested so far.
+type Known = BTreeMap<HubId, Listing>;
+
+/// Access to the Hub with some settings. Clones share what they know of it.
 #[derive(Clone)]
 pub struct Hub {
     pub(crate) settings: Arc<HubSettings>,
     pub(crate) progress: Arc<dyn Progress>,
+    known: Arc<Mutex<Known>>,
 }
 
 impl std::fmt::Debug for Hub {
@@ -29,12 +35,13 @@ impl std::fmt::Debug for Hub {
 impl Hub {
     /// With the given settings; nothing watches.
     pub fn new(settings: HubSettings) -> Self {
-        Self { settings: Arc::new(settings), progress: Arc::new(Silent) }
+        Self { settings: Arc::new(settings), progress: Arc::new(Silent), known: Arc::default() }
     }
 
-    /// With the settings of this process's environment variables.
+    /// With the settings of this process's environment variables; the same for every caller.
     pub fn from_environment() -> Self {
-        Self::new(HubSettings::from_environment())
+        static OF_PROCESS: LazyLock<Hub> = LazyLock::new(|| Hub::new(HubSettings::from_environment()));
+        OF_PROCESS.clone()
     }
 
     /// The same, watched.
@@ -52,11 +59,27 @@ impl Hub {
         RepoCache::new(&self.settings.cache, id.kind, &id.name)
     }
 
-    /// The listing of a repository: from the Hub, or from the cache if offline or if the revision is a known commit.
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The listing of a repository: from the Hub, or from the cache if offline or if the revision is a known commit. The same at every
+    /// call.
     ///
     /// # Errors
     /// No access; a failed request; offline and not in the cache.
     pub fn listing(&self, id: &HubId) -> Result<Listing, HubError> {
+        // Locked during the request, so that threads do not send the same one.
+        let mut known = self.known();
+        if let Some(listing) = known.get(id) {
+            return Ok(listing.clone());
+        }
+        let listing = self.resolve(id)?;
+        known.insert(id.clone(), listing.clone());
+        Ok(listing)
+    }
+
+    fn resolve(&self, id: &HubId) -> Result<Listing, HubError> {
         let cache = self.cache(id);
         let known = cache.commit(&id.revision);
         let stored = |commit: &str| cache.listing(commit).and_then(|json| Listing::parse(&json));

@@ -40,7 +40,7 @@ impl RepoKind {
 }
 
 /// A repository at a revision, as a recipe names it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HubId {
     /// Model or dataset.
     pub kind: RepoKind,

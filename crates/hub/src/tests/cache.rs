@@ -1,4 +1,4 @@
-//! What the cache alone is enough for: one that cannot be written.
+//! When the Hub is asked, and what the cache alone is enough for: one that cannot be written.
 //!
 //! Trade-off: a file in the place of a folder stands for a folder that cannot be written, because permissions do not stop root.
 
@@ -14,6 +14,20 @@ use crate::Need;
 fn close(folder: &Path) {
     fs::remove_dir_all(folder).unwrap();
     fs::write(folder, "").unwrap();
+}
+
+#[test]
+fn a_process_sees_one_commit_of_a_branch_and_requests_it_once() {
+    let hub = hub_with_model();
+    let client = Client::new(&hub);
+    let of_process = client.hub();
+    let folder = of_process.model(&id("org/tiny"), Need::Description).unwrap().folder;
+    let files = hub.store().repos["org/tiny"].commits[0].1.clone();
+    let new = hub.store().repos.get_mut("org/tiny").unwrap().commit(files);
+    assert_eq!(of_process.clone().model(&id("org/tiny"), Need::Weights).unwrap().folder, folder);
+    let listings = hub.server.requests().iter().filter(|request| request.contains("/api/models/")).count();
+    assert_eq!(listings, 1);
+    assert!(client.hub().model(&id("org/tiny"), Need::Weights).unwrap().folder.ends_with(new), "a new process");
 }
 
 #[test]
