@@ -1,8 +1,8 @@
 //! From a file of a repository to a file in the cache.
 //!
 //! What arrived stays when a connection breaks, and the next attempt asks for the rest; the whole is checked against the hash that is
-//! its name before it appears in the cache. Where files cannot be locked, processes that want the same content each write a file of
-//! their own, which ends with them.
+//! its name before it appears in the cache. Where files cannot be locked, processes that want the same content each write a
+//! file of their own, which ends with them.
 //! Trade-off: the check reads a large file once more, from the page cache.
 
 use std::fs::{self, File};
@@ -79,7 +79,7 @@ impl Hub {
         result
     }
 
-    /// Downloads content into the cache and resumes an interrupted download. `is_locked`: no other process downloads it now.
+    /// Downloads content into the cache and resumes an interrupted download. `is_locked`: no other process downloads it.
     fn download(&self, file: &HubFile, first: Content, blob: &Path, is_locked: bool) -> Result<(), HubError> {
         let folder = blob.parent().expect("inside the cache");
         fs::create_dir_all(folder).map_err(HubError::cache(folder))?;

@@ -22,6 +22,20 @@ pub enum HubError {
         /// Cache folder.
         cache: PathBuf,
     },
+    /// Nothing answers for the Hub, and the cache does not do.
+    #[error(
+        "the cache {} does not hold all of {what}, and the Hub cannot be reached ({reason}). Try again when it can, or copy \
+         the cache of a machine that has it",
+        cache.display()
+    )]
+    Unreachable {
+        /// Repository or file.
+        what: String,
+        /// Who was asked, and what happened.
+        reason: String,
+        /// Cache folder.
+        cache: PathBuf,
+    },
     /// No access, or no such repository, revision or file.
     #[error("{endpoint} has no {what} that you can access: {hint}")]
     Refused {
@@ -32,7 +46,7 @@ pub enum HubError {
         /// Why, and what to do.
         hint: String,
     },
-    /// A request that failed although it was repeated.
+    /// A request whose answer cannot be used.
     #[error("cannot get {url}: {reason}. Try again, or work from the cache with HF_HUB_OFFLINE=1")]
     Request {
         /// Address without its query.
@@ -103,6 +117,11 @@ impl HubError {
     /// An error of the cache at this path.
     pub(crate) fn cache(path: &Path) -> impl Fn(IoError) -> Self + '_ {
         |reason| Self::Cache { path: path.to_owned(), reason }
+    }
+
+    /// The error of a request that nothing answered.
+    pub(crate) fn unreachable(cache: &Path, what: &str, reason: &str) -> Self {
+        Self::Unreachable { what: what.to_owned(), reason: reason.to_owned(), cache: cache.to_owned() }
     }
 
     /// The error of a request that failed. Queries of addresses may be signatures and stay out of messages.

@@ -4,7 +4,7 @@
 //! ETag) is in the Hub's own response, not in that of the storage it redirects to.
 //! Trade-off: one file is downloaded over one connection.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::sync::{Arc, LazyLock};
 use std::thread::sleep;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde_json::Value as Json;
 use ureq::http::Response;
 use ureq::tls::{RootCerts, TlsConfig};
-use ureq::{Agent, Body};
+use ureq::{Agent, Body, Error as TransportError};
 
 use crate::error::HubError;
 use crate::id::{HubId, RepoKind};
@@ -57,6 +57,14 @@ pub(crate) struct Content {
     pub(crate) body: Box<dyn Read + Send>,
 }
 
+/// Why there is no answer.
+enum Failure {
+    /// The network, or a server that is busy or broken.
+    Unreachable(String),
+    /// What answered is not what was expected.
+    Unusable(String),
+}
+
 /// Requests the listing of a repository.
 pub(crate) fn listing(settings: &HubSettings, id: &HubId) -> Result<Json, HubError> {
     let (kind, revision) = (id.kind.plural(), encode(&id.revision, false));
@@ -65,7 +73,9 @@ pub(crate) fn listing(settings: &HubSettings, id: &HubId) -> Result<Json, HubErr
     let failed = |reason: String| HubError::request(&url, reason);
     let mut text = Vec::new();
     let read = response.body_mut().as_reader().take(MAX_LISTING_BYTES + 1).read_to_end(&mut text);
-    read.map_err(|error| failed(error.to_string()))?;
+    read.map_err(|error| {
+        HubError::unreachable(&settings.cache, &id.to_string(), &format!("{}: {error}", settings.endpoint))
+    })?;
     if text.len() as u64 > MAX_LISTING_BYTES {
         return Err(failed("the listing is larger than 256 MiB".to_owned()));
     }
@@ -96,16 +106,21 @@ fn get(
 ) -> Result<(Response<Body>, Option<String>), HubError> {
     let mut attempt = 1;
     loop {
-        let error = match follow(settings, url, begin) {
+        let failure = match follow(settings, url, begin) {
             Ok((response, etag)) => match response.status().as_u16() {
                 200 | 206 => return Ok((response, etag)),
-                status @ (429 | 500..=599) => HubError::request(url, format!("the server answered {status}")),
+                status @ (429 | 500..=599) => {
+                    Failure::Unreachable(format!("{}: the server answered {status}", origin(url)))
+                }
                 _ => return Err(refused(settings, url, &response, what)),
             },
-            Err(reason) => HubError::request(url, reason),
+            Err(failure) => failure,
         };
         if attempt == ATTEMPTS {
-            return Err(error);
+            return Err(match failure {
+                Failure::Unreachable(reason) => HubError::unreachable(&settings.cache, what.1, &reason),
+                Failure::Unusable(reason) => HubError::request(url, reason),
+            });
         }
         // 0.2, 0.4, 0.8, 1.6 seconds.
         sleep(Duration::from_millis(100 << attempt));
@@ -113,7 +128,8 @@ fn get(
     }
 }
 
-fn follow(settings: &HubSettings, url: &str, begin: u64) -> Result<(Response<Body>, Option<String>), String> {
+fn follow(settings: &HubSettings, url: &str, begin: u64) -> Result<(Response<Body>, Option<String>), Failure> {
+    let unusable = |reason: &str| Failure::Unusable(reason.to_owned());
     let (mut url, mut etag) = (url.to_owned(), None);
     for _ in 0..=MAX_REDIRECTS {
         let is_hub = origin(&url) == origin(&settings.endpoint);
@@ -124,7 +140,7 @@ fn follow(settings: &HubSettings, url: &str, begin: u64) -> Result<(Response<Bod
         if begin > 0 {
             request = request.header("range", format!("bytes={begin}-"));
         }
-        let response = request.call().map_err(|error| error.to_string())?;
+        let response = request.call().map_err(|error| failure(&url, &error))?;
         let header = |name: &str| response.headers().get(name)?.to_str().ok().map(str::to_owned);
         if is_hub {
             let reported = header("x-linked-etag").or_else(|| header("etag"));
@@ -133,14 +149,25 @@ fn follow(settings: &HubSettings, url: &str, begin: u64) -> Result<(Response<Bod
         if !response.status().is_redirection() {
             return Ok((response, etag));
         }
-        let target = header("location").ok_or("a redirect without a target")?;
+        let target = header("location").ok_or_else(|| unusable("a redirect without a target"))?;
         url = if target.starts_with('/') { format!("{}{target}", origin(&url)) } else { target };
         if !url.starts_with("https://") && !url.starts_with(origin(&settings.endpoint)) {
             let target = url.split('?').next().unwrap_or_default();
-            return Err(format!("redirected to {target}, which is not encrypted"));
+            return Err(Failure::Unusable(format!("redirected to {target}, which is not encrypted")));
         }
     }
-    Err("too many redirects".to_owned())
+    Err(unusable("too many redirects"))
+}
+
+/// What the error of a request says. Certificates that are not accepted arrive as invalid data: something answered.
+fn failure(url: &str, error: &TransportError) -> Failure {
+    let is_of_network = match error {
+        TransportError::Io(error) => error.kind() != ErrorKind::InvalidData,
+        TransportError::Timeout(_) | TransportError::HostNotFound | TransportError::ConnectionFailed => true,
+        _ => false,
+    };
+    let reason = format!("{}: {error}", origin(url));
+    if is_of_network { Failure::Unreachable(reason) } else { Failure::Unusable(reason) }
 }
 
 /// Scheme, host and port.

@@ -1,7 +1,9 @@
 //! Access to the Hub: what a repository contains, and its files in the cache.
 //!
-//! What a branch stands for is requested once, so a process sees one commit of it from its beginning to its end.
-//! Trade-off: every process requests it again, so that it sees new commits; what a pinned commit contains is requested once for all.
+//! What a branch stands for is requested once, so a process sees one commit of it from its beginning to its end. Where
+//! nothing answers, it is the last commit that the cache knows, with a warning.
+//! Trade-off: every process requests it again, so that it sees new commits; what a pinned commit contains is requested
+//! once for all.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,8 +17,13 @@ use crate::listing::{HubFile, Listing};
 use crate::progress::{Progress, Silent};
 use crate::settings::HubSettings;
 
-/// What was requested so far.
-type Known = BTreeMap<HubId, Listing>;
+/// What was found out so far.
+#[derive(Default)]
+struct Known {
+    listings: BTreeMap<HubId, Listing>,
+    /// Why the Hub could not be reached.
+    unreachable: Option<String>,
+}
 
 /// Access to the Hub with some settings. Clones share what they know of it.
 #[derive(Clone)]
@@ -63,36 +70,55 @@ impl Hub {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The listing of a repository: from the Hub, or from the cache if offline or if the revision is a known commit. The same at every
-    /// call.
+    /// The listing of a repository: from the Hub, or from the cache if offline, if the revision is a known commit, or,
+    /// with a warning, if the Hub cannot be reached. The same at every call.
     ///
     /// # Errors
-    /// No access; a failed request; offline and not in the cache.
+    /// No access; a failed request; offline, or the Hub cannot be reached, and not in the cache.
     pub fn listing(&self, id: &HubId) -> Result<Listing, HubError> {
         // Locked during the request, so that threads do not send the same one.
         let mut known = self.known();
-        if let Some(listing) = known.get(id) {
+        if let Some(listing) = known.listings.get(id) {
             return Ok(listing.clone());
         }
-        let listing = self.resolve(id)?;
-        known.insert(id.clone(), listing.clone());
+        let listing = self.resolve(id, &mut known.unreachable)?;
+        known.listings.insert(id.clone(), listing.clone());
         Ok(listing)
     }
 
-    fn resolve(&self, id: &HubId) -> Result<Listing, HubError> {
+    fn resolve(&self, id: &HubId, unreachable: &mut Option<String>) -> Result<Listing, HubError> {
         let cache = self.cache(id);
-        let known = cache.commit(&id.revision);
-        let stored = |commit: &str| cache.listing(commit).and_then(|json| Listing::parse(&json));
+        let commit = cache.commit(&id.revision);
+        let stored = commit.as_ref().and_then(|commit| Listing::parse(&cache.listing(commit)?));
+        let of_files = || {
+            let commit = commit.filter(|commit| cache.snapshot(commit).is_dir())?;
+            let files = cache.files(&commit);
+            Some(Listing::of_files(commit, files))
+        };
+        if let Some(listing) = stored.as_ref().filter(|listing| listing.commit == id.revision) {
+            return Ok(listing.clone());
+        }
+        let cached = stored.or_else(of_files);
         if self.settings.is_offline {
-            let commit = known.ok_or_else(|| self.not_cached(id.to_string()))?;
-            return Ok(stored(&commit).unwrap_or_else(|| Listing::of_files(commit.clone(), cache.files(&commit))));
+            return cached.ok_or_else(|| self.not_cached(id.to_string()));
         }
-        if known.as_deref() == Some(&id.revision)
-            && let Some(listing) = stored(&id.revision)
-        {
-            return Ok(listing);
-        }
-        let json = http::listing(&self.settings, id)?;
+        let answer = match (unreachable.as_ref(), &cached) {
+            // Nothing answered a moment ago, and waiting for it may take minutes.
+            (Some(reason), Some(_)) => Err(HubError::unreachable(&self.settings.cache, &id.to_string(), reason)),
+            _ => http::listing(&self.settings, id),
+        };
+        let json = match (answer, cached) {
+            (Err(HubError::Unreachable { reason, .. }), Some(listing)) => {
+                tracing::warn!(
+                    "the Hub cannot be reached ({reason}): {id} is taken from the cache, as of commit {}. \
+                     HF_HUB_OFFLINE=1 saves the attempt",
+                    listing.commit
+                );
+                *unreachable = Some(reason.clone());
+                return Ok(listing.instead_of_the_hub(reason));
+            }
+            (answer, _) => answer?,
+        };
         let listing = Listing::parse(&json).ok_or_else(|| {
             let url = format!("{}/api/{}/{}", self.settings.endpoint, id.kind.plural(), id.name);
             HubError::request(&url, "the answer is not a listing")
@@ -101,8 +127,8 @@ impl Hub {
         Ok(listing)
     }
 
-    /// Writes down what the Hub said. A cache that cannot be written still gives what it holds; for a file that it lacks, the download
-    /// says so.
+    /// Writes down what the Hub said. A cache that cannot be written still gives what it holds; for a file that it lacks,
+    /// the download says so.
     fn store(&self, id: &HubId, listing: &Listing) {
         let cache = self.cache(id);
         if let Err(error) = cache.set_commit(&id.revision, &listing.commit) {
@@ -124,7 +150,21 @@ impl Hub {
         (place, is_there)
     }
 
-    /// Offline, all files that will be read must be in the cache; with a row limit, at least the first.
+    /// Whether the cache must do.
+    pub(crate) fn is_closed(&self, listing: &Listing) -> bool {
+        self.settings.is_offline || listing.unreachable.is_some()
+    }
+
+    /// The error of something that the cache does not hold where [`Hub::is_closed`].
+    pub(crate) fn absent(&self, listing: &Listing, what: String) -> HubError {
+        match &listing.unreachable {
+            Some(reason) => HubError::unreachable(&self.settings.cache, &what, reason),
+            None => self.not_cached(what),
+        }
+    }
+
+    /// Offline, or where the Hub cannot be reached, all files that will be read must be in the cache; with a row limit,
+    /// at least the first.
     ///
     /// # Errors
     /// The first that is missing.
@@ -135,11 +175,11 @@ impl Hub {
         paths: &[String],
         is_limited: bool,
     ) -> Result<(), HubError> {
-        if !self.settings.is_offline {
+        if !self.is_closed(listing) {
             return Ok(());
         }
         let needed = if is_limited { &paths[..paths.len().min(1)] } else { paths };
         let missing = listing.files(id, needed).find(|file| !self.place(file).1);
-        missing.map_or(Ok(()), |file| Err(self.not_cached(format!("{} of {id}", file.path))))
+        missing.map_or(Ok(()), |file| Err(self.absent(listing, file.to_string())))
     }
 }

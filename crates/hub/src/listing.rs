@@ -37,6 +37,8 @@ pub struct Listing {
     /// Paths with sizes in bytes (0 where unknown).
     files: Vec<(String, u64)>,
     card: Json,
+    /// Why the Hub could not be reached, where the cache was taken instead.
+    pub(crate) unreachable: Option<String>,
 }
 
 impl Listing {
@@ -49,7 +51,7 @@ impl Listing {
         };
         let files = json["siblings"].as_array()?.iter().filter_map(file).collect();
         let kept = CARD_KEYS.iter().filter_map(|key| Some(((*key).to_owned(), json["cardData"].get(*key)?.clone())));
-        Some(Self { commit, files, card: Json::Object(kept.collect::<Map<_, _>>()) })
+        Some(Self { commit, files, card: Json::Object(kept.collect::<Map<_, _>>()), unreachable: None })
     }
 
     /// The listing in the form of the Hub's response, for the cache.
@@ -61,7 +63,12 @@ impl Listing {
 
     /// A listing for a commit in the cache of which only the files are known.
     pub(crate) fn of_files(commit: String, files: Vec<(String, u64)>) -> Self {
-        Self { commit, files, card: Json::Null }
+        Self { commit, files, card: Json::Null, unreachable: None }
+    }
+
+    /// The same, taken because the Hub could not be reached for this reason.
+    pub(crate) fn instead_of_the_hub(self, reason: String) -> Self {
+        Self { unreachable: Some(reason), ..self }
     }
 
     /// The paths of all files.

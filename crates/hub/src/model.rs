@@ -58,15 +58,20 @@ impl Hub {
     /// As [`Hub::listing`] and [`Hub::fetch`]; a repository without weights in safetensors.
     pub fn model(&self, id: &HubId, need: Need) -> Result<ModelFolder, HubError> {
         let listing = self.listing(id)?;
-        let of = |paths: &[String]| -> Vec<HubFile> { listing.files(id, paths).collect() };
         let described: Vec<String> = listing.paths().filter(|path| is_description(path)).map(str::to_owned).collect();
-        self.fetch_all(&id.to_string(), &of(&described))?;
-        let weights = of(&self.weights(id, &listing)?);
+        self.bring(&id.to_string(), id, &listing, &described)?;
+        let weights = self.weights(id, &listing)?;
         if need == Need::Weights {
-            self.fetch_all(&format!("the weights of {id}"), &weights)?;
+            self.bring(&format!("the weights of {id}"), id, &listing, &weights)?;
         }
-        let missing = weights.iter().filter(|file| !self.place(file).1).map(|file| file.size);
+        let missing = listing.files(id, &weights).filter(|file| !self.place(file).1).map(|file| file.size);
         Ok(ModelFolder { folder: self.cache(id).snapshot(&listing.commit), missing_bytes: missing.sum() })
+    }
+
+    /// Downloads files that are not in the cache.
+    fn bring(&self, what: &str, id: &HubId, listing: &Listing, paths: &[String]) -> Result<(), HubError> {
+        self.check_cached(id, listing, paths, false)?;
+        self.fetch_all(what, &listing.files(id, paths).collect::<Vec<HubFile>>())
     }
 
     /// The paths of the weights, in the order in which a model folder is read: one file wins over an index.
@@ -80,7 +85,9 @@ impl Hub {
         }
         let others: Vec<&str> = listing.paths().filter(|path| !path.contains('/')).take(12).collect();
         let others = others.join(", ");
-        let hint = if self.settings.is_offline {
+        let hint = if let Some(reason) = &listing.unreachable {
+            format!("the cache holds {others}, and the Hub cannot be reached ({reason})")
+        } else if self.settings.is_offline {
             format!("the cache holds {others}, and the Hub is off (HF_HUB_OFFLINE)")
         } else if listing.paths().any(|path| path.ends_with(".gguf")) {
             format!("it has {others}. GGUF files are for inference; take the repository that they were made from")
@@ -95,8 +102,9 @@ impl Hub {
 
     /// The shards that the index names.
     fn shards(&self, id: &HubId, listing: &Listing) -> Result<Vec<String>, HubError> {
-        let index = listing.files(id, &[INDEX_FILE.to_owned()]).map(|file| self.fetch(&file)).next();
-        let path = index.expect("one file was named")?;
+        let index = [INDEX_FILE.to_owned()];
+        self.check_cached(id, listing, &index, false)?;
+        let path = self.fetch(&listing.files(id, &index).next().expect("one file was named"))?;
         let text = fs::read(&path).map_err(HubError::cache(&path))?;
         let json: Json = serde_json::from_slice(&text).unwrap_or_default();
         let shards = json["weight_map"].as_object().into_iter().flat_map(|map| map.values()).filter_map(Json::as_str);
@@ -107,7 +115,7 @@ impl Hub {
         }
         match shards.iter().find(|shard| !listing.has(shard)) {
             None => Ok(shards.into_iter().collect()),
-            Some(shard) if self.settings.is_offline => Err(self.not_cached(format!("{shard} of {id}"))),
+            Some(shard) if self.is_closed(listing) => Err(self.absent(listing, format!("{shard} of {id}"))),
             Some(shard) => not_a_model(format!("{INDEX_FILE} names {shard}, which is not there")),
         }
     }

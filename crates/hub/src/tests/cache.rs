@@ -1,14 +1,19 @@
-//! When the Hub is asked, and what the cache alone is enough for: one that cannot be written.
+//! When the Hub is asked, and what the cache alone is enough for: one that cannot be written, and a Hub that does not
+//! answer.
 //!
-//! Trade-off: a file in the place of a folder stands for a folder that cannot be written, because permissions do not stop root.
+//! Trade-off: a file in the place of a folder stands for a folder that cannot be written: permissions do not stop root.
 
 use std::fs::{self, File};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use super::models::hub_with_model;
-use super::{Client, id};
+use super::{Client, TOKEN, id};
 use crate::Need;
+use crate::imitation::{Answer, Server};
+
+/// Nothing listens there.
+const NOWHERE: &str = "http://127.0.0.1:9";
 
 /// Puts an empty file in the place of a folder.
 fn close(folder: &Path) {
@@ -62,4 +67,55 @@ fn a_cache_that_cannot_be_written_is_enough_where_it_holds_every_file() {
     fs::remove_file(folder.join("config.json")).unwrap();
     let error = model().unwrap_err().to_string();
     assert!(error.contains("cannot use the Hub cache at") && error.contains(".locks"), "{error}");
+}
+
+#[test]
+fn the_cache_is_taken_where_nothing_answers_if_it_holds_what_is_needed() {
+    let hub = hub_with_model();
+    let mut client = Client::new(&hub);
+    let folder = client.hub().model(&id("org/tiny"), Need::Description).unwrap().folder;
+    client.settings.endpoint = NOWHERE.to_owned();
+    let unreachable = client.hub();
+    let found = unreachable.model(&id("org/tiny"), Need::Description).unwrap();
+    assert_eq!((found.folder, found.missing_bytes), (folder, 5000));
+    let error = unreachable.model(&id("org/tiny"), Need::Weights).unwrap_err().to_string();
+    assert!(error.contains("does not hold all of org/tiny@") && error.contains("/model.safetensors"), "{error}");
+    assert!(error.contains(NOWHERE), "{error}");
+}
+
+#[test]
+fn a_server_that_only_fails_counts_as_unreachable() {
+    let hub = hub_with_model();
+    let mut client = Client::new(&hub);
+    let folder = client.hub().model(&id("org/tiny"), Need::Weights).unwrap().folder;
+    // As huggingface_hub leaves a cache.
+    fs::remove_dir_all(client.cache.path().join("models--org--tiny/.firebrick")).unwrap();
+    let server = Server::new(|_| Answer::new(503, ""));
+    client.settings.endpoint.clone_from(&server.address);
+    let broken = client.hub();
+    assert_eq!(broken.model(&id("org/tiny"), Need::Weights).unwrap().folder, folder);
+    let before = server.requests().len();
+    // Its other repositories are taken from the cache at once.
+    fs::rename(client.cache.path().join("models--org--tiny"), client.cache.path().join("models--org--other")).unwrap();
+    let other = broken.model(&id("org/other"), Need::Weights).unwrap().folder;
+    assert_eq!((other.file_name(), server.requests().len()), (folder.file_name(), before));
+}
+
+#[test]
+fn what_neither_the_hub_nor_the_cache_gives_says_so() {
+    let error = Client::of(NOWHERE).hub().model(&id("org/tiny"), Need::Weights).unwrap_err().to_string();
+    assert!(error.contains("does not hold all of org/tiny,") && error.contains(NOWHERE), "{error}");
+}
+
+#[test]
+fn a_refusal_is_no_reason_to_take_the_cache() {
+    let hub = hub_with_model();
+    let mut client = Client::new(&hub).with_token();
+    client.hub().model(&id("org/tiny"), Need::Weights).unwrap();
+    for (status, code) in [(401, "RepoNotFound"), (403, "GatedRepo"), (404, "RepoNotFound")] {
+        let server = Server::new(move |_| Answer::new(status, "").with("x-error-code", code));
+        client.settings.endpoint.clone_from(&server.address);
+        let error = client.hub().model(&id("org/tiny"), Need::Weights).unwrap_err().to_string();
+        assert!(error.contains("that you can access") && !error.contains(TOKEN), "{error}");
+    }
 }
