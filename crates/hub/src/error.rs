@@ -24,8 +24,8 @@ pub enum HubError {
     },
     /// Nothing answers for the Hub, and the cache does not do.
     #[error(
-        "the cache {} does not hold all of {what}, and the Hub cannot be reached ({reason}). Try again when it can, or copy \
-         the cache of a machine that has it",
+        "the cache {} does not hold all of {what}, and the Hub cannot be reached ({reason}). Try again when it can, or \
+         copy the cache of a machine that has it",
         cache.display()
     )]
     Unreachable {
@@ -49,6 +49,14 @@ pub enum HubError {
     /// A request whose answer cannot be used.
     #[error("cannot get {url}: {reason}. Try again, or work from the cache with HF_HUB_OFFLINE=1")]
     Request {
+        /// Address without its query.
+        url: String,
+        /// What happened.
+        reason: String,
+    },
+    /// A request of a push that nothing answered.
+    #[error("cannot reach {url}: {reason}. Push again when it can be reached; files that it has are not sent again")]
+    NotSent {
         /// Address without its query.
         url: String,
         /// What happened.
@@ -124,14 +132,23 @@ impl HubError {
         Self::Unreachable { what: what.to_owned(), reason: reason.to_owned(), cache: cache.to_owned() }
     }
 
-    /// The error of a request that failed. Queries of addresses may be signatures and stay out of messages.
+    /// The error of a request that failed.
     pub(crate) fn request(url: &str, reason: impl Into<String>) -> Self {
-        let url = url.split('?').next().unwrap_or(url).to_owned();
-        Self::Request { url, reason: reason.into() }
+        Self::Request { url: without_query(url), reason: reason.into() }
+    }
+
+    /// The error of a request of a push that nothing answered.
+    pub(crate) fn not_sent(url: &str, reason: String) -> Self {
+        Self::NotSent { url: without_query(url), reason }
     }
 
     /// The error of a push to this repository.
     pub(crate) fn push(id: &HubId, reason: impl Into<String>) -> Self {
         Self::Push { repository: id.name.clone(), reason: reason.into() }
     }
+}
+
+/// Queries of addresses may be signatures and stay out of messages.
+fn without_query(url: &str) -> String {
+    url.split('?').next().unwrap_or(url).to_owned()
 }

@@ -127,8 +127,8 @@ impl Hub {
         Ok(listing)
     }
 
-    /// Writes down what the Hub said. A cache that cannot be written still gives what it holds; for a file that it lacks,
-    /// the download says so.
+    /// Writes down what the Hub said. A cache that cannot be written still gives what it holds; for a file that it
+    /// lacks, the download says so.
     fn store(&self, id: &HubId, listing: &Listing) {
         let cache = self.cache(id);
         if let Err(error) = cache.set_commit(&id.revision, &listing.commit) {

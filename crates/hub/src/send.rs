@@ -36,7 +36,7 @@ pub(crate) fn post(settings: &HubSettings, url: &str, kind: &str, body: &[u8]) -
 /// The same, once: for what must not happen twice.
 pub(crate) fn post_once(settings: &HubSettings, url: &str, kind: &str, body: &[u8]) -> Result<(u16, Json), HubError> {
     allowed(settings, url)?;
-    send(settings, url, kind, body).map(answer).map_err(|reason| HubError::request(url, reason))
+    send(settings, url, kind, body).map(answer).map_err(|reason| HubError::not_sent(url, reason))
 }
 
 /// Status and ETag of a PUT of so many bytes to a signed address; `open` gives them from the beginning for each attempt.
@@ -76,7 +76,7 @@ fn repeated(url: &str, request: impl Fn() -> Result<Response<Body>, String>) -> 
         let result = request();
         let is_busy = |response: &Response<Body>| matches!(response.status().as_u16(), 429 | 500..=599);
         if attempt == ATTEMPTS || result.as_ref().is_ok_and(|response| !is_busy(response)) {
-            return result.map_err(|reason| HubError::request(url, reason));
+            return result.map_err(|reason| HubError::not_sent(url, reason));
         }
         // 0.2, 0.4, 0.8, 1.6 seconds.
         sleep(Duration::from_millis(100 << attempt));

@@ -8,12 +8,9 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use super::models::hub_with_model;
-use super::{Client, TOKEN, id};
+use super::{Client, NOWHERE, TOKEN, id};
 use crate::Need;
 use crate::imitation::{Answer, Server};
-
-/// Nothing listens there.
-const NOWHERE: &str = "http://127.0.0.1:9";
 
 /// Puts an empty file in the place of a folder.
 fn close(folder: &Path) {

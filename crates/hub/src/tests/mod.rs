@@ -12,6 +12,8 @@ use crate::imitation::ImitatedHub;
 use crate::{Hub, HubId, HubSettings, RepoKind};
 
 const TOKEN: &str = "hf_secret";
+/// Nothing listens there.
+const NOWHERE: &str = "http://127.0.0.1:9";
 
 /// A client with a cache of its own.
 struct Client {

@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::{Client, TOKEN, id};
+use super::{Client, NOWHERE, TOKEN, id};
 use crate::imitation::{Answer, ImitatedHub, Server, git_blob, sha256};
 use crate::{HubId, Need, snapshot_of};
 
@@ -224,7 +224,7 @@ fn offline_reads_what_is_there_names_what_is_not_and_connects_to_nothing() {
 
 #[test]
 fn offline_reads_a_cache_that_has_no_listing_of_ours() {
-    let client = Client::of("http://127.0.0.1:9").offline();
+    let client = Client::of(NOWHERE).offline();
     let commit = "0123456789abcdef0123456789abcdef01234567";
     let repository = client.cache.path().join("models--org--tiny");
     let snapshot = repository.join("snapshots").join(commit);

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use tempfile::TempDir;
 
-use super::{Client, TOKEN, id};
+use super::{Client, NOWHERE, TOKEN, id};
 use crate::imitation::ImitatedHub;
 use crate::{HubError, Need, Push, Pushed};
 
@@ -117,6 +117,14 @@ fn a_new_repository_is_private_where_that_is_requested() {
     };
     client.hub().push(&push).unwrap();
     assert!(hub.store().repos["org/hidden"].is_private);
+}
+
+#[test]
+fn a_push_that_nothing_answers_says_to_push_again() {
+    let folder = adapter();
+    let error = push(&Client::of(NOWHERE).with_token(), folder.path()).unwrap_err().to_string();
+    assert!(error.contains(NOWHERE) && error.contains("Push again"), "{error}");
+    assert!(!error.contains("HF_HUB_OFFLINE") && !error.contains(TOKEN), "{error}");
 }
 
 #[test]
