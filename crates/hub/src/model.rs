@@ -1,7 +1,9 @@
 //! Which files of a repository are a model, or an adapter: what reads them, and nothing else.
 //!
 //! Weights in safetensors only; copies of them in other formats, which many repositories also hold, are left where they are.
-//! Trade-off: a repository of several models in folders is not searched; the files of its top folder count.
+//! A commit that another program downloaded needs no request if it is a whole model: config, tokenizer, all weights.
+//! Trade-off: a repository of several models in folders is not searched; the files of its top folder count. Of a commit
+//! that another program downloaded, a file that a model can do without and that program left out is not missed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,14 +11,14 @@ use std::path::PathBuf;
 
 use firebrick_arch::folder::{
     ADAPTER_CONFIG_FILE, ADAPTER_WEIGHTS_FILE, ADDITIONAL_TEMPLATES, CHAT_SETTINGS_FILE, CHAT_TEMPLATE_FILE,
-    CHAT_TEMPLATE_JSON, CONFIG_FILE, GENERATION_CONFIG_FILE, INDEX_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILES,
-    WEIGHTS_FILE, states_terms,
+    CHAT_TEMPLATE_JSON, CONFIG_FILE, GENERATION_CONFIG_FILE, INDEX_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE,
+    TOKENIZER_FILES, WEIGHTS_FILE, states_terms,
 };
 use serde_json::Value as Json;
 
 use crate::error::HubError;
 use crate::hub::Hub;
-use crate::id::HubId;
+use crate::id::{HubId, is_commit};
 use crate::listing::{HubFile, Listing, is_safe};
 
 /// What may follow the names of weight files where they are compressed.
@@ -57,7 +59,7 @@ impl Hub {
     /// # Errors
     /// As [`Hub::listing`] and [`Hub::fetch`]; a repository without weights in safetensors.
     pub fn model(&self, id: &HubId, need: Need) -> Result<ModelFolder, HubError> {
-        let listing = self.listing(id)?;
+        let listing = self.whole_snapshot(id).map_or_else(|| self.listing(id), Ok)?;
         let described: Vec<String> = listing.paths().filter(|path| is_description(path)).map(str::to_owned).collect();
         self.bring(&id.to_string(), id, &listing, &described)?;
         let weights = self.weights(id, &listing)?;
@@ -66,6 +68,18 @@ impl Hub {
         }
         let missing = listing.files(id, &weights).filter(|file| !self.place(file).1).map(|file| file.size);
         Ok(ModelFolder { folder: self.cache(id).snapshot(&listing.commit), missing_bytes: missing.sum() })
+    }
+
+    /// The files of a commit in the cache that no listing is known of, if they are a whole model or adapter.
+    fn whole_snapshot(&self, id: &HubId) -> Option<Listing> {
+        let cache = self.cache(id);
+        if self.settings.is_offline || !is_commit(&id.revision) || cache.listing(&id.revision).is_some() {
+            return None;
+        }
+        let listing = Listing::of_files(id.revision.clone(), cache.files(&id.revision));
+        let has_config = listing.has(CONFIG_FILE) || listing.has(ADAPTER_CONFIG_FILE);
+        let has_tokenizer = listing.has(TOKENIZER_FILE) && listing.has(TOKENIZER_CONFIG_FILE);
+        (has_config && has_tokenizer && self.weights(id, &listing).is_ok()).then_some(listing)
     }
 
     /// Downloads files that are not in the cache.

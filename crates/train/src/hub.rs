@@ -1,7 +1,8 @@
 //! From the name of a model or an adapter to a folder: a local one, a repository of a Hub cache, or what an id of the Hub stands for.
 //!
 //! A local folder wins over an id. An id whose owner is a folder here is taken for a misspelled path, and nothing is requested.
-//! Trade-off: the commit of a branch is requested at every start; `@COMMIT` at the end of the id, or `HF_HUB_OFFLINE=1`, saves that.
+//! Trade-off: the commit of a branch is requested at every start. `@COMMIT` at the end of the id saves that once the
+//! model is in the cache, whichever program put it there; `HF_HUB_OFFLINE=1` saves it for everything.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

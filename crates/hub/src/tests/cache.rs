@@ -1,5 +1,5 @@
-//! When the Hub is asked, and what the cache alone is enough for: one that cannot be written, and a Hub that does not
-//! answer.
+//! When the Hub is asked, and what the cache alone is enough for: one that cannot be written, one that another program
+//! filled, and a Hub that does not answer.
 //!
 //! Trade-off: a file in the place of a folder stands for a folder that cannot be written: permissions do not stop root.
 
@@ -102,6 +102,30 @@ fn a_server_that_only_fails_counts_as_unreachable() {
 fn what_neither_the_hub_nor_the_cache_gives_says_so() {
     let error = Client::of(NOWHERE).hub().model(&id("org/tiny"), Need::Weights).unwrap_err().to_string();
     assert!(error.contains("does not hold all of org/tiny,") && error.contains(NOWHERE), "{error}");
+}
+
+#[test]
+fn a_pinned_commit_that_another_program_downloaded_needs_no_request_if_it_is_a_whole_model() {
+    let server = Server::new(|_| Answer::new(404, "").with("x-error-code", "RepoNotFound"));
+    let client = Client::of(&server.address);
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    let snapshot = client.cache.path().join("models--org--tiny/snapshots").join(commit);
+    let model = || client.hub().model(&id(&format!("org/tiny@{commit}")), Need::Weights);
+    fs::create_dir_all(&snapshot).unwrap();
+    let index = r#"{"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}"#;
+    for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "model-1.safetensors"] {
+        fs::write(snapshot.join(file), "{}").unwrap();
+    }
+    fs::write(snapshot.join("model.safetensors.index.json"), index).unwrap();
+    // Without all of it, the Hub is asked what else there is.
+    assert!(model().is_err());
+    assert_eq!(server.requests().len(), 1);
+    fs::write(snapshot.join("model-2.safetensors"), "w").unwrap();
+    let found = model().unwrap();
+    assert_eq!((found.folder, found.missing_bytes), (snapshot.clone(), 0));
+    assert_eq!(server.requests().len(), 1);
+    fs::remove_file(snapshot.join("tokenizer.json")).unwrap();
+    assert!(model().is_err());
 }
 
 #[test]
