@@ -91,8 +91,8 @@ impl RepoCache {
         self.root.join("blobs").join(etag)
     }
 
-    /// Waits until no other process downloads this content; the lock ends with the returned file. `None`: the file system
-    /// has no locks (NFS and Lustre are often mounted without).
+    /// Waits until no other process downloads this content; the lock ends with the returned file. `None`: the file
+    /// system has no locks (NFS and Lustre are often mounted without).
     pub(crate) fn lock(&self, etag: &str) -> Result<Option<File>, HubError> {
         let path = self.locks.join(format!("{etag}.lock"));
         let failed = HubError::cache(&path);

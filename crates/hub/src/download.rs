@@ -1,8 +1,8 @@
 //! From a file of a repository to a file in the cache.
 //!
 //! What arrived stays when a connection breaks, and the next attempt asks for the rest; the whole is checked against the hash that is
-//! its name before it appears in the cache. Where files cannot be locked, processes that want the same content each write a
-//! file of their own, which ends with them.
+//! its name before it appears in the cache. Where files cannot be locked, processes that want the same content each write
+//! a file of their own, which ends with them.
 //! Trade-off: the check reads a large file once more, from the page cache.
 
 use std::fs::{self, File};
@@ -79,7 +79,8 @@ impl Hub {
         result
     }
 
-    /// Downloads content into the cache and resumes an interrupted download. `is_locked`: no other process downloads it.
+    /// Downloads content into the cache and resumes an interrupted download. `is_locked`: no other process downloads
+    /// it now.
     fn download(&self, file: &HubFile, first: Content, blob: &Path, is_locked: bool) -> Result<(), HubError> {
         let folder = blob.parent().expect("inside the cache");
         fs::create_dir_all(folder).map_err(HubError::cache(folder))?;
@@ -176,7 +177,7 @@ mod tests {
     fn downloads_of_the_same_content_without_locks_do_not_mix() {
         let hub = ImitatedHub::new("hf_secret");
         let bytes: Vec<u8> = (0..300_000u32).flat_map(u32::to_le_bytes).collect();
-        hub.add("org/big", &[("model.safetensors", &bytes)]);
+        hub.add("org/big", &[("model.safetensors", bytes.as_slice())]);
         let cache = tempfile::tempdir().unwrap();
         let (endpoint, path) = (hub.server.address.clone(), cache.path().to_owned());
         let client = Hub::new(HubSettings { endpoint, cache: path, token: None, is_offline: false });

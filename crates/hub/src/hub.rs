@@ -13,14 +13,14 @@ use crate::cache::RepoCache;
 use crate::error::HubError;
 use crate::http;
 use crate::id::HubId;
-use crate::listing::{HubFile, Listing};
+use crate::listing::{HubFile, Listing, Origin};
 use crate::progress::{Progress, Silent};
 use crate::settings::HubSettings;
 
 /// What was found out so far.
 #[derive(Default)]
-struct Known {
-    listings: BTreeMap<HubId, Listing>,
+pub(crate) struct Known {
+    pub(crate) listings: BTreeMap<HubId, Listing>,
     /// Why the Hub could not be reached.
     unreachable: Option<String>,
 }
@@ -66,7 +66,7 @@ impl Hub {
         RepoCache::new(&self.settings.cache, id.kind, &id.name)
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    pub(crate) fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -115,7 +115,7 @@ impl Hub {
                     listing.commit
                 );
                 *unreachable = Some(reason.clone());
-                return Ok(listing.instead_of_the_hub(reason));
+                return Ok(listing.with_origin(Origin::InsteadOfTheHub(reason)));
             }
             (answer, _) => answer?,
         };
@@ -123,13 +123,14 @@ impl Hub {
             let url = format!("{}/api/{}/{}", self.settings.endpoint, id.kind.plural(), id.name);
             HubError::request(&url, "the answer is not a listing")
         })?;
-        self.store(id, &listing);
+        let listing = listing.with_origin(Origin::Hub);
+        self.remember(id, &listing);
         Ok(listing)
     }
 
     /// Writes down what the Hub said. A cache that cannot be written still gives what it holds; for a file that it
     /// lacks, the download says so.
-    fn store(&self, id: &HubId, listing: &Listing) {
+    pub(crate) fn remember(&self, id: &HubId, listing: &Listing) {
         let cache = self.cache(id);
         if let Err(error) = cache.set_commit(&id.revision, &listing.commit) {
             tracing::warn!("{error}. Offline, {id} stays at the commit that this cache knows, not {}", listing.commit);
@@ -152,12 +153,12 @@ impl Hub {
 
     /// Whether the cache must do.
     pub(crate) fn is_closed(&self, listing: &Listing) -> bool {
-        self.settings.is_offline || listing.unreachable.is_some()
+        self.settings.is_offline || listing.unreachable().is_some()
     }
 
     /// The error of something that the cache does not hold where [`Hub::is_closed`].
     pub(crate) fn absent(&self, listing: &Listing, what: String) -> HubError {
-        match &listing.unreachable {
+        match listing.unreachable() {
             Some(reason) => HubError::unreachable(&self.settings.cache, &what, reason),
             None => self.not_cached(what),
         }

@@ -19,6 +19,7 @@ mod progress;
 mod push;
 mod send;
 mod settings;
+mod share;
 #[cfg(test)]
 mod tests;
 mod upload;

@@ -29,6 +29,17 @@ impl Display for HubFile {
     }
 }
 
+/// Where a listing is from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The Hub's answer to this process.
+    Hub,
+    /// The cache, or another process.
+    Cache,
+    /// The cache, because the Hub could not be reached: why.
+    InsteadOfTheHub(String),
+}
+
 /// A repository at a commit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Listing {
@@ -37,8 +48,7 @@ pub struct Listing {
     /// Paths with sizes in bytes (0 where unknown).
     files: Vec<(String, u64)>,
     card: Json,
-    /// Why the Hub could not be reached, where the cache was taken instead.
-    pub(crate) unreachable: Option<String>,
+    pub(crate) origin: Origin,
 }
 
 impl Listing {
@@ -51,7 +61,7 @@ impl Listing {
         };
         let files = json["siblings"].as_array()?.iter().filter_map(file).collect();
         let kept = CARD_KEYS.iter().filter_map(|key| Some(((*key).to_owned(), json["cardData"].get(*key)?.clone())));
-        Some(Self { commit, files, card: Json::Object(kept.collect::<Map<_, _>>()), unreachable: None })
+        Some(Self { commit, files, card: Json::Object(kept.collect::<Map<_, _>>()), origin: Origin::Cache })
     }
 
     /// The listing in the form of the Hub's response, for the cache.
@@ -63,12 +73,20 @@ impl Listing {
 
     /// A listing for a commit in the cache of which only the files are known.
     pub(crate) fn of_files(commit: String, files: Vec<(String, u64)>) -> Self {
-        Self { commit, files, card: Json::Null, unreachable: None }
+        Self { commit, files, card: Json::Null, origin: Origin::Cache }
     }
 
-    /// The same, taken because the Hub could not be reached for this reason.
-    pub(crate) fn instead_of_the_hub(self, reason: String) -> Self {
-        Self { unreachable: Some(reason), ..self }
+    /// The same from elsewhere.
+    pub(crate) fn with_origin(self, origin: Origin) -> Self {
+        Self { origin, ..self }
+    }
+
+    /// Why the Hub could not be reached, where the cache was taken instead.
+    pub(crate) fn unreachable(&self) -> Option<&str> {
+        match &self.origin {
+            Origin::InsteadOfTheHub(reason) => Some(reason),
+            Origin::Hub | Origin::Cache => None,
+        }
     }
 
     /// The paths of all files.

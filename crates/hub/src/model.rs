@@ -99,7 +99,7 @@ impl Hub {
         }
         let others: Vec<&str> = listing.paths().filter(|path| !path.contains('/')).take(12).collect();
         let others = others.join(", ");
-        let hint = if let Some(reason) = &listing.unreachable {
+        let hint = if let Some(reason) = listing.unreachable() {
             format!("the cache holds {others}, and the Hub cannot be reached ({reason})")
         } else if self.settings.is_offline {
             format!("the cache holds {others}, and the Hub is off (HF_HUB_OFFLINE)")

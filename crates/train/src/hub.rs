@@ -1,6 +1,7 @@
 //! From the name of a model or an adapter to a folder: a local one, a repository of a Hub cache, or what an id of the Hub stands for.
 //!
 //! A local folder wins over an id. An id whose owner is a folder here is taken for a misspelled path, and nothing is requested.
+//! Of the ranks of a job, rank 0 alone asks what ids stand for.
 //! Trade-off: the commit of a branch is requested at every start. `@COMMIT` at the end of the id saves that once the
 //! model is in the cache, whichever program put it there; `HF_HUB_OFFLINE=1` saves it for everything.
 
@@ -10,10 +11,11 @@ use std::sync::Arc;
 use firebrick_arch::CONFIG_FILE;
 use firebrick_arch::folder::ADAPTER_CONFIG_FILE;
 use firebrick_hub::{Hub, HubId, ModelFolder, RepoKind, snapshot_of};
+use firebrick_parallel::Ranks;
 
 pub use firebrick_hub::Need;
 
-use crate::config::{ConfigError, Init, RunConfig};
+use crate::config::{ConfigError, Init, RunConfig, SourceConfig};
 use crate::console::{Console, Download};
 use crate::error::RunError;
 use crate::state::checkpoint::{ADAPTER, MODEL};
@@ -35,9 +37,43 @@ impl RunConfig {
         let need = if self.init == Init::Pretrained { need } else { Need::Description };
         model_folder(Path::new(&self.model), need, console)
     }
-}
 
-impl RunConfig {
+    /// As [`RunConfig::fetch_model`], on the ranks of a job. Rank 0 alone asks the Hub about model, adapter and
+    /// `sources`, so all ranks see the same commits; the first rank of each machine downloads before the others look.
+    ///
+    /// # Errors
+    /// As [`model_folder`]; a rank is gone.
+    pub(crate) fn fetch_model_on(
+        &self,
+        ranks: &Ranks,
+        sources: &[SourceConfig],
+        need: Need,
+        console: Console,
+    ) -> Result<ModelFolder, RunError> {
+        if ranks.world_size() > 1 {
+            let hub = Hub::from_environment();
+            if ranks.is_main() {
+                self.fetch_model(Need::Description, Console::QUIET)?;
+                // What is wrong with these is an error where they are read.
+                let _ = self.fetch_adapter(Need::Description, Console::QUIET);
+                sources.iter().for_each(|source| drop(source.spec().resolve(&hub)));
+            }
+            let shared = ranks.from_main("hub", hub.to_share())?;
+            if !ranks.is_main() {
+                hub.learn(&shared);
+            }
+        }
+        let is_first = ranks.local_rank() == 0;
+        if !is_first {
+            ranks.barrier()?;
+        }
+        let found = self.fetch_model(need, console)?;
+        if is_first {
+            ranks.barrier()?;
+        }
+        Ok(found)
+    }
+
     /// The folder of the adapter that the run starts from, with what is needed of it; `None` where it starts from none.
     ///
     /// # Errors

@@ -55,14 +55,18 @@ impl Place {
     }
 
     fn train(&self, changes: &[&str]) -> Output {
+        self.program(changes).output().unwrap()
+    }
+
+    fn program(&self, changes: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_train"));
         command.current_dir(self.folder.path()).args(["train", "--config", "recipe.toml"]);
         command.env("HF_ENDPOINT", &self.hub.server.address).env("HF_HUB_CACHE", self.folder.path().join("cache"));
-        command.env_remove("HF_HUB_OFFLINE").env_remove("FIREBRICK_CALLED_AS");
+        command.env_remove("HF_HUB_OFFLINE").env_remove("FIREBRICK_CALLED_AS").env_remove("RUST_LOG");
         for change in changes {
             command.args(["--set", change]);
         }
-        command.output().unwrap()
+        command
     }
 }
 
@@ -85,6 +89,45 @@ fn a_run_starts_from_an_adapter_of_the_hub_on_a_model_of_the_hub() {
     assert_eq!(saved.0.base_model_name_or_path.as_deref(), Some("org/tiny"));
     let log = fs::read_to_string(place.folder.path().join("runs/run/metrics.jsonl")).unwrap();
     assert!(log.contains("\"step\":1,"), "{log}");
+}
+
+#[test]
+fn one_of_four_ranks_asks_the_hub_and_one_downloads() {
+    let place = Place::new();
+    let rows = fs::read(fixtures().join("data/chat-tiny.jsonl")).unwrap();
+    place.hub.add("datasets/org/rows", &[("train.jsonl", rows.as_slice())]);
+    let output = place.program(&["data.path='org/rows'"]).args(["--ranks", "4"]).output().unwrap();
+    assert!(output.status.success(), "{}", printed(&output));
+    let requests = place.hub.server.requests();
+    let mut listings: Vec<&str> = requests.iter().map(String::as_str).filter(|line| line.contains("/api/")).collect();
+    listings.sort_unstable();
+    let of = |path: &str| format!("GET /api/{path}/revision/main?blobs=true");
+    assert_eq!(listings, ["datasets/org/rows", "models/org/tiny-lora", "models/org/tiny"].map(of));
+    let weights =
+        requests.iter().filter(|line| line.contains("/org/tiny/resolve/") && line.contains("model.safetensors"));
+    assert_eq!(weights.count(), 1);
+}
+
+#[test]
+fn a_run_whose_model_is_in_the_cache_needs_no_hub_and_says_what_it_takes() {
+    let place = Place::new();
+    let first = place.train(&[]);
+    assert!(first.status.success(), "{}", printed(&first));
+    let before = place.hub.server.requests().len();
+    let taken = |adapter: &str| {
+        let commit = place.hub.store().repos[&format!("org/tiny{adapter}")].commits[0].0.clone();
+        format!("org/tiny{adapter} is taken from the cache, as of commit {commit}")
+    };
+    // Nothing listens there.
+    let output = place.program(&[]).env("HF_ENDPOINT", "http://127.0.0.1:9").output().unwrap();
+    let text = printed(&output);
+    assert!(output.status.success() && text.contains("WARN"), "{text}");
+    for adapter in ["", "-lora"] {
+        assert_eq!(text.matches(&taken(adapter)).count(), 1, "{text}");
+    }
+    let offline = printed(&place.program(&[]).env("HF_HUB_OFFLINE", "1").output().unwrap());
+    assert!(offline.contains("run-3") && !offline.contains("is taken from the cache"), "{offline}");
+    assert_eq!(place.hub.server.requests().len(), before);
 }
 
 #[test]

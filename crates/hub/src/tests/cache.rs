@@ -33,6 +33,29 @@ fn a_process_sees_one_commit_of_a_branch_and_requests_it_once() {
 }
 
 #[test]
+fn a_process_that_learned_from_another_requests_no_listing_and_sees_the_same_commit() {
+    let hub = hub_with_model();
+    let (first, second, third) = (Client::new(&hub), Client::new(&hub), Client::new(&hub));
+    let main = first.hub();
+    main.model(&id("org/tiny"), Need::Description).unwrap();
+    let commit = hub.store().repos["org/tiny"].commits[0].0.clone();
+    let files = hub.store().repos["org/tiny"].commits[0].1.clone();
+    hub.store().repos.get_mut("org/tiny").unwrap().commit(files);
+    let learned = second.hub();
+    learned.learn(&main.to_share());
+    let folder = learned.model(&id("org/tiny"), Need::Weights).unwrap().folder;
+    assert!(folder.ends_with(&commit));
+    let listings = hub.server.requests().iter().filter(|request| request.contains("/api/models/")).count();
+    assert_eq!(listings, 1);
+    // Its cache is as if it had asked. What another process has from its own cache is no news of the branch.
+    let offline = second.offline();
+    let of_cache = offline.hub();
+    assert_eq!(of_cache.model(&id("org/tiny"), Need::Weights).unwrap().folder, folder);
+    third.hub().learn(&of_cache.to_share());
+    assert!(!third.cache.path().join("models--org--tiny/refs").exists());
+}
+
+#[test]
 fn what_the_cache_knows_is_not_written_again() {
     let hub = hub_with_model();
     let client = Client::new(&hub);

@@ -77,7 +77,7 @@ fn measured(
     let config = options.recipe()?;
     let need = if options.random_base { Need::Description } else { Need::Weights };
     let console = if ranks.is_main() { Console::VERBOSE } else { Console::QUIET };
-    let folder = config.fetch_model(need, console)?.folder;
+    let folder = config.fetch_model_on(ranks, &[], need, console)?.folder;
     let model = ModelConfig::read(&folder)?;
     let profile = HardwareProfile::detect();
     let data = DataShape {

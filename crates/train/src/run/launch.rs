@@ -70,7 +70,8 @@ fn run_rank(options: RunOptions, is_saving: Arc<AtomicBool>) -> Result<Outcome, 
     let RunOptions { config, resume, console, interrupt, trace, force, ranks } = options;
     together::agree_on_recipe(&ranks, &config)?;
     let (date, resumed) = together::start_of(&ranks, &config, resume.as_ref())?;
-    config.fetch_model(Need::Weights, console)?;
+    let sources = [config.data.training_sources(), config.data.held_out_sources()].concat();
+    config.fetch_model_on(&ranks, &sources, Need::Weights, console)?;
     if resumed.is_none() {
         check_start(&config)?;
     }
